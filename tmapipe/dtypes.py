@@ -1,0 +1,71 @@
+"""Element types: one small table that every part of the library reads.
+
+A `DType` knows its size in bytes, its NumPy type (used by the machine model) and the names under which torch, NumPy and
+CuTe DSL know it. Nothing here imports torch or cutlass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import ml_dtypes
+import numpy as np
+
+from tmapipe.errors import InputError
+
+__all__ = ["DType", "as_dtype", "bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2", "int8", "int32", "dtype_of"]
+
+
+@attrs.frozen
+class DType:
+    """An element type.
+
+    name: the library's name (``"bf16"``); bytes: bytes an element; numpy: the NumPy scalar type of the machine model;
+    torch / cute: the attribute names in ``torch`` and ``cutlass``.
+    """
+
+    name: str
+    bytes: int
+    numpy: Any = attrs.field(eq=False, repr=False)
+    torch: str = attrs.field(repr=False)
+    cute: str = attrs.field(repr=False)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+bf16 = DType("bf16", 2, ml_dtypes.bfloat16, "bfloat16", "BFloat16")
+fp16 = DType("fp16", 2, np.float16, "float16", "Float16")
+fp32 = DType("fp32", 4, np.float32, "float32", "Float32")
+fp8_e4m3 = DType("fp8_e4m3", 1, ml_dtypes.float8_e4m3fn, "float8_e4m3fn", "Float8E4M3FN")
+fp8_e5m2 = DType("fp8_e5m2", 1, ml_dtypes.float8_e5m2, "float8_e5m2", "Float8E5M2")
+int8 = DType("int8", 1, np.int8, "int8", "Int8")
+int32 = DType("int32", 4, np.int32, "int32", "Int32")
+
+_ALL = (bf16, fp16, fp32, fp8_e4m3, fp8_e5m2, int8, int32)
+_BY_NAME = {d.name: d for d in _ALL} | {d.torch: d for d in _ALL}
+
+
+def as_dtype(value: DType | str) -> DType:
+    """The `DType` named by *value* (``"bf16"``, ``"bfloat16"`` or a `DType`). Raises `InputError` for any other."""
+    if isinstance(value, DType):
+        return value
+    if isinstance(value, str) and value in _BY_NAME:
+        return _BY_NAME[value]
+    raise InputError(
+        "dtype", value, f"must be one of {', '.join(d.name for d in _ALL)}", "pass one of these names or a tmapipe.DType"
+    )
+
+
+def dtype_of(array: Any, argument: str) -> DType:
+    """The `DType` of a torch tensor or NumPy array. Raises `InputError` naming *argument* if it is not supported."""
+    found = str(array.dtype).removeprefix("torch.")
+    if found in _BY_NAME:
+        return _BY_NAME[found]
+    raise InputError(
+        argument,
+        found,
+        f"element type must be one of {', '.join(d.torch for d in _ALL)}",
+        "convert the tensor first",
+    )

@@ -1,0 +1,36 @@
+"""The errors that the library raises. Each says which argument, its value, the rule it breaks and a fix."""
+
+from __future__ import annotations
+
+__all__ = ["DeadlockError", "HazardError", "InputError", "MissingGpuError", "PipelineError", "ScopeError"]
+
+
+class PipelineError(Exception):
+    """Base of every error that tmapipe raises on purpose."""
+
+
+class InputError(PipelineError, ValueError):
+    """An argument, a declaration or a tensor that no correct kernel could be built for.
+
+    argument: its name; value: what was given; rule: what must hold; fix: what to change.
+    """
+
+    def __init__(self, argument: str, value: object, rule: str, fix: str):
+        self.argument, self.value, self.rule, self.fix = argument, value, rule, fix
+        super().__init__(f"{argument} = {value!r}: {rule}. Fix: {fix}.")
+
+
+class ScopeError(PipelineError, RuntimeError):
+    """A slot, ring or accumulator used outside the `with` block, the phase or the role that it belongs to."""
+
+
+class MissingGpuError(PipelineError, RuntimeError):
+    """A GPU was asked for and none is there."""
+
+
+class DeadlockError(PipelineError, RuntimeError):
+    """The machine model cannot take another step. The message lists who waits for what."""
+
+
+class HazardError(PipelineError, RuntimeError):
+    """The machine model saw an access that the hardware would not order: a slot in flight, a surplus arrival, ..."""

@@ -1,0 +1,217 @@
+"""The instruction set: the operations at PTX level that every ring, stage and schedule is written over.
+
+Two readings implement it. `tmapipe.gpu` emits the CuTe DSL operation for each call while CuTe DSL traces the body;
+`tmapipe.machine` carries each call out on a model of the hardware. The protocol (`barrier`, `stage`, `store_pipeline`,
+`schedule`) knows only this file.
+
+**Who executes.** A body runs once a *warp*. All 32 lanes are converged at every call. Where the hardware wants one thread
+(an arrive, an expect-tx, a TMA instruction, a bulk group) the reading elects one lane, the same one each time, so the
+caller never does. "Each lane" below says otherwise.
+
+**Values.** An index, a parity, a coordinate or a rank is an ``int`` in the model and an ``Int32`` when traced; both take
+the usual arithmetic. A condition is a ``bool`` or a ``Boolean``. Python ``if`` on such a value works only in traced
+bodies, so library code branches with `Isa.when` and selects with `Isa.select`. A *fragment* is a value spread over the
+registers of the threads of a role: a ``TensorSSA`` when traced, a NumPy array (the calling warp's part) in the model.
+
+**Slots.** `SlotRef(buffer, stage)` names one slot of a `plan.Buffer`.
+
+**Proxies.** *Generic*: ordinary loads and stores by threads. *Async*: what TMA and wgmma do to shared memory. Accesses to
+the same bytes through different proxies are ordered only by a proxy fence, by an mbarrier completion (async writes, seen
+by whoever waits), or by a group wait (async reads and writes of one's own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from tmapipe.plan import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
+
+__all__ = ["Carried", "Cells", "Isa", "SlotRef"]
+
+Value = Any
+Condition = Any
+Fragment = Any
+
+
+class SlotRef(NamedTuple):
+    """One slot: `stage` counts from 0 to ``buffer.stages - 1``."""
+
+    buffer: Buffer
+    stage: Value
+
+
+class Carried:
+    """Base of objects that a traced body may use inside run-time loops and branches.
+
+    CuTe DSL carries every local name on which a method is called through the loop, and asks the object for its values.
+    The library's objects hold none (mutable state lives in `Cells`), so they answer with nothing and pass through.
+    """
+
+    __slots__ = ()
+
+    def __extract_mlir_values__(self) -> list[Any]:
+        return []
+
+    def __new_from_mlir_values__(self, values: list[Any]) -> Carried:
+        return self
+
+
+class Cells(Protocol):
+    """Mutable integers in registers. Indices are Python ints. Aliases, attributes and closures all see one state."""
+
+    def __getitem__(self, i: int) -> Value: ...
+    def __setitem__(self, i: int, value: Value) -> None: ...
+
+
+class Isa(Protocol):
+    """One warp's view of the hardware."""
+
+    plan: Plan
+    warp: Value  #: index of the calling warp in the CTA
+    cta_rank: Value  #: rank of the CTA in its cluster
+    cluster_id: Value  #: index of the cluster in the grid
+    clusters: Value  #: number of clusters in the grid
+
+    # ---- structure ------------------------------------------------------------------------------------------------
+
+    def cells(self, *initial: Value) -> Cells:
+        """Mutable integers, one for each initial value."""
+
+    def select(self, condition: Condition, then: Value, otherwise: Value) -> Value:
+        """``selp``: *then* if *condition* else *otherwise*, without a branch."""
+
+    def when(self, condition: Condition, body: Callable[[], None]) -> None:
+        """Runs *body* if *condition*. The condition must be the same in all lanes of the warp."""
+
+    def loop(self, trips: Value, body: Callable[[Value], None]) -> None:
+        """Runs ``body(0)`` .. ``body(trips - 1)``."""
+
+    def extent(self, argument: str, dim: int) -> Value:
+        """Extent (elements) of dimension *dim* of the tensor bound to *argument*."""
+
+    # ---- mbarrier -------------------------------------------------------------------------------------------------
+
+    def mbarrier_init(self, barrier: Barrier, stage: int, count: int) -> None:
+        """``mbarrier.init.shared::cta.b64``: a phase completes after *count* arrivals and all armed bytes.
+
+        Visible to other threads of the CTA after a CTA barrier; to the async proxy and to peers only after
+        `fence_mbarrier_init` and a cluster (or, in a cluster of one, CTA) barrier.
+        """
+
+    def fence_mbarrier_init(self) -> None:
+        """``fence.mbarrier_init.release.cluster``: releases this thread's inits to the cluster and the async proxy."""
+
+    def mbarrier_wait(self, barrier: Barrier, stage: Value, parity: Value) -> None:
+        """``mbarrier.try_wait.parity`` until the phase of that parity has completed (each lane; acquire at CTA scope,
+        at cluster scope for remote arrivals). The phase before the first counts as completed with parity 1."""
+
+    def mbarrier_arrive(self, barrier: Barrier, stage: Value, lanes: int = 1, when: Condition = True) -> None:
+        """``mbarrier.arrive.shared::cta``: *lanes* (1: the elected one, or 32: each) arrive once (release, CTA scope).
+
+        The other lanes' earlier accesses are ordered before it (the reading synchronizes the warp first).
+        """
+
+    def mbarrier_arrive_cluster(
+        self, barrier: Barrier, stage: Value, mask: Value, when: Condition = True
+    ) -> None:
+        """``mapa`` + ``mbarrier.arrive.release.cluster.shared::cluster``: lane *i* arrives once at CTA *i* of the cluster
+        for each bit *i* of *mask*."""
+
+    def mbarrier_arrive_expect_tx(self, barrier: Barrier, stage: Value, nbytes: int) -> None:
+        """``mbarrier.arrive.expect_tx``: raises the pending bytes of the current phase by *nbytes*, then arrives once."""
+
+    def mbarrier_expect_tx(self, barrier: Barrier, stage: Value, nbytes: int) -> None:
+        """``mbarrier.expect_tx.relaxed.cta``: raises the pending bytes only."""
+
+    # ---- other barriers and fences --------------------------------------------------------------------------------
+
+    def cta_sync(self) -> None:
+        """``bar.sync 0``: all threads of the CTA."""
+
+    def warp_sync(self) -> None:
+        """``bar.warp.sync``: orders the lanes' memory accesses among themselves."""
+
+    def named_barrier_sync(self, barrier: NamedBarrier, instance: Value = 0) -> None:
+        """``bar.sync id + instance, threads``: waits until *threads* threads have arrived. Orders generic accesses among
+        them."""
+
+    def named_barrier_arrive(self, barrier: NamedBarrier, instance: Value = 0) -> None:
+        """``bar.arrive id + instance, threads``: arrives without waiting."""
+
+    def cluster_arrive(self) -> None:
+        """``barrier.cluster.arrive.release``: all threads of all CTAs of the cluster take part."""
+
+    def cluster_wait(self) -> None:
+        """``barrier.cluster.wait.acquire``."""
+
+    def fence_proxy_async(self) -> None:
+        """``fence.proxy.async.shared::cta`` (each lane): orders this thread's generic accesses to shared memory before
+        the async-proxy accesses that follow it, through whatever synchronization, in the same or another thread."""
+
+    # ---- TMA ------------------------------------------------------------------------------------------------------
+
+    def prefetch_descriptor(self, part: Load | Store) -> None:
+        """``prefetch.tensormap``: a hint, no ordering effect."""
+
+    def tma_load(
+        self, load: Load, stage: Value, tile: Sequence[Value], barrier: Barrier, mask: Value = None, share: Value = 0
+    ) -> None:
+        """``cp.async.bulk.tensor.tile.shared::cluster.global.mbarrier::complete_tx::bytes`` (``.multicast::cluster``).
+
+        Copies the tile at tile coordinates *tile* (one a dimension of `load.dims`; elements outside the tensor read as
+        zero and count as bytes) into slot *stage* and completes its bytes on ``barrier[stage]``, later, by itself. With
+        *mask*, this CTA copies only part *share* of `load.peers` parts (split along the slot's first extent), into the
+        same slot, and completes its bytes on the same barrier, of every CTA in *mask*. Async proxy.
+        """
+
+    def tma_store(self, store: Store, stage: Value, tile: Sequence[Value]) -> None:
+        """``cp.async.bulk.tensor.tile.global.shared::cta.bulk_group`` (``cp.reduce...`` with `store.reduce`): copies slot
+        *stage* to the tile at *tile*, later; elements outside the tensor are not written. Async proxy."""
+
+    def bulk_commit_group(self) -> None:
+        """``cp.async.bulk.commit_group``: closes a group of the elected thread's stores."""
+
+    def bulk_wait_group(self, pending: int, read: bool) -> None:
+        """``cp.async.bulk.wait_group(.read)``: until at most *pending* groups of the elected thread are incomplete
+        (*read*: until their sources have been read, so that these may be overwritten; the writes may not be visible)."""
+
+    # ---- wgmma ----------------------------------------------------------------------------------------------------
+
+    def accumulator(self, matmul: Matmul) -> Fragment:
+        """Registers for this warpgroup's part of ``acc[m, n]``, fp32, set to zero."""
+
+    def wgmma_fence(self) -> None:
+        """``wgmma.fence.sync.aligned``: orders register accesses before the next wgmma."""
+
+    def wgmma(self, matmul: Matmul, acc: Fragment, a: SlotRef, b: SlotRef) -> None:
+        """``wgmma.mma_async`` for all k of the slots, asynchronously: reads both slots (async proxy) and *acc* until a
+        `wgmma_wait` says otherwise."""
+
+    def wgmma_commit(self) -> None:
+        """``wgmma.commit_group.sync.aligned``."""
+
+    def wgmma_wait(self, pending: int) -> None:
+        """``wgmma.wait_group.sync.aligned``: until at most *pending* groups of this warpgroup are incomplete."""
+
+    def accumulator_columns(self, matmul: Matmul, acc: Fragment, block: int, first: int, columns: int) -> Fragment:
+        """The values (fp32 fragment, 64 x *columns* over the warpgroup) of columns [first, first + columns) of row block
+        *block* of *acc*: the tile's rows ``(block * warpgroups + g) * 64`` on. All wgmma groups must be complete."""
+
+    def write_columns(self, matmul: Matmul, values: Fragment, slot: SlotRef) -> None:
+        """Converts *values* (as `accumulator_columns` deals them: 64 x columns, 16 rows a warp) to the slot's type and
+        writes them to the slot, whose extents are (64, columns), by ``stmatrix`` or ``st.shared``. Generic proxy."""
+
+    # ---- generic accesses -----------------------------------------------------------------------------------------
+
+    def read(self, slot: SlotRef, role: RoleWarps) -> Fragment:
+        """``ld.shared``: the slot, dealt over the threads of *role*; the caller holds its part. Generic proxy."""
+
+    def write(self, slot: SlotRef, values: Fragment, role: RoleWarps) -> None:
+        """``st.shared``: the counterpart of `read`, converting to the slot's type. Generic proxy."""
+
+    # ---- registers ------------------------------------------------------------------------------------------------
+
+    def setmaxnreg(self, registers: int, increase: bool) -> None:
+        """``setmaxnreg.inc/dec.sync.aligned.u32``: registers a thread from here on (24 to 256, a multiple of 8), for every
+        warp of the warpgroup. An increase blocks until the CTA's pool has that many free."""

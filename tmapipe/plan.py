@@ -1,0 +1,207 @@
+"""The plan: every number of a kernel, derived from the declarations, before either reading runs.
+
+`Schedule.plan(...)` makes it; `explain()` prints it; the instruction set takes its parts as operands; the emitted PTX is
+compared with it. All sizes are bytes unless the name says otherwise; offsets are from the start of dynamic shared memory.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import attrs
+
+from tmapipe.dtypes import DType
+
+__all__ = ["Barrier", "Buffer", "Load", "Matmul", "NamedBarrier", "Plan", "RoleWarps", "Store"]
+
+WARP = 32  # threads a warp
+WARPGROUP = 128  # threads a warpgroup: 4 warps, the unit of wgmma and setmaxnreg
+
+
+@attrs.frozen
+class Barrier:
+    """An array of mbarriers, one a slot. count: arrivals that complete a phase (besides the bytes armed by expect-tx)."""
+
+    name: str
+    offset: int
+    stages: int
+    count: int
+    formula: str = ""
+
+
+@attrs.frozen
+class NamedBarrier:
+    """`instances` hardware barriers (``bar.sync id + instance, threads``), one a warpgroup, say.
+
+    id 0 is the CTA's own, so these run from 1 to 15.
+    """
+
+    name: str
+    id: int
+    threads: int
+    instances: int = 1
+
+
+@attrs.frozen
+class Buffer:
+    """Slots of shared memory, all alike.
+
+    tile: elements a slot, one or two extents, the last one contiguous; swizzle: span in bytes (0, 32, 64 or 128).
+    """
+
+    name: str
+    offset: int
+    stages: int
+    tile: tuple[int, ...]
+    dtype: DType
+    swizzle: int = 0
+
+    @property
+    def slot_bytes(self) -> int:
+        return math.prod(self.tile) * self.dtype.bytes
+
+
+@attrs.frozen
+class Load:
+    """A bulk-tensor load into `buffer` from the tensor bound to `argument`.
+
+    dims: the tensor's dimensions by name, the last one contiguous; tile: elements of the tile along each (1 for a batch
+    dimension); peers: CTAs that share the tile (1 without multicast), each of which loads 1/peers of it for all.
+    pattern: bit mask of the peers of the CTA at the origin of the cluster.
+    """
+
+    name: str
+    argument: str
+    buffer: Buffer
+    dims: tuple[str, ...]
+    tile: tuple[int, ...]
+    peers: int = 1
+    axes: tuple[str, ...] = ()
+    pattern: int = 1
+    l2_hint: str | None = None
+
+    @property
+    def box(self) -> tuple[int, ...]:
+        """The box of one TMA instruction (elements along the slot's extents): the swizzle span limits the inner one."""
+        return one_box(self.buffer, self.peers)
+
+
+@attrs.frozen
+class Store:
+    """A bulk-tensor store (or reduction, `reduce="add"`) of `buffer` into the tensor bound to `argument`."""
+
+    name: str
+    argument: str
+    buffer: Buffer
+    dims: tuple[str, ...]
+    tile: tuple[int, ...]
+    reduce: str | None = None
+
+    @property
+    def box(self) -> tuple[int, ...]:
+        return one_box(self.buffer, 1)
+
+
+@attrs.frozen
+class Matmul:
+    """A warpgroup matmul: ``acc[m, n] += a[m, k] * b[n, k]`` with both operands read from slots.
+
+    shape: (m, n, k) elements of the CTA's tile; warpgroups share m in blocks of 64 rows, dealt in turn:
+    warp w of warpgroup g holds the rows ``(r * warpgroups + g) * 64 + 16 * w`` .. ``+ 16`` for r = 0, 1, ...
+    """
+
+    name: str
+    a: Buffer
+    b: Buffer
+    shape: tuple[int, int, int]
+    warpgroups: int
+    first_warp: int
+
+    @property
+    def k_instructions(self) -> int:
+        """wgmma instructions a slot along k: each takes 32 bytes of k."""
+        return self.shape[2] * self.a.dtype.bytes // 32
+
+
+@attrs.frozen
+class RoleWarps:
+    """The warps [first_warp, first_warp + warps) that run one role's body.
+
+    registers: a thread, as set by setmaxnreg for the whole warpgroup; None: left at the launch value.
+    """
+
+    name: str
+    first_warp: int
+    warps: int
+    registers: int | None = None
+
+    @property
+    def threads(self) -> int:
+        return self.warps * WARP
+
+    @property
+    def warpgroups(self) -> int:
+        return self.warps // 4
+
+
+@attrs.frozen
+class Plan:
+    """Everything that a reading needs to set up one CTA.
+
+    cluster: axis name -> CTAs along it, the first varying fastest with the CTA's rank; registers: warpgroup index ->
+    registers a thread after setmaxnreg (empty: no setmaxnreg); launch_registers: a thread at launch.
+    """
+
+    name: str
+    arch: str
+    cluster: dict[str, int]
+    roles: tuple[RoleWarps, ...]
+    barriers: tuple[Barrier, ...]
+    named_barriers: tuple[NamedBarrier, ...]
+    buffers: tuple[Buffer, ...]
+    loads: tuple[Load, ...]
+    stores: tuple[Store, ...]
+    matmuls: tuple[Matmul, ...]
+    arguments: tuple[str, ...]
+    warps: int
+    smem_bytes: int
+    launch_registers: int
+    registers: dict[int, int]
+    notes: dict[str, Any] = attrs.field(factory=dict)
+
+    @property
+    def threads(self) -> int:
+        return self.warps * WARP
+
+    @property
+    def cluster_size(self) -> int:
+        return math.prod(self.cluster.values())
+
+    def cluster_stride(self, axis: str) -> int:
+        """How much the CTA's rank grows by one step along *axis*."""
+        stride = 1
+        for name, size in self.cluster.items():
+            if name == axis:
+                return stride
+            stride *= size
+        raise KeyError(axis)
+
+    def find(self, name: str) -> Any:
+        """The barrier, buffer, load, store, matmul, named barrier or role called *name*. Raises KeyError."""
+        everything = (self.barriers, self.buffers, self.loads, self.stores, self.matmuls, self.named_barriers, self.roles)
+        for group in everything:
+            for part in group:
+                if part.name == name:
+                    return part
+        raise KeyError(name)
+
+
+def one_box(buffer: Buffer, peers: int) -> tuple[int, ...]:
+    """The box of one TMA instruction: a peer's share of the slot's rows, and at most one swizzle span (or 256) of a row."""
+    *outer, inner = buffer.tile
+    limit = buffer.swizzle // buffer.dtype.bytes if buffer.swizzle else 256
+    if outer:
+        outer[0] //= peers
+        return (*outer, min(inner, limit))
+    return (min(inner // peers, limit),)
