@@ -1,0 +1,48 @@
+# `make demo` and `make test` do all the set-up: they create .venv, install the package into it (editable) and run.
+# Both use the same environment; it is installed again only when pyproject.toml, CONSTRAINT or EXTRAS changes.
+
+PYTHON      ?= python3
+CONSTRAINT  ?=
+EXTRAS      ?= test
+DEMO_ARGS   ?=
+PYTEST_ARGS ?= -n 2
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+comma := ,
+STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
+
+.PHONY: help demo test lint format env clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo    the GEMM example: on the GPU if there is one, else on the CPU model (DEMO_ARGS='--help' for options)"
+	@echo "make test    the tests (PYTEST_ARGS='-k ring' for some of them)"
+	@echo "make lint    ruff and mypy"
+	@echo "make format  what ruff can repair by itself"
+	@echo "make env     the environment alone, in $(VENV)"
+	@echo "make clean   remove the environment and the caches"
+	@echo "Variables: PYTHON=$(PYTHON)  EXTRAS=$(EXTRAS)  CONSTRAINT=FILE (versions to keep to, as for pip -c)"
+
+demo: $(STAMP)
+	$(BIN)/python examples/gemm_ws.py $(DEMO_ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix
+
+env: $(STAMP)
+
+$(STAMP): pyproject.toml $(CONSTRAINT)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(if $(CONSTRAINT),-c $(CONSTRAINT)) -e '.[$(EXTRAS)]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
