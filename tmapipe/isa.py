@@ -87,6 +87,9 @@ class Isa(Protocol):
     def loop(self, trips: Value, body: Callable[[Value], None]) -> None:
         """Runs ``body(0)`` .. ``body(trips - 1)``."""
 
+    def call(self, body: Callable[..., None], *arguments: Any) -> None:
+        """Runs a role's body: traced by CuTe DSL, or called as it is."""
+
     def extent(self, argument: str, dim: int) -> Value:
         """Extent (elements) of dimension *dim* of the tensor bound to *argument*."""
 
@@ -107,9 +110,9 @@ class Isa(Protocol):
         at cluster scope for remote arrivals). The phase before the first counts as completed with parity 1."""
 
     def mbarrier_arrive(self, barrier: Barrier, stage: Value, lanes: int = 1, when: Condition = True) -> None:
-        """``mbarrier.arrive.shared::cta``: *lanes* (1: the elected one, or 32: each) arrive once (release, CTA scope).
+        """``mbarrier.arrive.shared::cta``: *lanes* (1: one lane, or 32: each) arrive once (release, CTA scope).
 
-        The other lanes' earlier accesses are ordered before it (the reading synchronizes the warp first).
+        Other lanes' earlier generic accesses are ordered before it only by a `warp_sync`.
         """
 
     def mbarrier_arrive_cluster(

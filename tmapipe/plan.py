@@ -13,7 +13,7 @@ import attrs
 
 from tmapipe.dtypes import DType
 
-__all__ = ["Barrier", "Buffer", "Load", "Matmul", "NamedBarrier", "Plan", "RoleWarps", "Store"]
+__all__ = ["Barrier", "Buffer", "Load", "Matmul", "NamedBarrier", "Plan", "Ring", "RoleWarps", "Store"]
 
 WARP = 32  # threads a warp
 WARPGROUP = 128  # threads a warpgroup: 4 warps, the unit of wgmma and setmaxnreg
@@ -60,6 +60,33 @@ class Buffer:
     @property
     def slot_bytes(self) -> int:
         return math.prod(self.tile) * self.dtype.bytes
+
+
+@attrs.frozen
+class Ring:
+    """What the ends of a `BarrierRing` need to know.
+
+    phases: the roles of each phase by name; barriers[p] completes when phase p is done with a slot, so phase p waits on
+    barriers[p - 1] and phase 0 on the last one; armed: role -> bytes that it arms by expect-tx a slot; signals:
+    the roles whose warps arrive when they leave a slot (all but those whose loads complete by themselves); lag: role -> slots that it holds back until its asynchronous
+    reads have retired; readers: role -> how it reads ("threads", "wgmma", "tma"); groups: the multicast groups whose
+    peers a release must reach; peers: how many CTAs that is.
+    """
+
+    name: str
+    stages: int
+    phases: tuple[tuple[str, ...], ...]
+    barriers: tuple[Barrier, ...]
+    armed: dict[str, int]
+    signals: tuple[str, ...]
+    lag: dict[str, int]
+    readers: dict[str, tuple[str, ...]]
+    groups: tuple[tuple[str, ...], ...] = ()
+    peers: int = 1
+
+    def phase_of(self, role: str) -> int | None:
+        """The phase that *role* has in this ring, or None."""
+        return next((p for p, roles in enumerate(self.phases) if role in roles), None)
 
 
 @attrs.frozen
@@ -160,6 +187,7 @@ class Plan:
     barriers: tuple[Barrier, ...]
     named_barriers: tuple[NamedBarrier, ...]
     buffers: tuple[Buffer, ...]
+    rings: tuple[Ring, ...]
     loads: tuple[Load, ...]
     stores: tuple[Store, ...]
     matmuls: tuple[Matmul, ...]
@@ -187,14 +215,37 @@ class Plan:
             stride *= size
         raise KeyError(axis)
 
-    def find(self, name: str) -> Any:
-        """The barrier, buffer, load, store, matmul, named barrier or role called *name*. Raises KeyError."""
-        everything = (self.barriers, self.buffers, self.loads, self.stores, self.matmuls, self.named_barriers, self.roles)
-        for group in everything:
-            for part in group:
-                if part.name == name:
-                    return part
-        raise KeyError(name)
+    def role(self, name: str) -> RoleWarps:
+        """The role called *name*. Raises KeyError, as do the other look-ups."""
+        return _named(self.roles, name)
+
+    def ring(self, name: str) -> Ring:
+        return _named(self.rings, name)
+
+    def barrier(self, name: str) -> Barrier:
+        return _named(self.barriers, name)
+
+    def named_barrier(self, name: str) -> NamedBarrier:
+        return _named(self.named_barriers, name)
+
+    def buffer(self, name: str) -> Buffer:
+        return _named(self.buffers, name)
+
+    def load(self, name: str) -> Load:
+        return _named(self.loads, name)
+
+    def store(self, name: str) -> Store:
+        return _named(self.stores, name)
+
+    def matmul(self, name: str) -> Matmul:
+        return _named(self.matmuls, name)
+
+
+def _named(parts: tuple[Any, ...], name: str) -> Any:
+    for part in parts:
+        if part.name == name:
+            return part
+    raise KeyError(f"{name!r}; there are {', '.join(part.name for part in parts) or 'none'}")
 
 
 def one_box(buffer: Buffer, peers: int) -> tuple[int, ...]:

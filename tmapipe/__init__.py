@@ -1,0 +1,46 @@
+"""tmapipe: multi-stage, warp-specialized GPU kernels from declared pipelines.
+
+Declare rings, stages and roles in a `Schedule`; the library derives bytes, counts, parities, fences and waits, emits CuTe
+DSL for the GPU, and runs the same bodies on a CPU model of the hardware.
+"""
+
+from tmapipe import schedules
+from tmapipe.barrier import BarrierRing
+from tmapipe.cluster import MulticastGroup
+from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int8, int32
+from tmapipe.errors import DeadlockError, HazardError, InputError, MissingGpuError, PipelineError, ScopeError
+from tmapipe.role import Role
+from tmapipe.schedule import Schedule
+from tmapipe.stage import SharedStage, TmaLoadStage
+from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.tiles import PersistentTiles
+from tmapipe.wgmma import Wgmma
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BarrierRing",
+    "DType",
+    "DeadlockError",
+    "HazardError",
+    "InputError",
+    "MissingGpuError",
+    "MulticastGroup",
+    "PersistentTiles",
+    "PipelineError",
+    "Role",
+    "Schedule",
+    "ScopeError",
+    "SharedStage",
+    "TmaLoadStage",
+    "TmaStoreStage",
+    "Wgmma",
+    "bf16",
+    "fp8_e4m3",
+    "fp8_e5m2",
+    "fp16",
+    "fp32",
+    "int8",
+    "int32",
+    "schedules",
+]

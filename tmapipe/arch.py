@@ -1,0 +1,38 @@
+"""What differs between GPU architectures and matters to a plan."""
+
+from __future__ import annotations
+
+import attrs
+
+from tmapipe.errors import InputError
+
+__all__ = ["Arch", "arch_named"]
+
+
+@attrs.frozen
+class Arch:
+    """name: as the compiler spells it; smem: bytes of shared memory a CTA can have (CUDA programming guide, table of
+    compute capabilities; 1 KB of the SM's own is already taken off); wgmma: warpgroup matmul; max_cluster: CTAs."""
+
+    name: str
+    smem: int
+    wgmma: bool
+    max_cluster: int
+    registers: int = 65536  # 32-bit registers an SM
+
+
+_ARCHS = {
+    "sm_90a": Arch("sm_90a", 227 * 1024, wgmma=True, max_cluster=16),
+    "sm_100a": Arch("sm_100a", 227 * 1024, wgmma=False, max_cluster=16),
+    "sm_103a": Arch("sm_103a", 227 * 1024, wgmma=False, max_cluster=16),
+    "sm_120a": Arch("sm_120a", 99 * 1024, wgmma=False, max_cluster=8),
+}
+
+
+def arch_named(name: str) -> Arch:
+    """The architecture called *name*. Raises `InputError` for one without TMA or unknown to the library."""
+    if name not in _ARCHS:
+        raise InputError(
+            "arch", name, "needs TMA and setmaxnreg, so one of " + ", ".join(_ARCHS), "use sm_90a for an H100 or H200"
+        )
+    return _ARCHS[name]

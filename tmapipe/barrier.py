@@ -1,0 +1,242 @@
+"""BarrierRing: slots of shared memory handed from role to role, and the mbarriers that hand them.
+
+A ring is a chain of phases. In ``load -> use`` the loader fills a slot and the user empties it; ``load -> transform ->
+store`` has one role more. Each phase has one mbarrier a slot, which completes when the phase is done with the slot::
+
+        load    --full-->    transform    --ready-->    store
+          ^                                               |
+          +--------------------- free --------------------+
+
+A role waits on the mbarrier of the phase before its own (the first role on that of the last) and signals its own. Its
+place in the ring is an index and a parity, which flips when the index wraps. The first role starts with parity 1, since
+every slot is free at first; all others with parity 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tmapipe.cluster import peer_mask
+from tmapipe.errors import InputError, ScopeError
+from tmapipe.isa import Carried, Isa
+from tmapipe.plan import Ring
+from tmapipe.role import Role
+
+__all__ = ["BarrierRing", "RingEnd", "Slot"]
+
+
+class BarrierRing:
+    """Declares a ring of `stages` slots (None: as many as shared memory holds) and the chain of roles that use them.
+
+    producer / consumer are the two phases of the usual ring; chain=(load, transform, store) gives any number. A phase
+    played by several roles at once is a tuple: ``consumer=(math, logger)``. What lies in a slot is declared by the stages
+    that name this ring. Everything else is derived: arrival counts from the roles' warps and the multicast peers,
+    expect-tx bytes from the stages, parities, initialization and tail.
+    """
+
+    def __init__(
+        self,
+        stages: int | None = None,
+        *,
+        producer: Role | Iterable[Role] | None = None,
+        consumer: Role | Iterable[Role] | None = None,
+        chain: Iterable[Role | Iterable[Role]] | None = None,
+    ):
+        if stages is not None and (not isinstance(stages, int) or stages < 1):
+            raise InputError("BarrierRing(stages)", stages, "must be a positive integer or None", "use 1 or more")
+        if (chain is None) == (producer is None or consumer is None):
+            raise InputError(
+                "BarrierRing(producer, consumer, chain)",
+                (producer, consumer, chain),
+                "takes either producer and consumer, or chain",
+                "name each phase once",
+            )
+        phases = chain if chain is not None else (producer, consumer)
+        self.stages = stages
+        self.phases = tuple((phase,) if isinstance(phase, Role) else tuple(phase) for phase in phases)
+        roles = [role for phase in self.phases for role in phase]
+        if len(self.phases) < 2 or not all(self.phases):
+            raise InputError("BarrierRing(chain)", chain, "needs at least two phases of one role each", "add a role")
+        if len(set(map(id, roles))) != len(roles):
+            raise InputError("BarrierRing(chain)", roles, "a role plays one phase of a ring", "use a role a phase")
+        self.name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = self.name or name
+
+
+class RingEnd(Carried):
+    """One role's end of a ring: where it is, and the events it waits for and signals.
+
+    Scoped: ``with end.produce() as slot`` (first phase) and ``with end.consume() as slot`` (any other). As events:
+    `acquire` and `commit`, `wait` and `release`, each pair once a slot and in ring order.
+
+    The place advances when a slot is entered and the slot keeps its index, so leaving a slot changes nothing but the
+    barriers; state lives in registers (`Isa.cells`), so no second name for the ring can hold a stale copy of it.
+    """
+
+    def __init__(self, isa: Isa, ring: Ring, role: str, parts: dict[str, Any]):
+        phase = ring.phase_of(role)
+        assert phase is not None
+        self.isa, self.ring, self.role, self.phase, self.parts = isa, ring, role, phase, parts
+        self.awaited = ring.barriers[phase - 1]
+        self.signalled = ring.barriers[phase]
+        self.lag = ring.lag.get(role, 0)
+        self.readers = ring.readers.get(role, ())
+        self.place = isa.cells(0, 1 if phase == 0 else 0)  # index, parity
+        self.held = isa.cells(*[-1] * self.lag) if self.lag else None  # oldest first; -1: none
+        self.to_peers = ring.peers > 1 and phase == len(ring.phases) - 1
+        self.mask: Any = None
+        if self.to_peers:
+            for axes in ring.groups:
+                peers = peer_mask(isa, axes)
+                self.mask = peers if self.mask is None else self.mask | peers
+
+    # ---- scoped ---------------------------------------------------------------------------------------------------
+
+    def produce(self) -> Slot:
+        """Enters the next free slot: waits until every reader (of every CTA that gets our data) has released it, arms the
+        bytes of the loads, and on leaving commits it. Raises `ScopeError` in a role of a later phase."""
+        self._only_phase(0)
+        return Slot(self)
+
+    def consume(self) -> Slot:
+        """Enters the next slot that the phase before has finished, and on leaving releases it, once this role's reads of
+        it have retired. Raises `ScopeError` in a role of the first phase."""
+        self._only_phase(None)
+        return Slot(self)
+
+    # ---- events ---------------------------------------------------------------------------------------------------
+
+    def acquire(self) -> Slot:
+        """First phase: waits for the next slot to be free and arms the loads' bytes. Pair it with `commit`."""
+        return self.produce().__enter__()
+
+    def commit(self, slot: Slot) -> None:
+        """First phase: hands *slot* on. Loads complete by themselves; writes by threads are fenced and signalled here."""
+        slot.__exit__(None, None, None)
+
+    def wait(self) -> Slot:
+        """Later phases: waits for the next slot of the phase before. Pair it with `release`."""
+        return self.consume().__enter__()
+
+    def release(self, slot: Slot) -> None:
+        """Later phases: gives *slot* to the next phase, late by as many slots as asynchronous readers are in flight."""
+        slot.__exit__(None, None, None)
+
+    def drain(self) -> None:
+        """Waits for all asynchronous reads of this role and releases every slot held back."""
+        if self.lag:
+            self._retire(0)
+            for i in range(self.lag):
+                self._signal(self.held[i], when=self.held[i] >= 0)
+                self.held[i] = -1
+
+    def finish(self) -> None:
+        """Once, after the last tile: drains; then, if peers' arrivals may still be on their way to this CTA's barriers,
+        waits for the last release of every slot, so that the CTA does not leave before them."""
+        self.drain()
+        if self.phase == 0 and self.ring.peers > 1:
+            for _ in range(self.ring.stages):
+                self.isa.mbarrier_wait(self.awaited, self.place[0], self.place[1])
+                self._advance()
+
+    # ---- what the scopes do ---------------------------------------------------------------------------------------
+
+    def _only_phase(self, phase: int | None) -> None:
+        if (phase == 0) != (self.phase == 0):
+            verb, other = ("produce", "consume") if phase == 0 else ("consume", "produce")
+            raise ScopeError(
+                f"{verb}() on ring {self.ring.name!r} in role {self.role!r}, which plays phase {self.phase} of "
+                f"{len(self.ring.phases)}. Use {other}()."
+            )
+
+    def _enter(self) -> Any:
+        index = self.place[0]
+        self.isa.mbarrier_wait(self.awaited, index, self.place[1])
+        nbytes = self.ring.armed.get(self.role, 0)
+        if nbytes:
+            self.isa.mbarrier_arrive_expect_tx(self.signalled, index, nbytes)
+        self._advance()
+        return index
+
+    def _advance(self) -> None:
+        following = self.place[0] + 1
+        wrapped = following == self.ring.stages
+        self.place[1] = self.isa.select(wrapped, self.place[1] ^ 1, self.place[1])
+        self.place[0] = self.isa.select(wrapped, 0, following)
+
+    def _leave(self, slot: Slot) -> None:
+        if slot.touched_by_threads:
+            if self._async_elsewhere(slot):
+                self.isa.fence_proxy_async()
+            self.isa.warp_sync()
+        if "wgmma" in self.readers:
+            self.isa.wgmma_commit()
+        if "tma" in self.readers:
+            self.isa.bulk_commit_group()
+        if self.lag:
+            self._retire(self.lag)
+            self._signal(self.held[0], when=self.held[0] >= 0)
+            for i in range(self.lag - 1):
+                self.held[i] = self.held[i + 1]
+            self.held[self.lag - 1] = slot.index
+        elif self.role in self.ring.signals:
+            self._retire(0)
+            self._signal(slot.index)
+
+    def _async_elsewhere(self, slot: Slot) -> bool:
+        """Whether the async proxy touches, in some other phase or lap, what this scope's threads have touched."""
+        return any(part.async_proxy for name, part in self.parts.items() if name in slot.touched_by_threads)
+
+    def _retire(self, pending: int) -> None:
+        if "wgmma" in self.readers:
+            self.isa.wgmma_wait(pending)
+        if "tma" in self.readers:
+            self.isa.bulk_wait_group(pending, read=True)
+
+    def _signal(self, index: Any, when: Any = True) -> None:
+        if self.to_peers:
+            self.isa.mbarrier_arrive_cluster(self.signalled, index, self.mask, when)
+        else:
+            self.isa.mbarrier_arrive(self.signalled, index, when=when)
+
+
+class Slot(Carried):
+    """A slot between entry and exit. Its parts are attributes, by the names of the stages: ``slot.a.load(tile, k=i)``."""
+
+    def __init__(self, end: RingEnd):
+        self.end = end
+        self.index: Any = None
+        self.open = False
+        self.touched_by_threads: set[str] = set()
+
+    def __enter__(self) -> Slot:
+        self.index = self.end._enter()
+        self.open = True
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is None:
+            self._check_open()
+            self.end._leave(self)
+        self.open = False
+
+    def _check_open(self) -> None:
+        if not self.open:
+            raise ScopeError(
+                f"a slot of ring {self.end.ring.name!r} used outside its `with` block in role {self.end.role!r}. "
+                "Move the use into the block."
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        self._check_open()
+        part = self.end.parts.get(name)
+        if part is None:
+            raise ScopeError(
+                f"ring {self.end.ring.name!r} has no stage {name!r}; its stages are {', '.join(self.end.parts) or 'none'}."
+            )
+        return part.at(self)

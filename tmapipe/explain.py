@@ -1,0 +1,82 @@
+"""`Schedule.explain()`: every derived number of a plan, with the formula that it came from."""
+
+from __future__ import annotations
+
+import math
+
+from tmapipe.plan import Plan
+
+__all__ = ["explain"]
+
+
+def explain(plan: Plan) -> str:
+    """The plan as text: warps, registers, shared memory, barriers, transfers, matmuls."""
+    lines = [f"{plan.name} for {plan.arch}: {plan.threads} threads ({plan.warps} warps) a CTA"]
+    if plan.cluster_size > 1:
+        shape = " x ".join(f"{axis}={size}" for axis, size in plan.cluster.items())
+        lines.append(f"cluster {shape} = {plan.cluster_size} CTAs, rank = " + _rank_formula(plan))
+    lines.append("roles")
+    for role in plan.roles:
+        registers = plan.registers.get(role.first_warp // 4)
+        text = f"  {role.name}: warps {role.first_warp}..{role.first_warp + role.warps - 1}"
+        lines.append(text + (f", setmaxnreg {registers}" if registers else ""))
+    if plan.registers:
+        total = " + ".join(str(count) for count in plan.registers.values())
+        lines.append(
+            f"  registers a thread by warpgroup: {total} = {sum(plan.registers.values())} <= "
+            f"{plan.launch_registers} at launch x {len(plan.registers)} warpgroups"
+        )
+    for ring in plan.rings:
+        chain = " -> ".join("+".join(phase) for phase in ring.phases)
+        lines.append(f"ring {ring.name}: {ring.stages} slots, {chain}")
+        for barrier in ring.barriers:
+            lines.append(f"  {barrier.name}: {barrier.count} arrivals = {barrier.formula}")
+        loads = [load for load in plan.loads if load.buffer.stages == ring.stages and ring.armed]
+        for role, nbytes in ring.armed.items():
+            terms = " + ".join(f"{load.name} {_product(load.buffer.tile)} x {load.buffer.dtype.bytes}" for load in loads)
+            lines.append(f"  expect-tx by {role}: {nbytes} bytes a slot = {terms}")
+        for role, lag in ring.lag.items():
+            how = " and ".join(ring.readers[role])
+            lines.append(f"  {role} reads by {how}: a slot is released {lag} later, when its read has retired")
+        if ring.peers > 1:
+            lines.append(f"  a release reaches {ring.peers} CTAs: those whose loads write into this one's slots")
+    for load in plan.loads:
+        text = f"load {load.name} [{' '.join(load.dims)}]: tile {_product(load.tile)} {load.buffer.dtype}"
+        text += f", swizzle {load.buffer.swizzle} bytes, box {_product(load.box)}"
+        if load.peers > 1:
+            text += f", 1/{load.peers} each, multicast along {', '.join(load.axes)} with mask {load.pattern:#06x} << origin"
+        lines.append(text)
+    for matmul in plan.matmuls:
+        m, n, k = matmul.shape
+        per_thread = m * n // (128 * matmul.warpgroups)
+        lines.append(
+            f"matmul {matmul.name}: {m} x {n} x {k} over {matmul.warpgroups} warpgroups, {matmul.k_instructions} wgmma "
+            f"m64n{n}k{32 // matmul.a.dtype.bytes} a slot and 64 rows, {per_thread} accumulator registers a thread"
+        )
+    for store in plan.stores:
+        lines.append(
+            f"store {store.name} [{' '.join(store.dims)}]: {_product(store.tile)} {store.buffer.dtype} from "
+            f"{store.buffer.name}, {store.buffer.stages} buffers of {store.buffer.slot_bytes} bytes"
+        )
+    for named in plan.named_barriers:
+        ids = f"{named.id}" if named.instances == 1 else f"{named.id}..{named.id + named.instances - 1}"
+        lines.append(f"named barrier {named.name}: id {ids}, {named.threads} threads")
+    lines.append(f"shared memory: {plan.smem_bytes} bytes")
+    for buffer in plan.buffers:
+        total = buffer.stages * buffer.slot_bytes
+        lines.append(f"  {buffer.name}: {buffer.stages} x {buffer.slot_bytes} = {total} at {buffer.offset}")
+    return "\n".join(lines)
+
+
+def _product(extents: tuple[int, ...]) -> str:
+    return " x ".join(str(extent) for extent in extents)
+
+
+def _rank_formula(plan: Plan) -> str:
+    terms = []
+    stride = 1
+    for axis, size in plan.cluster.items():
+        terms.append(axis if stride == 1 else f"{stride} {axis}")
+        stride *= size
+    assert stride == math.prod(plan.cluster.values())
+    return " + ".join(terms)

@@ -1,0 +1,99 @@
+"""From a plan to a compiled kernel: the traced host function, and what the compiler says of the result."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import attrs
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+from tmapipe.gpu.isa import GpuIsa
+from tmapipe.gpu.layouts import cute_type, make_atom, to_core_first
+from tmapipe.gpu.report import Resources, read_resources
+from tmapipe.kernel import kernel_main
+from tmapipe.plan import Plan
+
+__all__ = ["Compiled", "build"]
+
+_compiling = threading.Lock()  # two traces at once in threads break CuTe DSL
+
+
+@attrs.frozen
+class Compiled:
+    """A compiled schedule. function: call it with the tensors in the order of `plan.arguments`, then the number of
+    clusters; ptx, cubin: kept if the build was asked to."""
+
+    plan: Plan
+    function: Any = attrs.field(repr=False)
+    ptx: str | None = attrs.field(default=None, repr=False)
+    cubin: bytes | None = attrs.field(default=None, repr=False)
+
+    @property
+    def resources(self) -> Resources:
+        """Registers, local memory and shared memory, as the compiler wrote them into the cubin."""
+        assert self.cubin is not None
+        return read_resources(self.cubin, self.plan)
+
+
+class _Kernel:
+    """The traced program: `host` makes the TMA descriptors and launches `device`."""
+
+    def __init__(self, schedule: Any, plan: Plan):
+        self.schedule, self.plan = schedule, plan
+        self.parts = {part.name: part for part in (*plan.loads, *plan.stores)}
+
+    @cute.jit
+    def host(self, tensors: list, clusters: Int32, stream):
+        atoms = self.make_atoms(tensors)
+        grid = (clusters * self.plan.cluster_size, 1, 1)
+        self.device(atoms, clusters).launch(
+            grid=grid,
+            block=(self.plan.threads, 1, 1),
+            cluster=(self.plan.cluster_size, 1, 1),
+            smem=self.plan.smem_bytes,
+            min_blocks_per_mp=1,
+            stream=stream,
+        )
+
+    @cute.kernel
+    def device(self, atoms: list, clusters: Int32):
+        self.trace(atoms, clusters)
+
+    def make_atoms(self, tensors: list) -> list:
+        made = []
+        for name, tensor in zip(self.plan.arguments, tensors, strict=True):
+            part = self.parts[name]
+            atom = make_atom(part, to_core_first(tensor, part))
+            made.append((atom.atom, atom.tma_tensor))
+        return made
+
+    def trace(self, atoms: list, clusters: Int32) -> None:
+        named = dict(zip(self.plan.arguments, atoms, strict=True))
+        kernel_main(GpuIsa(self.plan, named, clusters), self.schedule)
+
+
+def build(
+    schedule: Any, plan: Plan, ranks: dict[str, int] | None = None, *, keep: bool = False, options: str = ""
+) -> Compiled:
+    """Compiles *schedule* for `plan.arch`. ranks: dimensions of each tensor, by default those declared; keep: keep PTX
+    and cubin. Needs no GPU. Compilations take turns within a process."""
+    fakes = []
+    for name in plan.arguments:
+        part = next(p for p in (*plan.loads, *plan.stores) if p.name == name)
+        rank = (ranks or {}).get(name, len(part.dims))
+        step = 16 // part.buffer.dtype.bytes
+        shape = tuple(cute.sym_int() for _ in range(rank))
+        stride = (*(cute.sym_int64(divisibility=step) for _ in range(rank - 1)), 1)
+        fakes.append(make_fake_tensor(cute_type(part.buffer.dtype), shape, stride=stride, assumed_align=16))
+    flags = f"--gpu-arch {plan.arch} --enable-tvm-ffi" + (" --keep-ptx --keep-cubin" if keep else "")
+    kernel = _Kernel(schedule, plan)
+    with _compiling:
+        function = cute.compile(
+            kernel.host, fakes, Int32(1), make_fake_stream(use_tvm_ffi_env_stream=True), options=f"{flags} {options}".strip()
+        )
+    return Compiled(plan, function, function.__ptx__ if keep else None, function.__cubin__ if keep else None)
+
+

@@ -1,0 +1,44 @@
+"""Run-time control flow for library code, which CuTe DSL's preprocessor does not rewrite: each is a traced function."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import cutlass.cute as cute
+
+__all__ = ["loop", "traced", "when"]
+
+
+@cute.jit
+def when(condition, body):
+    if condition:
+        body()
+
+
+@cute.jit
+def loop(trips, body):
+    for i in range(trips):
+        body(i)
+
+
+_traced: dict[Callable[..., None], Callable[..., None]] = {}
+
+
+def traced(body: Callable[..., None]) -> Callable[..., None]:
+    """*body* as CuTe DSL traces it. Tracing rewrites a function's code in place, so it gets a copy of its own and the
+    original stays plain Python for the machine model."""
+    if body not in _traced:
+        copy = types.FunctionType(
+            body.__code__, body.__globals__, body.__name__, body.__defaults__, body.__closure__
+        )
+        copy.__kwdefaults__ = body.__kwdefaults__
+        copy.__qualname__, copy.__module__, copy.__doc__ = body.__qualname__, body.__module__, body.__doc__
+        _traced[body] = cute.jit(copy)
+    return _traced[body]
+
+
+def constant(value: Any) -> bool:
+    """Whether a condition is known while tracing."""
+    return isinstance(value, bool)

@@ -1,0 +1,326 @@
+"""The instruction set as CuTe DSL operations, emitted while the kernel is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.hopper_helpers as hopper
+from cutlass import Boolean, Int16, Int32, Int64
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
+
+from tmapipe.errors import InputError
+from tmapipe.gpu import control
+from tmapipe.gpu.layouts import core_modes, cute_type, slot_layout
+from tmapipe.isa import Carried, SlotRef
+from tmapipe.plan import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
+
+__all__ = ["GpuIsa"]
+
+#: L2 eviction policies as createpolicy encodes them for a whole access (the constants of CUTLASS' TMA::CacheHintSm90).
+L2_POLICIES = {
+    "evict_normal": 0x1000000000000000,
+    "evict_first": 0x12F0000000000000,
+    "evict_last": 0x14F0000000000000,
+}
+#: Whether `cute.copy` elects the issuing lane by itself, as its PTX shows (CuTe DSL 4.8.1; tests/emit keeps it so).
+COPY_ELECTS = {"load": True, "store": False, "reduce": True}
+
+
+class GpuIsa(Carried):
+    """One warp's view of the hardware, for the kernel being traced. Methods as documented in `tmapipe.isa.Isa`.
+
+    atoms: name of each load and store -> (TMA atom, coordinate tensor), as the kernel received them.
+    """
+
+    def __init__(self, plan: Plan, atoms: dict[str, tuple[Any, Any]], clusters: Int32):
+        self.plan, self.atoms, self.clusters = plan, atoms, clusters
+        self.thread, _, _ = cute.arch.thread_idx()
+        self.lane = cute.arch.lane_idx()
+        self.warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        block, _, _ = cute.arch.block_idx()
+        if plan.cluster_size > 1:
+            self.cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+            self.cluster_id = block // plan.cluster_size
+        else:
+            self.cta_rank, self.cluster_id = Int32(0), block
+        self.shared = cute.arch.get_dyn_smem(cutlass.Uint8, alignment=1024)
+        self.buffers = {buffer.name: self._buffer(buffer) for buffer in plan.buffers}
+        self.matmuls = {matmul.name: _MatmulHandles(self, matmul) for matmul in plan.matmuls}
+
+    # ---- structure ------------------------------------------------------------------------------------------------
+
+    def cells(self, *initial: Any) -> Any:
+        made = cute.make_rmem_tensor((len(initial),), Int32)
+        for i, value in enumerate(initial):
+            made[i] = Int32(value)
+        return made
+
+    def select(self, condition: Any, then: Any, otherwise: Any) -> Any:
+        if control.constant(condition):
+            return then if condition else otherwise
+        return cutlass.select_(condition, Int32(then), Int32(otherwise))
+
+    def when(self, condition: Any, body: Callable[[], None]) -> None:
+        if control.constant(condition):
+            if condition:
+                body()
+        else:
+            control.when(condition, body)
+
+    def loop(self, trips: Any, body: Callable[[Any], None]) -> None:
+        control.loop(trips, body)
+
+    def call(self, body: Callable[..., None], *arguments: Any) -> None:
+        control.traced(body)(*arguments)
+
+    def extent(self, argument: str, dim: int) -> Any:
+        part = self._part(argument)
+        return self.atoms[argument][1].shape[core_modes(part).index(dim)]
+
+    # ---- mbarrier -------------------------------------------------------------------------------------------------
+
+    def mbarrier_init(self, barrier: Barrier, stage: int, count: int) -> None:
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_init(self._mbarrier(barrier, stage), count)
+
+    def fence_mbarrier_init(self) -> None:
+        cute.arch.mbarrier_init_fence()
+
+    def mbarrier_wait(self, barrier: Barrier, stage: Any, parity: Any) -> None:
+        cute.arch.mbarrier_wait(self._mbarrier(barrier, stage), parity)
+
+    def mbarrier_arrive(self, barrier: Barrier, stage: Any, lanes: int = 1, when: Any = True) -> None:
+        condition = when if lanes == 32 else _both(self.lane == 0, when)
+        self.when(condition, lambda: cute.arch.mbarrier_arrive(self._mbarrier(barrier, stage)))
+
+    def mbarrier_arrive_cluster(self, barrier: Barrier, stage: Any, mask: Any, when: Any = True) -> None:
+        mine = ((Int32(mask) >> self.lane) & 1) == 1
+        self.when(
+            _both(mine, when),
+            lambda: cute.arch.mbarrier_arrive(self._mbarrier(barrier, stage), self.lane),
+        )
+
+    def mbarrier_arrive_expect_tx(self, barrier: Barrier, stage: Any, nbytes: int) -> None:
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(self._mbarrier(barrier, stage), nbytes)
+
+    def mbarrier_expect_tx(self, barrier: Barrier, stage: Any, nbytes: int) -> None:
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_expect_tx(self._mbarrier(barrier, stage), nbytes)
+
+    # ---- other barriers and fences --------------------------------------------------------------------------------
+
+    def cta_sync(self) -> None:
+        cute.arch.sync_threads()
+
+    def warp_sync(self) -> None:
+        cute.arch.sync_warp()
+
+    def named_barrier_sync(self, barrier: NamedBarrier, instance: Any = 0) -> None:
+        cute.arch.barrier(barrier_id=barrier.id + instance, number_of_threads=barrier.threads)
+
+    def named_barrier_arrive(self, barrier: NamedBarrier, instance: Any = 0) -> None:
+        cute.arch.barrier_arrive(barrier_id=barrier.id + instance, number_of_threads=barrier.threads)
+
+    def cluster_arrive(self) -> None:
+        cute.arch.cluster_arrive()
+
+    def cluster_wait(self) -> None:
+        cute.arch.cluster_wait()
+
+    def fence_proxy_async(self) -> None:
+        cute.arch.fence_proxy("async.shared", space="cta")
+
+    # ---- TMA ------------------------------------------------------------------------------------------------------
+
+    def prefetch_descriptor(self, part: Load | Store) -> None:
+        cpasync.prefetch_descriptor(self.atoms[part.name][0])
+
+    def tma_load(
+        self, load: Load, stage: Any, tile: Sequence[Any], barrier: Barrier, mask: Any = None, share: Any = 0
+    ) -> None:
+        slot, source = self._partition(load, tile, share, load.peers)
+        extra: dict[str, Any] = {}
+        if mask is not None:
+            extra["mcast_mask"] = Int16(mask)
+        if load.l2_hint is not None:
+            extra["cache_policy"] = Int64(L2_POLICIES[load.l2_hint])
+        pointer = self._mbarrier(barrier, stage)
+        cute.copy(self.atoms[load.name][0], source, slot[(None, stage)], tma_bar_ptr=pointer, **extra)
+
+    def tma_store(self, store: Store, stage: Any, tile: Sequence[Any]) -> None:
+        slot, target = self._partition(store, tile, 0, 1)
+        atom = self.atoms[store.name][0]
+        if COPY_ELECTS["reduce" if store.reduce else "store"]:
+            cute.copy(atom, slot[(None, stage)], target)
+        else:
+            with cute.arch.elect_one():
+                cute.copy(atom, slot[(None, stage)], target)
+
+    def bulk_commit_group(self) -> None:
+        with cute.arch.elect_one():
+            cute.arch.cp_async_bulk_commit_group()
+
+    def bulk_wait_group(self, pending: int, read: bool) -> None:
+        with cute.arch.elect_one():
+            cute.arch.cp_async_bulk_wait_group(pending, read=read)
+        cute.arch.sync_warp()
+
+    # ---- wgmma ----------------------------------------------------------------------------------------------------
+
+    def accumulator(self, matmul: Matmul) -> Any:
+        return self.matmuls[matmul.name].accumulator()
+
+    def wgmma_fence(self) -> None:
+        warpgroup.fence()
+
+    def wgmma(self, matmul: Matmul, acc: Any, a: SlotRef, b: SlotRef) -> None:
+        self.matmuls[matmul.name].issue(acc, a.stage, b.stage)
+
+    def wgmma_commit(self) -> None:
+        warpgroup.commit_group()
+
+    def wgmma_wait(self, pending: int) -> None:
+        warpgroup.wait_group(pending)
+
+    def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Any:
+        # A thread holds 2 x 2 values of every 64 x 8 block of the accumulator, blocks along n first, then along m.
+        values = cute.make_rmem_tensor(((2, 2, columns // 8), 1, 1), cutlass.Float32)
+        base = block * (matmul.shape[1] // 2) + first // 2
+        for i in range(columns // 2):
+            values[i] = acc[base + i]
+        return values.load()
+
+    def write_columns(self, matmul: Matmul, values: Any, slot: SlotRef) -> None:
+        dtype = cute_type(slot.buffer.dtype)
+        columns = slot.buffer.tile[1]
+        operand = cute_type(matmul.a.dtype)
+        one_group = _tiled_mma(operand, (1, 1, 1), columns)
+        row_major = cutlass.utils.LayoutEnum.ROW_MAJOR
+        to_shared = hopper.sm90_get_smem_store_op(row_major, elem_ty_d=dtype, elem_ty_acc=cutlass.Float32)
+        fragment_atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4 if columns % 16 == 0 else 2), cutlass.Float16)
+        tiled = cute.make_tiled_copy_S(to_shared, cute.make_tiled_copy_C_atom(fragment_atom, one_group))
+        converted = cute.make_rmem_tensor(values.shape, dtype)
+        converted.store(values.to(dtype))
+        thread = tiled.get_slice(self.thread % 128)
+        target = thread.partition_D(self.buffers[slot.buffer.name])[(None, None, None, slot.stage)]
+        source = cute.make_tensor(converted.iterator, cute.make_layout(target.shape))
+        cute.copy(tiled, source, target)
+
+    # ---- generic accesses -----------------------------------------------------------------------------------------
+
+    def read(self, slot: SlotRef, role: RoleWarps) -> Any:
+        vectors, count, width = self._vectors(slot, role)
+        values = cute.make_rmem_tensor((width, count), cute_type(slot.buffer.dtype))
+        for i in range(count):
+            cute.autovec_copy(vectors(i), values[(None, i)])
+        return values.load()
+
+    def write(self, slot: SlotRef, values: Any, role: RoleWarps) -> None:
+        vectors, count, width = self._vectors(slot, role)
+        dtype = cute_type(slot.buffer.dtype)
+        converted = cute.make_rmem_tensor((width, count), dtype)
+        converted.store(values.to(dtype))
+        for i in range(count):
+            cute.autovec_copy(converted[(None, i)], vectors(i))
+
+    # ---- registers ------------------------------------------------------------------------------------------------
+
+    def setmaxnreg(self, registers: int, increase: bool) -> None:
+        if increase:
+            cute.arch.setmaxregister_increase(registers)
+        else:
+            cute.arch.setmaxregister_decrease(registers)
+
+    # ---- handles --------------------------------------------------------------------------------------------------
+
+    def _part(self, argument: str) -> Load | Store:
+        return next(part for part in (*self.plan.loads, *self.plan.stores) if part.argument == argument)
+
+    def _mbarrier(self, barrier: Barrier, stage: Any) -> Any:
+        return cute.recast_ptr(self.shared + barrier.offset, dtype=cutlass.Int64) + stage
+
+    def _buffer(self, buffer: Buffer) -> Any:
+        layout = slot_layout(buffer)
+        start = self.shared + buffer.offset
+        if buffer.swizzle:
+            pointer = cute.recast_ptr(start.align(1024), layout.inner, dtype=cute_type(buffer.dtype))
+            return cute.make_tensor(pointer, layout.outer)
+        return cute.make_tensor(cute.recast_ptr(start.align(128), dtype=cute_type(buffer.dtype)), layout)
+
+    def _partition(self, part: Load | Store, tile: Sequence[Any], share: Any, peers: int) -> tuple[Any, Any]:
+        """The slots and the global tile at *tile* as the TMA atom takes them."""
+        atom, tensor = self.atoms[part.name]
+        core = len(part.buffer.tile)
+        tiles = cute.local_tile(tensor, part.buffer.tile, (None,) * len(part.dims))
+        slots, tiles = cpasync.tma_partition(
+            atom,
+            share,
+            cute.make_layout(peers),
+            cute.group_modes(self.buffers[part.buffer.name], 0, core),
+            cute.group_modes(tiles, 0, core),
+        )
+        return slots, tiles[(None, *(tile[mode] for mode in core_modes(part)))]
+
+    def _vectors(self, slot: SlotRef, role: RoleWarps) -> tuple[Callable[[int], Any], int, int]:
+        """16-byte vectors of a slot, dealt over the role's threads in turn: (i -> vector, how many each, elements)."""
+        buffer = slot.buffer
+        width = 16 // buffer.dtype.bytes
+        total = buffer.slot_bytes // 16
+        if total % role.threads:
+            raise InputError(
+                f"{buffer.name}.tile",
+                buffer.tile,
+                f"is {total} vectors of 16 bytes, which {role.threads} threads of role {role.name} cannot share evenly",
+                "choose a tile that they divide",
+            )
+        row = buffer.tile[-1] // width
+        me = self.thread - 32 * role.first_warp
+        tensor = self.buffers[buffer.name]
+
+        def vector(i: int) -> Any:
+            which = me + i * role.threads
+            place = (which // row, which % row) if len(buffer.tile) == 2 else (which,)
+            tiler = (1,) * (len(buffer.tile) - 1) + (width,)
+            return cute.coalesce(cute.local_tile(tensor[(*(None,) * len(tiler), slot.stage)], tiler, place))
+
+        return vector, total // role.threads, width
+
+
+class _MatmulHandles:
+    """The tiled MMA and the operand descriptors of one matmul, made at the top of the kernel."""
+
+    def __init__(self, isa: GpuIsa, matmul: Matmul):
+        self.matmul = matmul
+        m, n, _ = matmul.shape
+        self.tiled = _tiled_mma(cute_type(matmul.a.dtype), (matmul.warpgroups, 1, 1), n)
+        self.tiled.set(warpgroup.Field.ACCUMULATE, True)
+        group = cute.arch.make_warp_uniform(isa.thread // 128) - matmul.first_warp // 4
+        mine = self.tiled.get_slice(cute.make_layout(matmul.warpgroups, stride=128)(group))
+        self.a = self.tiled.make_fragment_A(mine.partition_A(isa.buffers[matmul.a.name]))
+        self.b = self.tiled.make_fragment_B(mine.partition_B(isa.buffers[matmul.b.name]))
+        self.shape = self.tiled.partition_shape_C((m, n))
+
+    def accumulator(self) -> Any:
+        made = cute.make_rmem_tensor(self.shape, cutlass.Float32)
+        made.fill(0.0)
+        return made
+
+    def issue(self, acc: Any, a_stage: Any, b_stage: Any) -> None:
+        for block in range(self.matmul.k_instructions):
+            a, b = self.a[(None, None, block, a_stage)], self.b[(None, None, block, b_stage)]
+            cute.gemm(self.tiled, acc, a, b, acc)
+
+
+def _tiled_mma(operand: Any, groups: tuple[int, int, int], n: int) -> Any:
+    k_major = OperandMajorMode.K
+    return hopper.make_trivial_tiled_mma(operand, operand, k_major, k_major, cutlass.Float32, groups, tiler_mn=(64, n))
+
+
+def _both(a: Any, b: Any) -> Any:
+    if control.constant(b):
+        return a if b else False
+    return Boolean(a) & Boolean(b)

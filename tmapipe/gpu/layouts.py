@@ -1,0 +1,76 @@
+"""Shared-memory layouts, TMA atoms and element types of CuTe DSL for the parts of a plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.nvgpu import cpasync, warpgroup
+
+from tmapipe.dtypes import DType
+from tmapipe.plan import Buffer, Load, Store
+
+__all__ = ["core_modes", "cute_type", "make_atom", "slot_layout", "to_core_first"]
+
+_ATOM_KINDS = {
+    32: warpgroup.SmemLayoutAtomKind.K_SW32,
+    64: warpgroup.SmemLayoutAtomKind.K_SW64,
+    128: warpgroup.SmemLayoutAtomKind.K_SW128,
+}
+
+
+def cute_type(dtype: DType) -> Any:
+    """The CuTe DSL element type."""
+    return getattr(cutlass, dtype.cute)
+
+
+def slot_layout(buffer: Buffer, stages: int | None = None) -> Any:
+    """Layout of all slots: the tile's extents, then the stage. Rows are swizzled in spans of `buffer.swizzle` bytes."""
+    stages = buffer.stages if stages is None else stages
+    shape = (*buffer.tile, stages)
+    order = tuple(range(len(shape)))
+    if buffer.swizzle:
+        atom = warpgroup.make_smem_layout_atom(_ATOM_KINDS[buffer.swizzle], cute_type(buffer.dtype))
+        return cute.tile_to_shape(atom, shape, order=order)
+    strides = [1]
+    for extent in reversed(buffer.tile):
+        strides.append(strides[-1] * extent)
+    return cute.make_layout(shape, stride=(*reversed(strides[:-1]), strides[-1]))
+
+
+def one_slot_layout(buffer: Buffer) -> Any:
+    """Layout of a single slot."""
+    return cute.slice_(slot_layout(buffer), (*(None,) * len(buffer.tile), 0))
+
+
+def core_modes(part: Load | Store) -> tuple[int, ...]:
+    """The tensor's dimensions in the order of the kernel: those of the slot first, then the batch dimensions."""
+    core = len(part.buffer.tile)
+    rank = len(part.dims)
+    return (*range(rank - core, rank), *range(rank - core))
+
+
+def to_core_first(tensor: Any, part: Load | Store) -> Any:
+    """The tensor with leading dimensions of extent 1 that it lacks, in the order of `core_modes`."""
+    shape, stride = list(tensor.shape), list(tensor.stride)
+    missing = len(part.dims) - len(shape)
+    shape, stride = [1] * missing + shape, [0] * missing + stride
+    modes = core_modes(part)
+    layout = cute.make_layout(tuple(shape[i] for i in modes), stride=tuple(stride[i] for i in modes))
+    return cute.make_tensor(tensor.iterator, layout)
+
+
+def make_atom(part: Load | Store, tensor: Any) -> Any:
+    """The TMA atom and coordinate tensor of one load or store; *tensor* is core first."""
+    peers = 1
+    if isinstance(part, Load):
+        peers = part.peers
+        op: Any = (
+            cpasync.CopyBulkTensorTileG2SMulticastOp() if peers > 1 else cpasync.CopyBulkTensorTileG2SOp()
+        )
+    elif part.reduce:
+        op = cpasync.CopyReduceBulkTensorTileS2GOp(reduction_kind=cute.ReductionKind.ADD)
+    else:
+        op = cpasync.CopyBulkTensorTileS2GOp()
+    return cpasync.make_tiled_tma_atom(op, tensor, one_slot_layout(part.buffer), part.buffer.tile, num_multicast=peers)

@@ -1,0 +1,60 @@
+"""What the compiler says of a kernel: registers, local memory, shared memory, read from the cubin's own tables."""
+
+from __future__ import annotations
+
+import struct
+
+import attrs
+
+from tmapipe.errors import PipelineError
+from tmapipe.plan import Plan
+
+__all__ = ["Resources", "read_resources"]
+
+# Codes of the .nv.info attributes read here; the tables are those that cuobjdump -res-usage prints.
+_EIATTR_FRAME_SIZE, _EIATTR_REGCOUNT = 0x11, 0x2F
+_EIFMT_SVAL = 0x04
+
+
+@attrs.frozen
+class Resources:
+    """registers: a thread at launch; stack_bytes: local memory a thread (spills and arrays; 0 is what one wants);
+    shared_bytes: static and dynamic shared memory a CTA."""
+
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+
+
+def read_resources(cubin: bytes, plan: Plan) -> Resources:
+    """Reads the ELF sections ``.nv.info``. Raises `PipelineError` if they lack the numbers."""
+    info = _sections(cubin).get(".nv.info", b"")
+    registers = stack = None
+    at = 0
+    while at + 4 <= len(info):
+        kind, code, size = struct.unpack_from("<BBH", info, at)
+        at += 4
+        if kind == _EIFMT_SVAL:
+            if size >= 8 and code in (_EIATTR_REGCOUNT, _EIATTR_FRAME_SIZE):
+                value = struct.unpack_from("<I", info, at + 4)[0]
+                if code == _EIATTR_REGCOUNT:
+                    registers = value
+                else:
+                    stack = value
+            at += size
+    if registers is None or stack is None:
+        raise PipelineError("the cubin's .nv.info section names no register count or frame size")
+    return Resources(registers, stack, plan.smem_bytes)
+
+
+def _sections(elf: bytes) -> dict[str, bytes]:
+    """Name -> contents of a little-endian 64-bit ELF file's sections."""
+    start = struct.unpack_from("<Q", elf, 0x28)[0]
+    size, count, names_index = struct.unpack_from("<HHH", elf, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", elf, start + i * size) for i in range(count)]
+    names = elf[headers[names_index][4] :][: headers[names_index][5]]
+    found = {}
+    for name, _, _, _, offset, length in headers:
+        end = names.index(b"\0", name)
+        found[names[name:end].decode()] = elf[offset : offset + length]
+    return found

@@ -1,0 +1,183 @@
+"""The kernel: what every warp of every CTA does, in both readings.
+
+    init barriers -> fence -> CTA or cluster sync -> by role: setmaxnreg, then for each tile the body, then the tails
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmapipe.barrier import RingEnd
+from tmapipe.errors import ScopeError
+from tmapipe.isa import Carried, Isa
+from tmapipe.plan import Plan, RoleWarps
+from tmapipe.role import body_of
+from tmapipe.stage import SlotPart
+from tmapipe.store_pipeline import BoundStore, SlotStore
+from tmapipe.tiles import BoundTiles, ceil_div
+from tmapipe.wgmma import BoundMatmul, Wgmma
+
+__all__ = ["KernelContext", "kernel_main"]
+
+
+def kernel_main(isa: Isa, schedule: Any) -> None:
+    """The program of one warp. *schedule* is the `Schedule` that `isa.plan` was made from."""
+    _set_up(isa)
+    for first, count, registers, roles in _branches(isa.plan):
+        isa.when(
+            _between(isa.warp, first, count, isa.plan.warps),
+            lambda registers=registers, roles=roles: _run_branch(isa, schedule, registers, roles),
+        )
+
+
+def _set_up(isa: Isa) -> None:
+    plan = isa.plan
+
+    def init() -> None:
+        for part in (*plan.loads, *plan.stores):
+            isa.prefetch_descriptor(part)
+        for barrier in plan.barriers:
+            for stage in range(barrier.stages):
+                isa.mbarrier_init(barrier, stage, barrier.count)
+        isa.fence_mbarrier_init()
+
+    isa.when(isa.warp == 0, init)
+    if plan.cluster_size > 1:
+        isa.cluster_arrive()
+        isa.cluster_wait()
+    else:
+        isa.cta_sync()
+
+
+def _branches(plan: Plan) -> list[tuple[int, int, int | None, list[RoleWarps]]]:
+    """(first warp, warps, registers, roles): warpgroups that run the same roles share a branch, so that setmaxnreg stands
+    at its top and their code exists once."""
+    if not plan.registers:
+        return [(role.first_warp, role.warps, None, [role]) for role in plan.roles]
+    branches: list[tuple[int, int, int | None, list[RoleWarps]]] = []
+    for group in range(plan.warps // 4):
+        roles = [r for r in plan.roles if r.first_warp < 4 * group + 4 and r.first_warp + r.warps > 4 * group]
+        if branches and roles and branches[-1][3] == roles and branches[-1][2] == plan.registers[group]:
+            first, count, registers, _ = branches[-1]
+            branches[-1] = (first, count + 4, registers, roles)
+        else:
+            branches.append((4 * group, 4, plan.registers[group], roles))
+    return branches
+
+
+def _run_branch(isa: Isa, schedule: Any, registers: int | None, roles: list[RoleWarps]) -> None:
+    if registers is not None:
+        isa.setmaxnreg(registers, increase=registers > isa.plan.launch_registers)
+    for role in roles:
+        if registers is None or (len(roles) == 1 and role.warps % 4 == 0):
+            _run_role(isa, schedule, role)
+        else:
+            isa.when(
+                _between(isa.warp, role.first_warp, role.warps, isa.plan.warps),
+                lambda role=role: _run_role(isa, schedule, role),
+            )
+
+
+def _run_role(isa: Isa, schedule: Any, role: RoleWarps) -> None:
+    body = body_of(schedule, schedule.declared.roles[role.name])
+    if body is None:
+        raise ScopeError(f"role {role.name!r} has no body. Decorate a method of the schedule with @{role.name}.jit.")
+    k = KernelContext(isa, schedule, role)
+    isa.loop(k.tiles.count, lambda i: isa.call(body, schedule, k, k.tiles.tile(i)))
+    k.finish()
+
+
+def _between(warp: Any, first: int, count: int, warps: int) -> Any:
+    if count == 1:
+        return warp == first
+    if first == 0:
+        return warp < count
+    if first + count == warps:
+        return warp >= first
+    return (warp >= first) & (warp < first + count)
+
+
+class KernelContext(Carried):
+    """What a body sees as `k`: the role's ends of the rings, its stores and its matmuls, by their declared names.
+
+    k.isa: the instruction set, for what the objects do not cover; k.plan: the numbers; k.tiles: this CTA's tiles;
+    ``k.steps(stage, dim)``: tiles of a loaded tensor along one of its dimensions, for inner loops.
+    """
+
+    def __init__(self, isa: Isa, schedule: Any, role: RoleWarps):
+        self.isa, self.plan, self.role = isa, isa.plan, role
+        self._parts: dict[str, Any] = {}
+        self._finishers: list[Any] = []
+        self._declared = schedule.declared
+        self.tiles = BoundTiles(isa, schedule.tiles.group, self._grid(schedule))
+        slot_stores: dict[str, dict[str, Any]] = {}
+        for name, store in schedule.declared.stores.items():
+            self._add_store(name, store, slot_stores)
+        for ring in self.plan.rings:
+            if ring.phase_of(role.name) is not None:
+                self._add_ring(schedule, ring, slot_stores.get(ring.name, {}))
+        for matmul in self.plan.matmuls:
+            ring_name = schedule.declared.matmuls[matmul.name].a.ring.name
+            if matmul.first_warp == role.first_warp and ring_name in self._parts:
+                self._parts[matmul.name] = BoundMatmul(isa, matmul, self._parts[ring_name])
+
+    def steps(self, stage: str, dim: str) -> Any:
+        """Tiles along dimension *dim* of the tensor that the load or store stage called *stage* is bound to."""
+        part = self.plan.load(stage) if stage in self._declared.loads else self.plan.store(stage)
+        where = part.dims.index(dim)
+        return ceil_div(self.isa.extent(part.argument, where), part.tile[where])
+
+    def finish(self) -> None:
+        """After the last tile: ring tails, then stores, until nothing of this role is in flight."""
+        for part in self._finishers:
+            part.finish()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self._parts[name]
+        except KeyError:
+            known = ", ".join(self._parts) or "nothing"
+            raise ScopeError(f"k.{name} in role {self.role.name!r}, which has {known}.") from None
+
+    # ---- what the role is given -----------------------------------------------------------------------------------
+
+    def _grid(self, schedule: Any) -> dict[str, Any]:
+        name, tile = schedule.tile_grid()
+        dims = schedule.part(name).dims
+        return {d: ceil_div(self.isa.extent(name, i), tile[i]) for i, d in enumerate(dims)}
+
+    def _add_ring(self, schedule: Any, ring: Any, stores: dict[str, Any]) -> None:
+        parts: dict[str, Any] = dict(stores)
+        loads = {load.name: load for load in self.plan.loads}
+        stored = {s.buffer.name for s in self.plan.stores}
+        for name in schedule.declared.stages_of(schedule.declared.rings[ring.name]):
+            buffer = self.plan.buffer(name)
+            by_wgmma = any(name in (m.a.name, m.b.name) for m in self.plan.matmuls)
+            touched = name in loads or by_wgmma or name in stored
+            parts[name] = SlotPart(self.isa, buffer, loads.get(name), self.role.name, touched)
+        end = RingEnd(self.isa, ring, self.role.name, parts)
+        self._parts[ring.name] = end
+        self._finishers.insert(0, end)
+
+    def _add_store(self, name: str, store: Any, slot_stores: dict[str, dict[str, Any]]) -> None:
+        planned = self.plan.store(name)
+        if store.from_slot:
+            ring = store.ring()
+            storing = store.role.name if store.role is not None else ring.phases[-1][0].name
+            bound = SlotStore(self.isa, planned, self.plan.role(storing))
+            slot_stores.setdefault(ring.name, {})[name] = bound
+            if storing == self.role.name:
+                self._finishers.append(bound)
+            return
+        if isinstance(store.source, Wgmma):
+            matmul = self.plan.matmul(store.source.name)
+            mine, columns = matmul.first_warp == self.role.first_warp, planned.buffer.tile[-1]
+        else:
+            mine, columns = store.role.name == self.role.name, 0
+        if mine:
+            barrier = next((b for b in self.plan.named_barriers if b.name == f"{name}.sync"), None)
+            made = BoundStore(self.isa, planned, store.stages, self.role, barrier, columns)
+            self._parts[name] = made
+            self._finishers.append(made)

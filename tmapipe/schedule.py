@@ -1,0 +1,168 @@
+"""Schedule: declares stages and roles, owns the tile loop, binds tensors, launches.
+
+A schedule is a value. Declare its parts as class attributes (or set them in ``__init__``), write one body a role, and
+call it with tensors: CUDA tensors run the compiled kernel, CPU tensors and NumPy arrays run the same bodies on the machine
+model. Subclass it to replace a body or a part.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from tmapipe import tensors as tensors_
+from tmapipe.barrier import BarrierRing
+from tmapipe.cluster import check_cluster
+from tmapipe.dtypes import DType, as_dtype
+from tmapipe.errors import InputError
+from tmapipe.explain import explain
+from tmapipe.plan import Plan
+from tmapipe.planner import Declarations, make_plan
+from tmapipe.role import Role
+from tmapipe.stage import SharedStage, TmaLoadStage
+from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.tiles import PersistentTiles, ceil_div
+from tmapipe.wgmma import Wgmma
+
+__all__ = ["Schedule"]
+
+_KINDS = (Role, BarrierRing, TmaLoadStage, SharedStage, Wgmma, TmaStoreStage)
+
+
+class Schedule:
+    """Base of all schedules.
+
+    cluster: CTAs of a cluster by dimension of the output's tile grid, the first varying fastest, e.g.
+    ``{"m": 2, "n": 1}``; tiles: the order in which persistent CTAs take output tiles; arch: the target to plan for.
+    """
+
+    cluster: dict[str, int] = {}  # noqa: RUF012 - replaced, never changed
+    tiles = PersistentTiles()
+    arch = "sm_90a"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, _KINDS) and not value.name:
+            value.name = name
+        self.__dict__.pop("_declared", None)
+        self.__dict__.pop("_plans", None)
+        self.__dict__.pop("_compiled", None)
+        object.__setattr__(self, name, value)
+
+    # ---- declarations and plan ------------------------------------------------------------------------------------
+
+    @property
+    def declared(self) -> Declarations:
+        """The declared parts, by kind: those of base classes first, in the order of declaration."""
+        found = self.__dict__.get("_declared")
+        if found is None:
+            parts: dict[str, Any] = {}
+            for cls in reversed(type(self).__mro__):
+                parts.update({n: v for n, v in vars(cls).items() if isinstance(v, _KINDS)})
+            parts.update({n: v for n, v in self.__dict__.items() if isinstance(v, _KINDS)})
+            by_kind = [{n: v for n, v in parts.items() if isinstance(v, kind)} for kind in _KINDS]
+            found = Declarations(type(self).__name__, *by_kind, cluster=dict(self.cluster))
+            object.__setattr__(self, "_declared", found)
+        return found
+
+    def plan(self, dtypes: dict[str, DType | str] | None = None, *, arch: str | None = None) -> Plan:
+        """Every derived number. dtypes: the tensors' element types by stage name; where neither this nor the stage says,
+        bf16. Raises `InputError` for declarations that no correct kernel could be built for."""
+        types = {name: as_dtype(dtype) for name, dtype in (dtypes or {}).items()}
+        plans: dict[Any, Plan] = self.__dict__.setdefault("_plans", {})
+        key = (arch or self.arch, *sorted((name, dtype.name) for name, dtype in types.items()))
+        if key not in plans:
+            _check_axes(self)
+            plans[key] = make_plan(self.declared, types, key[0])
+        return plans[key]
+
+    def explain(self, dtypes: dict[str, DType | str] | None = None, *, arch: str | None = None) -> str:
+        """Every derived number with its formula, as text."""
+        return explain(self.plan(dtypes, arch=arch))
+
+    def tile_grid(self) -> tuple[str, tuple[int, ...]]:
+        """The stage whose tensor the output tiles divide, and their extents: the first store, else the first load."""
+        name = next(iter((*self.declared.stores, *self.declared.loads)), None)
+        if name is None:
+            raise InputError("Schedule", type(self).__name__, "has no load and no store stage", "declare one")
+        part = self.part(name)
+        return name, (1,) * (len(part.dims) - len(part.tile)) + part.tile
+
+    def part(self, name: str) -> TmaLoadStage | TmaStoreStage:
+        """The load or store stage called *name*, which is bound to a tensor of that name."""
+        return self.declared.loads[name] if name in self.declared.loads else self.declared.stores[name]
+
+    # ---- running --------------------------------------------------------------------------------------------------
+
+    def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
+        """Runs the schedule on *tensors*: one a load stage, then one a store stage, in the order of declaration, or by
+        the stages' names. A store's tensor that is left out is made (`out` names the first one's). Returns the store's
+        tensor, or a tuple of them.
+
+        CUDA tensors: compiled once a signature, launched on the current stream, nothing is waited for. CPU tensors and
+        NumPy arrays: the machine model. Raises `InputError` before anything is launched.
+        """
+        bound = tensors_.bind(self, tensors, named, out)
+        if bound.empty:
+            bound.zero_outputs()
+        elif bound.on_gpu:
+            from tmapipe.gpu.launch import launch
+
+            launch(self, bound)
+        else:
+            self._simulate(bound)
+        return bound.result()
+
+    def simulate(self, *tensors: Any, out: Any = None, clusters: int | None = None, seed: int = 0, **named: Any) -> Any:
+        """Runs CPU tensors or NumPy arrays on the machine model; returns its `Run`, which has the counts and the trace.
+
+        clusters: in the grid (by default up to 2, so that persistent CTAs get more than one tile); seed: of the order in
+        which the model's agents take their steps. Raises `DeadlockError` and `HazardError`.
+        """
+        bound = tensors_.bind(self, tensors, named, out)
+        return self._simulate(bound, clusters=clusters, seed=seed)
+
+    def _simulate(self, bound: tensors_.Bound, clusters: int | None = None, seed: int = 0) -> Any:
+        from tmapipe.kernel import kernel_main
+        from tmapipe.machine import Machine
+
+        plan = self.plan(bound.dtypes)
+        if clusters is None:
+            clusters = min(2, self.cluster_count(bound.shapes))
+        machine = Machine(plan, seed=seed)
+        run = machine.run(lambda isa: kernel_main(isa, self), bound.arrays(), clusters)
+        bound.write_back()
+        return run
+
+    def cluster_count(self, shapes: dict[str, tuple[int, ...]]) -> int:
+        """Cluster-sized pieces of the output's tile grid, for tensors of these shapes."""
+        name, tile = self.tile_grid()
+        part = self.part(name)
+        grid = {d: ceil_div(e, t) for d, e, t in zip(part.dims, shapes[name], tile, strict=True)}
+        return self.tiles.clusters(grid, self.declared.cluster)
+
+    def compile(self, dtypes: dict[str, DType | str] | None = None, *, arch: str | None = None) -> Any:
+        """Compiles for *arch* without running, and without needing a GPU. Returns the `Compiled` kernel with its PTX,
+        cubin and resource usage."""
+        from tmapipe.gpu.build import build
+
+        return build(self, self.plan(dtypes, arch=arch), keep=True)
+
+
+def _check_axes(schedule: Schedule) -> None:
+    """Raises `InputError` if the cluster or a multicast group names an axis that the output does not have."""
+    declared = schedule.declared
+    check_cluster(declared.cluster)
+    name, _ = schedule.tile_grid()
+    dims = schedule.part(name).dims
+    axes = itertools.chain(
+        ((f"cluster[{axis!r}]", axis) for axis in declared.cluster),
+        (
+            (f"{load.name}.multicast", axis)
+            for load in declared.loads.values()
+            if load.multicast is not None
+            for axis in load.multicast.axes
+        ),
+    )
+    for argument, axis in axes:
+        if axis not in dims:
+            raise InputError(argument, axis, f"is no dimension of the output {name} ({', '.join(dims)})", "name one of those")

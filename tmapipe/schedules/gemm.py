@@ -1,0 +1,81 @@
+"""Gemm: the cooperative warp-specialized GEMM for Hopper.
+
+    load (1 warp)        a, b of k-tile 0, 1, 2, ...  -> ring of slots, TMA, multicast over the cluster
+    math (2 warpgroups)  wait, wgmma on the slot, release it one later; then accumulators -> smem -> TMA store
+
+Every CTA is persistent and takes output tiles in grouped order; the loader runs ahead into the next tile while the
+warpgroups still store the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tmapipe.barrier import BarrierRing
+from tmapipe.cluster import MulticastGroup
+from tmapipe.dtypes import DType
+from tmapipe.errors import InputError
+from tmapipe.role import Role
+from tmapipe.schedule import Schedule
+from tmapipe.stage import TmaLoadStage
+from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.tiles import PersistentTiles, Tile
+from tmapipe.wgmma import Wgmma
+
+__all__ = ["Gemm"]
+
+
+class Gemm(Schedule):
+    """``d[m, n] = epilogue(sum over k of a[m, k] * b[n, k])``, with a batch dimension before each if the tensors have one.
+
+    a, b: bf16 or fp16, contiguous along k; d: bf16, fp16 or fp32, contiguous along n; sums in fp32. m, n and k are free
+    within TMA's rule that strides are multiples of 16 bytes.
+
+    tile: (m, n, k) elements of one CTA; cluster: CTAs along (m, n); stages: slots of a and b (None: as many as fit);
+    store_stages: output buffers of each warpgroup; group: rows of tiles taken together (see `PersistentTiles`);
+    dtype: of d, by default that of a; epilogue: applied to each fp32 fragment before the conversion.
+    """
+
+    load = Role(warps=1)
+    math = Role(warpgroups=2)
+
+    def __init__(
+        self,
+        tile: tuple[int, int, int] = (128, 256, 64),
+        cluster: tuple[int, int] = (2, 1),
+        stages: int | None = None,
+        *,
+        store_stages: int = 2,
+        group: int = 8,
+        dtype: DType | str | None = None,
+        epilogue: Callable[[Any], Any] | None = None,
+    ):
+        if len(tile) != 3:
+            raise InputError("tile", tile, "is (m, n, k)", "e.g. (128, 256, 64)")
+        m, n, k = tile
+        self.cluster = {"m": cluster[0], "n": cluster[1]}
+        self.tiles = PersistentTiles(group=group)
+        if m == 64:
+            self.math = Role(warpgroups=1)
+        self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)
+        self.a = TmaLoadStage("l m k", tile=(m, k), ring=self.ring, multicast=MulticastGroup("n"))
+        self.b = TmaLoadStage("l n k", tile=(n, k), ring=self.ring, multicast=MulticastGroup("m"))
+        self.mma = Wgmma(self.a, self.b, in_flight=1)
+        self.d = TmaStoreStage("l m n", source=self.mma, stages=store_stages, dtype=dtype)
+        self.epilogue = epilogue
+
+    @load.jit
+    def fill(self, k: Any, tile: Tile) -> None:
+        for step in range(k.steps("a", "k")):
+            with k.ring.produce() as slot:
+                slot.a.load(tile, k=step)
+                slot.b.load(tile, k=step)
+
+    @math.jit
+    def multiply(self, k: Any, tile: Tile) -> None:
+        with k.mma.accumulate() as acc:
+            for _ in range(k.steps("a", "k")):
+                with k.ring.consume() as slot:
+                    acc.add(slot.a, slot.b)
+        k.d.store(tile, acc, self.epilogue)

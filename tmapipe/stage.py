@@ -1,0 +1,168 @@
+"""TmaLoadStage and SharedStage: what lies in the slots of a ring, and how it gets there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmapipe.barrier import BarrierRing, RingEnd, Slot
+from tmapipe.cluster import MulticastGroup, peer_mask, share_index
+from tmapipe.dtypes import DType, as_dtype
+from tmapipe.errors import InputError, ScopeError
+from tmapipe.isa import Carried, Fragment, Isa, SlotRef
+from tmapipe.plan import Buffer, Load
+from tmapipe.role import Role
+from tmapipe.tiles import Tile, tile_coordinates
+
+__all__ = ["SharedStage", "SlotPart", "TmaLoadStage"]
+
+DEFAULT_DIMS = {1: "n", 2: "m n"}
+L2_HINTS = ("evict_first", "evict_last", "evict_normal")
+SWIZZLES = (0, 32, 64, 128)
+
+
+class _SlotStage:
+    """What the stages in a slot have in common: a tile, an element type, a swizzle and a ring."""
+
+    def __init__(self, tile: tuple[int, ...], ring: BarrierRing, dtype: DType | str | None, swizzle: int | None):
+        kind = type(self).__name__
+        self.tile = tuple(tile) if isinstance(tile, (tuple, list)) else tile
+        if not isinstance(self.tile, tuple) or len(self.tile) not in (1, 2) or not all(_positive(e) for e in self.tile):
+            raise InputError(f"{kind}(tile)", tile, "is one or two positive extents (elements)", "e.g. tile=(128, 64)")
+        if not isinstance(ring, BarrierRing):
+            raise InputError(f"{kind}(ring)", ring, "is the BarrierRing that the slots belong to", "pass ring=")
+        if swizzle is not None and swizzle not in SWIZZLES:
+            raise InputError(f"{kind}(swizzle)", swizzle, "is 0, 32, 64 or 128 (bytes)", "leave it out to derive it")
+        self.ring, self.swizzle = ring, swizzle
+        self.dtype = None if dtype is None else as_dtype(dtype)
+        self.name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = self.name or name
+
+
+class TmaLoadStage(_SlotStage):
+    """A tile that the TMA engine loads into each slot of `ring`.
+
+    dims: names of the tensor's dimensions, the last one contiguous ("l m k": a batch of matrices; by default "m n", or
+    "n" for a tile of one extent); tile: elements along the last of them (batch dimensions before the tile count 1);
+    dtype: of the elements, by default that of the tensor; multicast: the CTAs that share the tile; swizzle: span in
+    bytes, by default the largest that the tile and its readers allow; loader: the role that loads, where the ring's first
+    phase has several; l2_hint: "evict_first", "evict_last" or "evict_normal".
+
+    Tiles that reach over the tensor's edge are filled with zeros by the hardware, and count their full bytes.
+    """
+
+    def __init__(
+        self,
+        dims: str | None = None,
+        *,
+        tile: tuple[int, ...],
+        ring: BarrierRing,
+        dtype: DType | str | None = None,
+        multicast: MulticastGroup | None = None,
+        swizzle: int | None = None,
+        loader: Role | None = None,
+        l2_hint: str | None = None,
+    ):
+        super().__init__(tile, ring, dtype, swizzle)
+        self.dims = check_dims("TmaLoadStage(dims)", dims, self.tile)
+        if multicast is not None and not isinstance(multicast, MulticastGroup):
+            raise InputError("TmaLoadStage(multicast)", multicast, "is a MulticastGroup", 'e.g. MulticastGroup("n")')
+        if l2_hint is not None and l2_hint not in L2_HINTS:
+            raise InputError("TmaLoadStage(l2_hint)", l2_hint, f"is one of {', '.join(L2_HINTS)}", "use one of these")
+        if loader is not None and loader not in ring.phases[0]:
+            raise InputError("TmaLoadStage(loader)", loader, "is a role of the ring's first phase", "name one of those")
+        if loader is None and len(ring.phases[0]) > 1:
+            raise InputError(
+                "TmaLoadStage(loader)", None, "must say which of the producing roles loads this stage", "pass loader="
+            )
+        self.multicast, self.l2_hint = multicast, l2_hint
+        self.loader = loader or ring.phases[0][0]
+
+
+class SharedStage(_SlotStage):
+    """A tile that threads write into each slot of `ring`: scratch handed along with it, or the result of a transform.
+
+    writer: the role that writes it, one of the ring's; tile, dtype, swizzle as in `TmaLoadStage`.
+    """
+
+    def __init__(
+        self,
+        *,
+        tile: tuple[int, ...],
+        ring: BarrierRing,
+        writer: Role,
+        dtype: DType | str,
+        swizzle: int | None = None,
+    ):
+        super().__init__(tile, ring, dtype, swizzle)
+        if not any(writer in phase for phase in ring.phases):
+            raise InputError("SharedStage(writer)", writer, "is one of the ring's roles", "name one of those")
+        self.writer = writer
+
+
+class SlotPart(Carried):
+    """One stage of a ring as one role sees it; `at(slot)` gives the part in an open slot.
+
+    async_proxy: whether TMA or wgmma touches these bytes anywhere (so that threads' accesses need a proxy fence).
+    """
+
+    def __init__(self, isa: Isa, buffer: Buffer, load: Load | None, role: str, async_proxy: bool):
+        self.isa, self.buffer, self.load, self.role, self.async_proxy = isa, buffer, load, role, async_proxy
+        self.mask: Any = None
+        self.share: Any = 0
+        if load is not None and load.peers > 1:
+            self.mask = peer_mask(isa, load.axes)
+            self.share = share_index(isa, load.axes)
+
+    def at(self, slot: Slot) -> PartInSlot:
+        return PartInSlot(self, slot)
+
+
+class PartInSlot(Carried):
+    """A stage's tile in one open slot."""
+
+    def __init__(self, part: SlotPart, slot: Slot):
+        self.part, self.slot = part, slot
+        self.ref = SlotRef(part.buffer, slot.index)
+
+    @property
+    def end(self) -> RingEnd:
+        return self.slot.end
+
+    def load(self, tile: Tile | None = None, **coordinates: Any) -> None:
+        """Starts the TMA load of the tile at *tile*, or at the given tile coordinates by dimension name (which win).
+
+        Raises `ScopeError` outside the ring's first phase, `InputError` if a coordinate is missing or unknown."""
+        self.slot._check_open()
+        load = self.part.load
+        if load is None or self.end.phase != 0:
+            raise ScopeError(f"load() of {self.part.buffer.name!r} in role {self.part.role!r}: only the role that loads it can.")
+        where = tile_coordinates(f"slot.{load.name}.load", load.dims, tile, coordinates)
+        self.part.isa.tma_load(load, self.slot.index, where, self.end.signalled, self.part.mask, self.part.share)
+
+    def read(self) -> Fragment:
+        """The tile's elements, dealt over the role's threads: an array value that takes arithmetic and `tmapipe.math`."""
+        self.slot._check_open()
+        self.slot.touched_by_threads.add(self.part.buffer.name)
+        return self.part.isa.read(self.ref, self.part.isa.plan.role(self.part.role))
+
+    def write(self, values: Fragment) -> None:
+        """Replaces the tile's elements, converting to its type; *values* are dealt as `read` deals them."""
+        self.slot._check_open()
+        self.slot.touched_by_threads.add(self.part.buffer.name)
+        self.part.isa.write(self.ref, values, self.part.isa.plan.role(self.part.role))
+
+
+def check_dims(argument: str, dims: str | None, tile: tuple[int, ...]) -> tuple[str, ...]:
+    """The dimension names in *dims*. Raises `InputError` unless they are distinct, at most 5 and no fewer than the tile's."""
+    names = tuple((dims if dims is not None else DEFAULT_DIMS[len(tile)]).split())
+    if not len(tile) <= len(names) <= 5 or len(set(names)) != len(names) or not all(n.isidentifier() for n in names):
+        raise InputError(
+            argument, dims, f"is up to 5 different names, {len(tile)} or more for a tile of {tile}", 'e.g. "m k" or "l m k"'
+        )
+    return names
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int) and value > 0

@@ -1,0 +1,200 @@
+"""TmaStoreStage: results on their way to global memory through the TMA engine.
+
+A buffer goes through: free -> written by threads -> fenced and synchronized -> read by the engine -> free. One thread
+issues all stores of a unit and tracks them as bulk groups: ``wait_group.read`` says that a buffer's bytes have been read
+(so threads may overwrite it), the plain ``wait_group`` at the end that the writes are visible.
+
+From a loaded slot (``source=`` a load stage) there is no buffer and no copy: the engine reads the slot, and the ring
+releases it when the read has retired.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmapipe.barrier import BarrierRing, RingEnd, Slot
+from tmapipe.dtypes import DType, as_dtype
+from tmapipe.errors import InputError, ScopeError
+from tmapipe.isa import Carried, Fragment, Isa, SlotRef
+from tmapipe.plan import NamedBarrier, RoleWarps, Store
+from tmapipe.role import Role
+from tmapipe.stage import SWIZZLES, TmaLoadStage, check_dims
+from tmapipe.tiles import Tile, tile_coordinates
+from tmapipe.wgmma import Accumulator, Epilogue, Wgmma
+
+__all__ = ["BoundStore", "TmaStoreStage"]
+
+
+class TmaStoreStage:
+    """Stores tiles to a tensor through the TMA engine.
+
+    dims: names of the tensor's dimensions, the last one contiguous (by default those of `source`); source: a
+    `TmaLoadStage` (store straight from the loaded slot), a `Wgmma` (store its accumulators, through buffers of 64 rows
+    that each warpgroup fills and stores by itself) or None (store what the threads of `role` computed, through buffers of
+    one tile); tile: elements along the last dimensions (by default the source's); stages: buffers (per warpgroup, for
+    accumulators), or, from a slot, stores that may still read while the next slot is waited for; columns: of a buffer for
+    accumulators, by default as many as fill a swizzle span of 128 bytes; dtype: by default that of the tensor;
+    reduce="add": add to the tensor instead of overwriting it.
+    """
+
+    def __init__(
+        self,
+        dims: str | None = None,
+        *,
+        source: TmaLoadStage | Wgmma | None = None,
+        tile: tuple[int, ...] | None = None,
+        role: Role | None = None,
+        stages: int | None = None,
+        columns: int | None = None,
+        dtype: DType | str | None = None,
+        swizzle: int | None = None,
+        reduce: str | None = None,
+    ):
+        if source is not None and not isinstance(source, (TmaLoadStage, Wgmma)):
+            raise InputError("TmaStoreStage(source)", source, "is a TmaLoadStage, a Wgmma or None", "pass one of these")
+        if source is None and (tile is None or role is None):
+            raise InputError("TmaStoreStage(tile, role)", (tile, role), "are needed without a source", "pass both")
+        if isinstance(source, TmaLoadStage):
+            tile = tile or source.tile
+            dims = dims or " ".join(source.dims)
+            if tuple(tile) != source.tile or columns is not None or (dtype and source.dtype not in (None, as_dtype(dtype))):
+                raise InputError("TmaStoreStage(tile, columns, dtype)", (tile, columns, dtype), "follow from the loaded slot", "leave them out")
+        if isinstance(source, Wgmma):
+            tile = tile or (source.a.tile[0], source.b.tile[0])
+        assert tile is not None
+        self.tile = tuple(tile)
+        self.dims = check_dims("TmaStoreStage(dims)", dims, self.tile)
+        lowest = 0 if isinstance(source, TmaLoadStage) else 1
+        self.stages = stages if stages is not None else (1 if isinstance(source, TmaLoadStage) else 2)
+        if not isinstance(self.stages, int) or self.stages < lowest:
+            raise InputError("TmaStoreStage(stages)", stages, f"is an integer of at least {lowest}", "use 2")
+        if reduce not in (None, "add"):
+            raise InputError("TmaStoreStage(reduce)", reduce, 'is None or "add"', 'use "add"')
+        if swizzle is not None and swizzle not in SWIZZLES:
+            raise InputError("TmaStoreStage(swizzle)", swizzle, "is 0, 32, 64 or 128 (bytes)", "leave it out")
+        self.source, self.role, self.columns, self.swizzle, self.reduce = source, role, columns, swizzle, reduce
+        self.dtype = None if dtype is None else as_dtype(dtype)
+        self.name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = self.name or name
+
+    @property
+    def from_slot(self) -> bool:
+        return isinstance(self.source, TmaLoadStage)
+
+    def ring(self) -> BarrierRing | None:
+        """The ring whose slots are stored, if the source is one of its stages."""
+        return self.source.ring if isinstance(self.source, TmaLoadStage) else None
+
+
+class SlotStore(Carried):
+    """A store straight from a loaded slot, as the storing role sees it: ``slot.y.store(tile)``."""
+
+    async_proxy = True
+
+    def __init__(self, isa: Isa, store: Store, role: RoleWarps):
+        self.isa, self.store_plan, self.role = isa, store, role
+
+    def at(self, slot: Slot) -> SlotStoreInSlot:
+        return SlotStoreInSlot(self, slot)
+
+    def finish(self) -> None:
+        """Once, after the last tile: until the writes are visible."""
+        self.isa.bulk_wait_group(0, read=False)
+
+
+class SlotStoreInSlot(Carried):
+    """A store of one open slot."""
+
+    def __init__(self, bound: SlotStore, slot: Slot):
+        self.bound, self.slot = bound, slot
+
+    def store(self, tile: Tile | None = None, **coordinates: Any) -> None:
+        """Starts the store of this slot to *tile* (or the given tile coordinates, which win). What threads of this role
+        wrote to the slot in this scope is fenced first. Raises `ScopeError` in a role that is not the last phase."""
+        self.slot._check_open()
+        bound, end = self.bound, self.slot.end
+        if end.role != bound.role.name:
+            raise ScopeError(f"store() of {bound.store_plan.name!r} in role {end.role!r}: the ring's last role stores it.")
+        where = tile_coordinates(f"slot.{bound.store_plan.name}.store", bound.store_plan.dims, tile, coordinates)
+        if bound.store_plan.buffer.name in self.slot.touched_by_threads:
+            bound.isa.fence_proxy_async()
+            bound.isa.warp_sync()
+        bound.isa.tma_store(bound.store_plan, self.slot.index, where)
+
+
+class BoundStore(Carried):
+    """A `TmaStoreStage` with buffers of its own, in the role that fills them. State: the next buffer, in registers."""
+
+    def __init__(self, isa: Isa, store: Store, stages: int, role: RoleWarps, barrier: NamedBarrier | None, columns: int):
+        self.isa, self.plan, self.stages, self.role, self.barrier, self.width = isa, store, stages, role, barrier, columns
+        self.next = isa.cells(0)
+        self.unit: Any = 0
+        if barrier is not None and barrier.instances > 1:
+            self.unit = isa.warp // 4 - role.first_warp // 4
+        self.issuer = isa.warp == role.first_warp + 4 * self.unit
+
+    def store(self, tile: Tile, values: Accumulator | Fragment, epilogue: Epilogue | None = None) -> None:
+        """Converts *values* to the tensor's type and stores them to *tile*, as soon as a buffer is free.
+
+        values: an `Accumulator` (of the source declared), or a fragment dealt as `slot.x.read()` deals it; epilogue:
+        applied to each fragment of an accumulator before the conversion.
+        """
+        if isinstance(values, Accumulator):
+            self._store_accumulator(tile, values, epilogue)
+        else:
+            where = tile_coordinates(f"{self.plan.name}.store", self.plan.dims, tile, {})
+            self._store_piece(where, lambda slot: self.isa.write(slot, values if epilogue is None else epilogue(values), self.role))
+
+    def finish(self) -> None:
+        """Once, after the last tile: the issuing thread waits until its writes are visible."""
+        self.isa.when(self.issuer, lambda: self.isa.bulk_wait_group(0, read=False))
+
+    def _store_accumulator(self, tile: Tile, acc: Accumulator, epilogue: Epilogue | None) -> None:
+        matmul = acc.bound.matmul
+        rows, columns = matmul.shape[0], matmul.shape[1]
+        groups = matmul.warpgroups
+        m_dim, n_dim = self.plan.dims[-2:]
+        for block in range(rows // (64 * groups)):
+            for first in range(0, columns, self.width):
+                values = acc.columns(block, first, self.width)
+                values = values if epilogue is None else epilogue(values)
+                where = tile_coordinates(
+                    f"{self.plan.name}.store",
+                    self.plan.dims,
+                    tile,
+                    {
+                        m_dim: tile[m_dim] * (rows // 64) + (block * groups + self.unit),
+                        n_dim: tile[n_dim] * (columns // self.width) + first // self.width,
+                    },
+                )
+                self._store_piece(where, lambda slot, values=values: self.isa.write_columns(matmul, values, slot))
+
+    def _store_piece(self, where: tuple[Any, ...], write: Any) -> None:
+        """One buffer's way: wait until it is free, write, fence, synchronize, and let the issuer store it."""
+        isa = self.isa
+        index = self.unit * self.stages + self.next[0]
+        isa.when(self.issuer, lambda: isa.bulk_wait_group(self.stages - 1, read=True))
+        self._sync()
+        write(SlotRef(self.plan.buffer, index))
+        isa.fence_proxy_async()
+        self._sync()
+
+        def issue() -> None:
+            isa.tma_store(self.plan, index, where)
+            isa.bulk_commit_group()
+
+        isa.when(self.issuer, issue)
+        following = self.next[0] + 1
+        self.next[0] = isa.select(following == self.stages, 0, following)
+
+    def _sync(self) -> None:
+        if self.barrier is None:
+            self.isa.warp_sync()
+        else:
+            self.isa.named_barrier_sync(self.barrier, self.unit)
+
+
+def end_of(ends: dict[str, RingEnd], ring: BarrierRing) -> RingEnd | None:
+    return ends.get(ring.name)

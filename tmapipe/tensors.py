@@ -1,0 +1,215 @@
+"""Binding tensors to stages: which tensor goes where, what each must look like, and the model's view of them.
+
+Torch tensors are recognized by their module's name, so that this file needs no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import attrs
+import numpy as np
+
+from tmapipe.dtypes import DType, dtype_of
+from tmapipe.errors import InputError
+from tmapipe.stage import TmaLoadStage
+from tmapipe.store_pipeline import TmaStoreStage
+
+__all__ = ["Bound", "bind"]
+
+ALIGNMENT = 16  # bytes: of a TMA tensor's address and of every stride but the last (cuTensorMapEncodeTiled)
+
+
+@attrs.define
+class Bound:
+    """Tensors by stage name. shapes: with leading 1s for batch dimensions that a tensor lacks."""
+
+    tensors: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+    strides: dict[str, tuple[int, ...]]
+    dtypes: dict[str, DType]
+    stores: tuple[str, ...]
+    on_gpu: bool
+    _views: dict[str, np.ndarray] = attrs.field(factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to compute: no output element, or nothing that goes into one."""
+        return any(0 in shape for shape in self.shapes.values())
+
+    def zero_outputs(self) -> None:
+        """An empty sum is zero (no k), and an empty output is left as it is."""
+        for name in self.stores:
+            if 0 not in self.shapes[name]:
+                self.tensors[name][...] = 0
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """NumPy arrays of the machine model, sharing memory with the tensors, shaped like the stages' dimensions."""
+        for name, tensor in self.tensors.items():
+            array = tensor if isinstance(tensor, np.ndarray) else _torch_to_numpy(tensor, self.dtypes[name])
+            self._views[name] = array.reshape(self.shapes[name]) if array.ndim != len(self.shapes[name]) else array
+        return dict(self._views)
+
+    def write_back(self) -> None:
+        """Outputs whose model array is no view of the tensor are copied back (none today: all views share memory)."""
+        for name in self.stores:
+            tensor = self.tensors[name]
+            if isinstance(tensor, np.ndarray) and not np.shares_memory(tensor, self._views[name]):
+                tensor[...] = self._views[name].reshape(tensor.shape)
+
+    def result(self) -> Any:
+        """The output, or a tuple of the outputs."""
+        results = tuple(self.tensors[name] for name in self.stores)
+        return results[0] if len(results) == 1 else results
+
+
+def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: Any) -> Bound:
+    """Matches tensors with stages, makes missing outputs, and checks everything that could go wrong on the GPU.
+
+    Raises `InputError` naming the argument, its value, the rule and a fix."""
+    declared = schedule.declared
+    parts: dict[str, TmaLoadStage | TmaStoreStage] = {**declared.loads, **declared.stores}
+    given = _match(list(parts), tensors, named)
+    stores = tuple(declared.stores)
+    if out is not None:
+        if not stores or stores[0] in given:
+            raise InputError("out", type(out).__name__, "names the first output, which is given already", "pass it once")
+        given[stores[0]] = out
+    for name in declared.loads:
+        if name not in given:
+            raise InputError(name, None, "a tensor is needed for every load stage", f"pass {name}=")
+    extents: dict[str, tuple[str, int]] = {}
+    for name in declared.loads:
+        _check_kind(name, given[name])
+        _note_extents(name, parts[name].dims, shape_for(name, given[name], parts[name].dims), extents)
+    like = given[next(iter(declared.loads))] if declared.loads else None
+    for name, store in declared.stores.items():
+        if name not in given:
+            if like is None:
+                raise InputError(name, None, "a tensor is needed for the output", f"pass {name}=")
+            given[name] = _make_output(name, store, extents, like)
+        _check_kind(name, given[name])
+    shapes = {n: shape_for(n, given[n], part.dims) for n, part in parts.items()}
+    for name, part in parts.items():
+        _note_extents(name, part.dims, shapes[name], extents)
+    devices = {name: _device(given[name]) for name in parts}
+    first = next(iter(devices.values()))
+    for name, device in devices.items():
+        if device != first:
+            raise InputError(name, device, f"lies on another device than {next(iter(devices))} ({first})", "move it there")
+    kinds = {name: isinstance(given[name], np.ndarray) for name in parts}
+    if len(set(kinds.values())) > 1:
+        raise InputError("tensors", kinds, "are either all NumPy arrays or all torch tensors", "convert one kind")
+    dtypes = {name: dtype_of(given[name], name) for name in parts}
+    strides = {n: _strides(given[n], len(parts[n].dims)) for n in parts}
+    bound = Bound({n: given[n] for n in parts}, shapes, strides, dtypes, stores, on_gpu=first != "cpu")
+    for name in parts:
+        if 0 not in shapes[name]:
+            _check_layout(name, given[name], shapes[name], strides[name], dtypes[name])
+    _check_overlap(bound)
+    return bound
+
+
+def shape_for(name: str, tensor: Any, dims: tuple[str, ...]) -> tuple[int, ...]:
+    """The tensor's shape with 1s for leading dimensions that it lacks. Raises `InputError` if it has too many or few."""
+    shape = tuple(int(extent) for extent in tensor.shape)
+    missing = len(dims) - len(shape)
+    if missing < 0 or (missing > 0 and len(shape) < 2 <= len(dims)):
+        raise InputError(name, shape, f"has the dimensions {' '.join(dims)}", f"pass a tensor of {len(dims)} dimensions")
+    return (1,) * missing + shape
+
+
+def _match(names: list[str], tensors: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    if len(tensors) > len(names):
+        raise InputError("tensors", f"{len(tensors)} tensors", f"at most {len(names)}: {', '.join(names)}", "pass fewer")
+    given = dict(zip(names, tensors, strict=False))
+    for name, tensor in named.items():
+        if name not in names:
+            raise InputError(name, type(tensor).__name__, f"is no stage; the stages are {', '.join(names)}", "rename it")
+        if name in given:
+            raise InputError(name, type(tensor).__name__, "is given twice", "pass it once")
+        given[name] = tensor
+    return {name: tensor for name, tensor in given.items() if tensor is not None}
+
+
+def _is_torch(tensor: Any) -> bool:
+    return type(tensor).__module__.split(".")[0] == "torch" and hasattr(tensor, "data_ptr")
+
+
+def _check_kind(name: str, tensor: Any) -> None:
+    if not (isinstance(tensor, np.ndarray) or _is_torch(tensor)):
+        raise InputError(name, type(tensor).__name__, "is a torch tensor or a NumPy array", "convert it")
+
+
+def _note_extents(name: str, dims: tuple[str, ...], shape: tuple[int, ...], seen: dict[str, tuple[str, int]]) -> None:
+    for dim, extent in zip(dims, shape, strict=True):
+        owner, known = seen.setdefault(dim, (name, extent))
+        if known != extent:
+            raise InputError(f"{name}.shape", shape, f"has {dim} = {extent}, but {owner} has {dim} = {known}", "make them equal")
+
+
+def _make_output(name: str, store: TmaStoreStage, extents: dict[str, tuple[str, int]], like: Any) -> Any:
+    unknown = [dim for dim in store.dims if dim not in extents]
+    if unknown:
+        raise InputError(name, None, f"its extent along {', '.join(unknown)} follows from no input", f"pass {name}=")
+    shape = tuple(extents[dim][1] for dim in store.dims)
+    shape = shape[len(shape) - max(like.ndim, len(store.tile)) :]
+    dtype = store.dtype
+    if isinstance(like, np.ndarray):
+        return np.empty(shape, dtype=like.dtype if dtype is None else dtype.numpy)
+    torch = sys.modules["torch"]
+    return torch.empty(shape, dtype=like.dtype if dtype is None else getattr(torch, dtype.torch), device=like.device)
+
+
+def _device(tensor: Any) -> str:
+    return "cpu" if isinstance(tensor, np.ndarray) else str(tensor.device)
+
+
+def _strides(tensor: Any, dims: int) -> tuple[int, ...]:
+    """Strides in elements; leading dimensions that the tensor lacks get its whole size (any value would do)."""
+    if isinstance(tensor, np.ndarray):
+        own = tuple(s // tensor.itemsize for s in tensor.strides)
+    else:
+        own = tuple(tensor.stride())
+    outer = tensor.shape[0] * own[0] if own else 1
+    return (outer,) * (dims - len(own)) + own
+
+
+def _check_layout(name: str, tensor: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> None:
+    """The rules of cuTensorMapEncodeTiled. On the CPU too, so that what runs on the model runs on the GPU."""
+    if strides[-1] != 1 and shape[-1] > 1:
+        raise InputError(f"{name}.stride", strides, "the last dimension must be contiguous (stride 1)", f"{name}.contiguous()")
+    for extent, stride in zip(shape[:-1], strides[:-1], strict=True):
+        if extent > 1 and (stride * dtype.bytes % ALIGNMENT or stride <= 0):
+            raise InputError(
+                f"{name}.stride",
+                strides,
+                f"{stride} x {dtype.bytes} bytes is no positive multiple of {ALIGNMENT}, as TMA needs",
+                f"pad the rows to a multiple of {ALIGNMENT // dtype.bytes} elements",
+            )
+        if stride * dtype.bytes >= 2**40:
+            raise InputError(f"{name}.stride", strides, "TMA strides are below 2^40 bytes", "use smaller tensors")
+    if any(extent >= 2**31 for extent in shape):
+        raise InputError(f"{name}.shape", shape, "extents are below 2^31 elements", "split the tensor")
+    address = tensor.ctypes.data if isinstance(tensor, np.ndarray) else tensor.data_ptr()
+    if _is_torch(tensor) and address % ALIGNMENT:
+        raise InputError(
+            f"{name}.data_ptr()", hex(address), f"must be a multiple of {ALIGNMENT} bytes", "start the view at such an offset"
+        )
+
+
+def _check_overlap(bound: Bound) -> None:
+    """An output must not share memory with itself: two tiles would race for the same bytes."""
+    for name in bound.stores:
+        strides, shape = bound.strides[name], bound.shapes[name]
+        if any(stride == 0 and extent > 1 for stride, extent in zip(strides, shape, strict=True)):
+            raise InputError(f"{name}.stride", strides, "an output's elements must not overlap", "pass a dense tensor")
+
+
+def _torch_to_numpy(tensor: Any, dtype: DType) -> np.ndarray:
+    """A NumPy view of a CPU torch tensor; types that torch cannot hand to NumPy go through an integer of the same size."""
+    torch = sys.modules["torch"]
+    plain = {1: torch.int8, 2: torch.int16, 4: torch.int32}[dtype.bytes]
+    integers = tensor.detach().view(plain).numpy()
+    return integers.view(dtype.numpy)

@@ -1,0 +1,128 @@
+"""Tile coordinates, and the order in which persistent CTAs take output tiles.
+
+The order is an object of its own, apart from the schedules' bodies: a body is given one `Tile` after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from tmapipe.cluster import cluster_coordinate
+from tmapipe.errors import InputError
+from tmapipe.isa import Carried, Isa
+
+__all__ = ["PersistentTiles", "Tile", "ceil_div"]
+
+
+def ceil_div(a: Any, b: Any) -> Any:
+    """a / b rounded up, for non-negative a and positive b, run-time values too."""
+    return (a + b - 1) // b
+
+
+class Tile(Carried):
+    """Coordinates of an output tile, in tiles along each dimension: ``tile.m``, ``tile["m"]``."""
+
+    def __init__(self, coordinates: dict[str, Any]):
+        self._coordinates = coordinates
+
+    def __getitem__(self, dim: str) -> Any:
+        return self._coordinates[dim]
+
+    def __getattr__(self, dim: str) -> Any:
+        if dim.startswith("_"):
+            raise AttributeError(dim)
+        try:
+            return self._coordinates[dim]
+        except KeyError:
+            raise AttributeError(f"tile has no dimension {dim!r}, only {', '.join(self._coordinates)}") from None
+
+    def get(self, dim: str) -> Any:
+        """The coordinate along *dim*, or None."""
+        return self._coordinates.get(dim)
+
+
+def tile_coordinates(
+    where: str, dims: Sequence[str], tile: Tile | None, coordinates: dict[str, Any]
+) -> tuple[Any, ...]:
+    """One tile coordinate a dimension: from *coordinates* by name, else from *tile*. Raises `InputError` if one is missing
+    or unknown."""
+    unknown = [name for name in coordinates if name not in dims]
+    if unknown:
+        raise InputError(where, unknown, f"has dimensions {', '.join(dims)}", "name one of those")
+    found = [coordinates[d] if d in coordinates else (tile.get(d) if tile is not None else None) for d in dims]
+    missing = [d for d, value in zip(dims, found, strict=True) if value is None]
+    if missing:
+        example = ", ".join(f"{d}=..." for d in missing)
+        raise InputError(where, missing, "needs a coordinate (in tiles) along every dimension", f"pass {example}")
+    return tuple(found)
+
+
+@attrs.frozen
+class PersistentTiles:
+    """Static persistent order: cluster c of C takes the tiles c, c + C, c + 2C, ... of the tile grid.
+
+    The grid is that of the schedule's output, in units of clusters, rounded up (a cluster may get tiles that lie wholly
+    outside: loads of them give zeros and stores of them write nothing). Along the last two dimensions the order goes
+    through `group` rows before the next column, so that CTAs at work together share operands in L2; earlier (batch)
+    dimensions vary slowest.
+    """
+
+    group: int = attrs.field(default=8)
+
+    @group.validator
+    def _check(self, attribute: Any, value: Any) -> None:
+        if not isinstance(value, int) or value < 1:
+            raise InputError("PersistentTiles(group)", value, "is a positive number of rows", "use 8")
+
+    def clusters(self, grid: dict[str, int], cluster: dict[str, int]) -> int:
+        """Cluster-sized pieces of a grid of tiles: how many clusters can work at once."""
+        total = 1
+        for dim, count in grid.items():
+            total *= ceil_div(count, cluster.get(dim, 1))
+        return total
+
+    def bind(self, isa: Isa, grid: dict[str, Any]) -> BoundTiles:
+        """This order on the calling CTA, for a grid of *grid* tiles a dimension."""
+        return BoundTiles(isa, self.group, grid)
+
+
+class BoundTiles(Carried):
+    """The calling CTA's tiles: `count` of them, `tile(i)` for each."""
+
+    def __init__(self, isa: Isa, group: int, grid: dict[str, Any]):
+        cluster = isa.plan.cluster
+        self.isa, self.group = isa, group
+        self.steps = {dim: ceil_div(count, cluster.get(dim, 1)) for dim, count in grid.items()}
+        total: Any = 1
+        for count in self.steps.values():
+            total = total * count
+        self.count = ceil_div(total - isa.cluster_id, isa.clusters)
+
+    def tile(self, i: Any) -> Tile:
+        """The *i*-th tile of the calling CTA."""
+        linear = self.isa.cluster_id + i * self.isa.clusters
+        places: dict[str, Any] = {}
+        dims = list(self.steps)
+        if len(dims) > 1:
+            m, n = dims[-2:]
+            matrix = self.steps[m] * self.steps[n]
+            batch, rest = linear // matrix, linear % matrix
+            width = self.group * self.steps[n]
+            first = rest // width * self.group
+            rows = self.isa.select(self.steps[m] - first < self.group, self.steps[m] - first, self.group)
+            places[m] = first + rest % width % rows
+            places[n] = rest % width // rows
+            outer = dims[:-2]
+        else:
+            places[dims[-1]] = linear % self.steps[dims[-1]]
+            batch, outer = linear // self.steps[dims[-1]], dims[:-1]
+        for dim in reversed(outer):
+            places[dim] = batch % self.steps[dim]
+            batch = batch // self.steps[dim]
+        cluster = self.isa.plan.cluster
+        return Tile(
+            {d: places[d] * cluster.get(d, 1) + cluster_coordinate(self.isa, d) for d in self.steps}
+        )

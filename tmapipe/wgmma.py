@@ -1,0 +1,90 @@
+"""Wgmma: warpgroup matmuls on slots, accumulated in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tmapipe.barrier import RingEnd
+from tmapipe.errors import InputError, ScopeError
+from tmapipe.isa import Carried, Fragment, Isa
+from tmapipe.plan import Matmul
+from tmapipe.stage import PartInSlot, TmaLoadStage
+
+__all__ = ["Accumulator", "BoundMatmul", "Wgmma"]
+
+
+class Wgmma:
+    """Declares ``acc[m, n] += a[m, k] * b[n, k]`` on the slots of a ring, by the warpgroups of its last phase.
+
+    a, b: stages of one ring with tiles (m, k) and (n, k), both contiguous along k; in_flight: wgmma groups (one a slot)
+    that may still run while the next slot is waited for. A slot is released when its group has retired, so `in_flight`
+    slots later. Accumulation is in fp32. m is a multiple of 64 a warpgroup, n a multiple of 8 up to 256, and k takes a
+    multiple of 32 bytes (PTX ISA, wgmma shapes).
+    """
+
+    def __init__(self, a: TmaLoadStage, b: TmaLoadStage, *, in_flight: int = 1):
+        for argument, stage in (("Wgmma(a)", a), ("Wgmma(b)", b)):
+            if not isinstance(stage, TmaLoadStage) or len(stage.tile) != 2:
+                raise InputError(argument, stage, "is a TmaLoadStage with a tile of two extents", "pass such a stage")
+        if a.ring is not b.ring:
+            raise InputError("Wgmma(a, b)", (a.name, b.name), "lie in the slots of one ring", "give both the same ring")
+        if not isinstance(in_flight, int) or in_flight < 0:
+            raise InputError("Wgmma(in_flight)", in_flight, "is a number of groups, 0 or more", "use 1")
+        self.a, self.b, self.in_flight = a, b, in_flight
+        self.name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = self.name or name
+
+
+class BoundMatmul(Carried):
+    """A `Wgmma` in the role that executes it."""
+
+    def __init__(self, isa: Isa, matmul: Matmul, end: RingEnd):
+        self.isa, self.matmul, self.end = isa, matmul, end
+
+    def accumulate(self) -> Accumulator:
+        """``with k.mma.accumulate() as acc:`` starts from zero; inside, ``acc.add(slot.a, slot.b)`` once a slot; on leaving,
+        all groups have retired, every slot is released and the values can be used."""
+        return Accumulator(self)
+
+
+class Accumulator(Carried):
+    """The fp32 sums of one output tile, in the registers of the role's warpgroups."""
+
+    def __init__(self, bound: BoundMatmul):
+        self.bound = bound
+        self.registers: Fragment = None
+        self.open = False
+
+    def __enter__(self) -> Accumulator:
+        self.registers = self.bound.isa.accumulator(self.bound.matmul)
+        self.bound.isa.wgmma_fence()
+        self.open = True
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is None:
+            self.bound.end.drain()
+        self.open = False
+
+    def add(self, a: PartInSlot, b: PartInSlot) -> None:
+        """Starts the matmul of the two tiles of one open slot. Its end is awaited by the ring and by leaving `accumulate`."""
+        matmul = self.bound.matmul
+        if not self.open:
+            raise ScopeError("acc.add() outside `with k.<mma>.accumulate() as acc`. Move it into that block.")
+        for part, operand in ((a, matmul.a), (b, matmul.b)):
+            part.slot._check_open()
+            if part.ref.buffer != operand:
+                raise ScopeError(f"acc.add() takes slot.{matmul.a.name} and slot.{matmul.b.name}, in this order.")
+        self.bound.isa.wgmma(matmul, self.registers, a.ref, b.ref)
+
+    def columns(self, block: int, first: int, columns: int) -> Fragment:
+        """The values of columns [first, first + columns) of the warpgroup's row block *block* (64 rows), as a fragment."""
+        if self.open:
+            raise ScopeError("an accumulator read inside its `accumulate` block, where wgmma may still write it. Leave it first.")
+        return self.bound.isa.accumulator_columns(self.bound.matmul, self.registers, block, first, columns)
+
+
+Epilogue = Callable[[Fragment], Fragment]
