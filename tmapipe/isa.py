@@ -158,19 +158,19 @@ class Isa(Protocol):
         """``prefetch.tensormap``: a hint, no ordering effect."""
 
     def tma_load(
-        self, load: Load, stage: Value, tile: Sequence[Value], barrier: Barrier, mask: Value = None, share: Value = 0
+        self, load: Load, stage: Value, at: Sequence[Value], barrier: Barrier, mask: Value = None, share: Value = 0
     ) -> None:
         """``cp.async.bulk.tensor.tile.shared::cluster.global.mbarrier::complete_tx::bytes`` (``.multicast::cluster``).
 
-        Copies the tile at tile coordinates *tile* (one a dimension of `load.dims`; elements outside the tensor read as
-        zero and count as bytes) into slot *stage* and completes its bytes on ``barrier[stage]``, later, by itself. With
+        Copies the tile that starts at element *at* (one index a dimension of `load.dims`; elements outside the tensor read
+        as zero and count as bytes) into slot *stage* and completes its bytes on ``barrier[stage]``, later, by itself. With
         *mask*, this CTA copies only part *share* of `load.peers` parts (split along the slot's first extent), into the
         same slot, and completes its bytes on the same barrier, of every CTA in *mask*. Async proxy.
         """
 
-    def tma_store(self, store: Store, stage: Value, tile: Sequence[Value]) -> None:
+    def tma_store(self, store: Store, stage: Value, at: Sequence[Value]) -> None:
         """``cp.async.bulk.tensor.tile.global.shared::cta.bulk_group`` (``cp.reduce...`` with `store.reduce`): copies slot
-        *stage* to the tile at *tile*, later; elements outside the tensor are not written. Async proxy."""
+        *stage* to the tile that starts at element *at*, later; elements outside the tensor are not written. Async proxy."""
 
     def bulk_commit_group(self) -> None:
         """``cp.async.bulk.commit_group``: closes a group of the elected thread's stores."""

@@ -445,8 +445,9 @@ class _Layout:
             if isinstance(store.source, Wgmma):
                 m, n = store.tile
                 columns = store.columns or _default_columns(n, dtype)
-                if n % columns or columns % 8:
-                    raise InputError(f"{name}.columns", columns, f"must divide {n} and be a multiple of 8", "leave it out")
+                if columns > n or columns % 8 or (store.reduce and n % columns):
+                    rule = f"is a multiple of 8 up to {n}" + (" that divides it, for a reduction" if store.reduce else "")
+                    raise InputError(f"{name}.columns", columns, rule, "leave it out")
                 groups = role.warps // 4
                 tile = (64, columns)
                 slots = groups * store.stages
@@ -486,10 +487,8 @@ def _widest_swizzle(name: str, row: int) -> int:
 
 
 def _default_columns(n: int, dtype: DType) -> int:
-    """The most columns within a swizzle span of 128 bytes that divide n."""
-    columns = 128 // dtype.bytes
-    while n % columns:
-        columns //= 2
-    return max(columns, 8)
-
-
+    """As many columns as fill a swizzle span of 128 bytes, or 64 or 32 if the tile is narrower."""
+    for span in (128, 64, 32):
+        if span // dtype.bytes <= n:
+            return span // dtype.bytes
+    return n

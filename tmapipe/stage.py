@@ -11,7 +11,7 @@ from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import Carried, Fragment, Isa, SlotRef
 from tmapipe.plan import Buffer, Load
 from tmapipe.role import Role
-from tmapipe.tiles import Tile, tile_coordinates
+from tmapipe.tiles import Tile, start_of
 
 __all__ = ["SharedStage", "SlotPart", "TmaLoadStage"]
 
@@ -138,8 +138,8 @@ class PartInSlot(Carried):
         load = self.part.load
         if load is None or self.end.phase != 0:
             raise ScopeError(f"load() of {self.part.buffer.name!r} in role {self.part.role!r}: only the role that loads it can.")
-        where = tile_coordinates(f"slot.{load.name}.load", load.dims, tile, coordinates)
-        self.part.isa.tma_load(load, self.slot.index, where, self.end.signalled, self.part.mask, self.part.share)
+        at = start_of(f"slot.{load.name}.load", load.dims, load.tile, tile, coordinates)
+        self.part.isa.tma_load(load, self.slot.index, at, self.end.signalled, self.part.mask, self.part.share)
 
     def read(self) -> Fragment:
         """The tile's elements, dealt over the role's threads: an array value that takes arithmetic and `tmapipe.math`."""

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tmapipe.barrier import BarrierRing, RingEnd, Slot
+from tmapipe.barrier import BarrierRing, Slot
 from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import Carried, Fragment, Isa, SlotRef
 from tmapipe.plan import NamedBarrier, RoleWarps, Store
 from tmapipe.role import Role
 from tmapipe.stage import SWIZZLES, TmaLoadStage, check_dims
-from tmapipe.tiles import Tile, tile_coordinates
+from tmapipe.tiles import Tile, start_of
 from tmapipe.wgmma import Accumulator, Epilogue, Wgmma
 
 __all__ = ["BoundStore", "TmaStoreStage"]
@@ -117,11 +117,12 @@ class SlotStoreInSlot(Carried):
         bound, end = self.bound, self.slot.end
         if end.role != bound.role.name:
             raise ScopeError(f"store() of {bound.store_plan.name!r} in role {end.role!r}: the ring's last role stores it.")
-        where = tile_coordinates(f"slot.{bound.store_plan.name}.store", bound.store_plan.dims, tile, coordinates)
-        if bound.store_plan.buffer.name in self.slot.touched_by_threads:
+        plan = bound.store_plan
+        at = start_of(f"slot.{plan.name}.store", plan.dims, plan.tile, tile, coordinates)
+        if plan.buffer.name in self.slot.touched_by_threads:
             bound.isa.fence_proxy_async()
             bound.isa.warp_sync()
-        bound.isa.tma_store(bound.store_plan, self.slot.index, where)
+        bound.isa.tma_store(plan, self.slot.index, at)
 
 
 class BoundStore(Carried):
@@ -144,34 +145,29 @@ class BoundStore(Carried):
         if isinstance(values, Accumulator):
             self._store_accumulator(tile, values, epilogue)
         else:
-            where = tile_coordinates(f"{self.plan.name}.store", self.plan.dims, tile, {})
-            self._store_piece(where, lambda slot: self.isa.write(slot, values if epilogue is None else epilogue(values), self.role))
+            at = start_of(f"{self.plan.name}.store", self.plan.dims, self.plan.tile, tile, {})
+            self._store_piece(at, lambda slot: self.isa.write(slot, values if epilogue is None else epilogue(values), self.role))
 
     def finish(self) -> None:
         """Once, after the last tile: the issuing thread waits until its writes are visible."""
         self.isa.when(self.issuer, lambda: self.isa.bulk_wait_group(0, read=False))
 
     def _store_accumulator(self, tile: Tile, acc: Accumulator, epilogue: Epilogue | None) -> None:
+        """Piece by piece, 64 rows x `width` columns of this warpgroup. A last piece that would reach over the tile starts
+        earlier instead, and stores some columns a second time."""
         matmul = acc.bound.matmul
-        rows, columns = matmul.shape[0], matmul.shape[1]
-        groups = matmul.warpgroups
-        m_dim, n_dim = self.plan.dims[-2:]
+        rows, columns, groups = matmul.shape[0], matmul.shape[1], matmul.warpgroups
+        whole = (*self.plan.tile[:-2], rows, columns)
+        *batch, m, n = start_of(f"{self.plan.name}.store", self.plan.dims, whole, tile, {})
         for block in range(rows // (64 * groups)):
             for first in range(0, columns, self.width):
+                first = min(first, columns - self.width)
                 values = acc.columns(block, first, self.width)
                 values = values if epilogue is None else epilogue(values)
-                where = tile_coordinates(
-                    f"{self.plan.name}.store",
-                    self.plan.dims,
-                    tile,
-                    {
-                        m_dim: tile[m_dim] * (rows // 64) + (block * groups + self.unit),
-                        n_dim: tile[n_dim] * (columns // self.width) + first // self.width,
-                    },
-                )
-                self._store_piece(where, lambda slot, values=values: self.isa.write_columns(matmul, values, slot))
+                at = (*batch, m + (block * groups + self.unit) * 64, n + first)
+                self._store_piece(at, lambda slot, values=values: self.isa.write_columns(matmul, values, slot))
 
-    def _store_piece(self, where: tuple[Any, ...], write: Any) -> None:
+    def _store_piece(self, at: tuple[Any, ...], write: Any) -> None:
         """One buffer's way: wait until it is free, write, fence, synchronize, and let the issuer store it."""
         isa = self.isa
         index = self.unit * self.stages + self.next[0]
@@ -182,7 +178,7 @@ class BoundStore(Carried):
         self._sync()
 
         def issue() -> None:
-            isa.tma_store(self.plan, index, where)
+            isa.tma_store(self.plan, index, at)
             isa.bulk_commit_group()
 
         isa.when(self.issuer, issue)
@@ -194,7 +190,3 @@ class BoundStore(Carried):
             self.isa.warp_sync()
         else:
             self.isa.named_barrier_sync(self.barrier, self.unit)
-
-
-def end_of(ends: dict[str, RingEnd], ring: BarrierRing) -> RingEnd | None:
-    return ends.get(ring.name)

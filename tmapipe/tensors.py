@@ -23,9 +23,11 @@ ALIGNMENT = 16  # bytes: of a TMA tensor's address and of every stride but the l
 
 @attrs.define
 class Bound:
-    """Tensors by stage name. shapes: with leading 1s for batch dimensions that a tensor lacks."""
+    """Tensors by stage name, as the kernel sees them. shapes: with leading 1s for batch dimensions that a tensor lacks;
+    outputs: the stores' tensors as the caller knows them."""
 
     tensors: dict[str, Any]
+    outputs: tuple[Any, ...]
     shapes: dict[str, tuple[int, ...]]
     strides: dict[str, tuple[int, ...]]
     dtypes: dict[str, DType]
@@ -60,8 +62,7 @@ class Bound:
 
     def result(self) -> Any:
         """The output, or a tuple of the outputs."""
-        results = tuple(self.tensors[name] for name in self.stores)
-        return results[0] if len(results) == 1 else results
+        return self.outputs[0] if len(self.outputs) == 1 else self.outputs
 
 
 def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: Any) -> Bound:
@@ -109,6 +110,16 @@ def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: An
             _check_layout(name, given[name], shapes[name], strides[name], dtypes[name])
     _check_overlap(bound)
     return bound
+
+
+def empty_like(tensor: Any) -> Any:
+    """A new dense tensor or array of the same shape, type and device."""
+    return np.empty(tensor.shape, tensor.dtype) if isinstance(tensor, np.ndarray) else tensor.new_empty(tensor.shape)
+
+
+def is_contiguous(tensor: Any) -> bool:
+    """Whether the elements fill their memory in order, without gaps."""
+    return bool(tensor.flags.c_contiguous) if isinstance(tensor, np.ndarray) else tensor.is_contiguous()
 
 
 def shape_for(name: str, tensor: Any, dims: tuple[str, ...]) -> tuple[int, ...]:

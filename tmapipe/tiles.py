@@ -14,7 +14,7 @@ from tmapipe.cluster import cluster_coordinate
 from tmapipe.errors import InputError
 from tmapipe.isa import Carried, Isa
 
-__all__ = ["PersistentTiles", "Tile", "ceil_div"]
+__all__ = ["PersistentTiles", "Tile", "ceil_div", "start_of"]
 
 
 def ceil_div(a: Any, b: Any) -> Any:
@@ -44,11 +44,11 @@ class Tile(Carried):
         return self._coordinates.get(dim)
 
 
-def tile_coordinates(
-    where: str, dims: Sequence[str], tile: Tile | None, coordinates: dict[str, Any]
+def start_of(
+    where: str, dims: Sequence[str], extents: Sequence[int], tile: Tile | None, coordinates: dict[str, Any]
 ) -> tuple[Any, ...]:
-    """One tile coordinate a dimension: from *coordinates* by name, else from *tile*. Raises `InputError` if one is missing
-    or unknown."""
+    """The element at which a tile of *extents* starts, along each of *dims*: its coordinate (in tiles) from *coordinates* by
+    name, else from *tile*, times its extent. Raises `InputError` if a coordinate is missing or unknown."""
     unknown = [name for name in coordinates if name not in dims]
     if unknown:
         raise InputError(where, unknown, f"has dimensions {', '.join(dims)}", "name one of those")
@@ -57,7 +57,7 @@ def tile_coordinates(
     if missing:
         example = ", ".join(f"{d}=..." for d in missing)
         raise InputError(where, missing, "needs a coordinate (in tiles) along every dimension", f"pass {example}")
-    return tuple(found)
+    return tuple(value * extent for value, extent in zip(found, extents, strict=True))
 
 
 @attrs.frozen

@@ -140,9 +140,9 @@ class GpuIsa(Carried):
         cpasync.prefetch_descriptor(self.atoms[part.name][0])
 
     def tma_load(
-        self, load: Load, stage: Any, tile: Sequence[Any], barrier: Barrier, mask: Any = None, share: Any = 0
+        self, load: Load, stage: Any, at: Sequence[Any], barrier: Barrier, mask: Any = None, share: Any = 0
     ) -> None:
-        slot, source = self._partition(load, tile, share, load.peers)
+        slot, source = self._partition(load, at, share, load.peers)
         extra: dict[str, Any] = {}
         if mask is not None:
             extra["mcast_mask"] = Int16(mask)
@@ -151,8 +151,8 @@ class GpuIsa(Carried):
         pointer = self._mbarrier(barrier, stage)
         cute.copy(self.atoms[load.name][0], source, slot[(None, stage)], tma_bar_ptr=pointer, **extra)
 
-    def tma_store(self, store: Store, stage: Any, tile: Sequence[Any]) -> None:
-        slot, target = self._partition(store, tile, 0, 1)
+    def tma_store(self, store: Store, stage: Any, at: Sequence[Any]) -> None:
+        slot, target = self._partition(store, at, 0, 1)
         atom = self.atoms[store.name][0]
         if COPY_ELECTS["reduce" if store.reduce else "store"]:
             cute.copy(atom, slot[(None, stage)], target)
@@ -251,19 +251,21 @@ class GpuIsa(Carried):
             return cute.make_tensor(pointer, layout.outer)
         return cute.make_tensor(cute.recast_ptr(start.align(128), dtype=cute_type(buffer.dtype)), layout)
 
-    def _partition(self, part: Load | Store, tile: Sequence[Any], share: Any, peers: int) -> tuple[Any, Any]:
-        """The slots and the global tile at *tile* as the TMA atom takes them."""
+    def _partition(self, part: Load | Store, at: Sequence[Any], share: Any, peers: int) -> tuple[Any, Any]:
+        """The slots, and the global tile that starts at element *at*, as the TMA atom takes them."""
         atom, tensor = self.atoms[part.name]
         core = len(part.buffer.tile)
-        tiles = cute.local_tile(tensor, part.buffer.tile, (None,) * len(part.dims))
-        slots, tiles = cpasync.tma_partition(
+        modes = core_modes(part)
+        moved = cute.domain_offset(tuple(at[mode] for mode in modes), tensor)
+        tile = cute.local_tile(moved, part.buffer.tile, (*(0,) * core, *(None,) * (len(modes) - core)))
+        slots, tile = cpasync.tma_partition(
             atom,
             share,
             cute.make_layout(peers),
             cute.group_modes(self.buffers[part.buffer.name], 0, core),
-            cute.group_modes(tiles, 0, core),
+            cute.group_modes(tile, 0, core),
         )
-        return slots, tiles[(None, *(tile[mode] for mode in core_modes(part)))]
+        return slots, tile[(None, *(0,) * (len(modes) - core))]
 
     def _vectors(self, slot: SlotRef, role: RoleWarps) -> tuple[Callable[[int], Any], int, int]:
         """16-byte vectors of a slot, dealt over the role's threads in turn: (i -> vector, how many each, elements)."""

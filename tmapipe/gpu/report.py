@@ -18,11 +18,11 @@ _EIFMT_SVAL = 0x04
 
 @attrs.frozen
 class Resources:
-    """registers: a thread at launch; stack_bytes: local memory a thread (spills and arrays; 0 is what one wants);
+    """registers: a thread at launch; spill_bytes: local memory a thread, spilled registers and arrays (0 is what one wants);
     shared_bytes: static and dynamic shared memory a CTA."""
 
     registers: int
-    stack_bytes: int
+    spill_bytes: int
     shared_bytes: int
 
 

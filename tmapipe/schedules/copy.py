@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tmapipe.barrier import BarrierRing
@@ -9,6 +10,7 @@ from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.tensors import empty_like, is_contiguous
 from tmapipe.tiles import PersistentTiles, Tile
 
 __all__ = ["Copy"]
@@ -16,6 +18,9 @@ __all__ = ["Copy"]
 
 class Copy(Schedule):
     """``y = x`` for matrices (m, n) whose rows are contiguous; strides of rows are free within TMA's 16-byte rule.
+
+    Where both are contiguous as a whole, they are copied as rows of one tile's width, so that each tile is one contiguous
+    piece of memory: any shape will do then.
 
     tile: elements moved at once; stages: slots in flight (None: as many as fit); pending: stores that may still read
     their slot while the next one is waited for.
@@ -28,6 +33,16 @@ class Copy(Schedule):
         self.x = TmaLoadStage("m n", tile=tile, ring=self.ring, l2_hint="evict_first")
         self.y = TmaStoreStage(source=self.x, stages=pending)
         self.tiles = PersistentTiles(group=1)
+
+    def __call__(self, x: Any, y: Any = None, *, out: Any = None) -> Any:
+        """Copies *x* to *y* (or `out`, or a new tensor) and returns that."""
+        y = y if y is not None else out if out is not None else empty_like(x)
+        width = self.x.tile[1]
+        if x.shape == y.shape and is_contiguous(x) and is_contiguous(y) and math.prod(x.shape) % width == 0:
+            super().__call__(x.reshape(-1, width), y.reshape(-1, width))
+        else:
+            super().__call__(x, y)
+        return y
 
     @load.jit
     def fill(self, k: Any, tile: Tile) -> None:

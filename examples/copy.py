@@ -1,0 +1,48 @@
+"""A pipelined copy, written with tmapipe's objects: one warp loads tiles into a ring, another stores them.
+
+python examples/copy.py            on the GPU if there is one, else on the CPU model of the hardware
+"""
+
+import os
+import sys
+
+sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # or this file would hide Python's own `copy`
+
+import torch  # noqa: E402
+
+import tmapipe as tp  # noqa: E402
+
+
+class Copy(tp.Schedule):
+    """Copies x to y through a ring of shared-memory tiles."""
+
+    load, store = tp.Role(warps=1), tp.Role(warps=1)
+    ring = tp.BarrierRing(stages=4, producer=load, consumer=store)
+    x = tp.TmaLoadStage(tile=(64, 128), ring=ring)
+    y = tp.TmaStoreStage(source=x)  # stores straight from the loaded slot
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:  # wait until the slot is free, arm its bytes
+            slot.x.load(tile)
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:  # wait for the bytes ... release the slot once the engine has read it
+            slot.y.store(tile)
+
+
+def main() -> None:
+    copy = Copy()
+    print(copy.explain())
+    gpu = torch.cuda.is_available()
+    shape = (16384, 8192) if gpu else (300, 1000)
+    x = torch.randn(shape, device="cuda" if gpu else "cpu").to(torch.bfloat16)
+    y = copy(x)
+    print(f"\n{tuple(shape)} on {'the GPU' if gpu else 'the CPU model'}: y == x is {torch.equal(x, y)}")
+    if not torch.equal(x, y):
+        sys.exit("the copy differs")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""These tests launch kernels. Without a CUDA device of the planned architecture they are skipped, and say why."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+
+def _reason() -> str | None:
+    if not torch.cuda.is_available():
+        return "no CUDA device here (torch.cuda.is_available() is False)"
+    major, minor = torch.cuda.get_device_capability()
+    if (major, minor) != (9, 0):
+        return f"the device is sm_{major}{minor}, the shipped schedules with wgmma are for sm_90"
+    return None
+
+
+def pytest_collection_modifyitems(items):
+    reason = _reason()
+    for item in items:
+        if "tests/gpu" in str(item.path):
+            item.add_marker(pytest.mark.gpu)
+            if reason:
+                item.add_marker(pytest.mark.skip(reason=reason))

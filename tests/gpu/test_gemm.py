@@ -1,0 +1,106 @@
+"""The GEMM on the device: random shapes and options, poisoned outputs, repeated runs that are bit-identical."""
+
+import random
+
+import pytest
+import torch
+
+import tmapipe as tp
+
+DTYPES = [torch.bfloat16, torch.float16]
+TILES = [(128, 256, 64), (128, 128, 64), (128, 64, 64), (64, 128, 64), (128, 192, 64), (128, 128, 128), (256, 128, 64)]
+CLUSTERS = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)]
+TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 1e-5}  # rounding of the output type
+
+
+def check(d, a, b):
+    """Every element written, and each random row and column right against float64."""
+    assert not torch.isnan(d).any(), "elements that were never written"
+    reference = a.double() @ b.double().transpose(-1, -2)
+    error = ((d.double() - reference).norm() / reference.norm()).item()
+    assert error < TOLERANCE[d.dtype], error
+
+
+def problem(rng, batch=False):
+    m, n, k = rng.randint(1, 700), 8 * rng.randint(1, 90), 8 * rng.randint(1, 120)
+    dtype = rng.choice(DTYPES)
+    lead = (rng.randint(1, 4),) if batch else ()
+    a = torch.randn(*lead, m, k, device="cuda", dtype=dtype)
+    b = torch.randn(*lead, n, k, device="cuda", dtype=dtype)
+    out = torch.full((*lead, m, n), float("nan"), device="cuda", dtype=rng.choice([dtype, torch.float32]))
+    return a, b, out
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_problems(seed):
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    tile = rng.choice(TILES)
+    gemm = tp.schedules.Gemm(
+        tile=tile,
+        cluster=rng.choice(CLUSTERS),
+        stages=rng.choice([None, 2, 3]),
+        store_stages=rng.choice([1, 2]),
+        group=rng.choice([1, 3, 8]),
+    )
+    for _ in range(3):
+        a, b, out = problem(rng, batch=rng.random() < 0.3)
+        gemm(a, b, out=out)
+        check(out, a, b)
+        first = out.clone()
+        for _ in range(3):
+            out.fill_(float("nan"))
+            gemm(a, b, out=out)
+            assert torch.equal(out, first)
+
+
+def test_many_tiles_a_cta():
+    torch.manual_seed(0)
+    a = torch.randn(4104, 1000, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(5000, 1000, device="cuda", dtype=torch.bfloat16)
+    for cluster in CLUSTERS:
+        out = torch.full((4104, 5000), float("nan"), device="cuda", dtype=torch.bfloat16)
+        tp.schedules.Gemm(cluster=cluster)(a, b, out=out)
+        check(out, a, b)
+
+
+def test_no_element_outside_the_output_is_touched():
+    a = torch.randn(130, 64, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(72, 64, device="cuda", dtype=torch.bfloat16)
+    wide = torch.full((140, 128), 7.0, device="cuda", dtype=torch.bfloat16)
+    tp.schedules.Gemm()(a, b, out=wide[2:132, 16:88])
+    check(wide[2:132, 16:88].clone(), a, b)
+    wide[2:132, 16:88] = 7.0
+    assert (wide == 7.0).all()
+
+
+def test_nan_and_inf_pass_through():
+    a = torch.randn(128, 64, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(256, 64, device="cuda", dtype=torch.bfloat16)
+    a[3, 5], b[7, 9] = float("nan"), float("inf")
+    out = tp.schedules.Gemm()(a, b)
+    assert torch.isnan(out[3]).all()
+    assert (torch.isinf(out[:, 7]) | torch.isnan(out[:, 7])).all()
+    assert torch.isfinite(out[4:, 8:]).all()
+
+
+def test_views_strides_and_empty_tensors():
+    a = torch.randn(300, 512, device="cuda", dtype=torch.bfloat16)[:, 64:320]
+    b = torch.randn(200, 256, device="cuda", dtype=torch.bfloat16)
+    check(tp.schedules.Gemm()(a, b), a, b)
+    empty = tp.schedules.Gemm()(a[:0], b)
+    assert empty.shape == (0, 200)
+    zero = tp.schedules.Gemm()(a[:, :0], b[:, :0])
+    assert zero.shape == (300, 200) and (zero == 0).all()
+
+
+def test_another_stream():
+    a = torch.randn(1024, 1024, device="cuda", dtype=torch.bfloat16)
+    gemm = tp.schedules.Gemm()
+    expected = gemm(a, a)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        found = gemm(a, a)
+    stream.synchronize()
+    assert torch.equal(found, expected)
