@@ -1,0 +1,112 @@
+"""What the checker says: a `Report` of `Finding`s, each of one `Kind`, with the events that show it."""
+
+from __future__ import annotations
+
+import enum
+
+import attrs
+
+__all__ = ["Event", "Finding", "Kind", "Report"]
+
+
+class Kind(enum.Enum):
+    """What is wrong. The value is the rule in a few words; `note` kinds never fail a check."""
+
+    DEADLOCK = "no agent can take another step"
+    LAPPED_WAIT = "a parity wait that its barrier can overtake, or that can return two phases early"
+    EARLY_ARRIVAL = "an arrival, arming or completion that can count for the phase before its own"
+    SURPLUS_ARRIVAL = "more arrivals in a phase than the barrier's count"
+    MISSING_ARRIVAL = "a phase that too few arrive at"
+    TX_MISMATCH = "bytes armed and bytes delivered in a phase differ"
+    COPY_BEFORE_ARM = "bytes can arrive before they are armed (they cancel out, but nothing orders them)"
+    RACE = "two accesses to the same bytes, one of them a write, that nothing orders"
+    PROXY = "accesses through different proxies, ordered but without the proxy fence"
+    REDUNDANT_FENCE = "a proxy fence that orders nothing"
+    STORE_SOURCE_REUSED = "a store's source overwritten before wait_group.read"
+    RESULT_TOO_EARLY = "a result used before the full wait"
+    GROUP_OWNER = "a bulk group waited for by another thread than the one that committed it"
+    INIT_NOT_VISIBLE = "a barrier used before its initialization is visible"
+    SCOPE = "an operation of CTA scope where a peer CTA takes part"
+    EXITED_PEER = "a CTA that can leave while a peer still signals it or writes to it"
+    IN_FLIGHT_AT_EXIT = "asynchronous work not waited for when its CTA leaves"
+    TAIL_OWNER = "a ring tailed by a role that does not own it"
+    NAMED_BARRIER = "a named barrier's id is out of range or shared, or its participants differ"
+    OUT_OF_RANGE = "a copy, slot, mask or peer outside what there is"
+    REGISTERS = "the register budget does not fit"
+    SHARED_MEMORY = "shared memory does not fit"
+    TRIP_COUNTS = "roles disagree on how many slots they hand on"
+    LIMIT = "a resource limit was reached before the answer was known"
+
+    @property
+    def note(self) -> bool:
+        return self in (Kind.REDUNDANT_FENCE, Kind.COPY_BEFORE_ARM)
+
+
+@attrs.frozen
+class Event:
+    """One step of a timeline, in the user's names: who (role, warp, CTA), what, where (file:line or None)."""
+
+    order: int
+    cta: int
+    agent: str
+    what: str
+    where: str | None = None
+    barrier: str | None = None
+    slot: str | None = None
+    phase: int | None = None
+    parity: int | None = None
+    nbytes: int | None = None
+
+
+@attrs.frozen
+class Finding:
+    """One thing wrong (or noted). message: one sentence of what can happen; fix: one sentence of what to change;
+    timeline: the few events that show it, in order."""
+
+    kind: Kind
+    message: str
+    fix: str
+    agents: tuple[str, ...] = ()
+    where: tuple[str, ...] = ()
+    barrier: str | None = None
+    slot: str | None = None
+    phase: int | None = None
+    timeline: tuple[Event, ...] = ()
+
+
+@attrs.frozen
+class Report:
+    """The verdict on one schedule or program.
+
+    findings: errors first, then notes; trips: for which trip counts it holds ("every trip count" or "up to n"), and for
+    which problem classes it was run; events: steps executed; seconds: it took.
+    """
+
+    name: str
+    findings: tuple[Finding, ...]
+    trips: str
+    events: int = 0
+    seconds: float = 0.0
+    runs: tuple[str, ...] = attrs.field(factory=tuple)
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        return tuple(f for f in self.findings if not f.kind.note)
+
+    @property
+    def notes(self) -> tuple[Finding, ...]:
+        return tuple(f for f in self.findings if f.kind.note)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no interleaving can hang, race or corrupt."""
+        return not self.errors
+
+    def kinds(self) -> set[Kind]:
+        """The kinds of the errors."""
+        return {finding.kind for finding in self.errors}
+
+    def __str__(self) -> str:
+        from tmapipe.check.report import as_text
+
+        return as_text(self)
