@@ -14,6 +14,7 @@ from tmapipe.schedule import Schedule
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.tiles import PersistentTiles
+from tmapipe.turnstile import Turnstile
 from tmapipe.wgmma import Wgmma
 
 __version__ = "0.1.0"
@@ -34,6 +35,7 @@ __all__ = [
     "SharedStage",
     "TmaLoadStage",
     "TmaStoreStage",
+    "Turnstile",
     "Wgmma",
     "bf16",
     "fp8_e4m3",

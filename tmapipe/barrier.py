@@ -133,6 +133,13 @@ class RingEnd(Carried):
                 self._signal(self.held[i], when=self.held[i] >= 0)
                 self.held[i] = -1
 
+    def skip(self, slots: Any) -> None:
+        """Passes over *slots* slots, which another team of this role handles."""
+        place = self.place[0] + slots
+        laps = place // self.ring.stages
+        self.place[0] = place - laps * self.ring.stages
+        self.place[1] = self.place[1] ^ (laps & 1)
+
     def finish(self) -> None:
         """Once, after the last tile: drains; then, if peers' arrivals may still be on their way to this CTA's barriers,
         waits for the last release of every slot, so that the CTA does not leave before them."""

@@ -15,6 +15,7 @@ from tmapipe.role import body_of
 from tmapipe.stage import SlotPart
 from tmapipe.store_pipeline import BoundStore, SlotStore
 from tmapipe.tiles import BoundTiles, ceil_div
+from tmapipe.turnstile import BoundTurnstile
 from tmapipe.wgmma import BoundMatmul, Wgmma
 
 __all__ = ["KernelContext", "kernel_main"]
@@ -83,8 +84,29 @@ def _run_role(isa: Isa, schedule: Any, role: RoleWarps) -> None:
     if body is None:
         raise ScopeError(f"role {role.name!r} has no body. Decorate a method of the schedule with @{role.name}.jit.")
     k = KernelContext(isa, schedule, role)
-    isa.loop(k.tiles.count, lambda i: isa.call(body, schedule, k, k.tiles.tile(i)))
+    if role.teams == 1:
+        isa.loop(k.tiles.count, lambda i: isa.call(body, schedule, k, k.tiles.tile(i)))
+    else:
+        _run_team(isa, schedule, role, body, k)
     k.finish()
+
+
+def _run_team(isa: Isa, schedule: Any, role: RoleWarps, body: Any, k: KernelContext) -> None:
+    """Team t of T takes the CTA's tiles t, t + T, t + 2T, ... and passes over the slots of the tiles between."""
+    team = role.team(isa.warp)
+
+    def pass_over(i: Any) -> None:
+        for end in k.ends.values():
+            end.skip(schedule.tile_slots(k, k.tiles.tile(i)))
+
+    def one(n: Any) -> None:
+        first = n * role.teams + team
+        isa.call(body, schedule, k, k.tiles.tile(first))
+        for other in range(1, role.teams):
+            pass_over(first + other)
+
+    isa.loop(team, pass_over)
+    isa.loop(ceil_div(k.tiles.count - team, role.teams), one)
 
 
 def _between(warp: Any, first: int, count: int, warps: int) -> Any:
@@ -106,6 +128,7 @@ class KernelContext(Carried):
 
     def __init__(self, isa: Isa, schedule: Any, role: RoleWarps):
         self.isa, self.plan, self.role = isa, isa.plan, role
+        self.ends: dict[str, RingEnd] = {}
         self._parts: dict[str, Any] = {}
         self._finishers: list[Any] = []
         self._declared = schedule.declared
@@ -120,6 +143,10 @@ class KernelContext(Carried):
             ring_name = schedule.declared.matmuls[matmul.name].a.ring.name
             if matmul.first_warp == role.first_warp and ring_name in self._parts:
                 self._parts[matmul.name] = BoundMatmul(isa, matmul, self._parts[ring_name])
+
+        for name, turnstile in schedule.declared.turnstiles.items():
+            if turnstile.role.name == role.name:
+                self._parts[name] = BoundTurnstile(isa, self.plan.barrier(f"{name}.turn"), role)
 
     def steps(self, stage: str, dim: str) -> Any:
         """Tiles along dimension *dim* of the tensor that the load or store stage called *stage* is bound to."""
@@ -158,7 +185,7 @@ class KernelContext(Carried):
             touched = name in loads or by_wgmma or name in stored
             parts[name] = SlotPart(self.isa, buffer, loads.get(name), self.role.name, touched)
         end = RingEnd(self.isa, ring, self.role.name, parts)
-        self._parts[ring.name] = end
+        self._parts[ring.name] = self.ends[ring.name] = end
         self._finishers.insert(0, end)
 
     def _add_store(self, name: str, store: Any, slot_stores: dict[str, dict[str, Any]]) -> None:

@@ -134,8 +134,9 @@ class Store:
 class Matmul:
     """A warpgroup matmul: ``acc[m, n] += a[m, k] * b[n, k]`` with both operands read from slots.
 
-    shape: (m, n, k) elements of the CTA's tile; warpgroups share m in blocks of 64 rows, dealt in turn:
-    warp w of warpgroup g holds the rows ``(r * warpgroups + g) * 64 + 16 * w`` .. ``+ 16`` for r = 0, 1, ...
+    shape: (m, n, k) elements of the CTA's tile; the `warpgroups` that work on one tile (a team) share m in blocks of 64
+    rows, dealt in turn: warp w of the team's warpgroup g holds the rows ``(r * warpgroups + g) * 64 + 16 * w`` .. ``+ 16``
+    for r = 0, 1, ...; first_warp: of the role, all of its teams together.
     """
 
     name: str
@@ -144,6 +145,12 @@ class Matmul:
     shape: tuple[int, int, int]
     warpgroups: int
     first_warp: int
+    teams: int = 1
+
+    def group(self, warp: Any) -> Any:
+        """Which of its team's warpgroups the warp (its index in the CTA, of the role) belongs to."""
+        own = warp // 4 - self.first_warp // 4
+        return own if self.teams == 1 else own % self.warpgroups
 
     @property
     def k_instructions(self) -> int:
@@ -155,21 +162,28 @@ class Matmul:
 class RoleWarps:
     """The warps [first_warp, first_warp + warps) that run one role's body.
 
-    registers: a thread, as set by setmaxnreg for the whole warpgroup; None: left at the launch value.
+    registers: a thread, as set by setmaxnreg for the whole warpgroup; None: left at the launch value; teams: equal parts
+    that take output tiles in turn.
     """
 
     name: str
     first_warp: int
     warps: int
     registers: int | None = None
+    teams: int = 1
 
     @property
     def threads(self) -> int:
         return self.warps * WARP
 
     @property
-    def warpgroups(self) -> int:
-        return self.warps // 4
+    def team_warps(self) -> int:
+        """Warps that work on one output tile."""
+        return self.warps // self.teams
+
+    def team(self, warp: Any) -> Any:
+        """Which team the warp (its index in the CTA, of this role) belongs to."""
+        return 0 if self.teams == 1 else (warp - self.first_warp) // self.team_warps
 
 
 @attrs.frozen

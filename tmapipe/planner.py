@@ -27,13 +27,14 @@ from tmapipe.plan import (
 from tmapipe.role import Role
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.turnstile import Turnstile
 from tmapipe.wgmma import Wgmma
 
 __all__ = ["Declarations", "make_plan"]
 
 MAX_NAMED_BARRIERS = 16  # a CTA; id 0 is bar.sync 0 (PTX ISA)
 MAX_BOX = 256  # elements along one extent of a TMA box (CUDA driver API, cuTensorMapEncodeTiled)
-MAX_SLOTS = 8  # rings that fill shared memory stop here: more stages than this hide no more latency
+MAX_SLOTS = 12  # rings that fill shared memory stop here: more stages than this hide no more latency
 LOAD_REGISTERS = {2: 40, 3: 40, 4: 32}  # warpgroups in the CTA -> registers a thread of those that only move data
 
 
@@ -48,6 +49,7 @@ class Declarations:
     shared: dict[str, SharedStage]
     matmuls: dict[str, Wgmma]
     stores: dict[str, TmaStoreStage]
+    turnstiles: dict[str, Turnstile]
     cluster: dict[str, int]
 
     def stages_of(self, ring: BarrierRing) -> dict[str, TmaLoadStage | SharedStage]:
@@ -142,12 +144,12 @@ def _place_roles(declared: Declarations) -> tuple[dict[str, RoleWarps], int]:
     placed: dict[str, RoleWarps] = {}
     warp = 0
     for role in small:
-        placed[role.name] = RoleWarps(role.name, warp, role.warps, role.registers)
+        placed[role.name] = RoleWarps(role.name, warp, role.warps, role.registers, role.teams)
         warp += role.warps
     if large or any(role.registers for role in small):
         warp = -(-warp // 4) * 4
     for role in large:
-        placed[role.name] = RoleWarps(role.name, warp, role.warps, role.registers)
+        placed[role.name] = RoleWarps(role.name, warp, role.warps, role.registers, role.teams)
         warp += role.warps
     if warp > 32:
         raise InputError("roles", f"{warp} warps", "a CTA has at most 32 warps (1024 threads)", "use fewer")
@@ -224,7 +226,7 @@ def _check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch
         role = declared.roles[groups[0].name]
         (m, k), (n, kb) = mma.a.tile, mma.b.tile
         a, b = types[mma.a.name], types[mma.b.name]
-        warpgroups = role.warps // 4
+        warpgroups = role.warps // 4 // role.teams
         if k != kb:
             raise InputError(f"{mma.b.name}.tile", mma.b.tile, f"its k extent differs from {mma.a.name}'s {k}", "use one k")
         if a != b or a.name not in ("bf16", "fp16"):
@@ -277,6 +279,8 @@ class _Layout:
         self.slots = {name: ring.stages or auto_stages for name, ring in declared.rings.items()}
         for ring in declared.rings.values():
             self._barriers(ring)
+        for name, turnstile in declared.turnstiles.items():
+            self._turnstile(name, roles[turnstile.role.name])
         self.of: dict[str, Buffer] = {}
         for name, part in {**declared.loads, **declared.shared}.items():
             self.of[name] = self._buffer(name, self.slots[part.ring.name], part.tile, types[name], self._swizzle(name, part))
@@ -324,8 +328,8 @@ class _Layout:
         for p, phase in enumerate(phases):
             last = p == len(phases) - 1
             terms = [f"1 expect-tx ({role})" for role in phase if role in armed]
-            terms += [f"{self.roles[role].warps} warps ({role})" for role in phase if role in signals]
-            count = sum(role in armed for role in phase) + sum(self.roles[r].warps for r in phase if r in signals)
+            terms += [f"{self.roles[role].team_warps} warps ({role})" for role in phase if role in signals]
+            count = sum(role in armed for role in phase) + sum(self.roles[r].team_warps for r in phase if r in signals)
             formula = " + ".join(terms)
             if last and peers > 1:
                 count, formula = count * peers, f"({formula}) x {peers} CTAs"
@@ -344,6 +348,12 @@ class _Layout:
                 )
         self.rings.append(
             Ring(ring.name, slots, phases, tuple(made), armed, signals, lag, readers, tuple(groups), peers)
+        )
+
+    def _turnstile(self, name: str, role: RoleWarps) -> None:
+        offset = self._take(8 * role.teams, 8)
+        self.barriers.append(
+            Barrier(f"{name}.turn", offset, role.teams, role.team_warps, f"{role.team_warps} warps (the team before)")
         )
 
     def _readers(self, ring: BarrierRing) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
@@ -433,7 +443,15 @@ class _Layout:
         role = self.roles[self.matmul_roles[name].name]
         shape = (mma.a.tile[0], mma.b.tile[0], mma.a.tile[1])
         self.matmuls.append(
-            Matmul(name, self.of[mma.a.name], self.of[mma.b.name], shape, role.warps // 4, role.first_warp)
+            Matmul(
+                name,
+                self.of[mma.a.name],
+                self.of[mma.b.name],
+                shape,
+                role.team_warps // 4,
+                role.first_warp,
+                role.teams,
+            )
         )
 
     def _store(self, name: str, store: TmaStoreStage) -> None:

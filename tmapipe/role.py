@@ -20,13 +20,21 @@ class Role:
 
     warps or warpgroups: how many run it (a warpgroup is 4 warps, and what wgmma and setmaxnreg work on); registers: a
     thread, set by ``setmaxnreg`` at the role's start (24 to 256, a multiple of 8). Left out, the library splits the
-    register file when some role uses wgmma, and leaves it alone otherwise.
+    register file when some role uses wgmma, and leaves it alone otherwise; teams: equal parts of the warps that take
+    output tiles in turn, each tile and its slots being one team's alone (a `Turnstile` orders them).
 
     The body is a method of the schedule, decorated ``@role.jit``: CuTe DSL's preprocessor looks for that word. It is
     called once an output tile, as ``body(self, k, tile)``.
     """
 
-    def __init__(self, *, warps: int | None = None, warpgroups: int | None = None, registers: int | None = None):
+    def __init__(
+        self,
+        *,
+        warps: int | None = None,
+        warpgroups: int | None = None,
+        registers: int | None = None,
+        teams: int = 1,
+    ):
         if (warps is None) == (warpgroups is None):
             raise InputError("Role(warps, warpgroups)", (warps, warpgroups), "takes exactly one of the two", "pass one")
         count = warps if warps is not None else warpgroups
@@ -36,6 +44,9 @@ class Role:
             raise InputError(
                 "Role(registers)", registers, "setmaxnreg takes 24 to 256 in steps of 8", "round to a multiple of 8"
             )
+        if not isinstance(teams, int) or teams < 1 or count % teams:
+            raise InputError("Role(teams)", teams, f"must divide the {count} warps or warpgroups", "use 1 or 2")
+        self.teams = teams
         self.warps = warps if warps is not None else 4 * count
         self.by_warpgroup = warpgroups is not None
         self.registers = registers

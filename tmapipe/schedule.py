@@ -21,12 +21,13 @@ from tmapipe.planner import Declarations, make_plan
 from tmapipe.role import Role
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.tiles import PersistentTiles, ceil_div
+from tmapipe.tiles import PersistentTiles, Tile, ceil_div
+from tmapipe.turnstile import Turnstile
 from tmapipe.wgmma import Wgmma
 
 __all__ = ["Schedule"]
 
-_KINDS = (Role, BarrierRing, TmaLoadStage, SharedStage, Wgmma, TmaStoreStage)
+_KINDS = (Role, BarrierRing, TmaLoadStage, SharedStage, Wgmma, TmaStoreStage, Turnstile)
 
 
 class Schedule:
@@ -90,6 +91,11 @@ class Schedule:
     def part(self, name: str) -> TmaLoadStage | TmaStoreStage:
         """The load or store stage called *name*, which is bound to a tensor of that name."""
         return self.declared.loads[name] if name in self.declared.loads else self.declared.stores[name]
+
+    def tile_slots(self, k: Any, tile: Tile) -> Any:
+        """Ring slots that one output tile takes. A schedule whose consumers work in teams overrides this, since each team
+        passes over the slots of the others' tiles."""
+        return 1
 
     # ---- running --------------------------------------------------------------------------------------------------
 

@@ -158,13 +158,14 @@ class BoundStore(Carried):
         matmul = acc.bound.matmul
         rows, columns, groups = matmul.shape[0], matmul.shape[1], matmul.warpgroups
         whole = (*self.plan.tile[:-2], rows, columns)
+        group = matmul.group(self.isa.warp)
         *batch, m, n = start_of(f"{self.plan.name}.store", self.plan.dims, whole, tile, {})
         for block in range(rows // (64 * groups)):
             for first in range(0, columns, self.width):
                 first = min(first, columns - self.width)
                 values = acc.columns(block, first, self.width)
                 values = values if epilogue is None else epilogue(values)
-                at = (*batch, m + (block * groups + self.unit) * 64, n + first)
+                at = (*batch, m + (block * groups + group) * 64, n + first)
                 self._store_piece(at, lambda slot, values=values: self.isa.write_columns(matmul, values, slot))
 
     def _store_piece(self, at: tuple[Any, ...], write: Any) -> None:

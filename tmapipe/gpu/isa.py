@@ -300,7 +300,7 @@ class _MatmulHandles:
         m, n, _ = matmul.shape
         self.tiled = _tiled_mma(cute_type(matmul.a.dtype), (matmul.warpgroups, 1, 1), n)
         self.tiled.set(warpgroup.Field.ACCUMULATE, True)
-        group = cute.arch.make_warp_uniform(isa.thread // 128) - matmul.first_warp // 4
+        group = matmul.group(isa.warp) if matmul.warpgroups > 1 else 0
         mine = self.tiled.get_slice(cute.make_layout(matmul.warpgroups, stride=128)(group))
         self.a = self.tiled.make_fragment_A(mine.partition_A(isa.buffers[matmul.a.name]))
         self.b = self.tiled.make_fragment_B(mine.partition_B(isa.buffers[matmul.b.name]))

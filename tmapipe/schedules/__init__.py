@@ -3,4 +3,6 @@
 from tmapipe.schedules.copy import Copy
 from tmapipe.schedules.gemm import Gemm
 
-__all__ = ["Copy", "Gemm"]
+from tmapipe.schedules.pingpong import PingPong
+
+__all__ = ["Copy", "Gemm", "PingPong"]

@@ -56,7 +56,7 @@ class Gemm(Schedule):
         m, n, k = tile
         self.cluster = {"m": cluster[0], "n": cluster[1]}
         self.tiles = PersistentTiles(group=group)
-        if m == 64:
+        if m == 64 and self.math.teams == 1:
             self.math = Role(warpgroups=1)
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)
         self.a = TmaLoadStage("l m k", tile=(m, k), ring=self.ring, multicast=MulticastGroup("n"))
@@ -65,9 +65,13 @@ class Gemm(Schedule):
         self.d = TmaStoreStage("l m n", source=self.mma, stages=store_stages, dtype=dtype)
         self.epilogue = epilogue
 
+    def tile_slots(self, k: Any, tile: Tile) -> Any:
+        """One slot a k-tile."""
+        return k.steps("a", "k")
+
     @load.jit
     def fill(self, k: Any, tile: Tile) -> None:
-        for step in range(k.steps("a", "k")):
+        for step in range(self.tile_slots(k, tile)):
             with k.ring.produce() as slot:
                 slot.a.load(tile, k=step)
                 slot.b.load(tile, k=step)
@@ -75,7 +79,7 @@ class Gemm(Schedule):
     @math.jit
     def multiply(self, k: Any, tile: Tile) -> None:
         with k.mma.accumulate() as acc:
-            for _ in range(k.steps("a", "k")):
+            for _ in range(self.tile_slots(k, tile)):
                 with k.ring.consume() as slot:
                     acc.add(slot.a, slot.b)
         k.d.store(tile, acc, self.epilogue)

@@ -1,0 +1,42 @@
+"""PingPong: two warpgroups on two output tiles, so that one's epilogue runs under the other's mainloop.
+
+    load (1 warp)            a, b of tile 0, of tile 1, of tile 2, ...
+    math, team 0             mainloop 0 | epilogue 0           | mainloop 2 | ...
+    math, team 1                        | mainloop 1           | epilogue 1 | ...
+
+Best where the epilogue weighs much: short k, or tiles too small to hide it otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmapipe.role import Role
+from tmapipe.schedules.gemm import Gemm
+from tmapipe.tiles import Tile
+from tmapipe.turnstile import Turnstile
+
+__all__ = ["PingPong"]
+
+
+class PingPong(Gemm):
+    """`Gemm`, with each output tile one warpgroup's alone. Arguments as there; the accumulators of a tile (m x n) must fit in
+    one warpgroup: up to 64 x 256 or 128 x 192."""
+
+    load = Gemm.load
+    math = Role(warpgroups=2, teams=2)
+    order = Turnstile(math)
+
+    def __init__(
+        self, tile: tuple[int, int, int] = (128, 128, 64), cluster: tuple[int, int] = (2, 1), stages: int | None = None, **options: Any
+    ):
+        super().__init__(tile, cluster, stages, **options)
+
+    @math.jit
+    def multiply(self, k: Any, tile: Tile) -> None:
+        with k.mma.accumulate() as acc:
+            with k.order.turn():
+                for _ in range(self.tile_slots(k, tile)):
+                    with k.ring.consume() as slot:
+                        acc.add(slot.a, slot.b)
+        k.d.store(tile, acc, self.epilogue)
