@@ -10,7 +10,9 @@ import statistics
 import sys
 import time
 
-sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # or examples/copy.py hides Python's own `copy`
+sys.path[0] = os.path.dirname(
+    os.path.dirname(os.path.abspath(__file__))
+)  # or examples/copy.py hides Python's own `copy`
 
 import torch  # noqa: E402
 
@@ -53,7 +55,9 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", type=int, nargs=3, metavar=("M", "N", "K"), help="default 8192^3, or 256 256 512 on the CPU")
+    parser.add_argument(
+        "--shape", type=int, nargs=3, metavar=("M", "N", "K"), help="default 8192^3, or 256 256 512 on the CPU"
+    )
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--tile", type=int, nargs=3, default=[128, 256, 64], metavar=("M", "N", "K"))
     parser.add_argument("--cluster", type=int, nargs=2, default=[2, 1], metavar=("M", "N"), help="CTAs along m and n")

@@ -52,7 +52,7 @@ class BarrierRing:
                 "takes either producer and consumer, or chain",
                 "name each phase once",
             )
-        phases = chain if chain is not None else (producer, consumer)
+        phases: Iterable[Any] = chain if chain is not None else (producer, consumer)
         self.stages = stages
         self.phases = tuple((phase,) if isinstance(phase, Role) else tuple(phase) for phase in phases)
         roles = [role for phase in self.phases for role in phase]
@@ -85,7 +85,7 @@ class RingEnd(Carried):
         self.lag = ring.lag.get(role, 0)
         self.readers = ring.readers.get(role, ())
         self.place = isa.cells(0, 1 if phase == 0 else 0)  # index, parity
-        self.held = isa.cells(*[-1] * self.lag) if self.lag else None  # oldest first; -1: none
+        self.held: Any = isa.cells(*[-1] * self.lag) if self.lag else ()  # oldest first; -1: none
         self.to_peers = ring.peers > 1 and phase == len(ring.phases) - 1
         self.mask: Any = None
         if self.to_peers:

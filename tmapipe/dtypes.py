@@ -54,7 +54,10 @@ def as_dtype(value: DType | str) -> DType:
     if isinstance(value, str) and value in _BY_NAME:
         return _BY_NAME[value]
     raise InputError(
-        "dtype", value, f"must be one of {', '.join(d.name for d in _ALL)}", "pass one of these names or a tmapipe.DType"
+        "dtype",
+        value,
+        f"must be one of {', '.join(d.name for d in _ALL)}",
+        "pass one of these names or a tmapipe.DType",
     )
 
 

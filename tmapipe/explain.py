@@ -16,14 +16,15 @@ def explain(plan: Plan) -> str:
         shape = " x ".join(f"{axis}={size}" for axis, size in plan.cluster.items())
         lines.append(f"cluster {shape} = {plan.cluster_size} CTAs, rank = " + _rank_formula(plan))
     lines.append("roles")
-    for role in plan.roles:
-        registers = plan.registers.get(role.first_warp // 4)
-        text = f"  {role.name}: warps {role.first_warp}..{role.first_warp + role.warps - 1}"
+    for part in plan.roles:
+        registers = plan.registers.get(part.first_warp // 4)
+        text = f"  {part.name}: warps {part.first_warp}..{part.first_warp + part.warps - 1}"
+        text += f", {part.teams} teams in turn" if part.teams > 1 else ""
         lines.append(text + (f", setmaxnreg {registers}" if registers else ""))
     if plan.registers:
-        total = " + ".join(str(count) for count in plan.registers.values())
+        terms = " + ".join(str(count) for count in plan.registers.values())
         lines.append(
-            f"  registers a thread by warpgroup: {total} = {sum(plan.registers.values())} <= "
+            f"  registers a thread by warpgroup: {terms} = {sum(plan.registers.values())} <= "
             f"{plan.launch_registers} at launch x {len(plan.registers)} warpgroups"
         )
     for ring in plan.rings:
@@ -33,7 +34,9 @@ def explain(plan: Plan) -> str:
             lines.append(f"  {barrier.name}: {barrier.count} arrivals = {barrier.formula}")
         loads = [load for load in plan.loads if load.buffer.stages == ring.stages and ring.armed]
         for role, nbytes in ring.armed.items():
-            terms = " + ".join(f"{load.name} {_product(load.buffer.tile)} x {load.buffer.dtype.bytes}" for load in loads)
+            terms = " + ".join(
+                f"{load.name} {_product(load.buffer.tile)} x {load.buffer.dtype.bytes}" for load in loads
+            )
             lines.append(f"  expect-tx by {role}: {nbytes} bytes a slot = {terms}")
         for role, lag in ring.lag.items():
             how = " and ".join(ring.readers[role])
@@ -44,7 +47,9 @@ def explain(plan: Plan) -> str:
         text = f"load {load.name} [{' '.join(load.dims)}]: tile {_product(load.tile)} {load.buffer.dtype}"
         text += f", swizzle {load.buffer.swizzle} bytes, box {_product(load.box)}"
         if load.peers > 1:
-            text += f", 1/{load.peers} each, multicast along {', '.join(load.axes)} with mask {load.pattern:#06x} << origin"
+            text += (
+                f", 1/{load.peers} each, multicast along {', '.join(load.axes)} with mask {load.pattern:#06x} << origin"
+            )
         lines.append(text)
     for matmul in plan.matmuls:
         m, n, k = matmul.shape

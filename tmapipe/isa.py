@@ -115,9 +115,7 @@ class Isa(Protocol):
         Other lanes' earlier generic accesses are ordered before it only by a `warp_sync`.
         """
 
-    def mbarrier_arrive_cluster(
-        self, barrier: Barrier, stage: Value, mask: Value, when: Condition = True
-    ) -> None:
+    def mbarrier_arrive_cluster(self, barrier: Barrier, stage: Value, mask: Value, when: Condition = True) -> None:
         """``mapa`` + ``mbarrier.arrive.release.cluster.shared::cluster``: lane *i* arrives once at CTA *i* of the cluster
         for each bit *i* of *mask*."""
 

@@ -1,10 +1,11 @@
 """The kernel: what every warp of every CTA does, in both readings.
 
-    init barriers -> fence -> CTA or cluster sync -> by role: setmaxnreg, then for each tile the body, then the tails
+init barriers -> fence -> CTA or cluster sync -> by role: setmaxnreg, then for each tile the body, then the tails
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from tmapipe.barrier import RingEnd
@@ -27,7 +28,7 @@ def kernel_main(isa: Isa, schedule: Any) -> None:
     for first, count, registers, roles in _branches(isa.plan):
         isa.when(
             _between(isa.warp, first, count, isa.plan.warps),
-            lambda registers=registers, roles=roles: _run_branch(isa, schedule, registers, roles),
+            functools.partial(_run_branch, isa, schedule, registers, roles),
         )
 
 
@@ -35,7 +36,7 @@ def _set_up(isa: Isa) -> None:
     plan = isa.plan
 
     def init() -> None:
-        for part in (*plan.loads, *plan.stores):
+        for part in plan.transfers:
             isa.prefetch_descriptor(part)
         for barrier in plan.barriers:
             for stage in range(barrier.stages):
@@ -75,7 +76,7 @@ def _run_branch(isa: Isa, schedule: Any, registers: int | None, roles: list[Role
         else:
             isa.when(
                 _between(isa.warp, role.first_warp, role.warps, isa.plan.warps),
-                lambda role=role: _run_role(isa, schedule, role),
+                functools.partial(_run_role, isa, schedule, role),
             )
 
 

@@ -213,6 +213,11 @@ class Plan:
     notes: dict[str, Any] = attrs.field(factory=dict)
 
     @property
+    def transfers(self) -> tuple[Load | Store, ...]:
+        """Loads, then stores."""
+        return (*self.loads, *self.stores)
+
+    @property
     def threads(self) -> int:
         return self.warps * WARP
 

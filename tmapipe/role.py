@@ -86,4 +86,6 @@ def _refuse_early_exit(body: Callable[..., None]) -> None:
         if isinstance(node, (ast.Break, ast.Continue, ast.Return)):
             word = type(node).__name__.lower()
             where = f"{inspect.getsourcefile(body)}:{first + node.lineno - 1}"
-            raise ScopeError(f"{where}: `{word}` in the body of a role. Use `if`/`else` so that every scope ends normally.")
+            raise ScopeError(
+                f"{where}: `{word}` in the body of a role. Use `if`/`else` so that every scope ends normally."
+            )

@@ -8,16 +8,18 @@ model. Subclass it to replace a body or a part.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 from tmapipe import tensors as tensors_
 from tmapipe.barrier import BarrierRing
 from tmapipe.cluster import check_cluster
+from tmapipe.declarations import Declarations
 from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError
 from tmapipe.explain import explain
 from tmapipe.plan import Plan
-from tmapipe.planner import Declarations, make_plan
+from tmapipe.planner import make_plan
 from tmapipe.role import Role
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
@@ -60,23 +62,24 @@ class Schedule:
             for cls in reversed(type(self).__mro__):
                 parts.update({n: v for n, v in vars(cls).items() if isinstance(v, _KINDS)})
             parts.update({n: v for n, v in self.__dict__.items() if isinstance(v, _KINDS)})
-            by_kind = [{n: v for n, v in parts.items() if isinstance(v, kind)} for kind in _KINDS]
-            found = Declarations(type(self).__name__, *by_kind, cluster=dict(self.cluster))
+            by_kind: list[Any] = [{n: v for n, v in parts.items() if isinstance(v, kind)} for kind in _KINDS]
+            found = Declarations(type(self).__name__, dict(self.cluster), *by_kind)
             object.__setattr__(self, "_declared", found)
         return found
 
-    def plan(self, dtypes: dict[str, DType | str] | None = None, *, arch: str | None = None) -> Plan:
+    def plan(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Plan:
         """Every derived number. dtypes: the tensors' element types by stage name; where neither this nor the stage says,
         bf16. Raises `InputError` for declarations that no correct kernel could be built for."""
         types = {name: as_dtype(dtype) for name, dtype in (dtypes or {}).items()}
         plans: dict[Any, Plan] = self.__dict__.setdefault("_plans", {})
-        key = (arch or self.arch, *sorted((name, dtype.name) for name, dtype in types.items()))
+        target = arch or self.arch
+        key = (target, *sorted((name, dtype.name) for name, dtype in types.items()))
         if key not in plans:
             _check_axes(self)
-            plans[key] = make_plan(self.declared, types, key[0])
+            plans[key] = make_plan(self.declared, types, target)
         return plans[key]
 
-    def explain(self, dtypes: dict[str, DType | str] | None = None, *, arch: str | None = None) -> str:
+    def explain(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> str:
         """Every derived number with its formula, as text."""
         return explain(self.plan(dtypes, arch=arch))
 
@@ -146,7 +149,7 @@ class Schedule:
         grid = {d: ceil_div(e, t) for d, e, t in zip(part.dims, shapes[name], tile, strict=True)}
         return self.tiles.clusters(grid, self.declared.cluster)
 
-    def compile(self, dtypes: dict[str, DType | str] | None = None, *, arch: str | None = None) -> Any:
+    def compile(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Any:
         """Compiles for *arch* without running, and without needing a GPU. Returns the `Compiled` kernel with its PTX,
         cubin and resource usage."""
         from tmapipe.gpu.build import build
@@ -171,4 +174,6 @@ def _check_axes(schedule: Schedule) -> None:
     )
     for argument, axis in axes:
         if axis not in dims:
-            raise InputError(argument, axis, f"is no dimension of the output {name} ({', '.join(dims)})", "name one of those")
+            raise InputError(
+                argument, axis, f"is no dimension of the output {name} ({', '.join(dims)})", "name one of those"
+            )

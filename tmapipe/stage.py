@@ -137,7 +137,9 @@ class PartInSlot(Carried):
         self.slot._check_open()
         load = self.part.load
         if load is None or self.end.phase != 0:
-            raise ScopeError(f"load() of {self.part.buffer.name!r} in role {self.part.role!r}: only the role that loads it can.")
+            raise ScopeError(
+                f"load() of {self.part.buffer.name!r} in role {self.part.role!r}: only the role that loads it can."
+            )
         at = start_of(f"slot.{load.name}.load", load.dims, load.tile, tile, coordinates)
         self.part.isa.tma_load(load, self.slot.index, at, self.end.signalled, self.part.mask, self.part.share)
 
@@ -159,7 +161,10 @@ def check_dims(argument: str, dims: str | None, tile: tuple[int, ...]) -> tuple[
     names = tuple((dims if dims is not None else DEFAULT_DIMS[len(tile)]).split())
     if not len(tile) <= len(names) <= 5 or len(set(names)) != len(names) or not all(n.isidentifier() for n in names):
         raise InputError(
-            argument, dims, f"is up to 5 different names, {len(tile)} or more for a tile of {tile}", 'e.g. "m k" or "l m k"'
+            argument,
+            dims,
+            f"is up to 5 different names, {len(tile)} or more for a tile of {tile}",
+            'e.g. "m k" or "l m k"',
         )
     return names
 

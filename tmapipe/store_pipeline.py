@@ -57,8 +57,17 @@ class TmaStoreStage:
         if isinstance(source, TmaLoadStage):
             tile = tile or source.tile
             dims = dims or " ".join(source.dims)
-            if tuple(tile) != source.tile or columns is not None or (dtype and source.dtype not in (None, as_dtype(dtype))):
-                raise InputError("TmaStoreStage(tile, columns, dtype)", (tile, columns, dtype), "follow from the loaded slot", "leave them out")
+            if (
+                tuple(tile) != source.tile
+                or columns is not None
+                or (dtype and source.dtype not in (None, as_dtype(dtype)))
+            ):
+                raise InputError(
+                    "TmaStoreStage(tile, columns, dtype)",
+                    (tile, columns, dtype),
+                    "follow from the loaded slot",
+                    "leave them out",
+                )
         if isinstance(source, Wgmma):
             tile = tile or (source.a.tile[0], source.b.tile[0])
         assert tile is not None
@@ -116,7 +125,9 @@ class SlotStoreInSlot(Carried):
         self.slot._check_open()
         bound, end = self.bound, self.slot.end
         if end.role != bound.role.name:
-            raise ScopeError(f"store() of {bound.store_plan.name!r} in role {end.role!r}: the ring's last role stores it.")
+            raise ScopeError(
+                f"store() of {bound.store_plan.name!r} in role {end.role!r}: the ring's last role stores it."
+            )
         plan = bound.store_plan
         at = start_of(f"slot.{plan.name}.store", plan.dims, plan.tile, tile, coordinates)
         if plan.buffer.name in self.slot.touched_by_threads:
@@ -128,8 +139,17 @@ class SlotStoreInSlot(Carried):
 class BoundStore(Carried):
     """A `TmaStoreStage` with buffers of its own, in the role that fills them. State: the next buffer, in registers."""
 
-    def __init__(self, isa: Isa, store: Store, stages: int, role: RoleWarps, barrier: NamedBarrier | None, columns: int):
-        self.isa, self.plan, self.stages, self.role, self.barrier, self.width = isa, store, stages, role, barrier, columns
+    def __init__(
+        self, isa: Isa, store: Store, stages: int, role: RoleWarps, barrier: NamedBarrier | None, columns: int
+    ):
+        self.isa, self.plan, self.stages, self.role, self.barrier, self.width = (
+            isa,
+            store,
+            stages,
+            role,
+            barrier,
+            columns,
+        )
         self.next = isa.cells(0)
         self.unit: Any = 0
         if barrier is not None and barrier.instances > 1:
@@ -146,7 +166,9 @@ class BoundStore(Carried):
             self._store_accumulator(tile, values, epilogue)
         else:
             at = start_of(f"{self.plan.name}.store", self.plan.dims, self.plan.tile, tile, {})
-            self._store_piece(at, lambda slot: self.isa.write(slot, values if epilogue is None else epilogue(values), self.role))
+            self._store_piece(
+                at, lambda slot: self.isa.write(slot, values if epilogue is None else epilogue(values), self.role)
+            )
 
     def finish(self) -> None:
         """Once, after the last tile: the issuing thread waits until its writes are visible."""

@@ -23,11 +23,9 @@ ALIGNMENT = 16  # bytes: of a TMA tensor's address and of every stride but the l
 
 @attrs.define
 class Bound:
-    """Tensors by stage name, as the kernel sees them. shapes: with leading 1s for batch dimensions that a tensor lacks;
-    outputs: the stores' tensors as the caller knows them."""
+    """Tensors by stage name. shapes: with leading 1s for batch dimensions that a tensor lacks."""
 
     tensors: dict[str, Any]
-    outputs: tuple[Any, ...]
     shapes: dict[str, tuple[int, ...]]
     strides: dict[str, tuple[int, ...]]
     dtypes: dict[str, DType]
@@ -62,7 +60,8 @@ class Bound:
 
     def result(self) -> Any:
         """The output, or a tuple of the outputs."""
-        return self.outputs[0] if len(self.outputs) == 1 else self.outputs
+        results = tuple(self.tensors[name] for name in self.stores)
+        return results[0] if len(results) == 1 else results
 
 
 def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: Any) -> Bound:
@@ -75,7 +74,9 @@ def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: An
     stores = tuple(declared.stores)
     if out is not None:
         if not stores or stores[0] in given:
-            raise InputError("out", type(out).__name__, "names the first output, which is given already", "pass it once")
+            raise InputError(
+                "out", type(out).__name__, "names the first output, which is given already", "pass it once"
+            )
         given[stores[0]] = out
     for name in declared.loads:
         if name not in given:
@@ -98,7 +99,9 @@ def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: An
     first = next(iter(devices.values()))
     for name, device in devices.items():
         if device != first:
-            raise InputError(name, device, f"lies on another device than {next(iter(devices))} ({first})", "move it there")
+            raise InputError(
+                name, device, f"lies on another device than {next(iter(devices))} ({first})", "move it there"
+            )
     kinds = {name: isinstance(given[name], np.ndarray) for name in parts}
     if len(set(kinds.values())) > 1:
         raise InputError("tensors", kinds, "are either all NumPy arrays or all torch tensors", "convert one kind")
@@ -127,17 +130,23 @@ def shape_for(name: str, tensor: Any, dims: tuple[str, ...]) -> tuple[int, ...]:
     shape = tuple(int(extent) for extent in tensor.shape)
     missing = len(dims) - len(shape)
     if missing < 0 or (missing > 0 and len(shape) < 2 <= len(dims)):
-        raise InputError(name, shape, f"has the dimensions {' '.join(dims)}", f"pass a tensor of {len(dims)} dimensions")
+        raise InputError(
+            name, shape, f"has the dimensions {' '.join(dims)}", f"pass a tensor of {len(dims)} dimensions"
+        )
     return (1,) * missing + shape
 
 
 def _match(names: list[str], tensors: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
     if len(tensors) > len(names):
-        raise InputError("tensors", f"{len(tensors)} tensors", f"at most {len(names)}: {', '.join(names)}", "pass fewer")
+        raise InputError(
+            "tensors", f"{len(tensors)} tensors", f"at most {len(names)}: {', '.join(names)}", "pass fewer"
+        )
     given = dict(zip(names, tensors, strict=False))
     for name, tensor in named.items():
         if name not in names:
-            raise InputError(name, type(tensor).__name__, f"is no stage; the stages are {', '.join(names)}", "rename it")
+            raise InputError(
+                name, type(tensor).__name__, f"is no stage; the stages are {', '.join(names)}", "rename it"
+            )
         if name in given:
             raise InputError(name, type(tensor).__name__, "is given twice", "pass it once")
         given[name] = tensor
@@ -157,7 +166,9 @@ def _note_extents(name: str, dims: tuple[str, ...], shape: tuple[int, ...], seen
     for dim, extent in zip(dims, shape, strict=True):
         owner, known = seen.setdefault(dim, (name, extent))
         if known != extent:
-            raise InputError(f"{name}.shape", shape, f"has {dim} = {extent}, but {owner} has {dim} = {known}", "make them equal")
+            raise InputError(
+                f"{name}.shape", shape, f"has {dim} = {extent}, but {owner} has {dim} = {known}", "make them equal"
+            )
 
 
 def _make_output(name: str, store: TmaStoreStage, extents: dict[str, tuple[str, int]], like: Any) -> Any:
@@ -190,7 +201,9 @@ def _strides(tensor: Any, dims: int) -> tuple[int, ...]:
 def _check_layout(name: str, tensor: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> None:
     """The rules of cuTensorMapEncodeTiled. On the CPU too, so that what runs on the model runs on the GPU."""
     if strides[-1] != 1 and shape[-1] > 1:
-        raise InputError(f"{name}.stride", strides, "the last dimension must be contiguous (stride 1)", f"{name}.contiguous()")
+        raise InputError(
+            f"{name}.stride", strides, "the last dimension must be contiguous (stride 1)", f"{name}.contiguous()"
+        )
     for extent, stride in zip(shape[:-1], strides[:-1], strict=True):
         if extent > 1 and (stride * dtype.bytes % ALIGNMENT or stride <= 0):
             raise InputError(
@@ -206,7 +219,10 @@ def _check_layout(name: str, tensor: Any, shape: tuple[int, ...], strides: tuple
     address = tensor.ctypes.data if isinstance(tensor, np.ndarray) else tensor.data_ptr()
     if _is_torch(tensor) and address % ALIGNMENT:
         raise InputError(
-            f"{name}.data_ptr()", hex(address), f"must be a multiple of {ALIGNMENT} bytes", "start the view at such an offset"
+            f"{name}.data_ptr()",
+            hex(address),
+            f"must be a multiple of {ALIGNMENT} bytes",
+            "start the view at such an offset",
         )
 
 

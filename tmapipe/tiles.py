@@ -52,7 +52,7 @@ def start_of(
     unknown = [name for name in coordinates if name not in dims]
     if unknown:
         raise InputError(where, unknown, f"has dimensions {', '.join(dims)}", "name one of those")
-    found = [coordinates[d] if d in coordinates else (tile.get(d) if tile is not None else None) for d in dims]
+    found: list[Any] = [coordinates.get(d, tile.get(d) if tile is not None else None) for d in dims]
     missing = [d for d, value in zip(dims, found, strict=True) if value is None]
     if missing:
         example = ", ".join(f"{d}=..." for d in missing)
@@ -123,6 +123,4 @@ class BoundTiles(Carried):
             places[dim] = batch % self.steps[dim]
             batch = batch // self.steps[dim]
         cluster = self.isa.plan.cluster
-        return Tile(
-            {d: places[d] * cluster.get(d, 1) + cluster_coordinate(self.isa, d) for d in self.steps}
-        )
+        return Tile({d: places[d] * cluster.get(d, 1) + cluster_coordinate(self.isa, d) for d in self.steps})

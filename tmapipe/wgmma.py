@@ -83,7 +83,9 @@ class Accumulator(Carried):
     def columns(self, block: int, first: int, columns: int) -> Fragment:
         """The values of columns [first, first + columns) of the warpgroup's row block *block* (64 rows), as a fragment."""
         if self.open:
-            raise ScopeError("an accumulator read inside its `accumulate` block, where wgmma may still write it. Leave it first.")
+            raise ScopeError(
+                "an accumulator read inside its `accumulate` block, where wgmma may still write it. Leave it first."
+            )
         return self.bound.isa.accumulator_columns(self.bound.matmul, self.registers, block, first, columns)
 
 

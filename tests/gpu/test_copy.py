@@ -17,7 +17,9 @@ def test_random_copies(seed):
     dtype = rng.choice(DTYPES)
     step = 16 // dtype.itemsize
     copy = tp.schedules.Copy(
-        tile=rng.choice([(16, 128), (64, 64), (32, 256), (1, 256)]), stages=rng.choice([2, 3, 8]), pending=rng.choice([0, 1])
+        tile=rng.choice([(16, 128), (64, 64), (32, 256), (1, 256)]),
+        stages=rng.choice([2, 3, 8]),
+        pending=rng.choice([0, 1]),
     )
     for _ in range(3):
         rows, columns, extra = rng.randint(1, 3000), rng.randint(1, 2000), step * rng.randint(0, 5)

@@ -43,10 +43,10 @@ class _Kernel:
 
     def __init__(self, schedule: Any, plan: Plan):
         self.schedule, self.plan = schedule, plan
-        self.parts = {part.name: part for part in (*plan.loads, *plan.stores)}
+        self.parts = {part.name: part for part in plan.transfers}
 
     @cute.jit
-    def host(self, tensors: list, clusters: Int32, stream):
+    def host(self, tensors: list, clusters: Int32, stream: Any) -> None:
         atoms = self.make_atoms(tensors)
         grid = (clusters * self.plan.cluster_size, 1, 1)
         self.device(atoms, clusters).launch(
@@ -59,7 +59,7 @@ class _Kernel:
         )
 
     @cute.kernel
-    def device(self, atoms: list, clusters: Int32):
+    def device(self, atoms: list, clusters: Int32) -> None:
         self.trace(atoms, clusters)
 
     def make_atoms(self, tensors: list) -> list:
@@ -82,7 +82,7 @@ def build(
     and cubin. Needs no GPU. Compilations take turns within a process."""
     fakes = []
     for name in plan.arguments:
-        part = next(p for p in (*plan.loads, *plan.stores) if p.name == name)
+        part = next(p for p in plan.transfers if p.name == name)
         rank = (ranks or {}).get(name, len(part.dims))
         step = 16 // part.buffer.dtype.bytes
         shape = tuple(cute.sym_int() for _ in range(rank))
@@ -92,8 +92,10 @@ def build(
     kernel = _Kernel(schedule, plan)
     with _compiling:
         function = cute.compile(
-            kernel.host, fakes, Int32(1), make_fake_stream(use_tvm_ffi_env_stream=True), options=f"{flags} {options}".strip()
+            kernel.host,
+            fakes,
+            Int32(1),
+            make_fake_stream(use_tvm_ffi_env_stream=True),
+            options=f"{flags} {options}".strip(),
         )
     return Compiled(plan, function, function.__ptx__ if keep else None, function.__cubin__ if keep else None)
-
-

@@ -30,9 +30,7 @@ def traced(body: Callable[..., None]) -> Callable[..., None]:
     """*body* as CuTe DSL traces it. Tracing rewrites a function's code in place, so it gets a copy of its own and the
     original stays plain Python for the machine model."""
     if body not in _traced:
-        copy = types.FunctionType(
-            body.__code__, body.__globals__, body.__name__, body.__defaults__, body.__closure__
-        )
+        copy = types.FunctionType(body.__code__, body.__globals__, body.__name__, body.__defaults__, body.__closure__)
         copy.__kwdefaults__ = body.__kwdefaults__
         copy.__qualname__, copy.__module__, copy.__doc__ = body.__qualname__, body.__module__, body.__doc__
         _traced[body] = cute.jit(copy)

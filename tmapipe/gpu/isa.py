@@ -201,7 +201,9 @@ class GpuIsa(Carried):
         one_group = _tiled_mma(operand, (1, 1, 1), columns)
         row_major = cutlass.utils.LayoutEnum.ROW_MAJOR
         to_shared = hopper.sm90_get_smem_store_op(row_major, elem_ty_d=dtype, elem_ty_acc=cutlass.Float32)
-        fragment_atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4 if columns % 16 == 0 else 2), cutlass.Float16)
+        fragment_atom = cute.make_copy_atom(
+            warp.StMatrix8x8x16bOp(False, 4 if columns % 16 == 0 else 2), cutlass.Float16
+        )
         tiled = cute.make_tiled_copy_S(to_shared, cute.make_tiled_copy_C_atom(fragment_atom, one_group))
         converted = cute.make_rmem_tensor(values.shape, dtype)
         converted.store(values.to(dtype))
@@ -238,7 +240,7 @@ class GpuIsa(Carried):
     # ---- handles --------------------------------------------------------------------------------------------------
 
     def _part(self, argument: str) -> Load | Store:
-        return next(part for part in (*self.plan.loads, *self.plan.stores) if part.argument == argument)
+        return next(part for part in self.plan.transfers if part.argument == argument)
 
     def _mbarrier(self, barrier: Barrier, stage: Any) -> Any:
         return cute.recast_ptr(self.shared + barrier.offset, dtype=cutlass.Int64) + stage

@@ -66,9 +66,7 @@ def make_atom(part: Load | Store, tensor: Any) -> Any:
     peers = 1
     if isinstance(part, Load):
         peers = part.peers
-        op: Any = (
-            cpasync.CopyBulkTensorTileG2SMulticastOp() if peers > 1 else cpasync.CopyBulkTensorTileG2SOp()
-        )
+        op: Any = cpasync.CopyBulkTensorTileG2SMulticastOp() if peers > 1 else cpasync.CopyBulkTensorTileG2SOp()
     elif part.reduce:
         op = cpasync.CopyReduceBulkTensorTileS2GOp(reduction_kind=cute.ReductionKind.ADD)
     else:

@@ -34,7 +34,7 @@ class Copy(Schedule):
         self.y = TmaStoreStage(source=self.x, stages=pending)
         self.tiles = PersistentTiles(group=1)
 
-    def __call__(self, x: Any, y: Any = None, *, out: Any = None) -> Any:
+    def __call__(self, x: Any, y: Any = None, *, out: Any = None) -> Any:  # type: ignore[override]
         """Copies *x* to *y* (or `out`, or a new tensor) and returns that."""
         y = y if y is not None else out if out is not None else empty_like(x)
         width = self.x.tile[1]

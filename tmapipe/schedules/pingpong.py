@@ -28,7 +28,11 @@ class PingPong(Gemm):
     order = Turnstile(math)
 
     def __init__(
-        self, tile: tuple[int, int, int] = (128, 128, 64), cluster: tuple[int, int] = (2, 1), stages: int | None = None, **options: Any
+        self,
+        tile: tuple[int, int, int] = (128, 128, 64),
+        cluster: tuple[int, int] = (2, 1),
+        stages: int | None = None,
+        **options: Any,
     ):
         super().__init__(tile, cluster, stages, **options)
 
