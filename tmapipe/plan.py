@@ -67,10 +67,10 @@ class Ring:
     """What the ends of a `BarrierRing` need to know.
 
     phases: the roles of each phase by name; barriers[p] completes when phase p is done with a slot, so phase p waits on
-    barriers[p - 1] and phase 0 on the last one; armed: role -> bytes that it arms by expect-tx a slot; signals:
-    the roles whose warps arrive when they leave a slot (all but those whose loads complete by themselves); lag: role -> slots that it holds back until its asynchronous
-    reads have retired; readers: role -> how it reads ("threads", "wgmma", "tma"); groups: the multicast groups whose
-    peers a release must reach; peers: how many CTAs that is.
+    barriers[p - 1] and phase 0 on the last one; armed: role -> bytes that it arms by expect-tx a slot; signals: the roles
+    whose warps arrive when they leave a slot (all but those whose loads complete by themselves); lag: role -> slots that
+    it holds back until its asynchronous reads have retired; readers: role -> how it reads ("wgmma", "tma"; threads if
+    missing); groups: the multicast groups whose peers a release must reach; peers: how many CTAs that is.
     """
 
     name: str

@@ -115,9 +115,21 @@ def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: An
     return bound
 
 
-def empty_like(tensor: Any) -> Any:
-    """A new dense tensor or array of the same shape, type and device."""
-    return np.empty(tensor.shape, tensor.dtype) if isinstance(tensor, np.ndarray) else tensor.new_empty(tensor.shape)
+def new_like(tensor: Any, shape: tuple[int, ...] | None = None, dtype: DType | None = None) -> Any:
+    """A new dense tensor or array: of the same kind and device, and of the same shape and type where these are not given."""
+    shape = tuple(tensor.shape) if shape is None else shape
+    if isinstance(tensor, np.ndarray):
+        return np.empty(shape, tensor.dtype if dtype is None else dtype.numpy)
+    torch = sys.modules["torch"]
+    return tensor.new_empty(shape, dtype=tensor.dtype if dtype is None else getattr(torch, dtype.torch))
+
+
+def sum_into(out: Any, parts: Any) -> None:
+    """``out = parts.sum(0)``, summed in the type of *parts*, in a fixed order."""
+    if isinstance(out, np.ndarray):
+        out[...] = parts.sum(0)
+    else:
+        out.copy_(parts.sum(0))
 
 
 def is_contiguous(tensor: Any) -> bool:
@@ -177,11 +189,7 @@ def _make_output(name: str, store: TmaStoreStage, extents: dict[str, tuple[str, 
         raise InputError(name, None, f"its extent along {', '.join(unknown)} follows from no input", f"pass {name}=")
     shape = tuple(extents[dim][1] for dim in store.dims)
     shape = shape[len(shape) - max(like.ndim, len(store.tile)) :]
-    dtype = store.dtype
-    if isinstance(like, np.ndarray):
-        return np.empty(shape, dtype=like.dtype if dtype is None else dtype.numpy)
-    torch = sys.modules["torch"]
-    return torch.empty(shape, dtype=like.dtype if dtype is None else getattr(torch, dtype.torch), device=like.device)
+    return new_like(like, shape, store.dtype)
 
 
 def _device(tensor: Any) -> str:

@@ -2,7 +2,7 @@
 
 from tmapipe.schedules.copy import Copy
 from tmapipe.schedules.gemm import Gemm
-
 from tmapipe.schedules.pingpong import PingPong
+from tmapipe.schedules.splitk import SplitK
 
-__all__ = ["Copy", "Gemm", "PingPong"]
+__all__ = ["Copy", "Gemm", "PingPong", "SplitK"]

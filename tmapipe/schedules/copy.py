@@ -10,7 +10,7 @@ from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.tensors import empty_like, is_contiguous
+from tmapipe.tensors import is_contiguous, new_like
 from tmapipe.tiles import PersistentTiles, Tile
 
 __all__ = ["Copy"]
@@ -36,7 +36,7 @@ class Copy(Schedule):
 
     def __call__(self, x: Any, y: Any = None, *, out: Any = None) -> Any:  # type: ignore[override]
         """Copies *x* to *y* (or `out`, or a new tensor) and returns that."""
-        y = y if y is not None else out if out is not None else empty_like(x)
+        y = y if y is not None else out if out is not None else new_like(x)
         width = self.x.tile[1]
         if x.shape == y.shape and is_contiguous(x) and is_contiguous(y) and math.prod(x.shape) % width == 0:
             super().__call__(x.reshape(-1, width), y.reshape(-1, width))

@@ -1,0 +1,65 @@
+"""SplitK: a GEMM whose k is shared among CTAs, for outputs of few tiles and long k.
+
+Part s of the k-tiles gives partial sums, stored in fp32 as matrix s of a workspace [s, m, n], which are then added in a
+fixed order: results are bit-identical from run to run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmapipe.dtypes import fp32
+from tmapipe.errors import InputError
+from tmapipe.schedules.gemm import Gemm
+from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.tensors import new_like, sum_into
+from tmapipe.tiles import Tile, ceil_div
+
+__all__ = ["SplitK"]
+
+
+class SplitK(Gemm):
+    """`Gemm` of two matrices, with k in `parts` parts. The other arguments as there."""
+
+    load, math = Gemm.load, Gemm.math
+
+    def __init__(
+        self,
+        parts: int,
+        tile: tuple[int, int, int] = (128, 128, 64),
+        cluster: tuple[int, int] = (2, 1),
+        stages: int | None = None,
+        *,
+        store_stages: int = 2,
+        group: int = 8,
+    ):
+        if not isinstance(parts, int) or parts < 1:
+            raise InputError("SplitK(parts)", parts, "is a positive number of parts", "use 4")
+        super().__init__(tile, cluster, stages, group=group)
+        self.parts = parts
+        self.d = TmaStoreStage("s m n", source=self.mma, stages=store_stages, dtype=fp32)
+
+    def __call__(self, a: Any, b: Any, d: Any = None, *, out: Any = None) -> Any:  # type: ignore[override]
+        """Writes the product to *d* (or `out`, or a new matrix of a's type) and returns it."""
+        d = d if d is not None else out if out is not None else new_like(a, (a.shape[0], b.shape[0]))
+        workspace = new_like(a, (self.parts, *d.shape), fp32)
+        super().__call__(a, b, workspace)
+        sum_into(d, workspace)
+        return d
+
+    def part_slots(self, k: Any) -> Any:
+        """k-tiles of every part but the last, which may have fewer."""
+        return ceil_div(k.steps("a", "k"), self.parts)
+
+    def tile_slots(self, k: Any, tile: Tile) -> Any:
+        left = k.steps("a", "k") - tile.s * self.part_slots(k)
+        left = k.isa.select(left > 0, left, 0)
+        return k.isa.select(left < self.part_slots(k), left, self.part_slots(k))
+
+    @load.jit
+    def fill(self, k: Any, tile: Tile) -> None:
+        first = tile.s * self.part_slots(k)
+        for step in range(self.tile_slots(k, tile)):
+            with k.ring.produce() as slot:
+                slot.a.load(tile, l=0, k=first + step)
+                slot.b.load(tile, l=0, k=first + step)
