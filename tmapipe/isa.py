@@ -93,6 +93,11 @@ class Isa(Protocol):
     def extent(self, argument: str, dim: int) -> Value:
         """Extent (elements) of dimension *dim* of the tensor bound to *argument*."""
 
+    def divisors(self, values: dict[str, Value]) -> dict[str, Any]:
+        """Each value as something to divide by (``x // d`` for x >= 0): a number in the model, a multiplier and shift that
+        the host computed when traced, since an integer division takes some 150 cycles. The values are those of
+        `PersistentTiles.divisors`, the same in all CTAs."""
+
     # ---- mbarrier -------------------------------------------------------------------------------------------------
 
     def mbarrier_init(self, barrier: Barrier, stage: int, count: int) -> None:

@@ -15,7 +15,7 @@ from tmapipe.plan import Plan, RoleWarps
 from tmapipe.role import body_of
 from tmapipe.stage import SlotPart
 from tmapipe.store_pipeline import BoundStore, SlotStore
-from tmapipe.tiles import BoundTiles, ceil_div
+from tmapipe.tiles import ceil_div
 from tmapipe.turnstile import BoundTurnstile
 from tmapipe.wgmma import BoundMatmul, Wgmma
 
@@ -133,7 +133,7 @@ class KernelContext(Carried):
         self._parts: dict[str, Any] = {}
         self._finishers: list[Any] = []
         self._declared = schedule.declared
-        self.tiles = BoundTiles(isa, schedule.tiles.group, self._grid(schedule))
+        self.tiles = schedule.tiles.bind(isa, self._grid(schedule))
         slot_stores: dict[str, dict[str, Any]] = {}
         for name, store in schedule.declared.stores.items():
             self._add_store(name, store, slot_stores)

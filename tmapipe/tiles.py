@@ -84,43 +84,61 @@ class PersistentTiles:
             total *= ceil_div(count, cluster.get(dim, 1))
         return total
 
+    def divisors(self, grid: dict[str, Any], cluster: dict[str, int], clusters: Any) -> dict[str, Any]:
+        """What the decoding of a tile's number divides by; *grid* in tiles, none of them 0. On the host, or in the kernel."""
+        steps = _steps(grid, cluster)
+        found = {"clusters": clusters, **{dim: steps[dim] for dim in steps}}
+        if len(steps) > 1:
+            m, n = list(steps)[-2:]
+            found["matrix"] = steps[m] * steps[n]
+            found["band"] = self.group * steps[n]
+            found["last rows"] = (steps[m] - 1) % self.group + 1
+        return found
+
     def bind(self, isa: Isa, grid: dict[str, Any]) -> BoundTiles:
         """This order on the calling CTA, for a grid of *grid* tiles a dimension."""
-        return BoundTiles(isa, self.group, grid)
+        return BoundTiles(isa, self, grid)
 
 
 class BoundTiles(Carried):
     """The calling CTA's tiles: `count` of them, `tile(i)` for each."""
 
-    def __init__(self, isa: Isa, group: int, grid: dict[str, Any]):
+    def __init__(self, isa: Isa, order: PersistentTiles, grid: dict[str, Any]):
         cluster = isa.plan.cluster
-        self.isa, self.group = isa, group
-        self.steps = {dim: ceil_div(count, cluster.get(dim, 1)) for dim, count in grid.items()}
+        self.isa, self.group = isa, order.group
+        self.steps = _steps(grid, cluster)
+        self.by = isa.divisors(order.divisors(grid, cluster, isa.clusters))
         total: Any = 1
         for count in self.steps.values():
             total = total * count
-        self.count = ceil_div(total - isa.cluster_id, isa.clusters)
+        self.count = (total - isa.cluster_id + isa.clusters - 1) // self.by["clusters"]
 
     def tile(self, i: Any) -> Tile:
         """The *i*-th tile of the calling CTA."""
-        linear = self.isa.cluster_id + i * self.isa.clusters
+        rest = self.isa.cluster_id + i * self.isa.clusters
         places: dict[str, Any] = {}
-        dims = list(self.steps)
-        if len(dims) > 1:
-            m, n = dims[-2:]
-            matrix = self.steps[m] * self.steps[n]
-            batch, rest = linear // matrix, linear % matrix
-            width = self.group * self.steps[n]
-            first = rest // width * self.group
-            rows = self.isa.select(self.steps[m] - first < self.group, self.steps[m] - first, self.group)
-            places[m] = first + rest % width % rows
-            places[n] = rest % width // rows
-            outer = dims[:-2]
-        else:
-            places[dims[-1]] = linear % self.steps[dims[-1]]
-            batch, outer = linear // self.steps[dims[-1]], dims[:-1]
+        outer = list(self.steps)
+        if len(outer) > 1:
+            *outer, m, n = outer
+            batch, rest = self._divide(rest, "matrix", self.steps[m] * self.steps[n])
+            band, rest = self._divide(rest, "band", self.group * self.steps[n])
+            first = band * self.group
+            short = self.steps[m] - first < self.group
+            columns = self.isa.select(short, rest // self.by["last rows"], rest // self.group)
+            rows = self.isa.select(short, self.steps[m] - first, self.group)
+            places[m], places[n] = first + rest - columns * rows, columns
+            rest = batch
         for dim in reversed(outer):
-            places[dim] = batch % self.steps[dim]
-            batch = batch // self.steps[dim]
+            rest, places[dim] = self._divide(rest, dim, self.steps[dim])
         cluster = self.isa.plan.cluster
         return Tile({d: places[d] * cluster.get(d, 1) + cluster_coordinate(self.isa, d) for d in self.steps})
+
+    def _divide(self, value: Any, name: str, by: Any) -> tuple[Any, Any]:
+        """Quotient and remainder."""
+        quotient = value // self.by[name]
+        return quotient, value - quotient * by
+
+
+def _steps(grid: dict[str, Any], cluster: dict[str, int]) -> dict[str, Any]:
+    """The grid in units of clusters, rounded up."""
+    return {dim: ceil_div(count, cluster.get(dim, 1)) for dim, count in grid.items()}

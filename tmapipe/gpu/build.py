@@ -15,6 +15,7 @@ from tmapipe.gpu.layouts import cute_type, make_atom, to_core_first
 from tmapipe.gpu.report import Resources, read_resources
 from tmapipe.kernel import kernel_main
 from tmapipe.plan import Plan
+from tmapipe.tiles import ceil_div
 
 __all__ = ["Compiled", "build"]
 
@@ -43,13 +44,15 @@ class _Kernel:
 
     def __init__(self, schedule: Any, plan: Plan):
         self.schedule, self.plan = schedule, plan
+        self.divisor_names: list[str] = []
         self.parts = {part.name: part for part in plan.transfers}
 
     @cute.jit
     def host(self, tensors: list, clusters: Int32, stream: Any) -> None:
         atoms = self.make_atoms(tensors)
+        divisors = self.make_divisors(tensors, clusters)
         grid = (clusters * self.plan.cluster_size, 1, 1)
-        self.device(atoms, clusters).launch(
+        self.device(atoms, divisors, clusters).launch(
             grid=grid,
             block=(self.plan.threads, 1, 1),
             cluster=(self.plan.cluster_size, 1, 1),
@@ -59,8 +62,8 @@ class _Kernel:
         )
 
     @cute.kernel
-    def device(self, atoms: list, clusters: Int32) -> None:
-        self.trace(atoms, clusters)
+    def device(self, atoms: list, divisors: list, clusters: Int32) -> None:
+        self.trace(atoms, divisors, clusters)
 
     def make_atoms(self, tensors: list) -> list:
         made = []
@@ -70,9 +73,20 @@ class _Kernel:
             made.append((atom.atom, atom.tma_tensor))
         return made
 
-    def trace(self, atoms: list, clusters: Int32) -> None:
+    def make_divisors(self, tensors: list, clusters: Int32) -> list:
+        name, tile = self.schedule.tile_grid()
+        part = self.parts[name]
+        extents = tensors[self.plan.arguments.index(name)].shape
+        extents = (*(1,) * (len(part.dims) - len(extents)), *extents)
+        grid = {d: ceil_div(e, t) for d, e, t in zip(part.dims, extents, tile, strict=True)}
+        values = self.schedule.tiles.divisors(grid, self.plan.cluster, clusters)
+        self.divisor_names = list(values)
+        return [cute.fast_divmod_create_divisor_v2(Int32(value)) for value in values.values()]
+
+    def trace(self, atoms: list, divisors: list, clusters: Int32) -> None:
         named = dict(zip(self.plan.arguments, atoms, strict=True))
-        kernel_main(GpuIsa(self.plan, named, clusters), self.schedule)
+        by = dict(zip(self.divisor_names, divisors, strict=True))
+        kernel_main(GpuIsa(self.plan, named, by, clusters), self.schedule)
 
 
 def build(

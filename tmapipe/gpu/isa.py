@@ -32,11 +32,11 @@ COPY_ELECTS = {"load": True, "store": False, "reduce": True}
 class GpuIsa(Carried):
     """One warp's view of the hardware, for the kernel being traced. Methods as documented in `tmapipe.isa.Isa`.
 
-    atoms: name of each load and store -> (TMA atom, coordinate tensor), as the kernel received them.
+    atoms: name of each load and store -> (TMA atom, coordinate tensor); divisors: by name, as the host prepared them.
     """
 
-    def __init__(self, plan: Plan, atoms: dict[str, tuple[Any, Any]], clusters: Int32):
-        self.plan, self.atoms, self.clusters = plan, atoms, clusters
+    def __init__(self, plan: Plan, atoms: dict[str, tuple[Any, Any]], divisors: dict[str, Any], clusters: Int32):
+        self.plan, self.atoms, self.host_divisors, self.clusters = plan, atoms, divisors, clusters
         self.thread, _, _ = cute.arch.thread_idx()
         self.lane = cute.arch.lane_idx()
         self.warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -79,6 +79,9 @@ class GpuIsa(Carried):
     def extent(self, argument: str, dim: int) -> Any:
         part = self._part(argument)
         return self.atoms[argument][1].shape[core_modes(part).index(dim)]
+
+    def divisors(self, values: dict[str, Any]) -> dict[str, Any]:
+        return {name: self.host_divisors[name] for name in values}
 
     # ---- mbarrier -------------------------------------------------------------------------------------------------
 
