@@ -1,0 +1,15 @@
+"""The CPU reading of the instruction set: a model of the hardware that runs a kernel's program as it is.
+
+`Machine` runs a program, with data or without. `State` is the model itself, a transition system that other drivers (a
+checker, an explorer of all interleavings) can use with the programs that `record` makes; `ops` documents its operations.
+"""
+
+from tmapipe.machine.layout import Layout
+from tmapipe.machine.machine import Machine, record
+from tmapipe.machine.ops import Counted, Flight
+from tmapipe.machine.run import Run, TraceEntry
+from tmapipe.machine.scheduler import Scheduler
+from tmapipe.machine.state import State
+from tmapipe.machine.warp import MachineIsa
+
+__all__ = ["Counted", "Flight", "Layout", "Machine", "MachineIsa", "Run", "Scheduler", "State", "TraceEntry", "record"]

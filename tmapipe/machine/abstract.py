@@ -1,0 +1,75 @@
+"""The abstract state: a `State` without the numbers that only count laps.
+
+Two moments with equal abstract states have the same futures, if their warps are at the same places of their programs (the
+caller's to compare). Kept: phase parities, pending counts, what is in flight where, by the order in which it was issued.
+"""
+
+from __future__ import annotations
+
+from tmapipe.machine.ops import Flight
+from tmapipe.machine.state import State
+
+__all__ = ["abstract"]
+
+
+def abstract(state: State) -> tuple:
+    """A hashable value; see the module."""
+    layout = state.layout
+    serial = state.serials
+    loads = sorted((*_relative(flight, serial), *record) for flight, record in state.loads.items())
+    stores = sorted((*_relative(flight, serial), *record) for flight, record in state.stores.items())
+    threads = sorted(
+        (
+            thread,
+            tuple(
+                [
+                    (tuple([_relative(f, serial) + (f in state.stores,) for f in flights]), known)
+                    for flights, known in groups
+                ]
+            ),
+        )
+        for thread, groups in state.groups.items()
+    )
+    still_open = sorted((t, tuple([_relative(f, serial) for f in flights])) for t, flights in state.open_group.items())
+    group_of = [agent // layout.warps * layout.warpgroups + agent % layout.warps // 4 for agent in range(layout.agents)]
+    warps = tuple(
+        (
+            state.issued[agent] - state.done[group],
+            state.awaited[agent] - state.issued[agent],
+            tuple([bound - state.issued[agent] for bound in state.bounds[agent]]),
+            _awaited_generation(state, agent),
+            None if state.cluster_seen[agent] < 0 else state.cluster[1] - state.cluster_seen[agent],
+        )
+        for agent, group in enumerate(group_of)
+    )
+    return (
+        tuple(state.count),
+        tuple(state.pending),
+        tuple(state.tx),
+        tuple([phase & 1 for phase in state.phase]),
+        tuple(state.bar_threads),
+        tuple(state.bar_arrived),
+        state.cluster[0],
+        tuple(state.live),
+        tuple(state.returned),
+        tuple(state.queues),
+        tuple(state.unfenced),
+        tuple(state.free_registers),
+        tuple(state.registers),
+        warps,
+        tuple(loads),
+        tuple(stores),
+        tuple(threads),
+        tuple(still_open),
+    )
+
+
+def _relative(flight: Flight, serials: list[int]) -> tuple:
+    """A flight named by how many later ones its issuer has issued."""
+    return flight.kind, flight.issuer, serials[flight.issuer] - flight.serial, flight.cta
+
+
+def _awaited_generation(state: State, agent: int) -> tuple[int, int] | None:
+    """The named barrier in which the agent has arrived and not yet waited, and generations since then."""
+    seen = state.bar_seen[agent]
+    return None if seen is None else (seen[0], state.bar_generation[seen[0]] - seen[1])

@@ -1,0 +1,155 @@
+"""TMA loads, TMA stores and bulk groups.
+
+A load is in flight from its issue until its bytes are counted, separately in each destination CTA. A store reads its slot
+at some time after its issue, and writes global memory after that. Bulk groups belong to one thread: a group is read when
+all its stores have read, complete when all have written; ``wait_group N`` looks at all groups but the N newest.
+"""
+
+from __future__ import annotations
+
+from tmapipe.machine.hazard import hazard
+from tmapipe.machine.ops import BulkCommit, BulkWait, Flight, LoadWrite, StoreRead, StoreWrite, TmaLoad, TmaStore
+from tmapipe.machine.slots import conflict
+from tmapipe.machine.state import State, applies, waits
+
+# ---- loads ------------------------------------------------------------------------------------------------------------
+
+
+@applies(TmaLoad)
+def _load(state: State, agent: int, op: TmaLoad) -> tuple[Flight, ...]:
+    layout = state.layout
+    own = agent // layout.warps
+    if op.mask is None:
+        return (_load_to(state, agent, op, own),)
+    if op.mask >> layout.ctas or not op.mask:
+        text = (
+            f"multicasts {op.load} with mask {op.mask:#b}, which is not a set of the {layout.ctas} CTAs of the cluster"
+        )
+        raise hazard(layout, "mask-outside-cluster", agent, op, text)
+    return tuple([_load_to(state, agent, op, cta) for cta in range(layout.ctas) if op.mask >> cta & 1])
+
+
+def _load_to(state: State, agent: int, op: TmaLoad, cta: int) -> Flight:
+    layout = state.layout
+    if not state.live[cta]:
+        raise hazard(
+            layout, "peer-exited", agent, op, f"multicasts {op.load} to CTA {cta}, whose warps have all returned"
+        )
+    base = cta * layout.nslots
+    for slot in layout.aliases[op.slot]:
+        if state.readers[base + slot] or (state.writers[base + slot] and not _disjoint_shares(state, op, base, slot)):
+            raise conflict(state, agent, op, cta, op.slot, f"loads {op.load} into", writes=True)
+    if state.count[cta * layout.nbars + op.bar] == 0:
+        text = f"loads {op.load} with {layout.bar_name(op.bar)} of CTA {cta}, which is not initialized"
+        raise hazard(layout, "barrier-before-init", agent, op, text)
+    flight = Flight("load", agent, state.serials[agent], cta)
+    if op.mask is None or op.mask >> (cta + 1) == 0:
+        state.serials[agent] += 1
+    landed = not state.split_loads
+    state.loads[flight] = (base + op.slot, op.share, op.shares, cta * layout.nbars + op.bar, op.nbytes, landed)
+    state.writers[base + op.slot] += 1
+    state.started.append(flight)
+    return flight
+
+
+def _disjoint_shares(state: State, op: TmaLoad, base: int, slot: int) -> bool:
+    """Whether all loads on their way into *slot* are other shares of the same split of the same slot."""
+    if slot != op.slot:
+        return False
+    target = base + slot
+    return all(load[2] == op.shares and load[1] != op.share for load in state.loads.values() if load[0] == target)
+
+
+@applies(LoadWrite)
+def _land(state: State, agent: Flight, op: LoadWrite) -> None:
+    state.loads[agent] = (*state.loads[agent][:5], True)
+    state.started.append(agent)
+
+
+# ---- stores -----------------------------------------------------------------------------------------------------------
+
+
+@applies(TmaStore)
+def _store(state: State, agent: int, op: TmaStore) -> Flight:
+    layout = state.layout
+    cta = agent // layout.warps
+    base = cta * layout.nslots
+    for slot in layout.aliases[op.slot]:
+        if state.writers[base + slot]:
+            raise conflict(state, agent, op, cta, op.slot, f"stores {op.store} from", writes=False)
+    flight = Flight("store", agent, state.serials[agent], cta)
+    state.serials[agent] += 1
+    state.stores[flight] = (base + op.slot, False)
+    state.readers[base + op.slot] += 1
+    thread = _thread(agent, op.lanes)
+    state.open_group[thread] = (*state.open_group.get(thread, ()), flight)
+    state.started.append(flight)
+    return flight
+
+
+@applies(StoreRead)
+def _store_read(state: State, agent: Flight, op: StoreRead) -> None:
+    slot, _ = state.stores[agent]
+    state.stores[agent] = (slot, True)
+    state.readers[slot] -= 1
+    state.started.append(agent)
+    state.woken.append(state.layout.key_bulk + agent.issuer)
+
+
+@applies(StoreWrite)
+def _store_write(state: State, agent: Flight, op: StoreWrite) -> None:
+    del state.stores[agent]
+    state.woken.append(state.layout.key_bulk + agent.issuer)
+
+
+# ---- groups -----------------------------------------------------------------------------------------------------------
+
+
+@applies(BulkCommit)
+def _commit(state: State, agent: int, op: BulkCommit) -> tuple[int, tuple[Flight, ...]]:
+    thread = _thread(agent, op.lanes)
+    flights = state.open_group.pop(thread, ())
+    number = state.committed.get(thread, 0)
+    state.committed[thread] = number + 1
+    state.groups[thread] = (*state.groups.get(thread, ()), (flights, False))
+    return number, flights
+
+
+@waits(BulkWait, key=lambda state, agent, op: state.layout.key_bulk + agent)
+def _can_wait(state: State, agent: int, op: BulkWait) -> bool:
+    groups = state.groups.get(_thread(agent, op.lanes), ())
+    stores = state.stores
+    for i in range(len(groups) - op.pending - 1, -1, -1):
+        flights, known_read = groups[i]
+        if op.read:
+            if known_read:  # and so are all before it
+                return True
+            if any(flight in stores and not stores[flight][1] for flight in flights):
+                return False
+        elif any(flight in stores for flight in flights):
+            return False
+    return True
+
+
+@applies(BulkWait)
+def _wait(state: State, agent: int, op: BulkWait) -> int:
+    thread = _thread(agent, op.lanes)
+    groups = state.groups.get(thread, ())
+    covered = max(0, len(groups) - op.pending)
+    first = 0
+    if not op.read:
+        first = covered
+    else:  # groups that have also been written make no difference any more
+        while first < covered and not any(flight in state.stores for flight in groups[first][0]):
+            first += 1
+        groups = tuple([(flights, known or i < covered) for i, (flights, known) in enumerate(groups)])
+    left = groups[first:]
+    if left:
+        state.groups[thread] = left
+    else:
+        state.groups.pop(thread, None)
+    return max(0, state.committed.get(thread, 0) - op.pending)
+
+
+def _thread(agent: int, lanes: int) -> int:
+    return agent * 32 + lanes.bit_length() - 1

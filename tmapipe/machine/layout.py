@@ -1,0 +1,108 @@
+"""Layout: one cluster's parts, numbered for the machine and named for people."""
+
+from __future__ import annotations
+
+import itertools
+
+from tmapipe.machine.ops import Flight
+from tmapipe.plan import Buffer, Plan
+
+__all__ = ["Layout"]
+
+
+class Layout:
+    """Flat numbers of a cluster's agents, mbarriers and slots.
+
+    Agent (a warp): ``cta * warps + warp``. Within a CTA, mbarriers and slots are numbered in the plan's order; the state
+    keeps them for all CTAs at ``cta * mbarriers + bar`` and ``cta * slots + slot``.
+    """
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self.ctas, self.warps = plan.cluster_size, plan.warps
+        self.agents = self.ctas * self.warps
+        self.warpgroups = -(-self.warps // 4)  # a CTA; the last one may lack warps
+        self.bars = [(barrier, stage) for barrier in plan.barriers for stage in range(barrier.stages)]
+        self.slots = [(buffer, stage) for buffer in plan.buffers for stage in range(buffer.stages)]
+        self.bar_base = _bases(plan.barriers)
+        self.slot_base = _bases(plan.buffers)
+        self.nbars, self.nslots = len(self.bars), len(self.slots)
+        self.ranges = [slot_range(buffer, stage) for buffer, stage in self.slots]
+        self.aliases = tuple(
+            tuple(j for j, other in enumerate(self.ranges) if other[0] < own[1] and own[0] < other[1])
+            for own in self.ranges
+        )
+        #: slots that share bytes with each slot, itself included
+        self.roles = ["idle"] * self.warps
+        for role in plan.roles:
+            self.roles[role.first_warp : role.first_warp + role.warps] = [role.name] * role.warps
+        self.whole_warpgroup = [
+            all(w < self.warps and self.roles[w] == self.roles[warp] for w in range(warp // 4 * 4, warp // 4 * 4 + 4))
+            for warp in range(self.warps)
+        ]
+        self.loads = {load.name: load for load in plan.loads}
+        self.stores = {store.name: store for store in plan.stores}
+        self.matmuls = {matmul.name: matmul for matmul in plan.matmuls}
+        # What a blocked agent waits for, as one number: `State.wait_key` makes them, `State.woken` lists them.
+        self.key_named = self.ctas * self.nbars
+        self.key_cluster = self.key_named + self.ctas * 16
+        self.key_bulk = self.key_cluster + 1
+        self.key_wgmma = self.key_bulk + self.agents
+        self.key_registers = self.key_wgmma + self.ctas * self.warpgroups
+
+    # ---- names ----------------------------------------------------------------------------------------------------
+
+    def role(self, agent: int) -> str:
+        """The role of an agent's warp; "idle" for warps outside any."""
+        return self.roles[agent % self.warps]
+
+    def agent_name(self, agent: int | Flight) -> str:
+        """E.g. ``math (warp 5) of CTA 1`` or ``TMA load 3 of load (warp 0) of CTA 0, to CTA 1``."""
+        if isinstance(agent, Flight):
+            if agent.kind == "wgmma":
+                group = agent.issuer % self.warpgroups
+                return f"wgmma {agent.serial} of {self.roles[4 * group]} (warpgroup {group}) of CTA {agent.cta}"
+            to = f", to CTA {agent.cta}" if agent.kind == "load" and self.ctas > 1 else ""
+            return f"TMA {agent.kind} {agent.serial} of {self.agent_name(agent.issuer)}{to}"
+        cta, warp = divmod(agent, self.warps)
+        return f"{self.roles[warp]} (warp {warp}) of CTA {cta}"
+
+    def bar_name(self, bar: int) -> str:
+        """E.g. ``full[2]``; *bar* with or without the CTA."""
+        barrier, stage = self.bars[bar % self.nbars]
+        return f"{barrier.name}[{stage}]"
+
+    def slot_name(self, slot: int) -> str:
+        """E.g. ``a[1]``; *slot* with or without the CTA."""
+        buffer, stage = self.slots[slot % self.nslots]
+        return f"{buffer.name}[{stage}]"
+
+    def named_barrier_name(self, id: int) -> str:
+        """E.g. ``epilogue[1] (id 3)``, or the CTA's barrier for id 0."""
+        if id == 0:
+            return "the CTA's barrier"
+        for barrier in self.plan.named_barriers:
+            if barrier.id <= id < barrier.id + barrier.instances:
+                instance = f"[{id - barrier.id}]" if barrier.instances > 1 else ""
+                return f"{barrier.name}{instance} (id {id})"
+        return f"named barrier {id}"
+
+    def signallers(self, bar: int) -> tuple[str, ...]:
+        """Roles that complete this mbarrier's phases by the plan's rings; empty if it belongs to none."""
+        name = self.bars[bar % self.nbars][0].name
+        for ring in self.plan.rings:
+            for phase, barrier in zip(ring.phases, ring.barriers, strict=True):
+                if barrier.name == name:
+                    return phase
+        return ()
+
+
+def slot_range(buffer: Buffer, stage: int) -> tuple[int, int]:
+    """First byte and end of a slot, from the start of the CTA's shared memory."""
+    start = buffer.offset + stage * buffer.slot_bytes
+    return start, start + buffer.slot_bytes
+
+
+def _bases(parts: tuple) -> dict[str, int]:
+    starts = itertools.accumulate((part.stages for part in parts), initial=0)
+    return {part.name: start for part, start in zip(parts, starts, strict=False)}

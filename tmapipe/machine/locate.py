@@ -1,0 +1,41 @@
+"""Source locations of operations, in the user's files: the innermost frame outside the library, or in its schedules."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import CodeType, FrameType
+
+__all__ = ["locate"]
+
+_LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_SCHEDULES = os.path.join(_LIBRARY, "schedules") + os.sep
+_MACHINE = os.path.join(_LIBRARY, "machine") + os.sep
+_known: dict[CodeType, tuple[int, str]] = {}
+
+
+def locate(frame: FrameType | None = None) -> str | None:
+    """ "file:line" of the innermost frame outside tmapipe or inside tmapipe/schedules; if there is none, of the innermost
+    frame outside tmapipe/machine. Starts at the caller, or at *frame*."""
+    fallback = None
+    frame = frame or sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        known = _known.get(code)
+        if known is None:
+            known = _known[code] = _classify(code)
+        rank, name = known
+        if rank == 2:
+            return f"{name}:{frame.f_lineno}"
+        if rank == 1 and fallback is None:
+            fallback = f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return fallback
+
+
+def _classify(code: CodeType) -> tuple[int, str]:
+    """0: the machine; 1: elsewhere in the library; 2: the user's code or a schedule. And the file's name to show."""
+    path = os.path.abspath(code.co_filename)
+    rank = 0 if path.startswith(_MACHINE) else 1 if path.startswith(_LIBRARY) and not path.startswith(_SCHEDULES) else 2
+    shown = os.path.relpath(path, os.path.dirname(_LIBRARY[:-1])) if path.startswith(_LIBRARY) else path
+    return rank, shown

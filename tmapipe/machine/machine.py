@@ -1,0 +1,195 @@
+"""Machine: runs a kernel program on the CPU, every warp of every CTA, with the data or without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from operator import length_hint
+from typing import Any
+
+import greenlet
+import numpy as np
+
+from tmapipe.errors import InputError, PipelineError
+from tmapipe.machine.layout import Layout
+from tmapipe.machine.locate import locate as find_location
+from tmapipe.machine.memory import Memory
+from tmapipe.machine.ops import Exit
+from tmapipe.machine.run import Run, TraceEntry
+from tmapipe.machine.scheduler import POLICIES, Scheduler, Watcher
+from tmapipe.machine.state import State
+from tmapipe.machine.warp import MachineIsa
+
+__all__ = ["Machine", "record"]
+
+Entry = Callable[[MachineIsa], None]
+
+
+class Machine:
+    """The CPU reading of the instruction set for kernels of one plan.
+
+    policy, seed: in which order agents take their steps (see `scheduler`); data: whether values are computed (without, the
+    protocol alone runs, much faster, and fragments are placeholders); locate: whether operations carry their source line;
+    trace: whether `Run.trace` is kept; observer: called with (agent, operation, facts) after each transition, in execution
+    order; max_steps: transitions of one cluster after which it stops with a `PipelineError`.
+    """
+
+    def __init__(
+        self,
+        plan: Any,
+        *,
+        seed: int = 0,
+        policy: str = "random",
+        data: bool = True,
+        locate: bool = False,
+        trace: bool = False,
+        observer: Watcher | None = None,
+        max_steps: int = 50_000_000,
+    ):
+        if policy not in POLICIES:
+            raise InputError("Machine(policy)", policy, f"is one of {', '.join(POLICIES)}", 'use "random"')
+        self.layout = Layout(plan)
+        self.plan, self.seed, self.policy, self.data, self.locate = plan, seed, policy, data, locate
+        self.trace, self.observer, self.max_steps = trace, observer, max_steps
+
+    def run(self, entry: Entry, tensors: dict[str, Any], clusters: int = 1, only: Iterable[int] | None = None) -> Run:
+        """Calls ``entry(isa)`` once for each warp of a grid of *clusters* clusters, one cluster after another.
+
+        tensors: argument -> NumPy array, its dimensions as in the Load or Store (without data, its shape is enough); only:
+        run just these clusters of the grid. Raises `DeadlockError` and `HazardError`.
+        """
+        run = Run(self.layout, self.trace)
+        for cluster in range(clusters) if only is None else only:
+            self._run_cluster(run, entry, tensors, cluster, clusters)
+        return run
+
+    def _run_cluster(self, run: Run, entry: Entry, tensors: dict[str, Any], cluster: int, clusters: int) -> None:
+        state = State(self.layout, split_loads=self.data)
+        watchers: list[Watcher] = []
+        source: _Live | _Recorded
+        if self.data:
+            memory = Memory(self.layout, tensors)
+            watchers.append(memory.perform)
+            source = _Live(self, entry, tensors, cluster, clusters, memory)
+        else:
+            source = _Recorded(self, entry, tensors, cluster, clusters)
+        watchers.append(run.watch)
+        if self.observer is not None:
+            watchers.append(self.observer)
+        scheduler = Scheduler(state, source.programs, self.policy, self.seed, (), self.max_steps, source.where)
+        if run.trace is not None:
+            watchers.append(_tracer(run.trace, cluster, scheduler))
+        scheduler.watchers = tuple(watchers)
+        scheduler.run()
+
+
+class _Live:
+    """Programs of warps that run as greenlets: each is resumed when its last operation has been executed."""
+
+    def __init__(
+        self, machine: Machine, entry: Entry, tensors: dict[str, Any], cluster: int, clusters: int, memory: Memory
+    ):
+        self.hub = greenlet.getcurrent()
+        emit: Callable[[Any], Any] = self.hub.switch
+        if machine.locate:
+            emit = _locating(emit)
+        shapes = shapes_of(tensors)
+        layout = machine.layout
+        self.warps = [greenlet.greenlet(entry) for _ in range(layout.agents)]
+        self.programs: list[Iterator[Any]] = [
+            self._operations(warp, MachineIsa(layout, agent, cluster, clusters, shapes, emit, memory))
+            for agent, warp in enumerate(self.warps)
+        ]
+
+    def _operations(self, warp: greenlet.greenlet, isa: MachineIsa) -> Iterator[Any]:
+        op = warp.switch(isa)
+        while not warp.dead:
+            yield op
+            op = warp.switch()
+        yield Exit()
+
+    def where(self, agent: int) -> str | None:
+        """Source line of the warp's present operation."""
+        frame = self.warps[agent].gr_frame
+        return None if frame is None else find_location(frame)
+
+
+class _Recorded:
+    """Programs recorded beforehand."""
+
+    def __init__(self, machine: Machine, entry: Entry, tensors: dict[str, Any], cluster: int, clusters: int):
+        def again(locate: bool, only: int | None = None) -> list[list[Any]]:
+            return record(
+                machine.plan,
+                entry,
+                tensors,
+                cluster,
+                clusters,
+                layout=machine.layout,
+                locate=locate,
+                max_steps=machine.max_steps,
+                only=only,
+            )
+
+        self.record = again
+        self.programs: list[Iterator[Any]] = [iter(ops) for ops in again(machine.locate)]
+
+    def where(self, agent: int) -> str | None:
+        """Source line of the warp's present operation, by recording the warp once more."""
+        (ops,) = self.record(True, agent)
+        return ops[len(ops) - length_hint(self.programs[agent]) - 1].where
+
+
+def record(
+    plan: Any,
+    entry: Entry,
+    tensors: dict[str, Any],
+    cluster: int = 0,
+    clusters: int = 1,
+    *,
+    layout: Layout | None = None,
+    locate: bool = False,
+    max_steps: int = 50_000_000,
+    only: int | None = None,
+) -> list[list[Any]]:
+    """The operations of each warp of one cluster (or of the one warp *only*), `Exit` last, without executing them.
+
+    No operation's outcome reaches the program unless it looks at data, so the lists are the same in every interleaving.
+    """
+    layout = layout or Layout(plan)
+    shapes = shapes_of(tensors)
+    programs = []
+    for agent in range(layout.agents) if only is None else (only,):
+        program: list[Any] = []
+        add: Callable[[Any], None] = program.append
+        if locate:
+            add = _locating(add)
+        entry(MachineIsa(layout, agent, cluster, clusters, shapes, add))
+        program.append(Exit())
+        programs.append(program)
+        if sum(map(len, programs)) > max_steps:
+            raise PipelineError(f"stopped after recording {max_steps} operations, the limit given as max_steps")
+    return programs
+
+
+def shapes_of(tensors: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Shapes of arrays, or of what already is a shape."""
+    return {name: tuple(t.shape) if isinstance(t, np.ndarray) else tuple(t) for name, t in tensors.items()}
+
+
+def _locating(emit: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda op: emit(op._replace(where=find_location()))
+
+
+def _tracer(trace: list[TraceEntry], cluster: int, scheduler: Scheduler) -> Watcher:
+    number = 0
+    reached = scheduler.reached
+
+    def watch(agent: Any, op: Any, facts: Any) -> None:
+        nonlocal number
+        began = number
+        if type(agent) is int and reached[agent] >= 0:
+            began, reached[agent] = reached[agent], -1
+        trace.append(TraceEntry(cluster, number, agent, op, facts, began))
+        number += 1
+
+    return watch

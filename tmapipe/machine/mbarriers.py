@@ -1,0 +1,197 @@
+"""mbarriers: arrival count, pending arrivals, pending bytes (tx) and phase, as PTX describes them.
+
+A phase completes when no arrival and no byte is pending; the next one starts with `count` arrivals pending. Bytes may land
+before they are armed (tx goes below zero) as long as an arrival is pending; if the last arrival finds tx below zero, the
+phase could have completed before the bytes were armed, so that is an error.
+"""
+
+from __future__ import annotations
+
+from tmapipe.machine.hazard import hazard
+from tmapipe.machine.ops import (
+    Counted,
+    FenceMbarInit,
+    Flight,
+    LoadComplete,
+    MbarArrive,
+    MbarArriveCluster,
+    MbarArriveTx,
+    MbarExpectTx,
+    MbarInit,
+    MbarWait,
+)
+from tmapipe.machine.state import State, applies, waits
+
+MAX_COUNT = (1 << 20) - 1  # arrivals and bytes of one phase (PTX ISA, mbarrier)
+
+
+def _index(state: State, agent: int, op: MbarWait) -> int:
+    layout = state.layout
+    return agent // layout.warps * layout.nbars + op.bar
+
+
+@waits(MbarWait, key=_index)
+def _can_wait(state: State, agent: int, op: MbarWait) -> bool:
+    layout = state.layout
+    bar = agent // layout.warps * layout.nbars + op.bar
+    return (state.phase[bar] & 1) != op.parity or not state.count[bar]
+
+
+@applies(MbarWait)
+def _wait(state: State, agent: int, op: MbarWait) -> int:
+    layout = state.layout
+    bar = agent // layout.warps * layout.nbars + op.bar
+    if not state.count[bar]:
+        raise _uninitialized(state, agent, op, bar)
+    return state.phase[bar] - 1
+
+
+@applies(MbarInit)
+def _init(state: State, agent: int, op: MbarInit) -> None:
+    layout = state.layout
+    bar = agent // layout.warps * layout.nbars + op.bar
+    name = layout.bar_name(bar)
+    if not 1 <= op.count <= MAX_COUNT:
+        raise hazard(
+            layout, "barrier-count", agent, op, f"initializes {name} with count {op.count}, not 1 to {MAX_COUNT}"
+        )
+    if state.count[bar]:
+        raise hazard(layout, "barrier-init-twice", agent, op, f"initializes {name}, which is in use")
+    state.count[bar] = state.pending[bar] = op.count
+    state.woken.append(bar)
+
+
+@applies(FenceMbarInit)
+def _fence_init(state: State, agent: int, op: FenceMbarInit) -> None:
+    return None
+
+
+@applies(MbarArrive)
+def _arrive(state: State, agent: int, op: MbarArrive) -> tuple[Counted, ...]:
+    layout = state.layout
+    cta = agent // layout.warps
+    bar = cta * layout.nbars + op.bar
+    lanes = op.lanes
+    if lanes & (lanes - 1) == 0:  # one lane
+        return (arrive_once(state, agent, op, cta, bar),)
+    counted = []
+    left = lanes.bit_count()
+    while left:
+        now = min(left, max(1, state.pending[bar]))
+        phase = state.phase[bar]
+        completed = False
+        for _ in range(now):
+            completed = arrive_once(state, agent, op, cta, bar).completed
+        counted.append(Counted(cta, op.bar, phase, now, 0, completed))
+        left -= now
+    return tuple(counted)
+
+
+@applies(MbarArriveCluster)
+def _arrive_cluster(state: State, agent: int, op: MbarArriveCluster) -> tuple[Counted, ...]:
+    layout = state.layout
+    if op.mask >> layout.ctas:
+        text = f"arrives at {layout.bar_name(op.bar)} with mask {op.mask:#b}, which names CTAs outside the {layout.ctas} of the cluster"
+        raise hazard(layout, "mask-outside-cluster", agent, op, text)
+    counted = []
+    for cta in range(layout.ctas):
+        if op.mask >> cta & 1:
+            if not state.live[cta]:
+                text = f"arrives at {layout.bar_name(op.bar)} of CTA {cta}, whose warps have all returned"
+                raise hazard(layout, "peer-exited", agent, op, text)
+            counted.append(arrive_once(state, agent, op, cta, cta * layout.nbars + op.bar))
+    return tuple(counted)
+
+
+@applies(MbarArriveTx)
+def _arrive_tx(state: State, agent: int, op: MbarArriveTx) -> tuple[Counted, ...]:
+    layout = state.layout
+    cta = agent // layout.warps
+    bar = cta * layout.nbars + op.bar
+    _arm(state, agent, op, bar)
+    phase, completed = arrive_once(state, agent, op, cta, bar)[2:6:3]
+    return (Counted(cta, op.bar, phase, 1, op.nbytes, completed),)
+
+
+@applies(MbarExpectTx)
+def _expect_tx(state: State, agent: int, op: MbarExpectTx) -> tuple[Counted, ...]:
+    layout = state.layout
+    cta = agent // layout.warps
+    bar = cta * layout.nbars + op.bar
+    _arm(state, agent, op, bar)
+    return (Counted(cta, op.bar, state.phase[bar], 0, op.nbytes, False),)
+
+
+@applies(LoadComplete)
+def _load_complete(state: State, agent: Flight, op: LoadComplete) -> tuple[Counted, ...]:
+    slot, _, _, bar, nbytes, _ = state.loads.pop(agent)
+    state.writers[slot] -= 1
+    layout = state.layout
+    cta, phase = agent.cta, state.phase[bar]
+    if not state.live[cta]:
+        raise hazard(layout, "peer-exited", agent, op, f"completes on CTA {cta}, whose warps have all returned")
+    if not state.count[bar]:
+        raise _uninitialized(state, agent, op, bar)
+    tx = state.tx[bar] - nbytes
+    state.tx[bar] = tx
+    if tx == 0 and state.pending[bar] == 0:
+        _complete(state, bar)
+        return (Counted(cta, bar % layout.nbars, phase, 0, -nbytes, True),)
+    if tx < 0 and state.pending[bar] == 0:
+        raise _negative(state, agent, op, bar)
+    return (Counted(cta, bar % layout.nbars, phase, 0, -nbytes, False),)
+
+
+def arrive_once(state: State, agent: int, op: object, cta: int, bar: int) -> Counted:
+    """One arrival at the mbarrier at flat index *bar* (of *cta*)."""
+    phase = state.phase[bar]
+    pending = state.pending[bar] - 1
+    if pending > 0:
+        state.pending[bar] = pending
+        return Counted(cta, bar - cta * state.layout.nbars, phase, 1, 0, False)
+    if not state.count[bar]:
+        raise _uninitialized(state, agent, op, bar)
+    if pending < 0:
+        name = state.layout.bar_name(bar)
+        text = (
+            f"arrives at {name} of CTA {cta}, whose phase {phase} has had all its {state.count[bar]} arrivals "
+            f"and still waits for {state.tx[bar]} bytes"
+        )
+        raise hazard(state.layout, "surplus-arrival", agent, op, text)
+    state.pending[bar] = 0
+    completed = state.tx[bar] == 0
+    if completed:
+        _complete(state, bar)
+    elif state.tx[bar] < 0:
+        raise _negative(state, agent, op, bar)
+    return Counted(cta, bar - cta * state.layout.nbars, phase, 1, 0, completed)
+
+
+def _complete(state: State, bar: int) -> None:
+    state.phase[bar] += 1
+    state.pending[bar] = state.count[bar]
+    state.woken.append(bar)
+
+
+def _arm(state: State, agent: int, op: MbarArriveTx | MbarExpectTx, bar: int) -> None:
+    if not state.count[bar]:
+        raise _uninitialized(state, agent, op, bar)
+    state.tx[bar] += op.nbytes
+    if state.tx[bar] > MAX_COUNT:
+        text = f"arms {op.nbytes} bytes on {state.layout.bar_name(bar)}: {state.tx[bar]} pending, above {MAX_COUNT}"
+        raise hazard(state.layout, "tx-overflow", agent, op, text)
+
+
+def _uninitialized(state: State, agent: int | Flight, op: object, bar: int) -> Exception:
+    layout = state.layout
+    text = f"uses {layout.bar_name(bar)} of CTA {bar // layout.nbars} before it is initialized"
+    return hazard(layout, "barrier-before-init", agent, op, text)
+
+
+def _negative(state: State, agent: int | Flight, op: object, bar: int) -> Exception:
+    layout = state.layout
+    text = (
+        f"finds {layout.bar_name(bar)} of CTA {bar // layout.nbars} in phase {state.phase[bar]} without pending arrivals and "
+        f"{-state.tx[bar]} bytes more landed than were armed"
+    )
+    return hazard(layout, "tx-below-zero", agent, op, text)

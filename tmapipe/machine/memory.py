@@ -1,0 +1,184 @@
+"""Data: shared memory of every CTA and the bound tensors as NumPy arrays, moved when the protocol's steps are taken.
+
+The machine's protocol never looks here. Operands are read as late as the protocol allows (a store's slot at its read step,
+a wgmma's slots when it ends), so that a slot reused too early gives wrong numbers, as on the hardware. Shared memory starts
+as 0xFF bytes, NaN in every floating type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tmapipe.dtypes import DType
+from tmapipe.machine.layout import Layout
+from tmapipe.machine.ops import (
+    Agent,
+    Flight,
+    LoadWrite,
+    SlotRead,
+    SlotWrite,
+    StoreRead,
+    StoreWrite,
+    TmaLoad,
+    TmaStore,
+    Wgmma,
+    WgmmaDone,
+)
+from tmapipe.plan import Load, Matmul, Store
+
+__all__ = ["Accumulator", "Memory"]
+
+
+class Accumulator:
+    """One warp's part of ``acc[m, n]``: its 16 rows of each of its row blocks, fp32."""
+
+    def __init__(self, matmul: Matmul, warp: int):
+        m, n, _ = matmul.shape
+        self.first_row = [
+            (block * matmul.warpgroups + matmul.group(warp)) * 64 + 16 * (warp % 4)
+            for block in range(m // (64 * matmul.warpgroups))
+        ]
+        self.values = np.zeros((len(self.first_row), 16, n), dtype=np.float32)
+
+
+class Memory:
+    """Arrays of one cluster. `perform(agent, op, facts)` is called after each transition; `operands` and `results`, by
+    agent, pass fragments between it and the calling warp."""
+
+    def __init__(self, layout: Layout, tensors: dict[str, np.ndarray]):
+        self.layout, self.tensors = layout, tensors
+        end = max((end for _, end in layout.ranges), default=0)
+        self.shared = [np.full(max(end, layout.plan.smem_bytes), 0xFF, dtype=np.uint8) for _ in range(layout.ctas)]
+        self.views: dict[tuple[int, int], np.ndarray] = {}
+        self.operands: list[Any] = [None] * layout.agents
+        self.results: list[Any] = [None] * layout.agents
+        self.transfers: dict[Flight, TmaLoad | TmaStore] = {}
+        self.sources: dict[Flight, np.ndarray] = {}
+        self.matmuls: dict[Flight, list[Accumulator]] = {}
+        self.wgmmas: dict[Flight, Wgmma] = {}
+        self.effects: dict[type, Callable[[Any, Any, Any], None]] = {
+            TmaLoad: self._note_load,
+            LoadWrite: self._land,
+            TmaStore: self._note_store,
+            StoreRead: self._store_read,
+            StoreWrite: self._store_write,
+            Wgmma: self._note_wgmma,
+            WgmmaDone: self._multiply,
+            SlotRead: self._read,
+            SlotWrite: self._write,
+        }
+
+    def perform(self, agent: Agent, op: Any, facts: Any) -> None:
+        """Carries out what *op* does to data."""
+        effect = self.effects.get(type(op))
+        if effect is not None:
+            effect(agent, op, facts)
+
+    def slot(self, cta: int, slot: int) -> np.ndarray:
+        """A view of the slot's bytes as its tile."""
+        view = self.views.get((cta, slot))
+        if view is None:
+            buffer, _ = self.layout.slots[slot]
+            start, end = self.layout.ranges[slot]
+            view = self.shared[cta][start:end].view(buffer.dtype.numpy).reshape(buffer.tile)
+            self.views[cta, slot] = view
+        return view
+
+    # ---- TMA ------------------------------------------------------------------------------------------------------
+
+    def _note_load(self, agent: int, op: TmaLoad, flights: tuple[Flight, ...]) -> None:
+        for flight in flights:
+            self.transfers[flight] = op
+
+    def _land(self, flight: Flight, op: LoadWrite, facts: None) -> None:
+        load_op = self.transfers.pop(flight)
+        assert isinstance(load_op, TmaLoad)
+        load = self.layout.loads[load_op.load]
+        target = self.slot(flight.cta, load_op.slot)
+        rows = target.shape[0] // load_op.shares
+        mine = slice(load_op.share * rows, (load_op.share + 1) * rows)
+        target[mine] = gather(self.tensors[load.argument], load, load_op.at)[mine]
+
+    def _note_store(self, agent: int, op: TmaStore, flight: Flight) -> None:
+        self.transfers[flight] = op
+
+    def _store_read(self, flight: Flight, op: StoreRead, facts: None) -> None:
+        self.sources[flight] = self.slot(flight.cta, self.transfers[flight].slot).copy()
+
+    def _store_write(self, flight: Flight, op: StoreWrite, facts: None) -> None:
+        store_op = self.transfers.pop(flight)
+        assert isinstance(store_op, TmaStore)
+        store = self.layout.stores[store_op.store]
+        scatter(self.sources.pop(flight), self.tensors[store.argument], store, store_op.at)
+
+    # ---- wgmma ----------------------------------------------------------------------------------------------------
+
+    def _note_wgmma(self, agent: int, op: Wgmma, facts: tuple[Flight, bool]) -> None:
+        self.matmuls.setdefault(facts[0], []).append(self.operands[agent])
+        self.wgmmas[facts[0]] = op
+
+    def _multiply(self, flight: Flight, op: WgmmaDone, facts: None) -> None:
+        operands = self.wgmmas.pop(flight)
+        a = self.slot(flight.cta, operands.a).astype(np.float32)
+        b = self.slot(flight.cta, operands.b).astype(np.float32).T
+        for accumulator in self.matmuls.pop(flight):
+            for block, row in enumerate(accumulator.first_row):
+                accumulator.values[block] += a[row : row + 16] @ b
+
+    # ---- generic accesses -----------------------------------------------------------------------------------------
+
+    def _part(self, agent: int, op: SlotRead | SlotWrite) -> np.ndarray:
+        slot = self.slot(agent // self.layout.warps, op.slot)
+        if op.split == "threads":
+            slot = slot.reshape(-1)
+        size = slot.shape[0] // op.parts
+        return slot[op.part * size : (op.part + 1) * size]
+
+    def _read(self, agent: int, op: SlotRead, facts: None) -> None:
+        self.results[agent] = self._part(agent, op).copy()
+
+    def _write(self, agent: int, op: SlotWrite, facts: None) -> None:
+        buffer, _ = self.layout.slots[op.slot]
+        self._part(agent, op)[...] = convert(self.operands[agent], buffer.dtype)
+
+
+def convert(values: np.ndarray, dtype: DType) -> np.ndarray:
+    """*values* in the element type, rounded to nearest even; 8-bit floats saturate, as ``cvt.satfinite`` does."""
+    if dtype.name.startswith("fp8"):
+        largest = float(ml_dtypes.finfo(dtype.numpy).max)
+        values = np.clip(np.asarray(values).astype(np.float32), -largest, largest)
+    return np.asarray(values).astype(dtype.numpy)
+
+
+def gather(tensor: np.ndarray, load: Load, at: tuple[int, ...]) -> np.ndarray:
+    """The slot's tile that starts at element *at* of *tensor*; zero outside it."""
+    inside, box = _clip(tensor, load.tile, at)
+    tile = np.zeros(load.tile, dtype=load.buffer.dtype.numpy)
+    tile[box] = tensor[inside]
+    return tile.reshape(load.buffer.tile)
+
+
+def scatter(values: np.ndarray, tensor: np.ndarray, store: Store, at: tuple[int, ...]) -> None:
+    """Writes (or adds, in fp32 and rounded once) the slot's *values* to the tile of *tensor* that starts at element *at*."""
+    inside, box = _clip(tensor, store.tile, at)
+    tile = values.reshape(store.tile)[box]
+    if store.reduce == "add":
+        wide = np.float32 if tensor.dtype.kind not in "iu" else tensor.dtype
+        tile = (tensor[inside].astype(wide) + tile.astype(wide)).astype(tensor.dtype)
+    tensor[inside] = tile
+
+
+def _clip(
+    tensor: np.ndarray, tile: tuple[int, ...], at: tuple[int, ...]
+) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """The tile at *at*, as slices of the tensor and of the tile, without what lies outside the tensor."""
+    inside, box = [], []
+    for start, size, extent in zip(at, tile, tensor.shape, strict=True):
+        low, high = min(max(start, 0), extent), min(max(start + size, 0), extent)
+        inside.append(slice(low, high))
+        box.append(slice(low - start, max(high, low) - start))
+    return tuple(inside), tuple(box)

@@ -1,0 +1,84 @@
+"""What a run leaves behind: counts, and if asked for the trace of all transitions, from which a timeline can be drawn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+from tmapipe.machine.layout import Layout
+from tmapipe.machine.ops import Agent, Flight, TmaLoad, TmaStore, Wgmma
+
+__all__ = ["Run", "TraceEntry"]
+
+
+class TraceEntry(NamedTuple):
+    """One transition. agent: a warp or a flight; op, facts: as in `ops`; reached: how many transitions of the cluster had
+    happened when the warp came to the operation (less than the entry's own number if it then blocked)."""
+
+    cluster: int
+    number: int
+    agent: Agent
+    op: Any
+    facts: Any
+    reached: int
+
+
+class Run:
+    """Of one `Machine.run`, all clusters together.
+
+    counts: operations by name ("MbarWait" ...), engine steps included; by_role: the same by role; loaded_bytes: that landed
+    in shared memory (a multicast counts once a destination); stored_tiles; max_in_flight: flight kind -> most at one time
+    in one cluster; steps: transitions; trace: `TraceEntry` in execution order, if asked for; layout: names for agents.
+    """
+
+    def __init__(self, layout: Layout, trace: bool = False):
+        self.layout = layout
+        self.steps = 0
+        self.loaded_bytes = 0
+        self.stored_tiles = 0
+        self.max_in_flight: Counter[str] = Counter()
+        self.trace: list[TraceEntry] | None = [] if trace else None
+        self._now: Counter[str] = Counter()
+        self._kinds: dict[tuple[int, type], int] = {}
+
+    @property
+    def counts(self) -> Counter[str]:
+        totals: Counter[str] = Counter()
+        for (_, kind), count in self._kinds.items():
+            totals[kind.__name__] += count
+        return totals
+
+    @property
+    def by_role(self) -> dict[str, Counter[str]]:
+        totals: dict[str, Counter[str]] = {}
+        for (warp, kind), count in self._kinds.items():
+            role = self.layout.roles[warp] if warp >= 0 else "engines"
+            totals.setdefault(role, Counter())[kind.__name__] += count
+        return totals
+
+    def watch(self, agent: Agent, op: Any, facts: Any) -> None:
+        """Counts one transition."""
+        kind = type(op)
+        engine = type(agent) is Flight
+        key = (-1 if engine else agent % self.layout.warps, kind)  # type: ignore[operator]
+        self._kinds[key] = self._kinds.get(key, 0) + 1
+        self.steps += 1
+        if kind is TmaLoad:
+            self.loaded_bytes += op.nbytes * len(facts)
+            self._fly("load", len(facts))
+        elif kind is TmaStore:
+            self.stored_tiles += 1
+            self._fly("store", 1)
+        elif kind is Wgmma:
+            if facts[1]:
+                self._fly("wgmma", 1)
+        elif engine and kind.__name__ in ("LoadComplete", "StoreWrite", "WgmmaDone"):
+            self._now[agent.kind] -= 1  # type: ignore[union-attr]
+
+    def _fly(self, kind: str, count: int) -> None:
+        self._now[kind] += count
+        if self._now[kind] > self.max_in_flight[kind]:
+            self.max_in_flight[kind] = self._now[kind]
+
+    def __repr__(self) -> str:
+        return f"Run({self.steps} steps, {self.loaded_bytes} bytes loaded, {self.stored_tiles} tiles stored)"

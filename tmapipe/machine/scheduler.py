@@ -1,0 +1,172 @@
+"""The scheduler: in which order agents take their steps.
+
+Warps run until they block. Policies:
+
+- "fair": warps in turn, each until it blocks; engines take their steps in order whenever a warp has blocked.
+- "random": after a few operations another warp or engine, drawn by the seed, goes on.
+- "late": engines move only when no warp can, one step at a time, drawn by the seed: asynchronous work ends as late as it can.
+
+Deterministic for a policy and a seed. A correct kernel gives the same result under all of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tmapipe.errors import HazardError, PipelineError
+from tmapipe.machine.deadlock import deadlock
+from tmapipe.machine.hazard import set_location
+from tmapipe.machine.ops import Agent, Flight
+from tmapipe.machine.state import APPLY, ENABLED, State
+
+__all__ = ["POLICIES", "Scheduler", "Watcher"]
+
+POLICIES = ("fair", "random", "late")
+
+Watcher = Callable[[Agent, Any, Any], None]
+
+
+class Scheduler:
+    """Runs the warps' programs on *state* until all have returned and all engines are idle.
+
+    programs: for each agent, an iterator of its operations, the last one `Exit`; watchers: called in order with (agent,
+    operation, facts) after each transition; where: source line of a warp's present operation, asked for in errors only.
+    `reached[agent]`: number of the transition before which a warp that blocked
+    came to its present operation.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        programs: list[Iterator[Any]],
+        policy: str = "fair",
+        seed: int = 0,
+        watchers: tuple[Watcher, ...] = (),
+        max_steps: int = 50_000_000,
+        where: Callable[[int], str | None] | None = None,
+    ):
+        if policy not in POLICIES:
+            raise ValueError(f"policy = {policy!r}, not one of {', '.join(POLICIES)}")
+        self.state, self.programs, self.policy, self.watchers = state, programs, policy, watchers
+        self.max_steps, self.where = max_steps, where
+        self.random = random.Random(seed)
+        self.current: list[Any] = [None] * len(programs)  # the operation that a warp will execute next, once fetched
+        self.ready = list(range(len(programs)))
+        self.blocked: dict[int, list[int]] = {}  # key -> agents
+        self.flights: list[Flight] = []  # with a step to take, oldest first
+        self.step_count = 0
+        self.reached = [-1] * len(programs)
+        if seed:
+            self.random.shuffle(self.ready)
+
+    def run(self) -> None:
+        """Raises `HazardError`, `DeadlockError`, or `PipelineError` when `max_steps` is not enough."""
+        try:
+            if self.policy == "fair":
+                self._run_fair()
+            else:
+                self._run_drawn(late=self.policy == "late")
+        except HazardError as error:
+            agent = getattr(error, "agent", None)
+            if self.where is not None and isinstance(agent, int):
+                set_location(error, self.where(agent))
+            raise
+        if self.blocked:
+            waiting = {agent: self.current[agent] for agents in self.blocked.values() for agent in agents}
+            raise deadlock(self.state, waiting, self.where)
+
+    # ---- policies -------------------------------------------------------------------------------------------------
+
+    def _run_fair(self) -> None:
+        while self.ready or self.flights:
+            now, self.ready = self.ready, []
+            for agent in now:
+                self._advance(agent, self.max_steps)
+                flights, self.flights = self.flights, []
+                for flight in flights:
+                    self._move(flight)
+
+    def _run_drawn(self, late: bool) -> None:
+        draw = self.random.random
+        while True:
+            warps, flights = len(self.ready), len(self.flights)
+            if warps and (late or int(draw() * (warps + flights)) < warps):
+                agent = self._take(self.ready, int(draw() * warps))
+                if self._advance(agent, 1 + int(draw() * 8)):
+                    self.ready.append(agent)
+            elif flights:
+                self._move(self._take(self.flights, int(draw() * flights)))
+            else:
+                return
+
+    @staticmethod
+    def _take(items: list[Any], i: int) -> Any:
+        items[i], items[-1] = items[-1], items[i]
+        return items.pop()
+
+    # ---- steps ----------------------------------------------------------------------------------------------------
+
+    def _advance(self, agent: int, budget: int) -> bool:
+        """Executes up to *budget* operations of a warp. Returns whether it can go on (neither blocked nor returned)."""
+        state, watchers, program = self.state, self.watchers, self.programs[agent]
+        woken, started = state.woken, state.started
+        op = self.current[agent]
+        steps = 0
+        try:
+            while steps < budget:
+                if op is None:
+                    op = next(program, None)
+                    if op is None:
+                        return False
+                kind = type(op)
+                check = ENABLED.get(kind)
+                if check is not None and not check(state, agent, op):
+                    self.blocked.setdefault(state.wait_key(agent, op), []).append(agent)
+                    self.reached[agent] = self.step_count + steps
+                    return False
+                facts = APPLY[kind](state, agent, op)
+                for watcher in watchers:
+                    watcher(agent, op, facts)
+                steps += 1
+                op = None
+                if woken:
+                    self._wake()
+                if started:
+                    self.flights += started
+                    started.clear()
+            return True
+        finally:
+            self.current[agent] = op
+            self._count(steps)
+
+    def _move(self, flight: Flight) -> None:
+        """One step of an engine."""
+        state = self.state
+        step = state.step_of(flight)
+        assert step is not None, flight
+        facts = APPLY[type(step)](state, flight, step)
+        for watcher in self.watchers:
+            watcher(flight, step, facts)
+        self._count(1)
+        if state.woken:
+            self._wake()
+        if state.started:
+            self.flights += state.started
+            state.started.clear()
+
+    def _wake(self) -> None:
+        """Makes the warps ready whose operations may have become enabled."""
+        for key in self.state.woken:
+            agents = self.blocked.pop(key, None)
+            if agents:
+                self.ready += agents
+        self.state.woken.clear()
+
+    def _count(self, steps: int) -> None:
+        self.step_count += steps
+        if self.step_count > self.max_steps:
+            raise PipelineError(
+                f"stopped after {self.max_steps} operations, the limit given as max_steps, before all warps had returned"
+            )

@@ -1,0 +1,58 @@
+"""Slots in flight: who may touch which bytes of shared memory now.
+
+`State.writers` and `State.readers` count, for each slot, the loads on their way into it, and the stores and wgmmas that have
+not finished reading it. Slots that share bytes (aliased buffers) are checked together.
+"""
+
+from __future__ import annotations
+
+from tmapipe.machine.hazard import hazard
+from tmapipe.machine.ops import Agent, Flight, SlotRead, SlotWrite
+from tmapipe.machine.state import State, applies
+
+
+@applies(SlotRead)
+def _read(state: State, agent: int, op: SlotRead) -> None:
+    layout = state.layout
+    cta = agent // layout.warps
+    for slot in layout.aliases[op.slot]:
+        if state.writers[cta * layout.nslots + slot]:
+            raise conflict(state, agent, op, cta, op.slot, "reads", writes=False)
+
+
+@applies(SlotWrite)
+def _write(state: State, agent: int, op: SlotWrite) -> None:
+    layout = state.layout
+    cta = agent // layout.warps
+    base = cta * layout.nslots
+    for slot in layout.aliases[op.slot]:
+        if state.writers[base + slot] or state.readers[base + slot]:
+            raise conflict(state, agent, op, cta, op.slot, "writes", writes=True)
+
+
+def conflict(state: State, agent: Agent, op: object, cta: int, slot: int, verb: str, writes: bool) -> Exception:
+    """The error for an access to *slot* of *cta* while something in flight touches the same bytes."""
+    layout = state.layout
+    other, what = _in_flight(state, cta, slot, writes)
+    rule = {"load": "slot-being-loaded", "store": "slot-being-stored", "wgmma": "slot-read-by-wgmma"}[other.kind]
+    text = f"{verb} slot {layout.slot_name(slot)} of CTA {cta} while {layout.agent_name(other)} {what}"
+    return hazard(layout, rule, agent, op, text)
+
+
+def _in_flight(state: State, cta: int, slot: int, writes: bool) -> tuple[Flight, str]:
+    """A flight that touches *slot*, and what it does."""
+    layout = state.layout
+    touched = {cta * layout.nslots + alias for alias in layout.aliases[slot]}
+    for flight, load in state.loads.items():
+        if load[0] in touched:
+            return flight, f"is on its way into {layout.slot_name(load[0])} (completes on {layout.bar_name(load[3])})"
+    if writes:
+        for flight, store in state.stores.items():
+            if store[0] in touched and not store[1]:
+                return flight, f"has not finished reading {layout.slot_name(store[0])}"
+        for group, queue in enumerate(state.queues):
+            for i, (_, a, b, _) in enumerate(queue):
+                if a in touched or b in touched:
+                    name = layout.slot_name(a if a in touched else b)
+                    return Flight("wgmma", group, state.done[group] + i, cta), f"may still read {name}"
+    raise AssertionError("a slot counted as in flight, and no flight that touches it")

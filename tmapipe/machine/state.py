@@ -1,0 +1,172 @@
+"""State of one cluster, and its transitions: `enabled(agent, op)`, `apply(agent, op)`, and the steps engines can take.
+
+No data and no greenlets: a scheduler drives it, an explorer of all interleavings copies and hashes it, a checker watches
+it. Everything that changes lies in flat lists (mbarriers of all CTAs one after another, and so on), so a copy is cheap.
+Each kind of operation has its own file, which registers its functions in `APPLY`, `ENABLED` and `WAIT_KEY`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tmapipe.machine.layout import Layout
+from tmapipe.machine.ops import Agent, Flight, LoadComplete, LoadWrite, Op, Step, StoreRead, StoreWrite, WgmmaDone
+
+__all__ = ["APPLY", "ENABLED", "WAIT_KEY", "State", "applies", "waits"]
+
+#: type of operation -> function (state, agent, op) -> facts
+APPLY: dict[type, Callable[..., Any]] = {}
+#: types that can block -> function (state, agent, op) -> bool; all others are always enabled
+ENABLED: dict[type, Callable[..., bool]] = {}
+#: types that can block -> function (state, agent, op) -> the key that `State.woken` will hold
+WAIT_KEY: dict[type, Callable[..., int]] = {}
+
+LOAD_WRITE, LOAD_COMPLETE = LoadWrite(), LoadComplete()
+STORE_READ, STORE_WRITE = StoreRead(), StoreWrite()
+WGMMA_DONE = WgmmaDone()
+
+_LISTS = (
+    "count", "pending", "tx", "phase",
+    "bar_threads", "bar_arrived", "bar_generation", "bar_seen",
+    "cluster", "cluster_seen", "live", "returned",
+    "serials", "writers", "readers",
+    "queues", "done", "issued", "bounds", "awaited", "unfenced",
+    "free_registers", "registers",
+)  # fmt: skip
+_DICTS = ("loads", "stores", "open_group", "groups", "committed")
+
+
+class State:
+    """One cluster's protocol state.
+
+    mbarriers, at ``cta * nbars + bar``: `count` (0: not initialized), `pending` arrivals, `tx` pending bytes, `phase` number;
+    named barriers, at ``cta * 16 + id``: `bar_threads`, `bar_arrived` (threads), `bar_generation`; by agent: `bar_seen` (that
+    index and the generation of a ``bar.sync`` that has arrived, or None), `cluster_seen` (generation arrived in, or -1),
+    `returned`, `serials`, `registers`; `cluster`: [warps arrived, generation];
+    `live`: warps of each CTA that have not returned; slots, at ``cta * nslots + slot``: `writers`, `readers` in flight;
+    `loads`: flight -> (slot, share, shares, mbarrier, bytes, landed); `stores`: flight -> (slot, whether read);
+    by thread (``agent * 32 + lane``): `open_group`, `groups` (flights, whether known read) oldest first, `committed`;
+    by warpgroup: `queues` of (matmul, a, b, issuers), `done`; by agent: `issued`, `bounds` of groups, `awaited`, `unfenced`.
+
+    split_loads: loads take two steps (bytes land, bytes are counted) instead of one.
+    """
+
+    __slots__ = ("layout", "split_loads", "started", "woken", *_LISTS, *_DICTS)
+
+    def __init__(self, layout: Layout, split_loads: bool = False):
+        self.layout, self.split_loads = layout, split_loads
+        self.woken: list[int] = []  #: keys of waits that may have become enabled since the caller last cleared it
+        self.started: list[Flight] = []  #: flights that got their first or next step since the caller last cleared it
+        ctas, agents = layout.ctas, layout.agents
+        bars, slots, groups = ctas * layout.nbars, ctas * layout.nslots, ctas * layout.warpgroups
+        self.count, self.pending, self.tx, self.phase = ([0] * bars for _ in range(4))
+        self.bar_threads, self.bar_arrived, self.bar_generation = ([0] * (16 * ctas) for _ in range(3))
+        self.bar_seen: list[tuple[int, int] | None] = [None] * agents
+        self.cluster_seen = [-1] * agents
+        self.cluster = [0, 0]
+        self.live, self.returned = [layout.warps] * ctas, [False] * agents
+        self.serials = [0] * agents
+        self.writers, self.readers = [0] * slots, [0] * slots
+        self.queues: list[tuple] = [()] * groups
+        self.done = [0] * groups
+        self.issued, self.awaited, self.unfenced = [0] * agents, [0] * agents, [False] * agents
+        self.bounds: list[tuple[int, ...]] = [()] * agents
+        self.free_registers = [0] * ctas
+        self.registers = [layout.plan.launch_registers] * agents
+        self.loads: dict[Flight, tuple] = {}
+        self.stores: dict[Flight, tuple] = {}
+        self.open_group: dict[int, tuple[Flight, ...]] = {}
+        self.groups: dict[int, tuple] = {}
+        self.committed: dict[int, int] = {}
+
+    # ---- transitions ----------------------------------------------------------------------------------------------
+
+    def enabled(self, agent: Agent, op: Op | Step) -> bool:
+        """Whether *op* can be executed now. An operation that would be an error is enabled: `apply` raises it."""
+        check = ENABLED.get(type(op))
+        return check is None or check(self, agent, op)
+
+    def apply(self, agent: Agent, op: Op | Step) -> Any:
+        """Executes an enabled operation of a warp (agent: its number) or step of an engine (agent: the flight). Returns the
+        operation's facts (see `ops`). Raises `HazardError`, after which the state is of no use."""
+        return APPLY[type(op)](self, agent, op)
+
+    def wait_key(self, agent: Agent, op: Op) -> int:
+        """The key that will appear in `woken` when a blocked *op* may have become enabled."""
+        return WAIT_KEY[type(op)](self, agent, op)
+
+    def step_of(self, flight: Flight) -> Step | None:
+        """The step that *flight* can take now, or None (it has ended, or waits for an older wgmma or another warp)."""
+        if flight.kind == "load":
+            record = self.loads.get(flight)
+            return None if record is None else LOAD_COMPLETE if record[5] else LOAD_WRITE
+        if flight.kind == "store":
+            record = self.stores.get(flight)
+            return None if record is None else STORE_WRITE if record[1] else STORE_READ
+        queue = self.queues[flight.issuer]
+        ready = queue and flight.serial == self.done[flight.issuer] and queue[0][3] == 0b1111
+        return WGMMA_DONE if ready else None
+
+    def steps(self) -> Iterator[tuple[Flight, Step]]:
+        """Every step that an engine can take now, in a fixed order."""
+        for flight in (*self.loads, *self.stores):
+            step = self.step_of(flight)
+            if step is not None:
+                yield flight, step
+        for group, queue in enumerate(self.queues):
+            if queue and queue[0][3] == 0b1111:
+                yield Flight("wgmma", group, self.done[group], group // self.layout.warpgroups), WGMMA_DONE
+
+    @property
+    def in_flight(self) -> int:
+        """Loads, stores and wgmmas that have not ended."""
+        return len(self.loads) + len(self.stores) + sum(map(len, self.queues))
+
+    # ---- copies ---------------------------------------------------------------------------------------------------
+
+    def copy(self) -> State:
+        """An independent copy, with empty `woken` and `started`."""
+        other = State.__new__(State)
+        other.layout, other.split_loads, other.woken, other.started = self.layout, self.split_loads, [], []
+        for name in _LISTS:
+            setattr(other, name, getattr(self, name).copy())
+        for name in _DICTS:
+            setattr(other, name, getattr(self, name).copy())
+        return other
+
+    def snapshot(self) -> tuple:
+        """A hashable value, equal for equal states."""
+        lists = tuple([tuple(getattr(self, name)) for name in _LISTS])
+        return lists + tuple([frozenset(getattr(self, name).items()) for name in _DICTS])
+
+    def abstract(self) -> tuple:
+        """A hashable value in which numbers that only count laps are replaced by what the future depends on: phases by their
+        parity, serials by the order of what is in flight. Equal before and after a lap that leaves the same state."""
+        from tmapipe.machine.abstract import abstract
+
+        return abstract(self)
+
+
+def applies(kind: type) -> Callable[[Callable], Callable]:
+    """Registers the function that carries out operations of type *kind*."""
+
+    def register(function: Callable) -> Callable:
+        APPLY[kind] = function
+        return function
+
+    return register
+
+
+def waits(kind: type, key: Callable[..., int]) -> Callable[[Callable], Callable]:
+    """Registers the function that says whether an operation of type *kind* is enabled, and the key it waits for."""
+
+    def register(function: Callable) -> Callable:
+        ENABLED[kind] = function
+        WAIT_KEY[kind] = key
+        return function
+
+    return register
+
+
+from tmapipe.machine import bulk, exits, mbarriers, registers, slots, syncs, tensorcore  # noqa: E402, F401 - they register

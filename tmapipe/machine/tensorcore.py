@@ -1,0 +1,129 @@
+"""wgmma: a queue of asynchronous matmuls for each warpgroup.
+
+The four warps issue each wgmma together; here each does so at its own time, and the wgmma can end once all four have. It
+may read its slots from the first warp's issue until it ends. wgmmas of a warpgroup end in order; ``wait_group N`` of any of
+its warps looks at all of that warp's groups but the N newest.
+"""
+
+from __future__ import annotations
+
+from tmapipe.machine.hazard import hazard
+from tmapipe.machine.ops import (
+    AccumulatorRead,
+    AccumulatorWrite,
+    Flight,
+    Wgmma,
+    WgmmaCommit,
+    WgmmaDone,
+    WgmmaFence,
+    WgmmaWait,
+)
+from tmapipe.machine.slots import conflict
+from tmapipe.machine.state import State, applies, waits
+
+ALL_FOUR = 0b1111
+
+
+def _group(state: State, agent: int) -> int:
+    cta, warp = divmod(agent, state.layout.warps)
+    return cta * state.layout.warpgroups + warp // 4
+
+
+@applies(Wgmma)
+def _wgmma(state: State, agent: int, op: Wgmma) -> tuple[Flight, bool]:
+    layout = state.layout
+    cta, warp = divmod(agent, layout.warps)
+    if not layout.whole_warpgroup[warp]:
+        text = f"issues wgmma {op.matmul}, but not all 4 warps of its warpgroup play the role {layout.roles[warp]}"
+        raise hazard(layout, "wgmma-warpgroup", agent, op, text)
+    if state.unfenced[agent]:
+        text = f"issues wgmma {op.matmul} after writing its accumulators, without wgmma_fence between"
+        raise hazard(layout, "wgmma-fence", agent, op, text)
+    base = cta * layout.nslots
+    for operand in (op.a, op.b):
+        for slot in layout.aliases[operand]:
+            if state.writers[base + slot]:
+                raise conflict(state, agent, op, cta, operand, f"multiplies ({op.matmul})", writes=False)
+    group = cta * layout.warpgroups + warp // 4
+    queue, position = state.queues[group], state.issued[agent] - state.done[group]
+    bit = 1 << warp % 4
+    if position == len(queue):
+        state.queues[group] = (*queue, (op.matmul, base + op.a, base + op.b, bit))
+        state.readers[base + op.a] += 1
+        state.readers[base + op.b] += 1
+        last = False
+    else:
+        matmul, a, b, issuers = queue[position]
+        if (matmul, a, b) != (op.matmul, base + op.a, base + op.b):
+            text = (
+                f"issues wgmma {op.matmul} of {layout.slot_name(op.a)} and {layout.slot_name(op.b)} where other warps of its "
+                f"warpgroup issued {matmul} of {layout.slot_name(a)} and {layout.slot_name(b)}"
+            )
+            raise hazard(layout, "wgmma-diverged", agent, op, text)
+        issuers |= bit
+        state.queues[group] = (*queue[:position], (matmul, a, b, issuers), *queue[position + 1 :])
+        last = issuers == ALL_FOUR
+    flight = Flight("wgmma", group, state.issued[agent], cta)
+    state.issued[agent] += 1
+    if last and position == 0:
+        state.started.append(flight)
+    return flight, last
+
+
+@applies(WgmmaDone)
+def _done(state: State, agent: Flight, op: WgmmaDone) -> None:
+    group = agent.issuer
+    queue = state.queues[group]
+    _, a, b, _ = queue[0]
+    state.readers[a] -= 1
+    state.readers[b] -= 1
+    state.queues[group] = queue[1:]
+    state.done[group] += 1
+    if len(queue) > 1 and queue[1][3] == ALL_FOUR:
+        state.started.append(Flight("wgmma", group, agent.serial + 1, agent.cta))
+    state.woken.append(state.layout.key_wgmma + group)
+
+
+@applies(WgmmaCommit)
+def _commit(state: State, agent: int, op: WgmmaCommit) -> int:
+    state.bounds[agent] = (*state.bounds[agent], state.issued[agent])
+    return state.issued[agent]
+
+
+@waits(WgmmaWait, key=lambda state, agent, op: state.layout.key_wgmma + _group(state, agent))
+def _can_wait(state: State, agent: int, op: WgmmaWait) -> bool:
+    bounds = state.bounds[agent]
+    return len(bounds) <= op.pending or state.done[_group(state, agent)] >= bounds[-op.pending - 1]
+
+
+@applies(WgmmaWait)
+def _wait(state: State, agent: int, op: WgmmaWait) -> int:
+    bounds = state.bounds[agent]
+    if len(bounds) > op.pending:
+        state.awaited[agent] = bounds[-op.pending - 1]
+        state.bounds[agent] = bounds[len(bounds) - op.pending :]
+    return state.awaited[agent]
+
+
+@applies(WgmmaFence)
+def _fence(state: State, agent: int, op: WgmmaFence) -> None:
+    state.unfenced[agent] = False
+
+
+@applies(AccumulatorWrite)
+def _write(state: State, agent: int, op: AccumulatorWrite) -> None:
+    _check_idle(state, agent, op, "writes")
+    state.unfenced[agent] = True
+
+
+@applies(AccumulatorRead)
+def _read(state: State, agent: int, op: AccumulatorRead) -> None:
+    _check_idle(state, agent, op, "reads")
+
+
+def _check_idle(state: State, agent: int, op: AccumulatorRead | AccumulatorWrite, verb: str) -> None:
+    """Accumulators belong to the tensor core from the issue until this warp has waited."""
+    in_flight = state.issued[agent] - state.awaited[agent]
+    if in_flight:
+        text = f"{verb} the accumulators of {op.matmul} with {in_flight} wgmma not waited for (wgmma_wait(0) after a commit)"
+        raise hazard(state.layout, "accumulator-in-flight", agent, op, text)

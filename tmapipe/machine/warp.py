@@ -1,0 +1,200 @@
+"""MachineIsa: one warp's view of the machine, the CPU reading of `tmapipe.isa.Isa`.
+
+Each method makes one operation (`bar.sync`: two) and hands it to `emit`, which returns when the machine has executed it, or
+at once if the operations are only recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tmapipe.isa import SlotRef
+from tmapipe.machine import ops
+from tmapipe.machine.hazard import hazard
+from tmapipe.machine.layout import Layout
+from tmapipe.machine.memory import Accumulator, Memory
+from tmapipe.machine.nodata import NO_DATA
+from tmapipe.plan import Barrier, Load, Matmul, NamedBarrier, RoleWarps, Store
+
+__all__ = ["MachineIsa"]
+
+
+class MachineIsa:
+    """Methods as documented in `tmapipe.isa.Isa`. memory: None when the protocol runs without data."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        agent: int,
+        cluster_id: int,
+        clusters: int,
+        shapes: dict[str, tuple[int, ...]],
+        emit: Callable[[Any], None],
+        memory: Memory | None = None,
+    ):
+        self.layout, self.plan, self.agent, self.emit, self.memory = layout, layout.plan, agent, emit, memory
+        self.cta_rank, self.warp = divmod(agent, layout.warps)
+        self.cluster_id, self.clusters, self.shapes = cluster_id, clusters, shapes
+
+    # ---- structure ------------------------------------------------------------------------------------------------
+
+    def cells(self, *initial: int) -> list[int]:
+        return list(initial)
+
+    def select(self, condition: bool, then: Any, otherwise: Any) -> Any:
+        return then if condition else otherwise
+
+    def when(self, condition: bool, body: Callable[[], None]) -> None:
+        if condition:
+            body()
+
+    def loop(self, trips: int, body: Callable[[int], None]) -> None:
+        for i in range(trips):
+            body(i)
+
+    def call(self, body: Callable[..., None], *arguments: Any) -> None:
+        body(*arguments)
+
+    def extent(self, argument: str, dim: int) -> int:
+        return self.shapes[argument][dim]
+
+    def divisors(self, values: dict[str, int]) -> dict[str, int]:
+        return values
+
+    # ---- mbarrier -------------------------------------------------------------------------------------------------
+
+    def mbarrier_init(self, barrier: Barrier, stage: int, count: int) -> None:
+        self.emit(ops.MbarInit(self._bar(barrier, stage), count))
+
+    def fence_mbarrier_init(self) -> None:
+        self.emit(ops.FenceMbarInit())
+
+    def mbarrier_wait(self, barrier: Barrier, stage: int, parity: int) -> None:
+        self.emit(ops.MbarWait(self._bar(barrier, stage), parity & 1))
+
+    def mbarrier_arrive(self, barrier: Barrier, stage: int, lanes: int = 1, when: bool = True) -> None:
+        if when:
+            self.emit(ops.MbarArrive(self._bar(barrier, stage), (1 << lanes) - 1))
+
+    def mbarrier_arrive_cluster(self, barrier: Barrier, stage: int, mask: int, when: bool = True) -> None:
+        if when:
+            self.emit(ops.MbarArriveCluster(self._bar(barrier, stage), mask))
+
+    def mbarrier_arrive_expect_tx(self, barrier: Barrier, stage: int, nbytes: int) -> None:
+        self.emit(ops.MbarArriveTx(self._bar(barrier, stage), nbytes))
+
+    def mbarrier_expect_tx(self, barrier: Barrier, stage: int, nbytes: int) -> None:
+        self.emit(ops.MbarExpectTx(self._bar(barrier, stage), nbytes))
+
+    # ---- other barriers and fences --------------------------------------------------------------------------------
+
+    def cta_sync(self) -> None:
+        self.emit(ops.BarArrive(0, 0, True))
+        self.emit(ops.BarWait(0))
+
+    def warp_sync(self) -> None:
+        self.emit(ops.WarpSync())
+
+    def named_barrier_sync(self, barrier: NamedBarrier, instance: int = 0) -> None:
+        self.emit(ops.BarArrive(self._named(barrier, instance), barrier.threads, True))
+        self.emit(ops.BarWait(barrier.id + instance))
+
+    def named_barrier_arrive(self, barrier: NamedBarrier, instance: int = 0) -> None:
+        self.emit(ops.BarArrive(self._named(barrier, instance), barrier.threads, False))
+
+    def cluster_arrive(self) -> None:
+        self.emit(ops.ClusterArrive())
+
+    def cluster_wait(self) -> None:
+        self.emit(ops.ClusterWait())
+
+    def fence_proxy_async(self) -> None:
+        self.emit(ops.FenceProxyAsync())
+
+    # ---- TMA ------------------------------------------------------------------------------------------------------
+
+    def prefetch_descriptor(self, part: Load | Store) -> None:
+        self.emit(ops.PrefetchDescriptor(part.name))
+
+    def tma_load(
+        self, load: Load, stage: int, at: Sequence[int], barrier: Barrier, mask: int | None = None, share: int = 0
+    ) -> None:
+        shares = 1 if mask is None else load.peers
+        slot, bar = self._slot(load.buffer, stage), self._bar(barrier, stage)
+        self.emit(ops.TmaLoad(load.name, slot, bar, load.buffer.slot_bytes // shares, mask, share, shares, tuple(at)))
+
+    def tma_store(self, store: Store, stage: int, at: Sequence[int]) -> None:
+        self.emit(ops.TmaStore(store.name, self._slot(store.buffer, stage), tuple(at)))
+
+    def bulk_commit_group(self) -> None:
+        self.emit(ops.BulkCommit())
+
+    def bulk_wait_group(self, pending: int, read: bool) -> None:
+        self.emit(ops.BulkWait(pending, read))
+
+    # ---- wgmma ----------------------------------------------------------------------------------------------------
+
+    def accumulator(self, matmul: Matmul) -> Any:
+        self.emit(ops.AccumulatorWrite(matmul.name))
+        return NO_DATA if self.memory is None else Accumulator(matmul, self.warp)
+
+    def wgmma_fence(self) -> None:
+        self.emit(ops.WgmmaFence())
+
+    def wgmma(self, matmul: Matmul, acc: Any, a: SlotRef, b: SlotRef) -> None:
+        self._give(acc)
+        self.emit(ops.Wgmma(matmul.name, self._slot(a.buffer, a.stage), self._slot(b.buffer, b.stage)))
+
+    def wgmma_commit(self) -> None:
+        self.emit(ops.WgmmaCommit())
+
+    def wgmma_wait(self, pending: int) -> None:
+        self.emit(ops.WgmmaWait(pending))
+
+    def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Any:
+        self.emit(ops.AccumulatorRead(matmul.name))
+        return NO_DATA if self.memory is None else acc.values[block, :, first : first + columns].copy()
+
+    def write_columns(self, matmul: Matmul, values: Any, slot: SlotRef) -> None:
+        self._give(values)
+        self.emit(ops.SlotWrite(self._slot(slot.buffer, slot.stage), self.warp % 4, 4, "rows"))
+
+    # ---- generic accesses -----------------------------------------------------------------------------------------
+
+    def read(self, slot: SlotRef, role: RoleWarps) -> Any:
+        self.emit(ops.SlotRead(self._slot(slot.buffer, slot.stage), self.warp - role.first_warp, role.warps))
+        return NO_DATA if self.memory is None else self.memory.results[self.agent]
+
+    def write(self, slot: SlotRef, values: Any, role: RoleWarps) -> None:
+        self._give(values)
+        self.emit(ops.SlotWrite(self._slot(slot.buffer, slot.stage), self.warp - role.first_warp, role.warps))
+
+    # ---- registers ------------------------------------------------------------------------------------------------
+
+    def setmaxnreg(self, registers: int, increase: bool) -> None:
+        self.emit(ops.SetMaxNreg(registers, increase))
+
+    # ---- operands -------------------------------------------------------------------------------------------------
+
+    def _give(self, values: Any) -> None:
+        if self.memory is not None:
+            self.memory.operands[self.agent] = values
+
+    def _bar(self, barrier: Barrier, stage: int) -> int:
+        if 0 <= stage < barrier.stages:
+            return self.layout.bar_base[barrier.name] + stage
+        raise self._outside(f"uses {barrier.name}[{stage}], but it has {barrier.stages} stages")
+
+    def _slot(self, buffer: Any, stage: int) -> int:
+        if 0 <= stage < buffer.stages:
+            return self.layout.slot_base[buffer.name] + stage
+        raise self._outside(f"uses slot {buffer.name}[{stage}], but there are {buffer.stages}")
+
+    def _named(self, barrier: NamedBarrier, instance: int) -> int:
+        if 0 <= instance < barrier.instances:
+            return barrier.id + instance
+        raise self._outside(f"uses {barrier.name}[{instance}], but it has {barrier.instances} instances")
+
+    def _outside(self, text: str) -> Exception:
+        return hazard(self.layout, "no-such-stage", self.agent, None, text)
