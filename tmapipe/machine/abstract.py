@@ -18,18 +18,7 @@ def abstract(state: State) -> tuple:
     serial = state.serials
     loads = sorted((*_relative(flight, serial), *record) for flight, record in state.loads.items())
     stores = sorted((*_relative(flight, serial), *record) for flight, record in state.stores.items())
-    threads = sorted(
-        (
-            thread,
-            tuple(
-                [
-                    (tuple([_relative(f, serial) + (f in state.stores,) for f in flights]), known)
-                    for flights, known in groups
-                ]
-            ),
-        )
-        for thread, groups in state.groups.items()
-    )
+    threads = sorted((thread, _groups(state, groups)) for thread, groups in state.groups.items())
     still_open = sorted((t, tuple([_relative(f, serial) for f in flights])) for t, flights in state.open_group.items())
     group_of = [agent // layout.warps * layout.warpgroups + agent % layout.warps // 4 for agent in range(layout.agents)]
     warps = tuple(
@@ -73,3 +62,13 @@ def _awaited_generation(state: State, agent: int) -> tuple[int, int] | None:
     """The named barrier in which the agent has arrived and not yet waited, and generations since then."""
     seen = state.bar_seen[agent]
     return None if seen is None else (seen[0], state.bar_generation[seen[0]] - seen[1])
+
+
+def _groups(state: State, groups: tuple) -> tuple:
+    """A thread's bulk groups: their flights, which of them have not ended, and whether the group is known to be read."""
+    return tuple(
+        [
+            (tuple([(*_relative(flight, state.serials), flight in state.stores) for flight in flights]), known)
+            for flights, known in groups
+        ]
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tmapipe.errors import DeadlockError
@@ -16,15 +16,20 @@ def deadlock(state: State, blocked: dict[int, Any], where: Callable[[int], str |
     """The error for a state in which nothing can move. blocked: agent -> the operation it cannot execute; where: agent ->
     its source line. The error has the attributes `blocked` and `state`."""
     layout = state.layout
-    groups: dict[tuple, list[int]] = {}
+    waits: dict[tuple, list[int]] = {}  # (CTA, role, what for, where) -> warps
     for agent in sorted(blocked):
-        cta = agent // layout.warps
-        groups.setdefault((cta, layout.role(agent), describe_wait(state, agent, blocked[agent])), []).append(agent)
-    lines = []
-    for (cta, role, text), agents in groups.items():
-        warps = _numbers([agent % layout.warps for agent in agents])
-        line = getattr(blocked[agents[0]], "where", None) or (where(agents[0]) if where else None)
-        lines.append(f"  {role} ({warps}) of CTA {cta} waits for {text}" + (f", at {line}" if line else ""))
+        cta, warp = divmod(agent, layout.warps)
+        line = getattr(blocked[agent], "where", None) or (where(agent) if where else None)
+        key = (cta, layout.role(agent), describe_wait(state, agent, blocked[agent]), line)
+        waits.setdefault(key, []).append(warp)
+    alike: dict[tuple, list[int]] = {}  # (warps, role, what for, where) -> CTAs
+    for (cta, *rest), warps in waits.items():
+        alike.setdefault((tuple(warps), *rest), []).append(cta)
+    lines = [
+        f"  {role} ({_numbers('warp', warps)}) of {_numbers('CTA', ctas)} waits for {text}"
+        + (f", at {line}" if line else "")
+        for (warps, role, text, line), ctas in alike.items()
+    ]
     error: Any = DeadlockError("deadlock: nothing can move.\n" + "\n".join(lines))
     error.blocked, error.state = blocked, state
     return error
@@ -37,8 +42,8 @@ def describe_wait(state: State, agent: int, op: Any) -> str:
     if isinstance(op, MbarWait):
         return _mbarrier(state, cta, op)
     if isinstance(op, BarWait):
-        index = 16 * cta + op.id
-        return f"{layout.named_barrier_name(op.id)}: {state.bar_arrived[index]} of {state.bar_threads[index]} threads have arrived"
+        arrived, threads = state.bar_arrived[16 * cta + op.id], state.bar_threads[16 * cta + op.id]
+        return f"{layout.named_barrier_name(op.id)}: {arrived} of {threads} threads have arrived"
     if isinstance(op, ClusterWait):
         return f"the cluster barrier: {state.cluster[0]} of {sum(state.live)} warps have arrived"
     if isinstance(op, SetMaxNreg):
@@ -59,7 +64,11 @@ def _mbarrier(state: State, cta: int, op: MbarWait) -> str:
     phase, count, pending, tx = state.phase[bar], state.count[bar], state.pending[bar], state.tx[bar]
     facts = [f"{count - pending} of {count} arrivals"]
     if tx:
-        facts.append(f"{tx} bytes armed and not delivered" if tx > 0 else f"{-tx} bytes delivered and not armed")
+        facts.append(
+            f"{tx} bytes armed, not delivered and not on their way"
+            if tx > 0
+            else f"{-tx} bytes delivered and not armed"
+        )
     text = f"{layout.bar_name(op.bar)} parity {op.parity}: it is in phase {phase} with {', '.join(facts)}"
     signallers = layout.signallers(op.bar)
     if signallers:
@@ -77,10 +86,10 @@ def _status(state: State, role: str) -> str:
     return f"{role} ({'all' if returned == len(agents) else f'{returned} of {len(agents)}'} warps have returned)"
 
 
-def _numbers(warps: list[int]) -> str:
-    """E.g. ``warp 3`` or ``warps 4-11``."""
-    if len(warps) == 1:
-        return f"warp {warps[0]}"
-    if warps == list(range(warps[0], warps[-1] + 1)):
-        return f"warps {warps[0]}-{warps[-1]}"
-    return "warps " + ", ".join(map(str, warps))
+def _numbers(word: str, numbers: Sequence[int]) -> str:
+    """E.g. ``warp 3``, ``warps 4-11`` or ``CTAs 0, 2``."""
+    if len(numbers) == 1:
+        return f"{word} {numbers[0]}"
+    if list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{word}s {numbers[0]}-{numbers[-1]}"
+    return f"{word}s {', '.join(map(str, numbers))}"

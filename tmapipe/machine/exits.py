@@ -40,7 +40,7 @@ def _check_warp(state: State, agent: int, op: Exit) -> None:
             raise hazard(layout, "exit-uncommitted-store", agent, op, text)
         unread = sum(1 for flights, known_read in state.groups.get(thread, ()) if flights and not known_read)
         if unread:
-            text = f"returns with {unread} bulk group(s) of lane {lane} that it has not waited for (bulk_wait_group is missing)"
+            text = f"returns with {unread} bulk group(s) of lane {lane} not waited for (bulk_wait_group is missing)"
             raise hazard(layout, "exit-unawaited-store", agent, op, text)
     if state.issued[agent] != state.awaited[agent]:
         count = state.issued[agent] - state.awaited[agent]

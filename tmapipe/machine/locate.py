@@ -11,6 +11,7 @@ __all__ = ["locate"]
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _SCHEDULES = os.path.join(_LIBRARY, "schedules") + os.sep
 _MACHINE = os.path.join(_LIBRARY, "machine") + os.sep
+_STARTER = os.path.join(_MACHINE, "machine.py")
 _known: dict[CodeType, tuple[int, str]] = {}
 
 
@@ -25,6 +26,8 @@ def locate(frame: FrameType | None = None) -> str | None:
         if known is None:
             known = _known[code] = _classify(code)
         rank, name = known
+        if rank == 3:
+            break
         if rank == 2:
             return f"{name}:{frame.f_lineno}"
         if rank == 1 and fallback is None:
@@ -34,8 +37,11 @@ def locate(frame: FrameType | None = None) -> str | None:
 
 
 def _classify(code: CodeType) -> tuple[int, str]:
-    """0: the machine; 1: elsewhere in the library; 2: the user's code or a schedule. And the file's name to show."""
+    """0: the machine; 1: elsewhere in the library; 2: the user's code or a schedule; 3: where a warp's program was started.
+    And the file's name to show."""
     path = os.path.abspath(code.co_filename)
+    if path == _STARTER and code.co_name == "record":
+        return 3, ""
     rank = 0 if path.startswith(_MACHINE) else 1 if path.startswith(_LIBRARY) and not path.startswith(_SCHEDULES) else 2
     shown = os.path.relpath(path, os.path.dirname(_LIBRARY[:-1])) if path.startswith(_LIBRARY) else path
     return rank, shown

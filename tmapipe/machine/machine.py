@@ -57,10 +57,22 @@ class Machine:
         tensors: argument -> NumPy array, its dimensions as in the Load or Store (without data, its shape is enough); only:
         run just these clusters of the grid. Raises `DeadlockError` and `HazardError`.
         """
+        self._check(tensors)
         run = Run(self.layout, self.trace)
         for cluster in range(clusters) if only is None else only:
             self._run_cluster(run, entry, tensors, cluster, clusters)
         return run
+
+    def _check(self, tensors: dict[str, Any]) -> None:
+        shapes = shapes_of(tensors)
+        for part in self.plan.transfers:
+            shape = shapes.get(part.argument)
+            if shape is None or len(shape) != len(part.dims):
+                dims = " ".join(part.dims)
+                raise InputError(part.argument, shape, f"needs an array with the dimensions {dims}", "pass one")
+            if self.data and tensors[part.argument].dtype != part.buffer.dtype.numpy:
+                have, want = tensors[part.argument].dtype, part.buffer.dtype.name
+                raise InputError(part.argument, str(have), f"is moved through slots of {want}", "convert the array")
 
     def _run_cluster(self, run: Run, entry: Entry, tensors: dict[str, Any], cluster: int, clusters: int) -> None:
         state = State(self.layout, split_loads=self.data)

@@ -51,13 +51,13 @@ def _init(state: State, agent: int, op: MbarInit) -> None:
     layout = state.layout
     bar = agent // layout.warps * layout.nbars + op.bar
     name = layout.bar_name(bar)
-    if not 1 <= op.count <= MAX_COUNT:
+    if not 1 <= op.arrivals <= MAX_COUNT:
         raise hazard(
-            layout, "barrier-count", agent, op, f"initializes {name} with count {op.count}, not 1 to {MAX_COUNT}"
+            layout, "barrier-count", agent, op, f"initializes {name} with count {op.arrivals}, not 1 to {MAX_COUNT}"
         )
     if state.count[bar]:
         raise hazard(layout, "barrier-init-twice", agent, op, f"initializes {name}, which is in use")
-    state.count[bar] = state.pending[bar] = op.count
+    state.count[bar] = state.pending[bar] = op.arrivals
     state.woken.append(bar)
 
 
@@ -91,7 +91,7 @@ def _arrive(state: State, agent: int, op: MbarArrive) -> tuple[Counted, ...]:
 def _arrive_cluster(state: State, agent: int, op: MbarArriveCluster) -> tuple[Counted, ...]:
     layout = state.layout
     if op.mask >> layout.ctas:
-        text = f"arrives at {layout.bar_name(op.bar)} with mask {op.mask:#b}, which names CTAs outside the {layout.ctas} of the cluster"
+        text = f"arrives at {layout.bar_name(op.bar)} with mask {op.mask:#b}, but the cluster has {layout.ctas} CTAs"
         raise hazard(layout, "mask-outside-cluster", agent, op, text)
     counted = []
     for cta in range(layout.ctas):

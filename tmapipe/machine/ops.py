@@ -18,9 +18,9 @@ Where = str | None
 
 
 class Counted(NamedTuple):
-    """Arrivals or bytes counted by one mbarrier: in phase number `phase` of ``bar`` of CTA `cta`, and whether they completed it.
+    """Arrivals or bytes counted by ``bar`` of CTA `cta` in its phase number `phase` (from 0), and whether they completed it.
 
-    Phases are numbered from 0. arrivals is 0 for expect-tx and complete-tx, which move only `nbytes` (armed > 0, landed < 0).
+    arrivals: 0 for expect-tx and complete-tx; nbytes: armed, or if negative landed.
     """
 
     cta: int
@@ -48,10 +48,10 @@ class Flight(NamedTuple):
 
 
 class MbarInit(NamedTuple):
-    """``mbarrier.init``. Facts: None."""
+    """``mbarrier.init``: `arrivals` complete a phase. Facts: None."""
 
     bar: int
-    count: int
+    arrivals: int
     where: Where = None
 
 
@@ -62,7 +62,7 @@ class FenceMbarInit(NamedTuple):
 
 
 class MbarWait(NamedTuple):
-    """``mbarrier.try_wait.parity``, until it succeeds. Facts: the phase number seen complete (-1: the one before the first)."""
+    """``mbarrier.try_wait.parity``, until it succeeds. Facts: number of the phase seen complete (-1: before the first)."""
 
     bar: int
     parity: int
@@ -159,8 +159,9 @@ class PrefetchDescriptor(NamedTuple):
 
 
 class TmaLoad(NamedTuple):
-    """``cp.async.bulk.tensor`` to shared memory: share `share` of `shares` (split along rows) of the tile that starts at element `at` to `slot`,
-    `nbytes` on `bar`, in each CTA of `mask` (None: the issuer's). Facts: tuple of `Flight`, one a destination CTA."""
+    """``cp.async.bulk.tensor`` to shared memory, of the tile that starts at element `at`, to `slot`, completing `nbytes` on
+    `bar`, in each CTA of `mask` (None: the issuer's). Only share `share` of `shares` of it, cut along rows. Facts: tuple of
+    `Flight`, one a destination CTA."""
 
     load: str
     slot: int

@@ -59,7 +59,7 @@ class State:
         self.woken: list[int] = []  #: keys of waits that may have become enabled since the caller last cleared it
         self.started: list[Flight] = []  #: flights that got their first or next step since the caller last cleared it
         ctas, agents = layout.ctas, layout.agents
-        bars, slots, groups = ctas * layout.nbars, ctas * layout.nslots, ctas * layout.warpgroups
+        bars, places, groups = ctas * layout.nbars, ctas * layout.nslots, ctas * layout.warpgroups
         self.count, self.pending, self.tx, self.phase = ([0] * bars for _ in range(4))
         self.bar_threads, self.bar_arrived, self.bar_generation = ([0] * (16 * ctas) for _ in range(3))
         self.bar_seen: list[tuple[int, int] | None] = [None] * agents
@@ -67,7 +67,7 @@ class State:
         self.cluster = [0, 0]
         self.live, self.returned = [layout.warps] * ctas, [False] * agents
         self.serials = [0] * agents
-        self.writers, self.readers = [0] * slots, [0] * slots
+        self.writers, self.readers = [0] * places, [0] * places
         self.queues: list[tuple] = [()] * groups
         self.done = [0] * groups
         self.issued, self.awaited, self.unfenced = [0] * agents, [0] * agents, [False] * agents
