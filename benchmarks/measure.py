@@ -1,0 +1,127 @@
+"""How to measure on a GPU that runs at its power limit.
+
+Back to back, the same kernel takes 1386 to 1585 us by its place in the queue, whoever wrote it. So `rested` gives every
+batch a rest first, shuffles the variants in every round, and takes medians of short batches: repeatable within 0.2 %.
+`sustained` is the other view: a hot card, long batches, and ratios between variants of the same round (good to 2 %).
+
+All times are microseconds of GPU time a launch. The clock is an object, so that this file needs neither GPU nor torch
+(`benchmarks.cuda_clock` has the real one).
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Protocol, TypeVar
+
+import attrs
+
+__all__ = ["Clock", "Method", "Timing", "estimate_seconds", "rested", "screen", "sustained"]
+
+Run = Callable[[], object]
+Name = TypeVar("Name", bound=Hashable)
+
+
+class Clock(Protocol):
+    """Times launches on one device."""
+
+    def rest(self, seconds: float) -> None:
+        """Leaves the device idle."""
+
+    def batch(self, run: Run, launches: int) -> list[float]:
+        """Microseconds of each of *launches* launches, the L2 cache flushed before each."""
+
+    def span(self, run: Run, seconds: float) -> float:
+        """Launches back to back for about *seconds*; microseconds a launch. Launches shorter than their cost on the host
+        are bound by the host here."""
+
+
+@attrs.frozen
+class Method:
+    """rounds: each variant is measured once in each; batch: launches at a time; rest: seconds of idle device before each
+    batch; preheat, hot: seconds of load before the sustained rounds, and of each sustained batch; seed: of the order."""
+
+    rounds: int = 6
+    batch: int = 8
+    rest: float = 0.3
+    preheat: float = 3.0
+    hot: float = 0.25
+    seed: int = 0
+
+
+@attrs.frozen
+class Timing:
+    """us: median over rounds of the batches' medians; spread: (p75 - p25) / median of those; rounds: they themselves;
+    ratio: speed relative to the baseline, the median of the rounds' own ratios (sustained only)."""
+
+    us: float
+    spread: float
+    rounds: tuple[float, ...]
+    ratio: float | None = None
+
+    @classmethod
+    def of(cls, rounds: Iterable[float], ratio: float | None = None) -> Timing:
+        values = tuple(rounds)
+        median = statistics.median(values)
+        return cls(median, _interquartile(values) / median, values, ratio)
+
+
+def rested(variants: Mapping[Name, Run], clock: Clock, method: Method) -> dict[Name, Timing]:
+    """The main table: for each round, each variant in random order: rest, then a batch. One warm-up launch each first."""
+    order = random.Random(method.seed)
+    medians: dict[Name, list[float]] = {name: [] for name in variants}
+    for run in variants.values():
+        clock.batch(run, 1)
+    for _ in range(method.rounds):
+        for name in order.sample(list(variants), len(variants)):
+            clock.rest(method.rest)
+            medians[name].append(statistics.median(clock.batch(variants[name], method.batch)))
+    return {name: Timing.of(values) for name, values in medians.items()}
+
+
+def sustained(variants: Mapping[Name, Run], clock: Clock, method: Method, baseline: Name) -> dict[Name, Timing]:
+    """The second table: a hot card, no rests, no flushes; `Timing.ratio` is baseline's time / the variant's time, paired
+    within each round."""
+    order = random.Random(method.seed)
+    for run in variants.values():
+        clock.span(run, method.preheat / len(variants))
+    rounds: dict[Name, list[float]] = {name: [] for name in variants}
+    for _ in range(method.rounds):
+        for name in order.sample(list(variants), len(variants)):
+            rounds[name].append(clock.span(variants[name], method.hot))
+    return {
+        name: Timing.of(values, statistics.median(b / v for b, v in zip(rounds[baseline], values, strict=True)))
+        for name, values in rounds.items()
+    }
+
+
+def screen(
+    variants: Mapping[Name, Run], clock: Clock, keep: int, *, pinned: Iterable[Name] = (), seed: int = 0
+) -> list[Name]:
+    """The *keep* fastest of one peer's many configurations by one short look at each (0.1 s of rest, 4 launches), and the
+    *pinned* ones; in the order of *variants*. Too coarse to report, good enough to leave out what is far behind."""
+    if len(variants) <= keep:
+        return list(variants)
+    seen: dict[Name, float] = {}
+    for name in random.Random(seed).sample(list(variants), len(variants)):
+        clock.rest(0.1)
+        seen[name] = statistics.median(clock.batch(variants[name], 4))
+    kept = {*sorted(seen, key=seen.__getitem__)[:keep], *pinned}
+    return [name for name in variants if name in kept]
+
+
+def estimate_seconds(variants: int, method: Method, *, hot: bool = False, us: float = 1500.0) -> float:
+    """Wall-clock seconds that the rested rounds of one problem take (hot: the sustained ones), for launches of about *us*
+    microseconds."""
+    if hot:
+        return method.preheat + method.rounds * variants * method.hot
+    launch = (us + 100.0) / 1e6  # a flush takes about 100 us
+    return method.rounds * variants * (method.rest + method.batch * launch + 2e-3)
+
+
+def _interquartile(values: tuple[float, ...]) -> float:
+    if len(values) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return high - low
