@@ -49,6 +49,7 @@ class Schedule:
         self.__dict__.pop("_declared", None)
         self.__dict__.pop("_plans", None)
         self.__dict__.pop("_compiled", None)
+        self.__dict__.pop("_launchers", None)
         object.__setattr__(self, name, value)
 
     # ---- declarations and plan ------------------------------------------------------------------------------------
@@ -110,13 +111,20 @@ class Schedule:
         CUDA tensors: compiled once a signature, launched on the current stream, nothing is waited for. CPU tensors and
         NumPy arrays: the machine model. Raises `InputError` before anything is launched.
         """
+        launchers: dict[Any, Any] = self.__dict__.setdefault("_launchers", {})
+        signature = tensors_.signature(tensors, out) if not named else None
+        if signature in launchers:
+            return launchers[signature](tensors, out)
         bound = tensors_.bind(self, tensors, named, out)
         if bound.empty:
             bound.zero_outputs()
         elif bound.on_gpu:
-            from tmapipe.gpu.launch import launch
+            from tmapipe.gpu.launch import Launcher
 
-            launch(self, bound)
+            launcher = Launcher(self, bound)
+            launcher.launch(list(bound.tensors.values()))
+            if signature is not None:
+                launchers[signature] = launcher
         else:
             self._simulate(bound)
         return bound.result()

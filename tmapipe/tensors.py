@@ -111,8 +111,22 @@ def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: An
     for name in parts:
         if 0 not in shapes[name]:
             _check_layout(name, given[name], shapes[name], strides[name], dtypes[name])
-    _check_overlap(bound)
+    for name in stores:
+        _check_output(name, shapes[name], strides[name], dtypes[name])
     return bound
+
+
+def signature(tensors: tuple[Any, ...], out: Any) -> tuple[Any, ...] | None:
+    """All that `bind` looks at, of torch tensors given by position; None if some argument is no torch tensor, or if *out*
+    does not follow directly on the inputs."""
+    try:
+        given = tensors if out is None else (*tensors, out)
+        return (
+            len(tensors),
+            *((t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % ALIGNMENT) for t in given),
+        )
+    except (AttributeError, TypeError):
+        return None
 
 
 def new_like(tensor: Any, shape: tuple[int, ...] | None = None, dtype: DType | None = None) -> Any:
@@ -234,12 +248,20 @@ def _check_layout(name: str, tensor: Any, shape: tuple[int, ...], strides: tuple
         )
 
 
-def _check_overlap(bound: Bound) -> None:
-    """An output must not share memory with itself: two tiles would race for the same bytes."""
-    for name in bound.stores:
-        strides, shape = bound.strides[name], bound.shapes[name]
-        if any(stride == 0 and extent > 1 for stride, extent in zip(strides, shape, strict=True)):
-            raise InputError(f"{name}.stride", strides, "an output's elements must not overlap", "pass a dense tensor")
+def _check_output(name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> None:
+    """An output's elements must not overlap, or two tiles would race for the same bytes. Its rows must be whole 16-byte units:
+    a TMA store clips at the tensor's edge, but in units of 16 bytes (seen on an H200: the rest of the unit became zero)."""
+    if any(stride == 0 and extent > 1 for stride, extent in zip(strides, shape, strict=True)):
+        raise InputError(f"{name}.stride", strides, "an output's elements must not overlap", "pass a dense tensor")
+    if shape[-1] * dtype.bytes % ALIGNMENT:
+        step = ALIGNMENT // dtype.bytes
+        raise InputError(
+            f"{name}.shape",
+            shape,
+            f"a row of {shape[-1]} x {dtype.bytes} bytes is no multiple of {ALIGNMENT}, and TMA stores write whole units of "
+            f"{ALIGNMENT} bytes, so what follows the row would be overwritten",
+            f"make the last extent a multiple of {step}",
+        )
 
 
 def _torch_to_numpy(tensor: Any, dtype: DType) -> np.ndarray:

@@ -46,7 +46,7 @@ class GpuIsa(Carried):
             self.cluster_id = block // plan.cluster_size
         else:
             self.cta_rank, self.cluster_id = Int32(0), block
-        self.shared = cute.arch.get_dyn_smem(cutlass.Uint8, alignment=1024)
+        self.shared = _opaque(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=1024))
         self.buffers = {buffer.name: self._buffer(buffer) for buffer in plan.buffers}
         self.matmuls = {matmul.name: _MatmulHandles(self, matmul) for matmul in plan.matmuls}
 
@@ -325,6 +325,13 @@ class _MatmulHandles:
 def _tiled_mma(operand: Any, groups: tuple[int, int, int], n: int) -> Any:
     k_major = OperandMajorMode.K
     return hopper.make_trivial_tiled_mma(operand, operand, k_major, k_major, cutlass.Float32, groups, tiler_mn=(64, n))
+
+
+def _opaque(pointer: Any) -> Any:
+    """The same pointer to shared memory, as a value that the compiler keeps in a uniform register: it would compute the
+    address of the CTA's shared memory anew at every use (4 instructions in each k-tile of a GEMM)."""
+    address = cute.arch.make_warp_uniform(pointer.toint())
+    return cute.make_ptr(cutlass.Uint8, address, cute.AddressSpace.smem, assumed_align=1024)
 
 
 def _both(a: Any, b: Any) -> Any:

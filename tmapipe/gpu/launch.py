@@ -11,19 +11,44 @@ from cutlass.utils import HardwareInfo
 from tmapipe.errors import InputError, MissingGpuError
 from tmapipe.gpu.build import Compiled, build
 
-__all__ = ["launch"]
+__all__ = ["Launcher"]
 
 
-def launch(schedule: Any, bound: Any) -> None:
-    """Compiles *schedule* for the tensors' types and ranks if it has not been, and launches it on torch's current stream.
+class Launcher:
+    """Launches one schedule for one signature of tensors, all of which `tensors.bind` has checked.
 
-    Raises `MissingGpuError` without a GPU and `InputError` for one of another architecture than the plan's."""
-    compiled = compiled_for(schedule, bound)
-    tensors = [bound.tensors[name] for name in compiled.plan.arguments]
-    device = tensors[0].device
-    clusters = min(schedule.cluster_count(bound.shapes), _resident_clusters(device.index, compiled.plan.cluster_size))
-    with torch.cuda.device(device):
-        compiled.function(tensors, clusters)
+    Calling it again with tensors of the same signature costs no checks: a few microseconds on the host.
+    """
+
+    def __init__(self, schedule: Any, bound: Any):
+        """Compiles *schedule* for the tensors' types and ranks if it has not been. Raises `MissingGpuError` without a GPU
+        and `InputError` for one of another architecture than the plan's."""
+        compiled = compiled_for(schedule, bound)
+        self.function = compiled.function
+        self.device = bound.tensors[compiled.plan.arguments[0]].device
+        resident = _resident_clusters(self.device.index, compiled.plan.cluster_size)
+        self.clusters = min(schedule.cluster_count(bound.shapes), resident)
+        self.loads = len(compiled.plan.loads)
+        self.outputs = [(bound.tensors[name].shape, bound.tensors[name].dtype) for name in bound.stores]
+
+    def __call__(self, tensors: tuple[Any, ...], out: Any) -> Any:
+        """Launches with tensors in the order of declaration; outputs that are left out are made. Returns the outputs."""
+        arguments = list(tensors)
+        if out is not None:
+            arguments.append(out)
+        for shape, dtype in self.outputs[len(arguments) - self.loads :]:
+            arguments.append(torch.empty(shape, dtype=dtype, device=self.device))
+        self.launch(arguments)
+        results = arguments[self.loads :]
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def launch(self, arguments: list[Any]) -> None:
+        """Launches on torch's current stream of the tensors' device."""
+        if torch.cuda.current_device() == self.device.index:
+            self.function(arguments, self.clusters)
+        else:
+            with torch.cuda.device(self.device):
+                self.function(arguments, self.clusters)
 
 
 def compiled_for(schedule: Any, bound: Any) -> Compiled:
