@@ -157,12 +157,14 @@ class Schedule:
         grid = {d: ceil_div(e, t) for d, e, t in zip(part.dims, shapes[name], tile, strict=True)}
         return self.tiles.clusters(grid, self.declared.cluster)
 
-    def compile(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Any:
+    def compile(
+        self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None, unroll: bool = True
+    ) -> Any:
         """Compiles for *arch* without running, and without needing a GPU. Returns the `Compiled` kernel with its PTX,
-        cubin and resource usage."""
+        cubin and resource usage. unroll=False: a kernel to be read, in which no run-time loop is unrolled."""
         from tmapipe.gpu.build import build
 
-        return build(self, self.plan(dtypes, arch=arch), keep=True)
+        return build(self, self.plan(dtypes, arch=arch), keep=True, unroll=unroll)
 
 
 def _check_axes(schedule: Schedule) -> None:

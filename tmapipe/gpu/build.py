@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from typing import Any
 
 import attrs
 import cutlass.cute as cute
 from cutlass import Int32
+from cutlass._mlir import ir
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from tmapipe.gpu.isa import GpuIsa
@@ -90,10 +92,17 @@ class _Kernel:
 
 
 def build(
-    schedule: Any, plan: Plan, ranks: dict[str, int] | None = None, *, keep: bool = False, options: str = ""
+    schedule: Any,
+    plan: Plan,
+    ranks: dict[str, int] | None = None,
+    *,
+    keep: bool = False,
+    options: str = "",
+    unroll: bool = True,
 ) -> Compiled:
     """Compiles *schedule* for `plan.arch`. ranks: dimensions of each tensor, by default those declared; keep: keep PTX
-    and cubin. Needs no GPU. Compilations take turns within a process."""
+    and cubin; unroll=False: keeps LLVM from unrolling run-time loops, so that each instruction of a body stands once in
+    the PTX (for `Ptx` to count). Needs no GPU. Compilations take turns within a process."""
     fakes = []
     for name in plan.arguments:
         part = next(p for p in plan.transfers if p.name == name)
@@ -104,12 +113,27 @@ def build(
         fakes.append(make_fake_tensor(cute_type(part.buffer.dtype), shape, stride=stride, assumed_align=16))
     flags = f"--gpu-arch {plan.arch} --enable-tvm-ffi" + (" --keep-ptx --keep-cubin" if keep else "")
     kernel = _Kernel(schedule, plan)
-    with _compiling:
+    # What is kept is read back at once; the files' names are not unique, so each compilation has a folder of its own.
+    with _compiling, tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
         function = cute.compile(
             kernel.host,
             fakes,
             Int32(1),
             make_fake_stream(use_tvm_ffi_env_stream=True),
-            options=f"{flags} {options}".strip(),
+            options=f"{flags} --dump-dir={folder} {options}".strip(),
+            trace_finalize_hooks=None if unroll else _forbid_unrolling,
         )
     return Compiled(plan, function, function.__ptx__ if keep else None, function.__cubin__ if keep else None)
+
+
+def _forbid_unrolling(owner: Any, module: Any, name: str) -> None:
+    """What `cutlass.range(n, unroll=1)` leaves on a loop, on every loop that says nothing of unrolling."""
+
+    def visit(operation: Any) -> Any:
+        if operation.name == "scf.for" and "loop_annotation" not in operation.attributes:
+            operation.attributes["loop_annotation"] = once
+        return ir.WalkResult.ADVANCE
+
+    with module.context:
+        once = ir.Attribute.parse("#llvm.loop_annotation<unroll = <disable = true, count = 1 : i32>>")
+        module.operation.walk(visit)
