@@ -84,9 +84,15 @@ class Scheduler:
             now, self.ready = self.ready, []
             for agent in now:
                 self._advance(agent, self.max_steps)
-                flights, self.flights = self.flights, []
-                for flight in flights:
-                    self._move(flight)
+                self._move_all()
+            if not self.ready:
+                self._move_all()
+
+    def _move_all(self) -> None:
+        """One step of every engine that can take one now."""
+        flights, self.flights = self.flights, []
+        for flight in flights:
+            self._move(flight)
 
     def _run_drawn(self, late: bool) -> None:
         draw = self.random.random

@@ -1,0 +1,58 @@
+"""The shipped schedules on the model: the same bits for every seed and policy, with the plan's own warps and registers."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tmapipe.kernel import kernel_main
+from tmapipe.machine import Machine
+from tmapipe.machine.scheduler import POLICIES
+from tmapipe.schedules import Copy, Gemm
+
+
+def gemm_arrays(m, n, k, dtype=ml_dtypes.bfloat16):
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((1, rows, k), np.float32).astype(dtype) for rows in (m, n))
+    return {"a": a, "b": b, "d": np.zeros((1, m, n), dtype)}
+
+
+@pytest.mark.parametrize("cluster", [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_gemm(cluster):
+    schedule = Gemm(tile=(128, 64, 64), cluster=cluster, stages=3)
+    plan = schedule.plan({})
+    results = set()
+    for policy in POLICIES:
+        for seed in range(3):
+            arrays = gemm_arrays(264, 136, 200)
+            Machine(plan, policy=policy, seed=seed).run(
+                lambda isa: kernel_main(isa, schedule), arrays, clusters=1 + seed % 2
+            )
+            results.add(arrays["d"].tobytes())
+    assert len(results) == 1
+    want = arrays["a"][0].astype(np.float32) @ arrays["b"][0].astype(np.float32).T
+    np.testing.assert_allclose(arrays["d"][0].astype(np.float32), want, rtol=2e-2, atol=2e-1)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_without_data_at_production_size(policy):
+    """5 stages, 2 consumer warpgroups, cluster 2 x 2, 64 k-tiles, 3 output tiles a CTA: the protocol alone is fast."""
+    schedule = Gemm(tile=(128, 128, 64), cluster=(2, 2), stages=5)
+    shapes = {"a": (1, 256, 4096), "b": (1, 768, 4096), "d": (1, 256, 768)}
+    made = Machine(schedule.plan({}), data=False, policy=policy).run(lambda isa: kernel_main(isa, schedule), shapes)
+    assert made.counts["Wgmma"] == 4 * 8 * 3 * 64 and made.counts["LoadComplete"] == 4 * 3 * 64 * (2 + 2)
+    assert made.loaded_bytes == 4 * 3 * 64 * (128 + 128) * 64 * 2
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_copy(policy):
+    schedule = Copy()
+    plan = schedule.plan({})
+    x = np.random.default_rng(0).standard_normal((200, 304), np.float32).astype(ml_dtypes.bfloat16)
+    for seed in range(5):
+        y = np.zeros_like(x)
+        Machine(plan, policy=policy, seed=seed).run(
+            lambda isa: kernel_main(isa, schedule), {"x": x, "y": y}, clusters=3
+        )  # noqa: B023
+        assert (x == y).all()
