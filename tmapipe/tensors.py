@@ -146,6 +146,24 @@ def sum_into(out: Any, parts: Any) -> None:
         out.copy_(parts.sum(0))
 
 
+def as_words(name: str, tensor: Any) -> Any:
+    """The tensor's memory as 4-byte integers, along its last dimension. Raises `InputError` for rows and row strides that
+    are no whole 16-byte units."""
+    size = tensor.dtype.itemsize
+    words = np.dtype(np.int32) if isinstance(tensor, np.ndarray) else sys.modules["torch"].int32
+    if size == 4 or 0 in tensor.shape:
+        return tensor.view(words) if size == 4 else tensor.reshape(-1)[:0].view(words)
+    *outer, last = (s // size for s in tensor.strides) if isinstance(tensor, np.ndarray) else tensor.stride()
+    if last != 1 or any(stride * size % ALIGNMENT for stride in outer) or tensor.shape[-1] * size % ALIGNMENT:
+        raise InputError(
+            f"{name}.shape, {name}.stride",
+            (tuple(tensor.shape), (*outer, last)),
+            f"rows must be contiguous, and rows and their strides whole units of {ALIGNMENT} bytes, as TMA stores write them",
+            f"pad the rows to a multiple of {ALIGNMENT // size} elements",
+        )
+    return tensor.view(words)
+
+
 def is_contiguous(tensor: Any) -> bool:
     """Whether the elements fill their memory in order, without gaps."""
     return bool(tensor.flags.c_contiguous) if isinstance(tensor, np.ndarray) else tensor.is_contiguous()

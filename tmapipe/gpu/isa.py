@@ -10,6 +10,7 @@ import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as hopper
 from cutlass import Boolean, Int16, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
+from cutlass.tensor_utils import LayoutEnum
 
 from tmapipe.errors import InputError
 from tmapipe.gpu import control
@@ -202,7 +203,7 @@ class GpuIsa(Carried):
         columns = slot.buffer.tile[1]
         operand = cute_type(matmul.a.dtype)
         one_group = _tiled_mma(operand, (1, 1, 1), columns)
-        row_major = cutlass.utils.LayoutEnum.ROW_MAJOR
+        row_major = LayoutEnum.ROW_MAJOR
         to_shared = hopper.sm90_get_smem_store_op(row_major, elem_ty_d=dtype, elem_ty_acc=cutlass.Float32)
         fragment_atom = cute.make_copy_atom(
             warp.StMatrix8x8x16bOp(False, 4 if columns % 16 == 0 else 2), cutlass.Float16

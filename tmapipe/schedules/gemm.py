@@ -32,7 +32,7 @@ class Gemm(Schedule):
     a, b: bf16 or fp16, contiguous along k; d: bf16, fp16 or fp32, contiguous along n; sums in fp32. m, n and k are free
     within TMA's rule that strides are multiples of 16 bytes.
 
-    tile: (m, n, k) elements of one CTA; cluster: CTAs along (m, n); stages: slots of a and b (None: as many as fit);
+    tile: (m, n, k) elements of one CTA, whose m sets the warpgroups: 1 for 64, 2 for 128 or 256, 3 for 192; cluster: CTAs along (m, n); stages: slots of a and b (None: as many as fit);
     store_stages: output buffers of each warpgroup; group: rows of tiles taken together (see `PersistentTiles`);
     dtype: of d, by default that of a; epilogue: applied to each fp32 fragment before the conversion.
     """
@@ -56,8 +56,8 @@ class Gemm(Schedule):
         m, n, k = tile
         self.cluster = {"m": cluster[0], "n": cluster[1]}
         self.tiles = PersistentTiles(group=group)
-        if m == 64 and self.math.teams == 1:
-            self.math = Role(warpgroups=1)
+        if self.math.teams == 1 and m % 128:
+            self.math = Role(warpgroups=3 if m % 192 == 0 else 1)
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)
         self.a = TmaLoadStage("l m k", tile=(m, k), ring=self.ring, multicast=MulticastGroup("n"))
         self.b = TmaLoadStage("l n k", tile=(n, k), ring=self.ring, multicast=MulticastGroup("m"))
