@@ -187,5 +187,5 @@ def test_bad_tensors():
         run(ring.made, ring.entry, {"x": ramp((8, 16))})
     with pytest.raises(InputError, match="dimensions m n"):
         run(ring.made, ring.entry, {"x": ramp((8, 16)), "y": ramp((1, 8, 16))})
-    with pytest.raises(InputError, match="float32.*slots of fp16"):
+    with pytest.raises(InputError, match=r"float32.*slots of fp16"):
         run(ring.made, ring.entry, {"x": ramp((8, 16)), "y": ramp((8, 16), fp32)})

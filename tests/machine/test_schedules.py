@@ -54,5 +54,5 @@ def test_copy(policy):
         y = np.zeros_like(x)
         Machine(plan, policy=policy, seed=seed).run(
             lambda isa: kernel_main(isa, schedule), {"x": x, "y": y}, clusters=3
-        )  # noqa: B023
+        )
         assert (x == y).all()

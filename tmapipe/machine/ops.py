@@ -78,10 +78,12 @@ class MbarArrive(NamedTuple):
 
 
 class MbarArriveCluster(NamedTuple):
-    """Remote ``mbarrier.arrive.release.cluster``: lane i at CTA i for each bit i of `mask`. Facts: tuple of `Counted`."""
+    """Remote ``mbarrier.arrive.release``: lane i at CTA i for each bit i of `mask`. scope: "cluster", or "cta", which orders
+    nothing for a peer. Facts: tuple of `Counted`."""
 
     bar: int
     mask: int
+    scope: str = "cluster"
     where: Where = None
 
 

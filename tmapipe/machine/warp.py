@@ -77,9 +77,11 @@ class MachineIsa:
         if when:
             self.emit(ops.MbarArrive(self._bar(barrier, stage), (1 << lanes) - 1))
 
-    def mbarrier_arrive_cluster(self, barrier: Barrier, stage: int, mask: int, when: bool = True) -> None:
+    def mbarrier_arrive_cluster(
+        self, barrier: Barrier, stage: int, mask: int, when: bool = True, scope: str = "cluster"
+    ) -> None:
         if when:
-            self.emit(ops.MbarArriveCluster(self._bar(barrier, stage), mask))
+            self.emit(ops.MbarArriveCluster(self._bar(barrier, stage), mask, scope))
 
     def mbarrier_arrive_expect_tx(self, barrier: Barrier, stage: int, nbytes: int) -> None:
         self.emit(ops.MbarArriveTx(self._bar(barrier, stage), nbytes))
