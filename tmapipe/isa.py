@@ -120,9 +120,11 @@ class Isa(Protocol):
         Other lanes' earlier generic accesses are ordered before it only by a `warp_sync`.
         """
 
-    def mbarrier_arrive_cluster(self, barrier: Barrier, stage: Value, mask: Value, when: Condition = True) -> None:
+    def mbarrier_arrive_cluster(
+        self, barrier: Barrier, stage: Value, mask: Value, when: Condition = True, scope: str = "cluster"
+    ) -> None:
         """``mapa`` + ``mbarrier.arrive.release.cluster.shared::cluster``: lane *i* arrives once at CTA *i* of the cluster
-        for each bit *i* of *mask*."""
+        for each bit *i* of *mask*. With *scope* "cta" it releases nothing to a peer, only counts (machine only)."""
 
     def mbarrier_arrive_expect_tx(self, barrier: Barrier, stage: Value, nbytes: int) -> None:
         """``mbarrier.arrive.expect_tx``: raises the pending bytes of the current phase by *nbytes*, then arrives once."""
