@@ -36,21 +36,27 @@ class Config:
         return make(tile=(m, n, k // element_bytes), cluster=self.cluster, stages=self.stages, **dict(self.options))
 
 
+B_ONCE = ("l2_hints", (None, "evict_first"))  # b is read once: keep it from pushing other data out of L2
+
 FEW = (
     Config("Gemm", (128, 256, 128), (2, 1), 4),
-    Config("Gemm", (128, 256, 128), (1, 2), 4),
-    Config("Gemm", (128, 128, 128)),
-    Config("Gemm", (128, 128, 128), (1, 1)),
-    Config("PingPong", (128, 128, 128)),
-    Config("PingPong", (128, 128, 128), (1, 1)),
+    Config("Gemm", (128, 192, 128), (2, 1)),
+    Config("Gemm", (192, 176, 128), (1, 2), None, (("store_stages", 1),)),
+    Config("Gemm", (64, 128, 128), (1, 1)),
+    Config("Gemm", (64, 128, 128), (2, 1), None, (B_ONCE,)),
+    Config("PingPong", (128, 128, 128), (1, 2), None, (("group", 16),)),
 )
 EVERY = (
     *FEW,
     Config("Gemm", (128, 256, 128), (1, 1), 4),
     Config("Gemm", (128, 256, 128), (2, 1), 4, (("group", 4),)),
     Config("Gemm", (128, 256, 128), (2, 1), 4, (("group", 16),)),
+    Config("Gemm", (128, 256, 128), (1, 2), 4),
+    Config("Gemm", (128, 128, 128)),
+    Config("Gemm", (128, 128, 128), (1, 1)),
     Config("Gemm", (256, 128, 128), (2, 1)),
-    Config("Gemm", (64, 128, 128), (1, 1)),
+    Config("PingPong", (128, 128, 128)),
+    Config("PingPong", (128, 128, 128), (1, 1)),
     Config("PingPong", (128, 128, 128), (1, 2)),
 )
 
@@ -79,9 +85,9 @@ def copy_variants(x: Any, y: Any) -> dict[str, Callable[[], object]]:
 
     bytes_ = x.element_size()
     variants: dict[str, Callable[[], object]] = {}
-    for rows, row_bytes, stages in ((64, 256, 4), (64, 256, 8), (32, 256, 16), (128, 256, 6)):
-        copy = _copy(Copy, (rows, row_bytes // bytes_), stages)
-        variants[f"Copy {rows}x{row_bytes // bytes_} stages {stages}"] = functools.partial(copy, x, out=y)
+    for rows, words, stages in ((4, 256, 12), (8, 256, 8), (16, 128, 12), (32, 64, 8)):
+        copy = _copy(Copy, (rows, words), stages)
+        variants[f"Copy {rows}x{words} words, stages {stages}"] = functools.partial(copy, x, out=y)
     return variants
 
 

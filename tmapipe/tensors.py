@@ -85,12 +85,13 @@ def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: An
     for name in declared.loads:
         _check_kind(name, given[name])
         _note_extents(name, parts[name].dims, shape_for(name, given[name], parts[name].dims), extents)
-    like = given[next(iter(declared.loads))] if declared.loads else None
+    first_load = next(iter(declared.loads), None)
+    like = given[first_load] if first_load else None
     for name, store in declared.stores.items():
         if name not in given:
-            if like is None:
+            if first_load is None:
                 raise InputError(name, None, "a tensor is needed for the output", f"pass {name}=")
-            given[name] = _make_output(name, store, extents, like)
+            given[name] = _make_output(name, store, extents, like, parts[first_load].dims)
         _check_kind(name, given[name])
     shapes = {n: shape_for(n, given[n], part.dims) for n, part in parts.items()}
     for name, part in parts.items():
@@ -136,14 +137,6 @@ def new_like(tensor: Any, shape: tuple[int, ...] | None = None, dtype: DType | N
         return np.empty(shape, tensor.dtype if dtype is None else dtype.numpy)
     torch = sys.modules["torch"]
     return tensor.new_empty(shape, dtype=tensor.dtype if dtype is None else getattr(torch, dtype.torch))
-
-
-def sum_into(out: Any, parts: Any) -> None:
-    """``out = parts.sum(0)``, summed in the type of *parts*, in a fixed order."""
-    if isinstance(out, np.ndarray):
-        out[...] = parts.sum(0)
-    else:
-        out.copy_(parts.sum(0))
 
 
 def as_words(name: str, tensor: Any) -> Any:
@@ -215,13 +208,15 @@ def _note_extents(name: str, dims: tuple[str, ...], shape: tuple[int, ...], seen
             )
 
 
-def _make_output(name: str, store: TmaStoreStage, extents: dict[str, tuple[str, int]], like: Any) -> Any:
+def _make_output(
+    name: str, store: TmaStoreStage, extents: dict[str, tuple[str, int]], like: Any, like_dims: tuple[str, ...]
+) -> Any:
+    """A new output, on the device and by default of the type of *like*, without the batch dimensions that *like* lacks."""
     unknown = [dim for dim in store.dims if dim not in extents]
     if unknown:
         raise InputError(name, None, f"its extent along {', '.join(unknown)} follows from no input", f"pass {name}=")
-    shape = tuple(extents[dim][1] for dim in store.dims)
-    shape = shape[len(shape) - max(like.ndim, len(store.tile)) :]
-    return new_like(like, shape, store.dtype)
+    lacking = like_dims[: len(like_dims) - like.ndim]
+    return new_like(like, tuple(extents[dim][1] for dim in store.dims if dim not in lacking), store.dtype)
 
 
 def _device(tensor: Any) -> str:

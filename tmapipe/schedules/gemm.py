@@ -32,9 +32,10 @@ class Gemm(Schedule):
     a, b: bf16 or fp16, contiguous along k; d: bf16, fp16 or fp32, contiguous along n; sums in fp32. m, n and k are free
     within TMA's rule that strides are multiples of 16 bytes.
 
-    tile: (m, n, k) elements of one CTA, whose m sets the warpgroups: 1 for 64, 2 for 128 or 256, 3 for 192; cluster: CTAs along (m, n); stages: slots of a and b (None: as many as fit);
-    store_stages: output buffers of each warpgroup; group: rows of tiles taken together (see `PersistentTiles`);
-    dtype: of d, by default that of a; epilogue: applied to each fp32 fragment before the conversion.
+    tile: (m, n, k) elements of one CTA, whose m sets the warpgroups: 1 for 64, 2 for 128 or 256, 3 for 192; cluster: CTAs
+    along (m, n); stages: slots of a and b (None: as many as fit); store_stages: output buffers of each warpgroup; group:
+    rows of tiles taken together (see `PersistentTiles`); l2_hints: of the loads of (a, b), e.g. "evict_first" for an operand
+    that is read once; dtype: of d, by default that of a; epilogue: applied to each fp32 fragment before the conversion.
     """
 
     load = Role(warps=1)
@@ -48,6 +49,7 @@ class Gemm(Schedule):
         *,
         store_stages: int = 2,
         group: int = 8,
+        l2_hints: tuple[str | None, str | None] = (None, None),
         dtype: DType | str | None = None,
         epilogue: Callable[[Any], Any] | None = None,
     ):
@@ -59,8 +61,8 @@ class Gemm(Schedule):
         if self.math.teams == 1 and m % 128:
             self.math = Role(warpgroups=3 if m % 192 == 0 else 1)
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)
-        self.a = TmaLoadStage("l m k", tile=(m, k), ring=self.ring, multicast=MulticastGroup("n"))
-        self.b = TmaLoadStage("l n k", tile=(n, k), ring=self.ring, multicast=MulticastGroup("m"))
+        self.a = TmaLoadStage("l m k", tile=(m, k), ring=self.ring, multicast=MulticastGroup("n"), l2_hint=l2_hints[0])
+        self.b = TmaLoadStage("l n k", tile=(n, k), ring=self.ring, multicast=MulticastGroup("m"), l2_hint=l2_hints[1])
         self.mma = Wgmma(self.a, self.b, in_flight=1)
         self.d = TmaStoreStage("l m n", source=self.mma, stages=store_stages, dtype=dtype)
         self.epilogue = epilogue

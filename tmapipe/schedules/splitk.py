@@ -10,9 +10,10 @@ from typing import Any
 
 from tmapipe.dtypes import fp32
 from tmapipe.errors import InputError
+from tmapipe.schedules.addparts import AddParts
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.tensors import new_like, sum_into
+from tmapipe.tensors import new_like
 from tmapipe.tiles import Tile, ceil_div
 
 __all__ = ["SplitK"]
@@ -32,11 +33,12 @@ class SplitK(Gemm):
         *,
         store_stages: int = 2,
         group: int = 8,
+        l2_hints: tuple[str | None, str | None] = (None, None),
     ):
         if not isinstance(parts, int) or parts < 1:
             raise InputError("SplitK(parts)", parts, "is a positive number of parts", "use 4")
-        super().__init__(tile, cluster, stages, group=group)
-        self.parts = parts
+        super().__init__(tile, cluster, stages, group=group, l2_hints=l2_hints)
+        self.parts, self.add_parts = parts, AddParts()
         self.d = TmaStoreStage("s m n", source=self.mma, stages=store_stages, dtype=fp32)
 
     def __call__(self, a: Any, b: Any, d: Any = None, *, out: Any = None) -> Any:  # type: ignore[override]
@@ -44,8 +46,7 @@ class SplitK(Gemm):
         d = d if d is not None else out if out is not None else new_like(a, (a.shape[0], b.shape[0]))
         workspace = new_like(a, (self.parts, *d.shape), fp32)
         super().__call__(a, b, workspace)
-        sum_into(d, workspace)
-        return d
+        return self.add_parts(workspace, d)
 
     def part_slots(self, k: Any) -> Any:
         """k-tiles of every part but the last, which may have fewer."""
