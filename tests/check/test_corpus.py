@@ -1,0 +1,78 @@
+"""Real bugs of public trackers: the checker rejects each, for the right reason, and passes its fixed twin."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import tmapipe as tp
+from tests.check.corpus import arrival_counts, budgets, byte_counts, peers, proxy_fences, slot_reuse, turns_and_tails
+from tests.check.corpus.parts import Case, Program
+from tmapipe.check import check_program
+
+MODULES = (arrival_counts, byte_counts, proxy_fences, slot_reuse, peers, turns_and_tails, budgets)
+CASES = [case for module in MODULES for case in module.CASES]
+BAD = [pytest.param(case, bad, id=f"{case.name}-{i}") for case in CASES for i, bad in enumerate(case.bad)]
+FIXED = [pytest.param(case, good, id=f"{case.name}-{i}") for case in CASES for i, good in enumerate(case.fixed)]
+
+
+def check(program: Program, name: str):
+    return check_program(program.plan, program.entry, program.shapes, program.clusters, name=name)
+
+
+def test_every_row_of_the_table_is_here():
+    assert len({case.name for case in CASES}) == 29
+
+
+@pytest.mark.parametrize(("case", "bad"), BAD)
+def test_bug_is_found(case: Case, bad: Program):
+    report = check(bad, case.name)
+    assert report.kinds() & case.wanted, f"none of {sorted(k.name for k in case.wanted)} in:\n{report}"
+    texts = [str(finding) for finding in report.errors if finding.kind in case.wanted]
+    for pattern in case.says:
+        assert any(re.search(pattern, text) for text in texts), f"nothing says {pattern!r} in:\n{report}"
+
+
+@pytest.mark.parametrize(("case", "good"), FIXED)
+def test_fixed_twin_passes(case: Case, good: Program):
+    report = check(good, case.name)
+    assert report.ok, str(report)
+    assert case.notes <= {finding.kind for finding in report.notes}, str(report)
+
+
+# ---- the library's objects cannot say these ---------------------------------------------------------------------------
+
+
+def test_cutlass_3658_masks_follow_from_declared_axes():
+    """A multicast group names axes of the cluster; there is no way to name a CTA."""
+    gemm = tp.schedules.Gemm(cluster=(2, 1))
+    gemm.a.multicast = tp.MulticastGroup("z")
+    with pytest.raises(tp.InputError, match=r"a\.multicast.*z"):
+        gemm.plan()
+
+
+def test_cutlass_2007_registers_that_do_not_add_up():
+    class Greedy(tp.schedules.Gemm):
+        math = tp.Role(warpgroups=2, registers=256)
+
+    with pytest.raises(tp.InputError, match="registers a thread over"):
+        Greedy().plan()
+
+
+def test_flashinfer_4533_ids_of_named_barriers_are_handed_out():
+    """They differ, and more of them than there are is an error of the plan."""
+
+    class Many(tp.Schedule):
+        load, math = tp.Role(warps=1), tp.Role(warps=2)
+
+        def __init__(self, stores: int):
+            self.ring = tp.BarrierRing(2, producer=self.load, consumer=self.math)
+            self.x = tp.TmaLoadStage(tile=(8, 64), ring=self.ring)
+            for i in range(stores):
+                setattr(self, f"y{i}", tp.TmaStoreStage(tile=(8, 64), role=self.math))
+
+    ids = [barrier.id for barrier in Many(15).plan().named_barriers]
+    assert sorted(ids) == list(range(1, 16))
+    with pytest.raises(tp.InputError, match="named barriers"):
+        Many(16).plan()
