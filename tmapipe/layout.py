@@ -10,7 +10,7 @@ from tmapipe.cluster import peer_pattern
 from tmapipe.declarations import Declarations
 from tmapipe.dtypes import DType
 from tmapipe.errors import InputError
-from tmapipe.plan import Barrier, Buffer, Load, Matmul, NamedBarrier, Ring, RoleWarps, Store
+from tmapipe.plan import MAX_BOX, Barrier, Buffer, Load, Matmul, NamedBarrier, Ring, RoleWarps, Store
 from tmapipe.role import Role
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
@@ -19,7 +19,6 @@ from tmapipe.wgmma import Wgmma
 __all__ = ["Layout"]
 
 MAX_NAMED_BARRIERS = 16  # a CTA; id 0 is bar.sync 0 (PTX ISA)
-MAX_BOX = 256  # elements along one extent of a TMA box (CUDA driver API, cuTensorMapEncodeTiled)
 
 
 class Layout:
@@ -179,6 +178,10 @@ class Layout:
         if row % 16:
             raise InputError(
                 f"{name}.tile", tile, f"a row is {row} bytes, but TMA moves multiples of 16", "widen the tile"
+            )
+        if swizzle and (len(tile) != 2 or tile[0] % 8):
+            raise InputError(
+                f"{name}.swizzle", swizzle, f"repeats every 8 rows, so not in a tile of {tile}", "pass swizzle=0"
             )
         alignment = 1024 if swizzle else 128
         slot = math.prod(tile) * dtype.bytes

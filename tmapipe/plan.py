@@ -17,6 +17,7 @@ __all__ = ["Barrier", "Buffer", "Load", "Matmul", "NamedBarrier", "Plan", "Ring"
 
 WARP = 32  # threads a warp
 WARPGROUP = 128  # threads a warpgroup: 4 warps, the unit of wgmma and setmaxnreg
+MAX_BOX = 256  # elements along one extent of a TMA box (CUDA driver API, cuTensorMapEncodeTiled)
 
 
 @attrs.frozen
@@ -268,10 +269,15 @@ def _named(parts: tuple[Any, ...], name: str) -> Any:
 
 
 def one_box(buffer: Buffer, peers: int) -> tuple[int, ...]:
-    """The box of one TMA instruction: a peer's share of the slot's rows, and at most one swizzle span (or 256) of a row."""
+    """The box of one TMA instruction: a peer's share of the slot's rows, each at most one swizzle span long. Rows without a
+    swizzle that are longer than a box can be are moved one by one, in equal pieces."""
     *outer, inner = buffer.tile
-    limit = buffer.swizzle // buffer.dtype.bytes if buffer.swizzle else 256
     if outer:
         outer[0] //= peers
-        return (*outer, min(inner, limit))
-    return (min(inner // peers, limit),)
+    else:
+        inner //= peers
+    if buffer.swizzle:
+        return (*outer, min(inner, buffer.swizzle // buffer.dtype.bytes))
+    if inner > MAX_BOX:
+        return (*(1 for _ in outer), max(d for d in range(1, MAX_BOX + 1) if inner % d == 0))
+    return (*outer, inner)

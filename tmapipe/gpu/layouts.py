@@ -25,23 +25,26 @@ def cute_type(dtype: DType) -> Any:
     return getattr(cutlass, dtype.cute)
 
 
-def slot_layout(buffer: Buffer, stages: int | None = None) -> Any:
+def slot_layout(buffer: Buffer) -> Any:
     """Layout of all slots: the tile's extents, then the stage. Rows are swizzled in spans of `buffer.swizzle` bytes."""
-    stages = buffer.stages if stages is None else stages
-    shape = (*buffer.tile, stages)
-    order = tuple(range(len(shape)))
-    if buffer.swizzle:
-        atom = warpgroup.make_smem_layout_atom(_ATOM_KINDS[buffer.swizzle], cute_type(buffer.dtype))
-        return cute.tile_to_shape(atom, shape, order=order)
-    strides = [1]
-    for extent in reversed(buffer.tile):
-        strides.append(strides[-1] * extent)
-    return cute.make_layout(shape, stride=(*reversed(strides[:-1]), strides[-1]))
+    return _row_major(buffer, (*buffer.tile, buffer.stages))
 
 
 def one_slot_layout(buffer: Buffer) -> Any:
-    """Layout of a single slot."""
-    return cute.slice_(slot_layout(buffer), (*(None,) * len(buffer.tile), 0))
+    """Layout of a single slot. Not a slice of `slot_layout`: CuTe DSL 4.8.1 aborts the process when it slices a swizzled
+    layout whose slots are 3, 5, 7, ... blocks of 8 rows."""
+    return _row_major(buffer, buffer.tile)
+
+
+def _row_major(buffer: Buffer, shape: tuple[int, ...]) -> Any:
+    """The first extents are those of a slot; slots follow each other."""
+    if buffer.swizzle:
+        atom = warpgroup.make_smem_layout_atom(_ATOM_KINDS[buffer.swizzle], cute_type(buffer.dtype))
+        return cute.tile_to_shape(atom, shape, order=tuple(range(len(shape))))
+    strides = [1]
+    for extent in reversed(buffer.tile):
+        strides.append(strides[-1] * extent)
+    return cute.make_layout(shape, stride=(*reversed(strides[:-1]), strides[-1])[: len(shape)])
 
 
 def core_modes(part: Load | Store) -> tuple[int, ...]:
