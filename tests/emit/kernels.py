@@ -1,0 +1,186 @@
+"""The kernels whose PTX is read: every registered schedule in several forms, and small ones for what those do not use.
+
+Each is compiled once a process; by default with `unroll=False`, so that an instruction of a body stands once in the PTX.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+import tmapipe as tp
+from tmapipe.gpu.build import Compiled
+from tmapipe.gpu.ptx import Ptx
+from tmapipe.plan import Plan
+
+S = tp.schedules
+
+
+class ReduceCopy(S.Copy):
+    """``y += x``, straight from the slots."""
+
+    load, store = S.Copy.load, S.Copy.store
+
+    def __init__(self) -> None:
+        super().__init__(tile=(64, 64), stages=3)
+        self.y = tp.TmaStoreStage(source=self.x, reduce="add")
+
+
+class SlotCopy(S.Copy):
+    """A copy with a tile and swizzle of one's own."""
+
+    load, store = S.Copy.load, S.Copy.store
+
+    def __init__(self, tile: tuple[int, int], stages: int = 3, pending: int = 1, **options: Any) -> None:
+        super().__init__(tile=tile, stages=stages, pending=pending)
+        self.x = tp.TmaLoadStage("m n", tile=tile, ring=self.ring, **options)
+        self.y = tp.TmaStoreStage(source=self.x, stages=pending)
+
+
+class VectorCopy(tp.Schedule):
+    """A copy of one dimension, in tiles of more elements than a box has."""
+
+    load, store = tp.Role(warps=1), tp.Role(warps=1)
+    ring = tp.BarrierRing(3, producer=load, consumer=store)
+    x = tp.TmaLoadStage(tile=(1024,), ring=ring)
+    y = tp.TmaStoreStage(source=x)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
+
+
+class Doubled(tp.Schedule):
+    """load -> transform -> store: a chain of three, whose middle rewrites the slot."""
+
+    load, double, store = tp.Role(warps=1), tp.Role(warps=2), tp.Role(warps=1)
+    ring = tp.BarrierRing(3, chain=(load, double, store))
+    x = tp.TmaLoadStage(tile=(32, 64), ring=ring)
+    y = tp.TmaStoreStage(source=x)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @double.jit
+    def transform(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+            slot.x.write(values + values)
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
+
+
+class TwoReaders(tp.Schedule):
+    """One producer, two consumers: threads that store what they read, and the engine."""
+
+    load, work, store = tp.Role(warps=1), tp.Role(warpgroups=1), tp.Role(warps=1)
+    ring = tp.BarrierRing(3, producer=load, consumer=(work, store))
+    x = tp.TmaLoadStage(tile=(32, 64), ring=ring)
+    y = tp.TmaStoreStage(source=x, role=store)
+    z = tp.TmaStoreStage(tile=(32, 64), role=work)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @work.jit
+    def use(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        k.z.store(tile, values)
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
+
+
+@attrs.frozen
+class Kernel:
+    """make: the schedule; dtypes: of its tensors; extents: dimension -> elements, with ragged edges."""
+
+    make: Callable[[], tp.Schedule]
+    dtypes: dict[str, str] = attrs.field(factory=dict)
+    extents: dict[str, int] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class Built:
+    """A compiled kernel with all that it came from."""
+
+    schedule: Any
+    plan: Plan
+    compiled: Compiled
+    ptx: Ptx
+    extents: dict[str, tuple[int, ...]]
+
+
+MATRIX = {"m": 300, "n": 520}
+GEMM = {"l": 2, "m": 300, "n": 520, "k": 200}
+HALF = {"a": "fp16", "b": "fp16", "d": "fp16"}
+
+COPIES = {
+    "copy": Kernel(S.Copy, {}, MATRIX),
+    "copy 64x128, all slots": Kernel(lambda: S.Copy((64, 128), None, 1), {}, MATRIX),
+    "copy 1 stage, none pending": Kernel(lambda: S.Copy((8, 256), 1, 0), {}, MATRIX),
+    "copy bf16": Kernel(lambda: SlotCopy((64, 128)), {}, MATRIX),
+    "copy fp8": Kernel(lambda: SlotCopy((64, 128)), {"x": "fp8_e4m3", "y": "fp8_e4m3"}, MATRIX),
+    "copy swizzled 128": Kernel(lambda: SlotCopy((64, 64), swizzle=128), {}, MATRIX),
+    "copy swizzled 64, two spans a row": Kernel(lambda: SlotCopy((64, 64), swizzle=64), {}, MATRIX),
+    "copy swizzled 32, 3 blocks of rows": Kernel(lambda: SlotCopy((24, 16), 1, 0, swizzle=32), {}, MATRIX),
+    "copy of rows longer than a box": Kernel(lambda: SlotCopy((4, 384), l2_hint="evict_last"), {}, MATRIX),
+    "vector": Kernel(VectorCopy, {}, {"n": 5000}),
+    "reduce": Kernel(ReduceCopy, {}, MATRIX),
+}
+GEMMS = {
+    "gemm 1x1": Kernel(lambda: S.Gemm(cluster=(1, 1)), {}, GEMM),
+    "gemm 2x1": Kernel(lambda: S.Gemm(cluster=(2, 1)), {}, GEMM),
+    "gemm 1x2 fp16": Kernel(lambda: S.Gemm(cluster=(1, 2)), HALF, GEMM),
+    "gemm 2x2": Kernel(lambda: S.Gemm(cluster=(2, 2)), {}, GEMM),
+    "gemm 2x1 to fp32": Kernel(lambda: S.Gemm(cluster=(2, 1), dtype="fp32"), {"d": "fp32"}, GEMM),
+    "gemm 4x1 n192 to fp32": Kernel(lambda: S.Gemm((128, 192, 64), (4, 1), dtype="fp32"), {}, GEMM),
+    "gemm m64 n72": Kernel(lambda: S.Gemm((64, 72, 64), (1, 1)), {}, GEMM),
+    "gemm m192": Kernel(lambda: S.Gemm((192, 128, 64), (1, 2)), {}, GEMM),
+    "gemm m256": Kernel(lambda: S.Gemm((256, 128, 64), (2, 1), 3), {}, GEMM),
+    "gemm k32": Kernel(lambda: S.Gemm((128, 128, 32), (2, 2)), {}, GEMM),
+    "gemm k128": Kernel(lambda: S.Gemm((128, 128, 128), (1, 1), 2, store_stages=1, group=1), {}, GEMM),
+    "pingpong 2x1": Kernel(S.PingPong, {}, GEMM),
+    "pingpong 64x256 1x2": Kernel(lambda: S.PingPong((64, 256, 64), (1, 2)), {}, GEMM),
+    "splitk": Kernel(lambda: S.SplitK(3), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
+}
+THREADS = {
+    "add parts": Kernel(S.AddParts, {"x": "fp32", "d": "bf16"}, MATRIX | {"s": 3}),
+    "chain of three": Kernel(Doubled, {}, MATRIX),
+    "two readers": Kernel(TwoReaders, {}, MATRIX),
+}
+KERNELS = COPIES | GEMMS | THREADS
+
+
+@functools.cache
+def built(name: str, arch: str = "sm_90a", unroll: bool = False) -> Built:
+    """The kernel called *name*, compiled for *arch*."""
+    return build(KERNELS[name], arch, unroll)
+
+
+def build(kernel: Kernel, arch: str = "sm_90a", unroll: bool = False) -> Built:
+    """Compiles *kernel*. unroll: as it is compiled to run."""
+    schedule = kernel.make()
+    compiled = schedule.compile(kernel.dtypes, arch=arch, unroll=unroll)
+    plan = compiled.plan
+    extents = {part.argument: tuple(kernel.extents[d] for d in part.dims) for part in plan.transfers}
+    return Built(schedule, plan, compiled, Ptx(compiled.ptx, plan), extents)

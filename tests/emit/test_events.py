@@ -1,0 +1,102 @@
+"""The emitted PTX, executed, asks the hardware for exactly what the CPU reading of the same bodies asks it for.
+
+Every warp, two lanes of it, every CTA of a cluster: indices, parities, arming bytes, boxes, coordinates, masks, descriptors,
+groups, fences and syncs, in order. This is one program with two readings, compared event by event.
+"""
+
+import re
+
+import pytest
+
+from tests.emit.execute import Execution, Launch, lower
+from tests.emit.kernels import KERNELS, THREADS, Built, built
+from tests.unit.fake_isa import record
+
+
+def check_thread(kernel: Built, launch: Launch, warp: int, lane: int) -> int:
+    """Compares one thread; returns its number of events."""
+    place = {"cta_rank": launch.cta_rank, "cluster_id": launch.cluster_id, "clusters": launch.clusters}
+    events = record(kernel.schedule, kernel.plan, warp, launch.extents, **place)
+    expected = lower(events, kernel.plan, warp, lane)
+    found = Execution(kernel.ptx, kernel.schedule, launch, warp, lane).run()
+    for n, (on_cpu, in_ptx) in enumerate(zip(expected, found, strict=False)):
+        assert in_ptx == on_cpu, f"event {n} of warp {warp}, lane {lane}, {launch}"
+    assert len(found) == len(expected), (warp, lane, launch, found[len(expected) :], expected[len(found) :])
+    return len(found)
+
+
+def check(kernel: Built, clusters: int = 3) -> int:
+    """Compares the leader of every warp and another lane of each warpgroup's first two, in every CTA of one cluster."""
+    total = 0
+    for rank in range(kernel.plan.cluster_size):
+        launch = Launch(kernel.extents, clusters, rank % clusters, rank)
+        for warp in range(kernel.plan.warps):
+            lanes = (0, 1) if warp % 4 < 2 else (0,)
+            total += sum(check_thread(kernel, launch, warp, lane) for lane in lanes)
+    return total
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_ptx_does_what_the_bodies_say(name):
+    kernel = built(name)
+    assert check(kernel) > 20 * kernel.plan.cluster_size
+
+
+@pytest.mark.parametrize("name", ["copy", "gemm 2x1", "pingpong 2x1", "splitk", "add parts"])
+def test_unrolled_as_it_runs(name):
+    check(built(name, unroll=True))
+
+
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_103a", "sm_120a"])
+@pytest.mark.parametrize("name", ["copy 64x128, all slots", "copy swizzled 128", "reduce", *THREADS])
+def test_other_architectures(name, arch):
+    check(built(name, arch))
+
+
+@pytest.mark.parametrize("k", [0, 1, 64, 5 * 64])
+def test_short_loops(k):
+    """0, 1 and up to stages + 1 k-tiles, with one output tile and with several."""
+    kernel = built("gemm 2x1")
+    for m, n in ((100, 200), (600, 600)):
+        extents = {"a": (1, m, k), "b": (1, n, k), "d": (1, m, n)}
+        for warp in (0, 4, 8):
+            for rank in (0, 1):
+                check_thread(kernel, Launch(extents, 2, 1, rank), warp, 0)
+
+
+def test_lanes_of_a_remote_release():
+    """Lane i arrives at CTA i; the other lanes at none."""
+    kernel = built("gemm 2x2")
+    for rank in range(4):
+        for lane in (0, 1, 2, 3, 4, 31):
+            check_thread(kernel, Launch(kernel.extents, 2, 1, rank), 4, lane)
+
+
+# What the comparison is worth: each of these one-number changes of the PTX must be noticed.
+CHANGES = {
+    "init count": (r"(mov\.b32 \t%r\d+, )24;", r"\g<1>23;"),
+    "stages": (r"(setp\.eq\.b32 \t%p\d+, %r\d+, )4;", r"\g<1>5;"),
+    "bytes": (r"(mov\.b32 \t%r\d+, )49152;", r"\g<1>49136;"),
+    "slot": (r"(cp\.async\.bulk\.tensor[^;]*\[%r\d+\+)1024\]", r"\g<1>2048]"),
+    "k-tile": (r"(wgmma\.wait_group\.sync\.aligned \t)1;", r"\g<1>2;"),
+    "registers": (r"(setmaxnreg\.inc\.sync\.aligned\.u32 \t)232;", r"\g<1>240;"),
+    "fence": (r"fence\.proxy\.async\.shared::cta;", ""),
+    "peer": (r"(mapa\.shared::cluster\.u32 \t%r\d+, %r\d+, )%r\d+;", r"\g<1>0;"),
+    "multicast": (r"(cp\.async\.bulk\.tensor[^;]*\}\], \[%r\d+\], )%rs\d+", r"\g<1>1"),
+    "read wait": (r"(cp\.async\.bulk\.wait_group\.read \t)1;", r"\g<1>0;"),
+    "final wait": (r"cp\.async\.bulk\.wait_group \t0;", "cp.async.bulk.wait_group.read \t0;"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_number_is_noticed(change):
+    kernel = built("gemm 2x2")
+    pattern, replacement = CHANGES[change]
+    text, count = re.subn(pattern, replacement, kernel.compiled.ptx)
+    assert count, f"nothing in the PTX matches {pattern}"
+    changed = Built(kernel.schedule, kernel.plan, kernel.compiled, type(kernel.ptx)(text, kernel.plan), kernel.extents)
+    with pytest.raises(AssertionError):
+        for rank in (0, 3):
+            for warp in (0, 4, 8):
+                for lane in (0, 1):
+                    check_thread(changed, Launch(kernel.extents, 3, 2, rank), warp, lane)

@@ -1,0 +1,184 @@
+"""A reading of the instruction set that only writes down what it is asked to do, with plain integers for values.
+
+It waits for nothing and moves nothing, so one warp of any role can be run alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tmapipe.isa import SlotRef
+from tmapipe.kernel import kernel_main
+from tmapipe.plan import Barrier, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
+
+Event = tuple[Any, ...]
+
+
+class RecordingIsa:
+    """One warp. events: tuples that start with the operation's name; barriers, buffers and transfers stand by name."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        warp: int = 0,
+        *,
+        cta_rank: int = 0,
+        cluster_id: int = 0,
+        clusters: int = 1,
+        extents: dict[str, tuple[int, ...]] | None = None,
+    ):
+        self.plan, self.warp, self.cta_rank = plan, warp, cta_rank
+        self.cluster_id, self.clusters = cluster_id, clusters
+        self.extents = extents or {}
+        self.events: list[Event] = []
+
+    def of(self, *kinds: str) -> list[Event]:
+        """The events of these kinds, in order."""
+        return [event for event in self.events if event[0] in kinds]
+
+    def _note(self, *event: Any) -> None:
+        self.events.append(event)
+
+    # ---- structure ------------------------------------------------------------------------------------------------
+
+    def cells(self, *initial: int) -> list[int]:
+        return list(initial)
+
+    def select(self, condition: bool, then: Any, otherwise: Any) -> Any:
+        return then if condition else otherwise
+
+    def when(self, condition: bool, body: Callable[[], None]) -> None:
+        if condition:
+            body()
+
+    def loop(self, trips: int, body: Callable[[int], None]) -> None:
+        for i in range(trips):
+            body(i)
+
+    def call(self, body: Callable[..., None], *arguments: Any) -> None:
+        body(*arguments)
+
+    def extent(self, argument: str, dim: int) -> int:
+        return self.extents[argument][dim]
+
+    def divisors(self, values: dict[str, int]) -> dict[str, int]:
+        return values
+
+    # ---- mbarrier -------------------------------------------------------------------------------------------------
+
+    def mbarrier_init(self, barrier: Barrier, stage: int, count: int) -> None:
+        self._note("init", barrier.name, stage, count)
+
+    def fence_mbarrier_init(self) -> None:
+        self._note("init_fence")
+
+    def mbarrier_wait(self, barrier: Barrier, stage: int, parity: int) -> None:
+        self._note("wait", barrier.name, stage, parity)
+
+    def mbarrier_arrive(self, barrier: Barrier, stage: int, lanes: int = 1, when: bool = True) -> None:
+        if when:
+            self._note("arrive", barrier.name, stage, lanes)
+
+    def mbarrier_arrive_cluster(
+        self, barrier: Barrier, stage: int, mask: int, when: bool = True, scope: str = "cluster"
+    ) -> None:
+        if when:
+            self._note("arrive_cluster", barrier.name, stage, mask)
+
+    def mbarrier_arrive_expect_tx(self, barrier: Barrier, stage: int, nbytes: int) -> None:
+        self._note("arm", barrier.name, stage, nbytes)
+
+    def mbarrier_expect_tx(self, barrier: Barrier, stage: int, nbytes: int) -> None:
+        self._note("expect", barrier.name, stage, nbytes)
+
+    # ---- other barriers and fences --------------------------------------------------------------------------------
+
+    def cta_sync(self) -> None:
+        self._note("cta_sync")
+
+    def warp_sync(self) -> None:
+        self._note("warp_sync")
+
+    def named_barrier_sync(self, barrier: NamedBarrier, instance: int = 0) -> None:
+        self._note("named_sync", barrier.name, instance)
+
+    def named_barrier_arrive(self, barrier: NamedBarrier, instance: int = 0) -> None:
+        self._note("named_arrive", barrier.name, instance)
+
+    def cluster_arrive(self) -> None:
+        self._note("cluster_arrive")
+
+    def cluster_wait(self) -> None:
+        self._note("cluster_wait")
+
+    def fence_proxy_async(self) -> None:
+        self._note("proxy_fence")
+
+    # ---- TMA ------------------------------------------------------------------------------------------------------
+
+    def prefetch_descriptor(self, part: Load | Store) -> None:
+        self._note("prefetch", part.name)
+
+    def tma_load(
+        self,
+        load: Load,
+        stage: int,
+        at: Sequence[int],
+        barrier: Barrier,
+        mask: int | None = None,
+        share: int = 0,
+    ) -> None:
+        self._note("load", load.name, stage, tuple(at), barrier.name, mask, share)
+
+    def tma_store(self, store: Store, stage: int, at: Sequence[int]) -> None:
+        self._note("store", store.name, stage, tuple(at))
+
+    def bulk_commit_group(self) -> None:
+        self._note("commit")
+
+    def bulk_wait_group(self, pending: int, read: bool) -> None:
+        self._note("wait_group", pending, read)
+
+    # ---- wgmma ----------------------------------------------------------------------------------------------------
+
+    def accumulator(self, matmul: Matmul) -> str:
+        return f"acc {matmul.name}"
+
+    def wgmma_fence(self) -> None:
+        self._note("wgmma_fence")
+
+    def wgmma(self, matmul: Matmul, acc: str, a: SlotRef, b: SlotRef) -> None:
+        assert acc == f"acc {matmul.name}"
+        self._note("wgmma", matmul.name, a.stage, b.stage)
+
+    def wgmma_commit(self) -> None:
+        self._note("wgmma_commit")
+
+    def wgmma_wait(self, pending: int) -> None:
+        self._note("wgmma_wait", pending)
+
+    def accumulator_columns(self, matmul: Matmul, acc: str, block: int, first: int, columns: int) -> Event:
+        return acc, block, first, columns
+
+    def write_columns(self, matmul: Matmul, values: Any, slot: SlotRef) -> None:
+        self._note("write_columns", slot.buffer.name, slot.stage, values)
+
+    # ---- generic accesses, registers ------------------------------------------------------------------------------
+
+    def read(self, slot: SlotRef, role: RoleWarps) -> Event:
+        self._note("read", slot.buffer.name, slot.stage)
+        return slot.buffer.name, slot.stage
+
+    def write(self, slot: SlotRef, values: Any, role: RoleWarps) -> None:
+        self._note("write", slot.buffer.name, slot.stage, values)
+
+    def setmaxnreg(self, registers: int, increase: bool) -> None:
+        self._note("setmaxnreg", registers, increase)
+
+
+def record(schedule: Any, plan: Plan, warp: int, extents: dict[str, tuple[int, ...]], **place: int) -> list[Event]:
+    """What one warp does from the kernel's first instruction to its last."""
+    isa = RecordingIsa(plan, warp, extents=extents, **place)
+    kernel_main(isa, schedule)
+    return isa.events
