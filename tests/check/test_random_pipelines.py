@@ -1,0 +1,40 @@
+"""Random pipelines from the public objects: the checker accepts them, and they run right on the model.
+
+The same ones, and mutants that the checker rejects, run on a GPU in `benchmarks/reality.py`.
+"""
+
+import pytest
+
+from benchmarks.mutations import Mutation
+from benchmarks.random_pipelines import draw
+from benchmarks.reality_worker import check, run_model
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_accepted_and_right(seed):
+    pipeline = draw(seed, "small")
+    verdict = check(pipeline, None)
+    assert verdict["ok"], f"{pipeline.text}: {verdict}"
+    assert run_model(pipeline, None)[0] == "right"
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        Mutation("drop", "mbarrier_wait", "ring.free"),
+        Mutation("drop", "mbarrier_wait", "ring.full"),
+        Mutation("flip parity of", "mbarrier_wait", "ring.full"),
+        Mutation("change", "mbarrier_init", "ring.free", 1),
+        Mutation("change", "mbarrier_arrive_expect_tx", "ring.full", 128),
+        Mutation("change", "mbarrier_arrive_expect_tx", "ring.full", -128),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_mutants_are_rejected(seed, mutation):
+    assert not check(draw(seed, "small"), mutation)["ok"]
+
+
+def test_the_schedule_does_not_depend_on_the_size():
+    for seed in range(20):
+        assert len({draw(seed, size).text.split(" on ")[0] for size in ("small", "any", "many")}) == 1
