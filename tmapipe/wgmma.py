@@ -60,7 +60,6 @@ class Accumulator(Carried):
 
     def __enter__(self) -> Accumulator:
         self.registers = self.bound.isa.accumulator(self.bound.matmul)
-        self.bound.isa.wgmma_fence()
         self.open = True
         return self
 
@@ -78,6 +77,9 @@ class Accumulator(Carried):
             part.slot._check_open()
             if part.ref.buffer != operand:
                 raise ScopeError(f"acc.add() takes slot.{matmul.a.name} and slot.{matmul.b.name}, in this order.")
+        # Once a slot, although once a tile would order the registers: ptxas puts in a missing one where it likes, and in a
+        # path that it takes for divergent it then serializes every wgmma (its note C7519).
+        self.bound.isa.wgmma_fence()
         self.bound.isa.wgmma(matmul, self.registers, a.ref, b.ref)
 
     def columns(self, block: int, first: int, columns: int) -> Fragment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -274,28 +275,33 @@ class GpuIsa(Carried):
         return slots, tile[(None, *(0,) * (len(modes) - core))]
 
     def _vectors(self, slot: SlotRef, role: RoleWarps) -> tuple[Callable[[int], Any], int, int]:
-        """16-byte vectors of a slot, dealt over the role's threads in turn: (i -> vector, how many each, elements)."""
+        """Short rows of a slot's elements, dealt over the role's threads in turn: (i -> row, rows a thread, elements a row).
+
+        The deal depends on the tile and the role alone, not on the element type, so that what is read from a slot of one
+        type can be written to a slot of another.
+        """
         buffer = slot.buffer
-        width = 16 // buffer.dtype.bytes
-        total = buffer.slot_bytes // 16
-        if total % role.threads:
+        elements, last = math.prod(buffer.tile), buffer.tile[-1]
+        fits = (n for n in (8, 4, 2, 1) if last % n == 0 and elements % (n * role.threads) == 0)
+        width = next(fits, None)
+        if width is None:
             raise InputError(
                 f"{buffer.name}.tile",
                 buffer.tile,
-                f"is {total} vectors of 16 bytes, which {role.threads} threads of role {role.name} cannot share evenly",
+                f"has {elements} elements, which the {role.threads} threads of role {role.name} cannot share evenly",
                 "choose a tile that they divide",
             )
-        row = buffer.tile[-1] // width
+        rows = last // width
         me = self.thread - 32 * role.first_warp
         tensor = self.buffers[buffer.name]
 
         def vector(i: int) -> Any:
             which = me + i * role.threads
-            place = (which // row, which % row) if len(buffer.tile) == 2 else (which,)
+            place = (which // rows, which % rows) if len(buffer.tile) == 2 else (which,)
             tiler = (1,) * (len(buffer.tile) - 1) + (width,)
             return cute.coalesce(cute.local_tile(tensor[(*(None,) * len(tiler), slot.stage)], tiler, place))
 
-        return vector, total // role.threads, width
+        return vector, elements // (width * role.threads), width
 
 
 class _MatmulHandles:
