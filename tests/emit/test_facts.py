@@ -1,0 +1,207 @@
+"""What the plan declares stands in the PTX: each instruction as often as the bodies say, at the thread that should run it.
+
+The numbers are derived here from the plan, by hand, with the reason beside each. Loops are not unrolled in these kernels, so
+that one instruction of a body is one of the PTX.
+"""
+
+import math
+from collections import Counter
+
+import pytest
+
+from tests.emit.kernels import COPIES, GEMMS, KERNELS, built
+from tmapipe.gpu.ptx import Facts
+
+LANES = (0, 5)  # the elected one, and one that no cluster of these kernels has a CTA for
+
+
+def boxes(transfer, peers=1):
+    """TMA instructions of one tile: this CTA's share of it in boxes."""
+    return math.prod(transfer.buffer.tile) // peers // math.prod(transfer.box)
+
+
+def set_up(plan, warp, lane):
+    """Warp 0 initializes, its elected lane alone; then all threads meet."""
+    facts = Facts()
+    if plan.cluster_size > 1:
+        facts.cluster_arrives = facts.cluster_waits = 1
+    else:
+        facts.cta_syncs = 1
+    if warp == 0:
+        facts.prefetches, facts.init_fences = len(plan.transfers), 1
+        if lane == 0:
+            facts.inits = {(b.name, stage): b.count for b in plan.barriers for stage in range(b.stages)}
+    if plan.registers:
+        registers = plan.registers[warp // 4]
+        facts.registers["inc" if registers > plan.launch_registers else "dec", registers] = 1
+    return facts
+
+
+def add_producer(facts, plan, lane):
+    """Waits for a free slot, arms it, loads it; for the tail, once more for each slot if peers signal this CTA."""
+    ring = plan.ring("ring")
+    facts.waits["ring.free"] = 1 + (ring.stages if ring.peers > 1 else 0)
+    if lane == 0:
+        slot = sum(load.buffer.slot_bytes for load in plan.loads)  # every CTA gets whole tiles, by whomever
+        facts.armed["ring.full", slot] = 1
+        for load in plan.loads:
+            facts.loads[load.name, "ring.full", load.peers > 1] = boxes(load, load.peers)
+
+
+def compare(found, expected, where):
+    assert not found.unknown, where
+    assert found.nonzero() == expected.nonzero(), where
+
+
+@pytest.mark.parametrize("name", [name for name in COPIES if name != "reduce"])
+def test_copies(name):
+    kernel = built(name)
+    plan, (store,) = kernel.plan, kernel.plan.stores
+    lag = plan.ring("ring").lag["store"]
+    for lane in LANES:
+        load = set_up(plan, 0, lane)
+        add_producer(load, plan, lane)
+        compare(kernel.ptx.facts(0, lane), load, ("load", lane))
+
+        drain = set_up(plan, 1, lane)
+        drain.waits["ring.full"] = 1
+        # One wait_group.read a slot; one more for the slots held back at the end; a full one last. A warp sync after each.
+        waits = Counter({(lag, "read"): 1}) + Counter({(0, "read"): int(lag > 0), (0, "write"): 1})
+        drain.warp_syncs = waits.total()
+        if lane == 0:
+            drain.group_waits, drain.group_commits = waits, 1
+            drain.stores[store.buffer.name] = boxes(store)
+            drain.arrivals["ring.free"] = 1 + lag  # a slot's release, and those held back at the end
+        compare(kernel.ptx.facts(1, lane), drain, ("store", lane))
+
+
+@pytest.mark.parametrize("name", GEMMS)
+def test_gemms(name):
+    kernel = built(name)
+    plan, (matmul,), (store,) = kernel.plan, kernel.plan.matmuls, kernel.plan.stores
+    ring, math_role = plan.ring("ring"), plan.role("math")
+    m, n, _ = matmul.shape
+    rows = m // 64 // matmul.warpgroups  # 64-row blocks of one warpgroup
+    pieces = rows * -(-n // store.buffer.tile[1])  # of its output, through the buffers
+    buffers = store.buffer.stages // (math_role.warps // 4)  # of one warpgroup
+    for warp in range(plan.warps):
+        for lane in LANES:
+            facts = set_up(plan, warp, lane)
+            if warp == plan.role("load").first_warp:
+                add_producer(facts, plan, lane)
+            elif warp >= math_role.first_warp:
+                facts.waits["ring.full"] = 1
+                facts.matmuls[f"m64n{n}k16"] = rows * matmul.k_instructions
+                facts.wgmma_fences = facts.wgmma_commits = 1
+                # One a slot, with one group in flight; none in flight after the loop, and (idle) after the last tile.
+                facts.wgmma_waits = Counter({1: 1, 0: 2})
+                # A release a slot, of the one before; the last one after the loop. (At the end there is none left, as
+                # LLVM finds out.) Lane i signals CTA i; in a cluster of one, the leader its own. Where the peers are not
+                # the whole cluster, the mask depends on the CTA, so that the text alone excludes no lane.
+                if ring.peers > 1:
+                    if lane < plan.cluster_size or ring.peers < plan.cluster_size:
+                        facts.remote_arrivals["ring.free"] = 2
+                        # Counts only, at CTA scope. Cluster scope would add two memory barriers to each k-tile.
+                        facts.scopes["cta"] = 2
+                elif lane == 0:
+                    facts.arrivals["ring.free"] = 2
+                facts.proxy_fences = pieces
+                group = (warp - math_role.first_warp) // 4
+                facts.named_syncs[1 + group, 128] = 2 * pieces  # before a buffer is written, and after
+                if plan.barriers[-1].name == "order.turn":
+                    facts.waits["order.turn"] = 1
+                    if lane == 0:
+                        facts.arrivals["order.turn"] = 1
+                if warp % 4 == 0:
+                    facts.warp_syncs = pieces + 1  # after each wait_group
+                    if lane == 0:
+                        facts.group_waits = Counter({(buffers - 1, "read"): pieces}) + Counter({(0, "write"): 1})
+                        facts.group_commits = pieces
+                        facts.stores[store.buffer.name] = pieces * boxes(store)
+            compare(kernel.ptx.facts(warp, lane), facts, (warp, lane))
+
+
+def test_add_parts():
+    """Threads read the slots: each fences its reads against the next load, and the warp's leader releases the slot."""
+    kernel = built("add parts")
+    plan = kernel.plan
+    for warp in range(plan.warps):
+        for lane in LANES:
+            facts = set_up(plan, warp, lane)
+            if warp == 0:
+                add_producer(facts, plan, lane)
+            else:
+                facts.waits["ring.full"] = 2  # the first part, and the loop over the others
+                facts.proxy_fences = 3  # after both reads, and before the store
+                facts.warp_syncs = 2
+                facts.named_syncs[1, 128] = 2
+                if lane == 0:
+                    facts.arrivals["ring.free"] = 2
+                if warp == 1:
+                    facts.warp_syncs += 2
+                    if lane == 0:
+                        facts.group_waits = Counter({(1, "read"): 1, (0, "write"): 1})
+                        facts.group_commits, facts.stores["d"] = 1, 1
+            compare(kernel.ptx.facts(warp, lane), facts, (warp, lane))
+
+
+def test_chain_of_three():
+    """The middle phase is awaited by the last, and writes what the engine reads: a fence, then the release."""
+    kernel = built("chain of three")
+    for warp in (1, 2):
+        for lane in LANES:
+            facts = set_up(kernel.plan, warp, lane)
+            facts.waits["ring.full"] = 1
+            facts.proxy_fences = facts.warp_syncs = 1
+            if lane == 0:
+                facts.arrivals["ring.ready1"] = 1
+            compare(kernel.ptx.facts(warp, lane), facts, (warp, lane))
+    last = kernel.ptx.facts(3)
+    assert last.waits == {"ring.ready1": 1} and last.arrivals == {"ring.free": 2}
+    assert {count for (name, _), count in kernel.ptx.facts().inits.items() if name == "ring.ready1"} == {2}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_whole_kernel(name):
+    """Nothing unplaced, no local memory, and what a launch needs to make the register counts real."""
+    kernel = built(name)
+    facts, used, plan = kernel.ptx.facts(), kernel.compiled.resources, kernel.plan
+    assert not facts.unknown and facts.local == 0 and used.spill_bytes == 0
+    assert ".local" not in kernel.compiled.ptx, "an array in local memory"
+    assert facts.inits == {(b.name, stage): b.count for b in plan.barriers for stage in range(b.stages)}
+    assert f".reqntid {plan.threads}, 1, 1" in kernel.compiled.ptx
+    assert ".minnctapersm 1" in kernel.compiled.ptx  # or ptxas drops setmaxnreg (cutlass#3406)
+    assert facts.init_fences == 1
+    if plan.registers:
+        assert used.registers == plan.launch_registers
+        assert sum(facts.registers.values()) == len(set(plan.registers.values()))
+    else:
+        assert used.registers <= plan.launch_registers and not facts.registers
+
+
+@pytest.mark.parametrize("unrolled", ["copy", "gemm 2x2", "pingpong 2x1", "add parts"])
+def test_nothing_in_local_memory_when_unrolled(unrolled):
+    kernel = built(unrolled, unroll=True)
+    assert kernel.compiled.resources.spill_bytes == 0 and kernel.ptx.facts().local == 0
+    assert ".local" not in kernel.compiled.ptx
+
+
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_103a", "sm_120a"])
+@pytest.mark.parametrize("name", ["copy", "copy 1 stage, none pending", "copy swizzled 128", "reduce"])
+def test_the_same_facts_on_other_architectures(name, arch):
+    here, there = built(name), built(name, arch)
+    assert f".target {arch}" in there.compiled.ptx
+    assert there.compiled.resources.spill_bytes == 0
+    for warp in (0, 1):
+        for lane in LANES:
+            assert there.ptx.facts(warp, lane).nonzero() == here.ptx.facts(warp, lane).nonzero()
+
+
+def test_dependent_numbers_differ_between_clusters():
+    """Arrivals at `free` are 8 warps x the CTAs that a CTA's slots are filled for; bytes do not depend on the cluster."""
+    counts = {}
+    for name, peers in (("gemm 1x1", 1), ("gemm 2x1", 2), ("gemm 1x2 fp16", 2), ("gemm 2x2", 3)):
+        facts = built(name).ptx.facts()
+        counts[name] = {count for (barrier, _), count in facts.inits.items() if barrier == "ring.free"}
+        assert counts[name] == {8 * peers}
+        assert facts.armed == {("ring.full", (128 + 256) * 64 * 2): 1}
