@@ -176,7 +176,7 @@ def _two_writers(rng: random.Random, sizes: random.Random, size: str) -> dict[st
 
 
 def _add_parts(rng: random.Random, sizes: random.Random, size: str) -> dict[str, Any]:
-    tile = (rng.choice([2, 4, 8]), rng.choice([128, 256]))
+    tile = (rng.choice([4, 8]), rng.choice([128, 256]))
     drawn = {"tile": tile, "stages": rng.randint(2, 12)}
     shape = _matrix(sizes, tile, 4, size)
     many = (sizes.randint(1, 6), *shape)
