@@ -37,16 +37,16 @@ class MulticastGroup:
         return math.prod(cluster.get(axis, 1) for axis in self.axes)
 
 
-def check_cluster(cluster: dict[str, int]) -> None:
-    """Raises `InputError` unless every extent is positive and the cluster has at most 16 CTAs."""
+def check_cluster(cluster: dict[str, int], most: int = MAX_CLUSTER) -> None:
+    """Raises `InputError` unless every extent is positive and the cluster has at most *most* CTAs."""
     for axis, size in cluster.items():
         if not isinstance(size, int) or size < 1:
             raise InputError(f"cluster[{axis!r}]", size, "a cluster extent is a positive integer", "use 1, 2 or 4")
     total = math.prod(cluster.values())
-    if total > MAX_CLUSTER:
+    if total > most:
         shape = " x ".join(map(str, cluster.values()))
         raise InputError(
-            "cluster", cluster, f"{shape} = {total} CTAs, but a cluster has at most {MAX_CLUSTER}", "use a smaller one"
+            "cluster", cluster, f"{shape} = {total} CTAs, but a cluster has at most {most}", "use a smaller one"
         )
 
 

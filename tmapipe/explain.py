@@ -32,17 +32,19 @@ def explain(plan: Plan) -> str:
         lines.append(f"ring {ring.name}: {ring.stages} slots, {chain}")
         for barrier in ring.barriers:
             lines.append(f"  {barrier.name}: {barrier.count} arrivals = {barrier.formula}")
-        loads = [load for load in plan.loads if load.buffer.stages == ring.stages and ring.armed]
         for role, nbytes in ring.armed.items():
-            terms = " + ".join(
-                f"{load.name} {_product(load.buffer.tile)} x {load.buffer.dtype.bytes}" for load in loads
-            )
+            armed = [plan.load(name).buffer for name in ring.loads[role]]
+            terms = " + ".join(f"{buffer.name} {_product(buffer.tile)} x {buffer.dtype.bytes}" for buffer in armed)
             lines.append(f"  expect-tx by {role}: {nbytes} bytes a slot = {terms}")
         for role, lag in ring.lag.items():
             how = " and ".join(ring.readers[role])
             lines.append(f"  {role} reads by {how}: a slot is released {lag} later, when its read has retired")
         if ring.peers > 1:
             lines.append(f"  a release reaches {ring.peers} CTAs: those whose loads write into this one's slots")
+    in_rings = {barrier.name for ring in plan.rings for barrier in ring.barriers}
+    for barrier in plan.barriers:
+        if barrier.name not in in_rings:
+            lines.append(f"{barrier.name}: {barrier.stages} barriers of {barrier.count} arrivals = {barrier.formula}")
     for load in plan.loads:
         text = f"load {load.name} [{' '.join(load.dims)}]: tile {_product(load.tile)} {load.buffer.dtype}"
         text += f", swizzle {load.buffer.swizzle} bytes, box {_product(load.box)}"
@@ -67,6 +69,8 @@ def explain(plan: Plan) -> str:
         ids = f"{named.id}" if named.instances == 1 else f"{named.id}..{named.id + named.instances - 1}"
         lines.append(f"named barrier {named.name}: id {ids}, {named.threads} threads")
     lines.append(f"shared memory: {plan.smem_bytes} bytes")
+    count = sum(barrier.stages for barrier in plan.barriers)
+    lines.append(f"  barriers: {count} x 8 = {8 * count} at 0")
     for buffer in plan.buffers:
         total = buffer.stages * buffer.slot_bytes
         lines.append(f"  {buffer.name}: {buffer.stages} x {buffer.slot_bytes} = {total} at {buffer.offset}")

@@ -76,10 +76,12 @@ class Layout:
             union |= peer_pattern(cluster, axes)
         peers = max(1, union.bit_count())
         armed: dict[str, int] = {}
+        loads: dict[str, tuple[str, ...]] = {}
         for name, part in inside.items():
             if isinstance(part, TmaLoadStage):
                 role = part.loader.name
                 armed[role] = armed.get(role, 0) + math.prod(part.tile) * self.types[name].bytes
+                loads[role] = (*loads.get(role, ()), name)
         writers = {part.writer.name for part in inside.values() if isinstance(part, SharedStage)}
         for role in armed:
             if self.roles[role].warps != 1:
@@ -117,7 +119,7 @@ class Layout:
                     "use more stages or fewer reads in flight",
                 )
         self.rings.append(
-            Ring(ring.name, slots, phases, tuple(made), armed, signals, lag, readers, tuple(groups), peers)
+            Ring(ring.name, slots, phases, tuple(made), armed, signals, lag, readers, tuple(groups), peers, loads)
         )
 
     def _turnstile(self, name: str, role: RoleWarps) -> None:

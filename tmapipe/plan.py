@@ -71,7 +71,8 @@ class Ring:
     barriers[p - 1] and phase 0 on the last one; armed: role -> bytes that it arms by expect-tx a slot; signals: the roles
     whose warps arrive when they leave a slot (all but those whose loads complete by themselves); lag: role -> slots that
     it holds back until its asynchronous reads have retired; readers: role -> how it reads ("wgmma", "tma"; threads if
-    missing); groups: the multicast groups whose peers a release must reach; peers: how many CTAs that is.
+    missing); groups: the multicast groups whose peers a release must reach; peers: how many CTAs that is; loads: role ->
+    the loads whose bytes it arms.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Ring:
     readers: dict[str, tuple[str, ...]]
     groups: tuple[tuple[str, ...], ...] = ()
     peers: int = 1
+    loads: dict[str, tuple[str, ...]] = attrs.field(factory=dict)
 
     def phase_of(self, role: str) -> int | None:
         """The phase that *role* has in this ring, or None."""

@@ -24,7 +24,7 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
     """Derives every number. dtypes: element type of each bound tensor, by stage name (bf16 where neither the stage nor
     the tensor says). Raises `InputError` for declarations that no correct kernel could be built for."""
     target = arch_named(arch)
-    check_cluster(declared.cluster)
+    check_cluster(declared.cluster, target.max_cluster)
     _check_names(declared)
     types = _resolve_types(declared, dtypes)
     roles, warps = place_roles(declared)
