@@ -8,7 +8,15 @@ from tmapipe import schedules
 from tmapipe.barrier import BarrierRing
 from tmapipe.cluster import MulticastGroup
 from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int8, int32
-from tmapipe.errors import DeadlockError, HazardError, InputError, MissingGpuError, PipelineError, ScopeError
+from tmapipe.errors import (
+    DeadlockError,
+    HazardError,
+    InputError,
+    MissingGpuError,
+    PipelineError,
+    ScopeError,
+    UnsafeError,
+)
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.stage import SharedStage, TmaLoadStage
@@ -36,6 +44,7 @@ __all__ = [
     "TmaLoadStage",
     "TmaStoreStage",
     "Turnstile",
+    "UnsafeError",
     "Wgmma",
     "bf16",
     "fp8_e4m3",

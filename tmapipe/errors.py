@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["DeadlockError", "HazardError", "InputError", "MissingGpuError", "PipelineError", "ScopeError"]
+__all__ = [
+    "DeadlockError",
+    "HazardError",
+    "InputError",
+    "MissingGpuError",
+    "PipelineError",
+    "ScopeError",
+    "UnsafeError",
+]
 
 
 class PipelineError(Exception):
@@ -30,6 +38,10 @@ class MissingGpuError(PipelineError, RuntimeError):
 
 class DeadlockError(PipelineError, RuntimeError):
     """The machine model cannot take another step. The message lists who waits for what."""
+
+
+class UnsafeError(PipelineError, RuntimeError):
+    """A schedule that the checker found to hang, race or corrupt on some interleaving. The message is its report."""
 
 
 class HazardError(PipelineError, RuntimeError):

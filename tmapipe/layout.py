@@ -221,7 +221,7 @@ class Layout:
                 )
         tile = (1,) * (len(load.dims) - len(load.tile)) + load.tile
         made = Load(name, name, self.of[name], load.dims, tile, peers, axes, peer_pattern(cluster, axes), load.l2_hint)
-        _check_box(name, made.box)
+        _check_box(name, made.buffer, made.box)
         self.loads.append(made)
 
     def _matmul(self, name: str, mma: Wgmma) -> None:
@@ -276,16 +276,25 @@ class Layout:
                 self.named_barriers.append(NamedBarrier(f"{name}.sync", first, barrier[0], barrier[1]))
         full = (1,) * (len(store.dims) - len(tile)) + tile
         made = Store(name, name, buffer, store.dims, full, store.reduce)
-        _check_box(name, made.box)
+        _check_box(name, made.buffer, made.box)
         self.stores.append(made)
 
 
-def _check_box(name: str, box: tuple[int, ...]) -> None:
+def _check_box(name: str, buffer: Buffer, box: tuple[int, ...]) -> None:
     for extent in box:
         if extent > MAX_BOX:
             raise InputError(
                 f"{name}.tile", box, f"a TMA box has at most {MAX_BOX} elements along an extent", "use a smaller tile"
             )
+    nbytes = math.prod(box) * buffer.dtype.bytes
+    if nbytes < buffer.slot_bytes and nbytes % 128:
+        raise InputError(
+            f"{name}.tile",
+            buffer.tile,
+            f"is moved in boxes of {' x '.join(map(str, box))} elements, {nbytes} bytes, but TMA takes slots and parts of "
+            "them from multiples of 128 bytes on",
+            f"use rows of at most {MAX_BOX} elements, in such steps",
+        )
 
 
 def _widest_swizzle(name: str, row: int) -> int:

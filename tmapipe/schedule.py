@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tmapipe import tensors as tensors_
 from tmapipe.barrier import BarrierRing
@@ -27,6 +27,9 @@ from tmapipe.tiles import PersistentTiles, Tile, ceil_div
 from tmapipe.turnstile import Turnstile
 from tmapipe.wgmma import Wgmma
 
+if TYPE_CHECKING:
+    from tmapipe.check import Report
+
 __all__ = ["Schedule"]
 
 _KINDS = (Role, BarrierRing, TmaLoadStage, SharedStage, Wgmma, TmaStoreStage, Turnstile)
@@ -36,12 +39,14 @@ class Schedule:
     """Base of all schedules.
 
     cluster: CTAs of a cluster by dimension of the output's tile grid, the first varying fastest, e.g.
-    ``{"m": 2, "n": 1}``; tiles: the order in which persistent CTAs take output tiles; arch: the target to plan for.
+    ``{"m": 2, "n": 1}``; tiles: the order in which persistent CTAs take output tiles; arch: the target to plan for;
+    checked: whether `check` must pass before the schedule is first compiled for launching.
     """
 
     cluster: dict[str, int] = {}  # noqa: RUF012 - replaced, never changed
     tiles = PersistentTiles()
     arch = "sm_90a"
+    checked = True
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, _KINDS) and not value.name:
@@ -83,6 +88,13 @@ class Schedule:
     def explain(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> str:
         """Every derived number with its formula, as text."""
         return explain(self.plan(dtypes, arch=arch))
+
+    def check(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Report:
+        """Proves on the CPU that this schedule cannot hang, race or corrupt, for every trip count, interleaving and CTA; or
+        reports what can go wrong, where, and what to change. See docs/checker.md."""
+        from tmapipe.check import check_schedule
+
+        return check_schedule(self, dtypes, arch)
 
     def tile_grid(self) -> tuple[str, tuple[int, ...]]:
         """The stage whose tensor the output tiles divide, and their extents: the first store, else the first load."""

@@ -13,7 +13,7 @@ from cutlass import Boolean, Int16, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
 from cutlass.tensor_utils import LayoutEnum
 
-from tmapipe.errors import InputError
+from tmapipe.errors import InputError, ScopeError
 from tmapipe.gpu import control
 from tmapipe.gpu.layouts import core_modes, cute_type, slot_layout
 from tmapipe.isa import Carried, SlotRef
@@ -101,7 +101,11 @@ class GpuIsa(Carried):
         condition = when if lanes == 32 else _both(self.lane == 0, when)
         self.when(condition, lambda: cute.arch.mbarrier_arrive(self._mbarrier(barrier, stage)))
 
-    def mbarrier_arrive_cluster(self, barrier: Barrier, stage: Any, mask: Any, when: Any = True) -> None:
+    def mbarrier_arrive_cluster(
+        self, barrier: Barrier, stage: Any, mask: Any, when: Any = True, scope: str = "cluster"
+    ) -> None:
+        if scope != "cluster":
+            raise ScopeError("an arrival at peers needs cluster scope; CTA scope exists on the model, to show the bug")
         mine = ((Int32(mask) >> self.lane) & 1) == 1
         self.when(
             _both(mine, when),

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from cutlass.utils import HardwareInfo
 
+from tmapipe.check.gate import require_safe
 from tmapipe.errors import InputError, MissingGpuError
 from tmapipe.gpu.build import Compiled, build
 
@@ -59,6 +60,7 @@ def compiled_for(schedule: Any, bound: Any) -> Compiled:
     if key not in cache:
         plan = schedule.plan(bound.dtypes)
         _check_device(next(iter(bound.tensors.values())).device, plan.arch)
+        require_safe(schedule, bound.dtypes)
         cache[key] = build(schedule, plan, ranks)
     return cache[key]
 

@@ -1,0 +1,176 @@
+"""Shipped schedules are safe for every trip count, and quickly shown to be; broken ones are reported with their line."""
+
+import time
+
+import pytest
+
+import tmapipe as tp
+from tmapipe.check import Kind
+from tmapipe.check.gate import require_safe
+from tmapipe.testing import assert_safe
+
+S = tp.schedules
+
+SAFE = {
+    "copy": lambda: S.Copy(),
+    "copy, stores waited for at once": lambda: S.Copy((4, 64), 4, 0),
+    "gemm 1x1": lambda: S.Gemm((128, 128, 64), (1, 1), 4),
+    "gemm 2x1": lambda: S.Gemm(),
+    "gemm 1x2": lambda: S.Gemm((128, 128, 64), (1, 2), 2),
+    "gemm 2x2, production size": lambda: S.Gemm((128, 128, 64), (2, 2), 5),
+    "gemm 4x1": lambda: S.Gemm((128, 128, 64), (4, 1), 3),
+    "gemm, three warpgroups": lambda: S.Gemm((192, 176, 64), (1, 2), store_stages=1),
+    "ping-pong": lambda: S.PingPong(),
+    "ping-pong 2x2, production size": lambda: S.PingPong((128, 128, 64), (2, 2), 5),
+    "split-k": lambda: S.SplitK(3),
+    "add parts": lambda: S.AddParts(),
+}
+
+
+@pytest.mark.parametrize("name", SAFE)
+def test_shipped_schedules_are_safe_for_every_trip_count(name):
+    report = assert_safe(SAFE[name](), notes=False)
+    assert report.trips == "every trip count"
+
+
+class Chain(tp.Schedule):
+    """Five roles hand a slot along."""
+
+    a, b, c, d, e = (tp.Role(warps=1) for _ in range(5))
+    ring = tp.BarrierRing(stages=3, chain=(a, b, c, d, e))
+    x = tp.TmaLoadStage(tile=(8, 64), ring=ring)
+    y = tp.TmaStoreStage(source=x)
+
+    @a.jit
+    def load(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @b.jit
+    def double(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.x.write(slot.x.read() * 2)
+
+    @c.jit
+    def increase(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.x.write(slot.x.read() + 1)
+
+    @d.jit
+    def look(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.x.read()
+
+    @e.jit
+    def store(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
+
+
+def test_a_chain_of_five_roles():
+    assert_safe(Chain())
+
+
+def test_the_gate_checks_content_once_and_can_be_switched_off(monkeypatch):
+    copy = S.Copy((4, 128), 5)
+    assert require_safe(copy).ok
+    assert require_safe(S.Copy((4, 128), 5)) is None, "the same content again"
+    bad = NoRelease()
+    with pytest.raises(tp.UnsafeError, match=r"test_schedules\.py:\d+"):
+        require_safe(bad)
+    monkeypatch.setenv("TMAPIPE_CHECK", "0")
+    assert require_safe(bad) is None
+    monkeypatch.delenv("TMAPIPE_CHECK")
+    bad.checked = False
+    assert require_safe(bad) is None
+
+
+# ---- examples/copy.py, broken in five ways ----------------------------------------------------------------------------
+
+
+class Base(tp.Schedule):
+    load, store = tp.Role(warps=1), tp.Role(warps=1)
+    ring = tp.BarrierRing(stages=4, producer=load, consumer=store)
+    x = tp.TmaLoadStage(tile=(64, 128), ring=ring)
+    y = tp.TmaStoreStage(source=x)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
+
+
+class NoRelease(Base):
+    @Base.store.jit
+    def drain(self, k, tile):
+        slot = k.ring.wait()
+        slot.y.store(tile)
+
+
+class NoLoad(Base):
+    @Base.load.jit
+    def fill(self, k, tile):
+        with k.ring.produce():
+            pass
+
+
+class LoadedTwice(Base):
+    @Base.load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+            slot.x.load(tile)
+
+
+class SurplusArrival(Base):
+    @Base.store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
+            k.isa.mbarrier_arrive(k.plan.barrier("ring.free"), slot.index)
+
+
+class UnevenTurns(Base):
+    @Base.load.jit
+    def fill(self, k, tile):
+        for _ in range(2):
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+
+
+BROKEN = {
+    NoRelease: ({Kind.DEADLOCK, Kind.IN_FLIGHT_AT_EXIT}, "drain"),
+    NoLoad: ({Kind.DEADLOCK}, "drain"),
+    LoadedTwice: ({Kind.TX_MISMATCH, Kind.RACE}, "fill"),
+    SurplusArrival: ({Kind.EARLY_ARRIVAL, Kind.SURPLUS_ARRIVAL, Kind.STORE_SOURCE_REUSED}, "drain"),
+    UnevenTurns: ({Kind.DEADLOCK, Kind.IN_FLIGHT_AT_EXIT}, "fill"),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda cls: cls.__name__)
+def test_reports_lead_to_the_line(broken):
+    wanted, body = BROKEN[broken]
+    report = broken().check()
+    assert report.kinds() & wanted, str(report)
+    lines = range(*_span(getattr(broken, body)))
+    places = [place for finding in report.errors for place in finding.where]
+    assert any(
+        place.split(":")[0].endswith("test_schedules.py") and int(place.split(":")[1]) in lines for place in places
+    ), str(report)
+
+
+def _span(function) -> tuple[int, int]:
+    first = function.__code__.co_firstlineno
+    return first, first + 12
+
+
+def test_time_is_that_of_a_glance():
+    """Not a timed test: a guard against an explosion, with room of a factor of ten."""
+    started = time.perf_counter()
+    S.Gemm((128, 128, 64), (2, 2), 5).check()
+    assert time.perf_counter() - started < 10

@@ -1,0 +1,29 @@
+"""A report as text: one paragraph a finding, with the events that show it and what to change."""
+
+from __future__ import annotations
+
+from tmapipe.check.findings import Finding, Report
+
+__all__ = ["as_text"]
+
+
+def as_text(report: Report) -> str:
+    """The verdict, then each finding, errors first."""
+    if report.ok:
+        head = f"{report.name}: safe for {report.trips}"
+    else:
+        head = f"{report.name}: {len(report.errors)} error{'s' if len(report.errors) > 1 else ''} found"
+    lines = [f"{head} ({report.events} events, {report.seconds:.2f} s)"]
+    for finding in report.findings:
+        lines += _paragraph(finding)
+    return "\n".join(lines)
+
+
+def _paragraph(finding: Finding) -> list[str]:
+    kind = "note" if finding.kind.note else "error"
+    lines = ["", f"{kind}: {finding.kind.value} [{finding.kind.name}]", f"  {finding.message}."]
+    for event in finding.timeline:
+        place = f"  ({event.where})" if event.where else ""
+        lines.append(f"    step {event.order}: {event.agent}{place}")
+    lines.append(f"  Fix: {finding.fix}.")
+    return lines
