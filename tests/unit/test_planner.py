@@ -117,6 +117,8 @@ def check_boxes(plan):
             assert part.box[-1] * buffer.dtype.bytes <= buffer.swizzle
             assert share[0] % 8 == 0
         assert part.box[-1] * buffer.dtype.bytes % 16 == 0
+        nbytes = math.prod(part.box) * buffer.dtype.bytes
+        assert nbytes == buffer.slot_bytes or nbytes % 128 == 0  # where the next one starts
 
 
 def check_rings(plan, multicast):
