@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tmapipe.arch import Arch, arch_named
-from tmapipe.barrier import Slot
+from tmapipe.barrier import BarrierRing, Slot
 from tmapipe.cluster import check_cluster
 from tmapipe.declarations import Declarations
 from tmapipe.dtypes import DType, bf16
@@ -39,13 +41,14 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
             "can be left out for one ring only",
             "give the others a number",
         )
-    candidates = range(MAX_SLOTS, 0, -1) if auto else [0]
+    candidates: Iterable[int] = [0]
+    if auto:
+        least = 1 + _held_back(declared, auto[0])
+        candidates = range(max(MAX_SLOTS, least), least - 1, -1)
     for count in candidates:
         layout = Layout(declared, types, roles, matmul_roles, auto_stages=count)
         if layout.bytes <= target.smem:
             break
-    else:
-        count = 1
     if layout.bytes > target.smem:
         parts = ", ".join(f"{b.name} {b.stages} x {b.slot_bytes}" for b in layout.buffers)
         raise InputError(
@@ -72,6 +75,15 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
         launch_registers=launch,
         registers=registers,
     )
+
+
+def _held_back(declared: Declarations, ring: BarrierRing) -> int:
+    """Slots of *ring* that a role holds back while its asynchronous reads of them are in flight."""
+    in_flight = [mma.in_flight for mma in declared.matmuls.values() if mma.a.ring.name == ring.name]
+    for store in declared.stores.values():
+        if isinstance(store.source, TmaLoadStage) and store.source.ring.name == ring.name:
+            in_flight.append(store.stages)
+    return max(in_flight, default=0)
 
 
 def _check_names(declared: Declarations) -> None:

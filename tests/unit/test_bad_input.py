@@ -1,0 +1,337 @@
+"""Declarations that no correct kernel could be built for: refused with the argument, its value, the rule and a fix."""
+
+import pytest
+
+import tmapipe as tp
+from tests.unit.errors import refused
+from tmapipe.arch import arch_named
+from tmapipe.dtypes import as_dtype
+
+S = tp.schedules
+
+
+def ring(stages=2):
+    return tp.BarrierRing(stages, producer=tp.Role(warps=1), consumer=tp.Role(warps=1))
+
+
+def schedule(**parts):
+    """A schedule of these parts, as class attributes."""
+    return type("Made", (tp.Schedule,), parts)()
+
+
+def copy_of(
+    stages=2, *, load=None, use=None, tile=(32, 64), pending=1, cluster=None, arch="sm_90a", store=True, **options
+):
+    """A copy whose parts can be given."""
+    load, use = load or tp.Role(warps=1), use or tp.Role(warps=1)
+    a_ring = tp.BarrierRing(stages, producer=load, consumer=use)
+    x = tp.TmaLoadStage(tile=tile, ring=a_ring, **options)
+    parts = {"load": load, "use": use, "ring": a_ring, "x": x, "cluster": cluster or {}, "arch": arch}
+    if store:
+        parts["y"] = tp.TmaStoreStage(source=x, stages=pending)
+    return schedule(**parts)
+
+
+def matmul_of(a_tile=(128, 64), b_tile=(128, 64), *, stages=2, math=None, in_flight=1, **options):
+    """A GEMM whose parts can be given."""
+    load, math = tp.Role(warps=1), math or tp.Role(warpgroups=2)
+    a_ring = tp.BarrierRing(stages, producer=load, consumer=math)
+    a = tp.TmaLoadStage("m k", tile=a_tile, ring=a_ring)
+    b = tp.TmaLoadStage("n k", tile=b_tile, ring=a_ring)
+    mma = tp.Wgmma(a, b, in_flight=in_flight)
+    d = tp.TmaStoreStage("m n", source=mma, **options)
+    return schedule(load=load, math=math, ring=a_ring, a=a, b=b, mma=mma, d=d)
+
+
+# ---- rings, roles, turnstiles -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stages", [0, -1, 2.0, "4"])
+def test_ring_stages(stages):
+    refused(ring, stages, argument="BarrierRing(stages)", value=stages, rule="positive integer or None")
+
+
+def test_ring_phases():
+    one, two = tp.Role(warps=1), tp.Role(warps=1)
+    for given in ({}, {"producer": one}, {"consumer": one}, {"producer": one, "consumer": two, "chain": (one, two)}):
+        refused(
+            tp.BarrierRing,
+            2,
+            argument="producer, consumer, chain",
+            rule="either producer and consumer, or chain",
+            **given,
+        )
+    refused(tp.BarrierRing, 2, chain=(one,), argument="BarrierRing(chain)", rule="two phases")
+    refused(tp.BarrierRing, 2, chain=(one, ()), argument="BarrierRing(chain)", rule="one role each")
+    refused(tp.BarrierRing, 2, chain=(one, two, one), argument="BarrierRing(chain)", rule="one phase of a ring")
+    refused(tp.BarrierRing, 2, producer=one, consumer=(two, one), argument="BarrierRing(chain)", rule="one phase")
+
+
+def test_roles():
+    refused(tp.Role, argument="Role(warps, warpgroups)", value=(None, None), rule="exactly one")
+    refused(tp.Role, warps=1, warpgroups=1, argument="Role(warps, warpgroups)", value=(1, 1), rule="exactly one")
+    for count in (0, -4, 1.5, "1"):
+        refused(tp.Role, warps=count, argument="Role(warps", value=count, rule="positive integer")
+        refused(tp.Role, warpgroups=count, argument="warpgroups", value=count, rule="positive integer")
+    for registers in (0, 16, 23, 100, 257, 264):
+        refused(tp.Role, warps=4, registers=registers, argument="Role(registers)", value=registers, rule="24 to 256")
+    for teams in (0, 3, -1, 1.0):
+        refused(tp.Role, warpgroups=2, teams=teams, argument="Role(teams)", value=teams, rule="must divide the 2")
+
+
+def test_turnstiles():
+    alone = tp.Role(warpgroups=2)
+    refused(tp.Turnstile, alone, argument="Turnstile(role)", value=alone, rule="two or more teams")
+    refused(tp.Turnstile, "math", argument="Turnstile(role)", value="math", rule="two or more teams")
+
+
+# ---- stages -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tile", [(), (0, 64), (-8,), (1.5, 64), (8, 8, 8), 64, "64", None])
+def test_tiles(tile):
+    rule = "one or two positive extents"
+    refused(tp.TmaLoadStage, tile=tile, ring=ring(), argument="TmaLoadStage(tile)", value=tile, rule=rule)
+    refused(
+        tp.SharedStage, tile=tile, ring=ring(), writer=None, dtype="bf16",
+        argument="SharedStage(tile)", value=tile, rule=rule,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dims", ["", "m", "m m", "a b c d e f", "m 2", "m k-1"])
+def test_dims(dims):
+    refused(
+        tp.TmaLoadStage, dims, tile=(8, 64), ring=ring(),
+        argument="TmaLoadStage(dims)", value=dims, rule="up to 5 different names, 2 or more",
+    )  # fmt: skip
+    refused(
+        tp.TmaStoreStage, dims, tile=(8, 64), role=tp.Role(warps=1),
+        argument="TmaStoreStage(dims)", value=dims, rule="up to 5 different names, 2 or more",
+    )  # fmt: skip
+
+
+def test_load_options():
+    def load(**options):
+        return lambda **given: tp.TmaLoadStage(tile=(8, 64), **{"ring": ring(), **options, **given})
+
+    for wrong in (None, "ring", tp.Role(warps=1)):
+        refused(load(ring=wrong), argument="TmaLoadStage(ring)", value=wrong, rule="the BarrierRing")
+    for swizzle in (16, 48, 256, "128"):
+        refused(load(swizzle=swizzle), argument="TmaLoadStage(swizzle)", value=swizzle, rule="0, 32, 64 or 128")
+    refused(load(multicast="n"), argument="TmaLoadStage(multicast)", value="n", rule="is a MulticastGroup")
+    refused(load(l2_hint="evict"), argument="TmaLoadStage(l2_hint)", value="evict", rule="evict_first, evict_last")
+    stranger = tp.Role(warps=1)
+    refused(load(loader=stranger), argument="TmaLoadStage(loader)", value=stranger, rule="ring's first phase")
+    two = tp.BarrierRing(2, producer=(tp.Role(warps=1), tp.Role(warps=1)), consumer=tp.Role(warps=1))
+    refused(load(ring=two), argument="TmaLoadStage(loader)", value=None, rule="which of the producing roles")
+    refused(load(dtype="float64"), argument="dtype", value="float64", rule="must be one of bf16")
+
+
+def test_shared_stage_writer():
+    stranger = tp.Role(warps=1)
+    refused(
+        tp.SharedStage, tile=(8, 64), ring=ring(), writer=stranger, dtype="bf16",
+        argument="SharedStage(writer)", value=stranger, rule="one of the ring's roles",
+    )  # fmt: skip
+
+
+def test_wgmma_operands():
+    one = ring()
+    a = tp.TmaLoadStage(tile=(64, 64), ring=one)
+    row = tp.TmaLoadStage(tile=(64,), ring=one)
+    elsewhere = tp.TmaLoadStage(tile=(64, 64), ring=ring())
+    refused(tp.Wgmma, row, a, argument="Wgmma(a)", value=row, rule="two extents")
+    refused(tp.Wgmma, a, "b", argument="Wgmma(b)", value="b", rule="two extents")
+    refused(tp.Wgmma, a, elsewhere, argument="Wgmma(a, b)", rule="slots of one ring")
+    for groups in (-1, 1.0, None):
+        refused(tp.Wgmma, a, a, in_flight=groups, argument="Wgmma(in_flight)", value=groups, rule="0 or more")
+
+
+def test_stores():
+    x = tp.TmaLoadStage(tile=(8, 64), ring=ring(), dtype="bf16")
+    refused(tp.TmaStoreStage, source="x", argument="TmaStoreStage(source)", value="x", rule="TmaLoadStage, a Wgmma")
+    refused(tp.TmaStoreStage, tile=(8, 64), argument="TmaStoreStage(tile, role)", rule="without a source")
+    for wrong in ({"tile": (8, 32)}, {"columns": 8}, {"dtype": "fp32"}):
+        refused(
+            tp.TmaStoreStage, source=x, argument="tile, columns, dtype", rule="follow from the loaded slot", **wrong
+        )
+    refused(tp.TmaStoreStage, source=x, stages=-1, argument="stages", value=-1, rule="at least 0")
+    role = tp.Role(warps=1)
+    refused(tp.TmaStoreStage, tile=(8, 64), role=role, stages=0, argument="stages", value=0, rule="at least 1")
+    refused(tp.TmaStoreStage, source=x, reduce="max", argument="reduce", value="max", rule='None or "add"')
+    refused(tp.TmaStoreStage, source=x, swizzle=3, argument="swizzle", value=3, rule="0, 32, 64 or 128")
+
+
+# ---- what only the plan shows -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_89", "", "hopper", None])
+def test_architecture(name):
+    refused(arch_named, name, argument="arch", value=name, rule="sm_90a, sm_100a")
+    if name:
+        refused(S.Copy().plan, arch=name, argument="arch", value=name, rule="needs TMA")
+
+
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_103a", "sm_120a"])
+def test_wgmma_on_another_architecture(arch):
+    refused(S.Gemm().plan, arch=arch, argument="Wgmma(mma)", value=arch, rule="sm_90a only")
+
+
+def test_element_types():
+    for wrong in ("float64", "int64", "bool", "", 3, None, float):
+        refused(as_dtype, wrong, argument="dtype", value=wrong, rule="must be one of")
+    refused(S.Gemm().plan, {"a": "fp32", "b": "fp32"}, argument="Wgmma(mma)", value="fp32 x fp32", rule="bf16 or fp16")
+    refused(S.Gemm().plan, {"a": "bf16", "b": "fp16"}, argument="Wgmma(mma)", rule="of one type")
+    refused(
+        S.Gemm(dtype="fp32").plan, {"d": "bf16"}, argument="d", value="bf16", rule="declared with element type fp32"
+    )
+    refused(copy_of().plan, {"x": "bf16", "y": "fp16"}, argument="y", value="fp16", rule="stored from slots of bf16")
+
+
+def test_tile_not_divisible_as_wgmma_needs():
+    math = tp.Role(warpgroups=2)
+    refused(matmul_of((96, 64), math=math).plan, argument="a.tile[0]", value=96, rule="64 rows")
+    refused(matmul_of((64, 64)).plan, argument="a.tile[0]", value=64, rule="64 x 2 warpgroups")
+    refused(matmul_of(b_tile=(100, 64)).plan, argument="b.tile[0]", value=100, rule="multiple of 8 up to 256")
+    refused(matmul_of(b_tile=(264, 64)).plan, argument="b.tile[0]", value=264, rule="multiple of 8 up to 256")
+    refused(matmul_of((128, 24), (128, 24)).plan, argument="a.tile[1]", value=24, rule="32 bytes of k")
+    refused(matmul_of((128, 64), (128, 32)).plan, argument="b.tile", value=(128, 32), rule="k extent differs")
+    refused(S.Gemm((100, 128, 64)).plan, argument="a.tile[0]", value=100, rule="64 rows")
+
+
+def test_accumulators_that_do_not_fit():
+    one = tp.Role(warpgroups=1)
+    refused(
+        matmul_of((128, 64), (256, 64), math=one).plan, argument="Wgmma(mma)", value=(128, 256), rule="needs 256 acc"
+    )
+    refused(S.PingPong((128, 256, 64)).plan, argument="Wgmma(mma)", rule="208 leave room")
+
+
+def test_wgmma_needs_warpgroups():
+    refused(matmul_of(math=tp.Role(warps=8)).plan, argument="Wgmma(mma)", rule="one role of warpgroups")
+
+
+def test_shared_memory_over_budget():
+    error = refused(S.Gemm(stages=5).plan, argument="shared memory", rule="sm_90a has 232448 bytes a CTA")
+    assert "a 5 x 16384" in error.rule and "d 4 x 8192" in error.rule
+    refused(S.Copy((64, 128), 4).plan, arch="sm_120a", argument="shared memory", rule="sm_120a has 101376")
+    refused(S.Copy((256, 256), None).plan, argument="shared memory", rule="the plan has x 3 x 262144")  # 2 pending + 1
+    S.Copy((64, 128), 3).plan(arch="sm_120a")
+
+
+def test_registers_over_budget():
+    greedy = copy_of(load=tp.Role(warps=1, registers=152), use=tp.Role(warpgroups=2, registers=240), store=False)
+    refused(
+        greedy.plan, argument="Role(registers)", value={0: 152, 1: 240, 2: 240}, rule="632 registers.*168 x 3 = 504"
+    )
+    starved = copy_of(load=tp.Role(warps=1, registers=256), use=tp.Role(warpgroups=7), store=False)
+    starved.plan()
+    alone = copy_of(load=tp.Role(warps=1, registers=40), use=tp.Role(warps=1))
+    refused(alone.plan, argument="Role(load).registers", value=40, rule="two or more whole warpgroups")
+
+
+def test_registers_of_roles_that_share_a_warpgroup():
+    both = copy_of(load=tp.Role(warps=1, registers=40), use=tp.Role(warps=1, registers=48), store=False)
+    both.heavy = tp.Role(warpgroups=2)
+    refused(both.plan, argument="Role(use).registers", value=48, rule="shares warpgroup 0")
+
+
+def test_threads_over_budget():
+    refused(copy_of(use=tp.Role(warpgroups=8), store=False).plan, argument="roles", value="36 warps", rule="at most 32")
+
+
+def test_clusters():
+    refused(S.Gemm(cluster=(8, 4)).plan, argument="cluster", rule="8 x 4 = 32 CTAs, but a cluster has at most 16")
+    refused(S.Gemm(cluster=(0, 1)).plan, argument="cluster['m']", value=0, rule="positive integer")
+    refused(copy_of(cluster={"m": 16}).plan, arch="sm_120a", argument="cluster", rule="at most 8")
+    refused(copy_of(cluster={"k": 2}).plan, argument="cluster['k']", value="k", rule="no dimension of the output y")
+
+
+def test_multicast():
+    own = copy_of(cluster={"m": 2}, multicast=tp.MulticastGroup("m"))
+    refused(own.plan, argument="x.multicast", value=("m",), rule="want different tiles of x")
+    other = copy_of(cluster={"m": 2}, multicast=tp.MulticastGroup("z"))
+    refused(other.plan, argument="x.multicast", value="z", rule="no dimension of the output")
+    refused(
+        S.Gemm((128, 136, 64), (2, 1)).plan,
+        argument="b.tile[0]",
+        value=136,
+        rule="2 multicast peers .* steps of 8 rows",
+    )
+
+
+def test_boxes_and_rows():
+    refused(copy_of(tile=(512, 16)).plan, argument="x.tile", value=(512, 16), rule="at most 256 elements")
+    refused(copy_of(tile=(16, 60)).plan, argument="x.tile", value=(16, 60), rule="a row is 120 bytes.*multiples of 16")
+    refused(copy_of(tile=(3, 24)).plan, argument="x.tile", value=(3, 24), rule="slots start at multiples of 128")
+    refused(copy_of(tile=(8, 264)).plan, argument="x.tile", value=(8, 264), rule="boxes of 1 x 132 elements, 264 bytes")
+
+
+def test_swizzles():
+    refused(copy_of(tile=(8, 48), swizzle=128).plan, argument="x.swizzle", value=128, rule="divide a row of the tile")
+    refused(copy_of(tile=(512,), swizzle=128).plan, argument="x.swizzle", value=128, rule="repeats every 8 rows")
+    refused(
+        copy_of(1, tile=(12, 64), swizzle=128, pending=0).plan, argument="x.swizzle", value=128, rule="every 8 rows"
+    )
+    refused(
+        matmul_of(swizzle=128, columns=16).plan, argument="d.swizzle", value=128, rule="must divide a row of 32 bytes"
+    )
+    refused(matmul_of(b_tile=(8, 64)).plan, argument="d.tile", rule="multiple of 32 bytes")
+
+
+@pytest.mark.parametrize("columns", [12, 136, 4])
+def test_store_columns(columns):
+    refused(matmul_of(columns=columns).plan, argument="d.columns", value=columns, rule="multiple of 8 up to 128")
+
+
+def test_reduction_columns_divide():
+    refused(matmul_of(columns=48, reduce="add").plan, argument="d.columns", value=48, rule="for a reduction")
+    matmul_of(columns=48).plan()
+
+
+def test_slots_held_back():
+    refused(
+        copy_of(1, pending=1).plan, argument="BarrierRing(ring).stages", value=1, rule="holds back 1 slots.*2 or more"
+    )
+    refused(copy_of(2, pending=3).plan, argument="BarrierRing(ring).stages", value=2, rule="4 or more")
+    refused(matmul_of(stages=2, in_flight=2).plan, argument="stages", value=2, rule="role math holds back 2")
+
+
+def test_roles_that_load_and_store_have_one_warp():
+    refused(copy_of(load=tp.Role(warps=2)).plan, argument="Role(load)", value="2 warps", rule="one warp")
+    refused(copy_of(use=tp.Role(warps=2)).plan, argument="TmaStoreStage(y).role", rule="one role of one warp")
+
+
+def test_only_one_ring_takes_the_rest():
+    roles = [tp.Role(warps=1) for _ in range(2)]
+    rings = [tp.BarrierRing(producer=roles[0], consumer=roles[1]) for _ in range(2)]
+    stages = [tp.TmaLoadStage(tile=(8, 64), ring=each) for each in rings]
+    made = schedule(load=roles[0], use=roles[1], r=rings[0], s=rings[1], x=stages[0], w=stages[1])
+    refused(made.plan, argument="BarrierRing(stages)", value=["r", "s"], rule="one ring only")
+
+
+def test_named_barriers_run_out():
+    role = tp.Role(warpgroups=1)
+    parts = {f"d{n}": tp.TmaStoreStage("m n", tile=(8, 64), role=role) for n in range(16)}
+    load = tp.Role(warps=1)
+    a_ring = tp.BarrierRing(2, producer=load, consumer=role)
+    x = tp.TmaLoadStage("m n", tile=(8, 64), ring=a_ring)
+    refused(schedule(load=load, role=role, ring=a_ring, x=x, **parts).plan, argument="named barriers", rule="16, id 0")
+
+
+@pytest.mark.parametrize("name", ["index", "end", "open", "tile_count", "finish"])
+def test_names_that_slots_have(name):
+    load, use = tp.Role(warps=1), tp.Role(warps=1)
+    a_ring = tp.BarrierRing(2, producer=load, consumer=use)
+    parts = {"load": load, "use": use, "ring": a_ring, name: tp.TmaLoadStage(tile=(8, 64), ring=a_ring)}
+    refused(schedule(**parts).plan, argument="stage name", value=name, rule="taken by the slot")
+
+
+def test_schedule_without_tensors():
+    refused(schedule(load=tp.Role(warps=1)).plan, argument="Schedule", value="Made", rule="no load and no store")
+
+
+def test_shelf_arguments():
+    refused(S.Gemm, (128, 256), argument="tile", value=(128, 256), rule=r"\(m, n, k\)")
+    for parts in (0, -1, 1.5):
+        refused(S.SplitK, parts, argument="SplitK(parts)", value=parts, rule="positive number")
