@@ -45,6 +45,8 @@ FEW = (
     Config("Gemm", (64, 128, 128), (1, 1)),
     Config("Gemm", (64, 128, 128), (2, 1), None, (B_ONCE,)),
     Config("PingPong", (128, 128, 128), (1, 2), None, (("group", 16),)),
+    Config("PingPong", (128, 128, 128), (2, 1)),
+    Config("PingPong", (128, 192, 128), (2, 1), None, (("store_stages", 1),)),
 )
 EVERY = (
     *FEW,
@@ -55,7 +57,6 @@ EVERY = (
     Config("Gemm", (128, 128, 128)),
     Config("Gemm", (128, 128, 128), (1, 1)),
     Config("Gemm", (256, 128, 128), (2, 1)),
-    Config("PingPong", (128, 128, 128)),
     Config("PingPong", (128, 128, 128), (1, 1)),
     Config("PingPong", (128, 128, 128), (1, 2)),
 )

@@ -32,7 +32,7 @@ def test_accepted_and_right(seed):
 )
 @pytest.mark.parametrize("seed", range(4))
 def test_mutants_are_rejected(seed, mutation):
-    assert not check(draw(seed, "small"), mutation)["ok"]
+    assert not check(draw(seed, "many"), mutation)["ok"]  # more turns than slots
 
 
 def test_the_schedule_does_not_depend_on_the_size():
