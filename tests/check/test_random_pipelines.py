@@ -30,7 +30,7 @@ def test_accepted_and_right(seed):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_mutants_are_rejected(seed, mutation):
     assert not check(draw(seed, "many"), mutation)["ok"]  # more turns than slots
 
