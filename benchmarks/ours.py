@@ -84,7 +84,6 @@ def copy_variants(x: Any, y: Any) -> dict[str, Callable[[], object]]:
     """Name -> launch of ``y = x`` for matrices with contiguous rows."""
     from tmapipe.schedules import Copy
 
-    bytes_ = x.element_size()
     variants: dict[str, Callable[[], object]] = {}
     for rows, words, stages in ((4, 256, 12), (8, 256, 8), (16, 128, 12), (32, 64, 8)):
         copy = _copy(Copy, (rows, words), stages)

@@ -33,8 +33,6 @@ MUTANT_RUNS = 24  # and of a mutant, to give bad timing a chance
 
 def check(pipeline: Pipeline, mutation: Mutation | None) -> dict[str, Any]:
     """The checker's verdict: of every trip count, or for a mutant of this problem on one cluster."""
-    from tmapipe.check import check_program, check_schedule
-
     start = time.perf_counter()
     if mutation is None:
         report = check_schedule(pipeline.schedule, pipeline.dtypes)
