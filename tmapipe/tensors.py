@@ -16,14 +16,15 @@ from tmapipe.errors import InputError
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 
-__all__ = ["Bound", "bind"]
+__all__ = ["Bound", "bind", "check_kind"]
 
 ALIGNMENT = 16  # bytes: of a TMA tensor's address and of every stride but the last (cuTensorMapEncodeTiled)
 
 
 @attrs.define
 class Bound:
-    """Tensors by stage name. shapes: with leading 1s for batch dimensions that a tensor lacks."""
+    """Tensors by stage name. shapes: with leading 1s for batch dimensions that a tensor lacks; added_to: the outputs that
+    are added to instead of overwritten."""
 
     tensors: dict[str, Any]
     shapes: dict[str, tuple[int, ...]]
@@ -31,6 +32,7 @@ class Bound:
     dtypes: dict[str, DType]
     stores: tuple[str, ...]
     on_gpu: bool
+    added_to: tuple[str, ...] = ()
     _views: dict[str, np.ndarray] = attrs.field(factory=dict)
 
     @property
@@ -41,7 +43,7 @@ class Bound:
     def zero_outputs(self) -> None:
         """An empty sum is zero (no k), and an empty output is left as it is."""
         for name in self.stores:
-            if 0 not in self.shapes[name]:
+            if 0 not in self.shapes[name] and name not in self.added_to:
                 self.tensors[name][...] = 0
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -83,7 +85,7 @@ def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: An
             raise InputError(name, None, "a tensor is needed for every load stage", f"pass {name}=")
     extents: dict[str, tuple[str, int]] = {}
     for name in declared.loads:
-        _check_kind(name, given[name])
+        check_kind(name, given[name])
         _note_extents(name, parts[name].dims, shape_for(name, given[name], parts[name].dims), extents)
     first_load = next(iter(declared.loads), None)
     like = given[first_load] if first_load else None
@@ -92,7 +94,7 @@ def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: An
             if first_load is None:
                 raise InputError(name, None, "a tensor is needed for the output", f"pass {name}=")
             given[name] = _make_output(name, store, extents, like, parts[first_load].dims)
-        _check_kind(name, given[name])
+        check_kind(name, given[name])
     shapes = {n: shape_for(n, given[n], part.dims) for n, part in parts.items()}
     for name, part in parts.items():
         _note_extents(name, part.dims, shapes[name], extents)
@@ -108,12 +110,14 @@ def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: An
         raise InputError("tensors", kinds, "are either all NumPy arrays or all torch tensors", "convert one kind")
     dtypes = {name: dtype_of(given[name], name) for name in parts}
     strides = {n: _strides(given[n], len(parts[n].dims)) for n in parts}
-    bound = Bound({n: given[n] for n in parts}, shapes, strides, dtypes, stores, on_gpu=first != "cpu")
+    added_to = tuple(name for name, store in declared.stores.items() if store.reduce)
+    bound = Bound({n: given[n] for n in parts}, shapes, strides, dtypes, stores, first != "cpu", added_to)
     for name in parts:
         if 0 not in shapes[name]:
             _check_layout(name, given[name], shapes[name], strides[name], dtypes[name])
     for name in stores:
-        _check_output(name, shapes[name], strides[name], dtypes[name])
+        if 0 not in shapes[name]:
+            _check_output(name, shapes[name], strides[name], dtypes[name])
     return bound
 
 
@@ -194,7 +198,8 @@ def _is_torch(tensor: Any) -> bool:
     return type(tensor).__module__.split(".")[0] == "torch" and hasattr(tensor, "data_ptr")
 
 
-def _check_kind(name: str, tensor: Any) -> None:
+def check_kind(name: str, tensor: Any) -> None:
+    """Raises `InputError` unless *tensor* is a torch tensor or a NumPy array."""
     if not (isinstance(tensor, np.ndarray) or _is_torch(tensor)):
         raise InputError(name, type(tensor).__name__, "is a torch tensor or a NumPy array", "convert it")
 
@@ -264,8 +269,11 @@ def _check_layout(name: str, tensor: Any, shape: tuple[int, ...], strides: tuple
 def _check_output(name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> None:
     """An output's elements must not overlap, or two tiles would race for the same bytes. Its rows must be whole 16-byte units:
     a TMA store clips at the tensor's edge, but in units of 16 bytes (seen on an H200: the rest of the unit became zero)."""
-    if any(stride == 0 and extent > 1 for stride, extent in zip(strides, shape, strict=True)):
-        raise InputError(f"{name}.stride", strides, "an output's elements must not overlap", "pass a dense tensor")
+    reach = 0  # of the dimensions with smaller strides, from their first element to their last
+    for stride, extent in sorted(zip(strides, shape, strict=True)):
+        if extent > 1 and stride <= reach:
+            raise InputError(f"{name}.stride", strides, "an output's elements must not overlap", "pass a dense tensor")
+        reach += (extent - 1) * stride
     if shape[-1] * dtype.bytes % ALIGNMENT:
         step = ALIGNMENT // dtype.bytes
         raise InputError(

@@ -12,7 +12,7 @@ from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.tensors import as_words, is_contiguous, new_like
+from tmapipe.tensors import as_words, check_kind, is_contiguous, new_like
 from tmapipe.tiles import PersistentTiles, Tile
 
 __all__ = ["Copy"]
@@ -39,7 +39,9 @@ class Copy(Schedule):
 
     def __call__(self, x: Any, y: Any = None, *, out: Any = None) -> Any:  # type: ignore[override]
         """Copies *x* to *y* (or `out`, or a new tensor) and returns that."""
+        check_kind("x", x)
         y = y if y is not None else out if out is not None else new_like(x)
+        check_kind("y", y)
         if x.shape != y.shape or x.dtype != y.dtype:
             raise InputError(
                 "y", (tuple(y.shape), y.dtype), f"must be like x: {tuple(x.shape)}, {x.dtype}", "pass such a tensor"

@@ -13,7 +13,7 @@ from tmapipe.errors import InputError
 from tmapipe.schedules.addparts import AddParts
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.tensors import new_like
+from tmapipe.tensors import check_kind, new_like
 from tmapipe.tiles import Tile, ceil_div
 
 __all__ = ["SplitK"]
@@ -43,6 +43,8 @@ class SplitK(Gemm):
 
     def __call__(self, a: Any, b: Any, d: Any = None, *, out: Any = None) -> Any:  # type: ignore[override]
         """Writes the product to *d* (or `out`, or a new matrix of a's type) and returns it."""
+        check_kind("a", a)
+        check_kind("b", b)
         d = d if d is not None else out if out is not None else new_like(a, (a.shape[0], b.shape[0]))
         workspace = new_like(a, (self.parts, *d.shape), fp32)
         super().__call__(a, b, workspace)
