@@ -80,9 +80,10 @@ class Pipeline:
 
 # ---- drawing ----------------------------------------------------------------------------------------------------------
 
-#: Tiles of a matrix along each dimension; rows and columns of a GEMM's result. "many": several laps of the rings on a GPU.
-TILES = {"small": (3, 6), "any": (1, 40), "many": (30, 50)}
-GEMM_TILES = {"small": (64, 300), "any": (8, 900), "many": (1500, 2500)}
+#: Tiles of a matrix along each dimension; rows and columns of a GEMM's result. "laps" and "many": several laps of the rings,
+#: of one cluster and of a whole GPU.
+TILES = {"small": (3, 6), "laps": (8, 9), "any": (1, 40), "many": (30, 50)}
+GEMM_TILES = {"small": (64, 300), "laps": (256, 400), "any": (8, 900), "many": (1500, 2500)}
 
 
 def _extent(rng: random.Random, tile: int, tiles: tuple[int, int]) -> int:
@@ -227,8 +228,8 @@ WEIGHTS = (6, 4, 3, 2, 1, 4)
 
 
 def draw(seed: int, size: str = "any") -> Pipeline:
-    """The pipeline of *seed* with a problem of a size: "small" (for the model), "any" or "many" (of many tiles, for a GPU).
-    The schedule is the same for all sizes."""
+    """The pipeline of *seed* with a problem of a size: "small" (for the model), "laps" (for the checker), "any" or "many"
+    (for a GPU). The schedule is the same for all sizes."""
     rng = random.Random(seed)
     while True:
         family = rng.choices(FAMILIES, WEIGHTS)[0]
