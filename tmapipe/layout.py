@@ -173,7 +173,7 @@ class Layout:
             return part.swizzle
         if not readers:
             return 0
-        return _widest_swizzle(name, row)
+        return _widest_swizzle(f"{name}.tile", row)
 
     def _buffer(self, name: str, slots: int, tile: tuple[int, ...], dtype: DType, swizzle: int) -> Buffer:
         row = tile[-1] * dtype.bytes
@@ -261,8 +261,9 @@ class Layout:
                 tile, slots, barrier = store.tile, store.stages, (role.threads, 1)
             row = tile[-1] * dtype.bytes
             accumulators = isinstance(store.source, Wgmma)
+            rows = f"{name}.columns" if store.columns else f"{name}.tile"
             swizzle = (
-                store.swizzle if store.swizzle is not None else (_widest_swizzle(name, row) if accumulators else 0)
+                store.swizzle if store.swizzle is not None else (_widest_swizzle(rows, row) if accumulators else 0)
             )
             if swizzle and row % swizzle:
                 raise InputError(f"{name}.swizzle", swizzle, f"must divide a row of {row} bytes", "leave it out")
@@ -297,11 +298,11 @@ def _check_box(name: str, buffer: Buffer, box: tuple[int, ...]) -> None:
         )
 
 
-def _widest_swizzle(name: str, row: int) -> int:
+def _widest_swizzle(argument: str, row: int) -> int:
     for span in sorted(stages_.SWIZZLES, reverse=True):
         if span and row % span == 0:
             return span
-    raise InputError(f"{name}.tile", f"rows of {row} bytes", "must be a multiple of 32 bytes", "widen the tile's rows")
+    raise InputError(argument, f"rows of {row} bytes", "must be a multiple of 32 bytes", "widen the rows")
 
 
 def _default_columns(n: int, dtype: DType) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tmapipe.errors import InputError, ScopeError
@@ -82,10 +82,18 @@ def _refuse_early_exit(body: Callable[..., None]) -> None:
         source, first = inspect.getsourcelines(body)
     except (OSError, TypeError):
         return
-    for node in ast.walk(ast.parse(textwrap.dedent("".join(source)))):
+    for node in _own_nodes(ast.parse(textwrap.dedent("".join(source))).body[0]):
         if isinstance(node, (ast.Break, ast.Continue, ast.Return)):
             word = type(node).__name__.lower()
             where = f"{inspect.getsourcefile(body)}:{first + node.lineno - 1}"
             raise ScopeError(
                 f"{where}: `{word}` in the body of a role. Use `if`/`else` so that every scope ends normally."
             )
+
+
+def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes inside *node*, without those of functions defined there: what these return is no exit of the body."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield child
+            yield from _own_nodes(child)

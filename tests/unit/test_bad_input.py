@@ -284,6 +284,10 @@ def test_store_columns(columns):
     refused(matmul_of(columns=columns).plan, argument="d.columns", value=columns, rule="multiple of 8 up to 128")
 
 
+def test_store_columns_fill_a_swizzle_span():
+    refused(matmul_of(columns=24).plan, argument="d.columns", value="rows of 48 bytes", rule="multiple of 32 bytes")
+
+
 def test_reduction_columns_divide():
     refused(matmul_of(columns=48, reduce="add").plan, argument="d.columns", value=48, rule="for a reduction")
     matmul_of(columns=48).plan()

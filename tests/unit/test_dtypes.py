@@ -1,0 +1,53 @@
+"""Element types: one table that torch, NumPy and CuTe DSL agree with."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import tmapipe as tp
+from tests.unit.errors import refused
+from tmapipe import dtypes
+from tmapipe.dtypes import as_dtype, dtype_of
+
+ALL = (tp.bf16, tp.fp16, tp.fp32, tp.fp8_e4m3, tp.fp8_e5m2, tp.int8, tp.int32)
+
+
+@pytest.mark.parametrize("dtype", ALL, ids=str)
+def test_the_libraries_agree(dtype):
+    tensor = torch.zeros(2, dtype=getattr(torch, dtype.torch))
+    array = np.zeros(2, dtype.numpy)
+    assert tensor.element_size() == array.itemsize == dtype.bytes
+    assert dtype_of(tensor, "x") is dtype and dtype_of(array, "x") is dtype
+    assert as_dtype(dtype) is as_dtype(dtype.name) is as_dtype(dtype.torch) is dtype
+    assert str(dtype) == dtype.name and getattr(tp, dtype.name) is dtype
+
+
+@pytest.mark.parametrize("dtype", ALL, ids=str)
+def test_cutlass_agrees(dtype):
+    cutlass = pytest.importorskip("cutlass")
+    assert getattr(cutlass, dtype.cute).width == 8 * dtype.bytes
+
+
+def test_bit_patterns_are_those_of_torch():
+    """The model's view of a tensor is the same memory, so the formats must be the same bits."""
+    values = [0.0, 1.0, -1.5, 0.1, 300.0]
+    for dtype, integers in ((tp.bf16, torch.int16), (tp.fp8_e4m3, torch.int8), (tp.fp8_e5m2, torch.int8)):
+        by_torch = torch.tensor(values).to(getattr(torch, dtype.torch)).view(integers).numpy()
+        by_numpy = np.array(values, np.float32).astype(dtype.numpy).view(by_torch.dtype)
+        assert (by_torch == by_numpy).all(), dtype
+
+
+def test_unsupported_arrays():
+    for array in (
+        np.zeros(2),
+        np.zeros(2, np.int64),
+        np.zeros(2, ml_dtypes.float8_e4m3b11fnuz),
+        torch.zeros(2).double(),
+    ):
+        name = str(array.dtype).removeprefix("torch.")
+        refused(dtype_of, array, "x", argument="x", value=name, rule="one of bfloat16, float16")
+
+
+def test_every_type_is_exported():
+    assert set(dtypes._ALL) == set(ALL) and {d.name for d in ALL} <= set(tp.__all__)

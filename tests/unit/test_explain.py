@@ -1,0 +1,103 @@
+"""`explain()`: each number that it prints, and each formula evaluates to the number beside it."""
+
+import re
+
+import pytest
+
+import tmapipe as tp
+
+S = tp.schedules
+
+
+def two_rings():
+    """Two rings of as many slots, each with its own bytes."""
+    load, use = tp.Role(warps=1), tp.Role(warps=2)
+    rings = [tp.BarrierRing(3, producer=load, consumer=use) for _ in range(2)]
+    made = type("TwoRings", (tp.Schedule,), {
+        "load": load, "use": use, "first": rings[0], "second": rings[1],
+        "x": tp.TmaLoadStage(tile=(8, 64), ring=rings[0]), "w": tp.TmaLoadStage(tile=(16, 32), ring=rings[1], dtype="fp32"),
+    })  # fmt: skip
+    return made()
+
+
+EVERY = {
+    "copy": lambda: S.Copy(),
+    "gemm": lambda: S.Gemm(),
+    "gemm 2x2": lambda: S.Gemm(cluster=(2, 2), dtype="fp32"),
+    "gemm 64": lambda: S.Gemm((64, 72, 64), (1, 4)),
+    "pingpong": lambda: S.PingPong(),
+    "splitk": lambda: S.SplitK(4),
+    "add parts": lambda: S.AddParts(),
+    "two rings": two_rings,
+}
+
+
+def value(formula):
+    """The numbers of `a 128 x 64 x 2 + b 8 x 2` or `(8 warps (math)) x 3 CTAs`, put together. A name may be `x`, too."""
+    formula = re.sub(r"\((\w+|the team before)\)", "", formula)
+    words = " ".join(re.findall(r"(?<![\w-])(?:\d+|x)(?![\w-])|[()+]", formula))
+    return eval(re.sub(r"(^|[(+]) ?x ", r"\1 ", words).replace("x", "*").strip())
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_formulas_give_their_numbers(name):
+    text = EVERY[name]().explain()
+    checked = 0
+    for pattern in (
+        r"(?P<number>\d+) arrivals = (?P<formula>.*)",
+        r"expect-tx by \w+: (?P<number>\d+) bytes a slot = (?P<formula>.*)",
+        r"^  \w+: (?P<formula>\d+ x \d+) = (?P<number>\d+) at \d+",
+    ):
+        for found in re.finditer(pattern, text, re.M):
+            assert value(found["formula"]) == int(found["number"]), found[0]
+            checked += 1
+    assert checked >= 5
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_nothing_derived_is_missing(name):
+    schedule = EVERY[name]()
+    plan, text = schedule.plan(), schedule.explain()
+    for barrier in plan.barriers:
+        assert re.search(rf"{re.escape(barrier.name)}: .*{barrier.count} arrivals = ", text), barrier
+    for part in (*plan.buffers, *plan.named_barriers, *plan.roles, *plan.transfers, *plan.matmuls):
+        assert part.name in text
+    for ring in plan.rings:
+        assert f"ring {ring.name}: {ring.stages} slots, " in text
+        for nbytes in ring.armed.values():
+            assert f"{nbytes} bytes a slot" in text
+    for count in plan.registers.values():
+        assert f"setmaxnreg {count}" in text
+    assert f"shared memory: {plan.smem_bytes} bytes" in text and f"{plan.threads} threads ({plan.warps} warps)" in text
+
+
+def test_two_rings_name_their_own_loads():
+    text = two_rings().explain()
+    assert "1024 bytes a slot = x 8 x 64 x 2\n" in text and "2048 bytes a slot = w 16 x 32 x 4\n" in text
+
+
+def test_gemm_2x2():
+    """Facts of the tuned GEMM on a 2 x 2 cluster, as a reader would look for them."""
+    text = S.Gemm(cluster=(2, 2)).explain()
+    for fact in (
+        "Gemm for sm_90a: 384 threads (12 warps) a CTA",
+        "cluster m=2 x n=2 = 4 CTAs, rank = m + 2 n",
+        "load: warps 0..0, setmaxnreg 40",
+        "math: warps 4..11, setmaxnreg 232",
+        "40 + 232 + 232 = 504 <= 168 at launch x 3 warpgroups",
+        "ring ring: 4 slots, load -> math",
+        "ring.full: 1 arrivals = 1 expect-tx (load)",
+        "ring.free: 24 arrivals = (8 warps (math)) x 3 CTAs",
+        "49152 bytes a slot = a 128 x 64 x 2 + b 256 x 64 x 2",
+        "math reads by wgmma: a slot is released 1 later",
+        "tile 1 x 128 x 64 bf16, swizzle 128 bytes, box 64 x 64, 1/2 each, multicast along n with mask 0x0005 << origin",
+        "multicast along m with mask 0x0003 << origin",
+        "matmul mma: 128 x 256 x 64 over 2 warpgroups, 4 wgmma m64n256k16 a slot and 64 rows, 128 accumulator registers",
+        "named barrier d.sync: id 1..2, 128 threads",
+    ):
+        assert fact in text, fact
+
+
+def test_architecture_and_types_can_be_asked_for():
+    assert "Copy for sm_120a" in S.Copy().explain(arch="sm_120a")
+    assert "fp32" in S.Gemm().explain({"d": "fp32"})

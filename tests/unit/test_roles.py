@@ -1,0 +1,229 @@
+"""Roles and bodies: which method a role runs, and what a body may not do."""
+
+import pytest
+
+import tmapipe as tp
+from tests.unit.fake_isa import RecordingIsa, record
+from tmapipe.kernel import KernelContext, kernel_main
+from tmapipe.role import body_of
+
+S = tp.schedules
+EXTENTS = {"x": (20, 200), "y": (20, 200)}
+
+
+class Rows(tp.Schedule):
+    load, store = tp.Role(warps=1), tp.Role(warps=1)
+    ring = tp.BarrierRing(3, producer=load, consumer=store)
+    x = tp.TmaLoadStage(tile=(8, 64), ring=ring)
+    y = tp.TmaStoreStage(source=x)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
+
+
+def test_bodies():
+    rows = Rows()
+    assert body_of(rows, Rows.load) is Rows.fill and body_of(rows, Rows.store) is Rows.drain
+    assert body_of(rows, tp.Role(warps=1)) is None
+
+
+def test_a_body_stays_an_ordinary_function():
+    """`role.jit` only registers it: tracing works on a copy, so that the model can run it afterwards."""
+
+    def body(self, k, tile):
+        pass
+
+    code = body.__code__
+    assert Rows.load.jit(body) is body and body.__code__ is code
+
+
+def test_subclass_replaces_a_body():
+    class Twice(Rows):
+        load, store = Rows.load, Rows.store
+
+        @load.jit
+        def fill_twice(self, k, tile):
+            for _ in range(2):
+                with k.ring.produce() as slot:
+                    slot.x.load(tile)
+
+    assert body_of(Twice(), Rows.load) is Twice.fill_twice and body_of(Twice(), Rows.store) is Rows.drain
+    twice, once = Twice(), Rows()
+    counts = [len([e for e in record(s, s.plan(), 0, EXTENTS) if e[0] == "load"]) for s in (twice, once)]
+    assert counts == [2 * 12, 12]
+
+
+def test_a_role_without_a_body():
+    class Missing(Rows):
+        extra = tp.Role(warps=1)
+
+    with pytest.raises(tp.ScopeError, match=r"role 'extra' has no body. Decorate a method .* @extra\.jit"):
+        record(Missing(), Missing().plan(), 2, EXTENTS)
+
+
+# ---- early exits ------------------------------------------------------------------------------------------------------
+
+
+def with_break(self, k, tile):
+    for _ in range(3):
+        break
+
+
+def with_continue(self, k, tile):
+    while k:
+        continue
+
+
+def with_return(self, k, tile):
+    if k:
+        return
+
+
+def with_return_in_with(self, k, tile):
+    with k.ring.produce() as slot:
+        return slot
+
+
+def with_a_value(self, k, tile):
+    return 3
+
+
+@pytest.mark.parametrize("body", [with_break, with_continue, with_return, with_return_in_with, with_a_value])
+def test_early_exits_are_refused_where_the_body_is_declared(body):
+    word = next(word for word in ("break", "continue", "return") if word in body.__name__ or word == "return")
+    with pytest.raises(
+        tp.ScopeError, match=rf"test_roles\.py:\d+: `{word}` in the body of a role. Use `if`/`else`"
+    ) as info:
+        tp.Role(warps=1).jit(body)
+    line = int(str(info.value).split(".py:")[1].split(":")[0])
+    first = body.__code__.co_firstlineno
+    assert first < line < first + 4
+
+
+def test_ordinary_control_flow_is_not_refused():
+    def body(self, k, tile):
+        for i in range(3):
+            if i == 1:
+                with k.ring.produce() as slot:
+                    slot.x.load(tile)
+            else:
+                pass
+        while k.more():
+            k.next()
+
+    tp.Role(warps=1).jit(body)
+
+
+def test_a_helper_inside_a_body_may_return():
+    """What a nested function or a lambda returns is no exit of the body."""
+
+    def body(self, k, tile):
+        def double(value):
+            return 2 * value
+
+        k.use(double(3), lambda value: value)
+
+    tp.Role(warps=1).jit(body)
+
+
+# ---- what a body sees -------------------------------------------------------------------------------------------------
+
+
+def context(schedule, role, **extents):
+    plan = schedule.plan()
+    isa = RecordingIsa(plan, plan.role(role).first_warp, extents=extents or EXTENTS)
+    return KernelContext(isa, schedule, plan.role(role))
+
+
+def test_context_offers_what_the_role_has():
+    k = context(Rows(), "load")
+    assert k.ring.phase == 0 and k.plan.name == "Rows" and k.tiles.count == 3 * 4
+    assert k.steps("x", "m") == 3 and k.steps("y", "n") == 4
+    with pytest.raises(tp.ScopeError, match=r"k\.mma in role 'load', which has ring\."):
+        k.mma  # noqa: B018
+    gemm = {"a": (1, 300, 100), "b": (1, 520, 100), "d": (1, 300, 520)}
+    math = context(S.Gemm(), "math", **gemm)
+    assert math.ring.phase == 1 and math.steps("a", "k") == 2
+    assert {"ring", "mma", "d"} == set(math._parts)
+    assert {"ring"} == set(context(S.Gemm(), "load", **gemm)._parts)
+    assert {"ring", "mma", "d", "order"} == set(context(S.PingPong(), "math", **gemm)._parts)
+
+
+def test_a_role_outside_a_ring_does_not_see_it():
+    class Watcher(Rows):
+        idle = tp.Role(warps=1)
+
+        @idle.jit
+        def wait(self, k, tile):
+            k.ring.consume()
+
+    with pytest.raises(tp.ScopeError, match=r"k\.ring in role 'idle', which has nothing"):
+        record(Watcher(), Watcher().plan(), 2, EXTENTS)
+
+
+def test_wrong_verbs_in_a_body():
+    class Swapped(Rows):
+        load, store = Rows.load, Rows.store
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.consume() as slot:
+                slot.x.load(tile)
+
+    with pytest.raises(tp.ScopeError, match=r"consume\(\) on ring 'ring' in role 'load'"):
+        record(Swapped(), Swapped().plan(), 0, EXTENTS)
+
+
+# ---- the kernel around the bodies -------------------------------------------------------------------------------------
+
+
+def test_set_up_and_tails():
+    """Warp 0 initializes before all meet; a role's tail follows its last tile."""
+    rows = Rows()
+    plan = rows.plan()
+    events = record(rows, plan, 0, EXTENTS)
+    kinds = [event[0] for event in events]
+    inits = [("init", b.name, stage, b.count) for b in plan.barriers for stage in range(3)]
+    assert events[: 2 + 6 + 2] == [("prefetch", "x"), ("prefetch", "y"), *inits, ("init_fence",), ("cta_sync",)]
+    assert kinds[10:] == ["wait", "arm", "load"] * 12
+    storer = [event[0] for event in record(rows, plan, 1, EXTENTS)]
+    assert storer[0] == "cta_sync"
+    assert storer[-3:] == ["wait_group", "arrive", "wait_group"]  # the last slot's read, its release, then all writes
+
+
+def test_clusters_meet_as_a_cluster():
+    gemm = S.Gemm(cluster=(2, 1))
+    extents = {"a": (1, 256, 64), "b": (1, 256, 64), "d": (1, 256, 256)}
+    for warp in range(12):
+        kinds = [event[0] for event in record(gemm, gemm.plan(), warp, extents)]
+        assert kinds.count("cluster_arrive") == kinds.count("cluster_wait") == 1 and "cta_sync" not in kinds
+
+
+def test_every_warp_of_a_warpgroup_sets_its_registers_first():
+    gemm = S.Gemm()
+    plan = gemm.plan()
+    extents = {"a": (1, 256, 64), "b": (1, 256, 64), "d": (1, 256, 256)}
+    for warp in range(12):
+        events = [e for e in record(gemm, plan, warp, extents) if e[0] not in ("init", "prefetch", "init_fence")]
+        after = events[2:]  # the cluster's barrier
+        assert after[0] == ("setmaxnreg", plan.registers[warp // 4], warp >= 4)
+        assert [e[0] for e in after].count("setmaxnreg") == 1
+        assert (len(after) == 1) == (warp in (1, 2, 3))  # idle warps of the loader's warpgroup
+
+
+@pytest.mark.parametrize("tiles", [(0, 5), (5, 0)])
+def test_no_tiles(tiles):
+    """No tile: only set-up and tails."""
+    m, n = tiles
+    extents = {"x": (8 * m, 64 * n), "y": (8 * m, 64 * n)}
+    isa = RecordingIsa(Rows().plan(), 0, extents=extents)
+    isa.divisors = lambda values: {name: max(1, value) for name, value in values.items()}  # as the host makes them
+    kernel_main(isa, Rows())
+    assert isa.of("load", "wait", "arm") == []
