@@ -196,6 +196,11 @@ def main() -> int:
             f"compute-sanitizer: {[(job.get('tool'), job.get('outcome'), job.get('sanitizer')) for job in sanitized]}"
         )
 
+    elif not options.dry and options.sanitize:
+        print("compute-sanitizer: not found")
+    for job in accepted:
+        if job.get("outcome") == "not run":
+            print(f"REFUSED: seed {job['seed']} {job.get('pipeline')}: {job.get('kinds')} {job.get('message')}")
     for job in wrong:
         print(f"WRONG: seed {job['seed']} {job.get('pipeline')}: {job.get('outcome')}, {job.get('seen')}")
     for job in rejected:
