@@ -155,6 +155,27 @@ def test_two_kinds_or_devices():
     assert "move it" in error.fix
 
 
+def test_copies_of_other_types_move_words():
+    """Any element type, as long as rows are whole 16-byte units, or the whole is contiguous."""
+    x = torch.arange(2 * 64, dtype=torch.int16).reshape(2, 64)
+    assert torch.equal(S.Copy()(x), x)
+    wide = torch.arange(4 * 72, dtype=torch.float64).reshape(4, 72)[:, :64]
+    assert torch.equal(S.Copy()(wide), wide)
+    for view in (half(8, 128)[:, :60], half(8, 68)[:, :64], half(64, 8).t()):
+        refused(S.Copy(), view, argument="x.shape, x.stride", rule="whole units of 16 bytes")
+    odd = half(8, 64)
+    refused(S.Copy(), odd, half(8, 68)[:, :64], argument="y.shape, y.stride", rule="whole units of 16 bytes")
+
+
+def test_an_output_without_inputs_is_needed():
+    class Filled(tp.Schedule):
+        work = tp.Role(warps=1)
+        y = tp.TmaStoreStage("m n", tile=(8, 64), role=work)
+
+    refused(bound, Filled(), argument="y", value=None, rule="needed for the output")
+    assert bound(Filled(), half(8, 64)).stores == ("y",)
+
+
 def test_shapes():
     a, b = half(16, 32), half(24, 32)
     refused(bound, S.Gemm(), a, half(24, 40), argument="b.shape", value=(1, 24, 40), rule="k = 40, but a has k = 32")
