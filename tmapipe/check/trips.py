@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from tmapipe.check.budgets import budget_findings
 from tmapipe.check.findings import Finding, Kind, Report
-from tmapipe.check.program import run_checked, static_findings
+from tmapipe.check.program import run_checked
 from tmapipe.dtypes import DType
 from tmapipe.errors import PipelineError
 from tmapipe.kernel import kernel_main
@@ -41,7 +42,7 @@ def check_schedule(schedule: Any, dtypes: Mapping[str, DType | str] | None = Non
     output, tile = schedule.tile_grid()
     dims = schedule.part(output).dims
     inner = tuple(dict.fromkeys(d for load in plan.loads for d in load.dims if d not in dims))
-    found: dict[Finding, None] = dict.fromkeys(static_findings(plan))
+    found: dict[Finding, None] = dict.fromkeys(budget_findings(plan))
     runs, events = [], 0
     for tiles, steps, clusters in _problems(slots, bool(inner)):
         shapes = _shapes(plan, dims, tile, inner, tiles, steps)

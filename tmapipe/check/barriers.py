@@ -1,0 +1,112 @@
+"""Rules of the barriers of warps: the CTA's, the named ones and the cluster's.
+
+Whatever arrives in generation n + 1 knows that generation n is complete, or it could count there. Warps that have returned
+count as arrived at the CTA's and the cluster's barrier, so their last clock joins what these release.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmapipe.check.clocks import Clock, Clocks
+from tmapipe.check.describe import who
+from tmapipe.check.findings import Kind
+from tmapipe.check.log import FindingLog, Step
+from tmapipe.machine import ops
+
+__all__ = ["Barriers"]
+
+CLUSTER = -1
+
+
+class Generation:
+    """What has arrived in one generation. by: warp -> time."""
+
+    __slots__ = ("by", "clock", "complete", "steps")
+
+    def __init__(self, clock: Clock):
+        self.clock = clock
+        self.complete = False
+        self.by: dict[int, int] = {}
+        self.steps: list[Step] = []
+
+
+class Barriers:
+    """Barriers by number: ``16 * cta + id``, or `CLUSTER`."""
+
+    def __init__(self, clocks: Clocks, log: FindingLog):
+        self.clocks, self.log, self.layout = clocks, log, log.layout
+        self.generations: dict[tuple[int, int], Generation] = {}
+        self.latest: dict[int, Generation] = {}
+        self.returned: set[int] = set()
+
+    def arrive(self, agent: int, op: ops.BarArrive, facts: tuple[int, bool]) -> None:
+        cta = agent // self.layout.warps
+        self._arrive(16 * cta + op.id, agent, op, *facts)
+        if op.id == 0 and facts[1]:
+            self._join_returned(16 * cta, self._warps(cta))
+
+    def arrive_cluster(self, agent: int, op: ops.ClusterArrive, facts: tuple[int, bool]) -> None:
+        self._arrive(CLUSTER, agent, op, *facts)
+        if facts[1]:
+            self._join_returned(CLUSTER, range(self.layout.agents))
+
+    def wait(self, agent: int, op: ops.BarWait, generation: int) -> None:
+        self._wait(16 * (agent // self.layout.warps) + op.id, agent, generation)
+
+    def wait_cluster(self, agent: int, op: ops.ClusterWait, generation: int) -> None:
+        self._wait(CLUSTER, agent, generation)
+
+    def exit(self, agent: int) -> None:
+        """The warp returns, which may complete what all others have arrived at."""
+        self.returned.add(agent)
+        cta = agent // self.layout.warps
+        for which, warps in ((16 * cta, self._warps(cta)), (CLUSTER, range(self.layout.agents))):
+            latest = self.latest.get(which)
+            if latest is not None and not latest.complete and all(w in latest.by or w in self.returned for w in warps):
+                latest.complete = True
+                self._join_returned(which, warps)
+
+    def _warps(self, cta: int) -> range:
+        return range(cta * self.layout.warps, (cta + 1) * self.layout.warps)
+
+    def _arrive(self, which: int, agent: int, op: Any, number: int, completed: bool) -> None:
+        clocks = self.clocks
+        step = Step(self.log.order, agent, op, number)
+        before = self.generations.get((which, number - 1))
+        if before is not None:
+            clock = clocks.of[agent]
+            if any(clock[other] < time for other, time in before.by.items()):
+                self._early(step, number, before)
+        now = self.generations.get((which, number))
+        if now is None:
+            now = self.latest[which] = self.generations[which, number] = Generation(clocks.zero())
+            self.generations.pop((which, number - 3), None)
+        now.by[agent] = clocks.time[agent]
+        now.steps.append(step)
+        now.complete = completed
+        clocks.release(agent, now.clock, all_lanes=True)
+
+    def _wait(self, which: int, agent: int, number: int) -> None:
+        generation = self.generations.get((which, number))
+        if generation is not None:
+            self.clocks.acquire(agent, generation.clock)
+
+    def _join_returned(self, which: int, warps: range) -> None:
+        for agent in self.returned:
+            if agent in warps:
+                self.clocks.release(agent, self.latest[which].clock, all_lanes=True)
+
+    def _early(self, step: Step, number: int, before: Generation) -> None:
+        if not self.log.is_new(Kind.NAMED_BARRIER, step):
+            return
+        name = self.layout.named_barrier_name(getattr(step.op, "id", 0))
+        others = ", ".join(dict.fromkeys(self.layout.role(s.agent) for s in before.steps))  # type: ignore[arg-type]
+        self.log.add(
+            Kind.NAMED_BARRIER,
+            f"{who(self.layout, step.agent)} arrives at {name} for its use number {number} and does not know that use number "
+            f"{number - 1} (by {others}) is over, so it can count there",
+            "give each group of warps an id of its own, and let a warp that only arrives know that the last use is over",
+            step,
+            *before.steps,
+        )

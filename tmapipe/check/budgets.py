@@ -1,0 +1,55 @@
+"""What the plan alone shows: shared memory, registers, ids of named barriers."""
+
+from __future__ import annotations
+
+from tmapipe.arch import arch_named
+from tmapipe.check.findings import Finding, Kind
+from tmapipe.plan import Plan
+
+__all__ = ["budget_findings"]
+
+NAMED_BARRIERS = range(1, 16)  # of a CTA; 0 is its own (PTX ISA, barrier)
+
+
+def budget_findings(plan: Plan) -> list[Finding]:
+    """Budgets that do not fit, whatever runs."""
+    return [*_shared_memory(plan), *_registers(plan), *_named_barriers(plan)]
+
+
+def _shared_memory(plan: Plan) -> list[Finding]:
+    limit = arch_named(plan.arch).smem
+    end = max([plan.smem_bytes, *(b.offset + b.stages * b.slot_bytes for b in plan.buffers)])
+    if end <= limit:
+        return []
+    terms = ", ".join(f"{b.name} {b.stages} x {b.slot_bytes}" for b in plan.buffers)
+    message = f"the plan takes {end} bytes of shared memory ({terms}); a CTA on {plan.arch} has {limit}"
+    return [Finding(Kind.SHARED_MEMORY, message, "use fewer stages or a smaller tile")]
+
+
+def _registers(plan: Plan) -> list[Finding]:
+    groups = -(-plan.warps // 4)
+    budget = plan.launch_registers * groups
+    total = sum(plan.registers.values())
+    if not plan.registers or total <= budget:
+        return []
+    terms = " + ".join(map(str, plan.registers.values()))
+    message = (
+        f"setmaxnreg asks for {terms} = {total} registers a thread over {groups} warpgroups; the CTA is launched with "
+        f"{plan.launch_registers} x {groups} = {budget}"
+    )
+    return [Finding(Kind.REGISTERS, message, f"take {total - budget} registers from some role")]
+
+
+def _named_barriers(plan: Plan) -> list[Finding]:
+    found = []
+    owners: dict[int, str] = {}
+    for barrier in plan.named_barriers:
+        for id in range(barrier.id, barrier.id + barrier.instances):
+            if id not in NAMED_BARRIERS:
+                message = f"named barrier {barrier.name} has id {id}; ids run from 1 to 15"
+                found.append(Finding(Kind.NAMED_BARRIER, message, "use an id from 1 to 15 that no other barrier has"))
+            elif id in owners:
+                message = f"named barriers {owners[id]} and {barrier.name} have the same id {id}"
+                found.append(Finding(Kind.NAMED_BARRIER, message, "give each named barrier an id of its own"))
+            owners[id] = barrier.name
+    return found

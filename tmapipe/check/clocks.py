@@ -1,0 +1,68 @@
+"""Vector clocks: what each warp, and each barrier's phase, has in its past.
+
+A clock is one array of integers, four parts side by side. Time of a warp: the number of its operations so far.
+
+    executed   by warp: its operations up to this time have been executed
+    published  by warp: what all of its lanes accessed up to this time is visible here
+    fenced     by warp: what it accessed up to this time was followed by its own proxy fence, which is visible here
+    phases     by mbarrier: this many of its phases have been waited for
+
+A body's lanes are converged at every call, so an operation of one lane is *executed* for all. Memory is another matter: one
+lane's arrival publishes the other lanes' accesses and fences only up to their last common synchronization.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tmapipe.machine.layout import Layout
+
+__all__ = ["Clock", "Clocks"]
+
+Clock = np.ndarray
+
+
+class Clocks:
+    """The warps' clocks. of: by warp, what it knows (in its own entries: executed now, published and fenced at its lanes' last
+    common synchronization); time: by warp; fence: by warp, time of its last proxy fence."""
+
+    def __init__(self, layout: Layout):
+        self.agents = layout.agents
+        self.published, self.fenced, self.phases = layout.agents, 2 * layout.agents, 3 * layout.agents
+        self.size = self.phases + layout.ctas * layout.nbars
+        self.of = [self.zero() for _ in range(layout.agents)]
+        self.time = [0] * layout.agents
+        self.fence = [0] * layout.agents
+
+    def zero(self) -> Clock:
+        return np.zeros(self.size, np.int32)
+
+    def tick(self, agent: int) -> int:
+        """The warp executes its next operation, at the time returned."""
+        time = self.time[agent] + 1
+        self.time[agent] = time
+        self.of[agent][agent] = time
+        return time
+
+    def release(self, agent: int, into: Clock, all_lanes: bool) -> None:
+        """Joins what the warp knows into a barrier's clock: by each of its lanes, or by one of them."""
+        clock = self.of[agent]
+        np.maximum(into, clock, out=into)
+        if all_lanes:
+            into[self.published + agent] = self.time[agent]
+            into[self.fenced + agent] = self.fence[agent]
+
+    def execute(self, agent: int, into: Clock) -> None:
+        """Joins only what has been executed: an operation that counts but releases nothing."""
+        np.maximum(into[: self.agents], self.of[agent][: self.agents], out=into[: self.agents])
+
+    def acquire(self, agent: int, clock: Clock) -> None:
+        """The warp, each of its lanes, comes to know *clock*."""
+        own = self.of[agent]
+        np.maximum(own, clock, out=own)
+
+    def synchronize_lanes(self, agent: int) -> None:
+        """``bar.warp.sync``: each lane knows what the others did."""
+        clock = self.of[agent]
+        clock[self.published + agent] = self.time[agent]
+        clock[self.fenced + agent] = self.fence[agent]

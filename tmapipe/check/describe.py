@@ -1,0 +1,109 @@
+"""Operations and agents in the user's names: roles, rings' barriers, slots, bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tmapipe.check.findings import Event
+from tmapipe.machine import ops
+from tmapipe.machine.layout import Layout
+from tmapipe.machine.ops import Agent, Flight
+
+__all__ = ["bar_name", "describe", "event", "slot_name", "who"]
+
+
+def who(layout: Layout, agent: Agent) -> str:
+    """An agent's name, e.g. ``math (warp 5) of CTA 1``; without the CTA where there is but one."""
+    name = layout.agent_name(agent)
+    return name.replace(" of CTA 0", "") if layout.ctas == 1 else name
+
+
+def bar_name(layout: Layout, bar: int) -> str:
+    """The mbarrier at flat index *bar* of the cluster, e.g. ``ring.full[2] of CTA 1``."""
+    name = layout.bar_name(bar)
+    return f"{name} of CTA {bar // layout.nbars}" if layout.ctas > 1 else name
+
+
+def slot_name(layout: Layout, place: int) -> str:
+    """The slot at flat index *place* of the cluster, e.g. ``x[2] of CTA 1``."""
+    name = layout.slot_name(place)
+    return f"{name} of CTA {place // layout.nslots}" if layout.ctas > 1 else name
+
+
+def describe(layout: Layout, op: Any) -> str:
+    """What an operation does, as a verb in the third person: ``waits for ring.full[0] (parity 1)``."""
+    texts: Callable[[Layout, Any], str] | None = _TEXTS.get(type(op))
+    return texts(layout, op) if texts is not None else type(op).__name__
+
+
+def event(layout: Layout, order: int, agent: Agent, op: Any, what: str = "", phase: int | None = None) -> Event:
+    """One line of a timeline. what: in place of the operation's own description."""
+    bar, slot = getattr(op, "bar", None), getattr(op, "slot", None)
+    cta = agent.cta if isinstance(agent, Flight) else agent // layout.warps
+    return Event(
+        order=order,
+        cta=cta,
+        agent=who(layout, agent),
+        what=what or describe(layout, op),
+        where=getattr(op, "where", None),
+        barrier=None if bar is None else layout.bar_name(bar),
+        slot=None if slot is None else layout.slot_name(slot),
+        phase=phase,
+        parity=getattr(op, "parity", None),
+        nbytes=getattr(op, "nbytes", None),
+    )
+
+
+def _load(layout: Layout, op: ops.TmaLoad) -> str:
+    to = "" if op.mask is None else f" of CTAs {_ranks(op.mask)}"
+    share = f" (share {op.share} of {op.shares})" if op.shares > 1 else ""
+    slot, bar = layout.slot_name(op.slot), layout.bar_name(op.bar)
+    return f"starts the TMA load of {op.load} into {slot}{to}{share}, {op.nbytes} bytes that complete on {bar}"
+
+
+def _ranks(mask: int) -> str:
+    return ", ".join(str(i) for i in range(mask.bit_length()) if mask >> i & 1)
+
+
+def _lanes(op: Any) -> str:
+    return f" by {op.lanes.bit_count()} lanes" if op.lanes.bit_count() > 1 else ""
+
+
+def _cluster_arrive(layout: Layout, op: ops.MbarArriveCluster) -> str:
+    return f"arrives at {layout.bar_name(op.bar)} of CTAs {_ranks(op.mask)} ({op.scope} scope)"
+
+
+def _part(op: Any) -> str:
+    return f" (part {op.part} of {op.parts}, by {op.split})" if op.parts > 1 else ""
+
+
+_TEXTS: dict[type, Callable[[Layout, Any], str]] = {
+    ops.MbarInit: lambda at, op: f"initializes {at.bar_name(op.bar)} with count {op.arrivals}",
+    ops.FenceMbarInit: lambda at, op: "fences the initialization (fence.mbarrier_init)",
+    ops.MbarWait: lambda at, op: f"waits for {at.bar_name(op.bar)} (parity {op.parity})",
+    ops.MbarArrive: lambda at, op: f"arrives at {at.bar_name(op.bar)}{_lanes(op)}",
+    ops.MbarArriveCluster: _cluster_arrive,
+    ops.MbarArriveTx: lambda at, op: f"arms {op.nbytes} bytes on {at.bar_name(op.bar)} and arrives",
+    ops.MbarExpectTx: lambda at, op: f"arms {op.nbytes} bytes on {at.bar_name(op.bar)}",
+    ops.BarArrive: lambda at, op: f"arrives at {at.named_barrier_name(op.id)}",
+    ops.BarWait: lambda at, op: f"passes {at.named_barrier_name(op.id)}",
+    ops.WarpSync: lambda at, op: "synchronizes the warp",
+    ops.ClusterArrive: lambda at, op: "arrives at the cluster barrier",
+    ops.ClusterWait: lambda at, op: "passes the cluster barrier",
+    ops.FenceProxyAsync: lambda at, op: "fences (fence.proxy.async)",
+    ops.TmaLoad: _load,
+    ops.TmaStore: lambda at, op: f"starts the TMA store {op.store} from {at.slot_name(op.slot)}",
+    ops.BulkCommit: lambda at, op: "commits a bulk group",
+    ops.BulkWait: lambda at, op: f"waits for bulk groups (wait_group{'.read' if op.read else ''} {op.pending})",
+    ops.AccumulatorWrite: lambda at, op: f"writes the accumulators of {op.matmul}",
+    ops.AccumulatorRead: lambda at, op: f"reads the accumulators of {op.matmul}",
+    ops.WgmmaFence: lambda at, op: "fences the accumulators (wgmma.fence)",
+    ops.Wgmma: lambda at, op: f"starts wgmma {op.matmul}, which reads {at.slot_name(op.a)} and {at.slot_name(op.b)}",
+    ops.WgmmaCommit: lambda at, op: "commits a wgmma group",
+    ops.WgmmaWait: lambda at, op: f"waits for wgmma groups (wait_group {op.pending})",
+    ops.SlotRead: lambda at, op: f"reads {at.slot_name(op.slot)}{_part(op)}",
+    ops.SlotWrite: lambda at, op: f"writes {at.slot_name(op.slot)}{_part(op)}",
+    ops.SetMaxNreg: lambda at, op: f"sets {op.registers} registers a thread",
+    ops.Exit: lambda at, op: "returns",
+}

@@ -1,0 +1,146 @@
+"""Errors of the machine as findings: what it refused, and deadlocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tmapipe.check.describe import bar_name, describe, event, who
+from tmapipe.check.findings import Finding, Kind
+from tmapipe.check.linear import LinearCheck
+from tmapipe.check.log import Step
+from tmapipe.machine import ops
+
+__all__ = ["deadlock_finding", "hazard_findings"]
+
+#: The machine's rules: the kind, and what to change.
+RULES = {
+    "surplus-arrival": (Kind.SURPLUS_ARRIVAL, "make the count of the barrier match the arrivals of one phase"),
+    "tx-below-zero": (Kind.TX_MISMATCH, "arm as many bytes as the copies of one phase deliver"),
+    "tx-overflow": (Kind.TX_MISMATCH, "arm as many bytes as the copies of one phase deliver"),
+    "exit-bytes-pending": (Kind.TX_MISMATCH, "deliver the bytes that are armed, or arm fewer"),
+    "barrier-count": (Kind.OUT_OF_RANGE, "initialize it with the number of arrivals of one phase"),
+    "barrier-before-init": (Kind.INIT_NOT_VISIBLE, "initialize it, then fence and synchronize, before the first use"),
+    "barrier-init-twice": (Kind.INIT_NOT_VISIBLE, "initialize each barrier once"),
+    "cluster-barrier": (Kind.NAMED_BARRIER, "let every warp of the cluster arrive and wait in turn"),
+    "named-barrier-id": (Kind.NAMED_BARRIER, "use an id from 1 to 15 that no other barrier has"),
+    "named-barrier-threads": (Kind.NAMED_BARRIER, "let all participants name the same number of threads"),
+    "mask-outside-cluster": (Kind.OUT_OF_RANGE, "set bits only for CTAs that the cluster has"),
+    "no-such-stage": (Kind.OUT_OF_RANGE, "count stages from 0 to stages - 1"),
+    "peer-exited": (Kind.EXITED_PEER, "let each CTA wait for its peers' last signals before it leaves"),
+    "exit-load-in-flight": (Kind.IN_FLIGHT_AT_EXIT, "wait for every load before the CTA leaves"),
+    "exit-uncommitted-store": (Kind.IN_FLIGHT_AT_EXIT, "commit the group (bulk_commit_group) and wait for it"),
+    "exit-unawaited-store": (
+        Kind.IN_FLIGHT_AT_EXIT,
+        "wait for the group (bulk_wait_group) in the thread that commits it",
+    ),
+    "exit-unawaited-wgmma": (Kind.IN_FLIGHT_AT_EXIT, "wait for the groups (wgmma_wait) before the warp returns"),
+    "accumulator-in-flight": (
+        Kind.RESULT_TOO_EARLY,
+        "wait for all groups (wgmma_wait(0)) before the accumulators are used",
+    ),
+    "wgmma-fence": (Kind.RESULT_TOO_EARLY, "execute wgmma_fence before the first wgmma on these registers"),
+    "wgmma-warpgroup": (Kind.OUT_OF_RANGE, "give the role whole warpgroups"),
+    "wgmma-diverged": (Kind.OUT_OF_RANGE, "let all four warps of the warpgroup issue the same wgmmas"),
+    "setmaxnreg-direction": (Kind.REGISTERS, "decrease to fewer registers, increase to more"),
+    "setmaxnreg-range": (Kind.REGISTERS, "use 24 to 256 registers in steps of 8"),
+    "setmaxnreg-warpgroup": (Kind.REGISTERS, "let all four warps of the warpgroup set the same number"),
+}
+_IN_FLIGHT = ("slot-being-loaded", "slot-being-stored", "slot-read-by-wgmma")
+
+
+def hazard_findings(error: Any, check: LinearCheck) -> list[Finding]:
+    """What the machine refused to do. Accesses to slots in flight are races, which the clocks describe better."""
+    rule, agent, op = getattr(error, "rule", ""), getattr(error, "agent", None), getattr(error, "op", None)
+    if rule in _IN_FLIGHT and isinstance(agent, int) and op is not None:
+        known = len(check.findings)
+        check.refused(agent, op)
+        if len(check.findings) > known:
+            return []
+    kind, fix = RULES.get(rule, (Kind.RACE, "let the second access wait for the first"))
+    steps = [Step(check.order + 1, agent, op)] if isinstance(agent, int) and op is not None else []
+    issue = check.last.get(agent) if isinstance(agent, int) and rule.startswith("exit-") else None
+    if rule == "exit-unawaited-store" and check.slots.idle_waits:
+        other, (_, wait) = next(iter(check.slots.idle_waits.items()))
+        if other != agent:
+            kind, issue = Kind.GROUP_OWNER, wait
+            fix = f"let {who(check.layout, agent)}, which commits the group, wait for it"  # type: ignore[arg-type]
+    timeline = tuple(event(check.layout, s.order, s.agent, s.op) for s in ([issue] if issue else []) + steps)
+    place = getattr(error, "where", None)
+    where = tuple(dict.fromkeys(p for p in (*(e.where for e in timeline), place) if p))
+    agents = (who(check.layout, agent),) if isinstance(agent, int) else ()
+    text = str(error).removesuffix(f" at {place}").removesuffix(f" [{rule}]")
+    return [Finding(kind, text, fix, agents, where, timeline=timeline)]
+
+
+def deadlock_finding(error: Any, check: LinearCheck, programs: Sequence[Sequence[Any]]) -> Finding:
+    """Who waits for what, and for each mbarrier that does not complete: what it got, and where those who signal it are."""
+    layout, blocked = check.layout, error.blocked
+    kind = Kind.DEADLOCK
+    if any(isinstance(op, ops.SetMaxNreg) for op in blocked.values()):
+        kind = Kind.REGISTERS
+    steps: list[Step] = []
+    fixes: list[str] = []
+    waits: dict[Any, int] = {}  # one warp for each (role, operation)
+    for agent, op in blocked.items():
+        waits.setdefault((layout.role(agent), type(op), getattr(op, "bar", None), op.where), agent)
+    for agent in waits.values():
+        op = blocked[agent]
+        if isinstance(op, ops.MbarWait):
+            bar = agent // layout.warps * layout.nbars + op.bar
+            steps += check.phases.now[bar].steps
+            fixes += _missing(error.state, check, bar)
+            steps += _signallers(check, programs, agent, op)
+        steps.append(Step(check.order + 1, agent, op, what=f"{describe(layout, op)}, in vain"))
+    unique = {(s.order, s.agent, type(s.op)): s for s in steps}
+    timeline = tuple(
+        event(layout, s.order, s.agent, s.op, s.what, s.phase) for s in sorted(unique.values(), key=lambda s: s.order)
+    )
+    return Finding(
+        kind,
+        str(error),
+        "; ".join(dict.fromkeys(fixes)) or "let the roles named arrive as often as the others wait",
+        tuple(dict.fromkeys(who(layout, agent) for agent in waits.values())),
+        tuple(dict.fromkeys(e.where for e in timeline if e.where)),
+        timeline=timeline,
+    )
+
+
+def _missing(state: Any, check: LinearCheck, bar: int) -> list[str]:
+    """What the mbarrier still needs to complete, as something to change."""
+    layout = check.layout
+    name = bar_name(layout, bar)
+    count, pending, tx = state.count[bar], state.pending[bar], state.tx[bar]
+    roles = " and ".join(layout.signallers(bar)) or "those who signal it"
+    phase = f"phase {state.phase[bar]} of {name}"
+    if tx > 0:
+        return [f"{phase} has {tx} bytes armed that no load delivers: start the loads, or arm {tx} bytes fewer"]
+    if tx < 0:
+        return [f"{phase} got {-tx} bytes that nobody armed: arm them before the loads start"]
+    if pending:
+        got = count - pending
+        return [
+            f"{phase} got {got} of {count} arrivals: let {roles} arrive {pending} more times, or set the count to {got}"
+        ]
+    return []
+
+
+def _signallers(check: LinearCheck, programs: Sequence[Sequence[Any]], agent: int, wait: Any) -> list[Step]:
+    """Where the roles that signal an mbarrier last touched the same stage, and did not go on to signal."""
+    layout = check.layout
+    stage = layout.bars[wait.bar][1]
+    first = agent // layout.warps * layout.warps
+    found = []
+    for role in layout.signallers(wait.bar):
+        other = first + layout.plan.role(role).first_warp
+        done = programs[other][: check.clocks.time[other]]
+        for op in reversed(done):
+            slot, bar = getattr(op, "slot", getattr(op, "a", None)), getattr(op, "bar", None)
+            same = (
+                layout.slots[slot][1] == stage if slot is not None else bar is not None and layout.bars[bar][1] == stage
+            )
+            if same and op.where and not isinstance(op, ops.MbarInit):
+                what = f"{describe(layout, op)}: its last use of stage {stage}"
+                found.append(Step(check.order, other, op, what=what))
+                break
+    return found

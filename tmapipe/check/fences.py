@@ -1,0 +1,52 @@
+"""Redundant proxy fences, reported as notes: those that order nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmapipe.check.clocks import Clocks
+from tmapipe.check.describe import who
+from tmapipe.check.findings import Kind
+from tmapipe.check.log import FindingLog, Step
+from tmapipe.check.slots import Slots
+
+__all__ = ["Fences"]
+
+
+class Fences:
+    """Proxy fences by their place in the program. A place is redundant if each time that the run came by, the warp had not
+    touched, since its last fence, any slot that TMA or wgmma touch."""
+
+    def __init__(self, clocks: Clocks, log: FindingLog, slots: Slots):
+        self.clocks, self.log, self.slots = clocks, log, slots
+        self.touched: list[set[int]] = [set() for _ in range(clocks.agents)]  # slots since the last fence
+        self.places: dict[Any, tuple[set[int], Step]] = {}
+
+    def access(self, agent: int, slot: int) -> None:
+        self.touched[agent].add(slot)
+
+    def fence(self, agent: int, op: Any) -> None:
+        time = self.clocks.time[agent]
+        again = self.clocks.fence[agent] == time - 1  # the same line, once more at once
+        self.clocks.fence[agent] = time
+        key = (self.log.layout.role(agent), op.where, again) if op.where else (agent, time)
+        place = self.places.get(key)
+        if place is None:
+            place = self.places[key] = (set(), Step(self.log.order, agent, op))
+        place[0].update(self.touched[agent])
+        self.touched[agent].clear()
+
+    def finish(self) -> None:
+        layout = self.log.layout
+        wanted = {alias for slot in self.slots.async_slots for alias in layout.aliases[slot]}
+        for covered, step in self.places.values():
+            if covered & wanted or not self.log.is_new(Kind.REDUNDANT_FENCE, step):
+                continue
+            names = ", ".join(dict.fromkeys(layout.slots[slot][0].name for slot in sorted(covered)))
+            why = f"only threads touch {names}" if names else "it has touched no slot since its last fence"
+            self.log.add(
+                Kind.REDUNDANT_FENCE,
+                f"the proxy fence of {who(layout, step.agent)} orders nothing: {why}",
+                "drop this fence",
+                step,
+            )

@@ -1,0 +1,175 @@
+"""Rules of what must exist when it is used: initialized barriers, CTAs that have not left, and the right scope and role.
+
+- A barrier's initialization lies in the past of its use; for peers and the async proxy, with fence.mbarrier_init after it.
+- A CTA's last warp does not return before every remote arrival at it, and every load to it that some warp of it waited for.
+- An arrival at a peer has cluster scope. Only the roles of a ring wait for its barriers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmapipe.check.clocks import Clock, Clocks
+from tmapipe.check.describe import bar_name, who
+from tmapipe.check.findings import Kind
+from tmapipe.check.log import FindingLog, Step
+from tmapipe.machine import ops
+from tmapipe.machine.layout import Layout
+
+__all__ = ["Lifetimes"]
+
+
+class Lifetimes:
+    """Initializations, exits, and what reaches over to other CTAs."""
+
+    def __init__(self, clocks: Clocks, log: FindingLog, shapes: dict[str, tuple[int, ...]]):
+        self.clocks, self.log, self.layout, self.shapes = clocks, log, log.layout, shapes
+        self.inits: dict[int, tuple[int, Step]] = {}  # mbarrier -> (time, step)
+        self.fences: dict[int, list[int]] = {}  # warp -> times of fence.mbarrier_init
+        self.visible: set[tuple[int, int, bool]] = set()  # (agent, mbarrier, far): shown once, true from then on
+        self.exits: list[Clock] = [clocks.zero() for _ in range(self.layout.ctas)]  # joined over the CTA's warps
+        self.arrivals: dict[tuple[int, int], tuple[int, int, Step]] = {}  # (CTA, peer's warp) -> time, mbarrier, step
+        self.landings: dict[int, tuple[int, Step]] = {}  # mbarrier -> last phase that bytes counted in, and their load
+        self.waiters = _waiters(self.layout)
+
+    # ---- initialization -------------------------------------------------------------------------------------------
+
+    def init(self, agent: int, op: ops.MbarInit) -> None:
+        bar = agent // self.layout.warps * self.layout.nbars + op.bar
+        self.inits[bar] = self.clocks.time[agent], Step(self.log.order, agent, op)
+
+    def fence_init(self, agent: int) -> None:
+        self.fences.setdefault(agent, []).append(self.clocks.time[agent])
+
+    def use(self, agent: int, op: Any, bar: int, far: bool) -> None:
+        """A warp uses a barrier; far: from another CTA, or through the async proxy."""
+        key = agent, bar, far
+        if key in self.visible:
+            return
+        init = self.inits.get(bar)
+        if init is None:
+            return  # the machine says so
+        time, step = init
+        by: int = step.agent  # type: ignore[assignment]
+        seen = self.clocks.of[agent][by]
+        if seen >= time if not far else any(time <= fence <= seen for fence in self.fences.get(by, ())):
+            self.visible.add(key)
+            return
+        last = Step(self.log.order, agent, op)
+        if not self.log.is_new(Kind.INIT_NOT_VISIBLE, last, step, bar=bar):
+            return
+        name = bar_name(self.layout, bar)
+        fenced = any(time <= fence for fence in self.fences.get(by, ()))
+        group = "cluster" if self.layout.ctas > 1 else "CTA"
+        why = f"a {group} barrier" if fenced or not far else f"fence_mbarrier_init, and then a {group} barrier,"
+        use = "the TMA engine" if isinstance(op, ops.TmaLoad) and far else who(self.layout, agent)
+        self.log.add(
+            Kind.INIT_NOT_VISIBLE,
+            f"{use} uses {name}, and nothing makes its initialization by {who(self.layout, by)} visible there",
+            f"put {why} between the initialization and the first use",
+            last,
+            step,
+            bar=bar,
+        )
+
+    # ---- who may do what ------------------------------------------------------------------------------------------
+
+    def wait(self, agent: int, op: ops.MbarWait) -> None:
+        """Only a ring's own roles wait for its barriers."""
+        ring, roles = self.waiters.get(op.bar, ("", ()))
+        if not ring or self.layout.role(agent) in roles:
+            return
+        step = Step(self.log.order, agent, op)
+        if self.log.is_new(Kind.TAIL_OWNER, step, bar=op.bar):
+            name = self.layout.bar_name(op.bar)
+            self.log.add(
+                Kind.TAIL_OWNER,
+                f"{who(self.layout, agent)} waits for {name} of ring {ring}, which belongs to {' and '.join(roles)}",
+                f"leave the tail of {ring}, and every other wait for {name.split('[')[0]}, to {' or '.join(roles)}",
+                step,
+                bar=agent // self.layout.warps * self.layout.nbars + op.bar,
+            )
+
+    def arrive_far(self, agent: int, op: Any, bar: int) -> None:
+        """A remote arrival."""
+        step = Step(self.log.order, agent, op)
+        self.arrivals[bar // self.layout.nbars, agent] = self.clocks.time[agent], bar, step
+        if getattr(op, "scope", "cluster") != "cluster" and self.log.is_new(Kind.SCOPE, step, bar=bar):
+            self.log.add(
+                Kind.SCOPE,
+                f"{who(self.layout, agent)} arrives at {bar_name(self.layout, bar)}, a peer's barrier, with {op.scope} scope: "
+                "what it did before need not be visible to the peer",
+                "arrive with cluster scope (mbarrier.arrive.release.cluster)",
+                step,
+                bar=bar,
+            )
+
+    def start_load(self, agent: int, op: ops.TmaLoad) -> None:
+        """A load starts inside its tensor; along a cluster's axis, the load of the CTA at the cluster's origin does."""
+        load = self.layout.loads[op.load]
+        shape = self.shapes.get(load.argument, ())
+        for dim, start, extent, step in zip(load.dims, op.at, shape, load.tile, strict=False):
+            reach = step * (self.layout.plan.cluster.get(dim, 1) - 1)
+            if 0 <= start < max(extent, 1) + reach:
+                continue
+            last = Step(self.log.order, agent, op)
+            if self.log.is_new(Kind.OUT_OF_RANGE, last):
+                self.log.add(
+                    Kind.OUT_OF_RANGE,
+                    f"{who(self.layout, agent)} loads {load.name} from {dim} = {start} on, but the tensor ends at {extent}",
+                    f"let the loop of {self.layout.role(agent)} end with the tensor, or guard the load",
+                    last,
+                )
+
+    def landed(self, bar: int, phase: int, step: Step) -> None:
+        """Bytes of a load were counted."""
+        self.landings[bar] = phase, step
+
+    # ---- exit -----------------------------------------------------------------------------------------------------
+
+    def exit(self, agent: int) -> None:
+        self.clocks.release(agent, self.exits[agent // self.layout.warps], all_lanes=True)
+
+    def finish(self) -> None:
+        """After the run: whatever reached a CTA did so before its last warp returned."""
+        for (cta, agent), (time, bar, step) in self.arrivals.items():
+            barrier = self.layout.bars[bar % self.layout.nbars][0].name
+            if self.exits[cta][agent] < time and self.log.is_new(Kind.EXITED_PEER, step, bar=bar):
+                self.log.add(
+                    Kind.EXITED_PEER,
+                    f"CTA {cta} can leave before {who(self.layout, agent)} arrives at its {self.layout.bar_name(bar)}",
+                    f"let a warp of each CTA wait for its peers' last arrivals at {barrier} (the ring's tail), or for a "
+                    "cluster barrier, before it returns",
+                    step,
+                    bar=bar,
+                )
+        for bar, (phase, step) in self.landings.items():
+            cta = bar // self.layout.nbars
+            if self.exits[cta][self.clocks.phases + bar] > phase:
+                continue
+            own = step.agent // self.layout.warps == cta  # type: ignore[operator]
+            barrier = self.layout.bars[bar % self.layout.nbars][0].name
+            slot = self.layout.slot_name(step.op.slot)
+            kind = Kind.IN_FLIGHT_AT_EXIT if own else Kind.EXITED_PEER
+            if self.log.is_new(kind, step, bar=bar):
+                where = f"CTA {cta}" if self.layout.ctas > 1 else "the CTA"
+                self.log.add(
+                    kind,
+                    f"{where} can leave while a TMA load issued by {who(self.layout, step.agent)} is on its way into its {slot}"
+                    f": no warp of it waits for phase {phase} of {bar_name(self.layout, bar)}",
+                    f"wait for every phase of {barrier} that is loaded, or do not load what nobody uses",
+                    step,
+                    bar=bar,
+                    phase=phase,
+                )
+
+
+def _waiters(layout: Layout) -> dict[int, tuple[str, tuple[str, ...]]]:
+    """mbarrier (of a CTA) -> (ring, the roles of the phase that waits for it)."""
+    found = {}
+    for ring in layout.plan.rings:
+        for phase, barrier in enumerate(ring.barriers):
+            roles = ring.phases[(phase + 1) % len(ring.phases)]
+            for stage in range(barrier.stages):
+                found[layout.bar_base[barrier.name] + stage] = (ring.name, roles)
+    return found

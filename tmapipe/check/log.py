@@ -1,0 +1,76 @@
+"""The findings of one run, each thing said once: for one rule, one pair of source lines and one ring or buffer."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from tmapipe.check.describe import bar_name, event, slot_name, who
+from tmapipe.check.findings import Finding, Kind
+from tmapipe.machine.layout import Layout
+from tmapipe.machine.ops import Agent
+
+__all__ = ["FindingLog", "Step"]
+
+
+class Step(NamedTuple):
+    """An operation that a finding may show. order: its place in the run; phase: that it counted in or saw complete."""
+
+    order: int
+    agent: Agent
+    op: Any
+    phase: int | None = None
+    what: str = ""  #: if it says more than the operation itself
+
+
+class FindingLog:
+    """Collects `Finding`s. order: number of the transition that is being looked at."""
+
+    def __init__(self, layout: Layout):
+        self.layout = layout
+        self.order = 0
+        self.found: dict[Any, Finding] = {}
+
+    def is_new(self, kind: Kind, last: Step, *others: Step, bar: int | None = None, place: int | None = None) -> bool:
+        """Whether nothing like it has been found: ask before making a message."""
+        return self._key(kind, last, others, bar, place) not in self.found
+
+    def add(
+        self,
+        kind: Kind,
+        message: str,
+        fix: str,
+        last: Step,
+        *others: Step,
+        bar: int | None = None,
+        place: int | None = None,
+        phase: int | None = None,
+    ) -> None:
+        """last: the operation that shows it; others: earlier ones, shown in order; bar, place: flat indices in the cluster of
+        the mbarrier and the slot that it is about."""
+        layout = self.layout
+        steps = sorted({(s.order, str(s.agent)): s for s in (*others, last)}.values(), key=lambda s: s.order)
+        timeline = tuple(event(layout, s.order, s.agent, s.op, s.what, s.phase) for s in steps)
+        finding = Finding(
+            kind=kind,
+            message=message,
+            fix=fix,
+            agents=tuple(dict.fromkeys(who(layout, s.agent) for s in (last, *others))),
+            where=tuple(dict.fromkeys(e.where for e in reversed(timeline) if e.where)),
+            barrier=None if bar is None else bar_name(layout, bar),
+            slot=None if place is None else slot_name(layout, place),
+            phase=phase,
+            timeline=timeline,
+        )
+        self.found.setdefault(self._key(kind, last, others, bar, place), finding)
+
+    def _key(self, kind: Kind, last: Step, others: tuple[Step, ...], bar: int | None, place: int | None) -> Any:
+        layout = self.layout
+        ends = [last, *others[:1]]
+        lines = tuple((_role(layout, s.agent), type(s.op), getattr(s.op, "where", None)) for s in ends)
+        array = layout.bars[bar % layout.nbars][0].name if bar is not None else None
+        buffer = layout.slots[place % layout.nslots][0].name if place is not None else None
+        return kind, lines, array, buffer
+
+
+def _role(layout: Layout, agent: Agent) -> str:
+    return layout.role(agent) if isinstance(agent, int) else agent.kind

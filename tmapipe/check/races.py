@@ -1,0 +1,110 @@
+"""What a report says of two accesses that nothing orders: who, which bytes, what is missing, what to change."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tmapipe.check.describe import bar_name, slot_name, who
+from tmapipe.check.findings import Kind
+from tmapipe.check.log import Step
+
+if TYPE_CHECKING:
+    from tmapipe.check.slots import Access, Slots
+
+__all__ = ["report_race"]
+
+READ, WRITE, LOAD, STORE, MMA = range(5)
+_DOES = {
+    READ: "{who} reads",
+    WRITE: "{who} writes",
+    LOAD: "a TMA load issued by {who} writes",
+    STORE: "a TMA store issued by {who} reads",
+    MMA: "a wgmma issued by {who} reads",
+}
+
+
+def report_race(slots: Slots, kind: Kind, before: Access, access: Access, place: int, other: int) -> None:
+    """*access* to the slot at flat index *place* conflicts with *before*, to the one at *other* (the same, or aliased)."""
+    log, layout = slots.log, slots.layout
+    owner: Step | None = None
+    if kind is Kind.STORE_SOURCE_REUSED:
+        owner = _foreign_wait(slots, before, access)
+        kind = Kind.GROUP_OWNER if owner is not None else kind
+    if not log.is_new(kind, access.step, before.step, place=place):
+        return
+    name, alias = slot_name(layout, place), slot_name(layout, other)
+    first = _DOES[before.kind].format(who=who(layout, before.agent))
+    second = _DOES[access.kind].format(who=who(layout, access.agent))
+    same = "it" if place == other else f"{alias}, which lies in the same bytes"
+    message, fix = _texts(slots, kind, before, access, f"{second} {name}", f"{first} {same}", owner)
+    extra = [step for step in (owner, _end(slots, before)) if step is not None]
+    log.add(kind, message, fix, access.step, before.step, *extra, place=place)
+
+
+def _texts(
+    slots: Slots, kind: Kind, before: Access, access: Access, second: str, first: str, owner: Step | None
+) -> tuple[str, str]:
+    layout = slots.layout
+    role, later = layout.role(before.agent), layout.role(access.agent)
+    array = layout.slots[access.step.op.slot if hasattr(access.step.op, "slot") else access.step.op.a][0].name
+    if kind is Kind.PROXY:
+        return (
+            f"{second} through the async proxy after {first} through the generic proxy, and no proxy fence of {role} lies "
+            "between",
+            f"let {role} execute fence_proxy_async after its access to {array}, before the synchronization that hands it on",
+        )
+    if owner is not None:
+        return (
+            f"{second} while {first}: {who(layout, owner.agent)} waits for bulk groups, but the store's group belongs to "
+            f"{who(layout, before.agent)}, and wait_group covers only the calling thread's own",
+            f"let {who(layout, before.agent)}, which commits the group, wait for it (bulk_wait_group)",
+        )
+    if kind is Kind.STORE_SOURCE_REUSED:
+        return (
+            f"{second} while {first}: no wait_group.read for that store lies between",
+            f"let {role} wait for the store's group (bulk_wait_group(..., read=True)) before it hands {array} on",
+        )
+    clocks = slots.clocks
+    clock = clocks.of[access.agent]
+    if before.kind in (READ, WRITE) and clock[before.agent] >= before.time:
+        return (
+            f"{second} after {first}, but only one lane of that warp is ordered before it: the other lanes' accesses are not",
+            f"let {role} execute warp_sync between its access to {array} and the signal of one lane",
+        )
+    if before.kind == LOAD:
+        bar = bar_name(layout, before.bar)
+        return (
+            f"{second} while {first}: nothing makes it wait until the bytes have landed (phase {before.number} of {bar})",
+            f"let {later} wait for {bar.split('[')[0]} before it touches {array}",
+        )
+    if before.kind == MMA:
+        return (
+            f"{second} while {first}: no wgmma_wait for that group lies between",
+            f"let {role} wait for the wgmma's group (wgmma_wait) before it releases {array}",
+        )
+    return (
+        f"{second} while {first}: nothing orders the two",
+        f"let {later} wait for a barrier that {role} signals after its access to {array}",
+    )
+
+
+def _end(slots: Slots, before: Access) -> Step | None:
+    """The wait that ended *before*, if there was one, for the timeline."""
+    if before.number is None or before.kind != STORE:
+        return None
+    waits = slots.bulk_waits[before.agent]
+    time = waits.time(before.number)
+    return None if time is None else waits.steps[waits.times.index(time)]
+
+
+def _foreign_wait(slots: Slots, before: Access, access: Access) -> Step | None:
+    """A wait for bulk groups after the store and before the access, by a warp that has no groups of its own."""
+    clock: Any = slots.clocks.of[access.agent]
+    cta = before.agent // slots.layout.warps
+    for agent in range(cta * slots.layout.warps, (cta + 1) * slots.layout.warps):
+        waits = slots.idle_waits.get(agent)
+        if agent != before.agent and waits is not None:
+            time, step = waits
+            if step.order > before.step.order and clock[agent] >= time:
+                return step
+    return None

@@ -1,0 +1,192 @@
+"""Rules of the slots: any two accesses to the same bytes, one of them a write, are ordered, with what their proxies need.
+
+    first access           is over for a second one when the second's past has ...
+    threads read or write  the access, published by all lanes of its warp; and for the async proxy, their fence after it
+    TMA load writes        the phase that its bytes complete, waited for
+    TMA store reads        the issuing thread's wait_group(.read) for its group
+    wgmma reads            a wgmma wait_group for its group, by one of the warpgroup's warps
+
+For each slot the last access of each kind and agent is kept: whatever is ordered after it is ordered after earlier ones.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any
+
+from tmapipe.check.clocks import Clock, Clocks
+from tmapipe.check.findings import Kind
+from tmapipe.check.log import FindingLog, Step
+from tmapipe.check.races import report_race
+from tmapipe.machine import ops
+from tmapipe.machine.ops import Flight
+
+__all__ = ["LOAD", "MMA", "READ", "STORE", "WRITE", "Access", "Slots"]
+
+READ, WRITE, LOAD, STORE, MMA = range(5)
+WRITES = (WRITE, LOAD)
+Part = tuple[str, int, int]  # how the slot is cut, which part, of how many
+WHOLE: Part = ("whole", 0, 1)
+
+
+class Access:
+    """kind: one of the above; agent, time: the warp that made or issued it; part: of the slot; number: what ends it: a load's
+    phase, a store's bulk group, a wgmma's serial (None: not known yet); bar: of a load."""
+
+    __slots__ = ("agent", "bar", "kind", "number", "part", "step", "time")
+
+    def __init__(self, kind: int, time: int, part: Part, step: Step, bar: int = -1, number: int | None = None):
+        self.kind, self.time, self.part, self.step = kind, time, part, step
+        self.agent: int = step.agent  # type: ignore[assignment]
+        self.bar, self.number = bar, number
+
+
+class Waits:
+    """Of one thread or warp: up to which number (groups, serials) it has waited, and when."""
+
+    __slots__ = ("steps", "times", "upto")
+
+    def __init__(self) -> None:
+        self.upto: list[int] = []
+        self.times: list[int] = []
+        self.steps: list[Step] = []
+
+    def add(self, upto: int, time: int, step: Step) -> None:
+        if not self.upto or upto > self.upto[-1]:
+            self.upto.append(upto)
+            self.times.append(time)
+            self.steps.append(step)
+
+    def time(self, number: int) -> int | None:
+        """When the first wait that covers *number* returned."""
+        i = bisect_right(self.upto, number)
+        return self.times[i] if i < len(self.times) else None
+
+
+class Slots:
+    """The accesses to all slots of a cluster, and the waits that end the asynchronous ones."""
+
+    def __init__(self, clocks: Clocks, log: FindingLog):
+        layout = log.layout
+        self.clocks, self.log, self.layout = clocks, log, layout
+        self.history: list[dict[Any, Access]] = [{} for _ in range(layout.ctas * layout.nslots)]
+        self.flights: dict[Flight, Access] = {}
+        self.bulk_waits = [Waits() for _ in range(layout.agents)]
+        self.mma_waits = [Waits() for _ in range(layout.agents)]
+        self.mma_issued: dict[tuple[int, int], Clock] = {}  # (warpgroup, serial) -> what its four issues have executed
+        self.idle_waits: dict[int, tuple[int, Step]] = {}  # of warps with no groups that could have been waited for
+        self.async_slots: set[int] = set()  # of a CTA, that TMA or wgmma touch
+
+    # ---- accesses -------------------------------------------------------------------------------------------------
+
+    def generic(self, agent: int, op: Any) -> None:
+        """Threads of the warp read or write a part of a slot."""
+        kind = READ if type(op) is ops.SlotRead else WRITE
+        part = (op.split, op.part, op.parts) if op.parts > 1 else WHOLE
+        access = Access(kind, self.clocks.time[agent], part, Step(self.log.order, agent, op))
+        self._access(agent // self.layout.warps, op.slot, access, (kind, agent, part))
+
+    def load(self, agent: int, op: ops.TmaLoad, flights: tuple[Flight, ...]) -> None:
+        """A TMA load starts, to each of its destinations."""
+        self.async_slots.add(op.slot)
+        part = ("shares", op.share, op.shares) if op.shares > 1 else WHOLE
+        step, time = Step(self.log.order, agent, op), self.clocks.time[agent]
+        for flight in flights:
+            bar = flight.cta * self.layout.nbars + op.bar
+            access = self.flights[flight] = Access(LOAD, time, part, step, bar)
+            self._access(flight.cta, op.slot, access, (LOAD, bar, part))
+
+    def landed(self, flight: Flight, phase: int) -> None:
+        """Its bytes have been counted in *phase*."""
+        self.flights.pop(flight).number = phase
+
+    def store(self, agent: int, op: ops.TmaStore, flight: Flight) -> None:
+        """A TMA store starts to read."""
+        self.async_slots.add(op.slot)
+        access = Access(STORE, self.clocks.time[agent], WHOLE, Step(self.log.order, agent, op))
+        self.flights[flight] = access
+        self._access(flight.cta, op.slot, access, (STORE, agent))
+
+    def commit(self, facts: tuple[int, tuple[Flight, ...]]) -> None:
+        """Stores get the number of their group."""
+        number, flights = facts
+        for flight in flights:
+            self.flights.pop(flight).number = number
+
+    def bulk_wait(self, agent: int, op: ops.BulkWait, groups: int) -> None:
+        """Groups 0 .. groups - 1 of the thread have been read."""
+        step = Step(self.log.order, agent, op)
+        if groups:
+            self.bulk_waits[agent].add(groups, self.clocks.time[agent], step)
+        else:
+            self.idle_waits.setdefault(agent, (self.clocks.time[agent], step))
+
+    def mma(self, agent: int, op: ops.Wgmma, flight: Flight) -> None:
+        """One warp of the four issues a wgmma, which from now on may read both operands."""
+        time, step = self.clocks.time[agent], Step(self.log.order, agent, op)
+        issued = self.mma_issued.get((flight.issuer, flight.serial))
+        if issued is None:
+            issued = self.mma_issued[flight.issuer, flight.serial] = self.clocks.zero()
+        self.clocks.execute(agent, issued)
+        for slot in {op.a, op.b}:
+            self.async_slots.add(slot)
+            access = Access(MMA, time, WHOLE, step, number=flight.serial)
+            self._access(flight.cta, slot, access, (MMA, flight.issuer))
+
+    def mma_wait(self, agent: int, op: ops.WgmmaWait, serials: int) -> None:
+        """The warpgroup's wgmmas 0 .. serials - 1 are complete, as this warp sees it: so all four warps have issued them."""
+        group = agent // self.layout.warps * self.layout.warpgroups + agent % self.layout.warps // 4
+        issued = self.mma_issued.get((group, serials - 1))
+        if issued is not None:
+            self.clocks.acquire(agent, issued)
+        self.mma_waits[agent].add(serials, self.clocks.time[agent], Step(self.log.order, agent, op))
+
+    # ---- the rule -------------------------------------------------------------------------------------------------
+
+    def _access(self, cta: int, slot: int, access: Access, key: Any) -> None:
+        layout = self.layout
+        base = cta * layout.nslots
+        clock = self.clocks.of[access.agent]
+        writes = access.kind in WRITES
+        for alias in layout.aliases[slot]:
+            for before in self.history[base + alias].values():
+                if not writes and before.kind not in WRITES:
+                    continue
+                if alias == slot and _disjoint(before.part, access.part):
+                    continue
+                kind = self.order(before, access, clock)
+                if kind is not None:
+                    report_race(self, kind, before, access, base + slot, base + alias)
+        self.history[base + slot][key] = access
+
+    def order(self, before: Access, access: Access, clock: Clock) -> Kind | None:
+        """None if *before* is over for *access*, which happens (or is issued) with *clock*; else what is wrong."""
+        clocks = self.clocks
+        kind, agent = before.kind, before.agent
+        if kind == LOAD:
+            waited = before.number is not None and clock[clocks.phases + before.bar] > before.number
+            return None if waited else Kind.RACE
+        if kind == STORE:
+            return None if self._seen(self.bulk_waits[agent], before, clock) else Kind.STORE_SOURCE_REUSED
+        if kind == MMA:
+            four = range(agent - agent % self.layout.warps % 4, agent - agent % self.layout.warps % 4 + 4)
+            return None if any(self._seen(self.mma_waits[a], before, clock, a) for a in four) else Kind.RACE
+        if access.kind in (READ, WRITE):
+            if agent == access.agent and before.part == access.part:
+                return None
+            return None if clock[clocks.published + agent] >= before.time else Kind.RACE
+        if clock[clocks.published + agent] < before.time:
+            return Kind.RACE
+        return None if clock[clocks.fenced + agent] >= before.time else Kind.PROXY
+
+    @staticmethod
+    def _seen(waits: Waits, before: Access, clock: Clock, agent: int | None = None) -> bool:
+        if before.number is None:
+            return False
+        time = waits.time(before.number)
+        return time is not None and bool(clock[before.agent if agent is None else agent] >= time)
+
+
+def _disjoint(one: Part, other: Part) -> bool:
+    """Parts of the same cut with different numbers."""
+    return one[1] != other[1] and one[0] == other[0] and one[2] == other[2]
