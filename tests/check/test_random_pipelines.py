@@ -35,6 +35,13 @@ def test_mutants_are_rejected(seed, mutation):
     assert not check(draw(seed, "small"), mutation)["ok"]
 
 
+@pytest.mark.parametrize("seed", [5, 7])
+def test_lanes_that_are_not_synchronized_are_found(seed):
+    """One lane's arrival says nothing about what the other lanes have read."""
+    verdict = check(draw(seed, "small"), Mutation("drop", "warp_sync"))
+    assert "RACE" in verdict["kinds"]
+
+
 def test_the_schedule_does_not_depend_on_the_size():
     for seed in range(20):
         assert len({draw(seed, size).text.split(" on ")[0] for size in ("small", "laps", "any", "many")}) == 1
