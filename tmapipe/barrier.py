@@ -86,6 +86,7 @@ class RingEnd(Carried):
         self.readers = ring.readers.get(role, ())
         self.place = isa.cells(0, 1 if phase == 0 else 0)  # index, parity
         self.held: Any = isa.cells(*[-1] * self.lag) if self.lag else ()  # oldest first; -1: none
+        self.by_threads = False  # whether threads have touched a slot of this end
         self.to_peers = ring.peers > 1 and phase == len(ring.phases) - 1
         self.mask: Any = None
         if self.to_peers:
@@ -176,6 +177,7 @@ class RingEnd(Carried):
 
     def _leave(self, slot: Slot) -> None:
         if slot.touched_by_threads:
+            self.by_threads = True
             if self._async_elsewhere(slot):
                 self.isa.fence_proxy_async()
             self.isa.warp_sync()
@@ -205,7 +207,9 @@ class RingEnd(Carried):
 
     def _signal(self, index: Any, when: Any = True) -> None:
         if self.to_peers:
-            self.isa.mbarrier_arrive_cluster(self.signalled, index, self.mask, when)
+            # Peers overwrite the slot. Reads by TMA and wgmma have retired here; accesses by threads have to be released.
+            scope = "cluster" if self.by_threads else "relaxed"
+            self.isa.mbarrier_arrive_cluster(self.signalled, index, self.mask, when, scope)
         else:
             self.isa.mbarrier_arrive(self.signalled, index, when=when)
 

@@ -124,7 +124,9 @@ class Isa(Protocol):
         self, barrier: Barrier, stage: Value, mask: Value, when: Condition = True, scope: str = "cluster"
     ) -> None:
         """``mapa`` + ``mbarrier.arrive.release.cluster.shared::cluster``: lane *i* arrives once at CTA *i* of the cluster
-        for each bit *i* of *mask*. With *scope* "cta" it releases nothing to a peer, only counts (machine only)."""
+        for each bit *i* of *mask*. *scope*: "cluster" releases this thread's earlier accesses to the peers (a membar, some
+        hundred cycles); "relaxed" only counts, which is enough where all reads of the slot were asynchronous and have
+        retired; "cta" (machine only, to show the bug) releases them to the own CTA alone."""
 
     def mbarrier_arrive_expect_tx(self, barrier: Barrier, stage: Value, nbytes: int) -> None:
         """``mbarrier.arrive.expect_tx``: raises the pending bytes of the current phase by *nbytes*, then arrives once."""

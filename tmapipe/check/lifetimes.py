@@ -94,7 +94,7 @@ class Lifetimes:
         """A remote arrival."""
         step = Step(self.log.order, agent, op)
         self.arrivals[bar // self.layout.nbars, agent] = self.clocks.time[agent], bar, step
-        if getattr(op, "scope", "cluster") != "cluster" and self.log.is_new(Kind.SCOPE, step, bar=bar):
+        if getattr(op, "scope", "cluster") == "cta" and self.log.is_new(Kind.SCOPE, step, bar=bar):
             self.log.add(
                 Kind.SCOPE,
                 f"{who(self.layout, agent)} arrives at {bar_name(self.layout, bar)}, a peer's barrier, with {op.scope} scope: "

@@ -10,6 +10,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as hopper
 from cutlass import Boolean, Int16, Int32, Int64
+from cutlass._mlir.dialects.nvvm import MemScopeKind
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
 from cutlass.tensor_utils import LayoutEnum
 
@@ -104,12 +105,14 @@ class GpuIsa(Carried):
     def mbarrier_arrive_cluster(
         self, barrier: Barrier, stage: Any, mask: Any, when: Any = True, scope: str = "cluster"
     ) -> None:
-        if scope != "cluster":
+        if scope not in ("cluster", "relaxed"):
             raise ScopeError("an arrival at peers needs cluster scope; CTA scope exists on the model, to show the bug")
+        # CuTe DSL's default has CTA scope, and so releases nothing to a peer: it only counts there.
+        kind = {"scope": MemScopeKind.CLUSTER} if scope == "cluster" else {}
         mine = ((Int32(mask) >> self.lane) & 1) == 1
         self.when(
             _both(mine, when),
-            lambda: cute.arch.mbarrier_arrive(self._mbarrier(barrier, stage), self.lane),
+            lambda: cute.arch.mbarrier_arrive(self._mbarrier(barrier, stage), self.lane, **kind),
         )
 
     def mbarrier_arrive_expect_tx(self, barrier: Barrier, stage: Any, nbytes: int) -> None:

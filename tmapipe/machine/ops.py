@@ -78,7 +78,8 @@ class MbarArrive(NamedTuple):
 
 
 class MbarArriveCluster(NamedTuple):
-    """Remote ``mbarrier.arrive.release``: lane i at CTA i for each bit i of `mask`. scope: "cluster", or "cta", which orders
+    """Remote ``mbarrier.arrive.release``: lane i at CTA i for each bit i of `mask`. scope: "cluster", "relaxed" (which only
+    counts; a `barrier.RingEnd` uses it where no thread has touched the slot), or "cta", which orders
     nothing for a peer. Facts: tuple of `Counted`."""
 
     bar: int
