@@ -113,6 +113,10 @@ class Schedule:
         passes over the slots of the others' tiles."""
         return 1
 
+    def empty_value(self) -> float:
+        """What an output element is when there is nothing to compute it from (no k): an empty sum."""
+        return 0.0
+
     # ---- running --------------------------------------------------------------------------------------------------
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
@@ -129,7 +133,7 @@ class Schedule:
             return launchers[signature](tensors, out)
         bound = tensors_.bind(self, tensors, named, out)
         if bound.empty:
-            bound.zero_outputs()
+            bound.fill_outputs(self.empty_value())
         elif bound.on_gpu:
             from tmapipe.gpu.launch import Launcher
 

@@ -40,11 +40,11 @@ class Bound:
         """Whether there is nothing to compute: no output element, or nothing that goes into one."""
         return any(0 in shape for shape in self.shapes.values())
 
-    def zero_outputs(self) -> None:
-        """An empty sum is zero (no k), and an empty output is left as it is."""
+    def fill_outputs(self, value: float) -> None:
+        """What is computed from nothing (no k) is *value*; an empty output is left as it is."""
         for name in self.stores:
             if 0 not in self.shapes[name] and name not in self.added_to:
-                self.tensors[name][...] = 0
+                self.tensors[name][...] = value
 
     def arrays(self) -> dict[str, np.ndarray]:
         """NumPy arrays of the machine model, sharing memory with the tensors, shaped like the stages' dimensions."""

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from tmapipe.barrier import BarrierRing
 from tmapipe.cluster import MulticastGroup
 from tmapipe.dtypes import DType
@@ -66,6 +68,11 @@ class Gemm(Schedule):
         self.mma = Wgmma(self.a, self.b, in_flight=1)
         self.d = TmaStoreStage("l m n", source=self.mma, stages=store_stages, dtype=dtype)
         self.epilogue = epilogue
+
+    def empty_value(self) -> float:
+        """The epilogue of an empty sum."""
+        zero = np.zeros(1, np.float32)
+        return float(zero[0] if self.epilogue is None else self.epilogue(zero)[0])
 
     def tile_slots(self, k: Any, tile: Tile) -> Any:
         """One slot a k-tile."""
