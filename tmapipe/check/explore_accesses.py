@@ -40,7 +40,7 @@ RELEASES = (
     ops.TmaLoad,
     ops.Exit,
 )
-SIGNALS = (*RELEASES, ops.MbarExpectTx)  # also relaxed: enough for what has ended when it is executed
+SIGNALS = (*RELEASES, ops.MbarExpectTx)  # also relaxed ones: enough for what has ended when they are executed
 Part = tuple[str, int, int]
 WHOLE: Part = ("whole", 0, 1)
 
@@ -124,7 +124,7 @@ class Accesses:
         self.wrong: dict[int, Kind] = {}
         self.after_mma: dict[int, list[int]] = {}
         self._signals = _next(program, SIGNALS)
-        self._releases = _next(program, RELEASES)
+        self._releases = _next(program, (), _is_release)
         self._joins = _next(program, (), _is_join)
         self._fences = _next(program, (ops.FenceProxyAsync,))
         self._read()
@@ -143,9 +143,7 @@ class Accesses:
     # ---- one pass over the program --------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        acquired = joined = fence = fenced = (
-            0  # acquired: index after the last acquire; the others: last indices plus 1
-        )
+        acquired = joined = fence = fenced = 0  # indices after the last such operations
         arrived_all = False
         generic: list[tuple[int, int, Any]] = []  # (index, bit, (slot, part))
         stores: list[list[int]] = []  # [index, bit, index of the wait, first]
@@ -243,6 +241,10 @@ def _next(program: Sequence[Any], kinds: tuple[type, ...], test: Any = None) -> 
         op = program[i]
         found[i] = i if (test(op) if test else isinstance(op, kinds)) else found[i + 1]
     return found
+
+
+def _is_release(op: Any) -> bool:
+    return isinstance(op, RELEASES) and getattr(op, "scope", "cluster") != "relaxed"
 
 
 def _is_join(op: Any) -> bool:
