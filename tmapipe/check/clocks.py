@@ -53,8 +53,10 @@ class Clocks:
             into[self.fenced + agent] = self.fence[agent]
 
     def execute(self, agent: int, into: Clock) -> None:
-        """Joins only what has been executed: an operation that counts but releases nothing."""
-        np.maximum(into[: self.agents], self.of[agent][: self.agents], out=into[: self.agents])
+        """Joins only what has been executed and waited for: an operation that counts but releases no accesses of threads."""
+        clock = self.of[agent]
+        np.maximum(into[: self.agents], clock[: self.agents], out=into[: self.agents])
+        np.maximum(into[self.phases :], clock[self.phases :], out=into[self.phases :])
 
     def acquire(self, agent: int, clock: Clock) -> None:
         """The warp, each of its lanes, comes to know *clock*."""

@@ -28,8 +28,7 @@ from tmapipe.check.explore_reduce import commutes, landing_commutes
 from tmapipe.check.failures import RULES
 from tmapipe.check.findings import Kind
 from tmapipe.errors import HazardError
-from tmapipe.machine import Layout, State, record
-from tmapipe.machine import ops
+from tmapipe.machine import Layout, State, ops, record
 from tmapipe.machine.ops import Flight, LoadComplete
 from tmapipe.plan import Plan
 
@@ -70,8 +69,8 @@ def explore(
 ) -> Exploration:
     """All interleavings of *programs* (by agent, as `tmapipe.machine.record` makes them).
 
-    limit: transitions after which it gives up; reduce: leave out interleavings that cannot differ; first_only: stop at the first
-    failure.
+    limit: transitions after which it gives up; reduce: leave out interleavings that cannot differ; first_only: stop at the
+    first failure.
     """
     layout = plan if isinstance(plan, Layout) else Layout(plan)
     return _Explorer(layout, programs, limit, reduce, first_only).run()

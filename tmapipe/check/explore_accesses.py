@@ -8,8 +8,8 @@ two synchronizing operations can happen at any time between them, so an access i
 
 and an access is *over*
 
-    threads'        at the next common synchronization of the warp's lanes (an operation of all lanes), and as seen by the async
-                    proxy at the first such after the warp's next proxy fence
+    threads'        at the next common synchronization of the warp's lanes (an operation of all lanes), and as seen by the
+                    async proxy at the first such after the warp's next proxy fence
     a TMA store's   at the bulk wait that covers its group
     a wgmma's       at the wait of any of its four warps that covers it: the first of their releases ends it
     a TMA load's    when its bytes are counted: a step of the machine, not an interval
@@ -46,8 +46,8 @@ WHOLE: Part = ("whole", 0, 1)
 
 
 class Span(NamedTuple):
-    """An access under way while the warp's next operation has an index in [first, last]. at: its own index; last_async: as seen
-    by the async proxy; bit: of its class."""
+    """An access under way while the warp's next operation has an index in [first, last]. at: its own index; last_async: as
+    seen by the async proxy; bit: of its class; threads: made by threads, not by a TMA store."""
 
     at: int
     first: int

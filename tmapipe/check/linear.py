@@ -129,13 +129,14 @@ class LinearCheck:
 
     def _arrive_cluster(self, agent: int, op: Any, facts: Any) -> None:
         own = agent // self.layout.warps
+        order_only = op.scope == "relaxed"
         for counted in facts:
             bar = counted.cta * self.layout.nbars + counted.bar
             far = counted.cta != own
             self.lifetimes.use(agent, op, bar, far)
             if far:
                 self.lifetimes.arrive_far(agent, op, bar)
-            self.phases.arrive(agent, op, bar, counted, all_lanes=False, order_only=False)
+            self.phases.arrive(agent, op, bar, counted, all_lanes=False, order_only=order_only)
 
     def _laps_itself(self, agent: int, op: Any, bar: int, phase: int) -> None:
         step = Step(self.log.order, agent, op, phase)
