@@ -155,7 +155,8 @@ class Lifetimes:
                 where = f"CTA {cta}" if self.layout.ctas > 1 else "the CTA"
                 self.log.add(
                     kind,
-                    f"{where} can leave while a TMA load issued by {who(self.layout, step.agent)} is on its way into its {slot}"
+                    f"{where} can leave while a TMA load issued by {who(self.layout, step.agent)} is on its way into "
+                    f"its {slot}"
                     f": no warp of it waits for phase {phase} of {bar_name(self.layout, bar)}",
                     f"wait for every phase of {barrier} that is loaded, or do not load what nobody uses",
                     step,

@@ -188,7 +188,8 @@ class Phases:
         name = bar_name(self.layout, bar)
         self.log.add(
             Kind.TX_MISMATCH,
-            f"phase {phase} of {name} can complete before {who(self.layout, arming.agent)} arms {arming.op.nbytes} bytes for it"
+            f"phase {phase} of {name} can complete before {who(self.layout, arming.agent)} arms {arming.op.nbytes} "
+            f"bytes for it"
             ": no arrival of the phase follows the arming",
             "arm the bytes before the arrival of the same phase (mbarrier.arrive.expect_tx does both)",
             arming,

@@ -71,14 +71,14 @@ class SmallProgram:
             matmuls=tuple(Matmul(f"mma{i}", b, b, (64, 64, 16), 1, 0) for i, b in enumerate(buffers))
             if self.mma
             else (),
-            arguments=tuple(part.argument for part in (*loads, *stores)),
+            arguments=(*(load.argument for load in loads), *(store.argument for store in stores)),
             warps=self.warps,
             smem_bytes=start + SLOT_BYTES * self.slots,
             launch_registers=64,
             registers={},
         )
 
-    def shapes(self) -> dict[str, tuple[int, int]]:
+    def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: TILE for i in range(self.slots) for name in (f"x{i}", f"y{i}")}
 
     def entry(self, isa: Any) -> None:
