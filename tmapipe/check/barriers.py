@@ -38,6 +38,7 @@ class Barriers:
         self.clocks, self.log, self.layout = clocks, log, log.layout
         self.generations: dict[tuple[int, int], Generation] = {}
         self.latest: dict[int, Generation] = {}
+        self.arrivers: dict[int, set[int]] = {}  # all warps that ever arrive
         self.returned: set[int] = set()
 
     def arrive(self, agent: int, op: ops.BarArrive, facts: tuple[int, bool]) -> None:
@@ -82,6 +83,7 @@ class Barriers:
         if now is None:
             now = self.latest[which] = self.generations[which, number] = Generation(clocks.zero())
             self.generations.pop((which, number - 3), None)
+        self.arrivers.setdefault(which, set()).add(agent)
         now.by[agent] = clocks.time[agent]
         now.steps.append(step)
         now.complete = completed
@@ -93,9 +95,11 @@ class Barriers:
             self.clocks.acquire(agent, generation.clock)
 
     def _join_returned(self, which: int, warps: range) -> None:
+        """Those that have returned without having arrived: the barrier could not complete before."""
+        latest = self.latest[which]
         for agent in self.returned:
-            if agent in warps:
-                self.clocks.release(agent, self.latest[which].clock, all_lanes=True)
+            if agent in warps and agent not in latest.by:
+                self.clocks.release(agent, latest.clock, all_lanes=True)
 
     def _early(self, step: Step, number: int, before: Generation) -> None:
         if not self.log.is_new(Kind.NAMED_BARRIER, step):

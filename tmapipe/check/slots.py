@@ -172,7 +172,8 @@ class Slots:
             four = range(agent - agent % self.layout.warps % 4, agent - agent % self.layout.warps % 4 + 4)
             return None if any(self._seen(self.mma_waits[a], before, clock, a) for a in four) else Kind.RACE
         if access.kind in (READ, WRITE):
-            if agent == access.agent and before.part == access.part:
+            same = before.part == access.part and before.step.op.slot == access.step.op.slot
+            if agent == access.agent and same:  # each thread its own elements
                 return None
             return None if clock[clocks.published + agent] >= before.time else Kind.RACE
         if clock[clocks.published + agent] < before.time:

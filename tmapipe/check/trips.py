@@ -1,152 +1,109 @@
-"""Checking a schedule for every trip count: which problems to run, and when they stand for all others.
+"""Checking a schedule for every trip count: which problems are run, and when they stand for all others.
 
-A body's loops run as often as a dimension has tiles: output tiles a CTA, and steps along dimensions that the output lacks
-(k of a GEMM). The runs cover, for the longest ring's S slots, 1, S - 1, S, S + 1 and 2 S + 1 turns, with one and several
-output tiles, and a cluster that gets no tile. (Tensors with an extent of 0 never reach a kernel: `Schedule` answers for
-them. Loops that run one time less than a dimension has tiles run 0 times here.)
+Two numbers vary: T, the output tiles of a CTA, and K, the steps of the inner loops (tiles along dimensions that the output
+lacks, such as k of a GEMM). For K = 1, 2, 3, ... the checker runs T = 0, 1, 2, ... until it has seen
 
-That these stand for all larger counts is shown, not assumed: each warp's list of operations for some laps more is the
-shorter list with those laps put in, and the machine's abstract state before and after them is the same. Where that cannot
-be shown, the report says "up to n".
+- along T: the moment between two tiles recurs (`recurrence.Moment`), and the next tiles are the same words (`words`);
+- along K: in each of these tiles, the moment before one more inner step recurs after it, and the words for K - 1 and K + 1 are
+  those for K without that step and with it twice;
+- where the tiles of one CTA can take different numbers of steps: the moment between tiles recurs after each kind of tile.
+
+Then each larger T or K only repeats what has been checked. Where this is not seen, the report says "up to ...".
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from tmapipe.check import runs
 from tmapipe.check.budgets import budget_findings
-from tmapipe.check.findings import Finding, Kind, Report
-from tmapipe.check.program import run_checked
+from tmapipe.check.findings import Finding, Report
+from tmapipe.check.problems import Problems
+from tmapipe.check.program import ordered
 from tmapipe.dtypes import DType
-from tmapipe.errors import PipelineError
-from tmapipe.kernel import kernel_main
-from tmapipe.machine import Layout, State, record
-from tmapipe.machine.scheduler import Scheduler
-from tmapipe.plan import Plan
 
-__all__ = ["check_schedule"]
+__all__ = ["EVERY", "check_schedule"]
 
-LAPS = 2  # until indices and parities are back where they were
-PERIODS = (1, 2, 3, 4)  # numbers of laps after which the state is looked for again
-
-Shapes = dict[str, tuple[int, ...]]
+EVERY = "every trip count"
+MAX_EVENTS = 2_000_000  # of all runs together; then the answer is "up to"
 
 
 def check_schedule(schedule: Any, dtypes: Mapping[str, DType | str] | None = None, arch: str | None = None) -> Report:
     """The verdict on *schedule* for every trip count, every interleaving and every CTA of a cluster."""
     started = time.perf_counter()
     plan = schedule.plan(dtypes, arch=arch)
-    slots = max((ring.stages for ring in plan.rings), default=1)
-    output, tile = schedule.tile_grid()
-    dims = schedule.part(output).dims
-    inner = tuple(dict.fromkeys(d for load in plan.loads for d in load.dims if d not in dims))
-    found: dict[Finding, None] = dict.fromkeys(budget_findings(plan))
-    runs, events = [], 0
-    for tiles, steps, clusters in _problems(slots, bool(inner)):
-        shapes = _shapes(plan, dims, tile, inner, tiles, steps)
-        for cluster in dict.fromkeys((0, clusters - 1)):
-            some, count = run_checked(plan, lambda isa: kernel_main(isa, schedule), shapes, cluster, clusters)
-            found.update(dict.fromkeys(some))
-            events += count
-        runs.append(f"{tiles} output tiles, {steps} steps, {clusters} clusters")
-        if any(not finding.kind.note for finding in found):
-            break
-    trips = "this problem only"
-    if all(finding.kind.note for finding in found):
-        longest = 2 * slots + 1
-        every = _recurs(schedule, plan, dims, tile, inner, slots)
-        trips = "every trip count" if every else f"up to {longest} turns"
-    ordered = _distinct(found)
-    return Report(plan.name, ordered, trips, events, time.perf_counter() - started, tuple(runs))
+    search = _Search(Problems(schedule, plan))
+    trips = search.run()
+    found = ordered([*budget_findings(plan), *search.found])
+    return Report(plan.name, found, trips, search.events, time.perf_counter() - started, tuple(search.runs))
 
 
-def _problems(slots: int, inner: bool) -> Iterator[tuple[int, int, int]]:
-    """(output tiles, inner steps, clusters in the grid)."""
-    counts = sorted({1, max(1, slots - 1), slots, slots + 1})
-    yield 1, 1, 2  # the second cluster gets no tile
-    if inner:
-        for steps in counts:
-            yield 2, steps, 1
-        yield 3, 2 * slots + 1, 1
-    else:
-        for tiles in (*counts, 2 * slots + 1):
-            yield tiles, 1, 1
+class _Search:
+    """Runs problems until the recurrences are seen, something is wrong, or there are too many events."""
 
+    def __init__(self, problems: Problems):
+        self.problems = problems
+        self.found: list[Finding] = []
+        self.events = 0
+        self.runs: list[str] = []
 
-def _shapes(
-    plan: Plan, dims: tuple[str, ...], tile: tuple[int, ...], inner: tuple[str, ...], tiles: int, steps: int
-) -> Shapes:
-    """Shapes of all tensors for *tiles* output tiles a CTA of one cluster, and *steps* tiles along each inner dimension."""
-    extents: dict[str, int] = {}
-    for i, (dim, extent) in enumerate(zip(dims, tile, strict=True)):
-        extents[dim] = extent * plan.cluster.get(dim, 1) * (tiles if i == len(dims) - 1 else 1)
-    for part in plan.transfers:
-        for dim, extent in zip(part.dims, part.tile, strict=True):
-            if dim in inner:
-                extents[dim] = extent * steps
-    return {part.argument: tuple(extents.get(dim, 1) for dim in part.dims) for part in plan.transfers}
+    def run(self) -> str:
+        """For which trip counts the findings hold."""
+        problems = self.problems
+        self._take(0, problems.steps[0])
+        seen: list[tuple[int, int]] = []  # by number of steps: (n, tiles): the moment after n of so many tiles recurs
+        for i, steps in enumerate(problems.steps):
+            recurring = self._along_tiles(i)
+            if recurring is None:
+                break
+            n, groups, inner = recurring
+            seen.append((n, groups * problems.group))
+            self.runs.append(
+                f"0 to {seen[-1][1]} output tiles a CTA" + (f" of {steps} steps" if problems.inner else "")
+            )
+            if inner or not problems.inner:
+                if len(problems.inner) < 2 and self._tiles_may_differ(seen):
+                    return EVERY
+                break
+        tiles = min([tiles for _, tiles in seen], default=0)
+        steps = problems.steps[max(0, len(seen) - 1)]
+        return f"up to {tiles} output tiles a CTA" + (f" of up to {steps} steps each" if problems.inner else "")
 
+    @property
+    def _stopped(self) -> bool:
+        return any(not finding.kind.note for finding in self.found) or self.events > MAX_EVENTS
 
-def _recurs(
-    schedule: Any, plan: Plan, dims: tuple[str, ...], tile: tuple[int, ...], inner: tuple[str, ...], slots: int
-) -> bool:
-    """Whether two laps more come back to the same state, along the inner steps and along the output tiles."""
-    lap = LAPS * slots
-
-    def shapes(tiles: int, steps: int) -> Shapes:
-        return _shapes(plan, dims, tile, inner, tiles, steps)
-
-    def along(axis: Callable[[int], Shapes]) -> bool:
-        # Turns may be shared (by teams, or by parts of k), so that several laps are needed for each sharer to make one.
-        return any(
-            _same_state(schedule, plan, axis((laps + 1) * lap + 1), axis((2 * laps + 1) * lap + 1)) for laps in PERIODS
-        )
-
-    over_steps = not inner or along(lambda steps: shapes(1, steps))
-    return over_steps and along(lambda tiles: shapes(tiles, 1))
-
-
-def _same_state(schedule: Any, plan: Plan, short: Shapes, long: Shapes) -> bool:
-    layout = Layout(plan)
-    lists = []
-    for shapes in (short, long):
-        programs = record(plan, lambda isa: kernel_main(isa, schedule), shapes, 0, 1, layout=layout)
-        lists.append([[_without_place(op) for op in program] for program in programs])
-    before, after = [], []
-    for one, two in zip(*lists, strict=True):
-        block = len(two) - len(one)
-        common = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), len(one))
-        if block < 0 or two[common + block :] != one[common:]:
-            return False
-        if common < block or two[common - block : common] != two[common : common + block]:
-            return block == 0
-        before.append(two[: common - block])
-        after.append(two[:common])
-    states = [_state_after(layout, programs) for programs in (before, after)]
-    return None not in states and states[0] == states[1]
-
-
-def _state_after(layout: Layout, programs: list[list[Any]]) -> Any:
-    """The abstract state once every warp has executed its list; None if some warp cannot."""
-    state = State(layout)
-    try:
-        Scheduler(state, [iter(program) for program in programs]).run()
-    except (PipelineError, StopIteration, RuntimeError):
+    def _along_tiles(self, i: int) -> tuple[int, int, bool] | None:
+        """(n: the moment after n groups of tiles recurs; groups run; whether the inner steps recur in all their tiles). None
+        if nothing recurs."""
+        problems, group = self.problems, self.problems.group
+        groups = max(2, -(-(problems.slots + 2) // (i + 1)) + 1)
+        while groups * group <= problems.most_tiles and not self._stopped:
+            made = runs.run_with_cuts(problems, groups * group, i)
+            self._add(made)
+            n = None if self._stopped else runs.recurring_tile(problems, made, groups, i)
+            if n is not None:
+                for tiles in range(1, (n + 1) * group):
+                    if tiles != n * group and not self._stopped:
+                        self._take(tiles, problems.steps[i])
+                return None if self._stopped else (n, groups, made.inner_steps_recur(groups * group))
+            groups *= 2
         return None
-    return state.abstract()
 
+    def _tiles_may_differ(self, seen: list[tuple[int, int]]) -> bool:
+        """Whether the tiles of a CTA all take the same number of inner steps, or else may come in any order."""
+        uneven = runs.run_uneven(self.problems)
+        for other in uneven:
+            self._add(other.run)
+        if self._stopped:
+            return False
+        return not any(other.uneven for other in uneven) or runs.any_tile_keeps(self.problems, seen, uneven)
 
-def _without_place(op: Any) -> Any:
-    """The operation without what grows with the tile: coordinates."""
-    return op._replace(at=()) if getattr(op, "at", ()) else op
+    def _take(self, tiles: int, steps: int) -> None:
+        self._add(runs.run(self.problems, tiles, steps))
 
-
-def _distinct(found: dict[Finding, None]) -> tuple[Finding, ...]:
-    """Each kind once for each place, the first time that it was seen; errors first."""
-    seen: dict[tuple[Kind, tuple[str, ...], str | None], Finding] = {}
-    for finding in found:
-        name = finding.barrier or finding.slot
-        seen.setdefault((finding.kind, finding.where, name and name.split("[")[0]), finding)
-    return tuple(sorted(seen.values(), key=lambda finding: finding.kind.note))
+    def _add(self, run: runs.Run) -> None:
+        self.found += run.found
+        self.events += run.events
