@@ -10,9 +10,10 @@ each warp's place in its program. Reported is every kind of failure that some in
 - two conflicting accesses to a slot under way at the same time (`explore_accesses` says when an access is);
 - a barrier used from afar before its initialization has been fenced; a remote arrival of too small a scope.
 
-Stores' and wgmmas' own progress is part of those intervals, so the machine ends them at once. `reduce` leaves out
-interleavings that differ only in the order of operations that commute (`explore_reduce`). Reaching the limit is reported, and
-is not a pass. `docs/checker.md` compares the oracle with the linear check.
+Stores' and wgmmas' own progress is part of those intervals, so the machine ends them at once. setmaxnreg makes warps wait for
+each other but orders no memory, so programs with it are searched once with those waits, for deadlocks, and once without.
+`reduce` leaves out interleavings that differ only in the order of operations that commute (`explore_reduce`). Reaching the
+limit is reported, and is not a pass. `docs/checker.md` compares the oracle with the linear check.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 import attrs
 
-from tmapipe.check.explore_accesses import Classes
+from tmapipe.check.explore_accesses import NEVER, Classes
 from tmapipe.check.explore_programs import WarpProgram
 from tmapipe.check.explore_reduce import commutes, landing_commutes
 from tmapipe.check.failures import RULES
@@ -103,6 +104,7 @@ class _Explorer:
         self.classes = Classes(layout)
         self.programs = [WarpProgram(layout, self.classes, a, p) for a, p in enumerate(programs)]
         self.ops = programs
+        self.registers_block = True
         self.kinds: set[Kind] = set()
         self.meant: dict[Any, Any] = {}  # (agent or flight, index) -> the phases that it saw or counted in
         self.steps = 0
@@ -115,6 +117,9 @@ class _Explorer:
         complete = True
         try:
             self._search()
+            if any(isinstance(op, ops.SetMaxNreg) for program in self.ops for op in program):
+                self.registers_block = False
+                self._search()
         except _Stop:
             complete = self.first_only and bool(self.kinds)
         return Exploration(frozenset(self.kinds), self.states, self.steps, complete, self.example)
@@ -158,8 +163,10 @@ class _Explorer:
         found: list[int | Flight] = []
         for agent, program in enumerate(self.programs):
             position = at[agent]
-            if position < program.end and state.enabled(agent, program.visible[position].op):
-                found.append(agent)
+            if position < program.end:
+                op = program.visible[position].op
+                if state.enabled(agent, op) or (isinstance(op, ops.SetMaxNreg) and not self.registers_block):
+                    found.append(agent)
         return found + list(state.loads)
 
     def _alone(self, state: State, at: list[int], enabled: list[int | Flight]) -> int | Flight | None:
@@ -267,21 +274,24 @@ class _Explorer:
         """Whether something that *agent* may be doing now conflicts with what others, or loads, may be doing."""
         program, position, classes = self.programs[agent], at[agent], self.classes
         threads, for_async = program.threads[position], program.for_async[position]
-        stores = program.stores[position] | self._mma(at, agent)
+        stores = program.stores[position] | self._mma(at, agent, agent)
         if not (threads or for_async or stores or program.coming[position]):
             return
-        by_threads, to_async, to_reads = (classes.against(mask) for mask in (threads, for_async, stores))
+        by_threads, to_async = classes.against(threads), classes.against(for_async)
         for other, theirs in enumerate(self.programs):
             if other == agent:
                 continue
-            place = at[other]
-            reads = theirs.stores[place] | self._mma(at, other)
+            place, to_reads = at[other], classes.against(stores)
+            reads = theirs.stores[place] | self._mma(at, other, agent)
             if by_threads & theirs.threads[place]:
                 self._fail(Kind.RACE, path)
             if to_async & reads:
                 self._fail(Kind.RACE if by_threads & reads else Kind.PROXY, path)
+            if self.groups[other] is self.groups[agent]:
+                to_reads = classes.against(program.stores[position] | self._mma(at, agent, other))
             if to_reads & theirs.for_async[place]:
                 self._fail(Kind.RACE if to_reads & theirs.threads[place] else Kind.PROXY, path)
+        to_reads = classes.against(stores)
         for flight in state.loads:
             bit = self._flight_bit(state, flight)
             if flight.issuer == agent:
@@ -292,13 +302,17 @@ class _Explorer:
             elif to_async & bit:
                 self._fail(Kind.PROXY, path)
 
-    def _mma(self, at: list[int], agent: int) -> int:
-        """Classes of the warp's wgmmas that may be reading."""
+    def _mma(self, at: list[int], agent: int, seen_by: int) -> int:
+        """Classes of the warp's wgmmas that may be reading. seen_by: a warp, whose own wait is enough for itself if it is one
+        of the four."""
         program = self.programs[agent]
         begun = program.mma_begun[at[agent]]
         if not begun:
             return 0
-        over = max(self.programs[other].mma_over[at[other]] for other in self.groups[agent])
+        group = self.groups[agent]
+        over = max(self.programs[other].mma_over[at[other]] for other in group)
+        if seen_by != agent and seen_by in group:
+            over = max(over, self.programs[seen_by].mma_waited[at[seen_by]])
         mask = 0
         for _, _, bit in program.accesses.mma[over:begun]:
             mask |= bit
@@ -318,7 +332,7 @@ class _Explorer:
         if state.count[bar] and bar in self.init_fence:
             agent, index = self.init_fence[bar]
             program, position = self.programs[agent], at[agent]
-            if position < program.end and program.visible[position].index <= index:
+            if index == NEVER or (position < program.end and program.visible[position].index <= index):
                 self._fail(Kind.INIT_NOT_VISIBLE, path)
 
     def _check_end(self, state: State, at: list[int], path: Path) -> None:
@@ -345,17 +359,17 @@ class _Explorer:
             for index, op in enumerate(program):
                 if isinstance(op, ops.MbarInit):
                     fences = (i for i in range(index, len(program)) if isinstance(program[i], ops.FenceMbarInit))
-                    found[base + op.bar] = agent, next(fences, len(program) + 1)
+                    found[base + op.bar] = agent, next(fences, NEVER)
         return found
 
     def _warpgroups(self) -> list[list[int]]:
+        """For each warp, those of its warpgroup (the same list for all of them)."""
         warps = self.layout.warps
-        groups = []
+        groups: list[list[int]] = []
         for agent in range(self.layout.agents):
-            first = agent - agent % warps % 4
-            groups.append(
-                [a for a in range(first, first + 4) if a // warps == agent // warps and a < self.layout.agents]
-            )
+            if agent % warps % 4 == 0:
+                group = [a for a in range(agent, agent + 4) if a // warps == agent // warps]
+            groups.append(group)
         return groups
 
     def _told(self, path: Path) -> tuple[tuple[str, str], ...]:

@@ -3,7 +3,7 @@
 An access of one warp conflicts with one of another if some interleaving has both under way at once. What a warp does between
 two synchronizing operations can happen at any time between them, so an access is under way
 
-    from   its warp's last acquire before it (a wait for an mbarrier, for other warps, for the cluster)
+    from   its warp's last acquire before it (a wait for an mbarrier, for other warps, for the cluster, for a wgmma of four)
     to     its warp's first release after it is over (an arrival of any kind, the issue of a TMA load, the warp's return)
 
 and an access is *over*
@@ -30,7 +30,7 @@ from tmapipe.machine.ops import ALL_LANES
 __all__ = ["Accesses", "Classes", "Span"]
 
 NEVER = 1 << 60
-ACQUIRES = (ops.MbarWait, ops.BarWait, ops.ClusterWait)
+ACQUIRES = (ops.MbarWait, ops.BarWait, ops.ClusterWait, ops.WgmmaWait)
 RELEASES = (
     ops.MbarArrive,
     ops.MbarArriveCluster,
@@ -40,7 +40,11 @@ RELEASES = (
     ops.TmaLoad,
     ops.Exit,
 )
-SIGNALS = (*RELEASES, ops.MbarExpectTx)  # also relaxed ones: enough for what has ended when they are executed
+SIGNALS = (
+    *RELEASES,
+    ops.MbarExpectTx,
+    ops.Wgmma,
+)  # also relaxed ones: enough for what has ended when they are executed
 Part = tuple[str, int, int]
 WHOLE: Part = ("whole", 0, 1)
 
@@ -109,10 +113,10 @@ class Classes:
 class Accesses:
     """One warp's accesses.
 
-    spans: of threads' accesses and TMA stores; mma: (at, first, bit) of each wgmma by serial; mma_over: index of the release
-    that ends the wgmmas of the warpgroup below a serial, as (index, serial); wrong: index -> what is wrong there between
-    accesses of this warp alone; after_mma: index -> serials of wgmmas that a write of this warp must come after, but that the
-    warp itself has not waited for.
+    spans: of threads' accesses and TMA stores; mma: (at, first, bit) of each wgmma by serial; mma_waits: (index, serial) of
+    waits that cover the wgmmas below a serial; mma_over: the same with the index of the release that tells others; wrong:
+    index -> what is wrong there between accesses of this warp alone; after_mma: index -> serials of wgmmas that a write of
+    this warp must come after, but that the warp itself has not waited for.
     """
 
     def __init__(self, classes: Classes, agent: int, program: Sequence[Any]):
@@ -121,6 +125,7 @@ class Accesses:
         self.spans: list[Span] = []
         self.mma: list[tuple[int, int, int]] = []
         self.mma_over: list[tuple[int, int]] = []
+        self.mma_waits: list[tuple[int, int]] = []
         self.wrong: dict[int, Kind] = {}
         self.after_mma: dict[int, list[int]] = {}
         self._signals = _next(program, SIGNALS)
@@ -186,6 +191,7 @@ class Accesses:
             elif kind is ops.WgmmaWait:
                 if len(bounds) > op.pending:
                     waited = max(waited, bounds[-op.pending - 1])
+                    self.mma_waits.append((i, waited))
                     self.mma_over.append((self._signals[i], waited))
             elif kind is ops.TmaLoad:
                 for bit in self.loads(op, self.base // max(1, self.layout.nslots)).values():

@@ -30,6 +30,7 @@ _KINDS = {
     ops.Exit: EXIT,
     ops.BarWait: FREE,
     ops.ClusterWait: FREE,
+    ops.Wgmma: FREE,
     ops.WgmmaWait: FREE,
     ops.SetMaxNreg: FREE,
 }
@@ -94,7 +95,7 @@ class WarpProgram:
         self.loads = {v.index: accesses.loads(v.op, own) for v in self.visible if v.kind == LOAD}
         indices = [v.index for v in self.visible] + [len(program)]
         self.threads, self.for_async, self.stores, self.coming = ([0] * (self.end + 1) for _ in range(4))
-        self.mma_begun, self.mma_over = ([0] * (self.end + 1) for _ in range(2))
+        self.mma_begun, self.mma_over, self.mma_waited = ([0] * (self.end + 1) for _ in range(3))
         for position, index in enumerate(indices):
             for span in accesses.spans:
                 if span.first <= index:
@@ -115,6 +116,9 @@ class WarpProgram:
             for over, serial in accesses.mma_over:
                 if over < index:
                     self.mma_over[position] = max(self.mma_over[position], serial)
+            for wait, serial in accesses.mma_waits:
+                if wait < index:
+                    self.mma_waited[position] = max(self.mma_waited[position], serial)
         self._find_touches(indices)
 
     def _find_touches(self, indices: list[int]) -> None:

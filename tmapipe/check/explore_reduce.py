@@ -43,6 +43,7 @@ class Reach:
         layout = state.layout
         bars = len(state.count)
         self.arrivals, self.armed, self.loose, self.landing, self.lands, self.waits = ([0] * bars for _ in range(6))
+        self.arming: dict[int, list[int]] = {}  # bytes of each arrival that arms some
         self.arrived: dict[int, int] = {}
         self.sizes: dict[int, set[int]] = {}
         self.cluster = 0
@@ -72,10 +73,21 @@ class Reach:
     def completions(self, bar: int) -> int:
         """How many phases of *bar* can complete at most."""
         state = self.state
-        pending, arrivals = state.pending[bar], self.arrivals[bar]
-        if arrivals < pending or state.tx[bar] > self.landing[bar] or not (arrivals or self.lands[bar]):
+        arrivals, landing = self.arrivals[bar], self.landing[bar]
+        needed, count = state.pending[bar], max(1, state.count[bar])
+        if not (arrivals or self.lands[bar]):
             return 0
-        return 1 + (arrivals - pending) // max(1, state.count[bar])
+        phases = 0
+        while arrivals >= needed and state.tx[bar] + self._armed_by(bar, needed) <= landing:
+            phases += 1
+            needed += count
+        return phases
+
+    def _armed_by(self, bar: int, arrivals: int) -> int:
+        """Bytes that this many of the arrivals arm at least."""
+        arming = self.arming.get(bar, ())
+        plain = self.arrivals[bar] - len(arming)
+        return sum(sorted(arming)[: arrivals - plain]) if arrivals > plain else 0
 
     def _advance(self, agent: int) -> bool:
         program = self.programs[agent]
@@ -108,6 +120,8 @@ class Reach:
                 self.used.add(bar)
                 if nbytes and not arrivals:
                     self.loose[bar] += nbytes
+                elif nbytes:
+                    self.arming.setdefault(bar, []).append(nbytes)
             self.far.update(v.far)
             self.reached.update(v.ctas)
         elif kind == LOAD:

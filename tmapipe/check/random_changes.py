@@ -20,6 +20,8 @@ def changed(program: SmallProgram, rng: random.Random) -> SmallProgram:
         i = rng.randrange(len(counts))
         counts[i] = max(1, counts[i] + rng.choice((-1, 1)))
         return attrs.evolve(program, counts=tuple(counts))
+    if program.slots > 1 and rng.random() < 0.02:
+        return attrs.evolve(program, overlap=SLOT_BYTES // 2 - program.overlap)
     warps = [list(warp) for warp in program.calls]
     warp = rng.choice([w for w in warps if w])
     i = rng.randrange(len(warp))

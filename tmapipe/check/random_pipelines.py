@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import attrs
+
 from tmapipe.check.random_programs import SLOT_BYTES, Call, SmallProgram
 
 __all__ = ["PIPELINES", "set_up"]
@@ -20,7 +22,7 @@ def set_up(program: SmallProgram) -> SmallProgram:
         (*(init + [("fence init",)] if i % program.warps == 0 else ()), *cluster, *warp)
         for i, warp in enumerate(program.calls)
     )
-    return SmallProgram(program.counts, program.slots, calls, program.ctas, program.mma, program.text)
+    return attrs.evolve(program, calls=calls)
 
 
 def _made(counts: list[int], slots: int, warps: list[Calls], text: str, **options: object) -> SmallProgram:
@@ -181,6 +183,70 @@ def two_producers(rng: random.Random) -> SmallProgram:
     return _made([2] * stages + [1] * stages, 2 * stages, [*loads, read], f"two producers, {stages} stages")
 
 
+def two_rings(rng: random.Random) -> SmallProgram:
+    """load -> read one slot, write another -> store. The slots of the two rings are different."""
+    load: Calls = []
+    change: Calls = []
+    store: Calls = []
+    ins, outs = rng.randint(1, 2), rng.randint(1, 2)
+    full, free, ready, empty = 0, ins, 2 * ins, 2 * ins + outs
+    for turn in range(rng.choice((1, 2, 3, 4))):
+        s, parity = turn % ins, turn // ins & 1
+        t, lap = turn % outs, turn // outs & 1
+        load += [("wait", free + s, parity ^ 1), ("arrive tx", full + s, SLOT_BYTES), ("load", s, full + s)]
+        change += [("wait", full + s, parity), ("read", s), ("fence",), ("warp sync",), ("arrive", free + s)]
+        change += [("wait", empty + t, lap ^ 1), ("write", ins + t), ("fence",), ("warp sync",), ("arrive", ready + t)]
+        store += [
+            ("wait", ready + t, lap),
+            ("store", ins + t),
+            ("commit",),
+            ("bulk wait", 0, True),
+            ("arrive", empty + t),
+        ]
+    return _made([1] * (2 * ins + 2 * outs), ins + outs, [load, change, store], f"two rings, {ins} and {outs} stages")
+
+
+def multiply_and_store(rng: random.Random) -> SmallProgram:
+    """A warpgroup multiplies, and stores the result from a buffer of its own, which may lie in the bytes of a slot."""
+    stages, turns = 1, rng.randint(1, 2)
+    aliased = rng.random() < 0.3
+    load: Calls = []
+    math: list[Calls] = [[] for _ in range(4)]
+    for turn in range(turns):
+        parity = turn & 1
+        load += [("wait", 1, parity ^ 1), ("arrive tx", 0, SLOT_BYTES), ("load", 0, 0)]
+        for warp, calls in enumerate(math):
+            calls += [("acc",), ("wait", 0, parity), ("mma fence",), ("mma", 0), ("mma commit",), ("mma wait", 0)]
+            calls += [] if aliased else [("arrive", 1)]
+            calls += [("acc read",)] + ([("bulk wait", 0, True)] if warp == 0 else [])
+            calls += [("bar sync", 1, 128), ("write", 1, 4, warp), ("fence",), ("bar sync", 1, 128)]
+            calls += [("store", 1), ("commit",)] if warp == 0 else []
+            if aliased:  # the slot is free again when the store has read what lies in its bytes
+                calls += [("bulk wait", 0, True)] if warp == 0 else []
+                calls += [("arrive", 1)]
+    math[0].append(("bulk wait", 0, True))
+    overlap = SLOT_BYTES // 2 if aliased else 0
+    text = f"wgmma and store{', aliased' if aliased else ''}"
+    return _made([1, 4], stages + 1, [*math, load], text, mma=True, overlap=overlap)
+
+
+def multiply_multicast(rng: random.Random) -> SmallProgram:
+    """Two CTAs share the slots that their warpgroups multiply; releases to peers only count."""
+    turns = rng.randint(0, 2)
+    warps: list[Calls] = []
+    for rank in range(2):
+        load: Calls = []
+        math: Calls = [("acc",)]
+        for turn in range(turns):
+            parity = turn & 1
+            load += [("wait", 1, parity ^ 1), ("arrive tx", 0, SLOT_BYTES), ("load", 0, 0, 3, rank)]
+            math += [("wait", 0, parity), ("mma fence",), ("mma", 0), ("mma commit",), ("mma wait", 0)]
+            math += [("arrive at", 1, 3, "relaxed")]
+        load.append(("wait", 1, (turns & 1) ^ 1))
+        warps += [*(list(math) for _ in range(4)), load]
+    return _made([1, 8], 1, warps, "wgmma, multicast", ctas=2, mma=True)
+
+
 PIPELINES: tuple[Callable[[random.Random], SmallProgram], ...] = (
     copy_by_threads,
     copy_by_stores,
@@ -191,4 +257,7 @@ PIPELINES: tuple[Callable[[random.Random], SmallProgram], ...] = (
     multicast,
     turnstile,
     two_producers,
+    two_rings,
+    multiply_and_store,
+    multiply_multicast,
 )

@@ -27,13 +27,15 @@ SLOT_BYTES = 64 * 16 * 2
 @attrs.frozen
 class SmallProgram:
     """counts: of each mbarrier; slots: how many; calls: by warp, those of CTA 0 first; ctas: of the cluster; mma: whether each
-    CTA's warps 0-3 are a warpgroup that multiplies; text: where it comes from."""
+    CTA's warps 0-3 are a warpgroup that multiplies; overlap: bytes that each slot shares with the next; text: where it comes
+    from."""
 
     counts: tuple[int, ...]
     slots: int
     calls: tuple[tuple[Call, ...], ...]
     ctas: int = 1
     mma: bool = False
+    overlap: int = 0
     text: str = ""
 
     @property
@@ -45,7 +47,8 @@ class SmallProgram:
         """The plan that the calls' operands come from."""
         barriers = tuple(Barrier(f"b{i}", 16 * i, 1, count) for i, count in enumerate(self.counts))
         start = 1024
-        buffers = tuple(Buffer(f"s{i}", start + SLOT_BYTES * i, 1, TILE, fp16) for i in range(self.slots))
+        step = SLOT_BYTES - self.overlap
+        buffers = tuple(Buffer(f"s{i}", start + step * i, 1, TILE, fp16) for i in range(self.slots))
         loads = tuple(
             Load(f"s{i}" if peers == 1 else f"s{i}x{peers}", f"x{i}", b, ("m", "n"), TILE, peers)
             for i, b in enumerate(buffers)
@@ -88,7 +91,7 @@ class SmallProgram:
 
     def __str__(self) -> str:
         """As JSON, one warp a line."""
-        head = json.dumps({**{f: getattr(self, f) for f in ("counts", "slots", "ctas", "mma", "text")}})
+        head = json.dumps({**{f: getattr(self, f) for f in ("counts", "slots", "ctas", "mma", "overlap", "text")}})
         return head[:-1] + ', "calls": [\n' + ",\n".join(json.dumps(warp) for warp in self.calls) + "\n]}"
 
     @staticmethod

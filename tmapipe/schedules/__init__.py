@@ -1,9 +1,31 @@
 """Schedules from the shelf: ready to run, to give other tiles and stages, and to subclass."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tmapipe.schedule import Schedule
 from tmapipe.schedules.addparts import AddParts
 from tmapipe.schedules.copy import Copy
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.pingpong import PingPong
 from tmapipe.schedules.splitk import SplitK
 
-__all__ = ["AddParts", "Copy", "Gemm", "PingPong", "SplitK"]
+__all__ = ["REGISTRY", "AddParts", "Copy", "Gemm", "PingPong", "Registered", "SplitK"]
+
+
+class Registered(NamedTuple):
+    """A schedule of the shelf. make: as it is shipped; make_small: few stages and warps, for the search of all interleavings."""
+
+    name: str
+    make: Callable[[], Schedule]
+    make_small: Callable[[], Schedule]
+
+
+#: Every schedule of the shelf, once: what the checker's, the mutants' and the emit suites go through.
+REGISTRY: tuple[Registered, ...] = (
+    Registered("Copy", Copy, lambda: Copy((4, 64), stages=2, pending=1)),
+    Registered("AddParts", AddParts, lambda: AddParts((4, 64), stages=2)),
+    Registered("Gemm", Gemm, lambda: Gemm((64, 64, 16), (2, 1), 2, store_stages=1)),
+    Registered("PingPong", PingPong, lambda: PingPong((64, 64, 16), (1, 1), 2, store_stages=1)),
+    Registered("SplitK", lambda: SplitK(3), lambda: SplitK(2, (64, 64, 16), (1, 1), 2, store_stages=2)),
+)
