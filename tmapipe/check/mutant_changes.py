@@ -33,7 +33,7 @@ def _stage(isa: Any, method: Call, by: int, args: Args, options: dict[str, Any])
     first = args[0]
     if isinstance(first, SlotRef):
         return method(SlotRef(first.buffer, (first.stage + by) % first.buffer.stages), *args[1:], **options)
-    stages = getattr(first, "buffer", first).stages
+    stages: int = getattr(first, "buffer", first).stages  # type: ignore[union-attr]
     return method(first, (args[1] + by) % stages, *args[2:], **options)
 
 
@@ -180,10 +180,8 @@ def changes_at(site: Site, plan: Plan, arguments: set[Args]) -> Iterator[tuple[s
 
 
 def _stages(site: Site, plan: Plan) -> int:
-    for part in (*plan.barriers, *plan.buffers):
-        if part.name == site.operand:
-            return part.stages
-    for transfer in (*plan.loads, *plan.stores):
-        if transfer.name == site.operand:
-            return transfer.buffer.stages
-    return 1
+    parts: list[tuple[str, int]] = [(barrier.name, barrier.stages) for barrier in plan.barriers]
+    parts += [(buffer.name, buffer.stages) for buffer in plan.buffers]
+    parts += [(load.name, load.buffer.stages) for load in plan.loads]
+    parts += [(store.name, store.buffer.stages) for store in plan.stores]
+    return dict(reversed(parts)).get(site.operand, 1)

@@ -77,7 +77,8 @@ class Site:
 @attrs.frozen
 class Change:
     """What one site does instead. how: one of `mutant_changes.CHANGES`; by: its number, if it takes one; when: "all", "first"
-    or "last" execution by each warp; warps: "all" or "one": the last warp of the role (in the set-up: of all) in the first CTA."""
+    or "last" execution by each warp; warps: "all" or "one": the last warp of the role (in the set-up: of any role) in the
+    first CTA."""
 
     site: Site
     how: str
@@ -115,7 +116,7 @@ class SiteIsa(Carried):
         return method(*args, **options)
 
     def _site(self, method: str, args: tuple[Any, ...]) -> Site:
-        path = []
+        path: list[str] = []
         in_role = tail = False
         frame = sys._getframe(2)
         while frame is not None and frame.f_code.co_name not in _OUTERMOST:
@@ -126,7 +127,7 @@ class SiteIsa(Carried):
                 path.append(f"{os.path.basename(code.co_filename)}:{frame.f_lineno}")
             frame = frame.f_back  # type: ignore[assignment]
         operand = args[0] if args else ""
-        name = getattr(operand, "name", None) or getattr(getattr(operand, "buffer", None), "name", "")
+        name: str = getattr(operand, "name", None) or getattr(getattr(operand, "buffer", None), "name", "")  # type: ignore[assignment]
         role = self.roles.get(self.isa.warp, "idle") if in_role else "set-up"
         return Site(role, method, name, tuple(path), tail)
 

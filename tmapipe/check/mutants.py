@@ -1,7 +1,7 @@
 """``python -m tmapipe.check.mutants``: does the checker catch what can go wrong in the shipped schedules?
 
-Every call of the instruction set in every registered schedule, in its small form, is dropped, doubled, moved past the next one,
-or given a shifted number: at all of its executions, the first, the last, or in one warp. The exhaustive oracle decides
+Every call of the instruction set in every registered schedule, in its small form, is dropped, doubled, moved past the next
+one, or given a shifted number: at all of its executions, the first, the last, or in one warp. The exhaustive oracle decides
 whether some interleaving of a small problem can break; such a mutant must be caught by the linear check, and no other may be.
 Prints kill rates by rule and schedule and writes ``benchmarks/results/mutants.json``.
 """
@@ -43,7 +43,7 @@ PROBLEMS: dict[str, tuple[tuple[int, int, dict[str, int]], ...]] = {
     "PingPong": ((1, 1, {}), (3, 2, {})),
     "SplitK": ((1, 3, {"s": 2}),),
 }
-_DEFAULT = ((1, 1, {}), (3, 3, {}))
+_DEFAULT: tuple[tuple[int, int, dict[str, int]], ...] = ((1, 1, {}), (3, 3, {}))
 
 Shapes = dict[str, tuple[int, ...]]
 

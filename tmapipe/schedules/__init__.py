@@ -14,7 +14,7 @@ __all__ = ["REGISTRY", "AddParts", "Copy", "Gemm", "PingPong", "Registered", "Sp
 
 
 class Registered(NamedTuple):
-    """A schedule of the shelf. make: as it is shipped; make_small: few stages and warps, for the search of all interleavings."""
+    """A schedule of the shelf. make: as it is shipped; make_small: with few stages and warps, to search all interleavings."""
 
     name: str
     make: Callable[[], Schedule]
