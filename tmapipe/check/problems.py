@@ -27,11 +27,13 @@ class Problems:
 
     def __init__(self, schedule: Any, plan: Plan):
         self.schedule, self.plan, self.layout = schedule, plan, Layout(plan)
-        output, self.tile = schedule.tile_grid()
-        self.dims = schedule.part(output).dims
-        self.inner = tuple(dict.fromkeys(d for part in plan.transfers for d in part.dims if d not in self.dims))
         self.group = max([role.teams for role in plan.roles])
         self.slots = max([ring.stages for ring in plan.rings], default=1)
+        output, self.tile = schedule.tile_grid()
+        self.dims = schedule.part(output).dims
+        self.inner: tuple[str, ...] = ()
+        others = dict.fromkeys(d for part in plan.transfers for d in part.dims if d not in self.dims)
+        self.inner = tuple(dim for dim in others if self._counts(dim))
         self.most_tiles = self.group * 4 * (self.slots + 4)
         self._programs: dict[tuple[int, int], list[Program]] = {}
         self._words: dict[tuple[int, int], TileWords] = {}
@@ -50,8 +52,8 @@ class Problems:
             extents[dim] = size * (tiles if i == len(self.dims) - 1 else outer if i < first else 1)
         for part in self.plan.transfers:
             for dim, extent in zip(part.dims, part.tile, strict=True):
-                if dim in self.inner:
-                    extents[dim] = extent * steps
+                if dim not in self.dims:
+                    extents[dim] = extent * (steps if dim in self.inner else 1)
         return {part.argument: tuple(extents[dim] for dim in part.dims) for part in self.plan.transfers}
 
     def programs(self, tiles: int, steps: int) -> list[Program]:
@@ -97,6 +99,21 @@ class Problems:
         """How many of a warp's operations come before *tile*."""
         done = sum(turn_of(self.layout, agent, earlier) is not None for earlier in range(tile))
         return program.tiles[min(done, program.turns)]
+
+    def _counts(self, dim: str) -> bool:
+        """Whether the programs depend on how many tiles there are along *dim*: not if the bodies only load one coordinate."""
+        shapes = self.shapes(self.group, 1)
+
+        def words(times: int) -> list[Any]:
+            longer = {
+                part.argument: tuple(
+                    size * (times if d == dim else 1) for d, size in zip(part.dims, shapes[part.argument], strict=True)
+                )
+                for part in self.plan.transfers
+            }
+            return TileWords(self.layout, self.record(longer), self.group).tiles
+
+        return any(words(times) != words(1) for times in (2, 3, self.slots + 1, 2 * self.slots + 6))
 
     def _different_steps(self, most: int) -> list[int]:
         """Numbers of inner steps whose programs are longer than those for fewer."""

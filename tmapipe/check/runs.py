@@ -18,6 +18,8 @@ from tmapipe.machine import State
 __all__ = ["Run", "UnevenRun", "any_tile_keeps", "recurring_tile", "run", "run_uneven", "run_with_cuts"]
 
 _Tile = tuple[list[Program], TileWords, int]  # a run's programs, the same as words, and the number of one tile
+MOST_MOMENTS = 40
+NEVER_ENDS = 1 << 60
 Cut = tuple[int, int]  # (tile, 0 or 1): before or after one inner step in that tile; (tile, -1): before that tile
 
 
@@ -142,8 +144,9 @@ def recurring_tile(problems: Problems, made: Run, groups: int, i: int) -> int | 
 
 
 def any_tile_keeps(problems: Problems, seen: list[tuple[int, int]], uneven: list[UnevenRun]) -> bool:
-    """Whether tiles may come in any order: the moment that recurs with the fewest steps recurs also after one of any other
-    tile seen, and the run ends well after it. seen: by number of steps, (n, tiles): after n of *tiles* tiles it recurs."""
+    """Whether tiles may come in any order: from the moment that recurs with the fewest steps on, each kind of tile that was
+    seen leads to a moment known before, or to one from which each kind does in turn; and the run ends well after each. seen:
+    by number of steps, (n, tiles): after n of *tiles* tiles the moment recurs."""
     kinds: dict[str, _Tile] = {}
     for i, (n, tiles) in enumerate(seen):
         words = problems.words(tiles, problems.steps[i])
@@ -152,33 +155,60 @@ def any_tile_keeps(problems: Problems, seen: list[tuple[int, int]], uneven: list
         for tile in range(1, len(other.words.tiles)):
             kinds[repr(other.words.tiles[tile])] = other.programs, other.words, tile
     first = problems.programs(seen[0][1], problems.steps[0]), problems.words(seen[0][1], problems.steps[0]), seen[0][0]
-    return all(_keeps(problems, first, kind) for kind in kinds.values())
+    future = _endless(problems, [first[1], *(words for _, words, _ in kinds.values())])
+    known: list[Moment] = []
+    paths: list[list[_Tile]] = [[]]
+    while paths and len(known) <= MOST_MOMENTS:
+        path = paths.pop()
+        moment = _moment_after(problems, first, path)
+        if moment is None:
+            return False
+        moment.end = future
+        if not any(moment.recurs(other) for other in known):
+            known.append(moment)
+            paths += [[*path, kind] for kind in kinds.values()]
+    return not paths
 
 
-def _keeps(problems: Problems, first: _Tile, other: _Tile) -> bool:
-    """Runs what comes before one tile, then another tile, then the end of the first run."""
+def _endless(problems: Problems, words: list[TileWords]) -> Places:
+    """Where the warps are after tiles of these runs without end: what any tile does matters at all moments."""
+    end = Places(problems.layout)
+    for run in words:
+        for key, count in run.end.count.items():
+            if key not in end.at or count > run.starts[0].count.get(key, 0):
+                end.at[key] = 0
+                end.count[key] = NEVER_ENDS if count > run.starts[0].count.get(key, 0) else count
+        for key, stages in run.end.touched.items():
+            end.touched.setdefault(key, set()).update(stages)
+    return end
+
+
+def _moment_after(problems: Problems, first: _Tile, path: list[_Tile]) -> Moment | None:
+    """The moment after what comes before one tile of the first run and then the tiles of *path*; None if something is wrong
+    up to there or in the end that follows."""
     layout = problems.layout
-    (base, base_words, n), (programs, words, tile) = first, other
+    base, base_words, n = first
     state, check, places = State(layout), LinearCheck(layout, {}), Places(layout)
 
-    def go(tile: int | None, parts: list[list[Any]], shifts: dict[str, int]) -> Moment:
+    def go(tile: int | None, parts: list[list[Any]], shifts: dict[str, int]) -> None:
         rename = Renaming(layout, shifts)
         parts = [[rename.op(op) for op in part] for part in parts]
         run_segment(state, [iter(part) for part in parts], check)
         places.advance(tile, parts)
-        return Moment(state, check, places)
 
-    to_tile = base_words.starts[n].shifts_from(words.starts[tile], words.end)
-    if to_tile is None:
-        return False
     try:
-        before = go(0, [p.ops[: problems.before(agent, p, n)] for agent, p in enumerate(base)], {})
-        after = go(0, parts_of(layout, programs, tile), to_tile)
-        to_end = places.shifts_from(base_words.starts[-1], base_words.end)
-        if to_end is None:
-            return False
-        go(None, [p.ops[p.tiles[-1] :] for p in base], to_end)
+        go(0, [p.ops[: problems.before(agent, p, n)] for agent, p in enumerate(base)], {})
+        for programs, words, tile in path:
+            shifts = places.shifts_from(words.starts[tile], words.end)
+            if shifts is None:
+                return None
+            go(0, parts_of(layout, programs, tile), shifts)
+        moment = Moment(state, check, places)
+        shifts = places.shifts_from(base_words.starts[-1], base_words.end)
+        if shifts is None:
+            return None
+        go(None, [p.ops[p.tiles[-1] :] for p in base], shifts)
     except (DeadlockError, HazardError):
-        return False
+        return None
     check.finish()
-    return all(finding.kind.note for finding in check.findings) and after.recurs(before)
+    return moment if all(finding.kind.note for finding in check.findings) else None
