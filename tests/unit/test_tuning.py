@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,6 +68,22 @@ def test_types_are_named():
         Problem(8, 8, 8, "float64")
 
 
+def test_a_problem_is_read_off_its_operands():
+    a, b = np.zeros((2, 24, 64), np.float16), np.zeros((2, 40, 64), np.float16)
+    assert Problem.of(a, b) == Problem(24, 40, 64, fp16, fp16, 2)
+    assert Problem.of(a[0], b[0], "float32") == Problem(24, 40, 64, fp16, "float32")
+    for wrong in (b[0], b[:, :, :32], b[:1]):
+        with pytest.raises(InputError, match="b "):
+            Problem.of(a, wrong)
+
+
+def test_the_choice_computes():
+    a, b = (np.random.default_rng(0).standard_normal((n, 64)).astype(np.float16) for n in (40, 72))
+    np.testing.assert_allclose(
+        choose(Problem.of(a, b, "float32"))(a, b), a.astype("f4") @ b.astype("f4").T, rtol=1e-5, atol=1e-5
+    )
+
+
 def test_tuning_needs_a_gpu():
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
@@ -97,7 +114,9 @@ def test_what_is_stored_is_loaded(folder):
     assert [path.suffix for path in folder.iterdir()] == [".json"]  # nothing half-written is left
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"8x8x8 bf16 to bf16": {"schedule": "Gemm"}}', '{"8x8x8 bf16 to bf16": 3}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"8x8x8 bf16 to bf16": {"schedule": "Gemm"}}', '{"8x8x8 bf16 to bf16": 3}']
+)
 def test_a_broken_file_counts_as_empty(folder, text):
     problem = Problem(8, 8, 8)
     path = cache.store(problem, "GPU", cache.Entry(Candidate("Gemm", (64, 64), (1, 1)), 1.0, 1))

@@ -78,7 +78,8 @@ def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
                 continue
             if _wasted(problem, (m, n), cluster):
                 continue
-            yield Candidate(kind, (m, n), cluster, _options(kind, (m, n), problem))
+            for options in _options(kind, (m, n), problem):
+                yield Candidate(kind, (m, n), cluster, options)
     if problem.batch == 1:
         for tile in ((128, 128), (128, 256)):
             for parts in _parts(problem, device, tile):
@@ -96,19 +97,24 @@ def _wasted(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -
     )
 
 
-def _options(kind: str, tile: tuple[int, int], problem: Problem) -> tuple[tuple[str, Any], ...]:
-    """One output buffer a warpgroup where two would cost a stage of the ring; b kept out of the way in L2 where each
-    element of it is read by one row of tiles only."""
-    found: dict[str, Any] = {}
-    warpgroups = 2 if tile[0] in (128, 256) else tile[0] // 64
-    slot = sum(tile) * SWIZZLE_SPAN
-    free = 227 * 1024 - 1024
-    stages = [(free - warpgroups * buffers * 64 * 128) // slot for buffers in (1, 2)]
-    if stages[1] < min(stages[0], 4) or (kind == "PingPong" and stages[1] < stages[0]):
-        found["store_stages"] = 1
+def _options(kind: str, tile: tuple[int, int], problem: Problem) -> list[tuple[tuple[str, Any], ...]]:
+    """Output buffers that cost no stage of the ring: in ping-pong one whole one or two halves, else one where two would
+    leave fewer than four stages. b is kept out of the way in L2 where few rows of tiles read it."""
+    hint: dict[str, Any] = {}
     if problem.m <= 2 * tile[0] and problem.n > 4 * problem.m:
-        found["l2_hints"] = (None, "evict_first")
-    return tuple(found.items())
+        hint["l2_hints"] = (None, "evict_first")
+    one, two = (_stages(tile, buffers) for buffers in (1, 2))
+    if kind == "PingPong" and two < one:
+        stores: list[dict[str, Any]] = [{"store_stages": 1}, {"store_columns": 32}]
+    else:
+        stores = [{"store_stages": 1} if two < min(one, 4) else {}]
+    return [tuple({**store, **hint}.items()) for store in stores]
+
+
+def _stages(tile: tuple[int, int], buffers: int) -> int:
+    """Slots that fit with so many output buffers of 64 rows by 128 bytes a warpgroup, in 227 KiB less the barriers."""
+    warpgroups = 2 if tile[0] in (128, 256) else tile[0] // 64
+    return (226 * 1024 - warpgroups * buffers * 64 * 128) // (sum(tile) * SWIZZLE_SPAN)
 
 
 def _parts(problem: Problem, device: Device, tile: tuple[int, int]) -> list[int]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from tmapipe.dtypes import DType, as_dtype, bf16
+from tmapipe.dtypes import DType, as_dtype, bf16, dtype_of
 from tmapipe.errors import InputError
 
 __all__ = ["H200", "Device", "Problem"]
@@ -30,6 +30,20 @@ class Problem:
     dtype: DType = attrs.field(default=bf16, converter=as_dtype)
     out: DType = attrs.field(default=bf16, converter=as_dtype)
     batch: int = attrs.field(default=1, validator=_positive)
+
+    @classmethod
+    def of(cls, a: Any, b: Any, out: DType | str | None = None) -> Problem:
+        """The problem that torch tensors or NumPy arrays a (m, k) and b (n, k) pose, with a batch dimension before each or
+        not. out: element type of the result, by default that of a. Raises `InputError` for other shapes and types."""
+        for name, tensor in (("a", a), ("b", b)):
+            if tensor.ndim not in (2, 3):
+                raise InputError(name, tuple(tensor.shape), "has two dimensions, or three with a batch", "reshape it")
+        if a.ndim != b.ndim or a.shape[-1] != b.shape[-1] or tuple(a.shape[:-2]) != tuple(b.shape[:-2]):
+            rule = f"agrees with a {tuple(a.shape)} in batch and k, as (n, k)"
+            raise InputError("b", tuple(b.shape), rule, "transpose b if it is (k, n)")
+        batch = int(a.shape[0]) if a.ndim == 3 else 1
+        dtype = dtype_of(a, "a")
+        return cls(int(a.shape[-2]), int(b.shape[-2]), int(a.shape[-1]), dtype, out or dtype, batch)
 
     @property
     def flops(self) -> float:
