@@ -35,9 +35,10 @@ class Gemm(Schedule):
     within TMA's rule that strides are multiples of 16 bytes.
 
     tile: (m, n, k) elements of one CTA, whose m sets the warpgroups: 1 for 64, 2 for 128 or 256, 3 for 192; cluster: CTAs
-    along (m, n); stages: slots of a and b (None: as many as fit); store_stages: output buffers of each warpgroup;
-    store_columns: of each of them (see `TmaStoreStage`); group: rows of tiles taken together (see `PersistentTiles`);
-    l2_hints: of the loads of (a, b), e.g. "evict_first" for an operand that is read once; dtype: of d, by default that of a; epilogue: applied to each fp32 fragment before the conversion.
+    along (m, n); stages: slots of a and b (None: as many as fit); store_stages: output buffers of each warpgroup, and
+    store_columns: columns of each (see `TmaStoreStage`); group: rows of tiles taken together (see `PersistentTiles`);
+    l2_hints: of the loads of (a, b), e.g. "evict_first" for an operand that is read once; dtype: of d, by default that of
+    a; epilogue: applied to each fp32 fragment before the conversion.
     """
 
     load = Role(warps=1)
