@@ -7,9 +7,9 @@ from typing import Any
 
 import attrs
 
-from benchmarks.measure import Method
 from benchmarks.results import OURS, Results
 from benchmarks.tables import print_summary
+from tmapipe.timing import Method
 
 __all__ = ["add_options", "finish", "kept", "method_of", "settings"]
 

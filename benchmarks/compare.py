@@ -8,8 +8,8 @@ from typing import Any
 
 import attrs
 
-from benchmarks.measure import Clock, Method, Run, estimate_seconds, rested, screen, sustained
 from benchmarks.results import OURS, Results, best
+from tmapipe.timing import Clock, Method, Run, estimate_seconds, rested, screen, sustained
 
 __all__ = ["Problem", "compare"]
 

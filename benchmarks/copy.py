@@ -4,7 +4,7 @@ python -m benchmarks.copy                          64 MiB to 4 GiB contiguous, a
 python -m benchmarks.copy --problems 1GiB sub-bf16 --rounds 10
 
 torch's copy_ is cudaMemcpy for contiguous tensors. "sub": the columns 4096 to 12288 of a 16384 x 16384 matrix, into a
-contiguous 16384 x 8192 one. How it is measured: `benchmarks.measure`.
+contiguous 16384 x 8192 one. How it is measured: `tmapipe.timing`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("no GPU here: benchmarks.copy measures copies on one.")
         return 2
-    from benchmarks.cuda_clock import CudaClock
+    from tmapipe.gpu.clock import CudaClock
 
     return run_suite(args, CudaClock(args.flush), torch.cuda.get_device_name(), "cuda")
 

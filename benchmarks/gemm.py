@@ -6,7 +6,7 @@ python -m benchmarks.gemm --dtype fp8 --every
 python -m benchmarks.gemm --peers tmapipe cublas cutlass --rounds 10
 
 All variants of a problem run in one process on the same random normal data, each into an output poisoned with NaN and
-checked against float64 on random rows and columns. How it is measured: `benchmarks.measure`.
+checked against float64 on random rows and columns. How it is measured: `tmapipe.timing`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("no GPU here: benchmarks.gemm measures kernels on one. benchmarks.sass works without.")
         return 2
-    from benchmarks.cuda_clock import CudaClock
+    from tmapipe.gpu.clock import CudaClock
 
     return run_suite(args, CudaClock(args.flush), torch.cuda.get_device_name(), "cuda")
 

@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks import cli, copy, gemm, ours, peer_quack, peers
 from benchmarks.compare import Problem, compare
-from benchmarks.measure import Method, Timing, estimate_seconds, rested, screen, sustained
 from benchmarks.results import Results, best, commit, print_table
 from benchmarks.sass_loops import innermost, loops, parse
+from tmapipe.timing import Method, Timing, estimate_seconds, rested, screen, sustained
 
 METHOD = Method(rounds=6, batch=8, rest=0.3, preheat=3.0, hot=0.25, seed=0)
 

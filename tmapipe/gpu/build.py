@@ -44,8 +44,8 @@ class Compiled:
 class _Kernel:
     """The traced program: `host` makes the TMA descriptors and launches `device`."""
 
-    def __init__(self, schedule: Any, plan: Plan):
-        self.schedule, self.plan = schedule, plan
+    def __init__(self, schedule: Any, plan: Plan, reading: type[GpuIsa]):
+        self.schedule, self.plan, self.reading = schedule, plan, reading
         self.divisor_names: list[str] = []
         self.parts = {part.name: part for part in plan.transfers}
 
@@ -88,7 +88,7 @@ class _Kernel:
     def trace(self, atoms: list, divisors: list, clusters: Int32) -> None:
         named = dict(zip(self.plan.arguments, atoms, strict=True))
         by = dict(zip(self.divisor_names, divisors, strict=True))
-        kernel_main(GpuIsa(self.plan, named, by, clusters), self.schedule)
+        kernel_main(self.reading(self.plan, named, by, clusters), self.schedule)
 
 
 def build(
@@ -99,10 +99,12 @@ def build(
     keep: bool = False,
     options: str = "",
     unroll: bool = True,
+    reading: type[GpuIsa] = GpuIsa,
 ) -> Compiled:
     """Compiles *schedule* for `plan.arch`. ranks: dimensions of each tensor, by default those declared; keep: keep PTX
     and cubin; unroll=False: keeps LLVM from unrolling run-time loops, so that each instruction of a body stands once in
-    the PTX (for `Ptx` to count). Needs no GPU. Compilations take turns within a process."""
+    the PTX (for `Ptx` to count); reading: the instruction set, e.g. one that leaves something out, to measure what it costs.
+    Needs no GPU. Compilations take turns within a process."""
     fakes = []
     for name in plan.arguments:
         part = next(p for p in plan.transfers if p.name == name)
@@ -112,7 +114,7 @@ def build(
         stride = (*(cute.sym_int64(divisibility=step) for _ in range(rank - 1)), 1)
         fakes.append(make_fake_tensor(cute_type(part.buffer.dtype), shape, stride=stride, assumed_align=16))
     flags = f"--gpu-arch {plan.arch} --enable-tvm-ffi" + (" --keep-ptx --keep-cubin" if keep else "")
-    kernel = _Kernel(schedule, plan)
+    kernel = _Kernel(schedule, plan, reading)
     # What is kept is read back at once; the files' names are not unique, so each compilation has a folder of its own.
     with _compiling, tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
         function = cute.compile(

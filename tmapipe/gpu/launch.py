@@ -12,7 +12,7 @@ from tmapipe.check.gate import require_safe
 from tmapipe.errors import InputError, MissingGpuError
 from tmapipe.gpu.build import Compiled, build
 
-__all__ = ["Launcher"]
+__all__ = ["Launcher", "adopt"]
 
 
 class Launcher:
@@ -55,7 +55,7 @@ class Launcher:
 def compiled_for(schedule: Any, bound: Any) -> Compiled:
     """The compiled kernel for these tensors, from the schedule's own cache or new."""
     ranks = {name: tensor.ndim for name, tensor in bound.tensors.items()}
-    key = tuple((name, bound.dtypes[name].name, rank) for name, rank in ranks.items())
+    key = _key({name: bound.dtypes[name].name for name in ranks}, ranks)
     cache: dict[Any, Compiled] = schedule.__dict__.setdefault("_compiled", {})
     if key not in cache:
         plan = schedule.plan(bound.dtypes)
@@ -63,6 +63,16 @@ def compiled_for(schedule: Any, bound: Any) -> Compiled:
         require_safe(schedule, bound.dtypes)
         cache[key] = build(schedule, plan, ranks)
     return cache[key]
+
+
+def adopt(schedule: Any, compiled: Compiled, ranks: dict[str, int]) -> None:
+    """Lets *schedule* launch *compiled* for tensors of these ranks, rather than compile: a kernel from another process."""
+    types = {part.argument: part.buffer.dtype.name for part in compiled.plan.transfers}
+    schedule.__dict__.setdefault("_compiled", {})[_key(types, ranks)] = compiled
+
+
+def _key(types: dict[str, str], ranks: dict[str, int]) -> tuple[tuple[str, str, int], ...]:
+    return tuple((name, types[name], rank) for name, rank in sorted(ranks.items()))
 
 
 def _check_device(device: Any, arch: str) -> None:

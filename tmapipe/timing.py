@@ -5,7 +5,7 @@ batch a rest first, shuffles the variants in every round, and takes medians of s
 `sustained` is the other view: a hot card, long batches, and ratios between variants of the same round (good to 2 %).
 
 All times are microseconds of GPU time a launch. The clock is an object, so that this file needs neither GPU nor torch
-(`benchmarks.cuda_clock` has the real one).
+(`tmapipe.gpu.clock` has the real one).
 """
 
 from __future__ import annotations

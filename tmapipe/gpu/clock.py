@@ -1,4 +1,4 @@
-"""The clock of `benchmarks.measure` for a CUDA device: events around each launch, the L2 cache flushed before it."""
+"""The clock of `tmapipe.timing` for a CUDA device: events around each launch, the L2 cache flushed before it."""
 
 from __future__ import annotations
 

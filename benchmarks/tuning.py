@@ -1,0 +1,175 @@
+"""How good are the estimates? Candidates of `tmapipe.tuning` on many problems: estimated and measured.
+
+python -m benchmarks.tuning                      the twelve shapes and ten others that nothing was fitted on
+python -m benchmarks.tuning --most 30 --shapes 2048x2048x2048
+python -m benchmarks.tuning --fit                fits the constants to the results kept; needs no GPU, but SciPy
+
+Writes ``benchmarks/results/tuning.json``: a row a candidate with its estimate, and prints, for each problem, the time of the
+heuristic's choice over that of the fastest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cli import add_options, method_of, settings
+from benchmarks.gemm import SHAPES, checker, make_operands, shape
+from benchmarks.results import Results
+from tmapipe.timing import rested
+from tmapipe.tuning import Candidate, Problem, estimate, ranked
+from tmapipe.tuning.compiling import compile_all, load, ranks_of
+from tmapipe.tuning.cost import FITTED, Constants
+from tmapipe.tuning.problem import H200
+
+OTHERS = (
+    "3072x3072x3072", "6144x6144x2048", "1536x8960x1536", "256x4096x4096", "64x14336x4096", "2048x512x8192",
+    "5000x5000x1024", "12288x3072x1024", "768x768x768", "16384x1024x1024",
+)  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", type=shape, nargs="+", metavar="MxNxK")
+    parser.add_argument("--most", type=int, default=16, help="candidates a problem (default %(default)s)")
+    parser.add_argument("--fit", action="store_true", help="fit the constants to the results kept")
+    add_options(parser)
+    args = parser.parse_args(argv)
+    if args.fit:
+        return fit(Path(args.out or Path(__file__).parent / "results") / "tuning.json")
+    import torch
+
+    if not torch.cuda.is_available():
+        print("no GPU here: benchmarks.tuning measures kernels on one")
+        return 2
+    shapes = args.shapes or [shape(text) for text in (*SHAPES, *OTHERS)]
+    problems = [Problem(*sizes) for sizes in shapes]
+    results = Results("tuning", torch.cuda.get_device_name(), settings(args))
+    wanted = {problem: ranked(problem, H200, args.most) for problem in problems}
+    schedules = compiled(list(dict.fromkeys(c for few in wanted.values() for c, _ in few)), problems[0])
+    measure(wanted, schedules, results, args)
+    print(f"written: {results.write(args.out)}")
+    report(results.rows)
+    return 0
+
+
+def compiled(candidates: list[Candidate], problem: Problem) -> dict[Candidate, Any]:
+    """A schedule of each, compiled for the problem's types."""
+    from tmapipe.gpu.build import Compiled
+    from tmapipe.gpu.launch import adopt
+
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="tmapipe-") as name:
+        errors = compile_all(problem, candidates, Path(name))
+        for index, candidate in enumerate(candidates):
+            if errors[candidate]:
+                print(f"left out: {candidate}: {errors[candidate]}", flush=True)
+                continue
+            schedule = candidate.build(problem)
+            schedule.checked = False  # proved by the process that compiled it
+            plan = schedule.plan(candidate.dtypes(problem))
+            adopt(schedule, Compiled(plan, load(Path(name), index)), ranks_of(candidate, problem))
+            found[candidate] = schedule
+    print(f"{len(found)} of {len(candidates)} candidates compiled", flush=True)
+    return found
+
+
+def measure(wanted: dict[Problem, Any], schedules: dict[Candidate, Any], results: Results, args: Any) -> None:
+    from tmapipe.gpu.clock import CudaClock
+
+    clock = CudaClock(args.flush)
+    for problem, few in wanted.items():
+        a, b, out = make_operands(problem.m, problem.n, problem.k, "bf16", args.seed)
+        check = checker(a, b, out, samples=16)
+        runs = {c: functools.partial(schedules[c], a, b, out=out) for c, _ in few if c in schedules}
+        errors = {c: check(run) for c, run in runs.items()}
+        for candidate, timing in rested(
+            {c: run for c, run in runs.items() if errors[c] < 1e-2}, clock, method_of(args)
+        ).items():
+            results.add(
+                problem=_name(problem), dtype="bf16", peer="tmapipe", variant=str(candidate), us=timing.us,
+                tflops=problem.flops / timing.us / 1e6, spread=timing.spread, rel_err=errors[candidate],
+                estimated_us=estimate(problem, candidate, H200), candidate=_plain(candidate),
+            )  # fmt: skip
+        wrong = [f"{c} ({errors[c]:.1e})" for c in runs if not errors[c] < 1e-2]
+        print(f"{problem}: {len(runs)} timed" + (f"; WRONG: {', '.join(wrong)}" if wrong else ""), flush=True)
+        results.write(args.out)
+
+
+def report(rows: list[dict[str, Any]]) -> None:
+    """The heuristic's choice over the fastest, by problem and in geometric mean, apart for the shapes fitted on and others."""
+    ratios: dict[str, float] = {}
+    for problem in dict.fromkeys(row["problem"] for row in rows):
+        mine = [row for row in rows if row["problem"] == problem]
+        best, chosen = min(mine, key=lambda r: r["us"]), min(mine, key=lambda r: r["estimated_us"])
+        ratios[problem] = chosen["us"] / best["us"]
+        print(
+            f"{problem:>18}  chosen {chosen['variant']:<44} {chosen['us']:8.1f} us (estimated {chosen['estimated_us']:8.1f})"
+            f"  fastest {best['variant']:<44} {best['us']:8.1f} us  {ratios[problem]:.3f}"
+        )
+    for name, shapes in (("fitted on", SHAPES), ("others", OTHERS)):
+        found = [math.log(ratios[s]) for s in shapes if s in ratios]
+        if found:
+            print(f"geometric mean, {name}: {math.exp(sum(found) / len(found)):.4f}")
+
+
+def fit(path: Path) -> int:
+    """Prints the constants that estimate the times of the twelve shapes best (least squares of logarithms)."""
+    from scipy.optimize import least_squares
+
+    rows = json.loads(path.read_text())["rows"]
+    known = [
+        (_problem(row["problem"]), _candidate(row["candidate"]), row["us"]) for row in rows if row["problem"] in SHAPES
+    ]
+    names = [field.name for field in Constants.__attrs_attrs__ if field.name != "macs"]
+    start = [getattr(FITTED, name) for name in names]
+    fastest = {p: min(us for q, _, us in known if q == p) for p, _, _ in known}
+
+    def constants(values: Any) -> Constants:
+        return Constants(**{name: float(v) * s for name, v, s in zip(names, values, start, strict=True)})
+
+    def off(values: Any) -> list[float]:
+        made = constants(values)
+        return [math.log(estimate(p, c, H200, made) / us) * (fastest[p] / us) ** 2 for p, c, us in known]
+
+    found = least_squares(
+        off, [1.0] * len(start), bounds=([0.05] * len(start), [4.0] * len(start)), loss="soft_l1", f_scale=0.05
+    )
+    made = constants(found.x)
+    print({name: float(f"{getattr(made, name):.4g}") for name in names})
+    report(
+        [
+            {**row, "estimated_us": estimate(_problem(row["problem"]), _candidate(row["candidate"]), H200, made)}
+            for row in rows
+        ]
+    )
+    return 0
+
+
+def _name(problem: Problem) -> str:
+    return f"{problem.m}x{problem.n}x{problem.k}"
+
+
+def _problem(name: str) -> Problem:
+    return Problem(*shape(name))
+
+
+def _plain(candidate: Candidate) -> list[Any]:
+    return [candidate.schedule, list(candidate.tile), list(candidate.cluster), [list(o) for o in candidate.options]]
+
+
+def _candidate(plain: list[Any]) -> Candidate:
+    schedule, tile, cluster, options = plain
+    return Candidate(
+        schedule, tuple(tile), tuple(cluster), tuple((n, tuple(v) if isinstance(v, list) else v) for n, v in options)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

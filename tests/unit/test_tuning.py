@@ -1,0 +1,147 @@
+"""Choosing a schedule: candidates, estimates, the cache, and the tuner's picking, all without a GPU."""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tmapipe import InputError, MissingGpuError, fp16, schedules
+from tmapipe.timing import Method
+from tmapipe.tuning import Candidate, Problem, cache, candidates, choose, estimate, ranked, tune
+from tmapipe.tuning.cost import Constants
+from tmapipe.tuning.problem import H200
+from tmapipe.tuning.tuner import pick
+
+sizes = st.integers(1, 20000)
+
+
+@given(sizes, sizes, sizes, st.integers(1, 8))
+def test_every_problem_has_a_choice_that_can_be_built(m, n, k, batch):
+    problem = Problem(m, n, k, batch=batch)
+    (best, us), *_ = ranked(problem, most=1)
+    assert us > 0 and best.build(problem).plan(best.dtypes(problem)).smem_bytes <= 227 * 1024
+
+
+@given(sizes, sizes, sizes)
+def test_ranked_by_estimate_and_no_less_than_the_floor(m, n, k):
+    problem = Problem(m, n, k)
+    found = ranked(problem, most=4)
+    times = [us for _, us in found]
+    assert times == sorted(times)
+    constants = Constants()
+    peak = H200.multiprocessors * constants.macs * constants.clock * 1e9
+    assert times[0] * 1e-6 >= problem.flops / 2 / peak  # none is faster than the tensor cores
+
+
+@given(sizes, sizes, st.integers(1000, 20000))
+def test_more_work_never_takes_less_time(m, n, k):
+    for candidate in list(candidates(Problem(m, n, k), H200))[::17]:
+        if candidate.parts == 1:
+            assert estimate(Problem(m, n, k), candidate, H200) <= estimate(Problem(m, n, 2 * k), candidate, H200)
+
+
+def test_what_is_chosen_follows_the_shape():
+    assert choose(Problem(8192, 8192, 8192)).mma.a.tile[0] >= 128
+    assert isinstance(choose(Problem(8192, 8192, 512)), schedules.PingPong)
+    assert isinstance(choose(Problem(512, 512, 65536)), schedules.SplitK)
+    assert choose(Problem(64, 8192, 8192)).mma.a.tile[0] == 64
+
+
+def test_candidates_are_distinct_and_of_the_shelf():
+    found = list(candidates(Problem(4096, 4096, 4096), H200))
+    assert len(found) == len(set(found)) > 50
+    assert {c.schedule for c in found} == {"Gemm", "PingPong"}
+    assert len({str(c) for c in found}) == len(found)
+
+
+@pytest.mark.parametrize("field", ["m", "n", "k", "batch"])
+def test_extents_must_be_positive(field):
+    with pytest.raises(InputError, match=field):
+        Problem(**{"m": 8, "n": 8, "k": 8, field: 0})
+
+
+def test_types_are_named():
+    assert Problem(8, 8, 8, "float16").dtype == fp16
+    with pytest.raises(InputError, match="dtype"):
+        Problem(8, 8, 8, "float64")
+
+
+def test_a_problem_is_read_off_its_operands():
+    a, b = np.zeros((2, 24, 64), np.float16), np.zeros((2, 40, 64), np.float16)
+    assert Problem.of(a, b) == Problem(24, 40, 64, fp16, fp16, 2)
+    assert Problem.of(a[0], b[0], "float32") == Problem(24, 40, 64, fp16, "float32")
+    for wrong in (b[0], b[:, :, :32], b[:1]):
+        with pytest.raises(InputError, match="b "):
+            Problem.of(a, wrong)
+
+
+def test_the_choice_computes():
+    a, b = (np.random.default_rng(0).standard_normal((n, 64)).astype(np.float16) for n in (40, 72))
+    np.testing.assert_allclose(
+        choose(Problem.of(a, b, "float32"))(a, b), a.astype("f4") @ b.astype("f4").T, rtol=1e-5, atol=1e-5
+    )
+
+
+def test_tuning_needs_a_gpu():
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    with pytest.raises(MissingGpuError, match="choose"):
+        tune(Problem(8, 8, 8))
+
+
+# ---- the cache ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMAPIPE_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_what_is_stored_is_loaded(folder):
+    problem, other = Problem(128, 8192, 8192), Problem(128, 8192, 8192, out="float32")
+    (candidate, _), *_ = ranked(problem, most=1)
+    assert dict(candidate.options)["l2_hints"] == (None, "evict_first")
+    entry = cache.Entry(candidate, 42.5, 12)
+    cache.store(problem, "Some GPU", entry)
+    assert cache.load(problem, "Some GPU") == entry
+    assert cache.load(other, "Some GPU") is None and cache.load(problem, "Another") is None
+    cache.store(other, "Some GPU", entry)
+    assert cache.load(problem, "Some GPU") == cache.load(other, "Some GPU") == entry
+    assert [path.suffix for path in folder.iterdir()] == [".json"]  # nothing half-written is left
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"8x8x8 bf16 to bf16": {"schedule": "Gemm"}}', '{"8x8x8 bf16 to bf16": 3}']
+)
+def test_a_broken_file_counts_as_empty(folder, text):
+    problem = Problem(8, 8, 8)
+    path = cache.store(problem, "GPU", cache.Entry(Candidate("Gemm", (64, 64), (1, 1)), 1.0, 1))
+    assert json.loads(path.read_text())
+    path.write_text(text)
+    assert cache.load(problem, "GPU") is None
+
+
+# ---- picking ------------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """A clock on which each run takes what it returns."""
+
+    def rest(self, seconds):
+        pass
+
+    def batch(self, run, launches):
+        return [run()] * launches
+
+
+def test_the_fastest_is_picked():
+    few = [Candidate("Gemm", (64, 64 * i), (1, 1)) for i in range(1, 8)]
+    runs = {candidate: functools.partial(abs, i - 4.2) for i, candidate in enumerate(few)}
+    timed = pick(runs, Clock(), Method(rounds=2, batch=1, rest=0.0))
+    assert timed[0][0] == few[4] and [t.us for _, t in timed] == sorted(t.us for _, t in timed)
+    assert 1 < len(timed) < len(few)

@@ -1,0 +1,126 @@
+"""The schedules worth a thought for a GEMM, as plain data: they can be counted, compared, stored and built."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+from tmapipe.errors import InputError
+from tmapipe.tiles import ceil_div
+from tmapipe.tuning.problem import Device, Problem
+
+__all__ = ["Candidate", "candidates"]
+
+SWIZZLE_SPAN = 128  # bytes along k of one slot
+COOPERATIVE: dict[int, tuple[int, ...]] = {
+    64: (64, 128, 192, 256),
+    128: (64, 128, 160, 176, 192, 208, 224, 256),
+    192: (128, 160, 176, 192),
+    256: (64, 128, 160, 192),
+}
+PINGPONG: dict[int, tuple[int, ...]] = {64: (128, 192, 256), 128: (128, 160, 192)}
+CLUSTERS = ((1, 1), (2, 1), (1, 2))
+LARGE_CLUSTERS = ((2, 2), (4, 1))
+
+
+@attrs.frozen
+class Candidate:
+    """schedule: name of a class in `tmapipe.schedules`; tile: (m, n) elements of a CTA; cluster: CTAs along (m, n);
+    options: what else its constructor is given."""
+
+    schedule: str
+    tile: tuple[int, int]
+    cluster: tuple[int, int]
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def parts(self) -> int:
+        """Parts that k is cut into."""
+        return int(dict(self.options).get("parts", 1))
+
+    def build(self, problem: Problem) -> Any:
+        """The schedule. Raises `InputError` if it cannot be planned for the problem's types."""
+        from tmapipe import schedules
+
+        depth = SWIZZLE_SPAN // problem.dtype.bytes
+        options = dict(self.options)
+        if self.schedule != "SplitK":
+            options["dtype"] = problem.out
+        made = getattr(schedules, self.schedule)(tile=(*self.tile, depth), cluster=self.cluster, **options)
+        made.plan(self.dtypes(problem))
+        return made
+
+    def dtypes(self, problem: Problem) -> dict[str, Any]:
+        """Element types by stage name, as the schedule's `plan` takes them."""
+        found = {"a": problem.dtype, "b": problem.dtype}
+        return found if self.schedule == "SplitK" else {**found, "d": problem.out}
+
+    def can_be_built(self, problem: Problem) -> bool:
+        try:
+            self.build(problem)
+        except InputError:
+            return False
+        return True
+
+    def __str__(self) -> str:
+        options = " ".join(f"{name} {value}" for name, value in self.options)
+        return f"{self.schedule} {self.tile[0]}x{self.tile[1]} {self.cluster[0]}x{self.cluster[1]} {options}".strip()
+
+
+def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
+    """All of them, without asking whether they fit in shared memory (`Candidate.can_be_built`)."""
+    for kind, tiles in (("Gemm", COOPERATIVE), ("PingPong", PINGPONG)):
+        for (m, n), cluster in itertools.product(_pairs(tiles), (*CLUSTERS, *LARGE_CLUSTERS)):
+            if cluster in LARGE_CLUSTERS and m * n < 128 * 128:
+                continue
+            if _wasted(problem, (m, n), cluster):
+                continue
+            for options in _options(kind, (m, n), problem):
+                yield Candidate(kind, (m, n), cluster, options)
+    if problem.batch == 1:
+        for tile in ((128, 128), (128, 256)):
+            for parts in _parts(problem, device, tile):
+                yield Candidate("SplitK", tile, (2, 1), (("parts", parts),))
+
+
+def _pairs(tiles: dict[int, tuple[int, ...]]) -> list[tuple[int, int]]:
+    return [(m, n) for m, columns in tiles.items() for n in columns]
+
+
+def _wasted(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -> bool:
+    """Whether whole CTAs of each cluster would lie outside the output."""
+    return any(
+        ceil_div(size, extent) < ctas for size, extent, ctas in zip((problem.m, problem.n), tile, cluster, strict=True)
+    )
+
+
+def _options(kind: str, tile: tuple[int, int], problem: Problem) -> list[tuple[tuple[str, Any], ...]]:
+    """Output buffers that cost no stage of the ring: in ping-pong one whole one or two halves, else one where two would
+    leave fewer than four stages. b is kept out of the way in L2 where few rows of tiles read it."""
+    hint: dict[str, Any] = {}
+    if problem.m <= 2 * tile[0] and problem.n > 4 * problem.m:
+        hint["l2_hints"] = (None, "evict_first")
+    one, two = (_stages(tile, buffers) for buffers in (1, 2))
+    if kind == "PingPong" and two < one:
+        stores: list[dict[str, Any]] = [{"store_stages": 1}, {"store_columns": 32}]
+    else:
+        stores = [{"store_stages": 1} if two < min(one, 4) else {}]
+    return [tuple({**store, **hint}.items()) for store in stores]
+
+
+def _stages(tile: tuple[int, int], buffers: int) -> int:
+    """Slots that fit with so many output buffers of 64 rows by 128 bytes a warpgroup, in 227 KiB less the barriers."""
+    warpgroups = 2 if tile[0] in (128, 256) else tile[0] // 64
+    return (226 * 1024 - warpgroups * buffers * 64 * 128) // (sum(tile) * SWIZZLE_SPAN)
+
+
+def _parts(problem: Problem, device: Device, tile: tuple[int, int]) -> list[int]:
+    """Numbers of parts that fill the device, where output tiles alone leave half of it idle or more."""
+    tiles = ceil_div(problem.m, tile[0]) * ceil_div(problem.n, tile[1])
+    most = device.multiprocessors // tiles
+    if most < 2 or problem.k // most < 256:
+        return []
+    return sorted({most, 1 << (most.bit_length() - 1)})

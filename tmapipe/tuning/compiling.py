@@ -1,0 +1,113 @@
+"""Compiling many candidates at once: in processes of their own, since two compilations in one process break CuTe DSL.
+
+Each process proves its candidates, compiles them and exports object files, which the caller loads. Run as a program, this
+module is such a process: it reads the candidates, pickled, from its standard input, and writes a line for each one done.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tmapipe.tuning.candidates import Candidate
+from tmapipe.tuning.problem import Problem
+
+__all__ = ["compile_all", "load", "ranks_of"]
+
+_SYMBOL = "tmapipe_kernel"
+
+
+def compile_all(
+    problem: Problem,
+    candidates: Sequence[Candidate],
+    folder: Path,
+    jobs: int | None = None,
+    done: Callable[[Candidate, str], None] = lambda candidate, error: None,
+) -> dict[Candidate, str]:
+    """Compiles *candidates* for two-dimensional tensors (three with a batch) into *folder*, by *jobs* processes (default:
+    one a core, 16 at most). done: called with each candidate and "" or what went wrong. Returns these errors."""
+    jobs = max(1, min(jobs or os.cpu_count() or 1, 16, len(candidates)))
+    lines: queue.Queue[str] = queue.Queue()
+    threads = [
+        threading.Thread(target=_serve, args=(problem, list(enumerate(candidates))[job::jobs], folder, lines))
+        for job in range(jobs)
+    ]
+    for thread in threads:
+        thread.start()
+    errors: dict[Candidate, str] = {}
+    for _ in candidates:
+        index, _, error = lines.get().partition(" ")
+        errors[candidates[int(index)]] = error
+        done(candidates[int(index)], error)
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+def load(folder: Path, index: int) -> Any:
+    """The function that `compile_all` compiled for the *index*-th candidate."""
+    import cutlass.cute as cute
+
+    return getattr(cute.runtime.load_module(str(_object(folder, index)), enable_tvm_ffi=True), _SYMBOL)
+
+
+def ranks_of(candidate: Candidate, problem: Problem) -> dict[str, int]:
+    """Dimensions of each tensor: matrices, or stacks of them."""
+    several = 3 if problem.batch > 1 else 2
+    return {"a": several, "b": several, "d": 3 if candidate.schedule == "SplitK" else several}
+
+
+def _object(folder: Path, index: int) -> Path:
+    return folder / f"{index}.o"
+
+
+def _serve(problem: Problem, share: list[tuple[int, Candidate]], folder: Path, lines: queue.Queue[str]) -> None:
+    """Runs one process on its share, and says of each candidate of it how it went."""
+    left = {index for index, _ in share}
+    with subprocess.Popen(
+        [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        process.stdin.write(pickle.dumps((problem, share, folder)))
+        process.stdin.close()
+        for line in process.stdout:
+            text = line.decode(errors="replace").rstrip("\n")
+            left.discard(int(text.split(" ", 1)[0]))
+            lines.put(text)
+        said = process.stderr.read().decode(errors="replace").strip().splitlines()
+    for index in left:
+        lines.put(f"{index} the compiling process ended: {said[-1] if said else 'without a word'}")
+
+
+def _main() -> None:
+    from tmapipe.gpu.build import build
+
+    said = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
+    problem, share, folder = pickle.load(sys.stdin.buffer)
+    for index, candidate in share:
+        try:
+            schedule = candidate.build(problem)
+            report = schedule.check(candidate.dtypes(problem))
+            if not report.ok:
+                said.write(f"{index} not safe: {str(report).splitlines()[0]}\n")
+                continue
+            plan = schedule.plan(candidate.dtypes(problem))
+            build(schedule, plan, ranks_of(candidate, problem)).function.export_to_c(
+                str(_object(folder, index)), function_name=_SYMBOL
+            )
+            said.write(f"{index}\n")
+        except Exception as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            said.write(f"{index} {type(error).__name__}: {first}\n")
+
+
+if __name__ == "__main__":
+    _main()

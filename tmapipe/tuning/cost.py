@@ -1,0 +1,79 @@
+"""How long a candidate takes on a problem, without running it.
+
+    time = launch + fill + max(waves x tile, memory)          (+ the second kernel of a split k)
+    tile = k-tiles x max(tensor cores, slot through L2) + what of the epilogue the next mainloop does not hide
+
+The constants are fitted to measurements by `benchmarks.fit`, which prints how far off the estimates are.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from tmapipe.tiles import ceil_div
+from tmapipe.tuning.candidates import SWIZZLE_SPAN, Candidate
+from tmapipe.tuning.problem import Device, Problem
+
+__all__ = ["Constants", "FITTED", "estimate"]
+
+
+@attrs.frozen
+class Constants:
+    """macs: multiply-adds of 16-bit types a clock and multiprocessor (4 tensor cores x 512, NVIDIA's H100 white paper);
+    clock: GHz under load; l2: bytes a clock and multiprocessor out of L2 under load; ingest: bytes a clock that a
+    multiprocessor takes in; memory: GB/s; launch: microseconds from launch to the first load and from the last store to
+    the end; fill: clocks until the first slot is there; stored: bytes of output a clock and warpgroup in an epilogue;
+    tile: clocks of a tile's other costs; hidden: part of the epilogue that the loads of the next tile hide."""
+
+    macs: float = 2048.0
+    clock: float = 1.58
+    l2: float = 42.0
+    ingest: float = 64.0
+    memory: float = 4000.0
+    launch: float = 5.0
+    fill: float = 1500.0
+    stored: float = 24.0
+    tile: float = 300.0
+    hidden: float = 0.3
+    add: float = 3.0
+
+
+FITTED = Constants()
+
+
+def estimate(problem: Problem, candidate: Candidate, device: Device, constants: Constants = FITTED) -> float:
+    """Microseconds of one launch."""
+    c = constants
+    (m, n), (along_m, along_n) = candidate.tile, candidate.cluster
+    clusters = ceil_div(problem.m, m * along_m) * ceil_div(problem.n, n * along_n) * problem.batch * candidate.parts
+    waves = ceil_div(clusters, device.resident(along_m * along_n))
+    steps = ceil_div(ceil_div(problem.k, SWIZZLE_SPAN // problem.dtype.bytes), candidate.parts)
+
+    wide = SWIZZLE_SPAN // 2  # 16-bit elements; as many clocks for twice as many of half the size
+    multiply = m * n * wide / c.macs * _wgmma_slowdown(candidate)
+    through_l2 = (m / along_n + n / along_m) * SWIZZLE_SPAN / c.l2
+    mainloop = steps * max(multiply, through_l2, (m + n) * SWIZZLE_SPAN / c.ingest)
+
+    out_bytes = 4 if candidate.parts > 1 else problem.out.bytes
+    warpgroups = 1 if candidate.schedule == "PingPong" else max(1, m // 64 if m <= 192 else 2)
+    epilogue = m * n * out_bytes / warpgroups / c.stored
+    if candidate.schedule == "PingPong":
+        tile = max(mainloop + c.tile, (mainloop + epilogue) / 2 + c.tile)
+        last = epilogue
+    else:
+        tile = mainloop + c.tile + (1 - c.hidden) * epilogue
+        last = c.hidden * epilogue
+    busy = (waves * tile + last + c.fill) / c.clock / 1e3
+    moved = problem.bytes / c.memory / 1e3
+    return c.launch + max(busy, moved) + _second_kernel(problem, candidate, c)
+
+
+def _wgmma_slowdown(candidate: Candidate) -> float:
+    """wgmma reads 64 rows of a and n of b for each 64 x n x 16 products: under n = 128, shared memory is the limit."""
+    return max(1.0, (64 + candidate.tile[1]) / candidate.tile[1] / 1.5)
+
+
+def _second_kernel(problem: Problem, candidate: Candidate, c: Constants) -> float:
+    if candidate.parts == 1:
+        return 0.0
+    return c.add + problem.m * problem.n * candidate.parts * 4 / c.memory / 1e3

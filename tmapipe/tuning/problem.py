@@ -1,0 +1,78 @@
+"""What is to be chosen for: a GEMM's sizes and types, and the device that it runs on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from tmapipe.dtypes import DType, as_dtype, bf16, dtype_of
+from tmapipe.errors import InputError
+
+__all__ = ["H200", "Device", "Problem"]
+
+
+def _positive(instance: Any, attribute: Any, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"Problem({attribute.name})", value, "is a positive number of elements", "pass the extent")
+
+
+@attrs.frozen
+class Problem:
+    """``d[l, m, n] = sum over k of a[l, m, k] * b[l, n, k]``.
+
+    m, n, k, batch: elements; dtype: of a and b; out: of d.
+    """
+
+    m: int = attrs.field(validator=_positive)
+    n: int = attrs.field(validator=_positive)
+    k: int = attrs.field(validator=_positive)
+    dtype: DType = attrs.field(default=bf16, converter=as_dtype)
+    out: DType = attrs.field(default=bf16, converter=as_dtype)
+    batch: int = attrs.field(default=1, validator=_positive)
+
+    @classmethod
+    def of(cls, a: Any, b: Any, out: DType | str | None = None) -> Problem:
+        """The problem that torch tensors or NumPy arrays a (m, k) and b (n, k) pose, with a batch dimension before each or
+        not. out: element type of the result, by default that of a. Raises `InputError` for other shapes and types."""
+        for name, tensor in (("a", a), ("b", b)):
+            if tensor.ndim not in (2, 3):
+                raise InputError(name, tuple(tensor.shape), "has two dimensions, or three with a batch", "reshape it")
+        if a.ndim != b.ndim or a.shape[-1] != b.shape[-1] or tuple(a.shape[:-2]) != tuple(b.shape[:-2]):
+            rule = f"agrees with a {tuple(a.shape)} in batch and k, as (n, k)"
+            raise InputError("b", tuple(b.shape), rule, "transpose b if it is (k, n)")
+        batch = int(a.shape[0]) if a.ndim == 3 else 1
+        dtype = dtype_of(a, "a")
+        return cls(int(a.shape[-2]), int(b.shape[-2]), int(a.shape[-1]), dtype, out or dtype, batch)
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.batch * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> float:
+        """What must cross the device's memory at least once."""
+        inputs = (self.m + self.n) * self.k * self.dtype.bytes
+        return float(self.batch * (inputs + self.m * self.n * self.out.bytes))
+
+    def __str__(self) -> str:
+        batch = f"{self.batch} x " if self.batch > 1 else ""
+        return f"{batch}{self.m}x{self.n}x{self.k} {self.dtype} to {self.out}"
+
+
+@attrs.frozen
+class Device:
+    """name: as CUDA reports it; multiprocessors; clusters: how many of each size are resident at once, as
+    cudaOccupancyMaxActiveClusters reports them with one CTA a multiprocessor."""
+
+    name: str
+    multiprocessors: int
+    clusters: tuple[tuple[int, int], ...]
+
+    def resident(self, cluster_size: int) -> int:
+        """Clusters of *cluster_size* CTAs at work at once."""
+        return dict(self.clusters).get(cluster_size, self.multiprocessors // cluster_size)
+
+
+#: The device that nothing else is known of is planned for as this one.
+H200 = Device("NVIDIA H200", 132, ((1, 132), (2, 66), (4, 32)))

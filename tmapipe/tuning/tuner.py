@@ -1,0 +1,157 @@
+"""The tuner: compiles the candidates that the estimate likes best, checks and times them here, and remembers the winner."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from tmapipe.errors import MissingGpuError, PipelineError
+from tmapipe.timing import Clock, Method, Run, Timing, rested, screen
+from tmapipe.tuning import cache
+from tmapipe.tuning.candidates import Candidate
+from tmapipe.tuning.choose import ranked
+from tmapipe.tuning.compiling import compile_all, load, ranks_of
+from tmapipe.tuning.problem import Device, Problem
+
+__all__ = ["Tuned", "pick", "tune"]
+
+METHOD = Method(rounds=4, batch=5, rest=0.1)
+FINALISTS = 4
+
+
+@attrs.frozen
+class Tuned:
+    """schedule: the fastest, ready to be called; candidate: what it was built from; us: microseconds of a launch; timings:
+    of all that were timed at length, the fastest first; refused: candidates that could not be used, with the reason."""
+
+    schedule: Any
+    candidate: Candidate
+    us: float
+    timings: tuple[tuple[Candidate, Timing], ...] = ()
+    refused: tuple[tuple[Candidate, str], ...] = ()
+
+
+def tune(
+    problem: Problem,
+    *,
+    most: int = 12,
+    jobs: int | None = None,
+    again: bool = False,
+    progress: bool = True,
+    device: str = "cuda",
+) -> Tuned:
+    """The fastest of the *most* candidates of least estimated time, by measurement on *device*, or from the cache on disk.
+
+    Each candidate is proved safe, then compiled, *jobs* at a time; its result on random normal data is compared with
+    torch's; then launches are timed as `tmapipe.timing` says, with a cold L2 cache. again: even if the cache knows the
+    problem. Raises `MissingGpuError` without a GPU, `PipelineError` if no candidate is right.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise MissingGpuError("tune() measures on a GPU, and there is none here. choose() needs none.")
+    gpu = torch.cuda.get_device_name(device)
+    known = None if again else cache.load(problem, gpu)
+    if known is not None:
+        return Tuned(known.candidate.build(problem), known.candidate, known.us)
+    from tmapipe.gpu.clock import CudaClock
+
+    few = [candidate for candidate, _ in ranked(problem, device_of(device), most)]
+    runs, schedules, refused = _prepare(problem, few, jobs, progress, device)
+    if not runs:
+        raise PipelineError(f"no candidate for {problem} works: {'; '.join(f'{c}: {e}' for c, e in refused)}")
+    timings = pick(runs, CudaClock(device=device), METHOD)
+    best, timing = timings[0]
+    cache.store(problem, gpu, cache.Entry(best, timing.us, len(runs)))
+    return Tuned(schedules[best], best, timing.us, tuple(timings), tuple(refused))
+
+
+def pick(runs: Mapping[Candidate, Run], clock: Clock, method: Method) -> list[tuple[Candidate, Timing]]:
+    """A short look at all, then a long one at the best few: these, the fastest first."""
+    kept = screen(runs, clock, FINALISTS, seed=method.seed)
+    timed = rested({candidate: runs[candidate] for candidate in kept}, clock, method)
+    return sorted(timed.items(), key=lambda item: item[1].us)
+
+
+def device_of(device: str = "cuda") -> Device:
+    """What the estimate needs to know of a CUDA device."""
+    import torch
+    from cutlass.utils import HardwareInfo
+
+    found = torch.device(device)
+    index = torch.cuda.current_device() if found.index is None else found.index
+    properties = torch.cuda.get_device_properties(index)
+    count = properties.multi_processor_count
+    sizes = ((1, count), *((size, HardwareInfo(index).get_max_active_clusters(size)) for size in (2, 4)))
+    return Device(properties.name, count, sizes)
+
+
+def _prepare(
+    problem: Problem, candidates: list[Candidate], jobs: int | None, progress: bool, device: str
+) -> tuple[dict[Candidate, Run], dict[Candidate, Any], list[tuple[Candidate, str]]]:
+    """Launches of those that compile and are right, their schedules, and the others with the reason."""
+    from tqdm import tqdm
+
+    from tmapipe.gpu.build import Compiled
+    from tmapipe.gpu.launch import adopt
+
+    runs: dict[Candidate, Run] = {}
+    schedules: dict[Candidate, Any] = {}
+    refused: list[tuple[Candidate, str]] = []
+    a, b, out, reference = _data(problem, device)
+    with tempfile.TemporaryDirectory(prefix="tmapipe-") as name:
+        folder = Path(name)
+        with tqdm(total=len(candidates), desc=f"compiling for {problem}", disable=not progress) as bar:
+            errors = compile_all(problem, candidates, folder, jobs, lambda candidate, error: bar.update() and None)
+        for index, candidate in enumerate(candidates):
+            if errors[candidate]:
+                refused.append((candidate, errors[candidate]))
+                continue
+            schedule = candidate.build(problem)
+            schedule.checked = False  # its process has proved it
+            plan = schedule.plan(candidate.dtypes(problem))
+            adopt(schedule, Compiled(plan, load(folder, index)), ranks_of(candidate, problem))
+            schedules[candidate] = schedule
+            run = _launch(schedule, a, b, out)
+            wrong = _compare(run, out, reference)
+            if wrong:
+                refused.append((candidate, wrong))
+            else:
+                runs[candidate] = run
+    return runs, schedules, refused
+
+
+def _launch(schedule: Any, a: Any, b: Any, out: Any) -> Run:
+    return lambda: schedule(a, b, out=out)
+
+
+def _data(problem: Problem, device: str) -> tuple[Any, Any, Any, Any]:
+    """a, b, an output, and torch's result in it."""
+    import torch
+
+    generator = torch.Generator(device).manual_seed(0)
+    lead = (problem.batch,) if problem.batch > 1 else ()
+
+    def normal(rows: int) -> Any:
+        wide = torch.randn(*lead, rows, problem.k, generator=generator, device=device, dtype=torch.bfloat16)
+        return wide.to(getattr(torch, problem.dtype.torch))
+
+    a, b = normal(problem.m), normal(problem.n)
+    out = torch.empty(*lead, problem.m, problem.n, device=device, dtype=getattr(torch, problem.out.torch))
+    reference = a.to(torch.bfloat16) @ b.to(torch.bfloat16).transpose(-1, -2)
+    return a, b, out, reference
+
+
+def _compare(run: Callable[[], object], out: Any, reference: Any) -> str:
+    """What is wrong with the run's result; nothing if it is the reference's up to rounding."""
+    out.fill_(float("nan"))
+    try:
+        run()
+    except PipelineError as error:
+        return str(error).splitlines()[0]
+    off = (out.float() - reference.float()).norm() / reference.float().norm()
+    return "" if bool(off < 2e-2) else f"wrong: relative error {float(off):.1e}"
