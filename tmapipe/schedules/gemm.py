@@ -35,10 +35,9 @@ class Gemm(Schedule):
     within TMA's rule that strides are multiples of 16 bytes.
 
     tile: (m, n, k) elements of one CTA, whose m sets the warpgroups: 1 for 64, 2 for 128 or 256, 3 for 192; cluster: CTAs
-    along (m, n); stages: slots of a and b (None: as many as fit); store_stages: output buffers of each warpgroup, and
-    store_columns: columns of each (see `TmaStoreStage`); group: rows of tiles taken together (see `PersistentTiles`);
-    l2_hints: of the loads of (a, b), e.g. "evict_first" for an operand that is read once; dtype: of d, by default that of
-    a; epilogue: applied to each fp32 fragment before the conversion.
+    along (m, n); stages: slots of a and b (None: as many as fit); store_stages: output buffers of each warpgroup; group:
+    rows of tiles taken together (see `PersistentTiles`); l2_hints: of the loads of (a, b), e.g. "evict_first" for an operand
+    that is read once; dtype: of d, by default that of a; epilogue: applied to each fp32 fragment before the conversion.
     """
 
     load = Role(warps=1)
@@ -51,7 +50,6 @@ class Gemm(Schedule):
         stages: int | None = None,
         *,
         store_stages: int = 2,
-        store_columns: int | None = None,
         group: int = 8,
         l2_hints: tuple[str | None, str | None] = (None, None),
         dtype: DType | str | None = None,
@@ -68,7 +66,7 @@ class Gemm(Schedule):
         self.a = TmaLoadStage("l m k", tile=(m, k), ring=self.ring, multicast=MulticastGroup("n"), l2_hint=l2_hints[0])
         self.b = TmaLoadStage("l n k", tile=(n, k), ring=self.ring, multicast=MulticastGroup("m"), l2_hint=l2_hints[1])
         self.mma = Wgmma(self.a, self.b, in_flight=1)
-        self.d = TmaStoreStage("l m n", source=self.mma, stages=store_stages, columns=store_columns, dtype=dtype)
+        self.d = TmaStoreStage("l m n", source=self.mma, stages=store_stages, dtype=dtype)
         self.epilogue = epilogue
 
     def empty_value(self) -> float:

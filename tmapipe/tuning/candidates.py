@@ -78,8 +78,7 @@ def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
                 continue
             if _wasted(problem, (m, n), cluster):
                 continue
-            for options in _options(kind, (m, n), problem):
-                yield Candidate(kind, (m, n), cluster, options)
+            yield Candidate(kind, (m, n), cluster, _options(kind, (m, n), problem))
     if problem.batch == 1:
         for tile in ((128, 128), (128, 256)):
             for parts in _parts(problem, device, tile):
@@ -97,18 +96,16 @@ def _wasted(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -
     )
 
 
-def _options(kind: str, tile: tuple[int, int], problem: Problem) -> list[tuple[tuple[str, Any], ...]]:
-    """Output buffers that cost no stage of the ring: in ping-pong one whole one or two halves, else one where two would
-    leave fewer than four stages. b is kept out of the way in L2 where few rows of tiles read it."""
-    hint: dict[str, Any] = {}
-    if problem.m <= 2 * tile[0] and problem.n > 4 * problem.m:
-        hint["l2_hints"] = (None, "evict_first")
+def _options(kind: str, tile: tuple[int, int], problem: Problem) -> tuple[tuple[str, Any], ...]:
+    """One output buffer a warpgroup where two would cost a ping-pong a stage of the ring, or leave a ring of fewer than four.
+    b is kept out of the way in L2 where few rows of tiles read it."""
+    found: dict[str, Any] = {}
     one, two = (_stages(tile, buffers) for buffers in (1, 2))
-    if kind == "PingPong" and two < one:
-        stores: list[dict[str, Any]] = [{"store_stages": 1}, {"store_columns": 32}]
-    else:
-        stores = [{"store_stages": 1} if two < min(one, 4) else {}]
-    return [tuple({**store, **hint}.items()) for store in stores]
+    if two < (one if kind == "PingPong" else min(one, 4)):
+        found["store_stages"] = 1
+    if problem.m <= 2 * tile[0] and problem.n > 4 * problem.m:
+        found["l2_hints"] = (None, "evict_first")
+    return tuple(found.items())
 
 
 def _stages(tile: tuple[int, int], buffers: int) -> int:

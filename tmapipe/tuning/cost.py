@@ -1,9 +1,10 @@
 """How long a candidate takes on a problem, without running it.
 
     time = launch + fill + max(waves x tile, memory)          (+ the second kernel of a split k)
-    tile = k-tiles x max(tensor cores, slot through L2) + what of the epilogue the next mainloop does not hide
+    tile = k-tiles x max(tensor cores, slot through L2) + epilogue                    (cooperative)
+    tile = the same, or half of mainloop and epilogue, whichever is longer            (ping-pong)
 
-The constants are fitted to measurements by `benchmarks.fit`, which prints how far off the estimates are.
+The constants are fitted to measurements by `benchmarks.tuning --fit`, which prints how far off the estimates are.
 """
 
 from __future__ import annotations
@@ -19,25 +20,32 @@ __all__ = ["Constants", "FITTED", "estimate"]
 
 @attrs.frozen
 class Constants:
-    """macs: multiply-adds of 16-bit types a clock and multiprocessor (4 tensor cores x 512, NVIDIA's H100 white paper);
-    clock: GHz under load; l2: bytes a clock and multiprocessor out of L2 under load; ingest: bytes a clock that a
-    multiprocessor takes in; memory: GB/s; launch: microseconds from launch to the first load and from the last store to
-    the end; fill: clocks until the first slot is there; stored: bytes of output a clock and warpgroup in an epilogue;
-    tile: clocks of a tile's other costs; hidden: part of the epilogue that the loads of the next tile hide."""
+    """Of one kind of GPU.
+
+    macs: multiply-adds of 16-bit types a clock and multiprocessor (4 tensor cores x 512, NVIDIA's H100 white paper);
+    clock: GHz under load; l2: bytes a clock and multiprocessor out of L2; straddle: what a row pitch that is no multiple
+    of 128 bytes costs there, as a factor; ingest: bytes a clock that a multiprocessor takes in; coupled: slowdown of
+    clusters of four, whose CTAs wait for each other; memory: GB/s; launch: microseconds from launch to the first load and
+    from the last store to the end; fill: clocks until the first slot is there; stored: bytes of output a clock and
+    warpgroup in an epilogue; tile: clocks of a tile's other costs; add: microseconds of a split k's second kernel besides
+    its memory traffic.
+    """
 
     macs: float = 2048.0
-    clock: float = 1.58
-    l2: float = 42.0
-    ingest: float = 64.0
-    memory: float = 4000.0
-    launch: float = 5.0
-    fill: float = 1500.0
-    stored: float = 24.0
-    tile: float = 300.0
-    hidden: float = 0.3
-    add: float = 3.0
+    clock: float = 1.52
+    l2: float = 43.7
+    straddle: float = 1.29
+    ingest: float = 96.9
+    coupled: float = 1.11
+    memory: float = 3400.0
+    launch: float = 2.38
+    fill: float = 2840.0
+    stored: float = 20.7
+    tile: float = 626.0
+    add: float = 10.5
 
 
+#: Of the H200, fitted to benchmarks/results/tuning.json.
 FITTED = Constants()
 
 
@@ -51,8 +59,11 @@ def estimate(problem: Problem, candidate: Candidate, device: Device, constants: 
 
     wide = SWIZZLE_SPAN // 2  # 16-bit elements; as many clocks for twice as many of half the size
     multiply = m * n * wide / c.macs * _wgmma_slowdown(candidate)
-    through_l2 = (m / along_n + n / along_m) * SWIZZLE_SPAN / c.l2
+    lines = SWIZZLE_SPAN * (1.0 if problem.k * problem.dtype.bytes % SWIZZLE_SPAN == 0 else c.straddle)
+    through_l2 = (m / along_n + n / along_m) * lines / c.l2
     mainloop = steps * max(multiply, through_l2, (m + n) * SWIZZLE_SPAN / c.ingest)
+    if along_m * along_n > 2:
+        mainloop *= c.coupled
 
     out_bytes = 4 if candidate.parts > 1 else problem.out.bytes
     warpgroups = 1 if candidate.schedule == "PingPong" else max(1, m // 64 if m <= 192 else 2)
@@ -61,8 +72,7 @@ def estimate(problem: Problem, candidate: Candidate, device: Device, constants: 
         tile = max(mainloop + c.tile, (mainloop + epilogue) / 2 + c.tile)
         last = epilogue
     else:
-        tile = mainloop + c.tile + (1 - c.hidden) * epilogue
-        last = c.hidden * epilogue
+        tile, last = mainloop + c.tile + epilogue, 0.0
     busy = (waves * tile + last + c.fill) / c.clock / 1e3
     moved = problem.bytes / c.memory / 1e3
     return c.launch + max(busy, moved) + _second_kernel(problem, candidate, c)

@@ -84,6 +84,7 @@ def device_of(device: str = "cuda") -> Device:
 
     found = torch.device(device)
     index = torch.cuda.current_device() if found.index is None else found.index
+    torch.cuda.synchronize(index)  # what asks for occupancy needs a context
     properties = torch.cuda.get_device_properties(index)
     count = properties.multi_processor_count
     sizes = ((1, count), *((size, HardwareInfo(index).get_max_active_clusters(size)) for size in (2, 4)))
