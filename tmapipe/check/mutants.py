@@ -70,7 +70,8 @@ class Target:
         """The operations of every warp in every problem, hashable. entry: the program for a problem. Raises `HazardError` if
         one cannot be recorded."""
         found = [
-            record(self.plan, entry(problem), shapes, layout=self.layout) for problem, shapes in enumerate(self.problems)
+            record(self.plan, entry(problem), shapes, layout=self.layout)
+            for problem, shapes in enumerate(self.problems)
         ]
         return tuple(tuple(map(tuple, warps)) for warps in found)
 
