@@ -25,7 +25,7 @@ class Conflicts:
     def __init__(self, layout: Layout, classes: Classes, programs: list[WarpProgram]):
         self.layout, self.classes, self.programs = layout, classes, programs
         self.groups = _warpgroups(layout)
-        self.relays = Relays(layout, programs)
+        self.relays = Relays(layout, classes, programs)
 
     def of(self, state: State, at: list[int], agent: int) -> Iterator[Kind]:
         """What is wrong with what *agent* may be doing now, beside what others, or loads, may be doing."""
@@ -121,15 +121,16 @@ class Relays:
     As others see it, such an access is over when its own warp, or a participant after the barrier, executes a release that
     reaches them: an arrival that is not relaxed, at an mbarrier or the cluster's barrier, a TMA load, the warp's return, or
     an arrival at a barrier in which they take part. Without relaxed arrivals in the program every order of execution is one
-    of memory, and there is nothing to keep.
+    of memory, and there is nothing to keep; nor is there for accesses that conflict with none of other warps.
     """
 
-    def __init__(self, layout: Layout, programs: list[WarpProgram]):
-        self.layout, self.programs = layout, programs
+    def __init__(self, layout: Layout, classes: Classes, programs: list[WarpProgram]):
+        self.layout, self.classes, self.programs = layout, classes, programs
         self.open: list[dict[int, list[_Relay]]] = [{} for _ in programs]
         visible = [v for program in programs for v in program.visible]
         if any(getattr(v.op, "scope", "") == "relaxed" for v in visible):
             self.near = [{v.where for v in p.visible if isinstance(v.op, ops.BarArrive)} for p in programs]
+            self.all = [_all_classes(program) for program in programs]
             for agent, program in enumerate(programs):
                 for span in program.accesses.spans:
                     if span.threads:
@@ -156,6 +157,9 @@ class Relays:
         if here is None or not isinstance(program.visible[here].op, ops.BarArrive):
             return
         where = program.visible[here].where
+        against = self.classes.against(bit)
+        if not any(against & mine and where not in near for mine, near in zip(self.all, self.near, strict=True)):
+            return
         times = sum(isinstance(v.op, ops.BarArrive) and v.where == where for v in program.visible[: here + 1])
         after = {agent: here + 1}
         first = agent // self.layout.warps * self.layout.warps
@@ -168,7 +172,8 @@ class Relays:
             self.open[agent].setdefault(position, []).append(relay)
         for warp, start in after.items():
             for visible in self.programs[warp].visible[start : self._told(warp, start, None) + 1]:
-                visible.touch |= bit
+                if is_release(visible.op) and not (isinstance(visible.op, ops.BarArrive) and visible.where == where):
+                    visible.touch |= bit
 
     def _told(self, warp: int, position: int, whom: int | None) -> int:
         """Position of the warp's first release from there on that reaches *whom* (None: anyone)."""
@@ -181,6 +186,19 @@ class Relays:
             elif is_release(op):
                 return p
         return len(visible)
+
+
+def _all_classes(program: WarpProgram) -> int:
+    """Of everything that the warp does, and starts."""
+    mask = 0
+    for span in program.accesses.spans:
+        mask |= span.bit
+    for _, _, bit in program.accesses.mma:
+        mask |= bit
+    for bits in program.loads.values():
+        for bit in bits.values():
+            mask |= bit
+    return mask
 
 
 def _waits_at(visible: Visible, where: int, agent: int, layout: Layout) -> bool:
