@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import importlib.metadata
 import json
 import platform
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import attrs
 
+import tmapipe
 from tmapipe.check.findings import Kind
 from tmapipe.check.mutant_changes import rule_of
 from tmapipe.check.mutant_sites import Change
@@ -108,7 +108,7 @@ def write(path: Path, outcomes: Sequence[Outcome], seconds: float) -> None:
         "suite": "mutants",
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "gpu": "none",
-        "versions": {"python": platform.python_version(), "tmapipe": importlib.metadata.version("tmapipe")},
+        "versions": {"python": platform.python_version(), "tmapipe": tmapipe.__version__},
         "commit": _commit(),
         "method": {"seconds": round(seconds, 1), "steps": sum(o.steps for o in outcomes)},
         "rows": [attrs.asdict(row) for row in table(outcomes)],
