@@ -91,7 +91,7 @@ def _begin(problems: Problems, turns: Turns, log: FindingLog) -> _Node:
 
 def _warmed_up(problems: Problems, turns: Turns, after: After, node: _Node) -> _Node:
     """The moment after a few tiles of each team, and a few laps of all rings."""
-    slots, tiles = 2 * (problems.slots + 1), 3 * problems.group
+    slots, tiles = 2 * (problems.slots + 1), 2 * problems.group
     done = -turns.early
     while done < tiles or slots > 0 or node.where != ("tile", turns.early):
         segment = [s for s in after[node.where] if s.to != END][-1]
@@ -141,8 +141,7 @@ def _run(
         raise _Stopped(_after(path, next(f.message for f in check.log.found.values() if not f.kind.note)))
     if segment.to == END:
         return None
-    if segment.tile is not None:
-        places.advance(segment.tile, parts)
+    places.move_on(segment.start, segment.end)
     moment = Moment(state, check, places, turns.future)
     if not moment.settled:
         raise _Stopped(_after(path, "something is still in flight"))

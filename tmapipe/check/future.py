@@ -13,8 +13,8 @@ __all__ = ["Future"]
 
 
 class Future:
-    """live: the sorts of operations that come again; waiters: by mbarrier of the cluster, the warps that wait for it; users: by
-    slot of the cluster, the warps that access it or one that shares bytes with it; arrivers: by barrier of warps."""
+    """live: the sorts of operations that come again; waiters: by mbarrier of the cluster, the warps that wait for it; users:
+    by slot of the cluster, the warps that access it or one that shares bytes with it; arrivers: by barrier of warps."""
 
     def __init__(self, layout: Layout, ends: Iterable[Places]):
         self.layout = layout

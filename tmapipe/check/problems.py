@@ -86,7 +86,7 @@ class Problems:
         different numbers of steps, or none."""
         if len(self.dims) < 3 or not self.inner or self.group > 1:
             return []
-        return [self.shapes(1, steps, outer=3) for steps in (1, 2, 4, self.slots + 2)]
+        return [self.shapes(1, steps, outer=3) for steps in (1, 2, 5)]
 
     def before(self, agent: int, program: Program, tile: int) -> int:
         """How many of a warp's operations come before *tile*."""

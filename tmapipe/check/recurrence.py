@@ -42,22 +42,26 @@ class Moment:
 
     def covered_by(self, other: Moment) -> bool:
         """Whether all that goes well from *other* goes well from here."""
-        shifts = self.places.shifts_from(other.places, self.future.live)
-        if shifts is None or self.plain != other.plain or not self._less_pending(other):
+        if self.plain != other.plain or not self._less_pending(other):
             return False
-        rename = Renaming(self.layout, shifts)
-        queues = [[(m, rename.slot(a), rename.slot(b), who) for m, a, b, who in queue] for queue in other.state.queues]
+        shifts = self.places.shifts_from(other.places, self.future.live)
+        if shifts is None:
+            return False
+        rename, back = (Renaming(self.layout, {array: n * by for array, by in shifts.items()}) for n in (1, -1))
+        queues = [
+            [(m, rename.slots[a], rename.slots[b], who) for m, a, b, who in queue] for queue in other.state.queues
+        ]
         if [list(queue) for queue in self.state.queues] != queues:
             return False
         for bar in range(len(other.state.count)):
-            place, flips = rename.bar(bar)
+            place, flips = rename.bars[bar]
             (mine, landed), (theirs, their_landed) = self._barrier(place), other._barrier(bar)
             if mine[:-1] != theirs[:-1] or mine[-1] != theirs[-1] ^ flips:
                 return False
             matters = True, True, place in self.past
             if any(a and b and not c for a, b, c in zip(matters, landed, their_landed, strict=True)):
                 return False
-        return self._knows_as_much(other, rename)
+        return self._knows_as_much(other, rename, back)
 
     # ---- the machine's state --------------------------------------------------------------------------------------
 
@@ -104,19 +108,22 @@ class Moment:
 
     # ---- what is known --------------------------------------------------------------------------------------------
 
-    def _knows_as_much(self, other: Moment, rename: Renaming) -> bool:
+    def _knows_as_much(self, other: Moment, rename: Renaming, back: Renaming) -> bool:
         columns = self.open_facts
-        there = {_renamed(rename, fact): i for i, fact in enumerate(other.facts)}
-        their_columns = [there.get(_tagged(self.facts[i])) for i in columns]
+        their_columns = [other.fact_index.get(_renamed(back, self.facts[i])) for i in columns]
         if None in their_columns:
             return False
-        mine = {key: i for i, key in enumerate(self.knowers)}
-        for i in other.open_knowers:
-            key = _renamed(rename, other.knowers[i])
-            known = self.knows[mine[key], columns] if key in mine else np.zeros(len(columns), bool)
-            if key[0] == "complete":  # those who wait for it and know it already do not learn it there
-                known = known | self.knows[np.ix_(self.future.waiters.get(key[1][1], []), columns)].all(0)
-            if (known < other.knows[i, their_columns]).any():
+        keys = [_renamed(rename, other.knowers[i]) for i in other.open_knowers]
+        rows = [self.knower_index.get(key, -1) for key in keys]
+        needed = other.knows[np.ix_(other.open_knowers, their_columns)]  # type: ignore[arg-type]
+        known = self.knows[np.ix_(rows, columns)]
+        known[np.array(rows, np.int64) < 0] = False
+        for i in np.flatnonzero((known < needed).any(1)):
+            if keys[i][0] != "complete":
+                return False
+            # those who wait for it and know it already do not learn it there
+            waiters = self.future.waiters.get(keys[i][1], [])
+            if not (known[i] | self.knows[np.ix_(waiters, columns)].all(0) | ~needed[i]).all():
                 return False
         return True
 
@@ -127,6 +134,14 @@ class Moment:
     @cached_property
     def facts(self) -> list[Key]:
         return list(self._fact_table)
+
+    @cached_property
+    def fact_index(self) -> dict[Key, int]:
+        return {fact: i for i, fact in enumerate(self.facts)}
+
+    @cached_property
+    def knower_index(self) -> dict[Key, int]:
+        return {key: i for i, key in enumerate(self.knowers)}
 
     @cached_property
     def _knower_table(self) -> dict[Key, Any]:
@@ -160,7 +175,7 @@ class Moment:
     def open_knowers(self) -> list[int]:
         """Those from which someone can still learn."""
         last = self._unknown_to_waiters("last", 0)
-        return [i for i, key in enumerate(self.knowers) if key[0] != "complete" or key[1][1] in last]
+        return [i for i, key in enumerate(self.knowers) if key[0] != "complete" or key[1] in last]
 
     @cached_property
     def open_facts(self) -> list[int]:
@@ -191,7 +206,7 @@ def _facts(state: State, check: LinearCheck) -> dict[Key, tuple[int, int]]:
             key: Key = ("slot", place, access.kind, access.part)
             if access.kind == LOAD:
                 landed = NEVER if access.number is None else access.number + 1
-                facts[(*key, ("bar", access.bar))] = clocks.phases + access.bar, landed
+                facts[(*key, access.bar)] = clocks.phases + access.bar, landed
             elif access.kind in (STORE, MMA):
                 facts.update(_ends(state, check, key, access))
             else:
@@ -251,10 +266,10 @@ def _knowers(state: State, check: LinearCheck) -> dict[Key, Any]:
         found["all lanes of", agent] = told
     for bar, now in enumerate(check.phases.now):
         if now.by or now.landed:
-            found["present", ("bar", bar)] = now.clock
+            found["present", bar] = now.clock
         done = check.phases.done[bar]
         if done is not None:
-            found["complete", ("bar", bar)] = done.clock
+            found["complete", bar] = done.clock
     arrived = {seen[0] for seen in state.bar_seen if seen is not None}
     arrived |= {CLUSTER} if any(seen >= 0 for seen in state.cluster_seen) else set()
     for which, generation in check.barriers.latest.items():
@@ -270,23 +285,13 @@ def _knowers(state: State, check: LinearCheck) -> dict[Key, Any]:
     return found
 
 
-# ---- names of keys ------------------------------------------------------------------------------------------------------
-
-
-def _tagged(key: Key) -> Key:
-    """A fact's key, with the barrier or slot that it begins with as one part."""
-    return ((key[0], key[1]), *key[2:]) if key[0] in ("bar", "slot") else key
-
-
 def _renamed(rename: Renaming, key: Key) -> Key:
     """A fact's or a knower's key, its barriers and slots renamed."""
-    return tuple([_renamed_part(rename, part) for part in _tagged(key)])
-
-
-def _renamed_part(rename: Renaming, part: Any) -> Any:
-    if isinstance(part, tuple) and len(part) == 2:
-        if part[0] == "bar":
-            return "bar", rename.bar(part[1])[0]
-        if part[0] == "slot":
-            return "slot", rename.slot(part[1])
-    return part
+    kind = key[0]
+    if kind == "slot":
+        if key[2] == LOAD:
+            return "slot", rename.slots[key[1]], LOAD, key[3], rename.bars[key[4]][0]
+        return "slot", rename.slots[key[1]], *key[2:]
+    if kind == "bar" or kind == "present" or kind == "complete":
+        return kind, rename.bars[key[1]][0], *key[2:]
+    return key

@@ -26,12 +26,12 @@ EMPTY = "a tile of 0 steps"
 
 @attrs.frozen
 class Segment:
-    """Operations of all warps. parts: by warp, as recorded; start: where the warps were then; tile: for which `Places.advance`
-    counts them; to: where they lead; steps: inner steps among them, or one for a tile without."""
+    """Operations of all warps. parts: by warp, as recorded; start, end: where the warps were then, before and after; to: where
+    they lead; steps: inner steps among them, or one for a tile without."""
 
     parts: list[list[Any]]
     start: Places
-    tile: int | None
+    end: Places
     to: Where
     name: str
     steps: int = 0
@@ -105,13 +105,14 @@ class _Finder:
             tiles = i or (0 if early else places)
             if tiles:  # no tile at all is run by itself
                 tail = [p.ops[p.tiles[-1] :] for p in problems.programs(tiles, self.few)]
-                end = Segment(tail, words[tiles, self.few].starts[-1], None, END, "the end")
+                end = words[tiles, self.few].starts[-1]
+                ending = Segment(tail, end, end, END, "the end")
                 for after in (self.mixed, *self.alike.values()):
-                    after["tile", i].append(end)
+                    after["tile", i].append(ending)
         uneven, empty = self._add_uneven([words[places, k].tiles[early] for k in self.steps])
         programs = problems.programs(places, self.few)
         start = words[places, self.few].starts[0]
-        begin = Segment([p.ops[: p.tiles[0]] for p in programs], start, None, ("tile", 0), "the start")
+        begin = Segment([p.ops[: p.tiles[0]] for p in programs], start, start, ("tile", 0), "the start")
         future = Future(problems.layout, [run.end for run in words.values()])
         return Turns(begin, self.mixed, self.alike, future, uneven, empty, early)
 
@@ -130,7 +131,9 @@ class _Finder:
         def whole(k: int) -> Segment:
             run, programs = problems.words(tiles, k), problems.programs(tiles, k)
             text = f"a tile of {k} steps" if problems.inner else "a tile"
-            return Segment(parts_of(problems.layout, programs, i), run.starts[i], i, following, text, steps.index(k) if problems.inner else 1)
+            taken = steps.index(k) if problems.inner else 1
+            parts = parts_of(problems.layout, programs, i)
+            return Segment(parts, run.starts[i], run.starts[i + 1], following, text, taken)
 
         if not problems.inner:
             self.mixed[before] = [whole(0)]
@@ -153,10 +156,14 @@ class _Finder:
 
         def enter(j: int) -> Segment:
             text = f"a tile of {steps[n + j]} steps, up to its end"
-            return Segment(_between(parts, [0] * len(parts), places[j][0]), run.starts[i], i, within, text, n + j)
+            return Segment(
+                _between(parts, [0] * len(parts), places[j][0]), run.starts[i], places[j][1], within, text, n + j
+            )
 
-        step = Segment(_between(parts, places[0][0], places[1][0]), places[0][1], i, within, "one more step", 1)
-        leave = Segment(_between(parts, cuts, last), at, i, following, "the tile's end")
+        step = Segment(
+            _between(parts, places[0][0], places[1][0]), places[0][1], places[1][1], within, "one more step", 1
+        )
+        leave = Segment(_between(parts, cuts, last), at, run.starts[i + 1], following, "the tile's end")
         self.mixed[before] = [*(whole(k) for k in steps[:n]), enter(0)]
         self.mixed[within] = [step, leave]
         long = max(n, min(problems.slots + 1, len(steps) - 1))
@@ -179,7 +186,9 @@ class _Finder:
                 if words not in kinds:
                     kinds.append(words)
                     parts = parts_of(problems.layout, programs, i)
-                    self.mixed[here].append(Segment(parts, run.starts[i], i, here, "a tile of other steps"))
+                    self.mixed[here].append(
+                        Segment(parts, run.starts[i], run.starts[i + 1], here, "a tile of other steps")
+                    )
         return uneven, empty
 
 

@@ -9,13 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from tmapipe.machine import MachineIsa, ops
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.ops import Exit
 
-__all__ = ["CLUSTER", "Key", "Places", "Program", "Renaming", "TileWords", "origin_of", "parts_of", "record_marked", "turn_of"]
+__all__ = [
+    "CLUSTER",
+    "Key",
+    "Places",
+    "Program",
+    "Renaming",
+    "TileWords",
+    "origin_of",
+    "parts_of",
+    "record_marked",
+    "turn_of",
+]
 
 Key = tuple[int, Any, str]  # warp, sort of operation, array of barriers or slots
 CLUSTER = -1  # the cluster's barrier, among the numbers of named ones
@@ -88,6 +100,8 @@ class Places:
         self.arrivals: set[tuple[int, int]] = set()  # (warp, named barrier, or CLUSTER) so far, at the end of the run
         self.parts: dict[Any, Any] = {}  # operations taken apart
         self.guides = _guides(layout)
+        self.stages = {barrier.name: barrier.stages for barrier in layout.plan.barriers}
+        self.stages.update({"slots of " + buffer.name: buffer.stages for buffer in layout.plan.buffers})
 
     def copy(self) -> Places:
         other = copy(self)
@@ -105,6 +119,17 @@ class Places:
                     turns = sum(self.layout.bars[op.bar][0].name == awaited for op in waits)
                     self.skipped[agent, array] = self.skipped.get((agent, array), 0) + turns
         return words
+
+    def move_on(self, start: Places, end: Places) -> None:
+        """All warps move on as others, that were at *start*, did to *end*."""
+        for key, place in end.at.items():
+            if key not in start.at:
+                self.at[key] = place
+            elif start.at[key] != place:
+                around = self.stages[key[2]] * (1 + (key[1] is ops.MbarWait))
+                self.at[key] = (self.at[key] + place - start.at[key]) % around
+        for where, slots in end.skipped.items():
+            self.skipped[where] = self.skipped.get(where, 0) + slots - start.skipped.get(where, 0)
 
     def moves(self, agent: int, op: Any) -> list[tuple[Key, int, int]]:
         """What one operation of the warp does: (key, stage, stages), the stage less what its team has passed over."""
@@ -148,19 +173,20 @@ class Places:
         for waits in (True, False):  # those tell the parity, too
             for (_, sort, array), shift in by_key.items():
                 if (sort is ops.MbarWait) == waits:
-                    around = self._stages(array) * (1 + waits)
+                    around = self.stages[array] * (1 + waits)
                     if found.setdefault(array, shift % around) % around != shift % around:
                         return None
         return found
 
-    def _stages(self, array: str) -> int:
-        plan = self.layout.plan
-        name = array.removeprefix("slots of ")
-        return plan.barrier(name).stages if name == array else plan.buffer(name).stages
+
+def _key(op: Any) -> Any:
+    """The operation without coordinates."""
+    kind = type(op)
+    return (kind, op._replace(at=())) if kind is ops.TmaLoad or kind is ops.TmaStore else (kind, op)
 
 
 def _cached(places: Places, op: Any) -> Any:
-    key = (type(op), *[value for value in op if type(value) is not tuple])  # without coordinates
+    key = _key(op)
     parts = places.parts.get(key)
     if parts is None:
         parts = places.parts[key] = _apart(places.layout, op)
@@ -220,31 +246,35 @@ class Renaming:
         self.layout, self.shifts = layout, shifts
         self.renamed: dict[Any, Any] = {}
 
-    def bar(self, bar: int) -> tuple[int, int]:
-        """The mbarrier's flat index, and whether its parity flips."""
-        cta, own = divmod(bar, self.layout.nbars)
-        barrier, stage = self.layout.bars[own]
-        place = stage + self.shifts.get(barrier.name, 0)
-        base = cta * self.layout.nbars + self.layout.bar_base[barrier.name]
-        return base + place % barrier.stages, place // barrier.stages & 1
+    @cached_property
+    def bars(self) -> list[tuple[int, int]]:
+        """By an mbarrier's flat index in the cluster: its index there, and whether its parity flips."""
+        layout = self.layout
+        found = []
+        for i, (barrier, stage) in enumerate(layout.bars):
+            turns, place = divmod(stage + self.shifts.get(barrier.name, 0), barrier.stages)
+            found.append((i - stage + place, turns & 1))
+        return [(cta * layout.nbars + i, flips) for cta in range(layout.ctas) for i, flips in found]
 
-    def slot(self, slot: int) -> int:
-        """The slot's flat index."""
-        cta, own = divmod(slot, self.layout.nslots)
-        buffer, stage = self.layout.slots[own]
-        place = (stage + self.shifts.get("slots of " + buffer.name, 0)) % buffer.stages
-        return cta * self.layout.nslots + self.layout.slot_base[buffer.name] + place
+    @cached_property
+    def slots(self) -> list[int]:
+        """By a slot's flat index in the cluster: its index there."""
+        layout = self.layout
+        found = []
+        for i, (buffer, stage) in enumerate(layout.slots):
+            found.append(i - stage + (stage + self.shifts.get("slots of " + buffer.name, 0)) % buffer.stages)
+        return [cta * layout.nslots + i for cta in range(layout.ctas) for i in found]
 
     def op(self, op: Any) -> Any:
         """The same operation there."""
-        key = (type(op), *[value for value in op if type(value) is not tuple])
+        key = _key(op)
         found = self.renamed.get(key)
         if found is None:
             changes: dict[str, Any] = {
-                name: self.slot(getattr(op, name)) for name in ("slot", "a", "b") if hasattr(op, name)
+                name: self.slots[getattr(op, name)] for name in ("slot", "a", "b") if hasattr(op, name)
             }
             if hasattr(op, "bar"):
-                changes["bar"], flips = self.bar(op.bar)
+                changes["bar"], flips = self.bars[op.bar]
                 if hasattr(op, "parity"):
                     changes["parity"] = op.parity ^ flips
             found = self.renamed[key] = op._replace(**changes) if changes else op
