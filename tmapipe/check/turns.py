@@ -21,6 +21,7 @@ __all__ = ["END", "After", "NotRegular", "Segment", "Turns", "Where", "turns_of"
 Where = tuple[str, int]  # ("tile", i) before the i-th tile, ("step", i) among its inner steps
 Words = list[list[Any]]  # by warp
 END: Where = ("end", 0)
+LAPS = 3  # around the longest ring, in the longest programs that are looked at
 EMPTY = "a tile of 0 steps"
 
 
@@ -74,22 +75,23 @@ def turns_of(problems: Problems) -> Turns:
 
 class _Finder:
     """few: a small number of steps; early: tiles before all are alike, a whole number of groups; around: as many tiles as go
-    once around the rings after these."""
+    a few times around the rings."""
 
     def __init__(self, problems: Problems):
         self.problems, self.group, self.steps = problems, problems.group, problems.steps
         self.few = self.steps[min(1, len(self.steps) - 1)]
-        around = (problems.slots + 2) * self.group
-        long = problems.words(around, self.few).tiles
+        self.around = (LAPS * problems.slots + 1) * self.group
+        long = problems.words(self.around, self.few).tiles
         self.early = next(n for n in range(0, len(long), self.group) if self._alike(long, n))
-        self.around = around + self.early
+        if self.early + 2 * self.group > self.around - problems.slots:
+            raise NotRegular("tiles are not alike")
         self.mixed: After = {}
         self.alike: dict[int, After] = {}
 
     def turns(self) -> Turns:
         problems, group, early = self.problems, self.group, self.early
         places = early + group
-        few = [(tiles, self.few) for tiles in (*range(1, places + group), *range(self.around, self.around + group))]
+        few = [(tiles, self.few) for tiles in (*range(1, places + group), self.around)]
         words = {each: problems.words(*each) for each in [*few, *((places, k) for k in self.steps)]}
         head = words[places, self.few].head
         for (tiles, k), run in words.items():
@@ -152,6 +154,7 @@ class _Finder:
             at.advance(i, _between(parts, cuts, following_cuts))
             cuts = following_cuts
             places.append((cuts, at.copy()))
+        self._check_many(i, n, sizes, words[-1])
         within, last = ("step", i), [len(part) for part in parts]
 
         def enter(j: int) -> Segment:
@@ -171,6 +174,16 @@ class _Finder:
             self.alike.setdefault(k, {})[before] = [whole(k)]
         after = self.alike.setdefault(steps[long], {})
         after[before], after[within] = [enter(long - n)], [step, leave]
+
+    def _check_many(self, i: int, n: int, sizes: list[tuple[int, int]], words: Words) -> None:
+        """Tiles of as many steps as go a few times around the rings are the same words with more inner steps."""
+        steps, times = self.steps, LAPS * self.problems.slots + 1
+        many = steps[-1] + times * (steps[-1] - steps[-2])
+        found = self.problems.words(self.early + self.group, many).tiles[i]
+        for x, y, (b, c) in zip(words, found, sizes, strict=True):
+            end = len(x) - c
+            if y != x[:end] + x[end - b : end] * times + x[end:]:
+                raise NotRegular("inner steps are not all alike")
 
     def _add_uneven(self, known: list[Words]) -> tuple[bool, bool]:
         """Adds kinds of tiles that only occur where the tiles of a CTA take different numbers of steps. Whether they do, and
