@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tmapipe.check.words import Key, Program, TileWords, origin_of, record_marked, turn_of
+from tmapipe.check.words import Key, Program, TileWords, origin_of, record_marked, turn_of, without_place
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Layout
 from tmapipe.plan import Plan
@@ -110,10 +110,10 @@ class Problems:
         return any(lengths(times) != once for times in (2, 3, self.slots + 1, 2 * self.slots + 6))
 
     def _different_steps(self, most: int) -> list[int]:
-        """Numbers of inner steps whose programs are longer than those for fewer."""
-        found, before = [0], self._lengths(0)
+        """Numbers of inner steps whose programs (the first CTA's) differ from those for one step fewer."""
+        found, before = [0], self._without_places(0)
         for steps in range(1, 4 * most) if self.inner else ():
-            now = self._lengths(steps)
+            now = self._without_places(steps)
             if now != before:
                 found.append(steps)
                 before = now
@@ -121,5 +121,6 @@ class Problems:
                 break
         return found
 
-    def _lengths(self, steps: int) -> list[int]:
-        return [len(program.ops) for program in self.record(self.shapes(self.group, steps), ctas=1)]
+    def _without_places(self, steps: int) -> list[list[Any]]:
+        programs = self.record(self.shapes(self.group, steps), ctas=1)
+        return [[without_place(op) for op in program.ops] for program in programs]

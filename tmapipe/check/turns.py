@@ -85,6 +85,7 @@ class _Finder:
         self.early = next(n for n in range(0, len(long), self.group) if self._alike(long, n))
         if self.early + 2 * self.group > self.around - problems.slots:
             raise NotRegular("tiles are not alike")
+        self.uneven_ends: list[Places] = []
         self.mixed: After = {}
         self.alike: dict[int, After] = {}
 
@@ -115,7 +116,7 @@ class _Finder:
         programs = problems.programs(places, self.few)
         start = words[places, self.few].starts[0]
         begin = Segment([p.ops[: p.tiles[0]] for p in programs], start, start, ("tile", 0), "the start")
-        future = Future(problems.layout, [run.end for run in words.values()])
+        future = Future(problems.layout, [*(run.end for run in words.values()), *self.uneven_ends])
         return Turns(begin, self.mixed, self.alike, future, uneven, empty, early)
 
     def _alike(self, tiles: list[Words], n: int) -> bool:
@@ -189,10 +190,11 @@ class _Finder:
         """Adds kinds of tiles that only occur where the tiles of a CTA take different numbers of steps. Whether they do, and
         whether some take none."""
         problems, here = self.problems, ("tile", self.early)
-        kinds, uneven, empty = [*known], False, False
+        kinds, uneven, empty = [*known], False, self.steps[1:2] not in ([], [1])  # what one step does is what none does
         for shapes in problems.uneven():
             programs = problems.record(shapes)
             run = problems.as_words(programs, max(program.turns for program in programs))
+            self.uneven_ends.append(run.end)
             uneven |= any(words != run.tiles[-1] for words in run.tiles[self.early :])
             for i, words in enumerate(run.tiles[self.early :], self.early):
                 empty |= words == known[0]

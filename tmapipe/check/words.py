@@ -27,6 +27,7 @@ __all__ = [
     "parts_of",
     "record_marked",
     "turn_of",
+    "without_place",
 ]
 
 Key = tuple[int, Any, str]  # warp, sort of operation, array of barriers or slots
@@ -179,14 +180,14 @@ class Places:
         return found
 
 
-def _key(op: Any) -> Any:
-    """The operation without coordinates."""
+def without_place(op: Any) -> Any:
+    """The operation without coordinates, and with its type, since operations of different types can be equal as tuples."""
     kind = type(op)
     return (kind, op._replace(at=())) if kind is ops.TmaLoad or kind is ops.TmaStore else (kind, op)
 
 
 def _cached(places: Places, op: Any) -> Any:
-    key = _key(op)
+    key = without_place(op)
     parts = places.parts.get(key)
     if parts is None:
         parts = places.parts[key] = _apart(places.layout, op)
@@ -267,7 +268,7 @@ class Renaming:
 
     def op(self, op: Any) -> Any:
         """The same operation there."""
-        key = _key(op)
+        key = without_place(op)
         found = self.renamed.get(key)
         if found is None:
             changes: dict[str, Any] = {
