@@ -1,11 +1,15 @@
-"""The limit of this GPU at a tile: the same kernel with its loads removed, wgmma on whatever lies in the slots.
+"""Where the time of a GEMM goes: the same kernel with one part removed.
 
 python -m benchmarks.ceiling
-python -m benchmarks.ceiling --shapes 8192x8192x8192 --rounds 8
+python -m benchmarks.ceiling --shapes 8192x8192x512 --rounds 8
 
-Each CTA loads its first slots (random normal data) and then none: barriers, wgmma, epilogue and stores are those of the
-kernel itself, only the copies are gone, and with them all waiting for memory. Its results are wrong, and are not read.
-Writes ``benchmarks/results/ceiling.json``: the kernel, its ceiling, and the one as a fraction of the other.
+* without loads: each CTA loads its first slots (random normal data) and then none. Barriers, wgmma, epilogue and stores are
+  those of the kernel itself; the copies are gone, and with them all waiting for memory. That is the ceiling of this GPU at
+  this tile.
+* without epilogue: nothing is converted, written to shared memory or stored.
+
+The schedule of each shape is the one that `tmapipe.tuning.choose` takes, and 128 x 256 x 64 in clusters of 2 x 1 beside. The
+results of these kernels are wrong, and are not read. Writes ``benchmarks/results/ceiling.json``.
 """
 
 from __future__ import annotations
@@ -21,29 +25,26 @@ from benchmarks.gemm import PEAK_TFLOPS, make_operands, shape
 from benchmarks.results import Results
 from tmapipe.timing import rested
 
-LARGE = ("8192x8192x8192", "4096x4096x4096", "16384x4096x4096", "4096x14336x4096", "4096x4096x14336")
+SHAPES = ("8192x8192x8192", "4096x4096x4096", "16384x4096x4096", "4096x14336x4096", "4096x4096x14336", "8192x8192x512")
+TYPES = {"a": "bf16", "b": "bf16", "d": "bf16"}
 
 
-def without_loads(schedule: Any) -> Any:
-    """*schedule*, to be launched for matrices of bf16, with copies into its first slots only."""
+def without_loads() -> type:
+    """An instruction set that arms and fills as many slots as the ring has, and hands the later ones on as they are."""
     import cutlass
     from cutlass import Boolean, Int32
 
-    from tmapipe.gpu.build import build
     from tmapipe.gpu.isa import GpuIsa
-    from tmapipe.gpu.launch import adopt
 
-    class Resident(GpuIsa):
-        """As many slots are armed and filled as the ring has; the later ones are handed on with what they hold."""
-
+    class WithoutLoads(GpuIsa):
         def __init__(self, *arguments: Any):
             super().__init__(*arguments)
             self.filled = self.cells(0)
 
         def mbarrier_arrive_expect_tx(self, barrier: Any, stage: Any, nbytes: int) -> None:
             self.filled[0] = self.filled[0] + 1
-            nbytes = cutlass.select_(self._loads(barrier.stages), Int32(nbytes), Int32(0))
-            super().mbarrier_arrive_expect_tx(barrier, stage, nbytes)
+            armed = cutlass.select_(self._loads(barrier.stages), Int32(nbytes), Int32(0))
+            super().mbarrier_arrive_expect_tx(barrier, stage, armed)
 
         def tma_load(
             self, load: Any, stage: Any, at: Sequence[Any], barrier: Any, mask: Any = None, share: Any = 0
@@ -54,18 +55,52 @@ def without_loads(schedule: Any) -> Any:
         def _loads(self, stages: int) -> Boolean:
             return self.filled[0] <= stages
 
-    plan = schedule.plan({"a": "bf16", "b": "bf16", "d": "bf16"})
-    adopt(
-        schedule,
-        build(schedule, plan, dict.fromkeys(plan.arguments, 2), reading=Resident),
-        dict.fromkeys(plan.arguments, 2),
-    )
+    return WithoutLoads
+
+
+def without_epilogue() -> type:
+    """An instruction set whose results stay in registers."""
+    from tmapipe.gpu.isa import GpuIsa
+
+    class WithoutEpilogue(GpuIsa):
+        def _nothing(self, *arguments: Any, **options: Any) -> None:
+            return None
+
+        accumulator_columns = write_columns = fence_proxy_async = named_barrier_sync = _nothing
+        tma_store = bulk_commit_group = bulk_wait_group = _nothing
+
+    return WithoutEpilogue
+
+
+READINGS = {"without loads": without_loads, "without epilogue": without_epilogue}
+
+
+def removed(schedule: Any, part: str) -> Any:
+    """*schedule*, to be launched for matrices of bf16, without one of the parts named in `READINGS`."""
+    from tmapipe.gpu.build import build
+    from tmapipe.gpu.launch import adopt
+
+    plan = schedule.plan(TYPES)
+    ranks = dict.fromkeys(plan.arguments, 2)
+    adopt(schedule, build(schedule, plan, ranks, reading=READINGS[part]()), ranks)
     return schedule
+
+
+def variants(m: int, n: int, k: int) -> dict[tuple[str, str], Any]:
+    """(candidate, "whole" or what is removed) -> schedule."""
+    from tmapipe.tuning import Candidate, Problem, ranked
+
+    problem = Problem(m, n, k)
+    found = {}
+    for candidate in dict.fromkeys((ranked(problem, most=1)[0][0], Candidate("Gemm", (128, 256), (2, 1)))):
+        found[str(candidate), "whole"] = candidate.build(problem)
+        found.update({(str(candidate), part): removed(candidate.build(problem), part) for part in READINGS})
+    return found
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", type=shape, nargs="+", metavar="MxNxK", default=[shape(text) for text in LARGE])
+    parser.add_argument("--shapes", type=shape, nargs="+", metavar="MxNxK", default=[shape(text) for text in SHAPES])
     add_options(parser)
     args = parser.parse_args(argv)
     import torch
@@ -74,26 +109,23 @@ def main(argv: list[str] | None = None) -> int:
         print("no GPU here: benchmarks.ceiling measures kernels on one")
         return 2
     from tmapipe.gpu.clock import CudaClock
-    from tmapipe.schedules import Gemm
 
-    make = functools.partial(Gemm, (128, 256, 64), (2, 1), 4)
-    variants = {"Gemm 128x256x64 cluster 2x1": make(), "the same without loads": without_loads(make())}
     results = Results("ceiling", torch.cuda.get_device_name(), settings(args))
     clock = CudaClock(args.flush)
     for m, n, k in args.shapes:
         a, b, out = make_operands(m, n, k, "bf16", args.seed)
-        runs = {name: functools.partial(schedule, a, b, out=out) for name, schedule in variants.items()}
+        runs = {key: functools.partial(made, a, b, out=out) for key, made in variants(m, n, k).items()}
         timings = rested(runs, clock, method_of(args))
-        flops = 2e-6 * m * n * k
-        ceiling = flops / timings["the same without loads"].us
-        for name, timing in timings.items():
-            speed = flops / timing.us
+        for (name, part), timing in timings.items():
+            speed = 2e-6 * m * n * k / timing.us
+            of_ceiling = timings[name, "without loads"].us / timing.us
             results.add(
-                problem=f"{m}x{n}x{k}", dtype="bf16", peer="tmapipe", variant=name, us=timing.us, tflops=speed,
-                spread=timing.spread, mode="rested", fraction_of_peak=speed / PEAK_TFLOPS["bf16"],
-                fraction_of_ceiling=speed / ceiling,
+                problem=f"{m}x{n}x{k}", dtype="bf16", peer="tmapipe", variant=f"{name}, {part}", us=timing.us,
+                tflops=speed, spread=timing.spread, mode="rested", fraction_of_peak=speed / PEAK_TFLOPS["bf16"],
+                fraction_of_ceiling=of_ceiling,
             )  # fmt: skip
-            print(f"{m}x{n}x{k}  {name:<32} {speed:7.1f} TFLOP/s  {speed / ceiling:.3f} of the ceiling", flush=True)
+            line = f"{m}x{n}x{k}  {name:<40} {part:<18} {timing.us:8.1f} us {speed:7.1f} TFLOP/s"
+            print(f"{line}  {of_ceiling:.3f} of the ceiling", flush=True)
         results.write(args.out)
     return finish(results, args, "tflops", [])
 

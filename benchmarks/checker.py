@@ -1,48 +1,160 @@
-"""How long a check takes, by the number of events: the table of docs/checker.md. Needs no GPU.
+"""How long a check takes, by the number of events: the table and the plot of docs/checker.md. Needs no GPU.
 
-python -m benchmarks.checker
+python -m benchmarks.checker [--plot docs/img/checker.svg]
 """
 
 from __future__ import annotations
 
-import time
+import argparse
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import tmapipe as tp
+from benchmarks.results import OURS, Results, print_table
 from tmapipe import schedules
 from tmapipe.check import check_program
+from tmapipe.check.findings import Report
 from tmapipe.kernel import kernel_main
 
-__all__ = ["main"]
+__all__ = ["FiveRoles", "FiveRolesOneSilent", "draw", "main"]
 
-CHECKS = {
-    "Copy, every trip count": lambda: schedules.Copy(),
-    "Gemm, cluster 2x1, every trip count": lambda: schedules.Gemm(),
-    "Gemm, cluster 2x2, 5 stages, every trip count": lambda: schedules.Gemm((128, 128, 64), (2, 2), 5),
-    "PingPong, cluster 2x2, 5 stages, every trip count": lambda: schedules.PingPong((128, 128, 64), (2, 2), 5),
+REPEATS = 5  # the fastest counts
+
+
+class FiveRoles(tp.Schedule):
+    """Five roles hand on the slots of one ring of three."""
+
+    a, b, c, d, e = (tp.Role(warps=1) for _ in range(5))
+    ring = tp.BarrierRing(stages=3, chain=(a, b, c, d, e))
+    x = tp.TmaLoadStage(tile=(8, 64), ring=ring)
+    y = tp.TmaStoreStage(source=x)
+
+    @a.jit
+    def load(self, k: Any, tile: Any) -> None:
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @b.jit
+    def double(self, k: Any, tile: Any) -> None:
+        with k.ring.consume() as slot:
+            slot.x.write(slot.x.read() * 2)
+
+    @c.jit
+    def increase(self, k: Any, tile: Any) -> None:
+        with k.ring.consume() as slot:
+            slot.x.write(slot.x.read() + 1)
+
+    @d.jit
+    def look(self, k: Any, tile: Any) -> None:
+        with k.ring.consume() as slot:
+            slot.x.read()
+
+    @e.jit
+    def store(self, k: Any, tile: Any) -> None:
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
+
+
+class FiveRolesOneSilent(FiveRoles):
+    """The same, but one of them does not hand its slots on."""
+
+    @FiveRoles.d.jit
+    def look(self, k: Any, tile: Any) -> None:
+        slot = k.ring.wait()
+        slot.x.read()
+
+
+FIVE = {"x": (8, 64 * 16), "y": (8, 64 * 16)}  # 16 tiles
+LARGE: dict[str, Any] = {"tile": (128, 128, 64), "cluster": (2, 2), "stages": 5}
+EVERY: dict[str, Callable[[], Any]] = {
+    "Copy": schedules.Copy,
+    "AddParts": schedules.AddParts,
+    "five roles, 3 stages": FiveRoles,
+    "five roles, 3 stages, one silent": FiveRolesOneSilent,
+    "Gemm, cluster 2x1": schedules.Gemm,
+    "Gemm, cluster 2x2, 5 stages": lambda: schedules.Gemm(**LARGE),
+    "SplitK, cluster 2x2, 5 stages": lambda: schedules.SplitK(3, **LARGE),
+    "PingPong, cluster 2x2, 5 stages": lambda: schedules.PingPong(**LARGE),
 }
+K_TILES = (8, 16, 32, 64, 128, 256)
 
 
-def one_run(schedule: Any, k_tiles: int, output_tiles: int) -> tuple[int, float]:
-    """(events, seconds) of one concrete problem on one cluster."""
+def one_run(schedule: Any, shapes: dict[str, tuple[int, ...]]) -> Report:
+    """One concrete problem on one cluster."""
     plan = schedule.plan()
+    return check_program(plan, lambda isa: kernel_main(isa, schedule), shapes)
+
+
+def gemm_shapes(schedule: Any, k_tiles: int, output_tiles: int) -> dict[str, tuple[int, ...]]:
+    """A problem of so many output tiles a CTA."""
+    cluster = schedule.plan().cluster
     m, n, k = schedule.mma.a.tile[0], schedule.mma.b.tile[0], schedule.mma.a.tile[1]
-    rows, columns = m * plan.cluster["m"], n * plan.cluster["n"] * output_tiles
-    shapes = {"a": (1, rows, k * k_tiles), "b": (1, columns, k * k_tiles), "d": (1, rows, columns)}
-    started = time.perf_counter()
-    report = check_program(plan, lambda isa: kernel_main(isa, schedule), shapes)
-    assert report.ok, str(report)
-    return report.events, time.perf_counter() - started
+    rows, columns = m * cluster["m"], n * cluster["n"] * output_tiles
+    return {"a": (1, rows, k * k_tiles), "b": (1, columns, k * k_tiles), "d": (1, rows, columns)}
 
 
-def main() -> None:
-    print("| check | events | seconds |\n| --- | --- | --- |")
-    for name, make in CHECKS.items():
-        report = make().check()
-        print(f"| {name} | {report.events} | {report.seconds:.2f} |")
-    gemm = schedules.Gemm((128, 128, 64), (2, 2), 5)
-    for k_tiles in (8, 16, 32, 64, 128, 256):
-        events, seconds = one_run(gemm, k_tiles, 3)
-        print(f"| one run: Gemm, cluster 2x2, 5 stages, 3 output tiles, {k_tiles} k-tiles | {events} | {seconds:.2f} |")
+def measure() -> Results:
+    """All checks."""
+    results = Results("checker", "none", {"repeats": REPEATS, "time": "the fastest"})
+
+    def add(problem: str, trips: str, check: Callable[[], Report]) -> None:
+        reports = [check() for _ in range(REPEATS)]
+        seconds, report = min([r.seconds for r in reports]), reports[0]
+        verdict = "safe" if report.ok else ", ".join(sorted(kind.name for kind in report.kinds()))
+        row = {"events": report.events, "us": 1e6 * seconds, "verdict": verdict, "trips": report.trips}
+        results.add(problem=problem, dtype="bf16", peer=OURS, variant=trips, **row)
+
+    for name, make in EVERY.items():
+        add(name, "every trip count", lambda make=make: make().check())  # type: ignore[misc]
+    for name, make in (("five roles, 3 stages", FiveRoles), ("five roles, 3 stages, one silent", FiveRolesOneSilent)):
+        add(f"{name}, 16 tiles", "one run", lambda make=make: one_run(make(), FIVE))  # type: ignore[misc]
+    gemm = schedules.Gemm(**LARGE)
+    for k_tiles in K_TILES:
+        shapes = gemm_shapes(gemm, k_tiles, 3)
+        name = f"Gemm, cluster 2x2, 5 stages, 3 output tiles, {k_tiles} k-tiles"
+        add(name, "one run", lambda shapes=shapes: one_run(gemm, shapes))  # type: ignore[misc]
+    return results
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> bool:
+    """Seconds over events. Without matplotlib it says so and returns False."""
+    try:
+        import matplotlib
+    except ImportError:
+        print(f"no plot {path}: matplotlib is not installed (it is in the extra 'bench')")
+        return False
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "tmapipe"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7.0, 4.0), layout="constrained")
+    for variant, style in (("one run", "o-"), ("every trip count", "s")):
+        points = sorted(
+            (r["events"], r["us"] / 1e6) for r in rows if r["variant"] == variant and r["verdict"] == "safe"
+        )
+        axes.loglog(*zip(*points, strict=True), style, label=variant)
+    axes.set_xlabel("events")
+    axes.set_ylabel("seconds")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    pyplot.close(figure)
+    return True
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plot", type=Path, help="write the plot here")
+    parser.add_argument("--out", type=Path, help="folder of the results file")
+    args = parser.parse_args(argv)
+    results = measure()
+    table = [(r["problem"], r["variant"], r["verdict"], r["events"], f"{r['us'] / 1e6:.3f}") for r in results.rows]
+    print_table(table, ("check", "of", "verdict", "events", "seconds"))
+    print(results.write(args.out))
+    if args.plot and draw(results.rows, args.plot):
+        print(args.plot)
 
 
 if __name__ == "__main__":

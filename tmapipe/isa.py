@@ -189,7 +189,8 @@ class Isa(Protocol):
     # ---- wgmma ----------------------------------------------------------------------------------------------------
 
     def accumulator(self, matmul: Matmul) -> Fragment:
-        """Registers for this warpgroup's part of ``acc[m, n]``, fp32, set to zero."""
+        """Registers for this warpgroup's part of ``acc[m, n]``, fp32: zero, until the first wgmma. The same ones at each call,
+        so that only the last one called can be used."""
 
     def wgmma_fence(self) -> None:
         """``wgmma.fence.sync.aligned``: orders register accesses before the next wgmma."""

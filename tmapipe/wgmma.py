@@ -43,11 +43,14 @@ class BoundMatmul(Carried):
 
     def __init__(self, isa: Isa, matmul: Matmul, end: RingEnd):
         self.isa, self.matmul, self.end = isa, matmul, end
+        self.latest: Accumulator | None = None
 
     def accumulate(self) -> Accumulator:
         """``with k.mma.accumulate() as acc:`` starts from zero; inside, ``acc.add(slot.a, slot.b)`` once a slot; on leaving,
-        all groups have retired, every slot is released and the values can be used."""
-        return Accumulator(self)
+        all groups have retired, every slot is released and the values can be used, until the next such block begins (it
+        has the same registers)."""
+        self.latest = Accumulator(self)
+        return self.latest
 
 
 class Accumulator(Carried):
@@ -87,6 +90,11 @@ class Accumulator(Carried):
         if self.open:
             raise ScopeError(
                 "an accumulator read inside its `accumulate` block, where wgmma may still write it. Leave it first."
+            )
+        if self.bound.latest is not self:
+            raise ScopeError(
+                f"an accumulator of {self.bound.matmul.name} read after the next `accumulate` block has begun, which has the "
+                "same registers. Store it before, or declare a second Wgmma."
             )
         return self.bound.isa.accumulator_columns(self.bound.matmul, self.registers, block, first, columns)
 

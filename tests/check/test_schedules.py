@@ -5,6 +5,7 @@ import time
 import pytest
 
 import tmapipe as tp
+from benchmarks.checker import FIVE, FiveRoles, FiveRolesOneSilent, one_run
 from tmapipe.check import Kind
 from tmapipe.check.gate import require_safe
 from tmapipe.testing import assert_safe
@@ -28,42 +29,16 @@ def test_shipped_schedules_are_safe_for_every_trip_count(name):
     assert report.trips == "every trip count"
 
 
-class Chain(tp.Schedule):
-    """Five roles hand a slot along."""
-
-    a, b, c, d, e = (tp.Role(warps=1) for _ in range(5))
-    ring = tp.BarrierRing(stages=3, chain=(a, b, c, d, e))
-    x = tp.TmaLoadStage(tile=(8, 64), ring=ring)
-    y = tp.TmaStoreStage(source=x)
-
-    @a.jit
-    def load(self, k, tile):
-        with k.ring.produce() as slot:
-            slot.x.load(tile)
-
-    @b.jit
-    def double(self, k, tile):
-        with k.ring.consume() as slot:
-            slot.x.write(slot.x.read() * 2)
-
-    @c.jit
-    def increase(self, k, tile):
-        with k.ring.consume() as slot:
-            slot.x.write(slot.x.read() + 1)
-
-    @d.jit
-    def look(self, k, tile):
-        with k.ring.consume() as slot:
-            slot.x.read()
-
-    @e.jit
-    def store(self, k, tile):
-        with k.ring.consume() as slot:
-            slot.y.store(tile)
-
-
 def test_a_chain_of_five_roles():
-    assert_safe(Chain())
+    assert assert_safe(FiveRoles()).trips == "every trip count"
+    assert one_run(FiveRoles(), FIVE).ok, "16 turns around a ring of 3"
+
+
+def test_a_chain_of_five_roles_one_of_which_does_not_hand_on():
+    report = FiveRolesOneSilent().check()
+    assert Kind.DEADLOCK in report.kinds() and report.trips != "every trip count"
+    assert Kind.DEADLOCK in one_run(FiveRolesOneSilent(), FIVE).kinds()
+    assert any("checker.py" in place for finding in report.errors for place in finding.where)
 
 
 def test_the_gate_checks_content_once_and_can_be_switched_off(monkeypatch):

@@ -104,3 +104,24 @@ def test_another_stream():
         found = gemm(a, a)
     stream.synchronize()
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("make", [tp.schedules.Gemm, tp.schedules.PingPong])
+def test_nothing_of_a_tile_is_left_in_the_next(make):
+    """Accumulators are not set to zero for each tile: its first wgmma overwrites them."""
+    a = torch.randn(4096, 256, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(8192, 256, device="cuda", dtype=torch.bfloat16)
+    a[:1024, 0] = float("nan")
+    out = make((128, 128, 64))(a, b)
+    assert torch.isnan(out[:1024]).all()
+    check(out[1024:], a[1024:], b)
+
+
+def test_parts_without_k_are_zero():
+    """Three k-tiles in eight parts: the last five have none, and come after tiles of NaN and of numbers."""
+    a = torch.randn(2048, 192, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(2048, 192, device="cuda", dtype=torch.bfloat16)
+    a[0, 0] = float("nan")
+    out = tp.schedules.SplitK(8)(a, b)
+    assert torch.isnan(out[0]).all()
+    check(out[1:], a[1:], b)

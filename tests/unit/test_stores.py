@@ -154,6 +154,20 @@ def test_accumulators_are_read_after_their_block():
         body(S.Gemm(), early)
 
 
+def test_accumulators_are_read_before_the_next_block():
+    """The next block has the same registers."""
+
+    def later(k, tile):
+        with k.mma.accumulate() as first, k.ring.consume() as slot:
+            first.add(slot.a, slot.b)
+        with k.mma.accumulate():
+            pass
+        k.d.store(tile, first)
+
+    with pytest.raises(tp.ScopeError, match="after the next `accumulate` block has begun"):
+        body(S.Gemm(), later)
+
+
 def test_accumulators_are_added_to_inside_their_block():
     def late(k, tile):
         with k.mma.accumulate() as acc:

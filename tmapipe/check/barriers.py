@@ -30,6 +30,11 @@ class Generation:
         self.by: dict[int, int] = {}
         self.steps: list[Step] = []
 
+    def copy(self) -> Generation:
+        other = Generation(self.clock.copy())
+        other.complete, other.by, other.steps = self.complete, dict(self.by), list(self.steps)
+        return other
+
 
 class Barriers:
     """Barriers by number: ``16 * cta + id``, or `CLUSTER`."""
@@ -38,8 +43,13 @@ class Barriers:
         self.clocks, self.log, self.layout = clocks, log, log.layout
         self.generations: dict[tuple[int, int], Generation] = {}
         self.latest: dict[int, Generation] = {}
-        self.arrivers: dict[int, set[int]] = {}  # all warps that ever arrive
         self.returned: set[int] = set()
+
+    def take(self, other: Barriers) -> None:
+        """The same as *other*, to go on by itself."""
+        self.generations = {key: generation.copy() for key, generation in other.generations.items()}
+        self.latest = {which: self.generations[key] for key in sorted(self.generations) for which in key[:1]}
+        self.returned = set(other.returned)
 
     def arrive(self, agent: int, op: ops.BarArrive, facts: tuple[int, bool]) -> None:
         cta = agent // self.layout.warps
@@ -83,7 +93,6 @@ class Barriers:
         if now is None:
             now = self.latest[which] = self.generations[which, number] = Generation(clocks.zero())
             self.generations.pop((which, number - 3), None)
-        self.arrivers.setdefault(which, set()).add(agent)
         now.by[agent] = clocks.time[agent]
         now.steps.append(step)
         now.complete = completed

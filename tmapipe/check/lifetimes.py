@@ -32,6 +32,13 @@ class Lifetimes:
         self.landings: dict[int, tuple[int, Step]] = {}  # mbarrier -> last phase that bytes counted in, and their load
         self.waiters = _waiters(self.layout)
 
+    def take(self, other: Lifetimes) -> None:
+        """The same as *other*, to go on by itself."""
+        self.inits = dict(other.inits)
+        self.fences = {agent: list(times) for agent, times in other.fences.items()}
+        self.visible, self.exits = set(other.visible), [clock.copy() for clock in other.exits]
+        self.arrivals, self.landings = dict(other.arrivals), dict(other.landings)
+
     # ---- initialization -------------------------------------------------------------------------------------------
 
     def init(self, agent: int, op: ops.MbarInit) -> None:

@@ -29,10 +29,10 @@ __all__ = ["LinearCheck"]
 class LinearCheck:
     """Watches one run: pass `watch` as the scheduler's watcher, then call `finish`. `findings` then has what is wrong."""
 
-    def __init__(self, layout: Layout, shapes: dict[str, tuple[int, ...]]):
+    def __init__(self, layout: Layout, shapes: dict[str, tuple[int, ...]], log: FindingLog | None = None):
         self.layout = layout
         self.clocks = Clocks(layout)
-        self.log = FindingLog(layout)
+        self.log = log or FindingLog(layout)
         self.phases = Phases(self.clocks, self.log)
         self.barriers = Barriers(self.clocks, self.log)
         self.slots = Slots(self.clocks, self.log)
@@ -64,6 +64,18 @@ class LinearCheck:
             ops.SlotWrite: self._generic,
             ops.Exit: self._exit,
         }
+
+    def copy(self) -> LinearCheck:
+        """One that goes on by itself from here, where nothing is in flight, and reports to the same log. What it says about
+        redundant fences is of no use."""
+        other = LinearCheck(self.layout, self.lifetimes.shapes, self.log)
+        other.clocks.take(self.clocks)
+        other.phases.take(self.phases)
+        other.barriers.take(self.barriers)
+        other.slots.take(self.slots)
+        other.lifetimes.take(self.lifetimes)
+        other.last = dict(self.last)
+        return other
 
     @property
     def findings(self) -> list[Finding]:

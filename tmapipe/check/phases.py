@@ -40,6 +40,12 @@ class Phase:
         self.loose: list[tuple[int, int, Step]] = []
         self.steps: list[Step] = []
 
+    def copy(self) -> Phase:
+        other = Phase(self.clock.copy())
+        other.by, other.landed, other.armed = dict(self.by), self.landed, list(self.armed)
+        other.loose, other.steps = list(self.loose), list(self.steps)
+        return other
+
     def known_to(self, clock: Clock) -> bool:
         """Whether everything that counted lies in the past of *clock*."""
         return not self.landed and all(clock[agent] >= time for agent, time in self.by.items())
@@ -56,6 +62,12 @@ class Phases:
         self.done: list[Phase | None] = [None] * bars
         self.before: list[Phase | None] = [None] * bars
         self.waits: list[dict[int, tuple[int, Step]]] = [{} for _ in range(bars)]
+
+    def take(self, other: Phases) -> None:
+        """The same as *other*, to go on by itself."""
+        self.now = [phase.copy() for phase in other.now]
+        self.done, self.before = list(other.done), list(other.before)
+        self.waits = [dict(waits) for waits in other.waits]
 
     def wait(self, agent: int, op: ops.MbarWait, bar: int, phase: int) -> None:
         """The warp saw *phase* complete (-1: the one before the first)."""

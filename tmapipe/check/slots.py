@@ -57,6 +57,11 @@ class Waits:
             self.times.append(time)
             self.steps.append(step)
 
+    def copy(self) -> Waits:
+        other = Waits()
+        other.upto, other.times, other.steps = list(self.upto), list(self.times), list(self.steps)
+        return other
+
     def time(self, number: int) -> int | None:
         """When the first wait that covers *number* returned."""
         i = bisect_right(self.upto, number)
@@ -76,6 +81,19 @@ class Slots:
         self.mma_issued: dict[tuple[int, int], Clock] = {}  # (warpgroup, serial) -> what its four issues have executed
         self.idle_waits: dict[int, tuple[int, Step]] = {}  # of warps with no groups that could have been waited for
         self.async_slots: set[int] = set()  # of a CTA, that TMA or wgmma touch
+
+    def take(self, other: Slots) -> None:
+        """The same as *other*, of which nothing is in flight, to go on by itself."""
+        self.history = [dict(history) for history in other.history]
+        self.bulk_waits = [waits.copy() for waits in other.bulk_waits]
+        self.mma_waits = [waits.copy() for waits in other.mma_waits]
+        self.mma_issued = {key: clock.copy() for key, clock in other.mma_issued.items() if other.may_be_awaited(*key)}
+        self.idle_waits, self.async_slots = dict(other.idle_waits), set(other.async_slots)
+
+    def may_be_awaited(self, group: int, serial: int) -> bool:
+        """Whether a wait to come can still return for this wgmma: not if all four warps have returned for a later one."""
+        first = group // self.layout.warpgroups * self.layout.warps + group % self.layout.warpgroups * 4
+        return serial >= min((w.upto[-1] if w.upto else 0) for w in self.mma_waits[first : first + 4])
 
     # ---- accesses -------------------------------------------------------------------------------------------------
 

@@ -1,47 +1,62 @@
-"""Checking a schedule for every trip count: which problems are run, and when they stand for all others.
+"""Checking a schedule for every trip count: output tiles of a CTA, and steps of the inner loops (tiles along dimensions that
+the output lacks, such as k of a GEMM), also none of either.
 
-Two numbers vary: T, the output tiles of a CTA, and K, the steps of the inner loops (tiles along dimensions that the output
-lacks, such as k of a GEMM). For K = 1, 2, 3, ... the checker runs T = 0, 1, 2, ... until it has seen
+1. The programs of problems of several sizes are shown to be words over a few turns (`turns`).
+2. A set of moments is closed under all turns (`closure`): so any number of tiles, of any numbers of steps, goes well.
+3. One problem is run from beginning to end, with source lines, for what is only worth a note.
 
-- along T: the moment between two tiles recurs (`recurrence.Moment`), and the next tiles are the same words (`words`);
-- along K: in each of these tiles, the moment before one more inner step recurs after it, and the words for K - 1 and K + 1 are
-  those for K without that step and with it twice;
-- where the tiles of one CTA can take different numbers of steps: the moment between tiles recurs after each kind of tile.
-
-Then each larger T or K only repeats what has been checked. Where this is not seen, the report says "up to ...".
+Where 1 or 2 do not succeed, problems of growing size are run, until one shows what is wrong; if none does, the report says
+"up to ...".
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tmapipe.check import runs
 from tmapipe.check.budgets import budget_findings
+from tmapipe.check.closure import Closure, close
 from tmapipe.check.findings import Finding, Report
-from tmapipe.check.problems import Problems
-from tmapipe.check.program import ordered
+from tmapipe.check.problems import Problems, Shapes
+from tmapipe.check.program import check_operations, ordered, run_checked
+from tmapipe.check.turns import NotRegular, Turns, turns_of
+from tmapipe.check.words import Program
 from tmapipe.dtypes import DType
 
 __all__ = ["EVERY", "check_schedule"]
 
 EVERY = "every trip count"
-MAX_EVENTS = 2_000_000  # of all runs together; then the answer is "up to"
+MAX_EVENTS = 500_000  # of all runs together; then the answer is "up to"
 
 
 def check_schedule(schedule: Any, dtypes: Mapping[str, DType | str] | None = None, arch: str | None = None) -> Report:
     """The verdict on *schedule* for every trip count, every interleaving and every CTA of a cluster."""
     started = time.perf_counter()
     plan = schedule.plan(dtypes, arch=arch)
-    search = _Search(Problems(schedule, plan))
-    trips = search.run()
+    with _collector_at_rest():
+        search = _Search(Problems(schedule, plan))
+        trips = search.run()
     found = ordered([*budget_findings(plan), *search.found])
     return Report(plan.name, found, trips, search.events, time.perf_counter() - started, tuple(search.runs))
 
 
+@contextlib.contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """What a check makes lives until its end: to look for garbage meanwhile takes a quarter of the time, for nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class _Search:
-    """Runs problems until the recurrences are seen, something is wrong, or there are too many events."""
+    """found: findings of all runs; events: executed; runs: in words, what was shown and how."""
 
     def __init__(self, problems: Problems):
         self.problems = problems
@@ -52,58 +67,80 @@ class _Search:
     def run(self) -> str:
         """For which trip counts the findings hold."""
         problems = self.problems
-        self._take(0, problems.steps[0])
-        seen: list[tuple[int, int]] = []  # by number of steps: (n, tiles): the moment after n of so many tiles recurs
-        for i, steps in enumerate(problems.steps):
-            recurring = self._along_tiles(i)
-            if recurring is None:
+        steps = problems.slots + 1 if problems.inner else 1
+        self._no_tile(steps)
+        if self._every_count():
+            self._take(2 * problems.group, steps)
+            return EVERY
+        tiles, most = 0, 0
+        for tiles, most in self._sizes():
+            if self._stopped:
                 break
-            n, groups, inner = recurring
-            seen.append((n, groups * problems.group))
-            self.runs.append(
-                f"0 to {seen[-1][1]} output tiles a CTA" + (f" of {steps} steps" if problems.inner else "")
-            )
-            if inner or not problems.inner:
-                if len(problems.inner) < 2 and self._tiles_may_differ(seen):
-                    return EVERY
-                break
-        tiles = min([tiles for _, tiles in seen], default=0)
-        steps = problems.steps[max(0, len(seen) - 1)]
-        return f"up to {tiles} output tiles a CTA" + (f" of up to {steps} steps each" if problems.inner else "")
+            self._take(tiles, most)
+        for shapes in problems.uneven():
+            if not self._stopped:
+                self._add(shapes, problems.record(shapes))
+        return f"up to {tiles} output tiles a CTA" + (f" of up to {most} steps each" if problems.inner else "")
+
+    def _every_count(self) -> bool:
+        """Whether closure shows it. Tiles without steps are left out if they do harm and only come from tensors without
+        elements, which never reach a kernel (`Schedule.empty_value`)."""
+        problems = self.problems
+        try:
+            turns = turns_of(problems)
+        except NotRegular as reason:
+            self.runs.append(f"not shown for every trip count: {reason}")
+            return False
+        shown = self._close(turns)
+        if not shown.closed and problems.inner and not turns.empty:
+            shown = self._close(turns.without_empty())
+            if shown.closed:
+                self.runs.append("tiles of no steps: not, since tensors without elements never reach a kernel")
+        self.runs.append(
+            f"closed: {shown.moments} moments between turns"
+            if shown.closed
+            else f"not shown for every trip count: {shown.why}"
+        )
+        return shown.closed
+
+    def _close(self, turns: Turns) -> Closure:
+        shown = close(self.problems, turns)
+        self.events += shown.events
+        return shown
+
+    def _sizes(self) -> Iterator[tuple[int, int]]:
+        """(tiles, steps) of problems to run: few first, the largest last."""
+        group, slots = self.problems.group, self.problems.slots
+        if not self.problems.inner:
+            yield from ((tiles, 1) for tiles in range(1, (2 * slots + 2) * group + 1))
+            return
+        steps = sorted({1, max(1, slots - 1), slots, slots + 1, 2 * slots + 2})
+        for tiles in range(1, 2 * group + 2):
+            for count in steps:
+                yield tiles, count
+        yield (slots + 2) * group, 1
+        yield (slots + 2) * group, 2 * slots + 2
 
     @property
     def _stopped(self) -> bool:
         return any(not finding.kind.note for finding in self.found) or self.events > MAX_EVENTS
 
-    def _along_tiles(self, i: int) -> tuple[int, int, bool] | None:
-        """(n: the moment after n groups of tiles recurs; groups run; whether the inner steps recur in all their tiles). None
-        if nothing recurs."""
-        problems, group = self.problems, self.problems.group
-        groups = max(2, -(-(problems.slots + 2) // (i + 1)) + 1)
-        while groups * group <= problems.most_tiles and not self._stopped:
-            made = runs.run_with_cuts(problems, groups * group, i)
-            self._add(made)
-            n = None if self._stopped else runs.recurring_tile(problems, made, groups, i)
-            if n is not None:
-                for tiles in range(1, (n + 1) * group):
-                    if tiles != n * group and not self._stopped:
-                        self._take(tiles, problems.steps[i])
-                return None if self._stopped else (n, groups, made.inner_steps_recur(groups * group))
-            groups *= 2
-        return None
-
-    def _tiles_may_differ(self, seen: list[tuple[int, int]]) -> bool:
-        """Whether the tiles of a CTA all take the same number of inner steps, or else may come in any order."""
-        uneven = runs.run_uneven(self.problems)
-        for other in uneven:
-            self._add(other.run)
-        if self._stopped:
-            return False
-        return not any(other.uneven for other in uneven) or runs.any_tile_keeps(self.problems, seen, uneven)
+    def _no_tile(self, steps: int) -> None:
+        """The second of two clusters that share one tile."""
+        problems = self.problems
+        found, events = run_checked(problems.plan, problems.entry, problems.shapes(1, steps), 1, 2)
+        self.found += found
+        self.events += events
 
     def _take(self, tiles: int, steps: int) -> None:
-        self._add(runs.run(self.problems, tiles, steps))
+        """One problem, from beginning to end."""
+        self._add(self.problems.shapes(tiles, steps), self.problems.programs(tiles, steps))
+        self.runs.append(f"{tiles} output tiles a CTA" + (f" of {steps} steps" if self.problems.inner else ""))
 
-    def _add(self, run: runs.Run) -> None:
-        self.found += run.found
-        self.events += run.events
+    def _add(self, shapes: Shapes, programs: list[Program]) -> None:
+        problems = self.problems
+        found, events = check_operations(problems.layout, [program.ops for program in programs], shapes)
+        if found:  # once more, with source lines
+            found, events = run_checked(problems.plan, problems.entry, shapes)
+        self.found += found
+        self.events += events

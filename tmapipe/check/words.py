@@ -7,15 +7,31 @@ differ only in the place in the ring have the same letters. `Places` is where ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from tmapipe.machine import MachineIsa, ops
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.ops import Exit
 
-__all__ = ["Places", "Program", "Renaming", "TileWords", "parts_of", "record_marked", "turn_of"]
+__all__ = [
+    "CLUSTER",
+    "Key",
+    "Places",
+    "Program",
+    "Renaming",
+    "TileWords",
+    "origin_of",
+    "parts_of",
+    "record_marked",
+    "turn_of",
+    "without_place",
+]
+
+Key = tuple[int, Any, str]  # warp, sort of operation, array of barriers or slots
+CLUSTER = -1  # the cluster's barrier, among the numbers of named ones
 
 _PLACES = ("bar", "slot", "a", "b", "at", "where")  # operands that tell a place, or do not matter to the protocol
 
@@ -35,10 +51,12 @@ class Program(NamedTuple):
         return len(self.tiles) - 1
 
 
-def record_marked(layout: Layout, entry: Callable[[Any], None], shapes: dict[str, tuple[int, ...]]) -> list[Program]:
-    """Each warp's operations, `Exit` last, with the turns of the outermost `Isa.loop` marked."""
+def record_marked(
+    layout: Layout, entry: Callable[[Any], None], shapes: dict[str, tuple[int, ...]], ctas: int | None = None
+) -> list[Program]:
+    """Each warp's operations, `Exit` last, with the turns of the outermost `Isa.loop` marked. ctas: only of the first ones."""
     programs = []
-    for agent in range(layout.agents):
+    for agent in range(layout.agents if ctas is None else ctas * layout.warps):
         program: list[Any] = []
         marks: list[int] = []
         isa: Any = MachineIsa(layout, agent, 0, 1, shapes, program.append)
@@ -73,21 +91,22 @@ def _marking(program: list[Any], marks: list[int]) -> Callable[[int, Callable[[i
 
 class Places:
     """Where each warp has come to. By (warp, sort of operation, array), at: the last stage (for waits, stage + stages *
-    parity), not counting what the warp's team has passed over; count: operations so far. skipped: by (warp, array), how much
-    it has passed over."""
+    parity), not counting what the warp's team has passed over. skipped: by (warp, array), how much it has passed over."""
 
     def __init__(self, layout: Layout):
         self.layout = layout
-        self.at: dict[tuple[int, Any, str], int] = {}
-        self.count: dict[tuple[int, Any, str], int] = {}
+        self.at: dict[Key, int] = {}
         self.skipped: dict[tuple[int, str], int] = {}
-        self.touched: dict[tuple[int, Any, str], set[int]] = {}  # all stages so far, at the end of the run
+        self.touched: dict[Key, set[int]] = {}  # all stages so far, at the end of the run
+        self.arrivals: set[tuple[int, int]] = set()  # (warp, named barrier, or CLUSTER) so far, at the end of the run
         self.parts: dict[Any, Any] = {}  # operations taken apart
         self.guides = _guides(layout)
+        self.stages = {barrier.name: barrier.stages for barrier in layout.plan.barriers}
+        self.stages.update({"slots of " + buffer.name: buffer.stages for buffer in layout.plan.buffers})
 
     def copy(self) -> Places:
         other = copy(self)
-        other.at, other.count, other.skipped = dict(self.at), dict(self.count), dict(self.skipped)
+        other.at, other.skipped = dict(self.at), dict(self.skipped)
         return other
 
     def advance(self, tile: int | None, parts: Sequence[Sequence[Any]]) -> list[list[Any]]:
@@ -102,33 +121,51 @@ class Places:
                     self.skipped[agent, array] = self.skipped.get((agent, array), 0) + turns
         return words
 
+    def move_on(self, start: Places, end: Places) -> None:
+        """All warps move on as others, that were at *start*, did to *end*."""
+        for key, place in end.at.items():
+            if key not in start.at:
+                self.at[key] = place
+            elif start.at[key] != place:
+                around = self.stages[key[2]] * (1 + (key[1] is ops.MbarWait))
+                self.at[key] = (self.at[key] + place - start.at[key]) % around
+        for where, slots in end.skipped.items():
+            self.skipped[where] = self.skipped.get(where, 0) + slots - start.skipped.get(where, 0)
+
+    def moves(self, agent: int, op: Any) -> list[tuple[Key, int, int]]:
+        """What one operation of the warp does: (key, stage, stages), the stage less what its team has passed over."""
+        found = []
+        for sort, array, place, around in _cached(self, op)[1]:
+            found.append(((agent, sort, array), (place - self.skipped.get((agent, array), 0)) % around, around))
+        return found
+
     def _letter(self, agent: int, op: Any) -> Any:
-        key = (type(op), *[value for value in op if type(value) is not tuple])  # without coordinates
-        parts = self.parts.get(key)
-        if parts is None:
-            parts = self.parts[key] = _apart(self.layout, op)
-        rest, moves = parts
+        rest, moves = _cached(self, op)
         if not moves:
+            if rest[0] is ops.BarArrive or rest[0] is ops.ClusterArrive:
+                self.arrivals.add((agent, CLUSTER if rest[0] is ops.ClusterArrive else op.id))
             return rest
-        return (rest, *[self._step(agent, *move) for move in moves])
+        at, skipped, touched = self.at, self.skipped, self.touched
+        letter = [rest]
+        for sort, array, place, around in moves:
+            key = agent, sort, array
+            if key in touched:
+                touched[key].add(place)
+            else:
+                touched[key] = {place}
+            if skipped:
+                place = (place - skipped.get((agent, array), 0)) % around
+            last = at.get(key)
+            at[key] = place
+            letter.append(("first", place) if last is None else (place - last) % around)
+        return tuple(letter)
 
-    def _step(self, agent: int, sort: Any, array: str, place: int, around: int) -> Any:
-        key = agent, sort, array
-        self.touched.setdefault(key, set()).add(place)
-        place = (place - self.skipped.get((agent, array), 0)) % around
-        last = self.at.get(key)
-        self.at[key] = place
-        self.count[key] = self.count.get(key, 0) + 1
-        return ("first", place) if last is None else (place - last) % around
-
-    def shifts_from(self, before: Places, end: Places) -> dict[str, int] | None:
+    def shifts_from(self, before: Places, live: Iterable[Key]) -> dict[str, int] | None:
         """By array of barriers or slots: by how many stages (and parity flips) the warps have moved on since *before*; None
-        if they have not moved alike. end: where the warps are at the end of the run, which tells what still matters."""
+        if they have not moved alike. live: what still comes, of which alone the places matter."""
         found: dict[str, int] = {}
         by_key = {}
-        for key in end.at:
-            if end.count[key] == before.count.get(key, 0):
-                continue  # nothing of this sort comes any more
+        for key in live:
             if (key in self.at) != (key in before.at):
                 return None
             agent, _, array = key
@@ -137,30 +174,64 @@ class Places:
         for waits in (True, False):  # those tell the parity, too
             for (_, sort, array), shift in by_key.items():
                 if (sort is ops.MbarWait) == waits:
-                    around = self._stages(array) * (1 + waits)
+                    around = self.stages[array] * (1 + waits)
                     if found.setdefault(array, shift % around) % around != shift % around:
                         return None
         return found
 
-    def _stages(self, array: str) -> int:
-        plan = self.layout.plan
-        name = array.removeprefix("slots of ")
-        return plan.barrier(name).stages if name == array else plan.buffer(name).stages
+
+def without_place(op: Any) -> Any:
+    """The operation without coordinates, and with its type, since operations of different types can be equal as tuples."""
+    kind = type(op)
+    return (kind, op._replace(at=())) if kind is ops.TmaLoad or kind is ops.TmaStore else (kind, op)
+
+
+def _cached(places: Places, op: Any) -> Any:
+    key = without_place(op)
+    parts = places.parts.get(key)
+    if parts is None:
+        parts = places.parts[key] = _apart(places.layout, op)
+    return parts
 
 
 class TileWords:
     """The programs of one run as words. head, tail: by warp; tiles: by tile and warp (empty for other teams' warps); starts:
-    where the warps are before each tile and after the last one; end: at the end."""
+    where the warps are before each tile and after the last one; end: at the end.
 
-    def __init__(self, layout: Layout, programs: Sequence[Program], tiles: int):
+    origin: where the warps are said to be before their first tile: a stage before the one that they begin with, so that first
+    turns look like all others. parts: operations taken apart, shared among runs."""
+
+    def __init__(
+        self, layout: Layout, programs: Sequence[Program], tiles: int, origin: dict[Key, int], parts: dict[Any, Any]
+    ):
         self.end = Places(layout)
+        self.end.parts = parts
         self.head = self.end.advance(None, [p.ops[: p.tiles[0]] for p in programs])
+        self.end.at.update(origin)
+        self.end.touched, self.end.arrivals = {}, set()
         self.tiles = []
         self.starts = [self.end.copy()]
         for tile in range(tiles):
             self.tiles.append(self.end.advance(tile, parts_of(layout, programs, tile)))
             self.starts.append(self.end.copy())
         self.tail = self.end.advance(None, [p.ops[p.tiles[-1] :] for p in programs])
+
+
+def origin_of(layout: Layout, programs: Sequence[Program], tiles: int, group: int) -> dict[Key, int]:
+    """Where the warps were before their first tile, if the first turns of each of *group* teams move on as the next ones do.
+    *programs*: of so many *tiles*."""
+    words = TileWords(layout, programs, tiles, {}, {})
+    found: dict[Key, int] = {}
+    for tile in range(tiles - group):
+        places = words.starts[tile]
+        for agent, part in enumerate(parts_of(layout, programs, tile)):
+            for op, first, later in zip(part, words.tiles[tile][agent], words.tiles[tile + group][agent], strict=False):
+                if first[0] != later[0]:
+                    break
+                for (key, place, around), step in zip(places.moves(agent, op), later[1:], strict=False):
+                    if key not in found and key not in places.at and type(step) is int:
+                        found[key] = (place - step) % around
+    return found
 
 
 def parts_of(layout: Layout, programs: Sequence[Program], tile: int) -> list[list[Any]]:
@@ -174,32 +245,41 @@ class Renaming:
 
     def __init__(self, layout: Layout, shifts: dict[str, int]):
         self.layout, self.shifts = layout, shifts
+        self.renamed: dict[Any, Any] = {}
 
-    def bar(self, bar: int) -> tuple[int, int]:
-        """The mbarrier's flat index, and whether its parity flips."""
-        cta, own = divmod(bar, self.layout.nbars)
-        barrier, stage = self.layout.bars[own]
-        place = stage + self.shifts.get(barrier.name, 0)
-        base = cta * self.layout.nbars + self.layout.bar_base[barrier.name]
-        return base + place % barrier.stages, place // barrier.stages & 1
+    @cached_property
+    def bars(self) -> list[tuple[int, int]]:
+        """By an mbarrier's flat index in the cluster: its index there, and whether its parity flips."""
+        layout = self.layout
+        found = []
+        for i, (barrier, stage) in enumerate(layout.bars):
+            turns, place = divmod(stage + self.shifts.get(barrier.name, 0), barrier.stages)
+            found.append((i - stage + place, turns & 1))
+        return [(cta * layout.nbars + i, flips) for cta in range(layout.ctas) for i, flips in found]
 
-    def slot(self, slot: int) -> int:
-        """The slot's flat index."""
-        cta, own = divmod(slot, self.layout.nslots)
-        buffer, stage = self.layout.slots[own]
-        place = (stage + self.shifts.get("slots of " + buffer.name, 0)) % buffer.stages
-        return cta * self.layout.nslots + self.layout.slot_base[buffer.name] + place
+    @cached_property
+    def slots(self) -> list[int]:
+        """By a slot's flat index in the cluster: its index there."""
+        layout = self.layout
+        found = []
+        for i, (buffer, stage) in enumerate(layout.slots):
+            found.append(i - stage + (stage + self.shifts.get("slots of " + buffer.name, 0)) % buffer.stages)
+        return [cta * layout.nslots + i for cta in range(layout.ctas) for i in found]
 
     def op(self, op: Any) -> Any:
         """The same operation there."""
-        changes: dict[str, Any] = {
-            name: self.slot(getattr(op, name)) for name in ("slot", "a", "b") if hasattr(op, name)
-        }
-        if hasattr(op, "bar"):
-            changes["bar"], flips = self.bar(op.bar)
-            if hasattr(op, "parity"):
-                changes["parity"] = op.parity ^ flips
-        return op._replace(**changes) if changes else op
+        key = without_place(op)
+        found = self.renamed.get(key)
+        if found is None:
+            changes: dict[str, Any] = {
+                name: self.slots[getattr(op, name)] for name in ("slot", "a", "b") if hasattr(op, name)
+            }
+            if hasattr(op, "bar"):
+                changes["bar"], flips = self.bars[op.bar]
+                if hasattr(op, "parity"):
+                    changes["parity"] = op.parity ^ flips
+            found = self.renamed[key] = op._replace(**changes) if changes else op
+        return found
 
 
 def turn_of(layout: Layout, agent: int, tile: int) -> int | None:

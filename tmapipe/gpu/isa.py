@@ -184,7 +184,9 @@ class GpuIsa(Carried):
     # ---- wgmma ----------------------------------------------------------------------------------------------------
 
     def accumulator(self, matmul: Matmul) -> Any:
-        return self.matmuls[matmul.name].accumulator()
+        found = self.matmuls[matmul.name].accumulator
+        found.begun[0] = 0
+        return found
 
     def wgmma_fence(self) -> None:
         warpgroup.fence()
@@ -203,7 +205,7 @@ class GpuIsa(Carried):
         values = cute.make_rmem_tensor(((2, 2, columns // 8), 1, 1), cutlass.Float32)
         base = block * (matmul.shape[1] // 2) + first // 2
         for i in range(columns // 2):
-            values[i] = acc[base + i]
+            values[i] = acc.value(base + i)
         return values.load()
 
     def write_columns(self, matmul: Matmul, values: Any, slot: SlotRef) -> None:
@@ -318,22 +320,34 @@ class _MatmulHandles:
         self.matmul = matmul
         m, n, _ = matmul.shape
         self.tiled = _tiled_mma(cute_type(matmul.a.dtype), (matmul.warpgroups, 1, 1), n)
-        self.tiled.set(warpgroup.Field.ACCUMULATE, True)
         group = matmul.group(isa.warp) if matmul.warpgroups > 1 else 0
         mine = self.tiled.get_slice(cute.make_layout(matmul.warpgroups, stride=128)(group))
         self.a = self.tiled.make_fragment_A(mine.partition_A(isa.buffers[matmul.a.name]))
         self.b = self.tiled.make_fragment_B(mine.partition_B(isa.buffers[matmul.b.name]))
-        self.shape = self.tiled.partition_shape_C((m, n))
+        self.accumulator = _Accumulator(isa, self.tiled.partition_shape_C((m, n)))
 
-    def accumulator(self) -> Any:
-        made = cute.make_rmem_tensor(self.shape, cutlass.Float32)
-        made.fill(0.0)
-        return made
-
-    def issue(self, acc: Any, a_stage: Any, b_stage: Any) -> None:
+    def issue(self, acc: _Accumulator, a_stage: Any, b_stage: Any) -> None:
         for block in range(self.matmul.k_instructions):
             a, b = self.a[(None, None, block, a_stage)], self.b[(None, None, block, b_stage)]
-            cute.gemm(self.tiled, acc, a, b, acc)
+            self.tiled.set(warpgroup.Field.ACCUMULATE, acc.begun[0] != 0 if block == 0 else True)
+            cute.gemm(self.tiled, acc.registers, a, b, acc.registers)
+        acc.begun[0] = 1
+
+
+class _Accumulator(Carried):
+    """The sums of one tile after another, in registers that live as long as the kernel.
+
+    To set so many to zero for each tile would leave the tensor cores idle meanwhile (192 registers: some 400 clocks). So the
+    tile's first wgmma overwrites what the last tile has left; and where there was none, zeros are read instead.
+    """
+
+    def __init__(self, isa: GpuIsa, shape: Any):
+        self.registers = cute.make_rmem_tensor(shape, cutlass.Float32)
+        self.registers.fill(0.0)
+        self.begun = isa.cells(0)
+
+    def value(self, i: int) -> Any:
+        return cutlass.select_(self.begun[0] != 0, self.registers[i], cutlass.Float32(0.0))
 
 
 def _tiled_mma(operand: Any, groups: tuple[int, int, int], n: int) -> Any:

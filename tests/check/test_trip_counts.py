@@ -1,0 +1,248 @@
+"""That all trip counts are safe is claimed only where it is so: bugs of one count, growing state, uneven tiles, none."""
+
+import numpy as np
+import pytest
+
+import tmapipe as tp
+from tmapipe.check import Kind
+from tmapipe.check.closure import _begin, _closed, _take, _warmed_up, close
+from tmapipe.check.log import FindingLog
+from tmapipe.check.problems import Problems
+from tmapipe.check.turns import EMPTY, NotRegular, turns_of
+
+S = tp.schedules
+EVERY = "every trip count"
+STAGES = 3
+
+
+class Tiles(tp.Schedule):
+    """One slot a tile."""
+
+    load, use = tp.Role(warps=1), tp.Role(warps=1)
+    ring = tp.BarrierRing(stages=STAGES, producer=load, consumer=use)
+    x = tp.TmaLoadStage(tile=(8, 64), ring=ring)
+    y = tp.TmaStoreStage(source=x)
+
+    def __init__(self, at=0):
+        self.at = at
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @use.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
+
+
+class KeepsOne(Tiles):
+    """Does not release the slot of one tile."""
+
+    @Tiles.use.jit
+    def drain(self, k, tile):
+        if tile.n == self.at:
+            slot = k.ring.wait()
+            slot.y.store(tile)
+        else:
+            with k.ring.consume() as slot:
+                slot.y.store(tile)
+
+
+class WrongInTheThirdLap(Tiles):
+    """Waits once more, for the parity of lap 0, then of lap 1, and of lap 1 from then on."""
+
+    @Tiles.use.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            k.isa.mbarrier_wait(k.plan.barrier("ring.full"), slot.index, 0 if tile.n < STAGES else 1)
+            slot.y.store(tile)
+
+
+class Grows(Tiles):
+    """Commits an empty bulk group each time, and waits for none: not wrong, but no moment is like another."""
+
+    @Tiles.load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+        k.isa.bulk_commit_group()
+
+
+class Steps(tp.Schedule):
+    """One slot a step along s, summed up."""
+
+    load, add = tp.Role(warps=1), tp.Role(warps=4)
+    ring = tp.BarrierRing(stages=STAGES, producer=load, consumer=add)
+    x = tp.TmaLoadStage("s m n", tile=(4, 64), ring=ring)
+    d = tp.TmaStoreStage("m n", tile=(4, 64), role=add, stages=1)
+
+    def __init__(self, at=0):
+        self.at = at
+
+    def loaded(self, steps):
+        return steps
+
+    def added(self, steps):
+        return steps
+
+    @load.jit
+    def fill(self, k, tile):
+        for part in range(self.loaded(k.steps("x", "s"))):
+            with k.ring.produce() as slot:
+                slot.x.load(tile, s=part)
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            total = slot.x.read()
+        for _ in range(self.added(k.steps("x", "s")) - 1):
+            with k.ring.consume() as slot:
+                total = total + slot.x.read()
+        k.d.store(tile, total)
+
+
+class OneStepFewer(Steps):
+    def loaded(self, steps):
+        return steps - (steps == self.at)
+
+
+class AddsAFewAtMost(Steps):
+    def added(self, steps):
+        return min(steps, self.at)
+
+
+class NeedsOneStep(S.SplitK):
+    """Takes a slot before it looks how many there are: parts of a split k can have none."""
+
+    load, math = S.SplitK.load, S.SplitK.math
+
+    @math.jit
+    def multiply(self, k, tile):
+        with k.mma.accumulate() as acc:
+            with k.ring.consume() as slot:
+                acc.add(slot.a, slot.b)
+            for _ in range(self.tile_slots(k, tile) - 1):
+                with k.ring.consume() as slot:
+                    acc.add(slot.a, slot.b)
+        k.d.store(tile, acc, self.epilogue)
+
+
+@pytest.mark.parametrize("make", [Tiles, Steps], ids=lambda cls: cls.__name__)
+def test_the_right_ones(make):
+    report = make().check()
+    assert report.ok and report.trips == EVERY, str(report)
+
+
+@pytest.mark.parametrize("at", [0, 1, STAGES - 1, STAGES, STAGES + 1, 2 * STAGES + 1])
+def test_a_bug_of_one_tile(at):
+    report = KeepsOne(at).check()
+    assert not report.ok and report.trips != EVERY
+
+
+def test_a_bug_of_the_third_lap():
+    report = WrongInTheThirdLap().check()
+    assert Kind.DEADLOCK in report.kinds() and report.trips != EVERY
+
+
+@pytest.mark.parametrize("at", [1, STAGES - 1, STAGES, STAGES + 1])
+def test_a_bug_of_one_number_of_steps(at):
+    report = OneStepFewer(at).check()
+    assert not report.ok and report.trips != EVERY
+
+
+@pytest.mark.parametrize("at", [2, STAGES, STAGES + 1, 2 * STAGES + 1])
+def test_roles_whose_trip_counts_differ_from_some_count_on(at):
+    report = AddsAFewAtMost(at).check()
+    assert not report.ok and report.trips != EVERY
+
+
+def test_state_that_grows_is_never_every():
+    report = Grows().check()
+    assert report.ok and report.trips.startswith("up to")
+    assert any("moment" in run for run in report.runs)
+
+
+def test_tiles_of_different_steps():
+    report = NeedsOneStep(3).check()
+    assert Kind.DEADLOCK in report.kinds() and report.trips != EVERY
+
+
+# ---- tiles of no steps ------------------------------------------------------------------------------------------------
+
+
+def test_tiles_without_steps_are_among_the_turns():
+    for schedule in (S.SplitK(3), S.Gemm((128, 128, 64), (1, 1), 3)):
+        problems = Problems(schedule, schedule.plan())
+        turns = turns_of(problems)
+        assert any(segment.name == EMPTY for segment in turns.mixed["tile", 0])
+        assert close(problems, turns).closed
+        assert turns.empty == isinstance(schedule, S.SplitK)  # some parts have no k though the tensors have
+
+
+def test_sums_of_nothing_never_reach_a_kernel_and_the_report_says_so():
+    report = S.AddParts().check()
+    assert report.trips == EVERY and any("no steps" in run for run in report.runs)
+    assert not any("no steps" in run for run in S.SplitK(3).check().runs)
+    sums = S.AddParts()(np.zeros((0, 8, 256), np.float32))
+    assert sums.shape == (8, 256) and not sums.any()
+
+
+# ---- moments ----------------------------------------------------------------------------------------------------------
+
+
+def warm(schedule):
+    problems = Problems(schedule, schedule.plan())
+    turns = turns_of(problems)
+    root = _begin(problems, turns, FindingLog(problems.layout))
+    return problems, turns, root, _warmed_up(problems, turns, turns.mixed, root)
+
+
+@pytest.mark.parametrize("make", [Steps, lambda: S.Gemm((128, 128, 64), (2, 1), 3)], ids=["steps", "gemm"])
+def test_a_fresh_ring_is_covered_by_a_used_one_and_not_the_other_way_round(make):
+    _, _, root, node = warm(make())
+    assert root.moment.covered_by(node.moment)
+    assert not node.moment.covered_by(root.moment)
+    assert node.moment.covered_by(node.moment)
+
+
+def test_knowing_less_is_not_covered():
+    """Whatever a warp does not know any more, of what it knew and someone else does not: no cover."""
+    _, turns, _, node = warm(Steps())
+    moment = node.moment
+    warps = moment.layout.agents
+    contested = [(q, f) for f in moment.open_facts for q in range(warps) if moment.knows[q, f]]
+    assert contested
+    for q, f in contested:
+        forgets = type(moment)(moment.state.copy(), moment.check.copy(), moment.places.copy(), turns.future)
+        entry, least = list(moment._fact_table.values())[f]
+        forgets.check.clocks.of[q][entry] = least - 1
+        assert not forgets.covered_by(moment)
+        assert moment.covered_by(forgets)
+
+
+@pytest.mark.parametrize("name", ["count", "pending", "tx", "phase"])
+def test_other_numbers_are_not_covered(name):
+    _, turns, _, node = warm(Steps())
+    moment = node.moment
+    for bar in range(len(moment.state.count)):
+        other = type(moment)(moment.state.copy(), moment.check.copy(), moment.places.copy(), turns.future)
+        getattr(other.state, name)[bar] += 1
+        assert not other.covered_by(moment)
+
+
+def test_a_turn_that_goes_wrong_leaves_the_set_open():
+    schedule = Steps()
+    problems, turns, root, _ = warm(schedule)
+    turn = next(s for s in turns.mixed["tile", 0] if s.to[0] == "step")
+    step = next(s for s in turns.mixed[turn.to] if s.to == turn.to)
+    assert _take(turns, root, turn) is not None
+    step.parts[0].clear()  # the loader skips one more step
+    assert not _closed(problems, turns, [turns.mixed], FindingLog(problems.layout)).closed
+
+
+def test_programs_that_depend_on_the_count_are_not_regular():
+    schedule = OneStepFewer(STAGES + 1)
+    with pytest.raises(NotRegular):
+        turns_of(Problems(schedule, schedule.plan()))

@@ -1,0 +1,58 @@
+"""What may still come in a run of some schedule, at any of its moments, as far as its recorded runs show: by uniformity, who
+uses one stage of a ring comes to use all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tmapipe.check.words import CLUSTER, Key, Places
+from tmapipe.machine.layout import Layout
+from tmapipe.machine.ops import MbarWait, TmaLoad
+
+__all__ = ["Future"]
+
+
+class Future:
+    """live: the sorts of operations that come again; waiters: by mbarrier of the cluster, the warps that wait for it; users:
+    by slot of the cluster, the warps that access it or one that shares bytes with it; arrivers: by barrier of warps."""
+
+    def __init__(self, layout: Layout, ends: Iterable[Places]):
+        self.layout = layout
+        self.touched: dict[Key, set[int]] = {}
+        self.arrivers: dict[int, list[int]] = {CLUSTER: []}
+        for end in ends:
+            for key, stages in end.touched.items():
+                self.touched.setdefault(key, set()).update(stages)
+            for agent, id in sorted(end.arrivals):
+                which = CLUSTER if id == CLUSTER else 16 * (agent // layout.warps) + id
+                if agent not in self.arrivers.setdefault(which, []):
+                    self.arrivers[which].append(agent)
+        self.live = tuple(self.touched)
+        self.waiters = self._waiters()
+        self.users = self._users()
+
+    def _waiters(self) -> dict[int, list[int]]:
+        layout = self.layout
+        found: dict[int, list[int]] = {}
+        for agent, sort, array in self.live:
+            if sort is MbarWait:
+                first = agent // layout.warps * layout.nbars + layout.bar_base[array]
+                for stage in range(layout.plan.barrier(array).stages):
+                    found.setdefault(first + stage, []).append(agent)
+        return found
+
+    def _users(self) -> dict[int, list[int]]:
+        """Who accesses one slot of a buffer accesses all slots that the others who access this one do."""
+        layout = self.layout
+        found: dict[int, list[int]] = {}
+        for (agent, sort, array), stages in self.touched.items():
+            if not array.startswith("slots of "):
+                continue
+            name = array.removeprefix("slots of ")
+            for others in [s for (_, _, other), s in self.touched.items() if other == array for _ in range(2)]:
+                stages = stages | others if stages & others else stages
+            for cta in range(layout.ctas) if sort[0] is TmaLoad else (agent // layout.warps,):
+                for stage in stages:
+                    for alias in layout.aliases[layout.slot_base[name] + stage]:
+                        found.setdefault(cta * layout.nslots + alias, []).append(agent)
+        return found

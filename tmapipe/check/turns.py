@@ -1,0 +1,238 @@
+"""What a run can do next at a moment between two tiles, or between two inner steps of one: a schedule's turns, taken from
+recorded programs and shown to be the same in all of them.
+
+A tile of k steps is the words ``A B^(k-n) C`` with the same A, B and C for each k from some n on, or is a word of its own
+(k < n). So a program is the words ``head (tile)* tail``, with tiles of any steps. A few early tiles may have words of their
+own: those of warps that hold on to the last few slots.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from tmapipe.check.future import Future
+from tmapipe.check.problems import Problems
+from tmapipe.check.words import Places, parts_of
+
+__all__ = ["END", "After", "NotRegular", "Segment", "Turns", "Where", "turns_of"]
+
+Where = tuple[str, int]  # ("tile", i) before the i-th tile, ("step", i) among its inner steps
+Words = list[list[Any]]  # by warp
+END: Where = ("end", 0)
+LAPS = 3  # around the longest ring, in the longest programs that are looked at
+EMPTY = "a tile of 0 steps"
+
+
+@attrs.frozen
+class Segment:
+    """Operations of all warps. parts: by warp, as recorded; start, end: where the warps were then, before and after; to: where
+    they lead; steps: inner steps among them, or one for a tile without."""
+
+    parts: list[list[Any]]
+    start: Places
+    end: Places
+    to: Where
+    name: str
+    steps: int = 0
+
+
+@attrs.frozen
+class Turns:
+    """head: from the start to the first tile; mixed: from each place, what can come next if the tiles of a CTA may take
+    different numbers of steps; alike: the same if they all take as many, by their number (the last one stands for all larger
+    ones); the programs' `future`; uneven: whether tiles do take different numbers; empty: whether some take none, in a
+    problem whose tensors have elements; early: tiles before places recur."""
+
+    head: Segment
+    mixed: After
+    alike: dict[int, After]
+    future: Future
+    uneven: bool
+    empty: bool
+    early: int
+
+    def without_empty(self) -> Turns:
+        """The same but for tiles of no steps."""
+        mixed = {where: [s for s in segments if s.name != EMPTY] for where, segments in self.mixed.items()}
+        return attrs.evolve(self, mixed=mixed, alike={k: after for k, after in self.alike.items() if k})
+
+
+After = dict[Where, list[Segment]]
+
+
+class NotRegular(Exception):
+    """The recorded programs are not words of the form above; says where they first are not."""
+
+
+def turns_of(problems: Problems) -> Turns:
+    """The turns of a schedule. Raises `NotRegular`."""
+    if len(problems.inner) > 1:
+        raise NotRegular(f"inner loops over several dimensions ({', '.join(problems.inner)})")
+    return _Finder(problems).turns()
+
+
+class _Finder:
+    """few: a small number of steps; early: tiles before all are alike, a whole number of groups; around: as many tiles as go
+    a few times around the rings."""
+
+    def __init__(self, problems: Problems):
+        self.problems, self.group, self.steps = problems, problems.group, problems.steps
+        self.few = self.steps[min(1, len(self.steps) - 1)]
+        self.around = (LAPS * problems.slots + 1) * self.group
+        long = problems.words(self.around, self.few).tiles
+        self.early = next(n for n in range(0, len(long), self.group) if self._alike(long, n))
+        if self.early + 2 * self.group > self.around - problems.slots:
+            raise NotRegular("tiles are not alike")
+        self.uneven_ends: list[Places] = []
+        self.mixed: After = {}
+        self.alike: dict[int, After] = {}
+
+    def turns(self) -> Turns:
+        problems, group, early = self.problems, self.group, self.early
+        places = early + group
+        few = [(tiles, self.few) for tiles in (*range(1, places + group), self.around)]
+        words = {each: problems.words(*each) for each in [*few, *((places, k) for k in self.steps)]}
+        head = words[places, self.few].head
+        for (tiles, k), run in words.items():
+            if run.head != head:
+                raise NotRegular("what comes before the first tile depends on the problem")
+            usual = words[places, k].tiles
+            if any(tile != usual[self._place(i)] for i, tile in enumerate(run.tiles)):
+                raise NotRegular(f"tiles of {k} steps are not all alike")
+            if run.tail != words[self._place(tiles) or places, self.few].tail:
+                raise NotRegular("what comes after the last tile depends on the problem")
+        for i in range(places):
+            self._tile(i, [words[places, k].tiles[i] for k in self.steps])
+            tiles = i or (0 if early else places)
+            if tiles:  # no tile at all is run by itself
+                tail = [p.ops[p.tiles[-1] :] for p in problems.programs(tiles, self.few)]
+                end = words[tiles, self.few].starts[-1]
+                ending = Segment(tail, end, end, END, "the end")
+                for after in (self.mixed, *self.alike.values()):
+                    after["tile", i].append(ending)
+        uneven, empty = self._add_uneven([words[places, k].tiles[early] for k in self.steps])
+        programs = problems.programs(places, self.few)
+        start = words[places, self.few].starts[0]
+        begin = Segment([p.ops[: p.tiles[0]] for p in programs], start, start, ("tile", 0), "the start")
+        future = Future(problems.layout, [*(run.end for run in words.values()), *self.uneven_ends])
+        return Turns(begin, self.mixed, self.alike, future, uneven, empty, early)
+
+    def _alike(self, tiles: list[Words], n: int) -> bool:
+        return all(tile == tiles[n + (i - n) % self.group] for i, tile in enumerate(tiles) if i >= n)
+
+    def _place(self, tile: int) -> int:
+        """Which of the places between tiles comes before the tile of this number."""
+        return tile if tile < self.early else self.early + (tile - self.early) % self.group
+
+    def _tile(self, i: int, words: list[Words]) -> None:
+        """Adds what can come at the *i*-th place; *words*: of its tile, by number of steps."""
+        problems, steps, tiles = self.problems, self.steps, self.early + self.group
+        before, following = ("tile", i), ("tile", self._place(i + 1))
+
+        def whole(k: int) -> Segment:
+            run, programs = problems.words(tiles, k), problems.programs(tiles, k)
+            text = f"a tile of {k} steps" if problems.inner else "a tile"
+            taken = steps.index(k) if problems.inner else 1
+            parts = parts_of(problems.layout, programs, i)
+            return Segment(parts, run.starts[i], run.starts[i + 1], following, text, taken)
+
+        if not problems.inner:
+            self.mixed[before] = [whole(0)]
+            self.alike.setdefault(0, {})[before] = [whole(0)]
+            return
+        cut = _regular_from(words)
+        if cut is None:
+            raise NotRegular("inner steps are not all alike")
+        n, sizes = cut
+        times = len(steps) - 1 - n
+        run, parts = problems.words(tiles, steps[-1]), parts_of(problems.layout, problems.programs(tiles, steps[-1]), i)
+        places, at = [], run.starts[i].copy()
+        cuts = [0] * len(parts)
+        for j in range(times + 1):  # before the inner step of this number
+            following_cuts = [len(p) - c - b * (times - j) for p, (b, c) in zip(parts, sizes, strict=True)]
+            at.advance(i, _between(parts, cuts, following_cuts))
+            cuts = following_cuts
+            places.append((cuts, at.copy()))
+        self._check_many(i, n, sizes, words[-1])
+        within, last = ("step", i), [len(part) for part in parts]
+
+        def enter(j: int) -> Segment:
+            text = f"a tile of {steps[n + j]} steps, up to its end"
+            return Segment(
+                _between(parts, [0] * len(parts), places[j][0]), run.starts[i], places[j][1], within, text, n + j
+            )
+
+        step = Segment(
+            _between(parts, places[0][0], places[1][0]), places[0][1], places[1][1], within, "one more step", 1
+        )
+        leave = Segment(_between(parts, cuts, last), at, run.starts[i + 1], following, "the tile's end")
+        self.mixed[before] = [*(whole(k) for k in steps[:n]), enter(0)]
+        self.mixed[within] = [step, leave]
+        long = max(n, min(problems.slots + 1, len(steps) - 1))
+        for k in steps[:long]:
+            self.alike.setdefault(k, {})[before] = [whole(k)]
+        after = self.alike.setdefault(steps[long], {})
+        after[before], after[within] = [enter(long - n)], [step, leave]
+
+    def _check_many(self, i: int, n: int, sizes: list[tuple[int, int]], words: Words) -> None:
+        """Tiles of as many steps as go a few times around the rings are the same words with more inner steps."""
+        steps, times = self.steps, LAPS * self.problems.slots + 1
+        many = steps[-1] + times * (steps[-1] - steps[-2])
+        found = self.problems.words(self.early + self.group, many).tiles[i]
+        for x, y, (b, c) in zip(words, found, sizes, strict=True):
+            end = len(x) - c
+            if y != x[:end] + x[end - b : end] * times + x[end:]:
+                raise NotRegular("inner steps are not all alike")
+
+    def _add_uneven(self, known: list[Words]) -> tuple[bool, bool]:
+        """Adds kinds of tiles that only occur where the tiles of a CTA take different numbers of steps. Whether they do, and
+        whether some take none."""
+        problems, here = self.problems, ("tile", self.early)
+        kinds, uneven, empty = [*known], False, self.steps[1:2] not in ([], [1])  # what one step does is what none does
+        for shapes in problems.uneven():
+            programs = problems.record(shapes)
+            run = problems.as_words(programs, max(program.turns for program in programs))
+            self.uneven_ends.append(run.end)
+            uneven |= any(words != run.tiles[-1] for words in run.tiles[self.early :])
+            for i, words in enumerate(run.tiles[self.early :], self.early):
+                empty |= words == known[0]
+                if words not in kinds:
+                    kinds.append(words)
+                    parts = parts_of(problems.layout, programs, i)
+                    self.mixed[here].append(
+                        Segment(parts, run.starts[i], run.starts[i + 1], here, "a tile of other steps")
+                    )
+        return uneven, empty
+
+
+def _between(parts: list[list[Any]], first: list[int], last: list[int]) -> list[list[Any]]:
+    return [part[a:b] for part, a, b in zip(parts, first, last, strict=True)]
+
+
+def _regular_from(words: list[Words]) -> tuple[int, list[tuple[int, int]]] | None:
+    """(n, by warp the lengths of B and C): from the n-th number of steps on, words are A B^i C. None if they are not, or are
+    only for the last few."""
+    sizes = []
+    for x, y in zip(words[-2], words[-1], strict=True):
+        b = len(y) - len(x)
+        same = next((i for i, (p, q) in enumerate(zip(x, y, strict=False)) if p != q), len(x)) if b else 0
+        if b < 0 or y[same + b :] != x[same:]:
+            return None
+        sizes.append((b, len(x) - same))
+    n = len(words) - 2
+    if not _one_more(words[n], words[n + 1], words[n + 1], sizes):
+        return None
+    while n and _one_more(words[n - 1], words[n], words[-1], sizes):
+        n -= 1
+    return (n, sizes) if len(words) - n > 3 else None
+
+
+def _one_more(fewer: Words, more: Words, longest: Words, sizes: list[tuple[int, int]]) -> bool:
+    """Whether *more* is *fewer* with B put in before C, for all warps."""
+    for x, y, z, (b, c) in zip(fewer, more, longest, sizes, strict=True):
+        end = len(z) - c
+        if len(x) < c or x[len(x) - c :] != z[end:] or y != x[: len(x) - c] + z[end - b : end] + z[end:]:
+            return False
+    return True
