@@ -1,6 +1,7 @@
-"""One thing changed in a kernel, at the level of the instruction set: the same change in the model and on the GPU.
+"""One thing changed in a kernel at all places alike: in the model, and traced for the GPU, where places are not told apart.
 
-`Mutation.entry(schedule)` is the kernel with the change, for either reading.
+`Mutation.entry(schedule)` is the kernel with the change, for either reading. The changes are those of
+`tmapipe.check.mutant_changes`; `python -m tmapipe.check.mutants` makes them at single places of the shipped schedules.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from tmapipe.check.mutant_changes import CHANGES
 from tmapipe.isa import Carried
 from tmapipe.kernel import kernel_main
 from tmapipe.plan import Plan
@@ -19,8 +21,8 @@ __all__ = ["Mutation", "mutations_of"]
 
 @attrs.frozen
 class Mutation:
-    """rule: what is done ("drop", "double", "count", ...); operation: to which method of the instruction set; only: name
-    of the barrier that it must concern ("" for any); by: how much is added to a number."""
+    """rule: what is done, one of `CHANGES`; operation: to which method of the instruction set; only: name of the barrier that
+    it must concern ("" for any); by: its number, if it takes one."""
 
     rule: str
     operation: str
@@ -32,10 +34,10 @@ class Mutation:
         return f"{self.rule} {self.operation}{where}" + (f" by {self.by:+d}" if self.by else "")
 
     def entry(self, schedule: Any) -> Callable[[Any], None]:
-        return lambda isa: kernel_main(MutantIsa(isa, self), schedule)
+        return lambda isa: kernel_main(_MutantIsa(isa, self), schedule)
 
 
-class MutantIsa(Carried):
+class _MutantIsa(Carried):
     """A reading of the instruction set with one mutation; all else goes to *isa*."""
 
     def __init__(self, isa: Any, mutation: Mutation):
@@ -45,63 +47,17 @@ class MutantIsa(Carried):
         if name.startswith("__"):
             raise AttributeError(name)
         found = getattr(self.isa, name)
-        return self._changed(found) if name == self.mutation.operation else found
-
-    def _changed(self, method: Callable[..., None]) -> Callable[..., None]:
         mutation = self.mutation
-        change = CHANGES[mutation.rule]
+        if name != mutation.operation:
+            return found
 
         def call(*args: Any, **options: Any) -> None:
             if mutation.only and args[0].name != mutation.only:
-                method(*args, **options)
+                found(*args, **options)
             else:
-                change(method, mutation.by, *args, **options)
+                CHANGES[mutation.rule](self, found, mutation.by, args, options)
 
         return call
-
-
-def _drop(method: Any, by: int, *args: Any, **options: Any) -> None:
-    pass
-
-
-def _double(method: Any, by: int, *args: Any, **options: Any) -> None:
-    method(*args, **options)
-    method(*args, **options)
-
-
-def _last(method: Any, by: int, *args: Any, **options: Any) -> None:
-    """Adds to the last positional operand: a count, bytes or a parity's bit."""
-    *rest, number = args
-    method(*rest, number + by, **options)
-
-
-def _flip(method: Any, by: int, *args: Any, **options: Any) -> None:
-    *rest, parity = args
-    method(*rest, parity ^ 1, **options)
-
-
-def _pending(method: Any, by: int, *args: Any, **options: Any) -> None:
-    method(args[0] + by, *args[1:], **options)
-
-
-def _lanes(method: Any, by: int, barrier: Any, stage: Any, **options: Any) -> None:
-    method(barrier, stage, 32, **options)
-
-
-def _no_peers(method: Any, by: int, barrier: Any, stage: Any, mask: Any, *args: Any, **options: Any) -> None:
-    """Tells one CTA only: the lowest of the mask."""
-    method(barrier, stage, mask & -mask, *args, **options)
-
-
-CHANGES: dict[str, Callable[..., None]] = {
-    "drop": _drop,
-    "double": _double,
-    "change": _last,
-    "flip parity of": _flip,
-    "relax": _pending,
-    "arrive with all lanes in": _lanes,
-    "one CTA only in": _no_peers,
-}
 
 
 def mutations_of(plan: Plan) -> list[Mutation]:
@@ -112,26 +68,26 @@ def mutations_of(plan: Plan) -> list[Mutation]:
         Mutation("drop", "cta_sync" if plan.cluster_size == 1 else "cluster_wait"),
         Mutation("drop", "warp_sync"),
         Mutation("drop", "bulk_wait_group"),
-        Mutation("relax", "bulk_wait_group", by=1),
+        Mutation("shift pending", "bulk_wait_group", by=1),
         Mutation("drop", "bulk_commit_group"),
     ]
     if plan.matmuls:
         found += [
             Mutation("drop", "wgmma_wait"),
-            Mutation("relax", "wgmma_wait", by=1),
+            Mutation("shift pending", "wgmma_wait", by=1),
             Mutation("drop", "wgmma_commit"),
         ]
     for named in plan.named_barriers:
         found.append(Mutation("drop", "named_barrier_sync", named.name))
     peers = any(ring.peers > 1 for ring in plan.rings)
     for barrier in plan.barriers:
-        found += [Mutation("change", "mbarrier_init", barrier.name, by) for by in (-1, 1) if barrier.count + by > 0]
-        found += [Mutation(rule, "mbarrier_wait", barrier.name) for rule in ("drop", "flip parity of")]
-        found += [
-            Mutation(rule, "mbarrier_arrive", barrier.name) for rule in ("drop", "double", "arrive with all lanes in")
-        ]
+        name = barrier.name
+        found += [Mutation("shift count", "mbarrier_init", name, by) for by in (-1, 1) if barrier.count + by > 0]
+        found += [Mutation(rule, "mbarrier_wait", name) for rule in ("drop", "flip parity")]
+        found += [Mutation(rule, "mbarrier_arrive", name) for rule in ("drop", "double", "all lanes")]
         if peers:
-            found += [Mutation(r, "mbarrier_arrive_cluster", barrier.name) for r in ("drop", "one CTA only in")]
-        found += [Mutation("drop", "mbarrier_arrive_expect_tx", barrier.name)]
-        found += [Mutation("change", "mbarrier_arrive_expect_tx", barrier.name, by) for by in (-128, 128)]
+            found += [Mutation("drop", "mbarrier_arrive_cluster", name)]
+            found += [Mutation("shift mask", "mbarrier_arrive_cluster", name, 1)]
+        found += [Mutation("drop", "mbarrier_arrive_expect_tx", name)]
+        found += [Mutation("shift bytes", "mbarrier_arrive_expect_tx", name, by) for by in (-128, 128)]
     return found

@@ -23,10 +23,10 @@ def test_accepted_and_right(seed):
     [
         Mutation("drop", "mbarrier_wait", "ring.free"),
         Mutation("drop", "mbarrier_wait", "ring.full"),
-        Mutation("flip parity of", "mbarrier_wait", "ring.full"),
-        Mutation("change", "mbarrier_init", "ring.free", 1),
-        Mutation("change", "mbarrier_arrive_expect_tx", "ring.full", 128),
-        Mutation("change", "mbarrier_arrive_expect_tx", "ring.full", -128),
+        Mutation("flip parity", "mbarrier_wait", "ring.full"),
+        Mutation("shift count", "mbarrier_init", "ring.free", 1),
+        Mutation("shift bytes", "mbarrier_arrive_expect_tx", "ring.full", 128),
+        Mutation("shift bytes", "mbarrier_arrive_expect_tx", "ring.full", -128),
     ],
     ids=str,
 )

@@ -12,19 +12,14 @@ from tmapipe.testing import assert_safe
 
 S = tp.schedules
 
-SAFE = {
-    "copy": lambda: S.Copy(),
+SAFE = {registered.name: registered.make for registered in S.REGISTRY} | {
     "copy, stores waited for at once": lambda: S.Copy((4, 64), 4, 0),
     "gemm 1x1": lambda: S.Gemm((128, 128, 64), (1, 1), 4),
-    "gemm 2x1": lambda: S.Gemm(),
     "gemm 1x2": lambda: S.Gemm((128, 128, 64), (1, 2), 2),
     "gemm 2x2, production size": lambda: S.Gemm((128, 128, 64), (2, 2), 5),
     "gemm 4x1": lambda: S.Gemm((128, 128, 64), (4, 1), 3),
     "gemm, three warpgroups": lambda: S.Gemm((192, 176, 64), (1, 2), store_stages=1),
-    "ping-pong": lambda: S.PingPong(),
     "ping-pong 2x2, production size": lambda: S.PingPong((128, 128, 64), (2, 2), 5),
-    "split-k": lambda: S.SplitK(3),
-    "add parts": lambda: S.AddParts(),
 }
 
 

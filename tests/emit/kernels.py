@@ -1,4 +1,4 @@
-"""The kernels whose PTX is read: every registered schedule in several forms, and small ones for what those do not use.
+"""The kernels whose PTX is read: every registered schedule, some in several forms, and small ones for what those do not use.
 
 Each is compiled once a process; by default with `unroll=False`, so that an instruction of a body stands once in the PTX.
 """
@@ -17,6 +17,7 @@ from tmapipe.gpu.ptx import Ptx
 from tmapipe.plan import Plan
 
 S = tp.schedules
+SHELF = {registered.name: registered.make for registered in S.REGISTRY}
 
 
 class ReduceCopy(S.Copy):
@@ -135,7 +136,7 @@ GEMM = {"l": 2, "m": 300, "n": 520, "k": 200}
 HALF = {"a": "fp16", "b": "fp16", "d": "fp16"}
 
 COPIES = {
-    "copy": Kernel(S.Copy, {}, MATRIX),
+    "copy": Kernel(SHELF["Copy"], {}, MATRIX),
     "copy 64x128, all slots": Kernel(lambda: S.Copy((64, 128), None, 1), {}, MATRIX),
     "copy 1 stage, none pending": Kernel(lambda: S.Copy((8, 256), 1, 0), {}, MATRIX),
     "copy bf16": Kernel(lambda: SlotCopy((64, 128)), {}, MATRIX),
@@ -149,7 +150,7 @@ COPIES = {
 }
 GEMMS = {
     "gemm 1x1": Kernel(lambda: S.Gemm(cluster=(1, 1)), {}, GEMM),
-    "gemm 2x1": Kernel(lambda: S.Gemm(cluster=(2, 1)), {}, GEMM),
+    "gemm 2x1": Kernel(SHELF["Gemm"], {}, GEMM),
     "gemm 1x2 fp16": Kernel(lambda: S.Gemm(cluster=(1, 2)), HALF, GEMM),
     "gemm 2x2": Kernel(lambda: S.Gemm(cluster=(2, 2)), {}, GEMM),
     "gemm 2x1 to fp32": Kernel(lambda: S.Gemm(cluster=(2, 1), dtype="fp32"), {"d": "fp32"}, GEMM),
@@ -159,16 +160,21 @@ GEMMS = {
     "gemm m256": Kernel(lambda: S.Gemm((256, 128, 64), (2, 1), 3), {}, GEMM),
     "gemm k32": Kernel(lambda: S.Gemm((128, 128, 32), (2, 2)), {}, GEMM),
     "gemm k128": Kernel(lambda: S.Gemm((128, 128, 128), (1, 1), 2, store_stages=1, group=1), {}, GEMM),
-    "pingpong 2x1": Kernel(S.PingPong, {}, GEMM),
+    "pingpong 2x1": Kernel(SHELF["PingPong"], {}, GEMM),
     "pingpong 64x256 1x2": Kernel(lambda: S.PingPong((64, 256, 64), (1, 2)), {}, GEMM),
-    "splitk": Kernel(lambda: S.SplitK(3), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
+    "splitk": Kernel(SHELF["SplitK"], {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
 }
 THREADS = {
-    "add parts": Kernel(S.AddParts, {"x": "fp32", "d": "bf16"}, MATRIX | {"s": 3}),
+    "add parts": Kernel(SHELF["AddParts"], {"x": "fp32", "d": "bf16"}, MATRIX | {"s": 3}),
     "chain of three": Kernel(Doubled, {}, MATRIX),
     "two readers": Kernel(TwoReaders, {}, MATRIX),
 }
 KERNELS = COPIES | GEMMS | THREADS
+KERNELS |= {  # registered, and in none of the lists: with the dtypes that a plan has by itself
+    name: Kernel(make, {}, GEMM | {"s": 3})
+    for name, make in SHELF.items()
+    if make not in {k.make for k in KERNELS.values()}
+}
 
 
 @functools.cache

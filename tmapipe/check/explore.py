@@ -7,7 +7,8 @@ each warp's place in its program. Reported is every kind of failure that some in
 - no agent can take a step, and not all have returned: deadlock;
 - a wait that sees different phases, or an arrival, arming, landing or barrier arrival that counts in different phases, in
   different interleavings: each operation must mean the same in all of them;
-- two conflicting accesses to a slot under way at the same time (`explore_accesses` says when an access is);
+- two conflicting accesses to a slot under way at the same time (`explore_accesses` says when one is, `explore_conflicts`
+  whether);
 - a barrier used from afar before its initialization has been fenced; a remote arrival of too small a scope.
 
 Stores' and wgmmas' own progress is part of those intervals, so the machine ends them at once. setmaxnreg makes warps wait for
@@ -24,6 +25,7 @@ from typing import Any
 import attrs
 
 from tmapipe.check.explore_accesses import NEVER, Classes
+from tmapipe.check.explore_conflicts import Conflicts
 from tmapipe.check.explore_programs import WarpProgram
 from tmapipe.check.explore_reduce import commutes, landing_commutes
 from tmapipe.check.failures import RULES
@@ -111,7 +113,7 @@ class _Explorer:
         self.states = 0
         self.example: tuple[tuple[str, str], ...] = ()
         self.init_fence = self._init_fences()
-        self.groups = self._warpgroups()
+        self.conflicts = Conflicts(layout, self.classes, self.programs)
 
     def run(self) -> Exploration:
         complete = True
@@ -178,7 +180,9 @@ class _Explorer:
                 visible = self.programs[agent].visible[at[agent]]
                 if commutes(state, self.classes, self.programs, at, agent, visible):
                     return agent
-            elif landing_commutes(state, self.classes, self.programs, at, agent, self._flight_bit(state, agent)):
+            elif landing_commutes(
+                state, self.classes, self.programs, at, agent, self.conflicts.flight_bit(state, agent)
+            ):
                 return agent
         return None
 
@@ -271,62 +275,12 @@ class _Explorer:
             self._fail(kind, path)
 
     def _check_accesses(self, state: State, at: list[int], agent: int, path: Path) -> None:
-        """Whether something that *agent* may be doing now conflicts with what others, or loads, may be doing."""
-        program, position, classes = self.programs[agent], at[agent], self.classes
-        threads, for_async = program.threads[position], program.for_async[position]
-        stores = program.stores[position] | self._mma(at, agent, agent)
-        if not (threads or for_async or stores or program.coming[position]):
-            return
-        by_threads, to_async = classes.against(threads), classes.against(for_async)
-        for other, theirs in enumerate(self.programs):
-            if other == agent:
-                continue
-            place, to_reads = at[other], classes.against(stores)
-            reads = theirs.stores[place] | self._mma(at, other, agent)
-            if by_threads & theirs.threads[place]:
-                self._fail(Kind.RACE, path)
-            if to_async & reads:
-                self._fail(Kind.RACE if by_threads & reads else Kind.PROXY, path)
-            if self.groups[other] is self.groups[agent]:
-                to_reads = classes.against(program.stores[position] | self._mma(at, agent, other))
-            if to_reads & theirs.for_async[place]:
-                self._fail(Kind.RACE if to_reads & theirs.threads[place] else Kind.PROXY, path)
-        to_reads = classes.against(stores)
-        for flight in state.loads:
-            bit = self._flight_bit(state, flight)
-            if flight.issuer == agent:
-                if classes.against(bit) & program.coming[position]:
-                    self._fail(Kind.RACE, path)
-            elif to_reads & bit or by_threads & bit:
-                self._fail(Kind.RACE, path)
-            elif to_async & bit:
-                self._fail(Kind.PROXY, path)
-
-    def _mma(self, at: list[int], agent: int, seen_by: int) -> int:
-        """Classes of the warp's wgmmas that may be reading. seen_by: a warp, whose own wait is enough for itself if it is one
-        of the four."""
-        program = self.programs[agent]
-        begun = program.mma_begun[at[agent]]
-        if not begun:
-            return 0
-        group = self.groups[agent]
-        over = max(self.programs[other].mma_over[at[other]] for other in group)
-        if seen_by != agent and seen_by in group:
-            over = max(over, self.programs[seen_by].mma_waited[at[seen_by]])
-        mask = 0
-        for _, _, bit in program.accesses.mma[over:begun]:
-            mask |= bit
-        return mask
+        for kind in self.conflicts.of(state, at, agent):
+            self._fail(kind, path)
 
     def _check_own_mma(self, at: list[int], agent: int, index: int, path: Path) -> None:
-        others = [o for o in self.groups[agent] if o != agent]
-        over = max((self.programs[o].mma_over[at[o]] for o in others), default=0)
-        if any(serial >= over for serial in self.programs[agent].accesses.after_mma[index]):
+        if self.conflicts.own_mma(at, agent, index):
             self._fail(Kind.RACE, path)
-
-    def _flight_bit(self, state: State, flight: Flight) -> int:
-        place, share, shares = state.loads[flight][:3]
-        return self.classes.bit(place, ("shares", share, shares), True)
 
     def _check_init(self, state: State, at: list[int], bar: int, path: Path) -> None:
         if state.count[bar] and bar in self.init_fence:
@@ -361,16 +315,6 @@ class _Explorer:
                     fences = (i for i in range(index, len(program)) if isinstance(program[i], ops.FenceMbarInit))
                     found[base + op.bar] = agent, next(fences, NEVER)
         return found
-
-    def _warpgroups(self) -> list[list[int]]:
-        """For each warp, those of its warpgroup (the same list for all of them)."""
-        warps = self.layout.warps
-        groups: list[list[int]] = []
-        for agent in range(self.layout.agents):
-            if agent % warps % 4 == 0:
-                group = [a for a in range(agent, agent + 4) if a // warps == agent // warps]
-            groups.append(group)
-        return groups
 
     def _told(self, path: Path) -> tuple[tuple[str, str], ...]:
         steps = []

@@ -4,7 +4,9 @@ An access of one warp conflicts with one of another if some interleaving has bot
 two synchronizing operations can happen at any time between them, so an access is under way
 
     from   its warp's last acquire before it (a wait for an mbarrier, for other warps, for the cluster, for a wgmma of four)
-    to     its warp's first release after it is over (an arrival of any kind, the issue of a TMA load, the warp's return)
+    to     its warp's first release after it is over (an arrival of any kind, the issue of a TMA load, the warp's return);
+           for warps that take no part in it, if that is a named barrier's and some arrivals in the program are relaxed:
+           to the first release that reaches them, by this warp or by one that it meets there (`explore_conflicts`)
 
 and an access is *over*
 
@@ -27,7 +29,7 @@ from tmapipe.machine import ops
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.ops import ALL_LANES
 
-__all__ = ["Accesses", "Classes", "Span"]
+__all__ = ["Accesses", "Classes", "Span", "is_release"]
 
 NEVER = 1 << 60
 ACQUIRES = (ops.MbarWait, ops.BarWait, ops.ClusterWait, ops.WgmmaWait)
@@ -129,7 +131,7 @@ class Accesses:
         self.wrong: dict[int, Kind] = {}
         self.after_mma: dict[int, list[int]] = {}
         self._signals = _next(program, SIGNALS)
-        self._releases = _next(program, (), _is_release)
+        self._releases = _next(program, (), is_release)
         self._joins = _next(program, (), _is_join)
         self._fences = _next(program, (ops.FenceProxyAsync,))
         self._read()
@@ -249,7 +251,8 @@ def _next(program: Sequence[Any], kinds: tuple[type, ...], test: Any = None) -> 
     return found
 
 
-def _is_release(op: Any) -> bool:
+def is_release(op: Any) -> bool:
+    """Whether it tells others of the warp's accesses before it."""
     return isinstance(op, RELEASES) and getattr(op, "scope", "cluster") != "relaxed"
 
 

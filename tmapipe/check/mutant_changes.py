@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import attrs
+
 from tmapipe.check.mutant_sites import Change, Site
 from tmapipe.isa import SlotRef
-from tmapipe.plan import Plan
+from tmapipe.plan import NamedBarrier, Plan
 
 __all__ = ["CHANGES", "changes_at", "rule_of"]
 
@@ -45,6 +47,16 @@ def _flip(isa: Any, method: Call, by: int, args: Args, options: dict[str, Any]) 
     return method(*args[:-1], args[-1] ^ 1, **options)
 
 
+def _named(isa: Any, method: Call, by: int, args: Args, options: dict[str, Any]) -> Any:
+    """The next named barrier."""
+    return method(args[0], (args[1] if len(args) > 1 else 0) + by, **options)
+
+
+def _threads(isa: Any, method: Call, by: int, args: Args, options: dict[str, Any]) -> Any:
+    barrier: NamedBarrier = args[0]
+    return method(attrs.evolve(barrier, threads=barrier.threads + by), *args[1:], **options)
+
+
 def _pending(isa: Any, method: Call, by: int, args: Args, options: dict[str, Any]) -> Any:
     return method(max(0, args[0] + by), *args[1:], **options)
 
@@ -66,7 +78,7 @@ def _mask(isa: Any, method: Call, by: int, args: Args, options: dict[str, Any]) 
         return method(*args, **options)
     low = mask & -mask
     other = (mask ^ low, low, (mask << 1 | mask >> (ctas - 1)) & ((1 << ctas) - 1), mask | 1 << ctas)[by]
-    if not other:
+    if by == 0 and not other:
         return None
     return method(*args[:where], other, *args[where + 1 :], **options)
 
@@ -93,6 +105,8 @@ CHANGES: dict[str, Callable[..., Any]] = {
     "shift stage": _stage,
     "shift count": _last,
     "shift bytes": _last,
+    "shift id": _named,
+    "shift threads": _threads,
     "flip parity": _flip,
     "shift pending": _pending,
     "swap read": _no_read,
@@ -161,6 +175,9 @@ def changes_at(site: Site, plan: Plan, arguments: set[Args]) -> Iterator[tuple[s
         yield from (("shift count", by) for by in (-1, 1) if min(counts) + by >= 0)
     elif method == "mbarrier_wait":
         yield "flip parity", 0
+    elif method in ("named_barrier_sync", "named_barrier_arrive"):
+        yield "shift id", 1
+        yield from (("shift threads", by) for by in (-32, 32))
     elif method in ("mbarrier_arrive_expect_tx", "mbarrier_expect_tx"):
         yield from (("shift bytes", by) for by in (-16, 16))
     elif method in ("bulk_wait_group", "wgmma_wait"):

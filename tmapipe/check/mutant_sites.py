@@ -60,8 +60,9 @@ OPERATIONS = frozenset(
 
 @attrs.frozen
 class Site:
-    """role: of the warps that come here ("set-up" before any); operand: name of the first operand, if it has one; path: lines
-    from the call outwards, as "file:line"; tail: whether it belongs to what a role does after its last tile."""
+    """role: of the warps that come here ("set-up" before any; of a branch that a warpgroup's roles share, that of its first
+    warp); operand: name of the first operand, if it has one; path: lines from the call outwards, as "file:line"; tail:
+    whether it belongs to what a role does after its last tile."""
 
     role: str
     method: str
@@ -117,10 +118,11 @@ class SiteIsa(Carried):
 
     def _site(self, method: str, args: tuple[Any, ...]) -> Site:
         path: list[str] = []
-        in_role = tail = False
+        in_branch = in_role = tail = False
         frame = sys._getframe(2)
         while frame is not None and frame.f_code.co_name not in _OUTERMOST:
             code = frame.f_code
+            in_branch = in_branch or code.co_name == "_run_branch"
             in_role = in_role or code.co_name == "_run_role"
             tail = tail or code.co_name == "finish"
             if code.co_filename.startswith(_LIBRARY) or not path:
@@ -128,7 +130,8 @@ class SiteIsa(Carried):
             frame = frame.f_back  # type: ignore[assignment]
         operand = args[0] if args else ""
         name: str = getattr(operand, "name", None) or getattr(getattr(operand, "buffer", None), "name", "")  # type: ignore[assignment]
-        role = self.roles.get(self.isa.warp, "idle") if in_role else "set-up"
+        warp: int = self.isa.warp if in_role else self.isa.warp // 4 * 4
+        role = self.roles.get(warp, "idle") if in_branch else "set-up"
         return Site(role, method, name, tuple(path), tail)
 
 

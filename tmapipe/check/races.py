@@ -67,6 +67,12 @@ def _texts(
     clocks = slots.clocks
     clock = clocks.of[access.agent]
     if before.kind in (READ, WRITE) and clock[before.agent] >= before.time:
+        if clocks.of[before.agent][clocks.published + before.agent] >= before.time:
+            return (
+                f"{second} after {first}, but the signals between are relaxed, or came before that warp's lanes were "
+                "synchronized: they order what is executed, not these accesses",
+                f'let {role} synchronize its lanes after its access to {array}, then signal without scope="relaxed"',
+            )
         return (
             f"{second} after {first}, but only one lane of that warp is ordered before it: the other lanes' accesses are not",
             f"let {role} execute warp_sync between its access to {array} and the signal of one lane",

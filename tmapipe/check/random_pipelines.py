@@ -247,6 +247,27 @@ def multiply_multicast(rng: random.Random) -> SmallProgram:
     return _made([1, 8], 1, warps, "wgmma, multicast", ctas=2, mma=True)
 
 
+def buffer_beside_multicast(rng: random.Random) -> SmallProgram:
+    """Two CTAs share loads that nobody's threads touch, so releases to peers only count; two warps of each CTA fill a buffer
+    of their own, which one of them stores."""
+    turns = rng.randint(1, 2)
+    warps: list[Calls] = []
+    for rank in range(2):
+        load: Calls = []
+        work: list[Calls] = [[], []]
+        for turn in range(turns):
+            load += [("wait", 1, turn & 1 ^ 1), ("arrive tx", 0, SLOT_BYTES), ("load", 0, 0, 3, rank)]
+            for part, calls in enumerate(work):
+                calls += [("bulk wait", 0, True)] if part == 0 else []
+                calls += [("wait", 0, turn & 1), ("bar sync", 1, 64), ("write", 1, 2, part), ("fence",)]
+                calls += [("bar sync", 1, 64), *((("store", 1), ("commit",)) if part == 0 else ())]
+                calls += [("arrive at", 1, 3, "relaxed")]
+        work[0].append(("bulk wait", 0, True))
+        load.append(("wait", 1, (turns & 1) ^ 1))
+        warps += [*work, load]
+    return _made([1, 4], 2, warps, "buffer beside multicast", ctas=2)
+
+
 PIPELINES: tuple[Callable[[random.Random], SmallProgram], ...] = (
     copy_by_threads,
     copy_by_stores,
@@ -260,4 +281,5 @@ PIPELINES: tuple[Callable[[random.Random], SmallProgram], ...] = (
     two_rings,
     multiply_and_store,
     multiply_multicast,
+    buffer_beside_multicast,
 )

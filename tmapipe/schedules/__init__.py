@@ -14,18 +14,28 @@ __all__ = ["REGISTRY", "AddParts", "Copy", "Gemm", "PingPong", "Registered", "Sp
 
 
 class Registered(NamedTuple):
-    """A schedule of the shelf. make: as it is shipped; make_small: with few stages and warps, to search all interleavings."""
+    """A schedule of the shelf. make: as it is shipped; make_small: with few stages and warps, to search all interleavings;
+    problems: what its small form is searched on, each as (output tiles a CTA, steps along each inner dimension, extents of
+    dimensions for which these do not hold)."""
 
     name: str
     make: Callable[[], Schedule]
     make_small: Callable[[], Schedule]
+    problems: tuple[tuple[int, int, dict[str, int]], ...] = ((1, 1, {}), (3, 3, {}))
 
 
 #: Every schedule of the shelf, once: what the checker's, the mutants' and the emit suites go through.
 REGISTRY: tuple[Registered, ...] = (
-    Registered("Copy", Copy, lambda: Copy((4, 64), stages=2, pending=1)),
-    Registered("AddParts", AddParts, lambda: AddParts((4, 64), stages=2)),
-    Registered("Gemm", Gemm, lambda: Gemm((64, 64, 16), (2, 1), 2, store_stages=1)),
-    Registered("PingPong", PingPong, lambda: PingPong((64, 64, 16), (1, 1), 2, store_stages=1)),
-    Registered("SplitK", lambda: SplitK(3), lambda: SplitK(2, (64, 64, 16), (1, 1), 2, store_stages=2)),
+    Registered("Copy", Copy, lambda: Copy((4, 64), stages=2, pending=1), ((1, 1, {}), (5, 1, {}))),
+    Registered("AddParts", AddParts, lambda: AddParts((4, 64), stages=2), ((1, 1, {}), (4, 2, {}))),
+    Registered("Gemm", Gemm, lambda: Gemm((64, 64, 16), (2, 1), 2, store_stages=1), ((1, 1, {}), (2, 3, {}))),
+    Registered(
+        "PingPong", PingPong, lambda: PingPong((64, 64, 16), (1, 1), 2, store_stages=1), ((1, 1, {}), (3, 2, {}))
+    ),
+    Registered(
+        "SplitK",
+        lambda: SplitK(3),
+        lambda: SplitK(2, (64, 64, 16), (1, 1), 2, store_stages=2),
+        ((1, 3, {"s": 2}), (2, 2, {"s": 2})),
+    ),
 )

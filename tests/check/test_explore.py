@@ -1,0 +1,275 @@
+"""The exhaustive oracle itself, on small programs written by hand: what it must find, and the same program put right."""
+
+import random
+
+import attrs
+import pytest
+
+from tmapipe.check import Kind
+from tmapipe.check.explore import explore_program
+from tmapipe.check.random_changes import changed
+from tmapipe.check.random_pipelines import PIPELINES, set_up
+from tmapipe.check.random_programs import SLOT_BYTES, SmallProgram
+
+ONE_TILE = [("arrive tx", 0, SLOT_BYTES), ("load", 0, 0)]
+LEAVE = [("cluster arrive",), ("cluster wait",)]
+STORED = [("store", 0), ("commit",), ("bulk wait", 0, True)]
+
+
+def program(counts, *warps, slots=1, **options):
+    """Of warps' calls, by CTA; barriers are initialized and visible."""
+    return set_up(SmallProgram(tuple(counts), slots, tuple(map(tuple, warps)), **options))
+
+
+def explored(small, **options):
+    return explore_program(small.plan(), small.entry, small.shapes(), **options)
+
+
+def four(*calls):
+    """A warpgroup, all of whose warps do the same."""
+    return [calls] * 4
+
+
+def multiplied(*after):
+    return program([1], *four(("acc",), ("wait", 0, 0), ("mma fence",), ("mma", 0), *after), ONE_TILE, mma=True)
+
+
+#: name -> (kinds of which at least one must be found, wrong program, right program)
+CASES = {
+    "wait for what nobody signals": (
+        {Kind.DEADLOCK},
+        program([1], [("wait", 0, 0)], []),
+        program([1], [("wait", 0, 0)], [("arrive", 0)]),
+    ),
+    "two warps wait for each other": (
+        {Kind.DEADLOCK},
+        program([1, 1], [("wait", 0, 0), ("arrive", 1)], [("wait", 1, 0), ("arrive", 0)]),
+        program([1, 1], [("arrive", 1), ("wait", 0, 0)], [("wait", 1, 0), ("arrive", 0)]),
+    ),
+    "a deadlock that only some interleavings reach: the barrier goes on before the wait": (
+        {Kind.DEADLOCK},
+        program([1], [("arrive", 0), ("arrive", 0)], [("wait", 0, 0)]),
+        program([1, 1], [("arrive", 0), ("wait", 1, 0), ("arrive", 0)], [("wait", 0, 0), ("arrive", 1)]),
+    ),
+    "a wait that sees one phase or the third": (
+        {Kind.LAPPED_WAIT},
+        program([1], [("arrive", 0), ("arrive", 0), ("arrive", 0)], [("wait", 0, 0)]),
+        program([1], [("arrive", 0)], [("wait", 0, 0)]),
+    ),
+    "the second arrival of one warp in place of the other's": (
+        {Kind.EARLY_ARRIVAL},
+        program([2], [("arrive", 0), ("arrive", 0)], [("arrive", 0), ("arrive", 0)]),
+        program([2], [("arrive", 0), ("wait", 0, 0), ("arrive", 0)], [("arrive", 0), ("wait", 0, 0), ("arrive", 0)]),
+    ),
+    "all lanes arrive where one is counted": (
+        {Kind.SURPLUS_ARRIVAL},
+        program([1], [("arrive", 0, 32)], [("wait", 0, 0)]),
+        program([32], [("arrive", 0, 32)], [("wait", 0, 0)]),
+    ),
+    "fewer bytes armed than a load delivers": (
+        {Kind.TX_MISMATCH},
+        program([1], [("arrive tx", 0, SLOT_BYTES - 16), ("load", 0, 0)], [("wait", 0, 0)]),
+        program([1], ONE_TILE, [("wait", 0, 0)]),
+    ),
+    "more bytes armed than a load delivers": (
+        {Kind.DEADLOCK, Kind.TX_MISMATCH},
+        program([1], [("arrive tx", 0, SLOT_BYTES + 16), ("load", 0, 0)], [("wait", 0, 0)]),
+        program([1], ONE_TILE, [("wait", 0, 0)]),
+    ),
+    "a read that no wait precedes": (
+        {Kind.RACE},
+        program([1], ONE_TILE, [("read", 0), ("wait", 0, 0)]),
+        program([1], ONE_TILE, [("wait", 0, 0), ("read", 0)]),
+    ),
+    "one lane signals what all have written": (
+        {Kind.RACE},
+        program([1], [("write", 0), ("arrive", 0)], [("wait", 0, 0), ("read", 0)]),
+        program([1], [("write", 0), ("warp sync",), ("arrive", 0)], [("wait", 0, 0), ("read", 0)]),
+    ),
+    "a store of what threads wrote, without the proxy fence": (
+        {Kind.PROXY},
+        program([1], [("write", 0), ("warp sync",), ("arrive", 0)], [("wait", 0, 0), *STORED]),
+        program([1], [("write", 0), ("fence",), ("warp sync",), ("arrive", 0)], [("wait", 0, 0), *STORED]),
+    ),
+    "the same, with the fence after the signal": (
+        {Kind.PROXY},
+        program([1], [("write", 0), ("warp sync",), ("arrive", 0), ("fence",)], [("wait", 0, 0), *STORED]),
+        program([1], [("write", 0), ("fence",), ("warp sync",), ("arrive", 0)], [("wait", 0, 0), *STORED]),
+    ),
+    "a store's source overwritten by its own warp": (
+        {Kind.STORE_SOURCE_REUSED},
+        program([], [("store", 0), ("commit",), ("write", 0), ("bulk wait", 0, True)], []),
+        program([], [*STORED, ("write", 0)], []),
+    ),
+    "a store's source handed on before it has been read": (
+        {Kind.RACE},
+        program(
+            [1], [("store", 0), ("commit",), ("arrive", 0), ("bulk wait", 0, True)], [("wait", 0, 0), ("write", 0)]
+        ),
+        program([1], [*STORED, ("arrive", 0)], [("wait", 0, 0), ("write", 0)]),
+    ),
+    "a load in flight when its CTA leaves": (
+        {Kind.IN_FLIGHT_AT_EXIT},
+        program([1], ONE_TILE, []),
+        program([1], [*ONE_TILE, ("wait", 0, 0)], []),
+    ),
+    "a store in no group": (
+        {Kind.IN_FLIGHT_AT_EXIT},
+        program([], [("store", 0), ("bulk wait", 0, True)], []),
+        program([], STORED, []),
+    ),
+    "a barrier used before it is initialized": (
+        {Kind.INIT_NOT_VISIBLE},
+        SmallProgram((1,), 1, ((("init", 0), ("fence init",), ("arrive", 0)), (("wait", 0, 0),))),
+        SmallProgram((1,), 1, ((("init", 0), ("fence init",), ("sync",), ("arrive", 0)), (("sync",), ("wait", 0, 0)))),
+    ),
+    "loads onto a barrier whose initialization is not fenced": (
+        {Kind.INIT_NOT_VISIBLE},
+        SmallProgram((1,), 1, ((("init", 0), ("sync",), *ONE_TILE), (("sync",), ("wait", 0, 0)))),
+        SmallProgram((1,), 1, ((("init", 0), ("fence init",), ("sync",), *ONE_TILE), (("sync",), ("wait", 0, 0)))),
+    ),
+    "an arrival at a peer with the scope of a CTA": (
+        {Kind.SCOPE},
+        program([1], [("arrive at", 0, 2, "cta"), *LEAVE], [("wait", 0, 0), *LEAVE], ctas=2),
+        program([1], [("arrive at", 0, 2), *LEAVE], [("wait", 0, 0), *LEAVE], ctas=2),
+    ),
+    "a CTA that leaves before its peer has signalled it": (
+        {Kind.EXITED_PEER},
+        program([1], [("arrive at", 0, 2)], [], ctas=2),
+        program([1], [("arrive at", 0, 2)], [("wait", 0, 0)], ctas=2),
+    ),
+    "a mask with a CTA that is not there": (
+        {Kind.OUT_OF_RANGE},
+        program([1], [("arrive at", 0, 6), *LEAVE], [("wait", 0, 0), *LEAVE], ctas=2),
+        program([1], [("arrive at", 0, 2), *LEAVE], [("wait", 0, 0), *LEAVE], ctas=2),
+    ),
+    "participants that name different numbers of threads": (
+        {Kind.NAMED_BARRIER},
+        program([], [("bar sync", 1, 64)], [("bar sync", 1, 96)]),
+        program([], [("bar sync", 1, 64)], [("bar sync", 1, 64)]),
+    ),
+    "accumulators read while a wgmma is in flight": (
+        {Kind.RESULT_TOO_EARLY},
+        multiplied(("mma commit",), ("acc read",), ("mma wait", 0)),
+        multiplied(("mma commit",), ("mma wait", 0), ("acc read",)),
+    ),
+    "a wgmma in flight at the end": (
+        {Kind.IN_FLIGHT_AT_EXIT},
+        multiplied(("mma commit",)),
+        multiplied(("mma commit",), ("mma wait", 0)),
+    ),
+    "a slot released while a wgmma reads it": (
+        {Kind.RACE},
+        program(
+            [1, 4],
+            *four(
+                ("acc",), ("wait", 0, 0), ("mma fence",), ("mma", 0), ("mma commit",), ("arrive", 1), ("mma wait", 0)
+            ),
+            [*ONE_TILE, ("wait", 1, 0), *ONE_TILE, ("wait", 0, 1)],
+            mma=True,
+        ),
+        program(
+            [1, 4],
+            *four(
+                ("acc",), ("wait", 0, 0), ("mma fence",), ("mma", 0), ("mma commit",), ("mma wait", 0), ("arrive", 1)
+            ),
+            [*ONE_TILE, ("wait", 1, 0), *ONE_TILE, ("wait", 0, 1)],
+            mma=True,
+        ),
+    ),
+    "slots that share bytes": (
+        {Kind.RACE},
+        program([1], [("write", 0)], [("write", 1)], slots=2, overlap=SLOT_BYTES // 2),
+        program([1], [("write", 0)], [("write", 1)], slots=2),
+    ),
+    "a relaxed arrival at a peer releases no accesses": (
+        {Kind.RACE},
+        program(
+            [1],
+            [("write", 0), ("warp sync",), ("arrive at", 0, 1, "relaxed"), *LEAVE],
+            [("wait", 0, 0), ("read", 0), *LEAVE],
+            [("arrive at", 0, 2), *LEAVE],
+            LEAVE,
+            ctas=2,
+        ),
+        program(
+            [1],
+            [("write", 0), ("warp sync",), ("arrive at", 0, 1), *LEAVE],
+            [("wait", 0, 0), ("read", 0), *LEAVE],
+            [("arrive at", 0, 2), *LEAVE],
+            LEAVE,
+            ctas=2,
+        ),
+    ),
+}
+
+
+def relayed(scope):
+    """A warp writes, meets the next one at a named barrier; that one signals a third, which reads."""
+    work = [("write", 0), ("bar sync", 1, 64), *LEAVE]
+    meet = [("bar sync", 1, 64), ("arrive at", 0, 1, scope), *LEAVE]
+    look = [("wait", 0, 0), ("read", 0), *LEAVE]
+    return program([1], work, meet, look, LEAVE, LEAVE, LEAVE, ctas=2)
+
+
+CASES["a named barrier tells its participants, a relaxed arrival nobody"] = (
+    {Kind.RACE},
+    relayed("relaxed"),
+    relayed("cluster"),
+)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_finds_what_is_wrong(name):
+    kinds, wrong, _ = CASES[name]
+    found = explored(wrong)
+    assert found.ok is False
+    assert found.kinds & kinds, f"{found.kinds}: {found.example}"
+    assert found.example
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_and_nothing_in_the_right_program(name):
+    _, _, right = CASES[name]
+    found = explored(right)
+    assert found.ok is True and found.complete, f"{found.kinds}: {found.example}"
+    assert not found.example
+
+
+def test_the_example_is_a_way_to_the_failure():
+    """Both waits of the deadlock are still to come; what has been done is told in order, with who did it."""
+    _, wrong, _ = CASES["a deadlock that only some interleavings reach: the barrier goes on before the wait"]
+    steps = [(agent.split(" ")[0], op.split("(")[0]) for agent, op in explored(wrong, first_only=True).example]
+    assert [op for agent, op in steps if agent == "w0"][-3:] == ["MbarArrive", "MbarArrive", "Exit"]
+    assert "MbarWait" not in [op for _, op in steps]
+
+
+def test_giving_up_is_not_a_pass():
+    _, _, right = CASES["the second arrival of one warp in place of the other's"]
+    found = explored(right, limit=3)
+    assert found.ok is None and not found.complete and not found.kinds
+
+
+def test_the_first_failure_is_enough_if_asked():
+    _, wrong, _ = CASES["fewer bytes armed than a load delivers"]
+    found = explored(wrong, first_only=True)
+    assert found.ok is False and len(found.kinds) == 1
+
+
+@pytest.mark.parametrize("block", range(3))
+def test_leaving_out_interleavings_changes_no_verdict(block):
+    """Against all interleavings without exception, which only the smallest programs allow."""
+    decided = 0
+    for seed in range(20 * block, 20 * block + 20):
+        rng = random.Random(seed)
+        small = rng.choice(PIPELINES)(rng)
+        for _ in range(rng.randint(0, 2)):
+            small = changed(small, rng)
+        small = attrs.evolve(small, calls=tuple(calls[:9] for calls in small.calls))
+        every = explored(small, reduce=False, limit=4000)
+        if every.complete:
+            decided += 1
+            few = explored(small)
+            assert few.ok == every.ok, str(small)
+            assert few.steps <= every.steps
+    assert decided >= 5
