@@ -254,8 +254,8 @@ def test_programs_that_depend_on_the_count_are_not_regular():
 
 MUTATIONS = [
     Mutation("drop", "mbarrier_wait", "ring.free"),
-    Mutation("flip parity of", "mbarrier_wait", "ring.full"),
-    Mutation("change", "mbarrier_init", "ring.free", 1),
+    Mutation("flip parity", "mbarrier_wait", "ring.full"),
+    Mutation("shift count", "mbarrier_init", "ring.free", 1),
     Mutation("double", "mbarrier_arrive", "ring.free"),
     Mutation("drop", "warp_sync"),
     Mutation("drop", "fence_proxy_async"),
