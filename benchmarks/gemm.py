@@ -22,7 +22,7 @@ import itertools
 import time
 from typing import Any
 
-from benchmarks import peers
+from benchmarks import ours, peers
 from benchmarks.cli import add_options, finish, kept, method_of, settings
 from benchmarks.compare import Problem, compare
 from benchmarks.results import Results
@@ -82,7 +82,10 @@ def run_suite(args: argparse.Namespace, clock: Any, gpu: str, device: str) -> in
         results.resume(args.out)
     started, failed = time.monotonic(), []
     shapes = args.shapes or [shape(text) for text in (SHAPES_FP8 if fp8 else SHAPES)]
-    for dtype, (m, n, k) in itertools.product(args.dtype, shapes):
+    problems = list(itertools.product(args.dtype, shapes))
+    if "tmapipe" in args.peers:
+        ours.warm([(m, n, k, DTYPES[dtype], "bf16" if fp8 else DTYPES[dtype]) for dtype, (m, n, k) in problems], args.every)
+    for dtype, (m, n, k) in problems:
         name = f"{m}x{n}x{k}"
         print(f"\n{name} {dtype} ({time.monotonic() - started:.0f} s so far)", flush=True)
         a, b, out = make_operands(m, n, k, dtype, args.seed, device)

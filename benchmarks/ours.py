@@ -6,60 +6,14 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import attrs
+from tmapipe.tuning import Candidate, Problem, ranked
 
 # At the tile, cluster and stages of CUTLASS's example: to compare on equal terms.
-PINNED = ("Gemm 128x256x64 cluster 2x1 stages 4", "fast Gemm 128x256x128 cluster 2x1 stages 4")
+SAME_AS_CUTLASS = Candidate("Gemm", (128, 256), (2, 1), (("stages", 4),))
+PINNED = (str(SAME_AS_CUTLASS), f"fast {SAME_AS_CUTLASS}")
+FEW, MANY = 6, 24  # of the candidates that `tmapipe.tuning` likes best
 
-
-@attrs.frozen
-class Config:
-    """schedule: a name in `tmapipe.schedules`; tile: (m, n, k in bytes); options: what else its constructor is given."""
-
-    schedule: str
-    tile: tuple[int, int, int]
-    cluster: tuple[int, int] = (2, 1)
-    stages: int | None = None
-    options: tuple[tuple[str, Any], ...] = ()
-
-    def name(self, element_bytes: int) -> str:
-        m, n, k = self.tile
-        parts = [self.schedule, f"{m}x{n}x{k // element_bytes}", f"cluster {self.cluster[0]}x{self.cluster[1]}"]
-        parts += [f"stages {self.stages}"] if self.stages else []
-        return " ".join([*parts, *(f"{name} {value}" for name, value in self.options)])
-
-    def build(self, element_bytes: int) -> Any:
-        from tmapipe import schedules
-
-        m, n, k = self.tile
-        make = getattr(schedules, self.schedule)
-        return make(tile=(m, n, k // element_bytes), cluster=self.cluster, stages=self.stages, **dict(self.options))
-
-
-B_ONCE = ("l2_hints", (None, "evict_first"))  # b is read once: keep it from pushing other data out of L2
-
-FEW = (
-    Config("Gemm", (128, 256, 128), (2, 1), 4),
-    Config("Gemm", (128, 192, 128), (2, 1)),
-    Config("Gemm", (192, 176, 128), (1, 2), None, (("store_stages", 1),)),
-    Config("Gemm", (64, 128, 128), (1, 1)),
-    Config("Gemm", (64, 128, 128), (2, 1), None, (B_ONCE,)),
-    Config("PingPong", (128, 128, 128), (1, 2), None, (("group", 16),)),
-    Config("PingPong", (128, 128, 128), (2, 1)),
-    Config("PingPong", (128, 192, 128), (2, 1), None, (("store_stages", 1),)),
-)
-EVERY = (
-    *FEW,
-    Config("Gemm", (128, 256, 128), (1, 1), 4),
-    Config("Gemm", (128, 256, 128), (2, 1), 4, (("group", 4),)),
-    Config("Gemm", (128, 256, 128), (2, 1), 4, (("group", 16),)),
-    Config("Gemm", (128, 256, 128), (1, 2), 4),
-    Config("Gemm", (128, 128, 128)),
-    Config("Gemm", (128, 128, 128), (1, 1)),
-    Config("Gemm", (256, 128, 128), (2, 1)),
-    Config("PingPong", (128, 128, 128), (1, 1)),
-    Config("PingPong", (128, 128, 128), (1, 2)),
-)
+_built: dict[tuple[Candidate, str, str], Any] = {}
 
 
 def prepare(a: Any, b: Any, out: Any, every: bool) -> dict[str, Callable[[], object]]:
@@ -69,15 +23,22 @@ def prepare(a: Any, b: Any, out: Any, every: bool) -> dict[str, Callable[[], obj
     return variants
 
 
+def warm(problems: Iterable[tuple[Any, ...]], every: bool) -> None:
+    """Compiles for *problems* (the arguments of `Problem`) all at once, which takes a fraction of the time."""
+    by_types: dict[tuple[str, str], list[Problem]] = {}
+    for problem in (Problem(*arguments) for arguments in problems):
+        by_types.setdefault((problem.dtype.name, problem.out.name), []).append(problem)
+    for alike in by_types.values():
+        _build(alike[0], [c for problem in alike for c in _candidates(problem, every)])
+
+
 def gemm_variants(
     a: Any, b: Any, out: Any, only: Iterable[str] | None = None, *, every: bool = False
 ) -> dict[str, Callable[[], object]]:
-    """Name -> launch of ``out = a @ b.t()``. only: names to keep; every: all configurations rather than a few."""
-    size = a.element_size()
-    configs = [*(EVERY if every else FEW), *_split_k(a.shape[0], b.shape[0], a.shape[1])]
-    named = {config.name(size): config for config in configs}
-    wanted = [name for name in named if only is None or name in set(only)]
-    return {name: _launcher(_schedule(named[name], size), a, b, out) for name in wanted}
+    """Name -> launch of ``out = a @ b.t()``. only: names to keep; every: many candidates rather than a few."""
+    problem = Problem.of(a, b, str(out.dtype).removeprefix("torch."))
+    wanted = [c for c in _candidates(problem, every) if only is None or str(c) in set(only)]
+    return {str(c): _launcher(found, a, b, out) for c, found in _build(problem, wanted).items()}
 
 
 def copy_variants(x: Any, y: Any) -> dict[str, Callable[[], object]]:
@@ -98,29 +59,21 @@ def gemm_cubin(tile: tuple[int, int, int], cluster: tuple[int, int], stages: int
     return Gemm(tile=tile, cluster=cluster, stages=stages).compile({"a": "bf16", "b": "bf16", "d": "bf16"}).cubin
 
 
-def _split_k(m: int, n: int, k: int, multiprocessors: int = 132) -> list[Config]:
-    """Split-K where output tiles alone leave half of the device idle, or more."""
-    configs = []
-    for tile in ((128, 128, 128), (128, 256, 128)):
-        tiles = -(-m // tile[0]) * -(-n // tile[1])
-        parts = multiprocessors // tiles
-        if parts >= 2 and k // parts >= 256:
-            counts = sorted({parts, _power_of_two(parts)})
-            configs += [Config("SplitK", tile, (2, 1), None, (("parts", count),)) for count in counts]
-    return configs
+def _candidates(problem: Problem, every: bool) -> list[Candidate]:
+    best = [candidate for candidate, _ in ranked(problem, most=MANY if every else FEW)]
+    return list(dict.fromkeys([*best, SAME_AS_CUTLASS]))
 
 
-def _power_of_two(most: int) -> int:
-    return 1 << (most.bit_length() - 1)
+def _build(problem: Problem, candidates: list[Candidate]) -> dict[Candidate, Any]:
+    """A schedule of each candidate, compiled once a process; or what went wrong."""
+    from tmapipe.tuning.compiling import build_all
 
-
-@functools.cache
-def _schedule(config: Config, element_bytes: int) -> Any:
-    """One schedule a configuration, so that it compiles once a process."""
-    try:
-        return config.build(element_bytes)
-    except Exception as error:
-        return error
+    types = problem.dtype.name, problem.out.name
+    new = [c for c in dict.fromkeys(candidates) if (c, *types) not in _built]
+    if new:
+        schedules, errors = build_all(problem, new)
+        _built.update({(c, *types): schedules.get(c) or RuntimeError(errors[c]) for c in new})
+    return {c: _built[(c, *types)] for c in candidates}
 
 
 @functools.cache

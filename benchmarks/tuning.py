@@ -15,7 +15,6 @@ import functools
 import json
 import math
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from benchmarks.gemm import SHAPES, checker, make_operands, shape
 from benchmarks.results import Results
 from tmapipe.timing import rested
 from tmapipe.tuning import Candidate, Problem, estimate, ranked
-from tmapipe.tuning.compiling import compile_all, load, ranks_of
+from tmapipe.tuning.compiling import build_all
 from tmapipe.tuning.cost import Constants
 from tmapipe.tuning.problem import H200
 
@@ -52,32 +51,13 @@ def main(argv: list[str] | None = None) -> int:
     problems = [Problem(*sizes) for sizes in shapes]
     results = Results("tuning", torch.cuda.get_device_name(), settings(args))
     wanted = {problem: ranked(problem, H200, args.most) for problem in problems}
-    schedules = compiled(list(dict.fromkeys(c for few in wanted.values() for c, _ in few)), problems[0])
+    every = list(dict.fromkeys(candidate for few in wanted.values() for candidate, _ in few))
+    schedules, errors = build_all(problems[0], every)
+    print(f"{len(schedules)} of {len(every)} candidates compiled", *(f"{c}: {e}" for c, e in errors.items()), sep="\n")
     measure(wanted, schedules, results, args)
     print(f"written: {results.write(args.out)}")
     report(results.rows)
     return 0
-
-
-def compiled(candidates: list[Candidate], problem: Problem) -> dict[Candidate, Any]:
-    """A schedule of each, compiled for the problem's types."""
-    from tmapipe.gpu.build import Compiled
-    from tmapipe.gpu.launch import adopt
-
-    found = {}
-    with tempfile.TemporaryDirectory(prefix="tmapipe-") as name:
-        errors = compile_all(problem, candidates, Path(name))
-        for index, candidate in enumerate(candidates):
-            if errors[candidate]:
-                print(f"left out: {candidate}: {errors[candidate]}", flush=True)
-                continue
-            schedule = candidate.build(problem)
-            schedule.checked = False  # proved by the process that compiled it
-            plan = schedule.plan(candidate.dtypes(problem))
-            adopt(schedule, Compiled(plan, load(Path(name), index)), ranks_of(candidate, problem))
-            found[candidate] = schedule
-    print(f"{len(found)} of {len(candidates)} candidates compiled", flush=True)
-    return found
 
 
 def measure(wanted: dict[Problem, Any], schedules: dict[Candidate, Any], results: Results, args: Any) -> None:

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
-from tmapipe.check import Kind
+from benchmarks.mutations import Mutation
+from benchmarks.random_pipelines import draw
+from tmapipe.check import Kind, check_program
 from tmapipe.check.closure import _begin, _closed, _take, _warmed_up, close
 from tmapipe.check.log import FindingLog
 from tmapipe.check.problems import Problems
@@ -246,3 +248,35 @@ def test_programs_that_depend_on_the_count_are_not_regular():
     schedule = OneStepFewer(STAGES + 1)
     with pytest.raises(NotRegular):
         turns_of(Problems(schedule, schedule.plan()))
+
+
+# ---- beside single long runs ------------------------------------------------------------------------------------------
+
+MUTATIONS = [
+    Mutation("drop", "mbarrier_wait", "ring.free"),
+    Mutation("flip parity", "mbarrier_wait", "ring.full"),
+    Mutation("shift count", "mbarrier_init", "ring.free", 1),
+    Mutation("double", "mbarrier_arrive", "ring.free"),
+    Mutation("drop", "warp_sync"),
+    Mutation("drop", "fence_proxy_async"),
+    Mutation("drop", "wgmma_wait"),
+    Mutation("drop", "bulk_wait_group"),
+]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_closed_goes_well_in_a_long_run(seed):
+    """Mutants of random pipelines: the closed set and one run of many laps must not contradict each other."""
+    pipeline = draw(seed, "small")
+    plan, shapes = pipeline.schedule.plan(pipeline.dtypes), draw(seed, "laps").plan_shapes()
+    open_sets = 0
+    for mutation in MUTATIONS:
+        problems = Problems(pipeline.schedule, plan)
+        problems.entry = mutation.entry(pipeline.schedule)
+        try:
+            closed = close(problems, turns_of(problems)).closed
+        except NotRegular:
+            closed = False
+        assert not closed or check_program(plan, problems.entry, shapes).ok, f"{pipeline.text}: {mutation}"
+        open_sets += not closed
+    assert open_sets

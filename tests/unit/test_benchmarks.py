@@ -12,6 +12,7 @@ from benchmarks import cli, copy, gemm, ours, peer_quack, peers
 from benchmarks.compare import Problem, compare
 from benchmarks.results import Results, best, commit, print_table
 from benchmarks.sass_loops import innermost, loops, parse
+from tmapipe import tuning
 from tmapipe.timing import Method, Timing, estimate_seconds, rested, screen, sustained
 
 METHOD = Method(rounds=6, batch=8, rest=0.3, preheat=3.0, hot=0.25, seed=0)
@@ -302,9 +303,16 @@ def test_split_k_is_tried_where_tiles_leave_the_device_idle():
     assert peer_quack.splits(512, 512, 65536, (128, 256), 132) == [2, 4, 8, 16]  # 8 tiles
     assert peer_quack.splits(1024, 1024, 1024, (128, 128), 132) == [2]  # 64 tiles
     assert peer_quack.splits(8192, 8192, 512, (128, 256), 132) == []
-    parts = [dict(config.options)["parts"] for config in ours._split_k(512, 512, 65536)]
-    assert parts == [8, 16]  # 16 tiles of 128x128, 8 of 128x256
-    assert ours._split_k(8192, 8192, 8192) == []
+    parts = [candidate.parts for candidate in ours._candidates(tuning.Problem(512, 512, 65536), every=False)]
+    assert parts[:2] == [16, 8]  # 8 tiles of 128x256, 16 of 128x128
+    assert {candidate.parts for candidate in ours._candidates(tuning.Problem(8192, 8192, 8192), every=True)} == {1}
+
+
+def test_ours_are_the_candidates_of_the_estimate_and_the_one_pinned():
+    problem = tuning.Problem(1024, 1024, 1024)
+    few = ours._candidates(problem, every=False)
+    assert few[:2] == [candidate for candidate, _ in tuning.ranked(problem, most=2)]
+    assert str(few[-1]) in ours.PINNED and len(few) == ours.FEW + 1
 
 
 def test_an_absent_peer_is_named(monkeypatch, capsys):

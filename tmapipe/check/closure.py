@@ -13,11 +13,12 @@ import attrs
 
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.log import FindingLog
+from tmapipe.check.places import Places
 from tmapipe.check.problems import Problems
 from tmapipe.check.program import run_segment
 from tmapipe.check.recurrence import Moment
 from tmapipe.check.turns import END, After, Segment, Turns, Where
-from tmapipe.check.words import Places, Renaming
+from tmapipe.check.words import Renaming
 from tmapipe.errors import DeadlockError, HazardError
 from tmapipe.machine import State
 
@@ -100,7 +101,7 @@ def _warmed_up(problems: Problems, turns: Turns, after: After, node: _Node) -> _
             step, leave = after[segment.to]
             path += [*[step] * max(0, -(-slots // max(1, tiles - done)) - segment.steps), leave]
         for each in path:
-            reached = _take(turns, node, each)
+            reached = _take(turns, node, each, last=done > -turns.early or each is not segment)
             assert reached is not None
             node, slots = reached, slots - each.steps
         done += 1
@@ -109,15 +110,17 @@ def _warmed_up(problems: Problems, turns: Turns, after: After, node: _Node) -> _
     return node
 
 
-def _take(turns: Turns, node: _Node, segment: Segment) -> _Node | None:
-    """The moment to which a turn leads; None after the end."""
+def _take(turns: Turns, node: _Node, segment: Segment, last: bool = False) -> _Node | None:
+    """The moment to which a turn leads; None after the end. last: the moment before is of no use any more."""
     moment = node.moment
     shifts = moment.places.shifts_from(segment.start, turns.future.live)
     if shifts is None:
         raise _Stopped(_after(node.path, "the warps have not moved on alike in the rings"))
     rename = Renaming(moment.layout, shifts)
     parts = [[rename.op(op) for op in part] for part in segment.parts]
-    state, check, places = moment.state.copy(), moment.check.copy(), moment.places.copy()
+    state, check, places = moment.state, moment.check, moment.places
+    if not last:
+        state, check, places = state.copy(), check.copy(), places.copy()
     return _run(turns, state, check, places, segment, parts, node.path)
 
 

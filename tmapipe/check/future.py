@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tmapipe.check.words import CLUSTER, Key, Places
+from tmapipe.check.places import CLUSTER, Key, Live, Places
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.ops import MbarWait, TmaLoad
 
@@ -27,14 +27,14 @@ class Future:
                 which = CLUSTER if id == CLUSTER else 16 * (agent // layout.warps) + id
                 if agent not in self.arrivers.setdefault(which, []):
                     self.arrivers[which].append(agent)
-        self.live = tuple(self.touched)
+        self.live = Live(layout, self.touched)
         self.waiters = self._waiters()
         self.users = self._users()
 
     def _waiters(self) -> dict[int, list[int]]:
         layout = self.layout
         found: dict[int, list[int]] = {}
-        for agent, sort, array in self.live:
+        for agent, sort, array in self.live.keys:
             if sort is MbarWait:
                 first = agent // layout.warps * layout.nbars + layout.bar_base[array]
                 for stage in range(layout.plan.barrier(array).stages):

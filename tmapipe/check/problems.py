@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tmapipe.check.words import Key, Program, TileWords, origin_of, record_marked, turn_of, without_place
+from tmapipe.check.places import Key, without_place
+from tmapipe.check.words import Program, TileWords, origin_of, record_marked
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Layout
 from tmapipe.plan import Plan
@@ -87,11 +88,6 @@ class Problems:
         if len(self.dims) < 3 or not self.inner or self.group > 1:
             return []
         return [self.shapes(1, steps, outer=3) for steps in (1, 2, 5)]
-
-    def before(self, agent: int, program: Program, tile: int) -> int:
-        """How many of a warp's operations come before *tile*."""
-        done = sum(turn_of(self.layout, agent, earlier) is not None for earlier in range(tile))
-        return program.tiles[min(done, program.turns)]
 
     def _counts(self, dim: str) -> bool:
         """Whether the programs depend on how many tiles there are along *dim*: not if the bodies load only one of them."""

@@ -17,8 +17,9 @@ import numpy as np
 
 from tmapipe.check.future import Future
 from tmapipe.check.linear import LinearCheck
+from tmapipe.check.places import CLUSTER, Places
 from tmapipe.check.slots import LOAD, MMA, STORE
-from tmapipe.check.words import CLUSTER, Places, Renaming
+from tmapipe.check.words import Renaming
 from tmapipe.machine.state import State
 
 __all__ = ["Moment"]

@@ -25,6 +25,7 @@ from tmapipe.check.program import check_operations, ordered, run_checked
 from tmapipe.check.turns import NotRegular, Turns, turns_of
 from tmapipe.check.words import Program
 from tmapipe.dtypes import DType
+from tmapipe.plan import Plan
 
 __all__ = ["EVERY", "check_schedule"]
 
@@ -37,10 +38,16 @@ def check_schedule(schedule: Any, dtypes: Mapping[str, DType | str] | None = Non
     started = time.perf_counter()
     plan = schedule.plan(dtypes, arch=arch)
     with _collector_at_rest():
-        search = _Search(Problems(schedule, plan))
-        trips = search.run()
-    found = ordered([*budget_findings(plan), *search.found])
-    return Report(plan.name, found, trips, search.events, time.perf_counter() - started, tuple(search.runs))
+        found, trips, events, runs = _searched(schedule, plan)
+    return Report(
+        plan.name, ordered([*budget_findings(plan), *found]), trips, events, time.perf_counter() - started, runs
+    )
+
+
+def _searched(schedule: Any, plan: Plan) -> tuple[list[Finding], str, int, tuple[str, ...]]:
+    search = _Search(Problems(schedule, plan))
+    trips = search.run()
+    return search.found, trips, search.events, tuple(search.runs)
 
 
 @contextlib.contextmanager

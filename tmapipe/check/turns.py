@@ -13,8 +13,9 @@ from typing import Any
 import attrs
 
 from tmapipe.check.future import Future
+from tmapipe.check.places import Places
 from tmapipe.check.problems import Problems
-from tmapipe.check.words import Places, parts_of
+from tmapipe.check.words import parts_of
 
 __all__ = ["END", "After", "NotRegular", "Segment", "Turns", "Where", "turns_of"]
 

@@ -11,6 +11,7 @@ import pickle
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,9 +20,34 @@ from typing import Any
 from tmapipe.tuning.candidates import Candidate
 from tmapipe.tuning.problem import Problem
 
-__all__ = ["compile_all", "load", "ranks_of"]
+__all__ = ["build_all", "compile_all", "load"]
 
 _SYMBOL = "tmapipe_kernel"
+
+
+def build_all(
+    problem: Problem,
+    candidates: Sequence[Candidate],
+    jobs: int | None = None,
+    done: Callable[[Candidate, str], None] = lambda candidate, error: None,
+) -> tuple[dict[Candidate, Any], dict[Candidate, str]]:
+    """Schedules of *candidates*, proved safe and compiled for the problem's types, and what went wrong with the others.
+    Arguments as of `compile_all`."""
+    from tmapipe.gpu.build import Compiled
+    from tmapipe.gpu.launch import adopt
+
+    schedules: dict[Candidate, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="tmapipe-") as name:
+        errors = compile_all(problem, candidates, Path(name), jobs, done)
+        for index, candidate in enumerate(candidates):
+            if errors[candidate]:
+                continue
+            schedule = candidate.build(problem)
+            schedule.checked = False  # its process has proved it
+            plan = schedule.plan(candidate.dtypes(problem))
+            adopt(schedule, Compiled(plan, load(Path(name), index)), ranks_of(candidate, problem))
+            schedules[candidate] = schedule
+    return schedules, {candidate: error for candidate, error in errors.items() if error}
 
 
 def compile_all(

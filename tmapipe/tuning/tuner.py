@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -14,7 +12,7 @@ from tmapipe.timing import Clock, Method, Run, Timing, rested, screen
 from tmapipe.tuning import cache
 from tmapipe.tuning.candidates import Candidate
 from tmapipe.tuning.choose import ranked
-from tmapipe.tuning.compiling import compile_all, load, ranks_of
+from tmapipe.tuning.compiling import build_all
 from tmapipe.tuning.problem import Device, Problem
 
 __all__ = ["Tuned", "pick", "tune"]
@@ -63,11 +61,11 @@ def tune(
     few = [candidate for candidate, _ in ranked(problem, device_of(device), most)]
     runs, schedules, refused = _prepare(problem, few, jobs, progress, device)
     if not runs:
-        raise PipelineError(f"no candidate for {problem} works: {'; '.join(f'{c}: {e}' for c, e in refused)}")
+        raise PipelineError(f"no candidate for {problem} works: {'; '.join(f'{c}: {e}' for c, e in refused.items())}")
     timings = pick(runs, CudaClock(device=device), METHOD)
     best, timing = timings[0]
     cache.store(problem, gpu, cache.Entry(best, timing.us, len(runs)))
-    return Tuned(schedules[best], best, timing.us, tuple(timings), tuple(refused))
+    return Tuned(schedules[best], best, timing.us, tuple(timings), tuple(refused.items()))
 
 
 def pick(runs: Mapping[Candidate, Run], clock: Clock, method: Method) -> list[tuple[Candidate, Timing]]:
@@ -93,36 +91,21 @@ def device_of(device: str = "cuda") -> Device:
 
 def _prepare(
     problem: Problem, candidates: list[Candidate], jobs: int | None, progress: bool, device: str
-) -> tuple[dict[Candidate, Run], dict[Candidate, Any], list[tuple[Candidate, str]]]:
-    """Launches of those that compile and are right, their schedules, and the others with the reason."""
+) -> tuple[dict[Candidate, Run], dict[Candidate, Any], dict[Candidate, str]]:
+    """Launches of those that compile and are right, their schedules, and what is wrong with the others."""
     from tqdm import tqdm
 
-    from tmapipe.gpu.build import Compiled
-    from tmapipe.gpu.launch import adopt
-
+    with tqdm(total=len(candidates), desc=f"compiling for {problem}", disable=not progress) as bar:
+        schedules, refused = build_all(problem, candidates, jobs, lambda candidate, error: bar.update() and None)
     runs: dict[Candidate, Run] = {}
-    schedules: dict[Candidate, Any] = {}
-    refused: list[tuple[Candidate, str]] = []
     a, b, out, reference = _data(problem, device)
-    with tempfile.TemporaryDirectory(prefix="tmapipe-") as name:
-        folder = Path(name)
-        with tqdm(total=len(candidates), desc=f"compiling for {problem}", disable=not progress) as bar:
-            errors = compile_all(problem, candidates, folder, jobs, lambda candidate, error: bar.update() and None)
-        for index, candidate in enumerate(candidates):
-            if errors[candidate]:
-                refused.append((candidate, errors[candidate]))
-                continue
-            schedule = candidate.build(problem)
-            schedule.checked = False  # its process has proved it
-            plan = schedule.plan(candidate.dtypes(problem))
-            adopt(schedule, Compiled(plan, load(folder, index)), ranks_of(candidate, problem))
-            schedules[candidate] = schedule
-            run = _launch(schedule, a, b, out)
-            wrong = _compare(run, out, reference)
-            if wrong:
-                refused.append((candidate, wrong))
-            else:
-                runs[candidate] = run
+    for candidate, schedule in schedules.items():
+        run = _launch(schedule, a, b, out)
+        wrong = _compare(run, out, reference)
+        if wrong:
+            refused[candidate] = wrong
+        else:
+            runs[candidate] = run
     return runs, schedules, refused
 
 

@@ -1,0 +1,205 @@
+"""Where each warp has come to in its arrays of barriers and slots, and operations as letters.
+
+As a *letter*, an operation tells how far it moves on from the warp's last operation of its sort on the same array of barriers
+or slots; so turns that differ only in the place in the ring have the same letters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from copy import copy
+from typing import Any
+
+import numpy as np
+
+from tmapipe.machine import ops
+from tmapipe.machine.layout import Layout
+
+__all__ = ["CLUSTER", "Key", "Live", "Places", "turn_of", "without_place"]
+
+Key = tuple[int, Any, str]  # warp, sort of operation, array of barriers or slots
+CLUSTER = -1  # the cluster's barrier, among the numbers of named ones
+
+_PLACES = ("bar", "slot", "a", "b", "at", "where")  # operands that tell a place, or do not matter to the protocol
+
+
+class Places:
+    """Where each warp has come to. By (warp, sort of operation, array), at: the last stage (for waits, stage + stages *
+    parity), not counting what the warp's team has passed over. skipped: by (warp, array), how much it has passed over."""
+
+    def __init__(self, layout: Layout):
+        self.layout = layout
+        self.at: dict[Key, int] = {}
+        self.skipped: dict[tuple[int, str], int] = {}
+        self.touched: dict[Key, set[int]] = {}  # all stages so far, at the end of the run
+        self.arrivals: set[tuple[int, int]] = set()  # (warp, named barrier, or CLUSTER) so far, at the end of the run
+        self.parts: dict[Any, Any] = {}  # operations taken apart
+        self.guides = _guides(layout)
+        self.stages = stages_of(layout)
+        self._positions: Any = None
+
+    def copy(self) -> Places:
+        other = copy(self)
+        other.at, other.skipped, other._positions = dict(self.at), dict(self.skipped), None
+        return other
+
+    def advance(self, tile: int | None, parts: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """All warps execute their parts, which belong to *tile* (None: to none). Returns them as words. Teams that do not
+        handle the tile pass over the slots that it takes."""
+        self._positions = None
+        words = [[self._letter(agent, op) for op in part] for agent, part in enumerate(parts)]
+        if tile is not None:
+            for (agent, array), (guide, awaited) in self.guides.items():
+                if turn_of(self.layout, agent, tile) is None:
+                    waits = (op for op in parts[guide] if type(op) is ops.MbarWait)
+                    turns = sum(self.layout.bars[op.bar][0].name == awaited for op in waits)
+                    self.skipped[agent, array] = self.skipped.get((agent, array), 0) + turns
+        return words
+
+    def move_on(self, start: Places, end: Places) -> None:
+        """All warps move on as others, that were at *start*, did to *end*."""
+        self._positions = None
+        for key, place in end.at.items():
+            if key not in start.at:
+                self.at[key] = place
+            elif start.at[key] != place:
+                around = self.stages[key[2]] * (1 + (key[1] is ops.MbarWait))
+                self.at[key] = (self.at[key] + place - start.at[key]) % around
+        for where, slots in end.skipped.items():
+            self.skipped[where] = self.skipped.get(where, 0) + slots - start.skipped.get(where, 0)
+
+    def moves(self, agent: int, op: Any) -> list[tuple[Key, int, int]]:
+        """What one operation of the warp does: (key, stage, stages), the stage less what its team has passed over."""
+        found = []
+        for sort, array, place, around in _cached(self, op)[1]:
+            found.append(((agent, sort, array), (place - self.skipped.get((agent, array), 0)) % around, around))
+        return found
+
+    def _letter(self, agent: int, op: Any) -> Any:
+        rest, moves = _cached(self, op)
+        if not moves:
+            if rest[0] is ops.BarArrive or rest[0] is ops.ClusterArrive:
+                self.arrivals.add((agent, CLUSTER if rest[0] is ops.ClusterArrive else op.id))
+            return rest
+        at, skipped, touched = self.at, self.skipped, self.touched
+        letter = [rest]
+        for sort, array, place, around in moves:
+            key = agent, sort, array
+            if key in touched:
+                touched[key].add(place)
+            else:
+                touched[key] = {place}
+            if skipped:
+                place = (place - skipped.get((agent, array), 0)) % around
+            last = at.get(key)
+            at[key] = place
+            letter.append(("first", place) if last is None else (place - last) % around)
+        return tuple(letter)
+
+    def positions(self, live: Live) -> tuple[Any, Any]:
+        """For each of these sorts of operations: where the warp is, and whether it has executed one; as arrays, kept until the
+        warps move on."""
+        if self._positions is None:
+            at, skipped = self.at, self.skipped
+            found = [at.get(key, 0) + skipped.get((key[0], key[2]), 0) for key in live.keys]
+            self._positions = np.array(found, np.int64), np.array([key in at for key in live.keys], bool)
+        return self._positions
+
+    def shifts_from(self, before: Places, live: Live) -> dict[str, int] | None:
+        """By array of barriers or slots: by how many stages (and parity flips) the warps have moved on since *before*; None
+        if they have not moved alike. live: what still comes, of which alone the places matter."""
+        (now, any_now), (then, any_then) = self.positions(live), before.positions(live)
+        if (any_now != any_then).any():
+            return None
+        found: dict[str, int] = {}
+        moved = now - then
+        for array, stages, waits, others in live.arrays:
+            around = 2 * stages if len(waits) else stages  # waits tell the parity, too
+            shift = found[array] = int(moved[waits[0] if len(waits) else others[0]] % around)
+            if (moved[waits] % around != shift).any() or (moved[others] % stages != shift % stages).any():
+                return None
+        return found
+
+
+class Live:
+    """Sorts of operations that come again. arrays: (name, stages, indices in keys of waits, and of other operations)."""
+
+    def __init__(self, layout: Layout, keys: Iterable[Key]):
+        self.keys = tuple(keys)
+        stages = stages_of(layout)
+        self.arrays = []
+        for array in dict.fromkeys(key[2] for key in self.keys):
+            own = [i for i, key in enumerate(self.keys) if key[2] == array]
+            waits = np.array([i for i in own if self.keys[i][1] is ops.MbarWait], np.int64)
+            others = np.array([i for i in own if self.keys[i][1] is not ops.MbarWait], np.int64)
+            self.arrays.append((array, stages[array], waits, others))
+
+
+def stages_of(layout: Layout) -> dict[str, int]:
+    """Stages of each array of barriers or slots."""
+    found = {barrier.name: barrier.stages for barrier in layout.plan.barriers}
+    return found | {"slots of " + buffer.name: buffer.stages for buffer in layout.plan.buffers}
+
+
+def without_place(op: Any) -> Any:
+    """The operation without coordinates, and with its type, since operations of different types can be equal as tuples."""
+    kind = type(op)
+    return (kind, op._replace(at=())) if kind is ops.TmaLoad or kind is ops.TmaStore else (kind, op)
+
+
+def _cached(places: Places, op: Any) -> Any:
+    key = without_place(op)
+    parts = places.parts.get(key)
+    if parts is None:
+        parts = places.parts[key] = _apart(places.layout, op)
+    return parts
+
+
+def turn_of(layout: Layout, agent: int, tile: int) -> int | None:
+    """Which turn of the warp's tile loop handles *tile*; None if another team does."""
+    name = layout.role(agent)
+    role = layout.plan.role(name) if name != "idle" else None
+    if role is None or role.teams == 1:
+        return tile
+    return tile // role.teams if tile % role.teams == role.team(agent % layout.warps) else None
+
+
+def _guides(layout: Layout) -> dict[tuple[int, str], tuple[int, str]]:
+    """For each warp of a role of several teams, and each array of its rings: a warp that takes part in every tile, and the
+    barriers that it waits for once a slot."""
+    found = {}
+    for agent in range(layout.agents):
+        name = layout.role(agent)
+        if name == "idle" or layout.plan.role(name).teams == 1:
+            continue
+        for ring in layout.plan.rings:
+            guides = [r for phase in ring.phases for r in phase if layout.plan.role(r).teams == 1]
+            if ring.phase_of(name) is None or not guides:
+                continue
+            guide = agent // layout.warps * layout.warps + layout.plan.role(guides[0]).first_warp
+            awaited = ring.barriers[ring.phase_of(guides[0]) - 1].name  # type: ignore[operator]
+            arrays = {barrier.name for barrier in ring.barriers}
+            arrays |= {
+                "slots of " + load.buffer.name for load in layout.plan.loads if load.buffer.stages == ring.stages
+            }
+            found.update({(agent, array): (guide, awaited) for array in arrays})
+    return found
+
+
+def _apart(layout: Layout, op: Any) -> tuple[Any, list[tuple[Any, str, int, int]]]:
+    """An operation without its places, and these: (sort, array, place, places around)."""
+    kind = type(op)
+    rest = kind, *(value for name, value in zip(op._fields, op, strict=True) if name not in _PLACES)
+    moves: list[tuple[Any, str, int, int]] = []
+    if hasattr(op, "bar"):
+        barrier, stage = layout.bars[op.bar]
+        if kind is ops.MbarWait:
+            place = stage + barrier.stages * op.parity
+            return (kind, barrier.name), [(kind, barrier.name, place, 2 * barrier.stages)]
+        moves.append((kind, barrier.name, stage, barrier.stages))
+    for name in ("slot", "a", "b"):
+        slot = getattr(op, name, None)
+        if slot is not None:
+            buffer, stage = layout.slots[slot]
+            moves.append(((kind, name), "slots of " + buffer.name, stage, buffer.stages))
+    return (*rest, *(array for _, array, _, _ in moves)), moves
