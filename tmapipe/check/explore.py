@@ -19,14 +19,15 @@ limit is reported, and is not a pass. `docs/checker.md` compares the oracle with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
 
 from tmapipe.check.explore_accesses import NEVER, Classes
 from tmapipe.check.explore_conflicts import Conflicts
-from tmapipe.check.explore_programs import WarpProgram
+from tmapipe.check.explore_meanings import Meanings
+from tmapipe.check.explore_programs import WarpProgram, init_fences
 from tmapipe.check.explore_reduce import commutes, landing_commutes
 from tmapipe.check.failures import RULES
 from tmapipe.check.findings import Kind
@@ -108,11 +109,11 @@ class _Explorer:
         self.ops = programs
         self.registers_block = True
         self.kinds: set[Kind] = set()
-        self.meant: dict[Any, Any] = {}  # (agent or flight, index) -> the phases that it saw or counted in
+        self.meanings = Meanings(layout)
         self.steps = 0
         self.states = 0
         self.example: tuple[tuple[str, str], ...] = ()
-        self.init_fence = self._init_fences()
+        self.init_fence = init_fences(layout, programs)
         self.conflicts = Conflicts(layout, self.classes, self.programs)
 
     def run(self) -> Exploration:
@@ -198,7 +199,7 @@ class _Explorer:
             facts = self._apply(state, agent, LOAD_COMPLETE, path)
             if facts is _REFUSED:
                 return None
-            self._means(agent, 0, facts[0].phase, Kind.EARLY_ARRIVAL, path)
+            self._fail_all(self.meanings.landed(agent, facts[0].phase), path)
             return path
         visible = self.programs[agent].visible[at[agent]]
         path = (path, agent, visible.index)
@@ -207,7 +208,7 @@ class _Explorer:
         facts = self._apply(state, agent, visible.op, path)
         if facts is _REFUSED:
             return None
-        self._note(agent, visible.index, visible.op, facts, path)
+        self._fail_all(self.meanings.of(agent, visible.index, visible.op, facts), path)
         at[agent] += 1
         if not self._run_local(state, at, agent, path):
             return None
@@ -219,22 +220,22 @@ class _Explorer:
         return path
 
     def _run_local(self, state: State, at: list[int], agent: int, path: Path) -> bool:
-        wrong, after_mma = self.programs[agent].accesses.wrong, self.programs[agent].accesses.after_mma
         for index, op in self.programs[agent].local[at[agent]]:
-            if index in wrong:
-                self._fail(wrong[index], (path, agent, index))
-            if index in after_mma:
-                self._check_own_mma(at, agent, index, (path, agent, index))
+            self._look_at(at, agent, index, path)
             if self._apply(state, agent, op, (path, agent, index)) is _REFUSED:
                 return False
         position = at[agent]
         if position < self.programs[agent].end:  # a TMA load is looked at here, before its turn
-            index = self.programs[agent].visible[position].index
-            if index in wrong:
-                self._fail(wrong[index], (path, agent, index))
-            if index in after_mma:
-                self._check_own_mma(at, agent, index, (path, agent, index))
+            self._look_at(at, agent, self.programs[agent].visible[position].index, path)
         return True
+
+    def _look_at(self, at: list[int], agent: int, index: int, path: Path) -> None:
+        """Whether an operation comes too early after others of its own warp."""
+        accesses = self.programs[agent].accesses
+        if index in accesses.wrong:
+            self._fail(accesses.wrong[index], (path, agent, index))
+        if index in accesses.after_mma and self.conflicts.own_mma(at, agent, index):
+            self._fail(Kind.RACE, (path, agent, index))
 
     def _apply(self, state: State, agent: int | Flight, op: Any, path: Path) -> Any:
         try:
@@ -254,33 +255,8 @@ class _Explorer:
 
     # ---- what must not be -----------------------------------------------------------------------------------------
 
-    def _note(self, agent: int, index: int, op: Any, facts: Any, path: Path) -> None:
-        if isinstance(op, ops.MbarWait):
-            self._means(agent, index, facts, Kind.LAPPED_WAIT, path)
-        elif isinstance(op, (ops.MbarArrive, ops.MbarArriveCluster, ops.MbarArriveTx, ops.MbarExpectTx)):
-            phases = tuple((counted.cta, counted.phase) for counted in facts)
-            self._means(agent, index, phases, Kind.EARLY_ARRIVAL, path)
-            if isinstance(op, ops.MbarArrive) and len(facts) > 1:
-                self._fail(Kind.SURPLUS_ARRIVAL, path)
-            if isinstance(op, ops.MbarArriveCluster) and op.scope == "cta" and self._far(agent, op):
-                self._fail(Kind.SCOPE, path)
-        elif isinstance(op, (ops.BarArrive, ops.ClusterArrive)):
-            self._means(agent, index, facts[0], Kind.NAMED_BARRIER, path)
-
-    def _far(self, agent: int, op: ops.MbarArriveCluster) -> bool:
-        return bool(op.mask & ~(1 << agent // self.layout.warps))
-
-    def _means(self, agent: Any, index: int, what: Any, kind: Kind, path: Path) -> None:
-        if self.meant.setdefault((agent, index), what) != what:
-            self._fail(kind, path)
-
     def _check_accesses(self, state: State, at: list[int], agent: int, path: Path) -> None:
-        for kind in self.conflicts.of(state, at, agent):
-            self._fail(kind, path)
-
-    def _check_own_mma(self, at: list[int], agent: int, index: int, path: Path) -> None:
-        if self.conflicts.own_mma(at, agent, index):
-            self._fail(Kind.RACE, path)
+        self._fail_all(self.conflicts.of(state, at, agent), path)
 
     def _check_init(self, state: State, at: list[int], bar: int, path: Path) -> None:
         if state.count[bar] and bar in self.init_fence:
@@ -296,25 +272,16 @@ class _Explorer:
             registers = any(isinstance(op, ops.SetMaxNreg) for op in waits)
             self._fail(Kind.REGISTERS if registers else Kind.DEADLOCK, path)
 
+    def _fail_all(self, kinds: Iterable[Kind], path: Path) -> None:
+        for kind in kinds:
+            self._fail(kind, path)
+
     def _fail(self, kind: Kind, path: Path) -> None:
         self.kinds.add(kind)
         if not self.example:
             self.example = self._told(path)
         if self.first_only:
             raise _Stop
-
-    # ---- what the programs say beforehand -------------------------------------------------------------------------
-
-    def _init_fences(self) -> dict[int, tuple[int, int]]:
-        """mbarrier -> (who initializes it, index of its fence after that)."""
-        found = {}
-        for agent, program in enumerate(self.ops):
-            base = agent // self.layout.warps * self.layout.nbars
-            for index, op in enumerate(program):
-                if isinstance(op, ops.MbarInit):
-                    fences = (i for i in range(index, len(program)) if isinstance(program[i], ops.FenceMbarInit))
-                    found[base + op.bar] = agent, next(fences, NEVER)
-        return found
 
     def _told(self, path: Path) -> tuple[tuple[str, str], ...]:
         steps = []

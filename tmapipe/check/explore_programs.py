@@ -12,7 +12,20 @@ from tmapipe.check.explore_accesses import NEVER, Accesses, Classes
 from tmapipe.machine import ops
 from tmapipe.machine.layout import Layout
 
-__all__ = ["ARRIVE", "CLUSTER", "EXIT", "FENCE", "FREE", "INIT", "LOAD", "NAMED", "WAIT", "Visible", "WarpProgram"]
+__all__ = [
+    "ARRIVE",
+    "CLUSTER",
+    "EXIT",
+    "FENCE",
+    "FREE",
+    "INIT",
+    "LOAD",
+    "NAMED",
+    "WAIT",
+    "Visible",
+    "WarpProgram",
+    "init_fences",
+]
 
 WAIT, ARRIVE, NAMED, CLUSTER, LOAD, INIT, FENCE, EXIT, FREE = range(9)  #: FREE: depends on nothing but its own warp
 
@@ -141,3 +154,15 @@ class WarpProgram:
             visible.touch = ends.get(visible.index, 0) | begins.get(visible.index + 1, 0)
             for bit in self.loads.get(visible.index, {}).values():
                 visible.touch |= bit
+
+
+def init_fences(layout: Layout, programs: Sequence[Sequence[Any]]) -> dict[int, tuple[int, int]]:
+    """mbarrier -> (who initializes it, index of its fence after that)."""
+    found = {}
+    for agent, program in enumerate(programs):
+        base = agent // layout.warps * layout.nbars
+        for index, op in enumerate(program):
+            if isinstance(op, ops.MbarInit):
+                fences = (i for i in range(index, len(program)) if isinstance(program[i], ops.FenceMbarInit))
+                found[base + op.bar] = agent, next(fences, NEVER)
+    return found

@@ -42,6 +42,7 @@ VARIANTS: tuple[Registered, ...] = (
 )
 
 Shapes = dict[str, tuple[int, ...]]
+_Counts = list[dict[tuple[int, int], int]]  # by problem: (CTA, warp) -> how often it is there
 
 
 class Target:
@@ -95,9 +96,9 @@ class Mutant:
         return run
 
 
-def mutants_of(target: Target) -> Iterator[Mutant]:
-    """Every mutant whose operations differ from the schedule's and from those of the mutants before it."""
-    sites: dict[Site, list[dict[tuple[int, int], int]]] = {}
+def mutants_of(target: Target, every: int = 1) -> Iterator[Mutant]:
+    """Every mutant whose operations differ from the schedule's and from those of the mutants before it; or one in *every*."""
+    sites: dict[Site, _Counts] = {}
     arguments: dict[Site, set[Any]] = {}
 
     class Recorder(SiteIsa):
@@ -116,20 +117,29 @@ def mutants_of(target: Target) -> Iterator[Mutant]:
 
     target.recorded(watched)
     seen = {target.recorded(lambda problem: lambda isa: kernel_main(isa, target.schedule))}
+    for number, (counts, change) in enumerate(_changes(target, sites, arguments)):
+        if number % every:
+            continue
+        mutant = Mutant(target, change, tuple(counts))
+        try:
+            programs = target.recorded(mutant.entry)
+        except HazardError as error:
+            programs = str(change), str(error)
+        if programs not in seen:
+            seen.add(programs)
+            yield mutant
+
+
+def _changes(
+    target: Target, sites: dict[Site, _Counts], arguments: dict[Site, set[Any]]
+) -> Iterator[tuple[_Counts, Change]]:
     for site, counts in sites.items():
         often = max(max(count.values(), default=0) for count in counts)
         several = len({warp for count in counts for warp in count}) > 1
         for how, by in changes_at(site, target.plan, arguments[site]):
             for when in ("all", "first", "last") if often > 1 else ("all",):
                 for warps in ("all", "one") if several and when == "all" else ("all",):
-                    mutant = Mutant(target, Change(site, how, by, when, warps), tuple(counts))
-                    try:
-                        programs = target.recorded(mutant.entry)
-                    except HazardError as error:
-                        programs = str(mutant.change), str(error)
-                    if programs not in seen:
-                        seen.add(programs)
-                        yield mutant
+                    yield counts, Change(site, how, by, when, warps)
 
 
 def judge(mutant: Mutant, limit: int = LIMIT) -> Outcome:
