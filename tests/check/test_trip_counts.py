@@ -160,6 +160,27 @@ def test_roles_whose_trip_counts_differ_from_some_count_on(at):
     assert not report.ok and report.trips != EVERY
 
 
+class ArrivesTooOften(Steps):
+    """Once more than counted, in every second tile."""
+
+    @Steps.add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            total = slot.x.read()
+        for _ in range(k.steps("x", "s") - 1):
+            with k.ring.consume() as slot:
+                total = total + slot.x.read()
+        if tile.n % 2:
+            k.isa.mbarrier_arrive(k.plan.barrier("ring.free"), 0)
+        k.d.store(tile, total)
+
+
+def test_what_stops_a_turn_is_reported_with_its_line():
+    report = ArrivesTooOften().check()
+    assert not report.ok and report.trips != EVERY
+    assert any("test_trip_counts.py" in place for finding in report.errors for place in finding.where)
+
+
 def test_state_that_grows_is_never_every():
     report = Grows().check()
     assert report.ok and report.trips.startswith("up to")

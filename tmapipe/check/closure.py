@@ -29,22 +29,34 @@ MOST_MOMENTS = 120  # then the answer is that nothing recurs
 
 @attrs.frozen
 class Closure:
-    """closed: whether all runs go well; moments: in the set; events: executed; why: if not, what is in the way."""
+    """closed: whether all runs go well; moments: in the set; events: executed; why: if not, what is in the way; tiles: and
+    after how many tiles, by the number of steps of each."""
 
     closed: bool
     moments: int
     events: int
     why: str = ""
+    tiles: tuple[int, ...] = ()
 
 
 class _Node(NamedTuple):
     where: Where
     moment: Moment
-    path: tuple[str, ...]
+    path: tuple[Segment, ...]
 
 
 class _Stopped(Exception):
-    """A turn that does not go well, or cannot be taken by itself."""
+    """A turn that does not go well, or cannot be taken by itself, and the path to it."""
+
+    def __init__(self, path: tuple[Segment, ...], why: str):
+        super().__init__(f"after {', '.join(segment.name for segment in path)}: {why}")
+        tiles: list[int] = []
+        for segment in path:
+            if segment.begins:
+                tiles.append(segment.steps)
+            elif segment.steps:
+                tiles[-1] += segment.steps
+        self.tiles = tuple(tiles)
 
 
 def close(problems: Problems, turns: Turns) -> Closure:
@@ -73,13 +85,13 @@ def _closed(problems: Problems, turns: Turns, choices: list[After], log: Finding
                 known.append(node)
                 moments += 1
                 if len(known) > MOST_MOMENTS:
-                    raise _Stopped(_after(node.path, "still no moment recurs"))
+                    raise _Stopped(node.path, "still no moment recurs")
                 for segment in after[node.where]:
                     reached = _take(turns, node, segment)
                     if reached is not None:
                         open_nodes.append(reached)
     except _Stopped as stopped:
-        return Closure(False, moments, log.order, str(stopped))
+        return Closure(False, moments, log.order, str(stopped), stopped.tiles)
     return Closure(True, moments, log.order)
 
 
@@ -115,7 +127,7 @@ def _take(turns: Turns, node: _Node, segment: Segment, last: bool = False) -> _N
     moment = node.moment
     shifts = moment.places.shifts_from(segment.start, turns.future.live)
     if shifts is None:
-        raise _Stopped(_after(node.path, "the warps have not moved on alike in the rings"))
+        raise _Stopped(node.path, "the warps have not moved on alike in the rings")
     rename = Renaming(moment.layout, shifts)
     parts = [[rename.op(op) for op in part] for part in segment.parts]
     state, check, places = moment.state, moment.check, moment.places
@@ -131,25 +143,21 @@ def _run(
     places: Places,
     segment: Segment,
     parts: list,
-    path: tuple[str, ...],
+    path: tuple[Segment, ...],
 ) -> _Node | None:
-    path = (*path, segment.name)
+    path = (*path, segment)
     try:
         run_segment(state, [iter(part) for part in parts], check)
     except (DeadlockError, HazardError) as error:
-        raise _Stopped(_after(path, str(error).split("\n")[0])) from None
+        raise _Stopped(path, str(error).split("\n")[0]) from None
     if segment.to == END:
         check.finish()
     if any(not finding.kind.note for finding in check.log.found.values()):
-        raise _Stopped(_after(path, next(f.message for f in check.log.found.values() if not f.kind.note)))
+        raise _Stopped(path, next(f.message for f in check.log.found.values() if not f.kind.note))
     if segment.to == END:
         return None
     places.move_on(segment.start, segment.end)
     moment = Moment(state, check, places, turns.future)
     if not moment.settled:
-        raise _Stopped(_after(path, "something is still in flight"))
+        raise _Stopped(path, "something is still in flight")
     return _Node(segment.to, moment, path)
-
-
-def _after(path: tuple[str, ...], why: str) -> str:
-    return f"after {', '.join(path)}: {why}"

@@ -82,6 +82,11 @@ class Problems:
             self._origin = origin_of(self.layout, self.programs(two, self.steps[-1]), two, self.group)
         return TileWords(self.layout, programs, tiles, self._origin, self._parts)
 
+    def steps_of(self, i: int) -> int:
+        """The i-th number of steps, also of those that go on as the last ones."""
+        beyond = max(0, i - len(self.steps) + 1)
+        return max(1, self.steps[i - beyond] + beyond * (self.steps[-1] - self.steps[-2])) if self.inner else 1
+
     def uneven(self) -> list[Shapes]:
         """Problems with several tiles along dimensions before the tile's, such as the parts of a split k: their tiles can take
         different numbers of steps, or none."""

@@ -162,21 +162,21 @@ class Moment:
     @cached_property
     def past(self) -> set[int]:
         """mbarriers whose last but one phase still matters: someone who waits for it does not know that it is complete."""
-        return self._unknown_to_waiters("last but one", 1)
-
-    def _unknown_to_waiters(self, name: str, shown: int) -> set[int]:
-        where = {fact: i for i, fact in enumerate(self.facts)}
+        waiters, where = self.future.waiters, self.fact_index
         return {
             bar
             for bar, phase in enumerate(self.state.phase)
-            if phase > shown and not self.knows[self.future.waiters.get(bar, []), where["bar", bar, name]].all()
+            if phase > 1 and not self.knows[waiters.get(bar, []), where["bar", bar, "last but one"]].all()
         }
 
     @cached_property
     def open_knowers(self) -> list[int]:
-        """Those from which someone can still learn."""
-        last = self._unknown_to_waiters("last", 0)
-        return [i for i, key in enumerate(self.knowers) if key[0] != "complete" or key[1] in last]
+        """Those from which someone can still learn: not complete phases of which all who wait for them know all."""
+        return [i for i, key in enumerate(self.knowers) if key[0] != "complete" or self._teaches(i, key[1])]
+
+    def _teaches(self, row: int, bar: int) -> bool:
+        known = self.knows[self.future.waiters.get(bar, [])].all(0)
+        return bool((self.knows[row] & ~known).any())
 
     @cached_property
     def open_facts(self) -> list[int]:

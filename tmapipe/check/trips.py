@@ -70,6 +70,7 @@ class _Search:
         self.found: list[Finding] = []
         self.events = 0
         self.runs: list[str] = []
+        self.suspects: list[tuple[int, int]] = []  # (tiles, steps) of problems that may show what is wrong
 
     def run(self) -> str:
         """For which trip counts the findings hold."""
@@ -80,7 +81,7 @@ class _Search:
             self._take(2 * problems.group, steps)
             return EVERY
         tiles, most = 0, 0
-        for tiles, most in self._sizes():
+        for tiles, most in [*self.suspects, *self._sizes()]:
             if self._stopped:
                 break
             self._take(tiles, most)
@@ -108,6 +109,8 @@ class _Search:
             if shown.closed
             else f"not shown for every trip count: {shown.why}"
         )
+        if not shown.closed and shown.tiles:
+            self.suspects = [(len(shown.tiles), problems.steps_of(max(shown.tiles)))]
         return shown.closed
 
     def _close(self, turns: Turns) -> Closure:

@@ -29,7 +29,7 @@ EMPTY = "a tile of 0 steps"
 @attrs.frozen
 class Segment:
     """Operations of all warps. parts: by warp, as recorded; start, end: where the warps were then, before and after; to: where
-    they lead; steps: inner steps among them, or one for a tile without."""
+    they lead; steps: how many numbers of steps further, or one for a tile without inner loops; begins: whether a tile does."""
 
     parts: list[list[Any]]
     start: Places
@@ -37,6 +37,7 @@ class Segment:
     to: Where
     name: str
     steps: int = 0
+    begins: bool = False
 
 
 @attrs.frozen
@@ -137,7 +138,7 @@ class _Finder:
             text = f"a tile of {k} steps" if problems.inner else "a tile"
             taken = steps.index(k) if problems.inner else 1
             parts = parts_of(problems.layout, programs, i)
-            return Segment(parts, run.starts[i], run.starts[i + 1], following, text, taken)
+            return Segment(parts, run.starts[i], run.starts[i + 1], following, text, taken, True)
 
         if not problems.inner:
             self.mixed[before] = [whole(0)]
@@ -162,7 +163,7 @@ class _Finder:
         def enter(j: int) -> Segment:
             text = f"a tile of {steps[n + j]} steps, up to its end"
             return Segment(
-                _between(parts, [0] * len(parts), places[j][0]), run.starts[i], places[j][1], within, text, n + j
+                _between(parts, [0] * len(parts), places[j][0]), run.starts[i], places[j][1], within, text, n + j, True
             )
 
         step = Segment(
@@ -179,7 +180,7 @@ class _Finder:
 
     def _check_many(self, i: int, n: int, sizes: list[tuple[int, int]], words: Words) -> None:
         """Tiles of as many steps as go a few times around the rings are the same words with more inner steps."""
-        steps, times = self.steps, LAPS * self.problems.slots + 1
+        steps, times = self.steps, max(1, LAPS * self.problems.slots + 2 - len(self.steps))
         many = steps[-1] + times * (steps[-1] - steps[-2])
         found = self.problems.words(self.early + self.group, many).tiles[i]
         for x, y, (b, c) in zip(words, found, sizes, strict=True):
@@ -203,7 +204,7 @@ class _Finder:
                     kinds.append(words)
                     parts = parts_of(problems.layout, programs, i)
                     self.mixed[here].append(
-                        Segment(parts, run.starts[i], run.starts[i + 1], here, "a tile of other steps")
+                        Segment(parts, run.starts[i], run.starts[i + 1], here, "a tile of other steps", begins=True)
                     )
         return uneven, empty
 
