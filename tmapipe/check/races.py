@@ -67,7 +67,7 @@ def _texts(
     clocks = slots.clocks
     clock = clocks.of[access.agent]
     if before.kind in (READ, WRITE) and clock[before.agent] >= before.time:
-        if clocks.of[before.agent][clocks.published + before.agent] >= before.time:
+        if any(known[clocks.published + before.agent] >= before.time for known in clocks.of):  # somebody was told
             return (
                 f"{second} after {first}, but the signals between are relaxed, or came before that warp's lanes were "
                 "synchronized: they order what is executed, not these accesses",
