@@ -143,16 +143,19 @@ class PartInSlot(Carried):
         at = start_of(f"slot.{load.name}.load", load.dims, load.tile, tile, coordinates)
         self.part.isa.tma_load(load, self.slot.index, at, self.end.signalled, self.part.mask, self.part.share)
 
-    def read(self) -> Fragment:
-        """The tile's elements, dealt over the role's threads: an array value that takes arithmetic and `tmapipe.math`."""
+    def by_threads(self) -> None:
+        """Threads access the tile now: on leaving the slot this is fenced and released. Raises `ScopeError` outside it."""
         self.slot._check_open()
         self.slot.touched_by_threads.add(self.part.buffer.name)
+
+    def read(self) -> Fragment:
+        """The tile's elements, dealt over the role's threads: an array value that takes arithmetic and `tmapipe.math`."""
+        self.by_threads()
         return self.part.isa.read(self.ref, self.part.isa.plan.role(self.part.role))
 
     def write(self, values: Fragment) -> None:
         """Replaces the tile's elements, converting to its type; *values* are dealt as `read` deals them."""
-        self.slot._check_open()
-        self.slot.touched_by_threads.add(self.part.buffer.name)
+        self.by_threads()
         self.part.isa.write(self.ref, values, self.part.isa.plan.role(self.part.role))
 
 

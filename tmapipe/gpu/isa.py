@@ -243,6 +243,24 @@ class GpuIsa(Carried):
         for i in range(count):
             cute.autovec_copy(converted[(None, i)], vectors(i))
 
+    def raw(
+        self,
+        gpu: Callable[..., None],
+        cpu: Callable[..., None] | None,
+        accesses: Sequence[tuple[SlotRef, str]],
+        role: RoleWarps,
+    ) -> None:
+        tensors = []
+        for slot, kind in accesses:
+            tile = slot.buffer.tile
+            tensor = self.buffers[slot.buffer.name][(*(None,) * len(tile), slot.stage)]
+            if kind != "read":
+                mine = (self.warp - role.first_warp) % role.team_warps
+                share = (tile[0] // role.team_warps, *tile[1:])
+                tensor = cute.local_tile(tensor, share, (mine, *(0,) * (len(tile) - 1)))
+            tensors.append(tensor)
+        gpu(*tensors)
+
     # ---- registers ------------------------------------------------------------------------------------------------
 
     def setmaxnreg(self, registers: int, increase: bool) -> None:
