@@ -221,6 +221,16 @@ class Isa(Protocol):
     def write(self, slot: SlotRef, values: Fragment, role: RoleWarps) -> None:
         """``st.shared``: the counterpart of `read`, converting to the slot's type. Generic proxy."""
 
+    def raw(
+        self,
+        gpu: Callable[..., None],
+        cpu: Callable[..., None] | None,
+        accesses: Sequence[tuple[SlotRef, str]],
+        role: RoleWarps,
+    ) -> None:
+        """Code of one reading: *gpu* with tensors, *cpu* with arrays, in the order of *accesses*: (slot, "read": the whole
+        of it, or "write", "update": the calling warp's rows of it). Generic proxy."""
+
     # ---- registers ------------------------------------------------------------------------------------------------
 
     def setmaxnreg(self, registers: int, increase: bool) -> None:

@@ -6,14 +6,16 @@ init barriers -> fence -> CTA or cluster sync -> by role: setmaxnreg, then for e
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tmapipe.barrier import RingEnd
 from tmapipe.errors import ScopeError
 from tmapipe.isa import Carried, Isa
 from tmapipe.plan import Plan, RoleWarps
+from tmapipe.raw import raw
 from tmapipe.role import body_of
-from tmapipe.stage import SlotPart
+from tmapipe.stage import PartInSlot, SlotPart
 from tmapipe.store_pipeline import BoundStore, SlotStore
 from tmapipe.tiles import ceil_div
 from tmapipe.turnstile import BoundTurnstile
@@ -154,6 +156,25 @@ class KernelContext(Carried):
         part = self.plan.load(stage) if stage in self._declared.loads else self.plan.store(stage)
         where = part.dims.index(dim)
         return ceil_div(self.isa.extent(part.argument, where), part.tile[where])
+
+    def raw(
+        self,
+        gpu: Callable[..., None],
+        cpu: Callable[..., None] | None = None,
+        *,
+        reads: Sequence[PartInSlot] = (),
+        writes: Sequence[PartInSlot] = (),
+        updates: Sequence[PartInSlot] = (),
+    ) -> None:
+        """Raw CuTe DSL in this role, declared by its effects on tiles of open slots, such as ``slot.x``.
+
+        Each warp calls *gpu* with CuTe tensors in shared memory, and on the model *cpu* with NumPy arrays, one for each tile
+        in the order reads, writes, updates. reads: the whole tile, not to be written; writes and updates: the warp's share,
+        tile[0] / warps rows, which it overwrites, or reads and writes. All 32 lanes are converged; accesses are those of
+        ordinary loads and stores (generic proxy), and none is left over when *gpu* returns. `check` takes the declaration's
+        word, so that it needs neither function; without *cpu*, running on the model raises `InputError`.
+        """
+        raw(self.isa, self.role, gpu, cpu, reads, writes, updates)
 
     def finish(self) -> None:
         """After the last tile: ring tails, then stores, until nothing of this role is in flight."""

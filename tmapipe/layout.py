@@ -12,6 +12,7 @@ from tmapipe.dtypes import DType
 from tmapipe.errors import InputError
 from tmapipe.plan import MAX_BOX, Barrier, Buffer, Load, Matmul, NamedBarrier, Ring, RoleWarps, Store
 from tmapipe.role import Role
+from tmapipe.sharing import row_width
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.wgmma import Wgmma
@@ -51,6 +52,8 @@ class Layout:
             self.of[name] = self._buffer(
                 name, self.slots[part.ring.name], part.tile, types[name], self._swizzle(name, part)
             )
+            if isinstance(part, SharedStage):
+                row_width(name, part.tile, roles[part.writer.name])
         for name, load in declared.loads.items():
             self._load(name, load)
         for name, mma in declared.matmuls.items():
@@ -259,6 +262,7 @@ class Layout:
                 barrier = (128, groups)
             else:
                 tile, slots, barrier = store.tile, store.stages, (role.threads, 1)
+                row_width(name, tile, role)
             row = tile[-1] * dtype.bytes
             accumulators = isinstance(store.source, Wgmma)
             rows = f"{name}.columns" if store.columns else f"{name}.tile"

@@ -13,6 +13,7 @@ import numpy as np
 
 from tmapipe.dtypes import DType, dtype_of
 from tmapipe.errors import InputError
+from tmapipe.overlap import check_apart
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 
@@ -118,12 +119,13 @@ def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: An
     for name in stores:
         if 0 not in shapes[name]:
             _check_output(name, shapes[name], strides[name], dtypes[name])
+    check_apart(bound.tensors, stores)
     return bound
 
 
 def signature(tensors: tuple[Any, ...], out: Any) -> tuple[Any, ...] | None:
-    """All that `bind` looks at, of torch tensors given by position; None if some argument is no torch tensor, or if *out*
-    does not follow directly on the inputs."""
+    """All that `bind` looks at, but for where memory lies, of torch tensors given by position; None if some
+    argument is no torch tensor, or if *out* does not follow directly on the inputs."""
     try:
         given = tensors if out is None else (*tensors, out)
         return (

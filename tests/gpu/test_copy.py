@@ -52,3 +52,13 @@ def test_architecture_of_the_device_is_checked():
     copy.arch = "sm_120a"
     with pytest.raises(tp.InputError, match="sm_120a"):
         copy(torch.zeros(64, 128, device="cuda"))
+
+
+def test_outputs_that_overlap_are_refused_on_the_fast_path_too():
+    copy = tp.schedules.Copy()
+    memory = torch.zeros(96, 1024, device="cuda")
+    x, apart = memory[:32], memory[32:64]
+    for _ in range(2):
+        copy(x, out=apart)
+        with pytest.raises(tp.InputError, match="overlap"):
+            copy(x, out=memory[16:48])

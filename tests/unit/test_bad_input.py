@@ -293,6 +293,35 @@ def test_reduction_columns_divide():
     matmul_of(columns=48).plan()
 
 
+def test_threads_share_tiles_evenly():
+    """At plan time what the role's threads write; what they read from a slot as soon as a body does, in every reading."""
+    refused(S.AddParts(tile=(1, 192)).plan, argument="d.tile", value=(1, 192), rule="192 elements.* the 128 threads")
+    S.AddParts(tile=(2, 128)).plan()
+    use = tp.Role(warps=3)
+    a_ring = tp.BarrierRing(2, producer=tp.Role(warps=1), consumer=use)
+    scratch = tp.SharedStage(tile=(4, 64), ring=a_ring, writer=use, dtype="fp32")
+    x = tp.TmaLoadStage(tile=(4, 64), ring=a_ring)
+    parts = {"load": a_ring.phases[0][0], "use": use, "ring": a_ring, "x": x}
+    refused(schedule(**parts, scratch=scratch).plan, argument="scratch.tile", value=(4, 64), rule="the 96 threads")
+
+    class Read(tp.Schedule):
+        load, use = tp.Role(warps=1), tp.Role(warps=3)
+        ring = tp.BarrierRing(2, producer=load, consumer=use)
+        x = tp.TmaLoadStage(tile=(4, 64), ring=ring)
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+
+        @use.jit
+        def drain(self, k, tile):
+            with k.ring.consume() as slot:
+                slot.x.read()
+
+    refused(Read().check, argument="x.tile", value=(4, 64), rule="256 elements, which the 96 threads of role use")
+
+
 def test_slots_held_back():
     refused(
         copy_of(1, pending=1).plan, argument="BarrierRing(ring).stages", value=1, rule="holds back 1 slots.*2 or more"

@@ -14,11 +14,12 @@ from cutlass._mlir.dialects.nvvm import MemScopeKind
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
 from cutlass.tensor_utils import LayoutEnum
 
-from tmapipe.errors import InputError, ScopeError
+from tmapipe.errors import ScopeError
 from tmapipe.gpu import control
 from tmapipe.gpu.layouts import core_modes, cute_type, slot_layout
 from tmapipe.isa import Carried, SlotRef
 from tmapipe.plan import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
+from tmapipe.sharing import row_width
 
 __all__ = ["GpuIsa"]
 
@@ -243,6 +244,24 @@ class GpuIsa(Carried):
         for i in range(count):
             cute.autovec_copy(converted[(None, i)], vectors(i))
 
+    def raw(
+        self,
+        gpu: Callable[..., None],
+        cpu: Callable[..., None] | None,
+        accesses: Sequence[tuple[SlotRef, str]],
+        role: RoleWarps,
+    ) -> None:
+        tensors = []
+        for slot, kind in accesses:
+            tile = slot.buffer.tile
+            tensor = self.buffers[slot.buffer.name][(*(None,) * len(tile), slot.stage)]
+            if kind != "read":
+                mine = (self.warp - role.first_warp) % role.team_warps
+                share = (tile[0] // role.team_warps, *tile[1:])
+                tensor = cute.local_tile(tensor, share, (mine, *(0,) * (len(tile) - 1)))
+            tensors.append(tensor)
+        gpu(*tensors)
+
     # ---- registers ------------------------------------------------------------------------------------------------
 
     def setmaxnreg(self, registers: int, increase: bool) -> None:
@@ -284,23 +303,10 @@ class GpuIsa(Carried):
         return slots, tile[(None, *(0,) * (len(modes) - core))]
 
     def _vectors(self, slot: SlotRef, role: RoleWarps) -> tuple[Callable[[int], Any], int, int]:
-        """Short rows of a slot's elements, dealt over the role's threads in turn: (i -> row, rows a thread, elements a row).
-
-        The deal depends on the tile and the role alone, not on the element type, so that what is read from a slot of one
-        type can be written to a slot of another.
-        """
+        """Short rows of a slot's elements, dealt over the role's threads: (i -> row, rows a thread, elements a row)."""
         buffer = slot.buffer
-        elements, last = math.prod(buffer.tile), buffer.tile[-1]
-        fits = (n for n in (8, 4, 2, 1) if last % n == 0 and elements % (n * role.threads) == 0)
-        width = next(fits, None)
-        if width is None:
-            raise InputError(
-                f"{buffer.name}.tile",
-                buffer.tile,
-                f"has {elements} elements, which the {role.threads} threads of role {role.name} cannot share evenly",
-                "choose a tile that they divide",
-            )
-        rows = last // width
+        width = row_width(buffer.name, buffer.tile, role)
+        rows = buffer.tile[-1] // width
         me = self.thread - 32 * role.first_warp
         tensor = self.buffers[buffer.name]
 
@@ -310,7 +316,7 @@ class GpuIsa(Carried):
             tiler = (1,) * (len(buffer.tile) - 1) + (width,)
             return cute.coalesce(cute.local_tile(tensor[(*(None,) * len(tiler), slot.stage)], tiler, place))
 
-        return vector, elements // (width * role.threads), width
+        return vector, math.prod(buffer.tile) // (width * role.threads), width
 
 
 class _MatmulHandles:

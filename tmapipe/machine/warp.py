@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
+from tmapipe.errors import InputError
 from tmapipe.isa import SlotRef
 from tmapipe.machine import ops
 from tmapipe.machine.hazard import hazard
@@ -171,6 +174,33 @@ class MachineIsa:
     def write(self, slot: SlotRef, values: Any, role: RoleWarps) -> None:
         self._give(values)
         self.emit(ops.SlotWrite(self._slot(slot.buffer, slot.stage), self.warp - role.first_warp, role.warps))
+
+    def raw(
+        self,
+        gpu: Callable[..., None],
+        cpu: Callable[..., None] | None,
+        accesses: Sequence[tuple[SlotRef, str]],
+        role: RoleWarps,
+    ) -> None:
+        if self.memory is not None and cpu is None:
+            raise InputError("k.raw(cpu)", cpu, "is what the model runs in place of CuTe DSL", "pass a function of arrays")
+        mine, shares = (self.warp - role.first_warp) % role.team_warps, role.team_warps
+        arrays: list[Any] = []
+        for slot, kind in accesses:
+            place = self._slot(slot.buffer, slot.stage)
+            if kind != "write":
+                part = (0, 1) if kind == "read" else (mine, shares)
+                self.emit(ops.SlotRead(place, *part, "rows"))
+            if self.memory is not None:
+                rows = slot.buffer.tile[0] // shares
+                fresh = np.zeros((rows, *slot.buffer.tile[1:]), slot.buffer.dtype.numpy)
+                arrays.append(fresh if kind == "write" else self.memory.results[self.agent])
+        if self.memory is not None and cpu is not None:
+            cpu(*arrays)
+        for i, (slot, kind) in enumerate(accesses):
+            if kind != "read":
+                self._give(arrays[i] if arrays else None)
+                self.emit(ops.SlotWrite(self._slot(slot.buffer, slot.stage), mine, shares, "rows"))
 
     # ---- registers ------------------------------------------------------------------------------------------------
 
