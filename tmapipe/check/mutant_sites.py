@@ -53,6 +53,7 @@ OPERATIONS = frozenset(
         "write_columns",
         "read",
         "write",
+        "raw",
         "setmaxnreg",
     )
 )
