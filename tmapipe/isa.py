@@ -98,6 +98,16 @@ class Isa(Protocol):
         the host computed when traced, since an integer division takes some 150 cycles. The values are those of
         `PersistentTiles.divisors`, the same in all CTAs."""
 
+    # ---- other kernels of the stream ------------------------------------------------------------------------------
+
+    def griddepcontrol_wait(self) -> None:
+        """``griddepcontrol.wait``: until the kernels before this one in the stream have ended and their writes are visible.
+        Nothing in global memory may be touched earlier, since the launch does not wait for them. On the model: nothing."""
+
+    def griddepcontrol_launch_dependents(self) -> None:
+        """``griddepcontrol.launch_dependents``: once each CTA has executed it, the next kernel's CTAs may start wherever
+        there is room (and wait there, as above). Orders nothing."""
+
     # ---- mbarrier -------------------------------------------------------------------------------------------------
 
     def mbarrier_init(self, barrier: Barrier, stage: int, count: int) -> None:

@@ -1,6 +1,8 @@
 """The kernel: what every warp of every CTA does, in both readings.
 
 init barriers -> fence -> CTA or cluster sync -> by role: setmaxnreg, then for each tile the body, then the tails
+
+All of the set-up may run before the last kernel of the stream has ended (programmatic dependent launch).
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ __all__ = ["KernelContext", "kernel_main"]
 
 def kernel_main(isa: Isa, schedule: Any) -> None:
     """The program of one warp. *schedule* is the `Schedule` that `isa.plan` was made from."""
+    isa.griddepcontrol_launch_dependents()
     _set_up(isa)
+    isa.griddepcontrol_wait()
     for first, count, registers, roles in _branches(isa.plan):
         isa.when(
             _between(isa.warp, first, count, isa.plan.warps),

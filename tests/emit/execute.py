@@ -105,7 +105,7 @@ class Execution:
             self.registers[i.operands[0].split("|")[1]] = int(self.lane == LEADER)
         elif kind == "mapa":
             self.registers[i.operands[0]] = Peer(self._value(i.operands[1]), self._value(i.operands[2]))
-        elif kind in ("st", "stmatrix", "prefetch"):
+        elif kind in ("st", "stmatrix", "prefetch", "griddepcontrol"):
             pass
         elif i.opcode == "mov.b64" and "{" in "".join(i.operands):
             self._move_halves(i)

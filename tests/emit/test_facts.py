@@ -205,3 +205,13 @@ def test_dependent_numbers_differ_between_clusters():
         counts[name] = {count for (barrier, _), count in facts.inits.items() if barrier == "ring.free"}
         assert counts[name] == {8 * peers}
         assert facts.armed == {("ring.full", (128 + 256) * 64 * 2): 1}
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_global_memory_is_touched_after_the_kernels_before(name):
+    """Launched while they still run: every thread waits for their end, between the set-up and the roles."""
+    ptx = built(name).compiled.ptx
+    first = min(ptx.index(what) for what in ("cp.async.bulk.tensor", "setmaxnreg") if what in ptx)
+    wait = ptx.index("griddepcontrol.wait")
+    assert ptx.count("griddepcontrol.wait") == 1 and ptx.index("mbarrier.init") < wait < first
+    assert ptx.index("griddepcontrol.launch_dependents") < wait

@@ -62,3 +62,18 @@ def test_outputs_that_overlap_are_refused_on_the_fast_path_too():
         copy(x, out=apart)
         with pytest.raises(tp.InputError, match="overlap"):
             copy(x, out=memory[16:48])
+
+
+def test_kernels_of_a_stream_follow_each_other():
+    """Each is launched while the one before may still run; it reads what that one writes, and overwrites what it reads."""
+    copy = tp.schedules.Copy()
+    x, y, z = (torch.empty(2048, 4096, device="cuda", dtype=torch.int32) for _ in range(3))
+    seen = []
+    for i in range(100):
+        x.fill_(i)
+        copy(x, out=y)
+        copy(y, out=z)
+        copy(z, out=y)
+        copy(y, out=x)
+        seen.append((x == i).all() & (z == i).all())
+    assert torch.stack(seen).all()

@@ -67,6 +67,12 @@ class RecordingIsa:
 
     # ---- mbarrier -------------------------------------------------------------------------------------------------
 
+    def griddepcontrol_wait(self) -> None:
+        pass  # what goes on beside other kernels is no event of this one
+
+    def griddepcontrol_launch_dependents(self) -> None:
+        pass
+
     def mbarrier_init(self, barrier: Barrier, stage: int, count: int) -> None:
         self._note("init", barrier.name, stage, count)
 

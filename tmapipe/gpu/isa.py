@@ -87,6 +87,14 @@ class GpuIsa(Carried):
     def divisors(self, values: dict[str, Any]) -> dict[str, Any]:
         return {name: self.host_divisors[name] for name in values}
 
+    # ---- other kernels of the stream ------------------------------------------------------------------------------
+
+    def griddepcontrol_wait(self) -> None:
+        cute.arch.griddepcontrol_wait()
+
+    def griddepcontrol_launch_dependents(self) -> None:
+        cute.arch.griddepcontrol_launch_dependents()
+
     # ---- mbarrier -------------------------------------------------------------------------------------------------
 
     def mbarrier_init(self, barrier: Barrier, stage: int, count: int) -> None:

@@ -65,6 +65,14 @@ class MachineIsa:
     def divisors(self, values: dict[str, int]) -> dict[str, int]:
         return values
 
+    # ---- other kernels of the stream ------------------------------------------------------------------------------
+
+    def griddepcontrol_wait(self) -> None:
+        pass  # the model runs one kernel
+
+    def griddepcontrol_launch_dependents(self) -> None:
+        pass
+
     # ---- mbarrier -------------------------------------------------------------------------------------------------
 
     def mbarrier_init(self, barrier: Barrier, stage: int, count: int) -> None:
