@@ -42,7 +42,7 @@ def well_formed(document):
     document = json.loads(json.dumps(document))
     events, names, ends = [], {}, {}
     for event in document["traceEvents"]:
-        assert FIELDS <= set(event), event
+        assert set(event) >= FIELDS, event
         assert isinstance(event["name"], str) and event["name"] and event["ts"] >= 0
         assert all(isinstance(event[key], int) for key in ("ts", "pid", "tid"))
         if event["ph"] == "M":
