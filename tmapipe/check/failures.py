@@ -65,12 +65,12 @@ def hazard_findings(error: Any, check: LinearCheck) -> list[Finding]:
         if other != agent:
             kind, issue = Kind.GROUP_OWNER, wait
             fix = f"let {who(check.layout, agent)}, which commits the group, wait for it"  # type: ignore[arg-type]
-    timeline = tuple(event(check.layout, s.order, s.agent, s.op) for s in ([issue] if issue else []) + steps)
+    shown = tuple(event(check.layout, s.order, s.agent, s.op) for s in ([issue] if issue else []) + steps)
     place = getattr(error, "where", None)
-    where = tuple(dict.fromkeys(p for p in (*(e.where for e in timeline), place) if p))
+    where = tuple(dict.fromkeys(p for p in (*(e.where for e in shown), place) if p))
     agents = (who(check.layout, agent),) if isinstance(agent, int) else ()
     text = str(error).removesuffix(f" at {place}").removesuffix(f" [{rule}]")
-    return [Finding(kind, text, fix, agents, where, timeline=timeline)]
+    return [Finding(kind, text, fix, agents, where, steps=shown)]
 
 
 def deadlock_finding(error: Any, check: LinearCheck, programs: Sequence[Sequence[Any]]) -> Finding:
@@ -93,7 +93,7 @@ def deadlock_finding(error: Any, check: LinearCheck, programs: Sequence[Sequence
             steps += _signallers(check, programs, agent, op)
         steps.append(Step(check.order + 1, agent, op, what=f"{describe(layout, op)}, in vain"))
     unique = {(s.order, s.agent, type(s.op)): s for s in steps}
-    timeline = tuple(
+    shown = tuple(
         event(layout, s.order, s.agent, s.op, s.what, s.phase) for s in sorted(unique.values(), key=lambda s: s.order)
     )
     return Finding(
@@ -101,8 +101,8 @@ def deadlock_finding(error: Any, check: LinearCheck, programs: Sequence[Sequence
         str(error),
         "; ".join(dict.fromkeys(fixes)) or "let the roles named arrive as often as the others wait",
         tuple(dict.fromkeys(who(layout, agent) for agent in waits.values())),
-        tuple(dict.fromkeys(e.where for e in timeline if e.where)),
-        timeline=timeline,
+        tuple(dict.fromkeys(e.where for e in shown if e.where)),
+        steps=shown,
     )
 
 

@@ -49,17 +49,17 @@ class FindingLog:
         the mbarrier and the slot that it is about."""
         layout = self.layout
         steps = sorted({(s.order, str(s.agent)): s for s in (*others, last)}.values(), key=lambda s: s.order)
-        timeline = tuple(event(layout, s.order, s.agent, s.op, s.what, s.phase) for s in steps)
+        shown = tuple(event(layout, s.order, s.agent, s.op, s.what, s.phase) for s in steps)
         finding = Finding(
             kind=kind,
             message=message,
             fix=fix,
             agents=tuple(dict.fromkeys(who(layout, s.agent) for s in (last, *others))),
-            where=tuple(dict.fromkeys(e.where for e in reversed(timeline) if e.where)),
+            where=tuple(dict.fromkeys(e.where for e in reversed(shown) if e.where)),
             barrier=None if bar is None else bar_name(layout, bar),
             slot=None if place is None else slot_name(layout, place),
             phase=phase,
-            timeline=timeline,
+            steps=shown,
         )
         self.found.setdefault(self._key(kind, last, others, bar, place), finding)
 

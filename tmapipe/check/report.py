@@ -22,7 +22,7 @@ def as_text(report: Report) -> str:
 def _paragraph(finding: Finding) -> list[str]:
     kind = "note" if finding.kind.note else "error"
     lines = ["", f"{kind}: {finding.kind.value} [{finding.kind.name}]", f"  {finding.message}."]
-    for event in finding.timeline:
+    for event in finding.steps:
         place = f"  ({event.where})" if event.where else ""
         lines.append(f"    step {event.order}: {event.agent}{place}")
     lines.append(f"  Fix: {finding.fix}.")
