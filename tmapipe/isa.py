@@ -239,7 +239,8 @@ class Isa(Protocol):
         role: RoleWarps,
     ) -> None:
         """Code of one reading: *gpu* with tensors, *cpu* with arrays, in the order of *accesses*: (slot, "read": the whole
-        of it, or "write", "update": the calling warp's rows of it). Generic proxy."""
+        of it, or "write", "update": the calling warp's rows of it, of which each lane takes the same elements whenever *gpu*
+        is called). Generic proxy."""
 
     # ---- registers ------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 ``k.raw(gpu, cpu, reads=..., writes=..., updates=...)`` calls *gpu* while the body is traced, with CuTe tensors, and *cpu* on
 the model, with NumPy arrays. The checker knows what the declaration says: which slots of shared memory the calling warps
-access, as threads do. The ring derives fences and releases from it as from ``slot.x.read()`` and ``slot.x.write()``.
+access, as threads do. The ring derives fences and releases from it as from ``slot.x.read()`` and ``slot.x.write()``. How *gpu*
+deals a warp's rows over its lanes is its own business, so the lanes meet before and after it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ def raw(
 ) -> None:
     """What `KernelContext.raw` says, for one warp of *role*."""
     accesses: list[tuple[SlotRef, str]] = []
+    touched = False
     for kind, parts in (("read", reads), ("write", writes), ("update", updates)):
         for part in parts:
             if not isinstance(part, PartInSlot):
@@ -40,6 +42,10 @@ def raw(
                     f"has {rows} rows, which the {role.team_warps} warps of role {role.name} cannot share evenly",
                     "choose a tile whose first extent they divide, or read it whole and write another",
                 )
+            touched = touched or part.ref.buffer.name in part.slot.touched_by_threads
             part.by_threads()
             accesses.append((part.ref, kind))
+    if touched:
+        isa.warp_sync()  # what was dealt over the lanes in one way is now dealt in another
     isa.raw(gpu, cpu, accesses, role)
+    isa.warp_sync()

@@ -1,11 +1,17 @@
 """Raw CuTe DSL in a role: run on the model by its counterpart, checked by its declared effects."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import tmapipe as tp
+from tests.check.corpus.parts import HandRing, Parts, fill_all, program
 from tests.raw_rows import Doubled, double_on_cpu, double_on_gpu
-from tmapipe.check import Kind
+from tmapipe.check import Kind, check_program
+from tmapipe.check.explore import explore_program
 from tmapipe.testing import assert_safe
 
 
@@ -91,6 +97,90 @@ def test_whole_tiles_read_while_others_write_their_rows_are_a_race():
             k.raw(double_on_gpu, double_on_cpu, updates=(slot.x,))
 
     assert Kind.RACE in with_work(both).check().kinds()
+
+
+def alone(*calls):
+    """One warp loads, one makes *calls* on each slot and stores from it."""
+
+    class Made(tp.Schedule):
+        load, use = tp.Role(warps=1), tp.Role(warps=1)
+        ring = tp.BarrierRing(2, producer=load, consumer=use)
+        x = tp.TmaLoadStage(tile=(8, 64), ring=ring)
+        y = tp.TmaStoreStage(source=x)
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+
+        @use.jit
+        def drain(self, k, tile):
+            with k.ring.consume() as slot:
+                for call in calls:
+                    call(k, slot)
+                slot.y.store(tile)
+
+    return Made()
+
+
+def other_on_gpu(rows):
+    """Deals rows over lanes in another way than `double_on_gpu`, for all that anybody knows."""
+
+
+def test_lanes_meet_around_raw_code():
+    """What one lane writes, another may read next: the library's deal of elements is not the raw function's."""
+    both = [
+        lambda k, slot: slot.x.write(slot.x.read()),
+        lambda k, slot: k.raw(double_on_gpu, updates=(slot.x,)),
+        lambda k, slot: k.raw(other_on_gpu, updates=(slot.x,)),
+        lambda k, slot: slot.x.write(slot.x.read()),
+    ]
+    assert alone(*both).check().ok
+
+
+BARE = {
+    "double": lambda k, slot: k.isa.raw(double_on_gpu, None, [(slot.x.ref, "update")], k.role),
+    "other": lambda k, slot: k.isa.raw(other_on_gpu, None, [(slot.x.ref, "write")], k.role),
+    "look": lambda k, slot: k.isa.raw(double_on_gpu, None, [(slot.x.ref, "read")], k.role),
+    "read": lambda k, slot: k.isa.read(slot.x.ref, k.role),
+    "write": lambda k, slot: k.isa.write(slot.x.ref, 0.0, k.role),
+    "fence": lambda k, slot: k.isa.fence_proxy_async(),
+    "warp sync": lambda k, slot: k.isa.warp_sync(),
+}
+
+
+@pytest.mark.parametrize("calls", [("double", "other"), ("write", "double"), ("double", "read"), ("other", "look")])
+def test_lanes_that_do_not_meet_are_a_race(calls):
+    """The report names both lines, the later first, and says what belongs between them."""
+    end = ("fence", "warp sync")
+    report = alone(*(BARE[name] for name in (*calls, *end))).check()
+    assert Kind.RACE in report.kinds()
+    race = next(finding for finding in report.errors if finding.kind is Kind.RACE)
+    assert "lanes of one warp" in race.message and race.fix == "let use execute warp_sync between the two"
+    assert alone(*(BARE[name] for name in (calls[0], "warp sync", calls[1], *end))).check().ok
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(sorted(BARE)), min_size=1, max_size=5), st.sampled_from([1, 2]))
+def test_agrees_with_all_interleavings(names, warps):
+    """Raw calls of one or two warps on slots that TMA fills, and everything around them, against the exhaustive oracle."""
+    parts = Parts()
+    parts.role("load", 1)
+    use = parts.role("use", warps)
+    ring = HandRing(parts, 2, free=warps)
+
+    def body(isa):
+        for turn in range(3):
+            ring.wait_full(isa, turn)
+            x = SimpleNamespace(ref=ring.slot(turn))
+            for name in names:
+                BARE[name](SimpleNamespace(isa=isa, role=use), SimpleNamespace(x=x))
+            ring.release(isa, turn)
+
+    made = program(parts.plan(), {"load": fill_all(ring, 3), "use": body}, 3)
+    every = explore_program(made.plan, made.entry, made.shapes, limit=40_000, first_only=True)
+    report = check_program(made.plan, made.entry, made.shapes)
+    assert every.ok is None or every.ok == report.ok, f"{sorted(k.name for k in every.kinds)}\n{report}"
 
 
 def test_bad_declarations():

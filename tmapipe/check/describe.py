@@ -98,7 +98,9 @@ def _cluster_arrive(layout: Layout, op: ops.MbarArriveCluster) -> str:
 
 
 def _part(op: Any) -> str:
-    return f" (part {op.part} of {op.parts}, by {op.split})" if op.parts > 1 else ""
+    cut, _, raw = op.split.partition("/")
+    share = f" (part {op.part} of {op.parts}, by {cut})" if op.parts > 1 else ""
+    return f"{share} in {raw}" if raw else share
 
 
 _TEXTS: dict[type, Callable[[Layout, Any], str]] = {

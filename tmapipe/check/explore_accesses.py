@@ -109,7 +109,8 @@ class Classes:
         if one[0] // slots != other[0] // slots or other[0] % slots not in self.layout.aliases[one[0] % slots]:
             return False
         a, b = one[1], other[1]
-        return one[0] != other[0] or not (a[0] == b[0] and a[2] == b[2] and a[1] != b[1])
+        same_cut = a[0].split("/")[0] == b[0].split("/")[0] and a[2] == b[2]
+        return one[0] != other[0] or not (same_cut and a[1] != b[1])
 
 
 class Accesses:
@@ -161,7 +162,7 @@ class Accesses:
         for i, op in enumerate(self.program):
             kind = type(op)
             if kind in (ops.SlotRead, ops.SlotWrite):
-                part = (op.split, op.part, op.parts) if op.parts > 1 else WHOLE
+                part = (op.split, op.part, op.parts)
                 bit = self._bit(op.slot, part, kind is ops.SlotWrite)
                 against = self.classes.against(bit)
                 for at, other, what in generic:

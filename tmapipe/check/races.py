@@ -66,6 +66,11 @@ def _texts(
         )
     clocks = slots.clocks
     clock = clocks.of[access.agent]
+    if before.agent == access.agent and before.kind in (READ, WRITE) and access.kind in (READ, WRITE):
+        return (
+            f"{second} after {first}, but by another deal of elements over lanes, and nothing orders the lanes of one warp",
+            f"let {role} execute warp_sync between the two",
+        )
     if before.kind in (READ, WRITE) and clock[before.agent] >= before.time:
         if any(known[clocks.published + before.agent] >= before.time for known in clocks.of):  # somebody was told
             return (

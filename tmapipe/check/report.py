@@ -24,6 +24,6 @@ def _paragraph(finding: Finding) -> list[str]:
     lines = ["", f"{kind}: {finding.kind.value} [{finding.kind.name}]", f"  {finding.message}."]
     for event in finding.steps:
         place = f"  ({event.where})" if event.where else ""
-        lines.append(f"    step {event.order}: {event.agent}{place}")
+        lines.append(f"    step {event.order}: {event.agent} {event.what}{place}")
     lines.append(f"  Fix: {finding.fix}.")
     return lines

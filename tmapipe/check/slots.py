@@ -100,7 +100,7 @@ class Slots:
     def generic(self, agent: int, op: Any) -> None:
         """Threads of the warp read or write a part of a slot."""
         kind = READ if type(op) is ops.SlotRead else WRITE
-        part = (op.split, op.part, op.parts) if op.parts > 1 else WHOLE
+        part = (op.split, op.part, op.parts)
         access = Access(kind, self.clocks.time[agent], part, Step(self.log.order, agent, op))
         self._access(agent // self.layout.warps, op.slot, access, (kind, agent, part))
 
@@ -207,5 +207,5 @@ class Slots:
 
 
 def _disjoint(one: Part, other: Part) -> bool:
-    """Parts of the same cut with different numbers."""
-    return one[1] != other[1] and one[0] == other[0] and one[2] == other[2]
+    """Parts of the same cut with different numbers, whoever deals them over lanes."""
+    return one[1] != other[1] and one[2] == other[2] and one[0].split("/")[0] == other[0].split("/")[0]

@@ -256,8 +256,9 @@ class WgmmaWait(NamedTuple):
 class SlotRead(NamedTuple):
     """``ld.shared`` of part `part` of `parts` of a slot by all lanes.
 
-    split: how the parts are cut: "threads" (dealt over a role's threads) or "rows" (contiguous along the first extent).
-    Parts of the same cut with different numbers are disjoint; of everything else assume that they overlap. Facts: None.
+    split: how the parts are cut: "threads" (dealt over a role's threads) or "rows" (contiguous along the first extent), and
+    after a slash which raw function deals its part over the lanes. Parts of the same cut with different numbers are disjoint;
+    of everything else assume that they overlap. Facts: None.
     """
 
     slot: int

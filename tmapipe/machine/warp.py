@@ -193,12 +193,13 @@ class MachineIsa:
         if self.memory is not None and cpu is None:
             raise InputError("k.raw(cpu)", cpu, "is what the model runs in place of CuTe DSL", "pass a function of arrays")
         mine, shares = (self.warp - role.first_warp) % role.team_warps, role.team_warps
+        name = getattr(gpu, "__qualname__", type(gpu).__name__)
         arrays: list[Any] = []
         for slot, kind in accesses:
             place = self._slot(slot.buffer, slot.stage)
             if kind != "write":
-                part = (0, 1) if kind == "read" else (mine, shares)
-                self.emit(ops.SlotRead(place, *part, "rows"))
+                part = (0, 1, f"whole/{name}") if kind == "read" else (mine, shares, f"rows/{name}")
+                self.emit(ops.SlotRead(place, *part))
             if self.memory is not None:
                 rows = slot.buffer.tile[0] // shares
                 fresh = np.zeros((rows, *slot.buffer.tile[1:]), slot.buffer.dtype.numpy)
@@ -208,7 +209,7 @@ class MachineIsa:
         for i, (slot, kind) in enumerate(accesses):
             if kind != "read":
                 self._give(arrays[i] if arrays else None)
-                self.emit(ops.SlotWrite(self._slot(slot.buffer, slot.stage), mine, shares, "rows"))
+                self.emit(ops.SlotWrite(self._slot(slot.buffer, slot.stage), mine, shares, f"rows/{name}"))
 
     # ---- registers ------------------------------------------------------------------------------------------------
 
