@@ -230,7 +230,11 @@ class Slot(Carried):
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is None:
-            self._check_open()
+            if not self.open:
+                raise ScopeError(
+                    f"a slot of ring {self.end.ring.name!r} left a second time, or from outside its `with` block, in role "
+                    f"{self.end.role!r}. Leave each slot once."
+                )
             self.end._leave(self)
         self.open = False
 

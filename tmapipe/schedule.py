@@ -163,9 +163,7 @@ class Schedule:
         bound = tensors_.bind(self, tensors, named, out)
         return self._simulate(bound, clusters, seed, trace)
 
-    def _simulate(
-        self, bound: tensors_.Bound, clusters: int | None = None, seed: int = 0, trace: bool = False
-    ) -> Any:
+    def _simulate(self, bound: tensors_.Bound, clusters: int | None = None, seed: int = 0, trace: bool = False) -> Any:
         from tmapipe.kernel import kernel_main
         from tmapipe.machine import Machine
 

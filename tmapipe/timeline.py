@@ -100,7 +100,9 @@ class Timeline:
             kind = "process_name" if tid < 0 else "thread_name"
             at = len(self._named)
             self._named[pid, tid] = at
-            self.events.insert(at, {"name": kind, "ph": "M", "ts": 0, "pid": pid, "tid": max(tid, 0), "args": {"name": name}})
+            self.events.insert(
+                at, {"name": kind, "ph": "M", "ts": 0, "pid": pid, "tid": max(tid, 0), "args": {"name": name}}
+            )
 
     def _lane(self, pid: int, engine: str, began: int, end: int) -> int:
         """The thread of the first lane of *engine* that is free, since a viewer cannot draw two at once in one thread."""

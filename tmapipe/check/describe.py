@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tmapipe.machine import ops
@@ -10,7 +11,9 @@ from tmapipe.machine.layout import Layout
 from tmapipe.machine.ops import Agent, Flight
 from tmapipe.timeline import Event
 
-__all__ = ["bar_name", "describe", "event", "slot_name", "who"]
+__all__ = ["bar_name", "describe", "event", "lines", "slot_name", "who"]
+
+_LIBRARY, _SCHEDULES = f"tmapipe{os.sep}", os.path.join("tmapipe", "schedules")  # as `machine.locate` shows them
 
 
 def who(layout: Layout, agent: Agent) -> str:
@@ -35,6 +38,12 @@ def describe(layout: Layout, op: Any) -> str:
     """What an operation does, as a verb in the third person: ``waits for ring.full[0] (parity 1)``."""
     texts: Callable[[Layout, Any], str] | None = _TEXTS.get(type(op))
     return texts(layout, op) if texts is not None else type(op).__name__
+
+
+def lines(places: Iterable[str | None]) -> tuple[str, ...]:
+    """Each source line once, those of bodies first, then the library's own (of a ring's tail, say)."""
+    known = dict.fromkeys(place for place in places if place)
+    return tuple(sorted(known, key=lambda place: place.startswith(_LIBRARY) and not place.startswith(_SCHEDULES)))
 
 
 def event(

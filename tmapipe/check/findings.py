@@ -76,7 +76,12 @@ class Finding:
         for step in self.steps:
             made.add(step, process, title)
         if self.steps:
-            said = {"kind": self.kind.name, "message": self.message, "fix": self.fix, "source": next(iter(self.where), "")}
+            said = {
+                "kind": self.kind.name,
+                "message": self.message,
+                "fix": self.fix,
+                "source": next(iter(self.where), ""),
+            }
             made.mark(self.steps[-1], self.kind.value, said, process)
         return max([step.cta + 1 for step in self.steps], default=0)
 

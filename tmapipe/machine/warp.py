@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from tmapipe.errors import InputError
+from tmapipe.errors import InputError, PipelineError, ScopeError
 from tmapipe.isa import SlotRef
 from tmapipe.machine import ops
 from tmapipe.machine.hazard import hazard
 from tmapipe.machine.layout import Layout
+from tmapipe.machine.locate import locate
 from tmapipe.machine.memory import Accumulator, Memory
 from tmapipe.machine.nodata import NO_DATA
 from tmapipe.plan import Barrier, Load, Matmul, NamedBarrier, RoleWarps, Store
@@ -57,7 +58,11 @@ class MachineIsa:
             body(i)
 
     def call(self, body: Callable[..., None], *arguments: Any) -> None:
-        body(*arguments)
+        try:
+            body(*arguments)
+        except (InputError, ScopeError) as error:
+            _add_line(error)
+            raise
 
     def extent(self, argument: str, dim: int) -> int:
         return self.shapes[argument][dim]
@@ -191,7 +196,9 @@ class MachineIsa:
         role: RoleWarps,
     ) -> None:
         if self.memory is not None and cpu is None:
-            raise InputError("k.raw(cpu)", cpu, "is what the model runs in place of CuTe DSL", "pass a function of arrays")
+            raise InputError(
+                "k.raw(cpu)", cpu, "is what the model runs in place of CuTe DSL", "pass a function of arrays"
+            )
         mine, shares = (self.warp - role.first_warp) % role.team_warps, role.team_warps
         name = getattr(gpu, "__qualname__", type(gpu).__name__)
         arrays: list[Any] = []
@@ -239,3 +246,11 @@ class MachineIsa:
 
     def _outside(self, text: str) -> Exception:
         return hazard(self.layout, "no-such-stage", self.agent, None, text)
+
+
+def _add_line(error: PipelineError) -> None:
+    """Says in the message of an error at which line of the body it was raised."""
+    trace: Any = error.__traceback__
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    error.args = (f"{error} At {locate(trace.tb_frame)}.",)
