@@ -33,7 +33,16 @@ class Config:
 
         m, n, k = self.tile
         make = getattr(schedules, self.schedule)
-        return make(tile=(m, n, k // element_bytes), cluster=self.cluster, stages=self.stages, **dict(self.options))
+        options = {name: _order(value) if name == "order" else value for name, value in self.options}
+        return make(tile=(m, n, k // element_bytes), cluster=self.cluster, stages=self.stages, **options)
+
+
+def _order(text: str) -> Any:
+    """The order of tiles that "snake 8" names."""
+    import tmapipe as tp
+
+    raster, rows = text.split()
+    return tp.PersistentTiles({"grouped": tp.Grouped, "snake": tp.Snake, "hilbert": tp.Hilbert}[raster](int(rows)))
 
 
 B_ONCE = ("l2_hints", (None, "evict_first"))  # b is read once: keep it from pushing other data out of L2
@@ -44,15 +53,17 @@ FEW = (
     Config("Gemm", (192, 176, 128), (1, 2), None, (("store_stages", 1),)),
     Config("Gemm", (64, 128, 128), (1, 1)),
     Config("Gemm", (64, 128, 128), (2, 1), None, (B_ONCE,)),
-    Config("PingPong", (128, 128, 128), (1, 2), None, (("group", 16),)),
+    Config("PingPong", (128, 128, 128), (1, 2), None, (("order", "grouped 16"),)),
     Config("PingPong", (128, 128, 128), (2, 1)),
     Config("PingPong", (128, 192, 128), (2, 1), None, (("store_stages", 1),)),
 )
 EVERY = (
     *FEW,
     Config("Gemm", (128, 256, 128), (1, 1), 4),
-    Config("Gemm", (128, 256, 128), (2, 1), 4, (("group", 4),)),
-    Config("Gemm", (128, 256, 128), (2, 1), 4, (("group", 16),)),
+    Config("Gemm", (128, 256, 128), (2, 1), 4, (("order", "grouped 4"),)),
+    Config("Gemm", (128, 256, 128), (2, 1), 4, (("order", "grouped 16"),)),
+    Config("Gemm", (128, 256, 128), (2, 1), 4, (("order", "snake 8"),)),
+    Config("Gemm", (128, 256, 128), (2, 1), 4, (("order", "hilbert 8"),)),
     Config("Gemm", (128, 256, 128), (1, 2), 4),
     Config("Gemm", (128, 128, 128)),
     Config("Gemm", (128, 128, 128), (1, 1)),
