@@ -4,7 +4,7 @@ Declare rings, stages and roles in a `Schedule`; the library derives bytes, coun
 DSL for the GPU, and runs the same bodies on a CPU model of the hardware.
 """
 
-from tmapipe import schedules
+from tmapipe import math, schedules
 from tmapipe.barrier import BarrierRing
 from tmapipe.cluster import MulticastGroup
 from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int8, int32
@@ -17,6 +17,7 @@ from tmapipe.errors import (
     ScopeError,
     UnsafeError,
 )
+from tmapipe.raster import Grouped, Hilbert, Snake
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.stage import SharedStage, TmaLoadStage
@@ -31,7 +32,9 @@ __all__ = [
     "BarrierRing",
     "DType",
     "DeadlockError",
+    "Grouped",
     "HazardError",
+    "Hilbert",
     "InputError",
     "MissingGpuError",
     "MulticastGroup",
@@ -41,6 +44,7 @@ __all__ = [
     "Schedule",
     "ScopeError",
     "SharedStage",
+    "Snake",
     "TmaLoadStage",
     "TmaStoreStage",
     "Turnstile",
@@ -53,5 +57,6 @@ __all__ = [
     "fp32",
     "int8",
     "int32",
+    "math",
     "schedules",
 ]

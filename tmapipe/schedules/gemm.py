@@ -35,8 +35,8 @@ class Gemm(Schedule):
     within TMA's rule that strides are multiples of 16 bytes.
 
     tile: (m, n, k) elements of one CTA, whose m sets the warpgroups: 1 for 64, 2 for 128 or 256, 3 for 192; cluster: CTAs
-    along (m, n); stages: slots of a and b (None: as many as fit); store_stages: output buffers of each warpgroup; group:
-    rows of tiles taken together (see `PersistentTiles`); l2_hints: of the loads of (a, b), e.g. "evict_first" for an operand
+    along (m, n); stages: slots of a and b (None: as many as fit); store_stages: output buffers of each warpgroup; order:
+    of output tiles, e.g. ``PersistentTiles(Snake(8))``; l2_hints: of the loads of (a, b), e.g. "evict_first" for an operand
     that is read once; dtype: of d, by default that of a; epilogue: applied to each fp32 fragment before the conversion.
     """
 
@@ -50,7 +50,7 @@ class Gemm(Schedule):
         stages: int | None = None,
         *,
         store_stages: int = 2,
-        group: int = 8,
+        order: PersistentTiles = PersistentTiles(),  # noqa: B008 - immutable
         l2_hints: tuple[str | None, str | None] = (None, None),
         dtype: DType | str | None = None,
         epilogue: Callable[[Any], Any] | None = None,
@@ -59,7 +59,7 @@ class Gemm(Schedule):
             raise InputError("tile", tile, "is (m, n, k)", "e.g. (128, 256, 64)")
         m, n, k = tile
         self.cluster = {"m": cluster[0], "n": cluster[1]}
-        self.tiles = PersistentTiles(group=group)
+        self.tiles = order
         if self.math.teams == 1 and m % 128:
             self.math = Role(warpgroups=3 if m % 192 == 0 else 1)
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)

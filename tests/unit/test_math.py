@@ -1,0 +1,91 @@
+"""`tmapipe.math` on numbers and on the model's fragments, against float64."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tmapipe as tp
+from tmapipe.machine.nodata import NO_DATA
+
+EXACT = {
+    "exp": math.exp,
+    "tanh": math.tanh,
+    "erf": math.erf,
+    "sigmoid": lambda x: 0.5 + 0.5 * math.tanh(x / 2),
+    "relu": lambda x: max(x, 0.0),
+    "silu": lambda x: x * (0.5 + 0.5 * math.tanh(x / 2)),
+    "gelu": lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+}
+finite = st.floats(-60, 60, width=32)
+
+
+@pytest.mark.parametrize("name", EXACT)
+@given(x=st.lists(finite, min_size=1, max_size=8))
+def test_functions(name, x):
+    function = getattr(tp.math, name)
+    expected = [EXACT[name](value) for value in x]
+    fragment = function(np.array(x, np.float32))
+    assert fragment.dtype == np.float32 and fragment.shape == (len(x),)
+    np.testing.assert_allclose(fragment, expected, rtol=1e-5, atol=1e-5)
+    for value, exact in zip(x, expected, strict=True):
+        result = function(value)
+        assert type(result) is float and result == pytest.approx(exact, rel=1e-12, abs=1e-12)
+
+
+@given(x=st.lists(st.floats(0, 2.0**100, width=32), min_size=1, max_size=8))
+def test_roots(x):
+    wide = np.array(x, np.float64)
+    np.testing.assert_allclose(tp.math.sqrt(np.array(x, np.float32)), np.sqrt(wide), rtol=1e-6)
+    with np.errstate(divide="ignore"):
+        np.testing.assert_allclose(tp.math.rsqrt(np.array(x, np.float32)), 1 / np.sqrt(wide), rtol=1e-6)
+
+
+@given(x=st.lists(finite, min_size=1, max_size=8))
+def test_gelu_by_erf(x):
+    exact = [value / 2 * (1 + math.erf(value / math.sqrt(2))) for value in x]
+    np.testing.assert_allclose(tp.math.gelu(np.array(x, np.float32), "none"), exact, rtol=1e-5, atol=1e-5)
+
+
+@given(x=st.lists(finite, min_size=3, max_size=3), y=st.one_of(finite, st.lists(finite, min_size=3, max_size=3)))
+def test_choices(x, y):
+    x, y = np.array(x, np.float32), y if isinstance(y, float) else np.array(y, np.float32)
+    assert (tp.math.maximum(x, y) == np.maximum(x, y)).all() and (tp.math.minimum(y, x) == np.minimum(x, y)).all()
+    assert (tp.math.where(x > y, x, y) == np.maximum(x, y)).all()
+    assert tp.math.where(x[0] > 1.0, 2.0, 3.0) == (2.0 if x[0] > 1.0 else 3.0)
+
+
+def test_nan_and_infinity():
+    x = np.array([np.nan, np.inf, -np.inf], np.float32)
+    assert np.array_equal(tp.math.relu(x), [np.nan, np.inf, 0], equal_nan=True)
+    assert np.array_equal(tp.math.sigmoid(x), [np.nan, 1, 0], equal_nan=True)
+    assert np.array_equal(tp.math.sqrt(x), [np.nan, np.inf, np.nan], equal_nan=True)
+    assert tp.math.exp(1000.0) == math.inf and tp.math.rsqrt(0.0) == math.inf
+
+
+def test_narrow_fragments_are_widened():
+    x = np.array([1.5, -2.0], tp.bf16.numpy)
+    for name in EXACT:
+        assert getattr(tp.math, name)(x).dtype == np.float32
+
+
+def test_placeholders_pass():
+    """The protocol without data."""
+    for name in EXACT:
+        assert getattr(tp.math, name)(NO_DATA) is NO_DATA
+    assert tp.math.where(NO_DATA > 0, 1.0, 2.0) is NO_DATA and tp.math.maximum(1.0, NO_DATA) is NO_DATA
+
+
+def test_unknown_form_of_gelu():
+    with pytest.raises(tp.InputError, match="gelu"):
+        tp.math.gelu(1.0, "fast")
+
+
+def test_a_gemm_on_the_model():
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((rows, 64)).astype(np.float16) for rows in (64, 128))
+    d = tp.schedules.Gemm((64, 128, 64), (1, 1), dtype="fp32", epilogue=lambda x: tp.math.gelu(0.3 * x))(a, b)
+    product = 0.3 * (a.astype(np.float64) @ b.astype(np.float64).T)
+    np.testing.assert_allclose(d, [[EXACT["gelu"](x) for x in row] for row in product], rtol=1e-4, atol=1e-4)
