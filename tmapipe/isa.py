@@ -237,10 +237,12 @@ class Isa(Protocol):
         cpu: Callable[..., None] | None,
         accesses: Sequence[tuple[SlotRef, str]],
         role: RoleWarps,
+        proxy: str = "generic",
     ) -> None:
         """Code of one reading: *gpu* with tensors, *cpu* with arrays, in the order of *accesses*: (slot, "read": the whole
         of it, or "write", "update": the calling warp's rows of it, of which each lane takes the same elements whenever *gpu*
-        is called). Generic proxy."""
+        is called). proxy: "generic", or "async" if *gpu* reaches them by TMA or wgmma; then all lanes wait in it until that
+        has ended."""
 
     # ---- registers ------------------------------------------------------------------------------------------------
 

@@ -169,16 +169,18 @@ class KernelContext(Carried):
         reads: Sequence[PartInSlot] = (),
         writes: Sequence[PartInSlot] = (),
         updates: Sequence[PartInSlot] = (),
+        proxy: str = "generic",
     ) -> None:
         """Raw CuTe DSL in this role, declared by its effects on tiles of open slots, such as ``slot.x``.
 
         Each warp calls *gpu* with CuTe tensors in shared memory, and on the model *cpu* with NumPy arrays, one for each tile
         in the order reads, writes, updates. reads: the whole tile, not to be written; writes and updates: the warp's share,
-        tile[0] / warps rows, which it overwrites, or reads and writes. All 32 lanes are converged; accesses are those of
-        ordinary loads and stores (generic proxy), and none is left over when *gpu* returns. `check` takes the declaration's
-        word, so that it needs neither function; without *cpu*, running on the model raises `InputError`.
+        tile[0] / warps rows, which it overwrites, or reads and writes. All 32 lanes are converged. proxy: "generic" for
+        ordinary loads and stores, "async" for TMA and wgmma, for whose end *gpu* then waits in all lanes: nothing is left over
+        when it returns. `check` takes the declaration's word, so that it needs neither function; without *cpu*, running on the
+        model raises `InputError`.
         """
-        raw(self.isa, self.role, gpu, cpu, reads, writes, updates)
+        raw(self.isa, self.role, gpu, cpu, reads, writes, updates, proxy)
 
     def finish(self) -> None:
         """After the last tile: ring tails, then stores, until nothing of this role is in flight."""

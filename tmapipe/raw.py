@@ -17,6 +17,8 @@ from tmapipe.stage import PartInSlot
 
 __all__ = ["raw"]
 
+PROXIES = ("generic", "async")
+
 
 def raw(
     isa: Isa,
@@ -26,10 +28,13 @@ def raw(
     reads: Sequence[PartInSlot],
     writes: Sequence[PartInSlot],
     updates: Sequence[PartInSlot],
+    proxy: str,
 ) -> None:
     """What `KernelContext.raw` says, for one warp of *role*."""
     accesses: list[tuple[SlotRef, str]] = []
     touched = False
+    if proxy not in PROXIES:
+        raise InputError("k.raw(proxy)", proxy, f"is one of {', '.join(PROXIES)}", "say how gpu reaches shared memory")
     for kind, parts in (("read", reads), ("write", writes), ("update", updates)):
         for part in parts:
             if not isinstance(part, PartInSlot):
@@ -42,10 +47,14 @@ def raw(
                     f"has {rows} rows, which the {role.team_warps} warps of role {role.name} cannot share evenly",
                     "choose a tile whose first extent they divide, or read it whole and write another",
                 )
+            part.slot._check_open()
             touched = touched or part.ref.buffer.name in part.slot.touched_by_threads
-            part.by_threads()
+            if proxy == "generic":
+                part.by_threads()
             accesses.append((part.ref, kind))
+    if touched and proxy == "async":
+        isa.fence_proxy_async()
     if touched:
         isa.warp_sync()  # what was dealt over the lanes in one way is now dealt in another
-    isa.raw(gpu, cpu, accesses, role)
+    isa.raw(gpu, cpu, accesses, role, proxy)
     isa.warp_sync()

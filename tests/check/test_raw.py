@@ -142,6 +142,8 @@ BARE = {
     "double": lambda k, slot: k.isa.raw(double_on_gpu, None, [(slot.x.ref, "update")], k.role),
     "other": lambda k, slot: k.isa.raw(other_on_gpu, None, [(slot.x.ref, "write")], k.role),
     "look": lambda k, slot: k.isa.raw(double_on_gpu, None, [(slot.x.ref, "read")], k.role),
+    "async double": lambda k, slot: k.isa.raw(double_on_gpu, None, [(slot.x.ref, "update")], k.role, "async"),
+    "async look": lambda k, slot: k.isa.raw(other_on_gpu, None, [(slot.x.ref, "read")], k.role, "async"),
     "read": lambda k, slot: k.isa.read(slot.x.ref, k.role),
     "write": lambda k, slot: k.isa.write(slot.x.ref, 0.0, k.role),
     "fence": lambda k, slot: k.isa.fence_proxy_async(),
@@ -160,7 +162,26 @@ def test_lanes_that_do_not_meet_are_a_race(calls):
     assert alone(*(BARE[name] for name in (calls[0], "warp sync", calls[1], *end))).check().ok
 
 
-@settings(max_examples=100, deadline=None)
+def test_raw_code_that_issues_tma_or_wgmma():
+    """It needs a fence after threads' accesses, as they are handed on or by the same warp, and none after its own."""
+    threads, fence, meet = BARE["write"], BARE["fence"], BARE["warp sync"]
+    assert alone(threads, fence, meet, BARE["async double"], meet).check().ok
+    report = alone(threads, meet, BARE["async double"], meet).check()
+    assert report.kinds() == {Kind.PROXY}
+    assert "raw code of use (warp 1) reads x[0] through the async proxy" in report.errors[0].message
+    assert report.errors[0].fix.startswith("let use execute fence_proxy_async after its access to x")
+
+    def derived(k, slot):
+        slot.x.write(slot.x.read())
+        k.raw(double_on_gpu, updates=(slot.x,), proxy="async")
+        k.raw(other_on_gpu, reads=(slot.x,), proxy="async")
+
+    assert alone(derived).check().ok
+    with pytest.raises(tp.InputError, match=r"k\.raw\(proxy\) = 'tma'.*test_raw\.py:\d+\.$"):
+        alone(lambda k, slot: k.raw(double_on_gpu, updates=(slot.x,), proxy="tma")).check()
+
+
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from(sorted(BARE)), min_size=1, max_size=5), st.sampled_from([1, 2]))
 def test_agrees_with_all_interleavings(names, warps):
     """Raw calls of one or two warps on slots that TMA fills, and everything around them, against the exhaustive oracle."""

@@ -109,7 +109,8 @@ def _cluster_arrive(layout: Layout, op: ops.MbarArriveCluster) -> str:
 def _part(op: Any) -> str:
     cut, _, raw = op.split.partition("/")
     share = f" (part {op.part} of {op.parts}, by {cut})" if op.parts > 1 else ""
-    return f"{share} in {raw}" if raw else share
+    proxy = ", through the async proxy" if op.proxy == "async" else ""
+    return f"{share} in {raw}{proxy}" if raw else share
 
 
 _TEXTS: dict[type, Callable[[Layout, Any], str]] = {

@@ -165,13 +165,16 @@ class Accesses:
                 part = (op.split, op.part, op.parts)
                 bit = self._bit(op.slot, part, kind is ops.SlotWrite)
                 against = self.classes.against(bit)
-                for at, other, what in generic:
-                    if other & against and what != (op.slot, part) and joined <= at:
-                        self.wrong[i] = Kind.RACE
+                if op.proxy == "async":
+                    self._after_threads(i, bit, generic, joined, fenced)
+                else:
+                    for at, other, what in generic:
+                        if other & against and what != (op.slot, part) and joined <= at:
+                            self.wrong[i] = Kind.RACE
+                    generic.append((i, bit, (op.slot, part)))
                 self._after_stores(i, against, stores)
                 self._after_mma(i, against, waited)
-                generic.append((i, bit, (op.slot, part)))
-                self._thread_span(i, acquired, bit)
+                self._thread_span(i, acquired, bit, op.proxy)
             elif kind is ops.TmaStore:
                 bit = self._bit(op.slot, WHOLE, False)
                 self._after_threads(i, bit, generic, joined, fenced)
@@ -217,8 +220,11 @@ class Accesses:
     def _bit(self, slot: int, part: Part, write: bool) -> int:
         return self.classes.bit(self.base + slot, part, write)
 
-    def _thread_span(self, i: int, first: int, bit: int) -> None:
+    def _thread_span(self, i: int, first: int, bit: int, proxy: str) -> None:
         last = self._over(i + 1)
+        if proxy == "async":  # for other threads like theirs, for the fences of others like a store's
+            self.spans += [Span(i, first, last, last, bit, True), Span(i, first, last, last, bit, False)]
+            return
         fence = self._fences[i + 1]
         self.spans.append(Span(i, first, last, NEVER if fence == NEVER else self._over(fence + 1), bit, True))
 

@@ -13,13 +13,15 @@ if TYPE_CHECKING:
 
 __all__ = ["report_race"]
 
-READ, WRITE, LOAD, STORE, MMA = range(5)
+READ, WRITE, LOAD, STORE, MMA, ASYNC_READ, ASYNC_WRITE = range(7)
 _DOES = {
     READ: "{who} reads",
     WRITE: "{who} writes",
     LOAD: "a TMA load issued by {who} writes",
     STORE: "a TMA store issued by {who} reads",
     MMA: "a wgmma issued by {who} reads",
+    ASYNC_READ: "raw code of {who} reads",
+    ASYNC_WRITE: "raw code of {who} writes",
 }
 
 
@@ -76,7 +78,7 @@ def _texts(
             f"let {role} execute warp_sync between the two",
             before.step,
         )
-    if before.kind in (READ, WRITE) and clock[before.agent] >= before.time:
+    if before.kind not in (LOAD, STORE, MMA) and clock[before.agent] >= before.time:
         if any(known[clocks.published + before.agent] >= before.time for known in clocks.of):  # somebody was told
             return (
                 f"{second} after {first}, but the signals between are relaxed, or came before that warp's lanes were "

@@ -258,6 +258,7 @@ class GpuIsa(Carried):
         cpu: Callable[..., None] | None,
         accesses: Sequence[tuple[SlotRef, str]],
         role: RoleWarps,
+        proxy: str = "generic",
     ) -> None:
         tensors = []
         for slot, kind in accesses:

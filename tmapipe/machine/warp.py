@@ -6,6 +6,7 @@ at once if the operations are only recorded.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -194,19 +195,20 @@ class MachineIsa:
         cpu: Callable[..., None] | None,
         accesses: Sequence[tuple[SlotRef, str]],
         role: RoleWarps,
+        proxy: str = "generic",
     ) -> None:
         if self.memory is not None and cpu is None:
             raise InputError(
                 "k.raw(cpu)", cpu, "is what the model runs in place of CuTe DSL", "pass a function of arrays"
             )
         mine, shares = (self.warp - role.first_warp) % role.team_warps, role.team_warps
-        name = getattr(gpu, "__qualname__", type(gpu).__name__)
+        name = _name(gpu)
         arrays: list[Any] = []
         for slot, kind in accesses:
             place = self._slot(slot.buffer, slot.stage)
             if kind != "write":
                 part = (0, 1, f"whole/{name}") if kind == "read" else (mine, shares, f"rows/{name}")
-                self.emit(ops.SlotRead(place, *part))
+                self.emit(ops.SlotRead(place, *part, proxy))
             if self.memory is not None:
                 rows = slot.buffer.tile[0] // shares
                 fresh = np.zeros((rows, *slot.buffer.tile[1:]), slot.buffer.dtype.numpy)
@@ -216,7 +218,7 @@ class MachineIsa:
         for i, (slot, kind) in enumerate(accesses):
             if kind != "read":
                 self._give(arrays[i] if arrays else None)
-                self.emit(ops.SlotWrite(self._slot(slot.buffer, slot.stage), mine, shares, f"rows/{name}"))
+                self.emit(ops.SlotWrite(self._slot(slot.buffer, slot.stage), mine, shares, f"rows/{name}", proxy))
 
     # ---- registers ------------------------------------------------------------------------------------------------
 
@@ -246,6 +248,13 @@ class MachineIsa:
 
     def _outside(self, text: str) -> Exception:
         return hazard(self.layout, "no-such-stage", self.agent, None, text)
+
+
+def _name(function: Callable[..., None]) -> str:
+    """A raw function's name and first line, which tell it from others."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    name = getattr(function, "__name__", type(function).__name__)
+    return name if code is None else f"{name} (line {code.co_firstlineno})"
 
 
 def _add_line(error: PipelineError) -> None:
