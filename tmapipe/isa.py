@@ -202,6 +202,10 @@ class Isa(Protocol):
         """Registers for this warpgroup's part of ``acc[m, n]``, fp32: zero, until the first wgmma. The same ones at each call,
         so that only the last one called can be used."""
 
+    def accumulator_promote(self, matmul: Matmul, acc: Fragment) -> None:
+        """Adds what wgmma has summed since the last time to sums in fp32, and lets the next wgmma start from zero. All wgmma
+        groups must be complete."""
+
     def wgmma_fence(self) -> None:
         """``wgmma.fence.sync.aligned``: orders register accesses before the next wgmma."""
 

@@ -178,7 +178,9 @@ class Layout:
             return 0
         return _widest_swizzle(f"{name}.tile", row)
 
-    def _buffer(self, name: str, slots: int, tile: tuple[int, ...], dtype: DType, swizzle: int) -> Buffer:
+    def _buffer(
+        self, name: str, slots: int, tile: tuple[int, ...], dtype: DType, swizzle: int, owners: int = 1
+    ) -> Buffer:
         row = tile[-1] * dtype.bytes
         if row % 16:
             raise InputError(
@@ -197,7 +199,7 @@ class Layout:
                 f"a slot is {slot} bytes, but slots start at multiples of {alignment}",
                 "use a larger tile",
             )
-        buffer = Buffer(name, self._take(slots * slot, alignment), slots, tile, dtype, swizzle)
+        buffer = Buffer(name, self._take(slots * slot, alignment), slots, tile, dtype, swizzle, owners)
         self.buffers.append(buffer)
         return buffer
 
@@ -239,6 +241,7 @@ class Layout:
                 role.team_warps // 4,
                 role.first_warp,
                 role.teams,
+                mma.promote,
             )
         )
 
@@ -271,7 +274,7 @@ class Layout:
             )
             if swizzle and row % swizzle:
                 raise InputError(f"{name}.swizzle", swizzle, f"must divide a row of {row} bytes", "leave it out")
-            buffer = self._buffer(name, slots, tile, dtype, swizzle)
+            buffer = self._buffer(name, slots, tile, dtype, swizzle, barrier[1])
             if accumulators or role.warps > 1:
                 first = 1 + sum(b.instances for b in self.named_barriers)
                 if first + barrier[1] > MAX_NAMED_BARRIERS:

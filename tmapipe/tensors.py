@@ -11,11 +11,12 @@ from typing import Any
 import attrs
 import numpy as np
 
-from tmapipe.dtypes import DType, dtype_of
+from tmapipe.dtypes import DType, bf16, dtype_of
 from tmapipe.errors import InputError
 from tmapipe.overlap import check_apart
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.wgmma import Wgmma
 
 __all__ = ["Bound", "bind", "check_kind"]
 
@@ -218,12 +219,16 @@ def _note_extents(name: str, dims: tuple[str, ...], shape: tuple[int, ...], seen
 def _make_output(
     name: str, store: TmaStoreStage, extents: dict[str, tuple[str, int]], like: Any, like_dims: tuple[str, ...]
 ) -> Any:
-    """A new output, on the device and by default of the type of *like*, without the batch dimensions that *like* lacks."""
+    """A new output, on the device and by default of the type of *like* (bf16, if that has 8 bits and a
+    matmul makes the output), without the batch dimensions that *like* lacks."""
     unknown = [dim for dim in store.dims if dim not in extents]
     if unknown:
         raise InputError(name, None, f"its extent along {', '.join(unknown)} follows from no input", f"pass {name}=")
     lacking = like_dims[: len(like_dims) - like.ndim]
-    return new_like(like, tuple(extents[dim][1] for dim in store.dims if dim not in lacking), store.dtype)
+    dtype = store.dtype
+    if dtype is None and isinstance(store.source, Wgmma) and dtype_of(like, name).bytes == 1:
+        dtype = bf16  # sums of products of 8 bits
+    return new_like(like, tuple(extents[dim][1] for dim in store.dims if dim not in lacking), dtype)
 
 
 def _device(tensor: Any) -> str:

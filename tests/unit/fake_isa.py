@@ -151,6 +151,9 @@ class RecordingIsa:
     def accumulator(self, matmul: Matmul) -> str:
         return f"acc {matmul.name}"
 
+    def accumulator_promote(self, matmul: Matmul, acc: str) -> None:
+        self._note("promote", matmul.name)
+
     def wgmma_fence(self) -> None:
         self._note("wgmma_fence")
 

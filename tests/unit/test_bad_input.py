@@ -143,7 +143,7 @@ def test_wgmma_operands():
     refused(tp.Wgmma, row, a, argument="Wgmma(a)", value=row, rule="two extents")
     refused(tp.Wgmma, a, "b", argument="Wgmma(b)", value="b", rule="two extents")
     refused(tp.Wgmma, a, elsewhere, argument="Wgmma(a, b)", rule="slots of one ring")
-    for groups in (-1, 1.0, None):
+    for groups in (-1, 1.0):
         refused(tp.Wgmma, a, a, in_flight=groups, argument="Wgmma(in_flight)", value=groups, rule="0 or more")
 
 
@@ -368,3 +368,21 @@ def test_shelf_arguments():
     refused(S.Gemm, (128, 256), argument="tile", value=(128, 256), rule=r"\(m, n, k\)")
     for parts in (0, -1, 1.5):
         refused(S.SplitK, parts, argument="SplitK(parts)", value=parts, rule="positive number")
+
+
+@pytest.mark.parametrize("types", [("fp8_e4m3", "bf16"), ("bf16", "fp16"), ("int8", "int8"), ("fp32", "fp32")])
+def test_operands_that_wgmma_does_not_take(types):
+    with pytest.raises(tp.InputError, match="two operands of one type"):
+        tp.schedules.Gemm((128, 128, 64)).plan(dict(zip("ab", types, strict=True)))
+
+
+def test_promoted_sums_take_twice_the_registers():
+    fp8 = {"a": "fp8_e4m3", "b": "fp8_e4m3", "d": "bf16"}
+    assert tp.schedules.Gemm((128, 192, 128), promote=True).plan(fp8).matmuls[0].promote
+    with pytest.raises(tp.InputError, match="256 accumulator registers a thread, twice 128"):
+        tp.schedules.Gemm((128, 256, 128), promote=True).plan(fp8)
+    with pytest.raises(tp.InputError, match="128 leave room to work with 3 warpgroups"):
+        tp.schedules.Gemm((192, 192, 128), promote=True).plan(fp8)
+    with pytest.raises(tp.InputError, match="in_flight"):
+        gemm = tp.schedules.Gemm((128, 128, 64))
+        tp.Wgmma(gemm.a, gemm.b, in_flight=1, promote=True)

@@ -194,8 +194,11 @@ class GpuIsa(Carried):
 
     def accumulator(self, matmul: Matmul) -> Any:
         found = self.matmuls[matmul.name].accumulator
-        found.begun[0] = 0
+        found.begin()
         return found
+
+    def accumulator_promote(self, matmul: Matmul, acc: Any) -> None:
+        acc.promote()
 
     def wgmma_fence(self) -> None:
         warpgroup.fence()
@@ -220,8 +223,7 @@ class GpuIsa(Carried):
     def write_columns(self, matmul: Matmul, values: Any, slot: SlotRef) -> None:
         dtype = cute_type(slot.buffer.dtype)
         columns = slot.buffer.tile[1]
-        operand = cute_type(matmul.a.dtype)
-        one_group = _tiled_mma(operand, (1, 1, 1), columns)
+        one_group = _tiled_mma(cutlass.BFloat16, cutlass.BFloat16, (1, 1, 1), columns)  # accumulators lie alike for all types
         row_major = LayoutEnum.ROW_MAJOR
         to_shared = hopper.sm90_get_smem_store_op(row_major, elem_ty_d=dtype, elem_ty_acc=cutlass.Float32)
         fragment_atom = cute.make_copy_atom(
@@ -334,12 +336,13 @@ class _MatmulHandles:
     def __init__(self, isa: GpuIsa, matmul: Matmul):
         self.matmul = matmul
         m, n, _ = matmul.shape
-        self.tiled = _tiled_mma(cute_type(matmul.a.dtype), (matmul.warpgroups, 1, 1), n)
+        types = cute_type(matmul.a.dtype), cute_type(matmul.b.dtype)
+        self.tiled = _tiled_mma(*types, (matmul.warpgroups, 1, 1), n)
         group = matmul.group(isa.warp) if matmul.warpgroups > 1 else 0
         mine = self.tiled.get_slice(cute.make_layout(matmul.warpgroups, stride=128)(group))
         self.a = self.tiled.make_fragment_A(mine.partition_A(isa.buffers[matmul.a.name]))
         self.b = self.tiled.make_fragment_B(mine.partition_B(isa.buffers[matmul.b.name]))
-        self.accumulator = _Accumulator(isa, self.tiled.partition_shape_C((m, n)))
+        self.accumulator = _Accumulator(isa, self.tiled.partition_shape_C((m, n)), matmul.promote)
 
     def issue(self, acc: _Accumulator, a_stage: Any, b_stage: Any) -> None:
         for block in range(self.matmul.k_instructions):
@@ -356,18 +359,31 @@ class _Accumulator(Carried):
     tile's first wgmma overwrites what the last tile has left; and where there was none, zeros are read instead.
     """
 
-    def __init__(self, isa: GpuIsa, shape: Any):
+    def __init__(self, isa: GpuIsa, shape: Any, promoted: bool):
         self.registers = cute.make_rmem_tensor(shape, cutlass.Float32)
         self.registers.fill(0.0)
         self.begun = isa.cells(0)
+        self.totals: Any = cute.make_rmem_tensor(shape, cutlass.Float32) if promoted else None
+
+    def begin(self) -> None:
+        self.begun[0] = 0
+        if self.totals is not None:
+            self.totals.fill(0.0)
+
+    def promote(self) -> None:
+        for i in range(cute.size(self.totals)):
+            self.totals[i] = self.totals[i] + self.registers[i]
+        self.begun[0] = 0
 
     def value(self, i: int) -> Any:
+        if self.totals is not None:
+            return self.totals[i]
         return cutlass.select_(self.begun[0] != 0, self.registers[i], cutlass.Float32(0.0))
 
 
-def _tiled_mma(operand: Any, groups: tuple[int, int, int], n: int) -> Any:
+def _tiled_mma(a: Any, b: Any, groups: tuple[int, int, int], n: int) -> Any:
     k_major = OperandMajorMode.K
-    return hopper.make_trivial_tiled_mma(operand, operand, k_major, k_major, cutlass.Float32, groups, tiler_mn=(64, n))
+    return hopper.make_trivial_tiled_mma(a, b, k_major, k_major, cutlass.Float32, groups, tiler_mn=(64, n))
 
 
 def _opaque(pointer: Any) -> Any:

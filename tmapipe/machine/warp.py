@@ -158,6 +158,9 @@ class MachineIsa:
         self.emit(ops.AccumulatorWrite(matmul.name))
         return NO_DATA if self.memory is None else Accumulator(matmul, self.warp)
 
+    def accumulator_promote(self, matmul: Matmul, acc: Any) -> None:
+        self.emit(ops.AccumulatorWrite(matmul.name))  # the sums are in fp32 here anyway
+
     def wgmma_fence(self) -> None:
         self.emit(ops.WgmmaFence())
 

@@ -31,13 +31,14 @@ __all__ = ["Gemm"]
 class Gemm(Schedule):
     """``d[m, n] = epilogue(sum over k of a[m, k] * b[n, k])``, with a batch dimension before each if the tensors have one.
 
-    a, b: bf16 or fp16, contiguous along k; d: bf16, fp16 or fp32, contiguous along n; sums in fp32. m, n and k are free
-    within TMA's rule that strides are multiples of 16 bytes.
+    a, b: bf16, fp16 (both the same) or fp8_e4m3 and fp8_e5m2 (also mixed), contiguous along k; d: bf16, fp16, fp32 or fp8,
+    contiguous along n; sums in fp32. m, n and k are free within TMA's rule that strides are multiples of 16 bytes.
 
     tile: (m, n, k) elements of one CTA, whose m sets the warpgroups: 1 for 64, 2 for 128 or 256, 3 for 192; cluster: CTAs
     along (m, n); stages: slots of a and b (None: as many as fit); store_stages: output buffers of each warpgroup; order:
     of output tiles, e.g. ``PersistentTiles(Snake(8))``; l2_hints: of the loads of (a, b), e.g. "evict_first" for an operand
-    that is read once; dtype: of d, by default that of a; epilogue: applied to each fp32 fragment before the conversion.
+    that is read once; dtype: of d, by default that of a (of 8-bit operands, bf16); promote: sums of 8-bit operands leave the
+    tensor core after each slot (see `Wgmma`); epilogue: applied to each fp32 fragment before the conversion.
     """
 
     load = Role(warps=1)
@@ -53,6 +54,7 @@ class Gemm(Schedule):
         order: PersistentTiles = PersistentTiles(),  # noqa: B008 - immutable
         l2_hints: tuple[str | None, str | None] = (None, None),
         dtype: DType | str | None = None,
+        promote: bool = False,
         epilogue: Callable[[Any], Any] | None = None,
     ):
         if len(tile) != 3:
@@ -65,7 +67,7 @@ class Gemm(Schedule):
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)
         self.a = TmaLoadStage("l m k", tile=(m, k), ring=self.ring, multicast=MulticastGroup("n"), l2_hint=l2_hints[0])
         self.b = TmaLoadStage("l n k", tile=(n, k), ring=self.ring, multicast=MulticastGroup("m"), l2_hint=l2_hints[1])
-        self.mma = Wgmma(self.a, self.b, in_flight=1)
+        self.mma = Wgmma(self.a, self.b, promote=promote)
         self.d = TmaStoreStage("l m n", source=self.mma, stages=store_stages, dtype=dtype)
         self.epilogue = epilogue
 
