@@ -4,7 +4,7 @@ Declare rings, stages and roles in a `Schedule`; the library derives bytes, coun
 DSL for the GPU, and runs the same bodies on a CPU model of the hardware.
 """
 
-from tmapipe import math, schedules
+from tmapipe import epilogue, math, schedules
 from tmapipe.barrier import BarrierRing
 from tmapipe.cluster import MulticastGroup
 from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int8, int32
@@ -51,6 +51,7 @@ __all__ = [
     "UnsafeError",
     "Wgmma",
     "bf16",
+    "epilogue",
     "fp8_e4m3",
     "fp8_e5m2",
     "fp16",

@@ -227,6 +227,12 @@ class Isa(Protocol):
         """Converts *values* (as `accumulator_columns` deals them: 64 x columns, 16 rows a warp) to the slot's type and
         writes them to the slot, whose extents are (64, columns), by ``stmatrix`` or ``st.shared``. Generic proxy."""
 
+    def read_columns(self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int) -> Fragment:
+        """``ld.shared``: values of a slot in fp32, dealt as `accumulator_columns` deals them: 64 x *columns* over the
+        warpgroup. along: what they vary with. ("m", "n"): the slot's extents are (64 * matmul.warpgroups, columns), and
+        warpgroup g has the rows from 64 * g on; ("m",): one value a row, from element 64 * g on; ("n",): one a column, from
+        element 0 on; (): the first element for all. Generic proxy."""
+
     # ---- generic accesses -----------------------------------------------------------------------------------------
 
     def read(self, slot: SlotRef, role: RoleWarps) -> Fragment:

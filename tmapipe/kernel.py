@@ -103,8 +103,8 @@ def _run_team(isa: Isa, schedule: Any, role: RoleWarps, body: Any, k: KernelCont
     team = role.team(isa.warp)
 
     def pass_over(i: Any) -> None:
-        for end in k.ends.values():
-            end.skip(schedule.tile_slots(k, k.tiles.tile(i)))
+        for name, end in k.ends.items():
+            end.skip(schedule.ring_slots(k, name, k.tiles.tile(i)))
 
     def one(n: Any) -> None:
         first = n * role.teams + team

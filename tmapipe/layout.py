@@ -165,7 +165,8 @@ class Layout:
         return self.matmul_roles[store.source.name].name
 
     def _swizzle(self, name: str, part: TmaLoadStage | SharedStage) -> int:
-        """By default the widest span that divides a row, for slots that wgmma reads; none for others."""
+        """By default the widest span that divides a row, for slots that wgmma or warps read from many rows at once; none for
+        others."""
         readers = [mma for mma in self.declared.matmuls.values() if part in (mma.a, mma.b)]
         row = part.tile[-1] * self.types[name].bytes
         if part.swizzle is not None:
@@ -174,7 +175,7 @@ class Layout:
                     f"{name}.swizzle", part.swizzle, f"must divide a row of the tile ({row} bytes)", "leave it out"
                 )
             return part.swizzle
-        if not readers:
+        if not readers and not part.spread:
             return 0
         return _widest_swizzle(f"{name}.tile", row)
 

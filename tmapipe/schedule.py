@@ -113,8 +113,13 @@ class Schedule:
         passes over the slots of the others' tiles."""
         return 1
 
-    def empty_value(self) -> float:
-        """What an output element is when there is nothing to compute it from (no k): an empty sum."""
+    def ring_slots(self, k: Any, ring: str, tile: Tile) -> Any:
+        """The same of the ring called *ring*, where rings differ: by default `tile_slots` of each."""
+        return self.tile_slots(k, tile)
+
+    def empty_value(self, bound: tensors_.Bound) -> Any:
+        """What the output is when there is nothing to compute it from (no k): an empty sum. A number, or an array that
+        broadcasts to the output."""
         return 0.0
 
     # ---- running --------------------------------------------------------------------------------------------------
@@ -128,12 +133,15 @@ class Schedule:
         NumPy arrays: the machine model. Raises `InputError` before anything is launched.
         """
         launchers: dict[Any, Any] = self.__dict__.setdefault("_launchers", {})
+        inputs = list(self.declared.loads) if named else []
+        if named and set(named) == set(inputs[len(tensors) :]):
+            tensors, named = (*tensors, *(named[name] for name in inputs[len(tensors) :])), {}
         signature = tensors_.signature(tensors, out) if not named else None
         if signature in launchers:
             return launchers[signature](tensors, out)
         bound = tensors_.bind(self, tensors, named, out)
         if bound.empty:
-            bound.fill_outputs(self.empty_value())
+            bound.fill_outputs(self.empty_value(bound))
         elif bound.on_gpu:
             from tmapipe.gpu.launch import Launcher
 

@@ -9,7 +9,7 @@ from tmapipe.cluster import MulticastGroup, peer_mask, share_index
 from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import Carried, Fragment, Isa, SlotRef
-from tmapipe.plan import Buffer, Load, RoleWarps
+from tmapipe.plan import Buffer, Load, Matmul, RoleWarps
 from tmapipe.role import Role
 from tmapipe.sharing import row_width
 from tmapipe.tiles import Tile, start_of
@@ -22,7 +22,11 @@ SWIZZLES = (0, 32, 64, 128)
 
 
 class _SlotStage:
-    """What the stages in a slot have in common: a tile, an element type, a swizzle and a ring."""
+    """What the stages in a slot have in common: a tile, an element type, a swizzle and a ring. spread: whether each warp reads
+    from many rows at once, so that rows should be swizzled; number: whether the tensor is a single number."""
+
+    spread = False
+    number = False
 
     def __init__(self, tile: tuple[int, ...], ring: BarrierRing, dtype: DType | str | None, swizzle: int | None):
         kind = type(self).__name__
@@ -135,14 +139,27 @@ class PartInSlot(Carried):
         """Starts the TMA load of the tile at *tile*, or at the given tile coordinates by dimension name (which win).
 
         Raises `ScopeError` outside the ring's first phase, `InputError` if a coordinate is missing or unknown."""
+        load = self._loaded()
+        self.load_from(*start_of(f"slot.{load.name}.load", load.dims, load.tile, tile, coordinates))
+
+    def load_from(self, *start: Any) -> None:
+        """As `load`, of the tile that starts at these elements, one index a dimension of the tensor."""
+        load = self._loaded()
+        self.part.isa.tma_load(load, self.slot.index, start, self.end.signalled, self.part.mask, self.part.share)
+
+    def _loaded(self) -> Load:
         self.slot._check_open()
         load = self.part.load
         if load is None or self.end.phase != 0:
             raise ScopeError(
                 f"load() of {self.part.buffer.name!r} in role {self.part.role!r}: only the role that loads it can."
             )
-        at = start_of(f"slot.{load.name}.load", load.dims, load.tile, tile, coordinates)
-        self.part.isa.tma_load(load, self.slot.index, at, self.end.signalled, self.part.mask, self.part.share)
+        return load
+
+    def read_columns(self, matmul: Matmul, along: tuple[str, ...], columns: int) -> Fragment:
+        """The values in fp32, dealt like *columns* columns of an accumulator of *matmul* (see `Isa.read_columns`)."""
+        self.by_threads()
+        return self.part.isa.read_columns(matmul, self.ref, along, columns)
 
     def by_threads(self) -> None:
         """Threads access the tile now: on leaving the slot this is fenced and released. Raises `ScopeError` outside it."""

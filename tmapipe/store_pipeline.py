@@ -22,7 +22,7 @@ from tmapipe.stage import SWIZZLES, TmaLoadStage, check_dims
 from tmapipe.tiles import Tile, start_of
 from tmapipe.wgmma import Accumulator, Epilogue, Wgmma
 
-__all__ = ["BoundStore", "TmaStoreStage"]
+__all__ = ["BoundStore", "TmaStoreStage", "pieces"]
 
 
 class TmaStoreStage:
@@ -175,20 +175,17 @@ class BoundStore(Carried):
         self.isa.when(self.issuer, lambda: self.isa.bulk_wait_group(0, read=False))
 
     def _store_accumulator(self, tile: Tile, acc: Accumulator, epilogue: Epilogue | None) -> None:
-        """Piece by piece, 64 rows x `width` columns of this warpgroup. A last piece that would reach over the tile starts
-        earlier instead, and stores some columns a second time."""
+        """Piece by piece, 64 rows x `width` columns of this warpgroup."""
         matmul = acc.bound.matmul
         rows, columns, groups = matmul.shape[0], matmul.shape[1], matmul.warpgroups
         whole = (*self.plan.tile[:-2], rows, columns)
         group = matmul.group(self.isa.warp)
         *batch, m, n = start_of(f"{self.plan.name}.store", self.plan.dims, whole, tile, {})
-        for block in range(rows // (64 * groups)):
-            for first in range(0, columns, self.width):
-                first = min(first, columns - self.width)
-                values = acc.columns(block, first, self.width)
-                values = values if epilogue is None else epilogue(values)
-                at = (*batch, m + (block * groups + group) * 64, n + first)
-                self._store_piece(at, lambda slot, values=values: self.isa.write_columns(matmul, values, slot))
+        for block, first in pieces(rows, columns, groups, self.width):
+            values = acc.columns(block, first, self.width)
+            values = values if epilogue is None else epilogue(values)
+            at = (*batch, m + (block * groups + group) * 64, n + first)
+            self._store_piece(at, lambda slot, values=values: self.isa.write_columns(matmul, values, slot))
 
     def _store_piece(self, at: tuple[Any, ...], write: Any) -> None:
         """One buffer's way: wait until it is free, write, fence, synchronize, and let the issuer store it."""
@@ -213,3 +210,11 @@ class BoundStore(Carried):
             self.isa.warp_sync()
         else:
             self.isa.named_barrier_sync(self.barrier, self.unit)
+
+
+def pieces(rows: int, columns: int, groups: int, width: int) -> list[tuple[int, int]]:
+    """The pieces of an output tile of *rows* x *columns* in the order in which its accumulators are stored: (row block,
+    first column), each *width* columns wide. *groups* warpgroups take 64 rows each of a row block. A last piece that would
+    reach over the tile starts earlier instead, and has some columns a second time."""
+    firsts = [min(first, columns - width) for first in range(0, columns, width)]
+    return [(block, first) for block in range(rows // (64 * groups)) for first in firsts]

@@ -6,12 +6,13 @@ Torch tensors are recognized by their module's name, so that this file needs no 
 from __future__ import annotations
 
 import sys
+from numbers import Real
 from typing import Any
 
 import attrs
 import numpy as np
 
-from tmapipe.dtypes import DType, bf16, dtype_of
+from tmapipe.dtypes import DType, bf16, dtype_of, fp32
 from tmapipe.errors import InputError
 from tmapipe.overlap import check_apart
 from tmapipe.stage import TmaLoadStage
@@ -42,17 +43,25 @@ class Bound:
         """Whether there is nothing to compute: no output element, or nothing that goes into one."""
         return any(0 in shape for shape in self.shapes.values())
 
-    def fill_outputs(self, value: float) -> None:
-        """What is computed from nothing (no k) is *value*; an empty output is left as it is."""
+    def fill_outputs(self, value: Any) -> None:
+        """What is computed from nothing (no k) is *value*, a number or an array; an empty output is left as it is."""
         for name in self.stores:
+            tensor = self.tensors[name]
             if 0 not in self.shapes[name] and name not in self.added_to:
-                self.tensors[name][...] = value
+                if isinstance(value, np.ndarray):
+                    whole = np.broadcast_to(value, self.shapes[name]).reshape(tensor.shape).copy()
+                    value = whole if isinstance(tensor, np.ndarray) else sys.modules["torch"].from_numpy(whole)
+                tensor[...] = value
+
+    def array(self, name: str) -> np.ndarray:
+        """The tensor bound to stage *name* as a NumPy array with the stage's dimensions: a copy if it lies on the GPU."""
+        tensor = self.tensors[name]
+        array = tensor if isinstance(tensor, np.ndarray) else _torch_to_numpy(tensor.cpu(), self.dtypes[name])
+        return array.reshape(self.shapes[name]) if array.ndim != len(self.shapes[name]) else array
 
     def arrays(self) -> dict[str, np.ndarray]:
         """NumPy arrays of the machine model, sharing memory with the tensors, shaped like the stages' dimensions."""
-        for name, tensor in self.tensors.items():
-            array = tensor if isinstance(tensor, np.ndarray) else _torch_to_numpy(tensor, self.dtypes[name])
-            self._views[name] = array.reshape(self.shapes[name]) if array.ndim != len(self.shapes[name]) else array
+        self._views = {name: self.array(name) for name in self.tensors}
         return dict(self._views)
 
     def write_back(self) -> None:
@@ -86,11 +95,13 @@ def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: An
         if name not in given:
             raise InputError(name, None, "a tensor is needed for every load stage", f"pass {name}=")
     extents: dict[str, tuple[str, int]] = {}
-    for name in declared.loads:
-        check_kind(name, given[name])
-        _note_extents(name, parts[name].dims, shape_for(name, given[name], parts[name].dims), extents)
     first_load = next(iter(declared.loads), None)
     like = given[first_load] if first_load else None
+    for name in declared.loads:
+        if declared.loads[name].number and name != first_load:
+            given[name] = _as_element(name, given[name], like)
+        check_kind(name, given[name])
+        _note_extents(name, parts[name].dims, shape_for(name, given[name], parts[name].dims), extents)
     for name, store in declared.stores.items():
         if name not in given:
             if first_load is None:
@@ -162,6 +173,20 @@ def as_words(name: str, tensor: Any) -> Any:
             f"pad the rows to a multiple of {ALIGNMENT // size} elements",
         )
     return tensor.view(words)
+
+
+def _as_element(name: str, value: Any, like: Any) -> Any:
+    """A number as a tensor of one element (fp32, of the kind and device of *like*)."""
+    if isinstance(value, Real):
+        element = new_like(like, (1,), fp32)
+        element[...] = float(value)
+        return element
+    check_kind(name, value)
+    if tuple(value.shape) not in ((), (1,)):
+        raise InputError(
+            f"{name}.shape", tuple(value.shape), "is a number or a tensor of one element", "pass one number"
+        )
+    return value.reshape(1)
 
 
 def is_contiguous(tensor: Any) -> bool:

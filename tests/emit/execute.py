@@ -286,7 +286,7 @@ def lower(events: Iterable[Event], plan: Plan, warp: int, lane: int = LEADER) ->
 def _lower(event: Event, plan: Plan, warp: int, lane: int) -> list[Event]:
     kind, *rest = event
     leader = lane == LEADER
-    if kind in ("prefetch", "read", "write", "write_columns", "promote"):
+    if kind in ("prefetch", "read", "write", "write_columns", "read_columns", "promote"):
         return []
     if kind in ("init", "arm", "expect", "commit"):
         return [event] if leader else []

@@ -135,7 +135,20 @@ MATRIX = {"m": 300, "n": 520}
 GEMM = {"l": 2, "m": 300, "n": 520, "k": 200}
 TALL = {"l": 2, "m": 900, "n": 520, "k": 72}
 ROWS = tp.PersistentTiles(tp.Grouped(1))
+OPERANDS = GEMM | {"alpha_element": 1}
 HALF = {"a": "fp16", "b": "fp16", "d": "fp16"}
+
+
+def with_operands(kind: type, *arguments: Any, **options: Any) -> tp.Schedule:
+    """A GEMM whose epilogue takes an operand of each kind."""
+    kinds = tp.epilogue
+    return kind(
+        *arguments,
+        epilogue=lambda acc, c, bias, scale, alpha: alpha * acc * scale + 0.5 * c + bias,
+        operands={"c": kinds.Matrix(), "bias": kinds.PerColumn(), "scale": kinds.PerRow(), "alpha": kinds.Scalar()},
+        **options,
+    )
+
 
 COPIES = {
     "copy": Kernel(SHELF["Copy"], {}, MATRIX),
@@ -168,6 +181,12 @@ GEMMS = {
     ),
     "gemm snake": Kernel(lambda: S.Gemm((128, 64, 64), (2, 1), order=tp.PersistentTiles(tp.Snake(3))), {}, TALL),
     "gemm hilbert": Kernel(lambda: S.Gemm((64, 64, 64), (1, 1), order=tp.PersistentTiles(tp.Hilbert(4))), {}, TALL),
+    "gemm 2x1 with operands": Kernel(lambda: with_operands(S.Gemm, (128, 256, 64), (2, 1)), {}, OPERANDS),
+    "gemm m64 n72 with operands to fp32": Kernel(
+        lambda: with_operands(S.Gemm, (64, 72, 64), (1, 1), dtype="fp32"), {"c": "fp32", "bias": "fp32"}, OPERANDS
+    ),
+    "gemm m256 with operands": Kernel(lambda: with_operands(S.Gemm, (256, 128, 64), (1, 1)), {}, OPERANDS),
+    "pingpong 2x1 with operands": Kernel(lambda: with_operands(S.PingPong, (128, 128, 64), (2, 1)), {}, OPERANDS),
     "pingpong 2x1": Kernel(SHELF["PingPong"], {}, GEMM),
     "pingpong 64x256 1x2": Kernel(lambda: S.PingPong((64, 256, 64), (1, 2)), {}, GEMM),
     "splitk": Kernel(SHELF["SplitK"], {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),

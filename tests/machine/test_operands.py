@@ -1,33 +1,94 @@
-"""GEMMs of 8-bit operands on the model, beside float64."""
+"""Epilogues with operands on the model, against float64."""
 
-import itertools
-
-import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import tmapipe as tp
 
-S = tp.schedules
-TYPES = (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
-SCHEDULES = {
-    "cooperative": lambda: S.Gemm((128, 64, 128), (2, 1)),
-    "three warpgroups": lambda: S.Gemm((192, 64, 64), (1, 1)),
-    "promoted": lambda: S.Gemm((64, 64, 128), (1, 2), promote=True),
-    "ping-pong, promoted": lambda: S.PingPong((64, 96, 128), (1, 1), promote=True),
-}
+S, E = tp.schedules, tp.epilogue
+KINDS = {"c": E.Matrix(), "bias": E.PerColumn(), "scale": E.PerRow(), "alpha": E.Scalar()}
+TILES = [
+    (S.Gemm, (64, 64, 16), (1, 1)),
+    (S.Gemm, (128, 72, 64), (1, 1)),
+    (S.Gemm, (128, 32, 16), (2, 1)),
+    (S.Gemm, (192, 40, 64), (1, 1)),
+    (S.Gemm, (256, 64, 16), (1, 2)),
+    (S.PingPong, (64, 64, 16), (1, 1)),
+    (S.PingPong, (128, 64, 16), (2, 1)),
+]
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("types", [*itertools.product(TYPES, TYPES)], ids=lambda pair: "-".join(t.__name__ for t in pair))
-def test_products_of_8_bits(name, types):
+def make(kind, tile, cluster, names=tuple(KINDS), **options):
+    """The epilogue (acc * alpha * scale + c + bias), of those operands that are named."""
+
+    def epilogue(acc, alpha=1.0, scale=1.0, c=0.0, bias=0.0):
+        return acc * alpha * scale + c + bias
+
+    return kind(tile, cluster, epilogue=epilogue, operands={name: KINDS[name] for name in names}, **options)
+
+
+def operands(rng, m, n, names, batch=()):
+    found = {
+        "c": rng.standard_normal((*batch, m, n)).astype(np.float16),
+        "bias": rng.standard_normal(n).astype(np.float32),
+        "scale": rng.standard_normal(m).astype(np.float16),
+        "alpha": float(rng.standard_normal()),
+    }
+    return {name: found[name] for name in names}
+
+
+def reference(a, b, given):
+    product = a.astype(np.float64) @ b.astype(np.float64).swapaxes(-1, -2)
+    scale = np.asarray(given.get("scale", [1.0]), np.float64)[:, None]
+    return product * given.get("alpha", 1.0) * scale + given.get("c", 0.0) + given.get("bias", 0.0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_against_numpy(data):
+    kind, tile, cluster = data.draw(st.sampled_from(TILES))
+    names = data.draw(st.lists(st.sampled_from(list(KINDS)), min_size=1, unique=True))
+    m, n, k = data.draw(st.integers(1, 300)), 8 * data.draw(st.integers(1, 20)), 8 * data.draw(st.integers(1, 6))
+    options = {"operand_stages": data.draw(st.integers(1, 3)), "store_stages": data.draw(st.integers(1, 2))}
+    rng = np.random.default_rng(data.draw(st.integers(0, 9)))
+    batch = data.draw(st.sampled_from([(), (2,)]))
+    a, b = (rng.standard_normal((*batch, rows, k)).astype(np.float16) for rows in (m, n))
+    given = operands(rng, m, n, names, batch)
+    d = np.full((*batch, m, n), np.nan, np.float32)
+    result = make(kind, tile, cluster, names, dtype="fp32", **options)(a, b, out=d, **given)
+    np.testing.assert_allclose(result, reference(a, b, given), rtol=1e-4, atol=1e-4)
+
+
+def test_by_position_and_as_tensors():
     rng = np.random.default_rng(0)
-    a, b = (rng.standard_normal((rows, 336)).astype(kind) for rows, kind in zip((150, 200), types, strict=True))
-    out = np.full((150, 200), np.nan, np.float32)
-    SCHEDULES[name]()(a, b, out=out)
-    np.testing.assert_allclose(out, a.astype(np.float64) @ b.astype(np.float64).T, rtol=1e-4, atol=1e-3)
+    a, b = (rng.standard_normal((rows, 64)).astype(np.float16) for rows in (100, 72))
+    given = operands(rng, 100, 72, ("bias", "alpha"))
+    gemm = make(S.Gemm, (128, 64, 64), (1, 1), ("bias", "alpha"), dtype="fp32")
+    named = gemm(a, b, **given)
+    assert np.array_equal(gemm(a, b, given["bias"], np.array([given["alpha"]], np.float32)), named)
+    assert np.array_equal(gemm(a, b, given["bias"], alpha=np.array(given["alpha"], np.float32)), named)
 
 
-def test_a_new_output_is_bf16():
-    a = np.ones((64, 64), ml_dtypes.float8_e4m3fn)
-    assert S.Gemm((64, 64, 64), (1, 1))(a, a).dtype == ml_dtypes.bfloat16
+@pytest.mark.parametrize("names", [("c",), ("bias", "scale"), ("alpha",)])
+def test_without_k(names):
+    """An empty sum still has its operands."""
+    rng = np.random.default_rng(0)
+    a, b = np.zeros((48, 0), np.float16), np.zeros((24, 0), np.float16)
+    given = operands(rng, 48, 24, names)
+    d = make(S.Gemm, (64, 64, 64), (1, 1), names, dtype="fp32")(a, b, **given)
+    np.testing.assert_allclose(d, reference(a, b, given), rtol=1e-5, atol=1e-5)
+    assert make(S.Gemm, (64, 64, 64), (1, 1), ("alpha",))(a[:0], b, alpha=1.0).shape == (0, 24)
+
+
+def test_torch_tensors():
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    a, b = (torch.randn(rows, 64, dtype=torch.bfloat16) for rows in (72, 136))
+    bias, c = torch.randn(136, dtype=torch.bfloat16), torch.randn(72, 136, dtype=torch.bfloat16)
+    gemm = make(S.Gemm, (128, 128, 64), (1, 1), ("c", "bias", "alpha"), dtype="fp32")
+    d = gemm(a, b, c=c, bias=bias, alpha=0.5)
+    torch.testing.assert_close(d, (a.double() @ b.double().T * 0.5 + c + bias).float(), rtol=1e-4, atol=1e-4)
+    empty = gemm(a[:, :0], b[:, :0], c=c, bias=bias, alpha=0.5)
+    torch.testing.assert_close(empty, c.float() + bias.float())

@@ -10,6 +10,7 @@ from typing import Any
 
 from tmapipe.isa import SlotRef
 from tmapipe.kernel import kernel_main
+from tmapipe.machine.nodata import NO_DATA, NoData
 from tmapipe.plan import Barrier, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
 
 Event = tuple[Any, ...]
@@ -172,6 +173,10 @@ class RecordingIsa:
 
     def write_columns(self, matmul: Matmul, values: Any, slot: SlotRef) -> None:
         self._note("write_columns", slot.buffer.name, slot.stage, values)
+
+    def read_columns(self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int) -> NoData:
+        self._note("read_columns", slot.buffer.name, slot.stage, along, columns)
+        return NO_DATA
 
     # ---- generic accesses, registers ------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -236,6 +237,27 @@ class GpuIsa(Carried):
         target = thread.partition_D(self.buffers[slot.buffer.name])[(None, None, None, slot.stage)]
         source = cute.make_tensor(converted.iterator, cute.make_layout(target.shape))
         cute.copy(tiled, source, target)
+
+    def read_columns(self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int) -> Any:
+        # Lane i holds columns 2 (i % 4) + {0, 1} of each 8, of the rows i / 4 and i / 4 + 8 of the warp's 16.
+        tensor = self.buffers[slot.buffer.name]
+        dtype = cute_type(slot.buffer.dtype)
+        values = cute.make_rmem_tensor(((2, 2, columns // 8), 1, 1), dtype)
+        group = matmul.group(self.warp) if matmul.warpgroups > 1 else 0
+        row = group * 64 + self.warp % 4 * 16 + self.lane // 4
+        pair = self.lane % 4
+        if along == ("m", "n"):
+            inside = tensor[(None, None, slot.stage)]
+            for half, eight in itertools.product(range(2), range(columns // 8)):
+                two = cute.local_tile(inside, (1, 2), (row + 8 * half, pair + 4 * eight))
+                cute.autovec_copy(cute.coalesce(two), values[((None, half, eight), 0, 0)])
+        else:
+            inside = tensor[(None, slot.stage)]
+            for half, eight in itertools.product(range(2), range(columns // 8)):
+                for i in range(2):
+                    place = {("n",): 8 * eight + 2 * pair + i, ("m",): row + 8 * half, (): 0}[along]
+                    values[((i, half, eight), 0, 0)] = inside[place]
+        return values.load().to(cutlass.Float32)
 
     # ---- generic accesses -----------------------------------------------------------------------------------------
 

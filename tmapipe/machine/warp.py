@@ -182,6 +182,18 @@ class MachineIsa:
         self._give(values)
         self.emit(ops.SlotWrite(self._slot(slot.buffer, slot.stage), self.warp % 4, 4, "rows"))
 
+    def read_columns(self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int) -> Any:
+        place, warp, warps = self._slot(slot.buffer, slot.stage), self.warp % 4, 4 * matmul.warpgroups
+        first = matmul.group(self.warp) * 4 + warp
+        whole = along != ("m", "n")
+        self.emit(ops.SlotRead(place, 0, 1, "rows") if whole else ops.SlotRead(place, first, warps, "rows"))
+        if self.memory is None:
+            return NO_DATA
+        values = self.memory.results[self.agent].astype(np.float32)
+        if along == ("m",):
+            return values[16 * first : 16 * first + 16, None]
+        return values[None, : columns if along else 1] if whole else values
+
     # ---- generic accesses -----------------------------------------------------------------------------------------
 
     def read(self, slot: SlotRef, role: RoleWarps) -> Any:

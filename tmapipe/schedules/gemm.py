@@ -9,7 +9,7 @@ warpgroups still store the last one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,15 +17,20 @@ import numpy as np
 from tmapipe.barrier import BarrierRing
 from tmapipe.cluster import MulticastGroup
 from tmapipe.dtypes import DType
+from tmapipe.epilogue import Operand, Operands
 from tmapipe.errors import InputError
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.tensors import Bound
 from tmapipe.tiles import PersistentTiles, Tile
 from tmapipe.wgmma import Wgmma
 
 __all__ = ["Gemm"]
+
+FETCH = Role(warps=1)  # loads the epilogue's operands, in schedules that have some
+FETCH.name = "fetch"
 
 
 class Gemm(Schedule):
@@ -38,7 +43,13 @@ class Gemm(Schedule):
     along (m, n); stages: slots of a and b (None: as many as fit); store_stages: output buffers of each warpgroup; order:
     of output tiles, e.g. ``PersistentTiles(Snake(8))``; l2_hints: of the loads of (a, b), e.g. "evict_first" for an operand
     that is read once; dtype: of d, by default that of a (of 8-bit operands, bf16); promote: sums of 8-bit operands leave the
-    tensor core after each slot (see `Wgmma`); epilogue: applied to each fp32 fragment before the conversion.
+    tensor core after each slot (see `Wgmma`); epilogue: applied to each fp32 fragment before the conversion;
+    operands: what the epilogue takes besides the accumulator, by the names of its parameters and of the call's arguments, each
+    a kind of `tmapipe.epilogue`; operand_stages: slots of the ring that they are loaded into, one a piece of 64 rows a
+    warpgroup and up to 64 columns::
+
+        gemm = Gemm(epilogue=lambda acc, bias: tp.math.gelu(acc + bias), operands={"bias": tp.epilogue.PerColumn()})
+        d = gemm(a, b, bias=bias)
     """
 
     load = Role(warps=1)
@@ -55,7 +66,9 @@ class Gemm(Schedule):
         l2_hints: tuple[str | None, str | None] = (None, None),
         dtype: DType | str | None = None,
         promote: bool = False,
-        epilogue: Callable[[Any], Any] | None = None,
+        epilogue: Callable[..., Any] | None = None,
+        operands: Mapping[str, Operand] | None = None,
+        operand_stages: int = 2,
     ):
         if len(tile) != 3:
             raise InputError("tile", tile, "is (m, n, k)", "e.g. (128, 256, 64)")
@@ -68,17 +81,44 @@ class Gemm(Schedule):
         self.a = TmaLoadStage("l m k", tile=(m, k), ring=self.ring, multicast=MulticastGroup("n"), l2_hint=l2_hints[0])
         self.b = TmaLoadStage("l n k", tile=(n, k), ring=self.ring, multicast=MulticastGroup("m"), l2_hint=l2_hints[1])
         self.mma = Wgmma(self.a, self.b, promote=promote)
-        self.d = TmaStoreStage("l m n", source=self.mma, stages=store_stages, dtype=dtype)
+        width = next((w for w in (64, 32) if w <= n), n) if operands else None
+        self.d = TmaStoreStage("l m n", source=self.mma, stages=store_stages, dtype=dtype, columns=width)
         self.epilogue = epilogue
+        self.operands: Operands | None = None
+        if width is not None:
+            self._declare_operands(dict(operands or {}), operand_stages, (m, n), width)
 
-    def empty_value(self) -> float:
+    def _declare_operands(self, operands: dict[str, Operand], stages: int, shape: tuple[int, int], width: int) -> None:
+        for name in operands:
+            if hasattr(self, name) or name in ("out", "acc"):
+                raise InputError(f"operands[{name!r}]", name, "is a name that the schedule has already", "rename it")
+        self.fetch = FETCH
+        self.operand_ring = BarrierRing(stages, producer=FETCH, consumer=self.math)
+        groups = self.math.warps // 4 // self.math.teams
+        self.operands = Operands(operands, self.epilogue, self.operand_ring, shape, groups, width)
+        for name, stage in self.operands.stages.items():
+            setattr(self, name, stage)
+
+    def empty_value(self, bound: Bound) -> Any:
         """The epilogue of an empty sum."""
-        zero = np.zeros(1, np.float32)
-        return float(zero[0] if self.epilogue is None else self.epilogue(zero)[0])
+        zero = np.zeros(bound.shapes["d"] if self.operands else 1, np.float32)
+        if self.epilogue is None:
+            return 0.0
+        return self.epilogue(zero, **self.operands.whole(bound)) if self.operands else float(self.epilogue(zero)[0])
 
     def tile_slots(self, k: Any, tile: Tile) -> Any:
         """One slot a k-tile."""
         return k.steps("a", "k")
+
+    def ring_slots(self, k: Any, ring: str, tile: Tile) -> Any:
+        """Of the operands' ring, one slot a piece."""
+        if self.operands is not None and ring == self.operand_ring.name:
+            return len(self.operands.pieces)
+        return self.tile_slots(k, tile)
+
+    def applied(self, k: Any) -> Callable[[Any], Any] | None:
+        """What `TmaStoreStage.store` applies to each piece of the accumulator: the epilogue, with its operands read."""
+        return self.epilogue if self.operands is None else self.operands.applied(k, k.plan.matmul(self.mma.name))
 
     @load.jit
     def fill(self, k: Any, tile: Tile) -> None:
@@ -87,10 +127,15 @@ class Gemm(Schedule):
                 slot.a.load(tile, k=step)
                 slot.b.load(tile, k=step)
 
+    @FETCH.jit
+    def fetch_operands(self, k: Any, tile: Tile) -> None:
+        assert self.operands is not None
+        self.operands.load(k, tile)
+
     @math.jit
     def multiply(self, k: Any, tile: Tile) -> None:
         with k.mma.accumulate() as acc:
             for _ in range(self.tile_slots(k, tile)):
                 with k.ring.consume() as slot:
                     acc.add(slot.a, slot.b)
-        k.d.store(tile, acc, self.epilogue)
+        k.d.store(tile, acc, self.applied(k))

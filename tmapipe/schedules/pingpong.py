@@ -9,6 +9,7 @@ Best where the epilogue weighs much: short k, or tiles too small to hide it othe
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from tmapipe.role import Role
@@ -21,7 +22,8 @@ __all__ = ["PingPong"]
 
 class PingPong(Gemm):
     """`Gemm`, with each output tile one warpgroup's alone. Arguments as there; the accumulators of a tile (m x n) must fit in
-    one warpgroup: up to 64 x 256 or 128 x 192."""
+    one warpgroup: up to 64 x 256 or 128 x 192. With operands of the epilogue, epilogues take turns as mainloops do: for a team
+    that ran ahead of the other's slots by two laps, their parity would be that of its own."""
 
     load = Gemm.load
     math = Role(warpgroups=2, teams=2)
@@ -35,6 +37,12 @@ class PingPong(Gemm):
         **options: Any,
     ):
         super().__init__(tile, cluster, stages, **options)
+        if self.operands is not None:
+            self.epilogue_order = Turnstile(self.math)
+
+    def epilogue_turn(self, k: Any) -> Any:
+        """A turn of the epilogue where there is an order of them, else nothing."""
+        return nullcontext() if self.operands is None else k.epilogue_order.turn()
 
     @math.jit
     def multiply(self, k: Any, tile: Tile) -> None:
@@ -43,4 +51,5 @@ class PingPong(Gemm):
                 for _ in range(self.tile_slots(k, tile)):
                     with k.ring.consume() as slot:
                         acc.add(slot.a, slot.b)
-        k.d.store(tile, acc, self.epilogue)
+        with self.epilogue_turn(k):
+            k.d.store(tile, acc, self.applied(k))

@@ -1,0 +1,53 @@
+"""The checker on epilogues with operands: safe for every trip count, and unsafe where an ordering is left out."""
+
+from contextlib import nullcontext
+
+import pytest
+
+import tmapipe as tp
+from tests.machine.test_operands import KINDS, make
+from tmapipe.testing import assert_safe
+
+S = tp.schedules
+
+
+TILES = [
+    (S.Gemm, (128, 256, 64), (2, 1)),
+    (S.Gemm, (128, 72, 64), (1, 1)),
+    (S.Gemm, (192, 80, 64), (1, 2)),
+    (S.Gemm, (256, 64, 64), (1, 1)),
+    (S.PingPong, (128, 128, 64), (2, 1)),
+    (S.PingPong, (64, 256, 64), (1, 1)),
+]
+
+
+@pytest.mark.parametrize("kind,tile,cluster", TILES)
+@pytest.mark.parametrize("names", [tuple(KINDS), ("bias",)])
+def test_safe_for_every_trip_count(kind, tile, cluster, names):
+    report = make(kind, tile, cluster, names).check()
+    assert report.ok and report.trips == "every trip count", str(report)
+
+
+def test_one_slot():
+    assert_safe(make(S.Gemm, (128, 128, 64), (2, 1), operand_stages=1))
+    assert_safe(make(S.PingPong, (128, 128, 64), (2, 1), operand_stages=1))
+
+
+class Unordered(S.PingPong):
+    """Teams whose epilogues take no turns: one may pass over two laps of slots and take an old phase for its own."""
+
+    load, math = S.PingPong.load, S.PingPong.math
+
+    def epilogue_turn(self, k):
+        return nullcontext()
+
+
+def test_teams_need_turns():
+    report = make(Unordered, (128, 128, 64), (1, 1)).check()
+    assert not report.ok and any("operand_ring" in str(finding) for finding in report.findings)
+
+
+def test_the_plan_without_operands_has_nothing_of_them():
+    plan = S.Gemm(epilogue=lambda acc: acc + 1).plan()
+    assert [role.name for role in plan.roles] == ["load", "math"] and [ring.name for ring in plan.rings] == ["ring"]
+    assert S.PingPong().plan().barriers[-1].name == "order.turn"

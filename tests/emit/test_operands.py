@@ -1,0 +1,69 @@
+"""Which bytes of an operand's slots each thread reads, by the emitted PTX executed, against wgmma's accumulator layout."""
+
+import re
+
+import pytest
+
+from tests.emit.execute import BASE, Execution, Launch
+from tests.emit.kernels import KERNELS, built
+
+NAMES = [name for name in KERNELS if "with operands" in name]
+
+
+class Reads(Execution):
+    """Notes the bytes of every ``ld.shared``."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.read = set()
+
+    def _step(self, i):
+        if i.opcode.startswith("ld.shared"):
+            match = re.fullmatch(r"ld\.shared(?:\.v(\d))?\.\w(\d+)", i.opcode)
+            assert match, i.opcode
+            start = self._address(i.operands[1]) - BASE
+            self.read |= set(range(start, start + int(match[1] or 1) * int(match[2]) // 8))
+        super()._step(i)
+
+
+def expected(schedule, plan, warp, lane):
+    """Bytes of all slots (PTX ISA, wgmma accumulator: lane i has columns 2 (i % 4) + {0, 1} of each 8, of rows i / 4 and
+    i / 4 + 8 of each warp's 16)."""
+    matmul, width = plan.matmuls[0], schedule.operands.width
+    rows = [64 * matmul.group(warp) + 16 * (warp % 4) + lane // 4 + half for half in (0, 8)]
+    columns = [8 * eight + 2 * (lane % 4) + i for eight in range(width // 8) for i in (0, 1)]
+    found = set()
+    for name, places in {
+        "c": [(row, column) for row in rows for column in columns],
+        "bias": [(0, column) for column in columns],
+        "scale": [(0, row) for row in rows],
+        "alpha": [(0, 0)],
+    }.items():
+        buffer = plan.buffer(name)
+        for stage in range(buffer.stages):
+            for row, column in places:
+                at, size = column * buffer.dtype.bytes, buffer.dtype.bytes
+                if name == "c":  # column blocks of one swizzle span; 16-byte units are exchanged by the row within 8
+                    span = buffer.swizzle
+                    block, inside = divmod(at, span)
+                    at = (block * buffer.tile[0] + row) * span + inside
+                    at ^= (at >> 7 & (span // 16 - 1)) << 4
+                start = buffer.offset + stage * buffer.slot_bytes + at
+                found |= set(range(start, start + size))
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_read(name):
+    kernel = built(name)
+    role = kernel.plan.role("math")
+    for warp in (role.first_warp, role.first_warp + role.warps - 1):
+        for lane in (0, 5, 31):
+            thread = Reads(kernel.ptx, kernel.schedule, Launch(kernel.extents, 1), warp, lane)
+            thread.run()
+            assert thread.read == expected(kernel.schedule, kernel.plan, warp, lane)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_spills(name):
+    assert built(name, unroll=True).compiled.resources.spill_bytes == 0

@@ -1,0 +1,86 @@
+"""Operands of epilogues: what is refused, and in which order pieces are loaded and taken."""
+
+import numpy as np
+import pytest
+
+import tmapipe as tp
+from tests.unit.errors import refused
+from tests.unit.fake_isa import record
+from tmapipe.store_pipeline import pieces
+
+S, E = tp.schedules, tp.epilogue
+ADD = {"epilogue": lambda acc, bias: acc + bias}
+
+
+@pytest.mark.parametrize(
+    "name,options",
+    [
+        ("epilogue", {"operands": {"bias": E.PerColumn()}}),
+        ("epilogue", {"operands": {"c": E.Matrix()}, **ADD}),
+        ("epilogue", {"operands": {"bias": E.PerColumn(), "c": E.Matrix()}, **ADD}),
+        ("operands['bias']", {"operands": {"bias": "column"}, **ADD}),
+        ("operands['bias']", {"operands": {"bias": E.PerColumn}, **ADD}),
+        ("operands['load']", {"operands": {"load": E.Matrix()}, "epilogue": lambda acc, load: load}),
+        ("operands['a']", {"operands": {"a": E.Matrix()}, "epilogue": lambda acc, a: a}),
+        ("operands['out']", {"operands": {"out": E.Matrix()}, "epilogue": lambda acc, out: out}),
+        ("BarrierRing(stages)", {"operands": {"bias": E.PerColumn()}, "operand_stages": 0, **ADD}),
+    ],
+)
+def test_declarations_refused(name, options):
+    refused(S.Gemm, argument=name, rule="", **options)
+
+
+A, B = np.zeros((64, 64), np.float16), np.zeros((128, 64), np.float16)
+
+
+@pytest.mark.parametrize(
+    "argument,value",
+    [
+        ("bias", None),
+        ("bias", 1.0),
+        ("bias.shape", np.zeros(64, np.float16)),
+        ("bias", np.zeros((1, 1, 128), np.float16)),
+        ("bias.stride", np.zeros(256, np.float16)[::2]),
+        ("alpha.shape", np.zeros(2, np.float32)),
+        ("alpha", np.zeros(1, np.float16)),
+        ("alpha", "1.0"),
+        ("c.shape", np.zeros((64, 64), np.float16)),
+        ("c", np.zeros(64, np.float16)),
+        ("other", np.zeros(64, np.float16)),
+    ],
+)
+def test_tensors_refused(argument, value):
+    kinds = {"c": E.Matrix(), "bias": E.PerColumn(), "alpha": E.Scalar()}
+    gemm = S.Gemm((64, 128, 64), (1, 1), epilogue=lambda acc, c, bias, alpha: acc, operands=kinds)
+    given = {"c": np.zeros((64, 128), np.float16), "bias": np.zeros(128, np.float16), "alpha": 1.0}
+    refused(gemm, A, B, argument=argument, rule="", **(given | {argument.partition(".")[0]: value}))
+
+
+@pytest.mark.parametrize("kind,tile", [(S.Gemm, (128, 128, 64)), (S.Gemm, (64, 72, 64)), (S.PingPong, (128, 128, 64))])
+def test_pieces_are_loaded_as_they_are_stored(kind, tile):
+    """The n-th slot has the n-th piece: its rows are those of all warpgroups that share the tile."""
+    gemm = kind(tile, (1, 1), epilogue=lambda acc, c: acc + c, operands={"c": E.Matrix()})
+    extents = {"a": (2, 300, 64), "b": (2, 160, 64), "c": (2, 300, 160), "d": (2, 300, 160)}
+    plan = gemm.plan()
+    loads = [event for event in record(gemm, plan, plan.role("fetch").first_warp, extents) if event[0] == "load"]
+    matmul, role = plan.matmuls[0], plan.role("math")
+    assert [event[2] for event in loads] == [n % 2 for n in range(len(loads))]
+    taken = {}
+    for team in range(role.teams):
+        events = record(gemm, plan, role.first_warp + team * role.team_warps, extents)
+        order = [event for event in events if event[0] in ("read_columns", "store")]
+        for read, store in zip(order[::2], order[1::2], strict=True):
+            assert read[:2] == ("read_columns", "c") and store[0] == "store"
+            taken.setdefault(store[3], []).append(read[2])
+    per_tile = len(pieces(*matmul.shape[:2], matmul.warpgroups, gemm.operands.width))
+    assert [event[3] for event in loads] == sorted(taken, key=[event[3] for event in loads].index)
+    assert len(loads) % per_tile == 0 and all(event[2] in taken[event[3]] for event in loads)
+
+
+def test_pieces():
+    assert pieces(128, 128, 2, 64) == [(0, 0), (0, 64)]
+    assert pieces(256, 72, 2, 64) == [(0, 0), (0, 8), (1, 0), (1, 8)]
+    for rows, columns, groups, width in ((64, 8, 1, 8), (192, 200, 3, 64), (128, 40, 1, 32)):
+        found = pieces(rows, columns, groups, width)
+        covered = {c for _, first in found for c in range(first, first + width)}
+        assert covered == set(range(columns)) and {block for block, _ in found} == set(range(rows // (64 * groups)))

@@ -1,0 +1,145 @@
+"""Operands of an epilogue: matrices, vectors and scalars that are combined with the accumulator.
+
+They travel as everything else does: a role of one warp loads them by TMA into a ring of their own, one slot a piece of the
+output tile (`store_pipeline.pieces`), ahead of the warpgroups, which read each piece dealt like the accumulator::
+
+    fetch (1 warp)         c, bias of piece 0, 1, 2, ...   -> ring of slots
+    math (warpgroups)      mainloop | piece 0: wait, read, release, compute, store | piece 1 ...
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+
+from tmapipe.barrier import BarrierRing
+from tmapipe.dtypes import DType
+from tmapipe.errors import InputError
+from tmapipe.stage import TmaLoadStage
+from tmapipe.store_pipeline import pieces
+from tmapipe.tensors import Bound
+from tmapipe.tiles import Tile
+
+__all__ = ["Matrix", "Operands", "PerColumn", "PerRow", "Scalar"]
+
+VECTOR = 128  # elements of a vector's slot, at least: slots start at multiples of 128 bytes
+
+
+@attrs.frozen
+class Matrix:
+    """An operand of the output's shape, [m, n] or [l, m, n], contiguous along n. dtype: by default the tensor's; l2_hint: as
+    of `TmaLoadStage`."""
+
+    dtype: DType | str | None = None
+    l2_hint: str | None = None
+    along = ("m", "n")
+
+
+@attrs.frozen
+class PerColumn:
+    """A vector of n elements, one a column of the output, such as a bias. dtype: by default the tensor's."""
+
+    dtype: DType | str | None = None
+    along = ("n",)
+
+
+@attrs.frozen
+class PerRow:
+    """A vector of m elements, one a row of the output, such as a scale. dtype: by default the tensor's."""
+
+    dtype: DType | str | None = None
+    along = ("m",)
+
+
+@attrs.frozen
+class Scalar:
+    """One number for the whole output: a float at the call, or a tensor of one fp32 element (which costs no copy)."""
+
+    dtype = "fp32"
+    along = ()
+
+
+Operand = Matrix | PerColumn | PerRow | Scalar
+
+
+class OperandStage(TmaLoadStage):
+    """A load stage whose slots are read as `Isa.accumulator_columns` deals an accumulator. along: the output's dimensions that
+    it varies with."""
+
+    def __init__(self, name: str, kind: Operand, ring: BarrierRing, rows: int, width: int):
+        self.along = kind.along
+        if isinstance(kind, Matrix):
+            super().__init__("l m n", tile=(rows, width), ring=ring, dtype=kind.dtype, l2_hint=kind.l2_hint)
+            self.spread = True
+        else:
+            elements = {("n",): width, ("m",): rows, (): 1}[kind.along]
+            dims = kind.along[0] if kind.along else f"{name}_element"
+            super().__init__(dims, tile=(max(elements, VECTOR),), ring=ring, dtype=kind.dtype)
+            self.number = not kind.along
+
+
+class Operands:
+    """The operands of one schedule's epilogue. shape: (m, n) of its output tile; groups: warpgroups that share it; width:
+    columns of a piece."""
+
+    def __init__(
+        self,
+        declared: Mapping[str, Operand],
+        epilogue: Callable[..., Any] | None,
+        ring: BarrierRing,
+        shape: tuple[int, int],
+        groups: int,
+        width: int,
+    ):
+        _check_operands(declared, epilogue)
+        assert epilogue is not None
+        self.epilogue, self.ring, self.shape, self.width = epilogue, ring, shape, width
+        self.rows = 64 * groups
+        self.stages = {name: OperandStage(name, kind, ring, self.rows, width) for name, kind in declared.items()}
+        self.pieces = pieces(*shape, groups, width)
+
+    def whole(self, bound: Bound) -> dict[str, np.ndarray]:
+        """Every operand's bound tensor in fp32, so that it broadcasts to the output [l, m, n]."""
+        arrays = {name: bound.array(name).astype(np.float32) for name in self.stages}
+        return {name: x[:, None] if self.stages[name].along == ("m",) else x for name, x in arrays.items()}
+
+    def load(self, k: Any, tile: Tile) -> None:
+        """The producing role's part: every operand's piece of every piece of the output tile, one slot each."""
+        for block, first in self.pieces:
+            start = {"m": tile.m * self.shape[0] + block * self.rows, "n": tile.n * self.shape[1] + first}
+            with getattr(k, self.ring.name).produce() as slot:
+                for name, stage in self.stages.items():
+                    start["l"] = tile.l
+                    getattr(slot, name).load_from(*(start.get(dim, 0) for dim in stage.dims))
+
+    def applied(self, k: Any, matmul: Any) -> Callable[[Any], Any]:
+        """The epilogue as a function of the accumulator's piece alone, to be called once a piece, in order."""
+
+        def apply(values: Any) -> Any:
+            with getattr(k, self.ring.name).consume() as slot:
+                read = {
+                    name: getattr(slot, name).read_columns(matmul, stage.along, self.width)
+                    for name, stage in self.stages.items()
+                }
+            return self.epilogue(values, **read)
+
+        return apply
+
+
+def _check_operands(declared: Mapping[str, Operand], epilogue: Callable[..., Any] | None) -> None:
+    """Raises `InputError` unless every operand is of a known kind and a parameter of the epilogue, and the other way round."""
+    for name, kind in declared.items():
+        if not isinstance(kind, (Matrix, PerColumn, PerRow, Scalar)):
+            rule = "is a Matrix, PerColumn, PerRow or Scalar of tmapipe.epilogue"
+            raise InputError(f"operands[{name!r}]", kind, rule, "e.g. tp.epilogue.PerColumn()")
+    if epilogue is None:
+        raise InputError("epilogue", None, "is needed to use the operands", "e.g. lambda acc, bias: acc + bias")
+    try:
+        inspect.signature(epilogue).bind(None, **dict.fromkeys(declared))
+    except TypeError as error:
+        rule = f"takes the accumulator and then the operands {', '.join(declared)} by name ({error})"
+        raise InputError("epilogue", epilogue, rule, "name its parameters after the operands") from None
