@@ -75,7 +75,7 @@ def test_copies(name):
         compare(kernel.ptx.facts(1, lane), drain, ("store", lane))
 
 
-@pytest.mark.parametrize("name", GEMMS)
+@pytest.mark.parametrize("name", [name for name in GEMMS if "operands" not in name])  # those: test_events
 def test_gemms(name):
     kernel = built(name)
     plan, (matmul,), (store,) = kernel.plan, kernel.plan.matmuls, kernel.plan.stores
