@@ -23,6 +23,7 @@ from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import pieces
 from tmapipe.tensors import Bound
 from tmapipe.tiles import Tile
+from tmapipe.wgmma import Wgmma
 
 __all__ = ["Matrix", "Operands", "PerColumn", "PerRow", "Scalar"]
 
@@ -32,7 +33,8 @@ VECTOR = 128  # elements of a vector's slot, at least: slots start at multiples 
 @attrs.frozen
 class Matrix:
     """An operand of the output's shape, [m, n] or [l, m, n], contiguous along n. dtype: by default the tensor's; l2_hint: as
-    of `TmaLoadStage`."""
+    of `TmaLoadStage`. It may be the output itself if the tile's n is a multiple of `Operands.width`: else a tile has some
+    columns in two pieces, and reads them again after it has stored them."""
 
     dtype: DType | str | None = None
     l2_hint: str | None = None
@@ -83,24 +85,27 @@ class OperandStage(TmaLoadStage):
 
 
 class Operands:
-    """The operands of one schedule's epilogue. shape: (m, n) of its output tile; groups: warpgroups that share it; width:
-    columns of a piece."""
+    """An epilogue with operands, for the accumulators of a `Wgmma`. A schedule sets each of `stages` as an attribute of its
+    name, has a role of one warp that calls `load`, and gives `applied` to the store of the accumulators, whose `columns` are
+    `width`.
+
+    declared: name -> kind; epilogue: called with a piece of the accumulator and the operands by name; ring: from the loading
+    role to the matmul's; matmul: whose accumulators these are. Raises `InputError` for operands that do not fit the epilogue.
+    """
 
     def __init__(
-        self,
-        declared: Mapping[str, Operand],
-        epilogue: Callable[..., Any] | None,
-        ring: BarrierRing,
-        shape: tuple[int, int],
-        groups: int,
-        width: int,
+        self, declared: Mapping[str, Operand], epilogue: Callable[..., Any] | None, *, ring: BarrierRing, matmul: Wgmma
     ):
         _check_operands(declared, epilogue)
         assert epilogue is not None
-        self.epilogue, self.ring, self.shape, self.width = epilogue, ring, shape, width
+        self.epilogue, self.ring, self.matmul = epilogue, ring, matmul
+        role = ring.phases[-1][0]
+        groups = role.warps // 4 // role.teams
+        self.shape = (matmul.a.tile[0], matmul.b.tile[0])
+        self.width = next((width for width in (64, 32) if width <= self.shape[1]), self.shape[1])
         self.rows = 64 * groups
-        self.stages = {name: OperandStage(name, kind, ring, self.rows, width) for name, kind in declared.items()}
-        self.pieces = pieces(*shape, groups, width)
+        self.stages = {name: OperandStage(name, kind, ring, self.rows, self.width) for name, kind in declared.items()}
+        self.pieces = pieces(*self.shape, groups, self.width)
 
     def whole(self, bound: Bound) -> dict[str, np.ndarray]:
         """Every operand's bound tensor in fp32, so that it broadcasts to the output [l, m, n]."""
@@ -111,13 +116,16 @@ class Operands:
         """The producing role's part: every operand's piece of every piece of the output tile, one slot each."""
         for block, first in self.pieces:
             start = {"m": tile.m * self.shape[0] + block * self.rows, "n": tile.n * self.shape[1] + first}
+            if tile.get("l") is not None:
+                start["l"] = tile.l
             with getattr(k, self.ring.name).produce() as slot:
                 for name, stage in self.stages.items():
-                    start["l"] = tile.l
                     getattr(slot, name).load_from(*(start.get(dim, 0) for dim in stage.dims))
 
-    def applied(self, k: Any, matmul: Any) -> Callable[[Any], Any]:
-        """The epilogue as a function of the accumulator's piece alone, to be called once a piece, in order."""
+    def applied(self, k: Any) -> Callable[[Any], Any]:
+        """The epilogue as a function of the accumulator's piece alone, to be called once a piece, in order: what
+        ``k.d.store(tile, acc, ...)`` takes."""
+        matmul = k.plan.matmul(self.matmul.name)
 
         def apply(values: Any) -> Any:
             with getattr(k, self.ring.name).consume() as slot:

@@ -253,10 +253,13 @@ class GpuIsa(Carried):
                 cute.autovec_copy(cute.coalesce(two), values[((None, half, eight), 0, 0)])
         else:
             inside = tensor[(None, slot.stage)]
-            for half, eight in itertools.product(range(2), range(columns // 8)):
-                for i in range(2):
-                    place = {("n",): 8 * eight + 2 * pair + i, ("m",): row + 8 * half, (): 0}[along]
-                    values[((i, half, eight), 0, 0)] = inside[place]
+            few = cute.make_rmem_tensor((2, columns // 8), dtype)  # of each column, or of both rows
+            for eight in range(columns // 8 if along == ("n",) else 0):
+                cute.autovec_copy(cute.local_tile(inside, (2,), (pair + 4 * eight,)), few[(None, eight)])
+            for half in range(0 if along == ("n",) else 2):
+                few[half] = inside[row + 8 * half if along else 0]
+            for i, half, eight in itertools.product(range(2), range(2), range(columns // 8)):
+                values[((i, half, eight), 0, 0)] = few[i, eight] if along == ("n",) else few[half]
         return values.load().to(cutlass.Float32)
 
     # ---- generic accesses -----------------------------------------------------------------------------------------

@@ -81,23 +81,21 @@ class Gemm(Schedule):
         self.a = TmaLoadStage("l m k", tile=(m, k), ring=self.ring, multicast=MulticastGroup("n"), l2_hint=l2_hints[0])
         self.b = TmaLoadStage("l n k", tile=(n, k), ring=self.ring, multicast=MulticastGroup("m"), l2_hint=l2_hints[1])
         self.mma = Wgmma(self.a, self.b, promote=promote)
-        width = next((w for w in (64, 32) if w <= n), n) if operands else None
-        self.d = TmaStoreStage("l m n", source=self.mma, stages=store_stages, dtype=dtype, columns=width)
         self.epilogue = epilogue
-        self.operands: Operands | None = None
-        if width is not None:
-            self._declare_operands(dict(operands or {}), operand_stages, (m, n), width)
+        self.operands = self._declare_operands(operands, operand_stages) if operands else None
+        width = self.operands.width if self.operands else None
+        self.d = TmaStoreStage("l m n", source=self.mma, stages=store_stages, dtype=dtype, columns=width)
 
-    def _declare_operands(self, operands: dict[str, Operand], stages: int, shape: tuple[int, int], width: int) -> None:
-        for name in operands:
-            if hasattr(self, name) or name in ("out", "acc"):
+    def _declare_operands(self, declared: Mapping[str, Operand], stages: int) -> Operands:
+        for name in declared:
+            if hasattr(self, name) or name in ("d", "out"):
                 raise InputError(f"operands[{name!r}]", name, "is a name that the schedule has already", "rename it")
         self.fetch = FETCH
         self.operand_ring = BarrierRing(stages, producer=FETCH, consumer=self.math)
-        groups = self.math.warps // 4 // self.math.teams
-        self.operands = Operands(operands, self.epilogue, self.operand_ring, shape, groups, width)
-        for name, stage in self.operands.stages.items():
+        operands = Operands(declared, self.epilogue, ring=self.operand_ring, matmul=self.mma)
+        for name, stage in operands.stages.items():
             setattr(self, name, stage)
+        return operands
 
     def empty_value(self, bound: Bound) -> Any:
         """The epilogue of an empty sum."""
@@ -118,7 +116,7 @@ class Gemm(Schedule):
 
     def applied(self, k: Any) -> Callable[[Any], Any] | None:
         """What `TmaStoreStage.store` applies to each piece of the accumulator: the epilogue, with its operands read."""
-        return self.epilogue if self.operands is None else self.operands.applied(k, k.plan.matmul(self.mma.name))
+        return self.epilogue if self.operands is None else self.operands.applied(k)
 
     @load.jit
     def fill(self, k: Any, tile: Tile) -> None:
