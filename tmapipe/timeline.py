@@ -16,6 +16,7 @@ import attrs
 __all__ = ["Event", "Timeline", "write"]
 
 ENGINES = 1000  # thread ids from here on are lanes of engines
+LANES = 100_000  # ids an engine: far more than copies fit in flight, of which each slot of 128 bytes can have several
 NAMED = ("role", "ring", "barrier", "slot", "phase", "parity")
 
 
@@ -61,7 +62,7 @@ class Timeline:
         tid, name = event.warp, f"{event.role} (warp {event.warp})"
         if event.engine is not None:
             tid = self._lane(pid, event.engine, began, event.order + 1)
-            name = f"{event.engine} {tid % 100}"
+            name = f"{event.engine} {(tid - ENGINES) % LANES}"
         self._name(pid, -1, f"{title}CTA {event.cta}")
         self._name(pid, tid, name)
         args = {name: getattr(event, name) for name in NAMED}
@@ -111,7 +112,7 @@ class Timeline:
         number = known.index(engine) if engine in known else len(known)
         lane = next((i for i, free in enumerate(lanes) if free <= began), len(lanes))
         lanes[lane : lane + 1] = [end]
-        return ENGINES + 100 * number + lane
+        return ENGINES + LANES * number + lane
 
 
 def write(path: str | os.PathLike[str], document: dict[str, Any]) -> None:

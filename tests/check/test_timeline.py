@@ -12,6 +12,8 @@ import tmapipe as tp
 from tests.check.corpus import proxy_fences
 from tests.check.test_corpus import CASES, check
 from tmapipe.check import Kind
+from tmapipe.kernel import kernel_main
+from tmapipe.machine import Machine
 from tmapipe.machine.ops import LoadComplete, MbarWait, StoreWrite, TmaLoad, TmaStore, WgmmaDone
 from tmapipe.timeline import ENGINES
 
@@ -46,7 +48,9 @@ def well_formed(document):
         assert isinstance(event["name"], str) and event["name"] and event["ts"] >= 0
         assert all(isinstance(event[key], int) for key in ("ts", "pid", "tid"))
         if event["ph"] == "M":
-            names[event["pid"], event["tid"] if event["name"] == "thread_name" else -1] = event["args"]["name"]
+            key = event["pid"], event["tid"] if event["name"] == "thread_name" else -1
+            assert key not in names, f"{key} is named twice"
+            names[key] = event["args"]["name"]
             continue
         assert (event["pid"], -1) in names and (event["pid"], event["tid"]) in names
         if event["ph"] == "X":
@@ -129,6 +133,18 @@ def test_a_run(cluster, tmp_path):
     assert {event["args"]["phase"] for event in events if event["name"].startswith("waits for ring.full[0]")} >= {0}
     run.write_timeline(tmp_path / "run.json")
     assert json.loads((tmp_path / "run.json").read_text()) == json.loads(json.dumps(run.timeline()))
+
+
+def test_more_copies_in_flight_than_a_hundred():
+    """Lanes of different engines never meet in one thread: 150 loads land as late as they can, while stores go on."""
+    copy = S.Copy(tile=(1, 256), stages=150)
+    shapes = {"x": (320, 256), "y": (320, 256)}
+    run = Machine(copy.plan(), policy="late", data=False, trace=True).run(lambda isa: kernel_main(isa, copy), shapes)
+    assert run.max_in_flight["load"] == 150
+    _, names = well_formed(run.timeline())
+    lanes = [name for name in names.values() if name.startswith("TMA loads")]
+    assert sorted(lanes) == sorted(f"TMA loads {i}" for i in range(150))
+    assert len(set(names.values())) == len(names), "two threads have one name"
 
 
 def test_a_run_without_a_trace_says_how_to_get_one():
