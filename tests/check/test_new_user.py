@@ -16,6 +16,11 @@ LOAD = "            slot.x.load(tile)\n"
 STORE = "            slot.y.store(tile)\n"
 CONSUME = "        with k.ring.consume() as slot:\n"
 
+EARLY = (
+    "        slot = k.ring.wait()\n" + STORE[4:] + "        k.isa.bulk_commit_group()\n"
+    "        k.isa.mbarrier_arrive(k.ring.signalled, slot.index)\n"
+)
+
 
 @attrs.frozen
 class Mistake:
@@ -38,7 +43,7 @@ REPORTED = {
     "never releases": Mistake(
         (CONSUME + STORE, "        slot = k.ring.wait()\n        slot.y.store(tile)\n"),
         "k.ring.wait()",
-        r"store \(warp 1\) enters 1 slots of ring and gives back 0$",
+        r"store \(warp 1\) enters 1 slot of ring and gives back 0$",
         r"let store leave each slot: `with k\.ring\.consume\(\) as slot`, or `release` after `wait`",
     ),
     "threads write, no fence before the store": Mistake(
@@ -46,6 +51,30 @@ REPORTED = {
         "k.isa.write(",
         r"TMA store .* reads x\[0\] through the async proxy after store \(warp 1\) writes it",
         "let store execute fence_proxy_async after its access to x",
+    ),
+    "threads write, neither fence nor warp_sync": Mistake(
+        (STORE, "            k.isa.write(slot.x.ref, 0.0, k.role)\n" + STORE),
+        "k.isa.write(",
+        r"TMA store .* reads x\[0\] after store \(warp 1\) writes it.* and no proxy fence of store lies between",
+        "let store execute fence_proxy_async, then warp_sync, after its access to x",
+    ),
+    "threads write, a fence but no warp_sync": Mistake(
+        (STORE, "            k.isa.write(slot.x.ref, 0.0, k.role)\n            k.isa.fence_proxy_async()\n" + STORE),
+        "k.isa.write(",
+        "the others' accesses are not$",
+        "let store execute warp_sync between its access to x and",
+    ),
+    "no wait for the store's read": Mistake(
+        (CONSUME + STORE, EARLY),
+        "slot.y.store(tile)",
+        r"TMA load issued by load \(warp 0\) writes x\[0\] while a TMA store .* by store \(warp 1\) reads it: no wait_group",
+        r"let store wait for the store's group \(bulk_wait_group\(..., read=True\)\) before it hands x on",
+    ),
+    "waits for the read after the release": Mistake(
+        (CONSUME + STORE, EARLY + "        k.isa.bulk_wait_group(0, read=True)\n"),
+        "slot.y.store(tile)",
+        r"TMA load issued by load \(warp 0\) writes x\[0\] while a TMA store .* by store \(warp 1\) reads it: no wait_group",
+        "before it hands x on",
     ),
     "loops in one role only": Mistake(
         (

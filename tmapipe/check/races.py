@@ -86,8 +86,15 @@ def _texts(
                 f'let {role} synchronize its lanes after its access to {array}, then signal without scope="relaxed"',
                 before.step,
             )
+        lanes = f"{second} after {first}, but only one lane of that warp is ordered before it: the others' accesses are not"
+        if _lacks_fence(slots, before, access):
+            return (
+                f"{lanes}, and no proxy fence of {role} lies between",
+                f"let {role} execute fence_proxy_async, then warp_sync, after its access to {array}, before one lane goes on",
+                before.step,
+            )
         return (
-            f"{second} after {first}, but only one lane of that warp is ordered before it: the other lanes' accesses are not",
+            lanes,
             f"let {role} execute warp_sync between its access to {array} and the signal of one lane",
             before.step,
         )
@@ -116,6 +123,12 @@ def _texts(
         f"let {later} wait for a barrier that {role} signals after its access to {array}",
         access.step,
     )
+
+
+def _lacks_fence(slots: Slots, before: Access, access: Access) -> bool:
+    """Whether *access* goes through the async proxy, and *before*, by threads, has not been fenced by its warp so far."""
+    fenced = slots.clocks.fence[before.agent] >= before.time
+    return before.kind in (READ, WRITE) and access.kind not in (READ, WRITE) and not fenced
 
 
 def _end(slots: Slots, before: Access) -> Step | None:

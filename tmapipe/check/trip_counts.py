@@ -128,7 +128,7 @@ def _kept(layout: Layout, ring: Ring, agent: int, entered: _Places, left: _Place
     barrier, name = ring.barriers[phase].name, who(layout, agent)
     arrives = _by_line(layout, agent, left, f"arrives at {barrier}")
     enters = _by_line(layout, agent, entered, f"enters a slot of {ring.name}")
-    counts = f"{name} enters {len(entered)} slots of {ring.name} and gives back {len(left)}"
+    counts = f"{name} enters {len(entered)} slot{'s' * (len(entered) != 1)} of {ring.name} and gives back {len(left)}"
     if len(left) < len(entered):
         kind, steps = Kind.MISSING_ARRIVAL, [*arrives, *enters]
         fix = f"let {layout.role(agent)} leave each slot: `with k.{ring.name}.consume() as slot`, or `release` after `wait`"
