@@ -92,3 +92,10 @@ def test_torch_tensors():
     torch.testing.assert_close(d, (a.double() @ b.double().T * 0.5 + c + bias).float(), rtol=1e-4, atol=1e-4)
     empty = gemm(a[:, :0], b[:, :0], c=c, bias=bias, alpha=0.5)
     torch.testing.assert_close(empty, c.float() + bias.float())
+
+
+def test_in_place_is_refused():
+    """The pieces of a tile may overlap, and would read back what was just stored."""
+    a, b, d = (np.ones(shape, np.float16) for shape in ((64, 64), (64, 64), (64, 64)))
+    with pytest.raises(tp.InputError, match="overlap"):
+        make(S.Gemm, (64, 64, 64), (1, 1), ("c",))(a, b, c=d, out=d)
