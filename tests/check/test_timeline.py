@@ -118,7 +118,10 @@ def test_a_run(cluster, tmp_path):
     ends = (LoadComplete, StoreWrite, WgmmaDone)
     assert len(engines) == sum(run.counts[kind.__name__] for kind in ends)
     assert len(events) - len(engines) == sum(isinstance(entry.agent, int) for entry in run.trace)
-    assert sum(e["args"]["bytes"] for e in engines if names[e["pid"], e["tid"]].startswith("TMA loads")) == run.loaded_bytes
+    assert (
+        sum(e["args"]["bytes"] for e in engines if names[e["pid"], e["tid"]].startswith("TMA loads"))
+        == run.loaded_bytes
+    )
     issued = {}
     for entry in run.trace:
         if isinstance(entry.op, (TmaLoad, TmaStore)):

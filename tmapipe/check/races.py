@@ -86,7 +86,9 @@ def _texts(
                 f'let {role} synchronize its lanes after its access to {array}, then signal without scope="relaxed"',
                 before.step,
             )
-        lanes = f"{second} after {first}, but only one lane of that warp is ordered before it: the others' accesses are not"
+        lanes = (
+            f"{second} after {first}, but only one lane of that warp is ordered before it: the others' accesses are not"
+        )
         if _lacks_fence(slots, before, access):
             return (
                 f"{lanes}, and no proxy fence of {role} lies between",
