@@ -17,15 +17,15 @@ import attrs
 import numpy as np
 
 from tmapipe.barrier import BarrierRing
+from tmapipe.bound import Bound
 from tmapipe.dtypes import DType
 from tmapipe.errors import InputError
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import pieces
-from tmapipe.tensors import Bound
 from tmapipe.tiles import Tile
 from tmapipe.wgmma import Wgmma
 
-__all__ = ["Matrix", "Operands", "PerColumn", "PerRow", "Scalar"]
+__all__ = ["Matrix", "Operands", "PerColumn", "PerRow", "Scalar", "columns_of"]
 
 VECTOR = 128  # elements of a vector's slot, at least: slots start at multiples of 128 bytes
 
@@ -102,7 +102,7 @@ class Operands:
         role = ring.phases[-1][0]
         groups = role.warps // 4 // role.teams
         self.shape = (matmul.a.tile[0], matmul.b.tile[0])
-        self.width = next((width for width in (64, 32) if width <= self.shape[1]), self.shape[1])
+        self.width = columns_of(self.shape[1])
         self.rows = 64 * groups
         self.stages = {name: OperandStage(name, kind, ring, self.rows, self.width) for name, kind in declared.items()}
         self.pieces = pieces(*self.shape, groups, self.width)
@@ -136,6 +136,11 @@ class Operands:
             return self.epilogue(values, **read)
 
         return apply
+
+
+def columns_of(n: int) -> int:
+    """Columns of a piece where all transfers of an epilogue have the same: 64, or 32 or n in narrower tiles."""
+    return next((width for width in (64, 32) if width <= n), n)
 
 
 def _check_operands(declared: Mapping[str, Operand], epilogue: Callable[..., Any] | None) -> None:

@@ -10,6 +10,8 @@ releases it when the read has retired.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 from tmapipe.barrier import BarrierRing, Slot
@@ -156,14 +158,23 @@ class BoundStore(Carried):
             self.unit = isa.warp // 4 - role.first_warp // 4
         self.issuer = isa.warp == role.first_warp + 4 * self.unit
 
-    def store(self, tile: Tile, values: Accumulator | Fragment, epilogue: Epilogue | None = None) -> None:
+    def store(
+        self,
+        tile: Tile,
+        values: Accumulator | Fragment,
+        epilogue: Epilogue | None = None,
+        *,
+        also: Mapping[str, BoundStore] | None = None,
+    ) -> None:
         """Converts *values* to the tensor's type and stores them to *tile*, as soon as a buffer is free.
 
         values: an `Accumulator` (of the source declared), or a fragment dealt as `slot.x.read()` deals it; epilogue:
-        applied to each fragment of an accumulator before the conversion.
+        applied to each fragment of an accumulator before the conversion; also: further stores of the same accumulator and
+        `columns`, by name. The epilogue then returns a dictionary of fragments, one for each store by its name. Raises
+        `ScopeError` if it returns others.
         """
         if isinstance(values, Accumulator):
-            self._store_accumulator(tile, values, epilogue)
+            self._store_accumulator(tile, values, epilogue, {self.plan.name: self, **(also or {})})
         else:
             at = start_of(f"{self.plan.name}.store", self.plan.dims, self.plan.tile, tile, {})
             self._store_piece(
@@ -174,8 +185,10 @@ class BoundStore(Carried):
         """Once, after the last tile: the issuing thread waits until its writes are visible."""
         self.isa.when(self.issuer, lambda: self.isa.bulk_wait_group(0, read=False))
 
-    def _store_accumulator(self, tile: Tile, acc: Accumulator, epilogue: Epilogue | None) -> None:
-        """Piece by piece, 64 rows x `width` columns of this warpgroup."""
+    def _store_accumulator(
+        self, tile: Tile, acc: Accumulator, epilogue: Epilogue | None, stores: dict[str, BoundStore]
+    ) -> None:
+        """Piece by piece, 64 rows x `width` columns of this warpgroup, through each of the stores in turn."""
         matmul = acc.bound.matmul
         rows, columns, groups = matmul.shape[0], matmul.shape[1], matmul.warpgroups
         whole = (*self.plan.tile[:-2], rows, columns)
@@ -185,13 +198,25 @@ class BoundStore(Carried):
             values = acc.columns(block, first, self.width)
             values = values if epilogue is None else epilogue(values)
             at = (*batch, m + (block * groups + group) * 64, n + first)
-            self._store_piece(at, lambda slot, values=values: self.isa.write_columns(matmul, values, slot))
+            for store, part in self._parts(stores, values):
+                write = functools.partial(self.isa.write_columns, matmul, part)
+                store._store_piece(at, write, in_turn=len(stores))
 
-    def _store_piece(self, at: tuple[Any, ...], write: Any) -> None:
-        """One buffer's way: wait until it is free, write, fence, synchronize, and let the issuer store it."""
+    def _parts(self, stores: dict[str, BoundStore], values: Any) -> list[tuple[BoundStore, Fragment]]:
+        """What the epilogue has returned, by store."""
+        if len(stores) == 1 and not isinstance(values, dict):
+            return [(self, values)]
+        if not isinstance(values, dict) or set(values) != set(stores):
+            found = ", ".join(values) if isinstance(values, dict) else type(values).__name__
+            raise ScopeError(f"an epilogue returned {found}; it returns a dictionary of {', '.join(stores)}.")
+        return [(store, values[name]) for name, store in stores.items()]
+
+    def _store_piece(self, at: tuple[Any, ...], write: Any, in_turn: int = 1) -> None:
+        """One buffer's way: wait until it is free, write, fence, synchronize, and let the issuer store it. in_turn: stores
+        that the issuer takes in turn, all of whose bulk groups it counts."""
         isa = self.isa
         index = self.unit * self.stages + self.next[0]
-        isa.when(self.issuer, lambda: isa.bulk_wait_group(self.stages - 1, read=True))
+        isa.when(self.issuer, lambda: isa.bulk_wait_group(in_turn * self.stages - 1, read=True))
         self._sync()
         write(SlotRef(self.plan.buffer, index))
         isa.fence_proxy_async()

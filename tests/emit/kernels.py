@@ -179,6 +179,9 @@ GEMMS = {
     ),
     "gemm m256 with operands": Kernel(lambda: with_operands(S.Gemm, (256, 128, 64), (1, 1)), {}, OPERANDS),
     "pingpong 2x1 with operands": Kernel(lambda: with_operands(S.PingPong, (128, 128, 64), (2, 1)), {}, OPERANDS),
+    "gemm 2x1, two outputs": Kernel(
+        lambda: S.Gemm(epilogue=lambda acc: {"d": acc, "sums": acc}, outputs={"sums": "fp32"}), {}, GEMM
+    ),
     "pingpong 2x1": Kernel(SHELF["PingPong"], {}, GEMM),
     "pingpong 64x256 1x2": Kernel(lambda: S.PingPong((64, 256, 64), (1, 2)), {}, GEMM),
     "splitk": Kernel(SHELF["SplitK"], {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),

@@ -130,6 +130,27 @@ def test_many_tiles_a_cta():
         assert error(gemm(a, b, c, out=out), reference) < TOLERANCE[torch.bfloat16], (kind, tile)
 
 
+@pytest.mark.parametrize("kind,tile", SCHEDULES)
+def test_several_outputs(kind, tile):
+    torch.manual_seed(0)
+    a = torch.randn(1300, 264, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(2056, 264, device="cuda", dtype=torch.bfloat16)
+    reference = a.double() @ b.double().T
+    for stages in (1, 2):
+        gemm = kind(
+            tile,
+            (1, 1),
+            epilogue=lambda acc: {"d": F.relu(acc), "sums": acc},
+            outputs={"sums": "fp32"},
+            store_stages=stages,
+        )
+        d = torch.full((1300, 2056), float("nan"), device="cuda", dtype=torch.bfloat16)
+        sums = torch.full((1300, 2056), float("nan"), device="cuda", dtype=torch.float32)
+        gemm(a, b, d, sums)
+        assert error(sums, reference) < TOLERANCE[torch.float32]
+        assert error(d, reference.clamp(min=0)) < TOLERANCE[torch.bfloat16]
+
+
 def test_without_k():
     a, b = (torch.empty(rows, 0, device="cuda", dtype=torch.bfloat16) for rows in (40, 24))
     bias = torch.randn(24, device="cuda", dtype=torch.bfloat16)
