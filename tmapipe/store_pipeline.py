@@ -161,20 +161,22 @@ class BoundStore(Carried):
     def store(
         self,
         tile: Tile,
-        values: Accumulator | Fragment,
+        values: Accumulator | tuple[Accumulator, ...] | Fragment,
         epilogue: Epilogue | None = None,
         *,
         also: Mapping[str, BoundStore] | None = None,
     ) -> None:
         """Converts *values* to the tensor's type and stores them to *tile*, as soon as a buffer is free.
 
-        values: an `Accumulator` (of the source declared), or a fragment dealt as `slot.x.read()` deals it; epilogue:
-        applied to each fragment of an accumulator before the conversion; also: further stores of the same accumulator and
-        `columns`, by name. The epilogue then returns a dictionary of fragments, one for each store by its name. Raises
-        `ScopeError` if it returns others.
+        values: an `Accumulator` (of the source declared), several of one shape that the epilogue combines, or a fragment
+        dealt as `slot.x.read()` deals it; epilogue: applied to each fragment of the accumulators before the conversion; also:
+        further stores of the same shape and `columns`, by name. The epilogue then returns a dictionary of fragments, one for
+        each store by its name. Raises `ScopeError` if it returns others.
         """
         if isinstance(values, Accumulator):
-            self._store_accumulator(tile, values, epilogue, {self.plan.name: self, **(also or {})})
+            values = (values,)
+        if isinstance(values, tuple) and all(isinstance(value, Accumulator) for value in values):
+            self._store_accumulators(tile, values, epilogue, {self.plan.name: self, **(also or {})})
         else:
             at = start_of(f"{self.plan.name}.store", self.plan.dims, self.plan.tile, tile, {})
             self._store_piece(
@@ -185,18 +187,27 @@ class BoundStore(Carried):
         """Once, after the last tile: the issuing thread waits until its writes are visible."""
         self.isa.when(self.issuer, lambda: self.isa.bulk_wait_group(0, read=False))
 
-    def _store_accumulator(
-        self, tile: Tile, acc: Accumulator, epilogue: Epilogue | None, stores: dict[str, BoundStore]
+    def _store_accumulators(
+        self, tile: Tile, sums: tuple[Accumulator, ...], epilogue: Epilogue | None, stores: dict[str, BoundStore]
     ) -> None:
         """Piece by piece, 64 rows x `width` columns of this warpgroup, through each of the stores in turn."""
-        matmul = acc.bound.matmul
+        matmul = sums[0].bound.matmul
+        for acc in sums[1:]:
+            other = acc.bound.matmul
+            if other.shape[:2] != matmul.shape[:2] or (other.first_warp, other.warpgroups) != (
+                matmul.first_warp,
+                matmul.warpgroups,
+            ):
+                raise ScopeError(
+                    f"accumulators of {matmul.name} and {other.name} stored together, which differ in shape."
+                )
         rows, columns, groups = matmul.shape[0], matmul.shape[1], matmul.warpgroups
         whole = (*self.plan.tile[:-2], rows, columns)
         group = matmul.group(self.isa.warp)
         *batch, m, n = start_of(f"{self.plan.name}.store", self.plan.dims, whole, tile, {})
         for block, first in pieces(rows, columns, groups, self.width):
-            values = acc.columns(block, first, self.width)
-            values = values if epilogue is None else epilogue(values)
+            fragments = [acc.columns(block, first, self.width) for acc in sums]
+            values = fragments[0] if epilogue is None else epilogue(*fragments)
             at = (*batch, m + (block * groups + group) * 64, n + first)
             for store, part in self._parts(stores, values):
                 write = functools.partial(self.isa.write_columns, matmul, part)

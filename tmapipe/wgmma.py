@@ -99,4 +99,4 @@ class Accumulator(Carried):
         return self.bound.isa.accumulator_columns(self.bound.matmul, self.registers, block, first, columns)
 
 
-Epilogue = Callable[[Fragment], Fragment]
+Epilogue = Callable[..., Any]

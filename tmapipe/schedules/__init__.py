@@ -6,11 +6,12 @@ from typing import NamedTuple
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.addparts import AddParts
 from tmapipe.schedules.copy import Copy
+from tmapipe.schedules.gated import GatedGemm
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.pingpong import PingPong
 from tmapipe.schedules.splitk import SplitK
 
-__all__ = ["REGISTRY", "AddParts", "Copy", "Gemm", "PingPong", "Registered", "SplitK"]
+__all__ = ["REGISTRY", "AddParts", "Copy", "GatedGemm", "Gemm", "PingPong", "Registered", "SplitK"]
 
 
 class Registered(NamedTuple):
