@@ -20,6 +20,7 @@ from tmapipe.barrier import BarrierRing
 from tmapipe.bound import Bound
 from tmapipe.dtypes import DType
 from tmapipe.errors import InputError
+from tmapipe.isa import Fragment
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import pieces
 from tmapipe.tiles import Tile
@@ -86,7 +87,7 @@ class OperandStage(TmaLoadStage):
 
 class Operands:
     """An epilogue with operands, for the accumulators of a `Wgmma`. A schedule sets each of `stages` as an attribute of its
-    name, has a role of one warp that calls `load`, and gives `applied` to the store of the accumulators, whose `columns` are
+    name, has a role of one warp that calls `load`, and gives `reader` to the store of the accumulators, whose `columns` are
     `width`.
 
     declared: name -> kind; epilogue: called with a piece of the accumulator and the operands by name; ring: from the loading
@@ -122,20 +123,20 @@ class Operands:
                 for name, stage in self.stages.items():
                     getattr(slot, name).load_from(*(start.get(dim, 0) for dim in stage.dims))
 
-    def applied(self, k: Any) -> Callable[[Any], Any]:
-        """The epilogue as a function of the accumulator's piece alone, to be called once a piece, in order: what
-        ``k.d.store(tile, acc, ...)`` takes."""
+    def reader(self, k: Any) -> Callable[[], dict[str, Fragment]]:
+        """A function that waits for the next piece's operands, reads them and releases their slot: to be given to the store,
+        ``k.d.store(tile, acc, operands.epilogue, operands=operands.reader(k))``."""
         matmul = k.plan.matmul(self.matmul.name)
 
-        def apply(values: Any) -> Any:
+        def read() -> dict[str, Fragment]:
             with getattr(k, self.ring.name).consume() as slot:
-                read = {
+                values = {
                     name: getattr(slot, name).read_columns(matmul, stage.along, self.width)
                     for name, stage in self.stages.items()
                 }
-            return self.epilogue(values, **read)
+            return values
 
-        return apply
+        return read
 
 
 def columns_of(n: int) -> int:

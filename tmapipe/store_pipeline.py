@@ -11,7 +11,7 @@ releases it when the read has retired.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tmapipe.barrier import BarrierRing, Slot
@@ -165,18 +165,20 @@ class BoundStore(Carried):
         epilogue: Epilogue | None = None,
         *,
         also: Mapping[str, BoundStore] | None = None,
+        operands: Callable[[], dict[str, Fragment]] | None = None,
     ) -> None:
         """Converts *values* to the tensor's type and stores them to *tile*, as soon as a buffer is free.
 
         values: an `Accumulator` (of the source declared), several of one shape that the epilogue combines, or a fragment
-        dealt as `slot.x.read()` deals it; epilogue: applied to each fragment of the accumulators before the conversion; also:
-        further stores of the same shape and `columns`, by name. The epilogue then returns a dictionary of fragments, one for
-        each store by its name. Raises `ScopeError` if it returns others.
+        dealt as `slot.x.read()` deals it; epilogue: applied to the accumulators before the conversion, element by element;
+        also: further stores of the same shape and `columns`, by name. The epilogue then returns a dictionary of fragments, one
+        for each store by its name. operands: called once a piece, in order, for what the epilogue takes by name. Raises
+        `ScopeError` if the epilogue returns other outputs.
         """
         if isinstance(values, Accumulator):
             values = (values,)
         if isinstance(values, tuple) and all(isinstance(value, Accumulator) for value in values):
-            self._store_accumulators(tile, values, epilogue, {self.plan.name: self, **(also or {})})
+            self._store_accumulators(tile, values, epilogue, {self.plan.name: self, **(also or {})}, operands)
         else:
             at = start_of(f"{self.plan.name}.store", self.plan.dims, self.plan.tile, tile, {})
             self._store_piece(
@@ -188,7 +190,12 @@ class BoundStore(Carried):
         self.isa.when(self.issuer, lambda: self.isa.bulk_wait_group(0, read=False))
 
     def _store_accumulators(
-        self, tile: Tile, sums: tuple[Accumulator, ...], epilogue: Epilogue | None, stores: dict[str, BoundStore]
+        self,
+        tile: Tile,
+        sums: tuple[Accumulator, ...],
+        epilogue: Epilogue | None,
+        stores: dict[str, BoundStore],
+        operands: Callable[[], dict[str, Fragment]] | None,
     ) -> None:
         """Piece by piece, 64 rows x `width` columns of this warpgroup, through each of the stores in turn."""
         matmul = sums[0].bound.matmul
@@ -207,7 +214,8 @@ class BoundStore(Carried):
         *batch, m, n = start_of(f"{self.plan.name}.store", self.plan.dims, whole, tile, {})
         for block, first in pieces(rows, columns, groups, self.width):
             fragments = [acc.columns(block, first, self.width) for acc in sums]
-            values = fragments[0] if epilogue is None else epilogue(*fragments)
+            named = operands() if operands else {}
+            values = fragments[0] if epilogue is None else self.isa.apply(epilogue, fragments, named)
             at = (*batch, m + (block * groups + group) * 64, n + first)
             for store, part in self._parts(stores, values):
                 write = functools.partial(self.isa.write_columns, matmul, part)

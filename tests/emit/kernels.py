@@ -173,6 +173,11 @@ GEMMS = {
     "gemm m256": Kernel(lambda: S.Gemm((256, 128, 64), (2, 1), 3), {}, GEMM),
     "gemm k32": Kernel(lambda: S.Gemm((128, 128, 32), (2, 2)), {}, GEMM),
     "gemm k128": Kernel(lambda: S.Gemm((128, 128, 128), (1, 1), 2, store_stages=1, group=1), {}, GEMM),
+    "pingpong 2x1": Kernel(SHELF["PingPong"], {}, GEMM),
+    "pingpong 64x256 1x2": Kernel(lambda: S.PingPong((64, 256, 64), (1, 2)), {}, GEMM),
+    "splitk": Kernel(SHELF["SplitK"], {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
+}
+EPILOGUES = {
     "gemm 2x1 with operands": Kernel(lambda: with_operands(S.Gemm, (128, 256, 64), (2, 1)), {}, OPERANDS),
     "gemm m64 n72 with operands to fp32": Kernel(
         lambda: with_operands(S.Gemm, (64, 72, 64), (1, 1), dtype="fp32"), {"c": "fp32", "bias": "fp32"}, OPERANDS
@@ -182,16 +187,13 @@ GEMMS = {
     "gemm 2x1, two outputs": Kernel(
         lambda: S.Gemm(epilogue=lambda acc: {"d": acc, "sums": acc}, outputs={"sums": "fp32"}), {}, GEMM
     ),
-    "pingpong 2x1": Kernel(SHELF["PingPong"], {}, GEMM),
-    "pingpong 64x256 1x2": Kernel(lambda: S.PingPong((64, 256, 64), (1, 2)), {}, GEMM),
-    "splitk": Kernel(SHELF["SplitK"], {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
 }
 THREADS = {
     "add parts": Kernel(SHELF["AddParts"], {"x": "fp32", "d": "bf16"}, MATRIX | {"s": 3}),
     "chain of three": Kernel(Doubled, {}, MATRIX),
     "two readers": Kernel(TwoReaders, {}, MATRIX),
 }
-KERNELS = COPIES | GEMMS | THREADS
+KERNELS = COPIES | GEMMS | EPILOGUES | THREADS
 KERNELS |= {  # registered, and in none of the lists: with the dtypes that a plan has by itself
     name: Kernel(make, {}, GEMM | {"s": 3})
     for name, make in SHELF.items()

@@ -168,3 +168,20 @@ def test_in_place():
     reference = a.double() @ b.double().T + d.double()
     S.Gemm((128, 128, 64), (2, 1), epilogue=lambda acc, c: acc + c, operands={"c": E.Matrix()})(a, b, c=d, out=d)
     assert error(d, reference) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("tile", [(128, 128, 64), (128, 64, 64), (64, 128, 64), (192, 96, 64), (256, 64, 64)])
+@pytest.mark.parametrize("cluster", [(1, 1), (2, 1), (1, 2)])
+def test_swiglu(tile, cluster):
+    torch.manual_seed(0)
+    for m, n, k in ((1300, 2056, 264), (70, 136, 8), (900, 1000, 1024)):
+        a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+        weights = torch.randn(2 * n, k, device="cuda", dtype=torch.bfloat16) / k**0.5
+        d = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
+        gemm = S.GatedGemm(tile, cluster)
+        gemm(a, weights[:n], weights[n:], out=d)
+        x, y = (a.double() @ w.double().T for w in (weights[:n], weights[n:]))
+        assert error(d, torch.nn.functional.silu(x) * y) < TOLERANCE[torch.bfloat16]
+        first = d.clone()
+        gemm(a, weights[:n], weights[n:], out=d)
+        assert torch.equal(d, first)

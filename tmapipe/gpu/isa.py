@@ -29,6 +29,8 @@ L2_POLICIES = {
     "evict_first": 0x12F0000000000000,
     "evict_last": 0x14F0000000000000,
 }
+#: Values of a fragment, a thread, that an epilogue is applied to at a time: 16 columns.
+PART = 8
 #: Whether `cute.copy` elects the issuing lane by itself, as its PTX shows (CuTe DSL 4.8.1; tests/emit keeps it so).
 COPY_ELECTS = {"load": True, "store": False, "reduce": True}
 
@@ -251,6 +253,21 @@ class GpuIsa(Carried):
                 values[((i, half, eight), 0, 0)] = few[i, eight] if along == ("n",) else few[half]
         return values.load().to(cutlass.Float32)
 
+    def apply(self, function: Callable[..., Any], fragments: Sequence[Any], named: dict[str, Any]) -> Any:
+        # On whole pieces (32 values a thread), ptxas keeps so many intermediate values at a time that it spills.
+        shape, size = fragments[0].shape, cute.size(fragments[0].shape)
+        step = PART if size % PART == 0 else PART // 2
+        made: dict[str, Any] = {}
+        for first in range(0, size, step):
+            given = [_part(values, first, step) for values in fragments]
+            result = function(*given, **{name: _part(values, first, step) for name, values in named.items()})
+            for name, values in result.items() if isinstance(result, dict) else (("", result),):
+                whole = made.setdefault(name, cute.make_rmem_tensor(shape, cutlass.Float32))
+                for i in range(step):
+                    whole[first + i] = cutlass.Float32(values[i] if isinstance(values, cute.TensorSSA) else values)
+        values = {name: tensor.load() for name, tensor in made.items()}
+        return values.get("", values)
+
     # ---- generic accesses -----------------------------------------------------------------------------------------
 
     def read(self, slot: SlotRef, role: RoleWarps) -> Any:
@@ -373,6 +390,14 @@ class _Accumulator(Carried):
 
     def value(self, i: int) -> Any:
         return cutlass.select_(self.begun[0] != 0, self.registers[i], cutlass.Float32(0.0))
+
+
+def _part(values: Any, first: int, count: int) -> Any:
+    """Elements of a fragment that belong to whole groups of 8 columns, 4 a thread each."""
+    part = cute.make_rmem_tensor(((2, 2, count // 4), 1, 1), values.dtype)
+    for i in range(count):
+        part[i] = values[first + i]
+    return part.load()
 
 
 def _tiled_mma(operand: Any, groups: tuple[int, int, int], n: int) -> Any:

@@ -31,6 +31,9 @@ REGISTRY: tuple[Registered, ...] = (
     Registered("AddParts", AddParts, lambda: AddParts((4, 64), stages=2), ((1, 1, {}), (4, 2, {}))),
     Registered("Gemm", Gemm, lambda: Gemm((64, 64, 16), (2, 1), 2, store_stages=1), ((1, 1, {}), (2, 3, {}))),
     Registered(
+        "GatedGemm", GatedGemm, lambda: GatedGemm((64, 64, 16), (1, 1), 2, store_stages=1), ((1, 1, {}), (2, 2, {}))
+    ),
+    Registered(
         "PingPong", PingPong, lambda: PingPong((64, 64, 16), (1, 1), 2, store_stages=1), ((1, 1, {}), (3, 2, {}))
     ),
     Registered(

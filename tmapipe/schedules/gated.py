@@ -36,8 +36,9 @@ class GatedGemm(Schedule):
     tensors have one. Types as in `Gemm`. Weights that lie one after the other in one tensor w [2 n, k] are passed as
     ``w[:n], w[n:]``.
 
-    tile: (m, n, k) elements of one CTA: both accumulators of m x n must fit in the warpgroups' registers, so m x n is up to
-    128 x 128 or 64 x 128 a warpgroup; epilogue: of the two fp32 fragments, by default `swiglu`. The others as in `Gemm`.
+    tile: (m, n, k) elements of one CTA: both accumulators must fit in the warpgroups' registers, so it is up to 64 x 128 a
+    warpgroup of two (m = 128), or 64 x 96 of three (m = 192); epilogue: of the two fp32 fragments, by default `swiglu`. The
+    others as in `Gemm`.
     """
 
     load = Role(warps=1)

@@ -125,8 +125,8 @@ class Gemm(Schedule):
 
     def store(self, k: Any, tile: Tile, acc: Any) -> None:
         """Stores the epilogue of the accumulator to all outputs."""
-        applied = self.epilogue if self.operands is None else self.operands.applied(k)
-        k.d.store(tile, acc, applied, also={name: getattr(k, name) for name in self.outputs[1:]})
+        also = {name: getattr(k, name) for name in self.outputs[1:]}
+        k.d.store(tile, acc, self.epilogue, also=also, operands=self.operands.reader(k) if self.operands else None)
 
     @load.jit
     def fill(self, k: Any, tile: Tile) -> None:
