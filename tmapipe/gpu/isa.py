@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
 from cutlass.tensor_utils import LayoutEnum
 
 from tmapipe.errors import InputError, ScopeError
-from tmapipe.gpu import control
+from tmapipe.gpu import control, fragments
 from tmapipe.gpu.layouts import core_modes, cute_type, slot_layout
 from tmapipe.isa import Carried, SlotRef
 from tmapipe.plan import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
@@ -29,8 +28,6 @@ L2_POLICIES = {
     "evict_first": 0x12F0000000000000,
     "evict_last": 0x14F0000000000000,
 }
-#: Values of a fragment, a thread, that an epilogue is applied to at a time: 16 columns.
-PART = 8
 #: Whether `cute.copy` elects the issuing lane by itself, as its PTX shows (CuTe DSL 4.8.1; tests/emit keeps it so).
 COPY_ELECTS = {"load": True, "store": False, "reduce": True}
 
@@ -229,44 +226,8 @@ class GpuIsa(Carried):
         source = cute.make_tensor(converted.iterator, cute.make_layout(target.shape))
         cute.copy(tiled, source, target)
 
-    def read_columns(self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int) -> Any:
-        # Lane i holds columns 2 (i % 4) + {0, 1} of each 8, of the rows i / 4 and i / 4 + 8 of the warp's 16.
-        tensor = self.buffers[slot.buffer.name]
-        dtype = cute_type(slot.buffer.dtype)
-        values = cute.make_rmem_tensor(((2, 2, columns // 8), 1, 1), dtype)
-        group = matmul.group(self.warp) if matmul.warpgroups > 1 else 0
-        row = group * 64 + self.warp % 4 * 16 + self.lane // 4
-        pair = self.lane % 4
-        if along == ("m", "n"):
-            inside = tensor[(None, None, slot.stage)]
-            for half, eight in itertools.product(range(2), range(columns // 8)):
-                two = cute.local_tile(inside, (1, 2), (row + 8 * half, pair + 4 * eight))
-                cute.autovec_copy(cute.coalesce(two), values[((None, half, eight), 0, 0)])
-        else:
-            inside = tensor[(None, slot.stage)]
-            few = cute.make_rmem_tensor((2, columns // 8), dtype)  # of each column, or of both rows
-            for eight in range(columns // 8 if along == ("n",) else 0):
-                cute.autovec_copy(cute.local_tile(inside, (2,), (pair + 4 * eight,)), few[(None, eight)])
-            for half in range(0 if along == ("n",) else 2):
-                few[half] = inside[row + 8 * half if along else 0]
-            for i, half, eight in itertools.product(range(2), range(2), range(columns // 8)):
-                values[((i, half, eight), 0, 0)] = few[i, eight] if along == ("n",) else few[half]
-        return values.load().to(cutlass.Float32)
-
-    def apply(self, function: Callable[..., Any], fragments: Sequence[Any], named: dict[str, Any]) -> Any:
-        # On whole pieces (32 values a thread), ptxas keeps so many intermediate values at a time that it spills.
-        shape, size = fragments[0].shape, cute.size(fragments[0].shape)
-        step = PART if size % PART == 0 else PART // 2
-        made: dict[str, Any] = {}
-        for first in range(0, size, step):
-            given = [_part(values, first, step) for values in fragments]
-            result = function(*given, **{name: _part(values, first, step) for name, values in named.items()})
-            for name, values in result.items() if isinstance(result, dict) else (("", result),):
-                whole = made.setdefault(name, cute.make_rmem_tensor(shape, cutlass.Float32))
-                for i in range(step):
-                    whole[first + i] = cutlass.Float32(values[i] if isinstance(values, cute.TensorSSA) else values)
-        values = {name: tensor.load() for name, tensor in made.items()}
-        return values.get("", values)
+    read_columns = fragments.read_columns
+    apply = fragments.apply
 
     # ---- generic accesses -----------------------------------------------------------------------------------------
 
@@ -390,14 +351,6 @@ class _Accumulator(Carried):
 
     def value(self, i: int) -> Any:
         return cutlass.select_(self.begun[0] != 0, self.registers[i], cutlass.Float32(0.0))
-
-
-def _part(values: Any, first: int, count: int) -> Any:
-    """Elements of a fragment that belong to whole groups of 8 columns, 4 a thread each."""
-    part = cute.make_rmem_tensor(((2, 2, count // 4), 1, 1), values.dtype)
-    for i in range(count):
-        part[i] = values[first + i]
-    return part.load()
 
 
 def _tiled_mma(operand: Any, groups: tuple[int, int, int], n: int) -> Any:
