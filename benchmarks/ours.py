@@ -11,6 +11,17 @@ from tmapipe.tuning import Candidate, Problem, ranked
 # At the tile, cluster and stages of CUTLASS's example: to compare on equal terms.
 SAME_AS_CUTLASS = Candidate("Gemm", (128, 256), (2, 1), (("stages", 4),))
 PINNED = (str(SAME_AS_CUTLASS), f"fast {SAME_AS_CUTLASS}")
+PROMOTED = tuple(
+    Candidate(schedule, tile, cluster, (("promote", True),))
+    for schedule, tile in (
+        ("Gemm", (128, 128)),
+        ("Gemm", (128, 192)),
+        ("Gemm", (192, 128)),
+        ("Gemm", (256, 96)),
+        ("PingPong", (64, 192)),
+    )
+    for cluster in ((2, 1), (1, 2))
+)
 FEW, MANY = 6, 24  # of the candidates that `tmapipe.tuning` likes best
 
 _built: dict[tuple[Candidate, str, str], Any] = {}
@@ -19,7 +30,9 @@ _built: dict[tuple[Candidate, str, str], Any] = {}
 def prepare(a: Any, b: Any, out: Any, every: bool) -> dict[str, Callable[[], object]]:
     variants = gemm_variants(a, b, out, every=every)
     if a.element_size() == 1:
-        return {f"fast {name}": run for name, run in variants.items()}
+        problem = _problem(a, b, out)
+        promoted = {f"promoted {c}": _launcher(made, a, b, out) for c, made in _build(problem, list(PROMOTED)).items()}
+        return {f"fast {name}": run for name, run in variants.items()} | promoted
     return variants
 
 
@@ -29,14 +42,15 @@ def warm(problems: Iterable[tuple[Any, ...]], every: bool) -> None:
     for problem in (Problem(*arguments) for arguments in problems):
         by_types.setdefault((problem.dtype.name, problem.out.name), []).append(problem)
     for alike in by_types.values():
-        _build(alike[0], [c for problem in alike for c in _candidates(problem, every)])
+        promoted = PROMOTED if alike[0].dtype.bytes == 1 else ()
+        _build(alike[0], [*(c for problem in alike for c in _candidates(problem, every)), *promoted])
 
 
 def gemm_variants(
     a: Any, b: Any, out: Any, only: Iterable[str] | None = None, *, every: bool = False
 ) -> dict[str, Callable[[], object]]:
     """Name -> launch of ``out = a @ b.t()``. only: names to keep; every: many candidates rather than a few."""
-    problem = Problem.of(a, b, str(out.dtype).removeprefix("torch."))
+    problem = _problem(a, b, out)
     wanted = [c for c in _candidates(problem, every) if only is None or str(c) in set(only)]
     return {str(c): _launcher(found, a, b, out) for c, found in _build(problem, wanted).items()}
 
@@ -57,6 +71,10 @@ def gemm_cubin(tile: tuple[int, int, int], cluster: tuple[int, int], stages: int
     from tmapipe.schedules import Gemm
 
     return Gemm(tile=tile, cluster=cluster, stages=stages).compile({"a": "bf16", "b": "bf16", "d": "bf16"}).cubin
+
+
+def _problem(a: Any, b: Any, out: Any) -> Problem:
+    return Problem.of(a, b, str(out.dtype).removeprefix("torch."))
 
 
 def _candidates(problem: Problem, every: bool) -> list[Candidate]:

@@ -194,7 +194,7 @@ def _gemm(rng: random.Random, sizes: random.Random, size: str) -> dict[str, Any]
         "cluster": rng.choice([(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4)]),
         "stages": rng.randint(2, 4),
         "store_stages": rng.choice([1, 2]),
-        "group": rng.choice([1, 3, 8]),
+        "order": tp.PersistentTiles(rng.choice([tp.Grouped(1), tp.Snake(3), tp.Hilbert(8)])),
     }
     dtype = rng.choice(["bf16", "fp16"])
     out = rng.choice([dtype, "fp32"])

@@ -17,6 +17,7 @@ from tmapipe.errors import (
     ScopeError,
     UnsafeError,
 )
+from tmapipe.raster import Grouped, Hilbert, Snake
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.stage import SharedStage, TmaLoadStage
@@ -31,7 +32,9 @@ __all__ = [
     "BarrierRing",
     "DType",
     "DeadlockError",
+    "Grouped",
     "HazardError",
+    "Hilbert",
     "InputError",
     "MissingGpuError",
     "MulticastGroup",
@@ -41,6 +44,7 @@ __all__ = [
     "Schedule",
     "ScopeError",
     "SharedStage",
+    "Snake",
     "TmaLoadStage",
     "TmaStoreStage",
     "Turnstile",

@@ -181,7 +181,7 @@ class RingEnd(Carried):
             if self._async_elsewhere(slot):
                 self.isa.fence_proxy_async()
             self.isa.warp_sync()
-        if "wgmma" in self.readers:
+        if "wgmma" in self.readers and not slot.retired:
             self.isa.wgmma_commit()
         if "tma" in self.readers:
             self.isa.bulk_commit_group()
@@ -192,7 +192,8 @@ class RingEnd(Carried):
                 self.held[i] = self.held[i + 1]
             self.held[self.lag - 1] = slot.index
         elif self.role in self.ring.signals:
-            self._retire(0)
+            if not slot.retired:
+                self._retire(0)
             self._signal(slot.index)
 
     def _async_elsewhere(self, slot: Slot) -> bool:
@@ -221,6 +222,7 @@ class Slot(Carried):
         self.end = end
         self.index: Any = None
         self.open = False
+        self.retired = False  # whether its asynchronous reads have been waited for already
         self.touched_by_threads: set[str] = set()
 
     def __enter__(self) -> Slot:
@@ -230,7 +232,11 @@ class Slot(Carried):
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is None:
-            self._check_open()
+            if not self.open:
+                raise ScopeError(
+                    f"a slot of ring {self.end.ring.name!r} left a second time, or from outside its `with` block, in role "
+                    f"{self.end.role!r}. Leave each slot once."
+                )
             self.end._leave(self)
         self.open = False
 

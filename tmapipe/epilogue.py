@@ -34,8 +34,7 @@ VECTOR = 128  # elements of a vector's slot, at least: slots start at multiples 
 @attrs.frozen
 class Matrix:
     """An operand of the output's shape, [m, n] or [l, m, n], contiguous along n. dtype: by default the tensor's; l2_hint: as
-    of `TmaLoadStage`. It may be the output itself if the tile's n is a multiple of `Operands.width`: else a tile has some
-    columns in two pieces, and reads them again after it has stored them."""
+    of `TmaLoadStage`."""
 
     dtype: DType | str | None = None
     l2_hint: str | None = None

@@ -98,6 +98,16 @@ class Isa(Protocol):
         the host computed when traced, since an integer division takes some 150 cycles. The values are those of
         `PersistentTiles.divisors`, the same in all CTAs."""
 
+    # ---- other kernels of the stream ------------------------------------------------------------------------------
+
+    def griddepcontrol_wait(self) -> None:
+        """``griddepcontrol.wait``: until the kernels before this one in the stream have ended and their writes are visible.
+        Nothing in global memory may be touched earlier, since the launch does not wait for them. On the model: nothing."""
+
+    def griddepcontrol_launch_dependents(self) -> None:
+        """``griddepcontrol.launch_dependents``: once each CTA has executed it, the next kernel's CTAs may start wherever
+        there is room (and wait there, as above). Orders nothing."""
+
     # ---- mbarrier -------------------------------------------------------------------------------------------------
 
     def mbarrier_init(self, barrier: Barrier, stage: int, count: int) -> None:
@@ -192,6 +202,10 @@ class Isa(Protocol):
         """Registers for this warpgroup's part of ``acc[m, n]``, fp32: zero, until the first wgmma. The same ones at each call,
         so that only the last one called can be used."""
 
+    def accumulator_promote(self, matmul: Matmul, acc: Fragment) -> None:
+        """Adds what wgmma has summed since the last time to sums in fp32, and lets the next wgmma start from zero. All wgmma
+        groups must be complete."""
+
     def wgmma_fence(self) -> None:
         """``wgmma.fence.sync.aligned``: orders register accesses before the next wgmma."""
 
@@ -231,6 +245,19 @@ class Isa(Protocol):
 
     def write(self, slot: SlotRef, values: Fragment, role: RoleWarps) -> None:
         """``st.shared``: the counterpart of `read`, converting to the slot's type. Generic proxy."""
+
+    def raw(
+        self,
+        gpu: Callable[..., None],
+        cpu: Callable[..., None] | None,
+        accesses: Sequence[tuple[SlotRef, str]],
+        role: RoleWarps,
+        proxy: str = "generic",
+    ) -> None:
+        """Code of one reading: *gpu* with tensors, *cpu* with arrays, in the order of *accesses*: (slot, "read": the whole
+        of it, or "write", "update": the calling warp's rows of it, of which each lane takes the same elements whenever *gpu*
+        is called). proxy: "generic", or "async" if *gpu* reaches them by TMA or wgmma; then all lanes wait in it until that
+        has ended."""
 
     # ---- registers ------------------------------------------------------------------------------------------------
 

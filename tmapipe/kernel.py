@@ -1,19 +1,23 @@
 """The kernel: what every warp of every CTA does, in both readings.
 
 init barriers -> fence -> CTA or cluster sync -> by role: setmaxnreg, then for each tile the body, then the tails
+
+All of the set-up may run before the last kernel of the stream has ended (programmatic dependent launch).
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tmapipe.barrier import RingEnd
 from tmapipe.errors import ScopeError
 from tmapipe.isa import Carried, Isa
 from tmapipe.plan import Plan, RoleWarps
+from tmapipe.raw import raw
 from tmapipe.role import body_of
-from tmapipe.stage import SlotPart
+from tmapipe.stage import PartInSlot, SlotPart
 from tmapipe.store_pipeline import BoundStore, SlotStore
 from tmapipe.tiles import ceil_div
 from tmapipe.turnstile import BoundTurnstile
@@ -24,7 +28,9 @@ __all__ = ["KernelContext", "kernel_main"]
 
 def kernel_main(isa: Isa, schedule: Any) -> None:
     """The program of one warp. *schedule* is the `Schedule` that `isa.plan` was made from."""
+    isa.griddepcontrol_launch_dependents()
     _set_up(isa)
+    isa.griddepcontrol_wait()
     for first, count, registers, roles in _branches(isa.plan):
         isa.when(
             _between(isa.warp, first, count, isa.plan.warps),
@@ -154,6 +160,27 @@ class KernelContext(Carried):
         part = self.plan.load(stage) if stage in self._declared.loads else self.plan.store(stage)
         where = part.dims.index(dim)
         return ceil_div(self.isa.extent(part.argument, where), part.tile[where])
+
+    def raw(
+        self,
+        gpu: Callable[..., None],
+        cpu: Callable[..., None] | None = None,
+        *,
+        reads: Sequence[PartInSlot] = (),
+        writes: Sequence[PartInSlot] = (),
+        updates: Sequence[PartInSlot] = (),
+        proxy: str = "generic",
+    ) -> None:
+        """Raw CuTe DSL in this role, declared by its effects on tiles of open slots, such as ``slot.x``.
+
+        Each warp calls *gpu* with CuTe tensors in shared memory, and on the model *cpu* with NumPy arrays, one for each tile
+        in the order reads, writes, updates. reads: the whole tile, not to be written; writes and updates: the warp's share,
+        tile[0] / warps rows, which it overwrites, or reads and writes. All 32 lanes are converged. proxy: "generic" for
+        ordinary loads and stores, "async" for TMA and wgmma, for whose end *gpu* then waits in all lanes: nothing is left over
+        when it returns. `check` takes the declaration's word, so that it needs neither function; without *cpu*, running on the
+        model raises `InputError`.
+        """
+        raw(self.isa, self.role, gpu, cpu, reads, writes, updates, proxy)
 
     def finish(self) -> None:
         """After the last tile: ring tails, then stores, until nothing of this role is in flight."""

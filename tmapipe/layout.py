@@ -12,6 +12,7 @@ from tmapipe.dtypes import DType
 from tmapipe.errors import InputError
 from tmapipe.plan import MAX_BOX, Barrier, Buffer, Load, Matmul, NamedBarrier, Ring, RoleWarps, Store
 from tmapipe.role import Role
+from tmapipe.sharing import row_width
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.wgmma import Wgmma
@@ -51,6 +52,8 @@ class Layout:
             self.of[name] = self._buffer(
                 name, self.slots[part.ring.name], part.tile, types[name], self._swizzle(name, part)
             )
+            if isinstance(part, SharedStage):
+                row_width(name, part.tile, roles[part.writer.name])
         for name, load in declared.loads.items():
             self._load(name, load)
         for name, mma in declared.matmuls.items():
@@ -176,7 +179,9 @@ class Layout:
             return 0
         return _widest_swizzle(f"{name}.tile", row)
 
-    def _buffer(self, name: str, slots: int, tile: tuple[int, ...], dtype: DType, swizzle: int) -> Buffer:
+    def _buffer(
+        self, name: str, slots: int, tile: tuple[int, ...], dtype: DType, swizzle: int, owners: int = 1
+    ) -> Buffer:
         row = tile[-1] * dtype.bytes
         if row % 16:
             raise InputError(
@@ -195,7 +200,7 @@ class Layout:
                 f"a slot is {slot} bytes, but slots start at multiples of {alignment}",
                 "use a larger tile",
             )
-        buffer = Buffer(name, self._take(slots * slot, alignment), slots, tile, dtype, swizzle)
+        buffer = Buffer(name, self._take(slots * slot, alignment), slots, tile, dtype, swizzle, owners)
         self.buffers.append(buffer)
         return buffer
 
@@ -237,6 +242,7 @@ class Layout:
                 role.team_warps // 4,
                 role.first_warp,
                 role.teams,
+                mma.promote,
             )
         )
 
@@ -260,6 +266,7 @@ class Layout:
                 barrier = (128, groups)
             else:
                 tile, slots, barrier = store.tile, store.stages, (role.threads, 1)
+                row_width(name, tile, role)
             row = tile[-1] * dtype.bytes
             accumulators = isinstance(store.source, Wgmma)
             rows = f"{name}.columns" if store.columns else f"{name}.tile"
@@ -268,7 +275,7 @@ class Layout:
             )
             if swizzle and row % swizzle:
                 raise InputError(f"{name}.swizzle", swizzle, f"must divide a row of {row} bytes", "leave it out")
-            buffer = self._buffer(name, slots, tile, dtype, swizzle)
+            buffer = self._buffer(name, slots, tile, dtype, swizzle, barrier[1])
             if accumulators or role.warps > 1:
                 first = 1 + sum(b.instances for b in self.named_barriers)
                 if first + barrier[1] > MAX_NAMED_BARRIERS:

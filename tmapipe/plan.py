@@ -48,7 +48,8 @@ class NamedBarrier:
 class Buffer:
     """Slots of shared memory, all alike.
 
-    tile: elements a slot, one or two extents, the last one contiguous; swizzle: span in bytes (0, 32, 64 or 128).
+    tile: elements a slot, one or two extents, the last one contiguous; swizzle: span in bytes (0, 32, 64 or 128); owners:
+    warpgroups that have stages / owners slots each, and go round in those alone.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Buffer:
     tile: tuple[int, ...]
     dtype: DType
     swizzle: int = 0
+    owners: int = 1
 
     @property
     def slot_bytes(self) -> int:
@@ -139,7 +141,8 @@ class Matmul:
 
     shape: (m, n, k) elements of the CTA's tile; the `warpgroups` that work on one tile (a team) share m in blocks of 64
     rows, dealt in turn: warp w of the team's warpgroup g holds the rows ``(r * warpgroups + g) * 64 + 16 * w`` .. ``+ 16``
-    for r = 0, 1, ...; first_warp: of the role, all of its teams together.
+    for r = 0, 1, ...; first_warp: of the role, all of its teams together; promote: whether sums leave the tensor core after
+    each slot.
     """
 
     name: str
@@ -149,6 +152,7 @@ class Matmul:
     warpgroups: int
     first_warp: int
     teams: int = 1
+    promote: bool = False
 
     def group(self, warp: Any) -> Any:
         """Which of its team's warpgroups the warp (its index in the CTA, of the role) belongs to."""

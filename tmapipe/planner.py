@@ -8,7 +8,7 @@ from tmapipe.arch import Arch, arch_named
 from tmapipe.barrier import BarrierRing, Slot
 from tmapipe.cluster import check_cluster
 from tmapipe.declarations import Declarations
-from tmapipe.dtypes import DType, bf16
+from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16
 from tmapipe.errors import InputError
 from tmapipe.layout import Layout
 from tmapipe.placement import place_roles, share_registers
@@ -16,6 +16,7 @@ from tmapipe.plan import Plan
 from tmapipe.role import Role
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.wgmma import Wgmma
 
 __all__ = ["make_plan"]
 
@@ -132,10 +133,9 @@ def _check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch
             raise InputError(
                 f"{mma.b.name}.tile", mma.b.tile, f"its k extent differs from {mma.a.name}'s {k}", "use one k"
             )
-        if a != b or a.name not in ("bf16", "fp16"):
-            raise InputError(
-                f"Wgmma({name})", f"{a} x {b}", "takes two operands of one type, bf16 or fp16", "convert the tensors"
-            )
+        if not (a == b and a in (bf16, fp16)) and not {a, b} <= {fp8_e4m3, fp8_e5m2}:
+            rule = "takes two operands of one type, bf16 or fp16, or two of fp8_e4m3 and fp8_e5m2"
+            raise InputError(f"Wgmma({name})", f"{a} x {b}", rule, "convert the tensors")
         if m % (64 * warpgroups):
             raise InputError(
                 f"{mma.a.name}.tile[0]",
@@ -147,13 +147,21 @@ def _check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch
             raise InputError(f"{mma.b.name}.tile[0]", n, "wgmma takes n a multiple of 8 up to 256", "e.g. 128 or 256")
         if k * a.bytes % 32:
             raise InputError(f"{mma.a.name}.tile[1]", k, "wgmma takes 32 bytes of k an instruction", "e.g. 64")
-        accumulators = m * n // (128 * warpgroups)
-        if accumulators > 208:
-            raise InputError(
-                f"Wgmma({name}) tile",
-                (m, n),
-                f"needs {accumulators} accumulator registers a thread over {warpgroups} warpgroups; 208 leave room to work",
-                "use a smaller tile or more warpgroups",
-            )
+        _check_accumulators(name, mma, m * n // (128 * warpgroups), role)
         found[name] = role
     return found
+
+
+def _check_accumulators(name: str, mma: Wgmma, sums: int, role: Role) -> None:
+    """Raises `InputError` if the accumulators leave too few of a thread's registers: of 232 (one or two warpgroups) or 160
+    (three) it needs some 24 to 32 for all else."""
+    room, needed = 208 if role.warps <= 8 else 128, sums * (2 if mma.promote else 1)
+    if needed > room:
+        groups = role.warps // 4
+        twice = f", twice {sums} since sums are promoted" if mma.promote else ""
+        raise InputError(
+            f"Wgmma({name}) tile",
+            (mma.a.tile[0], mma.b.tile[0]),
+            f"needs {needed} accumulator registers a thread{twice}; {room} leave room to work with {groups} warpgroups",
+            "use a smaller tile or more warpgroups",
+        )

@@ -154,23 +154,32 @@ class Schedule:
             self._simulate(bound)
         return bound.result()
 
-    def simulate(self, *tensors: Any, out: Any = None, clusters: int | None = None, seed: int = 0, **named: Any) -> Any:
-        """Runs CPU tensors or NumPy arrays on the machine model; returns its `Run`, which has the counts and the trace.
+    def simulate(
+        self,
+        *tensors: Any,
+        out: Any = None,
+        clusters: int | None = None,
+        seed: int = 0,
+        trace: bool = False,
+        **named: Any,
+    ) -> Any:
+        """Runs CPU tensors or NumPy arrays on the machine model; returns its `Run`, which has the counts.
 
         clusters: in the grid (by default up to 2, so that persistent CTAs get more than one tile); seed: of the order in
-        which the model's agents take their steps. Raises `DeadlockError` and `HazardError`.
+        which the model's agents take their steps; trace: keep every step and its source line, for `Run.timeline`. Raises
+        `DeadlockError` and `HazardError`.
         """
         bound = tensors_.bind(self, tensors, named, out)
-        return self._simulate(bound, clusters=clusters, seed=seed)
+        return self._simulate(bound, clusters, seed, trace)
 
-    def _simulate(self, bound: Bound, clusters: int | None = None, seed: int = 0) -> Any:
+    def _simulate(self, bound: Bound, clusters: int | None = None, seed: int = 0, trace: bool = False) -> Any:
         from tmapipe.kernel import kernel_main
         from tmapipe.machine import Machine
 
         plan = self.plan(bound.dtypes)
         if clusters is None:
             clusters = min(2, self.cluster_count(bound.shapes))
-        machine = Machine(plan, seed=seed)
+        machine = Machine(plan, seed=seed, trace=trace, locate=trace)
         run = machine.run(lambda isa: kernel_main(isa, self), bound.arrays(), clusters)
         bound.write_back()
         return run

@@ -9,8 +9,9 @@ from tmapipe.cluster import MulticastGroup, peer_mask, share_index
 from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import Carried, Fragment, Isa, SlotRef
-from tmapipe.plan import Buffer, Load, Matmul
+from tmapipe.plan import Buffer, Load, Matmul, RoleWarps
 from tmapipe.role import Role
+from tmapipe.sharing import row_width
 from tmapipe.tiles import Tile, start_of
 
 __all__ = ["SharedStage", "SlotPart", "TmaLoadStage"]
@@ -157,21 +158,28 @@ class PartInSlot(Carried):
 
     def read_columns(self, matmul: Matmul, along: tuple[str, ...], columns: int) -> Fragment:
         """The values in fp32, dealt like *columns* columns of an accumulator of *matmul* (see `Isa.read_columns`)."""
-        self.slot._check_open()
-        self.slot.touched_by_threads.add(self.part.buffer.name)
+        self.by_threads()
         return self.part.isa.read_columns(matmul, self.ref, along, columns)
 
-    def read(self) -> Fragment:
-        """The tile's elements, dealt over the role's threads: an array value that takes arithmetic and `tmapipe.math`."""
+    def by_threads(self) -> None:
+        """Threads access the tile now: on leaving the slot this is fenced and released. Raises `ScopeError` outside it."""
         self.slot._check_open()
         self.slot.touched_by_threads.add(self.part.buffer.name)
-        return self.part.isa.read(self.ref, self.part.isa.plan.role(self.part.role))
+
+    def read(self) -> Fragment:
+        """The tile's elements, dealt over the role's threads: an array value that takes arithmetic and `tmapipe.math`.
+        Raises `InputError` if the threads cannot share them evenly."""
+        return self.part.isa.read(self.ref, self._dealt_over())
 
     def write(self, values: Fragment) -> None:
         """Replaces the tile's elements, converting to its type; *values* are dealt as `read` deals them."""
-        self.slot._check_open()
-        self.slot.touched_by_threads.add(self.part.buffer.name)
-        self.part.isa.write(self.ref, values, self.part.isa.plan.role(self.part.role))
+        self.part.isa.write(self.ref, values, self._dealt_over())
+
+    def _dealt_over(self) -> RoleWarps:
+        self.by_threads()
+        role = self.part.isa.plan.role(self.part.role)
+        row_width(self.part.buffer.name, self.part.buffer.tile, role)
+        return role
 
 
 def check_dims(argument: str, dims: str | None, tile: tuple[int, ...]) -> tuple[str, ...]:

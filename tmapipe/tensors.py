@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from tmapipe.bound import Bound
-from tmapipe.dtypes import DType, dtype_of, fp32
+from tmapipe.dtypes import DType, bf16, dtype_of, fp32
 from tmapipe.errors import InputError
+from tmapipe.overlap import check_apart
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.wgmma import Wgmma
 
 __all__ = ["bind", "check_kind"]
 
@@ -76,12 +78,13 @@ def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: An
     for name in stores:
         if 0 not in shapes[name]:
             _check_output(name, shapes[name], strides[name], dtypes[name])
+    check_apart(bound.tensors, stores)
     return bound
 
 
 def signature(tensors: tuple[Any, ...], out: Any) -> tuple[Any, ...] | None:
-    """All that `bind` looks at, of torch tensors given by position; None if some argument is no torch tensor, or if *out*
-    does not follow directly on the inputs."""
+    """All that `bind` looks at, but for where memory lies, of torch tensors given by position; None if some
+    argument is no torch tensor, or if *out* does not follow directly on the inputs."""
     try:
         given = tensors if out is None else (*tensors, out)
         return (
@@ -188,12 +191,16 @@ def _note_extents(name: str, dims: tuple[str, ...], shape: tuple[int, ...], seen
 def _make_output(
     name: str, store: TmaStoreStage, extents: dict[str, tuple[str, int]], like: Any, like_dims: tuple[str, ...]
 ) -> Any:
-    """A new output, on the device and by default of the type of *like*, without the batch dimensions that *like* lacks."""
+    """A new output, on the device and by default of the type of *like* (bf16, if that has 8 bits and a
+    matmul makes the output), without the batch dimensions that *like* lacks."""
     unknown = [dim for dim in store.dims if dim not in extents]
     if unknown:
         raise InputError(name, None, f"its extent along {', '.join(unknown)} follows from no input", f"pass {name}=")
     lacking = like_dims[: len(like_dims) - like.ndim]
-    return new_like(like, tuple(extents[dim][1] for dim in store.dims if dim not in lacking), store.dtype)
+    dtype = store.dtype
+    if dtype is None and isinstance(store.source, Wgmma) and dtype_of(like, name).bytes == 1:
+        dtype = bf16  # sums of products of 8 bits
+    return new_like(like, tuple(extents[dim][1] for dim in store.dims if dim not in lacking), dtype)
 
 
 def _device(tensor: Any) -> str:

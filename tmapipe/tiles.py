@@ -13,6 +13,7 @@ import attrs
 from tmapipe.cluster import cluster_coordinate
 from tmapipe.errors import InputError
 from tmapipe.isa import Carried, Isa
+from tmapipe.raster import Grouped
 
 __all__ = ["PersistentTiles", "Tile", "ceil_div", "start_of"]
 
@@ -65,17 +66,17 @@ class PersistentTiles:
     """Static persistent order: cluster c of C takes the tiles c, c + C, c + 2C, ... of the tile grid.
 
     The grid is that of the schedule's output, in units of clusters, rounded up (a cluster may get tiles that lie wholly
-    outside: loads of them give zeros and stores of them write nothing). Along the last two dimensions the order goes
-    through `group` rows before the next column, so that CTAs at work together share operands in L2; earlier (batch)
-    dimensions vary slowest.
+    outside: loads of them give zeros and stores of them write nothing). `raster` (`Grouped`, `Snake` or `Hilbert`) numbers the
+    tiles along the last two dimensions, so that CTAs at work together share operands in L2; earlier (batch) dimensions vary
+    slowest.
     """
 
-    group: int = attrs.field(default=8)
+    raster: Grouped = attrs.field(factory=Grouped)
 
-    @group.validator
+    @raster.validator
     def _check(self, attribute: Any, value: Any) -> None:
-        if not isinstance(value, int) or value < 1:
-            raise InputError("PersistentTiles(group)", value, "is a positive number of rows", "use 8")
+        if not isinstance(value, Grouped):
+            raise InputError("PersistentTiles(raster)", value, "is Grouped, Snake or Hilbert", "use Grouped(8)")
 
     def clusters(self, grid: dict[str, int], cluster: dict[str, int]) -> int:
         """Cluster-sized pieces of a grid of tiles: how many clusters can work at once."""
@@ -91,8 +92,7 @@ class PersistentTiles:
         if len(steps) > 1:
             m, n = list(steps)[-2:]
             found["matrix"] = steps[m] * steps[n]
-            found["band"] = self.group * steps[n]
-            found["last rows"] = (steps[m] - 1) % self.group + 1
+            found |= self.raster.divisors(steps[m], steps[n])
         return found
 
     def bind(self, isa: Isa, grid: dict[str, Any]) -> BoundTiles:
@@ -105,7 +105,7 @@ class BoundTiles(Carried):
 
     def __init__(self, isa: Isa, order: PersistentTiles, grid: dict[str, Any]):
         cluster = isa.plan.cluster
-        self.isa, self.group = isa, order.group
+        self.isa, self.raster = isa, order.raster
         self.steps = _steps(grid, cluster)
         self.by = isa.divisors(order.divisors(grid, cluster, isa.clusters))
         total: Any = 1
@@ -121,12 +121,7 @@ class BoundTiles(Carried):
         if len(outer) > 1:
             *outer, m, n = outer
             batch, rest = self._divide(rest, "matrix", self.steps[m] * self.steps[n])
-            band, rest = self._divide(rest, "band", self.group * self.steps[n])
-            first = band * self.group
-            short = self.steps[m] - first < self.group
-            columns = self.isa.select(short, rest // self.by["last rows"], rest // self.group)
-            rows = self.isa.select(short, self.steps[m] - first, self.group)
-            places[m], places[n] = first + rest - columns * rows, columns
+            places[m], places[n] = self.raster.place(self.isa, self.by, self.steps[m], self.steps[n], rest)
             rest = batch
         for dim in reversed(outer):
             rest, places[dim] = self._divide(rest, dim, self.steps[dim])

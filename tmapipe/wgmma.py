@@ -18,20 +18,29 @@ class Wgmma:
     """Declares ``acc[m, n] += a[m, k] * b[n, k]`` on the slots of a ring, by the warpgroups of its last phase.
 
     a, b: stages of one ring with tiles (m, k) and (n, k), both contiguous along k; in_flight: wgmma groups (one a slot)
-    that may still run while the next slot is waited for. A slot is released when its group has retired, so `in_flight`
-    slots later. Accumulation is in fp32. m is a multiple of 64 a warpgroup, n a multiple of 8 up to 256, and k takes a
+    that may still run while the next slot is waited for (1; 0 if sums are promoted). A slot is released when its group has
+    retired, so `in_flight` slots later. m is a multiple of 64 a warpgroup, n a multiple of 8 up to 256, and k takes a
     multiple of 32 bytes (PTX ISA, wgmma shapes).
+
+    Operands: two of bf16, two of fp16, or any two of fp8_e4m3 and fp8_e5m2. Sums are in fp32; but of 8-bit operands the tensor
+    core keeps some 14 bits of a sum. promote: after each slot (k elements of the tile, e.g. 128) the sums are added to others
+    in fp32, outside of the tensor core, which takes twice the registers. The model sums in fp32 either way.
     """
 
-    def __init__(self, a: TmaLoadStage, b: TmaLoadStage, *, in_flight: int = 1):
+    def __init__(self, a: TmaLoadStage, b: TmaLoadStage, *, in_flight: int | None = None, promote: bool = False):
         for argument, stage in (("Wgmma(a)", a), ("Wgmma(b)", b)):
             if not isinstance(stage, TmaLoadStage) or len(stage.tile) != 2:
                 raise InputError(argument, stage, "is a TmaLoadStage with a tile of two extents", "pass such a stage")
         if a.ring is not b.ring:
             raise InputError("Wgmma(a, b)", (a.name, b.name), "lie in the slots of one ring", "give both the same ring")
-        if not isinstance(in_flight, int) or in_flight < 0:
-            raise InputError("Wgmma(in_flight)", in_flight, "is a number of groups, 0 or more", "use 1")
-        self.a, self.b, self.in_flight = a, b, in_flight
+        if in_flight is None:
+            in_flight = 0 if promote else 1
+        if not isinstance(in_flight, int) or in_flight < 0 or (promote and in_flight):
+            rule = (
+                "is 0 where sums are promoted, since each slot is waited for" if promote else "is a number, 0 or more"
+            )
+            raise InputError("Wgmma(in_flight)", in_flight, rule, "leave it out")
+        self.a, self.b, self.in_flight, self.promote = a, b, in_flight, promote
         self.name = ""
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -82,8 +91,14 @@ class Accumulator(Carried):
                 raise ScopeError(f"acc.add() takes slot.{matmul.a.name} and slot.{matmul.b.name}, in this order.")
         # Once a slot, although once a tile would order the registers: ptxas puts in a missing one where it likes, and in a
         # path that it takes for divergent it then serializes every wgmma (its note C7519).
-        self.bound.isa.wgmma_fence()
-        self.bound.isa.wgmma(matmul, self.registers, a.ref, b.ref)
+        isa = self.bound.isa
+        isa.wgmma_fence()
+        isa.wgmma(matmul, self.registers, a.ref, b.ref)
+        if matmul.promote:
+            isa.wgmma_commit()
+            isa.wgmma_wait(0)
+            isa.accumulator_promote(matmul, self.registers)
+            a.slot.retired = True
 
     def columns(self, block: int, first: int, columns: int) -> Fragment:
         """The values of columns [first, first + columns) of the warpgroup's row block *block* (64 rows), as a fragment."""

@@ -7,6 +7,7 @@ import pytest
 
 from tmapipe.check import Kind
 from tmapipe.check.explore import explore_program
+from tmapipe.check.program import check_program
 from tmapipe.check.random_changes import changed
 from tmapipe.check.random_pipelines import PIPELINES, set_up
 from tmapipe.check.random_programs import SLOT_BYTES, SmallProgram
@@ -23,6 +24,10 @@ def program(counts, *warps, slots=1, **options):
 
 def explored(small, **options):
     return explore_program(small.plan(), small.entry, small.shapes(), **options)
+
+
+def checked(small):
+    return check_program(small.plan(), small.entry, small.shapes())
 
 
 def four(*calls):
@@ -234,6 +239,17 @@ def test_and_nothing_in_the_right_program(name):
     found = explored(right)
     assert found.ok is True and found.complete, f"{found.kinds}: {found.example}"
     assert not found.example
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_linear_check_says_the_same(name):
+    _, wrong, right = CASES[name]
+    assert not checked(wrong).ok
+    assert checked(right).ok, str(checked(right))
+
+
+def test_the_linear_check_names_the_relaxed_signal():
+    assert "relaxed" in str(checked(relayed("relaxed")))
 
 
 def test_the_example_is_a_way_to_the_failure():

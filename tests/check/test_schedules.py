@@ -18,7 +18,12 @@ SAFE = {registered.name: registered.make for registered in S.REGISTRY} | {
     "gemm 1x2": lambda: S.Gemm((128, 128, 64), (1, 2), 2),
     "gemm 2x2, production size": lambda: S.Gemm((128, 128, 64), (2, 2), 5),
     "gemm 4x1": lambda: S.Gemm((128, 128, 64), (4, 1), 3),
+    "gemm, an odd number of pieces": lambda: S.Gemm((128, 192, 64), (2, 1)),
+    "gemm, sums promoted": lambda: S.Gemm((128, 128, 64), (2, 1), promote=True),
+    "ping-pong, sums promoted": lambda: S.PingPong((64, 128, 64), (1, 2), promote=True),
     "gemm, three warpgroups": lambda: S.Gemm((192, 176, 64), (1, 2), store_stages=1),
+    "gemm, snake": lambda: S.Gemm(order=tp.PersistentTiles(tp.Snake(4))),
+    "gemm, hilbert": lambda: S.Gemm((128, 128, 64), (2, 2), 3, order=tp.PersistentTiles(tp.Hilbert(4))),
     "ping-pong 2x2, production size": lambda: S.PingPong((128, 128, 64), (2, 2), 5),
 }
 

@@ -105,7 +105,7 @@ class Execution:
             self.registers[i.operands[0].split("|")[1]] = int(self.lane == LEADER)
         elif kind == "mapa":
             self.registers[i.operands[0]] = Peer(self._value(i.operands[1]), self._value(i.operands[2]))
-        elif kind in ("st", "stmatrix", "prefetch"):
+        elif kind in ("st", "stmatrix", "prefetch", "griddepcontrol"):
             pass
         elif i.opcode == "mov.b64" and "{" in "".join(i.operands):
             self._move_halves(i)
@@ -286,7 +286,7 @@ def lower(events: Iterable[Event], plan: Plan, warp: int, lane: int = LEADER) ->
 def _lower(event: Event, plan: Plan, warp: int, lane: int) -> list[Event]:
     kind, *rest = event
     leader = lane == LEADER
-    if kind in ("prefetch", "read", "write", "write_columns", "read_columns"):
+    if kind in ("prefetch", "read", "write", "write_columns", "read_columns", "promote"):
         return []
     if kind in ("init", "arm", "expect", "commit"):
         return [event] if leader else []

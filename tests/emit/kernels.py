@@ -133,6 +133,8 @@ class Built:
 
 MATRIX = {"m": 300, "n": 520}
 GEMM = {"l": 2, "m": 300, "n": 520, "k": 200}
+TALL = {"l": 2, "m": 900, "n": 520, "k": 72}
+ROWS = tp.PersistentTiles(tp.Grouped(1))
 OPERANDS = GEMM | {"alpha_element": 1}
 HALF = {"a": "fp16", "b": "fp16", "d": "fp16"}
 
@@ -172,7 +174,13 @@ GEMMS = {
     "gemm m192": Kernel(lambda: S.Gemm((192, 128, 64), (1, 2)), {}, GEMM),
     "gemm m256": Kernel(lambda: S.Gemm((256, 128, 64), (2, 1), 3), {}, GEMM),
     "gemm k32": Kernel(lambda: S.Gemm((128, 128, 32), (2, 2)), {}, GEMM),
-    "gemm k128": Kernel(lambda: S.Gemm((128, 128, 128), (1, 1), 2, store_stages=1, group=1), {}, GEMM),
+    "gemm k128": Kernel(lambda: S.Gemm((128, 128, 128), (1, 1), 2, store_stages=1, order=ROWS), {}, GEMM),
+    "gemm fp8": Kernel(lambda: S.Gemm((128, 256, 128), (2, 1)), {"a": "fp8_e4m3", "b": "fp8_e5m2", "d": "bf16"}, GEMM),
+    "gemm fp8 promoted": Kernel(
+        lambda: S.Gemm((128, 128, 128), (1, 2), promote=True), {"a": "fp8_e4m3", "b": "fp8_e4m3", "d": "fp16"}, GEMM
+    ),
+    "gemm snake": Kernel(lambda: S.Gemm((128, 64, 64), (2, 1), order=tp.PersistentTiles(tp.Snake(3))), {}, TALL),
+    "gemm hilbert": Kernel(lambda: S.Gemm((64, 64, 64), (1, 1), order=tp.PersistentTiles(tp.Hilbert(4))), {}, TALL),
     "pingpong 2x1": Kernel(SHELF["PingPong"], {}, GEMM),
     "pingpong 64x256 1x2": Kernel(lambda: S.PingPong((64, 256, 64), (1, 2)), {}, GEMM),
     "splitk": Kernel(SHELF["SplitK"], {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),

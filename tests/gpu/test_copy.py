@@ -52,3 +52,28 @@ def test_architecture_of_the_device_is_checked():
     copy.arch = "sm_120a"
     with pytest.raises(tp.InputError, match="sm_120a"):
         copy(torch.zeros(64, 128, device="cuda"))
+
+
+def test_outputs_that_overlap_are_refused_on_the_fast_path_too():
+    copy = tp.schedules.Copy()
+    memory = torch.zeros(96, 1024, device="cuda")
+    x, apart = memory[:32], memory[32:64]
+    for _ in range(2):
+        copy(x, out=apart)
+        with pytest.raises(tp.InputError, match="overlap"):
+            copy(x, out=memory[16:48])
+
+
+def test_kernels_of_a_stream_follow_each_other():
+    """Each is launched while the one before may still run; it reads what that one writes, and overwrites what it reads."""
+    copy = tp.schedules.Copy()
+    x, y, z = (torch.empty(2048, 4096, device="cuda", dtype=torch.int32) for _ in range(3))
+    seen = []
+    for i in range(100):
+        x.fill_(i)
+        copy(x, out=y)
+        copy(y, out=z)
+        copy(z, out=y)
+        copy(y, out=x)
+        seen.append((x == i).all() & (z == i).all())
+    assert torch.stack(seen).all()

@@ -41,7 +41,7 @@ def test_random_problems(seed):
         cluster=rng.choice(CLUSTERS),
         stages=rng.choice([None, 2, 3]),
         store_stages=rng.choice([1, 2]),
-        group=rng.choice([1, 3, 8]),
+        order=tp.PersistentTiles(rng.choice([tp.Grouped(1), tp.Grouped(3), tp.Snake(8), tp.Hilbert(4)])),
     )
     for _ in range(3):
         a, b, out = problem(rng, batch=rng.random() < 0.3)

@@ -115,3 +115,10 @@ def test_several_outputs(kind, tile, cluster, store_stages):
         assert returned is sums and d.dtype == np.float16
         np.testing.assert_allclose(sums, reference(a, b, {}), rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(d, np.maximum(reference(a, b, {"bias": bias}), 0), rtol=2e-3, atol=2e-3)
+
+
+def test_in_place_is_refused():
+    """The pieces of a tile may overlap, and would read back what was just stored."""
+    a, b, d = (np.ones(shape, np.float16) for shape in ((64, 64), (64, 64), (64, 64)))
+    with pytest.raises(tp.InputError, match="overlap"):
+        make(S.Gemm, (64, 64, 64), (1, 1), ("c",))(a, b, c=d, out=d)

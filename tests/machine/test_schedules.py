@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tmapipe import Grouped, Hilbert, PersistentTiles, Snake
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Machine
 from tmapipe.machine.scheduler import POLICIES
@@ -33,6 +34,16 @@ def test_gemm(cluster):
     assert len(results) == 1
     want = arrays["a"][0].astype(np.float32) @ arrays["b"][0].astype(np.float32).T
     np.testing.assert_allclose(arrays["d"][0].astype(np.float32), want, rtol=2e-2, atol=2e-1)
+
+
+@pytest.mark.parametrize("raster", [Grouped(2), Snake(2), Hilbert(2)])
+def test_orders(raster):
+    """More tiles than CTAs, and edges that clusters and bands do not divide: the same bits in every order."""
+    arrays = [gemm_arrays(328, 200, 40) for _ in range(2)]
+    for order, into in zip((PersistentTiles(), PersistentTiles(raster)), arrays, strict=True):
+        schedule = Gemm((64, 64, 16), (2, 1), 2, order=order)
+        Machine(schedule.plan({})).run(lambda isa, schedule=schedule: kernel_main(isa, schedule), into, clusters=2)
+    assert arrays[0]["d"].any() and (arrays[0]["d"] == arrays[1]["d"]).all()
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -79,6 +79,12 @@ class RecordingIsa:
 
     # ---- mbarrier -------------------------------------------------------------------------------------------------
 
+    def griddepcontrol_wait(self) -> None:
+        pass  # what goes on beside other kernels is no event of this one
+
+    def griddepcontrol_launch_dependents(self) -> None:
+        pass
+
     def mbarrier_init(self, barrier: Barrier, stage: int, count: int) -> None:
         self._note("init", barrier.name, stage, count)
 
@@ -156,6 +162,9 @@ class RecordingIsa:
 
     def accumulator(self, matmul: Matmul) -> str:
         return f"acc {matmul.name}"
+
+    def accumulator_promote(self, matmul: Matmul, acc: str) -> None:
+        self._note("promote", matmul.name)
 
     def wgmma_fence(self) -> None:
         self._note("wgmma_fence")

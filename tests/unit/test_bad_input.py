@@ -143,7 +143,7 @@ def test_wgmma_operands():
     refused(tp.Wgmma, row, a, argument="Wgmma(a)", value=row, rule="two extents")
     refused(tp.Wgmma, a, "b", argument="Wgmma(b)", value="b", rule="two extents")
     refused(tp.Wgmma, a, elsewhere, argument="Wgmma(a, b)", rule="slots of one ring")
-    for groups in (-1, 1.0, None):
+    for groups in (-1, 1.0):
         refused(tp.Wgmma, a, a, in_flight=groups, argument="Wgmma(in_flight)", value=groups, rule="0 or more")
 
 
@@ -293,6 +293,35 @@ def test_reduction_columns_divide():
     matmul_of(columns=48).plan()
 
 
+def test_threads_share_tiles_evenly():
+    """At plan time what the role's threads write; what they read from a slot as soon as a body does, in every reading."""
+    refused(S.AddParts(tile=(1, 192)).plan, argument="d.tile", value=(1, 192), rule="192 elements.* the 128 threads")
+    S.AddParts(tile=(2, 128)).plan()
+    use = tp.Role(warps=3)
+    a_ring = tp.BarrierRing(2, producer=tp.Role(warps=1), consumer=use)
+    scratch = tp.SharedStage(tile=(4, 64), ring=a_ring, writer=use, dtype="fp32")
+    x = tp.TmaLoadStage(tile=(4, 64), ring=a_ring)
+    parts = {"load": a_ring.phases[0][0], "use": use, "ring": a_ring, "x": x}
+    refused(schedule(**parts, scratch=scratch).plan, argument="scratch.tile", value=(4, 64), rule="the 96 threads")
+
+    class Read(tp.Schedule):
+        load, use = tp.Role(warps=1), tp.Role(warps=3)
+        ring = tp.BarrierRing(2, producer=load, consumer=use)
+        x = tp.TmaLoadStage(tile=(4, 64), ring=ring)
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+
+        @use.jit
+        def drain(self, k, tile):
+            with k.ring.consume() as slot:
+                slot.x.read()
+
+    refused(Read().check, argument="x.tile", value=(4, 64), rule="256 elements, which the 96 threads of role use")
+
+
 def test_slots_held_back():
     refused(
         copy_of(1, pending=1).plan, argument="BarrierRing(ring).stages", value=1, rule="holds back 1 slots.*2 or more"
@@ -339,3 +368,21 @@ def test_shelf_arguments():
     refused(S.Gemm, (128, 256), argument="tile", value=(128, 256), rule=r"\(m, n, k\)")
     for parts in (0, -1, 1.5):
         refused(S.SplitK, parts, argument="SplitK(parts)", value=parts, rule="positive number")
+
+
+@pytest.mark.parametrize("types", [("fp8_e4m3", "bf16"), ("bf16", "fp16"), ("int8", "int8"), ("fp32", "fp32")])
+def test_operands_that_wgmma_does_not_take(types):
+    with pytest.raises(tp.InputError, match="two operands of one type"):
+        tp.schedules.Gemm((128, 128, 64)).plan(dict(zip("ab", types, strict=True)))
+
+
+def test_promoted_sums_take_twice_the_registers():
+    fp8 = {"a": "fp8_e4m3", "b": "fp8_e4m3", "d": "bf16"}
+    assert tp.schedules.Gemm((128, 192, 128), promote=True).plan(fp8).matmuls[0].promote
+    with pytest.raises(tp.InputError, match="256 accumulator registers a thread, twice 128"):
+        tp.schedules.Gemm((128, 256, 128), promote=True).plan(fp8)
+    with pytest.raises(tp.InputError, match="128 leave room to work with 3 warpgroups"):
+        tp.schedules.Gemm((192, 192, 128), promote=True).plan(fp8)
+    with pytest.raises(tp.InputError, match="in_flight"):
+        gemm = tp.schedules.Gemm((128, 128, 64))
+        tp.Wgmma(gemm.a, gemm.b, in_flight=1, promote=True)

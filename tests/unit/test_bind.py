@@ -275,6 +275,28 @@ def test_overlapping_outputs():
     bound(Rows(), half(2, 4, 64), storage.as_strided((2, 4, 64), (64, 128, 1)))  # rows of two matrices in turn
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_outputs_share_no_memory_with_inputs(kind):
+    """Views of one piece of memory: refused if an element is shared, taken if they only lie between each other."""
+    storage = np.zeros((32, 256), np.float32) if kind == "numpy" else torch.zeros(32, 256)
+    x = storage[:16, :64]
+    for y in (x, storage[8:24, :64], storage[:16, 32:96], storage[1:17, :64]):
+        refused(bound, Rows(), x, y, argument="y", rule="must not overlap that of x")
+        refused(bound, Rows(), x, out=y, argument="y", rule="must not overlap that of x")
+    for y in (storage[16:, :64], storage[:16, 64:128]):
+        assert bound(Rows(), x, y).result() is y
+
+
+def test_outputs_share_no_memory_with_each_other():
+    class Both(Rows):
+        z = tp.TmaStoreStage(source=Rows.x)
+
+    x, y = half(8, 64), half(16, 64)
+    refused(bound, Both(), x, y[:8], y[4:12], argument="y", rule="must not overlap that of z")
+    refused(tp.schedules.Copy(), x, x, argument="y", rule="must not overlap that of x")
+    assert len(bound(Both(), x, y[:8], y[8:]).result()) == 2
+
+
 # ---- the launch's fast path -------------------------------------------------------------------------------------------
 
 

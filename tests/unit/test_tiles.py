@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.errors import refused
-from tmapipe import PersistentTiles
+from tmapipe import Grouped, Hilbert, PersistentTiles, Snake
 from tmapipe.tiles import Tile, ceil_div, start_of
 
 
@@ -37,6 +37,14 @@ def taken(order, grid, cluster, clusters):
     return found
 
 
+rows, squares = st.integers(1, 10), st.sampled_from([1, 2, 4, 8, 16])
+
+
+def in_order(raster, grid):
+    """All tiles in the order in which they are numbered."""
+    return taken(PersistentTiles(raster), grid, {}, 1)[0, 0]
+
+
 @st.composite
 def problems(draw):
     names = draw(st.sampled_from([("n",), ("m", "n"), ("l", "m", "n"), ("b", "l", "m", "n")]))
@@ -44,15 +52,16 @@ def problems(draw):
     cluster = {dim: draw(st.integers(1, 3)) for dim in draw(st.permutations(names)) if draw(st.booleans())}
     if math.prod(cluster.values()) > 16:
         cluster = {}
-    return grid, cluster, draw(st.integers(1, 10)), draw(st.integers(1, 9))
+    raster = draw(st.one_of(st.builds(Grouped, rows), st.builds(Snake, rows), st.builds(Hilbert, squares)))
+    return grid, cluster, raster, draw(st.integers(1, 9))
 
 
 @settings(max_examples=300)
 @given(problem=problems())
 def test_every_tile_once(problem):
     """Each tile of the grid once; and besides, where the cluster does not divide the grid, tiles wholly outside it, once."""
-    grid, cluster, group, clusters = problem
-    found = taken(PersistentTiles(group), grid, cluster, clusters)
+    grid, cluster, raster, clusters = problem
+    found = taken(PersistentTiles(raster), grid, cluster, clusters)
     tiles = list(itertools.chain(*found.values()))
     padded = [ceil_div(count, cluster.get(dim, 1)) * cluster.get(dim, 1) for dim, count in grid.items()]
     assert sorted(tiles) == sorted(itertools.product(*(range(count) for count in padded)))
@@ -62,8 +71,8 @@ def test_every_tile_once(problem):
 @given(problem=problems())
 def test_the_ctas_of_a_cluster_work_side_by_side(problem):
     """At every step they hold the tiles of one cluster-shaped block, each at its own coordinate: so peers share operands."""
-    grid, cluster, group, clusters = problem
-    found = taken(PersistentTiles(group), grid, cluster, clusters)
+    grid, cluster, raster, clusters = problem
+    found = taken(PersistentTiles(raster), grid, cluster, clusters)
     size = math.prod(cluster.values())
     for cluster_id in range(clusters):
         steps = [found[cluster_id, rank] for rank in range(size)]
@@ -78,31 +87,50 @@ def test_the_ctas_of_a_cluster_work_side_by_side(problem):
 @settings(max_examples=200)
 @given(problem=problems())
 def test_work_is_even_and_counted(problem):
-    grid, cluster, group, clusters = problem
-    order = PersistentTiles(group)
+    grid, cluster, raster, clusters = problem
+    order = PersistentTiles(raster)
     counts = [len(tiles) for tiles in taken(order, grid, cluster, clusters).values()]
     assert max(counts) - min(counts) <= 1
     assert order.clusters(grid, cluster) * math.prod(cluster.values()) == sum(counts)
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 8])
-def test_grouped_order(group):
-    """One cluster at a time: `group` rows before the next column, bands of rows one after another, batches last."""
-    grid = {"l": 2, "m": 7, "n": 5}
-    found = [taken(PersistentTiles(group), grid, {}, 70)[c, 0] for c in range(70)]
-    assert all(len(tiles) == 1 for tiles in found)
+@pytest.mark.parametrize("raster", [Grouped, Snake])
+def test_grouped_order(group, raster):
+    """One cluster at a time: `group` rows before the next column, bands of rows one after another, batches last. A snake goes
+    through every second band backwards."""
     expected = []
     for batch in range(2):
-        for first in range(0, 7, group):
-            for column in range(5):
+        for band, first in enumerate(range(0, 7, group)):
+            backwards = raster is Snake and band % 2 == 1
+            for column in reversed(range(5)) if backwards else range(5):
                 expected += [(batch, row, column) for row in range(first, min(7, first + group))]
-    assert [tiles[0] for tiles in found] == expected
+    assert in_order(raster(group), {"l": 2, "m": 7, "n": 5}) == expected
+
+
+@pytest.mark.parametrize("side", [1, 2, 4, 8, 16, 64])
+def test_hilbert_curve_of_a_square(side):
+    """Each step is to a neighbour, and each aligned square of 2^i tiles a side is gone through without leaving it."""
+    curve = in_order(Hilbert(side), {"m": side, "n": side})
+    assert curve[0] == (0, 0) and curve[-1] == (0, side - 1)
+    assert all(abs(m - y) + abs(n - x) == 1 for (m, n), (y, x) in itertools.pairwise(curve))
+    for bits in range(side.bit_length()):
+        squares = [(m >> bits, n >> bits) for m, n in curve]
+        assert len(list(itertools.groupby(squares))) == 4 ** (side.bit_length() - 1 - bits)
+
+
+@pytest.mark.parametrize(("columns", "jumps"), [(12, 2), (14, 3)])
+def test_hilbert_curves_along_bands(columns, jumps):
+    """Steps to no neighbour: one between bands of 4 rows; or, with two columns left over, one between these in each band."""
+    curve = in_order(Hilbert(4), {"m": 12, "n": columns})
+    steps = [abs(m - y) + abs(n - x) for (m, n), (y, x) in itertools.pairwise(curve)]
+    assert sum(step != 1 for step in steps) == jumps, steps
 
 
 def test_persistent_clusters_take_every_cth_tile():
-    one = [tiles[0] for tiles in taken(PersistentTiles(3), {"m": 5, "n": 4}, {}, 20).values()]
+    one = [tiles[0] for tiles in taken(PersistentTiles(Grouped(3)), {"m": 5, "n": 4}, {}, 20).values()]
     for clusters in (1, 2, 3, 7):
-        found = taken(PersistentTiles(3), {"m": 5, "n": 4}, {}, clusters)
+        found = taken(PersistentTiles(Grouped(3)), {"m": 5, "n": 4}, {}, clusters)
         for cluster_id in range(clusters):
             assert found[cluster_id, 0] == one[cluster_id::clusters]
 
@@ -112,9 +140,13 @@ def test_more_clusters_than_tiles():
     assert [len(tiles) for tiles in found.values()] == [1, 1, 0, 0, 0]
 
 
-def test_bad_group():
-    for group in (0, -3, 2.5, "8"):
-        refused(PersistentTiles, group, argument="PersistentTiles(group)", value=group, rule="positive number")
+def test_bad_rasters():
+    for raster in (Grouped, Snake, Hilbert):
+        for rows in (0, -3, 2.5, "8"):
+            refused(raster, rows, argument=f"{raster.__name__}(rows)", value=rows, rule="positive number")
+    for rows in (3, 12, 512):
+        refused(Hilbert, rows, argument="Hilbert(rows)", value=rows, rule="power of two")
+    refused(PersistentTiles, 8, argument="PersistentTiles(raster)", value=8, rule="Grouped, Snake or Hilbert")
 
 
 # ---- coordinates ------------------------------------------------------------------------------------------------------

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from tmapipe.check.findings import Event
 from tmapipe.machine import ops
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.ops import Agent, Flight
+from tmapipe.timeline import Event
 
-__all__ = ["bar_name", "describe", "event", "slot_name", "who"]
+__all__ = ["bar_name", "describe", "event", "lines", "slot_name", "who"]
+
+_LIBRARY, _SCHEDULES = f"tmapipe{os.sep}", os.path.join("tmapipe", "schedules")  # as `machine.locate` shows them
 
 
 def who(layout: Layout, agent: Agent) -> str:
@@ -37,10 +40,26 @@ def describe(layout: Layout, op: Any) -> str:
     return texts(layout, op) if texts is not None else type(op).__name__
 
 
-def event(layout: Layout, order: int, agent: Agent, op: Any, what: str = "", phase: int | None = None) -> Event:
-    """One line of a timeline. what: in place of the operation's own description."""
-    bar, slot = getattr(op, "bar", None), getattr(op, "slot", None)
-    cta = agent.cta if isinstance(agent, Flight) else agent // layout.warps
+def lines(places: Iterable[str | None]) -> tuple[str, ...]:
+    """Each source line once, those of bodies first, then the library's own (of a ring's tail, say)."""
+    known = dict.fromkeys(place for place in places if place)
+    return tuple(sorted(known, key=lambda place: place.startswith(_LIBRARY) and not place.startswith(_SCHEDULES)))
+
+
+def event(
+    layout: Layout,
+    order: int,
+    agent: Agent,
+    op: Any,
+    what: str = "",
+    phase: int | None = None,
+    began: int | None = None,
+) -> Event:
+    """One step of a timeline. what: in place of the operation's own description. A flight's *op* is the one that issued it."""
+    bar, slot = getattr(op, "bar", None), getattr(op, "slot", getattr(op, "a", None))
+    cta, issuer = (agent.cta, agent.issuer) if isinstance(agent, Flight) else (agent // layout.warps, agent)
+    if isinstance(agent, Flight) and agent.kind == "wgmma":
+        issuer = 4 * (agent.issuer % layout.warpgroups)
     return Event(
         order=order,
         cta=cta,
@@ -51,8 +70,21 @@ def event(layout: Layout, order: int, agent: Agent, op: Any, what: str = "", pha
         slot=None if slot is None else layout.slot_name(slot),
         phase=phase,
         parity=getattr(op, "parity", None),
-        nbytes=getattr(op, "nbytes", None),
+        nbytes=_nbytes(layout, op),
+        role=layout.role(issuer),
+        warp=issuer % layout.warps,
+        ring=layout.ring_of(bar, slot),
+        engine=_ENGINES[agent.kind] if isinstance(agent, Flight) else None,
+        began=began,
     )
+
+
+_ENGINES = {"load": "TMA loads", "store": "TMA stores", "wgmma": "wgmma"}
+
+
+def _nbytes(layout: Layout, op: Any) -> int | None:
+    slot_bytes = layout.slots[op.slot][0].slot_bytes if isinstance(op, ops.TmaStore) else None
+    return getattr(op, "nbytes", slot_bytes)
 
 
 def _load(layout: Layout, op: ops.TmaLoad) -> str:
@@ -75,7 +107,10 @@ def _cluster_arrive(layout: Layout, op: ops.MbarArriveCluster) -> str:
 
 
 def _part(op: Any) -> str:
-    return f" (part {op.part} of {op.parts}, by {op.split})" if op.parts > 1 else ""
+    cut, _, raw = op.split.partition("/")
+    share = f" (part {op.part} of {op.parts}, by {cut})" if op.parts > 1 else ""
+    proxy = ", through the async proxy" if op.proxy == "async" else ""
+    return f"{share} in {raw}{proxy}" if raw else share
 
 
 _TEXTS: dict[type, Callable[[Layout, Any], str]] = {

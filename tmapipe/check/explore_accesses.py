@@ -109,7 +109,8 @@ class Classes:
         if one[0] // slots != other[0] // slots or other[0] % slots not in self.layout.aliases[one[0] % slots]:
             return False
         a, b = one[1], other[1]
-        return one[0] != other[0] or not (a[0] == b[0] and a[2] == b[2] and a[1] != b[1])
+        same_cut = a[0].split("/")[0] == b[0].split("/")[0] and a[2] == b[2]
+        return one[0] != other[0] or not (same_cut and a[1] != b[1])
 
 
 class Accesses:
@@ -161,16 +162,19 @@ class Accesses:
         for i, op in enumerate(self.program):
             kind = type(op)
             if kind in (ops.SlotRead, ops.SlotWrite):
-                part = (op.split, op.part, op.parts) if op.parts > 1 else WHOLE
+                part = (op.split, op.part, op.parts)
                 bit = self._bit(op.slot, part, kind is ops.SlotWrite)
                 against = self.classes.against(bit)
-                for at, other, what in generic:
-                    if other & against and what != (op.slot, part) and joined <= at:
-                        self.wrong[i] = Kind.RACE
+                if op.proxy == "async":
+                    self._after_threads(i, bit, generic, joined, fenced)
+                else:
+                    for at, other, what in generic:
+                        if other & against and what != (op.slot, part) and joined <= at:
+                            self.wrong[i] = Kind.RACE
+                    generic.append((i, bit, (op.slot, part)))
                 self._after_stores(i, against, stores)
                 self._after_mma(i, against, waited)
-                generic.append((i, bit, (op.slot, part)))
-                self._thread_span(i, acquired, bit)
+                self._thread_span(i, acquired, bit, op.proxy)
             elif kind is ops.TmaStore:
                 bit = self._bit(op.slot, WHOLE, False)
                 self._after_threads(i, bit, generic, joined, fenced)
@@ -216,8 +220,11 @@ class Accesses:
     def _bit(self, slot: int, part: Part, write: bool) -> int:
         return self.classes.bit(self.base + slot, part, write)
 
-    def _thread_span(self, i: int, first: int, bit: int) -> None:
+    def _thread_span(self, i: int, first: int, bit: int, proxy: str) -> None:
         last = self._over(i + 1)
+        if proxy == "async":  # for other threads like theirs, for the fences of others like a store's
+            self.spans += [Span(i, first, last, last, bit, True), Span(i, first, last, last, bit, False)]
+            return
         fence = self._fences[i + 1]
         self.spans.append(Span(i, first, last, NEVER if fence == NEVER else self._over(fence + 1), bit, True))
 

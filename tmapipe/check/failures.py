@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tmapipe.check.describe import bar_name, describe, event, who
+from tmapipe.check.describe import bar_name, describe, event, lines, who
 from tmapipe.check.findings import Finding, Kind
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.log import Step
 from tmapipe.machine import ops
+from tmapipe.machine.layout import Layout
 
 __all__ = ["deadlock_finding", "hazard_findings"]
 
@@ -29,7 +30,10 @@ RULES = {
     "no-such-stage": (Kind.OUT_OF_RANGE, "count stages from 0 to stages - 1"),
     "peer-exited": (Kind.EXITED_PEER, "let each CTA wait for its peers' last signals before it leaves"),
     "exit-load-in-flight": (Kind.IN_FLIGHT_AT_EXIT, "wait for every load before the CTA leaves"),
-    "exit-uncommitted-store": (Kind.IN_FLIGHT_AT_EXIT, "commit the group (bulk_commit_group) and wait for it"),
+    "exit-uncommitted-store": (
+        Kind.IN_FLIGHT_AT_EXIT,
+        "commit the group (bulk_commit_group) and wait for it; leaving a slot after its store does both",
+    ),
     "exit-unawaited-store": (
         Kind.IN_FLIGHT_AT_EXIT,
         "wait for the group (bulk_wait_group) in the thread that commits it",
@@ -65,12 +69,12 @@ def hazard_findings(error: Any, check: LinearCheck) -> list[Finding]:
         if other != agent:
             kind, issue = Kind.GROUP_OWNER, wait
             fix = f"let {who(check.layout, agent)}, which commits the group, wait for it"  # type: ignore[arg-type]
-    timeline = tuple(event(check.layout, s.order, s.agent, s.op) for s in ([issue] if issue else []) + steps)
+    shown = tuple(event(check.layout, s.order, s.agent, s.op) for s in ([issue] if issue else []) + steps)
     place = getattr(error, "where", None)
-    where = tuple(dict.fromkeys(p for p in (*(e.where for e in timeline), place) if p))
+    where = lines((*(e.where for e in shown), place))
     agents = (who(check.layout, agent),) if isinstance(agent, int) else ()
     text = str(error).removesuffix(f" at {place}").removesuffix(f" [{rule}]")
-    return [Finding(kind, text, fix, agents, where, timeline=timeline)]
+    return [Finding(kind, text, fix, agents, where, steps=shown)]
 
 
 def deadlock_finding(error: Any, check: LinearCheck, programs: Sequence[Sequence[Any]]) -> Finding:
@@ -81,6 +85,7 @@ def deadlock_finding(error: Any, check: LinearCheck, programs: Sequence[Sequence
         kind = Kind.REGISTERS
     steps: list[Step] = []
     fixes: list[str] = []
+    blamed: list[Step] = []
     waits: dict[Any, int] = {}  # one warp for each (role, operation)
     for agent, op in blocked.items():
         waits.setdefault((layout.role(agent), type(op), getattr(op, "bar", None), op.where), agent)
@@ -88,12 +93,15 @@ def deadlock_finding(error: Any, check: LinearCheck, programs: Sequence[Sequence
         op = blocked[agent]
         if isinstance(op, ops.MbarWait):
             bar = agent // layout.warps * layout.nbars + op.bar
-            steps += check.phases.now[bar].steps
+            known = check.phases.now[bar].steps
+            blamed += _blamed(error.state, bar, known)
             fixes += _missing(error.state, check, bar)
-            steps += _signallers(check, programs, agent, op)
+            last = _signallers(check, programs, agent, op)
+            steps += known
+            steps += [s for s in last if (s.agent, s.op) not in [(k.agent, k.op) for k in known]]
         steps.append(Step(check.order + 1, agent, op, what=f"{describe(layout, op)}, in vain"))
     unique = {(s.order, s.agent, type(s.op)): s for s in steps}
-    timeline = tuple(
+    shown = tuple(
         event(layout, s.order, s.agent, s.op, s.what, s.phase) for s in sorted(unique.values(), key=lambda s: s.order)
     )
     return Finding(
@@ -101,9 +109,17 @@ def deadlock_finding(error: Any, check: LinearCheck, programs: Sequence[Sequence
         str(error),
         "; ".join(dict.fromkeys(fixes)) or "let the roles named arrive as often as the others wait",
         tuple(dict.fromkeys(who(layout, agent) for agent in waits.values())),
-        tuple(dict.fromkeys(e.where for e in timeline if e.where)),
-        timeline=timeline,
+        lines((*(s.op.where for s in blamed), *(e.where for e in shown))),
+        steps=shown,
     )
+
+
+def _blamed(state: Any, bar: int, steps: list[Step]) -> list[Step]:
+    """Of what counted in the mbarrier's phase, the step that leaves it with bytes: the arming of just so many, or the last."""
+    tx = state.tx[bar]
+    sort = (ops.MbarArriveTx, ops.MbarExpectTx) if tx > 0 else (ops.TmaLoad,)
+    steps = [step for step in reversed(steps) if tx and isinstance(step.op, sort)]
+    return ([step for step in steps if step.op.nbytes == abs(tx)] or steps)[:1]
 
 
 def _missing(state: Any, check: LinearCheck, bar: int) -> list[str]:
@@ -114,15 +130,25 @@ def _missing(state: Any, check: LinearCheck, bar: int) -> list[str]:
     roles = " and ".join(layout.signallers(bar)) or "those who signal it"
     phase = f"phase {state.phase[bar]} of {name}"
     if tx > 0:
-        return [f"{phase} has {tx} bytes armed that no load delivers: start the loads, or arm {tx} bytes fewer"]
+        loads = _loads(layout, bar)
+        return [f"{phase} has {tx} bytes armed that no load delivers: start the {loads}, or arm {tx} bytes fewer"]
     if tx < 0:
         return [f"{phase} got {-tx} bytes that nobody armed: arm them before the loads start"]
     if pending:
         got = count - pending
-        return [
-            f"{phase} got {got} of {count} arrivals: let {roles} arrive {pending} more times, or set the count to {got}"
-        ]
+        often = "once more" if pending == 1 else f"{pending} more times"
+        less = f", or set the count to {got}" if got else ", or nobody wait for it"
+        return [f"{phase} got {got} of {count} arrivals: let {roles} arrive {often}{less}"]
     return []
+
+
+def _loads(layout: Layout, bar: int) -> str:
+    """The loads whose bytes the mbarrier's ring waits for."""
+    for ring in layout.plan.rings:
+        names = [name for loads in ring.loads.values() for name in loads]
+        if layout.bars[bar % layout.nbars][0] in ring.barriers and names:
+            return f"load of {' and '.join(names)} in each slot"
+    return "loads"
 
 
 def _signallers(check: LinearCheck, programs: Sequence[Sequence[Any]], agent: int, wait: Any) -> list[Step]:

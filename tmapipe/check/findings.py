@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import enum
+import os
+from typing import Any
 
 import attrs
+
+from tmapipe.timeline import Event, Timeline, write
 
 __all__ = ["Event", "Finding", "Kind", "Report"]
 
@@ -43,25 +47,9 @@ class Kind(enum.Enum):
 
 
 @attrs.frozen
-class Event:
-    """One step of a timeline, in the user's names: who (role, warp, CTA), what, where (file:line or None)."""
-
-    order: int
-    cta: int
-    agent: str
-    what: str
-    where: str | None = None
-    barrier: str | None = None
-    slot: str | None = None
-    phase: int | None = None
-    parity: int | None = None
-    nbytes: int | None = None
-
-
-@attrs.frozen
 class Finding:
-    """One thing wrong (or noted). message: one sentence of what can happen; fix: one sentence of what to change;
-    timeline: the few events that show it, in order."""
+    """One thing wrong (or noted). message: one sentence of what can happen; fix: one sentence of what to change; where: source
+    lines, that of the last step first; steps: the few events that show it, in order."""
 
     kind: Kind
     message: str
@@ -71,7 +59,31 @@ class Finding:
     barrier: str | None = None
     slot: str | None = None
     phase: int | None = None
-    timeline: tuple[Event, ...] = ()
+    steps: tuple[Event, ...] = ()
+
+    def timeline(self) -> dict[str, Any]:
+        """The steps as Chrome trace events (see `tmapipe.timeline`); the last event is the finding itself."""
+        made = Timeline(self.kind.name)
+        self._draw(made, 0, "")
+        return made.document()
+
+    def write_timeline(self, path: str | os.PathLike[str]) -> None:
+        """Writes `timeline` as JSON."""
+        write(path, self.timeline())
+
+    def _draw(self, made: Timeline, process: int, title: str) -> int:
+        """Adds the steps, from process number *process* on; returns how many processes that took."""
+        for step in self.steps:
+            made.add(step, process, title)
+        if self.steps:
+            said = {
+                "kind": self.kind.name,
+                "message": self.message,
+                "fix": self.fix,
+                "source": next(iter(self.where), ""),
+            }
+            made.mark(self.steps[-1], self.kind.value, said, process)
+        return max([step.cta + 1 for step in self.steps], default=0)
 
 
 @attrs.frozen
@@ -105,6 +117,18 @@ class Report:
     def kinds(self) -> set[Kind]:
         """The kinds of the errors."""
         return {finding.kind for finding in self.errors}
+
+    def timeline(self) -> dict[str, Any]:
+        """All findings that have steps, as Chrome trace events (see `tmapipe.timeline`): each with CTAs of its own."""
+        made = Timeline(self.name)
+        process = 0
+        for number, finding in enumerate(self.findings, 1):
+            process += finding._draw(made, process, f"{number}. {finding.kind.name}: ")
+        return made.document()
+
+    def write_timeline(self, path: str | os.PathLike[str]) -> None:
+        """Writes `timeline` as JSON."""
+        write(path, self.timeline())
 
     def __str__(self) -> str:
         from tmapipe.check.report import as_text

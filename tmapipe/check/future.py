@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tmapipe.check.places import CLUSTER, Key, Live, Places
+from tmapipe.check.places import CLUSTER, Key, Live, Places, slot_place
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.ops import MbarWait, TmaLoad
 
@@ -45,14 +45,16 @@ class Future:
         """Who accesses one slot of a buffer accesses all slots that the others who access this one do."""
         layout = self.layout
         found: dict[int, list[int]] = {}
+        first_slots: dict[str, int] = {}
+        for i, (buffer, stage) in enumerate(layout.slots):
+            first_slots.setdefault(slot_place(buffer, stage)[0], i)
         for (agent, sort, array), stages in self.touched.items():
-            if not array.startswith("slots of "):
+            if array not in first_slots:
                 continue
-            name = array.removeprefix("slots of ")
             for others in [s for (_, _, other), s in self.touched.items() if other == array for _ in range(2)]:
                 stages = stages | others if stages & others else stages
             for cta in range(layout.ctas) if sort[0] is TmaLoad else (agent // layout.warps,):
                 for stage in stages:
-                    for alias in layout.aliases[layout.slot_base[name] + stage]:
+                    for alias in layout.aliases[first_slots[array] + stage]:
                         found.setdefault(cta * layout.nslots + alias, []).append(agent)
         return found

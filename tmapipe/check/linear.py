@@ -192,7 +192,8 @@ class LinearCheck:
 
     def _generic(self, agent: int, op: Any, facts: Any) -> None:
         self.slots.generic(agent, op)
-        self.fences.access(agent, op.slot)
+        if op.proxy == "generic":
+            self.fences.access(agent, op.slot)
 
     def _exit(self, agent: int, op: Any, facts: Any) -> None:
         self.lifetimes.exit(agent)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tmapipe.check.describe import bar_name, event, slot_name, who
+from tmapipe.check.describe import bar_name, event, lines, slot_name, who
 from tmapipe.check.findings import Finding, Kind
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.ops import Agent
@@ -44,22 +44,24 @@ class FindingLog:
         bar: int | None = None,
         place: int | None = None,
         phase: int | None = None,
+        blame: Step | None = None,
     ) -> None:
         """last: the operation that shows it; others: earlier ones, shown in order; bar, place: flat indices in the cluster of
-        the mbarrier and the slot that it is about."""
+        the mbarrier and the slot that it is about; blame: the step at which to change something, if not the last."""
         layout = self.layout
         steps = sorted({(s.order, str(s.agent)): s for s in (*others, last)}.values(), key=lambda s: s.order)
-        timeline = tuple(event(layout, s.order, s.agent, s.op, s.what, s.phase) for s in steps)
+        blamed = None if blame is None else getattr(blame.op, "where", None)
+        shown = tuple(event(layout, s.order, s.agent, s.op, s.what, s.phase) for s in steps)
         finding = Finding(
             kind=kind,
             message=message,
             fix=fix,
             agents=tuple(dict.fromkeys(who(layout, s.agent) for s in (last, *others))),
-            where=tuple(dict.fromkeys(e.where for e in reversed(timeline) if e.where)),
+            where=lines((blamed, *(e.where for e in reversed(shown)))),
             barrier=None if bar is None else bar_name(layout, bar),
             slot=None if place is None else slot_name(layout, place),
             phase=phase,
-            timeline=timeline,
+            steps=shown,
         )
         self.found.setdefault(self._key(kind, last, others, bar, place), finding)
 

@@ -53,6 +53,7 @@ OPERATIONS = frozenset(
         "write_columns",
         "read",
         "write",
+        "raw",
         "setmaxnreg",
     )
 )
@@ -78,8 +79,8 @@ class Site:
 @attrs.frozen
 class Change:
     """What one site does instead. how: one of `mutant_changes.CHANGES`; by: its number, if it takes one; when: "all", "first"
-    or "last" execution by each warp; warps: "all" or "one": the last warp of the role (in the set-up: of any role) in the
-    first CTA."""
+    or "last" execution by each warp; warps: "all", "last": the last warp of the role (in the set-up: of any role) in the
+    first CTA, or "first": its first warp in the last CTA."""
 
     site: Site
     how: str
@@ -90,7 +91,7 @@ class Change:
     def __str__(self) -> str:
         by = f" by {self.by:+d}" if self.by else ""
         when = "" if self.when == "all" else f", {self.when} time"
-        return f"{self.how}{by} {self.site}{when}{'' if self.warps == 'all' else ', one warp'}"
+        return f"{self.how}{by} {self.site}{when}{'' if self.warps == 'all' else f', {self.warps} warp'}"
 
 
 class SiteIsa(Carried):
@@ -98,7 +99,8 @@ class SiteIsa(Carried):
 
     def __init__(self, isa: Any):
         self.isa = isa
-        self.roles = {w: r.name for r in isa.plan.roles for w in range(r.first_warp, r.first_warp + r.warps)}
+        self.roles = dict.fromkeys(range(isa.plan.warps), "idle")
+        self.roles |= {w: r.name for r in isa.plan.roles for w in range(r.first_warp, r.first_warp + r.warps)}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -131,7 +133,7 @@ class SiteIsa(Carried):
         operand = args[0] if args else ""
         name: str = getattr(operand, "name", None) or getattr(getattr(operand, "buffer", None), "name", "")  # type: ignore[assignment]
         warp: int = self.isa.warp if in_role else self.isa.warp // 4 * 4
-        role = self.roles.get(warp, "idle") if in_branch else "set-up"
+        role = self.roles[warp] if in_branch else "set-up"
         return Site(role, method, name, tuple(path), tail)
 
 
@@ -162,15 +164,17 @@ class ChangedIsa(SiteIsa):
 
     def _now(self) -> bool:
         self.count += 1
-        if self.change.warps == "one" and not self._is_the_one():
+        if self.change.warps != "all" and not self._is_the_one():
             return False
         when = self.change.when
         return when == "all" or self.count == (0 if when == "first" else self.last)
 
     def _is_the_one(self) -> bool:
         role = self.change.site.role
-        last = max(w for w, name in self.roles.items() if role in ("set-up", name))
-        return bool(self.isa.cta_rank == 0 and self.isa.warp == last)
+        warps = [w for w, name in self.roles.items() if role in ("set-up", name)]
+        if self.change.warps == "last":
+            return (self.isa.cta_rank, self.isa.warp) == (0, max(warps))
+        return (self.isa.cta_rank, self.isa.warp) == (self.isa.plan.cluster_size - 1, min(warps))
 
 
 def play(isa: SiteIsa, schedule: Any) -> None:

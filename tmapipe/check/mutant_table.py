@@ -136,10 +136,13 @@ def _is(how: str, *methods: str) -> Callable[[Change], bool]:
     return lambda c: c.how == how and (not methods or any(m in c.site.method for m in methods))
 
 
-_GROUP_WAITS = ("wait_group", "wgmma_wait")
+def _waits(change: Change) -> bool:
+    return change.site.method.endswith(("_wait", "wait_group", "_sync"))
+
+
 _REASONS: tuple[tuple[Callable[[Change], bool], str], ...] = (
     (_is("double", "fence"), "a second fence orders nothing more"),
-    (_is("double", *_GROUP_WAITS), "the groups have ended already"),
+    (_is("double", "bulk_wait_group", "wgmma_wait"), "the groups have ended already"),
     (_is("double", "mbarrier_wait"), "the same phase is seen complete again"),
     (_is("double", "sync"), "all participants synchronize twice"),
     (_is("double", "commit"), "an empty group, which no wait depends on"),
@@ -150,10 +153,10 @@ _REASONS: tuple[tuple[Callable[[Change], bool], str], ...] = (
         "memory outlive the CTA",
     ),
     (
-        lambda c: c.site.method == "tma_store",
-        "no other bytes of shared memory are read or written: the result is another",
+        lambda c: c.site.method in ("tma_load", "tma_store") and c.how != "shift share",
+        "as many bytes move, at times when nobody else uses theirs: only the result is another",
     ),
-    (lambda c: c.site.method in ("read", "write"), "the slot is not in use then: the result is another"),
+    (lambda c: c.site.method in ("read", "write"), "the slot is not in use then: only the result is another"),
     (_is("shift share"), "the CTAs exchange the shares that they load"),
     (
         lambda c: c.site.method == "setmaxnreg" and c.by <= 0 and c.how != "drop",
@@ -162,22 +165,17 @@ _REASONS: tuple[tuple[Callable[[Change], bool], str], ...] = (
     (lambda c: c.site.method == "setmaxnreg", "the pool has the registers for the others"),
     (lambda c: c.how == "shift pending" and c.by < 0, "waits for more than is needed"),
     (
-        lambda c: c.warps == "one" and c.site.method.startswith("wgmma"),
+        lambda c: c.warps != "all" and c.site.method == "wgmma_wait",
         "the other warps of the warpgroup wait for the same wgmmas, and the next phase for all of them",
     ),
-    (
-        lambda c: c.site.tail and ("wait" in c.site.method or "sync" in c.site.method),
-        "what it waits for is implied by another wait",
-    ),
-    (
-        lambda c: c.when == "first" and ("wait" in c.site.method or "sync" in c.site.method),
-        "nothing has been there before that it must wait for",
-    ),
-    (
-        lambda c: "wait" in c.site.method or "sync" in c.site.method,
-        "what it orders is not used again, or is ordered by another wait",
-    ),
+    (lambda c: c.site.tail and _waits(c), "what it waits for is implied by another wait"),
+    (lambda c: c.when == "first" and _waits(c), "nothing has been there before that it must wait for"),
+    (_waits, "what it orders is not used again, or is ordered by another wait"),
     (lambda c: "fence" in c.site.method, "no access follows that it must order"),
-    (lambda c: "arrive" in c.site.method, "nobody waits for that phase any more"),
+    (
+        lambda c: "commit" in c.site.method,
+        "what it should have closed ends with the next group, which is waited for in time",
+    ),
+    (lambda c: "arrive" in c.site.method or "init" in c.site.method, "nobody waits for that phase any more"),
     (lambda c: True, "no interleaving of the small problems breaks"),
 )

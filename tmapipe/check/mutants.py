@@ -1,9 +1,9 @@
 """``python -m tmapipe.check.mutants``: does the checker catch what can go wrong in the shipped schedules?
 
 Every call of the instruction set in every registered schedule, in its small form, is dropped, doubled, moved past the next
-one, or given a shifted number: at all of its executions, the first, the last, or in one warp. The exhaustive oracle decides
-whether some interleaving of a small problem can break; such a mutant must be caught by the linear check, and no other may be.
-Prints kill rates by rule and schedule and writes ``benchmarks/results/mutants.json``.
+one, or given a shifted number: at all of its executions, at the first or last of each warp, or in one warp alone. The
+exhaustive oracle decides whether some interleaving of a small problem can break; such a mutant must be caught by the linear
+check, and no other may be. Prints kill rates by rule and schedule and writes ``benchmarks/results/mutants.json``.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ LIMIT = 200_000
 #: Further small forms: what no small form of the registry has.
 VARIANTS: tuple[Registered, ...] = (
     Registered("Copy 3 stages", Copy, lambda: Copy((4, 64), stages=3, pending=0), ((7, 1, {}),)),
-    Registered("Gemm 1x2 2 groups", Gemm, lambda: Gemm((128, 64, 16), (1, 2), 2, store_stages=2), ((2, 3, {}),)),
+    Registered("Gemm 1x2 2 groups", Gemm, lambda: Gemm((128, 64, 16), (1, 2), 2, store_stages=2), ((3, 2, {}),)),
     Registered("Gemm 2x2", Gemm, lambda: Gemm((64, 64, 16), (2, 2), 2, store_stages=1), ((2, 3, {}),)),
-    Registered("PingPong 2x1", PingPong, lambda: PingPong((64, 64, 16), (2, 1), 2, store_stages=1), ((2, 3, {}),)),
+    Registered(
+        "PingPong 2x1", PingPong, lambda: PingPong((64, 64, 16), (2, 1), 2, store_stages=1), ((2, 3, {}), (4, 1, {}))
+    ),
 )
 
 Shapes = dict[str, tuple[int, ...]]
@@ -138,7 +140,7 @@ def _changes(
         several = len({warp for count in counts for warp in count}) > 1
         for how, by in changes_at(site, target.plan, arguments[site]):
             for when in ("all", "first", "last") if often > 1 else ("all",):
-                for warps in ("all", "one") if several and when == "all" else ("all",):
+                for warps in ("all", "first", "last") if several and when == "all" else ("all",):
                     yield counts, Change(site, how, by, when, warps)
 
 

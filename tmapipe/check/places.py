@@ -14,8 +14,9 @@ import numpy as np
 
 from tmapipe.machine import ops
 from tmapipe.machine.layout import Layout
+from tmapipe.plan import Buffer
 
-__all__ = ["CLUSTER", "Key", "Live", "Places", "turn_of", "without_place"]
+__all__ = ["CLUSTER", "Key", "Live", "Places", "slot_place", "turn_of", "without_place"]
 
 Key = tuple[int, Any, str]  # warp, sort of operation, array of barriers or slots
 CLUSTER = -1  # the cluster's barrier, among the numbers of named ones
@@ -138,7 +139,18 @@ class Live:
 def stages_of(layout: Layout) -> dict[str, int]:
     """Stages of each array of barriers or slots."""
     found = {barrier.name: barrier.stages for barrier in layout.plan.barriers}
-    return found | {"slots of " + buffer.name: buffer.stages for buffer in layout.plan.buffers}
+    for buffer in layout.plan.buffers:
+        for stage in range(buffer.stages):
+            array, _, around = slot_place(buffer, stage)
+            found[array] = around
+    return found
+
+
+def slot_place(buffer: Buffer, stage: int) -> tuple[str, int, int]:
+    """(array, place in it, places around) of a slot. Slots of several owners are as many arrays."""
+    around = buffer.stages // buffer.owners
+    owner, place = divmod(stage, around)
+    return f"slots of {buffer.name}" + (f" of owner {owner}" if buffer.owners > 1 else ""), place, around
 
 
 def without_place(op: Any) -> Any:
@@ -201,5 +213,5 @@ def _apart(layout: Layout, op: Any) -> tuple[Any, list[tuple[Any, str, int, int]
         slot = getattr(op, name, None)
         if slot is not None:
             buffer, stage = layout.slots[slot]
-            moves.append(((kind, name), "slots of " + buffer.name, stage, buffer.stages))
+            moves.append(((kind, name), *slot_place(buffer, stage)))
     return (*rest, *(array for _, array, _, _ in moves)), moves

@@ -10,7 +10,7 @@ from tmapipe.check.budgets import budget_findings
 from tmapipe.check.failures import deadlock_finding, hazard_findings
 from tmapipe.check.findings import Finding, Kind, Report
 from tmapipe.check.linear import LinearCheck
-from tmapipe.check.trip_counts import trip_count_findings
+from tmapipe.check.trip_counts import slots_kept_findings, trip_count_findings
 from tmapipe.errors import DeadlockError, HazardError, PipelineError
 from tmapipe.machine import Layout, State, record
 from tmapipe.machine.scheduler import Scheduler
@@ -75,7 +75,11 @@ def check_operations(
         error_findings = hazard_findings(error, check)
     except PipelineError as error:
         error_findings = [_limit(error)]
-    return [*check.findings, *error_findings, *trip_count_findings(layout, programs)], check.order
+    found = [*check.findings, *error_findings]
+    causes = trip_count_findings(layout, programs)  # first, since the others follow from them
+    if any(not finding.kind.note for finding in found):
+        causes += slots_kept_findings(layout, programs)
+    return [*causes, *found], check.order
 
 
 def run_segment(state: State, programs: list[Iterator[Any]], check: LinearCheck, max_steps: int = MAX_STEPS) -> None:

@@ -13,13 +13,15 @@ if TYPE_CHECKING:
 
 __all__ = ["report_race"]
 
-READ, WRITE, LOAD, STORE, MMA = range(5)
+READ, WRITE, LOAD, STORE, MMA, ASYNC_READ, ASYNC_WRITE = range(7)
 _DOES = {
     READ: "{who} reads",
     WRITE: "{who} writes",
     LOAD: "a TMA load issued by {who} writes",
     STORE: "a TMA store issued by {who} reads",
     MMA: "a wgmma issued by {who} reads",
+    ASYNC_READ: "raw code of {who} reads",
+    ASYNC_WRITE: "raw code of {who} writes",
 }
 
 
@@ -36,14 +38,15 @@ def report_race(slots: Slots, kind: Kind, before: Access, access: Access, place:
     first = _DOES[before.kind].format(who=who(layout, before.agent))
     second = _DOES[access.kind].format(who=who(layout, access.agent))
     same = "it" if place == other else f"{alias}, which lies in the same bytes"
-    message, fix = _texts(slots, kind, before, access, f"{second} {name}", f"{first} {same}", owner)
+    message, fix, blame = _texts(slots, kind, before, access, f"{second} {name}", f"{first} {same}", owner)
     extra = [step for step in (owner, _end(slots, before)) if step is not None]
-    log.add(kind, message, fix, access.step, before.step, *extra, place=place)
+    log.add(kind, message, fix, access.step, before.step, *extra, place=place, blame=blame)
 
 
 def _texts(
     slots: Slots, kind: Kind, before: Access, access: Access, second: str, first: str, owner: Step | None
-) -> tuple[str, str]:
+) -> tuple[str, str, Step]:
+    """What happens, what to change, and at which step."""
     layout = slots.layout
     role, later = layout.role(before.agent), layout.role(access.agent)
     array = layout.slots[access.step.op.slot if hasattr(access.step.op, "slot") else access.step.op.a][0].name
@@ -52,45 +55,66 @@ def _texts(
             f"{second} through the async proxy after {first} through the generic proxy, and no proxy fence of {role} lies "
             "between",
             f"let {role} execute fence_proxy_async after its access to {array}, before the synchronization that hands it on",
+            before.step,
         )
     if owner is not None:
         return (
             f"{second} while {first}: {who(layout, owner.agent)} waits for bulk groups, but the store's group belongs to "
             f"{who(layout, before.agent)}, and wait_group covers only the calling thread's own",
             f"let {who(layout, before.agent)}, which commits the group, wait for it (bulk_wait_group)",
+            before.step,
         )
     if kind is Kind.STORE_SOURCE_REUSED:
         return (
             f"{second} while {first}: no wait_group.read for that store lies between",
             f"let {role} wait for the store's group (bulk_wait_group(..., read=True)) before it hands {array} on",
+            before.step,
         )
     clocks = slots.clocks
     clock = clocks.of[access.agent]
-    if before.kind in (READ, WRITE) and clock[before.agent] >= before.time:
-        if clocks.of[before.agent][clocks.published + before.agent] >= before.time:
+    if before.agent == access.agent and before.kind in (READ, WRITE) and access.kind in (READ, WRITE):
+        return (
+            f"{second} after {first}, but by another deal of elements over lanes, and nothing orders the lanes of one warp",
+            f"let {role} execute warp_sync between the two",
+            before.step,
+        )
+    if before.kind not in (LOAD, STORE, MMA) and clock[before.agent] >= before.time:
+        if any(known[clocks.published + before.agent] >= before.time for known in clocks.of):  # somebody was told
             return (
                 f"{second} after {first}, but the signals between are relaxed, or came before that warp's lanes were "
                 "synchronized: they order what is executed, not these accesses",
                 f'let {role} synchronize its lanes after its access to {array}, then signal without scope="relaxed"',
+                before.step,
             )
         return (
             f"{second} after {first}, but only one lane of that warp is ordered before it: the other lanes' accesses are not",
             f"let {role} execute warp_sync between its access to {array} and the signal of one lane",
+            before.step,
+        )
+    if before.kind == LOAD and access.kind == LOAD and before.number is None and before.agent == access.agent:
+        return (
+            f"{second} while {first}: the first one's bytes may still be on their way",
+            f"let {role} load {array} once a slot, and enter another slot for the next tile",
+            access.step,
         )
     if before.kind == LOAD:
         bar = bar_name(layout, before.bar)
+        phase = f" (phase {before.number} of {bar})" if before.number is not None else ""
         return (
-            f"{second} while {first}: nothing makes it wait until the bytes have landed (phase {before.number} of {bar})",
+            f"{second} while {first}: nothing makes it wait until the bytes have landed{phase}",
             f"let {later} wait for {bar.split('[')[0]} before it touches {array}",
+            access.step,
         )
     if before.kind == MMA:
         return (
             f"{second} while {first}: no wgmma_wait for that group lies between",
             f"let {role} wait for the wgmma's group (wgmma_wait) before it releases {array}",
+            before.step,
         )
     return (
         f"{second} while {first}: nothing orders the two",
         f"let {later} wait for a barrier that {role} signals after its access to {array}",
+        access.step,
     )
 
 

@@ -1,6 +1,8 @@
-"""A report as text: one paragraph a finding, with the events that show it and what to change."""
+"""A report as text: one paragraph a finding, with the line that it is about, the events that show it and what to change."""
 
 from __future__ import annotations
+
+import os
 
 from tmapipe.check.findings import Finding, Report
 
@@ -21,9 +23,20 @@ def as_text(report: Report) -> str:
 
 def _paragraph(finding: Finding) -> list[str]:
     kind = "note" if finding.kind.note else "error"
-    lines = ["", f"{kind}: {finding.kind.value} [{finding.kind.name}]", f"  {finding.message}."]
-    for event in finding.timeline:
-        place = f"  ({event.where})" if event.where else ""
-        lines.append(f"    step {event.order}: {event.agent}{place}")
+    head = f"{kind}: {finding.kind.value} [{finding.kind.name}]"
+    lines = ["", f"{_shown(finding.where[0])}: {head}" if finding.where else head, f"  {finding.message}."]
+    for event in finding.steps:
+        place = f"  ({_shown(event.where)})" if event.where else ""
+        lines.append(f"    step {event.order}: {event.agent} {event.what}{place}")
     lines.append(f"  Fix: {finding.fix}.")
     return lines
+
+
+def _shown(place: str) -> str:
+    """A source line's place as compilers print it: relative if it lies below the working directory."""
+    path, _, line = place.rpartition(":")
+    try:
+        short = os.path.relpath(path)
+    except ValueError:  # on another drive
+        return place
+    return place if short.startswith(os.pardir) else f"{short}:{line}"

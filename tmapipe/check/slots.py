@@ -2,6 +2,7 @@
 
     first access           is over for a second one when the second's past has ...
     threads read or write  the access, published by all lanes of its warp; and for the async proxy, their fence after it
+    raw, by async proxy    the access, published by all lanes of its warp
     TMA load writes        the phase that its bytes complete, waited for
     TMA store reads        the issuing thread's wait_group(.read) for its group
     wgmma reads            a wgmma wait_group for its group, by one of the warpgroup's warps
@@ -23,15 +24,16 @@ from tmapipe.machine.ops import Flight
 
 __all__ = ["LOAD", "MMA", "READ", "STORE", "WRITE", "Access", "Slots"]
 
-READ, WRITE, LOAD, STORE, MMA = range(5)
-WRITES = (WRITE, LOAD)
+READ, WRITE, LOAD, STORE, MMA, ASYNC_READ, ASYNC_WRITE = range(7)
+WRITES = (WRITE, LOAD, ASYNC_WRITE)
 Part = tuple[str, int, int]  # how the slot is cut, which part, of how many
 WHOLE: Part = ("whole", 0, 1)
 
 
 class Access:
-    """kind: one of the above; agent, time: the warp that made or issued it; part: of the slot; number: what ends it: a load's
-    phase, a store's bulk group, a wgmma's serial (None: not known yet); bar: of a load."""
+    """kind: one of the above (ASYNC_*: by raw code, which has waited for its end); agent, time: the warp that made or issued
+    it; part: of the slot; number: what ends it: a load's phase, a store's bulk group, a wgmma's serial (None: not known yet);
+    bar: of a load."""
 
     __slots__ = ("agent", "bar", "kind", "number", "part", "step", "time")
 
@@ -98,9 +100,12 @@ class Slots:
     # ---- accesses -------------------------------------------------------------------------------------------------
 
     def generic(self, agent: int, op: Any) -> None:
-        """Threads of the warp read or write a part of a slot."""
+        """Threads of the warp read or write a part of a slot; or raw code of theirs does, through the async proxy."""
         kind = READ if type(op) is ops.SlotRead else WRITE
-        part = (op.split, op.part, op.parts) if op.parts > 1 else WHOLE
+        if op.proxy == "async":
+            kind = ASYNC_READ if kind == READ else ASYNC_WRITE
+            self.async_slots.add(op.slot)
+        part = (op.split, op.part, op.parts)
         access = Access(kind, self.clocks.time[agent], part, Step(self.log.order, agent, op))
         self._access(agent // self.layout.warps, op.slot, access, (kind, agent, part))
 
@@ -189,6 +194,8 @@ class Slots:
         if kind == MMA:
             four = range(agent - agent % self.layout.warps % 4, agent - agent % self.layout.warps % 4 + 4)
             return None if any(self._seen(self.mma_waits[a], before, clock, a) for a in four) else Kind.RACE
+        if kind in (ASYNC_READ, ASYNC_WRITE) and agent == access.agent:
+            return None
         if access.kind in (READ, WRITE):
             same = before.part == access.part and before.step.op.slot == access.step.op.slot
             if agent == access.agent and same:  # each thread its own elements
@@ -196,7 +203,7 @@ class Slots:
             return None if clock[clocks.published + agent] >= before.time else Kind.RACE
         if clock[clocks.published + agent] < before.time:
             return Kind.RACE
-        return None if clock[clocks.fenced + agent] >= before.time else Kind.PROXY
+        return None if kind not in (READ, WRITE) or clock[clocks.fenced + agent] >= before.time else Kind.PROXY
 
     @staticmethod
     def _seen(waits: Waits, before: Access, clock: Clock, agent: int | None = None) -> bool:
@@ -207,5 +214,5 @@ class Slots:
 
 
 def _disjoint(one: Part, other: Part) -> bool:
-    """Parts of the same cut with different numbers."""
-    return one[1] != other[1] and one[0] == other[0] and one[2] == other[2]
+    """Parts of the same cut with different numbers, whoever deals them over lanes."""
+    return one[1] != other[1] and one[2] == other[2] and one[0].split("/")[0] == other[0].split("/")[0]

@@ -1,84 +1,157 @@
-"""Roles of a ring that hand on different numbers of slots."""
+"""Slots of a ring that its roles enter and leave: as often as each other, and each as often as the other."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from tmapipe.check.describe import event, lines, who
 from tmapipe.check.findings import Finding, Kind
 from tmapipe.machine import ops
 from tmapipe.machine.layout import Layout
 from tmapipe.plan import Ring, RoleWarps
+from tmapipe.timeline import Event
 
-__all__ = ["trip_count_findings"]
+__all__ = ["slots_kept_findings", "trip_count_findings"]
 
 _ARRIVALS = (ops.MbarArrive, ops.MbarArriveTx, ops.MbarArriveCluster)
+_Programs = Sequence[Sequence[Any]]
+_Places = list[tuple[int, Any]]  # (index in the warp's program, operation)
 
 
-def trip_count_findings(layout: Layout, programs: Sequence[Sequence[Any]]) -> list[Finding]:
-    """One finding for each ring whose roles disagree in some CTA. programs: the operations of each warp of the cluster."""
+def trip_count_findings(layout: Layout, programs: _Programs) -> list[Finding]:
+    """One finding for each ring whose roles enter different numbers of slots in some CTA. programs: the operations of each
+    warp of the cluster."""
     found = []
     for ring in layout.plan.rings:
         for cta in range(layout.ctas):
             counts = {
-                role: _slots(
-                    layout, ring, layout.plan.role(role), programs[cta * layout.warps : (cta + 1) * layout.warps]
-                )
+                role: _entered(layout, ring, layout.plan.role(role), cta, programs)
                 for phase in ring.phases
                 for role in phase
             }
-            if len({count for count, _ in counts.values()}) > 1:
-                found.append(_finding(layout, ring, cta, counts))
+            if len({count for count, _, _ in counts.values()}) > 1:
+                found.append(_disagree(layout, ring, cta, counts))
                 break
     return found
 
 
-def _slots(layout: Layout, ring: Ring, role: RoleWarps, programs: Sequence[Sequence[Any]]) -> tuple[int, str | None]:
-    """How many slots of *ring* the role enters, all teams together, and where it last does."""
+def slots_kept_findings(layout: Layout, programs: _Programs) -> list[Finding]:
+    """Roles, of those that signal their slots, that do so less or more often than they enter one: what other findings of the
+    same run come from. (By itself it need not be wrong.)"""
+    found = []
+    for ring in layout.plan.rings:
+        for role in (layout.plan.role(name) for phase in ring.phases[1:] for name in phase if name in ring.signals):
+            for agent in _agents(layout, role):
+                entered = _waits(layout, ring, role, programs[agent])
+                left = _arrivals(layout, ring, role, programs[agent])
+                if len(left) != len(entered):
+                    found.append(_kept(layout, ring, agent, entered, left))
+                    break
+    return found
+
+
+# ---- counting ---------------------------------------------------------------------------------------------------------
+
+
+def _agents(layout: Layout, role: RoleWarps) -> list[int]:
+    warps = range(role.first_warp, role.first_warp + role.warps)
+    return [cta * layout.warps + warp for cta in range(layout.ctas) for warp in warps]
+
+
+def _entered(layout: Layout, ring: Ring, role: RoleWarps, cta: int, programs: _Programs) -> tuple[int, int, _Places]:
+    """(slots of *ring* that the role enters, all teams together; a warp of it; where that warp does)."""
+    by_team = [0] * role.teams
+    agent, places = cta * layout.warps + role.first_warp, _Places()
+    for warp in range(role.first_warp, role.first_warp + role.warps):
+        program = programs[cta * layout.warps + warp]
+        count = _waits if ring.phase_of(role.name) else _arrivals
+        found = count(layout, ring, role, program)
+        team = role.team(warp)
+        by_team[team] = max(by_team[team], len(found))
+        if len(found) > len(places):
+            agent, places = cta * layout.warps + warp, found
+    return sum(by_team), agent, places
+
+
+def _bars(layout: Layout, ring: Ring, phase: int) -> range:
+    first = layout.bar_base[ring.barriers[phase].name]
+    return range(first, first + ring.barriers[phase].stages)
+
+
+def _waits(layout: Layout, ring: Ring, role: RoleWarps, program: Sequence[Any]) -> _Places:
+    """Waits for phases of the barrier before the role's own: the same wait twice in a row is one."""
     phase = ring.phase_of(role.name)
     assert phase is not None
-    barrier = ring.barriers[phase - 1] if phase else ring.barriers[0]
-    first = layout.bar_base[barrier.name]
-    bars = range(first, first + barrier.stages)
-    by_team = [0] * role.teams
-    where = None
-    for warp in range(role.first_warp, role.first_warp + role.warps):
-        count, place = _waits(programs[warp], bars) if phase else _arrivals(programs[warp], bars)
-        team = role.team(warp)
-        by_team[team] = max(by_team[team], count)
-        where = place or where
-    return sum(by_team), where
-
-
-def _waits(program: Sequence[Any], bars: range) -> tuple[int, str | None]:
-    """Phases waited for: the same wait twice in a row is one."""
-    count, where, last = 0, None, None
-    for op in program:
+    bars = _bars(layout, ring, phase - 1)
+    found: _Places = []
+    last = None
+    for i, op in enumerate(program):
         if type(op) is ops.MbarWait and op.bar in bars and (last is None or last[:2] != op[:2]):
-            count, where = count + 1, op.where
+            found.append((i, op))
         last = op if type(op) is ops.MbarWait else None
-    return count, where
+    return found
 
 
-def _arrivals(program: Sequence[Any], bars: range) -> tuple[int, str | None]:
-    count, where = 0, None
-    for op in program:
-        if type(op) in _ARRIVALS and op.bar in bars:
-            count, where = count + 1, op.where
-    return count, where
+def _arrivals(layout: Layout, ring: Ring, role: RoleWarps, program: Sequence[Any]) -> _Places:
+    phase = ring.phase_of(role.name)
+    assert phase is not None
+    bars = _bars(layout, ring, phase)
+    return [(i, op) for i, op in enumerate(program) if type(op) in _ARRIVALS and op.bar in bars]
 
 
-def _finding(layout: Layout, ring: Ring, cta: int, counts: dict[str, tuple[int, str | None]]) -> Finding:
+# ---- findings ---------------------------------------------------------------------------------------------------------
+
+
+def _disagree(layout: Layout, ring: Ring, cta: int, counts: dict[str, tuple[int, int, _Places]]) -> Finding:
     given = ring.phases[0][0]
-    terms = ", ".join(f"{role} {count}" for role, (count, _) in counts.items())
+    terms = ", ".join(f"{role} {count}" for role, (count, _, _) in counts.items())
     at = f" in CTA {cta}" if layout.ctas > 1 else ""
-    others = [role for role, (count, _) in counts.items() if count != counts[given][0]]
+    others = [role for role, (count, _, _) in counts.items() if count != counts[given][0]]
+    steps: list[Event] = []
+    for _, agent, places in sorted(counts.values(), key=lambda entry: entry[0]):
+        steps += _by_line(layout, agent, places, f"enters a slot of {ring.name}")
     return Finding(
         Kind.TRIP_COUNTS,
-        f"the roles of ring {ring.name} hand on different numbers of slots{at}: {terms}",
-        f"let {given} and {', '.join(others)} derive the trip count of their loops over {ring.name} from the same value",
+        f"the roles of {ring.name} enter different numbers of its slots{at}: {terms}",
+        f"let {given} and {', '.join(others)} enter as many slots of {ring.name} for each tile, in loops of the same count",
         agents=tuple(counts),
-        where=tuple(dict.fromkeys(place for _, place in counts.values() if place)),
-        barrier=None,
+        where=_last_first(steps),
         slot=ring.name,
+        steps=_in_order(steps),
     )
+
+
+def _kept(layout: Layout, ring: Ring, agent: int, entered: _Places, left: _Places) -> Finding:
+    phase = ring.phase_of(layout.role(agent))
+    assert phase is not None
+    barrier, name = ring.barriers[phase].name, who(layout, agent)
+    arrives = _by_line(layout, agent, left, f"arrives at {barrier}")
+    enters = _by_line(layout, agent, entered, f"enters a slot of {ring.name}")
+    counts = f"{name} enters {len(entered)} slots of {ring.name} and gives back {len(left)}"
+    if len(left) < len(entered):
+        kind, steps = Kind.MISSING_ARRIVAL, [*arrives, *enters]
+        fix = f"let {layout.role(agent)} leave each slot: `with k.{ring.name}.consume() as slot`, or `release` after `wait`"
+    else:
+        kind, steps = Kind.SURPLUS_ARRIVAL, [*enters, *reversed(arrives)]
+        fix = f"let {layout.role(agent)} arrive at {barrier} once a slot: leaving the slot does it"
+    return Finding(kind, counts, fix, (name,), _last_first(steps), barrier, steps=_in_order(steps))
+
+
+def _by_line(layout: Layout, agent: int, places: _Places, what: str) -> list[Event]:
+    """One step a source line, with how often the warp comes by. The steps' numbers are those of the warp's own program."""
+    lines: dict[str | None, _Places] = {}
+    for i, op in places:
+        lines.setdefault(op.where, []).append((i, op))
+    return [
+        event(layout, at[0][0], agent, at[0][1], f"{what}, {len(at)} {'times' if len(at) > 1 else 'time'}")
+        for at in lines.values()
+    ]
+
+
+def _last_first(steps: list[Event]) -> tuple[str, ...]:
+    return lines(step.where for step in reversed(steps))
+
+
+def _in_order(steps: list[Event]) -> tuple[Event, ...]:
+    return tuple(sorted(steps, key=lambda step: step.order))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tmapipe.check.places import Key, Places, turn_of, without_place
+from tmapipe.check.places import Key, Places, slot_place, turn_of, without_place
 from tmapipe.machine import MachineIsa
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.ops import Exit
@@ -140,7 +140,8 @@ class Renaming:
         layout = self.layout
         found = []
         for i, (buffer, stage) in enumerate(layout.slots):
-            found.append(i - stage + (stage + self.shifts.get("slots of " + buffer.name, 0)) % buffer.stages)
+            array, place, around = slot_place(buffer, stage)
+            found.append(i - place + (place + self.shifts.get(array, 0)) % around)
         return [cta * layout.nslots + i for cta in range(layout.ctas) for i in found]
 
     def op(self, op: Any) -> Any:

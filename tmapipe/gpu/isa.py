@@ -14,11 +14,12 @@ from cutlass._mlir.dialects.nvvm import MemScopeKind
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
 from cutlass.tensor_utils import LayoutEnum
 
-from tmapipe.errors import InputError, ScopeError
+from tmapipe.errors import ScopeError
 from tmapipe.gpu import control, fragments
 from tmapipe.gpu.layouts import core_modes, cute_type, slot_layout
 from tmapipe.isa import Carried, SlotRef
 from tmapipe.plan import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
+from tmapipe.sharing import row_width
 
 __all__ = ["GpuIsa"]
 
@@ -85,6 +86,14 @@ class GpuIsa(Carried):
 
     def divisors(self, values: dict[str, Any]) -> dict[str, Any]:
         return {name: self.host_divisors[name] for name in values}
+
+    # ---- other kernels of the stream ------------------------------------------------------------------------------
+
+    def griddepcontrol_wait(self) -> None:
+        cute.arch.griddepcontrol_wait()
+
+    def griddepcontrol_launch_dependents(self) -> None:
+        cute.arch.griddepcontrol_launch_dependents()
 
     # ---- mbarrier -------------------------------------------------------------------------------------------------
 
@@ -185,8 +194,11 @@ class GpuIsa(Carried):
 
     def accumulator(self, matmul: Matmul) -> Any:
         found = self.matmuls[matmul.name].accumulator
-        found.begun[0] = 0
+        found.begin()
         return found
+
+    def accumulator_promote(self, matmul: Matmul, acc: Any) -> None:
+        acc.promote()
 
     def wgmma_fence(self) -> None:
         warpgroup.fence()
@@ -211,8 +223,9 @@ class GpuIsa(Carried):
     def write_columns(self, matmul: Matmul, values: Any, slot: SlotRef) -> None:
         dtype = cute_type(slot.buffer.dtype)
         columns = slot.buffer.tile[1]
-        operand = cute_type(matmul.a.dtype)
-        one_group = _tiled_mma(operand, (1, 1, 1), columns)
+        one_group = _tiled_mma(
+            cutlass.BFloat16, cutlass.BFloat16, (1, 1, 1), columns
+        )  # accumulators lie alike for all types
         row_major = LayoutEnum.ROW_MAJOR
         to_shared = hopper.sm90_get_smem_store_op(row_major, elem_ty_d=dtype, elem_ty_acc=cutlass.Float32)
         fragment_atom = cute.make_copy_atom(
@@ -245,6 +258,25 @@ class GpuIsa(Carried):
         converted.store(values.to(dtype))
         for i in range(count):
             cute.autovec_copy(converted[(None, i)], vectors(i))
+
+    def raw(
+        self,
+        gpu: Callable[..., None],
+        cpu: Callable[..., None] | None,
+        accesses: Sequence[tuple[SlotRef, str]],
+        role: RoleWarps,
+        proxy: str = "generic",
+    ) -> None:
+        tensors = []
+        for slot, kind in accesses:
+            tile = slot.buffer.tile
+            tensor = self.buffers[slot.buffer.name][(*(None,) * len(tile), slot.stage)]
+            if kind != "read":
+                mine = (self.warp - role.first_warp) % role.team_warps
+                share = (tile[0] // role.team_warps, *tile[1:])
+                tensor = cute.local_tile(tensor, share, (mine, *(0,) * (len(tile) - 1)))
+            tensors.append(tensor)
+        gpu(*tensors)
 
     # ---- registers ------------------------------------------------------------------------------------------------
 
@@ -287,23 +319,10 @@ class GpuIsa(Carried):
         return slots, tile[(None, *(0,) * (len(modes) - core))]
 
     def _vectors(self, slot: SlotRef, role: RoleWarps) -> tuple[Callable[[int], Any], int, int]:
-        """Short rows of a slot's elements, dealt over the role's threads in turn: (i -> row, rows a thread, elements a row).
-
-        The deal depends on the tile and the role alone, not on the element type, so that what is read from a slot of one
-        type can be written to a slot of another.
-        """
+        """Short rows of a slot's elements, dealt over the role's threads: (i -> row, rows a thread, elements a row)."""
         buffer = slot.buffer
-        elements, last = math.prod(buffer.tile), buffer.tile[-1]
-        fits = (n for n in (8, 4, 2, 1) if last % n == 0 and elements % (n * role.threads) == 0)
-        width = next(fits, None)
-        if width is None:
-            raise InputError(
-                f"{buffer.name}.tile",
-                buffer.tile,
-                f"has {elements} elements, which the {role.threads} threads of role {role.name} cannot share evenly",
-                "choose a tile that they divide",
-            )
-        rows = last // width
+        width = row_width(buffer.name, buffer.tile, role)
+        rows = buffer.tile[-1] // width
         me = self.thread - 32 * role.first_warp
         tensor = self.buffers[buffer.name]
 
@@ -313,7 +332,7 @@ class GpuIsa(Carried):
             tiler = (1,) * (len(buffer.tile) - 1) + (width,)
             return cute.coalesce(cute.local_tile(tensor[(*(None,) * len(tiler), slot.stage)], tiler, place))
 
-        return vector, elements // (width * role.threads), width
+        return vector, math.prod(buffer.tile) // (width * role.threads), width
 
 
 class _MatmulHandles:
@@ -322,12 +341,13 @@ class _MatmulHandles:
     def __init__(self, isa: GpuIsa, matmul: Matmul):
         self.matmul = matmul
         m, n, _ = matmul.shape
-        self.tiled = _tiled_mma(cute_type(matmul.a.dtype), (matmul.warpgroups, 1, 1), n)
+        types = cute_type(matmul.a.dtype), cute_type(matmul.b.dtype)
+        self.tiled = _tiled_mma(*types, (matmul.warpgroups, 1, 1), n)
         group = matmul.group(isa.warp) if matmul.warpgroups > 1 else 0
         mine = self.tiled.get_slice(cute.make_layout(matmul.warpgroups, stride=128)(group))
         self.a = self.tiled.make_fragment_A(mine.partition_A(isa.buffers[matmul.a.name]))
         self.b = self.tiled.make_fragment_B(mine.partition_B(isa.buffers[matmul.b.name]))
-        self.accumulator = _Accumulator(isa, self.tiled.partition_shape_C((m, n)))
+        self.accumulator = _Accumulator(isa, self.tiled.partition_shape_C((m, n)), matmul.promote)
 
     def issue(self, acc: _Accumulator, a_stage: Any, b_stage: Any) -> None:
         for block in range(self.matmul.k_instructions):
@@ -344,18 +364,31 @@ class _Accumulator(Carried):
     tile's first wgmma overwrites what the last tile has left; and where there was none, zeros are read instead.
     """
 
-    def __init__(self, isa: GpuIsa, shape: Any):
+    def __init__(self, isa: GpuIsa, shape: Any, promoted: bool):
         self.registers = cute.make_rmem_tensor(shape, cutlass.Float32)
         self.registers.fill(0.0)
         self.begun = isa.cells(0)
+        self.totals: Any = cute.make_rmem_tensor(shape, cutlass.Float32) if promoted else None
+
+    def begin(self) -> None:
+        self.begun[0] = 0
+        if self.totals is not None:
+            self.totals.fill(0.0)
+
+    def promote(self) -> None:
+        for i in range(cute.size(self.totals)):
+            self.totals[i] = self.totals[i] + self.registers[i]
+        self.begun[0] = 0
 
     def value(self, i: int) -> Any:
+        if self.totals is not None:
+            return self.totals[i]
         return cutlass.select_(self.begun[0] != 0, self.registers[i], cutlass.Float32(0.0))
 
 
-def _tiled_mma(operand: Any, groups: tuple[int, int, int], n: int) -> Any:
+def _tiled_mma(a: Any, b: Any, groups: tuple[int, int, int], n: int) -> Any:
     k_major = OperandMajorMode.K
-    return hopper.make_trivial_tiled_mma(operand, operand, k_major, k_major, cutlass.Float32, groups, tiler_mn=(64, n))
+    return hopper.make_trivial_tiled_mma(a, b, k_major, k_major, cutlass.Float32, groups, tiler_mn=(64, n))
 
 
 def _opaque(pointer: Any) -> Any:

@@ -11,6 +11,7 @@ from cutlass.utils import HardwareInfo
 from tmapipe.check.gate import require_safe
 from tmapipe.errors import InputError, MissingGpuError
 from tmapipe.gpu.build import Compiled, build
+from tmapipe.overlap import check_apart, span
 
 __all__ = ["Launcher", "adopt"]
 
@@ -18,7 +19,8 @@ __all__ = ["Launcher", "adopt"]
 class Launcher:
     """Launches one schedule for one signature of tensors, all of which `tensors.bind` has checked.
 
-    Calling it again with tensors of the same signature costs no checks: a few microseconds on the host.
+    Calling it again with tensors of the same signature costs a few microseconds on the host: the only check that is made again
+    is whether an output that is passed overlaps another tensor.
     """
 
     def __init__(self, schedule: Any, bound: Any):
@@ -30,6 +32,8 @@ class Launcher:
         resident = _resident_clusters(self.device.index, compiled.plan.cluster_size)
         self.clusters = min(schedule.cluster_count(bound.shapes), resident)
         self.loads = len(compiled.plan.loads)
+        self.names = tuple(bound.tensors)
+        self.spans = [span(tensor) for tensor in bound.tensors.values()]
         self.outputs = [(bound.tensors[name].shape, bound.tensors[name].dtype) for name in bound.stores]
 
     def __call__(self, tensors: tuple[Any, ...], out: Any) -> Any:
@@ -37,11 +41,21 @@ class Launcher:
         arguments = list(tensors)
         if out is not None:
             arguments.append(out)
+        if len(arguments) > self.loads:
+            self._check_apart(arguments)
         for shape, dtype in self.outputs[len(arguments) - self.loads :]:
             arguments.append(torch.empty(shape, dtype=dtype, device=self.device))
         self.launch(arguments)
         results = arguments[self.loads :]
         return results[0] if len(results) == 1 else tuple(results)
+
+    def _check_apart(self, arguments: list[Any]) -> None:
+        """Raises `InputError` if an output overlaps another tensor; looked into only where their spans do."""
+        starts = [tensor.data_ptr() for tensor in arguments]
+        for i in range(self.loads, len(starts)):
+            for j in range(i):
+                if starts[i] < starts[j] + self.spans[j] and starts[j] < starts[i] + self.spans[i]:
+                    check_apart(dict(zip(self.names, arguments, strict=False)), self.names[self.loads :])
 
     def launch(self, arguments: list[Any]) -> None:
         """Launches on torch's current stream of the tensors' device."""

@@ -87,6 +87,16 @@ class Layout:
                 return f"{barrier.name}{instance} (id {id})"
         return f"named barrier {id}"
 
+    def ring_of(self, bar: int | None, slot: int | None) -> str | None:
+        """The ring that the mbarrier belongs to, or else the slot, if a load fills it."""
+        for ring in self.plan.rings:
+            if bar is not None and self.bars[bar % self.nbars][0] in ring.barriers:
+                return ring.name
+            loads = [name for names in ring.loads.values() for name in names]
+            if bar is None and slot is not None and self.slots[slot % self.nslots][0].name in loads:
+                return ring.name
+        return None
+
     def signallers(self, bar: int) -> tuple[str, ...]:
         """Roles that complete this mbarrier's phases by the plan's rings; empty if it belongs to none."""
         name = self.bars[bar % self.nbars][0].name

@@ -256,14 +256,17 @@ class WgmmaWait(NamedTuple):
 class SlotRead(NamedTuple):
     """``ld.shared`` of part `part` of `parts` of a slot by all lanes.
 
-    split: how the parts are cut: "threads" (dealt over a role's threads) or "rows" (contiguous along the first extent).
-    Parts of the same cut with different numbers are disjoint; of everything else assume that they overlap. Facts: None.
+    split: how the parts are cut: "threads" (dealt over a role's threads) or "rows" (contiguous along the first extent), and
+    after a slash which raw function deals its part over the lanes. Parts of the same cut with different numbers are disjoint;
+    of everything else assume that they overlap. proxy: "generic", or "async": raw code reaches it by TMA or wgmma, and goes on
+    in all lanes only when that has ended. Facts: None.
     """
 
     slot: int
     part: int = 0
     parts: int = 1
     split: str = "threads"
+    proxy: str = "generic"
     where: Where = None
 
 
@@ -274,6 +277,7 @@ class SlotWrite(NamedTuple):
     part: int = 0
     parts: int = 1
     split: str = "threads"
+    proxy: str = "generic"
     where: Where = None
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from typing import Any, NamedTuple
 
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.ops import Agent, Flight, TmaLoad, TmaStore, Wgmma
+from tmapipe.timeline import write
 
 __all__ = ["Run", "TraceEntry"]
 
@@ -79,6 +81,17 @@ class Run:
         self._now[kind] += count
         if self._now[kind] > self.max_in_flight[kind]:
             self.max_in_flight[kind] = self._now[kind]
+
+    def timeline(self) -> dict[str, Any]:
+        """The trace as Chrome trace events (see `tmapipe.timeline`): every operation of every warp, and each load, store and
+        wgmma from its issue to its end. Raises `InputError` if the run kept no trace."""
+        from tmapipe.machine.history import draw
+
+        return draw(self)
+
+    def write_timeline(self, path: str | os.PathLike[str]) -> None:
+        """Writes `timeline` as JSON."""
+        write(path, self.timeline())
 
     def __repr__(self) -> str:
         return f"Run({self.steps} steps, {self.loaded_bytes} bytes loaded, {self.stored_tiles} tiles stored)"

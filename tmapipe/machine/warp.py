@@ -6,15 +6,18 @@ at once if the operations are only recorded.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from tmapipe.errors import InputError, PipelineError, ScopeError
 from tmapipe.isa import SlotRef
 from tmapipe.machine import ops
 from tmapipe.machine.hazard import hazard
 from tmapipe.machine.layout import Layout
+from tmapipe.machine.locate import locate
 from tmapipe.machine.memory import Accumulator, Memory
 from tmapipe.machine.nodata import NO_DATA
 from tmapipe.plan import Barrier, Load, Matmul, NamedBarrier, RoleWarps, Store
@@ -56,13 +59,25 @@ class MachineIsa:
             body(i)
 
     def call(self, body: Callable[..., None], *arguments: Any) -> None:
-        body(*arguments)
+        try:
+            body(*arguments)
+        except (InputError, ScopeError) as error:
+            _add_line(error)
+            raise
 
     def extent(self, argument: str, dim: int) -> int:
         return self.shapes[argument][dim]
 
     def divisors(self, values: dict[str, int]) -> dict[str, int]:
         return values
+
+    # ---- other kernels of the stream ------------------------------------------------------------------------------
+
+    def griddepcontrol_wait(self) -> None:
+        pass  # the model runs one kernel
+
+    def griddepcontrol_launch_dependents(self) -> None:
+        pass
 
     # ---- mbarrier -------------------------------------------------------------------------------------------------
 
@@ -143,6 +158,9 @@ class MachineIsa:
         self.emit(ops.AccumulatorWrite(matmul.name))
         return NO_DATA if self.memory is None else Accumulator(matmul, self.warp)
 
+    def accumulator_promote(self, matmul: Matmul, acc: Any) -> None:
+        self.emit(ops.AccumulatorWrite(matmul.name))  # the sums are in fp32 here anyway
+
     def wgmma_fence(self) -> None:
         self.emit(ops.WgmmaFence())
 
@@ -189,6 +207,37 @@ class MachineIsa:
         self._give(values)
         self.emit(ops.SlotWrite(self._slot(slot.buffer, slot.stage), self.warp - role.first_warp, role.warps))
 
+    def raw(
+        self,
+        gpu: Callable[..., None],
+        cpu: Callable[..., None] | None,
+        accesses: Sequence[tuple[SlotRef, str]],
+        role: RoleWarps,
+        proxy: str = "generic",
+    ) -> None:
+        if self.memory is not None and cpu is None:
+            raise InputError(
+                "k.raw(cpu)", cpu, "is what the model runs in place of CuTe DSL", "pass a function of arrays"
+            )
+        mine, shares = (self.warp - role.first_warp) % role.team_warps, role.team_warps
+        name = _name(gpu)
+        arrays: list[Any] = []
+        for slot, kind in accesses:
+            place = self._slot(slot.buffer, slot.stage)
+            if kind != "write":
+                part = (0, 1, f"whole/{name}") if kind == "read" else (mine, shares, f"rows/{name}")
+                self.emit(ops.SlotRead(place, *part, proxy))
+            if self.memory is not None:
+                rows = slot.buffer.tile[0] // shares
+                fresh = np.zeros((rows, *slot.buffer.tile[1:]), slot.buffer.dtype.numpy)
+                arrays.append(fresh if kind == "write" else self.memory.results[self.agent])
+        if self.memory is not None and cpu is not None:
+            cpu(*arrays)
+        for i, (slot, kind) in enumerate(accesses):
+            if kind != "read":
+                self._give(arrays[i] if arrays else None)
+                self.emit(ops.SlotWrite(self._slot(slot.buffer, slot.stage), mine, shares, f"rows/{name}", proxy))
+
     # ---- registers ------------------------------------------------------------------------------------------------
 
     def setmaxnreg(self, registers: int, increase: bool) -> None:
@@ -217,3 +266,18 @@ class MachineIsa:
 
     def _outside(self, text: str) -> Exception:
         return hazard(self.layout, "no-such-stage", self.agent, None, text)
+
+
+def _name(function: Callable[..., None]) -> str:
+    """A raw function's name and first line, which tell it from others."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    name = getattr(function, "__name__", type(function).__name__)
+    return name if code is None else f"{name} (line {code.co_firstlineno})"
+
+
+def _add_line(error: PipelineError) -> None:
+    """Says in the message of an error at which line of the body it was raised."""
+    trace: Any = error.__traceback__
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    error.args = (f"{error} At {locate(trace.tb_frame)}.",)

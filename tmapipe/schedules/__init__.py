@@ -40,6 +40,6 @@ REGISTRY: tuple[Registered, ...] = (
         "SplitK",
         lambda: SplitK(3),
         lambda: SplitK(2, (64, 64, 16), (1, 1), 2, store_stages=2),
-        ((1, 3, {"s": 2}), (2, 2, {"s": 2})),
+        ((1, 3, {"s": 2}), (3, 2, {"s": 2})),
     ),
 )

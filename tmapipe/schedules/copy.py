@@ -8,6 +8,7 @@ from typing import Any
 from tmapipe.barrier import BarrierRing
 from tmapipe.dtypes import int32
 from tmapipe.errors import InputError
+from tmapipe.raster import Grouped
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.stage import TmaLoadStage
@@ -35,7 +36,7 @@ class Copy(Schedule):
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.store)
         self.x = TmaLoadStage("m n", tile=tile, ring=self.ring, dtype=int32)
         self.y = TmaStoreStage(source=self.x, stages=pending)
-        self.tiles = PersistentTiles(group=1)
+        self.tiles = PersistentTiles(Grouped(1))
 
     def __call__(self, x: Any, y: Any = None, *, out: Any = None) -> Any:  # type: ignore[override]
         """Copies *x* to *y* (or `out`, or a new tensor) and returns that."""

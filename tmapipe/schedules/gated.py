@@ -33,8 +33,8 @@ def swiglu(gate: Any, up: Any) -> Any:
 
 class GatedGemm(Schedule):
     """``d[m, n] = epilogue(a gate^T, a up^T)``, with a [m, k], and gate and up [n, k]; a batch dimension before each if the
-    tensors have one. Types as in `Gemm`. Weights that lie one after the other in one tensor w [2 n, k] are passed as
-    ``w[:n], w[n:]``.
+    tensors have one. Types as in `Gemm`; sums of 8-bit operands are not promoted. Weights that lie one after the other in one
+    tensor w [2 n, k] are passed as ``w[:n], w[n:]``.
 
     tile: (m, n, k) elements of one CTA: both accumulators must fit in the warpgroups' registers, so it is up to 64 x 128 a
     warpgroup of two (m = 128), or 64 x 96 of three (m = 192); epilogue: of the two fp32 fragments, by default `swiglu`. The
@@ -51,13 +51,13 @@ class GatedGemm(Schedule):
         stages: int | None = None,
         *,
         store_stages: int = 2,
-        group: int = 8,
+        order: PersistentTiles = PersistentTiles(),  # noqa: B008 - immutable
         dtype: DType | str | None = None,
         epilogue: Callable[[Any, Any], Any] = swiglu,
     ):
         m, n, k = tile
         self.cluster = {"m": cluster[0], "n": cluster[1]}
-        self.tiles = PersistentTiles(group=group)
+        self.tiles = order
         if m % 128:
             self.math = Role(warpgroups=3 if m % 192 == 0 else 1)
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)

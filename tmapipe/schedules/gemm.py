@@ -36,13 +36,14 @@ FETCH.name = "fetch"
 class Gemm(Schedule):
     """``d[m, n] = epilogue(sum over k of a[m, k] * b[n, k])``, with a batch dimension before each if the tensors have one.
 
-    a, b: bf16 or fp16, contiguous along k; d: bf16, fp16 or fp32, contiguous along n; sums in fp32. m, n and k are free
-    within TMA's rule that strides are multiples of 16 bytes.
+    a, b: bf16, fp16 (both the same) or fp8_e4m3 and fp8_e5m2 (also mixed), contiguous along k; d: bf16, fp16, fp32 or fp8,
+    contiguous along n; sums in fp32. m, n and k are free within TMA's rule that strides are multiples of 16 bytes.
 
     tile: (m, n, k) elements of one CTA, whose m sets the warpgroups: 1 for 64, 2 for 128 or 256, 3 for 192; cluster: CTAs
-    along (m, n); stages: slots of a and b (None: as many as fit); store_stages: output buffers of each warpgroup; group:
-    rows of tiles taken together (see `PersistentTiles`); l2_hints: of the loads of (a, b), e.g. "evict_first" for an operand
-    that is read once; dtype: of d, by default that of a; epilogue: applied to each fp32 fragment before the conversion;
+    along (m, n); stages: slots of a and b (None: as many as fit); store_stages: output buffers of each warpgroup; order:
+    of output tiles, e.g. ``PersistentTiles(Snake(8))``; l2_hints: of the loads of (a, b), e.g. "evict_first" for an operand
+    that is read once; dtype: of d, by default that of a (of 8-bit operands, bf16); promote: sums of 8-bit operands leave the
+    tensor core after each slot (see `Wgmma`); epilogue: applied to each fp32 fragment before the conversion;
     operands: what the epilogue takes besides the accumulator, by the names of its parameters and of the call's arguments, each
     a kind of `tmapipe.epilogue`; operand_stages: slots of the ring that they are loaded into, one a piece of 64 rows a
     warpgroup and up to 64 columns; outputs: further outputs of d's shape, name -> type (None: the tensor's, or a's). The
@@ -64,9 +65,10 @@ class Gemm(Schedule):
         stages: int | None = None,
         *,
         store_stages: int = 2,
-        group: int = 8,
+        order: PersistentTiles = PersistentTiles(),  # noqa: B008 - immutable
         l2_hints: tuple[str | None, str | None] = (None, None),
         dtype: DType | str | None = None,
+        promote: bool = False,
         epilogue: Callable[..., Any] | None = None,
         operands: Mapping[str, Operand] | None = None,
         operand_stages: int = 2,
@@ -76,13 +78,13 @@ class Gemm(Schedule):
             raise InputError("tile", tile, "is (m, n, k)", "e.g. (128, 256, 64)")
         m, n, k = tile
         self.cluster = {"m": cluster[0], "n": cluster[1]}
-        self.tiles = PersistentTiles(group=group)
+        self.tiles = order
         if self.math.teams == 1 and m % 128:
             self.math = Role(warpgroups=3 if m % 192 == 0 else 1)
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)
         self.a = TmaLoadStage("l m k", tile=(m, k), ring=self.ring, multicast=MulticastGroup("n"), l2_hint=l2_hints[0])
         self.b = TmaLoadStage("l n k", tile=(n, k), ring=self.ring, multicast=MulticastGroup("m"), l2_hint=l2_hints[1])
-        self.mma = Wgmma(self.a, self.b, in_flight=1)
+        self.mma = Wgmma(self.a, self.b, promote=promote)
         self.epilogue = epilogue
         self.operands = self._declare_operands(operands, operand_stages) if operands else None
         for name in outputs or ():

@@ -14,7 +14,7 @@ from tmapipe.schedules.addparts import AddParts
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.tensors import check_kind, new_like
-from tmapipe.tiles import Tile, ceil_div
+from tmapipe.tiles import PersistentTiles, Tile, ceil_div
 
 __all__ = ["SplitK"]
 
@@ -32,12 +32,12 @@ class SplitK(Gemm):
         stages: int | None = None,
         *,
         store_stages: int = 2,
-        group: int = 8,
+        order: PersistentTiles = PersistentTiles(),  # noqa: B008 - immutable
         l2_hints: tuple[str | None, str | None] = (None, None),
     ):
         if not isinstance(parts, int) or parts < 1:
             raise InputError("SplitK(parts)", parts, "is a positive number of parts", "use 4")
-        super().__init__(tile, cluster, stages, group=group, l2_hints=l2_hints)
+        super().__init__(tile, cluster, stages, order=order, l2_hints=l2_hints)
         self.parts, self.add_parts = parts, AddParts()
         self.d = TmaStoreStage("s m n", source=self.mma, stages=store_stages, dtype=fp32)
 

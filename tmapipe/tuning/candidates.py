@@ -9,7 +9,8 @@ from typing import Any
 import attrs
 
 from tmapipe.errors import InputError
-from tmapipe.tiles import ceil_div
+from tmapipe.raster import Grouped, Hilbert, Snake
+from tmapipe.tiles import PersistentTiles, ceil_div
 from tmapipe.tuning.problem import Device, Problem
 
 __all__ = ["Candidate", "candidates"]
@@ -29,7 +30,7 @@ LARGE_CLUSTERS = ((2, 2), (4, 1))
 @attrs.frozen
 class Candidate:
     """schedule: name of a class in `tmapipe.schedules`; tile: (m, n) elements of a CTA; cluster: CTAs along (m, n);
-    options: what else its constructor is given."""
+    options: what else its constructor is given, an order of tiles as e.g. ("Snake", 8)."""
 
     schedule: str
     tile: tuple[int, int]
@@ -47,6 +48,8 @@ class Candidate:
 
         depth = SWIZZLE_SPAN // problem.dtype.bytes
         options = dict(self.options)
+        if "order" in options:
+            options["order"] = _order(*options["order"])
         if self.schedule != "SplitK":
             options["dtype"] = problem.out
         made = getattr(schedules, self.schedule)(tile=(*self.tile, depth), cluster=self.cluster, **options)
@@ -68,6 +71,10 @@ class Candidate:
     def __str__(self) -> str:
         options = " ".join(f"{name} {value}" for name, value in self.options)
         return f"{self.schedule} {self.tile[0]}x{self.tile[1]} {self.cluster[0]}x{self.cluster[1]} {options}".strip()
+
+
+def _order(raster: str, rows: int) -> PersistentTiles:
+    return PersistentTiles({"Grouped": Grouped, "Snake": Snake, "Hilbert": Hilbert}[raster](rows))
 
 
 def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:

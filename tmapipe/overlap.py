@@ -1,0 +1,65 @@
+"""Tensors that share memory: an output that overlaps an input, or another output, would be overwritten while it is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tmapipe.errors import InputError
+
+__all__ = ["check_apart", "span"]
+
+MAX_WORK: Any = 100_000  # steps of NumPy's exact search, far more than tensors with the strides that TMA takes need
+
+
+def check_apart(tensors: dict[str, Any], outputs: tuple[str, ...]) -> None:
+    """Raises `InputError` if an output shares an element's memory with another of *tensors*."""
+    arrays = {name: _as_array(tensor) for name, tensor in tensors.items() if 0 not in tensor.shape}
+    for name in outputs:
+        for other, array in arrays.items():
+            if name in arrays and other != name and _overlap(arrays[name], array):
+                raise InputError(
+                    name,
+                    f"memory at {hex(_address(tensors[name]))}",
+                    f"must not overlap that of {other}, which is read or written at the same time",
+                    "pass a tensor of its own, or leave it out to get a new one",
+                )
+
+
+def span(tensor: Any) -> int:
+    """Bytes from a torch tensor's first element to the end of its last one."""
+    if 0 in tensor.shape:
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (sum((extent - 1) * stride for extent, stride in steps) + 1) * tensor.element_size()
+
+
+class _Memory:
+    """Where a torch tensor's elements lie, of any device, for NumPy to reason about: nothing is read."""
+
+    def __init__(self, tensor: Any):
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": f"|V{size}",
+            "data": (tensor.data_ptr(), True),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * size for stride in tensor.stride()),
+        }
+
+
+def _as_array(tensor: Any) -> np.ndarray:
+    return tensor if isinstance(tensor, np.ndarray) else np.asarray(_Memory(tensor))
+
+
+def _address(tensor: Any) -> int:
+    return int(tensor.ctypes.data if isinstance(tensor, np.ndarray) else tensor.data_ptr())
+
+
+def _overlap(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether they share a byte; also if that is too hard to tell."""
+    try:
+        return bool(np.shares_memory(one, other, max_work=MAX_WORK))
+    except RuntimeError:  # numpy's TooHardError
+        return True
