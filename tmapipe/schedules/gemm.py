@@ -43,7 +43,7 @@ class Gemm(Schedule):
     along (m, n); stages: slots of a and b (None: as many as fit); store_stages: output buffers of each warpgroup; order:
     of output tiles, e.g. ``PersistentTiles(Snake(8))``; l2_hints: of the loads of (a, b), e.g. "evict_first" for an operand
     that is read once; dtype: of d, by default that of a (of 8-bit operands, bf16); promote: sums of 8-bit operands leave the
-    tensor core after each slot (see `Wgmma`); epilogue: applied to each fp32 fragment before the conversion;
+    tensor core after each slot (see `Wgmma`); epilogue: a function of the fp32 sums, element by element;
     operands: what the epilogue takes besides the accumulator, by the names of its parameters and of the call's arguments, each
     a kind of `tmapipe.epilogue`; operand_stages: slots of the ring that they are loaded into, one a piece of 64 rows a
     warpgroup and up to 64 columns; outputs: further outputs of d's shape, name -> type (None: the tensor's, or a's). The
