@@ -37,8 +37,8 @@ class GatedGemm(Schedule):
     tensor w [2 n, k] are passed as ``w[:n], w[n:]``.
 
     tile: (m, n, k) elements of one CTA: both accumulators must fit in the warpgroups' registers, so it is up to 64 x 128 a
-    warpgroup of two (m = 128), or 64 x 96 of three (m = 192); epilogue: of the two fp32 sums, element by element, by default `swiglu`. The
-    others as in `Gemm`.
+    warpgroup of two (m = 128), or 64 x 96 of three (m = 192); epilogue: a function of the two fp32 sums, element by element.
+    The others as in `Gemm`.
     """
 
     load = Role(warps=1)
