@@ -3,10 +3,11 @@
 python -m benchmarks.epilogue
 python -m benchmarks.epilogue --shapes 8192x8192x512 --rounds 8
 
-Three problems, bf16 in and out: ``a b^T``; ``gelu(a b^T + bias)`` (the tanh form); ``a b^T + c``. Ours: `Gemm` of 128 x 256
-x 64 in clusters of 2 x 1, and `PingPong` of 128 x 128 x 64. torch.compile has its default mode, so its GEMM is cuBLAS'; what
-it fuses after that is its own choice. Every result is compared with float64 on random rows. rel_err: ||out - ref|| / ||ref||
-there; fraction_of_plain: the time of the same schedule's plain GEMM over this one's. Writes
+Four problems, bf16 in and out: ``a b^T``; ``gelu(a b^T + bias)`` (the tanh form); ``a b^T + c``; ``silu(a b^T) * (a up^T)``,
+which has twice the work. Ours: `Gemm` of 128 x 256 x 64 in clusters of 2 x 1, and `PingPong` of 128 x 128 x 64; `GatedGemm` of
+128 x 128 x 64 for the last. torch.compile has its default mode, so its GEMM is cuBLAS'; what it fuses after that is its own
+choice. Every result is compared with float64 on random rows. rel_err: ||out - ref|| / ||ref|| there; fraction_of_plain: the
+time of the same schedule's plain GEMM over this one's. Writes
 ``benchmarks/results/epilogue.json``.
 """
 
@@ -25,13 +26,15 @@ from tmapipe.timing import rested
 
 SHAPES = ("4096x4096x4096",)
 SAMPLES = 64  # rows of the output that are checked
-PROBLEMS = ("plain", "bias+gelu", "residual")
+PROBLEMS = ("plain", "bias+gelu", "residual", "swiglu")
 
 
 def schedules(problem: str) -> dict[str, Any]:
     """Our schedules for one problem, by name."""
     import tmapipe as tp
 
+    if problem == "swiglu":
+        return {"GatedGemm 128x128x64 2x1": tp.schedules.GatedGemm((128, 128, 64), (2, 1))}
     options: dict[str, dict[str, Any]] = {
         "plain": {},
         "bias+gelu": {
@@ -55,6 +58,7 @@ def expression(problem: str) -> Callable[..., Any]:
         "plain": lambda a, b: a @ b.t(),
         "bias+gelu": lambda a, b, bias: gelu(a @ b.t() + bias),
         "residual": lambda a, b, c: a @ b.t() + c,
+        "swiglu": lambda a, b, up: torch.nn.functional.silu(a @ b.t()) * (a @ up.t()),
     }[problem]
 
 
@@ -84,7 +88,7 @@ def relative_error(out: Any, problem: str, a: Any, b: Any, operands: tuple[Any, 
     if bool(torch.isnan(out).any()):
         return float("nan")
     rows = torch.randperm(a.shape[0], device=a.device)[:SAMPLES]
-    wide = [x.double() if x.ndim == 1 else x[rows].double() for x in operands]
+    wide = [x[rows].double() if problem == "residual" else x.double() for x in operands]
     reference = expression(problem)(a[rows].double(), b.double(), *wide)
     return float((out[rows].double() - reference).norm() / reference.norm())
 
@@ -106,7 +110,8 @@ def main(argv: list[str] | None = None) -> int:
     for m, n, k in args.shapes:
         a, b, c = make_operands(m, n, k, "bf16", args.seed)
         c.normal_()
-        operands = {"plain": (), "bias+gelu": (c[0].clone(),), "residual": (c,)}
+        up = torch.randn_like(b)
+        operands = {"plain": (), "bias+gelu": (c[0].clone(),), "residual": (c,), "swiglu": (up,)}
         runs = {
             (problem, *key): run
             for problem in PROBLEMS
@@ -118,7 +123,8 @@ def main(argv: list[str] | None = None) -> int:
                 failed.append(f"{key[1]} {key[2]}: {key[0]} has a relative error of {error}")
         timings = rested({key: run for key, run in runs.items() if errors[key] < 1e-2}, clock, method_of(args))
         for (problem, peer, name), timing in timings.items():
-            plain, speed = timings.get(("plain", peer, name)), 2e-6 * m * n * k / timing.us
+            plain, products = timings.get(("plain", peer, name)), 2 if problem == "swiglu" else 1
+            speed = products * 2e-6 * m * n * k / timing.us
             results.add(
                 problem=f"{m}x{n}x{k} {problem}", dtype="bf16", peer=peer, variant=name, us=timing.us, tflops=speed,
                 rel_err=errors[problem, peer, name], spread=timing.spread, mode="rested",

@@ -29,11 +29,11 @@ class GeluGemm(tp.Schedule):
     mma = tp.Wgmma(a, b)
 
     side = tp.BarrierRing(2, producer=fetch, consumer=math)
-    epilogue = tp.epilogue.Operands(
+    operands = tp.epilogue.Operands(
         {"bias": tp.epilogue.PerColumn()}, lambda acc, bias: tp.math.gelu(acc + bias), ring=side, matmul=mma
     )
-    bias = epilogue.stages["bias"]
-    d = tp.TmaStoreStage("m n", source=mma, columns=epilogue.width)
+    bias = operands.stages["bias"]
+    d = tp.TmaStoreStage("m n", source=mma, columns=operands.width)
 
     @load.jit
     def fill(self, k, tile):
@@ -44,7 +44,7 @@ class GeluGemm(tp.Schedule):
 
     @fetch.jit
     def fetch_bias(self, k, tile):
-        self.epilogue.load(k, tile)
+        self.operands.load(k, tile)
 
     @math.jit
     def multiply(self, k, tile):
@@ -52,7 +52,7 @@ class GeluGemm(tp.Schedule):
             for _ in range(k.steps("a", "k")):
                 with k.ring.consume() as slot:
                     acc.add(slot.a, slot.b)
-        k.d.store(tile, acc, self.epilogue.applied(k))
+        k.d.store(tile, acc, self.operands.epilogue, operands=self.operands.reader(k))
 
 
 def main() -> None:

@@ -17,15 +17,16 @@ import attrs
 import numpy as np
 
 from tmapipe.barrier import BarrierRing
+from tmapipe.bound import Bound
 from tmapipe.dtypes import DType
 from tmapipe.errors import InputError
+from tmapipe.isa import Fragment
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import pieces
-from tmapipe.tensors import Bound
 from tmapipe.tiles import Tile
 from tmapipe.wgmma import Wgmma
 
-__all__ = ["Matrix", "Operands", "PerColumn", "PerRow", "Scalar"]
+__all__ = ["Matrix", "Operands", "PerColumn", "PerRow", "Scalar", "columns_of"]
 
 VECTOR = 128  # elements of a vector's slot, at least: slots start at multiples of 128 bytes
 
@@ -33,8 +34,7 @@ VECTOR = 128  # elements of a vector's slot, at least: slots start at multiples 
 @attrs.frozen
 class Matrix:
     """An operand of the output's shape, [m, n] or [l, m, n], contiguous along n. dtype: by default the tensor's; l2_hint: as
-    of `TmaLoadStage`. It may be the output itself if the tile's n is a multiple of `Operands.width`: else a tile has some
-    columns in two pieces, and reads them again after it has stored them."""
+    of `TmaLoadStage`."""
 
     dtype: DType | str | None = None
     l2_hint: str | None = None
@@ -86,7 +86,7 @@ class OperandStage(TmaLoadStage):
 
 class Operands:
     """An epilogue with operands, for the accumulators of a `Wgmma`. A schedule sets each of `stages` as an attribute of its
-    name, has a role of one warp that calls `load`, and gives `applied` to the store of the accumulators, whose `columns` are
+    name, has a role of one warp that calls `load`, and gives `reader` to the store of the accumulators, whose `columns` are
     `width`.
 
     declared: name -> kind; epilogue: called with a piece of the accumulator and the operands by name; ring: from the loading
@@ -102,7 +102,7 @@ class Operands:
         role = ring.phases[-1][0]
         groups = role.warps // 4 // role.teams
         self.shape = (matmul.a.tile[0], matmul.b.tile[0])
-        self.width = next((width for width in (64, 32) if width <= self.shape[1]), self.shape[1])
+        self.width = columns_of(self.shape[1])
         self.rows = 64 * groups
         self.stages = {name: OperandStage(name, kind, ring, self.rows, self.width) for name, kind in declared.items()}
         self.pieces = pieces(*self.shape, groups, self.width)
@@ -122,20 +122,25 @@ class Operands:
                 for name, stage in self.stages.items():
                     getattr(slot, name).load_from(*(start.get(dim, 0) for dim in stage.dims))
 
-    def applied(self, k: Any) -> Callable[[Any], Any]:
-        """The epilogue as a function of the accumulator's piece alone, to be called once a piece, in order: what
-        ``k.d.store(tile, acc, ...)`` takes."""
+    def reader(self, k: Any) -> Callable[[], dict[str, Fragment]]:
+        """A function that waits for the next piece's operands, reads them and releases their slot: to be given to the store,
+        ``k.d.store(tile, acc, operands.epilogue, operands=operands.reader(k))``."""
         matmul = k.plan.matmul(self.matmul.name)
 
-        def apply(values: Any) -> Any:
+        def read() -> dict[str, Fragment]:
             with getattr(k, self.ring.name).consume() as slot:
-                read = {
+                values = {
                     name: getattr(slot, name).read_columns(matmul, stage.along, self.width)
                     for name, stage in self.stages.items()
                 }
-            return self.epilogue(values, **read)
+            return values
 
-        return apply
+        return read
+
+
+def columns_of(n: int) -> int:
+    """Columns of a piece where all transfers of an epilogue have the same: 64, or 32 or n in narrower tiles."""
+    return next((width for width in (64, 32) if width <= n), n)
 
 
 def _check_operands(declared: Mapping[str, Operand], epilogue: Callable[..., Any] | None) -> None:

@@ -233,6 +233,11 @@ class Isa(Protocol):
         warpgroup g has the rows from 64 * g on; ("m",): one value a row, from element 64 * g on; ("n",): one a column, from
         element 0 on; (): the first element for all. Generic proxy."""
 
+    def apply(self, function: Callable[..., Any], fragments: Sequence[Fragment], named: dict[str, Fragment]) -> Any:
+        """``function(*fragments, **named)``, a fragment or a dictionary of fragments, where all are dealt as
+        `accumulator_columns` deals them and the function works element by element: it may be called on one part of the
+        columns after the other, so that few intermediate values need registers at a time."""
+
     # ---- generic accesses -----------------------------------------------------------------------------------------
 
     def read(self, slot: SlotRef, role: RoleWarps) -> Fragment:

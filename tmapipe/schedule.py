@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tmapipe import tensors as tensors_
 from tmapipe.barrier import BarrierRing
+from tmapipe.bound import Bound
 from tmapipe.cluster import check_cluster
 from tmapipe.declarations import Declarations
 from tmapipe.dtypes import DType, as_dtype
@@ -117,7 +118,7 @@ class Schedule:
         """The same of the ring called *ring*, where rings differ: by default `tile_slots` of each."""
         return self.tile_slots(k, tile)
 
-    def empty_value(self, bound: tensors_.Bound) -> Any:
+    def empty_value(self, bound: Bound) -> Any:
         """What the output is when there is nothing to compute it from (no k): an empty sum. A number, or an array that
         broadcasts to the output."""
         return 0.0
@@ -171,7 +172,7 @@ class Schedule:
         bound = tensors_.bind(self, tensors, named, out)
         return self._simulate(bound, clusters, seed, trace)
 
-    def _simulate(self, bound: tensors_.Bound, clusters: int | None = None, seed: int = 0, trace: bool = False) -> Any:
+    def _simulate(self, bound: Bound, clusters: int | None = None, seed: int = 0, trace: bool = False) -> Any:
         from tmapipe.kernel import kernel_main
         from tmapipe.machine import Machine
 

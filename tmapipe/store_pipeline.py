@@ -10,6 +10,8 @@ releases it when the read has retired.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tmapipe.barrier import BarrierRing, Slot
@@ -156,14 +158,27 @@ class BoundStore(Carried):
             self.unit = isa.warp // 4 - role.first_warp // 4
         self.issuer = isa.warp == role.first_warp + 4 * self.unit
 
-    def store(self, tile: Tile, values: Accumulator | Fragment, epilogue: Epilogue | None = None) -> None:
+    def store(
+        self,
+        tile: Tile,
+        values: Accumulator | tuple[Accumulator, ...] | Fragment,
+        epilogue: Epilogue | None = None,
+        *,
+        also: Mapping[str, BoundStore] | None = None,
+        operands: Callable[[], dict[str, Fragment]] | None = None,
+    ) -> None:
         """Converts *values* to the tensor's type and stores them to *tile*, as soon as a buffer is free.
 
-        values: an `Accumulator` (of the source declared), or a fragment dealt as `slot.x.read()` deals it; epilogue:
-        applied to each fragment of an accumulator before the conversion.
+        values: an `Accumulator` (of the source declared), several of one shape that the epilogue combines, or a fragment
+        dealt as `slot.x.read()` deals it; epilogue: applied to the accumulators before the conversion, element by element;
+        also: further stores of the same shape and `columns`, by name. The epilogue then returns a dictionary of fragments, one
+        for each store by its name. operands: called once a piece, in order, for what the epilogue takes by name. Raises
+        `ScopeError` if the epilogue returns other outputs.
         """
         if isinstance(values, Accumulator):
-            self._store_accumulator(tile, values, epilogue)
+            values = (values,)
+        if isinstance(values, tuple) and all(isinstance(value, Accumulator) for value in values):
+            self._store_accumulators(tile, values, epilogue, {self.plan.name: self, **(also or {})}, operands)
         else:
             at = start_of(f"{self.plan.name}.store", self.plan.dims, self.plan.tile, tile, {})
             self._store_piece(
@@ -174,24 +189,53 @@ class BoundStore(Carried):
         """Once, after the last tile: the issuing thread waits until its writes are visible."""
         self.isa.when(self.issuer, lambda: self.isa.bulk_wait_group(0, read=False))
 
-    def _store_accumulator(self, tile: Tile, acc: Accumulator, epilogue: Epilogue | None) -> None:
-        """Piece by piece, 64 rows x `width` columns of this warpgroup."""
-        matmul = acc.bound.matmul
+    def _store_accumulators(
+        self,
+        tile: Tile,
+        sums: tuple[Accumulator, ...],
+        epilogue: Epilogue | None,
+        stores: dict[str, BoundStore],
+        operands: Callable[[], dict[str, Fragment]] | None,
+    ) -> None:
+        """Piece by piece, 64 rows x `width` columns of this warpgroup, through each of the stores in turn."""
+        matmul = sums[0].bound.matmul
+        for acc in sums[1:]:
+            other = acc.bound.matmul
+            if other.shape[:2] != matmul.shape[:2] or (other.first_warp, other.warpgroups) != (
+                matmul.first_warp,
+                matmul.warpgroups,
+            ):
+                raise ScopeError(
+                    f"accumulators of {matmul.name} and {other.name} stored together, which differ in shape."
+                )
         rows, columns, groups = matmul.shape[0], matmul.shape[1], matmul.warpgroups
         whole = (*self.plan.tile[:-2], rows, columns)
         group = matmul.group(self.isa.warp)
         *batch, m, n = start_of(f"{self.plan.name}.store", self.plan.dims, whole, tile, {})
         for block, first in pieces(rows, columns, groups, self.width):
-            values = acc.columns(block, first, self.width)
-            values = values if epilogue is None else epilogue(values)
+            fragments = [acc.columns(block, first, self.width) for acc in sums]
+            named = operands() if operands else {}
+            values = fragments[0] if epilogue is None else self.isa.apply(epilogue, fragments, named)
             at = (*batch, m + (block * groups + group) * 64, n + first)
-            self._store_piece(at, lambda slot, values=values: self.isa.write_columns(matmul, values, slot))
+            for store, part in self._parts(stores, values):
+                write = functools.partial(self.isa.write_columns, matmul, part)
+                store._store_piece(at, write, in_turn=len(stores))
 
-    def _store_piece(self, at: tuple[Any, ...], write: Any) -> None:
-        """One buffer's way: wait until it is free, write, fence, synchronize, and let the issuer store it."""
+    def _parts(self, stores: dict[str, BoundStore], values: Any) -> list[tuple[BoundStore, Fragment]]:
+        """What the epilogue has returned, by store."""
+        if len(stores) == 1 and not isinstance(values, dict):
+            return [(self, values)]
+        if not isinstance(values, dict) or set(values) != set(stores):
+            found = ", ".join(values) if isinstance(values, dict) else type(values).__name__
+            raise ScopeError(f"an epilogue returned {found}; it returns a dictionary of {', '.join(stores)}.")
+        return [(store, values[name]) for name, store in stores.items()]
+
+    def _store_piece(self, at: tuple[Any, ...], write: Any, in_turn: int = 1) -> None:
+        """One buffer's way: wait until it is free, write, fence, synchronize, and let the issuer store it. in_turn: stores
+        that the issuer takes in turn, all of whose bulk groups it counts."""
         isa = self.isa
         index = self.unit * self.stages + self.next[0]
-        isa.when(self.issuer, lambda: isa.bulk_wait_group(self.stages - 1, read=True))
+        isa.when(self.issuer, lambda: isa.bulk_wait_group(in_turn * self.stages - 1, read=True))
         self._sync()
         write(SlotRef(self.plan.buffer, index))
         isa.fence_proxy_async()

@@ -9,9 +9,9 @@ import sys
 from numbers import Real
 from typing import Any
 
-import attrs
 import numpy as np
 
+from tmapipe.bound import Bound
 from tmapipe.dtypes import DType, bf16, dtype_of, fp32
 from tmapipe.errors import InputError
 from tmapipe.overlap import check_apart
@@ -19,62 +19,9 @@ from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.wgmma import Wgmma
 
-__all__ = ["Bound", "bind", "check_kind"]
+__all__ = ["bind", "check_kind"]
 
 ALIGNMENT = 16  # bytes: of a TMA tensor's address and of every stride but the last (cuTensorMapEncodeTiled)
-
-
-@attrs.define
-class Bound:
-    """Tensors by stage name. shapes: with leading 1s for batch dimensions that a tensor lacks; added_to: the outputs that
-    are added to instead of overwritten."""
-
-    tensors: dict[str, Any]
-    shapes: dict[str, tuple[int, ...]]
-    strides: dict[str, tuple[int, ...]]
-    dtypes: dict[str, DType]
-    stores: tuple[str, ...]
-    on_gpu: bool
-    added_to: tuple[str, ...] = ()
-    _views: dict[str, np.ndarray] = attrs.field(factory=dict)
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to compute: no output element, or nothing that goes into one."""
-        return any(0 in shape for shape in self.shapes.values())
-
-    def fill_outputs(self, value: Any) -> None:
-        """What is computed from nothing (no k) is *value*, a number or an array; an empty output is left as it is."""
-        for name in self.stores:
-            tensor = self.tensors[name]
-            if 0 not in self.shapes[name] and name not in self.added_to:
-                if isinstance(value, np.ndarray):
-                    whole = np.broadcast_to(value, self.shapes[name]).reshape(tensor.shape).copy()
-                    value = whole if isinstance(tensor, np.ndarray) else sys.modules["torch"].from_numpy(whole)
-                tensor[...] = value
-
-    def array(self, name: str) -> np.ndarray:
-        """The tensor bound to stage *name* as a NumPy array with the stage's dimensions: a copy if it lies on the GPU."""
-        tensor = self.tensors[name]
-        array = tensor if isinstance(tensor, np.ndarray) else _torch_to_numpy(tensor.cpu(), self.dtypes[name])
-        return array.reshape(self.shapes[name]) if array.ndim != len(self.shapes[name]) else array
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """NumPy arrays of the machine model, sharing memory with the tensors, shaped like the stages' dimensions."""
-        self._views = {name: self.array(name) for name in self.tensors}
-        return dict(self._views)
-
-    def write_back(self) -> None:
-        """Outputs whose model array is no view of the tensor are copied back (none today: all views share memory)."""
-        for name in self.stores:
-            tensor = self.tensors[name]
-            if isinstance(tensor, np.ndarray) and not np.shares_memory(tensor, self._views[name]):
-                tensor[...] = self._views[name].reshape(tensor.shape)
-
-    def result(self) -> Any:
-        """The output, or a tuple of the outputs."""
-        results = tuple(self.tensors[name] for name in self.stores)
-        return results[0] if len(results) == 1 else results
 
 
 def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: Any) -> Bound:
@@ -315,11 +262,3 @@ def _check_output(name: str, shape: tuple[int, ...], strides: tuple[int, ...], d
             f"{ALIGNMENT} bytes, so what follows the row would be overwritten",
             f"make the last extent a multiple of {step}",
         )
-
-
-def _torch_to_numpy(tensor: Any, dtype: DType) -> np.ndarray:
-    """A NumPy view of a CPU torch tensor; types that torch cannot hand to NumPy go through an integer of the same size."""
-    torch = sys.modules["torch"]
-    plain = {1: torch.int8, 2: torch.int16, 4: torch.int32}[dtype.bytes]
-    integers = tensor.detach().view(plain).numpy()
-    return integers.view(dtype.numpy)

@@ -36,7 +36,9 @@ class Wgmma:
         if in_flight is None:
             in_flight = 0 if promote else 1
         if not isinstance(in_flight, int) or in_flight < 0 or (promote and in_flight):
-            rule = "is 0 where sums are promoted, since each slot is waited for" if promote else "is a number, 0 or more"
+            rule = (
+                "is 0 where sums are promoted, since each slot is waited for" if promote else "is a number, 0 or more"
+            )
             raise InputError("Wgmma(in_flight)", in_flight, rule, "leave it out")
         self.a, self.b, self.in_flight, self.promote = a, b, in_flight, promote
         self.name = ""
@@ -112,4 +114,4 @@ class Accumulator(Carried):
         return self.bound.isa.accumulator_columns(self.bound.matmul, self.registers, block, first, columns)
 
 
-Epilogue = Callable[[Fragment], Fragment]
+Epilogue = Callable[..., Any]

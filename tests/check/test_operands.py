@@ -30,6 +30,12 @@ def test_safe_for_every_trip_count(kind, tile, cluster, names):
     assert report.ok and report.trips == "every trip count", str(report)
 
 
+@pytest.mark.parametrize("kind,tile,cluster", TILES[:1] + TILES[-2:])
+def test_several_outputs(kind, tile, cluster):
+    options = {"epilogue": lambda acc: {"d": acc, "sums": acc}, "outputs": {"sums": "fp32"}}
+    assert_safe(kind(tile, cluster, **options))
+
+
 def test_one_slot():
     assert_safe(make(S.Gemm, (128, 128, 64), (2, 1), operand_stages=1))
     assert_safe(make(S.PingPong, (128, 128, 64), (2, 1), operand_stages=1))

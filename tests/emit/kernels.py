@@ -181,22 +181,27 @@ GEMMS = {
     ),
     "gemm snake": Kernel(lambda: S.Gemm((128, 64, 64), (2, 1), order=tp.PersistentTiles(tp.Snake(3))), {}, TALL),
     "gemm hilbert": Kernel(lambda: S.Gemm((64, 64, 64), (1, 1), order=tp.PersistentTiles(tp.Hilbert(4))), {}, TALL),
+    "pingpong 2x1": Kernel(SHELF["PingPong"], {}, GEMM),
+    "pingpong 64x256 1x2": Kernel(lambda: S.PingPong((64, 256, 64), (1, 2)), {}, GEMM),
+    "splitk": Kernel(SHELF["SplitK"], {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
+}
+EPILOGUES = {
     "gemm 2x1 with operands": Kernel(lambda: with_operands(S.Gemm, (128, 256, 64), (2, 1)), {}, OPERANDS),
     "gemm m64 n72 with operands to fp32": Kernel(
         lambda: with_operands(S.Gemm, (64, 72, 64), (1, 1), dtype="fp32"), {"c": "fp32", "bias": "fp32"}, OPERANDS
     ),
     "gemm m256 with operands": Kernel(lambda: with_operands(S.Gemm, (256, 128, 64), (1, 1)), {}, OPERANDS),
     "pingpong 2x1 with operands": Kernel(lambda: with_operands(S.PingPong, (128, 128, 64), (2, 1)), {}, OPERANDS),
-    "pingpong 2x1": Kernel(SHELF["PingPong"], {}, GEMM),
-    "pingpong 64x256 1x2": Kernel(lambda: S.PingPong((64, 256, 64), (1, 2)), {}, GEMM),
-    "splitk": Kernel(SHELF["SplitK"], {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
+    "gemm 2x1, two outputs": Kernel(
+        lambda: S.Gemm(epilogue=lambda acc: {"d": acc, "sums": acc}, outputs={"sums": "fp32"}), {}, GEMM
+    ),
 }
 THREADS = {
     "add parts": Kernel(SHELF["AddParts"], {"x": "fp32", "d": "bf16"}, MATRIX | {"s": 3}),
     "chain of three": Kernel(Doubled, {}, MATRIX),
     "two readers": Kernel(TwoReaders, {}, MATRIX),
 }
-KERNELS = COPIES | GEMMS | THREADS
+KERNELS = COPIES | GEMMS | EPILOGUES | THREADS
 KERNELS |= {  # registered, and in none of the lists: with the dtypes that a plan has by itself
     name: Kernel(make, {}, GEMM | {"s": 3})
     for name, make in SHELF.items()

@@ -5,9 +5,9 @@ import re
 import pytest
 
 from tests.emit.execute import BASE, Execution, Launch
-from tests.emit.kernels import KERNELS, built
+from tests.emit.kernels import EPILOGUES, built
 
-NAMES = [name for name in KERNELS if "with operands" in name]
+NAMES = [name for name in EPILOGUES if "with operands" in name]
 
 
 class Reads(Execution):

@@ -130,6 +130,27 @@ def test_many_tiles_a_cta():
         assert error(gemm(a, b, c, out=out), reference) < TOLERANCE[torch.bfloat16], (kind, tile)
 
 
+@pytest.mark.parametrize("kind,tile", SCHEDULES)
+def test_several_outputs(kind, tile):
+    torch.manual_seed(0)
+    a = torch.randn(1300, 264, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(2056, 264, device="cuda", dtype=torch.bfloat16)
+    reference = a.double() @ b.double().T
+    for stages in (1, 2):
+        gemm = kind(
+            tile,
+            (1, 1),
+            epilogue=lambda acc: {"d": F.relu(acc), "sums": acc},
+            outputs={"sums": "fp32"},
+            store_stages=stages,
+        )
+        d = torch.full((1300, 2056), float("nan"), device="cuda", dtype=torch.bfloat16)
+        sums = torch.full((1300, 2056), float("nan"), device="cuda", dtype=torch.float32)
+        gemm(a, b, d, sums)
+        assert error(sums, reference) < TOLERANCE[torch.float32]
+        assert error(d, reference.clamp(min=0)) < TOLERANCE[torch.bfloat16]
+
+
 def test_without_k():
     a, b = (torch.empty(rows, 0, device="cuda", dtype=torch.bfloat16) for rows in (40, 24))
     bias = torch.randn(24, device="cuda", dtype=torch.bfloat16)
@@ -144,3 +165,20 @@ def test_in_place_is_refused():
     d = torch.randn(1000, 1024, device="cuda", dtype=torch.bfloat16)
     with pytest.raises(tp.InputError, match="overlap"):
         S.Gemm((128, 128, 64), (2, 1), epilogue=lambda acc, c: acc + c, operands={"c": E.Matrix()})(a, b, c=d, out=d)
+
+
+@pytest.mark.parametrize("tile", [(128, 128, 64), (128, 64, 64), (64, 128, 64), (192, 96, 64), (256, 64, 64)])
+@pytest.mark.parametrize("cluster", [(1, 1), (2, 1), (1, 2)])
+def test_swiglu(tile, cluster):
+    torch.manual_seed(0)
+    for m, n, k in ((1300, 2056, 264), (70, 136, 8), (900, 1000, 1024)):
+        a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+        weights = torch.randn(2 * n, k, device="cuda", dtype=torch.bfloat16) / k**0.5
+        d = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
+        gemm = S.GatedGemm(tile, cluster)
+        gemm(a, weights[:n], weights[n:], out=d)
+        x, y = (a.double() @ w.double().T for w in (weights[:n], weights[n:]))
+        assert error(d, torch.nn.functional.silu(x) * y) < TOLERANCE[torch.bfloat16]
+        first = d.clone()
+        gemm(a, weights[:n], weights[n:], out=d)
+        assert torch.equal(d, first)

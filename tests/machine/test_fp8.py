@@ -19,7 +19,9 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("types", [*itertools.product(TYPES, TYPES)], ids=lambda pair: "-".join(t.__name__ for t in pair))
+@pytest.mark.parametrize(
+    "types", [*itertools.product(TYPES, TYPES)], ids=lambda pair: "-".join(t.__name__ for t in pair)
+)
 def test_products_of_8_bits(name, types):
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((rows, 336)).astype(kind) for rows, kind in zip((150, 200), types, strict=True))

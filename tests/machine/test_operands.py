@@ -94,6 +94,29 @@ def test_torch_tensors():
     torch.testing.assert_close(empty, c.float() + bias.float())
 
 
+@pytest.mark.parametrize("kind,tile,cluster", TILES)
+@pytest.mark.parametrize("store_stages", [1, 2])
+def test_several_outputs(kind, tile, cluster, store_stages):
+    """The sums before the activation beside its result, of different types; without k too."""
+    rng = np.random.default_rng(0)
+    gemm = kind(
+        tile,
+        cluster,
+        epilogue=lambda acc, bias: {"d": tp.math.relu(acc + bias), "sums": acc},
+        operands={"bias": E.PerColumn()},
+        outputs={"sums": "fp32"},
+        store_stages=store_stages,
+    )
+    for k in (72, 0):
+        a, b = (rng.standard_normal((rows, k)).astype(np.float16) for rows in (130, 144))
+        bias = rng.standard_normal(144).astype(np.float16)
+        sums = np.full((130, 144), np.nan, np.float32)
+        d, returned = gemm(a, b, bias=bias, sums=sums)
+        assert returned is sums and d.dtype == np.float16
+        np.testing.assert_allclose(sums, reference(a, b, {}), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(d, np.maximum(reference(a, b, {"bias": bias}), 0), rtol=2e-3, atol=2e-3)
+
+
 def test_in_place_is_refused():
     """The pieces of a tile may overlap, and would read back what was just stored."""
     a, b, d = (np.ones(shape, np.float16) for shape in ((64, 64), (64, 64), (64, 64)))

@@ -16,6 +16,17 @@ from tmapipe.plan import Barrier, Load, Matmul, NamedBarrier, Plan, RoleWarps, S
 Event = tuple[Any, ...]
 
 
+class Sums(tuple):
+    """A fragment of an accumulator, known by where it came from; arithmetic gives it back."""
+
+    __slots__ = ()
+
+    def _same(self, other: Any) -> Sums:
+        return self
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _same
+
+
 class RecordingIsa:
     """One warp. events: tuples that start with the operation's name; barriers, buffers and transfers stand by name."""
 
@@ -169,7 +180,7 @@ class RecordingIsa:
         self._note("wgmma_wait", pending)
 
     def accumulator_columns(self, matmul: Matmul, acc: str, block: int, first: int, columns: int) -> Event:
-        return acc, block, first, columns
+        return Sums((acc, block, first, columns))
 
     def write_columns(self, matmul: Matmul, values: Any, slot: SlotRef) -> None:
         self._note("write_columns", slot.buffer.name, slot.stage, values)
@@ -177,6 +188,9 @@ class RecordingIsa:
     def read_columns(self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int) -> NoData:
         self._note("read_columns", slot.buffer.name, slot.stage, along, columns)
         return NO_DATA
+
+    def apply(self, function: Callable[..., Any], fragments: Sequence[Any], named: dict[str, Any]) -> Any:
+        return function(*fragments, **named)
 
     # ---- generic accesses, registers ------------------------------------------------------------------------------
 

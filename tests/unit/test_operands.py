@@ -84,3 +84,41 @@ def test_pieces():
         found = pieces(rows, columns, groups, width)
         covered = {c for _, first in found for c in range(first, first + width)}
         assert covered == set(range(columns)) and {block for block, _ in found} == set(range(rows // (64 * groups)))
+
+
+# ---- several outputs --------------------------------------------------------------------------------------------------
+
+BOTH = {"epilogue": lambda acc: {"d": acc, "sums": acc}, "outputs": {"sums": "fp32"}}
+
+
+@pytest.mark.parametrize("name", ["d", "a", "out", "load", "ring"])
+def test_names_of_outputs_refused(name):
+    refused(S.Gemm, argument=f"outputs['{name}']", rule="name", epilogue=BOTH["epilogue"], outputs={name: None})
+
+
+@pytest.mark.parametrize(
+    "epilogue", [None, lambda acc: acc, lambda acc: {"d": acc}, lambda acc: {"d": acc, "sums": acc, "more": acc}]
+)
+def test_an_epilogue_that_returns_other_outputs(epilogue):
+    gemm = S.Gemm((64, 128, 64), (1, 1), epilogue=epilogue, outputs={"sums": None})
+    with pytest.raises(tp.ScopeError, match="returns a dictionary of d, sums"):
+        gemm(A, B)
+
+
+@pytest.mark.parametrize("store_stages", [1, 2, 3])
+def test_outputs_share_the_count_of_bulk_groups(store_stages):
+    """Before a buffer is written, the store that was issued from it last has been read: so many stores of both ago."""
+    gemm = S.Gemm((128, 128, 64), (1, 1), store_stages=store_stages, **BOTH)
+    extents = {"a": (1, 300, 64), "b": (1, 520, 64), "d": (1, 300, 520), "sums": (1, 300, 520)}
+    events = record(gemm, gemm.plan(), 4, extents)
+    issued, read = [], 0
+    for event in events:
+        if event[0] == "store":
+            issued.append(event[1:3])
+        elif event[0] == "wait_group":
+            read = max(read, len(issued) - event[1])
+        elif event[0] == "write_columns":
+            assert event[1:3] not in issued[read:], "a buffer is written while a store of it may still read"
+    assert {name for name, _ in issued} == {"d", "sums"} and len(issued) == 2 * 3 * 5 * 2
+    waits = [event[1] for event in events if event[0] == "wait_group" and event[2]]
+    assert set(waits) == {2 * store_stages - 1}  # and no store is waited for earlier than that

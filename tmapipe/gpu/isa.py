@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
 from cutlass.tensor_utils import LayoutEnum
 
 from tmapipe.errors import ScopeError
-from tmapipe.gpu import control
+from tmapipe.gpu import control, fragments
 from tmapipe.gpu.layouts import core_modes, cute_type, slot_layout
 from tmapipe.isa import Carried, SlotRef
 from tmapipe.plan import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
@@ -224,7 +223,9 @@ class GpuIsa(Carried):
     def write_columns(self, matmul: Matmul, values: Any, slot: SlotRef) -> None:
         dtype = cute_type(slot.buffer.dtype)
         columns = slot.buffer.tile[1]
-        one_group = _tiled_mma(cutlass.BFloat16, cutlass.BFloat16, (1, 1, 1), columns)  # accumulators lie alike for all types
+        one_group = _tiled_mma(
+            cutlass.BFloat16, cutlass.BFloat16, (1, 1, 1), columns
+        )  # accumulators lie alike for all types
         row_major = LayoutEnum.ROW_MAJOR
         to_shared = hopper.sm90_get_smem_store_op(row_major, elem_ty_d=dtype, elem_ty_acc=cutlass.Float32)
         fragment_atom = cute.make_copy_atom(
@@ -238,29 +239,8 @@ class GpuIsa(Carried):
         source = cute.make_tensor(converted.iterator, cute.make_layout(target.shape))
         cute.copy(tiled, source, target)
 
-    def read_columns(self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int) -> Any:
-        # Lane i holds columns 2 (i % 4) + {0, 1} of each 8, of the rows i / 4 and i / 4 + 8 of the warp's 16.
-        tensor = self.buffers[slot.buffer.name]
-        dtype = cute_type(slot.buffer.dtype)
-        values = cute.make_rmem_tensor(((2, 2, columns // 8), 1, 1), dtype)
-        group = matmul.group(self.warp) if matmul.warpgroups > 1 else 0
-        row = group * 64 + self.warp % 4 * 16 + self.lane // 4
-        pair = self.lane % 4
-        if along == ("m", "n"):
-            inside = tensor[(None, None, slot.stage)]
-            for half, eight in itertools.product(range(2), range(columns // 8)):
-                two = cute.local_tile(inside, (1, 2), (row + 8 * half, pair + 4 * eight))
-                cute.autovec_copy(cute.coalesce(two), values[((None, half, eight), 0, 0)])
-        else:
-            inside = tensor[(None, slot.stage)]
-            few = cute.make_rmem_tensor((2, columns // 8), dtype)  # of each column, or of both rows
-            for eight in range(columns // 8 if along == ("n",) else 0):
-                cute.autovec_copy(cute.local_tile(inside, (2,), (pair + 4 * eight,)), few[(None, eight)])
-            for half in range(0 if along == ("n",) else 2):
-                few[half] = inside[row + 8 * half if along else 0]
-            for i, half, eight in itertools.product(range(2), range(2), range(columns // 8)):
-                values[((i, half, eight), 0, 0)] = few[i, eight] if along == ("n",) else few[half]
-        return values.load().to(cutlass.Float32)
+    read_columns = fragments.read_columns
+    apply = fragments.apply
 
     # ---- generic accesses -----------------------------------------------------------------------------------------
 

@@ -194,6 +194,9 @@ class MachineIsa:
             return values[16 * first : 16 * first + 16, None]
         return values[None, : columns if along else 1] if whole else values
 
+    def apply(self, function: Callable[..., Any], fragments: Sequence[Any], named: dict[str, Any]) -> Any:
+        return function(*fragments, **named)
+
     # ---- generic accesses -----------------------------------------------------------------------------------------
 
     def read(self, slot: SlotRef, role: RoleWarps) -> Any:

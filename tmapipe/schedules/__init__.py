@@ -6,11 +6,12 @@ from typing import NamedTuple
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.addparts import AddParts
 from tmapipe.schedules.copy import Copy
+from tmapipe.schedules.gated import GatedGemm
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.pingpong import PingPong
 from tmapipe.schedules.splitk import SplitK
 
-__all__ = ["REGISTRY", "AddParts", "Copy", "Gemm", "PingPong", "Registered", "SplitK"]
+__all__ = ["REGISTRY", "AddParts", "Copy", "GatedGemm", "Gemm", "PingPong", "Registered", "SplitK"]
 
 
 class Registered(NamedTuple):
@@ -29,6 +30,9 @@ REGISTRY: tuple[Registered, ...] = (
     Registered("Copy", Copy, lambda: Copy((4, 64), stages=2, pending=1), ((1, 1, {}), (5, 1, {}))),
     Registered("AddParts", AddParts, lambda: AddParts((4, 64), stages=2), ((1, 1, {}), (4, 2, {}))),
     Registered("Gemm", Gemm, lambda: Gemm((64, 64, 16), (2, 1), 2, store_stages=1), ((1, 1, {}), (2, 3, {}))),
+    Registered(
+        "GatedGemm", GatedGemm, lambda: GatedGemm((64, 64, 16), (1, 1), 2, store_stages=1), ((1, 1, {}), (2, 2, {}))
+    ),
     Registered(
         "PingPong", PingPong, lambda: PingPong((64, 64, 16), (1, 1), 2, store_stages=1), ((1, 1, {}), (3, 2, {}))
     ),

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 
 from tmapipe.barrier import BarrierRing
+from tmapipe.bound import Bound
 from tmapipe.cluster import MulticastGroup
 from tmapipe.dtypes import DType
-from tmapipe.epilogue import Operand, Operands
+from tmapipe.epilogue import Operand, Operands, columns_of
 from tmapipe.errors import InputError
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.tensors import Bound
 from tmapipe.tiles import PersistentTiles, Tile
 from tmapipe.wgmma import Wgmma
 
@@ -43,13 +43,16 @@ class Gemm(Schedule):
     along (m, n); stages: slots of a and b (None: as many as fit); store_stages: output buffers of each warpgroup; order:
     of output tiles, e.g. ``PersistentTiles(Snake(8))``; l2_hints: of the loads of (a, b), e.g. "evict_first" for an operand
     that is read once; dtype: of d, by default that of a (of 8-bit operands, bf16); promote: sums of 8-bit operands leave the
-    tensor core after each slot (see `Wgmma`); epilogue: applied to each fp32 fragment before the conversion;
+    tensor core after each slot (see `Wgmma`); epilogue: a function of the fp32 sums, element by element;
     operands: what the epilogue takes besides the accumulator, by the names of its parameters and of the call's arguments, each
     a kind of `tmapipe.epilogue`; operand_stages: slots of the ring that they are loaded into, one a piece of 64 rows a
-    warpgroup and up to 64 columns::
+    warpgroup and up to 64 columns; outputs: further outputs of d's shape, name -> type (None: the tensor's, or a's). The
+    epilogue then returns a dictionary of all outputs, and the call a tuple of them, d first::
 
         gemm = Gemm(epilogue=lambda acc, bias: tp.math.gelu(acc + bias), operands={"bias": tp.epilogue.PerColumn()})
         d = gemm(a, b, bias=bias)
+        gemm = Gemm(epilogue=lambda acc: {"d": tp.math.relu(acc), "sums": acc}, outputs={"sums": "fp32"})
+        d, sums = gemm(a, b)
     """
 
     load = Role(warps=1)
@@ -69,6 +72,7 @@ class Gemm(Schedule):
         epilogue: Callable[..., Any] | None = None,
         operands: Mapping[str, Operand] | None = None,
         operand_stages: int = 2,
+        outputs: Mapping[str, DType | str | None] | None = None,
     ):
         if len(tile) != 3:
             raise InputError("tile", tile, "is (m, n, k)", "e.g. (128, 256, 64)")
@@ -83,13 +87,16 @@ class Gemm(Schedule):
         self.mma = Wgmma(self.a, self.b, promote=promote)
         self.epilogue = epilogue
         self.operands = self._declare_operands(operands, operand_stages) if operands else None
-        width = self.operands.width if self.operands else None
-        self.d = TmaStoreStage("l m n", source=self.mma, stages=store_stages, dtype=dtype, columns=width)
+        for name in outputs or ():
+            self._check_free("outputs", name)
+        self.outputs = ("d", *(outputs or ()))
+        width = columns_of(n) if self.operands or outputs else None
+        for name, kind in {"d": dtype, **(outputs or {})}.items():
+            setattr(self, name, TmaStoreStage("l m n", source=self.mma, stages=store_stages, dtype=kind, columns=width))
 
     def _declare_operands(self, declared: Mapping[str, Operand], stages: int) -> Operands:
         for name in declared:
-            if hasattr(self, name) or name in ("d", "out"):
-                raise InputError(f"operands[{name!r}]", name, "is a name that the schedule has already", "rename it")
+            self._check_free("operands", name)
         self.fetch = FETCH
         self.operand_ring = BarrierRing(stages, producer=FETCH, consumer=self.math)
         operands = Operands(declared, self.epilogue, ring=self.operand_ring, matmul=self.mma)
@@ -97,12 +104,16 @@ class Gemm(Schedule):
             setattr(self, name, stage)
         return operands
 
+    def _check_free(self, argument: str, name: str) -> None:
+        if hasattr(self, name) or name in ("d", "out"):
+            raise InputError(f"{argument}[{name!r}]", name, "is a name that the schedule has already", "rename it")
+
     def empty_value(self, bound: Bound) -> Any:
         """The epilogue of an empty sum."""
-        zero = np.zeros(bound.shapes["d"] if self.operands else 1, np.float32)
+        zero = np.zeros(bound.shapes["d"], np.float32)
         if self.epilogue is None:
             return 0.0
-        return self.epilogue(zero, **self.operands.whole(bound)) if self.operands else float(self.epilogue(zero)[0])
+        return self.epilogue(zero, **(self.operands.whole(bound) if self.operands else {}))
 
     def tile_slots(self, k: Any, tile: Tile) -> Any:
         """One slot a k-tile."""
@@ -114,9 +125,10 @@ class Gemm(Schedule):
             return len(self.operands.pieces)
         return self.tile_slots(k, tile)
 
-    def applied(self, k: Any) -> Callable[[Any], Any] | None:
-        """What `TmaStoreStage.store` applies to each piece of the accumulator: the epilogue, with its operands read."""
-        return self.epilogue if self.operands is None else self.operands.applied(k)
+    def store(self, k: Any, tile: Tile, acc: Any) -> None:
+        """Stores the epilogue of the accumulator to all outputs."""
+        also = {name: getattr(k, name) for name in self.outputs[1:]}
+        k.d.store(tile, acc, self.epilogue, also=also, operands=self.operands.reader(k) if self.operands else None)
 
     @load.jit
     def fill(self, k: Any, tile: Tile) -> None:
@@ -136,4 +148,4 @@ class Gemm(Schedule):
             for _ in range(self.tile_slots(k, tile)):
                 with k.ring.consume() as slot:
                     acc.add(slot.a, slot.b)
-        k.d.store(tile, acc, self.applied(k))
+        self.store(k, tile, acc)

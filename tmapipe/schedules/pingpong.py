@@ -52,4 +52,4 @@ class PingPong(Gemm):
                     with k.ring.consume() as slot:
                         acc.add(slot.a, slot.b)
         with self.epilogue_turn(k):
-            k.d.store(tile, acc, self.applied(k))
+            self.store(k, tile, acc)

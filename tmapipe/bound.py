@@ -1,0 +1,76 @@
+"""Bound: the tensors of one call by stage, with all that the model and the launch need to know of them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import attrs
+import numpy as np
+
+from tmapipe.dtypes import DType
+
+__all__ = ["Bound"]
+
+
+@attrs.define
+class Bound:
+    """Tensors by stage name. shapes: with leading 1s for batch dimensions that a tensor lacks; added_to: the outputs that
+    are added to instead of overwritten."""
+
+    tensors: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+    strides: dict[str, tuple[int, ...]]
+    dtypes: dict[str, DType]
+    stores: tuple[str, ...]
+    on_gpu: bool
+    added_to: tuple[str, ...] = ()
+    _views: dict[str, np.ndarray] = attrs.field(factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to compute: no output element, or nothing that goes into one."""
+        return any(0 in shape for shape in self.shapes.values())
+
+    def fill_outputs(self, value: Any) -> None:
+        """What is computed from nothing (no k) is *value*: a number, an array that broadcasts to the output, or a dictionary
+        of these by output. An empty output is left as it is."""
+        for name in self.stores:
+            tensor = self.tensors[name]
+            if 0 not in self.shapes[name] and name not in self.added_to:
+                mine = value[name] if isinstance(value, dict) else value
+                if isinstance(mine, np.ndarray):
+                    mine = np.broadcast_to(mine, self.shapes[name]).reshape(tensor.shape).copy()
+                    mine = mine if isinstance(tensor, np.ndarray) else sys.modules["torch"].from_numpy(mine)
+                tensor[...] = mine
+
+    def array(self, name: str) -> np.ndarray:
+        """The tensor bound to stage *name* as a NumPy array with the stage's dimensions: a copy if it lies on the GPU."""
+        tensor = self.tensors[name]
+        array = tensor if isinstance(tensor, np.ndarray) else _torch_to_numpy(tensor.cpu(), self.dtypes[name])
+        return array.reshape(self.shapes[name]) if array.ndim != len(self.shapes[name]) else array
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """NumPy arrays of the machine model, sharing memory with the tensors, shaped like the stages' dimensions."""
+        self._views = {name: self.array(name) for name in self.tensors}
+        return dict(self._views)
+
+    def write_back(self) -> None:
+        """Outputs whose model array is no view of the tensor are copied back (none today: all views share memory)."""
+        for name in self.stores:
+            tensor = self.tensors[name]
+            if isinstance(tensor, np.ndarray) and not np.shares_memory(tensor, self._views[name]):
+                tensor[...] = self._views[name].reshape(tensor.shape)
+
+    def result(self) -> Any:
+        """The output, or a tuple of the outputs."""
+        results = tuple(self.tensors[name] for name in self.stores)
+        return results[0] if len(results) == 1 else results
+
+
+def _torch_to_numpy(tensor: Any, dtype: DType) -> np.ndarray:
+    """A NumPy view of a CPU torch tensor; types that torch cannot hand to NumPy go through an integer of the same size."""
+    torch = sys.modules["torch"]
+    plain = {1: torch.int8, 2: torch.int16, 4: torch.int32}[dtype.bytes]
+    integers = tensor.detach().view(plain).numpy()
+    return integers.view(dtype.numpy)
