@@ -81,6 +81,9 @@ class Isa(Protocol):
     def select(self, condition: Condition, then: Value, otherwise: Value) -> Value:
         """``selp``: *then* if *condition* else *otherwise*, without a branch."""
 
+    def here(self, value: Value) -> Value:
+        """The same value, the same in all lanes, computed at this point of the program rather than where it is used."""
+
     def when(self, condition: Condition, body: Callable[[], None]) -> None:
         """Runs *body* if *condition*. The condition must be the same in all lanes of the warp."""
 

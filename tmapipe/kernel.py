@@ -2,7 +2,8 @@
 
 init barriers -> fence -> CTA or cluster sync -> by role: setmaxnreg, then for each tile the body, then the tails
 
-All of the set-up may run before the last kernel of the stream has ended (programmatic dependent launch).
+All of the set-up may run before the last kernel of the stream has ended (programmatic dependent launch). What it takes stands
+before the first load: so one warp inits the barriers while the others find out which tile is the CTA's first.
 """
 
 from __future__ import annotations
@@ -19,26 +20,27 @@ from tmapipe.raw import raw
 from tmapipe.role import body_of
 from tmapipe.stage import PartInSlot, SlotPart
 from tmapipe.store_pipeline import BoundStore, SlotStore
-from tmapipe.tiles import ceil_div
+from tmapipe.tiles import BoundTiles, ceil_div
 from tmapipe.turnstile import BoundTurnstile
 from tmapipe.wgmma import BoundMatmul, Wgmma
 
-__all__ = ["KernelContext", "kernel_main"]
+__all__ = ["KernelContext", "kernel_main", "tiles_of"]
 
 
 def kernel_main(isa: Isa, schedule: Any) -> None:
     """The program of one warp. *schedule* is the `Schedule` that `isa.plan` was made from."""
     isa.griddepcontrol_launch_dependents()
-    _set_up(isa)
+    tiles = _set_up(isa, schedule)
     isa.griddepcontrol_wait()
     for first, count, registers, roles in _branches(isa.plan):
         isa.when(
             _between(isa.warp, first, count, isa.plan.warps),
-            functools.partial(_run_branch, isa, schedule, registers, roles),
+            functools.partial(_run_branch, isa, schedule, tiles, registers, roles),
         )
 
 
-def _set_up(isa: Isa) -> None:
+def _set_up(isa: Isa, schedule: Any) -> BoundTiles:
+    """Inits the barriers, and returns the CTA's tiles."""
     plan = isa.plan
 
     def init() -> None:
@@ -49,12 +51,22 @@ def _set_up(isa: Isa) -> None:
                 isa.mbarrier_init(barrier, stage, barrier.count)
         isa.fence_mbarrier_init()
 
-    isa.when(isa.warp == 0, init)
+    isa.when(isa.warp == plan.warps - 1, init)
     if plan.cluster_size > 1:
         isa.cluster_arrive()
+    tiles = tiles_of(isa, schedule)
+    if plan.cluster_size > 1:
         isa.cluster_wait()
     else:
         isa.cta_sync()
+    return tiles
+
+
+def tiles_of(isa: Isa, schedule: Any) -> BoundTiles:
+    """The output tiles of the calling CTA, in the schedule's order."""
+    name, tile = schedule.tile_grid()
+    grid = {dim: ceil_div(isa.extent(name, i), tile[i]) for i, dim in enumerate(schedule.part(name).dims)}
+    return schedule.tiles.bind(isa, grid)
 
 
 def _branches(plan: Plan) -> list[tuple[int, int, int | None, list[RoleWarps]]]:
@@ -73,47 +85,40 @@ def _branches(plan: Plan) -> list[tuple[int, int, int | None, list[RoleWarps]]]:
     return branches
 
 
-def _run_branch(isa: Isa, schedule: Any, registers: int | None, roles: list[RoleWarps]) -> None:
+def _run_branch(
+    isa: Isa, schedule: Any, tiles: BoundTiles, registers: int | None, roles: list[RoleWarps]
+) -> None:
     if registers is not None:
         isa.setmaxnreg(registers, increase=registers > isa.plan.launch_registers)
     for role in roles:
         if registers is None or (len(roles) == 1 and role.warps % 4 == 0):
-            _run_role(isa, schedule, role)
+            _run_role(isa, schedule, tiles, role)
         else:
             isa.when(
                 _between(isa.warp, role.first_warp, role.warps, isa.plan.warps),
-                functools.partial(_run_role, isa, schedule, role),
+                functools.partial(_run_role, isa, schedule, tiles, role),
             )
 
 
-def _run_role(isa: Isa, schedule: Any, role: RoleWarps) -> None:
+def _run_role(isa: Isa, schedule: Any, tiles: BoundTiles, role: RoleWarps) -> None:
     body = body_of(schedule, schedule.declared.roles[role.name])
     if body is None:
         raise ScopeError(f"role {role.name!r} has no body. Decorate a method of the schedule with @{role.name}.jit.")
-    k = KernelContext(isa, schedule, role)
-    if role.teams == 1:
-        isa.loop(k.tiles.count, lambda i: isa.call(body, schedule, k, k.tiles.tile(i)))
-    else:
-        _run_team(isa, schedule, role, body, k)
-    k.finish()
+    k = KernelContext(isa, schedule, tiles, role)
 
+    def run(tile: Any) -> None:
+        isa.call(body, schedule, k, tile)
 
-def _run_team(isa: Isa, schedule: Any, role: RoleWarps, body: Any, k: KernelContext) -> None:
-    """Team t of T takes the CTA's tiles t, t + T, t + 2T, ... and passes over the slots of the tiles between."""
-    team = role.team(isa.warp)
-
-    def pass_over(i: Any) -> None:
+    def skip(tile: Any) -> None:
+        """Passes over the slots of a tile that another team takes."""
         for name, end in k.ends.items():
-            end.skip(schedule.ring_slots(k, name, k.tiles.tile(i)))
+            end.skip(schedule.ring_slots(k, name, tile))
 
-    def one(n: Any) -> None:
-        first = n * role.teams + team
-        isa.call(body, schedule, k, k.tiles.tile(first))
-        for other in range(1, role.teams):
-            pass_over(first + other)
-
-    isa.loop(team, pass_over)
-    isa.loop(ceil_div(k.tiles.count - team, role.teams), one)
+    if role.teams == 1:
+        k.tiles.each(run)
+    else:
+        k.tiles.each_in_turn(role.team(isa.warp), role.teams, run, skip)
+    k.finish()
 
 
 def _between(warp: Any, first: int, count: int, warps: int) -> Any:
@@ -133,13 +138,12 @@ class KernelContext(Carried):
     ``k.steps(stage, dim)``: tiles of a loaded tensor along one of its dimensions, for inner loops.
     """
 
-    def __init__(self, isa: Isa, schedule: Any, role: RoleWarps):
-        self.isa, self.plan, self.role = isa, isa.plan, role
+    def __init__(self, isa: Isa, schedule: Any, tiles: BoundTiles, role: RoleWarps):
+        self.isa, self.plan, self.tiles, self.role = isa, isa.plan, tiles, role
         self.ends: dict[str, RingEnd] = {}
         self._parts: dict[str, Any] = {}
         self._finishers: list[Any] = []
         self._declared = schedule.declared
-        self.tiles = schedule.tiles.bind(isa, self._grid(schedule))
         slot_stores: dict[str, dict[str, Any]] = {}
         for name, store in schedule.declared.stores.items():
             self._add_store(name, store, slot_stores)
@@ -183,9 +187,10 @@ class KernelContext(Carried):
         raw(self.isa, self.role, gpu, cpu, reads, writes, updates, proxy)
 
     def finish(self) -> None:
-        """After the last tile: ring tails, then stores, until nothing of this role is in flight."""
+        """After the last tile: ring tails, stores, then the order's, until nothing of this role is in flight."""
         for part in self._finishers:
             part.finish()
+        self.tiles.finish()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -197,11 +202,6 @@ class KernelContext(Carried):
             raise ScopeError(f"k.{name} in role {self.role.name!r}, which has {known}.") from None
 
     # ---- what the role is given -----------------------------------------------------------------------------------
-
-    def _grid(self, schedule: Any) -> dict[str, Any]:
-        name, tile = schedule.tile_grid()
-        dims = schedule.part(name).dims
-        return {d: ceil_div(self.isa.extent(name, i), tile[i]) for i, d in enumerate(dims)}
 
     def _add_ring(self, schedule: Any, ring: Any, stores: dict[str, Any]) -> None:
         parts: dict[str, Any] = dict(stores)

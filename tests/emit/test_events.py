@@ -97,6 +97,6 @@ def test_a_changed_number_is_noticed(change):
     changed = Built(kernel.schedule, kernel.plan, kernel.compiled, type(kernel.ptx)(text, kernel.plan), kernel.extents)
     with pytest.raises(AssertionError):
         for rank in (0, 3):
-            for warp in (0, 4, 8):
+            for warp in (0, 4, 11):
                 for lane in (0, 1):
                     check_thread(changed, Launch(kernel.extents, 3, 2, rank), warp, lane)

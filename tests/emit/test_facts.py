@@ -21,13 +21,13 @@ def boxes(transfer, peers=1):
 
 
 def set_up(plan, warp, lane):
-    """Warp 0 initializes, its elected lane alone; then all threads meet."""
+    """The last warp initializes, its elected lane alone; all threads meet."""
     facts = Facts()
     if plan.cluster_size > 1:
         facts.cluster_arrives = facts.cluster_waits = 1
     else:
         facts.cta_syncs = 1
-    if warp == 0:
+    if warp == plan.warps - 1:
         facts.prefetches, facts.init_fences = len(plan.transfers), 1
         if lane == 0:
             facts.inits = {(b.name, stage): b.count for b in plan.barriers for stage in range(b.stages)}

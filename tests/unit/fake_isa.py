@@ -60,6 +60,9 @@ class RecordingIsa:
     def select(self, condition: bool, then: Any, otherwise: Any) -> Any:
         return then if condition else otherwise
 
+    def here(self, value: Any) -> Any:
+        return value
+
     def when(self, condition: bool, body: Callable[[], None]) -> None:
         if condition:
             body()

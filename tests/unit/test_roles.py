@@ -4,7 +4,7 @@ import pytest
 
 import tmapipe as tp
 from tests.unit.fake_isa import RecordingIsa, record
-from tmapipe.kernel import KernelContext, kernel_main
+from tmapipe.kernel import KernelContext, kernel_main, tiles_of
 from tmapipe.role import body_of
 
 S = tp.schedules
@@ -139,7 +139,7 @@ def test_a_helper_inside_a_body_may_return():
 def context(schedule, role, **extents):
     plan = schedule.plan()
     isa = RecordingIsa(plan, plan.role(role).first_warp, extents=extents or EXTENTS)
-    return KernelContext(isa, schedule, plan.role(role))
+    return KernelContext(isa, schedule, tiles_of(isa, schedule), plan.role(role))
 
 
 def test_context_offers_what_the_role_has():
@@ -185,16 +185,15 @@ def test_wrong_verbs_in_a_body():
 
 
 def test_set_up_and_tails():
-    """Warp 0 initializes before all meet; a role's tail follows its last tile."""
+    """The last warp initializes before all meet; a role's tail follows its last tile."""
     rows = Rows()
     plan = rows.plan()
-    events = record(rows, plan, 0, EXTENTS)
-    kinds = [event[0] for event in events]
+    loader = [event[0] for event in record(rows, plan, 0, EXTENTS)]
+    assert loader == ["cta_sync"] + ["wait", "arm", "load"] * 12
+    events = record(rows, plan, plan.warps - 1, EXTENTS)
     inits = [("init", b.name, stage, b.count) for b in plan.barriers for stage in range(3)]
     assert events[: 2 + 6 + 2] == [("prefetch", "x"), ("prefetch", "y"), *inits, ("init_fence",), ("cta_sync",)]
-    assert kinds[10:] == ["wait", "arm", "load"] * 12
-    storer = [event[0] for event in record(rows, plan, 1, EXTENTS)]
-    assert storer[0] == "cta_sync"
+    storer = [event[0] for event in events]
     assert storer[-3:] == ["wait_group", "arrive", "wait_group"]  # the last slot's read, its release, then all writes
 
 

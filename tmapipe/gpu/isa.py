@@ -67,6 +67,10 @@ class GpuIsa(Carried):
             return then if condition else otherwise
         return cutlass.select_(condition, Int32(then), Int32(otherwise))
 
+    def here(self, value: Any) -> Any:
+        # A shuffle, which no compiler moves over a barrier.
+        return value if control.constant(value) else cute.arch.make_warp_uniform(Int32(value))
+
     def when(self, condition: Any, body: Callable[[], None]) -> None:
         if control.constant(condition):
             if condition:

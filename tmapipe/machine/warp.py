@@ -50,6 +50,9 @@ class MachineIsa:
     def select(self, condition: bool, then: Any, otherwise: Any) -> Any:
         return then if condition else otherwise
 
+    def here(self, value: Any) -> Any:
+        return value
+
     def when(self, condition: bool, body: Callable[[], None]) -> None:
         if condition:
             body()
