@@ -159,6 +159,17 @@ class Isa(Protocol):
         """``fence.proxy.async.shared::cta`` (each lane): orders this thread's generic accesses to shared memory before
         the async-proxy accesses that follow it, through whatever synchronization, in the same or another thread."""
 
+    # ---- other kernels --------------------------------------------------------------------------------------------
+
+    def griddepcontrol_wait(self) -> None:
+        """``griddepcontrol.wait`` (each lane): until the grids that this one was launched early after have ended, and all that
+        they wrote to global memory is visible; at once, if it was not launched early. In the model one kernel runs after
+        another, so there is nothing to wait for."""
+
+    def griddepcontrol_launch_dependents(self) -> None:
+        """``griddepcontrol.launch_dependents``: once every CTA of the grid has executed this or ended, the next kernel of the
+        stream may start if it was launched early. Orders no memory access: `griddepcontrol_wait` over there does."""
+
     # ---- TMA ------------------------------------------------------------------------------------------------------
 
     def prefetch_descriptor(self, part: Load | Store) -> None:

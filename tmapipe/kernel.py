@@ -1,6 +1,6 @@
 """The kernel: what every warp of every CTA does, in both readings.
 
-init barriers -> fence -> CTA or cluster sync -> by role: setmaxnreg, then for each tile the body, then the tails
+init barriers -> fence -> CTA or cluster sync -> (the kernel before has ended) -> by role: setmaxnreg, then for each tile the body, then the tails
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["KernelContext", "kernel_main"]
 
 def kernel_main(isa: Isa, schedule: Any) -> None:
     """The program of one warp. *schedule* is the `Schedule` that `isa.plan` was made from."""
-    _set_up(isa)
+    _set_up(isa, schedule)
     for first, count, registers, roles in _branches(isa.plan):
         isa.when(
             _between(isa.warp, first, count, isa.plan.warps),
@@ -32,7 +32,7 @@ def kernel_main(isa: Isa, schedule: Any) -> None:
         )
 
 
-def _set_up(isa: Isa) -> None:
+def _set_up(isa: Isa, schedule: Any) -> None:
     plan = isa.plan
 
     def init() -> None:
@@ -49,6 +49,10 @@ def _set_up(isa: Isa) -> None:
         isa.cluster_wait()
     else:
         isa.cta_sync()
+    if schedule.starts_early:
+        isa.griddepcontrol_wait()
+    if schedule.lets_next_start:
+        isa.griddepcontrol_launch_dependents()
 
 
 def _branches(plan: Plan) -> list[tuple[int, int, int | None, list[RoleWarps]]]:

@@ -93,7 +93,7 @@ class Execution:
 
     def _step(self, i: Instruction) -> None:
         kind, *words = i.opcode.split(".")
-        if kind in ("mbarrier", "cp", "fence", "bar", "barrier", "wgmma", "setmaxnreg"):
+        if kind in ("mbarrier", "cp", "fence", "bar", "barrier", "wgmma", "setmaxnreg", "griddepcontrol"):
             self._protocol(i)
         elif i.is_a("ld.param"):
             match = re.fullmatch(r"\[\w+_param_(\d+)(?:\+(\d+))?\]", i.operands[1])
@@ -150,6 +150,8 @@ class Execution:
             self.events.append(("cta_sync",) if numbers == (0,) else ("named_sync", *numbers))
         elif i.is_a("setmaxnreg"):
             self.events.append(("setmaxnreg", int(i.operands[0]), i.has("inc")))
+        elif i.is_a("griddepcontrol"):
+            self.events.append(("grid_" + i.opcode.split(".")[1],))
         elif i.is_a("wgmma.mma_async"):
             shape = next(word for word in i.opcode.split(".") if re.fullmatch(r"m\d+n\d+k\d+", word))
             starts = [((self._value(operand) & 0x3FFF) << 4) - BASE for operand in i.operands[1:3]]

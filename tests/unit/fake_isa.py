@@ -115,6 +115,14 @@ class RecordingIsa:
     def fence_proxy_async(self) -> None:
         self._note("proxy_fence")
 
+    # ---- other kernels --------------------------------------------------------------------------------------------
+
+    def griddepcontrol_wait(self) -> None:
+        self._note("grid_wait")
+
+    def griddepcontrol_launch_dependents(self) -> None:
+        self._note("grid_launch_dependents")
+
     # ---- TMA ------------------------------------------------------------------------------------------------------
 
     def prefetch_descriptor(self, part: Load | Store) -> None:

@@ -227,3 +227,17 @@ def test_no_tiles(tiles):
     isa.divisors = lambda values: {name: max(1, value) for name, value in values.items()}  # as the host makes them
     kernel_main(isa, Rows())
     assert isa.of("load", "wait", "arm") == []
+
+
+def test_kernels_that_overlap():
+    """Every warp of the later kernel waits for the earlier one between its set-up and its first load; every warp of the earlier
+    one lets the other start once its CTA is set up. Kernels that do not say so do neither."""
+    for early, lets in ((True, False), (False, True), (True, True), (False, False)):
+        rows = Rows()
+        rows.starts_early, rows.lets_next_start = early, lets
+        for warp in (0, 1):
+            kinds = [event[0] for event in record(rows, rows.plan(), warp, EXTENTS)]
+            after = kinds[kinds.index("cta_sync") + 1 :]
+            expected = ["grid_wait"] * early + ["grid_launch_dependents"] * lets
+            assert after[: len(expected)] == expected and not any(kind.startswith("grid") for kind in after[len(expected) :])
+    assert S.AddParts.starts_early and S.SplitK.lets_next_start

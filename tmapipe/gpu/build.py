@@ -60,6 +60,7 @@ class _Kernel:
             cluster=(self.plan.cluster_size, 1, 1),
             smem=self.plan.smem_bytes,
             min_blocks_per_mp=1,
+            use_pdl=self.schedule.starts_early,
             stream=stream,
         )
 

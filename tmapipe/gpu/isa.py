@@ -146,6 +146,14 @@ class GpuIsa(Carried):
     def fence_proxy_async(self) -> None:
         cute.arch.fence_proxy("async.shared", space="cta")
 
+    # ---- other kernels --------------------------------------------------------------------------------------------
+
+    def griddepcontrol_wait(self) -> None:
+        cute.arch.griddepcontrol_wait()
+
+    def griddepcontrol_launch_dependents(self) -> None:
+        cute.arch.griddepcontrol_launch_dependents()
+
     # ---- TMA ------------------------------------------------------------------------------------------------------
 
     def prefetch_descriptor(self, part: Load | Store) -> None:

@@ -114,6 +114,14 @@ class MachineIsa:
     def fence_proxy_async(self) -> None:
         self.emit(ops.FenceProxyAsync())
 
+    # ---- other kernels: one runs after another --------------------------------------------------------------------
+
+    def griddepcontrol_wait(self) -> None:
+        pass
+
+    def griddepcontrol_launch_dependents(self) -> None:
+        pass
+
     # ---- TMA ------------------------------------------------------------------------------------------------------
 
     def prefetch_descriptor(self, part: Load | Store) -> None:

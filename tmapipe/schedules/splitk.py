@@ -1,7 +1,8 @@
 """SplitK: a GEMM whose k is shared among CTAs, for outputs of few tiles and long k.
 
 Part s of the k-tiles gives partial sums, stored in fp32 as matrix s of a workspace [s, m, n], which are then added in a
-fixed order: results are bit-identical from run to run.
+fixed order: results are bit-identical from run to run. The second kernel starts under the end of the first one, and waits
+for it with griddepcontrol.wait.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ __all__ = ["SplitK"]
 class SplitK(Gemm):
     """`Gemm` of two matrices, with k in `parts` parts. The other arguments as there."""
 
+    lets_next_start = True
     load, math = Gemm.load, Gemm.math
 
     def __init__(
