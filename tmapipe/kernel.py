@@ -1,6 +1,7 @@
 """The kernel: what every warp of every CTA does, in both readings.
 
-init barriers -> fence -> CTA or cluster sync -> (the kernel before has ended) -> by role: setmaxnreg, then for each tile the body, then the tails
+init barriers -> fence -> CTA or cluster sync -> (wait for the kernel before, if this one started early)
+    -> by role: setmaxnreg, then for each tile the body, then the tails
 """
 
 from __future__ import annotations

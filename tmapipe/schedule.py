@@ -41,9 +41,9 @@ class Schedule:
     cluster: CTAs of a cluster by dimension of the output's tile grid, the first varying fastest, e.g.
     ``{"m": 2, "n": 1}``; tiles: the order in which persistent CTAs take output tiles; arch: the target to plan for;
     checked: whether `check` must pass before the schedule is first compiled for launching;
-    starts_early: launched while the kernel before it on the stream still runs, if that lets it: sets up its barriers, then waits
-    until the other has ended (CUDA's programmatic dependent launch); lets_next_start: whether a next kernel that starts early
-    may do so when all CTAs of this one have set up.
+    starts_early: launched while the kernel before it on the stream still runs, if that lets it: sets up its barriers, then
+    waits until the other has ended (CUDA's programmatic dependent launch); lets_next_start: whether a next kernel that starts
+    early may do so when all CTAs of this one have set up.
     """
 
     cluster: dict[str, int] = {}  # noqa: RUF012 - replaced, never changed

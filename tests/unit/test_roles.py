@@ -230,8 +230,8 @@ def test_no_tiles(tiles):
 
 
 def test_kernels_that_overlap():
-    """Every warp of the later kernel waits for the earlier one between its set-up and its first load; every warp of the earlier
-    one lets the other start once its CTA is set up. Kernels that do not say so do neither."""
+    """Every warp of the later kernel waits for the earlier one between its set-up and its first load; every warp of the
+    earlier one lets the other start once its CTA is set up. Kernels that do not say so do neither."""
     for early, lets in ((True, False), (False, True), (True, True), (False, False)):
         rows = Rows()
         rows.starts_early, rows.lets_next_start = early, lets
