@@ -85,7 +85,7 @@ def gemm_variants(
 ) -> dict[str, Callable[[], object]]:
     """Name -> launch of ``out = a @ b.t()``. only: names to keep; every: all configurations rather than a few."""
     size = a.element_size()
-    configs = [*(EVERY if every else FEW), *_split_k(a.shape[0], b.shape[0], a.shape[1])]
+    configs = [*(EVERY if every else FEW), *_split_k(a.shape[0], b.shape[0], a.shape[1], out.element_size() == 4)]
     named = {config.name(size): config for config in configs}
     wanted = [name for name in named if only is None or name in set(only)]
     return {name: _launcher(_schedule(named[name], size), a, b, out) for name in wanted}
@@ -109,7 +109,7 @@ def gemm_cubin(tile: tuple[int, int, int], cluster: tuple[int, int], stages: int
     return Gemm(tile=tile, cluster=cluster, stages=stages).compile({"a": "bf16", "b": "bf16", "d": "bf16"}).cubin
 
 
-def _split_k(m: int, n: int, k: int, multiprocessors: int = 132) -> list[Config]:
+def _split_k(m: int, n: int, k: int, fp32_out: bool, multiprocessors: int = 132) -> list[Config]:
     """Split-K where output tiles alone leave half of the device idle, or more."""
     configs = []
     for tile in ((128, 128, 128), (128, 256, 128)):
@@ -118,6 +118,10 @@ def _split_k(m: int, n: int, k: int, multiprocessors: int = 132) -> list[Config]
         if parts >= 2 and k // parts >= 256:
             counts = sorted({parts, _power_of_two(parts)})
             configs += [Config("SplitK", tile, (2, 1), None, (("parts", count),)) for count in counts]
+            if tiles % 4 == 0:
+                configs += [Config("SplitK", tile, (2, 2), None, (("parts", _power_of_two(parts)),))]
+            if fp32_out:
+                configs += [Config("SplitK", tile, (2, 1), None, (("parts", counts[-1]), ("reduce", "add")))]
     return configs
 
 

@@ -119,7 +119,8 @@ class Load:
 
 @attrs.frozen
 class Store:
-    """A bulk-tensor store (or reduction, `reduce="add"`) of `buffer` into the tensor bound to `argument`."""
+    """A bulk-tensor store (or reduction, `reduce="add"`) of `buffer` into the tensor bound to `argument`. folded: extents of
+    leading dimensions that the tensor lacks: its descriptor has none of them."""
 
     name: str
     argument: str
@@ -127,6 +128,7 @@ class Store:
     dims: tuple[str, ...]
     tile: tuple[int, ...]
     reduce: str | None = None
+    folded: tuple[int, ...] = ()
 
     @property
     def box(self) -> tuple[int, ...]:

@@ -320,6 +320,7 @@ def _pieces(part: Load | Store, stage: int, at: tuple[int, ...], share: int, pee
     span, height = width if buffer.swizzle else inner, part.box[0] if outer else 1
     start = buffer.offset + stage * buffer.slot_bytes
     *batch, row, column = at if outer else (*at[:-1], 0, at[-1])
+    batch = batch[len(part.folded) :] if isinstance(part, Store) else batch
     found = []
     for first in range(share * rows // peers, (share + 1) * rows // peers, height):
         for left in range(0, inner, width):

@@ -165,6 +165,7 @@ GEMMS = {
     "gemm hilbert": Kernel(lambda: S.Gemm((64, 64, 64), (1, 1), order=tp.PersistentTiles(tp.Hilbert(4))), {}, TALL),
     "pingpong 2x1": Kernel(S.PingPong, {}, GEMM),
     "pingpong 64x256 1x2": Kernel(lambda: S.PingPong((64, 256, 64), (1, 2)), {}, GEMM),
+    "splitk, added": Kernel(lambda: S.SplitK(3, reduce="add"), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
     "splitk": Kernel(lambda: S.SplitK(3), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
 }
 THREADS = {

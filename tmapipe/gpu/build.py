@@ -13,7 +13,7 @@ from cutlass._mlir import ir
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from tmapipe.gpu.isa import GpuIsa
-from tmapipe.gpu.layouts import cute_type, make_atom, to_core_first
+from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
 from tmapipe.gpu.report import Resources, read_resources
 from tmapipe.kernel import kernel_main
 from tmapipe.plan import Plan
@@ -79,8 +79,7 @@ class _Kernel:
     def make_divisors(self, tensors: list, clusters: Int32) -> list:
         name, tile = self.schedule.tile_grid()
         part = self.parts[name]
-        extents = tensors[self.plan.arguments.index(name)].shape
-        extents = (*(1,) * (len(part.dims) - len(extents)), *extents)
+        extents = full_shape(tensors[self.plan.arguments.index(name)], part)
         grid = {d: ceil_div(e, t) for d, e, t in zip(part.dims, extents, tile, strict=True)}
         values = self.schedule.tiles.divisors(grid, self.plan.cluster, clusters)
         self.divisor_names = list(values)
@@ -107,7 +106,7 @@ def build(
     fakes = []
     for name in plan.arguments:
         part = next(p for p in plan.transfers if p.name == name)
-        rank = (ranks or {}).get(name, len(part.dims))
+        rank = (ranks or {}).get(name, len(part.dims) - len(getattr(part, "folded", ())))
         step = 16 // part.buffer.dtype.bytes
         shape = tuple(cute.sym_int() for _ in range(rank))
         stride = (*(cute.sym_int64(divisibility=step) for _ in range(rank - 1)), 1)

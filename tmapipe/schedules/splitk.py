@@ -1,8 +1,9 @@
 """SplitK: a GEMM whose k is shared among CTAs, for outputs of few tiles and long k.
 
-Part s of the k-tiles gives partial sums, stored in fp32 as matrix s of a workspace [s, m, n], which are then added in a
-fixed order: results are bit-identical from run to run. The second kernel starts under the end of the first one, and waits
-for it with griddepcontrol.wait.
+By default part s of the k-tiles gives partial sums, stored in fp32 as matrix s of a workspace [s, m, n], which are then added
+in a fixed order: results are bit-identical from run to run. The second kernel starts under the end of the first one, and
+waits for it with griddepcontrol.wait. With ``reduce="add"`` the TMA engine adds all parts to the output as they come: one
+kernel, no workspace, and last bits that differ from run to run.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ __all__ = ["SplitK"]
 
 
 class SplitK(Gemm):
-    """`Gemm` of two matrices, with k in `parts` parts. The other arguments as there."""
+    """`Gemm` of two matrices, with k in `parts` parts. reduce: None (a second kernel adds the parts in a fixed order) or "add"
+    (the TMA engine adds them to d, fp32 by default; each addition rounds to d's type). The other arguments as there."""
 
-    lets_next_start = True
     load, math = Gemm.load, Gemm.math
 
     def __init__(
@@ -36,18 +37,33 @@ class SplitK(Gemm):
         store_stages: int = 2,
         order: PersistentTiles = PersistentTiles(),  # noqa: B008 - immutable
         l2_hints: tuple[str | None, str | None] = (None, None),
+        reduce: str | None = None,
     ):
         if not isinstance(parts, int) or parts < 1:
             raise InputError("SplitK(parts)", parts, "is a positive number of parts", "use 4")
         super().__init__(tile, cluster, stages, order=order, l2_hints=l2_hints)
-        self.parts, self.add_parts = parts, AddParts()
-        self.d = TmaStoreStage("s m n", source=self.mma, stages=store_stages, dtype=fp32)
+        self.parts, self.reduce, self.add_parts = parts, reduce, AddParts()
+        self.lets_next_start = reduce is None
+        self.d = TmaStoreStage(
+            "s m n",
+            source=self.mma,
+            stages=store_stages,
+            dtype=None if reduce else fp32,
+            reduce=reduce,
+            folded={"s": parts} if reduce else None,
+        )
 
     def __call__(self, a: Any, b: Any, d: Any = None, *, out: Any = None) -> Any:  # type: ignore[override]
-        """Writes the product to *d* (or `out`, or a new matrix of a's type) and returns it."""
+        """Writes the product to *d* (or `out`, or a new matrix: of a's type, or fp32 with ``reduce="add"``) and returns it."""
         check_kind("a", a)
         check_kind("b", b)
-        d = d if d is not None else out if out is not None else new_like(a, (a.shape[0], b.shape[0]))
+        d = d if d is not None else out
+        if d is None:
+            d = new_like(a, (a.shape[0], b.shape[0]), fp32 if self.reduce else None)
+        if self.reduce:
+            check_kind("d", d)
+            d[...] = 0
+            return super().__call__(a, b, d)
         workspace = new_like(a, (self.parts, *d.shape), fp32)
         super().__call__(a, b, workspace)
         return self.add_parts(workspace, d)
