@@ -90,29 +90,20 @@ def _run_role(isa: Isa, schedule: Any, role: RoleWarps) -> None:
     if body is None:
         raise ScopeError(f"role {role.name!r} has no body. Decorate a method of the schedule with @{role.name}.jit.")
     k = KernelContext(isa, schedule, role)
-    if role.teams == 1:
-        isa.loop(k.tiles.count, lambda i: isa.call(body, schedule, k, k.tiles.tile(i)))
-    else:
-        _run_team(isa, schedule, role, body, k)
-    k.finish()
 
+    def run(tile: Any) -> None:
+        isa.call(body, schedule, k, tile)
 
-def _run_team(isa: Isa, schedule: Any, role: RoleWarps, body: Any, k: KernelContext) -> None:
-    """Team t of T takes the CTA's tiles t, t + T, t + 2T, ... and passes over the slots of the tiles between."""
-    team = role.team(isa.warp)
-
-    def pass_over(i: Any) -> None:
+    def skip(tile: Any) -> None:
+        """Passes over the slots of a tile that another team takes."""
         for end in k.ends.values():
-            end.skip(schedule.tile_slots(k, k.tiles.tile(i)))
+            end.skip(schedule.tile_slots(k, tile))
 
-    def one(n: Any) -> None:
-        first = n * role.teams + team
-        isa.call(body, schedule, k, k.tiles.tile(first))
-        for other in range(1, role.teams):
-            pass_over(first + other)
-
-    isa.loop(team, pass_over)
-    isa.loop(ceil_div(k.tiles.count - team, role.teams), one)
+    if role.teams == 1:
+        k.tiles.each(run)
+    else:
+        k.tiles.each_in_turn(role.team(isa.warp), role.teams, run, skip)
+    k.finish()
 
 
 def _between(warp: Any, first: int, count: int, warps: int) -> Any:
@@ -138,7 +129,7 @@ class KernelContext(Carried):
         self._parts: dict[str, Any] = {}
         self._finishers: list[Any] = []
         self._declared = schedule.declared
-        self.tiles = schedule.tiles.bind(isa, self._grid(schedule))
+        self.tiles = schedule.tiles.bind(isa, self._grid(schedule), role)
         slot_stores: dict[str, dict[str, Any]] = {}
         for name, store in schedule.declared.stores.items():
             self._add_store(name, store, slot_stores)
@@ -161,9 +152,10 @@ class KernelContext(Carried):
         return ceil_div(self.isa.extent(part.argument, where), part.tile[where])
 
     def finish(self) -> None:
-        """After the last tile: ring tails, then stores, until nothing of this role is in flight."""
+        """After the last tile: ring tails, stores, then the order's, until nothing of this role is in flight."""
         for part in self._finishers:
             part.finish()
+        self.tiles.finish()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

@@ -5,7 +5,8 @@ The order is an object of its own, apart from the schedules' bodies: a body is g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -13,6 +14,7 @@ import attrs
 from tmapipe.cluster import cluster_coordinate
 from tmapipe.errors import InputError
 from tmapipe.isa import Carried, Isa
+from tmapipe.plan import RoleWarps
 from tmapipe.raster import Grouped
 
 __all__ = ["PersistentTiles", "Tile", "ceil_div", "start_of"]
@@ -80,22 +82,13 @@ class PersistentTiles:
 
     def clusters(self, grid: dict[str, int], cluster: dict[str, int]) -> int:
         """Cluster-sized pieces of a grid of tiles: how many clusters can work at once."""
-        total = 1
-        for dim, count in grid.items():
-            total *= ceil_div(count, cluster.get(dim, 1))
-        return total
+        return math.prod(_steps(grid, cluster).values())
 
     def divisors(self, grid: dict[str, Any], cluster: dict[str, int], clusters: Any) -> dict[str, Any]:
-        """What the decoding of a tile's number divides by; *grid* in tiles, none of them 0. On the host, or in the kernel."""
-        steps = _steps(grid, cluster)
-        found = {"clusters": clusters, **{dim: steps[dim] for dim in steps}}
-        if len(steps) > 1:
-            m, n = list(steps)[-2:]
-            found["matrix"] = steps[m] * steps[n]
-            found |= self.raster.divisors(steps[m], steps[n])
-        return found
+        """What the order divides by; *grid* in tiles, none of them 0. On the host, or in the kernel."""
+        return {"clusters": clusters, **number_divisors(self.raster, _steps(grid, cluster))}
 
-    def bind(self, isa: Isa, grid: dict[str, Any]) -> BoundTiles:
+    def bind(self, isa: Isa, grid: dict[str, Any], role: RoleWarps) -> BoundTiles:
         """This order on the calling CTA, for a grid of *grid* tiles a dimension."""
         return BoundTiles(isa, self, grid)
 
@@ -104,34 +97,80 @@ class BoundTiles(Carried):
     """The calling CTA's tiles: `count` of them, `tile(i)` for each."""
 
     def __init__(self, isa: Isa, order: PersistentTiles, grid: dict[str, Any]):
-        cluster = isa.plan.cluster
-        self.isa, self.raster = isa, order.raster
-        self.steps = _steps(grid, cluster)
-        self.by = isa.divisors(order.divisors(grid, cluster, isa.clusters))
-        total: Any = 1
-        for count in self.steps.values():
-            total = total * count
-        self.count = (total - isa.cluster_id + isa.clusters - 1) // self.by["clusters"]
+        self.isa = isa
+        by = isa.divisors(order.divisors(grid, isa.plan.cluster, isa.clusters))
+        self.numbers = TileNumbers(isa, order.raster, grid, by)
+        self.count = (self.numbers.total - isa.cluster_id + isa.clusters - 1) // by["clusters"]
 
     def tile(self, i: Any) -> Tile:
         """The *i*-th tile of the calling CTA."""
-        rest = self.isa.cluster_id + i * self.isa.clusters
-        places: dict[str, Any] = {}
+        places = self.numbers.places(self.isa.cluster_id + i * self.isa.clusters)
+        return tile_of(self.isa, places)
+
+    def each(self, body: Callable[[Tile], None]) -> None:
+        """Runs *body* once a tile."""
+        self.isa.loop(self.count, lambda i: body(self.tile(i)))
+
+    def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
+        """Runs *body* for the tiles *team*, *team* + *teams*, ..., and *skip* for those between."""
+
+        def one(n: Any) -> None:
+            first = n * teams + team
+            body(self.tile(first))
+            for other in range(1, teams):
+                skip(self.tile(first + other))
+
+        self.isa.loop(team, lambda i: skip(self.tile(i)))
+        self.isa.loop(ceil_div(self.count - team, teams), one)
+
+    def finish(self) -> None:
+        """Nothing is in flight: every CTA computes its tiles by itself."""
+
+
+class TileNumbers(Carried):
+    """The tiles of a grid, in units of clusters, numbered from 0 to `total` - 1 by a raster, batch dimensions slowest.
+
+    by: what `number_divisors` named, to divide by."""
+
+    def __init__(self, isa: Isa, raster: Grouped, grid: dict[str, Any], by: dict[str, Any]):
+        self.isa, self.raster, self.by = isa, raster, by
+        self.steps = _steps(grid, isa.plan.cluster)
+        self.total: Any = 1
+        for count in self.steps.values():
+            self.total = self.total * count
+
+    def places(self, number: Any) -> dict[str, Any]:
+        """Where tile *number* lies: dimension -> place, in units of clusters."""
+        rest, found = number, {}
         outer = list(self.steps)
         if len(outer) > 1:
             *outer, m, n = outer
             batch, rest = self._divide(rest, "matrix", self.steps[m] * self.steps[n])
-            places[m], places[n] = self.raster.place(self.isa, self.by, self.steps[m], self.steps[n], rest)
+            found[m], found[n] = self.raster.place(self.isa, self.by, self.steps[m], self.steps[n], rest)
             rest = batch
         for dim in reversed(outer):
-            rest, places[dim] = self._divide(rest, dim, self.steps[dim])
-        cluster = self.isa.plan.cluster
-        return Tile({d: places[d] * cluster.get(d, 1) + cluster_coordinate(self.isa, d) for d in self.steps})
+            rest, found[dim] = self._divide(rest, dim, self.steps[dim])
+        return {dim: found[dim] for dim in self.steps}
 
     def _divide(self, value: Any, name: str, by: Any) -> tuple[Any, Any]:
         """Quotient and remainder."""
         quotient = value // self.by[name]
         return quotient, value - quotient * by
+
+
+def tile_of(isa: Isa, places: dict[str, Any]) -> Tile:
+    """The calling CTA's tile of a cluster's piece of the grid."""
+    cluster = isa.plan.cluster
+    return Tile({d: place * cluster.get(d, 1) + cluster_coordinate(isa, d) for d, place in places.items()})
+
+
+def number_divisors(raster: Grouped, steps: dict[str, Any]) -> dict[str, Any]:
+    """What decoding a tile's number divides by; steps: the grid in units of clusters."""
+    found = dict(steps)
+    if len(steps) > 1:
+        m, n = list(steps)[-2:]
+        found |= {"matrix": steps[m] * steps[n], **raster.divisors(steps[m], steps[n])}
+    return found
 
 
 def _steps(grid: dict[str, Any], cluster: dict[str, int]) -> dict[str, Any]:
