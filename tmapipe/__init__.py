@@ -8,6 +8,7 @@ from tmapipe import schedules
 from tmapipe.barrier import BarrierRing
 from tmapipe.cluster import MulticastGroup
 from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int8, int32
+from tmapipe.dynamic import DynamicTiles
 from tmapipe.errors import (
     DeadlockError,
     HazardError,
@@ -32,6 +33,7 @@ __all__ = [
     "BarrierRing",
     "DType",
     "DeadlockError",
+    "DynamicTiles",
     "Grouped",
     "HazardError",
     "Hilbert",

@@ -10,6 +10,7 @@ import functools
 from typing import Any
 
 from tmapipe.barrier import RingEnd
+from tmapipe.dynamic import SCHEDULER
 from tmapipe.errors import ScopeError
 from tmapipe.isa import Carried, Isa
 from tmapipe.plan import Plan, RoleWarps
@@ -87,9 +88,12 @@ def _run_branch(isa: Isa, schedule: Any, registers: int | None, roles: list[Role
 
 def _run_role(isa: Isa, schedule: Any, role: RoleWarps) -> None:
     body = body_of(schedule, schedule.declared.roles[role.name])
-    if body is None:
+    if body is None and role.name != SCHEDULER:
         raise ScopeError(f"role {role.name!r} has no body. Decorate a method of the schedule with @{role.name}.jit.")
     k = KernelContext(isa, schedule, role)
+    if body is None:
+        k.tiles.each(lambda tile: None)
+        return k.finish()
 
     def run(tile: Any) -> None:
         isa.call(body, schedule, k, tile)

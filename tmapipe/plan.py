@@ -13,7 +13,7 @@ import attrs
 
 from tmapipe.dtypes import DType
 
-__all__ = ["Barrier", "Buffer", "Load", "Matmul", "NamedBarrier", "Plan", "Ring", "RoleWarps", "Store"]
+__all__ = ["Barrier", "Buffer", "Load", "Matmul", "NamedBarrier", "Plan", "Queue", "Ring", "RoleWarps", "Store"]
 
 WARP = 32  # threads a warp
 WARPGROUP = 128  # threads a warpgroup: 4 warps, the unit of wgmma and setmaxnreg
@@ -90,6 +90,16 @@ class Ring:
     def phase_of(self, role: str) -> int | None:
         """The phase that *role* has in this ring, or None."""
         return next((p for p, roles in enumerate(self.phases) if role in roles), None)
+
+
+@attrs.frozen
+class Queue:
+    """Tiles on their way from the scheduler to all warps: their places, in words of 4 bytes, in slots of `buffer`. full:
+    counts the CTA's scheduler and the bytes; free: counts every warp of the cluster."""
+
+    buffer: Buffer
+    full: Barrier
+    free: Barrier
 
 
 @attrs.frozen
@@ -215,6 +225,7 @@ class Plan:
     smem_bytes: int
     launch_registers: int
     registers: dict[int, int]
+    queue: Queue | None = None
     notes: dict[str, Any] = attrs.field(factory=dict)
 
     @property

@@ -50,7 +50,9 @@ class Bound:
         """NumPy arrays of the machine model, sharing memory with the tensors, shaped like the stages' dimensions."""
         for name, tensor in self.tensors.items():
             array = tensor if isinstance(tensor, np.ndarray) else _torch_to_numpy(tensor, self.dtypes[name])
-            if any(stride == 0 and extent > 1 for stride, extent in zip(self.strides[name], self.shapes[name], strict=True)):
+            if any(
+                stride == 0 and extent > 1 for stride, extent in zip(self.strides[name], self.shapes[name], strict=True)
+            ):
                 steps = tuple(stride * array.itemsize for stride in self.strides[name])
                 self._views[name] = np.lib.stride_tricks.as_strided(array, self.shapes[name], steps)
                 continue

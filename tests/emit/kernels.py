@@ -161,6 +161,11 @@ GEMMS = {
     "gemm m256": Kernel(lambda: S.Gemm((256, 128, 64), (2, 1), 3), {}, GEMM),
     "gemm k32": Kernel(lambda: S.Gemm((128, 128, 32), (2, 2)), {}, GEMM),
     "gemm k128": Kernel(lambda: S.Gemm((128, 128, 128), (1, 1), 2, store_stages=1, order=ROWS), {}, GEMM),
+    "gemm dynamic 1x1": Kernel(lambda: S.Gemm((128, 64, 64), (1, 1), order=tp.DynamicTiles()), {}, TALL),
+    "gemm dynamic 2x2": Kernel(
+        lambda: S.Gemm((128, 64, 64), (2, 2), order=tp.DynamicTiles(tp.Hilbert(2), 3)), {}, TALL
+    ),
+    "pingpong dynamic 2x1": Kernel(lambda: S.PingPong((64, 64, 64), order=tp.DynamicTiles()), {}, TALL),
     "gemm snake": Kernel(lambda: S.Gemm((128, 64, 64), (2, 1), order=tp.PersistentTiles(tp.Snake(3))), {}, TALL),
     "gemm hilbert": Kernel(lambda: S.Gemm((64, 64, 64), (1, 1), order=tp.PersistentTiles(tp.Hilbert(4))), {}, TALL),
     "pingpong 2x1": Kernel(S.PingPong, {}, GEMM),

@@ -18,7 +18,8 @@ def check_thread(kernel: Built, launch: Launch, warp: int, lane: int) -> int:
     place = {"cta_rank": launch.cta_rank, "cluster_id": launch.cluster_id, "clusters": launch.clusters}
     events = record(kernel.schedule, kernel.plan, warp, launch.extents, **place)
     expected = lower(events, kernel.plan, warp, lane)
-    found = Execution(kernel.ptx, kernel.schedule, launch, warp, lane).run()
+    words = [event[3] for event in events if event[0] == "read_words"]
+    found = Execution(kernel.ptx, kernel.schedule, launch, warp, lane, words).run()
     for n, (on_cpu, in_ptx) in enumerate(zip(expected, found, strict=False)):
         assert in_ptx == on_cpu, f"event {n} of warp {warp}, lane {lane}, {launch}"
     assert len(found) == len(expected), (warp, lane, launch, found[len(expected) :], expected[len(found) :])

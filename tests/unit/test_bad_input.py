@@ -159,7 +159,9 @@ def test_stores():
     role = tp.Role(warps=1)
     refused(tp.TmaStoreStage, tile=(8, 64), role=role, stages=0, argument="stages", value=0, rule="at least 1")
     for folded in ({"n": 2}, {"m": 2}, {"q": 2}):
-        refused(tp.TmaStoreStage, source=x, reduce="add", folded=folded, argument="folded", value=folded, rule="leading")
+        refused(
+            tp.TmaStoreStage, source=x, reduce="add", folded=folded, argument="folded", value=folded, rule="leading"
+        )
     deep = {"dims": "s m n", "tile": (8, 64), "role": tp.Role(warps=1)}
     refused(tp.TmaStoreStage, **deep, reduce="add", folded={"s": 0}, argument="folded", value={"s": 0}, rule="leading")
     refused(tp.TmaStoreStage, **deep, folded={"s": 2}, argument="folded", value={"s": 2}, rule="needs a reduction")

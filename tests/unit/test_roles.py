@@ -239,5 +239,7 @@ def test_kernels_that_overlap():
             kinds = [event[0] for event in record(rows, rows.plan(), warp, EXTENTS)]
             after = kinds[kinds.index("cta_sync") + 1 :]
             expected = ["grid_wait"] * early + ["grid_launch_dependents"] * lets
-            assert after[: len(expected)] == expected and not any(kind.startswith("grid") for kind in after[len(expected) :])
+            assert after[: len(expected)] == expected and not any(
+                kind.startswith("grid") for kind in after[len(expected) :]
+            )
     assert S.AddParts.starts_early and S.SplitK(2).lets_next_start

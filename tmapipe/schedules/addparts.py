@@ -25,7 +25,9 @@ class AddParts(Schedule):
     starts_early = True
     load, add = Role(warps=1), Role(warps=4)
 
-    def __init__(self, tile: tuple[int, int] = (8, 256), stages: int | None = None, *, dtype: DType | str | None = None):
+    def __init__(
+        self, tile: tuple[int, int] = (8, 256), stages: int | None = None, *, dtype: DType | str | None = None
+    ):
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.add)
         self.x = TmaLoadStage("s m n", tile=tile, ring=self.ring)
         self.d = TmaStoreStage("m n", tile=tile, role=self.add, stages=2, dtype=dtype)
