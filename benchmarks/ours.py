@@ -42,6 +42,8 @@ def _order(text: str) -> Any:
     import tmapipe as tp
 
     raster, rows = text.split()
+    if raster == "dynamic":
+        return tp.DynamicTiles(tp.Grouped(int(rows)))
     return tp.PersistentTiles({"grouped": tp.Grouped, "snake": tp.Snake, "hilbert": tp.Hilbert}[raster](int(rows)))
 
 
@@ -64,6 +66,9 @@ EVERY = (
     Config("Gemm", (128, 256, 128), (2, 1), 4, (("order", "grouped 16"),)),
     Config("Gemm", (128, 256, 128), (2, 1), 4, (("order", "snake 8"),)),
     Config("Gemm", (128, 256, 128), (2, 1), 4, (("order", "hilbert 8"),)),
+    Config("Gemm", (128, 256, 128), (2, 1), 4, (("order", "dynamic 8"),)),
+    Config("Gemm", (64, 128, 128), (2, 1), None, (("order", "dynamic 8"),)),
+    Config("PingPong", (128, 128, 128), (2, 1), None, (("order", "dynamic 8"),)),
     Config("Gemm", (128, 256, 128), (1, 2), 4),
     Config("Gemm", (128, 128, 128)),
     Config("Gemm", (128, 128, 128), (1, 1)),

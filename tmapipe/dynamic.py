@@ -90,7 +90,8 @@ class BoundDynamicTiles(Carried):
             self._next()
 
         def one() -> None:
-            isa.loop(between[0], lambda _: isa.when(self.words[0] != 0, pass_over))
+            for i in range(teams - 1):
+                isa.when((between[0] > i) & (self.words[0] != 0), pass_over)
             between[0] = teams - 1
             isa.when(self.words[0] != 0, take)
 

@@ -22,6 +22,11 @@ SAFE = {
     "gemm, three warpgroups": lambda: S.Gemm((192, 176, 64), (1, 2), store_stages=1),
     "gemm, snake": lambda: S.Gemm(order=tp.PersistentTiles(tp.Snake(4))),
     "gemm, hilbert": lambda: S.Gemm((128, 128, 64), (2, 2), 3, order=tp.PersistentTiles(tp.Hilbert(4))),
+    "gemm, dynamic": lambda: S.Gemm(order=tp.DynamicTiles()),
+    "gemm 2x2, dynamic, three fetched ahead": lambda: S.Gemm(
+        (128, 128, 64), (2, 2), 3, order=tp.DynamicTiles(stages=3)
+    ),
+    "ping-pong, dynamic": lambda: S.PingPong(order=tp.DynamicTiles()),
     "ping-pong": lambda: S.PingPong(),
     "ping-pong 2x2, production size": lambda: S.PingPong((128, 128, 64), (2, 2), 5),
     "split-k": lambda: S.SplitK(3),
