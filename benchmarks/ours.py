@@ -123,6 +123,8 @@ def _split_k(m: int, n: int, k: int, fp32_out: bool, multiprocessors: int = 132)
         if parts >= 2 and k // parts >= 256:
             counts = sorted({parts, _power_of_two(parts)})
             configs += [Config("SplitK", tile, (2, 1), None, (("parts", count),)) for count in counts]
+            apart = (("parts", counts[-1]), ("interleaved", True))
+            configs += [Config("SplitK", tile, (2, 1), None, apart)]
             if tiles % 4 == 0:
                 configs += [Config("SplitK", tile, (2, 2), None, (("parts", _power_of_two(parts)),))]
             if fp32_out:

@@ -31,6 +31,7 @@ SAFE = {
     "ping-pong 2x2, production size": lambda: S.PingPong((128, 128, 64), (2, 2), 5),
     "split-k": lambda: S.SplitK(3),
     "split-k, added by the engine": lambda: S.SplitK(3, reduce="add"),
+    "split-k, interleaved": lambda: S.SplitK(3, interleaved=True),
     "add parts": lambda: S.AddParts(),
 }
 

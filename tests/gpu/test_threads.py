@@ -88,6 +88,8 @@ def test_split_k(parts):
     reference = a.double() @ b.double().t()
     assert ((d.double() - reference).norm() / reference.norm()).item() < 4e-3
     assert torch.equal(split(a, b), d)
+    apart = tp.schedules.SplitK(parts, interleaved=True)(a, b)
+    assert ((apart.double() - reference).norm() / reference.norm()).item() < 4e-3
     added = tp.schedules.SplitK(parts, reduce="add")(a, b)
     assert added.dtype == torch.float32
     assert ((added.double() - reference).norm() / reference.norm()).item() < 1e-5

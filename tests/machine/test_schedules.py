@@ -56,14 +56,15 @@ def test_without_data_at_production_size(policy):
     assert made.loaded_bytes == 4 * 3 * 64 * (128 + 128) * 64 * 2
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("reduce", [None, "add"])
 @pytest.mark.parametrize("parts", [1, 3, 7])
-def test_split_k(parts, reduce):
+def test_split_k(parts, reduce, interleaved):
     """Small integers, whose sums are exact: whichever way the parts are added, and with parts that get no k-tile."""
     rng = np.random.default_rng(parts)
     a, b = (rng.integers(-2, 3, (rows, 88)).astype(ml_dtypes.bfloat16) for rows in (136, 72))
     want = a.astype(np.float32) @ b.astype(np.float32).T
-    split = SplitK(parts, (64, 64, 16), (2, 1), 2, reduce=reduce)
+    split = SplitK(parts, (64, 64, 16), (2, 1), 2, reduce=reduce, interleaved=interleaved)
     made = split(a, b)
     assert made.dtype == (np.float32 if reduce else a.dtype) and (made == want.astype(made.dtype)).all()
     out = np.full((136, 72), np.nan, np.float32)

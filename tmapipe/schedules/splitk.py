@@ -23,7 +23,9 @@ __all__ = ["SplitK"]
 
 class SplitK(Gemm):
     """`Gemm` of two matrices, with k in `parts` parts. reduce: None (a second kernel adds the parts in a fixed order) or "add"
-    (the TMA engine adds them to d, fp32 by default; each addition rounds to d's type). The other arguments as there."""
+    (the TMA engine adds them to d, fp32 by default; each addition rounds to d's type); interleaved: part s takes the k-tiles
+    s, s + parts, ..., so that CTAs at work together read neighbouring memory, instead of consecutive ones. The other arguments
+    as there."""
 
     load, math = Gemm.load, Gemm.math
 
@@ -38,11 +40,12 @@ class SplitK(Gemm):
         order: PersistentTiles = PersistentTiles(),  # noqa: B008 - immutable
         l2_hints: tuple[str | None, str | None] = (None, None),
         reduce: str | None = None,
+        interleaved: bool = False,
     ):
         if not isinstance(parts, int) or parts < 1:
             raise InputError("SplitK(parts)", parts, "is a positive number of parts", "use 4")
         super().__init__(tile, cluster, stages, order=order, l2_hints=l2_hints)
-        self.parts, self.reduce, self.add_parts = parts, reduce, AddParts()
+        self.parts, self.reduce, self.interleaved, self.add_parts = parts, reduce, interleaved, AddParts()
         self.lets_next_start = reduce is None
         self.d = TmaStoreStage(
             "s m n",
@@ -73,14 +76,20 @@ class SplitK(Gemm):
         return ceil_div(k.steps("a", "k"), self.parts)
 
     def tile_slots(self, k: Any, tile: Tile) -> Any:
+        if self.interleaved:
+            return (k.steps("a", "k") - tile.s + self.parts - 1) // self.parts
         left = k.steps("a", "k") - tile.s * self.part_slots(k)
         left = k.isa.select(left > 0, left, 0)
         return k.isa.select(left < self.part_slots(k), left, self.part_slots(k))
 
+    def first_slot(self, k: Any, tile: Tile) -> tuple[Any, int]:
+        """The first k-tile of the tile's part, and the step to the next one."""
+        return (tile.s, self.parts) if self.interleaved else (tile.s * self.part_slots(k), 1)
+
     @load.jit
     def fill(self, k: Any, tile: Tile) -> None:
-        first = tile.s * self.part_slots(k)
+        first, apart = self.first_slot(k, tile)
         for step in range(self.tile_slots(k, tile)):
             with k.ring.produce() as slot:
-                slot.a.load(tile, l=0, k=first + step)
-                slot.b.load(tile, l=0, k=first + step)
+                slot.a.load(tile, l=0, k=first + apart * step)
+                slot.b.load(tile, l=0, k=first + apart * step)
