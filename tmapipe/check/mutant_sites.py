@@ -53,6 +53,8 @@ OPERATIONS = frozenset(
         "write_columns",
         "read",
         "write",
+        "store_words",
+        "read_words",
         "setmaxnreg",
     )
 )

@@ -41,6 +41,7 @@ PROBLEMS: dict[str, tuple[tuple[int, int, dict[str, int]], ...]] = {
     "AddParts": ((1, 1, {}), (4, 2, {})),
     "Gemm": ((1, 1, {}), (2, 3, {})),
     "PingPong": ((1, 1, {}), (3, 2, {})),
+    "Copy, dynamic": ((1, 1, {}), (3, 1, {})),
     "SplitK": ((1, 3, {"s": 2}),),
 }
 _DEFAULT: tuple[tuple[int, int, dict[str, int]], ...] = ((1, 1, {}), (3, 3, {}))
@@ -241,13 +242,13 @@ def table(outcomes: list[Outcome]) -> list[Row]:
 def show(rows: list[Row]) -> str:
     """The rows as text, with totals."""
     lines = [
-        f"{'schedule':<10} {'rule':<18} {'total':>6} {'breakable':>10} {'killed':>7} {'rate':>7} {'false alarms':>13}"
+        f"{'schedule':<13} {'rule':<18} {'total':>6} {'breakable':>10} {'killed':>7} {'rate':>7} {'false alarms':>13}"
     ]
     total = Row("all", "")
     for row in [*rows, total]:
         rate = f"{100 * row.killed / row.breakable:.1f}%" if row.breakable else "-"
         lines.append(
-            f"{row.schedule:<10} {row.rule:<18} {row.total:>6} {row.breakable:>10} {row.killed:>7} {rate:>7} "
+            f"{row.schedule:<13} {row.rule:<18} {row.total:>6} {row.breakable:>10} {row.killed:>7} {rate:>7} "
             f"{row.false_alarms:>13}" + (f"  ({row.undecided} undecided)" if row.undecided else "")
         )
         if row is not total:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from tmapipe.dynamic import DynamicTiles
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.addparts import AddParts
 from tmapipe.schedules.copy import Copy
@@ -21,9 +22,18 @@ class Registered(NamedTuple):
     make_small: Callable[[], Schedule]
 
 
-#: Every schedule of the shelf, once: what the checker's, the mutants' and the emit suites go through.
+def _dynamic_copy(copy: Copy) -> Copy:
+    """In dynamic order, on clusters of two."""
+    copy.tiles, copy.cluster = DynamicTiles(stages=copy.ring.stages or 2), {"m": 2}
+    return copy
+
+
+#: Every schedule of the shelf, once, and one in dynamic order: what the mutants go through.
 REGISTRY: tuple[Registered, ...] = (
     Registered("Copy", Copy, lambda: Copy((4, 64), stages=2, pending=1)),
+    Registered(
+        "Copy, dynamic", lambda: _dynamic_copy(Copy()), lambda: _dynamic_copy(Copy((4, 64), stages=2, pending=0))
+    ),
     Registered("AddParts", AddParts, lambda: AddParts((4, 64), stages=2)),
     Registered("Gemm", Gemm, lambda: Gemm((64, 64, 16), (2, 1), 2, store_stages=1)),
     Registered("PingPong", PingPong, lambda: PingPong((64, 64, 16), (1, 1), 2, store_stages=1)),
