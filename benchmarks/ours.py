@@ -14,7 +14,8 @@ PINNED = ("Gemm 128x256x64 cluster 2x1 stages 4", "fast Gemm 128x256x128 cluster
 
 @attrs.frozen
 class Config:
-    """schedule: a name in `tmapipe.schedules`; tile: (m, n, k in bytes); options: what else its constructor is given."""
+    """schedule: a name in `tmapipe.schedules`; tile: (m, n, k in bytes); options: what else its constructor is given, and
+    early: whether each launch may start under the end of the one before."""
 
     schedule: str
     tile: tuple[int, int, int]
@@ -34,7 +35,11 @@ class Config:
         m, n, k = self.tile
         make = getattr(schedules, self.schedule)
         options = {name: _order(value) if name == "order" else value for name, value in self.options}
-        return make(tile=(m, n, k // element_bytes), cluster=self.cluster, stages=self.stages, **options)
+        early = options.pop("early", False)
+        made = make(tile=(m, n, k // element_bytes), cluster=self.cluster, stages=self.stages, **options)
+        if early:
+            made.starts_early = made.lets_next_start = True
+        return made
 
 
 def _order(text: str) -> Any:
@@ -69,6 +74,8 @@ EVERY = (
     Config("Gemm", (128, 256, 128), (2, 1), 4, (("order", "dynamic 8"),)),
     Config("Gemm", (64, 128, 128), (2, 1), None, (("order", "dynamic 8"),)),
     Config("PingPong", (128, 128, 128), (2, 1), None, (("order", "dynamic 8"),)),
+    Config("Gemm", (64, 128, 128), (2, 1), None, (("early", True),)),
+    Config("PingPong", (128, 128, 128), (2, 1), None, (("early", True),)),
     Config("Gemm", (128, 256, 128), (1, 2), 4),
     Config("Gemm", (128, 128, 128)),
     Config("Gemm", (128, 128, 128), (1, 1)),
@@ -115,8 +122,10 @@ def gemm_cubin(tile: tuple[int, int, int], cluster: tuple[int, int], stages: int
 
 
 def _split_k(m: int, n: int, k: int, fp32_out: bool, multiprocessors: int = 132) -> list[Config]:
-    """Split-K where output tiles alone leave half of the device idle, or more."""
+    """Split-K where output tiles alone leave half of the device idle, or more; stream-K where they leave any of it idle."""
     configs = []
+    if 2 <= -(-m // 128) * -(-n // 256) < multiprocessors and k >= 1024:
+        configs += [Config("StreamK", (128, 256, 128), (2, 1), None, (("shares", multiprocessors // 2),))]
     for tile in ((128, 128, 128), (128, 256, 128)):
         tiles = -(-m // tile[0]) * -(-n // tile[1])
         parts = multiprocessors // tiles

@@ -23,6 +23,7 @@ from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.streamk import StreamKTiles
 from tmapipe.tiles import PersistentTiles
 from tmapipe.turnstile import Turnstile
 from tmapipe.wgmma import Wgmma
@@ -47,6 +48,7 @@ __all__ = [
     "ScopeError",
     "SharedStage",
     "Snake",
+    "StreamKTiles",
     "TmaLoadStage",
     "TmaStoreStage",
     "Turnstile",

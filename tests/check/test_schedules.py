@@ -30,8 +30,6 @@ SAFE = {
     "ping-pong": lambda: S.PingPong(),
     "ping-pong 2x2, production size": lambda: S.PingPong((128, 128, 64), (2, 2), 5),
     "split-k": lambda: S.SplitK(3),
-    "split-k, added by the engine": lambda: S.SplitK(3, reduce="add"),
-    "split-k, interleaved": lambda: S.SplitK(3, interleaved=True),
     "add parts": lambda: S.AddParts(),
 }
 
@@ -40,6 +38,23 @@ SAFE = {
 def test_shipped_schedules_are_safe_for_every_trip_count(name):
     report = assert_safe(SAFE[name](), notes=False)
     assert report.trips == "every trip count"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: S.SplitK(3, reduce="add"),
+        lambda: S.SplitK(3, interleaved=True),
+        lambda: S.SplitK(3, order=tp.DynamicTiles()),
+        lambda: S.StreamK(66),
+        lambda: S.StreamK(66, reduce="add"),
+        lambda: S.StreamK(5, (128, 128, 64), (2, 2), 3),
+    ],
+)
+def test_parts_of_k_are_safe(make):
+    """Tiles of different numbers of steps, and of none."""
+    report = make().check()
+    assert report.ok and report.events > 10_000, report
 
 
 class Chain(tp.Schedule):

@@ -287,6 +287,8 @@ def _arithmetic(i: Instruction, kind: str, words: list[str], values: list[Any]) 
     found = {
         "add": lambda: a + b, "sub": lambda: a - b, "neg": lambda: -a, "not": lambda: ~a, "and": lambda: a & b,
         "or": lambda: a | b, "xor": lambda: a ^ b, "min": lambda: min(a, b), "max": lambda: max(a, b),
+        "div": lambda: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
+        "rem": lambda: abs(a) % abs(b) * (-1 if a < 0 else 1),
         "shl": lambda: a << (values[1] & 63), "shr": lambda: a >> (values[1] & 63),
         "mul": lambda: (a * b) >> bits if words[0] == "hi" else a * b,
         "mad": lambda: a * b + _read(values[2], words[-1]),

@@ -172,6 +172,7 @@ GEMMS = {
     "pingpong 64x256 1x2": Kernel(lambda: S.PingPong((64, 256, 64), (1, 2)), {}, GEMM),
     "splitk, added": Kernel(lambda: S.SplitK(3, reduce="add"), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
     "splitk, interleaved": Kernel(lambda: S.SplitK(3, interleaved=True), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
+    "streamk": Kernel(lambda: S.StreamK(5), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
     "splitk": Kernel(lambda: S.SplitK(3), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
 }
 THREADS = {

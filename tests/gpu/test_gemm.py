@@ -72,6 +72,23 @@ def test_many_tiles_a_cta():
         check(out, a, b)
 
 
+@pytest.mark.parametrize("order", [tp.PersistentTiles(), tp.DynamicTiles()])
+def test_launches_that_overlap(order):
+    """A chain of products, each of which needs the one before, and an old buffer that is written again."""
+    torch.manual_seed(0)
+    a = torch.randn(1024, 1024, device="cuda", dtype=torch.bfloat16) / 32
+    plain, early = tp.schedules.Gemm(), tp.schedules.Gemm(order=order)
+    early.starts_early = early.lets_next_start = True
+    found = []
+    for gemm in (plain, early):
+        x, y = a.clone(), torch.empty_like(a)
+        for _ in range(30):
+            gemm(x, a, out=y)
+            gemm(y, a, out=x)
+        found.append(x)
+    assert torch.equal(*found) and found[0].isfinite().all()
+
+
 @pytest.mark.parametrize("kind", [tp.schedules.Gemm, tp.schedules.PingPong])
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_dynamic_order(kind, cluster):

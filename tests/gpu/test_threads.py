@@ -95,6 +95,21 @@ def test_split_k(parts):
     assert ((added.double() - reference).norm() / reference.norm()).item() < 1e-5
 
 
+@pytest.mark.parametrize("shares", [1, 7, 66, 200])
+def test_stream_k(shares):
+    torch.manual_seed(0)
+    for m, n, k in [(300, 520, 3000), (1000, 3000, 200), (2000, 1000, 64)]:
+        a = torch.randn(m, k, device="cuda").to(torch.bfloat16)
+        b = torch.randn(n, k, device="cuda").to(torch.bfloat16)
+        reference = a.double() @ b.double().t()
+        stream = tp.schedules.StreamK(shares)
+        d = stream(a, b)
+        assert ((d.double() - reference).norm() / reference.norm()).item() < 4e-3
+        assert all(torch.equal(stream(a, b), d) for _ in range(5))
+        added = tp.schedules.StreamK(shares, reduce="add")(a, b)
+        assert ((added.double() - reference).norm() / reference.norm()).item() < 1e-5
+
+
 def test_split_k_again_and_again():
     """The second kernel starts under the first one, and the next first one follows the second: no step may see old parts."""
     torch.manual_seed(0)

@@ -10,7 +10,7 @@ from tmapipe import Grouped, Hilbert, PersistentTiles, Snake
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Machine
 from tmapipe.machine.scheduler import POLICIES
-from tmapipe.schedules import Copy, Gemm, SplitK
+from tmapipe.schedules import Copy, Gemm, SplitK, StreamK
 
 
 def gemm_arrays(m, n, k, dtype=ml_dtypes.bfloat16):
@@ -70,6 +70,21 @@ def test_split_k(parts, reduce, interleaved):
     out = np.full((136, 72), np.nan, np.float32)
     assert split(a, b, out=out) is out and (out == want).all()
     assert (split(a[:, :0], b[:, :0], out=out) == 0).all()
+
+
+@pytest.mark.parametrize("reduce", [None, "add"])
+@pytest.mark.parametrize("cluster", [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("shares", [1, 2, 5, 66])
+def test_stream_k(shares, cluster, reduce):
+    """Fewer shares than tiles, more than k-tiles: exact sums, also where some tiles have a piece less than others."""
+    rng = np.random.default_rng(shares)
+    a, b = (rng.integers(-2, 3, (rows, 88)).astype(ml_dtypes.bfloat16) for rows in (136, 200))
+    want = a.astype(np.float32) @ b.astype(np.float32).T
+    stream = StreamK(shares, (64, 64, 16), cluster, 2, reduce=reduce)
+    out = np.full((136, 200), np.nan, np.float32)
+    assert stream(a, b, out=out) is out and (out == want).all()
+    assert (stream(a[:, :0], b[:, :0], out=out) == 0).all()
+    assert stream(a[:0], b).shape == (0, 200)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

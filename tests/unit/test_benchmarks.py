@@ -302,7 +302,10 @@ def test_split_k_is_tried_where_tiles_leave_the_device_idle():
     assert peer_quack.splits(512, 512, 65536, (128, 256), 132) == [2, 4, 8, 16]  # 8 tiles
     assert peer_quack.splits(1024, 1024, 1024, (128, 128), 132) == [2]  # 64 tiles
     assert peer_quack.splits(8192, 8192, 512, (128, 256), 132) == []
-    parts = [dict(config.options)["parts"] for config in ours._split_k(512, 512, 65536, False)]
+    configs = ours._split_k(512, 512, 65536, False)
+    parts = [dict(config.options)["parts"] for config in configs if config.schedule == "SplitK"]
+    assert len({config.name(2) for config in configs}) == len(configs)
+    assert [dict(config.options)["shares"] for config in configs if config.schedule == "StreamK"] == [66]
     assert sorted(set(parts)) == [8, 16]  # 16 tiles of 128x128, 8 of 128x256
     added = [dict(config.options).get("reduce") for config in ours._split_k(512, 512, 65536, True)]
     assert added.count("add") == 2, "only into fp32: each addition rounds"

@@ -42,6 +42,7 @@ PROBLEMS: dict[str, tuple[tuple[int, int, dict[str, int]], ...]] = {
     "Gemm": ((1, 1, {}), (2, 3, {})),
     "PingPong": ((1, 1, {}), (3, 2, {})),
     "Copy, dynamic": ((1, 1, {}), (3, 1, {})),
+    "StreamK": ((2, 3, {"s": 4}),),
     "SplitK": ((1, 3, {"s": 2}),),
 }
 _DEFAULT: tuple[tuple[int, int, dict[str, int]], ...] = ((1, 1, {}), (3, 3, {}))

@@ -10,8 +10,9 @@ from tmapipe.schedules.copy import Copy
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.pingpong import PingPong
 from tmapipe.schedules.splitk import SplitK
+from tmapipe.schedules.streamk import StreamK
 
-__all__ = ["REGISTRY", "AddParts", "Copy", "Gemm", "PingPong", "Registered", "SplitK"]
+__all__ = ["REGISTRY", "AddParts", "Copy", "Gemm", "PingPong", "Registered", "SplitK", "StreamK"]
 
 
 class Registered(NamedTuple):
@@ -38,4 +39,5 @@ REGISTRY: tuple[Registered, ...] = (
     Registered("Gemm", Gemm, lambda: Gemm((64, 64, 16), (2, 1), 2, store_stages=1)),
     Registered("PingPong", PingPong, lambda: PingPong((64, 64, 16), (1, 1), 2, store_stages=1)),
     Registered("SplitK", lambda: SplitK(3), lambda: SplitK(2, (64, 64, 16), (1, 1), 2, store_stages=2)),
+    Registered("StreamK", lambda: StreamK(66), lambda: StreamK(3, (64, 64, 16), (1, 1), 2)),
 )

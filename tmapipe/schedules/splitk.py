@@ -67,9 +67,13 @@ class SplitK(Gemm):
             check_kind("d", d)
             d[...] = 0
             return super().__call__(a, b, d)
-        workspace = new_like(a, (self.parts, *d.shape), fp32)
+        workspace = self.workspace(a, d.shape)
         super().__call__(a, b, workspace)
         return self.add_parts(workspace, d)
+
+    def workspace(self, a: Any, shape: tuple[int, ...]) -> Any:
+        """A new matrix of *shape* for each part."""
+        return new_like(a, (self.parts, *shape), fp32)
 
     def part_slots(self, k: Any) -> Any:
         """k-tiles of every part but the last, which may have fewer."""
