@@ -89,9 +89,9 @@ class Schedule:
             raise InputError("Schedule.tiles", self.tiles, f"has a role {SCHEDULER!r} of its own", "rename yours")
         role = Role(warps=1)
         role.name = SCHEDULER
-        name = next(iter((*declared.stores, *declared.loads)))
-        part = (declared.stores if name in declared.stores else declared.loads)[name]
-        queue = self.tiles.stages, 1 + len(part.dims)  # type: ignore[attr-defined]
+        parts: list[Any] = [*declared.stores.values(), *declared.loads.values()]
+        words = 1 + max([len(part.dims) for part in parts[:1]], default=0)  # whether there is a tile, and where
+        queue = self.tiles.stages, words  # type: ignore[attr-defined]
         return attrs.evolve(declared, roles={**declared.roles, SCHEDULER: role}, queue=queue)
 
     def plan(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Plan:
