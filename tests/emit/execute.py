@@ -379,7 +379,7 @@ def _pieces(part: Load | Store, stage: int, at: tuple[int, ...], share: int, pee
     for first in range(share * rows // peers, (share + 1) * rows // peers, height):
         for left in range(0, inner, width):
             offset = (left // span * rows + first) * span + left % span
-            place = (column + left, *((row + first,) if outer else ()), *reversed(batch))
+            place = (column + left, *((row + first,) if outer else ()), *batch)
             found.append((start + offset * buffer.dtype.bytes, place))
     return found
 

@@ -40,6 +40,19 @@ class SlotCopy(S.Copy):
         self.y = tp.TmaStoreStage(source=self.x, stages=pending)
 
 
+class DynamicCopy(SlotCopy):
+    """In dynamic order, along more dimensions than four words tell."""
+
+    load, store = S.Copy.load, S.Copy.store
+
+    def __init__(self) -> None:
+        super().__init__(tile=(8, 128))
+        self.x = tp.TmaLoadStage("p q m n", tile=(8, 128), ring=self.ring)
+        self.y = tp.TmaStoreStage(source=self.x)
+        self.tiles = tp.DynamicTiles(tp.Snake(2))
+        self.cluster = {"q": 2}
+
+
 class VectorCopy(tp.Schedule):
     """A copy of one dimension, in tiles of more elements than a box has."""
 
@@ -161,11 +174,6 @@ GEMMS = {
     "gemm m256": Kernel(lambda: S.Gemm((256, 128, 64), (2, 1), 3), {}, GEMM),
     "gemm k32": Kernel(lambda: S.Gemm((128, 128, 32), (2, 2)), {}, GEMM),
     "gemm k128": Kernel(lambda: S.Gemm((128, 128, 128), (1, 1), 2, store_stages=1, order=ROWS), {}, GEMM),
-    "gemm dynamic 1x1": Kernel(lambda: S.Gemm((128, 64, 64), (1, 1), order=tp.DynamicTiles()), {}, TALL),
-    "gemm dynamic 2x2": Kernel(
-        lambda: S.Gemm((128, 64, 64), (2, 2), order=tp.DynamicTiles(tp.Hilbert(2), 3)), {}, TALL
-    ),
-    "pingpong dynamic 2x1": Kernel(lambda: S.PingPong((64, 64, 64), order=tp.DynamicTiles()), {}, TALL),
     "gemm snake": Kernel(lambda: S.Gemm((128, 64, 64), (2, 1), order=tp.PersistentTiles(tp.Snake(3))), {}, TALL),
     "gemm hilbert": Kernel(lambda: S.Gemm((64, 64, 64), (1, 1), order=tp.PersistentTiles(tp.Hilbert(4))), {}, TALL),
     "pingpong 2x1": Kernel(S.PingPong, {}, GEMM),
@@ -180,7 +188,15 @@ THREADS = {
     "chain of three": Kernel(Doubled, {}, MATRIX),
     "two readers": Kernel(TwoReaders, {}, MATRIX),
 }
-KERNELS = COPIES | GEMMS | THREADS
+DYNAMIC = {
+    "copy of four dimensions, dynamic": Kernel(DynamicCopy, {}, {"p": 2, "q": 3, "m": 20, "n": 300}),
+    "gemm dynamic 1x1": Kernel(lambda: S.Gemm((128, 64, 64), (1, 1), order=tp.DynamicTiles()), {}, TALL),
+    "gemm dynamic 2x2": Kernel(
+        lambda: S.Gemm((128, 64, 64), (2, 2), order=tp.DynamicTiles(tp.Hilbert(2), 3)), {}, TALL
+    ),
+    "pingpong dynamic 2x1": Kernel(lambda: S.PingPong((64, 64, 64), order=tp.DynamicTiles()), {}, TALL),
+}
+KERNELS = COPIES | GEMMS | THREADS | DYNAMIC
 
 
 @functools.cache
