@@ -37,8 +37,8 @@ class Config:
         options = {name: _order(value) if name == "order" else value for name, value in self.options}
         early = options.pop("early", False)
         made = make(tile=(m, n, k // element_bytes), cluster=self.cluster, stages=self.stages, **options)
-        if early:
-            made.starts_early = made.lets_next_start = True
+        for part in (made, getattr(made, "add_parts", made)) if early else ():
+            part.starts_early = part.lets_next_start = True
         return made
 
 
@@ -133,7 +133,7 @@ def _split_k(m: int, n: int, k: int, fp32_out: bool, multiprocessors: int = 132)
             counts = sorted({parts, _power_of_two(parts)})
             configs += [Config("SplitK", tile, (2, 1), None, (("parts", count),)) for count in counts]
             apart = (("parts", counts[-1]), ("interleaved", True))
-            configs += [Config("SplitK", tile, (2, 1), None, apart)]
+            configs += [Config("SplitK", tile, (2, 1), None, option) for option in (apart, (*apart, ("early", True)))]
             if tiles % 4 == 0:
                 configs += [Config("SplitK", tile, (2, 2), None, (("parts", _power_of_two(parts)),))]
             if fp32_out:

@@ -43,7 +43,9 @@ def test_ptx_does_what_the_bodies_say(name):
     assert check(kernel) > 20 * kernel.plan.cluster_size
 
 
-@pytest.mark.parametrize("name", ["copy", "gemm 2x1", "pingpong 2x1", "splitk", "add parts"])
+@pytest.mark.parametrize(
+    "name", ["copy", "gemm 2x1", "gemm dynamic 2x2", "pingpong 2x1", "splitk", "streamk", "add parts"]
+)
 def test_unrolled_as_it_runs(name):
     check(built(name, unroll=True))
 

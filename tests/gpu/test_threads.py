@@ -114,6 +114,7 @@ def test_split_k_again_and_again():
     """The second kernel starts under the first one, and the next first one follows the second: no step may see old parts."""
     torch.manual_seed(0)
     split = tp.schedules.SplitK(16, (128, 256, 64))
+    split.starts_early = split.add_parts.lets_next_start = True
     a = torch.randn(512, 8192, device="cuda").to(torch.bfloat16)
     b = torch.randn(512, 8192, device="cuda").to(torch.bfloat16)
     expected = [split(a * scale, b) for scale in (1, 2)]
