@@ -51,7 +51,9 @@ def test_unrolled_as_it_runs(name):
 
 
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_103a", "sm_120a"])
-@pytest.mark.parametrize("name", ["copy 64x128, all slots", "copy swizzled 128", "reduce", *THREADS])
+@pytest.mark.parametrize(
+    "name", ["copy 64x128, all slots", "copy swizzled 128", "copy of four dimensions, dynamic", "reduce", *THREADS]
+)
 def test_other_architectures(name, arch):
     check(built(name, arch))
 

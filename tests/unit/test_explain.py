@@ -28,6 +28,7 @@ EVERY = {
     "gemm, dynamic": lambda: S.Gemm(order=tp.DynamicTiles()),
     "pingpong": lambda: S.PingPong(),
     "splitk": lambda: S.SplitK(4),
+    "splitk, added": lambda: S.SplitK(4, reduce="add"),
     "add parts": lambda: S.AddParts(),
     "two rings": two_rings,
 }
