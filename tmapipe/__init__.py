@@ -8,6 +8,7 @@ from tmapipe import epilogue, math, schedules
 from tmapipe.barrier import BarrierRing
 from tmapipe.cluster import MulticastGroup
 from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int8, int32
+from tmapipe.dynamic import DynamicTiles
 from tmapipe.errors import (
     DeadlockError,
     HazardError,
@@ -22,6 +23,7 @@ from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.streamk import StreamKTiles
 from tmapipe.tiles import PersistentTiles
 from tmapipe.turnstile import Turnstile
 from tmapipe.wgmma import Wgmma
@@ -32,6 +34,7 @@ __all__ = [
     "BarrierRing",
     "DType",
     "DeadlockError",
+    "DynamicTiles",
     "Grouped",
     "HazardError",
     "Hilbert",
@@ -45,6 +48,7 @@ __all__ = [
     "ScopeError",
     "SharedStage",
     "Snake",
+    "StreamKTiles",
     "TmaLoadStage",
     "TmaStoreStage",
     "Turnstile",

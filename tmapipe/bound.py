@@ -48,6 +48,10 @@ class Bound:
         """The tensor bound to stage *name* as a NumPy array with the stage's dimensions: a copy if it lies on the GPU."""
         tensor = self.tensors[name]
         array = tensor if isinstance(tensor, np.ndarray) else _torch_to_numpy(tensor.cpu(), self.dtypes[name])
+        folded = any(step == 0 and size > 1 for step, size in zip(self.strides[name], self.shapes[name], strict=True))
+        if folded:  # several indices name one element
+            steps = tuple(stride * array.itemsize for stride in self.strides[name])
+            return np.lib.stride_tricks.as_strided(array, self.shapes[name], steps)
         return array.reshape(self.shapes[name]) if array.ndim != len(self.shapes[name]) else array
 
     def arrays(self) -> dict[str, np.ndarray]:

@@ -16,7 +16,7 @@ __all__ = ["Declarations"]
 
 @attrs.frozen
 class Declarations:
-    """A schedule's declared parts, by kind, in the order of declaration."""
+    """A schedule's declared parts, by kind, in the order of declaration. queue: (slots, words a slot) of a dynamic order."""
 
     name: str
     cluster: dict[str, int]
@@ -27,6 +27,7 @@ class Declarations:
     matmuls: dict[str, Wgmma]
     stores: dict[str, TmaStoreStage]
     turnstiles: dict[str, Turnstile]
+    queue: tuple[int, int] | None = None
 
     @property
     def stages(self) -> dict[str, TmaLoadStage | SharedStage]:

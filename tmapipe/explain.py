@@ -61,9 +61,11 @@ def explain(plan: Plan) -> str:
             f"m64n{n}k{32 // matmul.a.dtype.bytes} a slot and 64 rows, {per_thread} accumulator registers a thread"
         )
     for store in plan.stores:
+        folded = ", ".join(f"{extent} along {d}" for d, extent in zip(store.dims, store.folded, strict=False))
         lines.append(
             f"store {store.name} [{' '.join(store.dims)}]: {_product(store.tile)} {store.buffer.dtype} from "
             f"{store.buffer.name}, {store.buffer.stages} buffers of {store.buffer.slot_bytes} bytes"
+            + (f", {folded} added to one place" if folded else "")
         )
     for named in plan.named_barriers:
         ids = f"{named.id}" if named.instances == 1 else f"{named.id}..{named.id + named.instances - 1}"

@@ -90,6 +90,10 @@ class Isa(Protocol):
     def loop(self, trips: Value, body: Callable[[Value], None]) -> None:
         """Runs ``body(0)`` .. ``body(trips - 1)``."""
 
+    def loop_while(self, state: Cells, body: Callable[[], None], turns: Callable[[], int]) -> None:
+        """Runs ``body()`` as long as ``state[0]`` is not 0, the same in all lanes. turns: with how many of them a
+        tile is taken, in the model without data."""
+
     def call(self, body: Callable[..., None], *arguments: Any) -> None:
         """Runs a role's body: traced by CuTe DSL, or called as it is."""
 
@@ -171,6 +175,22 @@ class Isa(Protocol):
     def fence_proxy_async(self) -> None:
         """``fence.proxy.async.shared::cta`` (each lane): orders this thread's generic accesses to shared memory before
         the async-proxy accesses that follow it, through whatever synchronization, in the same or another thread."""
+
+    # ---- tiles in dynamic order -----------------------------------------------------------------------------------
+
+    def next_number(self, last: Value) -> Value:
+        """``atom.global.add``, relaxed, by one lane, on a counter that starts a launch at 0: 0, 1, 2, ... over the whole grid,
+        each once, in whatever order the clusters come. Whoever gets *last* sets the counter back to 0 for the next launch: so
+        *last* + 1 must be how often the grid asks. In the model the clusters take turns."""
+
+    def store_words(self, slot: SlotRef, words: Sequence[Value], barrier: Barrier) -> None:
+        """``st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32``, by lane i to CTA i of the cluster, for every CTA:
+        writes *words* to the start of the slot, and completes all bytes of the slot on ``barrier[slot.stage]`` there, later,
+        by itself. Which proxy it goes through is left open by the PTX ISA: taken as the async one, which is the stricter."""
+
+    def read_words(self, slot: SlotRef, count: int, without_data: Callable[[], Sequence[int]]) -> Sequence[Value]:
+        """``ld.shared``: the slot's first *count* words, in all lanes. without_data: what they are in the model without data.
+        Generic proxy."""
 
     # ---- TMA ------------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tmapipe.barrier import RingEnd
+from tmapipe.dynamic import SCHEDULER
 from tmapipe.errors import ScopeError
 from tmapipe.isa import Carried, Isa
 from tmapipe.plan import Plan, RoleWarps
@@ -102,9 +103,12 @@ def _run_branch(
 
 def _run_role(isa: Isa, schedule: Any, tiles: BoundTiles, role: RoleWarps) -> None:
     body = body_of(schedule, schedule.declared.roles[role.name])
-    if body is None:
+    if body is None and role.name != SCHEDULER:
         raise ScopeError(f"role {role.name!r} has no body. Decorate a method of the schedule with @{role.name}.jit.")
     k = KernelContext(isa, schedule, tiles, role)
+    if body is None:
+        k.tiles.each(lambda tile: None)
+        return k.finish()
 
     def run(tile: Any) -> None:
         isa.call(body, schedule, k, tile)
@@ -139,7 +143,7 @@ class KernelContext(Carried):
     """
 
     def __init__(self, isa: Isa, schedule: Any, tiles: BoundTiles, role: RoleWarps):
-        self.isa, self.plan, self.tiles, self.role = isa, isa.plan, tiles, role
+        self.isa, self.plan, self.tiles, self.role = isa, isa.plan, tiles.of(role), role
         self.ends: dict[str, RingEnd] = {}
         self._parts: dict[str, Any] = {}
         self._finishers: list[Any] = []

@@ -8,9 +8,9 @@ from tmapipe import stage as stages_
 from tmapipe.barrier import BarrierRing
 from tmapipe.cluster import peer_pattern
 from tmapipe.declarations import Declarations
-from tmapipe.dtypes import DType
+from tmapipe.dtypes import DType, int32
 from tmapipe.errors import InputError
-from tmapipe.plan import MAX_BOX, Barrier, Buffer, Load, Matmul, NamedBarrier, Ring, RoleWarps, Store
+from tmapipe.plan import MAX_BOX, Barrier, Buffer, Load, Matmul, NamedBarrier, Queue, Ring, RoleWarps, Store
 from tmapipe.role import Role
 from tmapipe.sharing import row_width
 from tmapipe.stage import SharedStage, TmaLoadStage
@@ -47,6 +47,7 @@ class Layout:
             self._barriers(ring)
         for name, turnstile in declared.turnstiles.items():
             self._turnstile(name, roles[turnstile.role.name])
+        self.queue = self._queue(*declared.queue) if declared.queue else None
         self.of: dict[str, Buffer] = {}
         for name, part in declared.stages.items():
             self.of[name] = self._buffer(
@@ -130,6 +131,17 @@ class Layout:
         self.barriers.append(
             Barrier(f"{name}.turn", offset, role.teams, role.team_warps, f"{role.team_warps} warps (the team before)")
         )
+
+    def _queue(self, slots: int, words: int) -> Queue:
+        """Slots of whole 16-byte units, which is what one st.async moves."""
+        warps, ctas = sum(role.warps for role in self.roles.values()), math.prod(self.declared.cluster.values())
+        full = Barrier("tiles.full", self._take(8 * slots, 8), slots, 1, "1 expect-tx (scheduler)")
+        free = Barrier("tiles.free", self._take(8 * slots, 8), slots, warps * ctas, f"{warps} warps x {ctas} CTAs")
+        self.barriers += [full, free]
+        unit = -(-words // 4) * 4
+        buffer = Buffer("tiles", self._take(slots * unit * 4, 128), slots, (unit,), int32)
+        self.buffers.append(buffer)
+        return Queue(buffer, full, free)
 
     def _readers(self, ring: BarrierRing) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
         lag: dict[str, int] = {}
@@ -284,7 +296,7 @@ class Layout:
                     )
                 self.named_barriers.append(NamedBarrier(f"{name}.sync", first, barrier[0], barrier[1]))
         full = (1,) * (len(store.dims) - len(tile)) + tile
-        made = Store(name, name, buffer, store.dims, full, store.reduce)
+        made = Store(name, name, buffer, store.dims, full, store.reduce, tuple(store.folded.values()))
         _check_box(name, made.buffer, made.box)
         self.stores.append(made)
 

@@ -13,7 +13,7 @@ import attrs
 
 from tmapipe.dtypes import DType
 
-__all__ = ["Barrier", "Buffer", "Load", "Matmul", "NamedBarrier", "Plan", "Ring", "RoleWarps", "Store"]
+__all__ = ["Barrier", "Buffer", "Load", "Matmul", "NamedBarrier", "Plan", "Queue", "Ring", "RoleWarps", "Store"]
 
 WARP = 32  # threads a warp
 WARPGROUP = 128  # threads a warpgroup: 4 warps, the unit of wgmma and setmaxnreg
@@ -95,6 +95,16 @@ class Ring:
 
 
 @attrs.frozen
+class Queue:
+    """Tiles on their way from the scheduler to all warps: their places, in words of 4 bytes, in slots of `buffer`. full:
+    counts the CTA's scheduler and the bytes; free: counts every warp of the cluster."""
+
+    buffer: Buffer
+    full: Barrier
+    free: Barrier
+
+
+@attrs.frozen
 class Load:
     """A bulk-tensor load into `buffer` from the tensor bound to `argument`.
 
@@ -121,7 +131,8 @@ class Load:
 
 @attrs.frozen
 class Store:
-    """A bulk-tensor store (or reduction, `reduce="add"`) of `buffer` into the tensor bound to `argument`."""
+    """A bulk-tensor store (or reduction, `reduce="add"`) of `buffer` into the tensor bound to `argument`. folded: extents of
+    leading dimensions that the tensor lacks: its descriptor has none of them."""
 
     name: str
     argument: str
@@ -129,6 +140,7 @@ class Store:
     dims: tuple[str, ...]
     tile: tuple[int, ...]
     reduce: str | None = None
+    folded: tuple[int, ...] = ()
 
     @property
     def box(self) -> tuple[int, ...]:
@@ -217,6 +229,7 @@ class Plan:
     smem_bytes: int
     launch_registers: int
     registers: dict[int, int]
+    queue: Queue | None = None
     notes: dict[str, Any] = attrs.field(factory=dict)
 
     @property

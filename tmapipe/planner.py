@@ -75,6 +75,7 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
         smem_bytes=layout.bytes,
         launch_registers=launch,
         registers=registers,
+        queue=layout.queue,
     )
 
 

@@ -11,12 +11,15 @@ import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from tmapipe import tensors as tensors_
 from tmapipe.barrier import BarrierRing
 from tmapipe.bound import Bound
 from tmapipe.cluster import check_cluster
 from tmapipe.declarations import Declarations
 from tmapipe.dtypes import DType, as_dtype
+from tmapipe.dynamic import SCHEDULER, DynamicTiles
 from tmapipe.errors import InputError
 from tmapipe.explain import explain
 from tmapipe.plan import Plan
@@ -45,7 +48,7 @@ class Schedule:
     """
 
     cluster: dict[str, int] = {}  # noqa: RUF012 - replaced, never changed
-    tiles = PersistentTiles()
+    tiles: PersistentTiles = PersistentTiles()
     arch = "sm_90a"
     checked = True
 
@@ -71,8 +74,21 @@ class Schedule:
             parts.update({n: v for n, v in self.__dict__.items() if isinstance(v, _KINDS)})
             by_kind: list[Any] = [{n: v for n, v in parts.items() if isinstance(v, kind)} for kind in _KINDS]
             found = Declarations(type(self).__name__, dict(self.cluster), *by_kind)
+            if isinstance(self.tiles, DynamicTiles):
+                found = self._with_scheduler(found)
             object.__setattr__(self, "_declared", found)
         return found
+
+    def _with_scheduler(self, declared: Declarations) -> Declarations:
+        """A dynamic order's own role, and its queue of tiles."""
+        if SCHEDULER in declared.roles:
+            raise InputError("Schedule.tiles", self.tiles, f"has a role {SCHEDULER!r} of its own", "rename yours")
+        role = Role(warps=1)
+        role.name = SCHEDULER
+        parts: list[Any] = [*declared.stores.values(), *declared.loads.values()]
+        words = 1 + max([len(part.dims) for part in parts[:1]], default=0)  # whether there is a tile, and where
+        queue = self.tiles.stages, words  # type: ignore[attr-defined]
+        return attrs.evolve(declared, roles={**declared.roles, SCHEDULER: role}, queue=queue)
 
     def plan(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Plan:
         """Every derived number. dtypes: the tensors' element types by stage name; where neither this nor the stage says,

@@ -36,7 +36,8 @@ class TmaStoreStage:
     one tile); tile: elements along the last dimensions (by default the source's); stages: buffers (per warpgroup, for
     accumulators), or, from a slot, stores that may still read while the next slot is waited for; columns: of a buffer for
     accumulators, by default as many as fill a swizzle span of 128 bytes; dtype: by default that of the tensor;
-    reduce="add": add to the tensor instead of overwriting it.
+    reduce="add": add to the tensor instead of overwriting it, in no fixed order; folded: leading dimensions of `dims` that the
+    tensor lacks, with their extents (tiles): all tiles along them are added to the same place.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class TmaStoreStage:
         dtype: DType | str | None = None,
         swizzle: int | None = None,
         reduce: str | None = None,
+        folded: dict[str, int] | None = None,
     ):
         if source is not None and not isinstance(source, (TmaLoadStage, Wgmma)):
             raise InputError("TmaStoreStage(source)", source, "is a TmaLoadStage, a Wgmma or None", "pass one of these")
@@ -81,6 +83,12 @@ class TmaStoreStage:
             raise InputError("TmaStoreStage(stages)", stages, f"is an integer of at least {lowest}", "use 2")
         if reduce not in (None, "add"):
             raise InputError("TmaStoreStage(reduce)", reduce, 'is None or "add"', 'use "add"')
+        self.folded = dict(folded or {})
+        leading = self.dims[: min(len(self.folded), len(self.dims) - len(self.tile))]
+        if tuple(self.folded) != leading or any(extent < 1 for extent in self.folded.values()):
+            raise InputError("TmaStoreStage(folded)", folded, f"names leading ones of {self.dims}", 'e.g. {"s": 4}')
+        if self.folded and reduce is None:
+            raise InputError("TmaStoreStage(folded)", folded, "needs a reduction", 'pass reduce="add"')
         if swizzle is not None and swizzle not in SWIZZLES:
             raise InputError("TmaStoreStage(swizzle)", swizzle, "is 0, 32, 64 or 128 (bytes)", "leave it out")
         self.source, self.role, self.columns, self.swizzle, self.reduce = source, role, columns, swizzle, reduce

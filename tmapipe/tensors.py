@@ -55,7 +55,8 @@ def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: An
                 raise InputError(name, None, "a tensor is needed for the output", f"pass {name}=")
             given[name] = _make_output(name, store, extents, like, parts[first_load].dims)
         check_kind(name, given[name])
-    shapes = {n: shape_for(n, given[n], part.dims) for n, part in parts.items()}
+    folded = {n: tuple(store.folded.values()) for n, store in declared.stores.items()}
+    shapes = {n: shape_for(n, given[n], part.dims, folded.get(n, ())) for n, part in parts.items()}
     for name, part in parts.items():
         _note_extents(name, part.dims, shapes[name], extents)
     devices = {name: _device(given[name]) for name in parts}
@@ -69,15 +70,17 @@ def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: An
     if len(set(kinds.values())) > 1:
         raise InputError("tensors", kinds, "are either all NumPy arrays or all torch tensors", "convert one kind")
     dtypes = {name: dtype_of(given[name], name) for name in parts}
-    strides = {n: _strides(given[n], len(parts[n].dims)) for n in parts}
+    strides = {n: _strides(given[n], len(parts[n].dims), len(folded.get(n, ()))) for n in parts}
     added_to = tuple(name for name, store in declared.stores.items() if store.reduce)
     bound = Bound({n: given[n] for n in parts}, shapes, strides, dtypes, stores, first != "cpu", added_to)
     for name in parts:
+        own = slice(len(folded.get(name, ())), None)
         if 0 not in shapes[name]:
-            _check_layout(name, given[name], shapes[name], strides[name], dtypes[name])
+            _check_layout(name, given[name], shapes[name][own], strides[name][own], dtypes[name])
     for name in stores:
+        own = slice(len(folded.get(name, ())), None)
         if 0 not in shapes[name]:
-            _check_output(name, shapes[name], strides[name], dtypes[name])
+            _check_output(name, shapes[name][own], strides[name][own], dtypes[name])
     check_apart(bound.tensors, stores)
     return bound
 
@@ -141,15 +144,16 @@ def is_contiguous(tensor: Any) -> bool:
     return bool(tensor.flags.c_contiguous) if isinstance(tensor, np.ndarray) else tensor.is_contiguous()
 
 
-def shape_for(name: str, tensor: Any, dims: tuple[str, ...]) -> tuple[int, ...]:
-    """The tensor's shape with 1s for leading dimensions that it lacks. Raises `InputError` if it has too many or few."""
+def shape_for(name: str, tensor: Any, dims: tuple[str, ...], folded: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """The tensor's shape with the *folded* extents, then 1s, for leading dimensions that it lacks. Raises `InputError` if it
+    has too many or few."""
     shape = tuple(int(extent) for extent in tensor.shape)
-    missing = len(dims) - len(shape)
-    if missing < 0 or (missing > 0 and len(shape) < 2 <= len(dims)):
-        raise InputError(
-            name, shape, f"has the dimensions {' '.join(dims)}", f"pass a tensor of {len(dims)} dimensions"
-        )
-    return (1,) * missing + shape
+    most = len(dims) - len(folded)
+    missing = most - len(shape)
+    if missing < 0 or (missing > 0 and len(shape) < 2 <= most):
+        own = " ".join(dims[len(folded) :])
+        raise InputError(name, shape, f"has the dimensions {own}", f"pass a tensor of {most} dimensions")
+    return (*folded, *(1,) * missing, *shape)
 
 
 def _match(names: list[str], tensors: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
@@ -193,28 +197,30 @@ def _make_output(
 ) -> Any:
     """A new output, on the device and by default of the type of *like* (bf16, if that has 8 bits and a
     matmul makes the output), without the batch dimensions that *like* lacks."""
-    unknown = [dim for dim in store.dims if dim not in extents]
+    dims = store.dims[len(store.folded) :]
+    unknown = [dim for dim in dims if dim not in extents]
     if unknown:
         raise InputError(name, None, f"its extent along {', '.join(unknown)} follows from no input", f"pass {name}=")
     lacking = like_dims[: len(like_dims) - like.ndim]
     dtype = store.dtype
     if dtype is None and isinstance(store.source, Wgmma) and dtype_of(like, name).bytes == 1:
         dtype = bf16  # sums of products of 8 bits
-    return new_like(like, tuple(extents[dim][1] for dim in store.dims if dim not in lacking), dtype)
+    return new_like(like, tuple(extents[dim][1] for dim in dims if dim not in lacking), dtype)
 
 
 def _device(tensor: Any) -> str:
     return "cpu" if isinstance(tensor, np.ndarray) else str(tensor.device)
 
 
-def _strides(tensor: Any, dims: int) -> tuple[int, ...]:
-    """Strides in elements; leading dimensions that the tensor lacks get its whole size (any value would do)."""
+def _strides(tensor: Any, dims: int, folded: int) -> tuple[int, ...]:
+    """Strides in elements; leading dimensions that the tensor lacks get 0 if they are folded, else its whole size (any value
+    would do)."""
     if isinstance(tensor, np.ndarray):
         own = tuple(s // tensor.itemsize for s in tensor.strides)
     else:
         own = tuple(tensor.stride())
     outer = tensor.shape[0] * own[0] if own else 1
-    return (outer,) * (dims - len(own)) + own
+    return (0,) * folded + (outer,) * (dims - folded - len(own)) + own
 
 
 def _check_layout(name: str, tensor: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> None:

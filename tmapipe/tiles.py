@@ -14,6 +14,7 @@ import attrs
 from tmapipe.cluster import cluster_coordinate
 from tmapipe.errors import InputError
 from tmapipe.isa import Carried, Isa
+from tmapipe.plan import RoleWarps
 from tmapipe.raster import Grouped
 
 __all__ = ["BoundTiles", "PersistentTiles", "Tile", "ceil_div", "start_of"]
@@ -81,11 +82,11 @@ class PersistentTiles:
 
     def clusters(self, grid: dict[str, int], cluster: dict[str, int]) -> int:
         """Cluster-sized pieces of a grid of tiles: how many clusters can work at once."""
-        return math.prod(_steps(grid, cluster).values())
+        return math.prod(steps_of(grid, cluster).values())
 
     def divisors(self, grid: dict[str, Any], cluster: dict[str, int], clusters: Any) -> dict[str, Any]:
         """What the order divides by; *grid* in tiles, none of them 0. On the host, or in the kernel."""
-        return {"clusters": clusters, **number_divisors(self.raster, _steps(grid, cluster))}
+        return {"clusters": clusters, **number_divisors(self.raster, steps_of(grid, cluster))}
 
     def bind(self, isa: Isa, grid: dict[str, Any]) -> BoundTiles:
         """This order on the calling CTA, for a grid of *grid* tiles a dimension."""
@@ -102,6 +103,10 @@ class BoundTiles(Carried):
         self.count = isa.here((self.numbers.total - isa.cluster_id + isa.clusters - 1) // by["clusters"])
         first = self.tile(0)
         self.first = [isa.here(first[dim]) for dim in self.dims]
+
+    def of(self, role: RoleWarps) -> BoundTiles:
+        """The tiles as *role* takes them."""
+        return self
 
     def tile(self, i: Any) -> Tile:
         """The *i*-th tile of the calling CTA."""
@@ -143,7 +148,7 @@ class TileNumbers(Carried):
 
     def __init__(self, isa: Isa, raster: Grouped, grid: dict[str, Any], by: dict[str, Any]):
         self.isa, self.raster, self.by = isa, raster, by
-        self.steps = _steps(grid, isa.plan.cluster)
+        self.steps = steps_of(grid, isa.plan.cluster)
         self.total: Any = 1
         for count in self.steps.values():
             self.total = self.total * count
@@ -182,6 +187,6 @@ def number_divisors(raster: Grouped, steps: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _steps(grid: dict[str, Any], cluster: dict[str, int]) -> dict[str, Any]:
+def steps_of(grid: dict[str, Any], cluster: dict[str, int]) -> dict[str, Any]:
     """The grid in units of clusters, rounded up."""
     return {dim: ceil_div(count, cluster.get(dim, 1)) for dim, count in grid.items()}

@@ -24,6 +24,11 @@ SAFE = {registered.name: registered.make for registered in S.REGISTRY} | {
     "gemm, three warpgroups": lambda: S.Gemm((192, 176, 64), (1, 2), store_stages=1),
     "gemm, snake": lambda: S.Gemm(order=tp.PersistentTiles(tp.Snake(4))),
     "gemm, hilbert": lambda: S.Gemm((128, 128, 64), (2, 2), 3, order=tp.PersistentTiles(tp.Hilbert(4))),
+    "gemm, dynamic": lambda: S.Gemm(order=tp.DynamicTiles()),
+    "gemm 2x2, dynamic, three fetched ahead": lambda: S.Gemm(
+        (128, 128, 64), (2, 2), 3, order=tp.DynamicTiles(stages=3)
+    ),
+    "ping-pong, dynamic": lambda: S.PingPong(order=tp.DynamicTiles()),
     "ping-pong 2x2, production size": lambda: S.PingPong((128, 128, 64), (2, 2), 5),
 }
 
@@ -32,6 +37,22 @@ SAFE = {registered.name: registered.make for registered in S.REGISTRY} | {
 def test_shipped_schedules_are_safe_for_every_trip_count(name):
     report = assert_safe(SAFE[name](), notes=False)
     assert report.trips == "every trip count"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: S.SplitK(3, reduce="add"),
+        lambda: S.SplitK(3, order=tp.DynamicTiles()),
+        lambda: S.StreamK(66),
+        lambda: S.StreamK(66, reduce="add"),
+        lambda: S.StreamK(5, (128, 128, 64), (2, 2), 3),
+    ],
+)
+def test_parts_of_k_are_safe(make):
+    """Tiles of different numbers of steps, and of none."""
+    report = make().check()
+    assert report.ok and report.events > 10_000, report
 
 
 def test_a_chain_of_five_roles():

@@ -43,9 +43,21 @@ class Peer:
 
 
 class Execution:
-    """One thread of one CTA. events: as `lower` writes them."""
+    """One thread of one CTA. events: as `lower` writes them.
 
-    def __init__(self, ptx: Ptx, schedule: Any, launch: Launch, warp: int, lane: int = LEADER):
+    words: what the slots of a dynamic order's queue hold, one after another. With these, other lanes than the first take from
+    shfl what the first one has.
+    """
+
+    def __init__(self, ptx: Ptx, schedule: Any, launch: Launch, warp: int, lane: int = LEADER, words: Any = ()):
+        self.launch, self.words = launch, list(words)
+        self.numbers = 0  # fetched from the counter, so far
+        self.from_lane_0: list[Any] = []  # what each shfl gave, so far
+        self.broadcast: list[Any] | None = None
+        if lane != 0 and words:
+            first = Execution(ptx, schedule, launch, warp, 0, words)
+            first.run()
+            self.broadcast = first.from_lane_0
         self.ptx, self.plan, self.lane = ptx, ptx.plan, lane
         size = self.plan.cluster_size
         self.registers: dict[str, Any] = {
@@ -93,7 +105,7 @@ class Execution:
 
     def _step(self, i: Instruction) -> None:
         kind, *words = i.opcode.split(".")
-        if kind in ("mbarrier", "cp", "fence", "bar", "barrier", "wgmma", "setmaxnreg"):
+        if kind in ("mbarrier", "cp", "fence", "bar", "barrier", "wgmma", "setmaxnreg", "griddepcontrol"):
             self._protocol(i)
         elif i.is_a("ld.param"):
             match = re.fullmatch(r"\[\w+_param_(\d+)(?:\+(\d+))?\]", i.operands[1])
@@ -105,8 +117,19 @@ class Execution:
             self.registers[i.operands[0].split("|")[1]] = int(self.lane == LEADER)
         elif kind == "mapa":
             self.registers[i.operands[0]] = Peer(self._value(i.operands[1]), self._value(i.operands[2]))
+        elif i.is_a("st.async"):
+            self._store_words(i)
         elif kind in ("st", "stmatrix", "prefetch", "griddepcontrol"):
             pass
+        elif kind == "atom":
+            self.registers[i.operands[0]] = self.launch.cluster_id + self.numbers * self.launch.clusters
+            self.numbers += 1
+        elif i.is_a("ld.shared") and self._is_word(i.operands[1]):
+            self._read_words(i)
+        elif kind == "shfl":
+            value = self._value(i.operands[1]) if self.broadcast is None else self.broadcast[len(self.from_lane_0)]
+            self.from_lane_0.append(value)
+            self.registers[i.operands[0].split("|")[0]] = value
         elif i.opcode == "mov.b64" and "{" in "".join(i.operands):
             self._move_halves(i)
         elif "[" in "".join(i.operands[1:]) or "{" in i.operands[0]:
@@ -125,6 +148,30 @@ class Execution:
             wide = self._value(source[0])
             for n, half in enumerate(to):
                 self.registers[half] = None if wide is None else wide >> 32 * n & 0xFFFFFFFF
+
+    # ---- tiles in dynamic order -----------------------------------------------------------------------------------
+
+    def _store_words(self, i: Instruction) -> None:
+        target, barrier = self._address(i.operands[0]), self._address(i.operands[2])
+        assert target.rank == barrier.rank
+        values = tuple(_signed(self._value(word.strip()), 32) for word in i.operands[1].strip("{}").split(","))
+        place = self._barrier(barrier.address)
+        self.events.append(("store_words", target.address - BASE, values, *place, target.rank))
+
+    def _is_word(self, operand: str) -> bool:
+        queue = self.plan.queue
+        place = self._address(operand) - BASE if queue else 0
+        return queue is not None and 0 <= place - queue.buffer.offset < queue.buffer.stages * queue.buffer.slot_bytes
+
+    def _read_words(self, i: Instruction) -> None:
+        assert self.plan.queue is not None
+        name, buffer = self.plan.queue.full.name, self.plan.queue.buffer
+        waits = [event for event in self.events if event[:2] == ("wait", name)]
+        place = self._address(i.operands[1]) - BASE - buffer.offset - waits[-1][2] * buffer.slot_bytes
+        assert 0 <= place < buffer.slot_bytes, "a word of another slot than the one waited for"
+        for n, register in enumerate(re.findall(r"%\w+", i.operands[0])):
+            words = self.words[len(waits) - 1]
+            self.registers[register] = words[place // 4 + n] if place // 4 + n < len(words) else None
 
     # ---- what the hardware is asked for ---------------------------------------------------------------------------
 
@@ -150,6 +197,8 @@ class Execution:
             self.events.append(("cta_sync",) if numbers == (0,) else ("named_sync", *numbers))
         elif i.is_a("setmaxnreg"):
             self.events.append(("setmaxnreg", int(i.operands[0]), i.has("inc")))
+        elif i.is_a("griddepcontrol"):
+            self.events.append(("grid_" + i.opcode.split(".")[1],))
         elif i.is_a("wgmma.mma_async"):
             shape = next(word for word in i.opcode.split(".") if re.fullmatch(r"m\d+n\d+k\d+", word))
             starts = [((self._value(operand) & 0x3FFF) << 4) - BASE for operand in i.operands[1:3]]
@@ -218,8 +267,8 @@ def _read(value: Any, kind: str) -> Any:
 def _compute(i: Instruction, kind: str, words: list[str], values: list[Any]) -> Any:
     if any(value is None for value in values) or words[-1][:1] == "f" or "rn" in words:
         return None  # data, which decides nothing
-    if kind in ("mov", "cvta", "shfl"):
-        return values[0]
+    if kind in ("mov", "cvta"):
+        return int(values[0] != 0) if words[-1] == "pred" else values[0]
     if kind == "cvt":
         return _read(_read(values[0], words[-1]), "u" + words[-2][1:]) if isinstance(values[0], int) else values[0]
     if kind == "selp":
@@ -238,6 +287,8 @@ def _arithmetic(i: Instruction, kind: str, words: list[str], values: list[Any]) 
     found = {
         "add": lambda: a + b, "sub": lambda: a - b, "neg": lambda: -a, "not": lambda: ~a, "and": lambda: a & b,
         "or": lambda: a | b, "xor": lambda: a ^ b, "min": lambda: min(a, b), "max": lambda: max(a, b),
+        "div": lambda: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
+        "rem": lambda: abs(a) % abs(b) * (-1 if a < 0 else 1),
         "shl": lambda: a << (values[1] & 63), "shr": lambda: a >> (values[1] & 63),
         "mul": lambda: (a * b) >> bits if words[0] == "hi" else a * b,
         "mad": lambda: a * b + _read(values[2], words[-1]),
@@ -265,7 +316,7 @@ def _parameters(ptx: Ptx, schedule: Any, launch: Launch) -> list[dict[int, Any]]
     grid = {d: ceil_div(e, t) for d, e, t in zip(dims, launch.extents[output], tile, strict=True)}
     for divisor in schedule.tiles.divisors(grid, plan.cluster, launch.clusters).values():
         found += [_fast_division(divisor), {0: divisor}]
-    return [*found, {0: launch.clusters}]
+    return [*found, {0: launch.clusters}, {0: "counter"}]
 
 
 def _fast_division(divisor: int) -> dict[int, int]:
@@ -286,7 +337,14 @@ def lower(events: Iterable[Event], plan: Plan, warp: int, lane: int = LEADER) ->
 def _lower(event: Event, plan: Plan, warp: int, lane: int) -> list[Event]:
     kind, *rest = event
     leader = lane == LEADER
-    if kind in ("prefetch", "read", "write", "write_columns", "read_columns", "promote"):
+    if kind == "store_words":
+        start = plan.buffer(rest[0]).offset + rest[1] * plan.buffer(rest[0]).slot_bytes
+        words = (*rest[2], *[0] * 8)[: plan.buffer(rest[0]).tile[0]]
+        found = [(kind, start + 4 * i, words[i : i + 4], rest[3], rest[1], lane) for i in range(0, len(words), 4)]
+        return found if lane < plan.cluster_size else []
+    if kind in (
+        "prefetch", "read", "write", "write_columns", "read_columns", "promote", "read_words", "next_number"
+    ):  # fmt: skip
         return []
     if kind in ("init", "arm", "expect", "commit"):
         return [event] if leader else []
@@ -318,11 +376,12 @@ def _pieces(part: Load | Store, stage: int, at: tuple[int, ...], share: int, pee
     span, height = width if buffer.swizzle else inner, part.box[0] if outer else 1
     start = buffer.offset + stage * buffer.slot_bytes
     *batch, row, column = at if outer else (*at[:-1], 0, at[-1])
+    batch = batch[len(part.folded) :] if isinstance(part, Store) else batch
     found = []
     for first in range(share * rows // peers, (share + 1) * rows // peers, height):
         for left in range(0, inner, width):
             offset = (left // span * rows + first) * span + left % span
-            place = (column + left, *((row + first,) if outer else ()), *reversed(batch))
+            place = (column + left, *((row + first,) if outer else ()), *batch)
             found.append((start + offset * buffer.dtype.bytes, place))
     return found
 

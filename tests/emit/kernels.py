@@ -41,6 +41,19 @@ class SlotCopy(S.Copy):
         self.y = tp.TmaStoreStage(source=self.x, stages=pending)
 
 
+class DynamicCopy(SlotCopy):
+    """In dynamic order, along more dimensions than four words tell."""
+
+    load, store = S.Copy.load, S.Copy.store
+
+    def __init__(self) -> None:
+        super().__init__(tile=(8, 128))
+        self.x = tp.TmaLoadStage("p q m n", tile=(8, 128), ring=self.ring)
+        self.y = tp.TmaStoreStage(source=self.x)
+        self.tiles = tp.DynamicTiles(tp.Snake(2))
+        self.cluster = {"q": 2}
+
+
 class VectorCopy(tp.Schedule):
     """A copy of one dimension, in tiles of more elements than a box has."""
 
@@ -184,6 +197,8 @@ GEMMS = {
     "pingpong 2x1": Kernel(SHELF["PingPong"], {}, GEMM),
     "pingpong 64x256 1x2": Kernel(lambda: S.PingPong((64, 256, 64), (1, 2)), {}, GEMM),
     "splitk": Kernel(SHELF["SplitK"], {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
+    "splitk, added": Kernel(lambda: S.SplitK(3, reduce="add"), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
+    "streamk": Kernel(lambda: S.StreamK(5), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
 }
 EPILOGUES = {
     "gemm 2x1 with operands": Kernel(lambda: with_operands(S.Gemm, (128, 256, 64), (2, 1)), {}, OPERANDS),
@@ -201,7 +216,15 @@ THREADS = {
     "chain of three": Kernel(Doubled, {}, MATRIX),
     "two readers": Kernel(TwoReaders, {}, MATRIX),
 }
-KERNELS = COPIES | GEMMS | EPILOGUES | THREADS
+DYNAMIC = {
+    "copy of four dimensions, dynamic": Kernel(DynamicCopy, {}, {"p": 2, "q": 3, "m": 20, "n": 300}),
+    "gemm dynamic 1x1": Kernel(lambda: S.Gemm((128, 64, 64), (1, 1), order=tp.DynamicTiles()), {}, TALL),
+    "gemm dynamic 2x2": Kernel(
+        lambda: S.Gemm((128, 64, 64), (2, 2), order=tp.DynamicTiles(tp.Hilbert(2), 3)), {}, TALL
+    ),
+    "pingpong dynamic 2x1": Kernel(lambda: S.PingPong((64, 64, 64), order=tp.DynamicTiles()), {}, TALL),
+}
+KERNELS = COPIES | GEMMS | EPILOGUES | THREADS | DYNAMIC
 KERNELS |= {  # registered, and in none of the lists: with the dtypes that a plan has by itself
     name: Kernel(make, {}, GEMM | {"s": 3})
     for name, make in SHELF.items()

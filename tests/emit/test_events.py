@@ -18,7 +18,8 @@ def check_thread(kernel: Built, launch: Launch, warp: int, lane: int) -> int:
     place = {"cta_rank": launch.cta_rank, "cluster_id": launch.cluster_id, "clusters": launch.clusters}
     events = record(kernel.schedule, kernel.plan, warp, launch.extents, **place)
     expected = lower(events, kernel.plan, warp, lane)
-    found = Execution(kernel.ptx, kernel.schedule, launch, warp, lane).run()
+    words = [event[3] for event in events if event[0] == "read_words"]
+    found = Execution(kernel.ptx, kernel.schedule, launch, warp, lane, words).run()
     for n, (on_cpu, in_ptx) in enumerate(zip(expected, found, strict=False)):
         assert in_ptx == on_cpu, f"event {n} of warp {warp}, lane {lane}, {launch}"
     assert len(found) == len(expected), (warp, lane, launch, found[len(expected) :], expected[len(found) :])
@@ -42,13 +43,17 @@ def test_ptx_does_what_the_bodies_say(name):
     assert check(kernel) > 20 * kernel.plan.cluster_size
 
 
-@pytest.mark.parametrize("name", ["copy", "gemm 2x1", "pingpong 2x1", "splitk", "add parts"])
+@pytest.mark.parametrize(
+    "name", ["copy", "gemm 2x1", "gemm dynamic 2x2", "pingpong 2x1", "splitk", "streamk", "add parts"]
+)
 def test_unrolled_as_it_runs(name):
     check(built(name, unroll=True))
 
 
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_103a", "sm_120a"])
-@pytest.mark.parametrize("name", ["copy 64x128, all slots", "copy swizzled 128", "reduce", *THREADS])
+@pytest.mark.parametrize(
+    "name", ["copy 64x128, all slots", "copy swizzled 128", "copy of four dimensions, dynamic", "reduce", *THREADS]
+)
 def test_other_architectures(name, arch):
     check(built(name, arch))
 

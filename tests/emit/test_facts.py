@@ -119,7 +119,8 @@ def test_gemms(name):
                     if lane == 0:
                         facts.group_waits = Counter({(buffers - 1, "read"): pieces}) + Counter({(0, "write"): 1})
                         facts.group_commits = pieces
-                        facts.stores[store.buffer.name] = pieces * boxes(store)
+                        stores = facts.reduces if store.reduce else facts.stores
+                        stores[store.buffer.name] = pieces * boxes(store)
             compare(kernel.ptx.facts(warp, lane), facts, (warp, lane))
 
 

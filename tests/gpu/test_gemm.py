@@ -10,6 +10,14 @@ import tmapipe as tp
 DTYPES = [torch.bfloat16, torch.float16]
 TILES = [(128, 256, 64), (128, 128, 64), (128, 64, 64), (64, 128, 64), (128, 192, 64), (128, 128, 128), (256, 128, 64)]
 CLUSTERS = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)]
+ORDERS = [
+    tp.PersistentTiles(tp.Grouped(1)),
+    tp.PersistentTiles(tp.Grouped(3)),
+    tp.PersistentTiles(tp.Snake(8)),
+    tp.PersistentTiles(tp.Hilbert(4)),
+    tp.DynamicTiles(),
+    tp.DynamicTiles(tp.Hilbert(2), stages=1),
+]
 TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 1e-5}  # rounding of the output type
 
 
@@ -41,7 +49,7 @@ def test_random_problems(seed):
         cluster=rng.choice(CLUSTERS),
         stages=rng.choice([None, 2, 3]),
         store_stages=rng.choice([1, 2]),
-        order=tp.PersistentTiles(rng.choice([tp.Grouped(1), tp.Grouped(3), tp.Snake(8), tp.Hilbert(4)])),
+        order=rng.choice(ORDERS),
     )
     for _ in range(3):
         a, b, out = problem(rng, batch=rng.random() < 0.3)
@@ -62,6 +70,42 @@ def test_many_tiles_a_cta():
         out = torch.full((4104, 5000), float("nan"), device="cuda", dtype=torch.bfloat16)
         tp.schedules.Gemm(cluster=cluster)(a, b, out=out)
         check(out, a, b)
+
+
+@pytest.mark.parametrize("order", [tp.PersistentTiles(), tp.DynamicTiles()])
+def test_launches_that_overlap(order):
+    """A chain of products, each of which needs the one before, and an old buffer that is written again."""
+    torch.manual_seed(0)
+    a = torch.randn(1024, 1024, device="cuda", dtype=torch.bfloat16) / 32
+    found = []
+    for gemm, alone in ((tp.schedules.Gemm(), True), (tp.schedules.Gemm(order=order), False)):
+        x, y = a.clone(), torch.empty_like(a)
+        for _ in range(30):
+            for read, written in ((x, y), (y, x)):
+                gemm(read, a, out=written)
+                if alone:
+                    torch.cuda.synchronize()
+        found.append(x)
+    assert torch.equal(*found) and found[0].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", [tp.schedules.Gemm, tp.schedules.PingPong])
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_dynamic_order(kind, cluster):
+    """The bits of the static order, again and again: each launch leaves the counter as it found it; on two streams at once."""
+    torch.manual_seed(0)
+    a = torch.randn(2056, 520, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(3000, 520, device="cuda", dtype=torch.bfloat16)
+    expected = kind((128, 128, 64), cluster)(a, b)
+    dynamic = kind((128, 128, 64), cluster, order=tp.DynamicTiles())
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    found = []
+    for i in range(40):
+        with torch.cuda.stream(streams[i % 2]):
+            found.append(dynamic(a, b, out=torch.full_like(expected, float("nan"))))
+    torch.cuda.synchronize()
+    assert all(torch.equal(d, expected) for d in found)
 
 
 def test_no_element_outside_the_output_is_touched():

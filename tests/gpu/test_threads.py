@@ -88,6 +88,36 @@ def test_split_k(parts):
     reference = a.double() @ b.double().t()
     assert ((d.double() - reference).norm() / reference.norm()).item() < 4e-3
     assert torch.equal(split(a, b), d)
+    added = tp.schedules.SplitK(parts, reduce="add")(a, b)
+    assert added.dtype == torch.float32
+    assert ((added.double() - reference).norm() / reference.norm()).item() < 1e-5
+
+
+@pytest.mark.parametrize("shares", [1, 7, 66, 200])
+def test_stream_k(shares):
+    torch.manual_seed(0)
+    for m, n, k in [(300, 520, 3000), (1000, 3000, 200), (2000, 1000, 64)]:
+        a = torch.randn(m, k, device="cuda").to(torch.bfloat16)
+        b = torch.randn(n, k, device="cuda").to(torch.bfloat16)
+        reference = a.double() @ b.double().t()
+        stream = tp.schedules.StreamK(shares)
+        d = stream(a, b)
+        assert ((d.double() - reference).norm() / reference.norm()).item() < 4e-3
+        assert all(torch.equal(stream(a, b), d) for _ in range(5))
+        added = tp.schedules.StreamK(shares, reduce="add")(a, b)
+        assert ((added.double() - reference).norm() / reference.norm()).item() < 1e-5
+
+
+def test_split_k_again_and_again():
+    """The second kernel starts under the first one, and the next first one follows the second: no step may see old parts."""
+    torch.manual_seed(0)
+    split = tp.schedules.SplitK(16, (128, 256, 64))
+    a = torch.randn(512, 8192, device="cuda").to(torch.bfloat16)
+    b = torch.randn(512, 8192, device="cuda").to(torch.bfloat16)
+    expected = [split(a * scale, b) for scale in (1, 2)]
+    torch.cuda.synchronize()
+    found = [split(a * (1 + i % 2), b) for i in range(100)]
+    assert all(torch.equal(d, expected[i % 2]) for i, d in enumerate(found))
 
 
 @pytest.mark.parametrize("tile", [(128, 128, 64), (64, 256, 64), (128, 160, 64), (128, 192, 64)])

@@ -10,7 +10,7 @@ from tmapipe import Grouped, Hilbert, PersistentTiles, Snake
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Machine
 from tmapipe.machine.scheduler import POLICIES
-from tmapipe.schedules import Copy, Gemm
+from tmapipe.schedules import Copy, Gemm, SplitK, StreamK
 
 
 def gemm_arrays(m, n, k, dtype=ml_dtypes.bfloat16):
@@ -54,6 +54,36 @@ def test_without_data_at_production_size(policy):
     made = Machine(schedule.plan({}), data=False, policy=policy).run(lambda isa: kernel_main(isa, schedule), shapes)
     assert made.counts["Wgmma"] == 4 * 8 * 3 * 64 and made.counts["LoadComplete"] == 4 * 3 * 64 * (2 + 2)
     assert made.loaded_bytes == 4 * 3 * 64 * (128 + 128) * 64 * 2
+
+
+@pytest.mark.parametrize("reduce", [None, "add"])
+@pytest.mark.parametrize("parts", [1, 3, 7])
+def test_split_k(parts, reduce):
+    """Small integers, whose sums are exact: whichever way the parts are added, and with parts that get no k-tile."""
+    rng = np.random.default_rng(parts)
+    a, b = (rng.integers(-2, 3, (rows, 88)).astype(ml_dtypes.bfloat16) for rows in (136, 72))
+    want = a.astype(np.float32) @ b.astype(np.float32).T
+    split = SplitK(parts, (64, 64, 16), (2, 1), 2, reduce=reduce)
+    made = split(a, b)
+    assert made.dtype == (np.float32 if reduce else a.dtype) and (made == want.astype(made.dtype)).all()
+    out = np.full((136, 72), np.nan, np.float32)
+    assert split(a, b, out=out) is out and (out == want).all()
+    assert (split(a[:, :0], b[:, :0], out=out) == 0).all()
+
+
+@pytest.mark.parametrize("reduce", [None, "add"])
+@pytest.mark.parametrize("cluster", [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("shares", [1, 2, 5, 66])
+def test_stream_k(shares, cluster, reduce):
+    """Fewer shares than tiles, more than k-tiles: exact sums, also where some tiles have a piece less than others."""
+    rng = np.random.default_rng(shares)
+    a, b = (rng.integers(-2, 3, (rows, 88)).astype(ml_dtypes.bfloat16) for rows in (136, 200))
+    want = a.astype(np.float32) @ b.astype(np.float32).T
+    stream = StreamK(shares, (64, 64, 16), cluster, 2, reduce=reduce)
+    out = np.full((136, 200), np.nan, np.float32)
+    assert stream(a, b, out=out) is out and (out == want).all()
+    assert (stream(a[:, :0], b[:, :0], out=out) == 0).all()
+    assert stream(a[:0], b).shape == (0, 200)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

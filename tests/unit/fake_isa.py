@@ -71,6 +71,11 @@ class RecordingIsa:
         for i in range(trips):
             body(i)
 
+    def loop_while(self, state: list[int], body: Callable[[], None], turns: Callable[[], int]) -> None:
+        self.loop(turns(), lambda i: body())
+        while state[0]:
+            body()
+
     def call(self, body: Callable[..., None], *arguments: Any) -> None:
         body(*arguments)
 
@@ -135,6 +140,22 @@ class RecordingIsa:
 
     def fence_proxy_async(self) -> None:
         self._note("proxy_fence")
+
+    # ---- tiles in dynamic order -----------------------------------------------------------------------------------
+
+    def next_number(self, last: int) -> int:
+        taken = len(self.of("next_number"))
+        self._note("next_number", last)
+        return self.cluster_id + taken * self.clusters
+
+    def store_words(self, slot: SlotRef, words: Sequence[int], barrier: Barrier) -> None:
+        self._note("store_words", slot.buffer.name, slot.stage, tuple(words), barrier.name)
+
+    def read_words(self, slot: SlotRef, count: int, without_data: Callable[[], Sequence[int]]) -> Sequence[int]:
+        words = tuple(without_data())
+        assert len(words) == count
+        self._note("read_words", slot.buffer.name, slot.stage, words)
+        return words
 
     # ---- TMA ------------------------------------------------------------------------------------------------------
 

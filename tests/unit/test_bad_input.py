@@ -158,6 +158,13 @@ def test_stores():
     refused(tp.TmaStoreStage, source=x, stages=-1, argument="stages", value=-1, rule="at least 0")
     role = tp.Role(warps=1)
     refused(tp.TmaStoreStage, tile=(8, 64), role=role, stages=0, argument="stages", value=0, rule="at least 1")
+    for folded in ({"n": 2}, {"m": 2}, {"q": 2}):
+        refused(
+            tp.TmaStoreStage, source=x, reduce="add", folded=folded, argument="folded", value=folded, rule="leading"
+        )
+    deep = {"dims": "s m n", "tile": (8, 64), "role": tp.Role(warps=1)}
+    refused(tp.TmaStoreStage, **deep, reduce="add", folded={"s": 0}, argument="folded", value={"s": 0}, rule="leading")
+    refused(tp.TmaStoreStage, **deep, folded={"s": 2}, argument="folded", value={"s": 2}, rule="needs a reduction")
     refused(tp.TmaStoreStage, source=x, reduce="max", argument="reduce", value="max", rule='None or "add"')
     refused(tp.TmaStoreStage, source=x, swizzle=3, argument="swizzle", value=3, rule="0, 32, 64 or 128")
 

@@ -192,6 +192,19 @@ def test_output_whose_extent_is_unknown():
     )
 
 
+def test_folded_dimensions():
+    """The tensor lacks them; in the model every tile along them is the same memory."""
+    split = S.SplitK(3, reduce="add")
+    d = torch.zeros(16, 24)
+    found = bound(split, half(16, 32), half(24, 32), d)
+    assert found.shapes["d"] == (3, 16, 24) and found.strides["d"] == (0, 24, 1)
+    view = found.arrays()["d"]
+    view[0] += 1
+    view[2] += 1
+    assert (d == 2).all()
+    refused(bound, split, half(16, 32), half(24, 32), d[None], argument="d", rule="has the dimensions m n")
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool, torch.complex64, torch.int16])
 def test_unsupported_types(dtype):
     x = torch.zeros(8, 64).to(dtype)

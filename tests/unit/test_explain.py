@@ -25,8 +25,10 @@ EVERY = {
     "gemm": lambda: S.Gemm(),
     "gemm 2x2": lambda: S.Gemm(cluster=(2, 2), dtype="fp32"),
     "gemm 64": lambda: S.Gemm((64, 72, 64), (1, 4)),
+    "gemm, dynamic": lambda: S.Gemm(order=tp.DynamicTiles()),
     "pingpong": lambda: S.PingPong(),
     "splitk": lambda: S.SplitK(4),
+    "splitk, added": lambda: S.SplitK(4, reduce="add"),
     "add parts": lambda: S.AddParts(),
     "two rings": two_rings,
 }

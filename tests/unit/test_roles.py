@@ -226,3 +226,23 @@ def test_no_tiles(tiles):
     isa.divisors = lambda values: {name: max(1, value) for name, value in values.items()}  # as the host makes them
     kernel_main(isa, Rows())
     assert isa.of("load", "wait", "arm") == []
+
+
+class Overlapping(RecordingIsa):
+    """Notes what has to do with other kernels, too."""
+
+    def griddepcontrol_wait(self):
+        self._note("wait for the kernel before")
+
+    def griddepcontrol_launch_dependents(self):
+        self._note("let the next kernel start")
+
+
+def test_kernels_that_overlap():
+    """Every warp lets the next kernel start, and waits for the one before between its set-up and its first load."""
+    for warp in (0, 1):
+        isa = Overlapping(Rows().plan(), warp, extents=EXTENTS)
+        kernel_main(isa, Rows())
+        kinds = [event[0] for event in isa.events]
+        assert kinds[0] == "let the next kernel start"
+        assert kinds[kinds.index("cta_sync") + 1] == "wait for the kernel before"

@@ -91,7 +91,8 @@ def _load(layout: Layout, op: ops.TmaLoad) -> str:
     to = "" if op.mask is None else f" of CTAs {_ranks(op.mask)}"
     share = f" (share {op.share} of {op.shares})" if op.shares > 1 else ""
     slot, bar = layout.slot_name(op.slot), layout.bar_name(op.bar)
-    return f"starts the TMA load of {op.load} into {slot}{to}{share}, {op.nbytes} bytes that complete on {bar}"
+    what = f"the TMA load of {op.load}" if op.load else "an st.async of a tile's place"
+    return f"starts {what} into {slot}{to}{share}, {op.nbytes} bytes that complete on {bar}"
 
 
 def _ranks(mask: int) -> str:

@@ -113,6 +113,8 @@ class Lifetimes:
 
     def start_load(self, agent: int, op: ops.TmaLoad) -> None:
         """A load starts inside its tensor; along a cluster's axis, the load of the CTA at the cluster's origin does."""
+        if not op.load:  # words of the scheduler, from no tensor
+            return
         load = self.layout.loads[op.load]
         shape = self.shapes.get(load.argument, ())
         for dim, start, extent, step in zip(load.dims, op.at, shape, load.tile, strict=False):

@@ -139,6 +139,7 @@ _THINGS = {
     "wgmma_wait": "group wait",
     "tma_load": "copy",
     "tma_store": "copy",
+    "store_words": "copy",
     "setmaxnreg": "registers",
 }
 
@@ -165,7 +166,8 @@ def changes_at(site: Site, plan: Plan, arguments: set[Args]) -> Iterator[tuple[s
         else:
             yield "drop", 0
             yield from (("shift registers", by) for by in (-8, 8))
-    yield "move", 0
+    if method != "read_words":  # its values decide what comes next
+        yield "move", 0
     if site.operand and method not in ("mbarrier_init", "accumulator", "accumulator_columns", "wgmma", "write_columns"):
         stages = _stages(site, plan)
         if stages > 1 and method not in ("named_barrier_sync", "named_barrier_arrive"):

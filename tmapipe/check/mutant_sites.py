@@ -54,6 +54,8 @@ OPERATIONS = frozenset(
         "read",
         "write",
         "raw",
+        "store_words",
+        "read_words",
         "setmaxnreg",
     )
 )

@@ -13,7 +13,7 @@ from cutlass._mlir import ir
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from tmapipe.gpu.isa import GpuIsa
-from tmapipe.gpu.layouts import cute_type, make_atom, to_core_first
+from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
 from tmapipe.gpu.report import Resources, read_resources
 from tmapipe.kernel import kernel_main
 from tmapipe.plan import Plan
@@ -27,7 +27,8 @@ _compiling = threading.Lock()  # two traces at once in threads break CuTe DSL
 @attrs.frozen
 class Compiled:
     """A compiled schedule. function: call it with the tensors in the order of `plan.arguments`, then the number of
-    clusters; ptx, cubin: kept if the build was asked to."""
+    clusters; the last tensor of a dynamic order is its counter, one int32 that is 0; ptx, cubin: kept if the build was
+    asked to."""
 
     plan: Plan
     function: Any = attrs.field(repr=False)
@@ -54,7 +55,7 @@ class _Kernel:
         atoms = self.make_atoms(tensors)
         divisors = self.make_divisors(tensors, clusters)
         grid = (clusters * self.plan.cluster_size, 1, 1)
-        self.device(atoms, divisors, clusters).launch(
+        self.device(atoms, divisors, clusters, tensors[len(self.plan.arguments) :]).launch(
             grid=grid,
             block=(self.plan.threads, 1, 1),
             cluster=(self.plan.cluster_size, 1, 1),
@@ -65,12 +66,12 @@ class _Kernel:
         )
 
     @cute.kernel
-    def device(self, atoms: list, divisors: list, clusters: Int32) -> None:
-        self.trace(atoms, divisors, clusters)
+    def device(self, atoms: list, divisors: list, clusters: Int32, counters: list) -> None:
+        self.trace(atoms, divisors, clusters, counters)
 
     def make_atoms(self, tensors: list) -> list:
         made = []
-        for name, tensor in zip(self.plan.arguments, tensors, strict=True):
+        for name, tensor in zip(self.plan.arguments, tensors, strict=False):
             part = self.parts[name]
             atom = make_atom(part, to_core_first(tensor, part))
             made.append((atom.atom, atom.tma_tensor))
@@ -79,17 +80,16 @@ class _Kernel:
     def make_divisors(self, tensors: list, clusters: Int32) -> list:
         name, tile = self.schedule.tile_grid()
         part = self.parts[name]
-        extents = tensors[self.plan.arguments.index(name)].shape
-        extents = (*(1,) * (len(part.dims) - len(extents)), *extents)
+        extents = full_shape(tensors[self.plan.arguments.index(name)], part)
         grid = {d: ceil_div(e, t) for d, e, t in zip(part.dims, extents, tile, strict=True)}
         values = self.schedule.tiles.divisors(grid, self.plan.cluster, clusters)
         self.divisor_names = list(values)
         return [cute.fast_divmod_create_divisor_v2(Int32(value)) for value in values.values()]
 
-    def trace(self, atoms: list, divisors: list, clusters: Int32) -> None:
+    def trace(self, atoms: list, divisors: list, clusters: Int32, counters: list) -> None:
         named = dict(zip(self.plan.arguments, atoms, strict=True))
         by = dict(zip(self.divisor_names, divisors, strict=True))
-        kernel_main(self.reading(self.plan, named, by, clusters), self.schedule)
+        kernel_main(self.reading(self.plan, named, by, clusters, *counters), self.schedule)
 
 
 def build(
@@ -109,11 +109,13 @@ def build(
     fakes = []
     for name in plan.arguments:
         part = next(p for p in plan.transfers if p.name == name)
-        rank = (ranks or {}).get(name, len(part.dims))
+        rank = (ranks or {}).get(name, len(part.dims) - len(getattr(part, "folded", ())))
         step = 16 // part.buffer.dtype.bytes
         shape = tuple(cute.sym_int() for _ in range(rank))
         stride = (*(cute.sym_int64(divisibility=step) for _ in range(rank - 1)), 1)
         fakes.append(make_fake_tensor(cute_type(part.buffer.dtype), shape, stride=stride, assumed_align=16))
+    if plan.queue is not None:
+        fakes.append(make_fake_tensor(Int32, (1,), stride=(1,), assumed_align=4))
     flags = f"--gpu-arch {plan.arch} --enable-tvm-ffi" + (" --keep-ptx --keep-cubin" if keep else "")
     kernel = _Kernel(schedule, plan, reading)
     # What is kept is read back at once; the files' names are not unique, so each compilation has a folder of its own.

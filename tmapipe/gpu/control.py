@@ -8,7 +8,7 @@ from typing import Any
 
 import cutlass.cute as cute
 
-__all__ = ["loop", "traced", "when"]
+__all__ = ["loop", "loop_while", "traced", "when"]
 
 
 @cute.jit
@@ -21,6 +21,12 @@ def when(condition, body):
 def loop(trips, body):
     for i in range(trips):
         body(i)
+
+
+@cute.jit
+def loop_while(state, body):
+    while state[0] != 0:
+        body()
 
 
 _traced: dict[Callable[..., None], Callable[..., None]] = {}

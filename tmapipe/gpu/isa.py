@@ -16,6 +16,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 from tmapipe.errors import ScopeError
 from tmapipe.gpu import control, fragments
+from tmapipe.gpu import words as words_
 from tmapipe.gpu.layouts import core_modes, cute_type, slot_layout
 from tmapipe.isa import Carried, SlotRef
 from tmapipe.plan import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
@@ -36,10 +37,19 @@ COPY_ELECTS = {"load": True, "store": False, "reduce": True}
 class GpuIsa(Carried):
     """One warp's view of the hardware, for the kernel being traced. Methods as documented in `tmapipe.isa.Isa`.
 
-    atoms: name of each load and store -> (TMA atom, coordinate tensor); divisors: by name, as the host prepared them.
+    atoms: name of each load and store -> (TMA atom, coordinate tensor); divisors: by name, as the host prepared them;
+    counter: one integer in global memory, of a dynamic order.
     """
 
-    def __init__(self, plan: Plan, atoms: dict[str, tuple[Any, Any]], divisors: dict[str, Any], clusters: Int32):
+    def __init__(
+        self,
+        plan: Plan,
+        atoms: dict[str, tuple[Any, Any]],
+        divisors: dict[str, Any],
+        clusters: Int32,
+        counter: Any = None,
+    ):
+        self.counter = counter
         self.plan, self.atoms, self.host_divisors, self.clusters = plan, atoms, divisors, clusters
         self.thread, _, _ = cute.arch.thread_idx()
         self.lane = cute.arch.lane_idx()
@@ -80,6 +90,9 @@ class GpuIsa(Carried):
 
     def loop(self, trips: Any, body: Callable[[Any], None]) -> None:
         control.loop(trips, body)
+
+    def loop_while(self, state: Any, body: Callable[[], None], turns: Callable[[], int]) -> None:
+        control.loop_while(state, body)
 
     def call(self, body: Callable[..., None], *arguments: Any) -> None:
         control.traced(body)(*arguments)
@@ -158,6 +171,27 @@ class GpuIsa(Carried):
 
     def fence_proxy_async(self) -> None:
         cute.arch.fence_proxy("async.shared", space="cta")
+
+    # ---- tiles in dynamic order -----------------------------------------------------------------------------------
+
+    def next_number(self, last: Any) -> Any:
+        return words_.next_number(self.counter, self.lane, self.cells(0), last)
+
+    def store_words(self, slot: SlotRef, words: Sequence[Any], barrier: Barrier) -> None:
+        size = slot.buffer.tile[0]
+        filled = [*words, *[0] * (size - len(words))]
+        start = cute.recast_ptr(self.shared + slot.buffer.offset, dtype=Int32) + slot.stage * size
+
+        def store() -> None:
+            for first in range(0, size, 4):
+                target, mbarrier = start + first, self._mbarrier(barrier, slot.stage)
+                words_.store_words(target, filled[first : first + 4], mbarrier, self.lane)
+
+        control.when(self.lane < self.plan.cluster_size, store)
+
+    def read_words(self, slot: SlotRef, count: int, without_data: Callable[[], Sequence[int]]) -> Sequence[Any]:
+        source = self.buffers[slot.buffer.name]
+        return [cute.arch.make_warp_uniform(source[(i, slot.stage)]) for i in range(count)]
 
     # ---- TMA ------------------------------------------------------------------------------------------------------
 

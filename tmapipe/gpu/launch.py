@@ -34,6 +34,7 @@ class Launcher:
         self.loads = len(compiled.plan.loads)
         self.names = tuple(bound.tensors)
         self.spans = [span(tensor) for tensor in bound.tensors.values()]
+        self.counters: dict[int, Any] | None = {} if compiled.plan.queue is not None else None
         self.outputs = [(bound.tensors[name].shape, bound.tensors[name].dtype) for name in bound.stores]
 
     def __call__(self, tensors: tuple[Any, ...], out: Any) -> Any:
@@ -59,11 +60,22 @@ class Launcher:
 
     def launch(self, arguments: list[Any]) -> None:
         """Launches on torch's current stream of the tensors' device."""
+        if self.counters is not None:
+            arguments = [*arguments, self._counter()]
         if torch.cuda.current_device() == self.device.index:
             self.function(arguments, self.clusters)
         else:
             with torch.cuda.device(self.device):
                 self.function(arguments, self.clusters)
+
+    def _counter(self) -> Any:
+        """The counter of a dynamic order: one a stream, since launches on different streams may run at once. Each launch
+        leaves it at 0."""
+        assert self.counters is not None
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        if stream not in self.counters:
+            self.counters[stream] = torch.zeros(1, dtype=torch.int32, device=self.device)
+        return self.counters[stream]
 
 
 def compiled_for(schedule: Any, bound: Any) -> Compiled:

@@ -11,7 +11,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from tmapipe.dtypes import DType
 from tmapipe.plan import Buffer, Load, Store
 
-__all__ = ["core_modes", "cute_type", "make_atom", "slot_layout", "to_core_first"]
+__all__ = ["core_modes", "cute_type", "full_shape", "make_atom", "slot_layout", "to_core_first"]
 
 _ATOM_KINDS = {
     32: warpgroup.SmemLayoutAtomKind.K_SW32,
@@ -55,13 +55,20 @@ def core_modes(part: Load | Store) -> tuple[int, ...]:
 
 
 def to_core_first(tensor: Any, part: Load | Store) -> Any:
-    """The tensor with leading dimensions of extent 1 that it lacks, in the order of `core_modes`."""
-    shape, stride = list(tensor.shape), list(tensor.stride)
-    missing = len(part.dims) - len(shape)
-    shape, stride = [1] * missing + shape, [0] * missing + stride
+    """The tensor with leading dimensions that it lacks, in the order of `core_modes`. Their stride is 0, so the descriptor
+    leaves them out."""
+    shape, stride = full_shape(tensor, part), list(tensor.stride)
+    stride = [0] * (len(shape) - len(stride)) + stride
     modes = core_modes(part)
     layout = cute.make_layout(tuple(shape[i] for i in modes), stride=tuple(stride[i] for i in modes))
     return cute.make_tensor(tensor.iterator, layout)
+
+
+def full_shape(tensor: Any, part: Load | Store) -> list[Any]:
+    """The tensor's shape with leading dimensions that it lacks: folded ones, then others of extent 1."""
+    shape = list(tensor.shape)
+    folded = part.folded if isinstance(part, Store) else ()
+    return [*folded, *[1] * (len(part.dims) - len(folded) - len(shape)), *shape]
 
 
 def make_atom(part: Load | Store, tensor: Any) -> Any:

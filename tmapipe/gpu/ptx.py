@@ -281,6 +281,10 @@ class _Thread:
                 self.values[operand] = found.pop()
         return self.values[operand]
 
+    def _changes(self, operand: str) -> bool:
+        """Whether the register is written at several places: then a copy of it may differ from what it holds later."""
+        return len(self.ptx.definitions.get(operand, ())) > 1 and not self.value(operand).known
+
     def address(self, operand: str) -> _Sum:
         """Where ``[register + offset]`` points."""
         total = _Sum(0)
@@ -304,7 +308,7 @@ class _Thread:
     def _compute(self, instruction: Instruction, operands: list[_Sum]) -> _Sum | None:
         kind, *words = instruction.opcode.split(".")
         if instruction.is_a(*_PASS):
-            return operands[0]
+            return None if self._changes(instruction.operands[1]) else operands[0]
         first, second = operands[0], operands[1] if len(operands) > 1 else _Sum(0)
         known = all(each.known for each in operands)
         if kind == "add":

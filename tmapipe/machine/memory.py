@@ -97,8 +97,11 @@ class Memory:
     def _land(self, flight: Flight, op: LoadWrite, facts: None) -> None:
         load_op = self.transfers.pop(flight)
         assert isinstance(load_op, TmaLoad)
-        load = self.layout.loads[load_op.load]
         target = self.slot(flight.cta, load_op.slot)
+        if not load_op.load:
+            target[: len(load_op.at)] = load_op.at
+            return
+        load = self.layout.loads[load_op.load]
         rows = target.shape[0] // load_op.shares
         mine = slice(load_op.share * rows, (load_op.share + 1) * rows)
         target[mine] = gather(self.tensors[load.argument], load, load_op.at)[mine]

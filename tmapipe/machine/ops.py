@@ -164,7 +164,7 @@ class PrefetchDescriptor(NamedTuple):
 class TmaLoad(NamedTuple):
     """``cp.async.bulk.tensor`` to shared memory, of the tile that starts at element `at`, to `slot`, completing `nbytes` on
     `bar`, in each CTA of `mask` (None: the issuer's). Only share `share` of `shares` of it, cut along rows. Facts: tuple of
-    `Flight`, one a destination CTA."""
+    `Flight`, one a destination CTA. Without a `load` it stands for ``st.async`` of the words `at`, which lands alike."""
 
     load: str
     slot: int

@@ -41,6 +41,7 @@ class MachineIsa:
         self.layout, self.plan, self.agent, self.emit, self.memory = layout, layout.plan, agent, emit, memory
         self.cta_rank, self.warp = divmod(agent, layout.warps)
         self.cluster_id, self.clusters, self.shapes = cluster_id, clusters, shapes
+        self.numbers = 0
 
     # ---- structure ------------------------------------------------------------------------------------------------
 
@@ -60,6 +61,12 @@ class MachineIsa:
     def loop(self, trips: int, body: Callable[[int], None]) -> None:
         for i in range(trips):
             body(i)
+
+    def loop_while(self, state: Any, body: Callable[[], None], turns: Callable[[], int]) -> None:
+        if self.memory is None:
+            self.loop(turns(), lambda i: body())
+        while state[0]:
+            body()
 
     def call(self, body: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -133,6 +140,23 @@ class MachineIsa:
 
     def fence_proxy_async(self) -> None:
         self.emit(ops.FenceProxyAsync())
+
+    # ---- tiles in dynamic order -----------------------------------------------------------------------------------
+
+    def next_number(self, last: int) -> int:
+        self.numbers += 1
+        return self.cluster_id + (self.numbers - 1) * self.clusters
+
+    def store_words(self, slot: SlotRef, words: Sequence[int], barrier: Barrier) -> None:
+        everyone = (1 << self.plan.cluster_size) - 1
+        place, bar = self._slot(slot.buffer, slot.stage), self._bar(barrier, slot.stage)
+        self.emit(ops.TmaLoad("", place, bar, slot.buffer.slot_bytes, everyone, at=tuple(words)))
+
+    def read_words(self, slot: SlotRef, count: int, without_data: Callable[[], Sequence[int]]) -> Sequence[int]:
+        self.emit(ops.SlotRead(self._slot(slot.buffer, slot.stage)))
+        if self.memory is None:
+            return without_data()
+        return [int(word) for word in self.memory.results[self.agent][:count]]
 
     # ---- TMA ------------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from tmapipe.dynamic import DynamicTiles
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.addparts import AddParts
 from tmapipe.schedules.copy import Copy
@@ -10,8 +11,9 @@ from tmapipe.schedules.gated import GatedGemm
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.pingpong import PingPong
 from tmapipe.schedules.splitk import SplitK
+from tmapipe.schedules.streamk import StreamK
 
-__all__ = ["REGISTRY", "AddParts", "Copy", "GatedGemm", "Gemm", "PingPong", "Registered", "SplitK"]
+__all__ = ["REGISTRY", "AddParts", "Copy", "GatedGemm", "Gemm", "PingPong", "Registered", "SplitK", "StreamK"]
 
 
 class Registered(NamedTuple):
@@ -25,9 +27,21 @@ class Registered(NamedTuple):
     problems: tuple[tuple[int, int, dict[str, int]], ...] = ((1, 1, {}), (3, 3, {}))
 
 
-#: Every schedule of the shelf, once: what the checker's, the mutants' and the emit suites go through.
+def _dynamic_copy(copy: Copy) -> Copy:
+    """In dynamic order, on clusters of two."""
+    copy.tiles, copy.cluster = DynamicTiles(stages=copy.ring.stages or 2), {"m": 2}
+    return copy
+
+
+#: Every schedule of the shelf, once, and one in dynamic order: what the mutants go through.
 REGISTRY: tuple[Registered, ...] = (
     Registered("Copy", Copy, lambda: Copy((4, 64), stages=2, pending=1), ((1, 1, {}), (5, 1, {}))),
+    Registered(
+        "Copy, dynamic",
+        lambda: _dynamic_copy(Copy()),
+        lambda: _dynamic_copy(Copy((4, 64), stages=2, pending=0)),
+        ((1, 1, {}), (3, 1, {})),
+    ),
     Registered("AddParts", AddParts, lambda: AddParts((4, 64), stages=2), ((1, 1, {}), (4, 2, {}))),
     Registered("Gemm", Gemm, lambda: Gemm((64, 64, 16), (2, 1), 2, store_stages=1), ((1, 1, {}), (2, 3, {}))),
     Registered(
@@ -42,4 +56,5 @@ REGISTRY: tuple[Registered, ...] = (
         lambda: SplitK(2, (64, 64, 16), (1, 1), 2, store_stages=2),
         ((1, 3, {"s": 2}), (3, 2, {"s": 2})),
     ),
+    Registered("StreamK", lambda: StreamK(66), lambda: StreamK(3, (64, 64, 16), (1, 1), 2), ((2, 3, {"s": 4}),)),
 )

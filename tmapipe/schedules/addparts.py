@@ -18,12 +18,15 @@ __all__ = ["AddParts"]
 class AddParts(Schedule):
     """``d[m, n] = sum over s of x[s, m, n]``; sums in the type of x, in the order of s, converted once to the type of d.
 
-    tile: (m, n) elements at once; stages: slots in flight. One warp loads, four add, through slots that threads read.
+    tile: (m, n) elements at once; stages: slots in flight (None: as many as fit). One warp loads, four add, through slots that
+    threads read.
     """
 
     load, add = Role(warps=1), Role(warps=4)
 
-    def __init__(self, tile: tuple[int, int] = (4, 256), stages: int = 16, *, dtype: DType | str | None = None):
+    def __init__(
+        self, tile: tuple[int, int] = (8, 256), stages: int | None = None, *, dtype: DType | str | None = None
+    ):
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.add)
         self.x = TmaLoadStage("s m n", tile=tile, ring=self.ring)
         self.d = TmaStoreStage("m n", tile=tile, role=self.add, stages=2, dtype=dtype)

@@ -1,7 +1,9 @@
 """SplitK: a GEMM whose k is shared among CTAs, for outputs of few tiles and long k.
 
-Part s of the k-tiles gives partial sums, stored in fp32 as matrix s of a workspace [s, m, n], which are then added in a
-fixed order: results are bit-identical from run to run.
+By default part s of the k-tiles gives partial sums, stored in fp32 as matrix s of a workspace [s, m, n], which are then added
+in a fixed order: results are bit-identical from run to run. The second kernel starts under the end of the first one, and
+waits for it with griddepcontrol.wait. With ``reduce="add"`` the TMA engine adds all parts to the output as they come: one
+kernel, no workspace, and last bits that differ from run to run.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ __all__ = ["SplitK"]
 
 
 class SplitK(Gemm):
-    """`Gemm` of two matrices, with k in `parts` parts. The other arguments as there."""
+    """`Gemm` of two matrices, with k in `parts` parts. reduce: None (a second kernel adds the parts in a fixed order) or "add"
+    (the TMA engine adds them to d, fp32 by default; each addition rounds to d's type). The other arguments as there."""
 
     load, math = Gemm.load, Gemm.math
 
@@ -34,21 +37,39 @@ class SplitK(Gemm):
         store_stages: int = 2,
         order: PersistentTiles = PersistentTiles(),  # noqa: B008 - immutable
         l2_hints: tuple[str | None, str | None] = (None, None),
+        reduce: str | None = None,
     ):
         if not isinstance(parts, int) or parts < 1:
             raise InputError("SplitK(parts)", parts, "is a positive number of parts", "use 4")
         super().__init__(tile, cluster, stages, order=order, l2_hints=l2_hints)
-        self.parts, self.add_parts = parts, AddParts()
-        self.d = TmaStoreStage("s m n", source=self.mma, stages=store_stages, dtype=fp32)
+        self.parts, self.reduce, self.add_parts = parts, reduce, AddParts()
+        self.d = TmaStoreStage(
+            "s m n",
+            source=self.mma,
+            stages=store_stages,
+            dtype=None if reduce else fp32,
+            reduce=reduce,
+            folded={"s": parts} if reduce else None,
+        )
 
     def __call__(self, a: Any, b: Any, d: Any = None, *, out: Any = None) -> Any:  # type: ignore[override]
-        """Writes the product to *d* (or `out`, or a new matrix of a's type) and returns it."""
+        """Writes the product to *d* (or `out`, or a new matrix: of a's type, or fp32 with ``reduce="add"``) and returns it."""
         check_kind("a", a)
         check_kind("b", b)
-        d = d if d is not None else out if out is not None else new_like(a, (a.shape[0], b.shape[0]))
-        workspace = new_like(a, (self.parts, *d.shape), fp32)
+        d = d if d is not None else out
+        if d is None:
+            d = new_like(a, (a.shape[0], b.shape[0]), fp32 if self.reduce else None)
+        if self.reduce:
+            check_kind("d", d)
+            d[...] = 0
+            return super().__call__(a, b, d)
+        workspace = self.workspace(a, d.shape)
         super().__call__(a, b, workspace)
         return self.add_parts(workspace, d)
+
+    def workspace(self, a: Any, shape: tuple[int, ...]) -> Any:
+        """A new matrix of *shape* for each part."""
+        return new_like(a, (self.parts, *shape), fp32)
 
     def part_slots(self, k: Any) -> Any:
         """k-tiles of every part but the last, which may have fewer."""
@@ -59,9 +80,13 @@ class SplitK(Gemm):
         left = k.isa.select(left > 0, left, 0)
         return k.isa.select(left < self.part_slots(k), left, self.part_slots(k))
 
+    def first_slot(self, k: Any, tile: Tile) -> Any:
+        """The first k-tile of the tile's part."""
+        return tile.s * self.part_slots(k)
+
     @load.jit
     def fill(self, k: Any, tile: Tile) -> None:
-        first = tile.s * self.part_slots(k)
+        first = self.first_slot(k, tile)
         for step in range(self.tile_slots(k, tile)):
             with k.ring.produce() as slot:
                 slot.a.load(tile, l=0, k=first + step)

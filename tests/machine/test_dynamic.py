@@ -1,0 +1,117 @@
+"""The dynamic order on the model: whichever cluster gets which tiles, each is taken once, by all CTAs of the cluster alike."""
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tmapipe as tp
+from tests.unit.errors import refused
+from tmapipe.kernel import kernel_main
+from tmapipe.machine import Machine
+from tmapipe.machine.scheduler import POLICIES
+from tmapipe.machine.warp import MachineIsa
+
+S = tp.schedules
+
+
+def small(cluster=(2, 1), order=None, kind=S.Gemm):
+    return kind((64, 64, 16), cluster, 2, store_stages=1, order=order or tp.DynamicTiles(tp.Grouped(2)))
+
+
+def numbers(m, n, k=24):
+    """Small integers, whose sums are exact."""
+    rng = np.random.default_rng(m + n)
+    a, b = (rng.integers(-2, 3, (1, rows, k)).astype(ml_dtypes.bfloat16) for rows in (m, n))
+    arrays = {"a": a, "b": b, "d": np.full((1, m, n), np.nan, ml_dtypes.bfloat16)}
+    return arrays, (a[0].astype(np.float32) @ b[0].astype(np.float32).T).astype(ml_dtypes.bfloat16)
+
+
+@pytest.mark.parametrize("kind", [S.Gemm, S.PingPong])
+@pytest.mark.parametrize("cluster", [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_results(kind, cluster, policy):
+    schedule = small(cluster, kind=kind)
+    for clusters in (1, 2, 3):
+        arrays, want = numbers(200, 264)
+        Machine(schedule.plan({}), policy=policy, seed=clusters).run(
+            lambda isa: kernel_main(isa, schedule), arrays, clusters=clusters
+        )
+        assert (arrays["d"][0] == want).all()
+
+
+@st.composite
+def assignments(draw):
+    """(tiles of the grid, the numbers that each cluster gets, the last of which are beyond the tiles)."""
+    m, n, clusters = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    takers = [draw(st.integers(0, clusters - 1)) for _ in range(m * n)]
+    found = [[number for number, taker in enumerate(takers) if taker == c] for c in range(clusters)]
+    beyond = draw(st.permutations(range(m * n, m * n + clusters)))
+    return (m, n), [[*own, last] for own, last in zip(found, beyond, strict=True)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(problem=assignments(), stages=st.integers(1, 3), kind=st.sampled_from([S.Gemm, S.PingPong]))
+def test_any_assignment(problem, stages, kind):
+    """Whoever comes first: the counter's numbers go to the clusters in any way, each cluster stops at its first one beyond the
+    tiles, and the one who gets the last number is the one who sets the counter back."""
+    (m, n), dealt = problem
+    schedule = small((1, 1), tp.DynamicTiles(tp.Snake(2), stages), kind)
+    arrays, want = numbers(64 * m, 64 * n)
+    queues, lasts = [iter(own) for own in dealt], set()
+
+    class Dealt(MachineIsa):
+        def next_number(self, last):
+            lasts.add(last)
+            return next(queues[self.cluster_id])
+
+    def entry(isa):
+        isa.__class__ = Dealt
+        kernel_main(isa, schedule)
+
+    Machine(schedule.plan({})).run(entry, arrays, clusters=len(dealt))
+    assert (arrays["d"][0] == want).all()
+    assert all(next(queue, None) is None for queue in queues), "a cluster that stopped early"
+    assert lasts == {max(itertools.chain(*dealt))}
+
+
+def test_a_batch_of_four_dimensions():
+    """More coordinates than one st.async of four words holds."""
+
+    class Copy(tp.Schedule):
+        load, store = tp.Role(warps=1), tp.Role(warps=1)
+        ring = tp.BarrierRing(stages=2, producer=load, consumer=store)
+        x = tp.TmaLoadStage("p q m n", tile=(8, 32), ring=ring, dtype="fp32")
+        y = tp.TmaStoreStage(source=x)
+        tiles = tp.DynamicTiles()
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+
+        @store.jit
+        def drain(self, k, tile):
+            with k.ring.consume() as slot:
+                slot.y.store(tile)
+
+    assert Copy().plan().queue.buffer.tile == (8,)
+    x = np.random.default_rng(0).standard_normal((2, 3, 20, 40), np.float32)
+    assert (Copy()(x) == x).all()
+
+
+def test_refused():
+    for stages in (0, 1.5, None):
+        refused(tp.DynamicTiles, stages=stages, argument="DynamicTiles(stages)", value=stages, rule="positive number")
+
+    class Taken(tp.Schedule):
+        load, scheduler = tp.Role(warps=1), tp.Role(warps=1)
+        ring = tp.BarrierRing(stages=2, producer=load, consumer=scheduler)
+        x = tp.TmaLoadStage(tile=(8, 64), ring=ring)
+        y = tp.TmaStoreStage(source=x)
+        tiles = tp.DynamicTiles()
+
+    refused(Taken().plan, argument="Schedule.tiles", rule="role 'scheduler' of its own")

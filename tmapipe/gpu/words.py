@@ -1,0 +1,45 @@
+"""Words that the scheduler of a dynamic order fetches and hands on: a counter in global memory, and st.async."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass._mlir.dialects import llvm, nvvm
+from cutlass.cutlass_dsl import T
+
+from tmapipe.gpu import control
+
+__all__ = ["next_number", "store_words"]
+
+
+def next_number(counter: Any, lane: Any, cell: Any, last: Any) -> Any:
+    """The counter's value before one lane added 1, in all lanes; *last* sets it back to 0. cell: a register."""
+
+    def take() -> None:
+        cell[0] = cute.arch.atomic_add(counter.iterator.llvm_ptr, Int32(1), sem="relaxed", scope="gpu")
+
+    def reset() -> None:
+        counter[0] = Int32(0)
+
+    control.when(lane == 0, take)
+    number = cute.arch.shuffle_sync(cell[0], 0)
+    control.when((lane == 0) & (number == last), reset)
+    return number
+
+
+def store_words(slot: Any, words: Sequence[Any], barrier: Any, cta: Any) -> None:
+    """Four words to *slot* of CTA *cta*, 16 bytes that complete on *barrier* there. slot, barrier: addresses in this CTA."""
+    rank = Int32(cta).ir_value()
+    there = llvm.PointerType.get(cute.AddressSpace.dsmem)
+    target, bytes_on = (llvm.ptrtoint(T.i32(), nvvm.mapa(there, pointer.llvm_ptr, rank)) for pointer in (slot, barrier))
+    llvm.inline_asm(
+        None,
+        [target, *(Int32(word).ir_value() for word in words), bytes_on],
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [$0], {$1, $2, $3, $4}, [$5];",
+        "r,r,r,r,r,r,~{memory}",
+        has_side_effects=True,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
