@@ -73,11 +73,13 @@ class BoundStreamK(Carried):
         self.numbers = TileNumbers(isa, order.raster, _without_shares(grid), by)
         load = isa.plan.load(order.stage)
         where = load.dims.index(order.dim)
-        self.steps = ceil_div(isa.extent(load.argument, where), load.tile[where])  # of a tile
-        self.total = self.numbers.total * self.steps
+        steps = ceil_div(isa.extent(load.argument, where), load.tile[where])
+        self.total = self.numbers.total * steps
+        self.steps = isa.select(steps > 0, steps, 1)  # of a tile; to divide by
         most = self._least(order.shares, self.numbers.total * grid["s"])
         self.shares = isa.select(grid["s"] == 1, 1, most)
-        self.size = ceil_div(self.total, self.shares)  # of a share, in steps; the last ones may be smaller
+        size = ceil_div(self.total, self.shares)  # of a share, in steps; the last ones may be smaller
+        self.size = isa.select(size > 0, size, 1)
 
     def of(self, role: RoleWarps) -> BoundStreamK:
         """The pieces as *role* takes them."""
