@@ -119,7 +119,7 @@ class Execution:
             self.registers[i.operands[0]] = Peer(self._value(i.operands[1]), self._value(i.operands[2]))
         elif i.is_a("st.async"):
             self._store_words(i)
-        elif kind in ("st", "stmatrix", "prefetch", "griddepcontrol"):
+        elif kind in ("st", "stmatrix", "prefetch"):
             pass
         elif kind == "atom":
             self.registers[i.operands[0]] = self.launch.cluster_id + self.numbers * self.launch.clusters

@@ -88,10 +88,10 @@ class RecordingIsa:
     # ---- mbarrier -------------------------------------------------------------------------------------------------
 
     def griddepcontrol_wait(self) -> None:
-        pass  # what goes on beside other kernels is no event of this one
+        self._note("grid_wait")
 
     def griddepcontrol_launch_dependents(self) -> None:
-        pass
+        self._note("grid_launch_dependents")
 
     def mbarrier_init(self, barrier: Barrier, stage: int, count: int) -> None:
         self._note("init", barrier.name, stage, count)

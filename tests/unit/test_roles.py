@@ -185,14 +185,16 @@ def test_wrong_verbs_in_a_body():
 
 
 def test_set_up_and_tails():
-    """The last warp initializes before all meet; a role's tail follows its last tile."""
+    """Every warp lets the next kernel start, and waits for the one before between its set-up and its first load. The last warp
+    initializes before all meet; a role's tail follows its last tile."""
     rows = Rows()
     plan = rows.plan()
     loader = [event[0] for event in record(rows, plan, 0, EXTENTS)]
-    assert loader == ["cta_sync"] + ["wait", "arm", "load"] * 12
+    assert loader == ["grid_launch_dependents", "cta_sync", "grid_wait"] + ["wait", "arm", "load"] * 12
     events = record(rows, plan, plan.warps - 1, EXTENTS)
     inits = [("init", b.name, stage, b.count) for b in plan.barriers for stage in range(3)]
-    assert events[: 2 + 6 + 2] == [("prefetch", "x"), ("prefetch", "y"), *inits, ("init_fence",), ("cta_sync",)]
+    set_up = [("prefetch", "x"), ("prefetch", "y"), *inits, ("init_fence",), ("cta_sync",)]
+    assert events[: 2 + len(set_up)] == [("grid_launch_dependents",), *set_up, ("grid_wait",)]
     storer = [event[0] for event in events]
     assert storer[-3:] == ["wait_group", "arrive", "wait_group"]  # the last slot's read, its release, then all writes
 
@@ -211,7 +213,7 @@ def test_every_warp_of_a_warpgroup_sets_its_registers_first():
     extents = {"a": (1, 256, 64), "b": (1, 256, 64), "d": (1, 256, 256)}
     for warp in range(12):
         events = [e for e in record(gemm, plan, warp, extents) if e[0] not in ("init", "prefetch", "init_fence")]
-        after = events[2:]  # the cluster's barrier
+        after = events[4:]  # the cluster's barrier, and the kernels before and after
         assert after[0] == ("setmaxnreg", plan.registers[warp // 4], warp >= 4)
         assert [e[0] for e in after].count("setmaxnreg") == 1
         assert (len(after) == 1) == (warp in (1, 2, 3))  # idle warps of the loader's warpgroup
@@ -226,23 +228,3 @@ def test_no_tiles(tiles):
     isa.divisors = lambda values: {name: max(1, value) for name, value in values.items()}  # as the host makes them
     kernel_main(isa, Rows())
     assert isa.of("load", "wait", "arm") == []
-
-
-class Overlapping(RecordingIsa):
-    """Notes what has to do with other kernels, too."""
-
-    def griddepcontrol_wait(self):
-        self._note("wait for the kernel before")
-
-    def griddepcontrol_launch_dependents(self):
-        self._note("let the next kernel start")
-
-
-def test_kernels_that_overlap():
-    """Every warp lets the next kernel start, and waits for the one before between its set-up and its first load."""
-    for warp in (0, 1):
-        isa = Overlapping(Rows().plan(), warp, extents=EXTENTS)
-        kernel_main(isa, Rows())
-        kinds = [event[0] for event in isa.events]
-        assert kinds[0] == "let the next kernel start"
-        assert kinds[kinds.index("cta_sync") + 1] == "wait for the kernel before"
