@@ -105,7 +105,7 @@ def folder(tmp_path, monkeypatch):
 def test_what_is_stored_is_loaded(folder):
     problem, other = Problem(128, 8192, 8192), Problem(128, 8192, 8192, out="float32")
     (candidate, _), *_ = ranked(problem, most=1)
-    assert dict(candidate.options)["l2_hints"] == (None, "evict_first")
+    assert dict(candidate.options)["l2_hints"] == ("evict_last", "evict_first")
     entry = cache.Entry(candidate, 42.5, 12)
     cache.store(problem, "Some GPU", entry)
     assert cache.load(problem, "Some GPU") == entry

@@ -23,6 +23,7 @@ COOPERATIVE: dict[int, tuple[int, ...]] = {
     256: (64, 128, 160, 192),
 }
 PINGPONG: dict[int, tuple[int, ...]] = {64: (128, 192, 256), 128: (128, 160, 192)}
+READ_ONCE = ("evict_first", "evict_first")  # by CTAs that run at the same time: a long k leaves no room for a second time
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 LARGE_CLUSTERS = ((2, 2), (4, 1))
 
@@ -89,7 +90,7 @@ def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
     if problem.batch == 1:
         for tile in ((128, 128), (128, 256)):
             for parts in _parts(problem, device, tile):
-                yield Candidate("SplitK", tile, (2, 1), (("parts", parts),))
+                yield Candidate("SplitK", tile, (2, 1), (("parts", parts), ("l2_hints", READ_ONCE)))
 
 
 def _pairs(tiles: dict[int, tuple[int, ...]]) -> list[tuple[int, int]]:
@@ -105,13 +106,13 @@ def _wasted(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -
 
 def _options(kind: str, tile: tuple[int, int], problem: Problem) -> tuple[tuple[str, Any], ...]:
     """One output buffer a warpgroup where two would cost a ping-pong a stage of the ring, or leave a ring of fewer than four.
-    b is kept out of the way in L2 where few rows of tiles read it."""
+    Where few rows of tiles read b, it makes way in L2 for a, which all of them read."""
     found: dict[str, Any] = {}
     one, two = (_stages(tile, buffers) for buffers in (1, 2))
     if two < (one if kind == "PingPong" else min(one, 4)):
         found["store_stages"] = 1
     if problem.m <= 2 * tile[0] and problem.n > 4 * problem.m:
-        found["l2_hints"] = (None, "evict_first")
+        found["l2_hints"] = ("evict_last", "evict_first")
     return tuple(found.items())
 
 

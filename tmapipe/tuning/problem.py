@@ -75,4 +75,4 @@ class Device:
 
 
 #: The device that nothing else is known of is planned for as this one.
-H200 = Device("NVIDIA H200", 132, ((1, 132), (2, 66), (4, 32)))
+H200 = Device("NVIDIA H200", 132, ((1, 132), (2, 66), (4, 30)))
