@@ -1,9 +1,10 @@
 """The kernel: what every warp of every CTA does, in both readings.
 
-init barriers -> fence -> CTA or cluster sync -> by role: setmaxnreg, then for each tile the body, then the tails
+init barriers -> fence -> by role: setmaxnreg, CTA or cluster sync, then for each tile the body, then the tails
 
 All of the set-up may run before the last kernel of the stream has ended (programmatic dependent launch). What it takes stands
-before the first load: so one warp inits the barriers while the others find out which tile is the CTA's first.
+before the first load: so one warp inits the barriers while the others find out which tile is the CTA's first, and all meet in
+their roles' code, whose instructions have been fetched by then.
 """
 
 from __future__ import annotations
@@ -31,17 +32,19 @@ __all__ = ["KernelContext", "kernel_main", "tiles_of"]
 def kernel_main(isa: Isa, schedule: Any) -> None:
     """The program of one warp. *schedule* is the `Schedule` that `isa.plan` was made from."""
     isa.griddepcontrol_launch_dependents()
-    tiles = _set_up(isa, schedule)
-    isa.griddepcontrol_wait()
+    _init_barriers(isa)
+    tiles = tiles_of(isa, schedule)
     for first, count, registers, roles in _branches(isa.plan):
         isa.when(
             _between(isa.warp, first, count, isa.plan.warps),
             functools.partial(_run_branch, isa, schedule, tiles, registers, roles),
         )
+    for first, count in _without_role(isa.plan):
+        isa.when(_between(isa.warp, first, count, isa.plan.warps), functools.partial(_meet, isa))
 
 
-def _set_up(isa: Isa, schedule: Any) -> BoundTiles:
-    """Inits the barriers, and returns the CTA's tiles."""
+def _init_barriers(isa: Isa) -> None:
+    """One warp inits them; `_meet` waits for that."""
     plan = isa.plan
 
     def init() -> None:
@@ -55,12 +58,15 @@ def _set_up(isa: Isa, schedule: Any) -> BoundTiles:
     isa.when(isa.warp == plan.warps - 1, init)
     if plan.cluster_size > 1:
         isa.cluster_arrive()
-    tiles = tiles_of(isa, schedule)
-    if plan.cluster_size > 1:
+
+
+def _meet(isa: Isa) -> None:
+    """Once for every warp: until the barriers of the cluster have been initialized, and the kernel before has ended."""
+    if isa.plan.cluster_size > 1:
         isa.cluster_wait()
     else:
         isa.cta_sync()
-    return tiles
+    isa.griddepcontrol_wait()
 
 
 def tiles_of(isa: Isa, schedule: Any) -> BoundTiles:
@@ -86,6 +92,14 @@ def _branches(plan: Plan) -> list[tuple[int, int, int | None, list[RoleWarps]]]:
     return branches
 
 
+def _without_role(plan: Plan) -> list[tuple[int, int]]:
+    """(first warp, warps) of those that fill up a warpgroup."""
+    roles = sorted(plan.roles, key=lambda role: role.first_warp)
+    ends = [0, *(role.first_warp + role.warps for role in roles)]
+    starts = [*(role.first_warp for role in roles), plan.warps]
+    return [(end, start - end) for end, start in zip(ends, starts, strict=True) if start > end]
+
+
 def _run_branch(
     isa: Isa, schedule: Any, tiles: BoundTiles, registers: int | None, roles: list[RoleWarps]
 ) -> None:
@@ -106,6 +120,7 @@ def _run_role(isa: Isa, schedule: Any, tiles: BoundTiles, role: RoleWarps) -> No
     if body is None and role.name != SCHEDULER:
         raise ScopeError(f"role {role.name!r} has no body. Decorate a method of the schedule with @{role.name}.jit.")
     k = KernelContext(isa, schedule, tiles, role)
+    _meet(isa)
     if body is None:
         k.tiles.each(lambda tile: None)
         return k.finish()

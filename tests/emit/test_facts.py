@@ -212,9 +212,12 @@ def test_dependent_numbers_differ_between_clusters():
 
 @pytest.mark.parametrize("name", sorted(KERNELS))
 def test_global_memory_is_touched_after_the_kernels_before(name):
-    """Launched while they still run: every thread waits for their end, between the set-up and the roles."""
-    ptx = built(name).compiled.ptx
-    first = min(ptx.index(what) for what in ("cp.async.bulk.tensor", "setmaxnreg") if what in ptx)
-    wait = ptx.index("griddepcontrol.wait")
-    assert ptx.count("griddepcontrol.wait") == 1 and ptx.index("mbarrier.init") < wait < first
-    assert ptx.index("griddepcontrol.launch_dependents") < wait
+    """Launched while they still run: every thread waits for their end, before any copy that it can start."""
+    kernel = built(name)
+    for warp in range(kernel.plan.warps):
+        for lane in LANES:
+            reached = kernel.ptx.reached(warp, lane)
+            waits = [i for i, what in enumerate(reached) if what.is_a("griddepcontrol.wait")]
+            copies = [i for i, what in enumerate(reached) if what.is_a("cp.async.bulk.tensor", "cp.reduce")]
+            assert len(waits) == 1 and all(at > waits[0] for at in copies)
+            assert any(what.is_a("griddepcontrol.launch_dependents") for what in reached[: waits[0]])

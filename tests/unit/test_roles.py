@@ -213,10 +213,10 @@ def test_every_warp_of_a_warpgroup_sets_its_registers_first():
     extents = {"a": (1, 256, 64), "b": (1, 256, 64), "d": (1, 256, 256)}
     for warp in range(12):
         events = [e for e in record(gemm, plan, warp, extents) if e[0] not in ("init", "prefetch", "init_fence")]
-        after = events[4:]  # the cluster's barrier, and the kernels before and after
-        assert after[0] == ("setmaxnreg", plan.registers[warp // 4], warp >= 4)
-        assert [e[0] for e in after].count("setmaxnreg") == 1
-        assert (len(after) == 1) == (warp in (1, 2, 3))  # idle warps of the loader's warpgroup
+        assert events[2] == ("setmaxnreg", plan.registers[warp // 4], warp >= 4)  # before it waits for the others
+        assert [e[0] for e in events[3:5]] == ["cluster_wait", "grid_wait"]
+        assert [e[0] for e in events].count("setmaxnreg") == 1
+        assert (len(events) == 5) == (warp in (1, 2, 3))  # idle warps of the loader's warpgroup
 
 
 @pytest.mark.parametrize("tiles", [(0, 5), (5, 0)])

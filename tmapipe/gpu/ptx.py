@@ -329,6 +329,8 @@ class _Thread:
             value = first.constant & 0xFFFFFFFF if words[0] == "u32" else first.constant
             return _Sum(value >> second.constant)
         if kind == "setp":
+            if "u32" in words and known:
+                return _Sum(int(_COMPARE[words[0]](first.constant & 0xFFFFFFFF, second.constant & 0xFFFFFFFF)))
             difference = first.plus(second, -1)
             return _Sum(int(_COMPARE[words[0]](difference.constant, 0))) if difference.known else None
         if kind == "selp":
