@@ -11,16 +11,19 @@ from tmapipe.tuning import Candidate, Problem, ranked
 # At the tile, cluster and stages of CUTLASS's example: to compare on equal terms.
 SAME_AS_CUTLASS = Candidate("Gemm", (128, 256), (2, 1), (("stages", 4),))
 PINNED = (str(SAME_AS_CUTLASS), f"fast {SAME_AS_CUTLASS}")
+ONE_ROW = ("l2_hints", ("evict_last", "evict_first"))  # of tiles along m
 PROMOTED = tuple(
-    Candidate(schedule, tile, cluster, (("promote", True),))
-    for schedule, tile in (
-        ("Gemm", (128, 128)),
-        ("Gemm", (128, 192)),
-        ("Gemm", (192, 128)),
-        ("Gemm", (256, 96)),
-        ("PingPong", (64, 192)),
+    Candidate("Gemm", tile, cluster, (("promote", True), *hints))
+    for tile, clusters, hints in (
+        ((128, 128), ((2, 1), (1, 2)), ()),
+        ((128, 176), ((2, 1),), ()),
+        ((128, 192), ((2, 1),), ()),
+        ((128, 208), ((2, 1),), ()),
+        ((192, 128), ((2, 1), (1, 2)), ()),
+        ((64, 128), ((2, 1),), (ONE_ROW,)),
+        ((128, 64), ((1, 1),), (ONE_ROW,)),
     )
-    for cluster in ((2, 1), (1, 2))
+    for cluster in clusters
 )
 FEW, MANY = 6, 24  # of the candidates that `tmapipe.tuning` likes best
 

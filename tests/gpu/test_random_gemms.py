@@ -1,0 +1,11 @@
+"""200 random shapes and option combinations on the device, against float64; see tests/random_gemms.py."""
+
+import pytest
+
+from tests import random_gemms
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_random_gemm(seed):
+    case = random_gemms.draw(seed)
+    random_gemms.run(case, "cuda")
