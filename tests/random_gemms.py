@@ -53,6 +53,7 @@ class Case:
     outputs: int = 1
     exact: bool = True
     slack: float = 0.0
+    majors: tuple = ("k", "k")  # along which a and b are contiguous
     strided: bool = False  # rows of a and b lie further apart than they are long
     special: bool = False  # a NaN in a, and an infinity in b if its type has one
 
@@ -95,6 +96,8 @@ def _draw(rng: random.Random, most: int, deepest: int, seed: int) -> Case:
         "special": seed % 10 == 0,
     }
     hints = (rng.choice(HINTS), rng.choice(HINTS))
+    if kind != "GatedGemm" and not bits8 and rng.random() < 0.4:
+        common["majors"] = case["majors"] = (rng.choice("mk"), rng.choice("nk"))
     if kind in ("SplitK", "StreamK"):
         count, reduce = rng.choice([1, 2, 3, 7, 16]), rng.choice([None, None, "add"])
         if reduce:
@@ -193,12 +196,18 @@ def _inputs(case: Case, device: str, generator: torch.Generator) -> list:
     made = []
     for i, rows in enumerate([case.m] + [case.n] * case.products):
         dtype = TYPES[case.types[min(i, 1)]]
-        x = torch.randn(*lead, rows, case.k + (16 if case.strided else 0), generator=generator)
+        x = torch.randn(*lead, rows, case.k, generator=generator)
         if case.special and i == 0:
             x[..., rows // 2, case.k // 3] = float("nan")
         if case.special and i == 1 and torch.isinf(torch.tensor(float("inf")).to(dtype).float()):
             x[..., rows // 3, case.k // 2] = float("inf")
-        made.append(x.to(dtype).to(device)[..., : case.k])
+        turned = case.majors[min(i, 1)] != "k"
+        x = x.to(dtype).swapaxes(-1, -2) if turned else x.to(dtype)
+        length = -(-x.shape[-1] // 16) * 16 + (16 if case.strided else 0)
+        stored = torch.zeros(*x.shape[:-1], length, dtype=dtype)
+        stored[..., : x.shape[-1]] = x
+        x = stored.to(device)[..., : x.shape[-1]]
+        made.append(x.swapaxes(-1, -2) if turned else x)
     return made
 
 

@@ -101,7 +101,7 @@ class Operands:
         self.epilogue, self.ring, self.matmul = epilogue, ring, matmul
         role = ring.phases[-1][0]
         groups = role.warps // 4 // role.teams
-        self.shape = (matmul.a.tile[0], matmul.b.tile[0])
+        self.shape = matmul.shape[:2]
         self.width = columns_of(self.shape[1])
         self.rows = 64 * groups
         self.stages = {name: OperandStage(name, kind, ring, self.rows, self.width) for name, kind in declared.items()}

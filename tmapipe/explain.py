@@ -59,6 +59,7 @@ def explain(plan: Plan) -> str:
         lines.append(
             f"matmul {matmul.name}: {m} x {n} x {k} over {matmul.warpgroups} warpgroups, {matmul.k_instructions} wgmma "
             f"m64n{n}k{32 // matmul.a.dtype.bytes} a slot and 64 rows, {per_thread} accumulator registers a thread"
+            + "".join(f", {x} transposed" for x, way in zip("ab", matmul.transposed, strict=True) if way)
         )
     for store in plan.stores:
         folded = ", ".join(f"{extent} along {d}" for d, extent in zip(store.dims, store.folded, strict=False))

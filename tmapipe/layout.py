@@ -244,17 +244,17 @@ class Layout:
 
     def _matmul(self, name: str, mma: Wgmma) -> None:
         role = self.roles[self.matmul_roles[name].name]
-        shape = (mma.a.tile[0], mma.b.tile[0], mma.a.tile[1])
         self.matmuls.append(
             Matmul(
                 name,
                 self.of[mma.a.name],
                 self.of[mma.b.name],
-                shape,
+                mma.shape,
                 role.team_warps // 4,
                 role.first_warp,
                 role.teams,
                 mma.promote,
+                mma.transposed,
             )
         )
 

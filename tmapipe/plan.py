@@ -154,7 +154,7 @@ class Matmul:
     shape: (m, n, k) elements of the CTA's tile; the `warpgroups` that work on one tile (a team) share m in blocks of 64
     rows, dealt in turn: warp w of the team's warpgroup g holds the rows ``(r * warpgroups + g) * 64 + 16 * w`` .. ``+ 16``
     for r = 0, 1, ...; first_warp: of the role, all of its teams together; promote: whether sums leave the tensor core after
-    each slot.
+    each slot; transposed: whether the slots of (a, b) hold tiles (k, m) and (k, n), contiguous along m and n.
     """
 
     name: str
@@ -165,6 +165,7 @@ class Matmul:
     first_warp: int
     teams: int = 1
     promote: bool = False
+    transposed: tuple[bool, bool] = (False, False)
 
     def group(self, warp: Any) -> Any:
         """Which of its team's warpgroups the warp (its index in the CTA, of the role) belongs to."""

@@ -127,7 +127,7 @@ def _check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch
                 f"Wgmma({name})", phase, "needs one role of warpgroups in the ring's last phase", "Role(warpgroups=2)"
             )
         role = declared.roles[groups[0].name]
-        (m, k), (n, kb) = mma.a.tile, mma.b.tile
+        (m, k), (n, kb) = mma.extents
         a, b = types[mma.a.name], types[mma.b.name]
         warpgroups = role.warps // 4 // role.teams
         if k != kb:
@@ -137,17 +137,22 @@ def _check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch
         if not (a == b and a in (bf16, fp16)) and not {a, b} <= {fp8_e4m3, fp8_e5m2}:
             rule = "takes two operands of one type, bf16 or fp16, or two of fp8_e4m3 and fp8_e5m2"
             raise InputError(f"Wgmma({name})", f"{a} x {b}", rule, "convert the tensors")
+        if any(mma.transposed) and a.bytes != 2:
+            rule = "takes operands of 8 bits contiguous along k only (PTX ISA, wgmma.mma_async: imm-trans)"
+            raise InputError(f"Wgmma({name})", f"{a} x {b}", rule, "transpose them in memory, or convert them to bf16")
         if m % (64 * warpgroups):
             raise InputError(
-                f"{mma.a.name}.tile[0]",
+                f"{mma.a.name}.tile[{int(mma.transposed[0])}]",
                 m,
                 f"wgmma takes 64 rows, so a multiple of 64 x {warpgroups} warpgroups",
                 "e.g. 128",
             )
         if n % 8 or n > 256:
-            raise InputError(f"{mma.b.name}.tile[0]", n, "wgmma takes n a multiple of 8 up to 256", "e.g. 128 or 256")
+            rule = "wgmma takes n a multiple of 8 up to 256"
+            raise InputError(f"{mma.b.name}.tile[{int(mma.transposed[1])}]", n, rule, "e.g. 128 or 256")
         if k * a.bytes % 32:
-            raise InputError(f"{mma.a.name}.tile[1]", k, "wgmma takes 32 bytes of k an instruction", "e.g. 64")
+            rule = "wgmma takes 32 bytes of k an instruction"
+            raise InputError(f"{mma.a.name}.tile[{1 - int(mma.transposed[0])}]", k, rule, "e.g. 64")
         _check_accumulators(name, mma, m * n // (128 * warpgroups), role)
         found[name] = role
     return found
@@ -162,7 +167,7 @@ def _check_accumulators(name: str, mma: Wgmma, sums: int, role: Role) -> None:
         twice = f", twice {sums} since sums are promoted" if mma.promote else ""
         raise InputError(
             f"Wgmma({name}) tile",
-            (mma.a.tile[0], mma.b.tile[0]),
+            mma.shape[:2],
             f"needs {needed} accumulator registers a thread{twice}; {room} leave room to work with {groups} warpgroups",
             "use a smaller tile or more warpgroups",
         )

@@ -73,7 +73,7 @@ class TmaStoreStage:
                     "leave them out",
                 )
         if isinstance(source, Wgmma):
-            tile = tile or (source.a.tile[0], source.b.tile[0])
+            tile = tile or source.shape[:2]
         assert tile is not None
         self.tile = tuple(tile)
         self.dims = check_dims("TmaStoreStage(dims)", dims, self.tile)

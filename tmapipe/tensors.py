@@ -227,7 +227,10 @@ def _check_layout(name: str, tensor: Any, shape: tuple[int, ...], strides: tuple
     """The rules of cuTensorMapEncodeTiled. On the CPU too, so that what runs on the model runs on the GPU."""
     if strides[-1] != 1 and shape[-1] > 1:
         raise InputError(
-            f"{name}.stride", strides, "the last dimension must be contiguous (stride 1)", f"{name}.contiguous()"
+            f"{name}.stride",
+            strides,
+            "the last dimension must be contiguous (stride 1)",
+            f"{name}.contiguous(), or tell a GEMM how it lies (majors)",
         )
     for extent, stride in zip(shape[:-1], strides[:-1], strict=True):
         if extent > 1 and (stride * dtype.bytes % ALIGNMENT or stride <= 0):

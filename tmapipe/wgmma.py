@@ -17,10 +17,11 @@ __all__ = ["Accumulator", "BoundMatmul", "Wgmma"]
 class Wgmma:
     """Declares ``acc[m, n] += a[m, k] * b[n, k]`` on the slots of a ring, by the warpgroups of its last phase.
 
-    a, b: stages of one ring with tiles (m, k) and (n, k), both contiguous along k; in_flight: wgmma groups (one a slot)
-    that may still run while the next slot is waited for (1; 0 if sums are promoted). A slot is released when its group has
-    retired, so `in_flight` slots later. m is a multiple of 64 a warpgroup, n a multiple of 8 up to 256, and k takes a
-    multiple of 32 bytes (PTX ISA, wgmma shapes).
+    a, b: stages of one ring with tiles (m, k) and (n, k), contiguous along k; of 16-bit types also (k, m) and (k, n),
+    contiguous along m or n, if the stages' dimensions say so: k is the one that the last two of both have in common;
+    in_flight: wgmma groups (one a slot) that may still run while the next slot is waited for (1; 0 if sums are promoted).
+    A slot is released when its group has retired, so `in_flight` slots later. m is a multiple of 64 a warpgroup, n a
+    multiple of 8 up to 256, and k takes a multiple of 32 bytes (PTX ISA, wgmma shapes).
 
     Operands: two of bf16, two of fp16, or any two of fp8_e4m3 and fp8_e5m2. Sums are in fp32; but of 8-bit operands the tensor
     core keeps some 14 bits of a sum. promote: after each slot (k elements of the tile, e.g. 128) the sums are added to others
@@ -41,10 +42,25 @@ class Wgmma:
             )
             raise InputError("Wgmma(in_flight)", in_flight, rule, "leave it out")
         self.a, self.b, self.in_flight, self.promote = a, b, in_flight, promote
+        shared = set(a.dims[-2:]) & set(b.dims[-2:])
+        k = shared.pop() if len(shared) == 1 else None
+        self.transposed = (k == a.dims[-2], k == b.dims[-2])
         self.name = ""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = self.name or name
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(m, n, k) elements of the CTA's tile; k of a."""
+        (m, k), (n, _) = self.extents
+        return m, n, k
+
+    @property
+    def extents(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(m, k) of a's tile and (n, k) of b's."""
+        a, b = self.a.tile, self.b.tile
+        return a[::-1] if self.transposed[0] else a, b[::-1] if self.transposed[1] else b
 
 
 class BoundMatmul(Carried):

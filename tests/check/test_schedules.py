@@ -24,6 +24,7 @@ SAFE = {registered.name: registered.make for registered in S.REGISTRY} | {
     "gemm, three warpgroups": lambda: S.Gemm((192, 176, 64), (1, 2), store_stages=1),
     "gemm, snake": lambda: S.Gemm(order=tp.PersistentTiles(tp.Snake(4))),
     "gemm, hilbert": lambda: S.Gemm((128, 128, 64), (2, 2), 3, order=tp.PersistentTiles(tp.Hilbert(4))),
+    "gemm, a along m and b along n": lambda: S.Gemm((128, 128, 64), (2, 2), majors=("m", "n")),
     "gemm, dynamic": lambda: S.Gemm(order=tp.DynamicTiles()),
     "gemm 2x2, dynamic, three fetched ahead": lambda: S.Gemm(
         (128, 128, 64), (2, 2), 3, order=tp.DynamicTiles(stages=3)

@@ -202,7 +202,8 @@ class Execution:
         elif i.is_a("wgmma.mma_async"):
             shape = next(word for word in i.opcode.split(".") if re.fullmatch(r"m\d+n\d+k\d+", word))
             starts = [((self._value(operand) & 0x3FFF) << 4) - BASE for operand in i.operands[1:3]]
-            self.events.append(("wgmma", shape, *starts))
+            kept = i.operands[-2:] if "e4m3" not in i.opcode and "e5m2" not in i.opcode else ("0", "0")
+            self.events.append(("wgmma", shape, *starts, tuple(flag == "1" for flag in kept)))  # imm-trans of a and b
         else:
             what = i.opcode.split(".")[1].removesuffix("_group")
             self.events.append((f"wgmma_{what}", *(int(operand) for operand in i.operands)))
@@ -398,7 +399,8 @@ def _store_boxes(store: Store, stage: int, at: tuple[int, ...]) -> list[Event]:
 
 def _wgmmas(matmul: Matmul, warp: int, a_stage: int, b_stage: int) -> list[Event]:
     """One instruction a 64-row block and 32 bytes of k. The descriptors point at the operands' first bytes: a row block is
-    64 rows down in each column block of a swizzle span, 32 bytes of k are 32 bytes along a row."""
+    64 rows down in each column block of a swizzle span, 32 bytes of k are 32 bytes along a row; or the other way round, where
+    an operand lies transposed."""
     m, n, _ = matmul.shape
     shape = f"m64n{n}k{32 // matmul.a.dtype.bytes}"
     group = matmul.group(warp)
@@ -406,13 +408,16 @@ def _wgmmas(matmul: Matmul, warp: int, a_stage: int, b_stage: int) -> list[Event
     for k in range(matmul.k_instructions):
         for block in range(m // (64 * matmul.warpgroups)):
             first = 64 * (block * matmul.warpgroups + group)
-            a = _operand(matmul.a, a_stage, first, 32 * k)
-            b = _operand(matmul.b, b_stage, 0, 32 * k)
-            found.append(("wgmma", shape, a, b))
+            a = _operand(matmul.a, a_stage, first, 32 // matmul.a.dtype.bytes * k, matmul.transposed[0])
+            b = _operand(matmul.b, b_stage, 0, 32 // matmul.b.dtype.bytes * k, matmul.transposed[1])
+            found.append(("wgmma", shape, a, b, matmul.transposed))
     return found
 
 
-def _operand(buffer: Any, stage: int, row: int, byte: int) -> int:
+def _operand(buffer: Any, stage: int, side: int, k: int, transposed: bool) -> int:
+    """Where element [side, k] of an operand lies, or [k, side] of a transposed one."""
+    row, column = (k, side) if transposed else (side, k)
+    byte = column * buffer.dtype.bytes
     span = buffer.swizzle or math.prod(buffer.tile[1:]) * buffer.dtype.bytes
     rows = buffer.tile[0]
     return buffer.offset + stage * buffer.slot_bytes + (byte // span * rows + row) * span + byte % span

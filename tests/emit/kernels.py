@@ -192,6 +192,7 @@ GEMMS = {
     "gemm fp8 promoted": Kernel(
         lambda: S.Gemm((128, 128, 128), (1, 2), promote=True), {"a": "fp8_e4m3", "b": "fp8_e4m3", "d": "fp16"}, GEMM
     ),
+    "gemm a along m, b along n": Kernel(lambda: S.Gemm((128, 96, 64), (2, 2), majors=("m", "n")), {}, GEMM),
     "gemm snake": Kernel(lambda: S.Gemm((128, 64, 64), (2, 1), order=tp.PersistentTiles(tp.Snake(3))), {}, TALL),
     "gemm hilbert": Kernel(lambda: S.Gemm((64, 64, 64), (1, 1), order=tp.PersistentTiles(tp.Hilbert(4))), {}, TALL),
     "pingpong 2x1": Kernel(SHELF["PingPong"], {}, GEMM),

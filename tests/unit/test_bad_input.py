@@ -1,5 +1,6 @@
 """Declarations that no correct kernel could be built for: refused with the argument, its value, the rule and a fix."""
 
+import numpy as np
 import pytest
 
 import tmapipe as tp
@@ -204,6 +205,16 @@ def test_tile_not_divisible_as_wgmma_needs():
     refused(matmul_of((128, 24), (128, 24)).plan, argument="a.tile[1]", value=24, rule="32 bytes of k")
     refused(matmul_of((128, 64), (128, 32)).plan, argument="b.tile", value=(128, 32), rule="k extent differs")
     refused(S.Gemm((100, 128, 64)).plan, argument="a.tile[0]", value=100, rule="64 rows")
+
+
+def test_operands_contiguous_along_m_or_n():
+    refused(lambda: S.Gemm(majors=("n", "k")), argument="majors", value=("n", "k"), rule='"m" or "k"')
+    fp8 = {"a": "fp8_e4m3", "b": "fp8_e4m3", "d": "bf16"}
+    turned = S.Gemm((128, 128, 128), majors=("k", "n"))
+    refused(lambda: turned.plan(fp8), argument="Wgmma(mma)", value="fp8_e4m3 x fp8_e4m3", rule="along k only")
+    a, b = np.zeros((128, 64), np.float16), np.zeros((64, 64), np.float16)
+    refused(lambda: S.Gemm(majors=("m", "k"))(a, b), argument="a.stride", rule="last dimension must be contiguous")
+    refused(lambda: S.Gemm()(a.T.copy().T, b), argument="a.stride", rule="last dimension must be contiguous")
 
 
 def test_accumulators_that_do_not_fit():

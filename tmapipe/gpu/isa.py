@@ -380,11 +380,11 @@ class _MatmulHandles:
         self.matmul = matmul
         m, n, _ = matmul.shape
         types = cute_type(matmul.a.dtype), cute_type(matmul.b.dtype)
-        self.tiled = _tiled_mma(*types, (matmul.warpgroups, 1, 1), n)
+        self.tiled = _tiled_mma(*types, (matmul.warpgroups, 1, 1), n, matmul.transposed)
         group = matmul.group(isa.warp) if matmul.warpgroups > 1 else 0
         mine = self.tiled.get_slice(cute.make_layout(matmul.warpgroups, stride=128)(group))
-        self.a = self.tiled.make_fragment_A(mine.partition_A(isa.buffers[matmul.a.name]))
-        self.b = self.tiled.make_fragment_B(mine.partition_B(isa.buffers[matmul.b.name]))
+        self.a = self.tiled.make_fragment_A(mine.partition_A(_rows_of_k(isa.buffers[matmul.a.name], matmul.transposed[0])))
+        self.b = self.tiled.make_fragment_B(mine.partition_B(_rows_of_k(isa.buffers[matmul.b.name], matmul.transposed[1])))
         self.accumulator = _Accumulator(isa, self.tiled.partition_shape_C((m, n)), matmul.promote)
 
     def issue(self, acc: _Accumulator, a_stage: Any, b_stage: Any) -> None:
@@ -424,9 +424,16 @@ class _Accumulator(Carried):
         return cutlass.select_(self.begun[0] != 0, self.registers[i], cutlass.Float32(0.0))
 
 
-def _tiled_mma(a: Any, b: Any, groups: tuple[int, int, int], n: int) -> Any:
-    k_major = OperandMajorMode.K
-    return hopper.make_trivial_tiled_mma(a, b, k_major, k_major, cutlass.Float32, groups, tiler_mn=(64, n))
+def _tiled_mma(
+    a: Any, b: Any, groups: tuple[int, int, int], n: int, transposed: tuple[bool, bool] = (False, False)
+) -> Any:
+    majors = [OperandMajorMode.MN if way else OperandMajorMode.K for way in transposed]
+    return hopper.make_trivial_tiled_mma(a, b, *majors, cutlass.Float32, groups, tiler_mn=(64, n))
+
+
+def _rows_of_k(slots: Any, transposed: bool) -> Any:
+    """Slots [m or n, k, stage], of slots that may lie as [k, m or n, stage]."""
+    return cute.make_tensor(slots.iterator, cute.select(slots.layout, [1, 0, 2])) if transposed else slots
 
 
 def _opaque(pointer: Any) -> Any:

@@ -126,8 +126,9 @@ class Memory:
 
     def _multiply(self, flight: Flight, op: WgmmaDone, facts: None) -> None:
         operands = self.wgmmas.pop(flight)
-        a = self.slot(flight.cta, operands.a).astype(np.float32)
-        b = self.slot(flight.cta, operands.b).astype(np.float32).T
+        turned_a, turned_b = self.layout.matmuls[operands.matmul].transposed
+        a, b = (self.slot(flight.cta, slot).astype(np.float32) for slot in (operands.a, operands.b))
+        a, b = a.T if turned_a else a, b if turned_b else b.T  # [m, k] and [k, n]
         for accumulator in self.matmuls.pop(flight):
             for block, row in enumerate(accumulator.first_row):
                 accumulator.values[block] += a[row : row + 16] @ b

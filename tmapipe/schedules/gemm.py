@@ -24,11 +24,13 @@ from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.tensors import check_kind
 from tmapipe.tiles import PersistentTiles, Tile
 from tmapipe.wgmma import Wgmma
 
 __all__ = ["Gemm"]
 
+MAJORS = (("k", "k"), ("k", "n"), ("m", "k"), ("m", "n"))  # along which a and b are contiguous
 FETCH = Role(warps=1)  # loads the epilogue's operands, in schedules that have some
 FETCH.name = "fetch"
 
@@ -36,18 +38,21 @@ FETCH.name = "fetch"
 class Gemm(Schedule):
     """``d[m, n] = epilogue(sum over k of a[m, k] * b[n, k])``, with a batch dimension before each if the tensors have one.
 
-    a, b: bf16, fp16 (both the same) or fp8_e4m3 and fp8_e5m2 (also mixed), contiguous along k; d: bf16, fp16, fp32 or fp8,
-    contiguous along n; sums in fp32. m, n and k are free within TMA's rule that strides are multiples of 16 bytes.
+    a, b: bf16, fp16 (both the same) or fp8_e4m3 and fp8_e5m2 (also mixed), contiguous along k unless `majors` says
+    otherwise; d: bf16, fp16, fp32 or fp8, contiguous along n; sums in fp32. m, n and k are free within TMA's rule that
+    strides are multiples of 16 bytes.
 
     tile: (m, n, k) elements of one CTA, whose m sets the warpgroups: 1 for 64, 2 for 128 or 256, 3 for 192; cluster: CTAs
     along (m, n); stages: slots of a and b (None: as many as fit); store_stages: output buffers of each warpgroup; order:
-    of output tiles, e.g. ``PersistentTiles(Snake(8))``; l2_hints: of the loads of (a, b), e.g. "evict_first" for an operand
-    that is read once; dtype: of d, by default that of a (of 8-bit operands, bf16); promote: sums of 8-bit operands leave the
-    tensor core after each slot (see `Wgmma`); epilogue: a function of the fp32 sums, element by element;
-    operands: what the epilogue takes besides the accumulator, by the names of its parameters and of the call's arguments, each
-    a kind of `tmapipe.epilogue`; operand_stages: slots of the ring that they are loaded into, one a piece of 64 rows a
-    warpgroup and up to 64 columns; outputs: further outputs of d's shape, name -> type (None: the tensor's, or a's). The
-    epilogue then returns a dictionary of all outputs, and the call a tuple of them, d first::
+    of output tiles, e.g. ``PersistentTiles(Snake(8))``; majors: the dimensions along which a and b are contiguous, ("m" or
+    "k", "n" or "k"), for 16-bit types: torch's usual weight w [k, n] is passed as ``w.t()`` with majors=("k", "n");
+    l2_hints: of the loads of (a, b), e.g. "evict_first" for an operand that is read once; dtype: of d, by default that of
+    a (of 8-bit operands, bf16); promote: sums of 8-bit operands leave the tensor core after each slot (see `Wgmma`);
+    epilogue: a function of the fp32 sums, element by element; operands: what the epilogue takes besides the accumulator,
+    by the names of its parameters and of the call's arguments, each a kind of `tmapipe.epilogue`; operand_stages: slots of
+    the ring that they are loaded into, one a piece of 64 rows a warpgroup and up to 64 columns; outputs: further outputs
+    of d's shape, name -> type (None: the tensor's, or a's). The epilogue then returns a dictionary of all outputs, and the
+    call a tuple of them, d first::
 
         gemm = Gemm(epilogue=lambda acc, bias: tp.math.gelu(acc + bias), operands={"bias": tp.epilogue.PerColumn()})
         d = gemm(a, b, bias=bias)
@@ -66,6 +71,7 @@ class Gemm(Schedule):
         *,
         store_stages: int = 2,
         order: PersistentTiles = PersistentTiles(),  # noqa: B008 - immutable
+        majors: tuple[str, str] = ("k", "k"),
         l2_hints: tuple[str | None, str | None] = (None, None),
         dtype: DType | str | None = None,
         promote: bool = False,
@@ -82,8 +88,11 @@ class Gemm(Schedule):
         if self.math.teams == 1 and m % 128:
             self.math = Role(warpgroups=3 if m % 192 == 0 else 1)
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)
-        self.a = TmaLoadStage("l m k", tile=(m, k), ring=self.ring, multicast=MulticastGroup("n"), l2_hint=l2_hints[0])
-        self.b = TmaLoadStage("l n k", tile=(n, k), ring=self.ring, multicast=MulticastGroup("m"), l2_hint=l2_hints[1])
+        if tuple(majors) not in MAJORS:
+            raise InputError("majors", majors, 'is ("m" or "k", "n" or "k")', 'e.g. ("k", "n")')
+        self.majors = tuple(majors)
+        self.a = self._operand("m", m, k, majors[0], MulticastGroup("n"), l2_hints[0])
+        self.b = self._operand("n", n, k, majors[1], MulticastGroup("m"), l2_hints[1])
         self.mma = Wgmma(self.a, self.b, promote=promote)
         self.epilogue = epilogue
         self.operands = self._declare_operands(operands, operand_stages) if operands else None
@@ -93,6 +102,27 @@ class Gemm(Schedule):
         width = columns_of(n) if self.operands or outputs else None
         for name, kind in {"d": dtype, **(outputs or {})}.items():
             setattr(self, name, TmaStoreStage("l m n", source=self.mma, stages=store_stages, dtype=kind, columns=width))
+
+    def _operand(
+        self, side: str, extent: int, k: int, major: str, shared: MulticastGroup, l2_hint: str | None
+    ) -> TmaLoadStage:
+        dims, tile = (f"l {side} k", (extent, k)) if major == "k" else (f"l k {side}", (k, extent))
+        return TmaLoadStage(dims, tile=tile, ring=self.ring, multicast=shared, l2_hint=l2_hint)
+
+    def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
+        """As `Schedule.__call__`, with a [m, k] and b [n, k] whatever their majors."""
+        if self.majors != ("k", "k"):
+            names = ("a", "b", *[""] * len(tensors))
+            tensors = tuple(self._as_it_lies(name, x) for name, x in zip(names, tensors, strict=False))
+            named = {name: self._as_it_lies(name, x) for name, x in named.items()}
+        return super().__call__(*tensors, out=out, **named)
+
+    def _as_it_lies(self, name: str, tensor: Any) -> Any:
+        """a as [k, m] and b as [k, n] where they are contiguous along m and n."""
+        if name not in ("a", "b") or self.majors["ab".index(name)] == "k":
+            return tensor
+        check_kind(name, tensor)
+        return tensor.swapaxes(-1, -2)
 
     def _declare_operands(self, declared: Mapping[str, Operand], stages: int) -> Operands:
         for name in declared:

@@ -36,12 +36,13 @@ class SplitK(Gemm):
         *,
         store_stages: int = 2,
         order: PersistentTiles = PersistentTiles(),  # noqa: B008 - immutable
+        majors: tuple[str, str] = ("k", "k"),
         l2_hints: tuple[str | None, str | None] = (None, None),
         reduce: str | None = None,
     ):
         if not isinstance(parts, int) or parts < 1:
             raise InputError("SplitK(parts)", parts, "is a positive number of parts", "use 4")
-        super().__init__(tile, cluster, stages, order=order, l2_hints=l2_hints)
+        super().__init__(tile, cluster, stages, order=order, majors=majors, l2_hints=l2_hints)
         self.parts, self.reduce, self.add_parts = parts, reduce, AddParts()
         self.d = TmaStoreStage(
             "s m n",

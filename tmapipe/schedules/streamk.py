@@ -36,16 +36,17 @@ class StreamK(SplitK):
         *,
         store_stages: int = 2,
         raster: Grouped = Grouped(),  # noqa: B008 - immutable
+        majors: tuple[str, str] = ("k", "k"),
         l2_hints: tuple[str | None, str | None] = (None, None),
         reduce: str | None = None,
     ):
         self.order = StreamKTiles(raster, shares=shares)
-        options: dict[str, Any] = {"store_stages": store_stages, "order": self.order, "l2_hints": l2_hints}
+        options: dict[str, Any] = {"store_stages": store_stages, "order": self.order, "majors": majors, "l2_hints": l2_hints}
         super().__init__(shares, tile, cluster, stages, reduce=reduce, **options)
 
     def workspace(self, a: Any, shape: tuple[int, ...]) -> Any:
         """A new matrix for each piece that a tile may have. Those that only some tiles have are set to zero."""
-        (m, k), n = self.a.tile, self.b.tile[0]
+        m, n, k = self.mma.shape
         extents = ((shape[0], m * self.cluster["m"]), (shape[1], n * self.cluster["n"]))
         least, most = self.order.pieces(math.prod(ceil_div(e, t) for e, t in extents), ceil_div(a.shape[1], k))
         made = new_like(a, (most, *shape), fp32)

@@ -1,0 +1,47 @@
+"""Operands contiguous along k, m or n on the device: 16-bit types, ragged, multicast."""
+
+import itertools
+
+import pytest
+import torch
+
+import tmapipe as tp
+
+S = tp.schedules
+MAJORS = list(itertools.product("mk", "nk"))
+
+
+@pytest.mark.parametrize("majors", MAJORS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **options: S.Gemm((128, 256, 64), (2, 1), **options),
+        lambda **options: S.Gemm((128, 96, 64), (2, 2), **options),
+        lambda **options: S.Gemm((192, 128, 32), (1, 2), **options),
+        lambda **options: S.PingPong((64, 256, 64), (1, 1), **options),
+        lambda **options: S.SplitK(3, (128, 128, 128), (1, 2), **options),
+    ],
+)
+def test_all_four(make, majors):
+    torch.manual_seed(0)
+    gemm = make(majors=majors)
+    for dtype, m, n, k in [(torch.bfloat16, 1000, 520, 328), (torch.float16, 137, 72, 1000), (torch.bfloat16, 8, 8, 8)]:
+        rows = -(-m // 8) * 8
+        a = torch.randn(rows, k, device="cuda", dtype=dtype)
+        a = a.t().contiguous().t()[:m] if majors[0] == "m" else a[:m]
+        b = torch.randn(n, k, device="cuda", dtype=dtype)
+        b = b.t().contiguous().t() if majors[1] == "n" else b
+        out = torch.full((m, n), float("nan"), device="cuda", dtype=dtype)
+        gemm(a, b, out=out)
+        reference = a.double() @ b.double().t()
+        assert ((out.double() - reference).norm() / reference.norm()).item() < 4e-3
+        assert torch.equal(gemm(a, b), out)
+
+
+def test_weights_as_torch_keeps_them():
+    """x @ w with w [k, n]."""
+    torch.manual_seed(0)
+    x = torch.randn(300, 512, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(512, 768, device="cuda", dtype=torch.bfloat16)
+    y = S.Gemm(majors=("k", "n"))(x, w.t())
+    torch.testing.assert_close(y.float(), (x.float() @ w.float()), rtol=2e-2, atol=2e-1)
