@@ -171,3 +171,11 @@ def _check_accumulators(name: str, mma: Wgmma, sums: int, role: Role) -> None:
             f"needs {needed} accumulator registers a thread{twice}; {room} leave room to work with {groups} warpgroups",
             "use a smaller tile or more warpgroups",
         )
+    if role.warps > 8 and mma.shape[1] > 200:
+        raise InputError(
+            f"Wgmma({name}) tile",
+            mma.shape[:2],
+            "ptxas gives an instruction the 128 registers that a thread of four warpgroups is launched with, 26 of them for other "
+            "than sums (its error C7602), so n is at most 200 with three consuming warpgroups",
+            "use two warpgroups, or a narrower tile",
+        )
