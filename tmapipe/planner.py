@@ -175,7 +175,7 @@ def _check_accumulators(name: str, mma: Wgmma, sums: int, role: Role) -> None:
         raise InputError(
             f"Wgmma({name}) tile",
             mma.shape[:2],
-            "ptxas gives an instruction the 128 registers that a thread of four warpgroups is launched with, 26 of them for other "
-            "than sums (its error C7602), so n is at most 200 with three consuming warpgroups",
+            "n is at most 200 with three consuming warpgroups: a thread of four is launched with 128 registers, of which one "
+            "instruction needs 26 besides its sums (ptxas' error C7602)",
             "use two warpgroups, or a narrower tile",
         )
