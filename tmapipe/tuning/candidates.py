@@ -86,7 +86,7 @@ def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
                 continue
             if _wasted(problem, (m, n), cluster):
                 continue
-            yield Candidate(kind, (m, n), cluster, _options(kind, (m, n), problem))
+            yield Candidate(kind, (m, n), cluster, _options(kind, (m, n), problem, device))
     if problem.batch == 1:
         for tile in ((128, 128), (128, 256)):
             for parts in _parts(problem, device, tile):
@@ -104,12 +104,14 @@ def _wasted(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -
     )
 
 
-def _options(kind: str, tile: tuple[int, int], problem: Problem) -> tuple[tuple[str, Any], ...]:
-    """One output buffer a warpgroup where two would cost a ping-pong a stage of the ring, or leave a ring of fewer than four.
+def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device) -> tuple[tuple[str, Any], ...]:
+    """One output buffer a warpgroup where two would cost a stage of the ring: for a ping-pong, for CTAs of one tile, which have
+    nothing to store beside the next one, or if the ring had fewer than four.
     Where few rows of tiles read b, it makes way in L2 for a, which all of them read."""
     found: dict[str, Any] = {}
     one, two = (_stages(tile, buffers) for buffers in (1, 2))
-    if two < (one if kind == "PingPong" else min(one, 4)):
+    tiles = ceil_div(problem.m, tile[0]) * ceil_div(problem.n, tile[1]) * problem.batch
+    if two < (one if kind == "PingPong" or tiles <= device.multiprocessors else min(one, 4)):
         found["store_stages"] = 1
     if problem.m <= 2 * tile[0] and problem.n > 4 * problem.m:
         found["l2_hints"] = ("evict_last", "evict_first")
