@@ -106,8 +106,8 @@ def _wasted(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -
 
 def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device) -> tuple[tuple[str, Any], ...]:
     """One output buffer a warpgroup where two would cost a stage of the ring: for a ping-pong, for CTAs of one tile, which
-    have nothing to store beside the next one, or if the ring had fewer than four. Where few rows of tiles read b, it makes way in
-    L2 for a, which all of them read."""
+    have nothing to store beside the next one, or if the ring had fewer than four. Where few rows of tiles read b, it makes
+    way in L2 for a, which all of them read."""
     found: dict[str, Any] = {}
     one, two = (_stages(tile, buffers) for buffers in (1, 2))
     tiles = ceil_div(problem.m, tile[0]) * ceil_div(problem.n, tile[1]) * problem.batch
