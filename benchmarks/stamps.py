@@ -16,8 +16,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tabulate import tabulate
-
 from benchmarks.ceiling import TYPES
 from benchmarks.gemm import make_operands, shape
 
@@ -89,6 +87,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--shapes", type=shape, nargs="+", metavar="MxNxK", default=[shape(text) for text in SHAPES])
     args = parser.parse_args(argv)
     import torch
+    from tabulate import tabulate
 
     if not torch.cuda.is_available():
         print("no GPU here: benchmarks.stamps looks into kernels on one")
