@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.ceiling import TYPES
 from benchmarks.gemm import make_operands, shape
+from benchmarks.results import print_table
 
 SHAPES = ("1024x1024x1024", "1000x3000x2008", "2048x2048x2048")
 PLACES = ("start", "first load", "last load", "first full slot", "last full slot", "end")
@@ -87,7 +88,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--shapes", type=shape, nargs="+", metavar="MxNxK", default=[shape(text) for text in SHAPES])
     args = parser.parse_args(argv)
     import torch
-    from tabulate import tabulate
 
     if not torch.cuda.is_available():
         print("no GPU here: benchmarks.stamps looks into kernels on one")
@@ -113,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
             (us,) = clock.batch(lambda made=schedule, a=a, b=b, out=out: made(a, b, out=out), 1)
         found = medians([words for words in stamps.view(-1, WORDS).tolist() if words[0]])
         rows.append([f"{m}x{n}x{k}", str(candidate), *(f"{value:.2f}" for value in found.values()), f"{us:.2f}"])
-    print(tabulate(rows, headers=["problem", "schedule", *PLACES, "GHz", "by events"]))
+    print_table(rows, ["problem", "schedule", *PLACES, "GHz", "by events"])
     return 0
 
 
