@@ -101,7 +101,7 @@ def report(rows: list[dict[str, Any]]) -> None:
 
 #: Where each constant is looked for.
 BOUNDS = {
-    "clock": (1.4, 1.75), "l2": (30, 48), "straddle": (1, 2), "ingest": (50, 128), "coupled": (1, 1.3),
+    "clock": (1.4, 1.75), "l2": (30, 48), "near": (1, 1.6), "straddle": (1, 2), "ingest": (50, 128), "coupled": (1, 1.3),
     "memory": (2500, 4500), "launch": (2, 7), "fill": (0, 6000), "stored": (8, 64), "tile": (0, 1500), "add": (1, 12),
 }  # fmt: skip
 

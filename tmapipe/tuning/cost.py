@@ -17,16 +17,19 @@ from tmapipe.tuning.problem import Device, Problem
 
 __all__ = ["Constants", "FITTED", "estimate"]
 
+SMALL = 16e6  # bytes of inputs; where the limit lies between 5 and 35 MB makes no difference to any choice measured
+
 
 @attrs.frozen
 class Constants:
     """Of one kind of GPU.
 
     macs: multiply-adds of 16-bit types a clock and multiprocessor (4 tensor cores x 512, NVIDIA's H100 white paper);
-    clock: GHz under load; l2: bytes a clock and multiprocessor out of L2; straddle: what a row pitch that is no multiple
-    of 128 bytes costs there, as a factor; ingest: bytes a clock that a multiprocessor takes in; coupled: slowdown of
-    clusters of four, whose CTAs wait for each other; memory: GB/s; launch: microseconds from launch to the first load and
-    from the last store to the end; fill: clocks until the first slot is there; stored: bytes of output a clock and
+    clock: GHz under load; l2: bytes a clock and multiprocessor out of L2; near: how much more it gives of small inputs
+    (1024^3: some 60 bytes, by `benchmarks.stamps`); straddle: what a row pitch that is no multiple of 128 bytes costs
+    there, as a factor; ingest: bytes a clock that a multiprocessor takes in; coupled: slowdown of clusters of four, whose
+    CTAs wait for each other; memory: GB/s; launch: microseconds from launch to the first load and from the last store to
+    the end; fill: clocks until the first slot is there; stored: bytes of output a clock and
     warpgroup in an epilogue; tile: clocks of a tile's other costs; add: microseconds of a split k's second kernel besides
     its memory traffic.
     """
@@ -34,6 +37,7 @@ class Constants:
     macs: float = 2048.0
     clock: float = 1.52
     l2: float = 43.7
+    near: float = 1.35
     straddle: float = 1.29
     ingest: float = 96.9
     coupled: float = 1.11
@@ -60,7 +64,8 @@ def estimate(problem: Problem, candidate: Candidate, device: Device, constants: 
     wide = SWIZZLE_SPAN // 2  # 16-bit elements; as many clocks for twice as many of half the size
     multiply = m * n * wide / c.macs * _wgmma_slowdown(candidate)
     lines = SWIZZLE_SPAN * (1.0 if problem.k * problem.dtype.bytes % SWIZZLE_SPAN == 0 else c.straddle)
-    through_l2 = (m / along_n + n / along_m) * lines / c.l2
+    rate = c.l2 * (c.near if (problem.m + problem.n) * problem.k * problem.dtype.bytes <= SMALL else 1.0)
+    through_l2 = (m / along_n + n / along_m) * lines / rate
     mainloop = steps * max(multiply, through_l2, (m + n) * SWIZZLE_SPAN / c.ingest)
     if along_m * along_n > 2:
         mainloop *= c.coupled
