@@ -97,3 +97,18 @@ def test_copy(policy):
             lambda isa: kernel_main(isa, schedule), {"x": x, "y": y}, clusters=3
         )
         assert (x == y).all()
+
+
+@pytest.mark.parametrize("majors", [("m", "n"), ("m", "k"), ("k", "n"), ("k", "k")])
+def test_operands_along_m_and_n(majors):
+    """a [m, k] and b [n, k], called and simulated, by place and by name."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-2, 3, (rows, 88)).astype(ml_dtypes.bfloat16) for rows in (136, 72))
+    want = (a.astype(np.float32) @ b.astype(np.float32).T).astype(a.dtype)
+    a = a if majors[0] == "k" else np.ascontiguousarray(a.T).T
+    b = b if majors[1] == "k" else np.ascontiguousarray(b.T).T
+    gemm = Gemm((64, 64, 16), (2, 1), 2, majors=majors)
+    assert (gemm(a, b) == want).all() and (gemm(b=b, a=a) == want).all()
+    out = np.zeros_like(want)
+    gemm.simulate(a, b, out=out, seed=3)
+    assert (out == want).all()

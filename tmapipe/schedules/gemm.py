@@ -111,11 +111,22 @@ class Gemm(Schedule):
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
         """As `Schedule.__call__`, with a [m, k] and b [n, k] whatever their majors."""
-        if self.majors != ("k", "k"):
-            names = ("a", "b", *[""] * len(tensors))
-            tensors = tuple(self._as_it_lies(name, x) for name, x in zip(names, tensors, strict=False))
-            named = {name: self._as_it_lies(name, x) for name, x in named.items()}
+        tensors, named = self._as_they_lie(tensors, named)
         return super().__call__(*tensors, out=out, **named)
+
+    def simulate(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
+        """As `Schedule.simulate`, with a [m, k] and b [n, k] whatever their majors."""
+        tensors, named = self._as_they_lie(tensors, named)
+        return super().simulate(*tensors, out=out, **named)
+
+    def _as_they_lie(
+        self, tensors: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self.majors == ("k", "k"):
+            return tensors, named
+        names = ("a", "b", *[""] * len(tensors))
+        turned = tuple(self._as_it_lies(name, x) for name, x in zip(names, tensors, strict=False))
+        return turned, {name: self._as_it_lies(name, x) for name, x in named.items()}
 
     def _as_it_lies(self, name: str, tensor: Any) -> Any:
         """a as [k, m] and b as [k, n] where they are contiguous along m and n."""
