@@ -139,6 +139,12 @@ def _as_element(name: str, value: Any, like: Any) -> Any:
     return value.reshape(1)
 
 
+def last_but_one(tensor: Any) -> bool:
+    """Whether it is the last but one dimension that is contiguous, and not the last."""
+    *_, rows, columns = _strides(tensor, tensor.ndim, 0)
+    return rows == 1 and columns != 1 and tensor.shape[-1] > 1
+
+
 def is_contiguous(tensor: Any) -> bool:
     """Whether the elements fill their memory in order, without gaps."""
     return bool(tensor.flags.c_contiguous) if isinstance(tensor, np.ndarray) else tensor.is_contiguous()

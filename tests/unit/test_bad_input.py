@@ -215,6 +215,12 @@ def test_operands_contiguous_along_m_or_n():
     a, b = np.zeros((128, 64), np.float16), np.zeros((64, 64), np.float16)
     refused(lambda: S.Gemm(majors=("m", "k"))(a, b), argument="a.stride", rule="last dimension must be contiguous")
     refused(lambda: S.Gemm()(a.T.copy().T, b), argument="a.stride", rule="last dimension must be contiguous")
+    refused(lambda: S.Gemm(majors=("m", "k"))(a[:, ::2], b[:, ::2]), argument="a.stride", rule="must be contiguous")
+    ragged = np.zeros((64, 130), np.float16)[:, :128].T  # 260 bytes from one k to the next
+    refused(lambda: S.Gemm(majors=("m", "k"))(ragged, b), argument="a.stride", rule="no positive multiple of 16")
+    refused(lambda: S.Gemm(majors=("m", "k"))(a[0], b), argument="a", value=(64,), rule="has the dimensions l k m")
+    refused(lambda: S.GatedGemm(majors="kn"), argument="majors", value="kn", rule='"m" or "k"')
+    refused(lambda: S.Gemm((64, 64, 16), (1, 4), majors=("m", "k")).plan(), argument="a.tile[0]", value=16, rule="multicast")
 
 
 def test_accumulators_that_do_not_fit():

@@ -126,12 +126,13 @@ class Memory:
 
     def _multiply(self, flight: Flight, op: WgmmaDone, facts: None) -> None:
         operands = self.wgmmas.pop(flight)
-        turned_a, turned_b = self.layout.matmuls[operands.matmul].transposed
-        a, b = (self.slot(flight.cta, slot).astype(np.float32) for slot in (operands.a, operands.b))
-        a, b = a.T if turned_a else a, b if turned_b else b.T  # [m, k] and [k, n]
+        slots = (self.slot(flight.cta, slot).astype(np.float32) for slot in (operands.a, operands.b))
+        transposed = self.layout.matmuls[operands.matmul].transposed
+        # [m, k] and [n, k], in memory too: the order of a sum in NumPy may depend on it
+        a, b = (slot.T.copy() if way else slot for slot, way in zip(slots, transposed, strict=True))
         for accumulator in self.matmuls.pop(flight):
             for block, row in enumerate(accumulator.first_row):
-                accumulator.values[block] += a[row : row + 16] @ b
+                accumulator.values[block] += a[row : row + 16] @ b.T
 
     # ---- generic accesses -----------------------------------------------------------------------------------------
 

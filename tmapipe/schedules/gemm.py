@@ -9,6 +9,7 @@ warpgroups still store the last one.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,15 +25,27 @@ from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.tensors import check_kind
 from tmapipe.tiles import PersistentTiles, Tile
 from tmapipe.wgmma import Wgmma
 
 __all__ = ["Gemm"]
 
-MAJORS = (("k", "k"), ("k", "n"), ("m", "k"), ("m", "n"))  # along which a and b are contiguous
 FETCH = Role(warps=1)  # loads the epilogue's operands, in schedules that have some
 FETCH.name = "fetch"
+
+
+def check_majors(majors: Any) -> tuple[str, str]:
+    """*majors*: the dimensions along which a [m, k] and b [n, k] are contiguous. Raises `InputError` for others."""
+    if not isinstance(majors, (tuple, list)) or tuple(majors) not in itertools.product("mk", "nk"):
+        raise InputError("majors", majors, 'is ("m" or "k", "n" or "k")', 'e.g. ("k", "n")')
+    return majors[0], majors[1]
+
+
+def operand(side: str, extent: int, k: int, major: str, **options: Any) -> TmaLoadStage:
+    """The stage of an operand [*side*, k] in tiles of (*extent*, *k*) elements that is contiguous along *major*."""
+    if major == "k":
+        return TmaLoadStage(f"l {side} k", tile=(extent, k), **options)
+    return TmaLoadStage(f"l k {side}", tile=(k, extent), **options)
 
 
 class Gemm(Schedule):
@@ -88,11 +101,10 @@ class Gemm(Schedule):
         if self.math.teams == 1 and m % 128:
             self.math = Role(warpgroups=3 if m % 192 == 0 else 1)
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)
-        if tuple(majors) not in MAJORS:
-            raise InputError("majors", majors, 'is ("m" or "k", "n" or "k")', 'e.g. ("k", "n")')
-        self.majors = tuple(majors)
-        self.a = self._operand("m", m, k, majors[0], MulticastGroup("n"), l2_hints[0])
-        self.b = self._operand("n", n, k, majors[1], MulticastGroup("m"), l2_hints[1])
+        along_a, along_b = check_majors(majors)
+        self.a = operand("m", m, k, along_a, ring=self.ring, multicast=MulticastGroup("n"), l2_hint=l2_hints[0])
+        self.b = operand("n", n, k, along_b, ring=self.ring, multicast=MulticastGroup("m"), l2_hint=l2_hints[1])
+        self.turned = tuple(name for name, along in (("a", along_a), ("b", along_b)) if along != "k")
         self.mma = Wgmma(self.a, self.b, promote=promote)
         self.epilogue = epilogue
         self.operands = self._declare_operands(operands, operand_stages) if operands else None
@@ -102,27 +114,6 @@ class Gemm(Schedule):
         width = columns_of(n) if self.operands or outputs else None
         for name, kind in {"d": dtype, **(outputs or {})}.items():
             setattr(self, name, TmaStoreStage("l m n", source=self.mma, stages=store_stages, dtype=kind, columns=width))
-
-    def _operand(
-        self, side: str, extent: int, k: int, major: str, shared: MulticastGroup, l2_hint: str | None
-    ) -> TmaLoadStage:
-        dims, tile = (f"l {side} k", (extent, k)) if major == "k" else (f"l k {side}", (k, extent))
-        return TmaLoadStage(dims, tile=tile, ring=self.ring, multicast=shared, l2_hint=l2_hint)
-
-    def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
-        """As `Schedule.__call__`, with a [m, k] and b [n, k] whatever their majors."""
-        if self.majors != ("k", "k"):
-            names = ("a", "b", *[""] * len(tensors))
-            tensors = tuple(self._as_it_lies(name, x) for name, x in zip(names, tensors, strict=False))
-            named = {name: self._as_it_lies(name, x) for name, x in named.items()}
-        return super().__call__(*tensors, out=out, **named)
-
-    def _as_it_lies(self, name: str, tensor: Any) -> Any:
-        """a as [k, m] and b as [k, n] where they are contiguous along m and n."""
-        if name not in ("a", "b") or self.majors["ab".index(name)] == "k":
-            return tensor
-        check_kind(name, tensor)
-        return tensor.swapaxes(-1, -2)
 
     def _declare_operands(self, declared: Mapping[str, Operand], stages: int) -> Operands:
         for name in declared:

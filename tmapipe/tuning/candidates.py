@@ -53,6 +53,7 @@ class Candidate:
             options["order"] = _order(*options["order"])
         if self.schedule != "SplitK":
             options["dtype"] = problem.out
+        options["majors"] = problem.majors
         made = getattr(schedules, self.schedule)(tile=(*self.tile, depth), cluster=self.cluster, **options)
         made.plan(self.dtypes(problem))
         return made
@@ -84,7 +85,7 @@ def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
         for (m, n), cluster in itertools.product(_pairs(tiles), (*CLUSTERS, *LARGE_CLUSTERS)):
             if cluster in LARGE_CLUSTERS and m * n < 128 * 128:
                 continue
-            if _wasted(problem, (m, n), cluster):
+            if _wasted(problem, (m, n), cluster) or (problem.majors[1] == "n" and n % 64):  # swizzled in short spans
                 continue
             yield Candidate(kind, (m, n), cluster, _options(kind, (m, n), problem, device))
     if problem.batch == 1:
