@@ -63,8 +63,8 @@ def apply(isa: Any, function: Callable[..., Any], fragments: Sequence[Any], name
 
 
 def _part(values: Any, first: int, count: int) -> Any:
-    """Elements of a fragment that belong to whole groups of 8 columns, 4 a thread each."""
-    part = cute.make_rmem_tensor(((2, 2, count // 4), 1, 1), values.dtype)
+    """Elements of a fragment that belong to whole groups of 8 columns, 4 a thread each, in fp32."""
+    part = cute.make_rmem_tensor(((2, 2, count // 4), 1, 1), cutlass.Float32)
     for i in range(count):
-        part[i] = values[first + i]
+        part[i] = cutlass.Float32(values[first + i])
     return part.load()

@@ -11,13 +11,15 @@ import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as hopper
 from cutlass import Boolean, Int16, Int32, Int64
 from cutlass._mlir.dialects.nvvm import MemScopeKind
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
+from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 from cutlass.tensor_utils import LayoutEnum
 
+from tmapipe.dtypes import bf16
 from tmapipe.errors import ScopeError
 from tmapipe.gpu import control, fragments
 from tmapipe.gpu import words as words_
 from tmapipe.gpu.layouts import core_modes, cute_type, slot_layout
+from tmapipe.gpu.mma import operand, sums_type, tiled_mma
 from tmapipe.isa import Carried, SlotRef
 from tmapipe.plan import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
 from tmapipe.sharing import row_width
@@ -252,7 +254,7 @@ class GpuIsa(Carried):
 
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Any:
         # A thread holds 2 x 2 values of every 64 x 8 block of the accumulator, blocks along n first, then along m.
-        values = cute.make_rmem_tensor(((2, 2, columns // 8), 1, 1), cutlass.Float32)
+        values = cute.make_rmem_tensor(((2, 2, columns // 8), 1, 1), sums_type(matmul.a.dtype))
         base = block * (matmul.shape[1] // 2) + first // 2
         for i in range(columns // 2):
             values[i] = acc.value(base + i)
@@ -261,9 +263,7 @@ class GpuIsa(Carried):
     def write_columns(self, matmul: Matmul, values: Any, slot: SlotRef) -> None:
         dtype = cute_type(slot.buffer.dtype)
         columns = slot.buffer.tile[1]
-        one_group = _tiled_mma(
-            cutlass.BFloat16, cutlass.BFloat16, (1, 1, 1), columns
-        )  # accumulators lie alike for all types
+        one_group = tiled_mma(bf16, bf16, (1, 1, 1), columns)  # accumulators lie alike for all types
         row_major = LayoutEnum.ROW_MAJOR
         to_shared = hopper.sm90_get_smem_store_op(row_major, elem_ty_d=dtype, elem_ty_acc=cutlass.Float32)
         fragment_atom = cute.make_copy_atom(
@@ -379,13 +379,14 @@ class _MatmulHandles:
     def __init__(self, isa: GpuIsa, matmul: Matmul):
         self.matmul = matmul
         m, n, _ = matmul.shape
-        types = cute_type(matmul.a.dtype), cute_type(matmul.b.dtype)
-        self.tiled = _tiled_mma(*types, (matmul.warpgroups, 1, 1), n, matmul.transposed)
+        buffers = matmul.a, matmul.b
+        self.tiled = tiled_mma(matmul.a.dtype, matmul.b.dtype, (matmul.warpgroups, 1, 1), n, matmul.transposed)
         group = matmul.group(isa.warp) if matmul.warpgroups > 1 else 0
         mine = self.tiled.get_slice(cute.make_layout(matmul.warpgroups, stride=128)(group))
-        self.a = self.tiled.make_fragment_A(mine.partition_A(_rows_of_k(isa.buffers[matmul.a.name], matmul.transposed[0])))
-        self.b = self.tiled.make_fragment_B(mine.partition_B(_rows_of_k(isa.buffers[matmul.b.name], matmul.transposed[1])))
-        self.accumulator = _Accumulator(isa, self.tiled.partition_shape_C((m, n)), matmul.promote)
+        a, b = (operand(isa.buffers[x.name], x, way) for x, way in zip(buffers, matmul.transposed, strict=True))
+        self.a = self.tiled.make_fragment_A(mine.partition_A(a))
+        self.b = self.tiled.make_fragment_B(mine.partition_B(b))
+        self.accumulator = _Accumulator(isa, self.tiled.partition_shape_C((m, n)), sums_type(matmul.a.dtype), matmul.promote)
 
     def issue(self, acc: _Accumulator, a_stage: Any, b_stage: Any) -> None:
         for block in range(self.matmul.k_instructions):
@@ -402,11 +403,11 @@ class _Accumulator(Carried):
     tile's first wgmma overwrites what the last tile has left; and where there was none, zeros are read instead.
     """
 
-    def __init__(self, isa: GpuIsa, shape: Any, promoted: bool):
-        self.registers = cute.make_rmem_tensor(shape, cutlass.Float32)
-        self.registers.fill(0.0)
+    def __init__(self, isa: GpuIsa, shape: Any, dtype: Any, promoted: bool):
+        self.registers = cute.make_rmem_tensor(shape, dtype)
+        self.registers.fill(dtype(0))
         self.begun = isa.cells(0)
-        self.totals: Any = cute.make_rmem_tensor(shape, cutlass.Float32) if promoted else None
+        self.totals: Any = cute.make_rmem_tensor(shape, dtype) if promoted else None
 
     def begin(self) -> None:
         self.begun[0] = 0
@@ -421,19 +422,7 @@ class _Accumulator(Carried):
     def value(self, i: int) -> Any:
         if self.totals is not None:
             return self.totals[i]
-        return cutlass.select_(self.begun[0] != 0, self.registers[i], cutlass.Float32(0.0))
-
-
-def _tiled_mma(
-    a: Any, b: Any, groups: tuple[int, int, int], n: int, transposed: tuple[bool, bool] = (False, False)
-) -> Any:
-    majors = [OperandMajorMode.MN if way else OperandMajorMode.K for way in transposed]
-    return hopper.make_trivial_tiled_mma(a, b, *majors, cutlass.Float32, groups, tiler_mn=(64, n))
-
-
-def _rows_of_k(slots: Any, transposed: bool) -> Any:
-    """Slots [m or n, k, stage], of slots that may lie as [k, m or n, stage]."""
-    return cute.make_tensor(slots.iterator, cute.select(slots.layout, [1, 0, 2])) if transposed else slots
+        return cutlass.select_(self.begun[0] != 0, self.registers[i], self.registers.element_type(0))
 
 
 def _opaque(pointer: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tmapipe.dtypes import DType
+from tmapipe.dtypes import DType, tf32
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.ops import (
     Agent,
@@ -34,7 +34,7 @@ __all__ = ["Accumulator", "Memory"]
 
 
 class Accumulator:
-    """One warp's part of ``acc[m, n]``: its 16 rows of each of its row blocks, fp32."""
+    """One warp's part of ``acc[m, n]``: its 16 rows of each of its row blocks, in fp32 or int32."""
 
     def __init__(self, matmul: Matmul, warp: int):
         m, n, _ = matmul.shape
@@ -42,7 +42,12 @@ class Accumulator:
             (block * matmul.warpgroups + matmul.group(warp)) * 64 + 16 * (warp % 4)
             for block in range(m // (64 * matmul.warpgroups))
         ]
-        self.values = np.zeros((len(self.first_row), 16, n), dtype=np.float32)
+        self.values = np.zeros((len(self.first_row), 16, n), dtype=sums_type(matmul))
+
+
+def sums_type(matmul: Matmul) -> Any:
+    """The NumPy type of a matmul's sums."""
+    return np.int32 if matmul.a.dtype.integer else np.float32
 
 
 class Memory:
@@ -126,10 +131,10 @@ class Memory:
 
     def _multiply(self, flight: Flight, op: WgmmaDone, facts: None) -> None:
         operands = self.wgmmas.pop(flight)
-        slots = (self.slot(flight.cta, slot).astype(np.float32) for slot in (operands.a, operands.b))
-        transposed = self.layout.matmuls[operands.matmul].transposed
+        matmul = self.layout.matmuls[operands.matmul]
+        slots = (self.slot(flight.cta, slot).astype(sums_type(matmul)) for slot in (operands.a, operands.b))
         # [m, k] and [n, k], in memory too: the order of a sum in NumPy may depend on it
-        a, b = (slot.T.copy() if way else slot for slot, way in zip(slots, transposed, strict=True))
+        a, b = (slot.T.copy() if way else slot for slot, way in zip(slots, matmul.transposed, strict=True))
         for accumulator in self.matmuls.pop(flight):
             for block, row in enumerate(accumulator.first_row):
                 accumulator.values[block] += a[row : row + 16] @ b.T
@@ -164,7 +169,14 @@ def gather(tensor: np.ndarray, load: Load, at: tuple[int, ...]) -> np.ndarray:
     inside, box = _clip(tensor, load.tile, at)
     tile = np.zeros(load.tile, dtype=load.buffer.dtype.numpy)
     tile[box] = tensor[inside]
-    return tile.reshape(load.buffer.tile)
+    return (round_to_tf32(tile) if load.buffer.dtype == tf32 else tile).reshape(load.buffer.tile)
+
+
+def round_to_tf32(values: np.ndarray) -> np.ndarray:
+    """fp32 *values* rounded to 10 bits after the point, to nearest even; NaN and infinities as they are."""
+    bits = values.astype(np.float32).view(np.uint32)
+    rounded = (bits + 0xFFF + (bits >> 13 & 1)) & np.uint32(0xFFFFE000)
+    return np.where(np.isfinite(values), rounded, bits).astype(np.uint32).view(np.float32)
 
 
 def scatter(values: np.ndarray, tensor: np.ndarray, store: Store, at: tuple[int, ...]) -> None:

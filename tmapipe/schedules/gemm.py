@@ -88,6 +88,7 @@ class Gemm(Schedule):
         l2_hints: tuple[str | None, str | None] = (None, None),
         dtype: DType | str | None = None,
         promote: bool = False,
+        tf32: bool = False,
         epilogue: Callable[..., Any] | None = None,
         operands: Mapping[str, Operand] | None = None,
         operand_stages: int = 2,
@@ -102,8 +103,9 @@ class Gemm(Schedule):
             self.math = Role(warpgroups=3 if m % 192 == 0 else 1)
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)
         along_a, along_b = check_majors(majors)
-        self.a = operand("m", m, k, along_a, ring=self.ring, multicast=MulticastGroup("n"), l2_hint=l2_hints[0])
-        self.b = operand("n", n, k, along_b, ring=self.ring, multicast=MulticastGroup("m"), l2_hint=l2_hints[1])
+        common: dict[str, Any] = {"ring": self.ring, "dtype": "tf32" if tf32 else None}
+        self.a = operand("m", m, k, along_a, multicast=MulticastGroup("n"), l2_hint=l2_hints[0], **common)
+        self.b = operand("n", n, k, along_b, multicast=MulticastGroup("m"), l2_hint=l2_hints[1], **common)
         self.turned = tuple(name for name, along in (("a", along_a), ("b", along_b)) if along != "k")
         self.mma = Wgmma(self.a, self.b, promote=promote)
         self.epilogue = epilogue
