@@ -103,6 +103,9 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
         if part.dtype is not None and given is not None and given not in (part.dtype, part.dtype.in_memory):
             raise InputError(name, given.name, f"is declared with element type {part.dtype}", "convert the tensor")
         types[name] = part.dtype or given or bf16
+    for name in declared.shared:
+        if types[name] == tf32:
+            raise InputError(name, "tf32", "is a type of TMA loads, which round fp32 to it", "fp32")
     for name, store in declared.stores.items():
         if isinstance(store.source, TmaLoadStage):
             loaded = types[store.source.name]
@@ -111,6 +114,8 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
                     name, dtypes[name].name, f"is stored from slots of {loaded}", f"use a tensor of {loaded}"
                 )
             types[name] = loaded
+        elif types[name] == tf32:
+            raise InputError(name, "tf32", "is a type of TMA loads, which round fp32 to it", "fp32")
         elif isinstance(store.source, Wgmma) and types[name] not in _types_of_sums(types[store.source.a.name]):
             rule = f"is no type that sums of {types[store.source.a.name]} products are stored in"
             fix = f"one of {', '.join(t.name for t in _types_of_sums(types[store.source.a.name]))}"

@@ -201,7 +201,7 @@ class Execution:
         elif i.is_a("wgmma.mma_async"):
             shape = next(word for word in i.opcode.split(".") if re.fullmatch(r"m\d+n\d+k\d+", word))
             operands = [_descriptor(self._value(operand)) for operand in i.operands[1:3]]
-            kept = i.operands[-2:] if "e4m3" not in i.opcode and "e5m2" not in i.opcode else ("0", "0")
+            kept = i.operands[-2:] if re.search(r"f16\.b?f16$", i.opcode) else ("0", "0")
             self.events.append(("wgmma", shape, *operands, tuple(flag == "1" for flag in kept)))  # imm-trans of a and b
         else:
             what = i.opcode.split(".")[1].removesuffix("_group")

@@ -5,6 +5,7 @@ that one instruction of a body is one of the PTX.
 """
 
 import math
+import re
 from collections import Counter
 
 import pytest
@@ -122,6 +123,16 @@ def test_gemms(name):
                         stores = facts.reduces if store.reduce else facts.stores
                         stores[store.buffer.name] = pieces * boxes(store)
             compare(kernel.ptx.facts(warp, lane), facts, (warp, lane))
+
+
+@pytest.mark.parametrize(
+    ("name", "types"),
+    [("gemm 2x1", "f32.bf16.bf16"), ("gemm 1x2 fp16", "f32.f16.f16"), ("gemm fp8", "f32.e4m3.e5m2"),
+     ("gemm tf32", "f32.tf32.tf32"), ("gemm int8", "satfinite.s32.s8.s8")],
+)  # fmt: skip
+def test_types_of_wgmma(name, types):
+    opcodes = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m\d+n\d+k\d+\.(\S+)", built(name).compiled.ptx))
+    assert opcodes == {types}
 
 
 def test_add_parts():

@@ -42,12 +42,18 @@ class Accumulator:
             (block * matmul.warpgroups + matmul.group(warp)) * 64 + 16 * (warp % 4)
             for block in range(m // (64 * matmul.warpgroups))
         ]
-        self.values = np.zeros((len(self.first_row), 16, n), dtype=sums_type(matmul))
+        self.integer = matmul.a.dtype.integer
+        self.values = np.zeros((len(self.first_row), 16, n), dtype=np.int32 if self.integer else np.float32)
 
-
-def sums_type(matmul: Matmul) -> Any:
-    """The NumPy type of a matmul's sums."""
-    return np.int32 if matmul.a.dtype.integer else np.float32
+    def add(self, block: int, a: np.ndarray, b: np.ndarray) -> None:
+        """Adds the product of a [16, k] and b [n, k], fp32, to a row block. Sums in int32 saturate, instruction by instruction
+        (32 elements of k), as ``.satfinite`` does."""
+        if not self.integer:
+            self.values[block] += a @ b.T
+            return
+        for k in range(0, a.shape[1], 32):
+            sums = self.values[block] + a[:, k : k + 32].astype(np.int64) @ b[:, k : k + 32].astype(np.int64).T
+            self.values[block] = np.clip(sums, -(2**31), 2**31 - 1)
 
 
 class Memory:
@@ -132,12 +138,12 @@ class Memory:
     def _multiply(self, flight: Flight, op: WgmmaDone, facts: None) -> None:
         operands = self.wgmmas.pop(flight)
         matmul = self.layout.matmuls[operands.matmul]
-        slots = (self.slot(flight.cta, slot).astype(sums_type(matmul)) for slot in (operands.a, operands.b))
+        slots = (self.slot(flight.cta, slot).astype(np.float32) for slot in (operands.a, operands.b))
         # [m, k] and [n, k], in memory too: the order of a sum in NumPy may depend on it
         a, b = (slot.T.copy() if way else slot for slot, way in zip(slots, matmul.transposed, strict=True))
         for accumulator in self.matmuls.pop(flight):
             for block, row in enumerate(accumulator.first_row):
-                accumulator.values[block] += a[row : row + 16] @ b.T
+                accumulator.add(block, a[row : row + 16], b)
 
     # ---- generic accesses -----------------------------------------------------------------------------------------
 

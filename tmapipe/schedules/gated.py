@@ -34,7 +34,7 @@ def swiglu(gate: Any, up: Any) -> Any:
 class GatedGemm(Schedule):
     """``d[m, n] = epilogue(a gate^T, a up^T)``, with a [m, k], and gate and up [n, k]; a batch dimension before each if the
     tensors have one. Types as in `Gemm`; sums of 8-bit operands are not promoted. Weights that lie one after the other in one
-    tensor w [2 n, k] are passed as ``w[:n], w[n:]``. majors: as in `Gemm`, of a, and of gate and up.
+    tensor w [2 n, k] are passed as ``w[:n], w[n:]``. majors: of a, and of gate and up, as in `Gemm`.
 
     tile: (m, n, k) elements of one CTA: both accumulators must fit in the warpgroups' registers, so it is up to 64 x 128 a
     warpgroup of two (m = 128), or 64 x 96 of three (m = 192); epilogue: a function of the two fp32 sums, element by element.
@@ -54,6 +54,7 @@ class GatedGemm(Schedule):
         order: PersistentTiles = PersistentTiles(),  # noqa: B008 - immutable
         majors: tuple[str, str] = ("k", "k"),
         dtype: DType | str | None = None,
+        tf32: bool = False,
         epilogue: Callable[[Any, Any], Any] = swiglu,
     ):
         m, n, k = tile
@@ -63,9 +64,10 @@ class GatedGemm(Schedule):
             self.math = Role(warpgroups=3 if m % 192 == 0 else 1)
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)
         along_a, along_b = check_majors(majors)
-        self.a = operand("m", m, k, along_a, ring=self.ring, multicast=MulticastGroup("n"))
-        self.gate = operand("n", n, k, along_b, ring=self.ring, multicast=MulticastGroup("m"))
-        self.up = operand("n", n, k, along_b, ring=self.ring, multicast=MulticastGroup("m"))
+        common: dict[str, Any] = {"ring": self.ring, "dtype": "tf32" if tf32 else None}
+        self.a = operand("m", m, k, along_a, multicast=MulticastGroup("n"), **common)
+        self.gate = operand("n", n, k, along_b, multicast=MulticastGroup("m"), **common)
+        self.up = operand("n", n, k, along_b, multicast=MulticastGroup("m"), **common)
         self.turned = ("a",) * (along_a != "k") + ("gate", "up") * (along_b != "k")
         self.gate_mma, self.up_mma = Wgmma(self.a, self.gate), Wgmma(self.a, self.up)
         self.d = TmaStoreStage("l m n", source=self.gate_mma, stages=store_stages, dtype=dtype)

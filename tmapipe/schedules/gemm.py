@@ -51,17 +51,18 @@ def operand(side: str, extent: int, k: int, major: str, **options: Any) -> TmaLo
 class Gemm(Schedule):
     """``d[m, n] = epilogue(sum over k of a[m, k] * b[n, k])``, with a batch dimension before each if the tensors have one.
 
-    a, b: bf16, fp16 (both the same) or fp8_e4m3 and fp8_e5m2 (also mixed), contiguous along k unless `majors` says
-    otherwise; d: bf16, fp16, fp32 or fp8, contiguous along n; sums in fp32. m, n and k are free within TMA's rule that
-    strides are multiples of 16 bytes.
+    a, b: bf16, fp16, int8 (both the same), fp32 (with `tf32`), or fp8_e4m3 and fp8_e5m2 (also mixed), contiguous along k
+    unless `majors` says otherwise; d: bf16, fp16, fp32 or fp8, of int8 also int32, contiguous along n; sums in fp32, of int8
+    in int32. m, n and k are free within TMA's rule that strides are multiples of 16 bytes.
 
     tile: (m, n, k) elements of one CTA, whose m sets the warpgroups: 1 for 64, 2 for 128 or 256, 3 for 192; cluster: CTAs
     along (m, n); stages: slots of a and b (None: as many as fit); store_stages: output buffers of each warpgroup; order:
     of output tiles, e.g. ``PersistentTiles(Snake(8))``; majors: the dimensions along which a and b are contiguous, ("m" or
     "k", "n" or "k"), for 16-bit types: torch's usual weight w [k, n] is passed as ``w.t()`` with majors=("k", "n");
     l2_hints: of the loads of (a, b), e.g. "evict_first" for an operand that is read once; dtype: of d, by default that of
-    a (of 8-bit operands, bf16); promote: sums of 8-bit operands leave the tensor core after each slot (see `Wgmma`);
-    epilogue: a function of the fp32 sums, element by element; operands: what the epilogue takes besides the accumulator,
+    a (of fp8 operands bf16, of int8 int32); promote: sums of fp8 operands leave the tensor core after each slot (see
+    `Wgmma`); tf32: a and b are fp32, rounded to tf32 on their way into shared memory; epilogue: a function of the sums in
+    fp32, element by element, for a d of a floating type; operands: what the epilogue takes besides the accumulator,
     by the names of its parameters and of the call's arguments, each a kind of `tmapipe.epilogue`; operand_stages: slots of
     the ring that they are loaded into, one a piece of 64 rows a warpgroup and up to 64 columns; outputs: further outputs
     of d's shape, name -> type (None: the tensor's, or a's). The epilogue then returns a dictionary of all outputs, and the
