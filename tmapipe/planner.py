@@ -103,9 +103,6 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
         if part.dtype is not None and given is not None and given not in (part.dtype, part.dtype.in_memory):
             raise InputError(name, given.name, f"is declared with element type {part.dtype}", "convert the tensor")
         types[name] = part.dtype or given or bf16
-    for name in declared.shared:
-        if types[name] == tf32:
-            raise InputError(name, "tf32", "is a type of TMA loads, which round fp32 to it", "fp32")
     for name, store in declared.stores.items():
         if isinstance(store.source, TmaLoadStage):
             loaded = types[store.source.name]
@@ -114,8 +111,6 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
                     name, dtypes[name].name, f"is stored from slots of {loaded}", f"use a tensor of {loaded}"
                 )
             types[name] = loaded
-        elif types[name] == tf32:
-            raise InputError(name, "tf32", "is a type of TMA loads, which round fp32 to it", "fp32")
         elif isinstance(store.source, Wgmma) and types[name] not in _types_of_sums(types[store.source.a.name]):
             rule = f"is no type that sums of {types[store.source.a.name]} products are stored in"
             fix = f"one of {', '.join(t.name for t in _types_of_sums(types[store.source.a.name]))}"
@@ -153,8 +148,8 @@ def _check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch
             fix = 'give both stages dtype="tf32" (of a Gemm: tf32=True)' if {a, b} == {fp32} else "convert the tensors"
             raise InputError(f"Wgmma({name})", f"{a} x {b}", rule, fix)
         if any(mma.transposed) and a.bytes != 2:
-            rule = "takes operands contiguous along k, but for those of 16 bits (PTX ISA, wgmma.mma_async: imm-trans)"
-            raise InputError(f"Wgmma({name})", f"{a} x {b}", rule, "transpose them in memory, or convert them to bf16")
+            rule = "takes operands of 8 and 32 bits contiguous along k only (PTX ISA, wgmma.mma_async: imm-trans)"
+            raise InputError(f"Wgmma({name})", f"{a} x {b}", rule, "transpose them in memory, or use bf16")
         if mma.promote and a.integer:
             raise InputError(f"Wgmma({name}, promote)", True, "is for sums in fp32; those of int8 are exact", "leave it out")
         if m % (64 * warpgroups):

@@ -6,7 +6,7 @@ from typing import Any
 
 from tmapipe.barrier import BarrierRing, RingEnd, Slot
 from tmapipe.cluster import MulticastGroup, peer_mask, share_index
-from tmapipe.dtypes import DType, as_dtype
+from tmapipe.dtypes import DType, as_dtype, tf32
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import Carried, Fragment, Isa, SlotRef
 from tmapipe.plan import Buffer, Load, Matmul, RoleWarps
@@ -103,6 +103,8 @@ class SharedStage(_SlotStage):
         super().__init__(tile, ring, dtype, swizzle)
         if not any(writer in phase for phase in ring.phases):
             raise InputError("SharedStage(writer)", writer, "is one of the ring's roles", "name one of those")
+        if self.dtype == tf32:
+            raise InputError("SharedStage(dtype)", "tf32", "is a type of TMA loads, which round fp32 to it", "fp32")
         self.writer = writer
 
 

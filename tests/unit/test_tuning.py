@@ -37,6 +37,20 @@ def test_majors_by_the_strides():
     assert Problem.of(a[:, :1], w.T[:, :1]).majors == ("k", "k")  # one column is contiguous whatever its stride
 
 
+def test_tf32_and_int8():
+    a, b = np.zeros((300, 512), np.float32), np.zeros((768, 512), np.float32)
+    with pytest.raises(InputError, match="tf32=True"):
+        choose(Problem.of(a, b))
+    problem = Problem.of(a, b, tf32=True)
+    assert (problem.dtype.name, problem.out.name) == ("tf32", "fp32")
+    assert choose(problem).plan({"a": "fp32", "b": "fp32", "d": "fp32"}).buffer("a").dtype.name == "tf32"
+    problem = Problem.of(a.astype(np.int8), b.astype(np.int8))
+    assert (problem.dtype.name, problem.out.name) == ("int8", "int32")
+    assert not any(c.schedule == "SplitK" for c in candidates(problem, H200)) and choose(problem).mma
+    with pytest.raises(InputError, match="operands of fp32"):
+        Problem.of(a.astype(np.int8), b.astype(np.int8), tf32=True)
+
+
 @given(sizes, sizes, sizes)
 def test_ranked_by_estimate_and_no_less_than_the_floor(m, n, k):
     problem = Problem(m, n, k)

@@ -133,7 +133,7 @@ def _data(problem: Problem, device: str) -> tuple[Any, Any, Any, Any]:
 
 def _compare(run: Callable[[], object], out: Any, reference: Any) -> str:
     """What is wrong with the run's result; nothing if it is the reference's up to rounding."""
-    out.fill_(float("nan"))
+    out.fill_(float("nan") if out.is_floating_point() else -1)
     try:
         run()
     except PipelineError as error:
