@@ -10,7 +10,8 @@ from collections import Counter
 
 import pytest
 
-from tests.emit.kernels import COPIES, GEMMS, KERNELS, built
+from tests.emit.kernels import COPIES, GEMMS, KERNELS, build, built
+from tmapipe.gpu.layouts import make_atom
 from tmapipe.gpu.ptx import Facts
 
 LANES = (0, 5)  # the elected one, and one that no cluster of these kernels has a CTA for
@@ -133,6 +134,20 @@ def test_gemms(name):
 def test_types_of_wgmma(name, types):
     opcodes = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m\d+n\d+k\d+\.(\S+)", built(name).compiled.ptx))
     assert opcodes == {types}
+
+
+def test_the_engine_rounds_to_tf32_as_it_loads(monkeypatch):
+    """A tensor map's element type is not in the PTX: CuTe DSL's own record of it."""
+    formats = {}
+
+    def noting(part, tensor):
+        info = make_atom(part, tensor)
+        formats[part.name] = re.search(r"tma_format = (\w+)", str(info.atom.type)).group(1)
+        return info
+
+    monkeypatch.setattr("tmapipe.gpu.build.make_atom", noting)
+    build(KERNELS["gemm tf32"])
+    assert formats == {"a": "TF32_RN", "b": "TF32_RN", "d": "F32_RN"}
 
 
 def test_add_parts():
