@@ -76,6 +76,9 @@ EVERY: dict[str, Callable[[], Any]] = {
     "Gemm, cluster 2x2, 5 stages": lambda: schedules.Gemm(**LARGE),
     "SplitK, cluster 2x2, 5 stages": lambda: schedules.SplitK(3, **LARGE),
     "PingPong, cluster 2x2, 5 stages": lambda: schedules.PingPong(**LARGE),
+    "GatedGemm, cluster 2x1": schedules.GatedGemm,
+    "StreamK, 66 shares": lambda: schedules.StreamK(66),
+    "Gemm, cluster 2x1, dynamic order": lambda: schedules.Gemm(order=tp.DynamicTiles()),
 }
 K_TILES = (8, 16, 32, 64, 128, 256)
 

@@ -52,7 +52,7 @@ class DynamicTiles(PersistentTiles):
 
 
 class BoundDynamicTiles(Carried):
-    """A grid of tiles that come as they come; `of` gives them to a role."""
+    """A grid whose tiles are fetched one by one; `of` gives them to a role."""
 
     def __init__(self, isa: Isa, order: DynamicTiles, grid: dict[str, Any]):
         self.isa, self.dims = isa, tuple(grid)

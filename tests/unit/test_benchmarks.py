@@ -386,3 +386,17 @@ def test_a_kernel_is_read_by_ktiles():
     assert kernel.ktiles == {"math": 2.0, "load": 1.0}
     assert kernel.size == 23
     sass.report({"ours": kernel})
+
+
+def test_stamps_are_summed_up():
+    from benchmarks import stamps
+
+    ctas = []
+    for late in (0, 100, 400):  # nanoseconds
+        words = [0] * stamps.WORDS
+        for i, nanoseconds in enumerate((0, 600, 2000, 1800, 2800, 3500)):
+            words[i], words[i + stamps.CLOCKS] = 5000 + late + nanoseconds, 7 * late + 2 * nanoseconds
+        ctas.append(words)
+    found = stamps.medians(ctas)
+    assert found["start"] == 0.1 and found["first full slot"] == 1.9 and found["end"] == 3.6
+    assert found["GHz"] == 2.0

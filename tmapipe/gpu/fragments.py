@@ -1,4 +1,5 @@
-"""Fragments dealt like an accumulator: operands read from slots, and epilogues applied to them. Methods of `GpuIsa`."""
+"""Fragments dealt like an accumulator: taken from one, read from slots and written to them, and epilogues applied to them.
+Methods of `GpuIsa`."""
 
 from __future__ import annotations
 
@@ -8,15 +9,47 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
+import cutlass.utils.hopper_helpers as hopper
+from cutlass.cute.nvgpu import warp
+from cutlass.tensor_utils import LayoutEnum
 
+from tmapipe.dtypes import bf16
 from tmapipe.gpu.layouts import cute_type
+from tmapipe.gpu.matmuls import sums_type, tiled_mma
 from tmapipe.isa import SlotRef
 from tmapipe.plan import Matmul
 
-__all__ = ["apply", "read_columns"]
+__all__ = ["accumulator_columns", "apply", "read_columns", "write_columns"]
 
 #: Values of a fragment, a thread, that an epilogue is applied to at a time: 16 columns.
 PART = 8
+
+
+def accumulator_columns(isa: Any, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Any:
+    """See `tmapipe.isa.Isa`."""
+    # A thread holds 2 x 2 values of every 64 x 8 block of the accumulator, blocks along n first, then along m.
+    values = cute.make_rmem_tensor(((2, 2, columns // 8), 1, 1), sums_type(matmul.a.dtype))
+    base = block * (matmul.shape[1] // 2) + first // 2
+    for i in range(columns // 2):
+        values[i] = acc.value(base + i)
+    return values.load()
+
+
+def write_columns(isa: Any, matmul: Matmul, values: Any, slot: SlotRef) -> None:
+    """See `tmapipe.isa.Isa`."""
+    dtype = cute_type(slot.buffer.dtype)
+    columns = slot.buffer.tile[1]
+    one_group = tiled_mma(bf16, bf16, (1, 1, 1), columns)  # accumulators lie alike for all types
+    row_major = LayoutEnum.ROW_MAJOR
+    to_shared = hopper.sm90_get_smem_store_op(row_major, elem_ty_d=dtype, elem_ty_acc=cutlass.Float32)
+    fragment_atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4 if columns % 16 == 0 else 2), cutlass.Float16)
+    tiled = cute.make_tiled_copy_S(to_shared, cute.make_tiled_copy_C_atom(fragment_atom, one_group))
+    converted = cute.make_rmem_tensor(values.shape, dtype)
+    converted.store(values.to(dtype))
+    thread = tiled.get_slice(isa.thread % 128)
+    target = thread.partition_D(isa.buffers[slot.buffer.name])[(None, None, None, slot.stage)]
+    source = cute.make_tensor(converted.iterator, cute.make_layout(target.shape))
+    cute.copy(tiled, source, target)
 
 
 def read_columns(isa: Any, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int) -> Any:

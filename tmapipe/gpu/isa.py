@@ -8,18 +8,15 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-import cutlass.utils.hopper_helpers as hopper
 from cutlass import Boolean, Int16, Int32, Int64
 from cutlass._mlir.dialects.nvvm import MemScopeKind
-from cutlass.cute.nvgpu import cpasync, warp, warpgroup
-from cutlass.tensor_utils import LayoutEnum
+from cutlass.cute.nvgpu import cpasync, warpgroup
 
-from tmapipe.dtypes import bf16
 from tmapipe.errors import ScopeError
 from tmapipe.gpu import control, fragments
 from tmapipe.gpu import words as words_
 from tmapipe.gpu.layouts import core_modes, cute_type, slot_layout
-from tmapipe.gpu.mma import operand, sums_type, tiled_mma
+from tmapipe.gpu.matmuls import MatmulHandles
 from tmapipe.isa import Carried, SlotRef
 from tmapipe.plan import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
 from tmapipe.sharing import row_width
@@ -64,7 +61,7 @@ class GpuIsa(Carried):
             self.cta_rank, self.cluster_id = Int32(0), block
         self.shared = _opaque(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=1024))
         self.buffers = {buffer.name: self._buffer(buffer) for buffer in plan.buffers}
-        self.matmuls = {matmul.name: _MatmulHandles(self, matmul) for matmul in plan.matmuls}
+        self.matmuls = {matmul.name: MatmulHandles(self, matmul) for matmul in plan.matmuls}
 
     # ---- structure ------------------------------------------------------------------------------------------------
 
@@ -252,31 +249,8 @@ class GpuIsa(Carried):
     def wgmma_wait(self, pending: int) -> None:
         warpgroup.wait_group(pending)
 
-    def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Any:
-        # A thread holds 2 x 2 values of every 64 x 8 block of the accumulator, blocks along n first, then along m.
-        values = cute.make_rmem_tensor(((2, 2, columns // 8), 1, 1), sums_type(matmul.a.dtype))
-        base = block * (matmul.shape[1] // 2) + first // 2
-        for i in range(columns // 2):
-            values[i] = acc.value(base + i)
-        return values.load()
-
-    def write_columns(self, matmul: Matmul, values: Any, slot: SlotRef) -> None:
-        dtype = cute_type(slot.buffer.dtype)
-        columns = slot.buffer.tile[1]
-        one_group = tiled_mma(bf16, bf16, (1, 1, 1), columns)  # accumulators lie alike for all types
-        row_major = LayoutEnum.ROW_MAJOR
-        to_shared = hopper.sm90_get_smem_store_op(row_major, elem_ty_d=dtype, elem_ty_acc=cutlass.Float32)
-        fragment_atom = cute.make_copy_atom(
-            warp.StMatrix8x8x16bOp(False, 4 if columns % 16 == 0 else 2), cutlass.Float16
-        )
-        tiled = cute.make_tiled_copy_S(to_shared, cute.make_tiled_copy_C_atom(fragment_atom, one_group))
-        converted = cute.make_rmem_tensor(values.shape, dtype)
-        converted.store(values.to(dtype))
-        thread = tiled.get_slice(self.thread % 128)
-        target = thread.partition_D(self.buffers[slot.buffer.name])[(None, None, None, slot.stage)]
-        source = cute.make_tensor(converted.iterator, cute.make_layout(target.shape))
-        cute.copy(tiled, source, target)
-
+    accumulator_columns = fragments.accumulator_columns
+    write_columns = fragments.write_columns
     read_columns = fragments.read_columns
     apply = fragments.apply
 
@@ -371,58 +345,6 @@ class GpuIsa(Carried):
             return cute.coalesce(cute.local_tile(tensor[(*(None,) * len(tiler), slot.stage)], tiler, place))
 
         return vector, math.prod(buffer.tile) // (width * role.threads), width
-
-
-class _MatmulHandles:
-    """The tiled MMA and the operand descriptors of one matmul, made at the top of the kernel."""
-
-    def __init__(self, isa: GpuIsa, matmul: Matmul):
-        self.matmul = matmul
-        m, n, _ = matmul.shape
-        buffers = matmul.a, matmul.b
-        self.tiled = tiled_mma(matmul.a.dtype, matmul.b.dtype, (matmul.warpgroups, 1, 1), n, matmul.transposed)
-        group = matmul.group(isa.warp) if matmul.warpgroups > 1 else 0
-        mine = self.tiled.get_slice(cute.make_layout(matmul.warpgroups, stride=128)(group))
-        a, b = (operand(isa.buffers[x.name], x, way) for x, way in zip(buffers, matmul.transposed, strict=True))
-        self.a = self.tiled.make_fragment_A(mine.partition_A(a))
-        self.b = self.tiled.make_fragment_B(mine.partition_B(b))
-        self.accumulator = _Accumulator(isa, self.tiled.partition_shape_C((m, n)), sums_type(matmul.a.dtype), matmul.promote)
-
-    def issue(self, acc: _Accumulator, a_stage: Any, b_stage: Any) -> None:
-        for block in range(self.matmul.k_instructions):
-            a, b = self.a[(None, None, block, a_stage)], self.b[(None, None, block, b_stage)]
-            self.tiled.set(warpgroup.Field.ACCUMULATE, acc.begun[0] != 0 if block == 0 else True)
-            cute.gemm(self.tiled, acc.registers, a, b, acc.registers)
-        acc.begun[0] = 1
-
-
-class _Accumulator(Carried):
-    """The sums of one tile after another, in registers that live as long as the kernel.
-
-    To set so many to zero for each tile would leave the tensor cores idle meanwhile (192 registers: some 400 clocks). So the
-    tile's first wgmma overwrites what the last tile has left; and where there was none, zeros are read instead.
-    """
-
-    def __init__(self, isa: GpuIsa, shape: Any, dtype: Any, promoted: bool):
-        self.registers = cute.make_rmem_tensor(shape, dtype)
-        self.registers.fill(dtype(0))
-        self.begun = isa.cells(0)
-        self.totals: Any = cute.make_rmem_tensor(shape, dtype) if promoted else None
-
-    def begin(self) -> None:
-        self.begun[0] = 0
-        if self.totals is not None:
-            self.totals.fill(0.0)
-
-    def promote(self) -> None:
-        for i in range(cute.size(self.totals)):
-            self.totals[i] = self.totals[i] + self.registers[i]
-        self.begun[0] = 0
-
-    def value(self, i: int) -> Any:
-        if self.totals is not None:
-            return self.totals[i]
-        return cutlass.select_(self.begun[0] != 0, self.registers[i], self.registers.element_type(0))
 
 
 def _opaque(pointer: Any) -> Any:
