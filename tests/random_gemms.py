@@ -96,7 +96,7 @@ def _draw(rng: random.Random, most: int, deepest: int, seed: int) -> Case:
         "special": seed % 10 == 0,
     }
     hints = (rng.choice(HINTS), rng.choice(HINTS))
-    if kind != "GatedGemm" and not bits8 and rng.random() < 0.4:
+    if not bits8 and rng.random() < 0.4:
         common["majors"] = case["majors"] = (rng.choice("mk"), rng.choice("nk"))
     if kind in ("SplitK", "StreamK"):
         count, reduce = rng.choice([1, 2, 3, 7, 16]), rng.choice([None, None, "add"])

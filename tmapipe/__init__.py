@@ -7,7 +7,7 @@ DSL for the GPU, and runs the same bodies on a CPU model of the hardware.
 from tmapipe import epilogue, math, schedules
 from tmapipe.barrier import BarrierRing
 from tmapipe.cluster import MulticastGroup
-from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int8, int32
+from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int8, int32, tf32
 from tmapipe.dynamic import DynamicTiles
 from tmapipe.errors import (
     DeadlockError,
@@ -64,4 +64,5 @@ __all__ = [
     "int32",
     "math",
     "schedules",
+    "tf32",
 ]

@@ -14,7 +14,7 @@ import numpy as np
 
 from tmapipe.errors import InputError
 
-__all__ = ["DType", "as_dtype", "bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2", "int8", "int32", "dtype_of"]
+__all__ = ["DType", "as_dtype", "bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2", "int8", "int32", "tf32", "dtype_of"]
 
 
 @attrs.frozen
@@ -34,17 +34,27 @@ class DType:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def integer(self) -> bool:
+        return self.name.startswith("int")
+
+    @property
+    def in_memory(self) -> DType:
+        """The element type of the tensors that this one is loaded from: fp32 for tf32, itself for all others."""
+        return _BY_NAME[self.torch]
+
 
 bf16 = DType("bf16", 2, ml_dtypes.bfloat16, "bfloat16", "BFloat16")
 fp16 = DType("fp16", 2, np.float16, "float16", "Float16")
 fp32 = DType("fp32", 4, np.float32, "float32", "Float32")
+tf32 = DType("tf32", 4, np.float32, "float32", "Float32")  # fp32 rounded to 10 bits after the point, in 4 bytes
 fp8_e4m3 = DType("fp8_e4m3", 1, ml_dtypes.float8_e4m3fn, "float8_e4m3fn", "Float8E4M3FN")
 fp8_e5m2 = DType("fp8_e5m2", 1, ml_dtypes.float8_e5m2, "float8_e5m2", "Float8E5M2")
 int8 = DType("int8", 1, np.int8, "int8", "Int8")
 int32 = DType("int32", 4, np.int32, "int32", "Int32")
 
-_ALL = (bf16, fp16, fp32, fp8_e4m3, fp8_e5m2, int8, int32)
-_BY_NAME = {d.name: d for d in _ALL} | {d.torch: d for d in _ALL}
+_ALL = (bf16, fp16, fp32, tf32, fp8_e4m3, fp8_e5m2, int8, int32)
+_BY_NAME = {d.name: d for d in _ALL} | {d.torch: d for d in _ALL if d is not tf32}
 
 
 def as_dtype(value: DType | str) -> DType:

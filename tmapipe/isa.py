@@ -222,8 +222,8 @@ class Isa(Protocol):
     # ---- wgmma ----------------------------------------------------------------------------------------------------
 
     def accumulator(self, matmul: Matmul) -> Fragment:
-        """Registers for this warpgroup's part of ``acc[m, n]``, fp32: zero, until the first wgmma. The same ones at each call,
-        so that only the last one called can be used."""
+        """Registers for this warpgroup's part of ``acc[m, n]``, in fp32, or int32 of int8 operands: zero, until the first
+        wgmma. The same ones at each call, so that only the last one called can be used."""
 
     def accumulator_promote(self, matmul: Matmul, acc: Fragment) -> None:
         """Adds what wgmma has summed since the last time to sums in fp32, and lets the next wgmma start from zero. All wgmma
@@ -243,7 +243,7 @@ class Isa(Protocol):
         """``wgmma.wait_group.sync.aligned``: until at most *pending* groups of this warpgroup are incomplete."""
 
     def accumulator_columns(self, matmul: Matmul, acc: Fragment, block: int, first: int, columns: int) -> Fragment:
-        """The values (fp32 fragment, 64 x *columns* over the warpgroup) of columns [first, first + columns) of row block
+        """The values (of the sums' type, 64 x *columns* over the warpgroup) of columns [first, first + columns) of row block
         *block* of *acc*: the tile's rows ``(block * warpgroups + g) * 64`` on. All wgmma groups must be complete."""
 
     def write_columns(self, matmul: Matmul, values: Fragment, slot: SlotRef) -> None:
@@ -257,7 +257,7 @@ class Isa(Protocol):
         element 0 on; (): the first element for all. Generic proxy."""
 
     def apply(self, function: Callable[..., Any], fragments: Sequence[Fragment], named: dict[str, Fragment]) -> Any:
-        """``function(*fragments, **named)``, a fragment or a dictionary of fragments, where all are dealt as
+        """``function(*fragments, **named)`` in fp32, a fragment or a dictionary of fragments, where all are dealt as
         `accumulator_columns` deals them and the function works element by element: it may be called on one part of the
         columns after the other, so that few intermediate values need registers at a time."""
 

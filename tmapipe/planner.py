@@ -8,7 +8,7 @@ from tmapipe.arch import Arch, arch_named
 from tmapipe.barrier import BarrierRing, Slot
 from tmapipe.cluster import check_cluster
 from tmapipe.declarations import Declarations
-from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16
+from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int8, int32, tf32
 from tmapipe.errors import InputError
 from tmapipe.layout import Layout
 from tmapipe.placement import place_roles, share_registers
@@ -100,18 +100,27 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
     parts: dict[str, TmaLoadStage | SharedStage | TmaStoreStage] = {**declared.stages, **declared.stores}
     for name, part in parts.items():
         given = dtypes.get(name)
-        if part.dtype is not None and given is not None and given != part.dtype:
+        if part.dtype is not None and given is not None and given not in (part.dtype, part.dtype.in_memory):
             raise InputError(name, given.name, f"is declared with element type {part.dtype}", "convert the tensor")
         types[name] = part.dtype or given or bf16
     for name, store in declared.stores.items():
         if isinstance(store.source, TmaLoadStage):
             loaded = types[store.source.name]
-            if name in dtypes and dtypes[name] != loaded:
+            if name in dtypes and dtypes[name] != loaded.in_memory:
                 raise InputError(
                     name, dtypes[name].name, f"is stored from slots of {loaded}", f"use a tensor of {loaded}"
                 )
             types[name] = loaded
+        elif isinstance(store.source, Wgmma) and types[name] not in _types_of_sums(types[store.source.a.name]):
+            rule = f"is no type that sums of {types[store.source.a.name]} products are stored in"
+            fix = f"one of {', '.join(t.name for t in _types_of_sums(types[store.source.a.name]))}"
+            raise InputError(name, types[name].name, rule, fix)
     return types
+
+
+def _types_of_sums(operand: DType) -> tuple[DType, ...]:
+    """The types that sums of products of *operand* are stored in."""
+    return (int32, bf16, fp16, fp32) if operand.integer else (bf16, fp16, fp32, fp8_e4m3, fp8_e5m2)
 
 
 def _check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch) -> dict[str, Role]:
@@ -134,12 +143,15 @@ def _check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch
             raise InputError(
                 f"{mma.b.name}.tile", mma.b.tile, f"its k extent differs from {mma.a.name}'s {k}", "use one k"
             )
-        if not (a == b and a in (bf16, fp16)) and not {a, b} <= {fp8_e4m3, fp8_e5m2}:
-            rule = "takes two operands of one type, bf16 or fp16, or two of fp8_e4m3 and fp8_e5m2"
-            raise InputError(f"Wgmma({name})", f"{a} x {b}", rule, "convert the tensors")
+        if not (a == b and a in (bf16, fp16, tf32, int8)) and not {a, b} <= {fp8_e4m3, fp8_e5m2}:
+            rule = "takes two operands of one type, bf16, fp16, tf32 or int8, or two of fp8_e4m3 and fp8_e5m2"
+            fix = 'give both stages dtype="tf32" (of a Gemm: tf32=True)' if {a, b} == {fp32} else "convert the tensors"
+            raise InputError(f"Wgmma({name})", f"{a} x {b}", rule, fix)
         if any(mma.transposed) and a.bytes != 2:
-            rule = "takes operands of 8 bits contiguous along k only (PTX ISA, wgmma.mma_async: imm-trans)"
-            raise InputError(f"Wgmma({name})", f"{a} x {b}", rule, "transpose them in memory, or convert them to bf16")
+            rule = "takes operands of 8 and 32 bits contiguous along k only (PTX ISA, wgmma.mma_async: imm-trans)"
+            raise InputError(f"Wgmma({name})", f"{a} x {b}", rule, "transpose them in memory, or use bf16")
+        if mma.promote and a.integer:
+            raise InputError(f"Wgmma({name}, promote)", True, "is for sums in fp32; those of int8 are exact", "leave it out")
         if m % (64 * warpgroups):
             raise InputError(
                 f"{mma.a.name}.tile[{int(mma.transposed[0])}]",
@@ -150,6 +162,9 @@ def _check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch
         if n % 8 or n > 256:
             rule = "wgmma takes n a multiple of 8 up to 256"
             raise InputError(f"{mma.b.name}.tile[{int(mma.transposed[1])}]", n, rule, "e.g. 128 or 256")
+        if a.integer and n % 16 and n not in (8, 24):
+            rule = "of int8, wgmma takes n a multiple of 16, 8 or 24 (PTX ISA, wgmma shapes)"
+            raise InputError(f"{mma.b.name}.tile[0]", n, rule, "e.g. 128 or 256")
         if k * a.bytes % 32:
             rule = "wgmma takes 32 bytes of k an instruction"
             raise InputError(f"{mma.a.name}.tile[{1 - int(mma.transposed[0])}]", k, rule, "e.g. 64")

@@ -44,13 +44,16 @@ class Schedule:
 
     cluster: CTAs of a cluster by dimension of the output's tile grid, the first varying fastest, e.g.
     ``{"m": 2, "n": 1}``; tiles: the order in which persistent CTAs take output tiles; arch: the target to plan for;
-    checked: whether `check` must pass before the schedule is first compiled for launching.
+    checked: whether `check` must pass before the schedule is first compiled for launching; turned: stages whose tensors are
+    passed with their last two dimensions in the other order than the stage declares them, e.g. an a [m, k] of which a stage
+    "k m" loads tiles that are contiguous along m.
     """
 
     cluster: dict[str, int] = {}  # noqa: RUF012 - replaced, never changed
     tiles: PersistentTiles = PersistentTiles()
     arch = "sm_90a"
     checked = True
+    turned: tuple[str, ...] = ()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, _KINDS) and not value.name:
@@ -149,6 +152,8 @@ class Schedule:
         CUDA tensors: compiled once a signature, launched on the current stream, nothing is waited for. CPU tensors and
         NumPy arrays: the machine model. Raises `InputError` before anything is launched.
         """
+        if self.turned:
+            tensors, named = self._as_declared(tensors, named)
         launchers: dict[Any, Any] = self.__dict__.setdefault("_launchers", {})
         inputs = list(self.declared.loads) if named else []
         if named and set(named) == set(inputs[len(tensors) :]):
@@ -185,8 +190,21 @@ class Schedule:
         which the model's agents take their steps; trace: keep every step and its source line, for `Run.timeline`. Raises
         `DeadlockError` and `HazardError`.
         """
-        bound = tensors_.bind(self, tensors, named, out)
+        bound = tensors_.bind(self, *self._as_declared(tensors, named), out)
         return self._simulate(bound, clusters, seed, trace)
+
+    def _as_declared(self, tensors: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The tensors with their dimensions as the stages declare them: views of those that are `turned`."""
+
+        def view(name: str, tensor: Any) -> Any:
+            if name not in self.turned or getattr(tensor, "ndim", 0) < 2:
+                return tensor
+            tensors_.check_kind(name, tensor)
+            return tensor.swapaxes(-1, -2)
+
+        names = (*self.declared.loads, *self.declared.stores)
+        given = [view(name, tensor) for name, tensor in zip(names, tensors, strict=False)]
+        return (*given, *tensors[len(names) :]), {name: view(name, tensor) for name, tensor in named.items()}
 
     def _simulate(self, bound: Bound, clusters: int | None = None, seed: int = 0, trace: bool = False) -> Any:
         from tmapipe.kernel import kernel_main

@@ -6,7 +6,7 @@ from typing import Any
 
 from tmapipe.barrier import BarrierRing, RingEnd, Slot
 from tmapipe.cluster import MulticastGroup, peer_mask, share_index
-from tmapipe.dtypes import DType, as_dtype
+from tmapipe.dtypes import DType, as_dtype, tf32
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import Carried, Fragment, Isa, SlotRef
 from tmapipe.plan import Buffer, Load, Matmul, RoleWarps
@@ -50,9 +50,9 @@ class TmaLoadStage(_SlotStage):
 
     dims: names of the tensor's dimensions, the last one contiguous ("l m k": a batch of matrices; by default "m n", or
     "n" for a tile of one extent); tile: elements along the last of them (batch dimensions before the tile count 1);
-    dtype: of the elements, by default that of the tensor; multicast: the CTAs that share the tile; swizzle: span in
-    bytes, by default the largest that the tile and its readers allow; loader: the role that loads, where the ring's first
-    phase has several; l2_hint: "evict_first", "evict_last" or "evict_normal".
+    dtype: of the elements, by default that of the tensor ("tf32": a tensor of fp32, rounded as it is loaded); multicast: the
+    CTAs that share the tile; swizzle: span in bytes, by default the largest that the tile and its readers allow; loader: the
+    role that loads, where the ring's first phase has several; l2_hint: "evict_first", "evict_last" or "evict_normal".
 
     Tiles that reach over the tensor's edge are filled with zeros by the hardware, and count their full bytes.
     """
@@ -103,6 +103,8 @@ class SharedStage(_SlotStage):
         super().__init__(tile, ring, dtype, swizzle)
         if not any(writer in phase for phase in ring.phases):
             raise InputError("SharedStage(writer)", writer, "is one of the ring's roles", "name one of those")
+        if self.dtype == tf32:
+            raise InputError("SharedStage(dtype)", "tf32", "is a type of TMA loads, which round fp32 to it", "fp32")
         self.writer = writer
 
 

@@ -216,6 +216,11 @@ class BoundStore(Carried):
                 raise ScopeError(
                     f"accumulators of {matmul.name} and {other.name} stored together, which differ in shape."
                 )
+        for store in stores.values() if epilogue is not None else ():
+            if store.plan.buffer.dtype.integer:
+                rule = "an epilogue works in fp32, which is not rounded to integers"
+                fix = 'give the store another dtype, e.g. "bf16"'
+                raise InputError(store.plan.name, store.plan.buffer.dtype.name, rule, fix)
         rows, columns, groups = matmul.shape[0], matmul.shape[1], matmul.warpgroups
         whole = (*self.plan.tile[:-2], rows, columns)
         group = matmul.group(self.isa.warp)

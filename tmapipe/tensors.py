@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tmapipe.bound import Bound
-from tmapipe.dtypes import DType, bf16, dtype_of, fp32
+from tmapipe.dtypes import DType, bf16, dtype_of, fp32, int32
 from tmapipe.errors import InputError
 from tmapipe.overlap import check_apart
 from tmapipe.stage import TmaLoadStage
@@ -139,6 +139,12 @@ def _as_element(name: str, value: Any, like: Any) -> Any:
     return value.reshape(1)
 
 
+def last_but_one(tensor: Any) -> bool:
+    """Whether it is the last but one dimension that is contiguous, and not the last."""
+    *_, rows, columns = _strides(tensor, tensor.ndim, 0)
+    return rows == 1 and columns != 1 and tensor.shape[-1] > 1
+
+
 def is_contiguous(tensor: Any) -> bool:
     """Whether the elements fill their memory in order, without gaps."""
     return bool(tensor.flags.c_contiguous) if isinstance(tensor, np.ndarray) else tensor.is_contiguous()
@@ -195,8 +201,8 @@ def _note_extents(name: str, dims: tuple[str, ...], shape: tuple[int, ...], seen
 def _make_output(
     name: str, store: TmaStoreStage, extents: dict[str, tuple[str, int]], like: Any, like_dims: tuple[str, ...]
 ) -> Any:
-    """A new output, on the device and by default of the type of *like* (bf16, if that has 8 bits and a
-    matmul makes the output), without the batch dimensions that *like* lacks."""
+    """A new output, on the device and by default of the type of *like* (if that has 8 bits and a matmul
+    makes the output, bf16 or, of integers, int32), without the batch dimensions that *like* lacks."""
     dims = store.dims[len(store.folded) :]
     unknown = [dim for dim in dims if dim not in extents]
     if unknown:
@@ -204,7 +210,7 @@ def _make_output(
     lacking = like_dims[: len(like_dims) - like.ndim]
     dtype = store.dtype
     if dtype is None and isinstance(store.source, Wgmma) and dtype_of(like, name).bytes == 1:
-        dtype = bf16  # sums of products of 8 bits
+        dtype = int32 if dtype_of(like, name).integer else bf16  # sums of products of 8 bits
     return new_like(like, tuple(extents[dim][1] for dim in dims if dim not in lacking), dtype)
 
 

@@ -23,9 +23,11 @@ class Wgmma:
     A slot is released when its group has retired, so `in_flight` slots later. m is a multiple of 64 a warpgroup, n a
     multiple of 8 up to 256, and k takes a multiple of 32 bytes (PTX ISA, wgmma shapes).
 
-    Operands: two of bf16, two of fp16, or any two of fp8_e4m3 and fp8_e5m2. Sums are in fp32; but of 8-bit operands the tensor
-    core keeps some 14 bits of a sum. promote: after each slot (k elements of the tile, e.g. 128) the sums are added to others
-    in fp32, outside of the tensor core, which takes twice the registers. The model sums in fp32 either way.
+    Operands: two of bf16, fp16, tf32 or int8, or any two of fp8_e4m3 and fp8_e5m2. tf32 is fp32 that the TMA engine has
+    rounded to 10 bits after the point: stages of dtype "tf32", tensors of fp32. Sums of int8 products (n: 8, 24 or a
+    multiple of 16) are in int32 and saturate. All others are in fp32; but of fp8 operands the tensor core keeps some 14 bits
+    of a sum. promote: after each slot (k elements of the tile, e.g. 128) the sums are added to others in fp32, outside of the
+    tensor core, which takes twice the registers. The model sums in fp32 either way.
     """
 
     def __init__(self, a: TmaLoadStage, b: TmaLoadStage, *, in_flight: int | None = None, promote: bool = False):

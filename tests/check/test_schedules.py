@@ -25,6 +25,7 @@ SAFE = {registered.name: registered.make for registered in S.REGISTRY} | {
     "gemm, snake": lambda: S.Gemm(order=tp.PersistentTiles(tp.Snake(4))),
     "gemm, hilbert": lambda: S.Gemm((128, 128, 64), (2, 2), 3, order=tp.PersistentTiles(tp.Hilbert(4))),
     "gemm, a along m and b along n": lambda: S.Gemm((128, 128, 64), (2, 2), majors=("m", "n")),
+    "gemm, tf32": lambda: S.Gemm((128, 128, 32), (1, 2), tf32=True),
     "gemm, dynamic": lambda: S.Gemm(order=tp.DynamicTiles()),
     "gemm 2x2, dynamic, three fetched ahead": lambda: S.Gemm(
         (128, 128, 64), (2, 2), 3, order=tp.DynamicTiles(stages=3)

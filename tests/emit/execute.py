@@ -7,7 +7,6 @@ can be written down and compared with `tests.unit.fake_isa`, event by event.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -201,9 +200,9 @@ class Execution:
             self.events.append(("grid_" + i.opcode.split(".")[1],))
         elif i.is_a("wgmma.mma_async"):
             shape = next(word for word in i.opcode.split(".") if re.fullmatch(r"m\d+n\d+k\d+", word))
-            starts = [((self._value(operand) & 0x3FFF) << 4) - BASE for operand in i.operands[1:3]]
-            kept = i.operands[-2:] if "e4m3" not in i.opcode and "e5m2" not in i.opcode else ("0", "0")
-            self.events.append(("wgmma", shape, *starts, tuple(flag == "1" for flag in kept)))  # imm-trans of a and b
+            operands = [_descriptor(self._value(operand)) for operand in i.operands[1:3]]
+            kept = i.operands[-2:] if re.search(r"f16\.b?f16$", i.opcode) else ("0", "0")
+            self.events.append(("wgmma", shape, *operands, tuple(flag == "1" for flag in kept)))  # imm-trans of a and b
         else:
             what = i.opcode.split(".")[1].removesuffix("_group")
             self.events.append((f"wgmma_{what}", *(int(operand) for operand in i.operands)))
@@ -330,6 +329,13 @@ def _fast_division(divisor: int) -> dict[int, int]:
 # ---- the other side ---------------------------------------------------------------------------------------------------
 
 
+def _descriptor(value: int) -> tuple[int, int, int, int]:
+    """Of a wgmma operand: first byte, leading and stride offsets, swizzle span; all in bytes (PTX ISA, matrix-descriptor)."""
+    start, leading, stride = ((value >> at & 0x3FFF) << 4 for at in (0, 16, 32))
+    assert value >> 46 & 0xFFFF == 0, "base offset, and bits that must be zero"
+    return start - BASE, leading, stride, {0: 0, 1: 128, 2: 64, 3: 32}[value >> 62]
+
+
 def lower(events: Iterable[Event], plan: Plan, warp: int, lane: int = LEADER) -> list[Event]:
     """What one lane of the warp asks of the hardware, for the events of `RecordingIsa`."""
     return [lowered for event in events for lowered in _lower(event, plan, warp, lane)]
@@ -398,9 +404,7 @@ def _store_boxes(store: Store, stage: int, at: tuple[int, ...]) -> list[Event]:
 
 
 def _wgmmas(matmul: Matmul, warp: int, a_stage: int, b_stage: int) -> list[Event]:
-    """One instruction a 64-row block and 32 bytes of k. The descriptors point at the operands' first bytes: a row block is
-    64 rows down in each column block of a swizzle span, 32 bytes of k are 32 bytes along a row; or the other way round, where
-    an operand lies transposed."""
+    """One instruction a 64-row block and 32 bytes of k."""
     m, n, _ = matmul.shape
     shape = f"m64n{n}k{32 // matmul.a.dtype.bytes}"
     group = matmul.group(warp)
@@ -408,16 +412,22 @@ def _wgmmas(matmul: Matmul, warp: int, a_stage: int, b_stage: int) -> list[Event
     for k in range(matmul.k_instructions):
         for block in range(m // (64 * matmul.warpgroups)):
             first = 64 * (block * matmul.warpgroups + group)
-            a = _operand(matmul.a, a_stage, first, 32 // matmul.a.dtype.bytes * k, matmul.transposed[0])
-            b = _operand(matmul.b, b_stage, 0, 32 // matmul.b.dtype.bytes * k, matmul.transposed[1])
+            a = _operand(matmul.a, a_stage, first, 64, 32 // matmul.a.dtype.bytes * k, matmul.transposed[0])
+            b = _operand(matmul.b, b_stage, 0, n, 32 // matmul.b.dtype.bytes * k, matmul.transposed[1])
             found.append(("wgmma", shape, a, b, matmul.transposed))
     return found
 
 
-def _operand(buffer: Any, stage: int, side: int, k: int, transposed: bool) -> int:
-    """Where element [side, k] of an operand lies, or [k, side] of a transposed one."""
+def _operand(buffer: Any, stage: int, side: int, count: int, k: int, transposed: bool) -> tuple[int, int, int, int]:
+    """The descriptor (as of `_descriptor`) of *count* rows from element [side, k] of an operand on, or from [k, side] of a
+    transposed one. A slot lies in column blocks of one swizzle span, in which 8 of its rows take 8 spans: the stride offset.
+    Along k an instruction stays within a block, and the leading offset (1 unit) is not looked at. Transposed, it takes as many
+    blocks as its rows fill, a leading offset apart (0, and not looked at, if that is one)."""
     row, column = (k, side) if transposed else (side, k)
+    span, rows = buffer.swizzle, buffer.tile[0]
     byte = column * buffer.dtype.bytes
-    span = buffer.swizzle or math.prod(buffer.tile[1:]) * buffer.dtype.bytes
-    rows = buffer.tile[0]
-    return buffer.offset + stage * buffer.slot_bytes + (byte // span * rows + row) * span + byte % span
+    start = buffer.offset + stage * buffer.slot_bytes + (byte // span * rows + row) * span + byte % span
+    leading = 16
+    if transposed:
+        leading = rows * span if count * buffer.dtype.bytes > span else 0
+    return start, leading, 8 * span, span

@@ -149,6 +149,7 @@ GEMM = {"l": 2, "m": 300, "n": 520, "k": 200}
 TALL = {"l": 2, "m": 900, "n": 520, "k": 72}
 ROWS = tp.PersistentTiles(tp.Grouped(1))
 OPERANDS = GEMM | {"alpha_element": 1}
+FULL = {"a": "fp32", "b": "fp32", "d": "fp32"}
 HALF = {"a": "fp16", "b": "fp16", "d": "fp16"}
 
 
@@ -193,6 +194,15 @@ GEMMS = {
         lambda: S.Gemm((128, 128, 128), (1, 2), promote=True), {"a": "fp8_e4m3", "b": "fp8_e4m3", "d": "fp16"}, GEMM
     ),
     "gemm a along m, b along n": Kernel(lambda: S.Gemm((128, 96, 64), (2, 2), majors=("m", "n")), {}, GEMM),
+    "gemm tf32": Kernel(lambda: S.Gemm((128, 192, 32), (2, 1), tf32=True), FULL, GEMM),
+    "gemm int8": Kernel(lambda: S.Gemm((128, 144, 128), (1, 2)), {"a": "int8", "b": "int8", "d": "int32"}, GEMM),
+    "gemm int8 scaled": Kernel(
+        lambda: S.Gemm((128, 256, 128), (2, 1), epilogue=lambda acc: acc * 0.01), {"a": "int8", "b": "int8"}, GEMM
+    ),
+    "gemm m-major a, fp16, 1x2": Kernel(lambda: S.Gemm((128, 192, 64), (1, 2), majors=("m", "k")), HALF, GEMM),
+    "gemm n-major b in spans of 32 bytes": Kernel(lambda: S.Gemm((64, 80, 32), (2, 1), 3, majors=("k", "n")), {}, GEMM),
+    "gemm m256 4x1, both turned": Kernel(lambda: S.Gemm((256, 128, 32), (4, 1), majors=("m", "n")), {}, GEMM),
+    "pingpong n-major b": Kernel(lambda: S.PingPong((128, 160, 64), (2, 1), majors=("k", "n")), {}, GEMM),
     "gemm snake": Kernel(lambda: S.Gemm((128, 64, 64), (2, 1), order=tp.PersistentTiles(tp.Snake(3))), {}, TALL),
     "gemm hilbert": Kernel(lambda: S.Gemm((64, 64, 64), (1, 1), order=tp.PersistentTiles(tp.Hilbert(4))), {}, TALL),
     "pingpong 2x1": Kernel(SHELF["PingPong"], {}, GEMM),

@@ -5,11 +5,13 @@ that one instruction of a body is one of the PTX.
 """
 
 import math
+import re
 from collections import Counter
 
 import pytest
 
-from tests.emit.kernels import COPIES, GEMMS, KERNELS, built
+from tests.emit.kernels import COPIES, GEMMS, KERNELS, build, built
+from tmapipe.gpu.layouts import make_atom
 from tmapipe.gpu.ptx import Facts
 
 LANES = (0, 5)  # the elected one, and one that no cluster of these kernels has a CTA for
@@ -122,6 +124,30 @@ def test_gemms(name):
                         stores = facts.reduces if store.reduce else facts.stores
                         stores[store.buffer.name] = pieces * boxes(store)
             compare(kernel.ptx.facts(warp, lane), facts, (warp, lane))
+
+
+@pytest.mark.parametrize(
+    ("name", "types"),
+    [("gemm 2x1", "f32.bf16.bf16"), ("gemm 1x2 fp16", "f32.f16.f16"), ("gemm fp8", "f32.e4m3.e5m2"),
+     ("gemm tf32", "f32.tf32.tf32"), ("gemm int8", "satfinite.s32.s8.s8")],
+)  # fmt: skip
+def test_types_of_wgmma(name, types):
+    opcodes = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m\d+n\d+k\d+\.(\S+)", built(name).compiled.ptx))
+    assert opcodes == {types}
+
+
+def test_the_engine_rounds_to_tf32_as_it_loads(monkeypatch):
+    """A tensor map's element type is not in the PTX: CuTe DSL's own record of it."""
+    formats = {}
+
+    def noting(part, tensor):
+        info = make_atom(part, tensor)
+        formats[part.name] = re.search(r"tma_format = (\w+)", str(info.atom.type)).group(1)
+        return info
+
+    monkeypatch.setattr("tmapipe.gpu.build.make_atom", noting)
+    build(KERNELS["gemm tf32"])
+    assert formats == {"a": "TF32_RN", "b": "TF32_RN", "d": "F32_RN"}
 
 
 def test_add_parts():

@@ -188,7 +188,7 @@ def test_wgmma_on_another_architecture(arch):
 def test_element_types():
     for wrong in ("float64", "int64", "bool", "", 3, None, float):
         refused(as_dtype, wrong, argument="dtype", value=wrong, rule="must be one of")
-    refused(S.Gemm().plan, {"a": "fp32", "b": "fp32"}, argument="Wgmma(mma)", value="fp32 x fp32", rule="bf16 or fp16")
+    refused(S.Gemm().plan, {"a": "fp32", "b": "fp32"}, argument="Wgmma(mma)", value="fp32 x fp32", rule="bf16, fp16")
     refused(S.Gemm().plan, {"a": "bf16", "b": "fp16"}, argument="Wgmma(mma)", rule="of one type")
     refused(
         S.Gemm(dtype="fp32").plan, {"d": "bf16"}, argument="d", value="bf16", rule="declared with element type fp32"
@@ -215,6 +215,12 @@ def test_operands_contiguous_along_m_or_n():
     a, b = np.zeros((128, 64), np.float16), np.zeros((64, 64), np.float16)
     refused(lambda: S.Gemm(majors=("m", "k"))(a, b), argument="a.stride", rule="last dimension must be contiguous")
     refused(lambda: S.Gemm()(a.T.copy().T, b), argument="a.stride", rule="last dimension must be contiguous")
+    refused(lambda: S.Gemm(majors=("m", "k"))(a[:, ::2], b[:, ::2]), argument="a.stride", rule="must be contiguous")
+    ragged = np.zeros((64, 130), np.float16)[:, :128].T  # 260 bytes from one k to the next
+    refused(lambda: S.Gemm(majors=("m", "k"))(ragged, b), argument="a.stride", rule="no positive multiple of 16")
+    refused(lambda: S.Gemm(majors=("m", "k"))(a[0], b), argument="a", value=(64,), rule="has the dimensions l k m")
+    refused(lambda: S.GatedGemm(majors="kn"), argument="majors", value="kn", rule='"m" or "k"')
+    refused(lambda: S.Gemm((64, 64, 16), (1, 4), majors=("m", "k")).plan(), argument="a.tile[0]", value=16, rule="multicast")
 
 
 def test_accumulators_that_do_not_fit():
@@ -390,10 +396,37 @@ def test_shelf_arguments():
         refused(S.SplitK, parts, argument="SplitK(parts)", value=parts, rule="positive number")
 
 
-@pytest.mark.parametrize("types", [("fp8_e4m3", "bf16"), ("bf16", "fp16"), ("int8", "int8"), ("fp32", "fp32")])
+@pytest.mark.parametrize("types", [("fp8_e4m3", "bf16"), ("bf16", "fp16"), ("int8", "bf16"), ("fp32", "fp32")])
 def test_operands_that_wgmma_does_not_take(types):
     with pytest.raises(tp.InputError, match="two operands of one type"):
         tp.schedules.Gemm((128, 128, 64)).plan(dict(zip("ab", types, strict=True)))
+
+
+def test_tf32_and_int8():
+    fp32, int8 = {"a": "fp32", "b": "fp32"}, {"a": "int8", "b": "int8"}
+    error = refused(S.Gemm((128, 128, 32)).plan, fp32, argument="Wgmma(mma)", value="fp32 x fp32", rule="tf32")
+    assert "tf32=True" in error.fix
+    tf32 = S.Gemm((128, 128, 32), tf32=True)
+    assert tf32.plan(fp32).matmul("mma").k_instructions == 4
+    refused(tf32.plan, {"a": "bf16"}, argument="a", value="bf16", rule="element type tf32")
+    turned = S.Gemm((128, 128, 32), tf32=True, majors=("k", "n"))
+    refused(turned.plan, argument="Wgmma(mma)", value="tf32 x tf32", rule="along k")
+    refused(S.Gemm(dtype="tf32").plan, argument="d", value="tf32", rule="sums of bf16 products")
+    one, two = tp.Role(warps=1), tp.Role(warps=1)
+    shared = {"tile": (8, 64), "ring": tp.BarrierRing(2, producer=one, consumer=two), "writer": one, "dtype": "tf32"}
+    refused(tp.SharedStage, argument="SharedStage(dtype)", value="tf32", rule="TMA loads", **shared)
+
+    deep = (128, 128, 128)
+    assert S.Gemm(deep).plan({**int8, "d": "int32"}).matmul("mma").k_instructions == 4
+    for kind in ("int8", "fp8_e4m3"):
+        refused(S.Gemm(deep).plan, {**int8, "d": kind}, argument="d", value=kind, rule="sums of int8 products")
+    refused(S.Gemm().plan, {"d": "int32"}, argument="d", value="int32", rule="sums of bf16 products")
+    refused(S.Gemm(deep, promote=True).plan, int8, argument="promote", rule="exact")
+    refused(S.Gemm((128, 72, 128)).plan, int8, argument="b.tile[0]", value=72, rule="multiple of 16")
+    a = np.zeros((64, 64), np.int8)
+    scaled = S.Gemm((64, 64, 64), (1, 1), epilogue=lambda acc: 2 * acc)
+    refused(lambda: scaled(a, a), argument="d", value="int32", rule="works in fp32")
+    refused(lambda: S.SplitK(2, deep)(a, a), argument="d", value="int8", rule="added in fp32")
 
 
 def test_promoted_sums_take_twice_the_registers():

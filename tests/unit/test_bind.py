@@ -213,7 +213,7 @@ def test_unsupported_types(dtype):
 
 def test_types_that_the_plan_refuses():
     refused(S.Gemm(), half(16, 32), half(24, 32).half(), argument="Wgmma(mma)", rule="of one type")
-    refused(S.Gemm(), half(16, 32).float(), half(24, 32).float(), argument="Wgmma(mma)", rule="bf16 or fp16")
+    refused(S.Gemm(), half(16, 32).float(), half(24, 32).float(), argument="Wgmma(mma)", rule="bf16, fp16")
     refused(S.Gemm(dtype="fp32"), half(16, 32), half(24, 32), half(16, 24), argument="d", rule="element type fp32")
     refused(Rows(), half(8, 64), half(8, 64).float(), argument="y", value="fp32", rule="stored from slots of bf16")
 

@@ -10,7 +10,8 @@ from tests.unit.errors import refused
 from tmapipe import dtypes
 from tmapipe.dtypes import as_dtype, dtype_of
 
-ALL = (tp.bf16, tp.fp16, tp.fp32, tp.fp8_e4m3, tp.fp8_e5m2, tp.int8, tp.int32)
+OF_TENSORS = (tp.bf16, tp.fp16, tp.fp32, tp.fp8_e4m3, tp.fp8_e5m2, tp.int8, tp.int32)
+ALL = (*OF_TENSORS, tp.tf32)
 
 
 @pytest.mark.parametrize("dtype", ALL, ids=str)
@@ -18,8 +19,8 @@ def test_the_libraries_agree(dtype):
     tensor = torch.zeros(2, dtype=getattr(torch, dtype.torch))
     array = np.zeros(2, dtype.numpy)
     assert tensor.element_size() == array.itemsize == dtype.bytes
-    assert dtype_of(tensor, "x") is dtype and dtype_of(array, "x") is dtype
-    assert as_dtype(dtype) is as_dtype(dtype.name) is as_dtype(dtype.torch) is dtype
+    assert dtype_of(tensor, "x") is dtype_of(array, "x") is as_dtype(dtype.torch) is dtype.in_memory
+    assert as_dtype(dtype) is as_dtype(dtype.name) is dtype
     assert str(dtype) == dtype.name and getattr(tp, dtype.name) is dtype
 
 
@@ -47,6 +48,12 @@ def test_unsupported_arrays():
     ):
         name = str(array.dtype).removeprefix("torch.")
         refused(dtype_of, array, "x", argument="x", value=name, rule="one of bfloat16, float16")
+
+
+def test_in_memory():
+    """tf32 is made of fp32 by the loads; all others lie in memory as they are."""
+    assert tp.tf32.in_memory is tp.fp32 and all(dtype.in_memory is dtype for dtype in OF_TENSORS)
+    assert [dtype.name for dtype in ALL if dtype.integer] == ["int8", "int32"]
 
 
 def test_every_type_is_exported():

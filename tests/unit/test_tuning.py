@@ -25,6 +25,32 @@ def test_every_problem_has_a_choice_that_can_be_built(m, n, k, batch):
     assert us > 0 and best.build(problem).plan(best.dtypes(problem)).smem_bytes <= 227 * 1024
 
 
+def test_majors_by_the_strides():
+    a, w = np.zeros((300, 512), np.float16), np.zeros((512, 768), np.float16)
+    assert Problem.of(a, np.zeros((768, 512), np.float16)).majors == ("k", "k")
+    problem = Problem.of(a, w.T)
+    assert problem.majors == ("k", "n") and "n-major" in str(problem) and problem != Problem(300, 768, 512, "fp16", "fp16")
+    assert Problem.of(w.T, w.T).majors == ("m", "n")
+    chosen = choose(problem)
+    assert chosen.turned == ("b",) and chosen.mma.transposed == (False, True)
+    assert chosen.plan({"a": "fp16", "b": "fp16", "d": "fp16"}).buffer("b").swizzle == 128
+    assert Problem.of(a[:, :1], w.T[:, :1]).majors == ("k", "k")  # one column is contiguous whatever its stride
+
+
+def test_tf32_and_int8():
+    a, b = np.zeros((300, 512), np.float32), np.zeros((768, 512), np.float32)
+    with pytest.raises(InputError, match="tf32=True"):
+        choose(Problem.of(a, b))
+    problem = Problem.of(a, b, tf32=True)
+    assert (problem.dtype.name, problem.out.name) == ("tf32", "fp32")
+    assert choose(problem).plan({"a": "fp32", "b": "fp32", "d": "fp32"}).buffer("a").dtype.name == "tf32"
+    problem = Problem.of(a.astype(np.int8), b.astype(np.int8))
+    assert (problem.dtype.name, problem.out.name) == ("int8", "int32")
+    assert not any(c.schedule == "SplitK" for c in candidates(problem, H200)) and choose(problem).mma
+    with pytest.raises(InputError, match="operands of fp32"):
+        Problem.of(a.astype(np.int8), b.astype(np.int8), tf32=True)
+
+
 @given(sizes, sizes, sizes)
 def test_ranked_by_estimate_and_no_less_than_the_floor(m, n, k):
     problem = Problem(m, n, k)

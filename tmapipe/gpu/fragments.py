@@ -13,8 +13,9 @@ import cutlass.utils.hopper_helpers as hopper
 from cutlass.cute.nvgpu import warp
 from cutlass.tensor_utils import LayoutEnum
 
+from tmapipe.dtypes import bf16
 from tmapipe.gpu.layouts import cute_type
-from tmapipe.gpu.matmuls import tiled_mma
+from tmapipe.gpu.matmuls import sums_type, tiled_mma
 from tmapipe.isa import SlotRef
 from tmapipe.plan import Matmul
 
@@ -27,7 +28,7 @@ PART = 8
 def accumulator_columns(isa: Any, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Any:
     """See `tmapipe.isa.Isa`."""
     # A thread holds 2 x 2 values of every 64 x 8 block of the accumulator, blocks along n first, then along m.
-    values = cute.make_rmem_tensor(((2, 2, columns // 8), 1, 1), cutlass.Float32)
+    values = cute.make_rmem_tensor(((2, 2, columns // 8), 1, 1), sums_type(matmul.a.dtype))
     base = block * (matmul.shape[1] // 2) + first // 2
     for i in range(columns // 2):
         values[i] = acc.value(base + i)
@@ -38,7 +39,7 @@ def write_columns(isa: Any, matmul: Matmul, values: Any, slot: SlotRef) -> None:
     """See `tmapipe.isa.Isa`."""
     dtype = cute_type(slot.buffer.dtype)
     columns = slot.buffer.tile[1]
-    one_group = tiled_mma(cutlass.BFloat16, cutlass.BFloat16, (1, 1, 1), columns)  # accumulators lie alike for all types
+    one_group = tiled_mma(bf16, bf16, (1, 1, 1), columns)  # accumulators lie alike for all types
     row_major = LayoutEnum.ROW_MAJOR
     to_shared = hopper.sm90_get_smem_store_op(row_major, elem_ty_d=dtype, elem_ty_acc=cutlass.Float32)
     fragment_atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4 if columns % 16 == 0 else 2), cutlass.Float16)
@@ -95,8 +96,8 @@ def apply(isa: Any, function: Callable[..., Any], fragments: Sequence[Any], name
 
 
 def _part(values: Any, first: int, count: int) -> Any:
-    """Elements of a fragment that belong to whole groups of 8 columns, 4 a thread each."""
-    part = cute.make_rmem_tensor(((2, 2, count // 4), 1, 1), values.dtype)
+    """Elements of a fragment that belong to whole groups of 8 columns, 4 a thread each, in fp32."""
+    part = cute.make_rmem_tensor(((2, 2, count // 4), 1, 1), cutlass.Float32)
     for i in range(count):
-        part[i] = values[first + i]
+        part[i] = cutlass.Float32(values[first + i])
     return part.load()

@@ -93,7 +93,7 @@ def compiled_for(schedule: Any, bound: Any) -> Compiled:
 
 def adopt(schedule: Any, compiled: Compiled, ranks: dict[str, int]) -> None:
     """Lets *schedule* launch *compiled* for tensors of these ranks, rather than compile: a kernel from another process."""
-    types = {part.argument: part.buffer.dtype.name for part in compiled.plan.transfers}
+    types = {part.argument: part.buffer.dtype.in_memory.name for part in compiled.plan.transfers}
     schedule.__dict__.setdefault("_compiled", {})[_key(types, ranks)] = compiled
 
 

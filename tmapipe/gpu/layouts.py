@@ -8,7 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
-from tmapipe.dtypes import DType
+from tmapipe.dtypes import DType, tf32
 from tmapipe.plan import Buffer, Load, Store
 
 __all__ = ["core_modes", "cute_type", "full_shape", "make_atom", "slot_layout", "to_core_first"]
@@ -81,4 +81,7 @@ def make_atom(part: Load | Store, tensor: Any) -> Any:
         op = cpasync.CopyReduceBulkTensorTileS2GOp(reduction_kind=cute.ReductionKind.ADD)
     else:
         op = cpasync.CopyBulkTensorTileS2GOp()
-    return cpasync.make_tiled_tma_atom(op, tensor, one_slot_layout(part.buffer), part.buffer.tile, num_multicast=peers)
+    # As CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, the engine rounds fp32 while it copies.
+    kind = {"internal_type": cutlass.TFloat32} if part.buffer.dtype == tf32 and isinstance(part, Load) else {}
+    slot = one_slot_layout(part.buffer)
+    return cpasync.make_tiled_tma_atom(op, tensor, slot, part.buffer.tile, num_multicast=peers, **kind)

@@ -9,11 +9,12 @@ import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as hopper
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from tmapipe.gpu.layouts import cute_type
+from tmapipe.dtypes import DType, tf32
+from tmapipe.gpu.layouts import cute_type, slot_layout
 from tmapipe.isa import Carried
-from tmapipe.plan import Matmul
+from tmapipe.plan import Buffer, Matmul
 
-__all__ = ["Accumulator", "MatmulHandles", "tiled_mma"]
+__all__ = ["Accumulator", "MatmulHandles", "sums_type", "tiled_mma"]
 
 
 class MatmulHandles:
@@ -22,13 +23,13 @@ class MatmulHandles:
     def __init__(self, isa: Any, matmul: Matmul):
         self.matmul = matmul
         m, n, _ = matmul.shape
-        types = cute_type(matmul.a.dtype), cute_type(matmul.b.dtype)
-        self.tiled = tiled_mma(*types, (matmul.warpgroups, 1, 1), n, matmul.transposed)
+        self.tiled = tiled_mma(matmul.a.dtype, matmul.b.dtype, (matmul.warpgroups, 1, 1), n, matmul.transposed)
         group = matmul.group(isa.warp) if matmul.warpgroups > 1 else 0
         mine = self.tiled.get_slice(cute.make_layout(matmul.warpgroups, stride=128)(group))
-        self.a = self.tiled.make_fragment_A(mine.partition_A(_rows_of_k(isa.buffers[matmul.a.name], matmul.transposed[0])))
-        self.b = self.tiled.make_fragment_B(mine.partition_B(_rows_of_k(isa.buffers[matmul.b.name], matmul.transposed[1])))
-        self.accumulator = Accumulator(isa, self.tiled.partition_shape_C((m, n)), matmul.promote)
+        a, b = (_operand(isa.buffers[x.name], x, way) for x, way in zip((matmul.a, matmul.b), matmul.transposed, strict=True))
+        self.a = self.tiled.make_fragment_A(mine.partition_A(a))
+        self.b = self.tiled.make_fragment_B(mine.partition_B(b))
+        self.accumulator = Accumulator(isa, self.tiled.partition_shape_C((m, n)), sums_type(matmul.a.dtype), matmul.promote)
 
     def issue(self, acc: Accumulator, a_stage: Any, b_stage: Any) -> None:
         for block in range(self.matmul.k_instructions):
@@ -45,11 +46,11 @@ class Accumulator(Carried):
     tile's first wgmma overwrites what the last tile has left; and where there was none, zeros are read instead.
     """
 
-    def __init__(self, isa: Any, shape: Any, promoted: bool):
-        self.registers = cute.make_rmem_tensor(shape, cutlass.Float32)
-        self.registers.fill(0.0)
+    def __init__(self, isa: Any, shape: Any, dtype: Any, promoted: bool):
+        self.registers = cute.make_rmem_tensor(shape, dtype)
+        self.registers.fill(dtype(0))
         self.begun = isa.cells(0)
-        self.totals: Any = cute.make_rmem_tensor(shape, cutlass.Float32) if promoted else None
+        self.totals: Any = cute.make_rmem_tensor(shape, dtype) if promoted else None
 
     def begin(self) -> None:
         self.begun[0] = 0
@@ -64,16 +65,39 @@ class Accumulator(Carried):
     def value(self, i: int) -> Any:
         if self.totals is not None:
             return self.totals[i]
-        return cutlass.select_(self.begun[0] != 0, self.registers[i], cutlass.Float32(0.0))
+        return cutlass.select_(self.begun[0] != 0, self.registers[i], self.registers.element_type(0))
+
+
+class _Tf32Op(warpgroup.MmaF16BF16Op):
+    """wgmma of tf32. CuTe DSL 4.8.1 has the instruction, but its classes admit only other types."""
+
+    descriptive_name = "warpgroup tf32 MMA operation"
+
+    def _verify(self) -> None:
+        pass
+
+
+def sums_type(a: DType) -> Any:
+    """The type of the sums of products with *a*."""
+    return cutlass.Int32 if a.integer else cutlass.Float32
 
 
 def tiled_mma(
-    a: Any, b: Any, groups: tuple[int, int, int], n: int, transposed: tuple[bool, bool] = (False, False)
+    a: DType, b: DType, groups: tuple[int, int, int], n: int, transposed: tuple[bool, bool] = (False, False)
 ) -> Any:
+    """64 x *n* for each of the warpgroups along (m, n, k), with sums of `sums_type`. transposed: as in `plan.Matmul`."""
     majors = [OperandMajorMode.MN if way else OperandMajorMode.K for way in transposed]
-    return hopper.make_trivial_tiled_mma(a, b, *majors, cutlass.Float32, groups, tiler_mn=(64, n))
+    if a == tf32:
+        source = warpgroup.OperandSource.SMEM
+        op = _Tf32Op(cutlass.TFloat32, cutlass.Float32, (64, n, 8), source, *majors)
+        return cute.make_tiled_mma(cute.make_mma_atom(op), groups)
+    types = cute_type(a), cute_type(b)
+    return hopper.make_trivial_tiled_mma(*types, *majors, sums_type(a), groups, tiler_mn=(64, n))
 
 
-def _rows_of_k(slots: Any, transposed: bool) -> Any:
-    """Slots [m or n, k, stage], of slots that may lie as [k, m or n, stage]."""
-    return cute.make_tensor(slots.iterator, cute.select(slots.layout, [1, 0, 2])) if transposed else slots
+def _operand(slots: Any, buffer: Buffer, transposed: bool) -> Any:
+    """Slots [m or n, k, stage] as wgmma takes them, of the slots of *buffer*, which may lie as [k, m or n, stage]."""
+    layout, start = slots.layout, slots.iterator
+    if buffer.dtype == tf32:
+        start = cute.recast_ptr(start, slot_layout(buffer).inner, dtype=cutlass.TFloat32)
+    return cute.make_tensor(start, cute.select(layout, [1, 0, 2]) if transposed else layout)

@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tmapipe.dtypes import DType
+from tmapipe.dtypes import DType, tf32
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.ops import (
     Agent,
@@ -34,7 +34,7 @@ __all__ = ["Accumulator", "Memory"]
 
 
 class Accumulator:
-    """One warp's part of ``acc[m, n]``: its 16 rows of each of its row blocks, fp32."""
+    """One warp's part of ``acc[m, n]``: its 16 rows of each of its row blocks, in fp32 or int32."""
 
     def __init__(self, matmul: Matmul, warp: int):
         m, n, _ = matmul.shape
@@ -42,7 +42,18 @@ class Accumulator:
             (block * matmul.warpgroups + matmul.group(warp)) * 64 + 16 * (warp % 4)
             for block in range(m // (64 * matmul.warpgroups))
         ]
-        self.values = np.zeros((len(self.first_row), 16, n), dtype=np.float32)
+        self.integer = matmul.a.dtype.integer
+        self.values = np.zeros((len(self.first_row), 16, n), dtype=np.int32 if self.integer else np.float32)
+
+    def add(self, block: int, a: np.ndarray, b: np.ndarray) -> None:
+        """Adds the product of a [16, k] and b [n, k], fp32, to a row block. Sums in int32 saturate, instruction by instruction
+        (32 elements of k), as ``.satfinite`` does."""
+        if not self.integer:
+            self.values[block] += a @ b.T
+            return
+        for k in range(0, a.shape[1], 32):
+            sums = self.values[block] + a[:, k : k + 32].astype(np.int64) @ b[:, k : k + 32].astype(np.int64).T
+            self.values[block] = np.clip(sums, -(2**31), 2**31 - 1)
 
 
 class Memory:
@@ -126,12 +137,13 @@ class Memory:
 
     def _multiply(self, flight: Flight, op: WgmmaDone, facts: None) -> None:
         operands = self.wgmmas.pop(flight)
-        turned_a, turned_b = self.layout.matmuls[operands.matmul].transposed
-        a, b = (self.slot(flight.cta, slot).astype(np.float32) for slot in (operands.a, operands.b))
-        a, b = a.T if turned_a else a, b if turned_b else b.T  # [m, k] and [k, n]
+        matmul = self.layout.matmuls[operands.matmul]
+        slots = (self.slot(flight.cta, slot).astype(np.float32) for slot in (operands.a, operands.b))
+        # [m, k] and [n, k], in memory too: the order of a sum in NumPy may depend on it
+        a, b = (slot.T.copy() if way else slot for slot, way in zip(slots, matmul.transposed, strict=True))
         for accumulator in self.matmuls.pop(flight):
             for block, row in enumerate(accumulator.first_row):
-                accumulator.values[block] += a[row : row + 16] @ b
+                accumulator.add(block, a[row : row + 16], b)
 
     # ---- generic accesses -----------------------------------------------------------------------------------------
 
@@ -163,7 +175,14 @@ def gather(tensor: np.ndarray, load: Load, at: tuple[int, ...]) -> np.ndarray:
     inside, box = _clip(tensor, load.tile, at)
     tile = np.zeros(load.tile, dtype=load.buffer.dtype.numpy)
     tile[box] = tensor[inside]
-    return tile.reshape(load.buffer.tile)
+    return (round_to_tf32(tile) if load.buffer.dtype == tf32 else tile).reshape(load.buffer.tile)
+
+
+def round_to_tf32(values: np.ndarray) -> np.ndarray:
+    """fp32 *values* rounded to 10 bits after the point, to nearest even; NaN and infinities as they are."""
+    bits = values.astype(np.float32).view(np.uint32)
+    rounded = (bits + 0xFFF + (bits >> 13 & 1)) & np.uint32(0xFFFFE000)
+    return np.where(np.isfinite(values), rounded, bits).astype(np.uint32).view(np.float32)
 
 
 def scatter(values: np.ndarray, tensor: np.ndarray, store: Store, at: tuple[int, ...]) -> None:

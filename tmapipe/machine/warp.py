@@ -222,7 +222,8 @@ class MachineIsa:
         return values[None, : columns if along else 1] if whole else values
 
     def apply(self, function: Callable[..., Any], fragments: Sequence[Any], named: dict[str, Any]) -> Any:
-        return function(*fragments, **named)
+        widened = (f.astype(np.float32) if isinstance(f, np.ndarray) else f for f in fragments)  # from int32, of integers
+        return function(*widened, **named)
 
     # ---- generic accesses -----------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ def _dynamic_copy(copy: Copy) -> Copy:
     return copy
 
 
-#: Every schedule of the shelf, once, and one in dynamic order: what the mutants go through.
+#: Every schedule of the shelf, once; one in dynamic order, one of turned operands: what the mutants go through.
 REGISTRY: tuple[Registered, ...] = (
     Registered("Copy", Copy, lambda: Copy((4, 64), stages=2, pending=1), ((1, 1, {}), (5, 1, {}))),
     Registered(
@@ -44,6 +44,12 @@ REGISTRY: tuple[Registered, ...] = (
     ),
     Registered("AddParts", AddParts, lambda: AddParts((4, 64), stages=2), ((1, 1, {}), (4, 2, {}))),
     Registered("Gemm", Gemm, lambda: Gemm((64, 64, 16), (2, 1), 2, store_stages=1), ((1, 1, {}), (2, 3, {}))),
+    Registered(
+        "Gemm, turned",
+        lambda: Gemm(majors=("m", "n")),
+        lambda: Gemm((64, 64, 16), (2, 1), 2, majors=("m", "n"), store_stages=1),
+        ((1, 1, {}), (2, 3, {})),
+    ),
     Registered(
         "GatedGemm", GatedGemm, lambda: GatedGemm((64, 64, 16), (1, 1), 2, store_stages=1), ((1, 1, {}), (2, 2, {}))
     ),

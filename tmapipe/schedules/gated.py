@@ -18,7 +18,7 @@ from tmapipe.cluster import MulticastGroup
 from tmapipe.dtypes import DType
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
-from tmapipe.stage import TmaLoadStage
+from tmapipe.schedules.gemm import check_majors, operand
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.tiles import PersistentTiles, Tile
 from tmapipe.wgmma import Wgmma
@@ -34,7 +34,7 @@ def swiglu(gate: Any, up: Any) -> Any:
 class GatedGemm(Schedule):
     """``d[m, n] = epilogue(a gate^T, a up^T)``, with a [m, k], and gate and up [n, k]; a batch dimension before each if the
     tensors have one. Types as in `Gemm`; sums of 8-bit operands are not promoted. Weights that lie one after the other in one
-    tensor w [2 n, k] are passed as ``w[:n], w[n:]``.
+    tensor w [2 n, k] are passed as ``w[:n], w[n:]``. majors: of a, and of gate and up, as in `Gemm`.
 
     tile: (m, n, k) elements of one CTA: both accumulators must fit in the warpgroups' registers, so it is up to 64 x 128 a
     warpgroup of two (m = 128), or 64 x 96 of three (m = 192); epilogue: a function of the two fp32 sums, element by element.
@@ -52,7 +52,9 @@ class GatedGemm(Schedule):
         *,
         store_stages: int = 2,
         order: PersistentTiles = PersistentTiles(),  # noqa: B008 - immutable
+        majors: tuple[str, str] = ("k", "k"),
         dtype: DType | str | None = None,
+        tf32: bool = False,
         epilogue: Callable[[Any, Any], Any] = swiglu,
     ):
         m, n, k = tile
@@ -61,9 +63,12 @@ class GatedGemm(Schedule):
         if m % 128:
             self.math = Role(warpgroups=3 if m % 192 == 0 else 1)
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)
-        self.a = TmaLoadStage("l m k", tile=(m, k), ring=self.ring, multicast=MulticastGroup("n"))
-        self.gate = TmaLoadStage("l n k", tile=(n, k), ring=self.ring, multicast=MulticastGroup("m"))
-        self.up = TmaLoadStage("l n k", tile=(n, k), ring=self.ring, multicast=MulticastGroup("m"))
+        along_a, along_b = check_majors(majors)
+        common: dict[str, Any] = {"ring": self.ring, "dtype": "tf32" if tf32 else None}
+        self.a = operand("m", m, k, along_a, multicast=MulticastGroup("n"), **common)
+        self.gate = operand("n", n, k, along_b, multicast=MulticastGroup("m"), **common)
+        self.up = operand("n", n, k, along_b, multicast=MulticastGroup("m"), **common)
+        self.turned = ("a",) * (along_a != "k") + ("gate", "up") * (along_b != "k")
         self.gate_mma, self.up_mma = Wgmma(self.a, self.gate), Wgmma(self.a, self.up)
         self.d = TmaStoreStage("l m n", source=self.gate_mma, stages=store_stages, dtype=dtype)
         self.epilogue = epilogue

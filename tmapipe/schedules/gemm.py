@@ -9,6 +9,7 @@ warpgroups still store the last one.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,31 +25,44 @@ from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.tensors import check_kind
 from tmapipe.tiles import PersistentTiles, Tile
 from tmapipe.wgmma import Wgmma
 
 __all__ = ["Gemm"]
 
-MAJORS = (("k", "k"), ("k", "n"), ("m", "k"), ("m", "n"))  # along which a and b are contiguous
 FETCH = Role(warps=1)  # loads the epilogue's operands, in schedules that have some
 FETCH.name = "fetch"
+
+
+def check_majors(majors: Any) -> tuple[str, str]:
+    """*majors*: the dimensions along which a [m, k] and b [n, k] are contiguous. Raises `InputError` for others."""
+    if not isinstance(majors, (tuple, list)) or tuple(majors) not in itertools.product("mk", "nk"):
+        raise InputError("majors", majors, 'is ("m" or "k", "n" or "k")', 'e.g. ("k", "n")')
+    return majors[0], majors[1]
+
+
+def operand(side: str, extent: int, k: int, major: str, **options: Any) -> TmaLoadStage:
+    """The stage of an operand [*side*, k] in tiles of (*extent*, *k*) elements that is contiguous along *major*."""
+    if major == "k":
+        return TmaLoadStage(f"l {side} k", tile=(extent, k), **options)
+    return TmaLoadStage(f"l k {side}", tile=(k, extent), **options)
 
 
 class Gemm(Schedule):
     """``d[m, n] = epilogue(sum over k of a[m, k] * b[n, k])``, with a batch dimension before each if the tensors have one.
 
-    a, b: bf16, fp16 (both the same) or fp8_e4m3 and fp8_e5m2 (also mixed), contiguous along k unless `majors` says
-    otherwise; d: bf16, fp16, fp32 or fp8, contiguous along n; sums in fp32. m, n and k are free within TMA's rule that
-    strides are multiples of 16 bytes.
+    a, b: bf16, fp16, int8 (both the same), fp32 (with `tf32`), or fp8_e4m3 and fp8_e5m2 (also mixed), contiguous along k
+    unless `majors` says otherwise; d: bf16, fp16, fp32 or fp8, of int8 also int32, contiguous along n; sums in fp32, of int8
+    in int32. m, n and k are free within TMA's rule that strides are multiples of 16 bytes.
 
     tile: (m, n, k) elements of one CTA, whose m sets the warpgroups: 1 for 64, 2 for 128 or 256, 3 for 192; cluster: CTAs
     along (m, n); stages: slots of a and b (None: as many as fit); store_stages: output buffers of each warpgroup; order:
     of output tiles, e.g. ``PersistentTiles(Snake(8))``; majors: the dimensions along which a and b are contiguous, ("m" or
     "k", "n" or "k"), for 16-bit types: torch's usual weight w [k, n] is passed as ``w.t()`` with majors=("k", "n");
     l2_hints: of the loads of (a, b), e.g. "evict_first" for an operand that is read once; dtype: of d, by default that of
-    a (of 8-bit operands, bf16); promote: sums of 8-bit operands leave the tensor core after each slot (see `Wgmma`);
-    epilogue: a function of the fp32 sums, element by element; operands: what the epilogue takes besides the accumulator,
+    a (of fp8 operands bf16, of int8 int32); promote: sums of fp8 operands leave the tensor core after each slot (see
+    `Wgmma`); tf32: a and b are fp32, rounded to tf32 on their way into shared memory; epilogue: a function of the sums in
+    fp32, element by element, for a d of a floating type; operands: what the epilogue takes besides the accumulator,
     by the names of its parameters and of the call's arguments, each a kind of `tmapipe.epilogue`; operand_stages: slots of
     the ring that they are loaded into, one a piece of 64 rows a warpgroup and up to 64 columns; outputs: further outputs
     of d's shape, name -> type (None: the tensor's, or a's). The epilogue then returns a dictionary of all outputs, and the
@@ -75,6 +89,7 @@ class Gemm(Schedule):
         l2_hints: tuple[str | None, str | None] = (None, None),
         dtype: DType | str | None = None,
         promote: bool = False,
+        tf32: bool = False,
         epilogue: Callable[..., Any] | None = None,
         operands: Mapping[str, Operand] | None = None,
         operand_stages: int = 2,
@@ -88,11 +103,11 @@ class Gemm(Schedule):
         if self.math.teams == 1 and m % 128:
             self.math = Role(warpgroups=3 if m % 192 == 0 else 1)
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)
-        if tuple(majors) not in MAJORS:
-            raise InputError("majors", majors, 'is ("m" or "k", "n" or "k")', 'e.g. ("k", "n")')
-        self.majors = tuple(majors)
-        self.a = self._operand("m", m, k, majors[0], MulticastGroup("n"), l2_hints[0])
-        self.b = self._operand("n", n, k, majors[1], MulticastGroup("m"), l2_hints[1])
+        along_a, along_b = check_majors(majors)
+        common: dict[str, Any] = {"ring": self.ring, "dtype": "tf32" if tf32 else None}
+        self.a = operand("m", m, k, along_a, multicast=MulticastGroup("n"), l2_hint=l2_hints[0], **common)
+        self.b = operand("n", n, k, along_b, multicast=MulticastGroup("m"), l2_hint=l2_hints[1], **common)
+        self.turned = tuple(name for name, along in (("a", along_a), ("b", along_b)) if along != "k")
         self.mma = Wgmma(self.a, self.b, promote=promote)
         self.epilogue = epilogue
         self.operands = self._declare_operands(operands, operand_stages) if operands else None
@@ -102,38 +117,6 @@ class Gemm(Schedule):
         width = columns_of(n) if self.operands or outputs else None
         for name, kind in {"d": dtype, **(outputs or {})}.items():
             setattr(self, name, TmaStoreStage("l m n", source=self.mma, stages=store_stages, dtype=kind, columns=width))
-
-    def _operand(
-        self, side: str, extent: int, k: int, major: str, shared: MulticastGroup, l2_hint: str | None
-    ) -> TmaLoadStage:
-        dims, tile = (f"l {side} k", (extent, k)) if major == "k" else (f"l k {side}", (k, extent))
-        return TmaLoadStage(dims, tile=tile, ring=self.ring, multicast=shared, l2_hint=l2_hint)
-
-    def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
-        """As `Schedule.__call__`, with a [m, k] and b [n, k] whatever their majors."""
-        tensors, named = self._as_they_lie(tensors, named)
-        return super().__call__(*tensors, out=out, **named)
-
-    def simulate(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
-        """As `Schedule.simulate`, with a [m, k] and b [n, k] whatever their majors."""
-        tensors, named = self._as_they_lie(tensors, named)
-        return super().simulate(*tensors, out=out, **named)
-
-    def _as_they_lie(
-        self, tensors: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if self.majors == ("k", "k"):
-            return tensors, named
-        names = ("a", "b", *[""] * len(tensors))
-        turned = tuple(self._as_it_lies(name, x) for name, x in zip(names, tensors, strict=False))
-        return turned, {name: self._as_it_lies(name, x) for name, x in named.items()}
-
-    def _as_it_lies(self, name: str, tensor: Any) -> Any:
-        """a as [k, m] and b as [k, n] where they are contiguous along m and n."""
-        if name not in ("a", "b") or self.majors["ab".index(name)] == "k":
-            return tensor
-        check_kind(name, tensor)
-        return tensor.swapaxes(-1, -2)
 
     def _declare_operands(self, declared: Mapping[str, Operand], stages: int) -> Operands:
         for name in declared:

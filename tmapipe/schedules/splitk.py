@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tmapipe.dtypes import fp32
+from tmapipe.dtypes import dtype_of, fp32
 from tmapipe.errors import InputError
 from tmapipe.schedules.addparts import AddParts
 from tmapipe.schedules.gemm import Gemm
@@ -39,10 +39,11 @@ class SplitK(Gemm):
         majors: tuple[str, str] = ("k", "k"),
         l2_hints: tuple[str | None, str | None] = (None, None),
         reduce: str | None = None,
+        tf32: bool = False,
     ):
         if not isinstance(parts, int) or parts < 1:
             raise InputError("SplitK(parts)", parts, "is a positive number of parts", "use 4")
-        super().__init__(tile, cluster, stages, order=order, majors=majors, l2_hints=l2_hints)
+        super().__init__(tile, cluster, stages, order=order, majors=majors, l2_hints=l2_hints, tf32=tf32)
         self.parts, self.reduce, self.add_parts = parts, reduce, AddParts()
         self.d = TmaStoreStage(
             "s m n",
@@ -60,8 +61,11 @@ class SplitK(Gemm):
         d = d if d is not None else out
         if d is None:
             d = new_like(a, (a.shape[0], b.shape[0]), fp32 if self.reduce else None)
+        check_kind("d", d)
+        if not self.reduce and dtype_of(d, "d").integer:
+            rule = "the parts are added in fp32, which is not rounded to integers"
+            raise InputError("d", dtype_of(d, "d").name, rule, "pass a d of a floating type")
         if self.reduce:
-            check_kind("d", d)
             d[...] = 0
             return super().__call__(a, b, d)
         workspace = self.workspace(a, d.shape)

@@ -39,10 +39,11 @@ class StreamK(SplitK):
         majors: tuple[str, str] = ("k", "k"),
         l2_hints: tuple[str | None, str | None] = (None, None),
         reduce: str | None = None,
+        tf32: bool = False,
     ):
         self.order = StreamKTiles(raster, shares=shares)
         options: dict[str, Any] = {"store_stages": store_stages, "order": self.order, "majors": majors, "l2_hints": l2_hints}
-        super().__init__(shares, tile, cluster, stages, reduce=reduce, **options)
+        super().__init__(shares, tile, cluster, stages, reduce=reduce, tf32=tf32, **options)
 
     def workspace(self, a: Any, shape: tuple[int, ...]) -> Any:
         """A new matrix for each piece that a tile may have. Those that only some tiles have are set to zero."""

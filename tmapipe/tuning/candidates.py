@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from tmapipe.dtypes import tf32
 from tmapipe.errors import InputError
 from tmapipe.raster import Grouped, Hilbert, Snake
 from tmapipe.tiles import PersistentTiles, ceil_div
@@ -53,6 +54,7 @@ class Candidate:
             options["order"] = _order(*options["order"])
         if self.schedule != "SplitK":
             options["dtype"] = problem.out
+        options |= {"majors": problem.majors, "tf32": problem.dtype == tf32}
         made = getattr(schedules, self.schedule)(tile=(*self.tile, depth), cluster=self.cluster, **options)
         made.plan(self.dtypes(problem))
         return made
@@ -84,10 +86,10 @@ def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
         for (m, n), cluster in itertools.product(_pairs(tiles), (*CLUSTERS, *LARGE_CLUSTERS)):
             if cluster in LARGE_CLUSTERS and m * n < 128 * 128:
                 continue
-            if _wasted(problem, (m, n), cluster):
+            if _wasted(problem, (m, n), cluster) or (problem.majors[1] == "n" and n % 64):  # swizzled in short spans
                 continue
             yield Candidate(kind, (m, n), cluster, _options(kind, (m, n), problem, device))
-    if problem.batch == 1:
+    if problem.batch == 1 and not problem.dtype.integer:
         for tile in ((128, 128), (128, 256)):
             for parts in _parts(problem, device, tile):
                 yield Candidate("SplitK", tile, (2, 1), (("parts", parts), ("l2_hints", READ_ONCE)))

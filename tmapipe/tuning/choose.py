@@ -29,5 +29,6 @@ def choose(problem: Problem, device: Device = H200) -> Any:
     be built for its types."""
     best = ranked(problem, device, 1)
     if not best:
-        raise InputError("Problem(dtype)", problem.dtype, "is a type that wgmma multiplies", "use bf16 or fp16")
+        fix = "use bf16 or fp16, or tf32=True for fp32"
+        raise InputError("Problem(dtype)", problem.dtype, "is a type that wgmma multiplies", fix)
     return best[0][0].build(problem)

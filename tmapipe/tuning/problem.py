@@ -6,8 +6,9 @@ from typing import Any
 
 import attrs
 
-from tmapipe.dtypes import DType, as_dtype, bf16, dtype_of
+from tmapipe.dtypes import DType, as_dtype, bf16, dtype_of, fp32, int32
 from tmapipe.errors import InputError
+from tmapipe.tensors import last_but_one
 
 __all__ = ["H200", "Device", "Problem"]
 
@@ -21,7 +22,8 @@ def _positive(instance: Any, attribute: Any, value: Any) -> None:
 class Problem:
     """``d[l, m, n] = sum over k of a[l, m, k] * b[l, n, k]``.
 
-    m, n, k, batch: elements; dtype: of a and b; out: of d.
+    m, n, k, batch: elements; dtype: of a and b; out: of d; majors: the dimensions along which (a, b) are contiguous, as in
+    `tmapipe.schedules.Gemm`.
     """
 
     m: int = attrs.field(validator=_positive)
@@ -30,11 +32,13 @@ class Problem:
     dtype: DType = attrs.field(default=bf16, converter=as_dtype)
     out: DType = attrs.field(default=bf16, converter=as_dtype)
     batch: int = attrs.field(default=1, validator=_positive)
+    majors: tuple[str, str] = ("k", "k")
 
     @classmethod
-    def of(cls, a: Any, b: Any, out: DType | str | None = None) -> Problem:
+    def of(cls, a: Any, b: Any, out: DType | str | None = None, *, tf32: bool = False) -> Problem:
         """The problem that torch tensors or NumPy arrays a (m, k) and b (n, k) pose, with a batch dimension before each or
-        not. out: element type of the result, by default that of a. Raises `InputError` for other shapes and types."""
+        not; majors by their strides. out: element type of the result, by default that of a (of int8, int32); tf32: multiply
+        fp32 as tf32. Raises `InputError` for other shapes and types."""
         for name, tensor in (("a", a), ("b", b)):
             if tensor.ndim not in (2, 3):
                 raise InputError(name, tuple(tensor.shape), "has two dimensions, or three with a batch", "reshape it")
@@ -43,7 +47,13 @@ class Problem:
             raise InputError("b", tuple(b.shape), rule, "transpose b if it is (k, n)")
         batch = int(a.shape[0]) if a.ndim == 3 else 1
         dtype = dtype_of(a, "a")
-        return cls(int(a.shape[-2]), int(b.shape[-2]), int(a.shape[-1]), dtype, out or dtype, batch)
+        out = out or (int32 if dtype.integer else dtype)
+        if tf32:
+            if dtype != fp32:
+                raise InputError("tf32", True, f"is for operands of fp32, these are {dtype}", "leave it out")
+            dtype = as_dtype("tf32")
+        majors = ("m" if last_but_one(a) else "k", "n" if last_but_one(b) else "k")
+        return cls(int(a.shape[-2]), int(b.shape[-2]), int(a.shape[-1]), dtype, out, batch, majors)
 
     @property
     def flops(self) -> float:
@@ -57,7 +67,8 @@ class Problem:
 
     def __str__(self) -> str:
         batch = f"{self.batch} x " if self.batch > 1 else ""
-        return f"{batch}{self.m}x{self.n}x{self.k} {self.dtype} to {self.out}"
+        majors = "" if self.majors == ("k", "k") else f", {self.majors[0]}- and {self.majors[1]}-major"
+        return f"{batch}{self.m}x{self.n}x{self.k} {self.dtype} to {self.out}{majors}"
 
 
 @attrs.frozen

@@ -120,11 +120,12 @@ def _data(problem: Problem, device: str) -> tuple[Any, Any, Any, Any]:
     generator = torch.Generator(device).manual_seed(0)
     lead = (problem.batch,) if problem.batch > 1 else ()
 
-    def normal(rows: int) -> Any:
+    def normal(rows: int, major: str) -> Any:
         wide = torch.randn(*lead, rows, problem.k, generator=generator, device=device, dtype=torch.bfloat16)
-        return wide.to(getattr(torch, problem.dtype.torch))
+        made = wide.to(getattr(torch, problem.dtype.torch))
+        return made if major == "k" else made.mT.contiguous().mT
 
-    a, b = normal(problem.m), normal(problem.n)
+    a, b = normal(problem.m, problem.majors[0]), normal(problem.n, problem.majors[1])
     out = torch.empty(*lead, problem.m, problem.n, device=device, dtype=getattr(torch, problem.out.torch))
     reference = a.to(torch.bfloat16) @ b.to(torch.bfloat16).transpose(-1, -2)
     return a, b, out, reference
@@ -132,7 +133,7 @@ def _data(problem: Problem, device: str) -> tuple[Any, Any, Any, Any]:
 
 def _compare(run: Callable[[], object], out: Any, reference: Any) -> str:
     """What is wrong with the run's result; nothing if it is the reference's up to rounding."""
-    out.fill_(float("nan"))
+    out.fill_(float("nan") if out.is_floating_point() else -1)
     try:
         run()
     except PipelineError as error:
