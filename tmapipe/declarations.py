@@ -8,6 +8,7 @@ from tmapipe.barrier import BarrierRing
 from tmapipe.role import Role
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.table import Table
 from tmapipe.turnstile import Turnstile
 from tmapipe.wgmma import Wgmma
 
@@ -27,6 +28,7 @@ class Declarations:
     matmuls: dict[str, Wgmma]
     stores: dict[str, TmaStoreStage]
     turnstiles: dict[str, Turnstile]
+    tables: dict[str, Table]
     queue: tuple[int, int] | None = None
 
     @property

@@ -79,6 +79,6 @@ def dtype_of(array: Any, argument: str) -> DType:
     raise InputError(
         argument,
         found,
-        f"element type must be one of {', '.join(d.torch for d in _ALL)}",
+        f"element type must be one of {', '.join(dict.fromkeys(d.torch for d in _ALL))}",
         "convert the tensor first",
     )

@@ -192,6 +192,16 @@ class Isa(Protocol):
         """``ld.shared``: the slot's first *count* words, in all lanes. without_data: what they are in the model without data.
         Generic proxy."""
 
+    # ---- tables ---------------------------------------------------------------------------------------------------
+
+    def table_value(self, table: str, i: Value) -> Value:
+        """``ld.global``: entry *i* of the table, in all lanes. After `griddepcontrol_wait` only. The model without data finds
+        the largest int32 in every entry."""
+
+    def table_count(self, table: str, count: Value, holds: Callable[[Value, Value], Condition]) -> Value:
+        """``ld.global`` by lane i of the entries i, i + 32, ..., and ``vote.ballot``: of how many of the first *count* entries
+        ``holds(index, entry)``, in all lanes. Otherwise as `table_value`."""
+
     # ---- TMA ------------------------------------------------------------------------------------------------------
 
     def prefetch_descriptor(self, part: Load | Store) -> None:
@@ -208,9 +218,10 @@ class Isa(Protocol):
         same slot, and completes its bytes on the same barrier, of every CTA in *mask*. Async proxy.
         """
 
-    def tma_store(self, store: Store, stage: Value, at: Sequence[Value]) -> None:
+    def tma_store(self, store: Store, stage: Value, at: Sequence[Value], rows: Value = None) -> None:
         """``cp.async.bulk.tensor.tile.global.shared::cta.bulk_group`` (``cp.reduce...`` with `store.reduce`): copies slot
-        *stage* to the tile that starts at element *at*, later; elements outside the tensor are not written. Async proxy."""
+        *stage* to the tile that starts at element *at*, later; elements outside the tensor are not written, and of a
+        `store.clipped` no others than the slot's first *rows* rows (0 to all). Async proxy."""
 
     def bulk_commit_group(self) -> None:
         """``cp.async.bulk.commit_group``: closes a group of the elected thread's stores."""

@@ -71,9 +71,7 @@ def _meet(isa: Isa) -> None:
 
 def tiles_of(isa: Isa, schedule: Any) -> BoundTiles:
     """The output tiles of the calling CTA, in the schedule's order."""
-    name, tile = schedule.tile_grid()
-    grid = {dim: ceil_div(isa.extent(name, i), tile[i]) for i, dim in enumerate(schedule.part(name).dims)}
-    return schedule.tiles.bind(isa, grid)
+    return schedule.tiles.bind(isa, schedule.grid(isa.extent))
 
 
 def _branches(plan: Plan) -> list[tuple[int, int, int | None, list[RoleWarps]]]:

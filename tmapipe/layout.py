@@ -296,7 +296,7 @@ class Layout:
                     )
                 self.named_barriers.append(NamedBarrier(f"{name}.sync", first, barrier[0], barrier[1]))
         full = (1,) * (len(store.dims) - len(tile)) + tile
-        made = Store(name, name, buffer, store.dims, full, store.reduce, tuple(store.folded.values()))
+        made = Store(name, name, buffer, store.dims, full, store.reduce, tuple(store.folded.values()), store.clipped)
         _check_box(name, made.buffer, made.box)
         self.stores.append(made)
 

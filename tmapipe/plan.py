@@ -132,7 +132,8 @@ class Load:
 @attrs.frozen
 class Store:
     """A bulk-tensor store (or reduction, `reduce="add"`) of `buffer` into the tensor bound to `argument`. folded: extents of
-    leading dimensions that the tensor lacks: its descriptor has none of them."""
+    leading dimensions that the tensor lacks: its descriptor has none of them; clipped: whether only some of a slot's rows are
+    written, by the tile."""
 
     name: str
     argument: str
@@ -141,6 +142,7 @@ class Store:
     tile: tuple[int, ...]
     reduce: str | None = None
     folded: tuple[int, ...] = ()
+    clipped: bool = False
 
     @property
     def box(self) -> tuple[int, ...]:
@@ -211,7 +213,8 @@ class Plan:
     """Everything that a reading needs to set up one CTA.
 
     cluster: axis name -> CTAs along it, the first varying fastest with the CTA's rank; registers: warpgroup index ->
-    registers a thread after setmaxnreg (empty: no setmaxnreg); launch_registers: a thread at launch.
+    registers a thread after setmaxnreg (empty: no setmaxnreg); launch_registers: a thread at launch; arguments: what the
+    kernel is called with, by name: loads, tables, stores; tables: the dimension of each.
     """
 
     name: str
@@ -231,6 +234,7 @@ class Plan:
     launch_registers: int
     registers: dict[int, int]
     queue: Queue | None = None
+    tables: dict[str, tuple[str, ...]] = attrs.field(factory=dict)
     notes: dict[str, Any] = attrs.field(factory=dict)
 
     @property

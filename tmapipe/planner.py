@@ -70,12 +70,13 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
         loads=tuple(layout.loads),
         stores=tuple(layout.stores),
         matmuls=tuple(layout.matmuls),
-        arguments=(*declared.loads, *declared.stores),
+        arguments=(*declared.loads, *declared.tables, *declared.stores),
         warps=warps,
         smem_bytes=layout.bytes,
         launch_registers=launch,
         registers=registers,
         queue=layout.queue,
+        tables={name: table.dims for name, table in declared.tables.items()},
     )
 
 

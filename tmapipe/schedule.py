@@ -8,7 +8,7 @@ model. Subclass it to replace a body or a part.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -27,6 +27,7 @@ from tmapipe.planner import make_plan
 from tmapipe.role import Role
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.table import Table
 from tmapipe.tiles import PersistentTiles, Tile, ceil_div
 from tmapipe.turnstile import Turnstile
 from tmapipe.wgmma import Wgmma
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Schedule"]
 
-_KINDS = (Role, BarrierRing, TmaLoadStage, SharedStage, Wgmma, TmaStoreStage, Turnstile)
+_KINDS = (Role, BarrierRing, TmaLoadStage, SharedStage, Wgmma, TmaStoreStage, Turnstile, Table)
 
 
 class Schedule:
@@ -124,6 +125,11 @@ class Schedule:
         part = self.part(name)
         return name, (1,) * (len(part.dims) - len(part.tile)) + part.tile
 
+    def grid(self, extent: Callable[[str, int], Any]) -> dict[str, Any]:
+        """Output tiles by dimension. extent: of a tensor's i-th dimension (elements), on the host or in the kernel."""
+        name, tile = self.tile_grid()
+        return {dim: ceil_div(extent(name, i), tile[i]) for i, dim in enumerate(self.part(name).dims)}
+
     def part(self, name: str) -> TmaLoadStage | TmaStoreStage:
         """The load or store stage called *name*, which is bound to a tensor of that name."""
         return self.declared.loads[name] if name in self.declared.loads else self.declared.stores[name]
@@ -145,9 +151,9 @@ class Schedule:
     # ---- running --------------------------------------------------------------------------------------------------
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
-        """Runs the schedule on *tensors*: one a load stage, then one a store stage, in the order of declaration, or by
-        the stages' names. A store's tensor that is left out is made (`out` names the first one's). Returns the store's
-        tensor, or a tuple of them.
+        """Runs the schedule on *tensors*: one a load stage, then one a table, then one a store stage, in the order of
+        declaration, or by their names. A store's tensor that is left out is made (`out` names the first one's). Returns the
+        store's tensor, or a tuple of them.
 
         CUDA tensors: compiled once a signature, launched on the current stream, nothing is waited for. CPU tensors and
         NumPy arrays: the machine model. Raises `InputError` before anything is launched.
@@ -155,7 +161,7 @@ class Schedule:
         if self.turned:
             tensors, named = self._as_declared(tensors, named)
         launchers: dict[Any, Any] = self.__dict__.setdefault("_launchers", {})
-        inputs = list(self.declared.loads) if named else []
+        inputs = [*self.declared.loads, *self.declared.tables] if named else []
         if named and set(named) == set(inputs[len(tensors) :]):
             tensors, named = (*tensors, *(named[name] for name in inputs[len(tensors) :])), {}
         signature = tensors_.signature(tensors, out) if not named else None
@@ -202,7 +208,7 @@ class Schedule:
             tensors_.check_kind(name, tensor)
             return tensor.swapaxes(-1, -2)
 
-        names = (*self.declared.loads, *self.declared.stores)
+        names = (*self.declared.loads, *self.declared.tables, *self.declared.stores)
         given = [view(name, tensor) for name, tensor in zip(names, tensors, strict=False)]
         return (*given, *tensors[len(names) :]), {name: view(name, tensor) for name, tensor in named.items()}
 
@@ -220,10 +226,7 @@ class Schedule:
 
     def cluster_count(self, shapes: dict[str, tuple[int, ...]]) -> int:
         """Cluster-sized pieces of the output's tile grid, for tensors of these shapes."""
-        name, tile = self.tile_grid()
-        part = self.part(name)
-        grid = {d: ceil_div(e, t) for d, e, t in zip(part.dims, shapes[name], tile, strict=True)}
-        return self.tiles.clusters(grid, self.declared.cluster)
+        return self.tiles.clusters(self.grid(lambda name, i: shapes[name][i]), self.declared.cluster)
 
     def compile(
         self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None, unroll: bool = True

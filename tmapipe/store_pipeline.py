@@ -37,7 +37,8 @@ class TmaStoreStage:
     accumulators), or, from a slot, stores that may still read while the next slot is waited for; columns: of a buffer for
     accumulators, by default as many as fill a swizzle span of 128 bytes; dtype: by default that of the tensor;
     reduce="add": add to the tensor instead of overwriting it, in no fixed order; folded: leading dimensions of `dims` that the
-    tensor lacks, with their extents (tiles): all tiles along them are added to the same place.
+    tensor lacks, with their extents (tiles): all tiles along them are added to the same place; clipped: of accumulators, write
+    only the first ``tile.rows`` rows of a tile (0 to all), from row ``tile.row`` of a tensor of two dimensions on.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class TmaStoreStage:
         swizzle: int | None = None,
         reduce: str | None = None,
         folded: dict[str, int] | None = None,
+        clipped: bool = False,
     ):
         if source is not None and not isinstance(source, (TmaLoadStage, Wgmma)):
             raise InputError("TmaStoreStage(source)", source, "is a TmaLoadStage, a Wgmma or None", "pass one of these")
@@ -89,6 +91,9 @@ class TmaStoreStage:
             raise InputError("TmaStoreStage(folded)", folded, f"names leading ones of {self.dims}", 'e.g. {"s": 4}')
         if self.folded and reduce is None:
             raise InputError("TmaStoreStage(folded)", folded, "needs a reduction", 'pass reduce="add"')
+        if clipped and not (isinstance(source, Wgmma) and len(self.dims) == 2):
+            raise InputError("TmaStoreStage(clipped)", True, "is for accumulators stored to two dimensions", "leave it out")
+        self.clipped = clipped
         if swizzle is not None and swizzle not in SWIZZLES:
             raise InputError("TmaStoreStage(swizzle)", swizzle, "is 0, 32, 64 or 128 (bytes)", "leave it out")
         self.source, self.role, self.columns, self.swizzle, self.reduce = source, role, columns, swizzle, reduce
@@ -224,15 +229,24 @@ class BoundStore(Carried):
         rows, columns, groups = matmul.shape[0], matmul.shape[1], matmul.warpgroups
         whole = (*self.plan.tile[:-2], rows, columns)
         group = matmul.group(self.isa.warp)
-        *batch, m, n = start_of(f"{self.plan.name}.store", self.plan.dims, whole, tile, {})
+        coordinates = {self.plan.dims[0]: 0} if self.plan.clipped else {}
+        *batch, m, n = start_of(f"{self.plan.name}.store", self.plan.dims, whole, tile, coordinates)
         for block, first in pieces(rows, columns, groups, self.width):
             fragments = [acc.columns(block, first, self.width) for acc in sums]
             named = operands() if operands else {}
             values = fragments[0] if epilogue is None else self.isa.apply(epilogue, fragments, named)
-            at = (*batch, m + (block * groups + group) * 64, n + first)
+            row = (block * groups + group) * 64
+            at, wanted = (*batch, m + row, n + first), None
+            if self.plan.clipped:
+                at, wanted = (tile.row + row, n + first), self._within(tile.rows - row, 64)
             for store, part in self._parts(stores, values):
                 write = functools.partial(self.isa.write_columns, matmul, part)
-                store._store_piece(at, write, in_turn=len(stores))
+                store._store_piece(at, write, in_turn=len(stores), rows=wanted)
+
+    def _within(self, value: Any, most: int) -> Any:
+        """*value*, at least 0 and at most *most*."""
+        positive = self.isa.select(value > 0, value, 0)
+        return self.isa.select(positive < most, positive, most)
 
     def _parts(self, stores: dict[str, BoundStore], values: Any) -> list[tuple[BoundStore, Fragment]]:
         """What the epilogue has returned, by store."""
@@ -243,9 +257,9 @@ class BoundStore(Carried):
             raise ScopeError(f"an epilogue returned {found}; it returns a dictionary of {', '.join(stores)}.")
         return [(store, values[name]) for name, store in stores.items()]
 
-    def _store_piece(self, at: tuple[Any, ...], write: Any, in_turn: int = 1) -> None:
+    def _store_piece(self, at: tuple[Any, ...], write: Any, in_turn: int = 1, rows: Any = None) -> None:
         """One buffer's way: wait until it is free, write, fence, synchronize, and let the issuer store it. in_turn: stores
-        that the issuer takes in turn, all of whose bulk groups it counts."""
+        that the issuer takes in turn, all of whose bulk groups it counts; rows: of a store that is clipped."""
         isa = self.isa
         index = self.unit * self.stages + self.next[0]
         isa.when(self.issuer, lambda: isa.bulk_wait_group(in_turn * self.stages - 1, read=True))
@@ -255,7 +269,7 @@ class BoundStore(Carried):
         self._sync()
 
         def issue() -> None:
-            isa.tma_store(self.plan, index, at)
+            isa.tma_store(self.plan, index, at, rows)
             isa.bulk_commit_group()
 
         isa.when(self.issuer, issue)

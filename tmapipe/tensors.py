@@ -30,7 +30,8 @@ def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: An
     Raises `InputError` naming the argument, its value, the rule and a fix."""
     declared = schedule.declared
     parts: dict[str, TmaLoadStage | TmaStoreStage] = {**declared.loads, **declared.stores}
-    given = _match(list(parts), tensors, named)
+    inputs = (*declared.loads, *declared.tables)
+    given = _match([*inputs, *declared.stores], tensors, named)
     stores = tuple(declared.stores)
     if out is not None:
         if not stores or stores[0] in given:
@@ -38,9 +39,9 @@ def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: An
                 "out", type(out).__name__, "names the first output, which is given already", "pass it once"
             )
         given[stores[0]] = out
-    for name in declared.loads:
+    for name in inputs:
         if name not in given:
-            raise InputError(name, None, "a tensor is needed for every load stage", f"pass {name}=")
+            raise InputError(name, None, "a tensor is needed for every load stage and table", f"pass {name}=")
     extents: dict[str, tuple[str, int]] = {}
     first_load = next(iter(declared.loads), None)
     like = given[first_load] if first_load else None
@@ -49,6 +50,7 @@ def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: An
             given[name] = _as_element(name, given[name], like)
         check_kind(name, given[name])
         _note_extents(name, parts[name].dims, shape_for(name, given[name], parts[name].dims), extents)
+    tables = {name: _check_table(name, given[name], table.dims, extents) for name, table in declared.tables.items()}
     for name, store in declared.stores.items():
         if name not in given:
             if first_load is None:
@@ -59,20 +61,22 @@ def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: An
     shapes = {n: shape_for(n, given[n], part.dims, folded.get(n, ())) for n, part in parts.items()}
     for name, part in parts.items():
         _note_extents(name, part.dims, shapes[name], extents)
-    devices = {name: _device(given[name]) for name in parts}
+    everything = [*inputs, *declared.stores]
+    devices = {name: _device(given[name]) for name in everything}
     first = next(iter(devices.values()))
     for name, device in devices.items():
         if device != first:
             raise InputError(
                 name, device, f"lies on another device than {next(iter(devices))} ({first})", "move it there"
             )
-    kinds = {name: isinstance(given[name], np.ndarray) for name in parts}
+    kinds = {name: isinstance(given[name], np.ndarray) for name in everything}
     if len(set(kinds.values())) > 1:
         raise InputError("tensors", kinds, "are either all NumPy arrays or all torch tensors", "convert one kind")
-    dtypes = {name: dtype_of(given[name], name) for name in parts}
+    dtypes = {name: dtype_of(given[name], name) for name in everything}
     strides = {n: _strides(given[n], len(parts[n].dims), len(folded.get(n, ()))) for n in parts}
     added_to = tuple(name for name, store in declared.stores.items() if store.reduce)
-    bound = Bound({n: given[n] for n in parts}, shapes, strides, dtypes, stores, first != "cpu", added_to)
+    shapes, strides = {**shapes, **tables}, {**strides, **dict.fromkeys(tables, (1,))}
+    bound = Bound({n: given[n] for n in everything}, shapes, strides, dtypes, stores, first != "cpu", added_to)
     for name in parts:
         own = slice(len(folded.get(name, ())), None)
         if 0 not in shapes[name]:
@@ -196,6 +200,20 @@ def _note_extents(name: str, dims: tuple[str, ...], shape: tuple[int, ...], seen
             raise InputError(
                 f"{name}.shape", shape, f"has {dim} = {extent}, but {owner} has {dim} = {known}", "make them equal"
             )
+
+
+def _check_table(name: str, table: Any, dims: tuple[str, ...], extents: dict[str, tuple[str, int]]) -> tuple[int, ...]:
+    """The shape of a table. Raises `InputError` unless it is a dense vector of int32 whose extent fits the others."""
+    check_kind(name, table)
+    kind = str(table.dtype).removeprefix("torch.")
+    if kind != "int32":
+        raise InputError(f"{name}.dtype", kind, "a table holds int32", "convert it")
+    if table.ndim != 1 or not is_contiguous(table):
+        rule = "a table is a dense vector"
+        raise InputError(f"{name}.shape, {name}.stride", (tuple(table.shape), _strides(table, 1, 0)), rule, "flatten it")
+    shape = (int(table.shape[0]),)
+    _note_extents(name, dims, shape, extents)
+    return shape
 
 
 def _make_output(

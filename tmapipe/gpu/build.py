@@ -17,7 +17,6 @@ from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
 from tmapipe.gpu.report import Resources, read_resources
 from tmapipe.kernel import kernel_main
 from tmapipe.plan import Plan
-from tmapipe.tiles import ceil_div
 
 __all__ = ["Compiled", "build"]
 
@@ -55,7 +54,7 @@ class _Kernel:
         atoms = self.make_atoms(tensors)
         divisors = self.make_divisors(tensors, clusters)
         grid = (clusters * self.plan.cluster_size, 1, 1)
-        self.device(atoms, divisors, clusters, tensors[len(self.plan.arguments) :]).launch(
+        self.device(atoms, divisors, clusters, self.tables(tensors), tensors[len(self.plan.arguments) :]).launch(
             grid=grid,
             block=(self.plan.threads, 1, 1),
             cluster=(self.plan.cluster_size, 1, 1),
@@ -66,30 +65,36 @@ class _Kernel:
         )
 
     @cute.kernel
-    def device(self, atoms: list, divisors: list, clusters: Int32, counters: list) -> None:
-        self.trace(atoms, divisors, clusters, counters)
+    def device(self, atoms: list, divisors: list, clusters: Int32, tables: list, counters: list) -> None:
+        self.trace(atoms, divisors, clusters, tables, counters)
 
     def make_atoms(self, tensors: list) -> list:
         made = []
         for name, tensor in zip(self.plan.arguments, tensors, strict=False):
+            if name in self.plan.tables:
+                continue
             part = self.parts[name]
             atom = make_atom(part, to_core_first(tensor, part))
             made.append((atom.atom, atom.tma_tensor))
         return made
 
     def make_divisors(self, tensors: list, clusters: Int32) -> list:
-        name, tile = self.schedule.tile_grid()
-        part = self.parts[name]
-        extents = full_shape(tensors[self.plan.arguments.index(name)], part)
-        grid = {d: ceil_div(e, t) for d, e, t in zip(part.dims, extents, tile, strict=True)}
-        values = self.schedule.tiles.divisors(grid, self.plan.cluster, clusters)
+        def extent(name: str, i: int) -> Any:
+            tensor = tensors[self.plan.arguments.index(name)]
+            return tensor.shape[i] if name in self.plan.tables else full_shape(tensor, self.parts[name])[i]
+
+        values = self.schedule.tiles.divisors(self.schedule.grid(extent), self.plan.cluster, clusters)
         self.divisor_names = list(values)
         return [cute.fast_divmod_create_divisor_v2(Int32(value)) for value in values.values()]
 
-    def trace(self, atoms: list, divisors: list, clusters: Int32, counters: list) -> None:
-        named = dict(zip(self.plan.arguments, atoms, strict=True))
+    def tables(self, tensors: list) -> list:
+        return [tensors[self.plan.arguments.index(name)] for name in self.plan.tables]
+
+    def trace(self, atoms: list, divisors: list, clusters: Int32, tables: list, counters: list) -> None:
+        named = dict(zip((part.name for part in self.plan.transfers), atoms, strict=True))
         by = dict(zip(self.divisor_names, divisors, strict=True))
-        kernel_main(self.reading(self.plan, named, by, clusters, *counters), self.schedule)
+        looked_into = dict(zip(self.plan.tables, tables, strict=True))
+        kernel_main(self.reading(self.plan, named, by, clusters, looked_into, *counters), self.schedule)
 
 
 def build(
@@ -108,6 +113,9 @@ def build(
     Needs no GPU. Compilations take turns within a process."""
     fakes = []
     for name in plan.arguments:
+        if name in plan.tables:
+            fakes.append(make_fake_tensor(Int32, (cute.sym_int(),), stride=(1,), assumed_align=4))
+            continue
         part = next(p for p in plan.transfers if p.name == name)
         rank = (ranks or {}).get(name, len(part.dims) - len(getattr(part, "folded", ())))
         step = 16 // part.buffer.dtype.bytes

@@ -15,7 +15,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from tmapipe.errors import ScopeError
 from tmapipe.gpu import control, fragments
 from tmapipe.gpu import words as words_
-from tmapipe.gpu.layouts import core_modes, cute_type, slot_layout
+from tmapipe.gpu.layouts import clips, core_modes, cute_type, slot_layout
 from tmapipe.gpu.matmuls import MatmulHandles
 from tmapipe.isa import Carried, SlotRef
 from tmapipe.plan import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
@@ -37,7 +37,7 @@ class GpuIsa(Carried):
     """One warp's view of the hardware, for the kernel being traced. Methods as documented in `tmapipe.isa.Isa`.
 
     atoms: name of each load and store -> (TMA atom, coordinate tensor); divisors: by name, as the host prepared them;
-    counter: one integer in global memory, of a dynamic order.
+    tables: by name; counter: one integer in global memory, of a dynamic order.
     """
 
     def __init__(
@@ -46,9 +46,10 @@ class GpuIsa(Carried):
         atoms: dict[str, tuple[Any, Any]],
         divisors: dict[str, Any],
         clusters: Int32,
+        tables: dict[str, Any],
         counter: Any = None,
     ):
-        self.counter = counter
+        self.looked_into, self.counter = tables, counter
         self.plan, self.atoms, self.host_divisors, self.clusters = plan, atoms, divisors, clusters
         self.thread, _, _ = cute.arch.thread_idx()
         self.lane = cute.arch.lane_idx()
@@ -97,8 +98,13 @@ class GpuIsa(Carried):
         control.traced(body)(*arguments)
 
     def extent(self, argument: str, dim: int) -> Any:
+        if argument in self.looked_into:
+            return self.looked_into[argument].shape[dim]
         part = self._part(argument)
-        return self.atoms[argument][1].shape[core_modes(part).index(dim)]
+        shape = self.atoms[argument][1].shape
+        if clips(part) and dim == 0:
+            return shape[-1] - 1
+        return shape[core_modes(part).index(dim)]
 
     def divisors(self, values: dict[str, Any]) -> dict[str, Any]:
         return {name: self.host_divisors[name] for name in values}
@@ -192,6 +198,29 @@ class GpuIsa(Carried):
         source = self.buffers[slot.buffer.name]
         return [cute.arch.make_warp_uniform(source[(i, slot.stage)]) for i in range(count)]
 
+    # ---- tables ---------------------------------------------------------------------------------------------------
+
+    def table_value(self, table: str, i: Any) -> Any:
+        return cute.arch.make_warp_uniform(self.looked_into[table][i])
+
+    def table_count(self, table: str, count: Any, holds: Callable[[Any, Any], Any]) -> Any:
+        entries = self.looked_into[table]
+        found = self.cells(0)
+
+        def some(first: Any) -> None:
+            mine = first * 32 + self.lane
+            here = self.cells(0)
+
+            def look() -> None:
+                here[0] = cutlass.select_(holds(mine, entries[mine]), Int32(1), Int32(0))
+
+            control.when(mine < count, look)
+            votes = cute.arch.vote_ballot_sync(here[0] != 0)
+            found[0] = found[0] + cute.arch.popc(votes)
+
+        control.loop((count + 31) // 32, some)
+        return cute.arch.make_warp_uniform(found[0])
+
     # ---- TMA ------------------------------------------------------------------------------------------------------
 
     def prefetch_descriptor(self, part: Load | Store) -> None:
@@ -209,7 +238,10 @@ class GpuIsa(Carried):
         pointer = self._mbarrier(barrier, stage)
         cute.copy(self.atoms[load.name][0], source, slot[(None, stage)], tma_bar_ptr=pointer, **extra)
 
-    def tma_store(self, store: Store, stage: Any, at: Sequence[Any]) -> None:
+    def tma_store(self, store: Store, stage: Any, at: Sequence[Any], rows: Any = None) -> None:
+        if store.clipped:  # see `layouts.clipped`
+            height = store.buffer.tile[0]
+            at = (at[0] + rows, height - rows, *at[1:])
         slot, target = self._partition(store, at, 0, 1)
         atom = self.atoms[store.name][0]
         if COPY_ELECTS["reduce" if store.reduce else "store"]:

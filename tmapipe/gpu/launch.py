@@ -31,7 +31,7 @@ class Launcher:
         self.device = bound.tensors[compiled.plan.arguments[0]].device
         resident = _resident_clusters(self.device.index, compiled.plan.cluster_size)
         self.clusters = min(schedule.cluster_count(bound.shapes), resident)
-        self.loads = len(compiled.plan.loads)
+        self.inputs = len(compiled.plan.arguments) - len(compiled.plan.stores)
         self.names = tuple(bound.tensors)
         self.spans = [span(tensor) for tensor in bound.tensors.values()]
         self.counters: dict[int, Any] | None = {} if compiled.plan.queue is not None else None
@@ -42,21 +42,21 @@ class Launcher:
         arguments = list(tensors)
         if out is not None:
             arguments.append(out)
-        if len(arguments) > self.loads:
+        if len(arguments) > self.inputs:
             self._check_apart(arguments)
-        for shape, dtype in self.outputs[len(arguments) - self.loads :]:
+        for shape, dtype in self.outputs[len(arguments) - self.inputs :]:
             arguments.append(torch.empty(shape, dtype=dtype, device=self.device))
         self.launch(arguments)
-        results = arguments[self.loads :]
+        results = arguments[self.inputs :]
         return results[0] if len(results) == 1 else tuple(results)
 
     def _check_apart(self, arguments: list[Any]) -> None:
         """Raises `InputError` if an output overlaps another tensor; looked into only where their spans do."""
         starts = [tensor.data_ptr() for tensor in arguments]
-        for i in range(self.loads, len(starts)):
+        for i in range(self.inputs, len(starts)):
             for j in range(i):
                 if starts[i] < starts[j] + self.spans[j] and starts[j] < starts[i] + self.spans[i]:
-                    check_apart(dict(zip(self.names, arguments, strict=False)), self.names[self.loads :])
+                    check_apart(dict(zip(self.names, arguments, strict=False)), self.names[self.inputs :])
 
     def launch(self, arguments: list[Any]) -> None:
         """Launches on torch's current stream of the tensors' device."""

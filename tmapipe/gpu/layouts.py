@@ -11,7 +11,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from tmapipe.dtypes import DType, tf32
 from tmapipe.plan import Buffer, Load, Store
 
-__all__ = ["core_modes", "cute_type", "full_shape", "make_atom", "slot_layout", "to_core_first"]
+__all__ = ["clips", "core_modes", "cute_type", "full_shape", "make_atom", "slot_layout", "to_core_first"]
 
 _ATOM_KINDS = {
     32: warpgroup.SmemLayoutAtomKind.K_SW32,
@@ -50,18 +50,39 @@ def _row_major(buffer: Buffer, shape: tuple[int, ...]) -> Any:
 def core_modes(part: Load | Store) -> tuple[int, ...]:
     """The tensor's dimensions in the order of the kernel: those of the slot first, then the batch dimensions."""
     core = len(part.buffer.tile)
-    rank = len(part.dims)
+    rank = len(part.dims) + clips(part)
     return (*range(rank - core, rank), *range(rank - core))
 
 
 def to_core_first(tensor: Any, part: Load | Store) -> Any:
     """The tensor with leading dimensions that it lacks, in the order of `core_modes`. Their stride is 0, so the descriptor
     leaves them out."""
+    if isinstance(part, Store) and part.clipped:
+        return clipped(tensor, part)
     shape, stride = full_shape(tensor, part), list(tensor.stride)
     stride = [0] * (len(shape) - len(stride)) + stride
     modes = core_modes(part)
     layout = cute.make_layout(tuple(shape[i] for i in modes), stride=tuple(stride[i] for i in modes))
     return cute.make_tensor(tensor.iterator, layout)
+
+
+def clips(part: Load | Store) -> bool:
+    """Whether the store writes some of a slot's rows only."""
+    return isinstance(part, Store) and part.clipped
+
+
+def clipped(tensor: Any, part: Store) -> Any:
+    """The tensor [m, n] of a store that writes the first v rows of a slot of R rows, core first: element (r, c, e) is row
+    e - R + r and column c. The slot lands at r = R - v: its other rows fall out of r's extent, and row i is row e - v + i of
+    the tensor, which is to be the tile's first row plus i; so e is the tile's first row plus v.
+
+    A descriptor whose rows overlap clips a tile at any row, as the engine does at the edge of a tensor. (The trick is that of
+    Triton's ragged TMA, triton/tools/ragged_tma.py.)
+    """
+    height = part.buffer.tile[0]
+    (m, n), (row, _) = tensor.shape, tensor.stride
+    layout = cute.make_layout((height, n, m + 1), stride=(row, 1, row))
+    return cute.make_tensor(tensor.iterator - height * row, layout)
 
 
 def full_shape(tensor: Any, part: Load | Store) -> list[Any]:

@@ -127,7 +127,7 @@ class Memory:
         store_op = self.transfers.pop(flight)
         assert isinstance(store_op, TmaStore)
         store = self.layout.stores[store_op.store]
-        scatter(self.sources.pop(flight), self.tensors[store.argument], store, store_op.at)
+        scatter(self.sources.pop(flight), self.tensors[store.argument], store, store_op.at, store_op.rows)
 
     # ---- wgmma ----------------------------------------------------------------------------------------------------
 
@@ -185,9 +185,13 @@ def round_to_tf32(values: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values), rounded, bits).astype(np.uint32).view(np.float32)
 
 
-def scatter(values: np.ndarray, tensor: np.ndarray, store: Store, at: tuple[int, ...]) -> None:
-    """Writes (or adds, in fp32 and rounded once) the slot's *values* to the tile of *tensor* that starts at element *at*."""
-    inside, box = _clip(tensor, store.tile, at)
+def scatter(
+    values: np.ndarray, tensor: np.ndarray, store: Store, at: tuple[int, ...], rows: int | None = None
+) -> None:
+    """Writes (or adds, in fp32 and rounded once) the slot's *values*, or the first *rows* rows, to the tile of *tensor* that
+    starts at element *at*."""
+    extents = store.tile if rows is None else (*store.tile[:-2], rows, store.tile[-1])
+    inside, box = _clip(tensor, extents, at)
     tile = values.reshape(store.tile)[box]
     if store.reduce == "add":
         wide = np.float32 if tensor.dtype.kind not in "iu" else tensor.dtype

@@ -179,12 +179,13 @@ class TmaLoad(NamedTuple):
 
 
 class TmaStore(NamedTuple):
-    """``cp.async.bulk.tensor`` (or ``cp.reduce``) to global memory, to the tile that starts at element `at`. Facts: its
-    `Flight`."""
+    """``cp.async.bulk.tensor`` (or ``cp.reduce``) to global memory, to the tile that starts at element `at`; only the first
+    `rows` rows of it, if it is clipped. Facts: its `Flight`."""
 
     store: str
     slot: int
     at: tuple[int, ...] = ()
+    rows: int | None = None
     lanes: int = ELECTED
     where: Where = None
 

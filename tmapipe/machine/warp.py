@@ -24,6 +24,8 @@ from tmapipe.plan import Barrier, Load, Matmul, NamedBarrier, RoleWarps, Store
 
 __all__ = ["MachineIsa"]
 
+LARGEST = 2**31 - 1
+
 
 class MachineIsa:
     """Methods as documented in `tmapipe.isa.Isa`. memory: None when the protocol runs without data."""
@@ -158,6 +160,14 @@ class MachineIsa:
             return without_data()
         return [int(word) for word in self.memory.results[self.agent][:count]]
 
+    # ---- tables ---------------------------------------------------------------------------------------------------
+
+    def table_value(self, table: str, i: int) -> int:
+        return LARGEST if self.memory is None else int(self.memory.tensors[table][i])
+
+    def table_count(self, table: str, count: int, holds: Callable[[int, int], bool]) -> int:
+        return sum(bool(holds(i, self.table_value(table, i))) for i in range(count))
+
     # ---- TMA ------------------------------------------------------------------------------------------------------
 
     def prefetch_descriptor(self, part: Load | Store) -> None:
@@ -170,8 +180,8 @@ class MachineIsa:
         slot, bar = self._slot(load.buffer, stage), self._bar(barrier, stage)
         self.emit(ops.TmaLoad(load.name, slot, bar, load.buffer.slot_bytes // shares, mask, share, shares, tuple(at)))
 
-    def tma_store(self, store: Store, stage: int, at: Sequence[int]) -> None:
-        self.emit(ops.TmaStore(store.name, self._slot(store.buffer, stage), tuple(at)))
+    def tma_store(self, store: Store, stage: int, at: Sequence[int], rows: int | None = None) -> None:
+        self.emit(ops.TmaStore(store.name, self._slot(store.buffer, stage), tuple(at), rows))
 
     def bulk_commit_group(self) -> None:
         self.emit(ops.BulkCommit())

@@ -9,11 +9,12 @@ from tmapipe.schedules.addparts import AddParts
 from tmapipe.schedules.copy import Copy
 from tmapipe.schedules.gated import GatedGemm
 from tmapipe.schedules.gemm import Gemm
+from tmapipe.schedules.grouped import GroupedGemm
 from tmapipe.schedules.pingpong import PingPong
 from tmapipe.schedules.splitk import SplitK
 from tmapipe.schedules.streamk import StreamK
 
-__all__ = ["REGISTRY", "AddParts", "Copy", "GatedGemm", "Gemm", "PingPong", "Registered", "SplitK", "StreamK"]
+__all__ = ["REGISTRY", "AddParts", "Copy", "GatedGemm", "Gemm", "GroupedGemm", "PingPong", "Registered", "SplitK", "StreamK"]
 
 
 class Registered(NamedTuple):
@@ -52,6 +53,12 @@ REGISTRY: tuple[Registered, ...] = (
     ),
     Registered(
         "GatedGemm", GatedGemm, lambda: GatedGemm((64, 64, 16), (1, 1), 2, store_stages=1), ((1, 1, {}), (2, 2, {}))
+    ),
+    Registered(
+        "GroupedGemm",
+        GroupedGemm,
+        lambda: GroupedGemm((64, 64, 16), (1, 2), 2, store_stages=1),
+        ((1, 1, {"l": 1}), (2, 3, {"l": 1})),
     ),
     Registered(
         "PingPong", PingPong, lambda: PingPong((64, 64, 16), (1, 1), 2, store_stages=1), ((1, 1, {}), (3, 2, {}))

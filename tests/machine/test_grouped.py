@@ -1,0 +1,90 @@
+"""Grouped GEMMs on the model: rows of several groups, whose ends come from a table."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tmapipe as tp
+
+GroupedGemm = tp.schedules.GroupedGemm
+ENDS = ([30, 30, 100, 300, 310], [0, 0, 0, 0, 310], [310] * 5, [64, 128, 192, 256, 310], [1, 2, 3, 4, 5], [0] * 5)
+
+
+def operands(m, n, k, groups, dtype=ml_dtypes.bfloat16):
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((m, k)).astype(dtype), rng.standard_normal((groups, n, k)).astype(dtype)
+
+
+def reference(a, b, ends, out):
+    """*out* with the rows of all groups written."""
+    out, start = out.copy(), 0
+    for matrix, end in zip(b, ends, strict=True):
+        out[start:end] = a[start:end].astype(np.float64) @ matrix.astype(np.float64).T
+        start = end
+    return out
+
+
+@pytest.mark.parametrize("ends", ENDS, ids=str)
+@pytest.mark.parametrize("cluster", [(1, 1), (1, 2), (2, 1)])
+def test_rows_of_each_group_and_no_others(ends, cluster):
+    a, b = operands(310, 104, 40, 5)
+    out = np.full((310, 104), 7.5, np.float32)  # rows after the last group keep it
+    want = reference(a, b, ends, out)
+    GroupedGemm((64, 64, 32), cluster, 2, dtype="fp32")(a, b, np.array(ends, np.int32), out)
+    np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-4)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 200), min_size=1, max_size=40),
+    tile=st.sampled_from([(64, 32, 32), (128, 32, 32), (192, 32, 32)]),
+    cluster=st.sampled_from([(1, 1), (2, 1), (1, 2)]),
+    clusters=st.integers(1, 3),
+)
+@settings(max_examples=20, deadline=None)
+def test_any_sizes(sizes, tile, cluster, clusters):
+    ends = np.cumsum(sizes).astype(np.int32)
+    a, b = operands(max(int(ends[-1]), 1), 40, 32, len(sizes))
+    out = np.zeros((len(a), 40), np.float32)
+    want = reference(a, b, ends, out)
+    GroupedGemm(tile, cluster, 2, dtype="fp32").simulate(a, b, ends, out=out, clusters=clusters)
+    np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-4)
+
+
+def test_majors_types_and_an_epilogue():
+    a, b = operands(150, 64, 48, 3)
+    ends = np.array([10, 90, 150], np.int32)
+    turned = np.ascontiguousarray(b.swapaxes(1, 2)).swapaxes(1, 2)
+    gemm = GroupedGemm((64, 64, 16), (1, 1), 2, majors=("k", "n"), dtype="fp32", epilogue=tp.math.relu)
+    want = np.maximum(reference(a, b, ends, np.zeros((150, 64))), 0)
+    np.testing.assert_allclose(gemm(a, turned, ends), want, rtol=1e-4, atol=1e-4)
+    lying = np.ascontiguousarray(a[:, :48].T[:, :144]).T
+    out = GroupedGemm((64, 64, 16), (1, 1), 2, majors=("m", "k"), dtype="fp32")(lying, b, offsets=np.minimum(ends, 144))
+    np.testing.assert_allclose(out, reference(a[:144], b, np.minimum(ends, 144), np.zeros((144, 64))), rtol=1e-4, atol=1e-4)
+
+
+def test_entries_that_are_no_rows_write_nothing_else():
+    """Ends that are negative, beyond the tensor or that fall: some rows are left out, and none gets wrong values."""
+    a, b = operands(100, 32, 32, 4)
+    out = np.full((100, 32), -1, np.float32)
+    GroupedGemm((64, 32, 32), (1, 1), 2, dtype="fp32")(a, b, np.array([-5, 40, 1000, 2000], np.int32), out)
+    want = reference(a, b, [0, 40, 100, 100], out)
+    np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "text"),
+    [
+        (np.array([10, 20], np.int64), "offsets.dtype"),
+        (np.array([10, 20, 30], np.int32), "offsets.shape"),
+        (np.array([10, 0, 20, 0], np.int32)[::2], "offsets.shape, offsets.stride"),
+        (np.array([[10, 20]], np.int32), "offsets.shape, offsets.stride"),
+        (None, "offsets"),
+    ],
+)
+def test_bad_tables(offsets, text):
+    a, b = operands(20, 32, 32, 2)
+    with pytest.raises(tp.InputError) as error:
+        GroupedGemm((64, 32, 32), (1, 1), 2)(a, b, offsets)
+    assert str(error.value).startswith(text)
