@@ -30,9 +30,9 @@ __all__ = ["GroupedTiles"]
 class GroupedTiles(PersistentTiles):
     """Static persistent order of tiles that each belong to one group of rows. All CTAs of a cluster work on one group.
 
-    raster: as in `PersistentTiles`; rows: of an output tile; table: names the `Table` of where the groups' rows end, ascending;
-    output: names the store of dimensions m and n whose rows they are. A tile's coordinates are n, l (its group), row (its first
-    row, in elements) and rows (how many there are up to the group's end: maybe more than the tile has, or none).
+    raster: as in `PersistentTiles`; rows: of an output tile; table: names the `Table` of where the rows of each group end, in
+    order; output: names the store of dimensions m and n whose rows they are. A tile's coordinates are n, l (its group), row
+    (its first row, in elements) and rows (how many there are up to the group's end: maybe more than the tile has, or none).
     """
 
     raster: Grouped = attrs.field(factory=Grouped)

@@ -8,7 +8,7 @@ can be written down and compared with `tests.unit.fake_isa`, event by event.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from typing import Any
 
 import attrs
@@ -16,21 +16,23 @@ import attrs
 from tests.unit.fake_isa import Event
 from tmapipe.gpu.ptx import LEADER, SHARED, Instruction, Ptx
 from tmapipe.plan import Load, Matmul, Plan, Store
-from tmapipe.tiles import ceil_div
 
 __all__ = ["Event", "Execution", "Launch", "lower"]
 
+TABLES = 1 << 40  # where tables are put in global memory, a megabyte apart
 BASE = 1024  # where dynamic shared memory is put: with all of it, addresses must fit the 18 bits of wgmma descriptors
 
 
 @attrs.frozen
 class Launch:
-    """extents: of each tensor, with batch dimensions; clusters: in the grid; cluster_id, cta_rank: this CTA's place."""
+    """extents: of each tensor, with batch dimensions; clusters: in the grid; cluster_id, cta_rank: this CTA's place; tables:
+    their entries."""
 
     extents: dict[str, tuple[int, ...]]
     clusters: int = 1
     cluster_id: int = 0
     cta_rank: int = 0
+    tables: dict[str, tuple[int, ...]] = attrs.field(factory=dict)
 
 
 @attrs.frozen
@@ -50,6 +52,8 @@ class Execution:
 
     def __init__(self, ptx: Ptx, schedule: Any, launch: Launch, warp: int, lane: int = LEADER, words: Any = ()):
         self.launch, self.words = launch, list(words)
+        others = range(max(map(len, launch.tables.values()), default=0))  # lanes that look at an entry
+        self.voters = {other: (ptx, schedule, launch, warp, other) for other in others if other != lane}
         self.numbers = 0  # fetched from the counter, so far
         self.from_lane_0: list[Any] = []  # what each shfl gave, so far
         self.broadcast: list[Any] | None = None
@@ -69,7 +73,18 @@ class Execution:
         self.parameters = _parameters(ptx, schedule, launch)
         self.events: list[Event] = []
 
-    def run(self, limit: int = 400_000) -> list[Event]:
+    def run(self) -> list[Event]:
+        """Executes the thread, and with it the others of its warp that vote on entries of a table."""
+        lanes = {self.lane: self, **{lane: Execution(*place) for lane, place in self.voters.items()}}
+        programs = {lane: execution._program() for lane, execution in lanes.items()}
+        votes = {lane: next(program, None) for lane, program in programs.items()}
+        while votes[self.lane] is not None:
+            ballot = sum(bool(vote) << lane for lane, vote in votes.items())
+            votes = {lane: _resumed(programs[lane], ballot) for lane in votes}
+        return self.events
+
+    def _program(self, limit: int = 400_000) -> Generator[Any, int, None]:
+        """Executes up to each vote, which it yields, to be sent the ballot."""
         at, program = 0, self.ptx.instructions
         for _ in range(limit):
             instruction = program[at]
@@ -83,7 +98,9 @@ class Execution:
             if instruction.is_a("bra"):
                 at = self.ptx.labels[instruction.operands[0]]
             elif instruction.is_a("ret"):
-                return self.events
+                return
+            elif instruction.is_a("vote.sync.ballot"):
+                self.registers[instruction.operands[0]] = yield self._value(instruction.operands[1])
             else:
                 self._step(instruction)
         raise AssertionError(f"still running after {limit} instructions")
@@ -125,6 +142,9 @@ class Execution:
             self.numbers += 1
         elif i.is_a("ld.shared") and self._is_word(i.operands[1]):
             self._read_words(i)
+        elif i.is_a("ld.global") and isinstance(self._address(i.operands[1]), int) and self.launch.tables:
+            table, offset = divmod(self._address(i.operands[1]) - TABLES, 1 << 20)
+            self.registers[i.operands[0]] = list(self.launch.tables.values())[table][offset // 4] & 0xFFFFFFFF
         elif kind == "shfl":
             value = self._value(i.operands[1]) if self.broadcast is None else self.broadcast[len(self.from_lane_0)]
             self.from_lane_0.append(value)
@@ -291,10 +311,11 @@ def _arithmetic(i: Instruction, kind: str, words: list[str], values: list[Any]) 
         "rem": lambda: abs(a) % abs(b) * (-1 if a < 0 else 1),
         "shl": lambda: a << (values[1] & 63), "shr": lambda: a >> (values[1] & 63),
         "mul": lambda: (a * b) >> bits if words[0] == "hi" else a * b,
-        "mad": lambda: a * b + _read(values[2], words[-1]),
+        "mad": lambda: a * b + _read(values[2], words[-1]), "popc": lambda: a.bit_count(),
+        "shf": lambda: ((b << bits | a) << (values[2] & 31)) >> bits,  # shf.l.wrap
     }  # fmt: skip
-    assert kind in found and "wide" not in words, f"line {i.line}: {i.opcode} is not known"
-    return found[kind]() & ((1 << bits) - 1)
+    assert kind in found and (kind == "mul" or "wide" not in words), f"line {i.line}: {i.opcode} is not known"
+    return found[kind]() & ((1 << (2 * bits if words[0] == "wide" else bits)) - 1)
 
 
 # ---- parameters -------------------------------------------------------------------------------------------------------
@@ -305,18 +326,25 @@ def _parameters(ptx: Ptx, schedule: Any, launch: Launch) -> list[dict[int, Any]]
     division (struct, and divisor), then the number of clusters."""
     plan = ptx.plan
     found: list[dict[int, Any]] = []
-    for name in plan.arguments:
-        part = next(each for each in plan.transfers if each.name == name)
-        core = len(part.buffer.tile)
-        extents = launch.extents[name]
+    for part in plan.transfers:
+        name, core, extents = part.argument, len(part.buffer.tile), launch.extents[part.argument]
         ordered = (*extents[len(extents) - core :], *extents[: len(extents) - core])
+        if isinstance(part, Store) and part.clipped:
+            ordered = extents[1], extents[0] + 1  # after a slot's rows, which are a constant
         found += [{0: name}, {4 * n: extent for n, extent in enumerate(ordered)}]
-    output, tile = schedule.tile_grid()
-    dims = schedule.part(output).dims
-    grid = {d: ceil_div(e, t) for d, e, t in zip(dims, launch.extents[output], tile, strict=True)}
+    grid = schedule.grid(lambda name, i: launch.extents[name][i])
     for divisor in schedule.tiles.divisors(grid, plan.cluster, launch.clusters).values():
         found += [_fast_division(divisor), {0: divisor}]
-    return [*found, {0: launch.clusters}, {0: "counter"}]
+    tables = [{0: TABLES + (i << 20), 8: len(entries)} for i, entries in enumerate(launch.tables.values())]
+    return [*found, {0: launch.clusters}, *tables, {0: "counter"}]
+
+
+def _resumed(program: Generator[Any, int, None], ballot: int) -> Any:
+    """The thread's next vote, None after its last."""
+    try:
+        return program.send(ballot)
+    except StopIteration:
+        return None
 
 
 def _fast_division(divisor: int) -> dict[int, int]:
@@ -398,8 +426,10 @@ def _boxes(load: Load, stage: int, at: tuple[int, ...], barrier: str, mask: int 
     return [("load", load.argument, offset, place, barrier, stage, mask) for offset, place in pieces]
 
 
-def _store_boxes(store: Store, stage: int, at: tuple[int, ...]) -> list[Event]:
+def _store_boxes(store: Store, stage: int, at: tuple[int, ...], rows: int | None = None) -> list[Event]:
     kind = "reduce" if store.reduce else "store"
+    if rows is not None:  # of overlapping rows, see `tmapipe.gpu.layouts.clipped`
+        at = at[0] + rows, store.buffer.tile[0] - rows, at[1]
     return [(kind, store.argument, offset, place) for offset, place in _pieces(store, stage, at, 0, 1)]
 
 

@@ -126,11 +126,12 @@ class TwoReaders(tp.Schedule):
 
 @attrs.frozen
 class Kernel:
-    """make: the schedule; dtypes: of its tensors; extents: dimension -> elements, with ragged edges."""
+    """make: the schedule; dtypes: of its tensors; extents: dimension -> elements, with ragged edges; tables: their entries."""
 
     make: Callable[[], tp.Schedule]
     dtypes: dict[str, str] = attrs.field(factory=dict)
     extents: dict[str, int] = attrs.field(factory=dict)
+    tables: dict[str, tuple[int, ...]] = attrs.field(factory=dict)
 
 
 @attrs.frozen
@@ -142,6 +143,7 @@ class Built:
     compiled: Compiled
     ptx: Ptx
     extents: dict[str, tuple[int, ...]]
+    tables: dict[str, tuple[int, ...]] = attrs.field(factory=dict)
 
 
 MATRIX = {"m": 300, "n": 520}
@@ -235,7 +237,14 @@ DYNAMIC = {
     ),
     "pingpong dynamic 2x1": Kernel(lambda: S.PingPong((64, 64, 64), order=tp.DynamicTiles()), {}, TALL),
 }
-KERNELS = COPIES | GEMMS | EPILOGUES | THREADS | DYNAMIC
+GROUPS = {"m": 700, "n": 520, "k": 200, "l": 4}
+GROUPED = {
+    "grouped 1x2": Kernel(SHELF["GroupedGemm"], {}, GROUPS, {"offsets": (130, 130, 400, 690)}),
+    "grouped m192 2x1": Kernel(
+        lambda: S.GroupedGemm((192, 64, 64), (2, 1), majors=("k", "n")), {}, GROUPS, {"offsets": (0, 7, 700, 700)}
+    ),
+}
+KERNELS = COPIES | GEMMS | EPILOGUES | THREADS | DYNAMIC | GROUPED
 KERNELS |= {  # registered, and in none of the lists: with the dtypes that a plan has by itself
     name: Kernel(make, {}, GEMM | {"s": 3})
     for name, make in SHELF.items()
@@ -254,5 +263,6 @@ def build(kernel: Kernel, arch: str = "sm_90a", unroll: bool = False) -> Built:
     schedule = kernel.make()
     compiled = schedule.compile(kernel.dtypes, arch=arch, unroll=unroll)
     plan = compiled.plan
-    extents = {part.argument: tuple(kernel.extents[d] for d in part.dims) for part in plan.transfers}
-    return Built(schedule, plan, compiled, Ptx(compiled.ptx, plan), extents)
+    named = {**{part.argument: part.dims for part in plan.transfers}, **plan.tables}
+    extents = {name: tuple(kernel.extents[d] for d in dims) for name, dims in named.items()}
+    return Built(schedule, plan, compiled, Ptx(compiled.ptx, plan), extents, kernel.tables)

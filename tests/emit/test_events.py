@@ -15,7 +15,7 @@ from tests.unit.fake_isa import record
 
 def check_thread(kernel: Built, launch: Launch, warp: int, lane: int) -> int:
     """Compares one thread; returns its number of events."""
-    place = {"cta_rank": launch.cta_rank, "cluster_id": launch.cluster_id, "clusters": launch.clusters}
+    place = {name: getattr(launch, name) for name in ("cta_rank", "cluster_id", "clusters", "tables")}
     events = record(kernel.schedule, kernel.plan, warp, launch.extents, **place)
     expected = lower(events, kernel.plan, warp, lane)
     words = [event[3] for event in events if event[0] == "read_words"]
@@ -30,7 +30,7 @@ def check(kernel: Built, clusters: int = 3) -> int:
     """Compares the leader of every warp and another lane of each warpgroup's first two, in every CTA of one cluster."""
     total = 0
     for rank in range(kernel.plan.cluster_size):
-        launch = Launch(kernel.extents, clusters, rank % clusters, rank)
+        launch = Launch(kernel.extents, clusters, rank % clusters, rank, kernel.tables)
         for warp in range(kernel.plan.warps):
             lanes = (0, 1) if warp % 4 < 2 else (0,)
             total += sum(check_thread(kernel, launch, warp, lane) for lane in lanes)

@@ -39,10 +39,11 @@ class RecordingIsa:
         cluster_id: int = 0,
         clusters: int = 1,
         extents: dict[str, tuple[int, ...]] | None = None,
+        tables: dict[str, Sequence[int]] | None = None,
     ):
         self.plan, self.warp, self.cta_rank = plan, warp, cta_rank
         self.cluster_id, self.clusters = cluster_id, clusters
-        self.extents = extents or {}
+        self.extents, self.tables = extents or {}, tables or {}
         self.events: list[Event] = []
 
     def of(self, *kinds: str) -> list[Event]:
@@ -157,6 +158,14 @@ class RecordingIsa:
         self._note("read_words", slot.buffer.name, slot.stage, words)
         return words
 
+    # ---- tables ---------------------------------------------------------------------------------------------------
+
+    def table_value(self, table: str, i: int) -> int:
+        return self.tables[table][i]
+
+    def table_count(self, table: str, count: int, holds: Callable[[int, int], bool]) -> int:
+        return sum(bool(holds(i, self.tables[table][i])) for i in range(count))
+
     # ---- TMA ------------------------------------------------------------------------------------------------------
 
     def prefetch_descriptor(self, part: Load | Store) -> None:
@@ -173,8 +182,8 @@ class RecordingIsa:
     ) -> None:
         self._note("load", load.name, stage, tuple(at), barrier.name, mask, share)
 
-    def tma_store(self, store: Store, stage: int, at: Sequence[int]) -> None:
-        self._note("store", store.name, stage, tuple(at))
+    def tma_store(self, store: Store, stage: int, at: Sequence[int], rows: int | None = None) -> None:
+        self._note("store", store.name, stage, tuple(at), *(() if rows is None else (rows,)))
 
     def bulk_commit_group(self) -> None:
         self._note("commit")
@@ -229,8 +238,8 @@ class RecordingIsa:
         self._note("setmaxnreg", registers, increase)
 
 
-def record(schedule: Any, plan: Plan, warp: int, extents: dict[str, tuple[int, ...]], **place: int) -> list[Event]:
-    """What one warp does from the kernel's first instruction to its last."""
+def record(schedule: Any, plan: Plan, warp: int, extents: dict[str, tuple[int, ...]], **place: Any) -> list[Event]:
+    """What one warp does from the kernel's first instruction to its last. place: as of `RecordingIsa`."""
     isa = RecordingIsa(plan, warp, extents=extents, **place)
     kernel_main(isa, schedule)
     return isa.events

@@ -102,8 +102,8 @@ class GpuIsa(Carried):
             return self.looked_into[argument].shape[dim]
         part = self._part(argument)
         shape = self.atoms[argument][1].shape
-        if clips(part) and dim == 0:
-            return shape[-1] - 1
+        if clips(part):
+            return (shape[2] - 1, shape[1])[dim]  # see `layouts.clipped`
         return shape[core_modes(part).index(dim)]
 
     def divisors(self, values: dict[str, Any]) -> dict[str, Any]:

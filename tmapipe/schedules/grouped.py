@@ -35,9 +35,9 @@ class GroupedGemm(Schedule):
     and not before ``offsets[g - 1]``.
 
     a [m, k] and d [m, n] hold the rows of all groups, one group after another; b [l, n, k] a matrix for each group; offsets
-    [l], int32, where each group's rows end, ascending, on the same device: nothing waits for their values. Groups may be empty,
-    and rows from the last offset on are left as they are. Types, majors, promote, tf32 and epilogue (of the sums alone) as in
-    `Gemm`::
+    [l], int32, where each group's rows end, ascending, on the same device: nothing waits for their values. Groups may be
+    empty, and rows from the last offset on are left as they are. Types, majors, promote, tf32 and epilogue (of the sums
+    alone) as in `Gemm`::
 
         d = GroupedGemm()(tokens, weights, offsets)
 
