@@ -63,7 +63,7 @@ def without_stores() -> type:
     from tmapipe.gpu.isa import GpuIsa
 
     class WithoutStores(GpuIsa):
-        def tma_store(self, store: Any, stage: Any, at: Sequence[Any]) -> None:
+        def tma_store(self, store: Any, stage: Any, at: Sequence[Any], rows: Any = None) -> None:
             pass
 
     return WithoutStores
