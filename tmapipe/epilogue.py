@@ -21,12 +21,13 @@ from tmapipe.bound import Bound
 from tmapipe.dtypes import DType
 from tmapipe.errors import InputError
 from tmapipe.isa import Fragment
+from tmapipe.reductions import ColumnSum, RowSum
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import pieces
 from tmapipe.tiles import Tile
 from tmapipe.wgmma import Wgmma
 
-__all__ = ["Matrix", "Operands", "PerColumn", "PerRow", "Scalar", "columns_of"]
+__all__ = ["ColumnSum", "Matrix", "Operands", "PerColumn", "PerRow", "RowSum", "Scalar", "columns_of"]
 
 VECTOR = 128  # elements of a vector's slot, at least: slots start at multiples of 128 bytes
 

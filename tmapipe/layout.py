@@ -265,15 +265,8 @@ class Layout:
         else:
             role = self.roles[self._storing_role(store)]
             if isinstance(store.source, Wgmma):
-                n = store.tile[1]
-                columns = store.columns or _default_columns(n, dtype)
-                if columns > n or columns % 8 or (store.reduce and n % columns):
-                    rule = f"is a multiple of 8 up to {n}" + (
-                        " that divides it, for a reduction" if store.reduce else ""
-                    )
-                    raise InputError(f"{name}.columns", columns, rule, "leave it out")
                 groups = role.warps // 4
-                tile = (64, columns)
+                tile = store.tile if store.partial else (64, self._columns(name, store))
                 slots = groups * store.stages
                 barrier = (128, groups)
             else:
@@ -281,10 +274,9 @@ class Layout:
                 row_width(name, tile, role)
             row = tile[-1] * dtype.bytes
             accumulators = isinstance(store.source, Wgmma)
+            spread = accumulators and not store.partial
             rows = f"{name}.columns" if store.columns else f"{name}.tile"
-            swizzle = (
-                store.swizzle if store.swizzle is not None else (_widest_swizzle(rows, row) if accumulators else 0)
-            )
+            swizzle = store.swizzle if store.swizzle is not None else (_widest_swizzle(rows, row) if spread else 0)
             if swizzle and row % swizzle:
                 raise InputError(f"{name}.swizzle", swizzle, f"must divide a row of {row} bytes", "leave it out")
             buffer = self._buffer(name, slots, tile, dtype, swizzle, barrier[1])
@@ -299,6 +291,15 @@ class Layout:
         made = Store(name, name, buffer, store.dims, full, store.reduce, tuple(store.folded.values()))
         _check_box(name, made.buffer, made.box)
         self.stores.append(made)
+
+    def _columns(self, name: str, store: TmaStoreStage) -> int:
+        """Of a buffer for accumulators."""
+        n = store.tile[1]
+        columns = store.columns or _default_columns(n, self.types[name])
+        if columns > n or columns % 8 or (store.reduce and n % columns):
+            rule = f"is a multiple of 8 up to {n}" + (" that divides it, for a reduction" if store.reduce else "")
+            raise InputError(f"{name}.columns", columns, rule, "leave it out")
+        return columns
 
 
 def _check_box(name: str, buffer: Buffer, box: tuple[int, ...]) -> None:

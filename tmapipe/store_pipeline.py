@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from tmapipe.barrier import BarrierRing, Slot
 from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import Carried, Fragment, Isa, SlotRef
-from tmapipe.plan import NamedBarrier, RoleWarps, Store
+from tmapipe.plan import Matmul, NamedBarrier, RoleWarps, Store
 from tmapipe.role import Role
 from tmapipe.stage import SWIZZLES, TmaLoadStage, check_dims
-from tmapipe.tiles import Tile, start_of
+from tmapipe.tiles import Tile, ceil_div, start_of
 from tmapipe.wgmma import Accumulator, Epilogue, Wgmma
 
-__all__ = ["BoundStore", "TmaStoreStage", "pieces"]
+__all__ = ["BoundStore", "Piece", "TmaStoreStage", "pieces"]
 
 
 class TmaStoreStage:
@@ -38,7 +39,13 @@ class TmaStoreStage:
     accumulators, by default as many as fill a swizzle span of 128 bytes; dtype: by default that of the tensor;
     reduce="add": add to the tensor instead of overwriting it, in no fixed order; folded: leading dimensions of `dims` that the
     tensor lacks, with their extents (tiles): all tiles along them are added to the same place.
+
+    Of subclasses: partial: whether a buffer has one `tile` of what a warpgroup makes of its accumulators, not 64 rows of them;
+    derived: dimensions of a workspace, each (dim, per, times) for an extent of ceil(extent of dim / per) * times.
     """
+
+    partial = False
+    derived: Mapping[str, tuple[str, int, int]] = MappingProxyType({})
 
     def __init__(
         self,
@@ -106,6 +113,15 @@ class TmaStoreStage:
         """The ring whose slots are stored, if the source is one of its stages."""
         return self.source.ring if isinstance(self.source, TmaLoadStage) else None
 
+    def derive(self, extents: Mapping[str, int]) -> dict[str, int]:
+        """The extents of the `derived` dimensions that follow from those in *extents*."""
+        found = {dim: rule for dim, rule in self.derived.items() if rule[0] in extents}
+        return {dim: ceil_div(extents[of], per) * times for dim, (of, per, times) in found.items()}
+
+    def bound(self, *arguments: Any) -> BoundStore:
+        """The store in the role that fills its buffers. arguments: those of `BoundStore`."""
+        return BoundStore(*arguments)
+
 
 class SlotStore(Carried):
     """A store straight from a loaded slot, as the storing role sees it: ``slot.y.store(tile)``."""
@@ -146,8 +162,38 @@ class SlotStoreInSlot(Carried):
         bound.isa.tma_store(plan, self.slot.index, at)
 
 
+class Piece(NamedTuple):
+    """64 rows x `width` columns of a tile of accumulators: what a warpgroup takes at a time.
+
+    at: where it starts in the output (elements); strip: which 64 rows of the tile; first: its first column in the tile;
+    output: the store of the output that the tiles divide; stores: that the issuer issues (in a piece, in all of a row).
+    """
+
+    matmul: Matmul
+    tile: Tile
+    at: tuple[Any, ...]
+    strip: Any
+    first: int
+    width: int
+    output: Store
+    stores: tuple[int, int]
+
+    @property
+    def seen(self) -> int:
+        """Its columns that the piece before had too."""
+        return -self.first % self.width
+
+    @property
+    def last(self) -> bool:
+        """Whether it is the last one of its row."""
+        return self.first + self.width == self.matmul.shape[1]
+
+
 class BoundStore(Carried):
-    """A `TmaStoreStage` with buffers of its own, in the role that fills them. State: the next buffer, in registers."""
+    """A `TmaStoreStage` with buffers of its own, in the role that fills them. State: the next buffer, in registers.
+    once_a_row: whether it stores after the last piece of a row alone."""
+
+    once_a_row = False
 
     def __init__(
         self, isa: Isa, store: Store, stages: int, role: RoleWarps, barrier: NamedBarrier | None, columns: int
@@ -225,14 +271,22 @@ class BoundStore(Carried):
         whole = (*self.plan.tile[:-2], rows, columns)
         group = matmul.group(self.isa.warp)
         *batch, m, n = start_of(f"{self.plan.name}.store", self.plan.dims, whole, tile, {})
+        a_piece = sum(not store.once_a_row for store in stores.values())
+        a_row = len(stores) - a_piece + a_piece * ceil_div(columns, self.width)
         for block, first in pieces(rows, columns, groups, self.width):
             fragments = [acc.columns(block, first, self.width) for acc in sums]
             named = operands() if operands else {}
             values = fragments[0] if epilogue is None else self.isa.apply(epilogue, fragments, named)
-            at = (*batch, m + (block * groups + group) * 64, n + first)
+            strip = block * groups + group
+            at = (*batch, m + strip * 64, n + first)
+            piece = Piece(matmul, tile, at, strip, first, self.width, self.plan, (a_piece, a_row))
             for store, part in self._parts(stores, values):
-                write = functools.partial(self.isa.write_columns, matmul, part)
-                store._store_piece(at, write, in_turn=len(stores))
+                store.put(piece, part)
+
+    def put(self, piece: Piece, values: Fragment) -> None:
+        """Stores one piece of a tile."""
+        write = functools.partial(self.isa.write_columns, piece.matmul, values)
+        self._store_piece(piece.at, write, in_turn=piece.stores[0])
 
     def _parts(self, stores: dict[str, BoundStore], values: Any) -> list[tuple[BoundStore, Fragment]]:
         """What the epilogue has returned, by store."""
@@ -244,8 +298,8 @@ class BoundStore(Carried):
         return [(store, values[name]) for name, store in stores.items()]
 
     def _store_piece(self, at: tuple[Any, ...], write: Any, in_turn: int = 1) -> None:
-        """One buffer's way: wait until it is free, write, fence, synchronize, and let the issuer store it. in_turn: stores
-        that the issuer takes in turn, all of whose bulk groups it counts."""
+        """One buffer's way: wait until it is free, write, fence, synchronize, and let the issuer store it. in_turn: how many
+        stores the issuer issues, at least, from one of this to the next one: it counts the bulk groups of all."""
         isa = self.isa
         index = self.unit * self.stages + self.next[0]
         isa.when(self.issuer, lambda: isa.bulk_wait_group(in_turn * self.stages - 1, read=True))

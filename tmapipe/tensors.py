@@ -50,6 +50,8 @@ def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: An
         check_kind(name, given[name])
         _note_extents(name, parts[name].dims, shape_for(name, given[name], parts[name].dims), extents)
     for name, store in declared.stores.items():
+        for dim, extent in store.derive({dim: extent for dim, (_, extent) in extents.items()}).items():
+            extents.setdefault(dim, (name, extent))
         if name not in given:
             if first_load is None:
                 raise InputError(name, None, "a tensor is needed for the output", f"pass {name}=")
