@@ -42,6 +42,7 @@ class Layout:
         self.stores: list[Store] = []
         self.matmuls: list[Matmul] = []
         self.bytes = 0
+        self.gaps: list[tuple[int, int]] = []  # (start, end) of what alignment has left free before that
         self.slots = {name: ring.stages or auto_stages for name, ring in declared.rings.items()}
         for ring in declared.rings.values():
             self._barriers(ring)
@@ -63,7 +64,14 @@ class Layout:
             self._store(name, store)
 
     def _take(self, nbytes: int, alignment: int) -> int:
-        offset = -(-self.bytes // alignment) * alignment
+        """The offset of so many bytes: in a gap that alignment has left, if they fit, else at the end."""
+        for i, (start, end) in enumerate(self.gaps):
+            offset = _aligned(start, alignment)
+            if offset + nbytes <= end:
+                self.gaps[i : i + 1] = [(start, offset), (offset + nbytes, end)]
+                return offset
+        offset = _aligned(self.bytes, alignment)
+        self.gaps.append((self.bytes, offset))
         self.bytes = offset + nbytes
         return offset
 
@@ -300,6 +308,10 @@ class Layout:
             rule = f"is a multiple of 8 up to {n}" + (" that divides it, for a reduction" if store.reduce else "")
             raise InputError(f"{name}.columns", columns, rule, "leave it out")
         return columns
+
+
+def _aligned(offset: int, alignment: int) -> int:
+    return -(-offset // alignment) * alignment
 
 
 def _check_box(name: str, buffer: Buffer, box: tuple[int, ...]) -> None:
