@@ -95,7 +95,7 @@ class BoundRowParts(BoundStore):
         if piece.last:
             *batch, m, _ = piece.at
             write = functools.partial(isa.write_row_sums, matmul, self.sums)
-            self._store_piece((*batch, piece.tile.n, m), write, in_turn=piece.stores[1])
+            self._store_piece((*batch, piece.tile.n, m), write, piece.stores_in(self.stages * piece.a_row))
 
 
 class BoundColumnParts(BoundStore):
@@ -108,7 +108,7 @@ class BoundColumnParts(BoundStore):
         part = piece.tile.m * (matmul.shape[0] // WARP_ROWS) + piece.strip * (64 // WARP_ROWS)
         inside = _extent(self, piece.output, -2) - m
         write = functools.partial(self.isa.write_column_sums, matmul, values, inside)
-        self._store_piece((*batch, part, n), write, in_turn=piece.stores[0])
+        self._store_piece((*batch, part, n), write, piece.stores_in(self.stages))
 
 
 def _extent(bound: BoundStore, output: Store, dim: int) -> Any:

@@ -166,7 +166,7 @@ class Piece(NamedTuple):
     """64 rows x `width` columns of a tile of accumulators: what a warpgroup takes at a time.
 
     at: where it starts in the output (elements); strip: which 64 rows of the tile; first: its first column in the tile;
-    output: the store of the output that the tiles divide; stores: that the issuer issues (in a piece, in all of a row).
+    output: the store of the output that the tiles divide; stores: that the issuer issues (in each piece, once a row).
     """
 
     matmul: Matmul
@@ -187,6 +187,16 @@ class Piece(NamedTuple):
     def last(self) -> bool:
         """Whether it is the last one of its row."""
         return self.first + self.width == self.matmul.shape[1]
+
+    @property
+    def a_row(self) -> int:
+        """How many pieces a row has."""
+        return ceil_div(self.matmul.shape[1], self.width)
+
+    def stores_in(self, count: int) -> int:
+        """Stores that the issuer issues, at least, from one store to that of *count* pieces later."""
+        each, once = self.stores
+        return each * count + once * (count // self.a_row)
 
 
 class BoundStore(Carried):
@@ -236,7 +246,9 @@ class BoundStore(Carried):
         else:
             at = start_of(f"{self.plan.name}.store", self.plan.dims, self.plan.tile, tile, {})
             self._store_piece(
-                at, lambda slot: self.isa.write(slot, values if epilogue is None else epilogue(values), self.role)
+                at,
+                lambda slot: self.isa.write(slot, values if epilogue is None else epilogue(values), self.role),
+                self.stages,
             )
 
     def finish(self) -> None:
@@ -271,22 +283,21 @@ class BoundStore(Carried):
         whole = (*self.plan.tile[:-2], rows, columns)
         group = matmul.group(self.isa.warp)
         *batch, m, n = start_of(f"{self.plan.name}.store", self.plan.dims, whole, tile, {})
-        a_piece = sum(not store.once_a_row for store in stores.values())
-        a_row = len(stores) - a_piece + a_piece * ceil_div(columns, self.width)
+        once = sum(store.once_a_row for store in stores.values())
         for block, first in pieces(rows, columns, groups, self.width):
             fragments = [acc.columns(block, first, self.width) for acc in sums]
             named = operands() if operands else {}
             values = fragments[0] if epilogue is None else self.isa.apply(epilogue, fragments, named)
             strip = block * groups + group
             at = (*batch, m + strip * 64, n + first)
-            piece = Piece(matmul, tile, at, strip, first, self.width, self.plan, (a_piece, a_row))
+            piece = Piece(matmul, tile, at, strip, first, self.width, self.plan, (len(stores) - once, once))
             for store, part in self._parts(stores, values):
                 store.put(piece, part)
 
     def put(self, piece: Piece, values: Fragment) -> None:
         """Stores one piece of a tile."""
         write = functools.partial(self.isa.write_columns, piece.matmul, values)
-        self._store_piece(piece.at, write, in_turn=piece.stores[0])
+        self._store_piece(piece.at, write, piece.stores_in(self.stages))
 
     def _parts(self, stores: dict[str, BoundStore], values: Any) -> list[tuple[BoundStore, Fragment]]:
         """What the epilogue has returned, by store."""
@@ -297,12 +308,12 @@ class BoundStore(Carried):
             raise ScopeError(f"an epilogue returned {found}; it returns a dictionary of {', '.join(stores)}.")
         return [(store, values[name]) for name, store in stores.items()]
 
-    def _store_piece(self, at: tuple[Any, ...], write: Any, in_turn: int = 1) -> None:
-        """One buffer's way: wait until it is free, write, fence, synchronize, and let the issuer store it. in_turn: how many
-        stores the issuer issues, at least, from one of this to the next one: it counts the bulk groups of all."""
+    def _store_piece(self, at: tuple[Any, ...], write: Any, issued: int) -> None:
+        """One buffer's way: wait until it is free, write, fence, synchronize, and let the issuer store it. issued: stores, at
+        least, from the buffer's last one on, with that: the issuer counts the bulk groups of all its stores."""
         isa = self.isa
         index = self.unit * self.stages + self.next[0]
-        isa.when(self.issuer, lambda: isa.bulk_wait_group(in_turn * self.stages - 1, read=True))
+        isa.when(self.issuer, lambda: isa.bulk_wait_group(issued - 1, read=True))
         self._sync()
         write(SlotRef(self.plan.buffer, index))
         isa.fence_proxy_async()
