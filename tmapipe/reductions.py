@@ -19,8 +19,9 @@ import attrs
 
 from tmapipe.dtypes import fp32
 from tmapipe.isa import Fragment
+from tmapipe.pieces import Piece
 from tmapipe.plan import Store
-from tmapipe.store_pipeline import BoundStore, Piece, TmaStoreStage
+from tmapipe.store_pipeline import BoundStore, TmaStoreStage
 from tmapipe.wgmma import Wgmma
 
 __all__ = ["ColumnSum", "Reduction", "RowSum"]

@@ -13,19 +13,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from tmapipe.barrier import BarrierRing, Slot
 from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import Carried, Fragment, Isa, SlotRef
-from tmapipe.plan import Matmul, NamedBarrier, RoleWarps, Store
+from tmapipe.pieces import Piece, pieces
+from tmapipe.plan import NamedBarrier, RoleWarps, Store
 from tmapipe.role import Role
 from tmapipe.stage import SWIZZLES, TmaLoadStage, check_dims
 from tmapipe.tiles import Tile, ceil_div, start_of
 from tmapipe.wgmma import Accumulator, Epilogue, Wgmma
 
-__all__ = ["BoundStore", "Piece", "TmaStoreStage", "pieces"]
+__all__ = ["BoundStore", "TmaStoreStage"]
 
 
 class TmaStoreStage:
@@ -162,43 +163,6 @@ class SlotStoreInSlot(Carried):
         bound.isa.tma_store(plan, self.slot.index, at)
 
 
-class Piece(NamedTuple):
-    """64 rows x `width` columns of a tile of accumulators: what a warpgroup takes at a time.
-
-    at: where it starts in the output (elements); strip: which 64 rows of the tile; first: its first column in the tile;
-    output: the store of the output that the tiles divide; stores: that the issuer issues (in each piece, once a row).
-    """
-
-    matmul: Matmul
-    tile: Tile
-    at: tuple[Any, ...]
-    strip: Any
-    first: int
-    width: int
-    output: Store
-    stores: tuple[int, int]
-
-    @property
-    def seen(self) -> int:
-        """Its columns that the piece before had too."""
-        return -self.first % self.width
-
-    @property
-    def last(self) -> bool:
-        """Whether it is the last one of its row."""
-        return self.first + self.width == self.matmul.shape[1]
-
-    @property
-    def a_row(self) -> int:
-        """How many pieces a row has."""
-        return ceil_div(self.matmul.shape[1], self.width)
-
-    def stores_in(self, count: int) -> int:
-        """Stores that the issuer issues, at least, from one store to that of *count* pieces later."""
-        each, once = self.stores
-        return each * count + once * (count // self.a_row)
-
-
 class BoundStore(Carried):
     """A `TmaStoreStage` with buffers of its own, in the role that fills them. State: the next buffer, in registers.
     once_a_row: whether it stores after the last piece of a row alone."""
@@ -332,11 +296,3 @@ class BoundStore(Carried):
             self.isa.warp_sync()
         else:
             self.isa.named_barrier_sync(self.barrier, self.unit)
-
-
-def pieces(rows: int, columns: int, groups: int, width: int) -> list[tuple[int, int]]:
-    """The pieces of an output tile of *rows* x *columns* in the order in which its accumulators are stored: (row block,
-    first column), each *width* columns wide. *groups* warpgroups take 64 rows each of a row block. A last piece that would
-    reach over the tile starts earlier instead, and has some columns a second time."""
-    firsts = [min(first, columns - width) for first in range(0, columns, width)]
-    return [(block, first) for block in range(rows // (64 * groups)) for first in firsts]

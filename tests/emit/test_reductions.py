@@ -7,7 +7,7 @@ import pytest
 
 from tests.emit.execute import BASE, Execution, Launch
 from tests.emit.kernels import EPILOGUES, built
-from tmapipe.store_pipeline import pieces
+from tmapipe.pieces import pieces
 
 NAMES = [name for name in EPILOGUES if "sums" in name]
 

@@ -45,7 +45,7 @@ def compare(found, value):
     np.testing.assert_allclose(d, value, rtol=1e-4, atol=1e-4)
     for sums, axis in zip(found, (-1, -2), strict=True):
         assert sums.dtype == np.float32
-        np.testing.assert_allclose(sums, (value * value).sum(axis), rtol=1e-4)
+        np.testing.assert_allclose(sums, (value * value).sum(axis), rtol=1e-4, atol=1e-4)
 
 
 @settings(max_examples=25, deadline=None)
@@ -65,7 +65,7 @@ def test_against_numpy(data):
 def test_one_alone(kind, tile, cluster, name, axis):
     a, b, bias, value = problem(np.random.default_rng(0), 300, 136, 40)
     _, sums = make(kind, tile, cluster, (name,), dtype="fp32")(a, b, bias)
-    np.testing.assert_allclose(sums, (value * value).sum(axis), rtol=1e-4)
+    np.testing.assert_allclose(sums, (value * value).sum(axis), rtol=1e-4, atol=1e-4)
 
 
 def test_the_same_from_run_to_run_in_any_order():
