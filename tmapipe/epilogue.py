@@ -1,10 +1,12 @@
 """Operands of an epilogue: matrices, vectors and scalars that are combined with the accumulator.
 
 They travel as everything else does: a role of one warp loads them by TMA into a ring of their own, one slot a piece of the
-output tile (`store_pipeline.pieces`), ahead of the warpgroups, which read each piece dealt like the accumulator::
+output tile (`tmapipe.pieces`), ahead of the warpgroups, which read each piece dealt like the accumulator::
 
     fetch (1 warp)         c, bias of piece 0, 1, 2, ...   -> ring of slots
     math (warpgroups)      mainloop | piece 0: wait, read, release, compute, store | piece 1 ...
+
+The kinds of outputs that are reduced, `RowSum` and `ColumnSum`, are those of `tmapipe.reductions`.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ from tmapipe.bound import Bound
 from tmapipe.dtypes import DType
 from tmapipe.errors import InputError
 from tmapipe.isa import Fragment
+from tmapipe.pieces import pieces
+from tmapipe.reductions import ColumnSum, RowSum
 from tmapipe.stage import TmaLoadStage
-from tmapipe.store_pipeline import pieces
 from tmapipe.tiles import Tile
 from tmapipe.wgmma import Wgmma
 
-__all__ = ["Matrix", "Operands", "PerColumn", "PerRow", "Scalar", "columns_of"]
+__all__ = ["ColumnSum", "Matrix", "Operands", "PerColumn", "PerRow", "RowSum", "Scalar", "columns_of"]
 
 VECTOR = 128  # elements of a vector's slot, at least: slots start at multiples of 128 bytes
 

@@ -261,6 +261,22 @@ class Isa(Protocol):
         """Converts *values* (as `accumulator_columns` deals them: 64 x columns, 16 rows a warp) to the slot's type and
         writes them to the slot, whose extents are (64, columns), by ``stmatrix`` or ``st.shared``. Generic proxy."""
 
+    def row_sums(
+        self, matmul: Matmul, values: Fragment, columns: int, first: int, inside: Value, before: Fragment | None
+    ) -> Fragment:
+        """*before* (None: zero) plus, for each row, the sum of *values* (as `accumulator_columns` deals them: 64 x *columns*,
+        fp32) in columns [first, inside): what the others are does not matter. first: a multiple of 8; inside: at run time,
+        perhaps negative or more than there are. For `write_row_sums` alone, since each thread has sums of its own columns."""
+
+    def write_row_sums(self, matmul: Matmul, sums: Fragment, slot: SlotRef) -> None:
+        """The sums that `row_sums` gave, added over the 4 lanes that share a row by ``shfl.bfly``, to a slot of 64 elements:
+        16 a warp. Always in the same order. Generic proxy."""
+
+    def write_column_sums(self, matmul: Matmul, values: Fragment, inside: Value, slot: SlotRef) -> None:
+        """For each warp and column, the sum of *values* (as `accumulator_columns` deals them, fp32) over those of the warp's
+        rows that are among the first *inside* of the 64 (at run time, perhaps negative or more), to the warp's row of a slot
+        of (4, columns). Added over lanes by ``shfl.bfly``, always in the same order. Generic proxy."""
+
     def read_columns(self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int) -> Fragment:
         """``ld.shared``: values of a slot in fp32, dealt as `accumulator_columns` deals them: 64 x *columns* over the
         warpgroup. along: what they vary with. ("m", "n"): the slot's extents are (64 * matmul.warpgroups, columns), and

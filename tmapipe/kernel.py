@@ -21,7 +21,7 @@ from tmapipe.plan import Plan, RoleWarps
 from tmapipe.raw import raw
 from tmapipe.role import body_of
 from tmapipe.stage import PartInSlot, SlotPart
-from tmapipe.store_pipeline import BoundStore, SlotStore
+from tmapipe.store_pipeline import SlotStore
 from tmapipe.tiles import BoundTiles, ceil_div
 from tmapipe.turnstile import BoundTurnstile
 from tmapipe.wgmma import BoundMatmul, Wgmma
@@ -250,6 +250,6 @@ class KernelContext(Carried):
             mine, columns = store.role.name == self.role.name, 0
         if mine:
             barrier = next((b for b in self.plan.named_barriers if b.name == f"{name}.sync"), None)
-            made = BoundStore(self.isa, planned, store.stages, self.role, barrier, columns)
+            made = store.bound(self.isa, planned, store.stages, self.role, barrier, columns)
             self._parts[name] = made
             self._finishers.append(made)

@@ -42,6 +42,7 @@ class Layout:
         self.stores: list[Store] = []
         self.matmuls: list[Matmul] = []
         self.bytes = 0
+        self.gaps: list[tuple[int, int]] = []  # (start, end) of what alignment has left free before that
         self.slots = {name: ring.stages or auto_stages for name, ring in declared.rings.items()}
         for ring in declared.rings.values():
             self._barriers(ring)
@@ -63,7 +64,14 @@ class Layout:
             self._store(name, store)
 
     def _take(self, nbytes: int, alignment: int) -> int:
-        offset = -(-self.bytes // alignment) * alignment
+        """The offset of so many bytes: in a gap that alignment has left, if they fit, else at the end."""
+        for i, (start, end) in enumerate(self.gaps):
+            offset = _aligned(start, alignment)
+            if offset + nbytes <= end:
+                self.gaps[i : i + 1] = [(start, offset), (offset + nbytes, end)]
+                return offset
+        offset = _aligned(self.bytes, alignment)
+        self.gaps.append((self.bytes, offset))
         self.bytes = offset + nbytes
         return offset
 
@@ -265,15 +273,8 @@ class Layout:
         else:
             role = self.roles[self._storing_role(store)]
             if isinstance(store.source, Wgmma):
-                n = store.tile[1]
-                columns = store.columns or _default_columns(n, dtype)
-                if columns > n or columns % 8 or (store.reduce and n % columns):
-                    rule = f"is a multiple of 8 up to {n}" + (
-                        " that divides it, for a reduction" if store.reduce else ""
-                    )
-                    raise InputError(f"{name}.columns", columns, rule, "leave it out")
                 groups = role.warps // 4
-                tile = (64, columns)
+                tile = store.tile if store.partial else (64, self._columns(name, store))
                 slots = groups * store.stages
                 barrier = (128, groups)
             else:
@@ -281,10 +282,9 @@ class Layout:
                 row_width(name, tile, role)
             row = tile[-1] * dtype.bytes
             accumulators = isinstance(store.source, Wgmma)
+            spread = accumulators and not store.partial
             rows = f"{name}.columns" if store.columns else f"{name}.tile"
-            swizzle = (
-                store.swizzle if store.swizzle is not None else (_widest_swizzle(rows, row) if accumulators else 0)
-            )
+            swizzle = store.swizzle if store.swizzle is not None else (_widest_swizzle(rows, row) if spread else 0)
             if swizzle and row % swizzle:
                 raise InputError(f"{name}.swizzle", swizzle, f"must divide a row of {row} bytes", "leave it out")
             buffer = self._buffer(name, slots, tile, dtype, swizzle, barrier[1])
@@ -299,6 +299,19 @@ class Layout:
         made = Store(name, name, buffer, store.dims, full, store.reduce, tuple(store.folded.values()), store.clipped)
         _check_box(name, made.buffer, made.box)
         self.stores.append(made)
+
+    def _columns(self, name: str, store: TmaStoreStage) -> int:
+        """Of a buffer for accumulators."""
+        n = store.tile[1]
+        columns = store.columns or _default_columns(n, self.types[name])
+        if columns > n or columns % 8 or (store.reduce and n % columns):
+            rule = f"is a multiple of 8 up to {n}" + (" that divides it, for a reduction" if store.reduce else "")
+            raise InputError(f"{name}.columns", columns, rule, "leave it out")
+        return columns
+
+
+def _aligned(offset: int, alignment: int) -> int:
+    return -(-offset // alignment) * alignment
 
 
 def _check_box(name: str, buffer: Buffer, box: tuple[int, ...]) -> None:

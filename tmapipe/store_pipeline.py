@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from tmapipe.barrier import BarrierRing, Slot
 from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import Carried, Fragment, Isa, SlotRef
+from tmapipe.pieces import Piece, pieces
 from tmapipe.plan import NamedBarrier, RoleWarps, Store
 from tmapipe.role import Role
 from tmapipe.stage import SWIZZLES, TmaLoadStage, check_dims
-from tmapipe.tiles import Tile, start_of
+from tmapipe.tiles import Tile, ceil_div, start_of
 from tmapipe.wgmma import Accumulator, Epilogue, Wgmma
 
-__all__ = ["BoundStore", "TmaStoreStage", "pieces"]
+__all__ = ["BoundStore", "TmaStoreStage"]
 
 
 class TmaStoreStage:
@@ -39,7 +41,13 @@ class TmaStoreStage:
     reduce="add": add to the tensor instead of overwriting it, in no fixed order; folded: leading dimensions of `dims` that the
     tensor lacks, with their extents (tiles): all tiles along them are added to the same place; clipped: of accumulators, write
     only the first ``tile.rows`` rows of a tile (0 to all), from row ``tile.row`` of a tensor of two dimensions on.
+
+    Of subclasses: partial: whether a buffer has one `tile` of what a warpgroup makes of its accumulators, not 64 rows of them;
+    derived: dimensions of a workspace, each (dim, per, times) for an extent of ceil(extent of dim / per) * times.
     """
+
+    partial = False
+    derived: Mapping[str, tuple[str, int, int]] = MappingProxyType({})
 
     def __init__(
         self,
@@ -111,6 +119,15 @@ class TmaStoreStage:
         """The ring whose slots are stored, if the source is one of its stages."""
         return self.source.ring if isinstance(self.source, TmaLoadStage) else None
 
+    def derive(self, extents: Mapping[str, int]) -> dict[str, int]:
+        """The extents of the `derived` dimensions that follow from those in *extents*."""
+        found = {dim: rule for dim, rule in self.derived.items() if rule[0] in extents}
+        return {dim: ceil_div(extents[of], per) * times for dim, (of, per, times) in found.items()}
+
+    def bound(self, *arguments: Any) -> BoundStore:
+        """The store in the role that fills its buffers. arguments: those of `BoundStore`."""
+        return BoundStore(*arguments)
+
 
 class SlotStore(Carried):
     """A store straight from a loaded slot, as the storing role sees it: ``slot.y.store(tile)``."""
@@ -152,7 +169,10 @@ class SlotStoreInSlot(Carried):
 
 
 class BoundStore(Carried):
-    """A `TmaStoreStage` with buffers of its own, in the role that fills them. State: the next buffer, in registers."""
+    """A `TmaStoreStage` with buffers of its own, in the role that fills them. State: the next buffer, in registers.
+    once_a_row: whether it stores after the last piece of a row alone."""
+
+    once_a_row = False
 
     def __init__(
         self, isa: Isa, store: Store, stages: int, role: RoleWarps, barrier: NamedBarrier | None, columns: int
@@ -195,7 +215,9 @@ class BoundStore(Carried):
         else:
             at = start_of(f"{self.plan.name}.store", self.plan.dims, self.plan.tile, tile, {})
             self._store_piece(
-                at, lambda slot: self.isa.write(slot, values if epilogue is None else epilogue(values), self.role)
+                at,
+                lambda slot: self.isa.write(slot, values if epilogue is None else epilogue(values), self.role),
+                self.stages,
             )
 
     def finish(self) -> None:
@@ -231,17 +253,23 @@ class BoundStore(Carried):
         group = matmul.group(self.isa.warp)
         coordinates = {self.plan.dims[0]: 0} if self.plan.clipped else {}
         *batch, m, n = start_of(f"{self.plan.name}.store", self.plan.dims, whole, tile, coordinates)
+        m = tile.row if self.plan.clipped else m
+        once = sum(store.once_a_row for store in stores.values())
         for block, first in pieces(rows, columns, groups, self.width):
             fragments = [acc.columns(block, first, self.width) for acc in sums]
             named = operands() if operands else {}
             values = fragments[0] if epilogue is None else self.isa.apply(epilogue, fragments, named)
-            row = (block * groups + group) * 64
-            at, wanted = (*batch, m + row, n + first), None
-            if self.plan.clipped:
-                at, wanted = (tile.row + row, n + first), self._within(tile.rows - row, 64)
+            strip = block * groups + group
+            at = (*batch, m + strip * 64, n + first)
+            piece = Piece(matmul, tile, at, strip, first, self.width, self.plan, (len(stores) - once, once))
             for store, part in self._parts(stores, values):
-                write = functools.partial(self.isa.write_columns, matmul, part)
-                store._store_piece(at, write, in_turn=len(stores), rows=wanted)
+                store.put(piece, part)
+
+    def put(self, piece: Piece, values: Fragment) -> None:
+        """Stores one piece of a tile."""
+        write = functools.partial(self.isa.write_columns, piece.matmul, values)
+        rows = self._within(piece.tile.rows - piece.strip * 64, 64) if self.plan.clipped else None
+        self._store_piece(piece.at, write, piece.stores_in(self.stages), rows)
 
     def _within(self, value: Any, most: int) -> Any:
         """*value*, at least 0 and at most *most*."""
@@ -257,12 +285,13 @@ class BoundStore(Carried):
             raise ScopeError(f"an epilogue returned {found}; it returns a dictionary of {', '.join(stores)}.")
         return [(store, values[name]) for name, store in stores.items()]
 
-    def _store_piece(self, at: tuple[Any, ...], write: Any, in_turn: int = 1, rows: Any = None) -> None:
-        """One buffer's way: wait until it is free, write, fence, synchronize, and let the issuer store it. in_turn: stores
-        that the issuer takes in turn, all of whose bulk groups it counts; rows: of a store that is clipped."""
+    def _store_piece(self, at: tuple[Any, ...], write: Any, issued: int, rows: Any = None) -> None:
+        """One buffer's way: wait until it is free, write, fence, synchronize, and let the issuer store it. issued: stores, at
+        least, from the buffer's last one on, with that: the issuer counts the bulk groups of all its stores; rows: of a store
+        that is clipped."""
         isa = self.isa
         index = self.unit * self.stages + self.next[0]
-        isa.when(self.issuer, lambda: isa.bulk_wait_group(in_turn * self.stages - 1, read=True))
+        isa.when(self.issuer, lambda: isa.bulk_wait_group(issued - 1, read=True))
         self._sync()
         write(SlotRef(self.plan.buffer, index))
         isa.fence_proxy_async()
@@ -281,11 +310,3 @@ class BoundStore(Carried):
             self.isa.warp_sync()
         else:
             self.isa.named_barrier_sync(self.barrier, self.unit)
-
-
-def pieces(rows: int, columns: int, groups: int, width: int) -> list[tuple[int, int]]:
-    """The pieces of an output tile of *rows* x *columns* in the order in which its accumulators are stored: (row block,
-    first column), each *width* columns wide. *groups* warpgroups take 64 rows each of a row block. A last piece that would
-    reach over the tile starts earlier instead, and has some columns a second time."""
-    firsts = [min(first, columns - width) for first in range(0, columns, width)]
-    return [(block, first) for block in range(rows // (64 * groups)) for first in firsts]

@@ -52,6 +52,8 @@ def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: An
         _note_extents(name, parts[name].dims, shape_for(name, given[name], parts[name].dims), extents)
     tables = {name: _check_table(name, given[name], table.dims, extents) for name, table in declared.tables.items()}
     for name, store in declared.stores.items():
+        for dim, extent in store.derive({dim: extent for dim, (_, extent) in extents.items()}).items():
+            extents.setdefault(dim, (name, extent))
         if name not in given:
             if first_load is None:
                 raise InputError(name, None, "a tensor is needed for the output", f"pass {name}=")

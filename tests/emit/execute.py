@@ -378,7 +378,8 @@ def _lower(event: Event, plan: Plan, warp: int, lane: int) -> list[Event]:
         found = [(kind, start + 4 * i, words[i : i + 4], rest[3], rest[1], lane) for i in range(0, len(words), 4)]
         return found if lane < plan.cluster_size else []
     if kind in (
-        "prefetch", "read", "write", "write_columns", "read_columns", "promote", "read_words", "next_number"
+        "prefetch", "read", "write", "write_columns", "write_row_sums", "write_column_sums", "read_columns", "promote",
+        "read_words", "next_number",
     ):  # fmt: skip
         return []
     if kind in ("init", "arm", "expect", "commit"):

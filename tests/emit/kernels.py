@@ -166,6 +166,17 @@ def with_operands(kind: type, *arguments: Any, **options: Any) -> tp.Schedule:
     )
 
 
+def with_sums(kind: type, *arguments: Any, rows: bool = False, **options: Any) -> tp.Schedule:
+    """A GEMM with the sums of squares of rows, and (unless *rows* alone) of columns."""
+    outputs = {"rows": tp.epilogue.RowSum()} | ({} if rows else {"columns": tp.epilogue.ColumnSum()})
+    return kind(
+        *arguments,
+        epilogue=lambda acc: {"d": acc, **dict.fromkeys(outputs, acc * acc)},
+        outputs=outputs,
+        **options,
+    )
+
+
 COPIES = {
     "copy": Kernel(SHELF["Copy"], {}, MATRIX),
     "copy 64x128, all slots": Kernel(lambda: S.Copy((64, 128), None, 1), {}, MATRIX),
@@ -223,6 +234,14 @@ EPILOGUES = {
     "gemm 2x1, two outputs": Kernel(
         lambda: S.Gemm(epilogue=lambda acc: {"d": acc, "sums": acc}, outputs={"sums": "fp32"}), {}, GEMM
     ),
+    "gemm 2x1, row sums": Kernel(lambda: with_sums(S.Gemm, (128, 256, 64), rows=True), {}, GEMM),
+    "gemm 1x2, row and column sums": Kernel(lambda: with_sums(S.Gemm, (128, 256, 64), (1, 2)), {}, GEMM),
+    "gemm m64 n72, row and column sums": Kernel(lambda: with_sums(S.Gemm, (64, 72, 64), (1, 1)), {}, GEMM),
+    "gemm m256, row and column sums to fp32": Kernel(
+        lambda: with_sums(S.Gemm, (256, 128, 64), (2, 1), dtype="fp32"), {"d": "fp32"}, TALL
+    ),
+    "pingpong 2x1, row and column sums": Kernel(lambda: with_sums(S.PingPong, (128, 128, 64)), {}, GEMM),
+    "pingpong 64x256, row and column sums": Kernel(lambda: with_sums(S.PingPong, (64, 256, 64)), {}, GEMM),
 }
 THREADS = {
     "add parts": Kernel(SHELF["AddParts"], {"x": "fp32", "d": "bf16"}, MATRIX | {"s": 3}),
@@ -263,6 +282,9 @@ def build(kernel: Kernel, arch: str = "sm_90a", unroll: bool = False) -> Built:
     schedule = kernel.make()
     compiled = schedule.compile(kernel.dtypes, arch=arch, unroll=unroll)
     plan = compiled.plan
+    sizes = dict(kernel.extents)
+    for store in schedule.declared.stores.values():
+        sizes |= store.derive(sizes)
     named = {**{part.argument: part.dims for part in plan.transfers}, **plan.tables}
-    extents = {name: tuple(kernel.extents[d] for d in dims) for name, dims in named.items()}
+    extents = {name: tuple(sizes[d] for d in dims) for name, dims in named.items()}
     return Built(schedule, plan, compiled, Ptx(compiled.ptx, plan), extents, kernel.tables)

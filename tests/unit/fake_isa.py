@@ -218,6 +218,17 @@ class RecordingIsa:
     def write_columns(self, matmul: Matmul, values: Any, slot: SlotRef) -> None:
         self._note("write_columns", slot.buffer.name, slot.stage, values)
 
+    def row_sums(
+        self, matmul: Matmul, values: Any, columns: int, first: int, inside: int, before: Any
+    ) -> tuple[Any, ...]:
+        return (*(before or ()), (values, first, inside))
+
+    def write_row_sums(self, matmul: Matmul, sums: Any, slot: SlotRef) -> None:
+        self._note("write_row_sums", slot.buffer.name, slot.stage, sums)
+
+    def write_column_sums(self, matmul: Matmul, values: Any, inside: int, slot: SlotRef) -> None:
+        self._note("write_column_sums", slot.buffer.name, slot.stage, values, inside)
+
     def read_columns(self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int) -> NoData:
         self._note("read_columns", slot.buffer.name, slot.stage, along, columns)
         return NO_DATA

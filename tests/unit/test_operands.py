@@ -6,7 +6,7 @@ import pytest
 import tmapipe as tp
 from tests.unit.errors import refused
 from tests.unit.fake_isa import record
-from tmapipe.store_pipeline import pieces
+from tmapipe.pieces import pieces
 
 S, E = tp.schedules, tp.epilogue
 ADD = {"epilogue": lambda acc, bias: acc + bias}

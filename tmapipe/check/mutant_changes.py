@@ -117,6 +117,17 @@ CHANGES: dict[str, Callable[..., Any]] = {
     "shift registers": _registers,
 }
 
+#: Methods whose first operand has no stage of its own, or is a matmul.
+_UNSTAGED = (
+    "mbarrier_init",
+    "accumulator",
+    "accumulator_columns",
+    "wgmma",
+    "write_columns",
+    "write_row_sums",
+    "write_column_sums",
+)
+
 _THINGS = {
     "mbarrier_init": "init",
     "fence_mbarrier_init": "init",
@@ -168,7 +179,7 @@ def changes_at(site: Site, plan: Plan, arguments: set[Args]) -> Iterator[tuple[s
             yield from (("shift registers", by) for by in (-8, 8))
     if method != "read_words":  # its values decide what comes next
         yield "move", 0
-    if site.operand and method not in ("mbarrier_init", "accumulator", "accumulator_columns", "wgmma", "write_columns"):
+    if site.operand and method not in _UNSTAGED:
         stages = _stages(site, plan)
         if stages > 1 and method not in ("named_barrier_sync", "named_barrier_arrive"):
             yield "shift stage", 1

@@ -51,6 +51,8 @@ OPERATIONS = frozenset(
         "wgmma_wait",
         "accumulator_columns",
         "write_columns",
+        "write_row_sums",
+        "write_column_sums",
         "read",
         "write",
         "raw",

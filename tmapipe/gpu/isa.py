@@ -13,7 +13,7 @@ from cutlass._mlir.dialects.nvvm import MemScopeKind
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from tmapipe.errors import ScopeError
-from tmapipe.gpu import control, fragments
+from tmapipe.gpu import control, fragments, sums
 from tmapipe.gpu import words as words_
 from tmapipe.gpu.layouts import clips, core_modes, cute_type, slot_layout
 from tmapipe.gpu.matmuls import MatmulHandles
@@ -283,6 +283,9 @@ class GpuIsa(Carried):
 
     accumulator_columns = fragments.accumulator_columns
     write_columns = fragments.write_columns
+    row_sums = sums.row_sums
+    write_row_sums = sums.write_row_sums
+    write_column_sums = sums.write_column_sums
     read_columns = fragments.read_columns
     apply = fragments.apply
 

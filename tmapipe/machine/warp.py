@@ -219,6 +219,25 @@ class MachineIsa:
         self._give(values)
         self.emit(ops.SlotWrite(self._slot(slot.buffer, slot.stage), self.warp % 4, 4, "rows"))
 
+    def row_sums(self, matmul: Matmul, values: Any, columns: int, first: int, inside: int, before: Any) -> Any:
+        if self.memory is None:
+            return NO_DATA
+        counted = _dealt(values, columns)[:, first : max(first, inside)]
+        with np.errstate(all="ignore"):  # infinities and NaN are values here, as on the GPU
+            sums = counted.sum(1, dtype=np.float32)
+            return sums if before is None else before + sums
+
+    def write_row_sums(self, matmul: Matmul, sums: Any, slot: SlotRef) -> None:
+        self._give(sums)
+        self.emit(ops.SlotWrite(self._slot(slot.buffer, slot.stage), self.warp % 4, 4, "rows"))
+
+    def write_column_sums(self, matmul: Matmul, values: Any, inside: int, slot: SlotRef) -> None:
+        if self.memory is not None:
+            counted = _dealt(values, slot.buffer.tile[1])[: max(0, inside - 16 * (self.warp % 4))]
+            with np.errstate(all="ignore"):
+                self._give(counted.sum(0, dtype=np.float32))
+        self.emit(ops.SlotWrite(self._slot(slot.buffer, slot.stage), self.warp % 4, 4, "rows"))
+
     def read_columns(self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int) -> Any:
         place, warp, warps = self._slot(slot.buffer, slot.stage), self.warp % 4, 4 * matmul.warpgroups
         first = matmul.group(self.warp) * 4 + warp
@@ -304,6 +323,11 @@ class MachineIsa:
 
     def _outside(self, text: str) -> Exception:
         return hazard(self.layout, "no-such-stage", self.agent, None, text)
+
+
+def _dealt(values: Any, columns: int) -> np.ndarray:
+    """A warp's 16 x *columns* values: an epilogue may have given fewer, or one, for all."""
+    return np.broadcast_to(np.asarray(values, np.float32), (16, columns))
 
 
 def _name(function: Callable[..., None]) -> str:

@@ -21,8 +21,10 @@ from tmapipe.cluster import MulticastGroup
 from tmapipe.dtypes import DType
 from tmapipe.epilogue import Operand, Operands, columns_of
 from tmapipe.errors import InputError
+from tmapipe.reductions import Reduction
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
+from tmapipe.schedules.reduced import Reductions
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.tiles import PersistentTiles, Tile
@@ -65,13 +67,16 @@ class Gemm(Schedule):
     fp32, element by element, for a d of a floating type; operands: what the epilogue takes besides the accumulator,
     by the names of its parameters and of the call's arguments, each a kind of `tmapipe.epilogue`; operand_stages: slots of
     the ring that they are loaded into, one a piece of 64 rows a warpgroup and up to 64 columns; outputs: further outputs
-    of d's shape, name -> type (None: the tensor's, or a's). The epilogue then returns a dictionary of all outputs, and the
-    call a tuple of them, d first::
+    of d's shape, name -> type (None: the tensor's, or a's), or vectors in fp32, name -> ``RowSum()`` (over n, [m]) or
+    ``ColumnSum()`` (over m, [n]) of `tmapipe.epilogue`, the same bits in every run. The epilogue then returns a dictionary of
+    all outputs, element by element, and the call a tuple of them, d first::
 
         gemm = Gemm(epilogue=lambda acc, bias: tp.math.gelu(acc + bias), operands={"bias": tp.epilogue.PerColumn()})
         d = gemm(a, b, bias=bias)
         gemm = Gemm(epilogue=lambda acc: {"d": tp.math.relu(acc), "sums": acc}, outputs={"sums": "fp32"})
         d, sums = gemm(a, b)
+        gemm = Gemm(epilogue=lambda acc: {"d": acc, "squares": acc * acc}, outputs={"squares": tp.epilogue.RowSum()})
+        d, squares = gemm(a, b)
     """
 
     load = Role(warps=1)
@@ -93,7 +98,7 @@ class Gemm(Schedule):
         epilogue: Callable[..., Any] | None = None,
         operands: Mapping[str, Operand] | None = None,
         operand_stages: int = 2,
-        outputs: Mapping[str, DType | str | None] | None = None,
+        outputs: Mapping[str, DType | str | Reduction | None] | None = None,
     ):
         if len(tile) != 3:
             raise InputError("tile", tile, "is (m, n, k)", "e.g. (128, 256, 64)")
@@ -115,8 +120,13 @@ class Gemm(Schedule):
             self._check_free("outputs", name)
         self.outputs = ("d", *(outputs or ()))
         width = columns_of(n) if self.operands or outputs else None
+        self.reductions = Reductions(outputs or {}, m)
         for name, kind in {"d": dtype, **(outputs or {})}.items():
-            setattr(self, name, TmaStoreStage("l m n", source=self.mma, stages=store_stages, dtype=kind, columns=width))
+            if isinstance(kind, Reduction):
+                setattr(self, name, kind.stage(self.mma, columns_of(n)))
+            else:
+                store = TmaStoreStage("l m n", source=self.mma, stages=store_stages, dtype=kind, columns=width)
+                setattr(self, name, store)
 
     def _declare_operands(self, declared: Mapping[str, Operand], stages: int) -> Operands:
         for name in declared:
@@ -132,12 +142,19 @@ class Gemm(Schedule):
         if hasattr(self, name) or name in ("d", "out"):
             raise InputError(f"{argument}[{name!r}]", name, "is a name that the schedule has already", "rename it")
 
+    def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
+        """As `Schedule.__call__`. Outputs that are reductions are vectors in fp32: [m] or [n], of a batch [l, m] or [l, n]."""
+        if not self.reductions.kinds:
+            return super().__call__(*tensors, out=out, **named)
+        return self.reductions.call(self, super().__call__, tensors, out, named)
+
     def empty_value(self, bound: Bound) -> Any:
         """The epilogue of an empty sum."""
         zero = np.zeros(bound.shapes["d"], np.float32)
         if self.epilogue is None:
             return 0.0
-        return self.epilogue(zero, **(self.operands.whole(bound) if self.operands else {}))
+        values = self.epilogue(zero, **(self.operands.whole(bound) if self.operands else {}))
+        return values if not self.reductions.kinds else self.reductions.whole(values, bound)
 
     def tile_slots(self, k: Any, tile: Tile) -> Any:
         """One slot a k-tile."""

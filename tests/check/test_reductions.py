@@ -1,0 +1,55 @@
+"""The checker on epilogues with row and column sums: safe for every trip count, and a sample of mutants judged."""
+
+import pytest
+
+import tmapipe as tp
+from tests.machine.test_reductions import KINDS, make
+from tmapipe.check.mutants import Target, judge, mutants_of
+from tmapipe.schedules import Registered
+from tmapipe.testing import assert_safe
+
+S = tp.schedules
+TILES = [
+    (S.Gemm, (128, 256, 64), (2, 1)),
+    (S.Gemm, (128, 72, 64), (1, 1)),
+    (S.Gemm, (192, 80, 64), (1, 2)),
+    (S.Gemm, (256, 128, 64), (2, 1)),
+    (S.PingPong, (128, 128, 64), (2, 1)),
+    (S.PingPong, (64, 256, 64), (1, 1)),
+    (S.PingPong, (64, 40, 64), (1, 2)),
+]
+EVERY = 13  # of the changes, one in so many is judged
+
+
+@pytest.mark.parametrize("kind,tile,cluster", TILES)
+@pytest.mark.parametrize("names", [("rows",), ("columns",), ("rows", "columns")])
+def test_safe_for_every_trip_count(kind, tile, cluster, names):
+    outputs = {name: KINDS[name] for name in names}
+    gemm = kind(tile, cluster, epilogue=lambda acc: {"d": acc, **dict.fromkeys(names, acc)}, outputs=outputs)
+    assert assert_safe(gemm).trips == "every trip count"
+
+
+@pytest.mark.parametrize("store_stages", [1, 3])
+def test_with_operands(store_stages):
+    assert_safe(make(S.Gemm, (128, 128, 64), (2, 1), store_stages=store_stages))
+    assert_safe(make(S.PingPong, (128, 128, 64), (2, 1), store_stages=store_stages))
+
+
+def small():
+    """One warpgroup, two pieces a row."""
+    return S.Gemm(
+        (64, 128, 16),
+        (1, 1),
+        2,
+        store_stages=1,
+        epilogue=lambda acc: {"d": acc, "rows": acc, "columns": acc},
+        outputs=KINDS,
+    )
+
+
+def test_a_sample_of_mutants_is_caught_and_nothing_else():
+    target = Target(Registered("Gemm with sums", S.Gemm, small, ((2, 2, {}),)))
+    outcomes = [judge(mutant, limit=20_000) for mutant in mutants_of(target, EVERY)]
+    assert len(outcomes) >= 20
+    assert not [f"{o.wrong}: {o.change}" for o in outcomes if o.wrong]
+    assert any(o.breakable for o in outcomes) and any(o.breakable is False for o in outcomes)

@@ -1,0 +1,107 @@
+"""Which values of the accumulator each stored sum is made of, by the emitted PTX executed in all lanes of a warp."""
+
+import re
+from collections import Counter
+
+import pytest
+
+from tests.emit.execute import BASE, Execution, Launch
+from tests.emit.kernels import EPILOGUES, built
+from tmapipe.pieces import pieces
+
+NAMES = [name for name in EPILOGUES if "sums" in name]
+
+
+class Sums(Execution):
+    """Follows sums of squares. terms: what was added up in each register: ("sum", block, which value of the accumulator) or
+    ("lane", lane, n), what that lane gave to its n-th shuffle. written: address -> what was stored there, in order."""
+
+    def __init__(self, kernel, launch, warp, lane):
+        super().__init__(kernel.ptx, kernel.schedule, launch, warp, lane)
+        matmul = kernel.plan.matmuls[0]
+        self.blocks, self.wgmmas = matmul.shape[0] // (64 * matmul.warpgroups), 0
+        self.buffers = [each for each in kernel.plan.buffers if each.name in ("rows", "columns")]
+        self.terms, self.shuffled, self.written = {}, [], {}
+
+    def _step(self, i):
+        to, *given = [re.findall(r"%\w+|0f00000000", operand) for operand in i.operands] or [[]]
+        terms = [self.terms.get(name, ()) for names in given for name in names]
+        if i.is_a("wgmma.mma_async"):
+            block, self.wgmmas = self.wgmmas % self.blocks, self.wgmmas + 1
+            self.terms |= {name: (("sum", block, n),) for n, name in enumerate(to)}
+        elif i.is_a("add.f32", "add.rn.f32"):
+            self.terms[to[0]] = terms[0] + terms[1]
+        elif i.is_a("mul.f32", "mul.rn.f32", "fma.rn.f32"):
+            assert terms[0] == terms[1], "no square"
+            self.terms[to[0]] = terms[0] + (terms[2] if len(terms) > 2 else ())
+        elif i.is_a("selp.f32"):
+            self.terms[to[0]] = terms[0 if self.registers[given[2][0]] else 1]
+        elif i.is_a("shfl.sync.bfly"):
+            self.shuffled.append(terms[0])
+            self.terms[to[0]] = (("lane", self.lane ^ int(i.operands[2]), len(self.shuffled) - 1),)
+        elif i.is_a("st.shared"):
+            start = self._address(i.operands[0]) - BASE
+            if any(0 <= start - each.offset < each.stages * each.slot_bytes for each in self.buffers):
+                for n, each in enumerate(terms):
+                    self.written.setdefault(start + 4 * n, []).append(each)
+        elif i.is_a("mov.b32"):
+            self.terms[to[0]] = terms[0] if terms else ()
+        super()._step(i)
+
+
+def run(kernel, warp, m, n):
+    """Address -> stored sums in order, each a count of (row of the warp's 16, column), by block."""
+    k = kernel.plan.matmuls[0].shape[2]
+    sizes = {"l": 1, "m": m, "n": n, "k": k}
+    for store in kernel.schedule.declared.stores.values():
+        sizes |= store.derive(sizes)
+    extents = {part.argument: tuple(sizes[dim] for dim in part.dims) for part in kernel.plan.transfers}
+    lanes = [Sums(kernel, Launch(extents), warp, lane) for lane in range(32)]
+    for thread in lanes:
+        thread.run()
+
+    def places(lane, terms):
+        for kind, which, n in terms:
+            if kind == "lane":
+                yield from places(which, lanes[which].shuffled[n])
+            else:
+                yield which, lane // 4 + 8 * (n // 2 % 2), 8 * (n // 4) + 2 * (lane % 4) + n % 2
+
+    found = {}
+    for lane, thread in enumerate(lanes):
+        for address, stored in thread.written.items():
+            assert address not in found, "two lanes write to one place"
+            found[address] = [Counter(places(lane, terms)) for terms in stored]
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_value_inside_is_counted_once(name):
+    kernel = built(name)
+    (matmul,), role = kernel.plan.matmuls, kernel.plan.role("math")
+    tile_m, tile_n, _ = matmul.shape
+    m, n = tile_m - 35, tile_n - 12  # of an output of one tile, whose edges it does not fill
+    blocks = tile_m // (64 * matmul.warpgroups)
+    width = kernel.plan.buffer("d").tile[1]
+    for warp in (role.first_warp, role.first_warp + 4 * matmul.warpgroups - 1):
+        found = run(kernel, warp, m, n)
+        group, part = matmul.group(warp), warp % 4
+        first_rows = [64 * (block * matmul.warpgroups + group) + 16 * part for block in range(blocks)]
+        slot = kernel.plan.buffer("rows").offset + 256 * group
+        for row in range(16):
+            expected = [Counter((block, row, column) for column in range(n)) for block in range(blocks)]
+            assert found.pop(slot + 4 * (16 * part + row)) == expected
+        if "columns" in kernel.schedule.outputs:
+            slot = kernel.plan.buffer("columns").offset + 16 * width * group
+            for column in range(width):
+                expected = [
+                    Counter((block, row, first + column) for row in range(16) if first_rows[block] + row < m)
+                    for block, first in pieces(tile_m, tile_n, matmul.warpgroups, width)
+                ]
+                assert found.pop(slot + 4 * (width * part + column)) == expected
+        assert not found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_spills(name):
+    assert built(name, unroll=True).compiled.resources.spill_bytes == 0

@@ -1,0 +1,161 @@
+"""Row and column sums as outputs: what is refused, what each warpgroup adds up, and when a buffer is written again."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import tmapipe as tp
+from tests.unit.errors import refused
+from tests.unit.fake_isa import record
+from tmapipe.pieces import pieces
+
+S, E = tp.schedules, tp.epilogue
+BOTH = {"rows": E.RowSum(), "columns": E.ColumnSum()}
+
+
+def both(acc):
+    return {"d": acc, **dict.fromkeys(BOTH, acc)}
+
+
+@pytest.mark.parametrize(
+    "name,outputs",
+    [
+        ("outputs['rows']", {"rows": E.RowSum}),
+        ("outputs['rows']", {"rows": E.ColumnSum}),
+        ("outputs['d']", {"d": E.RowSum()}),
+        ("outputs['ring']", {"ring": E.ColumnSum()}),
+        ("dtype", {"rows": "rows"}),
+    ],
+)
+def test_declarations_refused(name, outputs):
+    refused(S.Gemm, argument=name, rule="", epilogue=both, outputs=outputs)
+
+
+A, B = np.zeros((72, 64), np.float16), np.zeros((128, 64), np.float16)
+
+
+@pytest.mark.parametrize(
+    "argument,value",
+    [
+        ("rows.shape", np.zeros(128, np.float32)),
+        ("rows.shape", np.zeros((1, 72), np.float32)),
+        ("columns.shape", np.zeros(72, np.float32)),
+        ("columns", np.zeros(128, np.float16)),
+        ("columns", [0.0] * 128),
+        ("other", np.zeros(64, np.float32)),
+    ],
+)
+def test_tensors_refused(argument, value):
+    gemm = S.Gemm((64, 128, 64), (1, 1), epilogue=both, outputs=BOTH)
+    refused(gemm, A, B, argument=argument, rule="", **{argument.partition(".")[0]: value})
+
+
+def test_tensors_of_another_kind_given_twice_or_too_many_refused():
+    torch = pytest.importorskip("torch")
+    gemm = S.Gemm((64, 128, 64), (1, 1), epilogue=both, outputs=BOTH)
+    refused(gemm, A, B, rows=torch.zeros(72), argument="rows", rule="kind and device")
+    d, rows, columns = np.zeros((72, 128), np.float16), np.zeros(72, np.float32), np.zeros(128, np.float32)
+    refused(gemm, A, B, d, rows, rows=rows, argument="rows", rule="given twice")
+    refused(gemm, A, B, d, rows, columns, columns, argument="tensors", rule="at most 5")
+    refused(gemm, A, rows=rows, argument="b", rule="tensor")
+
+
+def test_outputs_that_overlap_refused():
+    gemm = S.Gemm((64, 128, 64), (1, 1), epilogue=both, outputs=BOTH)
+    memory = np.zeros(200, np.float32)
+    refused(gemm, A, B, rows=memory[:72], columns=memory[71:199], argument="rows", rule="overlap")
+    d = np.zeros((72, 128), np.float32)
+    refused(gemm, A, B, d, columns=d[5], argument="columns", rule="overlap")
+    refused(gemm, A, B, out=d, columns=d[5], argument="columns", rule="overlap")
+
+
+def test_an_epilogue_of_no_dictionary():
+    gemm = S.Gemm((64, 128, 64), (1, 1), epilogue=lambda acc: acc, outputs=BOTH)
+    for k in (64, 0):
+        with pytest.raises(tp.ScopeError, match="returns a dictionary"):
+            gemm(A[:, :k], B[:, :k])
+
+
+# ---- what the kernel does ---------------------------------------------------------------------------------------------
+
+TILES = [
+    (S.Gemm, (128, 128, 64)),
+    (S.Gemm, (64, 72, 64)),
+    (S.Gemm, (256, 200, 64)),
+    (S.PingPong, (128, 64, 64)),
+    (S.PingPong, (64, 40, 64)),
+]
+
+
+def events_of(kind, tile, shape, **options):
+    """(matmul, warp, what it does) for the first warp of each warpgroup, for an output of *shape*."""
+    gemm = kind(tile, (1, 1), 2, epilogue=both, outputs=BOTH, **options)
+    plan = gemm.plan()
+    sizes = {"l": shape[0], "m": shape[1], "n": shape[2], "k": 64}
+    for store in gemm.declared.stores.values():
+        sizes |= store.derive(sizes)
+    extents = {part.argument: tuple(sizes[dim] for dim in part.dims) for part in plan.transfers}
+    math = plan.role("math")
+    for warp in range(math.first_warp, math.first_warp + math.warps, 4):
+        yield plan.matmuls[0], warp, record(gemm, plan, warp, extents)
+
+
+@pytest.mark.parametrize("kind,tile", TILES)
+def test_every_element_is_counted_once(kind, tile):
+    """The parts of all tiles together: row sums take each column of the output in one part, column sums each row."""
+    shape = (2, 2 * tile[0] - 40, 3 * tile[1] - 12)
+    rows, columns = {}, {}
+    for matmul, _, events in events_of(kind, tile, shape):
+        firsts = [first for _, first in pieces(*tile[:2], matmul.warpgroups, 64 if tile[1] >= 64 else 32)]
+        of_sums = [e for e in events if e[0] in ("store", "write_row_sums", "write_column_sums")]
+        for event, store in itertools.pairwise(of_sums):
+            if event[0] == "write_row_sums":
+                batch, part, m = store[3]
+                for (_, _, first, width), seen, inside in event[3]:
+                    assert inside == shape[2] - part * tile[1] - first
+                    for column in range(first + seen, first + max(seen, min(width, inside))):
+                        place = batch, m, part * tile[1] + column
+                        rows[place] = rows.get(place, 0) + 1
+            elif event[0] == "write_column_sums":
+                batch, part, n = store[3]
+                for i in range(max(0, min(64, event[4]))):
+                    place = batch, 16 * part + i, n
+                    columns[place] = columns.get(place, 0) + 1
+    starts = range(0, 2 * tile[0], 64)
+    assert rows == dict.fromkeys(itertools.product(range(2), starts, range(shape[2])), 1)
+    firsts = {t * tile[1] + first for t in range(3) for first in firsts}
+    assert columns == dict.fromkeys(itertools.product(range(2), range(shape[1]), firsts), 1)
+
+
+@pytest.mark.parametrize("kind,tile", TILES)
+@pytest.mark.parametrize("store_stages", [1, 2, 3])
+def test_a_buffer_is_written_when_its_last_store_has_been_read(kind, tile, store_stages):
+    """The issuer counts the bulk groups of all stores, those too that come once a row, and waits for at most one more."""
+    for _, _, events in events_of(kind, tile, (1, 300, 520), store_stages=store_stages):
+        issued, read, waited = [], 0, None
+        for event in events:
+            if event[0] == "store":
+                issued.append(event[1:3])
+            elif event[0] == "wait_group":
+                waited = len(issued) - event[1]
+                read = max(read, waited)
+            elif event[0] in ("write_columns", "write_row_sums", "write_column_sums"):
+                assert event[1:3] not in issued[read:], "a buffer is written while a store of it may still read"
+                if waited > 0:
+                    after = issued[:waited][::-1].index(event[1:3])  # younger stores that were waited for too
+                    assert after <= (event[0] != "write_row_sums")
+        assert {name for name, _ in issued} == {"d", "rows", "columns"}
+
+
+def test_a_small_buffer_takes_no_slot_of_the_ring():
+    """The default tile with both sums has as many stages as with none: the buffer of row sums lies beside the barriers."""
+    gemm = S.Gemm(epilogue=both, outputs=BOTH)
+    plan = gemm.plan()
+    assert plan.ring("ring").stages == S.Gemm().plan().ring("ring").stages == 4
+    ends = sorted((b.offset, b.offset + b.stages * b.slot_bytes) for b in plan.buffers)
+    ends = [(b.offset, b.offset + 8 * b.stages) for b in plan.barriers] + ends
+    assert (
+        all(end <= start for (_, end), (start, _) in itertools.pairwise(sorted(ends)))
+        and ends[-1][1] <= plan.smem_bytes
+    )

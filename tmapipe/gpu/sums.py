@@ -1,0 +1,77 @@
+"""Sums over the rows and columns of fragments that are dealt like an accumulator. Methods of `GpuIsa`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32
+
+from tmapipe.gpu import control
+from tmapipe.isa import SlotRef
+from tmapipe.plan import Matmul
+
+__all__ = ["row_sums", "write_column_sums", "write_row_sums"]
+
+# Lane i holds columns 2 (i % 4) + {0, 1} of each 8, of the rows i / 4 and i / 4 + 8 of the warp's 16. Value
+# i + 2 half + 4 eight of its fragment is column i of these two, in row half, of the 8 columns from 8 eight on.
+QUAD = (1, 2)  # lanes apart that share rows
+COLUMN = (4, 8, 16)  # lanes apart that share columns
+
+
+def row_sums(isa: Any, matmul: Matmul, values: Any, columns: int, first: int, inside: Any, before: Any) -> Any:
+    """See `tmapipe.isa.Isa`."""
+    mine = inside - isa.lane % 4 * 2  # columns inside, counted from the lane's first one
+    found = []
+    for half in range(2):
+        total = Float32(0.0) if before is None else before[half]
+        for eight in range(first // 8, columns // 8):
+            for i in range(2):
+                value = values[i + 2 * half + 4 * eight]
+                total = total + _if(8 * eight + i < mine, value)
+        found.append(total)
+    return found
+
+
+def write_row_sums(isa: Any, matmul: Matmul, sums: Any, slot: SlotRef) -> None:
+    """See `tmapipe.isa.Isa`."""
+    target = isa.buffers[slot.buffer.name]
+    row = isa.warp % 4 * 16 + isa.lane // 4
+    totals = [_over(QUAD, value) for value in sums]
+
+    def write() -> None:
+        for half, total in enumerate(totals):
+            target[row + 8 * half, slot.stage] = total
+
+    control.when(isa.lane % 4 == 0, write)
+
+
+def write_column_sums(isa: Any, matmul: Matmul, values: Any, inside: Any, slot: SlotRef) -> None:
+    """See `tmapipe.isa.Isa`."""
+    target = isa.buffers[slot.buffer.name]
+    part = isa.warp % 4
+    mine = inside - part * 16 - isa.lane // 4  # rows inside, counted from the lane's first one
+    totals = {}
+    for eight in range(slot.buffer.tile[1] // 8):
+        for i in range(2):
+            upper, lower = (_if(8 * half < mine, values[i + 2 * half + 4 * eight]) for half in range(2))
+            totals[8 * eight + i] = _over(COLUMN, upper + lower)
+
+    def write() -> None:
+        for column, total in totals.items():
+            target[part, column + 2 * isa.lane, slot.stage] = total
+
+    control.when(isa.lane < 4, write)
+
+
+def _if(condition: Any, value: Any) -> Any:
+    """The value where *condition*, else 0."""
+    return cutlass.select_(condition, Float32(value), Float32(0.0))
+
+
+def _over(distances: tuple[int, ...], value: Any) -> Any:
+    """The sum over the lanes that are so far apart: bit by bit the same in each, since an addition has no order."""
+    for distance in distances:
+        value = value + cute.arch.shuffle_sync_bfly(value, distance)
+    return value

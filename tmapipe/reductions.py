@@ -1,0 +1,117 @@
+"""Outputs of an epilogue that are sums over rows or columns: RowSum and ColumnSum.
+
+The kernel stores partial sums to a workspace in fp32, by TMA as all else, and `AddParts` adds them in a fixed order: results
+are bit-identical from run to run.
+
+    RowSum       one part an output tile along n: a warpgroup adds up the pieces of its 64 rows, and stores 64 sums
+    ColumnSum    one part every 16 rows: each warp adds up its 16 rows of a piece, and a warpgroup stores 4 rows of sums
+
+Each warpgroup has one small buffer for them. What lies outside of the output counts nothing, whatever the
+epilogue gives there.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import attrs
+
+from tmapipe.dtypes import fp32
+from tmapipe.isa import Fragment
+from tmapipe.pieces import Piece
+from tmapipe.plan import Store
+from tmapipe.store_pipeline import BoundStore, TmaStoreStage
+from tmapipe.wgmma import Wgmma
+
+__all__ = ["ColumnSum", "Reduction", "RowSum"]
+
+WARP_ROWS = 16  # of a piece: 64 rows over the 4 warps of a warpgroup
+UNIT = 4  # fp32 elements of 16 bytes, which rows that TMA stores write are multiples of
+
+
+@attrs.frozen
+class RowSum:
+    """An output [m] in fp32 ([l, m] of a batch): the sums over n of each row of what the epilogue gives under its name."""
+
+    along = "m"
+
+    def stage(self, mma: Wgmma, width: int) -> TmaStoreStage:
+        """The store of the partial sums of *mma*'s tiles, in pieces of *width* columns."""
+        return RowParts(mma)
+
+
+@attrs.frozen
+class ColumnSum:
+    """An output [n] in fp32 ([l, n] of a batch): the sums over m of each column of what the epilogue gives under its name."""
+
+    along = "n"
+
+    def stage(self, mma: Wgmma, width: int) -> TmaStoreStage:
+        """The store of the partial sums of *mma*'s tiles, in pieces of *width* columns."""
+        return ColumnParts(mma, width)
+
+
+Reduction = RowSum | ColumnSum
+
+
+class RowParts(TmaStoreStage):
+    """Stores the sums of each tile's rows to a workspace [l, tiles along n, m], 64 rows at a time."""
+
+    partial = True
+
+    def __init__(self, mma: Wgmma):
+        super().__init__("l n_tiles m_padded", source=mma, tile=(64,), stages=1, dtype=fp32)
+        self.derived = {"n_tiles": ("n", mma.shape[1], 1), "m_padded": ("m", UNIT, UNIT)}
+
+    def bound(self, *arguments: Any) -> BoundStore:
+        return BoundRowParts(*arguments)
+
+
+class ColumnParts(TmaStoreStage):
+    """Stores the sums of each 16 rows' columns to a workspace [l, 16s of rows, n], 4 x *width* of them at a time."""
+
+    partial = True
+
+    def __init__(self, mma: Wgmma, width: int):
+        super().__init__("l m_warps n", source=mma, tile=(4, width), stages=1, dtype=fp32)
+        self.derived = {"m_warps": ("m", mma.shape[0], mma.shape[0] // WARP_ROWS)}
+
+    def bound(self, *arguments: Any) -> BoundStore:
+        return BoundColumnParts(*arguments)
+
+
+class BoundRowParts(BoundStore):
+    """`RowParts` in the role that adds up. State while a tile is stored: the sums so far, in registers."""
+
+    once_a_row = True
+    sums: Fragment = None
+
+    def put(self, piece: Piece, values: Fragment) -> None:
+        """Adds the piece's columns, but for those that the piece before had; after the last one of its rows, stores."""
+        isa, matmul = self.isa, piece.matmul
+        before = None if piece.first == 0 else self.sums
+        inside = _extent(self, piece.output, -1) - piece.at[-1]
+        self.sums = isa.row_sums(matmul, values, piece.width, piece.seen, inside, before)
+        if piece.last:
+            *batch, m, _ = piece.at
+            write = functools.partial(isa.write_row_sums, matmul, self.sums)
+            self._store_piece((*batch, piece.tile.n, m), write, piece.stores_in(self.stages * piece.a_row))
+
+
+class BoundColumnParts(BoundStore):
+    """`ColumnParts` in the role that adds up."""
+
+    def put(self, piece: Piece, values: Fragment) -> None:
+        """Stores each warp's sums of the piece."""
+        *batch, m, n = piece.at
+        matmul = piece.matmul
+        part = piece.tile.m * (matmul.shape[0] // WARP_ROWS) + piece.strip * (64 // WARP_ROWS)
+        inside = _extent(self, piece.output, -2) - m
+        write = functools.partial(self.isa.write_column_sums, matmul, values, inside)
+        self._store_piece((*batch, part, n), write, piece.stores_in(self.stages))
+
+
+def _extent(bound: BoundStore, output: Store, dim: int) -> Any:
+    """The output's extent along its dimension *dim*, counted from the end."""
+    return bound.isa.extent(output.argument, len(output.dims) + dim)

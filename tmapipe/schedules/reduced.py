@@ -1,0 +1,106 @@
+"""Reductions: what a GEMM with outputs that are sums over rows or columns does around its kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tmapipe.bound import Bound
+from tmapipe.dtypes import dtype_of, fp32
+from tmapipe.errors import InputError, ScopeError
+from tmapipe.overlap import check_apart
+from tmapipe.reductions import WARP_ROWS, ColumnSum, Reduction, RowSum
+from tmapipe.schedules.addparts import AddParts
+from tmapipe.tensors import check_kind
+
+__all__ = ["Reductions"]
+
+
+class Reductions:
+    """The reductions among a GEMM's outputs: its kernel gives workspaces of partial sums, which `AddParts` adds up after it.
+
+    outputs: name -> `RowSum`, `ColumnSum` or anything else; rows: of an output tile. kinds: those of the reductions.
+    """
+
+    def __init__(self, outputs: Mapping[str, Any], rows: int):
+        for name, kind in outputs.items():
+            if kind in (RowSum, ColumnSum):
+                raise InputError(
+                    f"outputs[{name!r}]", kind, "is a type, None, or a RowSum() or ColumnSum()", f"{kind.__name__}()"
+                )
+        self.kinds: dict[str, Reduction] = {n: kind for n, kind in outputs.items() if isinstance(kind, Reduction)}
+        self.rows = rows
+        self.add_tiles, self.add_warps = AddParts((1, 256)), AddParts()
+
+    def call(self, schedule: Any, run: Callable[..., Any], tensors: tuple[Any, ...], out: Any, named: Any) -> Any:
+        """Calls *run*, which makes the workspaces, as it would be called without reductions. Returns all outputs."""
+        loads, stores = tuple(schedule.declared.loads), tuple(schedule.declared.stores)
+        tensors, named = self._split((*loads, *stores), tensors, named)
+        wanted = {name: named.pop(name, None) for name in self.kinds}
+        wanted = {name: tensor for name, tensor in wanted.items() if tensor is not None}
+        if wanted:
+            self._check(wanted, {**dict(zip((*loads, *stores), tensors, strict=False)), **named}, out)
+        results = dict(zip(stores, run(*tensors, out=out, **named), strict=True))
+        *_, m, n = results["d"].shape
+        for name, kind in self.kinds.items():
+            sums = self._add(kind, results[name], m if kind.along == "m" else n)
+            if name in wanted:
+                wanted[name][...] = sums
+            results[name] = wanted.get(name, sums)
+        return tuple(results.values())
+
+    def whole(self, values: Any, bound: Bound) -> dict[str, Any]:
+        """*values*, which an epilogue gives of a whole output, with workspaces in the place of those to be summed."""
+        if not isinstance(values, dict):
+            raise ScopeError(f"an epilogue returned {type(values).__name__}; it returns a dictionary of all outputs.")
+        found = dict(values)
+        for name, kind in self.kinds.items():
+            value = np.broadcast_to(np.asarray(values[name], np.float32), bound.shapes["d"])
+            sums = value.sum(-1 if kind.along == "m" else -2)
+            found[name] = np.zeros(bound.shapes[name], np.float32)
+            found[name][:, :1, : sums.shape[-1]] = sums[:, None]
+        return found
+
+    def _add(self, kind: Reduction, workspace: Any, extent: int) -> Any:
+        """The sums over the parts of *workspace*, [parts, extent] or [l, parts, extent], perhaps padded."""
+        parts = workspace if workspace.ndim == 3 else workspace[None]
+        if isinstance(kind, ColumnSum):  # the parts of a tile first: many short sums, rather than few long ones
+            batch, count, n = parts.shape
+            a_tile = self.rows // WARP_ROWS
+            tiles = parts.reshape(batch * (count // a_tile), a_tile, n)
+            parts = self.add_warps(tiles.swapaxes(0, 1)).reshape(batch, count // a_tile, n)
+        sums = self.add_tiles(parts.swapaxes(0, 1))[:, :extent]
+        return sums if workspace.ndim == 3 else sums[0]
+
+    def _split(
+        self, names: tuple[str, ...], tensors: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The tensors by position up to the first reduction, and all others by name."""
+        first = next((i for i, name in enumerate(names[: len(tensors)]) if name in self.kinds), None)
+        if first is None or len(tensors) > len(names):
+            return tensors, dict(named)
+        moved = dict(zip(names[first:], tensors[first:], strict=False))
+        for name in moved:
+            if name in named:
+                raise InputError(name, type(named[name]).__name__, "is given twice", "pass it once")
+        return tensors[:first], {**named, **moved}
+
+    def _check(self, wanted: dict[str, Any], others: dict[str, Any], out: Any) -> None:
+        """Raises `InputError` for tensors that the sums cannot be written to."""
+        for name in ("a", "b"):
+            check_kind(name, others.get(name))
+        a, b = others["a"], others["b"]
+        for name, tensor in wanted.items():
+            check_kind(name, tensor)
+            shape = (*a.shape[:-2], a.shape[-2] if self.kinds[name].along == "m" else b.shape[-2])
+            if tuple(tensor.shape) != tuple(shape):
+                rule = f"has one element for each of {self.kinds[name].along}, and of the batch: {tuple(shape)}"
+                raise InputError(f"{name}.shape", tuple(tensor.shape), rule, "pass such a tensor, or leave it out")
+            if dtype_of(tensor, name) != fp32:
+                raise InputError(name, dtype_of(tensor, name).name, "sums are in fp32", "pass a tensor of fp32")
+            if type(tensor) is not type(a) or getattr(tensor, "device", None) != getattr(a, "device", None):
+                raise InputError(name, type(tensor).__name__, "is of the kind and device of a", "convert or move it")
+        given = {**others, **wanted} | ({} if out is None else {"d": out})
+        check_apart({n: t for n, t in given.items() if hasattr(t, "shape")}, tuple(wanted))
