@@ -273,12 +273,11 @@ class Layout:
         else:
             role = self.roles[self._storing_role(store)]
             if isinstance(store.source, Wgmma):
-                groups = role.warps // 4
+                owners = (role.team_warps if store.shared else role.warps) // 4
                 tile = store.tile if store.partial else (64, self._columns(name, store))
-                slots = groups * store.stages
-                barrier = (128, groups)
+                barrier = (128, role.warps // 4)
             else:
-                tile, slots, barrier = store.tile, store.stages, (role.threads, 1)
+                tile, owners, barrier = store.tile, 1, (role.threads, 1)
                 row_width(name, tile, role)
             row = tile[-1] * dtype.bytes
             accumulators = isinstance(store.source, Wgmma)
@@ -287,7 +286,7 @@ class Layout:
             swizzle = store.swizzle if store.swizzle is not None else (_widest_swizzle(rows, row) if spread else 0)
             if swizzle and row % swizzle:
                 raise InputError(f"{name}.swizzle", swizzle, f"must divide a row of {row} bytes", "leave it out")
-            buffer = self._buffer(name, slots, tile, dtype, swizzle, barrier[1])
+            buffer = self._buffer(name, owners * store.stages, tile, dtype, swizzle, owners)
             if accumulators or role.warps > 1:
                 first = 1 + sum(b.instances for b in self.named_barriers)
                 if first + barrier[1] > MAX_NAMED_BARRIERS:
@@ -296,7 +295,8 @@ class Layout:
                     )
                 self.named_barriers.append(NamedBarrier(f"{name}.sync", first, barrier[0], barrier[1]))
         full = (1,) * (len(store.dims) - len(tile)) + tile
-        made = Store(name, name, buffer, store.dims, full, store.reduce, tuple(store.folded.values()), store.clipped)
+        folded = tuple(store.folded.values())
+        made = Store(name, name, buffer, store.dims, full, store.reduce, folded, store.clipped, store.shared)
         _check_box(name, made.buffer, made.box)
         self.stores.append(made)
 

@@ -133,7 +133,7 @@ class Load:
 class Store:
     """A bulk-tensor store (or reduction, `reduce="add"`) of `buffer` into the tensor bound to `argument`. folded: extents of
     leading dimensions that the tensor lacks: its descriptor has none of them; clipped: whether only some of a slot's rows are
-    written, by the tile."""
+    written, by the tile; shared: whether teams have the same buffers."""
 
     name: str
     argument: str
@@ -143,6 +143,7 @@ class Store:
     reduce: str | None = None
     folded: tuple[int, ...] = ()
     clipped: bool = False
+    shared: bool = False
 
     @property
     def box(self) -> tuple[int, ...]:

@@ -40,7 +40,8 @@ class TmaStoreStage:
     accumulators, by default as many as fill a swizzle span of 128 bytes; dtype: by default that of the tensor;
     reduce="add": add to the tensor instead of overwriting it, in no fixed order; folded: leading dimensions of `dims` that the
     tensor lacks, with their extents (tiles): all tiles along them are added to the same place; clipped: of accumulators, write
-    only the first ``tile.rows`` rows of a tile (0 to all), from row ``tile.row`` of a tensor of two dimensions on.
+    only the first ``tile.rows`` rows of a tile (0 to all), from row ``tile.row`` of a tensor of two dimensions on; shared: of
+    accumulators, the teams of their role have the same buffers, and store each tile in a turn of a `Turnstile`.
 
     Of subclasses: partial: whether a buffer has one `tile` of what a warpgroup makes of its accumulators, not 64 rows of them;
     derived: dimensions of a workspace, each (dim, per, times) for an extent of ceil(extent of dim / per) * times.
@@ -63,6 +64,7 @@ class TmaStoreStage:
         reduce: str | None = None,
         folded: dict[str, int] | None = None,
         clipped: bool = False,
+        shared: bool = False,
     ):
         if source is not None and not isinstance(source, (TmaLoadStage, Wgmma)):
             raise InputError("TmaStoreStage(source)", source, "is a TmaLoadStage, a Wgmma or None", "pass one of these")
@@ -101,7 +103,9 @@ class TmaStoreStage:
             raise InputError("TmaStoreStage(folded)", folded, "needs a reduction", 'pass reduce="add"')
         if clipped and not (isinstance(source, Wgmma) and len(self.dims) == 2):
             raise InputError("TmaStoreStage(clipped)", True, "is for accumulators stored to two dimensions", "leave it out")
-        self.clipped = clipped
+        if shared and not isinstance(source, Wgmma):
+            raise InputError("TmaStoreStage(shared)", True, "is for accumulators, which teams take in turn", "leave it out")
+        self.clipped, self.shared = clipped, shared
         if swizzle is not None and swizzle not in SWIZZLES:
             raise InputError("TmaStoreStage(swizzle)", swizzle, "is 0, 32, 64 or 128 (bytes)", "leave it out")
         self.source, self.role, self.columns, self.swizzle, self.reduce = source, role, columns, swizzle, reduce
@@ -186,10 +190,11 @@ class BoundStore(Carried):
             columns,
         )
         self.next = isa.cells(0)
-        self.unit: Any = 0
+        self.unit: Any = 0  # which warpgroup of the role
         if barrier is not None and barrier.instances > 1:
             self.unit = isa.warp // 4 - role.first_warp // 4
         self.issuer = isa.warp == role.first_warp + 4 * self.unit
+        self.owner = self.unit if store.buffer.owners == role.warps // 4 else self.unit % store.buffer.owners
 
     def store(
         self,
@@ -264,6 +269,16 @@ class BoundStore(Carried):
             piece = Piece(matmul, tile, at, strip, first, self.width, self.plan, (len(stores) - once, once))
             for store, part in self._parts(stores, values):
                 store.put(piece, part)
+        if any(store.plan.shared for store in stores.values()):
+            self._hand_over(list(stores.values()))
+
+    def _hand_over(self, stores: list[BoundStore]) -> None:
+        """Once this warpgroup's stores have read their buffers, another team's may begin, with the first ones."""
+        self.isa.when(self.issuer, lambda: self.isa.bulk_wait_group(0, read=True))
+        self._sync()
+        for store in stores:
+            if store.plan.shared:
+                store.next[0] = 0
 
     def put(self, piece: Piece, values: Fragment) -> None:
         """Stores one piece of a tile."""
@@ -290,7 +305,7 @@ class BoundStore(Carried):
         least, from the buffer's last one on, with that: the issuer counts the bulk groups of all its stores; rows: of a store
         that is clipped."""
         isa = self.isa
-        index = self.unit * self.stages + self.next[0]
+        index = self.owner * self.stages + self.next[0]
         isa.when(self.issuer, lambda: isa.bulk_wait_group(issued - 1, read=True))
         self._sync()
         write(SlotRef(self.plan.buffer, index))

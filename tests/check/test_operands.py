@@ -1,6 +1,5 @@
 """The checker on epilogues with operands: safe for every trip count, and unsafe where an ordering is left out."""
 
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -42,17 +41,30 @@ def test_one_slot():
 
 
 class Unordered(S.PingPong):
-    """Teams whose epilogues take no turns: one may pass over two laps of slots and take an old phase for its own."""
+    """Teams whose epilogues take no turns: one may pass over two laps of slots and take an old phase for its own, and both
+    write to the same output buffers."""
 
     load, math = S.PingPong.load, S.PingPong.math
 
-    def epilogue_turn(self, k):
-        return nullcontext()
+    @math.jit
+    def multiply(self, k, tile):
+        with k.mma.accumulate() as acc:
+            with k.order.turn():
+                for _ in range(self.tile_slots(k, tile)):
+                    with k.ring.consume() as slot:
+                        acc.add(slot.a, slot.b)
+        self.store(k, tile, acc)
 
 
 def test_teams_need_turns():
     report = make(Unordered, (128, 128, 64), (1, 1)).check()
     assert not report.ok and any("operand_ring" in str(finding) for finding in report.findings)
+
+
+def test_shared_buffers_need_turns():
+    report = Unordered((128, 128, 64), (1, 1)).check()
+    kinds = {finding.kind.name for finding in report.findings}
+    assert not report.ok and kinds >= {"RACE", "STORE_SOURCE_REUSED"}, str(report)
 
 
 def test_the_example():
@@ -67,4 +79,4 @@ def test_the_example():
 def test_the_plan_without_operands_has_nothing_of_them():
     plan = S.Gemm(epilogue=lambda acc: acc + 1).plan()
     assert [role.name for role in plan.roles] == ["load", "math"] and [ring.name for ring in plan.rings] == ["ring"]
-    assert S.PingPong().plan().barriers[-1].name == "order.turn"
+    assert [barrier.name for barrier in S.PingPong().plan().barriers[-2:]] == ["order.turn", "epilogue_order.turn"]

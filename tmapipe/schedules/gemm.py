@@ -125,8 +125,8 @@ class Gemm(Schedule):
             if isinstance(kind, Reduction):
                 setattr(self, name, kind.stage(self.mma, columns_of(n)))
             else:
-                store = TmaStoreStage("l m n", source=self.mma, stages=store_stages, dtype=kind, columns=width)
-                setattr(self, name, store)
+                form: dict[str, Any] = {"stages": store_stages, "columns": width, "shared": self.math.teams > 1}
+                setattr(self, name, TmaStoreStage("l m n", source=self.mma, dtype=kind, **form))
 
     def _declare_operands(self, declared: Mapping[str, Operand], stages: int) -> Operands:
         for name in declared:

@@ -9,7 +9,6 @@ Best where the epilogue weighs much: short k, or tiles too small to hide it othe
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 from tmapipe.role import Role
@@ -22,12 +21,12 @@ __all__ = ["PingPong"]
 
 class PingPong(Gemm):
     """`Gemm`, with each output tile one warpgroup's alone. Arguments as there; the accumulators of a tile (m x n) must fit in
-    one warpgroup: up to 64 x 256 or 128 x 192. With operands of the epilogue, epilogues take turns as mainloops do: for a team
-    that ran ahead of the other's slots by two laps, their parity would be that of its own."""
+    one warpgroup: up to 64 x 256 or 128 x 192. Epilogues take turns as mainloops do, so that both warpgroups use the same
+    output buffers, and neither runs ahead of the other's slots of operands by two laps (their parity would be its own)."""
 
     load = Gemm.load
     math = Role(warpgroups=2, teams=2)
-    order = Turnstile(math)
+    order, epilogue_order = Turnstile(math), Turnstile(math)
 
     def __init__(
         self,
@@ -37,12 +36,6 @@ class PingPong(Gemm):
         **options: Any,
     ):
         super().__init__(tile, cluster, stages, **options)
-        if self.operands is not None:
-            self.epilogue_order = Turnstile(self.math)
-
-    def epilogue_turn(self, k: Any) -> Any:
-        """A turn of the epilogue where there is an order of them, else nothing."""
-        return nullcontext() if self.operands is None else k.epilogue_order.turn()
 
     @math.jit
     def multiply(self, k: Any, tile: Tile) -> None:
@@ -51,5 +44,5 @@ class PingPong(Gemm):
                 for _ in range(self.tile_slots(k, tile)):
                     with k.ring.consume() as slot:
                         acc.add(slot.a, slot.b)
-        with self.epilogue_turn(k):
+        with k.epilogue_order.turn():
             self.store(k, tile, acc)

@@ -107,13 +107,14 @@ def _wasted(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -
 
 
 def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device) -> tuple[tuple[str, Any], ...]:
-    """One output buffer a warpgroup where two would cost a stage of the ring: for a ping-pong, for CTAs of one tile, which
-    have nothing to store beside the next one, or if the ring had fewer than four. Where few rows of tiles read b, it makes
-    way in L2 for a, which all of them read."""
+    """One output buffer a warpgroup where two would cost a stage of the ring: for CTAs of one tile, which have nothing to
+    store beside the next one, or if the ring had fewer than four. Where few rows of tiles read b, it makes way in L2 for a,
+    which all of them read."""
     found: dict[str, Any] = {}
-    one, two = (_stages(tile, buffers) for buffers in (1, 2))
+    warpgroups = 1 if kind == "PingPong" else 2 if tile[0] in (128, 256) else tile[0] // 64  # that have buffers of their own
+    one, two = (_stages(tile, buffers * warpgroups) for buffers in (1, 2))
     tiles = ceil_div(problem.m, tile[0]) * ceil_div(problem.n, tile[1]) * problem.batch
-    if two < (one if kind == "PingPong" or tiles <= device.multiprocessors else min(one, 4)):
+    if two < (one if tiles <= device.multiprocessors else min(one, 4)):
         found["store_stages"] = 1
     if problem.m <= 2 * tile[0] and problem.n > 4 * problem.m:
         found["l2_hints"] = ("evict_last", "evict_first")
@@ -121,9 +122,8 @@ def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device)
 
 
 def _stages(tile: tuple[int, int], buffers: int) -> int:
-    """Slots that fit with so many output buffers of 64 rows by 128 bytes a warpgroup, in 227 KiB less the barriers."""
-    warpgroups = 2 if tile[0] in (128, 256) else tile[0] // 64
-    return (226 * 1024 - warpgroups * buffers * 64 * 128) // (sum(tile) * SWIZZLE_SPAN)
+    """Slots that fit with so many output buffers of 64 rows by 128 bytes, in 227 KiB less the barriers."""
+    return (226 * 1024 - buffers * 64 * 128) // (sum(tile) * SWIZZLE_SPAN)
 
 
 def _parts(problem: Problem, device: Device, tile: tuple[int, int]) -> list[int]:
