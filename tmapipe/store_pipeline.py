@@ -255,8 +255,13 @@ class BoundStore(Carried):
             strip = block * groups + group
             at = (*batch, m + strip * 64, n + first)
             piece = Piece(matmul, tile, at, strip, first, self.width, self.plan, (len(stores) - once, once))
-            for store, part in self._parts(stores, values):
+            # All are reduced before the first is stored: few registers wait meanwhile.
+            for store, part in [(store, store.reduced(piece, part)) for store, part in self._parts(stores, values)]:
                 store.put(piece, part)
+
+    def reduced(self, piece: Piece, values: Fragment) -> Fragment:
+        """What is left of a piece's values to be `put`: all of them, but in subclasses."""
+        return values
 
     def put(self, piece: Piece, values: Fragment) -> None:
         """Stores one piece of a tile."""
