@@ -127,8 +127,8 @@ def _draw(rng: random.Random, most: int, deepest: int, seed: int) -> Case:
 
 
 def _draw_epilogue(rng: random.Random, batch: int) -> dict:
-    """Nothing; an activation; operands, with or without an activation; or two outputs."""
-    which = rng.choice(["none", "none", "activation", "operands", "operands", "outputs"])
+    """Nothing; an activation; operands, with or without an activation; two outputs; or sums of rows and columns."""
+    which = rng.choice(["none", "none", "activation", "operands", "operands", "outputs", "reductions"])
     if which == "none":
         return {"formula": lambda acc: acc}
     ours, theirs = ACTIVATIONS[rng.choice(sorted(ACTIVATIONS))]
@@ -137,6 +137,16 @@ def _draw_epilogue(rng: random.Random, batch: int) -> dict:
     if which == "outputs":
         options = {"epilogue": lambda acc: {"d": ours(acc), "sums": acc}, "outputs": {"sums": "fp32"}}
         return {"formula": lambda acc: (theirs(acc), acc), "options": options, "outputs": 2}
+    if which == "reductions":
+        options = {
+            "epilogue": lambda acc: {"d": acc, "rows": acc * acc, "columns": acc * acc + 1.0},
+            "outputs": {"rows": E.RowSum(), "columns": E.ColumnSum()},
+        }
+        return {
+            "formula": lambda acc: (acc, (acc * acc).sum(-1), (acc * acc + 1.0).sum(-2)),
+            "options": options,
+            "outputs": 3,
+        }
     kinds = {
         "c": (E.Matrix, "matrix"),
         "bias": (E.PerColumn, "column"),

@@ -272,10 +272,13 @@ class Isa(Protocol):
         """The sums that `row_sums` gave, added over the 4 lanes that share a row by ``shfl.bfly``, to a slot of 64 elements:
         16 a warp. Always in the same order. Generic proxy."""
 
-    def write_column_sums(self, matmul: Matmul, values: Fragment, inside: Value, slot: SlotRef) -> None:
-        """For each warp and column, the sum of *values* (as `accumulator_columns` deals them, fp32) over those of the warp's
-        rows that are among the first *inside* of the 64 (at run time, perhaps negative or more), to the warp's row of a slot
-        of (4, columns). Added over lanes by ``shfl.bfly``, always in the same order. Generic proxy."""
+    def column_sums(self, matmul: Matmul, values: Fragment, columns: int, inside: Value) -> Fragment:
+        """For each warp and column, the sum of *values* (as `accumulator_columns` deals them: 64 x *columns*, fp32) over those
+        of the warp's rows that are among the first *inside* of the 64 (at run time, perhaps negative or more), for
+        `write_column_sums` alone. Added over lanes by ``shfl.bfly``, always in the same order."""
+
+    def write_column_sums(self, matmul: Matmul, sums: Fragment, slot: SlotRef) -> None:
+        """The sums that `column_sums` gave, to the warp's row of a slot of (4, columns). Generic proxy."""
 
     def read_columns(self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int) -> Fragment:
         """``ld.shared``: values of a slot in fp32, dealt as `accumulator_columns` deals them: 64 x *columns* over the

@@ -87,28 +87,34 @@ class BoundRowParts(BoundStore):
     once_a_row = True
     sums: Fragment = None
 
-    def put(self, piece: Piece, values: Fragment) -> None:
-        """Adds the piece's columns, but for those that the piece before had; after the last one of its rows, stores."""
-        isa, matmul = self.isa, piece.matmul
+    def reduced(self, piece: Piece, values: Fragment) -> Fragment:
+        """Adds the piece's columns, but for those that the piece before had."""
         before = None if piece.first == 0 else self.sums
         inside = _extent(self, piece.output, -1) - piece.at[-1]
-        self.sums = isa.row_sums(matmul, values, piece.width, piece.seen, inside, before)
+        self.sums = self.isa.row_sums(piece.matmul, values, piece.width, piece.seen, inside, before)
+        return self.sums
+
+    def put(self, piece: Piece, values: Fragment) -> None:
+        """After the last piece of its rows, stores the sums."""
         if piece.last:
             *batch, m, _ = piece.at
-            write = functools.partial(isa.write_row_sums, matmul, self.sums)
+            write = functools.partial(self.isa.write_row_sums, piece.matmul, values)
             self._store_piece((*batch, piece.tile.n, m), write, piece.stores_in(self.stages * piece.a_row))
 
 
 class BoundColumnParts(BoundStore):
     """`ColumnParts` in the role that adds up."""
 
+    def reduced(self, piece: Piece, values: Fragment) -> Fragment:
+        """Each warp's sums of the piece."""
+        inside = _extent(self, piece.output, -2) - piece.at[-2]
+        return self.isa.column_sums(piece.matmul, values, piece.width, inside)
+
     def put(self, piece: Piece, values: Fragment) -> None:
-        """Stores each warp's sums of the piece."""
-        *batch, m, n = piece.at
-        matmul = piece.matmul
-        part = piece.tile.m * (matmul.shape[0] // WARP_ROWS) + piece.strip * (64 // WARP_ROWS)
-        inside = _extent(self, piece.output, -2) - m
-        write = functools.partial(self.isa.write_column_sums, matmul, values, inside)
+        """Stores them."""
+        *batch, _, n = piece.at
+        part = piece.tile.m * (piece.matmul.shape[0] // WARP_ROWS) + piece.strip * (64 // WARP_ROWS)
+        write = functools.partial(self.isa.write_column_sums, piece.matmul, values)
         self._store_piece((*batch, part, n), write, piece.stores_in(self.stages))
 
 

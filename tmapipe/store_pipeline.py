@@ -267,7 +267,8 @@ class BoundStore(Carried):
             strip = block * groups + group
             at = (*batch, m + strip * 64, n + first)
             piece = Piece(matmul, tile, at, strip, first, self.width, self.plan, (len(stores) - once, once))
-            for store, part in self._parts(stores, values):
+            # All are reduced before the first is stored: few registers wait meanwhile.
+            for store, part in [(store, store.reduced(piece, part)) for store, part in self._parts(stores, values)]:
                 store.put(piece, part)
         if any(store.plan.shared for store in stores.values()):
             self._hand_over(list(stores.values()))
@@ -279,6 +280,10 @@ class BoundStore(Carried):
         for store in stores:
             if store.plan.shared:
                 store.next[0] = 0
+
+    def reduced(self, piece: Piece, values: Fragment) -> Fragment:
+        """What is left of a piece's values to be `put`: all of them, but in subclasses."""
+        return values
 
     def put(self, piece: Piece, values: Fragment) -> None:
         """Stores one piece of a tile."""

@@ -177,6 +177,19 @@ def with_sums(kind: type, *arguments: Any, rows: bool = False, **options: Any) -
     )
 
 
+def gelu_reduced(kind: type, *arguments: Any) -> tp.Schedule:
+    """A GEMM whose epilogue takes operands and gives sums."""
+    kinds = tp.epilogue
+
+    def epilogue(acc: Any, c: Any, bias: Any) -> dict[str, Any]:
+        value = tp.math.gelu(acc + bias) + c
+        return {"d": value, "rows": value * value, "columns": value}
+
+    operands = {"c": kinds.Matrix(), "bias": kinds.PerColumn()}
+    outputs = {"rows": kinds.RowSum(), "columns": kinds.ColumnSum()}
+    return kind(*arguments, epilogue=epilogue, operands=operands, outputs=outputs)
+
+
 COPIES = {
     "copy": Kernel(SHELF["Copy"], {}, MATRIX),
     "copy 64x128, all slots": Kernel(lambda: S.Copy((64, 128), None, 1), {}, MATRIX),
@@ -241,10 +254,13 @@ EPILOGUES = {
         lambda: with_sums(S.Gemm, (256, 128, 64), (2, 1), dtype="fp32"), {"d": "fp32"}, TALL
     ),
     "pingpong 2x1, row and column sums": Kernel(lambda: with_sums(S.PingPong, (128, 128, 64)), {}, GEMM),
+    "gemm m256, gelu reduced": Kernel(lambda: gelu_reduced(S.Gemm, (256, 128, 64), (1, 1)), {}, GEMM),
+    "pingpong 2x1, gelu reduced": Kernel(lambda: gelu_reduced(S.PingPong, (128, 128, 64)), {}, GEMM),
     "pingpong 64x256, row and column sums": Kernel(lambda: with_sums(S.PingPong, (64, 256, 64)), {}, GEMM),
 }
 THREADS = {
     "add parts": Kernel(SHELF["AddParts"], {"x": "fp32", "d": "bf16"}, MATRIX | {"s": 3}),
+    "add parts of vectors": Kernel(lambda: S.AddParts((1, 256)), {"x": "fp32", "d": "fp32"}, MATRIX | {"s": 5}),
     "chain of three": Kernel(Doubled, {}, MATRIX),
     "two readers": Kernel(TwoReaders, {}, MATRIX),
 }

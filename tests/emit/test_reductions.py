@@ -102,6 +102,6 @@ def test_each_value_inside_is_counted_once(name):
         assert not found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in EPILOGUES if "sums" in name or "reduced" in name])
 def test_no_spills(name):
     assert built(name, unroll=True).compiled.resources.spill_bytes == 0

@@ -226,8 +226,11 @@ class RecordingIsa:
     def write_row_sums(self, matmul: Matmul, sums: Any, slot: SlotRef) -> None:
         self._note("write_row_sums", slot.buffer.name, slot.stage, sums)
 
-    def write_column_sums(self, matmul: Matmul, values: Any, inside: int, slot: SlotRef) -> None:
-        self._note("write_column_sums", slot.buffer.name, slot.stage, values, inside)
+    def column_sums(self, matmul: Matmul, values: Any, columns: int, inside: int) -> tuple[Any, ...]:
+        return values, columns, inside
+
+    def write_column_sums(self, matmul: Matmul, sums: Any, slot: SlotRef) -> None:
+        self._note("write_column_sums", slot.buffer.name, slot.stage, sums)
 
     def read_columns(self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int) -> NoData:
         self._note("read_columns", slot.buffer.name, slot.stage, along, columns)

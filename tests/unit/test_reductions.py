@@ -119,7 +119,7 @@ def test_every_element_is_counted_once(kind, tile):
                         rows[place] = rows.get(place, 0) + 1
             elif event[0] == "write_column_sums":
                 batch, part, n = store[3]
-                for i in range(max(0, min(64, event[4]))):
+                for i in range(max(0, min(64, event[3][-1]))):
                     place = batch, 16 * part + i, n
                     columns[place] = columns.get(place, 0) + 1
     starts = range(0, 2 * tile[0], 64)

@@ -285,6 +285,7 @@ class GpuIsa(Carried):
     write_columns = fragments.write_columns
     row_sums = sums.row_sums
     write_row_sums = sums.write_row_sums
+    column_sums = sums.column_sums
     write_column_sums = sums.write_column_sums
     read_columns = fragments.read_columns
     apply = fragments.apply

@@ -12,7 +12,7 @@ from tmapipe.gpu import control
 from tmapipe.isa import SlotRef
 from tmapipe.plan import Matmul
 
-__all__ = ["row_sums", "write_column_sums", "write_row_sums"]
+__all__ = ["column_sums", "row_sums", "write_column_sums", "write_row_sums"]
 
 # Lane i holds columns 2 (i % 4) + {0, 1} of each 8, of the rows i / 4 and i / 4 + 8 of the warp's 16. Value
 # i + 2 half + 4 eight of its fragment is column i of these two, in row half, of the 8 columns from 8 eight on.
@@ -47,20 +47,24 @@ def write_row_sums(isa: Any, matmul: Matmul, sums: Any, slot: SlotRef) -> None:
     control.when(isa.lane % 4 == 0, write)
 
 
-def write_column_sums(isa: Any, matmul: Matmul, values: Any, inside: Any, slot: SlotRef) -> None:
+def column_sums(isa: Any, matmul: Matmul, values: Any, columns: int, inside: Any) -> Any:
     """See `tmapipe.isa.Isa`."""
-    target = isa.buffers[slot.buffer.name]
-    part = isa.warp % 4
-    mine = inside - part * 16 - isa.lane // 4  # rows inside, counted from the lane's first one
-    totals = {}
-    for eight in range(slot.buffer.tile[1] // 8):
+    mine = inside - isa.warp % 4 * 16 - isa.lane // 4  # rows inside, counted from the lane's first one
+    found = {}  # by column, counted from the lane's first one
+    for eight in range(columns // 8):
         for i in range(2):
             upper, lower = (_if(8 * half < mine, values[i + 2 * half + 4 * eight]) for half in range(2))
-            totals[8 * eight + i] = _over(COLUMN, upper + lower)
+            found[8 * eight + i] = _over(COLUMN, upper + lower)
+    return found
+
+
+def write_column_sums(isa: Any, matmul: Matmul, sums: Any, slot: SlotRef) -> None:
+    """See `tmapipe.isa.Isa`."""
+    target = isa.buffers[slot.buffer.name]
 
     def write() -> None:
-        for column, total in totals.items():
-            target[part, column + 2 * isa.lane, slot.stage] = total
+        for column, total in sums.items():
+            target[isa.warp % 4, column + 2 * isa.lane, slot.stage] = total
 
     control.when(isa.lane < 4, write)
 

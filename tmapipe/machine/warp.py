@@ -231,11 +231,15 @@ class MachineIsa:
         self._give(sums)
         self.emit(ops.SlotWrite(self._slot(slot.buffer, slot.stage), self.warp % 4, 4, "rows"))
 
-    def write_column_sums(self, matmul: Matmul, values: Any, inside: int, slot: SlotRef) -> None:
-        if self.memory is not None:
-            counted = _dealt(values, slot.buffer.tile[1])[: max(0, inside - 16 * (self.warp % 4))]
-            with np.errstate(all="ignore"):
-                self._give(counted.sum(0, dtype=np.float32))
+    def column_sums(self, matmul: Matmul, values: Any, columns: int, inside: int) -> Any:
+        if self.memory is None:
+            return NO_DATA
+        counted = _dealt(values, columns)[: max(0, inside - 16 * (self.warp % 4))]
+        with np.errstate(all="ignore"):
+            return counted.sum(0, dtype=np.float32)
+
+    def write_column_sums(self, matmul: Matmul, sums: Any, slot: SlotRef) -> None:
+        self._give(sums)
         self.emit(ops.SlotWrite(self._slot(slot.buffer, slot.stage), self.warp % 4, 4, "rows"))
 
     def read_columns(self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int) -> Any:
