@@ -1,10 +1,14 @@
 """Operands of an epilogue: matrices, vectors and scalars that are combined with the accumulator.
 
-They travel as everything else does: a role of one warp loads them by TMA into a ring of their own, one slot a piece of the
-output tile (`tmapipe.pieces`), ahead of the warpgroups, which read each piece dealt like the accumulator::
+They travel as everything else does: a role of one warp loads them by TMA into a ring of their own, ahead of the warpgroups,
+which read them piece by piece (`tmapipe.pieces`), dealt like the accumulator. With a matrix among them, a slot holds what one
+piece needs; vectors and numbers alone share one slot for the whole tile::
 
     fetch (1 warp)         c, bias of piece 0, 1, 2, ...   -> ring of slots
     math (warpgroups)      mainloop | piece 0: wait, read, release, compute, store | piece 1 ...
+
+    fetch (1 warp)         bias of tile 0, 1, 2, ...       -> ring of slots
+    math (warpgroups)      mainloop | wait, piece 0: read, compute, store | piece 1 ... read, release, compute, store
 
 The kinds of outputs that are reduced, `RowSum` and `ColumnSum`, are those of `tmapipe.reductions`.
 """
@@ -12,7 +16,7 @@ The kinds of outputs that are reduced, `RowSum` and `ColumnSum`, are those of `t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -26,12 +30,12 @@ from tmapipe.isa import Fragment
 from tmapipe.pieces import pieces
 from tmapipe.reductions import ColumnSum, RowSum
 from tmapipe.stage import TmaLoadStage
-from tmapipe.tiles import Tile
+from tmapipe.tiles import Tile, ceil_div
 from tmapipe.wgmma import Wgmma
 
 __all__ = ["ColumnSum", "Matrix", "Operands", "PerColumn", "PerRow", "RowSum", "Scalar", "columns_of"]
 
-VECTOR = 128  # elements of a vector's slot, at least: slots start at multiples of 128 bytes
+VECTOR = 128  # a vector's slot has a multiple of as many elements, since slots start at multiples of 128 bytes
 
 
 @attrs.frozen
@@ -73,7 +77,7 @@ Operand = Matrix | PerColumn | PerRow | Scalar
 
 class OperandStage(TmaLoadStage):
     """A load stage whose slots are read as `Isa.accumulator_columns` deals an accumulator. along: the output's dimensions that
-    it varies with."""
+    it varies with; rows, width: of the output, that a slot is for."""
 
     def __init__(self, name: str, kind: Operand, ring: BarrierRing, rows: int, width: int):
         self.along = kind.along
@@ -83,7 +87,7 @@ class OperandStage(TmaLoadStage):
         else:
             elements = {("n",): width, ("m",): rows, (): 1}[kind.along]
             dims = kind.along[0] if kind.along else f"{name}_element"
-            super().__init__(dims, tile=(max(elements, VECTOR),), ring=ring, dtype=kind.dtype)
+            super().__init__(dims, tile=(ceil_div(elements, VECTOR) * VECTOR,), ring=ring, dtype=kind.dtype)
             self.number = not kind.along
 
 
@@ -107,8 +111,14 @@ class Operands:
         self.shape = matmul.shape[:2]
         self.width = columns_of(self.shape[1])
         self.rows = 64 * groups
-        self.stages = {name: OperandStage(name, kind, ring, self.rows, self.width) for name, kind in declared.items()}
         self.pieces = pieces(*self.shape, groups, self.width)
+        #: Row and column of the tile at which what a slot is for begins, by slot.
+        self.slots = [(0, 0)]
+        extents = self.shape
+        if any(isinstance(kind, Matrix) for kind in declared.values()):
+            self.slots = [(block * self.rows, first) for block, first in self.pieces]
+            extents = self.rows, self.width
+        self.stages = {name: OperandStage(name, kind, ring, *extents) for name, kind in declared.items()}
 
     def whole(self, bound: Bound) -> dict[str, np.ndarray]:
         """Every operand's bound tensor in fp32, so that it broadcasts to the output [l, m, n]."""
@@ -116,9 +126,9 @@ class Operands:
         return {name: x[:, None] if self.stages[name].along == ("m",) else x for name, x in arrays.items()}
 
     def load(self, k: Any, tile: Tile) -> None:
-        """The producing role's part: every operand's piece of every piece of the output tile, one slot each."""
-        for block, first in self.pieces:
-            start = {"m": tile.m * self.shape[0] + block * self.rows, "n": tile.n * self.shape[1] + first}
+        """The producing role's part: what each of the output tile's slots holds of every operand."""
+        for row, column in self.slots:
+            start = {"m": tile.m * self.shape[0] + row, "n": tile.n * self.shape[1] + column}
             if tile.get("l") is not None:
                 start["l"] = tile.l
             with getattr(k, self.ring.name).produce() as slot:
@@ -126,19 +136,26 @@ class Operands:
                     getattr(slot, name).load_from(*(start.get(dim, 0) for dim in stage.dims))
 
     def reader(self, k: Any) -> Callable[[], dict[str, Fragment]]:
-        """A function that waits for the next piece's operands, reads them and releases their slot: to be given to the store,
-        ``k.d.store(tile, acc, operands.epilogue, operands=operands.reader(k))``."""
-        matmul = k.plan.matmul(self.matmul.name)
+        """A function that reads the next piece's operands: to be given to the store, ``k.d.store(tile, acc,
+        operands.epilogue, operands=operands.reader(k))``. It waits for their slot where that begins, and releases it after the
+        last piece that the slot is for."""
+        matmul, ring = k.plan.matmul(self.matmul.name), getattr(k, self.ring.name)
+        each = len(self.pieces) // len(self.slots)
 
-        def read() -> dict[str, Fragment]:
-            with getattr(k, self.ring.name).consume() as slot:
-                values = {
-                    name: getattr(slot, name).read_columns(matmul, stage.along, self.width)
-                    for name, stage in self.stages.items()
-                }
-            return values
+        def pieces_of_tile() -> Iterator[dict[str, Fragment]]:
+            for i in range(0, len(self.pieces), each):
+                slot = ring.wait()
+                for n, (block, first) in enumerate(self.pieces[i : i + each], 1):
+                    at: dict[tuple[str, ...], int] = {("m",): block * self.rows, ("n",): first} if each > 1 else {}
+                    values = {
+                        name: getattr(slot, name).read_columns(matmul, stage.along, self.width, at.get(stage.along, 0))
+                        for name, stage in self.stages.items()
+                    }
+                    if n == each:
+                        ring.release(slot)
+                    yield values
 
-        return read
+        return pieces_of_tile().__next__
 
 
 def columns_of(n: int) -> int:

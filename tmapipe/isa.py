@@ -280,11 +280,13 @@ class Isa(Protocol):
     def write_column_sums(self, matmul: Matmul, sums: Fragment, slot: SlotRef) -> None:
         """The sums that `column_sums` gave, to the warp's row of a slot of (4, columns). Generic proxy."""
 
-    def read_columns(self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int) -> Fragment:
+    def read_columns(
+        self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
+    ) -> Fragment:
         """``ld.shared``: values of a slot in fp32, dealt as `accumulator_columns` deals them: 64 x *columns* over the
         warpgroup. along: what they vary with. ("m", "n"): the slot's extents are (64 * matmul.warpgroups, columns), and
-        warpgroup g has the rows from 64 * g on; ("m",): one value a row, from element 64 * g on; ("n",): one a column, from
-        element 0 on; (): the first element for all. Generic proxy."""
+        warpgroup g has the rows from 64 * g on; ("m",): one value a row, from element *first* + 64 * g on; ("n",): one a
+        column, from element *first* on; (): the first element for all. Generic proxy."""
 
     def apply(self, function: Callable[..., Any], fragments: Sequence[Fragment], named: dict[str, Fragment]) -> Any:
         """``function(*fragments, **named)`` in fp32, a fragment or a dictionary of fragments, where all are dealt as

@@ -158,10 +158,10 @@ class PartInSlot(Carried):
             )
         return load
 
-    def read_columns(self, matmul: Matmul, along: tuple[str, ...], columns: int) -> Fragment:
+    def read_columns(self, matmul: Matmul, along: tuple[str, ...], columns: int, first: int = 0) -> Fragment:
         """The values in fp32, dealt like *columns* columns of an accumulator of *matmul* (see `Isa.read_columns`)."""
         self.by_threads()
-        return self.part.isa.read_columns(matmul, self.ref, along, columns)
+        return self.part.isa.read_columns(matmul, self.ref, along, columns, first)
 
     def by_threads(self) -> None:
         """Threads access the tile now: on leaving the slot this is fenced and released. Raises `ScopeError` outside it."""

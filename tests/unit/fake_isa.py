@@ -232,8 +232,10 @@ class RecordingIsa:
     def write_column_sums(self, matmul: Matmul, sums: Any, slot: SlotRef) -> None:
         self._note("write_column_sums", slot.buffer.name, slot.stage, sums)
 
-    def read_columns(self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int) -> NoData:
-        self._note("read_columns", slot.buffer.name, slot.stage, along, columns)
+    def read_columns(
+        self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
+    ) -> NoData:
+        self._note("read_columns", slot.buffer.name, slot.stage, along, columns, first)
         return NO_DATA
 
     def apply(self, function: Callable[..., Any], fragments: Sequence[Any], named: dict[str, Any]) -> Any:

@@ -153,7 +153,7 @@ def test_context_offers_what_the_role_has():
     assert math.ring.phase == 1 and math.steps("a", "k") == 2
     assert {"ring", "mma", "d"} == set(math._parts)
     assert {"ring"} == set(context(S.Gemm(), "load", **gemm)._parts)
-    assert {"ring", "mma", "d", "order"} == set(context(S.PingPong(), "math", **gemm)._parts)
+    assert {"ring", "mma", "d", "order", "epilogue_order"} == set(context(S.PingPong(), "math", **gemm)._parts)
 
 
 def test_a_role_outside_a_ring_does_not_see_it():

@@ -52,7 +52,9 @@ def write_columns(isa: Any, matmul: Matmul, values: Any, slot: SlotRef) -> None:
     cute.copy(tiled, source, target)
 
 
-def read_columns(isa: Any, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int) -> Any:
+def read_columns(
+    isa: Any, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
+) -> Any:
     """See `tmapipe.isa.Isa`."""
     # Lane i holds columns 2 (i % 4) + {0, 1} of each 8, of the rows i / 4 and i / 4 + 8 of the warp's 16.
     tensor = isa.buffers[slot.buffer.name]
@@ -70,9 +72,9 @@ def read_columns(isa: Any, matmul: Matmul, slot: SlotRef, along: tuple[str, ...]
         inside = tensor[(None, slot.stage)]
         few = cute.make_rmem_tensor((2, columns // 8), dtype)  # of each column, or of both rows
         for eight in range(columns // 8 if along == ("n",) else 0):
-            cute.autovec_copy(cute.local_tile(inside, (2,), (pair + 4 * eight,)), few[(None, eight)])
+            cute.autovec_copy(cute.local_tile(inside, (2,), (first // 2 + pair + 4 * eight,)), few[(None, eight)])
         for half in range(0 if along == ("n",) else 2):
-            few[half] = inside[row + 8 * half if along else 0]
+            few[half] = inside[first + row + 8 * half if along else 0]
         for i, half, eight in itertools.product(range(2), range(2), range(columns // 8)):
             values[((i, half, eight), 0, 0)] = few[i, eight] if along == ("n",) else few[half]
     return values.load().to(cutlass.Float32)

@@ -242,7 +242,9 @@ class MachineIsa:
         self._give(sums)
         self.emit(ops.SlotWrite(self._slot(slot.buffer, slot.stage), self.warp % 4, 4, "rows"))
 
-    def read_columns(self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int) -> Any:
+    def read_columns(
+        self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int, start: int = 0
+    ) -> Any:
         place, warp, warps = self._slot(slot.buffer, slot.stage), self.warp % 4, 4 * matmul.warpgroups
         first = matmul.group(self.warp) * 4 + warp
         whole = along != ("m", "n")
@@ -251,8 +253,8 @@ class MachineIsa:
             return NO_DATA
         values = self.memory.results[self.agent].astype(np.float32)
         if along == ("m",):
-            return values[16 * first : 16 * first + 16, None]
-        return values[None, : columns if along else 1] if whole else values
+            return values[start + 16 * first : start + 16 * first + 16, None]
+        return values[None, start : start + (columns if along else 1)] if whole else values
 
     def apply(self, function: Callable[..., Any], fragments: Sequence[Any], named: dict[str, Any]) -> Any:
         widened = (f.astype(np.float32) if isinstance(f, np.ndarray) else f for f in fragments)  # from int32, of integers

@@ -66,7 +66,8 @@ class Gemm(Schedule):
     `Wgmma`); tf32: a and b are fp32, rounded to tf32 on their way into shared memory; epilogue: a function of the sums in
     fp32, element by element, for a d of a floating type; operands: what the epilogue takes besides the accumulator,
     by the names of its parameters and of the call's arguments, each a kind of `tmapipe.epilogue`; operand_stages: slots of
-    the ring that they are loaded into, one a piece of 64 rows a warpgroup and up to 64 columns; outputs: further outputs
+    the ring that they are loaded into, one a tile, or with a matrix one a piece of 64 rows a warpgroup and up to 64 columns;
+    outputs: further outputs
     of d's shape, name -> type (None: the tensor's, or a's), or vectors in fp32, name -> ``RowSum()`` (over n, [m]) or
     ``ColumnSum()`` (over m, [n]) of `tmapipe.epilogue`, the same bits in every run. The epilogue then returns a dictionary of
     all outputs, element by element, and the call a tuple of them, d first::
@@ -161,9 +162,9 @@ class Gemm(Schedule):
         return k.steps("a", "k")
 
     def ring_slots(self, k: Any, ring: str, tile: Tile) -> Any:
-        """Of the operands' ring, one slot a piece."""
+        """Of the operands' ring, one slot a piece or a tile."""
         if self.operands is not None and ring == self.operand_ring.name:
-            return len(self.operands.pieces)
+            return len(self.operands.slots)
         return self.tile_slots(k, tile)
 
     def store(self, k: Any, tile: Tile, acc: Any) -> None:
