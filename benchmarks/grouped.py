@@ -5,8 +5,8 @@ python -m benchmarks.grouped --problems 16384x4096x2048/64 --rounds 8
 
 A problem MxNxK/G: M rows dealt to G groups, as a softmax router would (random sizes, from few to several times the mean), each
 group with a weight [N, K] of its own; bf16 in and out; the groups' ends lie on the device. Peer: torch._grouped_mm. Ours:
-`GroupedGemm` with several tiles and clusters; "plain": `Gemm` with one weight for all rows, which is no peer but what the
-groups cost. Every result is compared with float64 on random rows. Writes ``benchmarks/results/grouped.json``.
+`GroupedGemm` with several tiles and clusters; fraction_of_plain: the time of a `Gemm` with one weight for all rows, over this
+one's: what the groups cost. Every result is compared with float64 on random rows. Writes ``benchmarks/results/grouped.json``.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ CANDIDATES = (
     ((64, 256, 64), (1, 1)),
     ((64, 256, 64), (1, 2)),
 )
+PLAIN = "plain", "Gemm 128x256x64 2x1"
 SAMPLES = 64  # rows of the output that are checked
 
 Problem = tuple[int, int, int, int]
@@ -71,7 +72,7 @@ def variants(a: Any, b: Any, ends: Any) -> dict[tuple[str, str], Callable[[], An
         gemm = tp.schedules.GroupedGemm(tile, cluster)
         name = f"{tile[0]}x{tile[1]}x{tile[2]} {cluster[0]}x{cluster[1]}"
         runs["tmapipe", name] = functools.partial(gemm, a, b, ends, out=out)
-    runs["plain", "Gemm 128x256x64 2x1"] = functools.partial(tp.schedules.Gemm(), a, b[0], out=out)
+    runs[PLAIN] = functools.partial(tp.schedules.Gemm(), a, b[0], out=out)
     turned = b.mT
     runs["torch", "_grouped_mm"] = lambda: torch._grouped_mm(a, turned, offs=ends)
     return runs
@@ -111,12 +112,13 @@ def main(argv: list[str] | None = None) -> int:
             if not error < 1e-2:
                 failed.append(f"{key[0]} {key[1]}: {problem} has a relative error of {error}")
         timings = rested({key: run for key, run in runs.items() if errors[key] < 1e-2}, clock, method_of(args))
+        plain = timings.pop(PLAIN)
         for (peer, name), timing in timings.items():
             speed = 2e-6 * m * n * k / timing.us
             results.add(
                 problem=f"{m}x{n}x{k}/{groups}", dtype="bf16", peer=peer, variant=name, us=timing.us, tflops=speed,
                 rel_err=errors[peer, name], spread=timing.spread, mode="rested",
-                fraction_of_peak=speed / PEAK_TFLOPS["bf16"],
+                fraction_of_peak=speed / PEAK_TFLOPS["bf16"], fraction_of_plain=plain.us / timing.us,
             )  # fmt: skip
             line = f"{m}x{n}x{k}/{groups}  {peer:<8} {name:<22} {timing.us:8.1f} us {speed:7.1f} TFLOP/s"
             print(f"{line}  relative error {errors[peer, name]:.1e}", flush=True)

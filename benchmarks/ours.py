@@ -25,7 +25,7 @@ PROMOTED = tuple(
     )
     for cluster in clusters
 )
-FEW, MANY = 12, 24  # of the candidates that `tmapipe.tuning` likes best
+FEW, MANY = 16, 24  # of the candidates that `tmapipe.tuning` likes best
 
 _built: dict[tuple[Candidate, str, str], Any] = {}
 

@@ -122,6 +122,8 @@ def _draw(rng: random.Random, most: int, deepest: int, seed: int) -> Case:
     common |= fused.pop("options", {})
     if "epilogue" in common:
         case["slack"] = max(APPROXIMATE, case.get("slack", 0.0))
+    if kind == "PingPong" and "operands" not in common:
+        common["in_turn"] = seed % 3 > 0
     build = functools.partial(getattr(S, kind), tile, cluster, stages, l2_hints=hints, **common)
     return Case(kind, build, **fused, **case)
 

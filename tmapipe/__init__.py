@@ -18,12 +18,14 @@ from tmapipe.errors import (
     ScopeError,
     UnsafeError,
 )
+from tmapipe.grouped import GroupedTiles
 from tmapipe.raster import Grouped, Hilbert, Snake
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.streamk import StreamKTiles
+from tmapipe.table import Table
 from tmapipe.tiles import PersistentTiles
 from tmapipe.turnstile import Turnstile
 from tmapipe.wgmma import Wgmma
@@ -36,6 +38,7 @@ __all__ = [
     "DeadlockError",
     "DynamicTiles",
     "Grouped",
+    "GroupedTiles",
     "HazardError",
     "Hilbert",
     "InputError",
@@ -49,6 +52,7 @@ __all__ = [
     "SharedStage",
     "Snake",
     "StreamKTiles",
+    "Table",
     "TmaLoadStage",
     "TmaStoreStage",
     "Turnstile",

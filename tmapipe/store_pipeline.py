@@ -11,6 +11,7 @@ releases it when the read has retired.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -238,21 +239,10 @@ class BoundStore(Carried):
         operands: Callable[[], dict[str, Fragment]] | None,
     ) -> None:
         """Piece by piece, 64 rows x `width` columns of this warpgroup, through each of the stores in turn."""
+        _check_alike(sums)
+        if epilogue is not None:
+            _check_floating(stores)
         matmul = sums[0].bound.matmul
-        for acc in sums[1:]:
-            other = acc.bound.matmul
-            if other.shape[:2] != matmul.shape[:2] or (other.first_warp, other.warpgroups) != (
-                matmul.first_warp,
-                matmul.warpgroups,
-            ):
-                raise ScopeError(
-                    f"accumulators of {matmul.name} and {other.name} stored together, which differ in shape."
-                )
-        for store in stores.values() if epilogue is not None else ():
-            if store.plan.buffer.dtype.integer:
-                rule = "an epilogue works in fp32, which is not rounded to integers"
-                fix = 'give the store another dtype, e.g. "bf16"'
-                raise InputError(store.plan.name, store.plan.buffer.dtype.name, rule, fix)
         rows, columns, groups = matmul.shape[0], matmul.shape[1], matmul.warpgroups
         whole = (*self.plan.tile[:-2], rows, columns)
         group = matmul.group(self.isa.warp)
@@ -330,3 +320,21 @@ class BoundStore(Carried):
             self.isa.warp_sync()
         else:
             self.isa.named_barrier_sync(self.barrier, self.unit)
+
+
+def _check_alike(sums: tuple[Accumulator, ...]) -> None:
+    """Raises `ScopeError` for accumulators of different shapes or warpgroups."""
+    matmuls = [acc.bound.matmul for acc in sums]
+    for first, other in itertools.pairwise(matmuls):
+        places = {(matmul.shape[:2], matmul.first_warp, matmul.warpgroups) for matmul in (first, other)}
+        if len(places) > 1:
+            raise ScopeError(f"accumulators of {first.name} and {other.name} stored together, which differ in shape.")
+
+
+def _check_floating(stores: Mapping[str, BoundStore]) -> None:
+    """Raises `InputError` for stores of integers, which no epilogue rounds to."""
+    for store in stores.values():
+        kind = store.plan.buffer.dtype
+        if kind.integer:
+            rule = "an epilogue works in fp32, which is not rounded to integers"
+            raise InputError(store.plan.name, kind.name, rule, 'give the store another dtype, e.g. "bf16"')

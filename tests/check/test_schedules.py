@@ -31,6 +31,8 @@ SAFE = {registered.name: registered.make for registered in S.REGISTRY} | {
         (128, 128, 64), (2, 2), 3, order=tp.DynamicTiles(stages=3)
     ),
     "ping-pong, dynamic": lambda: S.PingPong(order=tp.DynamicTiles()),
+    "ping-pong, an odd number of pieces": lambda: S.PingPong((64, 192, 64)),
+    "ping-pong, epilogues that may overlap": lambda: S.PingPong((128, 128, 64), in_turn=False),
     "ping-pong 2x2, production size": lambda: S.PingPong((128, 128, 64), (2, 2), 5),
 }
 

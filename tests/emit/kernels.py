@@ -232,7 +232,7 @@ GEMMS = {
     "gemm snake": Kernel(lambda: S.Gemm((128, 64, 64), (2, 1), order=tp.PersistentTiles(tp.Snake(3))), {}, TALL),
     "gemm hilbert": Kernel(lambda: S.Gemm((64, 64, 64), (1, 1), order=tp.PersistentTiles(tp.Hilbert(4))), {}, TALL),
     "pingpong 2x1": Kernel(SHELF["PingPong"], {}, GEMM),
-    "pingpong 64x256 1x2": Kernel(lambda: S.PingPong((64, 256, 64), (1, 2)), {}, GEMM),
+    "pingpong 64x256 1x2, not in turn": Kernel(lambda: S.PingPong((64, 256, 64), (1, 2), in_turn=False), {}, GEMM),
     "splitk": Kernel(SHELF["SplitK"], {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
     "splitk, added": Kernel(lambda: S.SplitK(3, reduce="add"), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
     "streamk": Kernel(lambda: S.StreamK(5), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),

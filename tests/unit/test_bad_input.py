@@ -223,6 +223,11 @@ def test_operands_contiguous_along_m_or_n():
     refused(lambda: S.Gemm((64, 64, 16), (1, 4), majors=("m", "k")).plan(), argument="a.tile[0]", value=16, rule="multicast")
 
 
+def test_operands_need_epilogues_in_turn():
+    options = {"epilogue": lambda acc, c: acc + c, "operands": {"c": tp.epilogue.Matrix()}}
+    refused(lambda: S.PingPong(in_turn=False, **options), argument="in_turn", value=False, rule="operands")
+
+
 def test_accumulators_that_do_not_fit():
     one = tp.Role(warpgroups=1)
     refused(

@@ -39,7 +39,10 @@ VARIANTS: tuple[Registered, ...] = (
     Registered("Gemm 1x2 2 groups", Gemm, lambda: Gemm((128, 64, 16), (1, 2), 2, store_stages=2), ((3, 2, {}),)),
     Registered("Gemm 2x2", Gemm, lambda: Gemm((64, 64, 16), (2, 2), 2, store_stages=1), ((2, 3, {}),)),
     Registered(
-        "PingPong 2x1", PingPong, lambda: PingPong((64, 64, 16), (2, 1), 2, store_stages=1), ((2, 3, {}), (4, 1, {}))
+        "PingPong 2x1",
+        PingPong,
+        lambda: PingPong((64, 64, 16), (2, 1), 2, in_turn=False, store_stages=1),
+        ((2, 3, {}), (4, 1, {})),
     ),
 )
 

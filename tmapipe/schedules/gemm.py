@@ -82,6 +82,7 @@ class Gemm(Schedule):
 
     load = Role(warps=1)
     math = Role(warpgroups=2)
+    in_turn = False  # whether teams store in turn, through the same buffers
 
     def __init__(
         self,
@@ -126,7 +127,7 @@ class Gemm(Schedule):
             if isinstance(kind, Reduction):
                 setattr(self, name, kind.stage(self.mma, columns_of(n)))
             else:
-                form: dict[str, Any] = {"stages": store_stages, "columns": width, "shared": self.math.teams > 1}
+                form: dict[str, Any] = {"stages": store_stages, "columns": width, "shared": self.in_turn}
                 setattr(self, name, TmaStoreStage("l m n", source=self.mma, dtype=kind, **form))
 
     def _declare_operands(self, declared: Mapping[str, Operand], stages: int) -> Operands:

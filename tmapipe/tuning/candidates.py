@@ -25,6 +25,7 @@ COOPERATIVE: dict[int, tuple[int, ...]] = {
 }
 PINGPONG: dict[int, tuple[int, ...]] = {64: (128, 192, 256), 128: (128, 160, 192)}
 SHORT_K = 2048  # bytes of k, up to which stores outweigh loads, and tiles in snakes were 0.5 % faster
+SHORTEST_K = 512  # bytes of k, up to which epilogues take longer than mainloops
 READ_ONCE = ("evict_first", "evict_first")  # by CTAs that run at the same time: a long k leaves no room for a second time
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 LARGE_CLUSTERS = ((2, 2), (4, 1))
@@ -109,13 +110,16 @@ def _wasted(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -
 
 def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device) -> tuple[tuple[str, Any], ...]:
     """One output buffer a warpgroup where two would cost a stage of the ring: for CTAs of one tile, which have nothing to
-    store beside the next one, or if the ring had fewer than four. Where few rows of tiles read b, it makes way in L2 for a,
-    which all of them read."""
+    store beside the next one, for a ping-pong not in turn, or if the ring had fewer than four. Where few rows of tiles
+    read b, it makes way in L2 for a, which all of them read."""
     found: dict[str, Any] = {}
-    warpgroups = 1 if kind == "PingPong" else 2 if tile[0] in (128, 256) else tile[0] // 64  # that have buffers of their own
+    if kind == "PingPong" and problem.k * problem.dtype.bytes <= SHORTEST_K:
+        found["in_turn"] = False
+    in_turn = kind == "PingPong" and "in_turn" not in found
+    warpgroups = 1 if in_turn else 2 if tile[0] in (128, 256) else tile[0] // 64  # that have buffers of their own
     one, two = (_stages(tile, buffers * warpgroups) for buffers in (1, 2))
     tiles = ceil_div(problem.m, tile[0]) * ceil_div(problem.n, tile[1]) * problem.batch
-    if two < (one if tiles <= device.multiprocessors else min(one, 4)):
+    if two < (one if "in_turn" in found or tiles <= device.multiprocessors else min(one, 4)):
         found["store_stages"] = 1
     if problem.k * problem.dtype.bytes <= SHORT_K and tiles > 4 * device.multiprocessors:
         found["order"] = ("Snake", 8)
