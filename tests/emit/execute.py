@@ -73,17 +73,17 @@ class Execution:
         self.parameters = _parameters(ptx, schedule, launch)
         self.events: list[Event] = []
 
-    def run(self) -> list[Event]:
+    def run(self, limit: int = 400_000) -> list[Event]:
         """Executes the thread, and with it the others of its warp that vote on entries of a table."""
         lanes = {self.lane: self, **{lane: Execution(*place) for lane, place in self.voters.items()}}
-        programs = {lane: execution._program() for lane, execution in lanes.items()}
+        programs = {lane: execution._program(limit) for lane, execution in lanes.items()}
         votes = {lane: next(program, None) for lane, program in programs.items()}
         while votes[self.lane] is not None:
             ballot = sum(bool(vote) << lane for lane, vote in votes.items())
             votes = {lane: _resumed(programs[lane], ballot) for lane in votes}
         return self.events
 
-    def _program(self, limit: int = 400_000) -> Generator[Any, int, None]:
+    def _program(self, limit: int) -> Generator[Any, int, None]:
         """Executes up to each vote, which it yields, to be sent the ballot."""
         at, program = 0, self.ptx.instructions
         for _ in range(limit):

@@ -85,7 +85,8 @@ def test_gemms(name):
     m, n, _ = matmul.shape
     rows = m // 64 // matmul.warpgroups  # 64-row blocks of one warpgroup
     pieces = rows * -(-n // store.buffer.tile[1])  # of its output, through the buffers
-    buffers = store.buffer.stages // (math_role.warps // 4)  # of one warpgroup
+    buffers = store.buffer.stages // store.buffer.owners  # of one warpgroup, or of all in turn
+    turns = [barrier.name for barrier in plan.barriers if barrier.name.endswith(".turn")]
     for warp in range(plan.warps):
         for lane in LANES:
             facts = set_up(plan, warp, lane)
@@ -111,15 +112,17 @@ def test_gemms(name):
                     facts.arrivals["ring.free"] = releases
                 facts.proxy_fences = pieces
                 group = (warp - math_role.first_warp) // 4
-                facts.named_syncs[1 + group, 128] = 2 * pieces  # before a buffer is written, and after
-                if plan.barriers[-1].name == "order.turn":
-                    facts.waits["order.turn"] = 1
+                # Before a buffer is written, and after; once more before another team has its turn.
+                facts.named_syncs[1 + group, 128] = 2 * pieces + store.shared
+                for turn in turns:
+                    facts.waits[turn] = 1
                     if lane == 0:
-                        facts.arrivals["order.turn"] = 1
+                        facts.arrivals[turn] = 1
                 if warp % 4 == 0:
-                    facts.warp_syncs = pieces + 1  # after each wait_group
+                    facts.warp_syncs = pieces + 1 + store.shared  # after each wait_group
                     if lane == 0:
                         facts.group_waits = Counter({(buffers - 1, "read"): pieces}) + Counter({(0, "write"): 1})
+                        facts.group_waits += Counter({(0, "read"): int(store.shared)})
                         facts.group_commits = pieces
                         stores = facts.reduces if store.reduce else facts.stores
                         stores[store.buffer.name] = pieces * boxes(store)
