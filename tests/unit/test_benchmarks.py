@@ -400,3 +400,25 @@ def test_stamps_are_summed_up():
     found = stamps.medians(ctas)
     assert found["start"] == 0.1 and found["first full slot"] == 1.9 and found["end"] == 3.6
     assert found["GHz"] == 2.0
+
+
+PRINTED = """==PROF== Connected to process 467
+variant SplitK 128x128 1x2 parts 8
+"ID","Kernel Name","gpu__time_duration.sum","lts__t_sectors_srcunit_tex.sum","l1tex__m_xbar2l1tex_read_bytes.sum",\
+"lts__t_sectors_srcunit_ltcfabric.sum","dram__bytes_read.sum"
+"","","ns","sector","byte","sector","byte"
+"0","kernel_multiply","75,072","12,648,380","536,870,912","3,971,189","134,259,200"
+"1","kernel_add","6,464","278,528","8,388,608","150,836","8,406,016"
+""".replace("\\\n", "")  # as ncu printed it on an H200, less columns
+
+
+def test_requests_are_summed_over_the_kernels():
+    from benchmarks.l2_requests import counted
+
+    found = counted(PRINTED)
+    assert found["kernels"] == ["kernel_multiply", "kernel_add"]
+    assert found["request_sectors"] == 12_648_380 + 278_528 and found["dram_read_bytes"] == 134_259_200 + 8_406_016
+    assert abs(found["us_at_base_clock"] - 81.536) < 1e-9
+    assert found["fraction"] == 32 * 12_926_908 / 545_259_520
+    with pytest.raises(ValueError, match="no kernel"):
+        counted("==ERROR== no permission")
