@@ -67,10 +67,9 @@ class Gemm(Schedule):
     fp32, element by element, for a d of a floating type; operands: what the epilogue takes besides the accumulator,
     by the names of its parameters and of the call's arguments, each a kind of `tmapipe.epilogue`; operand_stages: slots of
     the ring that they are loaded into, one a tile, or with a matrix one a piece of 64 rows a warpgroup and up to 64 columns;
-    outputs: further outputs
-    of d's shape, name -> type (None: the tensor's, or a's), or vectors in fp32, name -> ``RowSum()`` (over n, [m]) or
-    ``ColumnSum()`` (over m, [n]) of `tmapipe.epilogue`, the same bits in every run. The epilogue then returns a dictionary of
-    all outputs, element by element, and the call a tuple of them, d first::
+    outputs: further outputs of d's shape, name -> type (None: the tensor's, or a's), or vectors in fp32, name -> ``RowSum()``
+    (over n, [m]) or ``ColumnSum()`` (over m, [n]) of `tmapipe.epilogue`, the same bits in every run. The epilogue then returns
+    a dictionary of all outputs, element by element, and the call a tuple of them, d first::
 
         gemm = Gemm(epilogue=lambda acc, bias: tp.math.gelu(acc + bias), operands={"bias": tp.epilogue.PerColumn()})
         d = gemm(a, b, bias=bias)
