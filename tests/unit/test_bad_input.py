@@ -228,6 +228,29 @@ def test_operands_need_epilogues_in_turn():
     refused(lambda: S.PingPong(in_turn=False, **options), argument="in_turn", value=False, rule="operands")
 
 
+def test_stores_of_some_rows_and_shared_buffers_are_for_accumulators():
+    options = {"tile": (64, 64), "role": tp.Role(warps=4)}
+    refused(lambda: tp.TmaStoreStage("m n", clipped=True, **options), argument="TmaStoreStage(clipped)", rule="accumulators")
+    refused(lambda: tp.TmaStoreStage("m n", shared=True, **options), argument="TmaStoreStage(shared)", rule="accumulators")
+    mma = S.Gemm().mma
+    refused(lambda: tp.TmaStoreStage("l m n", source=mma, clipped=True), argument="TmaStoreStage(clipped)", rule="two dim")
+
+
+def test_groups():
+    refused(lambda: tp.Table("l m"), argument="Table(dim)", value="l m", rule="one dimension")
+    refused(lambda: S.GroupedGemm((128, 256)), argument="tile", value=(128, 256), rule="(m, n, k)")
+    refused(lambda: S.GroupedGemm(majors=("n", "k")), argument="majors", rule='"m" or "k"')
+
+    class Teams(S.GroupedGemm):
+        load, math = S.GroupedGemm.load, tp.Role(warpgroups=2, teams=2)
+
+        @math.jit
+        def multiply(self, k, tile):
+            pass
+
+    refused(Teams((128, 64, 64), (1, 1)).check, argument="GroupedTiles", value=2, rule="not to teams")
+
+
 def test_accumulators_that_do_not_fit():
     one = tp.Role(warpgroups=1)
     refused(
