@@ -21,7 +21,7 @@ from tmapipe.cluster import cluster_coordinate
 from tmapipe.errors import InputError
 from tmapipe.isa import Isa
 from tmapipe.raster import Grouped
-from tmapipe.tiles import BoundTiles, PersistentTiles, Tile, TileNumbers
+from tmapipe.tiles import BoundTiles, PersistentTiles, Tile, within
 
 __all__ = ["GroupedTiles"]
 
@@ -40,9 +40,13 @@ class GroupedTiles(PersistentTiles):
     table: str = attrs.field(kw_only=True)
     output: str = attrs.field(default="d", kw_only=True)
 
+    def unit(self, cluster: dict[str, int]) -> int:
+        """Rows of a cluster."""
+        return self.rows * cluster.get("m", 1)
+
     def spread(self, rows: Any, groups: Any, cluster: dict[str, int]) -> Any:
         """Numbers of tiles along m, a multiple of the cluster, for so many *rows* of the output in so many *groups*."""
-        unit = self.rows * cluster.get("m", 1)
+        unit = self.unit(cluster)
         return (rows + groups * (unit - 1)) // unit * cluster.get("m", 1)
 
     def bind(self, isa: Isa, grid: dict[str, Any]) -> Any:
@@ -51,40 +55,22 @@ class GroupedTiles(PersistentTiles):
 
 
 class BoundGroupedTiles(BoundTiles):
-    """The calling CTA's tiles. Nothing is known of them before the table may be read."""
+    """The calling CTA's tiles. Nothing is known of them before the table may be read. Those without rows, on all CTAs of the
+    cluster, are passed over."""
 
-    def __init__(self, isa: Isa, order: GroupedTiles, grid: dict[str, Any]):
-        self.isa, self.order = isa, order
-        by = isa.divisors(order.divisors(grid, isa.plan.cluster, isa.clusters))
-        self.numbers = TileNumbers(isa, order.raster, grid, by)
-        self.count = isa.here((self.numbers.total - isa.cluster_id + isa.clusters - 1) // by["clusters"])
-        self.unit = order.rows * isa.plan.cluster.get("m", 1)  # rows of a cluster
+    order: GroupedTiles
+    coordinates = ("n", "l", "row", "rows", "left")
+    early = False
 
-    def each(self, body: Callable[[Tile], None]) -> None:
-        """Runs *body* once a tile that has rows, on this CTA or on others of the cluster."""
-        isa = self.isa
-        names = ("n", "l", "row", "rows", "left")
-        at = isa.cells(*[0] * len(names))
-
-        def move_to(i: Any) -> None:
-            found = self.tile(i)
-            for j, name in enumerate(names):
-                at[j] = found[name]
-
-        def one(i: Any) -> None:
-            tile = Tile({name: at[j] for j, name in enumerate(names)})
-            isa.when(tile.left > 0, lambda: body(tile))
-            move_to(i + 1)
-
-        move_to(0)
-        isa.loop(self.count, one)
+    def _take(self, tile: Tile, body: Callable[[Tile], None]) -> None:
+        self.isa.when(tile.left > 0, lambda: body(tile))
 
     def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
         raise InputError("GroupedTiles", teams, "deals out tiles to whole CTAs, not to teams", "use a role of one team")
 
     def tile(self, i: Any) -> Tile:
         """The *i*-th tile of the calling CTA. Its `left` is how many rows its cluster has, 0 or less if none."""
-        isa, unit, table = self.isa, self.unit, self.order.table
+        isa, unit, table = self.isa, self.order.unit(self.isa.plan.cluster), self.order.table
         places = self.numbers.places(isa.cluster_id + i * isa.clusters)
         number, groups = places["m"], isa.extent(table, 0)
         begun = isa.table_count(table, groups - 1, lambda g, end: self._row(end) + (g + 1) * (unit - 1) < (number + 1) * unit)
@@ -99,6 +85,4 @@ class BoundGroupedTiles(BoundTiles):
 
     def _row(self, entry: Any) -> Any:
         """An entry of the table, within the tensor."""
-        isa, rows = self.isa, self.isa.extent(self.order.output, 0)
-        positive = isa.select(entry > 0, entry, 0)
-        return isa.select(positive < rows, positive, rows)
+        return within(self.isa, entry, self.isa.extent(self.order.output, 0))

@@ -244,6 +244,11 @@ class Plan:
         return (*self.loads, *self.stores)
 
     @property
+    def dims(self) -> dict[str, tuple[str, ...]]:
+        """The dimensions of every argument by name."""
+        return {**{part.argument: part.dims for part in self.transfers}, **self.tables}
+
+    @property
     def threads(self) -> int:
         return self.warps * WARP
 

@@ -22,12 +22,13 @@ from tmapipe.isa import Fragment
 from tmapipe.pieces import Piece
 from tmapipe.plan import Store
 from tmapipe.store_pipeline import BoundStore, TmaStoreStage
+from tmapipe.tensors import ALIGNMENT
 from tmapipe.wgmma import Wgmma
 
 __all__ = ["ColumnSum", "Reduction", "RowSum"]
 
 WARP_ROWS = 16  # of a piece: 64 rows over the 4 warps of a warpgroup
-UNIT = 4  # fp32 elements of 16 bytes, which rows that TMA stores write are multiples of
+UNIT = ALIGNMENT // fp32.bytes  # elements that rows which TMA stores write are multiples of
 
 
 @attrs.frozen

@@ -24,7 +24,7 @@ from tmapipe.pieces import Piece, pieces
 from tmapipe.plan import NamedBarrier, RoleWarps, Store
 from tmapipe.role import Role
 from tmapipe.stage import SWIZZLES, TmaLoadStage, check_dims
-from tmapipe.tiles import Tile, ceil_div, start_of
+from tmapipe.tiles import Tile, ceil_div, start_of, within
 from tmapipe.wgmma import Accumulator, Epilogue, Wgmma
 
 __all__ = ["BoundStore", "TmaStoreStage"]
@@ -278,13 +278,8 @@ class BoundStore(Carried):
     def put(self, piece: Piece, values: Fragment) -> None:
         """Stores one piece of a tile."""
         write = functools.partial(self.isa.write_columns, piece.matmul, values)
-        rows = self._within(piece.tile.rows - piece.strip * 64, 64) if self.plan.clipped else None
+        rows = within(self.isa, piece.tile.rows - piece.strip * 64, 64) if self.plan.clipped else None
         self._store_piece(piece.at, write, piece.stores_in(self.stages), rows)
-
-    def _within(self, value: Any, most: int) -> Any:
-        """*value*, at least 0 and at most *most*."""
-        positive = self.isa.select(value > 0, value, 0)
-        return self.isa.select(positive < most, positive, most)
 
     def _parts(self, stores: dict[str, BoundStore], values: Any) -> list[tuple[BoundStore, Fragment]]:
         """What the epilogue has returned, by store."""

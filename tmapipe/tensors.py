@@ -209,7 +209,7 @@ def _check_table(name: str, table: Any, dims: tuple[str, ...], extents: dict[str
     check_kind(name, table)
     kind = str(table.dtype).removeprefix("torch.")
     if kind != "int32":
-        raise InputError(f"{name}.dtype", kind, "a table holds int32", "convert it")
+        raise InputError(f"{name}.dtype", kind, "a table holds int32", f"{name}.to(torch.int32)")
     if table.ndim != 1 or not is_contiguous(table):
         rule = "a table is a dense vector"
         raise InputError(f"{name}.shape, {name}.stride", (tuple(table.shape), _strides(table, 1, 0)), rule, "flatten it")

@@ -17,12 +17,18 @@ from tmapipe.isa import Carried, Isa
 from tmapipe.plan import RoleWarps
 from tmapipe.raster import Grouped
 
-__all__ = ["BoundTiles", "PersistentTiles", "Tile", "ceil_div", "start_of"]
+__all__ = ["BoundTiles", "PersistentTiles", "Tile", "ceil_div", "start_of", "within"]
 
 
 def ceil_div(a: Any, b: Any) -> Any:
     """a / b rounded up, for non-negative a and positive b, run-time values too."""
     return (a + b - 1) // b
+
+
+def within(isa: Isa, value: Any, most: Any) -> Any:
+    """*value*, but at least 0 and at most *most*, which is not negative; at run time too."""
+    positive = isa.select(value > 0, value, 0)
+    return isa.select(positive < most, positive, most)
 
 
 class Tile(Carried):
@@ -94,15 +100,20 @@ class PersistentTiles:
 
 
 class BoundTiles(Carried):
-    """The calling CTA's tiles: `count` of them, `tile(i)` for each, of which `first` is known from the start."""
+    """The calling CTA's tiles: `count` of them, `tile(i)` for each.
+
+    Of subclasses: coordinates: names of a tile's, if not those of the grid; early: whether the first tile is found while the
+    kernel before may still run."""
+
+    coordinates: tuple[str, ...] = ()
+    early = True
 
     def __init__(self, isa: Isa, order: PersistentTiles, grid: dict[str, Any]):
-        self.isa, self.dims = isa, tuple(grid)
+        self.isa, self.order, self.dims = isa, order, self.coordinates or tuple(grid)
         by = isa.divisors(order.divisors(grid, isa.plan.cluster, isa.clusters))
         self.numbers = TileNumbers(isa, order.raster, grid, by)
         self.count = isa.here((self.numbers.total - isa.cluster_id + isa.clusters - 1) // by["clusters"])
-        first = self.tile(0)
-        self.first = [isa.here(first[dim]) for dim in self.dims]
+        self.first = [isa.here(value) for value in self._at(0)] if self.early else []
 
     def of(self, role: RoleWarps) -> BoundTiles:
         """The tiles as *role* takes them."""
@@ -115,15 +126,22 @@ class BoundTiles(Carried):
 
     def each(self, body: Callable[[Tile], None]) -> None:
         """Runs *body* once a tile. Where the next one lies is computed after the body, which has started its loads by then."""
-        at = self.isa.cells(*self.first)
+        at = self.isa.cells(*(self.first or self._at(0)))
 
         def one(i: Any) -> None:
-            body(Tile({dim: at[j] for j, dim in enumerate(self.dims)}))
-            following = self.tile(i + 1)
-            for j, dim in enumerate(self.dims):
-                at[j] = following[dim]
+            self._take(Tile({dim: at[j] for j, dim in enumerate(self.dims)}), body)
+            for j, value in enumerate(self._at(i + 1)):
+                at[j] = value
 
         self.isa.loop(self.count, one)
+
+    def _at(self, i: Any) -> list[Any]:
+        """The coordinates of the *i*-th tile."""
+        tile = self.tile(i)
+        return [tile[dim] for dim in self.dims]
+
+    def _take(self, tile: Tile, body: Callable[[Tile], None]) -> None:
+        body(tile)
 
     def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
         """Runs *body* for the tiles *team*, *team* + *teams*, ..., and *skip* for those between."""

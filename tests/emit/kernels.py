@@ -301,6 +301,5 @@ def build(kernel: Kernel, arch: str = "sm_90a", unroll: bool = False) -> Built:
     sizes = dict(kernel.extents)
     for store in schedule.declared.stores.values():
         sizes |= store.derive(sizes)
-    named = {**{part.argument: part.dims for part in plan.transfers}, **plan.tables}
-    extents = {name: tuple(sizes[d] for d in dims) for name, dims in named.items()}
+    extents = {name: tuple(sizes[d] for d in dims) for name, dims in plan.dims.items()}
     return Built(schedule, plan, compiled, Ptx(compiled.ptx, plan), extents, kernel.tables)

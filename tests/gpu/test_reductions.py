@@ -6,18 +6,9 @@ import pytest
 import torch
 
 import tmapipe as tp
+from tests.gpu.test_epilogue import SCHEDULES
 
 S, E = tp.schedules, tp.epilogue
-SCHEDULES = [
-    (S.Gemm, (128, 256, 64)),
-    (S.Gemm, (128, 128, 64)),
-    (S.Gemm, (64, 72, 64)),
-    (S.Gemm, (192, 128, 64)),
-    (S.Gemm, (256, 128, 64)),
-    (S.Gemm, (128, 32, 64)),
-    (S.PingPong, (64, 256, 64)),
-    (S.PingPong, (128, 128, 64)),
-]
 KINDS = {"rows": E.RowSum(), "columns": E.ColumnSum()}
 
 

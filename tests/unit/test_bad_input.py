@@ -238,7 +238,8 @@ def test_stores_of_some_rows_and_shared_buffers_are_for_accumulators():
 
 def test_groups():
     refused(lambda: tp.Table("l m"), argument="Table(dim)", value="l m", rule="one dimension")
-    refused(lambda: S.GroupedGemm((128, 256)), argument="tile", value=(128, 256), rule="(m, n, k)")
+    for kind in (S.Gemm, S.GatedGemm, S.GroupedGemm):
+        refused(lambda kind=kind: kind((128, 256)), argument="tile", value=(128, 256), rule="(m, n, k)")
     refused(lambda: S.GroupedGemm(majors=("n", "k")), argument="majors", rule='"m" or "k"')
 
     class Teams(S.GroupedGemm):

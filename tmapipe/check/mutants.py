@@ -70,8 +70,7 @@ class Target:
                 if dim not in dims:
                     sizes[dim] = extent * steps
         sizes.update(extents)
-        named = {**{part.argument: part.dims for part in plan.transfers}, **plan.tables}
-        return {name: tuple(sizes[d] for d in dims) for name, dims in named.items()}
+        return {name: tuple(sizes[d] for d in dims) for name, dims in plan.dims.items()}
 
     def recorded(self, entry: Callable[[int], Callable[[Any], None]]) -> Any:
         """The operations of every warp in every problem, hashable. entry: the program for a problem. Raises `HazardError` if

@@ -31,7 +31,6 @@ class Problems:
         self.dims = schedule.part(output).dims
         self.group = max([role.teams for role in plan.roles])
         self.slots = max([ring.stages for ring in plan.rings], default=1)
-        self._named = {**{part.argument: part.dims for part in plan.transfers}, **plan.tables}
         self._parts: dict[Any, Any] = {}
         self._programs: dict[tuple[int, int], list[Program]] = {}
         self._words: dict[tuple[int, int], TileWords] = {}
@@ -56,7 +55,7 @@ class Problems:
             for dim, extent in zip(part.dims, part.tile, strict=True):
                 if dim not in self.dims:
                     extents[dim] = extent * (steps if dim in self.inner else 1)
-        return {name: tuple(extents[dim] for dim in dims) for name, dims in self._named.items()}
+        return {name: tuple(extents[dim] for dim in dims) for name, dims in self.plan.dims.items()}
 
     def record(self, shapes: Shapes, ctas: int | None = None) -> list[Program]:
         """Each warp's program. ctas: only of the first ones."""
@@ -102,7 +101,7 @@ class Problems:
         def lengths(times: int) -> list[int]:
             longer = {
                 name: tuple(size * (times if d == dim else 1) for d, size in zip(dims, shapes[name], strict=True))
-                for name, dims in self._named.items()
+                for name, dims in self.plan.dims.items()
             }
             return [len(program.ops) for program in self.record(longer, ctas=1)]
 

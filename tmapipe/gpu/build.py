@@ -69,26 +69,28 @@ class _Kernel:
         self.trace(atoms, divisors, clusters, tables, counters)
 
     def make_atoms(self, tensors: list) -> list:
-        made = []
-        for name, tensor in zip(self.plan.arguments, tensors, strict=False):
-            if name in self.plan.tables:
-                continue
-            part = self.parts[name]
-            atom = make_atom(part, to_core_first(tensor, part))
+        given, made = self.by_name(tensors), []
+        for part in self.plan.transfers:
+            atom = make_atom(part, to_core_first(given[part.argument], part))
             made.append((atom.atom, atom.tma_tensor))
         return made
 
     def make_divisors(self, tensors: list, clusters: Int32) -> list:
+        given = self.by_name(tensors)
+
         def extent(name: str, i: int) -> Any:
-            tensor = tensors[self.plan.arguments.index(name)]
-            return tensor.shape[i] if name in self.plan.tables else full_shape(tensor, self.parts[name])[i]
+            return given[name].shape[i] if name in self.plan.tables else full_shape(given[name], self.parts[name])[i]
 
         values = self.schedule.tiles.divisors(self.schedule.grid(extent), self.plan.cluster, clusters)
         self.divisor_names = list(values)
         return [cute.fast_divmod_create_divisor_v2(Int32(value)) for value in values.values()]
 
+    def by_name(self, tensors: list) -> dict[str, Any]:
+        return dict(zip(self.plan.arguments, tensors, strict=False))
+
     def tables(self, tensors: list) -> list:
-        return [tensors[self.plan.arguments.index(name)] for name in self.plan.tables]
+        given = self.by_name(tensors)
+        return [given[name] for name in self.plan.tables]
 
     def trace(self, atoms: list, divisors: list, clusters: Int32, tables: list, counters: list) -> None:
         named = dict(zip((part.name for part in self.plan.transfers), atoms, strict=True))

@@ -57,7 +57,7 @@ def core_modes(part: Load | Store) -> tuple[int, ...]:
 def to_core_first(tensor: Any, part: Load | Store) -> Any:
     """The tensor with leading dimensions that it lacks, in the order of `core_modes`. Their stride is 0, so the descriptor
     leaves them out."""
-    if isinstance(part, Store) and part.clipped:
+    if clips(part):
         return clipped(tensor, part)
     shape, stride = full_shape(tensor, part), list(tensor.stride)
     stride = [0] * (len(shape) - len(stride)) + stride
@@ -71,7 +71,7 @@ def clips(part: Load | Store) -> bool:
     return isinstance(part, Store) and part.clipped
 
 
-def clipped(tensor: Any, part: Store) -> Any:
+def clipped(tensor: Any, part: Load | Store) -> Any:
     """The tensor [m, n] of a store that writes the first v rows of a slot of R rows, core first: element (r, c, e) is row
     e - R + r and column c. The slot lands at r = R - v: its other rows fall out of r's extent, and row i is row e - v + i of
     the tensor, which is to be the tile's first row plus i; so e is the tile's first row plus v.

@@ -216,8 +216,7 @@ class MachineIsa:
         return NO_DATA if self.memory is None else acc.values[block, :, first : first + columns].copy()
 
     def write_columns(self, matmul: Matmul, values: Any, slot: SlotRef) -> None:
-        self._give(values)
-        self.emit(ops.SlotWrite(self._slot(slot.buffer, slot.stage), self.warp % 4, 4, "rows"))
+        self._write_rows(slot, values)
 
     def row_sums(self, matmul: Matmul, values: Any, columns: int, first: int, inside: int, before: Any) -> Any:
         if self.memory is None:
@@ -228,8 +227,7 @@ class MachineIsa:
             return sums if before is None else before + sums
 
     def write_row_sums(self, matmul: Matmul, sums: Any, slot: SlotRef) -> None:
-        self._give(sums)
-        self.emit(ops.SlotWrite(self._slot(slot.buffer, slot.stage), self.warp % 4, 4, "rows"))
+        self._write_rows(slot, sums)
 
     def column_sums(self, matmul: Matmul, values: Any, columns: int, inside: int) -> Any:
         if self.memory is None:
@@ -239,8 +237,7 @@ class MachineIsa:
             return counted.sum(0, dtype=np.float32)
 
     def write_column_sums(self, matmul: Matmul, sums: Any, slot: SlotRef) -> None:
-        self._give(sums)
-        self.emit(ops.SlotWrite(self._slot(slot.buffer, slot.stage), self.warp % 4, 4, "rows"))
+        self._write_rows(slot, sums)
 
     def read_columns(
         self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int, start: int = 0
@@ -311,6 +308,11 @@ class MachineIsa:
     def _give(self, values: Any) -> None:
         if self.memory is not None:
             self.memory.operands[self.agent] = values
+
+    def _write_rows(self, slot: SlotRef, values: Any) -> None:
+        """The warp's quarter of a slot's rows."""
+        self._give(values)
+        self.emit(ops.SlotWrite(self._slot(slot.buffer, slot.stage), self.warp % 4, 4, "rows"))
 
     def _bar(self, barrier: Barrier, stage: int) -> int:
         if 0 <= stage < barrier.stages:

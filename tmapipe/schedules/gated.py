@@ -18,7 +18,7 @@ from tmapipe.cluster import MulticastGroup
 from tmapipe.dtypes import DType
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.gemm import check_majors, operand
+from tmapipe.schedules.gemm import check_majors, check_tile, consumers, operand
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.tiles import PersistentTiles, Tile
 from tmapipe.wgmma import Wgmma
@@ -57,11 +57,10 @@ class GatedGemm(Schedule):
         tf32: bool = False,
         epilogue: Callable[[Any, Any], Any] = swiglu,
     ):
-        m, n, k = tile
+        m, n, k = check_tile(tile)
         self.cluster = {"m": cluster[0], "n": cluster[1]}
         self.tiles = order
-        if m % 128:
-            self.math = Role(warpgroups=3 if m % 192 == 0 else 1)
+        self.math = consumers(self.math, m)
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)
         along_a, along_b = check_majors(majors)
         common: dict[str, Any] = {"ring": self.ring, "dtype": "tf32" if tf32 else None}

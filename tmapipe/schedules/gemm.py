@@ -43,11 +43,26 @@ def check_majors(majors: Any) -> tuple[str, str]:
     return majors[0], majors[1]
 
 
-def operand(side: str, extent: int, k: int, major: str, **options: Any) -> TmaLoadStage:
-    """The stage of an operand [*side*, k] in tiles of (*extent*, *k*) elements that is contiguous along *major*."""
+def check_tile(tile: tuple[int, ...]) -> tuple[int, int, int]:
+    """*tile*: (m, n, k) elements of a CTA. Raises `InputError` for other numbers of extents."""
+    if len(tile) != 3:
+        raise InputError("tile", tile, "is (m, n, k)", "e.g. (128, 256, 64)")
+    return tile
+
+
+def consumers(role: Role, m: int) -> Role:
+    """*role*, or where its two warpgroups cannot share *m* rows, another of three or one; teams take tiles by themselves."""
+    if role.teams > 1 or m % 128 == 0:
+        return role
+    return Role(warpgroups=3 if m % 192 == 0 else 1)
+
+
+def operand(side: str, extent: int, k: int, major: str, batch: str = "l ", **options: Any) -> TmaLoadStage:
+    """The stage of an operand [*side*, k] in tiles of (*extent*, *k*) elements that is contiguous along *major*. batch: names
+    of the dimensions before."""
     if major == "k":
-        return TmaLoadStage(f"l {side} k", tile=(extent, k), **options)
-    return TmaLoadStage(f"l k {side}", tile=(k, extent), **options)
+        return TmaLoadStage(f"{batch}{side} k", tile=(extent, k), **options)
+    return TmaLoadStage(f"{batch}k {side}", tile=(k, extent), **options)
 
 
 class Gemm(Schedule):
@@ -101,13 +116,10 @@ class Gemm(Schedule):
         operand_stages: int = 2,
         outputs: Mapping[str, DType | str | Reduction | None] | None = None,
     ):
-        if len(tile) != 3:
-            raise InputError("tile", tile, "is (m, n, k)", "e.g. (128, 256, 64)")
-        m, n, k = tile
+        m, n, k = check_tile(tile)
         self.cluster = {"m": cluster[0], "n": cluster[1]}
         self.tiles = order
-        if self.math.teams == 1 and m % 128:
-            self.math = Role(warpgroups=3 if m % 192 == 0 else 1)
+        self.math = consumers(self.math, m)
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)
         along_a, along_b = check_majors(majors)
         common: dict[str, Any] = {"ring": self.ring, "dtype": "tf32" if tf32 else None}

@@ -15,13 +15,11 @@ from tmapipe.barrier import BarrierRing
 from tmapipe.bound import Bound
 from tmapipe.cluster import MulticastGroup
 from tmapipe.dtypes import DType
-from tmapipe.errors import InputError
 from tmapipe.grouped import GroupedTiles
 from tmapipe.raster import Grouped
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.gemm import check_majors, operand
-from tmapipe.stage import TmaLoadStage
+from tmapipe.schedules.gemm import check_majors, check_tile, consumers, operand
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.table import Table
 from tmapipe.tiles import Tile
@@ -62,18 +60,14 @@ class GroupedGemm(Schedule):
         tf32: bool = False,
         epilogue: Callable[[Any], Any] | None = None,
     ):
-        if len(tile) != 3:
-            raise InputError("tile", tile, "is (m, n, k)", "e.g. (128, 256, 64)")
-        m, n, k = tile
+        m, n, k = check_tile(tile)
         self.cluster = {"m": cluster[0], "n": cluster[1]}
         self.tiles: GroupedTiles = GroupedTiles(raster, rows=m, table="offsets")
-        if m % 128:
-            self.math = Role(warpgroups=3 if m % 192 == 0 else 1)
+        self.math = consumers(self.math, m)
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)
         along_a, along_b = check_majors(majors)
         common: dict[str, Any] = {"ring": self.ring, "dtype": "tf32" if tf32 else None}
-        of_a = {"m": m, "k": k} if along_a == "k" else {"k": k, "m": m}
-        self.a = TmaLoadStage(" ".join(of_a), tile=tuple(of_a.values()), multicast=MulticastGroup("n"), **common)
+        self.a = operand("m", m, k, along_a, batch="", multicast=MulticastGroup("n"), **common)
         self.b = operand("n", n, k, along_b, multicast=MulticastGroup("m"), **common)
         self.turned = tuple(name for name, along in (("a", along_a), ("b", along_b)) if along != "k")
         self.offsets = Table("l")

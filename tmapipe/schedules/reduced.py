@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,7 +33,14 @@ class Reductions:
                 )
         self.kinds: dict[str, Reduction] = {n: kind for n, kind in outputs.items() if isinstance(kind, Reduction)}
         self.rows = rows
-        self.add_tiles, self.add_warps = AddParts((1, 256)), AddParts()
+
+    @functools.cached_property
+    def add_tiles(self) -> AddParts:
+        return AddParts((1, 256))
+
+    @functools.cached_property
+    def add_warps(self) -> AddParts:
+        return AddParts()
 
     def call(self, schedule: Any, run: Callable[..., Any], tensors: tuple[Any, ...], out: Any, named: Any) -> Any:
         """Calls *run*, which makes the workspaces, as it would be called without reductions. Returns all outputs."""

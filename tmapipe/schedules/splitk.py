@@ -16,7 +16,7 @@ from tmapipe.schedules.addparts import AddParts
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.tensors import check_kind, new_like
-from tmapipe.tiles import PersistentTiles, Tile, ceil_div
+from tmapipe.tiles import PersistentTiles, Tile, ceil_div, within
 
 __all__ = ["SplitK"]
 
@@ -81,9 +81,8 @@ class SplitK(Gemm):
         return ceil_div(k.steps("a", "k"), self.parts)
 
     def tile_slots(self, k: Any, tile: Tile) -> Any:
-        left = k.steps("a", "k") - tile.s * self.part_slots(k)
-        left = k.isa.select(left > 0, left, 0)
-        return k.isa.select(left < self.part_slots(k), left, self.part_slots(k))
+        most = self.part_slots(k)
+        return within(k.isa, k.steps("a", "k") - tile.s * most, most)
 
     def first_slot(self, k: Any, tile: Tile) -> Any:
         """The first k-tile of the tile's part."""
