@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.gemm import make_operands, shape
@@ -68,19 +70,16 @@ def launch(problem: tuple[int, int, int], peer: str) -> None:
     from tmapipe.tuning import Problem, ranked
 
     a, b, out = make_operands(*problem, "bf16", 0)
+    run: Callable[[], object]
     if peer == OURS:
-        best = ranked(Problem.of(a, b), most=1)[0][0]
-        schedule, name = best.build(Problem.of(a, b)), str(best)
-        schedule(a, b, out=out)
+        best, _ = ranked(Problem.of(a, b), most=1)[0]
+        name, run = str(best), functools.partial(best.build(Problem.of(a, b)), a, b, out=out)
     else:
         name, run = next(iter(prepare(peer, a, b, out).items()))
-        run()
+    run()
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaProfilerStart()
-    if peer == OURS:
-        schedule(a, b, out=out)
-    else:
-        run()
+    run()
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaProfilerStop()
     print(f"variant {name}")

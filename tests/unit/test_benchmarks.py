@@ -262,6 +262,20 @@ def test_the_gemm_suite_end_to_end_on_the_cpu(dtype, tmp_path, capsys):
     assert "64x48x32" in capsys.readouterr().out
 
 
+def test_the_grouped_suite_end_to_end_on_the_cpu(tmp_path):
+    from benchmarks import grouped
+
+    argv = ["--problems", "100x64x64/3", "--out", str(tmp_path)]
+    assert grouped.run_suite(grouped.options(argv), CpuClock(), "fake H200", "cpu") == 0
+    rows = json.loads((tmp_path / "grouped.json").read_text())["rows"]
+    assert {(row["problem"], row["peer"]) for row in rows} == {
+        ("100x64x64/3", "tmapipe"),
+        ("100x64x64/3", "torch"),
+        ("100x64x64", "tmapipe"),
+    }
+    assert all(0 < row["rel_err"] < 5e-3 for row in rows)
+
+
 def test_the_gemm_check_sees_an_unwritten_element_and_a_wrong_one():
     torch = pytest.importorskip("torch")
     a, b, out = gemm.make_operands(16, 24, 32, "bf16", 0, "cpu")
