@@ -84,7 +84,8 @@ def _draw(rng: random.Random, most: int, deepest: int, seed: int) -> Case:
     tile = (rng.choice([64, 128, 128, 192, 256]), rng.choice([64, 128, 192, 256, 8 * rng.randint(2, 32)]), depth)
     cluster, stages = rng.choice(CLUSTERS), rng.choice([None, None, 2, 3])
     raster = rng.choice([tp.Grouped(rng.choice([1, 3, 8])), tp.Snake(4), tp.Hilbert(4)])
-    order = tp.PersistentTiles(raster) if rng.random() < 0.75 else tp.DynamicTiles(raster, rng.choice([1, 2]))
+    queued = tp.DynamicTiles(raster, 2) if rng.random() < 0.5 else tp.GpcTiles(raster)
+    order = tp.PersistentTiles(raster) if rng.random() < 0.7 else queued
     common = {"store_stages": rng.choice([1, 2]), "order": order}
     out = rng.choice(["bf16", "fp16", "fp32"]) if bits8 else rng.choice([a, a, "fp32"])
     case = {

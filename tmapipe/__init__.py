@@ -18,6 +18,7 @@ from tmapipe.errors import (
     ScopeError,
     UnsafeError,
 )
+from tmapipe.gpc import GpcTiles
 from tmapipe.grouped import GroupedTiles
 from tmapipe.raster import Grouped, Hilbert, Snake
 from tmapipe.role import Role
@@ -37,6 +38,7 @@ __all__ = [
     "DType",
     "DeadlockError",
     "DynamicTiles",
+    "GpcTiles",
     "Grouped",
     "GroupedTiles",
     "HazardError",

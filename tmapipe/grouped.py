@@ -20,7 +20,6 @@ import attrs
 from tmapipe.cluster import cluster_coordinate
 from tmapipe.errors import InputError
 from tmapipe.isa import Isa
-from tmapipe.raster import Grouped
 from tmapipe.tiles import BoundTiles, PersistentTiles, Tile, within
 
 __all__ = ["GroupedTiles"]
@@ -35,7 +34,6 @@ class GroupedTiles(PersistentTiles):
     (its first row, in elements) and rows (how many there are up to the group's end: maybe more than the tile has, or none).
     """
 
-    raster: Grouped = attrs.field(factory=Grouped)
     rows: int = attrs.field(kw_only=True)
     table: str = attrs.field(kw_only=True)
     output: str = attrs.field(default="d", kw_only=True)
@@ -71,7 +69,7 @@ class BoundGroupedTiles(BoundTiles):
     def tile(self, i: Any) -> Tile:
         """The *i*-th tile of the calling CTA. Its `left` is how many rows its cluster has, 0 or less if none."""
         isa, unit, table = self.isa, self.order.unit(self.isa.plan.cluster), self.order.table
-        places = self.numbers.places(isa.cluster_id + i * isa.clusters)
+        places = self.numbers.places(self.place + i * isa.clusters)
         number, groups = places["m"], isa.extent(table, 0)
         begun = isa.table_count(table, groups - 1, lambda g, end: self._row(end) + (g + 1) * (unit - 1) < (number + 1) * unit)
         end = self._row(isa.table_value(table, begun))

@@ -183,6 +183,15 @@ class Isa(Protocol):
         each once, in whatever order the clusters come. Whoever gets *last* sets the counter back to 0 for the next launch: so
         *last* + 1 must be how often the grid asks. In the model the clusters take turns."""
 
+    def claim_place(self) -> Value:
+        """``atom.global.add``, relaxed, by one lane: a place from 0 to clusters - 1, each once over the whole grid, of those
+        that the host keeps for the GPC of the calling multiprocessor, or if these are gone of another's. Once a cluster, and
+        after `griddepcontrol_wait`. In the model, the cluster's number."""
+
+    def places_claimed(self) -> None:
+        """``atom.global.add``, by one lane, once a cluster that has claimed a place: the last one sets the counters back
+        to 0 for the next launch."""
+
     def store_words(self, slot: SlotRef, words: Sequence[Value], barrier: Barrier) -> None:
         """``st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32``, by lane i to CTA i of the cluster, for every CTA:
         writes *words* to the start of the slot, and completes all bytes of the slot on ``barrier[slot.stage]`` there, later,
@@ -232,9 +241,10 @@ class Isa(Protocol):
 
     # ---- wgmma ----------------------------------------------------------------------------------------------------
 
-    def accumulator(self, matmul: Matmul) -> Fragment:
+    def accumulator(self, matmul: Matmul, empty: bool = True) -> Fragment:
         """Registers for this warpgroup's part of ``acc[m, n]``, in fp32, or int32 of int8 operands: zero, until the first
-        wgmma. The same ones at each call, so that only the last one called can be used."""
+        wgmma. The same ones at each call, so that only the last one called can be used. empty: whether they may be read
+        without one."""
 
     def accumulator_promote(self, matmul: Matmul, acc: Fragment) -> None:
         """Adds what wgmma has summed since the last time to sums in fp32, and lets the next wgmma start from zero. All wgmma

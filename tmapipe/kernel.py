@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tmapipe.barrier import RingEnd
-from tmapipe.dynamic import SCHEDULER
 from tmapipe.errors import ScopeError
 from tmapipe.isa import Carried, Isa
 from tmapipe.plan import Plan, RoleWarps
+from tmapipe.queued import SCHEDULER
 from tmapipe.raw import raw
 from tmapipe.role import body_of
 from tmapipe.stage import PartInSlot, SlotPart
@@ -60,13 +60,15 @@ def _init_barriers(isa: Isa) -> None:
         isa.cluster_arrive()
 
 
-def _meet(isa: Isa) -> None:
-    """Once for every warp: until the barriers of the cluster have been initialized, and the kernel before has ended."""
+def _meet(isa: Isa, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Once for every warp: until the kernel before has ended, and the barriers of the cluster have been initialized.
+    meanwhile: what needs only the first."""
+    isa.griddepcontrol_wait()
+    meanwhile()
     if isa.plan.cluster_size > 1:
         isa.cluster_wait()
     else:
         isa.cta_sync()
-    isa.griddepcontrol_wait()
 
 
 def tiles_of(isa: Isa, schedule: Any) -> BoundTiles:
@@ -118,10 +120,11 @@ def _run_role(isa: Isa, schedule: Any, tiles: BoundTiles, role: RoleWarps) -> No
     if body is None and role.name != SCHEDULER:
         raise ScopeError(f"role {role.name!r} has no body. Decorate a method of the schedule with @{role.name}.jit.")
     k = KernelContext(isa, schedule, tiles, role)
-    _meet(isa)
     if body is None:
+        _meet(isa, k.tiles.begin)
         k.tiles.each(lambda tile: None)
         return k.finish()
+    _meet(isa)
 
     def run(tile: Any) -> None:
         isa.call(body, schedule, k, tile)
@@ -156,7 +159,8 @@ class KernelContext(Carried):
     """
 
     def __init__(self, isa: Isa, schedule: Any, tiles: BoundTiles, role: RoleWarps):
-        self.isa, self.plan, self.tiles, self.role = isa, isa.plan, tiles.of(role), role
+        self.isa, self.plan, self.role = isa, isa.plan, role
+        self.tiles: Any = tiles.of(role)
         self.ends: dict[str, RingEnd] = {}
         self._parts: dict[str, Any] = {}
         self._finishers: list[Any] = []

@@ -19,11 +19,11 @@ from tmapipe.bound import Bound
 from tmapipe.cluster import check_cluster
 from tmapipe.declarations import Declarations
 from tmapipe.dtypes import DType, as_dtype
-from tmapipe.dynamic import SCHEDULER, DynamicTiles
 from tmapipe.errors import InputError
 from tmapipe.explain import explain
 from tmapipe.plan import Plan
 from tmapipe.planner import make_plan
+from tmapipe.queued import SCHEDULER, QueuedTiles
 from tmapipe.role import Role
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
@@ -78,20 +78,19 @@ class Schedule:
             parts.update({n: v for n, v in self.__dict__.items() if isinstance(v, _KINDS)})
             by_kind: list[Any] = [{n: v for n, v in parts.items() if isinstance(v, kind)} for kind in _KINDS]
             found = Declarations(type(self).__name__, dict(self.cluster), *by_kind)
-            if isinstance(self.tiles, DynamicTiles):
-                found = self._with_scheduler(found)
+            if isinstance(self.tiles, QueuedTiles):
+                found = self._with_scheduler(found, self.tiles)
             object.__setattr__(self, "_declared", found)
         return found
 
-    def _with_scheduler(self, declared: Declarations) -> Declarations:
-        """A dynamic order's own role, and its queue of tiles."""
+    def _with_scheduler(self, declared: Declarations, tiles: QueuedTiles) -> Declarations:
+        """A queued order's own role, and its queue."""
         if SCHEDULER in declared.roles:
-            raise InputError("Schedule.tiles", self.tiles, f"has a role {SCHEDULER!r} of its own", "rename yours")
+            raise InputError("Schedule.tiles", tiles, f"has a role {SCHEDULER!r} of its own", "rename yours")
         role = Role(warps=1)
         role.name = SCHEDULER
         parts: list[Any] = [*declared.stores.values(), *declared.loads.values()]
-        words = 1 + max([len(part.dims) for part in parts[:1]], default=0)  # whether there is a tile, and where
-        queue = self.tiles.stages, words  # type: ignore[attr-defined]
+        queue = tiles.stages, tiles.words(max([len(part.dims) for part in parts[:1]], default=0))
         return attrs.evolve(declared, roles={**declared.roles, SCHEDULER: role}, queue=queue)
 
     def plan(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Plan:

@@ -19,7 +19,6 @@ import attrs
 from tmapipe.errors import InputError
 from tmapipe.isa import Carried, Isa
 from tmapipe.plan import RoleWarps
-from tmapipe.raster import Grouped
 from tmapipe.tiles import PersistentTiles, Tile, TileNumbers, ceil_div, number_divisors, steps_of, tile_of
 
 __all__ = ["StreamKTiles"]
@@ -35,7 +34,6 @@ class StreamKTiles(PersistentTiles):
     share.
     """
 
-    raster: Grouped = attrs.field(factory=Grouped)
     shares: int = attrs.field(kw_only=True)
     stage: str = attrs.field(default="a", kw_only=True)
     dim: str = attrs.field(default="k", kw_only=True)

@@ -111,17 +111,23 @@ class BoundTiles(Carried):
     def __init__(self, isa: Isa, order: PersistentTiles, grid: dict[str, Any]):
         self.isa, self.order, self.dims = isa, order, self.coordinates or tuple(grid)
         by = isa.divisors(order.divisors(grid, isa.plan.cluster, isa.clusters))
-        self.numbers = TileNumbers(isa, order.raster, grid, by)
-        self.count = isa.here((self.numbers.total - isa.cluster_id + isa.clusters - 1) // by["clusters"])
+        self.by, self.numbers = by, TileNumbers(isa, order.raster, grid, by)
+        self.take_place(isa.cluster_id)
         self.first = [isa.here(value) for value in self._at(0)] if self.early else []
 
     def of(self, role: RoleWarps) -> BoundTiles:
         """The tiles as *role* takes them."""
         return self
 
+    def take_place(self, place: Any) -> None:
+        """*place*: the number of the first of the CTA's tiles, less than that of clusters."""
+        isa = self.isa
+        self.place = place
+        self.count = isa.here((self.numbers.total - place + isa.clusters - 1) // self.by["clusters"])
+
     def tile(self, i: Any) -> Tile:
         """The *i*-th tile of the calling CTA."""
-        places = self.numbers.places(self.isa.cluster_id + i * self.isa.clusters)
+        places = self.numbers.places(self.place + i * self.isa.clusters)
         return tile_of(self.isa, places)
 
     def each(self, body: Callable[[Tile], None]) -> None:

@@ -72,24 +72,25 @@ class BoundMatmul(Carried):
         self.isa, self.matmul, self.end = isa, matmul, end
         self.latest: Accumulator | None = None
 
-    def accumulate(self) -> Accumulator:
+    def accumulate(self, *, empty: bool = True) -> Accumulator:
         """``with k.mma.accumulate() as acc:`` starts from zero; inside, ``acc.add(slot.a, slot.b)`` once a slot; on leaving,
         all groups have retired, every slot is released and the values can be used, until the next such block begins (it
-        has the same registers)."""
-        self.latest = Accumulator(self)
+        has the same registers). empty: whether it may end without a slot; False saves an instruction a value, and the model
+        raises `ScopeError` if it does."""
+        self.latest = Accumulator(self, empty)
         return self.latest
 
 
 class Accumulator(Carried):
     """The fp32 sums of one output tile, in the registers of the role's warpgroups."""
 
-    def __init__(self, bound: BoundMatmul):
-        self.bound = bound
+    def __init__(self, bound: BoundMatmul, empty: bool):
+        self.bound, self.empty = bound, empty
         self.registers: Fragment = None
         self.open = False
 
     def __enter__(self) -> Accumulator:
-        self.registers = self.bound.isa.accumulator(self.bound.matmul)
+        self.registers = self.bound.isa.accumulator(self.bound.matmul, self.empty)
         self.open = True
         return self
 

@@ -30,6 +30,8 @@ SAFE = {registered.name: registered.make for registered in S.REGISTRY} | {
     "gemm 2x2, dynamic, three fetched ahead": lambda: S.Gemm(
         (128, 128, 64), (2, 2), 3, order=tp.DynamicTiles(stages=3)
     ),
+    "gemm by GPC, 1x2": lambda: S.Gemm(cluster=(1, 2), order=tp.GpcTiles()),
+    "ping-pong by GPC": lambda: S.PingPong(order=tp.GpcTiles()),
     "ping-pong, dynamic": lambda: S.PingPong(order=tp.DynamicTiles()),
     "ping-pong, an odd number of pieces": lambda: S.PingPong((64, 192, 64)),
     "ping-pong, epilogues that may overlap": lambda: S.PingPong((128, 128, 64), in_turn=False),

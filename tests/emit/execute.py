@@ -8,18 +8,21 @@ can be written down and compared with `tests.unit.fake_isa`, event by event.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Generator, Iterable
 from typing import Any
 
 import attrs
 
 from tests.unit.fake_isa import Event
+from tmapipe.gpu.gpcs import keep_places
 from tmapipe.gpu.ptx import LEADER, SHARED, Instruction, Ptx
 from tmapipe.plan import Load, Matmul, Plan, Store
 
 __all__ = ["Event", "Execution", "Launch", "lower"]
 
 TABLES = 1 << 40  # where tables are put in global memory, a megabyte apart
+COUNTERS = 1 << 50  # where those of a queued order are put
 BASE = 1024  # where dynamic shared memory is put: with all of it, addresses must fit the 18 bits of wgmma descriptors
 
 
@@ -54,7 +57,7 @@ class Execution:
         self.launch, self.words = launch, list(words)
         others = range(max(map(len, launch.tables.values()), default=0))  # lanes that look at an entry
         self.voters = {other: (ptx, schedule, launch, warp, other) for other in others if other != lane}
-        self.numbers = 0  # fetched from the counter, so far
+        self.added: Counter[int] = Counter()  # to each counter, so far; all clusters add to it in turn
         self.from_lane_0: list[Any] = []  # what each shfl gave, so far
         self.broadcast: list[Any] | None = None
         if lane != 0 and words:
@@ -68,6 +71,7 @@ class Execution:
             "%laneid": lane,
             "%ctaid.x": launch.cluster_id * size + launch.cta_rank,
             "%cluster_ctarank": launch.cta_rank,
+            "%smid": 5,
             SHARED: BASE,
         }
         self.parameters = _parameters(ptx, schedule, launch)
@@ -138,8 +142,10 @@ class Execution:
         elif kind in ("st", "stmatrix", "prefetch"):
             pass
         elif kind == "atom":
-            self.registers[i.operands[0]] = self.launch.cluster_id + self.numbers * self.launch.clusters
-            self.numbers += 1
+            counter = self._address(i.operands[1])
+            assert counter >= COUNTERS
+            self.registers[i.operands[0]] = self.launch.cluster_id + self.added[counter] * self.launch.clusters
+            self.added[counter] += 1
         elif i.is_a("ld.shared") and self._is_word(i.operands[1]):
             self._read_words(i)
         elif i.is_a("ld.global") and isinstance(self._address(i.operands[1]), int) and self.launch.tables:
@@ -336,7 +342,8 @@ def _parameters(ptx: Ptx, schedule: Any, launch: Launch) -> list[dict[int, Any]]
     for divisor in schedule.tiles.divisors(grid, plan.cluster, launch.clusters).values():
         found += [_fast_division(divisor), {0: divisor}]
     tables = [{0: TABLES + (i << 20), 8: len(entries)} for i, entries in enumerate(launch.tables.values())]
-    return [*found, {0: launch.clusters}, *tables, {0: "counter"}]
+    kept = keep_places((), 1, launch.clusters, launch.clusters)[1:]  # all for whoever comes
+    return [*found, {0: launch.clusters}, *tables, {0: COUNTERS}, *({0: word} for word in kept)]
 
 
 def _resumed(program: Generator[Any, int, None], ballot: int) -> Any:
@@ -379,7 +386,8 @@ def _lower(event: Event, plan: Plan, warp: int, lane: int) -> list[Event]:
         return found if lane < plan.cluster_size else []
     if kind in (
         "prefetch", "read", "write", "write_columns", "write_row_sums", "write_column_sums", "read_columns", "promote",
-        "read_words", "next_number",
+        "read_words", "next_number", "claim_place",
+        "places_claimed",
     ):  # fmt: skip
         return []
     if kind in ("init", "arm", "expect", "commit"):

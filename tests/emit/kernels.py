@@ -270,6 +270,10 @@ DYNAMIC = {
     "gemm dynamic 2x2": Kernel(
         lambda: S.Gemm((128, 64, 64), (2, 2), order=tp.DynamicTiles(tp.Hilbert(2), 3)), {}, TALL
     ),
+    "gemm by GPC 1x2": Kernel(lambda: S.Gemm((128, 64, 64), (1, 2), order=tp.GpcTiles(tp.Snake(4))), {}, TALL),
+    "gemm by GPC 1x1": Kernel(lambda: S.Gemm((64, 64, 64), (1, 1), order=tp.GpcTiles()), {}, TALL),
+    "pingpong by GPC 2x1": Kernel(lambda: S.PingPong((64, 64, 64), order=tp.GpcTiles()), {}, TALL),
+    "split k by GPC": Kernel(lambda: S.SplitK(3, (64, 64, 64), order=tp.GpcTiles()), {}, GEMM | {"s": 3}),
     "pingpong dynamic 2x1": Kernel(lambda: S.PingPong((64, 64, 64), order=tp.DynamicTiles()), {}, TALL),
 }
 GROUPS = {"m": 700, "n": 520, "k": 200, "l": 4}

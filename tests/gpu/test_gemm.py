@@ -4,8 +4,10 @@ import random
 
 import pytest
 import torch
+from cutlass.utils import HardwareInfo
 
 import tmapipe as tp
+from tmapipe.gpu.gpcs import gpcs
 
 DTYPES = [torch.bfloat16, torch.float16]
 TILES = [(128, 256, 64), (128, 128, 64), (128, 64, 64), (64, 128, 64), (128, 192, 64), (128, 128, 128), (256, 128, 64)]
@@ -17,6 +19,8 @@ ORDERS = [
     tp.PersistentTiles(tp.Hilbert(4)),
     tp.DynamicTiles(),
     tp.DynamicTiles(tp.Hilbert(2), stages=1),
+    tp.GpcTiles(),
+    tp.GpcTiles(tp.Snake(3)),
 ]
 TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 1e-5}  # rounding of the output type
 
@@ -72,7 +76,7 @@ def test_many_tiles_a_cta():
         check(out, a, b)
 
 
-@pytest.mark.parametrize("order", [tp.PersistentTiles(), tp.DynamicTiles()])
+@pytest.mark.parametrize("order", [tp.PersistentTiles(), tp.DynamicTiles(), tp.GpcTiles()])
 def test_launches_that_overlap(order):
     """A chain of products, each of which needs the one before, and an old buffer that is written again."""
     torch.manual_seed(0)
@@ -91,21 +95,54 @@ def test_launches_that_overlap(order):
 
 @pytest.mark.parametrize("kind", [tp.schedules.Gemm, tp.schedules.PingPong])
 @pytest.mark.parametrize("cluster", CLUSTERS)
-def test_dynamic_order(kind, cluster):
-    """The bits of the static order, again and again: each launch leaves the counter as it found it; on two streams at once."""
+@pytest.mark.parametrize("order", [tp.DynamicTiles(), tp.GpcTiles()])
+def test_queued_orders(kind, cluster, order):
+    """The bits of the static order, again and again: each launch leaves the counters as they were; on two streams at once."""
     torch.manual_seed(0)
     a = torch.randn(2056, 520, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(3000, 520, device="cuda", dtype=torch.bfloat16)
     expected = kind((128, 128, 64), cluster)(a, b)
-    dynamic = kind((128, 128, 64), cluster, order=tp.DynamicTiles())
+    queued = kind((128, 128, 64), cluster, order=order)
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     found = []
     for i in range(40):
         with torch.cuda.stream(streams[i % 2]):
-            found.append(dynamic(a, b, out=torch.full_like(expected, float("nan"))))
+            found.append(queued(a, b, out=torch.full_like(expected, float("nan"))))
     torch.cuda.synchronize()
     assert all(torch.equal(d, expected) for d in found)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [range(132)],
+        [range(first, first + 22) for first in range(0, 132, 22)],  # across the device's own
+        [range(4), range(4, 132)],
+        [range(72), range(72, 144)],  # more multiprocessors than there are
+        [],
+    ],
+)
+def test_any_placement(parts, monkeypatch):
+    """Whatever the host takes for a GPC, each place goes to one cluster."""
+    monkeypatch.setattr("tmapipe.gpu.launch.gpcs", lambda device: tuple(map(tuple, parts)))
+    torch.manual_seed(0)
+    a = torch.randn(2056, 520, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(3000, 520, device="cuda", dtype=torch.bfloat16)
+    gemm = tp.schedules.Gemm((128, 128, 64), (1, 2), order=tp.GpcTiles())
+    expected = tp.schedules.Gemm((128, 128, 64), (1, 2))(a, b)
+    for _ in range(10):
+        assert torch.equal(gemm(a, b, out=torch.full_like(expected, float("nan"))), expected)
+
+
+def test_gpcs_of_the_device():
+    """Each multiprocessor lies in one, both of a pair in the same, and the places kept are as many as clusters fit."""
+    parts = gpcs(torch.cuda.current_device())
+    count = torch.cuda.get_device_properties(0).multi_processor_count
+    assert sorted(number for part in parts for number in part) == list(range(count))
+    assert all(len({number // 2 for number in part}) * 2 == len(part) for part in parts)
+    assert sum(len(part) // 2 for part in parts) == HardwareInfo(0).get_max_active_clusters(2)
+    assert max(map(len, parts)) >= 16
 
 
 def test_no_element_outside_the_output_is_touched():

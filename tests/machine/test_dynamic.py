@@ -78,6 +78,35 @@ def test_any_assignment(problem, stages, kind):
     assert lasts == {max(itertools.chain(*dealt))}
 
 
+@settings(max_examples=20, deadline=None)
+@given(m=st.integers(1, 5), n=st.integers(1, 4), places=st.integers(1, 5).flatmap(lambda n: st.permutations(range(n))),
+       kind=st.sampled_from([S.Gemm, S.PingPong, S.SplitK]))  # fmt: skip
+def test_any_place(m, n, places, kind):
+    """By GPC: whatever place each cluster claims, each tile is taken once; and the cluster counts itself once."""
+    order = tp.GpcTiles(tp.Grouped(2))
+    schedule = S.SplitK(1, (64, 64, 16), (1, 1), 2, order=order) if kind is S.SplitK else small((1, 1), order, kind)
+    arrays, want = numbers(64 * m, 64 * n)
+    if kind is S.SplitK:
+        arrays["d"] = np.full((1, 64 * m, 64 * n), np.nan, np.float32)
+    claimed, counted = [], []
+
+    class Placed(MachineIsa):
+        def claim_place(self):
+            claimed.append(self.cluster_id)
+            return places[self.cluster_id]
+
+        def places_claimed(self):
+            counted.append(self.cluster_id)
+
+    def entry(isa):
+        isa.__class__ = Placed
+        kernel_main(isa, schedule)
+
+    Machine(schedule.plan({})).run(entry, arrays, clusters=len(places))
+    assert (arrays["d"][0].astype(np.float32) == want.astype(np.float32)).all()
+    assert sorted(claimed) == sorted(counted) == list(range(len(places)))
+
+
 def test_a_batch_of_four_dimensions():
     """More coordinates than one st.async of four words holds."""
 

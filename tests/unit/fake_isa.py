@@ -149,6 +149,13 @@ class RecordingIsa:
         self._note("next_number", last)
         return self.cluster_id + taken * self.clusters
 
+    def claim_place(self) -> int:
+        self._note("claim_place")
+        return self.cluster_id
+
+    def places_claimed(self) -> None:
+        self._note("places_claimed")
+
     def store_words(self, slot: SlotRef, words: Sequence[int], barrier: Barrier) -> None:
         self._note("store_words", slot.buffer.name, slot.stage, tuple(words), barrier.name)
 
@@ -193,7 +200,7 @@ class RecordingIsa:
 
     # ---- wgmma ----------------------------------------------------------------------------------------------------
 
-    def accumulator(self, matmul: Matmul) -> str:
+    def accumulator(self, matmul: Matmul, empty: bool = True) -> str:
         return f"acc {matmul.name}"
 
     def accumulator_promote(self, matmul: Matmul, acc: str) -> None:

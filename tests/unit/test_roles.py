@@ -190,11 +190,11 @@ def test_set_up_and_tails():
     rows = Rows()
     plan = rows.plan()
     loader = [event[0] for event in record(rows, plan, 0, EXTENTS)]
-    assert loader == ["grid_launch_dependents", "cta_sync", "grid_wait"] + ["wait", "arm", "load"] * 12
+    assert loader == ["grid_launch_dependents", "grid_wait", "cta_sync"] + ["wait", "arm", "load"] * 12
     events = record(rows, plan, plan.warps - 1, EXTENTS)
     inits = [("init", b.name, stage, b.count) for b in plan.barriers for stage in range(3)]
-    set_up = [("prefetch", "x"), ("prefetch", "y"), *inits, ("init_fence",), ("cta_sync",)]
-    assert events[: 2 + len(set_up)] == [("grid_launch_dependents",), *set_up, ("grid_wait",)]
+    set_up = [("prefetch", "x"), ("prefetch", "y"), *inits, ("init_fence",), ("grid_wait",), ("cta_sync",)]
+    assert events[: 1 + len(set_up)] == [("grid_launch_dependents",), *set_up]
     storer = [event[0] for event in events]
     assert storer[-3:] == ["wait_group", "arrive", "wait_group"]  # the last slot's read, its release, then all writes
 
@@ -214,7 +214,7 @@ def test_every_warp_of_a_warpgroup_sets_its_registers_first():
     for warp in range(12):
         events = [e for e in record(gemm, plan, warp, extents) if e[0] not in ("init", "prefetch", "init_fence")]
         assert events[2] == ("setmaxnreg", plan.registers[warp // 4], warp >= 4)  # before it waits for the others
-        assert [e[0] for e in events[3:5]] == ["cluster_wait", "grid_wait"]
+        assert [e[0] for e in events[3:5]] == ["grid_wait", "cluster_wait"]
         assert [e[0] for e in events].count("setmaxnreg") == 1
         assert (len(events) == 5) == (warp in (1, 2, 3))  # idle warps of the loader's warpgroup
 

@@ -12,8 +12,11 @@ from cutlass import Int32
 from cutlass._mlir import ir
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
+from tmapipe.gpc import GpcTiles
+from tmapipe.gpu.gpcs import WORDS
 from tmapipe.gpu.isa import GpuIsa
 from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
+from tmapipe.gpu.places import COUNTERS
 from tmapipe.gpu.report import Resources, read_resources
 from tmapipe.kernel import kernel_main
 from tmapipe.plan import Plan
@@ -25,9 +28,9 @@ _compiling = threading.Lock()  # two traces at once in threads break CuTe DSL
 
 @attrs.frozen
 class Compiled:
-    """A compiled schedule. function: call it with the tensors in the order of `plan.arguments`, then the number of
-    clusters; the last tensor of a dynamic order is its counter, one int32 that is 0; ptx, cubin: kept if the build was
-    asked to."""
+    """A compiled schedule. function: call it with the tensors in the order of `plan.arguments`, after which a queued order has
+    its counters, `COUNTERS` int32 that are 0; then a list of the number of clusters or, for `GpcTiles`, what
+    `keep_places` gives; ptx, cubin: kept if the build was asked to."""
 
     plan: Plan
     function: Any = attrs.field(repr=False)
@@ -50,11 +53,12 @@ class _Kernel:
         self.parts = {part.name: part for part in plan.transfers}
 
     @cute.jit
-    def host(self, tensors: list, clusters: Int32, stream: Any) -> None:
+    def host(self, tensors: list, numbers: list, stream: Any) -> None:
+        clusters, *kept = numbers
         atoms = self.make_atoms(tensors)
         divisors = self.make_divisors(tensors, clusters)
         grid = (clusters * self.plan.cluster_size, 1, 1)
-        self.device(atoms, divisors, clusters, self.tables(tensors), tensors[len(self.plan.arguments) :]).launch(
+        self.device(atoms, divisors, clusters, self.tables(tensors), tensors[len(self.plan.arguments) :], kept).launch(
             grid=grid,
             block=(self.plan.threads, 1, 1),
             cluster=(self.plan.cluster_size, 1, 1),
@@ -65,8 +69,8 @@ class _Kernel:
         )
 
     @cute.kernel
-    def device(self, atoms: list, divisors: list, clusters: Int32, tables: list, counters: list) -> None:
-        self.trace(atoms, divisors, clusters, tables, counters)
+    def device(self, atoms: list, divisors: list, clusters: Int32, tables: list, counters: list, kept: list) -> None:
+        self.trace(atoms, divisors, clusters, tables, counters, kept)
 
     def make_atoms(self, tensors: list) -> list:
         given, made = self.by_name(tensors), []
@@ -92,11 +96,12 @@ class _Kernel:
         given = self.by_name(tensors)
         return [given[name] for name in self.plan.tables]
 
-    def trace(self, atoms: list, divisors: list, clusters: Int32, tables: list, counters: list) -> None:
+    def trace(self, atoms: list, divisors: list, clusters: Int32, tables: list, counters: list, kept: list) -> None:
         named = dict(zip((part.name for part in self.plan.transfers), atoms, strict=True))
         by = dict(zip(self.divisor_names, divisors, strict=True))
         looked_into = dict(zip(self.plan.tables, tables, strict=True))
-        kernel_main(self.reading(self.plan, named, by, clusters, looked_into, *counters), self.schedule)
+        counter = counters[0] if counters else None
+        kernel_main(self.reading(self.plan, named, by, clusters, looked_into, counter, kept), self.schedule)
 
 
 def build(
@@ -125,7 +130,8 @@ def build(
         stride = (*(cute.sym_int64(divisibility=step) for _ in range(rank - 1)), 1)
         fakes.append(make_fake_tensor(cute_type(part.buffer.dtype), shape, stride=stride, assumed_align=16))
     if plan.queue is not None:
-        fakes.append(make_fake_tensor(Int32, (1,), stride=(1,), assumed_align=4))
+        fakes.append(make_fake_tensor(Int32, (COUNTERS,), stride=(1,), assumed_align=4))
+    numbers = [Int32(1)] * (1 + (WORDS if isinstance(schedule.tiles, GpcTiles) else 0))
     flags = f"--gpu-arch {plan.arch} --enable-tvm-ffi" + (" --keep-ptx --keep-cubin" if keep else "")
     kernel = _Kernel(schedule, plan, reading)
     # What is kept is read back at once; the files' names are not unique, so each compilation has a folder of its own.
@@ -133,7 +139,7 @@ def build(
         function = cute.compile(
             kernel.host,
             fakes,
-            Int32(1),
+            numbers,
             make_fake_stream(use_tvm_ffi_env_stream=True),
             options=f"{flags} --dump-dir={folder} {options}".strip(),
             trace_finalize_hooks=None if unroll else _forbid_unrolling,

@@ -13,7 +13,7 @@ from cutlass._mlir.dialects.nvvm import MemScopeKind
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from tmapipe.errors import ScopeError
-from tmapipe.gpu import control, fragments, sums
+from tmapipe.gpu import control, fragments, places, sums
 from tmapipe.gpu import words as words_
 from tmapipe.gpu.layouts import clips, core_modes, cute_type, slot_layout
 from tmapipe.gpu.matmuls import MatmulHandles
@@ -37,7 +37,8 @@ class GpuIsa(Carried):
     """One warp's view of the hardware, for the kernel being traced. Methods as documented in `tmapipe.isa.Isa`.
 
     atoms: name of each load and store -> (TMA atom, coordinate tensor); divisors: by name, as the host prepared them;
-    tables: by name; counter: one integer in global memory, of a dynamic order.
+    tables: by name; counters: integers in global memory, of a queued order; kept: of `GpcTiles`, the words of
+    `keep_places`.
     """
 
     def __init__(
@@ -47,9 +48,10 @@ class GpuIsa(Carried):
         divisors: dict[str, Any],
         clusters: Int32,
         tables: dict[str, Any],
-        counter: Any = None,
+        counters: Any = None,
+        kept: Sequence[Any] = (),
     ):
-        self.looked_into, self.counter = tables, counter
+        self.looked_into, self.counters, self.kept = tables, counters, kept
         self.plan, self.atoms, self.host_divisors, self.clusters = plan, atoms, divisors, clusters
         self.thread, _, _ = cute.arch.thread_idx()
         self.lane = cute.arch.lane_idx()
@@ -180,7 +182,13 @@ class GpuIsa(Carried):
     # ---- tiles in dynamic order -----------------------------------------------------------------------------------
 
     def next_number(self, last: Any) -> Any:
-        return words_.next_number(self.counter, self.lane, self.cells(0), last)
+        return words_.next_number(self.counters, self.lane, self.cells(0), last)
+
+    def claim_place(self) -> Any:
+        return places.claim_place(self.counters, self.lane, self.clusters, self.kept, self.cells(0, 0, 0))
+
+    def places_claimed(self) -> None:
+        places.places_claimed(self.counters, self.lane, self.clusters)
 
     def store_words(self, slot: SlotRef, words: Sequence[Any], barrier: Barrier) -> None:
         size = slot.buffer.tile[0]
@@ -261,9 +269,9 @@ class GpuIsa(Carried):
 
     # ---- wgmma ----------------------------------------------------------------------------------------------------
 
-    def accumulator(self, matmul: Matmul) -> Any:
+    def accumulator(self, matmul: Matmul, empty: bool = True) -> Any:
         found = self.matmuls[matmul.name].accumulator
-        found.begin()
+        found.begin(empty)
         return found
 
     def accumulator_promote(self, matmul: Matmul, acc: Any) -> None:

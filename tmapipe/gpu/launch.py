@@ -10,7 +10,10 @@ from cutlass.utils import HardwareInfo
 
 from tmapipe.check.gate import require_safe
 from tmapipe.errors import InputError, MissingGpuError
+from tmapipe.gpc import GpcTiles
 from tmapipe.gpu.build import Compiled, build
+from tmapipe.gpu.gpcs import gpcs, keep_places
+from tmapipe.gpu.places import COUNTERS
 from tmapipe.overlap import check_apart, span
 
 __all__ = ["Launcher", "adopt"]
@@ -30,7 +33,10 @@ class Launcher:
         self.function = compiled.function
         self.device = bound.tensors[compiled.plan.arguments[0]].device
         resident = _resident_clusters(self.device.index, compiled.plan.cluster_size)
-        self.clusters = min(schedule.cluster_count(bound.shapes), resident)
+        tiles = schedule.cluster_count(bound.shapes)
+        self.numbers = [min(tiles, resident)]
+        if isinstance(schedule.tiles, GpcTiles):
+            self.numbers = keep_places(gpcs(self.device.index), compiled.plan.cluster_size, resident, tiles)
         self.inputs = len(compiled.plan.arguments) - len(compiled.plan.stores)
         self.names = tuple(bound.tensors)
         self.spans = [span(tensor) for tensor in bound.tensors.values()]
@@ -61,20 +67,20 @@ class Launcher:
     def launch(self, arguments: list[Any]) -> None:
         """Launches on torch's current stream of the tensors' device."""
         if self.counters is not None:
-            arguments = [*arguments, self._counter()]
+            arguments = [*arguments, self._counters()]
         if torch.cuda.current_device() == self.device.index:
-            self.function(arguments, self.clusters)
+            self.function(arguments, self.numbers)
         else:
             with torch.cuda.device(self.device):
-                self.function(arguments, self.clusters)
+                self.function(arguments, self.numbers)
 
-    def _counter(self) -> Any:
-        """The counter of a dynamic order: one a stream, since launches on different streams may run at once. Each launch
-        leaves it at 0."""
+    def _counters(self) -> Any:
+        """The counters of a queued order: some a stream, since launches on different streams may run at once. Each launch
+        leaves them at 0."""
         assert self.counters is not None
         stream = torch.cuda.current_stream(self.device).cuda_stream
         if stream not in self.counters:
-            self.counters[stream] = torch.zeros(1, dtype=torch.int32, device=self.device)
+            self.counters[stream] = torch.zeros(COUNTERS, dtype=torch.int32, device=self.device)
         return self.counters[stream]
 
 

@@ -43,17 +43,17 @@ class Accumulator(Carried):
     """The sums of one tile after another, in registers that live as long as the kernel.
 
     To set so many to zero for each tile would leave the tensor cores idle meanwhile (192 registers: some 400 clocks). So the
-    tile's first wgmma overwrites what the last tile has left; and where there was none, zeros are read instead.
+    tile's first wgmma overwrites what the last tile has left; and where there may have been none, zeros are read instead.
     """
 
     def __init__(self, isa: Any, shape: Any, dtype: Any, promoted: bool):
         self.registers = cute.make_rmem_tensor(shape, dtype)
         self.registers.fill(dtype(0))
-        self.begun = isa.cells(0)
+        self.begun, self.empty = isa.cells(0), True
         self.totals: Any = cute.make_rmem_tensor(shape, dtype) if promoted else None
 
-    def begin(self) -> None:
-        self.begun[0] = 0
+    def begin(self, empty: bool) -> None:
+        self.begun[0], self.empty = 0, empty
         if self.totals is not None:
             self.totals.fill(0.0)
 
@@ -65,6 +65,8 @@ class Accumulator(Carried):
     def value(self, i: int) -> Any:
         if self.totals is not None:
             return self.totals[i]
+        if not self.empty:
+            return self.registers[i]
         return cutlass.select_(self.begun[0] != 0, self.registers[i], self.registers.element_type(0))
 
 

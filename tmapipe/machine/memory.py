@@ -34,9 +34,11 @@ __all__ = ["Accumulator", "Memory"]
 
 
 class Accumulator:
-    """One warp's part of ``acc[m, n]``: its 16 rows of each of its row blocks, in fp32 or int32."""
+    """One warp's part of ``acc[m, n]``: its 16 rows of each of its row blocks, in fp32 or int32. defined: whether it may be
+    read; on the GPU, without a wgmma the registers have what the last tile has left."""
 
-    def __init__(self, matmul: Matmul, warp: int):
+    def __init__(self, matmul: Matmul, warp: int, defined: bool = True):
+        self.defined = defined
         m, n, _ = matmul.shape
         self.first_row = [
             (block * matmul.warpgroups + matmul.group(warp)) * 64 + 16 * (warp % 4)
@@ -48,6 +50,7 @@ class Accumulator:
     def add(self, block: int, a: np.ndarray, b: np.ndarray) -> None:
         """Adds the product of a [16, k] and b [n, k], fp32, to a row block. Sums in int32 saturate, instruction by instruction
         (32 elements of k), as ``.satfinite`` does."""
+        self.defined = True
         if not self.integer:
             self.values[block] += a @ b.T
             return

@@ -149,6 +149,12 @@ class MachineIsa:
         self.numbers += 1
         return self.cluster_id + (self.numbers - 1) * self.clusters
 
+    def claim_place(self) -> int:
+        return self.cluster_id
+
+    def places_claimed(self) -> None:
+        pass
+
     def store_words(self, slot: SlotRef, words: Sequence[int], barrier: Barrier) -> None:
         everyone = (1 << self.plan.cluster_size) - 1
         place, bar = self._slot(slot.buffer, slot.stage), self._bar(barrier, slot.stage)
@@ -191,9 +197,9 @@ class MachineIsa:
 
     # ---- wgmma ----------------------------------------------------------------------------------------------------
 
-    def accumulator(self, matmul: Matmul) -> Any:
+    def accumulator(self, matmul: Matmul, empty: bool = True) -> Any:
         self.emit(ops.AccumulatorWrite(matmul.name))
-        return NO_DATA if self.memory is None else Accumulator(matmul, self.warp)
+        return NO_DATA if self.memory is None else Accumulator(matmul, self.warp, empty)
 
     def accumulator_promote(self, matmul: Matmul, acc: Any) -> None:
         self.emit(ops.AccumulatorWrite(matmul.name))  # the sums are in fp32 here anyway
@@ -213,7 +219,11 @@ class MachineIsa:
 
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Any:
         self.emit(ops.AccumulatorRead(matmul.name))
-        return NO_DATA if self.memory is None else acc.values[block, :, first : first + columns].copy()
+        if self.memory is None:
+            return NO_DATA
+        if not acc.defined:
+            raise ScopeError(f"accumulate(empty=False) of {matmul.name} ended without acc.add(). Leave out empty=.")
+        return acc.values[block, :, first : first + columns].copy()
 
     def write_columns(self, matmul: Matmul, values: Any, slot: SlotRef) -> None:
         self._write_rows(slot, values)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tmapipe.dynamic import DynamicTiles
+from tmapipe.gpc import GpcTiles
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.addparts import AddParts
 from tmapipe.schedules.copy import Copy
@@ -13,6 +14,7 @@ from tmapipe.schedules.grouped import GroupedGemm
 from tmapipe.schedules.pingpong import PingPong
 from tmapipe.schedules.splitk import SplitK
 from tmapipe.schedules.streamk import StreamK
+from tmapipe.tiles import PersistentTiles
 
 __all__ = ["REGISTRY", "AddParts", "Copy", "GatedGemm", "Gemm", "GroupedGemm", "PingPong", "Registered", "SplitK", "StreamK"]
 
@@ -28,19 +30,25 @@ class Registered(NamedTuple):
     problems: tuple[tuple[int, int, dict[str, int]], ...] = ((1, 1, {}), (3, 3, {}))
 
 
-def _dynamic_copy(copy: Copy) -> Copy:
-    """In dynamic order, on clusters of two."""
-    copy.tiles, copy.cluster = DynamicTiles(stages=copy.ring.stages or 2), {"m": 2}
+def _queued_copy(copy: Copy, order: PersistentTiles) -> Copy:
+    """In a queued order, on clusters of two."""
+    copy.tiles, copy.cluster = order, {"m": 2}
     return copy
 
 
-#: Every schedule of the shelf, once; one in dynamic order, one of turned operands: what the mutants go through.
+#: Every schedule of the shelf, once; two in queued orders, one of turned operands: what the mutants go through.
 REGISTRY: tuple[Registered, ...] = (
     Registered("Copy", Copy, lambda: Copy((4, 64), stages=2, pending=1), ((1, 1, {}), (5, 1, {}))),
     Registered(
         "Copy, dynamic",
-        lambda: _dynamic_copy(Copy()),
-        lambda: _dynamic_copy(Copy((4, 64), stages=2, pending=0)),
+        lambda: _queued_copy(Copy(), DynamicTiles()),
+        lambda: _queued_copy(Copy((4, 64), stages=2, pending=0), DynamicTiles(stages=2)),
+        ((1, 1, {}), (3, 1, {})),
+    ),
+    Registered(
+        "Copy, by GPC",
+        lambda: _queued_copy(Copy(), GpcTiles()),
+        lambda: _queued_copy(Copy((4, 64), stages=2, pending=0), GpcTiles()),
         ((1, 1, {}), (3, 1, {})),
     ),
     Registered("AddParts", AddParts, lambda: AddParts((4, 64), stages=2), ((1, 1, {}), (4, 2, {}))),

@@ -87,7 +87,7 @@ class GatedGemm(Schedule):
 
     @math.jit
     def multiply(self, k: Any, tile: Tile) -> None:
-        with k.gate_mma.accumulate() as gate, k.up_mma.accumulate() as up:
+        with k.gate_mma.accumulate(empty=False) as gate, k.up_mma.accumulate(empty=False) as up:
             for _ in range(k.steps("a", "k")):
                 with k.ring.consume() as slot:
                     gate.add(slot.a, slot.gate)

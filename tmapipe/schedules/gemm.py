@@ -97,6 +97,7 @@ class Gemm(Schedule):
     load = Role(warps=1)
     math = Role(warpgroups=2)
     in_turn = False  # whether teams store in turn, through the same buffers
+    empty_tiles = False  # whether a tile may have no k-tiles
 
     def __init__(
         self,
@@ -198,7 +199,7 @@ class Gemm(Schedule):
 
     @math.jit
     def multiply(self, k: Any, tile: Tile) -> None:
-        with k.mma.accumulate() as acc:
+        with k.mma.accumulate(empty=self.empty_tiles) as acc:
             for _ in range(self.tile_slots(k, tile)):
                 with k.ring.consume() as slot:
                     acc.add(slot.a, slot.b)

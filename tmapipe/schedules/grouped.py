@@ -94,7 +94,7 @@ class GroupedGemm(Schedule):
 
     @math.jit
     def multiply(self, k: Any, tile: Tile) -> None:
-        with k.mma.accumulate() as acc:
+        with k.mma.accumulate(empty=False) as acc:
             for _ in range(k.steps("a", "k")):
                 with k.ring.consume() as slot:
                     acc.add(slot.a, slot.b)

@@ -56,7 +56,7 @@ class PingPong(Gemm):
 
     @math.jit
     def multiply(self, k: Any, tile: Tile) -> None:
-        with k.mma.accumulate() as acc:
+        with k.mma.accumulate(empty=self.empty_tiles) as acc:
             with k.order.turn():
                 for _ in range(self.tile_slots(k, tile)):
                     with k.ring.consume() as slot:

@@ -26,6 +26,7 @@ class SplitK(Gemm):
     (the TMA engine adds them to d, fp32 by default; each addition rounds to d's type). The other arguments as there."""
 
     load, math = Gemm.load, Gemm.math
+    empty_tiles = True  # the last part's, where the k-tiles do not fill all parts
 
     def __init__(
         self,

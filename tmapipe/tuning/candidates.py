@@ -10,6 +10,7 @@ import attrs
 
 from tmapipe.dtypes import tf32
 from tmapipe.errors import InputError
+from tmapipe.gpc import GpcTiles
 from tmapipe.raster import Grouped, Hilbert, Snake
 from tmapipe.tiles import PersistentTiles, ceil_div
 from tmapipe.tuning.problem import Device, Problem
@@ -27,6 +28,7 @@ PINGPONG: dict[int, tuple[int, ...]] = {64: (128, 192, 256), 128: (128, 160, 192
 SHORT_K = 2048  # bytes of k, up to which stores outweigh loads, and tiles in snakes were 0.5 % faster
 SHORTEST_K = 512  # bytes of k, up to which epilogues take longer than mainloops
 READ_ONCE = ("evict_first", "evict_first")  # by CTAs that run at the same time: a long k leaves no room for a second time
+BY_GPC = ((128, 256), (256, 128), (192, 176))  # tiles of clusters along n, whose eights a GPC can share
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 LARGE_CLUSTERS = ((2, 2), (4, 1))
 
@@ -34,7 +36,7 @@ LARGE_CLUSTERS = ((2, 2), (4, 1))
 @attrs.frozen
 class Candidate:
     """schedule: name of a class in `tmapipe.schedules`; tile: (m, n) elements of a CTA; cluster: CTAs along (m, n);
-    options: what else its constructor is given, an order of tiles as e.g. ("Snake", 8)."""
+    options: what else its constructor is given, an order of tiles as e.g. ("Snake", 8), by GPC ("Snake", 8, "gpc")."""
 
     schedule: str
     tile: tuple[int, int]
@@ -45,6 +47,11 @@ class Candidate:
     def parts(self) -> int:
         """Parts that k is cut into."""
         return int(dict(self.options).get("parts", 1))
+
+    @property
+    def by_gpc(self) -> bool:
+        """Whether clusters of one GPC take tiles whose numbers follow each other."""
+        return "gpc" in dict(self.options).get("order", ())
 
     def build(self, problem: Problem) -> Any:
         """The schedule. Raises `InputError` if it cannot be planned for the problem's types."""
@@ -78,8 +85,9 @@ class Candidate:
         return f"{self.schedule} {self.tile[0]}x{self.tile[1]} {self.cluster[0]}x{self.cluster[1]} {options}".strip()
 
 
-def _order(raster: str, rows: int) -> PersistentTiles:
-    return PersistentTiles({"Grouped": Grouped, "Snake": Snake, "Hilbert": Hilbert}[raster](rows))
+def _order(raster: str, rows: int, near: str = "") -> PersistentTiles:
+    kind = GpcTiles if near == "gpc" else PersistentTiles
+    return kind({"Grouped": Grouped, "Snake": Snake, "Hilbert": Hilbert}[raster](rows))
 
 
 def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
@@ -90,11 +98,22 @@ def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
                 continue
             if _wasted(problem, (m, n), cluster) or (problem.majors[1] == "n" and n % 64):  # swizzled in short spans
                 continue
-            yield Candidate(kind, (m, n), cluster, _options(kind, (m, n), problem, device))
+            options = _options(kind, (m, n), problem, device)
+            yield Candidate(kind, (m, n), cluster, tuple(options.items()))
+            if kind == "Gemm" and cluster == (1, 2) and (m, n) in BY_GPC:
+                near = {**options, "order": ("Snake", _rows(problem, m), "gpc")}
+                yield Candidate(kind, (m, n), cluster, tuple(near.items()))
     if problem.batch == 1 and not problem.dtype.integer:
         for tile in ((128, 128), (128, 256)):
             for parts in _parts(problem, device, tile):
-                yield Candidate("SplitK", tile, (2, 1), (("parts", parts), ("l2_hints", READ_ONCE)))
+                order = ("order", ("Grouped", 8, "gpc"))
+                yield Candidate("SplitK", tile, (2, 1), (("parts", parts), ("l2_hints", READ_ONCE), order))
+
+
+def _rows(problem: Problem, m: int) -> int:
+    """Rows of tiles in a band: 8 to 12, as many as leave a last band that is as full as possible."""
+    rows = ceil_div(problem.m, m)
+    return min(range(8, 13), key=lambda band: ceil_div(rows, band) * band)
 
 
 def _pairs(tiles: dict[int, tuple[int, ...]]) -> list[tuple[int, int]]:
@@ -108,7 +127,7 @@ def _wasted(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -
     )
 
 
-def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device) -> tuple[tuple[str, Any], ...]:
+def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device) -> dict[str, Any]:
     """One output buffer a warpgroup where two would cost a stage of the ring: for CTAs of one tile, which have nothing to
     store beside the next one, for a ping-pong not in turn, or if the ring had fewer than four. Where few rows of tiles
     read b, it makes way in L2 for a, which all of them read."""
@@ -125,7 +144,7 @@ def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device)
         found["order"] = ("Snake", 8)
     if problem.m <= 2 * tile[0] and problem.n > 4 * problem.m:
         found["l2_hints"] = ("evict_last", "evict_first")
-    return tuple(found.items())
+    return found
 
 
 def _stages(tile: tuple[int, int], buffers: int) -> int:

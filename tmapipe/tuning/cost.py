@@ -31,7 +31,8 @@ class Constants:
     CTAs wait for each other; memory: GB/s; launch: microseconds from launch to the first load and from the last store to
     the end; fill: clocks until the first slot is there; stored: bytes of output a clock and
     warpgroup in an epilogue; tile: clocks of a tile's other costs; add: microseconds of a split k's second kernel besides
-    its memory traffic.
+    its memory traffic. Of orders by GPC, merged: what reads that L2 does not see save of a mainloop, as a factor (mostly
+    power); shared: how much more L2 gives; claim: microseconds until a cluster has its place.
     """
 
     macs: float = 2048.0
@@ -47,6 +48,9 @@ class Constants:
     stored: float = 20.7
     tile: float = 626.0
     add: float = 10.5
+    merged: float = 0.98
+    shared: float = 1.5
+    claim: float = 0.7
 
 
 #: Of the H200, fitted to benchmarks/results/tuning.json.
@@ -66,6 +70,8 @@ def estimate(problem: Problem, candidate: Candidate, device: Device, constants: 
     lines = SWIZZLE_SPAN * (1.0 if problem.k * problem.dtype.bytes % SWIZZLE_SPAN == 0 else c.straddle)
     rate = c.l2 * (c.near if (problem.m + problem.n) * problem.k * problem.dtype.bytes <= SMALL else 1.0)
     through_l2 = (m / along_n + n / along_m) * lines / rate
+    if candidate.by_gpc:
+        multiply, through_l2 = multiply * c.merged, through_l2 / c.shared
     mainloop = steps * max(multiply, through_l2, (m + n) * SWIZZLE_SPAN / c.ingest)
     if along_m * along_n > 2:
         mainloop *= c.coupled
@@ -80,7 +86,8 @@ def estimate(problem: Problem, candidate: Candidate, device: Device, constants: 
         tile, last = mainloop + c.tile + epilogue, 0.0
     busy = (waves * tile + last + c.fill) / c.clock / 1e3
     moved = problem.bytes / c.memory / 1e3
-    return c.launch + max(busy, moved) + _second_kernel(problem, candidate, c)
+    claim = c.claim if candidate.by_gpc else 0.0
+    return c.launch + claim + max(busy, moved) + _second_kernel(problem, candidate, c)
 
 
 def _wgmma_slowdown(candidate: Candidate) -> float:

@@ -1,0 +1,79 @@
+"""Which multiprocessors lie together, and the places kept for them: what the host works out for `GpcTiles`."""
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.errors import refused
+from tmapipe import DynamicTiles, GpcTiles, Grouped, GroupedTiles, StreamKTiles
+from tmapipe.gpu.gpcs import GPC_WORDS, MOST_GPCS, WORDS, joined, keep_places
+
+#: An H200: a GPC of 8 multiprocessors besides those of 16 and 18, and four pairs by themselves.
+H200 = [
+    range(8), *(range(first, first + 16) for first in range(8, 88, 16)), range(88, 106), range(106, 124),
+    *(range(first, first + 2) for first in range(124, 132, 2)),
+]  # fmt: skip
+
+
+def fields(words, bits):
+    return [(word >> bits * i) & ((1 << bits) - 1) for word in words for i in range(32 // bits)]
+
+
+def unpacked(numbers):
+    """(clusters, the GPC of each pair, places of each GPC)."""
+    clusters, *words = numbers
+    assert len(words) == WORDS and all(-(1 << 31) <= word < 1 << 31 for word in words)
+    firsts = fields(words[GPC_WORDS:], 8)[: MOST_GPCS + 1]
+    return clusters, fields(words[:GPC_WORDS], 4), [b - a for a, b in itertools.pairwise(firsts)]
+
+
+def test_an_h200():
+    """Eight clusters of each GPC, the pairs by themselves being one with the small one; all 66 where 64 take a wave more."""
+    clusters, of_pair, places = unpacked(keep_places(H200, 2, 66, 1024))
+    assert clusters == 64 and places[:8] == [8] * 8 and not any(places[8:])
+    sizes = [of_pair[:66].count(gpc) for gpc in range(8)]
+    assert sorted(sizes) == [8] * 6 + [9] * 2
+    assert len({of_pair[number // 2] for number in (0, 7, 124, 131)}) == 1
+    clusters, _, places = unpacked(keep_places(H200, 2, 66, 264))
+    assert clusters == 66 and sorted(places[:8]) == [8] * 6 + [9] * 2
+    assert unpacked(keep_places(H200, 2, 66, 40))[2][:8] == [5] * 8
+    assert unpacked(keep_places(H200, 4, 30, 1000))[0] == 30
+
+
+def test_what_is_not_understood_is_one_gpc():
+    for parts, resident in ((H200, 65), ([], 66), ([[0, 1], [500, 501]], 2), ([[2 * i, 2 * i + 1] for i in range(20)], 20)):
+        clusters, of_pair, places = unpacked(keep_places(parts, 2, resident, 10 * resident))
+        assert clusters == resident == places[0] and not any(of_pair)
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=12), st.sampled_from([1, 2, 4]), st.integers(1, 5000))
+def test_places_are_kept_once(sizes, cluster_size, tiles):
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    parts = [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
+    resident = max(1, sum(size // cluster_size for size in sizes))
+    clusters, _, places = unpacked(keep_places(parts, cluster_size, resident, tiles))
+    assert sum(places) == clusters <= resident and all(kept >= 0 for kept in places)
+    assert -(-tiles // clusters) == -(-tiles // resident)  # no wave more
+
+
+@given(st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=6), max_size=12))
+def test_clusters_join_multiprocessors(clusters):
+    found = joined(31, clusters)
+    assert sorted(number for part in found for number in part) == list(range(31))
+    of = {number: part for part in found for number in part}
+    assert all(len({of[number] for number in cluster}) == 1 for cluster in clusters)
+    apart = [{number} for number in range(31)]
+    for _ in range(len(clusters)):  # the smallest such sets, found the slow way
+        for cluster in clusters:
+            touched = [part for part in apart if part & set(cluster)]
+            apart = [part for part in apart if not part & set(cluster)] + [set().union(*touched)]
+    assert {tuple(sorted(part)) for part in apart} == set(found)
+
+
+def test_refused():
+    for order in (GpcTiles, DynamicTiles):
+        refused(order, 8, argument="PersistentTiles(raster)", rule="is Grouped, Snake or Hilbert")
+    refused(GroupedTiles, 8, rows=128, table="ends", argument="PersistentTiles(raster)", rule="is Grouped, Snake or Hilbert")
+    refused(StreamKTiles, 8, shares=66, argument="PersistentTiles(raster)", rule="is Grouped, Snake or Hilbert")
+    assert GpcTiles() == GpcTiles(Grouped(8))

@@ -1,0 +1,143 @@
+"""Which multiprocessors of a device lie in one GPC, and the places that `GpcTiles` keeps for each GPC's clusters.
+
+No register names a multiprocessor's GPC. But the CTAs of a cluster always lie in one; so clusters of several sizes, each CTA
+of which writes down its multiprocessor, tell them apart. On an H200, four pairs of multiprocessors form clusters by themselves
+alone, and a GPC has only half as many as the others: those are taken as one (they are near the same half of L2).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from cuda.bindings import driver
+
+from tmapipe.tiles import ceil_div
+
+__all__ = ["GPC_WORDS", "WORDS", "gpcs", "keep_places"]
+
+GPC_WORDS = 12  # of 8 pairs of neighbouring multiprocessors, 4 bits each: their GPC
+WORDS = GPC_WORDS + 5  # these; and a byte each, every GPC's first place, and where the last one ends
+MOST_GPCS = 16
+SIZES = (2, 3, 4, 5, 6, 7, 8, 16)  # of clusters; the last is more than the portable maximum
+SHARED_BYTES = 128 << 10  # so that each multiprocessor gets one CTA
+
+#: Each CTA writes its multiprocessor's number, and stays for 20 microseconds, until all have theirs.
+PTX = b"""
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry note_multiprocessor(.param .u64 numbers) {
+    .reg .pred %early;
+    .reg .b32 %cta, %multiprocessor;
+    .reg .b64 %to, %offset, %begun, %now;
+    mov.u64 %begun, %globaltimer;
+    ld.param.u64 %to, [numbers];
+    mov.u32 %cta, %ctaid.x;
+    mul.wide.u32 %offset, %cta, 4;
+    add.u64 %to, %to, %offset;
+    mov.u32 %multiprocessor, %smid;
+    st.global.u32 [%to], %multiprocessor;
+stay:
+    mov.u64 %now, %globaltimer;
+    sub.u64 %now, %now, %begun;
+    setp.lt.u64 %early, %now, 20000;
+    @%early bra stay;
+    ret;
+}
+"""
+
+
+def keep_places(parts: Sequence[Sequence[int]], cluster_size: int, resident: int, tiles: int) -> list[int]:
+    """How many clusters to launch for so many *tiles* (in units of clusters), then the words that tell the kernel which places
+    are kept for which GPC's. parts: multiprocessors by GPC; resident: clusters that fit on the device at once.
+
+    As many clusters of each GPC, if that takes no more waves than all of them: the hardware deals them out evenly."""
+    most = max((len(part) // cluster_size for part in parts), default=0)
+    whole = [part for part in parts if 2 * (len(part) // cluster_size) >= max(1, most)]
+    rest = [part for part in parts if part not in whole and len(part) >= cluster_size]
+    groups = [*([part] for part in whole), *([rest] if rest else [])]
+    counts = [sum(len(part) // cluster_size for part in group) for group in groups]
+    known = 0 < len(groups) <= MOST_GPCS and sum(counts) == resident
+    if not known or max(number for part in parts for number in part) >= 16 * GPC_WORDS:
+        groups, counts = [[]], [resident]
+    waves = ceil_div(tiles, resident)
+    each = ceil_div(tiles, waves * len(counts))
+    if each <= min(counts):
+        counts = [each] * len(counts)
+    firsts = [sum(counts[:i]) for i in range(MOST_GPCS + 1)]
+    of_pair = [0] * 8 * GPC_WORDS
+    for gpc, group in enumerate(groups):
+        for number in (number for part in group for number in part):
+            of_pair[number // 2] = gpc
+    return [sum(counts), *_packed(of_pair, 4), *_packed(firsts, 8)]
+
+
+def _packed(values: Sequence[int], bits: int) -> list[int]:
+    """Words of *values*, so many bits each, the first lowest; signed, as the kernel takes them."""
+    a_word = 32 // bits
+    words = [
+        sum(value << bits * i for i, value in enumerate(values[first : first + a_word]))
+        for first in range(0, len(values), a_word)
+    ]
+    return [word - (1 << 32) if word >> 31 else word for word in words]
+
+
+@functools.cache
+def gpcs(device: int) -> tuple[tuple[int, ...], ...]:
+    """The multiprocessors of a CUDA device, by GPC; tried out once a process, in a millisecond."""
+    with torch.cuda.device(device):
+        count = torch.cuda.get_device_properties(device).multi_processor_count
+        numbers = torch.empty(count, dtype=torch.int32, device="cuda")
+        module = _called(driver.cuModuleLoadData(PTX))
+        kernel = _called(driver.cuModuleGetFunction(module, b"note_multiprocessor"))
+        attribute = driver.CUfunction_attribute
+        for kind, value in (
+            (attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, SHARED_BYTES),
+            (attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1),
+        ):
+            _called(driver.cuFuncSetAttribute(kernel, kind, value))
+        clusters = [cluster for size in SIZES for cluster in _clusters_of(kernel, size, numbers)]
+        _called(driver.cuModuleUnload(module))
+    return joined(count, clusters)
+
+
+def joined(count: int, clusters: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """The numbers below *count* in sets such that each of *clusters* lies in one; in order."""
+    of = {number: {number} for number in range(count)}
+    for first, *others in clusters:
+        for other in others:
+            if of[other] is not of[first]:
+                of[first] |= of[other]
+                of |= dict.fromkeys(of[other], of[first])
+    return tuple(sorted({tuple(sorted(found)) for found in of.values()}))
+
+
+def _clusters_of(kernel: Any, size: int, numbers: torch.Tensor) -> list[list[int]]:
+    """The multiprocessors of each of as many clusters of *size* as fit on the device at once."""
+    config, cluster = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
+    cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = size, 1, 1
+    config.gridDimX, config.gridDimY, config.gridDimZ = math.floor(len(numbers) / size) * size, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = 32, 1, 1
+    config.sharedMemBytes, config.hStream = SHARED_BYTES, torch.cuda.current_stream().cuda_stream
+    config.attrs, config.numAttrs = [cluster], 1
+    fit = _called(driver.cuOccupancyMaxActiveClusters(kernel, config))
+    if not fit:
+        return []
+    config.gridDimX = fit * size
+    _called(driver.cuLaunchKernelEx(config, kernel, ((numbers.data_ptr(),), (ctypes.c_void_p,)), 0))
+    found = numbers[: fit * size].tolist()
+    return [found[i : i + size] for i in range(0, len(found), size)]
+
+
+def _called(result: tuple[Any, ...]) -> Any:
+    """What a driver call returned. Raises `RuntimeError` if it failed."""
+    status, *values = result
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"the CUDA driver answered {status.name} while it was tried out which multiprocessors lie in a GPC")
+    return values[0] if values else None
