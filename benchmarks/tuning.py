@@ -103,7 +103,7 @@ def report(rows: list[dict[str, Any]]) -> None:
 BOUNDS = {
     "clock": (1.4, 1.75), "l2": (30, 48), "near": (1, 1.6), "straddle": (1, 2), "ingest": (50, 128), "coupled": (1, 1.3),
     "memory": (2500, 4500), "launch": (2, 7), "fill": (0, 6000), "stored": (8, 64), "tile": (0, 1500), "add": (1, 12),
-    "merged": (0.95, 1), "shared": (1, 3), "claim": (0, 2),
+    "merged": (0.95, 1), "shared": (0, 1), "claim": (0, 2),
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from tmapipe.tuning.problem import Device, Problem
 
 __all__ = ["Constants", "FITTED", "estimate"]
 
+A_GPC = 8  # clusters
 SMALL = 16e6  # bytes of inputs; where the limit lies between 5 and 35 MB makes no difference to any choice measured
 
 
@@ -32,25 +33,25 @@ class Constants:
     the end; fill: clocks until the first slot is there; stored: bytes of output a clock and
     warpgroup in an epilogue; tile: clocks of a tile's other costs; add: microseconds of a split k's second kernel besides
     its memory traffic. Of orders by GPC, merged: what reads that L2 does not see save of a mainloop, as a factor (mostly
-    power); shared: how much more L2 gives; claim: microseconds until a cluster has its place.
+    power); shared: how much of what eight clusters read alike they read as one; claim: microseconds until a cluster has its place.
     """
 
     macs: float = 2048.0
-    clock: float = 1.52
-    l2: float = 43.7
-    near: float = 1.35
-    straddle: float = 1.29
-    ingest: float = 96.9
-    coupled: float = 1.11
-    memory: float = 3400.0
-    launch: float = 2.38
-    fill: float = 2840.0
-    stored: float = 20.7
-    tile: float = 626.0
-    add: float = 10.5
-    merged: float = 0.98
-    shared: float = 1.5
-    claim: float = 0.7
+    clock: float = 1.56
+    l2: float = 47.7
+    near: float = 1.45
+    straddle: float = 1.43
+    ingest: float = 80.9
+    coupled: float = 1.05
+    memory: float = 3580.0
+    launch: float = 3.81
+    fill: float = 2190.0
+    stored: float = 23.3
+    tile: float = 573.0
+    add: float = 4.29
+    merged: float = 0.954
+    shared: float = 0.135
+    claim: float = 1.95
 
 
 #: Of the H200, fitted to benchmarks/results/tuning.json.
@@ -71,7 +72,10 @@ def estimate(problem: Problem, candidate: Candidate, device: Device, constants: 
     rate = c.l2 * (c.near if (problem.m + problem.n) * problem.k * problem.dtype.bytes <= SMALL else 1.0)
     through_l2 = (m / along_n + n / along_m) * lines / rate
     if candidate.by_gpc:
-        multiply, through_l2 = multiply * c.merged, through_l2 / c.shared
+        down = min(A_GPC, ceil_div(problem.m, m * along_m))  # clusters that have the same columns, and the same rows
+        right = min(A_GPC // down, ceil_div(problem.n, n * along_n))
+        once = (m / along_n / right + n / along_m / down) * lines / rate
+        multiply, through_l2 = multiply * c.merged, through_l2 + (once - through_l2) * c.shared
     mainloop = steps * max(multiply, through_l2, (m + n) * SWIZZLE_SPAN / c.ingest)
     if along_m * along_n > 2:
         mainloop *= c.coupled
