@@ -79,6 +79,7 @@ EVERY: dict[str, Callable[[], Any]] = {
     "GatedGemm, cluster 2x1": schedules.GatedGemm,
     "StreamK, 66 shares": lambda: schedules.StreamK(66),
     "Gemm, cluster 2x1, dynamic order": lambda: schedules.Gemm(order=tp.DynamicTiles()),
+    "Gemm, cluster 1x2, by GPC": lambda: schedules.Gemm(cluster=(1, 2), order=tp.GpcTiles()),
 }
 K_TILES = (8, 16, 32, 64, 128, 256)
 

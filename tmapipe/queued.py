@@ -21,7 +21,8 @@ SCHEDULER = "scheduler"  #: name of the role that finds the words
 
 
 class QueuedTiles(PersistentTiles):
-    """Base of such orders. stages: slots of the queue."""
+    """Base of such orders. stages: slots of the queue. They count in global memory, in counters that a schedule has for each
+    stream: a CUDA graph that was captured on one must not run at the same time as other launches of the schedule there."""
 
     stages = 1
 

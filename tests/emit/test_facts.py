@@ -193,6 +193,13 @@ def test_chain_of_three():
     assert {count for (name, _), count in kernel.ptx.facts().inits.items() if name == "ring.ready1"} == {2}
 
 
+@pytest.mark.parametrize("name", ["Gemm", "PingPong", "GatedGemm", "GroupedGemm", "SplitK"])
+def test_sums_are_looked_at_twice_only_where_there_may_be_none(name):
+    """A value of an accumulator is stored as it is, or as zero if its tile had no k-tiles: a select each, which costs as much as
+    its conversion. Only the last part of a split k may have none."""
+    assert ("selp.f32" in built(name).compiled.ptx) == (name == "SplitK")
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_whole_kernel(name):
     """Nothing unplaced, no local memory, and what a launch needs to make the register counts real."""

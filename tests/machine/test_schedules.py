@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tmapipe import Grouped, Hilbert, PersistentTiles, Snake
+from tmapipe import Grouped, Hilbert, PersistentTiles, ScopeError, Snake
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Machine
 from tmapipe.machine.scheduler import POLICIES
@@ -112,3 +112,22 @@ def test_operands_along_m_and_n(majors):
     out = np.zeros_like(want)
     gemm.simulate(a, b, out=out, seed=3)
     assert (out == want).all()
+
+
+class WithoutSlots(Gemm):
+    """Its tiles have no k-tiles."""
+
+    load, math = Gemm.load, Gemm.math
+
+    def tile_slots(self, k, tile):
+        return 0
+
+
+def test_sums_of_nothing():
+    """Zero where a body allows for it; where it does not, the GPU would store what the last tile has left."""
+    a, b = np.ones((64, 16), np.float16), np.ones((64, 16), np.float16)
+    allowed = WithoutSlots((64, 64, 16), (1, 1), 2)
+    allowed.empty_tiles = True
+    assert (allowed(a, b) == 0).all()
+    with pytest.raises(ScopeError, match=r"accumulate\(empty=False\) of mma ended without acc.add"):
+        WithoutSlots((64, 64, 16), (1, 1), 2)(a, b)

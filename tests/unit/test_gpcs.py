@@ -47,6 +47,11 @@ def test_what_is_not_understood_is_one_gpc():
         assert clusters == resident == places[0] and not any(of_pair)
 
 
+def test_a_device_of_more_clusters_than_a_byte_counts():
+    clusters, _, places = unpacked(keep_places([range(400)], 1, 400, 4000))
+    assert clusters == places[0] == 255 - 5  # 16 waves of 250
+
+
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=12), st.sampled_from([1, 2, 4]), st.integers(1, 5000))
 def test_places_are_kept_once(sizes, cluster_size, tiles):
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]

@@ -56,7 +56,8 @@ def keep_places(parts: Sequence[Sequence[int]], cluster_size: int, resident: int
     """How many clusters to launch for so many *tiles* (in units of clusters), then the words that tell the kernel which places
     are kept for which GPC's. parts: multiprocessors by GPC; resident: clusters that fit on the device at once.
 
-    As many clusters of each GPC, if that takes no more waves than all of them: the hardware deals them out evenly."""
+    As many clusters of each GPC, if that takes no more waves than all of them: the hardware deals them out evenly. What is
+    not understood (another number of clusters, more than 16 GPCs, multiprocessors from 192 on) is taken as one GPC."""
     most = max((len(part) // cluster_size for part in parts), default=0)
     whole = [part for part in parts if 2 * (len(part) // cluster_size) >= max(1, most)]
     rest = [part for part in parts if part not in whole and len(part) >= cluster_size]
@@ -64,8 +65,8 @@ def keep_places(parts: Sequence[Sequence[int]], cluster_size: int, resident: int
     counts = [sum(len(part) // cluster_size for part in group) for group in groups]
     known = 0 < len(groups) <= MOST_GPCS and sum(counts) == resident
     if not known or max(number for part in parts for number in part) >= 16 * GPC_WORDS:
-        groups, counts = [[]], [resident]
-    waves = ceil_div(tiles, resident)
+        groups, counts = [[]], [min(resident, 255)]  # a byte each
+    waves = ceil_div(tiles, sum(counts))
     each = ceil_div(tiles, waves * len(counts))
     if each <= min(counts):
         counts = [each] * len(counts)

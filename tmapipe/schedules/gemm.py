@@ -73,18 +73,19 @@ class Gemm(Schedule):
     in int32. m, n and k are free within TMA's rule that strides are multiples of 16 bytes.
 
     tile: (m, n, k) elements of one CTA, whose m sets the warpgroups: 1 for 64, 2 for 128 or 256, 3 for 192; cluster: CTAs
-    along (m, n); stages: slots of a and b (None: as many as fit); store_stages: output buffers of each warpgroup; order:
-    of output tiles, e.g. ``PersistentTiles(Snake(8))``; majors: the dimensions along which a and b are contiguous, ("m" or
-    "k", "n" or "k"), for 16-bit types: torch's usual weight w [k, n] is passed as ``w.t()`` with majors=("k", "n");
-    l2_hints: of the loads of (a, b), e.g. "evict_first" for an operand that is read once; dtype: of d, by default that of
-    a (of fp8 operands bf16, of int8 int32); promote: sums of fp8 operands leave the tensor core after each slot (see
-    `Wgmma`); tf32: a and b are fp32, rounded to tf32 on their way into shared memory; epilogue: a function of the sums in
-    fp32, element by element, for a d of a floating type; operands: what the epilogue takes besides the accumulator,
-    by the names of its parameters and of the call's arguments, each a kind of `tmapipe.epilogue`; operand_stages: slots of
-    the ring that they are loaded into, one a tile, or with a matrix one a piece of 64 rows a warpgroup and up to 64 columns;
-    outputs: further outputs of d's shape, name -> type (None: the tensor's, or a's), or vectors in fp32, name -> ``RowSum()``
-    (over n, [m]) or ``ColumnSum()`` (over m, [n]) of `tmapipe.epilogue`, the same bits in every run. The epilogue then returns
-    a dictionary of all outputs, element by element, and the call a tuple of them, d first::
+    along (m, n); stages: slots of a and b (None: as many as fit); store_stages: output buffers of each warpgroup; order: of
+    output tiles, e.g. ``PersistentTiles(Snake(8))``, or for large outputs ``GpcTiles(Snake(8))`` with cluster (1, 2); majors:
+    the dimensions along which a and b are contiguous, ("m" or "k", "n" or "k"), for 16-bit types: torch's usual weight w,
+    [k, n], is passed as ``w.t()`` with majors=("k", "n"); l2_hints: of the loads of (a, b), e.g. "evict_first" for an operand
+    that is read once; dtype: of d, by default that of a (of fp8 operands bf16, of int8 int32); promote: sums of fp8 operands
+    leave the tensor core after each slot (see `Wgmma`); tf32: a and b are fp32, rounded to tf32 on their way into shared
+    memory; epilogue: a function of the sums in fp32, element by element, for a d of a floating type; operands: what the
+    epilogue takes besides the accumulator, by the names of its parameters and of the call's arguments, each a kind of
+    `tmapipe.epilogue`; operand_stages: slots of the ring that they are loaded into, one a tile, or with a matrix one a piece
+    of 64 rows a warpgroup and up to 64 columns; outputs: further outputs of d's shape, name -> type (None: the tensor's, or
+    a's), or vectors in fp32, name -> ``RowSum()`` (over n, [m]) or ``ColumnSum()`` (over m, [n]) of `tmapipe.epilogue`, the
+    same bits in every run. The epilogue then returns a dictionary of all outputs, element by element, and the call a tuple of
+    them, d first::
 
         gemm = Gemm(epilogue=lambda acc, bias: tp.math.gelu(acc + bias), operands={"bias": tp.epilogue.PerColumn()})
         d = gemm(a, b, bias=bias)

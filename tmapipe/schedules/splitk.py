@@ -23,7 +23,8 @@ __all__ = ["SplitK"]
 
 class SplitK(Gemm):
     """`Gemm` of two matrices, with k in `parts` parts. reduce: None (a second kernel adds the parts in a fixed order) or "add"
-    (the TMA engine adds them to d, fp32 by default; each addition rounds to d's type). The other arguments as there."""
+    (the TMA engine adds them to d, fp32 by default; each addition rounds to d's type). The other arguments as there; with
+    order ``GpcTiles()``, the CTAs of a part of up to eight clusters lie together."""
 
     load, math = Gemm.load, Gemm.math
     empty_tiles = True  # the last part's, where the k-tiles do not fill all parts

@@ -17,7 +17,7 @@ from tmapipe.tuning.problem import Device, Problem
 
 __all__ = ["Constants", "FITTED", "estimate"]
 
-A_GPC = 8  # clusters
+A_GPC = 8  # clusters of two in a GPC
 SMALL = 16e6  # bytes of inputs; where the limit lies between 5 and 35 MB makes no difference to any choice measured
 
 
@@ -25,15 +25,15 @@ SMALL = 16e6  # bytes of inputs; where the limit lies between 5 and 35 MB makes 
 class Constants:
     """Of one kind of GPU.
 
-    macs: multiply-adds of 16-bit types a clock and multiprocessor (4 tensor cores x 512, NVIDIA's H100 white paper);
-    clock: GHz under load; l2: bytes a clock and multiprocessor out of L2; near: how much more it gives of small inputs
-    (1024^3: some 60 bytes, by `benchmarks.stamps`); straddle: what a row pitch that is no multiple of 128 bytes costs
-    there, as a factor; ingest: bytes a clock that a multiprocessor takes in; coupled: slowdown of clusters of four, whose
-    CTAs wait for each other; memory: GB/s; launch: microseconds from launch to the first load and from the last store to
-    the end; fill: clocks until the first slot is there; stored: bytes of output a clock and
-    warpgroup in an epilogue; tile: clocks of a tile's other costs; add: microseconds of a split k's second kernel besides
-    its memory traffic. Of orders by GPC, merged: what reads that L2 does not see save of a mainloop, as a factor (mostly
-    power); shared: how much of what eight clusters read alike they read as one; claim: microseconds until a cluster has its place.
+    macs: multiply-adds of 16-bit types a clock and multiprocessor (4 tensor cores x 512, NVIDIA's H100 white paper); clock:
+    GHz under load; l2: bytes a clock and multiprocessor out of L2; near: how much more it gives of small inputs (1024^3: some
+    60 bytes, by `benchmarks.stamps`); straddle: what a row pitch that is no multiple of 128 bytes costs there, as a factor;
+    ingest: bytes a clock that a multiprocessor takes in; coupled: slowdown of clusters of four, whose CTAs wait for each
+    other; memory: GB/s; launch: microseconds from launch to the first load and from the last store to the end; fill: clocks
+    until the first slot is there; stored: bytes of output a clock and warpgroup in an epilogue; tile: clocks of a tile's other
+    costs; add: microseconds of a split k's second kernel besides its memory traffic. Of orders by GPC, merged: what reads that
+    L2 does not see save of a mainloop, as a factor (mostly power); shared: how much of what eight clusters read alike they
+    read as one; claim: microseconds until a cluster has its place.
     """
 
     macs: float = 2048.0
