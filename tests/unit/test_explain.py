@@ -26,6 +26,7 @@ EVERY = {
     "gemm 2x2": lambda: S.Gemm(cluster=(2, 2), dtype="fp32"),
     "gemm 64": lambda: S.Gemm((64, 72, 64), (1, 4)),
     "gemm, dynamic": lambda: S.Gemm(order=tp.DynamicTiles()),
+    "gemm, by GPC": lambda: S.Gemm(cluster=(1, 2), order=tp.GpcTiles()),
     "pingpong": lambda: S.PingPong(),
     "splitk": lambda: S.SplitK(4),
     "splitk, added": lambda: S.SplitK(4, reduce="add"),
