@@ -2,11 +2,14 @@
 
 import itertools
 
+import torch
+from cuda.bindings import driver
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.errors import refused
 from tmapipe import DynamicTiles, GpcTiles, Grouped, GroupedTiles, StreamKTiles
+from tmapipe.gpu import gpcs
 from tmapipe.gpu.gpcs import GPC_WORDS, MOST_GPCS, WORDS, joined, keep_places
 
 #: An H200: a GPC of 8 multiprocessors besides those of 16 and 18, and four pairs by themselves.
@@ -74,6 +77,12 @@ def test_clusters_join_multiprocessors(clusters):
             touched = [part for part in apart if part & set(cluster)]
             apart = [part for part in apart if not part & set(cluster)] + [set().union(*touched)]
     assert {tuple(sorted(part)) for part in apart} == set(found)
+
+
+def test_sizes_of_clusters_that_a_device_does_not_take(monkeypatch):
+    for answer in ((driver.CUresult.CUDA_ERROR_INVALID_CLUSTER_SIZE, None), (driver.CUresult.CUDA_SUCCESS, 0)):
+        monkeypatch.setattr(driver, "cuOccupancyMaxActiveClusters", lambda kernel, config, answer=answer: answer)
+        assert gpcs._clusters_of(None, 16, torch.empty(132)) == []
 
 
 def test_refused():

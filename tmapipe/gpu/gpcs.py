@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -119,18 +118,19 @@ def joined(count: int, clusters: Sequence[Sequence[int]]) -> tuple[tuple[int, ..
 
 
 def _clusters_of(kernel: Any, size: int, numbers: torch.Tensor) -> list[list[int]]:
-    """The multiprocessors of each of as many clusters of *size* as fit on the device at once."""
+    """The multiprocessors of each of as many clusters of *size* as fit on the device at once: none if it takes no such."""
     config, cluster = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
     cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
     cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = size, 1, 1
-    config.gridDimX, config.gridDimY, config.gridDimZ = math.floor(len(numbers) / size) * size, 1, 1
+    config.gridDimX, config.gridDimY, config.gridDimZ = len(numbers) // size * size, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = 32, 1, 1
-    config.sharedMemBytes, config.hStream = SHARED_BYTES, torch.cuda.current_stream().cuda_stream
+    config.sharedMemBytes = SHARED_BYTES
     config.attrs, config.numAttrs = [cluster], 1
-    fit = _called(driver.cuOccupancyMaxActiveClusters(kernel, config))
-    if not fit:
+    status, *most = driver.cuOccupancyMaxActiveClusters(kernel, config)
+    if status != driver.CUresult.CUDA_SUCCESS or not most[0]:
         return []
-    config.gridDimX = fit * size
+    fit = most[0]
+    config.gridDimX, config.hStream = fit * size, torch.cuda.current_stream().cuda_stream
     _called(driver.cuLaunchKernelEx(config, kernel, ((numbers.data_ptr(),), (ctypes.c_void_p,)), 0))
     found = numbers[: fit * size].tolist()
     return [found[i : i + size] for i in range(0, len(found), size)]
