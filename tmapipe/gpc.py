@@ -70,8 +70,7 @@ class TilesOfPlace(BoundTiles):
 
     def begin(self) -> None:
         """The scheduler claims a place, which takes about as long as the initialization that all wait for."""
-        if self.queue.leads:
-            self._once_a_cluster(self._claim)
+        self.queue.once_a_cluster(self._claim)
 
     def each(self, body: Callable[[Tile], None]) -> None:
         """Runs *body* once a tile; the scheduler has none."""
@@ -87,8 +86,7 @@ class TilesOfPlace(BoundTiles):
     def finish(self) -> None:
         """After the last tile."""
         self.queue.finish()
-        if self.queue.leads:
-            self._once_a_cluster(self.isa.places_claimed)
+        self.queue.once_a_cluster(self.isa.places_claimed)
 
     def _claim(self) -> None:
         self.claimed[0] = self.isa.claim_place()
@@ -96,9 +94,3 @@ class TilesOfPlace(BoundTiles):
     def _find_place(self) -> None:
         (place,) = self.queue.take(1, lambda: (self.claimed[0],), lambda: (self.isa.cluster_id,))
         self.take_place(place)
-
-    def _once_a_cluster(self, body: Callable[[], None]) -> None:
-        if self.isa.plan.cluster_size > 1:
-            self.isa.when(self.isa.cta_rank == 0, body)
-        else:
-            body()

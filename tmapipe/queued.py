@@ -54,10 +54,7 @@ class QueueEnd(Carried):
         if self.leads:
             isa.mbarrier_wait(queue.free, index, parity ^ 1)
             isa.mbarrier_arrive_expect_tx(queue.full, index, queue.buffer.slot_bytes)
-            if isa.plan.cluster_size > 1:
-                isa.when(isa.cta_rank == 0, put)
-            else:
-                put()
+            self.once_a_cluster(put)
         isa.mbarrier_wait(queue.full, index, parity)
         found = isa.read_words(slot, count, without_data)
         isa.fence_proxy_async()
@@ -68,6 +65,15 @@ class QueueEnd(Carried):
             isa.mbarrier_arrive(queue.free, index)
         self._advance()
         return found
+
+    def once_a_cluster(self, body: Callable[[], None]) -> None:
+        """Runs *body* in the scheduler of the cluster's first CTA, and in no other warp."""
+        if not self.leads:
+            return
+        if self.isa.plan.cluster_size > 1:
+            self.isa.when(self.isa.cta_rank == 0, body)
+        else:
+            body()
 
     def finish(self) -> None:
         """The scheduler waits for the cluster's last release of every slot, so that its CTA does not leave before them."""

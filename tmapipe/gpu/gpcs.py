@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,7 +64,7 @@ def keep_places(parts: Sequence[Sequence[int]], cluster_size: int, resident: int
     groups = [*([part] for part in whole), *([rest] if rest else [])]
     counts = [sum(len(part) // cluster_size for part in group) for group in groups]
     known = 0 < len(groups) <= MOST_GPCS and sum(counts) == resident
-    if not known or max(number for part in parts for number in part) >= 16 * GPC_WORDS:
+    if not known or max(itertools.chain(*parts)) >= 16 * GPC_WORDS:
         groups, counts = [[]], [min(resident, 255)]  # a byte each
     waves = ceil_div(tiles, sum(counts))
     each = ceil_div(tiles, waves * len(counts))
@@ -72,7 +73,7 @@ def keep_places(parts: Sequence[Sequence[int]], cluster_size: int, resident: int
     firsts = [sum(counts[:i]) for i in range(MOST_GPCS + 1)]
     of_pair = [0] * 8 * GPC_WORDS
     for gpc, group in enumerate(groups):
-        for number in (number for part in group for number in part):
+        for number in itertools.chain(*group):
             of_pair[number // 2] = gpc
     return [sum(counts), *_packed(of_pair, 4), *_packed(firsts, 8)]
 
@@ -89,7 +90,7 @@ def _packed(values: Sequence[int], bits: int) -> list[int]:
 
 @functools.cache
 def gpcs(device: int) -> tuple[tuple[int, ...], ...]:
-    """The multiprocessors of a CUDA device, by GPC; tried out once a process, in a millisecond."""
+    """The multiprocessors of a CUDA device, by GPC; tried out once a process."""
     with torch.cuda.device(device):
         count = torch.cuda.get_device_properties(device).multi_processor_count
         numbers = torch.empty(count, dtype=torch.int32, device="cuda")

@@ -17,9 +17,8 @@ __all__ = ["COUNTERS", "claim_place", "places_claimed"]
 COUNTERS = MOST_GPCS + 1  # places claimed of each GPC, and clusters that have one
 
 
-def claim_place(counters: Any, lane: Any, clusters: Any, kept: Sequence[Any], cells: Any) -> Any:
-    """See `tmapipe.isa.Isa`. kept: the words of `keep_places`; cells: three registers."""
-    found = cells
+def claim_place(counters: Any, lane: Any, clusters: Any, kept: Sequence[Any], found: Any) -> Any:
+    """See `tmapipe.isa.Isa`. kept: the words of `keep_places`; found: three registers."""
     going, gpc, place = range(3)
 
     def try_one() -> None:

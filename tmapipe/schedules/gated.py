@@ -18,7 +18,7 @@ from tmapipe.cluster import MulticastGroup
 from tmapipe.dtypes import DType
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.gemm import check_majors, check_tile, consumers, operand
+from tmapipe.schedules.gemm import check_majors, check_tile, consumers, operand, turned
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.tiles import PersistentTiles, Tile
 from tmapipe.wgmma import Wgmma
@@ -67,7 +67,7 @@ class GatedGemm(Schedule):
         self.a = operand("m", m, k, along_a, multicast=MulticastGroup("n"), **common)
         self.gate = operand("n", n, k, along_b, multicast=MulticastGroup("m"), **common)
         self.up = operand("n", n, k, along_b, multicast=MulticastGroup("m"), **common)
-        self.turned = ("a",) * (along_a != "k") + ("gate", "up") * (along_b != "k")
+        self.turned = turned(a=along_a, gate=along_b, up=along_b)
         self.gate_mma, self.up_mma = Wgmma(self.a, self.gate), Wgmma(self.a, self.up)
         self.d = TmaStoreStage("l m n", source=self.gate_mma, stages=store_stages, dtype=dtype)
         self.epilogue = epilogue

@@ -65,6 +65,11 @@ def operand(side: str, extent: int, k: int, major: str, batch: str = "l ", **opt
     return TmaLoadStage(f"{batch}k {side}", tile=(k, extent), **options)
 
 
+def turned(**along: str) -> tuple[str, ...]:
+    """The operands (name=major) that are passed with their dimensions in the other order than `operand` declares."""
+    return tuple(name for name, major in along.items() if major != "k")
+
+
 class Gemm(Schedule):
     """``d[m, n] = epilogue(sum over k of a[m, k] * b[n, k])``, with a batch dimension before each if the tensors have one.
 
@@ -127,7 +132,7 @@ class Gemm(Schedule):
         common: dict[str, Any] = {"ring": self.ring, "dtype": "tf32" if tf32 else None}
         self.a = operand("m", m, k, along_a, multicast=MulticastGroup("n"), l2_hint=l2_hints[0], **common)
         self.b = operand("n", n, k, along_b, multicast=MulticastGroup("m"), l2_hint=l2_hints[1], **common)
-        self.turned = tuple(name for name, along in (("a", along_a), ("b", along_b)) if along != "k")
+        self.turned = turned(a=along_a, b=along_b)
         self.mma = Wgmma(self.a, self.b, promote=promote)
         self.epilogue = epilogue
         self.operands = self._declare_operands(operands, operand_stages) if operands else None

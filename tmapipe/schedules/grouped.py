@@ -19,7 +19,7 @@ from tmapipe.grouped import GroupedTiles
 from tmapipe.raster import Grouped
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.gemm import check_majors, check_tile, consumers, operand
+from tmapipe.schedules.gemm import check_majors, check_tile, consumers, operand, turned
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.table import Table
 from tmapipe.tiles import Tile
@@ -69,7 +69,7 @@ class GroupedGemm(Schedule):
         common: dict[str, Any] = {"ring": self.ring, "dtype": "tf32" if tf32 else None}
         self.a = operand("m", m, k, along_a, batch="", multicast=MulticastGroup("n"), **common)
         self.b = operand("n", n, k, along_b, multicast=MulticastGroup("m"), **common)
-        self.turned = tuple(name for name, along in (("a", along_a), ("b", along_b)) if along != "k")
+        self.turned = turned(a=along_a, b=along_b)
         self.offsets = Table("l")
         self.mma = Wgmma(self.a, self.b, promote=promote)
         self.d = TmaStoreStage("m n", source=self.mma, stages=store_stages, dtype=dtype, clipped=True)
