@@ -93,4 +93,4 @@ class TilesOfPlace(BoundTiles):
 
     def _find_place(self) -> None:
         (place,) = self.queue.take(1, lambda: (self.claimed[0],), lambda: (self.isa.cluster_id,))
-        self.take_place(place)
+        self.at(place)

@@ -49,7 +49,7 @@ class GroupedTiles(PersistentTiles):
 
     def bind(self, isa: Isa, grid: dict[str, Any]) -> Any:
         """This order on the calling CTA, for a grid of *grid* tiles a dimension, of which those along m are `spread`."""
-        return BoundGroupedTiles(isa, self, grid)
+        return BoundGroupedTiles(isa, self, grid).at(isa.cluster_id)
 
 
 class BoundGroupedTiles(BoundTiles):

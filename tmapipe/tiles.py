@@ -96,11 +96,11 @@ class PersistentTiles:
 
     def bind(self, isa: Isa, grid: dict[str, Any]) -> BoundTiles:
         """This order on the calling CTA, for a grid of *grid* tiles a dimension."""
-        return BoundTiles(isa, self, grid)
+        return BoundTiles(isa, self, grid).at(isa.cluster_id)
 
 
 class BoundTiles(Carried):
-    """The calling CTA's tiles: `count` of them, `tile(i)` for each.
+    """The calling CTA's tiles, once `at` has said from where on: `count` of them, `tile(i)` for each.
 
     Of subclasses: coordinates: names of a tile's, if not those of the grid; early: whether the first tile is found while the
     kernel before may still run."""
@@ -112,18 +112,18 @@ class BoundTiles(Carried):
         self.isa, self.order, self.dims = isa, order, self.coordinates or tuple(grid)
         by = isa.divisors(order.divisors(grid, isa.plan.cluster, isa.clusters))
         self.by, self.numbers = by, TileNumbers(isa, order.raster, grid, by)
-        self.take_place(isa.cluster_id)
-        self.first = [isa.here(value) for value in self._at(0)] if self.early else []
 
     def of(self, role: RoleWarps) -> BoundTiles:
         """The tiles as *role* takes them."""
         return self
 
-    def take_place(self, place: Any) -> None:
-        """*place*: the number of the first of the CTA's tiles, less than that of clusters."""
+    def at(self, place: Any) -> BoundTiles:
+        """The tiles from number *place* on, which is less than that of clusters."""
         isa = self.isa
         self.place = place
         self.count = isa.here((self.numbers.total - place + isa.clusters - 1) // self.by["clusters"])
+        self.first = [isa.here(value) for value in self._at(0)] if self.early else []
+        return self
 
     def tile(self, i: Any) -> Tile:
         """The *i*-th tile of the calling CTA."""
