@@ -166,8 +166,10 @@ class Isa(Protocol):
     def named_barrier_arrive(self, barrier: NamedBarrier, instance: Value = 0) -> None:
         """``bar.arrive id + instance, threads``: arrives without waiting."""
 
-    def cluster_arrive(self) -> None:
-        """``barrier.cluster.arrive.release``: all threads of all CTAs of the cluster take part."""
+    def cluster_arrive(self, scope: str = "cluster") -> None:
+        """``barrier.cluster.arrive``: all threads of all CTAs of the cluster take part. *scope*: "cluster" releases this
+        thread's earlier accesses to the peers (a membar, some hundred clocks); "relaxed" orders none of them: inits that
+        `fence_mbarrier_init` has released are visible after it all the same."""
 
     def cluster_wait(self) -> None:
         """``barrier.cluster.wait.acquire``."""

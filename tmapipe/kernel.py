@@ -57,7 +57,7 @@ def _init_barriers(isa: Isa) -> None:
 
     isa.when(isa.warp == plan.warps - 1, init)
     if plan.cluster_size > 1:
-        isa.cluster_arrive()
+        isa.cluster_arrive("relaxed")  # the inits have been released by their fence
 
 
 def _meet(isa: Isa, meanwhile: Callable[[], None] = lambda: None) -> None:
@@ -244,8 +244,6 @@ class KernelContext(Carried):
             storing = store.role.name if store.role is not None else ring.phases[-1][0].name
             bound = SlotStore(self.isa, planned, self.plan.role(storing))
             slot_stores.setdefault(ring.name, {})[name] = bound
-            if storing == self.role.name:
-                self._finishers.append(bound)
             return
         if isinstance(store.source, Wgmma):
             matmul = self.plan.matmul(store.source.name)

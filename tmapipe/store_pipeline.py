@@ -1,8 +1,8 @@
 """TmaStoreStage: results on their way to global memory through the TMA engine.
 
 A buffer goes through: free -> written by threads -> fenced and synchronized -> read by the engine -> free. One thread
-issues all stores of a unit and tracks them as bulk groups: ``wait_group.read`` says that a buffer's bytes have been read
-(so threads may overwrite it), the plain ``wait_group`` at the end that the writes are visible.
+issues all stores of a unit and tracks them as bulk groups: ``wait_group.read`` says that a buffer's bytes have been read:
+threads may overwrite it, and in the end the CTA may leave. (Its writes are visible when the kernel has ended.)
 
 From a loaded slot (``source=`` a load stage) there is no buffer and no copy: the engine reads the slot, and the ring
 releases it when the read has retired.
@@ -145,10 +145,6 @@ class SlotStore(Carried):
     def at(self, slot: Slot) -> SlotStoreInSlot:
         return SlotStoreInSlot(self, slot)
 
-    def finish(self) -> None:
-        """Once, after the last tile: until the writes are visible."""
-        self.isa.bulk_wait_group(0, read=False)
-
 
 class SlotStoreInSlot(Carried):
     """A store of one open slot."""
@@ -227,8 +223,8 @@ class BoundStore(Carried):
             )
 
     def finish(self) -> None:
-        """Once, after the last tile: the issuing thread waits until its writes are visible."""
-        self.isa.when(self.issuer, lambda: self.isa.bulk_wait_group(0, read=False))
+        """Once, after the last tile: the issuing thread waits until its buffers have been read."""
+        self.isa.when(self.issuer, lambda: self.isa.bulk_wait_group(0, read=True))
 
     def _store_accumulators(
         self,

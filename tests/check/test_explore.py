@@ -209,6 +209,15 @@ CASES = {
 }
 
 
+def met(scope):
+    """One warp writes what the other reads; in between, all meet at the cluster's barrier."""
+    meet = [("cluster arrive", scope), ("cluster wait",)]
+    return program([], [("write", 0), *meet], [*meet, ("read", 0)], meet, meet, ctas=2)
+
+
+CASES["a relaxed arrival at the cluster's barrier releases no accesses"] = ({Kind.RACE}, met("relaxed"), met("cluster"))
+
+
 def relayed(scope):
     """A warp writes, meets the next one at a named barrier; that one signals a third, which reads."""
     work = [("write", 0), ("bar sync", 1, 64), *LEAVE]

@@ -214,7 +214,9 @@ class Execution:
         elif i.is_a("fence.mbarrier_init"):
             self.events.append(("init_fence",))
         elif i.is_a("barrier.cluster"):
-            self.events.append((f"cluster_{i.opcode.split('.')[2]}",))
+            arrives = i.is_a("barrier.cluster.arrive")
+            scope = ("relaxed" if i.has("relaxed") else "cluster",) if arrives else ()
+            self.events.append((f"cluster_{i.opcode.split('.')[2]}", *scope))
         elif i.is_a("bar.warp"):
             self.events.append(("warp_sync",))
         elif i.is_a("bar"):

@@ -89,7 +89,8 @@ CHANGES = {
     "peer": (r"(mapa\.shared::cluster\.u32 \t%r\d+, %r\d+, )%r\d+;", r"\g<1>0;"),
     "multicast": (r"(cp\.async\.bulk\.tensor[^;]*\}\], \[%r\d+\], )%rs\d+", r"\g<1>1"),
     "read wait": (r"(cp\.async\.bulk\.wait_group\.read \t)1;", r"\g<1>0;"),
-    "final wait": (r"cp\.async\.bulk\.wait_group \t0;", "cp.async.bulk.wait_group.read \t0;"),
+    "final wait": (r"cp\.async\.bulk\.wait_group\.read \t0;", ""),
+    "meeting": (r"barrier\.cluster\.arrive\.relaxed;", "barrier.cluster.arrive;"),
 }
 
 

@@ -133,8 +133,8 @@ class RecordingIsa:
     def named_barrier_arrive(self, barrier: NamedBarrier, instance: int = 0) -> None:
         self._note("named_arrive", barrier.name, instance)
 
-    def cluster_arrive(self) -> None:
-        self._note("cluster_arrive")
+    def cluster_arrive(self, scope: str = "cluster") -> None:
+        self._note("cluster_arrive", scope)
 
     def cluster_wait(self) -> None:
         self._note("cluster_wait")

@@ -120,5 +120,6 @@ def test_outputs_share_the_count_of_bulk_groups(store_stages):
         elif event[0] == "write_columns":
             assert event[1:3] not in issued[read:], "a buffer is written while a store of it may still read"
     assert {name for name, _ in issued} == {"d", "sums"} and len(issued) == 2 * 3 * 5 * 2
-    waits = [event[1] for event in events if event[0] == "wait_group" and event[2]]
+    *waits, last, of_sums = [event[1] for event in events if event[0] == "wait_group" and event[2]]
     assert set(waits) == {2 * store_stages - 1}  # and no store is waited for earlier than that
+    assert last == of_sums == 0

@@ -47,7 +47,7 @@ def test_the_way_of_a_buffer(store_stages, warp):
         if issuer:
             expected = [("wait_group", stages - 1, True), *expected, ("store", "d", buffer), ("commit",)]
         assert [event[: len(want)] for event, want in zip(piece, expected, strict=True)] == expected
-    assert events[len(starts) * per_piece :] == ([("wait_group", 0, False)] if issuer else [])
+    assert events[len(starts) * per_piece :] == ([("wait_group", 0, True)] if issuer else [])
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ class Barriers:
             self._join_returned(16 * cta, self._warps(cta))
 
     def arrive_cluster(self, agent: int, op: ops.ClusterArrive, facts: tuple[int, bool]) -> None:
-        self._arrive(CLUSTER, agent, op, *facts)
+        self._arrive(CLUSTER, agent, op, *facts, order_only=op.scope == "relaxed")
         if facts[1]:
             self._join_returned(CLUSTER, range(self.layout.agents))
 
@@ -81,7 +81,9 @@ class Barriers:
     def _warps(self, cta: int) -> range:
         return range(cta * self.layout.warps, (cta + 1) * self.layout.warps)
 
-    def _arrive(self, which: int, agent: int, op: Any, number: int, completed: bool) -> None:
+    def _arrive(
+        self, which: int, agent: int, op: Any, number: int, completed: bool, order_only: bool = False
+    ) -> None:
         clocks = self.clocks
         step = Step(self.log.order, agent, op, number)
         before = self.generations.get((which, number - 1))
@@ -96,7 +98,10 @@ class Barriers:
         now.by[agent] = clocks.time[agent]
         now.steps.append(step)
         now.complete = completed
-        clocks.release(agent, now.clock, all_lanes=True)
+        if order_only:
+            clocks.execute(agent, now.clock)
+        else:
+            clocks.release(agent, now.clock, all_lanes=True)
 
     def _wait(self, which: int, agent: int, number: int) -> None:
         generation = self.generations.get((which, number))

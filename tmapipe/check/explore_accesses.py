@@ -152,7 +152,7 @@ class Accesses:
 
     def _read(self) -> None:
         acquired = joined = fence = fenced = 0  # indices after the last such operations
-        arrived_all = False
+        arrived_all = told_cluster = False
         generic: list[tuple[int, int, Any]] = []  # (index, bit, (slot, part))
         stores: list[list[int]] = []  # [index, bit, index of the wait, first]
         open_group: list[list[int]] = []
@@ -207,10 +207,12 @@ class Accesses:
                     self._after_mma(i, against, waited)
             elif kind is ops.FenceProxyAsync:
                 fence = i + 1
-            if _lanes_meet(op, arrived_all):
+            if _lanes_meet(op, arrived_all, told_cluster):
                 joined, fenced = i + 1, fence
             if kind is ops.MbarArrive and op.lanes == ALL_LANES:
                 arrived_all = True
+            if kind is ops.ClusterArrive:
+                told_cluster = is_release(op)
             if kind in ACQUIRES:
                 acquired = i + 1
         for at, bit, wait, first in stores:
@@ -267,11 +269,15 @@ def _is_join(op: Any) -> bool:
     """After it, what all lanes did can be told to others: by this operation itself, or by any of one lane that follows."""
     if isinstance(op, ops.MbarArrive):
         return op.lanes == ALL_LANES
-    return isinstance(op, (ops.WarpSync, ops.BarArrive, ops.ClusterArrive, ops.Exit))
+    if isinstance(op, ops.ClusterArrive):
+        return is_release(op)
+    return isinstance(op, (ops.WarpSync, ops.BarArrive, ops.Exit))
 
 
-def _lanes_meet(op: Any, arrived_all: bool) -> bool:
+def _lanes_meet(op: Any, arrived_all: bool, told_cluster: bool) -> bool:
     """After it, each lane of the warp itself knows what the others did."""
     if isinstance(op, ops.MbarWait):
         return arrived_all
-    return isinstance(op, (ops.WarpSync, ops.BarWait, ops.ClusterWait))
+    if isinstance(op, ops.ClusterWait):
+        return told_cluster
+    return isinstance(op, (ops.WarpSync, ops.BarWait))

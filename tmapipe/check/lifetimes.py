@@ -1,6 +1,6 @@
 """Rules of what must exist when it is used: initialized barriers, CTAs that have not left, and the right scope and role.
 
-- A barrier's initialization lies in the past of its use; for peers and the async proxy, with fence.mbarrier_init after it.
+- A barrier's initialization has been released to its users; to peers and the async proxy, by fence.mbarrier_init after it.
 - A CTA's last warp does not return before every remote arrival at it, and every load to it that some warp of it waited for.
 - An arrival at a peer has cluster scope. Only the roles of a ring wait for its barriers.
 """
@@ -58,8 +58,9 @@ class Lifetimes:
             return  # the machine says so
         time, step = init
         by: int = step.agent  # type: ignore[assignment]
-        seen = self.clocks.of[agent][by]
-        if seen >= time if not far else any(time <= fence <= seen for fence in self.fences.get(by, ())):
+        clock = self.clocks.of[agent]
+        fenced = any(time <= fence <= clock[by] for fence in self.fences.get(by, ()))
+        if fenced or (not far and (by == agent or clock[self.clocks.published + by] >= time)):
             self.visible.add(key)
             return
         last = Step(self.log.order, agent, op)

@@ -152,8 +152,9 @@ def multicast(rng: random.Random) -> SmallProgram:
             for turn in range(turns, turns + stages):
                 load.append(("wait", stages + turn % stages, (turn // stages & 1) ^ 1))
         else:
-            load += [("cluster arrive",), ("cluster wait",)]
-            read += [("cluster arrive",), ("cluster wait",)]
+            scope = rng.choice(("cluster", "relaxed"))
+            load += [("cluster arrive", scope), ("cluster wait",)]
+            read += [("cluster arrive", scope), ("cluster wait",)]
         warps += [load, read]
     counts = [1] * stages + [2] * stages
     return _made(counts, stages, warps, f"multicast, {stages} stages, tail {tail}", ctas=2)

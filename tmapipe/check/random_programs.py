@@ -122,7 +122,7 @@ _PLAYERS: dict[str, Callable[..., None]] = {
     "init": lambda isa, bar: isa.mbarrier_init(isa.plan.barriers[bar], 0, isa.plan.barriers[bar].count),
     "fence init": lambda isa: isa.fence_mbarrier_init(),
     "sync": lambda isa: isa.cta_sync(),
-    "cluster arrive": lambda isa: isa.cluster_arrive(),
+    "cluster arrive": lambda isa, scope="cluster": isa.cluster_arrive(scope),
     "cluster wait": lambda isa: isa.cluster_wait(),
     "wait": lambda isa, bar, parity: isa.mbarrier_wait(isa.plan.barriers[bar], 0, parity),
     "arrive": lambda isa, bar, lanes=1: isa.mbarrier_arrive(isa.plan.barriers[bar], 0, lanes),

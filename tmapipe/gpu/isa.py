@@ -170,8 +170,11 @@ class GpuIsa(Carried):
     def named_barrier_arrive(self, barrier: NamedBarrier, instance: Any = 0) -> None:
         cute.arch.barrier_arrive(barrier_id=barrier.id + instance, number_of_threads=barrier.threads)
 
-    def cluster_arrive(self) -> None:
-        cute.arch.cluster_arrive()
+    def cluster_arrive(self, scope: str = "cluster") -> None:
+        if scope == "relaxed":
+            cute.arch.cluster_arrive_relaxed()
+        else:
+            cute.arch.cluster_arrive()
 
     def cluster_wait(self) -> None:
         cute.arch.cluster_wait()

@@ -78,7 +78,7 @@ class Facts:
     warp_syncs: int = 0
     named_syncs: Counter[tuple[int, int]] = attrs.field(factory=Counter)
     named_arrivals: Counter[tuple[int, int]] = attrs.field(factory=Counter)
-    cluster_arrives: int = 0
+    cluster_arrives: Counter[str] = attrs.field(factory=Counter)
     cluster_waits: int = 0
     prefetches: int = 0
     registers: Counter[tuple[str, int]] = attrs.field(factory=Counter)
@@ -453,7 +453,7 @@ def _note_barrier(facts: Facts, i: Instruction, thread: _Thread) -> None:
     if i.is_a("bar.warp"):
         facts.warp_syncs += 1
     elif i.is_a("barrier.cluster.arrive"):
-        facts.cluster_arrives += 1
+        facts.cluster_arrives["relaxed" if i.has("relaxed") else "cluster"] += 1
     elif i.is_a("barrier.cluster.wait"):
         facts.cluster_waits += 1
     elif len(i.operands) == 1:

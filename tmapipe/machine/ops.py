@@ -133,8 +133,10 @@ class WarpSync(NamedTuple):
 
 
 class ClusterArrive(NamedTuple):
-    """``barrier.cluster.arrive.release``. Facts: (generation counted in, whether it completed)."""
+    """``barrier.cluster.arrive``. scope: "cluster" (release) or "relaxed" (which only counts). Facts: (generation counted in,
+    whether it completed)."""
 
+    scope: str = "cluster"
     where: Where = None
 
 

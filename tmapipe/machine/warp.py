@@ -134,8 +134,8 @@ class MachineIsa:
     def named_barrier_arrive(self, barrier: NamedBarrier, instance: int = 0) -> None:
         self.emit(ops.BarArrive(self._named(barrier, instance), barrier.threads, False))
 
-    def cluster_arrive(self) -> None:
-        self.emit(ops.ClusterArrive())
+    def cluster_arrive(self, scope: str = "cluster") -> None:
+        self.emit(ops.ClusterArrive(scope))
 
     def cluster_wait(self) -> None:
         self.emit(ops.ClusterWait())
