@@ -41,10 +41,10 @@ VECTOR = 128  # a vector's slot has a multiple of as many elements, since slots 
 @attrs.frozen
 class Matrix:
     """An operand of the output's shape, [m, n] or [l, m, n], contiguous along n. dtype: by default the tensor's; l2_hint: as
-    of `TmaLoadStage`."""
+    of `TmaLoadStage`, by default that each element is read once."""
 
     dtype: DType | str | None = None
-    l2_hint: str | None = None
+    l2_hint: str | None = "evict_first"
     along = ("m", "n")
 
 

@@ -32,6 +32,9 @@ SAFE = {registered.name: registered.make for registered in S.REGISTRY} | {
     ),
     "gemm by GPC, 1x2": lambda: S.Gemm(cluster=(1, 2), order=tp.GpcTiles()),
     "ping-pong by GPC": lambda: S.PingPong(order=tp.GpcTiles()),
+    "ping-pong 1x2 by GPC with a matrix": lambda: S.PingPong(
+        cluster=(1, 2), order=tp.GpcTiles(), epilogue=lambda acc, c: acc + c, operands={"c": tp.epilogue.Matrix()}
+    ),
     "ping-pong, dynamic": lambda: S.PingPong(order=tp.DynamicTiles()),
     "ping-pong, an odd number of pieces": lambda: S.PingPong((64, 192, 64)),
     "ping-pong, epilogues that may overlap": lambda: S.PingPong((128, 128, 64), in_turn=False),

@@ -26,9 +26,13 @@ COOPERATIVE: dict[int, tuple[int, ...]] = {
 }
 PINGPONG: dict[int, tuple[int, ...]] = {64: (128, 192, 256), 128: (128, 160, 192)}
 SHORT_K = 2048  # bytes of k, up to which stores outweigh loads, and tiles in snakes were 0.5 % faster
+MEDIUM_K = 4096  # bytes of k, up to which a seventh stage brings less than a second output buffer: 1024^3 8.7, not 9.0 us
 SHORTEST_K = 512  # bytes of k, up to which epilogues take longer than mainloops
 READ_ONCE = ("evict_first", "evict_first")  # by CTAs that run at the same time: a long k leaves no room for a second time
-BY_GPC = ((128, 256), (256, 128), (192, 176))  # tiles of clusters along n, whose eights a GPC can share
+BY_GPC = {  # tiles of clusters along n, whose eights a GPC can share
+    "Gemm": ((128, 256), (256, 128), (192, 176)),
+    "PingPong": ((128, 128),),
+}
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 LARGE_CLUSTERS = ((2, 2), (4, 1))
 
@@ -100,7 +104,7 @@ def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
                 continue
             options = _options(kind, (m, n), problem, device)
             yield Candidate(kind, (m, n), cluster, tuple(options.items()))
-            if kind == "Gemm" and cluster == (1, 2) and (m, n) in BY_GPC:
+            if cluster == (1, 2) and (m, n) in BY_GPC[kind]:
                 near = {**options, "order": ("Snake", _rows(problem, m), "gpc")}
                 yield Candidate(kind, (m, n), cluster, tuple(near.items()))
     if problem.batch == 1 and not problem.dtype.integer:
@@ -129,18 +133,22 @@ def _wasted(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -
 
 def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device) -> dict[str, Any]:
     """One output buffer a warpgroup where two would cost a stage of the ring: for CTAs of one tile, which have nothing to
-    store beside the next one, for a ping-pong not in turn, or if the ring had fewer than four. Where few rows of tiles
-    read b, it makes way in L2 for a, which all of them read."""
+    store beside the next one (but of a short k, six stages are enough), for a ping-pong not in turn, or if the ring had fewer
+    than four. Where few rows of tiles read b, it makes way in L2 for a, which all of them read."""
     found: dict[str, Any] = {}
-    if kind == "PingPong" and problem.k * problem.dtype.bytes <= SHORTEST_K:
+    k_bytes = problem.k * problem.dtype.bytes
+    if kind == "PingPong" and k_bytes <= SHORTEST_K:
         found["in_turn"] = False
     in_turn = kind == "PingPong" and "in_turn" not in found
     warpgroups = 1 if in_turn else 2 if tile[0] in (128, 256) else tile[0] // 64  # that have buffers of their own
     one, two = (_stages(tile, buffers * warpgroups) for buffers in (1, 2))
     tiles = ceil_div(problem.m, tile[0]) * ceil_div(problem.n, tile[1]) * problem.batch
-    if two < (one if "in_turn" in found or tiles <= device.multiprocessors else min(one, 4)):
+    enough = 4
+    if tiles <= device.multiprocessors:
+        enough = 6 if k_bytes <= MEDIUM_K else one
+    if two < (one if "in_turn" in found else min(one, enough)):
         found["store_stages"] = 1
-    if problem.k * problem.dtype.bytes <= SHORT_K and tiles > 4 * device.multiprocessors:
+    if k_bytes <= SHORT_K and tiles > 4 * device.multiprocessors:
         found["order"] = ("Snake", 8)
     if problem.m <= 2 * tile[0] and problem.n > 4 * problem.m:
         found["l2_hints"] = ("evict_last", "evict_first")

@@ -75,7 +75,9 @@ def estimate(problem: Problem, candidate: Candidate, device: Device, constants: 
         down = min(A_GPC, ceil_div(problem.m, m * along_m))  # clusters that have the same columns, and the same rows
         right = min(A_GPC // down, ceil_div(problem.n, n * along_n))
         once = (m / along_n / right + n / along_m / down) * lines / rate
-        multiply, through_l2 = multiply * c.merged, through_l2 + (once - through_l2) * c.shared
+        through_l2 += (once - through_l2) * c.shared
+        if candidate.schedule != "PingPong":  # its smaller tiles move more, which costs as much power as this saves
+            multiply *= c.merged
     mainloop = steps * max(multiply, through_l2, (m + n) * SWIZZLE_SPAN / c.ingest)
     if along_m * along_n > 2:
         mainloop *= c.coupled
