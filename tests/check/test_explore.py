@@ -218,6 +218,16 @@ def met(scope):
 CASES["a relaxed arrival at the cluster's barrier releases no accesses"] = ({Kind.RACE}, met("relaxed"), met("cluster"))
 
 
+def initialized(*calls):
+    """A barrier of one CTA, which a warp initializes with *calls* and the other one waits for, once all have met."""
+    meet = [("cluster arrive", "relaxed"), ("cluster wait",)]
+    warps = [[("init", 0), *calls, *meet, ("arrive", 0)], [*meet, ("wait", 0, 0)], meet, meet]
+    return SmallProgram((1,), 1, tuple(map(tuple, warps)), ctas=2)
+
+
+CASES["nor an initialization that is not fenced"] = ({Kind.INIT_NOT_VISIBLE}, initialized(), initialized(("fence init",)))
+
+
 def relayed(scope):
     """A warp writes, meets the next one at a named barrier; that one signals a third, which reads."""
     work = [("write", 0), ("bar sync", 1, 64), *LEAVE]

@@ -27,7 +27,7 @@ import attrs
 from tmapipe.check.explore_accesses import NEVER, Classes
 from tmapipe.check.explore_conflicts import Conflicts
 from tmapipe.check.explore_meanings import Meanings
-from tmapipe.check.explore_programs import WarpProgram, init_fences
+from tmapipe.check.explore_programs import WarpProgram, inits
 from tmapipe.check.explore_reduce import commutes, landing_commutes
 from tmapipe.check.failures import RULES
 from tmapipe.check.findings import Kind
@@ -113,7 +113,7 @@ class _Explorer:
         self.steps = 0
         self.states = 0
         self.example: tuple[tuple[str, str], ...] = ()
-        self.init_fence = init_fences(layout, programs)
+        self.inits = inits(layout, programs)
         self.conflicts = Conflicts(layout, self.classes, self.programs)
 
     def run(self) -> Exploration:
@@ -205,6 +205,8 @@ class _Explorer:
         path = (path, agent, visible.index)
         for bar in visible.far:
             self._check_init(state, at, bar, path)
+        for bar, _, _ in visible.bars:
+            self._check_near(state, agent, bar, path)
         facts = self._apply(state, agent, visible.op, path)
         if facts is _REFUSED:
             return None
@@ -259,11 +261,16 @@ class _Explorer:
         self._fail_all(self.conflicts.of(state, at, agent), path)
 
     def _check_init(self, state: State, at: list[int], bar: int, path: Path) -> None:
-        if state.count[bar] and bar in self.init_fence:
-            agent, index = self.init_fence[bar]
+        if state.count[bar] and bar in self.inits:
+            agent, index, _ = self.inits[bar]
             program, position = self.programs[agent], at[agent]
             if index == NEVER or (position < program.end and program.visible[position].index <= index):
                 self._fail(Kind.INIT_NOT_VISIBLE, path)
+
+    def _check_near(self, state: State, agent: int, bar: int, path: Path) -> None:
+        init = self.inits.get(bar)
+        if init and state.count[bar] and agent != init.agent and not init.told:
+            self._fail(Kind.INIT_NOT_VISIBLE, path)
 
     def _check_end(self, state: State, at: list[int], path: Path) -> None:
         blocked = [a for a, program in enumerate(self.programs) if at[a] < program.end]

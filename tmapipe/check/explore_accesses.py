@@ -29,7 +29,7 @@ from tmapipe.machine import ops
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.ops import ALL_LANES
 
-__all__ = ["Accesses", "Classes", "Span", "is_release"]
+__all__ = ["NEVER", "SIGNALS", "Accesses", "Classes", "Span", "is_release"]
 
 NEVER = 1 << 60
 ACQUIRES = (ops.MbarWait, ops.BarWait, ops.ClusterWait, ops.WgmmaWait)

@@ -6,9 +6,9 @@ Everything between two such operations is local: it is executed at once, in ever
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from tmapipe.check.explore_accesses import NEVER, Accesses, Classes
+from tmapipe.check.explore_accesses import NEVER, SIGNALS, Accesses, Classes, is_release
 from tmapipe.machine import ops
 from tmapipe.machine.layout import Layout
 
@@ -19,12 +19,13 @@ __all__ = [
     "FENCE",
     "FREE",
     "INIT",
+    "Init",
     "LOAD",
     "NAMED",
     "WAIT",
     "Visible",
     "WarpProgram",
-    "init_fences",
+    "inits",
 ]
 
 WAIT, ARRIVE, NAMED, CLUSTER, LOAD, INIT, FENCE, EXIT, FREE = range(9)  #: FREE: depends on nothing but its own warp
@@ -156,13 +157,25 @@ class WarpProgram:
                 visible.touch |= bit
 
 
-def init_fences(layout: Layout, programs: Sequence[Sequence[Any]]) -> dict[int, tuple[int, int]]:
-    """mbarrier -> (who initializes it, index of its fence after that)."""
+class Init(NamedTuple):
+    """agent: who initializes an mbarrier; fence: index of its fence after that; told: whether the next operation that signals
+    something tells of the initialization: since it is a release, or comes after the fence."""
+
+    agent: int
+    fence: int
+    told: bool
+
+
+def inits(layout: Layout, programs: Sequence[Sequence[Any]]) -> dict[int, Init]:
+    """By mbarrier."""
     found = {}
     for agent, program in enumerate(programs):
         base = agent // layout.warps * layout.nbars
         for index, op in enumerate(program):
             if isinstance(op, ops.MbarInit):
-                fences = (i for i in range(index, len(program)) if isinstance(program[i], ops.FenceMbarInit))
-                found[base + op.bar] = agent, next(fences, NEVER)
+                after = range(index, len(program))
+                fence = next((i for i in after if isinstance(program[i], ops.FenceMbarInit)), NEVER)
+                release = next((i for i in after if is_release(program[i])), NEVER)
+                signal = next((i for i in after if isinstance(program[i], SIGNALS)), NEVER)
+                found[base + op.bar] = Init(agent, fence, min(fence, release) <= signal)
     return found
