@@ -99,15 +99,17 @@ def sustained(variants: Mapping[Name, Run], clock: Clock, method: Method, baseli
 def screen(
     variants: Mapping[Name, Run], clock: Clock, keep: int, *, pinned: Iterable[Name] = (), seed: int = 0
 ) -> list[Name]:
-    """The *keep* fastest of one peer's many configurations by one short look at each (0.1 s of rest, 4 launches), and the
-    *pinned* ones; in the order of *variants*. Too coarse to report, good enough to leave out what is far behind."""
+    """The *keep* fastest of one peer's many configurations by one short look at each (0.1 s of rest, 8 launches), those within
+    1 % of these, up to as many again, and the *pinned* ones; in the order of *variants*. Too coarse to report, good enough to
+    leave out what is far behind."""
     if len(variants) <= keep:
         return list(variants)
     seen: dict[Name, float] = {}
     for name in random.Random(seed).sample(list(variants), len(variants)):
         clock.rest(0.1)
-        seen[name] = statistics.median(clock.batch(variants[name], 4))
-    kept = {*sorted(seen, key=seen.__getitem__)[:keep], *pinned}
+        seen[name] = statistics.median(clock.batch(variants[name], 8))
+    fastest = sorted(seen, key=seen.__getitem__)[: 2 * keep]
+    kept = {*(name for name in fastest if seen[name] <= 1.01 * seen[fastest[keep - 1]]), *pinned}
     return [name for name in variants if name in kept]
 
 

@@ -107,6 +107,13 @@ def test_screening_keeps_the_fastest_and_the_pinned_in_their_order():
     assert screen(named("a", "b"), FakeClock({}), 2) == ["a", "b"]  # nothing to choose: nothing is timed
 
 
+def test_screening_keeps_what_it_cannot_tell_apart():
+    times = {"a": 10.0, "b": 10.1, "c": 10.2, "d": 10.21, "e": 10.0, "f": 10.05}
+    assert screen(named(*times), FakeClock(times), 1) == ["a", "e"], "no more than twice as many"
+    assert screen(named(*times), FakeClock(times), 2) == ["a", "b", "e", "f"]
+    assert screen(named(*"bcd"), FakeClock(times), 1) == ["b", "c"]
+
+
 def test_the_estimate():
     assert estimate_seconds(8, METHOD) == pytest.approx(6 * 8 * (0.3 + 8 * 1.6e-3 + 2e-3))
     assert estimate_seconds(8, METHOD, hot=True) == 3.0 + 6 * 8 * 0.25
