@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tmapipe import InputError, MissingGpuError, fp16, schedules
+from tmapipe import GpcTiles, InputError, MissingGpuError, fp16, schedules
+from tmapipe.epilogue import PerColumn
+from tmapipe.math import gelu
 from tmapipe.timing import Method
 from tmapipe.tuning import Candidate, Problem, cache, candidates, choose, estimate, ranked, tune
 from tmapipe.tuning.cost import Constants
@@ -74,6 +76,30 @@ def test_what_is_chosen_follows_the_shape():
     assert isinstance(choose(Problem(8192, 8192, 512)), schedules.PingPong)
     assert isinstance(choose(Problem(512, 512, 65536)), schedules.SplitK)
     assert choose(Problem(64, 8192, 8192)).mma.a.tile[0] == 64
+
+
+FUSED = {"epilogue": lambda acc, bias: gelu(acc + bias), "operands": {"bias": PerColumn()}}
+
+
+def test_an_epilogue_is_chosen_for_too():
+    """One that computes is best hidden under another tile's mainloop, and parts of k have none."""
+    chosen = choose(Problem(4096, 4096, 4096), **FUSED)
+    assert isinstance(chosen, schedules.PingPong) and isinstance(chosen.tiles, GpcTiles)
+    assert isinstance(choose(Problem(4096, 4096, 4096)), schedules.Gemm)
+    assert not isinstance(choose(Problem(512, 512, 65536), **FUSED), schedules.SplitK)
+    assert choose(Problem(8192, 8192, 256), **FUSED).in_turn and not choose(Problem(8192, 8192, 256)).in_turn
+    with pytest.raises(InputError, match="parts of k"):
+        Candidate("SplitK", (128, 128), (1, 1), (("parts", 2),)).build(Problem(512, 512, 512), FUSED)
+    for wrong in ({"epilogue": lambda acc: acc, "operands": {"bias": PerColumn()}}, {"operands": {"bias": PerColumn()}}):
+        with pytest.raises(InputError, match="epilogue"):
+            choose(Problem(4096, 4096, 4096), **wrong)
+
+
+def test_the_choice_computes_its_epilogue():
+    rng = np.random.default_rng(0)
+    a, b, bias = (rng.standard_normal(shape).astype(np.float16) for shape in ((40, 64), (72, 64), (72,)))
+    d = choose(Problem.of(a, b, "float32"), **FUSED)(a, b, bias=bias)
+    np.testing.assert_allclose(d, gelu(a.astype("f4") @ b.astype("f4").T + bias), rtol=1e-3, atol=1e-3)
 
 
 def test_candidates_are_distinct_and_of_the_shelf():

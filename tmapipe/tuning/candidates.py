@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -15,7 +16,7 @@ from tmapipe.raster import Grouped, Hilbert, Snake
 from tmapipe.tiles import PersistentTiles, ceil_div
 from tmapipe.tuning.problem import Device, Problem
 
-__all__ = ["Candidate", "candidates"]
+__all__ = ["NOTHING", "Candidate", "candidates"]
 
 SWIZZLE_SPAN = 128  # bytes along k of one slot
 COOPERATIVE: dict[int, tuple[int, ...]] = {
@@ -33,6 +34,7 @@ BY_GPC = {  # tiles of clusters along n, whose eights a GPC can share
     "Gemm": ((128, 256), (256, 128), (192, 176)),
     "PingPong": ((128, 128),),
 }
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 LARGE_CLUSTERS = ((2, 2), (4, 1))
 
@@ -57,17 +59,22 @@ class Candidate:
         """Whether clusters of one GPC take tiles whose numbers follow each other."""
         return "gpc" in dict(self.options).get("order", ())
 
-    def build(self, problem: Problem) -> Any:
-        """The schedule. Raises `InputError` if it cannot be planned for the problem's types."""
+    def build(self, problem: Problem, fused: Mapping[str, Any] = NOTHING) -> Any:
+        """The schedule. fused: what its constructor takes for an epilogue. Raises `InputError` if it cannot be planned for the
+        problem's types, or has no epilogue."""
         from tmapipe import schedules
 
+        if fused and self.schedule == "SplitK":
+            raise InputError("epilogue", tuple(fused), "is not for parts of k, which are added later", "leave it out")
         depth = SWIZZLE_SPAN // problem.dtype.bytes
         options = dict(self.options)
+        if fused.get("operands"):  # which ping-pongs read in turn alone
+            options.pop("in_turn", None)
         if "order" in options:
             options["order"] = _order(*options["order"])
         if self.schedule != "SplitK":
             options["dtype"] = problem.out
-        options |= {"majors": problem.majors, "tf32": problem.dtype == tf32}
+        options |= {"majors": problem.majors, "tf32": problem.dtype == tf32, **fused}
         made = getattr(schedules, self.schedule)(tile=(*self.tile, depth), cluster=self.cluster, **options)
         made.plan(self.dtypes(problem))
         return made
@@ -77,9 +84,9 @@ class Candidate:
         found = {"a": problem.dtype, "b": problem.dtype}
         return found if self.schedule == "SplitK" else {**found, "d": problem.out}
 
-    def can_be_built(self, problem: Problem) -> bool:
+    def can_be_built(self, problem: Problem, fused: Mapping[str, Any] = NOTHING) -> bool:
         try:
-            self.build(problem)
+            self.build(problem, fused)
         except InputError:
             return False
         return True

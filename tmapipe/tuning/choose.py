@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tmapipe.errors import InputError
-from tmapipe.tuning.candidates import Candidate, candidates
+from tmapipe.tuning.candidates import NOTHING, Candidate, candidates
 from tmapipe.tuning.cost import estimate
 from tmapipe.tuning.problem import H200, Device, Problem
 
 __all__ = ["choose", "ranked"]
 
 
-def ranked(problem: Problem, device: Device = H200, most: int | None = None) -> list[tuple[Candidate, float]]:
-    """Candidates that can be built with their estimated microseconds, the fastest first; *most* of them, or all."""
-    order = sorted(((estimate(problem, c, device), i, c) for i, c in enumerate(candidates(problem, device))))
+def ranked(
+    problem: Problem, device: Device = H200, most: int | None = None, fused: Mapping[str, Any] = NOTHING
+) -> list[tuple[Candidate, float]]:
+    """Candidates that can be built with their estimated microseconds, the fastest first; *most* of them, or all. fused: what
+    their constructors take for an epilogue."""
+    every = enumerate(candidates(problem, device))
+    order = sorted(((estimate(problem, c, device, fused=bool(fused)), i, c) for i, c in every))
     found: list[tuple[Candidate, float]] = []
     for us, _, candidate in order:
         if most is not None and len(found) == most:
             break
-        if candidate.can_be_built(problem):
+        if candidate.can_be_built(problem, fused):
             found.append((candidate, us))
     return found
 
 
-def choose(problem: Problem, device: Device = H200) -> Any:
-    """The schedule that should be the fastest for *problem*; needs no GPU and runs nothing. Raises `InputError` if none can
-    be built for its types."""
-    best = ranked(problem, device, 1)
-    if not best:
-        fix = "use bf16 or fp16, or tf32=True for fp32"
-        raise InputError("Problem(dtype)", problem.dtype, "is a type that wgmma multiplies", fix)
-    return best[0][0].build(problem)
+def choose(problem: Problem, device: Device = H200, **fused: Any) -> Any:
+    """The schedule that should be the fastest for *problem*; needs no GPU and runs nothing. fused: epilogue, operands and
+    outputs, as of `tmapipe.schedules.Gemm`. Raises `InputError` if none can be built for its types or with that epilogue."""
+    best = ranked(problem, device, 1, fused)
+    if best:
+        return best[0][0].build(problem, fused)
+    if fused and ranked(problem, device, 1):
+        Candidate("Gemm", (128, 128), (1, 1)).build(problem, fused)  # raises what is wrong with it
+    fix = "use bf16 or fp16, or tf32=True for fp32"
+    raise InputError("Problem(dtype)", problem.dtype, "is a type that wgmma multiplies", fix)

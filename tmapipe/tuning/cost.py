@@ -32,8 +32,10 @@ class Constants:
     other; memory: GB/s; launch: microseconds from launch to the first load and from the last store to the end; fill: clocks
     until the first slot is there; stored: bytes of output a clock and warpgroup in an epilogue; tile: clocks of a tile's other
     costs; add: microseconds of a split k's second kernel besides its memory traffic. Of orders by GPC, merged: what reads that
-    L2 does not see save of a mainloop, as a factor (mostly power); shared: how much of what eight clusters read alike they
-    read as one; claim: microseconds until a cluster has its place.
+    L2 does not see save of a mainloop, as a factor (mostly power); smaller: what a ping-pong's tiles, which move more, cost of
+    that (8192^3: 1.025, 4096 x 4096 x 14336: 1.033); shared: how much of what eight clusters read alike they read as one;
+    claim: microseconds until a cluster has its place. worked: how much longer an epilogue takes that computes (4096^3, bias
+    and gelu: 1.2 us a tile of 128 x 256). `smaller` and `worked` are not fitted.
     """
 
     macs: float = 2048.0
@@ -50,16 +52,20 @@ class Constants:
     tile: float = 573.0
     add: float = 4.29
     merged: float = 0.954
+    smaller: float = 1.03
     shared: float = 0.135
     claim: float = 1.95
+    worked: float = 2.4
 
 
 #: Of the H200, fitted to benchmarks/results/tuning.json.
 FITTED = Constants()
 
 
-def estimate(problem: Problem, candidate: Candidate, device: Device, constants: Constants = FITTED) -> float:
-    """Microseconds of one launch."""
+def estimate(
+    problem: Problem, candidate: Candidate, device: Device, constants: Constants = FITTED, *, fused: bool = False
+) -> float:
+    """Microseconds of one launch. fused: whether its epilogue has work of its own."""
     c = constants
     (m, n), (along_m, along_n) = candidate.tile, candidate.cluster
     clusters = ceil_div(problem.m, m * along_m) * ceil_div(problem.n, n * along_n) * problem.batch * candidate.parts
@@ -76,15 +82,14 @@ def estimate(problem: Problem, candidate: Candidate, device: Device, constants: 
         right = min(A_GPC // down, ceil_div(problem.n, n * along_n))
         once = (m / along_n / right + n / along_m / down) * lines / rate
         through_l2 += (once - through_l2) * c.shared
-        if candidate.schedule != "PingPong":  # its smaller tiles move more, which costs as much power as this saves
-            multiply *= c.merged
+        multiply *= c.merged * (c.smaller if candidate.schedule == "PingPong" else 1.0)
     mainloop = steps * max(multiply, through_l2, (m + n) * SWIZZLE_SPAN / c.ingest)
     if along_m * along_n > 2:
         mainloop *= c.coupled
 
     out_bytes = 4 if candidate.parts > 1 else problem.out.bytes
     warpgroups = 1 if candidate.schedule == "PingPong" else max(1, m // 64 if m <= 192 else 2)
-    epilogue = m * n * out_bytes / warpgroups / c.stored
+    epilogue = m * n * out_bytes / warpgroups / c.stored * (c.worked if fused else 1.0)
     if candidate.schedule == "PingPong":
         tile = max(mainloop + c.tile, (mainloop + epilogue) / 2 + c.tile)
         last = epilogue
