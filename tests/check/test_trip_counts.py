@@ -105,6 +105,41 @@ class Steps(tp.Schedule):
         k.d.store(tile, total)
 
 
+class InPairs(Steps):
+    """Two slots a turn, after one alone if the number of steps is odd. alone: how many then."""
+
+    def alone(self, steps):
+        return steps % 2
+
+    @Steps.load.jit
+    def fill(self, k, tile):
+        steps = self.loaded(k.steps("x", "s"))
+        for _ in range(self.alone(steps)):
+            with k.ring.produce() as slot:
+                slot.x.load(tile, s=0)
+        for pair in range(steps // 2):
+            first, second = k.ring.acquire(), k.ring.acquire()
+            first.x.load(tile, s=steps % 2 + 2 * pair)
+            second.x.load(tile, s=steps % 2 + 2 * pair + 1)
+            k.ring.commit(first)
+            k.ring.commit(second)
+
+
+class PairsAlone(InPairs):
+    def alone(self, steps):
+        return 0
+
+
+class OneAloneAlways(InPairs):
+    def alone(self, steps):
+        return 1
+
+
+class PairsOneStepFewer(InPairs):
+    def loaded(self, steps):
+        return steps - 2 * (steps == self.at)
+
+
 class OneStepFewer(Steps):
     def loaded(self, steps):
         return steps - (steps == self.at)
@@ -131,7 +166,7 @@ class NeedsOneStep(S.SplitK):
         k.d.store(tile, acc, self.epilogue)
 
 
-@pytest.mark.parametrize("make", [Tiles, Steps], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("make", [Tiles, Steps, InPairs], ids=lambda cls: cls.__name__)
 def test_the_right_ones(make):
     report = make().check()
     assert report.ok and report.trips == EVERY, str(report)
@@ -148,9 +183,21 @@ def test_a_bug_of_the_third_lap():
     assert Kind.DEADLOCK in report.kinds() and report.trips != EVERY
 
 
-@pytest.mark.parametrize("at", [1, STAGES - 1, STAGES, STAGES + 1])
+@pytest.mark.parametrize("at", [1, STAGES - 1, STAGES, STAGES + 1, STAGES + 2, 2 * STAGES])
 def test_a_bug_of_one_number_of_steps(at):
     report = OneStepFewer(at).check()
+    assert not report.ok and report.trips != EVERY
+
+
+@pytest.mark.parametrize("make", [PairsAlone, OneAloneAlways])
+def test_a_bug_of_odd_or_even_numbers_of_steps(make):
+    report = make().check()
+    assert Kind.TRIP_COUNTS in report.kinds() and report.trips != EVERY
+
+
+@pytest.mark.parametrize("at", [2, 3, STAGES + 1, 2 * STAGES, 2 * STAGES + 1, 2 * STAGES + 2])
+def test_a_bug_of_one_number_of_steps_in_pairs(at):
+    report = PairsOneStepFewer(at).check()
     assert not report.ok and report.trips != EVERY
 
 
@@ -266,7 +313,7 @@ def test_a_turn_that_goes_wrong_leaves_the_set_open():
 
 
 def test_programs_that_depend_on_the_count_are_not_regular():
-    schedule = OneStepFewer(STAGES + 1)
+    schedule = OneStepFewer(2 * STAGES)
     with pytest.raises(NotRegular):
         turns_of(Problems(schedule, schedule.plan()))
 
@@ -283,6 +330,26 @@ MUTATIONS = [
     Mutation("drop", "wgmma_wait"),
     Mutation("drop", "bulk_wait_group"),
 ]
+
+
+@pytest.mark.parametrize(
+    "make", [InPairs, lambda: S.Gemm((64, 64, 16), (2, 1), 3, abreast=2)], ids=["steps", "gemm, multicast"]
+)
+def test_what_is_closed_in_pairs_goes_well_in_long_runs(make):
+    """Mutants of loops of two steps a turn, beside runs of even and odd numbers of steps."""
+    schedule = make()
+    plan, open_sets = schedule.plan(), 0
+    for mutation in MUTATIONS:
+        problems = Problems(schedule, plan)
+        problems.entry = mutation.entry(schedule)
+        try:
+            closed = close(problems, turns_of(problems)).closed
+        except NotRegular:
+            closed = False
+        for tiles, steps in ((9, 22), (9, 23)) if closed else ():
+            assert check_program(plan, problems.entry, problems.shapes(tiles, steps)).ok, f"{mutation}, {steps} steps"
+        open_sets += not closed
+    assert open_sets > 0
 
 
 @pytest.mark.parametrize("seed", range(6))

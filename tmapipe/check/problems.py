@@ -37,7 +37,7 @@ class Problems:
         self.inner: tuple[str, ...] = ()
         others = dict.fromkeys(d for part in plan.transfers for d in part.dims if d not in self.dims)
         self.inner = tuple(dim for dim in others if self._counts(dim))
-        self.steps = self._different_steps(self.slots + 3)
+        self.steps = self.steps_taken(1)
         self._origin: dict[Key, int] | None = None
 
     def entry(self, isa: Any) -> None:
@@ -107,6 +107,10 @@ class Problems:
 
         once = lengths(1)
         return any(lengths(times) != once for times in (2, 3, self.slots + 1, 2 * self.slots + 6))
+
+    def steps_taken(self, at_once: int) -> list[int]:
+        """`steps` of schedules that take so many at once."""
+        return self._different_steps(at_once * (self.slots + 3))
 
     def _different_steps(self, most: int) -> list[int]:
         """Numbers of inner steps whose programs (the first CTA's) differ from those for one step fewer."""

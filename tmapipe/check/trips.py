@@ -124,8 +124,9 @@ class _Search:
         if not self.problems.inner:
             yield from ((tiles, 1) for tiles in range(1, (2 * slots + 2) * group + 1))
             return
+        yield from ((1, count) for count in range(1, 2 * slots + 3))
         steps = sorted({1, max(1, slots - 1), slots, slots + 1, 2 * slots + 2})
-        for tiles in range(1, 2 * group + 2):
+        for tiles in range(2, 2 * group + 2):
             for count in steps:
                 yield tiles, count
         yield (slots + 2) * group, 1

@@ -3,7 +3,8 @@ recorded programs and shown to be the same in all of them.
 
 A tile of k steps is the words ``A B^(k-n) C`` with the same A, B and C for each k from some n on, or is a word of its own
 (k < n). So a program is the words ``head (tile)* tail``, with tiles of any steps. A few early tiles may have words of their
-own: those of warps that hold on to the last few slots.
+own: those of warps that hold on to the last few slots. Where a role takes steps in pairs, even and odd numbers of steps are
+such words by themselves, with a B of two steps.
 """
 
 from __future__ import annotations
@@ -68,19 +69,29 @@ class NotRegular(Exception):
     """The recorded programs are not words of the form above; says where they first are not."""
 
 
+class NotAlike(NotRegular):
+    """Inner steps are not all alike, one by one or two by two."""
+
+    def __init__(self) -> None:
+        super().__init__("inner steps are not all alike")
+
+
 def turns_of(problems: Problems) -> Turns:
     """The turns of a schedule. Raises `NotRegular`."""
     if len(problems.inner) > 1:
         raise NotRegular(f"inner loops over several dimensions ({', '.join(problems.inner)})")
-    return _Finder(problems).turns()
+    try:
+        return _Finder(problems, problems.steps, 1).turns()
+    except NotAlike:
+        return _Finder(problems, problems.steps_taken(2), 2).turns()
 
 
 class _Finder:
     """few: a small number of steps; early: tiles before all are alike, a whole number of groups; around: as many tiles as go
-    a few times around the rings."""
+    a few times around the rings; at_once: inner steps of a turn."""
 
-    def __init__(self, problems: Problems):
-        self.problems, self.group, self.steps = problems, problems.group, problems.steps
+    def __init__(self, problems: Problems, steps: list[int], at_once: int):
+        self.problems, self.group, self.steps, self.at_once = problems, problems.group, steps, at_once
         self.few = self.steps[min(1, len(self.steps) - 1)]
         self.around = (LAPS * problems.slots + 1) * self.group
         long = problems.words(self.around, self.few).tiles
@@ -130,13 +141,18 @@ class _Finder:
 
     def _tile(self, i: int, words: list[Words]) -> None:
         """Adds what can come at the *i*-th place; *words*: of its tile, by number of steps."""
-        problems, steps, tiles = self.problems, self.steps, self.early + self.group
+        for first in range(self.at_once):
+            self._tiles_from(i, first, words[first :: self.at_once])
+
+    def _tiles_from(self, i: int, first: int, words: list[Words]) -> None:
+        """The same for tiles of every `at_once`-th number of steps from the *first* on."""
+        problems, steps, tiles = self.problems, self.steps[first :: self.at_once], self.early + self.group
         before, following = ("tile", i), ("tile", self._place(i + 1))
 
         def whole(k: int) -> Segment:
             run, programs = problems.words(tiles, k), problems.programs(tiles, k)
             text = f"a tile of {k} steps" if problems.inner else "a tile"
-            taken = steps.index(k) if problems.inner else 1
+            taken = self.steps.index(k) if problems.inner else 1
             parts = parts_of(problems.layout, programs, i)
             return Segment(parts, run.starts[i], run.starts[i + 1], following, text, taken, True)
 
@@ -146,7 +162,7 @@ class _Finder:
             return
         cut = _regular_from(words)
         if cut is None:
-            raise NotRegular("inner steps are not all alike")
+            raise NotAlike
         n, sizes = cut
         times = len(steps) - 1 - n
         run, parts = problems.words(tiles, steps[-1]), parts_of(problems.layout, problems.programs(tiles, steps[-1]), i)
@@ -157,20 +173,21 @@ class _Finder:
             at.advance(i, _between(parts, cuts, following_cuts))
             cuts = following_cuts
             places.append((cuts, at.copy()))
-        self._check_many(i, n, sizes, words[-1])
-        within, last = ("step", i), [len(part) for part in parts]
+        self._check_many(i, steps, sizes, words[-1])
+        within, last = ("step", self.at_once * i + first), [len(part) for part in parts]
 
         def enter(j: int) -> Segment:
-            text = f"a tile of {steps[n + j]} steps, up to its end"
+            text, taken = f"a tile of {steps[n + j]} steps, up to its end", self.steps.index(steps[n + j])
             return Segment(
-                _between(parts, [0] * len(parts), places[j][0]), run.starts[i], places[j][1], within, text, n + j, True
+                _between(parts, [0] * len(parts), places[j][0]), run.starts[i], places[j][1], within, text, taken, True
             )
 
+        text = "one more step" if self.at_once == 1 else f"{self.at_once} more steps"
         step = Segment(
-            _between(parts, places[0][0], places[1][0]), places[0][1], places[1][1], within, "one more step", 1
+            _between(parts, places[0][0], places[1][0]), places[0][1], places[1][1], within, text, self.at_once
         )
         leave = Segment(_between(parts, cuts, last), at, run.starts[i + 1], following, "the tile's end")
-        self.mixed[before] = [*(whole(k) for k in steps[:n]), enter(0)]
+        self.mixed.setdefault(before, []).extend([*(whole(k) for k in steps[:n]), enter(0)])
         self.mixed[within] = [step, leave]
         long = max(n, min(problems.slots + 1, len(steps) - 1))
         for k in steps[:long]:
@@ -178,15 +195,15 @@ class _Finder:
         after = self.alike.setdefault(steps[long], {})
         after[before], after[within] = [enter(long - n)], [step, leave]
 
-    def _check_many(self, i: int, n: int, sizes: list[tuple[int, int]], words: Words) -> None:
+    def _check_many(self, i: int, steps: list[int], sizes: list[tuple[int, int]], words: Words) -> None:
         """Tiles of as many steps as go a few times around the rings are the same words with more inner steps."""
-        steps, times = self.steps, max(1, LAPS * self.problems.slots + 2 - len(self.steps))
+        times = max(1, LAPS * self.problems.slots + 2 - len(steps))
         many = steps[-1] + times * (steps[-1] - steps[-2])
         found = self.problems.words(self.early + self.group, many).tiles[i]
         for x, y, (b, c) in zip(words, found, sizes, strict=True):
             end = len(x) - c
             if y != x[:end] + x[end - b : end] * times + x[end:]:
-                raise NotRegular("inner steps are not all alike")
+                raise NotAlike
 
     def _add_uneven(self, known: list[Words]) -> tuple[bool, bool]:
         """Adds kinds of tiles that only occur where the tiles of a CTA take different numbers of steps. Whether they do, and
