@@ -23,7 +23,7 @@ from tmapipe.isa import Carried, Isa
 from tmapipe.plan import Ring
 from tmapipe.role import Role
 
-__all__ = ["BarrierRing", "RingEnd", "Slot"]
+__all__ = ["BarrierRing", "RingEnd", "Slot", "advance"]
 
 
 class BarrierRing:
@@ -64,6 +64,14 @@ class BarrierRing:
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = self.name or name
+
+
+def advance(isa: Isa, place: Any, stages: int) -> None:
+    """Moves a place of index and parity on to the next of *stages* slots."""
+    following = place[0] + 1
+    wrapped = following == stages
+    place[1] = isa.select(wrapped, place[1] ^ 1, place[1])
+    place[0] = isa.select(wrapped, 0, following)
 
 
 class RingEnd(Carried):
@@ -148,7 +156,7 @@ class RingEnd(Carried):
         if self.phase == 0 and self.ring.peers > 1:
             for _ in range(self.ring.stages):
                 self.isa.mbarrier_wait(self.awaited, self.place[0], self.place[1])
-                self._advance()
+                advance(self.isa, self.place, self.ring.stages)
 
     # ---- what the scopes do ---------------------------------------------------------------------------------------
 
@@ -166,14 +174,8 @@ class RingEnd(Carried):
         nbytes = self.ring.armed.get(self.role, 0)
         if nbytes:
             self.isa.mbarrier_arrive_expect_tx(self.signalled, index, nbytes)
-        self._advance()
+        advance(self.isa, self.place, self.ring.stages)
         return index
-
-    def _advance(self) -> None:
-        following = self.place[0] + 1
-        wrapped = following == self.ring.stages
-        self.place[1] = self.isa.select(wrapped, self.place[1] ^ 1, self.place[1])
-        self.place[0] = self.isa.select(wrapped, 0, following)
 
     def _leave(self, slot: Slot) -> None:
         if slot.touched_by_threads:

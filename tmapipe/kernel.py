@@ -208,7 +208,7 @@ class KernelContext(Carried):
         raw(self.isa, self.role, gpu, cpu, reads, writes, updates, proxy)
 
     def finish(self) -> None:
-        """After the last tile: ring tails, stores, then the order's, until nothing of this role is in flight."""
+        """After the last tile: ring tails, stores, then the order's, until this role needs the CTA's shared memory no more."""
         for part in self._finishers:
             part.finish()
         self.tiles.finish()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tmapipe.barrier import advance
 from tmapipe.isa import Carried, Isa, SlotRef
 from tmapipe.plan import RoleWarps
 from tmapipe.tiles import PersistentTiles
@@ -63,7 +64,7 @@ class QueueEnd(Carried):
             isa.mbarrier_arrive_cluster(queue.free, index, (1 << isa.plan.cluster_size) - 1)
         else:
             isa.mbarrier_arrive(queue.free, index)
-        self._advance()
+        advance(isa, self.place, queue.buffer.stages)
         return found
 
     def once_a_cluster(self, body: Callable[[], None]) -> None:
@@ -80,10 +81,4 @@ class QueueEnd(Carried):
         if self.leads and self.isa.plan.cluster_size > 1:
             for _ in range(self.queue.buffer.stages):
                 self.isa.mbarrier_wait(self.queue.free, self.place[0], self.place[1] ^ 1)
-                self._advance()
-
-    def _advance(self) -> None:
-        following = self.place[0] + 1
-        wrapped = following == self.queue.buffer.stages
-        self.place[1] = self.isa.select(wrapped, self.place[1] ^ 1, self.place[1])
-        self.place[0] = self.isa.select(wrapped, 0, following)
+                advance(self.isa, self.place, self.queue.buffer.stages)

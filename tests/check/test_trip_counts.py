@@ -332,13 +332,8 @@ MUTATIONS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "make", [InPairs, lambda: S.Gemm((64, 64, 16), (2, 1), 3, abreast=2)], ids=["steps", "gemm, multicast"]
-)
-def test_what_is_closed_in_pairs_goes_well_in_long_runs(make):
-    """Mutants of loops of two steps a turn, beside runs of even and odd numbers of steps."""
-    schedule = make()
-    plan, open_sets = schedule.plan(), 0
+def mutants(schedule, plan):
+    """(mutation, its problems, whether a set is closed)."""
     for mutation in MUTATIONS:
         problems = Problems(schedule, plan)
         problems.entry = mutation.entry(schedule)
@@ -346,6 +341,17 @@ def test_what_is_closed_in_pairs_goes_well_in_long_runs(make):
             closed = close(problems, turns_of(problems)).closed
         except NotRegular:
             closed = False
+        yield mutation, problems, closed
+
+
+@pytest.mark.parametrize(
+    "make", [InPairs, lambda: S.Gemm((64, 64, 16), (2, 1), 3, abreast=2)], ids=["steps", "gemm, multicast"]
+)
+def test_what_is_closed_in_pairs_goes_well_in_long_runs(make):
+    """Mutants of loops of two steps a turn, beside runs of even and odd numbers of steps."""
+    schedule = make()
+    plan, open_sets = schedule.plan(), 0
+    for mutation, problems, closed in mutants(schedule, plan):
         for tiles, steps in ((9, 22), (9, 23)) if closed else ():
             assert check_program(plan, problems.entry, problems.shapes(tiles, steps)).ok, f"{mutation}, {steps} steps"
         open_sets += not closed
@@ -358,13 +364,7 @@ def test_what_is_closed_goes_well_in_a_long_run(seed):
     pipeline = draw(seed, "small")
     plan, shapes = pipeline.schedule.plan(pipeline.dtypes), draw(seed, "laps").plan_shapes()
     open_sets = 0
-    for mutation in MUTATIONS:
-        problems = Problems(pipeline.schedule, plan)
-        problems.entry = mutation.entry(pipeline.schedule)
-        try:
-            closed = close(problems, turns_of(problems)).closed
-        except NotRegular:
-            closed = False
+    for mutation, problems, closed in mutants(pipeline.schedule, plan):
         assert not closed or check_program(plan, problems.entry, shapes).ok, f"{pipeline.text}: {mutation}"
         open_sets += not closed
     assert open_sets

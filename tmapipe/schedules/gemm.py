@@ -208,10 +208,10 @@ class Gemm(Schedule):
     @load.jit
     def fill(self, k: Any, tile: Tile) -> None:
         slots, each = self.tile_slots(k, tile), self.abreast
-        alone = slots % each if each > 1 else 0
+        alone = slots % each
         for step in range(alone):
             self.load_slots(k, tile, step, 1)
-        for step in range(slots // each if each > 1 else slots):
+        for step in range(slots // each):
             self.load_slots(k, tile, alone + step * each, each)
 
     @FETCH.jit
