@@ -56,9 +56,10 @@ def explain(plan: Plan) -> str:
     for matmul in plan.matmuls:
         m, n, k = matmul.shape
         per_thread = m * n // (128 * matmul.warpgroups)
+        instructions = " and ".join(f"m64n{part}k{32 // matmul.a.dtype.bytes}" for part in matmul.n_instructions)
         lines.append(
             f"matmul {matmul.name}: {m} x {n} x {k} over {matmul.warpgroups} warpgroups, {matmul.k_instructions} wgmma "
-            f"m64n{n}k{32 // matmul.a.dtype.bytes} a slot and 64 rows, {per_thread} accumulator registers a thread"
+            f"{instructions} a slot and 64 rows, {per_thread} accumulator registers a thread"
             + "".join(f", {x} transposed" for x, way in zip("ab", matmul.transposed, strict=True) if way)
         )
     for store in plan.stores:

@@ -17,6 +17,7 @@ __all__ = ["Barrier", "Buffer", "Load", "Matmul", "NamedBarrier", "Plan", "Queue
 
 WARP = 32  # threads a warp
 WARPGROUP = 128  # threads a warpgroup: 4 warps, the unit of wgmma and setmaxnreg
+WIDEST_OF_THREE = 200  # n of a wgmma where threads are launched with 128 registers: 26 besides its sums (ptxas' C7602)
 MAX_BOX = 256  # elements along one extent of a TMA box (CUDA driver API, cuTensorMapEncodeTiled)
 
 
@@ -174,6 +175,16 @@ class Matmul:
         """Which of its team's warpgroups the warp (its index in the CTA, of the role) belongs to."""
         own = warp // 4 - self.first_warp // 4
         return own if self.teams == 1 else own % self.warpgroups
+
+    @property
+    def n_instructions(self) -> tuple[int, ...]:
+        """n of the wgmma instructions side by side: two where three warpgroups' tile is so wide that one would need more
+        registers than a thread of four warpgroups is launched with."""
+        n, step = self.shape[1], 16 if self.a.dtype.integer else 8
+        if self.warpgroups < 3 or n <= WIDEST_OF_THREE:
+            return (n,)
+        left = -(-n // (2 * step)) * step
+        return left, n - left
 
     @property
     def k_instructions(self) -> int:

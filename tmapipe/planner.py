@@ -12,7 +12,7 @@ from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int8, in
 from tmapipe.errors import InputError
 from tmapipe.layout import Layout
 from tmapipe.placement import place_roles, share_registers
-from tmapipe.plan import Plan
+from tmapipe.plan import WIDEST_OF_THREE, Plan
 from tmapipe.role import Role
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
@@ -169,6 +169,10 @@ def _check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch
         if k * a.bytes % 32:
             rule = "wgmma takes 32 bytes of k an instruction"
             raise InputError(f"{mma.a.name}.tile[{1 - int(mma.transposed[0])}]", k, rule, "e.g. 64")
+        if warpgroups > 2 and n > WIDEST_OF_THREE and mma.transposed[1]:
+            rule = f"n is at most {WIDEST_OF_THREE} with three warpgroups where b is contiguous along n: wider tiles take two "
+            rule += "instructions, between which its rows of 128 bytes are not cut"
+            raise InputError(f"Wgmma({name}) tile", mma.shape[:2], rule, "use two warpgroups, or a narrower tile")
         _check_accumulators(name, mma, m * n // (128 * warpgroups), role)
         found[name] = role
     return found
@@ -186,12 +190,4 @@ def _check_accumulators(name: str, mma: Wgmma, sums: int, role: Role) -> None:
             mma.shape[:2],
             f"needs {needed} accumulator registers a thread{twice}; {room} leave room to work with {groups} warpgroups",
             "use a smaller tile or more warpgroups",
-        )
-    if role.warps > 8 and mma.shape[1] > 200:
-        raise InputError(
-            f"Wgmma({name}) tile",
-            mma.shape[:2],
-            "n is at most 200 with three consuming warpgroups: a thread of four is launched with 128 registers, of which one "
-            "instruction needs 26 besides its sums (ptxas' error C7602)",
-            "use two warpgroups, or a narrower tile",
         )

@@ -22,6 +22,7 @@ SAFE = {registered.name: registered.make for registered in S.REGISTRY} | {
     "gemm, sums promoted": lambda: S.Gemm((128, 128, 64), (2, 1), promote=True),
     "ping-pong, sums promoted": lambda: S.PingPong((64, 128, 64), (1, 2), promote=True),
     "gemm, three warpgroups": lambda: S.Gemm((192, 176, 64), (1, 2), store_stages=1),
+    "gemm, three warpgroups, two instructions": lambda: S.Gemm((192, 256, 64), (1, 2), store_stages=1),
     "gemm, two k-tiles abreast": lambda: S.Gemm((64, 128, 64), (2, 1), abreast=2),
     "ping-pong, two k-tiles abreast": lambda: S.PingPong((64, 128, 64), (2, 1), abreast=2),
     "gemm, snake": lambda: S.Gemm(order=tp.PersistentTiles(tp.Snake(4))),

@@ -7,6 +7,7 @@ can be written down and compared with `tests.unit.fake_isa`, event by event.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Generator, Iterable
@@ -445,17 +446,18 @@ def _store_boxes(store: Store, stage: int, at: tuple[int, ...], rows: int | None
 
 
 def _wgmmas(matmul: Matmul, warp: int, a_stage: int, b_stage: int) -> list[Event]:
-    """One instruction a 64-row block and 32 bytes of k."""
-    m, n, _ = matmul.shape
-    shape = f"m64n{n}k{32 // matmul.a.dtype.bytes}"
-    group = matmul.group(warp)
+    """One instruction a 64-row block and 32 bytes of k, or two side by side along n."""
+    m, group, per_32 = matmul.shape[0], matmul.group(warp), 32 // matmul.a.dtype.bytes
+    columns = list(itertools.accumulate(matmul.n_instructions, initial=0))
     found: list[Event] = []
     for k in range(matmul.k_instructions):
-        for block in range(m // (64 * matmul.warpgroups)):
+        for (left, right), block in itertools.product(
+            itertools.pairwise(columns), range(m // (64 * matmul.warpgroups))
+        ):
             first = 64 * (block * matmul.warpgroups + group)
-            a = _operand(matmul.a, a_stage, first, 64, 32 // matmul.a.dtype.bytes * k, matmul.transposed[0])
-            b = _operand(matmul.b, b_stage, 0, n, 32 // matmul.b.dtype.bytes * k, matmul.transposed[1])
-            found.append(("wgmma", shape, a, b, matmul.transposed))
+            a = _operand(matmul.a, a_stage, first, 64, per_32 * k, matmul.transposed[0])
+            b = _operand(matmul.b, b_stage, left, right - left, per_32 * k, matmul.transposed[1])
+            found.append(("wgmma", f"m64n{right - left}k{per_32}", a, b, matmul.transposed))
     return found
 
 

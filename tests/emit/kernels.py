@@ -213,6 +213,10 @@ GEMMS = {
     "gemm m64 n72": Kernel(lambda: S.Gemm((64, 72, 64), (1, 1)), {}, GEMM),
     "gemm 2x1, two k-tiles abreast": Kernel(lambda: S.Gemm((64, 128, 64), abreast=2), {}, GEMM),
     "gemm m192": Kernel(lambda: S.Gemm((192, 128, 64), (1, 2)), {}, GEMM),
+    "gemm m192 n232, two instructions": Kernel(lambda: S.Gemm((192, 232, 64), (1, 2), store_stages=1), {}, GEMM),
+    "gemm m192 n256 fp8": Kernel(
+        lambda: S.Gemm((192, 256, 128), (1, 1)), {"a": "fp8_e4m3", "b": "fp8_e5m2", "d": "bf16"}, GEMM
+    ),
     "gemm m256": Kernel(lambda: S.Gemm((256, 128, 64), (2, 1), 3), {}, GEMM),
     "gemm k32": Kernel(lambda: S.Gemm((128, 128, 32), (2, 2)), {}, GEMM),
     "gemm k128": Kernel(lambda: S.Gemm((128, 128, 128), (1, 1), 2, store_stages=1, order=ROWS), {}, GEMM),

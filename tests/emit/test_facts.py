@@ -95,7 +95,8 @@ def test_gemms(name):
                 add_producer(facts, plan, lane)
             elif warp >= math_role.first_warp:
                 facts.waits["ring.full"] = 1
-                facts.matmuls[f"m64n{n}k{32 // matmul.a.dtype.bytes}"] = rows * matmul.k_instructions
+                for part in matmul.n_instructions:
+                    facts.matmuls[f"m64n{part}k{32 // matmul.a.dtype.bytes}"] += rows * matmul.k_instructions
                 facts.wgmma_fences = facts.wgmma_commits = 1
                 # One a slot, with one group in flight; none in flight after the loop, and (idle) after the last tile.
                 # Where sums are promoted, all have been waited for already, and each slot is released at once.

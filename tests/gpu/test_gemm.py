@@ -135,6 +135,18 @@ def test_any_placement(parts, monkeypatch):
         assert torch.equal(gemm(a, b, out=torch.full_like(expected, float("nan"))), expected)
 
 
+@pytest.mark.parametrize("n", [208, 240, 256])
+def test_wide_tiles_of_three_warpgroups(n):
+    """Of which a slot takes two instructions side by side: the same bits as with tiles of one."""
+    torch.manual_seed(0)
+    a = torch.randn(1032, 1032, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(1000, 1032, device="cuda", dtype=torch.bfloat16)
+    expected = tp.schedules.Gemm((128, 128, 64), (1, 2))(a, b)
+    for cluster, order in (((1, 2), tp.PersistentTiles()), ((1, 2), tp.GpcTiles()), ((2, 1), tp.PersistentTiles())):
+        gemm = tp.schedules.Gemm((192, n, 64), cluster, store_stages=1, order=order)
+        assert torch.equal(gemm(a, b, out=torch.full_like(expected, float("nan"))), expected)
+
+
 def test_gpcs_of_the_device():
     """Each multiprocessor lies in one, both of a pair in the same, and the places kept are as many as clusters fit."""
     parts = gpcs(torch.cuda.current_device())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import attrs
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as hopper
@@ -18,25 +20,37 @@ __all__ = ["Accumulator", "MatmulHandles", "sums_type", "tiled_mma"]
 
 
 class MatmulHandles:
-    """The tiled MMA and the operand descriptors of one matmul, made at the top of the kernel."""
+    """The operand descriptors of one matmul, made at the top of the kernel, and its sums."""
 
     def __init__(self, isa: Any, matmul: Matmul):
         self.matmul = matmul
-        m, n, _ = matmul.shape
-        self.tiled = tiled_mma(matmul.a.dtype, matmul.b.dtype, (matmul.warpgroups, 1, 1), n, matmul.transposed)
-        group = matmul.group(isa.warp) if matmul.warpgroups > 1 else 0
-        mine = self.tiled.get_slice(cute.make_layout(matmul.warpgroups, stride=128)(group))
-        a, b = (_operand(isa.buffers[x.name], x, way) for x, way in zip((matmul.a, matmul.b), matmul.transposed, strict=True))
-        self.a = self.tiled.make_fragment_A(mine.partition_A(a))
-        self.b = self.tiled.make_fragment_B(mine.partition_B(b))
-        self.accumulator = Accumulator(isa, self.tiled.partition_shape_C((m, n)), sums_type(matmul.a.dtype), matmul.promote)
+        columns = list(itertools.accumulate(matmul.n_instructions, initial=0))
+        self.parts = [_Part(isa, matmul, *place) for place in itertools.pairwise(columns)]
+        shapes = [part.tiled.partition_shape_C((matmul.shape[0], part.n)) for part in self.parts]
+        self.accumulator = Accumulator(isa, shapes, sums_type(matmul.a.dtype), matmul.promote)
 
     def issue(self, acc: Accumulator, a_stage: Any, b_stage: Any) -> None:
         for block in range(self.matmul.k_instructions):
-            a, b = self.a[(None, None, block, a_stage)], self.b[(None, None, block, b_stage)]
-            self.tiled.set(warpgroup.Field.ACCUMULATE, acc.begun[0] != 0 if block == 0 else True)
-            cute.gemm(self.tiled, acc.registers, a, b, acc.registers)
+            for part, registers in zip(self.parts, acc.registers, strict=True):
+                a, b = part.a[(None, None, block, a_stage)], part.b[(None, None, block, b_stage)]
+                part.tiled.set(warpgroup.Field.ACCUMULATE, acc.begun[0] != 0 if block == 0 else True)
+                cute.gemm(part.tiled, registers, a, b, registers)
         acc.begun[0] = 1
+
+
+class _Part(Carried):
+    """The tiled MMA of columns [first, end) of a tile, and its operand descriptors."""
+
+    def __init__(self, isa: Any, matmul: Matmul, first: int, end: int):
+        self.n = end - first
+        self.tiled = tiled_mma(matmul.a.dtype, matmul.b.dtype, (matmul.warpgroups, 1, 1), self.n, matmul.transposed)
+        group = matmul.group(isa.warp) if matmul.warpgroups > 1 else 0
+        mine = self.tiled.get_slice(cute.make_layout(matmul.warpgroups, stride=128)(group))
+        a, b = (_operand(isa.buffers[x.name], x, way) for x, way in zip((matmul.a, matmul.b), matmul.transposed, strict=True))
+        if self.n < matmul.shape[1]:
+            b = _rows(b, matmul.b, first, self.n)
+        self.a = self.tiled.make_fragment_A(mine.partition_A(a))
+        self.b = self.tiled.make_fragment_B(mine.partition_B(b))
 
 
 class Accumulator(Carried):
@@ -46,11 +60,12 @@ class Accumulator(Carried):
     tile's first wgmma overwrites what the last tile has left; and where there may have been none, zeros are read instead.
     """
 
-    def __init__(self, isa: Any, shape: Any, dtype: Any, promoted: bool):
-        self.registers = cute.make_rmem_tensor(shape, dtype)
-        self.registers.fill(dtype(0))
+    def __init__(self, isa: Any, shapes: list, dtype: Any, promoted: bool):
+        self.registers = [cute.make_rmem_tensor(shape, dtype) for shape in shapes]  # of the tile's columns side by side
+        for part in self.registers:
+            part.fill(dtype(0))
         self.begun, self.empty = isa.cells(0), True
-        self.totals: Any = cute.make_rmem_tensor(shape, dtype) if promoted else None
+        self.totals: Any = cute.make_rmem_tensor(shapes[0], dtype) if promoted else None
 
     def begin(self, empty: bool) -> None:
         self.begun[0], self.empty = 0, empty
@@ -59,15 +74,16 @@ class Accumulator(Carried):
 
     def promote(self) -> None:
         for i in range(cute.size(self.totals)):
-            self.totals[i] = self.totals[i] + self.registers[i]
+            self.totals[i] = self.totals[i] + self.registers[0][i]
         self.begun[0] = 0
 
     def value(self, i: int) -> Any:
         if self.totals is not None:
             return self.totals[i]
-        if not self.empty:
-            return self.registers[i]
-        return cutlass.select_(self.begun[0] != 0, self.registers[i], self.registers.element_type(0))
+        part, left = self.registers[0], cute.size(self.registers[0])
+        if i >= left:
+            part, i = self.registers[1], i - left
+        return part[i] if not self.empty else cutlass.select_(self.begun[0] != 0, part[i], part.element_type(0))
 
 
 class _Tf32Op(warpgroup.MmaF16BF16Op):
@@ -95,6 +111,13 @@ def tiled_mma(
         return cute.make_tiled_mma(cute.make_mma_atom(op), groups)
     types = cute_type(a), cute_type(b)
     return hopper.make_trivial_tiled_mma(*types, *majors, sums_type(a), groups, tiler_mn=(64, n))
+
+
+def _rows(slots: Any, buffer: Buffer, first: int, count: int) -> Any:
+    """Rows [first, first + count) of all slots [n, k, stage]: both multiples of 8, the rows of a swizzled block."""
+    some = slot_layout(attrs.evolve(buffer, tile=(count, buffer.tile[1]))).outer
+    span = buffer.swizzle // buffer.dtype.bytes
+    return cute.make_tensor(slots.iterator + first * span, cute.make_layout(some.shape, stride=slots.layout.stride))
 
 
 def _operand(slots: Any, buffer: Buffer, transposed: bool) -> Any:
