@@ -125,7 +125,6 @@ def _draw(rng: random.Random, most: int, deepest: int, seed: int) -> Case:
         case["slack"] = max(APPROXIMATE, case.get("slack", 0.0))
     if kind == "PingPong" and "operands" not in common:
         common["in_turn"] = seed % 3 > 0
-    common["abreast"] = 1 + (seed % 4 == 1)
     build = functools.partial(getattr(S, kind), tile, cluster, stages, l2_hints=hints, **common)
     return Case(kind, build, **fused, **case)
 

@@ -140,6 +140,28 @@ class PairsOneStepFewer(InPairs):
         return steps - 2 * (steps == self.at)
 
 
+class GemmInPairs(S.Gemm):
+    """As `InPairs`, with multicast."""
+
+    load, math = S.Gemm.load, S.Gemm.math
+
+    def load_some(self, k, tile, first, count):
+        slots = [k.ring.acquire() for _ in range(count)]
+        for i, slot in enumerate(slots):
+            slot.a.load(tile, k=first + i)
+            slot.b.load(tile, k=first + i)
+        for slot in slots:
+            k.ring.commit(slot)
+
+    @load.jit
+    def fill(self, k, tile):
+        steps = self.tile_slots(k, tile)
+        for _ in range(steps % 2):
+            self.load_some(k, tile, 0, 1)
+        for pair in range(steps // 2):
+            self.load_some(k, tile, steps % 2 + 2 * pair, 2)
+
+
 class OneStepFewer(Steps):
     def loaded(self, steps):
         return steps - (steps == self.at)
@@ -166,7 +188,7 @@ class NeedsOneStep(S.SplitK):
         k.d.store(tile, acc, self.epilogue)
 
 
-@pytest.mark.parametrize("make", [Tiles, Steps, InPairs], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("make", [Tiles, Steps, InPairs, GemmInPairs], ids=lambda cls: cls.__name__)
 def test_the_right_ones(make):
     report = make().check()
     assert report.ok and report.trips == EVERY, str(report)
@@ -345,7 +367,7 @@ def mutants(schedule, plan):
 
 
 @pytest.mark.parametrize(
-    "make", [InPairs, lambda: S.Gemm((64, 64, 16), (2, 1), 3, abreast=2)], ids=["steps", "gemm, multicast"]
+    "make", [InPairs, lambda: GemmInPairs((64, 64, 16), (2, 1), 3)], ids=["steps", "gemm, multicast"]
 )
 def test_what_is_closed_in_pairs_goes_well_in_long_runs(make):
     """Mutants of loops of two steps a turn, beside runs of even and odd numbers of steps."""

@@ -78,7 +78,7 @@ def test_copies(name):
 
 
 # Those with operands, and with loads in pairs: test_events.
-@pytest.mark.parametrize("name", [name for name in GEMMS if "operands" not in name and "abreast" not in name])
+@pytest.mark.parametrize("name", [name for name in GEMMS if "operands" not in name])
 def test_gemms(name):
     kernel = built(name)
     plan, (matmul,), (store,) = kernel.plan, kernel.plan.matmuls, kernel.plan.stores

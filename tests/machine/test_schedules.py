@@ -10,7 +10,7 @@ from tmapipe import Grouped, Hilbert, PersistentTiles, ScopeError, Snake
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Machine
 from tmapipe.machine.scheduler import POLICIES
-from tmapipe.schedules import Copy, Gemm, PingPong, SplitK, StreamK
+from tmapipe.schedules import Copy, Gemm, SplitK, StreamK
 
 
 def gemm_arrays(m, n, k, dtype=ml_dtypes.bfloat16):
@@ -34,15 +34,6 @@ def test_gemm(cluster):
     assert len(results) == 1
     want = arrays["a"][0].astype(np.float32) @ arrays["b"][0].astype(np.float32).T
     np.testing.assert_allclose(arrays["d"][0].astype(np.float32), want, rtol=2e-2, atol=2e-1)
-
-
-@pytest.mark.parametrize("k", [8, 64, 128, 200, 320])
-@pytest.mark.parametrize("make", [Gemm, PingPong])
-def test_two_k_tiles_abreast(make, k):
-    """Even and odd numbers of k-tiles: the same bits as one after the other."""
-    arrays = gemm_arrays(200, 136, k)
-    one, two = (make((64, 64, 64), (2, 1), 3, abreast=n)(arrays["a"], arrays["b"]) for n in (1, 2))
-    assert one.tobytes() == two.tobytes() and np.abs(one.astype(np.float32)).max() > 1
 
 
 @pytest.mark.parametrize("raster", [Grouped(2), Snake(2), Hilbert(2)])

@@ -252,11 +252,6 @@ def test_groups():
     refused(Teams((128, 64, 64), (1, 1)).check, argument="GroupedTiles", value=2, rule="not to teams")
 
 
-@pytest.mark.parametrize("abreast", [0, 3, "2"])
-def test_k_tiles_abreast(abreast):
-    refused(lambda: S.Gemm(abreast=abreast), argument="abreast", value=abreast, rule="1 or 2 k-tiles")
-
-
 def test_accumulators_that_do_not_fit():
     one = tp.Role(warpgroups=1)
     refused(

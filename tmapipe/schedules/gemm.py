@@ -89,9 +89,8 @@ class Gemm(Schedule):
     `tmapipe.epilogue`; operand_stages: slots of the ring that they are loaded into, one a tile, or with a matrix one a piece
     of 64 rows a warpgroup and up to 64 columns; outputs: further outputs of d's shape, name -> type (None: the tensor's, or
     a's), or vectors in fp32, name -> ``RowSum()`` (over n, [m]) or ``ColumnSum()`` (over m, [n]) of `tmapipe.epilogue`, the
-    same bits in every run; abreast: k-tiles whose loads start together, 1 or 2, those of b first, so that DRAM gives longer
-    pieces of its rows: for a large b that few CTAs read. With further outputs, the epilogue returns a dictionary of all
-    outputs, element by element, and the call a tuple of them, d first::
+    same bits in every run. The epilogue then returns a dictionary of all outputs, element by element, and the call a tuple of
+    them, d first::
 
         gemm = Gemm(epilogue=lambda acc, bias: tp.math.gelu(acc + bias), operands={"bias": tp.epilogue.PerColumn()})
         d = gemm(a, b, bias=bias)
@@ -123,11 +122,7 @@ class Gemm(Schedule):
         operands: Mapping[str, Operand] | None = None,
         operand_stages: int = 2,
         outputs: Mapping[str, DType | str | Reduction | None] | None = None,
-        abreast: int = 1,
     ):
-        if abreast not in (1, 2):
-            raise InputError("abreast", abreast, "is 1 or 2 k-tiles", "leave it out")
-        self.abreast = abreast
         m, n, k = check_tile(tile)
         self.cluster = {"m": cluster[0], "n": cluster[1]}
         self.tiles = order
@@ -196,23 +191,12 @@ class Gemm(Schedule):
         also = {name: getattr(k, name) for name in self.outputs[1:]}
         k.d.store(tile, acc, self.epilogue, also=also, operands=self.operands.reader(k) if self.operands else None)
 
-    def load_slots(self, k: Any, tile: Tile, first: Any, count: int) -> None:
-        """Loads the k-tiles from *first* on, those of b before those of a where there are more than one."""
-        slots = [k.ring.acquire() for _ in range(count)]
-        for name in ("a", "b") if count == 1 else ("b", "a"):
-            for i, slot in enumerate(slots):
-                getattr(slot, name).load(tile, k=first + i)
-        for slot in slots:
-            k.ring.commit(slot)
-
     @load.jit
     def fill(self, k: Any, tile: Tile) -> None:
-        slots, each = self.tile_slots(k, tile), self.abreast
-        alone = slots % each
-        for step in range(alone):
-            self.load_slots(k, tile, step, 1)
-        for step in range(slots // each):
-            self.load_slots(k, tile, alone + step * each, each)
+        for step in range(self.tile_slots(k, tile)):
+            with k.ring.produce() as slot:
+                slot.a.load(tile, k=step)
+                slot.b.load(tile, k=step)
 
     @FETCH.jit
     def fetch_operands(self, k: Any, tile: Tile) -> None:
