@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tmapipe import GpcTiles, InputError, MissingGpuError, fp16, schedules
-from tmapipe.epilogue import PerColumn
-from tmapipe.math import gelu
+from tmapipe.epilogue import ColumnSum, Matrix, PerColumn, PerRow, RowSum, Scalar
+from tmapipe.math import gelu, relu
+from tmapipe.tensors import bind
 from tmapipe.timing import Method
-from tmapipe.tuning import Candidate, Problem, cache, candidates, choose, estimate, ranked, tune
+from tmapipe.tuning import Candidate, Problem, cache, candidates, choose, epilogues, estimate, ranked, tune, tuner
 from tmapipe.tuning.cost import Constants
 from tmapipe.tuning.problem import H200
 from tmapipe.tuning.tuner import pick
@@ -137,6 +138,38 @@ def test_the_choice_computes():
     )
 
 
+MUCH = {
+    "epilogue": lambda acc, bias, c, alpha, scale: {
+        "columns": acc,
+        "d": gelu(acc * alpha + bias) + c,
+        "aux": acc * scale,
+        "squares": acc * acc,
+    },
+    "operands": {"bias": PerColumn(), "c": Matrix(), "alpha": Scalar(), "scale": PerRow("fp32")},
+    "outputs": {"aux": None, "squares": RowSum(), "columns": ColumnSum()},
+}
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("dtype, out", [("bf16", "bf16"), ("fp16", "fp32"), ("fp8_e4m3", "bf16"), ("bf16", "fp8_e5m2")])
+@pytest.mark.parametrize("fused", [{}, FUSED, MUCH], ids=["plain", "bias", "much"])
+def test_what_the_tuner_compares_with(fused, dtype, out, batch):
+    """On the model: candidates are right, others are not, and are compiled for the tensors that they are called with."""
+    problem = Problem(72, 80, 96, dtype, out, batch)
+    candidate = Candidate("Gemm", (64, 64), (1, 1))
+    schedule = candidate.build(problem, fused)
+    a, b, into = tuner._data(problem, "cpu")
+    given = epilogues.operands(problem, fused, "cpu")
+    right = epilogues.expected(fused, tuner._product(a, b, fused), given)
+    assert tuner._compare(tuner._launch(schedule, a, b, into, given), into, right) == ""
+    wrong = tuner._launch(schedule, (2 * a.float()).to(a.dtype), b, into, given)
+    assert "error of d" in tuner._compare(wrong, into, right)
+    bound = bind(schedule, (a, b), given, into)
+    assert {name: tensor.ndim for name, tensor in bound.tensors.items()} == candidate.ranks(problem, fused)
+    plan = schedule.plan(candidate.dtypes(problem, fused))
+    assert {part.argument: part.buffer.dtype for part in plan.transfers} == bound.dtypes
+
+
 def test_tuning_needs_a_gpu():
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
@@ -165,6 +198,35 @@ def test_what_is_stored_is_loaded(folder):
     cache.store(other, "Some GPU", entry)
     assert cache.load(problem, "Some GPU") == cache.load(other, "Some GPU") == entry
     assert [path.suffix for path in folder.iterdir()] == [".json"]  # nothing half-written is left
+
+
+def test_another_epilogue_is_another_entry(folder):
+    problem, entry = Problem(8, 8, 8), cache.Entry(Candidate("Gemm", (64, 64), (1, 1)), 1.0, 1)
+    cache.store(problem, "GPU", entry, FUSED)
+    assert cache.load(problem, "GPU", FUSED) == entry
+    assert cache.load(problem, "GPU") is None and cache.load(problem, "GPU", {**FUSED, "epilogue": relu}) is None
+
+
+def test_epilogues_are_told_apart_by_what_they_do():
+    def scaled(by):
+        return lambda acc, bias: gelu(acc * by + bias)
+
+    def of(epilogue, **others):
+        return epilogues.fingerprint({**FUSED, "epilogue": epilogue, **others})
+
+    assert epilogues.fingerprint({}) == "" and of(scaled(2.0)) == of(scaled(3.0))
+    assert of(functools.partial(scaled(2.0), bias=1)) == of(scaled(2.0))
+    different = [
+        of(scaled(2.0)),
+        of(lambda acc, bias: gelu(acc + bias)),
+        of(lambda acc, bias: relu(acc + bias)),
+        of(lambda acc, bias: relu(acc + 2.0 * bias)),
+        of(scaled(2.0), operands={"bias": Matrix()}),
+        of(scaled(2.0), operands={"bias": PerColumn("fp32")}),
+        of(scaled(2.0), outputs={"aux": None}),
+        of(abs),
+    ]
+    assert len(set(different)) == len(different)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What tuning has found, kept on disk: one JSON file a GPU and set of versions, one entry a problem."""
+"""What tuning has found, kept on disk: one JSON file a GPU and set of versions, one entry a problem and epilogue."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import attrs
 
 import tmapipe
 from tmapipe.tuning.candidates import Candidate
+from tmapipe.tuning.epilogues import NOTHING, Fused, fingerprint
 from tmapipe.tuning.problem import Problem
 
 __all__ = ["Entry", "cache_folder", "load", "store"]
@@ -41,9 +42,13 @@ def _file(gpu: str) -> Path:
     return cache_folder() / f"tuned-{re.sub('[^A-Za-z0-9]+', '-', gpu)}-{versions}.json"
 
 
-def load(problem: Problem, gpu: str) -> Entry | None:
+def _key(problem: Problem, fused: Fused) -> str:
+    return f"{problem} {fingerprint(fused)}".strip()
+
+
+def load(problem: Problem, gpu: str, fused: Fused = NOTHING) -> Entry | None:
     """The entry of *problem* on a GPU of this name. A file that cannot be read counts as empty."""
-    found = _read(_file(gpu)).get(str(problem))
+    found = _read(_file(gpu)).get(_key(problem, fused))
     if found is None:
         return None
     try:
@@ -54,12 +59,12 @@ def load(problem: Problem, gpu: str) -> Entry | None:
         return None
 
 
-def store(problem: Problem, gpu: str, entry: Entry) -> Path:
+def store(problem: Problem, gpu: str, entry: Entry, fused: Fused = NOTHING) -> Path:
     """Adds or replaces the entry; returns the file. The file is replaced as a whole, so that readers never see half."""
     path = _file(gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
     entries = _read(path)
-    entries[str(problem)] = {**attrs.asdict(entry.candidate), "us": entry.us, "tried": entry.tried}
+    entries[_key(problem, fused)] = {**attrs.asdict(entry.candidate), "us": entry.us, "tried": entry.tried}
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
         json.dump(entries, file, indent=1, sort_keys=True)
     os.replace(file.name, path)

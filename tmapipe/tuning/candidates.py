@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -14,9 +13,11 @@ from tmapipe.errors import InputError
 from tmapipe.gpc import GpcTiles
 from tmapipe.raster import Grouped, Hilbert, Snake
 from tmapipe.tiles import PersistentTiles, ceil_div
+from tmapipe.tuning import epilogues
+from tmapipe.tuning.epilogues import NOTHING, Fused
 from tmapipe.tuning.problem import Device, Problem
 
-__all__ = ["NOTHING", "Candidate", "candidates"]
+__all__ = ["Candidate", "candidates"]
 
 SWIZZLE_SPAN = 128  # bytes along k of one slot
 COOPERATIVE: dict[int, tuple[int, ...]] = {
@@ -34,7 +35,6 @@ BY_GPC = {  # tiles of clusters along n, whose eights a GPC can share
     "Gemm": ((128, 256), (256, 128), (192, 176)),
     "PingPong": ((128, 128),),
 }
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 LARGE_CLUSTERS = ((2, 2), (4, 1))
 
@@ -59,7 +59,7 @@ class Candidate:
         """Whether clusters of one GPC take tiles whose numbers follow each other."""
         return "gpc" in dict(self.options).get("order", ())
 
-    def build(self, problem: Problem, fused: Mapping[str, Any] = NOTHING) -> Any:
+    def build(self, problem: Problem, fused: Fused = NOTHING) -> Any:
         """The schedule. fused: what its constructor takes for an epilogue. Raises `InputError` if it cannot be planned for the
         problem's types, or has no epilogue."""
         from tmapipe import schedules
@@ -76,15 +76,21 @@ class Candidate:
             options["dtype"] = problem.out
         options |= {"majors": problem.majors, "tf32": problem.dtype == tf32, **fused}
         made = getattr(schedules, self.schedule)(tile=(*self.tile, depth), cluster=self.cluster, **options)
-        made.plan(self.dtypes(problem))
+        made.plan(self.dtypes(problem, fused))
         return made
 
-    def dtypes(self, problem: Problem) -> dict[str, Any]:
+    def dtypes(self, problem: Problem, fused: Fused = NOTHING) -> dict[str, Any]:
         """Element types by stage name, as the schedule's `plan` takes them."""
         found = {"a": problem.dtype, "b": problem.dtype}
-        return found if self.schedule == "SplitK" else {**found, "d": problem.out}
+        return found if self.schedule == "SplitK" else {**found, "d": problem.out, **epilogues.dtypes(problem, fused)}
 
-    def can_be_built(self, problem: Problem, fused: Mapping[str, Any] = NOTHING) -> bool:
+    def ranks(self, problem: Problem, fused: Fused = NOTHING) -> dict[str, int]:
+        """Dimensions of each tensor by stage name: matrices, or stacks of them."""
+        several = 3 if problem.batch > 1 else 2
+        found = {"a": several, "b": several, "d": 3 if self.schedule == "SplitK" else several}
+        return found | epilogues.ranks(problem, fused)
+
+    def can_be_built(self, problem: Problem, fused: Fused = NOTHING) -> bool:
         try:
             self.build(problem, fused)
         except InputError:

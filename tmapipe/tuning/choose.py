@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from tmapipe.errors import InputError
-from tmapipe.tuning.candidates import NOTHING, Candidate, candidates
+from tmapipe.tuning.candidates import Candidate, candidates
 from tmapipe.tuning.cost import estimate
+from tmapipe.tuning.epilogues import NOTHING, Fused
 from tmapipe.tuning.problem import H200, Device, Problem
 
-__all__ = ["choose", "ranked"]
+__all__ = ["choose", "likely", "ranked"]
 
 
 def ranked(
-    problem: Problem, device: Device = H200, most: int | None = None, fused: Mapping[str, Any] = NOTHING
+    problem: Problem, device: Device = H200, most: int | None = None, fused: Fused = NOTHING
 ) -> list[tuple[Candidate, float]]:
     """Candidates that can be built with their estimated microseconds, the fastest first; *most* of them, or all. fused: what
     their constructors take for an epilogue."""
@@ -32,9 +32,14 @@ def ranked(
 def choose(problem: Problem, device: Device = H200, **fused: Any) -> Any:
     """The schedule that should be the fastest for *problem*; needs no GPU and runs nothing. fused: epilogue, operands and
     outputs, as of `tmapipe.schedules.Gemm`. Raises `InputError` if none can be built for its types or with that epilogue."""
-    best = ranked(problem, device, 1, fused)
-    if best:
-        return best[0][0].build(problem, fused)
+    return likely(problem, device, 1, fused)[0].build(problem, fused)
+
+
+def likely(problem: Problem, device: Device, most: int, fused: Fused = NOTHING) -> list[Candidate]:
+    """The *most* candidates of least estimated time, at least one. Raises `InputError` as `choose`."""
+    found = ranked(problem, device, most, fused)
+    if found:
+        return [candidate for candidate, _ in found]
     if fused and ranked(problem, device, 1):
         Candidate("Gemm", (128, 128), (1, 1)).build(problem, fused)  # raises what is wrong with it
     fix = "use bf16 or fp16, or tf32=True for fp32"

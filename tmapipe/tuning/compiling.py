@@ -2,6 +2,7 @@
 
 Each process proves its candidates, compiles them and exports object files, which the caller loads. Run as a program, this
 module is such a process: it reads the candidates, pickled, from its standard input, and writes a line for each one done.
+An epilogue goes along, wherever it was written: cloudpickle takes functions that pickle does not.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+
 from tmapipe.tuning.candidates import Candidate
+from tmapipe.tuning.epilogues import NOTHING, Fused
 from tmapipe.tuning.problem import Problem
 
 __all__ = ["build_all", "compile_all", "load"]
@@ -30,6 +34,7 @@ def build_all(
     candidates: Sequence[Candidate],
     jobs: int | None = None,
     done: Callable[[Candidate, str], None] = lambda candidate, error: None,
+    fused: Fused = NOTHING,
 ) -> tuple[dict[Candidate, Any], dict[Candidate, str]]:
     """Schedules of *candidates*, proved safe and compiled for the problem's types, and what went wrong with the others.
     Arguments as of `compile_all`."""
@@ -38,14 +43,14 @@ def build_all(
 
     schedules: dict[Candidate, Any] = {}
     with tempfile.TemporaryDirectory(prefix="tmapipe-") as name:
-        errors = compile_all(problem, candidates, Path(name), jobs, done)
+        errors = compile_all(problem, candidates, Path(name), jobs, done, fused)
         for index, candidate in enumerate(candidates):
             if errors[candidate]:
                 continue
-            schedule = candidate.build(problem)
+            schedule = candidate.build(problem, fused)
             schedule.checked = False  # its process has proved it
-            plan = schedule.plan(candidate.dtypes(problem))
-            adopt(schedule, Compiled(plan, load(Path(name), index)), ranks_of(candidate, problem))
+            plan = schedule.plan(candidate.dtypes(problem, fused))
+            adopt(schedule, Compiled(plan, load(Path(name), index)), candidate.ranks(problem, fused))
             schedules[candidate] = schedule
     return schedules, {candidate: error for candidate, error in errors.items() if error}
 
@@ -56,13 +61,15 @@ def compile_all(
     folder: Path,
     jobs: int | None = None,
     done: Callable[[Candidate, str], None] = lambda candidate, error: None,
+    fused: Fused = NOTHING,
 ) -> dict[Candidate, str]:
     """Compiles *candidates* for two-dimensional tensors (three with a batch) into *folder*, by *jobs* processes (default:
-    one a core, 16 at most). done: called with each candidate and "" or what went wrong. Returns these errors."""
+    one a core, 16 at most). done: called with each candidate and "" or what went wrong; fused: the epilogue. Returns these
+    errors."""
     jobs = max(1, min(jobs or os.cpu_count() or 1, 16, len(candidates)))
     lines: queue.Queue[str] = queue.Queue()
     threads = [
-        threading.Thread(target=_serve, args=(problem, list(enumerate(candidates))[job::jobs], folder, lines))
+        threading.Thread(target=_serve, args=(problem, list(enumerate(candidates))[job::jobs], folder, fused, lines))
         for job in range(jobs)
     ]
     for thread in threads:
@@ -84,24 +91,20 @@ def load(folder: Path, index: int) -> Any:
     return getattr(cute.runtime.load_module(str(_object(folder, index)), enable_tvm_ffi=True), _SYMBOL)
 
 
-def ranks_of(candidate: Candidate, problem: Problem) -> dict[str, int]:
-    """Dimensions of each tensor: matrices, or stacks of them."""
-    several = 3 if problem.batch > 1 else 2
-    return {"a": several, "b": several, "d": 3 if candidate.schedule == "SplitK" else several}
-
-
 def _object(folder: Path, index: int) -> Path:
     return folder / f"{index}.o"
 
 
-def _serve(problem: Problem, share: list[tuple[int, Candidate]], folder: Path, lines: queue.Queue[str]) -> None:
+def _serve(
+    problem: Problem, share: list[tuple[int, Candidate]], folder: Path, fused: Fused, lines: queue.Queue[str]
+) -> None:
     """Runs one process on its share, and says of each candidate of it how it went."""
     left = {index for index, _ in share}
     with subprocess.Popen(
         [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-        process.stdin.write(pickle.dumps((problem, share, folder)))
+        process.stdin.write(pickle.dumps(sys.path) + cloudpickle.dumps((problem, share, folder, dict(fused))))
         process.stdin.close()
         for line in process.stdout:
             text = line.decode(errors="replace").rstrip("\n")
@@ -117,16 +120,17 @@ def _main() -> None:
 
     said = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
-    problem, share, folder = pickle.load(sys.stdin.buffer)
+    sys.path[:] = pickle.load(sys.stdin.buffer)  # where modules that an epilogue uses are found
+    problem, share, folder, fused = pickle.load(sys.stdin.buffer)
     for index, candidate in share:
         try:
-            schedule = candidate.build(problem)
-            report = schedule.check(candidate.dtypes(problem))
+            schedule = candidate.build(problem, fused)
+            dtypes = candidate.dtypes(problem, fused)
+            report = schedule.check(dtypes)
             if not report.ok:
                 said.write(f"{index} not safe: {str(report).splitlines()[0]}\n")
                 continue
-            plan = schedule.plan(candidate.dtypes(problem))
-            build(schedule, plan, ranks_of(candidate, problem)).function.export_to_c(
+            build(schedule, schedule.plan(dtypes), candidate.ranks(problem, fused)).function.export_to_c(
                 str(_object(folder, index)), function_name=_SYMBOL
             )
             said.write(f"{index}\n")

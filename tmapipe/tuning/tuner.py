@@ -9,16 +9,19 @@ import attrs
 
 from tmapipe.errors import MissingGpuError, PipelineError
 from tmapipe.timing import Clock, Method, Run, Timing, rested, screen
-from tmapipe.tuning import cache
+from tmapipe.tuning import cache, epilogues
 from tmapipe.tuning.candidates import Candidate
-from tmapipe.tuning.choose import ranked
+from tmapipe.tuning.choose import likely
 from tmapipe.tuning.compiling import build_all
+from tmapipe.tuning.epilogues import Fused
 from tmapipe.tuning.problem import Device, Problem
 
 __all__ = ["Tuned", "pick", "tune"]
 
 METHOD = Method(rounds=4, batch=5, rest=0.1)
 FINALISTS = 4
+WITHIN = 2e-2  # relative error of what is right: bf16 rounds to 0.2 %
+WITHIN_8_BITS = 0.1  # of fp8 outputs: e5m2 rounds to 6 %
 
 
 @attrs.frozen
@@ -41,30 +44,32 @@ def tune(
     again: bool = False,
     progress: bool = True,
     device: str = "cuda",
+    **fused: Any,
 ) -> Tuned:
     """The fastest of the *most* candidates of least estimated time, by measurement on *device*, or from the cache on disk.
 
     Each candidate is proved safe, then compiled, *jobs* at a time; its result on random normal data is compared with
     torch's; then launches are timed as `tmapipe.timing` says, with a cold L2 cache. again: even if the cache knows the
-    problem. Raises `MissingGpuError` without a GPU, `PipelineError` if no candidate is right.
+    problem; fused: epilogue, operands and outputs, as of `tmapipe.schedules.Gemm`, which results are compared with by NumPy.
+    Raises `MissingGpuError` without a GPU, `InputError` as `choose` does, `PipelineError` if no candidate is right.
     """
     import torch
 
     if not torch.cuda.is_available():
         raise MissingGpuError("tune() measures on a GPU, and there is none here. choose() needs none.")
     gpu = torch.cuda.get_device_name(device)
-    known = None if again else cache.load(problem, gpu)
+    known = None if again else cache.load(problem, gpu, fused)
     if known is not None:
-        return Tuned(known.candidate.build(problem), known.candidate, known.us)
+        return Tuned(known.candidate.build(problem, fused), known.candidate, known.us)
     from tmapipe.gpu.clock import CudaClock
 
-    few = [candidate for candidate, _ in ranked(problem, device_of(device), most)]
-    runs, schedules, refused = _prepare(problem, few, jobs, progress, device)
+    few = likely(problem, device_of(device), most, fused)
+    runs, schedules, refused = _prepare(problem, few, jobs, progress, device, fused)
     if not runs:
         raise PipelineError(f"no candidate for {problem} works: {'; '.join(f'{c}: {e}' for c, e in refused.items())}")
     timings = pick(runs, CudaClock(device=device), METHOD)
     best, timing = timings[0]
-    cache.store(problem, gpu, cache.Entry(best, timing.us, len(runs)))
+    cache.store(problem, gpu, cache.Entry(best, timing.us, len(runs)), fused)
     return Tuned(schedules[best], best, timing.us, tuple(timings), tuple(refused.items()))
 
 
@@ -90,18 +95,20 @@ def device_of(device: str = "cuda") -> Device:
 
 
 def _prepare(
-    problem: Problem, candidates: list[Candidate], jobs: int | None, progress: bool, device: str
+    problem: Problem, candidates: list[Candidate], jobs: int | None, progress: bool, device: str, fused: Fused
 ) -> tuple[dict[Candidate, Run], dict[Candidate, Any], dict[Candidate, str]]:
     """Launches of those that compile and are right, their schedules, and what is wrong with the others."""
     from tqdm import tqdm
 
     with tqdm(total=len(candidates), desc=f"compiling for {problem}", disable=not progress) as bar:
-        schedules, refused = build_all(problem, candidates, jobs, lambda candidate, error: bar.update() and None)
+        schedules, refused = build_all(problem, candidates, jobs, lambda candidate, error: bar.update() and None, fused)
     runs: dict[Candidate, Run] = {}
-    a, b, out, reference = _data(problem, device)
+    a, b, out = _data(problem, device)
+    given = epilogues.operands(problem, fused, device)
+    right = epilogues.expected(fused, _product(a, b, fused), given)
     for candidate, schedule in schedules.items():
-        run = _launch(schedule, a, b, out)
-        wrong = _compare(run, out, reference)
+        run = _launch(schedule, a, b, out, given)
+        wrong = _compare(run, out, right)
         if wrong:
             refused[candidate] = wrong
         else:
@@ -109,12 +116,12 @@ def _prepare(
     return runs, schedules, refused
 
 
-def _launch(schedule: Any, a: Any, b: Any, out: Any) -> Run:
-    return lambda: schedule(a, b, out=out)
+def _launch(schedule: Any, a: Any, b: Any, out: Any, given: dict[str, Any]) -> Run:
+    return lambda: schedule(a, b, out=out, **given)
 
 
-def _data(problem: Problem, device: str) -> tuple[Any, Any, Any, Any]:
-    """a, b, an output, and torch's result in it."""
+def _data(problem: Problem, device: str) -> tuple[Any, Any, Any]:
+    """a, b and an output."""
     import torch
 
     generator = torch.Generator(device).manual_seed(0)
@@ -126,17 +133,27 @@ def _data(problem: Problem, device: str) -> tuple[Any, Any, Any, Any]:
         return made if major == "k" else made.mT.contiguous().mT
 
     a, b = normal(problem.m, problem.majors[0]), normal(problem.n, problem.majors[1])
-    out = torch.empty(*lead, problem.m, problem.n, device=device, dtype=getattr(torch, problem.out.torch))
-    reference = a.to(torch.bfloat16) @ b.to(torch.bfloat16).transpose(-1, -2)
-    return a, b, out, reference
+    return a, b, torch.empty(*lead, problem.m, problem.n, device=device, dtype=getattr(torch, problem.out.torch))
 
 
-def _compare(run: Callable[[], object], out: Any, reference: Any) -> str:
-    """What is wrong with the run's result; nothing if it is the reference's up to rounding."""
+def _product(a: Any, b: Any, fused: Fused) -> Any:
+    """torch's: rounded to bf16, or as an epilogue takes it."""
+    import torch
+
+    kind = torch.float32 if fused else torch.bfloat16
+    return a.to(kind) @ b.to(kind).transpose(-1, -2)
+
+
+def _compare(run: Callable[[], object], out: Any, right: Mapping[str, Any]) -> str:
+    """What is wrong with the run's results; nothing if they are what is right up to rounding."""
     out.fill_(float("nan") if out.is_floating_point() else -1)
     try:
-        run()
+        found = run()
     except PipelineError as error:
         return str(error).splitlines()[0]
-    off = (out.float() - reference.float()).norm() / reference.float().norm()
-    return "" if bool(off < 2e-2) else f"wrong: relative error {float(off):.1e}"
+    outputs = found if isinstance(found, tuple) else (found,)
+    for (name, value), output in zip(right.items(), outputs, strict=True):
+        off = float((output.float() - value.float()).norm() / value.float().norm())
+        if not off < (WITHIN_8_BITS if output.element_size() == 1 else WITHIN):
+            return f"wrong: relative error of {name} {off:.1e}"
+    return ""

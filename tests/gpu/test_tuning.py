@@ -1,0 +1,35 @@
+"""Tuning on this GPU: the fastest of few candidates, with an epilogue and without, and from the cache the next time."""
+
+import pytest
+import torch
+
+import tmapipe as tp
+from tmapipe.tuning import Problem, tune
+
+FUSED = {
+    "epilogue": lambda acc, bias, c: {"d": tp.math.gelu(acc + bias) + c, "squares": acc * acc},
+    "operands": {"bias": tp.epilogue.PerColumn(), "c": tp.epilogue.Matrix()},
+    "outputs": {"squares": tp.epilogue.RowSum()},
+}
+
+
+@pytest.mark.parametrize("fused", [{}, FUSED], ids=["plain", "fused"])
+def test_the_fastest_is_found_and_remembered(fused, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMAPIPE_CACHE_DIR", str(tmp_path))
+    torch.manual_seed(0)
+    a, b, c = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((264, 520), (520, 520), (264, 520)))
+    bias = torch.randn(520, device="cuda", dtype=torch.bfloat16)
+    problem = Problem.of(a, b)
+    found = tune(problem, most=3, jobs=3, progress=False, **fused)
+    assert not found.refused and len(found.timings) >= 1 and found.us == found.timings[0][1].us > 0
+    again = tune(problem, most=3, progress=False, **fused)
+    assert again.candidate == found.candidate and again.us == found.us and not again.timings
+    product = a.float() @ b.float().t()
+    for schedule in (found.schedule, again.schedule):
+        if fused:
+            d, squares = schedule(a, b, bias=bias, c=c)
+            torch.testing.assert_close(squares, product.square().sum(-1), rtol=1e-3, atol=1e-3)
+            wanted = torch.nn.functional.gelu(product + bias, approximate="tanh") + c
+        else:
+            d, wanted = schedule(a, b), product
+        torch.testing.assert_close(d.float(), wanted.float(), rtol=2e-2, atol=2e-1)

@@ -1,0 +1,104 @@
+"""A GEMM's epilogue as the tuner needs it: the tensors that it takes, what should come out, and how to tell it from others.
+
+*fused*: what the constructors of `tmapipe.schedules` take for one: epilogue, operands and outputs, by name, or nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterator, Mapping
+from types import CodeType, MappingProxyType
+from typing import Any
+
+from tmapipe.dtypes import DType, as_dtype, bf16
+from tmapipe.epilogue import Matrix
+from tmapipe.reductions import Reduction
+from tmapipe.tuning.problem import Problem
+
+__all__ = ["NOTHING", "Fused", "dtypes", "expected", "fingerprint", "operands", "ranks"]
+
+Fused = Mapping[str, Any]
+NOTHING: Fused = MappingProxyType({})
+
+
+def dtypes(problem: Problem, fused: Fused) -> dict[str, DType]:
+    """Element types by stage name: of operands that do not say theirs, the result's; of such outputs, that of a (of 8 bits
+    bf16), as of outputs that a call makes."""
+    found = {name: as_dtype(kind.dtype or problem.out) for name, kind in _of(fused, "operands")}
+    made = bf16 if problem.dtype.bytes == 1 else problem.dtype.in_memory
+    outputs = {name: as_dtype(kind or made) for name, kind in _of(fused, "outputs") if not isinstance(kind, Reduction)}
+    return found | outputs
+
+
+def ranks(problem: Problem, fused: Fused) -> dict[str, int]:
+    """Dimensions of each tensor by stage name; of what is reduced, those of its parts."""
+    several = 3 if problem.batch > 1 else 2
+    found = {name: several if isinstance(kind, Matrix) else 1 for name, kind in _of(fused, "operands")}
+    return found | {name: several for name, _ in _of(fused, "outputs")}
+
+
+def operands(problem: Problem, fused: Fused, device: str) -> dict[str, Any]:
+    """A torch tensor on *device* for each operand, random normal from a fixed seed."""
+    import torch
+
+    generator = torch.Generator(device).manual_seed(1)
+    extents = {"m": problem.m, "n": problem.n}
+    found = {}
+    for name, kind in _of(fused, "operands"):
+        batch = (problem.batch,) if isinstance(kind, Matrix) and problem.batch > 1 else ()
+        shape = (*batch, *(extents[dim] for dim in kind.along)) if kind.along else (1,)
+        values = torch.randn(shape, generator=generator, device=device)
+        found[name] = values.to(getattr(torch, dtypes(problem, fused)[name].torch))
+    return found
+
+
+def expected(fused: Fused, product: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every output, by name, that the epilogue makes of *product* [m, n] or [l, m, n] and the operands *given*: torch tensors,
+    computed with NumPy in fp32."""
+    if not fused.get("epilogue"):
+        return {"d": product}
+    import numpy as np
+    import torch
+
+    arrays = {name: tensor.float().cpu().numpy() for name, tensor in given.items()}
+    for name, kind in _of(fused, "operands"):
+        if kind.along == ("m",):
+            arrays[name] = arrays[name][:, None]
+    made = fused["epilogue"](product.float().cpu().numpy(), **arrays)
+    values = made if isinstance(made, dict) else {"d": made}
+    found = {}
+    for name, kind in (("d", None), *_of(fused, "outputs")):
+        value = np.broadcast_to(np.asarray(values[name], np.float32), product.shape)
+        if isinstance(kind, Reduction):
+            value = value.sum(-1 if kind.along == "m" else -2)
+        found[name] = torch.from_numpy(np.array(value)).to(product.device)
+    return found
+
+
+def fingerprint(fused: Fused) -> str:
+    """A short text that is another one for other operands, outputs or operations of the epilogue; "" for none. Numbers that
+    the epilogue encloses do not count: with others it takes as long."""
+    if not fused:
+        return ""
+    epilogue = fused.get("epilogue")
+    while isinstance(epilogue, functools.partial):
+        epilogue = epilogue.func
+    code = getattr(epilogue, "__code__", None)
+    parts = [repr(type(epilogue))] if code is None else [repr(part) for part in _operations(code)]
+    parts += [f"{name}={kind!r}" for which in ("operands", "outputs") for name, kind in _of(fused, which)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _of(fused: Fused, which: str) -> Iterator[tuple[str, Any]]:
+    yield from (fused.get(which) or {}).items()
+
+
+def _operations(code: CodeType) -> Iterator[Any]:
+    """What a function does, but not where it is written."""
+    yield code.co_code, code.co_names, code.co_varnames[: code.co_argcount]
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _operations(constant)
+        else:
+            yield constant
