@@ -24,6 +24,7 @@ TYPES = {
 TOLERANCE = {"bf16": 4e-3, "fp16": 6e-4, "fp32": 2e-5}  # rounding of the output type
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))
 HINTS = (None, "evict_first", "evict_last")
+OUTSIDE = ("zeros", "anything")
 ACTIVATIONS = {
     "relu": (F.relu, torch.relu),
     "gelu": (F.gelu, functools.partial(torch.nn.functional.gelu, approximate="tanh")),
@@ -125,6 +126,8 @@ def _draw(rng: random.Random, most: int, deepest: int, seed: int) -> Case:
         case["slack"] = max(APPROXIMATE, case.get("slack", 0.0))
     if kind == "PingPong" and "operands" not in common:
         common["in_turn"] = seed % 3 > 0
+    if "majors" not in common:
+        common["outside"] = OUTSIDE[seed % 2], OUTSIDE[seed // 2 % 2]
     build = functools.partial(getattr(S, kind), tile, cluster, stages, l2_hints=hints, **common)
     return Case(kind, build, **fused, **case)
 

@@ -223,10 +223,11 @@ class Isa(Protocol):
     ) -> None:
         """``cp.async.bulk.tensor.tile.shared::cluster.global.mbarrier::complete_tx::bytes`` (``.multicast::cluster``).
 
-        Copies the tile that starts at element *at* (one index a dimension of `load.dims`; elements outside the tensor read
-        as zero and count as bytes) into slot *stage* and completes its bytes on ``barrier[stage]``, later, by itself. With
-        *mask*, this CTA copies only part *share* of `load.peers` parts (split along the slot's first extent), into the
-        same slot, and completes its bytes on the same barrier, of every CTA in *mask*. Async proxy.
+        Copies the tile that starts at element *at* (one index a dimension of `load.dims`; elements outside the tensor count as
+        bytes, and read as zero unless `load.outside` leaves open what whole rows of them hold) into slot *stage* and completes
+        its bytes on ``barrier[stage]``, later, by itself. With *mask*, this CTA copies only part *share* of `load.peers` parts
+        (split along the slot's first extent), into the same slot, and completes its bytes on the same barrier, of every CTA
+        in *mask*. Async proxy.
         """
 
     def tma_store(self, store: Store, stage: Value, at: Sequence[Value], rows: Value = None) -> None:

@@ -246,7 +246,8 @@ class Layout:
                     f"use a multiple of {peers * unit}",
                 )
         tile = (1,) * (len(load.dims) - len(load.tile)) + load.tile
-        made = Load(name, name, self.of[name], load.dims, tile, peers, axes, peer_pattern(cluster, axes), load.l2_hint)
+        pattern = peer_pattern(cluster, axes)
+        made = Load(name, name, self.of[name], load.dims, tile, peers, axes, pattern, load.l2_hint, load.outside)
         _check_box(name, made.buffer, made.box)
         self.loads.append(made)
 

@@ -111,7 +111,8 @@ class Load:
 
     dims: the tensor's dimensions by name, the last one contiguous; tile: elements of the tile along each (1 for a batch
     dimension); peers: CTAs that share the tile (1 without multicast), each of which loads 1/peers of it for all.
-    pattern: bit mask of the peers of the CTA at the origin of the cluster.
+    pattern: bit mask of the peers of the CTA at the origin of the cluster; outside: what a slot holds of rows beyond the
+    tensor's edge, "zeros" or "anything".
     """
 
     name: str
@@ -123,11 +124,21 @@ class Load:
     axes: tuple[str, ...] = ()
     pattern: int = 1
     l2_hint: str | None = None
+    outside: str = "zeros"
 
     @property
     def box(self) -> tuple[int, ...]:
         """The box of one TMA instruction (elements along the slot's extents): the swizzle span limits the inner one."""
         return one_box(self.buffer, self.peers)
+
+    @property
+    def edge_rows(self) -> int:
+        """Rows of the boxes in which a tile that reaches over the tensor's edge is loaded, so that none lies wholly outside;
+        0 if it is loaded as any other. Swizzled slots can be cut between every 8 rows."""
+        rows = self.buffer.tile[0] // self.peers
+        if self.outside == "zeros" or not self.buffer.swizzle:
+            return 0
+        return next((some for some in (16, 8) if rows > some and rows % some == 0), 0)
 
 
 @attrs.frozen

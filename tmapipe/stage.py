@@ -18,6 +18,7 @@ __all__ = ["SharedStage", "SlotPart", "TmaLoadStage"]
 
 DEFAULT_DIMS = {1: "n", 2: "m n"}
 L2_HINTS = ("evict_first", "evict_last", "evict_normal")
+OUTSIDE = ("zeros", "anything")
 SWIZZLES = (0, 32, 64, 128)
 
 
@@ -54,7 +55,10 @@ class TmaLoadStage(_SlotStage):
     CTAs that share the tile; swizzle: span in bytes, by default the largest that the tile and its readers allow; loader: the
     role that loads, where the ring's first phase has several; l2_hint: "evict_first", "evict_last" or "evict_normal".
 
-    Tiles that reach over the tensor's edge are filled with zeros by the hardware, and count their full bytes.
+    outside: what a slot holds of rows (of a tile of two extents) beyond the tensor's edge. "zeros": the hardware fills them,
+    and counts their full bytes, but takes some 5 ns a row (an H200; docs/performance.md). "anything": for where nobody looks
+    at them, as in a GEMM's operand whose few rows fill little of a tile; on the GPU these are copies of other rows, on the
+    CPU model NaN. Beyond the edge within rows there are zeros in any case.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class TmaLoadStage(_SlotStage):
         swizzle: int | None = None,
         loader: Role | None = None,
         l2_hint: str | None = None,
+        outside: str = "zeros",
     ):
         super().__init__(tile, ring, dtype, swizzle)
         self.dims = check_dims("TmaLoadStage(dims)", dims, self.tile)
@@ -75,13 +80,17 @@ class TmaLoadStage(_SlotStage):
             raise InputError("TmaLoadStage(multicast)", multicast, "is a MulticastGroup", 'e.g. MulticastGroup("n")')
         if l2_hint is not None and l2_hint not in L2_HINTS:
             raise InputError("TmaLoadStage(l2_hint)", l2_hint, f"is one of {', '.join(L2_HINTS)}", "use one of these")
+        if outside not in OUTSIDE:
+            raise InputError("TmaLoadStage(outside)", outside, f"is one of {', '.join(OUTSIDE)}", "leave it out")
+        if outside != "zeros" and len(self.tile) != 2:
+            raise InputError("TmaLoadStage(outside)", outside, "is for rows, of tiles of two extents", "leave it out")
         if loader is not None and loader not in ring.phases[0]:
             raise InputError("TmaLoadStage(loader)", loader, "is a role of the ring's first phase", "name one of those")
         if loader is None and len(ring.phases[0]) > 1:
             raise InputError(
                 "TmaLoadStage(loader)", None, "must say which of the producing roles loads this stage", "pass loader="
             )
-        self.multicast, self.l2_hint = multicast, l2_hint
+        self.multicast, self.l2_hint, self.outside = multicast, l2_hint, outside
         self.loader = loader or ring.phases[0][0]
 
 

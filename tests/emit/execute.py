@@ -331,11 +331,11 @@ def _arithmetic(i: Instruction, kind: str, words: list[str], values: list[Any]) 
 
 
 def _parameters(ptx: Ptx, schedule: Any, launch: Launch) -> list[dict[int, Any]]:
-    """By parameter, then by byte offset: for each transfer its descriptor and its extents, for each divisor its fast
-    division (struct, and divisor), then the number of clusters."""
+    """By parameter, then by byte offset: for each transfer its descriptor and its extents, then for each load's edge, for each
+    divisor its fast division (struct, and divisor), then the number of clusters."""
     plan = ptx.plan
     found: list[dict[int, Any]] = []
-    for part in plan.transfers:
+    for part in (*plan.transfers, *(load for load in plan.loads if load.edge_rows)):
         name, core, extents = part.argument, len(part.buffer.tile), launch.extents[part.argument]
         ordered = (*extents[len(extents) - core :], *extents[: len(extents) - core])
         if isinstance(part, Store) and part.clipped:
@@ -374,12 +374,12 @@ def _descriptor(value: int) -> tuple[int, int, int, int]:
     return start - BASE, leading, stride, {0: 0, 1: 128, 2: 64, 3: 32}[value >> 62]
 
 
-def lower(events: Iterable[Event], plan: Plan, warp: int, lane: int = LEADER) -> list[Event]:
+def lower(events: Iterable[Event], plan: Plan, launch: Launch, warp: int, lane: int = LEADER) -> list[Event]:
     """What one lane of the warp asks of the hardware, for the events of `RecordingIsa`."""
-    return [lowered for event in events for lowered in _lower(event, plan, warp, lane)]
+    return [lowered for event in events for lowered in _lower(event, plan, launch, warp, lane)]
 
 
-def _lower(event: Event, plan: Plan, warp: int, lane: int) -> list[Event]:
+def _lower(event: Event, plan: Plan, launch: Launch, warp: int, lane: int) -> list[Event]:
     kind, *rest = event
     leader = lane == LEADER
     if kind == "store_words":
@@ -405,7 +405,7 @@ def _lower(event: Event, plan: Plan, warp: int, lane: int) -> list[Event]:
         barrier = plan.named_barrier(rest[0])
         return [(kind, barrier.id + rest[1], barrier.threads)]
     if kind == "load":
-        return _boxes(plan.load(rest[0]), *rest[1:]) if leader else []
+        return _boxes(plan.load(rest[0]), launch, *rest[1:]) if leader else []
     if kind == "store":
         return _store_boxes(plan.store(rest[0]), *rest[1:]) if leader else []
     if kind == "wgmma":
@@ -413,14 +413,17 @@ def _lower(event: Event, plan: Plan, warp: int, lane: int) -> list[Event]:
     return [event]
 
 
-def _pieces(part: Load | Store, stage: int, at: tuple[int, ...], share: int, peers: int) -> list[tuple[int, Any]]:
-    """(offset in shared memory, coordinates) of each TMA instruction, one a box. A slot is laid out in column blocks of one
-    swizzle span (or the whole row, without), each block row by row; coordinates run from the contiguous dimension outwards."""
+def _pieces(
+    part: Load | Store, stage: int, at: tuple[int, ...], share: int, peers: int, least: int = 0
+) -> list[tuple[int, Any]]:
+    """(offset in shared memory, coordinates) of each TMA instruction, one a box, or with *least* one of so many rows. A slot
+    is laid out in column blocks of one swizzle span (or the whole row, without), each block row by row; coordinates run from
+    the contiguous dimension outwards."""
     buffer = part.buffer
     *outer, inner = buffer.tile
     rows = outer[0] if outer else 1
     width = part.box[-1]
-    span, height = width if buffer.swizzle else inner, part.box[0] if outer else 1
+    span, height = width if buffer.swizzle else inner, least or (part.box[0] if outer else 1)
     start = buffer.offset + stage * buffer.slot_bytes
     *batch, row, column = at if outer else (*at[:-1], 0, at[-1])
     batch = batch[len(part.folded) :] if isinstance(part, Store) else batch
@@ -433,8 +436,18 @@ def _pieces(part: Load | Store, stage: int, at: tuple[int, ...], share: int, pee
     return found
 
 
-def _boxes(load: Load, stage: int, at: tuple[int, ...], barrier: str, mask: int | None, share: int) -> list[Event]:
-    pieces = _pieces(load, stage, at, share, load.peers)
+def _boxes(
+    load: Load, launch: Launch, stage: int, at: tuple[int, ...], barrier: str, mask: int | None, share: int
+) -> list[Event]:
+    extent = launch.extents[load.argument][-2] if load.edge_rows else None
+    if extent is None or at[-2] + load.tile[-2] <= extent:
+        pieces = _pieces(load, stage, at, share, load.peers)
+    else:  # boxes of some rows, the tile's first again (or the tensor's) instead of those outside
+        again = at[-2] if at[-2] < extent else 0
+        pieces = [
+            (offset, (place[0], place[1] if place[1] < extent else again, *place[2:]))
+            for offset, place in _pieces(load, stage, at, share, load.peers, load.edge_rows)
+        ]
     return [("load", load.argument, offset, place, barrier, stage, mask) for offset, place in pieces]
 
 

@@ -388,7 +388,7 @@ def mismatch(schedule, expected):
         extents = {"x": (20, 64 * tiles), "y": (20, 64)}
         launch = Launch(extents)
         for warp in (0, 1):
-            wanted = lower(record(expected(), kernel.plan, warp, extents), kernel.plan, warp)
+            wanted = lower(record(expected(), kernel.plan, warp, extents), kernel.plan, launch, warp)
             found = Execution(kernel.ptx, kernel.schedule, launch, warp).run(20_000)
             if found != wanted:
                 return tiles, warp, [pair for pair in zip(found, wanted, strict=False) if pair[0] != pair[1]][:1]

@@ -17,7 +17,7 @@ def check_thread(kernel: Built, launch: Launch, warp: int, lane: int) -> int:
     """Compares one thread; returns its number of events."""
     place = {name: getattr(launch, name) for name in ("cta_rank", "cluster_id", "clusters", "tables")}
     events = record(kernel.schedule, kernel.plan, warp, launch.extents, **place)
-    expected = lower(events, kernel.plan, warp, lane)
+    expected = lower(events, kernel.plan, launch, warp, lane)
     words = [event[3] for event in events if event[0] == "read_words"]
     found = Execution(kernel.ptx, kernel.schedule, launch, warp, lane, words).run()
     for n, (on_cpu, in_ptx) in enumerate(zip(expected, found, strict=False)):

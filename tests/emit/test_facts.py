@@ -47,7 +47,9 @@ def add_producer(facts, plan, lane):
         slot = sum(load.buffer.slot_bytes for load in plan.loads)  # every CTA gets whole tiles, by whomever
         facts.armed["ring.full", slot] = 1
         for load in plan.loads:
-            facts.loads[load.name, "ring.full", load.peers > 1] = boxes(load, load.peers)
+            columns = load.buffer.tile[-1] // load.box[-1]  # of boxes; at the edge they have other rows, in a loop
+            at_edge = columns if load.edge_rows else 0
+            facts.loads[load.name, "ring.full", load.peers > 1] = boxes(load, load.peers) + at_edge
 
 
 def compare(found, expected, where):

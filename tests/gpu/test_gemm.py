@@ -135,6 +135,21 @@ def test_any_placement(parts, monkeypatch):
         assert torch.equal(gemm(a, b, out=torch.full_like(expected, float("nan"))), expected)
 
 
+@pytest.mark.parametrize("make", [tp.schedules.Gemm, tp.schedules.PingPong])
+@pytest.mark.parametrize("m", [1, 8, 16, 24, 72, 200])
+def test_anything_outside(m, make):
+    """Rows beyond the edge may hold anything: the same bits as with zeros, also of tiles wholly outside, and nothing outside
+    of the output is written."""
+    torch.manual_seed(m)
+    a = torch.randn(m, 1032, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(904, 1032, device="cuda", dtype=torch.bfloat16)
+    for tile, cluster in (((64, 128, 64), (1, 1)), ((64, 64, 128), (2, 1)), ((128, 176, 64), (1, 2)), ((128, 64, 32), (2, 2))):
+        wanted = make(tile, cluster)(a, b)
+        room = torch.full((m + 64, 904), 7.0, device="cuda", dtype=torch.bfloat16)
+        make(tile, cluster, outside=("anything", "anything"))(a, b, out=room[:m])
+        assert torch.equal(room[:m], wanted) and bool((room[m:] == 7).all())
+
+
 @pytest.mark.parametrize("n", [208, 240, 256])
 def test_wide_tiles_of_three_warpgroups(n):
     """Of which a slot takes two instructions side by side: the same bits as with tiles of one."""

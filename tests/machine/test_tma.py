@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from tests.machine.parts import TILE, Parts, init, ramp, run, warps
-from tmapipe.dtypes import bf16, fp16, fp32
+from tmapipe.dtypes import bf16, fp16, fp32, int8
 from tmapipe.errors import DeadlockError, HazardError
 from tmapipe.isa import SlotRef
 from tmapipe.machine import Layout, State
 from tmapipe.machine import ops as o
+from tmapipe.machine.memory import gather
 from tmapipe.machine.scheduler import POLICIES
+from tmapipe.plan import Buffer, Load
 
 
 class Pair:
@@ -110,6 +112,20 @@ def test_batch_dimensions_are_dropped_from_the_slot():
     source, target = ramp((3, 20, 30), bf16), np.zeros((8, 12), bf16.numpy)
     run(plan, warps(plan, program), {"x": source, "y": target})
     assert (target[1:] == source[2, 3:10, 5:17]).all() and (target[:1] == 0).all()
+
+
+@pytest.mark.parametrize("dtype, other", [(bf16, np.isnan), (int8, lambda x: x == 127)])
+def test_what_is_outside(dtype, other):
+    """Zeros; or anything, in rows: NaN or the largest number, so that whoever looks at them shows. Zeros within rows."""
+    buffer = Buffer("x", 0, 1, (8, 12), dtype)
+    source = ramp((2, 20, 30), dtype) + dtype.numpy(1)
+    for at, rows, columns in ((0, 8, 12), (16, 4, 12), (16, 4, 6), (20, 0, 12), (32, 0, 12)):
+        place = (1, at, 30 - columns)
+        for outside in ("zeros", "anything"):
+            tile = gather(source, Load("x", "x", buffer, ("l", "m", "n"), (1, 8, 12), outside=outside), place)
+            assert (tile[:rows, :columns] == source[1, at : at + rows, 30 - columns :]).all()
+            assert (tile[:rows, columns:] == 0).all()
+            assert (other(tile[rows:]) if outside == "anything" else tile[rows:] == 0).all()
 
 
 def test_one_dimension_and_reduction():

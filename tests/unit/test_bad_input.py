@@ -1,5 +1,7 @@
 """Declarations that no correct kernel could be built for: refused with the argument, its value, the rule and a fix."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -113,13 +115,15 @@ def test_dims(dims):
 
 def test_load_options():
     def load(**options):
-        return lambda **given: tp.TmaLoadStage(tile=(8, 64), **{"ring": ring(), **options, **given})
+        return lambda **given: tp.TmaLoadStage(**{"tile": (8, 64), "ring": ring(), **options, **given})
 
     for wrong in (None, "ring", tp.Role(warps=1)):
         refused(load(ring=wrong), argument="TmaLoadStage(ring)", value=wrong, rule="the BarrierRing")
     for swizzle in (16, 48, 256, "128"):
         refused(load(swizzle=swizzle), argument="TmaLoadStage(swizzle)", value=swizzle, rule="0, 32, 64 or 128")
     refused(load(multicast="n"), argument="TmaLoadStage(multicast)", value="n", rule="is a MulticastGroup")
+    refused(load(outside="nothing"), argument="TmaLoadStage(outside)", value="nothing", rule="zeros, anything")
+    refused(load(tile=(64,), outside="anything"), argument="TmaLoadStage(outside)", rule="tiles of two extents")
     refused(load(l2_hint="evict"), argument="TmaLoadStage(l2_hint)", value="evict", rule="evict_first, evict_last")
     stranger = tp.Role(warps=1)
     refused(load(loader=stranger), argument="TmaLoadStage(loader)", value=stranger, rule="ring's first phase")
@@ -250,6 +254,13 @@ def test_groups():
             pass
 
     refused(Teams((128, 64, 64), (1, 1)).check, argument="GroupedTiles", value=2, rule="not to teams")
+
+
+def test_what_is_outside_of_operands():
+    refused(lambda: S.Gemm(outside="anything"), argument="outside", value="anything", rule="a word for a and one for b")
+    for majors in (("m", "k"), ("k", "n")):
+        wrong = functools.partial(S.Gemm, majors=majors, outside=("anything", "anything"))
+        refused(wrong, argument="outside", value="anything", rule="its rows are added up")
 
 
 def test_accumulators_that_do_not_fit():

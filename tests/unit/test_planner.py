@@ -316,3 +316,14 @@ def test_subclass_replaces_a_part():
 
     assert Deeper().plan().ring("ring").lag == {"store": 3}
     assert S.Copy().plan().ring("ring").lag == {"store": 2}
+
+
+def test_boxes_at_the_edge():
+    """Of 16 rows or 8, where a CTA's share of a swizzled tile is more of them; none where zeros are wanted."""
+
+    def rows(tile, outside=("anything", "anything"), cluster=(1, 1)):
+        return [load.edge_rows for load in S.Gemm(tile, cluster, outside=outside).plan().loads]
+
+    assert rows((64, 128, 64)) == [16, 16] and rows((64, 16, 64)) == [16, 8]
+    assert rows((192, 176, 64), cluster=(2, 1)) == [16, 8] and rows((64, 32, 64), cluster=(2, 1)) == [16, 8]
+    assert rows((64, 128, 64), ("anything", "zeros")) == [16, 0] and rows((64, 128, 64), ("zeros", "zeros")) == [0, 0]

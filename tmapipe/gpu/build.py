@@ -14,8 +14,8 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from tmapipe.gpc import GpcTiles
 from tmapipe.gpu.gpcs import WORDS
-from tmapipe.gpu.isa import GpuIsa
-from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
+from tmapipe.gpu.isa import GpuIsa, edge_of
+from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, make_edge_atom, to_core_first
 from tmapipe.gpu.places import COUNTERS
 from tmapipe.gpu.report import Resources, read_resources
 from tmapipe.kernel import kernel_main
@@ -51,6 +51,7 @@ class _Kernel:
         self.schedule, self.plan, self.reading = schedule, plan, reading
         self.divisor_names: list[str] = []
         self.parts = {part.name: part for part in plan.transfers}
+        self.edges = [load for load in plan.loads if load.edge_rows]
 
     @cute.jit
     def host(self, tensors: list, numbers: list, stream: Any) -> None:
@@ -73,11 +74,10 @@ class _Kernel:
         self.trace(atoms, divisors, clusters, tables, counters, kept)
 
     def make_atoms(self, tensors: list) -> list:
-        given, made = self.by_name(tensors), []
-        for part in self.plan.transfers:
-            atom = make_atom(part, to_core_first(given[part.argument], part))
-            made.append((atom.atom, atom.tma_tensor))
-        return made
+        given = self.by_name(tensors)
+        found = [make_atom(part, to_core_first(given[part.argument], part)) for part in self.plan.transfers]
+        found += [make_edge_atom(load, to_core_first(given[load.argument], load)) for load in self.edges]
+        return [(atom.atom, atom.tma_tensor) for atom in found]
 
     def make_divisors(self, tensors: list, clusters: Int32) -> list:
         given = self.by_name(tensors)
@@ -97,7 +97,8 @@ class _Kernel:
         return [given[name] for name in self.plan.tables]
 
     def trace(self, atoms: list, divisors: list, clusters: Int32, tables: list, counters: list, kept: list) -> None:
-        named = dict(zip((part.name for part in self.plan.transfers), atoms, strict=True))
+        names = [*(part.name for part in self.plan.transfers), *(edge_of(load) for load in self.edges)]
+        named = dict(zip(names, atoms, strict=True))
         by = dict(zip(self.divisor_names, divisors, strict=True))
         looked_into = dict(zip(self.plan.tables, tables, strict=True))
         counter = counters[0] if counters else None

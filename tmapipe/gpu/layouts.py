@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync, warpgroup
@@ -11,7 +12,9 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from tmapipe.dtypes import DType, tf32
 from tmapipe.plan import Buffer, Load, Store
 
-__all__ = ["clips", "core_modes", "cute_type", "full_shape", "make_atom", "slot_layout", "to_core_first"]
+__all__ = [
+    "clips", "core_modes", "cute_type", "full_shape", "make_atom", "make_edge_atom", "rows_of", "slot_layout", "to_core_first",
+]  # fmt: skip
 
 _ATOM_KINDS = {
     32: warpgroup.SmemLayoutAtomKind.K_SW32,
@@ -92,17 +95,34 @@ def full_shape(tensor: Any, part: Load | Store) -> list[Any]:
     return [*folded, *[1] * (len(part.dims) - len(folded) - len(shape)), *shape]
 
 
+def rows_of(slots: Any, buffer: Buffer, first: Any, count: int) -> Any:
+    """Rows [first, first + count) of all slots [rows, columns, stage] of a swizzled *buffer*, both multiples of 8: the rows of
+    a swizzled block."""
+    some = slot_layout(attrs.evolve(buffer, tile=(count, buffer.tile[1]))).outer
+    span = buffer.swizzle // buffer.dtype.bytes
+    return cute.make_tensor(slots.iterator + first * span, cute.make_layout(some.shape, stride=slots.layout.stride))
+
+
 def make_atom(part: Load | Store, tensor: Any) -> Any:
     """The TMA atom and coordinate tensor of one load or store; *tensor* is core first."""
-    peers = 1
     if isinstance(part, Load):
-        peers = part.peers
-        op: Any = cpasync.CopyBulkTensorTileG2SMulticastOp() if peers > 1 else cpasync.CopyBulkTensorTileG2SOp()
-    elif part.reduce:
-        op = cpasync.CopyReduceBulkTensorTileS2GOp(reduction_kind=cute.ReductionKind.ADD)
+        return _load_atom(part, tensor, part.buffer, part.peers)
+    if part.reduce:
+        op: Any = cpasync.CopyReduceBulkTensorTileS2GOp(reduction_kind=cute.ReductionKind.ADD)
     else:
         op = cpasync.CopyBulkTensorTileS2GOp()
+    return cpasync.make_tiled_tma_atom(op, tensor, one_slot_layout(part.buffer), part.buffer.tile)
+
+
+def make_edge_atom(load: Load, tensor: Any) -> Any:
+    """As `make_atom`, for boxes of `load.edge_rows` rows, each of which one CTA loads for all peers."""
+    buffer = attrs.evolve(load.buffer, tile=(load.edge_rows, load.buffer.tile[1]))
+    return _load_atom(load, tensor, buffer, 1)
+
+
+def _load_atom(load: Load, tensor: Any, buffer: Buffer, shares: int) -> Any:
+    several = load.peers > 1
+    op: Any = cpasync.CopyBulkTensorTileG2SMulticastOp() if several else cpasync.CopyBulkTensorTileG2SOp()
     # As CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, the engine rounds fp32 while it copies.
-    kind = {"internal_type": cutlass.TFloat32} if part.buffer.dtype == tf32 and isinstance(part, Load) else {}
-    slot = one_slot_layout(part.buffer)
-    return cpasync.make_tiled_tma_atom(op, tensor, slot, part.buffer.tile, num_multicast=peers, **kind)
+    kind = {"internal_type": cutlass.TFloat32} if buffer.dtype == tf32 else {}
+    return cpasync.make_tiled_tma_atom(op, tensor, one_slot_layout(buffer), buffer.tile, num_multicast=shares, **kind)

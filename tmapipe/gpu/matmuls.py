@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import attrs
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as hopper
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from tmapipe.dtypes import DType, tf32
-from tmapipe.gpu.layouts import cute_type, slot_layout
+from tmapipe.gpu.layouts import cute_type, rows_of, slot_layout
 from tmapipe.isa import Carried
 from tmapipe.plan import Buffer, Matmul
 
@@ -48,7 +47,7 @@ class _Part(Carried):
         mine = self.tiled.get_slice(cute.make_layout(matmul.warpgroups, stride=128)(group))
         a, b = (_operand(isa.buffers[x.name], x, way) for x, way in zip((matmul.a, matmul.b), matmul.transposed, strict=True))
         if self.n < matmul.shape[1]:
-            b = _rows(b, matmul.b, first, self.n)
+            b = rows_of(b, matmul.b, first, self.n)
         self.a = self.tiled.make_fragment_A(mine.partition_A(a))
         self.b = self.tiled.make_fragment_B(mine.partition_B(b))
 
@@ -111,13 +110,6 @@ def tiled_mma(
         return cute.make_tiled_mma(cute.make_mma_atom(op), groups)
     types = cute_type(a), cute_type(b)
     return hopper.make_trivial_tiled_mma(*types, *majors, sums_type(a), groups, tiler_mn=(64, n))
-
-
-def _rows(slots: Any, buffer: Buffer, first: int, count: int) -> Any:
-    """Rows [first, first + count) of all slots [n, k, stage]: both multiples of 8, the rows of a swizzled block."""
-    some = slot_layout(attrs.evolve(buffer, tile=(count, buffer.tile[1]))).outer
-    span = buffer.swizzle // buffer.dtype.bytes
-    return cute.make_tensor(slots.iterator + first * span, cute.make_layout(some.shape, stride=slots.layout.stride))
 
 
 def _operand(slots: Any, buffer: Buffer, transposed: bool) -> Any:

@@ -292,6 +292,16 @@ class _Thread:
             total = total.plus(self.value(term.strip()))
         return total
 
+    def first_address(self, operand: str) -> _Sum:
+        """As `address`, in the first turn of loops before which a register is given a constant, to be added to in each."""
+        total = self.address(operand)
+        for name, times in total.unknowns:
+            starts = [self._result(name, definition) for definition in self.ptx.definitions.get(name, ())]
+            known = {start for start in starts if start.known}
+            if len(starts) == 2 and len(known) == 1:
+                total = total.plus(known.pop().times(times))
+        return total
+
     def _result(self, register: str, instruction: Instruction) -> _Sum:
         opaque = _Sum(0, ((register, 1),))
         if instruction.guard is not None or instruction.inline:
@@ -433,7 +443,8 @@ def _note_bulk(facts: Facts, i: Instruction, thread: _Thread, plan: Plan) -> Non
         (facts.reduces if i.is_a("cp.reduce") else facts.stores)[buffer] += 1
     elif i.has("mbarrier::complete_tx::bytes"):
         barrier, _ = _barrier(plan, thread.address(i.operands[2]))
-        facts.loads[_buffer(plan, thread.address(i.operands[0])), barrier, i.has("multicast::cluster")] += 1
+        buffer = _buffer(plan, thread.first_address(i.operands[0]))
+        facts.loads[buffer, barrier, i.has("multicast::cluster")] += 1
     else:
         raise LookupError("a bulk operation of another kind")
 

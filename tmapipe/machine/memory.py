@@ -174,9 +174,12 @@ def convert(values: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def gather(tensor: np.ndarray, load: Load, at: tuple[int, ...]) -> np.ndarray:
-    """The slot's tile that starts at element *at* of *tensor*; zero outside it."""
+    """The slot's tile that starts at element *at* of *tensor*; zero outside it, or NaN (the largest integer) in rows that may
+    hold anything there."""
     inside, box = _clip(tensor, load.tile, at)
     tile = np.zeros(load.tile, dtype=load.buffer.dtype.numpy)
+    if load.outside == "anything":
+        tile[..., max(box[-2].stop, 0) :, :] = np.iinfo(tile.dtype).max if load.buffer.dtype.integer else np.nan
     tile[box] = tensor[inside]
     return (round_to_tf32(tile) if load.buffer.dtype == tf32 else tile).reshape(load.buffer.tile)
 

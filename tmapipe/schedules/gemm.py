@@ -62,6 +62,9 @@ def operand(side: str, extent: int, k: int, major: str, batch: str = "l ", **opt
     of the dimensions before."""
     if major == "k":
         return TmaLoadStage(f"{batch}{side} k", tile=(extent, k), **options)
+    if options.get("outside", "zeros") != "zeros":
+        rule = f"is zeros for an operand that is contiguous along {side}: its rows are added up"
+        raise InputError("outside", options["outside"], rule, 'use "zeros"')
     return TmaLoadStage(f"{batch}k {side}", tile=(k, extent), **options)
 
 
@@ -79,18 +82,20 @@ class Gemm(Schedule):
 
     tile: (m, n, k) elements of one CTA, whose m sets the warpgroups: 1 for 64, 2 for 128 or 256, 3 for 192; cluster: CTAs
     along (m, n); stages: slots of a and b (None: as many as fit); store_stages: output buffers of each warpgroup; order: of
-    output tiles, e.g. ``PersistentTiles(Snake(8))``, or for large outputs ``GpcTiles(Snake(8))`` with cluster (1, 2); majors:
-    the dimensions along which a and b are contiguous, ("m" or "k", "n" or "k"), for 16-bit types: torch's usual weight w,
-    [k, n], is passed as ``w.t()`` with majors=("k", "n"); l2_hints: of the loads of (a, b), e.g. "evict_first" for an operand
-    that is read once; dtype: of d, by default that of a (of fp8 operands bf16, of int8 int32); promote: sums of fp8 operands
-    leave the tensor core after each slot (see `Wgmma`); tf32: a and b are fp32, rounded to tf32 on their way into shared
-    memory; epilogue: a function of the sums in fp32, element by element, for a d of a floating type; operands: what the
-    epilogue takes besides the accumulator, by the names of its parameters and of the call's arguments, each a kind of
-    `tmapipe.epilogue`; operand_stages: slots of the ring that they are loaded into, one a tile, or with a matrix one a piece
-    of 64 rows a warpgroup and up to 64 columns; outputs: further outputs of d's shape, name -> type (None: the tensor's, or
-    a's), or vectors in fp32, name -> ``RowSum()`` (over n, [m]) or ``ColumnSum()`` (over m, [n]) of `tmapipe.epilogue`, the
-    same bits in every run. The epilogue then returns a dictionary of all outputs, element by element, and the call a tuple of
-    them, d first::
+    output tiles, e.g. ``PersistentTiles(Snake(8))``, or for large outputs ``GpcTiles(Snake(8))`` with cluster (1, 2);
+    majors: the dimensions along which a and b are contiguous, ("m" or "k", "n" or "k"), for 16-bit types: torch's usual
+    weight w, [k, n], is passed as ``w.t()`` with majors=("k", "n"); l2_hints: of the loads of (a, b), e.g. "evict_first" for
+    an operand that is read once; outside: what slots hold of rows of (a, b) beyond the edge, as of `TmaLoadStage`:
+    ("anything", "zeros") where few rows of a fill little of a tile (an m of 16 takes 6 to 16 % less time so); dtype: of d,
+    by default that of a (of fp8 operands bf16, of int8 int32); promote: sums of fp8 operands leave the tensor core after
+    each slot (see `Wgmma`); tf32: a and b are fp32, rounded to tf32 on their way into shared memory; epilogue: a function of
+    the sums in fp32, element by element, for a d of a floating type; operands: what the epilogue takes besides the
+    accumulator, by the names of its parameters and of the call's arguments, each a kind of `tmapipe.epilogue`;
+    operand_stages: slots of the ring that they are loaded into, one a tile, or with a matrix one a piece of 64 rows a
+    warpgroup and up to 64 columns; outputs: further outputs of d's shape, name -> type (None: the tensor's, or a's), or
+    vectors in fp32, name -> ``RowSum()`` (over n, [m]) or ``ColumnSum()`` (over m, [n]) of `tmapipe.epilogue`, the same bits
+    in every run. The epilogue then returns a dictionary of all outputs, element by element, and the call a tuple of them, d
+    first::
 
         gemm = Gemm(epilogue=lambda acc, bias: tp.math.gelu(acc + bias), operands={"bias": tp.epilogue.PerColumn()})
         d = gemm(a, b, bias=bias)
@@ -115,6 +120,7 @@ class Gemm(Schedule):
         order: PersistentTiles = PersistentTiles(),  # noqa: B008 - immutable
         majors: tuple[str, str] = ("k", "k"),
         l2_hints: tuple[str | None, str | None] = (None, None),
+        outside: tuple[str, str] = ("zeros", "zeros"),
         dtype: DType | str | None = None,
         promote: bool = False,
         tf32: bool = False,
@@ -130,8 +136,11 @@ class Gemm(Schedule):
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)
         along_a, along_b = check_majors(majors)
         common: dict[str, Any] = {"ring": self.ring, "dtype": "tf32" if tf32 else None}
-        self.a = operand("m", m, k, along_a, multicast=MulticastGroup("n"), l2_hint=l2_hints[0], **common)
-        self.b = operand("n", n, k, along_b, multicast=MulticastGroup("m"), l2_hint=l2_hints[1], **common)
+        if not isinstance(outside, tuple) or len(outside) != 2:
+            raise InputError("outside", outside, "is a word for a and one for b", 'e.g. ("anything", "zeros")')
+        of_a, of_b = ({**common, "l2_hint": hint, "outside": rest} for hint, rest in zip(l2_hints, outside, strict=True))
+        self.a = operand("m", m, k, along_a, multicast=MulticastGroup("n"), **of_a)
+        self.b = operand("n", n, k, along_b, multicast=MulticastGroup("m"), **of_b)
         self.turned = turned(a=along_a, b=along_b)
         self.mma = Wgmma(self.a, self.b, promote=promote)
         self.epilogue = epilogue
