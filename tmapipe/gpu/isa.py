@@ -15,13 +15,14 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from tmapipe.errors import ScopeError
 from tmapipe.gpu import control, fragments, places, sums
 from tmapipe.gpu import words as words_
-from tmapipe.gpu.layouts import clips, core_modes, cute_type, rows_of, slot_layout
+from tmapipe.gpu.edges import load_edge
+from tmapipe.gpu.layouts import clips, core_modes, cute_type, slot_layout
 from tmapipe.gpu.matmuls import MatmulHandles
 from tmapipe.isa import Carried, SlotRef
 from tmapipe.plan import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
 from tmapipe.sharing import row_width
 
-__all__ = ["GpuIsa", "edge_of"]
+__all__ = ["GpuIsa"]
 
 #: L2 eviction policies as createpolicy encodes them for a whole access (the constants of CUTLASS' TMA::CacheHintSm90).
 L2_POLICIES = {
@@ -252,36 +253,11 @@ class GpuIsa(Carried):
 
         if load.edge_rows:
             row = len(load.dims) - 2
-            inside = at[row] + load.tile[row] <= self.extent(load.argument, row)
-            control.when(inside, whole)
-            control.when(inside ^ True, lambda: self._load_edge(load, stage, at, share, how))
+            end, extent = at[row] + load.tile[row], self.extent(load.argument, row)
+            control.when(end <= extent, whole)
+            control.when(end > extent, lambda: load_edge(self, load, stage, at, share, how))
         else:
             whole()
-
-    def _load_edge(self, load: Load, stage: Any, at: Sequence[Any], share: Any, how: dict[str, Any]) -> None:
-        """A tile that reaches over the tensor's edge, in boxes of some rows. Instead of those that lie outside as a whole, for
-        which the engine would take long, the tile's first box is loaded again, so that as many bytes arrive."""
-        row, rows, own = len(load.dims) - 2, load.edge_rows, load.buffer.tile[0] // load.peers
-        atom, tensor = self.atoms[edge_of(load)]
-        extent, modes = self.extent(load.argument, row), core_modes(load)
-        again = self.select(at[row] < extent, at[row], 0)
-
-        def some(i: Any) -> None:
-            first = share * own + i * rows
-            start = [*at]
-            start[row] = self.select(at[row] + first < extent, at[row] + first, again)
-            moved = cute.domain_offset(tuple(start[mode] for mode in modes), tensor)
-            box = cute.local_tile(moved, (rows, load.buffer.tile[1]), (0, 0, *(None,) * (len(modes) - 2)))
-            slots, source = cpasync.tma_partition(
-                atom,
-                0,
-                cute.make_layout(1),
-                cute.group_modes(rows_of(self.buffers[load.buffer.name], load.buffer, first, rows), 0, 2),
-                cute.group_modes(box, 0, 2),
-            )
-            cute.copy(atom, source[(None, *(0,) * (len(modes) - 2))], slots[(None, stage)], **how)
-
-        control.loop(own // rows, some)
 
     def tma_store(self, store: Store, stage: Any, at: Sequence[Any], rows: Any = None) -> None:
         if store.clipped:  # see `layouts.clipped`
@@ -426,11 +402,6 @@ class GpuIsa(Carried):
             return cute.coalesce(cute.local_tile(tensor[(*(None,) * len(tiler), slot.stage)], tiler, place))
 
         return vector, math.prod(buffer.tile) // (width * role.threads), width
-
-
-def edge_of(load: Load) -> str:
-    """What `GpuIsa` calls the load's atom for tiles over the tensor's edge."""
-    return f"{load.name} edge"
 
 
 def _opaque(pointer: Any) -> Any:

@@ -13,7 +13,7 @@ from tmapipe.dtypes import DType, tf32
 from tmapipe.plan import Buffer, Load, Store
 
 __all__ = [
-    "clips", "core_modes", "cute_type", "full_shape", "make_atom", "make_edge_atom", "rows_of", "slot_layout", "to_core_first",
+    "clips", "core_modes", "cute_type", "full_shape", "load_atom", "make_atom", "rows_of", "slot_layout", "to_core_first",
 ]  # fmt: skip
 
 _ATOM_KINDS = {
@@ -106,7 +106,7 @@ def rows_of(slots: Any, buffer: Buffer, first: Any, count: int) -> Any:
 def make_atom(part: Load | Store, tensor: Any) -> Any:
     """The TMA atom and coordinate tensor of one load or store; *tensor* is core first."""
     if isinstance(part, Load):
-        return _load_atom(part, tensor, part.buffer, part.peers)
+        return load_atom(part, tensor, part.buffer, part.peers)
     if part.reduce:
         op: Any = cpasync.CopyReduceBulkTensorTileS2GOp(reduction_kind=cute.ReductionKind.ADD)
     else:
@@ -114,13 +114,8 @@ def make_atom(part: Load | Store, tensor: Any) -> Any:
     return cpasync.make_tiled_tma_atom(op, tensor, one_slot_layout(part.buffer), part.buffer.tile)
 
 
-def make_edge_atom(load: Load, tensor: Any) -> Any:
-    """As `make_atom`, for boxes of `load.edge_rows` rows, each of which one CTA loads for all peers."""
-    buffer = attrs.evolve(load.buffer, tile=(load.edge_rows, load.buffer.tile[1]))
-    return _load_atom(load, tensor, buffer, 1)
-
-
-def _load_atom(load: Load, tensor: Any, buffer: Buffer, shares: int) -> Any:
+def load_atom(load: Load, tensor: Any, buffer: Buffer, shares: int) -> Any:
+    """The TMA atom and coordinate tensor of a load into slots like those of *buffer*, which so many CTAs share."""
     several = load.peers > 1
     op: Any = cpasync.CopyBulkTensorTileG2SMulticastOp() if several else cpasync.CopyBulkTensorTileG2SOp()
     # As CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, the engine rounds fp32 while it copies.
