@@ -48,6 +48,8 @@ def explain(plan: Plan) -> str:
     for load in plan.loads:
         text = f"load {load.name} [{' '.join(load.dims)}]: tile {_product(load.tile)} {load.buffer.dtype}"
         text += f", swizzle {load.buffer.swizzle} bytes, box {_product(load.box)}"
+        if load.edge_rows:
+            text += f", over the edge in boxes of {load.edge_rows} rows"
         if load.peers > 1:
             text += (
                 f", 1/{load.peers} each, multicast along {', '.join(load.axes)} with mask {load.pattern:#06x} << origin"

@@ -101,6 +101,12 @@ def test_gemm_2x2():
         assert fact in text, fact
 
 
+def test_what_a_reader_finds_of_edges_and_wide_tiles():
+    text = S.Gemm((192, 256, 64), (1, 2), store_stages=1, outside=("anything", "zeros")).explain()
+    assert "box 96 x 64, over the edge in boxes of 16 rows, 1/2 each" in text and text.count("over the edge") == 1
+    assert "4 wgmma m64n128k16 and m64n128k16 a slot and 64 rows, 128 accumulator registers" in text
+
+
 def test_architecture_and_types_can_be_asked_for():
     assert "Copy for sm_120a" in S.Copy().explain(arch="sm_120a")
     assert "fp32" in S.Gemm().explain({"d": "fp32"})

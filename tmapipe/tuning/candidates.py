@@ -30,6 +30,7 @@ PINGPONG: dict[int, tuple[int, ...]] = {64: (128, 192, 256), 128: (128, 160, 192
 SHORT_K = 2048  # bytes of k, up to which stores outweigh loads: the fewer rows are written at a time, the better (1 %)
 MEDIUM_K = 4096  # bytes of k, up to which a seventh stage brings less than a second output buffer: 1024^3 8.7, not 9.0 us
 SHORTEST_K = 512  # bytes of k, up to which epilogues take longer than mainloops
+FEW_ROWS = 256  # of a, which L2 keeps while b passes: 256 x 4096 x 4096 in tiles of 64 x 128 20.2, not 22.6 us
 ROWS_BEYOND = 32  # of a tile's beyond the edge; with 48, loads of zeros take up to 16 % of 16 x 14336 x 4096
 READ_ONCE = ("evict_first", "evict_first")  # by CTAs that run at the same time: a long k leaves no room for a second time
 BY_GPC = {  # tiles of clusters along n, whose eights a GPC can share
@@ -148,8 +149,8 @@ def _wasted(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -
 def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device) -> dict[str, Any]:
     """One output buffer a warpgroup where two would cost a stage of the ring: for CTAs of one tile, which have nothing to
     store beside the next one (but of a short k, six stages are enough), for a ping-pong not in turn, or if the ring had fewer
-    than four. Where few rows of tiles read b, it makes way in L2 for a, which all of them read. What many rows beyond the edge
-    hold is left open."""
+    than four. Where few rows, or rows of tiles, read b, it makes way in L2 for a, which all of them read. What many rows beyond
+    the edge hold is left open."""
     found: dict[str, Any] = {}
     k_bytes = problem.k * problem.dtype.bytes
     if kind == "PingPong" and k_bytes <= SHORTEST_K:
@@ -165,7 +166,7 @@ def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device)
         found["store_stages"] = 1
     if k_bytes <= SHORT_K and tiles > 4 * device.multiprocessors:
         found["order"] = ("Snake", 2)
-    if problem.m <= 2 * tile[0] and problem.n > 4 * problem.m:
+    if problem.m <= max(2 * tile[0], FEW_ROWS) and problem.n > 4 * problem.m:
         found["l2_hints"] = ("evict_last", "evict_first")
     beyond = [size - extent >= ROWS_BEYOND for size, extent in zip(tile, (problem.m, problem.n), strict=True)]
     if problem.majors == ("k", "k") and any(beyond):
