@@ -149,8 +149,8 @@ def _wasted(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -
 def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device) -> dict[str, Any]:
     """One output buffer a warpgroup where two would cost a stage of the ring: for CTAs of one tile, which have nothing to
     store beside the next one (but of a short k, six stages are enough), for a ping-pong not in turn, or if the ring had fewer
-    than four. Where few rows, or rows of tiles, read b, it makes way in L2 for a, which all of them read. What many rows beyond
-    the edge hold is left open."""
+    than four. Where few rows, or rows of tiles, read b, it makes way in L2 for a, which all of them read. Many rows beyond the
+    edge may hold anything."""
     found: dict[str, Any] = {}
     k_bytes = problem.k * problem.dtype.bytes
     if kind == "PingPong" and k_bytes <= SHORTEST_K:
