@@ -1,4 +1,5 @@
-"""Tuning on this GPU: the fastest of few candidates, with an epilogue and without, and from the cache the next time."""
+"""Tuning on this GPU: the fastest of few candidates, with an epilogue and without, and from the cache the next time. (These are
+the longest tests, and are started among the first for their name.)"""
 
 import pytest
 import torch
