@@ -1,5 +1,5 @@
-"""Tuning on this GPU: the fastest of few candidates, with an epilogue and without, and from the cache the next time. (These are
-the longest tests, and are started among the first for their name.)"""
+"""Tuning on this GPU: the fastest of few candidates, with an epilogue and without, and from the cache the next time. The
+longest tests: for their name they are among the first to start."""
 
 import pytest
 import torch
