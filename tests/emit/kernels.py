@@ -269,7 +269,7 @@ EPILOGUES = {
 }
 THREADS = {
     "add parts": Kernel(SHELF["AddParts"], {"x": "fp32", "d": "bf16"}, MATRIX | {"s": 3}),
-    "add parts of vectors": Kernel(lambda: S.AddParts((1, 256)), {"x": "fp32", "d": "fp32"}, MATRIX | {"s": 5}),
+    "add parts of vectors": Kernel(lambda: S.AddParts((1, 256)), {"x": "fp32", "d": "fp32"}, MATRIX | {"m": 5, "s": 5}),
     "chain of three": Kernel(Doubled, {}, MATRIX),
     "two readers": Kernel(TwoReaders, {}, MATRIX),
 }
