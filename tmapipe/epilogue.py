@@ -33,7 +33,7 @@ from tmapipe.stage import TmaLoadStage
 from tmapipe.tiles import Tile, ceil_div
 from tmapipe.wgmma import Wgmma
 
-__all__ = ["ColumnSum", "Matrix", "Operands", "PerColumn", "PerRow", "RowSum", "Scalar", "columns_of"]
+__all__ = ["ColumnSum", "Matrix", "Operands", "PerColumn", "PerRow", "RowSum", "Scalar", "columns_of", "spread"]
 
 VECTOR = 128  # a vector's slot has a multiple of as many elements, since slots start at multiples of 128 bytes
 
@@ -122,8 +122,7 @@ class Operands:
 
     def whole(self, bound: Bound) -> dict[str, np.ndarray]:
         """Every operand's bound tensor in fp32, so that it broadcasts to the output [l, m, n]."""
-        arrays = {name: bound.array(name).astype(np.float32) for name in self.stages}
-        return {name: x[:, None] if self.stages[name].along == ("m",) else x for name, x in arrays.items()}
+        return {name: spread(stage.along, bound.array(name).astype(np.float32)) for name, stage in self.stages.items()}
 
     def load(self, k: Any, tile: Tile) -> None:
         """The producing role's part: what each of the output tile's slots holds of every operand."""
@@ -156,6 +155,11 @@ class Operands:
                     yield values
 
         return pieces_of_tile().__next__
+
+
+def spread(along: tuple[str, ...], values: np.ndarray) -> np.ndarray:
+    """An operand that varies with these dimensions, so that it broadcasts to the output [l, m, n]."""
+    return values[:, None] if along == ("m",) else values
 
 
 def columns_of(n: int) -> int:

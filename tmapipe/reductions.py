@@ -16,6 +16,7 @@ import functools
 from typing import Any
 
 import attrs
+import numpy as np
 
 from tmapipe.dtypes import fp32
 from tmapipe.isa import Fragment
@@ -25,7 +26,7 @@ from tmapipe.store_pipeline import BoundStore, TmaStoreStage
 from tmapipe.tensors import ALIGNMENT
 from tmapipe.wgmma import Wgmma
 
-__all__ = ["ColumnSum", "Reduction", "RowSum"]
+__all__ = ["ColumnSum", "Reduction", "RowSum", "whole_sums"]
 
 WARP_ROWS = 16  # of a piece: 64 rows over the 4 warps of a warpgroup
 UNIT = ALIGNMENT // fp32.bytes  # elements that rows which TMA stores write are multiples of
@@ -54,6 +55,11 @@ class ColumnSum:
 
 
 Reduction = RowSum | ColumnSum
+
+
+def whole_sums(kind: Reduction, values: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """The sums of what an epilogue gives of a whole output of *shape*, with NumPy in fp32."""
+    return np.broadcast_to(np.asarray(values, np.float32), shape).sum(-1 if kind.along == "m" else -2)
 
 
 class RowParts(TmaStoreStage):

@@ -145,6 +145,13 @@ def _as_element(name: str, value: Any, like: Any) -> Any:
     return value.reshape(1)
 
 
+def of_sums(dtype: DType) -> DType:
+    """The type of sums of products of *dtype* where none is named: the same, but of 8 bits bf16 or, of integers, int32."""
+    if dtype.bytes > 1:
+        return dtype
+    return int32 if dtype.integer else bf16
+
+
 def last_but_one(tensor: Any) -> bool:
     """Whether it is the last but one dimension that is contiguous, and not the last."""
     *_, rows, columns = _strides(tensor, tensor.ndim, 0)
@@ -229,8 +236,8 @@ def _make_output(
         raise InputError(name, None, f"its extent along {', '.join(unknown)} follows from no input", f"pass {name}=")
     lacking = like_dims[: len(like_dims) - like.ndim]
     dtype = store.dtype
-    if dtype is None and isinstance(store.source, Wgmma) and dtype_of(like, name).bytes == 1:
-        dtype = int32 if dtype_of(like, name).integer else bf16  # sums of products of 8 bits
+    if dtype is None and isinstance(store.source, Wgmma):
+        dtype = of_sums(dtype_of(like, name))
     return new_like(like, tuple(extents[dim][1] for dim in dims if dim not in lacking), dtype)
 
 

@@ -258,6 +258,8 @@ def test_groups():
 
 def test_what_is_outside_of_operands():
     refused(lambda: S.Gemm(outside="anything"), argument="outside", value="anything", rule="a word for a and one for b")
+    for hints in ("evict_first", ("evict_first",), (None,) * 3):
+        refused(lambda hints=hints: S.Gemm(l2_hints=hints), argument="l2_hints", value=hints, rule="one for b")
     for majors in (("m", "k"), ("k", "n")):
         wrong = functools.partial(S.Gemm, majors=majors, outside=("anything", "anything"))
         refused(wrong, argument="outside", value="anything", rule="its rows are added up")

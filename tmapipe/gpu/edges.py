@@ -12,10 +12,9 @@ from typing import Any
 
 import attrs
 import cutlass.cute as cute
-from cutlass.cute.nvgpu import cpasync
 
 from tmapipe.gpu import control
-from tmapipe.gpu.layouts import core_modes, load_atom, rows_of
+from tmapipe.gpu.layouts import core_modes, load_atom, partition, rows_of
 from tmapipe.plan import Load
 
 __all__ = ["edge_of", "load_edge", "make_edge_atom"]
@@ -36,23 +35,16 @@ def make_edge_atom(load: Load, tensor: Any) -> Any:
 def load_edge(isa: Any, load: Load, stage: Any, at: Sequence[Any], share: Any, how: Mapping[str, Any]) -> None:
     """`tma_load` of such a tile. how: options of the copies."""
     row, rows, own = len(load.dims) - 2, load.edge_rows, load.buffer.tile[0] // load.peers
-    atom, tensor = isa.atoms[edge_of(load)]
-    extent, modes = isa.extent(load.argument, row), core_modes(load)
+    atom, extent = isa.atoms[edge_of(load)], isa.extent(load.argument, row)
     again = isa.select(at[row] < extent, at[row], 0)
 
     def some(i: Any) -> None:
         first = share * own + i * rows
         start = [*at]
         start[row] = isa.select(at[row] + first < extent, at[row] + first, again)
-        moved = cute.domain_offset(tuple(start[mode] for mode in modes), tensor)
-        box = cute.local_tile(moved, (rows, load.buffer.tile[1]), (0, 0, *(None,) * (len(modes) - 2)))
-        slots, source = cpasync.tma_partition(
-            atom,
-            0,
-            cute.make_layout(1),
-            cute.group_modes(rows_of(isa.buffers[load.buffer.name], load.buffer, first, rows), 0, 2),
-            cute.group_modes(box, 0, 2),
-        )
-        cute.copy(atom, source[(None, *(0,) * (len(modes) - 2))], slots[(None, stage)], **how)
+        core_first = tuple(start[mode] for mode in core_modes(load))
+        slots = rows_of(isa.buffers[load.buffer.name], load.buffer, first, rows)
+        slot, source = partition(atom, slots, (rows, load.buffer.tile[1]), core_first, 0, 1)
+        cute.copy(atom[0], source, slot[(None, stage)], **how)
 
     control.loop(own // rows, some)

@@ -16,7 +16,7 @@ from tmapipe.errors import ScopeError
 from tmapipe.gpu import control, fragments, places, sums
 from tmapipe.gpu import words as words_
 from tmapipe.gpu.edges import load_edge
-from tmapipe.gpu.layouts import clips, core_modes, cute_type, slot_layout
+from tmapipe.gpu.layouts import clips, core_modes, cute_type, partition, slot_layout
 from tmapipe.gpu.matmuls import MatmulHandles
 from tmapipe.isa import Carried, SlotRef
 from tmapipe.plan import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
@@ -373,19 +373,8 @@ class GpuIsa(Carried):
 
     def _partition(self, part: Load | Store, at: Sequence[Any], share: Any, peers: int) -> tuple[Any, Any]:
         """The slots, and the global tile that starts at element *at*, as the TMA atom takes them."""
-        atom, tensor = self.atoms[part.name]
-        core = len(part.buffer.tile)
-        modes = core_modes(part)
-        moved = cute.domain_offset(tuple(at[mode] for mode in modes), tensor)
-        tile = cute.local_tile(moved, part.buffer.tile, (*(0,) * core, *(None,) * (len(modes) - core)))
-        slots, tile = cpasync.tma_partition(
-            atom,
-            share,
-            cute.make_layout(peers),
-            cute.group_modes(self.buffers[part.buffer.name], 0, core),
-            cute.group_modes(tile, 0, core),
-        )
-        return slots, tile[(None, *(0,) * (len(modes) - core))]
+        start = tuple(at[mode] for mode in core_modes(part))
+        return partition(self.atoms[part.name], self.buffers[part.buffer.name], part.buffer.tile, start, share, peers)
 
     def _vectors(self, slot: SlotRef, role: RoleWarps) -> tuple[Callable[[int], Any], int, int]:
         """Short rows of a slot's elements, dealt over the role's threads: (i -> row, rows a thread, elements a row)."""

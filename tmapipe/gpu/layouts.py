@@ -13,7 +13,8 @@ from tmapipe.dtypes import DType, tf32
 from tmapipe.plan import Buffer, Load, Store
 
 __all__ = [
-    "clips", "core_modes", "cute_type", "full_shape", "load_atom", "make_atom", "rows_of", "slot_layout", "to_core_first",
+    "clips", "core_modes", "cute_type", "full_shape", "load_atom", "make_atom", "partition", "rows_of", "slot_layout",
+    "to_core_first",
 ]  # fmt: skip
 
 _ATOM_KINDS = {
@@ -121,3 +122,16 @@ def load_atom(load: Load, tensor: Any, buffer: Buffer, shares: int) -> Any:
     # As CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, the engine rounds fp32 while it copies.
     kind = {"internal_type": cutlass.TFloat32} if buffer.dtype == tf32 else {}
     return cpasync.make_tiled_tma_atom(op, tensor, one_slot_layout(buffer), buffer.tile, num_multicast=shares, **kind)
+
+
+def partition(
+    atom: tuple[Any, Any], slots: Any, extents: tuple[int, ...], start: tuple[Any, ...], share: Any, peers: int
+) -> tuple[Any, Any]:
+    """The slots [*extents, stage], and the global tile of these extents that starts at element *start*, core first, as the TMA
+    atom takes them. atom: with its coordinate tensor; share: of so many peers."""
+    copy, tensor = atom
+    core, outer = len(extents), len(start) - len(extents)
+    tile = cute.local_tile(cute.domain_offset(start, tensor), extents, (*(0,) * core, *(None,) * outer))
+    shares = cute.make_layout(peers)
+    own, tile = cpasync.tma_partition(copy, share, shares, cute.group_modes(slots, 0, core), cute.group_modes(tile, 0, core))
+    return own, tile[(None, *(0,) * outer)]

@@ -43,6 +43,12 @@ def check_majors(majors: Any) -> tuple[str, str]:
     return majors[0], majors[1]
 
 
+def check_pair(argument: str, value: Any, example: str) -> None:
+    """Raises `InputError` unless *value* is one for a and one for b."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise InputError(argument, value, "is a word for a and one for b", example)
+
+
 def check_tile(tile: tuple[int, ...]) -> tuple[int, int, int]:
     """*tile*: (m, n, k) elements of a CTA. Raises `InputError` for other numbers of extents."""
     if len(tile) != 3:
@@ -136,8 +142,8 @@ class Gemm(Schedule):
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)
         along_a, along_b = check_majors(majors)
         common: dict[str, Any] = {"ring": self.ring, "dtype": "tf32" if tf32 else None}
-        if not isinstance(outside, tuple) or len(outside) != 2:
-            raise InputError("outside", outside, "is a word for a and one for b", 'e.g. ("anything", "zeros")')
+        check_pair("l2_hints", l2_hints, 'e.g. (None, "evict_first")')
+        check_pair("outside", outside, 'e.g. ("anything", "zeros")')
         of_a, of_b = ({**common, "l2_hint": hint, "outside": rest} for hint, rest in zip(l2_hints, outside, strict=True))
         self.a = operand("m", m, k, along_a, multicast=MulticastGroup("n"), **of_a)
         self.b = operand("n", n, k, along_b, multicast=MulticastGroup("m"), **of_b)

@@ -12,7 +12,7 @@ from tmapipe.bound import Bound
 from tmapipe.dtypes import dtype_of, fp32
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.overlap import check_apart
-from tmapipe.reductions import WARP_ROWS, ColumnSum, Reduction, RowSum
+from tmapipe.reductions import WARP_ROWS, ColumnSum, Reduction, RowSum, whole_sums
 from tmapipe.schedules.addparts import AddParts
 from tmapipe.tensors import check_kind
 
@@ -65,8 +65,7 @@ class Reductions:
             raise ScopeError(f"an epilogue returned {type(values).__name__}; it returns a dictionary of all outputs.")
         found = dict(values)
         for name, kind in self.kinds.items():
-            value = np.broadcast_to(np.asarray(values[name], np.float32), bound.shapes["d"])
-            sums = value.sum(-1 if kind.along == "m" else -2)
+            sums = whole_sums(kind, values[name], bound.shapes["d"])
             found[name] = np.zeros(bound.shapes[name], np.float32)
             found[name][:, :1, : sums.shape[-1]] = sums[:, None]
         return found

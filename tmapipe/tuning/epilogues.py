@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from types import CodeType, MappingProxyType
 from typing import Any
 
-from tmapipe.dtypes import DType, as_dtype, bf16
-from tmapipe.epilogue import Matrix
-from tmapipe.reductions import Reduction
+from tmapipe.dtypes import DType, as_dtype
+from tmapipe.epilogue import Matrix, spread
+from tmapipe.reductions import Reduction, whole_sums
+from tmapipe.tensors import of_sums
 from tmapipe.tuning.problem import Problem
 
 __all__ = ["NOTHING", "Fused", "dtypes", "expected", "fingerprint", "operands", "ranks"]
@@ -23,10 +24,9 @@ NOTHING: Fused = MappingProxyType({})
 
 
 def dtypes(problem: Problem, fused: Fused) -> dict[str, DType]:
-    """Element types by stage name: of operands that do not say theirs, the result's; of such outputs, that of a (of 8 bits
-    bf16), as of outputs that a call makes."""
+    """Element types by stage name: of operands that do not say theirs, the result's; of such outputs, what a call makes."""
     found = {name: as_dtype(kind.dtype or problem.out) for name, kind in _of(fused, "operands")}
-    made = bf16 if problem.dtype.bytes == 1 else problem.dtype.in_memory
+    made = of_sums(problem.dtype.in_memory)
     outputs = {name: as_dtype(kind or made) for name, kind in _of(fused, "outputs") if not isinstance(kind, Reduction)}
     return found | outputs
 
@@ -43,13 +43,13 @@ def operands(problem: Problem, fused: Fused, device: str) -> dict[str, Any]:
     import torch
 
     generator = torch.Generator(device).manual_seed(1)
-    extents = {"m": problem.m, "n": problem.n}
+    extents, types = {"m": problem.m, "n": problem.n}, dtypes(problem, fused)
     found = {}
     for name, kind in _of(fused, "operands"):
         batch = (problem.batch,) if isinstance(kind, Matrix) and problem.batch > 1 else ()
         shape = (*batch, *(extents[dim] for dim in kind.along)) if kind.along else (1,)
         values = torch.randn(shape, generator=generator, device=device)
-        found[name] = values.to(getattr(torch, dtypes(problem, fused)[name].torch))
+        found[name] = values.to(getattr(torch, types[name].torch))
     return found
 
 
@@ -61,18 +61,16 @@ def expected(fused: Fused, product: Any, given: Mapping[str, Any]) -> dict[str, 
     import numpy as np
     import torch
 
-    arrays = {name: tensor.float().cpu().numpy() for name, tensor in given.items()}
-    for name, kind in _of(fused, "operands"):
-        if kind.along == ("m",):
-            arrays[name] = arrays[name][:, None]
+    arrays = {name: spread(kind.along, given[name].float().cpu().numpy()) for name, kind in _of(fused, "operands")}
     made = fused["epilogue"](product.float().cpu().numpy(), **arrays)
     values = made if isinstance(made, dict) else {"d": made}
     found = {}
     for name, kind in (("d", None), *_of(fused, "outputs")):
-        value = np.broadcast_to(np.asarray(values[name], np.float32), product.shape)
         if isinstance(kind, Reduction):
-            value = value.sum(-1 if kind.along == "m" else -2)
-        found[name] = torch.from_numpy(np.array(value)).to(product.device)
+            value = whole_sums(kind, values[name], product.shape)
+        else:
+            value = np.broadcast_to(np.asarray(values[name], np.float32), product.shape).copy()
+        found[name] = torch.from_numpy(value).to(product.device)
     return found
 
 
