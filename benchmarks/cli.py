@@ -9,7 +9,7 @@ import attrs
 
 from benchmarks.results import OURS, Results
 from benchmarks.tables import print_summary
-from tmapipe.timing import Method
+from tmapipe.tuning.timing import Method
 
 __all__ = ["add_options", "finish", "kept", "method_of", "settings"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from benchmarks.results import OURS, Results, best
-from tmapipe.timing import Clock, Method, Run, estimate_seconds, rested, screen, sustained
+from tmapipe.tuning.timing import Clock, Method, Run, estimate_seconds, rested, screen, sustained
 
 __all__ = ["Problem", "compare"]
 

@@ -1,7 +1,7 @@
 """One thing changed in a kernel at all places alike: in the model, and traced for the GPU, where places are not told apart.
 
 `Mutation.entry(schedule)` is the kernel with the change, for either reading. The changes are those of
-`tmapipe.check.mutant_changes`; `python -m tmapipe.check.mutants` makes them at single places of the shipped schedules.
+`tests.oracle.mutant_changes`; `python -m tests.oracle.mutants` makes them at single places of the shipped schedules.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 import attrs
 
-from tmapipe.check.mutant_changes import CHANGES
-from tmapipe.isa import Carried
+from tests.oracle.mutant_changes import CHANGES
+from tmapipe.isa.interface import Carried
 from tmapipe.kernel import kernel_main
-from tmapipe.plan import Plan
+from tmapipe.plan.model import Plan
 
 __all__ = ["Mutation", "mutations_of"]
 

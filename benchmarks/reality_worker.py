@@ -52,8 +52,8 @@ def check(pipeline: Pipeline, mutation: Mutation | None) -> dict[str, Any]:
 def run_compiled(pipeline: Pipeline, mutation: Mutation | None, launching: Any, runs: int) -> tuple[str, str]:
     """Compiles for the GPU and launches *runs* times, on two sets of inputs in turn, each time into a poisoned output. Calls
     *launching* in between. Returns ("right" or "corrupted" or "error", what was seen)."""
+    from tmapipe.bind.tensors import bind
     from tmapipe.gpu.launch import compiled_for
-    from tmapipe.tensors import bind
 
     _mutate_gpu(mutation)
     inputs = [pipeline.inputs("cuda", number) for number in (0, 1)]
@@ -98,8 +98,8 @@ def _mutate_gpu(mutation: Mutation | None) -> None:
 
 def run_model(pipeline: Pipeline, mutation: Mutation | None) -> tuple[str, str]:
     """The same on the CPU model, in a few orders: "right", "corrupted" (a hazard or a wrong result) or "hung"."""
+    from tmapipe.bind.tensors import bind
     from tmapipe.machine import Machine
-    from tmapipe.tensors import bind
 
     plan = pipeline.schedule.plan(pipeline.dtypes)
     mutated = None if mutation is None else mutation.entry(pipeline.schedule)

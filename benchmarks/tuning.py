@@ -21,11 +21,11 @@ from typing import Any
 from benchmarks.cli import add_options, method_of, settings
 from benchmarks.gemm import SHAPES, checker, make_operands, shape
 from benchmarks.results import Results
-from tmapipe.timing import rested
 from tmapipe.tuning import Candidate, Problem, estimate, ranked
 from tmapipe.tuning.compiling import build_all
 from tmapipe.tuning.cost import Constants
 from tmapipe.tuning.problem import H200
+from tmapipe.tuning.timing import rested
 
 OTHERS = (
     "3072x3072x3072", "6144x6144x2048", "1536x8960x1536", "256x4096x4096", "64x14336x4096", "2048x512x8192",

@@ -6,9 +6,7 @@ DSL for the GPU, and runs the same bodies on a CPU model of the hardware.
 
 from tmapipe import epilogue, math, schedules
 from tmapipe.barrier import BarrierRing
-from tmapipe.cluster import MulticastGroup
 from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int8, int32, tf32
-from tmapipe.dynamic import DynamicTiles
 from tmapipe.errors import (
     DeadlockError,
     HazardError,
@@ -18,18 +16,20 @@ from tmapipe.errors import (
     ScopeError,
     UnsafeError,
 )
-from tmapipe.gpc import GpcTiles
-from tmapipe.grouped import GroupedTiles
-from tmapipe.raster import Grouped, Hilbert, Snake
+from tmapipe.matmul import Wgmma
+from tmapipe.multicast import MulticastGroup
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.streamk import StreamKTiles
 from tmapipe.table import Table
-from tmapipe.tiles import PersistentTiles
+from tmapipe.tiles.dynamic import DynamicTiles
+from tmapipe.tiles.gpc import GpcTiles
+from tmapipe.tiles.grouped import GroupedTiles
+from tmapipe.tiles.persistent import PersistentTiles
+from tmapipe.tiles.raster import Grouped, Hilbert, Snake
+from tmapipe.tiles.streamk import StreamKTiles
 from tmapipe.turnstile import Turnstile
-from tmapipe.wgmma import Wgmma
 
 __version__ = "0.1.0"
 

@@ -13,18 +13,20 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tmapipe.barrier import RingEnd
 from tmapipe.errors import ScopeError
-from tmapipe.isa import Carried, Isa
-from tmapipe.plan import Plan, RoleWarps
-from tmapipe.queued import SCHEDULER
-from tmapipe.raw import raw
+from tmapipe.integers import ceil_div
+from tmapipe.isa.interface import Carried, Isa
+from tmapipe.matmul import Wgmma
+from tmapipe.plan.model import Plan, RoleWarps
+from tmapipe.protocol.matmuls import BoundMatmul
+from tmapipe.protocol.parts import PartInSlot, SlotPart
+from tmapipe.protocol.raw import raw
+from tmapipe.protocol.ring import RingEnd
+from tmapipe.protocol.stores import BoundStore, SlotStore
+from tmapipe.protocol.turns import BoundTurnstile
 from tmapipe.role import body_of
-from tmapipe.stage import PartInSlot, SlotPart
-from tmapipe.store_pipeline import SlotStore
-from tmapipe.tiles import BoundTiles, ceil_div
-from tmapipe.turnstile import BoundTurnstile
-from tmapipe.wgmma import BoundMatmul, Wgmma
+from tmapipe.tiles.persistent import BoundTiles
+from tmapipe.tiles.queue import SCHEDULER
 
 __all__ = ["KernelContext", "kernel_main", "tiles_of"]
 
@@ -252,6 +254,6 @@ class KernelContext(Carried):
             mine, columns = store.role.name == self.role.name, 0
         if mine:
             barrier = next((b for b in self.plan.named_barriers if b.name == f"{name}.sync"), None)
-            made = store.bound(self.isa, planned, store.stages, self.role, barrier, columns)
+            made = (store.bound or BoundStore)(self.isa, planned, store.stages, self.role, barrier, columns)
             self._parts[name] = made
             self._finishers.append(made)

@@ -13,24 +13,26 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from tmapipe import tensors as tensors_
 from tmapipe.barrier import BarrierRing
-from tmapipe.bound import Bound
-from tmapipe.cluster import check_cluster
-from tmapipe.declarations import Declarations
+from tmapipe.bind import tensors as tensors_
+from tmapipe.bind.bound import Bound
 from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError
-from tmapipe.explain import explain
-from tmapipe.plan import Plan
-from tmapipe.planner import make_plan
-from tmapipe.queued import SCHEDULER, QueuedTiles
+from tmapipe.integers import ceil_div
+from tmapipe.matmul import Wgmma
+from tmapipe.multicast import check_cluster
+from tmapipe.plan.declarations import Declarations
+from tmapipe.plan.explain import explain
+from tmapipe.plan.model import Plan
+from tmapipe.plan.planner import make_plan
+from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.table import Table
-from tmapipe.tiles import PersistentTiles, Tile, ceil_div
+from tmapipe.tiles.persistent import PersistentTiles
+from tmapipe.tiles.queue import SCHEDULER, QueuedTiles
 from tmapipe.turnstile import Turnstile
-from tmapipe.wgmma import Wgmma
 
 if TYPE_CHECKING:
     from tmapipe.check import Report
@@ -170,9 +172,10 @@ class Schedule:
         if bound.empty:
             bound.fill_outputs(self.empty_value(bound))
         elif bound.on_gpu:
+            from tmapipe.check.gate import require_safe
             from tmapipe.gpu.launch import Launcher
 
-            launcher = Launcher(self, bound)
+            launcher = Launcher(self, bound, gate=lambda: require_safe(self, bound.dtypes))
             launcher.launch(list(bound.tensors.values()))
             if signature is not None:
                 launchers[signature] = launcher

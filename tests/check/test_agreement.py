@@ -2,8 +2,8 @@
 
 import pytest
 
-from tmapipe.check.agreement import compare
-from tmapipe.check.random_programs import draw
+from tests.oracle.agreement import compare
+from tests.oracle.random_programs import draw
 
 
 @pytest.mark.parametrize("block", range(8))

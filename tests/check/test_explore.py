@@ -5,12 +5,12 @@ import random
 import attrs
 import pytest
 
+from tests.oracle.explore import explore_program
+from tests.oracle.random_changes import changed
+from tests.oracle.random_pipelines import PIPELINES, set_up
+from tests.oracle.random_programs import SLOT_BYTES, SmallProgram
 from tmapipe.check import Kind
-from tmapipe.check.explore import explore_program
 from tmapipe.check.program import check_program
-from tmapipe.check.random_changes import changed
-from tmapipe.check.random_pipelines import PIPELINES, set_up
-from tmapipe.check.random_programs import SLOT_BYTES, SmallProgram
 
 ONE_TILE = [("arrive tx", 0, SLOT_BYTES), ("load", 0, 0)]
 LEAVE = [("cluster arrive",), ("cluster wait",)]

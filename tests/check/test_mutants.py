@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tmapipe.check import Kind, Report, mutants
+from tests.oracle import mutants
+from tests.oracle.mutant_changes import CHANGES
+from tests.oracle.mutant_sites import Change, Site
+from tests.oracle.mutant_table import Outcome, show, table, why_equivalent, write
+from tests.oracle.mutants import VARIANTS, Target, judge, judged, mutants_of
+from tmapipe.check import Kind, Report
 from tmapipe.check.findings import Finding
-from tmapipe.check.mutant_changes import CHANGES
-from tmapipe.check.mutant_sites import Change, Site
-from tmapipe.check.mutant_table import Outcome, show, table, why_equivalent, write
-from tmapipe.check.mutants import VARIANTS, Target, judge, judged, mutants_of
 from tmapipe.errors import HazardError
 from tmapipe.schedules import REGISTRY
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import tmapipe as tp
 from tests.check.corpus.parts import HandRing, Parts, fill_all, program
+from tests.oracle.explore import explore_program
 from tests.raw_rows import Doubled, double_on_cpu, double_on_gpu
 from tmapipe.check import Kind, check_program
-from tmapipe.check.explore import explore_program
 from tmapipe.testing import assert_safe
 
 

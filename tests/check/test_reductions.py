@@ -4,7 +4,7 @@ import pytest
 
 import tmapipe as tp
 from tests.machine.test_reductions import KINDS, make
-from tmapipe.check.mutants import Target, judge, mutants_of
+from tests.oracle.mutants import Target, judge, mutants_of
 from tmapipe.schedules import Registered
 from tmapipe.testing import assert_safe
 

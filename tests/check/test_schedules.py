@@ -77,10 +77,43 @@ def test_a_chain_of_five_roles_one_of_which_does_not_hand_on():
     assert any("checker.py" in place for finding in report.errors for place in finding.where)
 
 
-def test_the_gate_checks_content_once_and_can_be_switched_off(monkeypatch):
-    copy = S.Copy((4, 128), 5)
-    assert require_safe(copy).ok
-    assert require_safe(S.Copy((4, 128), 5)) is None, "the same content again"
+class CopyWithHelper(S.Copy):
+    """The body's deed depends on a helper method, a dictionary and a function that it encloses."""
+
+    load, store = S.Copy.load, S.Copy.store
+
+    def __init__(self, releases=True, by=None):
+        super().__init__((4, 128), 5)
+        self.options, self.by = {"releases": releases}, by
+
+    def keeps(self):
+        return not self.options["releases"]
+
+    @store.jit
+    def drain(self, k, tile):
+        slot = k.ring.wait()
+        slot.y.store(tile)
+        if not (self.keeps() or (self.by is not None and self.by())):
+            k.ring.release(slot)
+
+
+class CopyThatKeeps(CopyWithHelper):
+    load, store = S.Copy.load, S.Copy.store
+
+    def keeps(self):
+        return True
+
+
+def test_the_gate_takes_no_schedule_for_another_that_looks_alike():
+    assert require_safe(CopyWithHelper()).ok
+    assert require_safe(CopyWithHelper(by=lambda: False)).ok
+    alike = type("CopyWithHelper", (CopyThatKeeps,), {"__qualname__": CopyWithHelper.__qualname__})
+    for bad in (CopyWithHelper(releases=False), CopyWithHelper(by=lambda: True), alike()):
+        with pytest.raises(tp.UnsafeError):
+            require_safe(bad)
+
+
+def test_the_gate_can_be_switched_off(monkeypatch):
     bad = NoRelease()
     with pytest.raises(tp.UnsafeError, match=r"test_schedules\.py:\d+"):
         require_safe(bad)

@@ -12,10 +12,10 @@ import tmapipe as tp
 from tests.check.corpus import proxy_fences
 from tests.check.test_corpus import CASES, check
 from tmapipe.check import Kind
+from tmapipe.isa.ops import LoadComplete, MbarWait, StoreWrite, TmaLoad, TmaStore, WgmmaDone
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Machine
-from tmapipe.machine.ops import LoadComplete, MbarWait, StoreWrite, TmaLoad, TmaStore, WgmmaDone
-from tmapipe.timeline import ENGINES
+from tmapipe.machine.timeline import ENGINES
 
 S = tp.schedules
 FIELDS = {"name", "ph", "ts", "pid", "tid", "args"}

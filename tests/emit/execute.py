@@ -15,10 +15,10 @@ from typing import Any
 
 import attrs
 
+from tests.oracle.ptx import LEADER, SHARED, Instruction, Ptx
 from tests.unit.fake_isa import Event
 from tmapipe.gpu.gpcs import keep_places
-from tmapipe.gpu.ptx import LEADER, SHARED, Instruction, Ptx
-from tmapipe.plan import Load, Matmul, Plan, Store
+from tmapipe.plan.model import Load, Matmul, Plan, Store
 
 __all__ = ["Event", "Execution", "Launch", "lower"]
 

@@ -12,9 +12,9 @@ from typing import Any
 import attrs
 
 import tmapipe as tp
+from tests.oracle.ptx import Ptx
 from tmapipe.gpu.build import Compiled
-from tmapipe.gpu.ptx import Ptx
-from tmapipe.plan import Plan
+from tmapipe.plan.model import Plan
 
 S = tp.schedules
 SHELF = {registered.name: registered.make for registered in S.REGISTRY}

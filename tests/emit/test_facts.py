@@ -11,8 +11,8 @@ from collections import Counter
 import pytest
 
 from tests.emit.kernels import COPIES, GEMMS, KERNELS, build, built
+from tests.oracle.ptx import Facts
 from tmapipe.gpu.layouts import make_atom
-from tmapipe.gpu.ptx import Facts
 
 LANES = (0, 5)  # the elected one, and one that no cluster of these kernels has a CTA for
 

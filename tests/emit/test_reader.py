@@ -3,9 +3,9 @@
 import pytest
 
 from tests.emit.kernels import built
+from tests.oracle.ptx import Facts, Ptx
 from tmapipe.dtypes import bf16
-from tmapipe.gpu.ptx import Facts, Ptx
-from tmapipe.plan import Barrier, Buffer, Plan
+from tmapipe.plan.model import Barrier, Buffer, Plan
 
 PLAN = Plan(
     name="hand", arch="sm_90a", cluster={}, roles=(), named_barriers=(), rings=(), loads=(), stores=(), matmuls=(),

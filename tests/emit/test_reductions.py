@@ -7,7 +7,7 @@ import pytest
 
 from tests.emit.execute import BASE, Execution, Launch
 from tests.emit.kernels import EPILOGUES, built
-from tmapipe.pieces import pieces
+from tmapipe.protocol.pieces import pieces
 
 NAMES = [name for name in EPILOGUES if "sums" in name]
 

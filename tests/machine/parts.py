@@ -9,7 +9,7 @@ import numpy as np
 
 from tmapipe.dtypes import DType, fp16, fp32
 from tmapipe.machine import Machine
-from tmapipe.plan import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
+from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
 
 TILE = (8, 16)
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests.machine.parts import Parts, run, warps
 from tmapipe.errors import DeadlockError, HazardError
+from tmapipe.isa.ops import ALL_LANES, MbarArrive, MbarArriveCluster, MbarArriveTx, MbarExpectTx, MbarInit, MbarWait
 from tmapipe.machine import Layout, State
-from tmapipe.machine.ops import ALL_LANES, MbarArrive, MbarArriveCluster, MbarArriveTx, MbarExpectTx, MbarInit, MbarWait
 
 
 def state(count: int = 1, cluster: int = 1) -> State:

@@ -6,8 +6,8 @@ import pytest
 
 from tests.machine.parts import Parts, init, run, warps
 from tmapipe.errors import DeadlockError, HazardError
+from tmapipe.isa import ops as o
 from tmapipe.machine import Layout, State
-from tmapipe.machine import ops as o
 from tmapipe.machine.scheduler import POLICIES
 
 # ---- setmaxnreg -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from tests.machine.parts import TILE, Parts, init, run, warps
 from tmapipe.dtypes import bf16, fp8_e4m3, fp16, fp32, int8
 from tmapipe.errors import DeadlockError, HazardError
-from tmapipe.isa import SlotRef
+from tmapipe.isa.interface import SlotRef
 from tmapipe.machine import Layout
 from tmapipe.machine.scheduler import POLICIES
 

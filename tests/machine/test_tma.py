@@ -8,12 +8,12 @@ import pytest
 from tests.machine.parts import TILE, Parts, init, ramp, run, warps
 from tmapipe.dtypes import bf16, fp16, fp32, int8
 from tmapipe.errors import DeadlockError, HazardError
-from tmapipe.isa import SlotRef
+from tmapipe.isa import ops as o
+from tmapipe.isa.interface import SlotRef
 from tmapipe.machine import Layout, State
-from tmapipe.machine import ops as o
 from tmapipe.machine.memory import gather
 from tmapipe.machine.scheduler import POLICIES
-from tmapipe.plan import Buffer, Load
+from tmapipe.plan.model import Buffer, Load
 
 
 class Pair:

@@ -11,8 +11,8 @@ from tests.machine.parts import TILE, CopyRing, Parts, init, ramp, run
 from tests.machine.test_tma import Pair
 from tests.machine.test_wgmma import SmallGemm
 from tmapipe.errors import HazardError
+from tmapipe.isa import ops as o
 from tmapipe.machine import Layout, Scheduler, State, record
-from tmapipe.machine import ops as o
 from tmapipe.machine.nodata import NO_DATA
 
 
@@ -216,7 +216,7 @@ def test_a_program_that_looks_at_data_needs_data():
     role = parts.role("one", 1)
     slots = parts.buffer("x", TILE)
     plan = parts.plan()
-    from tmapipe.isa import SlotRef
+    from tmapipe.isa.interface import SlotRef
 
     def entry(isa):
         init(isa)

@@ -8,9 +8,9 @@ import pytest
 from tests.machine.parts import Parts, init, run, warps
 from tmapipe.dtypes import bf16, fp16, fp32
 from tmapipe.errors import HazardError
-from tmapipe.isa import SlotRef
+from tmapipe.isa import ops as o
+from tmapipe.isa.interface import SlotRef
 from tmapipe.machine import Layout, State
-from tmapipe.machine import ops as o
 from tmapipe.machine.scheduler import POLICIES
 
 FOUR = range(4)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tmapipe.isa import SlotRef
+from tmapipe.isa.interface import SlotRef
 from tmapipe.kernel import kernel_main
 from tmapipe.machine.nodata import NO_DATA, NoData
-from tmapipe.plan import Barrier, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
+from tmapipe.plan.model import Barrier, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
 
 Event = tuple[Any, ...]
 

@@ -7,8 +7,8 @@ import pytest
 
 import tmapipe as tp
 from tests.unit.errors import refused
-from tmapipe.arch import arch_named
 from tmapipe.dtypes import as_dtype
+from tmapipe.plan.arch import arch_named
 
 S = tp.schedules
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import tmapipe as tp
 from tests.unit.errors import refused
-from tmapipe.tensors import bind, signature
+from tmapipe.bind.tensors import bind, signature
 
 S = tp.schedules
 

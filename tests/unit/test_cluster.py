@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tests.unit.errors import refused
 from tmapipe import MulticastGroup
-from tmapipe.cluster import check_cluster, cluster_coordinate, peer_mask, peer_pattern, share_index
+from tmapipe.multicast import check_cluster, peer_pattern
+from tmapipe.protocol.cluster import cluster_coordinate, peer_mask, share_index
 
 AXES = ("m", "n", "k", "l")
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 import tmapipe as tp
 from tests.unit.errors import refused
 from tests.unit.test_cluster import peers_of
-from tmapipe.arch import arch_named
 from tmapipe.dtypes import as_dtype
-from tmapipe.planner import MAX_SLOTS
+from tmapipe.plan.arch import arch_named
+from tmapipe.plan.planner import MAX_SLOTS
 
 S = tp.schedules
 ARCH = arch_named("sm_90a")

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.fake_isa import RecordingIsa
-from tmapipe.barrier import RingEnd
 from tmapipe.dtypes import bf16
 from tmapipe.errors import ScopeError
-from tmapipe.plan import Barrier, Buffer, Load, Plan, Ring, RoleWarps, Store
-from tmapipe.stage import SlotPart
-from tmapipe.store_pipeline import SlotStore
+from tmapipe.plan.model import Barrier, Buffer, Load, Plan, Ring, RoleWarps, Store
+from tmapipe.protocol.parts import SlotPart
+from tmapipe.protocol.ring import RingEnd
+from tmapipe.protocol.stores import SlotStore
 
 NBYTES = 1024
 

@@ -6,7 +6,7 @@ import pytest
 
 import tmapipe as tp
 from tests.unit.fake_isa import RecordingIsa, record
-from tmapipe.turnstile import BoundTurnstile
+from tmapipe.protocol.turns import BoundTurnstile
 
 S = tp.schedules
 EXTENTS = {"a": (1, 300, 100), "b": (1, 520, 100), "d": (1, 300, 520)}

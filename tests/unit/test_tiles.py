@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tests.unit.errors import refused
 from tmapipe import Grouped, Hilbert, PersistentTiles, Snake
-from tmapipe.tiles import Tile, ceil_div, start_of
+from tmapipe.integers import ceil_div
+from tmapipe.protocol.tile import Tile, start_of
 
 
 class Place:

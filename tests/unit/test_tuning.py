@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tmapipe import GpcTiles, InputError, MissingGpuError, fp16, schedules
-from tmapipe.epilogue import ColumnSum, Matrix, PerColumn, PerRow, RowSum, Scalar
+from tmapipe.bind.tensors import bind
+from tmapipe.epilogue.operands import ColumnSum, Matrix, PerColumn, PerRow, RowSum, Scalar
 from tmapipe.math import gelu, relu
-from tmapipe.tensors import bind
-from tmapipe.timing import Method
 from tmapipe.tuning import Candidate, Problem, cache, candidates, choose, epilogues, estimate, ranked, tune, tuner
 from tmapipe.tuning.cost import Constants
 from tmapipe.tuning.problem import H200
+from tmapipe.tuning.timing import Method
 from tmapipe.tuning.tuner import pick
 
 sizes = st.integers(1, 20000)

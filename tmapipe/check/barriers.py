@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from tmapipe.check.clocks import Clock, Clocks
-from tmapipe.check.describe import who
 from tmapipe.check.findings import Kind
 from tmapipe.check.log import FindingLog, Step
-from tmapipe.machine import ops
+from tmapipe.isa import ops
+from tmapipe.machine.describe import who
 
 __all__ = ["Barriers"]
 

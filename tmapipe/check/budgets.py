@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tmapipe.arch import arch_named
 from tmapipe.check.findings import Finding, Kind
-from tmapipe.plan import Plan
+from tmapipe.plan.arch import arch_named
+from tmapipe.plan.model import Plan
 
 __all__ = ["budget_findings"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tmapipe.check.describe import bar_name, describe, event, lines, who
 from tmapipe.check.findings import Finding, Kind
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.log import Step
-from tmapipe.machine import ops
+from tmapipe.isa import ops
+from tmapipe.machine.describe import bar_name, describe, event, lines, who
 from tmapipe.machine.layout import Layout
 
 __all__ = ["deadlock_finding", "hazard_findings"]

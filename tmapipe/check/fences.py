@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tmapipe.check.clocks import Clocks
-from tmapipe.check.describe import who
 from tmapipe.check.findings import Kind
 from tmapipe.check.log import FindingLog, Step
 from tmapipe.check.slots import Slots
+from tmapipe.machine.describe import who
 
 __all__ = ["Fences"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from tmapipe.timeline import Event, Timeline, write
+from tmapipe.machine.timeline import Event, Timeline, write
 
 __all__ = ["Event", "Finding", "Kind", "Report"]
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tmapipe.check.places import CLUSTER, Key, Live, Places, slot_place
+from tmapipe.isa.ops import MbarWait, TmaLoad
 from tmapipe.machine.layout import Layout
-from tmapipe.machine.ops import MbarWait, TmaLoad
 
 __all__ = ["Future"]
 

@@ -12,16 +12,16 @@ from typing import Any
 
 from tmapipe.check.barriers import Barriers
 from tmapipe.check.clocks import Clocks
-from tmapipe.check.describe import bar_name, who
 from tmapipe.check.fences import Fences
 from tmapipe.check.findings import Finding, Kind
 from tmapipe.check.lifetimes import Lifetimes
 from tmapipe.check.log import FindingLog, Step
 from tmapipe.check.phases import Phases
 from tmapipe.check.slots import Slots
-from tmapipe.machine import ops
+from tmapipe.isa import ops
+from tmapipe.isa.ops import ALL_LANES, Flight
+from tmapipe.machine.describe import bar_name, who
 from tmapipe.machine.layout import Layout
-from tmapipe.machine.ops import ALL_LANES, Flight
 
 __all__ = ["LinearCheck"]
 

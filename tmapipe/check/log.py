@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tmapipe.check.describe import bar_name, event, lines, slot_name, who
 from tmapipe.check.findings import Finding, Kind
+from tmapipe.isa.ops import Agent
+from tmapipe.machine.describe import bar_name, event, lines, slot_name, who
 from tmapipe.machine.layout import Layout
-from tmapipe.machine.ops import Agent
 
 __all__ = ["FindingLog", "Step"]
 

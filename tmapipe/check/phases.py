@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from tmapipe.check.clocks import Clock, Clocks
-from tmapipe.check.describe import bar_name, who
 from tmapipe.check.findings import Kind
 from tmapipe.check.log import FindingLog, Step
-from tmapipe.machine import ops
-from tmapipe.machine.ops import Counted
+from tmapipe.isa import ops
+from tmapipe.isa.ops import Counted
+from tmapipe.machine.describe import bar_name, who
 
 __all__ = ["Phase", "Phases"]
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from tmapipe.machine import ops
+from tmapipe.isa import ops
 from tmapipe.machine.layout import Layout
-from tmapipe.plan import Buffer
+from tmapipe.plan.model import Buffer
 
 __all__ = ["CLUSTER", "Key", "Live", "Places", "slot_place", "turn_of", "without_place"]
 

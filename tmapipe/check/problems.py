@@ -11,7 +11,7 @@ from tmapipe.check.places import Key, without_place
 from tmapipe.check.words import Program, TileWords, origin_of, record_marked
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Layout
-from tmapipe.plan import Plan
+from tmapipe.plan.model import Plan
 
 __all__ = ["Problems", "Shapes"]
 

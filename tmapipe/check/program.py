@@ -14,7 +14,7 @@ from tmapipe.check.trip_counts import slots_kept_findings, trip_count_findings
 from tmapipe.errors import DeadlockError, HazardError, PipelineError
 from tmapipe.machine import Layout, State, record
 from tmapipe.machine.scheduler import Scheduler
-from tmapipe.plan import Plan
+from tmapipe.plan.model import Plan
 
 __all__ = ["MAX_STEPS", "check_operations", "check_program", "ordered", "run_checked"]
 

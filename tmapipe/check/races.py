@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tmapipe.check.describe import bar_name, slot_name, who
 from tmapipe.check.findings import Kind
 from tmapipe.check.log import Step
+from tmapipe.machine.describe import bar_name, slot_name, who
 
 if TYPE_CHECKING:
     from tmapipe.check.slots import Access, Slots

@@ -19,8 +19,8 @@ from tmapipe.check.clocks import Clock, Clocks
 from tmapipe.check.findings import Kind
 from tmapipe.check.log import FindingLog, Step
 from tmapipe.check.races import report_race
-from tmapipe.machine import ops
-from tmapipe.machine.ops import Flight
+from tmapipe.isa import ops
+from tmapipe.isa.ops import Flight
 
 __all__ = ["LOAD", "MMA", "READ", "STORE", "WRITE", "Access", "Slots"]
 

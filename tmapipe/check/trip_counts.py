@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tmapipe.check.describe import event, lines, who
 from tmapipe.check.findings import Finding, Kind
-from tmapipe.machine import ops
+from tmapipe.isa import ops
+from tmapipe.machine.describe import event, lines, who
 from tmapipe.machine.layout import Layout
-from tmapipe.plan import Ring, RoleWarps
-from tmapipe.timeline import Event
+from tmapipe.machine.timeline import Event
+from tmapipe.plan.model import Ring, RoleWarps
 
 __all__ = ["slots_kept_findings", "trip_count_findings"]
 

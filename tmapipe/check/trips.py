@@ -25,7 +25,7 @@ from tmapipe.check.program import check_operations, ordered, run_checked
 from tmapipe.check.turns import NotRegular, Turns, turns_of
 from tmapipe.check.words import Program
 from tmapipe.dtypes import DType
-from tmapipe.plan import Plan
+from tmapipe.plan.model import Plan
 
 __all__ = ["EVERY", "check_schedule"]
 

@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from tmapipe.check.places import Key, Places, slot_place, turn_of, without_place
+from tmapipe.isa.ops import Exit
 from tmapipe.machine import MachineIsa
 from tmapipe.machine.layout import Layout
-from tmapipe.machine.ops import Exit
 
 __all__ = ["Program", "Renaming", "TileWords", "origin_of", "parts_of", "record_marked"]
 

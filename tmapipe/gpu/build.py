@@ -12,7 +12,6 @@ from cutlass import Int32
 from cutlass._mlir import ir
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-from tmapipe.gpc import GpcTiles
 from tmapipe.gpu.edges import edge_of, make_edge_atom
 from tmapipe.gpu.gpcs import WORDS
 from tmapipe.gpu.isa import GpuIsa
@@ -20,7 +19,8 @@ from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
 from tmapipe.gpu.places import COUNTERS
 from tmapipe.gpu.report import Resources, read_resources
 from tmapipe.kernel import kernel_main
-from tmapipe.plan import Plan
+from tmapipe.plan.model import Plan
+from tmapipe.tiles.gpc import GpcTiles
 
 __all__ = ["Compiled", "build"]
 

@@ -15,7 +15,7 @@ import cutlass.cute as cute
 
 from tmapipe.gpu import control
 from tmapipe.gpu.layouts import core_modes, load_atom, partition, rows_of
-from tmapipe.plan import Load
+from tmapipe.plan.model import Load
 
 __all__ = ["edge_of", "load_edge", "make_edge_atom"]
 

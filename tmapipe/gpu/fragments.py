@@ -16,8 +16,8 @@ from cutlass.tensor_utils import LayoutEnum
 from tmapipe.dtypes import bf16
 from tmapipe.gpu.layouts import cute_type
 from tmapipe.gpu.matmuls import sums_type, tiled_mma
-from tmapipe.isa import SlotRef
-from tmapipe.plan import Matmul
+from tmapipe.isa.interface import SlotRef
+from tmapipe.plan.model import Matmul
 
 __all__ = ["accumulator_columns", "apply", "read_columns", "write_columns"]
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from cuda.bindings import driver
 
-from tmapipe.tiles import ceil_div
+from tmapipe.integers import ceil_div
 
 __all__ = ["GPC_WORDS", "WORDS", "gpcs", "keep_places"]
 

@@ -18,9 +18,9 @@ from tmapipe.gpu import words as words_
 from tmapipe.gpu.edges import load_edge
 from tmapipe.gpu.layouts import clips, core_modes, cute_type, partition, slot_layout
 from tmapipe.gpu.matmuls import MatmulHandles
-from tmapipe.isa import Carried, SlotRef
-from tmapipe.plan import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
-from tmapipe.sharing import row_width
+from tmapipe.isa.interface import Carried, SlotRef
+from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
+from tmapipe.plan.sharing import row_width
 
 __all__ = ["GpuIsa"]
 

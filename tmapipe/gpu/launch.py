@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from cutlass.utils import HardwareInfo
 
-from tmapipe.check.gate import require_safe
+from tmapipe.bind.overlap import check_apart, span
 from tmapipe.errors import InputError, MissingGpuError
-from tmapipe.gpc import GpcTiles
 from tmapipe.gpu.build import Compiled, build
 from tmapipe.gpu.gpcs import gpcs, keep_places
 from tmapipe.gpu.places import COUNTERS
-from tmapipe.overlap import check_apart, span
+from tmapipe.tiles.gpc import GpcTiles
 
 __all__ = ["Launcher", "adopt"]
 
@@ -26,10 +26,10 @@ class Launcher:
     is whether an output that is passed overlaps another tensor.
     """
 
-    def __init__(self, schedule: Any, bound: Any):
-        """Compiles *schedule* for the tensors' types and ranks if it has not been. Raises `MissingGpuError` without a GPU
-        and `InputError` for one of another architecture than the plan's."""
-        compiled = compiled_for(schedule, bound)
+    def __init__(self, schedule: Any, bound: Any, gate: Callable[[], object]):
+        """Compiles *schedule* for the tensors' types and ranks if it has not been. gate: called before it is compiled. Raises
+        `MissingGpuError` without a GPU and `InputError` for one of another architecture than the plan's."""
+        compiled = compiled_for(schedule, bound, gate)
         self.function = compiled.function
         self.device = bound.tensors[compiled.plan.arguments[0]].device
         resident = _resident_clusters(self.device.index, compiled.plan.cluster_size)
@@ -84,15 +84,15 @@ class Launcher:
         return self.counters[stream]
 
 
-def compiled_for(schedule: Any, bound: Any) -> Compiled:
-    """The compiled kernel for these tensors, from the schedule's own cache or new."""
+def compiled_for(schedule: Any, bound: Any, gate: Callable[[], object] = lambda: None) -> Compiled:
+    """The compiled kernel for these tensors, from the schedule's own cache or new. gate: called before it is compiled."""
     ranks = {name: tensor.ndim for name, tensor in bound.tensors.items()}
     key = _key({name: bound.dtypes[name].name for name in ranks}, ranks)
     cache: dict[Any, Compiled] = schedule.__dict__.setdefault("_compiled", {})
     if key not in cache:
         plan = schedule.plan(bound.dtypes)
         _check_device(next(iter(bound.tensors.values())).device, plan.arch)
-        require_safe(schedule, bound.dtypes)
+        gate()
         cache[key] = build(schedule, plan, ranks)
     return cache[key]
 

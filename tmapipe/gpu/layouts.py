@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from tmapipe.dtypes import DType, tf32
-from tmapipe.plan import Buffer, Load, Store
+from tmapipe.plan.model import Buffer, Load, Store
 
 __all__ = [
     "clips", "core_modes", "cute_type", "full_shape", "load_atom", "make_atom", "partition", "rows_of", "slot_layout",

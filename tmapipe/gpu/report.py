@@ -7,7 +7,7 @@ import struct
 import attrs
 
 from tmapipe.errors import PipelineError
-from tmapipe.plan import Plan
+from tmapipe.plan.model import Plan
 
 __all__ = ["Resources", "read_resources"]
 

@@ -9,8 +9,8 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 from tmapipe.gpu import control
-from tmapipe.isa import SlotRef
-from tmapipe.plan import Matmul
+from tmapipe.isa.interface import SlotRef
+from tmapipe.plan.model import Matmul
 
 __all__ = ["column_sums", "row_sums", "write_column_sums", "write_row_sums"]
 

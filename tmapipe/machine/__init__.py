@@ -4,9 +4,9 @@
 checker, an explorer of all interleavings) can use with the programs that `record` makes; `ops` documents its operations.
 """
 
+from tmapipe.isa.ops import Counted, Flight
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.machine import Machine, record
-from tmapipe.machine.ops import Counted, Flight
 from tmapipe.machine.run import Run, TraceEntry
 from tmapipe.machine.scheduler import Scheduler
 from tmapipe.machine.state import State

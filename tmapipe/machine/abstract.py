@@ -6,7 +6,7 @@ caller's to compare). Kept: phase parities, pending counts, what is in flight wh
 
 from __future__ import annotations
 
-from tmapipe.machine.ops import Flight
+from tmapipe.isa.ops import Flight
 from tmapipe.machine.state import State
 
 __all__ = ["abstract"]

@@ -7,8 +7,8 @@ all its stores have read, complete when all have written; ``wait_group N`` looks
 
 from __future__ import annotations
 
+from tmapipe.isa.ops import BulkCommit, BulkWait, Flight, LoadWrite, StoreRead, StoreWrite, TmaLoad, TmaStore
 from tmapipe.machine.hazard import hazard
-from tmapipe.machine.ops import BulkCommit, BulkWait, Flight, LoadWrite, StoreRead, StoreWrite, TmaLoad, TmaStore
 from tmapipe.machine.slots import conflict
 from tmapipe.machine.state import State, applies, waits
 

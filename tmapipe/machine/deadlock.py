@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tmapipe.errors import DeadlockError
-from tmapipe.machine.ops import BarWait, BulkWait, ClusterWait, MbarWait, SetMaxNreg, WgmmaWait
+from tmapipe.isa.ops import BarWait, BulkWait, ClusterWait, MbarWait, SetMaxNreg, WgmmaWait
 from tmapipe.machine.state import State
 
 __all__ = ["deadlock", "describe_wait"]

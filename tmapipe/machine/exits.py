@@ -6,8 +6,8 @@ they do it.
 
 from __future__ import annotations
 
+from tmapipe.isa.ops import Exit
 from tmapipe.machine.hazard import hazard
-from tmapipe.machine.ops import Exit
 from tmapipe.machine.state import State, applies
 from tmapipe.machine.syncs import complete_bar, complete_cluster
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tmapipe.errors import HazardError
+from tmapipe.isa.ops import Agent
 from tmapipe.machine.layout import Layout
-from tmapipe.machine.ops import Agent
 
 __all__ = ["hazard", "set_location"]
 

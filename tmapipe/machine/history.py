@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tmapipe.check.describe import event
 from tmapipe.errors import InputError
-from tmapipe.machine import ops
-from tmapipe.machine.ops import Counted, Flight
-from tmapipe.timeline import Timeline
+from tmapipe.isa import ops
+from tmapipe.isa.ops import Counted, Flight
+from tmapipe.machine.describe import event
+from tmapipe.machine.timeline import Timeline
 
 if TYPE_CHECKING:
     from tmapipe.machine.run import Run

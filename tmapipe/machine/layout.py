@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from tmapipe.machine.ops import Flight
-from tmapipe.plan import Buffer, Plan
+from tmapipe.isa.ops import Flight
+from tmapipe.plan.model import Buffer, Plan
 
 __all__ = ["Layout"]
 

@@ -10,10 +10,10 @@ import greenlet
 import numpy as np
 
 from tmapipe.errors import InputError, PipelineError
+from tmapipe.isa.ops import Exit
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.locate import locate as find_location
 from tmapipe.machine.memory import Memory
-from tmapipe.machine.ops import Exit
 from tmapipe.machine.run import Run, TraceEntry
 from tmapipe.machine.scheduler import POLICIES, Scheduler, Watcher
 from tmapipe.machine.state import State

@@ -7,8 +7,7 @@ phase could have completed before the bytes were armed, so that is an error.
 
 from __future__ import annotations
 
-from tmapipe.machine.hazard import hazard
-from tmapipe.machine.ops import (
+from tmapipe.isa.ops import (
     Counted,
     FenceMbarInit,
     Flight,
@@ -20,6 +19,7 @@ from tmapipe.machine.ops import (
     MbarInit,
     MbarWait,
 )
+from tmapipe.machine.hazard import hazard
 from tmapipe.machine.state import State, applies, waits
 
 MAX_COUNT = (1 << 20) - 1  # arrivals and bytes of one phase (PTX ISA, mbarrier)

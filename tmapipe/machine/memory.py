@@ -14,8 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from tmapipe.dtypes import DType, tf32
-from tmapipe.machine.layout import Layout
-from tmapipe.machine.ops import (
+from tmapipe.isa.ops import (
     Agent,
     Flight,
     LoadWrite,
@@ -28,7 +27,8 @@ from tmapipe.machine.ops import (
     Wgmma,
     WgmmaDone,
 )
-from tmapipe.plan import Load, Matmul, Store
+from tmapipe.machine.layout import Layout
+from tmapipe.plan.model import Load, Matmul, Store
 
 __all__ = ["Accumulator", "Memory"]
 

@@ -6,10 +6,10 @@ once all four of its warps have executed it; an increase takes a warp's share an
 
 from __future__ import annotations
 
+from tmapipe.isa.ops import SetMaxNreg
 from tmapipe.machine.hazard import hazard
-from tmapipe.machine.ops import SetMaxNreg
 from tmapipe.machine.state import State, applies, waits
-from tmapipe.plan import WARP
+from tmapipe.plan.model import WARP
 
 
 @waits(SetMaxNreg, key=lambda state, agent, op: state.layout.key_registers + agent // state.layout.warps)

@@ -6,9 +6,9 @@ import os
 from collections import Counter
 from typing import Any, NamedTuple
 
+from tmapipe.isa.ops import Agent, Flight, TmaLoad, TmaStore, Wgmma
 from tmapipe.machine.layout import Layout
-from tmapipe.machine.ops import Agent, Flight, TmaLoad, TmaStore, Wgmma
-from tmapipe.timeline import write
+from tmapipe.machine.timeline import write
 
 __all__ = ["Run", "TraceEntry"]
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tmapipe.errors import HazardError, PipelineError
+from tmapipe.isa.ops import Agent, Flight
 from tmapipe.machine.deadlock import deadlock
 from tmapipe.machine.hazard import set_location
-from tmapipe.machine.ops import Agent, Flight
 from tmapipe.machine.state import APPLY, ENABLED, State
 
 __all__ = ["POLICIES", "Scheduler", "Watcher"]

@@ -6,8 +6,8 @@ not finished reading it. Slots that share bytes (aliased buffers) are checked to
 
 from __future__ import annotations
 
+from tmapipe.isa.ops import Agent, Flight, SlotRead, SlotWrite
 from tmapipe.machine.hazard import hazard
-from tmapipe.machine.ops import Agent, Flight, SlotRead, SlotWrite
 from tmapipe.machine.state import State, applies
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tmapipe.isa.ops import Agent, Flight, LoadComplete, LoadWrite, Op, Step, StoreRead, StoreWrite, WgmmaDone
 from tmapipe.machine.layout import Layout
-from tmapipe.machine.ops import Agent, Flight, LoadComplete, LoadWrite, Op, Step, StoreRead, StoreWrite, WgmmaDone
 
 __all__ = ["APPLY", "ENABLED", "WAIT_KEY", "State", "applies", "waits"]
 

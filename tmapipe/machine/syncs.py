@@ -5,8 +5,7 @@ Warps that have returned count as arrived at the CTA's barrier 0 and at the clus
 
 from __future__ import annotations
 
-from tmapipe.machine.hazard import hazard
-from tmapipe.machine.ops import (
+from tmapipe.isa.ops import (
     BarArrive,
     BarWait,
     ClusterArrive,
@@ -15,6 +14,7 @@ from tmapipe.machine.ops import (
     PrefetchDescriptor,
     WarpSync,
 )
+from tmapipe.machine.hazard import hazard
 from tmapipe.machine.state import State, applies, waits
 
 LAST_ID = 15  # named barriers of a CTA are 1 .. 15 (PTX ISA, barrier)

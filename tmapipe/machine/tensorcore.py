@@ -7,8 +7,7 @@ its warps looks at all of that warp's groups but the N newest.
 
 from __future__ import annotations
 
-from tmapipe.machine.hazard import hazard
-from tmapipe.machine.ops import (
+from tmapipe.isa.ops import (
     AccumulatorRead,
     AccumulatorWrite,
     Flight,
@@ -18,6 +17,7 @@ from tmapipe.machine.ops import (
     WgmmaFence,
     WgmmaWait,
 )
+from tmapipe.machine.hazard import hazard
 from tmapipe.machine.slots import conflict
 from tmapipe.machine.state import State, applies, waits
 

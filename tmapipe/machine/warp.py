@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from tmapipe.errors import InputError, PipelineError, ScopeError
-from tmapipe.isa import SlotRef
-from tmapipe.machine import ops
+from tmapipe.isa import ops
+from tmapipe.isa.interface import SlotRef
 from tmapipe.machine.hazard import hazard
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.locate import locate
 from tmapipe.machine.memory import Accumulator, Memory
 from tmapipe.machine.nodata import NO_DATA
-from tmapipe.plan import Barrier, Load, Matmul, NamedBarrier, RoleWarps, Store
+from tmapipe.plan.model import Barrier, Load, Matmul, NamedBarrier, RoleWarps, Store
 
 __all__ = ["MachineIsa"]
 

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tmapipe.dynamic import DynamicTiles
-from tmapipe.gpc import GpcTiles
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.addparts import AddParts
 from tmapipe.schedules.copy import Copy
@@ -14,7 +12,9 @@ from tmapipe.schedules.grouped import GroupedGemm
 from tmapipe.schedules.pingpong import PingPong
 from tmapipe.schedules.splitk import SplitK
 from tmapipe.schedules.streamk import StreamK
-from tmapipe.tiles import PersistentTiles
+from tmapipe.tiles.dynamic import DynamicTiles
+from tmapipe.tiles.gpc import GpcTiles
+from tmapipe.tiles.persistent import PersistentTiles
 
 __all__ = ["REGISTRY", "AddParts", "Copy", "GatedGemm", "Gemm", "GroupedGemm", "PingPong", "Registered", "SplitK", "StreamK"]
 

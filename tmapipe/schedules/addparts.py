@@ -6,11 +6,11 @@ from typing import Any
 
 from tmapipe.barrier import BarrierRing
 from tmapipe.dtypes import DType
+from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.tiles import Tile
 
 __all__ = ["AddParts"]
 

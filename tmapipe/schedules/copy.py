@@ -6,15 +6,16 @@ import math
 from typing import Any
 
 from tmapipe.barrier import BarrierRing
+from tmapipe.bind.tensors import as_words, check_kind, is_contiguous, new_like
 from tmapipe.dtypes import int32
 from tmapipe.errors import InputError
-from tmapipe.raster import Grouped
+from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.tensors import as_words, check_kind, is_contiguous, new_like
-from tmapipe.tiles import PersistentTiles, Tile
+from tmapipe.tiles.persistent import PersistentTiles
+from tmapipe.tiles.raster import Grouped
 
 __all__ = ["Copy"]
 

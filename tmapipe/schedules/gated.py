@@ -13,15 +13,16 @@ import numpy as np
 
 from tmapipe import math as functions
 from tmapipe.barrier import BarrierRing
-from tmapipe.bound import Bound
-from tmapipe.cluster import MulticastGroup
+from tmapipe.bind.bound import Bound
 from tmapipe.dtypes import DType
+from tmapipe.matmul import Wgmma
+from tmapipe.multicast import MulticastGroup
+from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.gemm import check_majors, check_tile, consumers, operand, turned
 from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.tiles import PersistentTiles, Tile
-from tmapipe.wgmma import Wgmma
+from tmapipe.tiles.persistent import PersistentTiles
 
 __all__ = ["GatedGemm", "swiglu"]
 

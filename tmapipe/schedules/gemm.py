@@ -16,19 +16,20 @@ from typing import Any
 import numpy as np
 
 from tmapipe.barrier import BarrierRing
-from tmapipe.bound import Bound
-from tmapipe.cluster import MulticastGroup
+from tmapipe.bind.bound import Bound
 from tmapipe.dtypes import DType
-from tmapipe.epilogue import Operand, Operands, columns_of
+from tmapipe.epilogue.operands import Operand, Operands, columns_of
+from tmapipe.epilogue.reductions import Reduction
 from tmapipe.errors import InputError
-from tmapipe.reductions import Reduction
+from tmapipe.matmul import Wgmma
+from tmapipe.multicast import MulticastGroup
+from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.reduced import Reductions
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.tiles import PersistentTiles, Tile
-from tmapipe.wgmma import Wgmma
+from tmapipe.tiles.persistent import PersistentTiles
 
 __all__ = ["Gemm"]
 

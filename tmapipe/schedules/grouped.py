@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 
 from tmapipe.barrier import BarrierRing
-from tmapipe.bound import Bound
-from tmapipe.cluster import MulticastGroup
+from tmapipe.bind.bound import Bound
 from tmapipe.dtypes import DType
-from tmapipe.grouped import GroupedTiles
-from tmapipe.raster import Grouped
+from tmapipe.matmul import Wgmma
+from tmapipe.multicast import MulticastGroup
+from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.gemm import check_majors, check_tile, consumers, operand, turned
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.table import Table
-from tmapipe.tiles import Tile
-from tmapipe.wgmma import Wgmma
+from tmapipe.tiles.grouped import GroupedTiles
+from tmapipe.tiles.raster import Grouped
 
 __all__ = ["GroupedGemm"]
 

@@ -13,9 +13,9 @@ from contextlib import nullcontext
 from typing import Any
 
 from tmapipe.errors import InputError
+from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
 from tmapipe.schedules.gemm import Gemm
-from tmapipe.tiles import Tile
 from tmapipe.turnstile import Turnstile
 
 __all__ = ["PingPong"]

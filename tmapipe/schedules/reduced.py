@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from tmapipe.bound import Bound
+from tmapipe.bind.bound import Bound
+from tmapipe.bind.overlap import check_apart
+from tmapipe.bind.tensors import check_kind
 from tmapipe.dtypes import dtype_of, fp32
+from tmapipe.epilogue.reductions import WARP_ROWS, ColumnSum, Reduction, RowSum, whole_sums
 from tmapipe.errors import InputError, ScopeError
-from tmapipe.overlap import check_apart
-from tmapipe.reductions import WARP_ROWS, ColumnSum, Reduction, RowSum, whole_sums
 from tmapipe.schedules.addparts import AddParts
-from tmapipe.tensors import check_kind
 
 __all__ = ["Reductions"]
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from tmapipe.bind.tensors import check_kind, new_like
 from tmapipe.dtypes import dtype_of, fp32
 from tmapipe.errors import InputError
+from tmapipe.integers import ceil_div
+from tmapipe.protocol.tile import Tile, within
 from tmapipe.schedules.addparts import AddParts
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.tensors import check_kind, new_like
-from tmapipe.tiles import PersistentTiles, Tile, ceil_div, within
+from tmapipe.tiles.persistent import PersistentTiles
 
 __all__ = ["SplitK"]
 

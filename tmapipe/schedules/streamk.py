@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tmapipe.bind.tensors import new_like
 from tmapipe.dtypes import fp32
-from tmapipe.raster import Grouped
+from tmapipe.integers import ceil_div
+from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.splitk import SplitK
-from tmapipe.streamk import StreamKTiles
-from tmapipe.tensors import new_like
-from tmapipe.tiles import Tile, ceil_div
+from tmapipe.tiles.raster import Grouped
+from tmapipe.tiles.streamk import StreamKTiles
 
 __all__ = ["StreamK"]
 

@@ -10,9 +10,10 @@ import attrs
 
 from tmapipe.dtypes import tf32
 from tmapipe.errors import InputError
-from tmapipe.gpc import GpcTiles
-from tmapipe.raster import Grouped, Hilbert, Snake
-from tmapipe.tiles import PersistentTiles, ceil_div
+from tmapipe.integers import ceil_div
+from tmapipe.tiles.gpc import GpcTiles
+from tmapipe.tiles.persistent import PersistentTiles
+from tmapipe.tiles.raster import Grouped, Hilbert, Snake
 from tmapipe.tuning import epilogues
 from tmapipe.tuning.epilogues import NOTHING, Fused
 from tmapipe.tuning.problem import Device, Problem

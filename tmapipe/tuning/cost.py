@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import attrs
 
-from tmapipe.tiles import ceil_div
+from tmapipe.integers import ceil_div
 from tmapipe.tuning.candidates import SWIZZLE_SPAN, Candidate
 from tmapipe.tuning.problem import Device, Problem
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from types import CodeType, MappingProxyType
 from typing import Any
 
+from tmapipe.bind.tensors import of_sums
 from tmapipe.dtypes import DType, as_dtype
-from tmapipe.epilogue import Matrix, spread
-from tmapipe.reductions import Reduction, whole_sums
-from tmapipe.tensors import of_sums
+from tmapipe.epilogue.operands import Matrix, spread
+from tmapipe.epilogue.reductions import Reduction, whole_sums
 from tmapipe.tuning.problem import Problem
 
 __all__ = ["NOTHING", "Fused", "dtypes", "expected", "fingerprint", "operands", "ranks"]

@@ -6,9 +6,9 @@ from typing import Any
 
 import attrs
 
+from tmapipe.bind.tensors import last_but_one
 from tmapipe.dtypes import DType, as_dtype, bf16, dtype_of, fp32, int32
 from tmapipe.errors import InputError
-from tmapipe.tensors import last_but_one
 
 __all__ = ["H200", "Device", "Problem"]
 

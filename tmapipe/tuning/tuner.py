@@ -8,13 +8,13 @@ from typing import Any
 import attrs
 
 from tmapipe.errors import MissingGpuError, PipelineError
-from tmapipe.timing import Clock, Method, Run, Timing, rested, screen
 from tmapipe.tuning import cache, epilogues
 from tmapipe.tuning.candidates import Candidate
 from tmapipe.tuning.choose import likely
 from tmapipe.tuning.compiling import build_all
 from tmapipe.tuning.epilogues import Fused
 from tmapipe.tuning.problem import Device, Problem
+from tmapipe.tuning.timing import Clock, Method, Run, Timing, rested, screen
 
 __all__ = ["Tuned", "pick", "tune"]
 

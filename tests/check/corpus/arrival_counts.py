@@ -18,7 +18,7 @@ from tests.check.corpus.parts import (
     read_and_release,
 )
 from tmapipe.check.findings import Kind
-from tmapipe.isa import SlotRef
+from tmapipe.isa.interface import SlotRef
 from tmapipe.kernel import kernel_main
 
 TILES = 6

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.check.corpus.parts import Case, Parts, Program, program
 from tmapipe.check.findings import Kind
-from tmapipe.isa import SlotRef
+from tmapipe.isa.interface import SlotRef
 
 
 def registers(load: int, math: int) -> Program:

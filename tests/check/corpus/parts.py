@@ -12,8 +12,8 @@ import attrs
 
 from tests.machine.parts import TILE, Parts
 from tmapipe.check.findings import Kind
-from tmapipe.isa import SlotRef
-from tmapipe.plan import Barrier, Load, Plan, RoleWarps
+from tmapipe.isa.interface import SlotRef
+from tmapipe.plan.model import Barrier, Load, Plan, RoleWarps
 
 __all__ = [
     "TILE",

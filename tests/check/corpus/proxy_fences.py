@@ -7,7 +7,7 @@ from typing import Any
 from tests.check.corpus.parts import TILE, Case, HandRing, Parts, Program, fill_all, program
 from tmapipe.check.findings import Kind
 from tmapipe.dtypes import fp16
-from tmapipe.isa import SlotRef
+from tmapipe.isa.interface import SlotRef
 
 TILES = 5
 

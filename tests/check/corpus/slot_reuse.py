@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.check.corpus.parts import TILE, Case, HandRing, Parts, Program, leave_together, program
 from tmapipe.check.findings import Kind
-from tmapipe.isa import SlotRef
+from tmapipe.isa.interface import SlotRef
 
 TILES = 6
 REUSED = frozenset({Kind.STORE_SOURCE_REUSED, Kind.RACE})

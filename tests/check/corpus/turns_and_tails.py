@@ -8,8 +8,8 @@ import attrs
 
 from tests.check.corpus.parts import TILE, Case, HandRing, Parts, Program, program
 from tmapipe.check.findings import Kind
-from tmapipe.isa import SlotRef
-from tmapipe.plan import Ring
+from tmapipe.isa.interface import SlotRef
+from tmapipe.plan.model import Ring
 
 
 def tiles_of_steps(reset: tuple[str, ...]) -> Program:

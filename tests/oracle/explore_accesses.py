@@ -1,0 +1,283 @@
+"""When an access to a slot may be under way, for the exhaustive oracle: as intervals of its warp's program, without clocks.
+
+An access of one warp conflicts with one of another if some interleaving has both under way at once. What a warp does between
+two synchronizing operations can happen at any time between them, so an access is under way
+
+    from   its warp's last acquire before it (a wait for an mbarrier, for other warps, for the cluster, for a wgmma of four)
+    to     its warp's first release after it is over (an arrival of any kind, the issue of a TMA load, the warp's return);
+           for warps that take no part in it, if that is a named barrier's and some arrivals in the program are relaxed:
+           to the first release that reaches them, by this warp or by one that it meets there (`explore_conflicts`)
+
+and an access is *over*
+
+    threads'        at the next common synchronization of the warp's lanes (an operation of all lanes), and as seen by the
+                    async proxy at the first such after the warp's next proxy fence
+    a TMA store's   at the bulk wait that covers its group
+    a wgmma's       at the wait of any of its four warps that covers it: the first of their releases ends it
+    a TMA load's    when its bytes are counted: a step of the machine, not an interval
+
+Accesses of one warp to the same bytes follow its program, which is looked through once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tmapipe.check.findings import Kind
+from tmapipe.isa import ops
+from tmapipe.isa.ops import ALL_LANES
+from tmapipe.machine.layout import Layout
+
+__all__ = ["NEVER", "SIGNALS", "Accesses", "Classes", "Span", "is_release"]
+
+NEVER = 1 << 60
+ACQUIRES = (ops.MbarWait, ops.BarWait, ops.ClusterWait, ops.WgmmaWait)
+RELEASES = (
+    ops.MbarArrive,
+    ops.MbarArriveCluster,
+    ops.MbarArriveTx,
+    ops.BarArrive,
+    ops.ClusterArrive,
+    ops.TmaLoad,
+    ops.Exit,
+)
+SIGNALS = (
+    *RELEASES,
+    ops.MbarExpectTx,
+    ops.Wgmma,
+)  # also relaxed ones: enough for what has ended when they are executed
+Part = tuple[str, int, int]
+WHOLE: Part = ("whole", 0, 1)
+
+
+class Span(NamedTuple):
+    """An access under way while the warp's next operation has an index in [first, last]. at: its own index; last_async: as
+    seen by the async proxy; bit: of its class; threads: made by threads, not by a TMA store."""
+
+    at: int
+    first: int
+    last: int
+    last_async: int
+    bit: int
+    threads: bool
+
+
+class Classes:
+    """Numbers kinds of accesses (place, part, read or write) and knows, as bit masks, which of them conflict."""
+
+    def __init__(self, layout: Layout):
+        self.layout = layout
+        self.keys: list[tuple[int, Part, bool]] = []
+        self.bits: dict[tuple[int, Part, bool], int] = {}
+        self._conflicts: list[int] = []
+        self._of_masks: dict[int, int] = {0: 0}
+
+    def bit(self, place: int, part: Part, write: bool) -> int:
+        """The bit of accesses to *part* of the slot at flat index *place*."""
+        key = (place, part if part[2] > 1 else WHOLE, write)
+        bit = self.bits.get(key)
+        if bit is None:
+            bit = self.bits[key] = 1 << len(self.keys)
+            self.keys.append(key)
+            own = 0
+            for i, other in enumerate(self.keys):
+                if self._conflict(key, other):
+                    own |= 1 << i
+                    if i < len(self._conflicts):
+                        self._conflicts[i] |= bit
+            self._conflicts.append(own)
+            self._of_masks = {0: 0}
+        return bit
+
+    def against(self, mask: int) -> int:
+        """All classes that conflict with one of *mask*."""
+        found = self._of_masks.get(mask)
+        if found is None:
+            found, left = 0, mask
+            while left:
+                low = left & -left
+                found |= self._conflicts[low.bit_length() - 1]
+                left ^= low
+            self._of_masks[mask] = found
+        return found
+
+    def _conflict(self, one: tuple[int, Part, bool], other: tuple[int, Part, bool]) -> bool:
+        if not (one[2] or other[2]):
+            return False
+        slots = self.layout.nslots
+        if one[0] // slots != other[0] // slots or other[0] % slots not in self.layout.aliases[one[0] % slots]:
+            return False
+        a, b = one[1], other[1]
+        same_cut = a[0].split("/")[0] == b[0].split("/")[0] and a[2] == b[2]
+        return one[0] != other[0] or not (same_cut and a[1] != b[1])
+
+
+class Accesses:
+    """One warp's accesses.
+
+    spans: of threads' accesses and TMA stores; mma: (at, first, bit) of each wgmma by serial; mma_waits: (index, serial) of
+    waits that cover the wgmmas below a serial; mma_over: the same with the index of the release that tells others; wrong:
+    index -> what is wrong there between accesses of this warp alone; after_mma: index -> serials of wgmmas that a write of
+    this warp must come after, but that the warp itself has not waited for.
+    """
+
+    def __init__(self, classes: Classes, agent: int, program: Sequence[Any]):
+        self.classes, self.layout, self.program = classes, classes.layout, program
+        self.base = agent // self.layout.warps * self.layout.nslots
+        self.spans: list[Span] = []
+        self.mma: list[tuple[int, int, int]] = []
+        self.mma_over: list[tuple[int, int]] = []
+        self.mma_waits: list[tuple[int, int]] = []
+        self.wrong: dict[int, Kind] = {}
+        self.after_mma: dict[int, list[int]] = {}
+        self._signals = _next(program, SIGNALS)
+        self._releases = _next(program, (), is_release)
+        self._joins = _next(program, (), _is_join)
+        self._fences = _next(program, (ops.FenceProxyAsync,))
+        self._read()
+
+    def loads(self, op: ops.TmaLoad, own: int) -> dict[int, int]:
+        """CTA -> the bit of what a load writes there."""
+        part = ("shares", op.share, op.shares)
+        mask = 1 << own if op.mask is None else op.mask
+        slots = self.layout.nslots
+        return {
+            cta: self.classes.bit(cta * slots + op.slot, part, True)
+            for cta in range(self.layout.ctas)
+            if mask >> cta & 1
+        }
+
+    # ---- one pass over the program --------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        acquired = joined = fence = fenced = 0  # indices after the last such operations
+        arrived_all = told_cluster = False
+        generic: list[tuple[int, int, Any]] = []  # (index, bit, (slot, part))
+        stores: list[list[int]] = []  # [index, bit, index of the wait, first]
+        open_group: list[list[int]] = []
+        groups: list[list[list[int]]] = []
+        bounds: list[int] = []
+        waited = 0
+        for i, op in enumerate(self.program):
+            kind = type(op)
+            if kind in (ops.SlotRead, ops.SlotWrite):
+                part = (op.split, op.part, op.parts)
+                bit = self._bit(op.slot, part, kind is ops.SlotWrite)
+                against = self.classes.against(bit)
+                if op.proxy == "async":
+                    self._after_threads(i, bit, generic, joined, fenced)
+                else:
+                    for at, other, what in generic:
+                        if other & against and what != (op.slot, part) and joined <= at:
+                            self.wrong[i] = Kind.RACE
+                    generic.append((i, bit, (op.slot, part)))
+                self._after_stores(i, against, stores)
+                self._after_mma(i, against, waited)
+                self._thread_span(i, acquired, bit, op.proxy)
+            elif kind is ops.TmaStore:
+                bit = self._bit(op.slot, WHOLE, False)
+                self._after_threads(i, bit, generic, joined, fenced)
+                store = [i, bit, NEVER, acquired]
+                stores.append(store)
+                open_group.append(store)
+            elif kind is ops.BulkCommit:
+                groups.append(open_group)
+                open_group = []
+            elif kind is ops.BulkWait:
+                for group in groups[: max(0, len(groups) - op.pending)]:
+                    for store in group:
+                        store[2] = min(store[2], i)
+            elif kind is ops.Wgmma:
+                bit = self._bit(op.a, WHOLE, False) | self._bit(op.b, WHOLE, False)
+                self._after_threads(i, bit, generic, joined, fenced)
+                self.mma.append((i, acquired, bit))
+            elif kind is ops.WgmmaCommit:
+                bounds.append(len(self.mma))
+            elif kind is ops.WgmmaWait:
+                if len(bounds) > op.pending:
+                    waited = max(waited, bounds[-op.pending - 1])
+                    self.mma_waits.append((i, waited))
+                    self.mma_over.append((self._signals[i], waited))
+            elif kind is ops.TmaLoad:
+                for bit in self.loads(op, self.base // max(1, self.layout.nslots)).values():
+                    self._after_threads(i, bit, generic, joined, fenced)
+                    against = self.classes.against(bit)
+                    self._after_stores(i, against, stores)
+                    self._after_mma(i, against, waited)
+            elif kind is ops.FenceProxyAsync:
+                fence = i + 1
+            if _lanes_meet(op, arrived_all, told_cluster):
+                joined, fenced = i + 1, fence
+            if kind is ops.MbarArrive and op.lanes == ALL_LANES:
+                arrived_all = True
+            if kind is ops.ClusterArrive:
+                told_cluster = is_release(op)
+            if kind in ACQUIRES:
+                acquired = i + 1
+        for at, bit, wait, first in stores:
+            last = self._signals[wait] if wait < NEVER else NEVER
+            self.spans.append(Span(at, first, last, last, bit, False))
+
+    def _bit(self, slot: int, part: Part, write: bool) -> int:
+        return self.classes.bit(self.base + slot, part, write)
+
+    def _thread_span(self, i: int, first: int, bit: int, proxy: str) -> None:
+        last = self._over(i + 1)
+        if proxy == "async":  # for other threads like theirs, for the fences of others like a store's
+            self.spans += [Span(i, first, last, last, bit, True), Span(i, first, last, last, bit, False)]
+            return
+        fence = self._fences[i + 1]
+        self.spans.append(Span(i, first, last, NEVER if fence == NEVER else self._over(fence + 1), bit, True))
+
+    def _over(self, i: int) -> int:
+        """Index of the release that tells others what all lanes did before index *i*."""
+        join = self._joins[i]
+        return NEVER if join == NEVER else self._releases[join]
+
+    def _after_threads(self, i: int, bit: int, generic: list[tuple[int, int, Any]], joined: int, fenced: int) -> None:
+        against = self.classes.against(bit)
+        for at, other, _ in generic:
+            if other & against and fenced <= at + 1:
+                self.wrong[i] = Kind.PROXY if joined > at else Kind.RACE
+
+    def _after_stores(self, i: int, against: int, stores: list[list[int]]) -> None:
+        if any(bit & against and wait == NEVER for _, bit, wait, _ in stores):
+            self.wrong[i] = Kind.STORE_SOURCE_REUSED
+
+    def _after_mma(self, i: int, against: int, waited: int) -> None:
+        serials = [s for s in range(waited, len(self.mma)) if self.mma[s][2] & against]
+        if serials:
+            self.after_mma.setdefault(i, []).extend(serials)
+
+
+def _next(program: Sequence[Any], kinds: tuple[type, ...], test: Any = None) -> list[int]:
+    """For each index, that of the first such operation from there on."""
+    found = [NEVER] * (len(program) + 2)
+    for i in range(len(program) - 1, -1, -1):
+        op = program[i]
+        found[i] = i if (test(op) if test else isinstance(op, kinds)) else found[i + 1]
+    return found
+
+
+def is_release(op: Any) -> bool:
+    """Whether it tells others of the warp's accesses before it."""
+    return isinstance(op, RELEASES) and getattr(op, "scope", "cluster") != "relaxed"
+
+
+def _is_join(op: Any) -> bool:
+    """After it, what all lanes did can be told to others: by this operation itself, or by any of one lane that follows."""
+    if isinstance(op, ops.MbarArrive):
+        return op.lanes == ALL_LANES
+    if isinstance(op, ops.ClusterArrive):
+        return is_release(op)
+    return isinstance(op, (ops.WarpSync, ops.BarArrive, ops.Exit))
+
+
+def _lanes_meet(op: Any, arrived_all: bool, told_cluster: bool) -> bool:
+    """After it, each lane of the warp itself knows what the others did."""
+    if isinstance(op, ops.MbarWait):
+        return arrived_all
+    if isinstance(op, ops.ClusterWait):
+        return told_cluster
+    return isinstance(op, (ops.WarpSync, ops.BarWait))

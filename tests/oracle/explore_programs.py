@@ -1,0 +1,181 @@
+"""Warps' programs as the exhaustive oracle steps through them: operations that other agents can notice, and what each does.
+
+Everything between two such operations is local: it is executed at once, in every interleaving that is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tests.oracle.explore_accesses import NEVER, SIGNALS, Accesses, Classes, is_release
+from tmapipe.isa import ops
+from tmapipe.machine.layout import Layout
+
+__all__ = [
+    "ARRIVE",
+    "CLUSTER",
+    "EXIT",
+    "FENCE",
+    "FREE",
+    "INIT",
+    "Init",
+    "LOAD",
+    "NAMED",
+    "WAIT",
+    "Visible",
+    "WarpProgram",
+    "inits",
+]
+
+WAIT, ARRIVE, NAMED, CLUSTER, LOAD, INIT, FENCE, EXIT, FREE = range(9)  #: FREE: depends on nothing but its own warp
+
+_KINDS = {
+    ops.MbarWait: WAIT,
+    ops.MbarArrive: ARRIVE,
+    ops.MbarArriveCluster: ARRIVE,
+    ops.MbarArriveTx: ARRIVE,
+    ops.MbarExpectTx: ARRIVE,
+    ops.BarArrive: NAMED,
+    ops.ClusterArrive: CLUSTER,
+    ops.TmaLoad: LOAD,
+    ops.MbarInit: INIT,
+    ops.FenceMbarInit: FENCE,
+    ops.Exit: EXIT,
+    ops.BarWait: FREE,
+    ops.ClusterWait: FREE,
+    ops.Wgmma: FREE,
+    ops.WgmmaWait: FREE,
+    ops.SetMaxNreg: FREE,
+}
+
+
+class Visible:
+    """One operation that others can notice. index: in the program; bars: (mbarrier, arrivals, bytes armed) at each CTA that it
+    reaches; lands: (mbarrier, bytes) of a load; ctas: the other CTAs that it reaches; far: mbarriers that it uses from another
+    CTA or through the async proxy; where: 16 * CTA + id of a named barrier; touch: classes of accesses that it lets begin or
+    ends."""
+
+    __slots__ = ("bars", "ctas", "far", "index", "kind", "lands", "op", "touch", "where")
+
+    def __init__(self, layout: Layout, agent: int, index: int, op: Any):
+        cta = agent // layout.warps
+        own = cta * layout.nbars
+        self.op, self.index, self.kind = op, index, _KINDS[type(op)]
+        self.bars: tuple[tuple[int, int, int], ...] = ()
+        self.lands: tuple[tuple[int, int], ...] = ()
+        self.ctas: tuple[int, ...] = ()
+        self.far: tuple[int, ...] = ()
+        self.where = 16 * cta
+        self.touch = 0
+        if isinstance(op, ops.MbarArriveCluster):
+            reached = [c for c in range(layout.ctas) if op.mask >> c & 1]
+            self.bars = tuple((c * layout.nbars + op.bar, 1, 0) for c in reached)
+            self.ctas = tuple(c for c in reached if c != cta)
+            self.far = tuple(c * layout.nbars + op.bar for c in self.ctas)
+        elif isinstance(op, (ops.MbarArriveTx, ops.MbarExpectTx)):
+            self.bars = ((own + op.bar, int(isinstance(op, ops.MbarArriveTx)), op.nbytes),)
+        elif isinstance(op, ops.MbarArrive):
+            self.bars = ((own + op.bar, op.lanes.bit_count(), 0),)
+        elif isinstance(op, (ops.MbarWait, ops.MbarInit)):
+            self.bars = ((own + op.bar, 0, 0),)
+        elif isinstance(op, ops.BarArrive):
+            self.where = 16 * cta + op.id
+        elif isinstance(op, ops.TmaLoad):
+            mask = 1 << cta if op.mask is None else op.mask
+            reached = [c for c in range(layout.ctas) if mask >> c & 1]
+            self.lands = tuple((c * layout.nbars + op.bar, op.nbytes) for c in reached)
+            self.ctas = tuple(c for c in reached if c != cta)
+            self.far = tuple(bar for bar, _ in self.lands)
+
+
+class WarpProgram:
+    """One warp's program. visible: its operations that others can notice; local: those that follow each (local[0]: before
+    the first), with their indices; and by position in `visible`, masks of classes of accesses that are under way: threads' as
+    seen by threads, threads' as seen by the async proxy, TMA stores', and those of this warp that are still to come."""
+
+    def __init__(self, layout: Layout, classes: Classes, agent: int, program: Sequence[Any]):
+        self.accesses = accesses = Accesses(classes, agent, program)
+        self.visible: list[Visible] = []
+        self.local: list[list[tuple[int, Any]]] = [[]]
+        for i, op in enumerate(program):
+            if type(op) in _KINDS:
+                self.visible.append(Visible(layout, agent, i, op))
+                self.local.append([])
+            else:
+                self.local[-1].append((i, op))
+        self.end = len(self.visible)
+        own = agent // layout.warps
+        self.loads = {v.index: accesses.loads(v.op, own) for v in self.visible if v.kind == LOAD}
+        indices = [v.index for v in self.visible] + [len(program)]
+        self.threads, self.for_async, self.stores, self.coming = ([0] * (self.end + 1) for _ in range(4))
+        self.mma_begun, self.mma_over, self.mma_waited = ([0] * (self.end + 1) for _ in range(3))
+        for position, index in enumerate(indices):
+            for span in accesses.spans:
+                if span.first <= index:
+                    if span.at >= index:
+                        self.coming[position] |= span.bit
+                    if span.threads:
+                        if index <= span.last:
+                            self.threads[position] |= span.bit
+                        if index <= span.last_async:
+                            self.for_async[position] |= span.bit
+                    elif index <= span.last:
+                        self.stores[position] |= span.bit
+            for serial, (at, first, bit) in enumerate(accesses.mma):
+                if first <= index:
+                    self.mma_begun[position] = serial + 1
+                    if at >= index:
+                        self.coming[position] |= bit
+            for over, serial in accesses.mma_over:
+                if over < index:
+                    self.mma_over[position] = max(self.mma_over[position], serial)
+            for wait, serial in accesses.mma_waits:
+                if wait < index:
+                    self.mma_waited[position] = max(self.mma_waited[position], serial)
+        self._find_touches(indices)
+
+    def _find_touches(self, indices: list[int]) -> None:
+        accesses = self.accesses
+        ends: dict[int, int] = {}
+        begins: dict[int, int] = {}
+        for span in accesses.spans:
+            begins[span.first] = begins.get(span.first, 0) | span.bit
+            for last in {span.last, span.last_async} - {NEVER}:
+                ends[last] = ends.get(last, 0) | span.bit
+        for _, first, bit in accesses.mma:
+            begins[first] = begins.get(first, 0) | bit
+        done = 0
+        for over, serial in accesses.mma_over:
+            if over < NEVER:
+                for _, _, bit in accesses.mma[done:serial]:
+                    ends[over] = ends.get(over, 0) | bit
+                done = max(done, serial)
+        for visible in self.visible:
+            visible.touch = ends.get(visible.index, 0) | begins.get(visible.index + 1, 0)
+            for bit in self.loads.get(visible.index, {}).values():
+                visible.touch |= bit
+
+
+class Init(NamedTuple):
+    """agent: who initializes an mbarrier; fence: index of its fence after that; told: whether the next operation that signals
+    something tells of the initialization: since it is a release, or comes after the fence."""
+
+    agent: int
+    fence: int
+    told: bool
+
+
+def inits(layout: Layout, programs: Sequence[Sequence[Any]]) -> dict[int, Init]:
+    """By mbarrier."""
+    found = {}
+    for agent, program in enumerate(programs):
+        base = agent // layout.warps * layout.nbars
+        for index, op in enumerate(program):
+            if isinstance(op, ops.MbarInit):
+                after = range(index, len(program))
+                fence = next((i for i in after if isinstance(program[i], ops.FenceMbarInit)), NEVER)
+                release = next((i for i in after if is_release(program[i])), NEVER)
+                signal = next((i for i in after if isinstance(program[i], SIGNALS)), NEVER)
+                found[base + op.bar] = Init(agent, fence, min(fence, release) <= signal)
+    return found

@@ -1,0 +1,181 @@
+"""What was found of mutants, as rows by schedule and rule, as text and as JSON, and why some mutants are right."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+import platform
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import attrs
+
+import tmapipe
+from tests.oracle.mutant_changes import rule_of
+from tests.oracle.mutant_sites import Change
+from tmapipe.check.findings import Kind
+
+__all__ = ["Outcome", "Row", "show", "table", "why_equivalent", "write"]
+
+
+@attrs.frozen
+class Outcome:
+    """What was found of one mutant. breakable: whether some interleaving breaks (None: the oracle gave up); killed: whether
+    the linear check rejects it; false_alarm: whether it does so on a problem on which no interleaving breaks; steps: that the
+    oracle took; exhaustive, linear: kinds of failures that each found."""
+
+    schedule: str
+    change: Change
+    breakable: bool | None
+    killed: bool
+    false_alarm: bool
+    steps: int
+    exhaustive: frozenset[Kind] = frozenset()
+    linear: frozenset[Kind] = frozenset()
+
+    @property
+    def wrong(self) -> str:
+        """What the linear check or the oracle did not decide as it should; empty if nothing."""
+        if self.false_alarm:
+            return "false alarm"
+        if self.breakable is None:
+            return "undecided"
+        return "missed" if self.breakable and not self.killed else ""
+
+
+@attrs.define
+class Row:
+    """One rule in one schedule. total: mutants; breakable: those that some interleaving breaks; killed: those of them that
+    the linear check rejects; false_alarms: rejected though no interleaving breaks; undecided: the oracle gave up."""
+
+    schedule: str
+    rule: str
+    total: int = 0
+    breakable: int = 0
+    killed: int = 0
+    false_alarms: int = 0
+    undecided: int = 0
+
+    def add(self, outcome: Outcome) -> None:
+        self.total += 1
+        self.breakable += outcome.breakable is True
+        self.killed += outcome.breakable is True and outcome.killed
+        self.false_alarms += outcome.false_alarm
+        self.undecided += outcome.breakable is None
+
+    @property
+    def rate(self) -> str:
+        return f"{100 * self.killed / self.breakable:.1f}%" if self.breakable else "-"
+
+
+def table(outcomes: Sequence[Outcome], by: str = "both") -> list[Row]:
+    """by: "both", "schedule" or "rule": what a row is for."""
+    rows: dict[tuple[str, str], Row] = {}
+    for outcome in outcomes:
+        key = (outcome.schedule if by != "rule" else "all", rule_of(outcome.change) if by != "schedule" else "all")
+        rows.setdefault(key, Row(*key)).add(outcome)
+    return list(rows.values())
+
+
+def show(outcomes: Sequence[Outcome]) -> str:
+    """All rows, then those by rule, by schedule, and the total."""
+    lines = [
+        f"{'schedule':<16} {'rule':<19} {'total':>6} {'breakable':>10} {'killed':>7} {'rate':>7} {'false alarms':>13}"
+    ]
+    total = Row("all", "all")
+    for outcome in outcomes:
+        total.add(outcome)
+    for rows in (table(outcomes), table(outcomes, "rule"), table(outcomes, "schedule"), [total]):
+        for row in rows:
+            lines.append(
+                f"{row.schedule:<16} {row.rule:<19} {row.total:>6} {row.breakable:>10} {row.killed:>7} {row.rate:>7} "
+                f"{row.false_alarms:>13}" + (f"  ({row.undecided} undecided)" if row.undecided else "")
+            )
+        lines.append("")
+    return "\n".join(lines[:-1])
+
+
+def write(path: Path, outcomes: Sequence[Outcome], seconds: float) -> None:
+    """Rows, and the equivalent mutants with the reason, as JSON."""
+    equivalent = [
+        {"schedule": o.schedule, "mutant": str(o.change), "reason": why_equivalent(o)}
+        for o in outcomes
+        if o.breakable is False
+    ]
+    data = {
+        "suite": "mutants",
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "gpu": "none",
+        "versions": {"python": platform.python_version(), "tmapipe": tmapipe.__version__},
+        "commit": _commit(),
+        "method": {"seconds": round(seconds, 1), "steps": sum(o.steps for o in outcomes)},
+        "rows": [attrs.asdict(row) for row in table(outcomes)],
+        "equivalent": equivalent,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=1) + "\n")
+
+
+@functools.cache
+def _commit() -> str:
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return found.stdout.strip()
+
+
+# ---- equivalent mutants -----------------------------------------------------------------------------------------------
+
+
+def why_equivalent(outcome: Outcome) -> str:
+    """Why a mutant that the oracle calls right is right."""
+    return next(reason for test, reason in _REASONS if test(outcome.change))
+
+
+def _is(how: str, *methods: str) -> Callable[[Change], bool]:
+    return lambda c: c.how == how and (not methods or any(m in c.site.method for m in methods))
+
+
+def _waits(change: Change) -> bool:
+    return change.site.method.endswith(("_wait", "wait_group", "_sync"))
+
+
+_REASONS: tuple[tuple[Callable[[Change], bool], str], ...] = (
+    (_is("double", "fence"), "a second fence orders nothing more"),
+    (_is("double", "bulk_wait_group", "wgmma_wait"), "the groups have ended already"),
+    (_is("double", "mbarrier_wait"), "the same phase is seen complete again"),
+    (_is("double", "sync"), "all participants synchronize twice"),
+    (_is("double", "commit"), "an empty group, which no wait depends on"),
+    (_is("move"), "the two operations do not depend on each other's order"),
+    (
+        _is("swap read"),
+        "to wait for a group to complete includes its reads, and at the end only the reads must be over: writes to global "
+        "memory outlive the CTA",
+    ),
+    (
+        lambda c: c.site.method in ("tma_load", "tma_store") and c.how != "shift share",
+        "as many bytes move, at times when nobody else uses theirs: only the result is another",
+    ),
+    (lambda c: c.site.method in ("read", "write"), "the slot is not in use then: only the result is another"),
+    (_is("shift share"), "the CTAs exchange the shares that they load"),
+    (
+        lambda c: c.site.method == "setmaxnreg" and c.by <= 0 and c.how != "drop",
+        "the pool has the registers, and how many the code needs is the compiler's matter",
+    ),
+    (lambda c: c.site.method == "setmaxnreg", "the pool has the registers for the others"),
+    (lambda c: c.how == "shift pending" and c.by < 0, "waits for more than is needed"),
+    (
+        lambda c: c.warps != "all" and c.site.method == "wgmma_wait",
+        "the other warps of the warpgroup wait for the same wgmmas, and the next phase for all of them",
+    ),
+    (lambda c: c.site.tail and _waits(c), "what it waits for is implied by another wait"),
+    (lambda c: c.when == "first" and _waits(c), "nothing has been there before that it must wait for"),
+    (_waits, "what it orders is not used again, or is ordered by another wait"),
+    (lambda c: "fence" in c.site.method, "no access follows that it must order"),
+    (
+        lambda c: "commit" in c.site.method,
+        "what it should have closed ends with the next group, which is waited for in time",
+    ),
+    (lambda c: "arrive" in c.site.method or "init" in c.site.method, "nobody waits for that phase any more"),
+    (lambda c: True, "no interleaving of the small problems breaks"),
+)

@@ -1,0 +1,223 @@
+"""``python -m tests.oracle.mutants``: does the checker catch what can go wrong in the shipped schedules?
+
+Every call of the instruction set in every registered schedule, in its small form, is dropped, doubled, moved past the next
+one, or given a shifted number: at all of its executions, at the first or last of each warp, or in one warp alone. The
+exhaustive oracle decides whether some interleaving of a small problem can break; such a mutant must be caught by the linear
+check, and no other may be. Prints kill rates by rule and schedule and writes ``benchmarks/results/mutants.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from tests.oracle.explore import explore_program
+from tests.oracle.mutant_changes import CHANGES, changes_at
+from tests.oracle.mutant_sites import Change, ChangedIsa, Site, SiteIsa, play
+from tests.oracle.mutant_table import Outcome, show, write
+from tmapipe.check.findings import Kind
+from tmapipe.check.program import check_program
+from tmapipe.errors import HazardError
+from tmapipe.kernel import kernel_main
+from tmapipe.machine import Layout, record
+from tmapipe.schedules import REGISTRY, Copy, Gemm, PingPong, Registered
+
+__all__ = ["VARIANTS", "Mutant", "Target", "judge", "mutants_of"]
+
+LIMIT = 200_000
+
+#: Further small forms: what no small form of the registry has.
+VARIANTS: tuple[Registered, ...] = (
+    Registered("Copy 3 stages", Copy, lambda: Copy((4, 64), stages=3, pending=0), ((7, 1, {}),)),
+    Registered("Gemm 1x2 2 groups", Gemm, lambda: Gemm((128, 64, 16), (1, 2), 2, store_stages=2), ((3, 2, {}),)),
+    Registered("Gemm 2x2", Gemm, lambda: Gemm((64, 64, 16), (2, 2), 2, store_stages=1), ((2, 3, {}),)),
+    Registered(
+        "PingPong 2x1",
+        PingPong,
+        lambda: PingPong((64, 64, 16), (2, 1), 2, in_turn=False, store_stages=1),
+        ((2, 3, {}), (4, 1, {})),
+    ),
+)
+
+Shapes = dict[str, tuple[int, ...]]
+_Counts = list[dict[tuple[int, int], int]]  # by problem: (CTA, warp) -> how often it is there
+
+
+class Target:
+    """A registered schedule's small form, its plan and the problems that it is run on."""
+
+    def __init__(self, registered: Registered):
+        self.name, self.schedule = registered.name, registered.make_small()
+        self.plan = self.schedule.plan()
+        self.layout = Layout(self.plan)
+        self.problems = [self._shapes(*problem) for problem in registered.problems]
+
+    def _shapes(self, tiles: int, steps: int, extents: dict[str, int]) -> Shapes:
+        output, tile = self.schedule.tile_grid()
+        dims = self.schedule.part(output).dims
+        plan = self.plan
+        sizes = {d: e * plan.cluster.get(d, 1) for d, e in zip(dims, tile, strict=True)}
+        sizes[dims[-1]] *= tiles
+        for part in plan.transfers:
+            for dim, extent in zip(part.dims, part.tile, strict=True):
+                if dim not in dims:
+                    sizes[dim] = extent * steps
+        sizes.update(extents)
+        return {name: tuple(sizes[d] for d in dims) for name, dims in plan.dims.items()}
+
+    def recorded(self, entry: Callable[[int], Callable[[Any], None]]) -> Any:
+        """The operations of every warp in every problem, hashable. entry: the program for a problem. Raises `HazardError` if
+        one cannot be recorded."""
+        found = [
+            record(self.plan, entry(problem), shapes, layout=self.layout)
+            for problem, shapes in enumerate(self.problems)
+        ]
+        return tuple(tuple(map(tuple, warps)) for warps in found)
+
+
+@attrs.frozen
+class Mutant:
+    """A target with one change. executions: (CTA, warp) -> how often the site is reached, by problem."""
+
+    target: Target = attrs.field(eq=False, repr=False)
+    change: Change
+    executions: tuple[dict[tuple[int, int], int], ...] = attrs.field(eq=False, repr=False)
+
+    def entry(self, problem: int) -> Callable[[Any], None]:
+        """The kernel with the change."""
+
+        def run(isa: Any) -> None:
+            changed = ChangedIsa(isa, self.change, CHANGES[self.change.how], self.executions[problem])
+            play(changed, self.target.schedule)
+            changed.finish()
+
+        return run
+
+
+def mutants_of(target: Target, every: int = 1) -> Iterator[Mutant]:
+    """Every mutant whose operations differ from the schedule's and from those of the mutants before it; or one in *every*."""
+    sites: dict[Site, _Counts] = {}
+    arguments: dict[Site, set[Any]] = {}
+
+    class Recorder(SiteIsa):
+        problem = 0
+
+        def reached(self, site: Site, method: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+            counts = sites.setdefault(site, [{} for _ in target.problems])[self.problem]
+            key = self.isa.cta_rank, self.isa.warp
+            counts[key] = counts.get(key, 0) + 1
+            arguments.setdefault(site, set()).add(tuple(a if isinstance(a, int) else None for a in args))
+            return method(*args, **options)
+
+    def watched(problem: int) -> Callable[[Any], None]:
+        Recorder.problem = problem
+        return lambda isa: play(Recorder(isa), target.schedule)
+
+    target.recorded(watched)
+    seen = {target.recorded(lambda problem: lambda isa: kernel_main(isa, target.schedule))}
+    for number, (counts, change) in enumerate(_changes(target, sites, arguments)):
+        if number % every:
+            continue
+        mutant = Mutant(target, change, tuple(counts))
+        try:
+            programs = target.recorded(mutant.entry)
+        except HazardError as error:
+            programs = str(change), str(error)
+        if programs not in seen:
+            seen.add(programs)
+            yield mutant
+
+
+def _changes(
+    target: Target, sites: dict[Site, _Counts], arguments: dict[Site, set[Any]]
+) -> Iterator[tuple[_Counts, Change]]:
+    for site, counts in sites.items():
+        often = max(max(count.values(), default=0) for count in counts)
+        several = len({warp for count in counts for warp in count}) > 1
+        for how, by in changes_at(site, target.plan, arguments[site]):
+            for when in ("all", "first", "last") if often > 1 else ("all",):
+                for warps in ("all", "first", "last") if several and when == "all" else ("all",):
+                    yield counts, Change(site, how, by, when, warps)
+
+
+def judge(mutant: Mutant, limit: int = LIMIT) -> Outcome:
+    """Both verdicts on all problems. limit: steps on each after which the oracle gives up."""
+    target = mutant.target
+    breakable: bool | None = False
+    killed = false_alarm = False
+    steps = 0
+    exhaustive: frozenset[Kind] = frozenset()
+    linear: frozenset[Kind] = frozenset()
+    for problem, shapes in enumerate(target.problems):
+        entry = mutant.entry(problem)
+        found = explore_program(target.plan, entry, shapes, limit=limit, first_only=True)
+        report = check_program(target.plan, entry, shapes)
+        steps += found.steps
+        exhaustive |= found.kinds
+        linear |= report.kinds()
+        killed |= not report.ok
+        false_alarm |= not report.ok and found.ok is True
+        breakable = True if found.ok is False else None if found.ok is None and breakable is False else breakable
+    return Outcome(target.name, mutant.change, breakable, killed, false_alarm, steps, exhaustive, linear)
+
+
+# ---- all of them ------------------------------------------------------------------------------------------------------
+
+_mutants: list[Mutant] = []
+_limit = LIMIT
+
+
+def _judge_one(index: int) -> Outcome:
+    return judge(_mutants[index], _limit)
+
+
+def judged(mutants: list[Mutant], limit: int = LIMIT, jobs: int = 1) -> Iterator[Outcome]:
+    """The outcomes in order. jobs: processes, forked, since mutants cannot be sent to others."""
+    global _limit
+    if jobs == 1:
+        yield from (judge(mutant, limit) for mutant in mutants)
+        return
+    _mutants[:], _limit = mutants, limit
+    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+        yield from pool.imap(_judge_one, range(len(mutants)), chunksize=4)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--schedule", action="append", help="only this one (may be given several times)")
+    parser.add_argument("--limit", type=int, default=LIMIT, help="steps after which the oracle gives up")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--write", default="benchmarks/results/mutants.json", help="file to write ('' for none)")
+    options = parser.parse_args()
+    targets = [r for r in REGISTRY + VARIANTS if not options.schedule or r.name in options.schedule]
+    if not targets:
+        parser.error(f"--schedule: one of {', '.join(r.name for r in REGISTRY + VARIANTS)}")
+    started = time.perf_counter()
+    outcomes: list[Outcome] = []
+    for registered in targets:
+        at = time.perf_counter()
+        mutants = list(mutants_of(Target(registered)))
+        for done, outcome in enumerate(judged(mutants, options.limit, options.jobs), 1):
+            outcomes.append(outcome)
+            if outcome.wrong:
+                kinds = sorted(k.name for k in outcome.exhaustive | outcome.linear)
+                print(f"{outcome.wrong}: {registered.name}: {outcome.change} {kinds}", flush=True)
+            if sys.stderr.isatty():
+                print(f"\r{registered.name}: {done} of {len(mutants)}", end="\r", file=sys.stderr, flush=True)
+        print(f"{registered.name}: {len(mutants)} mutants, {time.perf_counter() - at:.0f} s", flush=True)
+    print(show(outcomes))
+    seconds = time.perf_counter() - started
+    print(f"{seconds:.0f} s")
+    if options.write:
+        write(Path(options.write), outcomes, seconds)
+
+
+if __name__ == "__main__":
+    main()

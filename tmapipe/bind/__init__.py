@@ -1,0 +1,1 @@
+"""Tensors bound to a schedule's arguments."""

@@ -1,0 +1,306 @@
+"""Binding tensors to stages: which tensor goes where, what each must look like, and the model's view of them.
+
+Torch tensors are recognized by their module's name, so that this file needs no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from tmapipe.bind.bound import Bound
+from tmapipe.bind.overlap import check_apart
+from tmapipe.dtypes import DType, bf16, dtype_of, fp32, int32
+from tmapipe.errors import InputError
+from tmapipe.matmul import Wgmma
+from tmapipe.stage import TmaLoadStage
+from tmapipe.store_pipeline import TmaStoreStage
+
+__all__ = ["bind", "check_kind"]
+
+ALIGNMENT = 16  # bytes: of a TMA tensor's address and of every stride but the last (cuTensorMapEncodeTiled)
+
+
+def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: Any) -> Bound:
+    """Matches tensors with stages, makes missing outputs, and checks everything that could go wrong on the GPU.
+
+    Raises `InputError` naming the argument, its value, the rule and a fix."""
+    declared = schedule.declared
+    parts: dict[str, TmaLoadStage | TmaStoreStage] = {**declared.loads, **declared.stores}
+    inputs = (*declared.loads, *declared.tables)
+    given = _match([*inputs, *declared.stores], tensors, named)
+    stores = tuple(declared.stores)
+    if out is not None:
+        if not stores or stores[0] in given:
+            raise InputError(
+                "out", type(out).__name__, "names the first output, which is given already", "pass it once"
+            )
+        given[stores[0]] = out
+    for name in inputs:
+        if name not in given:
+            raise InputError(name, None, "a tensor is needed for every load stage and table", f"pass {name}=")
+    extents: dict[str, tuple[str, int]] = {}
+    first_load = next(iter(declared.loads), None)
+    like = given[first_load] if first_load else None
+    for name in declared.loads:
+        if declared.loads[name].number and name != first_load:
+            given[name] = _as_element(name, given[name], like)
+        check_kind(name, given[name])
+        _note_extents(name, parts[name].dims, shape_for(name, given[name], parts[name].dims), extents)
+    tables = {name: _check_table(name, given[name], table.dims, extents) for name, table in declared.tables.items()}
+    for name, store in declared.stores.items():
+        for dim, extent in store.derive({dim: extent for dim, (_, extent) in extents.items()}).items():
+            extents.setdefault(dim, (name, extent))
+        if name not in given:
+            if first_load is None:
+                raise InputError(name, None, "a tensor is needed for the output", f"pass {name}=")
+            given[name] = _make_output(name, store, extents, like, parts[first_load].dims)
+        check_kind(name, given[name])
+    folded = {n: tuple(store.folded.values()) for n, store in declared.stores.items()}
+    shapes = {n: shape_for(n, given[n], part.dims, folded.get(n, ())) for n, part in parts.items()}
+    for name, part in parts.items():
+        _note_extents(name, part.dims, shapes[name], extents)
+    everything = [*inputs, *declared.stores]
+    devices = {name: _device(given[name]) for name in everything}
+    first = next(iter(devices.values()))
+    for name, device in devices.items():
+        if device != first:
+            raise InputError(
+                name, device, f"lies on another device than {next(iter(devices))} ({first})", "move it there"
+            )
+    kinds = {name: isinstance(given[name], np.ndarray) for name in everything}
+    if len(set(kinds.values())) > 1:
+        raise InputError("tensors", kinds, "are either all NumPy arrays or all torch tensors", "convert one kind")
+    dtypes = {name: dtype_of(given[name], name) for name in everything}
+    strides = {n: _strides(given[n], len(parts[n].dims), len(folded.get(n, ()))) for n in parts}
+    added_to = tuple(name for name, store in declared.stores.items() if store.reduce)
+    shapes, strides = {**shapes, **tables}, {**strides, **dict.fromkeys(tables, (1,))}
+    bound = Bound({n: given[n] for n in everything}, shapes, strides, dtypes, stores, first != "cpu", added_to)
+    for name in parts:
+        own = slice(len(folded.get(name, ())), None)
+        if 0 not in shapes[name]:
+            _check_layout(name, given[name], shapes[name][own], strides[name][own], dtypes[name])
+    for name in stores:
+        own = slice(len(folded.get(name, ())), None)
+        if 0 not in shapes[name]:
+            _check_output(name, shapes[name][own], strides[name][own], dtypes[name])
+    check_apart(bound.tensors, stores)
+    return bound
+
+
+def signature(tensors: tuple[Any, ...], out: Any) -> tuple[Any, ...] | None:
+    """All that `bind` looks at, but for where memory lies, of torch tensors given by position; None if some
+    argument is no torch tensor, or if *out* does not follow directly on the inputs."""
+    try:
+        given = tensors if out is None else (*tensors, out)
+        return (
+            len(tensors),
+            *((t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % ALIGNMENT) for t in given),
+        )
+    except (AttributeError, TypeError):
+        return None
+
+
+def new_like(tensor: Any, shape: tuple[int, ...] | None = None, dtype: DType | None = None) -> Any:
+    """A new dense tensor or array: of the same kind and device, and of the same shape and type where these are not given."""
+    shape = tuple(tensor.shape) if shape is None else shape
+    if isinstance(tensor, np.ndarray):
+        return np.empty(shape, tensor.dtype if dtype is None else dtype.numpy)
+    torch = sys.modules["torch"]
+    return tensor.new_empty(shape, dtype=tensor.dtype if dtype is None else getattr(torch, dtype.torch))
+
+
+def as_words(name: str, tensor: Any) -> Any:
+    """The tensor's memory as 4-byte integers, along its last dimension. Raises `InputError` for rows and row strides that
+    are no whole 16-byte units."""
+    size = tensor.dtype.itemsize
+    words = np.dtype(np.int32) if isinstance(tensor, np.ndarray) else sys.modules["torch"].int32
+    if size == 4 or 0 in tensor.shape:
+        return tensor.view(words) if size == 4 else tensor.reshape(-1)[:0].view(words)
+    *outer, last = (s // size for s in tensor.strides) if isinstance(tensor, np.ndarray) else tensor.stride()
+    if last != 1 or any(stride * size % ALIGNMENT for stride in outer) or tensor.shape[-1] * size % ALIGNMENT:
+        raise InputError(
+            f"{name}.shape, {name}.stride",
+            (tuple(tensor.shape), (*outer, last)),
+            f"rows must be contiguous, and rows and their strides whole units of {ALIGNMENT} bytes, as TMA stores write them",
+            f"pad the rows to a multiple of {ALIGNMENT // size} elements",
+        )
+    return tensor.view(words)
+
+
+def _as_element(name: str, value: Any, like: Any) -> Any:
+    """A number as a tensor of one element (fp32, of the kind and device of *like*)."""
+    if isinstance(value, Real):
+        element = new_like(like, (1,), fp32)
+        element[...] = float(value)
+        return element
+    check_kind(name, value)
+    if tuple(value.shape) not in ((), (1,)):
+        raise InputError(
+            f"{name}.shape", tuple(value.shape), "is a number or a tensor of one element", "pass one number"
+        )
+    return value.reshape(1)
+
+
+def of_sums(dtype: DType) -> DType:
+    """The type of sums of products of *dtype* where none is named: the same, but of 8 bits bf16 or, of integers, int32."""
+    if dtype.bytes > 1:
+        return dtype
+    return int32 if dtype.integer else bf16
+
+
+def last_but_one(tensor: Any) -> bool:
+    """Whether it is the last but one dimension that is contiguous, and not the last."""
+    *_, rows, columns = _strides(tensor, tensor.ndim, 0)
+    return rows == 1 and columns != 1 and tensor.shape[-1] > 1
+
+
+def is_contiguous(tensor: Any) -> bool:
+    """Whether the elements fill their memory in order, without gaps."""
+    return bool(tensor.flags.c_contiguous) if isinstance(tensor, np.ndarray) else tensor.is_contiguous()
+
+
+def shape_for(name: str, tensor: Any, dims: tuple[str, ...], folded: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """The tensor's shape with the *folded* extents, then 1s, for leading dimensions that it lacks. Raises `InputError` if it
+    has too many or few."""
+    shape = tuple(int(extent) for extent in tensor.shape)
+    most = len(dims) - len(folded)
+    missing = most - len(shape)
+    if missing < 0 or (missing > 0 and len(shape) < 2 <= most):
+        own = " ".join(dims[len(folded) :])
+        raise InputError(name, shape, f"has the dimensions {own}", f"pass a tensor of {most} dimensions")
+    return (*folded, *(1,) * missing, *shape)
+
+
+def _match(names: list[str], tensors: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    if len(tensors) > len(names):
+        raise InputError(
+            "tensors", f"{len(tensors)} tensors", f"at most {len(names)}: {', '.join(names)}", "pass fewer"
+        )
+    given = dict(zip(names, tensors, strict=False))
+    for name, tensor in named.items():
+        if name not in names:
+            raise InputError(
+                name, type(tensor).__name__, f"is no stage; the stages are {', '.join(names)}", "rename it"
+            )
+        if name in given:
+            raise InputError(name, type(tensor).__name__, "is given twice", "pass it once")
+        given[name] = tensor
+    return {name: tensor for name, tensor in given.items() if tensor is not None}
+
+
+def _is_torch(tensor: Any) -> bool:
+    return type(tensor).__module__.split(".")[0] == "torch" and hasattr(tensor, "data_ptr")
+
+
+def check_kind(name: str, tensor: Any) -> None:
+    """Raises `InputError` unless *tensor* is a torch tensor or a NumPy array."""
+    if not (isinstance(tensor, np.ndarray) or _is_torch(tensor)):
+        raise InputError(name, type(tensor).__name__, "is a torch tensor or a NumPy array", "convert it")
+
+
+def _note_extents(name: str, dims: tuple[str, ...], shape: tuple[int, ...], seen: dict[str, tuple[str, int]]) -> None:
+    for dim, extent in zip(dims, shape, strict=True):
+        owner, known = seen.setdefault(dim, (name, extent))
+        if known != extent:
+            raise InputError(
+                f"{name}.shape", shape, f"has {dim} = {extent}, but {owner} has {dim} = {known}", "make them equal"
+            )
+
+
+def _check_table(name: str, table: Any, dims: tuple[str, ...], extents: dict[str, tuple[str, int]]) -> tuple[int, ...]:
+    """The shape of a table. Raises `InputError` unless it is a dense vector of int32 whose extent fits the others."""
+    check_kind(name, table)
+    kind = str(table.dtype).removeprefix("torch.")
+    if kind != "int32":
+        raise InputError(f"{name}.dtype", kind, "a table holds int32", f"{name}.to(torch.int32)")
+    if table.ndim != 1 or not is_contiguous(table):
+        rule = "a table is a dense vector"
+        raise InputError(f"{name}.shape, {name}.stride", (tuple(table.shape), _strides(table, 1, 0)), rule, "flatten it")
+    shape = (int(table.shape[0]),)
+    _note_extents(name, dims, shape, extents)
+    return shape
+
+
+def _make_output(
+    name: str, store: TmaStoreStage, extents: dict[str, tuple[str, int]], like: Any, like_dims: tuple[str, ...]
+) -> Any:
+    """A new output, on the device and by default of the type of *like* (if that has 8 bits and a matmul
+    makes the output, bf16 or, of integers, int32), without the batch dimensions that *like* lacks."""
+    dims = store.dims[len(store.folded) :]
+    unknown = [dim for dim in dims if dim not in extents]
+    if unknown:
+        raise InputError(name, None, f"its extent along {', '.join(unknown)} follows from no input", f"pass {name}=")
+    lacking = like_dims[: len(like_dims) - like.ndim]
+    dtype = store.dtype
+    if dtype is None and isinstance(store.source, Wgmma):
+        dtype = of_sums(dtype_of(like, name))
+    return new_like(like, tuple(extents[dim][1] for dim in dims if dim not in lacking), dtype)
+
+
+def _device(tensor: Any) -> str:
+    return "cpu" if isinstance(tensor, np.ndarray) else str(tensor.device)
+
+
+def _strides(tensor: Any, dims: int, folded: int) -> tuple[int, ...]:
+    """Strides in elements; leading dimensions that the tensor lacks get 0 if they are folded, else its whole size (any value
+    would do)."""
+    if isinstance(tensor, np.ndarray):
+        own = tuple(s // tensor.itemsize for s in tensor.strides)
+    else:
+        own = tuple(tensor.stride())
+    outer = tensor.shape[0] * own[0] if own else 1
+    return (0,) * folded + (outer,) * (dims - folded - len(own)) + own
+
+
+def _check_layout(name: str, tensor: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> None:
+    """The rules of cuTensorMapEncodeTiled. On the CPU too, so that what runs on the model runs on the GPU."""
+    if strides[-1] != 1 and shape[-1] > 1:
+        raise InputError(
+            f"{name}.stride",
+            strides,
+            "the last dimension must be contiguous (stride 1)",
+            f"{name}.contiguous(), or tell a GEMM how it lies (majors)",
+        )
+    for extent, stride in zip(shape[:-1], strides[:-1], strict=True):
+        if extent > 1 and (stride * dtype.bytes % ALIGNMENT or stride <= 0):
+            raise InputError(
+                f"{name}.stride",
+                strides,
+                f"{stride} x {dtype.bytes} bytes is no positive multiple of {ALIGNMENT}, as TMA needs",
+                f"pad the rows to a multiple of {ALIGNMENT // dtype.bytes} elements",
+            )
+        if stride * dtype.bytes >= 2**40:
+            raise InputError(f"{name}.stride", strides, "TMA strides are below 2^40 bytes", "use smaller tensors")
+    if any(extent >= 2**31 for extent in shape):
+        raise InputError(f"{name}.shape", shape, "extents are below 2^31 elements", "split the tensor")
+    address = tensor.ctypes.data if isinstance(tensor, np.ndarray) else tensor.data_ptr()
+    if _is_torch(tensor) and address % ALIGNMENT:
+        raise InputError(
+            f"{name}.data_ptr()",
+            hex(address),
+            f"must be a multiple of {ALIGNMENT} bytes",
+            "start the view at such an offset",
+        )
+
+
+def _check_output(name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> None:
+    """An output's elements must not overlap, or two tiles would race for the same bytes. Its rows must be whole 16-byte units:
+    a TMA store clips at the tensor's edge, but in units of 16 bytes (seen on an H200: the rest of the unit became zero)."""
+    reach = 0  # of the dimensions with smaller strides, from their first element to their last
+    for stride, extent in sorted(zip(strides, shape, strict=True)):
+        if extent > 1 and stride <= reach:
+            raise InputError(f"{name}.stride", strides, "an output's elements must not overlap", "pass a dense tensor")
+        reach += (extent - 1) * stride
+    if shape[-1] * dtype.bytes % ALIGNMENT:
+        step = ALIGNMENT // dtype.bytes
+        raise InputError(
+            f"{name}.shape",
+            shape,
+            f"a row of {shape[-1]} x {dtype.bytes} bytes is no multiple of {ALIGNMENT}, and TMA stores write whole units of "
+            f"{ALIGNMENT} bytes, so what follows the row would be overwritten",
+            f"make the last extent a multiple of {step}",
+        )

@@ -1,0 +1,130 @@
+"""Outputs of an epilogue that are sums over rows or columns: RowSum and ColumnSum.
+
+The kernel stores partial sums to a workspace in fp32, by TMA as all else, and `AddParts` adds them in a fixed order: results
+are bit-identical from run to run.
+
+    RowSum       one part an output tile along n: a warpgroup adds up the pieces of its 64 rows, and stores 64 sums
+    ColumnSum    one part every 16 rows: each warp adds up its 16 rows of a piece, and a warpgroup stores 4 rows of sums
+
+Each warpgroup has one small buffer for them. What lies outside of the output counts nothing, whatever the
+epilogue gives there.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import attrs
+import numpy as np
+
+from tmapipe.bind.tensors import ALIGNMENT
+from tmapipe.dtypes import fp32
+from tmapipe.isa.interface import Fragment
+from tmapipe.matmul import Wgmma
+from tmapipe.plan.model import Store
+from tmapipe.protocol.pieces import Piece
+from tmapipe.protocol.stores import BoundStore
+from tmapipe.store_pipeline import TmaStoreStage
+
+__all__ = ["ColumnSum", "Reduction", "RowSum", "whole_sums"]
+
+WARP_ROWS = 16  # of a piece: 64 rows over the 4 warps of a warpgroup
+UNIT = ALIGNMENT // fp32.bytes  # elements that rows which TMA stores write are multiples of
+
+
+@attrs.frozen
+class RowSum:
+    """An output [m] in fp32 ([l, m] of a batch): the sums over n of each row of what the epilogue gives under its name."""
+
+    along = "m"
+
+    def stage(self, mma: Wgmma, width: int) -> TmaStoreStage:
+        """The store of the partial sums of *mma*'s tiles, in pieces of *width* columns."""
+        return RowParts(mma)
+
+
+@attrs.frozen
+class ColumnSum:
+    """An output [n] in fp32 ([l, n] of a batch): the sums over m of each column of what the epilogue gives under its name."""
+
+    along = "n"
+
+    def stage(self, mma: Wgmma, width: int) -> TmaStoreStage:
+        """The store of the partial sums of *mma*'s tiles, in pieces of *width* columns."""
+        return ColumnParts(mma, width)
+
+
+Reduction = RowSum | ColumnSum
+
+
+def whole_sums(kind: Reduction, values: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """The sums of what an epilogue gives of a whole output of *shape*, with NumPy in fp32."""
+    return np.broadcast_to(np.asarray(values, np.float32), shape).sum(-1 if kind.along == "m" else -2)
+
+
+class RowParts(TmaStoreStage):
+    """Stores the sums of each tile's rows to a workspace [l, tiles along n, m], 64 rows at a time."""
+
+    partial = True
+
+    def __init__(self, mma: Wgmma):
+        super().__init__("l n_tiles m_padded", source=mma, tile=(64,), stages=1, dtype=fp32)
+        self.derived = {"n_tiles": ("n", mma.shape[1], 1), "m_padded": ("m", UNIT, UNIT)}
+
+
+
+class ColumnParts(TmaStoreStage):
+    """Stores the sums of each 16 rows' columns to a workspace [l, 16s of rows, n], 4 x *width* of them at a time."""
+
+    partial = True
+
+    def __init__(self, mma: Wgmma, width: int):
+        super().__init__("l m_warps n", source=mma, tile=(4, width), stages=1, dtype=fp32)
+        self.derived = {"m_warps": ("m", mma.shape[0], mma.shape[0] // WARP_ROWS)}
+
+
+
+class BoundRowParts(BoundStore):
+    """`RowParts` in the role that adds up. State while a tile is stored: the sums so far, in registers."""
+
+    once_a_row = True
+    sums: Fragment = None
+
+    def reduced(self, piece: Piece, values: Fragment) -> Fragment:
+        """Adds the piece's columns, but for those that the piece before had."""
+        before = None if piece.first == 0 else self.sums
+        inside = _extent(self, piece.output, -1) - piece.at[-1]
+        self.sums = self.isa.row_sums(piece.matmul, values, piece.width, piece.seen, inside, before)
+        return self.sums
+
+    def put(self, piece: Piece, values: Fragment) -> None:
+        """After the last piece of its rows, stores the sums."""
+        if piece.last:
+            *batch, m, _ = piece.at
+            write = functools.partial(self.isa.write_row_sums, piece.matmul, values)
+            self._store_piece((*batch, piece.tile.n, m), write, piece.stores_in(self.stages * piece.a_row))
+
+
+class BoundColumnParts(BoundStore):
+    """`ColumnParts` in the role that adds up."""
+
+    def reduced(self, piece: Piece, values: Fragment) -> Fragment:
+        """Each warp's sums of the piece."""
+        inside = _extent(self, piece.output, -2) - piece.at[-2]
+        return self.isa.column_sums(piece.matmul, values, piece.width, inside)
+
+    def put(self, piece: Piece, values: Fragment) -> None:
+        """Stores them."""
+        *batch, _, n = piece.at
+        part = piece.tile.m * (piece.matmul.shape[0] // WARP_ROWS) + piece.strip * (64 // WARP_ROWS)
+        write = functools.partial(self.isa.write_column_sums, piece.matmul, values)
+        self._store_piece((*batch, part, n), write, piece.stores_in(self.stages))
+
+
+def _extent(bound: BoundStore, output: Store, dim: int) -> Any:
+    """The output's extent along its dimension *dim*, counted from the end."""
+    return bound.isa.extent(output.argument, len(output.dims) + dim)
+
+
+RowParts.bound, ColumnParts.bound = BoundRowParts, BoundColumnParts

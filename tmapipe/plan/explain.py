@@ -1,0 +1,97 @@
+"""`Schedule.explain()`: every derived number of a plan, with the formula that it came from."""
+
+from __future__ import annotations
+
+import math
+
+from tmapipe.plan.model import Plan
+
+__all__ = ["explain"]
+
+
+def explain(plan: Plan) -> str:
+    """The plan as text: warps, registers, shared memory, barriers, transfers, matmuls."""
+    lines = [f"{plan.name} for {plan.arch}: {plan.threads} threads ({plan.warps} warps) a CTA"]
+    if plan.cluster_size > 1:
+        shape = " x ".join(f"{axis}={size}" for axis, size in plan.cluster.items())
+        lines.append(f"cluster {shape} = {plan.cluster_size} CTAs, rank = " + _rank_formula(plan))
+    lines.append("roles")
+    for part in plan.roles:
+        registers = plan.registers.get(part.first_warp // 4)
+        text = f"  {part.name}: warps {part.first_warp}..{part.first_warp + part.warps - 1}"
+        text += f", {part.teams} teams in turn" if part.teams > 1 else ""
+        lines.append(text + (f", setmaxnreg {registers}" if registers else ""))
+    if plan.registers:
+        terms = " + ".join(str(count) for count in plan.registers.values())
+        lines.append(
+            f"  registers a thread by warpgroup: {terms} = {sum(plan.registers.values())} <= "
+            f"{plan.launch_registers} at launch x {len(plan.registers)} warpgroups"
+        )
+    for ring in plan.rings:
+        chain = " -> ".join("+".join(phase) for phase in ring.phases)
+        lines.append(f"ring {ring.name}: {ring.stages} slots, {chain}")
+        for barrier in ring.barriers:
+            lines.append(f"  {barrier.name}: {barrier.count} arrivals = {barrier.formula}")
+        for role, nbytes in ring.armed.items():
+            armed = [plan.load(name).buffer for name in ring.loads[role]]
+            terms = " + ".join(f"{buffer.name} {_product(buffer.tile)} x {buffer.dtype.bytes}" for buffer in armed)
+            lines.append(f"  expect-tx by {role}: {nbytes} bytes a slot = {terms}")
+        for role, lag in ring.lag.items():
+            how = " and ".join(ring.readers[role])
+            lines.append(f"  {role} reads by {how}: a slot is released {lag} later, when its read has retired")
+        if ring.peers > 1:
+            lines.append(f"  a release reaches {ring.peers} CTAs: those whose loads write into this one's slots")
+    in_rings = {barrier.name for ring in plan.rings for barrier in ring.barriers}
+    for barrier in plan.barriers:
+        if barrier.name not in in_rings:
+            lines.append(f"{barrier.name}: {barrier.stages} barriers of {barrier.count} arrivals = {barrier.formula}")
+    for load in plan.loads:
+        text = f"load {load.name} [{' '.join(load.dims)}]: tile {_product(load.tile)} {load.buffer.dtype}"
+        text += f", swizzle {load.buffer.swizzle} bytes, box {_product(load.box)}"
+        if load.edge_rows:
+            text += f", over the edge in boxes of {load.edge_rows} rows"
+        if load.peers > 1:
+            text += (
+                f", 1/{load.peers} each, multicast along {', '.join(load.axes)} with mask {load.pattern:#06x} << origin"
+            )
+        lines.append(text)
+    for matmul in plan.matmuls:
+        m, n, k = matmul.shape
+        per_thread = m * n // (128 * matmul.warpgroups)
+        instructions = " and ".join(f"m64n{part}k{32 // matmul.a.dtype.bytes}" for part in matmul.n_instructions)
+        lines.append(
+            f"matmul {matmul.name}: {m} x {n} x {k} over {matmul.warpgroups} warpgroups, {matmul.k_instructions} wgmma "
+            f"{instructions} a slot and 64 rows, {per_thread} accumulator registers a thread"
+            + "".join(f", {x} transposed" for x, way in zip("ab", matmul.transposed, strict=True) if way)
+        )
+    for store in plan.stores:
+        folded = ", ".join(f"{extent} along {d}" for d, extent in zip(store.dims, store.folded, strict=False))
+        lines.append(
+            f"store {store.name} [{' '.join(store.dims)}]: {_product(store.tile)} {store.buffer.dtype} from "
+            f"{store.buffer.name}, {store.buffer.stages} buffers of {store.buffer.slot_bytes} bytes"
+            + (f", {folded} added to one place" if folded else "")
+        )
+    for named in plan.named_barriers:
+        ids = f"{named.id}" if named.instances == 1 else f"{named.id}..{named.id + named.instances - 1}"
+        lines.append(f"named barrier {named.name}: id {ids}, {named.threads} threads")
+    lines.append(f"shared memory: {plan.smem_bytes} bytes")
+    count = sum(barrier.stages for barrier in plan.barriers)
+    lines.append(f"  barriers: {count} x 8 = {8 * count} at 0")
+    for buffer in plan.buffers:
+        total = buffer.stages * buffer.slot_bytes
+        lines.append(f"  {buffer.name}: {buffer.stages} x {buffer.slot_bytes} = {total} at {buffer.offset}")
+    return "\n".join(lines)
+
+
+def _product(extents: tuple[int, ...]) -> str:
+    return " x ".join(str(extent) for extent in extents)
+
+
+def _rank_formula(plan: Plan) -> str:
+    terms = []
+    stride = 1
+    for axis, size in plan.cluster.items():
+        terms.append(axis if stride == 1 else f"{stride} {axis}")
+        stride *= size
+    assert stride == math.prod(plan.cluster.values())
+    return " + ".join(terms)

@@ -1,0 +1,82 @@
+"""Where roles run: which warps, and how many registers a thread each warpgroup gets."""
+
+from __future__ import annotations
+
+from tmapipe.errors import InputError
+from tmapipe.plan.arch import Arch
+from tmapipe.plan.declarations import Declarations
+from tmapipe.plan.model import RoleWarps
+
+__all__ = ["place_roles", "share_registers"]
+
+LOAD_REGISTERS = {2: 40, 3: 40, 4: 32}  # warpgroups in the CTA -> registers a thread of those that only move data
+
+
+def place_roles(declared: Declarations) -> tuple[dict[str, RoleWarps], int]:
+    """Roles of single warps first, side by side; roles of whole warpgroups after them, from a multiple of 4 on."""
+    small = [r for r in declared.roles.values() if not r.by_warpgroup]
+    large = [r for r in declared.roles.values() if r.by_warpgroup]
+    placed: dict[str, RoleWarps] = {}
+    warp = 0
+    for role in small:
+        placed[role.name] = RoleWarps(role.name, warp, role.warps, role.registers, role.teams)
+        warp += role.warps
+    if large or any(role.registers for role in small):
+        warp = -(-warp // 4) * 4
+    for role in large:
+        placed[role.name] = RoleWarps(role.name, warp, role.warps, role.registers, role.teams)
+        warp += role.warps
+    if warp > 32:
+        raise InputError("roles", f"{warp} warps", "a CTA has at most 32 warps (1024 threads)", "use fewer")
+    return placed, warp
+
+
+def share_registers(
+    declared: Declarations, roles: dict[str, RoleWarps], warps: int, target: Arch
+) -> tuple[dict[int, int], int]:
+    """Registers a thread: at launch (what the register file divides into) and, by warpgroup, after setmaxnreg.
+
+    setmaxnreg moves registers within what the CTA was launched with, so the sum over the warpgroups must not exceed
+    launch registers x warpgroups.
+    """
+    launch = min(255, target.registers // (warps * 32) // 8 * 8)
+    wanted = any(role.registers for role in declared.roles.values()) or declared.matmuls
+    if not wanted or warps % 4 or warps < 8:
+        for role in declared.roles.values():
+            if role.registers:
+                raise InputError(
+                    f"Role({role.name}).registers", role.registers, "needs two or more whole warpgroups", "leave it out"
+                )
+        return {}, launch
+    groups = warps // 4
+    budget = min(launch, target.registers // (warps * 32) // 8 * 8) * groups
+    given: dict[int, int] = {}
+    heavy: set[int] = set()
+    for placed in roles.values():
+        for group in range(placed.first_warp // 4, (placed.first_warp + placed.warps - 1) // 4 + 1):
+            if declared.roles[placed.name].by_warpgroup:
+                heavy.add(group)
+            if placed.registers is not None:
+                if given.setdefault(group, placed.registers) != placed.registers:
+                    raise InputError(
+                        f"Role({placed.name}).registers",
+                        placed.registers,
+                        f"shares warpgroup {group} with a role that asked for {given[group]}; setmaxnreg sets all 4 warps",
+                        "give both the same number",
+                    )
+    for group in range(groups):
+        if group not in given and group not in heavy:
+            given[group] = LOAD_REGISTERS.get(groups, 24)
+    rest = [group for group in range(groups) if group not in given]
+    left = budget - sum(given.values())
+    for group in rest:
+        given[group] = min(240, left // len(rest) // 8 * 8)
+    if sum(given.values()) > budget or any(count < 24 for count in given.values()):
+        raise InputError(
+            "Role(registers)",
+            dict(sorted(given.items())),
+            f"{sum(given.values())} registers a thread over {groups} warpgroups, but the CTA is launched with {launch} x "
+            f"{groups} = {budget}",
+            "ask for fewer in some role",
+        )
+    return dict(sorted(given.items())), launch

@@ -1,0 +1,347 @@
+"""Shared memory of a CTA, and what refers to it: barriers, buffers, transfers, matmul operands."""
+
+from __future__ import annotations
+
+import math
+
+from tmapipe import stage as stages_
+from tmapipe.barrier import BarrierRing
+from tmapipe.dtypes import DType, int32
+from tmapipe.errors import InputError
+from tmapipe.matmul import Wgmma
+from tmapipe.multicast import peer_pattern
+from tmapipe.plan.declarations import Declarations
+from tmapipe.plan.model import MAX_BOX, Barrier, Buffer, Load, Matmul, NamedBarrier, Queue, Ring, RoleWarps, Store
+from tmapipe.plan.sharing import row_width
+from tmapipe.role import Role
+from tmapipe.stage import SharedStage, TmaLoadStage
+from tmapipe.store_pipeline import TmaStoreStage
+
+__all__ = ["Layout"]
+
+MAX_NAMED_BARRIERS = 16  # a CTA; id 0 is bar.sync 0 (PTX ISA)
+
+
+class Layout:
+    """Shared memory from offset 0: all mbarriers (8 bytes each), then the buffers at their alignment."""
+
+    def __init__(
+        self,
+        declared: Declarations,
+        types: dict[str, DType],
+        roles: dict[str, RoleWarps],
+        matmul_roles: dict[str, Role],
+        auto_stages: int,
+    ):
+        self.declared, self.types, self.roles, self.matmul_roles = declared, types, roles, matmul_roles
+        self.barriers: list[Barrier] = []
+        self.named_barriers: list[NamedBarrier] = []
+        self.buffers: list[Buffer] = []
+        self.rings: list[Ring] = []
+        self.loads: list[Load] = []
+        self.stores: list[Store] = []
+        self.matmuls: list[Matmul] = []
+        self.bytes = 0
+        self.gaps: list[tuple[int, int]] = []  # (start, end) of what alignment has left free before that
+        self.slots = {name: ring.stages or auto_stages for name, ring in declared.rings.items()}
+        for ring in declared.rings.values():
+            self._barriers(ring)
+        for name, turnstile in declared.turnstiles.items():
+            self._turnstile(name, roles[turnstile.role.name])
+        self.queue = self._queue(*declared.queue) if declared.queue else None
+        self.of: dict[str, Buffer] = {}
+        for name, part in declared.stages.items():
+            self.of[name] = self._buffer(
+                name, self.slots[part.ring.name], part.tile, types[name], self._swizzle(name, part)
+            )
+            if isinstance(part, SharedStage):
+                row_width(name, part.tile, roles[part.writer.name])
+        for name, load in declared.loads.items():
+            self._load(name, load)
+        for name, mma in declared.matmuls.items():
+            self._matmul(name, mma)
+        for name, store in declared.stores.items():
+            self._store(name, store)
+
+    def _take(self, nbytes: int, alignment: int) -> int:
+        """The offset of so many bytes: in a gap that alignment has left, if they fit, else at the end."""
+        for i, (start, end) in enumerate(self.gaps):
+            offset = _aligned(start, alignment)
+            if offset + nbytes <= end:
+                self.gaps[i : i + 1] = [(start, offset), (offset + nbytes, end)]
+                return offset
+        offset = _aligned(self.bytes, alignment)
+        self.gaps.append((self.bytes, offset))
+        self.bytes = offset + nbytes
+        return offset
+
+    def _barriers(self, ring: BarrierRing) -> None:
+        inside = self.declared.stages_of(ring)
+        cluster = self.declared.cluster
+        groups = {
+            tuple(axis for axis in load.multicast.axes if cluster.get(axis, 1) > 1): None
+            for load in inside.values()
+            if isinstance(load, TmaLoadStage) and load.multicast is not None and load.multicast.size(cluster) > 1
+        }
+        union = 0
+        for axes in groups:
+            union |= peer_pattern(cluster, axes)
+        peers = max(1, union.bit_count())
+        armed: dict[str, int] = {}
+        loads: dict[str, tuple[str, ...]] = {}
+        for name, part in inside.items():
+            if isinstance(part, TmaLoadStage):
+                role = part.loader.name
+                armed[role] = armed.get(role, 0) + math.prod(part.tile) * self.types[name].bytes
+                loads[role] = (*loads.get(role, ()), name)
+        writers = {part.writer.name for part in inside.values() if isinstance(part, SharedStage)}
+        for role in armed:
+            if self.roles[role].warps != 1:
+                raise InputError(
+                    f"Role({role})",
+                    f"{self.roles[role].warps} warps",
+                    "a role that loads by TMA has one warp",
+                    "Role(warps=1)",
+                )
+        phases = tuple(tuple(role.name for role in phase) for phase in ring.phases)
+        signals = tuple(
+            role for p, phase in enumerate(phases) for role in phase if p or role not in armed or role in writers
+        )
+        made = []
+        slots = self.slots[ring.name]
+        for p, phase in enumerate(phases):
+            last = p == len(phases) - 1
+            terms = [f"1 expect-tx ({role})" for role in phase if role in armed]
+            terms += [f"{self.roles[role].team_warps} warps ({role})" for role in phase if role in signals]
+            count = sum(role in armed for role in phase) + sum(self.roles[r].team_warps for r in phase if r in signals)
+            formula = " + ".join(terms)
+            if last and peers > 1:
+                count, formula = count * peers, f"({formula}) x {peers} CTAs"
+            label = {0: "full", len(phases) - 1: "free"}.get(p, f"ready{p}")
+            offset = self._take(8 * slots, 8)
+            made.append(Barrier(f"{ring.name}.{label}", offset, slots, count, formula))
+        self.barriers += made
+        lag, readers = self._readers(ring)
+        for role, held in lag.items():
+            if held >= slots:
+                raise InputError(
+                    f"BarrierRing({ring.name}).stages",
+                    slots,
+                    f"role {role} holds back {held} slots while it reads the next, so {held + 1} or more are needed",
+                    "use more stages or fewer reads in flight",
+                )
+        self.rings.append(
+            Ring(ring.name, slots, phases, tuple(made), armed, signals, lag, readers, tuple(groups), peers, loads)
+        )
+
+    def _turnstile(self, name: str, role: RoleWarps) -> None:
+        offset = self._take(8 * role.teams, 8)
+        self.barriers.append(
+            Barrier(f"{name}.turn", offset, role.teams, role.team_warps, f"{role.team_warps} warps (the team before)")
+        )
+
+    def _queue(self, slots: int, words: int) -> Queue:
+        """Slots of whole 16-byte units, which is what one st.async moves."""
+        warps, ctas = sum(role.warps for role in self.roles.values()), math.prod(self.declared.cluster.values())
+        full = Barrier("tiles.full", self._take(8 * slots, 8), slots, 1, "1 expect-tx (scheduler)")
+        free = Barrier("tiles.free", self._take(8 * slots, 8), slots, warps * ctas, f"{warps} warps x {ctas} CTAs")
+        self.barriers += [full, free]
+        unit = -(-words // 4) * 4
+        buffer = Buffer("tiles", self._take(slots * unit * 4, 128), slots, (unit,), int32)
+        self.buffers.append(buffer)
+        return Queue(buffer, full, free)
+
+    def _readers(self, ring: BarrierRing) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
+        lag: dict[str, int] = {}
+        readers: dict[str, list[str]] = {}
+        for name, mma in self.declared.matmuls.items():
+            if mma.a.ring.name == ring.name:
+                role = self.matmul_roles[name].name
+                readers.setdefault(role, []).append("wgmma")
+                lag[role] = max(lag.get(role, mma.in_flight), mma.in_flight)
+        for store in self.declared.stores.values():
+            if isinstance(store.source, TmaLoadStage) and store.source.ring.name == ring.name:
+                role = self._storing_role(store)
+                kinds = readers.setdefault(role, [])
+                if "tma" not in kinds:
+                    kinds.append("tma")
+                lag[role] = max(lag.get(role, store.stages), store.stages)
+        return lag, {role: tuple(kinds) for role, kinds in readers.items()}
+
+    def _storing_role(self, store: TmaStoreStage) -> str:
+        if store.role is not None:
+            return store.role.name
+        if isinstance(store.source, TmaLoadStage):
+            last = store.source.ring.phases[-1]
+            if len(last) != 1 or self.roles[last[0].name].warps != 1:
+                raise InputError(
+                    f"TmaStoreStage({store.name}).role",
+                    last,
+                    "one role of one warp stores from a slot",
+                    "Role(warps=1)",
+                )
+            return last[0].name
+        assert isinstance(store.source, Wgmma)
+        return self.matmul_roles[store.source.name].name
+
+    def _swizzle(self, name: str, part: TmaLoadStage | SharedStage) -> int:
+        """By default the widest span that divides a row, for slots that wgmma or warps read from many rows at once; none for
+        others."""
+        readers = [mma for mma in self.declared.matmuls.values() if part in (mma.a, mma.b)]
+        row = part.tile[-1] * self.types[name].bytes
+        if part.swizzle is not None:
+            if part.swizzle and row % part.swizzle:
+                raise InputError(
+                    f"{name}.swizzle", part.swizzle, f"must divide a row of the tile ({row} bytes)", "leave it out"
+                )
+            return part.swizzle
+        if not readers and not part.spread:
+            return 0
+        return _widest_swizzle(f"{name}.tile", row)
+
+    def _buffer(
+        self, name: str, slots: int, tile: tuple[int, ...], dtype: DType, swizzle: int, owners: int = 1
+    ) -> Buffer:
+        row = tile[-1] * dtype.bytes
+        if row % 16:
+            raise InputError(
+                f"{name}.tile", tile, f"a row is {row} bytes, but TMA moves multiples of 16", "widen the tile"
+            )
+        if swizzle and (len(tile) != 2 or tile[0] % 8):
+            raise InputError(
+                f"{name}.swizzle", swizzle, f"repeats every 8 rows, so not in a tile of {tile}", "pass swizzle=0"
+            )
+        alignment = 1024 if swizzle else 128
+        slot = math.prod(tile) * dtype.bytes
+        if slots > 1 and slot % alignment:
+            raise InputError(
+                f"{name}.tile",
+                tile,
+                f"a slot is {slot} bytes, but slots start at multiples of {alignment}",
+                "use a larger tile",
+            )
+        buffer = Buffer(name, self._take(slots * slot, alignment), slots, tile, dtype, swizzle, owners)
+        self.buffers.append(buffer)
+        return buffer
+
+    def _load(self, name: str, load: TmaLoadStage) -> None:
+        cluster = self.declared.cluster
+        axes = tuple(a for a in (load.multicast.axes if load.multicast else ()) if cluster.get(a, 1) > 1)
+        peers = math.prod(cluster[a] for a in axes)
+        if peers > 1:
+            shared = [axis for axis in axes if axis in load.dims]
+            if shared:
+                raise InputError(
+                    f"{name}.multicast",
+                    axes,
+                    f"CTAs along {', '.join(shared)} want different tiles of {name}",
+                    "drop that axis",
+                )
+            unit = 8 if self.of[name].swizzle else 1
+            if load.tile[0] % (peers * unit):
+                raise InputError(
+                    f"{name}.tile[0]",
+                    load.tile[0],
+                    f"{peers} multicast peers each load an equal part, in steps of {unit} rows",
+                    f"use a multiple of {peers * unit}",
+                )
+        tile = (1,) * (len(load.dims) - len(load.tile)) + load.tile
+        pattern = peer_pattern(cluster, axes)
+        made = Load(name, name, self.of[name], load.dims, tile, peers, axes, pattern, load.l2_hint, load.outside)
+        _check_box(name, made.buffer, made.box)
+        self.loads.append(made)
+
+    def _matmul(self, name: str, mma: Wgmma) -> None:
+        role = self.roles[self.matmul_roles[name].name]
+        self.matmuls.append(
+            Matmul(
+                name,
+                self.of[mma.a.name],
+                self.of[mma.b.name],
+                mma.shape,
+                role.team_warps // 4,
+                role.first_warp,
+                role.teams,
+                mma.promote,
+                mma.transposed,
+            )
+        )
+
+    def _store(self, name: str, store: TmaStoreStage) -> None:
+        dtype = self.types[name]
+        if isinstance(store.source, TmaLoadStage):
+            buffer, tile = self.of[store.source.name], store.tile
+        else:
+            role = self.roles[self._storing_role(store)]
+            if isinstance(store.source, Wgmma):
+                owners = (role.team_warps if store.shared else role.warps) // 4
+                tile = store.tile if store.partial else (64, self._columns(name, store))
+                barrier = (128, role.warps // 4)
+            else:
+                tile, owners, barrier = store.tile, 1, (role.threads, 1)
+                row_width(name, tile, role)
+            row = tile[-1] * dtype.bytes
+            accumulators = isinstance(store.source, Wgmma)
+            spread = accumulators and not store.partial
+            rows = f"{name}.columns" if store.columns else f"{name}.tile"
+            swizzle = store.swizzle if store.swizzle is not None else (_widest_swizzle(rows, row) if spread else 0)
+            if swizzle and row % swizzle:
+                raise InputError(f"{name}.swizzle", swizzle, f"must divide a row of {row} bytes", "leave it out")
+            buffer = self._buffer(name, owners * store.stages, tile, dtype, swizzle, owners)
+            if accumulators or role.warps > 1:
+                first = 1 + sum(b.instances for b in self.named_barriers)
+                if first + barrier[1] > MAX_NAMED_BARRIERS:
+                    raise InputError(
+                        "named barriers", first + barrier[1], "a CTA has 16, id 0 its own", "use fewer stores"
+                    )
+                self.named_barriers.append(NamedBarrier(f"{name}.sync", first, barrier[0], barrier[1]))
+        full = (1,) * (len(store.dims) - len(tile)) + tile
+        folded = tuple(store.folded.values())
+        made = Store(name, name, buffer, store.dims, full, store.reduce, folded, store.clipped, store.shared)
+        _check_box(name, made.buffer, made.box)
+        self.stores.append(made)
+
+    def _columns(self, name: str, store: TmaStoreStage) -> int:
+        """Of a buffer for accumulators."""
+        n = store.tile[1]
+        columns = store.columns or _default_columns(n, self.types[name])
+        if columns > n or columns % 8 or (store.reduce and n % columns):
+            rule = f"is a multiple of 8 up to {n}" + (" that divides it, for a reduction" if store.reduce else "")
+            raise InputError(f"{name}.columns", columns, rule, "leave it out")
+        return columns
+
+
+def _aligned(offset: int, alignment: int) -> int:
+    return -(-offset // alignment) * alignment
+
+
+def _check_box(name: str, buffer: Buffer, box: tuple[int, ...]) -> None:
+    for extent in box:
+        if extent > MAX_BOX:
+            raise InputError(
+                f"{name}.tile", box, f"a TMA box has at most {MAX_BOX} elements along an extent", "use a smaller tile"
+            )
+    nbytes = math.prod(box) * buffer.dtype.bytes
+    if nbytes < buffer.slot_bytes and nbytes % 128:
+        raise InputError(
+            f"{name}.tile",
+            buffer.tile,
+            f"is moved in boxes of {' x '.join(map(str, box))} elements, {nbytes} bytes, but TMA takes slots and parts of "
+            "them from multiples of 128 bytes on",
+            f"use rows of at most {MAX_BOX} elements, in such steps",
+        )
+
+
+def _widest_swizzle(argument: str, row: int) -> int:
+    for span in sorted(stages_.SWIZZLES, reverse=True):
+        if span and row % span == 0:
+            return span
+    raise InputError(argument, f"rows of {row} bytes", "must be a multiple of 32 bytes", "widen the rows")
+
+
+def _default_columns(n: int, dtype: DType) -> int:
+    """As many columns as fill a swizzle span of 128 bytes, or 64 or 32 if the tile is narrower."""
+    for span in (128, 64, 32):
+        if span // dtype.bytes <= n:
+            return span // dtype.bytes
+    return n

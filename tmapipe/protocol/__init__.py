@@ -1,0 +1,1 @@
+"""What bodies hold: ends of rings, open slots, stores, accumulators, turns."""

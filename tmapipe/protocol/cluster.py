@@ -1,0 +1,39 @@
+"""The calling CTA's place among the CTAs of its cluster: coordinates, peers and shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tmapipe.isa.interface import Isa
+from tmapipe.multicast import peer_pattern, rank_stride
+
+__all__ = ["cluster_coordinate", "peer_mask", "share_index"]
+
+
+def cluster_coordinate(isa: Isa, axis: str) -> Any:
+    """The calling CTA's coordinate along *axis* of its cluster."""
+    cluster = isa.plan.cluster
+    if cluster.get(axis, 1) == 1:
+        return 0
+    stride = rank_stride(cluster, axis)
+    rank = isa.cta_rank if stride == 1 else isa.cta_rank // stride
+    return rank if stride * cluster[axis] == isa.plan.cluster_size else rank % cluster[axis]
+
+
+def peer_mask(isa: Isa, axes: Iterable[str]) -> Any:
+    """The mask of the calling CTA's peers along *axes*: the origin's pattern, shifted by the CTA's other coordinates."""
+    axes = [axis for axis in axes if isa.plan.cluster.get(axis, 1) > 1]
+    own = sum(cluster_coordinate(isa, axis) * rank_stride(isa.plan.cluster, axis) for axis in axes)
+    origin = isa.cta_rank - own
+    return peer_pattern(isa.plan.cluster, axes) << origin
+
+
+def share_index(isa: Isa, axes: Iterable[str]) -> Any:
+    """Which of the group's parts the calling CTA loads: its position among its peers."""
+    index, stride = 0, 1
+    for axis in axes:
+        size = isa.plan.cluster.get(axis, 1)
+        index = index + cluster_coordinate(isa, axis) * stride
+        stride *= size
+    return index

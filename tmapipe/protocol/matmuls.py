@@ -1,0 +1,85 @@
+"""Matmuls as the role that executes them sees them, and their accumulators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tmapipe.errors import ScopeError
+from tmapipe.isa.interface import Carried, Fragment, Isa
+from tmapipe.plan.model import Matmul
+from tmapipe.protocol.parts import PartInSlot
+from tmapipe.protocol.ring import RingEnd
+
+__all__ = ["Accumulator", "BoundMatmul", "Epilogue"]
+
+
+class BoundMatmul(Carried):
+    """A `Wgmma` in the role that executes it."""
+
+    def __init__(self, isa: Isa, matmul: Matmul, end: RingEnd):
+        self.isa, self.matmul, self.end = isa, matmul, end
+        self.latest: Accumulator | None = None
+
+    def accumulate(self, *, empty: bool = True) -> Accumulator:
+        """``with k.mma.accumulate() as acc:`` starts from zero; inside, ``acc.add(slot.a, slot.b)`` once a slot; on leaving,
+        all groups have retired, every slot is released and the values can be used, until the next such block begins (it
+        has the same registers). empty: whether it may end without a slot; False saves an instruction a value, and the model
+        raises `ScopeError` if it does."""
+        self.latest = Accumulator(self, empty)
+        return self.latest
+
+
+class Accumulator(Carried):
+    """The fp32 sums of one output tile, in the registers of the role's warpgroups."""
+
+    def __init__(self, bound: BoundMatmul, empty: bool):
+        self.bound, self.empty = bound, empty
+        self.registers: Fragment = None
+        self.open = False
+
+    def __enter__(self) -> Accumulator:
+        self.registers = self.bound.isa.accumulator(self.bound.matmul, self.empty)
+        self.open = True
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is None:
+            self.bound.end.drain()
+        self.open = False
+
+    def add(self, a: PartInSlot, b: PartInSlot) -> None:
+        """Starts the matmul of the two tiles of one open slot. Its end is awaited by the ring and by leaving `accumulate`."""
+        matmul = self.bound.matmul
+        if not self.open:
+            raise ScopeError("acc.add() outside `with k.<mma>.accumulate() as acc`. Move it into that block.")
+        for part, operand in ((a, matmul.a), (b, matmul.b)):
+            part.slot._check_open()
+            if part.ref.buffer != operand:
+                raise ScopeError(f"acc.add() takes slot.{matmul.a.name} and slot.{matmul.b.name}, in this order.")
+        # Once a slot, although once a tile would order the registers: ptxas puts in a missing one where it likes, and in a
+        # path that it takes for divergent it then serializes every wgmma (its note C7519).
+        isa = self.bound.isa
+        isa.wgmma_fence()
+        isa.wgmma(matmul, self.registers, a.ref, b.ref)
+        if matmul.promote:
+            isa.wgmma_commit()
+            isa.wgmma_wait(0)
+            isa.accumulator_promote(matmul, self.registers)
+            a.slot.retired = True
+
+    def columns(self, block: int, first: int, columns: int) -> Fragment:
+        """The values of columns [first, first + columns) of the warpgroup's row block *block* (64 rows), as a fragment."""
+        if self.open:
+            raise ScopeError(
+                "an accumulator read inside its `accumulate` block, where wgmma may still write it. Leave it first."
+            )
+        if self.bound.latest is not self:
+            raise ScopeError(
+                f"an accumulator of {self.bound.matmul.name} read after the next `accumulate` block has begun, which has the "
+                "same registers. Store it before, or declare a second Wgmma."
+            )
+        return self.bound.isa.accumulator_columns(self.bound.matmul, self.registers, block, first, columns)
+
+
+Epilogue = Callable[..., Any]

@@ -1,0 +1,207 @@
+"""The ends of a ring: where a role is in it, the events that it waits for and signals, and the slots that it has open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmapipe.errors import ScopeError
+from tmapipe.isa.interface import Carried, Isa
+from tmapipe.plan.model import Ring
+from tmapipe.protocol.cluster import peer_mask
+
+__all__ = ["RingEnd", "Slot", "advance"]
+
+
+def advance(isa: Isa, place: Any, stages: int) -> None:
+    """Moves a place of index and parity on to the next of *stages* slots."""
+    following = place[0] + 1
+    wrapped = following == stages
+    place[1] = isa.select(wrapped, place[1] ^ 1, place[1])
+    place[0] = isa.select(wrapped, 0, following)
+
+
+class RingEnd(Carried):
+    """One role's end of a ring: where it is, and the events it waits for and signals.
+
+    Scoped: ``with end.produce() as slot`` (first phase) and ``with end.consume() as slot`` (any other). As events:
+    `acquire` and `commit`, `wait` and `release`, each pair once a slot and in ring order.
+
+    The place advances when a slot is entered and the slot keeps its index, so leaving a slot changes nothing but the
+    barriers; state lives in registers (`Isa.cells`), so no second name for the ring can hold a stale copy of it.
+    """
+
+    def __init__(self, isa: Isa, ring: Ring, role: str, parts: dict[str, Any]):
+        phase = ring.phase_of(role)
+        assert phase is not None
+        self.isa, self.ring, self.role, self.phase, self.parts = isa, ring, role, phase, parts
+        self.awaited = ring.barriers[phase - 1]
+        self.signalled = ring.barriers[phase]
+        self.lag = ring.lag.get(role, 0)
+        self.readers = ring.readers.get(role, ())
+        self.place = isa.cells(0, 1 if phase == 0 else 0)  # index, parity
+        self.held: Any = isa.cells(*[-1] * self.lag) if self.lag else ()  # oldest first; -1: none
+        self.by_threads = False  # whether threads have touched a slot of this end
+        self.to_peers = ring.peers > 1 and phase == len(ring.phases) - 1
+        self.mask: Any = None
+        if self.to_peers:
+            for axes in ring.groups:
+                peers = peer_mask(isa, axes)
+                self.mask = peers if self.mask is None else self.mask | peers
+
+    # ---- scoped ---------------------------------------------------------------------------------------------------
+
+    def produce(self) -> Slot:
+        """Enters the next free slot: waits until every reader (of every CTA that gets our data) has released it, arms the
+        bytes of the loads, and on leaving commits it. Raises `ScopeError` in a role of a later phase."""
+        self._only_phase(0)
+        return Slot(self)
+
+    def consume(self) -> Slot:
+        """Enters the next slot that the phase before has finished, and on leaving releases it, once this role's reads of
+        it have retired. Raises `ScopeError` in a role of the first phase."""
+        self._only_phase(None)
+        return Slot(self)
+
+    # ---- events ---------------------------------------------------------------------------------------------------
+
+    def acquire(self) -> Slot:
+        """First phase: waits for the next slot to be free and arms the loads' bytes. Pair it with `commit`."""
+        return self.produce().__enter__()
+
+    def commit(self, slot: Slot) -> None:
+        """First phase: hands *slot* on. Loads complete by themselves; writes by threads are fenced and signalled here."""
+        slot.__exit__(None, None, None)
+
+    def wait(self) -> Slot:
+        """Later phases: waits for the next slot of the phase before. Pair it with `release`."""
+        return self.consume().__enter__()
+
+    def release(self, slot: Slot) -> None:
+        """Later phases: gives *slot* to the next phase, late by as many slots as asynchronous readers are in flight."""
+        slot.__exit__(None, None, None)
+
+    def drain(self) -> None:
+        """Waits for all asynchronous reads of this role and releases every slot held back."""
+        if self.lag:
+            self._retire(0)
+            for i in range(self.lag):
+                self._signal(self.held[i], when=self.held[i] >= 0)
+                self.held[i] = -1
+
+    def skip(self, slots: Any) -> None:
+        """Passes over *slots* slots, which another team of this role handles."""
+        place = self.place[0] + slots
+        laps = place // self.ring.stages
+        self.place[0] = place - laps * self.ring.stages
+        self.place[1] = self.place[1] ^ (laps & 1)
+
+    def finish(self) -> None:
+        """Once, after the last tile: drains; then, if peers' arrivals may still be on their way to this CTA's barriers,
+        waits for the last release of every slot, so that the CTA does not leave before them."""
+        self.drain()
+        if self.phase == 0 and self.ring.peers > 1:
+            for _ in range(self.ring.stages):
+                self.isa.mbarrier_wait(self.awaited, self.place[0], self.place[1])
+                advance(self.isa, self.place, self.ring.stages)
+
+    # ---- what the scopes do ---------------------------------------------------------------------------------------
+
+    def _only_phase(self, phase: int | None) -> None:
+        if (phase == 0) != (self.phase == 0):
+            verb, other = ("produce", "consume") if phase == 0 else ("consume", "produce")
+            raise ScopeError(
+                f"{verb}() on ring {self.ring.name!r} in role {self.role!r}, which plays phase {self.phase} of "
+                f"{len(self.ring.phases)}. Use {other}()."
+            )
+
+    def _enter(self) -> Any:
+        index = self.place[0]
+        self.isa.mbarrier_wait(self.awaited, index, self.place[1])
+        nbytes = self.ring.armed.get(self.role, 0)
+        if nbytes:
+            self.isa.mbarrier_arrive_expect_tx(self.signalled, index, nbytes)
+        advance(self.isa, self.place, self.ring.stages)
+        return index
+
+    def _leave(self, slot: Slot) -> None:
+        if slot.touched_by_threads:
+            self.by_threads = True
+            if self._async_elsewhere(slot):
+                self.isa.fence_proxy_async()
+            self.isa.warp_sync()
+        if "wgmma" in self.readers and not slot.retired:
+            self.isa.wgmma_commit()
+        if "tma" in self.readers:
+            self.isa.bulk_commit_group()
+        if self.lag:
+            self._retire(self.lag)
+            self._signal(self.held[0], when=self.held[0] >= 0)
+            for i in range(self.lag - 1):
+                self.held[i] = self.held[i + 1]
+            self.held[self.lag - 1] = slot.index
+        elif self.role in self.ring.signals:
+            if not slot.retired:
+                self._retire(0)
+            self._signal(slot.index)
+
+    def _async_elsewhere(self, slot: Slot) -> bool:
+        """Whether the async proxy touches, in some other phase or lap, what this scope's threads have touched."""
+        return any(part.async_proxy for name, part in self.parts.items() if name in slot.touched_by_threads)
+
+    def _retire(self, pending: int) -> None:
+        if "wgmma" in self.readers:
+            self.isa.wgmma_wait(pending)
+        if "tma" in self.readers:
+            self.isa.bulk_wait_group(pending, read=True)
+
+    def _signal(self, index: Any, when: Any = True) -> None:
+        if self.to_peers:
+            # Peers overwrite the slot. Reads by TMA and wgmma have retired here; accesses by threads have to be released.
+            scope = "cluster" if self.by_threads else "relaxed"
+            self.isa.mbarrier_arrive_cluster(self.signalled, index, self.mask, when, scope)
+        else:
+            self.isa.mbarrier_arrive(self.signalled, index, when=when)
+
+
+class Slot(Carried):
+    """A slot between entry and exit. Its parts are attributes, by the names of the stages: ``slot.a.load(tile, k=i)``."""
+
+    def __init__(self, end: RingEnd):
+        self.end = end
+        self.index: Any = None
+        self.open = False
+        self.retired = False  # whether its asynchronous reads have been waited for already
+        self.touched_by_threads: set[str] = set()
+
+    def __enter__(self) -> Slot:
+        self.index = self.end._enter()
+        self.open = True
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is None:
+            if not self.open:
+                raise ScopeError(
+                    f"a slot of ring {self.end.ring.name!r} left a second time, or from outside its `with` block, in role "
+                    f"{self.end.role!r}. Leave each slot once."
+                )
+            self.end._leave(self)
+        self.open = False
+
+    def _check_open(self) -> None:
+        if not self.open:
+            raise ScopeError(
+                f"a slot of ring {self.end.ring.name!r} used outside its `with` block in role {self.end.role!r}. "
+                "Move the use into the block."
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        self._check_open()
+        part = self.end.parts.get(name)
+        if part is None:
+            raise ScopeError(
+                f"ring {self.end.ring.name!r} has no stage {name!r}; its stages are {', '.join(self.end.parts) or 'none'}."
+            )
+        return part.at(self)

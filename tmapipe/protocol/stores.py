@@ -1,0 +1,215 @@
+"""Stores as the storing role sees them: straight from a slot, or through buffers that it fills."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tmapipe.errors import InputError, ScopeError
+from tmapipe.isa.interface import Carried, Fragment, Isa, SlotRef
+from tmapipe.plan.model import NamedBarrier, RoleWarps, Store
+from tmapipe.protocol.matmuls import Accumulator, Epilogue
+from tmapipe.protocol.pieces import Piece, pieces
+from tmapipe.protocol.ring import Slot
+from tmapipe.protocol.tile import Tile, start_of, within
+
+__all__ = ["BoundStore", "SlotStore", "SlotStoreInSlot"]
+
+
+class SlotStore(Carried):
+    """A store straight from a loaded slot, as the storing role sees it: ``slot.y.store(tile)``."""
+
+    async_proxy = True
+
+    def __init__(self, isa: Isa, store: Store, role: RoleWarps):
+        self.isa, self.store_plan, self.role = isa, store, role
+
+    def at(self, slot: Slot) -> SlotStoreInSlot:
+        return SlotStoreInSlot(self, slot)
+
+
+class SlotStoreInSlot(Carried):
+    """A store of one open slot."""
+
+    def __init__(self, bound: SlotStore, slot: Slot):
+        self.bound, self.slot = bound, slot
+
+    def store(self, tile: Tile | None = None, **coordinates: Any) -> None:
+        """Starts the store of this slot to *tile* (or the given tile coordinates, which win). What threads of this role
+        wrote to the slot in this scope is fenced first. Raises `ScopeError` in a role that is not the last phase."""
+        self.slot._check_open()
+        bound, end = self.bound, self.slot.end
+        if end.role != bound.role.name:
+            raise ScopeError(
+                f"store() of {bound.store_plan.name!r} in role {end.role!r}: the ring's last role stores it."
+            )
+        plan = bound.store_plan
+        at = start_of(f"slot.{plan.name}.store", plan.dims, plan.tile, tile, coordinates)
+        if plan.buffer.name in self.slot.touched_by_threads:
+            bound.isa.fence_proxy_async()
+            bound.isa.warp_sync()
+        bound.isa.tma_store(plan, self.slot.index, at)
+
+
+class BoundStore(Carried):
+    """A `TmaStoreStage` with buffers of its own, in the role that fills them. State: the next buffer, in registers.
+    once_a_row: whether it stores after the last piece of a row alone."""
+
+    once_a_row = False
+
+    def __init__(
+        self, isa: Isa, store: Store, stages: int, role: RoleWarps, barrier: NamedBarrier | None, columns: int
+    ):
+        self.isa, self.plan, self.stages, self.role, self.barrier, self.width = (
+            isa,
+            store,
+            stages,
+            role,
+            barrier,
+            columns,
+        )
+        self.next = isa.cells(0)
+        self.unit: Any = 0  # which warpgroup of the role
+        if barrier is not None and barrier.instances > 1:
+            self.unit = isa.warp // 4 - role.first_warp // 4
+        self.issuer = isa.warp == role.first_warp + 4 * self.unit
+        self.owner = self.unit if store.buffer.owners == role.warps // 4 else self.unit % store.buffer.owners
+
+    def store(
+        self,
+        tile: Tile,
+        values: Accumulator | tuple[Accumulator, ...] | Fragment,
+        epilogue: Epilogue | None = None,
+        *,
+        also: Mapping[str, BoundStore] | None = None,
+        operands: Callable[[], dict[str, Fragment]] | None = None,
+    ) -> None:
+        """Converts *values* to the tensor's type and stores them to *tile*, as soon as a buffer is free.
+
+        values: an `Accumulator` (of the source declared), several of one shape that the epilogue combines, or a fragment
+        dealt as `slot.x.read()` deals it; epilogue: applied to the accumulators before the conversion, element by element;
+        also: further stores of the same shape and `columns`, by name. The epilogue then returns a dictionary of fragments, one
+        for each store by its name. operands: called once a piece, in order, for what the epilogue takes by name. Raises
+        `ScopeError` if the epilogue returns other outputs.
+        """
+        if isinstance(values, Accumulator):
+            values = (values,)
+        if isinstance(values, tuple) and all(isinstance(value, Accumulator) for value in values):
+            self._store_accumulators(tile, values, epilogue, {self.plan.name: self, **(also or {})}, operands)
+        else:
+            at = start_of(f"{self.plan.name}.store", self.plan.dims, self.plan.tile, tile, {})
+            self._store_piece(
+                at,
+                lambda slot: self.isa.write(slot, values if epilogue is None else epilogue(values), self.role),
+                self.stages,
+            )
+
+    def finish(self) -> None:
+        """Once, after the last tile: the issuing thread waits until its buffers have been read."""
+        self.isa.when(self.issuer, lambda: self.isa.bulk_wait_group(0, read=True))
+
+    def _store_accumulators(
+        self,
+        tile: Tile,
+        sums: tuple[Accumulator, ...],
+        epilogue: Epilogue | None,
+        stores: dict[str, BoundStore],
+        operands: Callable[[], dict[str, Fragment]] | None,
+    ) -> None:
+        """Piece by piece, 64 rows x `width` columns of this warpgroup, through each of the stores in turn."""
+        _check_alike(sums)
+        if epilogue is not None:
+            _check_floating(stores)
+        matmul = sums[0].bound.matmul
+        rows, columns, groups = matmul.shape[0], matmul.shape[1], matmul.warpgroups
+        whole = (*self.plan.tile[:-2], rows, columns)
+        group = matmul.group(self.isa.warp)
+        coordinates = {self.plan.dims[0]: 0} if self.plan.clipped else {}
+        *batch, m, n = start_of(f"{self.plan.name}.store", self.plan.dims, whole, tile, coordinates)
+        m = tile.row if self.plan.clipped else m
+        once = sum(store.once_a_row for store in stores.values())
+        for block, first in pieces(rows, columns, groups, self.width):
+            fragments = [acc.columns(block, first, self.width) for acc in sums]
+            named = operands() if operands else {}
+            values = fragments[0] if epilogue is None else self.isa.apply(epilogue, fragments, named)
+            strip = block * groups + group
+            at = (*batch, m + strip * 64, n + first)
+            piece = Piece(matmul, tile, at, strip, first, self.width, self.plan, (len(stores) - once, once))
+            # All are reduced before the first is stored: few registers wait meanwhile.
+            for store, part in [(store, store.reduced(piece, part)) for store, part in self._parts(stores, values)]:
+                store.put(piece, part)
+        if any(store.plan.shared for store in stores.values()):
+            self._hand_over(list(stores.values()))
+
+    def _hand_over(self, stores: list[BoundStore]) -> None:
+        """Once this warpgroup's stores have read their buffers, another team's may begin, with the first ones."""
+        self.isa.when(self.issuer, lambda: self.isa.bulk_wait_group(0, read=True))
+        self._sync()
+        for store in stores:
+            if store.plan.shared:
+                store.next[0] = 0
+
+    def reduced(self, piece: Piece, values: Fragment) -> Fragment:
+        """What is left of a piece's values to be `put`: all of them, but in subclasses."""
+        return values
+
+    def put(self, piece: Piece, values: Fragment) -> None:
+        """Stores one piece of a tile."""
+        write = functools.partial(self.isa.write_columns, piece.matmul, values)
+        rows = within(self.isa, piece.tile.rows - piece.strip * 64, 64) if self.plan.clipped else None
+        self._store_piece(piece.at, write, piece.stores_in(self.stages), rows)
+
+    def _parts(self, stores: dict[str, BoundStore], values: Any) -> list[tuple[BoundStore, Fragment]]:
+        """What the epilogue has returned, by store."""
+        if len(stores) == 1 and not isinstance(values, dict):
+            return [(self, values)]
+        if not isinstance(values, dict) or set(values) != set(stores):
+            found = ", ".join(values) if isinstance(values, dict) else type(values).__name__
+            raise ScopeError(f"an epilogue returned {found}; it returns a dictionary of {', '.join(stores)}.")
+        return [(store, values[name]) for name, store in stores.items()]
+
+    def _store_piece(self, at: tuple[Any, ...], write: Any, issued: int, rows: Any = None) -> None:
+        """One buffer's way: wait until it is free, write, fence, synchronize, and let the issuer store it. issued: stores, at
+        least, from the buffer's last one on, with that: the issuer counts the bulk groups of all its stores; rows: of a store
+        that is clipped."""
+        isa = self.isa
+        index = self.owner * self.stages + self.next[0]
+        isa.when(self.issuer, lambda: isa.bulk_wait_group(issued - 1, read=True))
+        self._sync()
+        write(SlotRef(self.plan.buffer, index))
+        isa.fence_proxy_async()
+        self._sync()
+
+        def issue() -> None:
+            isa.tma_store(self.plan, index, at, rows)
+            isa.bulk_commit_group()
+
+        isa.when(self.issuer, issue)
+        following = self.next[0] + 1
+        self.next[0] = isa.select(following == self.stages, 0, following)
+
+    def _sync(self) -> None:
+        if self.barrier is None:
+            self.isa.warp_sync()
+        else:
+            self.isa.named_barrier_sync(self.barrier, self.unit)
+
+
+def _check_alike(sums: tuple[Accumulator, ...]) -> None:
+    """Raises `ScopeError` for accumulators of different shapes or warpgroups."""
+    matmuls = [acc.bound.matmul for acc in sums]
+    for first, other in itertools.pairwise(matmuls):
+        places = {(matmul.shape[:2], matmul.first_warp, matmul.warpgroups) for matmul in (first, other)}
+        if len(places) > 1:
+            raise ScopeError(f"accumulators of {first.name} and {other.name} stored together, which differ in shape.")
+
+
+def _check_floating(stores: Mapping[str, BoundStore]) -> None:
+    """Raises `InputError` for stores of integers, which no epilogue rounds to."""
+    for store in stores.values():
+        kind = store.plan.buffer.dtype
+        if kind.integer:
+            rule = "an epilogue works in fp32, which is not rounded to integers"
+            raise InputError(store.plan.name, kind.name, rule, 'give the store another dtype, e.g. "bf16"')

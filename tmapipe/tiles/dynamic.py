@@ -1,0 +1,142 @@
+"""DynamicTiles: whichever cluster is free takes the next tile.
+
+A warp of its own in every CTA, the scheduler, runs ahead of the others: it takes the next number from a counter in global
+memory, and hands on where that tile lies, until there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from tmapipe.errors import InputError
+from tmapipe.isa.interface import Carried, Isa
+from tmapipe.plan.model import RoleWarps
+from tmapipe.protocol.tile import Tile
+from tmapipe.tiles.persistent import TileNumbers, number_divisors, steps_of, tile_of
+from tmapipe.tiles.queue import QueuedTiles, QueueEnd
+
+__all__ = ["DynamicTiles"]
+
+
+@attrs.frozen
+class DynamicTiles(QueuedTiles):
+    """Dynamic order: each cluster takes the next tile when it is ready for one, so that clusters that are held up take fewer.
+
+    raster: as in `PersistentTiles`; stages: slots for tiles that have been fetched ahead (two or more hide the fetch). The
+    kernel has one warp more in each CTA; results are those of any other order, bit by bit.
+    """
+
+    stages: int = attrs.field(default=2)
+
+    @stages.validator
+    def _check_stages(self, attribute: Any, value: Any) -> None:
+        if not isinstance(value, int) or value < 1:
+            raise InputError("DynamicTiles(stages)", value, "is a positive number of tiles", "use 2")
+
+    def words(self, dims: int) -> int:
+        """Whether there is a tile, and where."""
+        return 1 + dims
+
+    def divisors(self, grid: dict[str, Any], cluster: dict[str, int], clusters: Any) -> dict[str, Any]:
+        """What the scheduler divides by; *grid* in tiles, none of them 0. On the host, or in the kernel."""
+        return number_divisors(self.raster, steps_of(grid, cluster))
+
+    def bind(self, isa: Isa, grid: dict[str, Any]) -> Any:
+        """This order on the calling CTA, for a grid of *grid* tiles a dimension."""
+        return BoundDynamicTiles(isa, self, grid)
+
+
+class BoundDynamicTiles(Carried):
+    """A grid whose tiles are fetched one by one; `of` gives them to a role."""
+
+    def __init__(self, isa: Isa, order: DynamicTiles, grid: dict[str, Any]):
+        self.isa, self.dims = isa, tuple(grid)
+        by = isa.divisors(order.divisors(grid, isa.plan.cluster, isa.clusters))
+        self.numbers = TileNumbers(isa, order.raster, grid, by)
+
+    def of(self, role: RoleWarps) -> TilesOfRole:
+        """The tiles as *role* takes them."""
+        return TilesOfRole(self, role)
+
+
+class TilesOfRole(Carried):
+    """The tiles of the calling warp's cluster, as they come. State, in registers: how many slots were read; the words of the
+    last one, the first of which tells whether there was a tile."""
+
+    def __init__(self, tiles: BoundDynamicTiles, role: RoleWarps):
+        self.isa, self.numbers, self.dims = tiles.isa, tiles.numbers, tiles.dims
+        self.queue = QueueEnd(tiles.isa, role)
+        self.read = self.isa.cells(0)
+        self.words = self.isa.cells(*[0] * (1 + len(self.dims)))
+
+    def begin(self) -> None:
+        """Nothing can be handed on yet."""
+
+    def each(self, body: Callable[[Tile], None]) -> None:
+        """Runs *body* once a tile."""
+        self._next()
+
+        def one() -> None:
+            body(self._tile())
+            self._next()
+
+        self.isa.loop_while(self.words, one, lambda: self._turns(0, 1))
+
+    def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
+        """Runs *body* for the tiles *team*, *team* + *teams*, ..., and *skip* for those between."""
+        isa = self.isa
+        between = isa.cells(team)  # tiles of other teams that come first
+
+        def pass_over() -> None:
+            skip(self._tile())
+            self._next()
+
+        def take() -> None:
+            body(self._tile())
+            self._next()
+
+        def one() -> None:
+            for i in range(teams - 1):
+                isa.when((between[0] > i) & (self.words[0] != 0), pass_over)
+            between[0] = teams - 1
+            isa.when(self.words[0] != 0, take)
+
+        self._next()
+        isa.loop_while(self.words, one, lambda: self._turns(team, teams))
+
+    def finish(self) -> None:
+        """After the last tile."""
+        self.queue.finish()
+
+    def _next(self) -> None:
+        found = self.queue.take(len(self.dims) + 1, self._fetch, self._without_data)
+        for i, word in enumerate(found):
+            self.words[i] = word
+        self.read[0] = self.read[0] + 1
+
+    def _fetch(self) -> Sequence[Any]:
+        """Takes the next tile's number. Each cluster goes on until it gets a number beyond the last tile; the last one
+        to do so leaves the counter at 0."""
+        number = self.isa.next_number(self.numbers.total + self.isa.clusters - 1)
+        return self._words_of(number, self.isa.select(number < self.numbers.total, 1, 0))
+
+    def _words_of(self, number: Any, there_is: Any) -> Sequence[Any]:
+        return (there_is, *self.numbers.places(number).values())
+
+    def _tile(self) -> Tile:
+        return tile_of(self.isa, {dim: self.words[1 + i] for i, dim in enumerate(self.dims)})
+
+    # ---- the model without data -----------------------------------------------------------------------------------
+
+    def _without_data(self) -> Sequence[int]:
+        """What the next slot holds if the clusters take turns."""
+        number = self.isa.cluster_id + self.read[0] * self.isa.clusters
+        return self._words_of(number, int(number < self.numbers.total))
+
+    def _turns(self, team: int, teams: int) -> int:
+        """How many tiles are left to the team then."""
+        count = -(-(self.numbers.total - self.isa.cluster_id) // self.isa.clusters)
+        return max(0, -(-(count - team) // teams))

@@ -1,0 +1,87 @@
+"""GroupedTiles: the output tiles of groups of rows, one group after another, whose sizes only the device knows.
+
+The rows of the output are divided among groups by a table of where each ends. Tiles begin where their group does, so that the
+last one of a group reaches over into the next::
+
+    rows     0 1 2 3 4 5 6 7 8 9 ...          tiles of 4 rows, in the order of their numbers:
+    group    0 0 0 0 0 0|1 1 1|3 3 ...        0: 0-3    1: 4-5    2: 6-8    (3: none)    4: 9-...
+
+How many tiles there are is known on the host all the same: with tiles of r rows, group g gets the numbers from
+``floor((start + g (r - 1)) / r)`` on, which are always enough, and one or none too many, which are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from tmapipe.errors import InputError
+from tmapipe.isa.interface import Isa
+from tmapipe.protocol.cluster import cluster_coordinate
+from tmapipe.protocol.tile import Tile, within
+from tmapipe.tiles.persistent import BoundTiles, PersistentTiles
+
+__all__ = ["GroupedTiles"]
+
+
+@attrs.frozen
+class GroupedTiles(PersistentTiles):
+    """Static persistent order of tiles that each belong to one group of rows. All CTAs of a cluster work on one group.
+
+    raster: as in `PersistentTiles`; rows: of an output tile; table: names the `Table` of where the rows of each group end, in
+    order; output: names the store of dimensions m and n whose rows they are. A tile's coordinates are n, l (its group), row
+    (its first row, in elements) and rows (how many there are up to the group's end: maybe more than the tile has, or none).
+    """
+
+    rows: int = attrs.field(kw_only=True)
+    table: str = attrs.field(kw_only=True)
+    output: str = attrs.field(default="d", kw_only=True)
+
+    def unit(self, cluster: dict[str, int]) -> int:
+        """Rows of a cluster."""
+        return self.rows * cluster.get("m", 1)
+
+    def spread(self, rows: Any, groups: Any, cluster: dict[str, int]) -> Any:
+        """Numbers of tiles along m, a multiple of the cluster, for so many *rows* of the output in so many *groups*."""
+        unit = self.unit(cluster)
+        return (rows + groups * (unit - 1)) // unit * cluster.get("m", 1)
+
+    def bind(self, isa: Isa, grid: dict[str, Any]) -> Any:
+        """This order on the calling CTA, for a grid of *grid* tiles a dimension, of which those along m are `spread`."""
+        return BoundGroupedTiles(isa, self, grid).at(isa.cluster_id)
+
+
+class BoundGroupedTiles(BoundTiles):
+    """The calling CTA's tiles. Nothing is known of them before the table may be read. Those without rows, on all CTAs of the
+    cluster, are passed over."""
+
+    order: GroupedTiles
+    coordinates = ("n", "l", "row", "rows", "left")
+    early = False
+
+    def _take(self, tile: Tile, body: Callable[[Tile], None]) -> None:
+        self.isa.when(tile.left > 0, lambda: body(tile))
+
+    def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
+        raise InputError("GroupedTiles", teams, "deals out tiles to whole CTAs, not to teams", "use a role of one team")
+
+    def tile(self, i: Any) -> Tile:
+        """The *i*-th tile of the calling CTA. Its `left` is how many rows its cluster has, 0 or less if none."""
+        isa, unit, table = self.isa, self.order.unit(self.isa.plan.cluster), self.order.table
+        places = self.numbers.places(self.place + i * isa.clusters)
+        number, groups = places["m"], isa.extent(table, 0)
+        begun = isa.table_count(table, groups - 1, lambda g, end: self._row(end) + (g + 1) * (unit - 1) < (number + 1) * unit)
+        end = self._row(isa.table_value(table, begun))
+        before = isa.table_value(table, isa.select(begun > 0, begun - 1, 0))
+        start = isa.select(begun > 0, self._row(before), 0)
+        row = start + (number - (start + begun * (unit - 1)) // unit) * unit
+        left = end - row
+        offset = cluster_coordinate(isa, "m") * self.order.rows
+        n = places["n"] * isa.plan.cluster.get("n", 1) + cluster_coordinate(isa, "n")
+        return Tile({"n": n, "l": begun, "row": row + offset, "rows": left - offset, "left": left})
+
+    def _row(self, entry: Any) -> Any:
+        """An entry of the table, within the tensor."""
+        return within(self.isa, entry, self.isa.extent(self.order.output, 0))

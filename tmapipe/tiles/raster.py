@@ -1,0 +1,101 @@
+"""Rasters: in which order the tiles of one output matrix follow each other, to share operands in L2.
+
+A raster is a bijection from 0 .. rows * columns - 1 to places (row, column) in a matrix of tiles (in units of clusters). All
+go through the matrix in bands of some rows, one band after another; they differ in how they go through a band.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from tmapipe.errors import InputError
+from tmapipe.isa.interface import Isa
+
+__all__ = ["Grouped", "Hilbert", "Snake"]
+
+
+def _positive(raster: Any, attribute: Any, value: Any) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise InputError(f"{type(raster).__name__}({attribute.name})", value, "is a positive number of rows", "use 8")
+
+
+@attrs.frozen
+class Grouped:
+    """Through `rows` rows before the next column, each band from the first column to the last."""
+
+    rows: int = attrs.field(default=8, validator=_positive)
+
+    def divisors(self, rows: Any, columns: Any) -> dict[str, Any]:
+        """What `place` divides by, for a matrix of so many rows and columns."""
+        return {"band": self.rows * columns, "last rows": (rows - 1) % self.rows + 1}
+
+    def place(self, isa: Isa, by: dict[str, Any], rows: Any, columns: Any, index: Any) -> tuple[Any, Any]:
+        """(row, column) of tile number *index*. by: what `divisors` named, to divide by."""
+        band = index // by["band"]
+        index = index - band * (self.rows * columns)
+        first = band * self.rows
+        short = rows - first < self.rows
+        height = isa.select(short, rows - first, self.rows)
+        down, right = self._in_band(isa, by, columns, index, short, height)
+        return first + down, self._turned(isa, band, columns, right)
+
+    def _in_band(self, isa: Isa, by: dict[str, Any], columns: Any, index: Any, short: Any, height: Any) -> Any:
+        right = isa.select(short, index // by["last rows"], index // self.rows)
+        return index - right * height, right
+
+    def _turned(self, isa: Isa, band: Any, columns: Any, right: Any) -> Any:
+        return right
+
+
+@attrs.frozen
+class Snake(Grouped):
+    """As `Grouped`, but every second band from the last column to the first: what one band ends with, the next begins with."""
+
+    def _turned(self, isa: Isa, band: Any, columns: Any, right: Any) -> Any:
+        return isa.select(band & 1 == 1, columns - 1 - right, right)
+
+
+@attrs.frozen
+class Hilbert(Snake):
+    """Hilbert curves of `rows` x `rows` tiles (a power of two), strung along the bands, every second band backwards: any run
+    of consecutive tiles is nearly square. Each curve ends beside the next one's beginning. What the squares leave of a band is
+    gone through column by column, as in `Snake`. With `rows` that of a square matrix, it is the Hilbert curve of it."""
+
+    rows: int = attrs.field(default=8, validator=_positive)
+
+    @rows.validator
+    def _check(self, attribute: Any, value: Any) -> None:
+        if value & (value - 1) or value > 256:
+            raise InputError("Hilbert(rows)", value, "is a power of two up to 256", "use 8")
+
+    def _in_band(self, isa: Isa, by: dict[str, Any], columns: Any, index: Any, short: Any, height: Any) -> Any:
+        bits = self.rows.bit_length() - 1
+        down, right = super()._in_band(isa, by, columns, index, short, height)
+        square = index >> (2 * bits)
+        inside, left = index & (self.rows * self.rows - 1), square << bits
+        in_square = left + self.rows <= columns
+        y, x = _hilbert(isa, bits, inside)
+
+        def pick(curve: Any, otherwise: Any) -> Any:
+            return isa.select(short, otherwise, isa.select(in_square, curve, otherwise))
+
+        return pick(y, down), pick(left + x, right)
+
+
+def _hilbert(isa: Isa, bits: int, index: Any) -> tuple[Any, Any]:
+    """(y, x) of point number *index* on the Hilbert curve through a square of 2^bits points a side, from (0, 0) to
+    (0, 2^bits - 1). Quarter by quarter, from the smallest square on: the curve of the next larger one goes through four
+    copies, of which the first is mirrored at the diagonal and the last at the other diagonal."""
+    x: Any = 0
+    y: Any = 0
+    for level in range(bits):
+        side = 1 << level
+        quarter = (index >> (2 * level)) & 3
+        first, last = quarter == 0, quarter == 3
+        mirrored_x = isa.select(first, y, isa.select(last, side - 1 - y, x))
+        mirrored_y = isa.select(first, x, isa.select(last, side - 1 - x, y))
+        x = mirrored_x + side * (quarter >> 1)
+        y = mirrored_y + side * ((quarter ^ (quarter >> 1)) & 1)
+    return y, x

@@ -1,0 +1,128 @@
+"""StreamKTiles: all inner steps of all output tiles, as one long row, cut into equal shares.
+
+With three tiles of 8 steps and 4 shares of 6:
+
+    tile    0 0 0 0 0 0 0 0 1 1 1 1 1 1 1 1 2 2 2 2 2 2 2 2
+    share   0 0 0 0 0 0|1 1 1 1 1 1|2 2 2 2 2 2|3 3 3 3 3 3
+
+so that no CTA idles where tiles do not divide among them. A share is some whole tiles and up to two pieces of tiles; the
+pieces of one tile are partial sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from tmapipe.errors import InputError
+from tmapipe.integers import ceil_div
+from tmapipe.isa.interface import Carried, Isa
+from tmapipe.plan.model import RoleWarps
+from tmapipe.protocol.tile import Tile
+from tmapipe.tiles.persistent import PersistentTiles, TileNumbers, number_divisors, steps_of, tile_of
+
+__all__ = ["StreamKTiles"]
+
+
+@attrs.frozen
+class StreamKTiles(PersistentTiles):
+    """Stream-K order: each cluster takes one share, or as many consecutive ones as the others.
+
+    shares: as many as clusters that work at once; raster: as in `PersistentTiles`; stage, dim: the steps are the tiles of this
+    load along this dimension. The output has a dimension "s" for the pieces of a tile, before those of the matrix: a tile's
+    coordinates are s (which piece), m, n, ..., first (its first step) and steps (how many). Is s of extent 1, all is one
+    share.
+    """
+
+    shares: int = attrs.field(kw_only=True)
+    stage: str = attrs.field(default="a", kw_only=True)
+    dim: str = attrs.field(default="k", kw_only=True)
+
+    @shares.validator
+    def _check_shares(self, attribute: Any, value: Any) -> None:
+        if not isinstance(value, int) or value < 1:
+            raise InputError("StreamKTiles(shares)", value, "is a positive number of shares", "use 132")
+
+    def clusters(self, grid: dict[str, int], cluster: dict[str, int]) -> int:
+        """How many clusters can work at once: one a share."""
+        return self.shares
+
+    def pieces(self, tiles: int, steps: int) -> tuple[int, int]:
+        """Least and most pieces of a tile, for so many tiles (in units of clusters) of so many steps: a share's boundaries lie
+        ceil(tiles * steps / shares) steps apart."""
+        least = ceil_div(steps, max(1, ceil_div(tiles * steps, self.shares)))
+        return least, least + 1
+
+    def divisors(self, grid: dict[str, Any], cluster: dict[str, int], clusters: Any) -> dict[str, Any]:
+        """What decoding a tile's number divides by; *grid* in tiles, none of them 0. On the host, or in the kernel."""
+        return number_divisors(self.raster, steps_of(_without_shares(grid), cluster))
+
+    def bind(self, isa: Isa, grid: dict[str, Any]) -> Any:
+        """This order on the calling CTA, for a grid of *grid* tiles a dimension."""
+        return BoundStreamK(isa, self, grid)
+
+
+class BoundStreamK(Carried):
+    """The calling CTA's pieces of tiles."""
+
+    def __init__(self, isa: Isa, order: StreamKTiles, grid: dict[str, Any]):
+        self.isa = isa
+        by = isa.divisors(order.divisors(grid, isa.plan.cluster, isa.clusters))
+        self.numbers = TileNumbers(isa, order.raster, _without_shares(grid), by)
+        load = isa.plan.load(order.stage)
+        where = load.dims.index(order.dim)
+        steps = ceil_div(isa.extent(load.argument, where), load.tile[where])
+        self.total = self.numbers.total * steps
+        self.steps = isa.select(steps > 0, steps, 1)  # of a tile; to divide by
+        most = self._least(order.shares, self.numbers.total * grid["s"])
+        self.shares = isa.select(grid["s"] == 1, 1, most)
+        size = ceil_div(self.total, self.shares)  # of a share, in steps; the last ones may be smaller
+        self.size = isa.select(size > 0, size, 1)
+
+    def of(self, role: RoleWarps) -> BoundStreamK:
+        """The pieces as *role* takes them."""
+        return self
+
+    def each(self, body: Callable[[Tile], None]) -> None:
+        """Runs *body* once a piece."""
+        isa = self.isa
+        first, last = (c * self.shares // isa.clusters for c in (isa.cluster_id, isa.cluster_id + 1))
+        end = self._least(last * self.size, self.total)
+        at = isa.cells(first * self.size)
+        start = at[0]
+        cuts = (end - 1) // self.steps - start // self.steps + (end - 1) // self.size - start // self.size
+
+        def piece() -> None:
+            tile, after = self._piece(at[0], end)
+            at[0] = after
+            body(tile)
+
+        # Where a tile and a share end together they make one cut: then there is one piece less.
+        isa.loop(isa.select(start < end, cuts + 1, 0), lambda i: isa.when(at[0] < end, piece))
+
+    def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
+        raise InputError(
+            "StreamKTiles", teams, "deals out pieces to whole CTAs, not to teams", "use a role of one team"
+        )
+
+    def finish(self) -> None:
+        """Nothing is in flight: every CTA computes its pieces by itself."""
+
+    def _piece(self, start: Any, end: Any) -> tuple[Tile, Any]:
+        """The piece that begins with step *start*, and the step after it, at most *end*."""
+        number, share = start // self.steps, start // self.size
+        begins = number * self.steps
+        which = share - begins // self.size
+        after = self._least(self._least(begins + self.steps, (share + 1) * self.size), end)
+        tile = tile_of(self.isa, self.numbers.places(number))
+        places = {dim: tile[dim] for dim in self.numbers.steps}
+        return Tile({"s": which, **places, "first": start - begins, "steps": after - start}), after
+
+    def _least(self, a: Any, b: Any) -> Any:
+        return self.isa.select(a < b, a, b)
+
+
+def _without_shares(grid: dict[str, Any]) -> dict[str, Any]:
+    return {dim: count for dim, count in grid.items() if dim != "s"}
