@@ -19,7 +19,7 @@ help:
 	@echo "make demo    the GEMM example: on the GPU if there is one, else on the CPU model (DEMO_ARGS='--help' for options)"
 	@echo "make test    the tests (PYTEST_ARGS='-k ring' for some of them)"
 	@echo "make lint    ruff and mypy"
-	@echo "make format  what ruff can repair by itself"
+	@echo "make format  repair what ruff can, and format"
 	@echo "make env     the environment alone, in $(VENV)"
 	@echo "make clean   remove the environment and the caches"
 	@echo "Variables: PYTHON=$(PYTHON)  EXTRAS=$(EXTRAS)  CONSTRAINT=FILE (versions to keep to, as for pip -c)"
@@ -32,10 +32,12 @@ test: $(STAMP)
 
 lint: $(STAMP)
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
 
 env: $(STAMP)
 

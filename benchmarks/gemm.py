@@ -84,7 +84,9 @@ def run_suite(args: argparse.Namespace, clock: Any, gpu: str, device: str) -> in
     shapes = args.shapes or [shape(text) for text in (SHAPES_FP8 if fp8 else SHAPES)]
     problems = list(itertools.product(args.dtype, shapes))
     if "tmapipe" in args.peers:
-        ours.warm([(m, n, k, DTYPES[dtype], "bf16" if fp8 else DTYPES[dtype]) for dtype, (m, n, k) in problems], args.every)
+        ours.warm(
+            [(m, n, k, DTYPES[dtype], "bf16" if fp8 else DTYPES[dtype]) for dtype, (m, n, k) in problems], args.every
+        )
     for dtype, (m, n, k) in problems:
         name = f"{m}x{n}x{k}"
         print(f"\n{name} {dtype} ({time.monotonic() - started:.0f} s so far)", flush=True)

@@ -33,7 +33,15 @@ COUNTERS = {
     "between_halves_sectors": "lts__t_sectors_srcunit_ltcfabric.sum",
     "dram_read_bytes": "dram__bytes_read.sum",
 }
-UNITS = {"ns": 1e-3, "us": 1.0, "byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "sector": 1.0}  # to us, bytes, sectors
+UNITS = {
+    "ns": 1e-3,
+    "us": 1.0,
+    "byte": 1.0,
+    "Kbyte": 1e3,
+    "Mbyte": 1e6,
+    "Gbyte": 1e9,
+    "sector": 1.0,
+}  # to us, bytes, sectors
 
 
 def counted(text: str) -> dict[str, Any]:
@@ -106,7 +114,15 @@ def main(argv: list[str] | None = None) -> int:
             printed = profile(f"{m}x{n}x{k}", peer)
             name = next(line for line in printed.splitlines() if line.startswith("variant ")).removeprefix("variant ")
             results.add(problem=f"{m}x{n}x{k}", dtype="bf16", peer=peer, variant=name, **counted(printed))
-    columns = ("problem", "peer", "variant", "fraction", "between_halves_sectors", "dram_read_bytes", "us_at_base_clock")
+    columns = (
+        "problem",
+        "peer",
+        "variant",
+        "fraction",
+        "between_halves_sectors",
+        "dram_read_bytes",
+        "us_at_base_clock",
+    )
     print_table([[row[name] for name in columns] for row in results.rows], columns)
     print(f"\nwritten: {results.write(args.out)}")
     return 0

@@ -199,7 +199,11 @@ def run(case: Case, device: str) -> None:
 
     assert (surrounded == SENTINEL).sum() == surrounded.numel() - out.numel() + (out == SENTINEL).sum()
     if case.exact:
-        again = [schedule(a, *bs, **named, out=_output(case, device)[1])] if case.outputs == 1 else schedule(a, *bs, **named)
+        again = (
+            [schedule(a, *bs, **named, out=_output(case, device)[1])]
+            if case.outputs == 1
+            else schedule(a, *bs, **named)
+        )
         for d, other in zip(found, again, strict=True):
             assert torch.equal(_bits(d), _bits(other)), "another run, other bits"
 

@@ -102,9 +102,7 @@ def _without_role(plan: Plan) -> list[tuple[int, int]]:
     return [(end, start - end) for end, start in zip(ends, starts, strict=True) if start > end]
 
 
-def _run_branch(
-    isa: Isa, schedule: Any, tiles: BoundTiles, registers: int | None, roles: list[RoleWarps]
-) -> None:
+def _run_branch(isa: Isa, schedule: Any, tiles: BoundTiles, registers: int | None, roles: list[RoleWarps]) -> None:
     if registers is not None:
         isa.setmaxnreg(registers, increase=registers > isa.plan.launch_registers)
     for role in roles:

@@ -99,9 +99,13 @@ class TmaStoreStage:
         if self.folded and reduce is None:
             raise InputError("TmaStoreStage(folded)", folded, "needs a reduction", 'pass reduce="add"')
         if clipped and not (isinstance(source, Wgmma) and len(self.dims) == 2):
-            raise InputError("TmaStoreStage(clipped)", True, "is for accumulators stored to two dimensions", "leave it out")
+            raise InputError(
+                "TmaStoreStage(clipped)", True, "is for accumulators stored to two dimensions", "leave it out"
+            )
         if shared and not isinstance(source, Wgmma):
-            raise InputError("TmaStoreStage(shared)", True, "is for accumulators, which teams take in turn", "leave it out")
+            raise InputError(
+                "TmaStoreStage(shared)", True, "is for accumulators, which teams take in turn", "leave it out"
+            )
         self.clipped, self.shared = clipped, shared
         if swizzle is not None and swizzle not in SWIZZLES:
             raise InputError("TmaStoreStage(swizzle)", swizzle, "is 0, 32, 64 or 128 (bytes)", "leave it out")

@@ -225,7 +225,11 @@ def initialized(*calls):
     return SmallProgram((1,), 1, tuple(map(tuple, warps)), ctas=2)
 
 
-CASES["nor an initialization that is not fenced"] = ({Kind.INIT_NOT_VISIBLE}, initialized(), initialized(("fence init",)))
+CASES["nor an initialization that is not fenced"] = (
+    {Kind.INIT_NOT_VISIBLE},
+    initialized(),
+    initialized(("fence init",)),
+)
 
 
 def relayed(scope):

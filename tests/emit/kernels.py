@@ -214,7 +214,8 @@ GEMMS = {
     "gemm 2x1, anything outside": Kernel(lambda: S.Gemm((128, 176, 64), outside=("anything", "anything")), {}, GEMM),
     "gemm 1x2 fp8, anything outside": Kernel(
         lambda: S.Gemm((64, 64, 256), (1, 2), outside=("anything", "zeros")),
-        {"a": "fp8_e4m3", "b": "fp8_e5m2", "d": "bf16"}, GEMM,
+        {"a": "fp8_e4m3", "b": "fp8_e5m2", "d": "bf16"},
+        GEMM,
     ),
     "gemm m192": Kernel(lambda: S.Gemm((192, 128, 64), (1, 2)), {}, GEMM),
     "gemm m192 n232, two instructions": Kernel(lambda: S.Gemm((192, 232, 64), (1, 2), store_stages=1), {}, GEMM),

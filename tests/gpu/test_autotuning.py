@@ -18,7 +18,9 @@ FUSED = {
 def test_the_fastest_is_found_and_remembered(fused, tmp_path, monkeypatch):
     monkeypatch.setenv("TMAPIPE_CACHE_DIR", str(tmp_path))
     torch.manual_seed(0)
-    a, b, c = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((264, 520), (520, 520), (264, 520)))
+    a, b, c = (
+        torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((264, 520), (520, 520), (264, 520))
+    )
     bias = torch.randn(520, device="cuda", dtype=torch.bfloat16)
     problem = Problem.of(a, b)
     found = tune(problem, most=3, jobs=3, progress=False, **fused)

@@ -143,7 +143,12 @@ def test_anything_outside(m, make):
     torch.manual_seed(m)
     a = torch.randn(m, 1032, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(904, 1032, device="cuda", dtype=torch.bfloat16)
-    for tile, cluster in (((64, 128, 64), (1, 1)), ((64, 64, 128), (2, 1)), ((128, 176, 64), (1, 2)), ((128, 64, 32), (2, 2))):
+    for tile, cluster in (
+        ((64, 128, 64), (1, 1)),
+        ((64, 64, 128), (2, 1)),
+        ((128, 176, 64), (1, 2)),
+        ((128, 64, 32), (2, 2)),
+    ):
         wanted = make(tile, cluster)(a, b)
         room = torch.full((m + 64, 904), 7.0, device="cuda", dtype=torch.bfloat16)
         make(tile, cluster, outside=("anything", "anything"))(a, b, out=room[:m])

@@ -48,7 +48,9 @@ def test_gated(majors):
     torch.manual_seed(0)
     a, gate, up = (torch.randn(rows, 328, device="cuda", dtype=torch.float16) for rows in (264, 520, 520))
     turned = [x.t().contiguous().t() for x in (a, gate, up)]
-    a, gate, up = (t if major != "k" else x for x, t, major in zip((a, gate, up), turned, majors + majors[1:], strict=True))
+    a, gate, up = (
+        t if major != "k" else x for x, t, major in zip((a, gate, up), turned, majors + majors[1:], strict=True)
+    )
     out = S.GatedGemm(majors=majors, dtype="fp32")(a, gate, up)
     one, two = a.double() @ gate.double().t(), a.double() @ up.double().t()
     reference = torch.nn.functional.silu(one) * two

@@ -88,9 +88,7 @@ def test_int8_scaled_in_the_epilogue(make):
     torch.manual_seed(0)
     a, b = (torch.randint(-128, 128, (rows, 400), device="cuda", dtype=torch.int8) for rows in (300, 520))
     scale = torch.rand(520, device="cuda")
-    gemm = make(
-        dtype="bf16", epilogue=lambda acc, scale: acc * scale, operands={"scale": tp.epilogue.PerColumn()}
-    )
+    gemm = make(dtype="bf16", epilogue=lambda acc, scale: acc * scale, operands={"scale": tp.epilogue.PerColumn()})
     out = gemm(a, b, scale=scale)
     reference = (a.double() @ b.double().t()) * scale.double()
     assert ((out.double() - reference).norm() / reference.norm()).item() < 4e-3

@@ -61,7 +61,9 @@ def test_majors_types_and_an_epilogue():
     np.testing.assert_allclose(gemm(a, turned, ends), want, rtol=1e-4, atol=1e-4)
     lying = np.ascontiguousarray(a[:, :48].T[:, :144]).T
     out = GroupedGemm((64, 64, 16), (1, 1), 2, majors=("m", "k"), dtype="fp32")(lying, b, offsets=np.minimum(ends, 144))
-    np.testing.assert_allclose(out, reference(a[:144], b, np.minimum(ends, 144), np.zeros((144, 64))), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        out, reference(a[:144], b, np.minimum(ends, 144), np.zeros((144, 64))), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_entries_that_are_no_rows_write_nothing_else():

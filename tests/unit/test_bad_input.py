@@ -224,7 +224,9 @@ def test_operands_contiguous_along_m_or_n():
     refused(lambda: S.Gemm(majors=("m", "k"))(ragged, b), argument="a.stride", rule="no positive multiple of 16")
     refused(lambda: S.Gemm(majors=("m", "k"))(a[0], b), argument="a", value=(64,), rule="has the dimensions l k m")
     refused(lambda: S.GatedGemm(majors="kn"), argument="majors", value="kn", rule='"m" or "k"')
-    refused(lambda: S.Gemm((64, 64, 16), (1, 4), majors=("m", "k")).plan(), argument="a.tile[0]", value=16, rule="multicast")
+    refused(
+        lambda: S.Gemm((64, 64, 16), (1, 4), majors=("m", "k")).plan(), argument="a.tile[0]", value=16, rule="multicast"
+    )
 
 
 def test_operands_need_epilogues_in_turn():
@@ -234,10 +236,16 @@ def test_operands_need_epilogues_in_turn():
 
 def test_stores_of_some_rows_and_shared_buffers_are_for_accumulators():
     options = {"tile": (64, 64), "role": tp.Role(warps=4)}
-    refused(lambda: tp.TmaStoreStage("m n", clipped=True, **options), argument="TmaStoreStage(clipped)", rule="accumulators")
-    refused(lambda: tp.TmaStoreStage("m n", shared=True, **options), argument="TmaStoreStage(shared)", rule="accumulators")
+    refused(
+        lambda: tp.TmaStoreStage("m n", clipped=True, **options), argument="TmaStoreStage(clipped)", rule="accumulators"
+    )
+    refused(
+        lambda: tp.TmaStoreStage("m n", shared=True, **options), argument="TmaStoreStage(shared)", rule="accumulators"
+    )
     mma = S.Gemm().mma
-    refused(lambda: tp.TmaStoreStage("l m n", source=mma, clipped=True), argument="TmaStoreStage(clipped)", rule="two dim")
+    refused(
+        lambda: tp.TmaStoreStage("l m n", source=mma, clipped=True), argument="TmaStoreStage(clipped)", rule="two dim"
+    )
 
 
 def test_groups():

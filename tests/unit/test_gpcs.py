@@ -45,7 +45,12 @@ def test_an_h200():
 
 
 def test_what_is_not_understood_is_one_gpc():
-    for parts, resident in ((H200, 65), ([], 66), ([[0, 1], [500, 501]], 2), ([[2 * i, 2 * i + 1] for i in range(20)], 20)):
+    for parts, resident in (
+        (H200, 65),
+        ([], 66),
+        ([[0, 1], [500, 501]], 2),
+        ([[2 * i, 2 * i + 1] for i in range(20)], 20),
+    ):
         clusters, of_pair, places = unpacked(keep_places(parts, 2, resident, 10 * resident))
         assert clusters == resident == places[0] and not any(of_pair)
 
@@ -88,6 +93,8 @@ def test_sizes_of_clusters_that_a_device_does_not_take(monkeypatch):
 def test_refused():
     for order in (GpcTiles, DynamicTiles):
         refused(order, 8, argument="PersistentTiles(raster)", rule="is Grouped, Snake or Hilbert")
-    refused(GroupedTiles, 8, rows=128, table="ends", argument="PersistentTiles(raster)", rule="is Grouped, Snake or Hilbert")
+    refused(
+        GroupedTiles, 8, rows=128, table="ends", argument="PersistentTiles(raster)", rule="is Grouped, Snake or Hilbert"
+    )
     refused(StreamKTiles, 8, shares=66, argument="PersistentTiles(raster)", rule="is Grouped, Snake or Hilbert")
     assert GpcTiles() == GpcTiles(Grouped(8))

@@ -205,7 +205,9 @@ def test_clusters_meet_as_a_cluster():
     for warp in range(12):
         events = record(gemm, gemm.plan(), warp, extents)
         kinds = [event[0] for event in events]
-        assert events.count(("cluster_arrive", "relaxed")) == kinds.count("cluster_wait") == 1 and "cta_sync" not in kinds
+        assert (
+            events.count(("cluster_arrive", "relaxed")) == kinds.count("cluster_wait") == 1 and "cta_sync" not in kinds
+        )
 
 
 def test_every_warp_of_a_warpgroup_sets_its_registers_first():

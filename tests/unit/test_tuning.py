@@ -32,7 +32,9 @@ def test_majors_by_the_strides():
     a, w = np.zeros((300, 512), np.float16), np.zeros((512, 768), np.float16)
     assert Problem.of(a, np.zeros((768, 512), np.float16)).majors == ("k", "k")
     problem = Problem.of(a, w.T)
-    assert problem.majors == ("k", "n") and "n-major" in str(problem) and problem != Problem(300, 768, 512, "fp16", "fp16")
+    assert (
+        problem.majors == ("k", "n") and "n-major" in str(problem) and problem != Problem(300, 768, 512, "fp16", "fp16")
+    )
     assert Problem.of(w.T, w.T).majors == ("m", "n")
     chosen = choose(problem)
     assert chosen.turned == ("b",) and chosen.mma.transposed == (False, True)
@@ -91,7 +93,10 @@ def test_an_epilogue_is_chosen_for_too():
     assert choose(Problem(8192, 8192, 256), **FUSED).in_turn and not choose(Problem(8192, 8192, 256)).in_turn
     with pytest.raises(InputError, match="parts of k"):
         Candidate("SplitK", (128, 128), (1, 1), (("parts", 2),)).build(Problem(512, 512, 512), FUSED)
-    for wrong in ({"epilogue": lambda acc: acc, "operands": {"bias": PerColumn()}}, {"operands": {"bias": PerColumn()}}):
+    for wrong in (
+        {"epilogue": lambda acc: acc, "operands": {"bias": PerColumn()}},
+        {"operands": {"bias": PerColumn()}},
+    ):
         with pytest.raises(InputError, match="epilogue"):
             choose(Problem(4096, 4096, 4096), **wrong)
 

@@ -219,7 +219,9 @@ def _check_table(name: str, table: Any, dims: tuple[str, ...], extents: dict[str
         raise InputError(f"{name}.dtype", kind, "a table holds int32", f"{name}.to(torch.int32)")
     if table.ndim != 1 or not is_contiguous(table):
         rule = "a table is a dense vector"
-        raise InputError(f"{name}.shape, {name}.stride", (tuple(table.shape), _strides(table, 1, 0)), rule, "flatten it")
+        raise InputError(
+            f"{name}.shape, {name}.stride", (tuple(table.shape), _strides(table, 1, 0)), rule, "flatten it"
+        )
     shape = (int(table.shape[0]),)
     _note_extents(name, dims, shape, extents)
     return shape

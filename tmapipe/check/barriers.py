@@ -81,9 +81,7 @@ class Barriers:
     def _warps(self, cta: int) -> range:
         return range(cta * self.layout.warps, (cta + 1) * self.layout.warps)
 
-    def _arrive(
-        self, which: int, agent: int, op: Any, number: int, completed: bool, order_only: bool = False
-    ) -> None:
+    def _arrive(self, which: int, agent: int, op: Any, number: int, completed: bool, order_only: bool = False) -> None:
         clocks = self.clocks
         step = Step(self.log.order, agent, op, number)
         before = self.generations.get((which, number - 1))

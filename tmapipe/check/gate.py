@@ -1,7 +1,7 @@
 """The gate before the compiler: a schedule is checked each time before it is compiled for launching.
 
-Nothing is remembered: a compiled kernel is kept by the schedule that it was compiled for, and two schedules that look alike may
-differ in a helper function, a closure or an attribute that their bodies read.
+Nothing is remembered. A compiled kernel is kept by the schedule that it was compiled for, and two schedules that look alike
+may differ in a helper function, a closure or an attribute that their bodies read.
 
 Set ``schedule.checked = False``, or TMAPIPE_CHECK=0 in the environment, to go without.
 """

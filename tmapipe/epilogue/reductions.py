@@ -73,7 +73,6 @@ class RowParts(TmaStoreStage):
         self.derived = {"n_tiles": ("n", mma.shape[1], 1), "m_padded": ("m", UNIT, UNIT)}
 
 
-
 class ColumnParts(TmaStoreStage):
     """Stores the sums of each 16 rows' columns to a workspace [l, 16s of rows, n], 4 x *width* of them at a time."""
 
@@ -82,7 +81,6 @@ class ColumnParts(TmaStoreStage):
     def __init__(self, mma: Wgmma, width: int):
         super().__init__("l m_warps n", source=mma, tile=(4, width), stages=1, dtype=fp32)
         self.derived = {"m_warps": ("m", mma.shape[0], mma.shape[0] // WARP_ROWS)}
-
 
 
 class BoundRowParts(BoundStore):

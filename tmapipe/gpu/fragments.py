@@ -52,9 +52,7 @@ def write_columns(isa: Any, matmul: Matmul, values: Any, slot: SlotRef) -> None:
     cute.copy(tiled, source, target)
 
 
-def read_columns(
-    isa: Any, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
-) -> Any:
+def read_columns(isa: Any, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0) -> Any:
     """See `tmapipe.isa.Isa`."""
     # Lane i holds columns 2 (i % 4) + {0, 1} of each 8, of the rows i / 4 and i / 4 + 8 of the warp's 16.
     tensor = isa.buffers[slot.buffer.name]

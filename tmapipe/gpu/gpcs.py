@@ -141,5 +141,7 @@ def _called(result: tuple[Any, ...]) -> Any:
     """What a driver call returned. Raises `RuntimeError` if it failed."""
     status, *values = result
     if status != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"the CUDA driver answered {status.name} while it was tried out which multiprocessors lie in a GPC")
+        raise RuntimeError(
+            f"the CUDA driver answered {status.name} while it was tried out which multiprocessors lie in a GPC"
+        )
     return values[0] if values else None

@@ -133,5 +133,7 @@ def partition(
     core, outer = len(extents), len(start) - len(extents)
     tile = cute.local_tile(cute.domain_offset(start, tensor), extents, (*(0,) * core, *(None,) * outer))
     shares = cute.make_layout(peers)
-    own, tile = cpasync.tma_partition(copy, share, shares, cute.group_modes(slots, 0, core), cute.group_modes(tile, 0, core))
+    own, tile = cpasync.tma_partition(
+        copy, share, shares, cute.group_modes(slots, 0, core), cute.group_modes(tile, 0, core)
+    )
     return own, tile[(None, *(0,) * outer)]

@@ -45,7 +45,10 @@ class _Part(Carried):
         self.tiled = tiled_mma(matmul.a.dtype, matmul.b.dtype, (matmul.warpgroups, 1, 1), self.n, matmul.transposed)
         group = matmul.group(isa.warp) if matmul.warpgroups > 1 else 0
         mine = self.tiled.get_slice(cute.make_layout(matmul.warpgroups, stride=128)(group))
-        a, b = (_operand(isa.buffers[x.name], x, way) for x, way in zip((matmul.a, matmul.b), matmul.transposed, strict=True))
+        a, b = (
+            _operand(isa.buffers[x.name], x, way)
+            for x, way in zip((matmul.a, matmul.b), matmul.transposed, strict=True)
+        )
         if self.n < matmul.shape[1]:
             b = rows_of(b, matmul.b, first, self.n)
         self.a = self.tiled.make_fragment_A(mine.partition_A(a))

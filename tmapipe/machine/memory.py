@@ -191,9 +191,7 @@ def round_to_tf32(values: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values), rounded, bits).astype(np.uint32).view(np.float32)
 
 
-def scatter(
-    values: np.ndarray, tensor: np.ndarray, store: Store, at: tuple[int, ...], rows: int | None = None
-) -> None:
+def scatter(values: np.ndarray, tensor: np.ndarray, store: Store, at: tuple[int, ...], rows: int | None = None) -> None:
     """Writes (or adds, in fp32 and rounded once) the slot's *values*, or the first *rows* rows, to the tile of *tensor* that
     starts at element *at*."""
     extents = store.tile if rows is None else (*store.tile[:-2], rows, store.tile[-1])

@@ -249,9 +249,7 @@ class MachineIsa:
     def write_column_sums(self, matmul: Matmul, sums: Any, slot: SlotRef) -> None:
         self._write_rows(slot, sums)
 
-    def read_columns(
-        self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int, start: int = 0
-    ) -> Any:
+    def read_columns(self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int, start: int = 0) -> Any:
         place, warp, warps = self._slot(slot.buffer, slot.stage), self.warp % 4, 4 * matmul.warpgroups
         first = matmul.group(self.warp) * 4 + warp
         whole = along != ("m", "n")
@@ -264,7 +262,9 @@ class MachineIsa:
         return values[None, start : start + (columns if along else 1)] if whole else values
 
     def apply(self, function: Callable[..., Any], fragments: Sequence[Any], named: dict[str, Any]) -> Any:
-        widened = (f.astype(np.float32) if isinstance(f, np.ndarray) else f for f in fragments)  # from int32, of integers
+        widened = (
+            f.astype(np.float32) if isinstance(f, np.ndarray) else f for f in fragments
+        )  # from int32, of integers
         return function(*widened, **named)
 
     # ---- generic accesses -----------------------------------------------------------------------------------------

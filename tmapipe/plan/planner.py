@@ -151,7 +151,9 @@ def _check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch
             rule = "takes operands of 8 and 32 bits contiguous along k only (PTX ISA, wgmma.mma_async: imm-trans)"
             raise InputError(f"Wgmma({name})", f"{a} x {b}", rule, "transpose them in memory, or use bf16")
         if mma.promote and a.integer:
-            raise InputError(f"Wgmma({name}, promote)", True, "is for sums in fp32; those of int8 are exact", "leave it out")
+            raise InputError(
+                f"Wgmma({name}, promote)", True, "is for sums in fp32; those of int8 are exact", "leave it out"
+            )
         if m % (64 * warpgroups):
             raise InputError(
                 f"{mma.a.name}.tile[{int(mma.transposed[0])}]",

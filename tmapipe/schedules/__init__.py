@@ -16,7 +16,18 @@ from tmapipe.tiles.dynamic import DynamicTiles
 from tmapipe.tiles.gpc import GpcTiles
 from tmapipe.tiles.persistent import PersistentTiles
 
-__all__ = ["REGISTRY", "AddParts", "Copy", "GatedGemm", "Gemm", "GroupedGemm", "PingPong", "Registered", "SplitK", "StreamK"]
+__all__ = [
+    "REGISTRY",
+    "AddParts",
+    "Copy",
+    "GatedGemm",
+    "Gemm",
+    "GroupedGemm",
+    "PingPong",
+    "Registered",
+    "SplitK",
+    "StreamK",
+]
 
 
 class Registered(NamedTuple):

@@ -145,7 +145,9 @@ class Gemm(Schedule):
         common: dict[str, Any] = {"ring": self.ring, "dtype": "tf32" if tf32 else None}
         check_pair("l2_hints", l2_hints, 'e.g. (None, "evict_first")')
         check_pair("outside", outside, 'e.g. ("anything", "zeros")')
-        of_a, of_b = ({**common, "l2_hint": hint, "outside": rest} for hint, rest in zip(l2_hints, outside, strict=True))
+        of_a, of_b = (
+            {**common, "l2_hint": hint, "outside": rest} for hint, rest in zip(l2_hints, outside, strict=True)
+        )
         self.a = operand("m", m, k, along_a, multicast=MulticastGroup("n"), **of_a)
         self.b = operand("n", n, k, along_b, multicast=MulticastGroup("m"), **of_b)
         self.turned = turned(a=along_a, b=along_b)

@@ -43,7 +43,12 @@ class StreamK(SplitK):
         tf32: bool = False,
     ):
         self.order = StreamKTiles(raster, shares=shares)
-        options: dict[str, Any] = {"store_stages": store_stages, "order": self.order, "majors": majors, "l2_hints": l2_hints}
+        options: dict[str, Any] = {
+            "store_stages": store_stages,
+            "order": self.order,
+            "majors": majors,
+            "l2_hints": l2_hints,
+        }
         super().__init__(shares, tile, cluster, stages, reduce=reduce, tf32=tf32, **options)
 
     def workspace(self, a: Any, shape: tuple[int, ...]) -> Any:

@@ -72,7 +72,9 @@ class BoundGroupedTiles(BoundTiles):
         isa, unit, table = self.isa, self.order.unit(self.isa.plan.cluster), self.order.table
         places = self.numbers.places(self.place + i * isa.clusters)
         number, groups = places["m"], isa.extent(table, 0)
-        begun = isa.table_count(table, groups - 1, lambda g, end: self._row(end) + (g + 1) * (unit - 1) < (number + 1) * unit)
+        begun = isa.table_count(
+            table, groups - 1, lambda g, end: self._row(end) + (g + 1) * (unit - 1) < (number + 1) * unit
+        )
         end = self._row(isa.table_value(table, begun))
         before = isa.table_value(table, isa.select(begun > 0, begun - 1, 0))
         start = isa.select(begun > 0, self._row(before), 0)

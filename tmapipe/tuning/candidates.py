@@ -29,11 +29,16 @@ COOPERATIVE: dict[int, tuple[int, ...]] = {
 }
 PINGPONG: dict[int, tuple[int, ...]] = {64: (128, 192, 256), 128: (128, 160, 192)}
 SHORT_K = 2048  # bytes of k, up to which stores outweigh loads: the fewer rows are written at a time, the better (1 %)
-MEDIUM_K = 4096  # bytes of k, up to which a seventh stage brings less than a second output buffer: 1024^3 8.7, not 9.0 us
+MEDIUM_K = (
+    4096  # bytes of k, up to which a seventh stage brings less than a second output buffer: 1024^3 8.7, not 9.0 us
+)
 SHORTEST_K = 512  # bytes of k, up to which epilogues take longer than mainloops
 FEW_ROWS = 256  # of a, which L2 keeps while b passes: 256 x 4096 x 4096 in tiles of 64 x 128 20.2, not 22.6 us
 ROWS_BEYOND = 32  # of a tile's beyond the edge; with 48, loads of zeros take up to 16 % of 16 x 14336 x 4096
-READ_ONCE = ("evict_first", "evict_first")  # by CTAs that run at the same time: a long k leaves no room for a second time
+READ_ONCE = (
+    "evict_first",
+    "evict_first",
+)  # by CTAs that run at the same time: a long k leaves no room for a second time
 BY_GPC = {  # tiles of clusters along n, whose eights a GPC can share
     "Gemm": ((128, 256), (256, 128), (192, 176)),
     "PingPong": ((128, 128),),
