@@ -428,7 +428,7 @@ def test_named_barriers_run_out():
     refused(schedule(load=load, role=role, ring=a_ring, x=x, **parts).plan, argument="named barriers", rule="16, id 0")
 
 
-@pytest.mark.parametrize("name", ["index", "end", "open", "tile_count", "finish"])
+@pytest.mark.parametrize("name", ["index", "end", "open", "retired", "touched_by_threads"])
 def test_names_that_slots_have(name):
     load, use = tp.Role(warps=1), tp.Role(warps=1)
     a_ring = tp.BarrierRing(2, producer=load, consumer=use)
