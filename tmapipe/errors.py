@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from typing import Any
+
 __all__ = [
     "DeadlockError",
     "HazardError",
@@ -26,6 +29,25 @@ class InputError(PipelineError, ValueError):
     def __init__(self, argument: str, value: object, rule: str, fix: str):
         self.argument, self.value, self.rule, self.fix = argument, value, rule, fix
         super().__init__(f"{argument} = {value!r}: {rule}. Fix: {fix}.")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Processes hand errors on: one with a value that cannot be pickled keeps what it looks like."""
+        value = self.value
+        try:
+            pickle.dumps(value)
+        except Exception:  # any: values define how they are pickled
+            value = _Shown(repr(value))
+        return type(self), (self.argument, value, self.rule, self.fix)
+
+
+class _Shown:
+    """Stands for a value that could not go along to another process."""
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
 
 
 class ScopeError(PipelineError, RuntimeError):

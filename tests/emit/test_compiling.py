@@ -1,6 +1,12 @@
 """Candidates compiled in processes of their own, and loaded here."""
 
+import sys
+import threading
+
+import pytest
+
 import tmapipe as tp
+from tests.unit.limits import ended
 from tmapipe.tuning import Candidate, Problem
 from tmapipe.tuning.compiling import compile_all, load
 
@@ -25,3 +31,46 @@ def test_an_epilogue_goes_along(tmp_path):
     errors = compile_all(Problem(256, 256, 256), few, tmp_path, 1, fused=fused)
     assert errors[few[0]] == "" and "parts of k" in errors[few[1]]
     assert callable(load(tmp_path, 0))
+
+
+FEW = [Candidate("Gemm", (64, 64), (1, 1)), Candidate("Gemm", (64, 128), (1, 1)), Candidate("Gemm", (128, 128), (1, 1))]
+
+
+def compiled(folder, epilogue):
+    return ended(lambda: compile_all(Problem(256, 256, 256), FEW, folder, 2, fused={"epilogue": epilogue}))
+
+
+def test_an_epilogue_that_cannot_go_along(tmp_path):
+    lock = threading.Lock()
+
+    def locked(acc):
+        with lock:
+            return acc
+
+    with pytest.raises(tp.InputError, match="cannot be pickled") as info:
+        compiled(tmp_path, locked)
+    assert info.value.argument == "epilogue" and info.value.value is locked
+
+
+def test_a_process_that_cannot_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no python"))
+    errors = compiled(tmp_path, tp.math.relu)
+    assert set(errors) == set(FEW) and all("FileNotFoundError" in error for error in errors.values())
+
+
+def test_a_process_that_ends_early(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    errors = compiled(tmp_path, tp.math.relu)
+    assert set(errors) == set(FEW) and all("ended: without a word" in error for error in errors.values())
+
+
+def test_bodies_may_print_much(tmp_path):
+    """More than a pipe holds."""
+
+    def loud(acc):
+        print("x" * 1_000_000)
+        sys.stderr.write("y" * 1_000_000)
+        raise RuntimeError("heard")
+
+    errors = compiled(tmp_path, loud)
+    assert set(errors) == set(FEW) and all("heard" in error for error in errors.values())

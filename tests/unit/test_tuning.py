@@ -1,7 +1,9 @@
 """Choosing a schedule: candidates, estimates, the cache, and the tuner's picking, all without a GPU."""
 
+import fcntl
 import functools
 import json
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
@@ -202,7 +204,7 @@ def test_what_is_stored_is_loaded(folder):
     assert cache.load(other, "Some GPU") is None and cache.load(problem, "Another") is None
     cache.store(other, "Some GPU", entry)
     assert cache.load(problem, "Some GPU") == cache.load(other, "Some GPU") == entry
-    assert [path.suffix for path in folder.iterdir()] == [".json"]  # nothing half-written is left
+    assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".lock"]  # nothing half-written is left
 
 
 def test_another_epilogue_is_another_entry(folder):
@@ -243,6 +245,69 @@ def test_a_broken_file_counts_as_empty(folder, text):
     assert json.loads(path.read_text())
     path.write_text(text)
     assert cache.load(problem, "GPU") is None
+
+
+def store_many(first):
+    for m in range(first, first + 50):
+        cache.store(Problem(m, 8, 8), "GPU", cache.Entry(Candidate("Gemm", (64, 64), (1, 1)), float(m), 1))
+
+
+def test_writers_do_not_lose_each_others_entries(folder):
+    with ProcessPoolExecutor(4) as pool:
+        list(pool.map(store_many, (1, 51, 101, 151)))
+    assert [cache.load(Problem(m, 8, 8), "GPU").us for m in range(1, 201)] == list(range(1, 201))
+
+
+def test_a_writer_that_stopped_does_not_stop_others(folder, monkeypatch):
+    problem, entry = Problem(8, 8, 8), cache.Entry(Candidate("Gemm", (64, 64), (1, 1)), 1.0, 1)
+    path = cache.store(problem, "GPU", entry)
+    monkeypatch.setattr(cache, "PATIENCE", 0.05)
+    with open(path.with_suffix(".lock")) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        cache.store(Problem(16, 8, 8), "GPU", entry)
+    assert cache.load(Problem(16, 8, 8), "GPU") == cache.load(problem, "GPU") == entry
+
+
+@pytest.mark.parametrize(
+    "candidate",
+    [
+        Candidate("Gemmm", (64, 64), (1, 1)),
+        Candidate("Gemm", (64, 64), (1, 1), (("colour", "red"),)),
+        Candidate("Gemm", (64, 64), (1, 1), (("order", ("Spiral", 8)),)),
+        Candidate("Gemm", (64, 64, 64), (1, 1)),
+        Candidate("Gemm", (100, 64), (1, 1)),
+    ],
+)
+def test_an_entry_that_means_nothing_today_is_none(folder, candidate):
+    problem = Problem(8, 8, 8)
+    cache.store(problem, "GPU", cache.Entry(candidate, 1.0, 1))
+    assert cache.load(problem, "GPU") is not None and tuner.recall(problem, "GPU", {}) is None
+    good = Candidate("Gemm", (64, 64), (1, 1))
+    cache.store(problem, "GPU", cache.Entry(good, 2.0, 1))
+    found = tuner.recall(problem, "GPU", {})
+    assert (found.candidate, found.us) == (good, 2.0) and isinstance(found.schedule, schedules.Gemm)
+
+
+def test_a_result_outlives_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("TMAPIPE_CACHE_DIR", str(tmp_path / "file" / "below"))
+    with pytest.warns(UserWarning, match="cannot keep its result"):
+        tuner.remember(Problem(8, 8, 8), "GPU", cache.Entry(Candidate("Gemm", (64, 64), (1, 1)), 1.0, 1), {})
+    assert cache.load(Problem(8, 8, 8), "GPU") is None
+
+
+def test_where_the_cache_lies(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TMAPIPE_CACHE_DIR", "~/mine")
+    assert cache.cache_folder() == tmp_path / "mine"
+    monkeypatch.delenv("TMAPIPE_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "~/xdg")
+    assert cache.cache_folder() == tmp_path / "xdg" / "tmapipe"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache.cache_folder() == tmp_path / ".cache" / "tmapipe"
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])  # a container's user without an entry
+    assert cache.cache_folder().is_absolute() and "~" not in str(cache.cache_folder())
 
 
 # ---- picking ------------------------------------------------------------------------------------------------------------

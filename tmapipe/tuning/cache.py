@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import importlib.metadata
 import json
 import os
 import re
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,8 @@ from tmapipe.tuning.problem import Problem
 
 __all__ = ["Entry", "cache_folder", "load", "store"]
 
+PATIENCE = 10.0  # seconds: a writer holds the lock for a few milliseconds
+
 
 @attrs.frozen
 class Entry:
@@ -30,11 +36,11 @@ class Entry:
 
 
 def cache_folder() -> Path:
-    """TMAPIPE_CACHE_DIR if it is set, else tmapipe/ in XDG_CACHE_HOME or ~/.cache."""
+    """TMAPIPE_CACHE_DIR if it is set, else tmapipe/ in XDG_CACHE_HOME or ~/.cache; without a home a temporary folder. "~"
+    stands for the home."""
     chosen = os.environ.get("TMAPIPE_CACHE_DIR")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tmapipe"
+    found = os.path.expanduser(chosen or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "tmapipe"))
+    return Path(tempfile.gettempdir(), f"tmapipe-{os.getuid()}") if found.startswith("~") else Path(found)
 
 
 def _file(gpu: str) -> Path:
@@ -60,15 +66,34 @@ def load(problem: Problem, gpu: str, fused: Fused = NOTHING) -> Entry | None:
 
 
 def store(problem: Problem, gpu: str, entry: Entry, fused: Fused = NOTHING) -> Path:
-    """Adds or replaces the entry; returns the file. The file is replaced as a whole, so that readers never see half."""
+    """Adds or replaces the entry; returns the file. Other writers wait meanwhile, so that no entry is lost; readers never
+    see half a file. Raises `OSError` if it cannot be written."""
     path = _file(gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
-    entries = _read(path)
-    entries[_key(problem, fused)] = {**attrs.asdict(entry.candidate), "us": entry.us, "tried": entry.tried}
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-        json.dump(entries, file, indent=1, sort_keys=True)
-    os.replace(file.name, path)
+    with _locked(path.with_suffix(".lock")):
+        entries = _read(path)
+        entries[_key(problem, fused)] = {**attrs.asdict(entry.candidate), "us": entry.us, "tried": entry.tried}
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
+            json.dump(entries, file, indent=1, sort_keys=True)
+        os.replace(file.name, path)
     return path
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds the lock of the file *path*, for which it waits up to `PATIENCE`: an entry that is lost is measured again, but a
+    writer that was stopped while it held the lock must not stop the others."""
+    ends = time.monotonic() + PATIENCE
+    with open(path, "a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the file is closed
+                break
+            except OSError:
+                if time.monotonic() > ends:
+                    break
+                time.sleep(0.01)
+        yield
 
 
 def _read(path: Path) -> dict[str, Any]:

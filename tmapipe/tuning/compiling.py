@@ -7,6 +7,7 @@ An epilogue goes along, wherever it was written: cloudpickle takes functions tha
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import queue
@@ -20,6 +21,7 @@ from typing import Any
 
 import cloudpickle
 
+from tmapipe.errors import InputError
 from tmapipe.tuning.candidates import Candidate
 from tmapipe.tuning.epilogues import NOTHING, Fused
 from tmapipe.tuning.problem import Problem
@@ -65,20 +67,26 @@ def compile_all(
 ) -> dict[Candidate, str]:
     """Compiles *candidates* for two-dimensional tensors (three with a batch) into *folder*, by *jobs* processes (default:
     one a core, 16 at most). done: called with each candidate and "" or what went wrong; fused: the epilogue. Returns these
-    errors."""
+    errors. Raises `InputError` for an epilogue that cannot be sent to another process."""
     jobs = max(1, min(jobs or os.cpu_count() or 1, 16, len(candidates)))
-    lines: queue.Queue[str] = queue.Queue()
+    lines: queue.Queue[tuple[int, str]] = queue.Queue()
+    shares = [list(enumerate(candidates))[job::jobs] for job in range(jobs)]
+    sent = _pickled(fused)
     threads = [
-        threading.Thread(target=_serve, args=(problem, list(enumerate(candidates))[job::jobs], folder, fused, lines))
-        for job in range(jobs)
+        threading.Thread(
+            target=_serve,
+            args=(pickle.dumps(sys.path) + pickle.dumps((problem, share, folder)) + sent, [i for i, _ in share], lines),
+            daemon=True,
+        )
+        for share in shares
     ]
     for thread in threads:
         thread.start()
     errors: dict[Candidate, str] = {}
     for _ in candidates:
-        index, _, error = lines.get().partition(" ")
-        errors[candidates[int(index)]] = error
-        done(candidates[int(index)], error)
+        index, error = lines.get()
+        errors[candidates[index]] = error
+        done(candidates[index], error)
     for thread in threads:
         thread.join()
     return errors
@@ -95,24 +103,38 @@ def _object(folder: Path, index: int) -> Path:
     return folder / f"{index}.o"
 
 
-def _serve(
-    problem: Problem, share: list[tuple[int, Candidate]], folder: Path, fused: Fused, lines: queue.Queue[str]
-) -> None:
-    """Runs one process on its share, and says of each candidate of it how it went."""
-    left = {index for index, _ in share}
-    with subprocess.Popen(
-        [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-        process.stdin.write(pickle.dumps(sys.path) + cloudpickle.dumps((problem, share, folder, dict(fused))))
-        process.stdin.close()
-        for line in process.stdout:
-            text = line.decode(errors="replace").rstrip("\n")
-            left.discard(int(text.split(" ", 1)[0]))
-            lines.put(text)
-        said = process.stderr.read().decode(errors="replace").strip().splitlines()
-    for index in left:
-        lines.put(f"{index} the compiling process ended: {said[-1] if said else 'without a word'}")
+def _pickled(fused: Fused) -> bytes:
+    try:
+        return cloudpickle.dumps(dict(fused))
+    except Exception as error:  # any: values define how they are pickled
+        rule = f"is sent to the processes that compile, and cannot be pickled ({error})"
+        fix = "enclose numbers and arrays, not locks, files or generators"
+        raise InputError("epilogue", fused.get("epilogue"), rule, fix) from None
+
+
+def _serve(task: bytes, share: list[int], lines: queue.Queue[tuple[int, str]]) -> None:
+    """Runs one process, which reads *task*, and says of each index of its *share* how it went, whatever happens."""
+    left = set(share)
+    ended = "without a word"
+    try:
+        with tempfile.TemporaryFile() as said:  # no pipe, which would be full before somebody reads it
+            command = [sys.executable, "-m", __name__]
+            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said) as process:
+                assert process.stdin is not None and process.stdout is not None
+                with contextlib.suppress(BrokenPipeError):  # it has ended: what it said tells why
+                    process.stdin.write(task)
+                    process.stdin.close()
+                for line in process.stdout:
+                    index, _, error = line.decode(errors="replace").rstrip("\n").partition(" ")
+                    if index.isdecimal() and int(index) in left:
+                        left.remove(int(index))
+                        lines.put((int(index), error))
+            said.seek(0)
+            ended = (said.read().decode(errors="replace").strip().splitlines() or [ended])[-1]
+    except Exception as error:  # no process, no file: whoever waits is told
+        ended = f"{type(error).__name__}: {error}"
+    for number in left:
+        lines.put((number, f"the compiling process ended: {ended}"))
 
 
 def _main() -> None:
@@ -121,7 +143,8 @@ def _main() -> None:
     said = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
     sys.path[:] = pickle.load(sys.stdin.buffer)  # where modules that an epilogue uses are found
-    problem, share, folder, fused = pickle.load(sys.stdin.buffer)
+    problem, share, folder = pickle.load(sys.stdin.buffer)
+    fused = pickle.load(sys.stdin.buffer)
     for index, candidate in share:
         try:
             schedule = candidate.build(problem, fused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -58,9 +59,9 @@ def tune(
     if not torch.cuda.is_available():
         raise MissingGpuError("tune() measures on a GPU, and there is none here. choose() needs none.")
     gpu = torch.cuda.get_device_name(device)
-    known = None if again else cache.load(problem, gpu, fused)
+    known = None if again else recall(problem, gpu, fused)
     if known is not None:
-        return Tuned(known.candidate.build(problem, fused), known.candidate, known.us)
+        return known
     from tmapipe.gpu.clock import CudaClock
 
     few = likely(problem, device_of(device), most, fused)
@@ -69,8 +70,27 @@ def tune(
         raise PipelineError(f"no candidate for {problem} works: {'; '.join(f'{c}: {e}' for c, e in refused.items())}")
     timings = pick(runs, CudaClock(device=device), METHOD)
     best, timing = timings[0]
-    cache.store(problem, gpu, cache.Entry(best, timing.us, len(runs)), fused)
+    remember(problem, gpu, cache.Entry(best, timing.us, len(runs)), fused)
     return Tuned(schedules[best], best, timing.us, tuple(timings), tuple(refused.items()))
+
+
+def recall(problem: Problem, gpu: str, fused: Fused) -> Tuned | None:
+    """What the cache knows, if it can still be built: a file may be older than the schedules."""
+    entry = cache.load(problem, gpu, fused)
+    if entry is None:
+        return None
+    try:
+        return Tuned(entry.candidate.build(problem, fused), entry.candidate, entry.us)
+    except Exception:  # any: the entry's names and values mean nothing to today's constructors
+        return None
+
+
+def remember(problem: Problem, gpu: str, entry: cache.Entry, fused: Fused) -> None:
+    """Stores *entry*, or warns: what was measured is worth more than its place on disk."""
+    try:
+        cache.store(problem, gpu, entry, fused)
+    except OSError as error:
+        warnings.warn(f"tune() cannot keep its result in {cache.cache_folder()}: {error}", stacklevel=3)
 
 
 def pick(runs: Mapping[Candidate, Run], clock: Clock, method: Method) -> list[tuple[Candidate, Timing]]:
