@@ -31,7 +31,7 @@ from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.table import Table
 from tmapipe.tiles.persistent import PersistentTiles
-from tmapipe.tiles.queue import SCHEDULER, QueuedTiles
+from tmapipe.tiles.queue import SCHEDULER
 from tmapipe.turnstile import Turnstile
 
 if TYPE_CHECKING:
@@ -80,19 +80,20 @@ class Schedule:
             parts.update({n: v for n, v in self.__dict__.items() if isinstance(v, _KINDS)})
             by_kind: list[Any] = [{n: v for n, v in parts.items() if isinstance(v, kind)} for kind in _KINDS]
             found = Declarations(type(self).__name__, dict(self.cluster), *by_kind)
-            if isinstance(self.tiles, QueuedTiles):
-                found = self._with_scheduler(found, self.tiles)
+            found = self._with_scheduler(found)
             object.__setattr__(self, "_declared", found)
         return found
 
-    def _with_scheduler(self, declared: Declarations, tiles: QueuedTiles) -> Declarations:
-        """A queued order's own role, and its queue."""
+    def _with_scheduler(self, declared: Declarations) -> Declarations:
+        """With a queued order's own role, and its queue."""
+        parts: list[Any] = [*declared.stores.values(), *declared.loads.values()]
+        queue = self.tiles.queue(max([len(part.dims) for part in parts[:1]], default=0))
+        if queue is None:
+            return declared
         if SCHEDULER in declared.roles:
-            raise InputError("Schedule.tiles", tiles, f"has a role {SCHEDULER!r} of its own", "rename yours")
+            raise InputError("Schedule.tiles", self.tiles, f"has a role {SCHEDULER!r} of its own", "rename yours")
         role = Role(warps=1)
         role.name = SCHEDULER
-        parts: list[Any] = [*declared.stores.values(), *declared.loads.values()]
-        queue = tiles.stages, tiles.words(max([len(part.dims) for part in parts[:1]], default=0))
         return attrs.evolve(declared, roles={**declared.roles, SCHEDULER: role}, queue=queue)
 
     def plan(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Plan:
@@ -129,7 +130,8 @@ class Schedule:
     def grid(self, extent: Callable[[str, int], Any]) -> dict[str, Any]:
         """Output tiles by dimension. extent: of a tensor's i-th dimension (elements), on the host or in the kernel."""
         name, tile = self.tile_grid()
-        return {dim: ceil_div(extent(name, i), tile[i]) for i, dim in enumerate(self.part(name).dims)}
+        tiles = {dim: ceil_div(extent(name, i), tile[i]) for i, dim in enumerate(self.part(name).dims)}
+        return self.tiles.grid(tiles, extent, self.cluster)
 
     def part(self, name: str) -> TmaLoadStage | TmaStoreStage:
         """The load or store stage called *name*, which is bound to a tensor of that name."""

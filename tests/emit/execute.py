@@ -17,8 +17,8 @@ import attrs
 
 from tests.oracle.ptx import LEADER, SHARED, Instruction, Ptx
 from tests.unit.fake_isa import Event
-from tmapipe.gpu.gpcs import keep_places
 from tmapipe.plan.model import Load, Matmul, Plan, Store
+from tmapipe.tiles.gpc_places import keep_places
 
 __all__ = ["Event", "Execution", "Launch", "lower"]
 

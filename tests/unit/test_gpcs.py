@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.errors import refused
-from tmapipe import DynamicTiles, GpcTiles, Grouped, GroupedTiles, StreamKTiles
+from tmapipe import DynamicTiles, GpcTiles, Grouped, GroupedTiles, PersistentTiles, StreamKTiles
 from tmapipe.gpu import gpcs
-from tmapipe.gpu.gpcs import GPC_WORDS, MOST_GPCS, WORDS, joined, keep_places
+from tmapipe.gpu.gpcs import joined
+from tmapipe.tiles.gpc_places import GPC_WORDS, MOST_GPCS, WORDS, keep_places
 
 #: An H200: a GPC of 8 multiprocessors besides those of 16 and 18, and four pairs by themselves.
 H200 = [
@@ -98,3 +99,16 @@ def test_refused():
     )
     refused(StreamKTiles, 8, shares=66, argument="PersistentTiles(raster)", rule="is Grouped, Snake or Hilbert")
     assert GpcTiles() == GpcTiles(Grouped(8))
+
+
+def test_an_order_says_what_it_is_launched_with():
+    """Static and dynamic orders as many clusters as fit or have tiles, and nothing else; by GPC, what is kept."""
+
+    def gpcs():
+        return H200
+
+    for order in (PersistentTiles(), DynamicTiles()):
+        assert order.launch_numbers(10, 66, 2, gpcs) == [10] and order.launch_numbers(100, 66, 2, gpcs) == [66]
+        assert order.launch_words == 0
+    numbers = GpcTiles().launch_numbers(1024, 66, 2, gpcs)
+    assert numbers == keep_places(H200, 2, 66, 1024) and len(numbers) == 1 + GpcTiles.launch_words

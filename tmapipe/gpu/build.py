@@ -13,14 +13,12 @@ from cutlass._mlir import ir
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from tmapipe.gpu.edges import edge_of, make_edge_atom
-from tmapipe.gpu.gpcs import WORDS
 from tmapipe.gpu.isa import GpuIsa
 from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
 from tmapipe.gpu.places import COUNTERS
 from tmapipe.gpu.report import Resources, read_resources
 from tmapipe.kernel import kernel_main
 from tmapipe.plan.model import Plan
-from tmapipe.tiles.gpc import GpcTiles
 
 __all__ = ["Compiled", "build"]
 
@@ -29,9 +27,11 @@ _compiling = threading.Lock()  # two traces at once in threads break CuTe DSL
 
 @attrs.frozen
 class Compiled:
-    """A compiled schedule. function: call it with the tensors in the order of `plan.arguments`, after which a queued order has
-    its counters, `COUNTERS` int32 that are 0; then a list of the number of clusters or, for `GpcTiles`, what
-    `keep_places` gives; ptx, cubin: kept if the build was asked to."""
+    """A compiled schedule.
+
+    function: call it with the tensors in the order of `plan.arguments`, after which a queued order has its counters,
+    `COUNTERS` int32 that are 0; then what the order's `launch_numbers` gives; ptx, cubin: kept if the build was asked to.
+    """
 
     plan: Plan
     function: Any = attrs.field(repr=False)
@@ -133,7 +133,7 @@ def build(
         fakes.append(make_fake_tensor(cute_type(part.buffer.dtype), shape, stride=stride, assumed_align=16))
     if plan.queue is not None:
         fakes.append(make_fake_tensor(Int32, (COUNTERS,), stride=(1,), assumed_align=4))
-    numbers = [Int32(1)] * (1 + (WORDS if isinstance(schedule.tiles, GpcTiles) else 0))
+    numbers = [Int32(1)] * (1 + schedule.tiles.launch_words)
     flags = f"--gpu-arch {plan.arch} --enable-tvm-ffi" + (" --keep-ptx --keep-cubin" if keep else "")
     kernel = _Kernel(schedule, plan, reading)
     # What is kept is read back at once; the files' names are not unique, so each compilation has a folder of its own.

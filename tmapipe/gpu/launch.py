@@ -12,9 +12,8 @@ from cutlass.utils import HardwareInfo
 from tmapipe.bind.overlap import check_apart, span
 from tmapipe.errors import InputError, MissingGpuError
 from tmapipe.gpu.build import Compiled, build
-from tmapipe.gpu.gpcs import gpcs, keep_places
+from tmapipe.gpu.gpcs import gpcs
 from tmapipe.gpu.places import COUNTERS
-from tmapipe.tiles.gpc import GpcTiles
 
 __all__ = ["Launcher", "adopt"]
 
@@ -34,9 +33,8 @@ class Launcher:
         self.device = bound.tensors[compiled.plan.arguments[0]].device
         resident = _resident_clusters(self.device.index, compiled.plan.cluster_size)
         tiles = schedule.cluster_count(bound.shapes)
-        self.numbers = [min(tiles, resident)]
-        if isinstance(schedule.tiles, GpcTiles):
-            self.numbers = keep_places(gpcs(self.device.index), compiled.plan.cluster_size, resident, tiles)
+        near = functools.partial(gpcs, self.device.index)
+        self.numbers = schedule.tiles.launch_numbers(tiles, resident, compiled.plan.cluster_size, near)
         self.inputs = len(compiled.plan.arguments) - len(compiled.plan.stores)
         self.names = tuple(bound.tensors)
         self.spans = [span(tensor) for tensor in bound.tensors.values()]

@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from tmapipe.gpu import control
-from tmapipe.gpu.gpcs import GPC_WORDS, MOST_GPCS
+from tmapipe.tiles.gpc_places import GPC_WORDS, MOST_GPCS
 
 __all__ = ["COUNTERS", "claim_place", "places_claimed"]
 

@@ -15,7 +15,7 @@ whose parts each lie in one GPC 9 %.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -23,6 +23,7 @@ import attrs
 from tmapipe.isa.interface import Carried, Isa
 from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.tile import Tile
+from tmapipe.tiles.gpc_places import WORDS, keep_places
 from tmapipe.tiles.persistent import BoundTiles
 from tmapipe.tiles.queue import QueuedTiles, QueueEnd
 
@@ -42,6 +43,14 @@ class GpcTiles(QueuedTiles):
     def words(self, dims: int) -> int:
         """The place."""
         return 1
+
+    launch_words = WORDS
+
+    def launch_numbers(
+        self, tiles: int, resident: int, cluster_size: int, gpcs: Callable[[], Sequence[Sequence[int]]]
+    ) -> list[int]:
+        """As in `PersistentTiles`."""
+        return keep_places(gpcs(), cluster_size, resident, tiles)
 
     def bind(self, isa: Isa, grid: dict[str, Any]) -> Any:
         """This order on the calling CTA, for a grid of *grid* tiles a dimension."""

@@ -6,7 +6,7 @@ The order is an object of its own, apart from the schedules' bodies: a body is g
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -34,6 +34,8 @@ class PersistentTiles:
 
     raster: Grouped = attrs.field(factory=Grouped)
 
+    launch_words = 0  #: words that a launch hands to the kernel besides the number of clusters
+
     @raster.validator
     def _check(self, attribute: Any, value: Any) -> None:
         if not isinstance(value, Grouped):
@@ -46,6 +48,28 @@ class PersistentTiles:
     def divisors(self, grid: dict[str, Any], cluster: dict[str, int], clusters: Any) -> dict[str, Any]:
         """What the order divides by; *grid* in tiles, none of them 0. On the host, or in the kernel."""
         return {"clusters": clusters, **number_divisors(self.raster, steps_of(grid, cluster))}
+
+    def grid(self, tiles: dict[str, Any], extent: Callable[[str, int], Any], cluster: dict[str, int]) -> dict[str, Any]:
+        """Numbers of tiles by dimension, from those of the output. extent: of a tensor's i-th dimension (elements), on the
+        host or in the kernel."""
+        return tiles
+
+    def queue(self, dims: int) -> tuple[int, int] | None:
+        """(slots, words of a slot) of the queue from a scheduler of the order's own, for *dims* dimensions; None without."""
+        return None
+
+    def launch_numbers(
+        self, tiles: int, resident: int, cluster_size: int, gpcs: Callable[[], Sequence[Sequence[int]]]
+    ) -> list[int]:
+        """How many clusters to launch, then `launch_words` words for the kernel.
+
+        Args:
+            tiles: clusters that can work at once, as `clusters` says.
+            resident: clusters that fit on the device at once.
+            cluster_size: CTAs of a cluster.
+            gpcs: tells the device's multiprocessors by GPC.
+        """
+        return [min(tiles, resident)]
 
     def bind(self, isa: Isa, grid: dict[str, Any]) -> BoundTiles:
         """This order on the calling CTA, for a grid of *grid* tiles a dimension."""

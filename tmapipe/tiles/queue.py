@@ -31,6 +31,10 @@ class QueuedTiles(PersistentTiles):
         """Words of a slot, for an output of *dims* dimensions."""
         raise NotImplementedError
 
+    def queue(self, dims: int) -> tuple[int, int]:
+        """As in `PersistentTiles`."""
+        return self.stages, self.words(dims)
+
 
 class QueueEnd(Carried):
     """The calling warp's end of the queue. State, in registers: the next slot and its parity. leads: whether the warp is the

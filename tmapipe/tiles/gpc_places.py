@@ -1,0 +1,50 @@
+"""The places that `GpcTiles` keeps for each GPC's clusters, and the words that tell a kernel of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from tmapipe.integers import ceil_div
+
+__all__ = ["GPC_WORDS", "MOST_GPCS", "WORDS", "keep_places"]
+
+GPC_WORDS = 12  # of 8 pairs of neighbouring multiprocessors, 4 bits each: their GPC
+WORDS = GPC_WORDS + 5  # these; and a byte each, every GPC's first place, and where the last one ends
+MOST_GPCS = 16
+
+
+def keep_places(parts: Sequence[Sequence[int]], cluster_size: int, resident: int, tiles: int) -> list[int]:
+    """How many clusters to launch for so many *tiles* (in units of clusters), then the words that tell the kernel which places
+    are kept for which GPC's. parts: multiprocessors by GPC; resident: clusters that fit on the device at once.
+
+    As many clusters of each GPC, if that takes no more waves than all of them: the hardware deals them out evenly. What is
+    not understood (another number of clusters, more than 16 GPCs, multiprocessors from 192 on) is taken as one GPC."""
+    most = max((len(part) // cluster_size for part in parts), default=0)
+    whole = [part for part in parts if 2 * (len(part) // cluster_size) >= max(1, most)]
+    rest = [part for part in parts if part not in whole and len(part) >= cluster_size]
+    groups = [*([part] for part in whole), *([rest] if rest else [])]
+    counts = [sum(len(part) // cluster_size for part in group) for group in groups]
+    known = 0 < len(groups) <= MOST_GPCS and sum(counts) == resident
+    if not known or max(itertools.chain(*parts)) >= 16 * GPC_WORDS:
+        groups, counts = [[]], [min(resident, 255)]  # a byte each
+    waves = ceil_div(tiles, sum(counts))
+    each = ceil_div(tiles, waves * len(counts))
+    if each <= min(counts):
+        counts = [each] * len(counts)
+    firsts = [sum(counts[:i]) for i in range(MOST_GPCS + 1)]
+    of_pair = [0] * 8 * GPC_WORDS
+    for gpc, group in enumerate(groups):
+        for number in itertools.chain(*group):
+            of_pair[number // 2] = gpc
+    return [sum(counts), *_packed(of_pair, 4), *_packed(firsts, 8)]
+
+
+def _packed(values: Sequence[int], bits: int) -> list[int]:
+    """Words of *values*, so many bits each, the first lowest; signed, as the kernel takes them."""
+    a_word = 32 // bits
+    words = [
+        sum(value << bits * i for i, value in enumerate(values[first : first + a_word]))
+        for first in range(0, len(values), a_word)
+    ]
+    return [word - (1 << 32) if word >> 31 else word for word in words]
