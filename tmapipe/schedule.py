@@ -16,6 +16,7 @@ import attrs
 from tmapipe.barrier import BarrierRing
 from tmapipe.bind import tensors as tensors_
 from tmapipe.bind.bound import Bound
+from tmapipe.bind.memory import check_kind, note_written
 from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
@@ -99,7 +100,7 @@ class Schedule:
     def plan(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Plan:
         """Every derived number. dtypes: the tensors' element types by stage name; where neither this nor the stage says,
         bf16. Raises `InputError` for declarations that no correct kernel could be built for."""
-        types = {name: as_dtype(dtype) for name, dtype in (dtypes or {}).items()}
+        types = {name: as_dtype(dtype) for name, dtype in self._named(dtypes or {}).items()}
         plans: dict[Any, Plan] = self.__dict__.setdefault("_plans", {})
         target = arch or self.arch
         key = (target, *sorted((name, dtype.name) for name, dtype in types.items()))
@@ -107,6 +108,17 @@ class Schedule:
             _check_axes(self)
             plans[key] = make_plan(self.declared, types, target)
         return plans[key]
+
+    def _named(self, dtypes: Mapping[str, Any]) -> Mapping[str, Any]:
+        """*dtypes*. Raises `InputError` for a name that no tensor has."""
+        known = {**self.declared.stages, **self.declared.stores, **self.declared.tables}
+        if not isinstance(dtypes, Mapping):
+            raise InputError("dtypes", dtypes, "is a dictionary of element types by stage name", 'e.g. {"a": "bf16"}')
+        for name in dtypes:
+            if name not in known:
+                rule = f"names no stage; the stages are {', '.join(known) or 'none'}"
+                raise InputError(f"dtypes[{name!r}]", dtypes[name], rule, "rename it, or leave it out")
+        return dtypes
 
     def explain(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> str:
         """Every derived number with its formula, as text."""
@@ -171,6 +183,7 @@ class Schedule:
         if signature in launchers:
             return launchers[signature](tensors, out)
         bound = tensors_.bind(self, tensors, named, out)
+        self.plan(bound.dtypes)
         if bound.empty:
             bound.fill_outputs(self.empty_value(bound))
         elif bound.on_gpu:
@@ -183,6 +196,7 @@ class Schedule:
                 launchers[signature] = launcher
         else:
             self._simulate(bound)
+        note_written(bound.outputs)
         return bound.result()
 
     def simulate(
@@ -196,12 +210,22 @@ class Schedule:
     ) -> Any:
         """Runs CPU tensors or NumPy arrays on the machine model; returns its `Run`, which has the counts.
 
-        clusters: in the grid (by default up to 2, so that persistent CTAs get more than one tile); seed: of the order in
-        which the model's agents take their steps; trace: keep every step and its source line, for `Run.timeline`. Raises
-        `DeadlockError` and `HazardError`.
+        clusters: in the grid, 1 or more (by default up to 2, so that persistent CTAs get more than one tile); seed: of the
+        order in which the model's agents take their steps; trace: keep every step and its source line, for `Run.timeline`.
+        Raises `DeadlockError` and `HazardError`.
         """
+        if clusters is not None and (isinstance(clusters, bool) or not isinstance(clusters, int) or clusters < 1):
+            raise InputError("clusters", clusters, "is a positive number of clusters, or None", "leave it out")
         bound = tensors_.bind(self, *self._as_declared(tensors, named), out)
-        return self._simulate(bound, clusters, seed, trace)
+        if bound.empty:
+            from tmapipe.machine import Layout, Run
+
+            run = Run(Layout(self.plan(bound.dtypes)), trace)
+            bound.fill_outputs(self.empty_value(bound))
+        else:
+            run = self._simulate(bound, clusters, seed, trace)
+        note_written(bound.outputs)
+        return run
 
     def _as_declared(self, tensors: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The tensors with their dimensions as the stages declare them: views of those that are `turned`."""
@@ -209,7 +233,7 @@ class Schedule:
         def view(name: str, tensor: Any) -> Any:
             if name not in self.turned or getattr(tensor, "ndim", 0) < 2:
                 return tensor
-            tensors_.check_kind(name, tensor)
+            check_kind(name, tensor)
             return tensor.swapaxes(-1, -2)
 
         names = (*self.declared.loads, *self.declared.tables, *self.declared.stores)

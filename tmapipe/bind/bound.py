@@ -68,8 +68,13 @@ class Bound:
 
     def result(self) -> Any:
         """The output, or a tuple of the outputs."""
-        results = tuple(self.tensors[name] for name in self.stores)
+        results = self.outputs
         return results[0] if len(results) == 1 else results
+
+    @property
+    def outputs(self) -> tuple[Any, ...]:
+        """The stores' tensors, in the order of declaration."""
+        return tuple(self.tensors[name] for name in self.stores)
 
 
 def _torch_to_numpy(tensor: Any, dtype: DType) -> np.ndarray:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tmapipe.bind.bound import Bound
+from tmapipe.bind.memory import check_kind, check_memory, is_torch, needs_gradient
 from tmapipe.bind.overlap import check_apart
 from tmapipe.dtypes import DType, bf16, dtype_of, fp32, int32
 from tmapipe.errors import InputError
@@ -19,7 +20,7 @@ from tmapipe.matmul import Wgmma
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 
-__all__ = ["bind", "check_kind"]
+__all__ = ["bind"]
 
 ALIGNMENT = 16  # bytes: of a TMA tensor's address and of every stride but the last (cuTensorMapEncodeTiled)
 
@@ -87,6 +88,8 @@ def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: An
         own = slice(len(folded.get(name, ())), None)
         if 0 not in shapes[name]:
             _check_output(name, shapes[name][own], strides[name][own], dtypes[name])
+    for name in everything:
+        check_memory(name, given[name], name in stores)
     check_apart(bound.tensors, stores)
     return bound
 
@@ -98,10 +101,15 @@ def signature(tensors: tuple[Any, ...], out: Any) -> tuple[Any, ...] | None:
         given = tensors if out is None else (*tensors, out)
         return (
             len(tensors),
-            *((t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % ALIGNMENT) for t in given),
+            *((t.shape, t.stride(), t.dtype, t.device, _aligned(t.data_ptr()), needs_gradient(t)) for t in given),
         )
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, RuntimeError):
         return None
+
+
+def _aligned(address: int) -> int | None:
+    """Bytes beyond a multiple of what TMA takes; None for what has no memory."""
+    return address % ALIGNMENT if address else None
 
 
 def new_like(tensor: Any, shape: tuple[int, ...] | None = None, dtype: DType | None = None) -> Any:
@@ -117,6 +125,9 @@ def as_words(name: str, tensor: Any) -> Any:
     """The tensor's memory as 4-byte integers, along its last dimension. Raises `InputError` for rows and row strides that
     are no whole 16-byte units."""
     size = tensor.dtype.itemsize
+    if is_torch(tensor) and tensor.storage_offset() * size % 4:
+        rule = f"must be a multiple of {ALIGNMENT} bytes"
+        raise InputError(f"{name}.data_ptr()", hex(tensor.data_ptr()), rule, "start the view at such an offset")
     words = np.dtype(np.int32) if isinstance(tensor, np.ndarray) else sys.modules["torch"].int32
     if size == 4 or 0 in tensor.shape:
         return tensor.view(words) if size == 4 else tensor.reshape(-1)[:0].view(words)
@@ -190,16 +201,6 @@ def _match(names: list[str], tensors: tuple[Any, ...], named: dict[str, Any]) ->
             raise InputError(name, type(tensor).__name__, "is given twice", "pass it once")
         given[name] = tensor
     return {name: tensor for name, tensor in given.items() if tensor is not None}
-
-
-def _is_torch(tensor: Any) -> bool:
-    return type(tensor).__module__.split(".")[0] == "torch" and hasattr(tensor, "data_ptr")
-
-
-def check_kind(name: str, tensor: Any) -> None:
-    """Raises `InputError` unless *tensor* is a torch tensor or a NumPy array."""
-    if not (isinstance(tensor, np.ndarray) or _is_torch(tensor)):
-        raise InputError(name, type(tensor).__name__, "is a torch tensor or a NumPy array", "convert it")
 
 
 def _note_extents(name: str, dims: tuple[str, ...], shape: tuple[int, ...], seen: dict[str, tuple[str, int]]) -> None:
@@ -280,7 +281,7 @@ def _check_layout(name: str, tensor: Any, shape: tuple[int, ...], strides: tuple
     if any(extent >= 2**31 for extent in shape):
         raise InputError(f"{name}.shape", shape, "extents are below 2^31 elements", "split the tensor")
     address = tensor.ctypes.data if isinstance(tensor, np.ndarray) else tensor.data_ptr()
-    if _is_torch(tensor) and address % ALIGNMENT:
+    if is_torch(tensor) and address % ALIGNMENT:
         raise InputError(
             f"{name}.data_ptr()",
             hex(address),

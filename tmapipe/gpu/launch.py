@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from cutlass.utils import HardwareInfo
 
+from tmapipe.bind.memory import note_written
 from tmapipe.bind.overlap import check_apart, span
 from tmapipe.errors import InputError, MissingGpuError
 from tmapipe.gpu.build import Compiled, build
@@ -51,6 +52,8 @@ class Launcher:
         for shape, dtype in self.outputs[len(arguments) - self.inputs :]:
             arguments.append(torch.empty(shape, dtype=dtype, device=self.device))
         self.launch(arguments)
+        if len(tensors) > self.inputs or out is not None:
+            note_written(arguments[self.inputs :])
         results = arguments[self.inputs :]
         return results[0] if len(results) == 1 else tuple(results)
 

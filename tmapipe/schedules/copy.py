@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from tmapipe.barrier import BarrierRing
-from tmapipe.bind.tensors import as_words, check_kind, is_contiguous, new_like
+from tmapipe.bind.memory import check_kind, check_memory
+from tmapipe.bind.tensors import as_words, is_contiguous, new_like
 from tmapipe.dtypes import int32
 from tmapipe.errors import InputError
 from tmapipe.protocol.tile import Tile
@@ -42,12 +43,16 @@ class Copy(Schedule):
     def __call__(self, x: Any, y: Any = None, *, out: Any = None) -> Any:  # type: ignore[override]
         """Copies *x* to *y* (or `out`, or a new tensor) and returns that."""
         check_kind("x", x)
+        if y is not None and out is not None:
+            raise InputError("out", type(out).__name__, "names the output, which is given already", "pass it once")
         y = y if y is not None else out if out is not None else new_like(x)
         check_kind("y", y)
         if x.shape != y.shape or x.dtype != y.dtype:
             raise InputError(
                 "y", (tuple(y.shape), y.dtype), f"must be like x: {tuple(x.shape)}, {x.dtype}", "pass such a tensor"
             )
+        check_memory("x", x, output=False)
+        check_memory("y", y, output=True)
         if is_contiguous(x) and is_contiguous(y):
             words = math.prod(x.shape) * x.dtype.itemsize // 4
             width = self.x.tile[1] if words % self.x.tile[1] == 0 else words

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tmapipe.bind.bound import Bound
+from tmapipe.bind.memory import check_kind
 from tmapipe.bind.overlap import check_apart
-from tmapipe.bind.tensors import check_kind
 from tmapipe.dtypes import dtype_of, fp32
 from tmapipe.epilogue.reductions import WARP_ROWS, ColumnSum, Reduction, RowSum, whole_sums
 from tmapipe.errors import InputError, ScopeError

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tmapipe.bind.tensors import check_kind, new_like
+from tmapipe.bind.memory import check_kind
+from tmapipe.bind.tensors import new_like
 from tmapipe.dtypes import dtype_of, fp32
 from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div

@@ -1,0 +1,105 @@
+"""What a kernel can read and write: tensors that lie in memory as they say, and outputs that may be written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from tmapipe.bind.overlap import span
+from tmapipe.errors import InputError
+
+__all__ = ["check_kind", "check_memory", "is_torch", "needs_gradient", "note_written"]
+
+
+def check_kind(name: str, tensor: Any) -> None:
+    """Raises `InputError` unless *tensor* is a torch tensor or a NumPy array whose memory holds its elements, and no more than
+    its strides say."""
+    if isinstance(tensor, np.ndarray):
+        wrong = _wrong_array(tensor)
+    elif is_torch(tensor):
+        wrong = _wrong_torch(tensor)
+    else:
+        wrong = type(tensor).__name__, "is a torch tensor or a NumPy array", "convert it"
+    if wrong:
+        raise InputError(name, *wrong)
+
+
+def is_torch(tensor: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(tensor, torch.Tensor)
+
+
+def _wrong_array(array: np.ndarray) -> tuple[object, str, str] | None:
+    """Value, rule and fix."""
+    if type(array) not in (np.ndarray, np.memmap):
+        return type(array).__name__, "is a plain NumPy array: what subclasses add would be lost", "numpy.asarray(x)"
+    if array.dtype.hasobject:
+        return str(array.dtype), "has elements in its own memory, not references", "convert it to numbers"
+    steps = zip(array.shape, array.strides, strict=True)
+    if array.size and any(extent > 1 and stride % array.itemsize for extent, stride in steps):
+        rule = f"has strides of whole elements of {array.itemsize} bytes"
+        return array.strides, rule, "numpy.ascontiguousarray(x)"
+    return None
+
+
+def _wrong_torch(tensor: Any) -> tuple[object, str, str] | None:
+    """Value, rule and fix."""
+    torch = sys.modules["torch"]
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        rule = "is a plain torch tensor: a subclass may keep its elements elsewhere"
+        return type(tensor).__name__, rule, "x.as_subclass(torch.Tensor), if its memory is what it seems"
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return ("nested" if tensor.is_nested else str(tensor.layout)), "is dense, with strides", "x.to_dense()"
+    if tensor.is_quantized:
+        return str(tensor.dtype), "has elements that are no quantized numbers", "x.int_repr()"
+    if tensor.is_conj() or tensor.is_neg():
+        return (
+            "a lazy view",
+            "has its values in memory, neither conjugated nor negated later",
+            "x.resolve_conj().resolve_neg()",
+        )
+    try:
+        tensor.data_ptr()
+    except RuntimeError:
+        return (
+            type(tensor).__name__,
+            "has memory, which tensors inside torch.func and vmap have not",
+            "call it outside of them",
+        )
+    return None
+
+
+def check_memory(name: str, tensor: Any, output: bool) -> None:
+    """Raises `InputError` unless *tensor* can be read, and as an output written, here and now."""
+    if isinstance(tensor, np.ndarray):
+        if output and not tensor.flags.writeable:
+            raise InputError(f"{name}.flags.writeable", False, "an output is written to", "pass a copy")
+        return
+    if tensor.device.type not in ("cpu", "cuda"):
+        rule = "lies on a CUDA device, or on the CPU for the model"
+        raise InputError(f"{name}.device", str(tensor.device), rule, f'{name}.to("cuda")')
+    held = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
+    if held < span(tensor):
+        raise InputError(
+            f"{name}.untyped_storage()", f"{held} bytes", f"holds {span(tensor)}", "pass a tensor not freed"
+        )
+    if needs_gradient(tensor):
+        rule = (
+            "takes part in automatic differentiation, which kernels do not support (nor do torch's functions with out=)"
+        )
+        raise InputError(f"{name}.requires_grad", True, rule, f"pass {name}.detach(), or call it under torch.no_grad()")
+
+
+def needs_gradient(tensor: Any) -> bool:
+    """Whether torch would record what is done to a torch tensor."""
+    return bool(tensor.requires_grad and sys.modules["torch"].is_grad_enabled())
+
+
+def note_written(tensors: Iterable[Any]) -> None:
+    """Raises the version of torch tensors that were written behind torch's back, so that a later `backward` notices."""
+    written = [tensor for tensor in tensors if is_torch(tensor)]
+    if written:
+        sys.modules["torch"].autograd.graph.increment_version(written)
