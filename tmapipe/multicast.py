@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import attrs
 
@@ -31,12 +31,12 @@ class MulticastGroup:
             raise InputError("MulticastGroup(axes)", axes, "needs one or more different axes", "name each axis once")
         self.__attrs_init__(axes)
 
-    def size(self, cluster: dict[str, int]) -> int:
+    def size(self, cluster: Mapping[str, int]) -> int:
         """CTAs in a group. Axes that the cluster lacks count 1."""
         return math.prod(cluster.get(axis, 1) for axis in self.axes)
 
 
-def check_cluster(cluster: dict[str, int], most: int = MAX_CLUSTER) -> None:
+def check_cluster(cluster: Mapping[str, int], most: int = MAX_CLUSTER) -> None:
     """Raises `InputError` unless every extent is positive and the cluster has at most *most* CTAs."""
     for axis, size in cluster.items():
         if not isinstance(size, int) or size < 1:
@@ -49,13 +49,13 @@ def check_cluster(cluster: dict[str, int], most: int = MAX_CLUSTER) -> None:
         )
 
 
-def rank_stride(cluster: dict[str, int], axis: str) -> int:
+def rank_stride(cluster: Mapping[str, int], axis: str) -> int:
     """By how much a CTA's rank grows by one step along *axis*."""
     names = list(cluster)
     return math.prod(cluster[name] for name in names[: names.index(axis)])
 
 
-def peer_pattern(cluster: dict[str, int], axes: Iterable[str]) -> int:
+def peer_pattern(cluster: Mapping[str, int], axes: Iterable[str]) -> int:
     """The mask of the origin CTA's peers along *axes*: bit r is set for rank r. The first axis varies fastest."""
     ranks = [0]
     for axis in axes:

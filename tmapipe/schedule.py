@@ -248,9 +248,7 @@ class Schedule:
         if clusters is None:
             clusters = min(2, self.cluster_count(bound.shapes))
         machine = Machine(plan, seed=seed, trace=trace, locate=trace)
-        run = machine.run(lambda isa: kernel_main(isa, self), bound.arrays(), clusters)
-        bound.write_back()
-        return run
+        return machine.run(lambda isa: kernel_main(isa, self), bound.arrays(), clusters)
 
     def cluster_count(self, shapes: dict[str, tuple[int, ...]]) -> int:
         """Cluster-sized pieces of the output's tile grid, for tensors of these shapes."""

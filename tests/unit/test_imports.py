@@ -16,7 +16,7 @@ def modules():
     """Every module of the package outside those that are for the GPU."""
     found = ["tmapipe"]
     for module in pkgutil.walk_packages([str(ROOT)], "tmapipe."):
-        if not module.name.startswith(("tmapipe.gpu", "tmapipe.ops")):
+        if not module.name.startswith("tmapipe.gpu"):
             found.append(module.name)
     return found
 

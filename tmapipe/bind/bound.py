@@ -25,7 +25,6 @@ class Bound:
     stores: tuple[str, ...]
     on_gpu: bool
     added_to: tuple[str, ...] = ()
-    _views: dict[str, np.ndarray] = attrs.field(factory=dict)
 
     @property
     def empty(self) -> bool:
@@ -56,15 +55,7 @@ class Bound:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """NumPy arrays of the machine model, sharing memory with the tensors, shaped like the stages' dimensions."""
-        self._views = {name: self.array(name) for name in self.tensors}
-        return dict(self._views)
-
-    def write_back(self) -> None:
-        """Outputs whose model array is no view of the tensor are copied back (none today: all views share memory)."""
-        for name in self.stores:
-            tensor = self.tensors[name]
-            if isinstance(tensor, np.ndarray) and not np.shares_memory(tensor, self._views[name]):
-                tensor[...] = self._views[name].reshape(tensor.shape)
+        return {name: self.array(name) for name in self.tensors}
 
     def result(self) -> Any:
         """The output, or a tuple of the outputs."""

@@ -1,8 +1,8 @@
 """Operands of an epilogue: matrices, vectors and scalars that are combined with the accumulator.
 
 They travel as everything else does: a role of one warp loads them by TMA into a ring of their own, ahead of the warpgroups,
-which read them piece by piece (`tmapipe.pieces`), dealt like the accumulator. With a matrix among them, a slot holds what one
-piece needs; vectors and numbers alone share one slot for the whole tile::
+which read them piece by piece (`tmapipe.protocol.pieces`), dealt like the accumulator. With a matrix among them, a slot holds
+what one piece needs; vectors and numbers alone share one slot for the whole tile::
 
     fetch (1 warp)         c, bias of piece 0, 1, 2, ...   -> ring of slots
     math (warpgroups)      mainloop | piece 0: wait, read, release, compute, store | piece 1 ...
@@ -10,7 +10,7 @@ piece needs; vectors and numbers alone share one slot for the whole tile::
     fetch (1 warp)         bias of tile 0, 1, 2, ...       -> ring of slots
     math (warpgroups)      mainloop | wait, piece 0: read, compute, store | piece 1 ... read, release, compute, store
 
-The kinds of outputs that are reduced, `RowSum` and `ColumnSum`, are those of `tmapipe.reductions`.
+The kinds of outputs that are reduced, `RowSum` and `ColumnSum`, are those of `tmapipe.epilogue.reductions`.
 """
 
 from __future__ import annotations

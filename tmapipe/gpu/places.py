@@ -1,4 +1,4 @@
-"""Claiming a place, in the kernel: see `tmapipe.gpc`."""
+"""Claiming a place, in the kernel: see `tmapipe.tiles.gpc`."""
 
 from __future__ import annotations
 

@@ -83,8 +83,8 @@ class Run:
             self.max_in_flight[kind] = self._now[kind]
 
     def timeline(self) -> dict[str, Any]:
-        """The trace as Chrome trace events (see `tmapipe.timeline`): every operation of every warp, and each load, store and
-        wgmma from its issue to its end. Raises `InputError` if the run kept no trace."""
+        """The trace as Chrome trace events (see `tmapipe.machine.timeline`): every operation of every warp, and each load,
+        store and wgmma from its issue to its end. Raises `InputError` if the run kept no trace."""
         from tmapipe.machine.history import draw
 
         return draw(self)

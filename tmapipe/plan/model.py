@@ -1,29 +1,41 @@
-"""The plan: every number of a kernel, derived from the declarations, before either reading runs.
+"""The plan: every number of a kernel, derived from the declarations before anything runs.
 
-`Schedule.plan(...)` makes it; `explain()` prints it; the instruction set takes its parts as operands; the emitted PTX is
-compared with it. All sizes are bytes unless the name says otherwise; offsets are from the start of dynamic shared memory.
+`Schedule.plan(...)` makes it; `explain()` prints it; the backends take its parts as operands; the emitted PTX is compared with
+it. Plans and their parts compare by value and can be hashed. Sizes and offsets are in bytes unless a field says otherwise;
+offsets are from the start of the CTA's dynamic shared memory; tiles and boxes are in elements.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
 from tmapipe.dtypes import DType
+from tmapipe.plan.boxes import box_of
+from tmapipe.plan.frozenmap import FrozenMap, frozen
 
 __all__ = ["Barrier", "Buffer", "Load", "Matmul", "NamedBarrier", "Plan", "Queue", "Ring", "RoleWarps", "Store"]
 
 WARP = 32  # threads a warp
-WARPGROUP = 128  # threads a warpgroup: 4 warps, the unit of wgmma and setmaxnreg
 WIDEST_OF_THREE = 200  # n of a wgmma where threads are launched with 128 registers: 26 besides its sums (ptxas' C7602)
-MAX_BOX = 256  # elements along one extent of a TMA box (CUDA driver API, cuTensorMapEncodeTiled)
+
+NOTHING: Mapping[Any, Any] = FrozenMap({})
 
 
 @attrs.frozen
 class Barrier:
-    """An array of mbarriers, one a slot. count: arrivals that complete a phase (besides the bytes armed by expect-tx)."""
+    """An array of mbarriers, 8 bytes each.
+
+    Args:
+        name: Of the array, such as "ring.full".
+        offset: Where it begins (bytes).
+        stages: How many mbarriers it has: one a slot, say.
+        count: Arrivals that complete a phase, besides the bytes armed by expect-tx.
+        formula: How `count` came about, for `explain`.
+    """
 
     name: str
     offset: int
@@ -34,9 +46,13 @@ class Barrier:
 
 @attrs.frozen
 class NamedBarrier:
-    """`instances` hardware barriers (``bar.sync id + instance, threads``), one a warpgroup, say.
+    """Hardware barriers side by side: ``bar.sync id + instance, threads``.
 
-    id 0 is the CTA's own, so these run from 1 to 15.
+    Args:
+        name: Of all instances.
+        id: Of the first instance, 1 to 15; id 0 is the CTA's own.
+        threads: That one instance waits for.
+        instances: How many there are: one a warpgroup, say.
     """
 
     name: str
@@ -49,8 +65,14 @@ class NamedBarrier:
 class Buffer:
     """Slots of shared memory, all alike.
 
-    tile: elements a slot, one or two extents, the last one contiguous; swizzle: span in bytes (0, 32, 64 or 128); owners:
-    warpgroups that have stages / owners slots each, and go round in those alone.
+    Args:
+        name: That of the stage whose tiles lie in it.
+        offset: Where the first slot begins (bytes).
+        stages: How many slots there are, of all owners together.
+        tile: Elements of a slot along its one or two extents, the last one contiguous.
+        dtype: Of the elements.
+        swizzle: Span (bytes): 0, 32, 64 or 128.
+        owners: Warpgroups that have stages / owners slots each, and use those alone.
     """
 
     name: str
@@ -65,30 +87,41 @@ class Buffer:
     def slot_bytes(self) -> int:
         return math.prod(self.tile) * self.dtype.bytes
 
+    def box(self, peers: int) -> tuple[int, ...]:
+        """The box of one TMA instruction (elements), where *peers* CTAs move a slot together."""
+        return box_of(self.tile, self.swizzle // self.dtype.bytes, peers)
+
 
 @attrs.frozen
 class Ring:
-    """What the ends of a `BarrierRing` need to know.
+    """What a role's end of a `BarrierRing` needs to know.
 
-    phases: the roles of each phase by name; barriers[p] completes when phase p is done with a slot, so phase p waits on
-    barriers[p - 1] and phase 0 on the last one; armed: role -> bytes that it arms by expect-tx a slot; signals: the roles
-    whose warps arrive when they leave a slot (all but those whose loads complete by themselves); lag: role -> slots that
-    it holds back until its asynchronous reads have retired; readers: role -> how it reads ("wgmma", "tma"; threads if
-    missing); groups: the multicast groups whose peers a release must reach; peers: how many CTAs that is; loads: role ->
-    the loads whose bytes it arms.
+    Args:
+        name: Of the ring.
+        stages: How many slots it has.
+        phases: Names of the roles of each phase.
+        barriers: One a phase. barriers[p] completes when phase p is done with a slot, so phase p waits on barriers[p - 1],
+            and phase 0 on the last one.
+        armed: Role -> bytes that it arms by expect-tx for each slot.
+        signals: Roles whose warps arrive when they leave a slot: all but those whose loads complete by themselves.
+        lag: Role -> slots that it holds back until its asynchronous reads of them have retired.
+        readers: Role -> how it reads, of "wgmma" and "tma"; threads if it is missing.
+        groups: Axes of each multicast group whose peers a release must reach.
+        peers: How many CTAs that is.
+        loads: Role -> names of the loads whose bytes it arms.
     """
 
     name: str
     stages: int
     phases: tuple[tuple[str, ...], ...]
     barriers: tuple[Barrier, ...]
-    armed: dict[str, int]
+    armed: Mapping[str, int] = attrs.field(converter=frozen)
     signals: tuple[str, ...]
-    lag: dict[str, int]
-    readers: dict[str, tuple[str, ...]]
+    lag: Mapping[str, int] = attrs.field(converter=frozen)
+    readers: Mapping[str, tuple[str, ...]] = attrs.field(converter=frozen)
     groups: tuple[tuple[str, ...], ...] = ()
     peers: int = 1
-    loads: dict[str, tuple[str, ...]] = attrs.field(factory=dict)
+    loads: Mapping[str, tuple[str, ...]] = attrs.field(converter=frozen, default=NOTHING)
 
     def phase_of(self, role: str) -> int | None:
         """The phase that *role* has in this ring, or None."""
@@ -97,8 +130,13 @@ class Ring:
 
 @attrs.frozen
 class Queue:
-    """Tiles on their way from the scheduler to all warps: their places, in words of 4 bytes, in slots of `buffer`. full:
-    counts the CTA's scheduler and the bytes; free: counts every warp of the cluster."""
+    """Tiles on their way from the scheduler warp to all warps of the cluster.
+
+    Args:
+        buffer: Slots of words (4 bytes), which say where a tile lies.
+        full: Completes when a slot's words have come: it counts the CTA's scheduler, and the bytes.
+        free: Completes when a slot has been read: it counts every warp of the cluster.
+    """
 
     buffer: Buffer
     full: Barrier
@@ -107,12 +145,19 @@ class Queue:
 
 @attrs.frozen
 class Load:
-    """A bulk-tensor load into `buffer` from the tensor bound to `argument`.
+    """A bulk-tensor load from global memory into a slot.
 
-    dims: the tensor's dimensions by name, the last one contiguous; tile: elements of the tile along each (1 for a batch
-    dimension); peers: CTAs that share the tile (1 without multicast), each of which loads 1/peers of it for all.
-    pattern: bit mask of the peers of the CTA at the origin of the cluster; outside: what a slot holds of rows beyond the
-    tensor's edge, "zeros" or "anything".
+    Args:
+        name: Of the stage.
+        argument: Of the tensor that it loads from.
+        buffer: Where the slots are.
+        dims: Names of the tensor's dimensions, the last one contiguous.
+        tile: Elements of a tile along each of `dims` (1 along a batch dimension).
+        peers: CTAs that share a tile (1 without multicast), each of which loads 1/peers of it for all.
+        axes: Of the cluster, along which these peers lie.
+        pattern: Bit mask of the peers of the CTA at the origin of the cluster, by rank.
+        l2_hint: "evict_first", "evict_last", "evict_normal" or None.
+        outside: What a slot holds of rows beyond the tensor's edge: "zeros" or "anything".
     """
 
     name: str
@@ -128,13 +173,15 @@ class Load:
 
     @property
     def box(self) -> tuple[int, ...]:
-        """The box of one TMA instruction (elements along the slot's extents): the swizzle span limits the inner one."""
-        return one_box(self.buffer, self.peers)
+        """The box of one TMA instruction (elements along the slot's extents); the swizzle span limits the inner one."""
+        return self.buffer.box(self.peers)
 
     @property
     def edge_rows(self) -> int:
-        """Rows of the boxes in which a tile that reaches over the tensor's edge is loaded, so that none lies wholly outside;
-        0 if it is loaded as any other. Swizzled slots can be cut between every 8 rows."""
+        """Rows of the boxes in which a tile that reaches over the tensor's edge is loaded, so that none lies wholly outside.
+
+        0 if such a tile is loaded as any other. Swizzled slots can be cut between every 8 rows.
+        """
         rows = self.buffer.tile[0] // self.peers
         if self.outside == "zeros" or not self.buffer.swizzle:
             return 0
@@ -143,9 +190,19 @@ class Load:
 
 @attrs.frozen
 class Store:
-    """A bulk-tensor store (or reduction, `reduce="add"`) of `buffer` into the tensor bound to `argument`. folded: extents of
-    leading dimensions that the tensor lacks: its descriptor has none of them; clipped: whether only some of a slot's rows are
-    written, by the tile; shared: whether teams have the same buffers."""
+    """A bulk-tensor store, or reduction, of a slot into global memory.
+
+    Args:
+        name: Of the stage.
+        argument: Of the tensor that it stores to.
+        buffer: Where the slots are.
+        dims: Names of the tensor's dimensions, the last one contiguous.
+        tile: Elements of what one store writes, along each of `dims`.
+        reduce: "add" to add to the tensor, None to overwrite it.
+        folded: Extents of leading dimensions that the tensor, and so its descriptor, lacks.
+        clipped: Whether the tile says how many of a slot's rows are written.
+        shared: Whether all teams of the role have the same slots.
+    """
 
     name: str
     argument: str
@@ -159,17 +216,27 @@ class Store:
 
     @property
     def box(self) -> tuple[int, ...]:
-        return one_box(self.buffer, 1)
+        """The box of one TMA instruction (elements along the slot's extents)."""
+        return self.buffer.box(1)
 
 
 @attrs.frozen
 class Matmul:
     """A warpgroup matmul: ``acc[m, n] += a[m, k] * b[n, k]`` with both operands read from slots.
 
-    shape: (m, n, k) elements of the CTA's tile; the `warpgroups` that work on one tile (a team) share m in blocks of 64
-    rows, dealt in turn: warp w of the team's warpgroup g holds the rows ``(r * warpgroups + g) * 64 + 16 * w`` .. ``+ 16``
-    for r = 0, 1, ...; first_warp: of the role, all of its teams together; promote: whether sums leave the tensor core after
-    each slot; transposed: whether the slots of (a, b) hold tiles (k, m) and (k, n), contiguous along m and n.
+    The warpgroups that work on one tile, a team, share its rows in blocks of 64: warp w of the team's warpgroup g holds the
+    rows ``(r * warpgroups + g) * 64 + 16 * w`` .. ``+ 16`` for r = 0, 1, ...
+
+    Args:
+        name: Of the matmul.
+        a: Slots of the first operand.
+        b: Slots of the second operand.
+        shape: (m, n, k) elements of the CTA's tile.
+        warpgroups: Of one team.
+        first_warp: Of the role, all of its teams together.
+        teams: Of the role.
+        promote: Whether sums leave the tensor core after each slot.
+        transposed: Whether the slots of (a, b) hold tiles (k, m) and (k, n), contiguous along m and n.
     """
 
     name: str
@@ -189,8 +256,11 @@ class Matmul:
 
     @property
     def n_instructions(self) -> tuple[int, ...]:
-        """n of the wgmma instructions side by side: two where three warpgroups' tile is so wide that one would need more
-        registers than a thread of four warpgroups is launched with."""
+        """n of the wgmma instructions side by side.
+
+        Two where the tile of three warpgroups is so wide that one instruction would need more registers than a thread of four
+        warpgroups is launched with.
+        """
         n, step = self.shape[1], 16 if self.a.dtype.integer else 8
         if self.warpgroups < 3 or n <= WIDEST_OF_THREE:
             return (n,)
@@ -205,10 +275,14 @@ class Matmul:
 
 @attrs.frozen
 class RoleWarps:
-    """The warps [first_warp, first_warp + warps) that run one role's body.
+    """The warps that run one role's body: first_warp <= warp < first_warp + warps.
 
-    registers: a thread, as set by setmaxnreg for the whole warpgroup; None: left at the launch value; teams: equal parts
-    that take output tiles in turn.
+    Args:
+        name: Of the role.
+        first_warp: Its index in the CTA.
+        warps: How many there are.
+        registers: A thread, set by setmaxnreg for the whole warpgroup; None: left as launched.
+        teams: Equal parts of the warps that take output tiles in turn.
     """
 
     name: str
@@ -233,16 +307,32 @@ class RoleWarps:
 
 @attrs.frozen
 class Plan:
-    """Everything that a reading needs to set up one CTA.
+    """Everything that a backend needs to set up one CTA.
 
-    cluster: axis name -> CTAs along it, the first varying fastest with the CTA's rank; registers: warpgroup index ->
-    registers a thread after setmaxnreg (empty: no setmaxnreg); launch_registers: a thread at launch; arguments: what the
-    kernel is called with, by name: loads, tables, stores; tables: the dimension of each.
+    Args:
+        name: Of the schedule.
+        arch: Compute capability as the compiler spells it, such as "sm_90a".
+        cluster: Axis -> CTAs along it; the CTA's rank varies fastest along the first.
+        roles: In the order of declaration.
+        barriers: All arrays of mbarriers.
+        named_barriers: All hardware barriers but the CTA's own.
+        buffers: All slots of shared memory.
+        rings: In the order of declaration.
+        loads: In the order of declaration.
+        stores: In the order of declaration.
+        matmuls: In the order of declaration.
+        arguments: Names of the tensors that the kernel is called with: of loads, tables, stores.
+        warps: Of the CTA.
+        smem_bytes: Dynamic shared memory of the CTA.
+        launch_registers: A thread, at launch.
+        registers: Warpgroup -> registers a thread after setmaxnreg; empty if there is none.
+        queue: Of a dynamic order of tiles.
+        tables: Table -> its dimensions.
     """
 
     name: str
     arch: str
-    cluster: dict[str, int]
+    cluster: Mapping[str, int] = attrs.field(converter=frozen)
     roles: tuple[RoleWarps, ...]
     barriers: tuple[Barrier, ...]
     named_barriers: tuple[NamedBarrier, ...]
@@ -255,10 +345,9 @@ class Plan:
     warps: int
     smem_bytes: int
     launch_registers: int
-    registers: dict[int, int]
+    registers: Mapping[int, int] = attrs.field(converter=frozen)
     queue: Queue | None = None
-    tables: dict[str, tuple[str, ...]] = attrs.field(factory=dict)
-    notes: dict[str, Any] = attrs.field(factory=dict)
+    tables: Mapping[str, tuple[str, ...]] = attrs.field(converter=frozen, default=NOTHING)
 
     @property
     def transfers(self) -> tuple[Load | Store, ...]:
@@ -277,15 +366,6 @@ class Plan:
     @property
     def cluster_size(self) -> int:
         return math.prod(self.cluster.values())
-
-    def cluster_stride(self, axis: str) -> int:
-        """How much the CTA's rank grows by one step along *axis*."""
-        stride = 1
-        for name, size in self.cluster.items():
-            if name == axis:
-                return stride
-            stride *= size
-        raise KeyError(axis)
 
     def role(self, name: str) -> RoleWarps:
         """The role called *name*. Raises KeyError, as do the other look-ups."""
@@ -318,18 +398,3 @@ def _named(parts: tuple[Any, ...], name: str) -> Any:
         if part.name == name:
             return part
     raise KeyError(f"{name!r}; there are {', '.join(part.name for part in parts) or 'none'}")
-
-
-def one_box(buffer: Buffer, peers: int) -> tuple[int, ...]:
-    """The box of one TMA instruction: a peer's share of the slot's rows, each at most one swizzle span long. Rows without a
-    swizzle that are longer than a box can be are moved one by one, in equal pieces."""
-    *outer, inner = buffer.tile
-    if outer:
-        outer[0] //= peers
-    else:
-        inner //= peers
-    if buffer.swizzle:
-        return (*outer, min(inner, buffer.swizzle // buffer.dtype.bytes))
-    if inner > MAX_BOX:
-        return (*(1 for _ in outer), max(d for d in range(1, MAX_BOX + 1) if inner % d == 0))
-    return (*outer, inner)

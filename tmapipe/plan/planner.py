@@ -61,7 +61,7 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
     return Plan(
         name=declared.name,
         arch=target.name,
-        cluster=dict(declared.cluster),
+        cluster=declared.cluster,
         roles=tuple(roles.values()),
         barriers=tuple(layout.barriers),
         named_barriers=tuple(layout.named_barriers),

@@ -10,8 +10,9 @@ from tmapipe.dtypes import DType, int32
 from tmapipe.errors import InputError
 from tmapipe.matmul import Wgmma
 from tmapipe.multicast import peer_pattern
+from tmapipe.plan.boxes import MAX_BOX
 from tmapipe.plan.declarations import Declarations
-from tmapipe.plan.model import MAX_BOX, Barrier, Buffer, Load, Matmul, NamedBarrier, Queue, Ring, RoleWarps, Store
+from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Queue, Ring, RoleWarps, Store
 from tmapipe.plan.sharing import row_width
 from tmapipe.role import Role
 from tmapipe.stage import SharedStage, TmaLoadStage

@@ -6,7 +6,7 @@ memory, and hands on where that tile lies, until there is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -40,7 +40,7 @@ class DynamicTiles(QueuedTiles):
         """Whether there is a tile, and where."""
         return 1 + dims
 
-    def divisors(self, grid: dict[str, Any], cluster: dict[str, int], clusters: Any) -> dict[str, Any]:
+    def divisors(self, grid: dict[str, Any], cluster: Mapping[str, int], clusters: Any) -> dict[str, Any]:
         """What the scheduler divides by; *grid* in tiles, none of them 0. On the host, or in the kernel."""
         return number_divisors(self.raster, steps_of(grid, cluster))
 

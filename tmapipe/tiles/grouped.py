@@ -12,7 +12,7 @@ How many tiles there are is known on the host all the same: with tiles of r rows
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -39,11 +39,11 @@ class GroupedTiles(PersistentTiles):
     table: str = attrs.field(kw_only=True)
     output: str = attrs.field(default="d", kw_only=True)
 
-    def unit(self, cluster: dict[str, int]) -> int:
+    def unit(self, cluster: Mapping[str, int]) -> int:
         """Rows of a cluster."""
         return self.rows * cluster.get("m", 1)
 
-    def spread(self, rows: Any, groups: Any, cluster: dict[str, int]) -> Any:
+    def spread(self, rows: Any, groups: Any, cluster: Mapping[str, int]) -> Any:
         """Numbers of tiles along m, a multiple of the cluster, for so many *rows* of the output in so many *groups*."""
         unit = self.unit(cluster)
         return (rows + groups * (unit - 1)) // unit * cluster.get("m", 1)

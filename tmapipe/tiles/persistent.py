@@ -6,7 +6,7 @@ The order is an object of its own, apart from the schedules' bodies: a body is g
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -41,11 +41,11 @@ class PersistentTiles:
         if not isinstance(value, Grouped):
             raise InputError("PersistentTiles(raster)", value, "is Grouped, Snake or Hilbert", "use Grouped(8)")
 
-    def clusters(self, grid: dict[str, int], cluster: dict[str, int]) -> int:
+    def clusters(self, grid: dict[str, int], cluster: Mapping[str, int]) -> int:
         """Cluster-sized pieces of a grid of tiles: how many clusters can work at once."""
         return math.prod(steps_of(grid, cluster).values())
 
-    def divisors(self, grid: dict[str, Any], cluster: dict[str, int], clusters: Any) -> dict[str, Any]:
+    def divisors(self, grid: dict[str, Any], cluster: Mapping[str, int], clusters: Any) -> dict[str, Any]:
         """What the order divides by; *grid* in tiles, none of them 0. On the host, or in the kernel."""
         return {"clusters": clusters, **number_divisors(self.raster, steps_of(grid, cluster))}
 
@@ -188,6 +188,6 @@ def number_divisors(raster: Grouped, steps: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def steps_of(grid: dict[str, Any], cluster: dict[str, int]) -> dict[str, Any]:
+def steps_of(grid: dict[str, Any], cluster: Mapping[str, int]) -> dict[str, Any]:
     """The grid in units of clusters, rounded up."""
     return {dim: ceil_div(count, cluster.get(dim, 1)) for dim, count in grid.items()}

@@ -11,7 +11,7 @@ pieces of one tile are partial sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -45,7 +45,7 @@ class StreamKTiles(PersistentTiles):
         if not isinstance(value, int) or value < 1:
             raise InputError("StreamKTiles(shares)", value, "is a positive number of shares", "use 132")
 
-    def clusters(self, grid: dict[str, int], cluster: dict[str, int]) -> int:
+    def clusters(self, grid: dict[str, int], cluster: Mapping[str, int]) -> int:
         """How many clusters can work at once: one a share."""
         return self.shares
 
@@ -55,7 +55,7 @@ class StreamKTiles(PersistentTiles):
         least = ceil_div(steps, max(1, ceil_div(tiles * steps, self.shares)))
         return least, least + 1
 
-    def divisors(self, grid: dict[str, Any], cluster: dict[str, int], clusters: Any) -> dict[str, Any]:
+    def divisors(self, grid: dict[str, Any], cluster: Mapping[str, int], clusters: Any) -> dict[str, Any]:
         """What decoding a tile's number divides by; *grid* in tiles, none of them 0. On the host, or in the kernel."""
         return number_divisors(self.raster, steps_of(_without_shares(grid), cluster))
 

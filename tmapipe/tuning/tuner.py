@@ -50,7 +50,7 @@ def tune(
     """The fastest of the *most* candidates of least estimated time, by measurement on *device*, or from the cache on disk.
 
     Each candidate is proved safe, then compiled, *jobs* at a time; its result on random normal data is compared with
-    torch's; then launches are timed as `tmapipe.timing` says, with a cold L2 cache. again: even if the cache knows the
+    torch's; then launches are timed as `tmapipe.tuning.timing` says, with a cold L2 cache. again: even if the cache knows the
     problem; fused: epilogue, operands and outputs, as of `tmapipe.schedules.Gemm`, which results are compared with by NumPy.
     Raises `MissingGpuError` without a GPU, `InputError` as `choose` does, `PipelineError` if no candidate is right.
     """

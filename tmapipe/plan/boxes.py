@@ -1,0 +1,30 @@
+"""Boxes: how much of a slot one TMA instruction moves."""
+
+from __future__ import annotations
+
+__all__ = ["MAX_BOX", "box_of"]
+
+MAX_BOX = 256  # elements along one extent of a TMA box (CUDA driver API, cuTensorMapEncodeTiled)
+
+
+def box_of(tile: tuple[int, ...], span: int, peers: int) -> tuple[int, ...]:
+    """The box of one TMA instruction (elements along the extents of a slot's *tile*).
+
+    A box has one of *peers* shares of the rows, each at most a swizzle span long. Rows without a swizzle that are longer than
+    a box can be are moved one by one, in equal pieces.
+
+    Args:
+        tile: Elements of a slot along its one or two extents.
+        span: Of the swizzle (elements), 0 without one.
+        peers: CTAs that move a slot together.
+    """
+    *outer, inner = tile
+    if outer:
+        outer[0] //= peers
+    else:
+        inner //= peers
+    if span:
+        return (*outer, min(inner, span))
+    if inner > MAX_BOX:
+        return (*(1 for _ in outer), max(d for d in range(1, MAX_BOX + 1) if inner % d == 0))
+    return (*outer, inner)
