@@ -126,7 +126,7 @@ class Schedule:
 
     def check(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Report:
         """Proves on the CPU that this schedule cannot hang, race or corrupt, for every trip count, interleaving and CTA; or
-        reports what can go wrong, where, and what to change. See docs/checker.md."""
+        reports what can go wrong, where, and what to change. See docs/internals/checker.md."""
         from tmapipe.check import check_schedule
 
         return check_schedule(self, dtypes, arch)

@@ -61,7 +61,7 @@ class TmaLoadStage(_SlotStage):
     role that loads, where the ring's first phase has several; l2_hint: "evict_first", "evict_last" or "evict_normal".
 
     outside: what a slot holds of rows (of a tile of two extents) beyond the tensor's edge. "zeros": the hardware fills them,
-    and counts their full bytes, but takes some 5 ns a row (an H200; docs/performance.md). "anything": for where nobody looks
+    and counts their full bytes, but takes some 5 ns a row (on an H200). "anything": for where nobody looks
     at them, as in a GEMM's operand whose few rows fill little of a tile; on the GPU these are copies of other rows, on the
     CPU model NaN. Beyond the edge within rows there are zeros in any case.
     """

@@ -2,7 +2,7 @@
 
 The rules are in `phases` (mbarriers), `barriers` (of warps), `slots` (races and proxies), `lifetimes` (initialization, exit,
 scope, ownership) and `fences` (redundant ones); this file hands each transition of the machine to those that it concerns.
-`docs/checker.md` has the argument why one run is enough.
+`docs/internals/checker.md` has the argument why one run is enough.
 """
 
 from __future__ import annotations

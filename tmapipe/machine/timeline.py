@@ -2,7 +2,7 @@
 
 A process is a CTA, a thread one of its warps, or a lane of one of its engines (TMA loads, TMA stores, wgmma). Time is the
 order of steps: step n lies at ts = n, and lasts 1 (the viewers call it a microsecond), or as long as a warp is blocked or a
-copy is in flight. `docs/checker.md` has the format.
+copy is in flight. `docs/internals/checker.md` has the format.
 """
 
 from __future__ import annotations

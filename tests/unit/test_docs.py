@@ -1,0 +1,111 @@
+"""The user's pages: their Python runs as printed, what they print is what it prints, and their links lead somewhere.
+
+A page's ```python blocks run in order, in one namespace, on the CPU. A ```text block right after one is its output; numbers
+of events and seconds may differ. A ```python gpu block needs a GPU: where there is none, it must say so itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import pathlib
+import re
+
+import attrs
+import pytest
+
+import tmapipe as tp
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGES = ("README.md", "docs/concepts.md", "docs/howto.md")
+EVERY_PAGE = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "README.md", *ROOT.glob("docs/**/*.md")))
+
+
+@attrs.frozen
+class Block:
+    """A fenced block of a page. info: what follows the opening fence; line: of that fence, from 1."""
+
+    info: str
+    text: str
+    line: int
+
+
+def blocks(page: str) -> list[Block]:
+    text = (ROOT / page).read_text()
+    found = re.finditer(r"^```([^\n]*)\n(.*?)^```$", text, re.M | re.S)
+    return [Block(each[1].strip(), each[2], text[: each.start()].count("\n") + 1) for each in found]
+
+
+def steady(output: str) -> str:
+    """Without what is of no account here: how many events a check took, how long, their numbers, and where the file is."""
+    for pattern, text in (
+        (r"\d+ events, \d+\.\d+ s", "N events, T s"),
+        (r"step \d+", "step N"),
+        (r"[\w/.-]*mine\.py", "mine.py"),
+    ):
+        output = re.sub(pattern, text, output)
+    return output.strip()
+
+
+def run(block: Block, names: dict, folder: pathlib.Path) -> str:
+    """What the block prints. Its source is the file mine.py in *folder*, so that reports show lines of the block."""
+    path = folder / "mine.py"
+    path.write_text(block.text)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(block.text, str(path), "exec"), names)
+    return printed.getvalue()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_runs_as_printed(page, tmp_path, monkeypatch):
+    names: dict = {"__name__": "docs"}
+    found = blocks(page)
+    ran = 0
+    for block, following in itertools.pairwise([*found, Block("", "", 0)]):
+        if not block.info.startswith("python"):
+            continue
+        assert block.info in ("python", "python gpu"), f"{page}:{block.line}: ```{block.info}"
+        folder = tmp_path / str(block.line)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        try:
+            printed = run(block, names, folder)
+        except tp.MissingGpuError:
+            assert block.info == "python gpu", f"{page}:{block.line} needs a GPU, and does not say so"
+            continue
+        except Exception as error:
+            raise AssertionError(f"{page}:{block.line}: {error}") from error
+        ran += 1
+        if following.info == "text":
+            assert steady(printed) == steady(following.text), f"{page}:{following.line}"
+        else:
+            assert not printed.strip(), f"{page}:{block.line} prints what the page does not show: {printed}"
+    assert ran > 3
+
+
+def anchors(page: pathlib.Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    titles = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.M | re.S)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith(("http://", "https://")):
+            continue
+        target, _, anchor = link.partition("#")
+        path = (ROOT / page).parent / target if target else ROOT / page
+        assert path.exists(), f"{page} links to {link}"
+        assert not anchor or anchor in anchors(path), f"{page} links to {link}, a heading that is not there"
+
+
+def test_pages_that_code_names_are_there():
+    for folder in ("tmapipe", "tests", "benchmarks", "examples"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for page in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text()):
+                assert (ROOT / page).exists(), f"{path.relative_to(ROOT)} names {page}"
