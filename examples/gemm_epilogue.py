@@ -5,16 +5,11 @@ python examples/gemm_epilogue.py --shape 4096 4096 4096
 """
 
 import argparse
-import os
 import sys
 
-sys.path[0] = os.path.dirname(
-    os.path.dirname(os.path.abspath(__file__))
-)  # or examples/copy.py hides Python's own `copy`
+import torch
 
-import torch  # noqa: E402
-
-import tmapipe as tp  # noqa: E402
+import tmapipe as tp
 
 
 class GeluGemm(tp.Schedule):

@@ -5,18 +5,13 @@ python examples/gemm_ws.py --shape 4096 4096 4096 --dtype fp16 --tile 128 128 64
 """
 
 import argparse
-import os
 import statistics
 import sys
 import time
 
-sys.path[0] = os.path.dirname(
-    os.path.dirname(os.path.abspath(__file__))
-)  # or examples/copy.py hides Python's own `copy`
+import torch
 
-import torch  # noqa: E402
-
-import tmapipe as tp  # noqa: E402
+import tmapipe as tp
 
 
 class Gemm(tp.Schedule):

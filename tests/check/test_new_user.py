@@ -1,4 +1,4 @@
-"""A new user breaks examples/copy.py: each report begins with the line that is wrong, and says what to change."""
+"""A new user breaks examples/stream_copy.py: each report begins with the line that is wrong, and says what to change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import tmapipe as tp
 
-EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "copy.py"
+EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "stream_copy.py"
 LOAD = "            slot.x.load(tile)\n"
 STORE = "            slot.y.store(tile)\n"
 CONSUME = "        with k.ring.consume() as slot:\n"
@@ -144,9 +144,9 @@ def broken(mistake: Mistake, folder: pathlib.Path):
     text = re.sub(r"( as slot:)  # [^\n]*\n", r"\1\n", EXAMPLE.read_text()) if "\n" in mistake.change[0] else ""
     text = text or EXAMPLE.read_text()
     old, new = mistake.change
-    assert text.count(old) == 1, f"examples/copy.py has changed: {old!r}"
+    assert text.count(old) == 1, f"examples/stream_copy.py has changed: {old!r}"
     path = folder / "mine.py"
-    path.write_text(re.sub(r"^sys\.path\[0\].*$", "", text.replace(old, new), flags=re.M))
+    path.write_text(text.replace(old, new))
     spec = importlib.util.spec_from_file_location("mine", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -124,7 +124,7 @@ def test_the_gate_can_be_switched_off(monkeypatch):
     assert require_safe(bad) is None
 
 
-# ---- examples/copy.py, broken in five ways ----------------------------------------------------------------------------
+# ---- examples/stream_copy.py, broken in five ways ----------------------------------------------------------------------
 
 
 class Base(tp.Schedule):

@@ -1,16 +1,13 @@
 """A pipelined copy, written with tmapipe's objects: one warp loads tiles into a ring, another stores them.
 
-python examples/copy.py            on the GPU if there is one, else on the CPU model of the hardware
+python examples/stream_copy.py     on the GPU if there is one, else on the CPU model of the hardware
 """
 
-import os
 import sys
 
-sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # or this file would hide Python's own `copy`
+import torch
 
-import torch  # noqa: E402
-
-import tmapipe as tp  # noqa: E402
+import tmapipe as tp
 
 
 class Copy(tp.Schedule):
