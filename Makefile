@@ -12,12 +12,13 @@ BIN   := $(VENV)/bin
 comma := ,
 STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help demo test lint format env clean
+.PHONY: help demo test oracle lint format env clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    the GEMM example: on the GPU if there is one, else on the CPU model (DEMO_ARGS='--help' for options)"
 	@echo "make test    the tests (PYTEST_ARGS='-k ring' for some of them)"
+	@echo "make oracle  the checker against random programs and all mutants of the schedules, in full (tests/oracle/README.md)"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  repair what ruff can, and format"
 	@echo "make env     the environment alone, in $(VENV)"
@@ -29,6 +30,10 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+oracle: $(STAMP)
+	$(BIN)/python -m tests.oracle.agreement 10000
+	$(BIN)/python -m tests.oracle.mutants --jobs 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check

@@ -5,9 +5,10 @@ import time
 import pytest
 
 import tmapipe as tp
-from benchmarks.checker import FIVE, FiveRoles, FiveRolesOneSilent, one_run
-from tmapipe.check import Kind
+from tests.check.five_roles import FiveRoles, FiveRolesOneSilent
+from tmapipe.check import Kind, check_program
 from tmapipe.check.gate import require_safe
+from tmapipe.kernel import kernel_main
 from tmapipe.testing import assert_safe
 
 S = tp.schedules
@@ -65,16 +66,22 @@ def test_parts_of_k_are_safe(make):
     assert report.ok and report.events > 10_000, report
 
 
+def sixteen_tiles(schedule):
+    """One run of 16 tiles, by one cluster."""
+    shapes = {"x": (8, 64 * 16), "y": (8, 64 * 16)}
+    return check_program(schedule.plan(), lambda isa: kernel_main(isa, schedule), shapes)
+
+
 def test_a_chain_of_five_roles():
     assert assert_safe(FiveRoles()).trips == "every trip count"
-    assert one_run(FiveRoles(), FIVE).ok, "16 turns around a ring of 3"
+    assert sixteen_tiles(FiveRoles()).ok, "16 tiles in a ring of 3"
 
 
 def test_a_chain_of_five_roles_one_of_which_does_not_hand_on():
     report = FiveRolesOneSilent().check()
     assert Kind.DEADLOCK in report.kinds() and report.trips != "every trip count"
-    assert Kind.DEADLOCK in one_run(FiveRolesOneSilent(), FIVE).kinds()
-    assert any("checker.py" in place for finding in report.errors for place in finding.where)
+    assert Kind.DEADLOCK in sixteen_tiles(FiveRolesOneSilent()).kinds()
+    assert any("five_roles.py" in place for finding in report.errors for place in finding.where)
 
 
 class CopyWithHelper(S.Copy):

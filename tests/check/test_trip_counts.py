@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
-from benchmarks.mutations import Mutation
-from benchmarks.random_pipelines import draw
+from tests.oracle.mutations import Mutation
+from tests.oracle.random_pipelines import draw
 from tmapipe.check import Kind, check_program
 from tmapipe.check.closure import _begin, _closed, _take, _warmed_up, close
 from tmapipe.check.log import FindingLog

@@ -1,8 +1,8 @@
-"""200 random shapes and option combinations on the device, against float64; see tests/random_gemms.py."""
+"""200 random shapes and option combinations on the device, against float64; see tests/oracle/random_gemms.py."""
 
 import pytest
 
-from tests import random_gemms
+from tests.oracle import random_gemms
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -1,12 +1,12 @@
 """Random pipelines from the public objects on the device: right, and bit-identical in every launch.
 
-`python benchmarks/reality.py --out DIR` tries many more, and mutants that the checker rejects besides.
+`python -m tests.oracle.reality --out DIR` tries many more, and mutants that the checker rejects besides.
 """
 
 import pytest
 
-from benchmarks.random_pipelines import draw
-from benchmarks.reality_worker import run_compiled
+from tests.oracle.random_pipelines import draw
+from tests.oracle.reality_worker import run_compiled
 
 
 @pytest.mark.parametrize("seed", range(24))

@@ -1,10 +1,10 @@
-"""The random GEMMs of the GPU suite, small, on the model; see tests/random_gemms.py."""
+"""The random GEMMs of the GPU suite, small, on the model; see tests/oracle/random_gemms.py."""
 
 import collections
 
 import pytest
 
-from tests import random_gemms
+from tests.oracle import random_gemms
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered")  # infinities are among the inputs
 

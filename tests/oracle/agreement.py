@@ -15,7 +15,8 @@ from collections.abc import Callable
 import attrs
 
 from tests.oracle.explore import explore_program
-from tests.oracle.random_programs import SmallProgram, draw
+from tests.oracle.random_programs import draw
+from tests.oracle.small_program import SmallProgram
 from tmapipe.check.findings import Kind
 from tmapipe.check.program import check_program
 

@@ -1,286 +1,241 @@
-"""Right pipelines of a few warps, drawn at random: what `random_programs` starts from."""
+"""Random pipelines from the public objects, each with inputs and the result that it must give: `draw(seed)`.
+
+Small whole numbers wherever a sum has an order, so that the right result is one bit pattern.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import attrs
+import torch
 
-from tests.oracle.random_programs import SLOT_BYTES, Call, SmallProgram
+import tmapipe as tp
+from tests.oracle.pipeline_schedules import Chain0, Chain1, Chain2, Chain3, Shared, TwoRings, TwoWriters
 
-__all__ = ["PIPELINES", "set_up"]
+__all__ = ["FAMILIES", "Pipeline", "draw"]
 
-Calls = list[Call]
-
-
-def set_up(program: SmallProgram) -> SmallProgram:
-    """*program* with its mbarriers initialized by warp 0 of each CTA, and visible."""
-    cluster: Calls = [("cluster arrive",), ("cluster wait",)] if program.ctas > 1 else [("sync",)]
-    init: Calls = [("init", bar) for bar in range(len(program.counts))]
-    calls = tuple(
-        (*(init + [("fence init",)] if i % program.warps == 0 else ()), *cluster, *warp)
-        for i, warp in enumerate(program.calls)
-    )
-    return attrs.evolve(program, calls=calls)
+TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int32": torch.int32}
+ROUNDING = {"bf16": 4e-3, "fp16": 5e-4, "fp32": 1e-5}  # relative error of a result rounded once to the type
 
 
-def _made(counts: list[int], slots: int, warps: list[Calls], text: str, **options: object) -> SmallProgram:
-    calls = tuple(map(tuple, warps))
-    return set_up(SmallProgram(tuple(counts), slots, calls, text=text, **options))  # type: ignore[arg-type]
+@attrs.frozen
+class Pipeline:
+    """One schedule and its problem.
+
+    text: what was drawn; dtypes, shapes: of the tensors, by stage; reference: inputs in float64 -> result; tolerance:
+    relative error (0: every bit); plain: calling the schedule runs one kernel on just these tensors.
+    """
+
+    seed: int
+    text: str
+    schedule: Any
+    dtypes: dict[str, str]
+    shapes: dict[str, tuple[int, ...]]
+    reference: Callable[..., Any]
+    tolerance: float = 0.0
+
+    @property
+    def loads(self) -> list[str]:
+        return list(self.schedule.declared.loads)
+
+    def inputs(self, device: str, number: int) -> list[Any]:
+        """The *number*-th set of inputs, the same on every device."""
+        made = torch.Generator().manual_seed(1000 * self.seed + number)
+        found = []
+        for name in self.loads:
+            dtype, shape = TORCH[self.dtypes[name]], self.shapes[name]
+            if self.tolerance:
+                found.append(torch.randn(shape, generator=made).to(dtype).to(device))
+            else:
+                found.append(torch.randint(-8, 9, shape, generator=made).to(dtype).to(device))
+        return found
+
+    def poisoned(self, device: str) -> Any:
+        """An output that nothing has written to."""
+        name = next(iter(self.schedule.declared.stores))
+        dtype = TORCH[self.dtypes[name]]
+        value = -77777 if dtype == torch.int32 else float("nan")
+        return torch.full(self.shapes[name], value, dtype=dtype, device=device)
+
+    def wrong(self, out: Any, inputs: list[Any]) -> str | None:
+        """What is wrong with a result, or None."""
+        expected = self.reference(*(x.double() for x in inputs))
+        found = out.double()
+        if torch.isnan(found).any():
+            return f"{int(torch.isnan(found).sum())} elements never written"
+        if self.tolerance:
+            error = ((found - expected).norm() / expected.norm()).item()
+            return None if error < self.tolerance else f"relative error {error:.2g}"
+        differ = int((found != expected).sum())
+        return f"{differ} of {found.numel()} elements differ" if differ else None
+
+    def plan_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes as the plan's arguments have them: with 1s for the batch dimensions that a tensor lacks."""
+        parts = {**self.schedule.declared.loads, **self.schedule.declared.stores}
+        return {n: (1,) * (len(parts[n].dims) - len(shape)) + shape for n, shape in self.shapes.items()}
 
 
-def _turns(rng: random.Random, stages: int) -> int:
-    return rng.choice((0, 1, stages, stages + 1, 2 * stages, 2 * stages + 1))
+# ---- drawing ----------------------------------------------------------------------------------------------------------
+
+#: Tiles of a matrix along each dimension; rows and columns of a GEMM's result. "laps" and "many": several laps of the rings,
+#: of one cluster and of a whole GPU.
+TILES = {"small": (3, 6), "laps": (8, 9), "any": (1, 40), "many": (30, 50)}
+GEMM_TILES = {"small": (64, 300), "laps": (256, 400), "any": (8, 900), "many": (1500, 2500)}
 
 
-def copy_by_threads(rng: random.Random) -> SmallProgram:
-    """One warp loads, one or two read."""
-    stages, readers, two = rng.randint(1, 3), rng.randint(1, 2), rng.random() < 0.3
-    lanes = rng.choice((1, 32))
-    loose = rng.random() < 0.2
-    load: Calls = []
-    read: list[Calls] = [[] for _ in range(readers)]
-    for turn in range(_turns(rng, stages)):
-        s, parity = turn % stages, turn // stages & 1
-        load.append(("wait", stages + s, parity ^ 1))
-        nbytes = SLOT_BYTES * (1 + two)
-        load += [("expect tx", s, nbytes), ("arrive", s)] if loose else [("arrive tx", s, nbytes)]
-        load += [("load", s, s)] + ([("load", stages + s, s)] if two else [])
-        for calls in read:
-            calls += [("wait", s, parity), ("read", s)] + ([("read", stages + s)] if two else [])
-            calls += [("fence",), ("warp sync",), ("arrive", stages + s, lanes)]
-    counts = [1] * stages + [readers * lanes] * stages
-    return _made(counts, stages * (1 + two), [load, *read], f"copy by {readers}, {stages} stages")
+def _extent(rng: random.Random, tile: int, tiles: tuple[int, int]) -> int:
+    """So many tiles, the last one often cut short."""
+    return tile * rng.randint(*tiles) - (rng.randrange(tile) if rng.random() < 0.5 else 0)
 
 
-def copy_by_stores(rng: random.Random) -> SmallProgram:
-    """One warp loads, one stores from the slots."""
-    stages = rng.randint(1, 3)
-    pending = rng.randint(0, stages - 1)
-    turns = _turns(rng, stages)
-    load: Calls = []
-    store: Calls = []
-    for turn in range(turns):
-        s, parity = turn % stages, turn // stages & 1
-        load += [("wait", stages + s, parity ^ 1), ("arrive tx", s, SLOT_BYTES), ("load", s, s)]
-        store += [("wait", s, parity), ("store", s), ("commit",), ("bulk wait", pending, True)]
-        if turn >= pending:
-            store.append(("arrive", stages + (turn - pending) % stages))
-    store.append(("bulk wait", 0, False))
-    return _made([1] * (2 * stages), stages, [load, store], f"copy by stores, {stages} stages, {pending} pending")
+def _matrix(rng: random.Random, tile: tuple[int, int], nbytes: int, size: str) -> tuple[int, int]:
+    """Rows and columns of a matrix that TMA can address."""
+    tiles = TILES[size]
+    step = 16 // nbytes
+    return _extent(rng, tile[0], tiles), -(-_extent(rng, tile[1], tiles) // step) * step
 
 
-def transform(rng: random.Random) -> SmallProgram:
-    """load -> change in place -> store."""
-    stages = rng.randint(1, 2)
-    load: Calls = []
-    change: Calls = []
-    store: Calls = []
-    for turn in range(_turns(rng, stages)):
-        s, parity = turn % stages, turn // stages & 1
-        load += [("wait", 2 * stages + s, parity ^ 1), ("arrive tx", s, SLOT_BYTES), ("load", s, s)]
-        change += [("wait", s, parity), ("read", s), ("write", s), ("fence",), ("warp sync",), ("arrive", stages + s)]
-        store += [("wait", stages + s, parity), ("store", s), ("commit",), ("bulk wait", 0, True)]
-        store += [("arrive", 2 * stages + s)]
-    return _made([1] * (3 * stages), stages, [load, change, store], f"transform, {stages} stages")
+def _tile(rng: random.Random, nbytes: int) -> tuple[int, int]:
+    """Tiles that up to 4 warps share evenly: whole vectors of 16 bytes a thread, slots at multiples of 128 bytes."""
+    return rng.choice([8, 16, 32]), rng.choice([256, 512]) // nbytes
 
 
-def by_threads(rng: random.Random) -> SmallProgram:
-    """Threads write, others read."""
-    stages, readers = rng.randint(1, 2), rng.randint(1, 2)
-    write: Calls = []
-    read: list[Calls] = [[] for _ in range(readers)]
-    for turn in range(_turns(rng, stages)):
-        s, parity = turn % stages, turn // stages & 1
-        write += [("wait", stages + s, parity ^ 1), ("write", s), ("warp sync",), ("arrive", s)]
-        for calls in read:
-            calls += [("wait", s, parity), ("read", s), ("warp sync",), ("arrive", stages + s)]
+def _chain(rng: random.Random, sizes: random.Random, size: str) -> dict[str, Any]:
+    kind = rng.choice([Chain0, Chain1, Chain1, Chain2, Chain3])
+    dtype = rng.choice(["bf16", "fp16", "fp32", "int32"])
+    nbytes = TORCH[dtype].itemsize
+    tile = _tile(rng, nbytes)
+    stages, pending = rng.randint(1, 6), rng.randint(0, 3)
+    drawn = {
+        "tile": tile,
+        "stages": stages,
+        "warps": [rng.choice([1, 2, 4]) for _ in kind.steps],
+        "pending": min(pending, stages - 1),
+        "group": rng.choice([1, 3, 8]),
+        "cluster": rng.choice([{}, {}, {"m": 2}, {"n": 2}, {"m": 2, "n": 2}]),
+    }
+    shape = _matrix(sizes, tile, nbytes, size)
+    after: dict[Any, Callable[[Any], Any]] = {
+        Chain0: lambda x: x,
+        Chain1: lambda x: 2 * x + 1,
+        Chain2: lambda x: 2 * x + 4,
+        Chain3: lambda x: 4 * x + 8,
+    }
+    return _made(kind, drawn, {"x": dtype, "y": dtype}, {"x": shape, "y": shape}, after[kind])
+
+
+def _shared(rng: random.Random, sizes: random.Random, size: str) -> dict[str, Any]:
+    dtype = rng.choice(["bf16", "fp16", "fp32", "int32"])
+    nbytes = TORCH[dtype].itemsize
+    tile = _tile(rng, nbytes)
+    drawn = {
+        "tile": tile,
+        "stages": rng.randint(1, 5),
+        "warps": rng.choice([1, 2, 4]),
+        "buffers": rng.randint(1, 3),
+        "cluster": rng.choice([1, 2, 2, 4]),
+    }
+    rows, columns = _matrix(sizes, tile, nbytes, size)
+    many = (sizes.randint(1, 9), rows, columns)
     return _made(
-        [1] * stages + [readers] * stages, stages, [write, *read], f"threads, {stages} stages, {readers} readers"
+        Shared,
+        drawn,
+        {"x": dtype, "s": dtype, "y": dtype},
+        {"x": many, "s": (rows, columns), "y": many},
+        lambda x, s: x + s,
     )
 
 
-def buffer_stored(rng: random.Random) -> SmallProgram:
-    """Two warps write their parts of an output buffer, one of them stores it."""
-    buffers = rng.randint(1, 2)
-    warps: list[Calls] = [[], []]
-    for turn in range(rng.randint(1, 3)):
-        slot = turn % buffers
-        warps[0].append(("bulk wait", buffers - 1, True))
-        for part, calls in enumerate(warps):
-            calls += [("bar sync", 1, 64), ("write", slot, 2, part), ("fence",), ("bar sync", 1, 64)]
-        warps[0] += [("store", slot), ("commit",)]
-    warps[0].append(("bulk wait", 0, rng.random() < 0.5))
-    return _made([], buffers, warps, f"output buffer, {buffers}")
+def _two_rings(rng: random.Random, sizes: random.Random, size: str) -> dict[str, Any]:
+    dtype = rng.choice(["fp16", "fp32", "int32"])
+    nbytes = TORCH[dtype].itemsize
+    tile = _tile(rng, nbytes)
+    drawn = {
+        "tile": tile,
+        "stages": (rng.randint(1, 4), rng.randint(1, 4)),
+        "warps": (rng.choice([1, 2, 4]), rng.choice([1, 2, 4])),
+        "buffers": rng.randint(1, 3),
+        "dtype": dtype,
+    }
+    shape = _matrix(sizes, tile, nbytes, size)
+    return _made(TwoRings, drawn, {"x": dtype, "y": dtype}, {"x": shape, "y": shape}, lambda x: 2 * x + 1)
 
 
-def multiply(rng: random.Random) -> SmallProgram:
-    """One warp loads, a warpgroup multiplies and releases one slot later, or at once."""
-    stages, lag = rng.randint(1, 2), rng.randint(0, 1)
-    turns = rng.choice((0, 1, stages, stages + 1))
-    lag = min(lag, stages - 1)
-    load: Calls = []
-    math: Calls = [("acc",)]
-    for turn in range(turns):
-        s, parity = turn % stages, turn // stages & 1
-        load += [("wait", stages + s, parity ^ 1), ("arrive tx", s, SLOT_BYTES), ("load", s, s)]
-        math += [("wait", s, parity), ("mma fence",), ("mma", s), ("mma commit",), ("mma wait", lag)]
-        if turn >= lag:
-            math.append(("arrive", stages + (turn - lag) % stages))
-    math += [("mma wait", 0)]
-    if lag and turns:
-        math.append(("arrive", stages + (turns - 1) % stages))
-    math.append(("acc read",))
-    warps = [list(math) for _ in range(4)] + [load]
-    return _made([1] * stages + [4] * stages, stages, warps, f"wgmma, {stages} stages, lag {lag}", mma=True)
+def _two_writers(rng: random.Random, sizes: random.Random, size: str) -> dict[str, Any]:
+    tile = _tile(rng, 4)
+    drawn = {
+        "tile": tile,
+        "stages": rng.randint(1, 4),
+        "warps": (rng.choice([1, 2, 4]), rng.choice([1, 2, 4])),
+        "buffers": rng.randint(1, 3),
+    }
+    shape = _matrix(sizes, tile, 4, size)
+    return _made(TwoWriters, drawn, {"x": "int32", "y": "int32"}, {"x": shape, "y": shape}, lambda x: x + 3)
 
 
-def multicast(rng: random.Random) -> SmallProgram:
-    """Two CTAs load halves of each slot for both; readers release at both; a tail keeps CTAs from leaving early."""
-    stages, tail = rng.randint(1, 2), rng.choice(("waits", "cluster"))
-    turns = rng.choice((0, 1, stages, stages + 1, 2 * stages))
-    warps: list[Calls] = []
-    for rank in range(2):
-        load: Calls = []
-        read: Calls = []
-        for turn in range(turns):
-            s, parity = turn % stages, turn // stages & 1
-            load += [("wait", stages + s, parity ^ 1), ("arrive tx", s, SLOT_BYTES), ("load", s, s, 3, rank)]
-            read += [("wait", s, parity), ("read", s), ("fence",), ("warp sync",), ("arrive at", stages + s, 3)]
-        if tail == "waits":
-            for turn in range(turns, turns + stages):
-                load.append(("wait", stages + turn % stages, (turn // stages & 1) ^ 1))
-        else:
-            scope = rng.choice(("cluster", "relaxed"))
-            load += [("cluster arrive", scope), ("cluster wait",)]
-            read += [("cluster arrive", scope), ("cluster wait",)]
-        warps += [load, read]
-    counts = [1] * stages + [2] * stages
-    return _made(counts, stages, warps, f"multicast, {stages} stages, tail {tail}", ctas=2)
+def _add_parts(rng: random.Random, sizes: random.Random, size: str) -> dict[str, Any]:
+    tile = (rng.choice([4, 8]), rng.choice([128, 256]))
+    drawn = {"tile": tile, "stages": rng.randint(2, 12)}
+    shape = _matrix(sizes, tile, 4, size)
+    many = (sizes.randint(1, 6), *shape)
+    return _made(tp.schedules.AddParts, drawn, {"x": "fp32", "d": "fp32"}, {"x": many, "d": shape}, lambda x: x.sum(0))
 
 
-def turnstile(rng: random.Random) -> SmallProgram:
-    """Two warps go in turn, on one slot."""
-    teams: list[Calls] = [[], []]
-    for turn in range(rng.randint(1, 3)):
-        for team, calls in enumerate(teams):
-            parity = turn & 1
-            calls += [("wait", team, parity ^ (team == 0)), ("write", 0), ("warp sync",), ("arrive", 1 - team)]
-    return _made([1, 1], 1, teams, "turnstile")
+def _gemm(rng: random.Random, sizes: random.Random, size: str) -> dict[str, Any]:
+    kind = rng.choice([tp.schedules.Gemm, tp.schedules.Gemm, tp.schedules.PingPong])
+    tiles = [(64, 128, 64), (64, 64, 64), (64, 192, 64), (64, 128, 32)]
+    if kind is tp.schedules.Gemm:
+        tiles += [(128, 128, 64), (128, 64, 64), (128, 256, 64), (192, 128, 64), (256, 64, 64)]
+    drawn = {
+        "tile": rng.choice(tiles),
+        "cluster": rng.choice([(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4)]),
+        "stages": rng.randint(2, 4),
+        "store_stages": rng.choice([1, 2]),
+        "order": tp.PersistentTiles(rng.choice([tp.Grouped(1), tp.Snake(3), tp.Hilbert(8)])),
+    }
+    dtype = rng.choice(["bf16", "fp16"])
+    out = rng.choice([dtype, "fp32"])
+    low, high = GEMM_TILES[size]
+    m, n, k = sizes.randint(low, high), 8 * sizes.randint(low // 8, high // 8), 8 * sizes.randint(8, 80)
+    return _made(
+        kind,
+        drawn,
+        {"a": dtype, "b": dtype, "d": out},
+        {"a": (m, k), "b": (n, k), "d": (m, n)},
+        lambda a, b: a @ b.T,
+        ROUNDING[out],
+    )
 
 
-def two_producers(rng: random.Random) -> SmallProgram:
-    """Two warps load into one slot's two parts, armed by each."""
-    stages = rng.randint(1, 2)
-    loads: list[Calls] = [[], []]
-    read: Calls = []
-    for turn in range(_turns(rng, stages)):
-        s, parity = turn % stages, turn // stages & 1
-        for which, calls in enumerate(loads):
-            calls += [("wait", stages + s, parity ^ 1), ("arrive tx", s, SLOT_BYTES), ("load", 2 * s + which, s)]
-        read += [("wait", s, parity), ("read", 2 * s), ("read", 2 * s + 1), ("fence",), ("warp sync",)]
-        read.append(("arrive", stages + s))
-    return _made([2] * stages + [1] * stages, 2 * stages, [*loads, read], f"two producers, {stages} stages")
+def _made(kind: Any, drawn: dict[str, Any], dtypes: Any, shapes: Any, reference: Any, tolerance: float = 0.0) -> Any:
+    options = ", ".join(f"{name}={value}" for name, value in drawn.items())
+    tensors = ", ".join(f"{name} {dtypes[name]}{list(shape)}" for name, shape in shapes.items())
+    return {
+        "text": f"{kind.__name__}({options}) on {tensors}",
+        "schedule": kind(**drawn),
+        "dtypes": dtypes,
+        "shapes": shapes,
+        "reference": reference,
+        "tolerance": tolerance,
+    }
 
 
-def two_rings(rng: random.Random) -> SmallProgram:
-    """load -> read one slot, write another -> store. The slots of the two rings are different."""
-    load: Calls = []
-    change: Calls = []
-    store: Calls = []
-    ins, outs = rng.randint(1, 2), rng.randint(1, 2)
-    full, free, ready, empty = 0, ins, 2 * ins, 2 * ins + outs
-    for turn in range(rng.choice((1, 2, 3, 4))):
-        s, parity = turn % ins, turn // ins & 1
-        t, lap = turn % outs, turn // outs & 1
-        load += [("wait", free + s, parity ^ 1), ("arrive tx", full + s, SLOT_BYTES), ("load", s, full + s)]
-        change += [("wait", full + s, parity), ("read", s), ("fence",), ("warp sync",), ("arrive", free + s)]
-        change += [("wait", empty + t, lap ^ 1), ("write", ins + t), ("fence",), ("warp sync",), ("arrive", ready + t)]
-        store += [
-            ("wait", ready + t, lap),
-            ("store", ins + t),
-            ("commit",),
-            ("bulk wait", 0, True),
-            ("arrive", empty + t),
-        ]
-    return _made([1] * (2 * ins + 2 * outs), ins + outs, [load, change, store], f"two rings, {ins} and {outs} stages")
+FAMILIES = (_chain, _shared, _two_rings, _two_writers, _add_parts, _gemm)
+WEIGHTS = (6, 4, 3, 2, 1, 4)
 
 
-def multiply_and_store(rng: random.Random) -> SmallProgram:
-    """A warpgroup multiplies, and stores the result from a buffer of its own, which may lie in the bytes of a slot."""
-    stages, turns = 1, rng.randint(1, 2)
-    aliased = rng.random() < 0.3
-    load: Calls = []
-    math: list[Calls] = [[] for _ in range(4)]
-    for turn in range(turns):
-        parity = turn & 1
-        load += [("wait", 1, parity ^ 1), ("arrive tx", 0, SLOT_BYTES), ("load", 0, 0)]
-        for warp, calls in enumerate(math):
-            calls += [("acc",), ("wait", 0, parity), ("mma fence",), ("mma", 0), ("mma commit",), ("mma wait", 0)]
-            calls += [] if aliased else [("arrive", 1)]
-            calls += [("acc read",)] + ([("bulk wait", 0, True)] if warp == 0 else [])
-            calls += [("bar sync", 1, 128), ("write", 1, 4, warp), ("fence",), ("bar sync", 1, 128)]
-            calls += [("store", 1), ("commit",)] if warp == 0 else []
-            if aliased:  # the slot is free again when the store has read what lies in its bytes
-                calls += [("bulk wait", 0, True)] if warp == 0 else []
-                calls += [("arrive", 1)]
-    math[0].append(("bulk wait", 0, True))
-    overlap = SLOT_BYTES // 2 if aliased else 0
-    text = f"wgmma and store{', aliased' if aliased else ''}"
-    return _made([1, 4], stages + 1, [*math, load], text, mma=True, overlap=overlap)
-
-
-def multiply_multicast(rng: random.Random) -> SmallProgram:
-    """Two CTAs share the slots that their warpgroups multiply; releases to peers only count."""
-    turns = rng.randint(0, 2)
-    warps: list[Calls] = []
-    for rank in range(2):
-        load: Calls = []
-        math: Calls = [("acc",)]
-        for turn in range(turns):
-            parity = turn & 1
-            load += [("wait", 1, parity ^ 1), ("arrive tx", 0, SLOT_BYTES), ("load", 0, 0, 3, rank)]
-            math += [("wait", 0, parity), ("mma fence",), ("mma", 0), ("mma commit",), ("mma wait", 0)]
-            math += [("arrive at", 1, 3, "relaxed")]
-        load.append(("wait", 1, (turns & 1) ^ 1))
-        warps += [*(list(math) for _ in range(4)), load]
-    return _made([1, 8], 1, warps, "wgmma, multicast", ctas=2, mma=True)
-
-
-def buffer_beside_multicast(rng: random.Random) -> SmallProgram:
-    """Two CTAs share loads that nobody's threads touch, so releases to peers only count; two warps of each CTA fill a buffer
-    of their own, which one of them stores."""
-    turns = rng.randint(1, 2)
-    warps: list[Calls] = []
-    for rank in range(2):
-        load: Calls = []
-        work: list[Calls] = [[], []]
-        for turn in range(turns):
-            load += [("wait", 1, turn & 1 ^ 1), ("arrive tx", 0, SLOT_BYTES), ("load", 0, 0, 3, rank)]
-            for part, calls in enumerate(work):
-                calls += [("bulk wait", 0, True)] if part == 0 else []
-                calls += [("wait", 0, turn & 1), ("bar sync", 1, 64), ("write", 1, 2, part), ("fence",)]
-                calls += [("bar sync", 1, 64), *((("store", 1), ("commit",)) if part == 0 else ())]
-                calls += [("arrive at", 1, 3, "relaxed")]
-        work[0].append(("bulk wait", 0, True))
-        load.append(("wait", 1, (turns & 1) ^ 1))
-        warps += [*work, load]
-    return _made([1, 4], 2, warps, "buffer beside multicast", ctas=2)
-
-
-PIPELINES: tuple[Callable[[random.Random], SmallProgram], ...] = (
-    copy_by_threads,
-    copy_by_stores,
-    transform,
-    by_threads,
-    buffer_stored,
-    multiply,
-    multicast,
-    turnstile,
-    two_producers,
-    two_rings,
-    multiply_and_store,
-    multiply_multicast,
-    buffer_beside_multicast,
-)
+def draw(seed: int, size: str = "any") -> Pipeline:
+    """The pipeline of *seed* with a problem of a size: "small" (for the model), "laps" (for the checker), "any" or "many"
+    (for a GPU). The schedule is the same for all sizes."""
+    rng = random.Random(seed)
+    while True:
+        family = rng.choices(FAMILIES, WEIGHTS)[0]
+        made = family(rng, random.Random(seed), size)
+        try:
+            made["schedule"].plan(made["dtypes"])
+            return Pipeline(seed, **made)
+        except tp.InputError:
+            continue

@@ -1,167 +1,133 @@
-"""Small programs drawn by a seed, right and wrong, for comparing the linear check with the exhaustive oracle.
-
-A `SmallProgram` is data: a few mbarriers and slots, and for each warp of the cluster a list of calls of the instruction set,
-so that it can be changed at random (`mutated`), written to a file, and played through any reading (`SmallProgram.entry`).
-"""
+"""Small programs drawn by a seed, right and wrong: what the linear check is compared with the exhaustive oracle on."""
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Callable
 from typing import Any
 
 import attrs
 
-from tmapipe.dtypes import fp16
-from tmapipe.isa.interface import SlotRef
-from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
+from tests.oracle.program_families import FAMILIES, set_up
+from tests.oracle.small_program import SLOT_BYTES, Call, SmallProgram
 
-__all__ = ["SLOT_BYTES", "Call", "SmallProgram", "draw"]
-
-Call = tuple[Any, ...]  #: (what, operands ...), as in `_PLAYERS`
-TILE = (64, 16)  # of every slot: 64 rows, so that wgmma can read it
-SLOT_BYTES = 64 * 16 * 2
-
-
-@attrs.frozen
-class SmallProgram:
-    """counts: of each mbarrier; slots: how many; calls: by warp, those of CTA 0 first; ctas: of the cluster; mma: whether each
-    CTA's warps 0-3 are a warpgroup that multiplies; overlap: bytes that each slot shares with the next; text: where it comes
-    from."""
-
-    counts: tuple[int, ...]
-    slots: int
-    calls: tuple[tuple[Call, ...], ...]
-    ctas: int = 1
-    mma: bool = False
-    overlap: int = 0
-    text: str = ""
-
-    @property
-    def warps(self) -> int:
-        """Of one CTA."""
-        return len(self.calls) // self.ctas
-
-    def plan(self) -> Plan:
-        """The plan that the calls' operands come from."""
-        barriers = tuple(Barrier(f"b{i}", 16 * i, 1, count) for i, count in enumerate(self.counts))
-        start = 1024
-        step = SLOT_BYTES - self.overlap
-        buffers = tuple(Buffer(f"s{i}", start + step * i, 1, TILE, fp16) for i in range(self.slots))
-        loads = tuple(
-            Load(f"s{i}" if peers == 1 else f"s{i}x{peers}", f"x{i}", b, ("m", "n"), TILE, peers)
-            for i, b in enumerate(buffers)
-            for peers in (1, 2)
-        )
-        stores = tuple(Store(f"y{i}", f"y{i}", buffer, ("m", "n"), TILE) for i, buffer in enumerate(buffers))
-        if self.mma:
-            roles: tuple[RoleWarps, ...] = (RoleWarps("math", 0, 4),)
-            roles += tuple(RoleWarps(f"w{i}", i, 1) for i in range(4, self.warps))
-        else:
-            roles = tuple(RoleWarps(f"w{i}", i, 1) for i in range(self.warps))
-        return Plan(
-            name="small",
-            arch="sm_90a",
-            cluster={"m": self.ctas},
-            roles=roles,
-            barriers=barriers,
-            named_barriers=(),
-            buffers=buffers,
-            rings=(),
-            loads=loads,
-            stores=stores,
-            matmuls=tuple(Matmul(f"mma{i}", b, b, (64, 64, 16), 1, 0) for i, b in enumerate(buffers))
-            if self.mma
-            else (),
-            arguments=(*(load.argument for load in loads), *(store.argument for store in stores)),
-            warps=self.warps,
-            smem_bytes=start + SLOT_BYTES * self.slots,
-            launch_registers=64,
-            registers={},
-        )
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: TILE for i in range(self.slots) for name in (f"x{i}", f"y{i}")}
-
-    def entry(self, isa: Any) -> None:
-        """The kernel: the calling warp's list."""
-        for what, *operands in self.calls[isa.cta_rank * self.warps + isa.warp]:
-            _PLAYERS[what](isa, *operands)
-
-    def __str__(self) -> str:
-        """As JSON, one warp a line."""
-        head = json.dumps({**{f: getattr(self, f) for f in ("counts", "slots", "ctas", "mma", "overlap", "text")}})
-        return head[:-1] + ', "calls": [\n' + ",\n".join(json.dumps(warp) for warp in self.calls) + "\n]}"
-
-    @staticmethod
-    def parse(text: str) -> SmallProgram:
-        """From `str`."""
-        data = json.loads(text)
-        calls = tuple(tuple(tuple(call) for call in warp) for warp in data.pop("calls"))
-        return SmallProgram(tuple(data.pop("counts")), calls=calls, **data)
-
-
-# ---- calls ------------------------------------------------------------------------------------------------------------
-
-
-def _load(isa: Any, slot: int, bar: int, mask: int | None = None, share: int = 0) -> None:
-    load = isa.plan.load(f"s{slot}" if mask is None else f"s{slot}x2")
-    isa.tma_load(load, 0, (0, 0), isa.plan.barriers[bar], mask, share)
-
-
-def _slot(isa: Any, slot: int) -> SlotRef:
-    return SlotRef(isa.plan.buffers[slot], 0)
-
-
-def _role(isa: Any, parts: int, part: int) -> RoleWarps:
-    return RoleWarps("part", isa.warp - part, parts)
-
-
-_PLAYERS: dict[str, Callable[..., None]] = {
-    "init": lambda isa, bar: isa.mbarrier_init(isa.plan.barriers[bar], 0, isa.plan.barriers[bar].count),
-    "fence init": lambda isa: isa.fence_mbarrier_init(),
-    "sync": lambda isa: isa.cta_sync(),
-    "cluster arrive": lambda isa, scope="cluster": isa.cluster_arrive(scope),
-    "cluster wait": lambda isa: isa.cluster_wait(),
-    "wait": lambda isa, bar, parity: isa.mbarrier_wait(isa.plan.barriers[bar], 0, parity),
-    "arrive": lambda isa, bar, lanes=1: isa.mbarrier_arrive(isa.plan.barriers[bar], 0, lanes),
-    "arrive at": lambda isa, bar, mask, scope="cluster": isa.mbarrier_arrive_cluster(
-        isa.plan.barriers[bar], 0, mask, True, scope
-    ),
-    "arrive tx": lambda isa, bar, nbytes: isa.mbarrier_arrive_expect_tx(isa.plan.barriers[bar], 0, nbytes),
-    "expect tx": lambda isa, bar, nbytes: isa.mbarrier_expect_tx(isa.plan.barriers[bar], 0, nbytes),
-    "warp sync": lambda isa: isa.warp_sync(),
-    "bar sync": lambda isa, id, threads: isa.named_barrier_sync(NamedBarrier("n", id, threads)),
-    "bar arrive": lambda isa, id, threads: isa.named_barrier_arrive(NamedBarrier("n", id, threads)),
-    "fence": lambda isa: isa.fence_proxy_async(),
-    "load": _load,
-    "store": lambda isa, slot: isa.tma_store(isa.plan.stores[slot], 0, (0, 0)),
-    "commit": lambda isa: isa.bulk_commit_group(),
-    "bulk wait": lambda isa, pending, read=True: isa.bulk_wait_group(pending, read),
-    "acc": lambda isa: isa.accumulator(isa.plan.matmuls[0]),
-    "mma fence": lambda isa: isa.wgmma_fence(),
-    "mma": lambda isa, slot: isa.wgmma(isa.plan.matmuls[slot], None, _slot(isa, slot), _slot(isa, slot)),
-    "mma commit": lambda isa: isa.wgmma_commit(),
-    "mma wait": lambda isa, pending: isa.wgmma_wait(pending),
-    "acc read": lambda isa: isa.accumulator_columns(isa.plan.matmuls[0], None, 0, 0, 8),
-    "read": lambda isa, slot, parts=1, part=0: isa.read(_slot(isa, slot), _role(isa, parts, part)),
-    "write": lambda isa, slot, parts=1, part=0: isa.write(_slot(isa, slot), None, _role(isa, parts, part)),
-}
-
-
-# ---- drawing ----------------------------------------------------------------------------------------------------------
+__all__ = ["anything", "changed", "draw"]
 
 
 def draw(seed: int) -> SmallProgram:
-    """A right pipeline, one with up to three changes, or calls at random."""
-    from tests.oracle.random_changes import anything, changed
-    from tests.oracle.random_pipelines import PIPELINES
-
+    """A right program, one with up to three changes, or calls at random."""
     rng = random.Random(seed)
     if rng.random() < 0.25:
         return anything(rng)
-    program = rng.choice(PIPELINES)(rng)
+    program = rng.choice(FAMILIES)(rng)
     for _ in range(rng.choice((0, 1, 1, 1, 2, 2, 3))):
         program = changed(program, rng)
     return program
+
+
+def changed(program: SmallProgram, rng: random.Random) -> SmallProgram:
+    """*program* with one thing changed: a call dropped, doubled, moved or with another operand, or a barrier's count."""
+    counts = list(program.counts)
+    if counts and rng.random() < 0.08:
+        i = rng.randrange(len(counts))
+        counts[i] = max(1, counts[i] + rng.choice((-1, 1)))
+        return attrs.evolve(program, counts=tuple(counts))
+    if program.slots > 1 and rng.random() < 0.02:
+        return attrs.evolve(program, overlap=SLOT_BYTES // 2 - program.overlap)
+    warps = [list(warp) for warp in program.calls]
+    warp = rng.choice([w for w in warps if w])
+    i = rng.randrange(len(warp))
+    how = rng.randrange(8)
+    if how <= 1:
+        del warp[i]
+    elif how == 2:
+        warp.insert(i, warp[i])
+    elif how == 3 and i + 1 < len(warp):
+        warp[i], warp[i + 1] = warp[i + 1], warp[i]
+    elif how == 4:
+        warp.insert(rng.randrange(len(warp)), warp.pop(i))
+    elif how == 5:
+        other = rng.choice(warps)
+        other.insert(rng.randint(0, len(other)), warp[i])
+    else:
+        warp[i] = _other_operand(program, warp[i], rng)
+    if program.mma and rng.random() < 0.5:  # the same in all four warps
+        for cta in range(program.ctas):
+            first = cta * program.warps
+            four = range(first, first + 4)
+            touched = next((j for j in four if warps[j] is warp), None)
+            if touched is not None:
+                for j in four:
+                    keep = [c for c in program.calls[j] if c[0] in ("init", "fence init")]
+                    warps[j] = keep + [c for c in warp if c[0] not in ("init", "fence init")]
+    return attrs.evolve(program, calls=tuple(map(tuple, warps)))
+
+
+def _other_operand(program: SmallProgram, call: Call, rng: random.Random) -> Call:
+    what, *rest = call
+    operands: list[Any] = list(rest)
+    bars, slots = len(program.counts), program.slots
+    if what == "wait":
+        return (what, operands[0], operands[1] ^ 1) if rng.random() < 0.6 else (what, rng.randrange(bars), operands[1])
+    if what == "arrive":
+        if rng.random() < 0.3:
+            return (what, operands[0], 33 - (operands[1] if len(operands) > 1 else 1))
+        return (what, rng.randrange(bars), *operands[1:])
+    if what == "arrive at":
+        if rng.random() < 0.6:
+            return (what, operands[0], rng.randrange(1, 1 << program.ctas))
+        return (what, *operands[:2], rng.choice(("cta", "relaxed")))
+    if what in ("arrive tx", "expect tx"):
+        by = rng.choice((-1, 1)) * rng.choice((16, SLOT_BYTES // 2, SLOT_BYTES))
+        return (what, operands[0], max(0, operands[1] + by))
+    if what == "load":
+        if len(operands) > 2 and rng.random() < 0.5:
+            return (what, *operands[:2], rng.randrange(1, 1 << program.ctas), rng.randrange(2))
+        return (what, rng.randrange(slots), *operands[1:]) if rng.random() < 0.5 else (
+            what, operands[0], rng.randrange(bars), *operands[2:]
+        )  # fmt: skip
+    if what in ("bulk wait", "mma wait"):
+        return (what, max(0, operands[0] + rng.choice((-1, 1))), *operands[1:])
+    if what in ("read", "write", "store", "mma"):
+        return (what, rng.randrange(slots), *operands[1:])
+    if what in ("bar sync", "bar arrive"):
+        return (rng.choice(("bar sync", "bar arrive")), rng.choice((1, 1, 2)), rng.choice((32, 64)))
+    return call
+
+
+def anything(rng: random.Random) -> SmallProgram:
+    """Two or three warps with a few calls each, drawn at random."""
+    warps, bars, slots = rng.randint(2, 3), rng.randint(1, 2), rng.randint(1, 2)
+    ctas = 2 if rng.random() < 0.15 else 1
+    per_cta = 1 if ctas == 2 and rng.random() < 0.5 else warps if ctas == 1 else 2
+    lists = [tuple(_any_call(rng, bars, slots, ctas) for _ in range(rng.randint(1, 6))) for _ in range(per_cta * ctas)]
+    if rng.random() < 0.4:  # nothing left in flight
+        lists = [(*calls, ("commit",), ("bulk wait", 0, True)) for calls in lists]
+    counts = tuple(rng.randint(1, 2) for _ in range(bars))
+    program = set_up(SmallProgram(counts, slots, tuple(lists), ctas, text="anything"))
+    if rng.random() < 0.5:  # few of those can come to an end without it
+        end: tuple[Call, ...] = (("cluster arrive",), ("cluster wait",)) if ctas > 1 else (("sync",),)
+        program = attrs.evolve(program, calls=tuple((*calls, *end) for calls in program.calls))
+    return program
+
+
+def _any_call(rng: random.Random, bars: int, slots: int, ctas: int) -> Call:
+    bar, slot = rng.randrange(bars), rng.randrange(slots)
+    calls: list[Call] = [
+        ("wait", bar, rng.randint(0, 1)),
+        ("wait", bar, rng.randint(0, 1)),
+        ("arrive", bar),
+        ("arrive", bar),
+        ("arrive tx", bar, SLOT_BYTES),
+        ("load", slot, bar),
+        ("read", slot),
+        ("write", slot),
+        rng.choice((("warp sync",), ("fence",), ("expect tx", bar, SLOT_BYTES), ("arrive", bar, 32))),
+        rng.choice((("bar sync", 1, 64), ("bar arrive", 1, 64), ("store", slot), ("bulk wait", 0, True), ("commit",))),
+    ]
+    if ctas > 1:
+        scope = rng.choice(("cluster", "cluster", "relaxed"))
+        calls += [
+            ("arrive at", bar, rng.randint(1, 3), scope),
+            ("load", slot, bar, rng.randint(1, 3), rng.randint(0, 1)),
+        ]
+    return rng.choice(calls)

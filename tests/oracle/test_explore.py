@@ -6,9 +6,9 @@ import attrs
 import pytest
 
 from tests.oracle.explore import explore_program
-from tests.oracle.random_changes import changed
-from tests.oracle.random_pipelines import PIPELINES, set_up
-from tests.oracle.random_programs import SLOT_BYTES, SmallProgram
+from tests.oracle.program_families import FAMILIES, set_up
+from tests.oracle.random_programs import changed
+from tests.oracle.small_program import SLOT_BYTES, SmallProgram
 from tmapipe.check import Kind
 from tmapipe.check.program import check_program
 
@@ -301,7 +301,7 @@ def test_leaving_out_interleavings_changes_no_verdict(block):
     decided = 0
     for seed in range(20 * block, 20 * block + 20):
         rng = random.Random(seed)
-        small = rng.choice(PIPELINES)(rng)
+        small = rng.choice(FAMILIES)(rng)
         for _ in range(rng.randint(0, 2)):
             small = changed(small, rng)
         small = attrs.evolve(small, calls=tuple(calls[:9] for calls in small.calls))

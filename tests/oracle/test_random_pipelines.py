@@ -1,13 +1,13 @@
 """Random pipelines from the public objects: the checker accepts them, and they run right on the model.
 
-The same ones, and mutants that the checker rejects, run on a GPU in `benchmarks/reality.py`.
+The same ones, and mutants that the checker rejects, run on a GPU by `python -m tests.oracle.reality`.
 """
 
 import pytest
 
-from benchmarks.mutations import Mutation
-from benchmarks.random_pipelines import draw
-from benchmarks.reality_worker import check, run_model
+from tests.oracle.mutations import Mutation
+from tests.oracle.random_pipelines import draw
+from tests.oracle.reality_worker import check, run_model
 
 
 @pytest.mark.parametrize("seed", range(30))

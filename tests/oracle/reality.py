@@ -1,10 +1,8 @@
-"""The checker's verdicts beside reality: random pipelines that it accepts, and mutants that it rejects, on the GPU.
+"""``python -m tests.oracle.reality --out DIR``: what the checker accepts, and mutants that it rejects, run on a GPU.
 
-    python benchmarks/reality.py --out DIR [--accepted 200] [--rejected 40] [--seconds 300] [--jobs 16] [--dry]
-
-Accepted ones must give the right result, bit-identical in every launch. Of the rejected ones, each in a process of its own,
-it is counted how many hung, corrupted the result, ended in an error, or got away. --dry compiles for sm_90a without a GPU and
-runs the CPU model instead of the kernel. Writes DIR/reality.json.
+Accepted random pipelines must give the right result, bit-identical in every launch. Of the rejected mutants, each in a
+process of its own, it is counted how many hung, corrupted the result, ended in an error, or got away. --dry compiles for
+sm_90a without a GPU and runs the CPU model instead of the kernel. Writes DIR/reality.json.
 """
 
 from __future__ import annotations
@@ -20,13 +18,16 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-if __name__ == "__main__":
-    sys.path[0] = ROOT
+from tests.oracle.mutations import mutations_of
+from tests.oracle.random_pipelines import draw
+from tmapipe.kernel import kernel_main
+from tmapipe.machine import record
 
-WORKER = os.path.join(ROOT, "benchmarks", "reality_worker.py")
+ROOT = Path(__file__).parents[2]
+WORKER = ["-m", "tests.oracle.reality_worker"]
 PREPARING = 120  # seconds of silence before a kernel is launched: imports, the check, compilation
 HANGS = 12  # seconds of silence after it
 SANITIZED = 120  # the same, under compute-sanitizer
@@ -55,7 +56,7 @@ class Slot(threading.Thread):
         # Libraries ask the driver for functions that it may lack: API errors are not what is looked for.
         api = ["--report-api-errors", "no"] if sanitizer == "memcheck" else []
         prefix = ["compute-sanitizer", "--tool", sanitizer, *api] if sanitizer else []
-        command = [*prefix, sys.executable, WORKER, *(["--dry"] if self.dry else []), json.dumps(asked)]
+        command = [*prefix, sys.executable, *WORKER, *(["--dry"] if self.dry else []), json.dumps(asked)]
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, errors="replace"
         )
@@ -115,9 +116,6 @@ def accepted_jobs(count: int, seed: int, dry: bool) -> list[dict[str, Any]]:
 
 def mutant_jobs(count: int, seed: int, dry: bool) -> list[dict[str, Any]]:
     """Mutants, the same number of each kind of change as far as that goes."""
-    from benchmarks.mutations import mutations_of
-    from benchmarks.random_pipelines import draw
-
     rng = random.Random(seed)
     done: collections.Counter[tuple[str, str]] = collections.Counter()
     jobs = []
@@ -138,9 +136,6 @@ def mutant_jobs(count: int, seed: int, dry: bool) -> list[dict[str, Any]]:
 
 def changes_something(plan: Any, mutation: Any, pipeline: Any) -> bool:
     """Whether any warp executes other operations than without the mutation."""
-    from tmapipe.kernel import kernel_main
-    from tmapipe.machine import record
-
     entries = (lambda isa: kernel_main(isa, pipeline.schedule), mutation.entry(pipeline.schedule))
     before, after = (record(plan, entry, pipeline.plan_shapes()) for entry in entries)
     return before != after

@@ -1,6 +1,6 @@
 """One process of `reality.py`: takes jobs one after another and prints a line of JSON at each step.
 
-    python benchmarks/reality_worker.py [--dry] JOBS        # JOBS: a JSON list of {"seed", "size", "mutation" (or null)}
+    python -m tests.oracle.reality_worker [--dry] JOBS      # JOBS: a JSON list of {"seed", "size", "mutation" (or null)}
 
 Lines: {"step": "start" | "launching" | "done", "job": index, ...}. "launching" comes when all that is left to do is the
 kernel, so that whoever watches knows that silence after it is a kernel that hangs.
@@ -9,18 +9,14 @@ kernel, so that whoever watches knows that silence after it is a kernel that han
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from typing import Any
 
-if __name__ == "__main__":
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
 import torch
 
-from benchmarks.mutations import Mutation
-from benchmarks.random_pipelines import Pipeline, draw
+from tests.oracle.mutations import Mutation
+from tests.oracle.random_pipelines import Pipeline, draw
 from tmapipe.check import check_program, check_schedule
 from tmapipe.errors import DeadlockError, HazardError
 from tmapipe.kernel import kernel_main
