@@ -1,7 +1,7 @@
-"""Which schedule for which problem: a heuristic that runs nothing, and a tuner that measures.
+"""Which schedule for which problem: an estimate that runs nothing, and a tuner that measures.
 
-``choose(problem)`` takes the candidate that `cost.estimate` calls the fastest; ``tune(problem)`` compiles the best few by
-that estimate, times them on this GPU, and remembers the winner on disk.
+``choose(problem)`` takes the candidate with the least estimated time. ``tune(problem)`` compiles the candidates with the least
+estimated times, measures them on this GPU, and keeps the winner on disk.
 """
 
 from tmapipe.tuning.candidates import Candidate, candidates

@@ -1,4 +1,4 @@
-"""What tuning has found, kept on disk: one JSON file a GPU and set of versions, one entry a problem and epilogue."""
+"""What tuning has found, kept on disk: one JSON file per GPU and versions, one entry per problem and epilogue."""
 
 from __future__ import annotations
 
@@ -28,7 +28,13 @@ PATIENCE = 10.0  # seconds: a writer holds the lock for a few milliseconds
 
 @attrs.frozen
 class Entry:
-    """candidate: the fastest; us: microseconds that it took; tried: how many were timed."""
+    """The winner on one problem.
+
+    Args:
+        candidate: the fastest one
+        us: its time (microseconds)
+        tried: how many candidates were timed
+    """
 
     candidate: Candidate
     us: float
@@ -36,8 +42,7 @@ class Entry:
 
 
 def cache_folder() -> Path:
-    """TMAPIPE_CACHE_DIR if it is set, else tmapipe/ in XDG_CACHE_HOME or ~/.cache; without a home a temporary folder. "~"
-    stands for the home."""
+    """The folder TMAPIPE_CACHE_DIR if it is set, else tmapipe/ in XDG_CACHE_HOME or in ~/.cache."""
     chosen = os.environ.get("TMAPIPE_CACHE_DIR")
     found = os.path.expanduser(chosen or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "tmapipe"))
     return Path(tempfile.gettempdir(), f"tmapipe-{os.getuid()}") if found.startswith("~") else Path(found)

@@ -1,4 +1,4 @@
-"""The schedules worth a thought for a GEMM, as plain data: they can be counted, compared, stored and built."""
+"""The schedules worth considering for a GEMM, as plain data that can be counted, compared, stored and built."""
 
 from __future__ import annotations
 
@@ -28,18 +28,15 @@ COOPERATIVE: dict[int, tuple[int, ...]] = {
     256: (64, 128, 160, 192),
 }
 PINGPONG: dict[int, tuple[int, ...]] = {64: (128, 192, 256), 128: (128, 160, 192)}
-SHORT_K = 2048  # bytes of k, up to which stores outweigh loads: the fewer rows are written at a time, the better (1 %)
-MEDIUM_K = (
-    4096  # bytes of k, up to which a seventh stage brings less than a second output buffer: 1024^3 8.7, not 9.0 us
-)
-SHORTEST_K = 512  # bytes of k, up to which epilogues take longer than mainloops
-FEW_ROWS = 256  # of a, which L2 keeps while b passes: 256 x 4096 x 4096 in tiles of 64 x 128 20.2, not 22.6 us
-ROWS_BEYOND = 32  # of a tile's beyond the edge; with 48, loads of zeros take up to 16 % of 16 x 14336 x 4096
-READ_ONCE = (
-    "evict_first",
-    "evict_first",
-)  # by CTAs that run at the same time: a long k leaves no room for a second time
-BY_GPC = {  # tiles of clusters along n, whose eights a GPC can share
+SHORT_K = 2048  # bytes of k up to which stores outweigh loads, so that narrow bands are better (1 %)
+#: Bytes of k up to which a seventh stage gains less than a second output buffer (1024^3: 8.7, not 9.0 us).
+MEDIUM_K = 4096
+SHORTEST_K = 512  # bytes of k up to which epilogues take longer than mainloops
+FEW_ROWS = 256  # rows of a that L2 keeps while b is read once (256 x 4096 x 4096, tiles of 64 x 128: 20.2, not 22.6 us)
+ROWS_BEYOND = 32  # rows of a tile beyond the edge; 48 of them cost up to 16 % of 16 x 14336 x 4096
+#: L2 hints for a long k, which leaves no room to keep anything for a second read.
+READ_ONCE = ("evict_first", "evict_first")
+BY_GPC = {  # tiles for clusters along n, eight of which share operands in a GPC
     "Gemm": ((128, 256), (256, 128), (192, 176)),
     "PingPong": ((128, 128),),
 }
@@ -49,8 +46,14 @@ LARGE_CLUSTERS = ((2, 2), (4, 1))
 
 @attrs.frozen
 class Candidate:
-    """schedule: name of a class in `tmapipe.schedules`; tile: (m, n) elements of a CTA; cluster: CTAs along (m, n);
-    options: what else its constructor is given, an order of tiles as e.g. ("Snake", 8), by GPC ("Snake", 8, "gpc")."""
+    """A schedule as data.
+
+    Args:
+        schedule: name of a class in `tmapipe.schedules`
+        tile: (m, n) elements of a CTA's output tile
+        cluster: CTAs along (m, n)
+        options: other arguments of the constructor; a tile scheduler is written as ("Snake", 8), by GPC as ("Snake", 8, "gpc")
+    """
 
     schedule: str
     tile: tuple[int, int]
@@ -59,24 +62,30 @@ class Candidate:
 
     @property
     def parts(self) -> int:
-        """Parts that k is cut into."""
+        """Number of parts that k is divided into."""
         return int(dict(self.options).get("parts", 1))
 
     @property
     def by_gpc(self) -> bool:
-        """Whether clusters of one GPC take tiles whose numbers follow each other."""
+        """Whether clusters of one GPC take tiles with consecutive numbers."""
         return "gpc" in dict(self.options).get("order", ())
 
     def build(self, problem: Problem, fused: Fused = NOTHING) -> Any:
-        """The schedule. fused: what its constructor takes for an epilogue. Raises `InputError` if it cannot be planned for the
-        problem's types, or has no epilogue."""
+        """The schedule.
+
+        Args:
+            fused: what its constructor takes for an epilogue
+
+        Raises:
+            InputError: it cannot be planned for the problem's types, or takes no epilogue
+        """
         from tmapipe import schedules
 
         if fused and self.schedule == "SplitK":
             raise InputError("epilogue", tuple(fused), "is not for parts of k, which are added later", "leave it out")
         depth = SWIZZLE_SPAN // problem.dtype.bytes
         options = dict(self.options)
-        if fused.get("operands"):  # which ping-pongs read in turn alone
+        if fused.get("operands"):  # a ping-pong with operands needs its epilogues in turn
             options.pop("in_turn", None)
         if "order" in options:
             options["order"] = _order(*options["order"])
@@ -93,7 +102,7 @@ class Candidate:
         return found if self.schedule == "SplitK" else {**found, "d": problem.out, **epilogues.dtypes(problem, fused)}
 
     def ranks(self, problem: Problem, fused: Fused = NOTHING) -> dict[str, int]:
-        """Dimensions of each tensor by stage name: matrices, or stacks of them."""
+        """Number of dimensions of each tensor by stage name: two, or three with a batch."""
         several = 3 if problem.batch > 1 else 2
         found = {"a": several, "b": several, "d": 3 if self.schedule == "SplitK" else several}
         return found | epilogues.ranks(problem, fused)
@@ -116,7 +125,7 @@ def _order(raster: str, rows: int, near: str = "") -> PersistentTiles:
 
 
 def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
-    """All of them, without asking whether they fit in shared memory (`Candidate.can_be_built`)."""
+    """All candidates, whether they fit in shared memory or not (`Candidate.can_be_built` tells)."""
     for kind, tiles in (("Gemm", COOPERATIVE), ("PingPong", PINGPONG)):
         for (m, n), cluster in itertools.product(_pairs(tiles), (*CLUSTERS, *LARGE_CLUSTERS)):
             if cluster in LARGE_CLUSTERS and m * n < 128 * 128:
@@ -136,7 +145,7 @@ def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
 
 
 def _rows(problem: Problem, m: int) -> int:
-    """Rows of tiles in a band: 8 to 12, as many as leave a last band that is as full as possible."""
+    """Rows of tiles in a band: 8 to 12, whichever leaves the last band as full as possible."""
     rows = ceil_div(problem.m, m)
     return min(range(8, 13), key=lambda band: ceil_div(rows, band) * band)
 
@@ -153,16 +162,21 @@ def _wasted(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -
 
 
 def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device) -> dict[str, Any]:
-    """One output buffer a warpgroup where two would cost a stage of the ring: for CTAs of one tile, which have nothing to
-    store beside the next one (but of a short k, six stages are enough), for a ping-pong not in turn, or if the ring had fewer
-    than four. Where few rows, or rows of tiles, read b, it makes way in L2 for a, which all of them read. Many rows beyond the
-    edge may hold anything."""
+    """Options of a candidate that follow from the problem:
+
+    * store_stages: one output buffer per warpgroup if two would cost a stage of the ring. That is for CTAs of one tile, which
+      have nothing to store while the next tile is computed (for a short k, six stages are enough); for a ping-pong whose
+      epilogues are not in turn; and if the ring had fewer than four stages.
+    * order: narrow bands for short k and many tiles.
+    * l2_hints: if few rows of a, or few rows of tiles, read all of b, then b makes way in L2 for a.
+    * outside: if many rows of a tile lie beyond the edge, they may hold anything.
+    """
     found: dict[str, Any] = {}
     k_bytes = problem.k * problem.dtype.bytes
     if kind == "PingPong" and k_bytes <= SHORTEST_K:
         found["in_turn"] = False
     in_turn = kind == "PingPong" and "in_turn" not in found
-    warpgroups = 1 if in_turn else 2 if tile[0] in (128, 256) else tile[0] // 64  # that have buffers of their own
+    warpgroups = 1 if in_turn else 2 if tile[0] in (128, 256) else tile[0] // 64  # with buffers of their own
     one, two = (_stages(tile, buffers * warpgroups) for buffers in (1, 2))
     tiles = ceil_div(problem.m, tile[0]) * ceil_div(problem.n, tile[1]) * problem.batch
     enough = 4
@@ -181,12 +195,12 @@ def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device)
 
 
 def _stages(tile: tuple[int, int], buffers: int) -> int:
-    """Slots that fit with so many output buffers of 64 rows by 128 bytes, in 227 KiB less the barriers."""
+    """Slots that fit beside *buffers* output buffers of 64 rows by 128 bytes, in 227 KiB less the barriers."""
     return (226 * 1024 - buffers * 64 * 128) // (sum(tile) * SWIZZLE_SPAN)
 
 
 def _parts(problem: Problem, device: Device, tile: tuple[int, int]) -> list[int]:
-    """Numbers of parts that fill the device, where output tiles alone leave half of it idle or more."""
+    """Numbers of parts that fill the device, if the output tiles alone would leave half of it idle or more."""
     tiles = ceil_div(problem.m, tile[0]) * ceil_div(problem.n, tile[1])
     most = device.multiprocessors // tiles
     if most < 2 or problem.k // most < 256:

@@ -1,4 +1,4 @@
-"""The heuristic: the candidate of the least estimated time that can be built."""
+"""Choosing by estimate: the candidate of the least estimated time that can be built."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ __all__ = ["choose", "likely", "ranked"]
 def ranked(
     problem: Problem, device: Device = H200, most: int | None = None, fused: Fused = NOTHING
 ) -> list[tuple[Candidate, float]]:
-    """Candidates that can be built with their estimated microseconds, the fastest first; *most* of them, or all. fused: what
-    their constructors take for an epilogue."""
+    """The candidates that can be built with their estimated times (microseconds), the fastest first.
+
+    Args:
+        most: return only so many; None: all
+        fused: what the schedules' constructors take for an epilogue
+    """
     every = enumerate(candidates(problem, device))
     order = sorted(((estimate(problem, c, device, fused=bool(fused)), i, c) for i, c in every))
     found: list[tuple[Candidate, float]] = []
@@ -30,13 +34,24 @@ def ranked(
 
 
 def choose(problem: Problem, device: Device = H200, **fused: Any) -> Any:
-    """The schedule that should be the fastest for *problem*; needs no GPU and runs nothing. fused: epilogue, operands and
-    outputs, as of `tmapipe.schedules.Gemm`. Raises `InputError` if none can be built for its types or with that epilogue."""
+    """The schedule that should be the fastest for *problem*, by estimate. Needs no GPU and runs nothing.
+
+    Args:
+        device: the GPU to choose for
+        fused: epilogue, operands and outputs, as of `tmapipe.schedules.Gemm`
+
+    Raises:
+        InputError: no candidate can be built for the problem's types or with that epilogue
+    """
     return likely(problem, device, 1, fused)[0].build(problem, fused)
 
 
 def likely(problem: Problem, device: Device, most: int, fused: Fused = NOTHING) -> list[Candidate]:
-    """The *most* candidates of least estimated time, at least one. Raises `InputError` as `choose`."""
+    """The *most* candidates of the least estimated time, at least one.
+
+    Raises:
+        InputError: as `choose`
+    """
     found = ranked(problem, device, most, fused)
     if found:
         return [candidate for candidate, _ in found]

@@ -1,8 +1,8 @@
-"""Compiling many candidates at once: in processes of their own, since two compilations in one process break CuTe DSL.
+"""Compiling many candidates at once, in processes of their own, since two compilations in one process break CuTe DSL.
 
 Each process proves its candidates, compiles them and exports object files, which the caller loads. Run as a program, this
-module is such a process: it reads the candidates, pickled, from its standard input, and writes a line for each one done.
-An epilogue goes along, wherever it was written: cloudpickle takes functions that pickle does not.
+module is such a process: it reads pickled candidates from its standard input and writes one line for each that is done. An
+epilogue is sent with cloudpickle, which takes functions that pickle does not.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ def build_all(
     done: Callable[[Candidate, str], None] = lambda candidate, error: None,
     fused: Fused = NOTHING,
 ) -> tuple[dict[Candidate, Any], dict[Candidate, str]]:
-    """Schedules of *candidates*, proved safe and compiled for the problem's types, and what went wrong with the others.
-    Arguments as of `compile_all`."""
+    """Schedules of the *candidates* that are safe and compile, and what went wrong with the others. Arguments as of
+    `compile_all`.
+    """
     from tmapipe.gpu.build import Compiled
     from tmapipe.gpu.launch import adopt
 
@@ -65,9 +66,17 @@ def compile_all(
     done: Callable[[Candidate, str], None] = lambda candidate, error: None,
     fused: Fused = NOTHING,
 ) -> dict[Candidate, str]:
-    """Compiles *candidates* for two-dimensional tensors (three with a batch) into *folder*, by *jobs* processes (default:
-    one a core, 16 at most). done: called with each candidate and "" or what went wrong; fused: the epilogue. Returns these
-    errors. Raises `InputError` for an epilogue that cannot be sent to another process."""
+    """Compiles *candidates* into *folder*, in processes; returns "" or what went wrong for each.
+
+    Args:
+        problem: its tensors have two dimensions, or three with a batch
+        jobs: number of processes; None: one per core, at most 16
+        done: called with each candidate and "" or what went wrong
+        fused: the epilogue
+
+    Raises:
+        InputError: the epilogue cannot be sent to another process
+    """
     jobs = max(1, min(jobs or os.cpu_count() or 1, 16, len(candidates)))
     lines: queue.Queue[tuple[int, str]] = queue.Queue()
     shares = [list(enumerate(candidates))[job::jobs] for job in range(jobs)]
@@ -113,7 +122,7 @@ def _pickled(fused: Fused) -> bytes:
 
 
 def _serve(task: bytes, share: list[int], lines: queue.Queue[tuple[int, str]]) -> None:
-    """Runs one process, which reads *task*, and says of each index of its *share* how it went, whatever happens."""
+    """Runs one process, which reads *task*, and reports how each index of its *share* went, whatever happens."""
     left = set(share)
     ended = "without a word"
     try:

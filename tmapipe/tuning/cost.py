@@ -1,10 +1,10 @@
-"""How long a candidate takes on a problem, without running it.
+"""How long a candidate takes on a problem, estimated without running it.
 
-    time = launch + fill + max(waves x tile, memory)          (+ the second kernel of a split k)
+    time = launch + fill + max(waves x tile, memory)          (+ the second kernel of split-K)
     tile = k-tiles x max(tensor cores, slot through L2) + epilogue                    (cooperative)
     tile = the same, or half of mainloop and epilogue, whichever is longer            (ping-pong)
 
-The constants are fitted to measurements by `benchmarks.tuning --fit`, which prints how far off the estimates are.
+`python -m benchmarks.tuning --fit` fits the constants to measurements and prints how far off the estimates are.
 """
 
 from __future__ import annotations
@@ -17,25 +17,33 @@ from tmapipe.tuning.problem import Device, Problem
 
 __all__ = ["Constants", "FITTED", "estimate"]
 
-A_GPC = 8  # clusters of two in a GPC
-SMALL = 16e6  # bytes of inputs; where the limit lies between 5 and 35 MB makes no difference to any choice measured
+A_GPC = 8  # clusters of two CTAs in a GPC
+SMALL = 16e6  # bytes of inputs; any limit from 5 to 35 MB gives the same choices on all problems measured
 
 
 @attrs.frozen
 class Constants:
-    """Of one kind of GPU.
+    """Constants of one kind of GPU. All but `smaller` and `worked` are fitted.
 
-    macs: multiply-adds of 16-bit types a clock and multiprocessor (4 tensor cores x 512, NVIDIA's H100 white paper); clock:
-    GHz under load; l2: bytes a clock and multiprocessor out of L2; near: how much more it gives of small inputs (1024^3: some
-    60 bytes, by `benchmarks.stamps`); straddle: what a row pitch that is no multiple of 128 bytes costs there, as a factor;
-    ingest: bytes a clock that a multiprocessor takes in; coupled: slowdown of clusters of four, whose CTAs wait for each
-    other; memory: GB/s; launch: microseconds from launch to the first load and from the last store to the end; fill: clocks
-    until the first slot is there; stored: bytes of output a clock and warpgroup in an epilogue; tile: clocks of a tile's other
-    costs; add: microseconds of a split k's second kernel besides its memory traffic. Of orders by GPC, merged: what reads that
-    L2 does not see save of a mainloop, as a factor (mostly power); smaller: what a ping-pong's tiles, which move more, cost of
-    that (8192^3: 1.025, 4096 x 4096 x 14336: 1.033); shared: how much of what eight clusters read alike they read as one;
-    claim: microseconds until a cluster has its place. worked: how much longer an epilogue takes that computes (4096^3, bias
-    and gelu: 1.2 us a tile of 128 x 256). `smaller` and `worked` are not fitted.
+    Args:
+        macs: multiply-adds of 16-bit types per clock and SM (4 tensor cores x 512, NVIDIA's H100 white paper)
+        clock: GHz under load
+        l2: bytes per clock and SM from L2
+        near: factor on `l2` for small inputs (1024^3: some 60 bytes, by `benchmarks.stamps`)
+        straddle: factor on the bytes from L2 if the row pitch is no multiple of 128 bytes
+        ingest: bytes per clock that an SM takes in
+        coupled: slowdown of clusters of four, whose CTAs wait for each other
+        memory: GB/s
+        launch: microseconds from launch to the first load, and from the last store to the end
+        fill: clocks until the first slot is filled
+        stored: bytes of output per clock and warpgroup in an epilogue
+        tile: clocks of a tile's other costs
+        add: microseconds of split-K's second kernel besides its memory traffic
+        merged: by GPC, factor on the mainloop since L2 sees fewer reads (mostly power)
+        smaller: by GPC, factor on `merged` for a ping-pong's smaller tiles (8192^3: 1.025, 4096 x 4096 x 14336: 1.033)
+        shared: by GPC, the part of what eight clusters read in common that they read as one
+        claim: by GPC, microseconds until a cluster has claimed its position
+        worked: factor on an epilogue that computes (4096^3, bias and gelu: 1.2 us for a tile of 128 x 256)
     """
 
     macs: float = 2048.0
@@ -65,20 +73,24 @@ FITTED = Constants()
 def estimate(
     problem: Problem, candidate: Candidate, device: Device, constants: Constants = FITTED, *, fused: bool = False
 ) -> float:
-    """Microseconds of one launch. fused: whether its epilogue has work of its own."""
+    """The estimated time of one launch, in microseconds.
+
+    Args:
+        fused: whether the epilogue computes something
+    """
     c = constants
     (m, n), (along_m, along_n) = candidate.tile, candidate.cluster
     clusters = ceil_div(problem.m, m * along_m) * ceil_div(problem.n, n * along_n) * problem.batch * candidate.parts
     waves = ceil_div(clusters, device.resident(along_m * along_n))
     steps = ceil_div(ceil_div(problem.k, SWIZZLE_SPAN // problem.dtype.bytes), candidate.parts)
 
-    wide = SWIZZLE_SPAN // 2  # 16-bit elements; as many clocks for twice as many of half the size
+    wide = SWIZZLE_SPAN // 2  # 16-bit elements; twice as many 8-bit elements take as many clocks
     multiply = m * n * wide / c.macs * _wgmma_slowdown(candidate)
     lines = SWIZZLE_SPAN * (1.0 if problem.k * problem.dtype.bytes % SWIZZLE_SPAN == 0 else c.straddle)
     rate = c.l2 * (c.near if (problem.m + problem.n) * problem.k * problem.dtype.bytes <= SMALL else 1.0)
     through_l2 = (m / along_n + n / along_m) * lines / rate
     if candidate.by_gpc:
-        down = min(A_GPC, ceil_div(problem.m, m * along_m))  # clusters that have the same columns, and the same rows
+        down = min(A_GPC, ceil_div(problem.m, m * along_m))  # clusters that share columns; `right`: rows
         right = min(A_GPC // down, ceil_div(problem.n, n * along_n))
         once = (m / along_n / right + n / along_m / down) * lines / rate
         through_l2 += (once - through_l2) * c.shared
@@ -102,7 +114,7 @@ def estimate(
 
 
 def _wgmma_slowdown(candidate: Candidate) -> float:
-    """wgmma reads 64 rows of a and n of b for each 64 x n x 16 products: under n = 128, shared memory is the limit."""
+    """wgmma reads 64 rows of a and n of b for 64 x n x 16 products: below n = 128, shared memory is the limit."""
     return max(1.0, (64 + candidate.tile[1]) / candidate.tile[1] / 1.5)
 
 

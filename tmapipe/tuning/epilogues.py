@@ -1,6 +1,7 @@
-"""A GEMM's epilogue as the tuner needs it: the tensors that it takes, what should come out, and how to tell it from others.
+"""A GEMM's epilogue as the tuner needs it: its tensors, its expected results, and its identity in the cache.
 
-*fused*: what the constructors of `tmapipe.schedules` take for one: epilogue, operands and outputs, by name, or nothing.
+*fused* is what the constructors of `tmapipe.schedules` take for an epilogue: `epilogue`, `operands` and `outputs` by name, or
+nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ NOTHING: Fused = MappingProxyType({})
 
 
 def dtypes(problem: Problem, fused: Fused) -> dict[str, DType]:
-    """Element types by stage name: of operands that do not say theirs, the result's; of such outputs, what a call makes."""
+    """Element types by stage name. Operands without a type get that of the result, outputs without one that of a call."""
     found = {name: as_dtype(kind.dtype or problem.out) for name, kind in _of(fused, "operands")}
     made = of_sums(problem.dtype.in_memory)
     outputs = {name: as_dtype(kind or made) for name, kind in _of(fused, "outputs") if not isinstance(kind, Reduction)}
@@ -32,14 +33,14 @@ def dtypes(problem: Problem, fused: Fused) -> dict[str, DType]:
 
 
 def ranks(problem: Problem, fused: Fused) -> dict[str, int]:
-    """Dimensions of each tensor by stage name; of what is reduced, those of its parts."""
+    """Number of dimensions of each tensor by stage name; for a reduced output, that of its partial sums."""
     several = 3 if problem.batch > 1 else 2
     found = {name: several if isinstance(kind, Matrix) else 1 for name, kind in _of(fused, "operands")}
     return found | {name: several for name, _ in _of(fused, "outputs")}
 
 
 def operands(problem: Problem, fused: Fused, device: str) -> dict[str, Any]:
-    """A torch tensor on *device* for each operand, random normal from a fixed seed."""
+    """A torch tensor on *device* for each operand: random normal, from a fixed seed."""
     import torch
 
     generator = torch.Generator(device).manual_seed(1)
@@ -54,8 +55,12 @@ def operands(problem: Problem, fused: Fused, device: str) -> dict[str, Any]:
 
 
 def expected(fused: Fused, product: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Every output, by name, that the epilogue makes of *product* [m, n] or [l, m, n] and the operands *given*: torch tensors,
-    computed with NumPy in fp32."""
+    """Every output by name, computed with NumPy in fp32, as torch tensors.
+
+    Args:
+        product: a b^T, [m, n] or [l, m, n]
+        given: the operands by name, torch tensors
+    """
     if not fused.get("epilogue"):
         return {"d": product}
     import numpy as np
@@ -75,8 +80,10 @@ def expected(fused: Fused, product: Any, given: Mapping[str, Any]) -> dict[str, 
 
 
 def fingerprint(fused: Fused) -> str:
-    """A short text that is another one for other operands, outputs or operations of the epilogue; "" for none. Numbers that
-    the epilogue encloses do not count: with others it takes as long."""
+    """A short text that differs between epilogues with different operations, operands or outputs; "" for no epilogue.
+
+    Numbers that the epilogue encloses do not count: with other numbers it takes the same time.
+    """
     if not fused:
         return ""
     epilogue = fused.get("epilogue")
@@ -93,7 +100,7 @@ def _of(fused: Fused, which: str) -> Iterator[tuple[str, Any]]:
 
 
 def _operations(code: CodeType) -> Iterator[Any]:
-    """What a function does, but not where it is written."""
+    """What a function does, without where it is written."""
     yield code.co_code, code.co_names, code.co_varnames[: code.co_argcount]
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

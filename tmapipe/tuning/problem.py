@@ -1,4 +1,4 @@
-"""What is to be chosen for: a GEMM's sizes and types, and the device that it runs on."""
+"""The problem that a schedule is chosen for: a GEMM's sizes and types, and the device."""
 
 from __future__ import annotations
 
@@ -22,8 +22,14 @@ def _positive(instance: Any, attribute: Any, value: Any) -> None:
 class Problem:
     """``d[l, m, n] = sum over k of a[l, m, k] * b[l, n, k]``.
 
-    m, n, k, batch: elements; dtype: of a and b; out: of d; majors: the dimensions along which (a, b) are contiguous, as in
-    `tmapipe.schedules.Gemm`.
+    Args:
+        m, n, k, batch: extents (elements)
+        dtype: element type of a and b
+        out: element type of d
+        majors: the dimensions along which a and b are contiguous, as in `tmapipe.schedules.Gemm`
+
+    Raises:
+        InputError: an extent is no positive integer
     """
 
     m: int = attrs.field(validator=_positive)
@@ -36,9 +42,17 @@ class Problem:
 
     @classmethod
     def of(cls, a: Any, b: Any, out: DType | str | None = None, *, tf32: bool = False) -> Problem:
-        """The problem that torch tensors or NumPy arrays a (m, k) and b (n, k) pose, with a batch dimension before each or
-        not; majors by their strides. out: element type of the result, by default that of a (of int8, int32); tf32: multiply
-        fp32 as tf32. Raises `InputError` for other shapes and types."""
+        """The problem of multiplying *a* by *b*; `majors` follow from their strides.
+
+        Args:
+            a: torch tensor or NumPy array [m, k], or [l, m, k]
+            b: the same [n, k], or [l, n, k]
+            out: element type of the result; by default that of a, or int32 for int8
+            tf32: whether fp32 operands are multiplied as tf32
+
+        Raises:
+            InputError: the shapes or types do not fit
+        """
         for name, tensor in (("a", a), ("b", b)):
             if tensor.ndim not in (2, 3):
                 raise InputError(name, tuple(tensor.shape), "has two dimensions, or three with a batch", "reshape it")
@@ -61,7 +75,7 @@ class Problem:
 
     @property
     def bytes(self) -> float:
-        """What must cross the device's memory at least once."""
+        """Bytes that must cross the device's memory at least once."""
         inputs = (self.m + self.n) * self.k * self.dtype.bytes
         return float(self.batch * (inputs + self.m * self.n * self.out.bytes))
 
@@ -73,17 +87,23 @@ class Problem:
 
 @attrs.frozen
 class Device:
-    """name: as CUDA reports it; multiprocessors; clusters: how many of each size are resident at once, as
-    cudaOccupancyMaxActiveClusters reports them with one CTA a multiprocessor."""
+    """What the estimate knows of a GPU.
+
+    Args:
+        name: as CUDA reports it
+        multiprocessors: number of SMs
+        clusters: (CTAs of a cluster, clusters that are resident at once) for each size, as cudaOccupancyMaxActiveClusters
+            reports them with one CTA per SM
+    """
 
     name: str
     multiprocessors: int
     clusters: tuple[tuple[int, int], ...]
 
     def resident(self, cluster_size: int) -> int:
-        """Clusters of *cluster_size* CTAs at work at once."""
+        """How many clusters of *cluster_size* CTAs run at once."""
         return dict(self.clusters).get(cluster_size, self.multiprocessors // cluster_size)
 
 
-#: The device that nothing else is known of is planned for as this one.
+#: The default device of `choose` and `ranked`.
 H200 = Device("NVIDIA H200", 132, ((1, 132), (2, 66), (4, 30)))

@@ -1,10 +1,10 @@
 """How to measure on a GPU that runs at its power limit.
 
-Back to back, the same kernel takes 1386 to 1585 us by its place in the queue, whoever wrote it. So `rested` gives every
-batch a rest first, shuffles the variants in every round, and takes medians of short batches: repeatable within 0.2 %.
-`sustained` is the other view: a hot card, long batches, and ratios between variants of the same round (good to 2 %).
+Launched back to back, the same kernel takes 1386 to 1585 us, depending on its position in the queue. So `rested` lets the
+device rest before every batch, shuffles the variants in every round, and takes medians of short batches; this repeats within
+0.2 %. `sustained` is the other view: a hot card, long batches, and ratios between variants of the same round (good to 2 %).
 
-All times are microseconds of GPU time a launch. The clock is an object, so that this file needs neither GPU nor torch
+All times are microseconds of GPU time per launch. The clock is an object, so this file needs neither a GPU nor torch
 (`tmapipe.gpu.clock` has the real one).
 """
 
@@ -30,17 +30,24 @@ class Clock(Protocol):
         """Leaves the device idle."""
 
     def batch(self, run: Run, launches: int) -> list[float]:
-        """Microseconds of each of *launches* launches, the L2 cache flushed before each."""
+        """Microseconds of each of *launches* launches; the L2 cache is flushed before each."""
 
     def span(self, run: Run, seconds: float) -> float:
-        """Launches back to back for about *seconds*; microseconds a launch. Launches shorter than their cost on the host
-        are bound by the host here."""
+        """Microseconds per launch of launches back to back for about *seconds*. Very short kernels are bound by the host."""
 
 
 @attrs.frozen
 class Method:
-    """rounds: each variant is measured once in each; batch: launches at a time; rest: seconds of idle device before each
-    batch; preheat, hot: seconds of load before the sustained rounds, and of each sustained batch; seed: of the order."""
+    """How long to measure.
+
+    Args:
+        rounds: each variant is measured once per round
+        batch: launches at a time
+        rest: seconds of idle device before each batch
+        preheat: seconds of load before the sustained rounds
+        hot: seconds of each sustained batch
+        seed: of the order of the variants
+    """
 
     rounds: int = 6
     batch: int = 8
@@ -52,8 +59,14 @@ class Method:
 
 @attrs.frozen
 class Timing:
-    """us: median over rounds of the batches' medians; spread: (p75 - p25) / median of those; rounds: they themselves;
-    ratio: speed relative to the baseline, the median of the rounds' own ratios (sustained only)."""
+    """The times of one variant.
+
+    Args:
+        us: median over rounds of the batches' medians (microseconds)
+        spread: (p75 - p25) / median of these medians
+        rounds: these medians
+        ratio: speed relative to the baseline, as the median of the rounds' own ratios (sustained only)
+    """
 
     us: float
     spread: float
@@ -68,7 +81,9 @@ class Timing:
 
 
 def rested(variants: Mapping[Name, Run], clock: Clock, method: Method) -> dict[Name, Timing]:
-    """The main table: for each round, each variant in random order: rest, then a batch. One warm-up launch each first."""
+    """The main measurement: in each round, each variant in random order, with a rest before its batch. One warm-up launch
+    each.
+    """
     order = random.Random(method.seed)
     medians: dict[Name, list[float]] = {name: [] for name in variants}
     for run in variants.values():
@@ -81,8 +96,10 @@ def rested(variants: Mapping[Name, Run], clock: Clock, method: Method) -> dict[N
 
 
 def sustained(variants: Mapping[Name, Run], clock: Clock, method: Method, baseline: Name) -> dict[Name, Timing]:
-    """The second table: a hot card, no rests, no flushes; `Timing.ratio` is baseline's time / the variant's time, paired
-    within each round."""
+    """The second measurement: a hot card, no rests, no flushes.
+
+    `Timing.ratio` is the baseline's time over the variant's time, paired within each round.
+    """
     order = random.Random(method.seed)
     for run in variants.values():
         clock.span(run, method.preheat / len(variants))
@@ -99,9 +116,11 @@ def sustained(variants: Mapping[Name, Run], clock: Clock, method: Method, baseli
 def screen(
     variants: Mapping[Name, Run], clock: Clock, keep: int, *, pinned: Iterable[Name] = (), seed: int = 0
 ) -> list[Name]:
-    """The *keep* fastest of one peer's many configurations by one short look at each (0.1 s of rest, 8 launches), those within
-    1 % of these, up to as many again, and the *pinned* ones; in the order of *variants*. Too coarse to report, good enough to
-    leave out what is far behind."""
+    """A short look at each of many configurations (0.1 s of rest, 8 launches), to leave out what is far behind.
+
+    Keeps the *keep* fastest, those within 1 % of these (at most as many again), and the *pinned* ones, in the order of
+    *variants*. Too coarse to report.
+    """
     if len(variants) <= keep:
         return list(variants)
     seen: dict[Name, float] = {}
@@ -114,8 +133,13 @@ def screen(
 
 
 def estimate_seconds(variants: int, method: Method, *, hot: bool = False, us: float = 1500.0) -> float:
-    """Wall-clock seconds that the rested rounds of one problem take (hot: the sustained ones), for launches of about *us*
-    microseconds."""
+    """Wall-clock seconds that the measurement of one problem takes.
+
+    Args:
+        variants: how many
+        hot: whether the sustained rounds, not the rested ones
+        us: about how long a launch takes (microseconds)
+    """
     if hot:
         return method.preheat + method.rounds * variants * method.hot
     launch = (us + 100.0) / 1e6  # a flush takes about 100 us

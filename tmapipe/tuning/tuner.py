@@ -1,4 +1,4 @@
-"""The tuner: compiles the candidates that the estimate likes best, checks and times them here, and remembers the winner."""
+"""The tuner: compiles the candidates of the least estimated times, checks and times them here, and keeps the winner."""
 
 from __future__ import annotations
 
@@ -27,8 +27,15 @@ WITHIN_8_BITS = 0.1  # of fp8 outputs: e5m2 rounds to 6 %
 
 @attrs.frozen
 class Tuned:
-    """schedule: the fastest, ready to be called; candidate: what it was built from; us: microseconds of a launch; timings:
-    of all that were timed at length, the fastest first; refused: candidates that could not be used, with the reason."""
+    """What `tune` found.
+
+    Args:
+        schedule: the fastest, ready to be called
+        candidate: what it was built from
+        us: time of a launch (microseconds)
+        timings: the candidates that were timed at length, the fastest first
+        refused: candidates that could not be used, with the reason
+    """
 
     schedule: Any
     candidate: Candidate
@@ -47,12 +54,23 @@ def tune(
     device: str = "cuda",
     **fused: Any,
 ) -> Tuned:
-    """The fastest of the *most* candidates of least estimated time, by measurement on *device*, or from the cache on disk.
+    """The fastest schedule for *problem* by measurement on *device*, or from the cache on disk.
 
-    Each candidate is proved safe, then compiled, *jobs* at a time; its result on random normal data is compared with
-    torch's; then launches are timed as `tmapipe.tuning.timing` says, with a cold L2 cache. again: even if the cache knows the
-    problem; fused: epilogue, operands and outputs, as of `tmapipe.schedules.Gemm`, which results are compared with by NumPy.
-    Raises `MissingGpuError` without a GPU, `InputError` as `choose` does, `PipelineError` if no candidate is right.
+    Each of the *most* candidates of the least estimated time is proved safe and compiled. Its result on random normal data is
+    compared with torch's (with NumPy's if there is an epilogue). Launches are timed as `tmapipe.tuning.timing` says, with a
+    cold L2 cache.
+
+    Args:
+        most: candidates to try
+        jobs: compiling processes; None: one per core, at most 16
+        again: whether to measure even if the cache knows the problem
+        progress: whether to show a progress bar
+        fused: epilogue, operands and outputs, as of `tmapipe.schedules.Gemm`
+
+    Raises:
+        MissingGpuError: there is no GPU
+        InputError: as `choose`
+        PipelineError: no candidate gives the right result
     """
     import torch
 
@@ -75,7 +93,7 @@ def tune(
 
 
 def recall(problem: Problem, gpu: str, fused: Fused) -> Tuned | None:
-    """What the cache knows, if it can still be built: a file may be older than the schedules."""
+    """What the cache has for *problem*, if it can still be built; the file may be older than the schedules."""
     entry = cache.load(problem, gpu, fused)
     if entry is None:
         return None
@@ -86,7 +104,7 @@ def recall(problem: Problem, gpu: str, fused: Fused) -> Tuned | None:
 
 
 def remember(problem: Problem, gpu: str, entry: cache.Entry, fused: Fused) -> None:
-    """Stores *entry*, or warns: what was measured is worth more than its place on disk."""
+    """Stores *entry*. Only warns if that fails: the result is still good."""
     try:
         cache.store(problem, gpu, entry, fused)
     except OSError as error:
@@ -94,14 +112,14 @@ def remember(problem: Problem, gpu: str, entry: cache.Entry, fused: Fused) -> No
 
 
 def pick(runs: Mapping[Candidate, Run], clock: Clock, method: Method) -> list[tuple[Candidate, Timing]]:
-    """A short look at all, then a long one at the best few: these, the fastest first."""
+    """Screens all candidates, then times the best few at length; returns these, the fastest first."""
     kept = screen(runs, clock, FINALISTS, seed=method.seed)
     timed = rested({candidate: runs[candidate] for candidate in kept}, clock, method)
     return sorted(timed.items(), key=lambda item: item[1].us)
 
 
 def device_of(device: str = "cuda") -> Device:
-    """What the estimate needs to know of a CUDA device."""
+    """The properties of a CUDA device that the estimate needs."""
     import torch
     from cutlass.utils import HardwareInfo
 
@@ -117,7 +135,7 @@ def device_of(device: str = "cuda") -> Device:
 def _prepare(
     problem: Problem, candidates: list[Candidate], jobs: int | None, progress: bool, device: str, fused: Fused
 ) -> tuple[dict[Candidate, Run], dict[Candidate, Any], dict[Candidate, str]]:
-    """Launches of those that compile and are right, their schedules, and what is wrong with the others."""
+    """(launches of the candidates that compile and are right, their schedules, and what is wrong with the others)."""
     from tqdm import tqdm
 
     with tqdm(total=len(candidates), desc=f"compiling for {problem}", disable=not progress) as bar:
@@ -157,7 +175,7 @@ def _data(problem: Problem, device: str) -> tuple[Any, Any, Any]:
 
 
 def _product(a: Any, b: Any, fused: Fused) -> Any:
-    """torch's: rounded to bf16, or as an epilogue takes it."""
+    """a b^T by torch: rounded to bf16, or in fp32 for an epilogue."""
     import torch
 
     kind = torch.float32 if fused else torch.bfloat16
@@ -165,7 +183,7 @@ def _product(a: Any, b: Any, fused: Fused) -> Any:
 
 
 def _compare(run: Callable[[], object], out: Any, right: Mapping[str, Any]) -> str:
-    """What is wrong with the run's results; nothing if they are what is right up to rounding."""
+    """What is wrong with the results of *run*; "" if they are right up to rounding."""
     out.fill_(float("nan") if out.is_floating_point() else -1)
     try:
         found = run()
