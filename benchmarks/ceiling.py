@@ -3,13 +3,12 @@
 python -m benchmarks.ceiling
 python -m benchmarks.ceiling --shapes 8192x8192x512 --rounds 8
 
-* without loads: each CTA loads its first slots (random normal data) and then none. Barriers, wgmma, epilogue and stores are
-  those of the kernel itself; the copies are gone, and with them all waiting for memory. That is the ceiling of this GPU at
-  this tile.
+* without loads: each CTA loads its first slots (random normal data) and then none. Barriers, wgmma, epilogue and stores stay.
+  The copies and all waiting for memory are gone. This is the ceiling of the GPU at this tile.
 * without stores: results are converted and written to shared memory, and stay there.
 
-The schedule of each shape is the one that `tmapipe.tuning.choose` takes, and 128 x 256 x 64 in clusters of 2 x 1 beside. The
-results of these kernels are wrong, and are not read. Writes ``benchmarks/results/ceiling.json``.
+Measured are the schedule that `tmapipe.tuning.choose` takes, and 128 x 256 x 64 in clusters of 2 x 1. The results of these
+kernels are wrong and are not read. Writes ``benchmarks/results/ceiling.json``.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def without_loads() -> type:
 
 
 def without_stores() -> type:
-    """An instruction set whose stores are empty groups."""
+    """A GPU backend whose stores are empty groups."""
     from tmapipe.gpu.isa import GpuIsa
 
     class WithoutStores(GpuIsa):
@@ -69,17 +68,17 @@ def without_stores() -> type:
     return WithoutStores
 
 
-READINGS = {"without loads": without_loads, "without stores": without_stores}
+BACKENDS = {"without loads": without_loads, "without stores": without_stores}
 
 
 def removed(schedule: Any, part: str) -> Any:
-    """*schedule*, to be launched for matrices of bf16, without one of the parts named in `READINGS`."""
+    """*schedule*, to be launched for matrices of bf16, without one of the parts named in `BACKENDS`."""
     from tmapipe.gpu.build import build
     from tmapipe.gpu.launch import adopt
 
     plan = schedule.plan(TYPES)
     ranks = dict.fromkeys(plan.arguments, 2)
-    adopt(schedule, build(schedule, plan, ranks, reading=READINGS[part]()), ranks)
+    adopt(schedule, build(schedule, plan, ranks, backend=BACKENDS[part]()), ranks)
     return schedule
 
 
@@ -91,7 +90,7 @@ def variants(m: int, n: int, k: int) -> dict[tuple[str, str], Any]:
     found = {}
     for candidate in dict.fromkeys((ranked(problem, most=1)[0][0], Candidate("Gemm", (128, 256), (2, 1)))):
         found[str(candidate), "whole"] = candidate.build(problem)
-        found.update({(str(candidate), part): removed(candidate.build(problem), part) for part in READINGS})
+        found.update({(str(candidate), part): removed(candidate.build(problem), part) for part in BACKENDS})
     return found
 
 

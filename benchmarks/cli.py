@@ -1,4 +1,4 @@
-"""What the suites' command lines have in common: options, and the end of a run."""
+"""What the suites' command lines share: options, and the end of a run."""
 
 from __future__ import annotations
 

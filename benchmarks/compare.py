@@ -1,4 +1,4 @@
-"""One problem, all variants of all peers, in one process on the same data: check, screen, measure."""
+"""One problem: all variants of all peers in one process on the same data; checks, screens and measures them."""
 
 from __future__ import annotations
 

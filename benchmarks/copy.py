@@ -1,10 +1,10 @@
-"""Device-to-device copies against their peers; suite `copy`, GB/s read and written.
+"""Device-to-device copies beside their peers; suite `copy`, GB/s read and written.
 
 python -m benchmarks.copy                          64 MiB to 4 GiB contiguous, and a sub-matrix of a wider array
 python -m benchmarks.copy --problems 1GiB sub-bf16 --rounds 10
 
-torch's copy_ is cudaMemcpy for contiguous tensors. "sub": the columns 4096 to 12288 of a 16384 x 16384 matrix, into a
-contiguous 16384 x 8192 one. How it is measured: `tmapipe.timing`.
+torch's copy_ is cudaMemcpy for contiguous tensors. "sub" copies columns 4096 to 12288 of a 16384 x 16384 matrix to a
+contiguous 16384 x 8192 matrix. `tmapipe.tuning.timing` says how it is measured.
 """
 
 from __future__ import annotations

@@ -4,11 +4,12 @@ python -m benchmarks.epilogue
 python -m benchmarks.epilogue --shapes 8192x8192x512 --rounds 8
 
 Four problems, bf16 in and out: ``a b^T``; ``gelu(a b^T + bias)`` (the tanh form); ``a b^T + c``; ``silu(a b^T) * (a up^T)``,
-which has twice the work. Ours: `Gemm` of 128 x 256 x 64 and `PingPong` of 128 x 128 x 64, both in clusters of 2 x 1, and of
-1 x 2 by GPC; `GatedGemm` of 128 x 128 x 64 for the last. torch.compile has its default mode, so its GEMM is cuBLAS';
-what it fuses after that is its own choice. Every result is compared with float64 on random rows. rel_err: ||out - ref|| /
-||ref|| there; fraction_of_plain: the time of the same schedule's plain GEMM over this one's. Writes
-``benchmarks/results/epilogue.json``.
+which has twice the work. Ours: `Gemm` of 128 x 256 x 64 and `PingPong` of 128 x 128 x 64, each in clusters of 2 x 1, and of 1
+x 2 by GPC; for the last problem `GatedGemm` of 128 x 128 x 64. torch.compile runs in its default mode, so its GEMM is
+cuBLAS's.
+
+Every result is compared with float64 on random rows. rel_err is ||out - ref|| / ||ref|| there. fraction_of_plain is the time
+of the same schedule's plain GEMM over this one's. Writes ``benchmarks/results/epilogue.json``.
 """
 
 from __future__ import annotations

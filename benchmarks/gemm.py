@@ -1,12 +1,12 @@
-"""GEMM against its peers: ``out[m, n] = sum over k of a[m, k] * b[n, k]``; suites `gemm` (bf16, fp16) and `gemm_fp8`.
+"""GEMM beside its peers: ``out[m, n] = sum over k of a[m, k] * b[n, k]``; suites `gemm` (bf16, fp16) and `gemm_fp8`.
 
 python -m benchmarks.gemm                                         the twelve shapes, bf16, all peers
 python -m benchmarks.gemm --shapes 4096x4096x4096 --sustained --dtype fp16
 python -m benchmarks.gemm --dtype fp8 --every
 python -m benchmarks.gemm --peers tmapipe cublas cutlass --rounds 10
 
-All variants of a problem run in one process on the same random normal data, each into an output poisoned with NaN and
-checked against float64 on random rows and columns. How it is measured: `tmapipe.timing`.
+All variants of a problem run in one process on the same random normal data. Each writes to an output filled with NaN, which is
+checked against float64 on random rows and columns. `tmapipe.tuning.timing` says how it is measured.
 """
 
 from __future__ import annotations

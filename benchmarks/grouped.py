@@ -3,10 +3,11 @@
 python -m benchmarks.grouped
 python -m benchmarks.grouped --problems 16384x4096x2048/64 --rounds 8
 
-A problem MxNxK/G: M rows dealt to G groups, as a softmax router would (random sizes, from few to several times the mean), each
-group with a weight [N, K] of its own; bf16 in and out; the groups' ends lie on the device. Peer: torch._grouped_mm. Ours:
-`GroupedGemm` with several tiles and clusters. MxNxK beside it: a `Gemm` with one weight for all rows, to see what the groups
-cost. Every result is compared with float64 on random rows. Writes ``benchmarks/results/grouped.json``.
+A problem MxNxK/G: M rows are distributed over G groups as by a softmax router (random sizes, from few to several times the
+mean). Each group has a weight [N, K] of its own; bf16 in and out; the ends of the groups lie on the device. Peer:
+torch._grouped_mm. Ours: `GroupedGemm` with several tiles and clusters. MxNxK beside it is a `Gemm` with one weight for all
+rows, which shows what the groups cost. Every result is compared with float64 on random rows. Writes
+``benchmarks/results/grouped.json``.
 """
 
 from __future__ import annotations

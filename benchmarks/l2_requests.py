@@ -3,10 +3,10 @@
 python -m benchmarks.l2_requests
 python -m benchmarks.l2_requests --shapes 4096x4096x4096 --peers tmapipe cublas
 
-Multicast loads, and reads of the same lines by several multiprocessors at about the same time, which the hardware merges,
-reach L2 as fewer bytes than are delivered. For each problem, the schedule that `tmapipe.tuning.choose` takes and each
-peer's first configuration, bf16, one launch with cold caches at the profiler's base clock. fraction: bytes requested from
-L2 over bytes delivered to the multiprocessors; between_halves_sectors: 32 bytes each, between the halves of L2. Writes
+Fewer bytes reach L2 than are delivered to the SMs: a multicast load is one request, and the hardware merges reads of the same
+lines by several SMs at about the same time. Measured are the schedule that `tmapipe.tuning.choose` takes and each peer's first
+configuration: bf16, one launch, cold caches, the profiler's base clock. fraction: bytes requested from L2 over bytes delivered
+to the SMs. between_halves_sectors: sectors of 32 bytes between the halves of L2. Writes
 ``benchmarks/results/l2_requests.json``.
 """
 

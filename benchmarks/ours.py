@@ -1,4 +1,4 @@
-"""tmapipe's own variants: the only place in the GEMM and copy benchmarks that knows the library's API."""
+"""tmapipe's own variants: the only file of the GEMM and copy benchmarks that knows the library's API."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Whom tmapipe is measured against. A peer is a module with
+"""The peers that tmapipe is measured against. A peer is a module with
 
     prepare(a, b, out, every) -> {variant: callable}
 
-a: (m, k) row-major, b: (n, k) row-major, out: (m, n) row-major, CUDA tensors; each callable takes nothing, launches
-``out = a @ b.t()`` on torch's current stream and allocates nothing that its library does not. every: all configurations
-worth trying, rather than a few. `PINNED` names the variants that are measured however they fare. For fp8 a variant's name
-begins with "fast" (sums in the tensor core's own precision) or "promoted" (sums promoted to fp32 on the way).
+a: (m, k), b: (n, k), out: (m, n), row-major CUDA tensors. Each callable takes nothing, launches ``out = a @ b.t()`` on torch's
+current stream, and allocates nothing that its library does not. every: all configurations worth trying, not a few. `PINNED`
+names the variants that are measured even if they look slow. For fp8, the name of a variant begins with "fast" (sums in the
+tensor core's own precision) or "promoted" (sums promoted to fp32 on the way).
 
-A peer that cannot run says why by raising `Absent` (or `ImportError`). Nothing of a peer's code is copied here.
+A peer that cannot run raises `Absent` (or `ImportError`) with the reason. Nothing of a peer's code is copied here.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The results' common form: one JSON file a suite, and tables on the terminal.
+"""The form of the results: one JSON file per suite, and tables on the terminal.
 
     {"suite", "date", "gpu", "versions", "commit", "method",
      "rows": [{"problem", "dtype", "peer", "variant", "us", "tflops" or "gbps", "rel_err", ...}]}
 
-"peer" is "tmapipe" for ours; us: microseconds a launch; tflops: 1e12 floating-point operations a second; gbps: 1e9 bytes
-read and written a second; rel_err: ||out - ref|| / ||ref||, see each suite. Rows may have more fields (spread, mode,
-fraction_of_peak, fraction_of_best_peer, ...); a reader ignores those that it does not know.
+"peer" is "tmapipe" for ours. us: microseconds per launch. tflops: 1e12 floating-point operations per second. gbps: 1e9 bytes
+read and written per second. rel_err: ||out - ref|| / ||ref||, see each suite. Rows may have more fields (spread, mode,
+fraction_of_peak, fraction_of_best_peer, ...), and a reader ignores those that it does not know.
 """
 
 from __future__ import annotations

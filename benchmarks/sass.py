@@ -2,10 +2,11 @@
 
 python -m benchmarks.sass                                   both at 128x256x64, cluster 2x1, bf16; needs no GPU
 python -m benchmarks.sass --tile 128 128 64 --cluster 1 2
-python -m benchmarks.sass --cubin ours=a.cubin --cubin theirs=b.cubin --listing /tmp
+python -m benchmarks.sass --cubin ours=a.cubin --cubin theirs=b.cubin --listing out
 
-The math loop is the innermost loop with wgmma, the load loop the innermost with TMA loads; instructions a warp issues for
-one k-tile when every wait succeeds at once (`benchmarks.sass_loops`). CUTLASS's example must be on PYTHONPATH.
+The math loop is the innermost loop with wgmma, the load loop the innermost loop with TMA loads. Counted are the instructions
+that a warp issues for one k-tile if every wait succeeds at once (`benchmarks.sass_loops`). CUTLASS's example must be on
+PYTHONPATH.
 """
 
 from __future__ import annotations

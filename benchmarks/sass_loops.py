@@ -1,8 +1,8 @@
 """Loops of a disassembled kernel, found from its control flow, and the instructions that one trip of them executes.
 
-The steady state of a pipelined loop is the path on which every wait succeeds at once. Compilers place the retry of a wait
-out of line, as a little loop of its own; those are no part of the count. Predicated instructions and both arms of a branch
-are counted, since some warp issues them.
+The steady state of a pipelined loop is the path on which every wait succeeds at once. Compilers place the retry of a wait out
+of line, as a small loop of its own, which is not counted. Predicated instructions and both arms of a branch are counted, since
+some warp issues them.
 """
 
 from __future__ import annotations

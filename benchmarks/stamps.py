@@ -3,9 +3,9 @@
 python -m benchmarks.stamps
 python -m benchmarks.stamps --shapes 2048x2048x2048
 
-The schedule that `tmapipe.tuning.choose` takes, for problems of one wave, with a store of ``%globaltimer`` and ``%clock64`` at
-some places of the loader and of the first consuming warp. The stores cost some 0.3 us themselves. Prints medians over the
-CTAs, in microseconds since the first CTA's start, and the clock in the mainloop.
+Takes the schedule that `tmapipe.tuning.choose` takes, for problems of one wave. The loader and the first consumer warp store
+``%globaltimer`` and ``%clock64`` at some points. These stores cost some 0.3 us. Prints medians over the CTAs, in microseconds
+since the first CTA's start, and the clock in the mainloop.
 """
 
 from __future__ import annotations
@@ -27,8 +27,12 @@ CLOCKS = 8
 
 
 def stamped(address: int, consumer: int) -> type:
-    """An instruction set that notes times in the array of int64 at *address*, `WORDS` a CTA. consumer: the warp whose waits
-    are noted."""
+    """A GPU backend that writes time stamps to the array of int64 at *address*, `WORDS` per CTA.
+
+    Args:
+        address: in global memory
+        consumer: the warp whose waits are stamped
+    """
     import cutlass.cute as cute
     from cutlass import Int64
 
@@ -75,7 +79,7 @@ def stamped(address: int, consumer: int) -> type:
 
 
 def medians(stamps: list[list[int]]) -> dict[str, float]:
-    """Of `WORDS` a CTA: place -> microseconds since the first start, and "GHz" of the mainloop."""
+    """Medians over the CTAs: point -> microseconds since the first start, and "GHz" of the mainloop."""
     began = min(words[0] for words in stamps)
     found = {name: statistics.median(words[i] - began for words in stamps) / 1e3 for i, name in enumerate(PLACES)}
     first, last = PLACES.index("first full slot"), PLACES.index("last full slot")
@@ -103,9 +107,9 @@ def main(argv: list[str] | None = None) -> int:
         schedule = candidate.build(Problem(m, n, k))
         plan = schedule.plan(TYPES)
         stamps = torch.zeros(1 << 20, dtype=torch.int64, device="cuda")
-        reading = stamped(stamps.data_ptr(), plan.role("math").first_warp)
+        backend = stamped(stamps.data_ptr(), plan.role("math").first_warp)
         ranks = dict.fromkeys(plan.arguments, 2)
-        adopt(schedule, build(schedule, plan, ranks, reading=reading), ranks)
+        adopt(schedule, build(schedule, plan, ranks, backend=backend), ranks)
         a, b, out = make_operands(m, n, k, "bf16", 0)
         for _ in range(3):
             stamps.zero_()

@@ -2,10 +2,10 @@
 
 python -m benchmarks.tuning                      the twelve shapes and ten others that nothing was fitted on
 python -m benchmarks.tuning --most 30 --shapes 2048x2048x2048
-python -m benchmarks.tuning --fit                fits the constants to the results kept; needs no GPU, but SciPy
+python -m benchmarks.tuning --fit                fits the constants to the stored results; needs SciPy, but no GPU
 
-Writes ``benchmarks/results/tuning.json``: a row a candidate with its estimate, and prints, for each problem, the time of the
-heuristic's choice over that of the fastest.
+Writes ``benchmarks/results/tuning.json``, one row per candidate with its estimate. Prints, for each problem, the time of the
+choice over the time of the fastest candidate.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Functions of fragments for epilogues and roles: they read the same on the machine model and on the GPU.
+"""Functions of fragments, for epilogues and role bodies. They mean the same in both backends.
 
-An argument is a fragment (what ``slot.x.read()`` gives and an epilogue is called with) or a number. Fragments of narrower
-types are widened, and results are fp32. On the model NumPy computes them. On the GPU they become the instructions of the
-special-function unit: ``ex2.approx``, ``rsqrt.approx``, ``sqrt.approx`` and ``rcp.approx`` have relative errors of some
-2^-22 (`exp` of large numbers more, |x| * 2^-24), ``tanh.approx`` of 2^-11 (PTX ISA), which is below the rounding of bf16.
+An argument is a number or a fragment (what ``slot.x.read()`` gives, and what an epilogue is called with). Narrower types are
+widened; results are fp32. The CPU backend computes with NumPy. The GPU backend uses the special-function unit: ``ex2.approx``,
+``rsqrt.approx``, ``sqrt.approx`` and ``rcp.approx`` have relative errors of some 2^-22 (`exp` of large numbers more: |x| *
+2^-24), and ``tanh.approx`` of 2^-11 (PTX ISA), which is below the rounding of bf16.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def tanh(x: Any) -> Any:
 
 
 def erf(x: Any) -> Any:
-    """The error function, 2 / sqrt(pi) times the integral of e^(-t^2) from 0 to x; on the GPU in full fp32 precision."""
+    """The error function: 2 / sqrt(pi) times the integral of e^(-t^2) from 0 to x. On the GPU in full fp32 precision."""
     return _apply("erf", x)
 
 
@@ -62,10 +62,14 @@ def silu(x: Any) -> Any:
 
 
 def gelu(x: Any, approximate: str = "tanh") -> Any:
-    """x * Phi(x), Phi being the normal distribution's cumulative function, as `torch.nn.functional.gelu` computes it.
+    """x * Phi(x), where Phi is the cumulative normal distribution, as `torch.nn.functional.gelu` computes it.
 
-    approximate: "tanh" for ``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`` (within |x| * 2^-12 on the GPU), "none"
-    for ``x / 2 * (1 + erf(x / sqrt(2)))``, which takes several times as many instructions. Raises `InputError` for others.
+    Args:
+        approximate: "tanh" for ``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`` (within |x| * 2^-12 on the GPU);
+            "none" for ``x / 2 * (1 + erf(x / sqrt(2)))``, which takes several times as many instructions
+
+    Raises:
+        InputError: *approximate* is something else
     """
     if approximate not in ("tanh", "none"):
         raise InputError("gelu(approximate)", approximate, 'is "tanh" or "none"', 'use "tanh"')
@@ -88,7 +92,7 @@ def minimum(x: Any, y: Any) -> Any:
 
 
 def where(condition: Any, x: Any, y: Any) -> Any:
-    """x where the condition holds (a comparison of fragments, or a bool), y elsewhere."""
+    """x where the condition holds, y elsewhere. The condition is a comparison of fragments, or a bool."""
     return _apply("where", condition, x, y)
 
 
@@ -114,13 +118,13 @@ _NUMPY: dict[str, Any] = {
 
 
 def _apply(name: str, *arguments: Any) -> Any:
-    """The function called *name*, in the reading that the arguments belong to."""
+    """Calls the function called *name*, in the backend that the arguments belong to."""
     if any(type(x).__module__.partition(".")[0] == "cutlass" for x in arguments):
         from tmapipe.gpu import functions
 
         return getattr(functions, name)(*arguments)
     placeholder = next((x for x in arguments if not isinstance(x, (np.ndarray, np.generic, float, int, bool))), None)
-    if placeholder is not None:  # the protocol runs without data
+    if placeholder is not None:  # the check runs without data
         return placeholder
     fragments = any(isinstance(x, np.ndarray) for x in arguments)
     with np.errstate(all="ignore"):  # infinities and NaN are values here, as on the GPU

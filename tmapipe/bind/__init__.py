@@ -1,1 +1,1 @@
-"""Tensors bound to a schedule's arguments."""
+"""Binding: matches the tensors of a call with the stages of a schedule, and checks them."""

@@ -1,4 +1,4 @@
-"""Bound: the tensors of one call by stage, with all that the model and the launch need to know of them."""
+"""Bound: the tensors of one call by stage, with what the CPU model and the launch need to know about them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,17 @@ __all__ = ["Bound"]
 
 @attrs.define
 class Bound:
-    """Tensors by stage name. shapes: with leading 1s for batch dimensions that a tensor lacks; added_to: the outputs that
-    are added to instead of overwritten."""
+    """The tensors of one call.
+
+    Args:
+        tensors: by stage name
+        shapes: by stage name (elements), with leading 1s for batch dimensions that a tensor lacks
+        strides: by stage name (elements)
+        dtypes: element types by stage name
+        stores: names of the outputs
+        on_gpu: whether they lie on a CUDA device
+        added_to: the outputs that are added to, not overwritten
+    """
 
     tensors: dict[str, Any]
     shapes: dict[str, tuple[int, ...]]
@@ -32,8 +41,11 @@ class Bound:
         return any(0 in shape for shape in self.shapes.values())
 
     def fill_outputs(self, value: Any) -> None:
-        """What is computed from nothing (no k) is *value*: a number, an array that broadcasts to the output, or a dictionary
-        of these by output. An empty output is left as it is."""
+        """Writes *value* to the outputs: what a call computes from nothing (no k). An empty output is left as it is.
+
+        Args:
+            value: a number, an array that broadcasts to the output, or a dictionary of these by output
+        """
         for name in self.stores:
             tensor = self.tensors[name]
             if 0 not in self.shapes[name] and name not in self.added_to:
@@ -44,7 +56,7 @@ class Bound:
                 tensor[...] = mine
 
     def array(self, name: str) -> np.ndarray:
-        """The tensor bound to stage *name* as a NumPy array with the stage's dimensions: a copy if it lies on the GPU."""
+        """The tensor of stage *name* as a NumPy array with the stage's dimensions; a copy if it lies on the GPU."""
         tensor = self.tensors[name]
         array = tensor if isinstance(tensor, np.ndarray) else _torch_to_numpy(tensor.cpu(), self.dtypes[name])
         folded = any(step == 0 and size > 1 for step, size in zip(self.strides[name], self.shapes[name], strict=True))
@@ -54,7 +66,7 @@ class Bound:
         return array.reshape(self.shapes[name]) if array.ndim != len(self.shapes[name]) else array
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """NumPy arrays of the machine model, sharing memory with the tensors, shaped like the stages' dimensions."""
+        """NumPy arrays for the CPU model: they share memory with the tensors and have the stages' dimensions."""
         return {name: self.array(name) for name in self.tensors}
 
     def result(self) -> Any:
@@ -69,7 +81,7 @@ class Bound:
 
 
 def _torch_to_numpy(tensor: Any, dtype: DType) -> np.ndarray:
-    """A NumPy view of a CPU torch tensor; types that torch cannot hand to NumPy go through an integer of the same size."""
+    """A NumPy view of a CPU torch tensor. Types that torch cannot pass to NumPy go through integers of the same size."""
     torch = sys.modules["torch"]
     plain = {1: torch.int8, 2: torch.int16, 4: torch.int32}[dtype.bytes]
     integers = tensor.detach().view(plain).numpy()

@@ -1,4 +1,4 @@
-"""What a kernel can read and write: tensors that lie in memory as they say, and outputs that may be written."""
+"""Whether a kernel can read and write a tensor: its elements lie in memory as it says, and an output may be written."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ __all__ = ["check_kind", "check_memory", "is_torch", "needs_gradient", "note_wri
 
 
 def check_kind(name: str, tensor: Any) -> None:
-    """Raises `InputError` unless *tensor* is a torch tensor or a NumPy array whose memory holds its elements, and no more than
-    its strides say."""
+    """Checks that *tensor* is a torch tensor or a NumPy array whose elements lie in memory as its strides say.
+
+    Raises:
+        InputError: it is something else
+    """
     if isinstance(tensor, np.ndarray):
         wrong = _wrong_array(tensor)
     elif is_torch(tensor):
@@ -33,7 +36,7 @@ def is_torch(tensor: Any) -> bool:
 
 
 def _wrong_array(array: np.ndarray) -> tuple[object, str, str] | None:
-    """Value, rule and fix."""
+    """(value, rule, fix) of what is wrong with a NumPy array, or None."""
     if type(array) not in (np.ndarray, np.memmap):
         return type(array).__name__, "is a plain NumPy array: what subclasses add would be lost", "numpy.asarray(x)"
     if array.dtype.hasobject:
@@ -46,7 +49,7 @@ def _wrong_array(array: np.ndarray) -> tuple[object, str, str] | None:
 
 
 def _wrong_torch(tensor: Any) -> tuple[object, str, str] | None:
-    """Value, rule and fix."""
+    """(value, rule, fix) of what is wrong with a torch tensor, or None."""
     torch = sys.modules["torch"]
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         rule = "is a plain torch tensor: a subclass may keep its elements elsewhere"
@@ -73,7 +76,11 @@ def _wrong_torch(tensor: Any) -> tuple[object, str, str] | None:
 
 
 def check_memory(name: str, tensor: Any, output: bool) -> None:
-    """Raises `InputError` unless *tensor* can be read, and as an output written, here and now."""
+    """Checks that *tensor* can be read, and as an output written, here and now.
+
+    Raises:
+        InputError: it cannot
+    """
     if isinstance(tensor, np.ndarray):
         if output and not tensor.flags.writeable:
             raise InputError(f"{name}.flags.writeable", False, "an output is written to", "pass a copy")
@@ -94,12 +101,12 @@ def check_memory(name: str, tensor: Any, output: bool) -> None:
 
 
 def needs_gradient(tensor: Any) -> bool:
-    """Whether torch would record what is done to a torch tensor."""
+    """Whether torch would record operations on a torch tensor."""
     return bool(tensor.requires_grad and sys.modules["torch"].is_grad_enabled())
 
 
 def note_written(tensors: Iterable[Any]) -> None:
-    """Raises the version of torch tensors that were written behind torch's back, so that a later `backward` notices."""
+    """Raises the version of torch tensors that a kernel has written, so that a later `backward` notices."""
     written = [tensor for tensor in tensors if is_torch(tensor)]
     if written:
         sys.modules["torch"].autograd.graph.increment_version(written)

@@ -1,4 +1,4 @@
-"""Tensors that share memory: an output that overlaps an input, or another output, would be overwritten while it is read."""
+"""Tensors that share memory. An output that overlaps another tensor would be overwritten while it is read."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from tmapipe.errors import InputError
 
 __all__ = ["check_apart", "span"]
 
-MAX_WORK: Any = 100_000  # steps of NumPy's exact search, far more than tensors with the strides that TMA takes need
+MAX_WORK: Any = 100_000  # steps of NumPy's exact search; tensors with strides that TMA takes need far fewer
 
 
 def check_apart(tensors: dict[str, Any], outputs: tuple[str, ...]) -> None:
-    """Raises `InputError` if an output shares an element's memory with another of *tensors*."""
+    """Checks that no output shares memory with another of *tensors*.
+
+    Raises:
+        InputError: one does
+    """
     arrays = {name: _as_array(tensor) for name, tensor in tensors.items() if 0 not in tensor.shape}
     for name in outputs:
         for other, array in arrays.items():
@@ -28,7 +32,7 @@ def check_apart(tensors: dict[str, Any], outputs: tuple[str, ...]) -> None:
 
 
 def span(tensor: Any) -> int:
-    """Bytes from a torch tensor's first element to the end of its last one."""
+    """Bytes from the first element of a torch tensor to the end of its last one."""
     if 0 in tensor.shape:
         return 0
     steps = zip(tensor.shape, tensor.stride(), strict=True)
@@ -36,7 +40,7 @@ def span(tensor: Any) -> int:
 
 
 class _Memory:
-    """Where a torch tensor's elements lie, of any device, for NumPy to reason about: nothing is read."""
+    """Where the elements of a torch tensor lie, on any device, in a form that NumPy can compare. Nothing is read."""
 
     def __init__(self, tensor: Any):
         size = tensor.element_size()
@@ -58,7 +62,7 @@ def _address(tensor: Any) -> int:
 
 
 def _overlap(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether they share a byte; also if that is too hard to tell."""
+    """Whether they share a byte, or whether that is too hard to tell."""
     try:
         return bool(np.shares_memory(one, other, max_work=MAX_WORK))
     except RuntimeError:  # numpy's TooHardError

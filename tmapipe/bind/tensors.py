@@ -1,6 +1,6 @@
-"""Binding tensors to stages: which tensor goes where, what each must look like, and the model's view of them.
+"""Matches tensors with stages, makes outputs, and checks what each tensor must look like.
 
-Torch tensors are recognized by their module's name, so that this file needs no torch.
+Torch is imported only by those who pass torch tensors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,15 @@ ALIGNMENT = 16  # bytes: of a TMA tensor's address and of every stride but the l
 def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: Any) -> Bound:
     """Matches tensors with stages, makes missing outputs, and checks everything that could go wrong on the GPU.
 
-    Raises `InputError` naming the argument, its value, the rule and a fix."""
+    Args:
+        schedule: whose stages
+        tensors: by position: one per load stage, then per table, then per store stage
+        named: tensors by stage name
+        out: the first output
+
+    Raises:
+        InputError: names the argument, its value, the rule and a fix
+    """
     declared = schedule.declared
     parts: dict[str, TmaLoadStage | TmaStoreStage] = {**declared.loads, **declared.stores}
     inputs = (*declared.loads, *declared.tables)
@@ -95,8 +103,10 @@ def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: An
 
 
 def signature(tensors: tuple[Any, ...], out: Any) -> tuple[Any, ...] | None:
-    """All that `bind` looks at, but for where memory lies, of torch tensors given by position; None if some
-    argument is no torch tensor, or if *out* does not follow directly on the inputs."""
+    """Everything that `bind` looks at, except where memory lies: equal signatures can use the same kernel.
+
+    None if some argument is no torch tensor, or if *out* does not follow directly on the inputs.
+    """
     try:
         given = tensors if out is None else (*tensors, out)
         return (
@@ -113,7 +123,7 @@ def _aligned(address: int) -> int | None:
 
 
 def new_like(tensor: Any, shape: tuple[int, ...] | None = None, dtype: DType | None = None) -> Any:
-    """A new dense tensor or array: of the same kind and device, and of the same shape and type where these are not given."""
+    """A new dense tensor of the same kind and device as *tensor*; its shape and type are the defaults."""
     shape = tuple(tensor.shape) if shape is None else shape
     if isinstance(tensor, np.ndarray):
         return np.empty(shape, tensor.dtype if dtype is None else dtype.numpy)
@@ -122,8 +132,11 @@ def new_like(tensor: Any, shape: tuple[int, ...] | None = None, dtype: DType | N
 
 
 def as_words(name: str, tensor: Any) -> Any:
-    """The tensor's memory as 4-byte integers, along its last dimension. Raises `InputError` for rows and row strides that
-    are no whole 16-byte units."""
+    """The memory of a tensor as 32-bit integers, along its last dimension.
+
+    Raises:
+        InputError: rows or row strides are no whole units of 16 bytes
+    """
     size = tensor.dtype.itemsize
     if is_torch(tensor) and tensor.storage_offset() * size % 4:
         rule = f"must be a multiple of {ALIGNMENT} bytes"
@@ -143,7 +156,7 @@ def as_words(name: str, tensor: Any) -> Any:
 
 
 def _as_element(name: str, value: Any, like: Any) -> Any:
-    """A number as a tensor of one element (fp32, of the kind and device of *like*)."""
+    """A number as a tensor of one fp32 element, of the kind and device of *like*."""
     if isinstance(value, Real):
         element = new_like(like, (1,), fp32)
         element[...] = float(value)
@@ -157,14 +170,14 @@ def _as_element(name: str, value: Any, like: Any) -> Any:
 
 
 def of_sums(dtype: DType) -> DType:
-    """The type of sums of products of *dtype* where none is named: the same, but of 8 bits bf16 or, of integers, int32."""
+    """The default type of sums of products of *dtype*: the same; for 8 bits bf16, or int32 for integers."""
     if dtype.bytes > 1:
         return dtype
     return int32 if dtype.integer else bf16
 
 
 def last_but_one(tensor: Any) -> bool:
-    """Whether it is the last but one dimension that is contiguous, and not the last."""
+    """Whether the last but one dimension is contiguous, and the last is not."""
     *_, rows, columns = _strides(tensor, tensor.ndim, 0)
     return rows == 1 and columns != 1 and tensor.shape[-1] > 1
 
@@ -260,7 +273,7 @@ def _strides(tensor: Any, dims: int, folded: int) -> tuple[int, ...]:
 
 
 def _check_layout(name: str, tensor: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> None:
-    """The rules of cuTensorMapEncodeTiled. On the CPU too, so that what runs on the model runs on the GPU."""
+    """Checks the rules of cuTensorMapEncodeTiled; on the CPU too, so that what runs on the model runs on the GPU."""
     if strides[-1] != 1 and shape[-1] > 1:
         raise InputError(
             f"{name}.stride",
@@ -291,8 +304,11 @@ def _check_layout(name: str, tensor: Any, shape: tuple[int, ...], strides: tuple
 
 
 def _check_output(name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> None:
-    """An output's elements must not overlap, or two tiles would race for the same bytes. Its rows must be whole 16-byte units:
-    a TMA store clips at the tensor's edge, but in units of 16 bytes (seen on an H200: the rest of the unit became zero)."""
+    """Checks what an output needs beyond an input.
+
+    Its elements must not overlap, or two tiles would write the same bytes. Its rows must be whole units of 16 bytes: a TMA
+    store clips at the tensor's edge, but in such units (on an H200, the rest of the last unit became zero).
+    """
     reach = 0  # of the dimensions with smaller strides, from their first element to their last
     for stride, extent in sorted(zip(strides, shape, strict=True)):
         if extent > 1 and stride <= reach:

@@ -1,1 +1,1 @@
-"""The GPU reading: emits CuTe DSL. The only package that imports cutlass."""
+"""The GPU backend: emits CuTe DSL. The only package that imports cutlass."""

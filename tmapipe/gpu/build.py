@@ -1,4 +1,4 @@
-"""From a plan to a compiled kernel: the traced host function, and what the compiler says of the result."""
+"""From a plan to a compiled kernel: the traced host function, and what the compiler says about the result."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ _compiling = threading.Lock()  # two traces at once in threads break CuTe DSL
 class Compiled:
     """A compiled schedule.
 
-    function: call it with the tensors in the order of `plan.arguments`, after which a queued order has its counters,
-    `COUNTERS` int32 that are 0; then what the order's `launch_numbers` gives; ptx, cubin: kept if the build was asked to.
+    Args:
+        plan: what it was compiled from
+        function: call it with a list of tensors and a list of numbers. Tensors: one per name in `plan.arguments`, then, for a
+            queued order, its counters (`COUNTERS` int32 that are 0). Numbers: how many clusters, then what the order adds
+        ptx, cubin: kept if the build was asked to
     """
 
     plan: Plan
@@ -48,8 +51,8 @@ class Compiled:
 class _Kernel:
     """The traced program: `host` makes the TMA descriptors and launches `device`."""
 
-    def __init__(self, schedule: Any, plan: Plan, reading: type[GpuIsa]):
-        self.schedule, self.plan, self.reading = schedule, plan, reading
+    def __init__(self, schedule: Any, plan: Plan, backend: type[GpuIsa]):
+        self.schedule, self.plan, self.backend = schedule, plan, backend
         self.divisor_names: list[str] = []
         self.parts = {part.name: part for part in plan.transfers}
         self.edges = [load for load in plan.loads if load.edge_rows]
@@ -103,7 +106,7 @@ class _Kernel:
         by = dict(zip(self.divisor_names, divisors, strict=True))
         looked_into = dict(zip(self.plan.tables, tables, strict=True))
         counter = counters[0] if counters else None
-        kernel_main(self.reading(self.plan, named, by, clusters, looked_into, counter, kept), self.schedule)
+        kernel_main(self.backend(self.plan, named, by, clusters, looked_into, counter, kept), self.schedule)
 
 
 def build(
@@ -114,12 +117,18 @@ def build(
     keep: bool = False,
     options: str = "",
     unroll: bool = True,
-    reading: type[GpuIsa] = GpuIsa,
+    backend: type[GpuIsa] = GpuIsa,
 ) -> Compiled:
-    """Compiles *schedule* for `plan.arch`. ranks: dimensions of each tensor, by default those declared; keep: keep PTX
-    and cubin; unroll=False: keeps LLVM from unrolling run-time loops, so that each instruction of a body stands once in
-    the PTX (for `Ptx` to count); reading: the instruction set, e.g. one that leaves something out, to measure what it costs.
-    Needs no GPU. Compilations take turns within a process."""
+    """Compiles *schedule* for `plan.arch`. Needs no GPU. Compilations in one process run one after another.
+
+    Args:
+        plan: the schedule's plan
+        ranks: number of dimensions of each tensor; by default as declared
+        keep: keep PTX and cubin
+        options: further options of CuTe DSL's compiler
+        unroll: False keeps LLVM from unrolling run-time loops, so that each instruction of a body is in the PTX once
+        backend: the class that emits instructions, such as one that leaves something out to measure what it costs
+    """
     fakes = []
     for name in plan.arguments:
         if name in plan.tables:
@@ -135,7 +144,7 @@ def build(
         fakes.append(make_fake_tensor(Int32, (COUNTERS,), stride=(1,), assumed_align=4))
     numbers = [Int32(1)] * (1 + schedule.tiles.launch_words)
     flags = f"--gpu-arch {plan.arch} --enable-tvm-ffi" + (" --keep-ptx --keep-cubin" if keep else "")
-    kernel = _Kernel(schedule, plan, reading)
+    kernel = _Kernel(schedule, plan, backend)
     # What is kept is read back at once; the files' names are not unique, so each compilation has a folder of its own.
     with _compiling, tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
         function = cute.compile(
@@ -150,7 +159,7 @@ def build(
 
 
 def _forbid_unrolling(owner: Any, module: Any, name: str) -> None:
-    """What `cutlass.range(n, unroll=1)` leaves on a loop, on every loop that says nothing of unrolling."""
+    """Puts on every loop without an annotation what `cutlass.range(n, unroll=1)` would."""
 
     def visit(operation: Any) -> Any:
         if operation.name == "scf.for" and "loop_annotation" not in operation.attributes:

@@ -1,4 +1,4 @@
-"""The clock of `tmapipe.timing` for a CUDA device: events around each launch, the L2 cache flushed before it."""
+"""The clock of `tmapipe.tuning.timing` for a CUDA device: events around each launch, after a flush of the L2 cache."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ import torch
 __all__ = ["CudaClock"]
 
 FLUSH_BYTES = 256 << 20  # more than four times an H200's L2 cache of 60 MB
-HEAD_START_CYCLES = 2_000_000  # about 1 ms of idling device, in which the host queues the batch
+HEAD_START_CYCLES = 2_000_000  # the device idles for about 1 ms, in which the host queues the batch
 
 
 class CudaClock:
-    """Times kernels by the device's own clock: what a launch costs on the host stays hidden behind the device's work.
+    """Times kernels by the device's own clock. The cost of a launch on the host is hidden behind work of the device.
 
-    flush: "write" zeroes a large buffer before each launch, which leaves dirty lines that the launch must evict;
-    "read" sums it, which leaves clean ones; "none" leaves the cache warm."""
+    Args:
+        flush: what is done before each launch: "write" zeroes a large buffer, which leaves dirty lines that the launch must
+            evict; "read" reads it, which leaves clean lines; "none" leaves the cache warm
+        device: as torch names it
+    """
 
     def __init__(self, flush: str = "write", device: str = "cuda"):
         if flush not in ("write", "read", "none"):

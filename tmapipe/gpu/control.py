@@ -1,4 +1,7 @@
-"""Run-time control flow for library code, which CuTe DSL's preprocessor does not rewrite: each is a traced function."""
+"""Run-time control flow for the library's own code.
+
+CuTe DSL's preprocessor rewrites only functions decorated with ``jit``. So each construct is a small traced function.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,11 @@ _traced: dict[Callable[..., None], Callable[..., None]] = {}
 
 
 def traced(body: Callable[..., None]) -> Callable[..., None]:
-    """*body* as CuTe DSL traces it. Tracing rewrites a function's code in place, so it gets a copy of its own and the
-    original stays plain Python for the machine model."""
+    """*body* as CuTe DSL traces it.
+
+    Tracing rewrites the code of a function in place. So it gets a copy, and *body* itself stays plain Python for the machine
+    model.
+    """
     if body not in _traced:
         copy = types.FunctionType(body.__code__, body.__globals__, body.__name__, body.__defaults__, body.__closure__)
         copy.__kwdefaults__ = body.__kwdefaults__

@@ -1,8 +1,9 @@
-"""Tiles that reach over a tensor's edge, where rows beyond it may hold anything: see `tmapipe.stage.TmaLoadStage`.
+"""Loads of tiles that reach over a tensor's edge, if the rows beyond it may hold anything
+(`TmaLoadStage(outside="anything")`).
 
-The TMA engine fills such rows with zeros, and takes longer for that than for rows that it loads. So these tiles are loaded in
-boxes of some rows, of which none lies outside as a whole: in their stead the tile's first box is loaded again, so that as
-many bytes arrive as the barrier is armed for.
+The TMA engine fills rows beyond the edge with zeros, which takes longer than loading them. So such a tile is loaded in several
+small boxes. A box that lies outside as a whole is replaced by the tile's first box, loaded again. The slot then gets as many
+bytes as its mbarrier expects.
 """
 
 from __future__ import annotations
@@ -21,19 +22,29 @@ __all__ = ["edge_of", "load_edge", "make_edge_atom"]
 
 
 def edge_of(load: Load) -> str:
-    """What `GpuIsa` calls the load's atom for these tiles."""
+    """The key of the load's TMA atom for such tiles in `GpuIsa.atoms`."""
     return f"{load.name} edge"
 
 
 def make_edge_atom(load: Load, tensor: Any) -> Any:
-    """The TMA atom and coordinate tensor of boxes of `load.edge_rows` rows, each of which one CTA loads for all peers;
-    *tensor* is core first."""
+    """The TMA atom and coordinate tensor of boxes of `load.edge_rows` rows. One CTA loads each box for all peers.
+
+    Args:
+        tensor: in the order of `layouts.core_modes`
+    """
     buffer = attrs.evolve(load.buffer, tile=(load.edge_rows, load.buffer.tile[1]))
     return load_atom(load, tensor, buffer, 1)
 
 
 def load_edge(isa: Any, load: Load, stage: Any, at: Sequence[Any], share: Any, how: Mapping[str, Any]) -> None:
-    """`tma_load` of such a tile. how: options of the copies."""
+    """The TMA load of one such tile.
+
+    Args:
+        stage: index of the slot
+        at: where the tile starts (elements), one per dimension of the tensor
+        share: which of the multicast shares this CTA loads
+        how: options of the copies
+    """
     row, rows, own = len(load.dims) - 2, load.edge_rows, load.buffer.tile[0] // load.peers
     atom, extent = isa.atoms[edge_of(load)], isa.extent(load.argument, row)
     again = isa.select(at[row] < extent, at[row], 0)

@@ -12,7 +12,7 @@ LOG2_E = 1.4426950408889634
 
 
 def widen(x: Any) -> Any:
-    """The fragment or scalar in fp32."""
+    """The fragment or number in fp32."""
     if isinstance(x, cute.TensorSSA):
         return x if x.dtype is Float32 else x.to(Float32)
     return Float32(x)
@@ -64,7 +64,7 @@ def _broadcast(x: Any, shape: Any) -> Any:
 
 
 def _each(function: Any, *arguments: Any) -> Any:
-    """*function* of scalars on each element; numbers among the arguments stand for fragments of them."""
+    """Applies *function*, which takes scalars, to each element. A number among the arguments counts as a fragment of it."""
     fragment = next((x for x in arguments if isinstance(x, cute.TensorSSA)), None)
     if fragment is None:
         return function(*(widen(x) for x in arguments))

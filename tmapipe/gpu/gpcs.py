@@ -1,8 +1,10 @@
 """Which multiprocessors of a device lie in one GPC, as `tmapipe.tiles.gpc_places` asks.
 
-No register names a multiprocessor's GPC. But the CTAs of a cluster always lie in one; so clusters of several sizes, each CTA
-of which writes down its multiprocessor, tell them apart. On an H200, four pairs of multiprocessors form clusters by themselves
-alone, and a GPC has only half as many as the others: those are taken as one (they are near the same half of L2).
+No register names the GPC of a multiprocessor. But the CTAs of a cluster always lie in one GPC. So clusters of several sizes
+are launched, each CTA writes down its multiprocessor, and multiprocessors that were seen in one cluster belong together.
+
+On an H200, four pairs of multiprocessors form clusters only by themselves, and a GPC has half as many as the others. These are
+taken as one GPC; they are near the same half of L2.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from cuda.bindings import driver
 
 __all__ = ["gpcs", "joined"]
 
-SIZES = (2, 3, 4, 5, 6, 7, 8, 16)  # of clusters; the last is more than the portable maximum
+SIZES = (2, 3, 4, 5, 6, 7, 8, 16)  # CTAs of a cluster; more than 8 is not portable
 SHARED_BYTES = 128 << 10  # so that each multiprocessor gets one CTA
 
-#: Each CTA writes its multiprocessor's number, and stays for 20 microseconds, until all have theirs.
+#: Each CTA writes its multiprocessor's number and stays for 20 microseconds, so that no two CTAs share one.
 PTX = b"""
 .version 8.0
 .target sm_90
@@ -48,7 +50,7 @@ stay:
 
 @functools.cache
 def gpcs(device: int) -> tuple[tuple[int, ...], ...]:
-    """The multiprocessors of a CUDA device, by GPC; tried out once a process."""
+    """The multiprocessors of a CUDA device, by GPC. Measured once per process."""
     with torch.cuda.device(device):
         count = torch.cuda.get_device_properties(device).multi_processor_count
         numbers = torch.empty(count, dtype=torch.int32, device="cuda")
@@ -66,7 +68,7 @@ def gpcs(device: int) -> tuple[tuple[int, ...], ...]:
 
 
 def joined(count: int, clusters: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """The numbers below *count* in sets such that each of *clusters* lies in one; in order."""
+    """The numbers below *count* in sets, such that each of *clusters* lies in one set; sorted."""
     of = {number: {number} for number in range(count)}
     for first, *others in clusters:
         for other in others:
@@ -77,7 +79,10 @@ def joined(count: int, clusters: Sequence[Sequence[int]]) -> tuple[tuple[int, ..
 
 
 def _clusters_of(kernel: Any, size: int, numbers: torch.Tensor) -> list[list[int]]:
-    """The multiprocessors of each of as many clusters of *size* as fit on the device at once: none if it takes no such."""
+    """The multiprocessors of each cluster, for as many clusters of *size* CTAs as fit on the device at once.
+
+    None if the device has no clusters of that size.
+    """
     config, cluster = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
     cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
     cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = size, 1, 1
@@ -100,6 +105,6 @@ def _called(result: tuple[Any, ...]) -> Any:
     status, *values = result
     if status != driver.CUresult.CUDA_SUCCESS:
         raise RuntimeError(
-            f"the CUDA driver answered {status.name} while it was tried out which multiprocessors lie in a GPC"
+            f"the CUDA driver answered {status.name} while it was measured which multiprocessors lie in a GPC"
         )
     return values[0] if values else None

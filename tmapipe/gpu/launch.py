@@ -1,4 +1,4 @@
-"""Launching: from bound CUDA tensors to a running kernel, with one compilation a signature."""
+"""Launching: from bound CUDA tensors to a running kernel, with one compilation per signature."""
 
 from __future__ import annotations
 
@@ -20,15 +20,22 @@ __all__ = ["Launcher", "adopt"]
 
 
 class Launcher:
-    """Launches one schedule for one signature of tensors, all of which `tensors.bind` has checked.
+    """Launches one schedule for one signature of tensors, which `bind` has checked.
 
-    Calling it again with tensors of the same signature costs a few microseconds on the host: the only check that is made again
+    Calling it again with tensors of the same signature costs a few microseconds on the host. The only check that is repeated
     is whether an output that is passed overlaps another tensor.
     """
 
     def __init__(self, schedule: Any, bound: Any, gate: Callable[[], object]):
-        """Compiles *schedule* for the tensors' types and ranks if it has not been. gate: called before it is compiled. Raises
-        `MissingGpuError` without a GPU and `InputError` for one of another architecture than the plan's."""
+        """Compiles *schedule* for the tensors' types and ranks, unless it has been.
+
+        Args:
+            gate: called before compiling
+
+        Raises:
+            MissingGpuError: there is no GPU
+            InputError: the GPU has another architecture than the plan
+        """
         compiled = compiled_for(schedule, bound, gate)
         self.function = compiled.function
         self.device = bound.tensors[compiled.plan.arguments[0]].device
@@ -43,7 +50,7 @@ class Launcher:
         self.outputs = [(bound.tensors[name].shape, bound.tensors[name].dtype) for name in bound.stores]
 
     def __call__(self, tensors: tuple[Any, ...], out: Any) -> Any:
-        """Launches with tensors in the order of declaration; outputs that are left out are made. Returns the outputs."""
+        """Launches with tensors in the order of declaration, makes the outputs that are left out, and returns the outputs."""
         arguments = list(tensors)
         if out is not None:
             arguments.append(out)
@@ -58,7 +65,7 @@ class Launcher:
         return results[0] if len(results) == 1 else tuple(results)
 
     def _check_apart(self, arguments: list[Any]) -> None:
-        """Raises `InputError` if an output overlaps another tensor; looked into only where their spans do."""
+        """Raises `InputError` if an output overlaps another tensor. Looks closely only where their spans overlap."""
         starts = [tensor.data_ptr() for tensor in arguments]
         for i in range(self.inputs, len(starts)):
             for j in range(i):
@@ -76,8 +83,10 @@ class Launcher:
                 self.function(arguments, self.numbers)
 
     def _counters(self) -> Any:
-        """The counters of a queued order: some a stream, since launches on different streams may run at once. Each launch
-        leaves them at 0."""
+        """The counters of a queued order, one set per stream, since launches on different streams may run at once.
+
+        Each launch leaves them at 0.
+        """
         assert self.counters is not None
         stream = torch.cuda.current_stream(self.device).cuda_stream
         if stream not in self.counters:
@@ -86,7 +95,7 @@ class Launcher:
 
 
 def compiled_for(schedule: Any, bound: Any, gate: Callable[[], object] = lambda: None) -> Compiled:
-    """The compiled kernel for these tensors, from the schedule's own cache or new. gate: called before it is compiled."""
+    """The compiled kernel for these tensors, from the schedule's cache or new. *gate* is called before compiling."""
     ranks = {name: tensor.ndim for name, tensor in bound.tensors.items()}
     key = _key({name: bound.dtypes[name].name for name in ranks}, ranks)
     cache: dict[Any, Compiled] = schedule.__dict__.setdefault("_compiled", {})
@@ -99,7 +108,11 @@ def compiled_for(schedule: Any, bound: Any, gate: Callable[[], object] = lambda:
 
 
 def adopt(schedule: Any, compiled: Compiled, ranks: dict[str, int]) -> None:
-    """Lets *schedule* launch *compiled* for tensors of these ranks, rather than compile: a kernel from another process."""
+    """Lets *schedule* launch a kernel that another process has compiled.
+
+    Args:
+        ranks: number of dimensions of each tensor that it was compiled for
+    """
     types = {part.argument: part.buffer.dtype.in_memory.name for part in compiled.plan.transfers}
     schedule.__dict__.setdefault("_compiled", {})[_key(types, ranks)] = compiled
 
@@ -119,7 +132,7 @@ def _check_device(device: Any, arch: str) -> None:
 
 @functools.cache
 def _resident_clusters(device: int, cluster_size: int) -> int:
-    """Clusters of this size that the device holds at once, with one CTA an SM."""
+    """Clusters of this size that the device holds at once, with one CTA per SM."""
     if cluster_size == 1:
         return torch.cuda.get_device_properties(device).multi_processor_count
     return HardwareInfo(device).get_max_active_clusters(cluster_size)

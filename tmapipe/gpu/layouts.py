@@ -1,4 +1,7 @@
-"""Shared-memory layouts, TMA atoms and element types of CuTe DSL for the parts of a plan."""
+"""Shared-memory layouts, TMA atoms and element types of CuTe DSL for the parts of a plan.
+
+*Core first* means: the tensor's dimensions in the order of the kernel, those of the slot before the batch dimensions.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +38,16 @@ def slot_layout(buffer: Buffer) -> Any:
 
 
 def one_slot_layout(buffer: Buffer) -> Any:
-    """Layout of a single slot. Not a slice of `slot_layout`: CuTe DSL 4.8.1 aborts the process when it slices a swizzled
-    layout whose slots are 3, 5, 7, ... blocks of 8 rows."""
+    """Layout of a single slot.
+
+    Not a slice of `slot_layout`: CuTe DSL 4.8.1 aborts the process when it slices a swizzled layout whose slots are 3, 5, 7,
+    ... blocks of 8 rows.
+    """
     return _row_major(buffer, buffer.tile)
 
 
 def _row_major(buffer: Buffer, shape: tuple[int, ...]) -> Any:
-    """The first extents are those of a slot; slots follow each other."""
+    """A layout of *shape*, which begins with the extents of a slot; slots follow each other."""
     if buffer.swizzle:
         atom = warpgroup.make_smem_layout_atom(_ATOM_KINDS[buffer.swizzle], cute_type(buffer.dtype))
         return cute.tile_to_shape(atom, shape, order=tuple(range(len(shape))))
@@ -52,15 +58,17 @@ def _row_major(buffer: Buffer, shape: tuple[int, ...]) -> Any:
 
 
 def core_modes(part: Load | Store) -> tuple[int, ...]:
-    """The tensor's dimensions in the order of the kernel: those of the slot first, then the batch dimensions."""
+    """The tensor's dimensions, core first."""
     core = len(part.buffer.tile)
     rank = len(part.dims) + clips(part)
     return (*range(rank - core, rank), *range(rank - core))
 
 
 def to_core_first(tensor: Any, part: Load | Store) -> Any:
-    """The tensor with leading dimensions that it lacks, in the order of `core_modes`. Their stride is 0, so the descriptor
-    leaves them out."""
+    """The tensor with its dimensions core first, and with the leading dimensions that it lacks.
+
+    Those have stride 0, so the descriptor leaves them out.
+    """
     if clips(part):
         return clipped(tensor, part)
     shape, stride = full_shape(tensor, part), list(tensor.stride)
@@ -97,8 +105,10 @@ def full_shape(tensor: Any, part: Load | Store) -> list[Any]:
 
 
 def rows_of(slots: Any, buffer: Buffer, first: Any, count: int) -> Any:
-    """Rows [first, first + count) of all slots [rows, columns, stage] of a swizzled *buffer*, both multiples of 8: the rows of
-    a swizzled block."""
+    """Rows [first, first + count) of all slots [rows, columns, stage] of a swizzled buffer.
+
+    Both numbers are multiples of 8: the rows of a swizzled block.
+    """
     some = slot_layout(attrs.evolve(buffer, tile=(count, buffer.tile[1]))).outer
     span = buffer.swizzle // buffer.dtype.bytes
     return cute.make_tensor(slots.iterator + first * span, cute.make_layout(some.shape, stride=slots.layout.stride))
@@ -116,7 +126,12 @@ def make_atom(part: Load | Store, tensor: Any) -> Any:
 
 
 def load_atom(load: Load, tensor: Any, buffer: Buffer, shares: int) -> Any:
-    """The TMA atom and coordinate tensor of a load into slots like those of *buffer*, which so many CTAs share."""
+    """The TMA atom and coordinate tensor of a load into slots with the layout of *buffer*.
+
+    Args:
+        tensor: core first
+        shares: how many CTAs load a part of each tile
+    """
     several = load.peers > 1
     op: Any = cpasync.CopyBulkTensorTileG2SMulticastOp() if several else cpasync.CopyBulkTensorTileG2SOp()
     # As CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, the engine rounds fp32 while it copies.
@@ -127,8 +142,14 @@ def load_atom(load: Load, tensor: Any, buffer: Buffer, shares: int) -> Any:
 def partition(
     atom: tuple[Any, Any], slots: Any, extents: tuple[int, ...], start: tuple[Any, ...], share: Any, peers: int
 ) -> tuple[Any, Any]:
-    """The slots [*extents, stage], and the global tile of these extents that starts at element *start*, core first, as the TMA
-    atom takes them. atom: with its coordinate tensor; share: of so many peers."""
+    """The slots [*extents, stage] and one tile of global memory, as the TMA atom takes them.
+
+    Args:
+        atom: the TMA atom and its coordinate tensor
+        start: the element at which the tile starts, core first
+        share: which of the multicast shares this CTA loads
+        peers: how many shares there are
+    """
     copy, tensor = atom
     core, outer = len(extents), len(start) - len(extents)
     tile = cute.local_tile(cute.domain_offset(start, tensor), extents, (*(0,) * core, *(None,) * outer))

@@ -1,4 +1,4 @@
-"""Claiming a place, in the kernel: see `tmapipe.tiles.gpc`."""
+"""Claiming a position for the calling cluster, in the kernel: see `tmapipe.tiles.gpc`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tmapipe.tiles.gpc_places import GPC_WORDS, MOST_GPCS
 
 __all__ = ["COUNTERS", "claim_place", "places_claimed"]
 
-COUNTERS = MOST_GPCS + 1  # places claimed of each GPC, and clusters that have one
+COUNTERS = MOST_GPCS + 1  # positions claimed of each GPC, and clusters that have claimed one
 
 
 def claim_place(counters: Any, lane: Any, clusters: Any, kept: Sequence[Any], found: Any) -> Any:
@@ -50,13 +50,13 @@ def places_claimed(counters: Any, lane: Any, clusters: Any) -> None:
 
 
 def _add_one(counters: Any, i: Any) -> Any:
-    """What counter *i* was before."""
+    """Adds 1 to counter *i*; returns what it was before."""
     address = (counters.iterator + i).llvm_ptr
     return Int32(cute.arch.atomic_add(address, Int32(1), sem="relaxed", scope="gpu"))
 
 
 def _field(words: Sequence[Any], i: Any, bits: int) -> Any:
-    """Field *i* of fields of so many bits."""
+    """Field *i* of packed fields of *bits* bits each."""
     a_word = 32 // bits
     word = words[0]
     for n in range(1, len(words)):

@@ -1,4 +1,4 @@
-"""What the compiler says of a kernel: registers, local memory, shared memory, read from the cubin's own tables."""
+"""What the compiler says about a kernel: registers, local memory, shared memory, from the cubin's own tables."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ _EIFMT_SVAL = 0x04
 
 @attrs.frozen
 class Resources:
-    """registers: a thread at launch; spill_bytes: local memory a thread, spilled registers and arrays (0 is what one wants);
-    shared_bytes: static and dynamic shared memory a CTA."""
+    """Args:
+    registers: per thread, at launch
+    spill_bytes: local memory per thread: spilled registers and arrays
+    shared_bytes: static and dynamic shared memory per CTA
+    """
 
     registers: int
     spill_bytes: int
@@ -27,7 +30,11 @@ class Resources:
 
 
 def read_resources(cubin: bytes, plan: Plan) -> Resources:
-    """Reads the ELF sections ``.nv.info``. Raises `PipelineError` if they lack the numbers."""
+    """Reads the ELF sections ``.nv.info``.
+
+    Raises:
+        PipelineError: they lack the numbers
+    """
     info = _sections(cubin).get(".nv.info", b"")
     registers = stack = None
     at = 0
@@ -48,7 +55,7 @@ def read_resources(cubin: bytes, plan: Plan) -> Resources:
 
 
 def _sections(elf: bytes) -> dict[str, bytes]:
-    """Name -> contents of a little-endian 64-bit ELF file's sections."""
+    """Name -> contents of the sections of a little-endian 64-bit ELF file."""
     start = struct.unpack_from("<Q", elf, 0x28)[0]
     size, count, names_index = struct.unpack_from("<HHH", elf, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", elf, start + i * size) for i in range(count)]

@@ -1,4 +1,4 @@
-"""Words that the scheduler of a dynamic order fetches and hands on: a counter in global memory, and st.async."""
+"""The 32-bit words of a queued order: the counter in global memory, and st.async to the CTAs of the cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ __all__ = ["next_number", "store_words"]
 
 
 def next_number(counter: Any, lane: Any, cell: Any, last: Any) -> Any:
-    """The counter's value before one lane added 1, in all lanes; *last* sets it back to 0. cell: a register."""
+    """The counter's value before one lane added 1, in all lanes.
+
+    Args:
+        cell: a register
+        last: the value after which the counter is set back to 0
+    """
 
     def take() -> None:
         cell[0] = cute.arch.atomic_add(counter.iterator.llvm_ptr, Int32(1), sem="relaxed", scope="gpu")
@@ -31,7 +36,11 @@ def next_number(counter: Any, lane: Any, cell: Any, last: Any) -> Any:
 
 
 def store_words(slot: Any, words: Sequence[Any], barrier: Any, cta: Any) -> None:
-    """Four words to *slot* of CTA *cta*, 16 bytes that complete on *barrier* there. slot, barrier: addresses in this CTA."""
+    """Writes four words to *slot* of CTA *cta*; the 16 bytes complete on *barrier* of that CTA.
+
+    Args:
+        slot, barrier: addresses in the calling CTA
+    """
     rank = Int32(cta).ir_value()
     there = llvm.PointerType.get(cute.AddressSpace.dsmem)
     target, bytes_on = (llvm.ptrtoint(T.i32(), nvvm.mapa(there, pointer.llvm_ptr, rank)) for pointer in (slot, barrier))

@@ -1,4 +1,4 @@
-"""The places that `GpcTiles` keeps for each GPC's clusters, and the words that tell a kernel of them."""
+"""Which positions `GpcTiles` keeps for the clusters of each GPC, and the 32-bit words that tell the kernel."""
 
 from __future__ import annotations
 
@@ -9,17 +9,24 @@ from tmapipe.integers import ceil_div
 
 __all__ = ["GPC_WORDS", "MOST_GPCS", "WORDS", "keep_places"]
 
-GPC_WORDS = 12  # of 8 pairs of neighbouring multiprocessors, 4 bits each: their GPC
-WORDS = GPC_WORDS + 5  # these; and a byte each, every GPC's first place, and where the last one ends
+GPC_WORDS = 12  # words with the GPC of each pair of neighbouring multiprocessors, 4 bits per pair
+WORDS = GPC_WORDS + 5  # the same, then one byte for the first position of each GPC and for the end of the last
 MOST_GPCS = 16
 
 
 def keep_places(parts: Sequence[Sequence[int]], cluster_size: int, resident: int, tiles: int) -> list[int]:
-    """How many clusters to launch for so many *tiles* (in units of clusters), then the words that tell the kernel which places
-    are kept for which GPC's. parts: multiprocessors by GPC; resident: clusters that fit on the device at once.
+    """How many clusters to launch, then the words that tell the kernel which positions are kept for which GPC.
 
-    As many clusters of each GPC, if that takes no more waves than all of them: the hardware deals them out evenly. What is
-    not understood (another number of clusters, more than 16 GPCs, multiprocessors from 192 on) is taken as one GPC."""
+    Every GPC gets the same number of clusters, if that takes no more waves than using all: the hardware distributes clusters
+    evenly. Everything counts as one GPC if the device is not understood: another number of clusters, more than 16 GPCs, or
+    multiprocessors from number 192 on.
+
+    Args:
+        parts: multiprocessors by GPC
+        cluster_size: CTAs of a cluster
+        resident: clusters that fit on the device at once
+        tiles: output tiles, in units of clusters
+    """
     most = max((len(part) // cluster_size for part in parts), default=0)
     whole = [part for part in parts if 2 * (len(part) // cluster_size) >= max(1, most)]
     rest = [part for part in parts if part not in whole and len(part) >= cluster_size]
@@ -41,7 +48,7 @@ def keep_places(parts: Sequence[Sequence[int]], cluster_size: int, resident: int
 
 
 def _packed(values: Sequence[int], bits: int) -> list[int]:
-    """Words of *values*, so many bits each, the first lowest; signed, as the kernel takes them."""
+    """32-bit words of *values*, *bits* bits each, the first one lowest; signed, as the kernel takes them."""
     a_word = 32 // bits
     words = [
         sum(value << bits * i for i, value in enumerate(values[first : first + a_word]))

@@ -1,7 +1,7 @@
-"""Rasters: in which order the tiles of one output matrix follow each other, to share operands in L2.
+"""Rasters: how the tiles of one output matrix are numbered, so that CTAs at work together share operands in L2.
 
-A raster is a bijection from 0 .. rows * columns - 1 to places (row, column) in a matrix of tiles (in units of clusters). All
-go through the matrix in bands of some rows, one band after another; they differ in how they go through a band.
+A raster maps the numbers 0 .. rows * columns - 1, one to one, to (row, column) in a matrix of tiles, in units of clusters. All
+rasters go through the matrix in bands of some rows, one band after another. They differ in how they go through a band.
 """
 
 from __future__ import annotations
@@ -23,16 +23,23 @@ def _positive(raster: Any, attribute: Any, value: Any) -> None:
 
 @attrs.frozen
 class Grouped:
-    """Through `rows` rows before the next column, each band from the first column to the last."""
+    """Each band column by column, from the first column to the last.
+
+    Args:
+        rows: rows of a band
+
+    Raises:
+        InputError: *rows* is no positive integer
+    """
 
     rows: int = attrs.field(default=8, validator=_positive)
 
     def divisors(self, rows: Any, columns: Any) -> dict[str, Any]:
-        """What `place` divides by, for a matrix of so many rows and columns."""
+        """The numbers that `place` divides by, by name, for a matrix of so many rows and columns."""
         return {"band": self.rows * columns, "last rows": (rows - 1) % self.rows + 1}
 
     def place(self, isa: Isa, by: dict[str, Any], rows: Any, columns: Any, index: Any) -> tuple[Any, Any]:
-        """(row, column) of tile number *index*. by: what `divisors` named, to divide by."""
+        """(row, column) of tile number *index*. *by* has the divisors that `divisors` named."""
         band = index // by["band"]
         index = index - band * (self.rows * columns)
         first = band * self.rows
@@ -51,7 +58,10 @@ class Grouped:
 
 @attrs.frozen
 class Snake(Grouped):
-    """As `Grouped`, but every second band from the last column to the first: what one band ends with, the next begins with."""
+    """As `Grouped`, but every second band from the last column to the first.
+
+    A band then begins with the columns that the band before ended with.
+    """
 
     def _turned(self, isa: Isa, band: Any, columns: Any, right: Any) -> Any:
         return isa.select(band & 1 == 1, columns - 1 - right, right)
@@ -59,9 +69,17 @@ class Snake(Grouped):
 
 @attrs.frozen
 class Hilbert(Snake):
-    """Hilbert curves of `rows` x `rows` tiles (a power of two), strung along the bands, every second band backwards: any run
-    of consecutive tiles is nearly square. Each curve ends beside the next one's beginning. What the squares leave of a band is
-    gone through column by column, as in `Snake`. With `rows` that of a square matrix, it is the Hilbert curve of it."""
+    """Each band along Hilbert curves of `rows` x `rows` tiles, every second band backwards.
+
+    Any run of consecutive tiles is then nearly square. Each curve ends beside the beginning of the next. The rest of a band,
+    which is no whole square, is gone through column by column as in `Snake`.
+
+    Args:
+        rows: rows of a band, a power of two up to 256; the rows of a square matrix give its Hilbert curve
+
+    Raises:
+        InputError: *rows* is something else
+    """
 
     rows: int = attrs.field(default=8, validator=_positive)
 
@@ -85,9 +103,11 @@ class Hilbert(Snake):
 
 
 def _hilbert(isa: Isa, bits: int, index: Any) -> tuple[Any, Any]:
-    """(y, x) of point number *index* on the Hilbert curve through a square of 2^bits points a side, from (0, 0) to
-    (0, 2^bits - 1). Quarter by quarter, from the smallest square on: the curve of the next larger one goes through four
-    copies, of which the first is mirrored at the diagonal and the last at the other diagonal."""
+    """(y, x) of point number *index* on the Hilbert curve through a square of 2^bits points a side.
+
+    The curve goes from (0, 0) to (0, 2^bits - 1). It is built from the smallest square up: the curve of the next larger square
+    goes through four copies, of which the first is mirrored at the diagonal and the last at the other diagonal.
+    """
     x: Any = 0
     y: Any = 0
     for level in range(bits):
