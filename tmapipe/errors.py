@@ -23,7 +23,11 @@ class PipelineError(Exception):
 class InputError(PipelineError, ValueError):
     """An argument, a declaration or a tensor that no correct kernel could be built for.
 
-    argument: its name; value: what was given; rule: what must hold; fix: what to change.
+    Args:
+        argument: its name
+        value: what was given
+        rule: what must hold
+        fix: what to change
     """
 
     def __init__(self, argument: str, value: object, rule: str, fix: str):
@@ -31,7 +35,7 @@ class InputError(PipelineError, ValueError):
         super().__init__(f"{argument} = {value!r}: {rule}. Fix: {fix}.")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Processes hand errors on: one with a value that cannot be pickled keeps what it looks like."""
+        """Errors are sent between processes. A value that cannot be pickled is replaced by its text."""
         value = self.value
         try:
             pickle.dumps(value)
@@ -41,7 +45,7 @@ class InputError(PipelineError, ValueError):
 
 
 class _Shown:
-    """Stands for a value that could not go along to another process."""
+    """Stands for a value that could not be sent to another process."""
 
     def __init__(self, text: str):
         self.text = text
@@ -51,11 +55,11 @@ class _Shown:
 
 
 class ScopeError(PipelineError, RuntimeError):
-    """A slot, ring or accumulator used outside the `with` block, the phase or the role that it belongs to."""
+    """A slot, a ring or an accumulator was used outside the `with` block, the phase or the role that it belongs to."""
 
 
 class MissingGpuError(PipelineError, RuntimeError):
-    """A GPU was asked for and none is there."""
+    """There is no GPU, and one is needed."""
 
 
 class DeadlockError(PipelineError, RuntimeError):

@@ -1,4 +1,4 @@
-"""For your own test suites: assert that a schedule cannot hang, race or corrupt."""
+"""For test suites of users: assert that a schedule cannot hang, race or corrupt."""
 
 from __future__ import annotations
 
@@ -19,9 +19,17 @@ def assert_safe(
     notes: bool = True,
     allow: tuple[Kind, ...] = (),
 ) -> Report:
-    """Runs `schedule.check` and raises AssertionError with its text if it found an error (of a kind not in *allow*), if it
-    could not show the result for every trip count (unless *every_trip_count* is False), or if there are notes (unless
-    *notes* is True). Returns the report."""
+    """Runs `schedule.check` and returns its report.
+
+    Args:
+        dtypes: element types by stage name, as of `Schedule.plan`
+        every_trip_count: whether "safe for up to n" is not enough
+        notes: whether notes are allowed
+        allow: kinds of errors that are allowed
+
+    Raises:
+        AssertionError: the report shows something that is not allowed; its text is the report
+    """
     report = schedule.check(dtypes)
     wrong = [finding for finding in report.findings if finding.kind not in allow and not (finding.kind.note and notes)]
     if wrong:
