@@ -4,8 +4,10 @@ uses one stage of a ring comes to use all."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from tmapipe.check.places import CLUSTER, Key, Live, Places, slot_place
+from tmapipe.check.words import Renaming
 from tmapipe.isa.ops import MbarWait, TmaLoad
 from tmapipe.machine.layout import Layout
 
@@ -28,8 +30,18 @@ class Future:
                 if agent not in self.arrivers.setdefault(which, []):
                     self.arrivers[which].append(agent)
         self.live = Live(layout, self.touched)
+        self.facts: dict[Any, int] = {}  # numbers of all that can be known, the same at all moments
+        self.knowers: dict[Any, int] = {}  # and of all who can know it
+        self.renamings: dict[tuple[int, ...], Renaming] = {}
         self.waiters = self._waiters()
         self.users = self._users()
+
+    def renaming(self, shifts: dict[str, int]) -> Renaming:
+        """The renaming by these shifts of the arrays of `live`."""
+        key = tuple(shifts.values())
+        if key not in self.renamings:
+            self.renamings[key] = Renaming(self.layout, shifts)
+        return self.renamings[key]
 
     def _waiters(self) -> dict[int, list[int]]:
         layout = self.layout

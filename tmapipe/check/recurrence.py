@@ -11,7 +11,7 @@ there, and whoever knew it there, directly or through a barrier that it will com
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,7 @@ class Moment:
     def __init__(self, state: State, check: LinearCheck, places: Places, future: Future):
         self.state, self.check, self.places, self.future = state, check, places, future
         self.layout = check.layout
+        self.table: tuple[tuple[int, ...], _Table] | None = None  # see `_tables`
 
     @property
     def settled(self) -> bool:
@@ -48,7 +49,7 @@ class Moment:
         shifts = self.places.shifts_from(other.places, self.future.live)
         if shifts is None:
             return False
-        rename, back = (Renaming(self.layout, {array: n * by for array, by in shifts.items()}) for n in (1, -1))
+        rename = self.future.renaming(shifts)
         queues = [
             [(m, rename.slots[a], rename.slots[b], who) for m, a, b, who in queue] for queue in other.state.queues
         ]
@@ -56,13 +57,13 @@ class Moment:
             return False
         for bar in range(len(other.state.count)):
             place, flips = rename.bars[bar]
-            (mine, landed), (theirs, their_landed) = self._barrier(place), other._barrier(bar)
+            (mine, landed), (theirs, their_landed) = self.barriers[place], other.barriers[bar]
             if mine[:-1] != theirs[:-1] or mine[-1] != theirs[-1] ^ flips:
                 return False
             matters = True, True, place in self.past
             if any(a and b and not c for a, b, c in zip(matters, landed, their_landed, strict=True)):
                 return False
-        return self._knows_as_much(other, rename, back)
+        return self._knows_as_much(other, rename)
 
     # ---- the machine's state --------------------------------------------------------------------------------------
 
@@ -100,31 +101,31 @@ class Moment:
                 return False
         return True
 
-    def _barrier(self, bar: int) -> tuple[tuple[int, ...], tuple[bool, bool, bool]]:
-        """An mbarrier's numbers, its parity last; whether bytes landed in its present, last and last but one phase."""
+    @cached_property
+    def barriers(self) -> list[tuple[tuple[int, ...], tuple[bool, bool, bool]]]:
+        """Each mbarrier's numbers, its parity last; whether bytes landed in its present, last and last but one phase."""
         state, phases = self.state, self.check.phases
-        now, done, before = phases.now[bar], phases.done[bar], phases.before[bar]
-        landed = now.landed, done is not None and done.landed, before is not None and before.landed
-        return (state.count[bar], state.pending[bar], state.tx[bar], state.phase[bar] & 1), landed
+        found: list[tuple[tuple[int, ...], tuple[bool, bool, bool]]] = []
+        for bar, (now, done, before) in enumerate(zip(phases.now, phases.done, phases.before, strict=True)):
+            landed = now.landed, done is not None and done.landed, before is not None and before.landed
+            found.append(((state.count[bar], state.pending[bar], state.tx[bar], state.phase[bar] & 1), landed))
+        return found
 
     # ---- what is known --------------------------------------------------------------------------------------------
 
-    def _knows_as_much(self, other: Moment, rename: Renaming, back: Renaming) -> bool:
-        columns = self.open_facts
-        their_columns = [other.fact_index.get(_renamed(back, self.facts[i])) for i in columns]
-        if None in their_columns:
+    def _knows_as_much(self, other: Moment, rename: Renaming) -> bool:
+        mine, theirs = _tables(self, other)
+        if (mine.open_facts & ~theirs.facts).any():
             return False
-        keys = [_renamed(rename, other.knowers[i]) for i in other.open_knowers]
-        rows = [self.knower_index.get(key, -1) for key in keys]
-        needed = other.knows[np.ix_(other.open_knowers, their_columns)]  # type: ignore[arg-type]
-        known = self.knows[np.ix_(rows, columns)]
-        known[np.array(rows, np.int64) < 0] = False
-        for i in np.flatnonzero((known < needed).any(1)):
-            if keys[i][0] != "complete":
+        lacking = theirs.needed & mine.unknown
+        for i in np.flatnonzero(lacking.any(1)).tolist():
+            kind, *who = other.knowers[other.knower_numbers.index(i)]
+            if kind != "complete":
                 return False
             # those who wait for it and know it already do not learn it there
-            waiters = self.future.waiters.get(keys[i][1], [])
-            if not (known[i] | self.knows[np.ix_(waiters, columns)].all(0) | ~needed[i]).all():
+            waiters = self.future.waiters.get(rename.bars[who[0]][0], [])
+            rows = [self.knower_numbers[waiter] for waiter in waiters]
+            if (lacking[i] & np.bitwise_or.reduce(mine.unknown[rows], axis=0)).any():
                 return False
         return True
 
@@ -141,8 +142,26 @@ class Moment:
         return {fact: i for i, fact in enumerate(self.facts)}
 
     @cached_property
-    def knower_index(self) -> dict[Key, int]:
-        return {key: i for i, key in enumerate(self.knowers)}
+    def fact_numbers(self) -> list[int]:
+        """A number for each fact, the same at all moments that differ only in how far the warps are."""
+        return self._numbers(self.future.facts, self.facts)
+
+    @cached_property
+    def knower_numbers(self) -> list[int]:
+        return self._numbers(self.future.knowers, self.knowers)
+
+    def _numbers(self, known: dict[Key, int], keys: list[Key]) -> list[int]:
+        return [known.setdefault(_renamed(self._from_here, key), len(known)) for key in keys]
+
+    @cached_property
+    def _from_here(self) -> Renaming:
+        """To stages counted from where the warps are."""
+        live = self.future.live
+        at = self.places.positions(live)[0]
+        return Renaming(
+            self.layout,
+            {array: -int(at[(waits if len(waits) else others)[0]]) for array, _, waits, others in live.arrays},
+        )
 
     @cached_property
     def _knower_table(self) -> dict[Key, Any]:
@@ -183,19 +202,61 @@ class Moment:
         """Facts that someone who could be checked against them does not know. A fact that all warps know is known to all who
         come after."""
         known = self.knows[: self.layout.agents].all(0)
-        return [i for i, fact in enumerate(self.facts) if not known[i] and self._matters(fact, i)]
+        return [i for i in np.flatnonzero(~known).tolist() if self._matters(self.facts[i], i)]
 
     def _matters(self, fact: Key, column: int) -> bool:
         if fact[0] == "bar":
             return fact[2] not in ("before", "last but one") or fact[1] in self.past
-        if fact[0] == "slot":
-            return not self.knows[self.future.users.get(fact[1], []), column].all()
-        if fact[0] == "barrier":
-            return not self.knows[self.future.arrivers.get(fact[1], []), column].all()
+        if fact[0] == "slot" or fact[0] == "barrier":
+            return not self._checked(fact[0], fact[1])[column]
         return True
+
+    def _checked(self, kind: str, which: int) -> Any:
+        """By fact: whether all know it who are checked against facts of this slot or barrier of warps."""
+        if (kind, which) not in self._all_know:
+            agents = (self.future.users if kind == "slot" else self.future.arrivers).get(which, [])
+            self._all_know[kind, which] = self.knows[agents].all(0)
+        return self._all_know[kind, which]
+
+    @cached_property
+    def _all_know(self) -> dict[tuple[str, int], Any]:
+        return {}
 
 
 # ---- its tables ---------------------------------------------------------------------------------------------------------
+
+
+class _Table(NamedTuple):
+    """What is known, by number, eight facts a byte. facts: those there are; open_facts: those that matter; needed: by knower,
+    what someone can still learn from it; unknown: by knower, what matters and it does not know."""
+
+    facts: Any
+    open_facts: Any
+    needed: Any
+    unknown: Any
+
+    @staticmethod
+    def of(moment: Moment, knowers: int, facts: int) -> _Table:
+        """For so many numbers of knowers and of facts."""
+        there, matters = np.zeros(facts, bool), np.zeros(facts, bool)
+        known, needed = np.zeros((2, knowers, facts), bool)
+        rows, columns = np.array(moment.knower_numbers), np.array(moment.fact_numbers)
+        there[columns] = matters[columns[moment.open_facts]] = True
+        known[np.ix_(rows, columns)] = moment.knows
+        needed[rows[moment.open_knowers]] = known[rows[moment.open_knowers]]
+        return _Table(*(np.packbits(each, axis=-1) for each in (there, matters, needed, matters & ~known)))
+
+
+def _tables(*moments: Moment) -> list[_Table]:
+    """Of moments of one run, for the same numbers."""
+    for moment in moments:
+        assert moment.knower_numbers and moment.fact_numbers  # all are numbered before they are counted
+    future = moments[0].future
+    size = tuple(-(-len(numbers) // 256) * 256 for numbers in (future.knowers, future.facts))
+    for moment in moments:
+        if moment.table is None or moment.table[0] != size:
+            moment.table = size, _Table.of(moment, *size)
+    return [moment.table[1] for moment in moments if moment.table is not None]
 
 
 def _facts(state: State, check: LinearCheck) -> dict[Key, tuple[int, int]]:
