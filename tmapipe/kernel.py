@@ -15,7 +15,8 @@ from typing import Any
 
 from tmapipe.errors import ScopeError
 from tmapipe.integers import ceil_div
-from tmapipe.isa.interface import Carried, Isa
+from tmapipe.isa.interface import Isa
+from tmapipe.isa.values import Carried
 from tmapipe.matmul import Wgmma
 from tmapipe.plan.model import Plan, RoleWarps
 from tmapipe.protocol.matmuls import BoundMatmul

@@ -47,20 +47,24 @@ REPORTED = {
         r"let store leave each slot: `with k\.ring\.consume\(\) as slot`, or `release` after `wait`",
     ),
     "threads write, no fence before the store": Mistake(
-        (STORE, "            k.isa.write(slot.x.ref, 0.0, k.role)\n            k.isa.warp_sync()\n" + STORE),
-        "k.isa.write(",
+        (STORE, "            k.isa.fragments.write(slot.x.ref, 0.0, k.role)\n            k.isa.warp_sync()\n" + STORE),
+        "k.isa.fragments.write(",
         r"TMA store .* reads x\[0\] through the async proxy after store \(warp 1\) writes it",
         "let store execute fence_proxy_async after its access to x",
     ),
     "threads write, neither fence nor warp_sync": Mistake(
-        (STORE, "            k.isa.write(slot.x.ref, 0.0, k.role)\n" + STORE),
-        "k.isa.write(",
+        (STORE, "            k.isa.fragments.write(slot.x.ref, 0.0, k.role)\n" + STORE),
+        "k.isa.fragments.write(",
         r"TMA store .* reads x\[0\] after store \(warp 1\) writes it.* and no proxy fence of store lies between",
         "let store execute fence_proxy_async, then warp_sync, after its access to x",
     ),
     "threads write, a fence but no warp_sync": Mistake(
-        (STORE, "            k.isa.write(slot.x.ref, 0.0, k.role)\n            k.isa.fence_proxy_async()\n" + STORE),
-        "k.isa.write(",
+        (
+            STORE,
+            "            k.isa.fragments.write(slot.x.ref, 0.0, k.role)\n            k.isa.fence_proxy_async()\n"
+            + STORE,
+        ),
+        "k.isa.fragments.write(",
         "the others' accesses are not$",
         "let store execute warp_sync between its access to x and",
     ),

@@ -65,7 +65,7 @@ def test_an_access_after_the_release_is_a_race():
     def late(k, tile):
         with k.ring.consume() as slot:
             ref = slot.x.ref
-        k.isa.raw(double_on_gpu, double_on_cpu, [(ref, "update")], k.role)
+        k.isa.fragments.raw(double_on_gpu, double_on_cpu, [(ref, "update")], k.role)
 
     report = with_work(late).check()
     assert not report.ok and Kind.RACE in report.kinds()
@@ -76,7 +76,7 @@ def test_a_write_without_a_fence_before_the_store_is_found():
 
     def unfenced(k, tile):
         with k.ring.consume() as slot:
-            k.isa.raw(double_on_gpu, double_on_cpu, [(slot.x.ref, "update")], k.role)
+            k.isa.fragments.raw(double_on_gpu, double_on_cpu, [(slot.x.ref, "update")], k.role)
             k.isa.warp_sync()
 
     assert Kind.PROXY in with_work(unfenced).check().kinds()
@@ -85,7 +85,7 @@ def test_a_write_without_a_fence_before_the_store_is_found():
 def test_a_write_that_other_lanes_have_not_released_is_a_race():
     def unsynchronized(k, tile):
         with k.ring.consume() as slot:
-            k.isa.raw(double_on_gpu, double_on_cpu, [(slot.x.ref, "update")], k.role)
+            k.isa.fragments.raw(double_on_gpu, double_on_cpu, [(slot.x.ref, "update")], k.role)
 
     assert Kind.RACE in with_work(unsynchronized).check().kinds()
 
@@ -139,13 +139,13 @@ def test_lanes_meet_around_raw_code():
 
 
 BARE = {
-    "double": lambda k, slot: k.isa.raw(double_on_gpu, None, [(slot.x.ref, "update")], k.role),
-    "other": lambda k, slot: k.isa.raw(other_on_gpu, None, [(slot.x.ref, "write")], k.role),
-    "look": lambda k, slot: k.isa.raw(double_on_gpu, None, [(slot.x.ref, "read")], k.role),
-    "async double": lambda k, slot: k.isa.raw(double_on_gpu, None, [(slot.x.ref, "update")], k.role, "async"),
-    "async look": lambda k, slot: k.isa.raw(other_on_gpu, None, [(slot.x.ref, "read")], k.role, "async"),
-    "read": lambda k, slot: k.isa.read(slot.x.ref, k.role),
-    "write": lambda k, slot: k.isa.write(slot.x.ref, 0.0, k.role),
+    "double": lambda k, slot: k.isa.fragments.raw(double_on_gpu, None, [(slot.x.ref, "update")], k.role),
+    "other": lambda k, slot: k.isa.fragments.raw(other_on_gpu, None, [(slot.x.ref, "write")], k.role),
+    "look": lambda k, slot: k.isa.fragments.raw(double_on_gpu, None, [(slot.x.ref, "read")], k.role),
+    "async double": lambda k, slot: k.isa.fragments.raw(double_on_gpu, None, [(slot.x.ref, "update")], k.role, "async"),
+    "async look": lambda k, slot: k.isa.fragments.raw(other_on_gpu, None, [(slot.x.ref, "read")], k.role, "async"),
+    "read": lambda k, slot: k.isa.fragments.read(slot.x.ref, k.role),
+    "write": lambda k, slot: k.isa.fragments.write(slot.x.ref, 0.0, k.role),
     "fence": lambda k, slot: k.isa.fence_proxy_async(),
     "warp sync": lambda k, slot: k.isa.warp_sync(),
 }

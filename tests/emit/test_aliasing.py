@@ -16,7 +16,7 @@ from tests.emit.execute import Execution, Launch, lower
 from tests.emit.kernels import Kernel, build
 from tests.unit.fake_isa import record
 from tmapipe.gpu.isa import GpuIsa
-from tmapipe.isa.interface import Carried
+from tmapipe.isa.values import Carried
 
 
 class Plain(tp.Schedule):

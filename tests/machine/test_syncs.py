@@ -8,7 +8,7 @@ import pytest
 from tests.machine.parts import TILE, Parts, init, run, warps
 from tmapipe.dtypes import bf16, fp8_e4m3, fp16, fp32, int8
 from tmapipe.errors import DeadlockError, HazardError
-from tmapipe.isa.interface import SlotRef
+from tmapipe.isa.values import SlotRef
 from tmapipe.machine import Layout
 from tmapipe.machine.scheduler import POLICIES
 
@@ -205,10 +205,10 @@ def test_a_slot_dealt_over_roles_of_different_sizes(readers):
 
     def entry(isa):
         if isa.warp < 4:
-            isa.write(SlotRef(slots, 1), np.arange(32) + 32 * isa.warp, writer)
+            isa.fragments.write(SlotRef(slots, 1), np.arange(32) + 32 * isa.warp, writer)
         isa.cta_sync()
         if isa.warp >= 4:
-            found[isa.warp] = isa.read(SlotRef(slots, 1), reader)
+            found[isa.warp] = isa.fragments.read(SlotRef(slots, 1), reader)
 
     run(plan, entry)
     assert np.concatenate([found[w] for w in sorted(found)]).tolist() == list(range(128))
@@ -224,8 +224,8 @@ def test_conversions():
         plan = parts.plan()
 
         def entry(isa, slots=slots, role=role, dtype=dtype):
-            isa.write(SlotRef(slots, 0), values if dtype is not int8 else values[[0, 0, 3, 3]], role)
-            results[dtype.name] = isa.read(SlotRef(slots, 0), role).astype(np.float32).tolist()
+            isa.fragments.write(SlotRef(slots, 0), values if dtype is not int8 else values[[0, 0, 3, 3]], role)
+            results[dtype.name] = isa.fragments.read(SlotRef(slots, 0), role).astype(np.float32).tolist()
 
         run(plan, entry)
     assert results["bf16"][0] == 1.0 and results["bf16"][3] == 3.0  # ties to even
@@ -239,5 +239,5 @@ def test_shared_memory_starts_poisoned():
     role = parts.role("one", 1)
     slots = parts.buffer("x", TILE, 1, bf16)
     plan, found = parts.plan(), []
-    run(plan, lambda isa: found.append(isa.read(SlotRef(slots, 0), role)), clusters=2)
+    run(plan, lambda isa: found.append(isa.fragments.read(SlotRef(slots, 0), role)), clusters=2)
     assert all(np.isnan(values.astype(np.float32)).all() for values in found)

@@ -216,12 +216,12 @@ def test_a_program_that_looks_at_data_needs_data():
     role = parts.role("one", 1)
     slots = parts.buffer("x", TILE)
     plan = parts.plan()
-    from tmapipe.isa.interface import SlotRef
+    from tmapipe.isa.values import SlotRef
 
     def entry(isa):
         init(isa)
-        isa.write(SlotRef(slots, 0), ramp(TILE).reshape(-1), role)
-        isa.when(bool((isa.read(SlotRef(slots, 0), role) > 1e9).any()), isa.warp_sync)
+        isa.fragments.write(SlotRef(slots, 0), ramp(TILE).reshape(-1), role)
+        isa.when(bool((isa.fragments.read(SlotRef(slots, 0), role) > 1e9).any()), isa.warp_sync)
 
     run(plan, entry)
     with pytest.raises(TypeError, match="without data"):

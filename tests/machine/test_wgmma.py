@@ -9,7 +9,7 @@ from tests.machine.parts import Parts, init, run, warps
 from tmapipe.dtypes import bf16, fp16, fp32
 from tmapipe.errors import HazardError
 from tmapipe.isa import ops as o
-from tmapipe.isa.interface import SlotRef
+from tmapipe.isa.values import SlotRef
 from tmapipe.machine import Layout, State
 from tmapipe.machine.scheduler import POLICIES
 
@@ -49,7 +49,7 @@ class SmallGemm:
             self.multiply(isa, steps)
 
     def multiply(self, isa, steps):
-        acc = isa.accumulator(self.mma)
+        acc = isa.fragments.accumulator(self.mma)
         if self.fault != "no fence":
             isa.wgmma_fence()
         for i in range(steps):
@@ -64,8 +64,8 @@ class SmallGemm:
         group = isa.warp // 4 - 1
         for block in range(self.blocks):
             for first in range(0, self.n, 16):
-                values = isa.accumulator_columns(self.mma, acc, block, first, 16)
-                isa.write_columns(self.mma, values, SlotRef(self.c, group))
+                values = isa.fragments.accumulator_columns(self.mma, acc, block, first, 16)
+                isa.fragments.write_columns(self.mma, values, SlotRef(self.c, group))
                 isa.fence_proxy_async()
                 isa.named_barrier_sync(self.sync, group)
                 if isa.warp % 4 == 0:
@@ -128,11 +128,11 @@ def test_a_missing_fence_and_accumulators_read_in_flight():
     def entry(isa):
         init(isa)
         if isa.warp >= 4:
-            acc = isa.accumulator(gemm.mma)
+            acc = isa.fragments.accumulator(gemm.mma)
             isa.wgmma_fence()
             isa.wgmma(gemm.mma, acc, SlotRef(gemm.a, 0), SlotRef(gemm.b, 0))
             isa.wgmma_commit()
-            isa.accumulator_columns(gemm.mma, acc, 0, 0, 16)
+            isa.fragments.accumulator_columns(gemm.mma, acc, 0, 0, 16)
 
     arrays = {
         "a": np.zeros((64, 16), bf16.numpy),
@@ -229,16 +229,16 @@ def test_a_premature_release_corrupts_numbers_where_nothing_else_would_notice():
     seen = []
 
     def program(isa):
-        isa.write(SlotRef(a, 0), np.ones(256, np.float32), math)
-        isa.write(SlotRef(b, 0), np.ones(32, np.float32), math)
+        isa.fragments.write(SlotRef(a, 0), np.ones(256, np.float32), math)
+        isa.fragments.write(SlotRef(b, 0), np.ones(32, np.float32), math)
         isa.fence_proxy_async()
         isa.cta_sync()
-        acc = isa.accumulator(mma)
+        acc = isa.fragments.accumulator(mma)
         isa.wgmma_fence()
         isa.wgmma(mma, acc, SlotRef(a, 0), SlotRef(b, 0))
         isa.wgmma_commit()
         isa.wgmma_wait(0)
-        seen.append(isa.accumulator_columns(mma, acc, 0, 0, 8))
+        seen.append(isa.fragments.accumulator_columns(mma, acc, 0, 0, 8))
 
     run(plan, warps(plan, *[program] * 4), {}, policy="late")
     assert len(seen) == 4 and all((values == 16).all() and values.shape == (16, 8) for values in seen)

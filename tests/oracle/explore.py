@@ -216,7 +216,7 @@ class _Explorer:
         if not self._run_local(state, at, agent, path):
             return None
         self._check_accesses(state, at, agent, path)
-        if isinstance(visible.op, ops.TmaLoad):
+        if isinstance(visible.op, (ops.TmaLoad, ops.StAsync)):
             for other in range(self.layout.agents):
                 if other != agent:
                     self._check_accesses(state, at, other, path)
@@ -250,7 +250,7 @@ class _Explorer:
             started = list(state.started)
             state.started.clear()
             for flight in started:
-                while flight.kind != "load" and (step := state.step_of(flight)) is not None:
+                while flight.kind in ("store", "wgmma") and (step := state.step_of(flight)) is not None:
                     state.apply(flight, step)
             state.started.clear()
         state.woken.clear()

@@ -40,6 +40,7 @@ RELEASES = (
     ops.BarArrive,
     ops.ClusterArrive,
     ops.TmaLoad,
+    ops.StAsync,
     ops.Exit,
 )
 SIGNALS = (
@@ -137,9 +138,9 @@ class Accesses:
         self._fences = _next(program, (ops.FenceProxyAsync,))
         self._read()
 
-    def loads(self, op: ops.TmaLoad, own: int) -> dict[int, int]:
+    def loads(self, op: ops.TmaLoad | ops.StAsync, own: int) -> dict[int, int]:
         """CTA -> the bit of what a load writes there."""
-        part = ("shares", op.share, op.shares)
+        part = ("shares", op.share, op.shares) if isinstance(op, ops.TmaLoad) else WHOLE
         mask = 1 << own if op.mask is None else op.mask
         slots = self.layout.nslots
         return {
@@ -199,7 +200,7 @@ class Accesses:
                     waited = max(waited, bounds[-op.pending - 1])
                     self.mma_waits.append((i, waited))
                     self.mma_over.append((self._signals[i], waited))
-            elif kind is ops.TmaLoad:
+            elif kind in (ops.TmaLoad, ops.StAsync):
                 for bit in self.loads(op, self.base // max(1, self.layout.nslots)).values():
                     self._after_threads(i, bit, generic, joined, fenced)
                     against = self.classes.against(bit)

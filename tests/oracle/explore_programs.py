@@ -39,6 +39,7 @@ _KINDS = {
     ops.BarArrive: NAMED,
     ops.ClusterArrive: CLUSTER,
     ops.TmaLoad: LOAD,
+    ops.StAsync: LOAD,
     ops.MbarInit: INIT,
     ops.FenceMbarInit: FENCE,
     ops.Exit: EXIT,
@@ -81,7 +82,7 @@ class Visible:
             self.bars = ((own + op.bar, 0, 0),)
         elif isinstance(op, ops.BarArrive):
             self.where = 16 * cta + op.id
-        elif isinstance(op, ops.TmaLoad):
+        elif isinstance(op, (ops.TmaLoad, ops.StAsync)):
             mask = 1 << cta if op.mask is None else op.mask
             reached = [c for c in range(layout.ctas) if mask >> c & 1]
             self.lands = tuple((c * layout.nbars + op.bar, op.nbytes) for c in reached)

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from tests.oracle.mutant_sites import Change, Site
-from tmapipe.isa.interface import SlotRef
+from tmapipe.isa.values import SlotRef
 from tmapipe.plan.model import NamedBarrier, Plan
 
 __all__ = ["CHANGES", "changes_at", "rule_of"]

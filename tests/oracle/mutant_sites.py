@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 import tmapipe
-from tmapipe.isa.interface import Carried
+from tmapipe.isa.values import Carried
 from tmapipe.kernel import kernel_main
 from tmapipe.machine.nodata import NO_DATA
 

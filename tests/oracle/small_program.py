@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from tmapipe.dtypes import fp16
-from tmapipe.isa.interface import SlotRef
+from tmapipe.isa.values import SlotRef
 from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
 
 __all__ = ["SLOT_BYTES", "Call", "SmallProgram"]
@@ -138,12 +138,12 @@ _PLAYERS: dict[str, Callable[..., None]] = {
     "store": lambda isa, slot: isa.tma_store(isa.plan.stores[slot], 0, (0, 0)),
     "commit": lambda isa: isa.bulk_commit_group(),
     "bulk wait": lambda isa, pending, read=True: isa.bulk_wait_group(pending, read),
-    "acc": lambda isa: isa.accumulator(isa.plan.matmuls[0]),
+    "acc": lambda isa: isa.fragments.accumulator(isa.plan.matmuls[0]),
     "mma fence": lambda isa: isa.wgmma_fence(),
     "mma": lambda isa, slot: isa.wgmma(isa.plan.matmuls[slot], None, _slot(isa, slot), _slot(isa, slot)),
     "mma commit": lambda isa: isa.wgmma_commit(),
     "mma wait": lambda isa, pending: isa.wgmma_wait(pending),
-    "acc read": lambda isa: isa.accumulator_columns(isa.plan.matmuls[0], None, 0, 0, 8),
-    "read": lambda isa, slot, parts=1, part=0: isa.read(_slot(isa, slot), _role(isa, parts, part)),
-    "write": lambda isa, slot, parts=1, part=0: isa.write(_slot(isa, slot), None, _role(isa, parts, part)),
+    "acc read": lambda isa: isa.fragments.accumulator_columns(isa.plan.matmuls[0], None, 0, 0, 8),
+    "read": lambda isa, slot, parts=1, part=0: isa.fragments.read(_slot(isa, slot), _role(isa, parts, part)),
+    "write": lambda isa, slot, parts=1, part=0: isa.fragments.write(_slot(isa, slot), None, _role(isa, parts, part)),
 }

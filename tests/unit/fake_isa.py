@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tmapipe.isa.interface import SlotRef
+from tmapipe.isa.values import SlotRef
 from tmapipe.kernel import kernel_main
 from tmapipe.machine.nodata import NO_DATA, NoData
 from tmapipe.plan.model import Barrier, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
@@ -45,6 +45,7 @@ class RecordingIsa:
         self.cluster_id, self.clusters = cluster_id, clusters
         self.extents, self.tables = extents or {}, tables or {}
         self.events: list[Event] = []
+        self.fragments = self
 
     def of(self, *kinds: str) -> list[Event]:
         """The events of these kinds, in order."""

@@ -11,7 +11,6 @@ from typing import Any
 from tmapipe.check.clocks import Clock, Clocks
 from tmapipe.check.findings import Kind
 from tmapipe.check.log import FindingLog, Step
-from tmapipe.isa import ops
 from tmapipe.machine.describe import who
 
 __all__ = ["Barriers"]
@@ -51,22 +50,21 @@ class Barriers:
         self.latest = {which: self.generations[key] for key in sorted(self.generations) for which in key[:1]}
         self.returned = set(other.returned)
 
-    def arrive(self, agent: int, op: ops.BarArrive, facts: tuple[int, bool]) -> None:
+    def arrive(self, agent: int, op: Any, id: int | None, facts: tuple[int, bool], order_only: bool) -> None:
+        """The warp arrives at the hardware barrier *id* of its CTA, or (None) at the cluster's. facts: the generation counted in,
+        and whether it completed."""
         cta = agent // self.layout.warps
-        self._arrive(16 * cta + op.id, agent, op, *facts)
-        if op.id == 0 and facts[1]:
-            self._join_returned(16 * cta, self._warps(cta))
+        which = CLUSTER if id is None else 16 * cta + id
+        self._arrive(which, agent, op, *facts, order_only)
+        if facts[1] and not id:
+            self._join_returned(which, range(self.layout.agents) if id is None else self._warps(cta))
 
-    def arrive_cluster(self, agent: int, op: ops.ClusterArrive, facts: tuple[int, bool]) -> None:
-        self._arrive(CLUSTER, agent, op, *facts, order_only=op.scope == "relaxed")
-        if facts[1]:
-            self._join_returned(CLUSTER, range(self.layout.agents))
-
-    def wait(self, agent: int, op: ops.BarWait, generation: int) -> None:
-        self._wait(16 * (agent // self.layout.warps) + op.id, agent, generation)
-
-    def wait_cluster(self, agent: int, op: ops.ClusterWait, generation: int) -> None:
-        self._wait(CLUSTER, agent, generation)
+    def wait(self, agent: int, id: int | None, generation: int) -> None:
+        """The warp saw the generation complete."""
+        which = CLUSTER if id is None else 16 * (agent // self.layout.warps) + id
+        found = self.generations.get((which, generation))
+        if found is not None:
+            self.clocks.acquire(agent, found.clock)
 
     def exit(self, agent: int) -> None:
         """The warp returns, which may complete what all others have arrived at."""
@@ -81,7 +79,7 @@ class Barriers:
     def _warps(self, cta: int) -> range:
         return range(cta * self.layout.warps, (cta + 1) * self.layout.warps)
 
-    def _arrive(self, which: int, agent: int, op: Any, number: int, completed: bool, order_only: bool = False) -> None:
+    def _arrive(self, which: int, agent: int, op: Any, number: int, completed: bool, order_only: bool) -> None:
         clocks = self.clocks
         step = Step(self.log.order, agent, op, number)
         before = self.generations.get((which, number - 1))
@@ -100,11 +98,6 @@ class Barriers:
             clocks.execute(agent, now.clock)
         else:
             clocks.release(agent, now.clock, all_lanes=True)
-
-    def _wait(self, which: int, agent: int, number: int) -> None:
-        generation = self.generations.get((which, number))
-        if generation is not None:
-            self.clocks.acquire(agent, generation.clock)
 
     def _join_returned(self, which: int, warps: range) -> None:
         """Those that have returned without having arrived: the barrier could not complete before."""

@@ -8,7 +8,8 @@ from typing import Any
 from tmapipe.check.findings import Finding, Kind
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.log import Step
-from tmapipe.isa import ops
+from tmapipe.isa.effects import Arm, Init, SetRegisters, Start, Wait, declared
+from tmapipe.isa.effects import Kind as OperandKind
 from tmapipe.machine.describe import bar_name, describe, event, lines, who
 from tmapipe.machine.layout import Layout
 
@@ -81,22 +82,25 @@ def deadlock_finding(error: Any, check: LinearCheck, programs: Sequence[Sequence
     """Who waits for what, and for each mbarrier that does not complete: what it got, and where those who signal it are."""
     layout, blocked = check.layout, error.blocked
     kind = Kind.DEADLOCK
-    if any(isinstance(op, ops.SetMaxNreg) for op in blocked.values()):
+    if any(declared(type(op)).effect(SetRegisters) for op in blocked.values()):
         kind = Kind.REGISTERS
     steps: list[Step] = []
     fixes: list[str] = []
     blamed: list[Step] = []
     waits: dict[Any, int] = {}  # one warp for each (role, operation)
     for agent, op in blocked.items():
-        waits.setdefault((layout.role(agent), type(op), getattr(op, "bar", None), op.where), agent)
+        wait = declared(type(op)).effect(Wait)
+        waits.setdefault((layout.role(agent), type(op), wait and getattr(op, wait.bar), op.where), agent)
     for agent in waits.values():
         op = blocked[agent]
-        if isinstance(op, ops.MbarWait):
-            bar = agent // layout.warps * layout.nbars + op.bar
+        wait = declared(type(op)).effect(Wait)
+        if wait is not None:
+            own = getattr(op, wait.bar)
+            bar = agent // layout.warps * layout.nbars + own
             known = check.phases.now[bar].steps
             blamed += _blamed(error.state, bar, known)
             fixes += _missing(error.state, check, bar)
-            last = _signallers(check, programs, agent, op)
+            last = _signallers(check, programs, agent, own)
             steps += known
             steps += [s for s in last if (s.agent, s.op) not in [(k.agent, k.op) for k in known]]
         steps.append(Step(check.order + 1, agent, op, what=f"{describe(layout, op)}, in vain"))
@@ -117,9 +121,18 @@ def deadlock_finding(error: Any, check: LinearCheck, programs: Sequence[Sequence
 def _blamed(state: Any, bar: int, steps: list[Step]) -> list[Step]:
     """Of what counted in the mbarrier's phase, the step that leaves it with bytes: the arming of just so many, or the last."""
     tx = state.tx[bar]
-    sort = (ops.MbarArriveTx, ops.MbarExpectTx) if tx > 0 else (ops.TmaLoad,)
-    steps = [step for step in reversed(steps) if tx and isinstance(step.op, sort)]
-    return ([step for step in steps if step.op.nbytes == abs(tx)] or steps)[:1]
+    counts = ((step, _nbytes(step.op, armed=tx > 0)) for step in reversed(steps) if tx)
+    found = [(step, nbytes) for step, nbytes in counts if nbytes is not None]
+    return [step for step, nbytes in found if nbytes == abs(tx)][:1] or [step for step, _ in found][:1]
+
+
+def _nbytes(op: Any, armed: bool) -> int | None:
+    """Bytes that an operation arms, or that it delivers; None if it does not."""
+    of = declared(type(op))
+    arm, start = of.effect(Arm), of.effect(Start)
+    if armed:
+        return None if arm is None else getattr(op, arm.nbytes)
+    return None if start is None or not start.until.nbytes else getattr(op, start.until.nbytes)
 
 
 def _missing(state: Any, check: LinearCheck, bar: int) -> list[str]:
@@ -151,21 +164,20 @@ def _loads(layout: Layout, bar: int) -> str:
     return "loads"
 
 
-def _signallers(check: LinearCheck, programs: Sequence[Sequence[Any]], agent: int, wait: Any) -> list[Step]:
+def _signallers(check: LinearCheck, programs: Sequence[Sequence[Any]], agent: int, own: int) -> list[Step]:
     """Where the roles that signal an mbarrier last touched the same stage, and did not go on to signal."""
     layout = check.layout
-    stage = layout.bars[wait.bar][1]
+    stage = layout.bars[own][1]
     first = agent // layout.warps * layout.warps
     found = []
-    for role in layout.signallers(wait.bar):
+    for role in layout.signallers(own):
         other = first + layout.plan.role(role).first_warp
         done = programs[other][: check.clocks.time[other]]
         for op in reversed(done):
-            slot, bar = getattr(op, "slot", getattr(op, "a", None)), getattr(op, "bar", None)
-            same = (
-                layout.slots[slot][1] == stage if slot is not None else bar is not None and layout.bars[bar][1] == stage
-            )
-            if same and op.where and not isinstance(op, ops.MbarInit):
+            of = declared(type(op))
+            slots = [layout.slots[getattr(op, name)][1] for name in of.named(OperandKind.SLOT)]
+            stages = slots or [layout.bars[getattr(op, name)][1] for name in of.named(OperandKind.BAR)]
+            if stages[:1] == [stage] and op.where and of.effect(Init) is None:
                 what = f"{describe(layout, op)}: its last use of stage {stage}"
                 found.append(Step(check.order, other, op, what=what))
                 break

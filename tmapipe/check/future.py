@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tmapipe.check.places import CLUSTER, Key, Live, Places, slot_place
+from tmapipe.check.places import CLUSTER, Key, Live, Places, slot_place, tells_parity
 from tmapipe.check.words import Renaming
-from tmapipe.isa.ops import MbarWait, TmaLoad
+from tmapipe.isa.effects import Start, declared
 from tmapipe.machine.layout import Layout
 
 __all__ = ["Future"]
@@ -47,7 +47,7 @@ class Future:
         layout = self.layout
         found: dict[int, list[int]] = {}
         for agent, sort, array in self.live.keys:
-            if sort is MbarWait:
+            if tells_parity(sort):
                 first = agent // layout.warps * layout.nbars + layout.bar_base[array]
                 for stage in range(layout.plan.barrier(array).stages):
                     found.setdefault(first + stage, []).append(agent)
@@ -65,8 +65,13 @@ class Future:
                 continue
             for others in [s for (_, _, other), s in self.touched.items() if other == array for _ in range(2)]:
                 stages = stages | others if stages & others else stages
-            for cta in range(layout.ctas) if sort[0] is TmaLoad else (agent // layout.warps,):
+            for cta in range(layout.ctas) if _reaches_peers(sort[0]) else (agent // layout.warps,):
                 for stage in stages:
                     for alias in layout.aliases[first_slots[array] + stage]:
                         found.setdefault(cta * layout.nslots + alias, []).append(agent)
         return found
+
+
+def _reaches_peers(op: type) -> bool:
+    """Whether operations of this class start work on slots of other CTAs."""
+    return any(start.mask for start in declared(op).all(Start))

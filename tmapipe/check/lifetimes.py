@@ -12,7 +12,8 @@ from typing import Any
 from tmapipe.check.clocks import Clock, Clocks
 from tmapipe.check.findings import Kind
 from tmapipe.check.log import FindingLog, Step
-from tmapipe.isa import ops
+from tmapipe.isa.effects import Kind as OperandKind
+from tmapipe.isa.effects import Scope, Start, declared
 from tmapipe.machine.describe import bar_name, who
 from tmapipe.machine.layout import Layout
 
@@ -41,8 +42,8 @@ class Lifetimes:
 
     # ---- initialization -------------------------------------------------------------------------------------------
 
-    def init(self, agent: int, op: ops.MbarInit) -> None:
-        bar = agent // self.layout.warps * self.layout.nbars + op.bar
+    def init(self, agent: int, op: Any, bar: int) -> None:
+        """The warp initializes an mbarrier."""
         self.inits[bar] = self.clocks.time[agent], Step(self.log.order, agent, op)
 
     def fence_init(self, agent: int) -> None:
@@ -70,7 +71,7 @@ class Lifetimes:
         fenced = any(time <= fence for fence in self.fences.get(by, ()))
         group = "cluster" if self.layout.ctas > 1 else "CTA"
         why = f"a {group} barrier" if fenced or not far else f"fence_mbarrier_init, and then a {group} barrier,"
-        use = "the TMA engine" if isinstance(op, ops.TmaLoad) and far else who(self.layout, agent)
+        use = "the TMA engine" if declared(type(op)).effect(Start) and far else who(self.layout, agent)
         self.log.add(
             Kind.INIT_NOT_VISIBLE,
             f"{use} uses {name}, and nothing makes its initialization by {who(self.layout, by)} visible there",
@@ -82,43 +83,43 @@ class Lifetimes:
 
     # ---- who may do what ------------------------------------------------------------------------------------------
 
-    def wait(self, agent: int, op: ops.MbarWait) -> None:
-        """Only a ring's own roles wait for its barriers."""
-        ring, roles = self.waiters.get(op.bar, ("", ()))
+    def wait(self, agent: int, op: Any, own: int) -> None:
+        """Only a ring's own roles wait for its barriers. own: the mbarrier's number in the CTA."""
+        ring, roles = self.waiters.get(own, ("", ()))
         if not ring or self.layout.role(agent) in roles:
             return
         step = Step(self.log.order, agent, op)
         if self.log.is_new(Kind.TAIL_OWNER, step, bar=op.bar):
-            name = self.layout.bar_name(op.bar)
+            name = self.layout.bar_name(own)
             self.log.add(
                 Kind.TAIL_OWNER,
                 f"{who(self.layout, agent)} waits for {name} of ring {ring}, which belongs to {' and '.join(roles)}",
                 f"leave the tail of {ring}, and every other wait for {name.split('[')[0]}, to {' or '.join(roles)}",
                 step,
-                bar=agent // self.layout.warps * self.layout.nbars + op.bar,
+                bar=agent // self.layout.warps * self.layout.nbars + own,
             )
 
-    def arrive_far(self, agent: int, op: Any, bar: int) -> None:
+    def arrive_far(self, agent: int, op: Any, bar: int, scope: Scope | None) -> None:
         """A remote arrival."""
         step = Step(self.log.order, agent, op)
         self.arrivals[bar // self.layout.nbars, agent] = self.clocks.time[agent], bar, step
-        if getattr(op, "scope", "cluster") == "cta" and self.log.is_new(Kind.SCOPE, step, bar=bar):
+        if scope is Scope.CTA and self.log.is_new(Kind.SCOPE, step, bar=bar):
             self.log.add(
                 Kind.SCOPE,
-                f"{who(self.layout, agent)} arrives at {bar_name(self.layout, bar)}, a peer's barrier, with {op.scope} scope: "
+                f"{who(self.layout, agent)} arrives at {bar_name(self.layout, bar)}, a peer's barrier, with {scope.value} scope: "
                 "what it did before need not be visible to the peer",
                 "arrive with cluster scope (mbarrier.arrive.release.cluster)",
                 step,
                 bar=bar,
             )
 
-    def start_load(self, agent: int, op: ops.TmaLoad) -> None:
+    def start_tile(self, agent: int, op: Any, part: str, at: tuple[int, ...]) -> None:
         """A load starts inside its tensor; along a cluster's axis, the load of the CTA at the cluster's origin does."""
-        if not op.load:  # words of the scheduler, from no tensor
-            return
-        load = self.layout.loads[op.load]
+        if part not in self.layout.loads:
+            return  # stores may start outside: nothing is written there
+        load = self.layout.loads[part]
         shape = self.shapes.get(load.argument, ())
-        for dim, start, extent, step in zip(load.dims, op.at, shape, load.tile, strict=False):
+        for dim, start, extent, step in zip(load.dims, at, shape, load.tile, strict=False):
             reach = step * (self.layout.plan.cluster.get(dim, 1) - 1)
             if 0 <= start < max(extent, 1) + reach:
                 continue
@@ -159,7 +160,7 @@ class Lifetimes:
                 continue
             own = step.agent // self.layout.warps == cta  # type: ignore[operator]
             barrier = self.layout.bars[bar % self.layout.nbars][0].name
-            slot = self.layout.slot_name(step.op.slot)
+            slot = self.layout.slot_name(getattr(step.op, declared(type(step.op)).named(OperandKind.SLOT)[0]))
             kind = Kind.IN_FLIGHT_AT_EXIT if own else Kind.EXITED_PEER
             if self.log.is_new(kind, step, bar=bar):
                 where = f"CTA {cta}" if self.layout.ctas > 1 else "the CTA"

@@ -1,7 +1,8 @@
 """The linear check: one run of the machine, watched with vector clocks, decides every interleaving.
 
 The rules are in `phases` (mbarriers), `barriers` (of warps), `slots` (races and proxies), `lifetimes` (initialization, exit,
-scope, ownership) and `fences` (redundant ones); this file hands each transition of the machine to those that it concerns.
+scope, ownership) and `fences` (redundant ones). The table of operations says what each operation does; this file hands each
+effect of a transition to the rules that it concerns.
 `docs/internals/checker.md` has the argument why one run is enough.
 """
 
@@ -18,10 +19,34 @@ from tmapipe.check.lifetimes import Lifetimes
 from tmapipe.check.log import FindingLog, Step
 from tmapipe.check.phases import Phases
 from tmapipe.check.slots import Slots
-from tmapipe.isa import ops
-from tmapipe.isa.ops import ALL_LANES, Flight
+from tmapipe.isa.effects import (
+    ALL_LANES,
+    TABLE,
+    Access,
+    Arm,
+    Arrive,
+    ArriveAt,
+    AwaitGroup,
+    EndGroup,
+    FenceInit,
+    FenceProxy,
+    Group,
+    Init,
+    Proxy,
+    Return,
+    Scope,
+    Start,
+    SyncLanes,
+    Tile,
+    Wait,
+    WaitAt,
+    declared,
+    scope_of,
+)
+from tmapipe.isa.ops import Counted, Flight, LoadComplete
 from tmapipe.machine.describe import bar_name, who
 from tmapipe.machine.layout import Layout
+from tmapipe.machine.run import started
 
 __all__ = ["LinearCheck"]
 
@@ -29,7 +54,13 @@ __all__ = ["LinearCheck"]
 class LinearCheck:
     """Watches one run: pass `watch` as the scheduler's watcher, then call `finish`. `findings` then has what is wrong."""
 
-    def __init__(self, layout: Layout, shapes: dict[str, tuple[int, ...]], log: FindingLog | None = None):
+    def __init__(
+        self,
+        layout: Layout,
+        shapes: dict[str, tuple[int, ...]],
+        log: FindingLog | None = None,
+        rules: Rules | None = None,
+    ):
         self.layout = layout
         self.clocks = Clocks(layout)
         self.log = log or FindingLog(layout)
@@ -40,35 +71,12 @@ class LinearCheck:
         self.fences = Fences(self.clocks, self.log, self.slots)
         self.loads: dict[Flight, tuple[Any, Step]] = {}  # in flight: (what the issuer knew, its step)
         self.last: dict[int, Step] = {}  # by warp: its last asynchronous issue, for reports
-        self.handlers: dict[type, Callable[[Any, Any, Any], None]] = {
-            ops.MbarInit: self._init,
-            ops.FenceMbarInit: lambda agent, op, facts: self.lifetimes.fence_init(agent),
-            ops.MbarWait: self._wait,
-            ops.MbarArrive: self._arrive,
-            ops.MbarArriveTx: self._arrive,
-            ops.MbarExpectTx: self._arrive,
-            ops.MbarArriveCluster: self._arrive_cluster,
-            ops.BarArrive: self.barriers.arrive,
-            ops.BarWait: self.barriers.wait,
-            ops.ClusterArrive: self.barriers.arrive_cluster,
-            ops.ClusterWait: self.barriers.wait_cluster,
-            ops.WarpSync: lambda agent, op, facts: self.clocks.synchronize_lanes(agent),
-            ops.FenceProxyAsync: lambda agent, op, facts: self.fences.fence(agent, op),
-            ops.TmaLoad: self._load,
-            ops.TmaStore: self._store,
-            ops.BulkCommit: lambda agent, op, facts: self.slots.commit(facts),
-            ops.BulkWait: self.slots.bulk_wait,
-            ops.Wgmma: self._mma,
-            ops.WgmmaWait: self.slots.mma_wait,
-            ops.SlotRead: self._generic,
-            ops.SlotWrite: self._generic,
-            ops.Exit: self._exit,
-        }
+        self.rules = rules or _rules()
 
     def copy(self) -> LinearCheck:
         """One that goes on by itself from here, where nothing is in flight, and reports to the same log. What it says about
         redundant fences is of no use."""
-        other = LinearCheck(self.layout, self.lifetimes.shapes, self.log)
+        other = LinearCheck(self.layout, self.lifetimes.shapes, self.log, self.rules)
         other.clocks.take(self.clocks)
         other.phases.take(self.phases)
         other.barriers.take(self.barriers)
@@ -91,90 +99,126 @@ class LinearCheck:
         self.log.order += 1
         if type(agent) is int:
             self.clocks.tick(agent)
-            handler = self.handlers.get(type(op))
-            if handler is not None:
-                handler(agent, op, facts)
-        elif type(op) is ops.LoadComplete:
+            for rule, effect in self.rules[type(op)]:
+                rule(self, effect, agent, op, facts)
+        elif type(op) is LoadComplete:
             self._landed(agent, facts[0])
 
     def refused(self, agent: int, op: Any) -> None:
         """An operation that the machine refused because something in flight touches its slot: the same, found by clocks."""
         self.log.order += 1
         self.clocks.tick(agent)
-        if type(op) in (ops.SlotRead, ops.SlotWrite):
-            self.slots.generic(agent, op)
-        elif type(op) is ops.TmaStore:
-            self.slots.store(agent, op, Flight("store", agent, -1, agent // self.layout.warps))
-        elif type(op) is ops.Wgmma:
-            self.slots.mma(agent, op, Flight("wgmma", agent, -1, agent // self.layout.warps))
-        elif type(op) is ops.TmaLoad:
-            own = 1 << agent // self.layout.warps
-            mask = own if op.mask is None else op.mask
-            ctas = [cta for cta in range(self.layout.ctas) if mask >> cta & 1]
-            self.slots.load(agent, op, tuple(Flight("load", agent, -1, cta) for cta in ctas))
+        own = agent // self.layout.warps
+        for effect in declared(type(op)).effects:
+            if isinstance(effect, Access):
+                self.slots.access(agent, op, effect)
+            elif isinstance(effect, Start):
+                mask = getattr(op, effect.mask) if effect.mask else None
+                ctas = [own] if mask is None else [cta for cta in range(self.layout.ctas) if mask >> cta & 1]
+                self.slots.start(agent, op, effect, tuple(Flight("", agent, -1, cta) for cta in ctas))
 
     def finish(self) -> None:
         """After a run that came to its end."""
         self.lifetimes.finish()
         self.fences.finish()
 
-    # ---- what concerns several rules ------------------------------------------------------------------------------
+    # ---- what effects do to clocks --------------------------------------------------------------------------------
 
-    def _init(self, agent: int, op: Any, facts: Any) -> None:
-        self.lifetimes.init(agent, op)
+    def _init(self, effect: Init, agent: int, op: Any, facts: Any) -> None:
+        self.lifetimes.init(agent, op, self._bar(agent, getattr(op, effect.bar)))
 
-    def _wait(self, agent: int, op: Any, phase: int) -> None:
-        bar = agent // self.layout.warps * self.layout.nbars + op.bar
+    def _fence_init(self, effect: FenceInit, agent: int, op: Any, facts: Any) -> None:
+        self.lifetimes.fence_init(agent)
+
+    def _wait(self, effect: Wait, agent: int, op: Any, phase: int) -> None:
+        own = getattr(op, effect.bar)
+        bar = self._bar(agent, own)
         self.lifetimes.use(agent, op, bar, far=False)
-        self.lifetimes.wait(agent, op)
+        self.lifetimes.wait(agent, op, own)
         self.phases.wait(agent, op, bar, phase)
 
-    def _arrive(self, agent: int, op: Any, facts: Any) -> None:
-        bar = agent // self.layout.warps * self.layout.nbars + op.bar
-        self.lifetimes.use(agent, op, bar, far=False)
-        all_lanes = op.lanes == ALL_LANES
-        order_only = type(op) is ops.MbarExpectTx
-        if len(facts) > 1:
-            self._laps_itself(agent, op, bar, facts[0].phase)
-        for counted in facts:
-            self.phases.arrive(agent, op, bar, counted, all_lanes, order_only)
-
-    def _arrive_cluster(self, agent: int, op: Any, facts: Any) -> None:
+    def _count(self, effect: _Counts, agent: int, op: Any, facts: tuple[Counted, ...]) -> None:
+        """Arrivals, arming, or both at once."""
+        arrive, arm = effect
         own = agent // self.layout.warps
-        order_only = op.scope == "relaxed"
+        scope = None if arrive is None else scope_of(arrive.scope, op)
+        lanes = getattr(op, arrive.lanes) if arrive is not None and arrive.lanes else 1
+        order_only = scope is None or scope is Scope.RELAXED
+        if len(facts) > 1 and arrive is not None and arrive.lanes:
+            self._laps_itself(agent, op, self._bar(agent, facts[0].bar), facts[0].phase, lanes)
         for counted in facts:
             bar = counted.cta * self.layout.nbars + counted.bar
             far = counted.cta != own
             self.lifetimes.use(agent, op, bar, far)
             if far:
-                self.lifetimes.arrive_far(agent, op, bar)
-            self.phases.arrive(agent, op, bar, counted, all_lanes=False, order_only=order_only)
+                self.lifetimes.arrive_far(agent, op, bar, scope)
+            if arm is None or arrive is None:
+                counted = counted._replace(
+                    nbytes=counted.nbytes if arm else 0, arrivals=counted.arrivals if arrive else 0
+                )
+            self.phases.arrive(agent, op, bar, counted, lanes == ALL_LANES, order_only)
 
-    def _laps_itself(self, agent: int, op: Any, bar: int, phase: int) -> None:
+    def _laps_itself(self, agent: int, op: Any, bar: int, phase: int, lanes: int) -> None:
         step = Step(self.log.order, agent, op, phase)
         if not self.log.is_new(Kind.SURPLUS_ARRIVAL, step, bar=bar):
             return
-        count, lanes = self.layout.bars[op.bar][0].count, op.lanes.bit_count()
+        count = self.layout.bars[bar % self.layout.nbars][0].count
         self.log.add(
             Kind.SURPLUS_ARRIVAL,
-            f"{lanes} lanes of {who(self.layout, agent)} arrive at {bar_name(self.layout, bar)}, whose count is {count}: they "
-            f"complete phase {phase} and go on to count in the next",
+            f"{lanes.bit_count()} lanes of {who(self.layout, agent)} arrive at {bar_name(self.layout, bar)}, whose count is "
+            f"{count}: they complete phase {phase} and go on to count in the next",
             "let one lane arrive (lanes=1), or count every lane that arrives",
             step,
             bar=bar,
             phase=phase,
         )
 
-    def _load(self, agent: int, op: Any, facts: tuple[Flight, ...]) -> None:
-        self.lifetimes.start_load(agent, op)
-        self.slots.load(agent, op, facts)
-        clock = self.clocks.of[agent].copy()
-        step = self.last[agent] = Step(self.log.order, agent, op)
-        for flight in facts:
-            self.lifetimes.use(agent, op, flight.cta * self.layout.nbars + op.bar, far=True)
-            self.loads[flight] = clock, step
+    def _arrive_at(self, effect: ArriveAt, agent: int, op: Any, facts: tuple[int, bool]) -> None:
+        relaxed = scope_of(effect.scope, op) is Scope.RELAXED
+        self.barriers.arrive(agent, op, getattr(op, effect.barrier) if effect.barrier else None, facts, relaxed)
 
-    def _landed(self, flight: Flight, counted: Any) -> None:
+    def _wait_at(self, effect: WaitAt, agent: int, op: Any, generation: int) -> None:
+        self.barriers.wait(agent, getattr(op, effect.barrier) if effect.barrier else None, generation)
+
+    def _sync_lanes(self, effect: SyncLanes, agent: int, op: Any, facts: Any) -> None:
+        self.clocks.synchronize_lanes(agent)
+
+    def _fence_proxy(self, effect: FenceProxy, agent: int, op: Any, facts: Any) -> None:
+        if effect.space == "shared":
+            self.fences.fence(agent, op)
+
+    def _access(self, effect: Access, agent: int, op: Any, facts: Any) -> None:
+        if self.slots.access(agent, op, effect) is Proxy.GENERIC:
+            self.fences.access(agent, getattr(op, effect.slot))
+
+    def _start(self, effect: Start, agent: int, op: Any, facts: Any) -> None:
+        step = self.last[agent] = Step(self.log.order, agent, op)
+        flights = started(op, facts)
+        self.slots.start(agent, op, effect, flights)
+        if effect.until.group is None:
+            clock = self.clocks.of[agent].copy()
+            for flight in flights:
+                self.lifetimes.use(agent, op, flight.cta * self.layout.nbars + getattr(op, effect.until.bar), far=True)
+                self.loads[flight] = clock, step
+
+    def _tile(self, effect: Tile, agent: int, op: Any, facts: Any) -> None:
+        self.lifetimes.start_tile(agent, op, getattr(op, effect.part), getattr(op, effect.at))
+
+    def _end_group(self, effect: EndGroup, agent: int, op: Any, facts: Any) -> None:
+        if effect.group is Group.BULK:
+            self.slots.commit(facts)
+
+    def _await_group(self, effect: AwaitGroup, agent: int, op: Any, covered: int) -> None:
+        if effect.group is Group.BULK:
+            self.slots.bulk_wait(agent, op, covered)
+        else:
+            self.slots.mma_wait(agent, op, covered)
+
+    def _return(self, effect: Return, agent: int, op: Any, facts: Any) -> None:
+        self.lifetimes.exit(agent)
+        self.barriers.exit(agent)
+
+    def _landed(self, flight: Flight, counted: Counted) -> None:
         clock, step = self.loads.pop(flight)
         bar = counted.cta * self.layout.nbars + counted.bar
         step = step._replace(phase=counted.phase)
@@ -182,19 +226,38 @@ class LinearCheck:
         self.lifetimes.landed(bar, counted.phase, step)
         self.phases.land(clock, step, bar, counted)
 
-    def _store(self, agent: int, op: Any, flight: Flight) -> None:
-        self.last[agent] = Step(self.log.order, agent, op)
-        self.slots.store(agent, op, flight)
+    def _bar(self, agent: int, bar: int) -> int:
+        """The flat number in the cluster of an mbarrier of the agent's CTA."""
+        return agent // self.layout.warps * self.layout.nbars + bar
 
-    def _mma(self, agent: int, op: Any, facts: Any) -> None:
-        self.last[agent] = Step(self.log.order, agent, op)
-        self.slots.mma(agent, op, facts[0])
 
-    def _generic(self, agent: int, op: Any, facts: Any) -> None:
-        self.slots.generic(agent, op)
-        if op.proxy == "generic":
-            self.fences.access(agent, op.slot)
+_Counts = tuple["Arrive | None", "Arm | None"]
+Rule = Callable[[LinearCheck, Any, int, Any, Any], None]
+Rules = dict[type, list[tuple[Rule, Any]]]
 
-    def _exit(self, agent: int, op: Any, facts: Any) -> None:
-        self.lifetimes.exit(agent)
-        self.barriers.exit(agent)
+_OF_EFFECTS: dict[type, Rule] = {
+    Init: LinearCheck._init,
+    FenceInit: LinearCheck._fence_init,
+    Wait: LinearCheck._wait,
+    ArriveAt: LinearCheck._arrive_at,
+    WaitAt: LinearCheck._wait_at,
+    SyncLanes: LinearCheck._sync_lanes,
+    FenceProxy: LinearCheck._fence_proxy,
+    Access: LinearCheck._access,
+    Start: LinearCheck._start,
+    Tile: LinearCheck._tile,
+    EndGroup: LinearCheck._end_group,
+    AwaitGroup: LinearCheck._await_group,
+    Return: LinearCheck._return,
+}
+
+
+def _rules() -> Rules:
+    """By operation, what is done for its effects. Registers belong to one warp: the machine alone looks at them."""
+    found: Rules = {}
+    for op, of in TABLE.items():
+        counts = of.effect(Arrive), of.effect(Arm)
+        rules: list[tuple[Rule, Any]] = [(LinearCheck._count, counts)] if any(counts) else []
+        rules += [(_OF_EFFECTS[type(effect)], effect) for effect in of.effects if type(effect) in _OF_EFFECTS]
+        found[op] = rules
+    return found

@@ -18,7 +18,7 @@ import numpy as np
 from tmapipe.check.clocks import Clock, Clocks
 from tmapipe.check.findings import Kind
 from tmapipe.check.log import FindingLog, Step
-from tmapipe.isa import ops
+from tmapipe.isa.effects import Arm, Start, declared
 from tmapipe.isa.ops import Counted
 from tmapipe.machine.describe import bar_name, who
 
@@ -69,7 +69,7 @@ class Phases:
         self.done, self.before = list(other.done), list(other.before)
         self.waits = [dict(waits) for waits in other.waits]
 
-    def wait(self, agent: int, op: ops.MbarWait, bar: int, phase: int) -> None:
+    def wait(self, agent: int, op: Any, bar: int, phase: int) -> None:
         """The warp saw *phase* complete (-1: the one before the first)."""
         clocks = self.clocks
         clock = clocks.of[agent]
@@ -176,10 +176,11 @@ class Phases:
         if not self.log.is_new(Kind.EARLY_ARRIVAL, step, bar=bar):
             return
         name = bar_name(self.layout, bar)
-        if isinstance(step.op, ops.TmaLoad):
+        of = declared(type(step.op))
+        if of.effect(Start) is not None:
             verb, wrong = f"starts a load whose bytes count on {name}", "the bytes"
-        elif isinstance(step.op, (ops.MbarArriveTx, ops.MbarExpectTx)):
-            verb, wrong = f"arms {step.op.nbytes} bytes on {name}", "it"
+        elif (arm := of.effect(Arm)) is not None:
+            verb, wrong = f"arms {getattr(step.op, arm.nbytes)} bytes on {name}", "it"
         else:
             verb, wrong = f"arrives at {name}", "it"
         self.log.add(
@@ -197,10 +198,11 @@ class Phases:
     def _armed_late(self, arming: Step, step: Step, bar: int, phase: int) -> None:
         if not self.log.is_new(Kind.TX_MISMATCH, arming, bar=bar):
             return
-        name = bar_name(self.layout, bar)
+        name, arm = bar_name(self.layout, bar), declared(type(arming.op)).effect(Arm)
+        assert arm is not None
         self.log.add(
             Kind.TX_MISMATCH,
-            f"phase {phase} of {name} can complete before {who(self.layout, arming.agent)} arms {arming.op.nbytes} "
+            f"phase {phase} of {name} can complete before {who(self.layout, arming.agent)} arms {getattr(arming.op, arm.nbytes)} "
             f"bytes for it"
             ": no arrival of the phase follows the arming",
             "arm the bytes before the arrival of the same phase (mbarrier.arrive.expect_tx does both)",

@@ -6,13 +6,15 @@ or slots; so turns that differ only in the place in the ring have the same lette
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import Any
 
 import numpy as np
 
-from tmapipe.isa import ops
+from tmapipe.isa.effects import ArriveAt, Wait, declared
+from tmapipe.isa.effects import Kind as OperandKind
 from tmapipe.machine.layout import Layout
 from tmapipe.plan.model import Buffer
 
@@ -21,7 +23,8 @@ __all__ = ["CLUSTER", "Key", "Live", "Places", "slot_place", "turn_of", "without
 Key = tuple[int, Any, str]  # warp, sort of operation, array of barriers or slots
 CLUSTER = -1  # the cluster's barrier, among the numbers of named ones
 
-_PLACES = ("bar", "slot", "a", "b", "at", "where")  # operands that tell a place, or do not matter to the protocol
+#: Operands that tell a position in a ring, or do not matter to the protocol: left out where programs are compared.
+_LEFT_OUT = (OperandKind.BAR, OperandKind.SLOT, OperandKind.AT, OperandKind.WHERE)
 
 
 class Places:
@@ -52,7 +55,7 @@ class Places:
         if tile is not None:
             for (agent, array), (guide, awaited) in self.guides.items():
                 if turn_of(self.layout, agent, tile) is None:
-                    waits = (op for op in parts[guide] if type(op) is ops.MbarWait)
+                    waits = (op for op in parts[guide] if declared(type(op)).effect(Wait) is not None)
                     turns = sum(self.layout.bars[op.bar][0].name == awaited for op in waits)
                     self.skipped[agent, array] = self.skipped.get((agent, array), 0) + turns
         return words
@@ -64,7 +67,7 @@ class Places:
             if key not in start.at:
                 self.at[key] = place
             elif start.at[key] != place:
-                around = self.stages[key[2]] * (1 + (key[1] is ops.MbarWait))
+                around = self.stages[key[2]] * (1 + tells_parity(key[1]))
                 self.at[key] = (self.at[key] + place - start.at[key]) % around
         for where, slots in end.skipped.items():
             self.skipped[where] = self.skipped.get(where, 0) + slots - start.skipped.get(where, 0)
@@ -79,8 +82,9 @@ class Places:
     def _letter(self, agent: int, op: Any) -> Any:
         rest, moves = _cached(self, op)
         if not moves:
-            if rest[0] is ops.BarArrive or rest[0] is ops.ClusterArrive:
-                self.arrivals.add((agent, CLUSTER if rest[0] is ops.ClusterArrive else op.id))
+            meets = declared(rest[0]).effect(ArriveAt)
+            if meets is not None:
+                self.arrivals.add((agent, getattr(op, meets.barrier) if meets.barrier else CLUSTER))
             return rest
         at, skipped, touched = self.at, self.skipped, self.touched
         letter = [rest]
@@ -131,8 +135,8 @@ class Live:
         self.arrays = []
         for array in dict.fromkeys(key[2] for key in self.keys):
             own = [i for i, key in enumerate(self.keys) if key[2] == array]
-            waits = np.array([i for i in own if self.keys[i][1] is ops.MbarWait], np.int64)
-            others = np.array([i for i in own if self.keys[i][1] is not ops.MbarWait], np.int64)
+            waits = np.array([i for i in own if tells_parity(self.keys[i][1])], np.int64)
+            others = np.array([i for i in own if not tells_parity(self.keys[i][1])], np.int64)
             self.arrays.append((array, stages[array], waits, others))
 
 
@@ -156,7 +160,19 @@ def slot_place(buffer: Buffer, stage: int) -> tuple[str, int, int]:
 def without_place(op: Any) -> Any:
     """The operation without coordinates, and with its type, since operations of different types can be equal as tuples."""
     kind = type(op)
-    return (kind, op._replace(at=())) if kind is ops.TmaLoad or kind is ops.TmaStore else (kind, op)
+    data = _data_operands(kind)
+    return (kind, op._replace(**data)) if data else (kind, op)
+
+
+@functools.cache
+def _data_operands(kind: Any) -> dict[str, Any]:
+    """The operands that only data depends on, each with nothing in it."""
+    return dict.fromkeys(declared(kind).named(OperandKind.AT), ())
+
+
+def tells_parity(sort: Any) -> bool:
+    """Whether operations of this sort name a phase's parity beside its barrier."""
+    return isinstance(sort, type) and bool(declared(sort).named(OperandKind.PARITY))
 
 
 def _cached(places: Places, op: Any) -> Any:
@@ -200,18 +216,17 @@ def _guides(layout: Layout) -> dict[tuple[int, str], tuple[int, str]]:
 
 def _apart(layout: Layout, op: Any) -> tuple[Any, list[tuple[Any, str, int, int]]]:
     """An operation without its places, and these: (sort, array, place, places around)."""
-    kind = type(op)
-    rest = kind, *(value for name, value in zip(op._fields, op, strict=True) if name not in _PLACES)
+    kind, of = type(op), declared(type(op))
+    parities = of.named(OperandKind.PARITY)
+    left_out = (*_LEFT_OUT, OperandKind.PARITY)
+    rest = kind, *(getattr(op, name) for name, what in of.operands.items() if what not in left_out)
     moves: list[tuple[Any, str, int, int]] = []
-    if hasattr(op, "bar"):
-        barrier, stage = layout.bars[op.bar]
-        if kind is ops.MbarWait:
-            place = stage + barrier.stages * op.parity
-            return (kind, barrier.name), [(kind, barrier.name, place, 2 * barrier.stages)]
-        moves.append((kind, barrier.name, stage, barrier.stages))
-    for name in ("slot", "a", "b"):
-        slot = getattr(op, name, None)
-        if slot is not None:
-            buffer, stage = layout.slots[slot]
-            moves.append(((kind, name), *slot_place(buffer, stage)))
+    for name in of.named(OperandKind.BAR):
+        barrier, stage = layout.bars[getattr(op, name)]
+        laps = 2 if parities else 1  # a lap flips the parity
+        place = stage + barrier.stages * (getattr(op, parities[0]) if parities else 0)
+        moves.append((kind, barrier.name, place, laps * barrier.stages))
+    for name in of.named(OperandKind.SLOT):
+        buffer, stage = layout.slots[getattr(op, name)]
+        moves.append(((kind, name), *slot_place(buffer, stage)))
     return (*rest, *(array for _, array, _, _ in moves)), moves

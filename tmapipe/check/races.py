@@ -49,7 +49,7 @@ def _texts(
     """What happens, what to change, and at which step."""
     layout = slots.layout
     role, later = layout.role(before.agent), layout.role(access.agent)
-    array = layout.slots[access.step.op.slot if hasattr(access.step.op, "slot") else access.step.op.a][0].name
+    array = layout.slots[access.slot][0].name
     if kind is Kind.PROXY:
         return (
             f"{second} through the async proxy after {first} through the generic proxy, and no proxy fence of {role} lies "

@@ -19,7 +19,8 @@ from tmapipe.check.clocks import Clock, Clocks
 from tmapipe.check.findings import Kind
 from tmapipe.check.log import FindingLog, Step
 from tmapipe.check.races import report_race
-from tmapipe.isa import ops
+from tmapipe.isa import effects
+from tmapipe.isa.effects import Group, Proxy, proxy_of
 from tmapipe.isa.ops import Flight
 
 __all__ = ["LOAD", "MMA", "READ", "STORE", "WRITE", "Access", "Slots"]
@@ -32,13 +33,15 @@ WHOLE: Part = ("whole", 0, 1)
 
 class Access:
     """kind: one of the above (ASYNC_*: by raw code, which has waited for its end); agent, time: the warp that made or issued
-    it; part: of the slot; number: what ends it: a load's phase, a store's bulk group, a wgmma's serial (None: not known yet);
-    bar: of a load."""
+    it; part: of the slot; slot: its number in the CTA; number: what ends it: a load's phase, a store's bulk group, a wgmma's
+    serial (None: not known yet); bar: of a load."""
 
-    __slots__ = ("agent", "bar", "kind", "number", "part", "step", "time")
+    __slots__ = ("agent", "bar", "kind", "number", "part", "slot", "step", "time")
 
-    def __init__(self, kind: int, time: int, part: Part, step: Step, bar: int = -1, number: int | None = None):
-        self.kind, self.time, self.part, self.step = kind, time, part, step
+    def __init__(
+        self, kind: int, time: int, part: Part, step: Step, slot: int, bar: int = -1, number: int | None = None
+    ):
+        self.kind, self.time, self.part, self.step, self.slot = kind, time, part, step, slot
         self.agent: int = step.agent  # type: ignore[assignment]
         self.bar, self.number = bar, number
 
@@ -99,36 +102,50 @@ class Slots:
 
     # ---- accesses -------------------------------------------------------------------------------------------------
 
-    def generic(self, agent: int, op: Any) -> None:
-        """Threads of the warp read or write a part of a slot; or raw code of theirs does, through the async proxy."""
-        kind = READ if type(op) is ops.SlotRead else WRITE
-        if op.proxy == "async":
-            kind = ASYNC_READ if kind == READ else ASYNC_WRITE
-            self.async_slots.add(op.slot)
+    def access(self, agent: int, op: Any, effect: effects.Access) -> Proxy:
+        """Threads of the warp read or write a part of a slot; or raw code of theirs does, through the async proxy: which it is."""
+        slot, proxy = getattr(op, effect.slot), proxy_of(effect.proxy, op)
+        kind = (
+            (WRITE if effect.write else READ)
+            if proxy is Proxy.GENERIC
+            else (ASYNC_WRITE if effect.write else ASYNC_READ)
+        )
+        if proxy is Proxy.ASYNC:
+            self.async_slots.add(slot)
         part = (op.split, op.part, op.parts)
-        access = Access(kind, self.clocks.time[agent], part, Step(self.log.order, agent, op))
-        self._access(agent // self.layout.warps, op.slot, access, (kind, agent, part))
+        access = Access(kind, self.clocks.time[agent], part, Step(self.log.order, agent, op), slot)
+        self._access(agent // self.layout.warps, slot, access, (kind, agent, part))
+        return proxy
 
-    def load(self, agent: int, op: ops.TmaLoad, flights: tuple[Flight, ...]) -> None:
-        """A TMA load starts, to each of its destinations."""
-        self.async_slots.add(op.slot)
-        part = ("shares", op.share, op.shares) if op.shares > 1 else WHOLE
+    def start(self, agent: int, op: Any, effect: effects.Start, flights: tuple[Flight, ...]) -> None:
+        """Asynchronous work starts to read or write a slot."""
+        slot = getattr(op, effect.slot)
+        self.async_slots.add(slot)
+        if effect.until.group is Group.WGMMA:
+            self._start_mma(agent, op, slot, flights[0])
+        elif effect.until.group is Group.BULK:
+            self._start_store(agent, op, slot, flights[0])
+        else:
+            self._start_load(agent, op, slot, effect, flights)
+
+    def _start_load(self, agent: int, op: Any, slot: int, effect: effects.Start, flights: tuple[Flight, ...]) -> None:
+        """To each of its destinations."""
+        shares = getattr(op, effect.shares) if effect.shares else 1
+        part = ("shares", getattr(op, effect.share), shares) if shares > 1 else WHOLE
         step, time = Step(self.log.order, agent, op), self.clocks.time[agent]
         for flight in flights:
-            bar = flight.cta * self.layout.nbars + op.bar
-            access = self.flights[flight] = Access(LOAD, time, part, step, bar)
-            self._access(flight.cta, op.slot, access, (LOAD, bar, part))
+            bar = flight.cta * self.layout.nbars + getattr(op, effect.until.bar)
+            access = self.flights[flight] = Access(LOAD, time, part, step, slot, bar)
+            self._access(flight.cta, slot, access, (LOAD, bar, part))
 
     def landed(self, flight: Flight, phase: int) -> None:
         """Its bytes have been counted in *phase*."""
         self.flights.pop(flight).number = phase
 
-    def store(self, agent: int, op: ops.TmaStore, flight: Flight) -> None:
-        """A TMA store starts to read."""
-        self.async_slots.add(op.slot)
-        access = Access(STORE, self.clocks.time[agent], WHOLE, Step(self.log.order, agent, op))
+    def _start_store(self, agent: int, op: Any, slot: int, flight: Flight) -> None:
+        access = Access(STORE, self.clocks.time[agent], WHOLE, Step(self.log.order, agent, op), slot)
         self.flights[flight] = access
-        self._access(flight.cta, op.slot, access, (STORE, agent))
+        self._access(flight.cta, slot, access, (STORE, agent))
 
     def commit(self, facts: tuple[int, tuple[Flight, ...]]) -> None:
         """Stores get the number of their group."""
@@ -136,7 +153,7 @@ class Slots:
         for flight in flights:
             self.flights.pop(flight).number = number
 
-    def bulk_wait(self, agent: int, op: ops.BulkWait, groups: int) -> None:
+    def bulk_wait(self, agent: int, op: Any, groups: int) -> None:
         """Groups 0 .. groups - 1 of the thread have been read."""
         step = Step(self.log.order, agent, op)
         if groups:
@@ -144,19 +161,17 @@ class Slots:
         else:
             self.idle_waits.setdefault(agent, (self.clocks.time[agent], step))
 
-    def mma(self, agent: int, op: ops.Wgmma, flight: Flight) -> None:
-        """One warp of the four issues a wgmma, which from now on may read both operands."""
+    def _start_mma(self, agent: int, op: Any, slot: int, flight: Flight) -> None:
+        """One warp of the four issues a wgmma, which from now on may read the slot."""
         time, step = self.clocks.time[agent], Step(self.log.order, agent, op)
         issued = self.mma_issued.get((flight.issuer, flight.serial))
         if issued is None:
             issued = self.mma_issued[flight.issuer, flight.serial] = self.clocks.zero()
         self.clocks.execute(agent, issued)
-        for slot in {op.a, op.b}:
-            self.async_slots.add(slot)
-            access = Access(MMA, time, WHOLE, step, number=flight.serial)
-            self._access(flight.cta, slot, access, (MMA, flight.issuer))
+        access = Access(MMA, time, WHOLE, step, slot, number=flight.serial)
+        self._access(flight.cta, slot, access, (MMA, flight.issuer))
 
-    def mma_wait(self, agent: int, op: ops.WgmmaWait, serials: int) -> None:
+    def mma_wait(self, agent: int, op: Any, serials: int) -> None:
         """The warpgroup's wgmmas 0 .. serials - 1 are complete, as this warp sees it: so all four warps have issued them."""
         group = agent // self.layout.warps * self.layout.warpgroups + agent % self.layout.warps // 4
         issued = self.mma_issued.get((group, serials - 1))
@@ -197,7 +212,7 @@ class Slots:
         if kind in (ASYNC_READ, ASYNC_WRITE) and agent == access.agent:
             return None
         if access.kind in (READ, WRITE):
-            same = before.part == access.part and before.step.op.slot == access.step.op.slot
+            same = before.part == access.part and before.slot == access.slot
             if agent == access.agent and same:  # each thread its own elements
                 return None
             return None if clock[clocks.published + agent] >= before.time else Kind.RACE

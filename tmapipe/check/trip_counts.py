@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tmapipe.check.findings import Finding, Kind
-from tmapipe.isa import ops
+from tmapipe.isa.effects import Arrive, Wait, declared
 from tmapipe.machine.describe import event, lines, who
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.timeline import Event
@@ -14,7 +14,6 @@ from tmapipe.plan.model import Ring, RoleWarps
 
 __all__ = ["slots_kept_findings", "trip_count_findings"]
 
-_ARRIVALS = (ops.MbarArrive, ops.MbarArriveTx, ops.MbarArriveCluster)
 _Programs = Sequence[Sequence[Any]]
 _Places = list[tuple[int, Any]]  # (index in the warp's program, operation)
 
@@ -87,9 +86,11 @@ def _waits(layout: Layout, ring: Ring, role: RoleWarps, program: Sequence[Any]) 
     found: _Places = []
     last = None
     for i, op in enumerate(program):
-        if type(op) is ops.MbarWait and op.bar in bars and (last is None or last[:2] != op[:2]):
+        wait = declared(type(op)).effect(Wait)
+        now = None if wait is None else (getattr(op, wait.bar), getattr(op, wait.parity))
+        if now is not None and now[0] in bars and now != last:
             found.append((i, op))
-        last = op if type(op) is ops.MbarWait else None
+        last = now
     return found
 
 
@@ -97,7 +98,8 @@ def _arrivals(layout: Layout, ring: Ring, role: RoleWarps, program: Sequence[Any
     phase = ring.phase_of(role.name)
     assert phase is not None
     bars = _bars(layout, ring, phase)
-    return [(i, op) for i, op in enumerate(program) if type(op) in _ARRIVALS and op.bar in bars]
+    arrivals = ((i, op, declared(type(op)).effect(Arrive)) for i, op in enumerate(program))
+    return [(i, op) for i, op, arrive in arrivals if arrive is not None and getattr(op, arrive.bar) in bars]
 
 
 # ---- findings ---------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from tmapipe.check.places import Key, Places, slot_place, turn_of, without_place
+from tmapipe.isa.effects import Kind, declared
 from tmapipe.isa.ops import Exit
 from tmapipe.machine import MachineIsa
 from tmapipe.machine.layout import Layout
@@ -149,12 +150,10 @@ class Renaming:
         key = without_place(op)
         found = self.renamed.get(key)
         if found is None:
-            changes: dict[str, Any] = {
-                name: self.slots[getattr(op, name)] for name in ("slot", "a", "b") if hasattr(op, name)
-            }
-            if hasattr(op, "bar"):
-                changes["bar"], flips = self.bars[op.bar]
-                if hasattr(op, "parity"):
-                    changes["parity"] = op.parity ^ flips
+            of = declared(type(op))
+            changes: dict[str, Any] = {name: self.slots[getattr(op, name)] for name in of.named(Kind.SLOT)}
+            for name in of.named(Kind.BAR):
+                changes[name], flips = self.bars[getattr(op, name)]
+                changes.update({parity: getattr(op, parity) ^ flips for parity in of.named(Kind.PARITY)})
             found = self.renamed[key] = op._replace(**changes) if changes else op
         return found

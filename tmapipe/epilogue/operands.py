@@ -28,7 +28,7 @@ from tmapipe.dtypes import DType
 from tmapipe.epilogue.reductions import ColumnSum, RowSum
 from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
-from tmapipe.isa.interface import Fragment
+from tmapipe.isa.values import Fragment
 from tmapipe.matmul import Wgmma
 from tmapipe.protocol.pieces import pieces
 from tmapipe.protocol.tile import Tile

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,14 +12,15 @@ from cutlass._mlir.dialects.nvvm import MemScopeKind
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from tmapipe.errors import ScopeError
-from tmapipe.gpu import control, fragments, places, sums
+from tmapipe.gpu import control, places
 from tmapipe.gpu import words as words_
 from tmapipe.gpu.edges import load_edge
+from tmapipe.gpu.fragments import GpuFragments
 from tmapipe.gpu.layouts import clips, core_modes, cute_type, partition, slot_layout
 from tmapipe.gpu.matmuls import MatmulHandles
-from tmapipe.isa.interface import Carried, SlotRef
-from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
-from tmapipe.plan.sharing import row_width
+from tmapipe.isa.interface import Isa
+from tmapipe.isa.values import SlotRef
+from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, Store
 
 __all__ = ["GpuIsa"]
 
@@ -34,8 +34,8 @@ L2_POLICIES = {
 COPY_ELECTS = {"load": True, "store": False, "reduce": True}
 
 
-class GpuIsa(Carried):
-    """One warp's view of the hardware, for the kernel being traced. Methods as documented in `tmapipe.isa.Isa`.
+class GpuIsa(Isa):
+    """One warp's view of the hardware, for the kernel being traced. Methods as documented in `tmapipe.isa`.
 
     atoms: name of each load and store, and of each load's edge -> (TMA atom, coordinate tensor); divisors: by name, as the
     host prepared them; tables: by name; counters: integers in global memory, of a queued order; kept: of `GpcTiles`, the
@@ -65,6 +65,7 @@ class GpuIsa(Carried):
             self.cta_rank, self.cluster_id = Int32(0), block
         self.shared = _opaque(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=1024))
         self.buffers = {buffer.name: self._buffer(buffer) for buffer in plan.buffers}
+        self.fragments = GpuFragments(self)
         self.matmuls = {matmul.name: MatmulHandles(self, matmul) for matmul in plan.matmuls}
 
     # ---- structure ------------------------------------------------------------------------------------------------
@@ -282,14 +283,6 @@ class GpuIsa(Carried):
 
     # ---- wgmma ----------------------------------------------------------------------------------------------------
 
-    def accumulator(self, matmul: Matmul, empty: bool = True) -> Any:
-        found = self.matmuls[matmul.name].accumulator
-        found.begin(empty)
-        return found
-
-    def accumulator_promote(self, matmul: Matmul, acc: Any) -> None:
-        acc.promote()
-
     def wgmma_fence(self) -> None:
         warpgroup.fence()
 
@@ -301,51 +294,6 @@ class GpuIsa(Carried):
 
     def wgmma_wait(self, pending: int) -> None:
         warpgroup.wait_group(pending)
-
-    accumulator_columns = fragments.accumulator_columns
-    write_columns = fragments.write_columns
-    row_sums = sums.row_sums
-    write_row_sums = sums.write_row_sums
-    column_sums = sums.column_sums
-    write_column_sums = sums.write_column_sums
-    read_columns = fragments.read_columns
-    apply = fragments.apply
-
-    # ---- generic accesses -----------------------------------------------------------------------------------------
-
-    def read(self, slot: SlotRef, role: RoleWarps) -> Any:
-        vectors, count, width = self._vectors(slot, role)
-        values = cute.make_rmem_tensor((width, count), cute_type(slot.buffer.dtype))
-        for i in range(count):
-            cute.autovec_copy(vectors(i), values[(None, i)])
-        return values.load()
-
-    def write(self, slot: SlotRef, values: Any, role: RoleWarps) -> None:
-        vectors, count, width = self._vectors(slot, role)
-        dtype = cute_type(slot.buffer.dtype)
-        converted = cute.make_rmem_tensor((width, count), dtype)
-        converted.store(values.to(dtype))
-        for i in range(count):
-            cute.autovec_copy(converted[(None, i)], vectors(i))
-
-    def raw(
-        self,
-        gpu: Callable[..., None],
-        cpu: Callable[..., None] | None,
-        accesses: Sequence[tuple[SlotRef, str]],
-        role: RoleWarps,
-        proxy: str = "generic",
-    ) -> None:
-        tensors = []
-        for slot, kind in accesses:
-            tile = slot.buffer.tile
-            tensor = self.buffers[slot.buffer.name][(*(None,) * len(tile), slot.stage)]
-            if kind != "read":
-                mine = (self.warp - role.first_warp) % role.team_warps
-                share = (tile[0] // role.team_warps, *tile[1:])
-                tensor = cute.local_tile(tensor, share, (mine, *(0,) * (len(tile) - 1)))
-            tensors.append(tensor)
-        gpu(*tensors)
 
     # ---- registers ------------------------------------------------------------------------------------------------
 
@@ -375,22 +323,6 @@ class GpuIsa(Carried):
         """The slots, and the global tile that starts at element *at*, as the TMA atom takes them."""
         start = tuple(at[mode] for mode in core_modes(part))
         return partition(self.atoms[part.name], self.buffers[part.buffer.name], part.buffer.tile, start, share, peers)
-
-    def _vectors(self, slot: SlotRef, role: RoleWarps) -> tuple[Callable[[int], Any], int, int]:
-        """Short rows of a slot's elements, dealt over the role's threads: (i -> row, rows a thread, elements a row)."""
-        buffer = slot.buffer
-        width = row_width(buffer.name, buffer.tile, role)
-        rows = buffer.tile[-1] // width
-        me = self.thread - 32 * role.first_warp
-        tensor = self.buffers[buffer.name]
-
-        def vector(i: int) -> Any:
-            which = me + i * role.threads
-            place = (which // rows, which % rows) if len(buffer.tile) == 2 else (which,)
-            tiler = (1,) * (len(buffer.tile) - 1) + (width,)
-            return cute.coalesce(cute.local_tile(tensor[(*(None,) * len(tiler), slot.stage)], tiler, place))
-
-        return vector, math.prod(buffer.tile) // (width * role.threads), width
 
 
 def _opaque(pointer: Any) -> Any:

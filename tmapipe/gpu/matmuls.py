@@ -12,7 +12,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from tmapipe.dtypes import DType, tf32
 from tmapipe.gpu.layouts import cute_type, rows_of, slot_layout
-from tmapipe.isa.interface import Carried
+from tmapipe.isa.values import Carried
 from tmapipe.plan.model import Buffer, Matmul
 
 __all__ = ["Accumulator", "MatmulHandles", "sums_type", "tiled_mma"]

@@ -1,4 +1,4 @@
-"""TMA loads, TMA stores and bulk groups.
+"""TMA loads and stores, st.async, and bulk groups.
 
 A load is in flight from its issue until its bytes are counted, separately in each destination CTA. A store reads its slot
 at some time after its issue, and writes global memory after that. Bulk groups belong to one thread: a group is read when
@@ -7,7 +7,9 @@ all its stores have read, complete when all have written; ``wait_group N`` looks
 
 from __future__ import annotations
 
-from tmapipe.isa.ops import BulkCommit, BulkWait, Flight, LoadWrite, StoreRead, StoreWrite, TmaLoad, TmaStore
+from typing import Any
+
+from tmapipe.isa.ops import BulkCommit, BulkWait, Flight, LoadWrite, StAsync, StoreRead, StoreWrite, TmaLoad, TmaStore
 from tmapipe.machine.hazard import hazard
 from tmapipe.machine.slots import conflict
 from tmapipe.machine.state import State, applies, waits
@@ -17,47 +19,62 @@ from tmapipe.machine.state import State, applies, waits
 
 @applies(TmaLoad)
 def _load(state: State, agent: int, op: TmaLoad) -> tuple[Flight, ...]:
-    layout = state.layout
-    own = agent // layout.warps
     if op.mask is None:
-        return (_load_to(state, agent, op, own),)
+        cta = agent // state.layout.warps
+        flights: tuple[Flight, ...] = (start_load(state, agent, op, cta, "load", op.load, op.share, op.shares),)
+    else:
+        ctas = masked_ctas(state, agent, op, op.load)
+        flights = tuple([start_load(state, agent, op, c, "load", op.load, op.share, op.shares) for c in ctas])
+    state.serials[agent] += 1
+    return flights
+
+
+@applies(StAsync)
+def _store_words(state: State, agent: int, op: StAsync) -> tuple[Flight, ...]:
+    ctas = masked_ctas(state, agent, op, "words")
+    flights = tuple([start_load(state, agent, op, cta, "st.async", "words", 0, 1) for cta in ctas])
+    state.serials[agent] += 1
+    return flights
+
+
+def masked_ctas(state: State, agent: int, op: Any, what: str) -> list[int]:
+    """The CTAs in the operation's mask."""
+    layout = state.layout
     if op.mask >> layout.ctas or not op.mask:
-        text = (
-            f"multicasts {op.load} with mask {op.mask:#b}, which is not a set of the {layout.ctas} CTAs of the cluster"
-        )
+        text = f"multicasts {what} with mask {op.mask:#b}, which is not a set of the {layout.ctas} CTAs of the cluster"
         raise hazard(layout, "mask-outside-cluster", agent, op, text)
-    return tuple([_load_to(state, agent, op, cta) for cta in range(layout.ctas) if op.mask >> cta & 1])
+    return [cta for cta in range(layout.ctas) if op.mask >> cta & 1]
 
 
-def _load_to(state: State, agent: int, op: TmaLoad, cta: int) -> Flight:
+def start_load(state: State, agent: int, op: Any, cta: int, kind: str, what: str, share: int, shares: int) -> Flight:
+    """Bytes set out for the operation's slot of CTA *cta*, to be counted on its mbarrier. kind: of the flight; what: they are;
+    share: which of so many *shares* of the slot they fill."""
     layout = state.layout
     if not state.live[cta]:
-        raise hazard(
-            layout, "peer-exited", agent, op, f"multicasts {op.load} to CTA {cta}, whose warps have all returned"
-        )
+        text = f"multicasts {what} to CTA {cta}, whose warps have all returned"
+        raise hazard(layout, "peer-exited", agent, op, text)
     base = cta * layout.nslots
     for slot in layout.aliases[op.slot]:
-        if state.readers[base + slot] or (state.writers[base + slot] and not _disjoint_shares(state, op, base, slot)):
-            raise conflict(state, agent, op, cta, op.slot, f"loads {op.load} into", writes=True)
+        busy = state.writers[base + slot] and not _disjoint_shares(state, op.slot, share, shares, base, slot)
+        if state.readers[base + slot] or busy:
+            raise conflict(state, agent, op, cta, op.slot, f"loads {what} into", writes=True)
     if state.count[cta * layout.nbars + op.bar] == 0:
-        text = f"loads {op.load} with {layout.bar_name(op.bar)} of CTA {cta}, which is not initialized"
+        text = f"loads {what} with {layout.bar_name(op.bar)} of CTA {cta}, which is not initialized"
         raise hazard(layout, "barrier-before-init", agent, op, text)
-    flight = Flight("load", agent, state.serials[agent], cta)
-    if op.mask is None or op.mask >> (cta + 1) == 0:
-        state.serials[agent] += 1
+    flight = Flight(kind, agent, state.serials[agent], cta)
     landed = not state.split_loads
-    state.loads[flight] = (base + op.slot, op.share, op.shares, cta * layout.nbars + op.bar, op.nbytes, landed)
+    state.loads[flight] = (base + op.slot, share, shares, cta * layout.nbars + op.bar, op.nbytes, landed)
     state.writers[base + op.slot] += 1
     state.started.append(flight)
     return flight
 
 
-def _disjoint_shares(state: State, op: TmaLoad, base: int, slot: int) -> bool:
-    """Whether all loads on their way into *slot* are other shares of the same split of the same slot."""
-    if slot != op.slot:
+def _disjoint_shares(state: State, own: int, share: int, shares: int, base: int, slot: int) -> bool:
+    """Whether all loads on their way into *slot* are other shares of the same split of the slot *own*."""
+    if slot != own:
         return False
     target = base + slot
-    return all(load[2] == op.shares and load[1] != op.share for load in state.loads.values() if load[0] == target)
+    return all(load[2] == shares and load[1] != share for load in state.loads.values() if load[0] == target)
 
 
 @applies(LoadWrite)
@@ -115,7 +132,11 @@ def _commit(state: State, agent: int, op: BulkCommit) -> tuple[int, tuple[Flight
     return number, flights
 
 
-@waits(BulkWait, key=lambda state, agent, op: state.layout.key_bulk + agent)
+def _says(state: State, agent: int, op: BulkWait) -> str:
+    return f"bulk groups (all but {op.pending})"
+
+
+@waits(BulkWait, key=lambda state, agent, op: state.layout.key_bulk + agent, says=_says)
 def _can_wait(state: State, agent: int, op: BulkWait) -> bool:
     groups = state.groups.get(_thread(agent, op.lanes), ())
     stores = state.stores

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tmapipe.errors import InputError
 from tmapipe.isa import ops
+from tmapipe.isa.effects import Wait, declared
 from tmapipe.isa.ops import Counted, Flight
-from tmapipe.machine.describe import event
+from tmapipe.machine.describe import describe, event
+from tmapipe.machine.run import Run, started
 from tmapipe.machine.timeline import Timeline
-
-if TYPE_CHECKING:
-    from tmapipe.machine.run import Run
 
 __all__ = ["draw"]
 
@@ -29,7 +28,7 @@ def draw(run: Run) -> dict[str, Any]:
     for entry in run.trace:
         process, title = entry.cluster * layout.ctas, f"cluster {entry.cluster}, " if several else ""
         if isinstance(entry.agent, int):
-            for flight in _flights(entry.op, entry.facts):
+            for flight in started(entry.op, entry.facts):
                 issued.setdefault((entry.cluster, flight), (entry.number, entry.op))
             step = event(layout, entry.number, entry.agent, entry.op, phase=_phase(entry), began=entry.reached)
             made.add(step, process, title)
@@ -40,24 +39,15 @@ def draw(run: Run) -> dict[str, Any]:
     return made.document()
 
 
-def _flights(op: Any, facts: Any) -> tuple[Flight, ...]:
-    """What an operation sets off."""
-    if isinstance(op, ops.TmaLoad):
-        return facts
-    return (facts,) if isinstance(op, ops.TmaStore) else facts[:1] if isinstance(op, ops.Wgmma) else ()
-
-
 def _phase(entry: Any) -> int | None:
     """The phase that an operation counted in, or saw complete."""
-    if isinstance(entry.op, ops.MbarWait):
+    if isinstance(entry.agent, int) and declared(type(entry.op)).effect(Wait) is not None:
         return entry.facts
     counted = isinstance(entry.facts, tuple) and entry.facts and isinstance(entry.facts[0], Counted)
     return entry.facts[0].phase if counted else None
 
 
 def _what(layout: Any, op: Any) -> str:
-    if isinstance(op, ops.TmaLoad):
-        return f"{op.load} into {layout.slot_name(op.slot)}"
-    if isinstance(op, ops.TmaStore):
-        return f"{op.store} from {layout.slot_name(op.slot)}"
-    return f"{op.matmul} on {layout.slot_name(op.a)} and {layout.slot_name(op.b)}"
+    """What is under way, as its operation's sentence says it."""
+    text = describe(layout, op)
+    return text.removeprefix("starts ").removeprefix("the TMA load of ").removeprefix("the TMA store ")

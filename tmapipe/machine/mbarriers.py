@@ -30,7 +30,35 @@ def _index(state: State, agent: int, op: MbarWait) -> int:
     return agent // layout.warps * layout.nbars + op.bar
 
 
-@waits(MbarWait, key=_index)
+def _says(state: State, agent: int, op: MbarWait) -> str:
+    layout = state.layout
+    bar = agent // layout.warps * layout.nbars + op.bar
+    phase, count, pending, tx = state.phase[bar], state.count[bar], state.pending[bar], state.tx[bar]
+    facts = [f"{count - pending} of {count} arrivals"]
+    if tx:
+        facts.append(
+            f"{tx} bytes armed, not delivered and not on their way"
+            if tx > 0
+            else f"{-tx} bytes delivered and not armed"
+        )
+    text = f"{layout.bar_name(op.bar)} parity {op.parity}: it is in phase {phase} with {', '.join(facts)}"
+    signallers = layout.signallers(op.bar)
+    if signallers:
+        text += f"; signalled by {', '.join(_status(state, role) for role in signallers)}"
+    return text
+
+
+def _status(state: State, role: str) -> str:
+    """A role, with whether its warps have returned."""
+    layout = state.layout
+    agents = [agent for agent in range(layout.agents) if layout.role(agent) == role]
+    returned = sum(state.returned[agent] for agent in agents)
+    if not returned:
+        return f"{role} (blocked)"
+    return f"{role} ({'all' if returned == len(agents) else f'{returned} of {len(agents)}'} warps have returned)"
+
+
+@waits(MbarWait, key=_index, says=_says)
 def _can_wait(state: State, agent: int, op: MbarWait) -> bool:
     layout = state.layout
     bar = agent // layout.warps * layout.nbars + op.bar

@@ -20,6 +20,7 @@ from tmapipe.isa.ops import (
     LoadWrite,
     SlotRead,
     SlotWrite,
+    StAsync,
     StoreRead,
     StoreWrite,
     TmaLoad,
@@ -30,7 +31,7 @@ from tmapipe.isa.ops import (
 from tmapipe.machine.layout import Layout
 from tmapipe.plan.model import Load, Matmul, Store
 
-__all__ = ["Accumulator", "Memory"]
+__all__ = ["Accumulator", "Memory", "lands", "performs"]
 
 
 class Accumulator:
@@ -70,27 +71,19 @@ class Memory:
         self.views: dict[tuple[int, int], np.ndarray] = {}
         self.operands: list[Any] = [None] * layout.agents
         self.results: list[Any] = [None] * layout.agents
-        self.transfers: dict[Flight, TmaLoad | TmaStore] = {}
+        self.transfers: dict[Flight, Any] = {}
         self.sources: dict[Flight, np.ndarray] = {}
         self.matmuls: dict[Flight, list[Accumulator]] = {}
         self.wgmmas: dict[Flight, Wgmma] = {}
-        self.effects: dict[type, Callable[[Any, Any, Any], None]] = {
-            TmaLoad: self._note_load,
-            LoadWrite: self._land,
-            TmaStore: self._note_store,
-            StoreRead: self._store_read,
-            StoreWrite: self._store_write,
-            Wgmma: self._note_wgmma,
-            WgmmaDone: self._multiply,
-            SlotRead: self._read,
-            SlotWrite: self._write,
-        }
 
     def perform(self, agent: Agent, op: Any, facts: Any) -> None:
         """Carries out what *op* does to data."""
-        effect = self.effects.get(type(op))
-        if effect is not None:
-            effect(agent, op, facts)
+        kind = type(op)
+        if kind in LANDS:
+            for flight in facts:
+                self.transfers[flight] = op
+        elif kind in PERFORM:
+            PERFORM[kind](self, agent, op, facts)
 
     def slot(self, cta: int, slot: int) -> np.ndarray:
         """A view of the slot's bytes as its tile."""
@@ -102,67 +95,113 @@ class Memory:
             self.views[cta, slot] = view
         return view
 
-    # ---- TMA ------------------------------------------------------------------------------------------------------
 
-    def _note_load(self, agent: int, op: TmaLoad, flights: tuple[Flight, ...]) -> None:
-        for flight in flights:
-            self.transfers[flight] = op
+#: type of operation or step -> function (memory, agent, op, facts) that moves its data
+PERFORM: dict[type, Callable[[Memory, Any, Any, Any], None]] = {}
+#: type of operation whose bytes land later -> function (memory, op, target) that writes them to *target*, the slot's tile
+LANDS: dict[type, Callable[[Memory, Any, np.ndarray], None]] = {}
 
-    def _land(self, flight: Flight, op: LoadWrite, facts: None) -> None:
-        load_op = self.transfers.pop(flight)
-        assert isinstance(load_op, TmaLoad)
-        target = self.slot(flight.cta, load_op.slot)
-        if not load_op.load:
-            target[: len(load_op.at)] = load_op.at
-            return
-        load = self.layout.loads[load_op.load]
-        rows = target.shape[0] // load_op.shares
-        mine = slice(load_op.share * rows, (load_op.share + 1) * rows)
-        target[mine] = gather(self.tensors[load.argument], load, load_op.at)[mine]
 
-    def _note_store(self, agent: int, op: TmaStore, flight: Flight) -> None:
-        self.transfers[flight] = op
+def performs(kind: type) -> Callable[[Callable], Callable]:
+    """Registers the function that moves the data of operations of type *kind*."""
 
-    def _store_read(self, flight: Flight, op: StoreRead, facts: None) -> None:
-        self.sources[flight] = self.slot(flight.cta, self.transfers[flight].slot).copy()
+    def register(function: Callable) -> Callable:
+        PERFORM[kind] = function
+        return function
 
-    def _store_write(self, flight: Flight, op: StoreWrite, facts: None) -> None:
-        store_op = self.transfers.pop(flight)
-        assert isinstance(store_op, TmaStore)
-        store = self.layout.stores[store_op.store]
-        scatter(self.sources.pop(flight), self.tensors[store.argument], store, store_op.at, store_op.rows)
+    return register
 
-    # ---- wgmma ----------------------------------------------------------------------------------------------------
 
-    def _note_wgmma(self, agent: int, op: Wgmma, facts: tuple[Flight, bool]) -> None:
-        self.matmuls.setdefault(facts[0], []).append(self.operands[agent])
-        self.wgmmas[facts[0]] = op
+def lands(kind: type) -> Callable[[Callable], Callable]:
+    """Registers the function that writes what operations of type *kind* deliver to a slot."""
 
-    def _multiply(self, flight: Flight, op: WgmmaDone, facts: None) -> None:
-        operands = self.wgmmas.pop(flight)
-        matmul = self.layout.matmuls[operands.matmul]
-        slots = (self.slot(flight.cta, slot).astype(np.float32) for slot in (operands.a, operands.b))
-        # [m, k] and [n, k], in memory too: the order of a sum in NumPy may depend on it
-        a, b = (slot.T.copy() if way else slot for slot, way in zip(slots, matmul.transposed, strict=True))
-        for accumulator in self.matmuls.pop(flight):
-            for block, row in enumerate(accumulator.first_row):
-                accumulator.add(block, a[row : row + 16], b)
+    def register(function: Callable) -> Callable:
+        LANDS[kind] = function
+        return function
 
-    # ---- generic accesses -----------------------------------------------------------------------------------------
+    return register
 
-    def _part(self, agent: int, op: SlotRead | SlotWrite) -> np.ndarray:
-        slot = self.slot(agent // self.layout.warps, op.slot)
-        if op.split == "threads":
-            slot = slot.reshape(-1)
-        size = slot.shape[0] // op.parts
-        return slot[op.part * size : (op.part + 1) * size]
 
-    def _read(self, agent: int, op: SlotRead, facts: None) -> None:
-        self.results[agent] = self._part(agent, op).copy()
+# ---- TMA --------------------------------------------------------------------------------------------------------------
 
-    def _write(self, agent: int, op: SlotWrite, facts: None) -> None:
-        buffer, _ = self.layout.slots[op.slot]
-        self._part(agent, op)[...] = convert(self.operands[agent], buffer.dtype)
+
+@performs(LoadWrite)
+def _land(memory: Memory, flight: Flight, op: LoadWrite, facts: None) -> None:
+    issued = memory.transfers.pop(flight)
+    LANDS[type(issued)](memory, issued, memory.slot(flight.cta, issued.slot))
+
+
+@lands(TmaLoad)
+def _land_tile(memory: Memory, op: TmaLoad, target: np.ndarray) -> None:
+    load = memory.layout.loads[op.load]
+    rows = target.shape[0] // op.shares
+    mine = slice(op.share * rows, (op.share + 1) * rows)
+    target[mine] = gather(memory.tensors[load.argument], load, op.at)[mine]
+
+
+@lands(StAsync)
+def _land_words(memory: Memory, op: StAsync, target: np.ndarray) -> None:
+    target[: len(op.words)] = op.words
+
+
+@performs(TmaStore)
+def _note_store(memory: Memory, agent: int, op: TmaStore, flight: Flight) -> None:
+    memory.transfers[flight] = op
+
+
+@performs(StoreRead)
+def _store_read(memory: Memory, flight: Flight, op: StoreRead, facts: None) -> None:
+    memory.sources[flight] = memory.slot(flight.cta, memory.transfers[flight].slot).copy()
+
+
+@performs(StoreWrite)
+def _store_write(memory: Memory, flight: Flight, op: StoreWrite, facts: None) -> None:
+    issued = memory.transfers.pop(flight)
+    store = memory.layout.stores[issued.store]
+    scatter(memory.sources.pop(flight), memory.tensors[store.argument], store, issued.at, issued.rows)
+
+
+# ---- wgmma ------------------------------------------------------------------------------------------------------------
+
+
+@performs(Wgmma)
+def _note_wgmma(memory: Memory, agent: int, op: Wgmma, facts: tuple[Flight, bool]) -> None:
+    memory.matmuls.setdefault(facts[0], []).append(memory.operands[agent])
+    memory.wgmmas[facts[0]] = op
+
+
+@performs(WgmmaDone)
+def _multiply(memory: Memory, flight: Flight, op: WgmmaDone, facts: None) -> None:
+    operands = memory.wgmmas.pop(flight)
+    matmul = memory.layout.matmuls[operands.matmul]
+    slots = (memory.slot(flight.cta, slot).astype(np.float32) for slot in (operands.a, operands.b))
+    # [m, k] and [n, k], in memory too: the order of a sum in NumPy may depend on it
+    a, b = (slot.T.copy() if way else slot for slot, way in zip(slots, matmul.transposed, strict=True))
+    for accumulator in memory.matmuls.pop(flight):
+        for block, row in enumerate(accumulator.first_row):
+            accumulator.add(block, a[row : row + 16], b)
+
+
+# ---- generic accesses -------------------------------------------------------------------------------------------------
+
+
+def _part(memory: Memory, agent: int, op: SlotRead | SlotWrite) -> np.ndarray:
+    slot = memory.slot(agent // memory.layout.warps, op.slot)
+    if op.split == "threads":
+        slot = slot.reshape(-1)
+    size = slot.shape[0] // op.parts
+    return slot[op.part * size : (op.part + 1) * size]
+
+
+@performs(SlotRead)
+def _read(memory: Memory, agent: int, op: SlotRead, facts: None) -> None:
+    memory.results[agent] = _part(memory, agent, op).copy()
+
+
+@performs(SlotWrite)
+def _write(memory: Memory, agent: int, op: SlotWrite, facts: None) -> None:
+    buffer, _ = memory.layout.slots[op.slot]
+    _part(memory, agent, op)[...] = convert(memory.operands[agent], buffer.dtype)
 
 
 def convert(values: np.ndarray, dtype: DType) -> np.ndarray:

@@ -12,7 +12,16 @@ from tmapipe.machine.state import State, applies, waits
 from tmapipe.plan.model import WARP
 
 
-@waits(SetMaxNreg, key=lambda state, agent, op: state.layout.key_registers + agent // state.layout.warps)
+def _says(state: State, agent: int, op: SetMaxNreg) -> str:
+    wanted = (op.registers - state.registers[agent]) * WARP
+    return (
+        f"{wanted} more registers a warp (setmaxnreg {op.registers}); the CTA's pool has "
+        f"{state.free_registers[agent // state.layout.warps]} free "
+        "(a warpgroup's come free when all 4 of its warps have decreased)"
+    )
+
+
+@waits(SetMaxNreg, key=lambda state, agent, op: state.layout.key_registers + agent // state.layout.warps, says=_says)
 def _can_set(state: State, agent: int, op: SetMaxNreg) -> bool:
     if not op.increase:
         return True

@@ -6,11 +6,22 @@ import os
 from collections import Counter
 from typing import Any, NamedTuple
 
-from tmapipe.isa.ops import Agent, Flight, TmaLoad, TmaStore, Wgmma
+from tmapipe.isa.effects import Group, Start, declared
+from tmapipe.isa.ops import Agent, Flight
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.timeline import write
 
-__all__ = ["Run", "TraceEntry"]
+__all__ = ["Run", "TraceEntry", "started"]
+
+
+def started(op: Any, facts: Any) -> tuple[Flight, ...]:
+    """The flights that an operation sets off: of a wgmma, each of the four warps that issue it has the same one."""
+    start = declared(type(op)).effect(Start)
+    if start is None:
+        return ()
+    if start.until.group is Group.WGMMA:
+        return facts[:1]
+    return (facts,) if start.until.group is Group.BULK else facts
 
 
 class TraceEntry(NamedTuple):
@@ -65,20 +76,19 @@ class Run:
         key = (-1 if engine else agent % self.layout.warps, kind)  # type: ignore[operator]
         self._kinds[key] = self._kinds.get(key, 0) + 1
         self.steps += 1
-        if kind is TmaLoad:
-            self.loaded_bytes += op.nbytes * len(facts)
-            self._fly("load", len(facts))
-        elif kind is TmaStore:
+        flights = () if engine else started(op, facts)
+        for flight in flights:
+            if flight.kind != "wgmma" or facts[1]:
+                self._fly(flight.kind)
+        if flights and flights[0].kind == "store":
             self.stored_tiles += 1
-            self._fly("store", 1)
-        elif kind is Wgmma:
-            if facts[1]:
-                self._fly("wgmma", 1)
-        elif engine and kind.__name__ in ("LoadComplete", "StoreWrite", "WgmmaDone"):
+        elif flights and flights[0].kind != "wgmma":
+            self.loaded_bytes += op.nbytes * len(flights)
+        if engine and kind.__name__ in ("LoadComplete", "StoreWrite", "WgmmaDone"):
             self._now[agent.kind] -= 1  # type: ignore[union-attr]
 
-    def _fly(self, kind: str, count: int) -> None:
-        self._now[kind] += count
+    def _fly(self, kind: str) -> None:
+        self._now[kind] += 1
         if self._now[kind] > self.max_in_flight[kind]:
             self.max_in_flight[kind] = self._now[kind]
 

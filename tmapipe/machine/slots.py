@@ -34,7 +34,7 @@ def conflict(state: State, agent: Agent, op: object, cta: int, slot: int, verb: 
     """The error for an access to *slot* of *cta* while something in flight touches the same bytes."""
     layout = state.layout
     other, what = _in_flight(state, cta, slot, writes)
-    rule = {"load": "slot-being-loaded", "store": "slot-being-stored", "wgmma": "slot-read-by-wgmma"}[other.kind]
+    rule = {"store": "slot-being-stored", "wgmma": "slot-read-by-wgmma"}.get(other.kind, "slot-being-loaded")
     text = f"{verb} slot {layout.slot_name(slot)} of CTA {cta} while {layout.agent_name(other)} {what}"
     return hazard(layout, rule, agent, op, text)
 

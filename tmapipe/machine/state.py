@@ -2,7 +2,7 @@
 
 No data and no greenlets: a scheduler drives it, an explorer of all interleavings copies and hashes it, a checker watches
 it. Everything that changes lies in flat lists (mbarriers of all CTAs one after another, and so on), so a copy is cheap.
-Each kind of operation has its own file, which registers its functions in `APPLY`, `ENABLED` and `WAIT_KEY`.
+Each kind of operation has its own file, which registers its functions here: `applies` and `waits`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from tmapipe.isa.ops import Agent, Flight, LoadComplete, LoadWrite, Op, Step, StoreRead, StoreWrite, WgmmaDone
 from tmapipe.machine.layout import Layout
 
-__all__ = ["APPLY", "ENABLED", "WAIT_KEY", "State", "applies", "waits"]
+__all__ = ["APPLY", "ENABLED", "WAIT_KEY", "WAIT_TEXT", "State", "applies", "waits"]
 
 #: type of operation -> function (state, agent, op) -> facts
 APPLY: dict[type, Callable[..., Any]] = {}
@@ -21,6 +21,8 @@ APPLY: dict[type, Callable[..., Any]] = {}
 ENABLED: dict[type, Callable[..., bool]] = {}
 #: types that can block -> function (state, agent, op) -> the key that `State.woken` will hold
 WAIT_KEY: dict[type, Callable[..., int]] = {}
+#: the same types -> function (state, agent, op) -> what a blocked warp waits for, with the numbers that show why it does not come
+WAIT_TEXT: dict[type, Callable[..., str]] = {}
 
 LOAD_WRITE, LOAD_COMPLETE = LoadWrite(), LoadComplete()
 STORE_READ, STORE_WRITE = StoreRead(), StoreWrite()
@@ -45,7 +47,7 @@ class State:
     index and the generation of a ``bar.sync`` that has arrived, or None), `cluster_seen` (generation arrived in, or -1),
     `returned`, `serials`, `registers`; `cluster`: [warps arrived, generation];
     `live`: warps of each CTA that have not returned; slots, at ``cta * nslots + slot``: `writers`, `readers` in flight;
-    `loads`: flight -> (slot, share, shares, mbarrier, bytes, landed); `stores`: flight -> (slot, whether read);
+    `loads`: flight (of a TMA load or st.async) -> (slot, share, shares, mbarrier, bytes, landed); `stores`: flight -> (slot, whether read);
     by thread (``agent * 32 + lane``): `open_group`, `groups` (flights, whether known read) oldest first, `committed`;
     by warpgroup: `queues` of (matmul, a, b, issuers), `done`; by agent: `issued`, `bounds` of groups, `awaited`, `unfenced`.
 
@@ -98,12 +100,12 @@ class State:
 
     def step_of(self, flight: Flight) -> Step | None:
         """The step that *flight* can take now, or None (it has ended, or waits for an older wgmma or another warp)."""
-        if flight.kind == "load":
-            record = self.loads.get(flight)
-            return None if record is None else LOAD_COMPLETE if record[5] else LOAD_WRITE
         if flight.kind == "store":
             record = self.stores.get(flight)
             return None if record is None else STORE_WRITE if record[1] else STORE_READ
+        if flight.kind != "wgmma":
+            record = self.loads.get(flight)
+            return None if record is None else LOAD_COMPLETE if record[5] else LOAD_WRITE
         queue = self.queues[flight.issuer]
         ready = queue and flight.serial == self.done[flight.issuer] and queue[0][3] == 0b1111
         return WGMMA_DONE if ready else None
@@ -158,12 +160,13 @@ def applies(kind: type) -> Callable[[Callable], Callable]:
     return register
 
 
-def waits(kind: type, key: Callable[..., int]) -> Callable[[Callable], Callable]:
-    """Registers the function that says whether an operation of type *kind* is enabled, and the key it waits for."""
+def waits(kind: type, key: Callable[..., int], says: Callable[..., str]) -> Callable[[Callable], Callable]:
+    """Registers the function that says whether an operation of type *kind* is enabled, the key it waits for, and what it waits
+    for in words, as (state, agent, op) -> text."""
 
     def register(function: Callable) -> Callable:
         ENABLED[kind] = function
-        WAIT_KEY[kind] = key
+        WAIT_KEY[kind], WAIT_TEXT[kind] = key, says
         return function
 
     return register

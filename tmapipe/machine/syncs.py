@@ -65,7 +65,13 @@ def _bar_key(state: State, agent: int, op: BarWait) -> int:
     return state.layout.key_named + 16 * (agent // state.layout.warps) + op.id
 
 
-@waits(BarWait, key=_bar_key)
+def _bar_says(state: State, agent: int, op: BarWait) -> str:
+    index = 16 * (agent // state.layout.warps) + op.id
+    arrived, threads = state.bar_arrived[index], state.bar_threads[index]
+    return f"{state.layout.named_barrier_name(op.id)}: {arrived} of {threads} threads have arrived"
+
+
+@waits(BarWait, key=_bar_key, says=_bar_says)
 def _can_pass(state: State, agent: int, op: BarWait) -> bool:
     seen = state.bar_seen[agent]
     return seen is None or state.bar_generation[seen[0]] != seen[1]
@@ -97,7 +103,11 @@ def complete_cluster(state: State) -> bool:
     return True
 
 
-@waits(ClusterWait, key=lambda state, agent, op: state.layout.key_cluster)
+def _cluster_says(state: State, agent: int, op: ClusterWait) -> str:
+    return f"the cluster barrier: {state.cluster[0]} of {sum(state.live)} warps have arrived"
+
+
+@waits(ClusterWait, key=lambda state, agent, op: state.layout.key_cluster, says=_cluster_says)
 def _can_leave(state: State, agent: int, op: ClusterWait) -> bool:
     return state.cluster_seen[agent] != state.cluster[1]
 

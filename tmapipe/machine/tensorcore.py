@@ -90,7 +90,11 @@ def _commit(state: State, agent: int, op: WgmmaCommit) -> int:
     return state.issued[agent]
 
 
-@waits(WgmmaWait, key=lambda state, agent, op: state.layout.key_wgmma + _group(state, agent))
+def _says(state: State, agent: int, op: WgmmaWait) -> str:
+    return f"wgmma groups (all but {op.pending}), which other warps of its warpgroup have not issued"
+
+
+@waits(WgmmaWait, key=lambda state, agent, op: state.layout.key_wgmma + _group(state, agent), says=_says)
 def _can_wait(state: State, agent: int, op: WgmmaWait) -> bool:
     bounds = state.bounds[agent]
     return len(bounds) <= op.pending or state.done[_group(state, agent)] >= bounds[-op.pending - 1]

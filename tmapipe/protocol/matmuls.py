@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tmapipe.errors import ScopeError
-from tmapipe.isa.interface import Carried, Fragment, Isa
+from tmapipe.isa.interface import Isa
+from tmapipe.isa.values import Carried, Fragment
 from tmapipe.plan.model import Matmul
 from tmapipe.protocol.parts import PartInSlot
 from tmapipe.protocol.ring import RingEnd
@@ -39,7 +40,7 @@ class Accumulator(Carried):
         self.open = False
 
     def __enter__(self) -> Accumulator:
-        self.registers = self.bound.isa.accumulator(self.bound.matmul, self.empty)
+        self.registers = self.bound.isa.fragments.accumulator(self.bound.matmul, self.empty)
         self.open = True
         return self
 
@@ -65,7 +66,7 @@ class Accumulator(Carried):
         if matmul.promote:
             isa.wgmma_commit()
             isa.wgmma_wait(0)
-            isa.accumulator_promote(matmul, self.registers)
+            isa.fragments.accumulator_promote(matmul, self.registers)
             a.slot.retired = True
 
     def columns(self, block: int, first: int, columns: int) -> Fragment:
@@ -79,7 +80,7 @@ class Accumulator(Carried):
                 f"an accumulator of {self.bound.matmul.name} read after the next `accumulate` block has begun, which has the "
                 "same registers. Store it before, or declare a second Wgmma."
             )
-        return self.bound.isa.accumulator_columns(self.bound.matmul, self.registers, block, first, columns)
+        return self.bound.isa.fragments.accumulator_columns(self.bound.matmul, self.registers, block, first, columns)
 
 
 Epilogue = Callable[..., Any]

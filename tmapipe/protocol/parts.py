@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tmapipe.errors import ScopeError
-from tmapipe.isa.interface import Carried, Fragment, Isa, SlotRef
+from tmapipe.isa.interface import Isa
+from tmapipe.isa.values import Carried, Fragment, SlotRef
 from tmapipe.plan.model import Buffer, Load, Matmul, RoleWarps
 from tmapipe.plan.sharing import row_width
 from tmapipe.protocol.cluster import peer_mask, share_index
@@ -68,7 +69,7 @@ class PartInSlot(Carried):
     def read_columns(self, matmul: Matmul, along: tuple[str, ...], columns: int, first: int = 0) -> Fragment:
         """The values in fp32, dealt like *columns* columns of an accumulator of *matmul* (see `Isa.read_columns`)."""
         self.by_threads()
-        return self.part.isa.read_columns(matmul, self.ref, along, columns, first)
+        return self.part.isa.fragments.read_columns(matmul, self.ref, along, columns, first)
 
     def by_threads(self) -> None:
         """Threads access the tile now: on leaving the slot this is fenced and released. Raises `ScopeError` outside it."""
@@ -78,11 +79,11 @@ class PartInSlot(Carried):
     def read(self) -> Fragment:
         """The tile's elements, dealt over the role's threads: an array value that takes arithmetic and `tmapipe.math`.
         Raises `InputError` if the threads cannot share them evenly."""
-        return self.part.isa.read(self.ref, self._dealt_over())
+        return self.part.isa.fragments.read(self.ref, self._dealt_over())
 
     def write(self, values: Fragment) -> None:
         """Replaces the tile's elements, converting to its type; *values* are dealt as `read` deals them."""
-        self.part.isa.write(self.ref, values, self._dealt_over())
+        self.part.isa.fragments.write(self.ref, values, self._dealt_over())
 
     def _dealt_over(self) -> RoleWarps:
         self.by_threads()

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tmapipe.errors import InputError
-from tmapipe.isa.interface import Isa, SlotRef
+from tmapipe.isa.interface import Isa
+from tmapipe.isa.values import SlotRef
 from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.parts import PartInSlot
 
@@ -56,5 +57,5 @@ def raw(
         isa.fence_proxy_async()
     if touched:
         isa.warp_sync()  # what was dealt over the lanes in one way is now dealt in another
-    isa.raw(gpu, cpu, accesses, role, proxy)
+    isa.fragments.raw(gpu, cpu, accesses, role, proxy)
     isa.warp_sync()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tmapipe.errors import ScopeError
-from tmapipe.isa.interface import Carried, Isa
+from tmapipe.isa.interface import Isa
+from tmapipe.isa.values import Carried
 from tmapipe.plan.model import Ring
 from tmapipe.protocol.cluster import peer_mask
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tmapipe.errors import InputError, ScopeError
-from tmapipe.isa.interface import Carried, Fragment, Isa, SlotRef
+from tmapipe.isa.interface import Isa
+from tmapipe.isa.values import Carried, Fragment, SlotRef
 from tmapipe.plan.model import NamedBarrier, RoleWarps, Store
 from tmapipe.protocol.matmuls import Accumulator, Epilogue
 from tmapipe.protocol.pieces import Piece, pieces
@@ -102,7 +103,9 @@ class BoundStore(Carried):
             at = start_of(f"{self.plan.name}.store", self.plan.dims, self.plan.tile, tile, {})
             self._store_piece(
                 at,
-                lambda slot: self.isa.write(slot, values if epilogue is None else epilogue(values), self.role),
+                lambda slot: self.isa.fragments.write(
+                    slot, values if epilogue is None else epilogue(values), self.role
+                ),
                 self.stages,
             )
 
@@ -133,7 +136,7 @@ class BoundStore(Carried):
         for block, first in pieces(rows, columns, groups, self.width):
             fragments = [acc.columns(block, first, self.width) for acc in sums]
             named = operands() if operands else {}
-            values = fragments[0] if epilogue is None else self.isa.apply(epilogue, fragments, named)
+            values = fragments[0] if epilogue is None else self.isa.fragments.apply(epilogue, fragments, named)
             strip = block * groups + group
             at = (*batch, m + strip * 64, n + first)
             piece = Piece(matmul, tile, at, strip, first, self.width, self.plan, (len(stores) - once, once))
@@ -157,7 +160,7 @@ class BoundStore(Carried):
 
     def put(self, piece: Piece, values: Fragment) -> None:
         """Stores one piece of a tile."""
-        write = functools.partial(self.isa.write_columns, piece.matmul, values)
+        write = functools.partial(self.isa.fragments.write_columns, piece.matmul, values)
         rows = within(self.isa, piece.tile.rows - piece.strip * 64, 64) if self.plan.clipped else None
         self._store_piece(piece.at, write, piece.stores_in(self.stages), rows)
 

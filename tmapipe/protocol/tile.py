@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tmapipe.errors import InputError
-from tmapipe.isa.interface import Carried, Isa
+from tmapipe.isa.interface import Isa
+from tmapipe.isa.values import Carried
 
 __all__ = ["Tile", "start_of", "within"]
 

@@ -12,7 +12,8 @@ from typing import Any
 import attrs
 
 from tmapipe.errors import InputError
-from tmapipe.isa.interface import Carried, Isa
+from tmapipe.isa.interface import Isa
+from tmapipe.isa.values import Carried
 from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.tile import Tile
 from tmapipe.tiles.persistent import TileNumbers, number_divisors, steps_of, tile_of

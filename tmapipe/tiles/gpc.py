@@ -20,7 +20,8 @@ from typing import Any
 
 import attrs
 
-from tmapipe.isa.interface import Carried, Isa
+from tmapipe.isa.interface import Isa
+from tmapipe.isa.values import Carried
 from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.tile import Tile
 from tmapipe.tiles.gpc_places import WORDS, keep_places

@@ -13,7 +13,8 @@ import attrs
 
 from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
-from tmapipe.isa.interface import Carried, Isa
+from tmapipe.isa.interface import Isa
+from tmapipe.isa.values import Carried
 from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.cluster import cluster_coordinate
 from tmapipe.protocol.tile import Tile

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tmapipe.isa.interface import Carried, Isa, SlotRef
+from tmapipe.isa.interface import Isa
+from tmapipe.isa.values import Carried, SlotRef
 from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.ring import advance
 from tmapipe.tiles.persistent import PersistentTiles

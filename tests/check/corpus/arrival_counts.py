@@ -18,7 +18,7 @@ from tests.check.corpus.parts import (
     read_and_release,
 )
 from tmapipe.check.findings import Kind
-from tmapipe.isa.interface import SlotRef
+from tmapipe.isa.values import SlotRef
 from tmapipe.kernel import kernel_main
 
 TILES = 6
@@ -35,7 +35,7 @@ def consumers(warps: int, count: int, arriving: int) -> Program:
     def read(isa: Any) -> None:
         for turn in range(TILES):
             ring.wait_full(isa, turn)
-            isa.read(ring.slot(turn), use)
+            isa.fragments.read(ring.slot(turn), use)
             isa.fence_proxy_async()
             isa.warp_sync()
             if isa.warp < use.first_warp + arriving:
@@ -105,13 +105,13 @@ def signalling_lanes(count: int) -> Program:
     def produce(isa: Any) -> None:
         for turn in range(TILES):
             isa.mbarrier_wait(free, turn % 2, (turn // 2 & 1) ^ 1)
-            isa.write(slot(turn), isa.read(slot(turn), write), write)
+            isa.fragments.write(slot(turn), isa.fragments.read(slot(turn), write), write)
             isa.mbarrier_arrive(full, turn % 2, lanes=32)
 
     def consume(isa: Any) -> None:
         for turn in range(TILES):
             isa.mbarrier_wait(full, turn % 2, turn // 2 & 1)
-            isa.read(slot(turn), use)
+            isa.fragments.read(slot(turn), use)
             isa.warp_sync()
             isa.mbarrier_arrive(free, turn % 2)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.check.corpus.parts import Case, Parts, Program, program
 from tmapipe.check.findings import Kind
-from tmapipe.isa.interface import SlotRef
+from tmapipe.isa.values import SlotRef
 
 
 def registers(load: int, math: int) -> Program:
@@ -41,9 +41,9 @@ def named_barriers(first: int, second: int) -> Program:
     def exchange(role: Any) -> Any:
         def body(isa: Any) -> None:
             for _ in range(3):
-                isa.write(SlotRef(buffers[role.name], 0), 0.0, role)
+                isa.fragments.write(SlotRef(buffers[role.name], 0), 0.0, role)
                 isa.named_barrier_sync(barriers[role.name])
-                isa.read(SlotRef(buffers[role.name], 0), role)
+                isa.fragments.read(SlotRef(buffers[role.name], 0), role)
                 isa.named_barrier_sync(barriers[role.name])
 
         return body

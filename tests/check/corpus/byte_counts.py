@@ -136,7 +136,7 @@ def skipped_copy(arm_skipped: bool) -> Program:
         for turn in range(TILES):
             ring.wait_full(isa, turn)
             if turn != 3:
-                isa.read(ring.slot(turn), use)
+                isa.fragments.read(ring.slot(turn), use)
                 isa.fence_proxy_async()
                 isa.warp_sync()
             ring.release(isa, turn)

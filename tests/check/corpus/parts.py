@@ -12,7 +12,7 @@ import attrs
 
 from tests.machine.parts import TILE, Parts
 from tmapipe.check.findings import Kind
-from tmapipe.isa.interface import SlotRef
+from tmapipe.isa.values import SlotRef
 from tmapipe.plan.model import Barrier, Load, Plan, RoleWarps
 
 __all__ = [
@@ -175,7 +175,7 @@ def read_and_release(ring: HandRing, role: RoleWarps, tiles: int, mask: int | No
         for turn in range(tiles):
             ring.wait_full(isa, turn)
             for name in ring.buffers:
-                isa.read(ring.slot(turn, name), role)
+                isa.fragments.read(ring.slot(turn, name), role)
             isa.fence_proxy_async()
             isa.warp_sync()
             ring.release(isa, turn, mask)

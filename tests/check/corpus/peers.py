@@ -31,7 +31,7 @@ def multicast(
     def read(isa: Any) -> None:
         for turn in range(TILES):
             ring.wait_full(isa, turn)
-            isa.read(ring.slot(turn), use)
+            isa.fragments.read(ring.slot(turn), use)
             isa.fence_proxy_async()
             isa.warp_sync()
             isa.mbarrier_arrive_cluster(ring.free, turn % ring.stages, release_mask, **release)

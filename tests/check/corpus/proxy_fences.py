@@ -7,7 +7,7 @@ from typing import Any
 from tests.check.corpus.parts import TILE, Case, HandRing, Parts, Program, fill_all, program
 from tmapipe.check.findings import Kind
 from tmapipe.dtypes import fp16
-from tmapipe.isa.interface import SlotRef
+from tmapipe.isa.values import SlotRef
 
 TILES = 5
 
@@ -26,7 +26,7 @@ def write_then_store(fences: int) -> Program:
             if isa.warp == 0:
                 isa.bulk_wait_group(0, read=True)
             isa.named_barrier_sync(sync)
-            isa.write(slot, 0.0, role)
+            isa.fragments.write(slot, 0.0, role)
             for _ in range(fences):
                 isa.fence_proxy_async()
             isa.named_barrier_sync(sync)
@@ -69,7 +69,7 @@ def read_then_load(fence: bool) -> Program:
     def read(isa: Any) -> None:
         for turn in range(TILES):
             ring.wait_full(isa, turn)
-            isa.read(ring.slot(turn), use)
+            isa.fragments.read(ring.slot(turn), use)
             if fence:
                 isa.fence_proxy_async()
             isa.warp_sync()
@@ -98,11 +98,11 @@ def write_then_wgmma(fence: bool) -> Program:
     sync = parts.named("sync", 1, 128)
 
     def body(isa: Any) -> None:
-        acc = isa.accumulator(mma)
+        acc = isa.fragments.accumulator(mma)
         isa.wgmma_fence()
         for _ in range(TILES):
-            isa.write(SlotRef(a, 0), 0.0, role)
-            isa.write(SlotRef(b, 0), 0.0, role)
+            isa.fragments.write(SlotRef(a, 0), 0.0, role)
+            isa.fragments.write(SlotRef(b, 0), 0.0, role)
             if fence:
                 isa.fence_proxy_async()
             isa.named_barrier_sync(sync)
@@ -137,10 +137,10 @@ def one_fence_for_two(fence: bool) -> Program:
     def body(isa: Any) -> None:
         for turn in range(TILES):
             ring.wait_full(isa, turn)
-            isa.read(ring.slot(turn, "lse"), use)
+            isa.fragments.read(ring.slot(turn, "lse"), use)
             isa.bulk_wait_group(0, read=True)
             isa.warp_sync()
-            isa.write(SlotRef(out, 0), 0.0, use)
+            isa.fragments.write(SlotRef(out, 0), 0.0, use)
             if fence:
                 isa.fence_proxy_async()
             isa.warp_sync()

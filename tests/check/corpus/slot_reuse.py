@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.check.corpus.parts import TILE, Case, HandRing, Parts, Program, leave_together, program
 from tmapipe.check.findings import Kind
-from tmapipe.isa.interface import SlotRef
+from tmapipe.isa.values import SlotRef
 
 TILES = 6
 REUSED = frozenset({Kind.STORE_SOURCE_REUSED, Kind.RACE})
@@ -74,11 +74,11 @@ def aliased_epilogue(peers: bool) -> Program:
     def math(isa: Any) -> None:
         for turn in range(TILES):
             ring.wait_full(isa, turn)
-            isa.read(ring.slot(turn), use)
+            isa.fragments.read(ring.slot(turn), use)
             isa.fence_proxy_async()
             isa.warp_sync()
             ring.release(isa, turn, mask=0b11)
-            isa.write(SlotRef(out, 0), 0.0, use)
+            isa.fragments.write(SlotRef(out, 0), 0.0, use)
             isa.fence_proxy_async()
             isa.warp_sync()
             isa.tma_store(store, 0, (turn * TILE[0], 0))
@@ -118,7 +118,7 @@ def descriptor_slot(drain: bool) -> Program:
             if drain:
                 isa.bulk_wait_group(0, read=True)
                 isa.warp_sync()
-            isa.write(SlotRef(table, 0), 0.0, role)
+            isa.fragments.write(SlotRef(table, 0), 0.0, role)
             isa.fence_proxy_async()
             isa.warp_sync()
             isa.tma_store(publish, 0, (group, 0))
@@ -152,7 +152,7 @@ def two_writers(sync_before_write: bool) -> Program:
                 isa.bulk_wait_group(0, read=True)
             if sync_before_write:
                 isa.named_barrier_sync(sync)
-            isa.write(SlotRef(out, 0), 0.0, role)
+            isa.fragments.write(SlotRef(out, 0), 0.0, role)
             isa.fence_proxy_async()
             isa.named_barrier_sync(sync)
             if isa.warp == 0:

@@ -8,7 +8,7 @@ import attrs
 
 from tests.check.corpus.parts import TILE, Case, HandRing, Parts, Program, program
 from tmapipe.check.findings import Kind
-from tmapipe.isa.interface import SlotRef
+from tmapipe.isa.values import SlotRef
 from tmapipe.plan.model import Ring
 
 
@@ -33,7 +33,7 @@ def tiles_of_steps(reset: tuple[str, ...]) -> Program:
             for step in range(steps):
                 now = turn("use", tile, step)
                 ring.wait_full(isa, now)
-                isa.read(ring.slot(now), use)
+                isa.fragments.read(ring.slot(now), use)
                 isa.fence_proxy_async()
                 isa.warp_sync()
                 ring.release(isa, now)
@@ -67,7 +67,7 @@ def foreign_tail(by: str) -> Program:
     def produce(isa: Any) -> None:
         for turn in range(tiles):
             isa.mbarrier_wait(free, turn % stages, (turn // stages & 1) ^ 1)
-            isa.write(SlotRef(results, turn % stages), 0.0, cg1)
+            isa.fragments.write(SlotRef(results, turn % stages), 0.0, cg1)
             isa.warp_sync()
             isa.mbarrier_arrive(ready, turn % stages)
         if by == "cg1":
@@ -80,7 +80,7 @@ def foreign_tail(by: str) -> Program:
     def consume(isa: Any) -> None:
         for turn in range(tiles):
             isa.mbarrier_wait(ready, turn % stages, turn // stages & 1)
-            isa.read(SlotRef(results, turn % stages), store)
+            isa.fragments.read(SlotRef(results, turn % stages), store)
             isa.warp_sync()
             isa.mbarrier_arrive(free, turn % stages)
 
@@ -116,7 +116,7 @@ def last_releases(released: bool) -> Program:
     def read(isa: Any) -> None:
         for turn in range(tiles):
             ring.wait_full(isa, turn)
-            isa.read(ring.slot(turn), use)
+            isa.fragments.read(ring.slot(turn), use)
             isa.fence_proxy_async()
             isa.warp_sync()
             if released or turn + ring.stages < tiles:
@@ -159,7 +159,7 @@ def drain_loop(loads_past_end: bool) -> Program:
             fill(turn)
         for turn in range(tiles):
             wait(turn)
-            isa.read(SlotRef(slots, turn % stages), role)
+            isa.fragments.read(SlotRef(slots, turn % stages), role)
             isa.fence_proxy_async()
             isa.warp_sync()
             fill(turn + stages)

@@ -1,0 +1,177 @@
+"""Operations and instructions that copy: TMA loads and stores, bulk groups, st.async."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tmapipe.isa.effects import (
+    ELECTED,
+    At,
+    AwaitGroup,
+    Bar,
+    Bytes,
+    EndGroup,
+    Flag,
+    Group,
+    Lanes,
+    Mask,
+    Name,
+    Names,
+    Number,
+    Pending,
+    Slot,
+    Start,
+    Tile,
+    Until,
+    Where,
+    operation,
+    ranks,
+)
+from tmapipe.isa.lowering import Lowering
+from tmapipe.isa.values import SlotRef, Value
+from tmapipe.plan.model import Barrier, Load, Store
+
+__all__ = ["BulkCommit", "BulkWait", "CopyInstructions", "PrefetchDescriptor", "StAsync", "TmaLoad", "TmaStore"]
+
+ON_BAR = Until(bar="bar", nbytes="nbytes")
+
+
+@operation("prefetch.tensormap", "prefetches the descriptor of {part}")
+class PrefetchDescriptor(NamedTuple):
+    """Facts: None."""
+
+    part: Name
+    where: Where = None
+
+
+def _says_load(names: Names, op: TmaLoad) -> str:
+    to = "" if op.mask is None else f" of CTAs {ranks(op.mask)}"
+    share = f" (share {op.share} of {op.shares})" if op.shares > 1 else ""
+    slot, bar = names.slot_name(op.slot), names.bar_name(op.bar)
+    return f"starts the TMA load of {op.load} into {slot}{to}{share}, {op.nbytes} bytes that complete on {bar}"
+
+
+@operation(
+    "cp.async.bulk.tensor.shared::cluster.global.mbarrier::complete_tx::bytes",
+    _says_load,
+    Start("slot", ON_BAR, write=True, mask="mask", share="share", shares="shares"),
+    Tile("load"),
+)
+class TmaLoad(NamedTuple):
+    """Of the tile that starts at element `at`, to `slot`, completing `nbytes` on `bar`, in each CTA of `mask`. Only share `share`
+    of `shares` of it, cut along rows. Facts: tuple of `Flight`, one a destination CTA."""
+
+    load: Name
+    slot: Slot
+    bar: Bar
+    nbytes: Bytes
+    mask: Mask | None = None
+    share: Number = 0
+    shares: Number = 1
+    at: At = ()
+    lanes: Lanes = ELECTED
+    where: Where = None
+
+
+@operation(
+    "cp.async.bulk.tensor.global.shared::cta.bulk_group",
+    "starts the TMA store {store} from {slot}",
+    Start("slot", Until(Group.BULK)),
+    Tile("store"),
+)
+class TmaStore(NamedTuple):
+    """Or ``cp.reduce``: to the tile that starts at element `at`; only the first `rows` rows of it, if it is clipped. Facts: its
+    `Flight`."""
+
+    store: Name
+    slot: Slot
+    at: At = ()
+    rows: Number | None = None
+    lanes: Lanes = ELECTED
+    where: Where = None
+
+
+@operation("cp.async.bulk.commit_group", "commits a bulk group", EndGroup(Group.BULK))
+class BulkCommit(NamedTuple):
+    """Facts: (number of the thread's group, its flights)."""
+
+    lanes: Lanes = ELECTED
+    where: Where = None
+
+
+@operation(
+    "cp.async.bulk.wait_group",
+    lambda names, op: f"waits for bulk groups (wait_group{'.read' if op.read else ''} {op.pending})",
+    AwaitGroup(Group.BULK, read="read"),
+)
+class BulkWait(NamedTuple):
+    """Facts: n: groups 0 .. n - 1 of this thread are now read (complete, if not read)."""
+
+    pending: Pending
+    read: Flag
+    lanes: Lanes = ELECTED
+    where: Where = None
+
+
+@operation(
+    "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32",
+    "starts an st.async into {slot} of CTAs {mask}, {nbytes} bytes that complete on {bar}",
+    Start("slot", ON_BAR, write=True, mask="mask"),
+)
+class StAsync(NamedTuple):
+    """Of `words` (4 bytes each) to the start of `slot`, completing `nbytes` on `bar`, in each CTA of `mask`. Facts: tuple of
+    `Flight`, one a destination CTA."""
+
+    slot: Slot
+    bar: Bar
+    nbytes: Bytes
+    mask: Mask
+    words: At = ()
+    where: Where = None
+
+
+class CopyInstructions(Lowering):
+    """Instructions that copy."""
+
+    def prefetch_descriptor(self, part: Load | Store) -> None:
+        """``prefetch.tensormap``: a hint, no ordering effect."""
+        self.emit(PrefetchDescriptor(part.name))
+
+    def tma_load(
+        self, load: Load, stage: Value, at: Sequence[Value], barrier: Barrier, mask: Value = None, share: Value = 0
+    ) -> None:
+        """``cp.async.bulk.tensor`` to shared memory (``.multicast::cluster``).
+
+        Copies the tile that starts at element *at* (one index a dimension of `load.dims`; elements outside the tensor count as
+        bytes, and read as zero unless `load.outside` leaves open what whole rows of them hold) into slot *stage* and completes
+        its bytes on ``barrier[stage]``, later, by itself. With *mask*, this CTA copies only part *share* of `load.peers` parts
+        (split along the slot's first extent), into the same slot, and completes its bytes on the same barrier, of every CTA
+        in *mask*. Async proxy.
+        """
+        shares = 1 if mask is None else load.peers
+        slot, bar = self.slot(load.buffer, stage), self.bar(barrier, stage)
+        self.emit(TmaLoad(load.name, slot, bar, load.buffer.slot_bytes // shares, mask, share, shares, tuple(at)))
+
+    def tma_store(self, store: Store, stage: Value, at: Sequence[Value], rows: Value = None) -> None:
+        """``cp.async.bulk.tensor`` to global memory (``cp.reduce...`` with `store.reduce`): copies slot *stage* to the tile that
+        starts at element *at*, later; elements outside the tensor are not written, and of a `store.clipped` no others than the
+        slot's first *rows* rows (0 to all). Async proxy."""
+        self.emit(TmaStore(store.name, self.slot(store.buffer, stage), tuple(at), rows))
+
+    def bulk_commit_group(self) -> None:
+        """``cp.async.bulk.commit_group``: closes a group of the elected thread's stores."""
+        self.emit(BulkCommit())
+
+    def bulk_wait_group(self, pending: int, read: bool) -> None:
+        """``cp.async.bulk.wait_group(.read)``: until at most *pending* groups of the elected thread are incomplete (*read*: until
+        their sources have been read, so that these may be overwritten; the writes may not be visible)."""
+        self.emit(BulkWait(pending, read))
+
+    def store_words(self, slot: SlotRef, words: Sequence[Value], barrier: Barrier) -> None:
+        """``st.async``, by lane i to CTA i of the cluster, for every CTA: writes *words* to the start of the slot, and completes all
+        bytes of the slot on ``barrier[slot.stage]`` there, later, by itself. Which proxy it goes through is left open by the PTX
+        ISA: taken as the async one, which is the stricter."""
+        everyone = (1 << self.plan.cluster_size) - 1
+        place, bar = self.slot(slot.buffer, slot.stage), self.bar(barrier, slot.stage)
+        self.emit(StAsync(place, bar, slot.buffer.slot_bytes, everyone, tuple(words)))

@@ -1,0 +1,375 @@
+"""What operations do, in a closed vocabulary: kinds of operands, effects, and the declaration that holds them.
+
+An operation is a `NamedTuple` of operands. Its declaration (`Declared`) says of which kind each operand is, what the operation
+does (its effects, in order), which PTX it stands for, and the sentence that reports use. Effects name operands by their names.
+
+The recorder, the vector clocks, the comparison of programs, reports, mutants and the manual page read declarations. Two things are
+written by hand and never read them: the transitions of the machine, and the exhaustive oracle. The table is tested against both.
+"""
+
+from __future__ import annotations
+
+import enum
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import attrs
+
+__all__ = [
+    "ALL_LANES", "ASYNC", "AwaitGroup", "ArriveAt", "Access", "Accumulators", "Arm", "Arrive", "At", "Bar", "BarrierId", "Bytes",
+    "CLUSTER", "CTA", "Count", "Declared", "ELECTED", "Effect", "EndGroup", "FenceInit", "FenceProxy", "Flag", "GENERIC", "Group",
+    "Init", "Kind", "Lanes", "Mask", "Name", "Names", "Number", "Parity", "Pending", "Proxy", "RELAXED", "Return", "ProxyName", "Scope", "ScopeName", "SetRegisters", "Slot",
+    "Start", "SyncLanes", "TABLE", "Threads", "Tile", "Until", "Use", "Wait", "WaitAt", "Where", "declared", "operation", "proxy_of", "ranks", "scope_of",
+]  # fmt: skip
+
+ALL_LANES = 0xFFFFFFFF
+ELECTED = 1  # lane 0: the same lane each time
+
+
+# ---- operands -----------------------------------------------------------------------------------------------------------
+
+
+class Kind(enum.Enum):
+    """What an operand is."""
+
+    BAR = "an mbarrier of the CTA, by its flat number; the same one `stages` slots later in its ring"
+    SLOT = "a slot of shared memory, by its flat number; the same one `stages` slots later in its ring"
+    PARITY = "the parity of a phase, 0 or 1"
+    LANES = "lanes of the warp, one bit each"
+    MASK = "CTAs of the cluster, one bit each; None: the own CTA"
+    BYTES = "bytes"
+    COUNT = "arrivals that complete a phase"
+    PENDING = "groups that may be incomplete"
+    NAME = "a part of the plan, by its name"
+    BARRIER_ID = "a hardware barrier of the CTA; 0 is the CTA's own"
+    THREADS = "threads that take part"
+    SCOPE = 'how far earlier accesses are released: "cta", "cluster", or "relaxed" for not at all'
+    PROXY = '"generic" or "async"'
+    AT = "what only data depends on, such as coordinates: not compared between programs"
+    NUMBER = "a number"
+    FLAG = "yes or no"
+    WHERE = 'the source line, "file:line", if it was asked for: not compared between programs'
+
+
+Bar = Annotated[int, Kind.BAR]
+Slot = Annotated[int, Kind.SLOT]
+Parity = Annotated[int, Kind.PARITY]
+Lanes = Annotated[int, Kind.LANES]
+Mask = Annotated[int, Kind.MASK]
+Bytes = Annotated[int, Kind.BYTES]
+Count = Annotated[int, Kind.COUNT]
+Pending = Annotated[int, Kind.PENDING]
+Name = Annotated[str, Kind.NAME]
+BarrierId = Annotated[int, Kind.BARRIER_ID]
+Threads = Annotated[int, Kind.THREADS]
+ScopeName = Annotated[str, Kind.SCOPE]
+ProxyName = Annotated[str, Kind.PROXY]
+At = Annotated[tuple[int, ...], Kind.AT]
+Number = Annotated[int, Kind.NUMBER]
+Flag = Annotated[bool, Kind.FLAG]
+Where = Annotated["str | None", Kind.WHERE]
+
+
+# ---- effects ------------------------------------------------------------------------------------------------------------
+
+
+class Scope(enum.Enum):
+    """How far an arrival releases what its thread did before. An effect that has the name of an operand instead takes that."""
+
+    CTA = "cta"
+    CLUSTER = "cluster"
+    RELAXED = "relaxed"
+
+
+class Proxy(enum.Enum):
+    """How memory is reached: by ordinary loads and stores of threads, or by TMA and wgmma."""
+
+    GENERIC = "generic"
+    ASYNC = "async"
+
+
+class Group(enum.Enum):
+    """What asynchronous work is waited for by: groups of a thread's bulk copies, or of a warpgroup's wgmmas."""
+
+    BULK = "bulk"
+    WGMMA = "wgmma"
+
+
+CTA, CLUSTER, RELAXED = Scope.CTA, Scope.CLUSTER, Scope.RELAXED
+GENERIC, ASYNC = Proxy.GENERIC, Proxy.ASYNC
+
+
+@attrs.frozen
+class Until:
+    """When started work is over. group: when its group is waited for; else when its `nbytes` bytes are counted on `bar`."""
+
+    group: Group | None = None
+    bar: str = ""
+    nbytes: str = ""
+
+
+@attrs.frozen
+class Init:
+    """Initializes `bar` with `count` arrivals a phase."""
+
+    bar: str = "bar"
+    count: str = "arrivals"
+
+
+@attrs.frozen
+class FenceInit:
+    """Releases the thread's initializations to the cluster and to the async proxy."""
+
+
+@attrs.frozen
+class Wait:
+    """Blocks until the phase of `parity` of `bar` has completed, and acquires what its arrivals released."""
+
+    bar: str = "bar"
+    parity: str = "parity"
+
+
+@attrs.frozen
+class Arrive:
+    """Arrives at `bar`: once by each of `lanes`, or, with a `mask`, once at each CTA in it. Releases at `scope`."""
+
+    bar: str = "bar"
+    lanes: str = ""
+    mask: str = ""
+    scope: Scope | str = CTA
+
+
+@attrs.frozen
+class Arm:
+    """Raises the bytes that the present phase of `bar` waits for by `nbytes`."""
+
+    bar: str = "bar"
+    nbytes: str = "nbytes"
+
+
+@attrs.frozen
+class ArriveAt:
+    """Arrives at a barrier of warps: the hardware barrier `barrier`, or the cluster's where it is empty. Releases at `scope`."""
+
+    barrier: str = ""
+    scope: Scope | str = CTA
+
+
+@attrs.frozen
+class WaitAt:
+    """Blocks until the barrier of warps that the warp has arrived at is complete; acquires what was released there."""
+
+    barrier: str = ""
+
+
+@attrs.frozen
+class SyncLanes:
+    """Orders the accesses of the warp's lanes among themselves."""
+
+
+@attrs.frozen
+class FenceProxy:
+    """Orders the generic accesses of `lanes` before later accesses through the async proxy. space: "shared" or "global"."""
+
+    lanes: str = "lanes"
+    space: str = "shared"
+
+
+@attrs.frozen
+class Access:
+    """Reads, or if `write` overwrites, a part of `slot`, and has done so when the operation is over."""
+
+    slot: str = "slot"
+    write: bool = False
+    proxy: Proxy | str = GENERIC
+
+
+@attrs.frozen
+class Start:
+    """Starts to read, or if `write` to overwrite, `slot` through the async proxy. mask: in which CTAs; share, shares: only this
+    one of so many disjoint parts of the slot."""
+
+    slot: str
+    until: Until
+    write: bool = False
+    mask: str = ""
+    share: str = ""
+    shares: str = ""
+
+
+@attrs.frozen
+class Tile:
+    """Moves a tile of the tensor that the load or store `part` is bound to, from element `at` on."""
+
+    part: str
+    at: str = "at"
+
+
+@attrs.frozen
+class EndGroup:
+    """Closes the group of what was started since the last one."""
+
+    group: Group
+
+
+@attrs.frozen
+class AwaitGroup:
+    """Blocks until at most `pending` groups are incomplete. read: the operand that says whether it is enough that their sources
+    have been read."""
+
+    group: Group
+    pending: str = "pending"
+    read: str = ""
+
+
+class Use(enum.Enum):
+    """What is done to an accumulator's registers."""
+
+    WRITE = "threads write them"
+    READ = "threads read them"
+    FENCE = "threads' accesses are ordered before the next wgmma"
+    UPDATE = "the tensor core updates them, until the group is waited for"
+
+
+@attrs.frozen
+class Accumulators:
+    """Uses the registers of accumulators."""
+
+    use: Use
+
+
+@attrs.frozen
+class SetRegisters:
+    """Sets the warp's registers a thread to `registers`; blocks, to `increase` them, until so many are free."""
+
+    registers: str = "registers"
+    increase: str = "increase"
+
+
+@attrs.frozen
+class Return:
+    """The warp returns: it takes part in no barrier any more, and nothing of its own may be in flight."""
+
+
+Effect = (
+    Init | FenceInit | Wait | Arrive | Arm | ArriveAt | WaitAt | SyncLanes | FenceProxy | Access | Start | EndGroup | AwaitGroup
+    | Tile | Accumulators | SetRegisters | Return
+)  # fmt: skip
+
+
+# ---- declarations -------------------------------------------------------------------------------------------------------
+
+E = TypeVar("E")
+
+
+class Names(typing.Protocol):
+    """Names of flat numbers, for sentences."""
+
+    def bar_name(self, bar: int) -> str: ...
+    def slot_name(self, slot: int) -> str: ...
+    def named_barrier_name(self, id: int) -> str: ...
+
+
+Says = Callable[[Names, Any], str]
+
+
+@attrs.define
+class Declared:
+    """The declaration of one operation.
+
+    op: its class; ptx: the instruction that it stands for, as in the PTX ISA ("" for what has none); says: its sentence in reports,
+    a verb in the third person, with operands in braces, or a function of (names, operation); effects: what it does, in order; operands: their kinds by name.
+    """
+
+    op: type
+    ptx: str
+    says: str | Says
+    effects: tuple[Effect, ...]
+    operands: dict[str, Kind]
+
+    def effect(self, kind: type[E]) -> E | None:
+        """The first effect of this kind, or None."""
+        return next((effect for effect in self.effects if isinstance(effect, kind)), None)
+
+    def all(self, kind: type[E]) -> list[E]:
+        """All effects of this kind."""
+        return [effect for effect in self.effects if isinstance(effect, kind)]
+
+    def named(self, *kinds: Kind) -> list[str]:
+        """The operands of these kinds."""
+        return [name for name, kind in self.operands.items() if kind in kinds]
+
+    def sentence(self, names: Names, op: Any) -> str:
+        """What an operation of this class does, e.g. ``waits for ring.full[0] (parity 1)``."""
+        if not isinstance(self.says, str):
+            return self.says(names, op)
+        return self.says.format(**{n: _shown(names, kind, getattr(op, n)) for n, kind in self.operands.items()})
+
+    @property
+    def blocks(self) -> bool:
+        """Whether a warp may have to wait in it."""
+        return any(isinstance(effect, (Wait, WaitAt, AwaitGroup, SetRegisters)) for effect in self.effects)
+
+
+#: Every operation's declaration, by its class.
+TABLE: dict[type, Declared] = {}
+
+
+def operation(ptx: str, says: str | Says, *effects: Effect) -> Callable[[type[E]], type[E]]:
+    """Declares a `NamedTuple` as an operation. The arguments are those of `Declared`."""
+
+    def register(op: type[E]) -> type[E]:
+        TABLE[op] = Declared(op, ptx, says, effects, {})
+        return op
+
+    return register
+
+
+def declared(op: type) -> Declared:
+    """The declaration of an operation's class."""
+    found = TABLE[op]
+    if not found.operands:
+        hints = typing.get_type_hints(op, include_extras=True)
+        for name in op._fields:  # type: ignore[attr-defined]
+            found.operands[name] = _kind(hints[name])
+    return found
+
+
+def scope_of(scope: Scope | str, op: Any) -> Scope:
+    """The scope of an effect of *op*: its own, or that of the operand that it names."""
+    return scope if isinstance(scope, Scope) else Scope(getattr(op, scope))
+
+
+def proxy_of(proxy: Proxy | str, op: Any) -> Proxy:
+    """The same of a proxy."""
+    return proxy if isinstance(proxy, Proxy) else Proxy(getattr(op, proxy))
+
+
+def ranks(mask: int) -> str:
+    """The CTAs in a mask, e.g. ``0, 2``."""
+    return ", ".join(str(i) for i in range(mask.bit_length()) if mask >> i & 1)
+
+
+def _shown(names: Names, kind: Kind, value: Any) -> Any:
+    """An operand in a sentence."""
+    if kind is Kind.BAR:
+        return names.bar_name(value)
+    if kind is Kind.SLOT:
+        return names.slot_name(value)
+    if kind is Kind.BARRIER_ID:
+        return names.named_barrier_name(value)
+    if kind is Kind.MASK:
+        return "" if value is None else ranks(value)
+    if kind is Kind.LANES:
+        return f" by {value.bit_count()} lanes" if value.bit_count() > 1 else ""
+    return value
+
+
+def _kind(hint: Any) -> Kind:
+    """The kind in an annotation such as ``Mask | None``."""
+    for part in (hint, *typing.get_args(hint)):
+        for mark in getattr(part, "__metadata__", ()):
+            if isinstance(mark, Kind):
+                return mark
+    raise TypeError(f"{hint} names no kind of operand")

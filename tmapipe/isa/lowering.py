@@ -1,0 +1,41 @@
+"""How a call of the instruction set becomes operations: what the files of operations share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmapipe.isa.values import Carried, Value
+from tmapipe.plan.model import Barrier, Buffer, NamedBarrier, Plan
+
+__all__ = ["Lowering"]
+
+
+class Lowering(Carried):
+    """Base of the instruction set. By default an instruction makes its operations, whose operands are flat numbers, and hands
+    them to `emit`, as the machine wants it; the GPU's backend overrides every instruction.
+
+    plan: of the kernel; warp: index of the calling warp in the CTA; cta_rank: of the CTA in its cluster; cluster_id: of the
+    cluster in the grid; clusters: in the grid.
+    """
+
+    plan: Plan
+    warp: Value
+    cta_rank: Value
+    cluster_id: Value
+    clusters: Value
+
+    def emit(self, op: Any) -> None:
+        """Executes an operation, or records it."""
+        raise NotImplementedError
+
+    def bar(self, barrier: Barrier, stage: Value) -> int:
+        """The flat number of an mbarrier of the CTA."""
+        raise NotImplementedError
+
+    def slot(self, buffer: Buffer, stage: Value) -> int:
+        """The flat number of a slot of the CTA."""
+        raise NotImplementedError
+
+    def barrier_id(self, barrier: NamedBarrier, instance: Value) -> int:
+        """The id of a hardware barrier of the CTA."""
+        raise NotImplementedError

@@ -1,0 +1,43 @@
+"""What calls of the instruction set take besides parts of the plan: slots, registers, values that backends define."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from tmapipe.plan.model import Buffer
+
+__all__ = ["Carried", "Cells", "Condition", "Fragment", "SlotRef", "Value"]
+
+Value = Any  #: an index, a parity, a coordinate, a rank: ``int`` in the machine, ``Int32`` when traced
+Condition = Any  #: ``bool`` in the machine, ``Boolean`` when traced
+Fragment = Any  #: a value spread over the threads of a role: a NumPy array (the warp's part) or a ``TensorSSA``
+
+
+class SlotRef(NamedTuple):
+    """One slot: `stage` counts from 0 to ``buffer.stages - 1``."""
+
+    buffer: Buffer
+    stage: Value
+
+
+class Carried:
+    """Base of objects that a traced body may use inside run-time loops and branches.
+
+    CuTe DSL carries every local name on which a method is called through the loop, and asks the object for its values.
+    The library's objects hold none (mutable state lives in `Cells`), so they answer with nothing and pass through.
+    """
+
+    __slots__ = ()
+
+    def __extract_mlir_values__(self) -> list[Any]:
+        return []
+
+    def __new_from_mlir_values__(self, values: list[Any]) -> Carried:
+        return self
+
+
+class Cells(Protocol):
+    """Mutable integers in registers. Indices are Python ints. Aliases, attributes and closures all see one state."""
+
+    def __getitem__(self, i: int) -> Value: ...
+    def __setitem__(self, i: int, value: Value) -> None: ...
