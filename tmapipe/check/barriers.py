@@ -51,8 +51,8 @@ class Barriers:
         self.returned = set(other.returned)
 
     def arrive(self, agent: int, op: Any, id: int | None, facts: tuple[int, bool], order_only: bool) -> None:
-        """The warp arrives at the hardware barrier *id* of its CTA, or (None) at the cluster's. facts: the generation counted in,
-        and whether it completed."""
+        """The warp arrives at the hardware barrier *id* of its CTA, or (None) at the cluster's. facts: the generation
+        counted in, and whether it completed."""
         cta = agent // self.layout.warps
         which = CLUSTER if id is None else 16 * cta + id
         self._arrive(which, agent, op, *facts, order_only)

@@ -106,8 +106,8 @@ class Lifetimes:
         if scope is Scope.CTA and self.log.is_new(Kind.SCOPE, step, bar=bar):
             self.log.add(
                 Kind.SCOPE,
-                f"{who(self.layout, agent)} arrives at {bar_name(self.layout, bar)}, a peer's barrier, with {scope.value} scope: "
-                "what it did before need not be visible to the peer",
+                f"{who(self.layout, agent)} arrives at {bar_name(self.layout, bar)}, a peer's barrier, with {scope.value} "
+                "scope: what it did before need not be visible to the peer",
                 "arrive with cluster scope (mbarrier.arrive.release.cluster)",
                 step,
                 bar=bar,

@@ -202,9 +202,8 @@ class Phases:
         assert arm is not None
         self.log.add(
             Kind.TX_MISMATCH,
-            f"phase {phase} of {name} can complete before {who(self.layout, arming.agent)} arms {getattr(arming.op, arm.nbytes)} "
-            f"bytes for it"
-            ": no arrival of the phase follows the arming",
+            f"phase {phase} of {name} can complete before {who(self.layout, arming.agent)} arms "
+            f"{getattr(arming.op, arm.nbytes)} bytes for it: no arrival of the phase follows the arming",
             "arm the bytes before the arrival of the same phase (mbarrier.arrive.expect_tx does both)",
             arming,
             *self.now[bar].steps,

@@ -160,7 +160,7 @@ def slot_place(buffer: Buffer, stage: int) -> tuple[str, int, int]:
 def without_place(op: Any) -> Any:
     """The operation without coordinates, and with its type, since operations of different types can be equal as tuples."""
     kind = type(op)
-    data = _data_operands(kind)
+    data = _data_operands(kind)  # type: ignore[arg-type]
     return (kind, op._replace(**data)) if data else (kind, op)
 
 

@@ -103,7 +103,8 @@ class Slots:
     # ---- accesses -------------------------------------------------------------------------------------------------
 
     def access(self, agent: int, op: Any, effect: effects.Access) -> Proxy:
-        """Threads of the warp read or write a part of a slot; or raw code of theirs does, through the async proxy: which it is."""
+        """Threads of the warp read or write a part of a slot; or raw code of theirs does, through the async proxy: which
+        it is."""
         slot, proxy = getattr(op, effect.slot), proxy_of(effect.proxy, op)
         kind = (
             (WRITE if effect.write else READ)

@@ -1,4 +1,5 @@
-"""Fragments as CuTe DSL values: taken from accumulators, read from slots and written to them, and epilogues applied to them."""
+"""Fragments as CuTe DSL values: taken from accumulators, read from slots and written to them, and epilogues applied to
+them."""
 
 from __future__ import annotations
 

@@ -217,7 +217,8 @@ class BarrierInstructions(Lowering):
         self.emit(WarpSync())
 
     def named_barrier_sync(self, barrier: NamedBarrier, instance: Value = 0) -> None:
-        """``bar.sync id + instance, threads``: waits until *threads* threads have arrived. Orders generic accesses among them."""
+        """``bar.sync id + instance, threads``: waits until *threads* threads have arrived. Orders generic accesses among
+        them."""
         self.emit(BarArrive(self.barrier_id(barrier, instance), barrier.threads, True))
         self.emit(BarWait(barrier.id + instance))
 
@@ -226,8 +227,8 @@ class BarrierInstructions(Lowering):
         self.emit(BarArrive(self.barrier_id(barrier, instance), barrier.threads, False))
 
     def cluster_arrive(self, scope: str = "cluster") -> None:
-        """``barrier.cluster.arrive``: all threads of all CTAs of the cluster take part. scope: "cluster" releases this thread's
-        earlier accesses to the peers (a membar, some hundred cycles); "relaxed" orders none of them: inits that
+        """``barrier.cluster.arrive``: all threads of all CTAs of the cluster take part. scope: "cluster" releases this
+        thread's earlier accesses to the peers (a membar, some hundred cycles); "relaxed" orders none of them: inits that
         `fence_mbarrier_init` has released are visible after it all the same."""
         self.emit(ClusterArrive(scope))
 

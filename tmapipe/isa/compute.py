@@ -102,10 +102,10 @@ def _part(op: SlotRead | SlotWrite) -> str:
 class SlotRead(NamedTuple):
     """``ld.shared`` of part `part` of `parts` of a slot by all lanes.
 
-    split: how the parts are cut: "threads" (distributed over a role's threads) or "rows" (contiguous along the first extent), and
-    after a slash which raw function distributes its part over the lanes. Parts of the same cut with different numbers are
-    disjoint; of everything else assume that they overlap. proxy: "generic", or "async": raw code reaches it by TMA or wgmma, and
-    goes on in all lanes only when that has ended. Facts: None.
+    split: how the parts are cut: "threads" (distributed over a role's threads) or "rows" (contiguous along the first
+    extent), and after a slash which raw function distributes its part over the lanes. Parts of the same cut with
+    different numbers are disjoint; of everything else assume that they overlap. proxy: "generic", or "async": raw code
+    reaches it by TMA or wgmma, and goes on in all lanes only when that has ended. Facts: None.
     """
 
     slot: Slot
@@ -152,8 +152,8 @@ class ComputeInstructions(Lowering):
         self.emit(WgmmaFence())
 
     def wgmma(self, matmul: Matmul, acc: Fragment, a: SlotRef, b: SlotRef) -> None:
-        """``wgmma.mma_async`` for all k of the slots, asynchronously: reads both slots (async proxy) and *acc* until a `wgmma_wait`
-        says otherwise."""
+        """``wgmma.mma_async`` for all k of the slots, asynchronously: reads both slots (async proxy) and *acc* until a
+        `wgmma_wait` says otherwise."""
         self.emit(Wgmma(matmul.name, self.slot(a.buffer, a.stage), self.slot(b.buffer, b.stage)))
 
     def wgmma_commit(self) -> None:
@@ -165,20 +165,20 @@ class ComputeInstructions(Lowering):
         self.emit(WgmmaWait(pending))
 
     def read_words(self, slot: SlotRef, count: int, without_data: Callable[[], Sequence[int]]) -> Sequence[Value]:
-        """``ld.shared``: the slot's first *count* words of 4 bytes, in all lanes. without_data: what they are in the machine where
-        it runs without data. Generic proxy."""
+        """``ld.shared``: the slot's first *count* words of 4 bytes, in all lanes. without_data: what they are in the
+        machine where it runs without data. Generic proxy."""
         raise NotImplementedError
 
     def setmaxnreg(self, registers: int, increase: bool) -> None:
-        """``setmaxnreg.inc/dec``: registers a thread from here on (24 to 256, a multiple of 8), for every warp of the warpgroup.
-        An increase blocks until the CTA's pool has that many free."""
+        """``setmaxnreg.inc/dec``: registers a thread from here on (24 to 256, a multiple of 8), for every warp of the
+        warpgroup. An increase blocks until the CTA's pool has that many free."""
         self.emit(SetMaxNreg(registers, increase))
 
     def griddepcontrol_wait(self) -> None:
-        """``griddepcontrol.wait``: until the kernels before this one in the stream have ended and their writes are visible. Nothing
-        in global memory may be touched earlier, since the launch does not wait for them. In the machine, which runs one
-        kernel: nothing."""
+        """``griddepcontrol.wait``: until the kernels before this one in the stream have ended and their writes are
+        visible. Nothing in global memory may be touched earlier, since the launch does not wait for them. In the machine,
+        which runs one kernel: nothing."""
 
     def griddepcontrol_launch_dependents(self) -> None:
-        """``griddepcontrol.launch_dependents``: once each CTA has executed it, the next kernel's CTAs may start wherever there is
-        room (and wait there, as above). Orders nothing."""
+        """``griddepcontrol.launch_dependents``: once each CTA has executed it, the next kernel's CTAs may start wherever
+        there is room (and wait there, as above). Orders nothing."""

@@ -59,8 +59,8 @@ def _says_load(names: Names, op: TmaLoad) -> str:
     Tile("load"),
 )
 class TmaLoad(NamedTuple):
-    """Of the tile that starts at element `at`, to `slot`, completing `nbytes` on `bar`, in each CTA of `mask`. Only share `share`
-    of `shares` of it, cut along rows. Facts: tuple of `Flight`, one a destination CTA."""
+    """Of the tile that starts at element `at`, to `slot`, completing `nbytes` on `bar`, in each CTA of `mask`. Only share
+    `share` of `shares` of it, cut along rows. Facts: tuple of `Flight`, one a destination CTA."""
 
     load: Name
     slot: Slot
@@ -81,8 +81,8 @@ class TmaLoad(NamedTuple):
     Tile("store"),
 )
 class TmaStore(NamedTuple):
-    """Or ``cp.reduce``: to the tile that starts at element `at`; only the first `rows` rows of it, if it is clipped. Facts: its
-    `Flight`."""
+    """Or ``cp.reduce``: to the tile that starts at element `at`; only the first `rows` rows of it, if it is clipped.
+    Facts: its `Flight`."""
 
     store: Name
     slot: Slot
@@ -154,9 +154,9 @@ class CopyInstructions(Lowering):
         self.emit(TmaLoad(load.name, slot, bar, load.buffer.slot_bytes // shares, mask, share, shares, tuple(at)))
 
     def tma_store(self, store: Store, stage: Value, at: Sequence[Value], rows: Value = None) -> None:
-        """``cp.async.bulk.tensor`` to global memory (``cp.reduce...`` with `store.reduce`): copies slot *stage* to the tile that
-        starts at element *at*, later; elements outside the tensor are not written, and of a `store.clipped` no others than the
-        slot's first *rows* rows (0 to all). Async proxy."""
+        """``cp.async.bulk.tensor`` to global memory (``cp.reduce...`` with `store.reduce`): copies slot *stage* to the
+        tile that starts at element *at*, later; elements outside the tensor are not written, and of a `store.clipped` no
+        others than the slot's first *rows* rows (0 to all). Async proxy."""
         self.emit(TmaStore(store.name, self.slot(store.buffer, stage), tuple(at), rows))
 
     def bulk_commit_group(self) -> None:
@@ -164,14 +164,14 @@ class CopyInstructions(Lowering):
         self.emit(BulkCommit())
 
     def bulk_wait_group(self, pending: int, read: bool) -> None:
-        """``cp.async.bulk.wait_group(.read)``: until at most *pending* groups of the elected thread are incomplete (*read*: until
-        their sources have been read, so that these may be overwritten; the writes may not be visible)."""
+        """``cp.async.bulk.wait_group(.read)``: until at most *pending* groups of the elected thread are incomplete
+        (*read*: until their sources have been read, so that these may be overwritten; the writes may not be visible)."""
         self.emit(BulkWait(pending, read))
 
     def store_words(self, slot: SlotRef, words: Sequence[Value], barrier: Barrier) -> None:
-        """``st.async``, by lane i to CTA i of the cluster, for every CTA: writes *words* to the start of the slot, and completes all
-        bytes of the slot on ``barrier[slot.stage]`` there, later, by itself. Which proxy it goes through is left open by the PTX
-        ISA: taken as the async one, which is the stricter."""
+        """``st.async``, by lane i to CTA i of the cluster, for every CTA: writes *words* to the start of the slot, and
+        completes all bytes of the slot on ``barrier[slot.stage]`` there, later, by itself. Which proxy it goes through is
+        left open by the PTX ISA: taken as the async one, which is the stricter."""
         everyone = (1 << self.plan.cluster_size) - 1
         place, bar = self.slot(slot.buffer, slot.stage), self.bar(barrier, slot.stage)
         self.emit(StAsync(place, bar, slot.buffer.slot_bytes, everyone, tuple(words)))

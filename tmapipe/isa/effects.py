@@ -3,8 +3,9 @@
 An operation is a `NamedTuple` of operands. Its declaration (`Declared`) says of which kind each operand is, what the operation
 does (its effects, in order), which PTX it stands for, and the sentence that reports use. Effects name operands by their names.
 
-The recorder, the vector clocks, the comparison of programs, reports, mutants and the manual page read declarations. Two things are
-written by hand and never read them: the transitions of the machine, and the exhaustive oracle. The table is tested against both.
+The recorder, the vector clocks, the comparison of programs, reports, mutants and the manual page read declarations. Two
+things are written by hand and never read them: the transitions of the machine, and the exhaustive oracle. The table is
+tested against both.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from typing import Annotated, Any, TypeVar
 import attrs
 
 __all__ = [
-    "ALL_LANES", "ASYNC", "AwaitGroup", "ArriveAt", "Access", "Accumulators", "Arm", "Arrive", "At", "Bar", "BarrierId", "Bytes",
-    "CLUSTER", "CTA", "Count", "Declared", "ELECTED", "Effect", "EndGroup", "FenceInit", "FenceProxy", "Flag", "GENERIC", "Group",
-    "Init", "Kind", "Lanes", "Mask", "Name", "Names", "Number", "Parity", "Pending", "Proxy", "RELAXED", "Return", "ProxyName", "Scope", "ScopeName", "SetRegisters", "Slot",
-    "Start", "SyncLanes", "TABLE", "Threads", "Tile", "Until", "Use", "Wait", "WaitAt", "Where", "declared", "operation", "proxy_of", "ranks", "scope_of",
+    "Access", "Accumulators", "ALL_LANES", "Arm", "Arrive", "ArriveAt", "ASYNC", "At", "AwaitGroup", "Bar",
+    "BarrierId", "Bytes", "CLUSTER", "Count", "CTA", "Declared", "declared", "Effect", "ELECTED", "EndGroup",
+    "FenceInit", "FenceProxy", "Flag", "GENERIC", "Group", "Init", "Kind", "Lanes", "Mask", "Name", "Names", "Number",
+    "operation", "Parity", "Pending", "Proxy", "proxy_of", "ProxyName", "ranks", "RELAXED", "Return", "Scope",
+    "scope_of", "ScopeName", "SetRegisters", "Slot", "Start", "SyncLanes", "TABLE", "Threads", "Tile", "Until", "Use",
+    "Wait", "WaitAt", "Where",
 ]  # fmt: skip
 
 ALL_LANES = 0xFFFFFFFF
@@ -150,7 +153,8 @@ class Arm:
 
 @attrs.frozen
 class ArriveAt:
-    """Arrives at a barrier of warps: the hardware barrier `barrier`, or the cluster's where it is empty. Releases at `scope`."""
+    """Arrives at a barrier of warps: the hardware barrier `barrier`, or the cluster's where it is empty. Releases at
+    `scope`."""
 
     barrier: str = ""
     scope: Scope | str = CTA
@@ -187,8 +191,8 @@ class Access:
 
 @attrs.frozen
 class Start:
-    """Starts to read, or if `write` to overwrite, `slot` through the async proxy. mask: in which CTAs; share, shares: only this
-    one of so many disjoint parts of the slot."""
+    """Starts to read, or if `write` to overwrite, `slot` through the async proxy. mask: in which CTAs; share, shares:
+    only this one of so many disjoint parts of the slot."""
 
     slot: str
     until: Until
@@ -215,8 +219,8 @@ class EndGroup:
 
 @attrs.frozen
 class AwaitGroup:
-    """Blocks until at most `pending` groups are incomplete. read: the operand that says whether it is enough that their sources
-    have been read."""
+    """Blocks until at most `pending` groups are incomplete. read: the operand that says whether it is enough that their
+    sources have been read."""
 
     group: Group
     pending: str = "pending"
@@ -253,8 +257,8 @@ class Return:
 
 
 Effect = (
-    Init | FenceInit | Wait | Arrive | Arm | ArriveAt | WaitAt | SyncLanes | FenceProxy | Access | Start | EndGroup | AwaitGroup
-    | Tile | Accumulators | SetRegisters | Return
+    Init | FenceInit | Wait | Arrive | Arm | ArriveAt | WaitAt | SyncLanes | FenceProxy | Access | Start | EndGroup |
+    AwaitGroup | Tile | Accumulators | SetRegisters | Return
 )  # fmt: skip
 
 
@@ -278,8 +282,9 @@ Says = Callable[[Names, Any], str]
 class Declared:
     """The declaration of one operation.
 
-    op: its class; ptx: the instruction that it stands for, as in the PTX ISA ("" for what has none); says: its sentence in reports,
-    a verb in the third person, with operands in braces, or a function of (names, operation); effects: what it does, in order; operands: their kinds by name.
+    op: its class; ptx: the instruction that it stands for, as in the PTX ISA ("" for what has none); says: its sentence
+    in reports, a verb in the third person, with operands in braces, or a function of (names, operation); effects: what it
+    does, in order; operands: their kinds by name.
     """
 
     op: type

@@ -4,17 +4,17 @@ Two backends implement it. `tmapipe.gpu` emits the CuTe DSL operation for each i
 `tmapipe.machine` makes the operations of the table and carries them out on a model of the hardware. The protocol
 (`tmapipe.protocol`) knows only this package.
 
-**Who executes.** A body runs once a *warp*. All 32 lanes are converged at every instruction. Where the hardware wants one thread
-(an arrive, an expect-tx, a TMA instruction, a bulk group) the backend elects one lane, the same one each time, so the caller
-never does. "Each lane" in an instruction's text says otherwise.
+**Who executes.** A body runs once a *warp*. All 32 lanes are converged at every instruction. Where the hardware wants one
+thread (an arrive, an expect-tx, a TMA instruction, a bulk group) the backend elects one lane, the same one each time, so
+the caller never does. "Each lane" in an instruction's text says otherwise.
 
 **Values.** An index, a parity, a coordinate or a rank is an ``int`` in the machine and an ``Int32`` when traced; both take the
 usual arithmetic. A condition is a ``bool`` or a ``Boolean``. Python's ``if`` on such a value works only in traced bodies, so
 library code branches with `Isa.when` and selects with `Isa.select`.
 
-**Proxies.** *Generic*: ordinary loads and stores by threads. *Async*: what TMA and wgmma do to shared memory. Accesses to the
-same bytes through different proxies are ordered only by a proxy fence, by an mbarrier completion (async writes, seen by whoever
-waits), or by a group wait (async reads and writes of one's own).
+**Proxies.** *Generic*: ordinary loads and stores by threads. *Async*: what TMA and wgmma do to shared memory. Accesses to
+the same bytes through different proxies are ordered only by a proxy fence, by an mbarrier completion (async writes, seen
+by whoever waits), or by a group wait (async reads and writes of one's own).
 """
 
 from __future__ import annotations

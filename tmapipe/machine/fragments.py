@@ -1,4 +1,5 @@
-"""Fragments in the machine: the calling warp's part as a NumPy array, or a placeholder where the protocol runs without data."""
+"""Fragments in the machine: the calling warp's part as a NumPy array, or a placeholder where the protocol runs without
+data."""
 
 from __future__ import annotations
 

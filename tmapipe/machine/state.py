@@ -21,7 +21,8 @@ APPLY: dict[type, Callable[..., Any]] = {}
 ENABLED: dict[type, Callable[..., bool]] = {}
 #: types that can block -> function (state, agent, op) -> the key that `State.woken` will hold
 WAIT_KEY: dict[type, Callable[..., int]] = {}
-#: the same types -> function (state, agent, op) -> what a blocked warp waits for, with the numbers that show why it does not come
+#: the same types -> function (state, agent, op) -> what a blocked warp waits for, with the numbers that show why it does
+#: not come
 WAIT_TEXT: dict[type, Callable[..., str]] = {}
 
 LOAD_WRITE, LOAD_COMPLETE = LoadWrite(), LoadComplete()
@@ -42,14 +43,14 @@ _DICTS = ("loads", "stores", "open_group", "groups", "committed")
 class State:
     """One cluster's protocol state.
 
-    mbarriers, at ``cta * nbars + bar``: `count` (0: not initialized), `pending` arrivals, `tx` pending bytes, `phase` number;
-    named barriers, at ``cta * 16 + id``: `bar_threads`, `bar_arrived` (threads), `bar_generation`; by agent: `bar_seen` (that
-    index and the generation of a ``bar.sync`` that has arrived, or None), `cluster_seen` (generation arrived in, or -1),
-    `returned`, `serials`, `registers`; `cluster`: [warps arrived, generation];
-    `live`: warps of each CTA that have not returned; slots, at ``cta * nslots + slot``: `writers`, `readers` in flight;
-    `loads`: flight (of a TMA load or st.async) -> (slot, share, shares, mbarrier, bytes, landed); `stores`: flight -> (slot, whether read);
-    by thread (``agent * 32 + lane``): `open_group`, `groups` (flights, whether known read) oldest first, `committed`;
-    by warpgroup: `queues` of (matmul, a, b, issuers), `done`; by agent: `issued`, `bounds` of groups, `awaited`, `unfenced`.
+    mbarriers, at ``cta * nbars + bar``: `count` (0: not initialized), `pending` arrivals, `tx` pending bytes, `phase`
+    number; named barriers, at ``cta * 16 + id``: `bar_threads`, `bar_arrived` (threads), `bar_generation`; by agent:
+    `bar_seen` (that index and the generation of a ``bar.sync`` that has arrived, or None), `cluster_seen` (generation
+    arrived in, or -1), `returned`, `serials`, `registers`; `cluster`: [warps arrived, generation]; `live`: warps of each
+    CTA that have not returned; slots, at ``cta * nslots + slot``: `writers`, `readers` in flight; `loads`: flight (of a
+    TMA load or st.async) -> (slot, share, shares, mbarrier, bytes, landed); `stores`: flight -> (slot, whether read); by
+    thread (``agent * 32 + lane``): `open_group`, `groups` (flights, whether known read) oldest first, `committed`; by
+    warpgroup: `queues` of (matmul, a, b, issuers), `done`; by agent: `issued`, `bounds` of groups, `awaited`, `unfenced`.
 
     split_loads: loads take two steps (bytes land, bytes are counted) instead of one.
     """
