@@ -1,5 +1,4 @@
-"""Fragments as CuTe DSL values: taken from accumulators, read from slots and written to them, and epilogues applied to
-them."""
+"""Fragments as CuTe DSL values: from accumulators, from and to slots, and epilogues applied to them."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from tmapipe.plan.sharing import row_width
 
 __all__ = ["GpuFragments"]
 
-#: Values of a fragment, a thread, that an epilogue is applied to at a time: 16 columns.
+#: Values per thread that an epilogue is applied to at a time: 16 columns.
 PART = 8
 
 
@@ -54,7 +53,7 @@ class GpuFragments(Sums, Carried):
         isa = self.isa
         dtype = cute_type(slot.buffer.dtype)
         columns = slot.buffer.tile[1]
-        one_group = tiled_mma(bf16, bf16, (1, 1, 1), columns)  # accumulators lie alike for all types
+        one_group = tiled_mma(bf16, bf16, (1, 1, 1), columns)  # accumulators have the same layout for all types
         row_major = LayoutEnum.ROW_MAJOR
         to_shared = hopper.sm90_get_smem_store_op(row_major, elem_ty_d=dtype, elem_ty_acc=cutlass.Float32)
         fragment_atom = cute.make_copy_atom(
@@ -84,7 +83,7 @@ class GpuFragments(Sums, Carried):
                 cute.autovec_copy(cute.coalesce(two), values[((None, half, eight), 0, 0)])
         else:
             inside = tensor[(None, slot.stage)]
-            few = cute.make_rmem_tensor((2, columns // 8), dtype)  # of each column, or of both rows
+            few = cute.make_rmem_tensor((2, columns // 8), dtype)  # one per column, or one per row
             for eight in range(columns // 8 if along == ("n",) else 0):
                 cute.autovec_copy(cute.local_tile(inside, (2,), (first // 2 + pair + 4 * eight,)), few[(None, eight)])
             for half in range(0 if along == ("n",) else 2):
@@ -94,7 +93,7 @@ class GpuFragments(Sums, Carried):
         return values.load().to(cutlass.Float32)
 
     def apply(self, function: Callable[..., Any], fragments: Sequence[Any], named: dict[str, Any]) -> Any:
-        # On whole pieces (32 values a thread), ptxas keeps so many intermediate values at a time that it spills.
+        # Applied to a whole piece (32 values per thread), ptxas keeps so many intermediate values that it spills.
         shape, size = fragments[0].shape, cute.size(fragments[0].shape)
         step = PART if size % PART == 0 else PART // 2
         made: dict[str, Any] = {}
@@ -143,7 +142,10 @@ class GpuFragments(Sums, Carried):
         gpu(*tensors)
 
     def _vectors(self, slot: SlotRef, role: RoleWarps) -> tuple[Callable[[int], Any], int, int]:
-        """Short rows of a slot's elements, dealt over the role's threads: (i -> row, rows a thread, elements a row)."""
+        """Short rows of a slot's elements, distributed over the role's threads.
+
+        Returns (a function from i to the thread's i-th row, rows per thread, elements per row).
+        """
         buffer = slot.buffer
         width = row_width(buffer.name, buffer.tile, role)
         rows = buffer.tile[-1] // width
@@ -160,7 +162,7 @@ class GpuFragments(Sums, Carried):
 
 
 def _part(values: Any, first: int, count: int) -> Any:
-    """Elements of a fragment that belong to whole groups of 8 columns, 4 a thread each, in fp32."""
+    """Values [first, first + count) of a fragment, in fp32: whole groups of 8 columns, 4 values per thread."""
     part = cute.make_rmem_tensor(((2, 2, count // 4), 1, 1), cutlass.Float32)
     for i in range(count):
         part[i] = cutlass.Float32(values[first + i])

@@ -1,4 +1,4 @@
-"""The instruction set as CuTe DSL operations, emitted while the kernel is traced."""
+"""The GPU backend's instruction set: each operation is emitted as CuTe DSL while the kernel is traced."""
 
 from __future__ import annotations
 
@@ -24,22 +24,27 @@ from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan
 
 __all__ = ["GpuIsa"]
 
-#: L2 eviction policies as createpolicy encodes them for a whole access (the constants of CUTLASS' TMA::CacheHintSm90).
+#: L2 eviction policies as createpolicy encodes them for a whole access (the constants of CUTLASS's TMA::CacheHintSm90).
 L2_POLICIES = {
     "evict_normal": 0x1000000000000000,
     "evict_first": 0x12F0000000000000,
     "evict_last": 0x14F0000000000000,
 }
-#: Whether `cute.copy` elects the issuing lane by itself, as its PTX shows (CuTe DSL 4.8.1; tests/emit keeps it so).
+#: Whether `cute.copy` elects the issuing lane by itself, as its PTX shows (CuTe DSL 4.8.1; tests/emit checks it).
 COPY_ELECTS = {"load": True, "store": False, "reduce": True}
 
 
 class GpuIsa(Isa):
-    """One warp's view of the hardware, for the kernel being traced. Methods as documented in `tmapipe.isa`.
+    """One warp's view of the hardware, for the kernel being traced. Its methods are documented in `tmapipe.isa`.
 
-    atoms: name of each load and store, and of each load's edge -> (TMA atom, coordinate tensor); divisors: by name, as the
-    host prepared them; tables: by name; counters: integers in global memory, of a queued order; kept: of `GpcTiles`, the
-    words of `keep_places`.
+    Args:
+        plan: the kernel's plan
+        atoms: (TMA atom, coordinate tensor) of each load and store, and of each load's tiles over the edge, by name
+        divisors: by name, as the host prepared them
+        clusters: how many were launched
+        tables: tensors by name
+        counters: int32 in global memory, for a queued order
+        kept: the words that the order adds to a launch
     """
 
     def __init__(
@@ -82,7 +87,7 @@ class GpuIsa(Isa):
         return cutlass.select_(condition, Int32(then), Int32(otherwise))
 
     def here(self, value: Any) -> Any:
-        # A shuffle, which no compiler moves over a barrier.
+        # A shuffle, which no compiler moves across a barrier.
         return value if control.constant(value) else cute.arch.make_warp_uniform(Int32(value))
 
     def when(self, condition: Any, body: Callable[[], None]) -> None:
@@ -142,7 +147,7 @@ class GpuIsa(Isa):
     ) -> None:
         if scope not in ("cluster", "relaxed"):
             raise ScopeError("an arrival at peers needs cluster scope; CTA scope exists on the model, to show the bug")
-        # CuTe DSL's default has CTA scope, and so releases nothing to a peer: it only counts there.
+        # CuTe DSL's default has CTA scope: at a peer it only counts, and releases nothing.
         kind = {"scope": MemScopeKind.CLUSTER} if scope == "cluster" else {}
         mine = ((Int32(mask) >> self.lane) & 1) == 1
         self.when(
@@ -320,14 +325,16 @@ class GpuIsa(Isa):
         return cute.make_tensor(cute.recast_ptr(start.align(128), dtype=cute_type(buffer.dtype)), layout)
 
     def _partition(self, part: Load | Store, at: Sequence[Any], share: Any, peers: int) -> tuple[Any, Any]:
-        """The slots, and the global tile that starts at element *at*, as the TMA atom takes them."""
+        """The slots, and the tile of global memory that starts at element *at*, as the TMA atom takes them."""
         start = tuple(at[mode] for mode in core_modes(part))
         return partition(self.atoms[part.name], self.buffers[part.buffer.name], part.buffer.tile, start, share, peers)
 
 
 def _opaque(pointer: Any) -> Any:
-    """The same pointer to shared memory, as a value that the compiler keeps in a uniform register: it would compute the
-    address of the CTA's shared memory anew at every use (4 instructions in each k-tile of a GEMM)."""
+    """The same pointer to shared memory, as a value that the compiler keeps in a uniform register.
+
+    Otherwise it computes the address of the CTA's shared memory anew at every use (4 instructions per k-tile of a GEMM).
+    """
     address = cute.arch.make_warp_uniform(pointer.toint())
     return cute.make_ptr(cutlass.Uint8, address, cute.AddressSpace.smem, assumed_align=1024)
 

@@ -1,4 +1,4 @@
-"""wgmma's operands and accumulators as CuTe DSL takes them."""
+"""Operands and accumulators of wgmma as CuTe DSL takes them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Accumulator", "MatmulHandles", "sums_type", "tiled_mma"]
 
 
 class MatmulHandles:
-    """The operand descriptors of one matmul, made at the top of the kernel, and its sums."""
+    """The operand descriptors of one matmul, made at the top of the kernel, and its accumulator."""
 
     def __init__(self, isa: Any, matmul: Matmul):
         self.matmul = matmul
@@ -58,12 +58,12 @@ class _Part(Carried):
 class Accumulator(Carried):
     """The sums of one tile after another, in registers that live as long as the kernel.
 
-    To set so many to zero for each tile would leave the tensor cores idle meanwhile (192 registers: some 400 clocks). So the
-    tile's first wgmma overwrites what the last tile has left; and where there may have been none, zeros are read instead.
+    Setting them to zero for each tile would leave the tensor cores idle (192 registers: some 400 clocks). So the first wgmma
+    of a tile overwrites what the last tile left. If a tile may have had no wgmma, zeros are read instead.
     """
 
     def __init__(self, isa: Any, shapes: list, dtype: Any, promoted: bool):
-        self.registers = [cute.make_rmem_tensor(shape, dtype) for shape in shapes]  # of the tile's columns side by side
+        self.registers = [cute.make_rmem_tensor(shape, dtype) for shape in shapes]  # one per part of the columns
         for part in self.registers:
             part.fill(dtype(0))
         self.begun, self.empty = isa.cells(0), True
@@ -98,14 +98,19 @@ class _Tf32Op(warpgroup.MmaF16BF16Op):
 
 
 def sums_type(a: DType) -> Any:
-    """The type of the sums of products with *a*."""
+    """The type of sums of products with *a*."""
     return cutlass.Int32 if a.integer else cutlass.Float32
 
 
 def tiled_mma(
     a: DType, b: DType, groups: tuple[int, int, int], n: int, transposed: tuple[bool, bool] = (False, False)
 ) -> Any:
-    """64 x *n* for each of the warpgroups along (m, n, k), with sums of `sums_type`. transposed: as in `plan.Matmul`."""
+    """The tiled MMA of 64 x *n* for each warpgroup, with sums of `sums_type`.
+
+    Args:
+        groups: warpgroups along (m, n, k)
+        transposed: of a and b, as in `plan.Matmul`
+    """
     majors = [OperandMajorMode.MN if way else OperandMajorMode.K for way in transposed]
     if a == tf32:
         source = warpgroup.OperandSource.SMEM
@@ -116,7 +121,7 @@ def tiled_mma(
 
 
 def _operand(slots: Any, buffer: Buffer, transposed: bool) -> Any:
-    """Slots [m or n, k, stage] as wgmma takes them, of the slots of *buffer*, which may lie as [k, m or n, stage]."""
+    """Slots [m or n, k, stage] as wgmma takes them. Those of a transposed operand lie as [k, m or n, stage]."""
     layout, start = slots.layout, slots.iterator
     if buffer.dtype == tf32:
         start = cute.recast_ptr(start, slot_layout(buffer).inner, dtype=cutlass.TFloat32)

@@ -17,8 +17,8 @@ __all__ = ["Sums"]
 # Lane i holds columns 2 (i % 4) + {0, 1} of each 8, of the rows i / 4 and i / 4 + 8 of the warp's 16. Value
 # i + 2 half + 4 eight of its fragment is column i of these two, in row half, of the 8 columns from 8 eight on.
 
-QUAD = (1, 2)  # lanes apart that share rows
-COLUMN = (4, 8, 16)  # lanes apart that share columns
+QUAD = (1, 2)  # distances of lanes that share rows
+COLUMN = (4, 8, 16)  # distances of lanes that share columns
 
 
 class Sums:
@@ -78,7 +78,10 @@ def _if(condition: Any, value: Any) -> Any:
 
 
 def _over(distances: tuple[int, ...], value: Any) -> Any:
-    """The sum over the lanes that are so far apart: bit by bit the same in each, since an addition has no order."""
+    """The sum over the lanes at these distances.
+
+    Each lane gets the same bits, since an addition of two numbers has no order.
+    """
     for distance in distances:
         value = value + cute.arch.shuffle_sync_bfly(value, distance)
     return value
