@@ -17,20 +17,36 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import attrs
+
 from tmapipe.errors import InputError
+from tmapipe.fields import is_count, must, optional
 from tmapipe.role import Role
 
 __all__ = ["BarrierRing"]
 
 
+@attrs.frozen(eq=False, init=False, repr=False)
 class BarrierRing:
-    """Declares a ring of `stages` slots (None: as many as shared memory holds) and the chain of roles that use them.
+    """Declares a ring of slots and the chain of roles that use them.
 
-    producer / consumer are the two phases of the usual ring; chain=(load, transform, store) gives any number. A phase
-    played by several roles at once is a tuple: ``consumer=(math, logger)``. What lies in a slot is declared by the stages
-    that name this ring. Everything else is derived: arrival counts from the roles' warps and the multicast peers,
-    expect-tx bytes from the stages, parities, initialization and tail.
+    What lies in a slot is declared by the stages that name this ring. Everything else is derived: arrival counts from the
+    roles' warps and the multicast peers, expect-tx bytes from the stages, parities, initialization and tail.
+
+    Args:
+        stages: How many slots there are; None: as many as shared memory holds.
+        producer: The first of two phases: a role, or a tuple of roles that play it at once.
+        consumer: The second of two phases, likewise.
+        chain: Any number of phases from two on, instead of producer and consumer: ``chain=(load, transform, store)``.
+
+    Raises:
+        InputError: For any other value.
     """
+
+    stages: int | None = attrs.field(
+        validator=must(optional(is_count), "must be a positive integer or None", "use 1 or more")
+    )
+    phases: tuple[tuple[Role, ...], ...] = attrs.field()
 
     def __init__(
         self,
@@ -40,8 +56,6 @@ class BarrierRing:
         consumer: Role | Iterable[Role] | None = None,
         chain: Iterable[Role | Iterable[Role]] | None = None,
     ):
-        if stages is not None and (not isinstance(stages, int) or stages < 1):
-            raise InputError("BarrierRing(stages)", stages, "must be a positive integer or None", "use 1 or more")
         if (chain is None) == (producer is None or consumer is None):
             raise InputError(
                 "BarrierRing(producer, consumer, chain)",
@@ -49,15 +63,35 @@ class BarrierRing:
                 "takes either producer and consumer, or chain",
                 "name each phase once",
             )
-        phases: Iterable[Any] = chain if chain is not None else (producer, consumer)
-        self.stages = stages
-        self.phases = tuple((phase,) if isinstance(phase, Role) else tuple(phase) for phase in phases)
-        roles = [role for phase in self.phases for role in phase]
-        if len(self.phases) < 2 or not all(self.phases):
-            raise InputError("BarrierRing(chain)", chain, "needs at least two phases of one role each", "add a role")
-        if len(set(map(id, roles))) != len(roles):
-            raise InputError("BarrierRing(chain)", roles, "a role plays one phase of a ring", "use a role a phase")
-        self.name = ""
+        if chain is None:
+            phases = [("producer", producer), ("consumer", consumer)]
+        else:
+            phases = [("chain", phase) for phase in _several("chain", chain)]
+        self.__attrs_init__(
+            stages, tuple((p,) if isinstance(p, Role) else tuple(_several(name, p)) for name, p in phases)
+        )
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = self.name or name
+    @phases.validator
+    def _roles_differ(self, field: Any, phases: tuple[tuple[Role, ...], ...]) -> None:
+        if len(phases) < 2 or not all(phases):
+            raise InputError("BarrierRing(chain)", phases, "needs at least two phases of one role each", "add a role")
+        roles = [role for phase in phases for role in phase]
+        for role in roles:
+            if not isinstance(role, Role):
+                raise InputError("BarrierRing(chain)", role, _ROLES, "e.g. producer=load")
+        if len(set(roles)) != len(roles):
+            raise InputError("BarrierRing(chain)", roles, "a role plays one phase of a ring", "use a role a phase")
+
+    def __repr__(self) -> str:
+        phases = [phase[0] if len(phase) == 1 else phase for phase in self.phases]
+        text = f"producer={phases[0]!r}, consumer={phases[1]!r}" if len(phases) == 2 else f"chain={tuple(phases)!r}"
+        return f"BarrierRing({'' if self.stages is None else f'{self.stages}, '}{text})"
+
+
+_ROLES = "is a Role for each phase, or a tuple of those that play it at once"
+
+
+def _several(argument: str, value: Any) -> Iterable[Any]:
+    if not isinstance(value, Iterable):
+        raise InputError(f"BarrierRing({argument})", value, _ROLES, "e.g. producer=load")
+    return value

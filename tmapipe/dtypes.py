@@ -17,21 +17,25 @@ from tmapipe.errors import InputError
 __all__ = ["DType", "as_dtype", "bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2", "int8", "int32", "tf32", "dtype_of"]
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class DType:
     """An element type.
 
-    name: the library's name (``"bf16"``); bytes: bytes an element; numpy: the NumPy scalar type of the machine model;
-    torch / cute: the attribute names in ``torch`` and ``cutlass``.
+    Args:
+        name: The library's name, such as "bf16".
+        bytes: Of an element.
+        numpy: The NumPy scalar type of the machine model.
+        torch: Name of the attribute in ``torch``.
+        cute: Name of the attribute in ``cutlass``.
     """
 
     name: str
     bytes: int
-    numpy: Any = attrs.field(eq=False, repr=False)
-    torch: str = attrs.field(repr=False)
-    cute: str = attrs.field(repr=False)
+    numpy: Any = attrs.field(eq=False)
+    torch: str
+    cute: str
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.name
 
     @property

@@ -18,6 +18,7 @@ from tmapipe.integers import ceil_div
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
 from tmapipe.matmul import Wgmma
+from tmapipe.plan.declarations import Part
 from tmapipe.plan.model import Plan, RoleWarps
 from tmapipe.protocol.matmuls import BoundMatmul
 from tmapipe.protocol.parts import PartInSlot, SlotPart
@@ -25,7 +26,6 @@ from tmapipe.protocol.raw import raw
 from tmapipe.protocol.ring import RingEnd
 from tmapipe.protocol.stores import BoundStore, SlotStore
 from tmapipe.protocol.turns import BoundTurnstile
-from tmapipe.role import body_of
 from tmapipe.tiles.persistent import BoundTiles
 from tmapipe.tiles.queue import SCHEDULER
 
@@ -117,7 +117,7 @@ def _run_branch(isa: Isa, schedule: Any, tiles: BoundTiles, registers: int | Non
 
 
 def _run_role(isa: Isa, schedule: Any, tiles: BoundTiles, role: RoleWarps) -> None:
-    body = body_of(schedule, schedule.declared.roles[role.name])
+    body = schedule.declared.bodies.get(role.name)
     if body is None and role.name != SCHEDULER:
         raise ScopeError(f"role {role.name!r} has no body. Decorate a method of the schedule with @{role.name}.jit.")
     k = KernelContext(isa, schedule, tiles, role)
@@ -173,13 +173,17 @@ class KernelContext(Carried):
             if ring.phase_of(role.name) is not None:
                 self._add_ring(schedule, ring, slot_stores.get(ring.name, {}))
         for matmul in self.plan.matmuls:
-            ring_name = schedule.declared.matmuls[matmul.name].a.ring.name
+            ring_name = self.name_of(schedule.declared.matmuls[matmul.name].a.ring)
             if matmul.first_warp == role.first_warp and ring_name in self._parts:
                 self._parts[matmul.name] = BoundMatmul(isa, matmul, self._parts[ring_name])
 
         for name, turnstile in schedule.declared.turnstiles.items():
-            if turnstile.role.name == role.name:
+            if self.name_of(turnstile.role) == role.name:
                 self._parts[name] = BoundTurnstile(isa, self.plan.barrier(f"{name}.turn"), role)
+
+    def name_of(self, part: Part) -> str:
+        """What the schedule calls *part*: ``getattr(k, k.name_of(ring))`` is this role's end of it."""
+        return self._declared.name_of(part)
 
     def steps(self, stage: str, dim: str) -> Any:
         """Tiles along dimension *dim* of the tensor that the load or store stage called *stage* is bound to."""
@@ -229,7 +233,7 @@ class KernelContext(Carried):
         parts: dict[str, Any] = dict(stores)
         loads = {load.name: load for load in self.plan.loads}
         stored = {s.buffer.name for s in self.plan.stores}
-        for name in schedule.declared.stages_of(schedule.declared.rings[ring.name]):
+        for name in schedule.declared.stages_of(ring.name):
             buffer = self.plan.buffer(name)
             by_wgmma = any(name in (m.a.name, m.b.name) for m in self.plan.matmuls)
             touched = name in loads or by_wgmma or name in stored
@@ -242,15 +246,15 @@ class KernelContext(Carried):
         planned = self.plan.store(name)
         if store.from_slot:
             ring = store.ring()
-            storing = store.role.name if store.role is not None else ring.phases[-1][0].name
-            bound = SlotStore(self.isa, planned, self.plan.role(storing))
-            slot_stores.setdefault(ring.name, {})[name] = bound
+            storing = store.role or ring.phases[-1][0]
+            bound = SlotStore(self.isa, planned, self.plan.role(self.name_of(storing)))
+            slot_stores.setdefault(self.name_of(ring), {})[name] = bound
             return
         if isinstance(store.source, Wgmma):
-            matmul = self.plan.matmul(store.source.name)
+            matmul = self.plan.matmul(self.name_of(store.source))
             mine, columns = matmul.first_warp == self.role.first_warp, planned.buffer.tile[-1]
         else:
-            mine, columns = store.role.name == self.role.name, 0
+            mine, columns = self.name_of(store.role) == self.role.name, 0
         if mine:
             barrier = next((b for b in self.plan.named_barriers if b.name == f"{name}.sync"), None)
             made = (store.bound or BoundStore)(self.isa, planned, store.stages, self.role, barrier, columns)

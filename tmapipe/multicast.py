@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import attrs
 
 from tmapipe.errors import InputError
+from tmapipe.fields import is_count, must
 
 __all__ = ["MAX_CLUSTER", "MulticastGroup", "check_cluster", "peer_pattern"]
 
@@ -15,21 +16,34 @@ __all__ = ["MAX_CLUSTER", "MulticastGroup", "check_cluster", "peer_pattern"]
 MAX_CLUSTER = 16  # CTAs; above 8 the kernel asks for a non-portable cluster size (CUDA programming guide)
 
 
-@attrs.frozen(init=False)
+@attrs.frozen(init=False, repr=False)
 class MulticastGroup:
     """The CTAs of a cluster that want the same tile: those that differ only along *axes* of the cluster.
 
     In a GEMM, CTAs along ``"n"`` share the tile of A and CTAs along ``"m"`` share the tile of B:
     ``TmaLoadStage("m k", ..., multicast=MulticastGroup("n"))``. Each of the g peers loads 1/g of the tile and the
     hardware writes it to all g of them. Along an axis of extent 1 the group is the CTA alone, and nothing is multicast.
+
+    Args:
+        axes: Names of axes of the cluster.
+
+    Raises:
+        InputError: Unless these are one or more different names.
     """
 
-    axes: tuple[str, ...]
+    axes: tuple[str, ...] = attrs.field(
+        validator=must(
+            lambda axes: axes and all(isinstance(axis, str) for axis in axes) and len(set(axes)) == len(axes),
+            "needs the names of one or more different axes",
+            "name each axis once",
+        )
+    )
 
     def __init__(self, *axes: str):
-        if not axes or len(set(axes)) != len(axes):
-            raise InputError("MulticastGroup(axes)", axes, "needs one or more different axes", "name each axis once")
         self.__attrs_init__(axes)
+
+    def __repr__(self) -> str:
+        return f"MulticastGroup({', '.join(map(repr, self.axes))})"
 
     def size(self, cluster: Mapping[str, int]) -> int:
         """CTAs in a group. Axes that the cluster lacks count 1."""
@@ -37,9 +51,11 @@ class MulticastGroup:
 
 
 def check_cluster(cluster: Mapping[str, int], most: int = MAX_CLUSTER) -> None:
-    """Raises `InputError` unless every extent is positive and the cluster has at most *most* CTAs."""
+    """Raises `InputError` unless *cluster* maps axes to positive extents of at most *most* CTAs in all."""
+    if not isinstance(cluster, Mapping):
+        raise InputError("cluster", cluster, "maps dimensions of the output to numbers of CTAs", 'e.g. {"m": 2}')
     for axis, size in cluster.items():
-        if not isinstance(size, int) or size < 1:
+        if not is_count(size):
             raise InputError(f"cluster[{axis!r}]", size, "a cluster extent is a positive integer", "use 1, 2 or 4")
     total = math.prod(cluster.values())
     if total > most:

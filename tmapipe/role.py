@@ -4,28 +4,51 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tmapipe.errors import InputError, ScopeError
+import attrs
 
-__all__ = ["Role"]
+from tmapipe.errors import InputError, ScopeError
+from tmapipe.fields import is_count, must, optional
+
+__all__ = ["Role", "role_of"]
 
 _MARK = "__tmapipe_role__"
 
 
+@attrs.frozen(eq=False, init=False, repr=False)
 class Role:
     """A part that warps of the CTA play: producer, consumer, storer, ...
 
-    warps or warpgroups: how many run it (a warpgroup is 4 warps, and what wgmma and setmaxnreg work on); registers: a
-    thread, set by ``setmaxnreg`` at the role's start (24 to 256, a multiple of 8). Left out, the library splits the
-    register file when some role uses wgmma, and leaves it alone otherwise; teams: equal parts of the warps that take
-    output tiles in turn, each tile and its slots being one team's alone (a `Turnstile` orders them).
+    The body is a method of the schedule, decorated ``@role.jit``: CuTe DSL's preprocessor looks for that word. It is called
+    once an output tile, as ``body(self, k, tile)``. A subclass that assigns another role to the same name keeps the body, and
+    one that assigns None to it has neither.
 
-    The body is a method of the schedule, decorated ``@role.jit``: CuTe DSL's preprocessor looks for that word. It is
-    called once an output tile, as ``body(self, k, tile)``.
+    Args:
+        warps: How many warps run the body.
+        warpgroups: The same in warpgroups of 4 warps, which is what wgmma and setmaxnreg work on. Pass one of the two.
+        registers: A thread, set by setmaxnreg where the body begins: 24 to 256, a multiple of 8. Left out, the library splits
+            the register file if some role uses wgmma, and leaves it alone otherwise.
+        teams: Equal parts of the warps that take output tiles in turn. A tile and its slots are one team's alone; a
+            `Turnstile` orders the teams.
+
+    Raises:
+        InputError: For any other value.
     """
+
+    warps: int  #: in any case, of all teams
+    by_warpgroup: bool
+    registers: int | None = attrs.field(
+        validator=must(
+            optional(lambda n: is_count(n) and 24 <= n <= 256 and n % 8 == 0),
+            "setmaxnreg takes 24 to 256 in steps of 8",
+            "round to a multiple of 8",
+        )
+    )
+    teams: int = attrs.field()
 
     def __init__(
         self,
@@ -38,42 +61,42 @@ class Role:
         if (warps is None) == (warpgroups is None):
             raise InputError("Role(warps, warpgroups)", (warps, warpgroups), "takes exactly one of the two", "pass one")
         count = warps if warps is not None else warpgroups
-        if not isinstance(count, int) or count < 1:
+        if not is_count(count):
             raise InputError("Role(warps or warpgroups)", count, "must be a positive integer", "use 1 or more")
-        if registers is not None and not (24 <= registers <= 256 and registers % 8 == 0):
-            raise InputError(
-                "Role(registers)", registers, "setmaxnreg takes 24 to 256 in steps of 8", "round to a multiple of 8"
-            )
-        if not isinstance(teams, int) or teams < 1 or count % teams:
-            raise InputError("Role(teams)", teams, f"must divide the {count} warps or warpgroups", "use 1 or 2")
-        self.teams = teams
-        self.warps = warps if warps is not None else 4 * count
-        self.by_warpgroup = warpgroups is not None
-        self.registers = registers
-        self.name = ""
+        assert count is not None
+        self.__attrs_init__(count if warps is not None else 4 * count, warpgroups is not None, registers, teams)
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = self.name or name
+    @teams.validator
+    def _teams_divide(self, field: Any, teams: Any) -> None:
+        count = self.warps // 4 if self.by_warpgroup else self.warps
+        if not is_count(teams) or count % teams:
+            raise InputError("Role(teams)", teams, f"must divide the {count} warps or warpgroups", "use 1 or 2")
 
     def __repr__(self) -> str:
         size = f"warpgroups={self.warps // 4}" if self.by_warpgroup else f"warps={self.warps}"
-        return f"Role({self.name or '?'}: {size})"
+        registers = f", registers={self.registers}" if self.registers else ""
+        return f"Role({size}{registers}{f', teams={self.teams}' if self.teams > 1 else ''})"
 
     def jit(self, body: Callable[..., None]) -> Callable[..., None]:
-        """Registers *body* as what this role runs. Raises `ScopeError` for `break`, `continue`, `return` in it."""
+        """Registers *body*, a method of a schedule, as what this role runs.
+
+        Raises:
+            ScopeError: For `break`, `continue` or `return` in it.
+            InputError: If it is the body of another role, or its class has another body of this name.
+        """
         _refuse_early_exit(body)
+        namespace = sys._getframe(1).f_locals
+        before = namespace.get(body.__name__) if "__qualname__" in namespace else None  # of a class
+        if role_of(before) is not None or role_of(body) not in (None, self):
+            rule = "is the body of a role already, which would be lost"
+            raise InputError(body.__qualname__, before or body, rule, "give each body a name of its own")
         setattr(body, _MARK, self)
         return body
 
 
-def body_of(schedule: Any, role: Role) -> Callable[..., None] | None:
-    """The most derived method of *schedule* that is registered for *role*, or None. Unbound: call it with the schedule."""
-    for cls in type(schedule).__mro__:
-        for method in vars(cls).values():
-            owner = getattr(method, _MARK, None)
-            if owner is not None and owner.name == role.name:
-                return method
-    return None
+def role_of(method: Any) -> Role | None:
+    """The role whose body *method* is, or None."""
+    return getattr(method, _MARK, None)
 
 
 def _refuse_early_exit(body: Callable[..., None]) -> None:

@@ -13,34 +13,31 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from tmapipe.barrier import BarrierRing
 from tmapipe.bind import tensors as tensors_
 from tmapipe.bind.bound import Bound
 from tmapipe.bind.memory import check_kind, note_written
 from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
-from tmapipe.matmul import Wgmma
 from tmapipe.multicast import check_cluster
-from tmapipe.plan.declarations import Declarations
+from tmapipe.plan.declarations import PARTS, Declarations, declare
 from tmapipe.plan.explain import explain
 from tmapipe.plan.model import Plan
 from tmapipe.plan.planner import make_plan
 from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
-from tmapipe.stage import SharedStage, TmaLoadStage
+from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.table import Table
 from tmapipe.tiles.persistent import PersistentTiles
 from tmapipe.tiles.queue import SCHEDULER
-from tmapipe.turnstile import Turnstile
 
 if TYPE_CHECKING:
     from tmapipe.check import Report
 
 __all__ = ["Schedule"]
 
-_KINDS = (Role, BarrierRing, TmaLoadStage, SharedStage, Wgmma, TmaStoreStage, Turnstile, Table)
+_ON_THE_HOST = ("checked",)  # attributes that no plan and no kernel depends on
+_MADE = ("_declared", "_plans", "_compiled", "_launchers")  # attributes that follow from the others
 
 
 class Schedule:
@@ -60,13 +57,21 @@ class Schedule:
     turned: tuple[str, ...] = ()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, _KINDS) and not value.name:
-            value.name = name
-        self.__dict__.pop("_declared", None)
-        self.__dict__.pop("_plans", None)
-        self.__dict__.pop("_compiled", None)
-        self.__dict__.pop("_launchers", None)
+        self._forget(name)
         object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._forget(name)
+        object.__delattr__(self, name)
+
+    def _forget(self, name: str) -> None:
+        """What was made from the attribute called *name*, which changes. Bodies can read any but those on the host's side."""
+        before = self.__dict__.get(name)
+        if isinstance(before, PARTS):
+            self.__dict__["_earlier"] = (*self.__dict__.get("_earlier", ()), (name, before))
+        if name not in _ON_THE_HOST:
+            for made in _MADE:
+                self.__dict__.pop(made, None)
 
     # ---- declarations and plan ------------------------------------------------------------------------------------
 
@@ -75,12 +80,7 @@ class Schedule:
         """The declared parts, by kind: those of base classes first, in the order of declaration."""
         found = self.__dict__.get("_declared")
         if found is None:
-            parts: dict[str, Any] = {}
-            for cls in reversed(type(self).__mro__):
-                parts.update({n: v for n, v in vars(cls).items() if isinstance(v, _KINDS)})
-            parts.update({n: v for n, v in self.__dict__.items() if isinstance(v, _KINDS)})
-            by_kind: list[Any] = [{n: v for n, v in parts.items() if isinstance(v, kind)} for kind in _KINDS]
-            found = Declarations(type(self).__name__, dict(self.cluster), *by_kind)
+            found = declare(self, self.cluster, self.__dict__.get("_earlier", ()))
             found = self._with_scheduler(found)
             object.__setattr__(self, "_declared", found)
         return found
@@ -93,9 +93,7 @@ class Schedule:
             return declared
         if SCHEDULER in declared.roles:
             raise InputError("Schedule.tiles", self.tiles, f"has a role {SCHEDULER!r} of its own", "rename yours")
-        role = Role(warps=1)
-        role.name = SCHEDULER
-        return attrs.evolve(declared, roles={**declared.roles, SCHEDULER: role}, queue=queue)
+        return attrs.evolve(declared, roles={**declared.roles, SCHEDULER: Role(warps=1)}, queue=queue)
 
     def plan(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Plan:
         """Every derived number. dtypes: the tensors' element types by stage name; where neither this nor the stage says,
@@ -273,8 +271,8 @@ def _check_axes(schedule: Schedule) -> None:
     axes = itertools.chain(
         ((f"cluster[{axis!r}]", axis) for axis in declared.cluster),
         (
-            (f"{load.name}.multicast", axis)
-            for load in declared.loads.values()
+            (f"{loaded}.multicast", axis)
+            for loaded, load in declared.loads.items()
             if load.multicast is not None
             for axis in load.multicast.axes
         ),

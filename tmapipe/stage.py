@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
+
 from tmapipe.barrier import BarrierRing
 from tmapipe.dtypes import DType, as_dtype, tf32
 from tmapipe.errors import InputError
+from tmapipe.fields import is_count, must, optional, shown
 from tmapipe.multicast import MulticastGroup
 from tmapipe.role import Role
 
@@ -27,44 +30,74 @@ RESERVED = ("end", "index", "open", "retired", "touched_by_threads")
 SWIZZLES = (0, 32, 64, 128)
 
 
+@attrs.frozen(eq=False, repr=False, kw_only=True)
 class _SlotStage:
-    """What the stages in a slot have in common: a tile, an element type, a swizzle and a ring. spread: whether each warp reads
-    from many rows at once, so that rows should be swizzled; number: whether the tensor is a single number."""
+    """What the stages in a slot have in common."""
 
-    spread = False
-    number = False
+    tile: tuple[int, ...]
+    ring: BarrierRing = attrs.field(
+        validator=must(
+            lambda ring: isinstance(ring, BarrierRing), "is the BarrierRing that the slots belong to", "pass ring="
+        )
+    )
+    dtype: DType | None = None
+    swizzle: int | None = attrs.field(
+        default=None,
+        validator=must(
+            optional(lambda span: span in SWIZZLES), "is 0, 32, 64 or 128 (bytes)", "leave it out to derive it"
+        ),
+    )
 
-    def __init__(self, tile: tuple[int, ...], ring: BarrierRing, dtype: DType | str | None, swizzle: int | None):
-        kind = type(self).__name__
-        self.tile = tuple(tile) if isinstance(tile, (tuple, list)) else tile
-        if not isinstance(self.tile, tuple) or len(self.tile) not in (1, 2) or not all(_positive(e) for e in self.tile):
-            raise InputError(f"{kind}(tile)", tile, "is one or two positive extents (elements)", "e.g. tile=(128, 64)")
-        if not isinstance(ring, BarrierRing):
-            raise InputError(f"{kind}(ring)", ring, "is the BarrierRing that the slots belong to", "pass ring=")
-        if swizzle is not None and swizzle not in SWIZZLES:
-            raise InputError(f"{kind}(swizzle)", swizzle, "is 0, 32, 64 or 128 (bytes)", "leave it out to derive it")
-        self.ring, self.swizzle = ring, swizzle
-        self.dtype = None if dtype is None else as_dtype(dtype)
-        self.name = ""
+    @property
+    def spread(self) -> bool:
+        """Whether each warp reads from many rows at once, so that rows should be swizzled."""
+        return False
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = self.name or name
+    @property
+    def number(self) -> bool:
+        """Whether the tensor is a single number."""
+        return False
 
 
+@attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
 class TmaLoadStage(_SlotStage):
     """A tile that the TMA engine loads into each slot of `ring`.
 
-    dims: names of the tensor's dimensions, the last one contiguous ("l m k": a batch of matrices; by default "m n", or
-    "n" for a tile of one extent); tile: elements along the last of them (batch dimensions before the tile count 1);
-    dtype: of the elements, by default that of the tensor ("tf32": a tensor of fp32, rounded as it is loaded); multicast: the
-    CTAs that share the tile; swizzle: span in bytes, by default the largest that the tile and its readers allow; loader: the
-    role that loads, where the ring's first phase has several; l2_hint: "evict_first", "evict_last" or "evict_normal".
+    Args:
+        dims: Names of the tensor's dimensions, the last one contiguous: "l m k" is a batch of matrices. By default "m n", or
+            "n" for a tile of one extent.
+        tile: Elements along the last of these dimensions; batch dimensions before them count 1.
+        ring: Whose slots hold the tiles.
+        dtype: Of the elements, by default that of the tensor. "tf32": a tensor of fp32, rounded as it is loaded.
+        multicast: The CTAs that share the tile.
+        swizzle: Span (bytes), by default the largest that the tile and its readers allow.
+        loader: The role that loads, where the ring's first phase has several.
+        l2_hint: "evict_first", "evict_last" or "evict_normal".
+        outside: What a slot holds of rows (of a tile of two extents) beyond the tensor's edge. "zeros": the hardware fills
+            them, and counts their full bytes, but takes some 5 ns a row (on an H200). "anything": for where
+            nobody looks at them, as in a GEMM's operand whose few rows fill little of a tile; on the GPU these are copies of
+            other rows, on the CPU model NaN. Beyond the edge within rows there are zeros in any case.
 
-    outside: what a slot holds of rows (of a tile of two extents) beyond the tensor's edge. "zeros": the hardware fills them,
-    and counts their full bytes, but takes some 5 ns a row (on an H200). "anything": for where nobody looks
-    at them, as in a GEMM's operand whose few rows fill little of a tile; on the GPU these are copies of other rows, on the
-    CPU model NaN. Beyond the edge within rows there are zeros in any case.
+    Raises:
+        InputError: For any other value.
     """
+
+    dims: tuple[str, ...] = attrs.field(repr=lambda dims: repr(" ".join(dims)))
+    multicast: MulticastGroup | None = attrs.field(
+        default=None,
+        validator=must(
+            optional(lambda group: isinstance(group, MulticastGroup)), "is a MulticastGroup", 'e.g. MulticastGroup("n")'
+        ),
+    )
+    loader: Role = attrs.field()
+    l2_hint: str | None = attrs.field(
+        default=None,
+        validator=must(optional(lambda hint: hint in L2_HINTS), f"is one of {', '.join(L2_HINTS)}", "use one of these"),
+    )
+    outside: str = attrs.field(
+        default="zeros",
+        validator=must(lambda rows: rows in OUTSIDE, f"is one of {', '.join(OUTSIDE)}", "leave it out"),
+    )
 
     def __init__(
         self,
@@ -79,31 +112,56 @@ class TmaLoadStage(_SlotStage):
         l2_hint: str | None = None,
         outside: str = "zeros",
     ):
-        super().__init__(tile, ring, dtype, swizzle)
-        self.dims = check_dims("TmaLoadStage(dims)", dims, self.tile)
-        if multicast is not None and not isinstance(multicast, MulticastGroup):
-            raise InputError("TmaLoadStage(multicast)", multicast, "is a MulticastGroup", 'e.g. MulticastGroup("n")')
-        if l2_hint is not None and l2_hint not in L2_HINTS:
-            raise InputError("TmaLoadStage(l2_hint)", l2_hint, f"is one of {', '.join(L2_HINTS)}", "use one of these")
-        if outside not in OUTSIDE:
-            raise InputError("TmaLoadStage(outside)", outside, f"is one of {', '.join(OUTSIDE)}", "leave it out")
+        loads: Any = loader
+        if loader is None and isinstance(ring, BarrierRing) and len(ring.phases[0]) == 1:
+            loads = ring.phases[0][0]
+        tile = _check_tile("TmaLoadStage(tile)", tile)
+        self.__attrs_init__(
+            tile=tile,
+            ring=ring,
+            dtype=None if dtype is None else as_dtype(dtype),
+            swizzle=swizzle,
+            dims=check_dims("TmaLoadStage(dims)", dims, tile),
+            multicast=multicast,
+            loader=loads,
+            l2_hint=l2_hint,
+            outside=outside,
+        )
+
+    @loader.validator
+    def _loader_produces(self, field: Any, loader: Any) -> None:
+        first = self.ring.phases[0]
+        if loader is None:
+            rule = "must say which of the producing roles loads this stage"
+            raise InputError("TmaLoadStage(loader)", None, rule, "pass loader=")
+        if loader not in first:
+            raise InputError("TmaLoadStage(loader)", loader, "is a role of the ring's first phase", "name one of those")
+
+    @outside.validator
+    def _outside_of_rows(self, field: Any, outside: Any) -> None:
         if outside != "zeros" and len(self.tile) != 2:
             raise InputError("TmaLoadStage(outside)", outside, "is for rows, of tiles of two extents", "leave it out")
-        if loader is not None and loader not in ring.phases[0]:
-            raise InputError("TmaLoadStage(loader)", loader, "is a role of the ring's first phase", "name one of those")
-        if loader is None and len(ring.phases[0]) > 1:
-            raise InputError(
-                "TmaLoadStage(loader)", None, "must say which of the producing roles loads this stage", "pass loader="
-            )
-        self.multicast, self.l2_hint, self.outside = multicast, l2_hint, outside
-        self.loader = loader or ring.phases[0][0]
+
+    def __repr__(self) -> str:
+        return shown(self, *(("loader",) if len(self.ring.phases[0]) == 1 else ()))
 
 
+@attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
 class SharedStage(_SlotStage):
     """A tile that threads write into each slot of `ring`: scratch handed along with it, or the result of a transform.
 
-    writer: the role that writes it, one of the ring's; tile, dtype, swizzle as in `TmaLoadStage`.
+    Args:
+        tile: Elements, as in `TmaLoadStage`.
+        ring: Whose slots hold the tiles.
+        writer: The role that writes them, one of the ring's.
+        dtype: Of the elements.
+        swizzle: Span (bytes), as in `TmaLoadStage`.
+
+    Raises:
+        InputError: For any other value.
     """
+
+    writer: Role = attrs.field()
 
     def __init__(
         self,
@@ -114,17 +172,31 @@ class SharedStage(_SlotStage):
         dtype: DType | str,
         swizzle: int | None = None,
     ):
-        super().__init__(tile, ring, dtype, swizzle)
-        if not any(writer in phase for phase in ring.phases):
-            raise InputError("SharedStage(writer)", writer, "is one of the ring's roles", "name one of those")
+        tile = _check_tile("SharedStage(tile)", tile)
+        self.__attrs_init__(tile=tile, ring=ring, dtype=as_dtype(dtype), swizzle=swizzle, writer=writer)
         if self.dtype == tf32:
             raise InputError("SharedStage(dtype)", "tf32", "is a type of TMA loads, which round fp32 to it", "fp32")
-        self.writer = writer
+
+    @writer.validator
+    def _writer_is_of_the_ring(self, field: Any, writer: Any) -> None:
+        if not any(writer in phase for phase in self.ring.phases):
+            raise InputError("SharedStage(writer)", writer, "is one of the ring's roles", "name one of those")
+
+    def __repr__(self) -> str:
+        return shown(self)
+
+
+def _check_tile(argument: str, tile: Any) -> tuple[int, ...]:
+    found = tuple(tile) if isinstance(tile, (tuple, list)) else ()
+    if len(found) not in (1, 2) or not all(map(is_count, found)):
+        raise InputError(argument, tile, "is one or two positive extents (elements)", "e.g. tile=(128, 64)")
+    return found
 
 
 def check_dims(argument: str, dims: str | None, tile: tuple[int, ...]) -> tuple[str, ...]:
     """The dimension names in *dims*. Raises `InputError` unless they are distinct, at most 5 and no fewer than the tile's."""
-    names = tuple((dims if dims is not None else DEFAULT_DIMS[len(tile)]).split())
+    given = DEFAULT_DIMS[len(tile)] if dims is None else dims
+    names = tuple(given.split()) if isinstance(given, str) else ()
     if not len(tile) <= len(names) <= 5 or len(set(names)) != len(names) or not all(n.isidentifier() for n in names):
         raise InputError(
             argument,
@@ -133,7 +205,3 @@ def check_dims(argument: str, dims: str | None, tile: tuple[int, ...]) -> tuple[
             'e.g. "m k" or "l m k"',
         )
     return names
-
-
-def _positive(value: Any) -> bool:
-    return isinstance(value, int) and value > 0

@@ -111,10 +111,6 @@ class TmaStoreStage:
             raise InputError("TmaStoreStage(swizzle)", swizzle, "is 0, 32, 64 or 128 (bytes)", "leave it out")
         self.source, self.role, self.columns, self.swizzle, self.reduce = source, role, columns, swizzle, reduce
         self.dtype = None if dtype is None else as_dtype(dtype)
-        self.name = ""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = self.name or name
 
     @property
     def from_slot(self) -> bool:

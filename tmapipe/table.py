@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from tmapipe.errors import InputError
+import attrs
+
+from tmapipe.fields import must, shown
 
 __all__ = ["Table"]
 
 
+@attrs.frozen(eq=False, repr=False)
 class Table:
-    """A vector of int32 in global memory, read by `Isa.table_value` and `Isa.table_count`; a schedule is called with one after
-    its loads' tensors. It stays as it is while the kernel runs.
+    """A vector of int32 in global memory, read by `Isa.table_value` and `Isa.table_count`.
 
-    dim: the name of its dimension; as many entries as the other tensors have along it. Raises `InputError` for no name.
+    A schedule is called with one after its loads' tensors. It stays as it is while the kernel runs.
+
+    Args:
+        dim: Name of its dimension. It has as many entries as the other tensors have elements along it.
+
+    Raises:
+        InputError: If that is no name.
     """
 
-    def __init__(self, dim: str):
-        if not isinstance(dim, str) or not dim.isidentifier():
-            raise InputError("Table(dim)", dim, "is the name of one dimension", 'e.g. Table("l")')
-        self.dims = (dim,)
-        self.name = ""
+    dim: str = attrs.field(
+        validator=must(
+            lambda dim: isinstance(dim, str) and dim.isidentifier(),
+            "is the name of one dimension",
+            'e.g. Table("l")',
+        )
+    )
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = self.name or name
+    @property
+    def dims(self) -> tuple[str]:
+        """Its dimensions by name, as stages have them."""
+        return (self.dim,)
+
+    def __repr__(self) -> str:
+        return shown(self)

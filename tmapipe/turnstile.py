@@ -12,20 +12,32 @@ first turn needs nobody, so it starts with parity 1, the others with parity 0.
 
 from __future__ import annotations
 
-from tmapipe.errors import InputError
+import attrs
+
+from tmapipe.fields import must, shown
 from tmapipe.role import Role
 
 __all__ = ["Turnstile"]
 
 
+@attrs.frozen(eq=False, repr=False)
 class Turnstile:
-    """Declares the order in which the teams of `role` go: ``with k.<turnstile>.turn():`` in its body, once a tile."""
+    """Declares the order in which the teams of a role go: ``with k.<turnstile>.turn():`` in its body, once a tile.
 
-    def __init__(self, role: Role):
-        if not isinstance(role, Role) or role.teams < 2:
-            raise InputError("Turnstile(role)", role, "is a role of two or more teams", "Role(warpgroups=2, teams=2)")
-        self.role = role
-        self.name = ""
+    Args:
+        role: Of two or more teams.
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = self.name or name
+    Raises:
+        InputError: For any other.
+    """
+
+    role: Role = attrs.field(
+        validator=must(
+            lambda role: isinstance(role, Role) and role.teams > 1,
+            "is a role of two or more teams",
+            "Role(warpgroups=2, teams=2)",
+        )
+    )
+
+    def __repr__(self) -> str:
+        return shown(self)

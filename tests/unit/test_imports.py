@@ -67,7 +67,7 @@ def test_import_is_quick():
 #: Packages and modules from the lowest layer up. Each imports only from lines above its own, and from its own package.
 LAYERS = (
     ("errors", "integers"),
-    ("dtypes",),
+    ("dtypes", "fields"),
     ("role", "multicast"),
     ("barrier", "table", "turnstile"),
     ("stage",),

@@ -3,9 +3,9 @@
 import pytest
 
 import tmapipe as tp
+from tests.unit.errors import refused
 from tests.unit.fake_isa import RecordingIsa, record
 from tmapipe.kernel import KernelContext, kernel_main, tiles_of
-from tmapipe.role import body_of
 
 S = tp.schedules
 EXTENTS = {"x": (20, 200), "y": (20, 200)}
@@ -29,9 +29,7 @@ class Rows(tp.Schedule):
 
 
 def test_bodies():
-    rows = Rows()
-    assert body_of(rows, Rows.load) is Rows.fill and body_of(rows, Rows.store) is Rows.drain
-    assert body_of(rows, tp.Role(warps=1)) is None
+    assert Rows().declared.bodies == {"load": Rows.fill, "store": Rows.drain}
 
 
 def test_a_body_stays_an_ordinary_function():
@@ -54,7 +52,7 @@ def test_subclass_replaces_a_body():
                 with k.ring.produce() as slot:
                     slot.x.load(tile)
 
-    assert body_of(Twice(), Rows.load) is Twice.fill_twice and body_of(Twice(), Rows.store) is Rows.drain
+    assert Twice().declared.bodies == {"load": Twice.fill_twice, "store": Rows.drain}
     twice, once = Twice(), Rows()
     counts = [len([e for e in record(s, s.plan(), 0, EXTENTS) if e[0] == "load"]) for s in (twice, once)]
     assert counts == [2 * 12, 12]
@@ -66,6 +64,161 @@ def test_a_role_without_a_body():
 
     with pytest.raises(tp.ScopeError, match=r"role 'extra' has no body. Decorate a method .* @extra\.jit"):
         record(Missing(), Missing().plan(), 2, EXTENTS)
+
+
+def test_a_resized_or_replaced_role_keeps_its_body():
+    """In a subclass and in an instance, for all that refer to it; whichever of the two roles decorates another body."""
+
+    class Read(tp.Schedule):
+        load, use = tp.Role(warps=1), tp.Role(warps=1)
+        ring = tp.BarrierRing(3, producer=load, consumer=use)
+        x = tp.TmaLoadStage(tile=(8, 64), ring=ring)
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+
+        @use.jit
+        def drain(self, k, tile):
+            with k.ring.consume() as slot:
+                slot.x.read()
+
+    class Wider(Read):
+        use = tp.Role(warps=4)
+
+    class Other(Wider):
+        @Read.use.jit
+        def look(self, k, tile):
+            with k.ring.consume():
+                pass
+
+    assert Wider().declared.bodies == {"load": Read.fill, "use": Read.drain}
+    assert Other().declared.bodies == {"load": Read.fill, "use": Other.look}
+    mine = Read()
+    mine.use = tp.Role(warps=4)
+    for schedule in (Wider(), Other(), mine):
+        plan = schedule.plan()
+        assert plan.role("use").warps == 4 and plan.barrier("ring.free").count == 4
+    assert len([e for e in record(Wider(), Wider().plan(), 4, {"x": (8, 64)}) if e[0] == "read"]) == 1
+    assert Read().plan().role("use").warps == 1 and Read.ring.phases[1] == (Read.use,)
+
+
+def test_none_removes_a_role_and_its_body():
+    class Watched(Rows):
+        watch = tp.Role(warps=1)
+
+        @watch.jit
+        def look(self, k, tile):
+            pass
+
+    class Unwatched(Watched):
+        watch = None
+
+    assert [role.name for role in Watched().plan().roles] == ["load", "store", "watch"]
+    assert [role.name for role in Unwatched().plan().roles] == ["load", "store"]
+    assert Unwatched().declared.bodies == Rows().declared.bodies
+    mine = Watched()
+    mine.watch = None
+    assert [role.name for role in mine.plan().roles] == ["load", "store"]
+
+
+def test_a_role_that_is_removed_cannot_be_used():
+    class Without(Rows):
+        store = None
+
+    refused(Without().plan, argument="ring.phases", value=Rows.store, rule="is a Role that Without does not declare")
+
+
+def test_one_role_of_two_names_is_refused():
+    class Named(Rows):
+        also = Rows.store
+
+    rule = "is store of Named, and also too"
+    refused(Named().plan, argument="Named.also", value=Rows.store, rule=rule)
+    twice = Rows()
+    twice.also = Rows.load
+    refused(twice.plan, argument="Rows.also", value=Rows.load, rule="is load of Rows, and also too")
+
+    class Renamed(Rows):
+        store, drainer = None, Rows.store
+
+    assert Renamed().declared.bodies == {"load": Rows.fill, "drainer": Rows.drain}
+    assert Renamed().plan().ring("ring").phases == (("load",), ("drainer",))
+
+
+def test_two_bodies_of_one_role_are_refused():
+    class Twice(Rows):
+        @Rows.load.jit
+        def one(self, k, tile):
+            pass
+
+        @Rows.load.jit
+        def two(self, k, tile):
+            pass
+
+    refused(Twice().plan, argument="Twice.two", rule="is the second body of role load, beside one")
+
+
+def test_two_bodies_of_one_method_name_are_refused():
+    def twice():
+        class Twice(tp.Schedule):
+            load, store = tp.Role(warps=1), tp.Role(warps=1)
+
+            @load.jit
+            def body(self, k, tile):
+                pass
+
+            @store.jit
+            def body(self, k, tile):  # noqa: F811
+                pass
+
+    refused(twice, argument="Twice.body", rule="is the body of a role already")
+
+    class Hidden(Rows):
+        @Rows.store.jit
+        def fill(self, k, tile):
+            pass
+
+    refused(Hidden().plan, argument="Hidden.fill", value=Hidden.fill, rule="hides the body of role load")
+
+    def both(self, k, tile):
+        pass
+
+    refused(tp.Role(warps=1).jit, tp.Role(warps=1).jit(both), argument="both", rule="is the body of a role already")
+
+
+def test_a_method_that_is_no_body_does_not_replace_one():
+    class Plain(Rows):
+        def fill(self, k, tile):
+            pass
+
+    error = refused(Plain().plan, argument="Plain.fill", value=Plain.fill, rule="hides the body of role load")
+    assert "@load.jit" in error.fix
+
+    class Decorated(Rows):
+        @Rows.load.jit
+        def fill(self, k, tile):
+            pass
+
+    assert Decorated().declared.bodies["load"] is Decorated.fill
+
+    class Elsewhere(Plain):
+        @Rows.load.jit
+        def fill_twice(self, k, tile):
+            pass
+
+    assert Elsewhere().declared.bodies["load"] is Elsewhere.fill_twice
+
+
+def test_functions_of_one_name_outside_of_classes_are_two():
+    """A cell of a notebook that runs again."""
+    for _ in range(2):
+        role = tp.Role(warps=1)
+
+        @role.jit
+        def body(self, k, tile):
+            pass
 
 
 # ---- early exits ------------------------------------------------------------------------------------------------------

@@ -77,19 +77,29 @@ Operand = Matrix | PerColumn | PerRow | Scalar
 
 
 class OperandStage(TmaLoadStage):
-    """A load stage whose slots are read as `Isa.accumulator_columns` deals an accumulator. along: the output's dimensions that
-    it varies with; rows, width: of the output, that a slot is for."""
+    """A load stage whose slots are read as `Isa.accumulator_columns` deals an accumulator. rows, width: of the output, that a
+    slot is for."""
 
     def __init__(self, name: str, kind: Operand, ring: BarrierRing, rows: int, width: int):
-        self.along = kind.along
         if isinstance(kind, Matrix):
             super().__init__("l m n", tile=(rows, width), ring=ring, dtype=kind.dtype, l2_hint=kind.l2_hint)
-            self.spread = True
         else:
             elements = {("n",): width, ("m",): rows, (): 1}[kind.along]
             dims = kind.along[0] if kind.along else f"{name}_element"
             super().__init__(dims, tile=(ceil_div(elements, VECTOR) * VECTOR,), ring=ring, dtype=kind.dtype)
-            self.number = not kind.along
+
+    @property
+    def along(self) -> tuple[str, ...]:
+        """The output's dimensions that it varies with."""
+        return tuple(dim for dim in self.dims if dim in ("m", "n"))
+
+    @property
+    def spread(self) -> bool:
+        return len(self.along) == 2
+
+    @property
+    def number(self) -> bool:
+        return not self.along
 
 
 class Operands:
@@ -131,7 +141,7 @@ class Operands:
             start = {"m": tile.m * self.shape[0] + row, "n": tile.n * self.shape[1] + column}
             if tile.get("l") is not None:
                 start["l"] = tile.l
-            with getattr(k, self.ring.name).produce() as slot:
+            with getattr(k, k.name_of(self.ring)).produce() as slot:
                 for name, stage in self.stages.items():
                     getattr(slot, name).load_from(*(start.get(dim, 0) for dim in stage.dims))
 
@@ -139,7 +149,7 @@ class Operands:
         """A function that reads the next piece's operands: to be given to the store, ``k.d.store(tile, acc,
         operands.epilogue, operands=operands.reader(k))``. It waits for their slot where that begins, and releases it after the
         last piece that the slot is for."""
-        matmul, ring = k.plan.matmul(self.matmul.name), getattr(k, self.ring.name)
+        matmul, ring = k.plan.matmul(k.name_of(self.matmul)), getattr(k, k.name_of(self.ring))
         each = len(self.pieces) // len(self.slots)
 
         def pieces_of_tile() -> Iterator[dict[str, Fragment]]:

@@ -1,26 +1,58 @@
-"""A schedule's declared parts, sorted by kind."""
+"""A schedule's declared parts by kind and name, and what each refers to.
+
+Names belong to the schedule, not to the parts: a part is called as the attribute is that it was assigned to, so that one
+object can be a part of several schedules. A part that takes the name of an earlier one, in a subclass or in an instance, takes
+its place for all that refer to the earlier one: where a subclass replaces a role of two warpgroups by one of three, the ring
+that was declared with the first has the second, which runs the first one's body.
+"""
 
 from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import attrs
 
 from tmapipe.barrier import BarrierRing
+from tmapipe.errors import InputError
 from tmapipe.matmul import Wgmma
-from tmapipe.role import Role
+from tmapipe.role import Role, role_of
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.table import Table
 from tmapipe.turnstile import Turnstile
 
-__all__ = ["Declarations"]
+__all__ = ["PARTS", "Body", "Declarations", "Part", "declare"]
+
+Part = Role | BarrierRing | TmaLoadStage | SharedStage | Wgmma | TmaStoreStage | Turnstile | Table
+PARTS = (Role, BarrierRing, TmaLoadStage, SharedStage, Wgmma, TmaStoreStage, Turnstile, Table)
+_FIELDS = ("roles", "rings", "loads", "shared", "matmuls", "stores", "turnstiles", "tables")
+Body = Callable[..., None]
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Declarations:
-    """A schedule's declared parts, by kind, in the order of declaration. queue: (slots, words a slot) of a dynamic order."""
+    """A schedule's declared parts, each kind by name in the order of declaration.
+
+    Args:
+        name: Of the schedule.
+        cluster: Axis -> CTAs along it.
+        roles: Of warps.
+        rings: Of slots.
+        loads: Stages that the TMA engine loads into slots.
+        shared: Stages that threads write into slots.
+        matmuls: On slots.
+        stores: To tensors.
+        turnstiles: Of teams.
+        tables: Of integers in global memory.
+        bodies: Role -> the method that it runs, unbound.
+        names: Part -> its name, or that of the part which has taken its place.
+        queue: (slots, words of 4 bytes a slot) of a dynamic order of tiles.
+    """
 
     name: str
-    cluster: dict[str, int]
+    cluster: Mapping[str, int]
     roles: dict[str, Role]
     rings: dict[str, BarrierRing]
     loads: dict[str, TmaLoadStage]
@@ -29,13 +61,168 @@ class Declarations:
     stores: dict[str, TmaStoreStage]
     turnstiles: dict[str, Turnstile]
     tables: dict[str, Table]
+    bodies: dict[str, Body]
+    names: dict[Part, str]
     queue: tuple[int, int] | None = None
+
+    def name_of(self, part: Part) -> str:
+        """What *part* is called. Raises `InputError` if the schedule does not declare it."""
+        if part not in self.names:
+            raise self._missing(type(part).__name__, part)
+        return self.names[part]
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """All parts."""
+        return {
+            **self.roles,
+            **self.rings,
+            **self.stages,
+            **self.matmuls,
+            **self.stores,
+            **self.turnstiles,
+            **self.tables,
+        }
 
     @property
     def stages(self) -> dict[str, TmaLoadStage | SharedStage]:
         """Everything that lies in slots of rings."""
         return {**self.loads, **self.shared}
 
-    def stages_of(self, ring: BarrierRing) -> dict[str, TmaLoadStage | SharedStage]:
-        """The stages in the slots of *ring*."""
-        return {name: stage for name, stage in self.stages.items() if stage.ring.name == ring.name}
+    def stages_of(self, ring: str) -> dict[str, TmaLoadStage | SharedStage]:
+        """The stages in the slots of the ring called *ring*."""
+        return {name: stage for name, stage in self.stages.items() if self.name_of(stage.ring) == ring}
+
+    def check_references(self) -> None:
+        """Raises `InputError` if a part refers to one that the schedule does not declare."""
+        for name, part in self.parts.items():
+            for field, value in _fields(part):
+                for other in _parts_in(value):
+                    if other not in self.names:
+                        raise self._missing(f"{name}.{field}", other)
+
+    def _missing(self, argument: str, part: Part) -> InputError:
+        rule = f"is a {type(part).__name__} that {self.name} does not declare"
+        return InputError(argument, part, rule, "assign it to an attribute of the schedule")
+
+
+def declare(schedule: object, cluster: Any, earlier: tuple[tuple[str, Part], ...] = ()) -> Declarations:
+    """The declared parts of *schedule*: attributes of its classes, those of base classes first, then its own.
+
+    Args:
+        schedule: The instance.
+        cluster: Axis -> CTAs along it.
+        earlier: Parts that the instance had under these names, and that others may refer to.
+
+    Raises:
+        InputError: For a part of two names, a role of two bodies, or a method that hides a body.
+    """
+    kind = type(schedule)
+    classes = [item for cls in reversed(kind.__mro__) for item in vars(cls).items()]
+    parts: dict[str, Part] = {}
+    had: dict[Part, str] = {}
+    for name, value in (*classes, *vars(schedule).items()):
+        if isinstance(value, PARTS):
+            parts[name] = value
+            had[value] = name
+        else:
+            parts.pop(name, None)  # None, for one, in the place of a part that a base class has
+    had = {**{part: name for name, part in earlier}, **had}
+    names = {part: name for part, name in had.items() if _kind(parts.get(name)) is _kind(part)}
+    of: dict[Part, str] = {}
+    for name, part in parts.items():
+        if of.setdefault(part, name) != name:
+            rule = f"is {of[part]} of {kind.__name__}, and {name} too, but a part has one name"
+            fix = "declare a second one, or set one of the two to None"
+            raise InputError(f"{kind.__name__}.{name}", part, rule, fix)
+    names.update(of)
+    parts = _Replaced(parts, names).all()
+    of_kind: dict[str, Any] = {
+        field: {name: part for name, part in parts.items() if isinstance(part, each)}
+        for field, each in zip(_FIELDS, PARTS, strict=True)
+    }
+    return Declarations(kind.__name__, cluster, **of_kind, bodies=_bodies(kind, names), names=names)
+
+
+class _Replaced:
+    """Parts that refer to those which now have the names of what they were declared with."""
+
+    def __init__(self, parts: dict[str, Part], names: dict[Part, str]):
+        self.parts, self.names = parts, names
+        self.made: dict[Part, Part] = {}
+
+    def all(self) -> dict[str, Part]:
+        return {name: self.now(part) for name, part in self.parts.items()}
+
+    def now(self, part: Part) -> Part:
+        """What stands in the place of *part*: itself, if nothing that it refers to has been replaced."""
+        part = self.parts[self.names[part]] if part in self.names else part
+        if part not in self.made:
+            changed = {field: self._value(value) for field, value in _fields(part)}
+            changed = {field: value for field, value in changed.items() if value != getattr(part, field)}
+            made = part
+            if changed:
+                made = copy.copy(part)
+                for field, value in changed.items():
+                    object.__setattr__(made, field, value)
+                if attrs.has(type(made)):
+                    attrs.validate(made)  # type: ignore[arg-type]
+                if part in self.names:
+                    self.names[made] = self.names[part]
+            self.made[part] = made
+        return self.made[part]
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, PARTS):
+            return self.now(value)
+        return tuple(map(self._value, value)) if isinstance(value, tuple) else value
+
+
+def _kind(part: object) -> type | None:
+    return next((kind for kind in PARTS if isinstance(part, kind)), None)
+
+
+def _fields(part: Part) -> list[tuple[str, Any]]:
+    kind: Any = type(part)
+    if attrs.has(kind):
+        return [(field.name, getattr(part, field.name)) for field in attrs.fields(kind)]
+    return list(vars(part).items())
+
+
+def _parts_in(value: Any) -> Iterator[Part]:
+    if isinstance(value, PARTS):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _parts_in(item)
+
+
+def _bodies(kind: type, names: Mapping[Part, str]) -> dict[str, Body]:
+    """The body of each role by name: that of the most derived class which has one."""
+    found: dict[str, Body] = {}
+    for cls in kind.__mro__:
+        own: dict[str, str] = {}
+        for name, method in vars(cls).items():
+            role = role_of(method)
+            if role is None or role not in names:
+                continue
+            called = names[role]
+            if called in own:
+                rule = f"is the second body of role {called}, beside {own[called]}"
+                raise InputError(f"{cls.__name__}.{name}", method, rule, "keep one, or declare a role for each")
+            own[called] = name
+            if called not in found:
+                _check_visible(kind, name, method, called)
+                found[called] = method
+    return found
+
+
+def _check_visible(kind: type, name: str, method: Body, role: str) -> None:
+    """Raises `InputError` if another method of this name hides a body."""
+    cls = next(cls for cls in kind.__mro__ if name in vars(cls))
+    other = vars(cls)[name]
+    if other is not method:
+        rule = f"hides the body of role {role}, which {method.__qualname__} is"
+        raise InputError(
+            f"{cls.__name__}.{name}", other, rule, f"decorate it with @{role}.jit, or give it another name"
+        )

@@ -14,17 +14,17 @@ LOAD_REGISTERS = {2: 40, 3: 40, 4: 32}  # warpgroups in the CTA -> registers a t
 
 def place_roles(declared: Declarations) -> tuple[dict[str, RoleWarps], int]:
     """Roles of single warps first, side by side; roles of whole warpgroups after them, from a multiple of 4 on."""
-    small = [r for r in declared.roles.values() if not r.by_warpgroup]
-    large = [r for r in declared.roles.values() if r.by_warpgroup]
+    small = {name: role for name, role in declared.roles.items() if not role.by_warpgroup}
+    large = {name: role for name, role in declared.roles.items() if role.by_warpgroup}
     placed: dict[str, RoleWarps] = {}
     warp = 0
-    for role in small:
-        placed[role.name] = RoleWarps(role.name, warp, role.warps, role.registers, role.teams)
+    for name, role in small.items():
+        placed[name] = RoleWarps(name, warp, role.warps, role.registers, role.teams)
         warp += role.warps
-    if large or any(role.registers for role in small):
+    if large or any(role.registers for role in small.values()):
         warp = -(-warp // 4) * 4
-    for role in large:
-        placed[role.name] = RoleWarps(role.name, warp, role.warps, role.registers, role.teams)
+    for name, role in large.items():
+        placed[name] = RoleWarps(name, warp, role.warps, role.registers, role.teams)
         warp += role.warps
     if warp > 32:
         raise InputError("roles", f"{warp} warps", "a CTA has at most 32 warps (1024 threads)", "use fewer")
@@ -42,10 +42,10 @@ def share_registers(
     launch = min(255, target.registers // (warps * 32) // 8 * 8)
     wanted = any(role.registers for role in declared.roles.values()) or declared.matmuls
     if not wanted or warps % 4 or warps < 8:
-        for role in declared.roles.values():
+        for name, role in declared.roles.items():
             if role.registers:
                 raise InputError(
-                    f"Role({role.name}).registers", role.registers, "needs two or more whole warpgroups", "leave it out"
+                    f"Role({name}).registers", role.registers, "needs two or more whole warpgroups", "leave it out"
                 )
         return {}, launch
     groups = warps // 4

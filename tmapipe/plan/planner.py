@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tmapipe.barrier import BarrierRing
 from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int8, int32, tf32
 from tmapipe.errors import InputError
 from tmapipe.matmul import Wgmma
@@ -29,16 +28,17 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
     target = arch_named(arch)
     check_cluster(declared.cluster, target.max_cluster)
     _check_names(declared)
+    declared.check_references()
     types = _resolve_types(declared, dtypes)
     roles, warps = place_roles(declared)
     matmul_roles = _check_matmuls(declared, types, target)
     registers, launch = share_registers(declared, roles, warps, target)
 
-    auto = [ring for ring in declared.rings.values() if ring.stages is None]
+    auto = [name for name, ring in declared.rings.items() if ring.stages is None]
     if len(auto) > 1:
         raise InputError(
             "BarrierRing(stages)",
-            [r.name for r in auto],
+            auto,
             "can be left out for one ring only",
             "give the others a number",
         )
@@ -80,11 +80,11 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
     )
 
 
-def _held_back(declared: Declarations, ring: BarrierRing) -> int:
-    """Slots of *ring* that a role holds back while its asynchronous reads of them are in flight."""
-    in_flight = [mma.in_flight for mma in declared.matmuls.values() if mma.a.ring.name == ring.name]
+def _held_back(declared: Declarations, ring: str) -> int:
+    """Slots of the ring called *ring* that a role holds back while its asynchronous reads of them are in flight."""
+    in_flight = [mma.in_flight for mma in declared.matmuls.values() if declared.name_of(mma.a.ring) == ring]
     for store in declared.stores.values():
-        if isinstance(store.source, TmaLoadStage) and store.source.ring.name == ring.name:
+        if isinstance(store.source, TmaLoadStage) and declared.name_of(store.source.ring) == ring:
             in_flight.append(store.stages)
     return max(in_flight, default=0)
 
@@ -105,16 +105,18 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
         types[name] = part.dtype or given or bf16
     for name, store in declared.stores.items():
         if isinstance(store.source, TmaLoadStage):
-            loaded = types[store.source.name]
+            loaded = types[declared.name_of(store.source)]
             if name in dtypes and dtypes[name] != loaded.in_memory:
                 raise InputError(
                     name, dtypes[name].name, f"is stored from slots of {loaded}", f"use a tensor of {loaded}"
                 )
             types[name] = loaded
-        elif isinstance(store.source, Wgmma) and types[name] not in _types_of_sums(types[store.source.a.name]):
-            rule = f"is no type that sums of {types[store.source.a.name]} products are stored in"
-            fix = f"one of {', '.join(t.name for t in _types_of_sums(types[store.source.a.name]))}"
-            raise InputError(name, types[name].name, rule, fix)
+        elif isinstance(store.source, Wgmma):
+            operand = types[declared.name_of(store.source.a)]
+            if types[name] not in _types_of_sums(operand):
+                rule = f"is no type that sums of {operand} products are stored in"
+                fix = f"one of {', '.join(t.name for t in _types_of_sums(operand))}"
+                raise InputError(name, types[name].name, rule, fix)
     return types
 
 
@@ -123,26 +125,27 @@ def _types_of_sums(operand: DType) -> tuple[DType, ...]:
     return (int32, bf16, fp16, fp32) if operand.integer else (bf16, fp16, fp32, fp8_e4m3, fp8_e5m2)
 
 
-def _check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch) -> dict[str, Role]:
+def _check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch) -> dict[str, str]:
     """The role that executes each matmul. Raises `InputError` for shapes, types or roles that wgmma does not take."""
-    found: dict[str, Role] = {}
+    found: dict[str, str] = {}
     for name, mma in declared.matmuls.items():
         if not target.wgmma:
             raise InputError(f"Wgmma({name})", target.name, "wgmma exists on sm_90a only", "plan for sm_90a")
         phase = mma.a.ring.phases[-1]
-        groups = [role for role in phase if declared.roles[role.name].by_warpgroup]
+        groups = [role for role in phase if role.by_warpgroup]
         if len(groups) != 1:
             raise InputError(
-                f"Wgmma({name})", phase, "needs one role of warpgroups in the ring's last phase", "Role(warpgroups=2)"
+                f"Wgmma({name})",
+                [declared.name_of(role) for role in phase],
+                "needs one role of warpgroups in the ring's last phase",
+                "Role(warpgroups=2)",
             )
-        role = declared.roles[groups[0].name]
-        (m, k), (n, kb) = mma.extents
-        a, b = types[mma.a.name], types[mma.b.name]
+        role, (m, k), (n, kb) = groups[0], *mma.extents
+        of_a, of_b = declared.name_of(mma.a), declared.name_of(mma.b)
+        a, b = types[of_a], types[of_b]
         warpgroups = role.warps // 4 // role.teams
         if k != kb:
-            raise InputError(
-                f"{mma.b.name}.tile", mma.b.tile, f"its k extent differs from {mma.a.name}'s {k}", "use one k"
-            )
+            raise InputError(f"{of_b}.tile", mma.b.tile, f"its k extent differs from {of_a}'s {k}", "use one k")
         if not (a == b and a in (bf16, fp16, tf32, int8)) and not {a, b} <= {fp8_e4m3, fp8_e5m2}:
             rule = "takes two operands of one type, bf16, fp16, tf32 or int8, or two of fp8_e4m3 and fp8_e5m2"
             fix = 'give both stages dtype="tf32" (of a Gemm: tf32=True)' if {a, b} == {fp32} else "convert the tensors"
@@ -156,26 +159,26 @@ def _check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch
             )
         if m % (64 * warpgroups):
             raise InputError(
-                f"{mma.a.name}.tile[{int(mma.transposed[0])}]",
+                f"{of_a}.tile[{int(mma.transposed[0])}]",
                 m,
                 f"wgmma takes 64 rows, so a multiple of 64 x {warpgroups} warpgroups",
                 "e.g. 128",
             )
         if n % 8 or n > 256:
             rule = "wgmma takes n a multiple of 8 up to 256"
-            raise InputError(f"{mma.b.name}.tile[{int(mma.transposed[1])}]", n, rule, "e.g. 128 or 256")
+            raise InputError(f"{of_b}.tile[{int(mma.transposed[1])}]", n, rule, "e.g. 128 or 256")
         if a.integer and n % 16 and n not in (8, 24):
             rule = "of int8, wgmma takes n a multiple of 16, 8 or 24 (PTX ISA, wgmma shapes)"
-            raise InputError(f"{mma.b.name}.tile[0]", n, rule, "e.g. 128 or 256")
+            raise InputError(f"{of_b}.tile[0]", n, rule, "e.g. 128 or 256")
         if k * a.bytes % 32:
             rule = "wgmma takes 32 bytes of k an instruction"
-            raise InputError(f"{mma.a.name}.tile[{1 - int(mma.transposed[0])}]", k, rule, "e.g. 64")
+            raise InputError(f"{of_a}.tile[{1 - int(mma.transposed[0])}]", k, rule, "e.g. 64")
         if warpgroups > 2 and n > WIDEST_OF_THREE and mma.transposed[1]:
             rule = f"n is at most {WIDEST_OF_THREE} with three warpgroups where b is contiguous along n: wider tiles take two "
             rule += "instructions, between which its rows of 128 bytes are not cut"
             raise InputError(f"Wgmma({name}) tile", mma.shape[:2], rule, "use two warpgroups, or a narrower tile")
         _check_accumulators(name, mma, m * n // (128 * warpgroups), role)
-        found[name] = role
+        found[name] = declared.name_of(role)
     return found
 
 

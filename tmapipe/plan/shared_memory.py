@@ -14,7 +14,6 @@ from tmapipe.plan.boxes import MAX_BOX
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Queue, Ring, RoleWarps, Store
 from tmapipe.plan.sharing import row_width
-from tmapipe.role import Role
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 
@@ -31,10 +30,11 @@ class Layout:
         declared: Declarations,
         types: dict[str, DType],
         roles: dict[str, RoleWarps],
-        matmul_roles: dict[str, Role],
+        matmul_roles: dict[str, str],
         auto_stages: int,
     ):
         self.declared, self.types, self.roles, self.matmul_roles = declared, types, roles, matmul_roles
+        self.name_of = declared.name_of
         self.barriers: list[Barrier] = []
         self.named_barriers: list[NamedBarrier] = []
         self.buffers: list[Buffer] = []
@@ -45,18 +45,18 @@ class Layout:
         self.bytes = 0
         self.gaps: list[tuple[int, int]] = []  # (start, end) of what alignment has left free before that
         self.slots = {name: ring.stages or auto_stages for name, ring in declared.rings.items()}
-        for ring in declared.rings.values():
-            self._barriers(ring)
+        for name, ring in declared.rings.items():
+            self._barriers(name, ring)
         for name, turnstile in declared.turnstiles.items():
-            self._turnstile(name, roles[turnstile.role.name])
+            self._turnstile(name, roles[self.name_of(turnstile.role)])
         self.queue = self._queue(*declared.queue) if declared.queue else None
         self.of: dict[str, Buffer] = {}
         for name, part in declared.stages.items():
             self.of[name] = self._buffer(
-                name, self.slots[part.ring.name], part.tile, types[name], self._swizzle(name, part)
+                name, self.slots[self.name_of(part.ring)], part.tile, types[name], self._swizzle(name, part)
             )
             if isinstance(part, SharedStage):
-                row_width(name, part.tile, roles[part.writer.name])
+                row_width(name, part.tile, roles[self.name_of(part.writer)])
         for name, load in declared.loads.items():
             self._load(name, load)
         for name, mma in declared.matmuls.items():
@@ -76,8 +76,8 @@ class Layout:
         self.bytes = offset + nbytes
         return offset
 
-    def _barriers(self, ring: BarrierRing) -> None:
-        inside = self.declared.stages_of(ring)
+    def _barriers(self, name: str, ring: BarrierRing) -> None:
+        inside = self.declared.stages_of(name)
         cluster = self.declared.cluster
         groups = {
             tuple(axis for axis in load.multicast.axes if cluster.get(axis, 1) > 1): None
@@ -90,12 +90,12 @@ class Layout:
         peers = max(1, union.bit_count())
         armed: dict[str, int] = {}
         loads: dict[str, tuple[str, ...]] = {}
-        for name, part in inside.items():
+        for stage, part in inside.items():
             if isinstance(part, TmaLoadStage):
-                role = part.loader.name
-                armed[role] = armed.get(role, 0) + math.prod(part.tile) * self.types[name].bytes
-                loads[role] = (*loads.get(role, ()), name)
-        writers = {part.writer.name for part in inside.values() if isinstance(part, SharedStage)}
+                role = self.name_of(part.loader)
+                armed[role] = armed.get(role, 0) + math.prod(part.tile) * self.types[stage].bytes
+                loads[role] = (*loads.get(role, ()), stage)
+        writers = {self.name_of(part.writer) for part in inside.values() if isinstance(part, SharedStage)}
         for role in armed:
             if self.roles[role].warps != 1:
                 raise InputError(
@@ -104,12 +104,12 @@ class Layout:
                     "a role that loads by TMA has one warp",
                     "Role(warps=1)",
                 )
-        phases = tuple(tuple(role.name for role in phase) for phase in ring.phases)
+        phases = tuple(tuple(self.name_of(role) for role in phase) for phase in ring.phases)
         signals = tuple(
             role for p, phase in enumerate(phases) for role in phase if p or role not in armed or role in writers
         )
         made = []
-        slots = self.slots[ring.name]
+        slots = self.slots[name]
         for p, phase in enumerate(phases):
             last = p == len(phases) - 1
             terms = [f"1 expect-tx ({role})" for role in phase if role in armed]
@@ -120,19 +120,19 @@ class Layout:
                 count, formula = count * peers, f"({formula}) x {peers} CTAs"
             label = {0: "full", len(phases) - 1: "free"}.get(p, f"ready{p}")
             offset = self._take(8 * slots, 8)
-            made.append(Barrier(f"{ring.name}.{label}", offset, slots, count, formula))
+            made.append(Barrier(f"{name}.{label}", offset, slots, count, formula))
         self.barriers += made
-        lag, readers = self._readers(ring)
+        lag, readers = self._readers(name)
         for role, held in lag.items():
             if held >= slots:
                 raise InputError(
-                    f"BarrierRing({ring.name}).stages",
+                    f"BarrierRing({name}).stages",
                     slots,
                     f"role {role} holds back {held} slots while it reads the next, so {held + 1} or more are needed",
                     "use more stages or fewer reads in flight",
                 )
         self.rings.append(
-            Ring(ring.name, slots, phases, tuple(made), armed, signals, lag, readers, tuple(groups), peers, loads)
+            Ring(name, slots, phases, tuple(made), armed, signals, lag, readers, tuple(groups), peers, loads)
         )
 
     def _turnstile(self, name: str, role: RoleWarps) -> None:
@@ -152,38 +152,38 @@ class Layout:
         self.buffers.append(buffer)
         return Queue(buffer, full, free)
 
-    def _readers(self, ring: BarrierRing) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
+    def _readers(self, ring: str) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
         lag: dict[str, int] = {}
         readers: dict[str, list[str]] = {}
         for name, mma in self.declared.matmuls.items():
-            if mma.a.ring.name == ring.name:
-                role = self.matmul_roles[name].name
+            if self.name_of(mma.a.ring) == ring:
+                role = self.matmul_roles[name]
                 readers.setdefault(role, []).append("wgmma")
                 lag[role] = max(lag.get(role, mma.in_flight), mma.in_flight)
-        for store in self.declared.stores.values():
-            if isinstance(store.source, TmaLoadStage) and store.source.ring.name == ring.name:
-                role = self._storing_role(store)
+        for name, store in self.declared.stores.items():
+            if isinstance(store.source, TmaLoadStage) and self.name_of(store.source.ring) == ring:
+                role = self._storing_role(name, store)
                 kinds = readers.setdefault(role, [])
                 if "tma" not in kinds:
                     kinds.append("tma")
                 lag[role] = max(lag.get(role, store.stages), store.stages)
         return lag, {role: tuple(kinds) for role, kinds in readers.items()}
 
-    def _storing_role(self, store: TmaStoreStage) -> str:
+    def _storing_role(self, name: str, store: TmaStoreStage) -> str:
         if store.role is not None:
-            return store.role.name
+            return self.name_of(store.role)
         if isinstance(store.source, TmaLoadStage):
-            last = store.source.ring.phases[-1]
-            if len(last) != 1 or self.roles[last[0].name].warps != 1:
+            last = [self.name_of(role) for role in store.source.ring.phases[-1]]
+            if len(last) != 1 or self.roles[last[0]].warps != 1:
                 raise InputError(
-                    f"TmaStoreStage({store.name}).role",
+                    f"TmaStoreStage({name}).role",
                     last,
                     "one role of one warp stores from a slot",
                     "Role(warps=1)",
                 )
-            return last[0].name
+            return last[0]
         assert isinstance(store.source, Wgmma)
-        return self.matmul_roles[store.source.name].name
+        return self.matmul_roles[self.name_of(store.source)]
 
     def _swizzle(self, name: str, part: TmaLoadStage | SharedStage) -> int:
         """By default the widest span that divides a row, for slots that wgmma or warps read from many rows at once; none for
@@ -253,12 +253,12 @@ class Layout:
         self.loads.append(made)
 
     def _matmul(self, name: str, mma: Wgmma) -> None:
-        role = self.roles[self.matmul_roles[name].name]
+        role = self.roles[self.matmul_roles[name]]
         self.matmuls.append(
             Matmul(
                 name,
-                self.of[mma.a.name],
-                self.of[mma.b.name],
+                self.of[self.name_of(mma.a)],
+                self.of[self.name_of(mma.b)],
                 mma.shape,
                 role.team_warps // 4,
                 role.first_warp,
@@ -271,9 +271,9 @@ class Layout:
     def _store(self, name: str, store: TmaStoreStage) -> None:
         dtype = self.types[name]
         if isinstance(store.source, TmaLoadStage):
-            buffer, tile = self.of[store.source.name], store.tile
+            buffer, tile = self.of[self.name_of(store.source)], store.tile
         else:
-            role = self.roles[self._storing_role(store)]
+            role = self.roles[self._storing_role(name, store)]
             if isinstance(store.source, Wgmma):
                 owners = (role.team_warps if store.shared else role.warps) // 4
                 tile = store.tile if store.partial else (64, self._columns(name, store))

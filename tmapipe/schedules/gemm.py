@@ -34,7 +34,6 @@ from tmapipe.tiles.persistent import PersistentTiles
 __all__ = ["Gemm"]
 
 FETCH = Role(warps=1)  # loads the epilogue's operands, in schedules that have some
-FETCH.name = "fetch"
 
 
 def check_majors(majors: Any) -> tuple[str, str]:
@@ -200,7 +199,7 @@ class Gemm(Schedule):
 
     def ring_slots(self, k: Any, ring: str, tile: Tile) -> Any:
         """Of the operands' ring, one slot a piece or a tile."""
-        if self.operands is not None and ring == self.operand_ring.name:
+        if self.operands is not None and ring == self.declared.name_of(self.operand_ring):
             return len(self.operands.slots)
         return self.tile_slots(k, tile)
 

@@ -1,0 +1,44 @@
+"""Fields of what users declare: validators that raise `InputError`, and a repr that shows what was given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from tmapipe.errors import InputError
+
+__all__ = ["is_count", "must", "optional", "shown"]
+
+Validator = Callable[[Any, Any, Any], None]
+
+
+def must(holds: Callable[[Any], bool], rule: str, fix: str) -> Validator:
+    """A validator of an attrs field, which raises `InputError` for values of which *holds* is false."""
+
+    def check(part: Any, field: Any, value: Any) -> None:
+        if not holds(value):
+            raise InputError(f"{type(part).__name__}({field.name})", value, rule, fix)
+
+    return check
+
+
+def optional(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """What *holds* says, or True for None."""
+    return lambda value: value is None or holds(value)
+
+
+def is_count(value: Any) -> bool:
+    """Whether *value* is a positive integer."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def shown(part: Any, *hidden: str) -> str:
+    """The repr of an attrs object: its fields by name, but for those *hidden* and those of their default."""
+    text = [
+        f"{field.name}={(field.repr if callable(field.repr) else repr)(getattr(part, field.name))}"
+        for field in attrs.fields(type(part))
+        if field.name not in hidden and getattr(part, field.name) != field.default
+    ]
+    return f"{type(part).__name__}({', '.join(text)})"
