@@ -117,13 +117,30 @@ _NUMPY: dict[str, Any] = {
 }
 
 
+_KNOWN = (np.ndarray, np.generic, float, int)
+
+
+def _is_known(x: Any) -> bool:
+    """Whether *x* is a fragment or a number of the machine."""
+    if isinstance(x, (np.ndarray, np.generic)):
+        return x.dtype.kind in "fiub" or x.dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+    from tmapipe.machine.nodata import NoData
+
+    return isinstance(x, (float, int, NoData))
+
+
 def _apply(name: str, *arguments: Any) -> Any:
     """Calls the function called *name*, in the backend that the arguments belong to."""
     if any(type(x).__module__.partition(".")[0] == "cutlass" for x in arguments):
         from tmapipe.gpu import functions
 
         return getattr(functions, name)(*arguments)
-    placeholder = next((x for x in arguments if not isinstance(x, (np.ndarray, np.generic, float, int, bool))), None)
+    for x in arguments:
+        if not _is_known(x):
+            raise InputError(
+                f"tmapipe.math.{name}", type(x).__name__, "takes fragments and numbers", "convert it first"
+            )
+    placeholder = next((x for x in arguments if not isinstance(x, _KNOWN)), None)
     if placeholder is not None:  # the check runs without data
         return placeholder
     fragments = any(isinstance(x, np.ndarray) for x in arguments)
@@ -133,7 +150,10 @@ def _apply(name: str, *arguments: Any) -> Any:
             result = np.where(condition, *np.broadcast_arrays(_wide(x, fragments), _wide(y, fragments)))
         else:
             result = _NUMPY[name](*(_wide(x, fragments) for x in arguments))
-    return np.asarray(result, np.float32) if fragments else float(result)
+    if not fragments:
+        return float(result)
+    kind = next((type(x) for x in arguments if isinstance(x, np.ndarray) and type(x) is not np.ndarray), np.ndarray)
+    return np.asarray(result, np.float32).view(kind)
 
 
 def _wide(x: Any, fragments: bool) -> Any:

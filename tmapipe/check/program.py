@@ -16,7 +16,7 @@ from tmapipe.machine import Layout, State, record
 from tmapipe.machine.scheduler import Scheduler
 from tmapipe.plan.model import Plan
 
-__all__ = ["MAX_STEPS", "check_operations", "check_program", "ordered", "run_checked"]
+__all__ = ["MAX_STEPS", "check_operations", "check_program", "limit_finding", "ordered", "run_checked"]
 
 MAX_STEPS = 5_000_000
 
@@ -52,7 +52,7 @@ def run_checked(
         except HazardError as error:
             return hazard_findings(error, LinearCheck(layout, shapes)), 0
         except PipelineError as error:
-            return [_limit(error)], 0
+            return [limit_finding(error)], 0
         return check_operations(layout, programs, shapes, max_steps)
 
     layout = Layout(plan)
@@ -74,7 +74,7 @@ def check_operations(
     except HazardError as error:
         error_findings = hazard_findings(error, check)
     except PipelineError as error:
-        error_findings = [_limit(error)]
+        error_findings = [limit_finding(error)]
     found = [*check.findings, *error_findings]
     causes = trip_count_findings(layout, programs)  # first, since the others follow from them
     if any(not finding.kind.note for finding in found):
@@ -98,7 +98,7 @@ def ordered(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(seen.values(), key=lambda finding: finding.kind.note))
 
 
-def _limit(error: PipelineError) -> Finding:
+def limit_finding(error: PipelineError) -> Finding:
     if type(error) is not PipelineError:
         raise error  # not a limit: a mistake in the schedule, which says so itself
-    return Finding(Kind.LIMIT, str(error), "check a smaller problem")
+    return Finding(Kind.LIMIT, str(error), "let each loop of a body end, or check a smaller problem")

@@ -21,10 +21,11 @@ from tmapipe.check.budgets import budget_findings
 from tmapipe.check.closure import Closure, close
 from tmapipe.check.findings import Finding, Report
 from tmapipe.check.problems import Problems, Shapes
-from tmapipe.check.program import check_operations, ordered, run_checked
+from tmapipe.check.program import check_operations, limit_finding, ordered, run_checked
 from tmapipe.check.turns import NotRegular, Turns, turns_of
 from tmapipe.check.words import Program
 from tmapipe.dtypes import DType
+from tmapipe.errors import PipelineError
 from tmapipe.plan.model import Plan
 
 __all__ = ["EVERY", "check_schedule"]
@@ -38,7 +39,10 @@ def check_schedule(schedule: Any, dtypes: Mapping[str, DType | str] | None = Non
     started = time.perf_counter()
     plan = schedule.plan(dtypes, arch=arch)
     with _collector_at_rest():
-        found, trips, events, runs = _searched(schedule, plan)
+        try:
+            found, trips, events, runs = _searched(schedule, plan)
+        except PipelineError as error:
+            found, trips, events, runs = [limit_finding(error)], "no trip count", 0, ()
     return Report(
         plan.name, ordered([*budget_findings(plan), *found]), trips, events, time.perf_counter() - started, runs
     )

@@ -15,8 +15,11 @@ from tmapipe.isa.effects import Kind, declared
 from tmapipe.isa.ops import Exit
 from tmapipe.machine import MachineIsa
 from tmapipe.machine.layout import Layout
+from tmapipe.machine.machine import at_most
 
 __all__ = ["Program", "Renaming", "TileWords", "origin_of", "parts_of", "record_marked"]
+
+MAX_OPERATIONS = 1_000_000  # of one warp; problems are small, and take thousands
 
 
 class Program(NamedTuple):
@@ -42,7 +45,7 @@ def record_marked(
     for agent in range(layout.agents if ctas is None else ctas * layout.warps):
         program: list[Any] = []
         marks: list[int] = []
-        isa: Any = MachineIsa(layout, agent, 0, 1, shapes, program.append)
+        isa: Any = MachineIsa(layout, agent, 0, 1, shapes, at_most(MAX_OPERATIONS, program))
         isa.loop = _marking(program, marks)
         entry(isa)
         program.append(Exit())

@@ -4,6 +4,7 @@ data."""
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import ops
 from tmapipe.isa.values import SlotRef
 from tmapipe.machine.memory import Accumulator
-from tmapipe.machine.nodata import NO_DATA
+from tmapipe.machine.nodata import NO_DATA, NoData, Values
 from tmapipe.plan.model import Matmul, RoleWarps
 
 if TYPE_CHECKING:
@@ -85,9 +86,14 @@ class MachineFragments:
 
     def apply(self, function: Callable[..., Any], fragments: Sequence[Any], named: dict[str, Any]) -> Any:
         widened = (
-            f.astype(np.float32) if isinstance(f, np.ndarray) else f for f in fragments
+            f.astype(np.float32).view(Values) if isinstance(f, np.ndarray) else f for f in fragments
         )  # from int32, of integers
-        return function(*widened, **named)
+        values = {name: f.view(Values) if isinstance(f, np.ndarray) else f for name, f in named.items()}
+        made = function(*widened, **values)
+        for value in made.values() if isinstance(made, dict) else (made,):
+            if not isinstance(value, (NoData, np.ndarray, np.generic, float, int, type(None))):
+                raise ScopeError(f"an epilogue returned {type(value).__name__}; it returns fragments.")
+        return made
 
     # ---- distributed over a role's threads ------------------------------------------------------------------------
 
@@ -98,6 +104,11 @@ class MachineFragments:
 
     def write(self, slot: SlotRef, values: Any, role: RoleWarps) -> None:
         isa = self.isa
+        share = math.prod(slot.buffer.tile) // role.warps
+        if isinstance(values, np.ndarray) and values.shape != (share,):
+            rule = f"is the shape of a warp's share of {slot.buffer.name}'s tile, {share} elements"
+            fix = "compute values from slot.x.read(), which is distributed alike"
+            raise InputError("write(values)", values.shape, rule, fix)
         isa.give(values)
         isa.emit(ops.SlotWrite(isa.slot(slot.buffer, slot.stage), isa.warp - role.first_warp, role.warps))
 

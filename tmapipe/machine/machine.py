@@ -19,7 +19,7 @@ from tmapipe.machine.scheduler import POLICIES, Scheduler, Watcher
 from tmapipe.machine.state import State
 from tmapipe.machine.warp import MachineIsa
 
-__all__ = ["Machine", "record"]
+__all__ = ["Machine", "at_most", "record"]
 
 Entry = Callable[[MachineIsa], None]
 
@@ -169,18 +169,30 @@ def record(
     """
     layout = layout or Layout(plan)
     shapes = shapes_of(tensors)
-    programs = []
+    programs: list[list[Any]] = []
     for agent in range(layout.agents) if only is None else (only,):
         program: list[Any] = []
-        add: Callable[[Any], None] = program.append
+        add = at_most(max_steps, program, sum(map(len, programs)))
         if locate:
             add = _locating(add)
         entry(MachineIsa(layout, agent, cluster, clusters, shapes, add))
         program.append(Exit())
         programs.append(program)
-        if sum(map(len, programs)) > max_steps:
-            raise PipelineError(f"stopped after recording {max_steps} operations, the limit given as max_steps")
     return programs
+
+
+def at_most(max_steps: int, program: list[Any], before: int = 0) -> Callable[[Any], None]:
+    """What adds an operation to *program*. Raises `PipelineError` after *max_steps* of them, with *before* that were recorded
+    earlier: a loop of a body may never end."""
+    most = max_steps - before
+
+    def add(op: Any) -> None:
+        program.append(op)
+        if len(program) > most:
+            program.clear()
+            raise PipelineError(f"stopped after recording {max_steps} operations (max_steps), at {find_location()}")
+
+    return add
 
 
 def shapes_of(tensors: dict[str, Any]) -> dict[str, tuple[int, ...]]:

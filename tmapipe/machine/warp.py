@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from tmapipe.errors import InputError, PipelineError, ScopeError
 from tmapipe.isa import ops
 from tmapipe.isa.interface import Isa
@@ -18,7 +20,7 @@ from tmapipe.machine.hazard import hazard
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.locate import locate
 from tmapipe.machine.memory import Memory
-from tmapipe.plan.model import Barrier, Buffer, Matmul, NamedBarrier
+from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Store
 
 __all__ = ["MachineIsa"]
 
@@ -91,6 +93,16 @@ class MachineIsa(Isa):
             return without_data()
         return [int(word) for word in self.memory.results[self.agent][:count]]
 
+    def tma_load(
+        self, load: Load, stage: int, at: Sequence[int], barrier: Barrier, mask: int | None = None, share: int = 0
+    ) -> None:
+        _check_start(load, at)
+        super().tma_load(load, stage, at, barrier, mask, share)
+
+    def tma_store(self, store: Store, stage: int, at: Sequence[int], rows: int | None = None) -> None:
+        _check_start(store, at)
+        super().tma_store(store, stage, at, rows)
+
     def wgmma(self, matmul: Matmul, acc: Any, a: SlotRef, b: SlotRef) -> None:
         self.give(acc)
         super().wgmma(matmul, acc, a, b)
@@ -141,6 +153,13 @@ class MachineIsa(Isa):
 
     def _outside(self, text: str) -> Exception:
         return hazard(self.layout, "no-such-stage", self.agent, None, text)
+
+
+def _check_start(part: Load | Store, at: Sequence[Any]) -> None:
+    """Raises `InputError` unless *at* is a whole number of elements along each dimension."""
+    if len(at) != len(part.dims) or not all(type(x) is int or isinstance(x, np.integer) for x in at):
+        rule = f"is where a tile starts: one whole number of elements along each of {', '.join(part.dims)}"
+        raise InputError(f"start of {part.name}'s tile", tuple(at), rule, "use integers, and // instead of /")
 
 
 def _add_line(error: PipelineError) -> None:

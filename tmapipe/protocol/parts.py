@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tmapipe.errors import ScopeError
+from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, Fragment, SlotRef
 from tmapipe.plan.model import Buffer, Load, Matmul, RoleWarps
 from tmapipe.plan.sharing import row_width
 from tmapipe.protocol.cluster import peer_mask, share_index
 from tmapipe.protocol.ring import RingEnd, Slot
-from tmapipe.protocol.tile import Tile, start_of
+from tmapipe.protocol.tile import Tile, check_fragment, start_of
 
 __all__ = ["PartInSlot", "SlotPart"]
 
@@ -55,6 +55,9 @@ class PartInSlot(Carried):
     def load_from(self, *start: Any) -> None:
         """As `load`, of the tile that starts at these elements, one index a dimension of the tensor."""
         load = self._loaded()
+        if len(start) != len(load.dims):
+            rule = f"is one index along each of {', '.join(load.dims)}, in elements"
+            raise InputError(f"slot.{load.name}.load_from", start, rule, f"pass {len(load.dims)} indices")
         self.part.isa.tma_load(load, self.slot.index, start, self.end.signalled, self.part.mask, self.part.share)
 
     def _loaded(self) -> Load:
@@ -82,7 +85,9 @@ class PartInSlot(Carried):
         return self.part.isa.fragments.read(self.ref, self._dealt_over())
 
     def write(self, values: Fragment) -> None:
-        """Replaces the tile's elements, converting to its type; *values* are dealt as `read` deals them."""
+        """Replaces the tile's elements, converting to its type; *values* are dealt as `read` deals them. Raises `InputError`
+        for a number."""
+        check_fragment(f"slot.{self.part.buffer.name}.write", values)
         self.part.isa.fragments.write(self.ref, values, self._dealt_over())
 
     def _dealt_over(self) -> RoleWarps:

@@ -14,7 +14,7 @@ from tmapipe.plan.model import NamedBarrier, RoleWarps, Store
 from tmapipe.protocol.matmuls import Accumulator, Epilogue
 from tmapipe.protocol.pieces import Piece, pieces
 from tmapipe.protocol.ring import Slot
-from tmapipe.protocol.tile import Tile, start_of, within
+from tmapipe.protocol.tile import Tile, check_fragment, start_of, within
 
 __all__ = ["BoundStore", "SlotStore", "SlotStoreInSlot"]
 
@@ -100,14 +100,14 @@ class BoundStore(Carried):
         if isinstance(values, tuple) and all(isinstance(value, Accumulator) for value in values):
             self._store_accumulators(tile, values, epilogue, {self.plan.name: self, **(also or {})}, operands)
         else:
-            at = start_of(f"{self.plan.name}.store", self.plan.dims, self.plan.tile, tile, {})
-            self._store_piece(
-                at,
-                lambda slot: self.isa.fragments.write(
-                    slot, values if epilogue is None else epilogue(values), self.role
-                ),
-                self.stages,
-            )
+            name = f"{self.plan.name}.store"
+
+            def write(slot: SlotRef) -> None:
+                made = values if epilogue is None else epilogue(values)
+                check_fragment(name, made)
+                self.isa.fragments.write(slot, made, self.role)
+
+            self._store_piece(start_of(name, self.plan.dims, self.plan.tile, tile, {}), write, self.stages)
 
     def finish(self) -> None:
         """Once, after the last tile: the issuing thread waits until its buffers have been read."""
@@ -123,6 +123,8 @@ class BoundStore(Carried):
     ) -> None:
         """Piece by piece, 64 rows x `width` columns of this warpgroup, through each of the stores in turn."""
         _check_alike(sums)
+        if epilogue is None and len(sums) > 1:
+            raise ScopeError(f"{len(sums)} accumulators stored without an epilogue, which makes one value of them.")
         if epilogue is not None:
             _check_floating(stores)
         matmul = sums[0].bound.matmul
@@ -167,10 +169,13 @@ class BoundStore(Carried):
     def _parts(self, stores: dict[str, BoundStore], values: Any) -> list[tuple[BoundStore, Fragment]]:
         """What the epilogue has returned, by store."""
         if len(stores) == 1 and not isinstance(values, dict):
-            return [(self, values)]
+            values = {self.plan.name: values}
         if not isinstance(values, dict) or set(values) != set(stores):
-            found = ", ".join(values) if isinstance(values, dict) else type(values).__name__
+            found = ", ".join(map(str, values)) if isinstance(values, dict) else type(values).__name__
             raise ScopeError(f"an epilogue returned {found}; it returns a dictionary of {', '.join(stores)}.")
+        for name, value in values.items():
+            if value is None:
+                raise ScopeError(f"an epilogue returned None for {name}; it returns a fragment. Is a `return` missing?")
         return [(store, values[name]) for name, store in stores.items()]
 
     def _store_piece(self, at: tuple[Any, ...], write: Any, issued: int, rows: Any = None) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Number
 from typing import Any
 
 from tmapipe.errors import InputError
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
 
-__all__ = ["Tile", "start_of", "within"]
+__all__ = ["Tile", "check_fragment", "start_of", "within"]
 
 
 def within(isa: Isa, value: Any, most: Any) -> Any:
@@ -54,3 +55,10 @@ def start_of(
         example = ", ".join(f"{d}=..." for d in missing)
         raise InputError(where, missing, "needs a coordinate (in tiles) along every dimension", f"pass {example}")
     return tuple(value * extent for value, extent in zip(found, extents, strict=True))
+
+
+def check_fragment(where: str, values: Any) -> None:
+    """Raises `InputError` for what is no fragment, as a number is none."""
+    if values is None or isinstance(values, Number):
+        fix = "compute them from a slot that is read, e.g. slot.x.read() * 0 + 1"
+        raise InputError(where, values, "takes a fragment, dealt over the role's threads", fix)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tmapipe.barrier import BarrierRing
-from tmapipe.dtypes import DType
+from tmapipe.dtypes import DType, int32
+from tmapipe.errors import InputError
+from tmapipe.plan.model import Plan
 from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
@@ -30,6 +33,22 @@ class AddParts(Schedule):
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.add)
         self.x = TmaLoadStage("s m n", tile=tile, ring=self.ring)
         self.d = TmaStoreStage("m n", tile=tile, role=self.add, stages=2, dtype=dtype)
+
+    def plan(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Plan:
+        """As `Schedule.plan`. Raises `InputError` for types that cannot be added, or whose sums d cannot hold."""
+        made = super().plan(dtypes, arch=arch)
+        x, d = made.buffer("x").dtype, made.buffer("d").dtype
+        if x.name.startswith("fp8"):
+            raise InputError(
+                "x", x.name, "is a type that threads add, which fp8 is not", "add parts of bf16, fp16 or fp32"
+            )
+        if d.integer and not x.integer:
+            raise InputError("d", d.name, f"holds sums of {x}, which are not rounded to integers", 'use dtype="fp32"')
+        if x == int32 and d.name.startswith("fp8"):
+            raise InputError(
+                "d", d.name, f"is a type that {x} is converted to", 'use dtype="bf16", or add parts of fp32'
+            )
+        return made
 
     @load.jit
     def fill(self, k: Any, tile: Tile) -> None:

@@ -1,0 +1,214 @@
+"""What bodies and epilogues may not do with fragments, coordinates and loops: refused, at the line, and early."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import tmapipe as tp
+from tests.unit.errors import refused
+from tests.unit.limits import ended
+from tmapipe.check import Kind
+from tmapipe.machine.nodata import NO_DATA
+
+S = tp.schedules
+A, B = np.ones((64, 32), np.float16), np.ones((64, 32), np.float16)
+
+
+def gemm(epilogue, **options):
+    return S.Gemm((64, 64, 32), (1, 1), 2, epilogue=epilogue, **options)
+
+
+def line_of(function):
+    return f"{__file__}:{function.__code__.co_firstlineno}"
+
+
+# ---- fragments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "epilogue",
+    [
+        lambda acc: list(acc),
+        lambda acc: sum(x for x in acc),
+        lambda acc: acc * len(acc),
+        lambda acc: acc if acc > 0 else -acc,
+        lambda acc: acc * float(acc),
+        lambda acc: acc - acc.max(),
+        lambda acc: acc / acc.sum(),
+        lambda acc: acc - np.mean(acc),
+        lambda acc: acc - np.add.reduce(acc),
+        lambda acc: acc - tp.math.exp(acc).sum(),
+        lambda acc: acc[:, :1] + acc,
+        lambda acc: acc[0],
+    ],
+)
+def test_what_depends_on_the_share_of_a_tile(epilogue):
+    """On the model and in the proof alike, which names the line."""
+    with pytest.raises(tp.ScopeError, match="of a fragment") as info:
+        ended(gemm(epilogue).check)
+    assert line_of(epilogue) in str(info.value)
+    with pytest.raises(tp.ScopeError, match="of a fragment"):
+        gemm(epilogue)(A, B)
+
+
+def test_a_loop_over_the_shape():
+    """A tuple on the model, nothing in the proof."""
+    with pytest.raises(tp.ScopeError, match="loop over the elements"):
+        ended(gemm(lambda acc: acc * max(*acc.shape)).check)
+
+
+def test_what_works_element_by_element():
+    report = gemm(
+        lambda acc: np.where(acc > 0, acc, 0) + np.maximum(acc, 1) * tp.math.where(acc > 1, acc, -acc)
+    ).check()
+    assert report.ok
+    values = gemm(lambda acc: np.clip(abs(-acc) ** 2, 0, 9) + acc)(A, B)
+    assert (values == 41).all()
+
+
+@pytest.mark.parametrize(
+    "epilogue, outputs",
+    [
+        (lambda acc: None, {}),
+        (lambda acc: {"d": acc, "e": None}, {"e": None}),
+        (lambda acc: {"d": None, "e": acc}, {"e": None}),
+        (lambda acc: "d", {}),
+        (lambda acc: [acc], {}),
+        (lambda acc: (acc, acc), {}),
+    ],
+)
+def test_an_epilogue_returns_fragments(epilogue, outputs):
+    for run in (gemm(epilogue, outputs=outputs).check, lambda: gemm(epilogue, outputs=outputs)(A, B)):
+        with pytest.raises(tp.ScopeError, match="an epilogue returned"):
+            run()
+
+
+def test_accumulators_are_combined_by_an_epilogue():
+    with pytest.raises(tp.ScopeError, match="2 accumulators stored without an epilogue"):
+        S.GatedGemm(epilogue=None).check()
+
+
+@pytest.mark.parametrize("name", ["relu", "exp", "gelu", "silu", "sqrt"])
+@pytest.mark.parametrize("wrong", ["torch", None, "x", [1.0], 1j, np.array(["x"]), np.array([1j])])
+def test_functions_of_what_they_do_not_know(name, wrong):
+    wrong = pytest.importorskip("torch").tensor(-1.0) if wrong == "torch" else wrong
+    refused(getattr(tp.math, name), wrong, argument="tmapipe.math", rule="fragments and numbers")
+
+
+# ---- bodies -----------------------------------------------------------------------------------------------------------
+
+
+class Scaled(tp.Schedule):
+    """Threads rewrite what was loaded, and it is stored."""
+
+    load, work, store = tp.Role(warps=1), tp.Role(warps=2), tp.Role(warps=1)
+    ring = tp.BarrierRing(2, chain=(load, work, store))
+    x = tp.TmaLoadStage("m n", tile=(8, 64), ring=ring, dtype="fp32")
+    y = tp.TmaStoreStage(source=x)
+
+    def start(self, slot, tile):
+        slot.x.load(tile)
+
+    def change(self, slot):
+        slot.x.write(slot.x.read() * 2)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            self.start(slot, tile)
+
+    @work.jit
+    def scale(self, k, tile):
+        with k.ring.consume() as slot:
+            self.change(slot)
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
+
+
+X = np.ones((16, 128), np.float32)
+
+
+def both(schedule, **what):
+    """Refused by the proof, and by the model."""
+    assert Scaled().check().ok and (Scaled()(X) == 2).all()
+    refused(schedule.check, **what)
+    refused(schedule, X, **what)
+
+
+@pytest.mark.parametrize("value", [1.0, 1, None, np.float32(1)])
+def test_what_is_written_is_a_fragment(value):
+    class Wrong(Scaled):
+        def change(self, slot):
+            slot.x.write(value)
+
+    both(Wrong(), argument="slot.x.write", value=value, rule="takes a fragment")
+
+
+def test_a_fragment_of_another_size():
+    class Wrong(Scaled):
+        def change(self, slot):
+            slot.x.write(np.ones(3, np.float32))
+
+    refused(Wrong(), X, argument="write(values)", value=(3,), rule="share of x's tile, 256 elements")
+
+
+@pytest.mark.parametrize("at", [(), (0,), (0, 0, 0)])
+def test_as_many_indices_as_dimensions(at):
+    class Wrong(Scaled):
+        def start(self, slot, tile):
+            slot.x.load_from(*at)
+
+    both(Wrong(), argument="slot.x.load_from", value=at, rule="one index along each of m, n")
+
+
+@pytest.mark.parametrize("at", [(0.5, 0), (0, 1.0), (0, "0"), (0, None), (NO_DATA, 0)])
+def test_whole_indices(at):
+    class Wrong(Scaled):
+        def start(self, slot, tile):
+            slot.x.load_from(*at)
+
+    both(Wrong(), argument="start of x's tile", value=at, rule="one whole number of elements")
+
+
+def test_whole_coordinates():
+    class Wrong(Scaled):
+        def start(self, slot, tile):
+            slot.x.load(tile, n=tile.n / 2)
+
+    both(Wrong(), argument="start of x's tile", rule="one whole number of elements")
+
+
+def test_a_body_that_never_ends():
+    class Endless(Scaled):
+        load, ring = Scaled.load, Scaled.ring
+
+        @load.jit
+        def fill(self, k, tile):
+            for _ in itertools.count():
+                with k.ring.produce() as slot:
+                    slot.x.load(tile)
+
+    report = ended(Endless().check)
+    (finding,) = report.findings
+    assert not report.ok and finding.kind is Kind.LIMIT and f"{__file__}:" in finding.message
+
+
+# ---- types that parts are added in ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "x, d, argument",
+    [
+        ("fp32", "int8", "d"),
+        ("bf16", "int32", "d"),
+        ("fp8_e4m3", "fp32", "x"),
+        ("fp8_e5m2", "fp8_e5m2", "x"),
+        ("int32", "fp8_e4m3", "d"),
+    ],
+)
+def test_types_of_parts(x, d, argument):
+    refused(S.AddParts().plan, {"x": x, "d": d}, argument=argument, rule="add|rounded|converted")
