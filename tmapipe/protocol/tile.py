@@ -61,4 +61,4 @@ def check_fragment(where: str, values: Any) -> None:
     """Raises `InputError` for what is no fragment, as a number is none."""
     if values is None or isinstance(values, Number):
         fix = "compute them from a slot that is read, e.g. slot.x.read() * 0 + 1"
-        raise InputError(where, values, "takes a fragment, dealt over the role's threads", fix)
+        raise InputError(where, values, "takes a fragment, distributed over the role's threads", fix)
