@@ -10,6 +10,7 @@ __all__ = [
     "HazardError",
     "InputError",
     "MissingGpuError",
+    "MissingPartError",
     "PipelineError",
     "ScopeError",
     "UnsafeError",
@@ -56,6 +57,10 @@ class _Shown:
 
 class ScopeError(PipelineError, RuntimeError):
     """A slot, a ring or an accumulator was used outside the `with` block, the phase or the role that it belongs to."""
+
+
+class MissingPartError(ScopeError, AttributeError):
+    """A part that the role, or the ring of the slot, does not have. `getattr` with a default takes it for what it is."""
 
 
 class MissingGpuError(PipelineError, RuntimeError):

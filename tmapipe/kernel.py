@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tmapipe.errors import ScopeError
+from tmapipe.errors import MissingPartError, ScopeError
 from tmapipe.integers import ceil_div
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
@@ -225,7 +225,7 @@ class KernelContext(Carried):
             return self._parts[name]
         except KeyError:
             known = ", ".join(self._parts) or "nothing"
-            raise ScopeError(f"k.{name} in role {self.role.name!r}, which has {known}.") from None
+            raise MissingPartError(f"k.{name} in role {self.role.name!r}, which has {known}.") from None
 
     # ---- what the role is given -----------------------------------------------------------------------------------
 

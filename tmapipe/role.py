@@ -81,9 +81,11 @@ class Role:
         """Registers *body*, a method of a schedule, as what this role runs.
 
         Raises:
-            ScopeError: For `break`, `continue` or `return` in it.
-            InputError: If it is the body of another role, or its class has another body of this name.
+            ScopeError: For `break`, `continue`, `return` or `yield` in it, or for an `async` one.
+            InputError: For what is no function, is the body of another role, or if its class has another body of this name.
         """
+        if not inspect.isfunction(body):
+            raise InputError("Role.jit(body)", body, "is a method of a schedule", "decorate a function with it")
         _refuse_early_exit(body)
         namespace = sys._getframe(1).f_locals
         before = namespace.get(body.__name__) if "__qualname__" in namespace else None  # of a class
@@ -100,7 +102,13 @@ def role_of(method: Any) -> Role | None:
 
 
 def _refuse_early_exit(body: Callable[..., None]) -> None:
-    """CuTe DSL cannot trace an early exit from run-time control flow, and a ring's events would not pair up."""
+    """CuTe DSL cannot trace an early exit from run-time control flow, and a ring's events would not pair up. A generator or
+    coroutine would not even begin when it is called."""
+    code = body.__code__
+    if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        word = "yield" if code.co_flags & inspect.CO_GENERATOR else "async"
+        where = f"{code.co_filename}:{code.co_firstlineno}"
+        raise ScopeError(f"{where}: `{word}` in the body of a role, which runs from its beginning to its end.")
     try:
         source, first = inspect.getsourcelines(body)
     except (OSError, TypeError):

@@ -1,5 +1,6 @@
 """Candidates compiled in processes of their own, and loaded here."""
 
+import subprocess
 import sys
 import threading
 
@@ -74,3 +75,39 @@ def test_bodies_may_print_much(tmp_path):
 
     errors = compiled(tmp_path, loud)
     assert set(errors) == set(FEW) and all("heard" in error for error in errors.values())
+
+
+TYPED_IN = """
+import numpy as np
+import tmapipe as tp
+
+class Rows(tp.Schedule):
+    load, store = tp.Role(warps=1), tp.Role(warps=1)
+    ring = tp.BarrierRing(2, producer=load, consumer=store)
+    x = tp.TmaLoadStage("m n", tile=(8, 64), ring=ring)
+    y = tp.TmaStoreStage(source=x)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
+
+x = np.ones((8, 64), np.float16)
+assert (Rows()(x) == x).all() and Rows().check().ok
+try:
+    Rows().compile()
+except tp.InputError as error:
+    print(error)
+"""
+
+
+def test_a_body_without_source():
+    """Read from standard input: it runs on the model, and compiling it says what is missing."""
+    result = subprocess.run([sys.executable], input=TYPED_IN, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("body Rows.fill = '<stdin>': has source in a file"), result.stdout

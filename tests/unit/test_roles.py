@@ -295,6 +295,40 @@ def context(schedule, role, **extents):
     return KernelContext(isa, schedule, tiles_of(isa, schedule), plan.role(role))
 
 
+def with_yield(self, k, tile):
+    with k.ring.produce() as slot:
+        yield slot
+
+
+async def with_async(self, k, tile):
+    with k.ring.produce() as slot:
+        slot.x.load(tile)
+
+
+async def with_both(self, k, tile):
+    yield tile
+
+
+@pytest.mark.parametrize("body, word", [(with_yield, "yield"), (with_async, "async"), (with_both, "async")])
+def test_a_body_runs_from_its_beginning_to_its_end(body, word):
+    first = body.__code__.co_firstlineno
+    with pytest.raises(tp.ScopeError, match=rf"test_roles\.py:{first}: `{word}` in the body of a role"):
+        tp.Role(warps=1).jit(body)
+
+
+@pytest.mark.parametrize("body", [None, 3, "fill", print, tp.Role(warps=1)])
+def test_a_body_is_a_function(body):
+    refused(tp.Role(warps=1).jit, body, argument="Role.jit(body)", value=body, rule="method of a schedule")
+
+
+def test_a_part_that_is_missing_is_a_missing_attribute():
+    k = context(Rows(), "load")
+    assert getattr(k, "mma", None) is None and not hasattr(k, "mma") and hasattr(k, "ring")
+    with k.ring.produce() as slot:
+        assert getattr(slot, "z", 3) == 3
+        slot.x.load(m=0, n=0)
+
+
 def test_context_offers_what_the_role_has():
     k = context(Rows(), "load")
     assert k.ring.phase == 0 and k.plan.name == "Rows" and k.tiles.count == 3 * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 import threading
 from typing import Any
@@ -12,6 +13,7 @@ from cutlass import Int32
 from cutlass._mlir import ir
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
+from tmapipe.errors import InputError
 from tmapipe.gpu.edges import edge_of, make_edge_atom
 from tmapipe.gpu.isa import GpuIsa
 from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
@@ -128,7 +130,11 @@ def build(
         options: further options of CuTe DSL's compiler
         unroll: False keeps LLVM from unrolling run-time loops, so that each instruction of a body is in the PTX once
         backend: the class that emits instructions, such as one that leaves something out to measure what it costs
+
+    Raises:
+        InputError: For a body without source, which CuTe DSL reads
     """
+    _check_sources(schedule)
     fakes = []
     for name in plan.arguments:
         if name in plan.tables:
@@ -156,6 +162,17 @@ def build(
             trace_finalize_hooks=None if unroll else _forbid_unrolling,
         )
     return Compiled(plan, function, function.__ptx__ if keep else None, function.__cubin__ if keep else None)
+
+
+def _check_sources(schedule: Any) -> None:
+    """Raises `InputError` for a body that was typed in, or read from standard input."""
+    for body in schedule.declared.bodies.values():
+        try:
+            inspect.getsource(body)
+        except (OSError, TypeError):
+            rule = "has source in a file or in a notebook's cell, since CuTe DSL reads it (the model does not)"
+            fix = "write the schedule to a file, and import or run that"
+            raise InputError(f"body {body.__qualname__}", body.__code__.co_filename, rule, fix) from None
 
 
 def _forbid_unrolling(owner: Any, module: Any, name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tmapipe.errors import ScopeError
+from tmapipe.errors import MissingPartError, ScopeError
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
 from tmapipe.plan.model import Ring
@@ -202,7 +202,7 @@ class Slot(Carried):
         self._check_open()
         part = self.end.parts.get(name)
         if part is None:
-            raise ScopeError(
+            raise MissingPartError(
                 f"ring {self.end.ring.name!r} has no stage {name!r}; its stages are {', '.join(self.end.parts) or 'none'}."
             )
         return part.at(self)
