@@ -10,7 +10,7 @@ from tmapipe.check import Kind, check_program
 from tmapipe.check.closure import _begin, _closed, _take, _warmed_up, close
 from tmapipe.check.log import FindingLog
 from tmapipe.check.problems import Problems
-from tmapipe.check.turns import EMPTY, NotRegular, turns_of
+from tmapipe.check.segments import EMPTY, NotRegular, segments_of
 
 S = tp.schedules
 EVERY = "every trip count"
@@ -63,7 +63,7 @@ class WrongInTheThirdLap(Tiles):
 
 
 class Grows(Tiles):
-    """Commits an empty bulk group each time, and waits for none: not wrong, but no moment is like another."""
+    """Commits an empty bulk group each time, and waits for none: not wrong, but no state is like another."""
 
     @Tiles.load.jit
     def fill(self, k, tile):
@@ -106,7 +106,7 @@ class Steps(tp.Schedule):
 
 
 class InPairs(Steps):
-    """Two slots a turn, after one alone if the number of steps is odd. alone: how many then."""
+    """Two slots a segment, after one alone if the number of steps is odd. alone: how many then."""
 
     def alone(self, steps):
         return steps % 2
@@ -244,7 +244,7 @@ class ArrivesTooOften(Steps):
         k.d.store(tile, total)
 
 
-def test_what_stops_a_turn_is_reported_with_its_line():
+def test_what_stops_a_segment_is_reported_with_its_line():
     report = ArrivesTooOften().check()
     assert not report.ok and report.trips != EVERY
     assert any("test_trip_counts.py" in place for finding in report.errors for place in finding.where)
@@ -253,7 +253,7 @@ def test_what_stops_a_turn_is_reported_with_its_line():
 def test_state_that_grows_is_never_every():
     report = Grows().check()
     assert report.ok and report.trips.startswith("up to")
-    assert any("moment" in run for run in report.runs)
+    assert any("no state recurs" in run for run in report.runs)
 
 
 def test_tiles_of_different_steps():
@@ -264,13 +264,13 @@ def test_tiles_of_different_steps():
 # ---- tiles of no steps ------------------------------------------------------------------------------------------------
 
 
-def test_tiles_without_steps_are_among_the_turns():
+def test_tiles_without_steps_are_among_the_segments():
     for schedule in (S.SplitK(3), S.Gemm((128, 128, 64), (1, 1), 3)):
         problems = Problems(schedule, schedule.plan())
-        turns = turns_of(problems)
-        assert any(segment.name == EMPTY for segment in turns.mixed["tile", 0])
-        assert close(problems, turns).closed
-        assert turns.empty == isinstance(schedule, S.SplitK)  # some parts have no k though the tensors have
+        segments = segments_of(problems)
+        assert any(segment.name == EMPTY for segment in segments.mixed["tile", 0])
+        assert close(problems, segments).closed
+        assert segments.empty == isinstance(schedule, S.SplitK)  # some parts have no k though the tensors have
 
 
 def test_sums_of_nothing_never_reach_a_kernel_and_the_report_says_so():
@@ -281,63 +281,67 @@ def test_sums_of_nothing_never_reach_a_kernel_and_the_report_says_so():
     assert sums.shape == (8, 256) and not sums.any()
 
 
-# ---- moments ----------------------------------------------------------------------------------------------------------
+# ---- states -----------------------------------------------------------------------------------------------------------
 
 
 def warm(schedule):
     problems = Problems(schedule, schedule.plan())
-    turns = turns_of(problems)
-    root = _begin(problems, turns, FindingLog(problems.layout))
-    return problems, turns, root, _warmed_up(problems, turns, turns.mixed, root)
+    segments = segments_of(problems)
+    root = _begin(problems, segments, FindingLog(problems.layout))
+    return problems, segments, root, _warmed_up(problems, segments, segments.mixed, root)
 
 
 @pytest.mark.parametrize("make", [Steps, lambda: S.Gemm((128, 128, 64), (2, 1), 3)], ids=["steps", "gemm"])
 def test_a_fresh_ring_is_covered_by_a_used_one_and_not_the_other_way_round(make):
     _, _, root, node = warm(make())
-    assert root.moment.covered_by(node.moment)
-    assert not node.moment.covered_by(root.moment)
-    assert node.moment.covered_by(node.moment)
+    assert root.run_state.covered_by(node.run_state)
+    assert not node.run_state.covered_by(root.run_state)
+    assert node.run_state.covered_by(node.run_state)
 
 
 def test_knowing_less_is_not_covered():
     """Whatever a warp does not know any more, of what it knew and someone else does not: no cover."""
-    _, turns, _, node = warm(Steps())
-    moment = node.moment
-    warps = moment.layout.agents
-    contested = [(q, f) for f in moment.open_facts for q in range(warps) if moment.knows[q, f]]
+    _, segments, _, node = warm(Steps())
+    run_state = node.run_state
+    warps = run_state.layout.agents
+    contested = [(q, f) for f in run_state.open_facts for q in range(warps) if run_state.knows[q, f]]
     assert contested
     for q, f in contested:
-        forgets = type(moment)(moment.state.copy(), moment.check.copy(), moment.places.copy(), turns.future)
-        entry, least = list(moment._fact_table.values())[f]
+        forgets = type(run_state)(
+            run_state.state.copy(), run_state.check.copy(), run_state.positions.copy(), segments.future
+        )
+        entry, least = list(run_state._fact_table.values())[f]
         forgets.check.clocks.of[q][entry] = least - 1
-        assert not forgets.covered_by(moment)
-        assert moment.covered_by(forgets)
+        assert not forgets.covered_by(run_state)
+        assert run_state.covered_by(forgets)
 
 
 @pytest.mark.parametrize("name", ["count", "pending", "tx", "phase"])
 def test_other_numbers_are_not_covered(name):
-    _, turns, _, node = warm(Steps())
-    moment = node.moment
-    for bar in range(len(moment.state.count)):
-        other = type(moment)(moment.state.copy(), moment.check.copy(), moment.places.copy(), turns.future)
+    _, segments, _, node = warm(Steps())
+    run_state = node.run_state
+    for bar in range(len(run_state.state.count)):
+        other = type(run_state)(
+            run_state.state.copy(), run_state.check.copy(), run_state.positions.copy(), segments.future
+        )
         getattr(other.state, name)[bar] += 1
-        assert not other.covered_by(moment)
+        assert not other.covered_by(run_state)
 
 
-def test_a_turn_that_goes_wrong_leaves_the_set_open():
+def test_a_segment_that_goes_wrong_leaves_the_set_open():
     schedule = Steps()
-    problems, turns, root, _ = warm(schedule)
-    turn = next(s for s in turns.mixed["tile", 0] if s.to[0] == "step")
-    step = next(s for s in turns.mixed[turn.to] if s.to == turn.to)
-    assert _take(turns, root, turn) is not None
+    problems, segments, root, _ = warm(schedule)
+    segment = next(s for s in segments.mixed["tile", 0] if s.to[0] == "step")
+    step = next(s for s in segments.mixed[segment.to] if s.to == segment.to)
+    assert _take(segments, root, segment) is not None
     step.parts[0].clear()  # the loader skips one more step
-    assert not _closed(problems, turns, [turns.mixed], FindingLog(problems.layout)).closed
+    assert not _closed(problems, segments, [segments.mixed], FindingLog(problems.layout)).closed
 
 
 def test_programs_that_depend_on_the_count_are_not_regular():
     schedule = OneStepFewer(2 * STAGES)
     with pytest.raises(NotRegular):
-        turns_of(Problems(schedule, schedule.plan()))
+        segments_of(Problems(schedule, schedule.plan()))
 
 
 # ---- beside single long runs ------------------------------------------------------------------------------------------
@@ -360,7 +364,7 @@ def mutants(schedule, plan):
         problems = Problems(schedule, plan)
         problems.entry = mutation.entry(schedule)
         try:
-            closed = close(problems, turns_of(problems)).closed
+            closed = close(problems, segments_of(problems)).closed
         except NotRegular:
             closed = False
         yield mutation, problems, closed
@@ -370,7 +374,7 @@ def mutants(schedule, plan):
     "make", [InPairs, lambda: GemmInPairs((64, 64, 16), (2, 1), 3)], ids=["steps", "gemm, multicast"]
 )
 def test_what_is_closed_in_pairs_goes_well_in_long_runs(make):
-    """Mutants of loops of two steps a turn, beside runs of even and odd numbers of steps."""
+    """Mutants of loops of two steps a segment, beside runs of even and odd numbers of steps."""
     schedule = make()
     plan, open_sets = schedule.plan(), 0
     for mutation, problems, closed in mutants(schedule, plan):

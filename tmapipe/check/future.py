@@ -1,13 +1,15 @@
-"""What may still come in a run of some schedule, at any of its moments, as far as its recorded runs show: by uniformity, who
-uses one stage of a ring comes to use all."""
+"""What may still come in a run, as far as the recorded runs show.
+
+Rings are uniform: whoever uses one stage of a ring comes to use all.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from tmapipe.check.places import CLUSTER, Key, Live, Places, slot_place, tells_parity
-from tmapipe.check.words import Renaming
+from tmapipe.check.positions import CLUSTER, Key, Live, Positions, slot_position, tells_parity
+from tmapipe.check.relative import Renaming
 from tmapipe.isa.effects import Start, declared
 from tmapipe.machine.layout import Layout
 
@@ -15,10 +17,14 @@ __all__ = ["Future"]
 
 
 class Future:
-    """live: the sorts of operations that come again; waiters: by mbarrier of the cluster, the warps that wait for it; users:
-    by slot of the cluster, the warps that access it or one that shares bytes with it; arrivers: by barrier of warps."""
+    """What may still come.
 
-    def __init__(self, layout: Layout, ends: Iterable[Places]):
+    live: the sorts of operations that come again; waiters: the warps that wait for each mbarrier of the cluster; users: the
+    warps that access each slot of the cluster, or one that shares bytes with it; arrivers: the warps that arrive at each
+    barrier of warps.
+    """
+
+    def __init__(self, layout: Layout, ends: Iterable[Positions]):
         self.layout = layout
         self.touched: dict[Key, set[int]] = {}
         self.arrivers: dict[int, list[int]] = {CLUSTER: []}
@@ -30,7 +36,7 @@ class Future:
                 if agent not in self.arrivers.setdefault(which, []):
                     self.arrivers[which].append(agent)
         self.live = Live(layout, self.touched)
-        self.facts: dict[Any, int] = {}  # numbers of all that can be known, the same at all moments
+        self.facts: dict[Any, int] = {}  # numbers of all that can be known, the same in all states
         self.knowers: dict[Any, int] = {}  # and of all who can know it
         self.renamings: dict[tuple[int, ...], Renaming] = {}
         self.waiters = self._waiters()
@@ -54,12 +60,12 @@ class Future:
         return found
 
     def _users(self) -> dict[int, list[int]]:
-        """Who accesses one slot of a buffer accesses all slots that the others who access this one do."""
+        """Whoever accesses one slot of a buffer accesses all slots that others who access this one do."""
         layout = self.layout
         found: dict[int, list[int]] = {}
         first_slots: dict[str, int] = {}
         for i, (buffer, stage) in enumerate(layout.slots):
-            first_slots.setdefault(slot_place(buffer, stage)[0], i)
+            first_slots.setdefault(slot_position(buffer, stage)[0], i)
         for (agent, sort, array), stages in self.touched.items():
             if array not in first_slots:
                 continue

@@ -1,11 +1,12 @@
-"""Recurrence: whether all that goes well from one moment of a run goes well from another, up to the place in the rings.
+"""Whether everything that goes well from one state of a run goes well from another, up to the position in the rings.
 
-Compared are the machine's abstract state, and what the checker knows: for everything that a later operation can be checked
-against (the last accesses to each slot, what has counted in each mbarrier's present and last phases, waits, arrivals at
-peers), who knows it. Stages are renamed by how far all warps have moved on in each array; phases count by their parity.
+Compared are the machine's abstract state and what the checker knows. That is, for every fact that a later operation can be
+checked against (the last accesses to each slot, what has counted in the present and last phases of each mbarrier, waits,
+arrivals at peers): who knows it. Stages are renamed by how far all warps have moved on in each array. Phases count by their
+parity.
 
-Every rule asks that something be known. So a moment is *covered* by another one if there is nothing to be known that was not
-there, and whoever knew it there, directly or through a barrier that it will come by, knows it here.
+Every rule asks that something is known. So a state is *covered* by another one if it has no fact that the other lacks, and
+whoever knew a fact there, directly or through a barrier that it will come by, knows it here.
 """
 
 from __future__ import annotations
@@ -17,36 +18,39 @@ import numpy as np
 
 from tmapipe.check.future import Future
 from tmapipe.check.linear import LinearCheck
-from tmapipe.check.places import CLUSTER, Places
+from tmapipe.check.positions import CLUSTER, Positions
+from tmapipe.check.relative import Renaming
 from tmapipe.check.slots import LOAD, MMA, STORE
-from tmapipe.check.words import Renaming
 from tmapipe.machine.state import State
 
-__all__ = ["Moment"]
+__all__ = ["RunState"]
 
 NEVER = np.iinfo(np.int32).max
 Key = tuple[Any, ...]
 
 
-class Moment:
-    """A moment of a run that does not go on: state, check; places: where the warps have come to; future: what may come."""
+class RunState:
+    """The state of a run between two segments.
 
-    def __init__(self, state: State, check: LinearCheck, places: Places, future: Future):
-        self.state, self.check, self.places, self.future = state, check, places, future
+    state: the machine's; check: the checker's; positions: how far each warp is in its arrays; future: what may still come.
+    """
+
+    def __init__(self, state: State, check: LinearCheck, positions: Positions, future: Future):
+        self.state, self.check, self.positions, self.future = state, check, positions, future
         self.layout = check.layout
         self.table: tuple[tuple[int, ...], _Table] | None = None  # see `_tables`
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is in flight, uncommitted or armed without an arrival."""
+        """Whether nothing is in flight, uncommitted, or armed without an arrival."""
         state = self.state
         return not (state.loads or state.stores or state.open_group or any(p.loose for p in self.check.phases.now))
 
-    def covered_by(self, other: Moment) -> bool:
-        """Whether all that goes well from *other* goes well from here."""
+    def covered_by(self, other: RunState) -> bool:
+        """Whether everything that goes well from *other* goes well from here."""
         if self.plain != other.plain or not self._less_pending(other):
             return False
-        shifts = self.places.shifts_from(other.places, self.future.live)
+        shifts = self.positions.shifts_from(other.positions, self.future.live)
         if shifts is None:
             return False
         rename = self.future.renaming(shifts)
@@ -56,11 +60,11 @@ class Moment:
         if [list(queue) for queue in self.state.queues] != queues:
             return False
         for bar in range(len(other.state.count)):
-            place, flips = rename.bars[bar]
-            (mine, landed), (theirs, their_landed) = self.barriers[place], other.barriers[bar]
+            there, flips = rename.bars[bar]
+            (mine, landed), (theirs, their_landed) = self.barriers[there], other.barriers[bar]
             if mine[:-1] != theirs[:-1] or mine[-1] != theirs[-1] ^ flips:
                 return False
-            matters = True, True, place in self.past
+            matters = True, True, there in self.past
             if any(a and b and not c for a, b, c in zip(matters, landed, their_landed, strict=True)):
                 return False
         return self._knows_as_much(other, rename)
@@ -69,7 +73,7 @@ class Moment:
 
     @cached_property
     def plain(self) -> tuple[Any, ...]:
-        """What must be the same and has nothing to do with places in rings."""
+        """What must be equal and does not depend on positions in rings."""
         state, layout = self.state, self.layout
         warps = []
         for agent in range(layout.agents):
@@ -88,8 +92,11 @@ class Moment:
         registers = tuple(state.free_registers), tuple(state.registers)
         return (*[tuple(each) for each in lists], registers, state.cluster[0], tuple(warps))
 
-    def _less_pending(self, other: Moment) -> bool:
-        """Accumulators written without a wgmma fence, and bulk groups not waited for: some of those there are, the latest."""
+    def _less_pending(self, other: RunState) -> bool:
+        """Whether what is pending is part of what is pending in *other*.
+
+        That is accumulators without a wgmma fence, and the latest of the bulk groups that are not waited for.
+        """
         if any(own and not their for own, their in zip(self.state.unfenced, other.state.unfenced, strict=True)):
             return False
         for thread, groups in self.state.groups.items():
@@ -113,7 +120,7 @@ class Moment:
 
     # ---- what is known --------------------------------------------------------------------------------------------
 
-    def _knows_as_much(self, other: Moment, rename: Renaming) -> bool:
+    def _knows_as_much(self, other: RunState, rename: Renaming) -> bool:
         mine, theirs = _tables(self, other)
         if (mine.open_facts & ~theirs.facts).any():
             return False
@@ -143,7 +150,7 @@ class Moment:
 
     @cached_property
     def fact_numbers(self) -> list[int]:
-        """A number for each fact, the same at all moments that differ only in how far the warps are."""
+        """A number for each fact, the same at all states that differ only in how far the warps are."""
         return self._numbers(self.future.facts, self.facts)
 
     @cached_property
@@ -157,7 +164,7 @@ class Moment:
     def _from_here(self) -> Renaming:
         """To stages counted from where the warps are."""
         live = self.future.live
-        at = self.places.positions(live)[0]
+        at = self.positions.of(live)[0]
         return Renaming(
             self.layout,
             {array: -int(at[(waits if len(waits) else others)[0]]) for array, _, waits, others in live.arrays},
@@ -173,7 +180,7 @@ class Moment:
 
     @cached_property
     def knows(self) -> Any:
-        """Which knower knows which fact."""
+        """Who knows which fact."""
         entries = np.array([entry for entry, _ in self._fact_table.values()], np.int64)
         least = np.array([least for _, least in self._fact_table.values()], np.int64)
         return np.stack(list(self._knower_table.values()))[:, entries] >= least
@@ -190,7 +197,7 @@ class Moment:
 
     @cached_property
     def open_knowers(self) -> list[int]:
-        """Those from which someone can still learn: not complete phases of which all who wait for them know all."""
+        """Those from whom someone can still learn: a complete phase only if it tells a waiter something new."""
         return [i for i, key in enumerate(self.knowers) if key[0] != "complete" or self._teaches(i, key[1])]
 
     def _teaches(self, row: int, bar: int) -> bool:
@@ -199,8 +206,10 @@ class Moment:
 
     @cached_property
     def open_facts(self) -> list[int]:
-        """Facts that someone who could be checked against them does not know. A fact that all warps know is known to all who
-        come after."""
+        """Facts that someone who could be checked against them does not know.
+
+        A fact that all warps know is known to everything that comes after.
+        """
         known = self.knows[: self.layout.agents].all(0)
         return [i for i in np.flatnonzero(~known).tolist() if self._matters(self.facts[i], i)]
 
@@ -236,36 +245,36 @@ class _Table(NamedTuple):
     unknown: Any
 
     @staticmethod
-    def of(moment: Moment, knowers: int, facts: int) -> _Table:
+    def of(run_state: RunState, knowers: int, facts: int) -> _Table:
         """For so many numbers of knowers and of facts."""
         there, matters = np.zeros(facts, bool), np.zeros(facts, bool)
         known, needed = np.zeros((2, knowers, facts), bool)
-        rows, columns = np.array(moment.knower_numbers), np.array(moment.fact_numbers)
-        there[columns] = matters[columns[moment.open_facts]] = True
-        known[np.ix_(rows, columns)] = moment.knows
-        needed[rows[moment.open_knowers]] = known[rows[moment.open_knowers]]
+        rows, columns = np.array(run_state.knower_numbers), np.array(run_state.fact_numbers)
+        there[columns] = matters[columns[run_state.open_facts]] = True
+        known[np.ix_(rows, columns)] = run_state.knows
+        needed[rows[run_state.open_knowers]] = known[rows[run_state.open_knowers]]
         return _Table(*(np.packbits(each, axis=-1) for each in (there, matters, needed, matters & ~known)))
 
 
-def _tables(*moments: Moment) -> list[_Table]:
-    """Of moments of one run, for the same numbers."""
-    for moment in moments:
-        assert moment.knower_numbers and moment.fact_numbers  # all are numbered before they are counted
-    future = moments[0].future
+def _tables(*states: RunState) -> list[_Table]:
+    """Of states of one run, for the same numbers."""
+    for run_state in states:
+        assert run_state.knower_numbers and run_state.fact_numbers  # all are numbered before they are counted
+    future = states[0].future
     size = tuple(-(-len(numbers) // 256) * 256 for numbers in (future.knowers, future.facts))
-    for moment in moments:
-        if moment.table is None or moment.table[0] != size:
-            moment.table = size, _Table.of(moment, *size)
-    return [moment.table[1] for moment in moments if moment.table is not None]
+    for run_state in states:
+        if run_state.table is None or run_state.table[0] != size:
+            run_state.table = size, _Table.of(run_state, *size)
+    return [run_state.table[1] for run_state in states if run_state.table is not None]
 
 
 def _facts(state: State, check: LinearCheck) -> dict[Key, tuple[int, int]]:
-    """Key -> (entry of a clock, least value with which the fact is known)."""
+    """Fact -> (entry of a clock, least value with which the fact is known)."""
     clocks = check.clocks
     facts: dict[Key, tuple[int, int]] = {}
-    for place, history in enumerate(check.slots.history):
+    for slot, history in enumerate(check.slots.history):
         for access in history.values():
-            key: Key = ("slot", place, access.kind, access.part)
+            key: Key = ("slot", slot, access.kind, access.part)
             if access.kind == LOAD:
                 landed = NEVER if access.number is None else access.number + 1
                 facts[(*key, access.bar)] = clocks.phases + access.bar, landed
@@ -300,8 +309,10 @@ def _facts(state: State, check: LinearCheck) -> dict[Key, tuple[int, int]]:
 
 
 def _ends(state: State, check: LinearCheck, key: Key, access: Any) -> dict[Key, tuple[int, int]]:
-    """The waits that end an asynchronous read, by warp; where there is none yet, which of its groups or wgmmas it is, counted
-    from the latest."""
+    """The waits that end an asynchronous read, by warp.
+
+    If there is none yet: which of its groups or wgmmas the read is, counted from the latest.
+    """
     if access.kind == STORE:
         agents, waits = [access.agent], check.slots.bulk_waits
         latest = state.committed[32 * access.agent + access.step.op.lanes.bit_length() - 1]
@@ -320,7 +331,7 @@ def _ends(state: State, check: LinearCheck, key: Key, access: Any) -> dict[Key, 
 
 
 def _knowers(state: State, check: LinearCheck) -> dict[Key, Any]:
-    """Everything that has a clock whose knowledge can still spread: key -> clock. The warps come first, by number."""
+    """Everything with a clock whose knowledge can still spread: key -> clock. The warps come first, by number."""
     found: dict[Key, Any] = {("warp", agent): clock for agent, clock in enumerate(check.clocks.of)}
     for agent in range(check.clocks.agents):  # what an arrival by all of its lanes would tell
         told = check.clocks.zero()
@@ -348,7 +359,7 @@ def _knowers(state: State, check: LinearCheck) -> dict[Key, Any]:
 
 
 def _renamed(rename: Renaming, key: Key) -> Key:
-    """A fact's or a knower's key, its barriers and slots renamed."""
+    """A fact's or a knower's key, with its barriers and slots renamed."""
     kind = key[0]
     if kind == "slot":
         if key[2] == LOAD:

@@ -1,12 +1,13 @@
-"""Checking a schedule for every trip count: output tiles of a CTA, and steps of the inner loops (tiles along dimensions that
-the output lacks, such as k of a GEMM), also none of either.
+"""Checks a schedule for every trip count: any number of output tiles of a CTA, and any number of steps of the inner loops.
 
-1. The programs of problems of several sizes are shown to be words over a few turns (`turns`).
-2. A set of moments is closed under all turns (`closure`): so any number of tiles, of any numbers of steps, goes well.
-3. One problem is run from beginning to end, with source lines, for what is only worth a note.
+Steps are tiles along dimensions that the output lacks, such as k of a GEMM. Either number may be 0.
 
-Where 1 or 2 do not succeed, problems of growing size are run, until one shows what is wrong; if none does, the report says
-"up to ...".
+1. Programs recorded for several problem sizes are shown to consist of a few segments (`segments`).
+2. A set of states is shown to be closed under all segments (`closure`), so any number of tiles of any number of steps is safe.
+3. One problem is run from beginning to end, with source lines, for findings that are only notes.
+
+If 1 or 2 does not succeed, problems of growing size are run, until one shows what is wrong. If none does, the report says "up
+to".
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from tmapipe.check.closure import Closure, close
 from tmapipe.check.findings import Finding, Report
 from tmapipe.check.problems import Problems, Shapes
 from tmapipe.check.program import check_operations, limit_finding, ordered, run_checked
-from tmapipe.check.turns import NotRegular, Turns, turns_of
-from tmapipe.check.words import Program
+from tmapipe.check.relative import Program
+from tmapipe.check.segments import NotRegular, Segments, segments_of
 from tmapipe.dtypes import DType
 from tmapipe.errors import PipelineError
 from tmapipe.plan.model import Plan
@@ -56,7 +57,7 @@ def _searched(schedule: Any, plan: Plan) -> tuple[list[Finding], str, int, tuple
 
 @contextlib.contextmanager
 def _collector_at_rest() -> Iterator[None]:
-    """What a check makes lives until its end: to look for garbage meanwhile takes a quarter of the time, for nothing."""
+    """Turns the garbage collector off: everything that a check makes lives until its end."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -67,7 +68,11 @@ def _collector_at_rest() -> Iterator[None]:
 
 
 class _Search:
-    """found: findings of all runs; events: executed; runs: in words, what was shown and how."""
+    """The search for what is wrong with one schedule.
+
+    found: findings of all runs; events: transitions executed; runs: in words, what was shown and how; suspects: (tiles, steps)
+    of problems that may show what is wrong.
+    """
 
     def __init__(self, problems: Problems):
         self.problems = problems
@@ -95,21 +100,24 @@ class _Search:
         return f"up to {tiles} output tiles a CTA" + (f" of up to {most} steps each" if problems.inner else "")
 
     def _every_count(self) -> bool:
-        """Whether closure shows it. Tiles without steps are left out if they do harm and only come from tensors without
-        elements, which never reach a kernel (`Schedule.empty_value`)."""
+        """Whether a closed set of states shows every trip count.
+
+        Tiles without steps are left out if they do harm and can only come from tensors without elements, which never reach a
+        kernel (`Schedule.empty_value`).
+        """
         problems = self.problems
         try:
-            turns = turns_of(problems)
+            segments = segments_of(problems)
         except NotRegular as reason:
             self.runs.append(f"not shown for every trip count: {reason}")
             return False
-        shown = self._close(turns)
-        if not shown.closed and problems.inner and not turns.empty:
-            shown = self._close(turns.without_empty())
+        shown = self._close(segments)
+        if not shown.closed and problems.inner and not segments.empty:
+            shown = self._close(segments.without_empty())
             if shown.closed:
                 self.runs.append("tiles of no steps: not, since tensors without elements never reach a kernel")
         self.runs.append(
-            f"closed: {shown.moments} moments between turns"
+            f"closed: {shown.states} states between segments"
             if shown.closed
             else f"not shown for every trip count: {shown.why}"
         )
@@ -117,13 +125,13 @@ class _Search:
             self.suspects = [(len(shown.tiles), problems.steps_of(max(shown.tiles)))]
         return shown.closed
 
-    def _close(self, turns: Turns) -> Closure:
-        shown = close(self.problems, turns)
+    def _close(self, segments: Segments) -> Closure:
+        shown = close(self.problems, segments)
         self.events += shown.events
         return shown
 
     def _sizes(self) -> Iterator[tuple[int, int]]:
-        """(tiles, steps) of problems to run: few first, the largest last."""
+        """(tiles, steps) of the problems to run: small ones first, the largest last."""
         group, slots = self.problems.group, self.problems.slots
         if not self.problems.inner:
             yield from ((tiles, 1) for tiles in range(1, (2 * slots + 2) * group + 1))
@@ -141,14 +149,14 @@ class _Search:
         return any(not finding.kind.note for finding in self.found) or self.events > MAX_EVENTS
 
     def _no_tile(self, steps: int) -> None:
-        """The second of two clusters that share one tile."""
+        """Runs the second of two clusters that share one tile: it gets none."""
         problems = self.problems
         found, events = run_checked(problems.plan, problems.entry, problems.shapes(1, steps), 1, 2)
         self.found += found
         self.events += events
 
     def _take(self, tiles: int, steps: int) -> None:
-        """One problem, from beginning to end."""
+        """Runs one problem from beginning to end."""
         self._add(self.problems.shapes(tiles, steps), self.problems.programs(tiles, steps))
         self.runs.append(f"{tiles} output tiles a CTA" + (f" of {steps} steps" if self.problems.inner else ""))
 

@@ -1,7 +1,7 @@
-"""Where each warp has come to in its arrays of barriers and slots, and operations as letters.
+"""How far each warp is in its arrays of barriers and slots, and operations relative to that.
 
-As a *letter*, an operation tells how far it moves on from the warp's last operation of its sort on the same array of barriers
-or slots; so turns that differ only in the place in the ring have the same letters.
+A *relative operation* says by how many stages it moves on from the warp's last operation of its sort on the same array. So
+segments that differ only in their position in the ring have the same relative operations.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tmapipe.isa.effects import Kind as OperandKind
 from tmapipe.machine.layout import Layout
 from tmapipe.plan.model import Buffer
 
-__all__ = ["CLUSTER", "Key", "Live", "Places", "slot_place", "turn_of", "without_place"]
+__all__ = ["CLUSTER", "Key", "Live", "Positions", "slot_position", "iteration_of", "without_position"]
 
 Key = tuple[int, Any, str]  # warp, sort of operation, array of barriers or slots
 CLUSTER = -1  # the cluster's barrier, among the numbers of named ones
@@ -27,9 +27,13 @@ CLUSTER = -1  # the cluster's barrier, among the numbers of named ones
 _LEFT_OUT = (OperandKind.BAR, OperandKind.SLOT, OperandKind.AT, OperandKind.WHERE)
 
 
-class Places:
-    """Where each warp has come to. By (warp, sort of operation, array), at: the last stage (for waits, stage + stages *
-    parity), not counting what the warp's team has passed over. skipped: by (warp, array), how much it has passed over."""
+class Positions:
+    """How far each warp is.
+
+    at: by (warp, sort of operation, array), the last stage (for waits, stage + stages * parity), not counting what the warp's
+    team has skipped; skipped: by (warp, array), how much that is; touched: all stages so far; arrivals: (warp, named barrier
+    or CLUSTER) so far; parts: operations taken apart.
+    """
 
     def __init__(self, layout: Layout):
         self.layout = layout
@@ -42,44 +46,46 @@ class Places:
         self.stages = stages_of(layout)
         self._positions: Any = None
 
-    def copy(self) -> Places:
+    def copy(self) -> Positions:
         other = copy(self)
         other.at, other.skipped, other._positions = dict(self.at), dict(self.skipped), None
         return other
 
     def advance(self, tile: int | None, parts: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """All warps execute their parts, which belong to *tile* (None: to none). Returns them as words. Teams that do not
-        handle the tile pass over the slots that it takes."""
+        """All warps execute their parts, which belong to *tile* (None: to none). Returns these as relative operations.
+
+        Teams that do not handle the tile skip the slots that it takes.
+        """
         self._positions = None
-        words = [[self._letter(agent, op) for op in part] for agent, part in enumerate(parts)]
+        relative = [[self._relative(agent, op) for op in part] for agent, part in enumerate(parts)]
         if tile is not None:
             for (agent, array), (guide, awaited) in self.guides.items():
-                if turn_of(self.layout, agent, tile) is None:
+                if iteration_of(self.layout, agent, tile) is None:
                     waits = (op for op in parts[guide] if declared(type(op)).effect(Wait) is not None)
-                    turns = sum(self.layout.bars[op.bar][0].name == awaited for op in waits)
-                    self.skipped[agent, array] = self.skipped.get((agent, array), 0) + turns
-        return words
+                    slots = sum(self.layout.bars[op.bar][0].name == awaited for op in waits)
+                    self.skipped[agent, array] = self.skipped.get((agent, array), 0) + slots
+        return relative
 
-    def move_on(self, start: Places, end: Places) -> None:
+    def move_on(self, start: Positions, end: Positions) -> None:
         """All warps move on as others, that were at *start*, did to *end*."""
         self._positions = None
-        for key, place in end.at.items():
+        for key, position in end.at.items():
             if key not in start.at:
-                self.at[key] = place
-            elif start.at[key] != place:
+                self.at[key] = position
+            elif start.at[key] != position:
                 around = self.stages[key[2]] * (1 + tells_parity(key[1]))
-                self.at[key] = (self.at[key] + place - start.at[key]) % around
+                self.at[key] = (self.at[key] + position - start.at[key]) % around
         for where, slots in end.skipped.items():
             self.skipped[where] = self.skipped.get(where, 0) + slots - start.skipped.get(where, 0)
 
     def moves(self, agent: int, op: Any) -> list[tuple[Key, int, int]]:
-        """What one operation of the warp does: (key, stage, stages), the stage less what its team has passed over."""
+        """What one operation of the warp does: (key, stage, stages), the stage less what its team has skipped."""
         found = []
-        for sort, array, place, around in _cached(self, op)[1]:
-            found.append(((agent, sort, array), (place - self.skipped.get((agent, array), 0)) % around, around))
+        for sort, array, position, around in _cached(self, op)[1]:
+            found.append(((agent, sort, array), (position - self.skipped.get((agent, array), 0)) % around, around))
         return found
 
-    def _letter(self, agent: int, op: Any) -> Any:
+    def _relative(self, agent: int, op: Any) -> Any:
         rest, moves = _cached(self, op)
         if not moves:
             meets = declared(rest[0]).effect(ArriveAt)
@@ -87,21 +93,21 @@ class Places:
                 self.arrivals.add((agent, getattr(op, meets.barrier) if meets.barrier else CLUSTER))
             return rest
         at, skipped, touched = self.at, self.skipped, self.touched
-        letter = [rest]
-        for sort, array, place, around in moves:
+        relative = [rest]
+        for sort, array, position, around in moves:
             key = agent, sort, array
             if key in touched:
-                touched[key].add(place)
+                touched[key].add(position)
             else:
-                touched[key] = {place}
+                touched[key] = {position}
             if skipped:
-                place = (place - skipped.get((agent, array), 0)) % around
+                position = (position - skipped.get((agent, array), 0)) % around
             last = at.get(key)
-            at[key] = place
-            letter.append(("first", place) if last is None else (place - last) % around)
-        return tuple(letter)
+            at[key] = position
+            relative.append(("first", position) if last is None else (position - last) % around)
+        return tuple(relative)
 
-    def positions(self, live: Live) -> tuple[Any, Any]:
+    def of(self, live: Live) -> tuple[Any, Any]:
         """For each of these sorts of operations: where the warp is, and whether it has executed one; as arrays, kept until the
         warps move on."""
         if self._positions is None:
@@ -110,10 +116,14 @@ class Places:
             self._positions = np.array(found, np.int64), np.array([key in at for key in live.keys], bool)
         return self._positions
 
-    def shifts_from(self, before: Places, live: Live) -> dict[str, int] | None:
-        """By array of barriers or slots: by how many stages (and parity flips) the warps have moved on since *before*; None
-        if they have not moved alike. live: what still comes, of which alone the places matter."""
-        (now, any_now), (then, any_then) = self.positions(live), before.positions(live)
+    def shifts_from(self, before: Positions, live: Live) -> dict[str, int] | None:
+        """By array: by how many stages (and parity flips) the warps have moved on since *before*; None if they have not moved
+        alike.
+
+        Args:
+            live: what may still come; only its positions matter
+        """
+        (now, any_now), (then, any_then) = self.of(live), before.of(live)
         if (any_now != any_then).any():
             return None
         found: dict[str, int] = {}
@@ -127,7 +137,7 @@ class Places:
 
 
 class Live:
-    """Sorts of operations that come again. arrays: (name, stages, indices in keys of waits, and of other operations)."""
+    """Sorts of operations that may come again. arrays: (name, stages, indices of waits in keys, indices of others)."""
 
     def __init__(self, layout: Layout, keys: Iterable[Key]):
         self.keys = tuple(keys)
@@ -145,20 +155,20 @@ def stages_of(layout: Layout) -> dict[str, int]:
     found = {barrier.name: barrier.stages for barrier in layout.plan.barriers}
     for buffer in layout.plan.buffers:
         for stage in range(buffer.stages):
-            array, _, around = slot_place(buffer, stage)
+            array, _, around = slot_position(buffer, stage)
             found[array] = around
     return found
 
 
-def slot_place(buffer: Buffer, stage: int) -> tuple[str, int, int]:
-    """(array, place in it, places around) of a slot. Slots of several owners are as many arrays."""
+def slot_position(buffer: Buffer, stage: int) -> tuple[str, int, int]:
+    """(array, position in it, positions around) of a slot. Slots of several owners are several arrays."""
     around = buffer.stages // buffer.owners
-    owner, place = divmod(stage, around)
-    return f"slots of {buffer.name}" + (f" of owner {owner}" if buffer.owners > 1 else ""), place, around
+    owner, position = divmod(stage, around)
+    return f"slots of {buffer.name}" + (f" of owner {owner}" if buffer.owners > 1 else ""), position, around
 
 
-def without_place(op: Any) -> Any:
-    """The operation without coordinates, and with its type, since operations of different types can be equal as tuples."""
+def without_position(op: Any) -> Any:
+    """The operation without coordinates, and with its type: operations of different types can be equal as tuples."""
     kind = type(op)
     data = _data_operands(kind)  # type: ignore[arg-type]
     return (kind, op._replace(**data)) if data else (kind, op)
@@ -175,16 +185,16 @@ def tells_parity(sort: Any) -> bool:
     return isinstance(sort, type) and bool(declared(sort).named(OperandKind.PARITY))
 
 
-def _cached(places: Places, op: Any) -> Any:
-    key = without_place(op)
-    parts = places.parts.get(key)
+def _cached(positions: Positions, op: Any) -> Any:
+    key = without_position(op)
+    parts = positions.parts.get(key)
     if parts is None:
-        parts = places.parts[key] = _apart(places.layout, op)
+        parts = positions.parts[key] = _apart(positions.layout, op)
     return parts
 
 
-def turn_of(layout: Layout, agent: int, tile: int) -> int | None:
-    """Which turn of the warp's tile loop handles *tile*; None if another team does."""
+def iteration_of(layout: Layout, agent: int, tile: int) -> int | None:
+    """Which iteration of the warp's tile loop handles *tile*; None if another team does."""
     name = layout.role(agent)
     role = layout.plan.role(name) if name != "idle" else None
     if role is None or role.teams == 1:
@@ -193,8 +203,9 @@ def turn_of(layout: Layout, agent: int, tile: int) -> int | None:
 
 
 def _guides(layout: Layout) -> dict[tuple[int, str], tuple[int, str]]:
-    """For each warp of a role of several teams, and each array of its rings: a warp that takes part in every tile, and the
-    barriers that it waits for once a slot."""
+    """For each warp of a role with teams, and each array of its rings: a warp that takes part in every tile, and the barriers
+    that it waits for once per slot.
+    """
     found = {}
     for agent in range(layout.agents):
         name = layout.role(agent)
@@ -215,7 +226,7 @@ def _guides(layout: Layout) -> dict[tuple[int, str], tuple[int, str]]:
 
 
 def _apart(layout: Layout, op: Any) -> tuple[Any, list[tuple[Any, str, int, int]]]:
-    """An operation without its places, and these: (sort, array, place, places around)."""
+    """An operation without its positions, and these: (sort, array, position, positions around)."""
     kind, of = type(op), declared(type(op))
     parities = of.named(OperandKind.PARITY)
     left_out = (*_LEFT_OUT, OperandKind.PARITY)
@@ -224,9 +235,9 @@ def _apart(layout: Layout, op: Any) -> tuple[Any, list[tuple[Any, str, int, int]
     for name in of.named(OperandKind.BAR):
         barrier, stage = layout.bars[getattr(op, name)]
         laps = 2 if parities else 1  # a lap flips the parity
-        place = stage + barrier.stages * (getattr(op, parities[0]) if parities else 0)
-        moves.append((kind, barrier.name, place, laps * barrier.stages))
+        position = stage + barrier.stages * (getattr(op, parities[0]) if parities else 0)
+        moves.append((kind, barrier.name, position, laps * barrier.stages))
     for name in of.named(OperandKind.SLOT):
         buffer, stage = layout.slots[getattr(op, name)]
-        moves.append(((kind, name), *slot_place(buffer, stage)))
+        moves.append(((kind, name), *slot_position(buffer, stage)))
     return (*rest, *(array for _, array, _, _ in moves)), moves
