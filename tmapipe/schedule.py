@@ -21,6 +21,7 @@ from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
 from tmapipe.multicast import check_cluster
 from tmapipe.plan.declarations import PARTS, Declarations, declare
+from tmapipe.plan.equality import key_of, same
 from tmapipe.plan.explain import explain
 from tmapipe.plan.model import Plan
 from tmapipe.plan.planner import make_plan
@@ -72,6 +73,28 @@ class Schedule:
         if name not in _ON_THE_HOST:
             for made in _MADE:
                 self.__dict__.pop(made, None)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are of one type, with the same declarations and attributes: then their kernels are the same.
+
+        `checked` does not count. See `tmapipe.plan.equality` for what is the same.
+        """
+        if not isinstance(other, Schedule) or type(self) is not type(other):
+            return NotImplemented
+        if self is other:
+            return True
+        names = sorted({*vars(self), *vars(other)} - {*_MADE, *_ON_THE_HOST, "_earlier"})
+        of_self, of_other = ({n: getattr(of, n, None) for n in names} for of in (self, other))
+        return same(self.declared, other.declared, of_self, of_other)
+
+    def __hash__(self) -> int:
+        """Of what is declared. A schedule that is a key must not change."""
+        return hash(key_of(self.declared))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles have: no plans and no kernels, but the names of all parts, which they may have copies of."""
+        state = {name: value for name, value in vars(self).items() if name not in _MADE}
+        return {**state, "_earlier": tuple((name, part) for part, name in self.declared.names.items())}
 
     # ---- declarations and plan ------------------------------------------------------------------------------------
 

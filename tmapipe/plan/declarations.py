@@ -23,7 +23,7 @@ from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.table import Table
 from tmapipe.turnstile import Turnstile
 
-__all__ = ["PARTS", "Body", "Declarations", "Part", "declare"]
+__all__ = ["PARTS", "Body", "Declarations", "Part", "declare", "fields_of"]
 
 Part = Role | BarrierRing | TmaLoadStage | SharedStage | Wgmma | TmaStoreStage | Turnstile | Table
 PARTS = (Role, BarrierRing, TmaLoadStage, SharedStage, Wgmma, TmaStoreStage, Turnstile, Table)
@@ -96,7 +96,7 @@ class Declarations:
     def check_references(self) -> None:
         """Raises `InputError` if a part refers to one that the schedule does not declare."""
         for name, part in self.parts.items():
-            for field, value in _fields(part):
+            for field, value in fields_of(part):
                 for other in _parts_in(value):
                     if other not in self.names:
                         raise self._missing(f"{name}.{field}", other)
@@ -158,7 +158,7 @@ class _Replaced:
         """What stands in the place of *part*: itself, if nothing that it refers to has been replaced."""
         part = self.parts[self.names[part]] if part in self.names else part
         if part not in self.made:
-            changed = {field: self._value(value) for field, value in _fields(part)}
+            changed = {field: self._value(value) for field, value in fields_of(part)}
             changed = {field: value for field, value in changed.items() if value != getattr(part, field)}
             made = part
             if changed:
@@ -182,7 +182,8 @@ def _kind(part: object) -> type | None:
     return next((kind for kind in PARTS if isinstance(part, kind)), None)
 
 
-def _fields(part: Part) -> list[tuple[str, Any]]:
+def fields_of(part: Part) -> list[tuple[str, Any]]:
+    """What *part* was declared with, by name."""
     kind: Any = type(part)
     if attrs.has(kind):
         return [(field.name, getattr(part, field.name)) for field in attrs.fields(kind)]

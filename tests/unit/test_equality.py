@@ -1,0 +1,122 @@
+"""Schedules are values: equal where all that a plan or a body can read of them is."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import tmapipe as tp
+
+S = tp.schedules
+
+
+@pytest.mark.parametrize("shelf", S.REGISTRY, ids=lambda shelf: shelf.name)
+def test_schedules_made_alike_are_equal(shelf):
+    one, two = shelf.make(), shelf.make()
+    assert one == two and hash(one) == hash(two) and one.plan() == two.plan()
+    for other in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+        assert other == one and hash(other) == hash(one) and other.plan() == one.plan()
+        assert other.declared.bodies == one.declared.bodies
+
+
+def test_all_schedules_of_the_shelf_differ():
+    made = [make() for shelf in S.REGISTRY for make in (shelf.make, shelf.make_small)]
+    assert len(set(made)) == len(made)
+    assert len({*made, *(shelf.make() for shelf in S.REGISTRY)}) == len(made)
+
+
+class Rows(tp.Schedule):
+    load, store = tp.Role(warps=1), tp.Role(warps=1)
+
+    def __init__(self, stages=3, tile=(8, 64), **attributes):
+        self.ring = tp.BarrierRing(stages, producer=self.load, consumer=self.store)
+        self.x = tp.TmaLoadStage(tile=tile, ring=self.ring)
+        self.y = tp.TmaStoreStage(source=self.x)
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
+class Other(Rows):
+    pass
+
+
+def shift(value):
+    return value + 1
+
+
+class Helper:
+    def __init__(self, **attributes):
+        self.__dict__.update(attributes)
+
+
+ALIKE = [
+    {"cluster": {"m": 2}},
+    {"tiles": tp.PersistentTiles(tp.Grouped(4))},
+    {"arch": "sm_100a"},
+    {"function": shift},
+    {"helper": Helper(a=1, b=[2, (3,)])},
+    {"helper": Helper(function=shift)},
+    {"inner": Rows(4)},
+]
+
+
+@pytest.mark.parametrize("attributes", ALIKE)
+def test_equal_attributes(attributes):
+    one, two, other = Rows(**attributes), Rows(**copy.deepcopy(attributes)), Rows()
+    assert one == two and hash(one) == hash(two) and one != other
+
+
+DIFFERENT = [
+    ({"stages": 4}, {"stages": 3}),
+    ({"tile": (8, 64)}, {"tile": (8, 128)}),
+    ({"cluster": {"m": 1, "n": 2}}, {"cluster": {"n": 2, "m": 1}}),
+    ({"extra": tp.Role(warps=1)}, {}),
+    ({"extra": tp.Role(warps=1)}, {"extra": tp.Role(warps=2)}),
+    ({"extra": tp.Role(warps=1)}, {"another": tp.Role(warps=1)}),
+    ({"function": lambda x: x}, {"function": lambda x: x}),
+    ({"helper": Helper(a=1)}, {"helper": Helper(a=2)}),
+    ({"helper": Helper(a=1)}, {"helper": Helper(b=1)}),
+    ({"helper": Helper(f=lambda x: x)}, {"helper": Helper(f=lambda x: x)}),
+    ({"inner": Rows(4)}, {"inner": Rows(5)}),
+    ({"steps": 1}, {"steps": True}),
+    ({"table": np.zeros(2)}, {"table": np.zeros(2)}),  # whose answer is two
+]
+
+
+@pytest.mark.parametrize("one, two", DIFFERENT)
+def test_different_attributes(one, two):
+    assert Rows(**one) != Rows(**two) and Rows(**one) == Rows(**one) and Rows(**two) == Rows(**two)
+
+
+def test_types_count_and_being_checked_does_not():
+    assert Rows() != Other() and Rows() != "Rows" and Rows() == Rows(checked=False)
+
+
+def test_attributes_like_the_class_has_them_are_no_difference():
+    assert Rows(arch="sm_90a", turned=()) == Rows()
+
+
+def test_what_has_been_computed_does_not_count():
+    one, two = Rows(), Rows()
+    one.plan()
+    one.ring = tp.BarrierRing(3, producer=Rows.load, consumer=Rows.store)
+    assert one == two
+
+
+def test_schedules_that_refer_to_each_other():
+    one, two = Rows(), Rows()
+    one.helper, two.helper = Helper(of=None), Helper(of=None)
+    one.helper.of, two.helper.of = one.helper, two.helper
+    assert one == two
+
+
+def test_copies_go_their_own_way():
+    one = Rows()
+    one.plan()
+    two = copy.copy(one)
+    two.ring = tp.BarrierRing(5, producer=Rows.load, consumer=Rows.store)
+    assert one.plan().ring("ring").stages == 3 and two.plan().ring("ring").stages == 5
+    three = copy.deepcopy(two)
+    three.load = tp.Role(warps=1, registers=None)
+    assert three.plan() == two.plan() and three == two
