@@ -489,3 +489,16 @@ def test_promoted_sums_take_twice_the_registers():
     with pytest.raises(tp.InputError, match="in_flight"):
         gemm = tp.schedules.Gemm((128, 128, 64))
         tp.Wgmma(gemm.a, gemm.b, in_flight=1, promote=True)
+
+
+@pytest.mark.parametrize(
+    "tile, widest", [((64, 200, 64), 192), ((128, 192, 64), 184), ((256, 96, 64), 88), ((192, 120, 64), 112)]
+)
+def test_two_accumulators_share_the_registers(tile, widest):
+    """What is wider spills, as the compiler reports; what is as wide as allowed does not."""
+    both = "Wgmma(gate_mma) and Wgmma(up_mma)"
+    wide = [(tile[0], tile[1])] * 2
+    refused(
+        S.GatedGemm(tile, (1, 1), store_stages=1).plan, argument=both, value=wide, rule="registers a thread together"
+    )
+    assert S.GatedGemm((tile[0], widest, 64), (1, 1), store_stages=1).plan().matmuls

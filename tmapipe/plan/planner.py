@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int8, int32, tf32
@@ -179,7 +180,26 @@ def _check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch
             raise InputError(f"Wgmma({name}) tile", mma.shape[:2], rule, "use two warpgroups, or a narrower tile")
         _check_accumulators(name, mma, m * n // (128 * warpgroups), role)
         found[name] = declared.name_of(role)
+    _check_together(declared, found)
     return found
+
+
+def _check_together(declared: Declarations, roles: dict[str, str]) -> None:
+    """Raises `InputError` if the accumulators of one role, such as a gate and what it gates, leave too few of a thread's
+    registers for an epilogue of several. *roles*: matmul -> role."""
+    for role_name in dict.fromkeys(roles.values()):
+        names = [name for name in roles if roles[name] == role_name]
+        role = declared.roles[role_name]
+        room = {4: 192, 8: 184}.get(role.warps, 112)  # more spills, as the compiler was seen to report
+        sums = [math.prod(declared.matmuls[name].shape[:2]) * role.teams // (32 * role.warps) for name in names]
+        if len(names) > 1 and sum(sums) > room:
+            raise InputError(
+                " and ".join(f"Wgmma({name})" for name in names),
+                [declared.matmuls[name].shape[:2] for name in names],
+                f"need {sum(sums)} accumulator registers a thread together; {room} leave room for an epilogue of several with "
+                f"{role.warps // 4} warpgroups",
+                "use a smaller tile or more warpgroups",
+            )
 
 
 def _check_accumulators(name: str, mma: Wgmma, sums: int, role: Role) -> None:
