@@ -12,8 +12,9 @@ from cutlass import Int32
 from cutlass.base_dsl.common import DSLRuntimeError
 
 import tmapipe as tp
-from tests.emit.execute import Execution, Launch, lower
 from tests.emit.kernels import Kernel, build
+from tests.emit.lower import lower
+from tests.oracle.ptx_execution import Execution, Launch
 from tests.unit.fake_isa import record
 from tmapipe.gpu.isa import GpuIsa
 from tmapipe.isa.values import Carried

@@ -8,8 +8,9 @@ import re
 
 import pytest
 
-from tests.emit.execute import Execution, Launch, lower
 from tests.emit.kernels import KERNELS, THREADS, Built, built
+from tests.emit.lower import lower
+from tests.oracle.ptx_execution import Execution, Launch
 from tests.unit.fake_isa import record
 
 

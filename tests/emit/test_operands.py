@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from tests.emit.execute import BASE, Execution, Launch
 from tests.emit.kernels import EPILOGUES, built
+from tests.oracle.ptx_execution import BASE, Execution, Launch
 
 NAMES = [name for name in EPILOGUES if "with operands" in name]
 
@@ -17,13 +17,13 @@ class Reads(Execution):
         super().__init__(*arguments)
         self.read = set()
 
-    def _step(self, i):
+    def step(self, i, action):
         if i.opcode.startswith("ld.shared"):
             match = re.fullmatch(r"ld\.shared(?:\.v(\d))?\.\w(\d+)", i.opcode)
             assert match, i.opcode
-            start = self._address(i.operands[1]) - BASE
+            start = self.address(i.operands[1]) - BASE
             self.read |= set(range(start, start + int(match[1] or 1) * int(match[2]) // 8))
-        super()._step(i)
+        super().step(i, action)
 
 
 def expected(schedule, plan, warp, lane):

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from tests.emit.execute import BASE, Execution, Launch
 from tests.emit.kernels import EPILOGUES, built
+from tests.oracle.ptx_execution import BASE, Execution, Launch
 from tmapipe.protocol.pieces import pieces
 
 NAMES = [name for name in EPILOGUES if "sums" in name]
@@ -23,7 +23,7 @@ class Sums(Execution):
         self.buffers = [each for each in kernel.plan.buffers if each.name in ("rows", "columns")]
         self.terms, self.shuffled, self.written = {}, [], {}
 
-    def _step(self, i):
+    def step(self, i, action):
         to, *given = [re.findall(r"%\w+|0f00000000", operand) for operand in i.operands] or [[]]
         terms = [self.terms.get(name, ()) for names in given for name in names]
         if i.is_a("wgmma.mma_async"):
@@ -40,13 +40,13 @@ class Sums(Execution):
             self.shuffled.append(terms[0])
             self.terms[to[0]] = (("lane", self.lane ^ int(i.operands[2]), len(self.shuffled) - 1),)
         elif i.is_a("st.shared"):
-            start = self._address(i.operands[0]) - BASE
+            start = self.address(i.operands[0]) - BASE
             if any(0 <= start - each.offset < each.stages * each.slot_bytes for each in self.buffers):
                 for n, each in enumerate(terms):
                     self.written.setdefault(start + 4 * n, []).append(each)
         elif i.is_a("mov.b32"):
             self.terms[to[0]] = terms[0] if terms else ()
-        super()._step(i)
+        super().step(i, action)
 
 
 def run(kernel, warp, m, n):

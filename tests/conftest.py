@@ -1,0 +1,17 @@
+"""How pytest-xdist shares the tests out: all tests of one compiled kernel to one process, so that each is compiled once."""
+
+import re
+
+import pytest
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByKernel(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            kernel = re.fullmatch(r"tests/emit/.*\[([^\]]*)\]", nodeid)
+            return f"kernel {kernel[1]}" if kernel else nodeid
+
+    return ByKernel(config, log)

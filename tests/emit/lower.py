@@ -1,0 +1,129 @@
+"""What one lane asks of the hardware: events of `tests.unit.fake_isa` lowered to those of `tests.oracle.ptx_execution`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+from tests.oracle.ptx import LEADER
+from tests.oracle.ptx_execution import Launch
+from tests.unit.fake_isa import Event
+from tmapipe.plan.model import Load, Matmul, Plan, Store
+
+__all__ = ["lower"]
+
+
+def lower(events: Iterable[Event], plan: Plan, launch: Launch, warp: int, lane: int = LEADER) -> list[Event]:
+    """What one lane of the warp asks of the hardware, for the events of `RecordingIsa`."""
+    return [lowered for event in events for lowered in _lower(event, plan, launch, warp, lane)]
+
+
+def _lower(event: Event, plan: Plan, launch: Launch, warp: int, lane: int) -> list[Event]:
+    kind, *rest = event
+    leader = lane == LEADER
+    if kind == "store_words":
+        start = plan.buffer(rest[0]).offset + rest[1] * plan.buffer(rest[0]).slot_bytes
+        words = (*rest[2], *[0] * 8)[: plan.buffer(rest[0]).tile[0]]
+        found = [(kind, start + 4 * i, words[i : i + 4], rest[3], rest[1], lane) for i in range(0, len(words), 4)]
+        return found if lane < plan.cluster_size else []
+    if kind in (
+        "prefetch", "read", "write", "write_columns", "write_row_sums", "write_column_sums", "read_columns", "promote",
+        "read_words", "next_number", "claim_place",
+        "places_claimed",
+    ):  # fmt: skip
+        return []
+    if kind in ("init", "arm", "expect", "commit"):
+        return [event] if leader else []
+    if kind == "arrive":
+        return [(kind, *rest[:2])] if lane == 0 or rest[2] == 32 else []
+    if kind == "arrive_cluster":
+        return [("arrive_at", *rest[:2], lane)] if rest[2] >> lane & 1 else []
+    if kind == "wait_group":
+        return [event, ("warp_sync",)] if leader else [("warp_sync",)]
+    if kind == "named_sync":
+        barrier = plan.named_barrier(rest[0])
+        return [(kind, barrier.id + rest[1], barrier.threads)]
+    if kind == "load":
+        return _boxes(plan.load(rest[0]), launch, *rest[1:]) if leader else []
+    if kind == "store":
+        return _store_boxes(plan.store(rest[0]), *rest[1:]) if leader else []
+    if kind == "wgmma":
+        return _wgmmas(plan.matmul(rest[0]), warp, *rest[1:])
+    return [event]
+
+
+def _pieces(
+    part: Load | Store, stage: int, at: tuple[int, ...], share: int, peers: int, least: int = 0
+) -> list[tuple[int, Any]]:
+    """(offset in shared memory, coordinates) of each TMA instruction, one a box, or with *least* one of so many rows. A slot
+    is laid out in column blocks of one swizzle span (or the whole row, without), each block row by row; coordinates run from
+    the contiguous dimension outwards."""
+    buffer = part.buffer
+    *outer, inner = buffer.tile
+    rows = outer[0] if outer else 1
+    width = part.box[-1]
+    span, height = width if buffer.swizzle else inner, least or (part.box[0] if outer else 1)
+    start = buffer.offset + stage * buffer.slot_bytes
+    *batch, row, column = at if outer else (*at[:-1], 0, at[-1])
+    batch = batch[len(part.folded) :] if isinstance(part, Store) else batch
+    found = []
+    for first in range(share * rows // peers, (share + 1) * rows // peers, height):
+        for left in range(0, inner, width):
+            offset = (left // span * rows + first) * span + left % span
+            place = (column + left, *((row + first,) if outer else ()), *batch)
+            found.append((start + offset * buffer.dtype.bytes, place))
+    return found
+
+
+def _boxes(
+    load: Load, launch: Launch, stage: int, at: tuple[int, ...], barrier: str, mask: int | None, share: int
+) -> list[Event]:
+    extent = launch.extents[load.argument][-2] if load.edge_rows else None
+    if extent is None or at[-2] + load.tile[-2] <= extent:
+        pieces = _pieces(load, stage, at, share, load.peers)
+    else:  # boxes of some rows, the tile's first again (or the tensor's) instead of those outside
+        again = at[-2] if at[-2] < extent else 0
+        pieces = [
+            (offset, (place[0], place[1] if place[1] < extent else again, *place[2:]))
+            for offset, place in _pieces(load, stage, at, share, load.peers, load.edge_rows)
+        ]
+    return [("load", load.argument, offset, place, barrier, stage, mask) for offset, place in pieces]
+
+
+def _store_boxes(store: Store, stage: int, at: tuple[int, ...], rows: int | None = None) -> list[Event]:
+    kind = "reduce" if store.reduce else "store"
+    if rows is not None:  # of overlapping rows, see `tmapipe.gpu.layouts.clipped`
+        at = at[0] + rows, store.buffer.tile[0] - rows, at[1]
+    return [(kind, store.argument, offset, place) for offset, place in _pieces(store, stage, at, 0, 1)]
+
+
+def _wgmmas(matmul: Matmul, warp: int, a_stage: int, b_stage: int) -> list[Event]:
+    """One instruction a 64-row block and 32 bytes of k, or two side by side along n."""
+    m, group, per_32 = matmul.shape[0], matmul.group(warp), 32 // matmul.a.dtype.bytes
+    columns = list(itertools.accumulate(matmul.n_instructions, initial=0))
+    found: list[Event] = []
+    for k in range(matmul.k_instructions):
+        for (left, right), block in itertools.product(
+            itertools.pairwise(columns), range(m // (64 * matmul.warpgroups))
+        ):
+            first = 64 * (block * matmul.warpgroups + group)
+            a = _operand(matmul.a, a_stage, first, 64, per_32 * k, matmul.transposed[0])
+            b = _operand(matmul.b, b_stage, left, right - left, per_32 * k, matmul.transposed[1])
+            found.append(("wgmma", f"m64n{right - left}k{per_32}", a, b, matmul.transposed))
+    return found
+
+
+def _operand(buffer: Any, stage: int, side: int, count: int, k: int, transposed: bool) -> tuple[int, int, int, int]:
+    """The descriptor (as of `_descriptor`) of *count* rows from element [side, k] of an operand on, or from [k, side] of a
+    transposed one. A slot lies in column blocks of one swizzle span, in which 8 of its rows take 8 spans: the stride offset.
+    Along k an instruction stays within a block, and the leading offset (1 unit) is not looked at. Transposed, it takes as many
+    blocks as its rows fill, a leading offset apart (0, and not looked at, if that is one)."""
+    row, column = (k, side) if transposed else (side, k)
+    span, rows = buffer.swizzle, buffer.tile[0]
+    byte = column * buffer.dtype.bytes
+    start = buffer.offset + stage * buffer.slot_bytes + (byte // span * rows + row) * span + byte % span
+    leading = 16
+    if transposed:
+        leading = rows * span if count * buffer.dtype.bytes > span else 0
+    return start, leading, 8 * span, span

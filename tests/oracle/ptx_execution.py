@@ -1,0 +1,370 @@
+"""Executes emitted PTX, one thread at a time, and writes down what the thread asks of the hardware.
+
+A thread alone computes all its indices, parities, addresses and coordinates from its place, the tensors' extents and the
+divisors of the host, and no wait changes them. So every wait succeeds at once, and what the thread asks for can be compared
+with what the bodies ask for (`tests.unit.fake_isa`, lowered by `tests.emit.lower`), event by event.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple
+
+import attrs
+
+from tests.oracle.ptx import LEADER, SHARED, Instruction, Ptx
+from tests.oracle.ptx_values import Peer, computation, reader, signed
+from tmapipe.plan.model import Store
+from tmapipe.tiles.gpc_places import keep_places
+
+__all__ = ["BASE", "Event", "Execution", "Launch"]
+
+Event = tuple[Any, ...]  # a name as of `tests.unit.fake_isa`, and operands
+TABLES = 1 << 40  # where tables are put in global memory, a megabyte apart
+COUNTERS = 1 << 50  # where those of a queued order are put
+BASE = 1024  # where dynamic shared memory is put: with all of it, addresses must fit the 18 bits of wgmma descriptors
+
+
+@attrs.frozen
+class Launch:
+    """extents: of each tensor, with batch dimensions; clusters: in the grid; cluster_id, cta_rank: this CTA's place; tables:
+    their entries."""
+
+    extents: dict[str, tuple[int, ...]]
+    clusters: int = 1
+    cluster_id: int = 0
+    cta_rank: int = 0
+    tables: dict[str, tuple[int, ...]] = attrs.field(factory=dict)
+
+
+class Execution:
+    """One thread of one CTA. events: as `lower` writes them.
+
+    words: what the slots of a dynamic order's queue hold, one after another. With these, other lanes than the first take from
+    shfl what the first one has.
+    """
+
+    def __init__(self, ptx: Ptx, schedule: Any, launch: Launch, warp: int, lane: int = LEADER, words: Any = ()):
+        self.launch, self.words = launch, list(words)
+        others = range(max(map(len, launch.tables.values()), default=0))  # lanes that look at an entry
+        self.voters = {other: (ptx, schedule, launch, warp, other) for other in others if other != lane}
+        self.added: Counter[int] = Counter()  # to each counter, so far; all clusters add to it in turn
+        self.from_lane_0: list[Any] = []  # what each shfl gave, so far
+        self.broadcast: list[Any] | None = None
+        if lane != 0 and words:
+            first = Execution(ptx, schedule, launch, warp, 0, words)
+            first.run()
+            self.broadcast = first.from_lane_0
+        self.ptx, self.plan, self.lane = ptx, ptx.plan, lane
+        size = self.plan.cluster_size
+        self.registers: dict[str, Any] = {
+            "%tid.x": 32 * warp + lane,
+            "%laneid": lane,
+            "%ctaid.x": launch.cluster_id * size + launch.cta_rank,
+            "%cluster_ctarank": launch.cta_rank,
+            "%smid": 5,
+            SHARED: BASE,
+        }
+        self.parameters = _parameters(ptx, schedule, launch)
+        self.events: list[Event] = []
+
+    def run(self, limit: int = 400_000) -> list[Event]:
+        """Executes the thread, and with it the others of its warp that vote on entries of a table."""
+        lanes = {self.lane: self, **{lane: Execution(*place) for lane, place in self.voters.items()}}
+        programs = {lane: execution._program(limit) for lane, execution in lanes.items()}
+        votes = {lane: next(program, None) for lane, program in programs.items()}
+        while votes[self.lane] is not None:
+            ballot = sum(bool(vote) << lane for lane, vote in votes.items())
+            votes = {lane: _resumed(programs[lane], ballot) for lane in votes}
+        return self.events
+
+    def _program(self, limit: int) -> Generator[Any, int, None]:
+        """Executes up to each vote, which it yields, to be sent the ballot."""
+        at, program, registers = 0, _decoded(self.ptx), self.registers
+        for _ in range(limit):
+            instruction, guard, wanted, target, action = program[at]
+            at += 1
+            if guard is not None:
+                found = registers[guard]
+                assert found is not None, f"line {instruction.line} depends on data"
+                if bool(found) != wanted:
+                    continue
+            if action is not None:
+                self.step(instruction, action)
+            elif target is not None:
+                at = target
+            elif instruction.is_a("ret"):
+                return
+            else:
+                registers[instruction.operands[0]] = yield self.value(instruction.operands[1])
+        raise AssertionError(f"still running after {limit} instructions")
+
+    def step(self, instruction: Instruction, action: Action) -> None:
+        """Executes one instruction. To watch, a subclass does what it wants and calls this."""
+        action(self)
+
+    # ---- values ---------------------------------------------------------------------------------------------------
+
+    def value(self, operand: str) -> Any:
+        """What an operand holds: a number, a `Peer`, the name of a symbol, or None if it depends on data."""
+        return reader(operand)(self.registers)
+
+    def address(self, operand: str) -> Any:
+        """Where ``[register + offset]`` points."""
+        terms = [self.value(term) for term in operand.strip("[]").split("+")]
+        assert all(isinstance(term, (int, Peer)) for term in terms), operand
+        return terms[0] if len(terms) == 1 else sum(terms)
+
+    def _map(self, i: Instruction) -> None:
+        self.registers[i.operands[0]] = Peer(self.value(i.operands[1]), self.value(i.operands[2]))
+
+    def _count(self, i: Instruction) -> None:
+        counter = self.address(i.operands[1])
+        assert counter >= COUNTERS
+        self.registers[i.operands[0]] = self.launch.cluster_id + self.added[counter] * self.launch.clusters
+        self.added[counter] += 1
+
+    def _load(self, i: Instruction) -> None:
+        """From a queue or a table; all else is data."""
+        if i.is_a("ld.shared") and self._is_word(i.operands[1]):
+            self._read_words(i)
+        elif i.is_a("ld.global") and self.launch.tables and isinstance(self.address(i.operands[1]), int):
+            table, offset = divmod(self.address(i.operands[1]) - TABLES, 1 << 20)
+            self.registers[i.operands[0]] = list(self.launch.tables.values())[table][offset // 4] & 0xFFFFFFFF
+        else:
+            self.registers.update(dict.fromkeys(re.findall(r"%\w+", i.operands[0])))
+
+    def _shuffle(self, i: Instruction) -> None:
+        value = self.value(i.operands[1]) if self.broadcast is None else self.broadcast[len(self.from_lane_0)]
+        self.from_lane_0.append(value)
+        self.registers[i.operands[0].split("|")[0]] = value
+
+    def _move_halves(self, i: Instruction) -> None:
+        """``mov.b64 wide, {low, high}`` and ``mov.b64 {low, high}, wide``."""
+        to, source = (re.findall(r"%\w+", operand) for operand in i.operands)
+        if len(to) == 1:
+            low, high = (self.value(half) for half in source)
+            self.registers[to[0]] = (
+                None if low is None or high is None else low & 0xFFFFFFFF | (high & 0xFFFFFFFF) << 32
+            )
+        else:
+            wide = self.value(source[0])
+            for n, half in enumerate(to):
+                self.registers[half] = None if wide is None else wide >> 32 * n & 0xFFFFFFFF
+
+    # ---- tiles in dynamic order -----------------------------------------------------------------------------------
+
+    def _store_words(self, i: Instruction) -> None:
+        target, barrier = self.address(i.operands[0]), self.address(i.operands[2])
+        assert target.rank == barrier.rank
+        values = tuple(signed(self.value(word.strip()), 32) for word in i.operands[1].strip("{}").split(","))
+        place = self._barrier(barrier.address)
+        self.events.append(("store_words", target.address - BASE, values, *place, target.rank))
+
+    def _is_word(self, operand: str) -> bool:
+        queue = self.plan.queue
+        place = self.address(operand) - BASE if queue else 0
+        return queue is not None and 0 <= place - queue.buffer.offset < queue.buffer.stages * queue.buffer.slot_bytes
+
+    def _read_words(self, i: Instruction) -> None:
+        assert self.plan.queue is not None
+        name, buffer = self.plan.queue.full.name, self.plan.queue.buffer
+        waits = [event for event in self.events if event[:2] == ("wait", name)]
+        place = self.address(i.operands[1]) - BASE - buffer.offset - waits[-1][2] * buffer.slot_bytes
+        assert 0 <= place < buffer.slot_bytes, "a word of another slot than the one waited for"
+        for n, register in enumerate(re.findall(r"%\w+", i.operands[0])):
+            words = self.words[len(waits) - 1]
+            self.registers[register] = words[place // 4 + n] if place // 4 + n < len(words) else None
+
+    # ---- what the hardware is asked for ---------------------------------------------------------------------------
+
+    def _protocol(self, i: Instruction) -> None:
+        if i.is_a("mbarrier"):
+            self._mbarrier(i)
+        elif i.is_a("cp.async.bulk.commit_group"):
+            self.events.append(("commit",))
+        elif i.is_a("cp.async.bulk.wait_group"):
+            self.events.append(("wait_group", int(i.operands[0]), i.has("read")))
+        elif i.is_a("cp"):
+            self._bulk(i)
+        elif i.is_a("fence.proxy.async"):
+            self.events.append(("proxy_fence",))
+        elif i.is_a("fence.mbarrier_init"):
+            self.events.append(("init_fence",))
+        elif i.is_a("barrier.cluster"):
+            arrives = i.is_a("barrier.cluster.arrive")
+            scope = ("relaxed" if i.has("relaxed") else "cluster",) if arrives else ()
+            self.events.append((f"cluster_{i.opcode.split('.')[2]}", *scope))
+        elif i.is_a("bar.warp"):
+            self.events.append(("warp_sync",))
+        elif i.is_a("bar"):
+            numbers = tuple(self.value(operand) for operand in i.operands)
+            self.events.append(("cta_sync",) if numbers == (0,) else ("named_sync", *numbers))
+        elif i.is_a("setmaxnreg"):
+            self.events.append(("setmaxnreg", int(i.operands[0]), i.has("inc")))
+        elif i.is_a("griddepcontrol"):
+            self.events.append(("grid_" + i.opcode.split(".")[1],))
+        elif i.is_a("wgmma.mma_async"):
+            shape = next(word for word in i.opcode.split(".") if re.fullmatch(r"m\d+n\d+k\d+", word))
+            operands = [_descriptor(self.value(operand)) for operand in i.operands[1:3]]
+            kept = i.operands[-2:] if re.search(r"f16\.b?f16$", i.opcode) else ("0", "0")
+            self.events.append(("wgmma", shape, *operands, tuple(flag == "1" for flag in kept)))  # imm-trans of a and b
+        else:
+            what = i.opcode.split(".")[1].removesuffix("_group")
+            self.events.append((f"wgmma_{what}", *(int(operand) for operand in i.operands)))
+
+    def _mbarrier(self, i: Instruction) -> None:
+        where = next(n for n, operand in enumerate(i.operands) if "[" in operand)
+        address = self.address(i.operands[where])
+        argument = self.value(i.operands[where + 1]) if len(i.operands) > where + 1 else 1
+        if isinstance(address, Peer):
+            assert argument == 1
+            self.events.append(("arrive_at", *self._barrier(address.address), address.rank))
+        elif i.is_a("mbarrier.init"):
+            self.events.append(("init", *self._barrier(address), argument))
+        elif i.is_a("mbarrier.try_wait"):
+            self.events.append(("wait", *self._barrier(address), argument))
+        elif i.has("expect_tx"):
+            self.events.append(("arm", *self._barrier(address), argument))
+        else:
+            assert argument == 1
+            self.events.append(("arrive", *self._barrier(address)))
+
+    def _bulk(self, i: Instruction) -> None:
+        load = not i.has("bulk_group")
+        tensor, at = re.fullmatch(r"\[(%\w+), \{(.*)\}\]", i.operands[1 if load else 0]).groups()  # type: ignore[union-attr]
+        coordinates = tuple(signed(self.value(each.strip()), 32) for each in at.split(","))
+        offset = self.address(i.operands[0 if load else 1]) - BASE
+        name = self.parameters[int(self.value(tensor).rpartition("_")[2])][0]
+        if load:
+            mask = self.value(i.operands[3]) if i.has("multicast::cluster") else None
+            barrier = self._barrier(self.address(i.operands[2]))
+            self.events.append(("load", name, offset, coordinates, *barrier, mask))
+        else:
+            self.events.append(("reduce" if i.is_a("cp.reduce") else "store", name, offset, coordinates))
+
+    def _barrier(self, address: int) -> tuple[str, int]:
+        for barrier in self.plan.barriers:
+            stage, rest = divmod(address - BASE - barrier.offset, 8)
+            if 0 <= stage < barrier.stages and rest == 0:
+                return barrier.name, stage
+        raise AssertionError(f"no mbarrier at {address - BASE}")
+
+
+# ---- instructions -----------------------------------------------------------------------------------------------------
+
+Action = Callable[["Execution"], None]
+_PROTOCOL = ("mbarrier", "cp", "fence", "bar", "barrier", "wgmma", "setmaxnreg", "griddepcontrol")
+
+
+class Decoded(NamedTuple):
+    """guard, wanted: the predicate register it is subject to, and its value then; target: of a branch; action: what it does,
+    None for branches, returns and votes."""
+
+    instruction: Instruction
+    guard: str | None
+    wanted: bool
+    target: int | None
+    action: Action | None
+
+
+@functools.lru_cache(maxsize=4)
+def _decoded(ptx: Ptx) -> list[Decoded]:
+    """The kernel's instructions, each looked at once."""
+    found = []
+    for i in ptx.instructions:
+        target = ptx.labels[i.operands[0]] if i.is_a("bra") else None
+        action = None if i.is_a("bra", "ret", "vote.sync.ballot") else _action(i)
+        guard = i.guard.lstrip("!") if i.guard is not None else None
+        found.append(Decoded(i, guard, not (i.guard or "").startswith("!"), target, action))
+    return found
+
+
+def _action(i: Instruction) -> Action:
+    kind = i.opcode.split(".")[0]
+    if kind in _PROTOCOL:
+        return lambda thread: thread._protocol(i)
+    if i.is_a("ld.param"):
+        return _from_parameter(i)
+    if kind == "elect":
+        to = i.operands[0].split("|")[1]
+        return lambda thread: thread.registers.__setitem__(to, int(thread.lane == LEADER))
+    if kind == "mapa":
+        return lambda thread: thread._map(i)
+    if i.is_a("st.async"):
+        return lambda thread: thread._store_words(i)
+    if kind in ("st", "stmatrix", "prefetch"):
+        return lambda thread: None
+    if kind == "atom":
+        return lambda thread: thread._count(i)
+    if i.is_a("ld.shared", "ld.global"):
+        return lambda thread: thread._load(i)
+    if kind == "shfl":
+        return lambda thread: thread._shuffle(i)
+    if i.opcode == "mov.b64" and "{" in "".join(i.operands):
+        return lambda thread: thread._move_halves(i)
+    if "[" in "".join(i.operands[1:]) or "{" in i.operands[0]:
+        nothing = dict.fromkeys(re.findall(r"%\w+", i.operands[0]))
+        return lambda thread: thread.registers.update(nothing)  # data: from memory, or several
+    compute, to = computation(i), i.operands[0]
+    return lambda thread: thread.registers.__setitem__(to, compute(thread.registers))
+
+
+def _from_parameter(i: Instruction) -> Action:
+    match = re.fullmatch(r"\[\w+_param_(\d+)(?:\+(\d+))?\]", i.operands[1])
+    assert match, i
+    number, offset, width = int(match[1]), int(match[2] or 0), 1 if i.opcode.endswith(".b8") else 4
+    parts = {register: offset + n * width for n, register in enumerate(re.findall(r"%\w+", i.operands[0]))}
+
+    def load(thread: Execution) -> None:
+        for register, at in parts.items():
+            thread.registers[register] = thread.parameters[number][at]
+
+    return load
+
+
+# ---- parameters -------------------------------------------------------------------------------------------------------
+
+
+def _parameters(ptx: Ptx, schedule: Any, launch: Launch) -> list[dict[int, Any]]:
+    """By parameter, then by byte offset: for each transfer its descriptor and its extents, then for each load's edge, for each
+    divisor its fast division (struct, and divisor), then the number of clusters."""
+    plan = ptx.plan
+    found: list[dict[int, Any]] = []
+    for part in (*plan.transfers, *(load for load in plan.loads if load.edge_rows)):
+        name, core, extents = part.argument, len(part.buffer.tile), launch.extents[part.argument]
+        ordered = (*extents[len(extents) - core :], *extents[: len(extents) - core])
+        if isinstance(part, Store) and part.clipped:
+            ordered = extents[1], extents[0] + 1  # after a slot's rows, which are a constant
+        found += [{0: name}, {4 * n: extent for n, extent in enumerate(ordered)}]
+    grid = schedule.grid(lambda name, i: launch.extents[name][i])
+    for divisor in schedule.tiles.divisors(grid, plan.cluster, launch.clusters).values():
+        found += [_fast_division(divisor), {0: divisor}]
+    tables = [{0: TABLES + (i << 20), 8: len(entries)} for i, entries in enumerate(launch.tables.values())]
+    kept = keep_places((), 1, launch.clusters, launch.clusters)[1:]  # all for whoever comes
+    return [*found, {0: launch.clusters}, *tables, {0: COUNTERS}, *({0: word} for word in kept)]
+
+
+def _resumed(program: Generator[Any, int, None], ballot: int) -> Any:
+    """The thread's next vote, None after its last."""
+    try:
+        return program.send(ballot)
+    except StopIteration:
+        return None
+
+
+def _fast_division(divisor: int) -> dict[int, int]:
+    """x // d = (((x - h) >> s1) + h) >> s2 with h = x * m >> 32 (Granlund and Montgomery, 1994)."""
+    length = (divisor - 1).bit_length()
+    multiplier = (((1 << length) - divisor) << 32) // divisor + 1
+    return {0: divisor, 4: multiplier, 8: min(length, 1), 9: max(length - 1, 0)}
+
+
+def _descriptor(value: int) -> tuple[int, int, int, int]:
+    """Of a wgmma operand: first byte, leading and stride offsets, swizzle span; all in bytes (PTX ISA, matrix-descriptor)."""
+    start, leading, stride = ((value >> at & 0x3FFF) << 4 for at in (0, 16, 32))
+    assert value >> 46 & 0xFFFF == 0, "base offset, and bits that must be zero"
+    return start - BASE, leading, stride, {0: 0, 1: 128, 2: 64, 3: 32}[value >> 62]
