@@ -12,6 +12,6 @@ def pytest_xdist_make_scheduler(config, log):
     class ByKernel(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             kernel = re.fullmatch(r"tests/emit/.*\[([^\]]*)\]", nodeid)
-            return f"kernel {kernel[1]}" if kernel else nodeid
+            return "kernel " + kernel[1].split("-")[0] if kernel else nodeid
 
     return ByKernel(config, log)

@@ -7,6 +7,7 @@ first or last one of each warp.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -99,6 +100,12 @@ class Change:
         return f"{self.how}{by} {self.site}{when}{'' if self.warps == 'all' else f', {self.warps} warp'}"
 
 
+@functools.cache
+def _file(path: str) -> tuple[str, bool]:
+    """A source file's name, and whether it is the library's."""
+    return os.path.basename(path), path.startswith(_LIBRARY)
+
+
 class SiteIsa(Carried):
     """An instruction set that knows where it is called from. `reached` sees every operation: (site, method, arguments)."""
 
@@ -128,18 +135,19 @@ class SiteIsa(Carried):
         in_branch = in_role = tail = False
         frame = sys._getframe(2)
         while frame is not None and frame.f_code.co_name not in _OUTERMOST:
-            code = frame.f_code
-            in_branch = in_branch or code.co_name == "_run_branch"
-            in_role = in_role or code.co_name == "_run_role"
-            tail = tail or code.co_name == "finish"
-            if code.co_filename.startswith(_LIBRARY) or not path:
-                path.append(f"{os.path.basename(code.co_filename)}:{frame.f_lineno}")
+            name = frame.f_code.co_name
+            in_branch = in_branch or name == "_run_branch"
+            in_role = in_role or name == "_run_role"
+            tail = tail or name == "finish"
+            file, ours = _file(frame.f_code.co_filename)
+            if ours or not path:
+                path.append(f"{file}:{frame.f_lineno}")
             frame = frame.f_back  # type: ignore[assignment]
         operand = args[0] if args else ""
-        name: str = getattr(operand, "name", None) or getattr(getattr(operand, "buffer", None), "name", "")  # type: ignore[assignment]
+        on: str = getattr(operand, "name", None) or getattr(getattr(operand, "buffer", None), "name", "")  # type: ignore[assignment]
         warp: int = self.isa.warp if in_role else self.isa.warp // 4 * 4
         role = self.roles[warp] if in_branch else "set-up"
-        return Site(role, method, name, tuple(path), tail)
+        return Site(role, method, on, tuple(path), tail)
 
 
 class ChangedIsa(SiteIsa):
