@@ -13,6 +13,7 @@ import pytest
 from tests.emit.kernels import COPIES, GEMMS, KERNELS, build, built
 from tests.oracle.ptx import Facts
 from tmapipe.gpu.layouts import make_atom
+from tmapipe.isa.effects import TABLE
 
 LANES = (0, 5)  # the elected one, and one that no cluster of these kernels has a CTA for
 
@@ -261,3 +262,16 @@ def test_global_memory_is_touched_after_the_kernels_before(name):
             copies = [i for i, what in enumerate(reached) if what.is_a("cp.async.bulk.tensor", "cp.reduce")]
             assert len(waits) == 1 and all(at > waits[0] for at in copies)
             assert any(what.is_a("griddepcontrol.launch_dependents") for what in reached[: waits[0]])
+
+
+def test_the_table_names_the_instructions_as_they_stand_in_ptx():
+    """Each operation's PTX, its modifiers in any order; one operation is used by no kernel of the library."""
+    names = ("gemm dynamic 2x2", "chain of three", "gemm 2x1 with operands")
+    instructions = {i.opcode for name in names for i in built(name).ptx.instructions}
+    words = [set(opcode.split(".")) for opcode in instructions]
+    missing = {
+        op.__name__
+        for op, declared in TABLE.items()
+        if declared.ptx and not any(set(declared.ptx.split(".")) <= found for found in words)
+    }
+    assert missing == {"MbarExpectTx"}

@@ -114,7 +114,18 @@ class Lifetimes:
             )
 
     def start_tile(self, agent: int, op: Any, part: str, at: tuple[int, ...]) -> None:
-        """A load starts inside its tensor; along a cluster's axis, the load of the CTA at the cluster's origin does."""
+        """A tile has a coordinate for each dimension. A load starts inside its tensor; along a cluster's axis, the load of the
+        CTA at the cluster's origin does."""
+        transfer: Any = self.layout.loads.get(part) or self.layout.stores[part]
+        last = Step(self.log.order, agent, op)
+        if len(at) != len(transfer.dims) and self.log.is_new(Kind.OUT_OF_RANGE, last):
+            dims = ", ".join(transfer.dims)
+            self.log.add(
+                Kind.OUT_OF_RANGE,
+                f"{who(self.layout, agent)} gives {len(at)} coordinates for a tile of {part}, which has the dimensions {dims}",
+                "give one coordinate a dimension",
+                last,
+            )
         if part not in self.layout.loads:
             return  # stores may start outside: nothing is written there
         load = self.layout.loads[part]
@@ -123,7 +134,6 @@ class Lifetimes:
             reach = step * (self.layout.plan.cluster.get(dim, 1) - 1)
             if 0 <= start < max(extent, 1) + reach:
                 continue
-            last = Step(self.log.order, agent, op)
             if self.log.is_new(Kind.OUT_OF_RANGE, last):
                 self.log.add(
                     Kind.OUT_OF_RANGE,

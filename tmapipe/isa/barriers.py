@@ -39,7 +39,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-@operation("mbarrier.init.shared::cta.b64", "initializes {bar} with count {arrivals}", Init())
+@operation("mbarrier.init.shared.b64", "initializes {bar} with count {arrivals}", Init())
 class MbarInit(NamedTuple):
     """`arrivals` complete a phase. Facts: None."""
 
@@ -55,7 +55,7 @@ class FenceMbarInit(NamedTuple):
     where: Where = None
 
 
-@operation("mbarrier.try_wait.parity.shared::cta.b64", "waits for {bar} (parity {parity})", Wait())
+@operation("mbarrier.try_wait.parity.shared.b64", "waits for {bar} (parity {parity})", Wait())
 class MbarWait(NamedTuple):
     """Until it succeeds. Facts: number of the phase seen complete (-1: before the first)."""
 
@@ -64,7 +64,7 @@ class MbarWait(NamedTuple):
     where: Where = None
 
 
-@operation("mbarrier.arrive.shared::cta.b64", "arrives at {bar}{lanes}", Arrive(lanes="lanes"))
+@operation("mbarrier.arrive.shared.b64", "arrives at {bar}{lanes}", Arrive(lanes="lanes"))
 class MbarArrive(NamedTuple):
     """Once by each of `lanes`. Facts: tuple of `Counted`, one a phase that some of them count in."""
 
@@ -74,7 +74,7 @@ class MbarArrive(NamedTuple):
 
 
 @operation(
-    "mbarrier.arrive.release.cluster.shared::cluster.b64",
+    "mbarrier.arrive.shared::cluster.b64",
     "arrives at {bar} of CTAs {mask} ({scope} scope)",
     Arrive(mask="mask", scope="scope"),
 )
@@ -88,10 +88,10 @@ class MbarArriveCluster(NamedTuple):
 
 
 @operation(
-    "mbarrier.arrive.expect_tx.shared::cta.b64",
+    "mbarrier.arrive.expect_tx.shared.b64",
     "arms {nbytes} bytes on {bar} and arrives",
     Arm(),
-    Arrive(lanes="lanes"),
+    Arrive(),
 )
 class MbarArriveTx(NamedTuple):
     """Arms `nbytes`, then arrives. Facts: tuple of one `Counted`."""
@@ -102,7 +102,7 @@ class MbarArriveTx(NamedTuple):
     where: Where = None
 
 
-@operation("mbarrier.expect_tx.relaxed.cta.shared::cta.b64", "arms {nbytes} bytes on {bar}", Arm())
+@operation("mbarrier.expect_tx.relaxed.cta.shared.b64", "arms {nbytes} bytes on {bar}", Arm())
 class MbarExpectTx(NamedTuple):
     """Facts: tuple of one `Counted`."""
 
@@ -112,7 +112,7 @@ class MbarExpectTx(NamedTuple):
     where: Where = None
 
 
-@operation("barrier.sync", "arrives at {id}", ArriveAt("id"))
+@operation("bar.sync", "arrives at {id}", ArriveAt("id"))
 class BarArrive(NamedTuple):
     """The arrival of ``bar.sync`` (sync) or ``bar.arrive``; id 0 is the CTA's barrier (`threads` 0: all that have not
     returned). Facts: (generation counted in, whether it completed)."""

@@ -53,7 +53,7 @@ def _says_load(names: Names, op: TmaLoad) -> str:
 
 
 @operation(
-    "cp.async.bulk.tensor.shared::cluster.global.mbarrier::complete_tx::bytes",
+    "cp.async.bulk.tensor.global.mbarrier::complete_tx::bytes",
     _says_load,
     Start("slot", ON_BAR, write=True, mask="mask", share="share", shares="shares"),
     Tile("load"),

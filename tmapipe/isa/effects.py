@@ -18,10 +18,10 @@ from typing import Annotated, Any, TypeVar
 import attrs
 
 __all__ = [
-    "Access", "Accumulators", "ALL_LANES", "Arm", "Arrive", "ArriveAt", "ASYNC", "At", "AwaitGroup", "Bar",
-    "BarrierId", "Bytes", "CLUSTER", "Count", "CTA", "Declared", "declared", "Effect", "ELECTED", "EndGroup",
-    "FenceInit", "FenceProxy", "Flag", "GENERIC", "Group", "Init", "Kind", "Lanes", "Mask", "Name", "Names", "Number",
-    "operation", "Parity", "Pending", "Proxy", "proxy_of", "ProxyName", "ranks", "RELAXED", "Return", "Scope",
+    "Access", "Accumulators", "ALL_LANES", "Arm", "Arrive", "ArriveAt", "At", "AwaitGroup", "Bar",
+    "BarrierId", "Bytes", "Count", "Declared", "declared", "Effect", "ELECTED", "EndGroup",
+    "FenceInit", "FenceProxy", "Flag", "Group", "Init", "Kind", "Lanes", "Mask", "Name", "Names", "Number",
+    "operation", "Parity", "Pending", "Proxy", "proxy_of", "ProxyName", "ranks", "Return", "Scope",
     "scope_of", "ScopeName", "SetRegisters", "Slot", "Start", "SyncLanes", "TABLE", "Threads", "Tile", "Until", "Use",
     "Wait", "WaitAt", "Where",
 ]  # fmt: skip
@@ -99,8 +99,9 @@ class Group(enum.Enum):
     WGMMA = "wgmma"
 
 
-CTA, CLUSTER, RELAXED = Scope.CTA, Scope.CLUSTER, Scope.RELAXED
-GENERIC, ASYNC = Proxy.GENERIC, Proxy.ASYNC
+def _names(kind: Kind, default: Any) -> Any:
+    """A field that holds the name of an operand of this kind, or (empty) of none."""
+    return attrs.field(default=default, metadata={"kind": kind})
 
 
 @attrs.frozen
@@ -108,16 +109,16 @@ class Until:
     """When started work is over. group: when its group is waited for; else when its `nbytes` bytes are counted on `bar`."""
 
     group: Group | None = None
-    bar: str = ""
-    nbytes: str = ""
+    bar: str = _names(Kind.BAR, "")
+    nbytes: str = _names(Kind.BYTES, "")
 
 
 @attrs.frozen
 class Init:
     """Initializes `bar` with `count` arrivals a phase."""
 
-    bar: str = "bar"
-    count: str = "arrivals"
+    bar: str = _names(Kind.BAR, "bar")
+    count: str = _names(Kind.COUNT, "arrivals")
 
 
 @attrs.frozen
@@ -129,26 +130,26 @@ class FenceInit:
 class Wait:
     """Blocks until the phase of `parity` of `bar` has completed, and acquires what its arrivals released."""
 
-    bar: str = "bar"
-    parity: str = "parity"
+    bar: str = _names(Kind.BAR, "bar")
+    parity: str = _names(Kind.PARITY, "parity")
 
 
 @attrs.frozen
 class Arrive:
     """Arrives at `bar`: once by each of `lanes`, or, with a `mask`, once at each CTA in it. Releases at `scope`."""
 
-    bar: str = "bar"
-    lanes: str = ""
-    mask: str = ""
-    scope: Scope | str = CTA
+    bar: str = _names(Kind.BAR, "bar")
+    lanes: str = _names(Kind.LANES, "")
+    mask: str = _names(Kind.MASK, "")
+    scope: Scope | str = _names(Kind.SCOPE, Scope.CTA)  # noqa: RUF009
 
 
 @attrs.frozen
 class Arm:
     """Raises the bytes that the present phase of `bar` waits for by `nbytes`."""
 
-    bar: str = "bar"
-    nbytes: str = "nbytes"
+    bar: str = _names(Kind.BAR, "bar")
+    nbytes: str = _names(Kind.BYTES, "nbytes")
 
 
 @attrs.frozen
@@ -156,15 +157,15 @@ class ArriveAt:
     """Arrives at a barrier of warps: the hardware barrier `barrier`, or the cluster's where it is empty. Releases at
     `scope`."""
 
-    barrier: str = ""
-    scope: Scope | str = CTA
+    barrier: str = _names(Kind.BARRIER_ID, "")
+    scope: Scope | str = _names(Kind.SCOPE, Scope.CTA)  # noqa: RUF009
 
 
 @attrs.frozen
 class WaitAt:
     """Blocks until the barrier of warps that the warp has arrived at is complete; acquires what was released there."""
 
-    barrier: str = ""
+    barrier: str = _names(Kind.BARRIER_ID, "")
 
 
 @attrs.frozen
@@ -174,9 +175,8 @@ class SyncLanes:
 
 @attrs.frozen
 class FenceProxy:
-    """Orders the generic accesses of `lanes` before later accesses through the async proxy. space: "shared" or "global"."""
+    """Orders the warp's generic accesses before later accesses through the async proxy. space: "shared" or "global"."""
 
-    lanes: str = "lanes"
     space: str = "shared"
 
 
@@ -184,9 +184,9 @@ class FenceProxy:
 class Access:
     """Reads, or if `write` overwrites, a part of `slot`, and has done so when the operation is over."""
 
-    slot: str = "slot"
+    slot: str = _names(Kind.SLOT, "slot")
     write: bool = False
-    proxy: Proxy | str = GENERIC
+    proxy: Proxy | str = _names(Kind.PROXY, Proxy.GENERIC)  # noqa: RUF009
 
 
 @attrs.frozen
@@ -194,20 +194,20 @@ class Start:
     """Starts to read, or if `write` to overwrite, `slot` through the async proxy. mask: in which CTAs; share, shares:
     only this one of so many disjoint parts of the slot."""
 
-    slot: str
+    slot: str = attrs.field(metadata={"kind": Kind.SLOT})
     until: Until
     write: bool = False
-    mask: str = ""
-    share: str = ""
-    shares: str = ""
+    mask: str = _names(Kind.MASK, "")
+    share: str = _names(Kind.NUMBER, "")
+    shares: str = _names(Kind.NUMBER, "")
 
 
 @attrs.frozen
 class Tile:
     """Moves a tile of the tensor that the load or store `part` is bound to, from element `at` on."""
 
-    part: str
-    at: str = "at"
+    part: str = attrs.field(metadata={"kind": Kind.NAME})
+    at: str = _names(Kind.AT, "at")
 
 
 @attrs.frozen
@@ -223,8 +223,8 @@ class AwaitGroup:
     sources have been read."""
 
     group: Group
-    pending: str = "pending"
-    read: str = ""
+    pending: str = _names(Kind.PENDING, "pending")
+    read: str = _names(Kind.FLAG, "")
 
 
 class Use(enum.Enum):
@@ -247,8 +247,8 @@ class Accumulators:
 class SetRegisters:
     """Sets the warp's registers a thread to `registers`; blocks, to `increase` them, until so many are free."""
 
-    registers: str = "registers"
-    increase: str = "increase"
+    registers: str = _names(Kind.NUMBER, "registers")
+    increase: str = _names(Kind.FLAG, "increase")
 
 
 @attrs.frozen
@@ -310,6 +310,28 @@ class Declared:
         if not isinstance(self.says, str):
             return self.says(names, op)
         return self.says.format(**{n: _shown(names, kind, getattr(op, n)) for n, kind in self.operands.items()})
+
+    def problems(self) -> list[str]:
+        """What does not fit together in the declaration: in words, none if it is right."""
+        found = []
+        for effect in self.effects:
+            parts = (effect, effect.until) if isinstance(effect, Start) else (effect,)
+            for part in parts:
+                for field in attrs.fields(type(part)):
+                    wanted, name = field.metadata.get("kind"), getattr(part, field.name)
+                    if wanted and isinstance(name, str) and name and self.operands.get(name) is not wanted:
+                        found.append(
+                            f"{type(part).__name__}.{field.name} = {name!r} is no operand of kind {wanted.name}"
+                        )
+            if isinstance(effect, Start):
+                own, cut = effect.until.group is not None, bool(effect.share)
+                if cut != bool(effect.shares) or (own and (cut or effect.mask)) or own == bool(effect.until.bar):
+                    found.append("Start: mask, share and shares are of bytes that complete on an mbarrier")
+            if isinstance(effect, Arrive) and (effect.scope is Scope.CTA) == bool(effect.mask):
+                found.append("Arrive: CTA scope is for arrivals at the own CTA")
+            if isinstance(effect, ArriveAt) and (effect.scope is Scope.CTA) != bool(effect.barrier):
+                found.append("ArriveAt: CTA scope is for barriers of the CTA")
+        return found
 
     @property
     def blocks(self) -> bool:

@@ -1,0 +1,366 @@
+"""The table of operations against what does not read it: the machine's transitions, the exhaustive oracle, lists by hand.
+
+A wrong cell of the table must not go unnoticed, so the last test corrupts each cell in turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import pytest
+
+import tmapipe
+from tests.oracle.agreement import compare
+from tests.oracle.conformance import EXAMPLES, layout, observed, promised
+from tests.oracle.random_programs import draw
+from tests.oracle.small_program import SmallProgram
+from tmapipe.check.findings import Kind
+from tmapipe.check.places import Places
+from tmapipe.check.program import check_operations, check_program
+from tmapipe.isa import effects, ops
+from tmapipe.isa.__main__ import manual
+from tmapipe.isa.effects import TABLE, Declared, Group, Proxy, Scope, Use, declared
+from tmapipe.machine.describe import describe
+
+IDS = [type(op).__name__ for op in EXAMPLES]
+
+
+def test_every_operation_has_an_example():
+    assert {type(op) for op in EXAMPLES} == set(TABLE)
+
+
+@pytest.mark.parametrize("op", EXAMPLES, ids=IDS)
+def test_the_machine_does_what_the_table_says(op):
+    assert observed(op) == promised(op)
+
+
+@pytest.mark.parametrize("op", TABLE, ids=IDS)
+def test_declarations_fit_together(op):
+    assert declared(op).problems() == []
+
+
+# ---- operands ---------------------------------------------------------------------------------------------------------
+
+#: By hand: operands that tell a position in a ring, the parity that goes with it, and what programs are compared without.
+POSITIONS, PARITY, DATA = {"bar", "slot", "a", "b"}, {"parity"}, {"at", "words", "where"}
+KIND_OF_NAME = {
+    **dict.fromkeys(POSITIONS - {"bar"}, effects.Kind.SLOT),
+    **dict.fromkeys(("share", "shares", "rows", "part", "parts", "registers"), effects.Kind.NUMBER),
+    **dict.fromkeys(("load", "store", "matmul", "split"), effects.Kind.NAME),
+    **dict.fromkeys(("sync", "read", "increase"), effects.Kind.FLAG),
+    **dict.fromkeys(("at", "words"), effects.Kind.AT),
+    "bar": effects.Kind.BAR,
+    "parity": effects.Kind.PARITY,
+    "where": effects.Kind.WHERE,
+    "nbytes": effects.Kind.BYTES,
+    "arrivals": effects.Kind.COUNT,
+    "pending": effects.Kind.PENDING,
+    "lanes": effects.Kind.LANES,
+    "mask": effects.Kind.MASK,
+    "scope": effects.Kind.SCOPE,
+    "proxy": effects.Kind.PROXY,
+    "id": effects.Kind.BARRIER_ID,
+    "threads": effects.Kind.THREADS,
+}
+OTHER = {"s0": "s1", "cluster": "cta", "relaxed": "cta", "generic": "async", "rows": "threads", None: "x:1"}
+
+
+def relative(op: Any) -> tuple[Any, dict[str, int]]:
+    """The operation without its positions, and where these are."""
+    positions = Places(layout())
+    (word,) = positions.advance(None, [[op], *[[] for _ in range(7)]])[0]
+    rest = word[0] if isinstance(word[0], tuple) else word
+    return rest, {str(key[1:]): place for key, place in positions.at.items()}
+
+
+def changed_kind_of_operand(op: Any) -> list[str]:
+    """Operands of *op* that comparisons take for something else than they are."""
+    wrong = []
+    whole, at = relative(op)
+    for name, value in zip(op._fields, op, strict=True):
+        if name in DATA:
+            other = op._replace(**{name: (9, 9) if value == () or isinstance(value, tuple) else "x:1"})
+            same = relative(other) == (whole, at)
+        elif name in POSITIONS:
+            other = op._replace(**{name: value ^ 1 if name != "bar" else value + (1 if value < 3 else -1)})
+            rest, elsewhere = relative(other)
+            moved = elsewhere != at
+            same = moved and (rest == whole if name == "bar" else _arrays(elsewhere) != _arrays(at))
+        elif name in PARITY:
+            rest, elsewhere = relative(op._replace(**{name: value ^ 1}))
+            same = rest == whole and elsewhere != at and len(elsewhere) == 1
+        else:
+            more = (
+                not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else OTHER.get(value, "z")
+            )
+            same = relative(op._replace(**{name: more}))[0] != whole
+        if not same:
+            wrong.append(name)
+    return wrong
+
+
+def _arrays(at: dict[str, int]) -> set[str]:
+    return set(at)
+
+
+def wrong_kinds(op: Any) -> list[str]:
+    """Operands whose name is one of another kind. A prefetch's part is a name, not a part of a slot."""
+    kinds = KIND_OF_NAME | ({"part": effects.Kind.NAME} if isinstance(op, ops.PrefetchDescriptor) else {})
+    return [name for name, kind in declared(type(op)).operands.items() if kind is not kinds[name]]
+
+
+@pytest.mark.parametrize("op", EXAMPLES, ids=IDS)
+def test_operands_are_of_their_kinds(op):
+    assert changed_kind_of_operand(op) == [] and wrong_kinds(op) == []
+
+
+# ---- sentences --------------------------------------------------------------------------------------------------------
+
+SENTENCES = {
+    ops.MbarInit: "initializes b[3] with count 5",
+    ops.FenceMbarInit: "fences the initialization (fence.mbarrier_init)",
+    ops.MbarWait: "waits for b[1] (parity 0)",
+    ops.MbarArrive: "arrives at b[1] by 3 lanes",
+    ops.MbarArriveCluster: "arrives at b[1] of CTAs 0, 1 (relaxed scope)",
+    ops.MbarArriveTx: "arms 48 bytes on b[1] and arrives",
+    ops.MbarExpectTx: "arms 48 bytes on b[1]",
+    ops.BarArrive: "arrives at named barrier 2",
+    ops.BarWait: "passes named barrier 2",
+    ops.WarpSync: "synchronizes the warp",
+    ops.ClusterArrive: "arrives at the cluster barrier",
+    ops.ClusterWait: "passes the cluster barrier",
+    ops.FenceProxyAsync: "fences (fence.proxy.async)",
+    ops.PrefetchDescriptor: "prefetches the descriptor of s0",
+    ops.TmaLoad: "starts the TMA load of s0 into s0[0] of CTAs 0, 1 (share 1 of 2), 1024 bytes that complete on b[1]",
+    ops.TmaStore: "starts the TMA store y from s0[0]",
+    ops.BulkCommit: "commits a bulk group",
+    ops.BulkWait: "waits for bulk groups (wait_group.read 0)",
+    ops.StAsync: "starts an st.async into s0[0] of CTAs 0, 1, 2048 bytes that complete on b[1]",
+    ops.AccumulatorWrite: "writes the accumulators of mma",
+    ops.AccumulatorRead: "reads the accumulators of mma",
+    ops.WgmmaFence: "fences the accumulators (wgmma.fence)",
+    ops.Wgmma: "starts wgmma mma, which reads s0[0] and s1[0]",
+    ops.WgmmaCommit: "commits a wgmma group",
+    ops.WgmmaWait: "waits for wgmma groups (wait_group 0)",
+    ops.SlotRead: "reads s0[0] (part 1 of 4, by rows)",
+    ops.SlotWrite: "writes s0[0] (part 1 of 4, by rows)",
+    ops.SetMaxNreg: "sets 72 registers a thread",
+    ops.Exit: "returns",
+}
+
+
+@pytest.mark.parametrize("op", EXAMPLES, ids=IDS)
+def test_sentences(op):
+    assert describe(layout(), op) == SENTENCES[type(op)]
+
+
+# ---- what only clocks follow, against the oracle ----------------------------------------------------------------------
+
+
+@attrs.frozen
+class Known:
+    """A program that the oracle has decided."""
+
+    program: SmallProgram
+    wrong: bool
+
+    def agrees(self) -> bool:
+        """Whether the linear check says the same."""
+        program = self.program
+        report = check_program(program.plan(), program.entry, program.shapes())
+        return bool(report.errors) == self.wrong
+
+
+@functools.cache
+def decided() -> tuple[Known, ...]:
+    """Programs drawn at random, on which both agree while the table is right."""
+    found = []
+    for seed in range(PROGRAMS):
+        program = draw(seed)
+        verdicts = compare(program, limit=3_000)
+        if verdicts.decided:
+            assert verdicts.agree, f"seed {seed}"
+            found.append(Known(program, bool(verdicts.exhaustive)))
+    return tuple(found)
+
+
+PROGRAMS = 400
+LEAVE = (ops.ClusterArrive(), ops.ClusterWait(), ops.Exit())
+MEET = (ops.ClusterArrive("relaxed"), ops.ClusterWait())
+INIT = (*[ops.MbarInit(bar, 1) for bar in range(3)], ops.FenceMbarInit())
+
+
+@attrs.frozen
+class ByHand:
+    """What warps 0 and 1 of CTA 0, and warps 0 and 1 of CTA 1, do between initialization and end; the errors wanted."""
+
+    warps: tuple[list[Any], ...]
+    wanted: set[Kind]
+
+
+def by_hand() -> dict[str, ByHand]:
+    """What random programs lack."""
+    wait, arrive, load = ops.MbarWait(0, 0), ops.MbarArrive(0), ops.TmaLoad("s0", 0, 1, 2048, at=(0, 0))
+    raw_write, raw_read = ops.SlotWrite(0, proxy="async"), ops.SlotRead(0, proxy="async")
+    put = ops.TmaStore("y", 0, (0, 0))
+    store = [put, ops.BulkCommit(), ops.BulkWait(0, True)]
+    loaded = [ops.MbarArriveTx(1, 2048), load, ops.MbarWait(1, 0)]
+    handed = [ops.WarpSync(), arrive]
+    fenced = [ops.FenceProxyAsync(), ops.WarpSync()]
+
+    def far(scope: str) -> tuple[list[Any], ...]:
+        """CTA 1 reads its slot and tells CTA 0, which loads into it."""
+        tell = ops.MbarArriveCluster(0, 0b01, scope)
+        read, landed = [ops.SlotRead(0), *fenced, tell], [ops.MbarArriveTx(1, 2048), ops.MbarWait(1, 0)]
+        return [wait, load._replace(mask=0b10)], [], read, landed
+
+    def meet(scope: str) -> tuple[list[Any], ...]:
+        """The same by way of the cluster's barrier."""
+        here, there = [ops.ClusterArrive(), ops.ClusterWait()], [ops.ClusterArrive(scope), ops.ClusterWait()]
+        landed = [ops.MbarArriveTx(1, 2048), *here, ops.MbarWait(1, 0)]
+        return [*here, load._replace(mask=0b10)], here, [ops.SlotRead(0), *fenced, *there], landed
+
+    return {
+        "raw code writes by TMA": ByHand(([raw_write, *handed], [wait, *store]), set()),
+        "threads write": ByHand(([ops.SlotWrite(0), *handed], [wait, *store]), {Kind.PROXY}),
+        "raw code reads by TMA": ByHand(([raw_read, *handed], [wait, *loaded]), set()),
+        "threads read": ByHand(([ops.SlotRead(0), *handed], [wait, *loaded]), {Kind.PROXY}),
+        "threads read, fenced": ByHand(([ops.SlotRead(0), ops.FenceProxyAsync(), *handed], [wait, *loaded]), set()),
+        "arming releases": ByHand(
+            ([ops.SlotWrite(0), ops.WarpSync(), ops.MbarArriveTx(0, 0)], [wait, ops.SlotRead(0)]), set()
+        ),
+        "released to a peer": ByHand(far("cluster"), set()),
+        "told to a peer": ByHand(far("relaxed"), {Kind.RACE}),
+        "released to the cluster": ByHand(meet("cluster"), set()),
+        "told to the cluster": ByHand(meet("relaxed"), {Kind.RACE}),
+        "a load beyond its tensor": ByHand(
+            ([], [loaded[0], load._replace(at=(128, 0)), loaded[2]]), {Kind.OUT_OF_RANGE}
+        ),
+        "a load of the other tensor": ByHand(
+            ([], [loaded[0], load._replace(load="s1", at=(128, 0)), loaded[2]]), set()
+        ),
+        "a load of one coordinate": ByHand(([], [loaded[0], load._replace(at=(0,)), loaded[2]]), {Kind.OUT_OF_RANGE}),
+        "a store beyond its tensor": ByHand(([put._replace(at=(64, 0)), *store[1:]],), set()),
+        "a store of one coordinate": ByHand(([put._replace(at=(64,)), *store[1:]],), {Kind.OUT_OF_RANGE}),
+    }
+
+
+def found_by_hand(name: str) -> set[Kind]:
+    case = by_hand()[name]
+    extra = 1 if "to the cluster" in name else 0  # all warps take part in that barrier
+    idle: list[Any] = [ops.ClusterArrive(), ops.ClusterWait()] * extra
+    middle = [*case.warps, *[idle] * (4 - len(case.warps))]
+    warps = [middle[0], middle[1], idle, idle, middle[2], middle[3], idle, idle]
+    programs = [[*(INIT if i in (0, 4) else ()), *MEET, *warp, *LEAVE] for i, warp in enumerate(warps)]
+    shapes = {"s0": (64, 16), "s1": (128, 16), "y": (64, 16)}
+    findings, _ = check_operations(layout(), programs, shapes)
+    return {finding.kind for finding in findings if not finding.kind.note}
+
+
+@pytest.mark.parametrize("name", by_hand())
+def test_programs_by_hand(name):
+    assert found_by_hand(name) == by_hand()[name].wanted
+
+
+# ---- corrupted --------------------------------------------------------------------------------------------------------
+
+OTHERS: dict[type, tuple[Any, ...]] = {
+    bool: (True, False),
+    Scope: (*Scope, "scope"),
+    Proxy: (*Proxy, "proxy"),
+    Group: tuple(Group),
+    Use: tuple(Use),
+}
+KINDS = (effects.Kind.NUMBER, effects.Kind.BAR, effects.Kind.SLOT, effects.Kind.PARITY, effects.Kind.AT)
+
+
+def _values(op: type, value: Any) -> Iterator[Any]:
+    """What else could stand in a cell that has *value*."""
+    if isinstance(value, str) and value in ("shared", "global"):
+        yield {"shared": "global", "global": "shared"}[value]
+    elif isinstance(value, str) and value in ("scope", "proxy"):
+        yield from Scope if value == "scope" else Proxy
+    elif isinstance(value, str):
+        yield from (name for name in ("", *op._fields) if name != value)  # type: ignore[attr-defined]
+    elif isinstance(value, effects.Until):
+        yield from (effects.Until(group) for group in Group if group is not value.group)
+    else:
+        yield from (other for other in OTHERS[type(value)] if other is not value)
+
+
+def cells() -> Iterator[tuple[str, Declared, dict[str, Any]]]:
+    """Every change of one cell: a name for it, the declaration, and the changed fields."""
+    for op, of in TABLE.items():
+        declared(op)  # fills in the operands
+        for i, effect in enumerate(of.effects):
+            others = of.effects[:i], of.effects[i + 1 :]
+            yield f"{op.__name__}: no {type(effect).__name__}", of, {"effects": (*others[0], *others[1])}
+            for field in attrs.fields(type(effect)):
+                for value in _values(op, getattr(effect, field.name)):
+                    changed = attrs.evolve(effect, **{field.name: value})
+                    name = f"{op.__name__}: {type(effect).__name__}({field.name}={value})"
+                    yield name, of, {"effects": (*others[0], changed, *others[1])}
+        for name, kind in of.operands.items():
+            for other in KINDS:
+                if other is not kind and not _alike(kind, other):
+                    yield f"{op.__name__}: {name} is {other.name}", of, {"operands": {**of.operands, name: other}}
+        yield f"{op.__name__}: says something else", of, {"says": "does something"}
+
+
+def _alike(kind: effects.Kind, other: effects.Kind) -> bool:
+    """Whether the kinds differ in nothing but what sentences do with them."""
+    data = (effects.Kind.AT, effects.Kind.WHERE)
+    plain = set(effects.Kind) - {*KINDS, *data} | {effects.Kind.NUMBER}
+    return {kind, other} <= plain or {kind, other} <= set(data)
+
+
+@contextlib.contextmanager
+def corrupted(of: Declared, fields: dict[str, Any]) -> Iterator[None]:
+    before = {name: getattr(of, name) for name in fields}
+    for name, value in fields.items():
+        setattr(of, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(of, name, value)
+
+
+def noticed(op: Any) -> bool:
+    """Whether a test of this file fails for the operation's declaration as it stands."""
+    with contextlib.suppress(Exception):
+        if (
+            not declared(type(op)).problems()
+            and not wrong_kinds(op)
+            and observed(op) == promised(op)
+            and not changed_kind_of_operand(op)
+            and describe(layout(), op) == SENTENCES[type(op)]
+            and all(found_by_hand(name) == case.wanted for name, case in by_hand().items())
+            and all(known.agrees() for known in decided())
+        ):
+            return False
+    return True
+
+
+def test_every_wrong_cell_is_noticed():
+    examples = {type(op): op for op in EXAMPLES}
+    assert not any(noticed(op) for op in EXAMPLES[::10]), "the table as it is"
+    missed = []
+    for name, of, fields in cells():
+        with corrupted(of, fields):
+            if not noticed(examples[of.op]):
+                missed.append(name)
+    assert missed == []
+
+
+# ---- the manual page --------------------------------------------------------------------------------------------------
+
+
+def test_the_manual_page_is_the_tables():
+    page = pathlib.Path(tmapipe.__file__).parent.parent / "docs" / "instructions.md"
+    assert page.read_text() == manual(), "write it anew: python -m tmapipe.isa > docs/instructions.md"

@@ -1,0 +1,266 @@
+"""What the machine shows that an operation does, to compare with what its declaration says.
+
+Each operation is executed once in a state in which it can do all that it does, and the state before is compared with the state
+after. What only clocks follow (fences, scopes, lanes) leaves no trace in the machine: for that there is the exhaustive oracle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tests.machine.parts import Parts
+from tmapipe.dtypes import fp16
+from tmapipe.errors import HazardError
+from tmapipe.isa import ops
+from tmapipe.isa.effects import (
+    Access,
+    Accumulators,
+    Arm,
+    Arrive,
+    ArriveAt,
+    AwaitGroup,
+    EndGroup,
+    Group,
+    Init,
+    Return,
+    SetRegisters,
+    Start,
+    Use,
+    Wait,
+    WaitAt,
+    declared,
+)
+from tmapipe.machine import Layout, State
+
+__all__ = ["EXAMPLES", "observed", "promised"]
+
+#: One of each operation, with operands that no two effects share. CTA 0 of two, warp 0 of a warpgroup.
+EXAMPLES: tuple[Any, ...] = (
+    ops.MbarInit(3, 5),
+    ops.FenceMbarInit(),
+    ops.MbarWait(1, 0),
+    ops.MbarArrive(1, 0b111),
+    ops.MbarArriveCluster(1, 0b11, "relaxed"),
+    ops.MbarArriveTx(1, 48, 0b11),
+    ops.MbarExpectTx(1, 48),
+    ops.BarArrive(2, 128, True),
+    ops.BarWait(2),
+    ops.WarpSync(),
+    ops.ClusterArrive("relaxed"),
+    ops.ClusterWait(),
+    ops.FenceProxyAsync(),
+    ops.PrefetchDescriptor("s0"),
+    ops.TmaLoad("s0", 0, 1, 1024, 0b11, 1, 2, (0, 0)),
+    ops.TmaStore("y", 0, (0, 0)),
+    ops.BulkCommit(),
+    ops.BulkWait(0, True),
+    ops.StAsync(0, 1, 2048, 0b11, (7,)),
+    ops.AccumulatorWrite("mma"),
+    ops.AccumulatorRead("mma"),
+    ops.WgmmaFence(),
+    ops.Wgmma("mma", 0, 1),
+    ops.WgmmaCommit(),
+    ops.WgmmaWait(0),
+    ops.SlotRead(0, 1, 4, "rows"),
+    ops.SlotWrite(0, 1, 4, "rows"),
+    ops.SetMaxNreg(72, True),
+    ops.Exit(),
+)
+LOAD, STORE, WGMMA = ops.TmaLoad("s0", 0, 1, 2048), ops.TmaStore("y", 0), ops.Wgmma("mma", 0, 1)
+
+
+def layout() -> Layout:
+    parts = Parts(cluster=2)
+    parts.role("work", 4)
+    parts.barrier("b", 40, 4)
+    buffers = [parts.buffer(f"s{i}", (64, 16), dtype=fp16) for i in range(2)]
+    for buffer in buffers:
+        parts.load(buffer)
+    parts.store("y", buffers[0])
+    parts.matmul(buffers[0], buffers[1], 1, 0)
+    return Layout(parts.plan())
+
+
+def start() -> State:
+    """Barriers 0 to 2 of both CTAs are initialized; nothing is in flight."""
+    state = State(layout(), split_loads=True)
+    for agent in (0, 4):
+        for bar in range(3):
+            state.apply(agent, ops.MbarInit(bar, 40))
+    return state
+
+
+# ---- what is seen -----------------------------------------------------------------------------------------------------
+
+
+def observed(op: Any) -> set[tuple[Any, ...]]:
+    """What *op* does to the machine, as facts like those of `promised`."""
+    before = _ready_for(op)
+    if isinstance(op, ops.BulkCommit):
+        before.apply(0, STORE)
+    after = before.copy()
+    found = set(_blocking(op))
+    if not after.enabled(0, op):
+        raise AssertionError(f"{op} is not enabled")
+    after.apply(0, op)
+    return found | set(_counted(before, after)) | set(_started(before, after)) | set(_rest(op, before, after))
+
+
+def _ready_for(op: Any) -> State:
+    state = start()
+    if isinstance(op, ops.BarWait):
+        for warp in range(4):
+            state.apply(warp, ops.BarArrive(2, 128, True))
+    if isinstance(op, ops.ClusterWait):
+        for warp in range(8):
+            state.apply(warp, ops.ClusterArrive())
+    if isinstance(op, ops.WgmmaFence):
+        state.apply(0, ops.AccumulatorWrite("mma"))
+    if isinstance(op, ops.SetMaxNreg):
+        state.free_registers[0] = 10_000
+    if isinstance(op, ops.MbarWait):
+        state.phase[1] = 1
+    return state
+
+
+def _blocking(op: Any) -> Iterator[tuple[Any, ...]]:
+    """Whether it blocks, and for what: seen in a state in which it cannot go on."""
+    state = start()
+    if isinstance(op, ops.BarWait):
+        state.apply(0, ops.BarArrive(2, 128, True))
+        yield from () if state.enabled(0, op) else [("waits at", op.id)]
+    elif isinstance(op, ops.ClusterWait):
+        state.apply(0, ops.ClusterArrive())
+        yield from () if state.enabled(0, op) else [("waits at", None)]
+    elif isinstance(op, ops.SetMaxNreg):
+        yield "sets registers", op.registers, not state.enabled(0, op)
+    elif isinstance(op, ops.BulkWait):
+        state.apply(0, STORE)
+        state.apply(0, ops.BulkCommit())
+        blocked = not state.enabled(0, op)
+        state.apply(next(iter(state.stores)), ops.StoreRead())
+        yield from [("awaits", Group.BULK, op.pending, state.enabled(0, op))] if blocked else ()
+    elif isinstance(op, ops.WgmmaWait):
+        state.apply(0, WGMMA)
+        state.apply(0, ops.WgmmaCommit())
+        yield from () if state.enabled(0, op) else [("awaits", Group.WGMMA, op.pending, False)]
+    elif not state.enabled(0, op):
+        bar = next(i for i in range(state.layout.nbars) if _completes(state, op, i))
+        yield "waits for", bar, state.phase[bar] & 1
+
+
+def _completes(state: State, op: Any, bar: int) -> bool:
+    """Whether it can go on once this mbarrier has completed a phase."""
+    after = state.copy()
+    after.phase[bar] += 1
+    return after.enabled(0, op)
+
+
+def _counted(before: State, after: State) -> Iterator[tuple[Any, ...]]:
+    for bar in range(len(before.count)):
+        if before.count[bar] != after.count[bar]:
+            yield "initializes", bar, after.count[bar]
+        elif before.pending[bar] != after.pending[bar]:
+            yield "arrives", bar, before.pending[bar] - after.pending[bar]
+        if before.tx[bar] != after.tx[bar]:
+            yield "arms", bar, after.tx[bar] - before.tx[bar]
+    for id in range(16):
+        if before.bar_arrived[id] != after.bar_arrived[id]:
+            yield "arrives at", id
+    if before.cluster[0] != after.cluster[0]:
+        yield "arrives at", None
+
+
+def _started(before: State, after: State) -> Iterator[tuple[Any, ...]]:
+    for flight, (slot, share, shares, bar, nbytes, _) in after.loads.items():
+        if flight not in before.loads:
+            yield "starts to write", slot, share if shares > 1 else 0, shares, bar, nbytes
+    for flight, (slot, _) in after.stores.items():
+        if flight not in before.stores:
+            yield "starts to read", slot, Group.BULK
+    for queue, older in zip(after.queues, before.queues, strict=True):
+        for _, a, b, _ in queue[len(older) :]:
+            yield "starts to read", a, Group.WGMMA
+            yield "starts to read", b, Group.WGMMA
+    if after.issued[0] != before.issued[0]:
+        yield "accumulators", Use.UPDATE
+    if after.committed != before.committed:
+        yield "ends a group", Group.BULK
+    if after.bounds != before.bounds:
+        yield "ends a group", Group.WGMMA
+
+
+def _rest(op: Any, before: State, after: State) -> Iterator[tuple[Any, ...]]:
+    if before.unfenced != after.unfenced:
+        yield "accumulators", Use.WRITE if after.unfenced[0] else Use.FENCE
+    if after.returned[0]:
+        yield ("returns",)
+    if not isinstance(op, (ops.SlotRead, ops.SlotWrite, ops.AccumulatorRead, ops.AccumulatorWrite)):
+        return
+    for slot in range(2):
+        if _refused(op, LOAD._replace(slot=slot)):
+            yield "accesses", slot, _refused(op, STORE if slot == 0 else WGMMA)
+    if _refused(op, WGMMA) and not before.unfenced[0] and not after.unfenced[0] and "matmul" in op._fields:
+        yield "accumulators", Use.READ
+
+
+def _refused(op: Any, other: Any) -> bool:
+    """Whether it is an error while *other* is in flight."""
+    state = start()
+    state.apply(0, other)
+    try:
+        state.apply(0, op)
+    except HazardError:
+        return True
+    return False
+
+
+# ---- what is said -----------------------------------------------------------------------------------------------------
+
+
+def promised(op: Any) -> set[tuple[Any, ...]]:
+    """What the declaration of *op* says that it does to the machine."""
+    return {fact for effect in declared(type(op)).effects for fact in _facts(effect, op)}
+
+
+def _facts(effect: Any, op: Any) -> Iterator[tuple[Any, ...]]:
+    nbars, nslots = layout().nbars, layout().nslots
+
+    def of(name: str) -> Any:
+        return getattr(op, name)
+
+    if isinstance(effect, Init):
+        yield "initializes", of(effect.bar), of(effect.count)
+    elif isinstance(effect, Wait):
+        yield "waits for", of(effect.bar), of(effect.parity)
+    elif isinstance(effect, Arrive):
+        ctas = [c for c in range(2) if of(effect.mask) >> c & 1] if effect.mask else [0]
+        for cta in ctas:
+            yield "arrives", cta * nbars + of(effect.bar), of(effect.lanes).bit_count() if effect.lanes else 1
+    elif isinstance(effect, Arm):
+        yield "arms", of(effect.bar), of(effect.nbytes)
+    elif isinstance(effect, ArriveAt):
+        yield "arrives at", of(effect.barrier) if effect.barrier else None
+    elif isinstance(effect, WaitAt):
+        yield "waits at", of(effect.barrier) if effect.barrier else None
+    elif isinstance(effect, SetRegisters):
+        yield "sets registers", of(effect.registers), bool(effect.increase and of(effect.increase))
+    elif isinstance(effect, Access):
+        yield "accesses", of(effect.slot), effect.write
+    elif isinstance(effect, Start) and effect.until.group is not None:
+        yield "starts to write" if effect.write else "starts to read", of(effect.slot), effect.until.group
+    elif isinstance(effect, Start):
+        share, shares = (of(effect.share), of(effect.shares)) if effect.shares else (0, 1)
+        for cta in [c for c in range(2) if of(effect.mask) >> c & 1] if effect.mask else [0]:
+            verb = "starts to write" if effect.write else "starts to read"
+            bar = cta * nbars + of(effect.until.bar)
+            yield verb, cta * nslots + of(effect.slot), share, shares, bar, of(effect.until.nbytes)
+    elif isinstance(effect, EndGroup):
+        yield "ends a group", effect.group
+    elif isinstance(effect, AwaitGroup):
+        yield "awaits", effect.group, of(effect.pending), bool(effect.read and of(effect.read))
+    elif isinstance(effect, Accumulators):
+        yield "accumulators", effect.use
+    elif isinstance(effect, Return):
+        yield ("returns",)
