@@ -20,7 +20,7 @@ from tests.oracle.conformance import EXAMPLES, layout, observed, promised
 from tests.oracle.random_programs import draw
 from tests.oracle.small_program import SmallProgram
 from tmapipe.check.findings import Kind
-from tmapipe.check.places import Places
+from tmapipe.check.positions import Positions
 from tmapipe.check.program import check_operations, check_program
 from tmapipe.isa import effects, ops
 from tmapipe.isa.__main__ import manual
@@ -72,7 +72,7 @@ OTHER = {"s0": "s1", "cluster": "cta", "relaxed": "cta", "generic": "async", "ro
 
 def relative(op: Any) -> tuple[Any, dict[str, int]]:
     """The operation without its positions, and where these are."""
-    positions = Places(layout())
+    positions = Positions(layout())
     (word,) = positions.advance(None, [[op], *[[] for _ in range(7)]])[0]
     rest = word[0] if isinstance(word[0], tuple) else word
     return rest, {str(key[1:]): place for key, place in positions.at.items()}
