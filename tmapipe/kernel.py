@@ -1,10 +1,10 @@
-"""The kernel: what every warp of every CTA does, in both readings.
+"""The kernel: what every warp of every CTA does, in both backends.
 
-init barriers -> fence -> by role: setmaxnreg, CTA or cluster sync, then for each tile the body, then the tails
+    initialize the barriers -> fence -> by role: setmaxnreg, CTA or cluster sync, the body once per tile, the tails
 
-All of the set-up may run before the last kernel of the stream has ended (programmatic dependent launch). What it takes stands
-before the first load: so one warp inits the barriers while the others find out which tile is the CTA's first, and all meet in
-their roles' code, whose instructions have been fetched by then.
+The set-up may run before the previous kernel of the stream has ended (programmatic dependent launch). It delays the first
+load, so it is kept short: one warp initializes the barriers while the others compute the CTA's first tile, and all warps
+synchronize in the code of their role, whose instructions have been fetched by then.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["KernelContext", "kernel_main", "tiles_of"]
 
 
 def kernel_main(isa: Isa, schedule: Any) -> None:
-    """The program of one warp. *schedule* is the `Schedule` that `isa.plan` was made from."""
+    """The program of one warp. *schedule* is the one that `isa.plan` was made from."""
     isa.griddepcontrol_launch_dependents()
     _init_barriers(isa)
     tiles = tiles_of(isa, schedule)
@@ -47,7 +47,7 @@ def kernel_main(isa: Isa, schedule: Any) -> None:
 
 
 def _init_barriers(isa: Isa) -> None:
-    """One warp inits them; `_meet` waits for that."""
+    """One warp initializes the barriers; `_meet` waits for that."""
     plan = isa.plan
 
     def init() -> None:
@@ -64,8 +64,11 @@ def _init_barriers(isa: Isa) -> None:
 
 
 def _meet(isa: Isa, meanwhile: Callable[[], None] = lambda: None) -> None:
-    """Once for every warp: until the kernel before has ended, and the barriers of the cluster have been initialized.
-    meanwhile: what needs only the first."""
+    """Waits, once per warp, until the previous kernel has ended and the barriers of the cluster are initialized.
+
+    Args:
+        meanwhile: Called as soon as the previous kernel has ended.
+    """
     isa.griddepcontrol_wait()
     meanwhile()
     if isa.plan.cluster_size > 1:
@@ -80,8 +83,10 @@ def tiles_of(isa: Isa, schedule: Any) -> BoundTiles:
 
 
 def _branches(plan: Plan) -> list[tuple[int, int, int | None, list[RoleWarps]]]:
-    """(first warp, warps, registers, roles): warpgroups that run the same roles share a branch, so that setmaxnreg stands
-    at its top and their code exists once."""
+    """(first warp, warps, registers, roles) of each branch of the kernel.
+
+    Warpgroups that run the same roles share a branch: setmaxnreg stands at its top, and their code exists once.
+    """
     if not plan.registers:
         return [(role.first_warp, role.warps, None, [role]) for role in plan.roles]
     branches: list[tuple[int, int, int | None, list[RoleWarps]]] = []
@@ -96,7 +101,7 @@ def _branches(plan: Plan) -> list[tuple[int, int, int | None, list[RoleWarps]]]:
 
 
 def _without_role(plan: Plan) -> list[tuple[int, int]]:
-    """(first warp, warps) of those that fill up a warpgroup."""
+    """(first warp, warps) of the warps that only fill up a warpgroup."""
     roles = sorted(plan.roles, key=lambda role: role.first_warp)
     ends = [0, *(role.first_warp + role.warps for role in roles)]
     starts = [*(role.first_warp for role in roles), plan.warps]
@@ -131,7 +136,7 @@ def _run_role(isa: Isa, schedule: Any, tiles: BoundTiles, role: RoleWarps) -> No
         isa.call(body, schedule, k, tile)
 
     def skip(tile: Any) -> None:
-        """Passes over the slots of a tile that another team takes."""
+        """Skips the slots of a tile that another team takes."""
         for name, end in k.ends.items():
             end.skip(schedule.ring_slots(k, name, tile))
 
@@ -153,10 +158,10 @@ def _between(warp: Any, first: int, count: int, warps: int) -> Any:
 
 
 class KernelContext(Carried):
-    """What a body sees as `k`: the role's ends of the rings, its stores and its matmuls, by their declared names.
+    """What a body sees as `k`: the role's ends of the rings, its stores and its matmuls, as attributes by their declared
+    names.
 
-    k.isa: the instruction set, for what the objects do not cover; k.plan: the numbers; k.tiles: this CTA's tiles;
-    ``k.steps(stage, dim)``: tiles of a loaded tensor along one of its dimensions, for inner loops.
+    Besides, `k.isa` is the instruction set, `k.plan` has the numbers, and `k.tiles` the CTA's tiles.
     """
 
     def __init__(self, isa: Isa, schedule: Any, tiles: BoundTiles, role: RoleWarps):
@@ -186,7 +191,7 @@ class KernelContext(Carried):
         return self._declared.name_of(part)
 
     def steps(self, stage: str, dim: str) -> Any:
-        """Tiles along dimension *dim* of the tensor that the load or store stage called *stage* is bound to."""
+        """Number of tiles along dimension *dim* of the tensor of the load or store stage called *stage*."""
         part = self.plan.load(stage) if stage in self._declared.loads else self.plan.store(stage)
         where = part.dims.index(dim)
         return ceil_div(self.isa.extent(part.argument, where), part.tile[where])
@@ -203,17 +208,25 @@ class KernelContext(Carried):
     ) -> None:
         """Raw CuTe DSL in this role, declared by its effects on tiles of open slots, such as ``slot.x``.
 
-        Each warp calls *gpu* with CuTe tensors in shared memory, and on the model *cpu* with NumPy arrays, one for each tile
-        in the order reads, writes, updates. reads: the whole tile, not to be written; writes and updates: the warp's share,
-        tile[0] / warps rows, which it overwrites, or reads and writes. All 32 lanes are converged. proxy: "generic" for
-        ordinary loads and stores, "async" for TMA and wgmma, for whose end *gpu* then waits in all lanes: nothing is left over
-        when it returns. `check` takes the declaration's word, so that it needs neither function; without *cpu*, running on the
-        model raises `InputError`.
+        Each warp calls *gpu* with CuTe tensors in shared memory, or on the CPU model *cpu* with NumPy arrays: one per tile, in
+        the order reads, writes, updates. All 32 lanes are converged. `check` needs neither function: it believes the
+        declaration.
+
+        Args:
+            gpu: Called while the body is traced.
+            cpu: Called on the CPU model.
+            reads: Tiles of which the function gets the whole, and writes nothing.
+            writes: Tiles of which it gets the warp's share (tile[0] / warps rows), and overwrites it.
+            updates: The same, read and written.
+            proxy: "generic" for ordinary loads and stores; "async" for TMA and wgmma, for whose end *gpu* waits in all lanes.
+
+        Raises:
+            InputError: On the CPU model, without *cpu*.
         """
         raw(self.isa, self.role, gpu, cpu, reads, writes, updates, proxy)
 
     def finish(self) -> None:
-        """After the last tile: ring tails, stores, then the order's, until this role needs the CTA's shared memory no more."""
+        """After the last tile: the tails of rings, stores and the tile scheduler."""
         for part in self._finishers:
             part.finish()
         self.tiles.finish()

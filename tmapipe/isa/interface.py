@@ -1,20 +1,20 @@
-"""Isa: the instruction set that every ring, stage, store and order of tiles is written over.
+"""Isa: the instruction set that every ring, stage, store and tile scheduler is written in.
 
-Two backends implement it. `tmapipe.gpu` emits the CuTe DSL operation for each instruction while CuTe DSL traces the body;
+Two backends implement it. `tmapipe.gpu` emits the CuTe DSL operation for each instruction while CuTe DSL traces the body.
 `tmapipe.machine` makes the operations of the table and carries them out on a model of the hardware. The protocol
 (`tmapipe.protocol`) knows only this package.
 
-**Who executes.** A body runs once a *warp*. All 32 lanes are converged at every instruction. Where the hardware wants one
-thread (an arrive, an expect-tx, a TMA instruction, a bulk group) the backend elects one lane, the same one each time, so
-the caller never does. "Each lane" in an instruction's text says otherwise.
+**Who executes.** A body runs once per *warp*. All 32 lanes are converged at every instruction. Where the hardware wants one
+thread (an arrive, an expect-tx, a TMA instruction, a bulk group) the backend elects one lane, the same one each time. An
+instruction that says "each lane" is executed by all.
 
 **Values.** An index, a parity, a coordinate or a rank is an ``int`` in the machine and an ``Int32`` when traced; both take the
 usual arithmetic. A condition is a ``bool`` or a ``Boolean``. Python's ``if`` on such a value works only in traced bodies, so
 library code branches with `Isa.when` and selects with `Isa.select`.
 
 **Proxies.** *Generic*: ordinary loads and stores by threads. *Async*: what TMA and wgmma do to shared memory. Accesses to
-the same bytes through different proxies are ordered only by a proxy fence, by an mbarrier completion (async writes, seen
-by whoever waits), or by a group wait (async reads and writes of one's own).
+the same bytes through different proxies are ordered only by a proxy fence, by an mbarrier completion (async writes, for
+whoever waits), or by a group wait (async reads and writes of one's own).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Isa"]
 class Isa(BarrierInstructions, CopyInstructions, ComputeInstructions):
     """One warp's view of the hardware: control flow, what a kernel was launched with, and the instructions of the table.
 
-    fragments: what works on values that are spread over threads.
+    `fragments` works on values that are distributed over threads.
     """
 
     fragments: Fragments
@@ -48,7 +48,7 @@ class Isa(BarrierInstructions, CopyInstructions, ComputeInstructions):
         raise NotImplementedError
 
     def here(self, value: Value) -> Value:
-        """The same value, the same in all lanes, computed at this point of the program rather than where it is used."""
+        """The same value in all lanes, computed at this point of the program and not where it is used."""
         raise NotImplementedError
 
     def when(self, condition: Condition, body: Callable[[], None]) -> None:
@@ -60,8 +60,11 @@ class Isa(BarrierInstructions, CopyInstructions, ComputeInstructions):
         raise NotImplementedError
 
     def loop_while(self, state: Cells, body: Callable[[], None], turns: Callable[[], int]) -> None:
-        """Runs ``body()`` as long as ``state[0]`` is not 0, the same in all lanes. turns: with how many of them a
-        tile is taken, in the model without data."""
+        """Runs ``body()`` as long as ``state[0]``, which is the same in all lanes, is not 0.
+
+        Args:
+            turns: How often it runs in the check, which has no data.
+        """
         raise NotImplementedError
 
     def call(self, body: Callable[..., None], *arguments: Any) -> None:
@@ -73,36 +76,49 @@ class Isa(BarrierInstructions, CopyInstructions, ComputeInstructions):
         raise NotImplementedError
 
     def divisors(self, values: dict[str, Value]) -> dict[str, Any]:
-        """Each value as something to divide by (``x // d`` for x >= 0): a number in the model, a multiplier and shift that
-        the host computed when traced, since an integer division takes some 150 cycles. The values are those of
-        `PersistentTiles.divisors`, the same in all CTAs."""
+        """Each value as something to divide by (``x // d`` for x >= 0).
+
+        A number in the machine. When traced, a multiplier and a shift that the host has computed: an integer division takes
+        some 150 cycles. The values are those of the order's `divisors`, the same in all CTAs.
+        """
         raise NotImplementedError
 
     # ---- global memory that orders of tiles look into ----
 
     def next_number(self, last: Value) -> Value:
-        """``atom.global.add``, relaxed, by one lane, on a counter that starts a launch at 0: 0, 1, 2, ... over the whole grid,
-        each once, in whatever order the clusters come. Whoever gets *last* sets the counter back to 0 for the next launch: so
-        *last* + 1 must be how often the grid asks. In the model the clusters take turns."""
+        """``atom.global.add``, relaxed, by one lane: 0, 1, 2, ... over the whole grid, each once, in the order in which
+        clusters come.
+
+        The counter starts each launch at 0. Whoever gets *last* sets it back to 0 for the next launch, so the grid must ask
+        *last* + 1 times. In the machine, clusters take turns.
+        """
         raise NotImplementedError
 
     def claim_place(self) -> Value:
-        """``atom.global.add``, relaxed, by one lane: a place from 0 to clusters - 1, each once over the whole grid, of those
-        that the host keeps for the GPC of the calling multiprocessor, or if these are gone of another's. Once a cluster, and
-        after `griddepcontrol_wait`. In the model, the cluster's number."""
+        """``atom.global.add``, relaxed, by one lane: a position from 0 to clusters - 1, each once over the whole grid.
+
+        It is one of those that the host keeps for the GPC of the calling multiprocessor; if none is left, one of another GPC.
+        Once per cluster, and after `griddepcontrol_wait`. In the machine, the cluster's number.
+        """
         raise NotImplementedError
 
     def places_claimed(self) -> None:
-        """``atom.global.add``, by one lane, once a cluster that has claimed a place: the last one sets the counters back
-        to 0 for the next launch."""
+        """``atom.global.add``, by one lane, once per cluster that has claimed a position.
+
+        The last cluster sets the counters back to 0 for the next launch.
+        """
         raise NotImplementedError
 
     def table_value(self, table: str, i: Value) -> Value:
-        """``ld.global``: entry *i* of the table, in all lanes. After `griddepcontrol_wait` only. The model without data finds
-        the largest int32 in every entry."""
+        """``ld.global``: entry *i* of the table, in all lanes. Only after `griddepcontrol_wait`.
+
+        The check, which has no data, finds the largest int32 in every entry.
+        """
         raise NotImplementedError
 
     def table_count(self, table: str, count: Value, holds: Callable[[Value, Value], Condition]) -> Value:
-        """``ld.global`` by lane i of the entries i, i + 32, ..., and ``vote.ballot``: of how many of the first *count* entries
-        ``holds(index, entry)``, in all lanes. Otherwise as `table_value`."""
+        """For how many of the first *count* entries ``holds(index, entry)``, in all lanes. Otherwise as `table_value`.
+
+        ``ld.global`` by lane i of the entries i, i + 32, ..., then ``vote.ballot``.
+        """
         raise NotImplementedError

@@ -23,8 +23,8 @@ class SlotRef(NamedTuple):
 class Carried:
     """Base of objects that a traced body may use inside run-time loops and branches.
 
-    CuTe DSL carries every local name on which a method is called through the loop, and asks the object for its values.
-    The library's objects hold none (mutable state lives in `Cells`), so they answer with nothing and pass through.
+    CuTe DSL carries every local name on which a method is called through the loop, and asks the object for its values. The
+    library's objects have none (mutable state lives in `Cells`), so they pass through.
     """
 
     __slots__ = ()

@@ -1,7 +1,7 @@
-"""The CPU reading of the instruction set: a model of the hardware that runs a kernel's program as it is.
+"""The CPU backend: a model of the hardware that runs a kernel's program as it is.
 
-`Machine` runs a program, with data or without. `State` is the model itself, a transition system that other drivers (a
-checker, an explorer of all interleavings) can use with the programs that `record` makes; `ops` documents its operations.
+`Machine` runs a program, with data or without. `State` is the model itself, a transition system. Other drivers (the check, the
+exhaustive search) use it with the programs that `record` makes. `tmapipe.isa` documents the operations.
 """
 
 from tmapipe.isa.ops import Counted, Flight

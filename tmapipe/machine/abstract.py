@@ -1,7 +1,7 @@
 """The abstract state: a `State` without the numbers that only count laps.
 
-Two moments with equal abstract states have the same futures, if their warps are at the same places of their programs (the
-caller's to compare). Kept: phase parities, pending counts, what is in flight where, by the order in which it was issued.
+If two states have equal abstract states, and their warps are at the same points of their programs (which the caller compares),
+they have the same futures. Kept are phase parities, pending counts, and what is in flight where, in the order of issue.
 """
 
 from __future__ import annotations

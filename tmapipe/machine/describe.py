@@ -40,7 +40,7 @@ def describe(layout: Layout, op: Any) -> str:
 
 
 def lines(places: Iterable[str | None]) -> tuple[str, ...]:
-    """Each source line once, those of bodies first, then the library's own (of a ring's tail, say)."""
+    """Each source line once: those of bodies first, then the library's own."""
     known = dict.fromkeys(place for place in places if place)
     return tuple(sorted(known, key=lambda place: place.startswith(_LIBRARY) and not place.startswith(_SCHEDULES)))
 

@@ -25,12 +25,17 @@ Entry = Callable[[MachineIsa], None]
 
 
 class Machine:
-    """The CPU reading of the instruction set for kernels of one plan.
+    """The CPU backend for kernels of one plan.
 
-    policy, seed: in which order agents take their steps (see `scheduler`); data: whether values are computed (without, the
-    protocol alone runs, much faster, and fragments are placeholders); locate: whether operations carry their source line;
-    trace: whether `Run.trace` is kept; observer: called with (agent, operation, facts) after each transition, in execution
-    order; max_steps: transitions of one cluster after which it stops with a `PipelineError`.
+    Args:
+        plan: Of the kernels.
+        seed: Of the interleaving.
+        policy: In which order agents take their steps (see `scheduler`).
+        data: Whether values are computed. Without, only the protocol runs, much faster, and fragments are placeholders.
+        locate: Whether operations have their source line.
+        trace: Whether `Run.trace` is kept.
+        observer: Called with (agent, operation, facts) after each transition, in the order of execution.
+        max_steps: Transitions of one cluster after which a run stops with a `PipelineError`.
     """
 
     def __init__(
@@ -54,8 +59,15 @@ class Machine:
     def run(self, entry: Entry, tensors: dict[str, Any], clusters: int = 1, only: Iterable[int] | None = None) -> Run:
         """Calls ``entry(isa)`` once for each warp of a grid of *clusters* clusters, one cluster after another.
 
-        tensors: argument -> NumPy array, its dimensions as in the Load or Store (without data, its shape is enough); only:
-        run just these clusters of the grid. Raises `DeadlockError` and `HazardError`.
+        Args:
+            entry: The program of a warp.
+            tensors: Argument -> NumPy array with the dimensions of the load or store; without data, its shape is enough.
+            clusters: In the grid.
+            only: Run just these clusters of the grid.
+
+        Raises:
+            DeadlockError: No agent can take another step.
+            HazardError: An access that the hardware would not order.
         """
         self._check(tensors)
         run = Run(self.layout, self.trace)

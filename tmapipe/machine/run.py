@@ -25,8 +25,17 @@ def started(op: Any, facts: Any) -> tuple[Flight, ...]:
 
 
 class TraceEntry(NamedTuple):
-    """One transition. agent: a warp or a flight; op, facts: as in `ops`; reached: how many transitions of the cluster had
-    happened when the warp came to the operation (less than the entry's own number if it then blocked)."""
+    """One transition.
+
+    Args:
+        cluster: In the grid.
+        number: Of the transition.
+        agent: A warp or a flight.
+        op: The operation.
+        facts: What the machine answered.
+        reached: How many transitions of the cluster had happened when the warp came to the operation: fewer than *number* if
+            it then blocked.
+    """
 
     cluster: int
     number: int
@@ -37,11 +46,12 @@ class TraceEntry(NamedTuple):
 
 
 class Run:
-    """Of one `Machine.run`, all clusters together.
+    """What one `Machine.run` did, all clusters together.
 
-    counts: operations by name ("MbarWait" ...), engine steps included; by_role: the same by role; loaded_bytes: that landed
-    in shared memory (a multicast counts once a destination); stored_tiles; max_in_flight: flight kind -> most at one time
-    in one cluster; steps: transitions; trace: `TraceEntry` in execution order, if asked for; layout: names for agents.
+    counts: operations by name ("MbarWait" ...), engine steps included; by_role: the same by role; loaded_bytes: bytes that
+    landed in shared memory (a multicast counts once per destination); stored_tiles; max_in_flight: kind of flight -> most at
+    one time in one cluster; steps: transitions; trace: `TraceEntry` in the order of execution, if asked for; layout: names of
+    agents.
     """
 
     def __init__(self, layout: Layout, trace: bool = False):

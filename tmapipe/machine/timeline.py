@@ -22,11 +22,21 @@ NAMED = ("role", "ring", "barrier", "slot", "phase", "parity")
 
 @attrs.frozen
 class Event:
-    """One step, in the user's names: who (role, warp, CTA), what, where (file:line or None).
+    """One step, in the user's names.
 
-    order: its number, from 0; agent: who, in words; phase, parity, nbytes: of the mbarrier or the copy; warp: its index in the
-    CTA; engine: "TMA loads", "TMA stores" or "wgmma", if it is one that acts, for that role and warp; began: when the warp
-    came to the step, or the copy was issued, if that was earlier.
+    Args:
+        order: Its number, from 0.
+        cta: Of the cluster.
+        agent: Who, in words.
+        what: What happens, in words.
+        where: The source line, "file:line", or None.
+        barrier, slot: Their names, if it is about one.
+        phase, parity, nbytes: Of the mbarrier or the copy.
+        role: Of the warp.
+        warp: Its index in the CTA.
+        ring: Of the barrier or slot.
+        engine: "TMA loads", "TMA stores" or "wgmma", if an engine acts for that warp.
+        began: When the warp came to the step, or the copy was issued, if that was earlier.
     """
 
     order: int

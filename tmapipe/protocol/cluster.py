@@ -1,4 +1,4 @@
-"""The calling CTA's place among the CTAs of its cluster: coordinates, peers and shares."""
+"""Where the calling CTA is in its cluster: coordinates, peers and shares."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cluster_coordinate(isa: Isa, axis: str) -> Any:
 
 
 def peer_mask(isa: Isa, axes: Iterable[str]) -> Any:
-    """The mask of the calling CTA's peers along *axes*: the origin's pattern, shifted by the CTA's other coordinates."""
+    """The mask of the calling CTA's peers along *axes*."""
     axes = [axis for axis in axes if isa.plan.cluster.get(axis, 1) > 1]
     own = sum(cluster_coordinate(isa, axis) * rank_stride(isa.plan.cluster, axis) for axis in axes)
     origin = isa.cta_rank - own
@@ -30,7 +30,7 @@ def peer_mask(isa: Isa, axes: Iterable[str]) -> Any:
 
 
 def share_index(isa: Isa, axes: Iterable[str]) -> Any:
-    """Which of the group's parts the calling CTA loads: its position among its peers."""
+    """Which share of a multicast tile the calling CTA loads: its index among its peers."""
     index, stride = 0, 1
     for axis in axes:
         size = isa.plan.cluster.get(axis, 1)

@@ -1,4 +1,4 @@
-"""Matmuls as the role that executes them sees them, and their accumulators."""
+"""Matmuls and their accumulators, as the role that executes them sees them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,15 @@ class BoundMatmul(Carried):
         self.latest: Accumulator | None = None
 
     def accumulate(self, *, empty: bool = True) -> Accumulator:
-        """``with k.mma.accumulate() as acc:`` starts from zero; inside, ``acc.add(slot.a, slot.b)`` once a slot; on leaving,
-        all groups have retired, every slot is released and the values can be used, until the next such block begins (it
-        has the same registers). empty: whether it may end without a slot; False saves an instruction a value, and the model
-        raises `ScopeError` if it does."""
+        """``with k.mma.accumulate() as acc:`` starts from zero; inside, ``acc.add(slot.a, slot.b)`` once per slot.
+
+        At the end of the block, all wgmma groups have retired, every slot is released, and the sums can be used. They can be
+        used until the next such block begins, which has the same registers.
+
+        Args:
+            empty: Whether the block may end without a slot. False saves an instruction per value; the model then raises
+                `ScopeError` if it does.
+        """
         self.latest = Accumulator(self, empty)
         return self.latest
 
@@ -50,7 +55,7 @@ class Accumulator(Carried):
         self.open = False
 
     def add(self, a: PartInSlot, b: PartInSlot) -> None:
-        """Starts the matmul of the two tiles of one open slot. Its end is awaited by the ring and by leaving `accumulate`."""
+        """Starts the matmul of two tiles of one open slot. The ring, and the end of `accumulate`, wait until it is done."""
         matmul = self.bound.matmul
         if not self.open:
             raise ScopeError("acc.add() outside `with k.<mma>.accumulate() as acc`. Move it into that block.")
@@ -58,8 +63,8 @@ class Accumulator(Carried):
             part.slot._check_open()
             if part.ref.buffer != operand:
                 raise ScopeError(f"acc.add() takes slot.{matmul.a.name} and slot.{matmul.b.name}, in this order.")
-        # Once a slot, although once a tile would order the registers: ptxas puts in a missing one where it likes, and in a
-        # path that it takes for divergent it then serializes every wgmma (its note C7519).
+        # Once per tile would order the registers. But where a fence is missing before some wgmma, ptxas may add one, where
+        # it likes; in a path that it takes for divergent it then serializes every wgmma (its note C7519).
         isa = self.bound.isa
         isa.wgmma_fence()
         isa.wgmma(matmul, self.registers, a.ref, b.ref)
@@ -70,7 +75,11 @@ class Accumulator(Carried):
             a.slot.retired = True
 
     def columns(self, block: int, first: int, columns: int) -> Fragment:
-        """The values of columns [first, first + columns) of the warpgroup's row block *block* (64 rows), as a fragment."""
+        """A fragment: columns [first, first + columns) of the warpgroup's row block *block*, which has 64 rows.
+
+        Raises:
+            ScopeError: Inside the `accumulate` block, or after the next one has begun.
+        """
         if self.open:
             raise ScopeError(
                 "an accumulator read inside its `accumulate` block, where wgmma may still write it. Leave it first."

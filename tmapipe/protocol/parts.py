@@ -1,4 +1,4 @@
-"""The parts of an open slot: a stage's tile as one role loads, reads or writes it."""
+"""The tile of a stage in an open slot, as one role loads, reads or writes it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["PartInSlot", "SlotPart"]
 
 
 class SlotPart(Carried):
-    """One stage of a ring as one role sees it; `at(slot)` gives the part in an open slot.
+    """One stage of a ring as one role sees it; `at(slot)` gives its tile in an open slot.
 
-    async_proxy: whether TMA or wgmma touches these bytes anywhere (so that threads' accesses need a proxy fence).
+    `async_proxy` says whether TMA or wgmma accesses these bytes anywhere, so that accesses by threads need a proxy fence.
     """
 
     def __init__(self, isa: Isa, buffer: Buffer, load: Load | None, role: str, async_proxy: bool):
@@ -46,14 +46,21 @@ class PartInSlot(Carried):
         return self.slot.end
 
     def load(self, tile: Tile | None = None, **coordinates: Any) -> None:
-        """Starts the TMA load of the tile at *tile*, or at the given tile coordinates by dimension name (which win).
+        """Starts the TMA load of a tile.
 
-        Raises `ScopeError` outside the ring's first phase, `InputError` if a coordinate is missing or unknown."""
+        Args:
+            tile: Its coordinates, in tiles.
+            coordinates: Coordinates by dimension, in tiles, instead of those of *tile*.
+
+        Raises:
+            ScopeError: Outside the ring's first phase.
+            InputError: A coordinate is missing or unknown.
+        """
         load = self._loaded()
         self.load_from(*start_of(f"slot.{load.name}.load", load.dims, load.tile, tile, coordinates))
 
     def load_from(self, *start: Any) -> None:
-        """As `load`, of the tile that starts at these elements, one index a dimension of the tensor."""
+        """As `load`, for the tile that starts at these elements: one index per dimension of the tensor."""
         load = self._loaded()
         if len(start) != len(load.dims):
             rule = f"is one index along each of {', '.join(load.dims)}, in elements"
@@ -70,27 +77,40 @@ class PartInSlot(Carried):
         return load
 
     def read_columns(self, matmul: Matmul, along: tuple[str, ...], columns: int, first: int = 0) -> Fragment:
-        """The values in fp32, dealt like *columns* columns of an accumulator of *matmul* (see `Isa.read_columns`)."""
+        """The values in fp32, distributed like columns of an accumulator (see `Fragments.read_columns`)."""
         self.by_threads()
         return self.part.isa.fragments.read_columns(matmul, self.ref, along, columns, first)
 
     def by_threads(self) -> None:
-        """Threads access the tile now: on leaving the slot this is fenced and released. Raises `ScopeError` outside it."""
+        """Notes that threads access the tile: at the end of the scope, a fence and an arrival follow.
+
+        Raises:
+            ScopeError: The slot is not open.
+        """
         self.slot._check_open()
         self.slot.touched_by_threads.add(self.part.buffer.name)
 
     def read(self) -> Fragment:
-        """The tile's elements, dealt over the role's threads: an array value that takes arithmetic and `tmapipe.math`.
-        Raises `InputError` if the threads cannot share them evenly."""
-        return self.part.isa.fragments.read(self.ref, self._dealt_over())
+        """The tile's elements as a fragment, distributed over the role's threads. It takes arithmetic and `tmapipe.math`.
+
+        Raises:
+            InputError: The threads cannot share the elements evenly.
+        """
+        return self.part.isa.fragments.read(self.ref, self._sharing_role())
 
     def write(self, values: Fragment) -> None:
-        """Replaces the tile's elements, converting to its type; *values* are dealt as `read` deals them. Raises `InputError`
-        for a number."""
-        check_fragment(f"slot.{self.part.buffer.name}.write", values)
-        self.part.isa.fragments.write(self.ref, values, self._dealt_over())
+        """Replaces the tile's elements, converted to its type.
 
-    def _dealt_over(self) -> RoleWarps:
+        Args:
+            values: A fragment, distributed as `read` distributes it.
+
+        Raises:
+            InputError: *values* is a number.
+        """
+        check_fragment(f"slot.{self.part.buffer.name}.write", values)
+        self.part.isa.fragments.write(self.ref, values, self._sharing_role())
+
+    def _sharing_role(self) -> RoleWarps:
         self.by_threads()
         role = self.part.isa.plan.role(self.part.role)
         row_width(self.part.buffer.name, self.part.buffer.tile, role)

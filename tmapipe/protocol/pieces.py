@@ -1,4 +1,4 @@
-"""The pieces of an output tile in which its accumulators leave the registers: 64 rows of each warpgroup, and some columns."""
+"""The pieces in which an output tile leaves the accumulators: 64 rows per warpgroup, and some columns."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ __all__ = ["Piece", "pieces"]
 
 
 def pieces(rows: int, columns: int, groups: int, width: int) -> list[tuple[int, int]]:
-    """The pieces of an output tile of *rows* x *columns* in the order in which its accumulators are stored: (row block,
-    first column), each *width* columns wide. *groups* warpgroups take 64 rows each of a row block. A last piece that would
-    reach over the tile starts earlier instead, and has some columns a second time."""
+    """(row block, first column) of each piece of an output tile, in the order in which they are stored.
+
+    A last piece that would reach over the tile starts earlier instead, and has some columns a second time.
+
+    Args:
+        rows: Of the tile.
+        columns: Of the tile.
+        groups: Warpgroups, each of which takes 64 rows of a row block.
+        width: Columns of a piece.
+    """
     firsts = [min(first, columns - width) for first in range(0, columns, width)]
     return [(block, first) for block in range(rows // (64 * groups)) for first in firsts]
 
@@ -37,20 +44,20 @@ class Piece(NamedTuple):
 
     @property
     def seen(self) -> int:
-        """Its columns that the piece before had too."""
+        """How many of its columns the piece before had too."""
         return -self.first % self.width
 
     @property
     def last(self) -> bool:
-        """Whether it is the last one of its row."""
+        """Whether it is the last piece of its rows."""
         return self.first + self.width == self.matmul.shape[1]
 
     @property
     def a_row(self) -> int:
-        """How many pieces a row has."""
+        """How many pieces its rows have."""
         return ceil_div(self.matmul.shape[1], self.width)
 
     def stores_in(self, count: int) -> int:
-        """Stores that the issuer issues, at least, from one of a piece to that of *count* pieces later."""
+        """The least number of stores that the issuer starts from one of a piece up to that of *count* pieces later."""
         each, once = self.stores
         return each * count + once * (count // self.a_row)

@@ -1,9 +1,9 @@
-"""The door to raw CuTe DSL: code of one reading, known to the other two by its effects.
+"""Raw CuTe DSL in a body: the one way to use what the library does not cover.
 
-``k.raw(gpu, cpu, reads=..., writes=..., updates=...)`` calls *gpu* while the body is traced, with CuTe tensors, and *cpu* on
-the model, with NumPy arrays. The checker knows what the declaration says: which slots of shared memory the calling warps
-access, as threads do. The ring derives fences and releases from it as from ``slot.x.read()`` and ``slot.x.write()``. How *gpu*
-deals a warp's rows over its lanes is its own business, so the lanes meet before and after it.
+``k.raw(gpu, cpu, reads=..., writes=..., updates=...)`` calls *gpu* with CuTe tensors while the body is traced, and *cpu* with
+NumPy arrays on the CPU model. The check knows only the declared effects: which slots the calling warps access, as threads do.
+The ring derives fences and releases from them, as from ``slot.x.read()`` and ``slot.x.write()``. How *gpu* distributes a
+warp's rows over its lanes is not known, so the lanes synchronize before and after it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def raw(
     updates: Sequence[PartInSlot],
     proxy: str,
 ) -> None:
-    """What `KernelContext.raw` says, for one warp of *role*."""
+    """Does what `KernelContext.raw` says, for one warp of *role*."""
     accesses: list[tuple[SlotRef, str]] = []
     touched = False
     if proxy not in PROXIES:
@@ -56,6 +56,6 @@ def raw(
     if touched and proxy == "async":
         isa.fence_proxy_async()
     if touched:
-        isa.warp_sync()  # what was dealt over the lanes in one way is now dealt in another
+        isa.warp_sync()  # the elements are now distributed over the lanes in another way
     isa.fragments.raw(gpu, cpu, accesses, role, proxy)
     isa.warp_sync()

@@ -1,4 +1,4 @@
-"""The ends of a ring: where a role is in it, the events that it waits for and signals, and the slots that it has open."""
+"""The ends of a ring: a role's pipeline state, the events that it waits for and signals, and its open slots."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from tmapipe.protocol.cluster import peer_mask
 __all__ = ["RingEnd", "Slot", "advance"]
 
 
-def advance(isa: Isa, place: Any, stages: int) -> None:
-    """Moves a place of index and parity on to the next of *stages* slots."""
-    following = place[0] + 1
+def advance(isa: Isa, state: Any, stages: int) -> None:
+    """Moves a pipeline state (index, parity) on to the next of *stages* slots."""
+    following = state[0] + 1
     wrapped = following == stages
-    place[1] = isa.select(wrapped, place[1] ^ 1, place[1])
-    place[0] = isa.select(wrapped, 0, following)
+    state[1] = isa.select(wrapped, state[1] ^ 1, state[1])
+    state[0] = isa.select(wrapped, 0, following)
 
 
 class RingEnd(Carried):
-    """One role's end of a ring: where it is, and the events it waits for and signals.
+    """One role's end of a ring: its pipeline state, and the events that it waits for and signals.
 
-    Scoped: ``with end.produce() as slot`` (first phase) and ``with end.consume() as slot`` (any other). As events:
-    `acquire` and `commit`, `wait` and `release`, each pair once a slot and in ring order.
+    As scopes: ``with end.produce() as slot`` (first phase) and ``with end.consume() as slot`` (any other). As single events:
+    `acquire` and `commit`, or `wait` and `release`, each pair once per slot and in ring order.
 
-    The place advances when a slot is entered and the slot keeps its index, so leaving a slot changes nothing but the
-    barriers; state lives in registers (`Isa.cells`), so no second name for the ring can hold a stale copy of it.
+    The pipeline state (index and parity) advances when a slot is entered, and the slot keeps its index. So leaving a slot
+    changes only the barriers. The state lives in registers (`Isa.cells`), so a second name for the ring never holds an old
+    copy.
     """
 
     def __init__(self, isa: Isa, ring: Ring, role: str, parts: dict[str, Any]):
@@ -39,7 +40,7 @@ class RingEnd(Carried):
         self.signalled = ring.barriers[phase]
         self.lag = ring.lag.get(role, 0)
         self.readers = ring.readers.get(role, ())
-        self.place = isa.cells(0, 1 if phase == 0 else 0)  # index, parity
+        self.state = isa.cells(0, 1 if phase == 0 else 0)  # the pipeline state: index, parity
         self.held: Any = isa.cells(*[-1] * self.lag) if self.lag else ()  # oldest first; -1: none
         self.by_threads = False  # whether threads have touched a slot of this end
         self.to_peers = ring.peers > 1 and phase == len(ring.phases) - 1
@@ -52,21 +53,32 @@ class RingEnd(Carried):
     # ---- scoped ---------------------------------------------------------------------------------------------------
 
     def produce(self) -> Slot:
-        """Enters the next free slot: waits until every reader (of every CTA that gets our data) has released it, arms the
-        bytes of the loads, and on leaving commits it. Raises `ScopeError` in a role of a later phase."""
+        """The scope of the next free slot.
+
+        Entering waits until every reader, in every CTA that gets the data, has released the slot, and arms the bytes of the
+        loads. Leaving commits it.
+
+        Raises:
+            ScopeError: The role belongs to a later phase.
+        """
         self._only_phase(0)
         return Slot(self)
 
     def consume(self) -> Slot:
-        """Enters the next slot that the phase before has finished, and on leaving releases it, once this role's reads of
-        it have retired. Raises `ScopeError` in a role of the first phase."""
+        """The scope of the next slot that the phase before has finished.
+
+        Leaving releases it, once this role's reads of it have retired.
+
+        Raises:
+            ScopeError: The role belongs to the first phase.
+        """
         self._only_phase(None)
         return Slot(self)
 
     # ---- events ---------------------------------------------------------------------------------------------------
 
     def acquire(self) -> Slot:
-        """First phase: waits for the next slot to be free and arms the loads' bytes. Pair it with `commit`."""
+        """First phase: waits until the next slot is free, and arms the bytes of the loads. Pair it with `commit`."""
         return self.produce().__enter__()
 
     def commit(self, slot: Slot) -> None:
@@ -78,11 +90,11 @@ class RingEnd(Carried):
         return self.consume().__enter__()
 
     def release(self, slot: Slot) -> None:
-        """Later phases: gives *slot* to the next phase, late by as many slots as asynchronous readers are in flight."""
+        """Later phases: hands *slot* to the next phase, as many slots later as its asynchronous reads take."""
         slot.__exit__(None, None, None)
 
     def drain(self) -> None:
-        """Waits for all asynchronous reads of this role and releases every slot held back."""
+        """Waits for all asynchronous reads of this role, and releases every slot that is held back."""
         if self.lag:
             self._retire(0)
             for i in range(self.lag):
@@ -90,20 +102,23 @@ class RingEnd(Carried):
                 self.held[i] = -1
 
     def skip(self, slots: Any) -> None:
-        """Passes over *slots* slots, which another team of this role handles."""
-        place = self.place[0] + slots
-        laps = place // self.ring.stages
-        self.place[0] = place - laps * self.ring.stages
-        self.place[1] = self.place[1] ^ (laps & 1)
+        """Skips *slots* slots, which another team of this role handles."""
+        index = self.state[0] + slots
+        laps = index // self.ring.stages
+        self.state[0] = index - laps * self.ring.stages
+        self.state[1] = self.state[1] ^ (laps & 1)
 
     def finish(self) -> None:
-        """Once, after the last tile: drains; then, if peers' arrivals may still be on their way to this CTA's barriers,
-        waits for the last release of every slot, so that the CTA does not leave before them."""
+        """The end of the role, after the last tile: drains.
+
+        If peers may still signal this CTA's barriers, it also waits for the last release of every slot, so that the CTA does
+        not exit before them.
+        """
         self.drain()
         if self.phase == 0 and self.ring.peers > 1:
             for _ in range(self.ring.stages):
-                self.isa.mbarrier_wait(self.awaited, self.place[0], self.place[1])
-                advance(self.isa, self.place, self.ring.stages)
+                self.isa.mbarrier_wait(self.awaited, self.state[0], self.state[1])
+                advance(self.isa, self.state, self.ring.stages)
 
     # ---- what the scopes do ---------------------------------------------------------------------------------------
 
@@ -116,12 +131,12 @@ class RingEnd(Carried):
             )
 
     def _enter(self) -> Any:
-        index = self.place[0]
-        self.isa.mbarrier_wait(self.awaited, index, self.place[1])
+        index = self.state[0]
+        self.isa.mbarrier_wait(self.awaited, index, self.state[1])
         nbytes = self.ring.armed.get(self.role, 0)
         if nbytes:
             self.isa.mbarrier_arrive_expect_tx(self.signalled, index, nbytes)
-        advance(self.isa, self.place, self.ring.stages)
+        advance(self.isa, self.state, self.ring.stages)
         return index
 
     def _leave(self, slot: Slot) -> None:
@@ -146,7 +161,7 @@ class RingEnd(Carried):
             self._signal(slot.index)
 
     def _async_elsewhere(self, slot: Slot) -> bool:
-        """Whether the async proxy touches, in some other phase or lap, what this scope's threads have touched."""
+        """Whether the async proxy accesses, in another phase or lap, what the threads of this scope have accessed."""
         return any(part.async_proxy for name, part in self.parts.items() if name in slot.touched_by_threads)
 
     def _retire(self, pending: int) -> None:
@@ -165,7 +180,9 @@ class RingEnd(Carried):
 
 
 class Slot(Carried):
-    """A slot between entry and exit. Its parts are attributes, by the names of the stages: ``slot.a.load(tile, k=i)``."""
+    """A slot between entry and exit. The tiles in it are attributes, by the names of the stages: ``slot.a.load(tile,
+    k=i)``.
+    """
 
     def __init__(self, end: RingEnd):
         self.end = end

@@ -13,7 +13,7 @@ __all__ = ["BoundTurnstile"]
 
 
 class BoundTurnstile(Carried):
-    """A turnstile as one team sees it. State: the parity to wait for, in registers."""
+    """A turnstile as one team sees it. The parity to wait for is kept in a register."""
 
     def __init__(self, isa: Isa, barrier: Barrier, role: RoleWarps):
         self.isa, self.barrier, self.teams = isa, barrier, role.teams
@@ -22,7 +22,7 @@ class BoundTurnstile(Carried):
         self.inside = False
 
     def turn(self) -> BoundTurnstile:
-        """The scope of one turn: waits for the team before, and on leaving lets the next one in."""
+        """The scope of one turn: entering waits for the team before, leaving lets the next team in."""
         return self
 
     def __enter__(self) -> BoundTurnstile:
