@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tmapipe.errors import MissingPartError, ScopeError
 from tmapipe.integers import ceil_div
@@ -19,20 +19,25 @@ from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
 from tmapipe.matmul import Wgmma
 from tmapipe.plan.declarations import Part
-from tmapipe.plan.model import Plan, RoleWarps
+from tmapipe.plan.model import Plan, Ring, RoleWarps
 from tmapipe.protocol.matmuls import BoundMatmul
 from tmapipe.protocol.parts import PartInSlot, SlotPart
 from tmapipe.protocol.raw import raw
 from tmapipe.protocol.ring import RingEnd
 from tmapipe.protocol.stores import BoundStore, SlotStore
 from tmapipe.protocol.turns import BoundTurnstile
+from tmapipe.stage import TmaLoadStage
+from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.tiles.persistent import BoundTiles
 from tmapipe.tiles.queue import SCHEDULER
+
+if TYPE_CHECKING:
+    from tmapipe.schedule import Schedule
 
 __all__ = ["KernelContext", "kernel_main", "tiles_of"]
 
 
-def kernel_main(isa: Isa, schedule: Any) -> None:
+def kernel_main(isa: Isa, schedule: Schedule) -> None:
     """The program of one warp. *schedule* is the one that `isa.plan` was made from."""
     isa.griddepcontrol_launch_dependents()
     _init_barriers(isa)
@@ -77,7 +82,7 @@ def _meet(isa: Isa, meanwhile: Callable[[], None] = lambda: None) -> None:
         isa.cta_sync()
 
 
-def tiles_of(isa: Isa, schedule: Any) -> BoundTiles:
+def tiles_of(isa: Isa, schedule: Schedule) -> BoundTiles:
     """The output tiles of the calling CTA, in the schedule's order."""
     return schedule.tiles.bind(isa, schedule.grid(isa.extent))
 
@@ -108,7 +113,7 @@ def _without_role(plan: Plan) -> list[tuple[int, int]]:
     return [(end, start - end) for end, start in zip(ends, starts, strict=True) if start > end]
 
 
-def _run_branch(isa: Isa, schedule: Any, tiles: BoundTiles, registers: int | None, roles: list[RoleWarps]) -> None:
+def _run_branch(isa: Isa, schedule: Schedule, tiles: BoundTiles, registers: int | None, roles: list[RoleWarps]) -> None:
     if registers is not None:
         isa.setmaxnreg(registers, increase=registers > isa.plan.launch_registers)
     for role in roles:
@@ -121,7 +126,7 @@ def _run_branch(isa: Isa, schedule: Any, tiles: BoundTiles, registers: int | Non
             )
 
 
-def _run_role(isa: Isa, schedule: Any, tiles: BoundTiles, role: RoleWarps) -> None:
+def _run_role(isa: Isa, schedule: Schedule, tiles: BoundTiles, role: RoleWarps) -> None:
     body = schedule.declared.bodies.get(role.name)
     if body is None and role.name != SCHEDULER:
         raise ScopeError(f"role {role.name!r} has no body. Decorate a method of the schedule with @{role.name}.jit.")
@@ -164,7 +169,7 @@ class KernelContext(Carried):
     Besides, `k.isa` is the instruction set, `k.plan` has the numbers, and `k.tiles` the CTA's tiles.
     """
 
-    def __init__(self, isa: Isa, schedule: Any, tiles: BoundTiles, role: RoleWarps):
+    def __init__(self, isa: Isa, schedule: Schedule, tiles: BoundTiles, role: RoleWarps):
         self.isa, self.plan, self.role = isa, isa.plan, role
         self.tiles: Any = tiles.of(role)
         self.ends: dict[str, RingEnd] = {}
@@ -242,7 +247,7 @@ class KernelContext(Carried):
 
     # ---- what the role is given -----------------------------------------------------------------------------------
 
-    def _add_ring(self, schedule: Any, ring: Any, stores: dict[str, Any]) -> None:
+    def _add_ring(self, schedule: Schedule, ring: Ring, stores: dict[str, Any]) -> None:
         parts: dict[str, Any] = dict(stores)
         loads = {load.name: load for load in self.plan.loads}
         stored = {s.buffer.name for s in self.plan.stores}
@@ -255,10 +260,10 @@ class KernelContext(Carried):
         self._parts[ring.name] = self.ends[ring.name] = end
         self._finishers.insert(0, end)
 
-    def _add_store(self, name: str, store: Any, slot_stores: dict[str, dict[str, Any]]) -> None:
+    def _add_store(self, name: str, store: TmaStoreStage, slot_stores: dict[str, dict[str, Any]]) -> None:
         planned = self.plan.store(name)
-        if store.from_slot:
-            ring = store.ring()
+        if isinstance(store.source, TmaLoadStage):
+            ring = store.source.ring
             storing = store.role or ring.phases[-1][0]
             bound = SlotStore(self.isa, planned, self.plan.role(self.name_of(storing)))
             slot_stores.setdefault(self.name_of(ring), {})[name] = bound
@@ -267,6 +272,7 @@ class KernelContext(Carried):
             matmul = self.plan.matmul(self.name_of(store.source))
             mine, columns = matmul.first_warp == self.role.first_warp, planned.buffer.tile[-1]
         else:
+            assert store.role is not None
             mine, columns = self.name_of(store.role) == self.role.name, 0
         if mine:
             barrier = next((b for b in self.plan.named_barriers if b.name == f"{name}.sync"), None)

@@ -34,6 +34,9 @@ from tmapipe.tiles.queue import SCHEDULER
 
 if TYPE_CHECKING:
     from tmapipe.check import Report
+    from tmapipe.gpu.build import Compiled
+    from tmapipe.kernel import KernelContext
+    from tmapipe.machine import Run
 
 __all__ = ["Schedule"]
 
@@ -170,12 +173,12 @@ class Schedule:
         """The load or store stage called *name*, which is bound to a tensor of that name."""
         return self.declared.loads[name] if name in self.declared.loads else self.declared.stores[name]
 
-    def tile_slots(self, k: Any, tile: Tile) -> Any:
+    def tile_slots(self, k: KernelContext, tile: Tile) -> Any:
         """Ring slots that one output tile takes. A schedule whose consumers work in teams overrides this, since each team
         passes over the slots of the others' tiles."""
         return 1
 
-    def ring_slots(self, k: Any, ring: str, tile: Tile) -> Any:
+    def ring_slots(self, k: KernelContext, ring: str, tile: Tile) -> Any:
         """The same of the ring called *ring*, where rings differ: by default `tile_slots` of each."""
         return self.tile_slots(k, tile)
 
@@ -228,7 +231,7 @@ class Schedule:
         seed: int = 0,
         trace: bool = False,
         **named: Any,
-    ) -> Any:
+    ) -> Run:
         """Runs CPU tensors or NumPy arrays on the machine model; returns its `Run`, which has the counts.
 
         clusters: in the grid, 1 or more (by default up to 2, so that persistent CTAs get more than one tile); seed: of the
@@ -261,7 +264,7 @@ class Schedule:
         given = [view(name, tensor) for name, tensor in zip(names, tensors, strict=False)]
         return (*given, *tensors[len(names) :]), {name: view(name, tensor) for name, tensor in named.items()}
 
-    def _simulate(self, bound: Bound, clusters: int | None = None, seed: int = 0, trace: bool = False) -> Any:
+    def _simulate(self, bound: Bound, clusters: int | None = None, seed: int = 0, trace: bool = False) -> Run:
         from tmapipe.kernel import kernel_main
         from tmapipe.machine import Machine
 
@@ -277,7 +280,7 @@ class Schedule:
 
     def compile(
         self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None, unroll: bool = True
-    ) -> Any:
+    ) -> Compiled:
         """Compiles for *arch* without running, and without needing a GPU. Returns the `Compiled` kernel with its PTX,
         cubin and resource usage. unroll=False: a kernel to be read, in which no run-time loop is unrolled."""
         from tmapipe.gpu.build import build

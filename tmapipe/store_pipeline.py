@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from tmapipe.barrier import BarrierRing
 from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
@@ -111,14 +110,6 @@ class TmaStoreStage:
             raise InputError("TmaStoreStage(swizzle)", swizzle, "is 0, 32, 64 or 128 (bytes)", "leave it out")
         self.source, self.role, self.columns, self.swizzle, self.reduce = source, role, columns, swizzle, reduce
         self.dtype = None if dtype is None else as_dtype(dtype)
-
-    @property
-    def from_slot(self) -> bool:
-        return isinstance(self.source, TmaLoadStage)
-
-    def ring(self) -> BarrierRing | None:
-        """The ring whose slots are stored, if the source is one of its stages."""
-        return self.source.ring if isinstance(self.source, TmaLoadStage) else None
 
     def derive(self, extents: Mapping[str, int]) -> dict[str, int]:
         """The extents of the `derived` dimensions that follow from those in *extents*."""

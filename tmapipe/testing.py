@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from tmapipe.check import Kind, Report
 from tmapipe.dtypes import DType
+from tmapipe.schedule import Schedule
 
 __all__ = ["assert_safe"]
 
 
 def assert_safe(
-    schedule: Any,
+    schedule: Schedule,
     dtypes: Mapping[str, DType | str] | None = None,
     *,
     every_trip_count: bool = True,

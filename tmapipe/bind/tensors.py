@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,12 +20,15 @@ from tmapipe.matmul import Wgmma
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 
+if TYPE_CHECKING:
+    from tmapipe.schedule import Schedule
+
 __all__ = ["bind"]
 
 ALIGNMENT = 16  # bytes: of a TMA tensor's address and of every stride but the last (cuTensorMapEncodeTiled)
 
 
-def bind(schedule: Any, tensors: tuple[Any, ...], named: dict[str, Any], out: Any) -> Bound:
+def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], out: Any) -> Bound:
     """Matches tensors with stages, makes missing outputs, and checks everything that could go wrong on the GPU.
 
     Args:

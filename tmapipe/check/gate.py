@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tmapipe.check.findings import Report
 from tmapipe.check.trips import check_schedule
 from tmapipe.dtypes import DType
 from tmapipe.errors import UnsafeError
 
+if TYPE_CHECKING:
+    from tmapipe.schedule import Schedule
+
 __all__ = ["require_safe"]
 
 
-def require_safe(schedule: Any, dtypes: Mapping[str, DType | str] | None = None) -> Report | None:
+def require_safe(schedule: Schedule, dtypes: Mapping[str, DType | str] | None = None) -> Report | None:
     """Raises `UnsafeError` with the report if *schedule* can hang, race or corrupt. None if it is not to be checked."""
     if not schedule.checked or os.environ.get("TMAPIPE_CHECK", "1") == "0":
         return None

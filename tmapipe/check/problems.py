@@ -5,13 +5,17 @@ Two numbers vary: the output tiles of a CTA, and the steps of the inner loops (t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tmapipe.check.positions import Key, without_position
 from tmapipe.check.relative import Program, RelativeRun, origin_of, record_marked
+from tmapipe.isa.interface import Isa
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Layout
 from tmapipe.plan.model import Plan
+
+if TYPE_CHECKING:
+    from tmapipe.schedule import Schedule
 
 __all__ = ["Problems", "Shapes"]
 
@@ -25,7 +29,7 @@ class Problems:
     dimensions of inner loops; steps: the numbers of steps whose programs differ, from 0 on.
     """
 
-    def __init__(self, schedule: Any, plan: Plan):
+    def __init__(self, schedule: Schedule, plan: Plan):
         self.schedule, self.plan, self.layout = schedule, plan, Layout(plan)
         output, self.tile = schedule.tile_grid()
         self.dims = schedule.part(output).dims
@@ -40,7 +44,7 @@ class Problems:
         self.steps = self.steps_taken(1)
         self._origin: dict[Key, int] | None = None
 
-    def entry(self, isa: Any) -> None:
+    def entry(self, isa: Isa) -> None:
         """What each warp runs."""
         kernel_main(isa, self.schedule)
 

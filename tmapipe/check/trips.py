@@ -16,7 +16,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tmapipe.check.budgets import budget_findings
 from tmapipe.check.closure import Closure, close
@@ -29,13 +29,18 @@ from tmapipe.dtypes import DType
 from tmapipe.errors import PipelineError
 from tmapipe.plan.model import Plan
 
+if TYPE_CHECKING:
+    from tmapipe.schedule import Schedule
+
 __all__ = ["EVERY", "check_schedule"]
 
 EVERY = "every trip count"
 MAX_EVENTS = 500_000  # of all runs together; then the answer is "up to"
 
 
-def check_schedule(schedule: Any, dtypes: Mapping[str, DType | str] | None = None, arch: str | None = None) -> Report:
+def check_schedule(
+    schedule: Schedule, dtypes: Mapping[str, DType | str] | None = None, arch: str | None = None
+) -> Report:
     """The verdict on *schedule* for every trip count, every interleaving and every CTA of a cluster."""
     started = time.perf_counter()
     plan = schedule.plan(dtypes, arch=arch)
@@ -49,7 +54,7 @@ def check_schedule(schedule: Any, dtypes: Mapping[str, DType | str] | None = Non
     )
 
 
-def _searched(schedule: Any, plan: Plan) -> tuple[list[Finding], str, int, tuple[str, ...]]:
+def _searched(schedule: Schedule, plan: Plan) -> tuple[list[Finding], str, int, tuple[str, ...]]:
     search = _Search(Problems(schedule, plan))
     trips = search.run()
     return search.found, trips, search.events, tuple(search.runs)

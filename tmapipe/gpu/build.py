@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import tempfile
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import cutlass.cute as cute
@@ -21,6 +21,9 @@ from tmapipe.gpu.places import COUNTERS
 from tmapipe.gpu.report import Resources, read_resources
 from tmapipe.kernel import kernel_main
 from tmapipe.plan.model import Plan
+
+if TYPE_CHECKING:
+    from tmapipe.schedule import Schedule
 
 __all__ = ["Compiled", "build"]
 
@@ -53,7 +56,7 @@ class Compiled:
 class _Kernel:
     """The traced program: `host` makes the TMA descriptors and launches `device`."""
 
-    def __init__(self, schedule: Any, plan: Plan, backend: type[GpuIsa]):
+    def __init__(self, schedule: Schedule, plan: Plan, backend: type[GpuIsa]):
         self.schedule, self.plan, self.backend = schedule, plan, backend
         self.divisor_names: list[str] = []
         self.parts = {part.name: part for part in plan.transfers}
@@ -112,7 +115,7 @@ class _Kernel:
 
 
 def build(
-    schedule: Any,
+    schedule: Schedule,
     plan: Plan,
     ranks: dict[str, int] | None = None,
     *,
@@ -164,7 +167,7 @@ def build(
     return Compiled(plan, function, function.__ptx__ if keep else None, function.__cubin__ if keep else None)
 
 
-def _check_sources(schedule: Any) -> None:
+def _check_sources(schedule: Schedule) -> None:
     """Raises `InputError` for a body that was typed in, or read from standard input."""
     for body in schedule.declared.bodies.values():
         try:

@@ -15,19 +15,19 @@ __all__ = ["loop", "loop_while", "traced", "when"]
 
 
 @cute.jit
-def when(condition, body):
+def when(condition: Any, body: Any) -> None:
     if condition:
         body()
 
 
 @cute.jit
-def loop(trips, body):
+def loop(trips: Any, body: Any) -> None:
     for i in range(trips):
         body(i)
 
 
 @cute.jit
-def loop_while(state, body):
+def loop_while(state: Any, body: Any) -> None:
     while state[0] != 0:
         body()
 

@@ -9,7 +9,7 @@ bytes as its mbarrier expects.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import cutlass.cute as cute
@@ -17,6 +17,9 @@ import cutlass.cute as cute
 from tmapipe.gpu import control
 from tmapipe.gpu.layouts import core_modes, load_atom, partition, rows_of
 from tmapipe.plan.model import Load
+
+if TYPE_CHECKING:
+    from tmapipe.gpu.isa import GpuIsa
 
 __all__ = ["edge_of", "load_edge", "make_edge_atom"]
 
@@ -36,7 +39,7 @@ def make_edge_atom(load: Load, tensor: Any) -> Any:
     return load_atom(load, tensor, buffer, 1)
 
 
-def load_edge(isa: Any, load: Load, stage: Any, at: Sequence[Any], share: Any, how: Mapping[str, Any]) -> None:
+def load_edge(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any, how: Mapping[str, Any]) -> None:
     """The TMA load of one such tile.
 
     Args:

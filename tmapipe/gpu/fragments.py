@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cutlass
 import cutlass.cute as cute
@@ -21,6 +21,9 @@ from tmapipe.isa.values import Carried, SlotRef
 from tmapipe.plan.model import Matmul, RoleWarps
 from tmapipe.plan.sharing import row_width
 
+if TYPE_CHECKING:
+    from tmapipe.gpu.isa import GpuIsa
+
 __all__ = ["GpuFragments"]
 
 #: Values per thread that an epilogue is applied to at a time: 16 columns.
@@ -30,7 +33,7 @@ PART = 8
 class GpuFragments(Sums, Carried):
     """Methods as documented in `tmapipe.isa.fragments.Fragments`."""
 
-    def __init__(self, isa: Any):
+    def __init__(self, isa: GpuIsa):
         self.isa = isa
 
     def accumulator(self, matmul: Matmul, empty: bool = True) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from cutlass.utils import HardwareInfo
@@ -16,6 +16,10 @@ from tmapipe.gpu.build import Compiled, build
 from tmapipe.gpu.gpcs import gpcs
 from tmapipe.gpu.places import COUNTERS
 
+if TYPE_CHECKING:
+    from tmapipe.bind.bound import Bound
+    from tmapipe.schedule import Schedule
+
 __all__ = ["Launcher", "adopt"]
 
 
@@ -26,7 +30,7 @@ class Launcher:
     is whether an output that is passed overlaps another tensor.
     """
 
-    def __init__(self, schedule: Any, bound: Any, gate: Callable[[], object]):
+    def __init__(self, schedule: Schedule, bound: Bound, gate: Callable[[], object]):
         """Compiles *schedule* for the tensors' types and ranks, unless it has been.
 
         Args:
@@ -94,7 +98,7 @@ class Launcher:
         return self.counters[stream]
 
 
-def compiled_for(schedule: Any, bound: Any, gate: Callable[[], object] = lambda: None) -> Compiled:
+def compiled_for(schedule: Schedule, bound: Bound, gate: Callable[[], object] = lambda: None) -> Compiled:
     """The compiled kernel for these tensors, from the schedule's cache or new. *gate* is called before compiling."""
     ranks = {name: tensor.ndim for name, tensor in bound.tensors.items()}
     key = _key({name: bound.dtypes[name].name for name in ranks}, ranks)
@@ -107,7 +111,7 @@ def compiled_for(schedule: Any, bound: Any, gate: Callable[[], object] = lambda:
     return cache[key]
 
 
-def adopt(schedule: Any, compiled: Compiled, ranks: dict[str, int]) -> None:
+def adopt(schedule: Schedule, compiled: Compiled, ranks: dict[str, int]) -> None:
     """Lets *schedule* launch a kernel that another process has compiled.
 
     Args:

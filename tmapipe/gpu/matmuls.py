@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cutlass
 import cutlass.cute as cute
@@ -15,13 +15,16 @@ from tmapipe.gpu.layouts import cute_type, rows_of, slot_layout
 from tmapipe.isa.values import Carried
 from tmapipe.plan.model import Buffer, Matmul
 
+if TYPE_CHECKING:
+    from tmapipe.gpu.isa import GpuIsa
+
 __all__ = ["Accumulator", "MatmulHandles", "sums_type", "tiled_mma"]
 
 
 class MatmulHandles:
     """The operand descriptors of one matmul, made at the top of the kernel, and its accumulator."""
 
-    def __init__(self, isa: Any, matmul: Matmul):
+    def __init__(self, isa: GpuIsa, matmul: Matmul):
         self.matmul = matmul
         columns = list(itertools.accumulate(matmul.n_instructions, initial=0))
         self.parts = [_Part(isa, matmul, *place) for place in itertools.pairwise(columns)]
@@ -40,7 +43,7 @@ class MatmulHandles:
 class _Part(Carried):
     """The tiled MMA of columns [first, end) of a tile, and its operand descriptors."""
 
-    def __init__(self, isa: Any, matmul: Matmul, first: int, end: int):
+    def __init__(self, isa: GpuIsa, matmul: Matmul, first: int, end: int):
         self.n = end - first
         self.tiled = tiled_mma(matmul.a.dtype, matmul.b.dtype, (matmul.warpgroups, 1, 1), self.n, matmul.transposed)
         group = matmul.group(isa.warp) if matmul.warpgroups > 1 else 0
@@ -62,7 +65,7 @@ class Accumulator(Carried):
     of a tile overwrites what the last tile left. If a tile may have had no wgmma, zeros are read instead.
     """
 
-    def __init__(self, isa: Any, shapes: list, dtype: Any, promoted: bool):
+    def __init__(self, isa: GpuIsa, shapes: list, dtype: Any, promoted: bool):
         self.registers = [cute.make_rmem_tensor(shape, dtype) for shape in shapes]  # one per part of the columns
         for part in self.registers:
             part.fill(dtype(0))

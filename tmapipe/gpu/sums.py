@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cutlass
 import cutlass.cute as cute
@@ -11,6 +11,9 @@ from cutlass import Float32
 from tmapipe.gpu import control
 from tmapipe.isa.values import SlotRef
 from tmapipe.plan.model import Matmul
+
+if TYPE_CHECKING:
+    from tmapipe.gpu.isa import GpuIsa
 
 __all__ = ["Sums"]
 
@@ -24,7 +27,7 @@ COLUMN = (4, 8, 16)  # distances of lanes that share columns
 class Sums:
     """Sums over rows and columns, as documented in `tmapipe.isa.fragments`."""
 
-    isa: Any
+    isa: GpuIsa
 
     def row_sums(self, matmul: Matmul, values: Any, columns: int, first: int, inside: Any, before: Any) -> Any:
         isa = self.isa

@@ -18,6 +18,7 @@ from tmapipe.machine.run import Run, TraceEntry
 from tmapipe.machine.scheduler import POLICIES, Scheduler, Watcher
 from tmapipe.machine.state import State
 from tmapipe.machine.warp import MachineIsa
+from tmapipe.plan.model import Plan
 
 __all__ = ["Machine", "at_most", "record"]
 
@@ -40,7 +41,7 @@ class Machine:
 
     def __init__(
         self,
-        plan: Any,
+        plan: Plan,
         *,
         seed: int = 0,
         policy: str = "random",
@@ -164,7 +165,7 @@ class _Recorded:
 
 
 def record(
-    plan: Any,
+    plan: Plan,
     entry: Entry,
     tensors: dict[str, Any],
     cluster: int = 0,

@@ -14,6 +14,7 @@ from tmapipe.bind.overlap import check_apart
 from tmapipe.dtypes import dtype_of, fp32
 from tmapipe.epilogue.reductions import WARP_ROWS, ColumnSum, Reduction, RowSum, whole_sums
 from tmapipe.errors import InputError, ScopeError
+from tmapipe.schedule import Schedule
 from tmapipe.schedules.addparts import AddParts
 
 __all__ = ["Reductions"]
@@ -42,7 +43,7 @@ class Reductions:
     def add_warps(self) -> AddParts:
         return AddParts()
 
-    def call(self, schedule: Any, run: Callable[..., Any], tensors: tuple[Any, ...], out: Any, named: Any) -> Any:
+    def call(self, schedule: Schedule, run: Callable[..., Any], tensors: tuple[Any, ...], out: Any, named: Any) -> Any:
         """Calls *run*, which makes the workspaces, as it would be called without reductions. Returns all outputs."""
         loads, stores = tuple(schedule.declared.loads), tuple(schedule.declared.stores)
         tensors, named = self._split((*loads, *stores), tensors, named)

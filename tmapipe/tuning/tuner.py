@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from tmapipe.errors import MissingGpuError, PipelineError
+from tmapipe.schedule import Schedule
 from tmapipe.tuning import cache, epilogues
 from tmapipe.tuning.candidates import Candidate
 from tmapipe.tuning.choose import likely
@@ -37,7 +38,7 @@ class Tuned:
         refused: candidates that could not be used, with the reason
     """
 
-    schedule: Any
+    schedule: Schedule
     candidate: Candidate
     us: float
     timings: tuple[tuple[Candidate, Timing], ...] = ()
@@ -154,7 +155,7 @@ def _prepare(
     return runs, schedules, refused
 
 
-def _launch(schedule: Any, a: Any, b: Any, out: Any, given: dict[str, Any]) -> Run:
+def _launch(schedule: Schedule, a: Any, b: Any, out: Any, given: dict[str, Any]) -> Run:
     return lambda: schedule(a, b, out=out, **given)
 
 
