@@ -46,7 +46,7 @@ def warm(problems: Iterable[tuple[Any, ...]], every: bool) -> None:
         by_types.setdefault((problem.dtype.name, problem.out.name), []).append(problem)
     for alike in by_types.values():
         promoted = PROMOTED if alike[0].dtype.bytes == 1 else ()
-        _build(alike[0], [*(c for problem in alike for c in _candidates(problem, every)), *promoted])
+        _build(alike[0], [*(c for problem in alike for c in candidates(problem, every)), *promoted])
 
 
 def gemm_variants(
@@ -54,7 +54,7 @@ def gemm_variants(
 ) -> dict[str, Callable[[], object]]:
     """Name -> launch of ``out = a @ b.t()``. only: names to keep; every: many candidates rather than a few."""
     problem = _problem(a, b, out)
-    wanted = [c for c in _candidates(problem, every) if only is None or str(c) in set(only)]
+    wanted = [c for c in candidates(problem, every) if only is None or str(c) in set(only)]
     return {str(c): _launcher(found, a, b, out) for c, found in _build(problem, wanted).items()}
 
 
@@ -80,7 +80,7 @@ def _problem(a: Any, b: Any, out: Any) -> Problem:
     return Problem.of(a, b, str(out.dtype).removeprefix("torch."))
 
 
-def _candidates(problem: Problem, every: bool) -> list[Candidate]:
+def candidates(problem: Problem, every: bool) -> list[Candidate]:
     best = [candidate for candidate, _ in ranked(problem, most=MANY if every else FEW)]
     return list(dict.fromkeys([*best, SAME_AS_CUTLASS]))
 

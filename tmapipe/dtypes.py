@@ -57,8 +57,8 @@ fp8_e5m2 = DType("fp8_e5m2", 1, ml_dtypes.float8_e5m2, "float8_e5m2", "Float8E5M
 int8 = DType("int8", 1, np.int8, "int8", "Int8")
 int32 = DType("int32", 4, np.int32, "int32", "Int32")
 
-_ALL = (bf16, fp16, fp32, tf32, fp8_e4m3, fp8_e5m2, int8, int32)
-_BY_NAME = {d.name: d for d in _ALL} | {d.torch: d for d in _ALL if d is not tf32}
+ALL = (bf16, fp16, fp32, tf32, fp8_e4m3, fp8_e5m2, int8, int32)
+_BY_NAME = {d.name: d for d in ALL} | {d.torch: d for d in ALL if d is not tf32}
 
 
 def as_dtype(value: DType | str) -> DType:
@@ -70,7 +70,7 @@ def as_dtype(value: DType | str) -> DType:
     raise InputError(
         "dtype",
         value,
-        f"must be one of {', '.join(d.name for d in _ALL)}",
+        f"must be one of {', '.join(d.name for d in ALL)}",
         "pass one of these names or a tmapipe.DType",
     )
 
@@ -83,6 +83,6 @@ def dtype_of(array: Any, argument: str) -> DType:
     raise InputError(
         argument,
         found,
-        f"element type must be one of {', '.join(dict.fromkeys(d.torch for d in _ALL))}",
+        f"element type must be one of {', '.join(dict.fromkeys(d.torch for d in ALL))}",
         "convert the tensor first",
     )

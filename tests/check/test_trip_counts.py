@@ -7,7 +7,7 @@ import tmapipe as tp
 from tests.oracle.mutations import Mutation
 from tests.oracle.random_pipelines import draw
 from tmapipe.check import Kind, check_program
-from tmapipe.check.closure import _begin, _closed, _take, _warmed_up, close
+from tmapipe.check.closure import begin, close, closed_for, take, warmed_up
 from tmapipe.check.log import FindingLog
 from tmapipe.check.problems import Problems
 from tmapipe.check.segments import EMPTY, NotRegular, segments_of
@@ -287,8 +287,8 @@ def test_sums_of_nothing_never_reach_a_kernel_and_the_report_says_so():
 def warm(schedule):
     problems = Problems(schedule, schedule.plan())
     segments = segments_of(problems)
-    root = _begin(problems, segments, FindingLog(problems.layout))
-    return problems, segments, root, _warmed_up(problems, segments, segments.mixed, root)
+    root = begin(problems, segments, FindingLog(problems.layout))
+    return problems, segments, root, warmed_up(problems, segments, segments.mixed, root)
 
 
 @pytest.mark.parametrize("make", [Steps, lambda: S.Gemm((128, 128, 64), (2, 1), 3)], ids=["steps", "gemm"])
@@ -310,7 +310,7 @@ def test_knowing_less_is_not_covered():
         forgets = type(run_state)(
             run_state.state.copy(), run_state.check.copy(), run_state.positions.copy(), segments.future
         )
-        entry, least = list(run_state._fact_table.values())[f]
+        entry, least = list(run_state.fact_entries.values())[f]
         forgets.check.clocks.of[q][entry] = least - 1
         assert not forgets.covered_by(run_state)
         assert run_state.covered_by(forgets)
@@ -333,9 +333,9 @@ def test_a_segment_that_goes_wrong_leaves_the_set_open():
     problems, segments, root, _ = warm(schedule)
     segment = next(s for s in segments.mixed["tile", 0] if s.to[0] == "step")
     step = next(s for s in segments.mixed[segment.to] if s.to == segment.to)
-    assert _take(segments, root, segment) is not None
+    assert take(segments, root, segment) is not None
     step.parts[0].clear()  # the loader skips one more step
-    assert not _closed(problems, segments, [segments.mixed], FindingLog(problems.layout)).closed
+    assert not closed_for(problems, segments, [segments.mixed], FindingLog(problems.layout)).closed
 
 
 def test_programs_that_depend_on_the_count_are_not_regular():

@@ -1,14 +1,18 @@
 """The benchmarks' method, statistics, results and SASS reader: with a clock that needs no GPU."""
 
 import argparse
+import importlib
 import itertools
 import json
 import math
+import pathlib
+import subprocess
+import sys
 
 import attrs
 import pytest
 
-from benchmarks import cli, copy, gemm, ours, peer_quack, peers
+from benchmarks import checker, cli, copy, gemm, ours, peer_quack, peers
 from benchmarks.compare import Problem, compare
 from benchmarks.results import Results, best, commit, print_table
 from benchmarks.sass_loops import innermost, loops, parse
@@ -324,14 +328,14 @@ def test_split_k_is_tried_where_tiles_leave_the_device_idle():
     assert peer_quack.splits(512, 512, 65536, (128, 256), 132) == [2, 4, 8, 16]  # 8 tiles
     assert peer_quack.splits(1024, 1024, 1024, (128, 128), 132) == [2]  # 64 tiles
     assert peer_quack.splits(8192, 8192, 512, (128, 256), 132) == []
-    parts = [candidate.parts for candidate in ours._candidates(tuning.Problem(512, 512, 65536), every=False)]
+    parts = [candidate.parts for candidate in ours.candidates(tuning.Problem(512, 512, 65536), every=False)]
     assert parts[:2] == [8, 16]  # 16 tiles of 128x128, 8 of 128x256
-    assert {candidate.parts for candidate in ours._candidates(tuning.Problem(8192, 8192, 8192), every=True)} == {1}
+    assert {candidate.parts for candidate in ours.candidates(tuning.Problem(8192, 8192, 8192), every=True)} == {1}
 
 
 def test_ours_are_the_candidates_of_the_estimate_and_the_one_pinned():
     problem = tuning.Problem(1024, 1024, 1024)
-    few = ours._candidates(problem, every=False)
+    few = ours.candidates(problem, every=False)
     assert few[:2] == [candidate for candidate, _ in tuning.ranked(problem, most=2)]
     assert str(few[-1]) in ours.PINNED and len(few) == ours.FEW + 1
 
@@ -443,3 +447,51 @@ def test_requests_are_summed_over_the_kernels():
     assert found["fraction"] == 32 * 12_926_908 / 545_259_520
     with pytest.raises(ValueError, match="no kernel"):
         counted("==ERROR== no permission")
+
+
+# ---- command lines --------------------------------------------------------------------------------------------------
+
+ROOT = pathlib.Path(__file__).parents[2]
+MODULES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
+PROGRAMS = [name for name in MODULES if "__main__" in (ROOT / "benchmarks" / f"{name}.py").read_text()]
+ON_A_GPU = ["ceiling", "copy", "epilogue", "gemm", "grouped", "l2_requests", "stamps", "tuning"]
+
+
+def test_which_are_programs():
+    assert sorted([*ON_A_GPU, "checker", "plot", "sass"]) == PROGRAMS
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_help(name, capsys):
+    with pytest.raises(SystemExit) as info:
+        importlib.import_module(f"benchmarks.{name}").main(["--help"])
+    assert info.value.code == 0 and "usage:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ON_A_GPU)
+def test_without_a_gpu_they_say_so(name, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert importlib.import_module(f"benchmarks.{name}").main([]) == 2
+    assert f"no GPU here: benchmarks.{name} " in capsys.readouterr().out
+
+
+def test_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "benchmarks.plot", "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "--mode" in done.stdout
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "results").glob("*.json")), ids=lambda path: path.stem)
+def test_kept_results_are_readable(path):
+    read = json.loads(path.read_text())
+    if path.stem not in ("reality", "trials"):  # of another form
+        assert read["suite"] == path.stem.removesuffix("_sustained") and read["rows"]
+
+
+def test_checks_are_timed(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(checker, "REPEATS", 1)
+    monkeypatch.setattr(checker, "EVERY", {"Copy": checker.EVERY["Copy"]})
+    monkeypatch.setattr(checker, "K_TILES", (8,))
+    checker.main(["--out", str(tmp_path)])
+    rows = json.loads((tmp_path / "checker.json").read_text())["rows"]
+    assert [row["verdict"] == "safe" for row in rows] == [True, True, False, True]
+    assert "Copy" in capsys.readouterr().out

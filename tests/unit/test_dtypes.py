@@ -57,4 +57,4 @@ def test_in_memory():
 
 
 def test_every_type_is_exported():
-    assert set(dtypes._ALL) == set(ALL) and {d.name for d in ALL} <= set(tp.__all__)
+    assert set(dtypes.ALL) == set(ALL) and {d.name for d in ALL} <= set(tp.__all__)

@@ -88,7 +88,7 @@ def test_clusters_join_multiprocessors(clusters):
 def test_sizes_of_clusters_that_a_device_does_not_take(monkeypatch):
     for answer in ((driver.CUresult.CUDA_ERROR_INVALID_CLUSTER_SIZE, None), (driver.CUresult.CUDA_SUCCESS, 0)):
         monkeypatch.setattr(driver, "cuOccupancyMaxActiveClusters", lambda kernel, config, answer=answer: answer)
-        assert gpcs._clusters_of(None, 16, torch.empty(132)) == []
+        assert gpcs.clusters_of(None, 16, torch.empty(132)) == []
 
 
 def test_refused():

@@ -121,3 +121,38 @@ def test_names_that_an_open_slot_has_itself_are_reserved():
     from tmapipe.stage import RESERVED
 
     assert {name for name in (*dir(Slot), *vars(Slot(None))) if not name.startswith("_")} == set(RESERVED)
+
+
+# ---- tests, benchmarks and examples -----------------------------------------------------------------------------------
+
+OTHERS = [path for folder in ("tests", "benchmarks", "examples") for path in (ROOT.parent / folder).rglob("*.py")]
+NO_SECRETS = (
+    "_asdict",
+    "_fields",
+    "_replace",
+    "_getframe",
+)  # public, by the documentation of collections.namedtuple and sys
+
+
+def privates(tree):
+    """Private names that a module imports, or takes from objects without defining them itself."""
+    own = {getattr(node, "name", "") for node in ast.walk(tree)}
+    own |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            and isinstance(node.value, ast.Name) and node.value.id == "self"}  # fmt: skip
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("tmapipe", "tests", "benchmarks"):
+            yield from (alias.name for alias in node.names if alias.name.startswith("_"))
+        elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__"):
+            of_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "torch")
+            if not of_self and node.attr not in own and node.attr not in NO_SECRETS:
+                yield node.attr
+
+
+def test_nobody_outside_uses_what_is_private():
+    wrong = [f"{path.name}: {name}" for path in OTHERS for name in privates(ast.parse(path.read_text()))]
+    assert len(OTHERS) > 100 and not wrong, "\n".join(wrong)
+
+
+def test_only_their_own_tests_use_the_benchmarks():
+    users = {path.name for path in OTHERS if "from benchmarks" in path.read_text() and path.parent.name != "benchmarks"}
+    assert users <= {"test_benchmarks.py", pathlib.Path(__file__).name}, users

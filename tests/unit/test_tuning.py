@@ -165,12 +165,12 @@ def test_what_the_tuner_compares_with(fused, dtype, out, batch):
     problem = Problem(72, 80, 96, dtype, out, batch)
     candidate = Candidate("Gemm", (64, 64), (1, 1))
     schedule = candidate.build(problem, fused)
-    a, b, into = tuner._data(problem, "cpu")
+    a, b, into = tuner.data_of(problem, "cpu")
     given = epilogues.operands(problem, fused, "cpu")
-    right = epilogues.expected(fused, tuner._product(a, b, fused), given)
-    assert tuner._compare(tuner._launch(schedule, a, b, into, given), into, right) == ""
-    wrong = tuner._launch(schedule, (2 * a.float()).to(a.dtype), b, into, given)
-    assert "error of d" in tuner._compare(wrong, into, right)
+    right = epilogues.expected(fused, tuner.product(a, b, fused), given)
+    assert tuner.compare(lambda: schedule(a, b, out=into, **given), into, right) == ""
+    twice = (2 * a.float()).to(a.dtype)
+    assert "error of d" in tuner.compare(lambda: schedule(twice, b, out=into, **given), into, right)
     bound = bind(schedule, (a, b), given, into)
     assert {name: tensor.ndim for name, tensor in bound.tensors.items()} == candidate.ranks(problem, fused)
     plan = schedule.plan(candidate.dtypes(problem, fused))

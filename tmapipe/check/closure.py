@@ -24,7 +24,7 @@ from tmapipe.check.segments import END, After, Segment, Segments, Where
 from tmapipe.errors import DeadlockError, HazardError
 from tmapipe.machine import State
 
-__all__ = ["Closure", "close"]
+__all__ = ["Closure", "begin", "close", "closed_for", "take", "warmed_up"]
 
 MOST_STATES = 120  # then the answer is that nothing recurs
 
@@ -72,20 +72,20 @@ def close(problems: Problems, segments: Segments) -> Closure:
     """
     log = FindingLog(problems.layout)
     if segments.uneven or problems.group == 1:
-        found = _closed(problems, segments, [segments.mixed], log)
+        found = closed_for(problems, segments, [segments.mixed], log)
         if found.closed or segments.uneven:
             return found
-    return _closed(problems, segments, list(segments.alike.values()), log)
+    return closed_for(problems, segments, list(segments.alike.values()), log)
 
 
-def _closed(problems: Problems, segments: Segments, choices: list[After], log: FindingLog) -> Closure:
+def closed_for(problems: Problems, segments: Segments, choices: list[After], log: FindingLog) -> Closure:
     """Whether there is a closed set for each of *choices*."""
     states = 0
     try:
-        root = _begin(problems, segments, log)
+        root = begin(problems, segments, log)
         for after in choices:
             known: list[_Node] = []
-            open_nodes = [root, _warmed_up(problems, segments, after, root)]
+            open_nodes = [root, warmed_up(problems, segments, after, root)]
             while open_nodes:
                 node = open_nodes.pop()
                 if any(node.where == other.where and node.run_state.covered_by(other.run_state) for other in known):
@@ -95,7 +95,7 @@ def _closed(problems: Problems, segments: Segments, choices: list[After], log: F
                 if len(known) > MOST_STATES:
                     raise _Stopped(node.path, "still no state recurs")
                 for segment in after[node.where]:
-                    reached = _take(segments, node, segment)
+                    reached = take(segments, node, segment)
                     if reached is not None:
                         open_nodes.append(reached)
     except _Stopped as stopped:
@@ -103,14 +103,15 @@ def _closed(problems: Problems, segments: Segments, choices: list[After], log: F
     return Closure(True, states, log.order)
 
 
-def _begin(problems: Problems, segments: Segments, log: FindingLog) -> _Node:
+def begin(problems: Problems, segments: Segments, log: FindingLog) -> _Node:
+    """The state before the first tile."""
     layout = problems.layout
     state, check = State(layout), LinearCheck(layout, {}, log)
     positions = segments.head.start.copy()
     return _run(segments, state, check, positions, segments.head, segments.head.parts, ())  # type: ignore[return-value]
 
 
-def _warmed_up(problems: Problems, segments: Segments, after: After, node: _Node) -> _Node:
+def warmed_up(problems: Problems, segments: Segments, after: After, node: _Node) -> _Node:
     """The state after a few tiles of each team and a few laps of all rings."""
     slots, tiles = 2 * (problems.slots + 1), 2 * problems.group
     done = -segments.early
@@ -121,7 +122,7 @@ def _warmed_up(problems: Problems, segments: Segments, after: After, node: _Node
             step, leave = after[segment.to]
             path += [*[step] * max(0, -(-slots // max(1, tiles - done)) - segment.steps), leave]
         for each in path:
-            reached = _take(segments, node, each, last=done > -segments.early or each is not segment)
+            reached = take(segments, node, each, last=done > -segments.early or each is not segment)
             assert reached is not None
             node, slots = reached, slots - each.steps
         done += 1
@@ -130,7 +131,7 @@ def _warmed_up(problems: Problems, segments: Segments, after: After, node: _Node
     return node
 
 
-def _take(segments: Segments, node: _Node, segment: Segment, last: bool = False) -> _Node | None:
+def take(segments: Segments, node: _Node, segment: Segment, last: bool = False) -> _Node | None:
     """The state to which a segment leads; None at the end. *last*: the state before is not needed any more."""
     run_state = node.run_state
     shifts = run_state.positions.shifts_from(segment.start, segments.future.live)

@@ -137,12 +137,12 @@ class RunState:
         return True
 
     @cached_property
-    def _fact_table(self) -> dict[Key, tuple[int, int]]:
+    def fact_entries(self) -> dict[Key, tuple[int, int]]:
         return _facts(self.state, self.check)
 
     @cached_property
     def facts(self) -> list[Key]:
-        return list(self._fact_table)
+        return list(self.fact_entries)
 
     @cached_property
     def fact_index(self) -> dict[Key, int]:
@@ -181,8 +181,8 @@ class RunState:
     @cached_property
     def knows(self) -> Any:
         """Who knows which fact."""
-        entries = np.array([entry for entry, _ in self._fact_table.values()], np.int64)
-        least = np.array([least for _, least in self._fact_table.values()], np.int64)
+        entries = np.array([entry for entry, _ in self.fact_entries.values()], np.int64)
+        least = np.array([least for _, least in self.fact_entries.values()], np.int64)
         return np.stack(list(self._knower_table.values()))[:, entries] >= least
 
     @cached_property

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from cuda.bindings import driver
 
-__all__ = ["gpcs", "joined"]
+__all__ = ["clusters_of", "gpcs", "joined"]
 
 SIZES = (2, 3, 4, 5, 6, 7, 8, 16)  # CTAs of a cluster; more than 8 is not portable
 SHARED_BYTES = 128 << 10  # so that each multiprocessor gets one CTA
@@ -62,7 +62,7 @@ def gpcs(device: int) -> tuple[tuple[int, ...], ...]:
             (attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1),
         ):
             _called(driver.cuFuncSetAttribute(kernel, kind, value))
-        clusters = [cluster for size in SIZES for cluster in _clusters_of(kernel, size, numbers)]
+        clusters = [cluster for size in SIZES for cluster in clusters_of(kernel, size, numbers)]
         _called(driver.cuModuleUnload(module))
     return joined(count, clusters)
 
@@ -78,7 +78,7 @@ def joined(count: int, clusters: Sequence[Sequence[int]]) -> tuple[tuple[int, ..
     return tuple(sorted({tuple(sorted(found)) for found in of.values()}))
 
 
-def _clusters_of(kernel: Any, size: int, numbers: torch.Tensor) -> list[list[int]]:
+def clusters_of(kernel: Any, size: int, numbers: torch.Tensor) -> list[list[int]]:
     """The multiprocessors of each cluster, for as many clusters of *size* CTAs as fit on the device at once.
 
     None if the device has no clusters of that size.

@@ -18,7 +18,7 @@ from tmapipe.tuning.epilogues import Fused
 from tmapipe.tuning.problem import Device, Problem
 from tmapipe.tuning.timing import Clock, Method, Run, Timing, rested, screen
 
-__all__ = ["Tuned", "pick", "tune"]
+__all__ = ["Tuned", "compare", "data_of", "pick", "product", "tune"]
 
 METHOD = Method(rounds=4, batch=5, rest=0.1)
 FINALISTS = 4
@@ -142,12 +142,12 @@ def _prepare(
     with tqdm(total=len(candidates), desc=f"compiling for {problem}", disable=not progress) as bar:
         schedules, refused = build_all(problem, candidates, jobs, lambda candidate, error: bar.update() and None, fused)
     runs: dict[Candidate, Run] = {}
-    a, b, out = _data(problem, device)
+    a, b, out = data_of(problem, device)
     given = epilogues.operands(problem, fused, device)
-    right = epilogues.expected(fused, _product(a, b, fused), given)
+    right = epilogues.expected(fused, product(a, b, fused), given)
     for candidate, schedule in schedules.items():
         run = _launch(schedule, a, b, out, given)
-        wrong = _compare(run, out, right)
+        wrong = compare(run, out, right)
         if wrong:
             refused[candidate] = wrong
         else:
@@ -159,8 +159,8 @@ def _launch(schedule: Schedule, a: Any, b: Any, out: Any, given: dict[str, Any])
     return lambda: schedule(a, b, out=out, **given)
 
 
-def _data(problem: Problem, device: str) -> tuple[Any, Any, Any]:
-    """a, b and an output."""
+def data_of(problem: Problem, device: str) -> tuple[Any, Any, Any]:
+    """a, b and an output, for a problem."""
     import torch
 
     generator = torch.Generator(device).manual_seed(0)
@@ -175,7 +175,7 @@ def _data(problem: Problem, device: str) -> tuple[Any, Any, Any]:
     return a, b, torch.empty(*lead, problem.m, problem.n, device=device, dtype=getattr(torch, problem.out.torch))
 
 
-def _product(a: Any, b: Any, fused: Fused) -> Any:
+def product(a: Any, b: Any, fused: Fused) -> Any:
     """a b^T by torch: rounded to bf16, or in fp32 for an epilogue."""
     import torch
 
@@ -183,7 +183,7 @@ def _product(a: Any, b: Any, fused: Fused) -> Any:
     return a.to(kind) @ b.to(kind).transpose(-1, -2)
 
 
-def _compare(run: Callable[[], object], out: Any, right: Mapping[str, Any]) -> str:
+def compare(run: Callable[[], object], out: Any, right: Mapping[str, Any]) -> str:
     """What is wrong with the results of *run*; "" if they are right up to rounding."""
     out.fill_(float("nan") if out.is_floating_point() else -1)
     try:
