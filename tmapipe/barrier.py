@@ -1,15 +1,15 @@
-"""BarrierRing: slots of shared memory handed from role to role, and the mbarriers that hand them.
+"""BarrierRing: slots of shared memory that roles hand on to each other, and the mbarriers that signal it.
 
-A ring is a chain of phases. In ``load -> use`` the loader fills a slot and the user empties it; ``load -> transform ->
-store`` has one role more. Each phase has one mbarrier a slot, which completes when the phase is done with the slot::
+A ring is a chain of phases. In ``load -> use`` the loader fills a slot and the user empties it; ``load -> transform -> store``
+has one more role. Each phase has one mbarrier per slot, which completes when the phase is done with the slot::
 
         load    --full-->    transform    --ready-->    store
           ^                                               |
           +--------------------- free --------------------+
 
-A role waits on the mbarrier of the phase before its own (the first role on that of the last) and signals its own. Its
-place in the ring is an index and a parity, which flips when the index wraps. The first role starts with parity 1, since
-every slot is free at first; all others with parity 0.
+A role waits on the mbarrier of the phase before its own (the first role on that of the last) and signals its own. Its pipeline
+state is the index of its next slot and a parity, which flips when the index wraps. The first role starts with parity 1, since
+every slot is free at first; all others start with parity 0.
 """
 
 from __future__ import annotations

@@ -102,8 +102,10 @@ def role_of(method: Any) -> Role | None:
 
 
 def _refuse_early_exit(body: Callable[..., None]) -> None:
-    """CuTe DSL cannot trace an early exit from run-time control flow, and a ring's events would not pair up. A generator or
-    coroutine would not even begin when it is called."""
+    """Refuses an early exit: CuTe DSL cannot trace it from run-time control flow, and the events of a ring would not pair up.
+
+    A generator or a coroutine would not even begin when it is called.
+    """
     code = body.__code__
     if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
         word = "yield" if code.co_flags & inspect.CO_GENERATOR else "async"
@@ -123,7 +125,7 @@ def _refuse_early_exit(body: Callable[..., None]) -> None:
 
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes inside *node*, without those of functions defined there: what these return is no exit of the body."""
+    """The nodes inside *node*, without those of functions defined there, whose `return` is no exit of the body."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield child

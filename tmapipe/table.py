@@ -1,4 +1,4 @@
-"""Table: integers in global memory that every warp may look into, such as where the groups of a grouped GEMM end."""
+"""Table: integers in global memory that every warp may read, such as where the groups of a grouped GEMM end."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Turnstile: the teams of a role pass it one after another, in a fixed order, again and again.
+"""Turnstile: an order in which the teams of a role pass, one after another, again and again.
 
-In a ping-pong GEMM two teams of one warpgroup work on different output tiles. With their mainloops in turn, one team's
+In a ping-pong GEMM, two teams of one warpgroup each work on different output tiles. With their mainloops in turn, one team's
 epilogue runs while the other keeps the tensor cores busy:
 
     team 0   | mainloop 0 |  epilogue 0  | mainloop 2 |  ...
     team 1                | mainloop 1   |  epilogue 1 | mainloop 3 | ...
 
-One mbarrier a team: its phase n completes when the team before it has left its turn for the n-th time. The first team's
-first turn needs nobody, so it starts with parity 1, the others with parity 0.
+There is one mbarrier per team. Its phase n completes when the team before has left its turn for the n-th time. The first turn
+of the first team waits for nobody, so that team starts with parity 1, the others with parity 0.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Vector clocks: what each warp, and each barrier's phase, has in its past.
+"""Vector clocks: what each warp, and each phase of a barrier, has in its past.
 
-A clock is one array of integers, four parts side by side. Time of a warp: the number of its operations so far.
+A clock is one array of integers with four parts. The time of a warp is the number of its operations so far.
 
     executed   by warp: its operations up to this time have been executed
     published  by warp: what all of its lanes accessed up to this time is visible here
     fenced     by warp: what it accessed up to this time was followed by its own proxy fence, which is visible here
     phases     by mbarrier: this many of its phases have been waited for
 
-A body's lanes are converged at every call, so an operation of one lane is *executed* for all. Memory is another matter: one
-lane's arrival publishes the other lanes' accesses and fences only up to their last common synchronization.
+The lanes of a body are converged at every call, so an operation of one lane is *executed* for all. Memory differs: the arrival
+of one lane publishes the other lanes' accesses and fences only up to their last common synchronization.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ Clock = np.ndarray
 
 
 class Clocks:
-    """The warps' clocks. of: by warp, what it knows (in its own entries: executed now, published and fenced at its lanes' last
-    common synchronization); time: by warp; fence: by warp, time of its last proxy fence."""
+    """The warps' clocks.
+
+    of: by warp, what it knows (in its own entries: executed now; published and fenced at its lanes' last common
+    synchronization); time: by warp; fence: by warp, the time of its last proxy fence.
+    """
 
     def __init__(self, layout: Layout):
         self.agents = layout.agents
@@ -35,7 +38,7 @@ class Clocks:
         self.fence = [0] * layout.agents
 
     def take(self, other: Clocks) -> None:
-        """The same as *other*, to go on by itself."""
+        """Copies *other*, to go on independently."""
         self.of = [clock.copy() for clock in other.of]
         self.time, self.fence = list(other.time), list(other.fence)
 
@@ -50,7 +53,7 @@ class Clocks:
         return time
 
     def release(self, agent: int, into: Clock, all_lanes: bool) -> None:
-        """Joins what the warp knows into a barrier's clock: by each of its lanes, or by one of them."""
+        """Joins what the warp knows into a barrier's clock: as known to all of its lanes, or to one of them."""
         clock = self.of[agent]
         np.maximum(into, clock, out=into)
         if all_lanes:
@@ -58,13 +61,13 @@ class Clocks:
             into[self.fenced + agent] = self.fence[agent]
 
     def execute(self, agent: int, into: Clock) -> None:
-        """Joins only what has been executed and waited for: an operation that counts but releases no accesses of threads."""
+        """Joins only what has been executed and waited for: for an operation that counts but releases no accesses."""
         clock = self.of[agent]
         np.maximum(into[: self.agents], clock[: self.agents], out=into[: self.agents])
         np.maximum(into[self.phases :], clock[self.phases :], out=into[self.phases :])
 
     def acquire(self, agent: int, clock: Clock) -> None:
-        """The warp, each of its lanes, comes to know *clock*."""
+        """All lanes of the warp come to know *clock*."""
         own = self.of[agent]
         np.maximum(own, clock, out=own)
 

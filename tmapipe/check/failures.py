@@ -71,10 +71,10 @@ def hazard_findings(error: Any, check: LinearCheck) -> list[Finding]:
             kind, issue = Kind.GROUP_OWNER, wait
             fix = f"let {who(check.layout, agent)}, which commits the group, wait for it"  # type: ignore[arg-type]
     shown = tuple(event(check.layout, s.order, s.agent, s.op) for s in ([issue] if issue else []) + steps)
-    place = getattr(error, "where", None)
-    where = lines((*(e.where for e in shown), place))
+    location = getattr(error, "where", None)
+    where = lines((*(e.where for e in shown), location))
     agents = (who(check.layout, agent),) if isinstance(agent, int) else ()
-    text = str(error).removesuffix(f" at {place}").removesuffix(f" [{rule}]")
+    text = str(error).removesuffix(f" at {location}").removesuffix(f" [{rule}]")
     return [Finding(kind, text, fix, agents, where, steps=shown)]
 
 

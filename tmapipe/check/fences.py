@@ -14,13 +14,16 @@ __all__ = ["Fences"]
 
 
 class Fences:
-    """Proxy fences by their place in the program. A place is redundant if each time that the run came by, the warp had not
-    touched, since its last fence, any slot that TMA or wgmma touch."""
+    """Proxy fences, by source line.
+
+    A line is redundant if, each time that the run came by, the warp had not accessed any slot that TMA or wgmma access since
+    its last fence.
+    """
 
     def __init__(self, clocks: Clocks, log: FindingLog, slots: Slots):
         self.clocks, self.log, self.slots = clocks, log, slots
         self.touched: list[set[int]] = [set() for _ in range(clocks.agents)]  # slots since the last fence
-        self.places: dict[Any, tuple[set[int], Step]] = {}
+        self.lines: dict[Any, tuple[set[int], Step]] = {}
 
     def access(self, agent: int, slot: int) -> None:
         self.touched[agent].add(slot)
@@ -30,16 +33,16 @@ class Fences:
         again = self.clocks.fence[agent] == time - 1  # the same line, once more at once
         self.clocks.fence[agent] = time
         key = (self.log.layout.role(agent), op.where, again) if op.where else (agent, time)
-        place = self.places.get(key)
-        if place is None:
-            place = self.places[key] = (set(), Step(self.log.order, agent, op))
-        place[0].update(self.touched[agent])
+        entry = self.lines.get(key)
+        if entry is None:
+            entry = self.lines[key] = (set(), Step(self.log.order, agent, op))
+        entry[0].update(self.touched[agent])
         self.touched[agent].clear()
 
     def finish(self) -> None:
         layout = self.log.layout
         wanted = {alias for slot in self.slots.async_slots for alias in layout.aliases[slot]}
-        for covered, step in self.places.values():
+        for covered, step in self.lines.values():
             if covered & wanted or not self.log.is_new(Kind.REDUNDANT_FENCE, step):
                 continue
             names = ", ".join(dict.fromkeys(layout.slots[slot][0].name for slot in sorted(covered)))

@@ -1,4 +1,4 @@
-"""What the checker says: a `Report` of `Finding`s, each of one `Kind`, with the events that show it."""
+"""What the checker says: a `Report` of `Finding`s, each of one `Kind`, with the steps that show it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Event", "Finding", "Kind", "Report"]
 
 
 class Kind(enum.Enum):
-    """What is wrong. The value is the rule in a few words; `note` kinds never fail a check."""
+    """What is wrong. The value is the rule in a few words. Kinds with `note` never fail a check."""
 
     DEADLOCK = "no agent can take another step"
     LAPPED_WAIT = "a parity wait that its barrier can overtake, or that can return two phases early"
@@ -48,8 +48,17 @@ class Kind(enum.Enum):
 
 @attrs.frozen
 class Finding:
-    """One thing wrong (or noted). message: one sentence of what can happen; fix: one sentence of what to change; where: source
-    lines, that of the last step first; steps: the few events that show it, in order."""
+    """One thing that is wrong, or noted.
+
+    Args:
+        kind: Of the finding.
+        message: One sentence of what can happen.
+        fix: One sentence of what to change.
+        agents: Who takes part, in words.
+        where: Source lines, "file:line"; the one to change first.
+        barrier, slot, phase: What it is about.
+        steps: The few steps that show it, in order.
+    """
 
     kind: Kind
     message: str
@@ -62,7 +71,7 @@ class Finding:
     steps: tuple[Event, ...] = ()
 
     def timeline(self) -> dict[str, Any]:
-        """The steps as Chrome trace events (see `tmapipe.timeline`); the last event is the finding itself."""
+        """The steps as Chrome trace events (see `tmapipe.machine.timeline`). The last event is the finding itself."""
         made = Timeline(self.kind.name)
         self._draw(made, 0, "")
         return made.document()
@@ -90,8 +99,13 @@ class Finding:
 class Report:
     """The verdict on one schedule or program.
 
-    findings: errors first, then notes; trips: for which trip counts it holds ("every trip count" or "up to n"), and for
-    which problem classes it was run; events: steps executed; seconds: it took.
+    Args:
+        name: Of the schedule.
+        findings: Errors first, then notes.
+        trips: The trip counts for which it holds: "every trip count" or "up to ...".
+        events: Transitions executed.
+        seconds: How long it took.
+        runs: In words, what was shown and how.
     """
 
     name: str
@@ -119,7 +133,7 @@ class Report:
         return {finding.kind for finding in self.errors}
 
     def timeline(self) -> dict[str, Any]:
-        """All findings that have steps, as Chrome trace events (see `tmapipe.timeline`): each with CTAs of its own."""
+        """All findings that have steps, as Chrome trace events (see `tmapipe.machine.timeline`). Each has CTAs of its own."""
         made = Timeline(self.name)
         process = 0
         for number, finding in enumerate(self.findings, 1):

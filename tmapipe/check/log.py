@@ -1,4 +1,4 @@
-"""The findings of one run, each thing said once: for one rule, one pair of source lines and one ring or buffer."""
+"""The findings of one run. Each is reported once per rule, pair of source lines, and ring or buffer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ __all__ = ["FindingLog", "Step"]
 
 
 class Step(NamedTuple):
-    """An operation that a finding may show. order: its place in the run; phase: that it counted in or saw complete."""
+    """An operation that a finding may show.
+
+    order: its number in the run; phase: the one that it counted in or saw complete; what: words, if they say more than the
+    operation.
+    """
 
     order: int
     agent: Agent
@@ -23,16 +27,16 @@ class Step(NamedTuple):
 
 
 class FindingLog:
-    """Collects `Finding`s. order: number of the transition that is being looked at."""
+    """Collects `Finding`s. order: the number of the transition that is being looked at."""
 
     def __init__(self, layout: Layout):
         self.layout = layout
         self.order = 0
         self.found: dict[Any, Finding] = {}
 
-    def is_new(self, kind: Kind, last: Step, *others: Step, bar: int | None = None, place: int | None = None) -> bool:
-        """Whether nothing like it has been found: ask before making a message."""
-        return self._key(kind, last, others, bar, place) not in self.found
+    def is_new(self, kind: Kind, last: Step, *others: Step, bar: int | None = None, slot: int | None = None) -> bool:
+        """Whether nothing like it has been found. Ask before making a message."""
+        return self._key(kind, last, others, bar, slot) not in self.found
 
     def add(
         self,
@@ -42,12 +46,22 @@ class FindingLog:
         last: Step,
         *others: Step,
         bar: int | None = None,
-        place: int | None = None,
+        slot: int | None = None,
         phase: int | None = None,
         blame: Step | None = None,
     ) -> None:
-        """last: the operation that shows it; others: earlier ones, shown in order; bar, place: flat indices in the cluster of
-        the mbarrier and the slot that it is about; blame: the step at which to change something, if not the last."""
+        """Adds a finding, unless one like it has been found.
+
+        Args:
+            kind: Of the finding.
+            message: One sentence of what can happen.
+            fix: One sentence of what to change.
+            last: The operation that shows it.
+            others: Earlier ones, shown in order.
+            bar, slot: Flat indices in the cluster of the mbarrier and the slot that it is about.
+            phase: Of the mbarrier.
+            blame: The step at which to change something, if not the last.
+        """
         layout = self.layout
         steps = sorted({(s.order, str(s.agent)): s for s in (*others, last)}.values(), key=lambda s: s.order)
         blamed = None if blame is None else getattr(blame.op, "where", None)
@@ -59,18 +73,18 @@ class FindingLog:
             agents=tuple(dict.fromkeys(who(layout, s.agent) for s in (last, *others))),
             where=lines((blamed, *(e.where for e in reversed(shown)))),
             barrier=None if bar is None else bar_name(layout, bar),
-            slot=None if place is None else slot_name(layout, place),
+            slot=None if slot is None else slot_name(layout, slot),
             phase=phase,
             steps=shown,
         )
-        self.found.setdefault(self._key(kind, last, others, bar, place), finding)
+        self.found.setdefault(self._key(kind, last, others, bar, slot), finding)
 
-    def _key(self, kind: Kind, last: Step, others: tuple[Step, ...], bar: int | None, place: int | None) -> Any:
+    def _key(self, kind: Kind, last: Step, others: tuple[Step, ...], bar: int | None, slot: int | None) -> Any:
         layout = self.layout
         ends = [last, *others[:1]]
         lines = tuple((_role(layout, s.agent), type(s.op), getattr(s.op, "where", None)) for s in ends)
         array = layout.bars[bar % layout.nbars][0].name if bar is not None else None
-        buffer = layout.slots[place % layout.nslots][0].name if place is not None else None
+        buffer = layout.slots[slot % layout.nslots][0].name if slot is not None else None
         return kind, lines, array, buffer
 
 

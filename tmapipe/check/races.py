@@ -25,22 +25,22 @@ _DOES = {
 }
 
 
-def report_race(slots: Slots, kind: Kind, before: Access, access: Access, place: int, other: int) -> None:
-    """*access* to the slot at flat index *place* conflicts with *before*, to the one at *other* (the same, or aliased)."""
+def report_race(slots: Slots, kind: Kind, before: Access, access: Access, slot: int, other: int) -> None:
+    """*access* to the slot at flat index *slot* conflicts with *before*, to the one at *other* (the same, or aliased)."""
     log, layout = slots.log, slots.layout
     owner: Step | None = None
     if kind is Kind.STORE_SOURCE_REUSED:
         owner = _foreign_wait(slots, before, access)
         kind = Kind.GROUP_OWNER if owner is not None else kind
-    if not log.is_new(kind, access.step, before.step, place=place):
+    if not log.is_new(kind, access.step, before.step, slot=slot):
         return
-    name, alias = slot_name(layout, place), slot_name(layout, other)
+    name, alias = slot_name(layout, slot), slot_name(layout, other)
     first = _DOES[before.kind].format(who=who(layout, before.agent))
     second = _DOES[access.kind].format(who=who(layout, access.agent))
-    same = "it" if place == other else f"{alias}, which lies in the same bytes"
+    same = "it" if slot == other else f"{alias}, which lies in the same bytes"
     message, fix, blame = _texts(slots, kind, before, access, f"{second} {name}", f"{first} {same}", owner)
     extra = [step for step in (owner, _end(slots, before)) if step is not None]
-    log.add(kind, message, fix, access.step, before.step, *extra, place=place, blame=blame)
+    log.add(kind, message, fix, access.step, before.step, *extra, slot=slot, blame=blame)
 
 
 def _texts(
@@ -74,12 +74,13 @@ def _texts(
     clock = clocks.of[access.agent]
     if before.agent == access.agent and before.kind in (READ, WRITE) and access.kind in (READ, WRITE):
         return (
-            f"{second} after {first}, but by another deal of elements over lanes, and nothing orders the lanes of one warp",
+            f"{second} after {first}, with the elements distributed over the lanes in another way, and nothing orders "
+            "the lanes of one warp",
             f"let {role} execute warp_sync between the two",
             before.step,
         )
     if before.kind not in (LOAD, STORE, MMA) and clock[before.agent] >= before.time:
-        if any(known[clocks.published + before.agent] >= before.time for known in clocks.of):  # somebody was told
+        if any(known[clocks.published + before.agent] >= before.time for known in clocks.of):  # some warp knows it
             return (
                 f"{second} after {first}, but the signals between are relaxed, or came before that warp's lanes were "
                 "synchronized: they order what is executed, not these accesses",

@@ -26,17 +26,17 @@ def _paragraph(finding: Finding) -> list[str]:
     head = f"{kind}: {finding.kind.value} [{finding.kind.name}]"
     lines = ["", f"{_shown(finding.where[0])}: {head}" if finding.where else head, f"  {finding.message}."]
     for event in finding.steps:
-        place = f"  ({_shown(event.where)})" if event.where else ""
-        lines.append(f"    step {event.order}: {event.agent} {event.what}{place}")
+        location = f"  ({_shown(event.where)})" if event.where else ""
+        lines.append(f"    step {event.order}: {event.agent} {event.what}{location}")
     lines.append(f"  Fix: {finding.fix}.")
     return lines
 
 
-def _shown(place: str) -> str:
-    """A source line's place as compilers print it: relative if it lies below the working directory."""
-    path, _, line = place.rpartition(":")
+def _shown(location: str) -> str:
+    """A source line's location as compilers print it: relative if it lies below the working directory."""
+    path, _, line = location.rpartition(":")
     try:
         short = os.path.relpath(path)
     except ValueError:  # on another drive
-        return place
-    return place if short.startswith(os.pardir) else f"{short}:{line}"
+        return location
+    return location if short.startswith(os.pardir) else f"{short}:{line}"

@@ -1,6 +1,6 @@
-"""Rules of the slots: any two accesses to the same bytes, one of them a write, are ordered, with what their proxies need.
+"""Rules of the slots: two accesses to the same bytes, one of them a write, are ordered, with what their proxies need.
 
-    first access           is over for a second one when the second's past has ...
+    first access           is over for a second one if the past of the second has ...
     threads read or write  the access, published by all lanes of its warp; and for the async proxy, their fence after it
     raw, by async proxy    the access, published by all lanes of its warp
     TMA load writes        the phase that its bytes complete, waited for
@@ -230,5 +230,5 @@ class Slots:
 
 
 def _disjoint(one: Part, other: Part) -> bool:
-    """Parts of the same cut with different numbers, whoever deals them over lanes."""
+    """Parts of the same cut with different numbers, however a part is distributed over lanes."""
     return one[1] != other[1] and one[2] == other[2] and one[0].split("/")[0] == other[0].split("/")[0]

@@ -15,7 +15,7 @@ from tmapipe.plan.model import Ring, RoleWarps
 __all__ = ["slots_kept_findings", "trip_count_findings"]
 
 _Programs = Sequence[Sequence[Any]]
-_Places = list[tuple[int, Any]]  # (index in the warp's program, operation)
+_Uses = list[tuple[int, Any]]  # (index in the program of the warp, operation)
 
 
 def trip_count_findings(layout: Layout, programs: _Programs) -> list[Finding]:
@@ -58,19 +58,19 @@ def _agents(layout: Layout, role: RoleWarps) -> list[int]:
     return [cta * layout.warps + warp for cta in range(layout.ctas) for warp in warps]
 
 
-def _entered(layout: Layout, ring: Ring, role: RoleWarps, cta: int, programs: _Programs) -> tuple[int, int, _Places]:
+def _entered(layout: Layout, ring: Ring, role: RoleWarps, cta: int, programs: _Programs) -> tuple[int, int, _Uses]:
     """(slots of *ring* that the role enters, all teams together; a warp of it; where that warp does)."""
     by_team = [0] * role.teams
-    agent, places = cta * layout.warps + role.first_warp, _Places()
+    agent, uses = cta * layout.warps + role.first_warp, _Uses()
     for warp in range(role.first_warp, role.first_warp + role.warps):
         program = programs[cta * layout.warps + warp]
         count = _waits if ring.phase_of(role.name) else _arrivals
         found = count(layout, ring, role, program)
         team = role.team(warp)
         by_team[team] = max(by_team[team], len(found))
-        if len(found) > len(places):
-            agent, places = cta * layout.warps + warp, found
-    return sum(by_team), agent, places
+        if len(found) > len(uses):
+            agent, uses = cta * layout.warps + warp, found
+    return sum(by_team), agent, uses
 
 
 def _bars(layout: Layout, ring: Ring, phase: int) -> range:
@@ -78,12 +78,12 @@ def _bars(layout: Layout, ring: Ring, phase: int) -> range:
     return range(first, first + ring.barriers[phase].stages)
 
 
-def _waits(layout: Layout, ring: Ring, role: RoleWarps, program: Sequence[Any]) -> _Places:
+def _waits(layout: Layout, ring: Ring, role: RoleWarps, program: Sequence[Any]) -> _Uses:
     """Waits for phases of the barrier before the role's own: the same wait twice in a row is one."""
     phase = ring.phase_of(role.name)
     assert phase is not None
     bars = _bars(layout, ring, phase - 1)
-    found: _Places = []
+    found: _Uses = []
     last = None
     for i, op in enumerate(program):
         wait = declared(type(op)).effect(Wait)
@@ -94,7 +94,7 @@ def _waits(layout: Layout, ring: Ring, role: RoleWarps, program: Sequence[Any]) 
     return found
 
 
-def _arrivals(layout: Layout, ring: Ring, role: RoleWarps, program: Sequence[Any]) -> _Places:
+def _arrivals(layout: Layout, ring: Ring, role: RoleWarps, program: Sequence[Any]) -> _Uses:
     phase = ring.phase_of(role.name)
     assert phase is not None
     bars = _bars(layout, ring, phase)
@@ -105,14 +105,14 @@ def _arrivals(layout: Layout, ring: Ring, role: RoleWarps, program: Sequence[Any
 # ---- findings ---------------------------------------------------------------------------------------------------------
 
 
-def _disagree(layout: Layout, ring: Ring, cta: int, counts: dict[str, tuple[int, int, _Places]]) -> Finding:
+def _disagree(layout: Layout, ring: Ring, cta: int, counts: dict[str, tuple[int, int, _Uses]]) -> Finding:
     given = ring.phases[0][0]
     terms = ", ".join(f"{role} {count}" for role, (count, _, _) in counts.items())
     at = f" in CTA {cta}" if layout.ctas > 1 else ""
     others = [role for role, (count, _, _) in counts.items() if count != counts[given][0]]
     steps: list[Event] = []
-    for _, agent, places in sorted(counts.values(), key=lambda entry: entry[0]):
-        steps += _by_line(layout, agent, places, f"enters a slot of {ring.name}")
+    for _, agent, uses in sorted(counts.values(), key=lambda entry: entry[0]):
+        steps += _by_line(layout, agent, uses, f"enters a slot of {ring.name}")
     return Finding(
         Kind.TRIP_COUNTS,
         f"the roles of {ring.name} enter different numbers of its slots{at}: {terms}",
@@ -124,7 +124,7 @@ def _disagree(layout: Layout, ring: Ring, cta: int, counts: dict[str, tuple[int,
     )
 
 
-def _kept(layout: Layout, ring: Ring, agent: int, entered: _Places, left: _Places) -> Finding:
+def _kept(layout: Layout, ring: Ring, agent: int, entered: _Uses, left: _Uses) -> Finding:
     phase = ring.phase_of(layout.role(agent))
     assert phase is not None
     barrier, name = ring.barriers[phase].name, who(layout, agent)
@@ -140,10 +140,10 @@ def _kept(layout: Layout, ring: Ring, agent: int, entered: _Places, left: _Place
     return Finding(kind, counts, fix, (name,), _last_first(steps), barrier, steps=_in_order(steps))
 
 
-def _by_line(layout: Layout, agent: int, places: _Places, what: str) -> list[Event]:
+def _by_line(layout: Layout, agent: int, uses: _Uses, what: str) -> list[Event]:
     """One step a source line, with how often the warp comes by. The steps' numbers are those of the warp's own program."""
-    lines: dict[str | None, _Places] = {}
-    for i, op in places:
+    lines: dict[str | None, _Uses] = {}
+    for i, op in uses:
         lines.setdefault(op.where, []).append((i, op))
     return [
         event(layout, at[0][0], agent, at[0][1], f"{what}, {len(at)} {'times' if len(at) > 1 else 'time'}")

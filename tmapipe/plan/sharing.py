@@ -1,7 +1,7 @@
-"""How the threads of a role share the elements of a slot: in short rows, in turn.
+"""How the elements of a slot are distributed over the threads of a role: in short rows, one thread after another.
 
-The deal depends on the tile and the number of threads alone, not on the element type, so that what is read from a slot of
-one type can be written to a slot of another.
+This depends only on the tile and the number of threads, not on the element type. So what is read from a slot of one type can
+be written to a slot of another.
 """
 
 from __future__ import annotations
