@@ -47,17 +47,21 @@ _MADE = ("_declared", "_plans", "_compiled", "_launchers")  # attributes that fo
 class Schedule:
     """Base of all schedules.
 
-    cluster: CTAs of a cluster by dimension of the output's tile grid, the first varying fastest, e.g.
-    ``{"m": 2, "n": 1}``; tiles: the order in which persistent CTAs take output tiles; arch: the target to plan for;
-    checked: whether `check` must pass before the schedule is first compiled for launching; turned: stages whose tensors are
-    passed with their last two dimensions in the other order than the stage declares them, e.g. an a [m, k] of which a stage
-    "k m" loads tiles that are contiguous along m.
+    Parts are attributes, of a class or of an instance, and have the attributes' names. A subclass or an instance replaces a
+    part by assigning another to its name, and removes it by assigning None. All that depends on an attribute is made anew
+    when it is assigned to. Schedules are equal if their types, declarations and attributes are.
     """
 
+    #: CTAs of a cluster by dimension of the output's tile grid, the first varying fastest, e.g. {"m": 2, "n": 1}.
     cluster: dict[str, int] = {}  # noqa: RUF012 - replaced, never changed
+    #: The order in which persistent CTAs take output tiles.
     tiles: PersistentTiles = PersistentTiles()
+    #: The target to plan for.
     arch = "sm_90a"
+    #: Whether `check` must pass before the schedule is first compiled for launching.
     checked = True
+    #: Stages whose tensors are passed with their last two dimensions in the other order than the stage declares them: an
+    #: a [m, k] of which a stage "k m" loads tiles that are contiguous along m.
     turned: tuple[str, ...] = ()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -122,8 +126,15 @@ class Schedule:
         return attrs.evolve(declared, roles={**declared.roles, SCHEDULER: Role(warps=1)}, queue=queue)
 
     def plan(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Plan:
-        """Every derived number. dtypes: the tensors' element types by stage name; where neither this nor the stage says,
-        bf16. Raises `InputError` for declarations that no correct kernel could be built for."""
+        """Every derived number.
+
+        Args:
+            dtypes: Element types of the tensors by stage name; bf16 where neither this nor the stage says.
+            arch: The target; by default the schedule's.
+
+        Raises:
+            InputError: For declarations that no correct kernel could be built for.
+        """
         types = {name: as_dtype(dtype) for name, dtype in self._named(dtypes or {}).items()}
         plans: dict[Any, Plan] = self.__dict__.setdefault("_plans", {})
         target = arch or self.arch
@@ -145,12 +156,15 @@ class Schedule:
         return dtypes
 
     def explain(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> str:
-        """Every derived number with its formula, as text."""
+        """Every derived number with its formula, as text. Arguments as of `plan`."""
         return explain(self.plan(dtypes, arch=arch))
 
     def check(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Report:
-        """Proves on the CPU that this schedule cannot hang, race or corrupt, for every trip count, interleaving and CTA; or
-        reports what can go wrong, where, and what to change. See docs/internals/checker.md."""
+        """Proves on the CPU that this schedule cannot hang, race or corrupt, or reports what can go wrong.
+
+        The proof is for every trip count, interleaving and CTA; a report says where, and what to change. See
+        docs/internals/checker.md. Arguments as of `plan`.
+        """
         from tmapipe.check import check_schedule
 
         return check_schedule(self, dtypes, arch)
@@ -164,7 +178,11 @@ class Schedule:
         return name, (1,) * (len(part.dims) - len(part.tile)) + part.tile
 
     def grid(self, extent: Callable[[str, int], Any]) -> dict[str, Any]:
-        """Output tiles by dimension. extent: of a tensor's i-th dimension (elements), on the host or in the kernel."""
+        """Output tiles by dimension.
+
+        Args:
+            extent: Of the tensor of a stage, along its i-th dimension (elements), on the host or in the kernel.
+        """
         name, tile = self.tile_grid()
         tiles = {dim: ceil_div(extent(name, i), tile[i]) for i, dim in enumerate(self.part(name).dims)}
         return self.tiles.grid(tiles, extent, self.cluster)
@@ -174,8 +192,10 @@ class Schedule:
         return self.declared.loads[name] if name in self.declared.loads else self.declared.stores[name]
 
     def tile_slots(self, k: KernelContext, tile: Tile) -> Any:
-        """Ring slots that one output tile takes. A schedule whose consumers work in teams overrides this, since each team
-        passes over the slots of the others' tiles."""
+        """Ring slots that one output tile takes.
+
+        A schedule whose consumers work in teams overrides this, since each team passes over the slots of the others' tiles.
+        """
         return 1
 
     def ring_slots(self, k: KernelContext, ring: str, tile: Tile) -> Any:
@@ -183,19 +203,30 @@ class Schedule:
         return self.tile_slots(k, tile)
 
     def empty_value(self, bound: Bound) -> Any:
-        """What the output is when there is nothing to compute it from (no k): an empty sum. A number, or an array that
-        broadcasts to the output."""
+        """What the output is when there is nothing to compute it from (no k): an empty sum.
+
+        A number, an array that broadcasts to the output, or a dictionary of these by output.
+        """
         return 0.0
 
     # ---- running --------------------------------------------------------------------------------------------------
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
-        """Runs the schedule on *tensors*: one a load stage, then one a table, then one a store stage, in the order of
-        declaration, or by their names. A store's tensor that is left out is made (`out` names the first one's). Returns the
-        store's tensor, or a tuple of them.
+        """Runs the schedule.
 
         CUDA tensors: compiled once a signature, launched on the current stream, nothing is waited for. CPU tensors and
-        NumPy arrays: the machine model. Raises `InputError` before anything is launched.
+        NumPy arrays: the machine model.
+
+        Args:
+            tensors: One a load stage, then one a table, then one a store stage, in the order of declaration.
+            out: The first store's tensor. Those of stores that are left out are made.
+            named: Tensors by the names of stages and tables.
+
+        Returns:
+            The store's tensor, or a tuple of them.
+
+        Raises:
+            InputError: Before anything is launched.
         """
         if self.turned:
             tensors, named = self._as_declared(tensors, named)
@@ -234,9 +265,18 @@ class Schedule:
     ) -> Run:
         """Runs CPU tensors or NumPy arrays on the machine model; returns its `Run`, which has the counts.
 
-        clusters: in the grid, 1 or more (by default up to 2, so that persistent CTAs get more than one tile); seed: of the
-        order in which the model's agents take their steps; trace: keep every step and its source line, for `Run.timeline`.
-        Raises `DeadlockError` and `HazardError`.
+        Args:
+            tensors: As of a call.
+            out: As of a call.
+            clusters: In the grid, 1 or more; by default up to 2, so that persistent CTAs get more than one tile.
+            seed: Of the order in which the model's agents take their steps.
+            trace: Keep every step and its source line, for `Run.timeline`.
+            named: As of a call.
+
+        Raises:
+            InputError: For tensors that do not fit.
+            DeadlockError: If no warp can go on.
+            HazardError: For an access that the hardware would not order.
         """
         if clusters is not None and (isinstance(clusters, bool) or not isinstance(clusters, int) or clusters < 1):
             raise InputError("clusters", clusters, "is a positive number of clusters, or None", "leave it out")
@@ -281,8 +321,16 @@ class Schedule:
     def compile(
         self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None, unroll: bool = True
     ) -> Compiled:
-        """Compiles for *arch* without running, and without needing a GPU. Returns the `Compiled` kernel with its PTX,
-        cubin and resource usage. unroll=False: a kernel to be read, in which no run-time loop is unrolled."""
+        """Compiles without running, and without needing a GPU.
+
+        Args:
+            dtypes: As of `plan`.
+            arch: As of `plan`.
+            unroll: False: a kernel to be read, in which no run-time loop is unrolled.
+
+        Returns:
+            The kernel with its PTX, cubin and resource usage.
+        """
         from tmapipe.gpu.build import build
 
         return build(self, self.plan(dtypes, arch=arch), keep=True, unroll=unroll)

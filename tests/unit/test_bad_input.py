@@ -9,6 +9,7 @@ import tmapipe as tp
 from tests.unit.errors import refused
 from tmapipe.dtypes import as_dtype
 from tmapipe.plan.arch import arch_named
+from tmapipe.plan.planner import make_plan
 
 S = tp.schedules
 
@@ -434,6 +435,20 @@ def test_names_that_slots_have(name):
     a_ring = tp.BarrierRing(2, producer=load, consumer=use)
     parts = {"load": load, "use": use, "ring": a_ring, name: tp.TmaLoadStage(tile=(8, 64), ring=a_ring)}
     refused(schedule(**parts).plan, argument="stage name", value=name, rule="taken by the slot")
+
+
+@pytest.mark.parametrize("name", ["plan", "steps", "ends"])
+@pytest.mark.parametrize("part", ["ring", "y"])
+def test_names_that_bodies_have(part, name):
+    load, use = tp.Role(warps=1), tp.Role(warps=1)
+    a_ring = tp.BarrierRing(2, producer=load, consumer=use)
+    x = tp.TmaLoadStage(tile=(8, 64), ring=a_ring)
+    parts = {"load": load, "use": use, "ring": a_ring, "x": x, "y": tp.TmaStoreStage(source=x)}
+    parts[name] = parts.pop(part)
+    made = tp.Schedule()
+    for called, each in parts.items():
+        made.__dict__[called] = each
+    refused(lambda: make_plan(made.declared, {}, "sm_90a"), argument="name", value=name, rule="what bodies get as k")
 
 
 def test_schedule_without_tensors():

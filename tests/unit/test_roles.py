@@ -6,6 +6,7 @@ import tmapipe as tp
 from tests.unit.errors import refused
 from tests.unit.fake_isa import RecordingIsa, record
 from tmapipe.kernel import KernelContext, kernel_main, tiles_of
+from tmapipe.plan.planner import TAKEN
 
 S = tp.schedules
 EXTENTS = {"x": (20, 200), "y": (20, 200)}
@@ -348,6 +349,11 @@ def test_context_offers_what_the_role_has():
     assert offered(math) == {"ring", "mma", "d"}
     assert offered(context(S.Gemm(), "load", **gemm)) == {"ring"}
     assert offered(context(S.PingPong(), "math", **gemm)) == {"ring", "mma", "d", "order", "epilogue_order"}
+
+
+def test_names_that_a_context_has_itself_are_taken():
+    k = context(Rows(), "load")
+    assert {name for name in (*dir(type(k)), *vars(k)) if not name.startswith("_")} == set(TAKEN)
 
 
 def test_a_role_outside_a_ring_does_not_see_it():

@@ -11,14 +11,21 @@ __all__ = ["Arch", "arch_named"]
 
 @attrs.frozen
 class Arch:
-    """name: as the compiler spells it; smem: bytes of shared memory a CTA can have (CUDA programming guide, table of
-    compute capabilities; 1 KB of the SM's own is already taken off); wgmma: warpgroup matmul; max_cluster: CTAs."""
+    """What the planner needs to know of an architecture (CUDA programming guide, table of compute capabilities).
+
+    Args:
+        name: As the compiler spells it.
+        smem: Shared memory that a CTA can have (bytes), without the 1 KB of the SM's own.
+        wgmma: Whether there are warpgroup matmuls.
+        max_cluster: CTAs of the largest cluster.
+        registers: Of an SM, of 32 bits each.
+    """
 
     name: str
     smem: int
     wgmma: bool
     max_cluster: int
-    registers: int = 65536  # 32-bit registers an SM
+    registers: int = 65536
 
 
 _ARCHS = {

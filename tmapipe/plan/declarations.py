@@ -141,6 +141,7 @@ def declare(schedule: object, cluster: Any, earlier: tuple[tuple[str, Part], ...
         field: {name: part for name, part in parts.items() if isinstance(part, each)}
         for field, each in zip(_FIELDS, PARTS, strict=True)
     }
+    cluster = dict(cluster) if isinstance(cluster, Mapping) else cluster  # which the plan refuses
     return Declarations(kind.__name__, cluster, **of_kind, bodies=_bodies(kind, names), names=names)
 
 

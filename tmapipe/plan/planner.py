@@ -20,12 +20,22 @@ from tmapipe.store_pipeline import TmaStoreStage
 
 __all__ = ["make_plan"]
 
+#: Attributes of what a body gets as `k` (`tmapipe.kernel.KernelContext`), which nothing else in it can be called.
+TAKEN = ("ends", "finish", "isa", "name_of", "plan", "raw", "role", "steps", "tiles")
 MAX_SLOTS = 12  # rings that fill shared memory stop here: more stages than this hide no more latency
 
 
 def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Plan:
-    """Derives every number. dtypes: element type of each bound tensor, by stage name (bf16 where neither the stage nor
-    the tensor says). Raises `InputError` for declarations that no correct kernel could be built for."""
+    """Derives every number.
+
+    Args:
+        declared: The parts of a schedule.
+        dtypes: Element type of each tensor by stage name; bf16 where neither this nor the stage says.
+        arch: Name of the target.
+
+    Raises:
+        InputError: For declarations that no correct kernel could be built for.
+    """
     target = arch_named(arch)
     check_cluster(declared.cluster, target.max_cluster)
     _check_names(declared)
@@ -94,6 +104,11 @@ def _check_names(declared: Declarations) -> None:
     for name in (*declared.loads, *declared.shared, *declared.stores):
         if name in RESERVED:
             raise InputError("stage name", name, "is taken by the slot's own attributes", "rename the stage")
+    for name in (*declared.rings, *declared.matmuls, *declared.stores, *declared.turnstiles):
+        if name in TAKEN:
+            raise InputError(
+                "name", name, "is taken by what bodies get as k", "rename the ring, matmul, store or turnstile"
+            )
 
 
 def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str, DType]:

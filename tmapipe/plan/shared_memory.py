@@ -23,7 +23,15 @@ MAX_NAMED_BARRIERS = 16  # a CTA; id 0 is bar.sync 0 (PTX ISA)
 
 
 class Layout:
-    """Shared memory from offset 0: all mbarriers (8 bytes each), then the buffers at their alignment."""
+    """Shared memory from offset 0: all mbarriers (8 bytes each), then the buffers at their alignment.
+
+    Args:
+        declared: The parts of a schedule.
+        types: Element type of each stage by name.
+        roles: Where each role runs.
+        matmul_roles: Matmul -> the role that executes it.
+        auto_stages: Slots of the ring that says no number.
+    """
 
     def __init__(
         self,
@@ -186,8 +194,11 @@ class Layout:
         return self.matmul_roles[self.name_of(store.source)]
 
     def _swizzle(self, name: str, part: TmaLoadStage | SharedStage) -> int:
-        """By default the widest span that divides a row, for slots that wgmma or warps read from many rows at once; none for
-        others."""
+        """Of a stage's slots (bytes).
+
+        By default the widest span that divides a row, for slots that wgmma or warps read from many rows at once; none for
+        others.
+        """
         readers = [mma for mma in self.declared.matmuls.values() if part in (mma.a, mma.b)]
         row = part.tile[-1] * self.types[name].bytes
         if part.swizzle is not None:

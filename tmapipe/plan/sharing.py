@@ -15,8 +15,16 @@ __all__ = ["row_width"]
 
 
 def row_width(stage: str, tile: tuple[int, ...], role: RoleWarps) -> int:
-    """Elements of the row that one thread takes at a time: 8, 4, 2 or 1. Raises `InputError` if the threads of *role* cannot
-    share the *tile* of *stage* evenly."""
+    """Elements of the row that one thread takes at a time: 8, 4, 2 or 1.
+
+    Args:
+        stage: Its name.
+        tile: Elements of its slots along their extents.
+        role: Whose threads share a slot.
+
+    Raises:
+        InputError: If they cannot share it evenly.
+    """
     elements = math.prod(tile)
     for width in (8, 4, 2, 1):
         if tile[-1] % width == 0 and elements % (width * role.threads) == 0:
