@@ -56,7 +56,7 @@ def _init_barriers(isa: Isa) -> None:
     plan = isa.plan
 
     def init() -> None:
-        for part in plan.transfers:
+        for part in plan.described:
             isa.prefetch_descriptor(part)
         for barrier in plan.barriers:
             for stage in range(barrier.stages):

@@ -128,6 +128,11 @@ class TmaLoadStage(_SlotStage):
             outside=outside,
         )
 
+    @property
+    def tensor_map(self) -> bool:
+        """Whether the engine finds tiles through a descriptor, and fills what lies outside of the tensor."""
+        return True
+
     @loader.validator
     def _loader_produces(self, field: Any, loader: Any) -> None:
         first = self.ring.phases[0]

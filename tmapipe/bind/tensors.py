@@ -95,6 +95,12 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
         own = slice(len(folded.get(name, ())), None)
         if 0 not in shapes[name]:
             _check_layout(name, given[name], shapes[name][own], strides[name][own], dtypes[name])
+    for name, load in declared.loads.items():
+        ragged = [e for e, t in zip(shapes[name][-len(load.tile) :], load.tile, strict=True) if e % t]
+        if ragged and not load.tensor_map:
+            whole = " x ".join(map(str, load.tile))
+            rule = f"is loaded in whole pieces of {whole} elements, without a descriptor that fills the rest"
+            raise InputError(f"{name}.shape", shapes[name], rule, "pad the tensor, or use a TmaLoadStage")
     for name in stores:
         own = slice(len(folded.get(name, ())), None)
         if 0 not in shapes[name]:

@@ -68,7 +68,9 @@ class _Kernel:
         atoms = self.make_atoms(tensors)
         divisors = self.make_divisors(tensors, clusters)
         grid = (clusters * self.plan.cluster_size, 1, 1)
-        self.device(atoms, divisors, clusters, self.tables(tensors), tensors[len(self.plan.arguments) :], kept).launch(
+        self.device(
+            atoms, divisors, clusters, self.addressed(tensors), tensors[len(self.plan.arguments) :], kept
+        ).launch(
             grid=grid,
             block=(self.plan.threads, 1, 1),
             cluster=(self.plan.cluster_size, 1, 1),
@@ -79,12 +81,12 @@ class _Kernel:
         )
 
     @cute.kernel
-    def device(self, atoms: list, divisors: list, clusters: Int32, tables: list, counters: list, kept: list) -> None:
-        self.trace(atoms, divisors, clusters, tables, counters, kept)
+    def device(self, atoms: list, divisors: list, clusters: Int32, addressed: list, counters: list, kept: list) -> None:
+        self.trace(atoms, divisors, clusters, addressed, counters, kept)
 
     def make_atoms(self, tensors: list) -> list:
         given = self.by_name(tensors)
-        found = [make_atom(part, to_core_first(given[part.argument], part)) for part in self.plan.transfers]
+        found = [make_atom(part, to_core_first(given[part.argument], part)) for part in self.plan.described]
         found += [make_edge_atom(load, to_core_first(given[load.argument], load)) for load in self.edges]
         return [(atom.atom, atom.tma_tensor) for atom in found]
 
@@ -92,7 +94,9 @@ class _Kernel:
         given = self.by_name(tensors)
 
         def extent(name: str, i: int) -> Any:
-            return given[name].shape[i] if name in self.plan.tables else full_shape(given[name], self.parts[name])[i]
+            return (
+                given[name].shape[i] if name in self.plan.by_address else full_shape(given[name], self.parts[name])[i]
+            )
 
         values = self.schedule.tiles.divisors(self.schedule.grid(extent), self.plan.cluster, clusters)
         self.divisor_names = list(values)
@@ -101,17 +105,17 @@ class _Kernel:
     def by_name(self, tensors: list) -> dict[str, Any]:
         return dict(zip(self.plan.arguments, tensors, strict=False))
 
-    def tables(self, tensors: list) -> list:
+    def addressed(self, tensors: list) -> list:
         given = self.by_name(tensors)
-        return [given[name] for name in self.plan.tables]
+        return [given[name] for name in self.plan.by_address]
 
-    def trace(self, atoms: list, divisors: list, clusters: Int32, tables: list, counters: list, kept: list) -> None:
-        names = [*(part.name for part in self.plan.transfers), *(edge_of(load) for load in self.edges)]
+    def trace(self, atoms: list, divisors: list, clusters: Int32, addressed: list, counters: list, kept: list) -> None:
+        names = [*(part.name for part in self.plan.described), *(edge_of(load) for load in self.edges)]
         named = dict(zip(names, atoms, strict=True))
         by = dict(zip(self.divisor_names, divisors, strict=True))
-        looked_into = dict(zip(self.plan.tables, tables, strict=True))
+        by_address = dict(zip(self.plan.by_address, addressed, strict=True))
         counter = counters[0] if counters else None
-        kernel_main(self.backend(self.plan, named, by, clusters, looked_into, counter, kept), self.schedule)
+        kernel_main(self.backend(self.plan, named, by, clusters, by_address, counter, kept), self.schedule)
 
 
 def build(

@@ -42,7 +42,7 @@ class GpuIsa(Isa):
         atoms: (TMA atom, coordinate tensor) of each load and store, and of each load's tiles over the edge, by name
         divisors: by name, as the host prepared them
         clusters: how many were launched
-        tables: tensors by name
+        addressed: tensors that are reached by their address, by name
         counters: int32 in global memory, for a queued order
         kept: the words that the order adds to a launch
     """
@@ -53,11 +53,11 @@ class GpuIsa(Isa):
         atoms: dict[str, tuple[Any, Any]],
         divisors: dict[str, Any],
         clusters: Int32,
-        tables: dict[str, Any],
+        addressed: dict[str, Any],
         counters: Any = None,
         kept: Sequence[Any] = (),
     ):
-        self.looked_into, self.counters, self.kept = tables, counters, kept
+        self.addressed, self.counters, self.kept = addressed, counters, kept
         self.plan, self.atoms, self.host_divisors, self.clusters = plan, atoms, divisors, clusters
         self.thread, _, _ = cute.arch.thread_idx()
         self.lane = cute.arch.lane_idx()
@@ -107,8 +107,8 @@ class GpuIsa(Isa):
         control.traced(body)(*arguments)
 
     def extent(self, argument: str, dim: int) -> Any:
-        if argument in self.looked_into:
-            return self.looked_into[argument].shape[dim]
+        if argument in self.addressed:
+            return self.addressed[argument].shape[dim]
         part = self._part(argument)
         shape = self.atoms[argument][1].shape
         if clips(part):
@@ -219,10 +219,10 @@ class GpuIsa(Isa):
     # ---- tables ---------------------------------------------------------------------------------------------------
 
     def table_value(self, table: str, i: Any) -> Any:
-        return cute.arch.make_warp_uniform(self.looked_into[table][i])
+        return cute.arch.make_warp_uniform(self.addressed[table][i])
 
     def table_count(self, table: str, count: Any, holds: Callable[[Any, Any], Any]) -> Any:
-        entries = self.looked_into[table]
+        entries = self.addressed[table]
         found = self.cells(0)
 
         def some(first: Any) -> None:

@@ -148,16 +148,13 @@ class Load:
     """A bulk-tensor load from global memory into a slot.
 
     Args:
-        name: Of the stage.
-        argument: Of the tensor that it loads from.
-        buffer: Where the slots are.
-        dims: Names of the tensor's dimensions, the last one contiguous.
-        tile: Elements of a tile along each of `dims` (1 along a batch dimension).
-        peers: CTAs that share a tile (1 without multicast), each of which loads 1/peers of it for all.
-        axes: Of the cluster, along which these peers lie.
-        pattern: Bit mask of the peers of the CTA at the origin of the cluster, by rank.
-        l2_hint: "evict_first", "evict_last", "evict_normal" or None.
-        outside: What a slot holds of rows beyond the tensor's edge: "zeros" or "anything".
+        name: Of the stage. argument: Of the tensor that it loads from. buffer: Where the slots are. dims: Names of the
+        tensor's dimensions, the last one contiguous. tile: Elements of a tile along each of `dims` (1 along a batch
+        dimension). peers: CTAs that share a tile (1 without multicast), each of which loads 1/peers of it for all. axes:
+        Of the cluster, along which these peers lie. pattern: Bit mask of the peers of the CTA at the origin of the
+        cluster, by rank. l2_hint: "evict_first", "evict_last", "evict_normal" or None. outside: What a slot holds of rows
+        beyond the tensor's edge: "zeros" or "anything". tensor_map: Whether the engine finds the tile through a
+        descriptor; else it is one piece of memory, found by its address.
     """
 
     name: str
@@ -170,6 +167,7 @@ class Load:
     pattern: int = 1
     l2_hint: str | None = None
     outside: str = "zeros"
+    tensor_map: bool = True
 
     @property
     def box(self) -> tuple[int, ...]:
@@ -353,6 +351,16 @@ class Plan:
     def transfers(self) -> tuple[Load | Store, ...]:
         """Loads, then stores."""
         return (*self.loads, *self.stores)
+
+    @property
+    def described(self) -> tuple[Load | Store, ...]:
+        """Those of `transfers` that go through a descriptor (a tensor map)."""
+        return tuple(part for part in self.transfers if isinstance(part, Store) or part.tensor_map)
+
+    @property
+    def by_address(self) -> tuple[str, ...]:
+        """Arguments that the kernel reaches by their address: tables, and what loads without a descriptor read."""
+        return (*self.tables, *(load.argument for load in self.loads if not load.tensor_map))
 
     @property
     def dims(self) -> dict[str, tuple[str, ...]]:

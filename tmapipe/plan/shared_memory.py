@@ -259,8 +259,10 @@ class Layout:
                 )
         tile = (1,) * (len(load.dims) - len(load.tile)) + load.tile
         pattern = peer_pattern(cluster, axes)
-        made = Load(name, name, self.of[name], load.dims, tile, peers, axes, pattern, load.l2_hint, load.outside)
-        _check_box(name, made.buffer, made.box)
+        how = (load.l2_hint, load.outside, load.tensor_map)
+        made = Load(name, name, self.of[name], load.dims, tile, peers, axes, pattern, *how)
+        if load.tensor_map:
+            _check_box(name, made.buffer, made.box)
         self.loads.append(made)
 
     def _matmul(self, name: str, mma: Wgmma) -> None:
