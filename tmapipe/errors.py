@@ -25,10 +25,10 @@ class InputError(PipelineError, ValueError):
     """An argument, a declaration or a tensor that no correct kernel could be built for.
 
     Args:
-        argument: its name
-        value: what was given
-        rule: what must hold
-        fix: what to change
+        argument: Its name.
+        value: What was given.
+        rule: What must hold.
+        fix: What to change.
     """
 
     def __init__(self, argument: str, value: object, rule: str, fix: str):

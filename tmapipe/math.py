@@ -66,10 +66,10 @@ def gelu(x: Any, approximate: str = "tanh") -> Any:
 
     Args:
         approximate: "tanh" for ``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`` (within |x| * 2^-12 on the GPU);
-            "none" for ``x / 2 * (1 + erf(x / sqrt(2)))``, which takes several times as many instructions
+            "none" for ``x / 2 * (1 + erf(x / sqrt(2)))``, which takes several times as many instructions.
 
     Raises:
-        InputError: *approximate* is something else
+        InputError: *approximate* is something else.
     """
     if approximate not in ("tanh", "none"):
         raise InputError("gelu(approximate)", approximate, 'is "tanh" or "none"', 'use "tanh"')

@@ -22,13 +22,13 @@ def assert_safe(
     """Runs `schedule.check` and returns its report.
 
     Args:
-        dtypes: element types by stage name, as of `Schedule.plan`
-        every_trip_count: whether "safe for up to n" is not enough
-        notes: whether notes are allowed
-        allow: kinds of errors that are allowed
+        dtypes: Element types by stage name, as of `Schedule.plan`.
+        every_trip_count: Whether "safe for up to n" is not enough.
+        notes: Whether notes are allowed.
+        allow: Kinds of errors that are allowed.
 
     Raises:
-        AssertionError: the report shows something that is not allowed; its text is the report
+        AssertionError: The report shows something that is not allowed; its text is the report.
     """
     report = schedule.check(dtypes)
     wrong = [finding for finding in report.findings if finding.kind not in allow and not (finding.kind.note and notes)]

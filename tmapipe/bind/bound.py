@@ -18,13 +18,13 @@ class Bound:
     """The tensors of one call.
 
     Args:
-        tensors: by stage name
-        shapes: by stage name (elements), with leading 1s for batch dimensions that a tensor lacks
-        strides: by stage name (elements)
-        dtypes: element types by stage name
-        stores: names of the outputs
-        on_gpu: whether they lie on a CUDA device
-        added_to: the outputs that are added to, not overwritten
+        tensors: By stage name.
+        shapes: By stage name (elements), with leading 1s for batch dimensions that a tensor lacks.
+        strides: By stage name (elements).
+        dtypes: Element types by stage name.
+        stores: Names of the outputs.
+        on_gpu: Whether they lie on a CUDA device.
+        added_to: The outputs that are added to, not overwritten.
     """
 
     tensors: dict[str, Any]
@@ -44,7 +44,7 @@ class Bound:
         """Writes *value* to the outputs: what a call computes from nothing (no k). An empty output is left as it is.
 
         Args:
-            value: a number, an array that broadcasts to the output, or a dictionary of these by output
+            value: A number, an array that broadcasts to the output, or a dictionary of these by output.
         """
         for name in self.stores:
             tensor = self.tensors[name]

@@ -18,7 +18,7 @@ def check_kind(name: str, tensor: Any) -> None:
     """Checks that *tensor* is a torch tensor or a NumPy array whose elements lie in memory as its strides say.
 
     Raises:
-        InputError: it is something else
+        InputError: It is something else.
     """
     if isinstance(tensor, np.ndarray):
         wrong = _wrong_array(tensor)
@@ -79,7 +79,7 @@ def check_memory(name: str, tensor: Any, output: bool) -> None:
     """Checks that *tensor* can be read, and as an output written, here and now.
 
     Raises:
-        InputError: it cannot
+        InputError: It cannot.
     """
     if isinstance(tensor, np.ndarray):
         if output and not tensor.flags.writeable:

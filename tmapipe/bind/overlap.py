@@ -17,7 +17,7 @@ def check_apart(tensors: dict[str, Any], outputs: tuple[str, ...]) -> None:
     """Checks that no output shares memory with another of *tensors*.
 
     Raises:
-        InputError: one does
+        InputError: One does.
     """
     arrays = {name: _as_array(tensor) for name, tensor in tensors.items() if 0 not in tensor.shape}
     for name in outputs:

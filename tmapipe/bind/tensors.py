@@ -32,13 +32,13 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
     """Matches tensors with stages, makes missing outputs, and checks everything that could go wrong on the GPU.
 
     Args:
-        schedule: whose stages
-        tensors: by position: one per load stage, then per table, then per store stage
-        named: tensors by stage name
-        out: the first output
+        schedule: Whose stages.
+        tensors: By position: one per load stage, then per table, then per store stage.
+        named: Tensors by stage name.
+        out: The first output.
 
     Raises:
-        InputError: names the argument, its value, the rule and a fix
+        InputError: Names the argument, its value, the rule and a fix.
     """
     declared = schedule.declared
     parts: dict[str, TmaLoadStage | TmaStoreStage] = {**declared.loads, **declared.stores}
@@ -144,7 +144,7 @@ def as_words(name: str, tensor: Any) -> Any:
     """The memory of a tensor as 32-bit integers, along its last dimension.
 
     Raises:
-        InputError: rows or row strides are no whole units of 16 bytes
+        InputError: Rows or row strides are no whole units of 16 bytes.
     """
     size = tensor.dtype.itemsize
     if is_torch(tensor) and tensor.storage_offset() * size % 4:

@@ -121,7 +121,7 @@ class Positions:
         alike.
 
         Args:
-            live: what may still come; only its positions matter
+            live: What may still come; only its positions matter.
         """
         (now, any_now), (then, any_then) = self.of(live), before.of(live)
         if (any_now != any_then).any():

@@ -52,9 +52,9 @@ class Problems:
         """Shapes of all tensors.
 
         Args:
-            tiles: output tiles of a CTA, along the output's last dimension
-            steps: tiles along each inner dimension
-            outer: extent of the output's dimensions before its tile's
+            tiles: Output tiles of a CTA, along the output's last dimension.
+            steps: Tiles along each inner dimension.
+            outer: Extent of the output's dimensions before its tile's.
         """
         extents: dict[str, int] = {}
         first = len(self.dims) - 2 if len(self.dims) > 1 else 0

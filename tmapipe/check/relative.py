@@ -43,7 +43,7 @@ def record_marked(
     """Each warp's operations, `Exit` last, with the iterations of the outermost `Isa.loop` marked.
 
     Args:
-        ctas: record only the first ones; None: all
+        ctas: Record only the first ones; None: all.
     """
     programs = []
     for agent in range(layout.agents if ctas is None else ctas * layout.warps):
@@ -86,10 +86,10 @@ class RelativeRun:
     tile and after the last one; end: at the end.
 
     Args:
-        tiles: how many output tiles
-        origin: positions before the first tile: one stage before those where the warps begin, so that first iterations look
-            like all others
-        parts: operations taken apart, shared among runs
+        tiles: How many output tiles.
+        origin: Positions before the first tile: one stage before those where the warps begin, so that first iterations look
+            like all others.
+        parts: Operations taken apart, shared among runs.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ def origin_of(layout: Layout, programs: Sequence[Program], tiles: int, group: in
     """Positions of the warps before their first tile, if the first iterations of each team move on as the next ones do.
 
     Args:
-        programs: of a problem of *tiles* tiles
-        group: number of teams
+        programs: Of a problem of *tiles* tiles.
+        group: Number of teams.
     """
     relative = RelativeRun(layout, programs, tiles, {}, {})
     found: dict[Key, int] = {}

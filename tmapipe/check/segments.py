@@ -86,7 +86,7 @@ def segments_of(problems: Problems) -> Segments:
     """The segments of a schedule.
 
     Raises:
-        NotRegular: its programs do not have the form above
+        NotRegular: Its programs do not have the form above.
     """
     if len(problems.inner) > 1:
         raise NotRegular(f"inner loops over several dimensions ({', '.join(problems.inner)})")

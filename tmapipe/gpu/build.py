@@ -35,10 +35,10 @@ class Compiled:
     """A compiled schedule.
 
     Args:
-        plan: what it was compiled from
-        function: call it with a list of tensors and a list of numbers. Tensors: one per name in `plan.arguments`, then, for a
-            queued order, its counters (`COUNTERS` int32 that are 0). Numbers: how many clusters, then what the order adds
-        ptx, cubin: kept if the build was asked to
+        plan: What it was compiled from.
+        function: Call it with a list of tensors and a list of numbers. Tensors: one per name in `plan.arguments`, then, for a
+            queued order, its counters (`COUNTERS` int32 that are 0). Numbers: how many clusters, then what the order adds.
+        ptx, cubin: Kept if the build was asked to.
     """
 
     plan: Plan
@@ -131,15 +131,15 @@ def build(
     """Compiles *schedule* for `plan.arch`. Needs no GPU. Compilations in one process run one after another.
 
     Args:
-        plan: the schedule's plan
-        ranks: number of dimensions of each tensor; by default as declared
-        keep: keep PTX and cubin
-        options: further options of CuTe DSL's compiler
-        unroll: False keeps LLVM from unrolling run-time loops, so that each instruction of a body is in the PTX once
-        backend: the class that emits instructions, such as one that leaves something out to measure what it costs
+        plan: The schedule's plan.
+        ranks: Number of dimensions of each tensor; by default as declared.
+        keep: Keep PTX and cubin.
+        options: Further options of CuTe DSL's compiler.
+        unroll: False keeps LLVM from unrolling run-time loops, so that each instruction of a body is in the PTX once.
+        backend: The class that emits instructions, such as one that leaves something out to measure what it costs.
 
     Raises:
-        InputError: For a body without source, which CuTe DSL reads
+        InputError: For a body without source, which CuTe DSL reads.
     """
     _check_sources(schedule)
     fakes = []

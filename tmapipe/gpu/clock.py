@@ -17,9 +17,9 @@ class CudaClock:
     """Times kernels by the device's own clock. The cost of a launch on the host is hidden behind work of the device.
 
     Args:
-        flush: what is done before each launch: "write" zeroes a large buffer, which leaves dirty lines that the launch must
-            evict; "read" reads it, which leaves clean lines; "none" leaves the cache warm
-        device: as torch names it
+        flush: What is done before each launch: "write" zeroes a large buffer, which leaves dirty lines that the launch must
+            evict; "read" reads it, which leaves clean lines; "none" leaves the cache warm.
+        device: As torch names it.
     """
 
     def __init__(self, flush: str = "write", device: str = "cuda"):

@@ -33,7 +33,7 @@ def make_edge_atom(load: Load, tensor: Any) -> Any:
     """The TMA atom and coordinate tensor of boxes of `load.edge_rows` rows. One CTA loads each box for all peers.
 
     Args:
-        tensor: in the order of `layouts.core_modes`
+        tensor: In the order of `layouts.core_modes`.
     """
     buffer = attrs.evolve(load.buffer, tile=(load.edge_rows, load.buffer.tile[1]))
     return load_atom(load, tensor, buffer, 1)
@@ -43,10 +43,10 @@ def load_edge(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any
     """The TMA load of one such tile.
 
     Args:
-        stage: index of the slot
-        at: where the tile starts (elements), one per dimension of the tensor
-        share: which of the multicast shares this CTA loads
-        how: options of the copies
+        stage: Index of the slot.
+        at: Where the tile starts (elements), one per dimension of the tensor.
+        share: Which of the multicast shares this CTA loads.
+        how: Options of the copies.
     """
     row, rows, own = len(load.dims) - 2, load.edge_rows, load.buffer.tile[0] // load.peers
     atom, extent = isa.atoms[edge_of(load)], isa.extent(load.argument, row)

@@ -38,13 +38,13 @@ class GpuIsa(Isa):
     """One warp's view of the hardware, for the kernel being traced. Its methods are documented in `tmapipe.isa`.
 
     Args:
-        plan: the kernel's plan
-        atoms: (TMA atom, coordinate tensor) of each load and store, and of each load's tiles over the edge, by name
-        divisors: by name, as the host prepared them
-        clusters: how many were launched
-        addressed: tensors that are reached by their address, by name
-        counters: int32 in global memory, for a queued order
-        kept: the words that the order adds to a launch
+        plan: The kernel's plan.
+        atoms: (TMA atom, coordinate tensor) of each load and store, and of each load's tiles over the edge, by name.
+        divisors: By name, as the host prepared them.
+        clusters: How many were launched.
+        addressed: Tensors that are reached by their address, by name.
+        counters: int32 in global memory, for a queued order.
+        kept: The words that the order adds to a launch.
     """
 
     def __init__(

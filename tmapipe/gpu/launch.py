@@ -34,11 +34,11 @@ class Launcher:
         """Compiles *schedule* for the tensors' types and ranks, unless it has been.
 
         Args:
-            gate: called before compiling
+            gate: Called before compiling.
 
         Raises:
-            MissingGpuError: there is no GPU
-            InputError: the GPU has another architecture than the plan
+            MissingGpuError: There is no GPU.
+            InputError: The GPU has another architecture than the plan.
         """
         compiled = compiled_for(schedule, bound, gate)
         self.function = compiled.function
@@ -115,7 +115,7 @@ def adopt(schedule: Schedule, compiled: Compiled, ranks: dict[str, int]) -> None
     """Lets *schedule* launch a kernel that another process has compiled.
 
     Args:
-        ranks: number of dimensions of each tensor that it was compiled for
+        ranks: Number of dimensions of each tensor that it was compiled for.
     """
     types = {part.argument: part.buffer.dtype.in_memory.name for part in compiled.plan.transfers}
     schedule.__dict__.setdefault("_compiled", {})[_key(types, ranks)] = compiled

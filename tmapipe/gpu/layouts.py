@@ -129,8 +129,8 @@ def load_atom(load: Load, tensor: Any, buffer: Buffer, shares: int) -> Any:
     """The TMA atom and coordinate tensor of a load into slots with the layout of *buffer*.
 
     Args:
-        tensor: core first
-        shares: how many CTAs load a part of each tile
+        tensor: Core first.
+        shares: How many CTAs load a part of each tile.
     """
     several = load.peers > 1
     op: Any = cpasync.CopyBulkTensorTileG2SMulticastOp() if several else cpasync.CopyBulkTensorTileG2SOp()
@@ -145,10 +145,10 @@ def partition(
     """The slots [*extents, stage] and one tile of global memory, as the TMA atom takes them.
 
     Args:
-        atom: the TMA atom and its coordinate tensor
-        start: the element at which the tile starts, core first
-        share: which of the multicast shares this CTA loads
-        peers: how many shares there are
+        atom: The TMA atom and its coordinate tensor.
+        start: The element at which the tile starts, core first.
+        share: Which of the multicast shares this CTA loads.
+        peers: How many shares there are.
     """
     copy, tensor = atom
     core, outer = len(extents), len(start) - len(extents)

@@ -111,8 +111,8 @@ def tiled_mma(
     """The tiled MMA of 64 x *n* for each warpgroup, with sums of `sums_type`.
 
     Args:
-        groups: warpgroups along (m, n, k)
-        transposed: of a and b, as in `plan.Matmul`
+        groups: Warpgroups along (m, n, k).
+        transposed: Of a and b, as in `plan.Matmul`.
     """
     majors = [OperandMajorMode.MN if way else OperandMajorMode.K for way in transposed]
     if a == tf32:

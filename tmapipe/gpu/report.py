@@ -33,7 +33,7 @@ def read_resources(cubin: bytes, plan: Plan) -> Resources:
     """Reads the ELF sections ``.nv.info``.
 
     Raises:
-        PipelineError: they lack the numbers
+        PipelineError: They lack the numbers.
     """
     info = _sections(cubin).get(".nv.info", b"")
     registers = stack = None

@@ -19,8 +19,8 @@ def next_number(counter: Any, lane: Any, cell: Any, last: Any) -> Any:
     """The counter's value before one lane added 1, in all lanes.
 
     Args:
-        cell: a register
-        last: the value after which the counter is set back to 0
+        cell: A register.
+        last: The value after which the counter is set back to 0.
     """
 
     def take() -> None:
@@ -39,7 +39,7 @@ def store_words(slot: Any, words: Sequence[Any], barrier: Any, cta: Any) -> None
     """Writes four words to *slot* of CTA *cta*; the 16 bytes complete on *barrier* of that CTA.
 
     Args:
-        slot, barrier: addresses in the calling CTA
+        slot, barrier: Addresses in the calling CTA.
     """
     rank = Int32(cta).ir_value()
     there = llvm.PointerType.get(cute.AddressSpace.dsmem)

@@ -22,10 +22,10 @@ def keep_places(parts: Sequence[Sequence[int]], cluster_size: int, resident: int
     multiprocessors from number 192 on.
 
     Args:
-        parts: multiprocessors by GPC
-        cluster_size: CTAs of a cluster
-        resident: clusters that fit on the device at once
-        tiles: output tiles, in units of clusters
+        parts: Multiprocessors by GPC.
+        cluster_size: CTAs of a cluster.
+        resident: Clusters that fit on the device at once.
+        tiles: Output tiles, in units of clusters.
     """
     most = max((len(part) // cluster_size for part in parts), default=0)
     whole = [part for part in parts if 2 * (len(part) // cluster_size) >= max(1, most)]

@@ -26,10 +26,10 @@ class Grouped:
     """Each band column by column, from the first column to the last.
 
     Args:
-        rows: rows of a band
+        rows: Rows of a band.
 
     Raises:
-        InputError: *rows* is no positive integer
+        InputError: *rows* is no positive integer.
     """
 
     rows: int = attrs.field(default=8, validator=_positive)
@@ -75,10 +75,10 @@ class Hilbert(Snake):
     which is no whole square, is gone through column by column as in `Snake`.
 
     Args:
-        rows: rows of a band, a power of two up to 256; the rows of a square matrix give its Hilbert curve
+        rows: Rows of a band, a power of two up to 256; the rows of a square matrix give its Hilbert curve.
 
     Raises:
-        InputError: *rows* is something else
+        InputError: *rows* is something else.
     """
 
     rows: int = attrs.field(default=8, validator=_positive)
