@@ -24,9 +24,10 @@ from typing import Any
 
 import attrs
 
-from benchmarks.cubin_tools import disassemble, resources
+from benchmarks.cubin_tools import disassemble
 from benchmarks.results import OURS, Results, print_table
 from benchmarks.sass_loops import Loop, innermost, loops, parse
+from tmapipe.gpu.report import Resources, read_resources
 
 MATH, LOAD = r"[HQI]GMMA", r"UTMALDG"
 
@@ -39,17 +40,17 @@ class Kernel:
     math: Loop | None
     load: Loop | None
     ktiles: dict[str, float]
-    used: dict[str, int]
+    used: Resources
     maxreg: list[int]
     size: int
 
 
 def analyse(cubin: bytes, *, gmmas: int = 4, loads: int = 2) -> Kernel:
     """gmmas, loads: wgmma that a warpgroup issues, and TMA loads that the loader issues, for one k-tile."""
-    return read(disassemble(cubin), resources(cubin), gmmas=gmmas, loads=loads)
+    return read(disassemble(cubin), read_resources(cubin), gmmas=gmmas, loads=loads)
 
 
-def read(listing: str, used: dict[str, int], *, gmmas: int = 4, loads: int = 2) -> Kernel:
+def read(listing: str, used: Resources, *, gmmas: int = 4, loads: int = 2) -> Kernel:
     """As `analyse`, from a listing."""
     instructions, labels = parse(listing)
     found = loops(instructions, labels)
@@ -94,11 +95,9 @@ def report(kernels: dict[str, Kernel]) -> None:
         lines.append([f"{loop} loop: instructions a k-tile", *(_per_ktile(k, loop) for k in kernels.values())])
         lines.append([f"{loop} loop: k-tiles a trip (unrolled)", *(f"{k.ktiles[loop]:g}" for k in kernels.values())])
     lines.append(["instructions of the kernel", *(k.size for k in kernels.values())])
-    lines.append(["registers a thread at launch", *(k.used["registers"] for k in kernels.values())])
+    lines.append(["registers a thread at launch", *(k.used.registers for k in kernels.values())])
     lines.append(["setmaxnreg", *("/".join(map(str, k.maxreg)) for k in kernels.values())])
-    lines.append(
-        ["local memory a thread, bytes", *(k.used["local_bytes"] + k.used["stack_bytes"] for k in kernels.values())]
-    )
+    lines.append(["local memory a thread, bytes", *(k.used.spill_bytes for k in kernels.values())])
     print_table(lines, ["", *names], "Steady state")
     for loop in ("math", "load"):
         counts = [_opcodes(k, loop) for k in kernels.values()]
@@ -146,7 +145,8 @@ def main(argv: list[str] | None = None) -> int:
                 results.add(
                     problem=problem, dtype="bf16", peer=name, variant=f"{loop} loop",
                     instructions_per_ktile=sum(counts.values()), ktiles_per_trip=kernel.ktiles[loop],
-                    opcodes=dict(counts), kernel_instructions=kernel.size, setmaxnreg=kernel.maxreg, **kernel.used,
+                    opcodes=dict(counts), kernel_instructions=kernel.size, setmaxnreg=kernel.maxreg,
+                    registers=kernel.used.registers, spill_bytes=kernel.used.spill_bytes,
                 )  # fmt: skip
     print(f"\nwritten: {results.write(args.out)}")
     return 0

@@ -17,6 +17,7 @@ from benchmarks.compare import Problem, compare
 from benchmarks.results import Results, best, commit, print_table
 from benchmarks.sass_loops import innermost, loops, parse
 from tmapipe import tuning
+from tmapipe.gpu.report import Resources
 from tmapipe.tuning.timing import Method, Timing, estimate_seconds, rested, screen, sustained
 
 METHOD = Method(rounds=6, batch=8, rest=0.3, preheat=3.0, hot=0.25, seed=0)
@@ -406,7 +407,7 @@ def test_loops_are_found_from_control_flow_and_retries_out_of_line_are_left_out(
 
 def test_a_kernel_is_read_by_ktiles():
     sass = pytest.importorskip("benchmarks.sass")
-    used = {"registers": 168, "stack_bytes": 0, "local_bytes": 0, "static_shared_bytes": 1024}
+    used = Resources(registers=168, spill_bytes=0, shared_bytes=0)
     kernel = sass.read(LISTING, used, gmmas=1, loads=2)
     assert kernel.ktiles == {"math": 2.0, "load": 1.0}
     assert kernel.size == 23

@@ -50,7 +50,7 @@ class Compiled:
     def resources(self) -> Resources:
         """Registers, local memory and shared memory, as the compiler wrote them into the cubin."""
         assert self.cubin is not None
-        return read_resources(self.cubin, self.plan)
+        return read_resources(self.cubin, self.plan.smem_bytes)
 
 
 class _Kernel:

@@ -7,7 +7,6 @@ import struct
 import attrs
 
 from tmapipe.errors import PipelineError
-from tmapipe.plan.model import Plan
 
 __all__ = ["Resources", "read_resources"]
 
@@ -21,7 +20,7 @@ class Resources:
     """Args:
     registers: per thread, at launch
     spill_bytes: local memory per thread: spilled registers and arrays
-    shared_bytes: static and dynamic shared memory per CTA
+    shared_bytes: shared memory per CTA
     """
 
     registers: int
@@ -29,8 +28,12 @@ class Resources:
     shared_bytes: int
 
 
-def read_resources(cubin: bytes, plan: Plan) -> Resources:
-    """Reads the ELF sections ``.nv.info``.
+def read_resources(cubin: bytes, shared_bytes: int = 0) -> Resources:
+    """Reads the ELF section ``.nv.info``.
+
+    Args:
+        cubin: of one kernel
+        shared_bytes: that the launch asks for, which stands in no cubin
 
     Raises:
         PipelineError: They lack the numbers.
@@ -51,7 +54,7 @@ def read_resources(cubin: bytes, plan: Plan) -> Resources:
             at += size
     if registers is None or stack is None:
         raise PipelineError("the cubin's .nv.info section names no register count or frame size")
-    return Resources(registers, stack, plan.smem_bytes)
+    return Resources(registers, stack, shared_bytes)
 
 
 def _sections(elf: bytes) -> dict[str, bytes]:
