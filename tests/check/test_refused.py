@@ -179,7 +179,7 @@ def test_whole_coordinates():
         def start(self, slot, tile):
             slot.x.load(tile, n=tile.n / 2)
 
-    both(Wrong(), argument="start of x's tile", rule="one whole number of elements")
+    both(Wrong(), argument="slot.x.load(n)", rule="whole number of tiles")
 
 
 def test_a_body_that_never_ends():

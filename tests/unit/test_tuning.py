@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.errors import refused
 from tmapipe import GpcTiles, InputError, MissingGpuError, fp16, schedules
 from tmapipe.bind.tensors import bind
 from tmapipe.epilogue.operands import ColumnSum, Matrix, PerColumn, PerRow, RowSum, Scalar
@@ -127,6 +128,15 @@ def test_types_are_named():
     assert Problem(8, 8, 8, "float16").dtype == fp16
     with pytest.raises(InputError, match="dtype"):
         Problem(8, 8, 8, "float64")
+
+
+def test_problems_that_nothing_is_chosen_for():
+    refused(Problem, 8, 8, 8, majors=("z", "k"), argument="Problem(majors)", value=("z", "k"), rule='"k" or "m" of a')
+    refused(Problem, 8, 8, 8, out="int8", argument="Problem(out)", rule="sums of bf16 products")
+    refused(Problem, 8, 8, 8, "int8", "fp8_e4m3", argument="Problem(out)", rule="sums of int8 products")
+    for wrong in (None, 3, "8x8x8"):
+        refused(choose, wrong, argument="problem", value=wrong, rule="is a Problem")
+        refused(Problem.of, wrong, wrong, argument="a", rule="torch tensor or a NumPy array")
 
 
 def test_a_problem_is_read_off_its_operands():

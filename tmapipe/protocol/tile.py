@@ -45,7 +45,9 @@ def start_of(
     where: str, dims: Sequence[str], extents: Sequence[int], tile: Tile | None, coordinates: dict[str, Any]
 ) -> tuple[Any, ...]:
     """The element at which a tile of *extents* starts, along each of *dims*: its coordinate (in tiles) from *coordinates* by
-    name, else from *tile*, times its extent. Raises `InputError` if a coordinate is missing or unknown."""
+    name, else from *tile*, times its extent. Raises `InputError` if a coordinate is missing, unknown or no number."""
+    if tile is not None and not isinstance(tile, Tile):
+        raise InputError(where, tile, "takes the tile that the body was called with", "pass coordinates by name")
     unknown = [name for name in coordinates if name not in dims]
     if unknown:
         raise InputError(where, unknown, f"has dimensions {', '.join(dims)}", "name one of those")
@@ -54,6 +56,9 @@ def start_of(
     if missing:
         example = ", ".join(f"{d}=..." for d in missing)
         raise InputError(where, missing, "needs a coordinate (in tiles) along every dimension", f"pass {example}")
+    for d, value in zip(dims, found, strict=True):
+        if isinstance(value, (float, complex, str)) or not hasattr(value, "__mul__"):
+            raise InputError(f"{where}({d})", value, "is a whole number of tiles", "use integers, and // instead of /")
     return tuple(value * extent for value, extent in zip(found, extents, strict=True))
 
 

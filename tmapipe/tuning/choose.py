@@ -52,6 +52,8 @@ def likely(problem: Problem, device: Device, most: int, fused: Fused = NOTHING) 
     Raises:
         InputError: as `choose`
     """
+    if not isinstance(problem, Problem):
+        raise InputError("problem", problem, "is a Problem of tmapipe.tuning", "Problem(m, n, k), or Problem.of(a, b)")
     found = ranked(problem, device, most, fused)
     if found:
         return [candidate for candidate, _ in found]

@@ -6,8 +6,9 @@ from typing import Any
 
 import attrs
 
+from tmapipe.bind.memory import check_kind
 from tmapipe.bind.tensors import last_but_one
-from tmapipe.dtypes import DType, as_dtype, bf16, dtype_of, fp32, int32
+from tmapipe.dtypes import DType, as_dtype, bf16, dtype_of, fp8_e4m3, fp8_e5m2, fp16, fp32, int32
 from tmapipe.errors import InputError
 
 __all__ = ["H200", "Device", "Problem"]
@@ -16,6 +17,18 @@ __all__ = ["H200", "Device", "Problem"]
 def _positive(instance: Any, attribute: Any, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError(f"Problem({attribute.name})", value, "is a positive number of elements", "pass the extent")
+
+
+def _of_sums(problem: Any, attribute: Any, value: DType) -> None:
+    known = (int32, bf16, fp16, fp32) if problem.dtype.integer else (bf16, fp16, fp32, fp8_e4m3, fp8_e5m2)
+    if value not in known:
+        rule = f"is a type that sums of {problem.dtype} products are stored in"
+        raise InputError("Problem(out)", value, rule, f"one of {', '.join(dtype.name for dtype in known)}")
+
+
+def _of_a_and_b(problem: Any, attribute: Any, value: Any) -> None:
+    if value not in [(of_a, of_b) for of_a in "km" for of_b in "kn"]:
+        raise InputError("Problem(majors)", value, 'is "k" or "m" of a, and "k" or "n" of b', 'e.g. ("k", "n")')
 
 
 @attrs.frozen
@@ -29,16 +42,16 @@ class Problem:
         majors: the dimensions along which a and b are contiguous, as in `tmapipe.schedules.Gemm`
 
     Raises:
-        InputError: an extent is no positive integer
+        InputError: an extent is no positive integer, or `out` or `majors` do not go with the rest
     """
 
     m: int = attrs.field(validator=_positive)
     n: int = attrs.field(validator=_positive)
     k: int = attrs.field(validator=_positive)
     dtype: DType = attrs.field(default=bf16, converter=as_dtype)
-    out: DType = attrs.field(default=bf16, converter=as_dtype)
+    out: DType = attrs.field(default=bf16, converter=as_dtype, validator=_of_sums)
     batch: int = attrs.field(default=1, validator=_positive)
-    majors: tuple[str, str] = ("k", "k")
+    majors: tuple[str, str] = attrs.field(default=("k", "k"), validator=_of_a_and_b)
 
     @classmethod
     def of(cls, a: Any, b: Any, out: DType | str | None = None, *, tf32: bool = False) -> Problem:
@@ -54,6 +67,7 @@ class Problem:
             InputError: the shapes or types do not fit
         """
         for name, tensor in (("a", a), ("b", b)):
+            check_kind(name, tensor)
             if tensor.ndim not in (2, 3):
                 raise InputError(name, tuple(tensor.shape), "has two dimensions, or three with a batch", "reshape it")
         if a.ndim != b.ndim or a.shape[-1] != b.shape[-1] or tuple(a.shape[:-2]) != tuple(b.shape[:-2]):
