@@ -13,13 +13,13 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tmapipe.errors import MissingPartError, ScopeError
+from tmapipe.errors import InputError, MissingPartError, ScopeError
 from tmapipe.integers import ceil_div
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
 from tmapipe.matmul import Wgmma
 from tmapipe.plan.declarations import Part
-from tmapipe.plan.model import Plan, Ring, RoleWarps
+from tmapipe.plan.model import Load, Plan, Ring, RoleWarps, Store
 from tmapipe.protocol.matmuls import BoundMatmul
 from tmapipe.protocol.parts import PartInSlot, SlotPart
 from tmapipe.protocol.raw import raw
@@ -197,7 +197,14 @@ class KernelContext(Carried):
 
     def steps(self, stage: str, dim: str) -> Any:
         """Number of tiles along dimension *dim* of the tensor of the load or store stage called *stage*."""
-        part = self.plan.load(stage) if stage in self._declared.loads else self.plan.store(stage)
+        parts: tuple[Load | Store, ...] = (*self.plan.stores, *self.plan.loads)
+        stages = {part.name: part for part in parts}
+        part = stages.get(stage) if isinstance(stage, str) else None
+        if part is None or dim not in part.dims:
+            known = "; ".join(f"{name}: {', '.join(each.dims)}" for name, each in stages.items())
+            raise InputError(
+                "k.steps", (stage, dim), f"names a stage and one of its dimensions ({known})", "name those"
+            )
         where = part.dims.index(dim)
         return ceil_div(self.isa.extent(part.argument, where), part.tile[where])
 

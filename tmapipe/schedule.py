@@ -20,6 +20,7 @@ from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
 from tmapipe.multicast import check_cluster
+from tmapipe.plan.arch import arch_named
 from tmapipe.plan.declarations import PARTS, Declarations, declare
 from tmapipe.plan.equality import key_of, same
 from tmapipe.plan.explain import explain
@@ -137,7 +138,7 @@ class Schedule:
         """
         types = {name: as_dtype(dtype) for name, dtype in self._named(dtypes or {}).items()}
         plans: dict[Any, Plan] = self.__dict__.setdefault("_plans", {})
-        target = arch or self.arch
+        target = arch_named(arch or self.arch).name
         key = (target, *sorted((name, dtype.name) for name, dtype in types.items()))
         if key not in plans:
             _check_axes(self)

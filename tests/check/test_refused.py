@@ -182,6 +182,69 @@ def test_whole_coordinates():
     both(Wrong(), argument="slot.x.load(n)", rule="whole number of tiles")
 
 
+@pytest.mark.parametrize("tile", [1, "m", (0, 0), {"m": 0}, np.zeros(2)])
+def test_tiles_are_those_that_the_body_is_called_with(tile):
+    class Wrong(Scaled):
+        def start(self, slot, _):
+            slot.x.load(tile)
+
+    refused(Wrong().check, argument="slot.x.load", rule="the tile that the body was called with")
+
+
+@pytest.mark.parametrize("stage, dim", [("x", "q"), ("q", "m"), ("ring", "m"), (3, "m"), (None, None)])
+def test_steps_of_what_there_is(stage, dim):
+    class Wrong(Scaled):
+        load = Scaled.load
+
+        @load.jit
+        def fill(self, k, tile):
+            for _ in range(k.steps(stage, dim)):
+                with k.ring.produce() as slot:
+                    slot.x.load(tile)
+
+    refused(Wrong().check, argument="k.steps", value=(stage, dim), rule="a stage and one of its dimensions")
+
+
+def test_what_is_no_part_of_a_slot():
+    class Wrong(S.Gemm):
+        math = S.Gemm.math
+
+        @math.jit
+        def multiply(self, k, tile):
+            with k.mma.accumulate() as acc:
+                for _ in range(k.steps("a", "k")):
+                    with k.ring.consume() as slot:
+                        acc.add(slot.a, 3)
+            k.d.store(tile, acc)
+
+    with pytest.raises(tp.ScopeError, match=r"acc.add\(\) takes slot.a and slot.b"):
+        Wrong().check()
+
+
+@pytest.mark.parametrize("epilogue", [3, "relu", (1, 2), np.ones(3)])
+def test_an_epilogue_is_a_function(epilogue):
+    class Wrong(S.Gemm):
+        math = S.Gemm.math
+
+        @math.jit
+        def multiply(self, k, tile):
+            with k.mma.accumulate() as acc:
+                for _ in range(k.steps("a", "k")):
+                    with k.ring.consume() as slot:
+                        acc.add(slot.a, slot.b)
+            k.d.store(tile, acc, epilogue)
+
+    refused(Wrong().check, argument="d.store(epilogue)", rule="a function of fragments")
+
+
+def test_an_epilogue_takes_what_it_is_called_with():
+    for wrong in (lambda: 1, lambda acc, other: acc):
+        with pytest.raises(tp.ScopeError, match="an epilogue is called with 1 accumulator: "):
+            gemm(wrong).check()
+    with pytest.raises(TypeError, match="bad operand"):
+        gemm(lambda acc: acc + (-"a")).check()  # its own mistake
+
+
 def test_a_body_that_never_ends():
     class Endless(Scaled):
         load, ring = Scaled.load, Scaled.ring

@@ -178,7 +178,7 @@ def test_stores():
 # ---- what only the plan shows -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_89", "", "hopper", None])
+@pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_89", "", "hopper", None, ["sm_90a"], 90])
 def test_architecture(name):
     refused(arch_named, name, argument="arch", value=name, rule="sm_90a, sm_100a")
     if name:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,7 +90,7 @@ class MachineFragments:
             f.astype(np.float32).view(Values) if isinstance(f, np.ndarray) else f for f in fragments
         )  # from int32, of integers
         values = {name: f.view(Values) if isinstance(f, np.ndarray) else f for name, f in named.items()}
-        made = function(*widened, **values)
+        made = _called(function, list(widened), values)
         for value in made.values() if isinstance(made, dict) else (made,):
             if not isinstance(value, (NoData, np.ndarray, np.generic, float, int, type(None))):
                 raise ScopeError(f"an epilogue returned {type(value).__name__}; it returns fragments.")
@@ -104,6 +105,8 @@ class MachineFragments:
 
     def write(self, slot: SlotRef, values: Any, role: RoleWarps) -> None:
         isa = self.isa
+        if not isinstance(values, (NoData, np.ndarray, Number, type(None))):
+            raise InputError("write(values)", values, "is a fragment", "compute values from slot.x.read()")
         share = math.prod(slot.buffer.tile) // role.warps
         if isinstance(values, np.ndarray) and values.shape != (share,):
             rule = f"is the shape of a warp's share of {slot.buffer.name}'s tile, {share} elements"
@@ -149,6 +152,18 @@ class MachineFragments:
         isa = self.isa
         isa.give(values)
         isa.emit(ops.SlotWrite(isa.slot(slot.buffer, slot.stage), isa.warp % 4, 4, "rows"))
+
+
+def _called(function: Callable[..., Any], fragments: Sequence[Any], named: dict[str, Any]) -> Any:
+    try:
+        return function(*fragments, **named)
+    except TypeError:
+        try:
+            inspect.signature(function).bind(*fragments, **named)
+        except TypeError as error:
+            given = [f"{len(fragments)} accumulator{'s' * (len(fragments) != 1)}", *named]
+            raise ScopeError(f"an epilogue is called with {', '.join(given)}: {error}.") from None
+        raise
 
 
 def _broadcast(values: Any, columns: int) -> np.ndarray:

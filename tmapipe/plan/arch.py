@@ -38,7 +38,7 @@ _ARCHS = {
 
 def arch_named(name: str) -> Arch:
     """The architecture called *name*. Raises `InputError` for one without TMA or unknown to the library."""
-    if name not in _ARCHS:
+    if not isinstance(name, str) or name not in _ARCHS:
         raise InputError(
             "arch", name, "needs TMA and setmaxnreg, so one of " + ", ".join(_ARCHS), "use sm_90a for an H100 or H200"
         )

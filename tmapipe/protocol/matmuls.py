@@ -60,8 +60,9 @@ class Accumulator(Carried):
         if not self.open:
             raise ScopeError("acc.add() outside `with k.<mma>.accumulate() as acc`. Move it into that block.")
         for part, operand in ((a, matmul.a), (b, matmul.b)):
-            part.slot._check_open()
-            if part.ref.buffer != operand:
+            if isinstance(part, PartInSlot):
+                part.slot._check_open()
+            if not isinstance(part, PartInSlot) or part.ref.buffer != operand:
                 raise ScopeError(f"acc.add() takes slot.{matmul.a.name} and slot.{matmul.b.name}, in this order.")
         # Once per tile would order the registers. But where a fence is missing before some wgmma, ptxas may add one, where
         # it likes; in a path that it takes for divergent it then serializes every wgmma (its note C7519).

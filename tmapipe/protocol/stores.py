@@ -95,6 +95,10 @@ class BoundStore(Carried):
         for each store by its name. operands: called once a piece, in order, for what the epilogue takes by name. Raises
         `ScopeError` if the epilogue returns other outputs.
         """
+        if epilogue is not None and not callable(epilogue):
+            raise InputError(
+                f"{self.plan.name}.store(epilogue)", epilogue, "is a function of fragments", "pass a function"
+            )
         if isinstance(values, Accumulator):
             values = (values,)
         if isinstance(values, tuple) and all(isinstance(value, Accumulator) for value in values):
