@@ -137,6 +137,7 @@ SENTENCES = {
     ops.FenceProxyAsync: "fences (fence.proxy.async)",
     ops.PrefetchDescriptor: "prefetches the descriptor of s0",
     ops.TmaLoad: "starts the TMA load of s0 into s0[0] of CTAs 0, 1 (share 1 of 2), 1024 bytes that complete on b[1]",
+    ops.BulkLoad: "starts the bulk load of s0 into s0[0], 2048 bytes that complete on b[1]",
     ops.TmaStore: "starts the TMA store y from s0[0]",
     ops.BulkCommit: "commits a bulk group",
     ops.BulkWait: "waits for bulk groups (wait_group.read 0)",
@@ -240,6 +241,13 @@ def by_hand() -> dict[str, ByHand]:
         "told to the cluster": ByHand(meet("relaxed"), {Kind.RACE}),
         "a load beyond its tensor": ByHand(
             ([], [loaded[0], load._replace(at=(128, 0)), loaded[2]]), {Kind.OUT_OF_RANGE}
+        ),
+        "a bulk load beyond its tensor": ByHand(
+            ([], [loaded[0], ops.BulkLoad("s0", 0, 1, 2048, (128, 0)), loaded[2]]), {Kind.OUT_OF_RANGE}
+        ),
+        "a bulk load": ByHand(([], [loaded[0], ops.BulkLoad("s0", 0, 1, 2048, (0, 0)), loaded[2]]), set()),
+        "a bulk load of the other tensor": ByHand(
+            ([], [loaded[0], ops.BulkLoad("s1", 0, 1, 2048, (128, 0)), loaded[2]]), set()
         ),
         "a load of the other tensor": ByHand(
             ([], [loaded[0], load._replace(load="s1", at=(128, 0)), loaded[2]]), set()

@@ -52,6 +52,7 @@ EXAMPLES: tuple[Any, ...] = (
     ops.FenceProxyAsync(),
     ops.PrefetchDescriptor("s0"),
     ops.TmaLoad("s0", 0, 1, 1024, 0b11, 1, 2, (0, 0)),
+    ops.BulkLoad("s0", 0, 1, 2048, (0, 0)),
     ops.TmaStore("y", 0, (0, 0)),
     ops.BulkCommit(),
     ops.BulkWait(0, True),

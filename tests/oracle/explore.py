@@ -24,7 +24,7 @@ from typing import Any
 
 import attrs
 
-from tests.oracle.explore_accesses import NEVER, Classes
+from tests.oracle.explore_accesses import LOADS, NEVER, Classes
 from tests.oracle.explore_conflicts import Conflicts
 from tests.oracle.explore_meanings import Meanings
 from tests.oracle.explore_programs import WarpProgram, inits
@@ -216,7 +216,7 @@ class _Explorer:
         if not self._run_local(state, at, agent, path):
             return None
         self._check_accesses(state, at, agent, path)
-        if isinstance(visible.op, (ops.TmaLoad, ops.StAsync)):
+        if isinstance(visible.op, LOADS):
             for other in range(self.layout.agents):
                 if other != agent:
                     self._check_accesses(state, at, other, path)

@@ -29,9 +29,10 @@ from tmapipe.isa import ops
 from tmapipe.isa.ops import ALL_LANES
 from tmapipe.machine.layout import Layout
 
-__all__ = ["NEVER", "SIGNALS", "Accesses", "Classes", "Span", "is_release"]
+__all__ = ["LOADS", "NEVER", "SIGNALS", "Accesses", "Classes", "Span", "is_release"]
 
 NEVER = 1 << 60
+LOADS = (ops.TmaLoad, ops.StAsync, ops.BulkLoad)  # whose bytes land later and complete on an mbarrier
 ACQUIRES = (ops.MbarWait, ops.BarWait, ops.ClusterWait, ops.WgmmaWait)
 RELEASES = (
     ops.MbarArrive,
@@ -39,8 +40,7 @@ RELEASES = (
     ops.MbarArriveTx,
     ops.BarArrive,
     ops.ClusterArrive,
-    ops.TmaLoad,
-    ops.StAsync,
+    *LOADS,
     ops.Exit,
 )
 SIGNALS = (
@@ -138,10 +138,10 @@ class Accesses:
         self._fences = _next(program, (ops.FenceProxyAsync,))
         self._read()
 
-    def loads(self, op: ops.TmaLoad | ops.StAsync, own: int) -> dict[int, int]:
+    def loads(self, op: Any, own: int) -> dict[int, int]:
         """CTA -> the bit of what a load writes there."""
         part = ("shares", op.share, op.shares) if isinstance(op, ops.TmaLoad) else WHOLE
-        mask = 1 << own if op.mask is None else op.mask
+        mask = getattr(op, "mask", None) or 1 << own
         slots = self.layout.nslots
         return {
             cta: self.classes.bit(cta * slots + op.slot, part, True)
@@ -200,7 +200,7 @@ class Accesses:
                     waited = max(waited, bounds[-op.pending - 1])
                     self.mma_waits.append((i, waited))
                     self.mma_over.append((self._signals[i], waited))
-            elif kind in (ops.TmaLoad, ops.StAsync):
+            elif kind in LOADS:
                 for bit in self.loads(op, self.base // max(1, self.layout.nslots)).values():
                     self._after_threads(i, bit, generic, joined, fenced)
                     against = self.classes.against(bit)

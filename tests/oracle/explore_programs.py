@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tests.oracle.explore_accesses import NEVER, SIGNALS, Accesses, Classes, is_release
+from tests.oracle.explore_accesses import LOADS, NEVER, SIGNALS, Accesses, Classes, is_release
 from tmapipe.isa import ops
 from tmapipe.machine.layout import Layout
 
@@ -38,8 +38,7 @@ _KINDS = {
     ops.MbarExpectTx: ARRIVE,
     ops.BarArrive: NAMED,
     ops.ClusterArrive: CLUSTER,
-    ops.TmaLoad: LOAD,
-    ops.StAsync: LOAD,
+    **dict.fromkeys(LOADS, LOAD),
     ops.MbarInit: INIT,
     ops.FenceMbarInit: FENCE,
     ops.Exit: EXIT,
@@ -82,8 +81,8 @@ class Visible:
             self.bars = ((own + op.bar, 0, 0),)
         elif isinstance(op, ops.BarArrive):
             self.where = 16 * cta + op.id
-        elif isinstance(op, (ops.TmaLoad, ops.StAsync)):
-            mask = 1 << cta if op.mask is None else op.mask
+        elif isinstance(op, LOADS):
+            mask = getattr(op, "mask", None) or 1 << cta
             reached = [c for c in range(layout.ctas) if mask >> c & 1]
             self.lands = tuple((c * layout.nbars + op.bar, op.nbytes) for c in reached)
             self.ctas = tuple(c for c in reached if c != cta)

@@ -244,6 +244,13 @@ class GpuIsa(Isa):
     def prefetch_descriptor(self, part: Load | Store) -> None:
         cpasync.prefetch_descriptor(self.atoms[part.name][0])
 
+    def bulk_load(self, load: Load, stage: Any, at: Sequence[Any], barrier: Barrier) -> None:
+        slot = self.buffers[load.buffer.name][(None, stage)]
+        source = cute.local_tile(cute.domain_offset(at, self.addressed[load.argument]), load.buffer.tile, (0,))
+        atom = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), cute_type(load.buffer.dtype))
+        with cute.arch.elect_one():
+            cute.copy(atom, source, slot, mbar_ptr=self._mbarrier(barrier, stage))
+
     def tma_load(
         self, load: Load, stage: Any, at: Sequence[Any], barrier: Barrier, mask: Any = None, share: Any = 0
     ) -> None:

@@ -32,9 +32,36 @@ from tmapipe.isa.lowering import Lowering
 from tmapipe.isa.values import SlotRef, Value
 from tmapipe.plan.model import Barrier, Load, Store
 
-__all__ = ["BulkCommit", "BulkWait", "CopyInstructions", "PrefetchDescriptor", "StAsync", "TmaLoad", "TmaStore"]
+__all__ = [
+    "BulkCommit",
+    "BulkLoad",
+    "BulkWait",
+    "CopyInstructions",
+    "PrefetchDescriptor",
+    "StAsync",
+    "TmaLoad",
+    "TmaStore",
+]
 
 ON_BAR = Until(bar="bar", nbytes="nbytes")
+
+
+@operation(
+    "cp.async.bulk.global.mbarrier::complete_tx::bytes",
+    "starts the bulk load of {load} into {slot}, {nbytes} bytes that complete on {bar}",
+    Start("slot", ON_BAR, write=True),
+    Tile("load"),
+)
+class BulkLoad(NamedTuple):
+    """Of one piece of memory, from element `at` on, to `slot`, completing `nbytes` on `bar`. Facts: tuple of its `Flight`."""
+
+    load: Name
+    slot: Slot
+    bar: Bar
+    nbytes: Bytes
+    at: At = ()
+    lanes: Lanes = ELECTED
+    where: Where = None
 
 
 @operation("prefetch.tensormap", "prefetches the descriptor of {part}")
@@ -137,6 +164,13 @@ class CopyInstructions(Lowering):
     def prefetch_descriptor(self, part: Load | Store) -> None:
         """``prefetch.tensormap``: a hint, no ordering effect."""
         self.emit(PrefetchDescriptor(part.name))
+
+    def bulk_load(self, load: Load, stage: Value, at: Sequence[Value], barrier: Barrier) -> None:
+        """``cp.async.bulk`` to shared memory: copies a slot's bytes from element *at* of a tensor of one dimension on into
+        slot *stage*, and completes them on ``barrier[stage]``, later, by itself. All of them lie in the tensor. Needs no
+        descriptor; addresses and sizes are multiples of 16 bytes. Async proxy."""
+        slot, bar = self.slot(load.buffer, stage), self.bar(barrier, stage)
+        self.emit(BulkLoad(load.name, slot, bar, load.buffer.slot_bytes, tuple(at)))
 
     def tma_load(
         self, load: Load, stage: Value, at: Sequence[Value], barrier: Barrier, mask: Value = None, share: Value = 0

@@ -9,8 +9,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from tmapipe.isa.ops import BulkCommit, BulkWait, Flight, LoadWrite, StAsync, StoreRead, StoreWrite, TmaLoad, TmaStore
+import numpy as np
+
+from tmapipe.isa.ops import (
+    BulkCommit,
+    BulkLoad,
+    BulkWait,
+    Flight,
+    LoadWrite,
+    StAsync,
+    StoreRead,
+    StoreWrite,
+    TmaLoad,
+    TmaStore,
+)
 from tmapipe.machine.hazard import hazard
+from tmapipe.machine.memory import Memory, lands
 from tmapipe.machine.slots import conflict
 from tmapipe.machine.state import State, applies, waits
 
@@ -27,6 +41,19 @@ def _load(state: State, agent: int, op: TmaLoad) -> tuple[Flight, ...]:
         flights = tuple([start_load(state, agent, op, c, "load", op.load, op.share, op.shares) for c in ctas])
     state.serials[agent] += 1
     return flights
+
+
+@applies(BulkLoad)
+def _bulk_load(state: State, agent: int, op: BulkLoad) -> tuple[Flight, ...]:
+    flight = start_load(state, agent, op, agent // state.layout.warps, "load", op.load, 0, 1)
+    state.serials[agent] += 1
+    return (flight,)
+
+
+@lands(BulkLoad)
+def _land_piece(memory: Memory, op: BulkLoad, target: np.ndarray) -> None:
+    source = memory.tensors[memory.layout.loads[op.load].argument]
+    target[...] = source[op.at[0] : op.at[0] + target.size].reshape(target.shape)
 
 
 @applies(StAsync)
