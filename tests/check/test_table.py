@@ -134,6 +134,7 @@ SENTENCES = {
     ops.WarpSync: "synchronizes the warp",
     ops.ClusterArrive: "arrives at the cluster barrier",
     ops.ClusterWait: "passes the cluster barrier",
+    ops.FenceProxyAsyncGlobal: "fences global memory (fence.proxy.async.global)",
     ops.FenceProxyAsync: "fences (fence.proxy.async)",
     ops.PrefetchDescriptor: "prefetches the descriptor of s0",
     ops.TmaLoad: "starts the TMA load of s0 into s0[0] of CTAs 0, 1 (share 1 of 2), 1024 bytes that complete on b[1]",
@@ -232,6 +233,9 @@ def by_hand() -> dict[str, ByHand]:
         "raw code reads by TMA": ByHand(([raw_read, *handed], [wait, *loaded]), set()),
         "threads read": ByHand(([ops.SlotRead(0), *handed], [wait, *loaded]), {Kind.PROXY}),
         "threads read, fenced": ByHand(([ops.SlotRead(0), ops.FenceProxyAsync(), *handed], [wait, *loaded]), set()),
+        "threads read, a fence for global memory": ByHand(
+            ([ops.SlotRead(0), ops.FenceProxyAsyncGlobal(), *handed], [wait, *loaded]), {Kind.PROXY}
+        ),
         "arming releases": ByHand(
             ([ops.SlotWrite(0), ops.WarpSync(), ops.MbarArriveTx(0, 0)], [wait, ops.SlotRead(0)]), set()
         ),

@@ -50,6 +50,7 @@ EXAMPLES: tuple[Any, ...] = (
     ops.ClusterArrive("relaxed"),
     ops.ClusterWait(),
     ops.FenceProxyAsync(),
+    ops.FenceProxyAsyncGlobal(),
     ops.PrefetchDescriptor("s0"),
     ops.TmaLoad("s0", 0, 1, 1024, 0b11, 1, 2, (0, 0)),
     ops.BulkLoad("s0", 0, 1, 2048, (0, 0)),

@@ -189,6 +189,9 @@ class GpuIsa(Isa):
     def fence_proxy_async(self) -> None:
         cute.arch.fence_proxy("async.shared", space="cta")
 
+    def fence_proxy_async_global(self) -> None:
+        cute.arch.fence_proxy("async.global")
+
     # ---- tiles in dynamic order -----------------------------------------------------------------------------------
 
     def next_number(self, last: Any) -> Any:

@@ -35,7 +35,8 @@ from tmapipe.plan.model import Barrier, NamedBarrier
 
 __all__ = [
     "BarArrive", "BarWait", "BarrierInstructions", "ClusterArrive", "ClusterWait", "FenceMbarInit", "FenceProxyAsync",
-    "MbarArrive", "MbarArriveCluster", "MbarArriveTx", "MbarExpectTx", "MbarInit", "MbarWait", "WarpSync",
+    "FenceProxyAsyncGlobal", "MbarArrive", "MbarArriveCluster", "MbarArriveTx", "MbarExpectTx", "MbarInit",
+    "MbarWait", "WarpSync",
 ]  # fmt: skip
 
 
@@ -161,6 +162,14 @@ class FenceProxyAsync(NamedTuple):
     where: Where = None
 
 
+@operation("fence.proxy.async.global", "fences global memory (fence.proxy.async.global)", FenceProxy(space="global"))
+class FenceProxyAsyncGlobal(NamedTuple):
+    """By each of `lanes`. Facts: None."""
+
+    lanes: Lanes = ALL_LANES
+    where: Where = None
+
+
 class BarrierInstructions(Lowering):
     """Instructions on barriers and fences."""
 
@@ -240,3 +249,8 @@ class BarrierInstructions(Lowering):
         """``fence.proxy.async.shared::cta`` (each lane): orders this thread's generic accesses to shared memory before the
         async-proxy accesses that follow it, through whatever synchronization, in the same or another thread."""
         self.emit(FenceProxyAsync())
+
+    def fence_proxy_async_global(self) -> None:
+        """``fence.proxy.async.global`` (each lane): orders this thread's generic accesses to global memory before later
+        accesses through the async proxy, such as a TMA load of what threads have stored. Orders no access to shared memory."""
+        self.emit(FenceProxyAsyncGlobal())

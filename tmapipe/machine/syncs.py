@@ -11,6 +11,7 @@ from tmapipe.isa.ops import (
     ClusterArrive,
     ClusterWait,
     FenceProxyAsync,
+    FenceProxyAsyncGlobal,
     PrefetchDescriptor,
     WarpSync,
 )
@@ -124,6 +125,7 @@ def _cluster_wait(state: State, agent: int, op: ClusterWait) -> int:
 
 @applies(WarpSync)
 @applies(FenceProxyAsync)
+@applies(FenceProxyAsyncGlobal)
 @applies(PrefetchDescriptor)
 def _no_effect(state: State, agent: int, op: object) -> None:
     """Orders accesses, which only clocks can follow."""
