@@ -442,8 +442,9 @@ def _note_bulk(facts: Facts, i: Instruction, thread: _Thread, plan: Plan) -> Non
         buffer = _buffer(plan, thread.address(i.operands[1]))
         (facts.reduces if i.is_a("cp.reduce") else facts.stores)[buffer] += 1
     elif i.has("mbarrier::complete_tx::bytes"):
-        barrier, _ = _barrier(plan, thread.address(i.operands[2]))
-        buffer = _buffer(plan, thread.first_address(i.operands[0]))
+        barrier, _ = _barrier(plan, thread.address(i.operands[2 if i.has("tensor") else 3]))
+        target = i.operands[0] if i.has("tensor") else _mapped(thread, i.operands[0])  # CuTe DSL maps it to the own CTA
+        buffer = _buffer(plan, thread.first_address(target))
         facts.loads[buffer, barrier, i.has("multicast::cluster")] += 1
     else:
         raise LookupError("a bulk operation of another kind")

@@ -24,6 +24,7 @@ __all__ = ["BASE", "Event", "Execution", "Launch"]
 
 Event = tuple[Any, ...]  # a name as of `tests.unit.fake_isa`, and operands
 TABLES = 1 << 40  # where tables are put in global memory, a megabyte apart
+VECTORS = 1 << 45  # where the tensors of loads without a descriptor are put, 64 gigabytes apart
 COUNTERS = 1 << 50  # where those of a queued order are put
 BASE = 1024  # where dynamic shared memory is put: with all of it, addresses must fit the 18 bits of wgmma descriptors
 
@@ -234,6 +235,8 @@ class Execution:
             self.events.append(("arrive", *self._barrier(address)))
 
     def _bulk(self, i: Instruction) -> None:
+        if not i.has("tensor"):
+            return self._bulk_by_address(i)
         load = not i.has("bulk_group")
         tensor, at = re.fullmatch(r"\[(%\w+), \{(.*)\}\]", i.operands[1 if load else 0]).groups()  # type: ignore[union-attr]
         coordinates = tuple(signed(self.value(each.strip()), 32) for each in at.split(","))
@@ -245,6 +248,18 @@ class Execution:
             self.events.append(("load", name, offset, coordinates, *barrier, mask))
         else:
             self.events.append(("reduce" if i.is_a("cp.reduce") else "store", name, offset, coordinates))
+
+    def _bulk_by_address(self, i: Instruction) -> None:
+        loads = [load for load in self.plan.loads if not load.tensor_map]
+        target, source, size, bar = (i.operands[0], i.operands[1], i.operands[2], i.operands[3])
+        which, offset = divmod(self.address(source) - VECTORS, 1 << 36)
+        load = loads[which]
+        assert self.value(size) == load.buffer.slot_bytes
+        at = (offset // load.buffer.dtype.bytes,)
+        barrier = self._barrier(self.address(bar))
+        place = self.address(target)  # mapped to the own CTA, although it lies there
+        assert isinstance(place, Peer) and place.rank == self.launch.cta_rank
+        self.events.append(("load", load.argument, place.address - BASE, at, *barrier, None))
 
     def _barrier(self, address: int) -> tuple[str, int]:
         for barrier in self.plan.barriers:
@@ -334,7 +349,7 @@ def _parameters(ptx: Ptx, schedule: Any, launch: Launch) -> list[dict[int, Any]]
     divisor its fast division (struct, and divisor), then the number of clusters."""
     plan = ptx.plan
     found: list[dict[int, Any]] = []
-    for part in (*plan.transfers, *(load for load in plan.loads if load.edge_rows)):
+    for part in (*plan.described, *(load for load in plan.loads if load.edge_rows)):
         name, core, extents = part.argument, len(part.buffer.tile), launch.extents[part.argument]
         ordered = (*extents[len(extents) - core :], *extents[: len(extents) - core])
         if isinstance(part, Store) and part.clipped:
@@ -344,6 +359,8 @@ def _parameters(ptx: Ptx, schedule: Any, launch: Launch) -> list[dict[int, Any]]
     for divisor in schedule.tiles.divisors(grid, plan.cluster, launch.clusters).values():
         found += [_fast_division(divisor), {0: divisor}]
     tables = [{0: TABLES + (i << 20), 8: len(entries)} for i, entries in enumerate(launch.tables.values())]
+    loads = [load for load in plan.loads if not load.tensor_map]
+    tables += [{0: VECTORS + (i << 36), 8: launch.extents[load.argument][0]} for i, load in enumerate(loads)]
     kept = keep_places((), 1, launch.clusters, launch.clusters)[1:]  # all for whoever comes
     return [*found, {0: launch.clusters}, *tables, {0: COUNTERS}, *({0: word} for word in kept)]
 

@@ -171,8 +171,9 @@ class Load:
 
     @property
     def box(self) -> tuple[int, ...]:
-        """The box of one TMA instruction (elements along the slot's extents); the swizzle span limits the inner one."""
-        return self.buffer.box(self.peers)
+        """What one instruction moves (elements along the slot's extents): a box, whose inner extent the swizzle span
+        limits; the whole slot where there is no descriptor."""
+        return self.buffer.box(self.peers) if self.tensor_map else self.buffer.tile
 
     @property
     def edge_rows(self) -> int:
