@@ -73,6 +73,15 @@ class VectorCopy(tp.Schedule):
             slot.y.store(tile)
 
 
+class BulkVectorCopy(VectorCopy):
+    """The same without a descriptor of the input: in pieces longer than a box can be."""
+
+    load, store = VectorCopy.load, VectorCopy.store
+    ring = tp.BarrierRing(3, producer=load, consumer=store)
+    x = tp.BulkLoadStage("n", tile=(1024,), ring=ring)
+    y = tp.TmaStoreStage(source=x)
+
+
 class Doubled(tp.Schedule):
     """load -> transform -> store: a chain of three, whose middle rewrites the slot."""
 
@@ -201,6 +210,7 @@ COPIES = {
     "copy swizzled 32, 3 blocks of rows": Kernel(lambda: SlotCopy((24, 16), 1, 0, swizzle=32), {}, MATRIX),
     "copy of rows longer than a box": Kernel(lambda: SlotCopy((4, 384), l2_hint="evict_last"), {}, MATRIX),
     "vector": Kernel(VectorCopy, {}, {"n": 5000}),
+    "vector, in bulk": Kernel(BulkVectorCopy, {}, {"n": 5120}),
     "reduce": Kernel(ReduceCopy, {}, MATRIX),
 }
 GEMMS = {

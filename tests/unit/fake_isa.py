@@ -179,6 +179,9 @@ class RecordingIsa:
     def prefetch_descriptor(self, part: Load | Store) -> None:
         self._note("prefetch", part.name)
 
+    def bulk_load(self, load: Load, stage: int, at: Sequence[int], barrier: Barrier) -> None:
+        self._note("load", load.name, stage, tuple(at), barrier.name, None, 0)
+
     def tma_load(
         self,
         load: Load,

@@ -71,7 +71,7 @@ LAYERS = (
     ("role", "multicast"),
     ("barrier", "table", "turnstile"),
     ("stage",),
-    ("matmul",),
+    ("bulk_stage", "matmul"),
     ("store_pipeline",),
     ("plan",),
     ("bind",),

@@ -65,7 +65,11 @@ class PartInSlot(Carried):
         if len(start) != len(load.dims):
             rule = f"is one index along each of {', '.join(load.dims)}, in elements"
             raise InputError(f"slot.{load.name}.load_from", start, rule, f"pass {len(load.dims)} indices")
-        self.part.isa.tma_load(load, self.slot.index, start, self.end.signalled, self.part.mask, self.part.share)
+        isa, index, signalled = self.part.isa, self.slot.index, self.end.signalled
+        if load.tensor_map:
+            isa.tma_load(load, index, start, signalled, self.part.mask, self.part.share)
+        else:
+            isa.bulk_load(load, index, start, signalled)
 
     def _loaded(self) -> Load:
         self.slot._check_open()
