@@ -28,7 +28,7 @@ from tmapipe.tiles.dynamic import DynamicTiles
 from tmapipe.tiles.gpc import GpcTiles
 from tmapipe.tiles.grouped import GroupedTiles
 from tmapipe.tiles.persistent import PersistentTiles
-from tmapipe.tiles.raster import Grouped, Hilbert, Snake
+from tmapipe.tiles.raster import Columns, Grouped, Hilbert, Snake
 from tmapipe.tiles.streamk import StreamKTiles
 from tmapipe.turnstile import Turnstile
 
@@ -37,6 +37,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BarrierRing",
     "BulkLoadStage",
+    "Columns",
     "DType",
     "DeadlockError",
     "DynamicTiles",

@@ -250,6 +250,7 @@ GEMMS = {
     "gemm m256 4x1, both turned": Kernel(lambda: S.Gemm((256, 128, 32), (4, 1), majors=("m", "n")), {}, GEMM),
     "pingpong n-major b": Kernel(lambda: S.PingPong((128, 160, 64), (2, 1), majors=("k", "n")), {}, GEMM),
     "gemm snake": Kernel(lambda: S.Gemm((128, 64, 64), (2, 1), order=tp.PersistentTiles(tp.Snake(3))), {}, TALL),
+    "gemm columns": Kernel(lambda: S.Gemm((128, 64, 64), (2, 1), order=tp.PersistentTiles(tp.Columns(3))), {}, TALL),
     "gemm hilbert": Kernel(lambda: S.Gemm((64, 64, 64), (1, 1), order=tp.PersistentTiles(tp.Hilbert(4))), {}, TALL),
     "pingpong 2x1": Kernel(SHELF["PingPong"], {}, GEMM),
     "pingpong 64x256 1x2, not in turn": Kernel(lambda: S.PingPong((64, 256, 64), (1, 2), in_turn=False), {}, GEMM),

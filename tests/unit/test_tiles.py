@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.errors import refused
-from tmapipe import Grouped, Hilbert, PersistentTiles, Snake
+from tests.unit.fake_isa import RecordingIsa
+from tmapipe import Columns, Grouped, Hilbert, PersistentTiles, Snake
 from tmapipe.integers import ceil_div
 from tmapipe.protocol.tile import Tile, start_of
 
@@ -56,7 +57,11 @@ def problems(draw):
     cluster = {dim: draw(st.integers(1, 3)) for dim in draw(st.permutations(names)) if draw(st.booleans())}
     if math.prod(cluster.values()) > 16:
         cluster = {}
-    raster = draw(st.one_of(st.builds(Grouped, rows), st.builds(Snake, rows), st.builds(Hilbert, squares)))
+    raster = draw(
+        st.one_of(
+            st.builds(Grouped, rows), st.builds(Snake, rows), st.builds(Columns, rows), st.builds(Hilbert, squares)
+        )
+    )
     return grid, cluster, raster, draw(st.integers(1, 9))
 
 
@@ -145,7 +150,7 @@ def test_more_clusters_than_tiles():
 
 
 def test_bad_rasters():
-    for raster in (Grouped, Snake, Hilbert):
+    for raster in (Grouped, Snake, Columns, Hilbert):
         for rows in (0, -3, 2.5, "8"):
             refused(raster, rows, argument=f"{raster.__name__}(rows)", value=rows, rule="positive number")
     for rows in (3, 12, 512):
@@ -176,3 +181,12 @@ def test_start_of_a_tile():
 def test_ceil_div(a, b):
     assert ceil_div(a, b) == math.ceil(a / b) if a < 2**50 else True
     assert (ceil_div(a, b) - 1) * b < a <= ceil_div(a, b) * b
+
+
+def test_columns_are_rows_exchanged():
+    one, other = Columns(3), Grouped(3)
+    by, turned = one.divisors(5, 7), other.divisors(7, 5)
+    isa = RecordingIsa(None)
+    places = [one.place(isa, by, 5, 7, i) for i in range(35)]
+    assert places == [other.place(isa, turned, 7, 5, i)[::-1] for i in range(35)]
+    assert places[:4] == [(0, 0), (0, 1), (0, 2), (1, 0)]

@@ -1,7 +1,8 @@
 """Rasters: how the tiles of one output matrix are numbered, so that CTAs at work together share operands in L2.
 
 A raster maps the numbers 0 .. rows * columns - 1, one to one, to (row, column) in a matrix of tiles, in units of clusters. All
-rasters go through the matrix in bands of some rows, one band after another. They differ in how they go through a band.
+rasters go through the matrix in bands of some rows (or columns), one band after another. They differ in how they go through a
+band.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import attrs
 from tmapipe.errors import InputError
 from tmapipe.isa.interface import Isa
 
-__all__ = ["Grouped", "Hilbert", "Snake"]
+__all__ = ["Columns", "Grouped", "Hilbert", "Snake"]
 
 
 def _positive(raster: Any, attribute: Any, value: Any) -> None:
@@ -65,6 +66,29 @@ class Snake(Grouped):
 
     def _turned(self, isa: Isa, band: Any, columns: Any, right: Any) -> Any:
         return isa.select(band & 1 == 1, columns - 1 - right, right)
+
+
+@attrs.frozen
+class Columns(Grouped):
+    """Bands of some columns instead of rows, each row by row from the first row to the last.
+
+    CTAs at work together then share columns of b, where `Grouped` has them share rows of a: for outputs of few columns.
+
+    Args:
+        columns: Columns of a band.
+
+    Raises:
+        InputError: *columns* is no positive integer.
+    """
+
+    rows: int = attrs.field(default=8, validator=_positive, alias="columns")
+
+    def divisors(self, rows: Any, columns: Any) -> dict[str, Any]:
+        return super().divisors(columns, rows)
+
+    def place(self, isa: Isa, by: dict[str, Any], rows: Any, columns: Any, index: Any) -> tuple[Any, Any]:
+        right, down = super().place(isa, by, columns, rows, index)
+        return down, right
 
 
 @attrs.frozen
