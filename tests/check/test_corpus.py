@@ -46,10 +46,18 @@ def test_fixed_twin_passes(case: Case, good: Program):
 
 def test_cutlass_3658_masks_follow_from_declared_axes():
     """A multicast group names axes of the cluster; there is no way to name a CTA."""
-    gemm = tp.schedules.Gemm(cluster=(2, 1))
-    gemm.a.multicast = tp.MulticastGroup("z")
-    with pytest.raises(tp.InputError, match=r"a\.multicast.*z"):
-        gemm.plan()
+
+    class Elsewhere(tp.schedules.Copy):
+        load, store = tp.schedules.Copy.load, tp.schedules.Copy.store
+        cluster = {"m": 2}  # noqa: RUF012
+
+        def __init__(self):
+            super().__init__()
+            self.x = tp.TmaLoadStage("m n", tile=(8, 64), ring=self.ring, multicast=tp.MulticastGroup("z"))
+            self.y = tp.TmaStoreStage(source=self.x)
+
+    with pytest.raises(tp.InputError, match=r"x\.multicast.*z"):
+        Elsewhere().plan()
 
 
 def test_cutlass_2007_registers_that_do_not_add_up():

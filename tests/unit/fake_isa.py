@@ -16,7 +16,7 @@ from tmapipe.plan.model import Barrier, Load, Matmul, NamedBarrier, Plan, RoleWa
 Event = tuple[Any, ...]
 
 
-class Sums(tuple):
+class Sums(tuple, NoData):  # type: ignore[misc]
     """A fragment of an accumulator, known by where it came from; arithmetic gives it back."""
 
     __slots__ = ()
