@@ -11,7 +11,7 @@ __all__ = ["Table"]
 
 @attrs.frozen(eq=False, repr=False)
 class Table:
-    """A vector of int32 in global memory, read by `Isa.table_value` and `Isa.table_count`.
+    """A vector of int32 in global memory, read by `Isa.load_entry` and `Isa.ballot`.
 
     A schedule is called with one after its loads' tensors. It stays as it is while the kernel runs.
 

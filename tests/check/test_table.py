@@ -47,13 +47,14 @@ def test_declarations_fit_together(op):
 # ---- operands ---------------------------------------------------------------------------------------------------------
 
 #: By hand: operands that tell a position in a ring, the parity that goes with it, and what programs are compared without.
-POSITIONS, PARITY, DATA = {"bar", "slot", "a", "b"}, {"parity"}, {"at", "words", "where"}
+GLOBAL_DATA = {"counter", "before", "value", "entries", "votes"}
+POSITIONS, PARITY, DATA = {"bar", "slot", "a", "b"}, {"parity"}, {"at", "words", "where"} | GLOBAL_DATA
 KIND_OF_NAME = {
     **dict.fromkeys(POSITIONS - {"bar"}, effects.Kind.SLOT),
     **dict.fromkeys(("share", "shares", "rows", "part", "parts", "registers"), effects.Kind.NUMBER),
-    **dict.fromkeys(("load", "store", "matmul", "split"), effects.Kind.NAME),
+    **dict.fromkeys(("load", "store", "matmul", "split", "table"), effects.Kind.NAME),
     **dict.fromkeys(("sync", "read", "increase"), effects.Kind.FLAG),
-    **dict.fromkeys(("at", "words"), effects.Kind.AT),
+    **dict.fromkeys(("at", "words", *GLOBAL_DATA), effects.Kind.AT),
     "bar": effects.Kind.BAR,
     "parity": effects.Kind.PARITY,
     "where": effects.Kind.WHERE,
@@ -153,6 +154,12 @@ SENTENCES = {
     ops.SlotWrite: "writes s0[0] (part 1 of 4, by rows)",
     ops.SetMaxNreg: "sets 72 registers a thread",
     ops.Exit: "returns",
+    ops.CounterAdd: "adds 1 to counter 2, which was 7",
+    ops.CounterStore: "sets counter 2 to 0",
+    ops.TableLoad: "reads entries (3, 4) of table ends",
+    ops.Ballot: "counts 5 votes of the lanes",
+    ops.Shuffle: "takes a value from lane 0",
+    ops.ReadSmid: "reads the number of its multiprocessor",
 }
 
 

@@ -29,11 +29,10 @@ def _lower(event: Event, plan: Plan, launch: Launch, warp: int, lane: int) -> li
         return found if lane < plan.cluster_size else []
     if kind in (
         "prefetch", "read", "write", "write_columns", "write_row_sums", "write_column_sums", "read_columns", "promote",
-        "read_words", "next_number", "claim_place",
-        "places_claimed",
+        "read_words",
     ):  # fmt: skip
         return []
-    if kind in ("init", "arm", "expect", "commit"):
+    if kind in ("init", "arm", "expect", "commit", "add", "set"):
         return [event] if leader else []
     if kind == "arrive":
         return [(kind, *rest[:2])] if lane == 0 or rest[2] == 32 else []

@@ -4,6 +4,7 @@ Every warp, two lanes of it, every CTA of a cluster: indices, parities, arming b
 groups, fences and syncs, in order. This is one program with two readings, compared event by event.
 """
 
+import itertools
 import re
 
 import pytest
@@ -12,6 +13,7 @@ from tests.emit.kernels import KERNELS, THREADS, Built, built
 from tests.emit.lower import lower
 from tests.oracle.ptx_execution import Execution, Launch
 from tests.unit.fake_isa import record
+from tmapipe.tiles.gpc_places import COUNTERS
 
 
 def check_thread(kernel: Built, launch: Launch, warp: int, lane: int) -> int:
@@ -76,6 +78,25 @@ def test_lanes_of_a_remote_release():
     for rank in range(4):
         for lane in (0, 1, 2, 3, 4, 31):
             check_thread(kernel, Launch(kernel.extents, 2, 1, rank), 4, lane)
+
+
+@pytest.mark.parametrize(
+    "name, resets", [("gemm dynamic 1x1", 1), ("gemm by GPC 1x1", COUNTERS), ("gemm by GPC 1x2", COUNTERS)]
+)
+def test_counters(name, resets):
+    """The scheduler of one CTA a cluster adds to them, and that of one cluster sets them back to 0."""
+    kernel = built(name)
+    scheduler = kernel.plan.role("scheduler").first_warp
+    found = []
+    for cluster, rank in itertools.product(range(3), range(kernel.plan.cluster_size)):
+        launch = Launch(kernel.extents, 3, cluster, rank)
+        check_thread(kernel, launch, scheduler, 0)
+        check_thread(kernel, launch, scheduler, 1)
+        place = {"cta_rank": rank, "cluster_id": cluster, "clusters": 3}
+        events = record(kernel.schedule, kernel.plan, scheduler, launch.extents, **place)
+        assert any(event[0] == "add" for event in events) == (rank == 0)
+        found.append(sum(event[0] == "set" for event in events))
+    assert sorted(found) == [0] * (len(found) - 1) + [resets]
 
 
 # What the comparison is worth: each of these one-number changes of the PTX must be noticed.

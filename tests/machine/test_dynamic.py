@@ -14,6 +14,7 @@ from tmapipe.kernel import kernel_main
 from tmapipe.machine import Machine
 from tmapipe.machine.scheduler import POLICIES
 from tmapipe.machine.warp import MachineIsa
+from tmapipe.tiles.gpc_places import COUNTERS, keep_places
 
 S = tp.schedules
 
@@ -61,12 +62,15 @@ def test_any_assignment(problem, stages, kind):
     (m, n), dealt = problem
     schedule = small((1, 1), tp.DynamicTiles(tp.Snake(2), stages), kind)
     arrays, want = numbers(64 * m, 64 * n)
-    queues, lasts = [iter(own) for own in dealt], set()
+    queues, drawn, resets = [iter(own) for own in dealt], {}, []
 
     class Dealt(MachineIsa):
-        def next_number(self, last):
-            lasts.add(last)
-            return next(queues[self.cluster_id])
+        def atomic_add(self, counter, in_turn):
+            drawn[self.cluster_id] = next(queues[self.cluster_id])
+            return super().atomic_add(counter, lambda: drawn[self.cluster_id])
+
+        def store_counter(self, counter, value):
+            resets.append((counter, value, drawn[self.cluster_id]))
 
     def entry(isa):
         isa.__class__ = Dealt
@@ -75,36 +79,51 @@ def test_any_assignment(problem, stages, kind):
     Machine(schedule.plan({})).run(entry, arrays, clusters=len(dealt))
     assert (arrays["d"][0] == want).all()
     assert all(next(queue, None) is None for queue in queues), "a cluster that stopped early"
-    assert lasts == {max(itertools.chain(*dealt))}
+    assert resets == [(0, 0, max(itertools.chain(*dealt)))]
 
 
 @settings(max_examples=20, deadline=None)
-@given(m=st.integers(1, 5), n=st.integers(1, 4), places=st.integers(1, 5).flatmap(lambda n: st.permutations(range(n))),
-       kind=st.sampled_from([S.Gemm, S.PingPong, S.SplitK]))  # fmt: skip
-def test_any_place(m, n, places, kind):
-    """By GPC: whatever place each cluster claims, each tile is taken once; and the cluster counts itself once."""
+@given(m=st.integers(1, 5), n=st.integers(1, 4), sizes=st.lists(st.integers(1, 3), min_size=1, max_size=4),
+       kind=st.sampled_from([S.Gemm, S.PingPong, S.SplitK]), data=st.data())  # fmt: skip
+def test_any_position(m, n, sizes, kind, data):
+    """By GPC: wherever the clusters run, each claims another position, and the last leaves the counters at 0."""
+    ends = [2 * sum(sizes[: i + 1]) for i in range(len(sizes))]
+    gpcs = [range(end - 2 * size, end) for size, end in zip(sizes, ends, strict=True)]
+    clusters, *words = keep_places(gpcs, 2, sum(sizes), m * n)
+    smids = data.draw(st.lists(st.integers(0, ends[-1] - 1), min_size=clusters, max_size=clusters))
     order = tp.GpcTiles(tp.Grouped(2))
     schedule = S.SplitK(1, (64, 64, 16), (1, 1), 2, order=order) if kind is S.SplitK else small((1, 1), order, kind)
     arrays, want = numbers(64 * m, 64 * n)
     if kind is S.SplitK:
         arrays["d"] = np.full((1, 64 * m, 64 * n), np.nan, np.float32)
-    claimed, counted = [], []
+    counters, claimed = [0] * COUNTERS, []
 
     class Placed(MachineIsa):
-        def claim_place(self):
-            claimed.append(self.cluster_id)
-            return places[self.cluster_id]
+        def launch_words(self, in_machine):
+            return words
 
-        def places_claimed(self):
-            counted.append(self.cluster_id)
+        def smid(self):
+            return smids[self.cluster_id]
+
+        def atomic_add(self, counter, in_turn):
+            counters[counter] += 1
+            return super().atomic_add(counter, lambda: counters[counter] - 1)
+
+        def store_counter(self, counter, value):
+            super().store_counter(counter, value)
+            counters[counter] = value
+
+        def shuffle(self, value):
+            claimed.append(value)
+            return super().shuffle(value)
 
     def entry(isa):
         isa.__class__ = Placed
         kernel_main(isa, schedule)
 
-    Machine(schedule.plan({})).run(entry, arrays, clusters=len(places))
+    Machine(schedule.plan({})).run(entry, arrays, clusters=clusters)
     assert (arrays["d"][0].astype(np.float32) == want.astype(np.float32)).all()
-    assert sorted(claimed) == sorted(counted) == list(range(len(places)))
+    assert sorted(claimed) == list(range(clusters)) and not any(counters)
 
 
 def test_a_batch_of_four_dimensions():

@@ -21,6 +21,7 @@ from tmapipe.isa.effects import (
     ArriveAt,
     AwaitGroup,
     EndGroup,
+    Global,
     Group,
     Init,
     Return,
@@ -68,7 +69,15 @@ EXAMPLES: tuple[Any, ...] = (
     ops.SlotWrite(0, 1, 4, "rows"),
     ops.SetMaxNreg(72, True),
     ops.Exit(),
+    ops.CounterAdd(2, 7),
+    ops.CounterStore(2, 0),
+    ops.TableLoad("ends", (3, 4)),
+    ops.Ballot(5),
+    ops.Shuffle(),
+    ops.ReadSmid(),
 )
+#: What threads do to global memory, by hand: the state of a cluster does not have it.
+GLOBAL = {ops.CounterAdd: "atomic", ops.CounterStore: "write", ops.TableLoad: "read"}
 LOAD, STORE, WGMMA = ops.TmaLoad("s0", 0, 1, 2048), ops.TmaStore("y", 0), ops.Wgmma("mma", 0, 1)
 
 
@@ -106,6 +115,7 @@ def observed(op: Any) -> set[tuple[Any, ...]]:
     if not after.enabled(0, op):
         raise AssertionError(f"{op} is not enabled")
     after.apply(0, op)
+    found |= {("global memory", GLOBAL[type(op)])} if type(op) in GLOBAL else set()
     return found | set(_counted(before, after)) | set(_started(before, after)) | set(_rest(op, before, after))
 
 
@@ -264,5 +274,7 @@ def _facts(effect: Any, op: Any) -> Iterator[tuple[Any, ...]]:
         yield "awaits", effect.group, of(effect.pending), bool(effect.read and of(effect.read))
     elif isinstance(effect, Accumulators):
         yield "accumulators", effect.use
+    elif isinstance(effect, Global):
+        yield "global memory", effect.how
     elif isinstance(effect, Return):
         yield ("returns",)

@@ -18,6 +18,7 @@ import attrs
 from tests.oracle.ptx import LEADER, SHARED, Instruction, Ptx
 from tests.oracle.ptx_values import Peer, computation, reader, signed
 from tmapipe.plan.model import Store
+from tmapipe.tiles.gpc_places import COUNTERS as MOST_COUNTERS
 from tmapipe.tiles.gpc_places import keep_places
 
 __all__ = ["BASE", "Event", "Execution", "Launch"]
@@ -122,11 +123,20 @@ class Execution:
     def _map(self, i: Instruction) -> None:
         self.registers[i.operands[0]] = Peer(self.value(i.operands[1]), self.value(i.operands[2]))
 
-    def _count(self, i: Instruction) -> None:
-        counter = self.address(i.operands[1])
-        assert counter >= COUNTERS
+    def _add(self, i: Instruction) -> None:
+        counter = self._counter(i.operands[1])
+        assert self.value(i.operands[2]) == 1
+        self.events.append(("add", counter))
         self.registers[i.operands[0]] = self.launch.cluster_id + self.added[counter] * self.launch.clusters
         self.added[counter] += 1
+
+    def _set(self, i: Instruction) -> None:
+        self.events.append(("set", self._counter(i.operands[0]), self.value(i.operands[1])))
+
+    def _counter(self, operand: str) -> int:
+        counter, rest = divmod(self.address(operand) - COUNTERS, 4)
+        assert 0 <= counter < MOST_COUNTERS and rest == 0
+        return counter
 
     def _load(self, i: Instruction) -> None:
         """From a queue or a table; all else is data."""
@@ -311,10 +321,12 @@ def _action(i: Instruction) -> Action:
         return lambda thread: thread._map(i)
     if i.is_a("st.async"):
         return lambda thread: thread._store_words(i)
+    if i.is_a("st.global"):
+        return lambda thread: thread._set(i)
     if kind in ("st", "stmatrix", "prefetch"):
         return lambda thread: None
     if kind == "atom":
-        return lambda thread: thread._count(i)
+        return lambda thread: thread._add(i)
     if i.is_a("ld.shared", "ld.global"):
         return lambda thread: thread._load(i)
     if kind == "shfl":

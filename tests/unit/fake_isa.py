@@ -73,8 +73,8 @@ class RecordingIsa:
         for i in range(trips):
             body(i)
 
-    def loop_while(self, state: list[int], body: Callable[[], None], turns: Callable[[], int]) -> None:
-        self.loop(turns(), lambda i: body())
+    def loop_while(self, state: list[int], body: Callable[[], None], turns: Callable[[], int] | None = None) -> None:
+        self.loop(turns() if turns is not None else 0, lambda i: body())
         while state[0]:
             body()
 
@@ -143,19 +143,27 @@ class RecordingIsa:
     def fence_proxy_async(self) -> None:
         self._note("proxy_fence")
 
-    # ---- tiles in dynamic order -----------------------------------------------------------------------------------
+    # ---- counters, and words from a scheduler ---------------------------------------------------------------------
 
-    def next_number(self, last: int) -> int:
-        taken = len(self.of("next_number"))
-        self._note("next_number", last)
-        return self.cluster_id + taken * self.clusters
+    def lane_0(self, body: Callable[[], None], when: bool = True) -> None:
+        if when:
+            body()
 
-    def claim_place(self) -> int:
-        self._note("claim_place")
-        return self.cluster_id
+    def shuffle(self, value: Any) -> Any:
+        return value
 
-    def places_claimed(self) -> None:
-        self._note("places_claimed")
+    def smid(self) -> int:
+        return 5
+
+    def launch_words(self, in_machine: Callable[[], Sequence[int]]) -> Sequence[int]:
+        return in_machine()
+
+    def atomic_add(self, counter: int, in_turn: Callable[[], int]) -> int:
+        self._note("add", counter)
+        return in_turn()
+
+    def store_counter(self, counter: int, value: int) -> None:
+        self._note("set", counter, value)
 
     def store_words(self, slot: SlotRef, words: Sequence[int], barrier: Barrier) -> None:
         self._note("store_words", slot.buffer.name, slot.stage, tuple(words), barrier.name)
@@ -168,11 +176,11 @@ class RecordingIsa:
 
     # ---- tables ---------------------------------------------------------------------------------------------------
 
-    def table_value(self, table: str, i: int) -> int:
+    def load_entry(self, table: str, i: int, without_data: int) -> int:
         return self.tables[table][i]
 
-    def table_count(self, table: str, count: int, holds: Callable[[int, int], bool]) -> int:
-        return sum(bool(holds(i, self.tables[table][i])) for i in range(count))
+    def ballot(self, table: str, first: int, count: int, holds: Callable[[int, int], bool], without_data: int) -> int:
+        return sum(bool(holds(i, self.tables[table][i])) for i in range(first, min(first + 32, count)))
 
     # ---- TMA ------------------------------------------------------------------------------------------------------
 

@@ -42,6 +42,8 @@ def record_marked(
 ) -> list[Program]:
     """Each warp's operations, `Exit` last, with the iterations of the outermost `Isa.loop` marked.
 
+    Local operations are left out: how often a warp looks into a table, say, depends on data alone.
+
     Args:
         ctas: Record only the first ones; None: all.
     """
@@ -49,12 +51,20 @@ def record_marked(
     for agent in range(layout.agents if ctas is None else ctas * layout.warps):
         program: list[Any] = []
         marks: list[int] = []
-        isa: Any = MachineIsa(layout, agent, 0, 1, shapes, at_most(MAX_OPERATIONS, program))
+        isa: Any = MachineIsa(layout, agent, 0, 1, shapes, _without_local(at_most(MAX_OPERATIONS, program)))
         isa.loop = _marking(program, marks)
         entry(isa)
         program.append(Exit())
         programs.append(Program(program, marks or [len(program) - 1]))
     return programs
+
+
+def _without_local(add: Callable[[Any], None]) -> Callable[[Any], None]:
+    def emit(op: Any) -> None:
+        if not declared(type(op)).local:
+            add(op)
+
+    return emit
 
 
 def _marking(program: list[Any], marks: list[int]) -> Callable[[int, Callable[[int], None]], None]:

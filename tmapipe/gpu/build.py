@@ -17,10 +17,10 @@ from tmapipe.errors import InputError
 from tmapipe.gpu.edges import edge_of, make_edge_atom
 from tmapipe.gpu.isa import GpuIsa
 from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
-from tmapipe.gpu.places import COUNTERS
 from tmapipe.gpu.report import Resources, read_resources
 from tmapipe.kernel import kernel_main
 from tmapipe.plan.model import Plan
+from tmapipe.tiles.gpc_places import COUNTERS
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule

@@ -12,12 +12,12 @@ from cutlass._mlir.dialects.nvvm import MemScopeKind
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from tmapipe.errors import ScopeError
-from tmapipe.gpu import control, places
-from tmapipe.gpu import words as words_
+from tmapipe.gpu import control
 from tmapipe.gpu.edges import load_edge
 from tmapipe.gpu.fragments import GpuFragments
 from tmapipe.gpu.layouts import clips, core_modes, cute_type, partition, slot_layout
 from tmapipe.gpu.matmuls import MatmulHandles
+from tmapipe.gpu.words import store_words
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import SlotRef
 from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, Store
@@ -100,7 +100,7 @@ class GpuIsa(Isa):
     def loop(self, trips: Any, body: Callable[[Any], None]) -> None:
         control.loop(trips, body)
 
-    def loop_while(self, state: Any, body: Callable[[], None], turns: Callable[[], int]) -> None:
+    def loop_while(self, state: Any, body: Callable[[], None], turns: Callable[[], int] | None = None) -> None:
         control.loop_while(state, body)
 
     def call(self, body: Callable[..., None], *arguments: Any) -> None:
@@ -192,16 +192,7 @@ class GpuIsa(Isa):
     def fence_proxy_async_global(self) -> None:
         cute.arch.fence_proxy("async.global")
 
-    # ---- tiles in dynamic order -----------------------------------------------------------------------------------
-
-    def next_number(self, last: Any) -> Any:
-        return words_.next_number(self.counters, self.lane, self.cells(0), last)
-
-    def claim_place(self) -> Any:
-        return places.claim_place(self.counters, self.lane, self.clusters, self.kept, self.cells(0, 0, 0))
-
-    def places_claimed(self) -> None:
-        places.places_claimed(self.counters, self.lane, self.clusters)
+    # ---- queues ---------------------------------------------------------------------------------------------------
 
     def store_words(self, slot: SlotRef, words: Sequence[Any], barrier: Barrier) -> None:
         size = slot.buffer.tile[0]
@@ -211,7 +202,7 @@ class GpuIsa(Isa):
         def store() -> None:
             for first in range(0, size, 4):
                 target, mbarrier = start + first, self._mbarrier(barrier, slot.stage)
-                words_.store_words(target, filled[first : first + 4], mbarrier, self.lane)
+                store_words(target, filled[first : first + 4], mbarrier, self.lane)
 
         control.when(self.lane < self.plan.cluster_size, store)
 
@@ -219,28 +210,38 @@ class GpuIsa(Isa):
         source = self.buffers[slot.buffer.name]
         return [cute.arch.make_warp_uniform(source[(i, slot.stage)]) for i in range(count)]
 
-    # ---- tables ---------------------------------------------------------------------------------------------------
+    # ---- counters and tables --------------------------------------------------------------------------------------
 
-    def table_value(self, table: str, i: Any) -> Any:
+    def lane_0(self, body: Callable[[], None], when: Any = True) -> None:
+        self.when(_both(self.lane == 0, when), body)
+
+    def shuffle(self, value: Any) -> Any:
+        return cute.arch.shuffle_sync(value, 0)
+
+    def smid(self) -> Any:
+        return cute.arch.smid()
+
+    def launch_words(self, in_machine: Callable[[], Sequence[int]]) -> Sequence[Any]:
+        return self.kept
+
+    def atomic_add(self, counter: Any, in_turn: Callable[[], int]) -> Any:
+        address = (self.counters.iterator + counter).llvm_ptr
+        return Int32(cute.arch.atomic_add(address, Int32(1), sem="relaxed", scope="gpu"))
+
+    def store_counter(self, counter: Any, value: int) -> None:
+        self.counters[counter] = Int32(value)
+
+    def load_entry(self, table: str, i: Any, without_data: int) -> Any:
         return cute.arch.make_warp_uniform(self.addressed[table][i])
 
-    def table_count(self, table: str, count: Any, holds: Callable[[Any, Any], Any]) -> Any:
-        entries = self.addressed[table]
-        found = self.cells(0)
+    def ballot(self, table: str, first: Any, count: Any, holds: Callable[[Any, Any], Any], without_data: int) -> Any:
+        entries, mine, vote = self.addressed[table], first + self.lane, self.cells(0)
 
-        def some(first: Any) -> None:
-            mine = first * 32 + self.lane
-            here = self.cells(0)
+        def look() -> None:
+            vote[0] = cutlass.select_(holds(mine, entries[mine]), Int32(1), Int32(0))
 
-            def look() -> None:
-                here[0] = cutlass.select_(holds(mine, entries[mine]), Int32(1), Int32(0))
-
-            control.when(mine < count, look)
-            votes = cute.arch.vote_ballot_sync(here[0] != 0)
-            found[0] = found[0] + cute.arch.popc(votes)
-
-        control.loop((count + 31) // 32, some)
-        return cute.arch.make_warp_uniform(found[0])
+        control.when(mine < count, look)
+        return cute.arch.popc(cute.arch.vote_ballot_sync(vote[0] != 0))
 
     # ---- TMA ------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The 32-bit words of a queued order: the counter in global memory, and st.async to the CTAs of the cluster."""
+"""The 32-bit words of a queued order: st.async to the CTAs of the cluster."""
 
 from __future__ import annotations
 
@@ -10,29 +10,7 @@ from cutlass import Int32
 from cutlass._mlir.dialects import llvm, nvvm
 from cutlass.cutlass_dsl import T
 
-from tmapipe.gpu import control
-
-__all__ = ["next_number", "store_words"]
-
-
-def next_number(counter: Any, lane: Any, cell: Any, last: Any) -> Any:
-    """The counter's value before one lane added 1, in all lanes.
-
-    Args:
-        cell: A register.
-        last: The value after which the counter is set back to 0.
-    """
-
-    def take() -> None:
-        cell[0] = cute.arch.atomic_add(counter.iterator.llvm_ptr, Int32(1), sem="relaxed", scope="gpu")
-
-    def reset() -> None:
-        counter[0] = Int32(0)
-
-    control.when(lane == 0, take)
-    number = cute.arch.shuffle_sync(cell[0], 0)
-    control.when((lane == 0) & (number == last), reset)
-    return number
+__all__ = ["store_words"]
 
 
 def store_words(slot: Any, words: Sequence[Any], barrier: Any, cta: Any) -> None:

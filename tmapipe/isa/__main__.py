@@ -32,7 +32,7 @@ def manual() -> str:
 def _row(of: Declared) -> str:
     operands = ", ".join(f"{name}: {kind.name}" for name, kind in of.operands.items() if kind is not Kind.WHERE)
     ptx = f"`{of.ptx}`" if of.ptx else ""
-    effects = "; ".join(_effect(effect) for effect in of.effects) or "none: a hint"
+    effects = "; ".join(_effect(effect) for effect in of.effects) or "none"
     return f"| `{of.op.__name__}` | {ptx} | {operands} | {effects} | {'yes' if of.blocks else ''} |\n"
 
 

@@ -167,7 +167,8 @@ class ComputeInstructions(Lowering):
     def read_words(self, slot: SlotRef, count: int, without_data: Callable[[], Sequence[int]]) -> Sequence[Value]:
         """``ld.shared``: the slot's first *count* words of 4 bytes, in all lanes. without_data: what they are in the
         machine where it runs without data. Generic proxy."""
-        raise NotImplementedError
+        found = self.ask(SlotRead(self.slot(slot.buffer, slot.stage)), without_data)
+        return [int(word) for word in found[:count]]
 
     def setmaxnreg(self, registers: int, increase: bool) -> None:
         """``setmaxnreg.inc/dec``: registers a thread from here on (24 to 256, a multiple of 8), for every warp of the

@@ -19,8 +19,8 @@ import attrs
 
 __all__ = [
     "Access", "Accumulators", "ALL_LANES", "Arm", "Arrive", "ArriveAt", "At", "AwaitGroup", "Bar",
-    "BarrierId", "Bytes", "Count", "Declared", "declared", "Effect", "ELECTED", "EndGroup",
-    "FenceInit", "FenceProxy", "Flag", "Group", "Init", "Kind", "Lanes", "Mask", "Name", "Names", "Number",
+    "BarrierId", "Bytes", "Count", "Data", "Declared", "declared", "Effect", "ELECTED", "EndGroup",
+    "FenceInit", "FenceProxy", "Flag", "Global", "Group", "Init", "Kind", "Lanes", "Mask", "Name", "Names", "Number",
     "operation", "Parity", "Pending", "Proxy", "proxy_of", "ProxyName", "ranks", "Return", "Scope",
     "scope_of", "ScopeName", "SetRegisters", "Slot", "Start", "SyncLanes", "TABLE", "Threads", "Tile", "Until", "Use",
     "Wait", "WaitAt", "Where",
@@ -69,6 +69,7 @@ Threads = Annotated[int, Kind.THREADS]
 ScopeName = Annotated[str, Kind.SCOPE]
 ProxyName = Annotated[str, Kind.PROXY]
 At = Annotated[tuple[int, ...], Kind.AT]
+Data = Annotated[int, Kind.AT]
 Number = Annotated[int, Kind.NUMBER]
 Flag = Annotated[bool, Kind.FLAG]
 Where = Annotated["str | None", Kind.WHERE]
@@ -211,6 +212,13 @@ class Tile:
 
 
 @attrs.frozen
+class Global:
+    """Threads read or write global memory, or do both at once, through the generic proxy. how: "read", "write", "atomic"."""
+
+    how: str
+
+
+@attrs.frozen
 class EndGroup:
     """Closes the group of what was started since the last one."""
 
@@ -258,7 +266,7 @@ class Return:
 
 Effect = (
     Init | FenceInit | Wait | Arrive | Arm | ArriveAt | WaitAt | SyncLanes | FenceProxy | Access | Start | EndGroup |
-    AwaitGroup | Tile | Accumulators | SetRegisters | Return
+    AwaitGroup | Tile | Global | Accumulators | SetRegisters | Return
 )  # fmt: skip
 
 
@@ -340,6 +348,11 @@ class Declared:
     def blocks(self) -> bool:
         """Whether a warp may have to wait in it."""
         return any(isinstance(effect, (Wait, WaitAt, AwaitGroup, SetRegisters)) for effect in self.effects)
+
+    @property
+    def local(self) -> bool:
+        """Whether it has no effect on barriers, shared memory or registers that others have a part in."""
+        return all(isinstance(effect, Global) for effect in self.effects)
 
 
 #: Every operation's declaration, by its class.

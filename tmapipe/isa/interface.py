@@ -26,12 +26,13 @@ from tmapipe.isa.barriers import BarrierInstructions
 from tmapipe.isa.compute import ComputeInstructions
 from tmapipe.isa.copies import CopyInstructions
 from tmapipe.isa.fragments import Fragments
+from tmapipe.isa.globals import GlobalInstructions
 from tmapipe.isa.values import Cells, Condition, Value
 
 __all__ = ["Isa"]
 
 
-class Isa(BarrierInstructions, CopyInstructions, ComputeInstructions):
+class Isa(BarrierInstructions, CopyInstructions, ComputeInstructions, GlobalInstructions):
     """One warp's view of the hardware: control flow, what a kernel was launched with, and the instructions of the table.
 
     `fragments` works on values that are distributed over threads.
@@ -59,11 +60,11 @@ class Isa(BarrierInstructions, CopyInstructions, ComputeInstructions):
         """Runs ``body(0)`` .. ``body(trips - 1)``."""
         raise NotImplementedError
 
-    def loop_while(self, state: Cells, body: Callable[[], None], turns: Callable[[], int]) -> None:
-        """Runs ``body()`` as long as ``state[0]``, which is the same in all lanes, is not 0.
+    def loop_while(self, state: Cells, body: Callable[[], None], turns: Callable[[], int] | None = None) -> None:
+        """Runs ``body()`` as long as ``state[0]``, which is the same in all lanes that run it, is not 0.
 
         Args:
-            turns: How often it runs in the check, which has no data.
+            turns: Where data decides that: how often it runs in the check, which has no data.
         """
         raise NotImplementedError
 
@@ -80,45 +81,5 @@ class Isa(BarrierInstructions, CopyInstructions, ComputeInstructions):
 
         A number in the machine. When traced, a multiplier and a shift that the host has computed: an integer division takes
         some 150 cycles. The values are those of the order's `divisors`, the same in all CTAs.
-        """
-        raise NotImplementedError
-
-    # ---- global memory that orders of tiles look into ----
-
-    def next_number(self, last: Value) -> Value:
-        """``atom.global.add``, relaxed, by one lane: 0, 1, 2, ... over the whole grid, each once, in the order in which
-        clusters come.
-
-        The counter starts each launch at 0. Whoever gets *last* sets it back to 0 for the next launch, so the grid must ask
-        *last* + 1 times. In the machine, clusters take turns.
-        """
-        raise NotImplementedError
-
-    def claim_place(self) -> Value:
-        """``atom.global.add``, relaxed, by one lane: a position from 0 to clusters - 1, each once over the whole grid.
-
-        It is one of those that the host keeps for the GPC of the calling multiprocessor; if none is left, one of another GPC.
-        Once per cluster, and after `griddepcontrol_wait`. In the machine, the cluster's number.
-        """
-        raise NotImplementedError
-
-    def places_claimed(self) -> None:
-        """``atom.global.add``, by one lane, once per cluster that has claimed a position.
-
-        The last cluster sets the counters back to 0 for the next launch.
-        """
-        raise NotImplementedError
-
-    def table_value(self, table: str, i: Value) -> Value:
-        """``ld.global``: entry *i* of the table, in all lanes. Only after `griddepcontrol_wait`.
-
-        The check, which has no data, finds the largest int32 in every entry.
-        """
-        raise NotImplementedError
-
-    def table_count(self, table: str, count: Value, holds: Callable[[Value, Value], Condition]) -> Value:
-        """For how many of the first *count* entries ``holds(index, entry)``, in all lanes. Otherwise as `table_value`.
-
-        ``ld.global`` by lane i of the entries i, i + 32, ..., then ``vote.ballot``.
         """
         raise NotImplementedError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tmapipe.isa.values import Carried, Value
@@ -26,6 +27,10 @@ class Lowering(Carried):
 
     def emit(self, op: Any) -> None:
         """Executes an operation, or records it."""
+        raise NotImplementedError
+
+    def ask(self, op: Any, without_data: Callable[[], Sequence[int]]) -> Sequence[int]:
+        """Executes an operation that reads memory. Returns what it has read; in the machine without data, *without_data*."""
         raise NotImplementedError
 
     def bar(self, barrier: Barrier, stage: Value) -> int:

@@ -23,6 +23,7 @@ from tmapipe.isa.ops import (
     StAsync,
     StoreRead,
     StoreWrite,
+    TableLoad,
     TmaLoad,
     TmaStore,
     Wgmma,
@@ -196,6 +197,11 @@ def _part(memory: Memory, agent: int, op: SlotRead | SlotWrite) -> np.ndarray:
 @performs(SlotRead)
 def _read(memory: Memory, agent: int, op: SlotRead, facts: None) -> None:
     memory.results[agent] = _part(memory, agent, op).copy()
+
+
+@performs(TableLoad)
+def _look_up(memory: Memory, agent: int, op: TableLoad, facts: None) -> None:
+    memory.results[agent] = memory.tensors[op.table][list(op.entries)]
 
 
 @performs(SlotWrite)

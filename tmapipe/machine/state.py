@@ -173,4 +173,4 @@ def waits(kind: type, key: Callable[..., int], says: Callable[..., str]) -> Call
     return register
 
 
-from tmapipe.machine import bulk, exits, mbarriers, registers, slots, syncs, tensorcore  # noqa: E402, F401 - they register
+from tmapipe.machine import bulk, exits, globals, mbarriers, registers, slots, syncs, tensorcore  # noqa: E402, F401 - they register

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from tmapipe.errors import InputError, PipelineError, ScopeError
-from tmapipe.isa import ops
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import SlotRef
 from tmapipe.machine.fragments import MachineFragments
@@ -23,8 +22,6 @@ from tmapipe.machine.memory import Memory
 from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Store
 
 __all__ = ["MachineIsa"]
-
-LARGEST = 2**31 - 1
 
 
 class MachineIsa(Isa):
@@ -44,7 +41,6 @@ class MachineIsa(Isa):
         self.emit = emit  # type: ignore[method-assign, assignment]
         self.cta_rank, self.warp = divmod(agent, layout.warps)
         self.cluster_id, self.clusters, self.shapes = cluster_id, clusters, shapes
-        self.numbers = 0
         self.fragments = MachineFragments(self)
 
     # ---- control flow and registers -------------------------------------------------------------------------------
@@ -66,8 +62,8 @@ class MachineIsa(Isa):
         for i in range(trips):
             body(i)
 
-    def loop_while(self, state: Any, body: Callable[[], None], turns: Callable[[], int]) -> None:
-        if self.memory is None:
+    def loop_while(self, state: Any, body: Callable[[], None], turns: Callable[[], int] | None = None) -> None:
+        if self.memory is None and turns is not None:
             self.loop(turns(), lambda i: body())
         while state[0]:
             body()
@@ -87,11 +83,9 @@ class MachineIsa(Isa):
 
     # ---- instructions that answer, or take data -------------------------------------------------------------------
 
-    def read_words(self, slot: SlotRef, count: int, without_data: Callable[[], Sequence[int]]) -> Sequence[int]:
-        self.emit(ops.SlotRead(self.slot(slot.buffer, slot.stage)))
-        if self.memory is None:
-            return without_data()
-        return [int(word) for word in self.memory.results[self.agent][:count]]
+    def ask(self, op: Any, without_data: Callable[[], Sequence[int]]) -> Sequence[int]:
+        self.emit(op)
+        return without_data() if self.memory is None else self.memory.results[self.agent]
 
     def tma_load(
         self, load: Load, stage: int, at: Sequence[int], barrier: Barrier, mask: int | None = None, share: int = 0
@@ -112,22 +106,6 @@ class MachineIsa(Isa):
 
     def griddepcontrol_launch_dependents(self) -> None:
         pass
-
-    def next_number(self, last: int) -> int:
-        self.numbers += 1
-        return self.cluster_id + (self.numbers - 1) * self.clusters
-
-    def claim_place(self) -> int:
-        return self.cluster_id
-
-    def places_claimed(self) -> None:
-        pass
-
-    def table_value(self, table: str, i: int) -> int:
-        return LARGEST if self.memory is None else int(self.memory.tensors[table][i])
-
-    def table_count(self, table: str, count: int, holds: Callable[[int, int], bool]) -> int:
-        return sum(bool(holds(i, self.table_value(table, i))) for i in range(count))
 
     # ---- operands -------------------------------------------------------------------------------------------------
 

@@ -121,8 +121,16 @@ class TilesOfRole(Carried):
     def _fetch(self) -> Sequence[Any]:
         """Takes the next tile's number. Each cluster goes on until it gets a number beyond the last tile; the last one
         to do so leaves the counter at 0."""
-        number = self.isa.next_number(self.numbers.total + self.isa.clusters - 1)
-        return self._words_of(number, self.isa.select(number < self.numbers.total, 1, 0))
+        isa = self.isa
+        last, taken = self.numbers.total + isa.clusters - 1, isa.cells(0)
+
+        def take() -> None:
+            taken[0] = isa.atomic_add(0, self._number_in_turn)
+
+        isa.lane_0(take)
+        number = isa.shuffle(taken[0])
+        isa.lane_0(lambda: isa.store_counter(0, 0), when=number == last)
+        return self._words_of(number, isa.select(number < self.numbers.total, 1, 0))
 
     def _words_of(self, number: Any, there_is: Any) -> Sequence[Any]:
         return (there_is, *self.numbers.places(number).values())
@@ -130,14 +138,18 @@ class TilesOfRole(Carried):
     def _tile(self) -> Tile:
         return tile_of(self.isa, {dim: self.words[1 + i] for i, dim in enumerate(self.dims)})
 
-    # ---- the model without data -----------------------------------------------------------------------------------
+    # ---- in the machine, the clusters take turns ------------------------------------------------------------------
+
+    def _number_in_turn(self) -> int:
+        """The number that the cluster takes for the next slot."""
+        return self.isa.cluster_id + self.read[0] * self.isa.clusters
 
     def _without_data(self) -> Sequence[int]:
-        """What the next slot holds if the clusters take turns."""
-        number = self.isa.cluster_id + self.read[0] * self.isa.clusters
+        """What the next slot holds."""
+        number = self._number_in_turn()
         return self._words_of(number, int(number < self.numbers.total))
 
     def _turns(self, team: int, teams: int) -> int:
-        """How many tiles are left to the team then."""
+        """How many tiles are left to the team."""
         count = -(-(self.numbers.total - self.isa.cluster_id) // self.isa.clusters)
         return max(0, -(-(count - team) // teams))

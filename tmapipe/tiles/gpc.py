@@ -24,6 +24,7 @@ from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
 from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.tile import Tile
+from tmapipe.tiles.claims import claim_position, count_claim
 from tmapipe.tiles.gpc_places import WORDS, keep_places
 from tmapipe.tiles.persistent import BoundTiles
 from tmapipe.tiles.queue import QueuedTiles, QueueEnd
@@ -97,10 +98,10 @@ class TilesOfPlace(BoundTiles):
     def finish(self) -> None:
         """After the last tile."""
         self.queue.finish()
-        self.queue.once_a_cluster(self.isa.places_claimed)
+        self.queue.once_a_cluster(lambda: count_claim(self.isa))
 
     def _claim(self) -> None:
-        self.claimed[0] = self.isa.claim_place()
+        self.claimed[0] = claim_position(self.isa)
 
     def _find_place(self) -> None:
         (place,) = self.queue.take(1, lambda: (self.claimed[0],), lambda: (self.isa.cluster_id,))

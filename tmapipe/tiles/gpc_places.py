@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 from tmapipe.integers import ceil_div
 
-__all__ = ["GPC_WORDS", "MOST_GPCS", "WORDS", "keep_places"]
+__all__ = ["COUNTERS", "GPC_WORDS", "MOST_CLUSTERS", "MOST_GPCS", "WORDS", "keep_places"]
 
 GPC_WORDS = 12  # words with the GPC of each pair of neighbouring multiprocessors, 4 bits per pair
 WORDS = GPC_WORDS + 5  # the same, then one byte for the first position of each GPC and for the end of the last
 MOST_GPCS = 16
+MOST_CLUSTERS = 255  # positions are bytes
+COUNTERS = MOST_GPCS + 1  # positions claimed of each GPC, and clusters that have claimed one
 
 
 def keep_places(parts: Sequence[Sequence[int]], cluster_size: int, resident: int, tiles: int) -> list[int]:
@@ -34,7 +36,7 @@ def keep_places(parts: Sequence[Sequence[int]], cluster_size: int, resident: int
     counts = [sum(len(part) // cluster_size for part in group) for group in groups]
     known = 0 < len(groups) <= MOST_GPCS and sum(counts) == resident
     if not known or max(itertools.chain(*parts)) >= 16 * GPC_WORDS:
-        groups, counts = [[]], [min(resident, 255)]  # a byte each
+        groups, counts = [[]], [min(resident, MOST_CLUSTERS)]
     waves = ceil_div(tiles, sum(counts))
     each = ceil_div(tiles, waves * len(counts))
     if each <= min(counts):

@@ -21,9 +21,12 @@ from tmapipe.errors import InputError
 from tmapipe.isa.interface import Isa
 from tmapipe.protocol.cluster import cluster_coordinate
 from tmapipe.protocol.tile import Tile, within
+from tmapipe.tiles.counting import count_entries
 from tmapipe.tiles.persistent import BoundTiles, PersistentTiles
 
 __all__ = ["GroupedTiles"]
+
+LARGEST = 2**31 - 1  # every entry of the table in the machine without data
 
 
 @attrs.frozen
@@ -72,11 +75,15 @@ class BoundGroupedTiles(BoundTiles):
         isa, unit, table = self.isa, self.order.unit(self.isa.plan.cluster), self.order.table
         places = self.numbers.places(self.place + i * isa.clusters)
         number, groups = places["m"], isa.extent(table, 0)
-        begun = isa.table_count(
-            table, groups - 1, lambda g, end: self._row(end) + (g + 1) * (unit - 1) < (number + 1) * unit
+        begun = count_entries(
+            isa,
+            table,
+            groups - 1,
+            lambda g, end: self._row(end) + (g + 1) * (unit - 1) < (number + 1) * unit,
+            LARGEST,
         )
-        end = self._row(isa.table_value(table, begun))
-        before = isa.table_value(table, isa.select(begun > 0, begun - 1, 0))
+        end = self._row(isa.load_entry(table, begun, LARGEST))
+        before = isa.load_entry(table, isa.select(begun > 0, begun - 1, 0), LARGEST)
         start = isa.select(begun > 0, self._row(before), 0)
         row = start + (number - (start + begun * (unit - 1)) // unit) * unit
         left = end - row
