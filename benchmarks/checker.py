@@ -36,8 +36,8 @@ EVERY: dict[str, Callable[[], Any]] = {
     "PingPong, cluster 2x2, 5 stages": lambda: schedules.PingPong(**LARGE),
     "GatedGemm, cluster 2x1": schedules.GatedGemm,
     "StreamK, 66 shares": lambda: schedules.StreamK(66),
-    "Gemm, cluster 2x1, dynamic order": lambda: schedules.Gemm(order=tp.DynamicTiles()),
-    "Gemm, cluster 1x2, by GPC": lambda: schedules.Gemm(cluster=(1, 2), order=tp.GpcTiles()),
+    "Gemm, cluster 2x1, dynamic order": lambda: schedules.Gemm(tiles=tp.DynamicTiles()),
+    "Gemm, cluster 1x2, by GPC": lambda: schedules.Gemm(cluster=(1, 2), tiles=tp.GpcTiles()),
 }
 K_TILES = (8, 16, 32, 64, 128, 256)
 

@@ -34,25 +34,23 @@ def schedules(problem: str) -> dict[str, Any]:
     """Our schedules for one problem, by name."""
     import tmapipe as tp
 
-    by_gpc = {"order": tp.GpcTiles(tp.Snake(8))}
+    by_gpc = {"tiles": tp.GpcTiles(tp.Snake(8))}
     if problem == "swiglu":
         return {
             "GatedGemm 128x128x64 2x1": tp.schedules.GatedGemm((128, 128, 64), (2, 1)),
             "GatedGemm 128x128x64 1x2 by GPC": tp.schedules.GatedGemm((128, 128, 64), (1, 2), **by_gpc),
         }
-    options: dict[str, dict[str, Any]] = {
-        "plain": {},
-        "bias+gelu": {
-            "epilogue": lambda acc, bias: tp.math.gelu(acc + bias),
-            "operands": {"bias": tp.epilogue.PerColumn()},
-        },
-        "residual": {"epilogue": lambda acc, c: acc + c, "operands": {"c": tp.epilogue.Matrix()}},
-    }
+    kinds = tp.epilogue
+    epilogue = {
+        "plain": None,
+        "bias+gelu": kinds.Epilogue(lambda acc, bias: tp.math.gelu(acc + bias), operands={"bias": kinds.PerColumn()}),
+        "residual": kinds.Epilogue(lambda acc, c: acc + c, operands={"c": kinds.Matrix()}),
+    }[problem]
     return {
-        "Gemm 128x256x64 2x1": tp.schedules.Gemm((128, 256, 64), (2, 1), **options[problem]),
-        "Gemm 128x256x64 1x2 by GPC": tp.schedules.Gemm((128, 256, 64), (1, 2), **by_gpc, **options[problem]),
-        "PingPong 128x128x64 2x1": tp.schedules.PingPong((128, 128, 64), (2, 1), **options[problem]),
-        "PingPong 128x128x64 1x2 by GPC": tp.schedules.PingPong((128, 128, 64), (1, 2), **by_gpc, **options[problem]),
+        "Gemm 128x256x64 2x1": tp.schedules.Gemm((128, 256, 64), (2, 1), epilogue=epilogue),
+        "Gemm 128x256x64 1x2 by GPC": tp.schedules.Gemm((128, 256, 64), (1, 2), epilogue=epilogue, **by_gpc),
+        "PingPong 128x128x64 2x1": tp.schedules.PingPong((128, 128, 64), (2, 1), epilogue=epilogue),
+        "PingPong 128x128x64 1x2 by GPC": tp.schedules.PingPong((128, 128, 64), (1, 2), epilogue=epilogue, **by_gpc),
     }
 
 

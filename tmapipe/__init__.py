@@ -21,6 +21,8 @@ from tmapipe.matmul import Wgmma
 from tmapipe.multicast import MulticastGroup
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
+from tmapipe.schedules import mainloop
+from tmapipe.schedules.operand import Operand
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.table import Table
@@ -29,6 +31,7 @@ from tmapipe.tiles.gpc import GpcTiles
 from tmapipe.tiles.grouped import GroupedTiles
 from tmapipe.tiles.persistent import PersistentTiles
 from tmapipe.tiles.raster import Columns, Grouped, Hilbert, Snake
+from tmapipe.tiles.splitk import SplitKTiles
 from tmapipe.tiles.streamk import StreamKTiles
 from tmapipe.turnstile import Turnstile
 
@@ -49,6 +52,7 @@ __all__ = [
     "InputError",
     "MissingGpuError",
     "MulticastGroup",
+    "Operand",
     "PersistentTiles",
     "PipelineError",
     "Role",
@@ -56,6 +60,7 @@ __all__ = [
     "ScopeError",
     "SharedStage",
     "Snake",
+    "SplitKTiles",
     "StreamKTiles",
     "Table",
     "TmaLoadStage",
@@ -71,6 +76,7 @@ __all__ = [
     "fp32",
     "int8",
     "int32",
+    "mainloop",
     "math",
     "schedules",
     "tf32",

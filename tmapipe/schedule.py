@@ -18,7 +18,6 @@ from tmapipe.bind.bound import Bound
 from tmapipe.bind.memory import check_kind, note_written
 from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError
-from tmapipe.integers import ceil_div
 from tmapipe.multicast import check_cluster
 from tmapipe.plan.arch import arch_named
 from tmapipe.plan.declarations import PARTS, Declarations, declare
@@ -30,6 +29,7 @@ from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.tiles.order import TileOrder
 from tmapipe.tiles.persistent import PersistentTiles
 from tmapipe.tiles.queue import SCHEDULER
 
@@ -56,7 +56,7 @@ class Schedule:
     #: CTAs of a cluster by dimension of the output's tile grid, the first varying fastest, e.g. {"m": 2, "n": 1}.
     cluster: dict[str, int] = {}  # noqa: RUF012 - replaced, never changed
     #: The order in which persistent CTAs take output tiles.
-    tiles: PersistentTiles = PersistentTiles()
+    tiles: TileOrder = PersistentTiles()
     #: The target to plan for.
     arch = "sm_90a"
     #: Whether `check` must pass before the schedule is first compiled for launching.
@@ -112,12 +112,13 @@ class Schedule:
         found = self.__dict__.get("_declared")
         if found is None:
             found = declare(self, self.cluster, self.__dict__.get("_earlier", ()))
-            found = self._with_scheduler(found)
+            found = self._with_order(found)
             object.__setattr__(self, "_declared", found)
         return found
 
-    def _with_scheduler(self, declared: Declarations) -> Declarations:
-        """With a queued order's own role, and its queue."""
+    def _with_order(self, declared: Declarations) -> Declarations:
+        """With what the order of tiles has of its own: bounds, a role, a queue."""
+        declared = attrs.evolve(declared, bounded=self.tiles.bounded)
         parts: list[Any] = [*declared.stores.values(), *declared.loads.values()]
         queue = self.tiles.queue(max([len(part.dims) for part in parts[:1]], default=0))
         if queue is None:
@@ -185,8 +186,7 @@ class Schedule:
             extent: Of the tensor of a stage, along its i-th dimension (elements), on the host or in the kernel.
         """
         name, tile = self.tile_grid()
-        tiles = {dim: ceil_div(extent(name, i), tile[i]) for i, dim in enumerate(self.part(name).dims)}
-        return self.tiles.grid(tiles, extent, self.cluster)
+        return self.tiles.grid(name, dict(zip(self.part(name).dims, tile, strict=True)), extent, self.cluster)
 
     def part(self, name: str) -> TmaLoadStage | TmaStoreStage:
         """The load or store stage called *name*, which is bound to a tensor of that name."""
@@ -281,7 +281,7 @@ class Schedule:
         """
         if clusters is not None and (isinstance(clusters, bool) or not isinstance(clusters, int) or clusters < 1):
             raise InputError("clusters", clusters, "is a positive number of clusters, or None", "leave it out")
-        bound = tensors_.bind(self, *self._as_declared(tensors, named), out)
+        bound = self.bind(*tensors, out=out, **named)
         if bound.empty:
             from tmapipe.machine import Layout, Run
 
@@ -291,6 +291,10 @@ class Schedule:
             run = self._simulate(bound, clusters, seed, trace)
         note_written(bound.outputs)
         return run
+
+    def bind(self, *tensors: Any, out: Any = None, **named: Any) -> Bound:
+        """The tensors of a call by stage. Raises `InputError` for what a call would refuse; nothing runs."""
+        return tensors_.bind(self, *self._as_declared(tensors, named), out)
 
     def _as_declared(self, tensors: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The tensors with their dimensions as the stages declare them: views of those that are `turned`."""

@@ -12,6 +12,8 @@ of the first team waits for nobody, so that team starts with parity 1, the other
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 
 from tmapipe.fields import must, shown
@@ -26,6 +28,7 @@ class Turnstile:
 
     Args:
         role: Of two or more teams.
+        stores: Of the teams' accumulators, each of which happens in such a turn: all teams have the same buffers.
 
     Raises:
         InputError: For any other.
@@ -38,6 +41,8 @@ class Turnstile:
             "Role(warpgroups=2, teams=2)",
         )
     )
+
+    stores: tuple[Any, ...] = ()
 
     def __repr__(self) -> str:
         return shown(self)

@@ -30,20 +30,19 @@ def test_safe_for_every_trip_count(kind, tile, cluster, names):
 
 @pytest.mark.parametrize("kind,tile,cluster", TILES[:1] + TILES[-2:])
 def test_several_outputs(kind, tile, cluster):
-    options = {"epilogue": lambda acc: {"d": acc, "sums": acc}, "outputs": {"sums": "fp32"}}
-    assert_safe(kind(tile, cluster, **options))
+    outputs = {"sums": tp.epilogue.Output("fp32")}
+    epilogue = tp.epilogue.Epilogue(lambda acc: {"d": acc, "sums": acc}, outputs=outputs)
+    assert_safe(kind(tile, cluster, epilogue=epilogue))
 
 
 def test_one_slot():
-    assert_safe(make(S.Gemm, (128, 128, 64), (2, 1), operand_stages=1))
-    assert_safe(make(S.PingPong, (128, 128, 64), (2, 1), operand_stages=1))
+    assert_safe(make(S.Gemm, (128, 128, 64), (2, 1), ahead=1))
+    assert_safe(make(S.PingPong, (128, 128, 64), (2, 1), ahead=1))
 
 
 class Unordered(S.PingPong):
     """Teams whose epilogues take no turns: one may pass over two laps of slots and take an old phase for its own, and both
     write to the same output buffers."""
-
-    load, math = S.PingPong.load, S.PingPong.math
 
     def epilogue_turn(self, k):
         return nullcontext()

@@ -25,14 +25,18 @@ EVERY = 13  # of the changes, one in so many is judged
 @pytest.mark.parametrize("names", [("rows",), ("columns",), ("rows", "columns")])
 def test_safe_for_every_trip_count(kind, tile, cluster, names):
     outputs = {name: KINDS[name] for name in names}
-    gemm = kind(tile, cluster, epilogue=lambda acc: {"d": acc, **dict.fromkeys(names, acc)}, outputs=outputs)
+    gemm = kind(
+        tile,
+        cluster,
+        epilogue=tp.epilogue.Epilogue(lambda acc: {"d": acc, **dict.fromkeys(names, acc)}, outputs=outputs),
+    )
     assert assert_safe(gemm).trips == "every trip count"
 
 
 @pytest.mark.parametrize("store_stages", [1, 3])
 def test_with_operands(store_stages):
-    assert_safe(make(S.Gemm, (128, 128, 64), (2, 1), store_stages=store_stages))
-    assert_safe(make(S.PingPong, (128, 128, 64), (2, 1), store_stages=store_stages))
+    assert_safe(make(S.Gemm, (128, 128, 64), (2, 1), stages=store_stages))
+    assert_safe(make(S.PingPong, (128, 128, 64), (2, 1), stages=store_stages))
 
 
 def small():
@@ -41,9 +45,7 @@ def small():
         (64, 128, 16),
         (1, 1),
         2,
-        store_stages=1,
-        epilogue=lambda acc: {"d": acc, "rows": acc, "columns": acc},
-        outputs=KINDS,
+        epilogue=tp.epilogue.Epilogue(lambda acc: {"d": acc, "rows": acc, "columns": acc}, outputs=KINDS, stages=1),
     )
 
 

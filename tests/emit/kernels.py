@@ -16,7 +16,7 @@ from tests.oracle.ptx import Ptx
 from tmapipe.gpu.build import Compiled
 from tmapipe.plan.model import Plan
 
-S = tp.schedules
+S, E = tp.schedules, tp.epilogue
 SHELF = {registered.name: registered.make for registered in S.REGISTRY}
 
 
@@ -165,38 +165,35 @@ HALF = {"a": "fp16", "b": "fp16", "d": "fp16"}
 
 
 def with_operands(kind: type, *arguments: Any, **options: Any) -> tp.Schedule:
-    """A GEMM whose epilogue takes an operand of each kind."""
-    kinds = tp.epilogue
-    return kind(
-        *arguments,
-        epilogue=lambda acc, c, bias, scale, alpha: alpha * acc * scale + 0.5 * c + bias,
-        operands={"c": kinds.Matrix(), "bias": kinds.PerColumn(), "scale": kinds.PerRow(), "alpha": kinds.Scalar()},
-        **options,
-    )
+    """A GEMM whose epilogue takes an operand of each kind. options: of the epilogue."""
+    kinds = {"c": E.Matrix(), "bias": E.PerColumn(), "scale": E.PerRow(), "alpha": E.Scalar()}
+
+    def function(acc: Any, c: Any, bias: Any, scale: Any, alpha: Any) -> Any:
+        return alpha * acc * scale + 0.5 * c + bias
+
+    return kind(*arguments, epilogue=E.Epilogue(function, operands=kinds, **options))
 
 
 def with_sums(kind: type, *arguments: Any, rows: bool = False, **options: Any) -> tp.Schedule:
-    """A GEMM with the sums of squares of rows, and (unless *rows* alone) of columns."""
-    outputs = {"rows": tp.epilogue.RowSum()} | ({} if rows else {"columns": tp.epilogue.ColumnSum()})
-    return kind(
-        *arguments,
-        epilogue=lambda acc: {"d": acc, **dict.fromkeys(outputs, acc * acc)},
-        outputs=outputs,
-        **options,
-    )
+    """A GEMM with the sums of squares of rows, and (unless *rows* alone) of columns. options: of the epilogue."""
+    outputs = {"rows": E.RowSum()} | ({} if rows else {"columns": E.ColumnSum()})
+
+    def function(acc: Any) -> dict[str, Any]:
+        return {"d": acc, **dict.fromkeys(outputs, acc * acc)}
+
+    return kind(*arguments, epilogue=E.Epilogue(function, outputs=outputs, **options))
 
 
 def gelu_reduced(kind: type, *arguments: Any) -> tp.Schedule:
     """A GEMM whose epilogue takes operands and gives sums."""
-    kinds = tp.epilogue
 
-    def epilogue(acc: Any, c: Any, bias: Any) -> dict[str, Any]:
+    def function(acc: Any, c: Any, bias: Any) -> dict[str, Any]:
         value = tp.math.gelu(acc + bias) + c
         return {"d": value, "rows": value * value, "columns": value}
 
-    operands = {"c": kinds.Matrix(), "bias": kinds.PerColumn()}
-    outputs = {"rows": kinds.RowSum(), "columns": kinds.ColumnSum()}
-    return kind(*arguments, epilogue=epilogue, operands=operands, outputs=outputs)
+    operands = {"c": E.Matrix(), "bias": E.PerColumn()}
+    outputs = {"rows": E.RowSum(), "columns": E.ColumnSum()}
+    return kind(*arguments, epilogue=E.Epilogue(function, operands=operands, outputs=outputs))
 
 
 COPIES = {
@@ -218,40 +215,56 @@ GEMMS = {
     "gemm 2x1": Kernel(SHELF["Gemm"], {}, GEMM),
     "gemm 1x2 fp16": Kernel(lambda: S.Gemm(cluster=(1, 2)), HALF, GEMM),
     "gemm 2x2": Kernel(lambda: S.Gemm(cluster=(2, 2)), {}, GEMM),
-    "gemm 2x1 to fp32": Kernel(lambda: S.Gemm(cluster=(2, 1), dtype="fp32"), {"d": "fp32"}, GEMM),
-    "gemm 4x1 n192 to fp32": Kernel(lambda: S.Gemm((128, 192, 64), (4, 1), dtype="fp32"), {}, GEMM),
+    "gemm 2x1 to fp32": Kernel(lambda: S.Gemm(cluster=(2, 1), epilogue=E.Epilogue(dtype="fp32")), {"d": "fp32"}, GEMM),
+    "gemm 4x1 n192 to fp32": Kernel(
+        lambda: S.Gemm((128, 192, 64), (4, 1), epilogue=E.Epilogue(dtype="fp32")), {}, GEMM
+    ),
     "gemm m64 n72": Kernel(lambda: S.Gemm((64, 72, 64), (1, 1)), {}, GEMM),
-    "gemm 2x1, anything outside": Kernel(lambda: S.Gemm((128, 176, 64), outside=("anything", "anything")), {}, GEMM),
+    "gemm 2x1, anything outside": Kernel(
+        lambda: S.Gemm((128, 176, 64), a=tp.Operand(outside="anything"), b=tp.Operand(outside="anything")), {}, GEMM
+    ),
     "gemm 1x2 fp8, anything outside": Kernel(
-        lambda: S.Gemm((64, 64, 256), (1, 2), outside=("anything", "zeros")),
+        lambda: S.Gemm((64, 64, 256), (1, 2), a=tp.Operand(outside="anything")),
         {"a": "fp8_e4m3", "b": "fp8_e5m2", "d": "bf16"},
         GEMM,
     ),
     "gemm m192": Kernel(lambda: S.Gemm((192, 128, 64), (1, 2)), {}, GEMM),
-    "gemm m192 n232, two instructions": Kernel(lambda: S.Gemm((192, 232, 64), (1, 2), store_stages=1), {}, GEMM),
+    "gemm m192 n232, two instructions": Kernel(
+        lambda: S.Gemm((192, 232, 64), (1, 2), epilogue=E.Epilogue(stages=1)), {}, GEMM
+    ),
     "gemm m192 n256 fp8": Kernel(
         lambda: S.Gemm((192, 256, 128), (1, 1)), {"a": "fp8_e4m3", "b": "fp8_e5m2", "d": "bf16"}, GEMM
     ),
     "gemm m256": Kernel(lambda: S.Gemm((256, 128, 64), (2, 1), 3), {}, GEMM),
     "gemm k32": Kernel(lambda: S.Gemm((128, 128, 32), (2, 2)), {}, GEMM),
-    "gemm k128": Kernel(lambda: S.Gemm((128, 128, 128), (1, 1), 2, store_stages=1, order=ROWS), {}, GEMM),
+    "gemm k128": Kernel(
+        lambda: S.Gemm((128, 128, 128), (1, 1), 2, tiles=ROWS, epilogue=E.Epilogue(stages=1)), {}, GEMM
+    ),
     "gemm fp8": Kernel(lambda: S.Gemm((128, 256, 128), (2, 1)), {"a": "fp8_e4m3", "b": "fp8_e5m2", "d": "bf16"}, GEMM),
     "gemm fp8 promoted": Kernel(
-        lambda: S.Gemm((128, 128, 128), (1, 2), promote=True), {"a": "fp8_e4m3", "b": "fp8_e4m3", "d": "fp16"}, GEMM
+        lambda: S.Gemm((128, 128, 128), (1, 2), mainloop=tp.mainloop.Cooperative(promote=True)),
+        {"a": "fp8_e4m3", "b": "fp8_e4m3", "d": "fp16"},
+        GEMM,
     ),
-    "gemm a along m, b along n": Kernel(lambda: S.Gemm((128, 96, 64), (2, 2), majors=("m", "n")), {}, GEMM),
-    "gemm tf32": Kernel(lambda: S.Gemm((128, 192, 32), (2, 1), tf32=True), FULL, GEMM),
+    "gemm a along m, b along n": Kernel(
+        lambda: S.Gemm((128, 96, 64), (2, 2), a=tp.Operand("m"), b=tp.Operand("n")), {}, GEMM
+    ),
+    "gemm tf32": Kernel(
+        lambda: S.Gemm((128, 192, 32), (2, 1), a=tp.Operand(dtype="tf32"), b=tp.Operand(dtype="tf32")), FULL, GEMM
+    ),
     "gemm int8": Kernel(lambda: S.Gemm((128, 144, 128), (1, 2)), {"a": "int8", "b": "int8", "d": "int32"}, GEMM),
     "gemm int8 scaled": Kernel(
         lambda: S.Gemm((128, 256, 128), (2, 1), epilogue=lambda acc: acc * 0.01), {"a": "int8", "b": "int8"}, GEMM
     ),
-    "gemm m-major a, fp16, 1x2": Kernel(lambda: S.Gemm((128, 192, 64), (1, 2), majors=("m", "k")), HALF, GEMM),
-    "gemm n-major b in spans of 32 bytes": Kernel(lambda: S.Gemm((64, 80, 32), (2, 1), 3, majors=("k", "n")), {}, GEMM),
-    "gemm m256 4x1, both turned": Kernel(lambda: S.Gemm((256, 128, 32), (4, 1), majors=("m", "n")), {}, GEMM),
-    "pingpong n-major b": Kernel(lambda: S.PingPong((128, 160, 64), (2, 1), majors=("k", "n")), {}, GEMM),
-    "gemm snake": Kernel(lambda: S.Gemm((128, 64, 64), (2, 1), order=tp.PersistentTiles(tp.Snake(3))), {}, TALL),
-    "gemm columns": Kernel(lambda: S.Gemm((128, 64, 64), (2, 1), order=tp.PersistentTiles(tp.Columns(3))), {}, TALL),
-    "gemm hilbert": Kernel(lambda: S.Gemm((64, 64, 64), (1, 1), order=tp.PersistentTiles(tp.Hilbert(4))), {}, TALL),
+    "gemm m-major a, fp16, 1x2": Kernel(lambda: S.Gemm((128, 192, 64), (1, 2), a=tp.Operand("m")), HALF, GEMM),
+    "gemm n-major b in spans of 32 bytes": Kernel(lambda: S.Gemm((64, 80, 32), (2, 1), 3, b=tp.Operand("n")), {}, GEMM),
+    "gemm m256 4x1, both turned": Kernel(
+        lambda: S.Gemm((256, 128, 32), (4, 1), a=tp.Operand("m"), b=tp.Operand("n")), {}, GEMM
+    ),
+    "pingpong n-major b": Kernel(lambda: S.PingPong((128, 160, 64), (2, 1), b=tp.Operand("n")), {}, GEMM),
+    "gemm snake": Kernel(lambda: S.Gemm((128, 64, 64), (2, 1), tiles=tp.PersistentTiles(tp.Snake(3))), {}, TALL),
+    "gemm columns": Kernel(lambda: S.Gemm((128, 64, 64), (2, 1), tiles=tp.PersistentTiles(tp.Columns(3))), {}, TALL),
+    "gemm hilbert": Kernel(lambda: S.Gemm((64, 64, 64), (1, 1), tiles=tp.PersistentTiles(tp.Hilbert(4))), {}, TALL),
     "pingpong 2x1": Kernel(SHELF["PingPong"], {}, GEMM),
     "pingpong 64x256 1x2, not in turn": Kernel(lambda: S.PingPong((64, 256, 64), (1, 2), in_turn=False), {}, GEMM),
     "splitk": Kernel(SHELF["SplitK"], {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
@@ -266,7 +279,9 @@ EPILOGUES = {
     "gemm m256 with operands": Kernel(lambda: with_operands(S.Gemm, (256, 128, 64), (1, 1)), {}, OPERANDS),
     "pingpong 2x1 with operands": Kernel(lambda: with_operands(S.PingPong, (128, 128, 64), (2, 1)), {}, OPERANDS),
     "gemm 2x1, two outputs": Kernel(
-        lambda: S.Gemm(epilogue=lambda acc: {"d": acc, "sums": acc}, outputs={"sums": "fp32"}), {}, GEMM
+        lambda: S.Gemm(epilogue=E.Epilogue(lambda acc: {"d": acc, "sums": acc}, outputs={"sums": E.Output("fp32")})),
+        {},
+        GEMM,
     ),
     "gemm 2x1, row sums": Kernel(lambda: with_sums(S.Gemm, (128, 256, 64), rows=True), {}, GEMM),
     "gemm 1x2, row and column sums": Kernel(lambda: with_sums(S.Gemm, (128, 256, 64), (1, 2)), {}, GEMM),
@@ -287,21 +302,21 @@ THREADS = {
 }
 DYNAMIC = {
     "copy of four dimensions, dynamic": Kernel(DynamicCopy, {}, {"p": 2, "q": 3, "m": 20, "n": 300}),
-    "gemm dynamic 1x1": Kernel(lambda: S.Gemm((128, 64, 64), (1, 1), order=tp.DynamicTiles()), {}, TALL),
+    "gemm dynamic 1x1": Kernel(lambda: S.Gemm((128, 64, 64), (1, 1), tiles=tp.DynamicTiles()), {}, TALL),
     "gemm dynamic 2x2": Kernel(
-        lambda: S.Gemm((128, 64, 64), (2, 2), order=tp.DynamicTiles(tp.Hilbert(2), 3)), {}, TALL
+        lambda: S.Gemm((128, 64, 64), (2, 2), tiles=tp.DynamicTiles(tp.Hilbert(2), 3)), {}, TALL
     ),
-    "gemm by GPC 1x2": Kernel(lambda: S.Gemm((128, 64, 64), (1, 2), order=tp.GpcTiles(tp.Snake(4))), {}, TALL),
-    "gemm by GPC 1x1": Kernel(lambda: S.Gemm((64, 64, 64), (1, 1), order=tp.GpcTiles()), {}, TALL),
-    "pingpong by GPC 2x1": Kernel(lambda: S.PingPong((64, 64, 64), order=tp.GpcTiles()), {}, TALL),
-    "split k by GPC": Kernel(lambda: S.SplitK(3, (64, 64, 64), order=tp.GpcTiles()), {}, GEMM | {"s": 3}),
-    "pingpong dynamic 2x1": Kernel(lambda: S.PingPong((64, 64, 64), order=tp.DynamicTiles()), {}, TALL),
+    "gemm by GPC 1x2": Kernel(lambda: S.Gemm((128, 64, 64), (1, 2), tiles=tp.GpcTiles(tp.Snake(4))), {}, TALL),
+    "gemm by GPC 1x1": Kernel(lambda: S.Gemm((64, 64, 64), (1, 1), tiles=tp.GpcTiles()), {}, TALL),
+    "pingpong by GPC 2x1": Kernel(lambda: S.PingPong((64, 64, 64), tiles=tp.GpcTiles()), {}, TALL),
+    "split k by GPC": Kernel(lambda: S.SplitK(3, (64, 64, 64), tiles=tp.GpcTiles()), {}, GEMM | {"s": 3}),
+    "pingpong dynamic 2x1": Kernel(lambda: S.PingPong((64, 64, 64), tiles=tp.DynamicTiles()), {}, TALL),
 }
 GROUPS = {"m": 700, "n": 520, "k": 200, "l": 4}
 GROUPED = {
     "grouped 1x2": Kernel(SHELF["GroupedGemm"], {}, GROUPS, {"offsets": (130, 130, 400, 690)}),
     "grouped m192 2x1": Kernel(
-        lambda: S.GroupedGemm((192, 64, 64), (2, 1), majors=("k", "n")), {}, GROUPS, {"offsets": (0, 7, 700, 700)}
+        lambda: S.GroupedGemm((192, 64, 64), (2, 1), b=tp.Operand("n")), {}, GROUPS, {"offsets": (0, 7, 700, 700)}
     ),
 }
 KERNELS = COPIES | GEMMS | EPILOGUES | THREADS | DYNAMIC | GROUPED

@@ -23,13 +23,13 @@ def test_compiled_elsewhere_and_loaded(tmp_path):
 
 def test_an_epilogue_goes_along(tmp_path):
     """A function that pickle does not take, with an operand, and an output that is reduced."""
-    fused = {
-        "epilogue": lambda acc, bias: {"d": tp.math.relu(acc + bias), "sums": acc},
-        "operands": {"bias": tp.epilogue.PerColumn("fp32")},
-        "outputs": {"sums": tp.epilogue.RowSum()},
-    }
+    epilogue = tp.epilogue.Epilogue(
+        lambda acc, bias: {"d": tp.math.relu(acc + bias), "sums": acc},
+        operands={"bias": tp.epilogue.PerColumn("fp32")},
+        outputs={"sums": tp.epilogue.RowSum()},
+    )
     few = [Candidate("Gemm", (64, 64), (1, 1)), Candidate("SplitK", (128, 128), (1, 1), (("parts", 2),))]
-    errors = compile_all(Problem(256, 256, 256), few, tmp_path, 1, fused=fused)
+    errors = compile_all(Problem(256, 256, 256), few, tmp_path, 1, epilogue=epilogue)
     assert errors[few[0]] == "" and "parts of k" in errors[few[1]]
     assert callable(load(tmp_path, 0))
 
@@ -38,7 +38,8 @@ FEW = [Candidate("Gemm", (64, 64), (1, 1)), Candidate("Gemm", (64, 128), (1, 1))
 
 
 def compiled(folder, epilogue):
-    return ended(lambda: compile_all(Problem(256, 256, 256), FEW, folder, 2, fused={"epilogue": epilogue}))
+    fused = tp.epilogue.Epilogue(epilogue)
+    return ended(lambda: compile_all(Problem(256, 256, 256), FEW, folder, 2, epilogue=fused))
 
 
 def test_an_epilogue_that_cannot_go_along(tmp_path):

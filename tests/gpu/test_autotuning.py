@@ -7,14 +7,14 @@ import torch
 import tmapipe as tp
 from tmapipe.tuning import Problem, tune
 
-FUSED = {
-    "epilogue": lambda acc, bias, c: {"d": tp.math.gelu(acc + bias) + c, "squares": acc * acc},
-    "operands": {"bias": tp.epilogue.PerColumn(), "c": tp.epilogue.Matrix()},
-    "outputs": {"squares": tp.epilogue.RowSum()},
-}
+FUSED = tp.epilogue.Epilogue(
+    lambda acc, bias, c: {"d": tp.math.gelu(acc + bias) + c, "squares": acc * acc},
+    operands={"bias": tp.epilogue.PerColumn(), "c": tp.epilogue.Matrix()},
+    outputs={"squares": tp.epilogue.RowSum()},
+)
 
 
-@pytest.mark.parametrize("fused", [{}, FUSED], ids=["plain", "fused"])
+@pytest.mark.parametrize("fused", [None, FUSED], ids=["plain", "fused"])
 def test_the_fastest_is_found_and_remembered(fused, tmp_path, monkeypatch):
     monkeypatch.setenv("TMAPIPE_CACHE_DIR", str(tmp_path))
     torch.manual_seed(0)
@@ -23,9 +23,9 @@ def test_the_fastest_is_found_and_remembered(fused, tmp_path, monkeypatch):
     )
     bias = torch.randn(520, device="cuda", dtype=torch.bfloat16)
     problem = Problem.of(a, b)
-    found = tune(problem, most=3, jobs=3, progress=False, **fused)
+    found = tune(problem, most=3, jobs=3, progress=False, epilogue=fused)
     assert not found.refused and len(found.timings) >= 1 and found.us == found.timings[0][1].us > 0
-    again = tune(problem, most=3, progress=False, **fused)
+    again = tune(problem, most=3, progress=False, epilogue=fused)
     assert again.candidate == found.candidate and again.us == found.us and not again.timings
     product = a.float() @ b.float().t()
     for schedule in (found.schedule, again.schedule):

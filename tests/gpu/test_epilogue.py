@@ -42,7 +42,7 @@ def test_functions(name):
     a = torch.randn(300, 64, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(520, 64, device="cuda", dtype=torch.bfloat16)
     function = getattr(F, name)
-    d = S.Gemm((128, 128, 64), (2, 1), dtype="fp32", epilogue=lambda acc: function(acc * 0.25))(a, b)
+    d = S.Gemm((128, 128, 64), (2, 1), epilogue=E.Epilogue(lambda acc: function(acc * 0.25), dtype="fp32"))(a, b)
     reference = FUNCTIONS[name]((a.double() @ b.double().T) * 0.25)
     torch.testing.assert_close(d.double(), reference, rtol=1e-3, atol=2e-3)  # tanh.approx: 2^-11
 
@@ -59,7 +59,7 @@ def test_roots_and_choices():
         "where": (lambda acc: F.where(acc > 0.0, acc, 0.1 * acc), torch.where(x > 0, x, 0.1 * x)),
     }
     for name, (epilogue, reference) in cases.items():
-        d = S.Gemm((128, 128, 64), (1, 1), dtype="fp32", epilogue=epilogue)(a, b)
+        d = S.Gemm((128, 128, 64), (1, 1), epilogue=E.Epilogue(epilogue, dtype="fp32"))(a, b)
         assert error(d, reference) < 1e-5, name
 
 
@@ -87,10 +87,12 @@ def test_operands(seed):
     gemm = kind(
         tile,
         cluster,
-        epilogue=epilogue,
-        operands={name: kinds[name] for name in names},
-        operand_stages=rng.choice([1, 2]),
-        store_stages=rng.choice([1, 2]),
+        epilogue=E.Epilogue(
+            epilogue,
+            operands={name: kinds[name] for name in names},
+            stages=rng.choice([1, 2]),
+            ahead=rng.choice([1, 2]),
+        ),
     )
     narrow, wide = rng.choice([torch.bfloat16, torch.float16]), rng.choice([torch.bfloat16, torch.float32])
     for _ in range(3):
@@ -125,7 +127,7 @@ def test_many_tiles_a_cta():
     c = torch.randn(4104, 5000, device="cuda", dtype=torch.bfloat16)
     reference = a.double() @ b.double().T + 0.5 * c.double()
     for kind, tile in SCHEDULES:
-        gemm = kind(tile, (1, 1), epilogue=lambda acc, c: acc + 0.5 * c, operands={"c": E.Matrix()})
+        gemm = kind(tile, (1, 1), epilogue=E.Epilogue(lambda acc, c: acc + 0.5 * c, operands={"c": E.Matrix()}))
         out = torch.full((4104, 5000), float("nan"), device="cuda", dtype=torch.bfloat16)
         assert error(gemm(a, b, c, out=out), reference) < TOLERANCE[torch.bfloat16], (kind, tile)
 
@@ -140,9 +142,9 @@ def test_several_outputs(kind, tile):
         gemm = kind(
             tile,
             (1, 1),
-            epilogue=lambda acc: {"d": F.relu(acc), "sums": acc},
-            outputs={"sums": "fp32"},
-            store_stages=stages,
+            epilogue=E.Epilogue(
+                lambda acc: {"d": F.relu(acc), "sums": acc}, outputs={"sums": E.Output("fp32")}, stages=stages
+            ),
         )
         d = torch.full((1300, 2056), float("nan"), device="cuda", dtype=torch.bfloat16)
         sums = torch.full((1300, 2056), float("nan"), device="cuda", dtype=torch.float32)
@@ -154,7 +156,7 @@ def test_several_outputs(kind, tile):
 def test_without_k():
     a, b = (torch.empty(rows, 0, device="cuda", dtype=torch.bfloat16) for rows in (40, 24))
     bias = torch.randn(24, device="cuda", dtype=torch.bfloat16)
-    gemm = S.Gemm(epilogue=lambda acc, bias: acc + bias, operands={"bias": E.PerColumn()})
+    gemm = S.Gemm(epilogue=E.Epilogue(lambda acc, bias: acc + bias, operands={"bias": E.PerColumn()}))
     assert torch.equal(gemm(a, b, bias), bias.expand(40, 24))
 
 
@@ -164,7 +166,9 @@ def test_in_place_is_refused():
     b = torch.randn(1024, 256, device="cuda", dtype=torch.bfloat16)
     d = torch.randn(1000, 1024, device="cuda", dtype=torch.bfloat16)
     with pytest.raises(tp.InputError, match="overlap"):
-        S.Gemm((128, 128, 64), (2, 1), epilogue=lambda acc, c: acc + c, operands={"c": E.Matrix()})(a, b, c=d, out=d)
+        S.Gemm((128, 128, 64), (2, 1), epilogue=E.Epilogue(lambda acc, c: acc + c, operands={"c": E.Matrix()}))(
+            a, b, c=d, out=d
+        )
 
 
 @pytest.mark.parametrize("tile", [(128, 128, 64), (128, 64, 64), (64, 128, 64), (192, 96, 64), (256, 64, 64)])

@@ -17,9 +17,9 @@ FAST = [
     lambda: S.PingPong((128, 128, 128), (2, 1)),
 ]
 PROMOTED = [
-    lambda: S.Gemm((128, 128, 128), (2, 1), promote=True),
-    lambda: S.Gemm((128, 192, 128), (1, 2), promote=True),
-    lambda: S.Gemm((192, 128, 128), (2, 1), promote=True),
+    lambda: S.Gemm((128, 128, 128), (2, 1), mainloop=tp.mainloop.Cooperative(promote=True)),
+    lambda: S.Gemm((128, 192, 128), (1, 2), mainloop=tp.mainloop.Cooperative(promote=True)),
+    lambda: S.Gemm((192, 128, 128), (2, 1), mainloop=tp.mainloop.Cooperative(promote=True)),
     lambda: S.PingPong((64, 192, 128), (1, 1), promote=True),
 ]
 

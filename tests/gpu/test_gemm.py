@@ -52,8 +52,8 @@ def test_random_problems(seed):
         tile=tile,
         cluster=rng.choice(CLUSTERS),
         stages=rng.choice([None, 2, 3]),
-        store_stages=rng.choice([1, 2]),
-        order=rng.choice(ORDERS),
+        tiles=rng.choice(ORDERS),
+        epilogue=tp.epilogue.Epilogue(stages=rng.choice([1, 2])),
     )
     for _ in range(3):
         a, b, out = problem(rng, batch=rng.random() < 0.3)
@@ -82,7 +82,7 @@ def test_launches_that_overlap(order):
     torch.manual_seed(0)
     a = torch.randn(1024, 1024, device="cuda", dtype=torch.bfloat16) / 32
     found = []
-    for gemm, alone in ((tp.schedules.Gemm(), True), (tp.schedules.Gemm(order=order), False)):
+    for gemm, alone in ((tp.schedules.Gemm(), True), (tp.schedules.Gemm(tiles=order), False)):
         x, y = a.clone(), torch.empty_like(a)
         for _ in range(30):
             for read, written in ((x, y), (y, x)):
@@ -102,7 +102,7 @@ def test_queued_orders(kind, cluster, order):
     a = torch.randn(2056, 520, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(3000, 520, device="cuda", dtype=torch.bfloat16)
     expected = kind((128, 128, 64), cluster)(a, b)
-    queued = kind((128, 128, 64), cluster, order=order)
+    queued = kind((128, 128, 64), cluster, tiles=order)
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     found = []
@@ -129,7 +129,7 @@ def test_any_placement(parts, monkeypatch):
     torch.manual_seed(0)
     a = torch.randn(2056, 520, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(3000, 520, device="cuda", dtype=torch.bfloat16)
-    gemm = tp.schedules.Gemm((128, 128, 64), (1, 2), order=tp.GpcTiles())
+    gemm = tp.schedules.Gemm((128, 128, 64), (1, 2), tiles=tp.GpcTiles())
     expected = tp.schedules.Gemm((128, 128, 64), (1, 2))(a, b)
     for _ in range(10):
         assert torch.equal(gemm(a, b, out=torch.full_like(expected, float("nan"))), expected)
@@ -163,7 +163,7 @@ def test_wide_tiles_of_three_warpgroups(n):
     b = torch.randn(1000, 1032, device="cuda", dtype=torch.bfloat16)
     expected = tp.schedules.Gemm((128, 128, 64), (1, 2))(a, b)
     for cluster, order in (((1, 2), tp.PersistentTiles()), ((1, 2), tp.GpcTiles()), ((2, 1), tp.PersistentTiles())):
-        gemm = tp.schedules.Gemm((192, n, 64), cluster, store_stages=1, order=order)
+        gemm = tp.schedules.Gemm((192, n, 64), cluster, tiles=order, epilogue=tp.epilogue.Epilogue(stages=1))
         assert torch.equal(gemm(a, b, out=torch.full_like(expected, float("nan"))), expected)
 
 

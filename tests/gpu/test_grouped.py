@@ -31,7 +31,7 @@ def test_random_groups(seed):
     majors = rng.choice([("k", "k"), ("k", "n")])
     if majors[1] == "n":
         b = b.mT.contiguous().mT
-    gemm = rng.choice(SCHEDULES)(majors=majors)
+    gemm = rng.choice(SCHEDULES)(a=tp.Operand(majors[0]), b=tp.Operand(majors[1]))
     out = torch.full((m, n), 7.5, device="cuda", dtype=torch.bfloat16)
     gemm(a, b, ends, out)
     start = 0

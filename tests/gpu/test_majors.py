@@ -29,7 +29,7 @@ MAJORS = list(itertools.product("mk", "nk"))
 )
 def test_all_four(make, majors):
     torch.manual_seed(0)
-    gemm = make(majors=majors)
+    gemm = make(a=tp.Operand(majors[0]), b=tp.Operand(majors[1]))
     for dtype, m, n, k in [(torch.bfloat16, 1000, 520, 328), (torch.float16, 137, 72, 1000), (torch.bfloat16, 8, 8, 8)]:
         rows = -(-m // 8) * 8
         a = torch.randn(rows, k, device="cuda", dtype=dtype)
@@ -51,7 +51,9 @@ def test_gated(majors):
     a, gate, up = (
         t if major != "k" else x for x, t, major in zip((a, gate, up), turned, majors + majors[1:], strict=True)
     )
-    out = S.GatedGemm(majors=majors, dtype="fp32")(a, gate, up)
+    out = S.GatedGemm(a=tp.Operand(majors[0]), b=tp.Operand(majors[1]), epilogue=tp.epilogue.Epilogue(dtype="fp32"))(
+        a, gate, up
+    )
     one, two = a.double() @ gate.double().t(), a.double() @ up.double().t()
     reference = torch.nn.functional.silu(one) * two
     assert ((out.double() - reference).norm() / reference.norm()).item() < 4e-3
@@ -70,5 +72,5 @@ def test_weights_as_torch_keeps_them():
     torch.manual_seed(0)
     x = torch.randn(300, 512, device="cuda", dtype=torch.bfloat16)
     w = torch.randn(512, 768, device="cuda", dtype=torch.bfloat16)
-    y = S.Gemm(majors=("k", "n"))(x, w.t())
+    y = S.Gemm(b=tp.Operand("n"))(x, w.t())
     torch.testing.assert_close(y.float(), (x.float() @ w.float()), rtol=2e-2, atol=2e-1)

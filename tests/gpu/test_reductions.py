@@ -39,8 +39,8 @@ def test_random(seed):
     kind, tile = SCHEDULES[seed % len(SCHEDULES)]
     cluster = rng.choice([(1, 1), (2, 1), (1, 2)]) if tile != (64, 72, 64) else (1, 1)
     operands = {"operands": {"bias": E.PerColumn()}} if rng.random() < 0.5 else {}
-    options = {"dtype": rng.choice([None, "fp32"]), "store_stages": rng.choice([1, 2])}
-    gemm = kind(tile, cluster, epilogue=squares, outputs=KINDS, **operands, **options)
+    options = {"dtype": rng.choice([None, "fp32"]), "stages": rng.choice([1, 2])}
+    gemm = kind(tile, cluster, epilogue=E.Epilogue(squares, outputs=KINDS, **operands, **options))
     for _ in range(3):
         m, n, k = rng.randint(1, 900), 8 * rng.randint(1, 110), 8 * rng.randint(1, 60)
         batch = (rng.randint(1, 3),) if rng.random() < 0.3 else ()
@@ -59,11 +59,11 @@ def test_many_tiles_a_cta(kind, tile):
     torch.manual_seed(0)
     a = torch.randn(4103, 264, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(5000, 264, device="cuda", dtype=torch.bfloat16)
-    gemm = kind(tile, (1, 1), epilogue=squares, outputs=KINDS)
+    gemm = kind(tile, (1, 1), epilogue=E.Epilogue(squares, outputs=KINDS))
     found = gemm(a, b)
     check(found, a.double() @ b.double().T + 1.0)
     assert all(same(found, gemm(a, b)) for _ in range(5))
-    assert same(found, kind(tile, (1, 1), epilogue=squares, outputs=KINDS, order=tp.DynamicTiles())(a, b))
+    assert same(found, kind(tile, (1, 1), tiles=tp.DynamicTiles(), epilogue=E.Epilogue(squares, outputs=KINDS))(a, b))
 
 
 def test_one_alone():
@@ -71,7 +71,9 @@ def test_one_alone():
     a, b = (torch.randn(rows, 512, device="cuda", dtype=torch.bfloat16) for rows in (1300, 2056))
     expected = (a.double() @ b.double().T) ** 2
     for name, dim in (("rows", 1), ("columns", 0)):
-        gemm = S.Gemm(epilogue=lambda acc, name=name: {"d": acc, name: acc * acc}, outputs={name: KINDS[name]})
+        gemm = S.Gemm(
+            epilogue=E.Epilogue(lambda acc, name=name: {"d": acc, name: acc * acc}, outputs={name: KINDS[name]})
+        )
         _, sums = gemm(a, b)
         torch.testing.assert_close(sums.double(), expected.sum(dim), rtol=3e-5, atol=0)
 
@@ -84,7 +86,7 @@ def test_into_given_vectors():
         b = torch.randn(520, 256, device="cuda", dtype=torch.bfloat16)
         memory = torch.full((m + 600,), 7.0, device="cuda")
         rows, columns = memory[:m], memory[m + 30 : m + 550]
-        found = S.PingPong(epilogue=squares, outputs=KINDS)(a, b, rows=rows, columns=columns)
+        found = S.PingPong(epilogue=E.Epilogue(squares, outputs=KINDS))(a, b, rows=rows, columns=columns)
         assert found[1] is rows and found[2] is columns
         check(found, a.double() @ b.double().T + 1.0)
         assert (memory[m : m + 30] == 7).all() and (memory[m + 550 :] == 7).all()
@@ -97,7 +99,7 @@ def test_what_is_not_finite_stays_in_its_row(poison):
         torch.ones(520, 64, device="cuda", dtype=torch.bfloat16),
     )
     a[7, 3] = poison
-    _, rows, columns = S.Gemm((128, 128, 64), (2, 1), epilogue=squares, outputs=KINDS)(a, b)
+    _, rows, columns = S.Gemm((128, 128, 64), (2, 1), epilogue=E.Epilogue(squares, outputs=KINDS))(a, b)
     finite = torch.isfinite(rows)
     assert not finite[7] and finite.sum() == 299 and not torch.isfinite(columns).any()
 
@@ -107,7 +109,9 @@ def test_an_epilogue_that_is_not_finite_outside():
         torch.ones(129, 16, device="cuda", dtype=torch.bfloat16),
         torch.ones(264, 16, device="cuda", dtype=torch.bfloat16),
     )
-    gemm = S.Gemm(epilogue=lambda acc: {"d": acc, **dict.fromkeys(KINDS, tp.math.rsqrt(acc))}, outputs=KINDS)
+    gemm = S.Gemm(
+        epilogue=E.Epilogue(lambda acc: {"d": acc, **dict.fromkeys(KINDS, tp.math.rsqrt(acc))}, outputs=KINDS)
+    )
     _, rows, columns = gemm(a, b)
     torch.testing.assert_close(rows, torch.full_like(rows, 264 / 4), rtol=1e-5, atol=0)
     torch.testing.assert_close(columns, torch.full_like(columns, 129 / 4), rtol=1e-5, atol=0)
@@ -115,6 +119,6 @@ def test_an_epilogue_that_is_not_finite_outside():
 
 def test_without_k():
     a, b = (torch.empty(rows, 0, device="cuda", dtype=torch.bfloat16) for rows in (40, 24))
-    d, rows, columns = S.Gemm(epilogue=squares, outputs=KINDS)(a, b)
+    d, rows, columns = S.Gemm(epilogue=E.Epilogue(squares, outputs=KINDS))(a, b)
     assert (d == 1).all() and (rows == 24).all() and (columns == 40).all()
     assert rows.is_cuda and rows.shape == (40,) and columns.shape == (24,)

@@ -12,11 +12,11 @@ from tmapipe.tuning import Problem, choose
 
 S = tp.schedules
 TF32 = [
-    lambda: S.Gemm((128, 256, 32), (2, 1), tf32=True),
-    lambda: S.Gemm((192, 72, 64), (1, 2), tf32=True),
-    lambda: S.PingPong((64, 128, 32), (2, 1), tf32=True),
-    lambda: S.SplitK(3, (128, 128, 32), (1, 1), tf32=True),
-    lambda: S.StreamK(7, (128, 128, 32), (2, 1), tf32=True),
+    lambda: S.Gemm((128, 256, 32), (2, 1), a=tp.Operand(dtype="tf32"), b=tp.Operand(dtype="tf32")),
+    lambda: S.Gemm((192, 72, 64), (1, 2), a=tp.Operand(dtype="tf32"), b=tp.Operand(dtype="tf32")),
+    lambda: S.PingPong((64, 128, 32), (2, 1), a=tp.Operand(dtype="tf32"), b=tp.Operand(dtype="tf32")),
+    lambda: S.SplitK(3, (128, 128, 32), (1, 1), a=tp.Operand(dtype="tf32"), b=tp.Operand(dtype="tf32")),
+    lambda: S.StreamK(7, (128, 128, 32), (2, 1), a=tp.Operand(dtype="tf32"), b=tp.Operand(dtype="tf32")),
 ]
 INT8 = [
     lambda **options: S.Gemm((128, 256, 128), (2, 1), **options),
@@ -48,13 +48,13 @@ def test_the_engine_rounds_to_nearest_as_the_model_does():
     """Products with the identity are the rounded operand itself; ties are looked at apart."""
     torch.manual_seed(0)
     a, one = torch.randn(512, 256, device="cuda"), torch.eye(256, device="cuda")
-    out = S.Gemm((128, 128, 32), (2, 1), tf32=True)(a, one)
+    out = S.Gemm((128, 128, 32), (2, 1), a=tp.Operand(dtype="tf32"), b=tp.Operand(dtype="tf32"))(a, one)
     assert torch.equal(out, rounded(a))
     ties = (torch.arange(256, device="cuda") * 2.0 + 1) * 2**-11 + 1
     special = torch.tensor([float("inf"), float("-inf"), 0.0, -0.0, 1e-38, 3.4e38], device="cuda")
     a = torch.zeros(64, 256, device="cuda")
     a[0], a[1, 0], a[2, 1] = ties, special[0], special[1]
-    out = S.Gemm((64, 128, 32), (1, 1), tf32=True)(a, one)
+    out = S.Gemm((64, 128, 32), (1, 1), a=tp.Operand(dtype="tf32"), b=tp.Operand(dtype="tf32"))(a, one)
     assert torch.equal(out[0], rounded(ties))
     assert out[1, 0] == special[0] and out[2, 1] == special[1]
 
@@ -88,7 +88,10 @@ def test_int8_scaled_in_the_epilogue(make):
     torch.manual_seed(0)
     a, b = (torch.randint(-128, 128, (rows, 400), device="cuda", dtype=torch.int8) for rows in (300, 520))
     scale = torch.rand(520, device="cuda")
-    gemm = make(dtype="bf16", epilogue=lambda acc, scale: acc * scale, operands={"scale": tp.epilogue.PerColumn()})
+    scale_by = tp.epilogue.PerColumn()
+    gemm = make(
+        epilogue=tp.epilogue.Epilogue(lambda acc, scale: acc * scale, operands={"scale": scale_by}, dtype="bf16")
+    )
     out = gemm(a, b, scale=scale)
     reference = (a.double() @ b.double().t()) * scale.double()
     assert ((out.double() - reference).norm() / reference.norm()).item() < 4e-3

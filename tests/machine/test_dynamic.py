@@ -20,7 +20,9 @@ S = tp.schedules
 
 
 def small(cluster=(2, 1), order=None, kind=S.Gemm):
-    return kind((64, 64, 16), cluster, 2, store_stages=1, order=order or tp.DynamicTiles(tp.Grouped(2)))
+    return kind(
+        (64, 64, 16), cluster, 2, tiles=order or tp.DynamicTiles(tp.Grouped(2)), epilogue=tp.epilogue.Epilogue(stages=1)
+    )
 
 
 def numbers(m, n, k=24):
@@ -92,7 +94,7 @@ def test_any_position(m, n, sizes, kind, data):
     clusters, *words = keep_places(gpcs, 2, sum(sizes), m * n)
     smids = data.draw(st.lists(st.integers(0, ends[-1] - 1), min_size=clusters, max_size=clusters))
     order = tp.GpcTiles(tp.Grouped(2))
-    schedule = S.SplitK(1, (64, 64, 16), (1, 1), 2, order=order) if kind is S.SplitK else small((1, 1), order, kind)
+    schedule = S.SplitK(1, (64, 64, 16), (1, 1), 2, tiles=order) if kind is S.SplitK else small((1, 1), order, kind)
     arrays, want = numbers(64 * m, 64 * n)
     if kind is S.SplitK:
         arrays["d"] = np.full((1, 64 * m, 64 * n), np.nan, np.float32)

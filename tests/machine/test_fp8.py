@@ -13,7 +13,7 @@ TYPES = (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
 SCHEDULES = {
     "cooperative": lambda: S.Gemm((128, 64, 128), (2, 1)),
     "three warpgroups": lambda: S.Gemm((192, 64, 64), (1, 1)),
-    "promoted": lambda: S.Gemm((64, 64, 128), (1, 2), promote=True),
+    "promoted": lambda: S.Gemm((64, 64, 128), (1, 2), mainloop=tp.mainloop.Cooperative(promote=True)),
     "ping-pong, promoted": lambda: S.PingPong((64, 96, 128), (1, 1), promote=True),
 }
 

@@ -22,7 +22,7 @@ def test_swiglu(tile, cluster, batch):
     a = rng.standard_normal((*batch, 130, 72)).astype(np.float16)
     weights = rng.standard_normal((*batch, 2 * 136, 72)).astype(np.float16)
     gate, up = weights[..., :136, :], weights[..., 136:, :]
-    d = S.GatedGemm(tile, cluster, dtype="fp32")(a, gate, up)
+    d = S.GatedGemm(tile, cluster, epilogue=tp.epilogue.Epilogue(dtype="fp32"))(a, gate, up)
     x, y = (a.astype(np.float64) @ w.astype(np.float64).swapaxes(-1, -2) for w in (gate, up))
     np.testing.assert_allclose(d, silu(x) * y, rtol=1e-4, atol=1e-3)
 

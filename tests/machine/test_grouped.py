@@ -32,7 +32,9 @@ def test_rows_of_each_group_and_no_others(ends, cluster):
     a, b = operands(310, 104, 40, 5)
     out = np.full((310, 104), 7.5, np.float32)  # rows after the last group keep it
     want = reference(a, b, ends, out)
-    GroupedGemm((64, 64, 32), cluster, 2, dtype="fp32")(a, b, np.array(ends, np.int32), out)
+    GroupedGemm((64, 64, 32), cluster, 2, epilogue=tp.epilogue.Epilogue(dtype="fp32"))(
+        a, b, np.array(ends, np.int32), out
+    )
     np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-4)
 
 
@@ -48,7 +50,9 @@ def test_any_sizes(sizes, tile, cluster, clusters):
     a, b = operands(max(int(ends[-1]), 1), 40, 32, len(sizes))
     out = np.zeros((len(a), 40), np.float32)
     want = reference(a, b, ends, out)
-    GroupedGemm(tile, cluster, 2, dtype="fp32").simulate(a, b, ends, out=out, clusters=clusters)
+    GroupedGemm(tile, cluster, 2, epilogue=tp.epilogue.Epilogue(dtype="fp32")).simulate(
+        a, b, ends, out=out, clusters=clusters
+    )
     np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-4)
 
 
@@ -56,11 +60,15 @@ def test_majors_types_and_an_epilogue():
     a, b = operands(150, 64, 48, 3)
     ends = np.array([10, 90, 150], np.int32)
     turned = np.ascontiguousarray(b.swapaxes(1, 2)).swapaxes(1, 2)
-    gemm = GroupedGemm((64, 64, 16), (1, 1), 2, majors=("k", "n"), dtype="fp32", epilogue=tp.math.relu)
+    gemm = GroupedGemm(
+        (64, 64, 16), (1, 1), 2, b=tp.Operand("n"), epilogue=tp.epilogue.Epilogue(tp.math.relu, dtype="fp32")
+    )
     want = np.maximum(reference(a, b, ends, np.zeros((150, 64))), 0)
     np.testing.assert_allclose(gemm(a, turned, ends), want, rtol=1e-4, atol=1e-4)
     lying = np.ascontiguousarray(a[:, :48].T[:, :144]).T
-    out = GroupedGemm((64, 64, 16), (1, 1), 2, majors=("m", "k"), dtype="fp32")(lying, b, offsets=np.minimum(ends, 144))
+    out = GroupedGemm((64, 64, 16), (1, 1), 2, a=tp.Operand("m"), epilogue=tp.epilogue.Epilogue(dtype="fp32"))(
+        lying, b, offsets=np.minimum(ends, 144)
+    )
     np.testing.assert_allclose(
         out, reference(a[:144], b, np.minimum(ends, 144), np.zeros((144, 64))), rtol=1e-4, atol=1e-4
     )
@@ -70,7 +78,9 @@ def test_entries_that_are_no_rows_write_nothing_else():
     """Ends that are negative, beyond the tensor or that fall: some rows are left out, and none gets wrong values."""
     a, b = operands(100, 32, 32, 4)
     out = np.full((100, 32), -1, np.float32)
-    GroupedGemm((64, 32, 32), (1, 1), 2, dtype="fp32")(a, b, np.array([-5, 40, 1000, 2000], np.int32), out)
+    GroupedGemm((64, 32, 32), (1, 1), 2, epilogue=tp.epilogue.Epilogue(dtype="fp32"))(
+        a, b, np.array([-5, 40, 1000, 2000], np.int32), out
+    )
     want = reference(a, b, [0, 40, 100, 100], out)
     np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-4)
 

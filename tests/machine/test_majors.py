@@ -13,11 +13,13 @@ import tmapipe as tp
 S = tp.schedules
 MAJORS = list(itertools.product("mk", "nk"))
 SCHEDULES = {
-    "gemm 2x2": lambda majors: S.Gemm((128, 64, 32), (2, 2), 2, majors=majors),
-    "gemm of three warpgroups": lambda majors: S.Gemm((192, 64, 16), (1, 1), 2, majors=majors),
-    "pingpong": lambda majors: S.PingPong((64, 96, 32), (2, 1), 2, majors=majors),
-    "splitk": lambda majors: S.SplitK(3, (64, 64, 16), (1, 2), 2, majors=majors),
-    "streamk": lambda majors: S.StreamK(3, (64, 64, 16), (1, 1), 2, majors=majors),
+    "gemm 2x2": lambda majors: S.Gemm((128, 64, 32), (2, 2), 2, a=tp.Operand(majors[0]), b=tp.Operand(majors[1])),
+    "gemm of three warpgroups": lambda majors: S.Gemm(
+        (192, 64, 16), (1, 1), 2, a=tp.Operand(majors[0]), b=tp.Operand(majors[1])
+    ),
+    "pingpong": lambda majors: S.PingPong((64, 96, 32), (2, 1), 2, a=tp.Operand(majors[0]), b=tp.Operand(majors[1])),
+    "splitk": lambda majors: S.SplitK(3, (64, 64, 16), (1, 2), 2, a=tp.Operand(majors[0]), b=tp.Operand(majors[1])),
+    "streamk": lambda majors: S.StreamK(3, (64, 64, 16), (1, 1), 2, a=tp.Operand(majors[0]), b=tp.Operand(majors[1])),
 }
 
 
@@ -54,14 +56,23 @@ def test_products(name, majors):
 def test_the_same_bits_as_contiguous_along_k(m, n, k, majors, seed):
     a, b = normal(m, k, np.float16, seed), normal(n, k, np.float16, seed + 1)
     plain = S.Gemm((64, 32, 32), (1, 2), 2)(along("k", a), along("k", b))
-    turned = S.Gemm((64, 32, 32), (1, 2), 2, majors=majors)(along(majors[0], a), along(majors[1], b))
+    turned = S.Gemm((64, 32, 32), (1, 2), 2, a=tp.Operand(majors[0]), b=tp.Operand(majors[1]))(
+        along(majors[0], a), along(majors[1], b)
+    )
     assert (plain.view(np.uint16) == turned.view(np.uint16)).all()
 
 
 @pytest.mark.parametrize("majors", MAJORS, ids="".join)
 def test_gated(majors):
     a, gate, up = normal(100, 40), normal(72, 40, seed=1), normal(72, 40, seed=2)
-    gemm = S.GatedGemm((64, 64, 32), (1, 1), 2, majors=majors, epilogue=lambda gate, up: gate * up, dtype="fp32")
+    gemm = S.GatedGemm(
+        (64, 64, 32),
+        (1, 1),
+        2,
+        a=tp.Operand(majors[0]),
+        b=tp.Operand(majors[1]),
+        epilogue=tp.epilogue.Epilogue(lambda gate, up: gate * up, dtype="fp32"),
+    )
     out = gemm(along(majors[0], a), along(majors[1], gate), along(majors[1], up))
     a, gate, up = (x.astype(np.float64) for x in (a, gate, up))
     np.testing.assert_allclose(out, (a @ gate.T) * (a @ up.T), rtol=1e-4, atol=1e-3)
@@ -73,10 +84,9 @@ def test_by_name_with_operands_and_in_simulate():
         (64, 48, 32),
         (1, 1),
         2,
-        majors=("m", "n"),
-        epilogue=lambda acc, c: acc + c,
-        operands={"c": tp.epilogue.Matrix()},
-        dtype="fp32",
+        a=tp.Operand("m"),
+        b=tp.Operand("n"),
+        epilogue=tp.epilogue.Epilogue(lambda acc, c: acc + c, operands={"c": tp.epilogue.Matrix()}, dtype="fp32"),
     )
     want = a.astype(np.float64) @ b.astype(np.float64).T + c.astype(np.float64)
     a, b = along("m", a), along("n", b)
@@ -90,5 +100,5 @@ def test_by_name_with_operands_and_in_simulate():
 def test_a_batch():
     a, b = (np.stack([normal(rows, 40, seed=s) for s in range(3)]) for rows in (72, 56))
     turned = np.ascontiguousarray(b.swapaxes(1, 2)).swapaxes(1, 2)
-    out = S.Gemm((64, 64, 32), (1, 1), 2, majors=("k", "n"), dtype="fp32")(a, turned)
+    out = S.Gemm((64, 64, 32), (1, 1), 2, b=tp.Operand("n"), epilogue=tp.epilogue.Epilogue(dtype="fp32"))(a, turned)
     np.testing.assert_allclose(out, np.einsum("lmk,lnk->lmn", a.astype(float), b.astype(float)), rtol=1e-4, atol=1e-4)

@@ -26,7 +26,7 @@ def make(kind, tile, cluster, names=tuple(KINDS), **options):
     def epilogue(acc, alpha=1.0, scale=1.0, c=0.0, bias=0.0):
         return acc * alpha * scale + c + bias
 
-    return kind(tile, cluster, epilogue=epilogue, operands={name: KINDS[name] for name in names}, **options)
+    return kind(tile, cluster, epilogue=E.Epilogue(epilogue, operands={n: KINDS[n] for n in names}, **options))
 
 
 def operands(rng, m, n, names, batch=()):
@@ -51,7 +51,7 @@ def test_against_numpy(data):
     kind, tile, cluster = data.draw(st.sampled_from(TILES))
     names = data.draw(st.lists(st.sampled_from(list(KINDS)), min_size=1, unique=True))
     m, n, k = data.draw(st.integers(1, 300)), 8 * data.draw(st.integers(1, 20)), 8 * data.draw(st.integers(1, 6))
-    options = {"operand_stages": data.draw(st.integers(1, 3)), "store_stages": data.draw(st.integers(1, 2))}
+    options = {"ahead": data.draw(st.integers(1, 3)), "stages": data.draw(st.integers(1, 2))}
     rng = np.random.default_rng(data.draw(st.integers(0, 9)))
     batch = data.draw(st.sampled_from([(), (2,)]))
     a, b = (rng.standard_normal((*batch, rows, k)).astype(np.float16) for rows in (m, n))
@@ -102,10 +102,12 @@ def test_several_outputs(kind, tile, cluster, store_stages):
     gemm = kind(
         tile,
         cluster,
-        epilogue=lambda acc, bias: {"d": tp.math.relu(acc + bias), "sums": acc},
-        operands={"bias": E.PerColumn()},
-        outputs={"sums": "fp32"},
-        store_stages=store_stages,
+        epilogue=E.Epilogue(
+            lambda acc, bias: {"d": tp.math.relu(acc + bias), "sums": acc},
+            operands={"bias": E.PerColumn()},
+            outputs={"sums": E.Output("fp32")},
+            stages=store_stages,
+        ),
     )
     for k in (72, 0):
         a, b = (rng.standard_normal((rows, k)).astype(np.float16) for rows in (130, 144))

@@ -22,7 +22,7 @@ TILES = [
 KINDS = {"rows": E.RowSum(), "columns": E.ColumnSum()}
 
 
-def make(kind, tile, cluster, names=("rows", "columns"), **options):
+def make(kind, tile, cluster, names=("rows", "columns"), tiles=None, **options):
     """The sums of squares of acc + bias, which outside of the tensor are not zero."""
 
     def epilogue(acc, bias):
@@ -30,7 +30,8 @@ def make(kind, tile, cluster, names=("rows", "columns"), **options):
         return {"d": value, **dict.fromkeys(names, value * value)}
 
     outputs = {name: KINDS[name] for name in names}
-    return kind(tile, cluster, epilogue=epilogue, operands={"bias": E.PerColumn()}, outputs=outputs, **options)
+    fused = E.Epilogue(epilogue, operands={"bias": E.PerColumn()}, outputs=outputs, **options)
+    return kind(tile, cluster, epilogue=fused, tiles=tiles or tp.PersistentTiles())
 
 
 def problem(rng, m, n, k, batch=()):
@@ -56,7 +57,7 @@ def test_against_numpy(data):
     batch = data.draw(st.sampled_from([(), (), (2,)]))
     rng = np.random.default_rng(data.draw(st.integers(0, 9)))
     a, b, bias, value = problem(rng, m, n, k, batch)
-    gemm = make(kind, tile, cluster, dtype="fp32", store_stages=data.draw(st.integers(1, 3)))
+    gemm = make(kind, tile, cluster, dtype="fp32", stages=data.draw(st.integers(1, 3)))
     compare(gemm(a, b, bias), value)
 
 
@@ -72,7 +73,7 @@ def test_the_same_from_run_to_run_in_any_order():
     """Bit by bit, whatever the order of tiles."""
     a, b, bias, _ = problem(np.random.default_rng(0), 300, 264, 40)
     orders = tp.PersistentTiles(), tp.PersistentTiles(tp.Snake(2)), tp.DynamicTiles(), tp.PersistentTiles()
-    runs = [make(S.Gemm, (64, 64, 64), (1, 1), order=order)(a, b, bias) for order in orders]
+    runs = [make(S.Gemm, (64, 64, 64), (1, 1), tiles=order)(a, b, bias) for order in orders]
     assert all(np.array_equal(x, y) for run in runs for x, y in zip(run, runs[0], strict=True))
 
 
@@ -81,9 +82,11 @@ def test_several_of_a_kind_beside_other_outputs():
     gemm = S.Gemm(
         (128, 64, 64),
         (1, 1),
-        epilogue=lambda acc, bias: {"d": acc, "first": acc + bias, "value": acc + bias + 1.0, "second": 1.0},
-        operands={"bias": E.PerColumn()},
-        outputs={"first": E.RowSum(), "value": "fp32", "second": E.RowSum()},
+        epilogue=E.Epilogue(
+            lambda acc, bias: {"d": acc, "first": acc + bias, "value": acc + bias + 1.0, "second": 1.0},
+            operands={"bias": E.PerColumn()},
+            outputs={"first": E.RowSum(), "value": E.Output("fp32"), "second": E.RowSum()},
+        ),
     )
     d, first, stored, second = gemm(a, b, bias)
     np.testing.assert_allclose(d, value - bias - 1, rtol=2e-3, atol=2e-3)
@@ -107,7 +110,8 @@ def test_an_epilogue_that_is_not_finite_outside():
     """Beyond the last row and column the accumulator is 0, and its reciprocal root is not counted."""
     a, b = np.ones((65, 16), np.float16), np.ones((72, 16), np.float16)
     roots = S.Gemm(
-        (64, 64, 16), epilogue=lambda acc: {"d": acc, **dict.fromkeys(KINDS, tp.math.rsqrt(acc))}, outputs=KINDS
+        (64, 64, 16),
+        epilogue=E.Epilogue(lambda acc: {"d": acc, **dict.fromkeys(KINDS, tp.math.rsqrt(acc))}, outputs=KINDS),
     )
     _, rows, columns = roots(a, b)
     assert (rows == 72 / 4).all() and (columns == 65 / 4).all()
@@ -143,7 +147,9 @@ def test_torch_tensors():
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     a, b = (torch.randn(rows, 64, dtype=torch.bfloat16) for rows in (70, 136))
-    gemm = S.Gemm((64, 128, 64), (1, 1), epilogue=lambda acc: {"d": acc, **dict.fromkeys(KINDS, acc)}, outputs=KINDS)
+    gemm = S.Gemm(
+        (64, 128, 64), (1, 1), epilogue=E.Epilogue(lambda acc: {"d": acc, **dict.fromkeys(KINDS, acc)}, outputs=KINDS)
+    )
     for k in (64, 0):
         columns = torch.empty(136)
         d, rows, found = gemm(a[:, :k], b[:, :k], columns=columns)
@@ -159,9 +165,9 @@ def test_operands_along_m_and_n():
     gemm = S.Gemm(
         (64, 64, 64),
         (1, 1),
-        majors=("m", "n"),
-        epilogue=lambda acc: {"d": acc, "rows": acc},
-        outputs={"rows": E.RowSum()},
+        a=tp.Operand("m"),
+        b=tp.Operand("n"),
+        epilogue=E.Epilogue(lambda acc: {"d": acc, "rows": acc}, outputs={"rows": E.RowSum()}),
     )
     rows = np.zeros(72, np.float32)
     gemm(a, b, rows=rows)
@@ -172,7 +178,7 @@ def test_sums_of_integers():
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-9, 9, (rows, 64)).astype(np.int8) for rows in (72, 144))
     outputs = {"rows": E.RowSum()}
-    gemm = S.Gemm((64, 64, 64), epilogue=lambda acc: {"d": acc, "rows": acc}, dtype="fp32", outputs=outputs)
+    gemm = S.Gemm((64, 64, 64), epilogue=E.Epilogue(lambda acc: {"d": acc, "rows": acc}, outputs=outputs, dtype="fp32"))
     d, rows = gemm(a, b)
     assert np.array_equal(rows, (a.astype(np.int64) @ b.astype(np.int64).T).sum(1)) and np.array_equal(d.sum(1), rows)
 

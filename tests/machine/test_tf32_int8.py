@@ -38,7 +38,7 @@ def test_tf32_rounds_the_operands_alone(name):
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((rows, 76)).astype(np.float32) for rows in (203, 104))
     makers = SCHEDULES | {"splitk": lambda depth, **options: S.SplitK(3, (64, 64, depth), (1, 1), 2, **options)}
-    out = makers[name](32, tf32=True)(a, b)
+    out = makers[name](32, a=tp.Operand(dtype="tf32"), b=tp.Operand(dtype="tf32"))(a, b)
     want = round_to_tf32(a).astype(np.float64) @ round_to_tf32(b).astype(np.float64).T
     assert out.dtype == np.float32
     np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)
@@ -48,7 +48,14 @@ def test_tf32_rounds_the_operands_alone(name):
 def test_tf32_to_bf16_in_a_gated_gemm():
     rng = np.random.default_rng(0)
     a, gate, up = (rng.standard_normal((rows, 40)).astype(np.float32) for rows in (72, 64, 64))
-    gemm = S.GatedGemm((64, 64, 32), (1, 1), 2, tf32=True, dtype="bf16", epilogue=lambda gate, up: gate + up)
+    gemm = S.GatedGemm(
+        (64, 64, 32),
+        (1, 1),
+        2,
+        a=tp.Operand(dtype="tf32"),
+        b=tp.Operand(dtype="tf32"),
+        epilogue=tp.epilogue.Epilogue(lambda gate, up: gate + up, dtype="bf16"),
+    )
     out = gemm(a, gate, up)
     a, gate, up = (round_to_tf32(x).astype(np.float64) for x in (a, gate, up))
     assert out.dtype == ml_dtypes.bfloat16
@@ -74,9 +81,9 @@ def test_int8_scaled_in_the_epilogue():
         (64, 64, 64),
         (1, 1),
         2,
-        dtype="bf16",
-        epilogue=lambda acc, scale: acc * scale,
-        operands={"scale": tp.epilogue.PerColumn()},
+        epilogue=tp.epilogue.Epilogue(
+            lambda acc, scale: acc * scale, operands={"scale": tp.epilogue.PerColumn()}, dtype="bf16"
+        ),
     )
     out = gemm(a, b, scale=scale)
     want = (a.astype(np.int64) @ b.astype(np.int64).T) * scale.astype(np.float64)

@@ -24,6 +24,7 @@ from tests.oracle.mutant_sites import Change, ChangedIsa, Site, SiteIsa, play
 from tests.oracle.mutant_table import Outcome, show, write
 from tmapipe.check.findings import Kind
 from tmapipe.check.program import check_program
+from tmapipe.epilogue import Epilogue
 from tmapipe.errors import HazardError
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Layout, record
@@ -36,12 +37,17 @@ LIMIT = 200_000
 #: Further small forms: what no small form of the registry has.
 VARIANTS: tuple[Registered, ...] = (
     Registered("Copy 3 stages", Copy, lambda: Copy((4, 64), stages=3, pending=0), ((7, 1, {}),)),
-    Registered("Gemm 1x2 2 groups", Gemm, lambda: Gemm((128, 64, 16), (1, 2), 2, store_stages=2), ((3, 2, {}),)),
-    Registered("Gemm 2x2", Gemm, lambda: Gemm((64, 64, 16), (2, 2), 2, store_stages=1), ((2, 3, {}),)),
+    Registered(
+        "Gemm 1x2 2 groups",
+        Gemm,
+        lambda: Gemm((128, 64, 16), (1, 2), 2, epilogue=Epilogue()),
+        ((3, 2, {}),),
+    ),
+    Registered("Gemm 2x2", Gemm, lambda: Gemm((64, 64, 16), (2, 2), 2, epilogue=Epilogue(stages=1)), ((2, 3, {}),)),
     Registered(
         "PingPong 2x1",
         PingPong,
-        lambda: PingPong((64, 64, 16), (2, 1), 2, in_turn=False, store_stages=1),
+        lambda: PingPong((64, 64, 16), (2, 1), 2, in_turn=False, epilogue=Epilogue(stages=1)),
         ((2, 3, {}), (4, 1, {})),
     ),
 )

@@ -87,7 +87,7 @@ def _draw(rng: random.Random, most: int, deepest: int, seed: int) -> Case:
     raster = rng.choice([tp.Grouped(rng.choice([1, 3, 8])), tp.Snake(4), tp.Hilbert(4)])
     queued = tp.DynamicTiles(raster, 2) if rng.random() < 0.5 else tp.GpcTiles(raster)
     order = tp.PersistentTiles(raster) if rng.random() < 0.7 else queued
-    common = {"store_stages": rng.choice([1, 2]), "order": order}
+    stored, common = {"stages": rng.choice([1, 2])}, {"tiles": order}
     out = rng.choice(["bf16", "fp16", "fp32"]) if bits8 else rng.choice([a, a, "fp32"])
     case = {
         "m": rng.randint(1, most),
@@ -97,39 +97,49 @@ def _draw(rng: random.Random, most: int, deepest: int, seed: int) -> Case:
         "strided": rng.random() < 0.3,
         "special": seed % 10 == 0,
     }
-    hints = (rng.choice(HINTS), rng.choice(HINTS))
+    loads = [{"l2_hint": rng.choice(HINTS)} for _ in "ab"]
     if not bits8 and rng.random() < 0.4:
-        common["majors"] = case["majors"] = (rng.choice("mk"), rng.choice("nk"))
+        case["majors"] = (rng.choice("mk"), rng.choice("nk"))
+        loads = [load | {"major": major} for load, major in zip(loads, case["majors"], strict=True)]
     if kind in ("SplitK", "StreamK"):
         count, reduce = rng.choice([1, 2, 3, 7, 16]), rng.choice([None, None, "add"])
         if reduce:
             case["types"] = (a, b, "fp32")
         if kind == "StreamK":
-            del common["order"]
-            common["raster"] = raster
-        build = functools.partial(
-            getattr(S, kind), count, tile, cluster, stages, l2_hints=hints, reduce=reduce, **common
-        )
+            common = {"raster": raster}
+        common |= _operands_and_epilogue(loads, stored)
+        build = functools.partial(getattr(S, kind), count, tile, cluster, stages, reduce=reduce, **common)
         return Case(f"{kind} {count} {reduce}", build, lambda acc: acc, exact=reduce is None, **case)
-    common["dtype"] = out
+    stored["dtype"] = out
     case["batch"] = rng.choice([1, 1, 1, 2, 3])
     if kind == "GatedGemm":
+        common |= _operands_and_epilogue(
+            [{} if "major" not in load else {"major": load["major"]} for load in loads], stored
+        )
         build = functools.partial(S.GatedGemm, tile, cluster, stages, **common)
         slack = EIGHT_BITS if bits8 else APPROXIMATE
         return Case(kind, build, lambda x, y: ACTIVATIONS["silu"][1](x) * y, products=2, slack=slack, **case)
     if bits8:
-        common["promote"] = rng.random() < 0.5
-        case["slack"] = APPROXIMATE if common["promote"] else EIGHT_BITS
+        promote = rng.random() < 0.5
+        common |= {"promote": promote} if kind == "PingPong" else {"mainloop": tp.mainloop.Cooperative(promote)}
+        case["slack"] = APPROXIMATE if promote else EIGHT_BITS
     fused = _draw_epilogue(rng, case["batch"]) if not case["special"] else {"formula": lambda acc: acc}
-    common |= fused.pop("options", {})
-    if "epilogue" in common:
+    stored |= fused.pop("options", {})
+    if "function" in stored:
         case["slack"] = max(APPROXIMATE, case.get("slack", 0.0))
-    if kind == "PingPong" and "operands" not in common:
+    if kind == "PingPong" and "operands" not in stored:
         common["in_turn"] = seed % 3 > 0
-    if "majors" not in common:
-        common["outside"] = OUTSIDE[seed % 2], OUTSIDE[seed // 2 % 2]
-    build = functools.partial(getattr(S, kind), tile, cluster, stages, l2_hints=hints, **common)
+    if "majors" not in case:
+        loads = [load | {"outside": OUTSIDE[which % 2]} for load, which in zip(loads, (seed, seed // 2), strict=True)]
+    common |= _operands_and_epilogue(loads, stored)
+    build = functools.partial(getattr(S, kind), tile, cluster, stages, **common)
     return Case(kind, build, **fused, **case)
+
+
+def _operands_and_epilogue(loads: list, stored: dict) -> dict:
+    """What a GEMM is given of a, b and the epilogue."""
+    a, b = (tp.Operand(**load) for load in loads)
+    return {"a": a, "b": b, "epilogue": E.Epilogue(**stored)}
 
 
 def _draw_epilogue(rng: random.Random, batch: int) -> dict:
@@ -139,13 +149,13 @@ def _draw_epilogue(rng: random.Random, batch: int) -> dict:
         return {"formula": lambda acc: acc}
     ours, theirs = ACTIVATIONS[rng.choice(sorted(ACTIVATIONS))]
     if which == "activation":
-        return {"formula": lambda acc: theirs(acc * 0.125), "options": {"epilogue": lambda acc: ours(acc * 0.125)}}
+        return {"formula": lambda acc: theirs(acc * 0.125), "options": {"function": lambda acc: ours(acc * 0.125)}}
     if which == "outputs":
-        options = {"epilogue": lambda acc: {"d": ours(acc), "sums": acc}, "outputs": {"sums": "fp32"}}
+        options = {"function": lambda acc: {"d": ours(acc), "sums": acc}, "outputs": {"sums": E.Output("fp32")}}
         return {"formula": lambda acc: (theirs(acc), acc), "options": options, "outputs": 2}
     if which == "reductions":
         options = {
-            "epilogue": lambda acc: {"d": acc, "rows": acc * acc, "columns": acc * acc + 1.0},
+            "function": lambda acc: {"d": acc, "rows": acc * acc, "columns": acc * acc + 1.0},
             "outputs": {"rows": E.RowSum(), "columns": E.ColumnSum()},
         }
         return {
@@ -165,9 +175,9 @@ def _draw_epilogue(rng: random.Random, batch: int) -> dict:
         return alpha * scale * acc + c + bias
 
     options = {
-        "epilogue": _with_parameters(combine, names),
+        "function": _with_parameters(combine, names),
         "operands": {name: kinds[name][0]() for name in names},
-        "operand_stages": rng.choice([1, 2, 3]),
+        "ahead": rng.choice([1, 2, 3]),
     }
     return {"formula": combine, "options": options, "operands": {name: kinds[name][1] for name in names}}
 

@@ -193,8 +193,8 @@ def _gemm(rng: random.Random, sizes: random.Random, size: str) -> dict[str, Any]
         "tile": rng.choice(tiles),
         "cluster": rng.choice([(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4)]),
         "stages": rng.randint(2, 4),
-        "store_stages": rng.choice([1, 2]),
-        "order": tp.PersistentTiles(rng.choice([tp.Grouped(1), tp.Snake(3), tp.Hilbert(8)])),
+        "epilogue": tp.epilogue.Epilogue(stages=rng.choice([1, 2])),
+        "tiles": tp.PersistentTiles(rng.choice([tp.Grouped(1), tp.Snake(3), tp.Hilbert(8)])),
     }
     dtype = rng.choice(["bf16", "fp16"])
     out = rng.choice([dtype, "fp32"])

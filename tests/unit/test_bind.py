@@ -60,7 +60,7 @@ def test_positions_names_and_out():
 def test_outputs_are_made():
     made = bound(S.Gemm(), half(16, 32), half(24, 32)).result()
     assert made.shape == (16, 24) and made.dtype == torch.bfloat16
-    made = bound(S.Gemm(dtype="fp32"), half(3, 16, 32), half(3, 24, 32)).result()
+    made = bound(S.Gemm(epilogue=tp.epilogue.Epilogue(dtype="fp32")), half(3, 16, 32), half(3, 24, 32)).result()
     assert made.shape == (3, 16, 24) and made.dtype == torch.float32
     made = bound(S.Gemm(), np.zeros((16, 32), np.float16), np.zeros((24, 32), np.float16)).result()
     assert isinstance(made, np.ndarray) and made.shape == (16, 24) and made.dtype == np.float16
@@ -215,7 +215,14 @@ def test_unsupported_types(dtype):
 def test_types_that_the_plan_refuses():
     refused(S.Gemm(), half(16, 32), half(24, 32).half(), argument="Wgmma(mma)", rule="of one type")
     refused(S.Gemm(), half(16, 32).float(), half(24, 32).float(), argument="Wgmma(mma)", rule="bf16, fp16")
-    refused(S.Gemm(dtype="fp32"), half(16, 32), half(24, 32), half(16, 24), argument="d", rule="element type fp32")
+    refused(
+        S.Gemm(epilogue=tp.epilogue.Epilogue(dtype="fp32")),
+        half(16, 32),
+        half(24, 32),
+        half(16, 24),
+        argument="d",
+        rule="element type fp32",
+    )
     refused(Rows(), half(8, 64), half(8, 64).float(), argument="y", value="fp32", rule="stored from slots of bf16")
 
 

@@ -23,10 +23,10 @@ def two_rings():
 EVERY = {
     "copy": lambda: S.Copy(),
     "gemm": lambda: S.Gemm(),
-    "gemm 2x2": lambda: S.Gemm(cluster=(2, 2), dtype="fp32"),
+    "gemm 2x2": lambda: S.Gemm(cluster=(2, 2), epilogue=tp.epilogue.Epilogue(dtype="fp32")),
     "gemm 64": lambda: S.Gemm((64, 72, 64), (1, 4)),
-    "gemm, dynamic": lambda: S.Gemm(order=tp.DynamicTiles()),
-    "gemm, by GPC": lambda: S.Gemm(cluster=(1, 2), order=tp.GpcTiles()),
+    "gemm, dynamic": lambda: S.Gemm(tiles=tp.DynamicTiles()),
+    "gemm, by GPC": lambda: S.Gemm(cluster=(1, 2), tiles=tp.GpcTiles()),
     "pingpong": lambda: S.PingPong(),
     "splitk": lambda: S.SplitK(4),
     "splitk, added": lambda: S.SplitK(4, reduce="add"),
@@ -102,7 +102,9 @@ def test_gemm_2x2():
 
 
 def test_what_a_reader_finds_of_edges_and_wide_tiles():
-    text = S.Gemm((192, 256, 64), (1, 2), store_stages=1, outside=("anything", "zeros")).explain()
+    text = S.Gemm(
+        (192, 256, 64), (1, 2), a=tp.Operand(outside="anything"), epilogue=tp.epilogue.Epilogue(stages=1)
+    ).explain()
     assert "box 96 x 64, over the edge in boxes of 16 rows, 1/2 each" in text and text.count("over the edge") == 1
     assert "4 wgmma m64n128k16 and m64n128k16 a slot and 64 rows, 128 accumulator registers" in text
 

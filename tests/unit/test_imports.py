@@ -67,6 +67,7 @@ def test_import_is_quick():
 #: Packages and modules from the lowest layer up. Each imports only from lines above its own, and from its own package.
 LAYERS = (
     ("errors", "integers"),
+    ("moved",),
     ("dtypes", "fields"),
     ("role", "multicast"),
     ("barrier", "table", "turnstile"),

@@ -86,6 +86,8 @@ def test_unknown_form_of_gelu():
 def test_a_gemm_on_the_model():
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((rows, 64)).astype(np.float16) for rows in (64, 128))
-    d = tp.schedules.Gemm((64, 128, 64), (1, 1), dtype="fp32", epilogue=lambda x: tp.math.gelu(0.3 * x))(a, b)
+    d = tp.schedules.Gemm(
+        (64, 128, 64), (1, 1), epilogue=tp.epilogue.Epilogue(lambda x: tp.math.gelu(0.3 * x), dtype="fp32")
+    )(a, b)
     product = 0.3 * (a.astype(np.float64) @ b.astype(np.float64).T)
     np.testing.assert_allclose(d, [[EXACT["gelu"](x) for x in row] for row in product], rtol=1e-4, atol=1e-4)

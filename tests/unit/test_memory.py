@@ -148,7 +148,14 @@ def test_empty_tensors_are_checked_too():
     a, b = np.zeros((16, 0), np.float16), np.zeros((24, 0), np.float16)
     refused(S.Gemm(), a.astype(np.int8), b, argument="Wgmma(mma)", rule="two operands of one type")
     refused(S.Gemm((100, 128, 64)), a, b, argument="a.tile[0]", rule="64 rows")
-    refused(S.Gemm(dtype="fp32"), a, b, np.zeros((16, 24), np.float16), argument="d", rule="element type fp32")
+    refused(
+        S.Gemm(epilogue=tp.epilogue.Epilogue(dtype="fp32")),
+        a,
+        b,
+        np.zeros((16, 24), np.float16),
+        argument="d",
+        rule="element type fp32",
+    )
 
 
 def test_simulating_nothing():

@@ -9,7 +9,7 @@ from tests.unit.fake_isa import record
 from tmapipe.protocol.pieces import pieces
 
 S, E = tp.schedules, tp.epilogue
-ADD = {"epilogue": lambda acc, bias: acc + bias}
+ADD = {"function": lambda acc, bias: acc + bias}
 
 
 @pytest.mark.parametrize(
@@ -20,14 +20,14 @@ ADD = {"epilogue": lambda acc, bias: acc + bias}
         ("epilogue", {"operands": {"bias": E.PerColumn(), "c": E.Matrix()}, **ADD}),
         ("operands['bias']", {"operands": {"bias": "column"}, **ADD}),
         ("operands['bias']", {"operands": {"bias": E.PerColumn}, **ADD}),
-        ("operands['load']", {"operands": {"load": E.Matrix()}, "epilogue": lambda acc, load: load}),
-        ("operands['a']", {"operands": {"a": E.Matrix()}, "epilogue": lambda acc, a: a}),
-        ("operands['out']", {"operands": {"out": E.Matrix()}, "epilogue": lambda acc, out: out}),
-        ("BarrierRing(stages)", {"operands": {"bias": E.PerColumn()}, "operand_stages": 0, **ADD}),
+        ("operands['load']", {"operands": {"load": E.Matrix()}, "function": lambda acc, load: load}),
+        ("operands['a']", {"operands": {"a": E.Matrix()}, "function": lambda acc, a: a}),
+        ("operands['out']", {"operands": {"out": E.Matrix()}, "function": lambda acc, out: out}),
+        ("BarrierRing(stages)", {"operands": {"bias": E.PerColumn()}, "ahead": 0, **ADD}),
     ],
 )
 def test_declarations_refused(name, options):
-    refused(S.Gemm, argument=name, rule="", **options)
+    refused(lambda: S.Gemm(epilogue=E.Epilogue(**options)), argument=name, rule="")
 
 
 A, B = np.zeros((64, 64), np.float16), np.zeros((128, 64), np.float16)
@@ -51,7 +51,7 @@ A, B = np.zeros((64, 64), np.float16), np.zeros((128, 64), np.float16)
 )
 def test_tensors_refused(argument, value):
     kinds = {"c": E.Matrix(), "bias": E.PerColumn(), "alpha": E.Scalar()}
-    gemm = S.Gemm((64, 128, 64), (1, 1), epilogue=lambda acc, c, bias, alpha: acc, operands=kinds)
+    gemm = S.Gemm((64, 128, 64), (1, 1), epilogue=E.Epilogue(lambda acc, c, bias, alpha: acc, operands=kinds))
     given = {"c": np.zeros((64, 128), np.float16), "bias": np.zeros(128, np.float16), "alpha": 1.0}
     refused(gemm, A, B, argument=argument, rule="", **(given | {argument.partition(".")[0]: value}))
 
@@ -59,7 +59,7 @@ def test_tensors_refused(argument, value):
 @pytest.mark.parametrize("kind,tile", [(S.Gemm, (128, 128, 64)), (S.Gemm, (64, 72, 64)), (S.PingPong, (128, 128, 64))])
 def test_pieces_are_loaded_as_they_are_stored(kind, tile):
     """The n-th slot has the n-th piece: its rows are those of all warpgroups that share the tile."""
-    gemm = kind(tile, (1, 1), epilogue=lambda acc, c: acc + c, operands={"c": E.Matrix()})
+    gemm = kind(tile, (1, 1), epilogue=E.Epilogue(lambda acc, c: acc + c, operands={"c": E.Matrix()}))
     extents = {"a": (2, 300, 64), "b": (2, 160, 64), "c": (2, 300, 160), "d": (2, 300, 160)}
     plan = gemm.plan()
     loads = [event for event in record(gemm, plan, plan.role("fetch").first_warp, extents) if event[0] == "load"]
@@ -88,19 +88,25 @@ def test_pieces():
 
 # ---- several outputs --------------------------------------------------------------------------------------------------
 
-BOTH = {"epilogue": lambda acc: {"d": acc, "sums": acc}, "outputs": {"sums": "fp32"}}
+
+def both(acc):
+    return {"d": acc, "sums": acc}
 
 
 @pytest.mark.parametrize("name", ["d", "a", "out", "load", "ring"])
 def test_names_of_outputs_refused(name):
-    refused(S.Gemm, argument=f"outputs['{name}']", rule="name", epilogue=BOTH["epilogue"], outputs={name: None})
+    refused(
+        lambda: S.Gemm(epilogue=E.Epilogue(both, outputs={name: E.Output()})),
+        argument=f"outputs['{name}']",
+        rule="always there" if name == "d" else "name",
+    )
 
 
 @pytest.mark.parametrize(
     "epilogue", [None, lambda acc: acc, lambda acc: {"d": acc}, lambda acc: {"d": acc, "sums": acc, "more": acc}]
 )
 def test_an_epilogue_that_returns_other_outputs(epilogue):
-    gemm = S.Gemm((64, 128, 64), (1, 1), epilogue=epilogue, outputs={"sums": None})
+    gemm = S.Gemm((64, 128, 64), (1, 1), epilogue=E.Epilogue(epilogue, outputs={"sums": E.Output()}))
     with pytest.raises(tp.ScopeError, match="returns a dictionary of d, sums"):
         gemm(A, B)
 
@@ -108,7 +114,9 @@ def test_an_epilogue_that_returns_other_outputs(epilogue):
 @pytest.mark.parametrize("store_stages", [1, 2, 3])
 def test_outputs_share_the_count_of_bulk_groups(store_stages):
     """Before a buffer is written, the store that was issued from it last has been read: so many stores of both ago."""
-    gemm = S.Gemm((128, 128, 64), (1, 1), store_stages=store_stages, **BOTH)
+    gemm = S.Gemm(
+        (128, 128, 64), (1, 1), epilogue=E.Epilogue(both, outputs={"sums": E.Output("fp32")}, stages=store_stages)
+    )
     extents = {"a": (1, 300, 64), "b": (1, 520, 64), "d": (1, 300, 520), "sums": (1, 300, 520)}
     events = record(gemm, gemm.plan(), 4, extents)
     issued, read = [], 0

@@ -33,7 +33,7 @@ def gemms(draw):
     stages = draw(st.sampled_from([None, None, 2, 3, 4, 7]))
     out = draw(st.sampled_from(["bf16", "fp32"]))
     try:
-        gemm = kind(tile, cluster, stages, store_stages=draw(st.integers(1, 3)))
+        gemm = kind(tile, cluster, stages, epilogue=tp.epilogue.Epilogue(stages=draw(st.integers(1, 3))))
         plan = gemm.plan({"d": out})
     except tp.InputError:
         assume(False)
@@ -184,14 +184,14 @@ def test_auto_stages_fill_shared_memory(k, n, store_stages):
     """One more slot would not fit, or there are as many as help."""
     tile = (128, 8 * n, k)
     try:
-        plan = S.Gemm(tile, (1, 1), store_stages=store_stages).plan()
+        plan = S.Gemm(tile, (1, 1), epilogue=tp.epilogue.Epilogue(stages=store_stages)).plan()
     except tp.InputError:
         assume(False)
     stages = plan.ring("ring").stages
     assert stages <= MAX_SLOTS
     if stages < MAX_SLOTS:
         refused(
-            S.Gemm(tile, (1, 1), stages + 1, store_stages=store_stages).plan,
+            S.Gemm(tile, (1, 1), stages + 1, epilogue=tp.epilogue.Epilogue(stages=store_stages)).plan,
             argument="shared memory",
             rule="sm_90a has",
         )
@@ -284,7 +284,10 @@ def test_two_loaders_of_one_phase():
 
 def test_types_come_from_the_tensors_or_the_stage():
     assert S.Gemm().plan({"a": "fp16", "b": "fp16"}).buffer("d").dtype.name == "bf16"
-    assert S.Gemm(dtype="fp32").plan({"a": "fp16", "b": "fp16"}).buffer("d").dtype.name == "fp32"
+    assert (
+        S.Gemm(epilogue=tp.epilogue.Epilogue(dtype="fp32")).plan({"a": "fp16", "b": "fp16"}).buffer("d").dtype.name
+        == "fp32"
+    )
     copy = S.Copy()
     assert copy.plan().buffer("x").dtype == as_dtype("int32")
 
@@ -322,7 +325,12 @@ def test_boxes_at_the_edge():
     """Of 16 rows or 8, where a CTA's share of a swizzled tile is more of them; none where zeros are wanted."""
 
     def rows(tile, outside=("anything", "anything"), cluster=(1, 1)):
-        return [load.edge_rows for load in S.Gemm(tile, cluster, outside=outside).plan().loads]
+        return [
+            load.edge_rows
+            for load in S.Gemm(tile, cluster, a=tp.Operand(outside=outside[0]), b=tp.Operand(outside=outside[1]))
+            .plan()
+            .loads
+        ]
 
     assert rows((64, 128, 64)) == [16, 16] and rows((64, 16, 64)) == [16, 8]
     assert rows((192, 176, 64), cluster=(2, 1)) == [16, 8] and rows((64, 32, 64), cluster=(2, 1)) == [16, 8]

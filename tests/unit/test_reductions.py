@@ -25,11 +25,12 @@ def both(acc):
         ("outputs['rows']", {"rows": E.ColumnSum}),
         ("outputs['d']", {"d": E.RowSum()}),
         ("outputs['ring']", {"ring": E.ColumnSum()}),
-        ("dtype", {"rows": "rows"}),
+        ("dtype", {"rows": E.Output("rows")}),
+        ("outputs['rows']", {"rows": "fp32"}),
     ],
 )
 def test_declarations_refused(name, outputs):
-    refused(S.Gemm, argument=name, rule="", epilogue=both, outputs=outputs)
+    refused(lambda: S.Gemm(epilogue=E.Epilogue(both, outputs=outputs)), argument=name, rule="")
 
 
 A, B = np.zeros((72, 64), np.float16), np.zeros((128, 64), np.float16)
@@ -47,13 +48,13 @@ A, B = np.zeros((72, 64), np.float16), np.zeros((128, 64), np.float16)
     ],
 )
 def test_tensors_refused(argument, value):
-    gemm = S.Gemm((64, 128, 64), (1, 1), epilogue=both, outputs=BOTH)
+    gemm = S.Gemm((64, 128, 64), (1, 1), epilogue=E.Epilogue(both, outputs=BOTH))
     refused(gemm, A, B, argument=argument, rule="", **{argument.partition(".")[0]: value})
 
 
 def test_tensors_of_another_kind_given_twice_or_too_many_refused():
     torch = pytest.importorskip("torch")
-    gemm = S.Gemm((64, 128, 64), (1, 1), epilogue=both, outputs=BOTH)
+    gemm = S.Gemm((64, 128, 64), (1, 1), epilogue=E.Epilogue(both, outputs=BOTH))
     refused(gemm, A, B, rows=torch.zeros(72), argument="rows", rule="kind and device")
     d, rows, columns = np.zeros((72, 128), np.float16), np.zeros(72, np.float32), np.zeros(128, np.float32)
     refused(gemm, A, B, d, rows, rows=rows, argument="rows", rule="given twice")
@@ -62,7 +63,7 @@ def test_tensors_of_another_kind_given_twice_or_too_many_refused():
 
 
 def test_outputs_that_overlap_refused():
-    gemm = S.Gemm((64, 128, 64), (1, 1), epilogue=both, outputs=BOTH)
+    gemm = S.Gemm((64, 128, 64), (1, 1), epilogue=E.Epilogue(both, outputs=BOTH))
     memory = np.zeros(200, np.float32)
     refused(gemm, A, B, rows=memory[:72], columns=memory[71:199], argument="rows", rule="overlap")
     d = np.zeros((72, 128), np.float32)
@@ -71,7 +72,7 @@ def test_outputs_that_overlap_refused():
 
 
 def test_an_epilogue_of_no_dictionary():
-    gemm = S.Gemm((64, 128, 64), (1, 1), epilogue=lambda acc: acc, outputs=BOTH)
+    gemm = S.Gemm((64, 128, 64), (1, 1), epilogue=E.Epilogue(lambda acc: acc, outputs=BOTH))
     for k in (64, 0):
         with pytest.raises(tp.ScopeError, match="returns a dictionary"):
             gemm(A[:, :k], B[:, :k])
@@ -90,7 +91,7 @@ TILES = [
 
 def events_of(kind, tile, shape, **options):
     """(matmul, warp, what it does) for the first warp of each warpgroup, for an output of *shape*."""
-    gemm = kind(tile, (1, 1), 2, epilogue=both, outputs=BOTH, **options)
+    gemm = kind(tile, (1, 1), 2, epilogue=E.Epilogue(both, outputs=BOTH, **options))
     plan = gemm.plan()
     sizes = {"l": shape[0], "m": shape[1], "n": shape[2], "k": 64}
     for store in gemm.declared.stores.values():
@@ -132,7 +133,7 @@ def test_every_element_is_counted_once(kind, tile):
 @pytest.mark.parametrize("store_stages", [1, 2, 3])
 def test_a_buffer_is_written_when_its_last_store_has_been_read(kind, tile, store_stages):
     """The issuer counts the bulk groups of all stores, those too that come once a row, and waits for at most one more."""
-    for _, _, events in events_of(kind, tile, (1, 300, 520), store_stages=store_stages):
+    for _, _, events in events_of(kind, tile, (1, 300, 520), stages=store_stages):
         issued, read, waited = [], 0, None
         for event in events:
             if event[0] == "store":
@@ -150,7 +151,7 @@ def test_a_buffer_is_written_when_its_last_store_has_been_read(kind, tile, store
 
 def test_a_small_buffer_takes_no_slot_of_the_ring():
     """The default tile with both sums has as many stages as with none: the buffer of row sums lies beside the barriers."""
-    gemm = S.Gemm(epilogue=both, outputs=BOTH)
+    gemm = S.Gemm(epilogue=E.Epilogue(both, outputs=BOTH))
     plan = gemm.plan()
     assert plan.ring("ring").stages == S.Gemm().plan().ring("ring").stages == 4
     ends = sorted((b.offset, b.offset + b.stages * b.slot_bytes) for b in plan.buffers)

@@ -27,7 +27,7 @@ def pieces(gemm, warp, extents=EXTENTS, **place):
 @pytest.mark.parametrize("warp", [4, 5, 8, 11])
 def test_the_way_of_a_buffer(store_stages, warp):
     """All warps of the warpgroup write, its first one stores; a buffer is used again when its store has been read."""
-    gemm = S.Gemm((128, 128, 64), (1, 1), store_stages=store_stages)
+    gemm = S.Gemm((128, 128, 64), (1, 1), epilogue=tp.epilogue.Epilogue(stages=store_stages))
     stages, events, starts = pieces(gemm, warp)
     assert stages == store_stages
     issuer = warp % 4 == 0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.errors import refused
 from tmapipe import GpcTiles, InputError, MissingGpuError, fp16, schedules
 from tmapipe.bind.tensors import bind
-from tmapipe.epilogue.operands import ColumnSum, Matrix, PerColumn, PerRow, RowSum, Scalar
+from tmapipe.epilogue import ColumnSum, Epilogue, Matrix, Output, PerColumn, PerRow, RowSum, Scalar
 from tmapipe.math import gelu, relu
 from tmapipe.tuning import Candidate, Problem, cache, candidates, choose, epilogues, estimate, ranked, tune, tuner
 from tmapipe.tuning.cost import Constants
@@ -84,30 +84,28 @@ def test_what_is_chosen_follows_the_shape():
     assert choose(Problem(64, 8192, 8192)).mma.a.tile[0] == 64
 
 
-FUSED = {"epilogue": lambda acc, bias: gelu(acc + bias), "operands": {"bias": PerColumn()}}
+FUSED = Epilogue(lambda acc, bias: gelu(acc + bias), operands={"bias": PerColumn()})
 
 
 def test_an_epilogue_is_chosen_for_too():
     """One that computes is best hidden under another tile's mainloop, and parts of k have none."""
-    chosen = choose(Problem(4096, 4096, 4096), **FUSED)
+    chosen = choose(Problem(4096, 4096, 4096), epilogue=FUSED)
     assert isinstance(chosen, schedules.PingPong) and isinstance(chosen.tiles, GpcTiles)
     assert isinstance(choose(Problem(4096, 4096, 4096)), schedules.Gemm)
-    assert not isinstance(choose(Problem(512, 512, 65536), **FUSED), schedules.SplitK)
-    assert choose(Problem(8192, 8192, 256), **FUSED).in_turn and not choose(Problem(8192, 8192, 256)).in_turn
+    assert not isinstance(choose(Problem(512, 512, 65536), epilogue=FUSED), schedules.SplitK)
+    short = Problem(8192, 8192, 256)
+    assert choose(short, epilogue=FUSED).mainloop.in_turn and not choose(short).mainloop.in_turn
     with pytest.raises(InputError, match="parts of k"):
         Candidate("SplitK", (128, 128), (1, 1), (("parts", 2),)).build(Problem(512, 512, 512), FUSED)
-    for wrong in (
-        {"epilogue": lambda acc: acc, "operands": {"bias": PerColumn()}},
-        {"operands": {"bias": PerColumn()}},
-    ):
+    for function in (lambda acc: acc, None):
         with pytest.raises(InputError, match="epilogue"):
-            choose(Problem(4096, 4096, 4096), **wrong)
+            choose(Problem(4096, 4096, 4096), epilogue=Epilogue(function, operands={"bias": PerColumn()}))
 
 
 def test_the_choice_computes_its_epilogue():
     rng = np.random.default_rng(0)
     a, b, bias = (rng.standard_normal(shape).astype(np.float16) for shape in ((40, 64), (72, 64), (72,)))
-    d = choose(Problem.of(a, b, "float32"), **FUSED)(a, b, bias=bias)
+    d = choose(Problem.of(a, b, "float32"), epilogue=FUSED)(a, b, bias=bias)
     np.testing.assert_allclose(d, gelu(a.astype("f4") @ b.astype("f4").T + bias), rtol=1e-3, atol=1e-3)
 
 
@@ -155,21 +153,21 @@ def test_the_choice_computes():
     )
 
 
-MUCH = {
-    "epilogue": lambda acc, bias, c, alpha, scale: {
+MUCH = Epilogue(
+    lambda acc, bias, c, alpha, scale: {
         "columns": acc,
         "d": gelu(acc * alpha + bias) + c,
         "aux": acc * scale,
         "squares": acc * acc,
     },
-    "operands": {"bias": PerColumn(), "c": Matrix(), "alpha": Scalar(), "scale": PerRow("fp32")},
-    "outputs": {"aux": None, "squares": RowSum(), "columns": ColumnSum()},
-}
+    operands={"bias": PerColumn(), "c": Matrix(), "alpha": Scalar(), "scale": PerRow("fp32")},
+    outputs={"aux": Output(), "squares": RowSum(), "columns": ColumnSum()},
+)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("dtype, out", [("bf16", "bf16"), ("fp16", "fp32"), ("fp8_e4m3", "bf16"), ("bf16", "fp8_e5m2")])
-@pytest.mark.parametrize("fused", [{}, FUSED, MUCH], ids=["plain", "bias", "much"])
+@pytest.mark.parametrize("fused", [Epilogue(), FUSED, MUCH], ids=["plain", "bias", "much"])
 def test_what_the_tuner_compares_with(fused, dtype, out, batch):
     """On the model: candidates are right, others are not, and are compiled for the tensors that they are called with."""
     problem = Problem(72, 80, 96, dtype, out, batch)
@@ -221,7 +219,10 @@ def test_another_epilogue_is_another_entry(folder):
     problem, entry = Problem(8, 8, 8), cache.Entry(Candidate("Gemm", (64, 64), (1, 1)), 1.0, 1)
     cache.store(problem, "GPU", entry, FUSED)
     assert cache.load(problem, "GPU", FUSED) == entry
-    assert cache.load(problem, "GPU") is None and cache.load(problem, "GPU", {**FUSED, "epilogue": relu}) is None
+    assert (
+        cache.load(problem, "GPU") is None
+        and cache.load(problem, "GPU", Epilogue(relu, operands=FUSED.operands)) is None
+    )
 
 
 def test_epilogues_are_told_apart_by_what_they_do():
@@ -229,9 +230,9 @@ def test_epilogues_are_told_apart_by_what_they_do():
         return lambda acc, bias: gelu(acc * by + bias)
 
     def of(epilogue, **others):
-        return epilogues.fingerprint({**FUSED, "epilogue": epilogue, **others})
+        return epilogues.fingerprint(Epilogue(epilogue, **{"operands": FUSED.operands, **others}))
 
-    assert epilogues.fingerprint({}) == "" and of(scaled(2.0)) == of(scaled(3.0))
+    assert epilogues.fingerprint(Epilogue()) == "" and of(scaled(2.0)) == of(scaled(3.0))
     assert of(functools.partial(scaled(2.0), bias=1)) == of(scaled(2.0))
     different = [
         of(scaled(2.0)),
@@ -240,7 +241,7 @@ def test_epilogues_are_told_apart_by_what_they_do():
         of(lambda acc, bias: relu(acc + 2.0 * bias)),
         of(scaled(2.0), operands={"bias": Matrix()}),
         of(scaled(2.0), operands={"bias": PerColumn("fp32")}),
-        of(scaled(2.0), outputs={"aux": None}),
+        of(scaled(2.0), outputs={"aux": Output()}),
         of(abs),
     ]
     assert len(set(different)) == len(different)
@@ -291,10 +292,10 @@ def test_a_writer_that_stopped_does_not_stop_others(folder, monkeypatch):
 def test_an_entry_that_means_nothing_today_is_none(folder, candidate):
     problem = Problem(8, 8, 8)
     cache.store(problem, "GPU", cache.Entry(candidate, 1.0, 1))
-    assert cache.load(problem, "GPU") is not None and tuner.recall(problem, "GPU", {}) is None
+    assert cache.load(problem, "GPU") is not None and tuner.recall(problem, "GPU", Epilogue()) is None
     good = Candidate("Gemm", (64, 64), (1, 1))
     cache.store(problem, "GPU", cache.Entry(good, 2.0, 1))
-    found = tuner.recall(problem, "GPU", {})
+    found = tuner.recall(problem, "GPU", Epilogue())
     assert (found.candidate, found.us) == (good, 2.0) and isinstance(found.schedule, schedules.Gemm)
 
 
@@ -302,7 +303,7 @@ def test_a_result_outlives_a_folder_that_cannot_be_written(tmp_path, monkeypatch
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("TMAPIPE_CACHE_DIR", str(tmp_path / "file" / "below"))
     with pytest.warns(UserWarning, match="cannot keep its result"):
-        tuner.remember(Problem(8, 8, 8), "GPU", cache.Entry(Candidate("Gemm", (64, 64), (1, 1)), 1.0, 1), {})
+        tuner.remember(Problem(8, 8, 8), "GPU", cache.Entry(Candidate("Gemm", (64, 64), (1, 1)), 1.0, 1), Epilogue())
     assert cache.load(Problem(8, 8, 8), "GPU") is None
 
 

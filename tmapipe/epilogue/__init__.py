@@ -1,6 +1,10 @@
 """What an epilogue takes and gives besides the accumulator and the output."""
 
-from tmapipe.epilogue.operands import Matrix, Operands, PerColumn, PerRow, Scalar, columns_of, spread
+from tmapipe.epilogue.epilogue import Epilogue
+from tmapipe.epilogue.operands import Matrix, Operands, PerColumn, PerRow, Scalar, columns_of
+from tmapipe.epilogue.outputs import Output
 from tmapipe.epilogue.reductions import ColumnSum, RowSum
 
-__all__ = ["ColumnSum", "Matrix", "Operands", "PerColumn", "PerRow", "RowSum", "Scalar", "columns_of", "spread"]
+__all__ = [
+    "ColumnSum", "Epilogue", "Matrix", "Operands", "Output", "PerColumn", "PerRow", "RowSum", "Scalar", "columns_of",
+]  # fmt: skip

@@ -9,8 +9,6 @@ what one piece needs; vectors and numbers alone share one slot for the whole til
 
     fetch (1 warp)         bias of tile 0, 1, 2, ...       -> ring of slots
     math (warpgroups)      mainloop | wait, piece 0: read, compute, store | piece 1 ... read, release, compute, store
-
-The kinds of outputs that are reduced, `RowSum` and `ColumnSum`, are those of `tmapipe.epilogue.reductions`.
 """
 
 from __future__ import annotations
@@ -24,8 +22,7 @@ import numpy as np
 
 from tmapipe.barrier import BarrierRing
 from tmapipe.bind.bound import Bound
-from tmapipe.dtypes import DType
-from tmapipe.epilogue.reductions import ColumnSum, RowSum
+from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
 from tmapipe.isa.values import Fragment
@@ -34,59 +31,13 @@ from tmapipe.protocol.pieces import pieces
 from tmapipe.protocol.tile import Tile
 from tmapipe.stage import TmaLoadStage
 
-__all__ = ["ColumnSum", "Matrix", "Operands", "PerColumn", "PerRow", "RowSum", "Scalar", "columns_of", "spread"]
+__all__ = ["EpilogueOperand", "Matrix", "Operands", "PerColumn", "PerRow", "Scalar", "columns_of"]
 
 VECTOR = 128  # a vector's slot has a multiple of as many elements, since slots start at multiples of 128 bytes
 
 
-@attrs.frozen
-class Matrix:
-    """An operand of the output's shape, [m, n] or [l, m, n], contiguous along n. dtype: by default the tensor's; l2_hint: as
-    of `TmaLoadStage`, by default that each element is read once."""
-
-    dtype: DType | str | None = None
-    l2_hint: str | None = "evict_first"
-    along = ("m", "n")
-
-
-@attrs.frozen
-class PerColumn:
-    """A vector of n elements, one a column of the output, such as a bias. dtype: by default the tensor's."""
-
-    dtype: DType | str | None = None
-    along = ("n",)
-
-
-@attrs.frozen
-class PerRow:
-    """A vector of m elements, one a row of the output, such as a scale. dtype: by default the tensor's."""
-
-    dtype: DType | str | None = None
-    along = ("m",)
-
-
-@attrs.frozen
-class Scalar:
-    """One number for the whole output: a float at the call, or a tensor of one fp32 element (which costs no copy)."""
-
-    dtype = "fp32"
-    along = ()
-
-
-Operand = Matrix | PerColumn | PerRow | Scalar
-
-
 class OperandStage(TmaLoadStage):
-    """A load stage whose slots are read as `Isa.accumulator_columns` deals an accumulator. rows, width: of the output, that a
-    slot is for."""
-
-    def __init__(self, name: str, kind: Operand, ring: BarrierRing, rows: int, width: int):
-        if isinstance(kind, Matrix):
-            super().__init__("l m n", tile=(rows, width), ring=ring, dtype=kind.dtype, l2_hint=kind.l2_hint)
-        else:
-            elements = {("n",): width, ("m",): rows, (): 1}[kind.along]
-            dims = kind.along[0] if kind.along else f"{name}_element"
-            super().__init__(dims, tile=(ceil_div(elements, VECTOR) * VECTOR,), ring=ring, dtype=kind.dtype)
+    """A load stage whose slots are read as `Isa.accumulator_columns` deals an accumulator."""
 
     @property
     def along(self) -> tuple[str, ...]:
@@ -102,21 +53,119 @@ class OperandStage(TmaLoadStage):
         return not self.along
 
 
-class Operands:
-    """An epilogue with operands, for the accumulators of a `Wgmma`. A schedule sets each of `stages` as an attribute of its
-    name, has a role of one warp that calls `load`, and gives `reader` to the store of the accumulators, whose `columns` are
-    `width`.
+class EpilogueOperand:
+    """Base of the kinds. `along`: the output's dimensions that it varies with; `dtype`: of its elements."""
 
-    declared: name -> kind; epilogue: called with a piece of the accumulator and the operands by name; ring: from the loading
-    role to the matmul's; matmul: whose accumulators these are. Raises `InputError` for operands that do not fit the epilogue.
+    along: tuple[str, ...] = ()
+    dtype: DType | str | None
+
+    def stage(self, name: str, ring: BarrierRing, rows: int, width: int, batch: str) -> OperandStage:
+        """The load stage of the operand called *name*, into slots for *rows* x *width* elements of the output. batch: names of
+        the output's dimensions before m, each with a space."""
+        elements = {("n",): width, ("m",): rows, (): 1}[self.along]
+        dims = self.along[0] if self.along else f"{name}_element"
+        tile = (ceil_div(elements, VECTOR) * VECTOR,)
+        return OperandStage(dims, tile=tile, ring=ring, dtype=self.dtype)
+
+    def shape(self, m: int, n: int, batch: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """Of its tensor, for an output [*batch, m, n]."""
+        return tuple({"m": m, "n": n}[dim] for dim in self.along) if self.along else (1,)
+
+    def type_of(self, output: DType) -> DType:
+        """Of its tensor, where that says nothing else, beside an output of this type."""
+        return as_dtype(self.dtype or output)
+
+    def whole(self, values: np.ndarray) -> np.ndarray:
+        """Its tensor, so that it broadcasts to the output [l, m, n]."""
+        return values
+
+
+@attrs.frozen
+class Matrix(EpilogueOperand):
+    """An operand of the output's shape, [m, n] or [l, m, n], contiguous along n.
+
+    Args:
+        dtype: of its elements; None: the tensor's.
+        l2_hint: as of `TmaLoadStage`; by default that each element is read once.
+    """
+
+    dtype: DType | str | None = None
+    l2_hint: str | None = "evict_first"
+    along = ("m", "n")
+
+    def stage(self, name: str, ring: BarrierRing, rows: int, width: int, batch: str) -> OperandStage:
+        options: dict[str, Any] = {"dtype": self.dtype, "l2_hint": self.l2_hint}
+        return OperandStage(f"{batch}m n", tile=(rows, width), ring=ring, **options)
+
+    def shape(self, m: int, n: int, batch: tuple[int, ...] = ()) -> tuple[int, ...]:
+        return (*batch, m, n)
+
+
+@attrs.frozen
+class PerColumn(EpilogueOperand):
+    """A vector of n elements, one a column of the output, such as a bias.
+
+    Args:
+        dtype: of its elements; None: the tensor's.
+    """
+
+    dtype: DType | str | None = None
+    along = ("n",)
+
+
+@attrs.frozen
+class PerRow(EpilogueOperand):
+    """A vector of m elements, one a row of the output, such as a scale.
+
+    Args:
+        dtype: of its elements; None: the tensor's.
+    """
+
+    dtype: DType | str | None = None
+    along = ("m",)
+
+    def whole(self, values: np.ndarray) -> np.ndarray:
+        return values[:, None]
+
+
+@attrs.frozen
+class Scalar(EpilogueOperand):
+    """One number for the whole output: a float at the call, or a tensor of one fp32 element (which costs no copy)."""
+
+    dtype = "fp32"
+    along = ()
+
+
+class Operands:
+    """An epilogue with operands, for the accumulators of a `Wgmma`.
+
+    A schedule sets each of `stages` as an attribute of its name, has a role of one warp that calls `load`, and gives `reader`
+    to the store of the accumulators, whose `columns` are `width`.
+
+    Args:
+        declared: name -> kind.
+        epilogue: called with pieces of the accumulators and the operands by name.
+        ring: from the loading role to the matmul's.
+        matmul: whose accumulators these are.
+        accumulators: how many the epilogue takes.
+        batch: names of the output's dimensions before m, each with a space.
+
+    Raises:
+        InputError: for operands that do not fit the epilogue.
     """
 
     def __init__(
-        self, declared: Mapping[str, Operand], epilogue: Callable[..., Any] | None, *, ring: BarrierRing, matmul: Wgmma
+        self,
+        declared: Mapping[str, EpilogueOperand],
+        epilogue: Callable[..., Any] | None,
+        *,
+        ring: BarrierRing,
+        matmul: Wgmma,
+        accumulators: int = 1,
+        batch: str = "l ",
     ):
-        _check_operands(declared, epilogue)
-        assert epilogue is not None
-        self.epilogue, self.ring, self.matmul = epilogue, ring, matmul
+        self.epilogue = check_operands(declared, epilogue, accumulators)
+        self.kinds, self.ring, self.matmul = dict(declared), ring, matmul
         role = ring.phases[-1][0]
         groups = role.warps // 4 // role.teams
         self.shape = matmul.shape[:2]
@@ -129,16 +178,17 @@ class Operands:
         if any(isinstance(kind, Matrix) for kind in declared.values()):
             self.slots = [(block * self.rows, first) for block, first in self.pieces]
             extents = self.rows, self.width
-        self.stages = {name: OperandStage(name, kind, ring, *extents) for name, kind in declared.items()}
+        self.stages = {name: kind.stage(name, ring, *extents, batch) for name, kind in declared.items()}
 
     def whole(self, bound: Bound) -> dict[str, np.ndarray]:
         """Every operand's bound tensor in fp32, so that it broadcasts to the output [l, m, n]."""
-        return {name: spread(stage.along, bound.array(name).astype(np.float32)) for name, stage in self.stages.items()}
+        return {name: kind.whole(bound.array(name).astype(np.float32)) for name, kind in self.kinds.items()}
 
     def load(self, k: Any, tile: Tile) -> None:
         """The producing role's part: what each of the output tile's slots holds of every operand."""
+        first_row, first_column = (tile.start(dim, extent) for dim, extent in zip("mn", self.shape, strict=True))
         for row, column in self.slots:
-            start = {"m": tile.m * self.shape[0] + row, "n": tile.n * self.shape[1] + column}
+            start = {"m": first_row + row, "n": first_column + column}
             if tile.get("l") is not None:
                 start["l"] = tile.l
             with getattr(k, k.name_of(self.ring)).produce() as slot:
@@ -168,26 +218,26 @@ class Operands:
         return pieces_of_tile().__next__
 
 
-def spread(along: tuple[str, ...], values: np.ndarray) -> np.ndarray:
-    """An operand that varies with these dimensions, so that it broadcasts to the output [l, m, n]."""
-    return values[:, None] if along == ("m",) else values
-
-
 def columns_of(n: int) -> int:
     """Columns of a piece where all transfers of an epilogue have the same: 64, or 32 or n in narrower tiles."""
     return next((width for width in (64, 32) if width <= n), n)
 
 
-def _check_operands(declared: Mapping[str, Operand], epilogue: Callable[..., Any] | None) -> None:
-    """Raises `InputError` unless every operand is of a known kind and a parameter of the epilogue, and the other way round."""
+def check_operands(
+    declared: Mapping[str, EpilogueOperand], epilogue: Callable[..., Any] | None, accumulators: int
+) -> Callable[..., Any]:
+    """The epilogue. Raises `InputError` unless every operand is of a known kind and a parameter of the epilogue, and the other
+    way round."""
     for name, kind in declared.items():
-        if not isinstance(kind, (Matrix, PerColumn, PerRow, Scalar)):
+        if not isinstance(kind, EpilogueOperand):
             rule = "is a Matrix, PerColumn, PerRow or Scalar of tmapipe.epilogue"
             raise InputError(f"operands[{name!r}]", kind, rule, "e.g. tp.epilogue.PerColumn()")
     if epilogue is None:
         raise InputError("epilogue", None, "is needed to use the operands", "e.g. lambda acc, bias: acc + bias")
     try:
-        inspect.signature(epilogue).bind(None, **dict.fromkeys(declared))
+        inspect.signature(epilogue).bind(*[None] * accumulators, **dict.fromkeys(declared))
     except TypeError as error:
-        rule = f"takes the accumulator and then the operands {', '.join(declared)} by name ({error})"
+        several = "the accumulator" if accumulators == 1 else f"{accumulators} accumulators"
+        rule = f"takes {several} and then the operands {', '.join(declared)} by name ({error})"
         raise InputError("epilogue", epilogue, rule, "name its parameters after the operands") from None
+    return epilogue

@@ -13,13 +13,16 @@ epilogue gives there.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 import numpy as np
 
 from tmapipe.bind.tensors import ALIGNMENT
-from tmapipe.dtypes import fp32
+from tmapipe.dtypes import DType, fp32
+from tmapipe.epilogue.outputs import EpilogueOutput, StoreForm
+from tmapipe.integers import ceil_div
 from tmapipe.isa.values import Fragment
 from tmapipe.matmul import Wgmma
 from tmapipe.plan.model import Store
@@ -27,60 +30,83 @@ from tmapipe.protocol.pieces import Piece
 from tmapipe.protocol.stores import BoundStore
 from tmapipe.store_pipeline import TmaStoreStage
 
-__all__ = ["ColumnSum", "Reduction", "RowSum", "whole_sums"]
+__all__ = ["ColumnSum", "Reduction", "RowSum"]
 
 WARP_ROWS = 16  # of a piece: 64 rows over the 4 warps of a warpgroup
 UNIT = ALIGNMENT // fp32.bytes  # elements that rows which TMA stores write are multiples of
 
 
+class Reduction(EpilogueOutput):
+    """Base of both. `along`: the output's dimension that is left; `first`: parts of a tile that are added before those of
+    different tiles, of *rows* rows."""
+
+    along: str
+    reduced = True
+
+    def first(self, rows: int) -> int:
+        return 1
+
+    def type_of(self, sums: DType) -> DType:
+        return fp32
+
+    def whole(self, values: Any, shape: tuple[int, ...]) -> np.ndarray:
+        """With NumPy in fp32."""
+        return np.broadcast_to(np.asarray(values, np.float32), shape).sum(-1 if self.along == "m" else -2)
+
+
 @attrs.frozen
-class RowSum:
+class RowSum(Reduction):
     """An output [m] in fp32 ([l, m] of a batch): the sums over n of each row of what the epilogue gives under its name."""
 
     along = "m"
 
-    def stage(self, mma: Wgmma, width: int) -> TmaStoreStage:
-        """The store of the partial sums of *mma*'s tiles, in pieces of *width* columns."""
+    def stage(self, mma: Wgmma, width: int, form: StoreForm) -> TmaStoreStage:
         return RowParts(mma)
 
 
 @attrs.frozen
-class ColumnSum:
+class ColumnSum(Reduction):
     """An output [n] in fp32 ([l, n] of a batch): the sums over m of each column of what the epilogue gives under its name."""
 
     along = "n"
 
-    def stage(self, mma: Wgmma, width: int) -> TmaStoreStage:
-        """The store of the partial sums of *mma*'s tiles, in pieces of *width* columns."""
+    def first(self, rows: int) -> int:
+        return rows // WARP_ROWS
+
+    def stage(self, mma: Wgmma, width: int, form: StoreForm) -> TmaStoreStage:
         return ColumnParts(mma, width)
-
-
-Reduction = RowSum | ColumnSum
-
-
-def whole_sums(kind: Reduction, values: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """The sums of what an epilogue gives of a whole output of *shape*, with NumPy in fp32."""
-    return np.broadcast_to(np.asarray(values, np.float32), shape).sum(-1 if kind.along == "m" else -2)
 
 
 class RowParts(TmaStoreStage):
     """Stores the sums of each tile's rows to a workspace [l, tiles along n, m], 64 rows at a time."""
 
-    partial = True
-
     def __init__(self, mma: Wgmma):
         super().__init__("l n_tiles m_padded", source=mma, tile=(64,), stages=1, dtype=fp32)
-        self.derived = {"n_tiles": ("n", mma.shape[1], 1), "m_padded": ("m", UNIT, UNIT)}
+
+    @property
+    def parts_tile(self) -> tuple[int, ...]:
+        return self.tile
+
+    def derive(self, extents: Mapping[str, int]) -> dict[str, int]:
+        assert isinstance(self.source, Wgmma)
+        tiles = ceil_div(extents["n"], self.source.shape[1])
+        return {"n_tiles": tiles, "m_padded": ceil_div(extents["m"], UNIT) * UNIT}
 
 
 class ColumnParts(TmaStoreStage):
     """Stores the sums of each 16 rows' columns to a workspace [l, 16s of rows, n], 4 x *width* of them at a time."""
 
-    partial = True
-
     def __init__(self, mma: Wgmma, width: int):
         super().__init__("l m_warps n", source=mma, tile=(4, width), stages=1, dtype=fp32)
-        self.derived = {"m_warps": ("m", mma.shape[0], mma.shape[0] // WARP_ROWS)}
+
+    @property
+    def parts_tile(self) -> tuple[int, ...]:
+        return self.tile
+
+    def derive(self, extents: Mapping[str, int]) -> dict[str, int]:
+        assert isinstance(self.source, Wgmma)
+        rows = self.source.shape[0]
+        return {"m_warps": ceil_div(extents["m"], rows) * (rows // WARP_ROWS)}
 
 
 class BoundRowParts(BoundStore):

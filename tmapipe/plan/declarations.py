@@ -49,6 +49,7 @@ class Declarations:
         bodies: Role -> the method that it runs, unbound.
         names: Part -> its name, or that of the part which has taken its place.
         queue: (slots, words of 4 bytes a slot) of a dynamic order of tiles.
+        bounded: Dimensions along which output tiles have bounds of their own.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Declarations:
     bodies: dict[str, Body]
     names: dict[Part, str]
     queue: tuple[int, int] | None = None
+    bounded: tuple[str, ...] = ()
 
     def name_of(self, part: Part) -> str:
         """What *part* is called. Raises `InputError` if the schedule does not declare it."""
@@ -167,7 +169,7 @@ class _Replaced:
                 for field, value in changed.items():
                     object.__setattr__(made, field, value)
                 if attrs.has(type(made)):
-                    attrs.validate(made)  # type: ignore[arg-type]
+                    attrs.validate(made)
                 if part in self.names:
                     self.names[made] = self.names[part]
             self.made[part] = made

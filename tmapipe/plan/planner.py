@@ -164,7 +164,11 @@ def _check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch
             raise InputError(f"{of_b}.tile", mma.b.tile, f"its k extent differs from {of_a}'s {k}", "use one k")
         if not (a == b and a in (bf16, fp16, tf32, int8)) and not {a, b} <= {fp8_e4m3, fp8_e5m2}:
             rule = "takes two operands of one type, bf16, fp16, tf32 or int8, or two of fp8_e4m3 and fp8_e5m2"
-            fix = 'give both stages dtype="tf32" (of a Gemm: tf32=True)' if {a, b} == {fp32} else "convert the tensors"
+            fix = (
+                'give both stages dtype="tf32" (a Gemm\'s a and b: Operand(dtype="tf32"))'
+                if {a, b} == {fp32}
+                else "convert the tensors"
+            )
             raise InputError(f"Wgmma({name})", f"{a} x {b}", rule, fix)
         if any(mma.transposed) and a.bytes != 2:
             rule = "takes operands of 8 and 32 bits contiguous along k only (PTX ISA, wgmma.mma_async: imm-trans)"

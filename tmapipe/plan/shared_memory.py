@@ -288,19 +288,17 @@ class Layout:
         else:
             role = self.roles[self._storing_role(name, store)]
             if isinstance(store.source, Wgmma):
-                owners = (role.team_warps if store.shared else role.warps) // 4
-                tile = store.tile if store.partial else (64, self._columns(name, store))
+                owners = (role.team_warps if self._in_turn(store) else role.warps) // 4
+                tile = store.parts_tile or (64, self._columns(name, store))
                 barrier = (128, role.warps // 4)
             else:
                 tile, owners, barrier = store.tile, 1, (role.threads, 1)
                 row_width(name, tile, role)
             row = tile[-1] * dtype.bytes
             accumulators = isinstance(store.source, Wgmma)
-            spread = accumulators and not store.partial
+            spread = accumulators and store.parts_tile is None
             rows = f"{name}.columns" if store.columns else f"{name}.tile"
-            swizzle = store.swizzle if store.swizzle is not None else (_widest_swizzle(rows, row) if spread else 0)
-            if swizzle and row % swizzle:
-                raise InputError(f"{name}.swizzle", swizzle, f"must divide a row of {row} bytes", "leave it out")
+            swizzle = _widest_swizzle(rows, row) if spread else 0
             buffer = self._buffer(name, owners * store.stages, tile, dtype, swizzle, owners)
             if accumulators or role.warps > 1:
                 first = 1 + sum(b.instances for b in self.named_barriers)
@@ -311,9 +309,25 @@ class Layout:
                 self.named_barriers.append(NamedBarrier(f"{name}.sync", first, barrier[0], barrier[1]))
         full = (1,) * (len(store.dims) - len(tile)) + tile
         folded = tuple(store.folded.values())
-        made = Store(name, name, buffer, store.dims, full, store.reduce, folded, store.clipped, store.shared)
+        made = Store(
+            name, name, buffer, store.dims, full, store.reduce, folded, self._clipped(name, store), self._in_turn(store)
+        )
         _check_box(name, made.buffer, made.box)
         self.stores.append(made)
+
+    def _in_turn(self, store: TmaStoreStage) -> bool:
+        """Whether teams store in turns, through the same buffers."""
+        return any(store in turnstile.stores for turnstile in self.declared.turnstiles.values())
+
+    def _clipped(self, name: str, store: TmaStoreStage) -> bool:
+        """Whether tiles have bounds of their own along its dimensions."""
+        along = [dim for dim in store.dims if dim in self.declared.bounded]
+        if along and not (isinstance(store.source, Wgmma) and len(store.dims) == 2 and along == [store.dims[0]]):
+            rule = (
+                f"has {along[0]}, along which tiles have bounds of their own: accumulators are stored to two dimensions"
+            )
+            raise InputError(f"{name}.dims", store.dims, rule, f'store a Wgmma\'s sums to "{along[0]} n"')
+        return bool(along)
 
     def _columns(self, name: str, store: TmaStoreStage) -> int:
         """Of a buffer for accumulators."""

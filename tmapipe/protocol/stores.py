@@ -135,9 +135,7 @@ class BoundStore(Carried):
         rows, columns, groups = matmul.shape[0], matmul.shape[1], matmul.warpgroups
         whole = (*self.plan.tile[:-2], rows, columns)
         group = matmul.group(self.isa.warp)
-        coordinates = {self.plan.dims[0]: 0} if self.plan.clipped else {}
-        *batch, m, n = start_of(f"{self.plan.name}.store", self.plan.dims, whole, tile, coordinates)
-        m = tile.row if self.plan.clipped else m
+        *batch, m, n = start_of(f"{self.plan.name}.store", self.plan.dims, whole, tile, {})
         once = sum(store.once_a_row for store in stores.values())
         for block, first in pieces(rows, columns, groups, self.width):
             fragments = [acc.columns(block, first, self.width) for acc in sums]
@@ -167,7 +165,8 @@ class BoundStore(Carried):
     def put(self, piece: Piece, values: Fragment) -> None:
         """Stores one piece of a tile."""
         write = functools.partial(self.isa.fragments.write_columns, piece.matmul, values)
-        rows = within(self.isa, piece.tile.rows - piece.strip * 64, 64) if self.plan.clipped else None
+        own = piece.tile.size(self.plan.dims[-2])
+        rows = None if own is None else within(self.isa, own - piece.strip * 64, 64)
         self._store_piece(piece.at, write, piece.stores_in(self.stages), rows)
 
     def _parts(self, stores: dict[str, BoundStore], values: Any) -> list[tuple[BoundStore, Fragment]]:

@@ -20,10 +20,15 @@ def within(isa: Isa, value: Any, most: Any) -> Any:
 
 
 class Tile(Carried):
-    """Coordinates of an output tile, in tiles along each dimension: ``tile.m``, ``tile["m"]``."""
+    """Coordinates of an output tile, in tiles along each dimension: ``tile.m``, ``tile["m"]``.
 
-    def __init__(self, coordinates: dict[str, Any]):
+    bounds: dimension -> (first element, how many), of a tile that begins and ends where its order says, rather than at a
+    multiple of its extent: stores write no more than that, which may be 0 or less, or more than the tile has.
+    """
+
+    def __init__(self, coordinates: dict[str, Any], bounds: dict[str, tuple[Any, Any]] | None = None):
         self._coordinates = coordinates
+        self._bounds = bounds or {}
 
     def __getitem__(self, dim: str) -> Any:
         return self._coordinates[dim]
@@ -40,6 +45,21 @@ class Tile(Carried):
         """The coordinate along *dim*, or None."""
         return self._coordinates.get(dim)
 
+    def also(self, **coordinates: Any) -> Tile:
+        """The tile with further coordinates."""
+        return Tile({**self._coordinates, **coordinates}, self._bounds)
+
+    def start(self, dim: str, extent: int) -> Any:
+        """The element at which it begins along *dim*, where a tile has *extent*; None if it has no such dimension."""
+        if dim in self._bounds:
+            return self._bounds[dim][0]
+        place = self._coordinates.get(dim)
+        return None if place is None else place * extent
+
+    def size(self, dim: str) -> Any:
+        """How many elements of it count along *dim*, by its own bounds; None if all."""
+        return self._bounds[dim][1] if dim in self._bounds else None
+
 
 def start_of(
     where: str, dims: Sequence[str], extents: Sequence[int], tile: Tile | None, coordinates: dict[str, Any]
@@ -51,15 +71,22 @@ def start_of(
     unknown = [name for name in coordinates if name not in dims]
     if unknown:
         raise InputError(where, unknown, f"has dimensions {', '.join(dims)}", "name one of those")
-    found: list[Any] = [coordinates.get(d, tile.get(d) if tile is not None else None) for d in dims]
+    found: list[Any] = []
+    for dim, extent in zip(dims, extents, strict=True):
+        place = coordinates.get(dim)
+        if isinstance(place, (float, complex, str)) or not (place is None or hasattr(place, "__mul__")):
+            raise InputError(
+                f"{where}({dim})", place, "is a whole number of tiles", "use integers, and // instead of /"
+            )
+        if place is not None:
+            found.append(place * extent)
+        else:
+            found.append(None if tile is None else tile.start(dim, extent))
     missing = [d for d, value in zip(dims, found, strict=True) if value is None]
     if missing:
         example = ", ".join(f"{d}=..." for d in missing)
         raise InputError(where, missing, "needs a coordinate (in tiles) along every dimension", f"pass {example}")
-    for d, value in zip(dims, found, strict=True):
-        if isinstance(value, (float, complex, str)) or not hasattr(value, "__mul__"):
-            raise InputError(f"{where}({d})", value, "is a whole number of tiles", "use integers, and // instead of /")
-    return tuple(value * extent for value, extent in zip(found, extents, strict=True))
+    return tuple(found)
 
 
 def check_fragment(where: str, values: Any) -> None:

@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from tmapipe.epilogue import Epilogue
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.addparts import AddParts
 from tmapipe.schedules.copy import Copy
 from tmapipe.schedules.gated import GatedGemm
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.grouped import GroupedGemm
+from tmapipe.schedules.operand import Operand
 from tmapipe.schedules.pingpong import PingPong
 from tmapipe.schedules.splitk import SplitK
 from tmapipe.schedules.streamk import StreamK
@@ -41,6 +43,9 @@ class Registered(NamedTuple):
     problems: tuple[tuple[int, int, dict[str, int]], ...] = ((1, 1, {}), (3, 3, {}))
 
 
+ONE = Epilogue(stages=1)
+
+
 def _queued_copy(copy: Copy, order: PersistentTiles) -> Copy:
     """In a queued order, on clusters of two."""
     copy.tiles, copy.cluster = order, {"m": 2}
@@ -63,29 +68,27 @@ REGISTRY: tuple[Registered, ...] = (
         ((1, 1, {}), (3, 1, {})),
     ),
     Registered("AddParts", AddParts, lambda: AddParts((4, 64), stages=2), ((1, 1, {}), (4, 2, {}))),
-    Registered("Gemm", Gemm, lambda: Gemm((64, 64, 16), (2, 1), 2, store_stages=1), ((1, 1, {}), (2, 3, {}))),
+    Registered("Gemm", Gemm, lambda: Gemm((64, 64, 16), (2, 1), 2, epilogue=ONE), ((1, 1, {}), (2, 3, {}))),
     Registered(
         "Gemm, turned",
-        lambda: Gemm(majors=("m", "n")),
-        lambda: Gemm((64, 64, 16), (2, 1), 2, majors=("m", "n"), store_stages=1),
+        lambda: Gemm(a=Operand("m"), b=Operand("n")),
+        lambda: Gemm((64, 64, 16), (2, 1), 2, a=Operand("m"), b=Operand("n"), epilogue=ONE),
         ((1, 1, {}), (2, 3, {})),
     ),
     Registered(
-        "GatedGemm", GatedGemm, lambda: GatedGemm((64, 64, 16), (1, 1), 2, store_stages=1), ((1, 1, {}), (2, 2, {}))
+        "GatedGemm", GatedGemm, lambda: GatedGemm((64, 64, 16), (1, 1), 2, epilogue=ONE), ((1, 1, {}), (2, 2, {}))
     ),
     Registered(
         "GroupedGemm",
         GroupedGemm,
-        lambda: GroupedGemm((64, 64, 16), (1, 2), 2, store_stages=1),
+        lambda: GroupedGemm((64, 64, 16), (1, 2), 2, epilogue=ONE),
         ((1, 1, {"l": 1}), (2, 3, {"l": 1})),
     ),
-    Registered(
-        "PingPong", PingPong, lambda: PingPong((64, 64, 16), (1, 1), 2, store_stages=1), ((1, 1, {}), (3, 2, {}))
-    ),
+    Registered("PingPong", PingPong, lambda: PingPong((64, 64, 16), (1, 1), 2, epilogue=ONE), ((1, 1, {}), (3, 2, {}))),
     Registered(
         "SplitK",
         lambda: SplitK(3),
-        lambda: SplitK(2, (64, 64, 16), (1, 1), 2, store_stages=2),
+        lambda: SplitK(2, (64, 64, 16), (1, 1), 2),
         ((1, 3, {"s": 2}), (3, 2, {"s": 2})),
     ),
     Registered("StreamK", lambda: StreamK(66), lambda: StreamK(3, (64, 64, 16), (1, 1), 2), ((2, 3, {"s": 4}),)),

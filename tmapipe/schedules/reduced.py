@@ -12,7 +12,7 @@ from tmapipe.bind.bound import Bound
 from tmapipe.bind.memory import check_kind
 from tmapipe.bind.overlap import check_apart
 from tmapipe.dtypes import dtype_of, fp32
-from tmapipe.epilogue.reductions import WARP_ROWS, ColumnSum, Reduction, RowSum, whole_sums
+from tmapipe.epilogue.reductions import Reduction
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.addparts import AddParts
@@ -23,17 +23,11 @@ __all__ = ["Reductions"]
 class Reductions:
     """The reductions among a GEMM's outputs: its kernel gives workspaces of partial sums, which `AddParts` adds up after it.
 
-    outputs: name -> `RowSum`, `ColumnSum` or anything else; rows: of an output tile. kinds: those of the reductions.
+    kinds: of the reductions, by name; rows: of an output tile.
     """
 
-    def __init__(self, outputs: Mapping[str, Any], rows: int):
-        for name, kind in outputs.items():
-            if kind in (RowSum, ColumnSum):
-                raise InputError(
-                    f"outputs[{name!r}]", kind, "is a type, None, or a RowSum() or ColumnSum()", f"{kind.__name__}()"
-                )
-        self.kinds: dict[str, Reduction] = {n: kind for n, kind in outputs.items() if isinstance(kind, Reduction)}
-        self.rows = rows
+    def __init__(self, kinds: Mapping[str, Reduction], rows: int):
+        self.kinds, self.rows = dict(kinds), rows
 
     @functools.cached_property
     def add_tiles(self) -> AddParts:
@@ -66,7 +60,7 @@ class Reductions:
             raise ScopeError(f"an epilogue returned {type(values).__name__}; it returns a dictionary of all outputs.")
         found = dict(values)
         for name, kind in self.kinds.items():
-            sums = whole_sums(kind, values[name], bound.shapes["d"])
+            sums = kind.whole(values[name], bound.shapes["d"])
             found[name] = np.zeros(bound.shapes[name], np.float32)
             found[name][:, :1, : sums.shape[-1]] = sums[:, None]
         return found
@@ -74,9 +68,9 @@ class Reductions:
     def _add(self, kind: Reduction, workspace: Any, extent: int) -> Any:
         """The sums over the parts of *workspace*, [parts, extent] or [l, parts, extent], perhaps padded."""
         parts = workspace if workspace.ndim == 3 else workspace[None]
-        if isinstance(kind, ColumnSum):  # the parts of a tile first: many short sums, rather than few long ones
+        a_tile = kind.first(self.rows)
+        if a_tile > 1:  # the parts of a tile first: many short sums, rather than few long ones
             batch, count, n = parts.shape
-            a_tile = self.rows // WARP_ROWS
             tiles = parts.reshape(batch * (count // a_tile), a_tile, n)
             parts = self.add_warps(tiles.swapaxes(0, 1)).reshape(batch, count // a_tile, n)
         sums = self.add_tiles(parts.swapaxes(0, 1))[:, :extent]

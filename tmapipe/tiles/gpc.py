@@ -51,7 +51,7 @@ class GpcTiles(QueuedTiles):
     def launch_numbers(
         self, tiles: int, resident: int, cluster_size: int, gpcs: Callable[[], Sequence[Sequence[int]]]
     ) -> list[int]:
-        """As in `PersistentTiles`."""
+        """As in `TileOrder`."""
         return keep_places(gpcs(), cluster_size, resident, tiles)
 
     def bind(self, isa: Isa, grid: dict[str, Any]) -> Any:

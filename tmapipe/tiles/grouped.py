@@ -33,18 +33,42 @@ LARGEST = 2**31 - 1  # every entry of the table in the machine without data
 class GroupedTiles(PersistentTiles):
     """Static persistent order of tiles that each belong to one group of rows. All CTAs of a cluster work on one group.
 
-    raster: as in `PersistentTiles`; rows: of an output tile; table: names the `Table` of where the rows of each group end, in
-    order; output: names the store of dimensions m and n whose rows they are. A tile's coordinates are n, l (its group), row
-    (its first row, in elements) and rows (how many there are up to the group's end: maybe more than the tile has, or none).
+    A tile's coordinates are n and l (its group); its bounds along m are its first row, and how many there are up to the
+    group's end: maybe more than the tile has, or none.
+
+    Args:
+        raster: as in `PersistentTiles`.
+        rows: of an output tile; a `Gemm` knows them.
+        table: names the `Table` of where the rows of each group end, in order.
+        output: names the store of dimensions m and n whose rows they are.
     """
 
-    rows: int = attrs.field(kw_only=True)
-    table: str = attrs.field(kw_only=True)
+    rows: int | None = attrs.field(default=None, kw_only=True)
+    table: str = attrs.field(default="offsets", kw_only=True)
     output: str = attrs.field(default="d", kw_only=True)
+
+    bounded = ("m",)
+    for_teams = False
+    input_dims = output_dims = ""
+
+    def of_rows(self, rows: int) -> GroupedTiles:
+        """This order for output tiles of so many *rows* along m. Raises `InputError` if it has others."""
+        if self.rows not in (None, rows):
+            raise InputError("GroupedTiles(rows)", self.rows, f"is that of the output tile, {rows}", "leave it out")
+        return attrs.evolve(self, rows=rows)
 
     def unit(self, cluster: Mapping[str, int]) -> int:
         """Rows of a cluster."""
+        if self.rows is None:
+            raise InputError("GroupedTiles(rows)", None, "is the number of rows of an output tile", "pass rows=")
         return self.rows * cluster.get("m", 1)
+
+    def grid(
+        self, output: str, tile: dict[str, int], extent: Callable[[str, int], Any], cluster: Mapping[str, int]
+    ) -> dict[str, Any]:
+        """As in `TileOrder`; some along m stand for no tile."""
+        rows, groups = extent(self.output, 0), extent(self.table, 0)
+        return {**super().grid(output, tile, extent, cluster), "m": self.spread(rows, groups, cluster)}
 
     def spread(self, rows: Any, groups: Any, cluster: Mapping[str, int]) -> Any:
         """Numbers of tiles along m, a multiple of the cluster, for so many *rows* of the output in so many *groups*."""
@@ -70,6 +94,9 @@ class BoundGroupedTiles(BoundTiles):
     def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
         raise InputError("GroupedTiles", teams, "deals out tiles to whole CTAs, not to teams", "use a role of one team")
 
+    def _made(self, values: dict[str, Any]) -> Tile:
+        return Tile(values, {"m": (values["row"], values["rows"])})
+
     def tile(self, i: Any) -> Tile:
         """The *i*-th tile of the calling CTA. Its `left` is how many rows its cluster has, 0 or less if none."""
         isa, unit, table = self.isa, self.order.unit(self.isa.plan.cluster), self.order.table
@@ -87,9 +114,9 @@ class BoundGroupedTiles(BoundTiles):
         start = isa.select(begun > 0, self._row(before), 0)
         row = start + (number - (start + begun * (unit - 1)) // unit) * unit
         left = end - row
-        offset = cluster_coordinate(isa, "m") * self.order.rows
+        offset = cluster_coordinate(isa, "m") * (unit // isa.plan.cluster.get("m", 1))
         n = places["n"] * isa.plan.cluster.get("n", 1) + cluster_coordinate(isa, "n")
-        return Tile({"n": n, "l": begun, "row": row + offset, "rows": left - offset, "left": left})
+        return self._made({"n": n, "l": begun, "row": row + offset, "rows": left - offset, "left": left})
 
     def _row(self, entry: Any) -> Any:
         """An entry of the table, within the tensor."""

@@ -6,7 +6,7 @@ The order is an object of its own, apart from the schedules' bodies: a body is g
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -18,13 +18,14 @@ from tmapipe.isa.values import Carried
 from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.cluster import cluster_coordinate
 from tmapipe.protocol.tile import Tile
+from tmapipe.tiles.order import TileOrder
 from tmapipe.tiles.raster import Grouped
 
 __all__ = ["BoundTiles", "PersistentTiles", "TileNumbers", "number_divisors", "steps_of", "tile_of"]
 
 
 @attrs.frozen
-class PersistentTiles:
+class PersistentTiles(TileOrder):
     """Static persistent order: cluster c of C takes the tiles c, c + C, c + 2C, ... of the tile grid.
 
     The grid is that of the schedule's output, in units of clusters, rounded up (a cluster may get tiles that lie wholly
@@ -34,8 +35,6 @@ class PersistentTiles:
     """
 
     raster: Grouped = attrs.field(factory=Grouped)
-
-    launch_words = 0  #: words that a launch hands to the kernel besides the number of clusters
 
     @raster.validator
     def _check(self, attribute: Any, value: Any) -> None:
@@ -49,28 +48,6 @@ class PersistentTiles:
     def divisors(self, grid: dict[str, Any], cluster: Mapping[str, int], clusters: Any) -> dict[str, Any]:
         """What the order divides by; *grid* in tiles, none of them 0. On the host, or in the kernel."""
         return {"clusters": clusters, **number_divisors(self.raster, steps_of(grid, cluster))}
-
-    def grid(self, tiles: dict[str, Any], extent: Callable[[str, int], Any], cluster: dict[str, int]) -> dict[str, Any]:
-        """Numbers of tiles by dimension, from those of the output. extent: of a tensor's i-th dimension (elements), on the
-        host or in the kernel."""
-        return tiles
-
-    def queue(self, dims: int) -> tuple[int, int] | None:
-        """(slots, words of a slot) of the queue from a scheduler of the order's own, for *dims* dimensions; None without."""
-        return None
-
-    def launch_numbers(
-        self, tiles: int, resident: int, cluster_size: int, gpcs: Callable[[], Sequence[Sequence[int]]]
-    ) -> list[int]:
-        """How many clusters to launch, then `launch_words` words for the kernel.
-
-        Args:
-            tiles: clusters that can work at once, as `clusters` says.
-            resident: clusters that fit on the device at once.
-            cluster_size: CTAs of a cluster.
-            gpcs: tells the device's multiprocessors by GPC.
-        """
-        return [min(tiles, resident)]
 
     def bind(self, isa: Isa, grid: dict[str, Any]) -> BoundTiles:
         """This order on the calling CTA, for a grid of *grid* tiles a dimension."""
@@ -113,7 +90,7 @@ class BoundTiles(Carried):
         at = self.isa.cells(*(self.first or self._at(0)))
 
         def one(i: Any) -> None:
-            self._take(Tile({dim: at[j] for j, dim in enumerate(self.dims)}), body)
+            self._take(self._made({dim: at[j] for j, dim in enumerate(self.dims)}), body)
             for j, value in enumerate(self._at(i + 1)):
                 at[j] = value
 
@@ -123,6 +100,10 @@ class BoundTiles(Carried):
         """The coordinates of the *i*-th tile."""
         tile = self.tile(i)
         return [tile[dim] for dim in self.dims]
+
+    def _made(self, values: dict[str, Any]) -> Tile:
+        """A tile of the *values* that were computed ahead."""
+        return Tile(values)
 
     def _take(self, tile: Tile, body: Callable[[Tile], None]) -> None:
         body(tile)

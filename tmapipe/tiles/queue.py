@@ -33,7 +33,7 @@ class QueuedTiles(PersistentTiles):
         raise NotImplementedError
 
     def queue(self, dims: int) -> tuple[int, int]:
-        """As in `PersistentTiles`."""
+        """As in `TileOrder`."""
         return self.stages, self.words(dims)
 
 

@@ -23,6 +23,7 @@ from tmapipe.isa.values import Carried
 from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.tile import Tile
 from tmapipe.tiles.persistent import PersistentTiles, TileNumbers, number_divisors, steps_of, tile_of
+from tmapipe.tiles.splitk import check_reduce
 
 __all__ = ["StreamKTiles"]
 
@@ -31,15 +32,30 @@ __all__ = ["StreamKTiles"]
 class StreamKTiles(PersistentTiles):
     """Stream-K order: each cluster takes one share, or as many consecutive ones as the others.
 
-    shares: as many as clusters that work at once; raster: as in `PersistentTiles`; stage, dim: the steps are the tiles of this
-    load along this dimension. The output has a dimension "s" for the pieces of a tile, before those of the matrix: a tile's
-    coordinates are s (which piece), m, n, ..., first (its first step) and steps (how many). Is s of extent 1, all is one
-    share.
+    The output has a dimension "s" for the pieces of a tile, before those of the matrix: a tile's coordinates are s (which
+    piece), l (0), m, n, ..., first (its first step) and steps (how many). Is s of extent 1, all is one share.
+
+    Args:
+        raster: as in `PersistentTiles`.
+        shares: as many as clusters that work at once, e.g. 66 for clusters of two on 132 multiprocessors.
+        stage: the steps are the tiles of this load ...
+        dim: ... along this dimension.
+        reduce: how pieces are added, as of `SplitKTiles`.
     """
 
     shares: int = attrs.field(kw_only=True)
     stage: str = attrs.field(default="a", kw_only=True)
     dim: str = attrs.field(default="k", kw_only=True)
+    reduce: str | None = attrs.field(default=None, kw_only=True, validator=check_reduce)
+
+    for_teams = False
+    in_parts = True
+    output_dims = "s "
+
+    @property
+    def parts(self) -> int:
+        """No tile has more pieces."""
+        return self.shares
 
     @shares.validator
     def _check_shares(self, attribute: Any, value: Any) -> None:
@@ -119,7 +135,7 @@ class BoundStreamK(Carried):
         after = self._least(self._least(begins + self.steps, (share + 1) * self.size), end)
         tile = tile_of(self.isa, self.numbers.places(number))
         places = {dim: tile[dim] for dim in self.numbers.steps}
-        return Tile({"s": which, **places, "first": start - begins, "steps": after - start}), after
+        return Tile({"s": which, "l": 0, **places, "first": start - begins, "steps": after - start}), after
 
     def _least(self, a: Any, b: Any) -> Any:
         return self.isa.select(a < b, a, b)

@@ -17,8 +17,9 @@ from typing import Any
 import attrs
 
 import tmapipe
+from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.tuning.candidates import Candidate
-from tmapipe.tuning.epilogues import NOTHING, Fused, fingerprint
+from tmapipe.tuning.epilogues import PLAIN, fingerprint
 from tmapipe.tuning.problem import Problem
 
 __all__ = ["Entry", "cache_folder", "load", "store"]
@@ -53,13 +54,13 @@ def _file(gpu: str) -> Path:
     return cache_folder() / f"tuned-{re.sub('[^A-Za-z0-9]+', '-', gpu)}-{versions}.json"
 
 
-def _key(problem: Problem, fused: Fused) -> str:
-    return f"{problem} {fingerprint(fused)}".strip()
+def _key(problem: Problem, epilogue: Epilogue) -> str:
+    return f"{problem} {fingerprint(epilogue)}".strip()
 
 
-def load(problem: Problem, gpu: str, fused: Fused = NOTHING) -> Entry | None:
+def load(problem: Problem, gpu: str, epilogue: Epilogue = PLAIN) -> Entry | None:
     """The entry of *problem* on a GPU of this name. A file that cannot be read counts as empty."""
-    found = _read(_file(gpu)).get(_key(problem, fused))
+    found = _read(_file(gpu)).get(_key(problem, epilogue))
     if found is None:
         return None
     try:
@@ -70,14 +71,14 @@ def load(problem: Problem, gpu: str, fused: Fused = NOTHING) -> Entry | None:
         return None
 
 
-def store(problem: Problem, gpu: str, entry: Entry, fused: Fused = NOTHING) -> Path:
+def store(problem: Problem, gpu: str, entry: Entry, epilogue: Epilogue = PLAIN) -> Path:
     """Adds or replaces the entry; returns the file. Other writers wait meanwhile, so that no entry is lost; readers never
     see half a file. Raises `OSError` if it cannot be written."""
     path = _file(gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path.with_suffix(".lock")):
         entries = _read(path)
-        entries[_key(problem, fused)] = {**attrs.asdict(entry.candidate), "us": entry.us, "tried": entry.tried}
+        entries[_key(problem, epilogue)] = {**attrs.asdict(entry.candidate), "us": entry.us, "tried": entry.tried}
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
             json.dump(entries, file, indent=1, sort_keys=True)
         os.replace(file.name, path)

@@ -9,13 +9,16 @@ from typing import Any
 import attrs
 
 from tmapipe.dtypes import tf32
+from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
+from tmapipe.schedules.mainloop import Cooperative
+from tmapipe.schedules.operand import Operand
 from tmapipe.tiles.gpc import GpcTiles
 from tmapipe.tiles.persistent import PersistentTiles
 from tmapipe.tiles.raster import Grouped, Hilbert, Snake
 from tmapipe.tuning import epilogues
-from tmapipe.tuning.epilogues import NOTHING, Fused
+from tmapipe.tuning.epilogues import PLAIN
 from tmapipe.tuning.problem import Device, Problem
 
 __all__ = ["Candidate", "candidates"]
@@ -52,7 +55,9 @@ class Candidate:
         schedule: name of a class in `tmapipe.schedules`
         tile: (m, n) elements of a CTA's output tile
         cluster: CTAs along (m, n)
-        options: other arguments of the constructor; a tile scheduler is written as ("Snake", 8), by GPC as ("Snake", 8, "gpc")
+        options: (word, value) of what else it is built with: "stages" of operands; "store_stages", buffers of a warpgroup;
+            "order", a tile scheduler as ("Snake", 8), by GPC as ("Snake", 8, "gpc"); "l2_hints" and "outside", of (a, b);
+            "promote"; "in_turn", of a ping-pong; "parts", of a split k. These words are kept on disk
     """
 
     schedule: str
@@ -70,46 +75,56 @@ class Candidate:
         """Whether clusters of one GPC take tiles with consecutive numbers."""
         return "gpc" in dict(self.options).get("order", ())
 
-    def build(self, problem: Problem, fused: Fused = NOTHING) -> Any:
+    def build(self, problem: Problem, epilogue: Epilogue = PLAIN) -> Any:
         """The schedule.
-
-        Args:
-            fused: what its constructor takes for an epilogue
 
         Raises:
             InputError: it cannot be planned for the problem's types, or takes no epilogue
         """
         from tmapipe import schedules
 
-        if fused and self.schedule == "SplitK":
-            raise InputError("epilogue", tuple(fused), "is not for parts of k, which are added later", "leave it out")
-        depth = SWIZZLE_SPAN // problem.dtype.bytes
-        options = dict(self.options)
-        if fused.get("operands"):  # a ping-pong with operands needs its epilogues in turn
-            options.pop("in_turn", None)
-        if "order" in options:
-            options["order"] = _order(*options["order"])
+        if not epilogue.plain and self.schedule == "SplitK":
+            rule = "is not for candidates in parts of k, whose second kernel is not estimated with one"
+            raise InputError("epilogue", epilogue.function, rule, "leave it out")
+        words = dict(self.options)
+        stored = attrs.evolve(epilogue, stages=words.pop("store_stages", epilogue.stages))
         if self.schedule != "SplitK":
-            options["dtype"] = problem.out
-        options |= {"majors": problem.majors, "tf32": problem.dtype == tf32, **fused}
-        made = getattr(schedules, self.schedule)(tile=(*self.tile, depth), cluster=self.cluster, **options)
-        made.plan(self.dtypes(problem, fused))
+            stored = attrs.evolve(stored, dtype=problem.out)
+        options: dict[str, Any] = {"epilogue": stored, **self._operands(problem, words)}
+        if "order" in words:
+            options["tiles"] = _order(*words.pop("order"))
+        if words.pop("promote", False):
+            options |= {"promote": True} if self.schedule == "PingPong" else {"mainloop": Cooperative(promote=True)}
+        if epilogue.operands:  # a ping-pong with operands needs its epilogues in turn
+            words.pop("in_turn", None)
+        tile = *self.tile, SWIZZLE_SPAN // problem.dtype.bytes
+        made = getattr(schedules, self.schedule)(tile=tile, cluster=self.cluster, **options, **words)
+        made.plan(self.dtypes(problem, epilogue))
         return made
 
-    def dtypes(self, problem: Problem, fused: Fused = NOTHING) -> dict[str, Any]:
+    def _operands(self, problem: Problem, words: dict[str, Any]) -> dict[str, Operand]:
+        """How a and b are loaded, of what *words* say of them."""
+        dtype = "tf32" if problem.dtype == tf32 else None
+        hints, outside = words.pop("l2_hints", (None, None)), words.pop("outside", ("zeros", "zeros"))
+        each = zip("ab", problem.majors, hints, outside, strict=True)
+        return {side: Operand(major, dtype=dtype, l2_hint=hint, outside=rest) for side, major, hint, rest in each}
+
+    def dtypes(self, problem: Problem, epilogue: Epilogue = PLAIN) -> dict[str, Any]:
         """Element types by stage name, as the schedule's `plan` takes them."""
         found = {"a": problem.dtype, "b": problem.dtype}
-        return found if self.schedule == "SplitK" else {**found, "d": problem.out, **epilogues.dtypes(problem, fused)}
+        return (
+            found if self.schedule == "SplitK" else {**found, "d": problem.out, **epilogues.dtypes(problem, epilogue)}
+        )
 
-    def ranks(self, problem: Problem, fused: Fused = NOTHING) -> dict[str, int]:
+    def ranks(self, problem: Problem, epilogue: Epilogue = PLAIN) -> dict[str, int]:
         """Number of dimensions of each tensor by stage name: two, or three with a batch."""
         several = 3 if problem.batch > 1 else 2
         found = {"a": several, "b": several, "d": 3 if self.schedule == "SplitK" else several}
-        return found | epilogues.ranks(problem, fused)
+        return found | epilogues.ranks(problem, epilogue)
 
-    def can_be_built(self, problem: Problem, fused: Fused = NOTHING) -> bool:
+    def can_be_built(self, problem: Problem, epilogue: Epilogue = PLAIN) -> bool:
         try:
-            self.build(problem, fused)
+            self.build(problem, epilogue)
         except InputError:
             return False
         return True

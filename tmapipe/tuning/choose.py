@@ -2,51 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.errors import InputError
+from tmapipe.moved import moved
+from tmapipe.schedules.moved import WORDS
 from tmapipe.tuning.candidates import Candidate, candidates
 from tmapipe.tuning.cost import estimate
-from tmapipe.tuning.epilogues import NOTHING, Fused
+from tmapipe.tuning.epilogues import PLAIN
 from tmapipe.tuning.problem import H200, Device, Problem
 
 __all__ = ["choose", "likely", "ranked"]
 
 
 def ranked(
-    problem: Problem, device: Device = H200, most: int | None = None, fused: Fused = NOTHING
+    problem: Problem, device: Device = H200, most: int | None = None, epilogue: Epilogue = PLAIN
 ) -> list[tuple[Candidate, float]]:
     """The candidates that can be built with their estimated times (microseconds), the fastest first.
 
     Args:
         most: return only so many; None: all
-        fused: what the schedules' constructors take for an epilogue
+        epilogue: what becomes of the sums
     """
     every = enumerate(candidates(problem, device))
-    order = sorted(((estimate(problem, c, device, fused=bool(fused)), i, c) for i, c in every))
+    order = sorted(((estimate(problem, c, device, fused=not epilogue.plain), i, c) for i, c in every))
     found: list[tuple[Candidate, float]] = []
     for us, _, candidate in order:
         if most is not None and len(found) == most:
             break
-        if candidate.can_be_built(problem, fused):
+        if candidate.can_be_built(problem, epilogue):
             found.append((candidate, us))
     return found
 
 
-def choose(problem: Problem, device: Device = H200, **fused: Any) -> Any:
+@moved(WORDS)
+def choose(problem: Problem, device: Device = H200, *, epilogue: Epilogue | Callable[..., Any] | None = None) -> Any:
     """The schedule that should be the fastest for *problem*, by estimate. Needs no GPU and runs nothing.
 
     Args:
         device: the GPU to choose for
-        fused: epilogue, operands and outputs, as of `tmapipe.schedules.Gemm`
+        epilogue: as of `tmapipe.schedules.Gemm`
 
     Raises:
         InputError: no candidate can be built for the problem's types or with that epilogue
     """
+    fused = Epilogue.of(epilogue)
     return likely(problem, device, 1, fused)[0].build(problem, fused)
 
 
-def likely(problem: Problem, device: Device, most: int, fused: Fused = NOTHING) -> list[Candidate]:
+def likely(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLAIN) -> list[Candidate]:
     """The *most* candidates of the least estimated time, at least one.
 
     Raises:
@@ -54,10 +60,10 @@ def likely(problem: Problem, device: Device, most: int, fused: Fused = NOTHING) 
     """
     if not isinstance(problem, Problem):
         raise InputError("problem", problem, "is a Problem of tmapipe.tuning", "Problem(m, n, k), or Problem.of(a, b)")
-    found = ranked(problem, device, most, fused)
+    found = ranked(problem, device, most, epilogue)
     if found:
         return [candidate for candidate, _ in found]
-    if fused and ranked(problem, device, 1):
-        Candidate("Gemm", (128, 128), (1, 1)).build(problem, fused)  # raises what is wrong with it
-    fix = "use bf16 or fp16, or tf32=True for fp32"
+    if not epilogue.plain and ranked(problem, device, 1):
+        Candidate("Gemm", (128, 128), (1, 1)).build(problem, epilogue)  # raises what is wrong with it
+    fix = "use bf16 or fp16, or Problem.of(a, b, tf32=True) for fp32"
     raise InputError("Problem(dtype)", problem.dtype, "is a type that wgmma multiplies", fix)

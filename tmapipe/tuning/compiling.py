@@ -21,9 +21,10 @@ from typing import Any
 
 import cloudpickle
 
+from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.errors import InputError
 from tmapipe.tuning.candidates import Candidate
-from tmapipe.tuning.epilogues import NOTHING, Fused
+from tmapipe.tuning.epilogues import PLAIN
 from tmapipe.tuning.problem import Problem
 
 __all__ = ["build_all", "compile_all", "load"]
@@ -36,7 +37,7 @@ def build_all(
     candidates: Sequence[Candidate],
     jobs: int | None = None,
     done: Callable[[Candidate, str], None] = lambda candidate, error: None,
-    fused: Fused = NOTHING,
+    epilogue: Epilogue = PLAIN,
 ) -> tuple[dict[Candidate, Any], dict[Candidate, str]]:
     """Schedules of the *candidates* that are safe and compile, and what went wrong with the others. Arguments as of
     `compile_all`.
@@ -46,14 +47,14 @@ def build_all(
 
     schedules: dict[Candidate, Any] = {}
     with tempfile.TemporaryDirectory(prefix="tmapipe-") as name:
-        errors = compile_all(problem, candidates, Path(name), jobs, done, fused)
+        errors = compile_all(problem, candidates, Path(name), jobs, done, epilogue)
         for index, candidate in enumerate(candidates):
             if errors[candidate]:
                 continue
-            schedule = candidate.build(problem, fused)
+            schedule = candidate.build(problem, epilogue)
             schedule.checked = False  # its process has proved it
-            plan = schedule.plan(candidate.dtypes(problem, fused))
-            adopt(schedule, Compiled(plan, load(Path(name), index)), candidate.ranks(problem, fused))
+            plan = schedule.plan(candidate.dtypes(problem, epilogue))
+            adopt(schedule, Compiled(plan, load(Path(name), index)), candidate.ranks(problem, epilogue))
             schedules[candidate] = schedule
     return schedules, {candidate: error for candidate, error in errors.items() if error}
 
@@ -64,7 +65,7 @@ def compile_all(
     folder: Path,
     jobs: int | None = None,
     done: Callable[[Candidate, str], None] = lambda candidate, error: None,
-    fused: Fused = NOTHING,
+    epilogue: Epilogue = PLAIN,
 ) -> dict[Candidate, str]:
     """Compiles *candidates* into *folder*, in processes; returns "" or what went wrong for each.
 
@@ -72,7 +73,7 @@ def compile_all(
         problem: its tensors have two dimensions, or three with a batch
         jobs: number of processes; None: one per core, at most 16
         done: called with each candidate and "" or what went wrong
-        fused: the epilogue
+        epilogue: the epilogue
 
     Raises:
         InputError: the epilogue cannot be sent to another process
@@ -80,7 +81,7 @@ def compile_all(
     jobs = max(1, min(jobs or os.cpu_count() or 1, 16, len(candidates)))
     lines: queue.Queue[tuple[int, str]] = queue.Queue()
     shares = [list(enumerate(candidates))[job::jobs] for job in range(jobs)]
-    sent = _pickled(fused)
+    sent = _pickled(epilogue)
     threads = [
         threading.Thread(
             target=_serve,
@@ -112,13 +113,13 @@ def _object(folder: Path, index: int) -> Path:
     return folder / f"{index}.o"
 
 
-def _pickled(fused: Fused) -> bytes:
+def _pickled(epilogue: Epilogue) -> bytes:
     try:
-        return cloudpickle.dumps(dict(fused))
+        return cloudpickle.dumps(epilogue)
     except Exception as error:  # any: values define how they are pickled
         rule = f"is sent to the processes that compile, and cannot be pickled ({error})"
         fix = "enclose numbers and arrays, not locks, files or generators"
-        raise InputError("epilogue", fused.get("epilogue"), rule, fix) from None
+        raise InputError("epilogue", epilogue.function, rule, fix) from None
 
 
 def _serve(task: bytes, share: list[int], lines: queue.Queue[tuple[int, str]]) -> None:
@@ -153,16 +154,16 @@ def _main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
     sys.path[:] = pickle.load(sys.stdin.buffer)  # where modules that an epilogue uses are found
     problem, share, folder = pickle.load(sys.stdin.buffer)
-    fused = pickle.load(sys.stdin.buffer)
+    epilogue = pickle.load(sys.stdin.buffer)
     for index, candidate in share:
         try:
-            schedule = candidate.build(problem, fused)
-            dtypes = candidate.dtypes(problem, fused)
+            schedule = candidate.build(problem, epilogue)
+            dtypes = candidate.dtypes(problem, epilogue)
             report = schedule.check(dtypes)
             if not report.ok:
                 said.write(f"{index} not safe: {str(report).splitlines()[0]}\n")
                 continue
-            build(schedule, schedule.plan(dtypes), candidate.ranks(problem, fused)).function.export_to_c(
+            build(schedule, schedule.plan(dtypes), candidate.ranks(problem, epilogue)).function.export_to_c(
                 str(_object(folder, index)), function_name=_SYMBOL
             )
             said.write(f"{index}\n")

@@ -1,106 +1,80 @@
-"""A GEMM's epilogue as the tuner needs it: its tensors, its expected results, and its identity in the cache.
-
-*fused* is what the constructors of `tmapipe.schedules` take for an epilogue: `epilogue`, `operands` and `outputs` by name, or
-nothing.
-"""
+"""An epilogue as the tuner needs it: the tensors that it takes, what should come out, and how to tell it from others."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 from collections.abc import Iterator, Mapping
-from types import CodeType, MappingProxyType
+from types import CodeType
 from typing import Any
 
 from tmapipe.bind.tensors import of_sums
-from tmapipe.dtypes import DType, as_dtype
-from tmapipe.epilogue.operands import Matrix, spread
-from tmapipe.epilogue.reductions import Reduction, whole_sums
+from tmapipe.dtypes import DType
+from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.tuning.problem import Problem
 
-__all__ = ["NOTHING", "Fused", "dtypes", "expected", "fingerprint", "operands", "ranks"]
+__all__ = ["PLAIN", "dtypes", "expected", "fingerprint", "operands", "ranks"]
 
-Fused = Mapping[str, Any]
-NOTHING: Fused = MappingProxyType({})
+PLAIN = Epilogue()  #: none: the sums are stored
 
 
-def dtypes(problem: Problem, fused: Fused) -> dict[str, DType]:
-    """Element types by stage name. Operands without a type get that of the result, outputs without one that of a call."""
-    found = {name: as_dtype(kind.dtype or problem.out) for name, kind in _of(fused, "operands")}
+def dtypes(problem: Problem, epilogue: Epilogue) -> dict[str, DType]:
+    """Element types by stage name: of operands that do not say theirs, the result's; of such outputs, what a call makes."""
     made = of_sums(problem.dtype.in_memory)
-    outputs = {name: as_dtype(kind or made) for name, kind in _of(fused, "outputs") if not isinstance(kind, Reduction)}
-    return found | outputs
+    found = {name: kind.type_of(problem.out) for name, kind in epilogue.operands.items()}
+    return found | {name: kind.type_of(made) for name, kind in epilogue.outputs.items() if not kind.reduced}
 
 
-def ranks(problem: Problem, fused: Fused) -> dict[str, int]:
-    """Number of dimensions of each tensor by stage name; for a reduced output, that of its partial sums."""
-    several = 3 if problem.batch > 1 else 2
-    found = {name: several if isinstance(kind, Matrix) else 1 for name, kind in _of(fused, "operands")}
-    return found | {name: several for name, _ in _of(fused, "outputs")}
+def ranks(problem: Problem, epilogue: Epilogue) -> dict[str, int]:
+    """Dimensions of each tensor by stage name; of what is reduced, those of its parts."""
+    batch = (problem.batch,) if problem.batch > 1 else ()
+    found = {name: len(kind.shape(problem.m, problem.n, batch)) for name, kind in epilogue.operands.items()}
+    return found | {name: 2 + len(batch) for name in epilogue.outputs}
 
 
-def operands(problem: Problem, fused: Fused, device: str) -> dict[str, Any]:
-    """A torch tensor on *device* for each operand: random normal, from a fixed seed."""
+def operands(problem: Problem, epilogue: Epilogue, device: str) -> dict[str, Any]:
+    """A torch tensor on *device* for each operand, random normal from a fixed seed."""
     import torch
 
     generator = torch.Generator(device).manual_seed(1)
-    extents, types = {"m": problem.m, "n": problem.n}, dtypes(problem, fused)
+    batch = (problem.batch,) if problem.batch > 1 else ()
     found = {}
-    for name, kind in _of(fused, "operands"):
-        batch = (problem.batch,) if isinstance(kind, Matrix) and problem.batch > 1 else ()
-        shape = (*batch, *(extents[dim] for dim in kind.along)) if kind.along else (1,)
-        values = torch.randn(shape, generator=generator, device=device)
-        found[name] = values.to(getattr(torch, types[name].torch))
+    for name, kind in epilogue.operands.items():
+        values = torch.randn(kind.shape(problem.m, problem.n, batch), generator=generator, device=device)
+        found[name] = values.to(getattr(torch, kind.type_of(problem.out).torch))
     return found
 
 
-def expected(fused: Fused, product: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Every output by name, computed with NumPy in fp32, as torch tensors.
-
-    Args:
-        product: a b^T, [m, n] or [l, m, n]
-        given: the operands by name, torch tensors
-    """
-    if not fused.get("epilogue"):
+def expected(epilogue: Epilogue, product: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every output, by name, that the epilogue makes of *product* [m, n] or [l, m, n] and the operands *given*: torch tensors,
+    computed with NumPy in fp32."""
+    if epilogue.function is None:
         return {"d": product}
-    import numpy as np
     import torch
 
-    arrays = {name: spread(kind.along, given[name].float().cpu().numpy()) for name, kind in _of(fused, "operands")}
-    made = fused["epilogue"](product.float().cpu().numpy(), **arrays)
+    arrays = {name: kind.whole(given[name].float().cpu().numpy()) for name, kind in epilogue.operands.items()}
+    made = epilogue.values((product.float().cpu().numpy(),), arrays)
     values = made if isinstance(made, dict) else {"d": made}
-    found = {}
-    for name, kind in (("d", None), *_of(fused, "outputs")):
-        if isinstance(kind, Reduction):
-            value = whole_sums(kind, values[name], product.shape)
-        else:
-            value = np.broadcast_to(np.asarray(values[name], np.float32), product.shape).copy()
-        found[name] = torch.from_numpy(value).to(product.device)
-    return found
+    found = {name: kind.whole(values[name], product.shape) for name, kind in epilogue.whole_outputs.items()}
+    return {name: torch.from_numpy(value).to(product.device) for name, value in found.items()}
 
 
-def fingerprint(fused: Fused) -> str:
-    """A short text that differs between epilogues with different operations, operands or outputs; "" for no epilogue.
-
-    Numbers that the epilogue encloses do not count: with other numbers it takes the same time.
-    """
-    if not fused:
+def fingerprint(epilogue: Epilogue) -> str:
+    """A short text that is another one for other operands, outputs or operations of the epilogue; "" for none. Numbers that
+    the function encloses do not count: with others it takes as long."""
+    if epilogue.plain:
         return ""
-    epilogue = fused.get("epilogue")
-    while isinstance(epilogue, functools.partial):
-        epilogue = epilogue.func
-    code = getattr(epilogue, "__code__", None)
-    parts = [repr(type(epilogue))] if code is None else [repr(part) for part in _operations(code)]
-    parts += [f"{name}={kind!r}" for which in ("operands", "outputs") for name, kind in _of(fused, which)]
+    function = epilogue.function
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(function, "__code__", None)
+    parts = [repr(type(function))] if code is None else [repr(part) for part in _operations(code)]
+    parts += [f"{name}={kind!r}" for name, kind in (*epilogue.operands.items(), *epilogue.outputs.items())]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _of(fused: Fused, which: str) -> Iterator[tuple[str, Any]]:
-    yield from (fused.get(which) or {}).items()
-
-
 def _operations(code: CodeType) -> Iterator[Any]:
-    """What a function does, without where it is written."""
+    """What a function does, but not where it is written."""
     yield code.co_code, code.co_names, code.co_varnames[: code.co_argcount]
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -8,13 +8,15 @@ from typing import Any
 
 import attrs
 
+from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.errors import MissingGpuError, PipelineError
+from tmapipe.moved import moved
 from tmapipe.schedule import Schedule
+from tmapipe.schedules.moved import WORDS
 from tmapipe.tuning import cache, epilogues
 from tmapipe.tuning.candidates import Candidate
 from tmapipe.tuning.choose import likely
 from tmapipe.tuning.compiling import build_all
-from tmapipe.tuning.epilogues import Fused
 from tmapipe.tuning.problem import Device, Problem
 from tmapipe.tuning.timing import Clock, Method, Run, Timing, rested, screen
 
@@ -45,6 +47,7 @@ class Tuned:
     refused: tuple[tuple[Candidate, str], ...] = ()
 
 
+@moved(WORDS)
 def tune(
     problem: Problem,
     *,
@@ -53,7 +56,7 @@ def tune(
     again: bool = False,
     progress: bool = True,
     device: str = "cuda",
-    **fused: Any,
+    epilogue: Epilogue | Callable[..., Any] | None = None,
 ) -> Tuned:
     """The fastest schedule for *problem* by measurement on *device*, or from the cache on disk.
 
@@ -66,7 +69,7 @@ def tune(
         jobs: compiling processes; None: one per core, at most 16
         again: whether to measure even if the cache knows the problem
         progress: whether to show a progress bar
-        fused: epilogue, operands and outputs, as of `tmapipe.schedules.Gemm`
+        epilogue: as of `tmapipe.schedules.Gemm`
 
     Raises:
         MissingGpuError: there is no GPU
@@ -77,6 +80,7 @@ def tune(
 
     if not torch.cuda.is_available():
         raise MissingGpuError("tune() measures on a GPU, and there is none here. choose() needs none.")
+    fused = Epilogue.of(epilogue)
     gpu = torch.cuda.get_device_name(device)
     known = None if again else recall(problem, gpu, fused)
     if known is not None:
@@ -93,21 +97,21 @@ def tune(
     return Tuned(schedules[best], best, timing.us, tuple(timings), tuple(refused.items()))
 
 
-def recall(problem: Problem, gpu: str, fused: Fused) -> Tuned | None:
+def recall(problem: Problem, gpu: str, epilogue: Epilogue) -> Tuned | None:
     """What the cache has for *problem*, if it can still be built; the file may be older than the schedules."""
-    entry = cache.load(problem, gpu, fused)
+    entry = cache.load(problem, gpu, epilogue)
     if entry is None:
         return None
     try:
-        return Tuned(entry.candidate.build(problem, fused), entry.candidate, entry.us)
+        return Tuned(entry.candidate.build(problem, epilogue), entry.candidate, entry.us)
     except Exception:  # any: the entry's names and values mean nothing to today's constructors
         return None
 
 
-def remember(problem: Problem, gpu: str, entry: cache.Entry, fused: Fused) -> None:
+def remember(problem: Problem, gpu: str, entry: cache.Entry, epilogue: Epilogue) -> None:
     """Stores *entry*. Only warns if that fails: the result is still good."""
     try:
-        cache.store(problem, gpu, entry, fused)
+        cache.store(problem, gpu, entry, epilogue)
     except OSError as error:
         warnings.warn(f"tune() cannot keep its result in {cache.cache_folder()}: {error}", stacklevel=3)
 
@@ -134,17 +138,19 @@ def device_of(device: str = "cuda") -> Device:
 
 
 def _prepare(
-    problem: Problem, candidates: list[Candidate], jobs: int | None, progress: bool, device: str, fused: Fused
+    problem: Problem, candidates: list[Candidate], jobs: int | None, progress: bool, device: str, epilogue: Epilogue
 ) -> tuple[dict[Candidate, Run], dict[Candidate, Any], dict[Candidate, str]]:
     """(launches of the candidates that compile and are right, their schedules, and what is wrong with the others)."""
     from tqdm import tqdm
 
     with tqdm(total=len(candidates), desc=f"compiling for {problem}", disable=not progress) as bar:
-        schedules, refused = build_all(problem, candidates, jobs, lambda candidate, error: bar.update() and None, fused)
+        schedules, refused = build_all(
+            problem, candidates, jobs, lambda candidate, error: bar.update() and None, epilogue
+        )
     runs: dict[Candidate, Run] = {}
     a, b, out = data_of(problem, device)
-    given = epilogues.operands(problem, fused, device)
-    right = epilogues.expected(fused, product(a, b, fused), given)
+    given = epilogues.operands(problem, epilogue, device)
+    right = epilogues.expected(epilogue, product(a, b, epilogue), given)
     for candidate, schedule in schedules.items():
         run = _launch(schedule, a, b, out, given)
         wrong = compare(run, out, right)
@@ -175,11 +181,11 @@ def data_of(problem: Problem, device: str) -> tuple[Any, Any, Any]:
     return a, b, torch.empty(*lead, problem.m, problem.n, device=device, dtype=getattr(torch, problem.out.torch))
 
 
-def product(a: Any, b: Any, fused: Fused) -> Any:
+def product(a: Any, b: Any, epilogue: Epilogue) -> Any:
     """a b^T by torch: rounded to bf16, or in fp32 for an epilogue."""
     import torch
 
-    kind = torch.float32 if fused else torch.bfloat16
+    kind = torch.bfloat16 if epilogue.plain else torch.float32
     return a.to(kind) @ b.to(kind).transpose(-1, -2)
 
 

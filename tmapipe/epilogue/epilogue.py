@@ -1,0 +1,97 @@
+"""Epilogue: what becomes of a matmul's sums before they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from tmapipe.dtypes import DType
+from tmapipe.epilogue.operands import EpilogueOperand, check_operands
+from tmapipe.epilogue.outputs import EpilogueOutput, Output
+from tmapipe.epilogue.reductions import Reduction
+from tmapipe.errors import InputError
+
+__all__ = ["Epilogue"]
+
+
+def _check_function(epilogue: Any, attribute: Any, value: Any) -> None:
+    if value is not None and not callable(value):
+        raise InputError("epilogue", value, "is a function of the sums, or an Epilogue", "e.g. lambda acc: acc * 0.5")
+
+
+def _check_outputs(epilogue: Any, attribute: Any, value: Any) -> None:
+    for name, kind in value.items():
+        if not isinstance(kind, EpilogueOutput):
+            fix = (
+                f"{kind.__name__}()"
+                if isinstance(kind, type) and issubclass(kind, EpilogueOutput)
+                else f"Output({kind!r})"
+            )
+            raise InputError(f"outputs[{name!r}]", kind, "is an Output, RowSum or ColumnSum of tmapipe.epilogue", fix)
+        if name == "d":
+            raise InputError(
+                "outputs['d']", kind, "is the first output, which is always there", "say dtype= or stages="
+            )
+
+
+@attrs.frozen
+class Epilogue:
+    """A function of each element of a matmul's sums, in fp32, of what else it takes, and of what it gives.
+
+    Args:
+        function: of the accumulator (of each accumulator), and of the operands by name, element by element. With further
+            outputs it returns a dictionary of all of them, "d" among them. None: the sums themselves.
+        operands: name -> `Matrix`, `PerColumn`, `PerRow` or `Scalar`.
+        outputs: name -> `Output`, `RowSum` or `ColumnSum`, which a call returns after d.
+        dtype: of d; None: the tensor's, or where a call makes it a's (of fp8 operands bf16, of int8 int32).
+        stages: output buffers of each warpgroup.
+        ahead: slots of the ring that operands are loaded into: one a tile, or with a matrix one a piece of 64 rows a warpgroup
+            and up to 64 columns.
+
+    Raises:
+        InputError: for operands and outputs of no known kind.
+
+    ::
+
+        Epilogue(lambda acc, bias: tp.math.gelu(acc + bias), operands={"bias": PerColumn()})
+        Epilogue(lambda acc: {"d": tp.math.relu(acc), "sums": acc}, outputs={"sums": Output("fp32")})
+        Epilogue(lambda acc: {"d": acc, "squares": acc * acc}, outputs={"squares": RowSum()})
+    """
+
+    function: Callable[..., Any] | None = attrs.field(default=None, validator=_check_function)
+    operands: Mapping[str, EpilogueOperand] = attrs.field(factory=dict, kw_only=True)
+    outputs: Mapping[str, EpilogueOutput] = attrs.field(factory=dict, validator=_check_outputs, kw_only=True)
+    dtype: DType | str | None = attrs.field(default=None, kw_only=True)
+    stages: int = attrs.field(default=2, kw_only=True)
+    ahead: int = attrs.field(default=2, kw_only=True)
+
+    @classmethod
+    def of(cls, value: Epilogue | Callable[..., Any] | None) -> Epilogue:
+        """*value*, or the epilogue of a plain function."""
+        return value if isinstance(value, Epilogue) else cls(value)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it stores the sums themselves, and nothing else."""
+        return self.function is None and not self.operands and not self.outputs
+
+    @property
+    def whole_outputs(self) -> dict[str, EpilogueOutput]:
+        """All outputs by name, d first."""
+        return {"d": Output(self.dtype), **self.outputs}
+
+    @property
+    def reductions(self) -> dict[str, Reduction]:
+        """Those of the outputs that are sums of rows or columns."""
+        return {name: kind for name, kind in self.outputs.items() if isinstance(kind, Reduction)}
+
+    def check(self, accumulators: int) -> None:
+        """Raises `InputError` unless the function takes so many accumulators, and the operands by name."""
+        if self.operands:
+            check_operands(self.operands, self.function, accumulators)
+
+    def values(self, sums: tuple[Any, ...], operands: Mapping[str, Any]) -> Any:
+        """What the function makes of whole *sums*, NumPy arrays in fp32: an array, or a dictionary of arrays."""
+        return sums[0] if self.function is None else self.function(*sums, **operands)

@@ -1,0 +1,62 @@
+"""Outputs of an epilogue beside the first one, d: as much as d, or sums of its rows or columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+
+from tmapipe.dtypes import DType, as_dtype
+from tmapipe.matmul import Wgmma
+from tmapipe.store_pipeline import TmaStoreStage
+
+__all__ = ["EpilogueOutput", "Output", "StoreForm"]
+
+
+@attrs.frozen
+class StoreForm:
+    """What the stores of all whole outputs of an epilogue have in common: dims: names of their dimensions; stages: buffers of
+    a warpgroup; columns: of a buffer (None: as many as fill 128 bytes)."""
+
+    dims: str
+    stages: int
+    columns: int | None = None
+
+
+class EpilogueOutput:
+    """Base of the kinds. `reduced`: whether the kernel leaves parts of it, which another one adds."""
+
+    reduced = False
+
+    def stage(self, mma: Wgmma, width: int, form: StoreForm) -> TmaStoreStage:
+        """The store of what the epilogue makes of *mma*'s tiles, in pieces of *width* columns."""
+        raise NotImplementedError
+
+    def type_of(self, sums: DType) -> DType:
+        """Of its tensor, where a call makes one of sums of this type."""
+        raise NotImplementedError
+
+    def whole(self, values: Any, shape: tuple[int, ...]) -> np.ndarray:
+        """The output, of what the epilogue gives of a whole d of *shape*."""
+        raise NotImplementedError
+
+
+@attrs.frozen
+class Output(EpilogueOutput):
+    """An output of d's shape.
+
+    Args:
+        dtype: of its elements; None: the tensor's, or where a call makes it a's.
+    """
+
+    dtype: DType | str | None = None
+
+    def stage(self, mma: Wgmma, width: int, form: StoreForm) -> TmaStoreStage:
+        return TmaStoreStage(form.dims, source=mma, stages=form.stages, columns=form.columns, dtype=self.dtype)
+
+    def type_of(self, sums: DType) -> DType:
+        return as_dtype(self.dtype or sums)
+
+    def whole(self, values: Any, shape: tuple[int, ...]) -> np.ndarray:
+        return np.broadcast_to(np.asarray(values, np.float32), shape).copy()

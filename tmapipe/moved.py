@@ -1,0 +1,30 @@
+"""Keywords of before, which are said in another way since: an error names it. docs/migration.md lists them all."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+from tmapipe.errors import InputError
+
+__all__ = ["moved"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def moved(words: Mapping[str, Callable[[Any], str]]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorates a function so that keywords of before raise `InputError`. words: keyword -> how its value is said now."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def checked(*arguments: P.args, **options: P.kwargs) -> R:
+            for word, value in options.items():
+                if word in words:
+                    raise InputError(word, value, "is said in another way since", words[word](value))
+            return function(*arguments, **options)
+
+        return checked
+
+    return decorate

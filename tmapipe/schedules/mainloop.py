@@ -1,0 +1,96 @@
+"""Mainloops of a GEMM: how its warpgroups share the output tiles.
+
+Cooperative   all warpgroups on one tile: mainloop 0 | epilogue 0 | mainloop 1 | ...
+
+PingPong      each warpgroup on a tile of its own, so that one's epilogue runs under the other's mainloop:
+              team 0    mainloop 0 | epilogue 0           | mainloop 2 | ...
+              team 1               | mainloop 1           | epilogue 1 | ...
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import attrs
+
+from tmapipe.errors import InputError
+from tmapipe.role import Role
+from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.turnstile import Turnstile
+
+__all__ = ["Cooperative", "PingPong"]
+
+
+@attrs.frozen
+class Cooperative:
+    """All warpgroups share an output tile: 1 of m = 64, 2 of 128 or 256, 3 of 192 rows.
+
+    Args:
+        promote: sums of fp8 operands leave the tensor core after each slot (see `Wgmma`).
+    """
+
+    promote: bool = False
+
+    def role(self, declared: Role, m: int) -> Role:
+        """*declared*, or where its warpgroups cannot share *m* rows, another."""
+        if m % (16 * declared.warps) == 0 and declared.teams == 1:
+            return declared
+        return Role(warpgroups=2 if m % 128 == 0 else 3 if m % 192 == 0 else 1)
+
+    def turnstiles(self, role: Role, stores: tuple[TmaStoreStage, ...]) -> dict[str, Turnstile]:
+        """What orders the teams of *role*, which store through *stores*, by name."""
+        return {}
+
+    def mainloop_turn(self, k: Any) -> Any:
+        """The scope of a mainloop."""
+        return nullcontext()
+
+    def epilogue_turn(self, k: Any) -> Any:
+        """The scope of an epilogue."""
+        return nullcontext()
+
+    def check(self, tiles: Any, operands: bool) -> None:
+        """Raises `InputError` for an order or an epilogue that it does not go with."""
+
+
+@attrs.frozen
+class PingPong:
+    """Two warpgroups, each with every second output tile, whose mainloops take turns. Best where the epilogue weighs much:
+    short k, or tiles too small to hide it otherwise. A tile's accumulators must fit in one warpgroup: up to 64 x 256 or
+    128 x 192.
+
+    Args:
+        promote: as of `Cooperative`.
+        in_turn: epilogues take turns as mainloops do, so that both warpgroups use the same output buffers. Without, each has
+            buffers of its own and epilogues may overlap, which is faster where they take longer than mainloops; not with
+            operands, of which one warpgroup would run ahead of the other by two laps of the ring.
+    """
+
+    promote: bool = False
+    in_turn: bool = True
+
+    def role(self, declared: Role, m: int) -> Role:
+        """*declared*, if it has teams."""
+        return declared if declared.teams > 1 else Role(warpgroups=2, teams=2)
+
+    def turnstiles(self, role: Role, stores: tuple[TmaStoreStage, ...]) -> dict[str, Turnstile]:
+        """What orders the teams of *role*, which store through *stores*, by name."""
+        found = {"order": Turnstile(role)}
+        return found | ({"epilogue_order": Turnstile(role, stores)} if self.in_turn else {})
+
+    def mainloop_turn(self, k: Any) -> Any:
+        """The scope of a mainloop."""
+        return k.order.turn()
+
+    def epilogue_turn(self, k: Any) -> Any:
+        """The scope of an epilogue."""
+        return k.epilogue_order.turn() if self.in_turn else nullcontext()
+
+    def check(self, tiles: Any, operands: bool) -> None:
+        """Raises `InputError` for an order or an epilogue that it does not go with."""
+        if operands and not self.in_turn:
+            raise InputError("PingPong(in_turn)", False, "is needed with operands of the epilogue", "leave it out")
+        if not tiles.for_teams:
+            rule = f"does not go with {type(tiles).__name__}, whose tiles differ in their steps or have none"
+            raise InputError("mainloop", self, rule, "use Cooperative()")

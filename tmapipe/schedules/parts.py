@@ -1,0 +1,110 @@
+"""PartsOfK: what a GEMM whose k is shared among CTAs does around its kernel.
+
+By default the kernel stores part s of each output tile, partial sums in fp32, to matrix s of a workspace [s, m, n], and a
+second kernel adds these in a fixed order, and applies the epilogue: results are bit-identical from run to run. It starts under
+the end of the first one, and waits for it with griddepcontrol.wait. With ``reduce="add"`` the TMA engine adds all parts
+to the output as they come: one kernel, no workspace, and last bits that differ from run to run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from tmapipe.bind.memory import check_kind
+from tmapipe.bind.tensors import new_like, of_sums
+from tmapipe.dtypes import as_dtype, dtype_of, fp32
+from tmapipe.epilogue.epilogue import Epilogue
+from tmapipe.epilogue.outputs import StoreForm
+from tmapipe.errors import InputError
+from tmapipe.integers import ceil_div
+from tmapipe.matmul import Wgmma
+from tmapipe.schedules.addparts import AddParts
+from tmapipe.store_pipeline import TmaStoreStage
+
+__all__ = ["PartsOfK"]
+
+
+@attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
+class AddedParts(TmaStoreStage):
+    """Adds all tiles of a matmul's accumulators along "s" to one place: the tensor has no such dimension.
+
+    Args:
+        source: The matmul.
+        parts: Extent of "s".
+        options: As of `TmaStoreStage`.
+    """
+
+    parts: int = attrs.field(default=1)
+
+    def __init__(self, source: Wgmma, parts: int, **options: Any):
+        super().__init__("s m n", source=source, reduce="add", **options)
+        object.__setattr__(self, "parts", parts)
+
+    @property
+    def folded(self) -> Mapping[str, int]:
+        return {"s": self.parts}
+
+
+class PartsOfK:
+    """The parts that *order* makes of each output tile, and how they end: with *epilogue*, when they have been added."""
+
+    def __init__(self, order: Any, epilogue: Epilogue):
+        if order.reduce and not epilogue.plain:
+            rule = "is not applied to parts of k that are added as they come: no part has the whole sum"
+            raise InputError("epilogue", epilogue.function or epilogue, rule, "leave out reduce=")
+        self.order, self.epilogue = order, epilogue
+        self.stored = Epilogue(stages=epilogue.stages)  #: what each part ends with
+        self.add_parts = AddParts(dtype=epilogue.dtype)
+
+    def stage(self, mma: Wgmma, width: int, form: StoreForm) -> TmaStoreStage:
+        """The store of the parts."""
+        if self.order.reduce:
+            return AddedParts(mma, self.order.parts, stages=form.stages, dtype=self.epilogue.dtype)
+        return TmaStoreStage(form.dims, source=mma, stages=form.stages, dtype=fp32)
+
+    def call(self, schedule: Any, run: Callable[..., Any], tensors: tuple[Any, ...], out: Any, named: Any) -> Any:
+        """Calls *run*, the kernel of *schedule*, with a, b and a workspace, then what adds the parts. Returns the outputs."""
+        given = dict(zip(("a", "b", "d"), tensors, strict=False)) | named
+        a, b, d = (given.pop(name, None) for name in ("a", "b", "d"))
+        d = d if d is not None else out
+        for name, tensor in (("a", a), ("b", b)):
+            check_kind(name, tensor)
+            if tensor.ndim != 2:
+                raise InputError(
+                    name, tuple(tensor.shape), "is a matrix, where parts of k are added", "pass one matrix"
+                )
+        if self.order.reduce:
+            return self._add_as_they_come(schedule, run, (a, b, d), given)
+        if d is None:
+            d = new_like(a, (a.shape[0], b.shape[0]), as_dtype(self.epilogue.dtype or of_sums(dtype_of(a, "a"))))
+        check_kind("d", d)
+        if dtype_of(d, "d").integer:
+            rule = "the parts are added in fp32, which is not rounded to integers"
+            raise InputError("d", dtype_of(d, "d").name, rule, "pass a d of a floating type")
+        workspace = self._workspace(schedule, a, d.shape)
+        run(a, b, workspace)
+        return self.add_parts(workspace, d, **given)
+
+    def _add_as_they_come(self, schedule: Any, run: Callable[..., Any], tensors: tuple[Any, ...], named: Any) -> Any:
+        a, b, d = tensors
+        if d is None:
+            d = new_like(a, (a.shape[0], b.shape[0]), as_dtype(self.epilogue.dtype or fp32))
+        check_kind("d", d)
+        schedule.bind(a, b, d, **named)  # nothing is zeroed that is refused afterwards
+        d[...] = 0
+        return run(a, b, d, **named)
+
+    def _workspace(self, schedule: Any, a: Any, shape: tuple[int, ...]) -> Any:
+        """A new matrix of *shape* for each part that a tile may have. Those that only some tiles have are set to zero."""
+        m, n, k = schedule.mma.shape
+        extents = ((shape[0], m * schedule.cluster["m"]), (shape[1], n * schedule.cluster["n"]))
+        tiles = math.prod(ceil_div(extent, tile) for extent, tile in extents)
+        least, most = self.order.pieces(tiles, ceil_div(a.shape[1], k))
+        made = new_like(a, (most, *shape), fp32)
+        if least < most:
+            made[least:] = 0
+        return made

@@ -1,0 +1,68 @@
+"""TileOrder: what an order of output tiles supplies to those who plan, launch and run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tmapipe.integers import ceil_div
+from tmapipe.isa.interface import Isa
+
+__all__ = ["TileOrder"]
+
+
+class TileOrder:
+    """Base of the orders in which persistent CTAs take output tiles."""
+
+    launch_words = 0  #: words that a launch hands to the kernel besides the number of clusters
+    bounded: tuple[str, ...] = ()  #: dimensions along which its tiles have bounds of their own
+    for_teams = True  #: whether the teams of a role can take its tiles in turn
+    in_parts = False  #: whether its tiles are parts of a sum, which something else has to add
+    table: str | None = None  #: the name of the `Table` that it reads
+    input_dims = output_dims = "l "  #: a GEMM's dimensions before m, of what has its rows: inputs, and outputs
+
+    def of_rows(self, rows: int) -> TileOrder:
+        """This order for output tiles of so many *rows* along m."""
+        return self
+
+    def grid(
+        self, output: str, tile: dict[str, int], extent: Callable[[str, int], Any], cluster: Mapping[str, int]
+    ) -> dict[str, Any]:
+        """Numbers of tiles by dimension.
+
+        Args:
+            output: the tensor that the tiles divide.
+            tile: elements of a tile along each of its dimensions.
+            extent: of a tensor's i-th dimension (elements), on the host or in the kernel.
+            cluster: CTAs by dimension.
+        """
+        return {dim: ceil_div(extent(output, i), elements) for i, (dim, elements) in enumerate(tile.items())}
+
+    def queue(self, dims: int) -> tuple[int, int] | None:
+        """(slots, words of a slot) of the queue from a scheduler of the order's own, for *dims* dimensions; None without."""
+        return None
+
+    def launch_numbers(
+        self, tiles: int, resident: int, cluster_size: int, gpcs: Callable[[], Sequence[Sequence[int]]]
+    ) -> list[int]:
+        """How many clusters to launch, then `launch_words` words for the kernel.
+
+        Args:
+            tiles: clusters that can work at once, as `clusters` says.
+            resident: clusters that fit on the device at once.
+            cluster_size: CTAs of a cluster.
+            gpcs: tells the device's multiprocessors by GPC.
+        """
+        return [min(tiles, resident)]
+
+    def clusters(self, grid: dict[str, int], cluster: Mapping[str, int]) -> int:
+        """How many clusters can work at once, for a grid of tiles."""
+        raise NotImplementedError
+
+    def divisors(self, grid: dict[str, Any], cluster: Mapping[str, int], clusters: Any) -> dict[str, Any]:
+        """What the order divides by; *grid* in tiles, none of them 0. On the host, or in the kernel."""
+        raise NotImplementedError
+
+    def bind(self, isa: Isa, grid: dict[str, Any]) -> Any:
+        """This order on the calling CTA, for a grid of *grid* tiles a dimension."""
+        raise NotImplementedError

@@ -1,0 +1,135 @@
+"""SplitKTiles: every output tile in several parts, each of which sums some of the inner steps.
+
+With two tiles of 7 steps and 3 parts:
+
+    part 0   steps 0 1 2 of tile 0, of tile 1
+    part 1   steps 3 4 5 of tile 0, of tile 1
+    part 2   step 6 of tile 0, of tile 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from tmapipe.errors import InputError
+from tmapipe.integers import ceil_div
+from tmapipe.isa.interface import Isa
+from tmapipe.isa.values import Carried
+from tmapipe.plan.model import RoleWarps
+from tmapipe.protocol.tile import Tile, within
+from tmapipe.tiles.order import TileOrder
+from tmapipe.tiles.persistent import PersistentTiles
+
+__all__ = ["SplitKTiles", "check_reduce"]
+
+
+def check_reduce(order: Any, attribute: Any, value: Any) -> None:
+    """Raises `InputError` unless *value* says how parts are added."""
+    if value not in (None, "add"):
+        raise InputError(f"{type(order).__name__}(reduce)", value, 'is None or "add"', 'use "add"')
+
+
+@attrs.frozen
+class SplitKTiles(TileOrder):
+    """An order in which the parts of an output tile are tiles of their own: for outputs of few tiles, and many steps.
+
+    The output has a dimension "s" for the parts, before those of the matrix: a tile's coordinates are s, l (0), m, n, ...,
+    first (its first step) and steps (how many: of the last parts fewer, or none).
+
+    Args:
+        parts: of each tile.
+        tiles: in which order the tiles of all parts are taken; with ``GpcTiles()``, the CTAs of a part of up to eight clusters
+            lie together.
+        reduce: how parts are added. None: a second kernel adds them in a fixed order, so that results are the same bits in
+            every run; "add": the TMA engine adds them to the output as they come, each addition rounded to the output's type.
+        stage: the steps are the tiles of this load ...
+        dim: ... along this dimension.
+    """
+
+    parts: int = attrs.field()
+    tiles: TileOrder = attrs.field(factory=PersistentTiles)
+    reduce: str | None = attrs.field(default=None, kw_only=True, validator=check_reduce)
+    stage: str = attrs.field(default="a", kw_only=True)
+    dim: str = attrs.field(default="k", kw_only=True)
+
+    for_teams = False
+    in_parts = True
+    output_dims = "s "
+
+    @parts.validator
+    def _check_parts(self, attribute: Any, value: Any) -> None:
+        if not isinstance(value, int) or value < 1:
+            raise InputError("SplitKTiles(parts)", value, "is a positive number of parts", "use 4")
+
+    @tiles.validator
+    def _check_tiles(self, attribute: Any, value: Any) -> None:
+        if not isinstance(value, TileOrder) or value.in_parts or value.bounded:
+            raise InputError("SplitKTiles(tiles)", value, "is an order of whole tiles", "e.g. GpcTiles()")
+
+    @property
+    def launch_words(self) -> int:  # type: ignore[override]
+        return self.tiles.launch_words
+
+    def launch_numbers(
+        self, tiles: int, resident: int, cluster_size: int, gpcs: Callable[[], Sequence[Sequence[int]]]
+    ) -> list[int]:
+        """As in `TileOrder`."""
+        return self.tiles.launch_numbers(tiles, resident, cluster_size, gpcs)
+
+    def pieces(self, tiles: int, steps: int) -> tuple[int, int]:
+        """Least and most parts of a tile, for so many tiles of so many steps."""
+        return self.parts, self.parts
+
+    def queue(self, dims: int) -> tuple[int, int] | None:
+        """As in `TileOrder`."""
+        return self.tiles.queue(dims)
+
+    def clusters(self, grid: dict[str, int], cluster: Mapping[str, int]) -> int:
+        """As in `TileOrder`."""
+        return self.tiles.clusters(grid, cluster)
+
+    def divisors(self, grid: dict[str, Any], cluster: Mapping[str, int], clusters: Any) -> dict[str, Any]:
+        """As in `TileOrder`."""
+        return self.tiles.divisors(grid, cluster, clusters)
+
+    def bind(self, isa: Isa, grid: dict[str, Any]) -> Any:
+        """This order on the calling CTA, for a grid of *grid* tiles a dimension, parts among them."""
+        return BoundParts(isa, self, self.tiles.bind(isa, grid))
+
+
+class BoundParts(Carried):
+    """The calling CTA's parts of tiles."""
+
+    def __init__(self, isa: Isa, order: SplitKTiles, tiles: Any):
+        self.isa, self.order, self.tiles = isa, order, tiles
+
+    def of(self, role: RoleWarps) -> BoundParts:
+        """The parts as *role* takes them."""
+        return BoundParts(self.isa, self.order, self.tiles.of(role))
+
+    def begin(self) -> None:
+        """As of the order that the tiles come in."""
+        self.tiles.begin()
+
+    def each(self, body: Callable[[Tile], None]) -> None:
+        """Runs *body* once a part."""
+        self.tiles.each(lambda tile: body(self._part(tile)))
+
+    def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
+        raise InputError("SplitKTiles", teams, "deals out parts to whole CTAs, not to teams", "use a role of one team")
+
+    def finish(self) -> None:
+        """After the last part."""
+        self.tiles.finish()
+
+    def _part(self, tile: Tile) -> Tile:
+        """With its steps: as many in every part but the last ones."""
+        isa, load = self.isa, self.isa.plan.load(self.order.stage)
+        where = load.dims.index(self.order.dim)
+        steps = ceil_div(isa.extent(load.argument, where), load.tile[where])
+        most = ceil_div(steps, self.order.parts)
+        first = tile.s * most
+        return tile.also(l=0, first=first, steps=within(isa, steps - first, most))
