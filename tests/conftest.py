@@ -1,5 +1,6 @@
 """How pytest-xdist shares the tests out: all tests of one compiled kernel to one process, so that each is compiled once."""
 
+import gc
 import re
 
 import pytest
@@ -15,3 +16,10 @@ def pytest_xdist_make_scheduler(config, log):
             return "kernel " + kernel[1].split("-")[0] if kernel else nodeid
 
     return ByKernel(config, log)
+
+
+def pytest_collection_finish():
+    """What the imports made stays: the garbage collector need not go over it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000)

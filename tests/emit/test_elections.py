@@ -5,7 +5,7 @@ Where it does, electing again nests two elections; where it does not, every lane
 
 import pytest
 
-from tests.emit.kernels import KERNELS, build
+from tests.emit.kernels import KERNELS, build, built
 from tmapipe.gpu import isa
 
 KERNEL_OF = {"load": "copy swizzled 128", "store": "copy swizzled 128", "reduce": "reduce"}
@@ -23,14 +23,14 @@ def elections(kernel):
 
 @pytest.mark.parametrize("operation", isa.COPY_ELECTS)
 def test_one_lane_issues(operation):
-    kernel = build(KERNELS[KERNEL_OF[operation]])
+    kernel = built(KERNEL_OF[operation])
     assert issued(kernel, operation, 0) == 1
     assert issued(kernel, operation, 5) == 0
 
 
 def test_store_is_not_elected_by_the_copy(monkeypatch):
     """If this fails, a new version of the DSL elects for stores: set the table's entry to True."""
-    elected = build(KERNELS[KERNEL_OF["store"]])
+    elected = built(KERNEL_OF["store"])
     monkeypatch.setitem(isa.COPY_ELECTS, "store", True)
     bare = build(KERNELS[KERNEL_OF["store"]])
     assert issued(bare, "store", 5) == 1
@@ -39,7 +39,7 @@ def test_store_is_not_elected_by_the_copy(monkeypatch):
 
 def test_reduce_is_elected_by_the_copy(monkeypatch):
     """If this fails, a new version of the DSL does not elect for reductions: set the table's entry to False."""
-    bare = build(KERNELS[KERNEL_OF["reduce"]])
+    bare = built(KERNEL_OF["reduce"])
     monkeypatch.setitem(isa.COPY_ELECTS, "reduce", False)
     nested = build(KERNELS[KERNEL_OF["reduce"]])
     assert issued(bare, "reduce", 5) == 0
@@ -48,6 +48,6 @@ def test_reduce_is_elected_by_the_copy(monkeypatch):
 
 def test_load_is_elected_by_the_copy():
     """GpuIsa.tma_load elects nobody: initializations, arming and the load have one election each."""
-    kernel = build(KERNELS[KERNEL_OF["load"]])
+    kernel = built(KERNEL_OF["load"])
     loader = kernel.ptx.reached(0, 0)
     assert sum(i.is_a("elect") for i in loader) == len(kernel.ptx.facts(0).inits) + 1 + 1
