@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import attrs
@@ -107,10 +107,12 @@ def _file(path: str) -> tuple[str, bool]:
 
 
 class SiteIsa(Carried):
-    """An instruction set that knows where it is called from. `reached` sees every operation: (site, method, arguments)."""
+    """An instruction set that knows where it is called from. `reached` sees every operation: (site, method, arguments).
 
-    def __init__(self, isa: Any):
-        self.isa = isa
+    watched: the operations whose sites are looked for; for others `reached` is told None."""
+
+    def __init__(self, isa: Any, watched: Collection[str] = OPERATIONS):
+        self.isa, self.watched = isa, watched
         self.roles = dict.fromkeys(range(isa.plan.warps), "idle")
         self.roles |= {w: r.name for r in isa.plan.roles for w in range(r.first_warp, r.first_warp + r.warps)}
 
@@ -122,11 +124,14 @@ class SiteIsa(Carried):
             return found
 
         def call(*args: Any, **options: Any) -> Any:
-            return self.reached(self._site(name, args), found, args, options)
+            site = self._site(name, args) if name in self.watched else None
+            return self.reached(site, found, args, options)
 
         return call
 
-    def reached(self, site: Site, method: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def reached(
+        self, site: Site | None, method: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
         """Called instead of the operation."""
         return method(*args, **options)
 
@@ -154,13 +159,15 @@ class ChangedIsa(SiteIsa):
     """An instruction set with one change. executions: how often each warp comes to the site in the unchanged kernel."""
 
     def __init__(self, isa: Any, change: Change, how: Callable[..., Any], executions: dict[tuple[int, int], int]):
-        super().__init__(isa)
+        super().__init__(isa, {change.site.method})
         self.change, self.how = change, how
         self.last = executions.get((isa.cta_rank, isa.warp), 0) - 1
         self.count = -1
         self.held: Callable[[], Any] | None = None  # a call that is to come after the next one
 
-    def reached(self, site: Site, method: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def reached(
+        self, site: Site | None, method: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
         held, self.held = self.held, None
         if site == self.change.site and self._now():
             result = self.how(self, method, self.change.by, args, options)
