@@ -13,7 +13,7 @@ from tmapipe.fields import is_count, must, optional, shown
 from tmapipe.multicast import MulticastGroup
 from tmapipe.role import Role
 
-__all__ = ["DEFAULT_DIMS", "L2_HINTS", "OUTSIDE", "SWIZZLES", "SharedStage", "TmaLoadStage", "check_dims"]
+__all__ = ["DEFAULT_DIMS", "L2_HINTS", "OUTSIDE", "SWIZZLES", "SharedStage", "TmaLoadStage", "check_dims", "check_tile"]
 
 
 DEFAULT_DIMS = {1: "n", 2: "m n"}
@@ -115,7 +115,7 @@ class TmaLoadStage(_SlotStage):
         loads: Any = loader
         if loader is None and isinstance(ring, BarrierRing) and len(ring.phases[0]) == 1:
             loads = ring.phases[0][0]
-        tile = _check_tile("TmaLoadStage(tile)", tile)
+        tile = check_tile("TmaLoadStage(tile)", tile)
         self.__attrs_init__(
             tile=tile,
             ring=ring,
@@ -177,7 +177,7 @@ class SharedStage(_SlotStage):
         dtype: DType | str,
         swizzle: int | None = None,
     ):
-        tile = _check_tile("SharedStage(tile)", tile)
+        tile = check_tile("SharedStage(tile)", tile)
         self.__attrs_init__(tile=tile, ring=ring, dtype=as_dtype(dtype), swizzle=swizzle, writer=writer)
         if self.dtype == tf32:
             raise InputError("SharedStage(dtype)", "tf32", "is a type of TMA loads, which round fp32 to it", "fp32")
@@ -191,7 +191,7 @@ class SharedStage(_SlotStage):
         return shown(self)
 
 
-def _check_tile(argument: str, tile: Any) -> tuple[int, ...]:
+def check_tile(argument: str, tile: Any) -> tuple[int, ...]:
     found = tuple(tile) if isinstance(tile, (tuple, list)) else ()
     if len(found) not in (1, 2) or not all(map(is_count, found)):
         raise InputError(argument, tile, "is one or two positive extents (elements)", "e.g. tile=(128, 64)")

@@ -21,7 +21,7 @@ from tmapipe.fields import must, optional, shown
 from tmapipe.matmul import Wgmma
 from tmapipe.moved import moved
 from tmapipe.role import Role
-from tmapipe.stage import TmaLoadStage, check_dims
+from tmapipe.stage import TmaLoadStage, check_dims, check_tile
 
 __all__ = ["TmaStoreStage"]
 
@@ -86,6 +86,10 @@ class TmaStoreStage:
             raise InputError("TmaStoreStage(source)", source, "is a TmaLoadStage, a Wgmma or None", "pass one of these")
         if source is None and (tile is None or role is None):
             raise InputError("TmaStoreStage(tile, role)", (tile, role), "are needed without a source", "pass both")
+        if tile is not None:
+            tile = check_tile("TmaStoreStage(tile)", tile)
+        if role is not None and not isinstance(role, Role):
+            raise InputError("TmaStoreStage(role)", role, "is the Role that computes what is stored", "pass a Role")
         if isinstance(source, TmaLoadStage):
             _check_follows(source, tile, columns, dtype)
             dims = dims or " ".join(source.dims)

@@ -96,6 +96,10 @@ def test_turnstiles():
 def test_tiles(tile):
     rule = "one or two positive extents"
     refused(tp.TmaLoadStage, tile=tile, ring=ring(), argument="TmaLoadStage(tile)", value=tile, rule=rule)
+    if tile is not None:
+        refused(
+            tp.TmaStoreStage, tile=tile, role=tp.Role(warps=1), argument="TmaStoreStage(tile)", value=tile, rule=rule
+        )
     refused(
         tp.SharedStage, tile=tile, ring=ring(), writer=None, dtype="bf16",
         argument="SharedStage(tile)", value=tile, rule=rule,
@@ -154,6 +158,10 @@ def test_wgmma_operands():
 
 
 def test_stores():
+    for wrong in ("math", 3, ring()):
+        refused(
+            tp.TmaStoreStage, tile=(8, 64), role=wrong, argument="TmaStoreStage(role)", value=wrong, rule="the Role"
+        )
     x = tp.TmaLoadStage(tile=(8, 64), ring=ring(), dtype="bf16")
     refused(tp.TmaStoreStage, source="x", argument="TmaStoreStage(source)", value="x", rule="TmaLoadStage, a Wgmma")
     refused(tp.TmaStoreStage, tile=(8, 64), argument="TmaStoreStage(tile, role)", rule="without a source")

@@ -19,7 +19,7 @@ from tmapipe.machine.machine import at_most
 
 __all__ = ["Program", "Renaming", "RelativeRun", "origin_of", "parts_of", "record_marked"]
 
-MAX_OPERATIONS = 1_000_000  # of one warp; problems are small, and take thousands
+MAX_OPERATIONS = 200_000  # of one warp; problems are small, and take thousands
 
 
 class Program(NamedTuple):

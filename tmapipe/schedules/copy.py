@@ -35,6 +35,8 @@ class Copy(Schedule):
     load, store = Role(warps=1), Role(warps=1)
 
     def __init__(self, tile: tuple[int, int] = (4, 256), stages: int | None = 12, pending: int = 2):
+        if not isinstance(tile, tuple) or len(tile) != 2:
+            raise InputError("Copy(tile)", tile, "is (rows, words of 4 bytes)", "e.g. (4, 256)")
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.store)
         self.x = TmaLoadStage("m n", tile=tile, ring=self.ring, dtype=int32)
         self.y = TmaStoreStage(source=self.x, stages=pending)

@@ -1,0 +1,57 @@
+"""Random calls, a few of each kind: right, or refused well. The long run is ``python -m tests.fuzz``."""
+
+import pytest
+
+import tmapipe as tp
+from tests.fuzz.__main__ import KINDS, calls_of, table
+from tests.fuzz.outcomes import Call, Outcome, Unsafe, Wrong, judge
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of layouts in beta
+@pytest.mark.parametrize("kind", KINDS)
+def test_right_or_refused_well(kind):
+    judged = calls_of(1, 0, 60, [kind])
+    assert not [entry for entry in judged if not entry[2].good]
+    outcomes = {outcome for _, _, outcome, _ in judged}
+    assert {Outcome.RIGHT, Outcome.REFUSED} <= outcomes
+    assert f"{sum(outcome is Outcome.RIGHT for _, _, outcome, _ in judged)}" in table(judged)
+
+
+def raising(error):
+    def run():
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "error, outcome",
+    [
+        (tp.InputError("a", 1, "is a tensor", "pass one"), Outcome.REFUSED),
+        (tp.InputError("a", 1, "", "pass one"), Outcome.POOR),
+        (tp.InputError("", 1, "is a tensor", "pass one"), Outcome.POOR),
+        (tp.InputError("a", 1, "is a tensor", ""), Outcome.POOR),
+        (tp.ScopeError("file.py:3: a slot"), Outcome.REFUSED),
+        (ValueError("a"), Outcome.BARE),
+        (TypeError("f() takes 1 positional argument but 2 were given"), Outcome.OWN),
+        (Wrong("two"), Outcome.WRONG),
+        (Unsafe("race"), Outcome.UNSAFE),
+    ],
+)
+def test_outcomes(error, outcome):
+    assert judge(Call("", raising(error)))[0] is outcome
+
+
+def test_a_hang(monkeypatch):
+    monkeypatch.setattr("tests.fuzz.outcomes.SECONDS", 0.05)
+
+    def run():
+        while True:
+            pass
+
+    assert judge(Call("", run))[0] is Outcome.HANG
+
+
+def test_the_same_seed_makes_the_same_calls():
+    first, second = ([text for _, text, _, _ in calls_of(3, 5, 4)] for _ in range(2))
+    assert [text.split(" at 0x")[0] for text in first] == [text.split(" at 0x")[0] for text in second]
