@@ -104,3 +104,9 @@ def test_signatures_are_those_of_now():
         thing = getattr(tp.schedules, name)
         if inspect.isclass(thing) and issubclass(thing, tp.Schedule):
             assert len(inspect.signature(thing).parameters) <= 8, name
+
+
+@pytest.mark.parametrize("before, now", rows("Programs"))
+def test_programs(before, now):
+    root = pathlib.Path(__file__).parents[2]
+    assert not (root / before[0]).exists() and "__main__" in (root / now[0]).read_text()
