@@ -65,7 +65,13 @@ class Schedule:
     #: a [m, k] of which a stage "k m" loads tiles that are contiguous along m.
     turned: tuple[str, ...] = ()
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, value in vars(cls).items():
+            _check_free(name, value)
+
     def __setattr__(self, name: str, value: Any) -> None:
+        _check_free(name, value)
         self._forget(name)
         object.__setattr__(self, name, value)
 
@@ -339,6 +345,12 @@ class Schedule:
         from tmapipe.gpu.build import build
 
         return build(self, self.plan(dtypes, arch=arch), keep=True, unroll=unroll)
+
+
+def _check_free(name: str, value: Any) -> None:
+    """Raises `InputError` for a part that is called as something which every schedule has."""
+    if isinstance(value, PARTS) and hasattr(Schedule, name):
+        raise InputError(name, value, "is the name of something that every Schedule has", "rename the part")
 
 
 def _check_axes(schedule: Schedule) -> None:

@@ -119,6 +119,14 @@ def made(**parts):
     return type("Made", (tp.Schedule,), parts)()
 
 
+@pytest.mark.parametrize("name", ["plan", "check", "tiles", "cluster", "grid", "declared"])
+def test_names_that_every_schedule_has_are_refused(name):
+    part = tp.Role(warps=1)
+    rule = "something that every Schedule has"
+    refused(made, **{name: part}, argument=name, value=part, rule=rule)
+    refused(setattr, Rows(), name, part, argument=name, value=part, rule=rule)
+
+
 def test_parts_that_are_not_declared_are_refused_by_name():
     load, store, math = tp.Role(warps=1), tp.Role(warps=1), tp.Role(warpgroups=1, teams=1)
     ring = tp.BarrierRing(3, producer=load, consumer=store)

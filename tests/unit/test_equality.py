@@ -1,6 +1,7 @@
 """Schedules are values: equal where all that a plan or a body can read of them is."""
 
 import copy
+import functools
 import pickle
 
 import numpy as np
@@ -50,6 +51,12 @@ class Helper:
         self.__dict__.update(attributes)
 
 
+class Lazy:
+    @functools.cached_property
+    def value(self):
+        return 1
+
+
 ALIKE = [
     {"cluster": {"m": 2}},
     {"tiles": tp.PersistentTiles(tp.Grouped(4))},
@@ -80,6 +87,8 @@ DIFFERENT = [
     ({"helper": Helper(f=lambda x: x)}, {"helper": Helper(f=lambda x: x)}),
     ({"inner": Rows(4)}, {"inner": Rows(5)}),
     ({"steps": 1}, {"steps": True}),
+    ({"steps": (1, 2)}, {"steps": (1, 2, 3)}),
+    ({"one": tp.Role(warps=1), "two": tp.Role(warps=2)}, {"two": tp.Role(warps=2), "one": tp.Role(warps=1)}),
     ({"table": np.zeros(2)}, {"table": np.zeros(2)}),  # whose answer is two
 ]
 
@@ -102,6 +111,8 @@ def test_what_has_been_computed_does_not_count():
     one.plan()
     one.ring = tp.BarrierRing(3, producer=Rows.load, consumer=Rows.store)
     assert one == two
+    one.helper, two.helper = Lazy(), Lazy()
+    assert one.helper.value == 1 and one == two
 
 
 def test_schedules_that_refer_to_each_other():
@@ -120,3 +131,12 @@ def test_copies_go_their_own_way():
     three = copy.deepcopy(two)
     three.load = tp.Role(warps=1, registers=None)
     assert three.plan() == two.plan() and three == two
+
+
+def test_copies_and_pickles_leave_behind_what_was_made():
+    """Kernels among it, which cannot be pickled."""
+    rows = Rows()
+    rows.plan()
+    rows.__dict__["_compiled"] = {"key": lambda: None}
+    for other in (copy.copy(rows), pickle.loads(pickle.dumps(rows))):
+        assert not {"_plans", "_compiled", "_declared"} & set(vars(other)) and other == rows

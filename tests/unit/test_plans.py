@@ -48,7 +48,7 @@ def test_what_a_plan_was_made_from_may_change():
     gemm.cluster = cluster = {"m": 2, "n": 1}
     plan = gemm.plan()
     cluster["m"] = 4
-    assert plan.cluster == {"m": 2, "n": 1}
+    assert plan.cluster == gemm.declared.cluster == {"m": 2, "n": 1}
 
 
 def test_frozen_maps():

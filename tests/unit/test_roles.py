@@ -144,6 +144,10 @@ def test_one_role_of_two_names_is_refused():
     class Renamed(Rows):
         store, drainer = None, Rows.store
 
+    class Back(Named):
+        also = None
+
+    assert Back().plan().ring("ring").phases == (("load",), ("store",))
     assert Renamed().declared.bodies == {"load": Rows.fill, "drainer": Rows.drain}
     assert Renamed().plan().ring("ring").phases == (("load",), ("drainer",))
 

@@ -25,8 +25,7 @@ def same(one: Declarations, other: Declarations, of_one: Mapping[str, Any], of_o
     """
     compare = _Comparison(one, other)
     return (
-        compare.same(one.cluster, other.cluster)
-        and list(one.parts) == list(other.parts)
+        list(one.parts) == list(other.parts)
         and all(map(compare.same_parts, one.parts.values(), other.parts.values()))
         and compare.same(of_one, of_other)
     )
