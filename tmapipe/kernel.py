@@ -19,7 +19,8 @@ from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
 from tmapipe.matmul import Wgmma
 from tmapipe.plan.declarations import Part
-from tmapipe.plan.model import Load, Plan, Ring, RoleWarps, Store
+from tmapipe.plan.model import Load, Plan, RoleWarps, Store
+from tmapipe.plan.rings import Ring
 from tmapipe.protocol.matmuls import BoundMatmul
 from tmapipe.protocol.parts import PartInSlot, SlotPart
 from tmapipe.protocol.raw import raw

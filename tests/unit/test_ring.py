@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tests.unit.fake_isa import RecordingIsa
 from tmapipe.dtypes import bf16
 from tmapipe.errors import ScopeError
-from tmapipe.plan.model import Barrier, Buffer, Load, Plan, Ring, RoleWarps, Store
+from tmapipe.plan.model import Barrier, Buffer, Load, Plan, RoleWarps, Store
+from tmapipe.plan.rings import Ring
 from tmapipe.protocol.parts import SlotPart
 from tmapipe.protocol.ring import RingEnd
 from tmapipe.protocol.stores import SlotStore

@@ -10,7 +10,8 @@ from tmapipe.isa.effects import Arrive, Wait, declared
 from tmapipe.machine.describe import event, lines, who
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.timeline import Event
-from tmapipe.plan.model import Ring, RoleWarps
+from tmapipe.plan.model import RoleWarps
+from tmapipe.plan.rings import Ring
 
 __all__ = ["slots_kept_findings", "trip_count_findings"]
 

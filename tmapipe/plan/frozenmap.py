@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-__all__ = ["FrozenMap", "frozen"]
+__all__ = ["NOTHING", "FrozenMap", "frozen"]
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -49,3 +49,6 @@ class FrozenMap(Mapping[K, V]):
 def frozen(items: Mapping[Any, Any]) -> FrozenMap[Any, Any]:
     """*items*, as they are now: a converter of attrs fields."""
     return FrozenMap(items)
+
+
+NOTHING: FrozenMap[Any, Any] = FrozenMap({})

@@ -15,14 +15,13 @@ import attrs
 
 from tmapipe.dtypes import DType
 from tmapipe.plan.boxes import box_of
-from tmapipe.plan.frozenmap import FrozenMap, frozen
+from tmapipe.plan.frozenmap import NOTHING, frozen
+from tmapipe.plan.rings import Queue, Ring
 
-__all__ = ["Barrier", "Buffer", "Load", "Matmul", "NamedBarrier", "Plan", "Queue", "Ring", "RoleWarps", "Store"]
+__all__ = ["Barrier", "Buffer", "Load", "Matmul", "NamedBarrier", "Plan", "RoleWarps", "Store"]
 
 WARP = 32  # threads a warp
 WIDEST_OF_THREE = 200  # n of a wgmma where threads are launched with 128 registers: 26 besides its sums (ptxas' C7602)
-
-NOTHING: Mapping[Any, Any] = FrozenMap({})
 
 
 @attrs.frozen
@@ -93,68 +92,22 @@ class Buffer:
 
 
 @attrs.frozen
-class Ring:
-    """What a role's end of a `BarrierRing` needs to know.
-
-    Args:
-        name: Of the ring.
-        stages: How many slots it has.
-        phases: Names of the roles of each phase.
-        barriers: One a phase. barriers[p] completes when phase p is done with a slot, so phase p waits on barriers[p - 1],
-            and phase 0 on the last one.
-        armed: Role -> bytes that it arms by expect-tx for each slot.
-        signals: Roles whose warps arrive when they leave a slot: all but those whose loads complete by themselves.
-        lag: Role -> slots that it holds back until its asynchronous reads of them have retired.
-        readers: Role -> how it reads, of "wgmma" and "tma"; threads if it is missing.
-        groups: Axes of each multicast group whose peers a release must reach.
-        peers: How many CTAs that is.
-        loads: Role -> names of the loads whose bytes it arms.
-    """
-
-    name: str
-    stages: int
-    phases: tuple[tuple[str, ...], ...]
-    barriers: tuple[Barrier, ...]
-    armed: Mapping[str, int] = attrs.field(converter=frozen)
-    signals: tuple[str, ...]
-    lag: Mapping[str, int] = attrs.field(converter=frozen)
-    readers: Mapping[str, tuple[str, ...]] = attrs.field(converter=frozen)
-    groups: tuple[tuple[str, ...], ...] = ()
-    peers: int = 1
-    loads: Mapping[str, tuple[str, ...]] = attrs.field(converter=frozen, default=NOTHING)
-
-    def phase_of(self, role: str) -> int | None:
-        """The phase that *role* has in this ring, or None."""
-        return next((p for p, roles in enumerate(self.phases) if role in roles), None)
-
-
-@attrs.frozen
-class Queue:
-    """Tiles on their way from the scheduler warp to all warps of the cluster.
-
-    Args:
-        buffer: Slots of words (4 bytes), which say where a tile lies.
-        full: Completes when a slot's words have come: it counts the CTA's scheduler, and the bytes.
-        free: Completes when a slot has been read: it counts every warp of the cluster.
-    """
-
-    buffer: Buffer
-    full: Barrier
-    free: Barrier
-
-
-@attrs.frozen
 class Load:
     """A bulk-tensor load from global memory into a slot.
 
     Args:
-        name: Of the stage. argument: Of the tensor that it loads from. buffer: Where the slots are. dims: Names of the
-        tensor's dimensions, the last one contiguous. tile: Elements of a tile along each of `dims` (1 along a batch
-        dimension). peers: CTAs that share a tile (1 without multicast), each of which loads 1/peers of it for all. axes:
-        Of the cluster, along which these peers lie. pattern: Bit mask of the peers of the CTA at the origin of the
-        cluster, by rank. l2_hint: "evict_first", "evict_last", "evict_normal" or None. outside: What a slot holds of rows
-        beyond the tensor's edge: "zeros" or "anything". tensor_map: Whether the engine finds the tile through a
-        descriptor; else it is one piece of memory, found by its address.
+        name: Of the stage.
+        argument: Of the tensor that it loads from.
+        buffer: Where the slots are.
+        dims: Names of the tensor's dimensions, the last one contiguous.
+        tile: Elements of a tile along each of `dims` (1 along a batch dimension).
+        peers: CTAs that share a tile (1 without multicast), each of which loads 1/peers of it for all.
+        axes: Of the cluster, along which these peers lie.
+        pattern: Bit mask of the peers of the CTA at the origin of the cluster, by rank.
+        l2_hint: "evict_first", "evict_last", "evict_normal" or None.
+        outside: What a slot holds of rows beyond the tensor's edge: "zeros" or "anything".
+        tensor_map: Whether the engine finds the tile through a descriptor; else it is one piece of memory, found by its
+            address.
     """
 
     name: str

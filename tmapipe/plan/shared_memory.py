@@ -12,7 +12,8 @@ from tmapipe.matmul import Wgmma
 from tmapipe.multicast import peer_pattern
 from tmapipe.plan.boxes import MAX_BOX
 from tmapipe.plan.declarations import Declarations
-from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Queue, Ring, RoleWarps, Store
+from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, RoleWarps, Store
+from tmapipe.plan.rings import Queue, Ring
 from tmapipe.plan.sharing import row_width
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage

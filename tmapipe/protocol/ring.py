@@ -7,7 +7,7 @@ from typing import Any
 from tmapipe.errors import MissingPartError, ScopeError
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
-from tmapipe.plan.model import Ring
+from tmapipe.plan.rings import Ring
 from tmapipe.protocol.cluster import peer_mask
 
 __all__ = ["RingEnd", "Slot", "advance"]

@@ -9,7 +9,7 @@ import attrs
 from tests.check.corpus.parts import TILE, Case, HandRing, Parts, Program, program
 from tmapipe.check.findings import Kind
 from tmapipe.isa.values import SlotRef
-from tmapipe.plan.model import Ring
+from tmapipe.plan.rings import Ring
 
 
 def tiles_of_steps(reset: tuple[str, ...]) -> Program:

@@ -1,0 +1,66 @@
+"""Rings and queues of a plan: slots that go from role to role, and the mbarriers that hand them on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+from tmapipe.plan.frozenmap import NOTHING, frozen
+
+if TYPE_CHECKING:
+    from tmapipe.plan.model import Barrier, Buffer
+
+__all__ = ["Queue", "Ring"]
+
+
+@attrs.frozen
+class Ring:
+    """What a role's end of a `BarrierRing` needs to know.
+
+    Args:
+        name: Of the ring.
+        stages: How many slots it has.
+        phases: Names of the roles of each phase.
+        barriers: One a phase. barriers[p] completes when phase p is done with a slot, so phase p waits on barriers[p - 1],
+            and phase 0 on the last one.
+        armed: Role -> bytes that it arms by expect-tx for each slot.
+        signals: Roles whose warps arrive when they leave a slot: all but those whose loads complete by themselves.
+        lag: Role -> slots that it holds back until its asynchronous reads of them have retired.
+        readers: Role -> how it reads, of "wgmma" and "tma"; threads if it is missing.
+        groups: Axes of each multicast group whose peers a release must reach.
+        peers: How many CTAs that is.
+        loads: Role -> names of the loads whose bytes it arms.
+    """
+
+    name: str
+    stages: int
+    phases: tuple[tuple[str, ...], ...]
+    barriers: tuple[Barrier, ...]
+    armed: Mapping[str, int] = attrs.field(converter=frozen)
+    signals: tuple[str, ...]
+    lag: Mapping[str, int] = attrs.field(converter=frozen)
+    readers: Mapping[str, tuple[str, ...]] = attrs.field(converter=frozen)
+    groups: tuple[tuple[str, ...], ...] = ()
+    peers: int = 1
+    loads: Mapping[str, tuple[str, ...]] = attrs.field(converter=frozen, default=NOTHING)
+
+    def phase_of(self, role: str) -> int | None:
+        """The phase that *role* has in this ring, or None."""
+        return next((p for p, roles in enumerate(self.phases) if role in roles), None)
+
+
+@attrs.frozen
+class Queue:
+    """Tiles on their way from the scheduler warp to all warps of the cluster.
+
+    Args:
+        buffer: Slots of words (4 bytes), which say where a tile lies.
+        full: Completes when a slot's words have come: it counts the CTA's scheduler, and the bytes.
+        free: Completes when a slot has been read: it counts every warp of the cluster.
+    """
+
+    buffer: Buffer
+    full: Barrier
+    free: Barrier
