@@ -266,12 +266,15 @@ def test_global_memory_is_touched_after_the_kernels_before(name):
 
 def test_the_table_names_the_instructions_as_they_stand_in_ptx():
     """Each operation's PTX, its modifiers in any order; two are used by no kernel of the library."""
-    names = ("vector, in bulk", "gemm dynamic 2x2", "chain of three", "gemm 2x1 with operands")
-    instructions = {i.opcode for name in names for i in built(name).ptx.instructions}
-    words = [set(opcode.split(".")) for opcode in instructions]
+    names = (
+        *("vector, in bulk", "gemm dynamic 2x2", "chain of three", "gemm 2x1 with operands"),
+        *("gemm by GPC 1x1", "grouped 1x2"),
+    )
+    instructions = {(i.opcode, *i.operands) for name in names for i in built(name).ptx.instructions}
+    words = [{*opcode.split("."), *operands} for opcode, *operands in instructions]
     missing = {
         op.__name__
         for op, declared in TABLE.items()
-        if declared.ptx and not any(set(declared.ptx.split(".")) <= found for found in words)
+        if declared.ptx and not any(set(re.split("[. ]", declared.ptx)) <= found for found in words)
     }
     assert missing == {"MbarExpectTx", "FenceProxyAsyncGlobal"}

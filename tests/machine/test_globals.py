@@ -20,7 +20,7 @@ S = tp.schedules
 
 
 def gemm(order):
-    return S.Gemm((64, 64, 16), (1, 1), 2, store_stages=1, order=order)
+    return S.Gemm((64, 64, 16), (1, 1), 2, tiles=order, epilogue=tp.epilogue.Epilogue(stages=1))
 
 
 def recorded(schedule, tiles, clusters):

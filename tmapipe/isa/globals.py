@@ -27,7 +27,7 @@ __all__ = ["Ballot", "CounterAdd", "CounterStore", "GlobalInstructions", "ReadSm
 
 
 @operation(
-    "atom.global.relaxed.gpu.add.u32",
+    "atom.global.add.u32",
     "adds 1 to counter {counter}, which was {before}",
     Global("atomic"),
 )
@@ -40,7 +40,7 @@ class CounterAdd(NamedTuple):
     where: Where = None
 
 
-@operation("st.global.u32", "sets counter {counter} to {value}", Global("write"))
+@operation("st.global.b32", "sets counter {counter} to {value}", Global("write"))
 class CounterStore(NamedTuple):
     """Facts: None."""
 
@@ -50,7 +50,7 @@ class CounterStore(NamedTuple):
     where: Where = None
 
 
-@operation("ld.global.u32", "reads entries {entries} of table {table}", Global("read"))
+@operation("ld.global.b32", "reads entries {entries} of table {table}", Global("read"))
 class TableLoad(NamedTuple):
     """Of one entry by all lanes, or of one each by the first ones. Facts: None."""
 
