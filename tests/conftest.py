@@ -8,6 +8,8 @@ import pytest
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
+    if config.getoption("dist") != "load":  # another way was asked for
+        return None
     from xdist.scheduler import LoadScopeScheduling
 
     class ByKernel(LoadScopeScheduling):
