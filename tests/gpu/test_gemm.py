@@ -151,7 +151,8 @@ def test_anything_outside(m, make):
     ):
         wanted = make(tile, cluster)(a, b)
         room = torch.full((m + 64, 904), 7.0, device="cuda", dtype=torch.bfloat16)
-        make(tile, cluster, outside=("anything", "anything"))(a, b, out=room[:m])
+        anything = tp.Operand(outside="anything")
+        make(tile, cluster, a=anything, b=anything)(a, b, out=room[:m])
         assert torch.equal(room[:m], wanted) and bool((room[m:] == 7).all())
 
 
