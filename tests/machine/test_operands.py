@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tmapipe as tp
+from tests.unit.errors import refused
 
 S, E = tp.schedules, tp.epilogue
 KINDS = {"c": E.Matrix(), "bias": E.PerColumn(), "scale": E.PerRow(), "alpha": E.Scalar()}
@@ -124,3 +125,24 @@ def test_in_place_is_refused():
     a, b, d = (np.ones(shape, np.float16) for shape in ((64, 64), (64, 64), (64, 64)))
     with pytest.raises(tp.InputError, match="overlap"):
         make(S.Gemm, (64, 64, 64), (1, 1), ("c",))(a, b, c=d, out=d)
+
+
+@pytest.mark.parametrize("kind", [S.Gemm, S.PingPong])
+def test_one_number_a_matrix_of_a_batch(kind):
+    rng = np.random.default_rng(5)
+    a, b = (rng.standard_normal((3, rows, 48)).astype(np.float16) for rows in (70, 40))
+    scale = np.array([2.0, -1.0, 0.5], np.float32)
+    epilogue = E.Epilogue(lambda acc, scale: acc * scale, operands={"scale": E.PerBatch()}, dtype="fp32")
+    gemm = kind((64, 64, 16), (1, 1), epilogue=epilogue)
+    assert gemm.check().trips == "every trip count"
+    wanted = a.astype(np.float64) @ b.astype(np.float64).swapaxes(-1, -2) * scale[:, None, None]
+    np.testing.assert_allclose(gemm(a, b, scale=scale), wanted, rtol=1e-2, atol=1e-2)
+    one = np.array([3.0], np.float32)
+    np.testing.assert_allclose(gemm(a[0], b[0], scale=one), wanted[0] * 1.5, rtol=1e-2, atol=1e-2)
+    empty = gemm(a[..., :0], b[..., :0], scale=scale)
+    assert empty.shape == (3, 70, 40) and not empty.any()
+
+
+def test_groups_of_rows_are_no_batch():
+    epilogue = E.Epilogue(lambda acc, scale: acc * scale, operands={"scale": E.PerBatch()})
+    refused(S.GroupedGemm, epilogue=epilogue, argument="operands['scale']", rule="one number a matrix of a batch")

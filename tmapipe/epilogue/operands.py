@@ -31,8 +31,9 @@ from tmapipe.protocol.pieces import pieces
 from tmapipe.protocol.tile import Tile
 from tmapipe.stage import TmaLoadStage
 
-__all__ = ["EpilogueOperand", "Matrix", "Operands", "PerColumn", "PerRow", "Scalar", "columns_of"]
+__all__ = ["EpilogueOperand", "Matrix", "Operands", "PerBatch", "PerColumn", "PerRow", "Scalar", "columns_of"]
 
+ELEMENT = "_element"  # ends the name of a number's only dimension
 VECTOR = 128  # a vector's slot has a multiple of as many elements, since slots start at multiples of 128 bytes
 
 
@@ -50,7 +51,7 @@ class OperandStage(TmaLoadStage):
 
     @property
     def number(self) -> bool:
-        return not self.along
+        return self.dims[-1].endswith(ELEMENT)
 
 
 class EpilogueOperand:
@@ -63,7 +64,7 @@ class EpilogueOperand:
         """The load stage of the operand called *name*, into slots for *rows* x *width* elements of the output. batch: names of
         the output's dimensions before m, each with a space."""
         elements = {("n",): width, ("m",): rows, (): 1}[self.along]
-        dims = self.along[0] if self.along else f"{name}_element"
+        dims = self.along[0] if self.along else name + ELEMENT
         tile = (ceil_div(elements, VECTOR) * VECTOR,)
         return OperandStage(dims, tile=tile, ring=ring, dtype=self.dtype)
 
@@ -126,6 +127,30 @@ class PerRow(EpilogueOperand):
 
     def whole(self, values: np.ndarray) -> np.ndarray:
         return values[:, None]
+
+
+@attrs.frozen
+class PerBatch(EpilogueOperand):
+    """A vector of l elements, one a matrix of a batch, such as the scale of its weights.
+
+    Args:
+        dtype: of its elements; None: the tensor's.
+    """
+
+    dtype: DType | str | None = None
+    along = ()
+
+    def stage(self, name: str, ring: BarrierRing, rows: int, width: int, batch: str) -> OperandStage:
+        if not batch:
+            rule = "is one number a matrix of a batch, which an order of tiles by groups does not have"
+            raise InputError(f"operands[{name!r}]", self, rule, "use a PerRow()")
+        return OperandStage("l", tile=(VECTOR,), ring=ring, dtype=self.dtype)
+
+    def shape(self, m: int, n: int, batch: tuple[int, ...] = ()) -> tuple[int, ...]:
+        return batch or (1,)
+
+    def whole(self, values: np.ndarray) -> np.ndarray:
+        return values[:, None, None]
 
 
 @attrs.frozen
@@ -230,7 +255,7 @@ def check_operands(
     way round."""
     for name, kind in declared.items():
         if not isinstance(kind, EpilogueOperand):
-            rule = "is a Matrix, PerColumn, PerRow or Scalar of tmapipe.epilogue"
+            rule = "is a Matrix, PerBatch, PerColumn, PerRow or Scalar of tmapipe.epilogue"
             raise InputError(f"operands[{name!r}]", kind, rule, "e.g. tp.epilogue.PerColumn()")
     if epilogue is None:
         raise InputError("epilogue", None, "is needed to use the operands", "e.g. lambda acc, bias: acc + bias")
