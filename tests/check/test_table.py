@@ -22,7 +22,7 @@ from tests.oracle.small_program import SmallProgram
 from tmapipe.check.findings import Kind
 from tmapipe.check.positions import Positions
 from tmapipe.check.program import check_operations, check_program
-from tmapipe.isa import effects, ops
+from tmapipe.isa import effects, operands, ops
 from tmapipe.isa.__main__ import manual
 from tmapipe.isa.effects import TABLE, Declared, Group, Proxy, Scope, Use, declared
 from tmapipe.machine.describe import describe
@@ -50,23 +50,23 @@ def test_declarations_fit_together(op):
 GLOBAL_DATA = {"counter", "before", "value", "entries", "votes"}
 POSITIONS, PARITY, DATA = {"bar", "slot", "a", "b"}, {"parity"}, {"at", "words", "where"} | GLOBAL_DATA
 KIND_OF_NAME = {
-    **dict.fromkeys(POSITIONS - {"bar"}, effects.Kind.SLOT),
-    **dict.fromkeys(("share", "shares", "rows", "part", "parts", "registers"), effects.Kind.NUMBER),
-    **dict.fromkeys(("load", "store", "matmul", "split", "table"), effects.Kind.NAME),
-    **dict.fromkeys(("sync", "read", "increase"), effects.Kind.FLAG),
-    **dict.fromkeys(("at", "words", *GLOBAL_DATA), effects.Kind.AT),
-    "bar": effects.Kind.BAR,
-    "parity": effects.Kind.PARITY,
-    "where": effects.Kind.WHERE,
-    "nbytes": effects.Kind.BYTES,
-    "arrivals": effects.Kind.COUNT,
-    "pending": effects.Kind.PENDING,
-    "lanes": effects.Kind.LANES,
-    "mask": effects.Kind.MASK,
-    "scope": effects.Kind.SCOPE,
-    "proxy": effects.Kind.PROXY,
-    "id": effects.Kind.BARRIER_ID,
-    "threads": effects.Kind.THREADS,
+    **dict.fromkeys(POSITIONS - {"bar"}, operands.Kind.SLOT),
+    **dict.fromkeys(("share", "shares", "rows", "part", "parts", "registers"), operands.Kind.NUMBER),
+    **dict.fromkeys(("load", "store", "matmul", "split", "table"), operands.Kind.NAME),
+    **dict.fromkeys(("sync", "read", "increase"), operands.Kind.FLAG),
+    **dict.fromkeys(("at", "words", *GLOBAL_DATA), operands.Kind.AT),
+    "bar": operands.Kind.BAR,
+    "parity": operands.Kind.PARITY,
+    "where": operands.Kind.WHERE,
+    "nbytes": operands.Kind.BYTES,
+    "arrivals": operands.Kind.COUNT,
+    "pending": operands.Kind.PENDING,
+    "lanes": operands.Kind.LANES,
+    "mask": operands.Kind.MASK,
+    "scope": operands.Kind.SCOPE,
+    "proxy": operands.Kind.PROXY,
+    "id": operands.Kind.BARRIER_ID,
+    "threads": operands.Kind.THREADS,
 }
 OTHER = {"s0": "s1", "cluster": "cta", "relaxed": "cta", "generic": "async", "rows": "threads", None: "x:1"}
 
@@ -111,7 +111,7 @@ def _arrays(at: dict[str, int]) -> set[str]:
 
 def wrong_kinds(op: Any) -> list[str]:
     """Operands whose name is one of another kind. A prefetch's part is a name, not a part of a slot."""
-    kinds = KIND_OF_NAME | ({"part": effects.Kind.NAME} if isinstance(op, ops.PrefetchDescriptor) else {})
+    kinds = KIND_OF_NAME | ({"part": operands.Kind.NAME} if isinstance(op, ops.PrefetchDescriptor) else {})
     return [name for name, kind in declared(type(op)).operands.items() if kind is not kinds[name]]
 
 
@@ -295,7 +295,7 @@ OTHERS: dict[type, tuple[Any, ...]] = {
     Group: tuple(Group),
     Use: tuple(Use),
 }
-KINDS = (effects.Kind.NUMBER, effects.Kind.BAR, effects.Kind.SLOT, effects.Kind.PARITY, effects.Kind.AT)
+KINDS = (operands.Kind.NUMBER, operands.Kind.BAR, operands.Kind.SLOT, operands.Kind.PARITY, operands.Kind.AT)
 
 
 def _values(op: type, value: Any) -> Iterator[Any]:
@@ -331,10 +331,10 @@ def cells() -> Iterator[tuple[str, Declared, dict[str, Any]]]:
         yield f"{op.__name__}: says something else", of, {"says": "does something"}
 
 
-def _alike(kind: effects.Kind, other: effects.Kind) -> bool:
+def _alike(kind: operands.Kind, other: operands.Kind) -> bool:
     """Whether the kinds differ in nothing but what sentences do with them."""
-    data = (effects.Kind.AT, effects.Kind.WHERE)
-    plain = set(effects.Kind) - {*KINDS, *data} | {effects.Kind.NUMBER}
+    data = (operands.Kind.AT, operands.Kind.WHERE)
+    plain = set(operands.Kind) - {*KINDS, *data} | {operands.Kind.NUMBER}
     return {kind, other} <= plain or {kind, other} <= set(data)
 
 

@@ -9,7 +9,7 @@ from tmapipe.check.findings import Finding, Kind
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.log import Step
 from tmapipe.isa.effects import Arm, Init, SetRegisters, Start, Wait, declared
-from tmapipe.isa.effects import Kind as OperandKind
+from tmapipe.isa.operands import Kind as OperandKind
 from tmapipe.machine.describe import bar_name, describe, event, lines, who
 from tmapipe.machine.layout import Layout
 

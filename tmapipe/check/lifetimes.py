@@ -12,8 +12,8 @@ from typing import Any
 from tmapipe.check.clocks import Clock, Clocks
 from tmapipe.check.findings import Kind
 from tmapipe.check.log import FindingLog, Step
-from tmapipe.isa.effects import Kind as OperandKind
 from tmapipe.isa.effects import Scope, Start, declared
+from tmapipe.isa.operands import Kind as OperandKind
 from tmapipe.machine.describe import bar_name, who
 from tmapipe.machine.layout import Layout
 

@@ -20,7 +20,6 @@ from tmapipe.check.log import FindingLog, Step
 from tmapipe.check.phases import Phases
 from tmapipe.check.slots import Slots
 from tmapipe.isa.effects import (
-    ALL_LANES,
     TABLE,
     Access,
     Arm,
@@ -43,6 +42,7 @@ from tmapipe.isa.effects import (
     declared,
     scope_of,
 )
+from tmapipe.isa.operands import ALL_LANES
 from tmapipe.isa.ops import Counted, Flight, LoadComplete
 from tmapipe.machine.describe import bar_name, who
 from tmapipe.machine.layout import Layout

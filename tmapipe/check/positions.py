@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tmapipe.isa.effects import ArriveAt, Wait, declared
-from tmapipe.isa.effects import Kind as OperandKind
+from tmapipe.isa.operands import Kind as OperandKind
 from tmapipe.machine.layout import Layout
 from tmapipe.plan.model import Buffer
 

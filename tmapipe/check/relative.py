@@ -11,7 +11,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from tmapipe.check.positions import Key, Positions, iteration_of, slot_position, without_position
-from tmapipe.isa.effects import Kind, declared
+from tmapipe.isa.effects import declared
+from tmapipe.isa.operands import Kind
 from tmapipe.isa.ops import Exit
 from tmapipe.machine import MachineIsa
 from tmapipe.machine.layout import Layout

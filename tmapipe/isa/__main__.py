@@ -5,7 +5,8 @@ from __future__ import annotations
 import attrs
 
 from tmapipe.isa import ops  # noqa: F401 - declares them
-from tmapipe.isa.effects import TABLE, Declared, Effect, Kind, declared
+from tmapipe.isa.effects import TABLE, Declared, Effect, declared
+from tmapipe.isa.operands import Kind
 
 __all__ = ["manual"]
 

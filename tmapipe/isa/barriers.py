@@ -4,32 +4,23 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tmapipe.isa.effects import (
+from tmapipe.isa.effects import Arm, Arrive, ArriveAt, FenceInit, FenceProxy, Init, SyncLanes, Wait, WaitAt, operation
+from tmapipe.isa.lowering import Lowering
+from tmapipe.isa.operands import (
     ALL_LANES,
     ELECTED,
-    Arm,
-    Arrive,
-    ArriveAt,
     Bar,
     BarrierId,
     Bytes,
     Count,
-    FenceInit,
-    FenceProxy,
     Flag,
-    Init,
     Lanes,
     Mask,
     Parity,
     ScopeName,
-    SyncLanes,
     Threads,
-    Wait,
-    WaitAt,
     Where,
-    operation,
 )
-from tmapipe.isa.lowering import Lowering
 from tmapipe.isa.values import Condition, Value
 from tmapipe.plan.model import Barrier, NamedBarrier
 

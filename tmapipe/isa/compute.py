@@ -10,22 +10,16 @@ from tmapipe.isa.effects import (
     Accumulators,
     AwaitGroup,
     EndGroup,
-    Flag,
     Group,
-    Name,
-    Number,
-    Pending,
-    ProxyName,
     Return,
     SetRegisters,
-    Slot,
     Start,
     Until,
     Use,
-    Where,
     operation,
 )
 from tmapipe.isa.lowering import Lowering
+from tmapipe.isa.operands import Flag, Name, Number, Pending, ProxyName, Slot, Where
 from tmapipe.isa.values import Fragment, SlotRef, Value
 from tmapipe.plan.model import Matmul
 

@@ -5,30 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tmapipe.isa.effects import (
-    ELECTED,
-    At,
-    AwaitGroup,
-    Bar,
-    Bytes,
-    EndGroup,
-    Flag,
-    Group,
-    Lanes,
-    Mask,
-    Name,
-    Names,
-    Number,
-    Pending,
-    Slot,
-    Start,
-    Tile,
-    Until,
-    Where,
-    operation,
-    ranks,
-)
+from tmapipe.isa.effects import AwaitGroup, EndGroup, Group, Names, Start, Tile, Until, operation, ranks
 from tmapipe.isa.lowering import Lowering
+from tmapipe.isa.operands import ELECTED, At, Bar, Bytes, Flag, Lanes, Mask, Name, Number, Pending, Slot, Where
 from tmapipe.isa.values import SlotRef, Value
 from tmapipe.plan.model import Barrier, Load, Store
 

@@ -9,18 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tmapipe.isa.effects import (
-    ALL_LANES,
-    ELECTED,
-    At,
-    Data,
-    Global,
-    Lanes,
-    Name,
-    Where,
-    operation,
-)
+from tmapipe.isa.effects import Global, operation
 from tmapipe.isa.lowering import Lowering
+from tmapipe.isa.operands import ALL_LANES, ELECTED, At, Data, Lanes, Name, Where
 from tmapipe.isa.values import Condition, Value
 
 __all__ = ["Ballot", "CounterAdd", "CounterStore", "GlobalInstructions", "ReadSmid", "Shuffle", "TableLoad"]

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from tmapipe.isa.barriers import *  # noqa: F403 - the operations
 from tmapipe.isa.compute import *  # noqa: F403
 from tmapipe.isa.copies import *  # noqa: F403
-from tmapipe.isa.effects import ALL_LANES, ELECTED
 from tmapipe.isa.globals import *  # noqa: F403
+from tmapipe.isa.operands import ALL_LANES, ELECTED
 
 __all__ = [
     "ALL_LANES", "ELECTED", "Agent", "Counted", "Flight", "LoadComplete", "LoadWrite", "Op", "Step", "StoreRead",

@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from tmapipe.isa.effects import Group, Kind, Start, declared
+from tmapipe.isa.effects import Group, Start, declared
+from tmapipe.isa.operands import Kind
 from tmapipe.isa.ops import Agent, Flight
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.timeline import Event
