@@ -1,202 +1,147 @@
-"""Where a kernel calls the instruction set, and an instruction set in which one such place does something else.
+"""Where a kernel makes operations, and a warp's program in which one such place does something else.
 
-A *site* is one call in the source as one role reaches it: the method, what it names (a barrier, a load, ...), and the lines of
-the library and of the schedule on the way there. A `Change` says what happens instead, and when: at every execution, or at the
-first or last one of each warp.
+A *site* is one place in the source as one role reaches it: the operation's class, the part of the plan that it names (an array
+of barriers or of slots, a load, a matmul), and the lines of the library and of the schedule on the way there. A `Change` says
+what happens instead, and when: at every execution, or at the first or last one of each warp.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
 import tmapipe
-from tmapipe.isa.values import Carried
+from tmapipe.isa.effects import Kind, declared
 from tmapipe.kernel import kernel_main
-from tmapipe.machine.nodata import NO_DATA
+from tmapipe.machine.layout import Layout
+from tmapipe.machine.warp import MachineIsa
 
-__all__ = ["OPERATIONS", "Change", "ChangedIsa", "Site", "SiteIsa", "play"]
+__all__ = ["Change", "Program", "Site", "array_of", "is_second", "program_of"]
 
-_LIBRARY = os.path.dirname(os.path.abspath(tmapipe.__file__))
-_OUTERMOST = ("play",)
-
-#: Methods that do something to the machine.
-OPERATIONS = frozenset(
-    (
-        "mbarrier_init",
-        "fence_mbarrier_init",
-        "mbarrier_wait",
-        "mbarrier_arrive",
-        "mbarrier_arrive_cluster",
-        "mbarrier_arrive_expect_tx",
-        "mbarrier_expect_tx",
-        "cta_sync",
-        "warp_sync",
-        "named_barrier_sync",
-        "named_barrier_arrive",
-        "cluster_arrive",
-        "cluster_wait",
-        "fence_proxy_async",
-        "tma_load",
-        "tma_store",
-        "bulk_commit_group",
-        "bulk_wait_group",
-        "accumulator",
-        "wgmma_fence",
-        "wgmma",
-        "wgmma_commit",
-        "wgmma_wait",
-        "accumulator_columns",
-        "write_columns",
-        "write_row_sums",
-        "write_column_sums",
-        "read",
-        "write",
-        "raw",
-        "store_words",
-        "read_words",
-        "setmaxnreg",
-    )
-)
+_LIBRARY = os.path.dirname(os.path.abspath(tmapipe.__file__)) + os.sep
+_LOWERING = (os.path.join(_LIBRARY, "isa") + os.sep, os.path.join(_LIBRARY, "machine") + os.sep)
+_OUTERMOST = "program_of"
 
 
 @attrs.frozen
 class Site:
-    """role: of the warps that come here ("set-up" before any; of a branch that a warpgroup's roles share, that of its first
-    warp); operand: name of the first operand, if it has one; path: lines from the call outwards, as "file:line"; tail:
-    whether it belongs to what a role does after its last tile."""
+    """One place in the source, as one role reaches it.
+
+    role: of the warps that come here ("set-up" before any; of a branch that a warpgroup's roles share, that of its first
+    warp); op: class of the operation; part: name of the part of the plan that its first such operand stands for, if it has
+    one; path: lines from the instruction's call outwards, as "file:line"; tail: whether it belongs to what a role does after
+    its last tile.
+    """
 
     role: str
-    method: str
-    operand: str
+    op: type
+    part: str
     path: tuple[str, ...]
     tail: bool
 
     def __str__(self) -> str:
-        operand = f"({self.operand})" if self.operand else "()"
-        return f"{self.method}{operand} in {self.role} at {self.path[0] if self.path else '?'}"
+        return f"{self.op.__name__}({self.part}) in {self.role} at {self.path[0] if self.path else '?'}"
 
 
 @attrs.frozen
 class Change:
-    """What one site does instead. how: one of `mutant_changes.CHANGES`; by: its number, if it takes one; when: "all", "first"
-    or "last" execution by each warp; warps: "all", "last": the last warp of the role (in the set-up: of any role) in the
-    first CTA, or "first": its first warp in the last CTA."""
+    """What one site does instead.
+
+    how: one of `mutant_changes.CHANGES`; operand: which operand is changed, if any ("stages": all that name a barrier or a
+    slot); by: its number, if it takes one; when: "all", "first" or "last" execution by each warp; warps: "all", "last": the
+    last warp of the role (in the set-up: of any role) in the first CTA, or "first": its first warp in the last CTA.
+    """
 
     site: Site
     how: str
+    operand: str = ""
     by: int = 0
     when: str = "all"
     warps: str = "all"
 
     def __str__(self) -> str:
+        how = f"{self.how} ({self.operand})" if self.operand else self.how
         by = f" by {self.by:+d}" if self.by else ""
         when = "" if self.when == "all" else f", {self.when} time"
-        return f"{self.how}{by} {self.site}{when}{'' if self.warps == 'all' else f', {self.warps} warp'}"
+        return f"{how}{by} {self.site}{when}{'' if self.warps == 'all' else f', {self.warps} warp'}"
 
 
-@functools.cache
-def _file(path: str) -> tuple[str, bool]:
-    """A source file's name, and whether it is the library's."""
-    return os.path.basename(path), path.startswith(_LIBRARY)
+def is_second(op: type) -> bool:
+    """Whether an operation is the second half of the instruction before it: it blocks, but has no instruction of its own."""
+    return declared(op).blocks and not declared(op).ptx
 
 
-class SiteIsa(Carried):
-    """An instruction set that knows where it is called from. `reached` sees every operation: (site, method, arguments).
+@attrs.define
+class Program:
+    """One warp's program. instructions: the operations of each, one or two; sites: where each site's are, as (number of the
+    instruction, number of the operation in it)."""
 
-    watched: the operations whose sites are looked for; for others `reached` is told None."""
+    instructions: list[tuple[Any, ...]] = attrs.Factory(list)
+    sites: dict[Site, list[tuple[int, int]]] = attrs.Factory(dict)
 
-    def __init__(self, isa: Any, watched: Collection[str] = OPERATIONS):
-        self.isa, self.watched = isa, watched
-        self.roles = dict.fromkeys(range(isa.plan.warps), "idle")
-        self.roles |= {w: r.name for r in isa.plan.roles for w in range(r.first_warp, r.first_warp + r.warps)}
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        found = getattr(self.isa, name)
-        if name not in OPERATIONS:
-            return found
-
-        def call(*args: Any, **options: Any) -> Any:
-            site = self._site(name, args) if name in self.watched else None
-            return self.reached(site, found, args, options)
-
-        return call
-
-    def reached(
-        self, site: Site | None, method: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
-    ) -> Any:
-        """Called instead of the operation."""
-        return method(*args, **options)
-
-    def _site(self, method: str, args: tuple[Any, ...]) -> Site:
-        path: list[str] = []
-        in_branch = in_role = tail = False
-        frame = sys._getframe(2)
-        while frame is not None and frame.f_code.co_name not in _OUTERMOST:
-            name = frame.f_code.co_name
-            in_branch = in_branch or name == "_run_branch"
-            in_role = in_role or name == "_run_role"
-            tail = tail or name == "finish"
-            file, ours = _file(frame.f_code.co_filename)
-            if ours or not path:
-                path.append(f"{file}:{frame.f_lineno}")
-            frame = frame.f_back  # type: ignore[assignment]
-        operand = args[0] if args else ""
-        on: str = getattr(operand, "name", None) or getattr(getattr(operand, "buffer", None), "name", "")  # type: ignore[assignment]
-        warp: int = self.isa.warp if in_role else self.isa.warp // 4 * 4
-        role = self.roles[warp] if in_branch else "set-up"
-        return Site(role, method, on, tuple(path), tail)
-
-
-class ChangedIsa(SiteIsa):
-    """An instruction set with one change. executions: how often each warp comes to the site in the unchanged kernel."""
-
-    def __init__(self, isa: Any, change: Change, how: Callable[..., Any], executions: dict[tuple[int, int], int]):
-        super().__init__(isa, {change.site.method})
-        self.change, self.how = change, how
-        self.last = executions.get((isa.cta_rank, isa.warp), 0) - 1
-        self.count = -1
-        self.held: Callable[[], Any] | None = None  # a call that is to come after the next one
-
-    def reached(
-        self, site: Site | None, method: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
-    ) -> Any:
-        held, self.held = self.held, None
-        if site == self.change.site and self._now():
-            result = self.how(self, method, self.change.by, args, options)
+    def add(self, site: Site, op: Any) -> None:
+        if is_second(type(op)):
+            self.instructions[-1] += (op,)
         else:
-            result = method(*args, **options)
-        if held is not None:
-            held()
-        return NO_DATA if result is None else result
+            self.instructions.append((op,))
+        here = len(self.instructions) - 1, len(self.instructions[-1]) - 1
+        self.sites.setdefault(site, []).append(here)
 
-    def finish(self) -> None:
-        """At the end of the warp's program."""
-        if self.held is not None:
-            self.held()
-
-    def _now(self) -> bool:
-        self.count += 1
-        if self.change.warps != "all" and not self._is_the_one():
-            return False
-        when = self.change.when
-        return when == "all" or self.count == (0 if when == "first" else self.last)
-
-    def _is_the_one(self) -> bool:
-        role = self.change.site.role
-        warps = [w for w, name in self.roles.items() if role in ("set-up", name)]
-        if self.change.warps == "last":
-            return (self.isa.cta_rank, self.isa.warp) == (0, max(warps))
-        return (self.isa.cta_rank, self.isa.warp) == (self.isa.plan.cluster_size - 1, min(warps))
+    def operations(self, site: Site) -> list[Any]:
+        """Those of one site."""
+        return [self.instructions[i][j] for i, j in self.sites.get(site, ())]
 
 
-def play(isa: SiteIsa, schedule: Any) -> None:
-    """The kernel of *schedule* on *isa*."""
+def program_of(isa: MachineIsa, schedule: Any) -> Program:
+    """What the calling warp does in the kernel of *schedule*, without local operations: they only change the result."""
+    program = Program()
+
+    def emit(op: Any) -> None:
+        if not declared(type(op)).local:
+            program.add(_site(isa, op), op)
+
+    isa.emit = emit  # type: ignore[method-assign]
     kernel_main(isa, schedule)
+    return program
+
+
+def _site(isa: MachineIsa, op: Any) -> Site:
+    path: list[str] = []
+    in_branch = in_role = tail = False
+    frame: Any = sys._getframe(2)
+    while frame.f_code.co_name != _OUTERMOST:
+        code = frame.f_code
+        in_branch = in_branch or code.co_name == "_run_branch"
+        in_role = in_role or code.co_name == "_run_role"
+        tail = tail or code.co_name == "finish"
+        instruction = not path and code.co_filename.startswith(_LOWERING)
+        if not instruction and (code.co_filename.startswith(_LIBRARY) or not path):
+            path.append(f"{os.path.basename(code.co_filename)}:{frame.f_lineno}")
+        frame = frame.f_back
+    warp = isa.warp if in_role else isa.warp // 4 * 4
+    role = isa.layout.roles[warp] if in_branch else "set-up"
+    return Site(role, type(op), _part(isa.layout, op), tuple(path), tail)
+
+
+def _part(layout: Layout, op: Any) -> str:
+    """Name of the part of the plan that the first such operand stands for."""
+    for operand, kind in declared(type(op)).operands.items():
+        value: Any = getattr(op, operand)
+        if kind is Kind.NAME:
+            return str(value)
+        if kind in (Kind.BAR, Kind.SLOT):
+            return str(array_of(layout, kind, value)[0].name)
+        if kind is Kind.BARRIER_ID:
+            named = layout.plan.named_barriers
+            return next((b.name for b in named if b.id <= value < b.id + b.instances), "")
+    return ""
+
+
+def array_of(layout: Layout, kind: Kind, number: int) -> tuple[Any, int]:
+    """The array of barriers or slots that a flat number belongs to, and the stage in it."""
+    parts: Sequence[tuple[Any, int]] = layout.bars if kind is Kind.BAR else layout.slots
+    return parts[number]

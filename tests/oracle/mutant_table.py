@@ -16,6 +16,26 @@ import tmapipe
 from tests.oracle.mutant_changes import rule_of
 from tests.oracle.mutant_sites import Change
 from tmapipe.check.findings import Kind
+from tmapipe.isa.effects import (
+    Access,
+    Accumulators,
+    Arm,
+    Arrive,
+    ArriveAt,
+    AwaitGroup,
+    EndGroup,
+    FenceInit,
+    FenceProxy,
+    Group,
+    Init,
+    SetRegisters,
+    Start,
+    SyncLanes,
+    Use,
+    Wait,
+    WaitAt,
+    declared,
+)
 
 __all__ = ["Outcome", "Row", "show", "table", "why_equivalent", "write"]
 
@@ -132,50 +152,68 @@ def why_equivalent(outcome: Outcome) -> str:
     return next(reason for test, reason in _REASONS if test(outcome.change))
 
 
-def _is(how: str, *methods: str) -> Callable[[Change], bool]:
-    return lambda c: c.how == how and (not methods or any(m in c.site.method for m in methods))
+def _has(change: Change, *kinds: type) -> bool:
+    """Whether the operation has such an effect."""
+    return any(isinstance(effect, kinds) for effect in declared(change.site.op).effects)
+
+
+def _is(how: str, *kinds: type) -> Callable[[Change], bool]:
+    return lambda c: c.how == how and (not kinds or _has(c, *kinds))
+
+
+def _is_fence(change: Change) -> bool:
+    return _has(change, FenceInit, FenceProxy) or any(
+        isinstance(effect, Accumulators) and effect.use is Use.FENCE for effect in declared(change.site.op).effects
+    )
 
 
 def _waits(change: Change) -> bool:
-    return change.site.method.endswith(("_wait", "wait_group", "_sync"))
+    return _has(change, Wait, ArriveAt, WaitAt, SyncLanes, AwaitGroup)
 
 
 _REASONS: tuple[tuple[Callable[[Change], bool], str], ...] = (
-    (_is("double", "fence"), "a second fence orders nothing more"),
-    (_is("double", "bulk_wait_group", "wgmma_wait"), "the groups have ended already"),
-    (_is("double", "mbarrier_wait"), "the same phase is seen complete again"),
-    (_is("double", "sync"), "all participants synchronize twice"),
-    (_is("double", "commit"), "an empty group, which no wait depends on"),
+    (lambda c: c.how == "double" and _is_fence(c), "a second fence orders nothing more"),
+    (_is("double", AwaitGroup), "the groups have ended already"),
+    (_is("double", Wait), "the same phase is seen complete again"),
+    (_is("double", ArriveAt, SyncLanes), "all participants synchronize twice"),
+    (_is("double", EndGroup), "an empty group, which no wait depends on"),
+    (_is("double", SetRegisters), "the warp has as many registers already"),
     (_is("move"), "the two operations do not depend on each other's order"),
+    (_is("shift stage", Init), "the barriers of the array are initialized alike, in another order"),
     (
         _is("swap read"),
         "to wait for a group to complete includes its reads, and at the end only the reads must be over: writes to global "
         "memory outlive the CTA",
     ),
-    (
-        lambda c: c.site.method in ("tma_load", "tma_store") and c.how != "shift share",
-        "as many bytes move, at times when nobody else uses theirs: only the result is another",
-    ),
-    (lambda c: c.site.method in ("read", "write"), "the slot is not in use then: only the result is another"),
+    (_is("shift id"), "all that take part meet at another barrier, which is free"),
     (_is("shift share"), "the CTAs exchange the shares that they load"),
     (
-        lambda c: c.site.method == "setmaxnreg" and c.by <= 0 and c.how != "drop",
+        lambda c: _has(c, Start) and _has(c, Accumulators),
+        "the tensor core reads slots that nobody overwrites then: only the result is another",
+    ),
+    (
+        lambda c: _has(c, Start),
+        "as many bytes move, at times when nobody else uses theirs: only the result is another",
+    ),
+    (lambda c: _has(c, Access), "the slot is not in use then: only the result is another"),
+    (
+        lambda c: _has(c, SetRegisters) and c.by <= 0 and c.how != "drop",
         "the pool has the registers, and how many the code needs is the compiler's matter",
     ),
-    (lambda c: c.site.method == "setmaxnreg", "the pool has the registers for the others"),
+    (lambda c: _has(c, SetRegisters), "the pool has the registers for the others"),
     (lambda c: c.how == "shift pending" and c.by < 0, "waits for more than is needed"),
     (
-        lambda c: c.warps != "all" and c.site.method == "wgmma_wait",
+        lambda c: c.warps != "all" and any(e.group is Group.WGMMA for e in declared(c.site.op).all(AwaitGroup)),
         "the other warps of the warpgroup wait for the same wgmmas, and the next phase for all of them",
     ),
     (lambda c: c.site.tail and _waits(c), "what it waits for is implied by another wait"),
     (lambda c: c.when == "first" and _waits(c), "nothing has been there before that it must wait for"),
     (_waits, "what it orders is not used again, or is ordered by another wait"),
-    (lambda c: "fence" in c.site.method, "no access follows that it must order"),
+    (_is_fence, "no access follows that it must order"),
     (
-        lambda c: "commit" in c.site.method,
+        lambda c: _has(c, EndGroup),
         "what it should have closed ends with the next group, which is waited for in time",
     ),
-    (lambda c: "arrive" in c.site.method or "init" in c.site.method, "nobody waits for that phase any more"),
+    (lambda c: _has(c, Arrive, Arm, Init), "nobody waits for that phase any more"),
     (lambda c: True, "no interleaving of the small problems breaks"),
 )

@@ -1,14 +1,16 @@
 """``python -m tests.oracle.mutants``: does the checker catch what can go wrong in the shipped schedules?
 
-Every call of the instruction set in every registered schedule, in its small form, is dropped, doubled, moved past the next
-one, or given a shifted number: at all of its executions, at the first or last of each warp, or in one warp alone. The
-exhaustive oracle decides whether some interleaving of a small problem can break; such a mutant must be caught by the linear
-check, and no other may be. Prints kill rates by rule and schedule and writes ``benchmarks/results/mutants.json``.
+Every operation in every registered schedule, in its small form, is dropped, doubled, moved past the next one, or given another
+operand, as its declaration in the table of operations allows: at all of its executions, at the first or last of each warp, or
+in one warp alone. The exhaustive oracle decides whether some interleaving of a small problem can break; such a mutant must be
+caught by the linear check, and no other may be. Prints kill rates by rule and schedule and writes
+``benchmarks/results/mutants.json``.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import sys
 import time
@@ -19,14 +21,12 @@ from typing import Any
 import attrs
 
 from tests.oracle.explore import explore_program
-from tests.oracle.mutant_changes import CHANGES, changes_at
-from tests.oracle.mutant_sites import Change, ChangedIsa, Site, SiteIsa, play
+from tests.oracle.mutant_changes import changed, changes_at
+from tests.oracle.mutant_sites import Change, Program, program_of
 from tests.oracle.mutant_table import Outcome, show, write
 from tmapipe.check.findings import Kind
 from tmapipe.check.program import check_program
 from tmapipe.epilogue import Epilogue
-from tmapipe.errors import HazardError
-from tmapipe.kernel import kernel_main
 from tmapipe.machine import Layout, record
 from tmapipe.schedules import REGISTRY, Copy, Gemm, PingPong, Registered
 
@@ -53,17 +53,18 @@ VARIANTS: tuple[Registered, ...] = (
 )
 
 Shapes = dict[str, tuple[int, ...]]
-_Counts = list[dict[tuple[int, int], int]]  # by problem: (CTA, warp) -> how often it is there
 
 
 class Target:
-    """A registered schedule's small form, its plan and the problems that it is run on."""
+    """A registered schedule's small form, its plan and the problems that it is run on. programs: by problem and warp of the
+    cluster."""
 
     def __init__(self, registered: Registered):
         self.name, self.schedule = registered.name, registered.make_small()
         self.plan = self.schedule.plan()
         self.layout = Layout(self.plan)
         self.problems = [self._shapes(*problem) for problem in registered.problems]
+        self.programs = [self._programs(shapes) for shapes in self.problems]
 
     def _shapes(self, tiles: int, steps: int, extents: dict[str, int]) -> Shapes:
         output, tile = self.schedule.tile_grid()
@@ -78,79 +79,73 @@ class Target:
         sizes.update(extents)
         return {name: tuple(sizes[d] for d in dims) for name, dims in plan.dims.items()}
 
-    def recorded(self, entry: Callable[[int], Callable[[Any], None]]) -> Any:
-        """The operations of every warp in every problem, hashable. entry: the program for a problem. Raises `HazardError` if
-        one cannot be recorded."""
-        found = [
-            record(self.plan, entry(problem), shapes, layout=self.layout)
-            for problem, shapes in enumerate(self.problems)
-        ]
-        return tuple(tuple(map(tuple, warps)) for warps in found)
+    def _programs(self, shapes: Shapes) -> list[Program]:
+        programs: list[Program] = []
+        record(self.plan, lambda isa: programs.append(program_of(isa, self.schedule)), shapes, layout=self.layout)
+        return programs
 
 
 @attrs.frozen
 class Mutant:
-    """A target with one change. executions: (CTA, warp) -> how often the site is reached, by problem."""
+    """A target with one change."""
 
     target: Target = attrs.field(eq=False, repr=False)
     change: Change
-    executions: tuple[dict[tuple[int, int], int], ...] = attrs.field(eq=False, repr=False)
+
+    def operations(self) -> tuple[tuple[tuple[Any, ...], ...], ...]:
+        """Those of each warp in each problem."""
+        return tuple(
+            tuple(self._operations(program, agent) for agent, program in enumerate(programs))
+            for programs in self.target.programs
+        )
 
     def entry(self, problem: int) -> Callable[[Any], None]:
         """The kernel with the change."""
 
         def run(isa: Any) -> None:
-            changed = ChangedIsa(isa, self.change, CHANGES[self.change.how], self.executions[problem])
-            play(changed, self.target.schedule)
-            changed.finish()
+            for op in self._operations(self.target.programs[problem][isa.agent], isa.agent):
+                isa.emit(op)
 
         return run
+
+    def _operations(self, program: Program, agent: int) -> tuple[Any, ...]:
+        executions = program.sites.get(self.change.site, []) if self._concerns(agent) else []
+        now = {"all": executions, "first": executions[:1], "last": executions[-1:]}[self.change.when]
+        return changed(program, self.change, now, self.target.layout)
+
+    def _concerns(self, agent: int) -> bool:
+        """Whether the change is to be made in this warp."""
+        layout, role = self.target.layout, self.change.site.role
+        warps = [warp for warp, name in enumerate(layout.roles) if role in ("set-up", name)]
+        if self.change.warps == "last":
+            return agent == max(warps)
+        return self.change.warps == "all" or agent == (layout.ctas - 1) * layout.warps + min(warps)
 
 
 def mutants_of(target: Target, every: int = 1) -> Iterator[Mutant]:
     """Every mutant whose operations differ from the schedule's and from those of the mutants before it; or one in *every*."""
-    sites: dict[Site, _Counts] = {}
-    arguments: dict[Site, set[Any]] = {}
-
-    class Recorder(SiteIsa):
-        problem = 0
-
-        def reached(self, site: Site, method: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-            counts = sites.setdefault(site, [{} for _ in target.problems])[self.problem]
-            key = self.isa.cta_rank, self.isa.warp
-            counts[key] = counts.get(key, 0) + 1
-            arguments.setdefault(site, set()).add(tuple(a if isinstance(a, int) else None for a in args))
-            return method(*args, **options)
-
-    def watched(problem: int) -> Callable[[Any], None]:
-        Recorder.problem = problem
-        return lambda isa: play(Recorder(isa), target.schedule)
-
-    target.recorded(watched)
-    seen = {target.recorded(lambda problem: lambda isa: kernel_main(isa, target.schedule))}
-    for number, (counts, change) in enumerate(_changes(target, sites, arguments)):
+    unchanged = tuple(tuple(tuple(itertools.chain(*p.instructions)) for p in programs) for programs in target.programs)
+    seen = {unchanged}
+    for number, change in enumerate(_changes(target)):
         if number % every:
             continue
-        mutant = Mutant(target, change, tuple(counts))
-        try:
-            programs = target.recorded(mutant.entry)
-        except HazardError as error:
-            programs = str(change), str(error)
-        if programs not in seen:
-            seen.add(programs)
+        mutant = Mutant(target, change)
+        operations = mutant.operations()
+        if operations not in seen:
+            seen.add(operations)
             yield mutant
 
 
-def _changes(
-    target: Target, sites: dict[Site, _Counts], arguments: dict[Site, set[Any]]
-) -> Iterator[tuple[_Counts, Change]]:
-    for site, counts in sites.items():
-        often = max(max(count.values(), default=0) for count in counts)
-        several = len({warp for count in counts for warp in count}) > 1
-        for how, by in changes_at(site, target.plan, arguments[site]):
-            for when in ("all", "first", "last") if often > 1 else ("all",):
+def _changes(target: Target) -> Iterator[Change]:
+    everywhere = [(agent, program) for programs in target.programs for agent, program in enumerate(programs)]
+    for site in dict.fromkeys(site for _, program in everywhere for site in program.sites):
+        found = [(agent, program.operations(site)) for agent, program in everywhere]
+        often = max(len(ops) for _, ops in found) > 1
+        several = len({agent for agent, ops in found if ops}) > 1
+        for how, operand, by in changes_at(site, [op for _, ops in found for op in ops], target.layout):
+            for when in ("all", "first", "last") if often else ("all",):
                 for warps in ("all", "first", "last") if several and when == "all" else ("all",):
-                    yield counts, Change(site, how, by, when, warps)
+                    yield Change(site, how, operand, by, when, warps)
 
 
 def judge(mutant: Mutant, limit: int = LIMIT) -> Outcome:

@@ -1,7 +1,8 @@
 """One thing changed in a kernel at all places alike: in the model, and traced for the GPU, where places are not told apart.
 
-`Mutation.entry(schedule)` is the kernel with the change, for either reading. The changes are those of
-`tests.oracle.mutant_changes`; `python -m tests.oracle.mutants` makes them at single places of the shipped schedules.
+`Mutation.entry(schedule)` is the kernel with the change, for either backend. The GPU's makes no operations, so that what
+changes is a call of an instruction; `python -m tests.oracle.mutants` changes operations at single places of the shipped
+schedules.
 """
 
 from __future__ import annotations
@@ -11,17 +12,61 @@ from typing import Any
 
 import attrs
 
-from tests.oracle.mutant_changes import CHANGES
 from tmapipe.isa.values import Carried
 from tmapipe.kernel import kernel_main
 from tmapipe.plan.model import Plan
 
 __all__ = ["Mutation", "mutations_of"]
 
+Call = Callable[..., Any]
+Args = tuple[Any, ...]
+
+
+def _drop(call: Call, by: int, args: Args, options: dict[str, Any]) -> None:
+    return None
+
+
+def _double(call: Call, by: int, args: Args, options: dict[str, Any]) -> Any:
+    call(*args, **options)
+    return call(*args, **options)
+
+
+def _last(call: Call, by: int, args: Args, options: dict[str, Any]) -> Any:
+    return call(*args[:-1], args[-1] + by, **options)
+
+
+def _flip(call: Call, by: int, args: Args, options: dict[str, Any]) -> Any:
+    return call(*args[:-1], args[-1] ^ 1, **options)
+
+
+def _pending(call: Call, by: int, args: Args, options: dict[str, Any]) -> Any:
+    return call(max(0, args[0] + by), *args[1:], **options)
+
+
+def _lanes(call: Call, by: int, args: Args, options: dict[str, Any]) -> Any:
+    return call(*args[:2], lanes=32, when=options.get("when", True))
+
+
+def _mask(call: Call, by: int, args: Args, options: dict[str, Any]) -> Any:
+    """The lowest CTA of the mask only."""
+    return call(*args[:2], args[2] & -args[2], *args[3:], **options)
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    "drop": _drop,
+    "double": _double,
+    "shift count": _last,
+    "shift bytes": _last,
+    "flip parity": _flip,
+    "shift pending": _pending,
+    "all lanes": _lanes,
+    "shift mask": _mask,
+}
+
 
 @attrs.frozen
 class Mutation:
-    """rule: what is done, one of `CHANGES`; operation: to which method of the instruction set; only: name of the barrier that
+    """rule: what is done, one of `RULES`; operation: to which method of the instruction set; only: name of the barrier that
     it must concern ("" for any); by: its number, if it takes one."""
 
     rule: str
@@ -38,7 +83,7 @@ class Mutation:
 
 
 class _MutantIsa(Carried):
-    """A reading of the instruction set with one mutation; all else goes to *isa*."""
+    """A backend with one mutation; all else goes to *isa*."""
 
     def __init__(self, isa: Any, mutation: Mutation):
         self.isa, self.mutation = isa, mutation
@@ -55,7 +100,7 @@ class _MutantIsa(Carried):
             if mutation.only and args[0].name != mutation.only:
                 found(*args, **options)
             else:
-                CHANGES[mutation.rule](self, found, mutation.by, args, options)
+                RULES[mutation.rule](found, mutation.by, args, options)
 
         return call
 
@@ -87,7 +132,7 @@ def mutations_of(plan: Plan) -> list[Mutation]:
         found += [Mutation(rule, "mbarrier_arrive", name) for rule in ("drop", "double", "all lanes")]
         if peers:
             found += [Mutation("drop", "mbarrier_arrive_cluster", name)]
-            found += [Mutation("shift mask", "mbarrier_arrive_cluster", name, 1)]
+            found += [Mutation("shift mask", "mbarrier_arrive_cluster", name)]
         found += [Mutation("drop", "mbarrier_arrive_expect_tx", name)]
         found += [Mutation("shift bytes", "mbarrier_arrive_expect_tx", name, by) for by in (-128, 128)]
     return found
