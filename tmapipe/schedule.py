@@ -124,6 +124,9 @@ class Schedule:
 
     def _with_order(self, declared: Declarations) -> Declarations:
         """With what the order of tiles has of its own: bounds, a role, a queue."""
+        if not isinstance(self.tiles, TileOrder):
+            fix = "e.g. PersistentTiles()"
+            raise InputError("Schedule.tiles", self.tiles, "is an order of output tiles", fix)
         declared = attrs.evolve(declared, bounded=self.tiles.bounded)
         parts: list[Any] = [*declared.stores.values(), *declared.loads.values()]
         queue = self.tiles.queue(max([len(part.dims) for part in parts[:1]], default=0))

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
-from tests.fuzz import bodies, tensors
+from tests.fuzz import bodies, options, tensors
 from tests.fuzz.outcomes import Call, Outcome, judge
 
 __all__ = ["KINDS", "calls_of", "table"]
 
-KINDS: dict[str, Callable[[int], Call]] = {"tensors": tensors.call, "bodies": bodies.call}
+KINDS: dict[str, Callable[[int], Call]] = {"tensors": tensors.call, "options": options.call, "bodies": bodies.call}
 CHUNK = 100
 Judged = tuple[str, str, Outcome, str]  # kind, text of the call, outcome, detail
 

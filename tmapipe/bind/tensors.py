@@ -23,7 +23,7 @@ from tmapipe.store_pipeline import TmaStoreStage
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
 
-__all__ = ["bind"]
+__all__ = ["bind", "match"]
 
 ALIGNMENT = 16  # bytes: of a TMA tensor's address and of every stride but the last (cuTensorMapEncodeTiled)
 
@@ -43,7 +43,7 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
     declared = schedule.declared
     parts: dict[str, TmaLoadStage | TmaStoreStage] = {**declared.loads, **declared.stores}
     inputs = (*declared.loads, *declared.tables)
-    given = _match([*inputs, *declared.stores], tensors, named)
+    given = match([*inputs, *declared.stores], tensors, named)
     stores = tuple(declared.stores)
     if out is not None:
         if not stores or stores[0] in given:
@@ -208,7 +208,8 @@ def shape_for(name: str, tensor: Any, dims: tuple[str, ...], folded: tuple[int, 
     return (*folded, *(1,) * missing, *shape)
 
 
-def _match(names: list[str], tensors: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+def match(names: list[str], tensors: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """The tensors of a call by name, without those that are None. Raises `InputError` for too many, unknown or given twice."""
     if len(tensors) > len(names):
         raise InputError(
             "tensors", f"{len(tensors)} tensors", f"at most {len(names)}: {', '.join(names)}", "pass fewer"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from tmapipe.barrier import BarrierRing
+from tmapipe.bind.bound import Bound
 from tmapipe.dtypes import DType, int32
 from tmapipe.errors import InputError
 from tmapipe.plan.model import Plan
@@ -19,17 +22,29 @@ __all__ = ["AddParts"]
 
 
 class AddParts(Schedule):
-    """``d[m, n] = sum over s of x[s, m, n]``; sums in the type of x, in the order of s, converted once to the type of d.
+    """``d[m, n] = epilogue(sum over s of x[s, m, n])``; sums in the type of x, in the order of s, converted once to that of d.
+    One warp loads, four add, through slots that threads read.
 
-    tile: (m, n) elements at once; stages: slots in flight (None: as many as fit). One warp loads, four add, through slots that
-    threads read.
+    Args:
+        tile: (m, n) elements at once.
+        stages: slots in flight; None: as many as fit.
+        dtype: of d; None: the tensor's, or where a call makes it that of x.
+        epilogue: a function of the sums, element by element; None: the sums themselves.
     """
 
     load, add = Role(warps=1), Role(warps=4)
 
     def __init__(
-        self, tile: tuple[int, int] = (8, 256), stages: int | None = None, *, dtype: DType | str | None = None
+        self,
+        tile: tuple[int, int] = (8, 256),
+        stages: int | None = None,
+        *,
+        dtype: DType | str | None = None,
+        epilogue: Callable[[Any], Any] | None = None,
     ):
+        if epilogue is not None and not callable(epilogue):
+            raise InputError("AddParts(epilogue)", epilogue, "is a function of the sums, or None", "pass a function")
+        self.epilogue = epilogue
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.add)
         self.x = TmaLoadStage("s m n", tile=tile, ring=self.ring)
         self.d = TmaStoreStage("m n", tile=tile, role=self.add, stages=2, dtype=dtype)
@@ -50,6 +65,10 @@ class AddParts(Schedule):
             )
         return made
 
+    def empty_value(self, bound: Bound) -> Any:
+        """The epilogue of empty sums."""
+        return 0.0 if self.epilogue is None else self.epilogue(np.zeros(bound.shapes["d"], np.float32))
+
     @load.jit
     def fill(self, k: Any, tile: Tile) -> None:
         for part in range(k.steps("x", "s")):
@@ -63,4 +82,4 @@ class AddParts(Schedule):
         for _ in range(k.steps("x", "s") - 1):
             with k.ring.consume() as slot:
                 total = total + slot.x.read()
-        k.d.store(tile, total)
+        k.d.store(tile, total, self.epilogue)

@@ -82,8 +82,12 @@ class Gemm(Schedule):
         epilogue: Epilogue | Callable[..., Any] | None = None,
         tiles: TileOrder = PersistentTiles(),  # noqa: B008
     ):
-        if len(tile) != 3:
-            raise InputError("tile", tile, "is (m, n, k)", "e.g. (128, 256, 64)")
+        _check_numbers("tile", tile, "(m, n, k)", (128, 256, 64))
+        _check_numbers("cluster", cluster, "(m, n)", (2, 1))
+        for name, value in (("a", a), ("b", b)):
+            _check_kind(name, value, Operand)
+        _check_kind("mainloop", mainloop, Cooperative, PingPong)
+        _check_kind("tiles", tiles, TileOrder)
         m, n, k = tile
         self.epilogue = Epilogue.of(epilogue)
         self.cluster = {"m": cluster[0], "n": cluster[1]}
@@ -225,6 +229,20 @@ class Gemm(Schedule):
                         sums.add(slot)
         with self.epilogue_turn(k):
             self.store(k, tile, sums)
+
+
+def _check_numbers(argument: str, value: Any, names: str, example: tuple[int, ...]) -> None:
+    """Raises `InputError` unless *value* is as many integers as the *example*."""
+    whole = isinstance(value, (tuple, list)) and len(value) == len(example)
+    if not whole or not all(isinstance(extent, int) and not isinstance(extent, bool) for extent in value):
+        raise InputError(argument, value, f"is {names}, {len(example)} integers", f"e.g. {example}")
+
+
+def _check_kind(argument: str, value: Any, *kinds: type) -> None:
+    """Raises `InputError` unless *value* is of one of *kinds*."""
+    if not isinstance(value, kinds):
+        known = [kind.__name__ for kind in kinds]
+        raise InputError(argument, value, f"is an object of type {' or '.join(known)}", f"e.g. {known[0]}()")
 
 
 def load_all(slot: Any, stages: tuple[str, ...], tile: Tile, first: Any, step: Any) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 import attrs
 
 from tmapipe.bind.memory import check_kind
-from tmapipe.bind.tensors import new_like, of_sums
-from tmapipe.dtypes import as_dtype, dtype_of, fp32
+from tmapipe.bind.overlap import check_apart
+from tmapipe.bind.tensors import match, new_like, of_sums, signature
+from tmapipe.dtypes import DType, as_dtype, dtype_of, fp32
 from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.epilogue.outputs import StoreForm
 from tmapipe.errors import InputError
@@ -56,9 +57,16 @@ class PartsOfK:
         if order.reduce and not epilogue.plain:
             rule = "is not applied to parts of k that are added as they come: no part has the whole sum"
             raise InputError("epilogue", epilogue.function or epilogue, rule, "leave out reduce=")
+        if epilogue.operands or epilogue.outputs:
+            rule = (
+                "of parts of k is a function of the sum alone: what adds them takes no operands, and gives one output"
+            )
+            fix = "leave out operands and outputs, or use an order of whole tiles"
+            raise InputError("epilogue", [*epilogue.operands, *epilogue.outputs], rule, fix)
         self.order, self.epilogue = order, epilogue
         self.stored = Epilogue(stages=epilogue.stages)  #: what each part ends with
-        self.add_parts = AddParts(dtype=epilogue.dtype)
+        self.add_parts = AddParts(dtype=epilogue.dtype, epilogue=epilogue.function)
+        self._bound: set[Any] = set()  # signatures of calls that were found right
 
     def stage(self, mma: Wgmma, width: int, form: StoreForm) -> TmaStoreStage:
         """The store of the parts."""
@@ -68,35 +76,49 @@ class PartsOfK:
 
     def call(self, schedule: Any, run: Callable[..., Any], tensors: tuple[Any, ...], out: Any, named: Any) -> Any:
         """Calls *run*, the kernel of *schedule*, with a, b and a workspace, then what adds the parts. Returns the outputs."""
-        given = dict(zip(("a", "b", "d"), tensors, strict=False)) | named
-        a, b, d = (given.pop(name, None) for name in ("a", "b", "d"))
-        d = d if d is not None else out
-        for name, tensor in (("a", a), ("b", b)):
-            check_kind(name, tensor)
-            if tensor.ndim != 2:
-                raise InputError(
-                    name, tuple(tensor.shape), "is a matrix, where parts of k are added", "pass one matrix"
-                )
-        if self.order.reduce:
-            return self._add_as_they_come(schedule, run, (a, b, d), given)
+        given = match(["a", "b", "d"], tensors, named)
+        if out is not None:
+            if "d" in given:
+                raise InputError("out", type(out).__name__, "names the output, which is given already", "pass it once")
+            given["d"] = out
+        for name in ("a", "b"):
+            check_kind(name, given.get(name))
+            if given[name].ndim != 2:
+                rule = "is a matrix, where parts of k are added"
+                raise InputError(name, tuple(given[name].shape), rule, "pass one matrix")
+        a, b, d = given["a"], given["b"], given.get("d")
         if d is None:
-            d = new_like(a, (a.shape[0], b.shape[0]), as_dtype(self.epilogue.dtype or of_sums(dtype_of(a, "a"))))
+            d = new_like(a, (a.shape[0], b.shape[0]), self._made_type(a))
         check_kind("d", d)
+        if self.order.reduce:
+            self._check(schedule, (a, b, d), d, given)
+            d[...] = 0
+            return run(a, b, d)
         if dtype_of(d, "d").integer:
             rule = "the parts are added in fp32, which is not rounded to integers"
             raise InputError("d", dtype_of(d, "d").name, rule, "pass a d of a floating type")
+        if tuple(d.shape) != (a.shape[0], b.shape[0]):
+            raise InputError("d.shape", tuple(d.shape), f"is (m, n), {(a.shape[0], b.shape[0])}", "pass such a tensor")
         workspace = self._workspace(schedule, a, d.shape)
+        self._check(schedule, (a, b, workspace), d, given)
         run(a, b, workspace)
-        return self.add_parts(workspace, d, **given)
+        return self.add_parts(workspace, d)
 
-    def _add_as_they_come(self, schedule: Any, run: Callable[..., Any], tensors: tuple[Any, ...], named: Any) -> Any:
-        a, b, d = tensors
-        if d is None:
-            d = new_like(a, (a.shape[0], b.shape[0]), as_dtype(self.epilogue.dtype or fp32))
-        check_kind("d", d)
-        schedule.bind(a, b, d, **named)  # nothing is zeroed that is refused afterwards
-        d[...] = 0
-        return run(a, b, d, **named)
+    def _made_type(self, a: Any) -> DType:
+        """Of an output that the call makes."""
+        return as_dtype(self.epilogue.dtype or (fp32 if self.order.reduce else of_sums(dtype_of(a, "a"))))
+
+    def _check(self, schedule: Any, tensors: tuple[Any, ...], d: Any, given: Mapping[str, Any]) -> None:
+        """Raises `InputError` for what one of the kernels would refuse, before the first runs or d is zeroed: *tensors* of the
+        first, d of the second."""
+        seen = signature((*tensors, d), None)
+        if seen is None or seen not in self._bound:
+            schedule.bind(*tensors)
+            if not self.order.reduce:
+                self.add_parts.bind(tensors[-1], d)
+            if seen is not None:
+                self._bound.add(seen)
+        check_apart(dict(given), ("d",) if "d" in given else ())
 
     def _workspace(self, schedule: Any, a: Any, shape: tuple[int, ...]) -> Any:
         """A new matrix of *shape* for each part that a tile may have. Those that only some tiles have are set to zero."""

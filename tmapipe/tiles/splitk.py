@@ -28,7 +28,7 @@ __all__ = ["SplitKTiles", "check_reduce"]
 
 def check_reduce(order: Any, attribute: Any, value: Any) -> None:
     """Raises `InputError` unless *value* says how parts are added."""
-    if value not in (None, "add"):
+    if value is not None and not (isinstance(value, str) and value == "add"):
         raise InputError(f"{type(order).__name__}(reduce)", value, 'is None or "add"', 'use "add"')
 
 

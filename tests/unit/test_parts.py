@@ -1,0 +1,101 @@
+"""GEMMs whose k is shared among CTAs: what is refused before anything is launched or zeroed, and their epilogues."""
+
+import numpy as np
+import pytest
+import torch
+
+import tmapipe as tp
+from tests.unit.errors import refused
+
+S, E = tp.schedules, tp.epilogue
+SMALL = ((64, 64, 32), (1, 1), 2)
+ALL = [
+    pytest.param(lambda **options: S.SplitK(2, *SMALL, **options), id="SplitK"),
+    pytest.param(lambda **options: S.SplitK(2, *SMALL, reduce="add", **options), id="SplitK, added"),
+    pytest.param(lambda **options: S.StreamK(3, *SMALL, **options), id="StreamK"),
+]
+RNG = np.random.default_rng(0)
+A, B = (RNG.integers(-3, 4, (64, 64)).astype(np.float32).astype(np.float16) for _ in range(2))
+RIGHT = A.astype(np.float32) @ B.astype(np.float32).T
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_an_output_that_is_refused_is_left_as_it_was(make):
+    gemm, a = make(), A.copy()
+    for _ in range(2):  # also where such tensors have been found right before
+        refused(gemm, a, B, out=a, argument="d", rule="must not overlap that of a")
+        refused(gemm, a, B, a, argument="d", rule="must not overlap that of a")
+        assert np.array_equal(a, A)
+        assert np.allclose(gemm(a, B, out=np.ones((64, 64), np.float16)).astype(np.float32), RIGHT, atol=0.5)
+    for shape in ((64, 72), (72, 64), (64,), (2, 64, 64), ()):
+        d = np.ones(shape, np.float16)
+        refused(gemm, A, B, out=d, argument="d", rule="m, n|has m =|has n =|dimensions")
+        assert (d == 1).all()
+    for d in (
+        np.ones((64, 64), np.float64),
+        np.ones((64, 128), np.float16)[:, ::2],
+        np.ones((64, 65), np.float16)[:, :64],
+    ):
+        refused(gemm, A, B, out=d, argument="d", rule="element type|contiguous|multiple of 16")
+        assert (d == 1).all()
+    parameter = torch.nn.Parameter(torch.ones(64, 64, dtype=torch.float16))
+    refused(
+        gemm, torch.from_numpy(A), torch.from_numpy(B), out=parameter, argument="d", rule="automatic differentiation"
+    )
+    assert (parameter == 1).all()
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_each_tensor_is_given_once(make):
+    gemm, d = make(), np.ones((64, 64), np.float16)
+    refused(gemm, B, a=A, argument="a", rule="given twice")
+    refused(gemm, A, B, d, d, argument="tensors", rule="at most 3: a, b, d")
+    refused(gemm, A, B, d, out=d, argument="out", rule="given already")
+    refused(gemm, A, B, c=d, argument="c", rule="the stages are a, b, d")
+    refused(gemm, A, argument="b", rule="torch tensor or a NumPy array")
+    refused(gemm, A[0], B, argument="a", value=(64,), rule="is a matrix")
+    refused(gemm, A, B[None], argument="b", value=(1, 64, 64), rule="is a matrix")
+    assert np.allclose(gemm(b=B, a=A, d=d).astype(np.float32), RIGHT, atol=0.5) and d is not None
+
+
+@pytest.mark.parametrize("make", [ALL[0], ALL[2]])
+def test_the_epilogue_is_that_of_the_whole_sum(make):
+    found = make(epilogue=E.Epilogue(lambda acc: tp.math.relu(acc * 0.5 + 1), dtype="fp32"))(A, B)
+    assert found.dtype == np.float32 and np.allclose(found, np.maximum(RIGHT * 0.5 + 1, 0))
+    empty = make(epilogue=lambda acc: acc + 3)(A[:, :0], B[:, :0])
+    assert (empty == 3).all()
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_epilogues_that_parts_have_not(make):
+    operands = E.Epilogue(lambda acc, bias: acc + bias, operands={"bias": E.PerColumn()})
+    outputs = E.Epilogue(lambda acc: {"d": acc, "e": acc}, outputs={"e": E.Output()})
+    for epilogue in (operands, outputs):
+        refused(make, epilogue=epilogue, argument="epilogue", rule="parts of k")
+    refused(S.AddParts, epilogue=3, argument="AddParts(epilogue)", value=3, rule="function of the sums")
+
+
+# ---- options that are of another kind -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [S.Gemm, S.PingPong, S.GatedGemm, S.GroupedGemm])
+def test_options(kind):
+    for tile in (64, None, (64, 64), (64.0, 64, 32), "tile", (True, 64, 32)):
+        refused(kind, tile, argument="tile", value=tile, rule="(m, n, k)")
+    for cluster in (2, None, (1,), (1, 1, 1), (1.0, 1), {"m": 2}, "m"):
+        refused(kind, cluster=cluster, argument="cluster", value=cluster, rule="(m, n)")
+    for wrong in (None, "m", 3, tp.Operand, {"major": "k"}):
+        refused(kind, a=wrong, argument="a", value=wrong, rule="of type Operand")
+        refused(kind, b=wrong, argument="b", value=wrong, rule="of type Operand")
+
+
+def test_mainloops_and_orders():
+    for wrong in (None, "pingpong", tp.mainloop.PingPong, 2):
+        refused(S.Gemm, mainloop=wrong, argument="mainloop", value=wrong, rule="of type Cooperative or PingPong")
+    for wrong in (None, tp.Snake(8), 8, tp.PersistentTiles):
+        refused(S.Gemm, tiles=wrong, argument="tiles", value=wrong, rule="of type TileOrder")
+        copy = S.Copy()
+        copy.tiles = wrong
+        refused(copy.plan, argument="Schedule.tiles", value=wrong, rule="order of output tiles")
+    for wrong in ("max", np.zeros(2), True):
+        refused(tp.SplitKTiles, 2, reduce=wrong, argument="SplitKTiles(reduce)", rule='None or "add"')
