@@ -15,7 +15,8 @@ from typing import Any
 import attrs
 
 import tmapipe
-from tmapipe.isa.effects import Kind, declared
+from tmapipe.isa.effects import declared
+from tmapipe.isa.operands import Kind
 from tmapipe.kernel import kernel_main
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.warp import MachineIsa

@@ -13,7 +13,7 @@ from tests.oracle.mutant_table import Outcome, show, table, why_equivalent, writ
 from tests.oracle.mutants import VARIANTS, Mutant, Target, judge, judged, mutants_of
 from tmapipe.check import Kind, Report
 from tmapipe.check.findings import Finding
-from tmapipe.isa import effects
+from tmapipe.isa import effects, operands
 from tmapipe.isa.effects import Effect, declared
 from tmapipe.isa.ops import BarArrive, BarWait, CounterAdd, MbarWait, WarpSync
 from tmapipe.kernel import kernel_main
@@ -75,12 +75,12 @@ def test_an_operation_has_mutants_by_its_declaration(monkeypatch):
         "new", "waits, arrives and copies", effects.Wait("near"), effects.Arrive("far", lanes="lanes"), START
     )
     class New(typing.NamedTuple):
-        slot: effects.Slot
-        near: effects.Bar
-        far: effects.Bar
-        parity: effects.Parity
-        mask: effects.Mask
-        lanes: effects.Lanes = 1
+        slot: operands.Slot
+        near: operands.Bar
+        far: operands.Bar
+        parity: operands.Parity
+        mask: operands.Mask
+        lanes: operands.Lanes = 1
 
     layout = Target(TARGETS["Copy"]).layout
     site = Site("new", New, "", (), False)
