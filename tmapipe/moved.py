@@ -1,4 +1,4 @@
-"""Keywords of before, which are said in another way since: an error names it. docs/migration.md lists them all."""
+"""Old keywords: an error names the new spelling. docs/migration.md lists them all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ R = TypeVar("R")
 
 
 def moved(words: Mapping[str, Callable[[Any], str]]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorates a function so that keywords of before raise `InputError`. words: keyword -> how its value is said now."""
+    """Decorates a function so that old keywords raise `InputError`.
+
+    Args:
+        words: Keyword -> how its value is spelled now.
+    """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)

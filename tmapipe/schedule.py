@@ -63,7 +63,7 @@ class Schedule:
     checked = True
     #: Stages whose tensors are passed with their last two dimensions in the other order than the stage declares them: an
     #: a [m, k] of which a stage "k m" loads tiles that are contiguous along m.
-    turned: tuple[str, ...] = ()
+    transposed: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -238,7 +238,7 @@ class Schedule:
         Raises:
             InputError: Before anything is launched.
         """
-        if self.turned:
+        if self.transposed:
             tensors, named = self._as_declared(tensors, named)
         launchers: dict[Any, Any] = self.__dict__.setdefault("_launchers", {})
         inputs = [*self.declared.loads, *self.declared.tables] if named else []
@@ -306,10 +306,10 @@ class Schedule:
         return tensors_.bind(self, *self._as_declared(tensors, named), out)
 
     def _as_declared(self, tensors: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The tensors with their dimensions as the stages declare them: views of those that are `turned`."""
+        """The tensors with their dimensions as the stages declare them: views of those that are `transposed`."""
 
         def view(name: str, tensor: Any) -> Any:
-            if name not in self.turned or getattr(tensor, "ndim", 0) < 2:
+            if name not in self.transposed or getattr(tensor, "ndim", 0) < 2:
                 return tensor
             check_kind(name, tensor)
             return tensor.swapaxes(-1, -2)

@@ -1,11 +1,11 @@
 """TmaStoreStage: results on their way to global memory through the TMA engine.
 
-A buffer goes through: free -> written by threads -> fenced and synchronized -> read by the engine -> free. One thread
-issues all stores of a unit and tracks them as bulk groups: ``wait_group.read`` says that a buffer's bytes have been read:
-threads may overwrite it, and in the end the CTA may leave. (Its writes are visible when the kernel has ended.)
+The life of a buffer: free -> written by threads -> fenced and synchronized -> read by the engine -> free. One thread issues
+all stores of a unit and tracks them as bulk groups. ``wait_group.read`` says that the bytes of a buffer have been read:
+threads may overwrite it, and at the end the CTA may exit. (The writes are visible when the kernel has ended.)
 
-From a loaded slot (``source=`` a load stage) there is no buffer and no copy: the engine reads the slot, and the ring
-releases it when the read has retired.
+From a loaded slot (``source=`` a load stage) there is no buffer and no copy: the engine reads the slot, and the ring releases
+it when the read has retired.
 """
 
 from __future__ import annotations
@@ -121,16 +121,18 @@ class TmaStoreStage:
 
     @property
     def parts_tile(self) -> tuple[int, ...] | None:
-        """Elements of a buffer, of subclasses that store what a warpgroup makes of its accumulators; None: 64 rows of them."""
+        """Elements of a buffer, for subclasses that store what a warpgroup makes of its accumulators; None: 64 rows of
+        these.
+        """
         return None
 
     @property
     def folded(self) -> Mapping[str, int]:
-        """Leading dimensions that the tensor lacks, with their extents (tiles): all tiles along them have one place."""
+        """Leading dimensions that the tensor lacks, with their extents: all tiles along them go to the same elements."""
         return {}
 
     def derive(self, extents: Mapping[str, int]) -> dict[str, int]:
-        """The extents of dimensions that follow from those in *extents*, of subclasses that store to a workspace."""
+        """Extents of dimensions that follow from *extents*, for subclasses that store to a workspace."""
         return {}
 
 

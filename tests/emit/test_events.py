@@ -13,7 +13,7 @@ from tests.emit.kernels import KERNELS, THREADS, Built, built
 from tests.emit.lower import lower
 from tests.oracle.ptx_execution import Execution, Launch
 from tests.unit.fake_isa import record
-from tmapipe.tiles.gpc_places import COUNTERS
+from tmapipe.tiles.gpc_positions import COUNTERS
 
 
 def check_thread(kernel: Built, launch: Launch, warp: int, lane: int) -> int:

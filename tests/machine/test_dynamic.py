@@ -14,7 +14,7 @@ from tmapipe.kernel import kernel_main
 from tmapipe.machine import Machine
 from tmapipe.machine.scheduler import POLICIES
 from tmapipe.machine.warp import MachineIsa
-from tmapipe.tiles.gpc_places import COUNTERS, keep_places
+from tmapipe.tiles.gpc_positions import COUNTERS, keep_positions
 
 S = tp.schedules
 
@@ -91,7 +91,7 @@ def test_any_position(m, n, sizes, kind, data):
     """By GPC: wherever the clusters run, each claims another position, and the last leaves the counters at 0."""
     ends = [2 * sum(sizes[: i + 1]) for i in range(len(sizes))]
     gpcs = [range(end - 2 * size, end) for size, end in zip(sizes, ends, strict=True)]
-    clusters, *words = keep_places(gpcs, 2, sum(sizes), m * n)
+    clusters, *words = keep_positions(gpcs, 2, sum(sizes), m * n)
     smids = data.draw(st.lists(st.integers(0, ends[-1] - 1), min_size=clusters, max_size=clusters))
     order = tp.GpcTiles(tp.Grouped(2))
     schedule = S.SplitK(1, (64, 64, 16), (1, 1), 2, tiles=order) if kind is S.SplitK else small((1, 1), order, kind)

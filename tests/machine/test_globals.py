@@ -14,7 +14,7 @@ from tmapipe.isa import ops as o
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import record
 from tmapipe.tiles.counting import count_entries
-from tmapipe.tiles.gpc_places import COUNTERS, MOST_GPCS
+from tmapipe.tiles.gpc_positions import COUNTERS, MOST_GPCS
 
 S = tp.schedules
 

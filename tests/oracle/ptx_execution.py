@@ -18,8 +18,8 @@ import attrs
 from tests.oracle.ptx import LEADER, SHARED, Instruction, Ptx
 from tests.oracle.ptx_values import Peer, computation, reader, signed
 from tmapipe.plan.model import Store
-from tmapipe.tiles.gpc_places import COUNTERS as MOST_COUNTERS
-from tmapipe.tiles.gpc_places import keep_places
+from tmapipe.tiles.gpc_positions import COUNTERS as MOST_COUNTERS
+from tmapipe.tiles.gpc_positions import keep_positions
 
 __all__ = ["BASE", "Event", "Execution", "Launch"]
 
@@ -373,7 +373,7 @@ def _parameters(ptx: Ptx, schedule: Any, launch: Launch) -> list[dict[int, Any]]
     tables = [{0: TABLES + (i << 20), 8: len(entries)} for i, entries in enumerate(launch.tables.values())]
     loads = [load for load in plan.loads if not load.tensor_map]
     tables += [{0: VECTORS + (i << 36), 8: launch.extents[load.argument][0]} for i, load in enumerate(loads)]
-    kept = keep_places((), 1, launch.clusters, launch.clusters)[1:]  # all for whoever comes
+    kept = keep_positions((), 1, launch.clusters, launch.clusters)[1:]  # all for whoever comes
     return [*found, {0: launch.clusters}, *tables, {0: COUNTERS}, *({0: word} for word in kept)]
 
 

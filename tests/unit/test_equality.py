@@ -103,7 +103,7 @@ def test_types_count_and_being_checked_does_not():
 
 
 def test_attributes_like_the_class_has_them_are_no_difference():
-    assert Rows(arch="sm_90a", turned=()) == Rows()
+    assert Rows(arch="sm_90a", transposed=()) == Rows()
 
 
 def test_what_has_been_computed_does_not_count():

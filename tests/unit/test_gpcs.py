@@ -11,7 +11,7 @@ from tests.unit.errors import refused
 from tmapipe import DynamicTiles, GpcTiles, Grouped, GroupedTiles, PersistentTiles, StreamKTiles
 from tmapipe.gpu import gpcs
 from tmapipe.gpu.gpcs import joined
-from tmapipe.tiles.gpc_places import GPC_WORDS, MOST_GPCS, WORDS, keep_places
+from tmapipe.tiles.gpc_positions import GPC_WORDS, MOST_GPCS, WORDS, keep_positions
 
 #: An H200: a GPC of 8 multiprocessors besides those of 16 and 18, and four pairs by themselves.
 H200 = [
@@ -34,15 +34,15 @@ def unpacked(numbers):
 
 def test_an_h200():
     """Eight clusters of each GPC, the pairs by themselves being one with the small one; all 66 where 64 take a wave more."""
-    clusters, of_pair, places = unpacked(keep_places(H200, 2, 66, 1024))
+    clusters, of_pair, places = unpacked(keep_positions(H200, 2, 66, 1024))
     assert clusters == 64 and places[:8] == [8] * 8 and not any(places[8:])
     sizes = [of_pair[:66].count(gpc) for gpc in range(8)]
     assert sorted(sizes) == [8] * 6 + [9] * 2
     assert len({of_pair[number // 2] for number in (0, 7, 124, 131)}) == 1
-    clusters, _, places = unpacked(keep_places(H200, 2, 66, 264))
+    clusters, _, places = unpacked(keep_positions(H200, 2, 66, 264))
     assert clusters == 66 and sorted(places[:8]) == [8] * 6 + [9] * 2
-    assert unpacked(keep_places(H200, 2, 66, 40))[2][:8] == [5] * 8
-    assert unpacked(keep_places(H200, 4, 30, 1000))[0] == 30
+    assert unpacked(keep_positions(H200, 2, 66, 40))[2][:8] == [5] * 8
+    assert unpacked(keep_positions(H200, 4, 30, 1000))[0] == 30
 
 
 def test_what_is_not_understood_is_one_gpc():
@@ -52,12 +52,12 @@ def test_what_is_not_understood_is_one_gpc():
         ([[0, 1], [500, 501]], 2),
         ([[2 * i, 2 * i + 1] for i in range(20)], 20),
     ):
-        clusters, of_pair, places = unpacked(keep_places(parts, 2, resident, 10 * resident))
+        clusters, of_pair, places = unpacked(keep_positions(parts, 2, resident, 10 * resident))
         assert clusters == resident == places[0] and not any(of_pair)
 
 
 def test_a_device_of_more_clusters_than_a_byte_counts():
-    clusters, _, places = unpacked(keep_places([range(400)], 1, 400, 4000))
+    clusters, _, places = unpacked(keep_positions([range(400)], 1, 400, 4000))
     assert clusters == places[0] == 255 - 5  # 16 waves of 250
 
 
@@ -66,7 +66,7 @@ def test_places_are_kept_once(sizes, cluster_size, tiles):
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     parts = [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
     resident = max(1, sum(size // cluster_size for size in sizes))
-    clusters, _, places = unpacked(keep_places(parts, cluster_size, resident, tiles))
+    clusters, _, places = unpacked(keep_positions(parts, cluster_size, resident, tiles))
     assert sum(places) == clusters <= resident and all(kept >= 0 for kept in places)
     assert -(-tiles // clusters) == -(-tiles // resident)  # no wave more
 
@@ -111,4 +111,4 @@ def test_an_order_says_what_it_is_launched_with():
         assert order.launch_numbers(10, 66, 2, gpcs) == [10] and order.launch_numbers(100, 66, 2, gpcs) == [66]
         assert order.launch_words == 0
     numbers = GpcTiles().launch_numbers(1024, 66, 2, gpcs)
-    assert numbers == keep_places(H200, 2, 66, 1024) and len(numbers) == 1 + GpcTiles.launch_words
+    assert numbers == keep_positions(H200, 2, 66, 1024) and len(numbers) == 1 + GpcTiles.launch_words

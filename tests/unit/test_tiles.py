@@ -187,6 +187,6 @@ def test_columns_are_rows_exchanged():
     one, other = Columns(3), Grouped(3)
     by, turned = one.divisors(5, 7), other.divisors(7, 5)
     isa = RecordingIsa(None)
-    places = [one.place(isa, by, 5, 7, i) for i in range(35)]
-    assert places == [other.place(isa, turned, 7, 5, i)[::-1] for i in range(35)]
+    places = [one.coordinates(isa, by, 5, 7, i) for i in range(35)]
+    assert places == [other.coordinates(isa, turned, 7, 5, i)[::-1] for i in range(35)]
     assert places[:4] == [(0, 0), (0, 1), (0, 2), (1, 0)]

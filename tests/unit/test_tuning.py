@@ -40,7 +40,7 @@ def test_majors_by_the_strides():
     )
     assert Problem.of(w.T, w.T).majors == ("m", "n")
     chosen = choose(problem)
-    assert chosen.turned == ("b",) and chosen.mma.transposed == (False, True)
+    assert chosen.transposed == ("b",) and chosen.mma.transposed == (False, True)
     assert chosen.plan({"a": "fp16", "b": "fp16", "d": "fp16"}).buffer("b").swizzle == 128
     assert Problem.of(a[:, :1], w.T[:, :1]).majors == ("k", "k")  # one column is contiguous whatever its stride
 

@@ -334,9 +334,9 @@ def _knowers(state: State, check: LinearCheck) -> dict[Key, Any]:
     """Everything with a clock whose knowledge can still spread: key -> clock. The warps come first, by number."""
     found: dict[Key, Any] = {("warp", agent): clock for agent, clock in enumerate(check.clocks.of)}
     for agent in range(check.clocks.agents):  # what an arrival by all of its lanes would tell
-        told = check.clocks.zero()
-        check.clocks.release(agent, told, all_lanes=True)
-        found["all lanes of", agent] = told
+        known = check.clocks.zero()
+        check.clocks.release(agent, known, all_lanes=True)
+        found["all lanes of", agent] = known
     for bar, now in enumerate(check.phases.now):
         if now.by or now.landed:
             found["present", bar] = now.clock

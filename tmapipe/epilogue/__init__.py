@@ -1,4 +1,4 @@
-"""What an epilogue takes and gives besides the accumulator and the output."""
+"""What becomes of an accumulator before it is stored: functions, operands, outputs."""
 
 from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.epilogue.operands import Matrix, Operands, PerBatch, PerColumn, PerRow, Scalar, columns_of

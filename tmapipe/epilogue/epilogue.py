@@ -38,20 +38,20 @@ def _check_outputs(epilogue: Any, attribute: Any, value: Any) -> None:
 
 @attrs.frozen
 class Epilogue:
-    """A function of each element of a matmul's sums, in fp32, of what else it takes, and of what it gives.
+    """A function of each element of a matmul's sums, in fp32, with its operands and outputs.
 
     Args:
-        function: of the accumulator (of each accumulator), and of the operands by name, element by element. With further
-            outputs it returns a dictionary of all of them, "d" among them. None: the sums themselves.
-        operands: name -> `Matrix`, `PerColumn`, `PerRow` or `Scalar`.
-        outputs: name -> `Output`, `RowSum` or `ColumnSum`, which a call returns after d.
-        dtype: of d; None: the tensor's, or where a call makes it a's (of fp8 operands bf16, of int8 int32).
-        stages: output buffers of each warpgroup.
-        ahead: slots of the ring that operands are loaded into: one a tile, or with a matrix one a piece of 64 rows a warpgroup
-            and up to 64 columns.
+        function: Takes the accumulator (or each accumulator) and the operands by name, and works element by element. With
+            further outputs it returns a dictionary of all of them, "d" among them. None: the sums themselves.
+        operands: Name -> `Matrix`, `PerColumn`, `PerRow` or `Scalar`.
+        outputs: Name -> `Output`, `RowSum` or `ColumnSum`, which a call returns after d.
+        dtype: Of d; None: the tensor's, or if a call makes it that of a (bf16 for fp8 operands, int32 for int8).
+        stages: Output buffers of each warpgroup.
+        ahead: Slots of the ring that operands are loaded into: one per tile, or with a matrix one per piece of 64 rows a
+            warpgroup and up to 64 columns.
 
     Raises:
-        InputError: for operands and outputs of no known kind.
+        InputError: Operands or outputs of no known kind.
 
     ::
 
@@ -74,7 +74,7 @@ class Epilogue:
 
     @property
     def plain(self) -> bool:
-        """Whether it stores the sums themselves, and nothing else."""
+        """Whether it only stores the sums themselves."""
         return self.function is None and not self.operands and not self.outputs
 
     @property
@@ -84,11 +84,11 @@ class Epilogue:
 
     @property
     def reductions(self) -> dict[str, Reduction]:
-        """Those of the outputs that are sums of rows or columns."""
+        """The outputs that are sums of rows or columns."""
         return {name: kind for name, kind in self.outputs.items() if isinstance(kind, Reduction)}
 
     def check(self, accumulators: int) -> None:
-        """Raises `InputError` unless the function takes so many accumulators, and the operands by name."""
+        """Raises `InputError` unless the function takes *accumulators* accumulators, and the operands by name."""
         if self.operands:
             check_operands(self.operands, self.function, accumulators)
 

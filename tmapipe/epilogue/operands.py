@@ -1,8 +1,8 @@
 """Operands of an epilogue: matrices, vectors and scalars that are combined with the accumulator.
 
-They travel as everything else does: a role of one warp loads them by TMA into a ring of their own, ahead of the warpgroups,
-which read them piece by piece (`tmapipe.protocol.pieces`), dealt like the accumulator. With a matrix among them, a slot holds
-what one piece needs; vectors and numbers alone share one slot for the whole tile::
+A role of one warp loads them by TMA into a ring of their own, ahead of the warpgroups. These read them piece by piece
+(`tmapipe.protocol.pieces`), distributed like the accumulator. If there is a matrix, a slot holds what one piece needs. Vectors
+and numbers alone share one slot for the whole tile::
 
     fetch (1 warp)         c, bias of piece 0, 1, 2, ...   -> ring of slots
     math (warpgroups)      mainloop | piece 0: wait, read, release, compute, store | piece 1 ...
@@ -38,7 +38,7 @@ VECTOR = 128  # a vector's slot has a multiple of as many elements, since slots 
 
 
 class OperandStage(TmaLoadStage):
-    """A load stage whose slots are read as `Isa.accumulator_columns` deals an accumulator."""
+    """A load stage whose slots are read as fragments distributed like an accumulator."""
 
     @property
     def along(self) -> tuple[str, ...]:
@@ -61,23 +61,29 @@ class EpilogueOperand:
     dtype: DType | str | None
 
     def stage(self, name: str, ring: BarrierRing, rows: int, width: int, batch: str) -> OperandStage:
-        """The load stage of the operand called *name*, into slots for *rows* x *width* elements of the output. batch: names of
-        the output's dimensions before m, each with a space."""
+        """The load stage of the operand.
+
+        Args:
+            name: Of the operand.
+            ring: Whose slots hold it.
+            rows, width: Of the part of the output that a slot is for.
+            batch: Names of the output's dimensions before m, each with a space.
+        """
         elements = {("n",): width, ("m",): rows, (): 1}[self.along]
         dims = self.along[0] if self.along else name + ELEMENT
         tile = (ceil_div(elements, VECTOR) * VECTOR,)
         return OperandStage(dims, tile=tile, ring=ring, dtype=self.dtype)
 
     def shape(self, m: int, n: int, batch: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """Of its tensor, for an output [*batch, m, n]."""
+        """Shape of its tensor, for an output [*batch, m, n]."""
         return tuple({"m": m, "n": n}[dim] for dim in self.along) if self.along else (1,)
 
     def type_of(self, output: DType) -> DType:
-        """Of its tensor, where that says nothing else, beside an output of this type."""
+        """Default type of its tensor, beside an output of this type."""
         return as_dtype(self.dtype or output)
 
     def whole(self, values: np.ndarray) -> np.ndarray:
-        """Its tensor, so that it broadcasts to the output [l, m, n]."""
+        """Its tensor, in a form that broadcasts to the output [l, m, n]."""
         return values
 
 
@@ -86,8 +92,8 @@ class Matrix(EpilogueOperand):
     """An operand of the output's shape, [m, n] or [l, m, n], contiguous along n.
 
     Args:
-        dtype: of its elements; None: the tensor's.
-        l2_hint: as of `TmaLoadStage`; by default that each element is read once.
+        dtype: Of its elements; None: the tensor's.
+        l2_hint: As of `TmaLoadStage`; by default that each element is read once.
     """
 
     dtype: DType | str | None = None
@@ -104,10 +110,10 @@ class Matrix(EpilogueOperand):
 
 @attrs.frozen
 class PerColumn(EpilogueOperand):
-    """A vector of n elements, one a column of the output, such as a bias.
+    """A vector of n elements, one per column of the output, such as a bias.
 
     Args:
-        dtype: of its elements; None: the tensor's.
+        dtype: Of its elements; None: the tensor's.
     """
 
     dtype: DType | str | None = None
@@ -116,10 +122,10 @@ class PerColumn(EpilogueOperand):
 
 @attrs.frozen
 class PerRow(EpilogueOperand):
-    """A vector of m elements, one a row of the output, such as a scale.
+    """A vector of m elements, one per row of the output, such as a scale.
 
     Args:
-        dtype: of its elements; None: the tensor's.
+        dtype: Of its elements; None: the tensor's.
     """
 
     dtype: DType | str | None = None
@@ -168,15 +174,15 @@ class Operands:
     to the store of the accumulators, whose `columns` are `width`.
 
     Args:
-        declared: name -> kind.
-        epilogue: called with pieces of the accumulators and the operands by name.
-        ring: from the loading role to the matmul's.
-        matmul: whose accumulators these are.
-        accumulators: how many the epilogue takes.
-        batch: names of the output's dimensions before m, each with a space.
+        declared: Name -> kind.
+        epilogue: Called with pieces of the accumulators and the operands by name.
+        ring: From the loading role to the matmul's.
+        matmul: Whose accumulators these are.
+        accumulators: How many the epilogue takes.
+        batch: Names of the output's dimensions before m, each with a space.
 
     Raises:
-        InputError: for operands that do not fit the epilogue.
+        InputError: For operands that do not fit the epilogue.
     """
 
     def __init__(
@@ -206,11 +212,11 @@ class Operands:
         self.stages = {name: kind.stage(name, ring, *extents, batch) for name, kind in declared.items()}
 
     def whole(self, bound: Bound) -> dict[str, np.ndarray]:
-        """Every operand's bound tensor in fp32, so that it broadcasts to the output [l, m, n]."""
+        """Every operand's bound tensor in fp32, in a form that broadcasts to the output [l, m, n]."""
         return {name: kind.whole(bound.array(name).astype(np.float32)) for name, kind in self.kinds.items()}
 
     def load(self, k: Any, tile: Tile) -> None:
-        """The producing role's part: what each of the output tile's slots holds of every operand."""
+        """The producer's part: loads what each of the output tile's slots holds of every operand."""
         first_row, first_column = (tile.start(dim, extent) for dim, extent in zip("mn", self.shape, strict=True))
         for row, column in self.slots:
             start = {"m": first_row + row, "n": first_column + column}
@@ -221,9 +227,11 @@ class Operands:
                     getattr(slot, name).load_from(*(start.get(dim, 0) for dim in stage.dims))
 
     def reader(self, k: Any) -> Callable[[], dict[str, Fragment]]:
-        """A function that reads the next piece's operands: to be given to the store, ``k.d.store(tile, acc,
-        operands.epilogue, operands=operands.reader(k))``. It waits for their slot where that begins, and releases it after the
-        last piece that the slot is for."""
+        """A function that reads the next piece's operands, to be given to the store: ``k.d.store(tile, acc, operands.epilogue,
+        operands=operands.reader(k))``.
+
+        It waits for a slot before its first piece, and releases it after its last piece.
+        """
         matmul, ring = k.plan.matmul(k.name_of(self.matmul)), getattr(k, k.name_of(self.ring))
         each = len(self.pieces) // len(self.slots)
 
@@ -244,15 +252,14 @@ class Operands:
 
 
 def columns_of(n: int) -> int:
-    """Columns of a piece where all transfers of an epilogue have the same: 64, or 32 or n in narrower tiles."""
+    """Columns of a piece, if all transfers of an epilogue use the same: 64, or 32 or n in narrower tiles."""
     return next((width for width in (64, 32) if width <= n), n)
 
 
 def check_operands(
     declared: Mapping[str, EpilogueOperand], epilogue: Callable[..., Any] | None, accumulators: int
 ) -> Callable[..., Any]:
-    """The epilogue. Raises `InputError` unless every operand is of a known kind and a parameter of the epilogue, and the other
-    way round."""
+    """The epilogue. Raises `InputError` unless its operands are of known kinds and are exactly its parameters."""
     for name, kind in declared.items():
         if not isinstance(kind, EpilogueOperand):
             rule = "is a Matrix, PerBatch, PerColumn, PerRow or Scalar of tmapipe.epilogue"

@@ -1,4 +1,4 @@
-"""Outputs of an epilogue beside the first one, d: as much as d, or sums of its rows or columns."""
+"""Outputs of an epilogue beside the first one, d: further outputs of d's shape, or sums of its rows or columns."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ __all__ = ["EpilogueOutput", "Output", "StoreForm"]
 
 @attrs.frozen
 class StoreForm:
-    """What the stores of all whole outputs of an epilogue have in common: dims: names of their dimensions; stages: buffers of
-    a warpgroup; columns: of a buffer (None: as many as fill 128 bytes)."""
+    """What the stores of all whole outputs of an epilogue have in common.
+
+    dims: names of their dimensions; stages: buffers of a warpgroup; columns: of a buffer (None: as many as fill 128 bytes).
+    """
 
     dims: str
     stages: int
@@ -25,7 +27,7 @@ class StoreForm:
 
 
 class EpilogueOutput:
-    """Base of the kinds. `reduced`: whether the kernel leaves parts of it, which another one adds."""
+    """Base of the kinds. `reduced`: whether the kernel stores parts of it, which a second kernel adds."""
 
     reduced = False
 
@@ -34,11 +36,11 @@ class EpilogueOutput:
         raise NotImplementedError
 
     def type_of(self, sums: DType) -> DType:
-        """Of its tensor, where a call makes one of sums of this type."""
+        """Type of its tensor, if a call makes one of sums of this type."""
         raise NotImplementedError
 
     def whole(self, values: Any, shape: tuple[int, ...]) -> np.ndarray:
-        """The output, of what the epilogue gives of a whole d of *shape*."""
+        """The output, from what the epilogue gives for a whole d of *shape*."""
         raise NotImplementedError
 
 
@@ -47,7 +49,7 @@ class Output(EpilogueOutput):
     """An output of d's shape.
 
     Args:
-        dtype: of its elements; None: the tensor's, or where a call makes it a's.
+        dtype: Of its elements; None: the tensor's, or where a call makes it a's.
     """
 
     dtype: DType | str | None = None

@@ -1,13 +1,12 @@
 """Outputs of an epilogue that are sums over rows or columns: RowSum and ColumnSum.
 
-The kernel stores partial sums to a workspace in fp32, by TMA as all else, and `AddParts` adds them in a fixed order: results
-are bit-identical from run to run.
+The kernel stores partial sums to a workspace in fp32, by TMA, and `AddParts` adds them in a fixed order. So the bits are the
+same in every run.
 
-    RowSum       one part an output tile along n: a warpgroup adds up the pieces of its 64 rows, and stores 64 sums
-    ColumnSum    one part every 16 rows: each warp adds up its 16 rows of a piece, and a warpgroup stores 4 rows of sums
+    RowSum       one part per output tile along n: a warpgroup adds up the pieces of its 64 rows, and stores 64 sums
+    ColumnSum    one part per 16 rows: each warp adds up its 16 rows of a piece, and a warpgroup stores 4 rows of sums
 
-Each warpgroup has one small buffer for them. What lies outside of the output counts nothing, whatever the
-epilogue gives there.
+Each warpgroup has one small buffer for them. What lies outside the output does not count, whatever the epilogue gives there.
 """
 
 from __future__ import annotations
@@ -110,13 +109,13 @@ class ColumnParts(TmaStoreStage):
 
 
 class BoundRowParts(BoundStore):
-    """`RowParts` in the role that adds up. State while a tile is stored: the sums so far, in registers."""
+    """`RowParts` in the role that adds up. While a tile is stored, the sums so far are in registers."""
 
     once_a_row = True
     sums: Fragment = None
 
     def reduced(self, piece: Piece, values: Fragment) -> Fragment:
-        """Adds the piece's columns, but for those that the piece before had."""
+        """Adds the piece's columns, except those that the piece before had."""
         before = None if piece.first == 0 else self.sums
         inside = _extent(self, piece.output, -1) - piece.at[-1]
         self.sums = self.isa.fragments.row_sums(piece.matmul, values, piece.width, piece.seen, inside, before)

@@ -20,7 +20,7 @@ from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
 from tmapipe.gpu.report import Resources, read_resources
 from tmapipe.kernel import kernel_main
 from tmapipe.plan.model import Plan
-from tmapipe.tiles.gpc_places import COUNTERS
+from tmapipe.tiles.gpc_positions import COUNTERS
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule

@@ -1,4 +1,4 @@
-"""Which multiprocessors of a device lie in one GPC, as `tmapipe.tiles.gpc_places` asks.
+"""Which multiprocessors of a device lie in one GPC, as `tmapipe.tiles.gpc_positions` asks.
 
 No register names the GPC of a multiprocessor. But the CTAs of a cluster always lie in one GPC. So clusters of several sizes
 are launched, each CTA writes down its multiprocessor, and multiprocessors that were seen in one cluster belong together.

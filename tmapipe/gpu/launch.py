@@ -14,7 +14,7 @@ from tmapipe.bind.overlap import check_apart, span
 from tmapipe.errors import InputError, MissingGpuError
 from tmapipe.gpu.build import Compiled, build
 from tmapipe.gpu.gpcs import gpcs
-from tmapipe.tiles.gpc_places import COUNTERS
+from tmapipe.tiles.gpc_positions import COUNTERS
 
 if TYPE_CHECKING:
     from tmapipe.bind.bound import Bound

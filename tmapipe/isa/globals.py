@@ -1,7 +1,7 @@
 """Operations and instructions on global memory by threads, such as counters and tables, and among the lanes of a warp.
 
 A launch has some counters: int32 in global memory that are 0 when it starts, and must be 0 when it ends. In the machine,
-clusters run one after another. So what an atomic operation finds there is told by the caller, as if clusters took turns.
+clusters run one after another, so the caller passes what an atomic operation finds there, as if clusters took turns.
 """
 
 from __future__ import annotations

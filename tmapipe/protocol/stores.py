@@ -38,8 +38,15 @@ class SlotStoreInSlot(Carried):
         self.bound, self.slot = bound, slot
 
     def store(self, tile: Tile | None = None, **coordinates: Any) -> None:
-        """Starts the store of this slot to *tile* (or the given tile coordinates, which win). What threads of this role
-        wrote to the slot in this scope is fenced first. Raises `ScopeError` in a role that is not the last phase."""
+        """Starts the store of this slot. What threads of this role wrote to the slot in this scope is fenced first.
+
+        Args:
+            tile: Its coordinates, in tiles.
+            coordinates: Coordinates by dimension, in tiles, instead of those of *tile*.
+
+        Raises:
+            ScopeError: The role is not the ring's last phase.
+        """
         self.slot._check_open()
         bound, end = self.bound, self.slot.end
         if end.role != bound.role.name:
@@ -55,8 +62,10 @@ class SlotStoreInSlot(Carried):
 
 
 class BoundStore(Carried):
-    """A `TmaStoreStage` with buffers of its own, in the role that fills them. State: the next buffer, in registers.
-    once_a_row: whether it stores after the last piece of a row alone."""
+    """A `TmaStoreStage` with buffers of its own, in the role that fills them. The next buffer is kept in a register.
+
+    `once_a_row` says whether it stores only after the last piece of its rows.
+    """
 
     once_a_row = False
 
@@ -89,11 +98,17 @@ class BoundStore(Carried):
     ) -> None:
         """Converts *values* to the tensor's type and stores them to *tile*, as soon as a buffer is free.
 
-        values: an `Accumulator` (of the source declared), several of one shape that the epilogue combines, or a fragment
-        dealt as `slot.x.read()` deals it; epilogue: applied to the accumulators before the conversion, element by element;
-        also: further stores of the same shape and `columns`, by name. The epilogue then returns a dictionary of fragments, one
-        for each store by its name. operands: called once a piece, in order, for what the epilogue takes by name. Raises
-        `ScopeError` if the epilogue returns other outputs.
+        Args:
+            tile: Of the output.
+            values: An `Accumulator` of the declared source, several of one shape that the epilogue combines, or a fragment as
+                ``slot.x.read()`` gives it.
+            epilogue: Applied to the accumulators before the conversion, element by element.
+            also: Further stores of the same shape and `columns`, by name. The epilogue then returns a dictionary of fragments,
+                one per store.
+            operands: Called once per piece, in order, for what the epilogue takes by name.
+
+        Raises:
+            ScopeError: The epilogue returns other outputs.
         """
         if epilogue is not None and not callable(epilogue):
             raise InputError(
@@ -125,7 +140,7 @@ class BoundStore(Carried):
         stores: dict[str, BoundStore],
         operands: Callable[[], dict[str, Fragment]] | None,
     ) -> None:
-        """Piece by piece, 64 rows x `width` columns of this warpgroup, through each of the stores in turn."""
+        """Stores piece by piece, 64 rows x `width` columns of this warpgroup, through each of the stores."""
         _check_alike(sums)
         if epilogue is None and len(sums) > 1:
             raise ScopeError(f"{len(sums)} accumulators stored without an epilogue, which makes one value of them.")
@@ -151,7 +166,7 @@ class BoundStore(Carried):
             self._hand_over(list(stores.values()))
 
     def _hand_over(self, stores: list[BoundStore]) -> None:
-        """Once this warpgroup's stores have read their buffers, another team's may begin, with the first ones."""
+        """Waits until this warpgroup's stores have read their buffers, which the next team uses from the first one on."""
         self.isa.when(self.issuer, lambda: self.isa.bulk_wait_group(0, read=True))
         self._sync()
         for store in stores:
@@ -159,7 +174,7 @@ class BoundStore(Carried):
                 store.next[0] = 0
 
     def reduced(self, piece: Piece, values: Fragment) -> Fragment:
-        """What is left of a piece's values to be `put`: all of them, but in subclasses."""
+        """What is left of a piece's values to be `put`: all of them, except in subclasses."""
         return values
 
     def put(self, piece: Piece, values: Fragment) -> None:
@@ -182,9 +197,15 @@ class BoundStore(Carried):
         return [(store, values[name]) for name, store in stores.items()]
 
     def _store_piece(self, at: tuple[Any, ...], write: Any, issued: int, rows: Any = None) -> None:
-        """One buffer's way: wait until it is free, write, fence, synchronize, and let the issuer store it. issued: stores, at
-        least, from the buffer's last one on, with that: the issuer counts the bulk groups of all its stores; rows: of a store
-        that is clipped."""
+        """The life of one buffer: wait until it is free, write, fence, synchronize, and let the issuer store it.
+
+        Args:
+            at: Where the piece starts (elements).
+            write: Writes the values to a slot.
+            issued: The least number of stores from the buffer's last one on: the issuer counts the bulk groups of all its
+                stores.
+            rows: How many rows are written, of a tile with bounds of its own.
+        """
         isa = self.isa
         index = self.owner * self.stages + self.next[0]
         isa.when(self.issuer, lambda: isa.bulk_wait_group(issued - 1, read=True))
@@ -218,7 +239,7 @@ def _check_alike(sums: tuple[Accumulator, ...]) -> None:
 
 
 def _check_floating(stores: Mapping[str, BoundStore]) -> None:
-    """Raises `InputError` for stores of integers, which no epilogue rounds to."""
+    """Raises `InputError` for stores of integers: an epilogue's results are not rounded to them."""
     for store in stores.values():
         kind = store.plan.buffer.dtype
         if kind.integer:

@@ -14,7 +14,7 @@ __all__ = ["Tile", "check_fragment", "start_of", "within"]
 
 
 def within(isa: Isa, value: Any, most: Any) -> Any:
-    """*value*, but at least 0 and at most *most*, which is not negative; at run time too."""
+    """*value*, but at least 0 and at most *most*, which is not negative. Run-time values too."""
     positive = isa.select(value > 0, value, 0)
     return isa.select(positive < most, positive, most)
 
@@ -22,8 +22,8 @@ def within(isa: Isa, value: Any, most: Any) -> Any:
 class Tile(Carried):
     """Coordinates of an output tile, in tiles along each dimension: ``tile.m``, ``tile["m"]``.
 
-    bounds: dimension -> (first element, how many), of a tile that begins and ends where its order says, rather than at a
-    multiple of its extent: stores write no more than that, which may be 0 or less, or more than the tile has.
+    `bounds` has (first element, how many) by dimension, for a tile that does not begin at a multiple of its extent. Stores
+    write no more than that number, which may be 0 or less, or more than the tile has.
     """
 
     def __init__(self, coordinates: dict[str, Any], bounds: dict[str, tuple[Any, Any]] | None = None):
@@ -50,22 +50,27 @@ class Tile(Carried):
         return Tile({**self._coordinates, **coordinates}, self._bounds)
 
     def start(self, dim: str, extent: int) -> Any:
-        """The element at which it begins along *dim*, where a tile has *extent*; None if it has no such dimension."""
+        """The element at which it begins along *dim*, for tiles of *extent* elements; None if it has no such dimension."""
         if dim in self._bounds:
             return self._bounds[dim][0]
         place = self._coordinates.get(dim)
         return None if place is None else place * extent
 
     def size(self, dim: str) -> Any:
-        """How many elements of it count along *dim*, by its own bounds; None if all."""
+        """How many elements of it count along *dim*, by its own bounds; None: all."""
         return self._bounds[dim][1] if dim in self._bounds else None
 
 
 def start_of(
     where: str, dims: Sequence[str], extents: Sequence[int], tile: Tile | None, coordinates: dict[str, Any]
 ) -> tuple[Any, ...]:
-    """The element at which a tile of *extents* starts, along each of *dims*: its coordinate (in tiles) from *coordinates* by
-    name, else from *tile*, times its extent. Raises `InputError` if a coordinate is missing, unknown or no number."""
+    """The element at which a tile of *extents* starts, along each of *dims*.
+
+    Each coordinate, in tiles, is taken from *coordinates* by name, else from *tile*.
+
+    Raises:
+        InputError: A coordinate is missing, unknown or no number.
+    """
     if tile is not None and not isinstance(tile, Tile):
         raise InputError(where, tile, "takes the tile that the body was called with", "pass coordinates by name")
     unknown = [name for name in coordinates if name not in dims]
@@ -90,7 +95,7 @@ def start_of(
 
 
 def check_fragment(where: str, values: Any) -> None:
-    """Raises `InputError` for what is no fragment, as a number is none."""
+    """Raises `InputError` unless *values* is a fragment; a number is none."""
     if values is None or isinstance(values, Number):
         fix = "compute them from a slot that is read, e.g. slot.x.read() * 0 + 1"
         raise InputError(where, values, "takes a fragment, distributed over the role's threads", fix)

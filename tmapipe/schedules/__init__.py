@@ -1,4 +1,4 @@
-"""Schedules from the shelf: ready to run, to give other tiles and stages, and to subclass."""
+"""Ready-made schedules: run them, give them other tiles and stages, or subclass them."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -33,9 +33,11 @@ __all__ = [
 
 
 class Registered(NamedTuple):
-    """A schedule of the shelf. make: as it is shipped; make_small: with few stages and warps, to search all interleavings;
-    problems: what its small form is searched on, each as (output tiles a CTA, steps along each inner dimension, extents of
-    dimensions for which these do not hold)."""
+    """A ready-made schedule, for tests.
+
+    make: as it is shipped; make_small: with few stages and warps, to search all interleavings; problems: what the small form
+    is searched on, each as (output tiles a CTA, steps along each inner dimension, extents of other dimensions).
+    """
 
     name: str
     make: Callable[[], Schedule]
@@ -47,12 +49,12 @@ ONE = Epilogue(stages=1)
 
 
 def _queued_copy(copy: Copy, order: PersistentTiles) -> Copy:
-    """In a queued order, on clusters of two."""
+    """*copy* in a queued order, on clusters of two."""
     copy.tiles, copy.cluster = order, {"m": 2}
     return copy
 
 
-#: Every schedule of the shelf, once; two in queued orders, one of turned operands: what the mutants go through.
+#: Every ready-made schedule once, and some with another tile scheduler or transposed operands: what the mutants change.
 REGISTRY: tuple[Registered, ...] = (
     Registered("Copy", Copy, lambda: Copy((4, 64), stages=2, pending=1), ((1, 1, {}), (5, 1, {}))),
     Registered(

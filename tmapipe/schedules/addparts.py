@@ -1,4 +1,4 @@
-"""AddParts: ``d = parts[0] + parts[1] + ...``, in this order: what a split-K GEMM ends with."""
+"""AddParts: ``d = parts[0] + parts[1] + ...``, in this order: the end of a split-K GEMM."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ __all__ = ["AddParts"]
 
 
 class AddParts(Schedule):
-    """``d[m, n] = epilogue(sum over s of x[s, m, n])``; sums in the type of x, in the order of s, converted once to that of d.
-    One warp loads, four add, through slots that threads read.
+    """``d[m, n] = epilogue(sum over s of x[s, m, n])``.
+
+    The sums are in the type of x, in the order of s, and are converted once to the type of d. One warp loads, four add,
+    through slots that threads read.
 
     Args:
         tile: (m, n) elements at once.
-        stages: slots in flight; None: as many as fit.
-        dtype: of d; None: the tensor's, or where a call makes it that of x.
-        epilogue: a function of the sums, element by element; None: the sums themselves.
+        stages: Slots in flight; None: as many as fit.
+        dtype: Of d; None: the tensor's, or if a call makes it that of x.
+        epilogue: A function of the sums, element by element; None: the sums themselves.
     """
 
     load, add = Role(warps=1), Role(warps=4)

@@ -25,16 +25,18 @@ def swiglu(gate: Any, up: Any) -> Any:
 
 
 class GatedGemm(Gemm):
-    """``d[m, n] = epilogue(a gate^T, a up^T)``, with a [m, k], and gate and up [n, k]; a batch dimension before each if the
-    tensors have one. Weights that lie one after the other in one tensor w [2 n, k] are passed as ``w[:n], w[n:]``.
+    """``d[m, n] = epilogue(a gate^T, a up^T)``, with a [m, k], and gate and up [n, k].
+
+    Each may have a batch dimension before these. Weights that lie one after the other in one tensor w [2 n, k] are passed as
+    ``w[:n], w[n:]``.
 
     Args:
-        tile: (m, n, k) elements of a CTA: both accumulators must fit in the warpgroups' registers, so it is up to 64 x 128 a
+        tile: (m, n, k) elements of a CTA. Both accumulators must fit in the warpgroups' registers: up to 64 x 128 for each
             warpgroup of two (m = 128), or 64 x 96 of three (m = 192).
         cluster: CTAs along (m, n).
-        stages: slots of a, gate and up; None: as many as fit.
-        epilogue: a function of the two sums in fp32, element by element, or an `Epilogue`, as of `Gemm`.
-        options: a, b (gate and up), mainloop and tiles, as of `Gemm`; not in parts of k.
+        stages: Slots of a, gate and up; None: as many as fit.
+        epilogue: A function of the two sums in fp32, element by element, or an `Epilogue`, as of `Gemm`.
+        options: a, b (for gate and up), mainloop and tiles, as of `Gemm`; not in parts of k.
     """
 
     products = {"gate_mma": "gate", "up_mma": "up"}  # noqa: RUF012 - never changed

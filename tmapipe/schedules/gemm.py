@@ -3,8 +3,8 @@
     load (1 warp)        a, b of k-tile 0, 1, 2, ...  -> ring of slots, TMA, multicast over the cluster
     math (warpgroups)    wait, wgmma on the slot, release it one later; then accumulators -> epilogue -> smem -> TMA store
 
-Every CTA is persistent and takes output tiles in the order of `tiles`; the loader runs ahead into the next tile while the
-warpgroups still store the last one. How warpgroups share tiles is the mainloop's.
+Every CTA is persistent and takes output tiles in the order of `tiles`. The loader runs ahead into the next tile while the
+warpgroups still store the last one. The mainloop says how warpgroups share tiles.
 """
 
 from __future__ import annotations
@@ -43,26 +43,25 @@ FETCH = Role(warps=1)  # loads the epilogue's operands, in schedules that have s
 class Gemm(Schedule):
     """``d[m, n] = epilogue(sum over k of a[m, k] * b[n, k])``, with a batch dimension before each if the tensors have one.
 
-    a, b: bf16, fp16, int8 (both the same), fp32 (as tf32), or fp8_e4m3 and fp8_e5m2 (also mixed). d: bf16, fp16, fp32 or fp8,
-    of int8 also int32, contiguous along n. Sums are in fp32, of int8 in int32. m, n and k are free within TMA's rule that
-    strides are multiples of 16 bytes.
+    a and b are bf16, fp16, int8 (both the same), fp32 (as tf32), or fp8_e4m3 and fp8_e5m2 (also mixed). d is bf16, fp16, fp32
+    or fp8, or for int8 also int32, contiguous along n. Sums are in fp32, or for int8 in int32. m, n and k are free, except
+    that strides are multiples of 16 bytes (TMA).
 
     Args:
         tile: (m, n, k) elements of a CTA.
         cluster: CTAs along (m, n).
-        stages: slots of a and b; None: as many as fit.
-        a: how a lies in memory, and is loaded.
-        b: the same of b.
-        mainloop: how warpgroups share tiles: `Cooperative` or `PingPong` of `tmapipe.mainloop`.
-        epilogue: a function of the sums in fp32, element by element, for a d of a floating type; or an `Epilogue`, with
-            operands, which are passed to the call by name, with further outputs, of which it returns a tuple, d first, and
-            with the type of d.
-        tiles: the order of output tiles, e.g. ``PersistentTiles(Snake(8))``, or for large outputs ``GpcTiles(Snake(8))`` with
-            cluster (1, 2). ``SplitKTiles(4)`` and ``StreamKTiles(shares=66)`` share k among CTAs, ``GroupedTiles()`` has a
+        stages: Slots of a and b; None: as many as fit.
+        a: How a lies in memory, and is loaded.
+        b: The same for b.
+        mainloop: How warpgroups share tiles: `Cooperative` or `PingPong` of `tmapipe.mainloop`.
+        epilogue: A function of the sums in fp32, element by element; or an `Epilogue`, with operands (passed to the call by
+            name), further outputs (the call returns a tuple, d first), and the type of d.
+        tiles: The order of output tiles, e.g. ``PersistentTiles(Snake(8))``, or for large outputs ``GpcTiles(Snake(8))`` with
+            cluster (1, 2). ``SplitKTiles(4)`` and ``StreamKTiles(shares=66)`` divide k among CTAs. ``GroupedTiles()`` has one
             matrix b for each group of rows (see `SplitK`, `StreamK`, `GroupedGemm`).
 
     Raises:
-        InputError: for what does not go together, and for what cannot be planned.
+        InputError: For parts that do not go together, or that cannot be planned.
     """
 
     load = Role(warps=1)
@@ -108,10 +107,10 @@ class Gemm(Schedule):
         for name, second in self.products.items():
             setattr(self, name, Wgmma(self.a, getattr(self, second), promote=self.mainloop.promote))
         self.loaded = ("a", *self.products.values())
-        self.turned = (*(("a",) * a.transposed), *(tuple(self.products.values()) if b.transposed else ()))
+        self.transposed = (*(("a",) * a.transposed), *(tuple(self.products.values()) if b.transposed else ()))
 
     def _declare_parts(self) -> Epilogue:
-        """What each part ends with; the epilogue is for when they have been added."""
+        """The epilogue of each part; `epilogue` is applied when the parts have been added."""
         if len(self.products) > 1:
             rule = f"is for one product; the parts of {len(self.products)} are not added"
             raise InputError("tiles", self.tiles, rule, "use an order of whole tiles")
@@ -161,8 +160,10 @@ class Gemm(Schedule):
                 raise InputError(f"{argument}[{name!r}]", name, "is a name that the schedule has already", "rename it")
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
-        """As `Schedule.__call__`: a, b, perhaps a table, then d, or by name; operands by name. Outputs that are reductions are
-        vectors in fp32: [m] or [n], of a batch [l, m] or [l, n]."""
+        """As `Schedule.__call__`: a, b, perhaps a table, then d, by position or by name; operands by name.
+
+        Outputs that are reductions are vectors in fp32: [m] or [n], or [l, m] or [l, n] of a batch.
+        """
         if self.tiles.in_parts:
             return self.parts_of_k.call(self, super().__call__, tensors, out, named)
         if self.tiles.table and self.operands:  # which come before the table in the order of declaration
@@ -182,11 +183,11 @@ class Gemm(Schedule):
         return values if not self.reductions.kinds else self.reductions.whole(values, bound)
 
     def tile_slots(self, k: Any, tile: Tile) -> Any:
-        """One slot a k-tile: all, or those of the tile's part."""
+        """One slot per k-tile: all, or those of the tile's part."""
         return k.steps("a", "k") if tile.get("steps") is None else tile.steps
 
     def ring_slots(self, k: Any, ring: str, tile: Tile) -> Any:
-        """Of the operands' ring, one slot a piece or a tile."""
+        """For the operands' ring, one slot per piece or per tile."""
         if self.operands is not None and ring == self.declared.name_of(self.operand_ring):
             return len(self.operands.slots)
         return self.tile_slots(k, tile)
@@ -197,7 +198,7 @@ class Gemm(Schedule):
         return Sums({second: parts[name] for name, second in self.products.items()})
 
     def epilogue_turn(self, k: Any) -> Any:
-        """A turn of the epilogue, where there is an order of them."""
+        """A turn of the epilogue, if epilogues are in order."""
         return self.mainloop.epilogue_turn(k)
 
     def store(self, k: Any, tile: Tile, sums: Sums) -> None:
@@ -246,7 +247,7 @@ def _check_kind(argument: str, value: Any, *kinds: type) -> None:
 
 
 def load_all(slot: Any, stages: tuple[str, ...], tile: Tile, first: Any, step: Any) -> None:
-    """Starts the loads of *stages* of k-tile number *step* of *tile*, counted from *first* (None: from 0)."""
+    """Starts the loads of *stages* for k-tile number *step* of *tile*, counted from *first* (None: from 0)."""
     for name in stages:
         getattr(slot, name).load(tile, k=step if first is None else first + step)
 

@@ -12,21 +12,21 @@ __all__ = ["GroupedGemm"]
 
 
 class GroupedGemm(Gemm):
-    """`Gemm` with ``tiles=GroupedTiles(raster)``: ``d[i, n] = epilogue(sum over k of a[i, k] * b[g, n, k])``, where row i
-    belongs to group g: it is before ``offsets[g]``, and not before ``offsets[g - 1]``.
+    """``d[i, n] = epilogue(sum over k of a[i, k] * b[g, n, k])``: `Gemm` with ``tiles=GroupedTiles(raster)``.
 
-    a [m, k] and d [m, n] hold the rows of all groups, one group after another; b [l, n, k] a matrix for each group; offsets
-    [l], int32, where each group's rows end, ascending, on the same device: nothing waits for their values. Groups may be
-    empty, and rows from the last offset on are left as they are. Matrices of the epilogue are [m, n] as d is::
+    Row i belongs to group g if it is before ``offsets[g]`` and not before ``offsets[g - 1]``. a [m, k] and d [m, n] hold the
+    rows of all groups, one group after another. b [l, n, k] has a matrix for each group. offsets [l], int32, says where the
+    rows of each group end, ascending, on the same device; nothing waits for its values. Groups may be empty. Rows from the
+    last offset on are left as they are. Matrices of the epilogue are [m, n], as d is::
 
         d = GroupedGemm()(tokens, weights, offsets)
 
     Args:
         tile: (m, n, k) elements of a CTA.
-        cluster: CTAs along (m, n); a group's rows are padded to whole tiles of a cluster, so clusters along m only pay for
-            large groups.
-        stages: slots of a and b; None: as many as fit.
-        raster: numbers the output tiles.
+        cluster: CTAs along (m, n). The rows of a group are padded to whole tiles of a cluster, so clusters along m only pay
+            for large groups.
+        stages: Slots of a and b; None: as many as fit.
+        raster: Numbers the output tiles.
         options: a, b, mainloop and epilogue, as of `Gemm`; no sums of rows or columns, and no ping-pong.
     """
 

@@ -27,13 +27,13 @@ class Cooperative:
     """All warpgroups share an output tile: 1 of m = 64, 2 of 128 or 256, 3 of 192 rows.
 
     Args:
-        promote: sums of fp8 operands leave the tensor core after each slot (see `Wgmma`).
+        promote: Sums of fp8 operands leave the tensor core after each slot (see `Wgmma`).
     """
 
     promote: bool = False
 
     def role(self, declared: Role, m: int) -> Role:
-        """*declared*, or where its warpgroups cannot share *m* rows, another."""
+        """*declared*, or another role if its warpgroups cannot share *m* rows."""
         if m % (16 * declared.warps) == 0 and declared.teams == 1:
             return declared
         return Role(warpgroups=2 if m % 128 == 0 else 3 if m % 192 == 0 else 1)
@@ -56,15 +56,16 @@ class Cooperative:
 
 @attrs.frozen
 class PingPong:
-    """Two warpgroups, each with every second output tile, whose mainloops take turns. Best where the epilogue weighs much:
-    short k, or tiles too small to hide it otherwise. A tile's accumulators must fit in one warpgroup: up to 64 x 256 or
-    128 x 192.
+    """Two warpgroups, each with every second output tile, whose mainloops take turns.
+
+    Best where the epilogue is long compared to the mainloop: short k, or tiles too small to hide it otherwise. The
+    accumulators of a tile must fit in one warpgroup: up to 64 x 256 or 128 x 192.
 
     Args:
-        promote: as of `Cooperative`.
-        in_turn: epilogues take turns as mainloops do, so that both warpgroups use the same output buffers. Without, each has
-            buffers of its own and epilogues may overlap, which is faster where they take longer than mainloops; not with
-            operands, of which one warpgroup would run ahead of the other by two laps of the ring.
+        promote: As of `Cooperative`.
+        in_turn: Whether epilogues take turns as mainloops do, so that both warpgroups use the same output buffers. Without,
+            each has buffers of its own and epilogues may overlap, which is faster if they take longer than mainloops. With
+            operands it must be on, or one warpgroup could run ahead of the other by two laps of their ring.
     """
 
     promote: bool = False

@@ -1,4 +1,4 @@
-"""Words of `Gemm` and `tmapipe.tuning` of before, and how the same is said now."""
+"""Old keywords of `Gemm` and `tmapipe.tuning`, and how each is spelled now."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["WORDS"]
 
 
 def _pair(word: str, default: Any) -> Callable[[Any], str]:
-    """What is said of a and of b."""
+    """For an old value of (a, b): the new spelling."""
 
     def fix(value: Any) -> str:
         both = value if isinstance(value, (tuple, list)) and len(value) == 2 else ("...", "...")

@@ -22,15 +22,15 @@ class Operand:
     """An input of a matmul, a [m, k] or b [n, k].
 
     Args:
-        major: the dimension along which it is contiguous: "k", or of 16-bit types "m" (of a) or "n" (of b). torch's usual
-            weight w, [k, n], is passed as ``w.t()`` with major "n".
-        dtype: of its elements; None: the tensor's. "tf32": a tensor of fp32, rounded to tf32 as it is loaded.
-        l2_hint: of its loads: "evict_first" (read once), "evict_last" or "evict_normal".
-        outside: what slots hold of rows beyond its edge, as of `TmaLoadStage`. "anything" where few rows of it fill little of
-            a tile: with an m of 16, a GEMM takes 6 to 16 % less time so.
+        major: The dimension along which it is contiguous: "k", or for 16-bit types "m" (a) or "n" (b). torch's usual weight w,
+            [k, n], is passed as ``w.t()`` with major "n".
+        dtype: Of its elements; None: the tensor's. "tf32": a tensor of fp32, rounded to tf32 while it is loaded.
+        l2_hint: Of its loads: "evict_first" (read once), "evict_last" or "evict_normal".
+        outside: What slots hold of rows beyond its edge, as of `TmaLoadStage`. "anything" pays where its few rows fill little
+            of a tile: with an m of 16, a GEMM takes 6 to 16 % less time.
 
     Raises:
-        InputError: for another major, and for ``outside="anything"`` of an operand that is not contiguous along k.
+        InputError: Another major, or ``outside="anything"`` for an operand that is not contiguous along k.
     """
 
     major: str = attrs.field(default="k")
@@ -57,12 +57,12 @@ class Operand:
         """Its load stage, in tiles of *rows* x *k* elements.
 
         Args:
-            side: its dimension besides k, "m" or "n".
-            rows: elements of a tile along that.
-            k: elements of a tile along k.
-            ring: whose slots hold the tiles.
-            batch: names of the dimensions before, each with a space.
-            multicast: the cluster's axis whose CTAs want the same tile.
+            side: Its dimension besides k, "m" or "n".
+            rows: Elements of a tile along that.
+            k: Elements of a tile along k.
+            ring: Whose slots hold the tiles.
+            batch: Names of the dimensions before, each with a space.
+            multicast: The cluster's axis whose CTAs want the same tile.
         """
         if self.major not in ("k", side):
             argument = {"m": "a", "n": "b"}[side]

@@ -1,9 +1,9 @@
-"""PartsOfK: what a GEMM whose k is shared among CTAs does around its kernel.
+"""PartsOfK: what a GEMM whose k is divided among CTAs does around its kernel.
 
-By default the kernel stores part s of each output tile, partial sums in fp32, to matrix s of a workspace [s, m, n], and a
-second kernel adds these in a fixed order, and applies the epilogue: results are bit-identical from run to run. It starts under
-the end of the first one, and waits for it with griddepcontrol.wait. With ``reduce="add"`` the TMA engine adds all parts
-to the output as they come: one kernel, no workspace, and last bits that differ from run to run.
+By default the kernel stores part s of each output tile, partial sums in fp32, to matrix s of a workspace [s, m, n]. A second
+kernel adds these in a fixed order and applies the epilogue, so the bits are the same in every run. It starts while the first
+one ends, and waits for it with griddepcontrol.wait. With ``reduce="add"`` the TMA engine adds all parts to the output as they
+arrive: one kernel, no workspace, and last bits that differ from run to run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["PartsOfK"]
 
 @attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
 class AddedParts(TmaStoreStage):
-    """Adds all tiles of a matmul's accumulators along "s" to one place: the tensor has no such dimension.
+    """A store that adds all tiles of a matmul's accumulators along "s" to one tile: the tensor has no such dimension.
 
     Args:
         source: The matmul.
@@ -51,7 +51,7 @@ class AddedParts(TmaStoreStage):
 
 
 class PartsOfK:
-    """The parts that *order* makes of each output tile, and how they end: with *epilogue*, when they have been added."""
+    """The parts that *order* makes of each output tile; when they have been added, *epilogue* is applied."""
 
     def __init__(self, order: Any, epilogue: Epilogue):
         if order.reduce and not epilogue.plain:
@@ -75,7 +75,7 @@ class PartsOfK:
         return TmaStoreStage(form.dims, source=mma, stages=form.stages, dtype=fp32)
 
     def call(self, schedule: Any, run: Callable[..., Any], tensors: tuple[Any, ...], out: Any, named: Any) -> Any:
-        """Calls *run*, the kernel of *schedule*, with a, b and a workspace, then what adds the parts. Returns the outputs."""
+        """Calls *run*, the kernel of *schedule*, with a, b and a workspace, then adds the parts. Returns the outputs."""
         given = match(["a", "b", "d"], tensors, named)
         if out is not None:
             if "d" in given:

@@ -17,9 +17,9 @@ class PingPong(Gemm):
     Args:
         tile: (m, n, k) elements of a CTA, whose accumulators fit in one warpgroup: up to 64 x 256 or 128 x 192.
         cluster: CTAs along (m, n).
-        stages: slots of a and b; None: as many as fit.
-        promote: as of `tmapipe.mainloop.PingPong`.
-        in_turn: whether epilogues take turns as mainloops do; as there.
+        stages: Slots of a and b; None: as many as fit.
+        promote: As of `tmapipe.mainloop.PingPong`.
+        in_turn: Whether epilogues take turns as mainloops do; as there.
         options: a, b, epilogue and tiles, as of `Gemm`.
     """
 

@@ -21,7 +21,7 @@ __all__ = ["Reductions"]
 
 
 class Reductions:
-    """The reductions among a GEMM's outputs: its kernel gives workspaces of partial sums, which `AddParts` adds up after it.
+    """The reductions among a GEMM's outputs. Its kernel stores partial sums to workspaces, which `AddParts` adds up.
 
     kinds: of the reductions, by name; rows: of an output tile.
     """
@@ -38,7 +38,7 @@ class Reductions:
         return AddParts()
 
     def call(self, schedule: Schedule, run: Callable[..., Any], tensors: tuple[Any, ...], out: Any, named: Any) -> Any:
-        """Calls *run*, which makes the workspaces, as it would be called without reductions. Returns all outputs."""
+        """Calls *run*, which makes the workspaces, then adds up the parts. Returns all outputs."""
         loads, stores = tuple(schedule.declared.loads), tuple(schedule.declared.stores)
         tensors, named = self._split((*loads, *stores), tensors, named)
         wanted = {name: named.pop(name, None) for name in self.kinds}
@@ -55,7 +55,7 @@ class Reductions:
         return tuple(results.values())
 
     def whole(self, values: Any, bound: Bound) -> dict[str, Any]:
-        """*values*, which an epilogue gives of a whole output, with workspaces in the place of those to be summed."""
+        """*values*, which an epilogue gives for a whole output, with workspaces for those that are reduced."""
         if not isinstance(values, dict):
             raise ScopeError(f"an epilogue returned {type(values).__name__}; it returns a dictionary of all outputs.")
         found = dict(values)

@@ -16,13 +16,13 @@ class SplitK(Gemm):
     """`Gemm` of two matrices, with ``tiles=SplitKTiles(parts, tiles, reduce=reduce)``.
 
     Args:
-        parts: that k is cut into.
+        parts: How many parts k is divided into.
         tile: (m, n, k) elements of a CTA.
         cluster: CTAs along (m, n).
-        stages: slots of a and b; None: as many as fit.
-        tiles: the order in which the tiles of all parts are taken.
-        reduce: None: a second kernel adds the parts in a fixed order, and applies the epilogue; "add": the TMA engine adds
-            them to d, fp32 by default, as they come.
+        stages: Slots of a and b; None: as many as fit.
+        tiles: The order in which the tiles of all parts are taken.
+        reduce: None: a second kernel adds the parts in a fixed order, and applies the epilogue. "add": the TMA engine adds
+            them to d, fp32 by default, as they arrive.
         options: a, b and epilogue, as of `Gemm`.
     """
 

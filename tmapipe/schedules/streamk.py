@@ -12,16 +12,17 @@ __all__ = ["StreamK"]
 
 
 class StreamK(Gemm):
-    """`Gemm` of two matrices, with ``tiles=StreamKTiles(raster, shares=shares, reduce=reduce)``: for outputs of few tiles,
-    since the workspace has an fp32 matrix for each piece of a tile.
+    """`Gemm` of two matrices, with ``tiles=StreamKTiles(raster, shares=shares, reduce=reduce)``.
+
+    For outputs of few tiles, since the workspace has an fp32 matrix for each piece of a tile.
 
     Args:
-        shares: that all k-tiles are cut into: the CTAs that work at once, divided by those of a cluster.
+        shares: How many shares all k-tiles are divided into: the CTAs that work at once, divided by those of a cluster.
         tile: (m, n, k) elements of a CTA.
         cluster: CTAs along (m, n).
-        stages: slots of a and b; None: as many as fit.
-        raster: numbers the output tiles.
-        reduce: as of `SplitK`.
+        stages: Slots of a and b; None: as many as fit.
+        raster: Numbers the output tiles.
+        reduce: As of `SplitK`.
         options: a, b and epilogue, as of `Gemm`.
     """
 

@@ -1,1 +1,1 @@
-"""Orders of output tiles."""
+"""Tile schedulers: the orders in which persistent CTAs take output tiles."""

@@ -1,4 +1,4 @@
-"""Claiming one of the positions that `GpcTiles` keeps for the GPC of the calling cluster, or if these are gone of another."""
+"""How a cluster claims one of the positions that `GpcTiles` keeps for its GPC, or if none is left, for another GPC."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from tmapipe.errors import InputError
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Value
-from tmapipe.tiles.gpc_places import COUNTERS, GPC_WORDS, MOST_CLUSTERS, MOST_GPCS, keep_places
+from tmapipe.tiles.gpc_positions import COUNTERS, GPC_WORDS, MOST_CLUSTERS, MOST_GPCS, keep_positions
 
 __all__ = ["claim_position", "count_claim"]
 
 
 def claim_position(isa: Isa) -> Value:
-    """A position from 0 to clusters - 1, which no other cluster gets. Once a cluster."""
+    """A position from 0 to clusters - 1 that no other cluster gets. Once per cluster."""
     kept = isa.launch_words(lambda: _of_one_gpc(isa.clusters))
     going, gpc, position = range(3)
     found = isa.cells(0, 0, 0)
@@ -57,7 +57,7 @@ def _field(isa: Isa, words: Sequence[Value], i: Value, bits: int) -> Value:
 
 
 def _of_one_gpc(clusters: int) -> Sequence[int]:
-    """The words where all multiprocessors count as one GPC."""
+    """The words with which all multiprocessors count as one GPC."""
     if clusters > MOST_CLUSTERS:
         raise InputError("clusters", clusters, f"is at most {MOST_CLUSTERS} with GpcTiles", "run fewer")
-    return keep_places((), 1, clusters, clusters)[1:]
+    return keep_positions((), 1, clusters, clusters)[1:]

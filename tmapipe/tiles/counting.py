@@ -13,9 +13,9 @@ __all__ = ["count_entries"]
 def count_entries(
     isa: Isa, table: str, count: Value, holds: Callable[[Value, Value], Condition], without_data: int
 ) -> Value:
-    """For how many of a table's first *count* entries ``holds(index, entry)`` is true.
+    """For how many of the first *count* entries of a table ``holds(index, entry)`` is true.
 
-    The lanes of a warp look at one each, 32 at a time.
+    The lanes of a warp look at one entry each, 32 at a time.
 
     Args:
         table: Its name.

@@ -1,7 +1,7 @@
-"""DynamicTiles: whichever cluster is free takes the next tile.
+"""DynamicTiles: a free cluster takes the next tile.
 
-A warp of its own in every CTA, the scheduler, runs ahead of the others: it takes the next number from a counter in global
-memory, and hands on where that tile lies, until there is none.
+Each CTA has one more warp, the scheduler, which runs ahead of the others. It takes the next number from a counter in global
+memory and tells the other warps where that tile lies, until there is none.
 """
 
 from __future__ import annotations
@@ -24,10 +24,16 @@ __all__ = ["DynamicTiles"]
 
 @attrs.frozen
 class DynamicTiles(QueuedTiles):
-    """Dynamic order: each cluster takes the next tile when it is ready for one, so that clusters that are held up take fewer.
+    """Dynamic order: each cluster takes the next tile when it is ready, so that a cluster that is held up takes fewer.
 
-    raster: as in `PersistentTiles`; stages: slots for tiles that have been fetched ahead (two or more hide the fetch). The
-    kernel has one warp more in each CTA; results are those of any other order, bit by bit.
+    The results are bit for bit those of any other order.
+
+    Args:
+        raster: Numbers the tiles, as in `PersistentTiles`.
+        stages: Tiles fetched ahead; two or more hide the fetch.
+
+    Raises:
+        InputError: *stages* is no positive integer.
     """
 
     stages: int = attrs.field(default=2)
@@ -38,7 +44,7 @@ class DynamicTiles(QueuedTiles):
             raise InputError("DynamicTiles(stages)", value, "is a positive number of tiles", "use 2")
 
     def words(self, dims: int) -> int:
-        """Whether there is a tile, and where."""
+        """Whether there is a tile, and its coordinates."""
         return 1 + dims
 
     def divisors(self, grid: dict[str, Any], cluster: Mapping[str, int], clusters: Any) -> dict[str, Any]:
@@ -64,8 +70,10 @@ class BoundDynamicTiles(Carried):
 
 
 class TilesOfRole(Carried):
-    """The tiles of the calling warp's cluster, as they come. State, in registers: how many slots were read; the words of the
-    last one, the first of which tells whether there was a tile."""
+    """The tiles of the calling warp's cluster, one after another.
+
+    State, in registers: how many slots were read, and the words of the last one. The first word says whether there was a tile.
+    """
 
     def __init__(self, tiles: BoundDynamicTiles, role: RoleWarps):
         self.isa, self.numbers, self.dims = tiles.isa, tiles.numbers, tiles.dims
@@ -74,10 +82,10 @@ class TilesOfRole(Carried):
         self.words = self.isa.cells(*[0] * (1 + len(self.dims)))
 
     def begin(self) -> None:
-        """Nothing can be handed on yet."""
+        """Nothing can be fetched yet."""
 
     def each(self, body: Callable[[Tile], None]) -> None:
-        """Runs *body* once a tile."""
+        """Runs *body* once per tile."""
         self._next()
 
         def one() -> None:
@@ -87,7 +95,7 @@ class TilesOfRole(Carried):
         self.isa.loop_while(self.words, one, lambda: self._turns(0, 1))
 
     def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
-        """Runs *body* for the tiles *team*, *team* + *teams*, ..., and *skip* for those between."""
+        """Runs *body* for the tiles *team*, *team* + *teams*, ..., and *skip* for the others."""
         isa = self.isa
         between = isa.cells(team)  # tiles of other teams that come first
 
@@ -119,8 +127,10 @@ class TilesOfRole(Carried):
         self.read[0] = self.read[0] + 1
 
     def _fetch(self) -> Sequence[Any]:
-        """Takes the next tile's number. Each cluster goes on until it gets a number beyond the last tile; the last one
-        to do so leaves the counter at 0."""
+        """Takes the next tile's number.
+
+        Each cluster goes on until it gets a number beyond the last tile. The last cluster to do so sets the counter back to 0.
+        """
         isa = self.isa
         last, taken = self.numbers.total + isa.clusters - 1, isa.cells(0)
 
@@ -133,7 +143,7 @@ class TilesOfRole(Carried):
         return self._words_of(number, isa.select(number < self.numbers.total, 1, 0))
 
     def _words_of(self, number: Any, there_is: Any) -> Sequence[Any]:
-        return (there_is, *self.numbers.places(number).values())
+        return (there_is, *self.numbers.coordinates(number).values())
 
     def _tile(self) -> Tile:
         return tile_of(self.isa, {dim: self.words[1 + i] for i, dim in enumerate(self.dims)})
@@ -145,11 +155,11 @@ class TilesOfRole(Carried):
         return self.isa.cluster_id + self.read[0] * self.isa.clusters
 
     def _without_data(self) -> Sequence[int]:
-        """What the next slot holds."""
+        """What the next slot holds in the check, where clusters take tiles in turn."""
         number = self._number_in_turn()
         return self._words_of(number, int(number < self.numbers.total))
 
     def _turns(self, team: int, teams: int) -> int:
-        """How many tiles are left to the team."""
+        """How many tiles are then left for the team."""
         count = -(-(self.numbers.total - self.isa.cluster_id) // self.isa.clusters)
         return max(0, -(-(count - team) // teams))

@@ -1,13 +1,13 @@
 """GroupedTiles: the output tiles of groups of rows, one group after another, whose sizes only the device knows.
 
-The rows of the output are divided among groups by a table of where each ends. Tiles begin where their group does, so that the
-last one of a group reaches over into the next::
+A table says where the rows of each group end. Tiles begin where their group begins, so the last tile of a group may reach over
+into the next group::
 
     rows     0 1 2 3 4 5 6 7 8 9 ...          tiles of 4 rows, in the order of their numbers:
     group    0 0 0 0 0 0|1 1 1|3 3 ...        0: 0-3    1: 4-5    2: 6-8    (3: none)    4: 9-...
 
-How many tiles there are is known on the host all the same: with tiles of r rows, group g gets the numbers from
-``floor((start + g (r - 1)) / r)`` on, which are always enough, and one or none too many, which are passed over.
+The host still knows how many numbers there are. With tiles of r rows, group g gets the numbers from
+``floor((start + g (r - 1)) / r)`` on. That is always enough, and at most one too many, which is skipped.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ LARGEST = 2**31 - 1  # every entry of the table in the machine without data
 class GroupedTiles(PersistentTiles):
     """Static persistent order of tiles that each belong to one group of rows. All CTAs of a cluster work on one group.
 
-    A tile's coordinates are n and l (its group); its bounds along m are its first row, and how many there are up to the
-    group's end: maybe more than the tile has, or none.
+    A tile's coordinates are n and l (its group). Its bounds along m are its first row, and how many rows there are up to the
+    end of the group: maybe more than the tile has, or none.
 
     Args:
-        raster: as in `PersistentTiles`.
-        rows: of an output tile; a `Gemm` knows them.
-        table: names the `Table` of where the rows of each group end, in order.
-        output: names the store of dimensions m and n whose rows they are.
+        raster: As in `PersistentTiles`.
+        rows: Of an output tile; a `Gemm` sets them.
+        table: Names the `Table` of where the rows of each group end, in order.
+        output: Names the store with dimensions m and n whose rows they are.
     """
 
     rows: int | None = attrs.field(default=None, kw_only=True)
@@ -52,7 +52,7 @@ class GroupedTiles(PersistentTiles):
     input_dims = output_dims = ""
 
     def of_rows(self, rows: int) -> GroupedTiles:
-        """This order for output tiles of so many *rows* along m. Raises `InputError` if it has others."""
+        """This order for output tiles of *rows* rows along m. Raises `InputError` if it has another number."""
         if self.rows not in (None, rows):
             raise InputError("GroupedTiles(rows)", self.rows, f"is that of the output tile, {rows}", "leave it out")
         return attrs.evolve(self, rows=rows)
@@ -66,12 +66,12 @@ class GroupedTiles(PersistentTiles):
     def grid(
         self, output: str, tile: dict[str, int], extent: Callable[[str, int], Any], cluster: Mapping[str, int]
     ) -> dict[str, Any]:
-        """As in `TileOrder`; some along m stand for no tile."""
+        """As in `TileOrder`. Some numbers along m stand for no tile."""
         rows, groups = extent(self.output, 0), extent(self.table, 0)
         return {**super().grid(output, tile, extent, cluster), "m": self.spread(rows, groups, cluster)}
 
     def spread(self, rows: Any, groups: Any, cluster: Mapping[str, int]) -> Any:
-        """Numbers of tiles along m, a multiple of the cluster, for so many *rows* of the output in so many *groups*."""
+        """How many numbers of tiles along m, a multiple of the cluster, *rows* rows in *groups* groups take."""
         unit = self.unit(cluster)
         return (rows + groups * (unit - 1)) // unit * cluster.get("m", 1)
 
@@ -81,8 +81,10 @@ class GroupedTiles(PersistentTiles):
 
 
 class BoundGroupedTiles(BoundTiles):
-    """The calling CTA's tiles. Nothing is known of them before the table may be read. Those without rows, on all CTAs of the
-    cluster, are passed over."""
+    """The calling CTA's tiles.
+
+    Nothing is known of them before the table may be read. Tiles without rows, on all CTAs of the cluster, are skipped.
+    """
 
     order: GroupedTiles
     coordinates = ("n", "l", "row", "rows", "left")
@@ -92,16 +94,16 @@ class BoundGroupedTiles(BoundTiles):
         self.isa.when(tile.left > 0, lambda: body(tile))
 
     def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
-        raise InputError("GroupedTiles", teams, "deals out tiles to whole CTAs, not to teams", "use a role of one team")
+        raise InputError("GroupedTiles", teams, "gives tiles to whole CTAs, not to teams", "use a role of one team")
 
     def _made(self, values: dict[str, Any]) -> Tile:
         return Tile(values, {"m": (values["row"], values["rows"])})
 
     def tile(self, i: Any) -> Tile:
-        """The *i*-th tile of the calling CTA. Its `left` is how many rows its cluster has, 0 or less if none."""
+        """The *i*-th tile of the calling CTA. Its `left` is how many rows its cluster has; 0 or less: none."""
         isa, unit, table = self.isa, self.order.unit(self.isa.plan.cluster), self.order.table
-        places = self.numbers.places(self.place + i * isa.clusters)
-        number, groups = places["m"], isa.extent(table, 0)
+        coordinates = self.numbers.coordinates(self.position + i * isa.clusters)
+        number, groups = coordinates["m"], isa.extent(table, 0)
         begun = count_entries(
             isa,
             table,
@@ -115,7 +117,7 @@ class BoundGroupedTiles(BoundTiles):
         row = start + (number - (start + begun * (unit - 1)) // unit) * unit
         left = end - row
         offset = cluster_coordinate(isa, "m") * (unit // isa.plan.cluster.get("m", 1))
-        n = places["n"] * isa.plan.cluster.get("n", 1) + cluster_coordinate(isa, "n")
+        n = coordinates["n"] * isa.plan.cluster.get("n", 1) + cluster_coordinate(isa, "n")
         return self._made({"n": n, "l": begun, "row": row + offset, "rows": left - offset, "left": left})
 
     def _row(self, entry: Any) -> Any:

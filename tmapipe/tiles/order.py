@@ -1,4 +1,4 @@
-"""TileOrder: what an order of output tiles supplies to those who plan, launch and run it."""
+"""TileOrder: what a tile scheduler supplies for planning, launching and running."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["TileOrder"]
 
 
 class TileOrder:
-    """Base of the orders in which persistent CTAs take output tiles."""
+    """Base of the tile schedulers."""
 
     launch_words = 0  #: words that a launch hands to the kernel besides the number of clusters
     bounded: tuple[str, ...] = ()  #: dimensions along which its tiles have bounds of their own
@@ -22,7 +22,7 @@ class TileOrder:
     input_dims = output_dims = "l "  #: a GEMM's dimensions before m, of what has its rows: inputs, and outputs
 
     def of_rows(self, rows: int) -> TileOrder:
-        """This order for output tiles of so many *rows* along m."""
+        """This order for output tiles of *rows* rows along m."""
         return self
 
     def grid(
@@ -31,15 +31,15 @@ class TileOrder:
         """Numbers of tiles by dimension.
 
         Args:
-            output: the tensor that the tiles divide.
-            tile: elements of a tile along each of its dimensions.
-            extent: of a tensor's i-th dimension (elements), on the host or in the kernel.
+            output: The tensor that the tiles divide.
+            tile: Elements of a tile along each of its dimensions.
+            extent: Of a tensor's i-th dimension (elements), on the host or in the kernel.
             cluster: CTAs by dimension.
         """
         return {dim: ceil_div(extent(output, i), elements) for i, (dim, elements) in enumerate(tile.items())}
 
     def queue(self, dims: int) -> tuple[int, int] | None:
-        """(slots, words of a slot) of the queue from a scheduler of the order's own, for *dims* dimensions; None without."""
+        """(slots, 32-bit words per slot) of the queue of a scheduler warp, for *dims* dimensions; None without one."""
         return None
 
     def launch_numbers(
@@ -48,21 +48,27 @@ class TileOrder:
         """How many clusters to launch, then `launch_words` words for the kernel.
 
         Args:
-            tiles: clusters that can work at once, as `clusters` says.
-            resident: clusters that fit on the device at once.
+            tiles: Clusters that can work at once, as `clusters` says.
+            resident: Clusters that fit on the device at once.
             cluster_size: CTAs of a cluster.
-            gpcs: tells the device's multiprocessors by GPC.
+            gpcs: Tells the device's multiprocessors by GPC.
         """
         return [min(tiles, resident)]
 
     def clusters(self, grid: dict[str, int], cluster: Mapping[str, int]) -> int:
-        """How many clusters can work at once, for a grid of tiles."""
+        """How many clusters can work at once on a grid of tiles."""
         raise NotImplementedError
 
     def divisors(self, grid: dict[str, Any], cluster: Mapping[str, int], clusters: Any) -> dict[str, Any]:
-        """What the order divides by; *grid* in tiles, none of them 0. On the host, or in the kernel."""
+        """The numbers that the order divides by, by name; on the host, or in the kernel.
+
+        Args:
+            grid: Tiles by dimension, none of them 0.
+            cluster: CTAs by dimension.
+            clusters: How many were launched.
+        """
         raise NotImplementedError
 
     def bind(self, isa: Isa, grid: dict[str, Any]) -> Any:
-        """This order on the calling CTA, for a grid of *grid* tiles a dimension."""
+        """This order on the calling CTA, for a grid of *grid* tiles."""
         raise NotImplementedError

@@ -1,6 +1,6 @@
-"""Tile coordinates, and the order in which persistent CTAs take output tiles.
+"""The static tile scheduler, and the numbering of tiles that all schedulers share.
 
-The order is an object of its own, apart from the schedules' bodies: a body is given one `Tile` after another.
+A tile scheduler is apart from the bodies: a body is given one `Tile` after another.
 """
 
 from __future__ import annotations
@@ -26,12 +26,17 @@ __all__ = ["BoundTiles", "PersistentTiles", "TileNumbers", "number_divisors", "s
 
 @attrs.frozen
 class PersistentTiles(TileOrder):
-    """Static persistent order: cluster c of C takes the tiles c, c + C, c + 2C, ... of the tile grid.
+    """Static persistent order: cluster c of C takes the tiles c, c + C, c + 2C, ... of the grid.
 
-    The grid is that of the schedule's output, in units of clusters, rounded up (a cluster may get tiles that lie wholly
-    outside: loads of them give zeros and stores of them write nothing). `raster` (`Grouped`, `Snake` or `Hilbert`) numbers the
-    tiles along the last two dimensions, so that CTAs at work together share operands in L2; earlier (batch) dimensions vary
-    slowest.
+    The grid is that of the schedule's output, in units of clusters, rounded up. So a CTA may get tiles that lie wholly
+    outside: their loads give zeros, and their stores write nothing.
+
+    Args:
+        raster: `Grouped`, `Snake` or `Hilbert`; numbers the tiles along the last two dimensions, so that CTAs at work together
+            share operands in L2. Earlier (batch) dimensions vary slowest.
+
+    Raises:
+        InputError: *raster* is something else.
     """
 
     raster: Grouped = attrs.field(factory=Grouped)
@@ -42,23 +47,30 @@ class PersistentTiles(TileOrder):
             raise InputError("PersistentTiles(raster)", value, "is Grouped, Snake or Hilbert", "use Grouped(8)")
 
     def clusters(self, grid: dict[str, int], cluster: Mapping[str, int]) -> int:
-        """Cluster-sized pieces of a grid of tiles: how many clusters can work at once."""
+        """How many clusters can work at once on a grid of tiles."""
         return math.prod(steps_of(grid, cluster).values())
 
     def divisors(self, grid: dict[str, Any], cluster: Mapping[str, int], clusters: Any) -> dict[str, Any]:
-        """What the order divides by; *grid* in tiles, none of them 0. On the host, or in the kernel."""
+        """The numbers that the order divides by, by name; on the host, or in the kernel.
+
+        Args:
+            grid: Tiles by dimension, none of them 0.
+            cluster: CTAs by dimension.
+            clusters: How many were launched.
+        """
         return {"clusters": clusters, **number_divisors(self.raster, steps_of(grid, cluster))}
 
     def bind(self, isa: Isa, grid: dict[str, Any]) -> BoundTiles:
-        """This order on the calling CTA, for a grid of *grid* tiles a dimension."""
+        """This order on the calling CTA, for a grid of *grid* tiles."""
         return BoundTiles(isa, self, grid).at(isa.cluster_id)
 
 
 class BoundTiles(Carried):
-    """The calling CTA's tiles, once `at` has said from where on: `count` of them, `tile(i)` for each.
+    """The calling CTA's tiles, once `at` has set its position: `count` of them, `tile(i)` for each.
 
-    Of subclasses: coordinates: names of a tile's, if not those of the grid; early: whether the first tile is found while the
-    kernel before may still run."""
+    A subclass may set `coordinates`, names of a tile's coordinates if they are not those of the grid, and `early`, whether the
+    first tile can be computed while the previous kernel still runs.
+    """
 
     coordinates: tuple[str, ...] = ()
     early = True
@@ -72,21 +84,21 @@ class BoundTiles(Carried):
         """The tiles as *role* takes them."""
         return self
 
-    def at(self, place: Any) -> BoundTiles:
-        """The tiles from number *place* on, which is less than that of clusters."""
+    def at(self, position: Any) -> BoundTiles:
+        """Sets the position of the calling cluster, a number below that of clusters."""
         isa = self.isa
-        self.place = place
-        self.count = isa.here((self.numbers.total - place + isa.clusters - 1) // self.by["clusters"])
+        self.position = position
+        self.count = isa.here((self.numbers.total - position + isa.clusters - 1) // self.by["clusters"])
         self.first = [isa.here(value) for value in self._at(0)] if self.early else []
         return self
 
     def tile(self, i: Any) -> Tile:
         """The *i*-th tile of the calling CTA."""
-        places = self.numbers.places(self.place + i * self.isa.clusters)
-        return tile_of(self.isa, places)
+        coordinates = self.numbers.coordinates(self.position + i * self.isa.clusters)
+        return tile_of(self.isa, coordinates)
 
     def each(self, body: Callable[[Tile], None]) -> None:
-        """Runs *body* once a tile. Where the next one lies is computed after the body, which has started its loads by then."""
+        """Runs *body* once per tile. The next tile is computed after the body, which has started its loads by then."""
         at = self.isa.cells(*(self.first or self._at(0)))
 
         def one(i: Any) -> None:
@@ -109,7 +121,7 @@ class BoundTiles(Carried):
         body(tile)
 
     def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
-        """Runs *body* for the tiles *team*, *team* + *teams*, ..., and *skip* for those between."""
+        """Runs *body* for the tiles *team*, *team* + *teams*, ..., and *skip* for the others."""
 
         def one(n: Any) -> None:
             first = n * teams + team
@@ -125,9 +137,12 @@ class BoundTiles(Carried):
 
 
 class TileNumbers(Carried):
-    """The tiles of a grid, in units of clusters, numbered from 0 to `total` - 1 by a raster, batch dimensions slowest.
+    """The tiles of a grid, in units of clusters, numbered from 0 to `total` - 1 by a raster; batch dimensions vary slowest.
 
-    by: what `number_divisors` named, to divide by."""
+    Args:
+        grid: Tiles by dimension.
+        by: The divisors that `number_divisors` named.
+    """
 
     def __init__(self, isa: Isa, raster: Grouped, grid: dict[str, Any], by: dict[str, Any]):
         self.isa, self.raster, self.by = isa, raster, by
@@ -136,14 +151,14 @@ class TileNumbers(Carried):
         for count in self.steps.values():
             self.total = self.total * count
 
-    def places(self, number: Any) -> dict[str, Any]:
-        """Where tile *number* lies: dimension -> place, in units of clusters."""
+    def coordinates(self, number: Any) -> dict[str, Any]:
+        """The coordinates of tile *number* by dimension, in units of clusters."""
         rest, found = number, {}
         outer = list(self.steps)
         if len(outer) > 1:
             *outer, m, n = outer
             batch, rest = self._divide(rest, "matrix", self.steps[m] * self.steps[n])
-            found[m], found[n] = self.raster.place(self.isa, self.by, self.steps[m], self.steps[n], rest)
+            found[m], found[n] = self.raster.coordinates(self.isa, self.by, self.steps[m], self.steps[n], rest)
             rest = batch
         for dim in reversed(outer):
             rest, found[dim] = self._divide(rest, dim, self.steps[dim])
@@ -155,14 +170,18 @@ class TileNumbers(Carried):
         return quotient, value - quotient * by
 
 
-def tile_of(isa: Isa, places: dict[str, Any]) -> Tile:
-    """The calling CTA's tile of a cluster's piece of the grid."""
+def tile_of(isa: Isa, coordinates: dict[str, Any]) -> Tile:
+    """The calling CTA's tile, from its cluster's coordinates."""
     cluster = isa.plan.cluster
-    return Tile({d: place * cluster.get(d, 1) + cluster_coordinate(isa, d) for d, place in places.items()})
+    return Tile({d: index * cluster.get(d, 1) + cluster_coordinate(isa, d) for d, index in coordinates.items()})
 
 
 def number_divisors(raster: Grouped, steps: dict[str, Any]) -> dict[str, Any]:
-    """What decoding a tile's number divides by; steps: the grid in units of clusters."""
+    """The numbers that decoding a tile's number divides by, by name.
+
+    Args:
+        steps: The grid by dimension, in units of clusters.
+    """
     found = dict(steps)
     if len(steps) > 1:
         m, n = list(steps)[-2:]

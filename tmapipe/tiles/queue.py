@@ -1,9 +1,9 @@
-"""Orders of which a warp of its own, the scheduler, finds out something for all warps of its cluster, in run-time words.
+"""Tile schedulers with a scheduler warp, which finds something out at run time and tells all warps of its cluster.
 
-    scheduler of CTA 0   finds words, e.g. where a tile lies -> a slot of every CTA of the cluster
+    scheduler of CTA 0   finds 32-bit words, e.g. where a tile lies, and writes them to a slot of every CTA of the cluster
     every warp           waits for the slot, reads the words, releases the slot
 
-The words travel by st.async, which completes their bytes on the mbarrier of the CTA where they land.
+The words travel by st.async. Their bytes complete on the mbarrier of the CTA where they land.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ SCHEDULER = "scheduler"  #: name of the role that finds the words
 
 
 class QueuedTiles(PersistentTiles):
-    """Base of such orders. stages: slots of the queue. They count in global memory, in counters that a schedule has for each
-    stream: a CUDA graph that was captured on one must not run at the same time as other launches of the schedule there."""
+    """Base of such tile schedulers.
+
+    They count in global memory. A schedule has one set of counters per stream, so a CUDA graph that was captured on a stream
+    must not run at the same time as other launches of the schedule on it.
+    """
 
     stages = 1
 
     def words(self, dims: int) -> int:
-        """Words of a slot, for an output of *dims* dimensions."""
+        """32-bit words of a slot, for an output of *dims* dimensions."""
         raise NotImplementedError
 
     def queue(self, dims: int) -> tuple[int, int]:
@@ -38,20 +41,26 @@ class QueuedTiles(PersistentTiles):
 
 
 class QueueEnd(Carried):
-    """The calling warp's end of the queue. State, in registers: the next slot and its parity. leads: whether the warp is the
-    scheduler, without whom nothing comes."""
+    """The calling warp's end of the queue.
+
+    `leads` says whether the warp is the scheduler. The pipeline state, in registers, is the next slot and its parity.
+    """
 
     def __init__(self, isa: Isa, role: RoleWarps):
         assert isa.plan.queue is not None
         self.isa, self.queue, self.leads = isa, isa.plan.queue, role.name == SCHEDULER
-        self.place = isa.cells(0, 0)
+        self.state = isa.cells(0, 0)
 
     def take(
         self, count: int, find: Callable[[], Sequence[Any]], without_data: Callable[[], Sequence[int]]
     ) -> Sequence[Any]:
-        """The next slot's first *count* words. find: finds them, in the scheduler of the cluster's first CTA; without_data:
-        what they are in the model without data."""
-        isa, queue, index, parity = self.isa, self.queue, self.place[0], self.place[1]
+        """The first *count* words of the next slot.
+
+        Args:
+            find: Finds the words, in the scheduler of the cluster's first CTA.
+            without_data: What the words are in the check, which runs without data.
+        """
+        isa, queue, index, parity = self.isa, self.queue, self.state[0], self.state[1]
         slot = SlotRef(queue.buffer, index)
 
         def put() -> None:
@@ -69,7 +78,7 @@ class QueueEnd(Carried):
             isa.mbarrier_arrive_cluster(queue.free, index, (1 << isa.plan.cluster_size) - 1)
         else:
             isa.mbarrier_arrive(queue.free, index)
-        advance(isa, self.place, queue.buffer.stages)
+        advance(isa, self.state, queue.buffer.stages)
         return found
 
     def once_a_cluster(self, body: Callable[[], None]) -> None:
@@ -82,8 +91,8 @@ class QueueEnd(Carried):
             body()
 
     def finish(self) -> None:
-        """The scheduler waits for the cluster's last release of every slot, so that its CTA does not leave before them."""
+        """The scheduler waits for the last release of every slot, so that its CTA does not exit before them."""
         if self.leads and self.isa.plan.cluster_size > 1:
             for _ in range(self.queue.buffer.stages):
-                self.isa.mbarrier_wait(self.queue.free, self.place[0], self.place[1] ^ 1)
-                advance(self.isa, self.place, self.queue.buffer.stages)
+                self.isa.mbarrier_wait(self.queue.free, self.state[0], self.state[1] ^ 1)
+                advance(self.isa, self.state, self.queue.buffer.stages)

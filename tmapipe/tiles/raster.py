@@ -36,10 +36,10 @@ class Grouped:
     rows: int = attrs.field(default=8, validator=_positive)
 
     def divisors(self, rows: Any, columns: Any) -> dict[str, Any]:
-        """The numbers that `place` divides by, by name, for a matrix of so many rows and columns."""
+        """The numbers that `coordinates` divides by, by name, for a matrix of so many rows and columns."""
         return {"band": self.rows * columns, "last rows": (rows - 1) % self.rows + 1}
 
-    def place(self, isa: Isa, by: dict[str, Any], rows: Any, columns: Any, index: Any) -> tuple[Any, Any]:
+    def coordinates(self, isa: Isa, by: dict[str, Any], rows: Any, columns: Any, index: Any) -> tuple[Any, Any]:
         """(row, column) of tile number *index*. *by* has the divisors that `divisors` named."""
         band = index // by["band"]
         index = index - band * (self.rows * columns)
@@ -47,13 +47,13 @@ class Grouped:
         short = rows - first < self.rows
         height = isa.select(short, rows - first, self.rows)
         down, right = self._in_band(isa, by, columns, index, short, height)
-        return first + down, self._turned(isa, band, columns, right)
+        return first + down, self._mirrored(isa, band, columns, right)
 
     def _in_band(self, isa: Isa, by: dict[str, Any], columns: Any, index: Any, short: Any, height: Any) -> Any:
         right = isa.select(short, index // by["last rows"], index // self.rows)
         return index - right * height, right
 
-    def _turned(self, isa: Isa, band: Any, columns: Any, right: Any) -> Any:
+    def _mirrored(self, isa: Isa, band: Any, columns: Any, right: Any) -> Any:
         return right
 
 
@@ -64,7 +64,7 @@ class Snake(Grouped):
     A band then begins with the columns that the band before ended with.
     """
 
-    def _turned(self, isa: Isa, band: Any, columns: Any, right: Any) -> Any:
+    def _mirrored(self, isa: Isa, band: Any, columns: Any, right: Any) -> Any:
         return isa.select(band & 1 == 1, columns - 1 - right, right)
 
 
@@ -86,8 +86,8 @@ class Columns(Grouped):
     def divisors(self, rows: Any, columns: Any) -> dict[str, Any]:
         return super().divisors(columns, rows)
 
-    def place(self, isa: Isa, by: dict[str, Any], rows: Any, columns: Any, index: Any) -> tuple[Any, Any]:
-        right, down = super().place(isa, by, columns, rows, index)
+    def coordinates(self, isa: Isa, by: dict[str, Any], rows: Any, columns: Any, index: Any) -> tuple[Any, Any]:
+        right, down = super().coordinates(isa, by, columns, rows, index)
         return down, right
 
 

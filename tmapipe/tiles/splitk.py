@@ -36,16 +36,16 @@ def check_reduce(order: Any, attribute: Any, value: Any) -> None:
 class SplitKTiles(TileOrder):
     """An order in which the parts of an output tile are tiles of their own: for outputs of few tiles, and many steps.
 
-    The output has a dimension "s" for the parts, before those of the matrix: a tile's coordinates are s, l (0), m, n, ...,
-    first (its first step) and steps (how many: of the last parts fewer, or none).
+    The output has a dimension "s" for the parts, before those of the matrix. A tile's coordinates are s, l (0), m, n, ...,
+    first (its first step) and steps (how many; the last parts have fewer, or none).
 
     Args:
-        parts: of each tile.
-        tiles: in which order the tiles of all parts are taken; with ``GpcTiles()``, the CTAs of a part of up to eight clusters
-            lie together.
-        reduce: how parts are added. None: a second kernel adds them in a fixed order, so that results are the same bits in
-            every run; "add": the TMA engine adds them to the output as they come, each addition rounded to the output's type.
-        stage: the steps are the tiles of this load ...
+        parts: Of each tile.
+        tiles: The order in which the tiles of all parts are taken. With ``GpcTiles()``, the CTAs of a part of up to eight
+            clusters are in one GPC.
+        reduce: How parts are added. None: a second kernel adds them in a fixed order, so the bits are the same in every run.
+            "add": the TMA engine adds them to the output as they arrive, and each addition rounds to the output's type.
+        stage: The steps are the tiles of this load ...
         dim: ... along this dimension.
     """
 
@@ -80,7 +80,7 @@ class SplitKTiles(TileOrder):
         return self.tiles.launch_numbers(tiles, resident, cluster_size, gpcs)
 
     def pieces(self, tiles: int, steps: int) -> tuple[int, int]:
-        """Least and most parts of a tile, for so many tiles of so many steps."""
+        """The least and the most parts of a tile, for *tiles* tiles of *steps* steps."""
         return self.parts, self.parts
 
     def queue(self, dims: int) -> tuple[int, int] | None:
@@ -96,7 +96,7 @@ class SplitKTiles(TileOrder):
         return self.tiles.divisors(grid, cluster, clusters)
 
     def bind(self, isa: Isa, grid: dict[str, Any]) -> Any:
-        """This order on the calling CTA, for a grid of *grid* tiles a dimension, parts among them."""
+        """This order on the calling CTA, for a grid of *grid* tiles, parts among them."""
         return BoundParts(isa, self, self.tiles.bind(isa, grid))
 
 
@@ -115,18 +115,18 @@ class BoundParts(Carried):
         self.tiles.begin()
 
     def each(self, body: Callable[[Tile], None]) -> None:
-        """Runs *body* once a part."""
+        """Runs *body* once per part."""
         self.tiles.each(lambda tile: body(self._part(tile)))
 
     def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
-        raise InputError("SplitKTiles", teams, "deals out parts to whole CTAs, not to teams", "use a role of one team")
+        raise InputError("SplitKTiles", teams, "gives parts to whole CTAs, not to teams", "use a role of one team")
 
     def finish(self) -> None:
         """After the last part."""
         self.tiles.finish()
 
     def _part(self, tile: Tile) -> Tile:
-        """With its steps: as many in every part but the last ones."""
+        """The tile with its steps: every part has the same number, except the last ones."""
         isa, load = self.isa, self.isa.plan.load(self.order.stage)
         where = load.dims.index(self.order.dim)
         steps = ceil_div(isa.extent(load.argument, where), load.tile[where])

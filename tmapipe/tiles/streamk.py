@@ -1,12 +1,12 @@
-"""StreamKTiles: all inner steps of all output tiles, as one long row, cut into equal shares.
+"""StreamKTiles: all inner steps of all output tiles, in one long row that is cut into equal shares.
 
 With three tiles of 8 steps and 4 shares of 6:
 
     tile    0 0 0 0 0 0 0 0 1 1 1 1 1 1 1 1 2 2 2 2 2 2 2 2
     share   0 0 0 0 0 0|1 1 1 1 1 1|2 2 2 2 2 2|3 3 3 3 3 3
 
-so that no CTA idles where tiles do not divide among them. A share is some whole tiles and up to two pieces of tiles; the
-pieces of one tile are partial sums.
+So no CTA idles when the number of tiles is no multiple of the number of CTAs. A share has some whole tiles and up to two
+pieces of tiles. The pieces of one tile are partial sums.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ __all__ = ["StreamKTiles"]
 
 @attrs.frozen
 class StreamKTiles(PersistentTiles):
-    """Stream-K order: each cluster takes one share, or as many consecutive ones as the others.
+    """Stream-K order: each cluster takes one share, or several consecutive ones.
 
-    The output has a dimension "s" for the pieces of a tile, before those of the matrix: a tile's coordinates are s (which
-    piece), l (0), m, n, ..., first (its first step) and steps (how many). Is s of extent 1, all is one share.
+    The output has a dimension "s" for the pieces of a tile, before those of the matrix. A tile's coordinates are s (which
+    piece), l (0), m, n, ..., first (its first step) and steps (how many). If s has extent 1, everything is one share.
 
     Args:
-        raster: as in `PersistentTiles`.
-        shares: as many as clusters that work at once, e.g. 66 for clusters of two on 132 multiprocessors.
-        stage: the steps are the tiles of this load ...
+        raster: As in `PersistentTiles`.
+        shares: As many as clusters that work at once, e.g. 66 for clusters of two on 132 multiprocessors.
+        stage: The steps are the tiles of this load ...
         dim: ... along this dimension.
-        reduce: how pieces are added, as of `SplitKTiles`.
+        reduce: How pieces are added, as in `SplitKTiles`.
     """
 
     shares: int = attrs.field(kw_only=True)
@@ -54,7 +54,7 @@ class StreamKTiles(PersistentTiles):
 
     @property
     def parts(self) -> int:
-        """No tile has more pieces."""
+        """The most pieces that a tile can have."""
         return self.shares
 
     @shares.validator
@@ -63,12 +63,14 @@ class StreamKTiles(PersistentTiles):
             raise InputError("StreamKTiles(shares)", value, "is a positive number of shares", "use 132")
 
     def clusters(self, grid: dict[str, int], cluster: Mapping[str, int]) -> int:
-        """How many clusters can work at once: one a share."""
+        """How many clusters can work at once: one per share."""
         return self.shares
 
     def pieces(self, tiles: int, steps: int) -> tuple[int, int]:
-        """Least and most pieces of a tile, for so many tiles (in units of clusters) of so many steps: a share's boundaries lie
-        ceil(tiles * steps / shares) steps apart."""
+        """The least and the most pieces of a tile, for *tiles* tiles (in units of clusters) of *steps* steps.
+
+        The boundaries of shares are ceil(tiles * steps / shares) steps apart.
+        """
         least = ceil_div(steps, max(1, ceil_div(tiles * steps, self.shares)))
         return least, least + 1
 
@@ -77,7 +79,7 @@ class StreamKTiles(PersistentTiles):
         return number_divisors(self.raster, steps_of(_without_shares(grid), cluster))
 
     def bind(self, isa: Isa, grid: dict[str, Any]) -> Any:
-        """This order on the calling CTA, for a grid of *grid* tiles a dimension."""
+        """This order on the calling CTA, for a grid of *grid* tiles."""
         return BoundStreamK(isa, self, grid)
 
 
@@ -103,7 +105,7 @@ class BoundStreamK(Carried):
         return self
 
     def each(self, body: Callable[[Tile], None]) -> None:
-        """Runs *body* once a piece."""
+        """Runs *body* once per piece."""
         isa = self.isa
         first, last = (c * self.shares // isa.clusters for c in (isa.cluster_id, isa.cluster_id + 1))
         end = self._least(last * self.size, self.total)
@@ -121,7 +123,7 @@ class BoundStreamK(Carried):
 
     def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
         raise InputError(
-            "StreamKTiles", teams, "deals out pieces to whole CTAs, not to teams", "use a role of one team"
+            "StreamKTiles", teams, "gives pieces to whole CTAs, not to teams", "use a role of one team"
         )
 
     def finish(self) -> None:
@@ -133,9 +135,9 @@ class BoundStreamK(Carried):
         begins = number * self.steps
         which = share - begins // self.size
         after = self._least(self._least(begins + self.steps, (share + 1) * self.size), end)
-        tile = tile_of(self.isa, self.numbers.places(number))
-        places = {dim: tile[dim] for dim in self.numbers.steps}
-        return Tile({"s": which, "l": 0, **places, "first": start - begins, "steps": after - start}), after
+        tile = tile_of(self.isa, self.numbers.coordinates(number))
+        coordinates = {dim: tile[dim] for dim in self.numbers.steps}
+        return Tile({"s": which, "l": 0, **coordinates, "first": start - begins, "steps": after - start}), after
 
     def _least(self, a: Any, b: Any) -> Any:
         return self.isa.select(a < b, a, b)

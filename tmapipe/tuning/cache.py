@@ -32,9 +32,9 @@ class Entry:
     """The winner on one problem.
 
     Args:
-        candidate: the fastest one
-        us: its time (microseconds)
-        tried: how many candidates were timed
+        candidate: The fastest one.
+        us: Its time (microseconds).
+        tried: How many candidates were timed.
     """
 
     candidate: Candidate

@@ -52,12 +52,12 @@ class Candidate:
     """A schedule as data.
 
     Args:
-        schedule: name of a class in `tmapipe.schedules`
-        tile: (m, n) elements of a CTA's output tile
-        cluster: CTAs along (m, n)
+        schedule: Name of a class in `tmapipe.schedules`.
+        tile: (m, n) elements of a CTA's output tile.
+        cluster: CTAs along (m, n).
         options: (word, value) of what else it is built with: "stages" of operands; "store_stages", buffers of a warpgroup;
             "order", a tile scheduler as ("Snake", 8), by GPC as ("Snake", 8, "gpc"); "l2_hints" and "outside", of (a, b);
-            "promote"; "in_turn", of a ping-pong; "parts", of a split k. These words are kept on disk
+            "promote"; "in_turn", of a ping-pong; "parts", of a split k. These words are kept on disk.
     """
 
     schedule: str
@@ -79,7 +79,7 @@ class Candidate:
         """The schedule.
 
         Raises:
-            InputError: it cannot be planned for the problem's types, or takes no epilogue
+            InputError: It cannot be planned for the problem's types, or takes no epilogue.
         """
         from tmapipe import schedules
 

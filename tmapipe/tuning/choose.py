@@ -23,8 +23,8 @@ def ranked(
     """The candidates that can be built with their estimated times (microseconds), the fastest first.
 
     Args:
-        most: return only so many; None: all
-        epilogue: what becomes of the sums
+        most: Return only so many; None: all.
+        epilogue: What becomes of the sums.
     """
     every = enumerate(candidates(problem, device))
     order = sorted(((estimate(problem, c, device, fused=not epilogue.plain), i, c) for i, c in every))
@@ -42,11 +42,11 @@ def choose(problem: Problem, device: Device = H200, *, epilogue: Epilogue | Call
     """The schedule that should be the fastest for *problem*, by estimate. Needs no GPU and runs nothing.
 
     Args:
-        device: the GPU to choose for
-        epilogue: as of `tmapipe.schedules.Gemm`
+        device: The GPU to choose for.
+        epilogue: As of `tmapipe.schedules.Gemm`.
 
     Raises:
-        InputError: no candidate can be built for the problem's types or with that epilogue
+        InputError: No candidate can be built for the problem's types or with that epilogue.
     """
     fused = Epilogue.of(epilogue)
     return likely(problem, device, 1, fused)[0].build(problem, fused)
@@ -56,7 +56,7 @@ def likely(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLA
     """The *most* candidates of the least estimated time, at least one.
 
     Raises:
-        InputError: as `choose`
+        InputError: As `choose`.
     """
     if not isinstance(problem, Problem):
         raise InputError("problem", problem, "is a Problem of tmapipe.tuning", "Problem(m, n, k), or Problem.of(a, b)")

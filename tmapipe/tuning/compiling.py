@@ -70,13 +70,13 @@ def compile_all(
     """Compiles *candidates* into *folder*, in processes; returns "" or what went wrong for each.
 
     Args:
-        problem: its tensors have two dimensions, or three with a batch
-        jobs: number of processes; None: one per core, at most 16
-        done: called with each candidate and "" or what went wrong
-        epilogue: the epilogue
+        problem: Its tensors have two dimensions, or three with a batch.
+        jobs: Number of processes; None: one per core, at most 16.
+        done: Called with each candidate and "" or what went wrong.
+        epilogue: The epilogue.
 
     Raises:
-        InputError: the epilogue cannot be sent to another process
+        InputError: The epilogue cannot be sent to another process.
     """
     jobs = max(1, min(jobs or os.cpu_count() or 1, 16, len(candidates)))
     lines: queue.Queue[tuple[int, str]] = queue.Queue()
@@ -141,7 +141,7 @@ def _serve(task: bytes, share: list[int], lines: queue.Queue[tuple[int, str]]) -
                         lines.put((int(index), error))
             said.seek(0)
             ended = (said.read().decode(errors="replace").strip().splitlines() or [ended])[-1]
-    except Exception as error:  # no process, no file: whoever waits is told
+    except Exception as error:  # no process, no file: report it to whoever waits
         ended = f"{type(error).__name__}: {error}"
     for number in left:
         lines.put((number, f"the compiling process ended: {ended}"))

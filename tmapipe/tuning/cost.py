@@ -26,24 +26,24 @@ class Constants:
     """Constants of one kind of GPU. All but `smaller` and `worked` are fitted.
 
     Args:
-        macs: multiply-adds of 16-bit types per clock and SM (4 tensor cores x 512, NVIDIA's H100 white paper)
-        clock: GHz under load
-        l2: bytes per clock and SM from L2
-        near: factor on `l2` for small inputs (1024^3: some 60 bytes, by `benchmarks.stamps`)
-        straddle: factor on the bytes from L2 if the row pitch is no multiple of 128 bytes
-        ingest: bytes per clock that an SM takes in
-        coupled: slowdown of clusters of four, whose CTAs wait for each other
-        memory: GB/s
-        launch: microseconds from launch to the first load, and from the last store to the end
-        fill: clocks until the first slot is filled
-        stored: bytes of output per clock and warpgroup in an epilogue
-        tile: clocks of a tile's other costs
-        add: microseconds of split-K's second kernel besides its memory traffic
-        merged: by GPC, factor on the mainloop since L2 sees fewer reads (mostly power)
-        smaller: by GPC, factor on `merged` for a ping-pong's smaller tiles (8192^3: 1.025, 4096 x 4096 x 14336: 1.033)
-        shared: by GPC, the part of what eight clusters read in common that they read as one
-        claim: by GPC, microseconds until a cluster has claimed its position
-        worked: factor on an epilogue that computes (4096^3, bias and gelu: 1.2 us for a tile of 128 x 256)
+        macs: multiply-adds of 16-bit types per clock and SM (4 tensor cores x 512, NVIDIA's H100 white paper).
+        clock: GHz under load.
+        l2: Bytes per clock and SM from L2.
+        near: Factor on `l2` for small inputs (1024^3: some 60 bytes, by `benchmarks.stamps`).
+        straddle: Factor on the bytes from L2 if the row pitch is no multiple of 128 bytes.
+        ingest: Bytes per clock that an SM takes in.
+        coupled: Slowdown of clusters of four, whose CTAs wait for each other.
+        memory: GB/s.
+        launch: Microseconds from launch to the first load, and from the last store to the end.
+        fill: Clocks until the first slot is filled.
+        stored: Bytes of output per clock and warpgroup in an epilogue.
+        tile: Clocks of a tile's other costs.
+        add: Microseconds of split-K's second kernel besides its memory traffic.
+        merged: By GPC, factor on the mainloop since L2 sees fewer reads (mostly power).
+        smaller: By GPC, factor on `merged` for a ping-pong's smaller tiles (8192^3: 1.025, 4096 x 4096 x 14336: 1.033).
+        shared: By GPC, the part of what eight clusters read in common that they read as one.
+        claim: By GPC, microseconds until a cluster has claimed its position.
+        worked: Factor on an epilogue that computes (4096^3, bias and gelu: 1.2 us for a tile of 128 x 256).
     """
 
     macs: float = 2048.0
@@ -76,7 +76,7 @@ def estimate(
     """The estimated time of one launch, in microseconds.
 
     Args:
-        fused: whether the epilogue computes something
+        fused: Whether the epilogue computes something.
     """
     c = constants
     (m, n), (along_m, along_n) = candidate.tile, candidate.cluster

@@ -36,13 +36,13 @@ class Problem:
     """``d[l, m, n] = sum over k of a[l, m, k] * b[l, n, k]``.
 
     Args:
-        m, n, k, batch: extents (elements)
-        dtype: element type of a and b
-        out: element type of d
-        majors: the dimensions along which a and b are contiguous, as in `tmapipe.schedules.Gemm`
+        m, n, k, batch: Extents (elements).
+        dtype: Element type of a and b.
+        out: Element type of d.
+        majors: The dimensions along which a and b are contiguous, as in `tmapipe.schedules.Gemm`.
 
     Raises:
-        InputError: an extent is no positive integer, or `out` or `majors` do not go with the rest
+        InputError: An extent is no positive integer, or `out` or `majors` do not go with the rest.
     """
 
     m: int = attrs.field(validator=_positive)
@@ -58,13 +58,13 @@ class Problem:
         """The problem of multiplying *a* by *b*; `majors` follow from their strides.
 
         Args:
-            a: torch tensor or NumPy array [m, k], or [l, m, k]
-            b: the same [n, k], or [l, n, k]
-            out: element type of the result; by default that of a, or int32 for int8
-            tf32: whether fp32 operands are multiplied as tf32
+            a: Torch tensor or NumPy array [m, k], or [l, m, k].
+            b: The same [n, k], or [l, n, k].
+            out: Element type of the result; by default that of a, or int32 for int8.
+            tf32: Whether fp32 operands are multiplied as tf32.
 
         Raises:
-            InputError: the shapes or types do not fit
+            InputError: The shapes or types do not fit.
         """
         for name, tensor in (("a", a), ("b", b)):
             check_kind(name, tensor)
@@ -104,10 +104,10 @@ class Device:
     """What the estimate knows of a GPU.
 
     Args:
-        name: as CUDA reports it
-        multiprocessors: number of SMs
+        name: As CUDA reports it.
+        multiprocessors: Number of SMs.
         clusters: (CTAs of a cluster, clusters that are resident at once) for each size, as cudaOccupancyMaxActiveClusters
-            reports them with one CTA per SM
+            reports them with one CTA per SM.
     """
 
     name: str

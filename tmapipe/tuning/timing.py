@@ -41,12 +41,12 @@ class Method:
     """How long to measure.
 
     Args:
-        rounds: each variant is measured once per round
-        batch: launches at a time
-        rest: seconds of idle device before each batch
-        preheat: seconds of load before the sustained rounds
-        hot: seconds of each sustained batch
-        seed: of the order of the variants
+        rounds: Each variant is measured once per round.
+        batch: Launches at a time.
+        rest: Seconds of idle device before each batch.
+        preheat: Seconds of load before the sustained rounds.
+        hot: Seconds of each sustained batch.
+        seed: Of the order of the variants.
     """
 
     rounds: int = 6
@@ -62,10 +62,10 @@ class Timing:
     """The times of one variant.
 
     Args:
-        us: median over rounds of the batches' medians (microseconds)
-        spread: (p75 - p25) / median of these medians
-        rounds: these medians
-        ratio: speed relative to the baseline, as the median of the rounds' own ratios (sustained only)
+        us: Median over rounds of the batches' medians (microseconds).
+        spread: (p75 - p25) / median of these medians.
+        rounds: These medians.
+        ratio: Speed relative to the baseline, as the median of the rounds' own ratios (sustained only).
     """
 
     us: float
@@ -136,9 +136,9 @@ def estimate_seconds(variants: int, method: Method, *, hot: bool = False, us: fl
     """Wall-clock seconds that the measurement of one problem takes.
 
     Args:
-        variants: how many
-        hot: whether the sustained rounds, not the rested ones
-        us: about how long a launch takes (microseconds)
+        variants: How many.
+        hot: Whether the sustained rounds, not the rested ones.
+        us: About how long a launch takes (microseconds).
     """
     if hot:
         return method.preheat + method.rounds * variants * method.hot

@@ -33,11 +33,11 @@ class Tuned:
     """What `tune` found.
 
     Args:
-        schedule: the fastest, ready to be called
-        candidate: what it was built from
-        us: time of a launch (microseconds)
-        timings: the candidates that were timed at length, the fastest first
-        refused: candidates that could not be used, with the reason
+        schedule: The fastest, ready to be called.
+        candidate: What it was built from.
+        us: Time of a launch (microseconds).
+        timings: The candidates that were timed at length, the fastest first.
+        refused: Candidates that could not be used, with the reason.
     """
 
     schedule: Schedule
@@ -65,16 +65,16 @@ def tune(
     cold L2 cache.
 
     Args:
-        most: candidates to try
-        jobs: compiling processes; None: one per core, at most 16
-        again: whether to measure even if the cache knows the problem
-        progress: whether to show a progress bar
-        epilogue: as of `tmapipe.schedules.Gemm`
+        most: Candidates to try.
+        jobs: Compiling processes; None: one per core, at most 16.
+        again: Whether to measure even if the cache knows the problem.
+        progress: Whether to show a progress bar.
+        epilogue: As of `tmapipe.schedules.Gemm`.
 
     Raises:
-        MissingGpuError: there is no GPU
-        InputError: as `choose`
-        PipelineError: no candidate gives the right result
+        MissingGpuError: There is no GPU.
+        InputError: As `choose`.
+        PipelineError: No candidate gives the right result.
     """
     import torch
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tmapipe.integers import ceil_div
 
-__all__ = ["COUNTERS", "GPC_WORDS", "MOST_CLUSTERS", "MOST_GPCS", "WORDS", "keep_places"]
+__all__ = ["COUNTERS", "GPC_WORDS", "MOST_CLUSTERS", "MOST_GPCS", "WORDS", "keep_positions"]
 
 GPC_WORDS = 12  # words with the GPC of each pair of neighbouring multiprocessors, 4 bits per pair
 WORDS = GPC_WORDS + 5  # the same, then one byte for the first position of each GPC and for the end of the last
@@ -16,7 +16,7 @@ MOST_CLUSTERS = 255  # positions are bytes
 COUNTERS = MOST_GPCS + 1  # positions claimed of each GPC, and clusters that have claimed one
 
 
-def keep_places(parts: Sequence[Sequence[int]], cluster_size: int, resident: int, tiles: int) -> list[int]:
+def keep_positions(parts: Sequence[Sequence[int]], cluster_size: int, resident: int, tiles: int) -> list[int]:
     """How many clusters to launch, then the words that tell the kernel which positions are kept for which GPC.
 
     Every GPC gets the same number of clusters, if that takes no more waves than using all: the hardware distributes clusters
