@@ -185,7 +185,7 @@ class NeedsOneStep(S.SplitK):
             for _ in range(self.tile_slots(k, tile) - 1):
                 with k.ring.consume() as slot:
                     acc.add(slot.a, slot.b)
-        k.d.store(tile, acc, self.epilogue)
+        k.d.store(tile, acc, self.epilogue.function)
 
 
 @pytest.mark.parametrize("make", [Tiles, Steps, InPairs, GemmInPairs], ids=lambda cls: cls.__name__)

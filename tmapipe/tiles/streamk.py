@@ -122,9 +122,7 @@ class BoundStreamK(Carried):
         isa.loop(isa.select(start < end, cuts + 1, 0), lambda i: isa.when(at[0] < end, piece))
 
     def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
-        raise InputError(
-            "StreamKTiles", teams, "gives pieces to whole CTAs, not to teams", "use a role of one team"
-        )
+        raise InputError("StreamKTiles", teams, "gives pieces to whole CTAs, not to teams", "use a role of one team")
 
     def finish(self) -> None:
         """Nothing is in flight: every CTA computes its pieces by itself."""
