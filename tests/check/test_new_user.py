@@ -185,7 +185,7 @@ def test_report_leads_to_the_line(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_error_leads_to_the_line(name, tmp_path):
-    """Misuse of the objects is refused at once, in every reading, with the line in the message."""
+    """Misuse of the objects is refused at once, in every backend, with the line in the message."""
     mistake = REFUSED[name]
     copy, path = broken(mistake, tmp_path)
     with pytest.raises(tp.errors.PipelineError) as info:

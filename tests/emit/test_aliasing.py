@@ -2,7 +2,7 @@
 
 CuTe DSL follows a mutated Python object through run-time control flow only under a local name. Reached through `self`, a
 dict, a list, a closure, a second name, or changed in a called function, ordinary state is silently stale. State in
-`Isa.cells` is not: here each way is compiled, executed and compared with the CPU reading, where Python's own semantics hold.
+`Isa.cells` is not: here each way is compiled, executed and compared with the CPU backend, where Python's own semantics hold.
 That the comparison would notice is shown with state of the ordinary kinds in the place of cells.
 """
 
@@ -389,7 +389,7 @@ def compiled(schedule):
 
 
 def mismatch(kernel, expected):
-    """The first difference between the compiled kernel and the CPU reading of *expected*, or None."""
+    """The first difference between the compiled kernel and the CPU backend of *expected*, or None."""
     for tiles in (0, 1, 2, 3, 7):
         extents = {"x": (20, 64 * tiles), "y": (20, 64)}
         launch = Launch(extents)

@@ -1,7 +1,7 @@
-"""The emitted PTX, executed, asks the hardware for exactly what the CPU reading of the same bodies asks it for.
+"""The emitted PTX, executed, asks the hardware for exactly what the CPU backend, on the same bodies, asks it for.
 
 Every warp, two lanes of it, every CTA of a cluster: indices, parities, arming bytes, boxes, coordinates, masks, descriptors,
-groups, fences and syncs, in order. This is one program with two readings, compared event by event.
+groups, fences and syncs, in order. This is one program with two backends, compared event by event.
 """
 
 import itertools

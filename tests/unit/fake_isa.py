@@ -1,4 +1,4 @@
-"""A reading of the instruction set that only writes down what it is asked to do, with plain integers for values.
+"""A backend of the instruction set that only writes down what it is asked to do, with plain integers for values.
 
 It waits for nothing and moves nothing, so one warp of any role can be run alone.
 """

@@ -367,7 +367,7 @@ def test_reduction_columns_divide():
 
 
 def test_threads_share_tiles_evenly():
-    """At plan time what the role's threads write; what they read from a slot as soon as a body does, in every reading."""
+    """At plan time what the role's threads write; what they read from a slot as soon as a body does, in every backend."""
     refused(S.AddParts(tile=(1, 192)).plan, argument="d.tile", value=(1, 192), rule="192 elements.* the 128 threads")
     S.AddParts(tile=(2, 128)).plan()
     use = tp.Role(warps=3)

@@ -16,9 +16,21 @@ import attrs
 import pytest
 
 import tmapipe as tp
+from tests.unit.test_imports import LAYERS
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = ("README.md", "docs/concepts.md", "docs/howto.md")
+#: What the glossary replaces: state, relative operation, ready-made, distributed, transposed, backend.
+REPLACED = (
+    "moments?",
+    "letters?",
+    "shelf",
+    "dealt|deals? out",
+    "turned",
+    "(CPU|GPU|one|two|three|either|both|every) readings?",
+)
+#: A name in stored results, and an attribute that docs/migration.md names.
+KEPT = ("Gemm, turned", "attribute `turned`")
 EVERY_PAGE = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "README.md", *ROOT.glob("docs/**/*.md")))
 
 
@@ -109,3 +121,21 @@ def test_pages_that_code_names_are_there():
         for path in (ROOT / folder).rglob("*.py"):
             for page in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text()):
                 assert (ROOT / page).exists(), f"{path.relative_to(ROOT)} names {page}"
+
+
+def test_layers_are_those_that_imports_keep_to():
+    rows = re.findall(r"^\| (`[^|]*) \|", (ROOT / "docs/internals/layers.md").read_text().partition("## How")[0], re.M)
+    named = [tuple(re.findall(r"`(\w+)/?`", row)) for row in rows]
+    kept = [names for names in LAYERS if names != ("",)]
+    assert [set(names) for names in named] == [set(names) for names in kept]
+
+
+@pytest.mark.parametrize("word", REPLACED)
+def test_code_and_docs_use_the_words_of_the_glossary(word):
+    """Words that this project once had for what the field has a word for."""
+    found = []
+    for path in (*(ROOT / "tmapipe").rglob("*.py"), *(ROOT / page for page in EVERY_PAGE)):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if re.search(rf"\b({word})\b", line) and not any(name in line for name in KEPT):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert not found, "\n".join(found)
