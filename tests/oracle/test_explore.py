@@ -5,12 +5,14 @@ import random
 import attrs
 import pytest
 
-from tests.oracle.explore import explore_program
+from tests.oracle.explore import explore, explore_program
 from tests.oracle.program_families import FAMILIES, set_up
 from tests.oracle.random_programs import changed
 from tests.oracle.small_program import SLOT_BYTES, SmallProgram
 from tmapipe.check import Kind
-from tmapipe.check.program import check_program
+from tmapipe.check.program import check_operations, check_program
+from tmapipe.isa import ops
+from tmapipe.machine import Layout, record
 
 ONE_TILE = [("arrive tx", 0, SLOT_BYTES), ("load", 0, 0)]
 LEAVE = [("cluster arrive",), ("cluster wait",)]
@@ -269,6 +271,29 @@ def test_the_linear_check_says_the_same(name):
     _, wrong, right = CASES[name]
     assert not checked(wrong).ok
     assert checked(right).ok, str(checked(right))
+
+
+LOCAL = (
+    ops.CounterAdd(0, 1),
+    ops.Shuffle(),
+    ops.CounterStore(0, 0),
+    ops.TableLoad("t", (1,)),
+    ops.Ballot(3),
+    ops.ReadSmid(),
+)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_counters_tables_and_votes_synchronize_nothing(name):
+    """Put between any two operations, they leave the verdicts of both, and the oracle's steps, as they are."""
+    for small in CASES[name][1:]:
+        layout = Layout(small.plan())
+        programs = record(small.plan(), small.entry, small.shapes(), layout=layout)
+        more = [[one for i, op in enumerate(p) for one in (LOCAL[i % len(LOCAL)], op)] for p in programs]
+        plain, found = explore(layout, programs), explore(layout, more)
+        assert (found.kinds, found.states, found.steps) == (plain.kinds, plain.states, plain.steps)
+        kinds = [{f.kind for f in check_operations(layout, p, small.shapes())[0]} for p in (programs, more)]
+        assert kinds[0] == kinds[1]
 
 
 def test_the_linear_check_names_the_relaxed_signal():
