@@ -30,6 +30,12 @@ def test_compiled_elsewhere_and_loaded(tmp_path):
     assert callable(load(tmp_path, 1))
 
 
+def test_without_an_epilogue(tmp_path):
+    plain = Candidate("Gemm", (64, 64), (1, 1))
+    assert compile_all(Problem(256, 256, 256), [plain], tmp_path, 1) == {plain: ""}
+    assert callable(load(tmp_path, 0))
+
+
 FEW = [Candidate("Gemm", (64, 64), (1, 1)), Candidate("Gemm", (64, 128), (1, 1)), Candidate("Gemm", (128, 128), (1, 1))]
 
 

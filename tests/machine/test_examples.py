@@ -4,7 +4,11 @@ import pathlib
 import runpy
 import sys
 
+import numpy as np
 import pytest
+
+import tmapipe as tp
+from tmapipe.testing import assert_safe
 
 FOLDER = pathlib.Path(__file__).parents[2] / "examples"
 PROGRAMS = {
@@ -27,3 +31,12 @@ def test_runs_as_a_program(name, monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     runpy.run_path(str(path), run_name="__main__")
     assert said in capsys.readouterr().out
+
+
+def test_the_epilogue_element_by_element():
+    gemm = runpy.run_path(str(FOLDER / "gemm_epilogue.py"))["GeluGemm"]()
+    assert_safe(gemm)
+    rng = np.random.default_rng(0)
+    a, b, bias = (rng.standard_normal(shape).astype(tp.bf16.numpy) for shape in ((130, 72), (264, 72), 264))
+    expected = tp.math.gelu(a.astype(np.float32) @ b.astype(np.float32).T + bias.astype(np.float32))
+    np.testing.assert_allclose(gemm(a, b, bias=bias).astype(np.float32), expected, rtol=1e-2, atol=1e-2)
