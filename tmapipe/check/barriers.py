@@ -1,6 +1,6 @@
 """Rules of the barriers of warps: the CTA's, the named ones and the cluster's.
 
-Whatever arrives in generation n + 1 knows that generation n is complete, or it could count there. Warps that have returned
+Whatever arrives in generation n + 1 must know that generation n is complete, or it could count there. Warps that have returned
 count as arrived at the CTA's and the cluster's barrier, so their last clock joins what these release.
 """
 
@@ -45,14 +45,19 @@ class Barriers:
         self.returned: set[int] = set()
 
     def take(self, other: Barriers) -> None:
-        """The same as *other*, to go on by itself."""
+        """Copies *other*, to go on independently."""
         self.generations = {key: generation.copy() for key, generation in other.generations.items()}
         self.latest = {which: self.generations[key] for key in sorted(self.generations) for which in key[:1]}
         self.returned = set(other.returned)
 
     def arrive(self, agent: int, op: Any, id: int | None, facts: tuple[int, bool], order_only: bool) -> None:
-        """The warp arrives at the hardware barrier *id* of its CTA, or (None) at the cluster's. facts: the generation
-        counted in, and whether it completed."""
+        """The warp arrives at a barrier.
+
+        Args:
+            id: A hardware barrier of its CTA; None: the cluster's.
+            facts: The generation that it counts in, and whether that is then complete.
+            order_only: Whether it releases nothing.
+        """
         cta = agent // self.layout.warps
         which = CLUSTER if id is None else 16 * cta + id
         self._arrive(which, agent, op, *facts, order_only)
@@ -100,7 +105,7 @@ class Barriers:
             clocks.release(agent, now.clock, all_lanes=True)
 
     def _join_returned(self, which: int, warps: range) -> None:
-        """Those that have returned without having arrived: the barrier could not complete before."""
+        """Joins the clocks of those that have returned without arriving: the barrier could not complete before."""
         latest = self.latest[which]
         for agent in self.returned:
             if agent in warps and agent not in latest.by:

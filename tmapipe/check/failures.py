@@ -55,7 +55,7 @@ _IN_FLIGHT = ("slot-being-loaded", "slot-being-stored", "slot-read-by-wgmma")
 
 
 def hazard_findings(error: Any, check: LinearCheck) -> list[Finding]:
-    """What the machine refused to do. Accesses to slots in flight are races, which the clocks describe better."""
+    """What the machine refused. Accesses to slots in flight are races, which the clocks describe better."""
     rule, agent, op = getattr(error, "rule", ""), getattr(error, "agent", None), getattr(error, "op", None)
     if rule in _IN_FLIGHT and isinstance(agent, int) and op is not None:
         known = len(check.findings)
@@ -79,7 +79,7 @@ def hazard_findings(error: Any, check: LinearCheck) -> list[Finding]:
 
 
 def deadlock_finding(error: Any, check: LinearCheck, programs: Sequence[Sequence[Any]]) -> Finding:
-    """Who waits for what, and for each mbarrier that does not complete: what it got, and where those who signal it are."""
+    """Who waits for what; and for each mbarrier that does not complete, what it got, and where those who signal it are."""
     layout, blocked = check.layout, error.blocked
     kind = Kind.DEADLOCK
     if any(declared(type(op)).effect(SetRegisters) for op in blocked.values()):
@@ -119,7 +119,9 @@ def deadlock_finding(error: Any, check: LinearCheck, programs: Sequence[Sequence
 
 
 def _blamed(state: Any, bar: int, steps: list[Step]) -> list[Step]:
-    """Of what counted in the mbarrier's phase, the step that leaves it with bytes: the arming of just so many, or the last."""
+    """Of what counted in the mbarrier's phase, the step that leaves it with bytes: the matching expect-tx, or the last
+    step.
+    """
     tx = state.tx[bar]
     counts = ((step, _nbytes(step.op, armed=tx > 0)) for step in reversed(steps) if tx)
     found = [(step, nbytes) for step, nbytes in counts if nbytes is not None]
@@ -165,7 +167,7 @@ def _loads(layout: Layout, bar: int) -> str:
 
 
 def _signallers(check: LinearCheck, programs: Sequence[Sequence[Any]], agent: int, own: int) -> list[Step]:
-    """Where the roles that signal an mbarrier last touched the same stage, and did not go on to signal."""
+    """Where the roles that signal an mbarrier last accessed the same stage, and did not go on to signal."""
     layout = check.layout
     stage = layout.bars[own][1]
     first = agent // layout.warps * layout.warps

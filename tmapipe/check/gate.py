@@ -3,7 +3,7 @@
 Nothing is remembered. A compiled kernel is kept by the schedule that it was compiled for, and two schedules that look alike
 may differ in a helper function, a closure or an attribute that their bodies read.
 
-Set ``schedule.checked = False``, or TMAPIPE_CHECK=0 in the environment, to go without.
+Set ``schedule.checked = False``, or TMAPIPE_CHECK=0 in the environment, to switch it off.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ __all__ = ["require_safe"]
 
 
 def require_safe(schedule: Schedule, dtypes: Mapping[str, DType | str] | None = None) -> Report | None:
-    """Raises `UnsafeError` with the report if *schedule* can hang, race or corrupt. None if it is not to be checked."""
+    """The report on *schedule*, or None if it is not to be checked.
+
+    Raises:
+        UnsafeError: It can hang, race or corrupt. The message is the report.
+    """
     if not schedule.checked or os.environ.get("TMAPIPE_CHECK", "1") == "0":
         return None
     report = check_schedule(schedule, dtypes)

@@ -1,8 +1,8 @@
-"""Rules of what must exist when it is used: initialized barriers, CTAs that have not left, and the right scope and role.
+"""Rules of what must exist when it is used: initialized barriers, CTAs that have not exited, and the right scope and role.
 
-- A barrier's initialization has been released to its users; to peers and the async proxy, by fence.mbarrier_init after it.
-- A CTA's last warp does not return before every remote arrival at it, and every load to it that some warp of it waited for.
-- An arrival at a peer has cluster scope. Only the roles of a ring wait for its barriers.
+- A barrier's initialization has been released to its users; to peers and the async proxy, with a fence.mbarrier_init after it.
+- The last warp of a CTA returns only after every remote arrival at it, and after every load to it that some warp of it waited
+for. - An arrival at a peer has cluster scope. Only the roles of a ring wait for its barriers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Lifetimes"]
 
 
 class Lifetimes:
-    """Initializations, exits, and what reaches over to other CTAs."""
+    """Initializations, exits, and what reaches other CTAs."""
 
     def __init__(self, clocks: Clocks, log: FindingLog, shapes: dict[str, tuple[int, ...]]):
         self.clocks, self.log, self.layout, self.shapes = clocks, log, log.layout, shapes
@@ -34,7 +34,7 @@ class Lifetimes:
         self.waiters = _waiters(self.layout)
 
     def take(self, other: Lifetimes) -> None:
-        """The same as *other*, to go on by itself."""
+        """Copies *other*, to go on independently."""
         self.inits = dict(other.inits)
         self.fences = {agent: list(times) for agent, times in other.fences.items()}
         self.visible, self.exits = set(other.visible), [clock.copy() for clock in other.exits]
@@ -50,7 +50,7 @@ class Lifetimes:
         self.fences.setdefault(agent, []).append(self.clocks.time[agent])
 
     def use(self, agent: int, op: Any, bar: int, far: bool) -> None:
-        """A warp uses a barrier; far: from another CTA, or through the async proxy."""
+        """A warp uses a barrier. far: from another CTA, or through the async proxy."""
         key = agent, bar, far
         if key in self.visible:
             return
@@ -114,8 +114,10 @@ class Lifetimes:
             )
 
     def start_tile(self, agent: int, op: Any, part: str, at: tuple[int, ...]) -> None:
-        """A tile has a coordinate for each dimension. A load starts inside its tensor; along a cluster's axis, the load of the
-        CTA at the cluster's origin does."""
+        """A tile has a coordinate for each dimension, and a load starts inside its tensor.
+
+        Along an axis of the cluster, this is asked of the CTA at the cluster's origin.
+        """
         transfer: Any = self.layout.loads.get(part) or self.layout.stores[part]
         last = Step(self.log.order, agent, op)
         if len(at) != len(transfer.dims) and self.log.is_new(Kind.OUT_OF_RANGE, last):

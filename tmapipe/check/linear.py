@@ -1,9 +1,8 @@
 """The linear check: one run of the machine, watched with vector clocks, decides every interleaving.
 
 The rules are in `phases` (mbarriers), `barriers` (of warps), `slots` (races and proxies), `lifetimes` (initialization, exit,
-scope, ownership) and `fences` (redundant ones). The table of operations says what each operation does; this file hands each
-effect of a transition to the rules that it concerns.
-`docs/internals/checker.md` has the argument why one run is enough.
+scope, ownership) and `fences` (redundant ones). The table of operations says what each operation does. This file hands each
+effect of a transition to the rules that it concerns. `docs/internals/checker.md` has the argument why one run is enough.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ __all__ = ["LinearCheck"]
 
 
 class LinearCheck:
-    """Watches one run: pass `watch` as the scheduler's watcher, then call `finish`. `findings` then has what is wrong."""
+    """Watches one run: pass `watch` as the scheduler's watcher, then call `finish`. `findings` has what is wrong."""
 
     def __init__(
         self,
@@ -74,8 +73,10 @@ class LinearCheck:
         self.rules = rules or _rules()
 
     def copy(self) -> LinearCheck:
-        """One that goes on by itself from here, where nothing is in flight, and reports to the same log. What it says about
-        redundant fences is of no use."""
+        """A check that goes on independently from here, where nothing is in flight, and reports to the same log.
+
+        What it says about redundant fences is meaningless.
+        """
         other = LinearCheck(self.layout, self.lifetimes.shapes, self.log, self.rules)
         other.clocks.take(self.clocks)
         other.phases.take(self.phases)
@@ -105,7 +106,7 @@ class LinearCheck:
             self._landed(agent, facts[0])
 
     def refused(self, agent: int, op: Any) -> None:
-        """An operation that the machine refused because something in flight touches its slot: the same, found by clocks."""
+        """An operation that the machine refused, since something in flight accesses its slot: the clocks say the same."""
         self.log.order += 1
         self.clocks.tick(agent)
         own = agent // self.layout.warps
@@ -118,7 +119,7 @@ class LinearCheck:
                 self.slots.start(agent, op, effect, tuple(Flight("", agent, -1, cta) for cta in ctas))
 
     def finish(self) -> None:
-        """After a run that came to its end."""
+        """After a run that has reached its end."""
         self.lifetimes.finish()
         self.fences.finish()
 
@@ -253,7 +254,7 @@ _OF_EFFECTS: dict[type, Rule] = {
 
 
 def _rules() -> Rules:
-    """By operation, what is done for its effects. Registers belong to one warp: the machine alone looks at them."""
+    """What is done for the effects of each operation. Registers belong to one warp, so only the machine looks at them."""
     found: Rules = {}
     for op, of in TABLE.items():
         counts = of.effect(Arrive), of.effect(Arm)

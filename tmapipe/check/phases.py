@@ -1,12 +1,12 @@
 """Rules of the mbarriers: everything counts in the phase that it is meant for, in every interleaving.
 
-- A wait that sees phase n complete knows that phase n - 1 is, or it could have returned two phases early.
-- It lies in the past of the completion of phase n + 1, or it could be overtaken.
-- Whatever counts in phase n + 1 (arrival, arming, bytes) knows that phase n is complete, or it could count there.
-- Bytes armed without an arrival are armed before some arrival of their phase, or it could complete without them.
+- A wait that sees phase n complete knows that phase n - 1 is complete, or it could have returned two phases early.
+- That wait happens before the completion of phase n + 1, or it could be overtaken.
+- Whatever counts in phase n + 1 (arrival, expect-tx, bytes) knows that phase n is complete, or it could count there.
+- Bytes armed without an arrival are armed before some arrival of their phase, or the phase could complete without them.
 
-To know that a phase is complete is to have waited for it, through whatever chain; or to have all that counted in it in one's
-past, which is possible for arrivals but not for bytes, whose landing shows only in the wait.
+A warp knows that a phase is complete if it has waited for it, through whatever chain, or if everything that counted in it
+happened before. The second is possible for arrivals but not for bytes, since only the wait shows that they have landed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ __all__ = ["Phase", "Phases"]
 
 
 class Phase:
-    """What has counted in one phase of one mbarrier. clock: all of it joined; by: warp -> time of its last contribution;
-    landed: whether bytes have; armed: (warp, time) of armings; loose: those without an arrival, until one follows them;
-    steps: for the report."""
+    """What has counted in one phase of one mbarrier.
+
+    clock: all of it joined; by: warp -> time of its last contribution; landed: whether bytes have landed; armed: (warp, time)
+    of each expect-tx; loose: those without an arrival, until one follows; steps: for the report.
+    """
 
     __slots__ = ("armed", "by", "clock", "landed", "loose", "steps")
 
@@ -47,13 +49,16 @@ class Phase:
         return other
 
     def known_to(self, clock: Clock) -> bool:
-        """Whether everything that counted lies in the past of *clock*."""
+        """Whether everything that counted is in the past of *clock*."""
         return not self.landed and all(clock[agent] >= time for agent, time in self.by.items())
 
 
 class Phases:
-    """All mbarriers of a cluster. By flat index: now, the present phase; done, the last one that completed; before, the one
-    before that; waits, warp -> (time, step) of waits that saw `done`."""
+    """All mbarriers of a cluster, by flat index.
+
+    now: the present phase; done: the last one that completed; before: the one before that; waits: warp -> (time, step) of
+    waits that saw `done`.
+    """
 
     def __init__(self, clocks: Clocks, log: FindingLog):
         bars = clocks.size - clocks.phases
@@ -64,7 +69,7 @@ class Phases:
         self.waits: list[dict[int, tuple[int, Step]]] = [{} for _ in range(bars)]
 
     def take(self, other: Phases) -> None:
-        """The same as *other*, to go on by itself."""
+        """Copies *other*, to go on independently."""
         self.now = [phase.copy() for phase in other.now]
         self.done, self.before = list(other.done), list(other.before)
         self.waits = [dict(waits) for waits in other.waits]
@@ -87,7 +92,7 @@ class Phases:
         self.waits[bar][agent] = clocks.time[agent], step
 
     def arrive(self, agent: int, op: Any, bar: int, counted: Counted, all_lanes: bool, order_only: bool) -> None:
-        """One warp's arrivals or arming. order_only: it releases nothing to those who wait."""
+        """One warp's arrivals or expect-tx. order_only: it releases nothing to those who wait."""
         clocks = self.clocks
         clock, time = clocks.of[agent], clocks.time[agent]
         step = Step(self.log.order, agent, op, counted.phase)
@@ -109,7 +114,7 @@ class Phases:
             self._complete(step, bar, counted.phase)
 
     def land(self, clock: Clock, step: Step, bar: int, counted: Counted) -> None:
-        """Bytes of a load that was issued with *clock*."""
+        """Bytes of a load that was issued with *clock* have landed."""
         self._check_not_early(clock, step, bar, counted.phase)
         phase = self.now[bar]
         phase.landed = True

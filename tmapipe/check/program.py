@@ -1,4 +1,4 @@
-"""Checking one concrete run of a program: a plan, an entry, the tensors' shapes."""
+"""Checks one concrete run of a program: a plan, an entry, the tensors' shapes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def check_program(plan: Plan, entry: Entry, shapes: Shapes, clusters: int = 1, name: str = "") -> Report:
-    """The verdict on one concrete run, for every interleaving of it. Clusters share no barriers, so each is checked by itself:
-    up to four of them all, else the first, which has the most tiles, and the last, which has the fewest."""
+    """The verdict on one concrete run, for every interleaving of it.
+
+    Clusters share no barriers, so each is checked by itself: all of them if there are up to four, else the first, which has
+    the most tiles, and the last, which has the fewest.
+    """
     started = time.perf_counter()
     found = budget_findings(plan)
     events = 0
@@ -63,7 +66,7 @@ def run_checked(
 def check_operations(
     layout: Layout, programs: Sequence[Sequence[Any]], shapes: Shapes | None = None, max_steps: int = MAX_STEPS
 ) -> tuple[list[Finding], int]:
-    """The same for operations as `record` makes them, one list a warp of the cluster, `Exit` last."""
+    """(findings, transitions) for operations as `record` makes them: one list per warp of the cluster, `Exit` last."""
     check = LinearCheck(layout, shapes or {})
     error_findings: list[Finding] = []
     try:
@@ -83,12 +86,12 @@ def check_operations(
 
 
 def run_segment(state: State, programs: list[Iterator[Any]], check: LinearCheck, max_steps: int = MAX_STEPS) -> None:
-    """Executes these operations, until all warps are through and nothing is in flight."""
+    """Executes these operations until all warps are through and nothing is in flight."""
     Scheduler(state, programs, "fair", watchers=(check.watch,), max_steps=max_steps).run()
 
 
 def ordered(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Each thing once: errors first, then notes."""
+    """Each finding once: errors first, then notes."""
     seen: dict[Any, Finding] = {}
     for finding in findings:
         name = (finding.barrier or finding.slot or "").split("[")[0]

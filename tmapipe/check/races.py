@@ -1,4 +1,4 @@
-"""What a report says of two accesses that nothing orders: who, which bytes, what is missing, what to change."""
+"""The report of two accesses that nothing orders: who, which bytes, what is missing, what to change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ _DOES = {
 
 
 def report_race(slots: Slots, kind: Kind, before: Access, access: Access, slot: int, other: int) -> None:
-    """*access* to the slot at flat index *slot* conflicts with *before*, to the one at *other* (the same, or aliased)."""
+    """Reports that *access*, to the slot at flat index *slot*, conflicts with *before*, to the slot at *other* (the same, or
+    aliased).
+    """
     log, layout = slots.log, slots.layout
     owner: Step | None = None
     if kind is Kind.STORE_SOURCE_REUSED:

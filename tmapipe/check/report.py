@@ -1,4 +1,4 @@
-"""A report as text: one paragraph a finding, with the line that it is about, the events that show it and what to change."""
+"""A report as text: one paragraph per finding, with its source line, the steps that show it, and what to change."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _paragraph(finding: Finding) -> list[str]:
 
 
 def _shown(location: str) -> str:
-    """A source line's location as compilers print it: relative if it lies below the working directory."""
+    """A source line as compilers print it: relative if it is below the working directory."""
     path, _, line = location.rpartition(":")
     try:
         short = os.path.relpath(path)

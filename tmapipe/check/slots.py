@@ -32,9 +32,12 @@ WHOLE: Part = ("whole", 0, 1)
 
 
 class Access:
-    """kind: one of the above (ASYNC_*: by raw code, which has waited for its end); agent, time: the warp that made or issued
-    it; part: of the slot; slot: its number in the CTA; number: what ends it: a load's phase, a store's bulk group, a wgmma's
-    serial (None: not known yet); bar: of a load."""
+    """One access to a slot.
+
+    kind: one of the above (ASYNC_*: by raw code, which has waited for its end); agent, time: the warp that made or issued it;
+    part: of the slot; slot: its number in the CTA; number: what ends it, a load's phase, a store's bulk group or a wgmma's
+    serial (None: not known yet); bar: of a load.
+    """
 
     __slots__ = ("agent", "bar", "kind", "number", "part", "slot", "step", "time")
 
@@ -47,7 +50,7 @@ class Access:
 
 
 class Waits:
-    """Of one thread or warp: up to which number (groups, serials) it has waited, and when."""
+    """Up to which number (groups, serials) one thread or warp has waited, and when."""
 
     __slots__ = ("steps", "times", "upto")
 
@@ -88,7 +91,7 @@ class Slots:
         self.async_slots: set[int] = set()  # of a CTA, that TMA or wgmma touch
 
     def take(self, other: Slots) -> None:
-        """The same as *other*, of which nothing is in flight, to go on by itself."""
+        """Copies *other*, in which nothing is in flight, to go on independently."""
         self.history = [dict(history) for history in other.history]
         self.bulk_waits = [waits.copy() for waits in other.bulk_waits]
         self.mma_waits = [waits.copy() for waits in other.mma_waits]
@@ -96,15 +99,16 @@ class Slots:
         self.idle_waits, self.async_slots = dict(other.idle_waits), set(other.async_slots)
 
     def may_be_awaited(self, group: int, serial: int) -> bool:
-        """Whether a wait to come can still return for this wgmma: not if all four warps have returned for a later one."""
+        """Whether a later wait can still return for this wgmma: not if all four warps have returned for a later one."""
         first = group // self.layout.warpgroups * self.layout.warps + group % self.layout.warpgroups * 4
         return serial >= min((w.upto[-1] if w.upto else 0) for w in self.mma_waits[first : first + 4])
 
     # ---- accesses -------------------------------------------------------------------------------------------------
 
     def access(self, agent: int, op: Any, effect: effects.Access) -> Proxy:
-        """Threads of the warp read or write a part of a slot; or raw code of theirs does, through the async proxy: which
-        it is."""
+        """Threads of the warp, or raw code of theirs through the async proxy, read or write a part of a slot. Returns the
+        proxy.
+        """
         slot, proxy = getattr(op, effect.slot), proxy_of(effect.proxy, op)
         kind = (
             (WRITE if effect.write else READ)
@@ -130,7 +134,7 @@ class Slots:
             self._start_load(agent, op, slot, effect, flights)
 
     def _start_load(self, agent: int, op: Any, slot: int, effect: effects.Start, flights: tuple[Flight, ...]) -> None:
-        """To each of its destinations."""
+        """A load starts to write the slot of each of its destinations."""
         shares = getattr(op, effect.shares) if effect.shares else 1
         part = ("shares", getattr(op, effect.share), shares) if shares > 1 else WHOLE
         step, time = Step(self.log.order, agent, op), self.clocks.time[agent]
@@ -173,7 +177,7 @@ class Slots:
         self._access(flight.cta, slot, access, (MMA, flight.issuer))
 
     def mma_wait(self, agent: int, op: Any, serials: int) -> None:
-        """The warpgroup's wgmmas 0 .. serials - 1 are complete, as this warp sees it: so all four warps have issued them."""
+        """For this warp, the warpgroup's wgmmas 0 .. serials - 1 are complete, so all four warps have issued them."""
         group = agent // self.layout.warps * self.layout.warpgroups + agent % self.layout.warps // 4
         issued = self.mma_issued.get((group, serials - 1))
         if issued is not None:
@@ -199,7 +203,7 @@ class Slots:
         self.history[base + slot][key] = access
 
     def order(self, before: Access, access: Access, clock: Clock) -> Kind | None:
-        """None if *before* is over for *access*, which happens (or is issued) with *clock*; else what is wrong."""
+        """None if *before* is over for *access*, which happens, or is issued, with *clock*; else what is wrong."""
         clocks = self.clocks
         kind, agent = before.kind, before.agent
         if kind == LOAD:

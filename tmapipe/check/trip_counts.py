@@ -1,4 +1,4 @@
-"""Slots of a ring that its roles enter and leave: as often as each other, and each as often as the other."""
+"""Whether all roles of a ring enter the same number of its slots, and leave each slot that they enter."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ _Uses = list[tuple[int, Any]]  # (index in the program of the warp, operation)
 
 
 def trip_count_findings(layout: Layout, programs: _Programs) -> list[Finding]:
-    """One finding for each ring whose roles enter different numbers of slots in some CTA. programs: the operations of each
-    warp of the cluster."""
+    """One finding for each ring whose roles enter different numbers of slots in some CTA.
+
+    Args:
+        programs: The operations of each warp of the cluster.
+    """
     found = []
     for ring in layout.plan.rings:
         for cta in range(layout.ctas):
@@ -37,8 +40,9 @@ def trip_count_findings(layout: Layout, programs: _Programs) -> list[Finding]:
 
 
 def slots_kept_findings(layout: Layout, programs: _Programs) -> list[Finding]:
-    """Roles, of those that signal their slots, that do so less or more often than they enter one: what other findings of the
-    same run come from. (By itself it need not be wrong.)"""
+    """Roles that signal fewer or more slots than they enter. That alone need not be wrong, but it explains other findings of
+    the same run.
+    """
     found = []
     for ring in layout.plan.rings:
         for role in (layout.plan.role(name) for phase in ring.phases[1:] for name in phase if name in ring.signals):
@@ -80,7 +84,7 @@ def _bars(layout: Layout, ring: Ring, phase: int) -> range:
 
 
 def _waits(layout: Layout, ring: Ring, role: RoleWarps, program: Sequence[Any]) -> _Uses:
-    """Waits for phases of the barrier before the role's own: the same wait twice in a row is one."""
+    """Waits for phases of the barrier before the role's own. The same wait twice in a row counts once."""
     phase = ring.phase_of(role.name)
     assert phase is not None
     bars = _bars(layout, ring, phase - 1)
@@ -142,7 +146,7 @@ def _kept(layout: Layout, ring: Ring, agent: int, entered: _Uses, left: _Uses) -
 
 
 def _by_line(layout: Layout, agent: int, uses: _Uses, what: str) -> list[Event]:
-    """One step a source line, with how often the warp comes by. The steps' numbers are those of the warp's own program."""
+    """One step per source line, with how often the warp executes it. Steps are numbered in the warp's own program."""
     lines: dict[str | None, _Uses] = {}
     for i, op in uses:
         lines.setdefault(op.where, []).append((i, op))

@@ -1,4 +1,4 @@
-"""What a deadlock report says: one line for each group of warps that wait for the same thing, and who could signal it."""
+"""The text of a deadlock: one line per group of warps that wait for the same thing, and who could signal it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Fragments in the machine: the calling warp's part as a NumPy array, or a placeholder where the protocol runs without
-data."""
+"""Fragments in the machine: the calling warp's part as a NumPy array, or a placeholder where there is no data."""
 
 from __future__ import annotations
 

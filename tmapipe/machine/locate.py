@@ -1,4 +1,4 @@
-"""Source locations of operations, in the user's files: the innermost frame outside the library, or in its schedules."""
+"""Source lines of operations, in the user's files: the innermost frame outside the library, or in its schedules."""
 
 from __future__ import annotations
 

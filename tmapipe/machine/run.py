@@ -1,4 +1,4 @@
-"""What a run leaves behind: counts, and if asked for the trace of all transitions, from which a timeline can be drawn."""
+"""What a run leaves: counts, and if asked for the trace of all transitions, from which a timeline can be drawn."""
 
 from __future__ import annotations
 

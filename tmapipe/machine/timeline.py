@@ -1,8 +1,8 @@
 """Timelines: what happened, step by step, as Chrome trace events (JSON), which Perfetto and chrome://tracing read.
 
-A process is a CTA, a thread one of its warps, or a lane of one of its engines (TMA loads, TMA stores, wgmma). Time is the
-order of steps: step n lies at ts = n, and lasts 1 (the viewers call it a microsecond), or as long as a warp is blocked or a
-copy is in flight. `docs/internals/checker.md` has the format.
+A process is a CTA. A thread is one of its warps, or a lane of one of its engines (TMA loads, TMA stores, wgmma). Time is the
+order of steps: step n is at ts = n. It lasts 1 (the viewers call it a microsecond), or as long as a warp is blocked or a copy
+is in flight. `docs/internals/checker.md` has the format.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""From declarations to numbers."""
+"""From declarations to numbers: roles, registers, arrival counts, bytes, shared memory."""

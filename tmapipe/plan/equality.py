@@ -1,4 +1,4 @@
-"""When two schedules are the same: where all that a plan, or a body, can read of them is."""
+"""Equality of schedules: two are equal if everything that a plan, or a body, can read of them is equal."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["key_of", "same"]
 def same(one: Declarations, other: Declarations, of_one: Mapping[str, Any], of_other: Mapping[str, Any]) -> bool:
     """Whether two schedules of one type have the same declarations and the same other attributes.
 
-    Parts are the same if their fields are, where others stand by name. What has no equality of its own is the same if it has
-    one type and the same attributes; a function is the same as itself alone.
+    Parts are the same if their fields are; a field that is another part counts by its name. A value without an equality of its
+    own is the same if it has the same type and attributes. A function is the same only as itself.
 
     Args:
         one: Declared parts of the first.
@@ -32,7 +32,7 @@ def same(one: Declarations, other: Declarations, of_one: Mapping[str, Any], of_o
 
 
 def key_of(declared: Declarations) -> tuple[Any, ...]:
-    """Something to hash: the same for schedules that are."""
+    """A hashable value, equal for equal schedules."""
     parts = ((name, type(part), getattr(part, "tile", None)) for name, part in declared.parts.items())
     return declared.name, *parts
 
@@ -75,6 +75,6 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """What *value* has but for what it has computed from the rest."""
+    """What *value* has, without what it has computed from the rest."""
     kind = type(value)
     return {n: v for n, v in vars(value).items() if not isinstance(getattr(kind, n, None), functools.cached_property)}

@@ -12,9 +12,9 @@ V = TypeVar("V")
 
 
 class FrozenMap(Mapping[K, V]):
-    """A mapping in the order of its items, which counts: two of them are equal if their items are, in this order.
+    """A mapping whose items never change. Their order counts: two are equal if they have the same items in the same order.
 
-    Beside any other mapping only the items count, as for `collections.OrderedDict`. Values must be hashable.
+    Compared with any other mapping, only the items count, as for `collections.OrderedDict`. Values must be hashable.
     """
 
     __slots__ = ("_found",)
