@@ -18,7 +18,11 @@ def must(holds: Callable[[Any], bool], rule: str, fix: str) -> Validator:
     """A validator of an attrs field, which raises `InputError` for values of which *holds* is false."""
 
     def check(part: Any, field: Any, value: Any) -> None:
-        if not holds(value):
+        try:
+            right = bool(holds(value))
+        except Exception:  # what is compared with something of another kind, such as an array
+            right = False
+        if not right:
             raise InputError(f"{type(part).__name__}({field.name})", value, rule, fix)
 
     return check

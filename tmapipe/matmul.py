@@ -49,6 +49,8 @@ class Wgmma:
     promote: bool = False
 
     def __init__(self, a: TmaLoadStage, b: TmaLoadStage, *, in_flight: int | None = None, promote: bool = False):
+        if not isinstance(promote, bool):
+            raise InputError("Wgmma(promote)", promote, "is True or False", "leave it out")
         self.__attrs_init__(a, b, (0 if promote else 1) if in_flight is None else in_flight, promote)
 
     @b.validator

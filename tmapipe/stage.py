@@ -139,7 +139,7 @@ class TmaLoadStage(_SlotStage):
         if loader is None:
             rule = "must say which of the producing roles loads this stage"
             raise InputError("TmaLoadStage(loader)", None, rule, "pass loader=")
-        if loader not in first:
+        if not any(loader is role for role in first):
             raise InputError("TmaLoadStage(loader)", loader, "is a role of the ring's first phase", "name one of those")
 
     @outside.validator
@@ -184,7 +184,7 @@ class SharedStage(_SlotStage):
 
     @writer.validator
     def _writer_is_of_the_ring(self, field: Any, writer: Any) -> None:
-        if not any(writer in phase for phase in self.ring.phases):
+        if not any(writer is role for phase in self.ring.phases for role in phase):
             raise InputError("SharedStage(writer)", writer, "is one of the ring's roles", "name one of those")
 
     def __repr__(self) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["junk"]
+__all__ = ["JUNK", "junk"]
 
-_VALUES: tuple[Any, ...] = (
+JUNK: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 3, 64, 10**9, 2**31, 2**70, 0.5, -1.0, float("nan"), float("inf"), 1j,
     "", "m", "m n", "k", "bf16", "int8", "anything", (), (1,), (0, 0), (64, 64), (64, -64), (64, 64.0), (None, None),
     ("m", "k"), [], [64, 64], [64], {}, {"m": 1}, {"m": 2, "n": 1}, {"q": 2}, {"m": 0}, {1: 1}, {"d": None}, set(),
@@ -20,4 +20,4 @@ _VALUES: tuple[Any, ...] = (
 
 def junk(rng: random.Random) -> Any:
     """One of them."""
-    return rng.choice(_VALUES)
+    return rng.choice(JUNK)

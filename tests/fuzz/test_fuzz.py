@@ -3,6 +3,7 @@
 import pytest
 
 import tmapipe as tp
+from tests.fuzz import declarations
 from tests.fuzz.__main__ import KINDS, calls_of, table
 from tests.fuzz.outcomes import Call, Outcome, Unsafe, Wrong, judge
 
@@ -15,6 +16,13 @@ def test_right_or_refused_well(kind):
     outcomes = {outcome for _, _, outcome, _ in judged}
     assert {Outcome.RIGHT, Outcome.REFUSED} <= outcomes
     assert f"{sum(outcome is Outcome.RIGHT for _, _, outcome, _ in judged)}" in table(judged)
+
+
+def test_no_constructor_fails_on_junk():
+    """Some take more than they should, which is refused where it is used; none fails somewhere inside."""
+    judged = [(call.text, *judge(call)) for call in declarations.calls()]
+    assert not [entry for entry in judged if not entry[1].good]
+    assert sum(outcome is Outcome.REFUSED for _, outcome, _ in judged) > 0.7 * len(judged)
 
 
 def raising(error):

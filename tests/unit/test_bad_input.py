@@ -153,6 +153,8 @@ def test_wgmma_operands():
     refused(tp.Wgmma, row, a, argument="Wgmma(a)", value=row, rule="two extents")
     refused(tp.Wgmma, a, "b", argument="Wgmma(b)", value="b", rule="two extents")
     refused(tp.Wgmma, a, elsewhere, argument="Wgmma(a, b)", rule="slots of one ring")
+    for promote in (1, None, "yes", np.zeros(2)):
+        refused(tp.Wgmma, a, a, promote=promote, argument="Wgmma(promote)", rule="True or False")
     for groups in (-1, 1.0):
         refused(tp.Wgmma, a, a, in_flight=groups, argument="Wgmma(in_flight)", value=groups, rule="0 or more")
 

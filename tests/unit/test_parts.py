@@ -75,6 +75,16 @@ def test_epilogues_that_parts_have_not(make):
     refused(S.AddParts, epilogue=3, argument="AddParts(epilogue)", value=3, rule="function of the sums")
 
 
+def test_parts_that_are_added_in_any_type():
+    """NumPy itself makes no folded view of fp8."""
+    for name in ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2"):
+        d = np.zeros((64, 64), tp.dtypes.as_dtype(name).numpy)
+        found = S.SplitK(2, *SMALL, reduce="add")(A[:, :2], B[:, :2], d)
+        assert np.allclose(
+            found.astype(np.float32), A[:, :2].astype(np.float32) @ B[:, :2].astype(np.float32).T, rtol=0.2
+        )
+
+
 # ---- options that are of another kind -----------------------------------------------------------------------------------
 
 
@@ -99,3 +109,7 @@ def test_mainloops_and_orders():
         refused(copy.plan, argument="Schedule.tiles", value=wrong, rule="order of output tiles")
     for wrong in ("max", np.zeros(2), True):
         refused(tp.SplitKTiles, 2, reduce=wrong, argument="SplitKTiles(reduce)", rule='None or "add"')
+    for wrong in (1, None, "yes", np.zeros(2)):
+        for kind in (tp.mainloop.Cooperative, tp.mainloop.PingPong):
+            refused(kind, promote=wrong, argument=f"{kind.__name__}(promote)", rule="True or False")
+        refused(tp.mainloop.PingPong, in_turn=wrong, argument="PingPong(in_turn)", rule="True or False")

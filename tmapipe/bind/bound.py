@@ -62,7 +62,8 @@ class Bound:
         folded = any(step == 0 and size > 1 for step, size in zip(self.strides[name], self.shapes[name], strict=True))
         if folded:  # several indices name one element
             steps = tuple(stride * array.itemsize for stride in self.strides[name])
-            return np.lib.stride_tricks.as_strided(array, self.shapes[name], steps)
+            integers = array.view(f"i{array.itemsize}")  # NumPy makes no such view of every type
+            return np.lib.stride_tricks.as_strided(integers, self.shapes[name], steps).view(array.dtype)
         return array.reshape(self.shapes[name]) if array.ndim != len(self.shapes[name]) else array
 
     def arrays(self) -> dict[str, np.ndarray]:

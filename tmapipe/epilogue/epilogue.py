@@ -21,7 +21,13 @@ def _check_function(epilogue: Any, attribute: Any, value: Any) -> None:
         raise InputError("epilogue", value, "is a function of the sums, or an Epilogue", "e.g. lambda acc: acc * 0.5")
 
 
+def _check_names(epilogue: Any, attribute: Any, value: Any) -> None:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise InputError(f"Epilogue({attribute.name})", value, "is a dictionary by name", 'e.g. {"bias": PerColumn()}')
+
+
 def _check_outputs(epilogue: Any, attribute: Any, value: Any) -> None:
+    _check_names(epilogue, attribute, value)
     for name, kind in value.items():
         if not isinstance(kind, EpilogueOutput):
             fix = (
@@ -61,7 +67,7 @@ class Epilogue:
     """
 
     function: Callable[..., Any] | None = attrs.field(default=None, validator=_check_function)
-    operands: Mapping[str, EpilogueOperand] = attrs.field(factory=dict, kw_only=True)
+    operands: Mapping[str, EpilogueOperand] = attrs.field(factory=dict, validator=_check_names, kw_only=True)
     outputs: Mapping[str, EpilogueOutput] = attrs.field(factory=dict, validator=_check_outputs, kw_only=True)
     dtype: DType | str | None = attrs.field(default=None, kw_only=True)
     stages: int = attrs.field(default=2, kw_only=True)

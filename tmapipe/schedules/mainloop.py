@@ -15,11 +15,15 @@ from typing import Any
 import attrs
 
 from tmapipe.errors import InputError
+from tmapipe.fields import must
 from tmapipe.role import Role
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.turnstile import Turnstile
 
 __all__ = ["Cooperative", "PingPong"]
+
+
+_BOOL = must(lambda value: isinstance(value, bool), "is True or False", "leave it out")
 
 
 @attrs.frozen
@@ -30,7 +34,7 @@ class Cooperative:
         promote: Sums of fp8 operands leave the tensor core after each slot (see `Wgmma`).
     """
 
-    promote: bool = False
+    promote: bool = attrs.field(default=False, validator=_BOOL)
 
     def role(self, declared: Role, m: int) -> Role:
         """*declared*, or another role if its warpgroups cannot share *m* rows."""
@@ -68,8 +72,8 @@ class PingPong:
             operands it must be on, or one warpgroup could run ahead of the other by two laps of their ring.
     """
 
-    promote: bool = False
-    in_turn: bool = True
+    promote: bool = attrs.field(default=False, validator=_BOOL)
+    in_turn: bool = attrs.field(default=True, validator=_BOOL)
 
     def role(self, declared: Role, m: int) -> Role:
         """*declared*, if it has teams."""

@@ -40,7 +40,7 @@ class Operand:
 
     @major.validator
     def _check(self, attribute: Any, value: Any) -> None:
-        if value not in MAJORS:
+        if not isinstance(value, str) or value not in MAJORS:
             raise InputError("Operand(major)", value, 'is "k", or "m" of a, or "n" of b', 'e.g. "k"')
         if value != "k" and self.outside != "zeros":
             rule = f"is zeros for an operand that is contiguous along {value}: its rows are added up"

@@ -27,7 +27,7 @@ def _of_sums(problem: Any, attribute: Any, value: DType) -> None:
 
 
 def _of_a_and_b(problem: Any, attribute: Any, value: Any) -> None:
-    if value not in [(of_a, of_b) for of_a in "km" for of_b in "kn"]:
+    if not isinstance(value, tuple) or value not in [(of_a, of_b) for of_a in "km" for of_b in "kn"]:
         raise InputError("Problem(majors)", value, 'is "k" or "m" of a, and "k" or "n" of b', 'e.g. ("k", "n")')
 
 

@@ -1,0 +1,52 @@
+"""Every public constructor, with one argument that is junk."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import tmapipe as tp
+from tests.fuzz.junk import JUNK
+from tests.fuzz.outcomes import Call
+from tmapipe.tuning import Problem
+
+__all__ = ["calls"]
+
+LOAD, USE = tp.Role(warps=1), tp.Role(warpgroups=1)
+RING = tp.BarrierRing(2, producer=LOAD, consumer=USE)
+A, B = (tp.TmaLoadStage(dims, tile=(64, 64), ring=RING) for dims in ("m k", "n k"))
+E, S = tp.epilogue, tp.schedules
+#: What each needs to be made.
+NEEDED: dict[Any, dict[str, Any]] = {
+    tp.Role: {"warps": 1},
+    tp.BarrierRing: {"stages": 2, "producer": LOAD, "consumer": USE},
+    tp.TmaLoadStage: {"dims": "m k", "tile": (64, 64), "ring": RING},
+    tp.SharedStage: {"tile": (64, 64), "ring": RING, "writer": LOAD, "dtype": "bf16"},
+    tp.Wgmma: {"a": A, "b": B},
+    tp.TmaStoreStage: {"dims": "m n", "source": tp.Wgmma(A, B)},
+    tp.Turnstile: {"role": tp.Role(warpgroups=2, teams=2)},
+    tp.Table: {"dim": "l"},
+    tp.SplitKTiles: {"parts": 2},
+    tp.StreamKTiles: {"shares": 2},
+    S.SplitK: {"parts": 2},
+    S.StreamK: {"shares": 2},
+    Problem: {"m": 8, "n": 8, "k": 8},
+} | {kind: {} for kind in (
+    tp.Operand, tp.PersistentTiles, tp.DynamicTiles, tp.GpcTiles, tp.GroupedTiles, tp.Grouped, tp.Snake, tp.Hilbert,
+    tp.mainloop.Cooperative, tp.mainloop.PingPong, E.Epilogue, E.Matrix, E.PerColumn, E.PerRow, E.Scalar, E.Output,
+    E.RowSum, E.ColumnSum, S.Gemm, S.PingPong, S.GatedGemm, S.GroupedGemm, S.Copy, S.AddParts,
+)}  # fmt: skip
+
+
+def calls() -> list[Call]:
+    """Each argument of each constructor with each value of `JUNK`."""
+    found = []
+    for kind, needed in NEEDED.items():
+        for name, parameter in inspect.signature(kind).parameters.items():
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                found += [_call(kind, {**needed, name: value}, name) for value in JUNK]
+    return found
+
+
+def _call(kind: Any, arguments: dict[str, Any], name: str) -> Call:
+    return Call(f"{kind.__name__}({name}={arguments[name]!r})", lambda: kind(**arguments))
