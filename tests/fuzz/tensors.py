@@ -117,6 +117,8 @@ def as_array(value: Any) -> np.ndarray | None:
     if not isinstance(value, torch.Tensor):
         return None
     try:
+        if value.untyped_storage().nbytes() < value.numel() * value.element_size() > 0:
+            return None  # freed: to read it ends the process
         value = value.detach().resolve_neg().resolve_conj().contiguous()
         if str(value.dtype).removeprefix("torch.") not in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
             return value.numpy().copy()

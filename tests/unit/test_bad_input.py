@@ -319,8 +319,8 @@ def test_threads_over_budget():
 
 
 def test_clusters():
-    refused(S.Gemm(cluster=(8, 4)).plan, argument="cluster", rule="8 x 4 = 32 CTAs, but a cluster has at most 16")
-    refused(S.Gemm(cluster=(0, 1)).plan, argument="cluster['m']", value=0, rule="positive integer")
+    refused(S.Gemm, cluster=(8, 4), argument="cluster", rule="8 x 4 = 32 CTAs, but a cluster has at most 16")
+    refused(S.Gemm, cluster=(0, 1), argument="cluster['m']", value=0, rule="positive integer")
     refused(copy_of(cluster={"m": 16}).plan, arch="sm_120a", argument="cluster", rule="at most 8")
     refused(copy_of(cluster={"k": 2}).plan, argument="cluster['k']", value="k", rule="no dimension of the output y")
 

@@ -94,6 +94,8 @@ def test_options(kind):
         refused(kind, tile, argument="tile", value=tile, rule="(m, n, k)")
     for cluster in (2, None, (1,), (1, 1, 1), (1.0, 1), {"m": 2}, "m"):
         refused(kind, cluster=cluster, argument="cluster", value=cluster, rule="(m, n)")
+    for cluster in ((0, 1), (1, -1), (3, 17)):
+        refused(kind, cluster=cluster, argument="cluster", rule="positive|1 or more|at most|CTAs|power")
     for wrong in (None, "m", 3, tp.Operand, {"major": "k"}):
         refused(kind, a=wrong, argument="a", value=wrong, rule="of type Operand")
         refused(kind, b=wrong, argument="b", value=wrong, rule="of type Operand")

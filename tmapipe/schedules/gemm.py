@@ -23,6 +23,7 @@ from tmapipe.errors import InputError
 from tmapipe.isa.values import Carried
 from tmapipe.matmul import Wgmma
 from tmapipe.moved import moved
+from tmapipe.multicast import check_cluster
 from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
@@ -90,6 +91,7 @@ class Gemm(Schedule):
         m, n, k = tile
         self.epilogue = Epilogue.of(epilogue)
         self.cluster = {"m": cluster[0], "n": cluster[1]}
+        check_cluster(self.cluster)
         self.mainloop, self.tiles = mainloop, tiles.of_rows(m)
         self.math = mainloop.role(self.math, m)
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)
