@@ -21,12 +21,13 @@ from tmapipe.matmul import Wgmma
 from tmapipe.plan.declarations import Part
 from tmapipe.plan.model import Load, Plan, RoleWarps, Store
 from tmapipe.plan.rings import Ring
-from tmapipe.protocol.matmuls import BoundMatmul
+from tmapipe.protocol.matmuls import BoundMatmul, BoundRegisterTile
 from tmapipe.protocol.parts import PartInSlot, SlotPart
 from tmapipe.protocol.raw import raw
 from tmapipe.protocol.ring import RingEnd
 from tmapipe.protocol.stores import BoundStore, SlotStore
 from tmapipe.protocol.turns import BoundTurnstile
+from tmapipe.register_tile import RegisterTile
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.tiles.persistent import BoundTiles
@@ -188,6 +189,9 @@ class KernelContext(Carried):
             if matmul.first_warp == role.first_warp and ring_name in self._parts:
                 self._parts[matmul.name] = BoundMatmul(isa, matmul, self._parts[ring_name])
 
+        for held in self.plan.held:
+            if held.first_warp == role.first_warp:
+                self._parts[held.name] = BoundRegisterTile(held)
         for name, turnstile in schedule.declared.turnstiles.items():
             if self.name_of(turnstile.role) == role.name:
                 self._parts[name] = BoundTurnstile(isa, self.plan.barrier(f"{name}.turn"), role)
@@ -276,8 +280,8 @@ class KernelContext(Carried):
             bound = SlotStore(self.isa, planned, self.plan.role(self.name_of(storing)))
             slot_stores.setdefault(self.name_of(ring), {})[name] = bound
             return
-        if isinstance(store.source, Wgmma):
-            matmul = self.plan.matmul(self.name_of(store.source))
+        if isinstance(store.source, (Wgmma, RegisterTile)):
+            matmul = self.plan.distributed(self.name_of(store.source))
             mine, columns = matmul.first_warp == self.role.first_warp, planned.buffer.tile[-1]
         else:
             assert store.role is not None

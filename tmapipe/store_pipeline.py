@@ -20,6 +20,7 @@ from tmapipe.errors import InputError
 from tmapipe.fields import must, optional, shown
 from tmapipe.matmul import Wgmma
 from tmapipe.moved import moved
+from tmapipe.register_tile import RegisterTile
 from tmapipe.role import Role
 from tmapipe.stage import TmaLoadStage, check_dims, check_tile
 
@@ -42,8 +43,8 @@ class TmaStoreStage:
     Args:
         dims: Names of the tensor's dimensions, the last one contiguous; by default those of `source`.
         source: A `TmaLoadStage`: the slot that was loaded is stored. A `Wgmma`: its accumulators, through buffers of 64 rows
-            that each warpgroup fills and stores by itself. None: what the threads of `role` computed, through buffers of one
-            tile.
+            that each warpgroup fills and stores by itself. A `RegisterTile`: likewise. None: what the threads of `role`
+            computed, through buffers of one tile.
         tile: Elements along the last dimensions; by default the source's.
         role: Who stores, where that does not follow from the source.
         stages: Buffers (of each warpgroup, for accumulators); or, from a slot, stores that may still read while the next slot
@@ -57,7 +58,7 @@ class TmaStoreStage:
     """
 
     dims: tuple[str, ...] = attrs.field(repr=lambda dims: repr(" ".join(dims)))
-    source: TmaLoadStage | Wgmma | None = attrs.field(default=None)
+    source: TmaLoadStage | Wgmma | RegisterTile | None = attrs.field(default=None)
     tile: tuple[int, ...]
     role: Role | None = None
     stages: int = attrs.field()
@@ -74,7 +75,7 @@ class TmaStoreStage:
         self,
         dims: str | None = None,
         *,
-        source: TmaLoadStage | Wgmma | None = None,
+        source: TmaLoadStage | Wgmma | RegisterTile | None = None,
         tile: tuple[int, ...] | None = None,
         role: Role | None = None,
         stages: int | None = None,
@@ -82,8 +83,10 @@ class TmaStoreStage:
         dtype: DType | str | None = None,
         reduce: str | None = None,
     ):
-        if source is not None and not isinstance(source, (TmaLoadStage, Wgmma)):
-            raise InputError("TmaStoreStage(source)", source, "is a TmaLoadStage, a Wgmma or None", "pass one of these")
+        if source is not None and not isinstance(source, (TmaLoadStage, Wgmma, RegisterTile)):
+            raise InputError(
+                "TmaStoreStage(source)", source, "is a TmaLoadStage, a Wgmma, a RegisterTile or None", "pass one"
+            )
         if source is None and (tile is None or role is None):
             raise InputError("TmaStoreStage(tile, role)", (tile, role), "are needed without a source", "pass both")
         if tile is not None:

@@ -66,7 +66,7 @@ def test_the_epilogue_is_that_of_the_whole_sum(make):
     assert (empty == 3).all()
 
 
-@pytest.mark.parametrize("make", ALL)
+@pytest.mark.parametrize("make", ALL[1:2])
 def test_epilogues_that_parts_have_not(make):
     operands = E.Epilogue(lambda acc, bias: acc + bias, operands={"bias": E.PerColumn()})
     outputs = E.Epilogue(lambda acc: {"d": acc, "e": acc}, outputs={"e": E.Output()})

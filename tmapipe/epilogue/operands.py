@@ -29,6 +29,7 @@ from tmapipe.isa.values import Fragment
 from tmapipe.matmul import Wgmma
 from tmapipe.protocol.pieces import pieces
 from tmapipe.protocol.tile import Tile
+from tmapipe.register_tile import RegisterTile
 from tmapipe.stage import TmaLoadStage
 
 __all__ = ["EpilogueOperand", "Matrix", "Operands", "PerBatch", "PerColumn", "PerRow", "Scalar", "columns_of"]
@@ -168,7 +169,7 @@ class Scalar(EpilogueOperand):
 
 
 class Operands:
-    """An epilogue with operands, for the accumulators of a `Wgmma`.
+    """An epilogue with operands, for the accumulators of a `Wgmma`, or a `RegisterTile`.
 
     A schedule sets each of `stages` as an attribute of its name, has a role of one warp that calls `load`, and gives `reader`
     to the store of the accumulators, whose `columns` are `width`.
@@ -191,7 +192,7 @@ class Operands:
         epilogue: Callable[..., Any] | None,
         *,
         ring: BarrierRing,
-        matmul: Wgmma,
+        matmul: Wgmma | RegisterTile,
         accumulators: int = 1,
         batch: str = "l ",
     ):
@@ -232,7 +233,7 @@ class Operands:
 
         It waits for a slot before its first piece, and releases it after its last piece.
         """
-        matmul, ring = k.plan.matmul(k.name_of(self.matmul)), getattr(k, k.name_of(self.ring))
+        matmul, ring = k.plan.distributed(k.name_of(self.matmul)), getattr(k, k.name_of(self.ring))
         each = len(self.pieces) // len(self.slots)
 
         def pieces_of_tile() -> Iterator[dict[str, Fragment]]:

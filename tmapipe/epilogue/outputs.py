@@ -9,6 +9,7 @@ import numpy as np
 
 from tmapipe.dtypes import DType, as_dtype
 from tmapipe.matmul import Wgmma
+from tmapipe.register_tile import RegisterTile
 from tmapipe.store_pipeline import TmaStoreStage
 
 __all__ = ["EpilogueOutput", "Output", "StoreForm"]
@@ -16,12 +17,13 @@ __all__ = ["EpilogueOutput", "Output", "StoreForm"]
 
 @attrs.frozen
 class StoreForm:
-    """What the stores of all whole outputs of an epilogue have in common.
+    """What the stores of all outputs of an epilogue have in common.
 
-    dims: names of their dimensions; stages: buffers of a warpgroup; columns: of a buffer (None: as many as fill 128 bytes).
+    batch: names of the dimensions before m, each with a space; and of whole outputs: stages: buffers of a warpgroup; columns:
+    of a buffer (None: as many as fill 128 bytes).
     """
 
-    dims: str
+    batch: str
     stages: int
     columns: int | None = None
 
@@ -31,7 +33,7 @@ class EpilogueOutput:
 
     reduced = False
 
-    def stage(self, mma: Wgmma, width: int, form: StoreForm) -> TmaStoreStage:
+    def stage(self, mma: Wgmma | RegisterTile, width: int, form: StoreForm) -> TmaStoreStage:
         """The store of what the epilogue makes of *mma*'s tiles, in pieces of *width* columns."""
         raise NotImplementedError
 
@@ -54,8 +56,8 @@ class Output(EpilogueOutput):
 
     dtype: DType | str | None = None
 
-    def stage(self, mma: Wgmma, width: int, form: StoreForm) -> TmaStoreStage:
-        return TmaStoreStage(form.dims, source=mma, stages=form.stages, columns=form.columns, dtype=self.dtype)
+    def stage(self, mma: Wgmma | RegisterTile, width: int, form: StoreForm) -> TmaStoreStage:
+        return TmaStoreStage(f"{form.batch}m n", source=mma, stages=form.stages, columns=form.columns, dtype=self.dtype)
 
     def type_of(self, sums: DType) -> DType:
         return as_dtype(self.dtype or sums)

@@ -27,6 +27,7 @@ from tmapipe.matmul import Wgmma
 from tmapipe.plan.model import Store
 from tmapipe.protocol.pieces import Piece
 from tmapipe.protocol.stores import BoundStore
+from tmapipe.register_tile import RegisterTile
 from tmapipe.store_pipeline import TmaStoreStage
 
 __all__ = ["ColumnSum", "Reduction", "RowSum"]
@@ -59,8 +60,8 @@ class RowSum(Reduction):
 
     along = "m"
 
-    def stage(self, mma: Wgmma, width: int, form: StoreForm) -> TmaStoreStage:
-        return RowParts(mma)
+    def stage(self, mma: Wgmma | RegisterTile, width: int, form: StoreForm) -> TmaStoreStage:
+        return RowParts(mma, form.batch)
 
 
 @attrs.frozen
@@ -72,22 +73,22 @@ class ColumnSum(Reduction):
     def first(self, rows: int) -> int:
         return rows // WARP_ROWS
 
-    def stage(self, mma: Wgmma, width: int, form: StoreForm) -> TmaStoreStage:
-        return ColumnParts(mma, width)
+    def stage(self, mma: Wgmma | RegisterTile, width: int, form: StoreForm) -> TmaStoreStage:
+        return ColumnParts(mma, width, form.batch)
 
 
 class RowParts(TmaStoreStage):
     """Stores the sums of each tile's rows to a workspace [l, tiles along n, m], 64 rows at a time."""
 
-    def __init__(self, mma: Wgmma):
-        super().__init__("l n_tiles m_padded", source=mma, tile=(64,), stages=1, dtype=fp32)
+    def __init__(self, mma: Wgmma | RegisterTile, batch: str):
+        super().__init__(f"{batch}n_tiles m_padded", source=mma, tile=(64,), stages=1, dtype=fp32)
 
     @property
     def parts_tile(self) -> tuple[int, ...]:
         return self.tile
 
     def derive(self, extents: Mapping[str, int]) -> dict[str, int]:
-        assert isinstance(self.source, Wgmma)
+        assert isinstance(self.source, (Wgmma, RegisterTile))
         tiles = ceil_div(extents["n"], self.source.shape[1])
         return {"n_tiles": tiles, "m_padded": ceil_div(extents["m"], UNIT) * UNIT}
 
@@ -95,15 +96,15 @@ class RowParts(TmaStoreStage):
 class ColumnParts(TmaStoreStage):
     """Stores the sums of each 16 rows' columns to a workspace [l, 16s of rows, n], 4 x *width* of them at a time."""
 
-    def __init__(self, mma: Wgmma, width: int):
-        super().__init__("l m_warps n", source=mma, tile=(4, width), stages=1, dtype=fp32)
+    def __init__(self, mma: Wgmma | RegisterTile, width: int, batch: str):
+        super().__init__(f"{batch}m_warps n", source=mma, tile=(4, width), stages=1, dtype=fp32)
 
     @property
     def parts_tile(self) -> tuple[int, ...]:
         return self.tile
 
     def derive(self, extents: Mapping[str, int]) -> dict[str, int]:
-        assert isinstance(self.source, Wgmma)
+        assert isinstance(self.source, (Wgmma, RegisterTile))
         rows = self.source.shape[0]
         return {"m_warps": ceil_div(extents["m"], rows) * (rows // WARP_ROWS)}
 

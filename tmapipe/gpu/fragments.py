@@ -18,7 +18,7 @@ from tmapipe.gpu.layouts import cute_type
 from tmapipe.gpu.matmuls import sums_type, tiled_mma
 from tmapipe.gpu.sums import Sums
 from tmapipe.isa.values import Carried, SlotRef
-from tmapipe.plan.model import Matmul, RoleWarps
+from tmapipe.plan.model import Distributed, Matmul, RoleWarps
 from tmapipe.plan.sharing import row_width
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class GpuFragments(Sums, Carried):
             values[i] = acc.value(base + i)
         return values.load()
 
-    def write_columns(self, matmul: Matmul, values: Any, slot: SlotRef) -> None:
+    def write_columns(self, matmul: Distributed, values: Any, slot: SlotRef) -> None:
         isa = self.isa
         dtype = cute_type(slot.buffer.dtype)
         columns = slot.buffer.tile[1]
@@ -70,7 +70,9 @@ class GpuFragments(Sums, Carried):
         source = cute.make_tensor(converted.iterator, cute.make_layout(target.shape))
         cute.copy(tiled, source, target)
 
-    def read_columns(self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0) -> Any:
+    def read_columns(
+        self, matmul: Distributed, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
+    ) -> Any:
         isa = self.isa
         # Lane i holds columns 2 (i % 4) + {0, 1} of each 8, of the rows i / 4 and i / 4 + 8 of the warp's 16.
         tensor = isa.buffers[slot.buffer.name]

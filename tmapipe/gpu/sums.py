@@ -10,7 +10,7 @@ from cutlass import Float32
 
 from tmapipe.gpu import control
 from tmapipe.isa.values import SlotRef
-from tmapipe.plan.model import Matmul
+from tmapipe.plan.model import Distributed
 
 if TYPE_CHECKING:
     from tmapipe.gpu.isa import GpuIsa
@@ -29,7 +29,7 @@ class Sums:
 
     isa: GpuIsa
 
-    def row_sums(self, matmul: Matmul, values: Any, columns: int, first: int, inside: Any, before: Any) -> Any:
+    def row_sums(self, matmul: Distributed, values: Any, columns: int, first: int, inside: Any, before: Any) -> Any:
         isa = self.isa
         mine = inside - isa.lane % 4 * 2  # columns inside, counted from the lane's first one
         found = []
@@ -42,7 +42,7 @@ class Sums:
             found.append(total)
         return found
 
-    def write_row_sums(self, matmul: Matmul, sums: Any, slot: SlotRef) -> None:
+    def write_row_sums(self, matmul: Distributed, sums: Any, slot: SlotRef) -> None:
         isa = self.isa
         target = isa.buffers[slot.buffer.name]
         row = isa.warp % 4 * 16 + isa.lane // 4
@@ -54,7 +54,7 @@ class Sums:
 
         control.when(isa.lane % 4 == 0, write)
 
-    def column_sums(self, matmul: Matmul, values: Any, columns: int, inside: Any) -> Any:
+    def column_sums(self, matmul: Distributed, values: Any, columns: int, inside: Any) -> Any:
         isa = self.isa
         mine = inside - isa.warp % 4 * 16 - isa.lane // 4  # rows inside, counted from the lane's first one
         found = {}  # by column, counted from the lane's first one
@@ -64,7 +64,7 @@ class Sums:
                 found[8 * eight + i] = _over(COLUMN, upper + lower)
         return found
 
-    def write_column_sums(self, matmul: Matmul, sums: Any, slot: SlotRef) -> None:
+    def write_column_sums(self, matmul: Distributed, sums: Any, slot: SlotRef) -> None:
         isa = self.isa
         target = isa.buffers[slot.buffer.name]
 

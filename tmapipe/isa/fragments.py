@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tmapipe.isa.values import Fragment, SlotRef, Value
-from tmapipe.plan.model import Matmul, RoleWarps
+from tmapipe.plan.model import Distributed, Matmul, RoleWarps
 
 __all__ = ["Fragments"]
 
@@ -42,7 +42,7 @@ class Fragments(Protocol):
         Warpgroup g has the tile's rows from ``(block * warpgroups + g) * 64`` on. All wgmma groups must be complete.
         """
 
-    def write_columns(self, matmul: Matmul, values: Fragment, slot: SlotRef) -> None:
+    def write_columns(self, matmul: Distributed, values: Fragment, slot: SlotRef) -> None:
         """Converts *values* to the slot's type and writes them to the slot, by ``stmatrix`` or ``st.shared``. Generic proxy.
 
         Args:
@@ -51,7 +51,7 @@ class Fragments(Protocol):
         """
 
     def row_sums(
-        self, matmul: Matmul, values: Fragment, columns: int, first: int, inside: Value, before: Fragment | None
+        self, matmul: Distributed, values: Fragment, columns: int, first: int, inside: Value, before: Fragment | None
     ) -> Fragment:
         """For each row, *before* plus the sum of *values* in columns [first, inside). For `write_row_sums` alone: each thread
         has the sums of its own columns.
@@ -63,13 +63,13 @@ class Fragments(Protocol):
             before: What `row_sums` gave for earlier columns; None: zero.
         """
 
-    def write_row_sums(self, matmul: Matmul, sums: Fragment, slot: SlotRef) -> None:
+    def write_row_sums(self, matmul: Distributed, sums: Fragment, slot: SlotRef) -> None:
         """Writes the sums of `row_sums` to a slot of 64 elements, 16 per warp. Generic proxy.
 
         They are added over the 4 lanes that share a row by ``shfl.bfly``, always in the same order.
         """
 
-    def column_sums(self, matmul: Matmul, values: Fragment, columns: int, inside: Value) -> Fragment:
+    def column_sums(self, matmul: Distributed, values: Fragment, columns: int, inside: Value) -> Fragment:
         """For each warp and column, the sum of *values* over those of the warp's rows that are among the first *inside* of the
         64. For `write_column_sums` alone.
 
@@ -80,11 +80,11 @@ class Fragments(Protocol):
             inside: A run-time value, perhaps negative or more than 64.
         """
 
-    def write_column_sums(self, matmul: Matmul, sums: Fragment, slot: SlotRef) -> None:
+    def write_column_sums(self, matmul: Distributed, sums: Fragment, slot: SlotRef) -> None:
         """Writes the sums of `column_sums` to the warp's row of a slot of (4, columns). Generic proxy."""
 
     def read_columns(
-        self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
+        self, matmul: Distributed, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
     ) -> Fragment:
         """``ld.shared``: values of a slot in fp32, 64 x *columns* over the warpgroup, distributed like an accumulator. Generic
         proxy.

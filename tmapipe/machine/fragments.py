@@ -15,7 +15,7 @@ from tmapipe.isa import ops
 from tmapipe.isa.values import SlotRef
 from tmapipe.machine.memory import Accumulator
 from tmapipe.machine.nodata import NO_DATA, NoData, Values
-from tmapipe.plan.model import Matmul, RoleWarps
+from tmapipe.plan.model import Distributed, Matmul, RoleWarps
 
 if TYPE_CHECKING:
     from tmapipe.machine.warp import MachineIsa
@@ -48,10 +48,10 @@ class MachineFragments:
 
     # ---- distributed like an accumulator --------------------------------------------------------------------------
 
-    def write_columns(self, matmul: Matmul, values: Any, slot: SlotRef) -> None:
+    def write_columns(self, matmul: Distributed, values: Any, slot: SlotRef) -> None:
         self._write_rows(slot, values)
 
-    def row_sums(self, matmul: Matmul, values: Any, columns: int, first: int, inside: int, before: Any) -> Any:
+    def row_sums(self, matmul: Distributed, values: Any, columns: int, first: int, inside: int, before: Any) -> Any:
         if self.memory is None:
             return NO_DATA
         counted = _broadcast(values, columns)[:, first : max(first, inside)]
@@ -59,20 +59,22 @@ class MachineFragments:
             sums = counted.sum(1, dtype=np.float32)
             return sums if before is None else before + sums
 
-    def write_row_sums(self, matmul: Matmul, sums: Any, slot: SlotRef) -> None:
+    def write_row_sums(self, matmul: Distributed, sums: Any, slot: SlotRef) -> None:
         self._write_rows(slot, sums)
 
-    def column_sums(self, matmul: Matmul, values: Any, columns: int, inside: int) -> Any:
+    def column_sums(self, matmul: Distributed, values: Any, columns: int, inside: int) -> Any:
         if self.memory is None:
             return NO_DATA
         counted = _broadcast(values, columns)[: max(0, inside - 16 * (self.isa.warp % 4))]
         with np.errstate(all="ignore"):
             return counted.sum(0, dtype=np.float32)
 
-    def write_column_sums(self, matmul: Matmul, sums: Any, slot: SlotRef) -> None:
+    def write_column_sums(self, matmul: Distributed, sums: Any, slot: SlotRef) -> None:
         self._write_rows(slot, sums)
 
-    def read_columns(self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0) -> Any:
+    def read_columns(
+        self, matmul: Distributed, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
+    ) -> Any:
         number, warps = self.isa.slot(slot.buffer, slot.stage), 4 * matmul.warpgroups
         mine = matmul.group(self.isa.warp) * 4 + self.isa.warp % 4
         whole = along != ("m", "n")

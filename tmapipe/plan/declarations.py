@@ -17,6 +17,7 @@ import attrs
 from tmapipe.barrier import BarrierRing
 from tmapipe.errors import InputError
 from tmapipe.matmul import Wgmma
+from tmapipe.register_tile import RegisterTile
 from tmapipe.role import Role, role_of
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
@@ -25,9 +26,9 @@ from tmapipe.turnstile import Turnstile
 
 __all__ = ["PARTS", "Body", "Declarations", "Part", "declare", "fields_of"]
 
-Part = Role | BarrierRing | TmaLoadStage | SharedStage | Wgmma | TmaStoreStage | Turnstile | Table
-PARTS = (Role, BarrierRing, TmaLoadStage, SharedStage, Wgmma, TmaStoreStage, Turnstile, Table)
-_FIELDS = ("roles", "rings", "loads", "shared", "matmuls", "stores", "turnstiles", "tables")
+Part = Role | BarrierRing | TmaLoadStage | SharedStage | Wgmma | RegisterTile | TmaStoreStage | Turnstile | Table
+PARTS = (Role, BarrierRing, TmaLoadStage, SharedStage, Wgmma, RegisterTile, TmaStoreStage, Turnstile, Table)
+_FIELDS = ("roles", "rings", "loads", "shared", "matmuls", "register_tiles", "stores", "turnstiles", "tables")
 Body = Callable[..., None]
 
 
@@ -43,6 +44,7 @@ class Declarations:
         loads: Stages that the TMA engine loads into slots.
         shared: Stages that threads write into slots.
         matmuls: On slots.
+        register_tiles: That roles compute.
         stores: To tensors.
         turnstiles: Of teams.
         tables: Of integers in global memory.
@@ -59,6 +61,7 @@ class Declarations:
     loads: dict[str, TmaLoadStage]
     shared: dict[str, SharedStage]
     matmuls: dict[str, Wgmma]
+    register_tiles: dict[str, RegisterTile]
     stores: dict[str, TmaStoreStage]
     turnstiles: dict[str, Turnstile]
     tables: dict[str, Table]
@@ -81,6 +84,7 @@ class Declarations:
             **self.rings,
             **self.stages,
             **self.matmuls,
+            **self.register_tiles,
             **self.stores,
             **self.turnstiles,
             **self.tables,

@@ -13,15 +13,24 @@ from typing import Any
 
 import attrs
 
-from tmapipe.dtypes import DType
-from tmapipe.plan.boxes import box_of
+from tmapipe.plan.distributed import Buffer, Distributed, HeldTile, Matmul
 from tmapipe.plan.frozenmap import NOTHING, frozen
 from tmapipe.plan.rings import Queue, Ring
 
-__all__ = ["Barrier", "Buffer", "Load", "Matmul", "NamedBarrier", "Plan", "RoleWarps", "Store"]
+__all__ = [
+    "Barrier",
+    "Buffer",
+    "Distributed",
+    "HeldTile",
+    "Load",
+    "Matmul",
+    "NamedBarrier",
+    "Plan",
+    "RoleWarps",
+    "Store",
+]
 
 WARP = 32  # threads a warp
-WIDEST_OF_THREE = 200  # n of a wgmma where threads are launched with 128 registers: 26 besides its sums (ptxas' C7602)
 
 
 @attrs.frozen
@@ -58,37 +67,6 @@ class NamedBarrier:
     id: int
     threads: int
     instances: int = 1
-
-
-@attrs.frozen
-class Buffer:
-    """Slots of shared memory, all alike.
-
-    Args:
-        name: That of the stage whose tiles lie in it.
-        offset: Where the first slot begins (bytes).
-        stages: How many slots there are, of all owners together.
-        tile: Elements of a slot along its one or two extents, the last one contiguous.
-        dtype: Of the elements.
-        swizzle: Span (bytes): 0, 32, 64 or 128.
-        owners: Warpgroups that have stages / owners slots each, and use those alone.
-    """
-
-    name: str
-    offset: int
-    stages: int
-    tile: tuple[int, ...]
-    dtype: DType
-    swizzle: int = 0
-    owners: int = 1
-
-    @property
-    def slot_bytes(self) -> int:
-        return math.prod(self.tile) * self.dtype.bytes
-
-    def box(self, peers: int) -> tuple[int, ...]:
-        """The box of one TMA instruction (elements), where *peers* CTAs move a slot together."""
-        return box_of(self.tile, self.swizzle // self.dtype.bytes, peers)
 
 
 @attrs.frozen
@@ -173,59 +151,6 @@ class Store:
 
 
 @attrs.frozen
-class Matmul:
-    """A warpgroup matmul: ``acc[m, n] += a[m, k] * b[n, k]`` with both operands read from slots.
-
-    The warpgroups that work on one tile, a team, share its rows in blocks of 64: warp w of the team's warpgroup g holds the
-    rows ``(r * warpgroups + g) * 64 + 16 * w`` .. ``+ 16`` for r = 0, 1, ...
-
-    Args:
-        name: Of the matmul.
-        a: Slots of the first operand.
-        b: Slots of the second operand.
-        shape: (m, n, k) elements of the CTA's tile.
-        warpgroups: Of one team.
-        first_warp: Of the role, all of its teams together.
-        teams: Of the role.
-        promote: Whether sums leave the tensor core after each slot.
-        transposed: Whether the slots of (a, b) hold tiles (k, m) and (k, n), contiguous along m and n.
-    """
-
-    name: str
-    a: Buffer
-    b: Buffer
-    shape: tuple[int, int, int]
-    warpgroups: int
-    first_warp: int
-    teams: int = 1
-    promote: bool = False
-    transposed: tuple[bool, bool] = (False, False)
-
-    def group(self, warp: Any) -> Any:
-        """Which of its team's warpgroups the warp (its index in the CTA, of the role) belongs to."""
-        own = warp // 4 - self.first_warp // 4
-        return own if self.teams == 1 else own % self.warpgroups
-
-    @property
-    def n_instructions(self) -> tuple[int, ...]:
-        """n of the wgmma instructions side by side.
-
-        Two where the tile of three warpgroups is so wide that one instruction would need more registers than a thread of four
-        warpgroups is launched with.
-        """
-        n, step = self.shape[1], 16 if self.a.dtype.integer else 8
-        if self.warpgroups < 3 or n <= WIDEST_OF_THREE:
-            return (n,)
-        left = -(-n // (2 * step)) * step
-        return left, n - left
-
-    @property
-    def k_instructions(self) -> int:
-        """wgmma instructions a slot along k: each takes 32 bytes of k."""
-        return self.shape[2] * self.a.dtype.bytes // 32
-
-
-@attrs.frozen
 class RoleWarps:
     """The warps that run one role's body: first_warp <= warp < first_warp + warps.
 
@@ -273,6 +198,7 @@ class Plan:
         loads: In the order of declaration.
         stores: In the order of declaration.
         matmuls: In the order of declaration.
+        held: Tiles in registers that are no matmul's.
         arguments: Names of the tensors that the kernel is called with: of loads, tables, stores.
         warps: Of the CTA.
         smem_bytes: Dynamic shared memory of the CTA.
@@ -300,6 +226,7 @@ class Plan:
     registers: Mapping[int, int] = attrs.field(converter=frozen)
     queue: Queue | None = None
     tables: Mapping[str, tuple[str, ...]] = attrs.field(converter=frozen, default=NOTHING)
+    held: tuple[HeldTile, ...] = ()
 
     @property
     def transfers(self) -> tuple[Load | Store, ...]:
@@ -350,6 +277,10 @@ class Plan:
 
     def store(self, name: str) -> Store:
         return _named(self.stores, name)
+
+    def distributed(self, name: str) -> Distributed:
+        """The matmul or the tile in registers called *name*."""
+        return _named((*self.matmuls, *self.held), name)
 
     def matmul(self, name: str) -> Matmul:
         return _named(self.matmuls, name)

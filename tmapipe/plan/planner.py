@@ -11,7 +11,8 @@ from tmapipe.matmul import Wgmma
 from tmapipe.multicast import check_cluster
 from tmapipe.plan.arch import Arch, arch_named
 from tmapipe.plan.declarations import Declarations
-from tmapipe.plan.model import WIDEST_OF_THREE, Plan
+from tmapipe.plan.distributed import WIDEST_OF_THREE
+from tmapipe.plan.model import Plan
 from tmapipe.plan.placement import place_roles, share_registers
 from tmapipe.plan.shared_memory import Layout
 from tmapipe.role import Role
@@ -81,6 +82,7 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
         loads=tuple(layout.loads),
         stores=tuple(layout.stores),
         matmuls=tuple(layout.matmuls),
+        held=tuple(layout.held),
         arguments=(*declared.loads, *declared.tables, *declared.stores),
         warps=warps,
         smem_bytes=layout.bytes,

@@ -12,9 +12,10 @@ from tmapipe.matmul import Wgmma
 from tmapipe.multicast import peer_pattern
 from tmapipe.plan.boxes import MAX_BOX
 from tmapipe.plan.declarations import Declarations
-from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, RoleWarps, Store
+from tmapipe.plan.model import Barrier, Buffer, HeldTile, Load, Matmul, NamedBarrier, RoleWarps, Store
 from tmapipe.plan.rings import Queue, Ring
 from tmapipe.plan.sharing import row_width
+from tmapipe.register_tile import RegisterTile
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 
@@ -51,6 +52,7 @@ class Layout:
         self.loads: list[Load] = []
         self.stores: list[Store] = []
         self.matmuls: list[Matmul] = []
+        self.held: list[HeldTile] = []
         self.bytes = 0
         self.gaps: list[tuple[int, int]] = []  # (start, end) of what alignment has left free before that
         self.slots = {name: ring.stages or auto_stages for name, ring in declared.rings.items()}
@@ -70,6 +72,8 @@ class Layout:
             self._load(name, load)
         for name, mma in declared.matmuls.items():
             self._matmul(name, mma)
+        for name, tile in declared.register_tiles.items():
+            self.held.append(HeldTile(name, tile.shape, roles[self.name_of(tile.role)].first_warp))
         for name, store in declared.stores.items():
             self._store(name, store)
 
@@ -191,6 +195,8 @@ class Layout:
                     "Role(warps=1)",
                 )
             return last[0]
+        if isinstance(store.source, RegisterTile):
+            return self.name_of(store.source.role)
         assert isinstance(store.source, Wgmma)
         return self.matmul_roles[self.name_of(store.source)]
 
@@ -288,7 +294,8 @@ class Layout:
             buffer, tile = self.of[self.name_of(store.source)], store.tile
         else:
             role = self.roles[self._storing_role(name, store)]
-            if isinstance(store.source, Wgmma):
+            accumulators = isinstance(store.source, (Wgmma, RegisterTile))
+            if accumulators:
                 owners = (role.team_warps if self._in_turn(store) else role.warps) // 4
                 tile = store.parts_tile or (64, self._columns(name, store))
                 barrier = (128, role.warps // 4)
@@ -296,7 +303,6 @@ class Layout:
                 tile, owners, barrier = store.tile, 1, (role.threads, 1)
                 row_width(name, tile, role)
             row = tile[-1] * dtype.bytes
-            accumulators = isinstance(store.source, Wgmma)
             spread = accumulators and store.parts_tile is None
             rows = f"{name}.columns" if store.columns else f"{name}.tile"
             swizzle = _widest_swizzle(rows, row) if spread else 0

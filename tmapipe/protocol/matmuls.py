@@ -8,11 +8,11 @@ from typing import Any
 from tmapipe.errors import ScopeError
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, Fragment
-from tmapipe.plan.model import Matmul
+from tmapipe.plan.model import HeldTile, Matmul
 from tmapipe.protocol.parts import PartInSlot
 from tmapipe.protocol.ring import RingEnd
 
-__all__ = ["Accumulator", "BoundMatmul", "Epilogue"]
+__all__ = ["Accumulator", "BoundMatmul", "BoundRegisterTile", "Epilogue", "HeldValues"]
 
 
 class BoundMatmul(Carried):
@@ -43,6 +43,11 @@ class Accumulator(Carried):
         self.bound, self.empty = bound, empty
         self.registers: Fragment = None
         self.open = False
+
+    @property
+    def matmul(self) -> Matmul:
+        """Whose sums these are."""
+        return self.bound.matmul
 
     def __enter__(self) -> Accumulator:
         self.registers = self.bound.isa.fragments.accumulator(self.bound.matmul, self.empty)
@@ -91,6 +96,32 @@ class Accumulator(Carried):
                 "same registers. Store it before, or declare a second Wgmma."
             )
         return self.bound.isa.fragments.accumulator_columns(self.bound.matmul, self.registers, block, first, columns)
+
+
+class BoundRegisterTile(Carried):
+    """A `RegisterTile` in the role that computes it."""
+
+    def __init__(self, plan: HeldTile):
+        self.plan = plan
+
+    def read(self, part: PartInSlot) -> Fragment:
+        """The tile of an open slot, of as many elements, in fp32."""
+        return part.read_columns(self.plan, ("m", "n"), self.plan.shape[1])
+
+    def of(self, values: Fragment) -> HeldValues:
+        """What a store takes. values: distributed as `read` does it."""
+        return HeldValues(self.plan, values)
+
+
+class HeldValues(Carried):
+    """The values of a whole `RegisterTile`."""
+
+    def __init__(self, plan: HeldTile, values: Fragment):
+        self.matmul, self.values = plan, values
+
+    def columns(self, block: int, first: int, columns: int) -> Fragment:
+        """The values, all of them: a store takes them in one piece."""
+        return self.values
 
 
 Epilogue = Callable[..., Any]

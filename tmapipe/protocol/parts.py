@@ -7,7 +7,7 @@ from typing import Any
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, Fragment, SlotRef
-from tmapipe.plan.model import Buffer, Load, Matmul, RoleWarps
+from tmapipe.plan.model import Buffer, Distributed, Load, RoleWarps
 from tmapipe.plan.sharing import row_width
 from tmapipe.protocol.cluster import peer_mask, share_index
 from tmapipe.protocol.ring import RingEnd, Slot
@@ -80,7 +80,7 @@ class PartInSlot(Carried):
             )
         return load
 
-    def read_columns(self, matmul: Matmul, along: tuple[str, ...], columns: int, first: int = 0) -> Fragment:
+    def read_columns(self, matmul: Distributed, along: tuple[str, ...], columns: int, first: int = 0) -> Fragment:
         """The values in fp32, distributed like columns of an accumulator (see `Fragments.read_columns`)."""
         self.by_threads()
         return self.part.isa.fragments.read_columns(matmul, self.ref, along, columns, first)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from tmapipe.integers import ceil_div
-from tmapipe.plan.model import Matmul, Store
+from tmapipe.plan.model import Distributed, Store
 from tmapipe.protocol.tile import Tile
 
 __all__ = ["Piece", "pieces"]
@@ -33,7 +33,7 @@ class Piece(NamedTuple):
     output: the store of the output that the tiles divide; stores: that the issuer issues (in each piece, once a row).
     """
 
-    matmul: Matmul
+    matmul: Distributed
     tile: Tile
     at: tuple[Any, ...]
     strip: Any

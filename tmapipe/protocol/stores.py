@@ -11,7 +11,7 @@ from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, Fragment, SlotRef
 from tmapipe.plan.model import NamedBarrier, RoleWarps, Store
-from tmapipe.protocol.matmuls import Accumulator, Epilogue
+from tmapipe.protocol.matmuls import Accumulator, Epilogue, HeldValues
 from tmapipe.protocol.pieces import Piece, pieces
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.tile import Tile, check_fragment, start_of, within
@@ -90,7 +90,7 @@ class BoundStore(Carried):
     def store(
         self,
         tile: Tile,
-        values: Accumulator | tuple[Accumulator, ...] | Fragment,
+        values: Accumulator | HeldValues | tuple[Accumulator | HeldValues, ...] | Fragment,
         epilogue: Epilogue | None = None,
         *,
         also: Mapping[str, BoundStore] | None = None,
@@ -114,9 +114,9 @@ class BoundStore(Carried):
             raise InputError(
                 f"{self.plan.name}.store(epilogue)", epilogue, "is a function of fragments", "pass a function"
             )
-        if isinstance(values, Accumulator):
+        if isinstance(values, (Accumulator, HeldValues)):
             values = (values,)
-        if isinstance(values, tuple) and all(isinstance(value, Accumulator) for value in values):
+        if isinstance(values, tuple) and all(isinstance(value, (Accumulator, HeldValues)) for value in values):
             self._store_accumulators(tile, values, epilogue, {self.plan.name: self, **(also or {})}, operands)
         else:
             name = f"{self.plan.name}.store"
@@ -135,7 +135,7 @@ class BoundStore(Carried):
     def _store_accumulators(
         self,
         tile: Tile,
-        sums: tuple[Accumulator, ...],
+        sums: tuple[Accumulator | HeldValues, ...],
         epilogue: Epilogue | None,
         stores: dict[str, BoundStore],
         operands: Callable[[], dict[str, Fragment]] | None,
@@ -146,7 +146,7 @@ class BoundStore(Carried):
             raise ScopeError(f"{len(sums)} accumulators stored without an epilogue, which makes one value of them.")
         if epilogue is not None:
             _check_floating(stores)
-        matmul = sums[0].bound.matmul
+        matmul = sums[0].matmul
         rows, columns, groups = matmul.shape[0], matmul.shape[1], matmul.warpgroups
         whole = (*self.plan.tile[:-2], rows, columns)
         group = matmul.group(self.isa.warp)
@@ -229,9 +229,9 @@ class BoundStore(Carried):
             self.isa.named_barrier_sync(self.barrier, self.unit)
 
 
-def _check_alike(sums: tuple[Accumulator, ...]) -> None:
+def _check_alike(sums: tuple[Accumulator | HeldValues, ...]) -> None:
     """Raises `ScopeError` for accumulators of different shapes or warpgroups."""
-    matmuls = [acc.bound.matmul for acc in sums]
+    matmuls = [acc.matmul for acc in sums]
     for first, other in itertools.pairwise(matmuls):
         places = {(matmul.shape[:2], matmul.first_warp, matmul.warpgroups) for matmul in (first, other)}
         if len(places) > 1:

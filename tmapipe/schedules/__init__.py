@@ -4,9 +4,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tmapipe.epilogue import Epilogue
+from tmapipe.math import relu
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.addparts import AddParts
 from tmapipe.schedules.copy import Copy
+from tmapipe.schedules.finishparts import FinishParts
 from tmapipe.schedules.gated import GatedGemm
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.grouped import GroupedGemm
@@ -22,6 +24,7 @@ __all__ = [
     "REGISTRY",
     "AddParts",
     "Copy",
+    "FinishParts",
     "GatedGemm",
     "Gemm",
     "GroupedGemm",
@@ -70,6 +73,12 @@ REGISTRY: tuple[Registered, ...] = (
         ((1, 1, {}), (3, 1, {})),
     ),
     Registered("AddParts", AddParts, lambda: AddParts((4, 64), stages=2), ((1, 1, {}), (4, 2, {}))),
+    Registered(
+        "FinishParts",
+        lambda: FinishParts(Epilogue(relu)),
+        lambda: FinishParts(Epilogue(relu, stages=1), 2),
+        ((1, 1, {}), (2, 2, {})),
+    ),
     Registered("Gemm", Gemm, lambda: Gemm((64, 64, 16), (2, 1), 2, epilogue=ONE), ((1, 1, {}), (2, 3, {}))),
     Registered(
         "Gemm, turned",

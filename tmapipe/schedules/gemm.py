@@ -9,16 +9,13 @@ warpgroups still store the last one. The mainloop says how warpgroups share tile
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
-
-import numpy as np
 
 from tmapipe.barrier import BarrierRing
 from tmapipe.bind.bound import Bound
+from tmapipe.bind.memory import check_kind
 from tmapipe.epilogue.epilogue import Epilogue
-from tmapipe.epilogue.operands import Operands, columns_of
-from tmapipe.epilogue.outputs import Output, StoreForm
 from tmapipe.errors import InputError
 from tmapipe.isa.values import Carried
 from tmapipe.matmul import Wgmma
@@ -26,22 +23,19 @@ from tmapipe.moved import moved
 from tmapipe.multicast import check_cluster
 from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
-from tmapipe.schedule import Schedule
+from tmapipe.schedules.fused import Fused
 from tmapipe.schedules.mainloop import Cooperative, PingPong
 from tmapipe.schedules.moved import WORDS
 from tmapipe.schedules.operand import Operand
 from tmapipe.schedules.parts import PartsOfK
-from tmapipe.schedules.reduced import Reductions
 from tmapipe.table import Table
 from tmapipe.tiles.order import TileOrder
 from tmapipe.tiles.persistent import PersistentTiles
 
 __all__ = ["Gemm"]
 
-FETCH = Role(warps=1)  # loads the epilogue's operands, in schedules that have some
 
-
-class Gemm(Schedule):
+class Gemm(Fused):
     """``d[m, n] = epilogue(sum over k of a[m, k] * b[n, k])``, with a batch dimension before each if the tensors have one.
 
     a and b are bf16, fp16, int8 (both the same), fp32 (as tf32), or fp8_e4m3 and fp8_e5m2 (also mixed). d is bf16, fp16, fp32
@@ -96,9 +90,15 @@ class Gemm(Schedule):
         self.math = mainloop.role(self.math, m)
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)
         self._declare_products(a, b, m, n, k)
-        stored = self._declare_parts() if tiles.in_parts else self.epilogue
+        stored, first = self.epilogue, None
+        if tiles.in_parts:
+            self.parts_of_k = PartsOfK(self.tiles, self.epilogue, len(self.products))
+            stored, first = self.parts_of_k.stored, self.parts_of_k
         mainloop.check(tiles, bool(stored.operands))
-        self._declare_epilogue(stored, m, n)
+        sources = tuple(getattr(self, name) for name in self.products)
+        whole = self.declare_epilogue(stored, sources, self.tiles.output_dims, first)
+        for name, turnstile in mainloop.turnstiles(self.math, whole).items():
+            setattr(self, name, turnstile)
 
     def _declare_products(self, a: Operand, b: Operand, m: int, n: int, k: int) -> None:
         self.a = a.stage("m", m, k, ring=self.ring, batch=self.tiles.input_dims, multicast="n")
@@ -111,56 +111,6 @@ class Gemm(Schedule):
         self.loaded = ("a", *self.products.values())
         self.transposed = (*(("a",) * a.transposed), *(tuple(self.products.values()) if b.transposed else ()))
 
-    def _declare_parts(self) -> Epilogue:
-        """The epilogue of each part; `epilogue` is applied when the parts have been added."""
-        if len(self.products) > 1:
-            rule = f"is for one product; the parts of {len(self.products)} are not added"
-            raise InputError("tiles", self.tiles, rule, "use an order of whole tiles")
-        self.parts_of_k = PartsOfK(self.tiles, self.epilogue)
-        return self.parts_of_k.stored
-
-    def _declare_epilogue(self, epilogue: Epilogue, m: int, n: int) -> None:
-        """Declares what loads the operands of *epilogue* and stores its outputs."""
-        self.operands = None
-        epilogue.check(len(self.products))
-        batch = self.tiles.output_dims
-        first = getattr(self, next(iter(self.products)))
-        if epilogue.operands:
-            self._check_free("operands", epilogue.operands)
-            self.fetch = FETCH
-            self.operand_ring = BarrierRing(epilogue.ahead, producer=FETCH, consumer=self.math)
-            count = len(self.products)
-            options: dict[str, Any] = {
-                "ring": self.operand_ring,
-                "matmul": first,
-                "accumulators": count,
-                "batch": batch,
-            }
-            self.operands = Operands(epilogue.operands, epilogue.function, **options)
-            for name, stage in self.operands.stages.items():
-                setattr(self, name, stage)
-        self._check_free("outputs", epilogue.outputs)
-        self.outputs = ("d", *epilogue.outputs)
-        self.reductions = Reductions(epilogue.reductions, m)
-        if self.reductions.kinds and self.tiles.bounded:
-            name, kind = next(iter(self.reductions.kinds.items()))
-            rule = f"is a sum of whole rows or columns, which do not end where tiles of {type(self.tiles).__name__} do"
-            raise InputError(f"outputs[{name!r}]", kind, rule, "store an Output, and add that up")
-        width = columns_of(n) if epilogue.operands or epilogue.outputs else None
-        form = StoreForm(f"{batch}m n", epilogue.stages, width)
-        kinds = {"d": self.parts_of_k if self.tiles.in_parts else Output(epilogue.dtype), **epilogue.outputs}
-        stores = {name: kind.stage(first, columns_of(n), form) for name, kind in kinds.items()}
-        for name, store in stores.items():
-            setattr(self, name, store)
-        whole = tuple(store for name, store in stores.items() if name not in self.reductions.kinds)
-        for name, turnstile in self.mainloop.turnstiles(self.math, whole).items():
-            setattr(self, name, turnstile)
-
-    def _check_free(self, argument: str, names: Any) -> None:
-        for name in names:
-            if hasattr(self, name) or name in ("d", "out"):
-                raise InputError(f"{argument}[{name!r}]", name, "is a name that the schedule has already", "rename it")
-
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
         """As `Schedule.__call__`: a, b, perhaps a table, then d, by position or by name; operands by name.
 
@@ -172,27 +122,22 @@ class Gemm(Schedule):
             first = 1 + len(self.products)
             named |= dict(zip((self.tiles.table, "d"), tensors[first:], strict=False))
             tensors = tensors[:first]
-        if not self.reductions.kinds:
-            return super().__call__(*tensors, out=out, **named)
-        return self.reductions.call(self, super().__call__, tensors, out, named)
+        return super().__call__(*tensors, out=out, **named)
 
     def empty_value(self, bound: Bound) -> Any:
         """The epilogue of empty sums."""
-        zero = np.zeros(bound.shapes["d"], np.float32)
-        if self.epilogue.function is None or self.tiles.in_parts:
-            return 0.0
-        values = self.epilogue.values((zero,) * len(self.products), self.operands.whole(bound) if self.operands else {})
-        return values if not self.reductions.kinds else self.reductions.whole(values, bound)
+        return 0.0 if self.tiles.in_parts else self.whole_value(bound, len(self.products))
+
+    def shape_of_output(self, given: Mapping[str, Any]) -> tuple[int, ...]:
+        """As in `Fused`."""
+        second = next(iter(self.products.values()))
+        for name in ("a", second):
+            check_kind(name, given.get(name))
+        return (*given["a"].shape[:-1], given[second].shape[-2])
 
     def tile_slots(self, k: Any, tile: Tile) -> Any:
         """One slot per k-tile: all, or those of the tile's part."""
         return k.steps("a", "k") if tile.get("steps") is None else tile.steps
-
-    def ring_slots(self, k: Any, ring: str, tile: Tile) -> Any:
-        """For the operands' ring, one slot per piece or per tile."""
-        if self.operands is not None and ring == self.declared.name_of(self.operand_ring):
-            return len(self.operands.slots)
-        return self.tile_slots(k, tile)
 
     def accumulate(self, k: Any) -> Sums:
         """The scope in which all products are summed up."""
@@ -205,11 +150,7 @@ class Gemm(Schedule):
 
     def store(self, k: Any, tile: Tile, sums: Sums) -> None:
         """Stores the epilogue of the accumulators to all outputs."""
-        also = {name: getattr(k, name) for name in self.outputs[1:]}
-        function = None if self.tiles.in_parts else self.epilogue.function
-        k.d.store(
-            tile, sums.accumulators, function, also=also, operands=self.operands.reader(k) if self.operands else None
-        )
+        self.store_all(k, tile, sums.accumulators, None if self.tiles.in_parts else self.epilogue.function)
 
     @load.jit
     def fill(self, k: Any, tile: Tile) -> None:
@@ -217,11 +158,6 @@ class Gemm(Schedule):
         for step in range(self.tile_slots(k, tile)):
             with k.ring.produce() as slot:
                 load_all(slot, self.loaded, tile, first, step)
-
-    @FETCH.jit
-    def fetch_operands(self, k: Any, tile: Tile) -> None:
-        assert self.operands is not None
-        self.operands.load(k, tile)
 
     @math.jit
     def multiply(self, k: Any, tile: Tile) -> None:

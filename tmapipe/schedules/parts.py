@@ -24,6 +24,7 @@ from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
 from tmapipe.matmul import Wgmma
 from tmapipe.schedules.addparts import AddParts
+from tmapipe.schedules.finishparts import FinishParts
 from tmapipe.store_pipeline import TmaStoreStage
 
 __all__ = ["PartsOfK"]
@@ -53,30 +54,31 @@ class AddedParts(TmaStoreStage):
 class PartsOfK:
     """The parts that *order* makes of each output tile; when they have been added, *epilogue* is applied."""
 
-    def __init__(self, order: Any, epilogue: Epilogue):
+    def __init__(self, order: Any, epilogue: Epilogue, products: int):
+        if products > 1:
+            rule = f"is for one product; the parts of {products} are not added"
+            raise InputError("tiles", order, rule, "use an order of whole tiles")
         if order.reduce and not epilogue.plain:
             rule = "is not applied to parts of k that are added as they come: no part has the whole sum"
             raise InputError("epilogue", epilogue.function or epilogue, rule, "leave out reduce=")
-        if epilogue.operands or epilogue.outputs:
-            rule = (
-                "of parts of k is a function of the sum alone: what adds them takes no operands, and gives one output"
-            )
-            fix = "leave out operands and outputs, or use an order of whole tiles"
-            raise InputError("epilogue", [*epilogue.operands, *epilogue.outputs], rule, fix)
         self.order, self.epilogue = order, epilogue
         self.stored = Epilogue(stages=epilogue.stages)  #: what each part ends with
-        self.add_parts = AddParts(dtype=epilogue.dtype, epilogue=epilogue.function)
+        self.more = bool(epilogue.operands or epilogue.outputs)
+        self.finish: Any = AddParts(dtype=epilogue.dtype, epilogue=epilogue.function)
+        if self.more:
+            self.finish = FinishParts(epilogue)
         self._bound: set[Any] = set()  # signatures of calls that were found right
 
     def stage(self, mma: Wgmma, width: int, form: StoreForm) -> TmaStoreStage:
         """The store of the parts."""
         if self.order.reduce:
             return AddedParts(mma, self.order.parts, stages=form.stages, dtype=self.epilogue.dtype)
-        return TmaStoreStage(form.dims, source=mma, stages=form.stages, dtype=fp32)
+        return TmaStoreStage(f"{form.batch}m n", source=mma, stages=form.stages, dtype=fp32)
 
     def call(self, schedule: Any, run: Callable[..., Any], tensors: tuple[Any, ...], out: Any, named: Any) -> Any:
         """Calls *run*, the kernel of *schedule*, with a, b and a workspace, then adds the parts. Returns the outputs."""
-        given = match(["a", "b", "d"], tensors, named)
+        others = [*self.epilogue.operands, *self.epilogue.outputs]
+        given = match(["a", "b", "d", *others], tensors, named)
         if out is not None:
             if "d" in given:
                 raise InputError("out", type(out).__name__, "names the output, which is given already", "pass it once")
@@ -91,7 +93,7 @@ class PartsOfK:
             d = new_like(a, (a.shape[0], b.shape[0]), self._made_type(a))
         check_kind("d", d)
         if self.order.reduce:
-            self._check(schedule, (a, b, d), d, given)
+            self._check(schedule, (a, b, d), d, given, {})
             d[...] = 0
             return run(a, b, d)
         if dtype_of(d, "d").integer:
@@ -100,25 +102,40 @@ class PartsOfK:
         if tuple(d.shape) != (a.shape[0], b.shape[0]):
             raise InputError("d.shape", tuple(d.shape), f"is (m, n), {(a.shape[0], b.shape[0])}", "pass such a tensor")
         workspace = self._workspace(schedule, a, d.shape)
-        self._check(schedule, (a, b, workspace), d, given)
+        more = self._further(a, d, given)
+        self._check(schedule, (a, b, workspace), d, given, more)
         run(a, b, workspace)
-        return self.add_parts(workspace, d)
+        return self.finish(workspace, d=d, **more) if self.more else self.finish(workspace, d)
+
+    def _further(self, a: Any, d: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Operands, and further outputs: those of d's shape are made here if they are not given, of a type as d's."""
+        found = {name: given[name] for name in (*self.epilogue.operands, *self.epilogue.outputs) if name in given}
+        for name, kind in self.epilogue.outputs.items():
+            if not kind.reduced and name not in found:
+                found[name] = new_like(a, tuple(d.shape), kind.type_of(of_sums(dtype_of(a, "a"))))
+        return found
 
     def _made_type(self, a: Any) -> DType:
         """Of an output that the call makes."""
         return as_dtype(self.epilogue.dtype or (fp32 if self.order.reduce else of_sums(dtype_of(a, "a"))))
 
-    def _check(self, schedule: Any, tensors: tuple[Any, ...], d: Any, given: Mapping[str, Any]) -> None:
+    def _check(
+        self, schedule: Any, tensors: tuple[Any, ...], d: Any, given: Mapping[str, Any], more: Mapping[str, Any]
+    ) -> None:
         """Raises `InputError` for what one of the kernels would refuse, before the first runs or d is zeroed: *tensors* of the
         first, d of the second."""
-        seen = signature((*tensors, d), None)
+        seen = None if more else signature((*tensors, d), None)
         if seen is None or seen not in self._bound:
             schedule.bind(*tensors)
             if not self.order.reduce:
-                self.add_parts.bind(tensors[-1], d)
+                reduced = self.epilogue.reductions
+                self.finish.bind(
+                    tensors[-1], d=d, **{name: value for name, value in dict(more).items() if name not in reduced}
+                )
             if seen is not None:
                 self._bound.add(seen)
-        check_apart(dict(given), ("d",) if "d" in given else ())
+        written = tuple(name for name in ("d", *self.epilogue.outputs) if name in given)
+        check_apart({name: value for name, value in given.items() if hasattr(value, "shape")}, written)
 
     def _workspace(self, schedule: Any, a: Any, shape: tuple[int, ...]) -> Any:
         """A new matrix of *shape* for each part that a tile may have. Those that only some tiles have are set to zero."""

@@ -44,7 +44,7 @@ class Reductions:
         wanted = {name: named.pop(name, None) for name in self.kinds}
         wanted = {name: tensor for name, tensor in wanted.items() if tensor is not None}
         if wanted:
-            self._check(wanted, {**dict(zip((*loads, *stores), tensors, strict=False)), **named}, out)
+            self._check(schedule, wanted, {**dict(zip((*loads, *stores), tensors, strict=False)), **named}, out)
         results = dict(zip(stores, run(*tensors, out=out, **named), strict=True))
         *_, m, n = results["d"].shape
         for name, kind in self.kinds.items():
@@ -89,14 +89,13 @@ class Reductions:
                 raise InputError(name, type(named[name]).__name__, "is given twice", "pass it once")
         return tensors[:first], {**named, **moved}
 
-    def _check(self, wanted: dict[str, Any], others: dict[str, Any], out: Any) -> None:
+    def _check(self, schedule: Any, wanted: dict[str, Any], others: dict[str, Any], out: Any) -> None:
         """Raises `InputError` for tensors that the sums cannot be written to."""
-        for name in ("a", "b"):
-            check_kind(name, others.get(name))
-        a, b = others["a"], others["b"]
+        *batch, m, n = schedule.shape_of_output(others)
+        a = next(iter(others.values()))
         for name, tensor in wanted.items():
             check_kind(name, tensor)
-            shape = (*a.shape[:-2], a.shape[-2] if self.kinds[name].along == "m" else b.shape[-2])
+            shape = (*batch, m if self.kinds[name].along == "m" else n)
             if tuple(tensor.shape) != tuple(shape):
                 rule = f"has one element for each of {self.kinds[name].along}, and of the batch: {tuple(shape)}"
                 raise InputError(f"{name}.shape", tuple(tensor.shape), rule, "pass such a tensor, or leave it out")

@@ -1,0 +1,10 @@
+"""Combinations of operands, mainloops, epilogues and orders compile for sm_90a, and spill nothing."""
+
+import pytest
+
+from tests.machine.test_combinations import SAFE
+
+
+@pytest.mark.parametrize("name", SAFE)
+def test_spills_nothing(name):
+    assert SAFE[name]().compile().resources.spill_bytes == 0

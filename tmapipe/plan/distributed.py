@@ -1,0 +1,126 @@
+"""Of a plan: slots of shared memory, and what is distributed over the registers of warpgroups as accumulators are."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import attrs
+
+from tmapipe.dtypes import DType
+from tmapipe.plan.boxes import box_of
+
+__all__ = ["WIDEST_OF_THREE", "Buffer", "Distributed", "HeldTile", "Matmul"]
+
+WIDEST_OF_THREE = 200  # n of a wgmma where threads are launched with 128 registers: 26 besides its sums (ptxas' C7602)
+
+
+@attrs.frozen
+class Buffer:
+    """Slots of shared memory, all alike.
+
+    Args:
+        name: That of the stage whose tiles lie in it.
+        offset: Where the first slot begins (bytes).
+        stages: How many slots there are, of all owners together.
+        tile: Elements of a slot along its one or two extents, the last one contiguous.
+        dtype: Of the elements.
+        swizzle: Span (bytes): 0, 32, 64 or 128.
+        owners: Warpgroups that have stages / owners slots each, and use those alone.
+    """
+
+    name: str
+    offset: int
+    stages: int
+    tile: tuple[int, ...]
+    dtype: DType
+    swizzle: int = 0
+    owners: int = 1
+
+    @property
+    def slot_bytes(self) -> int:
+        return math.prod(self.tile) * self.dtype.bytes
+
+    def box(self, peers: int) -> tuple[int, ...]:
+        """The box of one TMA instruction (elements), where *peers* CTAs move a slot together."""
+        return box_of(self.tile, self.swizzle // self.dtype.bytes, peers)
+
+
+class Distributed:
+    """What values in registers that are distributed as accumulators have in common."""
+
+    name: str
+    shape: tuple[int, ...]
+    warpgroups: int
+    first_warp: int
+    teams: int
+
+    def group(self, warp: Any) -> Any:
+        """Which of its team's warpgroups the warp (its index in the CTA, of the role) belongs to."""
+        own = warp // 4 - self.first_warp // 4
+        return own if self.teams == 1 else own % self.warpgroups
+
+
+@attrs.frozen
+class HeldTile(Distributed):
+    """A tile of fp32 values that one warpgroup computes and stores as a matmul's accumulators.
+
+    Args:
+        name: Of the `RegisterTile`.
+        shape: (m, n) elements.
+        first_warp: Of the role.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    first_warp: int
+    warpgroups = 1
+    teams = 1
+
+
+@attrs.frozen
+class Matmul(Distributed):
+    """A warpgroup matmul: ``acc[m, n] += a[m, k] * b[n, k]`` with both operands read from slots.
+
+    The warpgroups that work on one tile, a team, share its rows in blocks of 64: warp w of the team's warpgroup g holds the
+    rows ``(r * warpgroups + g) * 64 + 16 * w`` .. ``+ 16`` for r = 0, 1, ...
+
+    Args:
+        name: Of the matmul.
+        a: Slots of the first operand.
+        b: Slots of the second operand.
+        shape: (m, n, k) elements of the CTA's tile.
+        warpgroups: Of one team.
+        first_warp: Of the role, all of its teams together.
+        teams: Of the role.
+        promote: Whether sums leave the tensor core after each slot.
+        transposed: Whether the slots of (a, b) hold tiles (k, m) and (k, n), contiguous along m and n.
+    """
+
+    name: str
+    a: Buffer
+    b: Buffer
+    shape: tuple[int, int, int]
+    warpgroups: int
+    first_warp: int
+    teams: int = 1
+    promote: bool = False
+    transposed: tuple[bool, bool] = (False, False)
+
+    @property
+    def n_instructions(self) -> tuple[int, ...]:
+        """n of the wgmma instructions side by side.
+
+        Two where the tile of three warpgroups is so wide that one instruction would need more registers than a thread of four
+        warpgroups is launched with.
+        """
+        n, step = self.shape[1], 16 if self.a.dtype.integer else 8
+        if self.warpgroups < 3 or n <= WIDEST_OF_THREE:
+            return (n,)
+        left = -(-n // (2 * step)) * step
+        return left, n - left
+
+    @property
+    def k_instructions(self) -> int:
+        """wgmma instructions a slot along k: each takes 32 bytes of k."""
+        return self.shape[2] * self.a.dtype.bytes // 32

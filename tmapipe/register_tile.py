@@ -1,0 +1,42 @@
+"""RegisterTile: a tile of numbers in the registers of warpgroups, distributed as a `Wgmma`'s accumulators are."""
+
+from __future__ import annotations
+
+import attrs
+
+from tmapipe.errors import InputError
+from tmapipe.fields import shown
+from tmapipe.role import Role
+
+__all__ = ["RegisterTile"]
+
+
+@attrs.frozen(eq=False, repr=False)
+class RegisterTile:
+    """Declares fp32 values of an output tile that a role computes, which are stored as accumulators are.
+
+    In the role's body, ``k.<name>.read(slot.x)`` is the tile of a slot, and ``k.<name>.of(values)`` what a store takes.
+
+    Args:
+        role: One warpgroup.
+        shape: (m, n) elements: 64 rows, and columns that are a multiple of 8.
+
+    Raises:
+        InputError: For any other.
+    """
+
+    role: Role = attrs.field()
+    shape: tuple[int, int] = attrs.field()
+
+    @role.validator
+    def _check_role(self, field: object, role: Role) -> None:
+        if not isinstance(role, Role) or not role.by_warpgroup or role.warps != 4:
+            raise InputError("RegisterTile(role)", role, "is one warpgroup", "Role(warpgroups=1)")
+
+    @shape.validator
+    def _check_shape(self, field: object, shape: tuple[int, int]) -> None:
+        if len(shape) != 2 or shape[0] != 64 or shape[1] < 8 or shape[1] % 8:
+            raise InputError("RegisterTile(shape)", shape, "has 64 rows, and a multiple of 8 columns", "e.g. (64, 64)")
+
+    def __repr__(self) -> str:
+        return shown(self)
