@@ -19,6 +19,7 @@ from tmapipe.errors import (
 )
 from tmapipe.matmul import Wgmma
 from tmapipe.multicast import MulticastGroup
+from tmapipe.register_tile import RegisterTile
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.schedules import mainloop
@@ -55,6 +56,7 @@ __all__ = [
     "Operand",
     "PersistentTiles",
     "PipelineError",
+    "RegisterTile",
     "Role",
     "Schedule",
     "ScopeError",

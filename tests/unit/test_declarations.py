@@ -43,6 +43,11 @@ def parts():
         f"Wgmma(a={of_a}, b={of_b}, promote=True)": tp.Wgmma(a, b, promote=True),
         f"Wgmma(a={of_a}, b={of_b}, in_flight=2)": tp.Wgmma(a, b, in_flight=2),
         "Turnstile(role=Role(warpgroups=2, registers=240, teams=2))": tp.Turnstile(math),
+        f"TmaStoreStage(dims='m k', source={of_a}, stages=1)": tp.TmaStoreStage(source=a),
+        "TmaStoreStage(dims='m n', tile=(8, 64), role=Role(warps=1), stages=2, dtype=fp32, reduce='add')": tp.TmaStoreStage(
+            "m n", tile=(8, 64), role=load, dtype="fp32", reduce="add"
+        ),
+        "RegisterTile(role=Role(warpgroups=1), shape=(64, 64))": tp.RegisterTile(tp.Role(warpgroups=1), (64, 64)),
         "Table(dim='l')": tp.Table("l"),
         "MulticastGroup('m', 'n')": tp.MulticastGroup("m", "n"),
         "bf16": tp.bf16,

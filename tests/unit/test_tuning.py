@@ -215,6 +215,28 @@ def test_what_is_stored_is_loaded(folder):
     assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".lock"]  # nothing half-written is left
 
 
+#: As files of before the rebuild have it, when these words were keywords of the constructors.
+KEPT = """{
+ "128x8192x8192 bf16 to bf16": {"cluster": [1, 2], "options": [["order", ["Snake", 8, "gpc"]], ["store_stages", 1],
+  ["l2_hints", ["evict_last", "evict_first"]], ["outside", ["anything", "zeros"]]], "schedule": "Gemm", "tile": [128, 256],
+  "tried": 12, "us": 40.5},
+ "512x512x65536 bf16 to bf16": {"cluster": [2, 1], "options": [["parts", 8], ["l2_hints", ["evict_first", "evict_first"]],
+  ["order", ["Grouped", 8, "gpc"]]], "schedule": "SplitK", "tile": [128, 128], "tried": 12, "us": 54.5},
+ "8192x8192x256 bf16 to bf16": {"cluster": [2, 1], "options": [["in_turn", false], ["store_stages", 1]],
+  "schedule": "PingPong", "tile": [128, 128], "tried": 12, "us": 60.0}
+}"""
+
+
+def test_what_was_kept_before_the_rebuild_means_the_same(folder):
+    problems = Problem(128, 8192, 8192), Problem(512, 512, 65536), Problem(8192, 8192, 256)
+    cache.store(Problem(8, 8, 8), "GPU", cache.Entry(Candidate("Gemm", (64, 64), (1, 1)), 1.0, 1)).write_text(KEPT)
+    gemm, split, ping = (tuner.recall(problem, "GPU", Epilogue()).schedule for problem in problems)
+    assert (gemm.a.l2_hint, gemm.b.l2_hint) == ("evict_last", "evict_first") and gemm.a.outside == "anything"
+    assert isinstance(gemm.tiles, GpcTiles) and gemm.d.stages == 1
+    assert split.tiles.parts == 8 and isinstance(split.tiles.tiles, GpcTiles)
+    assert ping.mainloop.in_turn is False and ping.d.stages == 1
+
+
 def test_another_epilogue_is_another_entry(folder):
     problem, entry = Problem(8, 8, 8), cache.Entry(Candidate("Gemm", (64, 64), (1, 1)), 1.0, 1)
     cache.store(problem, "GPU", entry, FUSED)
