@@ -138,10 +138,10 @@ class PerRow(EpilogueOperand):
 
 @attrs.frozen
 class PerBatch(EpilogueOperand):
-    """A vector of l elements, one a matrix of a batch, such as the scale of its weights.
+    """A vector of l elements, one per matrix of a batch, such as the scale of its weights.
 
     Args:
-        dtype: of its elements; None: the tensor's.
+        dtype: Of its elements; None: the tensor's.
     """
 
     dtype: DType | str | None = None

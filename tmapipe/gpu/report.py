@@ -32,8 +32,8 @@ def read_resources(cubin: bytes, shared_bytes: int = 0) -> Resources:
     """Reads the ELF section ``.nv.info``.
 
     Args:
-        cubin: of one kernel
-        shared_bytes: that the launch asks for, which stands in no cubin
+        cubin: Of one kernel.
+        shared_bytes: That the launch asks for, which stands in no cubin.
 
     Raises:
         PipelineError: They lack the numbers.

@@ -27,7 +27,7 @@ class Operand:
         dtype: Of its elements; None: the tensor's. "tf32": a tensor of fp32, rounded to tf32 while it is loaded.
         l2_hint: Of its loads: "evict_first" (read once), "evict_last" or "evict_normal".
         outside: What slots hold of rows beyond its edge, as of `TmaLoadStage`. "anything" pays where its few rows fill little
-            of a tile: with an m of 16, a GEMM takes 6 to 16 % less time.
+            of a tile. With an m of 16, a GEMM takes 6 to 16 % less time.
 
     Raises:
         InputError: Another major, or ``outside="anything"`` for an operand that is not contiguous along k.
