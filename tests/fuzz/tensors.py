@@ -117,8 +117,8 @@ def as_array(value: Any) -> np.ndarray | None:
     if not isinstance(value, torch.Tensor):
         return None
     try:
-        if value.untyped_storage().nbytes() < value.numel() * value.element_size() > 0:
-            return None  # freed: to read it ends the process
+        if _is_freed(value):
+            return None
         value = value.detach().resolve_neg().resolve_conj().contiguous()
         if str(value.dtype).removeprefix("torch.") not in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
             return value.numpy().copy()
@@ -147,6 +147,8 @@ def _damage(given: dict[str, Any], options: dict[str, Any], rng: random.Random) 
     """Changes one argument; says how."""
     places = [(given, name) for name in given] + [(options, name) for name in options]
     where, name = rng.choice(places)
+    if _is_freed(where[name]):
+        return f"{name} stays freed"
     damages = [*_COMMON, *(_TORCH if isinstance(where[name], torch.Tensor) else _NUMPY)]
     damage = rng.choice(damages)
     if isinstance(where[name], (torch.Tensor, np.ndarray)):
@@ -159,6 +161,18 @@ def _damage(given: dict[str, Any], options: dict[str, Any], rng: random.Random) 
         where[name] = rng.choice(others)
         return "out is an input"
     return f"{name}: {damage.__name__.strip('_')}"
+
+
+def _is_freed(value: Any) -> bool:
+    """Whether it is a tensor without its memory: to read it ends the process."""
+    if (
+        type(value) is not torch.Tensor
+        or value.layout != torch.strided
+        or value.is_nested
+        or value.device.type == "meta"
+    ):
+        return False
+    return value.untyped_storage().nbytes() < value.numel() * value.element_size()
 
 
 def _show(value: Any) -> str:
