@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import attrs
@@ -10,19 +11,17 @@ from tmapipe.barrier import BarrierRing
 from tmapipe.dtypes import DType, as_dtype, tf32
 from tmapipe.errors import InputError
 from tmapipe.fields import is_count, must, optional, shown
+from tmapipe.moved import moved
 from tmapipe.multicast import MulticastGroup
 from tmapipe.role import Role
 
-__all__ = ["DEFAULT_DIMS", "L2_HINTS", "OUTSIDE", "SWIZZLES", "SharedStage", "TmaLoadStage", "check_dims", "check_tile"]
+__all__ = ["DEFAULT_DIMS", "L2_HINTS", "SWIZZLES", "SharedStage", "TmaLoadStage", "check_dims", "check_tile"]
 
 
 DEFAULT_DIMS = {1: "n", 2: "m n"}
 
 
 L2_HINTS = ("evict_first", "evict_last", "evict_normal")
-
-
-OUTSIDE = ("zeros", "anything")
 
 
 #: Attributes of an open slot (`tmapipe.protocol.ring.Slot`), which no stage can be called.
@@ -73,10 +72,8 @@ class TmaLoadStage(_SlotStage):
         swizzle: Span (bytes), by default the largest that the tile and its readers allow.
         loader: The role that loads, where the ring's first phase has several.
         l2_hint: "evict_first", "evict_last" or "evict_normal".
-        outside: What a slot holds of rows (of a tile of two extents) beyond the tensor's edge. "zeros": the hardware fills
-            them, and counts their full bytes, but takes some 5 ns a row (on an H200). "anything": for where
-            nobody looks at them, as in a GEMM's operand whose few rows fill little of a tile; on the GPU these are copies of
-            other rows, on the CPU model NaN. Beyond the edge within rows there are zeros in any case.
+
+    Beyond the tensor's edge a slot holds zeros; see `anything_outside`.
 
     Raises:
         InputError: For any other value.
@@ -94,11 +91,9 @@ class TmaLoadStage(_SlotStage):
         default=None,
         validator=must(optional(lambda hint: hint in L2_HINTS), f"is one of {', '.join(L2_HINTS)}", "use one of these"),
     )
-    outside: str = attrs.field(
-        default="zeros",
-        validator=must(lambda rows: rows in OUTSIDE, f"is one of {', '.join(OUTSIDE)}", "leave it out"),
-    )
+    outside: str = attrs.field(default="zeros", init=False)
 
+    @moved({"outside": lambda value: "TmaLoadStage(...).anything_outside()"})
     def __init__(
         self,
         dims: str | None = None,
@@ -110,7 +105,6 @@ class TmaLoadStage(_SlotStage):
         swizzle: int | None = None,
         loader: Role | None = None,
         l2_hint: str | None = None,
-        outside: str = "zeros",
     ):
         loads: Any = loader
         if loader is None and isinstance(ring, BarrierRing) and len(ring.phases[0]) == 1:
@@ -125,8 +119,23 @@ class TmaLoadStage(_SlotStage):
             multicast=multicast,
             loader=loads,
             l2_hint=l2_hint,
-            outside=outside,
         )
+
+    def anything_outside(self) -> TmaLoadStage:
+        """The same stage, whose slots may hold anything of rows beyond the tensor's edge.
+
+        The hardware fills such rows with zeros, and takes some 5 ns a row for it (on an H200). This is for where nobody looks
+        at them, as in a GEMM's operand whose few rows fill little of a tile. On the GPU they are then copies of other rows, on
+        the CPU model NaN. Within rows there are zeros beyond the edge in any case.
+
+        Raises:
+            InputError: The tile has one extent.
+        """
+        if len(self.tile) != 2:
+            raise InputError("TmaLoadStage(tile)", self.tile, "has rows, where these may hold anything", "leave it so")
+        other = copy.copy(self)
+        object.__setattr__(other, "outside", "anything")
+        return other
 
     @property
     def tensor_map(self) -> bool:
@@ -142,13 +151,9 @@ class TmaLoadStage(_SlotStage):
         if not any(loader is role for role in first):
             raise InputError("TmaLoadStage(loader)", loader, "is a role of the ring's first phase", "name one of those")
 
-    @outside.validator
-    def _outside_of_rows(self, field: Any, outside: Any) -> None:
-        if outside != "zeros" and len(self.tile) != 2:
-            raise InputError("TmaLoadStage(outside)", outside, "is for rows, of tiles of two extents", "leave it out")
-
     def __repr__(self) -> str:
-        return shown(self, *(("loader",) if len(self.ring.phases[0]) == 1 else ()))
+        text = shown(self, "outside", *(("loader",) if len(self.ring.phases[0]) == 1 else ()))
+        return text + (".anything_outside()" if self.outside == "anything" else "")
 
 
 @attrs.frozen(eq=False, init=False, repr=False, kw_only=True)

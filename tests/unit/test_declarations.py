@@ -24,10 +24,10 @@ def parts():
     load, math = tp.Role(warps=1), tp.Role(warpgroups=2, registers=240, teams=2)
     ring = tp.BarrierRing(3, producer=load, consumer=math)
     a = tp.TmaLoadStage("m k", tile=(128, 64), ring=ring, multicast=tp.MulticastGroup("n"), l2_hint="evict_first")
-    b = tp.TmaLoadStage("n k", tile=[64, 64], ring=ring, dtype="bfloat16", outside="anything")
+    b = tp.TmaLoadStage("n k", tile=[64, 64], ring=ring, dtype="bfloat16").anything_outside()
     of_ring = "BarrierRing(3, producer=Role(warps=1), consumer=Role(warpgroups=2, registers=240, teams=2))"
     of_a = f"TmaLoadStage(tile=(128, 64), ring={of_ring}, dims='m k', multicast=MulticastGroup('n'), l2_hint='evict_first')"
-    of_b = f"TmaLoadStage(tile=(64, 64), ring={of_ring}, dtype=bf16, dims='n k', outside='anything')"
+    of_b = f"TmaLoadStage(tile=(64, 64), ring={of_ring}, dtype=bf16, dims='n k').anything_outside()"
     shared = tp.SharedStage(tile=(8, 64), ring=ring, writer=math, dtype="fp32", swizzle=0)
     return {
         "Role(warps=1)": load,
