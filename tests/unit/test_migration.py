@@ -41,7 +41,8 @@ def names(text):
     epilogue = tp.epilogue.Epilogue(bias, operands={"bias": tp.epilogue.PerColumn()})
     return {
         "tp": tp, "S": tp.schedules, "E": tp.epilogue, "f": bias if operands else tp.math.relu, "g": sums, "F": epilogue,
-        "P": Problem(256, 256, 256), "choose": choose, "tune": tune, "mma": tp.Wgmma(a, b), "ring": ring, "math": ring.phases[1][0],
+        "P": Problem(256, 256, 256), "choose": choose, "tune": tune, "mma": tp.Wgmma(a, b), "ring": ring,
+        "math": ring.phases[1][0],
     }  # fmt: skip
 
 
