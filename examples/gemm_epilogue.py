@@ -47,7 +47,7 @@ class GeluGemm(tp.Schedule):
             for _ in range(k.steps("a", "k")):
                 with k.ring.consume() as slot:
                     acc.add(slot.a, slot.b)
-        k.d.store(tile, acc, self.operands.epilogue, operands=self.operands.reader(k))
+        k.d.store(tile, acc, self.operands.epilogue, operands=self.operands.reader(k, tile))
 
 
 def main() -> None:

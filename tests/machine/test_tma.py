@@ -103,7 +103,7 @@ def test_batch_dimensions_are_dropped_from_the_slot():
 
     def program(isa):
         isa.mbarrier_arrive_expect_tx(full, 0, slots.slot_bytes)
-        isa.tma_load(x, 0, (2, 3, 5), full)
+        isa.tma_load(x, 0, (2, 3, 8), full)
         isa.mbarrier_wait(full, 0, 0)
         isa.tma_store(y, 0, (1, 0))
         isa.bulk_commit_group()
@@ -111,7 +111,7 @@ def test_batch_dimensions_are_dropped_from_the_slot():
 
     source, target = ramp((3, 20, 30), bf16), np.zeros((8, 12), bf16.numpy)
     run(plan, warps(plan, program), {"x": source, "y": target})
-    assert (target[1:] == source[2, 3:10, 5:17]).all() and (target[:1] == 0).all()
+    assert (target[1:] == source[2, 3:10, 8:20]).all() and (target[:1] == 0).all()
 
 
 @pytest.mark.parametrize("dtype, other", [(bf16, np.isnan), (int8, lambda x: x == 127)])
@@ -138,7 +138,7 @@ def test_one_dimension_and_reduction():
 
     def program(isa):
         isa.mbarrier_arrive_expect_tx(full, 0, slots.slot_bytes)
-        isa.tma_load(x, 0, (-4,), full)
+        isa.tma_load(x, 0, (-8,), full)
         isa.mbarrier_wait(full, 0, 0)
         isa.tma_store(y, 0, (8,))
         isa.bulk_commit_group()
@@ -146,8 +146,8 @@ def test_one_dimension_and_reduction():
 
     source, target = np.ones(20, bf16.numpy), np.full(20, 256, bf16.numpy)
     run(plan, warps(plan, program), {"x": source * bf16.numpy(3), "y": target})
-    # Element -4 + i; 0 outside the tensor; 256 + 3 rounds to 260 in bf16 (spacing 2 above 256, tie to even).
-    assert target.astype(np.float32).tolist() == [256] * 8 + [256] * 4 + [260] * 8
+    # Element -8 + i; 0 outside the tensor; 256 + 3 rounds to 260 in bf16 (spacing 2 above 256, tie to even).
+    assert target.astype(np.float32).tolist() == [256] * 8 + [256] * 8 + [260] * 4
 
 
 def store_program(parts: Parts, body):
@@ -291,6 +291,19 @@ def test_aliased_buffers_conflict():
         s.copy().apply(0, o.SlotWrite(layout.slot_base["d"]))
     s.apply(0, o.SlotWrite(layout.slot_base["apart"]))
     s.apply(0, o.SlotWrite(0))
+
+
+@pytest.mark.parametrize(("start", "legal"), [((3, 8), True), ((0, 16), True), ((0, 4), False), ((0, -7), False)])
+def test_starts_at_multiples_of_16_bytes(start, legal):
+    """Anywhere along rows, but not along the contiguous dimension: triton#7385, and an illegal instruction on an H200."""
+    s = State(Layout(Pair().plan))
+    s.apply(0, o.MbarInit(0, 1))
+    for op in (o.TmaLoad("x", 0, 0, 256, at=start), o.TmaStore("y", 0, at=start)):
+        if legal:
+            s.copy().apply(0, op)
+        else:
+            with pytest.raises(HazardError, match="tma-alignment"):
+                s.copy().apply(0, op)
 
 
 def test_multicast_with_a_bad_mask_or_to_a_cta_that_has_left():

@@ -197,6 +197,14 @@ def test_auto_stages_fill_shared_memory(k, n, store_stages):
         )
 
 
+def test_columns_of_outputs_of_one_byte():
+    """A second tile of 72 columns of one byte would start at byte 72: an illegal instruction."""
+    made = S.Gemm((64, 72, 64), (1, 1), epilogue=tp.epilogue.Epilogue(dtype="fp8_e4m3"))
+    refused(made.plan, argument="d.tile", rule="multiple of 16 columns")
+    S.Gemm((64, 80, 64), (1, 1), epilogue=tp.epilogue.Epilogue(dtype="fp8_e4m3")).plan()
+    S.Gemm((64, 72, 64), (1, 1)).plan()
+
+
 def test_auto_stages_shrink_on_a_smaller_architecture():
     stages = {arch: S.Copy((64, 128), None).plan(arch=arch).ring("ring").stages for arch in ("sm_100a", "sm_120a")}
     assert stages == {"sm_100a": 227 * 1024 // 32768, "sm_120a": 99 * 1024 // 32768}

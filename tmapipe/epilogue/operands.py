@@ -36,6 +36,7 @@ __all__ = ["EpilogueOperand", "Matrix", "Operands", "PerBatch", "PerColumn", "Pe
 
 ELEMENT = "_element"  # ends the name of a number's only dimension
 VECTOR = 128  # a vector's slot has a multiple of as many elements, since slots start at multiples of 128 bytes
+BYTES = 16  # TMA starts at multiples of as many bytes along the contiguous dimension
 
 
 class OperandStage(TmaLoadStage):
@@ -61,6 +62,11 @@ class EpilogueOperand:
     along: tuple[str, ...] = ()
     dtype: DType | str | None
 
+    def loose(self, batch: str) -> bool:
+        """Whether a tile's part may begin at any element, which TMA cannot: rows do in an order of tiles by groups. It is then
+        loaded from up to 15 elements before."""
+        return self.along == ("m",) and not batch
+
     def stage(self, name: str, ring: BarrierRing, rows: int, width: int, batch: str) -> OperandStage:
         """The load stage of the operand.
 
@@ -70,7 +76,7 @@ class EpilogueOperand:
             rows, width: Of the part of the output that a slot is for.
             batch: Names of the output's dimensions before m, each with a space.
         """
-        elements = {("n",): width, ("m",): rows, (): 1}[self.along]
+        elements = {("n",): width, ("m",): rows, (): 1}[self.along] + (BYTES if self.loose(batch) else 0)
         dims = self.along[0] if self.along else name + ELEMENT
         tile = (ceil_div(elements, VECTOR) * VECTOR,)
         return OperandStage(dims, tile=tile, ring=ring, dtype=self.dtype)
@@ -147,6 +153,9 @@ class PerBatch(EpilogueOperand):
     dtype: DType | str | None = None
     along = ()
 
+    def loose(self, batch: str) -> bool:
+        return True
+
     def stage(self, name: str, ring: BarrierRing, rows: int, width: int, batch: str) -> OperandStage:
         if not batch:
             rule = "is one number a matrix of a batch, which an order of tiles by groups does not have"
@@ -211,6 +220,7 @@ class Operands:
             self.slots = [(block * self.rows, first) for block, first in self.pieces]
             extents = self.rows, self.width
         self.stages = {name: kind.stage(name, ring, *extents, batch) for name, kind in declared.items()}
+        self.loose = {name for name, kind in declared.items() if kind.loose(batch)}
 
     def whole(self, bound: Bound) -> dict[str, np.ndarray]:
         """Every operand's bound tensor in fp32, in a form that broadcasts to the output [l, m, n]."""
@@ -218,18 +228,29 @@ class Operands:
 
     def load(self, k: Any, tile: Tile) -> None:
         """The producer's part: loads what each of the output tile's slots holds of every operand."""
-        first_row, first_column = (tile.start(dim, extent) for dim, extent in zip("mn", self.shape, strict=True))
         for row, column in self.slots:
-            start = {"m": first_row + row, "n": first_column + column}
-            if tile.get("l") is not None:
-                start["l"] = tile.l
             with getattr(k, k.name_of(self.ring)).produce() as slot:
                 for name, stage in self.stages.items():
-                    getattr(slot, name).load_from(*(start.get(dim, 0) for dim in stage.dims))
+                    start = self._start(stage, tile, row, column)
+                    start[-1] -= self._before(k, name, start[-1])
+                    getattr(slot, name).load_from(*start)
 
-    def reader(self, k: Any) -> Callable[[], dict[str, Fragment]]:
-        """A function that reads the next piece's operands, to be given to the store: ``k.d.store(tile, acc, operands.epilogue,
-        operands=operands.reader(k))``.
+    def _start(self, stage: OperandStage, tile: Tile, row: int, column: int) -> list[Any]:
+        """The element of the operand that belongs to this row and column of the tile, one index a dimension."""
+        at = {
+            "m": tile.start("m", self.shape[0]) + row,
+            "n": tile.start("n", self.shape[1]) + column,
+            "l": tile.get("l"),
+        }
+        return [at.get(dim, 0) for dim in stage.dims]
+
+    def _before(self, k: Any, name: str, start: Any) -> Any:
+        """How many elements before *start* the load of the operand begins."""
+        return start % (BYTES // k.plan.load(name).buffer.dtype.bytes) if name in self.loose else 0
+
+    def reader(self, k: Any, tile: Tile) -> Callable[[], dict[str, Fragment]]:
+        """A function that reads the next piece's operands of this output tile, to be given to the store:
+        ``k.d.store(tile, acc, operands.epilogue, operands=operands.reader(k, tile))``.
 
         It waits for a slot before its first piece, and releases it after its last piece.
         """
@@ -239,10 +260,16 @@ class Operands:
         def pieces_of_tile() -> Iterator[dict[str, Fragment]]:
             for i in range(0, len(self.pieces), each):
                 slot = ring.wait()
+                before = {
+                    name: self._before(k, name, self._start(stage, tile, *self.slots[i // each])[-1])
+                    for name, stage in self.stages.items()
+                }
                 for n, (block, first) in enumerate(self.pieces[i : i + each], 1):
                     at: dict[tuple[str, ...], int] = {("m",): block * self.rows, ("n",): first} if each > 1 else {}
                     values = {
-                        name: getattr(slot, name).read_columns(matmul, stage.along, self.width, at.get(stage.along, 0))
+                        name: getattr(slot, name).read_columns(
+                            matmul, stage.along, self.width, before[name] + at.get(stage.along, 0)
+                        )
                         for name, stage in self.stages.items()
                     }
                     if n == each:

@@ -92,7 +92,7 @@ class GpuFragments(Sums, Carried):
             for eight in range(columns // 8 if along == ("n",) else 0):
                 cute.autovec_copy(cute.local_tile(inside, (2,), (first // 2 + pair + 4 * eight,)), few[(None, eight)])
             for half in range(0 if along == ("n",) else 2):
-                few[half] = inside[first + row + 8 * half if along else 0]
+                few[half] = inside[first + (row + 8 * half if along else 0)]
             for i, half, eight in itertools.product(range(2), range(2), range(columns // 8)):
                 values[((i, half, eight), 0, 0)] = few[i, eight] if along == ("n",) else few[half]
         return values.load().to(cutlass.Float32)

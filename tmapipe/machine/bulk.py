@@ -33,6 +33,7 @@ from tmapipe.machine.state import State, applies, waits
 
 @applies(TmaLoad)
 def _load(state: State, agent: int, op: TmaLoad) -> tuple[Flight, ...]:
+    check_start(state, agent, op, "loads", op.load)
     if op.mask is None:
         cta = agent // state.layout.warps
         flights: tuple[Flight, ...] = (start_load(state, agent, op, cta, "load", op.load, op.share, op.shares),)
@@ -45,6 +46,7 @@ def _load(state: State, agent: int, op: TmaLoad) -> tuple[Flight, ...]:
 
 @applies(BulkLoad)
 def _bulk_load(state: State, agent: int, op: BulkLoad) -> tuple[Flight, ...]:
+    check_start(state, agent, op, "loads", op.load)
     flight = start_load(state, agent, op, agent // state.layout.warps, "load", op.load, 0, 1)
     state.serials[agent] += 1
     return (flight,)
@@ -62,6 +64,15 @@ def _store_words(state: State, agent: int, op: StAsync) -> tuple[Flight, ...]:
     flights = tuple([start_load(state, agent, op, cta, "st.async", "words", 0, 1) for cta in ctas])
     state.serials[agent] += 1
     return flights
+
+
+def check_start(state: State, agent: int, op: Any, verb: str, name: str) -> None:
+    """TMA starts at multiples of 16 bytes along the contiguous dimension. Elsewhere it is an illegal instruction, on an H200
+    as in https://github.com/triton-lang/triton/issues/7385."""
+    layout = state.layout
+    if op.at and op.at[-1] * layout.slots[op.slot][0].dtype.bytes % 16:
+        text = f"{verb} {name} at {op.at}, whose last index is not a multiple of 16 bytes"
+        raise hazard(layout, "tma-alignment", agent, op, text)
 
 
 def masked_ctas(state: State, agent: int, op: Any, what: str) -> list[int]:
@@ -118,6 +129,7 @@ def _store(state: State, agent: int, op: TmaStore) -> Flight:
     layout = state.layout
     cta = agent // layout.warps
     base = cta * layout.nslots
+    check_start(state, agent, op, "stores", op.store)
     for slot in layout.aliases[op.slot]:
         if state.writers[base + slot]:
             raise conflict(state, agent, op, cta, op.slot, f"stores {op.store} from", writes=False)

@@ -8,6 +8,7 @@ from tmapipe import stage as stages_
 from tmapipe.barrier import BarrierRing
 from tmapipe.dtypes import DType, int32
 from tmapipe.errors import InputError
+from tmapipe.integers import ceil_div
 from tmapipe.matmul import Wgmma
 from tmapipe.multicast import peer_pattern
 from tmapipe.plan.boxes import MAX_BOX
@@ -338,10 +339,14 @@ class Layout:
 
     def _columns(self, name: str, store: TmaStoreStage) -> int:
         """Of a buffer for accumulators."""
-        n = store.tile[1]
-        columns = store.columns or _default_columns(n, self.types[name])
-        if columns > n or columns % 8 or (store.reduce and n % columns):
-            rule = f"is a multiple of 8 up to {n}" + (" that divides it, for a reduction" if store.reduce else "")
+        n, dtype = store.tile[1], self.types[name]
+        unit = max(8, 16 // dtype.bytes)  # since TMA starts at multiples of 16 bytes along a row
+        if n % unit:
+            rule = f"has a multiple of {unit} columns if {dtype} is stored: TMA starts at multiples of 16 bytes along a row"
+            raise InputError(f"{name}.tile", store.tile, rule, f"use {ceil_div(n, unit) * unit} columns")
+        columns = store.columns or _default_columns(n, dtype)
+        if columns > n or columns % unit or (store.reduce and n % columns):
+            rule = f"is a multiple of {unit} up to {n}" + (" that divides it, for a reduction" if store.reduce else "")
             raise InputError(f"{name}.columns", columns, rule, "leave it out")
         return columns
 

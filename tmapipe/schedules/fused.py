@@ -101,7 +101,7 @@ class Fused(Schedule):
     def store_all(self, k: Any, tile: Tile, values: tuple[Any, ...], function: Callable[..., Any] | None) -> None:
         """Stores what *function* makes of *values* to all outputs."""
         also = {name: getattr(k, name) for name in self.outputs[1:]}
-        k.d.store(tile, values, function, also=also, operands=self.operands.reader(k) if self.operands else None)
+        k.d.store(tile, values, function, also=also, operands=self.operands.reader(k, tile) if self.operands else None)
 
     @FETCH.jit
     def fetch_operands(self, k: Any, tile: Tile) -> None:
