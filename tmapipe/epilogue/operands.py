@@ -228,25 +228,22 @@ class Operands:
 
     def load(self, k: Any, tile: Tile) -> None:
         """The producer's part: loads what each of the output tile's slots holds of every operand."""
+        first_row, first_column = (tile.start(dim, extent) for dim, extent in zip("mn", self.shape, strict=True))
         for row, column in self.slots:
+            at = {"m": first_row + row, "n": first_column + column, "l": tile.get("l")}
             with getattr(k, k.name_of(self.ring)).produce() as slot:
                 for name, stage in self.stages.items():
-                    start = self._start(stage, tile, row, column)
-                    start[-1] -= self._before(k, name, start[-1])
+                    start = [at.get(dim, 0) for dim in stage.dims]
+                    start[-1] -= self._before(k, name, tile)
                     getattr(slot, name).load_from(*start)
 
-    def _start(self, stage: OperandStage, tile: Tile, row: int, column: int) -> list[Any]:
-        """The element of the operand that belongs to this row and column of the tile, one index a dimension."""
-        at = {
-            "m": tile.start("m", self.shape[0]) + row,
-            "n": tile.start("n", self.shape[1]) + column,
-            "l": tile.get("l"),
-        }
-        return [at.get(dim, 0) for dim in stage.dims]
-
-    def _before(self, k: Any, name: str, start: Any) -> Any:
-        """How many elements before *start* the load of the operand begins."""
-        return start % (BYTES // k.plan.load(name).buffer.dtype.bytes) if name in self.loose else 0
+    def _before(self, k: Any, name: str, tile: Tile) -> Any:
+        """How many elements before what it is for the load of the operand begins, in each slot, since slots are for multiples
+        of 64 rows."""
+        if name not in self.loose:
+            return 0
+        start = tile.start("m", self.shape[0]) if self.stages[name].along else tile.l
+        return start % (BYTES // k.plan.load(name).buffer.dtype.bytes)
 
     def reader(self, k: Any, tile: Tile) -> Callable[[], dict[str, Fragment]]:
         """A function that reads the next piece's operands of this output tile, to be given to the store:
@@ -256,14 +253,11 @@ class Operands:
         """
         matmul, ring = k.plan.distributed(k.name_of(self.matmul)), getattr(k, k.name_of(self.ring))
         each = len(self.pieces) // len(self.slots)
+        before = {name: self._before(k, name, tile) for name in self.stages}
 
         def pieces_of_tile() -> Iterator[dict[str, Fragment]]:
             for i in range(0, len(self.pieces), each):
                 slot = ring.wait()
-                before = {
-                    name: self._before(k, name, self._start(stage, tile, *self.slots[i // each])[-1])
-                    for name, stage in self.stages.items()
-                }
                 for n, (block, first) in enumerate(self.pieces[i : i + each], 1):
                     at: dict[tuple[str, ...], int] = {("m",): block * self.rows, ("n",): first} if each > 1 else {}
                     values = {

@@ -83,7 +83,9 @@ class Gemm(Fused):
         _check_kind("mainloop", mainloop, Cooperative, PingPong)
         _check_kind("tiles", tiles, TileOrder)
         if a.major in tiles.bounded:
-            rule = 'is "k" if groups begin at any row: TMA starts at multiples of 16 bytes along the contiguous dimension'
+            rule = (
+                'is "k" if groups begin at any row: TMA starts at multiples of 16 bytes along the contiguous dimension'
+            )
             raise InputError("a.major", a.major, rule, "pass a contiguous along k")
         m, n, k = tile
         self.epilogue = Epilogue.of(epilogue)
