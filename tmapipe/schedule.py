@@ -241,9 +241,11 @@ class Schedule:
         if self.transposed:
             tensors, named = self._as_declared(tensors, named)
         launchers: dict[Any, Any] = self.__dict__.setdefault("_launchers", {})
-        inputs = [*self.declared.loads, *self.declared.tables] if named else []
-        if named and set(named) == set(inputs[len(tensors) :]):
-            tensors, named = (*tensors, *(named[name] for name in inputs[len(tensors) :])), {}
+        if named:  # as positions, if they are the next ones
+            declared = self.declared
+            following = [*declared.loads, *declared.tables, *declared.stores][len(tensors) : len(tensors) + len(named)]
+            if set(named) == set(following):
+                tensors, named = (*tensors, *(named[name] for name in following)), {}
         signature = tensors_.signature(tensors, out) if not named else None
         if signature in launchers:
             return launchers[signature](tensors, out)

@@ -29,6 +29,20 @@ def test_an_epilogue_of_added_parts(tiles, m, n, k):
     close(d, torch.relu(a.double() @ b.double().T + bias.double()) + c.double())
 
 
+def test_a_second_call_uses_both_kernels_of_the_first():
+    """Binding anew took 300 microseconds a call."""
+    epilogue = E.Epilogue(lambda acc, bias: F.relu(acc + bias), operands={"bias": E.PerColumn()})
+    gemm, a, b = (
+        S.Gemm((64, 128, 64), (1, 1), epilogue=epilogue, tiles=tp.SplitKTiles(2)),
+        normal(64, 256),
+        normal(128, 256),
+    )
+    for _ in range(3):
+        gemm(a, b, bias=normal(128), out=normal(64, 128))
+        gemm(a, b, bias=normal(128))
+    assert len(gemm._launchers) == 1 and len(gemm.parts_of_k.finish._launchers) == 1
+
+
 @pytest.mark.parametrize("kind", [S.Gemm, S.PingPong])
 def test_one_number_a_matrix_of_a_batch(kind):
     torch.manual_seed(1)

@@ -124,7 +124,8 @@ class PartsOfK:
     ) -> None:
         """Raises `InputError` for what one of the kernels would refuse, before the first runs or d is zeroed: *tensors* of the
         first, d of the second."""
-        seen = None if more else signature((*tensors, d), None)
+        found = signature((*tensors, d, *more.values()), None)
+        seen = None if found is None else (*found, *more)
         if seen is None or seen not in self._bound:
             schedule.bind(*tensors)
             if not self.order.reduce:
