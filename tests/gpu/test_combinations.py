@@ -29,7 +29,7 @@ def test_an_epilogue_of_added_parts(tiles, m, n, k):
     close(d, torch.relu(a.double() @ b.double().T + bias.double()) + c.double())
 
 
-def test_a_second_call_uses_both_kernels_of_the_first():
+def test_a_second_call_binds_nothing(monkeypatch):
     """Binding anew took 300 microseconds a call."""
     epilogue = E.Epilogue(lambda acc, bias: F.relu(acc + bias), operands={"bias": E.PerColumn()})
     gemm, a, b = (
@@ -37,10 +37,10 @@ def test_a_second_call_uses_both_kernels_of_the_first():
         normal(64, 256),
         normal(128, 256),
     )
-    for _ in range(3):
-        gemm(a, b, bias=normal(128), out=normal(64, 128))
-        gemm(a, b, bias=normal(128))
-    assert len(gemm._launchers) == 1 and len(gemm.parts_of_k.finish._launchers) == 1
+    gemm(a, b, bias=normal(128))
+    monkeypatch.setattr("tmapipe.bind.tensors.bind", None)
+    gemm(a, b, bias=normal(128), out=normal(64, 128))
+    gemm(a, b, bias=normal(128))
 
 
 @pytest.mark.parametrize("kind", [S.Gemm, S.PingPong])
