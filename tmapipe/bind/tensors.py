@@ -17,6 +17,7 @@ from tmapipe.bind.overlap import check_apart
 from tmapipe.dtypes import DType, bf16, dtype_of, fp32, int32
 from tmapipe.errors import InputError
 from tmapipe.matmul import Wgmma
+from tmapipe.plan.boxes import ALIGNMENT
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
 
 __all__ = ["bind", "match"]
-
-ALIGNMENT = 16  # bytes: of a TMA tensor's address and of every stride but the last (cuTensorMapEncodeTiled)
 
 
 def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], out: Any) -> Bound:

@@ -27,6 +27,7 @@ from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
 from tmapipe.isa.values import Fragment
 from tmapipe.matmul import Wgmma
+from tmapipe.plan.boxes import ALIGNMENT
 from tmapipe.protocol.pieces import pieces
 from tmapipe.protocol.tile import Tile
 from tmapipe.register_tile import RegisterTile
@@ -36,7 +37,6 @@ __all__ = ["EpilogueOperand", "Matrix", "Operands", "PerBatch", "PerColumn", "Pe
 
 ELEMENT = "_element"  # ends the name of a number's only dimension
 VECTOR = 128  # a vector's slot has a multiple of as many elements, since slots start at multiples of 128 bytes
-BYTES = 16  # TMA starts at multiples of as many bytes along the contiguous dimension
 
 
 class OperandStage(TmaLoadStage):
@@ -76,7 +76,7 @@ class EpilogueOperand:
             rows, width: Of the part of the output that a slot is for.
             batch: Names of the output's dimensions before m, each with a space.
         """
-        elements = {("n",): width, ("m",): rows, (): 1}[self.along] + (BYTES if self.loose(batch) else 0)
+        elements = {("n",): width, ("m",): rows, (): 1}[self.along] + (ALIGNMENT if self.loose(batch) else 0)
         dims = self.along[0] if self.along else name + ELEMENT
         tile = (ceil_div(elements, VECTOR) * VECTOR,)
         return OperandStage(dims, tile=tile, ring=ring, dtype=self.dtype)
@@ -243,7 +243,7 @@ class Operands:
         if name not in self.loose:
             return 0
         start = tile.start("m", self.shape[0]) if self.stages[name].along else tile.l
-        return start % (BYTES // k.plan.load(name).buffer.dtype.bytes)
+        return start % (ALIGNMENT // k.plan.load(name).buffer.dtype.bytes)
 
     def reader(self, k: Any, tile: Tile) -> Callable[[], dict[str, Fragment]]:
         """A function that reads the next piece's operands of this output tile, to be given to the store:

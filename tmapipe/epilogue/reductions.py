@@ -18,12 +18,12 @@ from typing import Any
 import attrs
 import numpy as np
 
-from tmapipe.bind.tensors import ALIGNMENT
 from tmapipe.dtypes import DType, fp32
 from tmapipe.epilogue.outputs import EpilogueOutput, StoreForm
 from tmapipe.integers import ceil_div
 from tmapipe.isa.values import Fragment
 from tmapipe.matmul import Wgmma
+from tmapipe.plan.boxes import ALIGNMENT
 from tmapipe.plan.model import Store
 from tmapipe.protocol.pieces import Piece
 from tmapipe.protocol.stores import BoundStore

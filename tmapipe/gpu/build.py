@@ -19,6 +19,7 @@ from tmapipe.gpu.isa import GpuIsa
 from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
 from tmapipe.gpu.report import Resources, read_resources
 from tmapipe.kernel import kernel_main
+from tmapipe.plan.boxes import ALIGNMENT
 from tmapipe.plan.model import Plan
 from tmapipe.tiles.gpc_positions import COUNTERS
 
@@ -149,10 +150,10 @@ def build(
             continue
         part = next(p for p in plan.transfers if p.name == name)
         rank = (ranks or {}).get(name, len(part.dims) - len(getattr(part, "folded", ())))
-        step = 16 // part.buffer.dtype.bytes
+        step = ALIGNMENT // part.buffer.dtype.bytes
         shape = tuple(cute.sym_int() for _ in range(rank))
         stride = (*(cute.sym_int64(divisibility=step) for _ in range(rank - 1)), 1)
-        fakes.append(make_fake_tensor(cute_type(part.buffer.dtype), shape, stride=stride, assumed_align=16))
+        fakes.append(make_fake_tensor(cute_type(part.buffer.dtype), shape, stride=stride, assumed_align=ALIGNMENT))
     if plan.queue is not None:
         fakes.append(make_fake_tensor(Int32, (COUNTERS,), stride=(1,), assumed_align=4))
     numbers = [Int32(1)] * (1 + schedule.tiles.launch_words)

@@ -27,6 +27,7 @@ from tmapipe.machine.hazard import hazard
 from tmapipe.machine.memory import Memory, lands
 from tmapipe.machine.slots import conflict
 from tmapipe.machine.state import State, applies, waits
+from tmapipe.plan.boxes import ALIGNMENT
 
 # ---- loads ------------------------------------------------------------------------------------------------------------
 
@@ -67,11 +68,10 @@ def _store_words(state: State, agent: int, op: StAsync) -> tuple[Flight, ...]:
 
 
 def check_start(state: State, agent: int, op: Any, verb: str, name: str) -> None:
-    """TMA starts at multiples of 16 bytes along the contiguous dimension. Elsewhere it is an illegal instruction, on an H200
-    as in https://github.com/triton-lang/triton/issues/7385."""
+    """A start off the `ALIGNMENT` along the contiguous dimension is an illegal instruction."""
     layout = state.layout
-    if op.at and op.at[-1] * layout.slots[op.slot][0].dtype.bytes % 16:
-        text = f"{verb} {name} at {op.at}, whose last index is not a multiple of 16 bytes"
+    if op.at and op.at[-1] * layout.slots[op.slot][0].dtype.bytes % ALIGNMENT:
+        text = f"{verb} {name} at {op.at}, whose last index is not a multiple of {ALIGNMENT} bytes"
         raise hazard(layout, "tma-alignment", agent, op, text)
 
 

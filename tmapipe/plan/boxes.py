@@ -1,9 +1,12 @@
-"""Boxes: how much of a slot one TMA instruction moves."""
+"""Boxes: how much of a slot one TMA instruction moves, and from where on."""
 
 from __future__ import annotations
 
-__all__ = ["MAX_BOX", "box_of"]
+__all__ = ["ALIGNMENT", "MAX_BOX", "box_of"]
 
+#: Bytes. Multiples of it are a tensor's address, its strides but the last, the rows of a box (cuTensorMapEncodeTiled), and
+#: where a tile starts along the contiguous dimension (https://github.com/triton-lang/triton/issues/7385).
+ALIGNMENT = 16
 MAX_BOX = 256  # elements along one extent of a TMA box (CUDA driver API, cuTensorMapEncodeTiled)
 
 

@@ -11,7 +11,7 @@ from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
 from tmapipe.matmul import Wgmma
 from tmapipe.multicast import peer_pattern
-from tmapipe.plan.boxes import MAX_BOX
+from tmapipe.plan.boxes import ALIGNMENT, MAX_BOX
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import Barrier, Buffer, HeldTile, Load, Matmul, NamedBarrier, RoleWarps, Store
 from tmapipe.plan.rings import Queue, Ring
@@ -223,9 +223,9 @@ class Layout:
         self, name: str, slots: int, tile: tuple[int, ...], dtype: DType, swizzle: int, owners: int = 1
     ) -> Buffer:
         row = tile[-1] * dtype.bytes
-        if row % 16:
+        if row % ALIGNMENT:
             raise InputError(
-                f"{name}.tile", tile, f"a row is {row} bytes, but TMA moves multiples of 16", "widen the tile"
+                f"{name}.tile", tile, f"a row is {row} bytes, but TMA moves multiples of {ALIGNMENT}", "widen the tile"
             )
         if swizzle and (len(tile) != 2 or tile[0] % 8):
             raise InputError(
@@ -340,9 +340,10 @@ class Layout:
     def _columns(self, name: str, store: TmaStoreStage) -> int:
         """Of a buffer for accumulators."""
         n, dtype = store.tile[1], self.types[name]
-        unit = max(8, 16 // dtype.bytes)  # since TMA starts at multiples of 16 bytes along a row
+        unit = max(8, ALIGNMENT // dtype.bytes)
         if n % unit:
-            rule = f"has a multiple of {unit} columns if {dtype} is stored: TMA starts at multiples of 16 bytes along a row"
+            start = f"TMA starts at multiples of {ALIGNMENT} bytes along a row"
+            rule = f"has a multiple of {unit} columns if {dtype} is stored: {start}"
             raise InputError(f"{name}.tile", store.tile, rule, f"use {ceil_div(n, unit) * unit} columns")
         columns = store.columns or _default_columns(n, dtype)
         if columns > n or columns % unit or (store.reduce and n % columns):
