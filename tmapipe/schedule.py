@@ -242,8 +242,7 @@ class Schedule:
             tensors, named = self._as_declared(tensors, named)
         launchers: dict[Any, Any] = self.__dict__.setdefault("_launchers", {})
         if named:  # as positions, if they are the next ones
-            declared = self.declared
-            following = [*declared.loads, *declared.tables, *declared.stores][len(tensors) : len(tensors) + len(named)]
+            following = self.declared.arguments[len(tensors) : len(tensors) + len(named)]
             if set(named) == set(following):
                 tensors, named = (*tensors, *(named[name] for name in following)), {}
         signature = tensors_.signature(tensors, out) if not named else None
@@ -316,7 +315,7 @@ class Schedule:
             check_kind(name, tensor)
             return tensor.swapaxes(-1, -2)
 
-        names = (*self.declared.loads, *self.declared.tables, *self.declared.stores)
+        names = self.declared.arguments
         given = [view(name, tensor) for name, tensor in zip(names, tensors, strict=False)]
         return (*given, *tensors[len(names) :]), {name: view(name, tensor) for name, tensor in named.items()}
 

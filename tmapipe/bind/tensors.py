@@ -6,6 +6,7 @@ Torch is imported only by those who pass torch tensors.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
     declared = schedule.declared
     parts: dict[str, TmaLoadStage | TmaStoreStage] = {**declared.loads, **declared.stores}
     inputs = (*declared.loads, *declared.tables)
-    given = match([*inputs, *declared.stores], tensors, named)
+    given = match(declared.arguments, tensors, named)
     stores = tuple(declared.stores)
     if out is not None:
         if not stores or stores[0] in given:
@@ -207,7 +208,7 @@ def shape_for(name: str, tensor: Any, dims: tuple[str, ...], folded: tuple[int, 
     return (*folded, *(1,) * missing, *shape)
 
 
-def match(names: list[str], tensors: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+def match(names: Sequence[str], tensors: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
     """The tensors of a call by name, without those that are None. Raises `InputError` for too many, unknown or given twice."""
     if len(tensors) > len(names):
         raise InputError(

@@ -92,7 +92,7 @@ class Fragments(Protocol):
         Args:
             along: The dimensions that the values vary with. ("m", "n"): the slot's extents are (64 * matmul.warpgroups,
                 columns), and warpgroup g has the rows from 64 * g on. ("m",): one value per row, from element *first* + 64 * g
-                on. ("n",): one per column, from element *first* on. (): the first element for all.
+                on. ("n",): one per column, from element *first* on. (): element *first* for all.
         """
 
     def apply(self, function: Callable[..., Any], fragments: Sequence[Fragment], named: dict[str, Fragment]) -> Any:

@@ -91,6 +91,11 @@ class Declarations:
         }
 
     @property
+    def arguments(self) -> tuple[str, ...]:
+        """The parts that tensors are passed for, in the order of a call."""
+        return (*self.loads, *self.tables, *self.stores)
+
+    @property
     def stages(self) -> dict[str, TmaLoadStage | SharedStage]:
         """Everything that lies in slots of rings."""
         return {**self.loads, **self.shared}

@@ -83,7 +83,7 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
         stores=tuple(layout.stores),
         matmuls=tuple(layout.matmuls),
         held=tuple(layout.held),
-        arguments=(*declared.loads, *declared.tables, *declared.stores),
+        arguments=declared.arguments,
         warps=warps,
         smem_bytes=layout.bytes,
         launch_registers=launch,

@@ -131,7 +131,7 @@ class PartsOfK:
             if not self.order.reduce:
                 reduced = self.epilogue.reductions
                 self.finish.bind(
-                    tensors[-1], d=d, **{name: value for name, value in dict(more).items() if name not in reduced}
+                    tensors[-1], d=d, **{name: value for name, value in more.items() if name not in reduced}
                 )
             if seen is not None:
                 self._bound.add(seen)
