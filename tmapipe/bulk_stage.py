@@ -11,8 +11,6 @@ from tmapipe.stage import TmaLoadStage
 
 __all__ = ["BulkLoadStage"]
 
-UNIT = 16  # bytes: of addresses and sizes (PTX ISA, cp.async.bulk)
-
 
 @attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
 class BulkLoadStage(TmaLoadStage):
@@ -23,7 +21,7 @@ class BulkLoadStage(TmaLoadStage):
 
     Args:
         dims: The name of the vector's dimension.
-        tile: Elements of a piece, as a tuple of one. A multiple of 16 bytes.
+        tile: Elements of a piece, as a tuple of one. A multiple of 16 bytes (PTX ISA, cp.async.bulk).
         ring: Whose slots hold the pieces.
         **options: `dtype` and `loader`, as of `TmaLoadStage`.
 

@@ -155,7 +155,7 @@ def test_bad_rasters():
             refused(raster, rows, argument=f"{raster.__name__}(rows)", value=rows, rule="positive number")
     for rows in (3, 12, 512):
         refused(Hilbert, rows, argument="Hilbert(rows)", value=rows, rule="power of two")
-    refused(PersistentTiles, 8, argument="PersistentTiles(raster)", value=8, rule="Grouped, Snake or Hilbert")
+    refused(PersistentTiles, 8, argument="PersistentTiles(raster)", value=8, rule="Grouped, Snake, Columns or Hilbert")
 
 
 # ---- coordinates ------------------------------------------------------------------------------------------------------

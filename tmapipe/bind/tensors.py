@@ -289,7 +289,7 @@ def _check_layout(name: str, tensor: Any, shape: tuple[int, ...], strides: tuple
             f"{name}.stride",
             strides,
             "the last dimension must be contiguous (stride 1)",
-            f"{name}.contiguous(), or tell a GEMM how it lies (majors)",
+            f"{name}.contiguous(), or tell a GEMM how it lies (tp.Operand)",
         )
     for extent, stride in zip(shape[:-1], strides[:-1], strict=True):
         if extent > 1 and (stride * dtype.bytes % ALIGNMENT or stride <= 0):

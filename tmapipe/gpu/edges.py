@@ -1,5 +1,5 @@
 """Loads of tiles that reach over a tensor's edge, if the rows beyond it may hold anything
-(`TmaLoadStage(outside="anything")`).
+(`TmaLoadStage.anything_outside`).
 
 The TMA engine fills rows beyond the edge with zeros, which takes longer than loading them. So such a tile is loaded in several
 small boxes. A box that lies outside as a whole is replaced by the tile's first box, loaded again. The slot then gets as many

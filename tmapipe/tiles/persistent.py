@@ -32,8 +32,8 @@ class PersistentTiles(TileOrder):
     outside: their loads give zeros, and their stores write nothing.
 
     Args:
-        raster: `Grouped`, `Snake` or `Hilbert`; numbers the tiles along the last two dimensions, so that CTAs at work together
-            share operands in L2. Earlier (batch) dimensions vary slowest.
+        raster: `Grouped`, `Snake`, `Columns` or `Hilbert`; numbers the tiles along the last two dimensions, so that CTAs at
+            work together share operands in L2. Earlier (batch) dimensions vary slowest.
 
     Raises:
         InputError: *raster* is something else.
@@ -44,7 +44,9 @@ class PersistentTiles(TileOrder):
     @raster.validator
     def _check(self, attribute: Any, value: Any) -> None:
         if not isinstance(value, Grouped):
-            raise InputError("PersistentTiles(raster)", value, "is Grouped, Snake or Hilbert", "use Grouped(8)")
+            raise InputError(
+                "PersistentTiles(raster)", value, "is Grouped, Snake, Columns or Hilbert", "use Grouped(8)"
+            )
 
     def clusters(self, grid: dict[str, int], cluster: Mapping[str, int]) -> int:
         """How many clusters can work at once on a grid of tiles."""
