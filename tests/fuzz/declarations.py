@@ -21,6 +21,7 @@ NEEDED: dict[Any, dict[str, Any]] = {
     tp.Role: {"warps": 1},
     tp.BarrierRing: {"stages": 2, "producer": LOAD, "consumer": USE},
     tp.TmaLoadStage: {"dims": "m k", "tile": (64, 64), "ring": RING},
+    tp.BulkLoadStage: {"dims": "n", "tile": (1024,), "ring": RING},
     tp.SharedStage: {"tile": (64, 64), "ring": RING, "writer": LOAD, "dtype": "bf16"},
     tp.Wgmma: {"a": A, "b": B},
     tp.TmaStoreStage: {"dims": "m n", "source": tp.Wgmma(A, B)},
@@ -32,9 +33,9 @@ NEEDED: dict[Any, dict[str, Any]] = {
     S.StreamK: {"shares": 2},
     Problem: {"m": 8, "n": 8, "k": 8},
 } | {kind: {} for kind in (
-    tp.Operand, tp.PersistentTiles, tp.DynamicTiles, tp.GpcTiles, tp.GroupedTiles, tp.Grouped, tp.Snake, tp.Hilbert,
-    tp.mainloop.Cooperative, tp.mainloop.PingPong, E.Epilogue, E.Matrix, E.PerColumn, E.PerRow, E.Scalar, E.Output,
-    E.RowSum, E.ColumnSum, S.Gemm, S.PingPong, S.GatedGemm, S.GroupedGemm, S.Copy, S.AddParts,
+    tp.Operand, tp.PersistentTiles, tp.DynamicTiles, tp.GpcTiles, tp.GroupedTiles, tp.Grouped, tp.Snake, tp.Columns,
+    tp.Hilbert, tp.mainloop.Cooperative, tp.mainloop.PingPong, E.Epilogue, E.Matrix, E.PerBatch, E.PerColumn, E.PerRow,
+    E.Scalar, E.Output, E.RowSum, E.ColumnSum, S.Gemm, S.PingPong, S.GatedGemm, S.GroupedGemm, S.Copy, S.AddParts,
 )}  # fmt: skip
 
 

@@ -42,8 +42,9 @@ OPERANDS = (
     tp.Operand(), tp.Operand("m"), tp.Operand("n"), tp.Operand(l2_hint="evict_first"), tp.Operand(outside="anything"),
 )  # fmt: skip
 ORDERS = (
-    tp.PersistentTiles(), tp.PersistentTiles(tp.Snake(2)), tp.PersistentTiles(tp.Hilbert(4)), tp.DynamicTiles(),
-    tp.DynamicTiles(stages=1), tp.GpcTiles(), tp.SplitKTiles(2), tp.StreamKTiles(shares=3), tp.GroupedTiles(), tp.Snake(2),
+    tp.PersistentTiles(), tp.PersistentTiles(tp.Snake(2)), tp.PersistentTiles(tp.Hilbert(4)),
+    tp.PersistentTiles(tp.Columns(2)), tp.DynamicTiles(), tp.DynamicTiles(stages=1), tp.GpcTiles(), tp.SplitKTiles(2),
+    tp.StreamKTiles(shares=3), tp.GroupedTiles(), tp.Snake(2),
 )  # fmt: skip
 POOLS: dict[str, tuple[Any, ...]] = {
     "tile": ((64, 64, 32), (64, 128, 64), (128, 64, 64), (128, 128, 64), (192, 64, 32), (256, 64, 32), (64, 72, 32),
@@ -114,8 +115,8 @@ def _run(kind: Any, chosen: dict[str, Any], dtype: str, then: Callable[..., Any]
         schedule.plan(types)
     which, sizes = _described(kind, schedule, chosen, then), {"m": 80, "n": 96, "k": 144, "l": 2, "s": 3}
     given = which.tensors(sizes, "fp32" if dtype == "tf32" else dtype, np.random.default_rng(seed))
-    for name in getattr(schedule, "turned", ()):
-        given[name] = np.asfortranarray(given[name])
+    for name in schedule.transposed:
+        given[name] = np.ascontiguousarray(given[name].swapaxes(-1, -2)).swapaxes(-1, -2)
     extra = [name for name in given if name in ("bias", "c")]
     for name in extra:
         given[name] = given[name].astype(TYPES["fp16"] if dtype in ("int8", "fp8_e4m3") else given[name].dtype)

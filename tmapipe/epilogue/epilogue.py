@@ -49,7 +49,7 @@ class Epilogue:
     Args:
         function: Takes the accumulator (or each accumulator) and the operands by name, and works element by element. With
             further outputs it returns a dictionary of all of them, "d" among them. None: the sums themselves.
-        operands: Name -> `Matrix`, `PerColumn`, `PerRow` or `Scalar`.
+        operands: Name -> `Matrix`, `PerBatch`, `PerColumn`, `PerRow` or `Scalar`.
         outputs: Name -> `Output`, `RowSum` or `ColumnSum`, which a call returns after d.
         dtype: Of d; None: the tensor's, or if a call makes it that of a (bf16 for fp8 operands, int32 for int8).
         stages: Output buffers of each warpgroup.
