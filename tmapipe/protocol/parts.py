@@ -60,7 +60,8 @@ class PartInSlot(Carried):
         self.load_from(*start_of(f"slot.{load.name}.load", load.dims, load.tile, tile, coordinates))
 
     def load_from(self, *start: Any) -> None:
-        """As `load`, for the tile that starts at these elements: one index per dimension of the tensor."""
+        """As `load`, for the tile that starts at these elements: one index per dimension of the tensor, the last one at a
+        multiple of 16 bytes. Elsewhere the hardware traps, and the model raises `HazardError`."""
         load = self._loaded()
         if len(start) != len(load.dims):
             rule = f"is one index along each of {', '.join(load.dims)}, in elements"
