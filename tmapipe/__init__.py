@@ -24,6 +24,7 @@ from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.schedules import mainloop
 from tmapipe.schedules.operand import Operand
+from tmapipe.scratch import Scratch
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.table import Table
@@ -60,6 +61,7 @@ __all__ = [
     "Role",
     "Schedule",
     "ScopeError",
+    "Scratch",
     "SharedStage",
     "Snake",
     "SplitKTiles",

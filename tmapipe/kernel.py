@@ -25,9 +25,12 @@ from tmapipe.protocol.matmuls import BoundMatmul, BoundRegisterTile
 from tmapipe.protocol.parts import PartInSlot, SlotPart
 from tmapipe.protocol.raw import raw
 from tmapipe.protocol.ring import RingEnd
+from tmapipe.protocol.scratch import BoundScratch
 from tmapipe.protocol.stores import BoundStore, SlotStore
+from tmapipe.protocol.syncs import sync
 from tmapipe.protocol.turns import BoundTurnstile
 from tmapipe.register_tile import RegisterTile
+from tmapipe.role import Role
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.tiles.persistent import BoundTiles
@@ -189,6 +192,9 @@ class KernelContext(Carried):
             if matmul.first_warp == role.first_warp and ring_name in self._parts:
                 self._parts[matmul.name] = BoundMatmul(isa, matmul, self._parts[ring_name])
 
+        for name, scratch in schedule.declared.scratches.items():
+            if self.name_of(scratch.role) == role.name:
+                self._parts[name] = BoundScratch(isa, self.plan.buffer(name), role.name)
         for held in self.plan.held:
             if held.first_warp == role.first_warp:
                 self._parts[held.name] = BoundRegisterTile(held)
@@ -212,6 +218,22 @@ class KernelContext(Carried):
             )
         where = part.dims.index(dim)
         return ceil_div(self.isa.extent(part.argument, where), part.tile[where])
+
+    def sync(self, *others: Role) -> None:
+        """``bar.sync``: waits until all threads of this role have come here, and those of *others*, which call it likewise.
+
+        Then all see what any of them wrote before. A team waits for its own threads only.
+
+        Args:
+            others: Roles of the schedule.
+
+        Raises:
+            InputError: For what is no such role, for teams with others, or if the CTA's 16 barriers are taken.
+        """
+        for other in others:
+            if not isinstance(other, Role):
+                raise InputError("k.sync", other, "is a role of the schedule", "e.g. k.sync(self.load)")
+        sync(self.isa, self.role, [self.plan.role(self.name_of(other)) for other in others])
 
     def raw(
         self,

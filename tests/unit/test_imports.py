@@ -72,7 +72,7 @@ LAYERS = (
     ("role", "multicast"),
     ("barrier", "table", "turnstile"),
     ("stage",),
-    ("bulk_stage", "matmul", "register_tile"),
+    ("bulk_stage", "matmul", "register_tile", "scratch"),
     ("store_pipeline",),
     ("plan",),
     ("bind",),

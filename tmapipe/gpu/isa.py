@@ -21,6 +21,7 @@ from tmapipe.gpu.words import store_words
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import SlotRef
 from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, Store
+from tmapipe.plan.syncs import Syncs
 
 __all__ = ["GpuIsa"]
 
@@ -59,6 +60,7 @@ class GpuIsa(Isa):
     ):
         self.addressed, self.counters, self.kept = addressed, counters, kept
         self.plan, self.atoms, self.host_divisors, self.clusters = plan, atoms, divisors, clusters
+        self.syncs = Syncs(plan)
         self.thread, _, _ = cute.arch.thread_idx()
         self.lane = cute.arch.lane_idx()
         self.warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())

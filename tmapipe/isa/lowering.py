@@ -7,6 +7,7 @@ from typing import Any
 
 from tmapipe.isa.values import Carried, Value
 from tmapipe.plan.model import Barrier, Buffer, NamedBarrier, Plan
+from tmapipe.plan.syncs import Syncs
 
 __all__ = ["Lowering"]
 
@@ -15,11 +16,12 @@ class Lowering(Carried):
     """Base of the instruction set. By default an instruction makes its operations, whose operands are flat numbers, and hands
     them to `emit`, as the machine wants it; the GPU's backend overrides every instruction.
 
-    plan: of the kernel; warp: index of the calling warp in the CTA; cta_rank: of the CTA in its cluster; cluster_id: of the
-    cluster in the grid; clusters: in the grid.
+    plan: of the kernel; syncs: barriers that bodies use and the plan does not have; warp: index of the calling warp in the
+    CTA; cta_rank: of the CTA in its cluster; cluster_id: of the cluster in the grid; clusters: in the grid.
     """
 
     plan: Plan
+    syncs: Syncs
     warp: Value
     cta_rank: Value
     cluster_id: Value

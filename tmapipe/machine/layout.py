@@ -6,6 +6,7 @@ import itertools
 
 from tmapipe.isa.ops import Flight
 from tmapipe.plan.model import Buffer, Plan
+from tmapipe.plan.syncs import Syncs
 
 __all__ = ["Layout"]
 
@@ -18,7 +19,7 @@ class Layout:
     """
 
     def __init__(self, plan: Plan):
-        self.plan = plan
+        self.plan, self.syncs = plan, Syncs(plan)
         self.ctas, self.warps = plan.cluster_size, plan.warps
         self.agents = self.ctas * self.warps
         self.warpgroups = -(-self.warps // 4)  # a CTA; the last one may lack warps
@@ -82,7 +83,7 @@ class Layout:
         """E.g. ``epilogue[1] (id 3)``, or the CTA's barrier for id 0."""
         if id == 0:
             return "the CTA's barrier"
-        for barrier in self.plan.named_barriers:
+        for barrier in (*self.plan.named_barriers, *self.syncs.made.values()):
             if barrier.id <= id < barrier.id + barrier.instances:
                 instance = f"[{id - barrier.id}]" if barrier.instances > 1 else ""
                 return f"{barrier.name}{instance} (id {id})"

@@ -38,6 +38,7 @@ class MachineIsa(Isa):
         memory: Memory | None = None,
     ):
         self.layout, self.plan, self.agent, self.memory = layout, layout.plan, agent, memory
+        self.syncs = layout.syncs
         self.emit = emit  # type: ignore[method-assign, assignment]
         self.cta_rank, self.warp = divmod(agent, layout.warps)
         self.cluster_id, self.clusters, self.shapes = cluster_id, clusters, shapes

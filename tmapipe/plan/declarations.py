@@ -19,6 +19,7 @@ from tmapipe.errors import InputError
 from tmapipe.matmul import Wgmma
 from tmapipe.register_tile import RegisterTile
 from tmapipe.role import Role, role_of
+from tmapipe.scratch import Scratch
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.table import Table
@@ -26,9 +27,13 @@ from tmapipe.turnstile import Turnstile
 
 __all__ = ["PARTS", "Body", "Declarations", "Part", "declare", "fields_of"]
 
-Part = Role | BarrierRing | TmaLoadStage | SharedStage | Wgmma | RegisterTile | TmaStoreStage | Turnstile | Table
-PARTS = (Role, BarrierRing, TmaLoadStage, SharedStage, Wgmma, RegisterTile, TmaStoreStage, Turnstile, Table)
-_FIELDS = ("roles", "rings", "loads", "shared", "matmuls", "register_tiles", "stores", "turnstiles", "tables")
+Part = (
+    Role | BarrierRing | TmaLoadStage | SharedStage | Scratch | Wgmma | RegisterTile | TmaStoreStage | Turnstile | Table
+)
+PARTS = (Role, BarrierRing, TmaLoadStage, SharedStage, Scratch, Wgmma, RegisterTile, TmaStoreStage, Turnstile, Table)
+_FIELDS = (
+    *("roles", "rings", "loads", "shared", "scratches", "matmuls", "register_tiles", "stores", "turnstiles", "tables"),
+)
 Body = Callable[..., None]
 
 
@@ -43,6 +48,7 @@ class Declarations:
         rings: Of slots.
         loads: Stages that the TMA engine loads into slots.
         shared: Stages that threads write into slots.
+        scratches: Shared memory of one role each.
         matmuls: On slots.
         register_tiles: That roles compute.
         stores: To tensors.
@@ -60,6 +66,7 @@ class Declarations:
     rings: dict[str, BarrierRing]
     loads: dict[str, TmaLoadStage]
     shared: dict[str, SharedStage]
+    scratches: dict[str, Scratch]
     matmuls: dict[str, Wgmma]
     register_tiles: dict[str, RegisterTile]
     stores: dict[str, TmaStoreStage]
@@ -83,6 +90,7 @@ class Declarations:
             **self.roles,
             **self.rings,
             **self.stages,
+            **self.scratches,
             **self.matmuls,
             **self.register_tiles,
             **self.stores,

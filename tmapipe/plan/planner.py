@@ -22,7 +22,7 @@ from tmapipe.store_pipeline import TmaStoreStage
 __all__ = ["make_plan"]
 
 #: Attributes of what a body gets as `k` (`tmapipe.kernel.KernelContext`), which nothing else in it can be called.
-TAKEN = ("ends", "finish", "isa", "name_of", "plan", "raw", "role", "steps", "tiles")
+TAKEN = ("ends", "finish", "isa", "name_of", "plan", "raw", "role", "steps", "sync", "tiles")
 MAX_SLOTS = 12  # rings that fill shared memory stop here: more stages than this hide no more latency
 
 
@@ -106,10 +106,11 @@ def _check_names(declared: Declarations) -> None:
     for name in (*declared.loads, *declared.shared, *declared.stores):
         if name in RESERVED:
             raise InputError("stage name", name, "is taken by the slot's own attributes", "rename the stage")
-    for name in (*declared.rings, *declared.matmuls, *declared.stores, *declared.turnstiles):
+    k_parts = (*declared.rings, *declared.scratches, *declared.matmuls, *declared.stores, *declared.turnstiles)
+    for name in k_parts:
         if name in TAKEN:
             raise InputError(
-                "name", name, "is taken by what bodies get as k", "rename the ring, matmul, store or turnstile"
+                "name", name, "is taken by what bodies get as k", "rename the ring, scratch, matmul, store or turnstile"
             )
 
 

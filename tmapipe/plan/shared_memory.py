@@ -16,13 +16,12 @@ from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import Barrier, Buffer, HeldTile, Load, Matmul, NamedBarrier, RoleWarps, Store
 from tmapipe.plan.rings import Queue, Ring
 from tmapipe.plan.sharing import row_width
+from tmapipe.plan.syncs import MAX_NAMED_BARRIERS
 from tmapipe.register_tile import RegisterTile
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 
 __all__ = ["Layout"]
-
-MAX_NAMED_BARRIERS = 16  # a CTA; id 0 is bar.sync 0 (PTX ISA)
 
 
 class Layout:
@@ -69,6 +68,8 @@ class Layout:
             )
             if isinstance(part, SharedStage):
                 row_width(name, part.tile, roles[self.name_of(part.writer)])
+        for name, scratch in declared.scratches.items():
+            self._buffer(name, scratch.copies, scratch.tile, scratch.dtype, 0)
         for name, load in declared.loads.items():
             self._load(name, load)
         for name, mma in declared.matmuls.items():

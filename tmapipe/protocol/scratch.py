@@ -1,0 +1,48 @@
+"""Scratch as its role sees it: tiles that are read and written like those of an open slot, but that no ring hands on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmapipe.errors import InputError
+from tmapipe.isa.interface import Isa
+from tmapipe.isa.values import Carried
+from tmapipe.plan.model import Buffer
+from tmapipe.protocol.parts import PartInSlot, SlotPart
+
+__all__ = ["BoundScratch"]
+
+
+class _Always(Carried):
+    """Stands for the open slot of a `PartInSlot`: open at any time, and touched by threads before."""
+
+    open = True
+
+    def __init__(self, name: str, index: Any):
+        self.index = index
+        self.touched_by_threads = {name}
+
+    def _check_open(self) -> None:
+        pass
+
+
+class BoundScratch(PartInSlot):
+    """A `Scratch` in its role: its first copy, or with `copy` another one."""
+
+    def __init__(self, isa: Isa, buffer: Buffer, role: str):
+        part: Any = SlotPart(isa, buffer, None, role, async_proxy=False)
+        slot: Any = _Always(buffer.name, 0)
+        super().__init__(part, slot)
+
+    def copy(self, i: Any) -> PartInSlot:
+        """Copy number *i*, of as many as were declared.
+
+        Raises:
+            InputError: There is none of this number, if that is known.
+        """
+        copies = self.ref.buffer.stages
+        if isinstance(i, int) and not 0 <= i < copies:
+            rule = f"has {copies} {'copies' if copies > 1 else 'copy'}"
+            raise InputError(f"k.{self.ref.buffer.name}.copy", i, rule, "count from 0, or declare more copies")
+        slot: Any = _Always(self.ref.buffer.name, i)
+        return PartInSlot(self.part, slot)

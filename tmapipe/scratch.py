@@ -1,0 +1,52 @@
+"""Scratch: shared memory that belongs to one role."""
+
+from __future__ import annotations
+
+import attrs
+
+from tmapipe.dtypes import DType, as_dtype, tf32
+from tmapipe.errors import InputError
+from tmapipe.fields import is_count, must, shown
+from tmapipe.role import Role
+from tmapipe.stage import check_tile
+
+__all__ = ["Scratch"]
+
+
+@attrs.frozen(eq=False, init=False, repr=False)
+class Scratch:
+    """Declares shared memory in which the threads of a role pass values to each other.
+
+    In the role's body, ``k.<name>`` is read and written as a stage's tile in an open slot is: ``k.<name>.write(v)``,
+    ``k.<name>.read()``. What one thread has written, others read after ``k.sync()``, and they overwrite it after another one.
+    With two copies used in turn, ``k.<name>.copy(i)``, one `sync` for each write is enough.
+
+    Args:
+        role: Whose threads use it.
+        tile: Elements.
+        dtype: Of the elements.
+        copies: How many tiles there are, one after another.
+
+    Raises:
+        InputError: For any other value.
+    """
+
+    role: Role = attrs.field(
+        validator=must(
+            lambda role: isinstance(role, Role) and role.teams == 1,
+            "is the Role that uses it, of one team",
+            "pass that Role",
+        )
+    )
+    tile: tuple[int, ...]
+    dtype: DType
+    copies: int = attrs.field(default=1, validator=must(is_count, "is a positive number of tiles", "use 1 or 2"))
+
+    def __init__(self, role: Role, *, tile: tuple[int, ...], dtype: DType | str, copies: int = 1):
+        kind = as_dtype(dtype)
+        if kind == tf32:
+            raise InputError("Scratch(dtype)", "tf32", "is a type of TMA loads, which round fp32 to it", "fp32")
+        self.__attrs_init__(role, check_tile("Scratch(tile)", tile), kind, copies)
+
+    def __repr__(self) -> str:
+        return shown(self)
