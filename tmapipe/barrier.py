@@ -33,11 +33,15 @@ class BarrierRing:
     What lies in a slot is declared by the stages that name this ring. Everything else is derived: arrival counts from the
     roles' warps and the multicast peers, expect-tx bytes from the stages, parities, initialization and tail.
 
+    A ring ``per="cta"`` is filled once a CTA, before its first tile, and then held: its one slot is read at every tile. The
+    roles fill it in methods `@role.before.jit`, and the last phase reads it as ``k.<ring>.<stage>``.
+
     Args:
         stages: How many slots there are; None: as many as shared memory holds.
         producer: The first of two phases: a role, or a tuple of roles that play it at once.
         consumer: The second of two phases, likewise.
         chain: Any number of phases from two on, instead of producer and consumer: ``chain=(load, transform, store)``.
+        per: "tile" for slots that tiles use one after another, "cta" for one that is filled once.
 
     Raises:
         InputError: For any other value.
@@ -47,6 +51,9 @@ class BarrierRing:
         validator=must(optional(is_count), "must be a positive integer or None", "use 1 or more")
     )
     phases: tuple[tuple[Role, ...], ...] = attrs.field()
+    per: str = attrs.field(
+        default="tile", validator=must(lambda per: per in ("tile", "cta"), 'is "tile" or "cta"', "leave it out")
+    )
 
     def __init__(
         self,
@@ -55,6 +62,7 @@ class BarrierRing:
         producer: Role | Iterable[Role] | None = None,
         consumer: Role | Iterable[Role] | None = None,
         chain: Iterable[Role | Iterable[Role]] | None = None,
+        per: str = "tile",
     ):
         if (chain is None) == (producer is None or consumer is None):
             raise InputError(
@@ -67,9 +75,12 @@ class BarrierRing:
             phases = [("producer", producer), ("consumer", consumer)]
         else:
             phases = [("chain", phase) for phase in _several("chain", chain)]
-        self.__attrs_init__(
-            stages, tuple((p,) if isinstance(p, Role) else tuple(_several(name, p)) for name, p in phases)
-        )
+        if isinstance(per, str) and per == "cta":
+            if stages not in (None, 1):
+                raise InputError("BarrierRing(stages)", stages, "is 1 for what is filled once a CTA", "leave it out")
+            stages = 1
+        of_phases = tuple((p,) if isinstance(p, Role) else tuple(_several(name, p)) for name, p in phases)
+        self.__attrs_init__(stages, of_phases, per)
 
     @phases.validator
     def _roles_differ(self, field: Any, phases: tuple[tuple[Role, ...], ...]) -> None:
@@ -85,7 +96,13 @@ class BarrierRing:
     def __repr__(self) -> str:
         phases = [phase[0] if len(phase) == 1 else phase for phase in self.phases]
         text = f"producer={phases[0]!r}, consumer={phases[1]!r}" if len(phases) == 2 else f"chain={tuple(phases)!r}"
-        return f"BarrierRing({'' if self.stages is None else f'{self.stages}, '}{text})"
+        stages = "" if self.stages is None or self.held else f"{self.stages}, "
+        return f"BarrierRing({stages}{text}" + (', per="cta")' if self.held else ")")
+
+    @property
+    def held(self) -> bool:
+        """Whether it is filled once a CTA."""
+        return self.per == "cta"
 
 
 _ROLES = "is a Role for each phase, or a tuple of those that play it at once"

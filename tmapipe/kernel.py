@@ -21,6 +21,7 @@ from tmapipe.matmul import Wgmma
 from tmapipe.plan.declarations import Part
 from tmapipe.plan.model import Load, Plan, RoleWarps, Store
 from tmapipe.plan.rings import Ring
+from tmapipe.protocol.held import HeldEnd
 from tmapipe.protocol.matmuls import BoundMatmul, BoundRegisterTile
 from tmapipe.protocol.parts import PartInSlot, SlotPart
 from tmapipe.protocol.raw import raw
@@ -141,6 +142,7 @@ def _run_role(isa: Isa, schedule: Schedule, tiles: BoundTiles, role: RoleWarps) 
         k.tiles.each(lambda tile: None)
         return k.finish()
     _meet(isa)
+    k.begin(schedule)
 
     def run(tile: Any) -> None:
         isa.call(body, schedule, k, tile)
@@ -264,6 +266,17 @@ class KernelContext(Carried):
         """
         raw(self.isa, self.role, gpu, cpu, reads, writes, updates, proxy)
 
+    def begin(self, schedule: Schedule) -> None:
+        """Before the first tile: waits for slots that are held, and runs the role's method for this."""
+        held = [end for end in self.ends.values() if isinstance(end, HeldEnd)]
+        for end in held:
+            end.begin()
+        before = schedule.declared.befores.get(self.role.name)
+        if before is not None:
+            self.isa.call(before, schedule, self)
+        for end in held:
+            end.begun()
+
     def finish(self) -> None:
         """After the last tile: the tails of rings, stores and the tile scheduler."""
         for part in self._finishers:
@@ -290,7 +303,7 @@ class KernelContext(Carried):
             by_wgmma = any(name in (m.a.name, m.b.name) for m in self.plan.matmuls)
             touched = name in loads or by_wgmma or name in stored
             parts[name] = SlotPart(self.isa, buffer, loads.get(name), self.role.name, touched)
-        end = RingEnd(self.isa, ring, self.role.name, parts)
+        end = (HeldEnd if ring.held else RingEnd)(self.isa, ring, self.role.name, parts)
         self._parts[ring.name] = self.ends[ring.name] = end
         self._finishers.insert(0, end)
 

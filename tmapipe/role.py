@@ -14,9 +14,9 @@ import attrs
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.fields import is_count, must, optional
 
-__all__ = ["Role", "role_of"]
+__all__ = ["Role", "before_of", "role_of"]
 
-_MARK = "__tmapipe_role__"
+_MARK, _BEFORE = "__tmapipe_role__", "__tmapipe_before__"
 
 
 @attrs.frozen(eq=False, init=False, repr=False)
@@ -24,7 +24,8 @@ class Role:
     """A part that warps of the CTA play: producer, consumer, storer, ...
 
     The body is a method of the schedule, decorated ``@role.jit``: CuTe DSL's preprocessor looks for that word. It is called
-    once an output tile, as ``body(self, k, tile)``. A subclass that assigns another role to the same name keeps the body, and
+    once an output tile, as ``body(self, k, tile)``. A method decorated ``@role.before.jit`` is called once a CTA before
+    its first tile, as ``method(self, k)``. A subclass that assigns another role to the same name keeps the body, and
     one that assigns None to it has neither.
 
     Args:
@@ -84,21 +85,45 @@ class Role:
             ScopeError: For `break`, `continue`, `return` or `yield` in it, or for an `async` one.
             InputError: For what is no function, is the body of another role, or if its class has another body of this name.
         """
-        if not inspect.isfunction(body):
-            raise InputError("Role.jit(body)", body, "is a method of a schedule", "decorate a function with it")
-        _refuse_early_exit(body)
-        namespace = sys._getframe(1).f_locals
-        before = namespace.get(body.__name__) if "__qualname__" in namespace else None  # of a class
-        if role_of(before) is not None or role_of(body) not in (None, self):
-            rule = "is the body of a role already, which would be lost"
-            raise InputError(body.__qualname__, before or body, rule, "give each body a name of its own")
-        setattr(body, _MARK, self)
-        return body
+        return _marked(self, _MARK, body, sys._getframe(1).f_locals)
+
+    @property
+    def before(self) -> _Before:
+        """``@role.before.jit`` registers a method that the role runs once a CTA, before its first tile."""
+        return _Before(self)
+
+
+@attrs.frozen
+class _Before:
+    role: Role
+
+    def jit(self, body: Callable[..., None]) -> Callable[..., None]:
+        """Registers *body*, a method ``(self, k)`` of a schedule. Raises what `Role.jit` does."""
+        return _marked(self.role, _BEFORE, body, sys._getframe(1).f_locals)
 
 
 def role_of(method: Any) -> Role | None:
     """The role whose body *method* is, or None."""
     return getattr(method, _MARK, None)
+
+
+def before_of(method: Any) -> Role | None:
+    """The role that runs *method* before its first tile, or None."""
+    return getattr(method, _BEFORE, None)
+
+
+def _marked(role: Role, mark: str, body: Callable[..., None], namespace: Any) -> Callable[..., None]:
+    """*body*, marked as the role's. namespace: where it is defined."""
+    if not inspect.isfunction(body):
+        raise InputError("Role.jit(body)", body, "is a method of a schedule", "decorate a function with it")
+    _refuse_early_exit(body)
+    earlier = namespace.get(body.__name__) if "__qualname__" in namespace else None  # of a class
+    of_other = any(getattr(body, each, role if each == mark else None) not in (None, role) for each in (_MARK, _BEFORE))
+    if role_of(earlier) is not None or before_of(earlier) is not None or of_other:
+        rule = "is the body of a role already, which would be lost"
+        raise InputError(body.__qualname__, earlier or body, rule, "give each body a name of its own")
+    setattr(body, mark, role)
+    return body
 
 
 def _refuse_early_exit(body: Callable[..., None]) -> None:

@@ -213,7 +213,7 @@ def _guides(layout: Layout) -> dict[tuple[int, str], tuple[int, str]]:
             continue
         for ring in layout.plan.rings:
             guides = [r for phase in ring.phases for r in phase if layout.plan.role(r).teams == 1]
-            if ring.phase_of(name) is None or not guides:
+            if ring.phase_of(name) is None or not guides or ring.held:
                 continue
             guide = agent // layout.warps * layout.warps + layout.plan.role(guides[0]).first_warp
             awaited = ring.barriers[ring.phase_of(guides[0]) - 1].name  # type: ignore[operator]

@@ -174,7 +174,7 @@ def build(
 
 def _check_sources(schedule: Schedule) -> None:
     """Raises `InputError` for a body that was typed in, or read from standard input."""
-    for body in schedule.declared.bodies.values():
+    for body in (*schedule.declared.bodies.values(), *schedule.declared.befores.values()):
         try:
             inspect.getsource(body)
         except (OSError, TypeError):

@@ -103,7 +103,7 @@ class Layout:
         """Roles that complete this mbarrier's phases by the plan's rings; empty if it belongs to none."""
         name = self.bars[bar % self.nbars][0].name
         for ring in self.plan.rings:
-            for phase, barrier in zip(ring.phases, ring.barriers, strict=True):
+            for phase, barrier in zip(ring.phases, ring.barriers, strict=False):
                 if barrier.name == name:
                     return phase
         return ()

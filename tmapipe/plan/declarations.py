@@ -18,7 +18,7 @@ from tmapipe.barrier import BarrierRing
 from tmapipe.errors import InputError
 from tmapipe.matmul import Wgmma
 from tmapipe.register_tile import RegisterTile
-from tmapipe.role import Role, role_of
+from tmapipe.role import Role, before_of, role_of
 from tmapipe.scratch import Scratch
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
@@ -55,6 +55,7 @@ class Declarations:
         turnstiles: Of teams.
         tables: Of integers in global memory.
         bodies: Role -> the method that it runs, unbound.
+        befores: Role -> the method that it runs before its first tile.
         names: Part -> its name, or that of the part which has taken its place.
         queue: (slots, words of 4 bytes a slot) of a dynamic order of tiles.
         bounded: Dimensions along which output tiles have bounds of their own.
@@ -73,6 +74,7 @@ class Declarations:
     turnstiles: dict[str, Turnstile]
     tables: dict[str, Table]
     bodies: dict[str, Body]
+    befores: dict[str, Body]
     names: dict[Part, str]
     queue: tuple[int, int] | None = None
     bounded: tuple[str, ...] = ()
@@ -161,7 +163,8 @@ def declare(schedule: object, cluster: Any, earlier: tuple[tuple[str, Part], ...
         for field, each in zip(_FIELDS, PARTS, strict=True)
     }
     cluster = dict(cluster) if isinstance(cluster, Mapping) else cluster  # which the plan refuses
-    return Declarations(kind.__name__, cluster, **of_kind, bodies=_bodies(kind, names), names=names)
+    bodies, befores = (_bodies(kind, names, of) for of in (role_of, before_of))
+    return Declarations(kind.__name__, cluster, **of_kind, bodies=bodies, befores=befores, names=names)
 
 
 class _Replaced:
@@ -218,13 +221,17 @@ def _parts_in(value: Any) -> Iterator[Part]:
             yield from _parts_in(item)
 
 
-def _bodies(kind: type, names: Mapping[Part, str]) -> dict[str, Body]:
-    """The body of each role by name: that of the most derived class which has one."""
+def _bodies(kind: type, names: Mapping[Part, str], of: Callable[[Any], Role | None]) -> dict[str, Body]:
+    """The body of each role by name: that of the most derived class which has one.
+
+    Args:
+        of: Says whose body a method is.
+    """
     found: dict[str, Body] = {}
     for cls in kind.__mro__:
         own: dict[str, str] = {}
         for name, method in vars(cls).items():
-            role = role_of(method)
+            role = of(method)
             if role is None or role not in names:
                 continue
             called = names[role]

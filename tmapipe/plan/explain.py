@@ -29,7 +29,8 @@ def explain(plan: Plan) -> str:
         )
     for ring in plan.rings:
         chain = " -> ".join("+".join(phase) for phase in ring.phases)
-        lines.append(f"ring {ring.name}: {ring.stages} slots, {chain}")
+        slots = "filled once a CTA" if ring.held else f"{ring.stages} slots"
+        lines.append(f"ring {ring.name}: {slots}, {chain}")
         for barrier in ring.barriers:
             lines.append(f"  {barrier.name}: {barrier.count} arrivals = {barrier.formula}")
         for role, nbytes in ring.armed.items():

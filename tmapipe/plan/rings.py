@@ -32,6 +32,7 @@ class Ring:
         groups: Axes of each multicast group whose peers a release must reach.
         peers: How many CTAs that is.
         loads: Role -> names of the loads whose bytes it arms.
+        held: Whether it is filled once a CTA. Then nobody signals that its slot is free: the last phase has no barrier.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Ring:
     groups: tuple[tuple[str, ...], ...] = ()
     peers: int = 1
     loads: Mapping[str, tuple[str, ...]] = attrs.field(converter=frozen, default=NOTHING)
+    held: bool = False
 
     def phase_of(self, role: str) -> int | None:
         """The phase that *role* has in this ring, or None."""

@@ -120,16 +120,18 @@ class Layout:
                     "Role(warps=1)",
                 )
         phases = tuple(tuple(self.name_of(role) for role in phase) for phase in ring.phases)
+        signalling = phases[:-1] if ring.held else phases
         signals = tuple(
-            role for p, phase in enumerate(phases) for role in phase if p or role not in armed or role in writers
+            role for p, phase in enumerate(signalling) for role in phase if p or role not in armed or role in writers
         )
         made = []
         slots = self.slots[name]
-        for p, phase in enumerate(phases):
+        for p, phase in enumerate(signalling):
             last = p == len(phases) - 1
             terms = [f"1 expect-tx ({role})" for role in phase if role in armed]
-            terms += [f"{self.roles[role].team_warps} warps ({role})" for role in phase if role in signals]
-            count = sum(role in armed for role in phase) + sum(self.roles[r].team_warps for r in phase if r in signals)
+            warps = {r: self.roles[r].warps if ring.held else self.roles[r].team_warps for r in phase if r in signals}
+            terms += [f"{count} warps ({role})" for role, count in warps.items()]
+            count = sum(role in armed for role in phase) + sum(warps.values())
             formula = " + ".join(terms)
             if last and peers > 1:
                 count, formula = count * peers, f"({formula}) x {peers} CTAs"
@@ -137,7 +139,7 @@ class Layout:
             offset = self._take(8 * slots, 8)
             made.append(Barrier(f"{name}.{label}", offset, slots, count, formula))
         self.barriers += made
-        lag, readers = self._readers(name)
+        lag, readers = ({}, {}) if ring.held else self._readers(name)
         for role, held in lag.items():
             if held >= slots:
                 raise InputError(
@@ -147,7 +149,7 @@ class Layout:
                     "use more stages or fewer reads in flight",
                 )
         self.rings.append(
-            Ring(name, slots, phases, tuple(made), armed, signals, lag, readers, tuple(groups), peers, loads)
+            Ring(name, slots, phases, tuple(made), armed, signals, lag, readers, tuple(groups), peers, loads, ring.held)
         )
 
     def _turnstile(self, name: str, role: RoleWarps) -> None:
@@ -293,6 +295,9 @@ class Layout:
     def _store(self, name: str, store: TmaStoreStage) -> None:
         dtype = self.types[name]
         if isinstance(store.source, TmaLoadStage):
+            if store.source.ring.held:
+                rule = "is stored from a slot that is held while its ring is filled once a CTA"
+                raise InputError(f"{name}.source", store.source, rule, "store what its role reads, with role=")
             buffer, tile = self.of[self.name_of(store.source)], store.tile
         else:
             role = self.roles[self._storing_role(name, store)]

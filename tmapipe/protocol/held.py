@@ -1,0 +1,71 @@
+"""The ends of a ring that is filled once a CTA: its slot is handed on before the first tile, and read at every tile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmapipe.errors import ScopeError
+from tmapipe.isa.interface import Isa
+from tmapipe.plan.rings import Ring
+from tmapipe.protocol.ring import RingEnd, Slot
+
+__all__ = ["HeldEnd"]
+
+
+class HeldEnd(RingEnd):
+    """One role's end of such a ring (``BarrierRing(per="cta")``).
+
+    The roles of the last phase wait for the slot before their first tile and keep it: in their bodies, its tiles are
+    attributes, such as ``k.weights.w.read()``. The others enter it once, in what they do before their first tile.
+    """
+
+    def __init__(self, isa: Isa, ring: Ring, role: str, parts: dict[str, Any]):
+        super().__init__(isa, ring, role, parts)
+        self.last = self.phase == len(ring.phases) - 1
+        self.before = False  # whether the role is at what it does before its first tile
+        self.slot: Slot | None = None
+
+    def begin(self) -> None:
+        """Before the first tile: the last phase waits for the slot. Others may enter it from now on."""
+        self.before = True
+        if self.last:
+            self.isa.mbarrier_wait(self.awaited, 0, 0)
+            self.slot = Slot(self)
+            self.slot.index, self.slot.open = 0, True
+            self.slot.touched_by_threads.update(self.parts)  # so that no tile differs from the first
+
+    def begun(self) -> None:
+        """What is done before the first tile is over. Raises `ScopeError` if the role has not entered the slot."""
+        self.before = False
+        if self.slot is None:
+            verb = "consume" if self.phase else "produce"
+            raise ScopeError(
+                f"ring {self.ring.name!r} is filled once a CTA, and role {self.role!r} does not. Enter it in a method "
+                f"`@{self.role}.before.jit`, which is called with k: `with k.{self.ring.name}.{verb}() as slot`."
+            )
+
+    def skip(self, slots: Any) -> None:
+        """Teams have the same slot."""
+
+    def finish(self) -> None:
+        """Nobody overwrites the slot, so nobody waits until it has been read."""
+
+    def _enter(self) -> Any:
+        if self.last or not self.before or self.slot is not None:
+            fix = f"read k.{self.ring.name}.<stage>" if self.last else f"enter it in `@{self.role}.before.jit`, once"
+            raise ScopeError(
+                f"a slot of ring {self.ring.name!r} entered in role {self.role!r}: it is filled once a CTA, before the first "
+                f"tile, and then held. To use it, {fix}."
+            )
+        if self.phase:
+            self.isa.mbarrier_wait(self.awaited, 0, 0)
+        nbytes = self.ring.armed.get(self.role, 0)
+        if nbytes:
+            self.isa.mbarrier_arrive_expect_tx(self.signalled, 0, nbytes)
+        self.slot = Slot(self)
+        return 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "slot" not in self.__dict__ or self.slot is None or not self.last:
+            raise AttributeError(f"ring {self.__dict__.get('role')!r} has no {name!r} here")
+        return getattr(self.slot, name)
