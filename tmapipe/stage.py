@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import attrs
@@ -15,10 +16,19 @@ from tmapipe.moved import moved
 from tmapipe.multicast import MulticastGroup
 from tmapipe.role import Role
 
-__all__ = ["DEFAULT_DIMS", "L2_HINTS", "SWIZZLES", "SharedStage", "TmaLoadStage", "check_dims", "check_tile"]
+__all__ = [
+    "DEFAULT_DIMS",
+    "L2_HINTS",
+    "SWIZZLES",
+    "SharedStage",
+    "TmaLoadStage",
+    "as_matrix",
+    "check_dims",
+    "check_tile",
+]
 
 
-DEFAULT_DIMS = {1: "n", 2: "m n"}
+DEFAULT_DIMS = {1: "n", 2: "m n"}  # of a tile of so many extents
 
 
 L2_HINTS = ("evict_first", "evict_last", "evict_normal")
@@ -48,6 +58,11 @@ class _SlotStage:
     )
 
     @property
+    def matrix(self) -> tuple[int, ...]:
+        """The tile as bodies and matmuls see it: rows and columns, where it has more than two extents."""
+        return as_matrix(self.tile)
+
+    @property
     def spread(self) -> bool:
         """Whether each warp reads from many rows at once, so that rows should be swizzled."""
         return False
@@ -64,8 +79,9 @@ class TmaLoadStage(_SlotStage):
 
     Args:
         dims: Names of the tensor's dimensions, the last one contiguous: "l m k" is a batch of matrices. By default "m n", or
-            "n" for a tile of one extent.
-        tile: Elements along the last of these dimensions; batch dimensions before them count 1.
+            "n" for a tile of one extent; those of a tile of three or more have to be named.
+        tile: Elements along the last of these dimensions; batch dimensions before them count 1. Of more than two extents, such
+            as (h, w, c), all but the last make the rows that bodies and matmuls see: h w rows of c columns.
         ring: Whose slots hold the tiles.
         dtype: Of the elements, by default that of the tensor. "tf32": a tensor of fp32, rounded as it is loaded.
         multicast: The CTAs that share the tile.
@@ -196,16 +212,21 @@ class SharedStage(_SlotStage):
         return shown(self)
 
 
+def as_matrix(tile: tuple[int, ...]) -> tuple[int, ...]:
+    """A tile of three or more extents as one of two: all but the last make its rows."""
+    return tile if len(tile) < 3 else (math.prod(tile[:-1]), tile[-1])
+
+
 def check_tile(argument: str, tile: Any) -> tuple[int, ...]:
     found = tuple(tile) if isinstance(tile, (tuple, list)) else ()
-    if len(found) not in (1, 2) or not all(map(is_count, found)):
-        raise InputError(argument, tile, "is one or two positive extents (elements)", "e.g. tile=(128, 64)")
+    if not 1 <= len(found) <= 5 or not all(map(is_count, found)):
+        raise InputError(argument, tile, "is one to five positive extents (elements)", "e.g. tile=(128, 64)")
     return found
 
 
 def check_dims(argument: str, dims: str | None, tile: tuple[int, ...]) -> tuple[str, ...]:
     """The dimension names in *dims*. Raises `InputError` unless they are distinct, at most 5 and no fewer than the tile's."""
-    given = DEFAULT_DIMS[len(tile)] if dims is None else dims
+    given = DEFAULT_DIMS.get(len(tile)) if dims is None else dims
     names = tuple(given.split()) if isinstance(given, str) else ()
     if not len(tile) <= len(names) <= 5 or len(set(names)) != len(names) or not all(n.isidentifier() for n in names):
         raise InputError(

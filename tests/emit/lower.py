@@ -23,7 +23,7 @@ def _lower(event: Event, plan: Plan, launch: Launch, warp: int, lane: int) -> li
     kind, *rest = event
     leader = lane == LEADER
     if kind == "store_words":
-        start = plan.buffer(rest[0]).offset + rest[1] * plan.buffer(rest[0]).slot_bytes
+        start = plan.buffer(rest[0]).offset + rest[1] * plan.buffer(rest[0]).pitch
         words = (*rest[2], *[0] * 8)[: plan.buffer(rest[0]).tile[0]]
         found = [(kind, start + 4 * i, words[i : i + 4], rest[3], rest[1], lane) for i in range(0, len(words), 4)]
         return found if lane < plan.cluster_size else []
@@ -63,7 +63,7 @@ def _pieces(
     rows = outer[0] if outer else 1
     width = part.box[-1]
     span, height = width if buffer.swizzle else inner, least or (part.box[0] if outer else 1)
-    start = buffer.offset + stage * buffer.slot_bytes
+    start = buffer.offset + stage * buffer.pitch
     *batch, row, column = at if outer else (*at[:-1], 0, at[-1])
     batch = batch[len(part.folded) :] if isinstance(part, Store) else batch
     found = []
@@ -121,7 +121,7 @@ def _operand(buffer: Any, stage: int, side: int, count: int, k: int, transposed:
     row, column = (k, side) if transposed else (side, k)
     span, rows = buffer.swizzle, buffer.tile[0]
     byte = column * buffer.dtype.bytes
-    start = buffer.offset + stage * buffer.slot_bytes + (byte // span * rows + row) * span + byte % span
+    start = buffer.offset + stage * buffer.pitch + (byte // span * rows + row) * span + byte % span
     leading = 16
     if transposed:
         leading = rows * span if count * buffer.dtype.bytes > span else 0

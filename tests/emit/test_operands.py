@@ -48,7 +48,7 @@ def expected(schedule, plan, warp, lane):
                     block, inside = divmod(at, span)
                     at = (block * buffer.tile[0] + row) * span + inside
                     at ^= (at >> 7 & (span // 16 - 1)) << 4
-                start = buffer.offset + stage * buffer.slot_bytes + at
+                start = buffer.offset + stage * buffer.pitch + at
                 found |= set(range(start, start + size))
     return found
 

@@ -184,7 +184,7 @@ class Execution:
         assert self.plan.queue is not None
         name, buffer = self.plan.queue.full.name, self.plan.queue.buffer
         waits = [event for event in self.events if event[:2] == ("wait", name)]
-        place = self.address(i.operands[1]) - BASE - buffer.offset - waits[-1][2] * buffer.slot_bytes
+        place = self.address(i.operands[1]) - BASE - buffer.offset - waits[-1][2] * buffer.pitch
         assert 0 <= place < buffer.slot_bytes, "a word of another slot than the one waited for"
         for n, register in enumerate(re.findall(r"%\w+", i.operands[0])):
             words = self.words[len(waits) - 1]
@@ -362,7 +362,7 @@ def _parameters(ptx: Ptx, schedule: Any, launch: Launch) -> list[dict[int, Any]]
     plan = ptx.plan
     found: list[dict[int, Any]] = []
     for part in (*plan.described, *(load for load in plan.loads if load.edge_rows)):
-        name, core, extents = part.argument, len(part.buffer.tile), launch.extents[part.argument]
+        name, core, extents = part.argument, part.core, launch.extents[part.argument]
         ordered = (*extents[len(extents) - core :], *extents[: len(extents) - core])
         if isinstance(part, Store) and part.clipped:
             ordered = extents[1], extents[0] + 1  # after a slot's rows, which are a constant

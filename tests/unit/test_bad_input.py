@@ -92,9 +92,9 @@ def test_turnstiles():
 # ---- stages -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tile", [(), (0, 64), (-8,), (1.5, 64), (8, 8, 8), 64, "64", None])
+@pytest.mark.parametrize("tile", [(), (0, 64), (-8,), (1.5, 64), (8,) * 6, 64, "64", None])
 def test_tiles(tile):
-    rule = "one or two positive extents"
+    rule = "one to five positive extents"
     refused(tp.TmaLoadStage, tile=tile, ring=ring(), argument="TmaLoadStage(tile)", value=tile, rule=rule)
     if tile is not None:
         refused(
@@ -343,7 +343,8 @@ def test_multicast():
 def test_boxes_and_rows():
     refused(copy_of(tile=(512, 16)).plan, argument="x.tile", value=(512, 16), rule="at most 256 elements")
     refused(copy_of(tile=(16, 60)).plan, argument="x.tile", value=(16, 60), rule="a row is 120 bytes.*multiples of 16")
-    refused(copy_of(tile=(3, 24)).plan, argument="x.tile", value=(3, 24), rule="slots start at multiples of 128")
+    swizzled = copy_of(tile=(8, 16), swizzle=32)
+    refused(swizzled.plan, argument="x.tile", value=(8, 16), rule="swizzled slots start at multiples of 1024")
     refused(copy_of(tile=(8, 264)).plan, argument="x.tile", value=(8, 264), rule="boxes of 1 x 132 elements, 264 bytes")
 
 

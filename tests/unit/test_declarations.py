@@ -238,7 +238,7 @@ def test_values_of_a_wrong_type():
         rule = "up to 5 different names"
         refused(tp.TmaLoadStage, wrong, tile=(8, 64), ring=Rows.ring, argument="dims", value=wrong, rule=rule)
     for wrong in (64, True, (8, True), {"m": 8}, "ab"):
-        rule = "one or two positive extents"
+        rule = "one to five positive extents"
         refused(tp.TmaLoadStage, tile=wrong, ring=Rows.ring, argument="tile", value=wrong, rule=rule)
     for wrong in (True, "2", [2]):
         refused(tp.Role, warps=wrong, argument="warps", value=wrong, rule="positive integer")

@@ -75,8 +75,8 @@ def check_memory(plan, arch=ARCH):
     taken = [(b.offset, b.offset + 8 * b.stages, 8, b.name) for b in plan.barriers]
     for buffer in plan.buffers:
         alignment = 1024 if buffer.swizzle else 128
-        taken.append((buffer.offset, buffer.offset + buffer.stages * buffer.slot_bytes, alignment, buffer.name))
-        assert buffer.stages == 1 or buffer.slot_bytes % alignment == 0
+        taken.append((buffer.offset, buffer.offset + buffer.stages * buffer.pitch, alignment, buffer.name))
+        assert buffer.stages == 1 or buffer.pitch % alignment == 0
     taken.sort()
     for start, end, alignment, name in taken:
         assert start % alignment == 0, name

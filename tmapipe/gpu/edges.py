@@ -15,7 +15,7 @@ import attrs
 import cutlass.cute as cute
 
 from tmapipe.gpu import control
-from tmapipe.gpu.layouts import core_modes, load_atom, partition, rows_of
+from tmapipe.gpu.layouts import core_modes, load_atom, one_slot_layout, partition, rows_of
 from tmapipe.plan.model import Load
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def make_edge_atom(load: Load, tensor: Any) -> Any:
         tensor: In the order of `layouts.core_modes`.
     """
     buffer = attrs.evolve(load.buffer, tile=(load.edge_rows, load.buffer.tile[1]))
-    return load_atom(load, tensor, buffer, 1)
+    return load_atom(load, tensor, one_slot_layout(buffer), buffer.tile, 1)
 
 
 def load_edge(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any, how: Mapping[str, Any]) -> None:

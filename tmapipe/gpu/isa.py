@@ -15,7 +15,7 @@ from tmapipe.errors import ScopeError
 from tmapipe.gpu import control
 from tmapipe.gpu.edges import load_edge
 from tmapipe.gpu.fragments import GpuFragments
-from tmapipe.gpu.layouts import clips, core_modes, cute_type, partition, slot_layout
+from tmapipe.gpu.layouts import clips, core_modes, cute_type, partition, slot_layout, slots_by_tile
 from tmapipe.gpu.matmuls import MatmulHandles
 from tmapipe.gpu.words import store_words
 from tmapipe.isa.interface import Isa
@@ -340,7 +340,8 @@ class GpuIsa(Isa):
     def _partition(self, part: Load | Store, at: Sequence[Any], share: Any, peers: int) -> tuple[Any, Any]:
         """The slots, and the tile of global memory that starts at element *at*, as the TMA atom takes them."""
         start = tuple(at[mode] for mode in core_modes(part))
-        return partition(self.atoms[part.name], self.buffers[part.buffer.name], part.buffer.tile, start, share, peers)
+        slots = slots_by_tile(self.buffers[part.buffer.name], part)
+        return partition(self.atoms[part.name], slots, part.tile[-part.core :], start, share, peers)
 
 
 def _opaque(pointer: Any) -> Any:

@@ -16,8 +16,8 @@ from tmapipe.dtypes import DType, tf32
 from tmapipe.plan.model import Buffer, Load, Store
 
 __all__ = [
-    "clips", "core_modes", "cute_type", "full_shape", "load_atom", "make_atom", "partition", "rows_of", "slot_layout",
-    "to_core_first",
+    "clips", "core_modes", "cute_type", "full_shape", "load_atom", "make_atom", "one_slot_layout", "partition", "rows_of",
+    "slot_layout", "slots_by_tile", "to_core_first",
 ]  # fmt: skip
 
 _ATOM_KINDS = {
@@ -54,12 +54,45 @@ def _row_major(buffer: Buffer, shape: tuple[int, ...]) -> Any:
     strides = [1]
     for extent in reversed(buffer.tile):
         strides.append(strides[-1] * extent)
-    return cute.make_layout(shape, stride=(*reversed(strides[:-1]), strides[-1])[: len(shape)])
+    pitch = buffer.pitch // buffer.dtype.bytes
+    return cute.make_layout(shape, stride=(*reversed(strides[:-1]), pitch)[: len(shape)])
+
+
+def _folded_rows(part: Load | Store, stages: int) -> tuple[Any, Any]:
+    """(shape, stride) of slots whose rows are those of the tile's extents but the last: of one (*stages* 0), or of all."""
+    buffer, (*outer, columns) = part.buffer, part.tile[-part.core :]
+    span = buffer.swizzle // buffer.dtype.bytes or columns  # the columns of a row that lie side by side
+    strides = [span]
+    for extent in reversed(outer[1:]):
+        strides.insert(0, strides[0] * extent)
+    shape, stride = [*outer, (span, columns // span)], [*strides, (1, buffer.tile[0] * span)]
+    if stages:
+        shape, stride = [*shape, stages], [*stride, buffer.pitch // buffer.dtype.bytes]
+    return tuple(shape), tuple(stride)
+
+
+def slot_of(part: Load | Store) -> Any:
+    """Layout of one slot by the extents of the tile that lies in it."""
+    if part.core < 3:
+        return one_slot_layout(part.buffer)
+    shape, stride = _folded_rows(part, 0)
+    outer = cute.make_layout(shape, stride=stride)
+    if not part.buffer.swizzle:
+        return outer
+    return cute.make_composed_layout(one_slot_layout(part.buffer).inner, 0, outer)
+
+
+def slots_by_tile(slots: Any, part: Load | Store) -> Any:
+    """All slots by the extents of the tiles that lie in them, then the stage."""
+    if part.core < 3:
+        return slots
+    shape, stride = _folded_rows(part, part.buffer.stages)
+    return cute.make_tensor(slots.iterator, cute.make_layout(shape, stride=stride))
 
 
 def core_modes(part: Load | Store) -> tuple[int, ...]:
     """The tensor's dimensions, core first."""
-    core = len(part.buffer.tile)
+    core = part.core
     rank = len(part.dims) + clips(part)
     return (*range(rank - core, rank), *range(rank - core))
 
@@ -117,26 +150,28 @@ def rows_of(slots: Any, buffer: Buffer, first: Any, count: int) -> Any:
 def make_atom(part: Load | Store, tensor: Any) -> Any:
     """The TMA atom and coordinate tensor of one load or store; *tensor* is core first."""
     if isinstance(part, Load):
-        return load_atom(part, tensor, part.buffer, part.peers)
+        return load_atom(part, tensor, slot_of(part), part.tile[-part.core :], part.peers)
     if part.reduce:
         op: Any = cpasync.CopyReduceBulkTensorTileS2GOp(reduction_kind=cute.ReductionKind.ADD)
     else:
         op = cpasync.CopyBulkTensorTileS2GOp()
-    return cpasync.make_tiled_tma_atom(op, tensor, one_slot_layout(part.buffer), part.buffer.tile)
+    return cpasync.make_tiled_tma_atom(op, tensor, slot_of(part), part.tile[-part.core :])
 
 
-def load_atom(load: Load, tensor: Any, buffer: Buffer, shares: int) -> Any:
-    """The TMA atom and coordinate tensor of a load into slots with the layout of *buffer*.
+def load_atom(load: Load, tensor: Any, slot: Any, tile: tuple[int, ...], shares: int) -> Any:
+    """The TMA atom and coordinate tensor of a load.
 
     Args:
         tensor: Core first.
+        slot: Layout of what it fills: a slot or a part of one.
+        tile: Extents of that.
         shares: How many CTAs load a part of each tile.
     """
     several = load.peers > 1
     op: Any = cpasync.CopyBulkTensorTileG2SMulticastOp() if several else cpasync.CopyBulkTensorTileG2SOp()
     # As CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, the engine rounds fp32 while it copies.
-    kind = {"internal_type": cutlass.TFloat32} if buffer.dtype == tf32 else {}
-    return cpasync.make_tiled_tma_atom(op, tensor, one_slot_layout(buffer), buffer.tile, num_multicast=shares, **kind)
+    kind = {"internal_type": cutlass.TFloat32} if load.buffer.dtype == tf32 else {}
+    return cpasync.make_tiled_tma_atom(op, tensor, slot, tile, num_multicast=shares, **kind)
 
 
 def partition(

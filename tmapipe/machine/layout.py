@@ -111,7 +111,7 @@ class Layout:
 
 def slot_range(buffer: Buffer, stage: int) -> tuple[int, int]:
     """First byte and end of a slot, from the start of the CTA's shared memory."""
-    start = buffer.offset + stage * buffer.slot_bytes
+    start = buffer.offset + stage * buffer.pitch
     return start, start + buffer.slot_bytes
 
 

@@ -17,7 +17,7 @@ def box_of(tile: tuple[int, ...], span: int, peers: int) -> tuple[int, ...]:
     a box can be are moved one by one, in equal pieces.
 
     Args:
-        tile: Elements of a slot along its one or two extents.
+        tile: Elements of a slot along the extents that the engine moves it by.
         span: Of the swizzle (elements), 0 without one.
         peers: CTAs that move a slot together.
     """

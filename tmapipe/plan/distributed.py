@@ -23,10 +23,12 @@ class Buffer:
         name: That of the stage whose tiles lie in it.
         offset: Where the first slot begins (bytes).
         stages: How many slots there are, of all owners together.
-        tile: Elements of a slot along its one or two extents, the last one contiguous.
+        tile: Elements of a slot along its one or two extents, the last one contiguous. (A tile of three or more extents lies
+            in it as a matrix.)
         dtype: Of the elements.
         swizzle: Span (bytes): 0, 32, 64 or 128.
         owners: Warpgroups that have stages / owners slots each, and use those alone.
+        gap: Bytes between slots, so that each starts where TMA takes it.
     """
 
     name: str
@@ -36,14 +38,24 @@ class Buffer:
     dtype: DType
     swizzle: int = 0
     owners: int = 1
+    gap: int = 0
 
     @property
     def slot_bytes(self) -> int:
         return math.prod(self.tile) * self.dtype.bytes
 
-    def box(self, peers: int) -> tuple[int, ...]:
-        """The box of one TMA instruction (elements), where *peers* CTAs move a slot together."""
-        return box_of(self.tile, self.swizzle // self.dtype.bytes, peers)
+    @property
+    def pitch(self) -> int:
+        """Bytes from one slot to the next."""
+        return self.slot_bytes + self.gap
+
+    def box(self, extents: tuple[int, ...], peers: int) -> tuple[int, ...]:
+        """The box of one TMA instruction (elements), where *peers* CTAs move a slot together.
+
+        Args:
+            extents: By which the engine moves a slot.
+        """
+        return box_of(extents, self.swizzle // self.dtype.bytes, peers)
 
 
 class Distributed:

@@ -79,8 +79,9 @@ def explain(plan: Plan) -> str:
     count = sum(barrier.stages for barrier in plan.barriers)
     lines.append(f"  barriers: {count} x 8 = {8 * count} at 0")
     for buffer in plan.buffers:
-        total = buffer.stages * buffer.slot_bytes
-        lines.append(f"  {buffer.name}: {buffer.stages} x {buffer.slot_bytes} = {total} at {buffer.offset}")
+        total = buffer.stages * buffer.pitch
+        gap = f" and {buffer.gap} between" if buffer.gap else ""
+        lines.append(f"  {buffer.name}: {buffer.stages} x {buffer.slot_bytes}{gap} = {total} at {buffer.offset}")
     return "\n".join(lines)
 
 

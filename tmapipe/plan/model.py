@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 WARP = 32  # threads a warp
+_CORE: Any = attrs.field(default=attrs.Factory(lambda part: len(part.buffer.tile), takes_self=True))
 
 
 @attrs.frozen
@@ -86,6 +87,7 @@ class Load:
         outside: What a slot holds of rows beyond the tensor's edge: "zeros" or "anything".
         tensor_map: Whether the engine finds the tile through a descriptor; else it is one piece of memory, found by its
             address.
+        core: How many dimensions, the last ones, a slot has elements along.
     """
 
     name: str
@@ -99,12 +101,13 @@ class Load:
     l2_hint: str | None = None
     outside: str = "zeros"
     tensor_map: bool = True
+    core: int = _CORE
 
     @property
     def box(self) -> tuple[int, ...]:
         """What one instruction moves (elements along the slot's extents): a box, whose inner extent the swizzle span
         limits; the whole slot where there is no descriptor."""
-        return self.buffer.box(self.peers) if self.tensor_map else self.buffer.tile
+        return self.buffer.box(self.tile[-self.core :], self.peers) if self.tensor_map else self.buffer.tile
 
     @property
     def edge_rows(self) -> int:
@@ -132,6 +135,7 @@ class Store:
         folded: Extents of leading dimensions that the tensor, and so its descriptor, lacks.
         clipped: Whether the tile says how many of a slot's rows are written.
         shared: Whether all teams of the role have the same slots.
+        core: How many dimensions, the last ones, a slot has elements along.
     """
 
     name: str
@@ -143,11 +147,12 @@ class Store:
     folded: tuple[int, ...] = ()
     clipped: bool = False
     shared: bool = False
+    core: int = _CORE
 
     @property
     def box(self) -> tuple[int, ...]:
         """The box of one TMA instruction (elements along the slot's extents)."""
-        return self.buffer.box(1)
+        return self.buffer.box(self.tile[-self.core :], 1)
 
 
 @attrs.frozen

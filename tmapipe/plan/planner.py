@@ -63,7 +63,7 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
         if layout.bytes <= target.smem:
             break
     if layout.bytes > target.smem:
-        parts = ", ".join(f"{b.name} {b.stages} x {b.slot_bytes}" for b in layout.buffers)
+        parts = ", ".join(f"{b.name} {b.stages} x {b.pitch}" for b in layout.buffers)
         raise InputError(
             "shared memory",
             layout.bytes,

@@ -18,7 +18,7 @@ from tmapipe.plan.rings import Queue, Ring
 from tmapipe.plan.sharing import row_width
 from tmapipe.plan.syncs import MAX_NAMED_BARRIERS
 from tmapipe.register_tile import RegisterTile
-from tmapipe.stage import SharedStage, TmaLoadStage
+from tmapipe.stage import SharedStage, TmaLoadStage, as_matrix
 from tmapipe.store_pipeline import TmaStoreStage
 
 __all__ = ["Layout"]
@@ -64,12 +64,12 @@ class Layout:
         self.of: dict[str, Buffer] = {}
         for name, part in declared.stages.items():
             self.of[name] = self._buffer(
-                name, self.slots[self.name_of(part.ring)], part.tile, types[name], self._swizzle(name, part)
+                name, self.slots[self.name_of(part.ring)], part.matrix, types[name], self._swizzle(name, part)
             )
             if isinstance(part, SharedStage):
                 row_width(name, part.tile, roles[self.name_of(part.writer)])
         for name, scratch in declared.scratches.items():
-            self._buffer(name, scratch.copies, scratch.tile, scratch.dtype, 0)
+            self._buffer(name, scratch.copies, as_matrix(scratch.tile), scratch.dtype, 0)
         for name, load in declared.loads.items():
             self._load(name, load)
         for name, mma in declared.matmuls.items():
@@ -236,14 +236,16 @@ class Layout:
             )
         alignment = 1024 if swizzle else 128
         slot = math.prod(tile) * dtype.bytes
-        if slots > 1 and slot % alignment:
+        gap = -slot % alignment if slots > 1 else 0
+        if gap and swizzle:
             raise InputError(
                 f"{name}.tile",
                 tile,
-                f"a slot is {slot} bytes, but slots start at multiples of {alignment}",
-                "use a larger tile",
+                f"a slot is {slot} bytes, but swizzled slots start at multiples of {alignment}",
+                "use a larger tile, or pass swizzle=0",
             )
-        buffer = Buffer(name, self._take(slots * slot, alignment), slots, tile, dtype, swizzle, owners)
+        place = self._take(slots * (slot + gap), alignment)
+        buffer = Buffer(name, place, slots, tile, dtype, swizzle, owners, gap)
         self.buffers.append(buffer)
         return buffer
 
@@ -270,7 +272,7 @@ class Layout:
                 )
         tile = (1,) * (len(load.dims) - len(load.tile)) + load.tile
         pattern = peer_pattern(cluster, axes)
-        how = (load.l2_hint, load.outside, load.tensor_map)
+        how = (load.l2_hint, load.outside, load.tensor_map, len(load.tile))
         made = Load(name, name, self.of[name], load.dims, tile, peers, axes, pattern, *how)
         if load.tensor_map:
             _check_box(name, made.buffer, made.box)
@@ -294,6 +296,7 @@ class Layout:
 
     def _store(self, name: str, store: TmaStoreStage) -> None:
         dtype = self.types[name]
+        accumulators = isinstance(store.source, (Wgmma, RegisterTile))
         if isinstance(store.source, TmaLoadStage):
             if store.source.ring.held:
                 rule = "is stored from a slot that is held while its ring is filled once a CTA"
@@ -301,13 +304,12 @@ class Layout:
             buffer, tile = self.of[self.name_of(store.source)], store.tile
         else:
             role = self.roles[self._storing_role(name, store)]
-            accumulators = isinstance(store.source, (Wgmma, RegisterTile))
             if accumulators:
                 owners = (role.team_warps if self._in_turn(store) else role.warps) // 4
                 tile = store.parts_tile or (64, self._columns(name, store))
                 barrier = (128, role.warps // 4)
             else:
-                tile, owners, barrier = store.tile, 1, (role.threads, 1)
+                tile, owners, barrier = as_matrix(store.tile), 1, (role.threads, 1)
                 row_width(name, tile, role)
             row = tile[-1] * dtype.bytes
             spread = accumulators and store.parts_tile is None
@@ -321,11 +323,11 @@ class Layout:
                         "named barriers", first + barrier[1], "a CTA has 16, id 0 its own", "use fewer stores"
                     )
                 self.named_barriers.append(NamedBarrier(f"{name}.sync", first, barrier[0], barrier[1]))
+        tile = tile if accumulators else store.tile
         full = (1,) * (len(store.dims) - len(tile)) + tile
         folded = tuple(store.folded.values())
-        made = Store(
-            name, name, buffer, store.dims, full, store.reduce, folded, self._clipped(name, store), self._in_turn(store)
-        )
+        how = (store.reduce, folded, self._clipped(name, store), self._in_turn(store), len(tile))
+        made = Store(name, name, buffer, store.dims, full, *how)
         _check_box(name, made.buffer, made.box)
         self.stores.append(made)
 

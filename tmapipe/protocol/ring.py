@@ -174,8 +174,9 @@ class RingEnd(Carried):
 
     def _signal(self, index: Any, when: Any = True) -> None:
         if self.to_peers:
-            # Peers overwrite the slot. Reads by TMA and wgmma have retired here; accesses by threads have to be released.
-            scope = "cluster" if self.by_threads else "relaxed"
+            # Peers overwrite the slot. Reads by TMA and wgmma have retired here; accesses by threads have to be released,
+            # those of earlier phases too, which this role has waited for.
+            scope = "cluster" if self.by_threads or self.phase > 1 else "relaxed"
             self.isa.mbarrier_arrive_cluster(self.signalled, index, self.mask, when, scope)
         else:
             self.isa.mbarrier_arrive(self.signalled, index, when=when)

@@ -1,0 +1,144 @@
+"""Tiles of three and more extents: boxes of the engine, which bodies see as matrices."""
+
+import numpy as np
+import pytest
+
+import tmapipe as tp
+
+
+class Images(tp.Schedule):
+    """y = 2 x, tile by tile of (h, w, c), in place."""
+
+    load, work, store = tp.Role(warps=1), tp.Role(warps=4), tp.Role(warps=1)
+    ring = tp.BarrierRing(3, chain=(load, work, store))
+    x = tp.TmaLoadStage("b h w c", tile=(4, 8, 32), ring=ring)
+    y = tp.TmaStoreStage(source=x)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @work.jit
+    def double(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.x.write(slot.x.read() * 2)
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
+
+
+class Buffered(tp.Schedule):
+    """The same through buffers of the store."""
+
+    load, work = tp.Role(warps=1), tp.Role(warps=4)
+    ring = tp.BarrierRing(3, producer=load, consumer=work)
+    x = tp.TmaLoadStage("b h w c", tile=(4, 8, 32), ring=ring)
+    y = tp.TmaStoreStage("b h w c", tile=(4, 8, 32), role=work)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @work.jit
+    def double(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read() * 2
+        k.y.store(tile, values)
+
+
+def of_tile(base, tile, swizzle=None):
+    """*base* with tiles of these extents."""
+
+    class Changed(base):
+        x = tp.TmaLoadStage("b h w c", tile=tile, ring=base.ring, swizzle=swizzle)
+        y = tp.TmaStoreStage("b h w c", tile=tile, role=base.work) if base is Buffered else tp.TmaStoreStage(source=x)
+
+    return Changed
+
+
+class Shared(Images):
+    """Two CTAs want the same tiles of x, for images of their own."""
+
+    cluster = {"b": 2}  # noqa: RUF012
+    x = tp.TmaLoadStage("h w c", tile=(4, 8, 32), ring=Images.ring, multicast=tp.MulticastGroup("b"))
+    y = tp.TmaStoreStage("b h w c", source=x)
+
+
+class Vector(tp.Schedule):
+    """y = x, in pieces of 400 bytes."""
+
+    load, store = tp.Role(warps=1), tp.Role(warps=1)
+    ring = tp.BarrierRing(3, producer=load, consumer=store)
+    x = tp.TmaLoadStage("n", tile=(100,), ring=ring)
+    y = tp.TmaStoreStage(source=x)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
+
+
+FORMS = [
+    Images,
+    Buffered,
+    of_tile(Images, (4, 8, 32), swizzle=128),
+    of_tile(Images, (4, 6, 64), swizzle=64),
+    of_tile(Images, (8, 7, 32), swizzle=128),
+    of_tile(Images, (2, 3, 4, 32)),
+    of_tile(Buffered, (16, 16, 8)),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_right_for_random_shapes(form):
+    made = np.random.default_rng(0)
+    for _ in range(5):
+        shape = *(int(e) for e in made.integers(1, 20, 3)), 4 * int(made.integers(1, 20))
+        x = made.standard_normal(shape).astype(np.float32)
+        np.testing.assert_array_equal(form()(x), 2 * x)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_proved(form):
+    report = form().check({"x": "fp32", "y": "fp32"})
+    assert report.ok and report.trips == "every trip count", str(report)
+
+
+def test_multicast_shares_are_cut_along_the_first_extent():
+    x = np.random.default_rng(0).standard_normal((9, 20, 64)).astype(np.float32)
+    y = np.empty((3, *x.shape), np.float32)
+    Shared()(x, out=y)
+    np.testing.assert_array_equal(y, np.stack([2 * x] * 3))
+    assert Shared().plan().load("x").box == (2, 8, 32)
+    assert Shared().check().ok
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_box_of_the_tile_per_instruction(form):
+    plan = form().plan({"x": "fp32", "y": "fp32"})
+    load = plan.load("x")
+    ptx = form().compile({"x": "fp32", "y": "fp32"}, unroll=False).ptx
+    boxes = load.buffer.tile[-1] // load.box[-1]
+    assert ptx.count("cp.async.bulk.tensor.4d.shared") == boxes
+    assert ptx.count("cp.async.bulk.tensor.4d.global") == boxes
+    assert np.prod(load.box) * boxes * 4 == load.buffer.slot_bytes
+
+
+def test_slots_of_any_length_have_room_between():
+    x = np.arange(1000, dtype=np.float32)
+    np.testing.assert_array_equal(Vector()(x), x)
+    plan = Vector().plan({"x": "fp32", "y": "fp32"})
+    assert plan.buffer("x").gap == 112 and "3 x 400 and 112 between = 1536" in Vector().explain(
+        {"x": "fp32", "y": "fp32"}
+    )
+    assert Vector().check({"x": "fp32", "y": "fp32"}).ok
+    assert "mul" in Vector().compile({"x": "fp32", "y": "fp32"}).ptx
