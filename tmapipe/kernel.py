@@ -29,10 +29,11 @@ from tmapipe.protocol.ring import RingEnd
 from tmapipe.protocol.scratch import BoundScratch
 from tmapipe.protocol.stores import BoundStore, SlotStore
 from tmapipe.protocol.syncs import sync
+from tmapipe.protocol.table import BoundTable
 from tmapipe.protocol.turns import BoundTurnstile
 from tmapipe.register_tile import RegisterTile
 from tmapipe.role import Role
-from tmapipe.stage import TmaLoadStage
+from tmapipe.stage import SlotStage
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.tiles.persistent import BoundTiles
 from tmapipe.tiles.queue import SCHEDULER
@@ -200,6 +201,8 @@ class KernelContext(Carried):
         for held in self.plan.held:
             if held.first_warp == role.first_warp:
                 self._parts[held.name] = BoundRegisterTile(held)
+        for name in schedule.declared.tables:
+            self._parts[name] = BoundTable(isa, name)
         for name, turnstile in schedule.declared.turnstiles.items():
             if self.name_of(turnstile.role) == role.name:
                 self._parts[name] = BoundTurnstile(isa, self.plan.barrier(f"{name}.turn"), role)
@@ -309,7 +312,7 @@ class KernelContext(Carried):
 
     def _add_store(self, name: str, store: TmaStoreStage, slot_stores: dict[str, dict[str, Any]]) -> None:
         planned = self.plan.store(name)
-        if isinstance(store.source, TmaLoadStage):
+        if isinstance(store.source, SlotStage):
             ring = store.source.ring
             storing = store.role or ring.phases[-1][0]
             bound = SlotStore(self.isa, planned, self.plan.role(self.name_of(storing)))

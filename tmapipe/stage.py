@@ -40,7 +40,7 @@ SWIZZLES = (0, 32, 64, 128)
 
 
 @attrs.frozen(eq=False, repr=False, kw_only=True)
-class _SlotStage:
+class SlotStage:
     """What the stages in a slot have in common."""
 
     tile: tuple[int, ...]
@@ -74,7 +74,7 @@ class _SlotStage:
 
 
 @attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
-class TmaLoadStage(_SlotStage):
+class TmaLoadStage(SlotStage):
     """A tile that the TMA engine loads into each slot of `ring`.
 
     Args:
@@ -89,7 +89,8 @@ class TmaLoadStage(_SlotStage):
         loader: The role that loads, where the ring's first phase has several.
         l2_hint: "evict_first", "evict_last" or "evict_normal".
 
-    Beyond the tensor's edge a slot holds zeros; see `anything_outside`.
+    Beyond the tensor's edge a slot holds zeros; see `anything_outside`. A tile that is gathered from several places is loaded
+    `in_parts`.
 
     Raises:
         InputError: For any other value.
@@ -107,6 +108,7 @@ class TmaLoadStage(_SlotStage):
         default=None,
         validator=must(optional(lambda hint: hint in L2_HINTS), f"is one of {', '.join(L2_HINTS)}", "use one of these"),
     )
+    parts: int = attrs.field(default=1, init=False)
     outside: str = attrs.field(default="zeros", init=False)
 
     @moved({"outside": lambda value: "TmaLoadStage(...).anything_outside()"})
@@ -153,6 +155,20 @@ class TmaLoadStage(_SlotStage):
         object.__setattr__(other, "outside", "anything")
         return other
 
+    def in_parts(self, parts: int) -> TmaLoadStage:
+        """The same stage, whose tile is cut along its first extent into so many equal parts, each of which is loaded by itself
+        from wherever it lies: ``slot.x.load_part(i, ...)``. With as many parts as it has rows, it is gathered row by row.
+
+        Raises:
+            InputError: *parts* does not divide the extent.
+        """
+        if not is_count(parts) or self.tile[0] % parts or not self.tensor_map:
+            rule = f"is a number of parts that divides the tile's first extent, {self.tile[0]}, of a TmaLoadStage"
+            raise InputError("in_parts", parts, rule, f"e.g. {self.tile[0]}")
+        other = copy.copy(self)
+        object.__setattr__(other, "parts", parts)
+        return other
+
     @property
     def tensor_map(self) -> bool:
         """Whether the engine finds tiles through a descriptor, and fills what lies outside of the tensor."""
@@ -168,12 +184,13 @@ class TmaLoadStage(_SlotStage):
             raise InputError("TmaLoadStage(loader)", loader, "is a role of the ring's first phase", "name one of those")
 
     def __repr__(self) -> str:
-        text = shown(self, "outside", *(("loader",) if len(self.ring.phases[0]) == 1 else ()))
+        text = shown(self, "outside", "parts", *(("loader",) if len(self.ring.phases[0]) == 1 else ()))
+        text += "" if self.parts == 1 else f".in_parts({self.parts})"
         return text + (".anything_outside()" if self.outside == "anything" else "")
 
 
 @attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
-class SharedStage(_SlotStage):
+class SharedStage(SlotStage):
     """A tile that threads write into each slot of `ring`: scratch handed along with it, or the result of a transform.
 
     Args:

@@ -4,8 +4,8 @@ The life of a buffer: free -> written by threads -> fenced and synchronized -> r
 all stores of a unit and tracks them as bulk groups. ``wait_group.read`` says that the bytes of a buffer have been read:
 threads may overwrite it, and at the end the CTA may exit. (The writes are visible when the kernel has ended.)
 
-From a loaded slot (``source=`` a load stage) there is no buffer and no copy: the engine reads the slot, and the ring releases
-it when the read has retired.
+From a slot (``source=`` a load stage or a shared stage) there is no buffer and no copy: the engine reads the slot, and the
+ring releases it when the read has retired.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tmapipe.matmul import Wgmma
 from tmapipe.moved import moved
 from tmapipe.register_tile import RegisterTile
 from tmapipe.role import Role
-from tmapipe.stage import TmaLoadStage, check_dims, check_tile
+from tmapipe.stage import SlotStage, TmaLoadStage, check_dims, check_tile
 
 __all__ = ["TmaStoreStage"]
 
@@ -42,9 +42,9 @@ class TmaStoreStage:
 
     Args:
         dims: Names of the tensor's dimensions, the last one contiguous; by default those of `source`.
-        source: A `TmaLoadStage`: the slot that was loaded is stored. A `Wgmma`: its accumulators, through buffers of 64 rows
-            that each warpgroup fills and stores by itself. A `RegisterTile`: likewise. None: what the threads of `role`
-            computed, through buffers of one tile.
+        source: A `TmaLoadStage` or a `SharedStage`: the slot that was filled is stored. A `Wgmma`: its accumulators, through
+            buffers of 64 rows that each warpgroup fills and stores by itself. A `RegisterTile`: likewise. None: what the
+            threads of `role` computed, through buffers of one tile.
         tile: Elements along the last dimensions; by default the source's.
         role: Who stores, where that does not follow from the source.
         stages: Buffers (of each warpgroup, for accumulators); or, from a slot, stores that may still read while the next slot
@@ -58,7 +58,7 @@ class TmaStoreStage:
     """
 
     dims: tuple[str, ...] = attrs.field(repr=lambda dims: repr(" ".join(dims)))
-    source: TmaLoadStage | Wgmma | RegisterTile | None = attrs.field(default=None)
+    source: SlotStage | Wgmma | RegisterTile | None = attrs.field(default=None)
     tile: tuple[int, ...]
     role: Role | None = None
     stages: int = attrs.field()
@@ -75,7 +75,7 @@ class TmaStoreStage:
         self,
         dims: str | None = None,
         *,
-        source: TmaLoadStage | Wgmma | RegisterTile | None = None,
+        source: SlotStage | Wgmma | RegisterTile | None = None,
         tile: tuple[int, ...] | None = None,
         role: Role | None = None,
         stages: int | None = None,
@@ -83,24 +83,24 @@ class TmaStoreStage:
         dtype: DType | str | None = None,
         reduce: str | None = None,
     ):
-        if source is not None and not isinstance(source, (TmaLoadStage, Wgmma, RegisterTile)):
-            raise InputError(
-                "TmaStoreStage(source)", source, "is a TmaLoadStage, a Wgmma, a RegisterTile or None", "pass one"
-            )
+        if source is not None and not isinstance(source, (SlotStage, Wgmma, RegisterTile)):
+            rule = "is a TmaLoadStage, a SharedStage, a Wgmma, a RegisterTile or None"
+            raise InputError("TmaStoreStage(source)", source, rule, "pass one")
         if source is None and (tile is None or role is None):
             raise InputError("TmaStoreStage(tile, role)", (tile, role), "are needed without a source", "pass both")
         if tile is not None:
             tile = check_tile("TmaStoreStage(tile)", tile)
         if role is not None and not isinstance(role, Role):
             raise InputError("TmaStoreStage(role)", role, "is the Role that computes what is stored", "pass a Role")
-        if isinstance(source, TmaLoadStage):
+        if isinstance(source, SlotStage):
             _check_follows(source, tile, columns, dtype)
+        if isinstance(source, TmaLoadStage):
             dims = dims or " ".join(source.dims)
         if source is not None:
-            tile = tile or (source.tile if isinstance(source, TmaLoadStage) else source.shape[:2])
+            tile = tile or (source.tile if isinstance(source, SlotStage) else source.shape[:2])
         assert tile is not None
         if stages is None:
-            stages = 1 if isinstance(source, TmaLoadStage) else 2
+            stages = 1 if isinstance(source, SlotStage) else 2
         self.__attrs_init__(
             dims=check_dims("TmaStoreStage(dims)", dims, tuple(tile)),
             source=source,
@@ -114,7 +114,7 @@ class TmaStoreStage:
 
     @stages.validator
     def _check_stages(self, field: Any, stages: Any) -> None:
-        least = 0 if isinstance(self.source, TmaLoadStage) else 1
+        least = 0 if isinstance(self.source, SlotStage) else 1
         if not isinstance(stages, int) or stages < least:
             raise InputError("TmaStoreStage(stages)", stages, f"is an integer of at least {least}", "use 2")
 
@@ -139,9 +139,9 @@ class TmaStoreStage:
         return {}
 
 
-def _check_follows(source: TmaLoadStage, tile: Any, columns: Any, dtype: Any) -> None:
-    """Raises `InputError` for what differs from the loaded slot."""
+def _check_follows(source: SlotStage, tile: Any, columns: Any, dtype: Any) -> None:
+    """Raises `InputError` for what differs from the slot."""
     other = dtype is not None and source.dtype not in (None, as_dtype(dtype))
     if tuple(tile or source.tile) != source.tile or columns is not None or other:
-        given, rule = (tile, columns, dtype), "follow from the loaded slot"
+        given, rule = (tile, columns, dtype), "follow from the slot"
         raise InputError("TmaStoreStage(tile, columns, dtype)", given, rule, "leave them out")

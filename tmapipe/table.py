@@ -11,7 +11,7 @@ __all__ = ["Table"]
 
 @attrs.frozen(eq=False, repr=False)
 class Table:
-    """A vector of int32 in global memory, read by `Isa.load_entry` and `Isa.ballot`.
+    """A vector of int32 in global memory. In bodies, ``k.<name>.entry(i)`` is one of them, the same for all threads.
 
     A schedule is called with one after its loads' tensors. It stays as it is while the kernel runs.
 

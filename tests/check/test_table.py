@@ -53,7 +53,7 @@ KIND_OF_NAME = {
     **dict.fromkeys(POSITIONS - {"bar"}, operands.Kind.SLOT),
     **dict.fromkeys(("share", "shares", "rows", "part", "parts", "registers"), operands.Kind.NUMBER),
     **dict.fromkeys(("load", "store", "matmul", "split", "table"), operands.Kind.NAME),
-    **dict.fromkeys(("sync", "read", "increase"), operands.Kind.FLAG),
+    **dict.fromkeys(("sync", "read", "increase", "anywhere"), operands.Kind.FLAG),
     **dict.fromkeys(("at", "words", *GLOBAL_DATA), operands.Kind.AT),
     "bar": operands.Kind.BAR,
     "parity": operands.Kind.PARITY,
@@ -252,6 +252,9 @@ def by_hand() -> dict[str, ByHand]:
         "told to the cluster": ByHand(meet("relaxed"), {Kind.RACE}),
         "a load beyond its tensor": ByHand(
             ([], [loaded[0], load._replace(at=(128, 0)), loaded[2]]), {Kind.OUT_OF_RANGE}
+        ),
+        "a load beyond its tensor on purpose": ByHand(
+            ([], [loaded[0], load._replace(at=(128, 0), anywhere=True), loaded[2]]), set()
         ),
         "a bulk load beyond its tensor": ByHand(
             ([], [loaded[0], ops.BulkLoad("s0", 0, 1, 2048, (128, 0)), loaded[2]]), {Kind.OUT_OF_RANGE}

@@ -198,8 +198,11 @@ class RecordingIsa:
         barrier: Barrier,
         mask: int | None = None,
         share: int = 0,
+        *,
+        part: int | None = None,
+        anywhere: bool = False,
     ) -> None:
-        self._note("load", load.name, stage, tuple(at), barrier.name, mask, share)
+        self._note("load", load.name, stage, tuple(at), barrier.name, mask, share if part is None else part)
 
     def tma_store(self, store: Store, stage: int, at: Sequence[int], rows: int | None = None) -> None:
         self._note("store", store.name, stage, tuple(at), *(() if rows is None else (rows,)))

@@ -113,8 +113,8 @@ class Lifetimes:
                 bar=bar,
             )
 
-    def start_tile(self, agent: int, op: Any, part: str, at: tuple[int, ...]) -> None:
-        """A tile has a coordinate for each dimension, and a load starts inside its tensor.
+    def start_tile(self, agent: int, op: Any, part: str, at: tuple[int, ...], anywhere: bool) -> None:
+        """A tile has a coordinate for each dimension, and a load starts inside its tensor, unless it may start *anywhere*.
 
         Along an axis of the cluster, this is asked of the CTA at the cluster's origin.
         """
@@ -128,7 +128,7 @@ class Lifetimes:
                 "give one coordinate a dimension",
                 last,
             )
-        if part not in self.layout.loads:
+        if part not in self.layout.loads or anywhere:
             return  # stores may start outside: nothing is written there
         load = self.layout.loads[part]
         shape = self.shapes.get(load.argument, ())

@@ -203,7 +203,13 @@ class LinearCheck:
                 self.loads[flight] = clock, step
 
     def _tile(self, effect: Tile, agent: int, op: Any, facts: Any) -> None:
-        self.lifetimes.start_tile(agent, op, getattr(op, effect.part), getattr(op, effect.at))
+        self.lifetimes.start_tile(
+            agent,
+            op,
+            getattr(op, effect.part),
+            getattr(op, effect.at),
+            bool(effect.anywhere) and getattr(op, effect.anywhere),
+        )
 
     def _end_group(self, effect: EndGroup, agent: int, op: Any, facts: Any) -> None:
         if effect.group is Group.BULK:

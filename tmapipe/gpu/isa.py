@@ -15,7 +15,7 @@ from tmapipe.errors import ScopeError
 from tmapipe.gpu import control
 from tmapipe.gpu.edges import load_edge
 from tmapipe.gpu.fragments import GpuFragments
-from tmapipe.gpu.layouts import clips, core_modes, cute_type, partition, slot_layout, slots_by_tile
+from tmapipe.gpu.layouts import clips, core_modes, cute_type, moved_extents, moved_slots, partition, slot_layout
 from tmapipe.gpu.matmuls import MatmulHandles
 from tmapipe.gpu.words import store_words
 from tmapipe.isa.interface import Isa
@@ -258,7 +258,16 @@ class GpuIsa(Isa):
             cute.copy(atom, source, slot, mbar_ptr=self._mbarrier(barrier, stage))
 
     def tma_load(
-        self, load: Load, stage: Any, at: Sequence[Any], barrier: Barrier, mask: Any = None, share: Any = 0
+        self,
+        load: Load,
+        stage: Any,
+        at: Sequence[Any],
+        barrier: Barrier,
+        mask: Any = None,
+        share: Any = 0,
+        *,
+        part: Any = None,
+        anywhere: bool = False,
     ) -> None:
         how: dict[str, Any] = {"tma_bar_ptr": self._mbarrier(barrier, stage)}
         if mask is not None:
@@ -267,7 +276,7 @@ class GpuIsa(Isa):
             how["cache_policy"] = Int64(L2_POLICIES[load.l2_hint])
 
         def whole() -> None:
-            slot, source = self._partition(load, at, share, load.peers)
+            slot, source = self._partition(load, at, share, load.peers, part)
             cute.copy(self.atoms[load.name][0], source, slot[(None, stage)], **how)
 
         if load.edge_rows:
@@ -337,11 +346,14 @@ class GpuIsa(Isa):
             return cute.make_tensor(pointer, layout.outer)
         return cute.make_tensor(cute.recast_ptr(start.align(128), dtype=cute_type(buffer.dtype)), layout)
 
-    def _partition(self, part: Load | Store, at: Sequence[Any], share: Any, peers: int) -> tuple[Any, Any]:
-        """The slots, and the tile of global memory that starts at element *at*, as the TMA atom takes them."""
+    def _partition(
+        self, part: Load | Store, at: Sequence[Any], share: Any, peers: int, which: Any = None
+    ) -> tuple[Any, Any]:
+        """The slots, or part *which* of each, and the tile of global memory that starts at element *at*, as the TMA atom takes
+        them."""
         start = tuple(at[mode] for mode in core_modes(part))
-        slots = slots_by_tile(self.buffers[part.buffer.name], part)
-        return partition(self.atoms[part.name], slots, part.tile[-part.core :], start, share, peers)
+        slots = moved_slots(self.buffers[part.buffer.name], part, which)
+        return partition(self.atoms[part.name], slots, moved_extents(part), start, share, peers)
 
 
 def _opaque(pointer: Any) -> Any:

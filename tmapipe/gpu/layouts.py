@@ -16,8 +16,8 @@ from tmapipe.dtypes import DType, tf32
 from tmapipe.plan.model import Buffer, Load, Store
 
 __all__ = [
-    "clips", "core_modes", "cute_type", "full_shape", "load_atom", "make_atom", "one_slot_layout", "partition", "rows_of",
-    "slot_layout", "slots_by_tile", "to_core_first",
+    "clips", "core_modes", "cute_type", "full_shape", "load_atom", "make_atom", "moved_extents", "moved_slots",
+    "one_slot_layout", "partition", "rows_of", "slot_layout", "to_core_first",
 ]  # fmt: skip
 
 _ATOM_KINDS = {
@@ -58,36 +58,49 @@ def _row_major(buffer: Buffer, shape: tuple[int, ...]) -> Any:
     return cute.make_layout(shape, stride=(*reversed(strides[:-1]), pitch)[: len(shape)])
 
 
-def _folded_rows(part: Load | Store, stages: int) -> tuple[Any, Any]:
-    """(shape, stride) of slots whose rows are those of the tile's extents but the last: of one (*stages* 0), or of all."""
-    buffer, (*outer, columns) = part.buffer, part.tile[-part.core :]
+def moved_extents(part: Load | Store) -> tuple[int, ...]:
+    """What one load or store moves (elements), along the extents of a slot: all of it, or of a load in parts one part."""
+    return (part.part if isinstance(part, Load) else part.tile)[-part.core :]
+
+
+def _as_matrix(part: Load | Store) -> bool:
+    """Whether it moves slots as they lie: whole, with one extent or two."""
+    return part.core < 3 and not (isinstance(part, Load) and part.parts > 1)
+
+
+def _by_extents(part: Load | Store) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """(shape, stride) of what it moves in a slot. All extents but the last make the slot's rows."""
+    buffer, (*outer, columns) = part.buffer, moved_extents(part)
+    if not outer:
+        return (columns,), (1,)
     span = buffer.swizzle // buffer.dtype.bytes or columns  # the columns of a row that lie side by side
     strides = [span]
     for extent in reversed(outer[1:]):
         strides.insert(0, strides[0] * extent)
-    shape, stride = [*outer, (span, columns // span)], [*strides, (1, buffer.tile[0] * span)]
-    if stages:
-        shape, stride = [*shape, stages], [*stride, buffer.pitch // buffer.dtype.bytes]
-    return tuple(shape), tuple(stride)
+    return (*outer, (span, columns // span)), (*strides, (1, buffer.tile[0] * span))
 
 
-def slot_of(part: Load | Store) -> Any:
-    """Layout of one slot by the extents of the tile that lies in it."""
-    if part.core < 3:
+def moved_layout(part: Load | Store) -> Any:
+    """Layout of what it moves in a slot."""
+    if _as_matrix(part):
         return one_slot_layout(part.buffer)
-    shape, stride = _folded_rows(part, 0)
+    shape, stride = _by_extents(part)
     outer = cute.make_layout(shape, stride=stride)
     if not part.buffer.swizzle:
         return outer
     return cute.make_composed_layout(one_slot_layout(part.buffer).inner, 0, outer)
 
 
-def slots_by_tile(slots: Any, part: Load | Store) -> Any:
-    """All slots by the extents of the tiles that lie in them, then the stage."""
-    if part.core < 3:
+def moved_slots(slots: Any, part: Load | Store, which: Any = None) -> Any:
+    """What it moves in all slots, then the stage. which: of the parts that a slot is loaded in."""
+    if _as_matrix(part):
         return slots
-    shape, stride = _folded_rows(part, part.buffer.stages)
-    return cute.make_tensor(slots.iterator, cute.make_layout(shape, stride=stride))
+    shape, stride = _by_extents(part)
+    start = slots.iterator if which is None else slots.iterator + which * (shape[0] * stride[0])
+    layout = cute.make_layout(
+        (*shape, part.buffer.stages), stride=(*stride, part.buffer.pitch // part.buffer.dtype.bytes)
+    )
+    return cute.make_tensor(start, layout)
 
 
 def core_modes(part: Load | Store) -> tuple[int, ...]:
@@ -150,12 +163,12 @@ def rows_of(slots: Any, buffer: Buffer, first: Any, count: int) -> Any:
 def make_atom(part: Load | Store, tensor: Any) -> Any:
     """The TMA atom and coordinate tensor of one load or store; *tensor* is core first."""
     if isinstance(part, Load):
-        return load_atom(part, tensor, slot_of(part), part.tile[-part.core :], part.peers)
+        return load_atom(part, tensor, moved_layout(part), moved_extents(part), part.peers)
     if part.reduce:
         op: Any = cpasync.CopyReduceBulkTensorTileS2GOp(reduction_kind=cute.ReductionKind.ADD)
     else:
         op = cpasync.CopyBulkTensorTileS2GOp()
-    return cpasync.make_tiled_tma_atom(op, tensor, slot_of(part), part.tile[-part.core :])
+    return cpasync.make_tiled_tma_atom(op, tensor, moved_layout(part), moved_extents(part))
 
 
 def load_atom(load: Load, tensor: Any, slot: Any, tile: tuple[int, ...], shares: int) -> Any:

@@ -62,11 +62,12 @@ def _says_load(names: Names, op: TmaLoad) -> str:
     "cp.async.bulk.tensor.global.mbarrier::complete_tx::bytes",
     _says_load,
     Start("slot", ON_BAR, write=True, mask="mask", share="share", shares="shares"),
-    Tile("load"),
+    Tile("load", anywhere="anywhere"),
 )
 class TmaLoad(NamedTuple):
     """Of the tile that starts at element `at`, to `slot`, completing `nbytes` on `bar`, in each CTA of `mask`. Only share
-    `share` of `shares` of it, cut along rows. Facts: tuple of `Flight`, one a destination CTA."""
+    `share` of `shares` of it, cut along rows; without a mask, a part that starts at `at` itself. anywhere: whether it may
+    start outside of its tensor. Facts: tuple of `Flight`, one a destination CTA."""
 
     load: Name
     slot: Slot
@@ -77,6 +78,7 @@ class TmaLoad(NamedTuple):
     shares: Number = 1
     at: At = ()
     lanes: Lanes = ELECTED
+    anywhere: Flag = False
     where: Where = None
 
 
@@ -152,7 +154,16 @@ class CopyInstructions(Lowering):
         self.emit(BulkLoad(load.name, slot, bar, load.buffer.slot_bytes, tuple(at)))
 
     def tma_load(
-        self, load: Load, stage: Value, at: Sequence[Value], barrier: Barrier, mask: Value = None, share: Value = 0
+        self,
+        load: Load,
+        stage: Value,
+        at: Sequence[Value],
+        barrier: Barrier,
+        mask: Value = None,
+        share: Value = 0,
+        *,
+        part: Value = None,
+        anywhere: bool = False,
     ) -> None:
         """``cp.async.bulk.tensor`` to shared memory (``.multicast::cluster``).
 
@@ -160,11 +171,15 @@ class CopyInstructions(Lowering):
         bytes, and read as zero unless `load.outside` leaves open what whole rows of them hold) into slot *stage* and completes
         its bytes on ``barrier[stage]``, later, by itself. With *mask*, this CTA copies only part *share* of `load.peers` parts
         (split along the slot's first extent), into the same slot, and completes its bytes on the same barrier, of every CTA
-        in *mask*. Async proxy.
+        in *mask*. With *part*, it copies what belongs into that part of `load.parts` of the slot, and *at* is where that
+        starts. *anywhere*: whether it may start outside of the tensor on purpose, of which the check takes note. Async proxy.
         """
         shares = 1 if mask is None else load.peers
+        if part is not None:
+            share, shares = part, load.parts
         slot, bar = self.slot(load.buffer, stage), self.bar(barrier, stage)
-        self.emit(TmaLoad(load.name, slot, bar, load.buffer.slot_bytes // shares, mask, share, shares, tuple(at)))
+        nbytes = load.buffer.slot_bytes // shares
+        self.emit(TmaLoad(load.name, slot, bar, nbytes, mask, share, shares, tuple(at), anywhere=anywhere))
 
     def tma_store(self, store: Store, stage: Value, at: Sequence[Value], rows: Value = None) -> None:
         """``cp.async.bulk.tensor`` to global memory (``cp.reduce...`` with `store.reduce`): copies slot *stage* to the

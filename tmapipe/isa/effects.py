@@ -156,10 +156,12 @@ class Start:
 
 @attrs.frozen
 class Tile:
-    """Moves a tile of the tensor that the load or store `part` is bound to, from element `at` on."""
+    """Moves a tile of the tensor that the load or store `part` is bound to, from element `at` on. A load starts inside the
+    tensor, unless `anywhere`."""
 
     part: str = attrs.field(metadata={"kind": Kind.NAME})
     at: str = _names(Kind.AT, "at")
+    anywhere: str = _names(Kind.FLAG, "")
 
 
 @attrs.frozen

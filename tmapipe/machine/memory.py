@@ -137,7 +137,10 @@ def _land_tile(memory: Memory, op: TmaLoad, target: np.ndarray) -> None:
     load = memory.layout.loads[op.load]
     rows = target.shape[0] // op.shares
     mine = slice(op.share * rows, (op.share + 1) * rows)
-    target[mine] = gather(memory.tensors[load.argument], load, op.at)[mine]
+    at = list(op.at)
+    if op.mask is None:  # a part has a start of its own
+        at[-load.core] -= op.share * load.tile[-load.core] // op.shares
+    target[mine] = gather(memory.tensors[load.argument], load, tuple(at))[mine]
 
 
 @lands(StAsync)

@@ -89,10 +89,21 @@ class MachineIsa(Isa):
         return without_data() if self.memory is None else self.memory.results[self.agent]
 
     def tma_load(
-        self, load: Load, stage: int, at: Sequence[int], barrier: Barrier, mask: int | None = None, share: int = 0
+        self,
+        load: Load,
+        stage: int,
+        at: Sequence[int],
+        barrier: Barrier,
+        mask: int | None = None,
+        share: int = 0,
+        *,
+        part: int | None = None,
+        anywhere: bool = False,
     ) -> None:
         _check_start(load, at)
-        super().tma_load(load, stage, at, barrier, mask, share)
+        if part is not None and not 0 <= part < load.parts:
+            raise self._outside(f"loads part {part} of a slot of {load.name}, which has {load.parts}")
+        super().tma_load(load, stage, at, barrier, mask, share, part=part, anywhere=anywhere)
 
     def tma_store(self, store: Store, stage: int, at: Sequence[int], rows: int | None = None) -> None:
         _check_start(store, at)

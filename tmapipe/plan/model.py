@@ -88,6 +88,7 @@ class Load:
         tensor_map: Whether the engine finds the tile through a descriptor; else it is one piece of memory, found by its
             address.
         core: How many dimensions, the last ones, a slot has elements along.
+        parts: Into how many parts, along the first of these, a slot is cut, each of which is loaded by itself.
     """
 
     name: str
@@ -102,12 +103,19 @@ class Load:
     outside: str = "zeros"
     tensor_map: bool = True
     core: int = _CORE
+    parts: int = 1
+
+    @property
+    def part(self) -> tuple[int, ...]:
+        """Elements of a part along the tensor's dimensions: of the tile, if a slot is loaded as a whole."""
+        first = len(self.tile) - self.core
+        return (*self.tile[:first], self.tile[first] // self.parts, *self.tile[first + 1 :])
 
     @property
     def box(self) -> tuple[int, ...]:
         """What one instruction moves (elements along the slot's extents): a box, whose inner extent the swizzle span
         limits; the whole slot where there is no descriptor."""
-        return self.buffer.box(self.tile[-self.core :], self.peers) if self.tensor_map else self.buffer.tile
+        return self.buffer.box(self.part[-self.core :], self.peers) if self.tensor_map else self.buffer.tile
 
     @property
     def edge_rows(self) -> int:
@@ -116,7 +124,7 @@ class Load:
         0 if such a tile is loaded as any other. Swizzled slots can be cut between every 8 rows.
         """
         rows = self.buffer.tile[0] // self.peers
-        if self.outside == "zeros" or not self.buffer.swizzle:
+        if self.outside == "zeros" or not self.buffer.swizzle or self.parts > 1:
             return 0
         return next((some for some in (16, 8) if rows > some and rows % some == 0), 0)
 

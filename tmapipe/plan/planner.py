@@ -97,7 +97,7 @@ def _held_back(declared: Declarations, ring: str) -> int:
     """Slots of the ring called *ring* that a role holds back while its asynchronous reads of them are in flight."""
     in_flight = [mma.in_flight for mma in declared.matmuls.values() if declared.name_of(mma.a.ring) == ring]
     for store in declared.stores.values():
-        if isinstance(store.source, TmaLoadStage) and declared.name_of(store.source.ring) == ring:
+        if isinstance(store.source, (TmaLoadStage, SharedStage)) and declared.name_of(store.source.ring) == ring:
             in_flight.append(store.stages)
     return max(in_flight, default=0)
 
@@ -106,11 +106,21 @@ def _check_names(declared: Declarations) -> None:
     for name in (*declared.loads, *declared.shared, *declared.stores):
         if name in RESERVED:
             raise InputError("stage name", name, "is taken by the slot's own attributes", "rename the stage")
-    k_parts = (*declared.rings, *declared.scratches, *declared.matmuls, *declared.stores, *declared.turnstiles)
+    k_parts = (
+        *declared.rings,
+        *declared.tables,
+        *declared.scratches,
+        *declared.matmuls,
+        *declared.stores,
+        *declared.turnstiles,
+    )
     for name in k_parts:
         if name in TAKEN:
             raise InputError(
-                "name", name, "is taken by what bodies get as k", "rename the ring, scratch, matmul, store or turnstile"
+                "name",
+                name,
+                "is taken by what bodies get as k",
+                "rename the ring, table, scratch, matmul, store or turnstile",
             )
 
 
@@ -123,7 +133,7 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
             raise InputError(name, given.name, f"is declared with element type {part.dtype}", "convert the tensor")
         types[name] = part.dtype or given or bf16
     for name, store in declared.stores.items():
-        if isinstance(store.source, TmaLoadStage):
+        if isinstance(store.source, (TmaLoadStage, SharedStage)):
             loaded = types[declared.name_of(store.source)]
             if name in dtypes and dtypes[name] != loaded.in_memory:
                 raise InputError(

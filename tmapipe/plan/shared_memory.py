@@ -178,7 +178,7 @@ class Layout:
                 readers.setdefault(role, []).append("wgmma")
                 lag[role] = max(lag.get(role, mma.in_flight), mma.in_flight)
         for name, store in self.declared.stores.items():
-            if isinstance(store.source, TmaLoadStage) and self.name_of(store.source.ring) == ring:
+            if isinstance(store.source, (TmaLoadStage, SharedStage)) and self.name_of(store.source.ring) == ring:
                 role = self._storing_role(name, store)
                 kinds = readers.setdefault(role, [])
                 if "tma" not in kinds:
@@ -189,7 +189,7 @@ class Layout:
     def _storing_role(self, name: str, store: TmaStoreStage) -> str:
         if store.role is not None:
             return self.name_of(store.role)
-        if isinstance(store.source, TmaLoadStage):
+        if isinstance(store.source, (TmaLoadStage, SharedStage)):
             last = [self.name_of(role) for role in store.source.ring.phases[-1]]
             if len(last) != 1 or self.roles[last[0]].warps != 1:
                 raise InputError(
@@ -272,11 +272,26 @@ class Layout:
                 )
         tile = (1,) * (len(load.dims) - len(load.tile)) + load.tile
         pattern = peer_pattern(cluster, axes)
-        how = (load.l2_hint, load.outside, load.tensor_map, len(load.tile))
+        if load.parts > 1:
+            self._check_parts(name, load)
+        how = (load.l2_hint, load.outside, load.tensor_map, len(load.tile), load.parts)
         made = Load(name, name, self.of[name], load.dims, tile, peers, axes, pattern, *how)
         if load.tensor_map:
             _check_box(name, made.buffer, made.box)
         self.loads.append(made)
+
+    def _check_parts(self, name: str, load: TmaLoadStage) -> None:
+        """Raises `InputError` for parts of a slot that the engine cannot load one by one."""
+        buffer, rows = self.of[name], load.matrix[0] // load.parts
+        nbytes, peers = buffer.slot_bytes // load.parts, load.multicast and load.multicast.size(self.declared.cluster)
+        if (peers or 1) > 1:
+            raise InputError(
+                f"{name}.in_parts", load.parts, "is 1 where peers load shares of a tile", "drop the multicast"
+            )
+        if nbytes % 128 or (buffer.swizzle and rows % 8):
+            unit = "128 bytes" + (", and of 8 rows where they are swizzled" if buffer.swizzle else "")
+            rule = f"makes parts of {rows} rows, {nbytes} bytes; they start at multiples of {unit}"
+            raise InputError(f"{name}.in_parts", load.parts, rule, "use fewer parts, longer rows, or swizzle=0")
 
     def _matmul(self, name: str, mma: Wgmma) -> None:
         role = self.roles[self.matmul_roles[name]]
@@ -297,7 +312,7 @@ class Layout:
     def _store(self, name: str, store: TmaStoreStage) -> None:
         dtype = self.types[name]
         accumulators = isinstance(store.source, (Wgmma, RegisterTile))
-        if isinstance(store.source, TmaLoadStage):
+        if isinstance(store.source, (TmaLoadStage, SharedStage)):
             if store.source.ring.held:
                 rule = "is stored from a slot that is held while its ring is filled once a CTA"
                 raise InputError(f"{name}.source", store.source, rule, "store what its role reads, with role=")

@@ -11,7 +11,7 @@ from tmapipe.plan.model import Buffer, Distributed, Load, RoleWarps
 from tmapipe.plan.sharing import row_width
 from tmapipe.protocol.cluster import peer_mask, share_index
 from tmapipe.protocol.ring import RingEnd, Slot
-from tmapipe.protocol.tile import Tile, check_fragment, start_of
+from tmapipe.protocol.tile import Tile, check_fragment, check_start, start_of
 
 __all__ = ["PartInSlot", "SlotPart"]
 
@@ -57,18 +57,60 @@ class PartInSlot(Carried):
             InputError: A coordinate is missing or unknown.
         """
         load = self._loaded()
-        self.load_from(*start_of(f"slot.{load.name}.load", load.dims, load.tile, tile, coordinates))
+        self._start_load(start_of(f"slot.{load.name}.load", load.dims, load.tile, tile, coordinates))
 
     def load_from(self, *start: Any) -> None:
-        """As `load`, for the tile that starts at these elements: one index per dimension of the tensor, the last one at a
-        multiple of 16 bytes. Elsewhere the hardware traps, and the model raises `HazardError`."""
+        """As `load`, for the tile that starts at these elements.
+
+        Args:
+            start: One index along each dimension of the tensor, perhaps negative or beyond its end: what lies outside is zero.
+                The last one is a multiple of 16 bytes; elsewhere the hardware traps, and the model raises `HazardError`. A
+                load without a descriptor starts inside.
+        """
         load = self._loaded()
-        if len(start) != len(load.dims):
-            rule = f"is one index along each of {', '.join(load.dims)}, in elements"
-            raise InputError(f"slot.{load.name}.load_from", start, rule, f"pass {len(load.dims)} indices")
+        self._start_load(check_start(f"slot.{load.name}.load_from", load.dims, start), anywhere=True)
+
+    def load_part(self, i: Any, tile: Tile | None = None, /, **coordinates: Any) -> None:
+        """Starts the TMA load of part *i* of the tile, of as many as the stage says (`TmaLoadStage.in_parts`).
+
+        Args:
+            i: Which part of the slot.
+            tile: Of which it is that part, along dimensions that *coordinates* do not name.
+            coordinates: By dimension, in parts along the one that the tile is cut along, and in tiles along others.
+
+        Raises:
+            InputError: A coordinate is missing or unknown, or there is no such part.
+        """
+        load, where = self._loaded(), f"slot.{self.part.buffer.name}.load_part"
+        cut = len(load.dims) - load.core
+        named = load.dims[cut] in coordinates
+        start = list(start_of(where, load.dims, load.part if named else load.tile, tile, coordinates))
+        if not named:
+            start[cut] = start[cut] + i * load.part[cut]
+        self._start_load(tuple(start), part=self._part(i))
+
+    def load_part_from(self, i: Any, *start: Any) -> None:
+        """As `load_part`, for a part that starts at these elements, as in `load_from`."""
+        load = self._loaded()
+        checked = check_start(f"slot.{load.name}.load_part_from", load.dims, start)
+        self._start_load(checked, part=self._part(i), anywhere=True)
+
+    def _part(self, i: Any) -> Any:
+        load = self._loaded()
+        if isinstance(i, int) and not 0 <= i < load.parts:
+            rule = f"is loaded in {load.parts} part{'s' * (load.parts > 1)}"
+            raise InputError(f"slot.{load.name}.load_part", i, rule, "count from 0, or declare in_parts()")
+        return None if load.parts == 1 else i
+
+    def _start_load(self, start: tuple[Any, ...], *, part: Any = None, anywhere: bool = False) -> None:
+        load = self._loaded()
+        if load.parts > 1 and part is None:
+            fix = f"slot.{load.name}.load_part(i, ...) for each"
+            raise InputError(f"slot.{load.name}", "load()", f"is loaded in {load.parts} parts, one by one", fix)
         isa, index, signalled = self.part.isa, self.slot.index, self.end.signalled
         if load.tensor_map:
-            isa.tma_load(load, index, start, signalled, self.part.mask, self.part.share)
+            own = self.part
+            isa.tma_load(load, index, start, signalled, own.mask, own.share, part=part, anywhere=anywhere)
         else:
             isa.bulk_load(load, index, start, signalled)
 

@@ -14,7 +14,7 @@ from tmapipe.plan.model import NamedBarrier, RoleWarps, Store
 from tmapipe.protocol.matmuls import Accumulator, Epilogue, HeldValues
 from tmapipe.protocol.pieces import Piece, pieces
 from tmapipe.protocol.ring import Slot
-from tmapipe.protocol.tile import Tile, check_fragment, start_of, within
+from tmapipe.protocol.tile import Tile, check_fragment, start_of, tile_at, within
 
 __all__ = ["BoundStore", "SlotStore", "SlotStoreInSlot"]
 
@@ -59,6 +59,12 @@ class SlotStoreInSlot(Carried):
             bound.isa.fence_proxy_async()
             bound.isa.warp_sync()
         bound.isa.tma_store(plan, self.slot.index, at)
+
+    def store_from(self, *start: Any) -> None:
+        """As `store`, to the tile that starts at these elements: one index along each dimension of the tensor, perhaps
+        negative or beyond its end, where nothing is written. The last one is a multiple of 16 bytes."""
+        plan = self.bound.store_plan
+        self.store(tile_at(f"slot.{plan.name}.store_from", plan.dims, start))
 
 
 class BoundStore(Carried):
@@ -127,6 +133,11 @@ class BoundStore(Carried):
                 self.isa.fragments.write(slot, made, self.role)
 
             self._store_piece(start_of(name, self.plan.dims, self.plan.tile, tile, {}), write, self.stages)
+
+    def store_from(self, *start: Any, values: Any, epilogue: Epilogue | None = None) -> None:
+        """As `store`, to the tile that starts at these elements: one index along each dimension of the tensor, perhaps
+        negative or beyond its end, where nothing is written. The last one is a multiple of 16 bytes."""
+        self.store(tile_at(f"{self.plan.name}.store_from", self.plan.dims, start), values, epilogue)
 
     def finish(self) -> None:
         """Once, after the last tile: the issuing thread waits until its buffers have been read."""

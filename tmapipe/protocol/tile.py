@@ -10,7 +10,7 @@ from tmapipe.errors import InputError
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
 
-__all__ = ["Tile", "check_fragment", "start_of", "within"]
+__all__ = ["Tile", "check_fragment", "check_start", "start_of", "tile_at", "within"]
 
 
 def within(isa: Isa, value: Any, most: Any) -> Any:
@@ -23,7 +23,7 @@ class Tile(Carried):
     """Coordinates of an output tile, in tiles along each dimension: ``tile.m``, ``tile["m"]``.
 
     `bounds` has (first element, how many) by dimension, for a tile that does not begin at a multiple of its extent. Stores
-    write no more than that number, which may be 0 or less, or more than the tile has.
+    write no more than that number, which may be 0 or less, or more than the tile has; None: all.
     """
 
     def __init__(self, coordinates: dict[str, Any], bounds: dict[str, tuple[Any, Any]] | None = None):
@@ -92,6 +92,20 @@ def start_of(
         example = ", ".join(f"{d}=..." for d in missing)
         raise InputError(where, missing, "needs a coordinate (in tiles) along every dimension", f"pass {example}")
     return tuple(found)
+
+
+def check_start(where: str, dims: Sequence[str], start: tuple[Any, ...]) -> tuple[Any, ...]:
+    """*start*. Raises `InputError` unless it is one index along each of *dims*."""
+    whole = all(hasattr(x, "__mul__") and not isinstance(x, (float, complex, str, bool)) for x in start)
+    if len(start) != len(dims) or not whole:
+        rule = f"is one index along each of {', '.join(dims)}, in elements"
+        raise InputError(where, start, rule, f"pass {len(dims)} whole numbers")
+    return start
+
+
+def tile_at(where: str, dims: Sequence[str], start: tuple[Any, ...]) -> Tile:
+    """The tile that starts at these elements along *dims*. Raises `InputError` unless they are indices."""
+    return Tile({}, {dim: (index, None) for dim, index in zip(dims, check_start(where, dims, start), strict=True)})
 
 
 def check_fragment(where: str, values: Any) -> None:

@@ -1,0 +1,24 @@
+"""A table as bodies see it: integers in global memory, one at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmapipe.isa.interface import Isa
+from tmapipe.isa.values import Carried
+
+__all__ = ["BoundTable"]
+
+
+class BoundTable(Carried):
+    """A `Table` in a body: ``k.rows.entry(i)``."""
+
+    def __init__(self, isa: Isa, name: str):
+        self.isa, self.name = isa, name
+
+    def entry(self, i: Any) -> Any:
+        """Entry *i*, the same for all threads; -1 beyond the table's ends. As a row to load, that is outside, so zero."""
+        count = self.isa.extent(self.name, 0)
+        inside = (i >= 0) & (i < count)
+        found = self.isa.load_entry(self.name, self.isa.select(inside, i, 0), 0)
+        return self.isa.select(inside, found, -1)
