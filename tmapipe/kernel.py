@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from tmapipe.errors import InputError, MissingPartError, ScopeError
 from tmapipe.integers import ceil_div
+from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
 from tmapipe.matmul import Wgmma
 from tmapipe.plan.declarations import Part
 from tmapipe.plan.model import Load, Plan, RoleWarps, Store
 from tmapipe.plan.rings import Ring
+from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, vectors_of
 from tmapipe.protocol.held import HeldEnd
 from tmapipe.protocol.matmuls import BoundMatmul, BoundRegisterTile
 from tmapipe.protocol.parts import PartInSlot, SlotPart
@@ -239,6 +241,34 @@ class KernelContext(Carried):
             if not isinstance(other, Role):
                 raise InputError("k.sync", other, "is a role of the schedule", "e.g. k.sync(self.load)")
         sync(self.isa, self.role, [self.plan.role(self.name_of(other)) for other in others])
+
+    def full(self, part: str, value: float, along: str = "tile") -> Fragment:
+        """A fragment of equal numbers, such as what a sum begins with.
+
+        Args:
+            part: A stage, whose tile the role's threads share, or a matmul of this role, whose accumulators they hold.
+            value: A float gives fp32, an int gives int32.
+            along: "tile", or "rows" or "columns" for one number a row or column.
+
+        Raises:
+            InputError: For another part or *along*.
+        """
+        buffers = {buffer.name: buffer for buffer in self.plan.buffers}
+        matmuls = {matmul.name: matmul for matmul in self.plan.matmuls}
+        if along not in ("tile", "rows", "columns"):
+            raise InputError("k.full(along)", along, 'is "tile", "rows" or "columns"', "leave it out for a whole tile")
+        if part not in buffers and part not in matmuls:
+            raise InputError(
+                "k.full", part, f"names a stage or a matmul ({', '.join((*buffers, *matmuls))})", "name one of those"
+            )
+        layout: ThreadLayout
+        if part in matmuls:
+            layout = AccumulatorLayout.of(matmuls[part])
+        else:
+            layout = vectors_of(part, buffers[part].tile, self.role)
+        if along != "tile":
+            layout.check_rows()
+        return self.isa.fragments.full(layout, along, value)
 
     def raw(
         self,

@@ -1,9 +1,10 @@
 """Functions of fragments, for epilogues and role bodies. They mean the same in both backends.
 
-An argument is a number or a fragment (what ``slot.x.read()`` gives, and what an epilogue is called with). Narrower types are
-widened; results are fp32. The CPU backend computes with NumPy. The GPU backend uses the special-function unit: ``ex2.approx``,
-``rsqrt.approx``, ``sqrt.approx`` and ``rcp.approx`` have relative errors of some 2^-22 (`exp` of large numbers more: |x| *
-2^-24), and ``tanh.approx`` of 2^-11 (PTX ISA), which is below the rounding of bf16.
+An argument is a number or a fragment (what ``slot.x.read()`` and ``acc.values()`` give, and what an epilogue is called with).
+Results are fp32, but of integers where it says so. The CPU backend computes with NumPy. The GPU backend uses the
+special-function unit: ``ex2.approx``, ``lg2.approx``, ``rsqrt.approx``, ``sqrt.approx`` and ``rcp.approx`` have relative
+errors of some 2^-22 (`exp` of large numbers more: |x| * 2^-24; `log` near 1 an absolute one), and ``tanh.approx`` of 2^-11
+(PTX ISA), which is below the rounding of bf16.
 """
 
 from __future__ import annotations
@@ -13,16 +14,45 @@ from typing import Any
 
 import numpy as np
 
+from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError
+from tmapipe.isa.fragment import Fragment, combine
+from tmapipe.machine import elements
 
 __all__ = [
-    "erf", "exp", "gelu", "maximum", "minimum", "relu", "rsqrt", "sigmoid", "silu", "sqrt", "tanh", "where",
+    "abs", "cast", "erf", "exp", "exp2", "floor", "gelu", "log", "log2", "maximum", "minimum", "relu", "row_max",
+    "row_min", "row_sum", "rsqrt", "sigmoid", "silu", "sqrt", "tanh", "where",
 ]  # fmt: skip
 
 
 def exp(x: Any) -> Any:
     """e^x."""
     return _apply("exp", x)
+
+
+def exp2(x: Any) -> Any:
+    """2^x: one instruction, where `exp` takes two."""
+    return _apply("exp2", x)
+
+
+def log(x: Any) -> Any:
+    """Natural logarithm; minus infinity at 0, NaN below."""
+    return _apply("log", x)
+
+
+def log2(x: Any) -> Any:
+    """Logarithm to base 2; minus infinity at 0, NaN below."""
+    return _apply("log2", x)
+
+
+def floor(x: Any) -> Any:
+    """The largest whole number that is not above x, in fp32."""
+    return _apply("floor", x)
+
+
+def abs(x: Any) -> Any:
+    """Absolute value; of int32 in int32."""
+    return _apply("abs", x)
 
 
 def tanh(x: Any) -> Any:
@@ -52,7 +82,7 @@ def sigmoid(x: Any) -> Any:
 
 def relu(x: Any) -> Any:
     """max(x, 0)."""
-    return maximum(x, 0.0)
+    return maximum(x, 0)
 
 
 def silu(x: Any) -> Any:
@@ -82,12 +112,12 @@ def gelu(x: Any, approximate: str = "tanh") -> Any:
 
 
 def maximum(x: Any, y: Any) -> Any:
-    """The larger of the two, element by element; NaN if either is NaN."""
+    """The larger of the two, element by element; NaN if either is NaN; of two int32 in int32."""
     return _apply("maximum", x, y)
 
 
 def minimum(x: Any, y: Any) -> Any:
-    """The smaller of the two, element by element; NaN if either is NaN."""
+    """The smaller of the two, element by element; NaN if either is NaN; of two int32 in int32."""
     return _apply("minimum", x, y)
 
 
@@ -96,65 +126,74 @@ def where(condition: Any, x: Any, y: Any) -> Any:
     return _apply("where", condition, x, y)
 
 
-# ---- on the model, and for numbers ------------------------------------------------------------------------------------
+def cast(x: Fragment, dtype: DType | str) -> Fragment:
+    """The fragment rounded to what *dtype* can hold, to nearest even. 8-bit floats and int32 saturate.
+
+    Args:
+        x: A fragment.
+        dtype: "bf16", "fp16", "fp8_e4m3" or "fp8_e5m2": fp32 that has been rounded; "fp32" or "int32": of that kind.
+
+    Raises:
+        InputError: For anything else.
+    """
+    _check_fragment("cast", x)
+    kind = as_dtype(dtype)
+    if kind.name not in ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "fp32", "int32"):
+        raise InputError("tmapipe.math.cast(dtype)", dtype, "is a floating type or int32", 'e.g. "bf16"')
+    if kind.name == "fp32":
+        return combine("widen", x)
+    return x if kind.name == x.kind else combine(f"to_{kind.name}", x)
 
 
-def _sigmoid(x: Any) -> Any:
-    e = np.exp(-abs(x))  # at most 1: no overflow on either side
-    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+def row_sum(x: Fragment, inside: Any = None) -> Fragment:
+    """The sum of each row: one number a row, which broadcasts.
+
+    Args:
+        x: A fragment of a whole tile.
+        inside: How many columns count, for a tile that reaches over the tensor's edge; None: all.
+    """
+    return _rows("sum", x, inside)
 
 
-_NUMPY: dict[str, Any] = {
-    "widen": lambda x: x,
-    "exp": np.exp,
-    "tanh": np.tanh,
-    "erf": lambda x: np.vectorize(math.erf, otypes=[x.dtype])(x),
-    "sqrt": np.sqrt,
-    "rsqrt": lambda x: 1 / np.sqrt(x),
-    "sigmoid": _sigmoid,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-}
+def row_max(x: Fragment, inside: Any = None) -> Fragment:
+    """The maximum of each row; minus infinity without columns; NaN if there is one. Arguments as of `row_sum`."""
+    return _rows("maximum", x, inside)
 
 
-_KNOWN = (np.ndarray, np.generic, float, int)
+def row_min(x: Fragment, inside: Any = None) -> Fragment:
+    """The minimum of each row; infinity without columns; NaN if there is one. Arguments as of `row_sum`."""
+    return _rows("minimum", x, inside)
 
 
-def _is_known(x: Any) -> bool:
-    """Whether *x* is a fragment or a number of the machine."""
-    if isinstance(x, (np.ndarray, np.generic)):
-        return x.dtype.kind in "fiub" or x.dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
-    from tmapipe.machine.nodata import NoData
+def _rows(op: str, x: Fragment, inside: Any) -> Fragment:
+    _check_fragment(f"row_{op.removesuffix('imum')}", x)
+    return x.backend.reduce(x, op, inside)
 
-    return isinstance(x, (float, int, NoData))
+
+def _check_fragment(name: str, x: Any) -> None:
+    if not isinstance(x, Fragment):
+        rule = "takes a fragment"
+        raise InputError(f"tmapipe.math.{name}", type(x).__name__, rule, "pass slot.x.read() or acc.values()")
+
+
+# ---- numbers ----------------------------------------------------------------------------------------------------------
 
 
 def _apply(name: str, *arguments: Any) -> Any:
     """Calls the function called *name*, in the backend that the arguments belong to."""
+    if any(isinstance(x, Fragment) for x in arguments):
+        return combine(name, *arguments)
     if any(type(x).__module__.partition(".")[0] == "cutlass" for x in arguments):
         from tmapipe.gpu import functions
 
-        return getattr(functions, name)(*arguments)
+        return functions.of_numbers(name, *arguments)
     for x in arguments:
-        if not _is_known(x):
+        if not (isinstance(x, (np.ndarray, np.generic, float, int)) and np.asarray(x).dtype.kind in "fiubV"):
             raise InputError(
                 f"tmapipe.math.{name}", type(x).__name__, "takes fragments and numbers", "convert it first"
             )
-    placeholder = next((x for x in arguments if not isinstance(x, _KNOWN)), None)
-    if placeholder is not None:  # the check runs without data
-        return placeholder
-    fragments = any(isinstance(x, np.ndarray) for x in arguments)
-    with np.errstate(all="ignore"):  # infinities and NaN are values here, as on the GPU
-        if name == "where":
-            condition, x, y = arguments
-            result = np.where(condition, *np.broadcast_arrays(_wide(x, fragments), _wide(y, fragments)))
-        else:
-            result = _NUMPY[name](*(_wide(x, fragments) for x in arguments))
-    if not fragments:
-        return float(result)
-    kind = next((type(x) for x in arguments if isinstance(x, np.ndarray) and type(x) is not np.ndarray), np.ndarray)
-    return np.asarray(result, np.float32).view(kind)
-
-
-def _wide(x: Any, fragments: bool) -> Any:
-    return np.asarray(x).astype(np.float32 if fragments else np.float64)
+    arrays = any(isinstance(x, np.ndarray) for x in arguments)
+    wide = np.float32 if arrays else np.float64
+    condition = arguments[:1] if name == "where" else ()
+    result = elements.apply(name, [*condition, *(np.asarray(x).astype(wide) for x in arguments[len(condition) :])])
+    return np.asarray(result, np.float32) if arrays else float(result)

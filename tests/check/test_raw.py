@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 import tmapipe as tp
 from tests.check.corpus.parts import HandRing, Parts, fill_all, program
+from tests.machine.slots import write_slot
 from tests.oracle.explore import explore_program
 from tests.raw_rows import Doubled, double_on_cpu, double_on_gpu
 from tmapipe.check import Kind, check_program
+from tmapipe.plan.thread_layout import vectors_of
 from tmapipe.testing import assert_safe
 
 
@@ -144,8 +146,8 @@ BARE = {
     "look": lambda k, slot: k.isa.fragments.raw(double_on_gpu, None, [(slot.x.ref, "read")], k.role),
     "async double": lambda k, slot: k.isa.fragments.raw(double_on_gpu, None, [(slot.x.ref, "update")], k.role, "async"),
     "async look": lambda k, slot: k.isa.fragments.raw(other_on_gpu, None, [(slot.x.ref, "read")], k.role, "async"),
-    "read": lambda k, slot: k.isa.fragments.read(slot.x.ref, k.role),
-    "write": lambda k, slot: k.isa.fragments.write(slot.x.ref, 0.0, k.role),
+    "read": lambda k, slot: k.isa.fragments.read(slot.x.ref, vectors_of("x", (8, 64), k.role)),
+    "write": lambda k, slot: write_slot(k.isa, slot.x.ref, 0.0, k.role),
     "fence": lambda k, slot: k.isa.fence_proxy_async(),
     "warp sync": lambda k, slot: k.isa.warp_sync(),
 }

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from tests.machine.parts import TILE, Parts, init, run, warps
-from tmapipe.dtypes import bf16, fp8_e4m3, fp16, fp32, int8
+from tests.machine.slots import read_slot, write_slot
+from tmapipe.dtypes import bf16, fp8_e4m3, fp16, fp32
 from tmapipe.errors import DeadlockError, HazardError
 from tmapipe.isa.values import SlotRef
-from tmapipe.machine import Layout
+from tmapipe.machine import Layout, elements
 from tmapipe.machine.scheduler import POLICIES
+from tmapipe.plan.thread_layout import vectors_of
 
 
 def orders(plan, entry, log, **options):
@@ -205,33 +207,37 @@ def test_a_slot_dealt_over_roles_of_different_sizes(readers):
 
     def entry(isa):
         if isa.warp < 4:
-            isa.fragments.write(SlotRef(slots, 1), np.arange(32) + 32 * isa.warp, writer)
+            write_slot(isa, SlotRef(slots, 1), positions(writer, isa.warp), writer)
         isa.cta_sync()
         if isa.warp >= 4:
-            found[isa.warp] = isa.fragments.read(SlotRef(slots, 1), reader)
+            found[isa.warp] = read_slot(isa, SlotRef(slots, 1), reader)
+
+    def positions(role, warp):
+        rows, columns = elements.indices_of(vectors_of("x", TILE, role), warp)
+        return rows * TILE[1] + columns
 
     run(plan, entry)
-    assert np.concatenate([found[w] for w in sorted(found)]).tolist() == list(range(128))
+    assert all((found[warp] == positions(reader, warp)).all() for warp in found)
+    assert sorted(np.concatenate(list(found.values())).ravel()) == list(range(128))
 
 
 def test_conversions():
-    values = np.array([1.00390625, 449.0, -1e9, 3.0078125], np.float32)
+    values = np.tile(np.array([1.00390625, 449.0, -1e9, 3.0078125], np.float32), 8)
     results = {}
-    for dtype in (bf16, fp8_e4m3, fp32, int8):
+    for dtype in (bf16, fp8_e4m3, fp32):
         parts = Parts()
         role = parts.role("one", 1)
-        slots = parts.buffer("x", (4, 1), 1, dtype)
+        slots = parts.buffer("x", (32, 1), 1, dtype)
         plan = parts.plan()
 
         def entry(isa, slots=slots, role=role, dtype=dtype):
-            isa.fragments.write(SlotRef(slots, 0), values if dtype is not int8 else values[[0, 0, 3, 3]], role)
-            results[dtype.name] = isa.fragments.read(SlotRef(slots, 0), role).astype(np.float32).tolist()
+            write_slot(isa, SlotRef(slots, 0), values, role)
+            results[dtype.name] = read_slot(isa, SlotRef(slots, 0), role).ravel()[:4].tolist()
 
         run(plan, entry)
     assert results["bf16"][0] == 1.0 and results["bf16"][3] == 3.0  # ties to even
     assert results["fp8_e4m3"] == [1.0, 448.0, -448.0, 3.0]  # saturates
-    assert results["fp32"] == values.tolist()
-    assert results["int8"] == [1, 1, 3, 3]
+    assert results["fp32"] == values[:4].tolist()
 
 
 def test_shared_memory_starts_poisoned():
@@ -239,5 +245,5 @@ def test_shared_memory_starts_poisoned():
     role = parts.role("one", 1)
     slots = parts.buffer("x", TILE, 1, bf16)
     plan, found = parts.plan(), []
-    run(plan, lambda isa: found.append(isa.fragments.read(SlotRef(slots, 0), role)), clusters=2)
-    assert all(np.isnan(values.astype(np.float32)).all() for values in found)
+    run(plan, lambda isa: found.append(read_slot(isa, SlotRef(slots, 0), role)), clusters=2)
+    assert all(np.isnan(values).all() for values in found)

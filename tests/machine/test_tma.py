@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.machine.parts import TILE, Parts, init, ramp, run, warps
+from tests.machine.slots import read_slot, write_slot
 from tmapipe.dtypes import bf16, fp16, fp32, int8
 from tmapipe.errors import DeadlockError, HazardError
 from tmapipe.isa import ops as o
@@ -174,10 +175,10 @@ def store_rules(body, seeds: int = 10) -> set[str]:
 def test_source_written_while_the_store_reads_it():
     def body(isa, slots, store):
         role = isa.plan.role("store")
-        isa.fragments.write(SlotRef(slots, 0), np.zeros(128, np.float32), role)
+        write_slot(isa, SlotRef(slots, 0), np.zeros(128, np.float32), role)
         isa.tma_store(store, 0, (0, 0))
         isa.bulk_commit_group()
-        isa.fragments.write(SlotRef(slots, 0), np.ones(128, np.float32), role)
+        write_slot(isa, SlotRef(slots, 0), np.ones(128, np.float32), role)
         isa.bulk_wait_group(0, read=True)
 
     assert "slot-being-stored" in store_rules(body)
@@ -187,7 +188,7 @@ def test_reading_the_source_of_a_store_is_allowed():
     def body(isa, slots, store):
         isa.tma_store(store, 0, (0, 0))
         isa.bulk_commit_group()
-        isa.fragments.read(SlotRef(slots, 0), isa.plan.role("store"))
+        read_slot(isa, SlotRef(slots, 0), isa.plan.role("store"))
         isa.bulk_wait_group(0, read=True)
 
     assert store_rules(body) == {"right"}

@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.machine.parts import TILE, CopyRing, Parts, init, ramp, run
+from tests.machine.slots import write_slot
 from tests.machine.test_tma import Pair
 from tests.machine.test_wgmma import SmallGemm
 from tmapipe.errors import HazardError, ScopeError
 from tmapipe.isa import ops as o
 from tmapipe.machine import Layout, Scheduler, State, record
-from tmapipe.machine.nodata import NO_DATA
+from tmapipe.plan.thread_layout import vectors_of
 
 
 def explore(plan, entry, shapes, limit: int = 200_000) -> tuple[set[str], int]:
@@ -203,29 +204,7 @@ def test_operations_are_hashable_values():
 # ---- without data -----------------------------------------------------------------------------------------------------
 
 
-def test_placeholders_take_any_arithmetic_but_no_branch():
-    value = np.maximum(NO_DATA * 2 + 1, 0)
-    assert value is NO_DATA and np.exp(value) is NO_DATA and value.to(int) is NO_DATA and (2.0 - value) is NO_DATA
-    assert (np.float32(3) * NO_DATA) is NO_DATA and (np.ones(3) + NO_DATA) is NO_DATA
-    for look in (
-        bool,
-        float,
-        int,
-        len,
-        list,
-        sum,
-        max,
-        lambda v: v[0],
-        lambda v: 3 in v,
-        lambda v: v.sum(),
-        np.sum,
-        np.add.reduce,
-    ):
-        with pytest.raises(ScopeError, match="of a fragment"):
-            look(NO_DATA > 0)
-
-
-def test_a_program_that_looks_at_data_needs_data():
+def test_a_branch_on_values_is_refused():
     parts = Parts()
     role = parts.role("one", 1)
     slots = parts.buffer("x", TILE)
@@ -234,12 +213,12 @@ def test_a_program_that_looks_at_data_needs_data():
 
     def entry(isa):
         init(isa)
-        isa.fragments.write(SlotRef(slots, 0), ramp(TILE).reshape(-1), role)
-        isa.when(bool((isa.fragments.read(SlotRef(slots, 0), role) > 1e9).any()), isa.warp_sync)
+        write_slot(isa, SlotRef(slots, 0), ramp(TILE).reshape(-1), role)
+        isa.when(bool(isa.fragments.read(SlotRef(slots, 0), vectors_of("x", TILE, role)) > 1e9), isa.warp_sync)
 
-    run(plan, entry)
-    with pytest.raises(ScopeError, match=r"any\(\) of a fragment"):
-        run(plan, entry, data=False)
+    for data in (True, False):
+        with pytest.raises(ScopeError, match="a branch on the values of a fragment"):
+            run(plan, entry, data=data)
 
 
 def test_a_users_exception_comes_through():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.machine.parts import Parts, init, run, warps
+from tests.machine.slots import write_slot
 from tmapipe.dtypes import bf16, fp16, fp32
 from tmapipe.errors import HazardError
 from tmapipe.isa import ops as o
@@ -229,8 +230,8 @@ def test_a_premature_release_corrupts_numbers_where_nothing_else_would_notice():
     seen = []
 
     def program(isa):
-        isa.fragments.write(SlotRef(a, 0), np.ones(256, np.float32), math)
-        isa.fragments.write(SlotRef(b, 0), np.ones(32, np.float32), math)
+        write_slot(isa, SlotRef(a, 0), np.ones(256, np.float32), math)
+        write_slot(isa, SlotRef(b, 0), np.ones(32, np.float32), math)
         isa.fence_proxy_async()
         isa.cta_sync()
         acc = isa.fragments.accumulator(mma)
@@ -241,4 +242,4 @@ def test_a_premature_release_corrupts_numbers_where_nothing_else_would_notice():
         seen.append(isa.fragments.accumulator_columns(mma, acc, 0, 0, 8))
 
     run(plan, warps(plan, *[program] * 4), {}, policy="late")
-    assert len(seen) == 4 and all((values == 16).all() and values.shape == (16, 8) for values in seen)
+    assert len(seen) == 4 and all((each.data == 16).all() and each.data.shape == (16, 8) for each in seen)

@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from tests.machine.slots import read_slot, write_slot
 from tmapipe.dtypes import fp16
 from tmapipe.isa.values import SlotRef
 from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
@@ -144,6 +145,6 @@ _PLAYERS: dict[str, Callable[..., None]] = {
     "mma commit": lambda isa: isa.wgmma_commit(),
     "mma wait": lambda isa, pending: isa.wgmma_wait(pending),
     "acc read": lambda isa: isa.fragments.accumulator_columns(isa.plan.matmuls[0], None, 0, 0, 8),
-    "read": lambda isa, slot, parts=1, part=0: isa.fragments.read(_slot(isa, slot), _role(isa, parts, part)),
-    "write": lambda isa, slot, parts=1, part=0: isa.fragments.write(_slot(isa, slot), None, _role(isa, parts, part)),
+    "read": lambda isa, slot, parts=1, part=0: read_slot(isa, _slot(isa, slot), _role(isa, parts, part)),
+    "write": lambda isa, slot, parts=1, part=0: write_slot(isa, _slot(isa, slot), 0.0, _role(isa, parts, part)),
 }

@@ -8,23 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import SlotRef
 from tmapipe.kernel import kernel_main
-from tmapipe.machine.nodata import NO_DATA, NoData
 from tmapipe.plan.model import Barrier, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
 
 Event = tuple[Any, ...]
-
-
-class Sums(tuple, NoData):  # type: ignore[misc]
-    """A fragment of an accumulator, known by where it came from; arithmetic gives it back."""
-
-    __slots__ = ()
-
-    def _same(self, other: Any) -> Sums:
-        return self
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _same
 
 
 class RecordingIsa:
@@ -234,43 +223,59 @@ class RecordingIsa:
     def wgmma_wait(self, pending: int) -> None:
         self._note("wgmma_wait", pending)
 
-    def accumulator_columns(self, matmul: Matmul, acc: str, block: int, first: int, columns: int) -> Event:
-        return Sums((acc, block, first, columns))
+    def accumulator_columns(self, matmul: Matmul, acc: str, block: int, first: int, columns: int) -> Fragment:
+        return self._fragment((acc, block, first, columns))
 
     def write_columns(self, matmul: Matmul, values: Any, slot: SlotRef) -> None:
-        self._note("write_columns", slot.buffer.name, slot.stage, values)
+        self._note("write_columns", slot.buffer.name, slot.stage, values.data)
 
     def row_sums(
         self, matmul: Matmul, values: Any, columns: int, first: int, inside: int, before: Any
     ) -> tuple[Any, ...]:
-        return (*(before or ()), (values, first, inside))
+        return (*(before or ()), (values.data, first, inside))
 
     def write_row_sums(self, matmul: Matmul, sums: Any, slot: SlotRef) -> None:
         self._note("write_row_sums", slot.buffer.name, slot.stage, sums)
 
     def column_sums(self, matmul: Matmul, values: Any, columns: int, inside: int) -> tuple[Any, ...]:
-        return values, columns, inside
+        return values.data, columns, inside
 
     def write_column_sums(self, matmul: Matmul, sums: Any, slot: SlotRef) -> None:
         self._note("write_column_sums", slot.buffer.name, slot.stage, sums)
 
     def read_columns(
         self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
-    ) -> NoData:
+    ) -> Fragment:
         self._note("read_columns", slot.buffer.name, slot.stage, along, columns, first)
-        return NO_DATA
+        return self._fragment(())
 
     def apply(self, function: Callable[..., Any], fragments: Sequence[Any], named: dict[str, Any]) -> Any:
         return function(*fragments, **named)
 
     # ---- generic accesses, registers ------------------------------------------------------------------------------
 
-    def read(self, slot: SlotRef, role: RoleWarps) -> Event:
+    def read(self, slot: SlotRef, layout: Any, along: str = "tile") -> Fragment:
         self._note("read", slot.buffer.name, slot.stage)
-        return slot.buffer.name, slot.stage
+        return Fragment(self, layout, along, "fp32", (slot.buffer.name, slot.stage))  # type: ignore[arg-type]
 
     def write(self, slot: SlotRef, values: Any, role: RoleWarps) -> None:
-        self._note("write", slot.buffer.name, slot.stage, values)
+        self._note("write", slot.buffer.name, slot.stage, values.data)
+
+    def convert(self, data: Any, kind: str, to: str) -> Any:
+        return data
+
+    def _fragment(self, data: tuple[Any, ...]) -> Fragment:
+        """A fragment, known by where it came from; arithmetic gives it back."""
+        return Fragment(self, None, "tile", "fp32", data)  # type: ignore[arg-type]
+
+    def kind_of(self, name: str, value: Any) -> str:
+        return "fp32"
+
+    def scalar(self, value: Any, kind: str) -> Any:
+        return ()
+
+    def elementwise(self, name: str, operands: list[Any]) -> Any:
+        return next(filter(None, operands), ())
 
     def setmaxnreg(self, registers: int, increase: bool) -> None:
         self._note("setmaxnreg", registers, increase)

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tmapipe as tp
-from tmapipe.machine.nodata import NO_DATA
 
 EXACT = {
     "exp": math.exp,
@@ -69,13 +68,6 @@ def test_narrow_fragments_are_widened():
     x = np.array([1.5, -2.0], tp.bf16.numpy)
     for name in EXACT:
         assert getattr(tp.math, name)(x).dtype == np.float32
-
-
-def test_placeholders_pass():
-    """The protocol without data."""
-    for name in EXACT:
-        assert getattr(tp.math, name)(NO_DATA) is NO_DATA
-    assert tp.math.where(NO_DATA > 0, 1.0, 2.0) is NO_DATA and tp.math.maximum(1.0, NO_DATA) is NO_DATA
 
 
 def test_unknown_form_of_gelu():

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from tests.unit.fake_isa import RecordingIsa
 from tmapipe.dtypes import bf16
 from tmapipe.errors import ScopeError
+from tmapipe.isa.fragment import Fragment
 from tmapipe.plan.model import Barrier, Buffer, Load, Plan, RoleWarps, Store
 from tmapipe.plan.rings import Ring
+from tmapipe.plan.thread_layout import vectors_of
 from tmapipe.protocol.parts import SlotPart
 from tmapipe.protocol.ring import RingEnd
 from tmapipe.protocol.stores import SlotStore
@@ -120,12 +122,18 @@ def test_later_phases_release_each_slot_once_in_order(stages, count, phases):
         assert kinds == ["wait", "arrive"] * count
 
 
+def fragment(slot):
+    """Values of the slot's tile."""
+    isa, buffer, role = slot.end.isa, slot.x.ref.buffer, slot.end.role
+    return Fragment(isa, vectors_of("x", buffer.tile, isa.plan.role(role)), "tile", "fp32", "v")
+
+
 def test_producer_that_writes_by_threads_signals():
     ring = make_ring(2, armed={})
     end, isa = make_end(ring, "load")
     for _ in range(3):
         with end.produce() as slot:
-            slot.x.write("v")
+            slot.x.write(fragment(slot))
     # Its write is fenced for the engine and ordered among the lanes before the one arrival.
     one = ["wait", "write", "proxy_fence", "warp_sync", "arrive"]
     assert [event[0] for event in isa.events] == one * 3
@@ -288,7 +296,7 @@ def test_threads_accesses_are_ordered_before_the_release(access, async_proxy):
     """The proxy fence only where the async proxy touches these bytes in some other phase or lap."""
     end, isa = make_end(make_ring(2), "use", async_proxy=async_proxy)
     with end.consume() as slot:
-        slot.x.read() if access == "read" else slot.x.write("v")
+        slot.x.read() if access == "read" else slot.x.write(fragment(slot))
     fence = ["proxy_fence"] if async_proxy else []
     assert [event[0] for event in isa.events] == ["wait", access, *fence, "warp_sync", "arrive"]
 
@@ -306,7 +314,7 @@ def test_a_store_of_what_threads_wrote_is_fenced_first():
     plan = isa.plan
     end.parts["y"] = SlotStore(isa, plan.stores[0], plan.role("use"))
     with end.consume() as slot:
-        slot.x.write("v")
+        slot.x.write(fragment(slot))
         slot.y.store(m=1, n=2)
     kinds = [event[0] for event in isa.events]
     assert kinds[:5] == ["wait", "write", "proxy_fence", "warp_sync", "store"]

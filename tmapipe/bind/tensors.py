@@ -255,8 +255,7 @@ def _make_output(
     name: str, store: TmaStoreStage, extents: dict[str, tuple[str, int]], like: Any, like_dims: tuple[str, ...]
 ) -> Any:
     """A new output, on the device and by default of the type of *like* (if that has 8 bits and a matmul
-    makes the output, bf16 or, of integers, int32), without the batch dimensions that *like* lacks. It is zero if results are
-    added to it."""
+    makes the output, bf16 or, of integers, int32), without the batch dimensions that *like* lacks."""
     dims = store.dims[len(store.folded) :]
     unknown = [dim for dim in dims if dim not in extents]
     if unknown:
@@ -265,10 +264,7 @@ def _make_output(
     dtype = store.dtype
     if dtype is None and isinstance(store.source, Wgmma):
         dtype = of_sums(dtype_of(like, name))
-    made = new_like(like, tuple(extents[dim][1] for dim in dims if dim not in lacking), dtype)
-    if store.reduce:
-        made[...] = 0
-    return made
+    return new_like(like, tuple(extents[dim][1] for dim in dims if dim not in lacking), dtype)
 
 
 def _device(tensor: Any) -> str:

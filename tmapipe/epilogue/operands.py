@@ -25,7 +25,7 @@ from tmapipe.bind.bound import Bound
 from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
-from tmapipe.isa.values import Fragment
+from tmapipe.isa.fragment import Fragment
 from tmapipe.matmul import Wgmma
 from tmapipe.plan.boxes import ALIGNMENT
 from tmapipe.protocol.pieces import pieces

@@ -21,7 +21,7 @@ import numpy as np
 from tmapipe.dtypes import DType, fp32
 from tmapipe.epilogue.outputs import EpilogueOutput, StoreForm
 from tmapipe.integers import ceil_div
-from tmapipe.isa.values import Fragment
+from tmapipe.isa.fragment import Fragment
 from tmapipe.matmul import Wgmma
 from tmapipe.plan.boxes import ALIGNMENT
 from tmapipe.plan.model import Store
@@ -113,7 +113,7 @@ class BoundRowParts(BoundStore):
     """`RowParts` in the role that adds up. While a tile is stored, the sums so far are in registers."""
 
     once_a_row = True
-    sums: Fragment = None
+    sums: Any = None
 
     def reduced(self, piece: Piece, values: Fragment) -> Fragment:
         """Adds the piece's columns, except those that the piece before had."""

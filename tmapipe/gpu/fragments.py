@@ -1,25 +1,30 @@
-"""Fragments as CuTe DSL values: from accumulators, from and to slots, and epilogues applied to them."""
+"""Fragments as CuTe DSL scalars, a list of a thread's numbers: from accumulators, from and to slots, and epilogues on them."""
 
 from __future__ import annotations
 
+import functools
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as hopper
+from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import warp
 from cutlass.tensor_utils import LayoutEnum
 
 from tmapipe.dtypes import bf16
+from tmapipe.errors import ScopeError
+from tmapipe.gpu.functions import FUNCTIONS, KINDS
 from tmapipe.gpu.layouts import cute_type
-from tmapipe.gpu.matmuls import sums_type, tiled_mma
+from tmapipe.gpu.matmuls import tiled_mma
 from tmapipe.gpu.sums import Sums
-from tmapipe.isa.values import Carried, SlotRef
-from tmapipe.plan.model import Distributed, Matmul, RoleWarps
-from tmapipe.plan.sharing import row_width
+from tmapipe.isa.fragment import Fragment
+from tmapipe.isa.fragments import Fragments
+from tmapipe.isa.values import SlotRef
+from tmapipe.plan.model import WARP, Buffer, Distributed, Matmul, RoleWarps
+from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
 
 if TYPE_CHECKING:
     from tmapipe.gpu.isa import GpuIsa
@@ -30,11 +35,13 @@ __all__ = ["GpuFragments"]
 PART = 8
 
 
-class GpuFragments(Sums, Carried):
+class GpuFragments(Sums, Fragments):
     """Methods as documented in `tmapipe.isa.fragments.Fragments`."""
 
     def __init__(self, isa: GpuIsa):
         self.isa = isa
+
+    # ---- accumulators ---------------------------------------------------------------------------------------------
 
     def accumulator(self, matmul: Matmul, empty: bool = True) -> Any:
         found = self.isa.matmuls[matmul.name].accumulator
@@ -44,15 +51,23 @@ class GpuFragments(Sums, Carried):
     def accumulator_promote(self, matmul: Matmul, acc: Any) -> None:
         acc.promote()
 
-    def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Any:
-        # A thread holds 2 x 2 values of every 64 x 8 block of the accumulator, blocks along n first, then along m.
-        values = cute.make_rmem_tensor(((2, 2, columns // 8), 1, 1), sums_type(matmul.a.dtype))
+    def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
         base = block * (matmul.shape[1] // 2) + first // 2
-        for i in range(columns // 2):
-            values[i] = acc.value(base + i)
-        return values.load()
+        values = [acc.value(base + i) for i in range(columns // 2)]
+        return Fragment(self, None, "tile", _kind(matmul), values)
 
-    def write_columns(self, matmul: Distributed, values: Any, slot: SlotRef) -> None:
+    def accumulator_values(self, matmul: Matmul, acc: Any) -> Fragment:
+        layout = AccumulatorLayout.of(matmul)
+        return Fragment(self, layout, "tile", _kind(matmul), [acc.value(i) for i in range(layout.values)])
+
+    # ---- pieces ---------------------------------------------------------------------------------------------------
+
+    def columns_of(self, values: Fragment, block: int, first: int, columns: int) -> Fragment:
+        assert isinstance(values.layout, AccumulatorLayout)
+        base = block * (values.layout.columns // 2) + first // 2
+        return Fragment(self, None, "tile", values.kind, values.data[base : base + columns // 2])
+
+    def write_columns(self, matmul: Distributed, values: Fragment, slot: SlotRef) -> None:
         isa = self.isa
         dtype = cute_type(slot.buffer.dtype)
         columns = slot.buffer.tile[1]
@@ -63,8 +78,9 @@ class GpuFragments(Sums, Carried):
             warp.StMatrix8x8x16bOp(False, 4 if columns % 16 == 0 else 2), cutlass.Float16
         )
         tiled = cute.make_tiled_copy_S(to_shared, cute.make_tiled_copy_C_atom(fragment_atom, one_group))
-        converted = cute.make_rmem_tensor(values.shape, dtype)
-        converted.store(values.to(dtype))
+        # A thread holds 2 x 2 values of every 64 x 8 block of the accumulator, blocks along n first, then along m.
+        converted = cute.make_rmem_tensor(((2, 2, columns // 8), 1, 1), dtype)
+        converted.store(self._vector(values, converted.shape).to(dtype))
         thread = tiled.get_slice(isa.thread % 128)
         target = thread.partition_D(isa.buffers[slot.buffer.name])[(None, None, None, slot.stage)]
         source = cute.make_tensor(converted.iterator, cute.make_layout(target.shape))
@@ -72,7 +88,7 @@ class GpuFragments(Sums, Carried):
 
     def read_columns(
         self, matmul: Distributed, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
-    ) -> Any:
+    ) -> Fragment:
         isa = self.isa
         # Lane i holds columns 2 (i % 4) + {0, 1} of each 8, of the rows i / 4 and i / 4 + 8 of the warp's 16.
         tensor = isa.buffers[slot.buffer.name]
@@ -95,37 +111,132 @@ class GpuFragments(Sums, Carried):
                 few[half] = inside[first + (row + 8 * half if along else 0)]
             for i, half, eight in itertools.product(range(2), range(2), range(columns // 8)):
                 values[((i, half, eight), 0, 0)] = few[i, eight] if along == ("n",) else few[half]
-        return values.load().to(cutlass.Float32)
+        return Fragment(self, None, "tile", "fp32", _scalars(values.load().to(Float32)))
 
-    def apply(self, function: Callable[..., Any], fragments: Sequence[Any], named: dict[str, Any]) -> Any:
+    def apply(self, function: Callable[..., Any], fragments: Sequence[Fragment], named: dict[str, Fragment]) -> Any:
         # Applied to a whole piece (32 values per thread), ptxas keeps so many intermediate values that it spills.
-        shape, size = fragments[0].shape, cute.size(fragments[0].shape)
+        size = len(fragments[0].data)
         step = PART if size % PART == 0 else PART // 2
-        made: dict[str, Any] = {}
+        made: dict[str, list[Any]] = {}
         for first in range(0, size, step):
-            given = [_part(values, first, step) for values in fragments]
-            result = function(*given, **{name: _part(values, first, step) for name, values in named.items()})
+            part = functools.partial(self._part, first=first, count=step)
+            result = function(*map(part, fragments), **{name: part(values) for name, values in named.items()})
             for name, values in result.items() if isinstance(result, dict) else (("", result),):
-                whole = made.setdefault(name, cute.make_rmem_tensor(shape, cutlass.Float32))
-                for i in range(step):
-                    whole[first + i] = cutlass.Float32(values[i] if isinstance(values, cute.TensorSSA) else values)
-        values = {name: tensor.load() for name, tensor in made.items()}
+                made.setdefault(name, []).extend(self._numbers(values, step))
+        values = {name: Fragment(self, None, "tile", "fp32", data) for name, data in made.items()}
         return values.get("", values)
 
-    def read(self, slot: SlotRef, role: RoleWarps) -> Any:
-        vectors, count, width = self._vectors(slot, role)
-        values = cute.make_rmem_tensor((width, count), cute_type(slot.buffer.dtype))
-        for i in range(count):
-            cute.autovec_copy(vectors(i), values[(None, i)])
-        return values.load()
+    def _part(self, values: Fragment, first: int, count: int) -> Fragment:
+        """Values [first, first + count) of a piece, in fp32: whole groups of 8 columns, 4 values per thread."""
+        data = self.convert(values.data[first : first + count], values.kind, "fp32")
+        return Fragment(self, None, "tile", "fp32", data)
 
-    def write(self, slot: SlotRef, values: Any, role: RoleWarps) -> None:
-        vectors, count, width = self._vectors(slot, role)
+    def _numbers(self, values: Any, count: int) -> list[Any]:
+        """What an epilogue has returned for *count* values of a thread, in fp32."""
+        if not isinstance(values, Fragment):
+            return [Float32(values)] * count
+        data = self.convert(values.data, values.kind, "fp32")
+        return data * count if values.along == "one" else data
+
+    # ---- slots ----------------------------------------------------------------------------------------------------
+
+    def read(self, slot: SlotRef, layout: ThreadLayout, along: str = "tile") -> Fragment:
+        kind = "int32" if slot.buffer.dtype.integer else "fp32"
         dtype = cute_type(slot.buffer.dtype)
-        converted = cute.make_rmem_tensor((width, count), dtype)
-        converted.store(values.to(dtype))
-        for i in range(count):
-            cute.autovec_copy(converted[(None, i)], vectors(i))
+        data = []
+        for vector, width in self._vectors(slot, layout, along):
+            values = cute.make_rmem_tensor((width,), dtype)
+            cute.autovec_copy(vector, values)
+            data += _scalars(values.load().to(KINDS[kind]))
+        return Fragment(self, layout, along, kind, data)
+
+    def read_number(self, slot: SlotRef, index: Any) -> Fragment:
+        kind = "int32" if slot.buffer.dtype.integer else "fp32"
+        number = KINDS[kind](self.isa.buffers[slot.buffer.name][(index, slot.stage)])
+        return Fragment(self, None, "one", kind, [number])
+
+    def write(self, slot: SlotRef, values: Fragment, role: RoleWarps) -> None:
+        layout = values.layout
+        assert layout is not None
+        dtype = cute_type(slot.buffer.dtype)
+
+        def store() -> None:
+            first = 0
+            for vector, width in self._vectors(slot, layout, values.along):
+                part = Fragment(self, layout, "tile", values.kind, values.data[first : first + width])
+                converted = cute.make_rmem_tensor((width,), dtype)
+                converted.store(self._vector(part, (width,)).to(dtype))
+                cute.autovec_copy(converted, vector)
+                first += width
+
+        if values.along == "tile":
+            store()
+        else:
+            self.isa.when(self._first_to_have(layout, values.along, role), store)
+
+    def _first_to_have(self, layout: ThreadLayout, along: str, role: RoleWarps) -> Any:
+        """Whether the calling lane is the first of those that have the same rows or columns."""
+        lane, warp = self.isa.lane, self._warp_of(role)
+        if along == "rows":
+            first = lane % layout.row_lanes == 0
+            return first if layout.row_warps == 1 else Boolean(first) & Boolean(warp % layout.row_warps == 0)
+        first = lane < layout.row_lanes
+        return Boolean(first) & Boolean(warp < (layout.row_warps if isinstance(layout, VectorLayout) else 1))
+
+    def _warp_of(self, role: RoleWarps) -> Any:
+        """The warp in its team."""
+        own = self.isa.warp - role.first_warp
+        return own if role.teams == 1 else own % role.team_warps
+
+    def _vectors(self, slot: SlotRef, layout: ThreadLayout, along: str) -> list[tuple[Any, int]]:
+        """The parts of a slot that are next to each other and belong to the calling thread's values, in their order, each with
+        its number of elements."""
+        tensor = self.isa.buffers[slot.buffer.name]
+        if along != "tile":
+            inside, width = tensor[(None, slot.stage)], 1
+            slots = range(layout.slots(along))
+            if along == "columns":
+                width = layout.width if isinstance(layout, VectorLayout) else 2
+                slots = range(0, layout.column_slots, width)
+            index = self._row if along == "rows" else self._column
+            return [(cute.local_tile(inside, (width,), (index(layout, i) // width,)), width) for i in slots]
+        inside = tensor[(*(None,) * len(slot.buffer.tile), slot.stage)]
+        found = []
+        if isinstance(layout, VectorLayout):
+            for i in range(0, layout.values, layout.width):
+                row, first = self._row(layout, layout.row_slot(i)), self._column(layout, layout.column_slot(i))
+                found.append((_vector_at(inside, slot.buffer, row, first, layout.width), layout.width))
+            return found
+        for i in range(0, layout.values, 2):
+            row, first = self._row(layout, layout.row_slot(i)), self._column(layout, layout.column_slot(i))
+            found.append((_vector_at(inside, slot.buffer, row, first, 2), 2))
+        return found
+
+    def _row(self, layout: ThreadLayout, slot: int) -> Any:
+        """The row of a row slot."""
+        isa = self.isa
+        if isinstance(layout, VectorLayout):
+            return (self._thread(layout) + slot * layout.own * layout.threads) // layout.row_vectors
+        assert isinstance(layout, AccumulatorLayout)
+        block, half = divmod(slot, 2)
+        return (block * layout.warpgroups + self._group(layout)) * 64 + isa.warp % 4 * 16 + isa.lane // 4 + 8 * half
+
+    def _column(self, layout: ThreadLayout, slot: int) -> Any:
+        """The column of a column slot."""
+        if isinstance(layout, VectorLayout):
+            i, j = divmod(slot, layout.width)
+            return (self._thread(layout) + i * layout.threads) % layout.row_vectors * layout.width + j
+        eight, i = divmod(slot, 2)
+        return 8 * eight + self.isa.lane % 4 * 2 + i
+
+    def _group(self, layout: AccumulatorLayout) -> Any:
+        own = self.isa.warp // 4 - layout.first_warp // 4
+        return 0 if layout.warpgroups == 1 else own if layout.teams == 1 else own % layout.warpgroups
+
+    def _thread(self, layout: VectorLayout) -> Any:
+        """The calling thread in its team."""
+        own = self.isa.thread - WARP * layout.first_warp
+        return own if layout.teams == 1 else own % layout.threads
 
     def raw(
         self,
@@ -146,29 +257,104 @@ class GpuFragments(Sums, Carried):
             tensors.append(tensor)
         gpu(*tensors)
 
-    def _vectors(self, slot: SlotRef, role: RoleWarps) -> tuple[Callable[[int], Any], int, int]:
-        """Short rows of a slot's elements, distributed over the role's threads.
+    # ---- data -----------------------------------------------------------------------------------------------------
 
-        Returns (a function from i to the thread's i-th row, rows per thread, elements per row).
-        """
-        buffer = slot.buffer
-        width = row_width(buffer.name, buffer.tile, role)
-        rows = buffer.tile[-1] // width
-        me = self.isa.thread - 32 * role.first_warp
-        tensor = self.isa.buffers[buffer.name]
+    def kind_of(self, name: str, value: Any) -> str:
+        if isinstance(value, (bool, Boolean)):
+            return "bool"
+        if isinstance(value, (int, cutlass.Integer)):
+            return "int32"
+        if isinstance(value, (float, cutlass.Float)):
+            return "fp32"
+        raise ScopeError(f"{name} of a fragment and {type(value).__name__}. It takes fragments and numbers.")
 
-        def vector(i: int) -> Any:
-            which = me + i * role.threads
-            place = (which // rows, which % rows) if len(buffer.tile) == 2 else (which,)
-            tiler = (1,) * (len(buffer.tile) - 1) + (width,)
-            return cute.coalesce(cute.local_tile(tensor[(*(None,) * len(tiler), slot.stage)], tiler, place))
+    def scalar(self, value: Any, kind: str) -> Any:
+        return KINDS[kind](value)
 
-        return vector, math.prod(buffer.tile) // (width * role.threads), width
+    def number(self, value: Any, kind: str) -> Any:
+        return [KINDS[kind](value)]
+
+    def convert(self, data: Any, kind: str, to: str) -> Any:
+        if kind == to:
+            return data
+        if kind == "bool":
+            one, zero = KINDS[to](1), KINDS[to](0)
+            return [cutlass.select_(value, one, zero) for value in data]
+        return [KINDS[to](value) for value in data]
+
+    def expand(self, layout: ThreadLayout | None, along: str, data: Any, to: str) -> Any:
+        if along == to or layout is None:
+            return data
+        if along == "one":
+            return data * layout.slots(to)
+        slot = layout.row_slot if along == "rows" else layout.column_slot
+        return [data[slot(i)] for i in range(layout.values)]
+
+    def indices(self, layout: ThreadLayout, along: str) -> Any:
+        index = self._row if along == "rows" else self._column
+        return [Int32(index(layout, i)) for i in range(layout.slots(along))]
+
+    def elementwise(self, name: str, operands: list[Any]) -> Any:
+        size = max(len(x) for x in operands if isinstance(x, list))
+        each = [x if isinstance(x, list) and len(x) == size else _repeated(x, size) for x in operands]
+        return [FUNCTIONS[name](*values) for values in zip(*each, strict=True)]
+
+    def reduce_rows(self, layout: ThreadLayout, op: str, kind: str, data: Any) -> Any:
+        combine = FUNCTIONS["add" if op == "sum" else op]
+        found = []
+        for slot in range(layout.row_slots):
+            mine = [value for i, value in enumerate(data) if layout.row_slot(i) == slot]
+            total = _tree(combine, mine)
+            distance = layout.row_lanes // 2
+            while distance:
+                total = combine(total, cute.arch.shuffle_sync_bfly(total, distance))
+                distance //= 2
+            found.append(total)
+        return found
+
+    def to_registers(self, data: Any) -> list[Any]:
+        return [value.ir_value() for value in data]
+
+    def from_registers(self, kind: str, values: list[Any]) -> Any:
+        return [KINDS[kind](value) for value in values]
+
+    def _vector(self, values: Fragment, shape: Any) -> Any:
+        """A fragment's numbers as a vector of CuTe DSL, which converts several at a time."""
+        kind = KINDS[values.kind]
+        data = values.data * cute.size(shape) if values.along == "one" else values.data
+        whole = cute.make_rmem_tensor(shape, kind)
+        for i, value in enumerate(data):
+            whole[i] = value
+        return whole.load()
 
 
-def _part(values: Any, first: int, count: int) -> Any:
-    """Values [first, first + count) of a fragment, in fp32: whole groups of 8 columns, 4 values per thread."""
-    part = cute.make_rmem_tensor(((2, 2, count // 4), 1, 1), cutlass.Float32)
-    for i in range(count):
-        part[i] = cutlass.Float32(values[first + i])
-    return part.load()
+def _kind(matmul: Matmul) -> str:
+    return "int32" if matmul.a.dtype.integer else "fp32"
+
+
+def _scalars(vector: Any) -> list[Any]:
+    return [vector[i] for i in range(cute.size(vector.shape))]
+
+
+def _repeated(value: Any, count: int) -> list[Any]:
+    return [value[0] if isinstance(value, list) else value] * count
+
+
+def _tree(combine: Callable[..., Any], values: list[Any]) -> Any:
+    """The values combined in pairs, then pairs of pairs, and so on: a short chain of instructions."""
+    while len(values) > 1:
+        pairs = [combine(x, y) for x, y in zip(values[::2], values[1::2], strict=False)]
+        values = pairs + values[2 * len(pairs) :]
+    return values[0]
+
+
+def _vector_at(inside: Any, buffer: Buffer, row: Any, first: Any, width: int) -> Any:
+    """*width* elements of a slot from (row, first) on; the row counts over all extents but the last."""
+    place = [first // width]
+    for extent in reversed(buffer.tile[1:-1]):
+        row, rest = row // extent, row % extent
+        place.insert(0, rest)
+    if len(buffer.tile) > 1:
+        place.insert(0, row)
+    tiler = (1,) * (len(buffer.tile) - 1) + (width,)
+    return cute.coalesce(cute.local_tile(inside, tiler, tuple(place)))

@@ -1,75 +1,133 @@
-"""The functions of `tmapipe.math` as CuTe DSL operations."""
+"""The operations of fragments on one thread's numbers, as CuTe DSL scalars: Float32, Int32 and Boolean."""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32
+from cutlass import Boolean, Float32, Int32
 
-LOG2_E = 1.4426950408889634
+__all__ = ["FUNCTIONS", "KINDS", "of_numbers"]
 
-
-def widen(x: Any) -> Any:
-    """The fragment or number in fp32."""
-    if isinstance(x, cute.TensorSSA):
-        return x if x.dtype is Float32 else x.to(Float32)
-    return Float32(x)
+LOG2_E, LN_2 = 1.4426950408889634, 0.6931471805599453
+KINDS = {"fp32": Float32, "int32": Int32, "bool": Boolean}
 
 
-def exp(x: Any) -> Any:
-    return cute.math.exp2(widen(x) * LOG2_E, fastmath=True)
+def of_numbers(name: str, *arguments: Any) -> Any:
+    """The function on numbers, of which some are known at run time only."""
+    if name == "where":
+        condition, x, y = arguments
+        return cutlass.select_(Boolean(condition), Float32(x), Float32(y))
+    return FUNCTIONS[name](*(Float32(x) for x in arguments))
 
 
-def tanh(x: Any) -> Any:
-    return _each(lambda value: cute.math.tanh(value, approx=True), x)
+def _maximum(x: Any, y: Any) -> Any:
+    if isinstance(x, Int32):
+        return cutlass.select_(x > y, x, y)
+    return cute.arch.fmax(x, y, nan=True)
 
 
-def erf(x: Any) -> Any:
-    return cute.math.erf(widen(x))
+def _minimum(x: Any, y: Any) -> Any:
+    if isinstance(x, Int32):
+        return cutlass.select_(x < y, x, y)
+    return cute.arch.fmin(x, y, nan=True)
 
 
-def sqrt(x: Any) -> Any:
-    return cute.math.sqrt(widen(x), fastmath=True)
+def _abs(x: Any) -> Any:
+    return cutlass.select_(x < 0, -x, x) if isinstance(x, Int32) else cute.math.abs(x)
 
 
-def rsqrt(x: Any) -> Any:
-    return cute.math.rsqrt(widen(x), fastmath=True)
+def _floordiv(x: Any, y: Any) -> Any:
+    """Rounded down; the hardware's division rounds towards 0."""
+    quotient, rest = _divided(x, y)
+    return quotient - cutlass.select_((rest != 0) & ((rest < 0) != (y < 0)), Int32(1), Int32(0))
 
 
-def sigmoid(x: Any) -> Any:
-    return _each(cute.arch.rcp_approx, exp(-widen(x)) + 1.0)
+def _mod(x: Any, y: Any) -> Any:
+    """With the sign of the divisor; the hardware's has that of the dividend."""
+    _, rest = _divided(x, y)
+    return rest + cutlass.select_((rest != 0) & ((rest < 0) != (y < 0)), y, Int32(0))
 
 
-def maximum(x: Any, y: Any) -> Any:
-    return _each(lambda a, b: cute.arch.fmax(a, b, nan=True), x, y)
+def _divided(x: Any, y: Any) -> tuple[Any, Any]:
+    """The quotient, rounded towards 0, and the remainder."""
+    from cutlass._mlir.dialects import arith
+
+    quotient = Int32(arith.divsi(x.ir_value(), y.ir_value()))
+    return quotient, x - quotient * y
 
 
-def minimum(x: Any, y: Any) -> Any:
-    return _each(lambda a, b: cute.arch.fmin(a, b, nan=True), x, y)
+def _rounded(dtype: Any) -> Callable[[Any], Any]:
+    def rounded(x: Any) -> Any:
+        return x.to(dtype).to(Float32)
+
+    return rounded
 
 
-def where(condition: Any, x: Any, y: Any) -> Any:
-    fragment = next((v for v in (condition, x, y) if isinstance(v, cute.TensorSSA)), None)
-    if fragment is None:
-        return cutlass.select_(Boolean(condition), widen(x), widen(y))
-    if isinstance(condition, cute.TensorSSA):
-        return cute.where(condition, _broadcast(x, fragment.shape), _broadcast(y, fragment.shape))
-    return _each(lambda a, b: cutlass.select_(Boolean(condition), a, b), x, y)
+def _rounded_8(dtype: Any) -> Callable[[Any], Any]:
+    def rounded(x: Any) -> Any:  # conversions of 8-bit floats take vectors of 4
+        four = cute.TensorSSA(cute.full((4,), x, Float32).ir_value(), (4,), Float32).to(dtype).to(Float32)
+        return four[0]
+
+    return rounded
 
 
-def _broadcast(x: Any, shape: Any) -> Any:
-    return widen(x) if isinstance(x, cute.TensorSSA) else cute.full(shape, Float32(x), Float32)
+def _to_int32(x: Any) -> Any:
+    from cutlass._mlir.dialects import llvm
+
+    found = llvm.inline_asm(
+        Int32.mlir_type,
+        [x.ir_value()],
+        "cvt.rni.s32.f32 $0, $1;",
+        "=r,f",
+        has_side_effects=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+    return Int32(found)
 
 
-def _each(function: Any, *arguments: Any) -> Any:
-    """Applies *function*, which takes scalars, to each element. A number among the arguments counts as a fragment of it."""
-    fragment = next((x for x in arguments if isinstance(x, cute.TensorSSA)), None)
-    if fragment is None:
-        return function(*(widen(x) for x in arguments))
-    fragments = [_broadcast(x, fragment.shape) for x in arguments]
-    result = cute.make_rmem_tensor(fragment.shape, Float32)
-    for i in range(cute.size(fragment.shape)):
-        result[i] = function(*(x[i] for x in fragments))
-    return result.load()
+#: One number from numbers of the kinds that `tmapipe.isa.fragment.combine` gives.
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "truediv": operator.truediv,
+    "floordiv": _floordiv,
+    "mod": _mod,
+    "neg": operator.neg,
+    "abs": _abs,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "invert": lambda x: x ^ True if isinstance(x, Boolean) else x ^ -1,
+    "lshift": operator.lshift,
+    "rshift": operator.rshift,
+    "maximum": _maximum,
+    "minimum": _minimum,
+    "where": cutlass.select_,
+    "widen": lambda x: x,
+    "exp": lambda x: cute.math.exp2(x * LOG2_E, fastmath=True),
+    "exp2": lambda x: cute.math.exp2(x, fastmath=True),
+    "log": lambda x: cute.math.log2(x, fastmath=True) * LN_2,
+    "log2": lambda x: cute.math.log2(x, fastmath=True),
+    "floor": cute.math.floor,
+    "tanh": lambda x: cute.math.tanh(x, approx=True),
+    "erf": cute.math.erf,
+    "sqrt": lambda x: cute.math.sqrt(x, fastmath=True),
+    "rsqrt": lambda x: cute.math.rsqrt(x, fastmath=True),
+    "sigmoid": lambda x: cute.arch.rcp_approx(cute.math.exp2(-x * LOG2_E, fastmath=True) + 1.0),
+    "to_bf16": _rounded(cutlass.BFloat16),
+    "to_fp16": _rounded(cutlass.Float16),
+    "to_fp8_e4m3": _rounded_8(cutlass.Float8E4M3FN),
+    "to_fp8_e5m2": _rounded_8(cutlass.Float8E5M2),
+    "to_int32": _to_int32,
+}

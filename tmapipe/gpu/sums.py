@@ -9,6 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 from tmapipe.gpu import control
+from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import SlotRef
 from tmapipe.plan.model import Distributed
 
@@ -29,7 +30,9 @@ class Sums:
 
     isa: GpuIsa
 
-    def row_sums(self, matmul: Distributed, values: Any, columns: int, first: int, inside: Any, before: Any) -> Any:
+    def row_sums(
+        self, matmul: Distributed, values: Fragment, columns: int, first: int, inside: Any, before: Any
+    ) -> Any:
         isa = self.isa
         mine = inside - isa.lane % 4 * 2  # columns inside, counted from the lane's first one
         found = []
@@ -37,7 +40,7 @@ class Sums:
             total = Float32(0.0) if before is None else before[half]
             for eight in range(first // 8, columns // 8):
                 for i in range(2):
-                    value = values[i + 2 * half + 4 * eight]
+                    value = values.data[i + 2 * half + 4 * eight]
                     total = total + _if(8 * eight + i < mine, value)
             found.append(total)
         return found
@@ -54,13 +57,13 @@ class Sums:
 
         control.when(isa.lane % 4 == 0, write)
 
-    def column_sums(self, matmul: Distributed, values: Any, columns: int, inside: Any) -> Any:
+    def column_sums(self, matmul: Distributed, values: Fragment, columns: int, inside: Any) -> Any:
         isa = self.isa
         mine = inside - isa.warp % 4 * 16 - isa.lane // 4  # rows inside, counted from the lane's first one
         found = {}  # by column, counted from the lane's first one
         for eight in range(columns // 8):
             for i in range(2):
-                upper, lower = (_if(8 * half < mine, values[i + 2 * half + 4 * eight]) for half in range(2))
+                upper, lower = (_if(8 * half < mine, values.data[i + 2 * half + 4 * eight]) for half in range(2))
                 found[8 * eight + i] = _over(COLUMN, upper + lower)
         return found
 

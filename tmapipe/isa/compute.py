@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tmapipe.isa.effects import (
     Access,
@@ -20,7 +20,7 @@ from tmapipe.isa.effects import (
 )
 from tmapipe.isa.lowering import Lowering
 from tmapipe.isa.operands import Flag, Name, Number, Pending, ProxyName, Slot, Where
-from tmapipe.isa.values import Fragment, SlotRef, Value
+from tmapipe.isa.values import SlotRef, Value
 from tmapipe.plan.model import Matmul
 
 __all__ = [
@@ -96,16 +96,16 @@ def _part(op: SlotRead | SlotWrite) -> str:
 class SlotRead(NamedTuple):
     """``ld.shared`` of part `part` of `parts` of a slot by all lanes.
 
-    split: how the parts are cut: "threads" (distributed over a role's threads) or "rows" (contiguous along the first
-    extent), and after a slash which raw function distributes its part over the lanes. Parts of the same cut with
-    different numbers are disjoint; of everything else assume that they overlap. proxy: "generic", or "async": raw code
-    reaches it by TMA or wgmma, and goes on in all lanes only when that has ended. Facts: None.
+    split: how the parts are cut: "vectors of 8" (see `plan.thread_layout.VectorLayout`), "rows" (contiguous along the first
+    extent) or "numbers of rows" (of columns), and after a slash which raw function distributes its part over the lanes.
+    Parts of the same cut with different numbers are disjoint; of everything else assume that they overlap. proxy: "generic",
+    or "async": raw code reaches it by TMA or wgmma, and goes on in all lanes only when that has ended. Facts: None.
     """
 
     slot: Slot
     part: Number = 0
     parts: Number = 1
-    split: Name = "threads"
+    split: Name = "rows"
     proxy: ProxyName = "generic"
     where: Where = None
 
@@ -117,7 +117,7 @@ class SlotWrite(NamedTuple):
     slot: Slot
     part: Number = 0
     parts: Number = 1
-    split: Name = "threads"
+    split: Name = "rows"
     proxy: ProxyName = "generic"
     where: Where = None
 
@@ -145,7 +145,7 @@ class ComputeInstructions(Lowering):
         """``wgmma.fence``: orders register accesses before the next wgmma."""
         self.emit(WgmmaFence())
 
-    def wgmma(self, matmul: Matmul, acc: Fragment, a: SlotRef, b: SlotRef) -> None:
+    def wgmma(self, matmul: Matmul, acc: Any, a: SlotRef, b: SlotRef) -> None:
         """``wgmma.mma_async`` for all k of the slots, asynchronously: reads both slots (async proxy) and *acc* until a
         `wgmma_wait` says otherwise."""
         self.emit(Wgmma(matmul.name, self.slot(a.buffer, a.stage), self.slot(b.buffer, b.stage)))

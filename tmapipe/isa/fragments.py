@@ -1,25 +1,40 @@
-"""Fragments: values distributed over the registers of the threads of a role, and what bodies do with them.
+"""Fragments: what one warp does with values that are distributed over the registers of the threads of a role.
 
-A fragment is a NumPy array (the calling warp's part) in the machine and a ``TensorSSA`` when traced. Each method is made of
-instructions (`tmapipe.isa.compute`), or of registers alone. *Distributed like an accumulator* means as `accumulator_columns`
-gives its values.
+Bodies see `tmapipe.isa.fragment.Fragment`. Its data is the backend's: a NumPy array in the machine, a list of scalars when
+traced. Each method is made of instructions (`tmapipe.isa.compute`), or of registers alone. *A piece of an accumulator* is 64
+rows of a warpgroup and some columns, distributed as wgmma does it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from tmapipe.isa.values import Fragment, SlotRef, Value
+from tmapipe.errors import ScopeError
+from tmapipe.isa.fragment import Fragment, combine
+from tmapipe.isa.values import Carried, SlotRef, Value
 from tmapipe.plan.model import Distributed, Matmul, RoleWarps
+from tmapipe.plan.thread_layout import ThreadLayout
 
 __all__ = ["Fragments"]
 
+#: What a reduction begins with, by operation and kind.
+NEUTRAL = {
+    ("sum", "fp32"): 0.0,
+    ("maximum", "fp32"): float("-inf"),
+    ("minimum", "fp32"): float("inf"),
+    ("sum", "int32"): 0,
+    ("maximum", "int32"): -(2**31),
+    ("minimum", "int32"): 2**31 - 1,
+}
 
-class Fragments(Protocol):
+
+class Fragments(Carried):
     """What one warp does with fragments."""
 
-    def accumulator(self, matmul: Matmul, empty: bool = True) -> Fragment:
+    # ---- accumulators ---------------------------------------------------------------------------------------------
+
+    def accumulator(self, matmul: Matmul, empty: bool = True) -> Any:
         """Registers for this warpgroup's part of ``acc[m, n]``, in fp32, or in int32 for int8 operands.
 
         They count as zero until the first wgmma. Each call gives the same registers, so only those of the last call can be
@@ -28,85 +43,119 @@ class Fragments(Protocol):
         Args:
             empty: Whether they may be read without a wgmma.
         """
+        raise NotImplementedError
 
-    def accumulator_promote(self, matmul: Matmul, acc: Fragment) -> None:
+    def accumulator_promote(self, matmul: Matmul, acc: Any) -> None:
         """Adds what wgmma has summed since the last time to other sums in fp32. The next wgmma starts from zero.
 
         All wgmma groups must be complete.
         """
+        raise NotImplementedError
 
-    def accumulator_columns(self, matmul: Matmul, acc: Fragment, block: int, first: int, columns: int) -> Fragment:
-        """The values of columns [first, first + columns) of row block *block* of *acc*: 64 x *columns* over the warpgroup, in
-        the type of the sums.
+    def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
+        """A piece: columns [first, first + columns) of row block *block* of *acc*, in the type of the sums.
 
         Warpgroup g has the tile's rows from ``(block * warpgroups + g) * 64`` on. All wgmma groups must be complete.
         """
+        raise NotImplementedError
+
+    def accumulator_values(self, matmul: Matmul, acc: Any) -> Fragment:
+        """All values of *acc*. All wgmma groups must be complete."""
+        raise NotImplementedError
+
+    # ---- pieces ---------------------------------------------------------------------------------------------------
+
+    def columns_of(self, values: Fragment, block: int, first: int, columns: int) -> Fragment:
+        """A piece of a fragment that is distributed as accumulators are."""
+        raise NotImplementedError
 
     def write_columns(self, matmul: Distributed, values: Fragment, slot: SlotRef) -> None:
-        """Converts *values* to the slot's type and writes them to the slot, by ``stmatrix`` or ``st.shared``. Generic proxy.
+        """Converts a piece to the slot's type and writes it to the slot, by ``stmatrix`` or ``st.shared``. Generic proxy.
 
         Args:
-            values: 64 x columns, distributed like an accumulator: 16 rows per warp.
+            values: 16 rows per warp.
             slot: Its extents are (64, columns).
         """
+        raise NotImplementedError
 
     def row_sums(
-        self, matmul: Distributed, values: Fragment, columns: int, first: int, inside: Value, before: Fragment | None
-    ) -> Fragment:
-        """For each row, *before* plus the sum of *values* in columns [first, inside). For `write_row_sums` alone: each thread
-        has the sums of its own columns.
+        self, matmul: Distributed, values: Fragment, columns: int, first: int, inside: Value, before: Any | None
+    ) -> Any:
+        """For each row, *before* plus the sum of a piece's values in columns [first, inside). For `write_row_sums` alone: each
+        thread has the sums of its own columns.
 
         Args:
-            values: 64 x *columns*, fp32, distributed like an accumulator.
             first: A multiple of 8.
             inside: A run-time value, perhaps negative or more than there are columns.
             before: What `row_sums` gave for earlier columns; None: zero.
         """
+        raise NotImplementedError
 
-    def write_row_sums(self, matmul: Distributed, sums: Fragment, slot: SlotRef) -> None:
+    def write_row_sums(self, matmul: Distributed, sums: Any, slot: SlotRef) -> None:
         """Writes the sums of `row_sums` to a slot of 64 elements, 16 per warp. Generic proxy.
 
         They are added over the 4 lanes that share a row by ``shfl.bfly``, always in the same order.
         """
+        raise NotImplementedError
 
-    def column_sums(self, matmul: Distributed, values: Fragment, columns: int, inside: Value) -> Fragment:
-        """For each warp and column, the sum of *values* over those of the warp's rows that are among the first *inside* of the
-        64. For `write_column_sums` alone.
+    def column_sums(self, matmul: Distributed, values: Fragment, columns: int, inside: Value) -> Any:
+        """For each warp and column, the sum of a piece's values over those of the warp's rows that are among the first
+        *inside* of the 64. For `write_column_sums` alone.
 
         They are added over lanes by ``shfl.bfly``, always in the same order.
 
         Args:
-            values: 64 x *columns*, fp32, distributed like an accumulator.
             inside: A run-time value, perhaps negative or more than 64.
         """
+        raise NotImplementedError
 
-    def write_column_sums(self, matmul: Distributed, sums: Fragment, slot: SlotRef) -> None:
+    def write_column_sums(self, matmul: Distributed, sums: Any, slot: SlotRef) -> None:
         """Writes the sums of `column_sums` to the warp's row of a slot of (4, columns). Generic proxy."""
+        raise NotImplementedError
 
     def read_columns(
         self, matmul: Distributed, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
     ) -> Fragment:
-        """``ld.shared``: values of a slot in fp32, 64 x *columns* over the warpgroup, distributed like an accumulator. Generic
-        proxy.
+        """``ld.shared``: values of a slot in fp32, as a piece. Generic proxy.
 
         Args:
             along: The dimensions that the values vary with. ("m", "n"): the slot's extents are (64 * matmul.warpgroups,
                 columns), and warpgroup g has the rows from 64 * g on. ("m",): one value per row, from element *first* + 64 * g
                 on. ("n",): one per column, from element *first* on. (): element *first* for all.
         """
+        raise NotImplementedError
 
     def apply(self, function: Callable[..., Any], fragments: Sequence[Fragment], named: dict[str, Fragment]) -> Any:
         """``function(*fragments, **named)`` in fp32: a fragment, or a dictionary of fragments.
 
-        All are distributed like an accumulator, and the function works element by element. It may be called on some columns
-        after others, so that few intermediate values need registers at a time.
+        All are pieces of one shape, and the function works element by element. It may be called on some columns after others,
+        so that few intermediate values need registers at a time.
         """
+        raise NotImplementedError
 
-    def read(self, slot: SlotRef, role: RoleWarps) -> Fragment:
-        """``ld.shared``: the slot, distributed over the threads of *role*; the caller has its part. Generic proxy."""
+    # ---- slots ----------------------------------------------------------------------------------------------------
+
+    def read(self, slot: SlotRef, layout: ThreadLayout, along: str = "tile") -> Fragment:
+        """``ld.shared``: a slot, in fp32 or int32. Generic proxy.
+
+        Args:
+            layout: How the tile is distributed.
+            along: "tile"; "rows" or "columns" for a slot with one extent, which has one number a row or column of that tile.
+        """
+        raise NotImplementedError
+
+    def read_number(self, slot: SlotRef, index: Value) -> Fragment:
+        """``ld.shared``: one element of a slot with one extent, in all threads. Generic proxy."""
+        raise NotImplementedError
 
     def write(self, slot: SlotRef, values: Fragment, role: RoleWarps) -> None:
-        """``st.shared``: the counterpart of `read`, converting to the slot's type. Generic proxy."""
+        """``st.shared``: the counterpart of `read`, converting to the slot's type. Generic proxy.
+
+        Args:
+            values: Of a whole tile; or one number a row or a column, for a slot with one extent.
+            role: Whose threads write it.
+        """
+        raise NotImplementedError
 
     def raw(
         self,
@@ -123,3 +172,76 @@ class Fragments(Protocol):
                 takes the same elements whenever *gpu* is called).
             proxy: "generic", or "async" if *gpu* uses TMA or wgmma; all lanes then wait in it until that has ended.
         """
+        raise NotImplementedError
+
+    # ---- registers ------------------------------------------------------------------------------------------------
+
+    def full(self, layout: ThreadLayout, along: str, value: Any) -> Fragment:
+        """A fragment of equal numbers: *value* is a float or an int."""
+        kind = self.kind_of("full", value)
+        data = self.expand(layout, "one", self.number(value, kind), along)
+        return Fragment(self, layout, along, kind, data)
+
+    def reduce(self, values: Fragment, op: str, inside: Value | None = None) -> Fragment:
+        """One number a row: "sum", "maximum" or "minimum" of its elements, in fp32 or int32.
+
+        They are combined in a thread, then over the lanes that share a row by ``shfl.bfly``, then over warps through shared
+        memory. The order depends on the layout alone.
+
+        Args:
+            inside: How many columns count; None: all. A row without any gives what the operation begins
+                with: 0, or an infinity.
+        """
+        layout = values.layout
+        if layout is None:
+            raise ScopeError(f"row_{op} of a piece in an epilogue, which works element by element. Use acc.values().")
+        layout.check_rows()
+        kind = "int32" if values.kind == "bool" else values.kind
+        whole = self.expand(layout, values.along, self.convert(values.data, values.kind, kind), "tile")
+        tile = Fragment(self, layout, "tile", kind, whole)
+        if inside is not None:
+            tile = combine("where", tile.columns < inside, tile, NEUTRAL[op, kind])
+        found = self.reduce_rows(layout, op, kind, tile.data)
+        return Fragment(self, layout, "rows", kind, found)
+
+    def reduce_rows(self, layout: ThreadLayout, op: str, kind: str, data: Any) -> Any:
+        """The data of `reduce`, of a whole tile."""
+        raise NotImplementedError
+
+    # ---- data -----------------------------------------------------------------------------------------------------
+
+    def kind_of(self, name: str, value: Any) -> str:
+        """The kind of a number, known or at run time. Raises `ScopeError` for anything else, in operation *name*."""
+        raise NotImplementedError
+
+    def scalar(self, value: Any, kind: str) -> Any:
+        """A number as an operand of `elementwise`."""
+        raise NotImplementedError
+
+    def number(self, value: Any, kind: str) -> Any:
+        """A number as the data of a fragment that varies along nothing."""
+        raise NotImplementedError
+
+    def convert(self, data: Any, kind: str, to: str) -> Any:
+        """Data of another kind. bool as a number is 0 or 1."""
+        raise NotImplementedError
+
+    def expand(self, layout: ThreadLayout | None, along: str, data: Any, to: str) -> Any:
+        """Data that varies along *to*, with each number repeated."""
+        raise NotImplementedError
+
+    def indices(self, layout: ThreadLayout, along: str) -> Any:
+        """The row of each row slot, or the column of each column slot."""
+        raise NotImplementedError
+
+    def elementwise(self, name: str, operands: list[Any]) -> Any:
+        """The operation on data and scalars of the right kinds, which vary along the same."""
+        raise NotImplementedError
+
+    def to_registers(self, data: Any) -> list[Any]:
+        """The values that a run-time loop carries."""
+        return []
+
+    def from_registers(self, kind: str, values: list[Any]) -> Any:
+        """The inverse."""
+        raise NotImplementedError

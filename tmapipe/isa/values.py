@@ -6,11 +6,10 @@ from typing import Any, NamedTuple, Protocol
 
 from tmapipe.plan.model import Buffer
 
-__all__ = ["Carried", "Cells", "Condition", "Fragment", "SlotRef", "Value"]
+__all__ = ["Carried", "Cells", "Condition", "SlotRef", "Value"]
 
 Value = Any  #: an index, a parity, a coordinate, a rank: ``int`` in the machine, ``Int32`` when traced
 Condition = Any  #: ``bool`` in the machine, ``Boolean`` when traced
-Fragment = Any  #: a value spread over the threads of a role: a NumPy array (the warp's part) or a ``TensorSSA``
 
 
 class SlotRef(NamedTuple):

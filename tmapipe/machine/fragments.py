@@ -1,9 +1,9 @@
-"""Fragments in the machine: the calling warp's part as a NumPy array, or a placeholder where there is no data."""
+"""Fragments in the machine: the calling warp's part as NumPy arrays, or None where there is no data."""
 
 from __future__ import annotations
 
+import functools
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from numbers import Number
 from typing import TYPE_CHECKING, Any
@@ -12,18 +12,23 @@ import numpy as np
 
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import ops
+from tmapipe.isa.fragment import Fragment
+from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.values import SlotRef
+from tmapipe.machine import elements
 from tmapipe.machine.memory import Accumulator
-from tmapipe.machine.nodata import NO_DATA, NoData, Values
-from tmapipe.plan.model import Distributed, Matmul, RoleWarps
+from tmapipe.plan.model import Buffer, Distributed, Matmul, RoleWarps
+from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
 
 if TYPE_CHECKING:
     from tmapipe.machine.warp import MachineIsa
 
 __all__ = ["MachineFragments"]
 
+_REDUCTIONS = {"sum": np.add, "maximum": np.maximum, "minimum": np.minimum}
 
-class MachineFragments:
+
+class MachineFragments(Fragments):
     """Methods as documented in `tmapipe.isa.fragments.Fragments`."""
 
     def __init__(self, isa: MachineIsa):
@@ -33,28 +38,48 @@ class MachineFragments:
 
     def accumulator(self, matmul: Matmul, empty: bool = True) -> Any:
         self.isa.emit(ops.AccumulatorWrite(matmul.name))
-        return NO_DATA if self.memory is None else Accumulator(matmul, self.isa.warp, empty)
+        return None if self.memory is None else Accumulator(matmul, self.isa.warp, empty)
 
     def accumulator_promote(self, matmul: Matmul, acc: Any) -> None:
         self.isa.emit(ops.AccumulatorWrite(matmul.name))  # the sums are in fp32 here anyway
 
-    def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Any:
+    def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
+        values = self._accumulated(matmul, acc)
+        return self._piece(matmul, None if values is None else values[block, :, first : first + columns].copy())
+
+    def accumulator_values(self, matmul: Matmul, acc: Any) -> Fragment:
+        values = self._accumulated(matmul, acc)
+        kind = "int32" if matmul.a.dtype.integer else "fp32"
+        data = None if values is None else values.copy()
+        return Fragment(self, AccumulatorLayout.of(matmul), "tile", kind, data)
+
+    def _accumulated(self, matmul: Matmul, acc: Any) -> Any:
         self.isa.emit(ops.AccumulatorRead(matmul.name))
         if self.memory is None:
-            return NO_DATA
+            return None
         if not acc.defined:
             raise ScopeError(f"accumulate(empty=False) of {matmul.name} ended without acc.add(). Leave out empty=.")
-        return acc.values[block, :, first : first + columns].copy()
+        return acc.values
 
-    # ---- distributed like an accumulator --------------------------------------------------------------------------
+    # ---- pieces ---------------------------------------------------------------------------------------------------
 
-    def write_columns(self, matmul: Distributed, values: Any, slot: SlotRef) -> None:
-        self._write_rows(slot, values)
+    def _piece(self, matmul: Distributed, data: Any) -> Fragment:
+        integer = isinstance(matmul, Matmul) and matmul.a.dtype.integer
+        return Fragment(self, None, "tile", "int32" if integer else "fp32", data)
 
-    def row_sums(self, matmul: Distributed, values: Any, columns: int, first: int, inside: int, before: Any) -> Any:
+    def columns_of(self, values: Fragment, block: int, first: int, columns: int) -> Fragment:
+        data = None if self.memory is None else values.data[block, :, first : first + columns]
+        return Fragment(self, None, "tile", values.kind, data)
+
+    def write_columns(self, matmul: Distributed, values: Fragment, slot: SlotRef) -> None:
+        self._write_rows(slot, values.data)
+
+    def row_sums(
+        self, matmul: Distributed, values: Fragment, columns: int, first: int, inside: int, before: Any
+    ) -> Any:
         if self.memory is None:
-            return NO_DATA
-        counted = _broadcast(values, columns)[:, first : max(first, inside)]
+            return None
+        counted = _broadcast(values.data, columns)[:, first : max(first, inside)]
         with np.errstate(all="ignore"):  # infinities and NaN are values here, as on the GPU
             sums = counted.sum(1, dtype=np.float32)
             return sums if before is None else before + sums
@@ -62,10 +87,10 @@ class MachineFragments:
     def write_row_sums(self, matmul: Distributed, sums: Any, slot: SlotRef) -> None:
         self._write_rows(slot, sums)
 
-    def column_sums(self, matmul: Distributed, values: Any, columns: int, inside: int) -> Any:
+    def column_sums(self, matmul: Distributed, values: Fragment, columns: int, inside: int) -> Any:
         if self.memory is None:
-            return NO_DATA
-        counted = _broadcast(values, columns)[: max(0, inside - 16 * (self.isa.warp % 4))]
+            return None
+        counted = _broadcast(values.data, columns)[: max(0, inside - 16 * (self.isa.warp % 4))]
         with np.errstate(all="ignore"):
             return counted.sum(0, dtype=np.float32)
 
@@ -74,47 +99,98 @@ class MachineFragments:
 
     def read_columns(
         self, matmul: Distributed, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
-    ) -> Any:
+    ) -> Fragment:
         number, warps = self.isa.slot(slot.buffer, slot.stage), 4 * matmul.warpgroups
         mine = matmul.group(self.isa.warp) * 4 + self.isa.warp % 4
         whole = along != ("m", "n")
         self.isa.emit(ops.SlotRead(number, 0, 1, "rows") if whole else ops.SlotRead(number, mine, warps, "rows"))
         if self.memory is None:
-            return NO_DATA
+            return Fragment(self, None, "tile", "fp32", None)
         values = self.memory.results[self.isa.agent].astype(np.float32)
         if along == ("m",):
-            return values[first + 16 * mine : first + 16 * mine + 16, None]
-        return values[None, first : first + (columns if along else 1)] if whole else values
+            values = values[first + 16 * mine : first + 16 * mine + 16, None]
+        elif whole:
+            values = values[None, first : first + (columns if along else 1)]
+        return Fragment(self, None, "tile", "fp32", values)
 
-    def apply(self, function: Callable[..., Any], fragments: Sequence[Any], named: dict[str, Any]) -> Any:
-        widened = (
-            f.astype(np.float32).view(Values) if isinstance(f, np.ndarray) else f for f in fragments
-        )  # from int32, of integers
-        values = {name: f.view(Values) if isinstance(f, np.ndarray) else f for name, f in named.items()}
-        made = _called(function, list(widened), values)
-        for value in made.values() if isinstance(made, dict) else (made,):
-            if not isinstance(value, (NoData, np.ndarray, np.generic, float, int, type(None))):
-                raise ScopeError(f"an epilogue returned {type(value).__name__}; it returns fragments.")
-        return made
+    def apply(self, function: Callable[..., Any], fragments: Sequence[Fragment], named: dict[str, Fragment]) -> Any:
+        made = _called(function, [self._widened(f) for f in fragments], named)
+        if isinstance(made, dict):
+            return {name: self._result(value) for name, value in made.items()}
+        return self._result(made)
 
-    # ---- distributed over a role's threads ------------------------------------------------------------------------
+    def _widened(self, values: Fragment) -> Fragment:
+        return Fragment(self, None, "tile", "fp32", self.convert(values.data, values.kind, "fp32"))
 
-    def read(self, slot: SlotRef, role: RoleWarps) -> Any:
-        isa = self.isa
-        isa.emit(ops.SlotRead(isa.slot(slot.buffer, slot.stage), isa.warp - role.first_warp, role.warps))
-        return NO_DATA if self.memory is None else self.memory.results[isa.agent]
+    def _result(self, value: Any) -> Fragment | None:
+        if value is None or isinstance(value, Fragment):
+            return value if value is None else self._widened(value)
+        if not isinstance(value, (Number, np.generic)):
+            raise ScopeError(f"an epilogue returned {type(value).__name__}; it returns fragments.")
+        return Fragment(self, None, "tile", "fp32", self.number(value, "fp32"))
 
-    def write(self, slot: SlotRef, values: Any, role: RoleWarps) -> None:
-        isa = self.isa
-        if not isinstance(values, (NoData, np.ndarray, Number, type(None))):
-            raise InputError("write(values)", values, "is a fragment", "compute values from slot.x.read()")
-        share = math.prod(slot.buffer.tile) // role.warps
-        if isinstance(values, np.ndarray) and values.shape != (share,):
-            rule = f"is the shape of a warp's share of {slot.buffer.name}'s tile, {share} elements"
-            fix = "compute values from slot.x.read(), which is distributed alike"
-            raise InputError("write(values)", values.shape, rule, fix)
-        isa.give(values)
-        isa.emit(ops.SlotWrite(isa.slot(slot.buffer, slot.stage), isa.warp - role.first_warp, role.warps))
+    # ---- slots ----------------------------------------------------------------------------------------------------
+
+    def read(self, slot: SlotRef, layout: ThreadLayout, along: str = "tile") -> Fragment:
+        isa, number = self.isa, self.isa.slot(slot.buffer, slot.stage)
+        kind = "int32" if slot.buffer.dtype.integer else "fp32"
+        parts = self._parts(layout) if along == "tile" else [(0, 1, "rows")]
+        found = []
+        for part, count, cut in parts:
+            isa.emit(ops.SlotRead(number, part, count, cut))
+            if self.memory is not None:
+                found.append(self.memory.results[isa.agent].astype(elements.KINDS[kind]))
+        data = None
+        if found:
+            data = found[0] if along != "tile" else np.concatenate(found).reshape(self._indices(layout)[0].shape)
+        return Fragment(self, layout, along, kind, data)
+
+    def read_number(self, slot: SlotRef, index: Any) -> Fragment:
+        self.isa.emit(ops.SlotRead(self.isa.slot(slot.buffer, slot.stage), 0, 1, "rows"))
+        kind = "int32" if slot.buffer.dtype.integer else "fp32"
+        if self.memory is None:
+            return Fragment(self, None, "one", kind, None)
+        return Fragment(self, None, "one", kind, elements.KINDS[kind](self.memory.results[self.isa.agent][index]))
+
+    def write(self, slot: SlotRef, values: Fragment, role: RoleWarps) -> None:
+        isa, number, layout = self.isa, self.isa.slot(slot.buffer, slot.stage), values.layout
+        assert layout is not None
+        if values.along != "tile":
+            return self._write_numbers(number, slot.buffer, values, role)
+        parts = self._parts(layout)
+        shares = [None] * len(parts) if self.memory is None else np.split(values.data, len(parts))
+        for (part, count, cut), share in zip(parts, shares, strict=True):
+            isa.give(share)
+            isa.emit(ops.SlotWrite(number, part, count, cut))
+
+    def _write_numbers(self, number: int, buffer: Buffer, values: Fragment, role: RoleWarps) -> None:
+        """One number a row or column, written by the first of the warps that have it."""
+        layout, mine = values.layout, (self.isa.warp - role.first_warp) % role.team_warps
+        assert layout is not None
+        sharing = layout.row_warps
+        if values.along == "columns":
+            sharing = role.team_warps // (layout.row_warps if isinstance(layout, VectorLayout) else 1)
+        writers = role.team_warps // sharing
+        if mine % sharing if values.along == "rows" else mine >= writers:
+            return
+        if self.memory is not None:
+            at = np.unique(self._indices(layout)[0 if values.along == "rows" else 1])
+            self.isa.give((at, values.data[at]))
+        part = mine // sharing if values.along == "rows" else mine
+        self.isa.emit(ops.SlotWrite(number, part, writers, f"numbers of {values.along}"))
+
+    def _parts(self, layout: ThreadLayout) -> list[tuple[int, int, str]]:
+        """(part, parts, cut) of each access to a slot."""
+        if isinstance(layout, VectorLayout):
+            return [(layout.warp(self.isa.warp), layout.warps, f"vectors of {layout.width}")]
+        assert isinstance(layout, AccumulatorLayout)
+        group = (self.isa.warp // 4 - layout.first_warp // 4) % layout.warpgroups
+        strips = layout.blocks * layout.warpgroups * 4
+        of_block = [4 * (block * layout.warpgroups + group) + self.isa.warp % 4 for block in range(layout.blocks)]
+        return [(part, strips, "rows") for part in of_block]
+
+    def _indices(self, layout: ThreadLayout) -> tuple[np.ndarray, np.ndarray]:
+        return _indices_of(layout, self.isa.warp)
 
     def raw(
         self,
@@ -153,6 +229,55 @@ class MachineFragments:
         isa = self.isa
         isa.give(values)
         isa.emit(ops.SlotWrite(isa.slot(slot.buffer, slot.stage), isa.warp % 4, 4, "rows"))
+
+    # ---- data -----------------------------------------------------------------------------------------------------
+
+    def kind_of(self, name: str, value: Any) -> str:
+        if isinstance(value, (bool, np.bool_)):
+            return "bool"
+        if isinstance(value, (int, np.integer)):
+            return "int32"
+        if isinstance(value, (float, np.floating)):
+            return "fp32"
+        raise ScopeError(f"{name} of a fragment and {type(value).__name__}. It takes fragments and numbers.")
+
+    def scalar(self, value: Any, kind: str) -> Any:
+        return elements.KINDS[kind](value)
+
+    number = scalar
+
+    def convert(self, data: Any, kind: str, to: str) -> Any:
+        return data if kind == to or data is None else np.asarray(data).astype(elements.KINDS[to])
+
+    def expand(self, layout: ThreadLayout | None, along: str, data: Any, to: str) -> Any:
+        if data is None or self.memory is None or along == to or layout is None:
+            return data if self.memory is not None else None
+        rows, columns = self._indices(layout)
+        if along == "one":
+            shape = {"tile": rows.shape, "rows": (layout.rows,), "columns": (layout.columns,)}[to]
+            return np.broadcast_to(data, shape)
+        return data[rows if along == "rows" else columns]
+
+    def indices(self, layout: ThreadLayout, along: str) -> Any:
+        if self.memory is None:
+            return None
+        return np.arange(layout.rows if along == "rows" else layout.columns, dtype=np.int32)
+
+    def elementwise(self, name: str, operands: list[Any]) -> Any:
+        return None if self.memory is None else elements.apply(name, operands)
+
+    def reduce_rows(self, layout: ThreadLayout, op: str, kind: str, data: Any) -> Any:
+        partial: Any = None
+        if self.memory is not None:
+            rows, _ = self._indices(layout)
+            with np.errstate(all="ignore"):
+                partial = np.full(layout.rows, np.nan, np.float64).astype(elements.KINDS[kind])
+                for row in np.unique(rows):
+                    partial[row] = _REDUCTIONS[op].reduce(data[rows == row], dtype=elements.KINDS[kind])
+        return partial
+
+
+_indices_of = functools.lru_cache(maxsize=256)(elements.indices_of)
 
 
 def _called(function: Callable[..., Any], fragments: Sequence[Any], named: dict[str, Any]) -> Any:

@@ -30,7 +30,7 @@ from tmapipe.isa.ops import (
     WgmmaDone,
 )
 from tmapipe.machine.layout import Layout
-from tmapipe.plan.model import Load, Matmul, Store
+from tmapipe.plan.model import WARP, Load, Matmul, Store
 
 __all__ = ["Accumulator", "Memory", "lands", "performs"]
 
@@ -191,8 +191,11 @@ def _multiply(memory: Memory, flight: Flight, op: WgmmaDone, facts: None) -> Non
 
 def _part(memory: Memory, agent: int, op: SlotRead | SlotWrite) -> np.ndarray:
     slot = memory.slot(agent // memory.layout.warps, op.slot)
-    if op.split == "threads":
-        slot = slot.reshape(-1)
+    if op.split.startswith("vectors of "):  # thread t of T has vectors t, t + T, t + 2T, ...
+        width = int(op.split.removeprefix("vectors of "))
+        return slot.reshape(-1, op.parts, WARP, width)[:, op.part]
+    if slot.ndim > 2 and not op.split.partition("/")[2]:
+        slot = slot.reshape(-1, slot.shape[-1])
     size = slot.shape[0] // op.parts
     return slot[op.part * size : (op.part + 1) * size]
 
@@ -210,7 +213,13 @@ def _look_up(memory: Memory, agent: int, op: TableLoad, facts: None) -> None:
 @performs(SlotWrite)
 def _write(memory: Memory, agent: int, op: SlotWrite, facts: None) -> None:
     buffer, _ = memory.layout.slots[op.slot]
-    _part(memory, agent, op)[...] = convert(memory.operands[agent], buffer.dtype)
+    given = memory.operands[agent]
+    if isinstance(given, tuple):  # where single numbers go, and these
+        at, values = given
+        memory.slot(agent // memory.layout.warps, op.slot)[at] = convert(values, buffer.dtype)
+    else:
+        target = _part(memory, agent, op)
+        target[...] = convert(given, buffer.dtype).reshape(target.shape)
 
 
 def convert(values: np.ndarray, dtype: DType) -> np.ndarray:

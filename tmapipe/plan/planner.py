@@ -22,7 +22,7 @@ from tmapipe.store_pipeline import TmaStoreStage
 __all__ = ["make_plan"]
 
 #: Attributes of what a body gets as `k` (`tmapipe.kernel.KernelContext`), which nothing else in it can be called.
-TAKEN = ("begin", "ends", "finish", "isa", "name_of", "plan", "raw", "role", "steps", "sync", "tiles")
+TAKEN = ("begin", "ends", "finish", "full", "isa", "name_of", "plan", "raw", "role", "steps", "sync", "tiles")
 MAX_SLOTS = 12  # rings that fill shared memory stop here: more stages than this hide no more latency
 
 

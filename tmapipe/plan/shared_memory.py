@@ -15,8 +15,8 @@ from tmapipe.plan.boxes import ALIGNMENT, MAX_BOX
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import Barrier, Buffer, HeldTile, Load, Matmul, NamedBarrier, RoleWarps, Store
 from tmapipe.plan.rings import Queue, Ring
-from tmapipe.plan.sharing import row_width
 from tmapipe.plan.syncs import MAX_NAMED_BARRIERS
+from tmapipe.plan.thread_layout import vectors_of
 from tmapipe.register_tile import RegisterTile
 from tmapipe.stage import SharedStage, TmaLoadStage, as_matrix
 from tmapipe.store_pipeline import TmaStoreStage
@@ -67,7 +67,7 @@ class Layout:
                 name, self.slots[self.name_of(part.ring)], part.matrix, types[name], self._swizzle(name, part)
             )
             if isinstance(part, SharedStage):
-                row_width(name, part.tile, roles[self.name_of(part.writer)])
+                vectors_of(name, part.tile, roles[self.name_of(part.writer)])
         for name, scratch in declared.scratches.items():
             self._buffer(name, scratch.copies, as_matrix(scratch.tile), scratch.dtype, 0)
         for name, load in declared.loads.items():
@@ -325,7 +325,8 @@ class Layout:
                 barrier = (128, role.warps // 4)
             else:
                 tile, owners, barrier = as_matrix(store.tile), 1, (role.threads, 1)
-                row_width(name, tile, role)
+                if len(tile) > 1:  # of one extent, it may hold one number a row
+                    vectors_of(name, tile, role)
             row = tile[-1] * dtype.bytes
             spread = accumulators and store.parts_tile is None
             rows = f"{name}.columns" if store.columns else f"{name}.tile"

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from tmapipe.errors import ScopeError
+from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.interface import Isa
-from tmapipe.isa.values import Carried, Fragment
-from tmapipe.plan.model import HeldTile, Matmul
+from tmapipe.isa.values import Carried
+from tmapipe.plan.model import Distributed, HeldTile, Matmul
 from tmapipe.protocol.parts import PartInSlot
 from tmapipe.protocol.ring import RingEnd
 
-__all__ = ["Accumulator", "BoundMatmul", "BoundRegisterTile", "Epilogue", "HeldValues"]
+__all__ = ["Accumulator", "BoundMatmul", "BoundRegisterTile", "Epilogue", "HeldValues", "TileValues"]
 
 
 class BoundMatmul(Carried):
@@ -41,7 +42,7 @@ class Accumulator(Carried):
 
     def __init__(self, bound: BoundMatmul, empty: bool):
         self.bound, self.empty = bound, empty
-        self.registers: Fragment = None
+        self.registers: Any = None
         self.open = False
 
     @property
@@ -80,12 +81,22 @@ class Accumulator(Carried):
             isa.fragments.accumulator_promote(matmul, self.registers)
             a.slot.retired = True
 
-    def columns(self, block: int, first: int, columns: int) -> Fragment:
-        """A fragment: columns [first, first + columns) of the warpgroup's row block *block*, which has 64 rows.
+    def values(self) -> Fragment:
+        """All sums, as a fragment of (m, n).
 
         Raises:
             ScopeError: Inside the `accumulate` block, or after the next one has begun.
         """
+        self._check_done()
+        return self.bound.isa.fragments.accumulator_values(self.bound.matmul, self.registers)
+
+    def columns(self, block: int, first: int, columns: int) -> Fragment:
+        """A piece: columns [first, first + columns) of the warpgroup's row block *block*, which has 64 rows. Raises as
+        `values`."""
+        self._check_done()
+        return self.bound.isa.fragments.accumulator_columns(self.bound.matmul, self.registers, block, first, columns)
+
+    def _check_done(self) -> None:
         if self.open:
             raise ScopeError(
                 "an accumulator read inside its `accumulate` block, where wgmma may still write it. Leave it first."
@@ -95,7 +106,6 @@ class Accumulator(Carried):
                 f"an accumulator of {self.bound.matmul.name} read after the next `accumulate` block has begun, which has the "
                 "same registers. Store it before, or declare a second Wgmma."
             )
-        return self.bound.isa.fragments.accumulator_columns(self.bound.matmul, self.registers, block, first, columns)
 
 
 class BoundRegisterTile(Carried):
@@ -111,6 +121,17 @@ class BoundRegisterTile(Carried):
     def of(self, values: Fragment) -> HeldValues:
         """What a store takes. values: distributed as `read` does it."""
         return HeldValues(self.plan, values)
+
+
+class TileValues(Carried):
+    """A fragment that is distributed as the accumulators of *matmul*, as a store takes it."""
+
+    def __init__(self, matmul: Distributed, values: Fragment):
+        self.matmul, self.values = matmul, values
+
+    def columns(self, block: int, first: int, columns: int) -> Fragment:
+        """A piece of it."""
+        return self.values.backend.columns_of(self.values, block, first, columns)
 
 
 class HeldValues(Carried):

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from tmapipe.errors import InputError, ScopeError
+from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.interface import Isa
-from tmapipe.isa.values import Carried, Fragment, SlotRef
-from tmapipe.plan.model import Buffer, Distributed, Load, RoleWarps
-from tmapipe.plan.sharing import row_width
+from tmapipe.isa.values import Carried, SlotRef
+from tmapipe.plan.model import Buffer, Distributed, Load
+from tmapipe.plan.thread_layout import vectors_of
 from tmapipe.protocol.cluster import peer_mask, share_index
 from tmapipe.protocol.ring import RingEnd, Slot
-from tmapipe.protocol.tile import Tile, check_fragment, check_start, start_of
+from tmapipe.protocol.tile import Tile, check_start, start_of
+from tmapipe.protocol.values import check_extents, layout_of, write_values
 
 __all__ = ["PartInSlot", "SlotPart"]
 
@@ -124,7 +126,7 @@ class PartInSlot(Carried):
         return load
 
     def read_columns(self, matmul: Distributed, along: tuple[str, ...], columns: int, first: int = 0) -> Fragment:
-        """The values in fp32, distributed like columns of an accumulator (see `Fragments.read_columns`)."""
+        """The values in fp32, as a piece of an accumulator (see `Fragments.read_columns`)."""
         self.by_threads()
         return self.part.isa.fragments.read_columns(matmul, self.ref, along, columns, first)
 
@@ -137,28 +139,52 @@ class PartInSlot(Carried):
         self.slot._check_open()
         self.slot.touched_by_threads.add(self.part.buffer.name)
 
-    def read(self) -> Fragment:
-        """The tile's elements as a fragment, distributed over the role's threads. It takes arithmetic and `tmapipe.math`.
+    def read(
+        self,
+        *,
+        like: Fragment | None = None,
+        rows_of: Fragment | None = None,
+        columns_of: Fragment | None = None,
+        at: Any = None,
+    ) -> Fragment:
+        """The tile's elements as a fragment, distributed over the role's threads: in fp32, or int32 of integers.
+
+        Args:
+            like: Dealt as this fragment is, whose tile has the same extents.
+            rows_of: As one number for each row of this fragment. The stage's tile has one extent, of as many elements.
+            columns_of: As one number for each of its columns, likewise.
+            at: One number, the same for all: the element of this index, in a tile of one extent.
 
         Raises:
-            InputError: The threads cannot share the elements evenly.
+            InputError: The threads cannot share the elements evenly, or the extents differ.
         """
-        return self.part.isa.fragments.read(self.ref, self._sharing_role())
+        self.by_threads()
+        fragments, tile, name = self.part.isa.fragments, self.part.buffer.tile, f"slot.{self.part.buffer.name}.read"
+        if at is not None:
+            if len(tile) != 1:
+                raise InputError(
+                    f"{name}(at)", tile, "is an index into a tile of one extent", "give the stage such a tile"
+                )
+            return fragments.read_number(self.ref, at)
+        for along, other in (("tile", like), ("rows", rows_of), ("columns", columns_of)):
+            if other is not None:
+                layout = layout_of(name, other)
+                check_extents(name, tile, layout, along)
+                if along != "tile":
+                    layout.check_rows()
+                return fragments.read(self.ref, layout, along)
+        role = self.part.isa.plan.role(self.part.role)
+        return fragments.read(self.ref, vectors_of(self.part.buffer.name, tile, role))
 
     def write(self, values: Fragment) -> None:
         """Replaces the tile's elements, converted to its type.
 
         Args:
-            values: A fragment, distributed as `read` distributes it.
+            values: A fragment of as many rows and columns; or one number a row or a column, for a tile of one extent.
 
         Raises:
-            InputError: *values* is a number.
+            InputError: *values* is a number or has other extents.
         """
-        check_fragment(f"slot.{self.part.buffer.name}.write", values)
-        self.part.isa.fragments.write(self.ref, values, self._sharing_role())
-
-    def _sharing_role(self) -> RoleWarps:
         self.by_threads()
-        role = self.part.isa.plan.role(self.part.role)
-        row_width(self.part.buffer.name, self.part.buffer.tile, role)
-        return role
+        buffer, role = self.part.buffer, self.part.isa.plan.role(self.part.role)
+        write_values(self.part.isa, f"slot.{buffer.name}.write", self.ref, values, role)

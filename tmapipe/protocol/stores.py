@@ -8,13 +8,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tmapipe.errors import InputError, ScopeError
+from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.interface import Isa
-from tmapipe.isa.values import Carried, Fragment, SlotRef
-from tmapipe.plan.model import NamedBarrier, RoleWarps, Store
-from tmapipe.protocol.matmuls import Accumulator, Epilogue, HeldValues
+from tmapipe.isa.values import Carried, SlotRef
+from tmapipe.plan.model import Distributed, NamedBarrier, RoleWarps, Store
+from tmapipe.plan.thread_layout import AccumulatorLayout
+from tmapipe.protocol.matmuls import Accumulator, Epilogue, HeldValues, TileValues
 from tmapipe.protocol.pieces import Piece, pieces
 from tmapipe.protocol.ring import Slot
-from tmapipe.protocol.tile import Tile, check_fragment, start_of, tile_at, within
+from tmapipe.protocol.tile import Tile, start_of, tile_at, within
+from tmapipe.protocol.values import write_values
+
+Held = Accumulator | HeldValues | TileValues
 
 __all__ = ["BoundStore", "SlotStore", "SlotStoreInSlot"]
 
@@ -96,7 +101,7 @@ class BoundStore(Carried):
     def store(
         self,
         tile: Tile,
-        values: Accumulator | HeldValues | tuple[Accumulator | HeldValues, ...] | Fragment,
+        values: Held | Fragment | tuple[Held | Fragment, ...],
         epilogue: Epilogue | None = None,
         *,
         also: Mapping[str, BoundStore] | None = None,
@@ -120,17 +125,16 @@ class BoundStore(Carried):
             raise InputError(
                 f"{self.plan.name}.store(epilogue)", epilogue, "is a function of fragments", "pass a function"
             )
-        if isinstance(values, (Accumulator, HeldValues)):
-            values = (values,)
-        if isinstance(values, tuple) and all(isinstance(value, (Accumulator, HeldValues)) for value in values):
-            self._store_accumulators(tile, values, epilogue, {self.plan.name: self, **(also or {})}, operands)
+        several = values if isinstance(values, tuple) else (values,)
+        sums = tuple(map(self._distributed, several))
+        if all(isinstance(each, (Accumulator, HeldValues, TileValues)) for each in sums):
+            self._store_accumulators(tile, sums, epilogue, {self.plan.name: self, **(also or {})}, operands)
         else:
             name = f"{self.plan.name}.store"
 
             def write(slot: SlotRef) -> None:
                 made = values if epilogue is None else epilogue(values)
-                check_fragment(name, made)
-                self.isa.fragments.write(slot, made, self.role)
+                write_values(self.isa, name, slot, made, self.role)
 
             self._store_piece(start_of(name, self.plan.dims, self.plan.tile, tile, {}), write, self.stages)
 
@@ -139,6 +143,17 @@ class BoundStore(Carried):
         negative or beyond its end, where nothing is written. The last one is a multiple of 16 bytes."""
         self.store(tile_at(f"{self.plan.name}.store_from", self.plan.dims, start), values, epilogue)
 
+    def _distributed(self, values: Any) -> Any:
+        """A fragment that is distributed as accumulators are, as what this store takes piece by piece; others as they are."""
+        if not self.width or not isinstance(values, Fragment):
+            return values
+        held: tuple[Distributed, ...] = (*self.isa.plan.matmuls, *self.isa.plan.held)
+        for matmul in held:
+            if AccumulatorLayout.of(matmul) == values.layout and values.along == "tile":
+                return TileValues(matmul, values)
+        rule = "takes fragments that are distributed as the accumulators of its source, with a number for each element"
+        raise InputError(f"{self.plan.name}.store", values, rule, "compute it from acc.values()")
+
     def finish(self) -> None:
         """Once, after the last tile: the issuing thread waits until its buffers have been read."""
         self.isa.when(self.issuer, lambda: self.isa.bulk_wait_group(0, read=True))
@@ -146,7 +161,7 @@ class BoundStore(Carried):
     def _store_accumulators(
         self,
         tile: Tile,
-        sums: tuple[Accumulator | HeldValues, ...],
+        sums: tuple[Held, ...],
         epilogue: Epilogue | None,
         stores: dict[str, BoundStore],
         operands: Callable[[], dict[str, Fragment]] | None,
@@ -240,7 +255,7 @@ class BoundStore(Carried):
             self.isa.named_barrier_sync(self.barrier, self.unit)
 
 
-def _check_alike(sums: tuple[Accumulator | HeldValues, ...]) -> None:
+def _check_alike(sums: tuple[Held, ...]) -> None:
     """Raises `ScopeError` for accumulators of different shapes or warpgroups."""
     matmuls = [acc.matmul for acc in sums]
     for first, other in itertools.pairwise(matmuls):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Number
 from typing import Any
 
 from tmapipe.errors import InputError
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
 
-__all__ = ["Tile", "check_fragment", "check_start", "start_of", "tile_at", "within"]
+__all__ = ["Tile", "check_start", "start_of", "tile_at", "within"]
 
 
 def within(isa: Isa, value: Any, most: Any) -> Any:
@@ -106,10 +105,3 @@ def check_start(where: str, dims: Sequence[str], start: tuple[Any, ...]) -> tupl
 def tile_at(where: str, dims: Sequence[str], start: tuple[Any, ...]) -> Tile:
     """The tile that starts at these elements along *dims*. Raises `InputError` unless they are indices."""
     return Tile({}, {dim: (index, None) for dim, index in zip(dims, check_start(where, dims, start), strict=True)})
-
-
-def check_fragment(where: str, values: Any) -> None:
-    """Raises `InputError` unless *values* is a fragment; a number is none."""
-    if values is None or isinstance(values, Number):
-        fix = "compute them from a slot that is read, e.g. slot.x.read() * 0 + 1"
-        raise InputError(where, values, "takes a fragment, distributed over the role's threads", fix)

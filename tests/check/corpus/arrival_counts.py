@@ -17,6 +17,7 @@ from tests.check.corpus.parts import (
     program,
     read_and_release,
 )
+from tests.machine.slots import read_slot, write_slot
 from tmapipe.check.findings import Kind
 from tmapipe.isa.values import SlotRef
 from tmapipe.kernel import kernel_main
@@ -35,7 +36,7 @@ def consumers(warps: int, count: int, arriving: int) -> Program:
     def read(isa: Any) -> None:
         for turn in range(TILES):
             ring.wait_full(isa, turn)
-            isa.fragments.read(ring.slot(turn), use)
+            read_slot(isa, ring.slot(turn), use)
             isa.fence_proxy_async()
             isa.warp_sync()
             if isa.warp < use.first_warp + arriving:
@@ -105,13 +106,13 @@ def signalling_lanes(count: int) -> Program:
     def produce(isa: Any) -> None:
         for turn in range(TILES):
             isa.mbarrier_wait(free, turn % 2, (turn // 2 & 1) ^ 1)
-            isa.fragments.write(slot(turn), isa.fragments.read(slot(turn), write), write)
+            write_slot(isa, slot(turn), read_slot(isa, slot(turn), write), write)
             isa.mbarrier_arrive(full, turn % 2, lanes=32)
 
     def consume(isa: Any) -> None:
         for turn in range(TILES):
             isa.mbarrier_wait(full, turn % 2, turn // 2 & 1)
-            isa.fragments.read(slot(turn), use)
+            read_slot(isa, slot(turn), use)
             isa.warp_sync()
             isa.mbarrier_arrive(free, turn % 2)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.check.corpus.parts import Case, Parts, Program, program
+from tests.machine.slots import read_slot, write_slot
 from tmapipe.check.findings import Kind
 from tmapipe.isa.values import SlotRef
 
@@ -41,9 +42,9 @@ def named_barriers(first: int, second: int) -> Program:
     def exchange(role: Any) -> Any:
         def body(isa: Any) -> None:
             for _ in range(3):
-                isa.fragments.write(SlotRef(buffers[role.name], 0), 0.0, role)
+                write_slot(isa, SlotRef(buffers[role.name], 0), 0.0, role)
                 isa.named_barrier_sync(barriers[role.name])
-                isa.fragments.read(SlotRef(buffers[role.name], 0), role)
+                read_slot(isa, SlotRef(buffers[role.name], 0), role)
                 isa.named_barrier_sync(barriers[role.name])
 
         return body

@@ -14,6 +14,7 @@ from tests.check.corpus.parts import (
     program,
     read_and_release,
 )
+from tests.machine.slots import read_slot
 from tmapipe.check.findings import Kind
 
 TILES = 6
@@ -136,7 +137,7 @@ def skipped_copy(arm_skipped: bool) -> Program:
         for turn in range(TILES):
             ring.wait_full(isa, turn)
             if turn != 3:
-                isa.fragments.read(ring.slot(turn), use)
+                read_slot(isa, ring.slot(turn), use)
                 isa.fence_proxy_async()
                 isa.warp_sync()
             ring.release(isa, turn)

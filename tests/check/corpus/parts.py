@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from tests.machine.parts import TILE, Parts
+from tests.machine.slots import read_slot
 from tmapipe.check.findings import Kind
 from tmapipe.isa.values import SlotRef
 from tmapipe.plan.model import Barrier, Load, Plan, RoleWarps
@@ -175,7 +176,7 @@ def read_and_release(ring: HandRing, role: RoleWarps, tiles: int, mask: int | No
         for turn in range(tiles):
             ring.wait_full(isa, turn)
             for name in ring.buffers:
-                isa.fragments.read(ring.slot(turn, name), role)
+                read_slot(isa, ring.slot(turn, name), role)
             isa.fence_proxy_async()
             isa.warp_sync()
             ring.release(isa, turn, mask)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.check.corpus.parts import Body, Case, HandRing, Parts, Program, init, leave_together, program
+from tests.machine.slots import read_slot
 from tmapipe.check.findings import Kind
 
 TILES = 5
@@ -31,7 +32,7 @@ def multicast(
     def read(isa: Any) -> None:
         for turn in range(TILES):
             ring.wait_full(isa, turn)
-            isa.fragments.read(ring.slot(turn), use)
+            read_slot(isa, ring.slot(turn), use)
             isa.fence_proxy_async()
             isa.warp_sync()
             isa.mbarrier_arrive_cluster(ring.free, turn % ring.stages, release_mask, **release)

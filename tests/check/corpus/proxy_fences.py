@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.check.corpus.parts import TILE, Case, HandRing, Parts, Program, fill_all, program
+from tests.machine.slots import read_slot, write_slot
 from tmapipe.check.findings import Kind
 from tmapipe.dtypes import fp16
 from tmapipe.isa.values import SlotRef
@@ -26,7 +27,7 @@ def write_then_store(fences: int) -> Program:
             if isa.warp == 0:
                 isa.bulk_wait_group(0, read=True)
             isa.named_barrier_sync(sync)
-            isa.fragments.write(slot, 0.0, role)
+            write_slot(isa, slot, 0.0, role)
             for _ in range(fences):
                 isa.fence_proxy_async()
             isa.named_barrier_sync(sync)
@@ -69,7 +70,7 @@ def read_then_load(fence: bool) -> Program:
     def read(isa: Any) -> None:
         for turn in range(TILES):
             ring.wait_full(isa, turn)
-            isa.fragments.read(ring.slot(turn), use)
+            read_slot(isa, ring.slot(turn), use)
             if fence:
                 isa.fence_proxy_async()
             isa.warp_sync()
@@ -101,8 +102,8 @@ def write_then_wgmma(fence: bool) -> Program:
         acc = isa.fragments.accumulator(mma)
         isa.wgmma_fence()
         for _ in range(TILES):
-            isa.fragments.write(SlotRef(a, 0), 0.0, role)
-            isa.fragments.write(SlotRef(b, 0), 0.0, role)
+            write_slot(isa, SlotRef(a, 0), 0.0, role)
+            write_slot(isa, SlotRef(b, 0), 0.0, role)
             if fence:
                 isa.fence_proxy_async()
             isa.named_barrier_sync(sync)
@@ -137,10 +138,10 @@ def one_fence_for_two(fence: bool) -> Program:
     def body(isa: Any) -> None:
         for turn in range(TILES):
             ring.wait_full(isa, turn)
-            isa.fragments.read(ring.slot(turn, "lse"), use)
+            read_slot(isa, ring.slot(turn, "lse"), use)
             isa.bulk_wait_group(0, read=True)
             isa.warp_sync()
-            isa.fragments.write(SlotRef(out, 0), 0.0, use)
+            write_slot(isa, SlotRef(out, 0), 0.0, use)
             if fence:
                 isa.fence_proxy_async()
             isa.warp_sync()

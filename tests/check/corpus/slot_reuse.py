@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.check.corpus.parts import TILE, Case, HandRing, Parts, Program, leave_together, program
+from tests.machine.slots import read_slot, write_slot
 from tmapipe.check.findings import Kind
 from tmapipe.isa.values import SlotRef
 
@@ -74,11 +75,11 @@ def aliased_epilogue(peers: bool) -> Program:
     def math(isa: Any) -> None:
         for turn in range(TILES):
             ring.wait_full(isa, turn)
-            isa.fragments.read(ring.slot(turn), use)
+            read_slot(isa, ring.slot(turn), use)
             isa.fence_proxy_async()
             isa.warp_sync()
             ring.release(isa, turn, mask=0b11)
-            isa.fragments.write(SlotRef(out, 0), 0.0, use)
+            write_slot(isa, SlotRef(out, 0), 0.0, use)
             isa.fence_proxy_async()
             isa.warp_sync()
             isa.tma_store(store, 0, (turn * TILE[0], 0))
@@ -118,7 +119,7 @@ def descriptor_slot(drain: bool) -> Program:
             if drain:
                 isa.bulk_wait_group(0, read=True)
                 isa.warp_sync()
-            isa.fragments.write(SlotRef(table, 0), 0.0, role)
+            write_slot(isa, SlotRef(table, 0), 0.0, role)
             isa.fence_proxy_async()
             isa.warp_sync()
             isa.tma_store(publish, 0, (group, 0))
@@ -152,7 +153,7 @@ def two_writers(sync_before_write: bool) -> Program:
                 isa.bulk_wait_group(0, read=True)
             if sync_before_write:
                 isa.named_barrier_sync(sync)
-            isa.fragments.write(SlotRef(out, 0), 0.0, role)
+            write_slot(isa, SlotRef(out, 0), 0.0, role)
             isa.fence_proxy_async()
             isa.named_barrier_sync(sync)
             if isa.warp == 0:

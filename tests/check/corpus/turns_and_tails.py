@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 
 from tests.check.corpus.parts import TILE, Case, HandRing, Parts, Program, program
+from tests.machine.slots import read_slot, write_slot
 from tmapipe.check.findings import Kind
 from tmapipe.isa.values import SlotRef
 from tmapipe.plan.rings import Ring
@@ -33,7 +34,7 @@ def tiles_of_steps(reset: tuple[str, ...]) -> Program:
             for step in range(steps):
                 now = turn("use", tile, step)
                 ring.wait_full(isa, now)
-                isa.fragments.read(ring.slot(now), use)
+                read_slot(isa, ring.slot(now), use)
                 isa.fence_proxy_async()
                 isa.warp_sync()
                 ring.release(isa, now)
@@ -67,7 +68,7 @@ def foreign_tail(by: str) -> Program:
     def produce(isa: Any) -> None:
         for turn in range(tiles):
             isa.mbarrier_wait(free, turn % stages, (turn // stages & 1) ^ 1)
-            isa.fragments.write(SlotRef(results, turn % stages), 0.0, cg1)
+            write_slot(isa, SlotRef(results, turn % stages), 0.0, cg1)
             isa.warp_sync()
             isa.mbarrier_arrive(ready, turn % stages)
         if by == "cg1":
@@ -80,7 +81,7 @@ def foreign_tail(by: str) -> Program:
     def consume(isa: Any) -> None:
         for turn in range(tiles):
             isa.mbarrier_wait(ready, turn % stages, turn // stages & 1)
-            isa.fragments.read(SlotRef(results, turn % stages), store)
+            read_slot(isa, SlotRef(results, turn % stages), store)
             isa.warp_sync()
             isa.mbarrier_arrive(free, turn % stages)
 
@@ -116,7 +117,7 @@ def last_releases(released: bool) -> Program:
     def read(isa: Any) -> None:
         for turn in range(tiles):
             ring.wait_full(isa, turn)
-            isa.fragments.read(ring.slot(turn), use)
+            read_slot(isa, ring.slot(turn), use)
             isa.fence_proxy_async()
             isa.warp_sync()
             if released or turn + ring.stages < tiles:
@@ -159,7 +160,7 @@ def drain_loop(loads_past_end: bool) -> Program:
             fill(turn)
         for turn in range(tiles):
             wait(turn)
-            isa.fragments.read(SlotRef(slots, turn % stages), role)
+            read_slot(isa, SlotRef(slots, turn % stages), role)
             isa.fence_proxy_async()
             isa.warp_sync()
             fill(turn + stages)

@@ -1,0 +1,202 @@
+"""Fragment: a tile of numbers distributed over the registers of the threads of a role."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tmapipe.errors import ScopeError
+from tmapipe.isa.values import Carried
+from tmapipe.plan.thread_layout import ThreadLayout
+
+if TYPE_CHECKING:
+    from tmapipe.isa.fragments import Fragments
+
+__all__ = ["Fragment", "combine"]
+
+#: What of a tile a fragment has a number for, by what two operands have.
+_JOINED = {("rows", "columns"): "tile", ("columns", "rows"): "tile"}
+
+
+class Fragment(Carried):
+    """A tile of numbers, of which each thread has some. It is fp32, int32 or, of a comparison, bool.
+
+    ``slot.x.read()`` and ``acc.values()`` make one. It takes ``+ - * /``, comparisons, ``& | ~`` and the functions of
+    `tmapipe.math`, with numbers and with other fragments that are distributed alike. Of int32 also ``// % << >>``;
+    ``//`` rounds down and ``%`` has the sign of the divisor, as in Python. What overflows int32 wraps around.
+
+    A fragment may have one number a row, a column or a tile (see `along`), such as the maximum of each row. Combined with one
+    that has more, each number is repeated.
+
+    Everything else is refused in both backends: indices, loops over elements, branches on values.
+
+    backend: what carries out operations. layout: how the tile is distributed; None: operations by element only. along: "tile",
+    "rows", "columns" or "one". kind: "fp32", "int32" or "bool". data: the backend's.
+    """
+
+    __slots__ = ("along", "backend", "data", "kind", "layout")
+
+    def __init__(self, backend: Fragments, layout: ThreadLayout | None, along: str, kind: str, data: Any):
+        self.backend, self.layout, self.along, self.kind, self.data = backend, layout, along, kind, data
+
+    @property
+    def rows(self) -> Fragment:
+        """The row of each element in the tile, from 0 on: one number a row."""
+        return self._indices("rows")
+
+    @property
+    def columns(self) -> Fragment:
+        """The column of each element in the tile, from 0 on: one number a column."""
+        return self._indices("columns")
+
+    def _indices(self, along: str) -> Fragment:
+        if self.layout is None:
+            raise ScopeError(f"{along} of a piece in an epilogue, which works element by element. Use acc.values().")
+        self.layout.check_rows()
+        return Fragment(self.backend, self.layout, along, "int32", self.backend.indices(self.layout, along))
+
+    def __repr__(self) -> str:
+        return f"Fragment({self.layout}, along={self.along!r}, {self.kind})"
+
+    def __pow__(self, exponent: int) -> Fragment:
+        """By multiplication. exponent: an int from 1 on."""
+        if not isinstance(exponent, int) or exponent < 1:
+            raise ScopeError(f"a fragment to the power of {exponent!r}. It takes an int from 1 on.")
+        return functools.reduce(functools.partial(combine, "mul"), [self] * exponent)
+
+    # ---- in run-time loops ----------------------------------------------------------------------------------------
+
+    def __extract_mlir_values__(self) -> list[Any]:
+        return self.backend.to_registers(self.data)
+
+    def __new_from_mlir_values__(self, values: list[Any]) -> Fragment:
+        data = self.backend.from_registers(self.kind, values)
+        return Fragment(self.backend, self.layout, self.along, self.kind, data)
+
+
+def combine(name: str, *operands: Any) -> Fragment:
+    """The operation *name* on fragments, of which there is at least one, and numbers, element by element.
+
+    Raises:
+        ScopeError: For what is neither, or for fragments that are distributed differently.
+    """
+    fragments = [x for x in operands if isinstance(x, Fragment)]
+    first = fragments[0]
+    backend, layout, along = first.backend, first.layout, first.along
+    for other in fragments[1:]:
+        layout, along = _joined(name, layout, along, other)
+    kinds = [x.kind if isinstance(x, Fragment) else backend.kind_of(name, x) for x in operands]
+    wanted, result = _kinds(name, kinds)
+    data = []
+    for x, kind, want in zip(operands, kinds, wanted, strict=True):
+        if isinstance(x, Fragment):
+            converted = backend.convert(x.data, kind, want)
+            data.append(backend.expand(layout, x.along, converted, along) if x.along != along else converted)
+        else:
+            data.append(backend.scalar(x, want))
+    return Fragment(backend, layout, along, result, backend.elementwise(name, data))
+
+
+def _joined(name: str, layout: ThreadLayout | None, along: str, other: Fragment) -> tuple[ThreadLayout | None, str]:
+    """The layout of a fragment (*layout*, *along*) combined with *other*, and what it varies along."""
+    both = (along, other.along)
+    if "one" in both:
+        return (other.layout, other.along) if along == "one" else (layout, along)
+    wide = _JOINED.get(both, along if along == other.along else "tile")
+    kept = other.layout if along != "tile" and other.along == "tile" else layout
+    if layout == other.layout:
+        return kept, wide
+    if layout is not None and other.layout is not None:
+        if "rows" in both and layout.row_key == other.layout.row_key and "columns" not in both:
+            return kept, wide
+        if "columns" in both and layout.column_key == other.layout.column_key and "rows" not in both:
+            return kept, wide
+    raise ScopeError(
+        f"{name} of fragments that are distributed differently over the threads: {layout} and {other.layout}. "
+        "Read one of them like the other: slot.x.read(like=...), or rows_of= or columns_of=."
+    )
+
+
+_LOGIC = ("and", "or", "xor", "invert")
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+_OF_NUMBERS = ("add", "sub", "mul", "neg", "abs", "maximum", "minimum")
+_OF_INTEGERS = ("floordiv", "mod", "lshift", "rshift")
+
+
+def _kinds(name: str, kinds: list[str]) -> tuple[list[str], str]:
+    """What the operands are converted to, and what the result is."""
+    numbers = "fp32" if "fp32" in kinds else "int32"
+    if name in _COMPARISONS:
+        return [numbers] * len(kinds), "bool"
+    if name == "where":
+        chosen = "bool" if kinds[1:] == ["bool", "bool"] else "fp32" if "fp32" in kinds[1:] else "int32"
+        return [kinds[0], chosen, chosen], chosen
+    if name == "to_int32":
+        return ["fp32"], "int32"
+    if name in _OF_NUMBERS:
+        return [numbers] * len(kinds), numbers
+    if name in _LOGIC and "fp32" not in kinds:
+        logic = "bool" if set(kinds) == {"bool"} else "int32"
+        return [logic] * len(kinds), logic
+    if name in _OF_INTEGERS and "fp32" not in kinds:
+        return ["int32"] * len(kinds), "int32"
+    if name in _LOGIC or name in _OF_INTEGERS:
+        raise ScopeError(f"{name} of a fragment in fp32. It takes integers; tmapipe.math.floor rounds down.")
+    return ["fp32"] * len(kinds), "fp32"
+
+
+def _operator(name: str, swapped: bool = False) -> Callable[..., Fragment]:
+    def operate(self: Fragment, *other: Any) -> Fragment:
+        return combine(name, *other, self) if swapped else combine(name, self, *other)
+
+    return operate
+
+
+def _refuse(what: str) -> Callable[..., NoReturn]:
+    def refuse(*arguments: Any, **named: Any) -> NoReturn:
+        raise ScopeError(
+            f"{what} of a fragment: a thread has a share of a tile, and knows it element by element only. "
+            "Use arithmetic, comparison and tmapipe.math, e.g. where() for a choice and row_max() for the maximum of each row."
+        )
+
+    return refuse
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift"):
+    setattr(Fragment, f"__{_name}__", _operator(_name))
+    setattr(Fragment, f"__r{_name}__", _operator(_name, swapped=True))
+for _name in ("neg", "abs", "invert", *_COMPARISONS):
+    setattr(Fragment, f"__{_name}__", _operator(_name))
+Fragment.__hash__ = object.__hash__  # type: ignore[method-assign]
+for _name, _what in {
+    "bool": "a branch on the values",
+    "iter": "a loop over the elements",
+    "contains": "a search in the elements",
+    "len": "the length",
+    "float": "one number",
+    "int": "one number",
+    "index": "one number",
+    "getitem": "an index or slice",
+    "setitem": "an index or slice",
+    "rpow": "a power",
+    "matmul": "a matrix product",
+    "array": "an array",
+}.items():
+    setattr(Fragment, f"__{_name}__", _refuse(_what))
+
+
+def _refuse_numpy(self: Fragment, function: Any, *arguments: Any, **named: Any) -> NoReturn:
+    _refuse(f"numpy.{getattr(function, '__name__', function)}()")()
+
+
+Fragment.__array_ufunc__ = Fragment.__array_function__ = _refuse_numpy  # type: ignore[attr-defined]
+
+
+def _refuse_attribute(self: Fragment, name: str) -> NoReturn:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    _refuse(f"{name}")()
+
+
+Fragment.__getattr__ = _refuse_attribute  # type: ignore[attr-defined]

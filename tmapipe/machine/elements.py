@@ -1,0 +1,112 @@
+"""Element by element with NumPy: the operations of fragments on the CPU model.
+
+A fragment's data is the calling warp's part: an array with a number for each of its elements, or one number for each row or
+column of the tile, those of other warps too. Where there is no data, it is None.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tmapipe.dtypes import bf16, fp8_e4m3, fp8_e5m2, fp16
+from tmapipe.plan.model import WARP
+from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
+
+__all__ = ["KINDS", "apply", "indices_of", "rounded"]
+
+KINDS = {"fp32": np.float32, "int32": np.int32, "bool": np.bool_}
+
+
+def indices_of(layout: ThreadLayout, warp: int) -> tuple[np.ndarray, np.ndarray]:
+    """The (rows, columns) of a warp's elements, in arrays of the shape of its part.
+
+    Args:
+        warp: Its index in the CTA.
+    """
+    if isinstance(layout, VectorLayout):
+        lanes = np.arange(WARP) + WARP * layout.warp(warp)
+        vectors = (np.arange(layout.vectors)[:, None] * layout.threads + lanes).ravel()
+        rows, first = np.divmod(vectors, layout.row_vectors)
+        columns = first[:, None] * layout.width + np.arange(layout.width)
+        return np.broadcast_to(rows[:, None], columns.shape), columns
+    assert isinstance(layout, AccumulatorLayout)
+    group = (warp // 4 - layout.first_warp // 4) % layout.warpgroups
+    strips = np.arange(layout.blocks) * layout.warpgroups + group
+    rows = (strips * 64)[:, None, None] + 16 * (warp % 4) + np.arange(16)[:, None]
+    shape = (layout.blocks, 16, layout.columns)
+    return np.broadcast_to(rows, shape), np.broadcast_to(np.arange(layout.columns), shape)
+
+
+def apply(name: str, operands: list[Any]) -> Any:
+    """The operation *name* on arrays and NumPy numbers."""
+    with np.errstate(all="ignore"):  # infinities and NaN are values here, as on the GPU
+        return FUNCTIONS[name](*operands)
+
+
+def rounded(values: Any, dtype: Any) -> Any:
+    """fp32 *values* rounded to nearest even in *dtype*, saturating where it has 8 bits."""
+    if np.dtype(dtype).itemsize == 1:
+        largest = float(ml_dtypes.finfo(dtype).max)
+        values = np.clip(values, -largest, largest)
+    return np.asarray(values).astype(dtype).astype(np.float32)
+
+
+def _sigmoid(x: Any) -> Any:
+    e = np.exp(-abs(x))  # at most 1: no overflow on either side
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+
+
+def _erf(x: Any) -> Any:
+    return np.vectorize(math.erf, otypes=[np.asarray(x).dtype])(x)
+
+
+def _to_int32(x: Any) -> Any:
+    """Rounded to nearest even; saturating; NaN is 0 (PTX ISA, cvt.rni.s32.f32)."""
+    clipped = np.clip(np.nan_to_num(np.rint(np.asarray(x, np.float64)), nan=0.0), -(2.0**31), 2.0**31 - 1)
+    return clipped.astype(np.int32)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "truediv": np.true_divide,
+    "floordiv": np.floor_divide,
+    "mod": np.mod,
+    "neg": np.negative,
+    "abs": np.abs,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "invert": np.invert,
+    "lshift": np.left_shift,
+    "rshift": np.right_shift,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "where": np.where,
+    "widen": np.asarray,
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "log": np.log,
+    "log2": np.log2,
+    "floor": np.floor,
+    "tanh": np.tanh,
+    "erf": _erf,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "sigmoid": _sigmoid,
+    "to_int32": _to_int32,
+    **{f"to_{kind.name}": functools.partial(rounded, dtype=kind.numpy) for kind in (bf16, fp16, fp8_e4m3, fp8_e5m2)},
+}

@@ -1,0 +1,229 @@
+"""How the elements of a tile are distributed over threads: in short vectors, or as wgmma does with its accumulators.
+
+Both depend on the tile and the threads only, not on the element type. So what is read from a slot of one type can be
+written to a slot of another. A thread's values are numbered from 0 on. Those of one row share a *row slot*: the register
+that holds one number a row. Likewise for columns.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import attrs
+
+from tmapipe.errors import InputError
+from tmapipe.plan.distributed import Distributed
+from tmapipe.plan.model import WARP, RoleWarps
+
+__all__ = ["AccumulatorLayout", "ThreadLayout", "VectorLayout", "vectors_of"]
+
+
+class ThreadLayout:
+    """What both have in common.
+
+    rows, columns: extents of the tile; a tile of one extent is a row. values: of one thread.
+    """
+
+    rows: int
+    columns: int
+    values: int
+    row_slots: int
+    column_slots: int
+    row_lanes: int  # lanes of a warp that share a row, next to each other
+    row_warps: int  # warps that share a row, next to each other
+
+    def row_slot(self, i: int) -> int:
+        """The row slot of value *i*."""
+        raise NotImplementedError
+
+    def column_slot(self, i: int) -> int:
+        """The column slot of value *i*."""
+        raise NotImplementedError
+
+    @property
+    def row_key(self) -> object:
+        """Layouts of equal keys distribute rows alike: one number a row of the one fits the other."""
+        return self
+
+    @property
+    def column_key(self) -> object:
+        """Likewise for columns."""
+        return self
+
+    def check_rows(self) -> None:
+        """Raises `InputError` if the values of a row lie in no fixed slots."""
+
+    def slots(self, along: str) -> int:
+        """How many values a thread has of a fragment that varies along the whole "tile", "rows", "columns", or not: "one"."""
+        return {"tile": self.values, "rows": self.row_slots, "columns": self.column_slots, "one": 1}[along]
+
+
+@attrs.frozen
+class VectorLayout(ThreadLayout):
+    """Thread t of T has the vectors t, t + T, t + 2T, ... of a tile, row by row.
+
+    Args:
+        tile: Its extents (elements), the last one contiguous.
+        width: Elements of a vector, along the last extent.
+        warps: That share the tile: a team.
+        first_warp: Of the role.
+        teams: Of the role.
+    """
+
+    tile: tuple[int, ...]
+    width: int
+    warps: int
+    first_warp: int
+    teams: int = 1
+
+    def warp(self, warp: Any) -> Any:
+        """The warp (its index in the CTA, of the role) in its team."""
+        own = warp - self.first_warp
+        return own if self.teams == 1 else own % self.warps
+
+    @property
+    def columns(self) -> int:  # type: ignore[override]
+        return self.tile[-1]
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        return math.prod(self.tile[:-1])
+
+    @property
+    def threads(self) -> int:
+        return self.warps * WARP
+
+    @property
+    def vectors(self) -> int:
+        """Of one thread."""
+        return self.rows * self.columns // (self.width * self.threads)
+
+    @property
+    def values(self) -> int:  # type: ignore[override]
+        return self.vectors * self.width
+
+    @property
+    def row_vectors(self) -> int:
+        """Vectors of a row, over all threads."""
+        return self.columns // self.width
+
+    @property
+    def own(self) -> int:
+        """Vectors of a row that one thread has."""
+        return max(1, self.row_vectors // self.threads)
+
+    @property
+    def row_slots(self) -> int:  # type: ignore[override]
+        return self.vectors // self.own
+
+    @property
+    def column_slots(self) -> int:  # type: ignore[override]
+        return self.own * self.width
+
+    @property
+    def row_lanes(self) -> int:  # type: ignore[override]
+        return min(self.row_vectors, WARP)
+
+    @property
+    def row_warps(self) -> int:  # type: ignore[override]
+        return min(max(1, self.row_vectors // WARP), self.warps)
+
+    def row_slot(self, i: int) -> int:
+        return i // self.width // self.own
+
+    def column_slot(self, i: int) -> int:
+        return i % self.width + self.width * (i // self.width % self.own)
+
+    def check_rows(self) -> None:
+        even = self.threads % self.row_vectors == 0 or self.row_vectors % self.threads == 0
+        if even and WARP % self.row_lanes == 0 and (self.row_vectors <= WARP or self.row_vectors % WARP == 0):
+            return
+        rule = f"has rows of {self.row_vectors} vectors of {self.width} elements, which {self.threads} threads share unevenly"
+        fix = "choose a last extent that is a power of two, or that many elements a thread"
+        raise InputError("tile", self.tile, rule, fix)
+
+
+@attrs.frozen
+class AccumulatorLayout(ThreadLayout):
+    """A tile as wgmma distributes its accumulators (PTX ISA, "Register fragments for wgmma.mma_async").
+
+    The warpgroups of a team share the rows in blocks of 64. Lane i of warp w holds, of each 8 columns, the two from 2 (i % 4)
+    on, in the rows 16 w + i / 4 and 8 further of each block.
+
+    Args:
+        rows, columns: Elements.
+        warpgroups: Of one team.
+        first_warp: Of the role.
+        teams: Of the role.
+    """
+
+    rows: int
+    columns: int
+    warpgroups: int
+    first_warp: int
+    teams: int = 1
+    row_lanes = 4
+    row_warps = 1
+
+    @classmethod
+    def of(cls, held: Distributed) -> AccumulatorLayout:
+        """That of a matmul's accumulators, or of a `RegisterTile`."""
+        return cls(held.shape[0], held.shape[1], held.warpgroups, held.first_warp, held.teams)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of 64 rows that one warpgroup has."""
+        return self.rows // (64 * self.warpgroups)
+
+    @property
+    def values(self) -> int:  # type: ignore[override]
+        return self.blocks * self.columns // 2
+
+    @property
+    def row_slots(self) -> int:  # type: ignore[override]
+        return 2 * self.blocks
+
+    @property
+    def column_slots(self) -> int:  # type: ignore[override]
+        return self.columns // 4
+
+    def row_slot(self, i: int) -> int:
+        block, rest = divmod(i, self.columns // 2)
+        return 2 * block + rest // 2 % 2
+
+    def column_slot(self, i: int) -> int:
+        rest = i % (self.columns // 2)
+        return rest % 2 + rest // 4 * 2
+
+    @property
+    def row_key(self) -> object:
+        return self.rows, self.warpgroups, self.first_warp, self.teams
+
+    @property
+    def column_key(self) -> object:
+        return self.columns, self.warpgroups, self.first_warp, self.teams
+
+
+def vectors_of(stage: str, tile: tuple[int, ...], role: RoleWarps) -> VectorLayout:
+    """How a tile is distributed over the threads of one team of *role*: in vectors of 8, 4, 2 or 1 elements.
+
+    Args:
+        stage: Its name.
+        tile: Its extents (elements).
+        role: Whose threads share it.
+
+    Raises:
+        InputError: If they cannot share it evenly.
+    """
+    threads = WARP * role.team_warps
+    elements = math.prod(tile)
+    for width in (8, 4, 2, 1):
+        if tile[-1] % width == 0 and elements % (width * threads) == 0:
+            return VectorLayout(tile, width, role.team_warps, role.first_warp, role.teams)
+    raise InputError(
+        f"{stage}.tile",
+        tile,
+        f"has {elements} elements, which the {threads} threads of role {role.name} cannot share evenly",
+        f"choose a tile of a multiple of {threads} elements, or another number of warps",
+    )

@@ -1,0 +1,52 @@
+"""Fragments and the extents of the tiles that they come from and go to."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tmapipe.errors import InputError
+from tmapipe.isa.fragment import Fragment, combine
+from tmapipe.isa.interface import Isa
+from tmapipe.isa.values import SlotRef
+from tmapipe.plan.model import RoleWarps
+from tmapipe.plan.thread_layout import ThreadLayout
+
+__all__ = ["check_extents", "layout_of", "write_values"]
+
+
+def write_values(isa: Isa, where: str, slot: SlotRef, values: Any, role: RoleWarps) -> None:
+    """Writes a fragment to a slot by the threads of *role*.
+
+    Raises:
+        InputError: *values* is no fragment, has other extents, or is fp32 where the slot holds integers.
+    """
+    layout, dtype = layout_of(where, values), slot.buffer.dtype
+    check_extents(where, slot.buffer.tile, layout, values.along)
+    if values.along != "tile":
+        layout.check_rows()
+    if dtype.integer and values.kind == "fp32":
+        raise InputError(where, dtype.name, "holds no fp32", 'round first: tp.math.cast(values, "int32")')
+    isa.fragments.write(slot, combine("add", values, 0) if values.kind == "bool" else values, role)
+
+
+def layout_of(where: str, values: Any) -> ThreadLayout:
+    """How *values* are distributed over threads. Raises `InputError` unless it is a fragment of a whole tile."""
+    if not isinstance(values, Fragment):
+        fix = "compute them from slot.x.read() or acc.values(), or make them with k.full()"
+        raise InputError(where, values, "takes a fragment, distributed over the role's threads", fix)
+    if values.layout is None:
+        fix = "combine it with a fragment of a whole tile"
+        raise InputError(where, values, "takes a fragment of a whole tile", fix)
+    return values.layout
+
+
+def check_extents(where: str, tile: tuple[int, ...], layout: ThreadLayout, along: str) -> None:
+    """Raises `InputError` unless a tile has the extents of a fragment, or one extent for one number a row or column."""
+    wanted: tuple[int, ...] = (1,) if along == "one" else (layout.rows,) if along == "rows" else (layout.columns,)
+    found = tile
+    if along == "tile":
+        found, wanted = (math.prod(tile[:-1]), tile[-1]), (layout.rows, layout.columns)
+    if found != wanted:
+        what = {"tile": "the tile", "one": "one number"}.get(along, f"one number for each of the {along}")
+        raise InputError(where, tile, f"is the shape of {what} of the fragment, {wanted}", "give the stage such a tile")
