@@ -226,6 +226,14 @@ class KernelContext(Carried):
         where = part.dims.index(dim)
         return ceil_div(self.isa.extent(part.argument, where), part.tile[where])
 
+    def extent(self, dim: str) -> Any:
+        """Elements along dimension *dim* of the tensors that have it."""
+        for part in self.plan.transfers:
+            if dim in part.dims:
+                return self.isa.extent(part.argument, part.dims.index(dim))
+        known = ", ".join(dict.fromkeys(d for part in self.plan.transfers for d in part.dims))
+        raise InputError("k.extent", dim, f"names a dimension of a tensor ({known})", "name one of those")
+
     def sync(self, *others: Role) -> None:
         """``bar.sync``: waits until all threads of this role have come here, and those of *others*, which call it likewise.
 

@@ -7,7 +7,6 @@ model. Subclass it to replace a body or a part.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +15,9 @@ import attrs
 from tmapipe.bind import tensors as tensors_
 from tmapipe.bind.bound import Bound
 from tmapipe.bind.memory import check_kind, note_written
+from tmapipe.dim import Dim
 from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError
-from tmapipe.multicast import check_cluster
 from tmapipe.plan.arch import arch_named
 from tmapipe.plan.declarations import PARTS, Declarations, declare
 from tmapipe.plan.equality import key_of, same
@@ -29,6 +28,7 @@ from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.tiles.axes import Axis, axes_of, check_axes
 from tmapipe.tiles.order import TileOrder
 from tmapipe.tiles.persistent import PersistentTiles
 from tmapipe.tiles.queue import SCHEDULER
@@ -61,6 +61,10 @@ class Schedule:
     arch = "sm_90a"
     #: Whether `check` must pass before the schedule is first compiled for launching.
     checked = True
+    #: Dimensions of the grid of output tiles, e.g. "m n"; by default those of the first store.
+    over: str | None = None
+    #: Dimensions whose extents are fixed or follow from others'.
+    relations: tuple[Dim, ...] = ()
     #: Stages whose tensors are passed with their last two dimensions in the other order than the stage declares them: an
     #: a [m, k] of which a stage "k m" loads tiles that are contiguous along m.
     transposed: tuple[str, ...] = ()
@@ -127,9 +131,10 @@ class Schedule:
         if not isinstance(self.tiles, TileOrder):
             fix = "e.g. PersistentTiles()"
             raise InputError("Schedule.tiles", self.tiles, "is an order of output tiles", fix)
-        declared = attrs.evolve(declared, bounded=self.tiles.bounded)
-        parts: list[Any] = [*declared.stores.values(), *declared.loads.values()]
-        queue = self.tiles.queue(max([len(part.dims) for part in parts[:1]], default=0))
+        if not isinstance(self.relations, tuple) or not all(isinstance(dim, Dim) for dim in self.relations):
+            raise InputError("Schedule.relations", self.relations, "is a tuple of Dim", 'e.g. (Dim("r", size=3),)')
+        declared = attrs.evolve(declared, bounded=self.tiles.bounded, relations=self.relations)
+        queue = self.tiles.queue(len(axes_of(declared, self.over)) if declared.stages or declared.stores else 0)
         if queue is None:
             return declared
         if SCHEDULER in declared.roles:
@@ -151,7 +156,7 @@ class Schedule:
         target = arch_named(arch or self.arch).name
         key = (target, *sorted((name, dtype.name) for name, dtype in types.items()))
         if key not in plans:
-            _check_axes(self)
+            check_axes(self.declared, self.over)
             plans[key] = make_plan(self.declared, types, target)
         return plans[key]
 
@@ -180,13 +185,10 @@ class Schedule:
 
         return check_schedule(self, dtypes, arch)
 
-    def tile_grid(self) -> tuple[str, tuple[int, ...]]:
-        """The stage whose tensor the output tiles divide, and their extents: the first store, else the first load."""
-        name = next(iter((*self.declared.stores, *self.declared.loads)), None)
-        if name is None:
-            raise InputError("Schedule", type(self).__name__, "has no load and no store stage", "declare one")
-        part = self.part(name)
-        return name, (1,) * (len(part.dims) - len(part.tile)) + part.tile
+    @property
+    def axes(self) -> dict[str, Axis]:
+        """The dimensions of the grid of output tiles, the last one varying fastest."""
+        return axes_of(self.declared, self.over)
 
     def grid(self, extent: Callable[[str, int], Any]) -> dict[str, Any]:
         """Output tiles by dimension.
@@ -194,8 +196,7 @@ class Schedule:
         Args:
             extent: Of the tensor of a stage, along its i-th dimension (elements), on the host or in the kernel.
         """
-        name, tile = self.tile_grid()
-        return self.tiles.grid(name, dict(zip(self.part(name).dims, tile, strict=True)), extent, self.cluster)
+        return self.tiles.grid(self.axes, extent, self.cluster)
 
     def part(self, name: str) -> TmaLoadStage | TmaStoreStage:
         """The load or store stage called *name*, which is bound to a tensor of that name."""
@@ -355,25 +356,3 @@ def _check_free(name: str, value: Any) -> None:
     """Raises `InputError` for a part that is called as something which every schedule has."""
     if isinstance(value, PARTS) and hasattr(Schedule, name):
         raise InputError(name, value, "is the name of something that every Schedule has", "rename the part")
-
-
-def _check_axes(schedule: Schedule) -> None:
-    """Raises `InputError` if the cluster or a multicast group names an axis that the output does not have."""
-    declared = schedule.declared
-    check_cluster(declared.cluster)
-    name, _ = schedule.tile_grid()
-    dims = schedule.part(name).dims
-    axes = itertools.chain(
-        ((f"cluster[{axis!r}]", axis) for axis in declared.cluster),
-        (
-            (f"{loaded}.multicast", axis)
-            for loaded, load in declared.loads.items()
-            if load.multicast is not None
-            for axis in load.multicast.axes
-        ),
-    )
-    for argument, axis in axes:
-        if axis not in dims:
-            raise InputError(
-                argument, axis, f"is no dimension of the output {name} ({', '.join(dims)})", "name one of those"
-            )

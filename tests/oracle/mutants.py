@@ -67,16 +67,16 @@ class Target:
         self.programs = [self._programs(shapes) for shapes in self.problems]
 
     def _shapes(self, tiles: int, steps: int, extents: dict[str, int]) -> Shapes:
-        output, tile = self.schedule.tile_grid()
-        dims = self.schedule.part(output).dims
-        plan = self.plan
-        sizes = {d: e * plan.cluster.get(d, 1) for d, e in zip(dims, tile, strict=True)}
+        axes, plan = self.schedule.axes, self.plan
+        dims = tuple(axes)
+        sizes = {d: axis.elements * plan.cluster.get(d, 1) for d, axis in axes.items()}
         sizes[dims[-1]] *= tiles
         for part in plan.transfers:
             for dim, extent in zip(part.dims, part.tile, strict=True):
                 if dim not in dims:
                     sizes[dim] = extent * steps
         sizes.update(extents)
+        sizes = plan.related(sizes)
         return {name: tuple(sizes[d] for d in dims) for name, dims in plan.dims.items()}
 
     def _programs(self, shapes: Shapes) -> list[Program]:

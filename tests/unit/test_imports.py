@@ -69,6 +69,7 @@ LAYERS = (
     ("errors", "integers"),
     ("moved",),
     ("dtypes", "fields"),
+    ("dim",),
     ("role", "multicast"),
     ("barrier", "table", "turnstile"),
     ("stage",),

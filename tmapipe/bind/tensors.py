@@ -15,6 +15,7 @@ import numpy as np
 from tmapipe.bind.bound import Bound
 from tmapipe.bind.memory import check_kind, check_memory, is_torch, needs_gradient
 from tmapipe.bind.overlap import check_apart
+from tmapipe.dim import Dim
 from tmapipe.dtypes import DType, bf16, dtype_of, fp32, int32
 from tmapipe.errors import InputError
 from tmapipe.matmul import Wgmma
@@ -62,6 +63,7 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
             given[name] = _as_element(name, given[name], like)
         check_kind(name, given[name])
         _note_extents(name, parts[name].dims, shape_for(name, given[name], parts[name].dims), extents)
+    _relate(declared.relations, extents)
     tables = {name: _check_table(name, given[name], table.dims, extents) for name, table in declared.tables.items()}
     for name, store in declared.stores.items():
         for dim, extent in store.derive({dim: extent for dim, (_, extent) in extents.items()}).items():
@@ -75,6 +77,7 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
     shapes = {n: shape_for(n, given[n], part.dims, folded.get(n, ())) for n, part in parts.items()}
     for name, part in parts.items():
         _note_extents(name, part.dims, shapes[name], extents)
+    _relate(declared.relations, extents)
     everything = [*inputs, *declared.stores]
     devices = {name: _device(given[name]) for name in everything}
     first = next(iter(devices.values()))
@@ -233,6 +236,19 @@ def _note_extents(name: str, dims: tuple[str, ...], shape: tuple[int, ...], seen
             raise InputError(
                 f"{name}.shape", shape, f"has {dim} = {extent}, but {owner} has {dim} = {known}", "make them equal"
             )
+
+
+def _relate(relations: Sequence[Dim], seen: dict[str, tuple[str, int]]) -> None:
+    """Notes the extents that follow from others. Raises `InputError` if a tensor has another one."""
+    for dim in relations:
+        extent = dim.extent({name: extent for name, (_, extent) in seen.items()})
+        if extent is None:
+            continue
+        owner, known = seen.setdefault(dim.name, (dim.name, extent))
+        if known != extent:
+            of = "" if dim.of is None else f", with {dim.of} = {seen[dim.of][1]} of {seen[dim.of][0]}"
+            rule = f"is {dim.formula} = {extent}{of}"
+            raise InputError(f"{owner}.shape along {dim.name}", known, rule, "make it so")
 
 
 def _check_table(name: str, table: Any, dims: tuple[str, ...], extents: dict[str, tuple[str, int]]) -> tuple[int, ...]:

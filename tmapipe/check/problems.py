@@ -31,8 +31,8 @@ class Problems:
 
     def __init__(self, schedule: Schedule, plan: Plan):
         self.schedule, self.plan, self.layout = schedule, plan, Layout(plan)
-        output, self.tile = schedule.tile_grid()
-        self.dims = schedule.part(output).dims
+        self.dims = tuple(schedule.axes)
+        self.tile = tuple(axis.elements for axis in schedule.axes.values())
         self.group = max([role.teams for role in plan.roles])
         self.slots = max([ring.stages for ring in plan.rings], default=1)
         self._parts: dict[Any, Any] = {}
@@ -65,6 +65,7 @@ class Problems:
             for dim, extent in zip(part.dims, part.tile, strict=True):
                 if dim not in self.dims:
                     extents[dim] = extent * (steps if dim in self.inner else 1)
+        extents = self.plan.related(extents)
         return {name: tuple(extents[dim] for dim in dims) for name, dims in self.plan.dims.items()}
 
     def record(self, shapes: Shapes, ctas: int | None = None) -> list[Program]:

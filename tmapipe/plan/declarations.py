@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from tmapipe.barrier import BarrierRing
+from tmapipe.dim import Dim
 from tmapipe.errors import InputError
 from tmapipe.matmul import Wgmma
 from tmapipe.register_tile import RegisterTile
@@ -59,6 +60,7 @@ class Declarations:
         names: Part -> its name, or that of the part which has taken its place.
         queue: (slots, words of 4 bytes a slot) of a dynamic order of tiles.
         bounded: Dimensions along which output tiles have bounds of their own.
+        relations: Dimensions whose extents are fixed or follow from others'.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Declarations:
     names: dict[Part, str]
     queue: tuple[int, int] | None = None
     bounded: tuple[str, ...] = ()
+    relations: tuple[Dim, ...] = ()
 
     def name_of(self, part: Part) -> str:
         """What *part* is called. Raises `InputError` if the schedule does not declare it."""

@@ -15,6 +15,7 @@ def explain(plan: Plan) -> str:
     if plan.cluster_size > 1:
         shape = " x ".join(f"{axis}={size}" for axis, size in plan.cluster.items())
         lines.append(f"cluster {shape} = {plan.cluster_size} CTAs, rank = " + _rank_formula(plan))
+    lines += [f"dimension {dim.name} = {dim.formula}" for dim in plan.relations]
     lines.append("roles")
     for part in plan.roles:
         registers = plan.registers.get(part.first_warp // 4)

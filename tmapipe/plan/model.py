@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 
+from tmapipe.dim import Dim
 from tmapipe.plan.distributed import Buffer, Distributed, HeldTile, Matmul
 from tmapipe.plan.frozenmap import NOTHING, frozen
 from tmapipe.plan.rings import Queue, Ring
@@ -219,6 +220,7 @@ class Plan:
         registers: Warpgroup -> registers a thread after setmaxnreg; empty if there is none.
         queue: Of a dynamic order of tiles.
         tables: Table -> its dimensions.
+        relations: Dimensions whose extents are fixed or follow from others'.
     """
 
     name: str
@@ -240,6 +242,7 @@ class Plan:
     queue: Queue | None = None
     tables: Mapping[str, tuple[str, ...]] = attrs.field(converter=frozen, default=NOTHING)
     held: tuple[HeldTile, ...] = ()
+    relations: tuple[Dim, ...] = ()
 
     @property
     def transfers(self) -> tuple[Load | Store, ...]:
@@ -260,6 +263,15 @@ class Plan:
     def dims(self) -> dict[str, tuple[str, ...]]:
         """The dimensions of every argument by name."""
         return {**{part.argument: part.dims for part in self.transfers}, **self.tables}
+
+    def related(self, extents: dict[str, int]) -> dict[str, int]:
+        """*extents* of dimensions, with those that are fixed or follow from others as they then are."""
+        found = dict(extents)
+        for dim in self.relations:
+            extent = dim.extent(found)
+            if extent is not None:
+                found[dim.name] = extent
+        return found
 
     @property
     def threads(self) -> int:

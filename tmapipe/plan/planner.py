@@ -22,7 +22,9 @@ from tmapipe.store_pipeline import TmaStoreStage
 __all__ = ["make_plan"]
 
 #: Attributes of what a body gets as `k` (`tmapipe.kernel.KernelContext`), which nothing else in it can be called.
-TAKEN = ("begin", "ends", "finish", "full", "isa", "name_of", "plan", "raw", "role", "steps", "sync", "tiles")
+TAKEN = (
+    *("begin", "ends", "extent", "finish", "full", "isa", "name_of", "plan", "raw", "role", "steps", "sync", "tiles"),
+)
 MAX_SLOTS = 12  # rings that fill shared memory stop here: more stages than this hide no more latency
 
 
@@ -90,6 +92,7 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
         registers=registers,
         queue=layout.queue,
         tables={name: table.dims for name, table in declared.tables.items()},
+        relations=declared.relations,
     )
 
 

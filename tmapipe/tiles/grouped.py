@@ -21,6 +21,7 @@ from tmapipe.errors import InputError
 from tmapipe.isa.interface import Isa
 from tmapipe.protocol.cluster import cluster_coordinate
 from tmapipe.protocol.tile import Tile, within
+from tmapipe.tiles.axes import Axis
 from tmapipe.tiles.counting import count_entries
 from tmapipe.tiles.persistent import BoundTiles, PersistentTiles
 
@@ -64,11 +65,11 @@ class GroupedTiles(PersistentTiles):
         return self.rows * cluster.get("m", 1)
 
     def grid(
-        self, output: str, tile: dict[str, int], extent: Callable[[str, int], Any], cluster: Mapping[str, int]
+        self, axes: dict[str, Axis], extent: Callable[[str, int], Any], cluster: Mapping[str, int]
     ) -> dict[str, Any]:
         """As in `TileOrder`. Some numbers along m stand for no tile."""
         rows, groups = extent(self.output, 0), extent(self.table, 0)
-        return {**super().grid(output, tile, extent, cluster), "m": self.spread(rows, groups, cluster)}
+        return {**super().grid(axes, extent, cluster), "m": self.spread(rows, groups, cluster)}
 
     def spread(self, rows: Any, groups: Any, cluster: Mapping[str, int]) -> Any:
         """How many numbers of tiles along m, a multiple of the cluster, *rows* rows in *groups* groups take."""

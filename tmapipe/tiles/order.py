@@ -7,6 +7,7 @@ from typing import Any
 
 from tmapipe.integers import ceil_div
 from tmapipe.isa.interface import Isa
+from tmapipe.tiles.axes import Axis
 
 __all__ = ["TileOrder"]
 
@@ -26,17 +27,16 @@ class TileOrder:
         return self
 
     def grid(
-        self, output: str, tile: dict[str, int], extent: Callable[[str, int], Any], cluster: Mapping[str, int]
+        self, axes: dict[str, Axis], extent: Callable[[str, int], Any], cluster: Mapping[str, int]
     ) -> dict[str, Any]:
         """Numbers of tiles by dimension.
 
         Args:
-            output: The tensor that the tiles divide.
-            tile: Elements of a tile along each of its dimensions.
+            axes: The dimensions of the grid.
             extent: Of a tensor's i-th dimension (elements), on the host or in the kernel.
             cluster: CTAs by dimension.
         """
-        return {dim: ceil_div(extent(output, i), elements) for i, (dim, elements) in enumerate(tile.items())}
+        return {dim: ceil_div(extent(axis.stage, axis.place), axis.elements) for dim, axis in axes.items()}
 
     def queue(self, dims: int) -> tuple[int, int] | None:
         """(slots, 32-bit words per slot) of the queue of a scheduler warp, for *dims* dimensions; None without one."""

@@ -1,0 +1,152 @@
+"""Relations of dimensions, and grids of output tiles over any of them."""
+
+import numpy as np
+
+import tmapipe as tp
+from tests.unit.errors import refused
+
+
+class Scaled(tp.Schedule):
+    """y[b, m] = x[b, m] s[ceil], one row of s for each 8 rows of x, in every batch."""
+
+    relations = (tp.Dim("mb", of="m", per=8), tp.Dim("n", size=64))
+    load, work = tp.Role(warps=1), tp.Role(warps=4)
+    ring = tp.BarrierRing(3, producer=load, consumer=work)
+    x = tp.TmaLoadStage("b m n", tile=(8, 64), ring=ring)
+    s = tp.TmaLoadStage("mb n", tile=(8, 64), ring=ring)
+    y = tp.TmaStoreStage("b m n", tile=(8, 64), role=work)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+            slot.s.load_from(tile.m, 0)
+
+    @work.jit
+    def scale(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read() + slot.s.read()
+        k.y.store(tile, values)
+
+
+def test_related_extents_are_checked_by_name():
+    x, s = np.ones((2, 20, 64), np.float32), np.ones((3, 64), np.float32)
+    assert Scaled()(x, s).shape == x.shape
+    rule = r"is ceil\(m / 8\) = 3, with m = 20 of x"
+    refused(Scaled(), x, np.ones((2, 64), np.float32), argument="s.shape along mb", value=2, rule=rule)
+    refused(Scaled(), x[..., :32], s[..., :32], argument="x.shape along n", value=32, rule="is 64 = 64")
+
+
+def test_related_extents_are_explained_and_proved():
+    text = Scaled().explain()
+    assert "dimension mb = ceil(m / 8)" in text and "dimension n = 64" in text
+    assert Scaled().check({"x": "fp32", "y": "fp32", "s": "fp32"}).ok
+
+
+class Valid(tp.Schedule):
+    """y[i, n] = x[i, n] + x[i + 2, n], which has two rows less than x; its rows come out column by column of tiles."""
+
+    relations = (tp.Dim("i", of="m", plus=-2),)
+    over = "n i"
+    load, work = tp.Role(warps=1), tp.Role(warps=4)
+    ring = tp.BarrierRing(4, producer=load, consumer=work)
+    x = tp.TmaLoadStage("m n", tile=(8, 64), ring=ring)
+    y = tp.TmaStoreStage("i n", tile=(8, 64), role=work)
+
+    @load.jit
+    def fill(self, k, tile):
+        for row in range(2):
+            with k.ring.produce() as slot:
+                slot.x.load_from(tile.i * 8 + 2 * row, tile.n * 64)
+
+    @work.jit
+    def add(self, k, tile):
+        with k.ring.consume() as slot:
+            total = slot.x.read()
+        with k.ring.consume() as slot:
+            total = total + slot.x.read()
+        k.y.store(tile, total)
+
+
+def test_an_output_has_the_extent_that_follows():
+    x = np.random.default_rng(0).standard_normal((30, 200)).astype(np.float32)
+    y = Valid()(x)
+    np.testing.assert_array_equal(y, x[:-2] + x[2:])
+    assert Valid()(x[:2]).shape == (0, 200)
+    assert list(Valid().axes) == ["n", "i"]
+    report = Valid().check({"x": "fp32", "y": "fp32"})
+    assert report.ok and report.trips == "every trip count", str(report)
+    assert Valid().compile({"x": "fp32", "y": "fp32"}).resources.spill_bytes == 0
+
+
+class Summed(tp.Schedule):
+    """y[n] = sum over m of x[m, n], tile by tile of x: the grid has a dimension that the output lacks."""
+
+    over = "m n"
+    load, store = tp.Role(warps=1), tp.Role(warps=1)
+    ring = tp.BarrierRing(3, producer=load, consumer=store)
+    x = tp.TmaLoadStage("m n", tile=(64,), ring=ring)
+    y = tp.TmaStoreStage("n", source=x, reduce="add")
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @store.jit
+    def add(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
+
+
+def test_a_grid_over_dimensions_that_the_output_lacks():
+    x = np.random.default_rng(0).integers(-9, 9, (30, 200)).astype(np.float32)
+    np.testing.assert_array_equal(Summed()(x), x.sum(0))
+    report = Summed().check({"x": "fp32", "y": "fp32"})
+    assert report.ok and report.trips == "every trip count", str(report)
+    for tiles in (tp.DynamicTiles(), tp.PersistentTiles(tp.Columns(8))):
+        schedule = Summed()
+        schedule.tiles = tiles
+        np.testing.assert_array_equal(schedule(x), x.sum(0))
+
+
+def test_wrong_grids_and_relations_are_refused():
+    for wrong in ("", "m q", "m m", 3, ("m", "n")):
+        schedule = Summed()
+        refused(
+            lambda schedule=schedule, wrong=wrong: setattr(schedule, "over", wrong) or schedule.plan(),
+            argument="over",
+            rule="m",
+        )
+    for wrong in ("Dim", [tp.Dim("m", size=3)], (3,)):
+        schedule = Summed()
+        schedule.relations = wrong
+        refused(schedule.plan, argument="relations", value=wrong, rule="tuple of Dim")
+    for wrong in (
+        {},
+        {"size": 3, "of": "k"},
+        {"size": 0},
+        {"of": "m"},
+        {"of": 3},
+        {"of": "k", "per": 0},
+        {"of": "k", "plus": 1.5},
+    ):
+        refused(tp.Dim, "m", **wrong, argument="Dim", rule="")
+    refused(tp.Dim, "m n", size=3, argument="Dim(name)", rule="dimension")
+
+
+def test_the_extent_of_a_dimension_in_a_body():
+    class Upturned(Summed):
+        dim = "m"
+        y = tp.TmaStoreStage("m n", source=Summed.x)
+
+        @Summed.load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load(tile, m=k.extent(self.dim) - 1 - tile.m)
+
+    x = np.arange(30 * 64, dtype=np.float32).reshape(30, 64)
+    np.testing.assert_array_equal(Upturned()(x), x[::-1])
+    schedule = Upturned()
+    schedule.dim = "q"
+    refused(schedule, x, argument="k.extent", value="q", rule="m, n")

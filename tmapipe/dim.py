@@ -1,0 +1,68 @@
+"""Dim: a dimension whose extent is fixed, or follows from that of another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from tmapipe.errors import InputError
+from tmapipe.fields import is_count, must, optional, shown
+from tmapipe.integers import ceil_div
+
+__all__ = ["Dim"]
+
+
+@attrs.frozen(repr=False)
+class Dim:
+    """The extent of a dimension: ``Dim("r", size=3)``, or that of another one ``/ per``, rounded up, ``+ plus``.
+
+    A schedule lists them in `relations`. Tensors that do not fit are refused by name, and an output that a call leaves out can
+    have such a dimension.
+
+    Args:
+        name: As stages name it.
+        size: Its extent (elements).
+        of: The dimension that it follows from.
+        per: Elements of that for one of its own: ``Dim("kb", of="k", per=128)`` for one scale for each 128 elements of k.
+        plus: How many more it has, perhaps a negative number: ``Dim("p", of="h", plus=-2)`` for a convolution without padding.
+
+    Raises:
+        InputError: For any other value.
+    """
+
+    name: str = attrs.field(
+        validator=must(lambda name: isinstance(name, str) and name.isidentifier(), "names a dimension", 'e.g. "kb"')
+    )
+    size: int | None = attrs.field(
+        default=None, kw_only=True, validator=must(optional(is_count), "is a positive extent", "e.g. 3")
+    )
+    of: str | None = attrs.field(default=None, kw_only=True)
+    per: int = attrs.field(default=1, kw_only=True, validator=must(is_count, "is a positive number", "e.g. 128"))
+    plus: int = attrs.field(
+        default=0, kw_only=True, validator=must(lambda n: isinstance(n, int), "is a whole number", "e.g. -2")
+    )
+
+    @of.validator
+    def _one_of_two(self, field: Any, of: Any) -> None:
+        named = isinstance(of, str) and of.isidentifier() and of != self.name
+        if (self.size is None) == (of is None) or not (of is None or named):
+            rule = "has either a size, or another dimension that it follows from"
+            raise InputError("Dim(size, of)", (self.size, of), rule, 'e.g. of="k"')
+
+    def extent(self, extents: Mapping[str, int]) -> int | None:
+        """What *extents* of others make of it; None if that is not known. At least 0."""
+        if self.size is not None:
+            return self.size
+        found = extents.get(str(self.of))
+        return None if found is None else max(0, ceil_div(found, self.per) + self.plus)
+
+    @property
+    def formula(self) -> str:
+        """How it is computed, e.g. ``ceil(k / 128)``."""
+        text = str(self.size or self.of) if self.per == 1 else f"ceil({self.of} / {self.per})"
+        return text + (f" {'+' if self.plus > 0 else '-'} {abs(self.plus)}" if self.plus else "")
+
+    def __repr__(self) -> str:
+        return shown(self)

@@ -1,0 +1,67 @@
+"""The dimensions of the grid of output tiles, and what each is divided into."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+from tmapipe.errors import InputError
+from tmapipe.multicast import check_cluster
+from tmapipe.plan.declarations import Declarations
+from tmapipe.stage import TmaLoadStage
+from tmapipe.store_pipeline import TmaStoreStage
+
+__all__ = ["Axis", "axes_of", "check_axes"]
+
+
+class Axis(NamedTuple):
+    """A dimension of the grid: the one at `place` of the tensor of `stage`, in tiles of `elements`."""
+
+    stage: str
+    place: int
+    elements: int
+
+
+def axes_of(declared: Declarations, over: str | None) -> dict[str, Axis]:
+    """The axes of the grid by dimension, the last one varying fastest.
+
+    Args:
+        over: Names of its dimensions; by default those of the first store, else of the first load.
+
+    Raises:
+        InputError: There is no stage, or none with such a dimension.
+    """
+    parts: dict[str, TmaLoadStage | TmaStoreStage] = {**declared.stores, **declared.loads}
+    if not parts:
+        raise InputError("Schedule", declared.name, "has no load and no store stage", "declare one")
+    known: dict[str, Axis] = {}
+    for name, part in parts.items():
+        tile = (1,) * (len(part.dims) - len(part.tile)) + part.tile
+        for i, (dim, elements) in enumerate(zip(part.dims, tile, strict=True)):
+            known.setdefault(dim, Axis(name, i, elements))
+    dims = tuple(over.split()) if isinstance(over, str) else next(iter(parts.values())).dims
+    if over is not None and (
+        not isinstance(over, str) or not dims or len(set(dims)) < len(dims) or set(dims) - set(known)
+    ):
+        rule = f"names different dimensions of stages ({', '.join(known)})"
+        raise InputError("Schedule.over", over, rule, 'e.g. over = "m n"')
+    return {dim: known[dim] for dim in dims}
+
+
+def check_axes(declared: Declarations, over: str | None) -> None:
+    """Raises `InputError` if the cluster or a multicast group names an axis that the grid does not have."""
+    check_cluster(declared.cluster)
+    axes = axes_of(declared, over)
+    named = itertools.chain(
+        ((f"cluster[{axis!r}]", axis) for axis in declared.cluster),
+        (
+            (f"{loaded}.multicast", axis)
+            for loaded, load in declared.loads.items()
+            if load.multicast is not None
+            for axis in load.multicast.axes
+        ),
+    )
+    for argument, axis in named:
+        if axis not in axes:
+            rule = f"is no dimension of the output's tiles ({', '.join(axes)})"
+            raise InputError(argument, axis, rule, "name one of those")
