@@ -51,7 +51,7 @@ class TmaStoreStage:
             is waited for.
         columns: Of a buffer for accumulators; by default as many as fill a swizzle span of 128 bytes.
         dtype: Of the elements, by default that of the tensor.
-        reduce: "add": adds to the tensor instead of overwriting it, in no fixed order.
+        reduce: "add": adds to the tensor instead of overwriting it, in no fixed order. One that a call leaves out starts at 0.
 
     Raises:
         InputError: For any other value.

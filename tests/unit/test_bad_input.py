@@ -166,7 +166,7 @@ def test_stores():
             tp.TmaStoreStage, tile=(8, 64), role=wrong, argument="TmaStoreStage(role)", value=wrong, rule="the Role"
         )
     x = tp.TmaLoadStage(tile=(8, 64), ring=ring(), dtype="bf16")
-    refused(tp.TmaStoreStage, source="x", argument="TmaStoreStage(source)", value="x", rule="TmaLoadStage, a Wgmma")
+    refused(tp.TmaStoreStage, source="x", argument="TmaStoreStage(source)", value="x", rule="TmaLoadStage, a SharedStage, a Wgmma")
     refused(tp.TmaStoreStage, tile=(8, 64), argument="TmaStoreStage(tile, role)", rule="without a source")
     for wrong in ({"tile": (8, 32)}, {"columns": 8}, {"dtype": "fp32"}):
         refused(
@@ -324,7 +324,7 @@ def test_clusters():
     refused(S.Gemm, cluster=(8, 4), argument="cluster", rule="8 x 4 = 32 CTAs, but a cluster has at most 16")
     refused(S.Gemm, cluster=(0, 1), argument="cluster['m']", value=0, rule="positive integer")
     refused(copy_of(cluster={"m": 16}).plan, arch="sm_120a", argument="cluster", rule="at most 8")
-    refused(copy_of(cluster={"k": 2}).plan, argument="cluster['k']", value="k", rule="no dimension of the output y")
+    refused(copy_of(cluster={"k": 2}).plan, argument="cluster['k']", value="k", rule="no dimension of the output")
 
 
 def test_multicast():

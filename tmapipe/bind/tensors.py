@@ -271,7 +271,8 @@ def _make_output(
     name: str, store: TmaStoreStage, extents: dict[str, tuple[str, int]], like: Any, like_dims: tuple[str, ...]
 ) -> Any:
     """A new output, on the device and by default of the type of *like* (if that has 8 bits and a matmul
-    makes the output, bf16 or, of integers, int32), without the batch dimensions that *like* lacks."""
+    makes the output, bf16 or, of integers, int32), without the batch dimensions that *like* lacks. It is zero if results are
+    added to it."""
     dims = store.dims[len(store.folded) :]
     unknown = [dim for dim in dims if dim not in extents]
     if unknown:
@@ -280,7 +281,10 @@ def _make_output(
     dtype = store.dtype
     if dtype is None and isinstance(store.source, Wgmma):
         dtype = of_sums(dtype_of(like, name))
-    return new_like(like, tuple(extents[dim][1] for dim in dims if dim not in lacking), dtype)
+    made = new_like(like, tuple(extents[dim][1] for dim in dims if dim not in lacking), dtype)
+    if store.reduce:
+        made[...] = 0
+    return made
 
 
 def _device(tensor: Any) -> str:

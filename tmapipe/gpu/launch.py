@@ -51,7 +51,8 @@ class Launcher:
         self.names = tuple(bound.tensors)
         self.spans = [span(tensor) for tensor in bound.tensors.values()]
         self.counters: dict[int, Any] | None = {} if compiled.plan.queue is not None else None
-        self.outputs = [(bound.tensors[name].shape, bound.tensors[name].dtype) for name in bound.stores]
+        made = ((bound.tensors[name], torch.zeros if name in bound.added_to else torch.empty) for name in bound.stores)
+        self.outputs = [(tensor.shape, tensor.dtype, make) for tensor, make in made]
 
     def __call__(self, tensors: tuple[Any, ...], out: Any) -> Any:
         """Launches with tensors in the order of declaration, makes the outputs that are left out, and returns the outputs."""
@@ -60,8 +61,8 @@ class Launcher:
             arguments.append(out)
         if len(arguments) > self.inputs:
             self._check_apart(arguments)
-        for shape, dtype in self.outputs[len(arguments) - self.inputs :]:
-            arguments.append(torch.empty(shape, dtype=dtype, device=self.device))
+        for shape, dtype, make in self.outputs[len(arguments) - self.inputs :]:
+            arguments.append(make(shape, dtype=dtype, device=self.device))
         self.launch(arguments)
         if len(tensors) > self.inputs or out is not None:
             note_written(arguments[self.inputs :])
