@@ -166,12 +166,10 @@ def test_stores():
             tp.TmaStoreStage, tile=(8, 64), role=wrong, argument="TmaStoreStage(role)", value=wrong, rule="the Role"
         )
     x = tp.TmaLoadStage(tile=(8, 64), ring=ring(), dtype="bf16")
-    refused(tp.TmaStoreStage, source="x", argument="TmaStoreStage(source)", value="x", rule="TmaLoadStage, a SharedStage, a Wgmma")
+    refused(tp.TmaStoreStage, source="x", argument="TmaStoreStage(source)", value="x", rule="a SharedStage, a Wgmma")
     refused(tp.TmaStoreStage, tile=(8, 64), argument="TmaStoreStage(tile, role)", rule="without a source")
     for wrong in ({"tile": (8, 32)}, {"columns": 8}, {"dtype": "fp32"}):
-        refused(
-            tp.TmaStoreStage, source=x, argument="tile, columns, dtype", rule="follow from the loaded slot", **wrong
-        )
+        refused(tp.TmaStoreStage, source=x, argument="tile, columns, dtype", rule="follow from the slot", **wrong)
     refused(tp.TmaStoreStage, source=x, stages=-1, argument="stages", value=-1, rule="at least 0")
     role = tp.Role(warps=1)
     refused(tp.TmaStoreStage, tile=(8, 64), role=role, stages=0, argument="stages", value=0, rule="at least 1")
