@@ -20,6 +20,7 @@ from tmapipe.errors import (
 )
 from tmapipe.matmul import Wgmma
 from tmapipe.multicast import MulticastGroup
+from tmapipe.reduction_scratch import ReductionScratch
 from tmapipe.register_tile import RegisterTile
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
@@ -59,6 +60,7 @@ __all__ = [
     "Operand",
     "PersistentTiles",
     "PipelineError",
+    "ReductionScratch",
     "RegisterTile",
     "Role",
     "Schedule",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tmapipe.errors import InputError, MissingPartError, ScopeError
 from tmapipe.integers import ceil_div
+from tmapipe.isa.exchange import Exchange
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
@@ -33,6 +34,7 @@ from tmapipe.protocol.stores import BoundStore, SlotStore
 from tmapipe.protocol.syncs import sync
 from tmapipe.protocol.table import BoundTable
 from tmapipe.protocol.turns import BoundTurnstile
+from tmapipe.reduction_scratch import ReductionScratch
 from tmapipe.register_tile import RegisterTile
 from tmapipe.role import Role
 from tmapipe.stage import SlotStage
@@ -199,7 +201,11 @@ class KernelContext(Carried):
 
         for name, scratch in schedule.declared.scratches.items():
             if self.name_of(scratch.role) == role.name:
-                self._parts[name] = BoundScratch(isa, self.plan.buffer(name), role.name)
+                if isinstance(scratch, ReductionScratch):
+                    made = Exchange(isa, self.plan.buffer(name), isa.syncs.of([role]), role.first_warp)
+                    isa.fragments.exchanges[role.first_warp] = made
+                else:
+                    self._parts[name] = BoundScratch(isa, self.plan.buffer(name), role.name)
         for held in self.plan.held:
             if held.first_warp == role.first_warp:
                 self._parts[held.name] = BoundRegisterTile(held)

@@ -173,7 +173,7 @@ def test_whole_indices(at):
         def start(self, slot, tile):
             slot.x.load_from(*at)
 
-    both(Wrong(), argument="start of x's tile", value=at, rule="one whole number of elements")
+    both(Wrong(), argument="slot.x.load_from", value=at, rule="one index along each of m, n")
 
 
 def test_whole_coordinates():

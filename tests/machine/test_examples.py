@@ -15,6 +15,11 @@ PROGRAMS = {
     "stream_copy": ([], "y == x is True"),
     "gemm_ws": (["--device", "cpu", "--shape", "200", "264", "136"], "relative error"),
     "gemm_epilogue": (["--shape", "130", "264", "72"], "safe for every trip count"),
+    "softmax": ([], "off by at most"),
+    "rmsnorm": ([], "off by at most"),
+    "transpose": ([], "y == x.T is True"),
+    "gemm_row_max": ([], "off by at most"),
+    "gemm_block_scaled": ([], "relative error"),
 }
 
 

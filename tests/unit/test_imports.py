@@ -74,6 +74,7 @@ LAYERS = (
     ("barrier", "table", "turnstile"),
     ("stage",),
     ("bulk_stage", "matmul", "register_tile", "scratch"),
+    ("reduction_scratch",),
     ("store_pipeline",),
     ("plan",),
     ("bind",),

@@ -39,7 +39,7 @@ class GpuFragments(Sums, Fragments):
     """Methods as documented in `tmapipe.isa.fragments.Fragments`."""
 
     def __init__(self, isa: GpuIsa):
-        self.isa = isa
+        self.isa, self.exchanges = isa, {}
 
     # ---- accumulators ---------------------------------------------------------------------------------------------
 
@@ -149,6 +149,14 @@ class GpuFragments(Sums, Fragments):
             cute.autovec_copy(vector, values)
             data += _scalars(values.load().to(KINDS[kind]))
         return Fragment(self, layout, along, kind, data)
+
+    def read_transposed(self, slot: SlotRef, layout: AccumulatorLayout) -> Fragment:
+        # A lane's numbers lie in 4 rows of 8 neighbours each, for each value: no bank twice, where the tile is swizzled.
+        kind, source = "int32" if slot.buffer.dtype.integer else "fp32", self.isa.buffers[slot.buffer.name]
+        rows = [self._row(layout, i) for i in range(layout.row_slots)]
+        columns = [self._column(layout, i) for i in range(layout.column_slots)]
+        at = [(columns[layout.column_slot(i)], rows[layout.row_slot(i)]) for i in range(layout.values)]
+        return Fragment(self, layout, "tile", kind, [KINDS[kind](source[(*place, slot.stage)]) for place in at])
 
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:
         kind = "int32" if slot.buffer.dtype.integer else "fp32"
@@ -311,6 +319,23 @@ class GpuFragments(Sums, Fragments):
                 distance //= 2
             found.append(total)
         return found
+
+    def write_partial(self, layout: VectorLayout, data: Any, slot: SlotRef) -> None:
+        target, mine = self.isa.buffers[slot.buffer.name], layout.warp(self.isa.warp)
+
+        def write() -> None:
+            for i, value in enumerate(data):
+                target[(mine, i, slot.stage)] = value
+
+        self.isa.when(self.isa.lane == 0, write)
+
+    def read_partials(self, layout: VectorLayout, op: str, slot: SlotRef) -> Any:
+        source, combine = self.isa.buffers[slot.buffer.name], FUNCTIONS["add" if op == "sum" else op]
+        first = layout.warp(self.isa.warp) // layout.row_warps * layout.row_warps
+        return [
+            functools.reduce(combine, [source[(first + warp, i, slot.stage)] for warp in range(layout.row_warps)])
+            for i in range(layout.row_slots)
+        ]
 
     def to_registers(self, data: Any) -> list[Any]:
         return [value.ir_value() for value in data]

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tmapipe.errors import ScopeError
+from tmapipe.errors import InputError, ScopeError
+from tmapipe.isa.exchange import Exchange
 from tmapipe.isa.fragment import Fragment, combine
 from tmapipe.isa.values import Carried, SlotRef, Value
 from tmapipe.plan.model import Distributed, Matmul, RoleWarps
-from tmapipe.plan.thread_layout import ThreadLayout
+from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
 
 __all__ = ["Fragments"]
 
@@ -30,7 +31,12 @@ NEUTRAL = {
 
 
 class Fragments(Carried):
-    """What one warp does with fragments."""
+    """What one warp does with fragments.
+
+    exchanges: for reductions over several warps, by the first warp of the role.
+    """
+
+    exchanges: dict[int, Exchange]
 
     # ---- accumulators ---------------------------------------------------------------------------------------------
 
@@ -144,6 +150,10 @@ class Fragments(Carried):
         """
         raise NotImplementedError
 
+    def read_transposed(self, slot: SlotRef, layout: AccumulatorLayout) -> Fragment:
+        """``ld.shared``: the transpose of a slot's tile, in fp32 or int32. Generic proxy."""
+        raise NotImplementedError
+
     def read_number(self, slot: SlotRef, index: Value) -> Fragment:
         """``ld.shared``: one element of a slot with one extent, in all threads. Generic proxy."""
         raise NotImplementedError
@@ -202,10 +212,36 @@ class Fragments(Carried):
         if inside is not None:
             tile = combine("where", tile.columns < inside, tile, NEUTRAL[op, kind])
         found = self.reduce_rows(layout, op, kind, tile.data)
+        if layout.row_warps > 1:
+            assert isinstance(layout, VectorLayout)
+            exchange = self._exchange_for(layout, kind)
+            slot = exchange.take()
+            self.write_partial(layout, found, slot)
+            exchange.sync()
+            found = self.read_partials(layout, op, slot)
         return Fragment(self, layout, "rows", kind, found)
 
+    def _exchange_for(self, layout: VectorLayout, kind: str) -> Exchange:
+        found = self.exchanges.get(layout.first_warp)
+        if found is None or found.rows < layout.row_slots:
+            rule = f"lies in {layout.row_warps} warps of its role, {layout.row_slots} rows a warp"
+            fix = f"declare tp.ReductionScratch(role, rows={layout.row_slots}) in the schedule"
+            raise InputError("row of a fragment", layout.tile, rule, fix)
+        if kind != "fp32":
+            rule = "is reduced over several warps in fp32"
+            raise InputError("row of a fragment", kind, rule, 'use tp.math.cast(values, "fp32")')
+        return found
+
     def reduce_rows(self, layout: ThreadLayout, op: str, kind: str, data: Any) -> Any:
-        """The data of `reduce`, of a whole tile."""
+        """One number a row of a whole tile's data, over the lanes of a warp."""
+        raise NotImplementedError
+
+    def write_partial(self, layout: VectorLayout, data: Any, slot: SlotRef) -> None:
+        """Writes what `reduce_rows` gave to the warp's row of a slot, one number a row slot. Generic proxy."""
+        raise NotImplementedError
+
+    def read_partials(self, layout: VectorLayout, op: str, slot: SlotRef) -> Any:
+        """One number a row: those of the warps that share it, combined in their order. Generic proxy."""
         raise NotImplementedError
 
     # ---- data -----------------------------------------------------------------------------------------------------

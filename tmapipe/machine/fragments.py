@@ -32,7 +32,7 @@ class MachineFragments(Fragments):
     """Methods as documented in `tmapipe.isa.fragments.Fragments`."""
 
     def __init__(self, isa: MachineIsa):
-        self.isa, self.memory = isa, isa.memory
+        self.isa, self.memory, self.exchanges = isa, isa.memory, {}
 
     # ---- accumulators ---------------------------------------------------------------------------------------------
 
@@ -144,6 +144,14 @@ class MachineFragments(Fragments):
         if found:
             data = found[0] if along != "tile" else np.concatenate(found).reshape(self._indices(layout)[0].shape)
         return Fragment(self, layout, along, kind, data)
+
+    def read_transposed(self, slot: SlotRef, layout: AccumulatorLayout) -> Fragment:
+        self.isa.emit(ops.SlotRead(self.isa.slot(slot.buffer, slot.stage), 0, 1, "rows"))
+        kind, data = "int32" if slot.buffer.dtype.integer else "fp32", None
+        if self.memory is not None:
+            rows, columns = self._indices(layout)
+            data = self.memory.results[self.isa.agent][columns, rows].astype(elements.KINDS[kind])
+        return Fragment(self, layout, "tile", kind, data)
 
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:
         self.isa.emit(ops.SlotRead(self.isa.slot(slot.buffer, slot.stage), 0, 1, "rows"))
@@ -275,6 +283,29 @@ class MachineFragments(Fragments):
                 for row in np.unique(rows):
                     partial[row] = _REDUCTIONS[op].reduce(data[rows == row], dtype=elements.KINDS[kind])
         return partial
+
+    def write_partial(self, layout: VectorLayout, data: Any, slot: SlotRef) -> None:
+        isa = self.isa
+        mine, number = layout.warp(isa.warp), isa.slot(slot.buffer, slot.stage)
+        if self.memory is not None:
+            rows = np.unique(self._indices(layout)[0])
+            partial = np.zeros((1, slot.buffer.tile[1]), np.float32)
+            partial[0, : len(rows)] = data[rows]
+            isa.give(partial)
+        isa.emit(ops.SlotWrite(number, mine, layout.warps, "rows"))
+
+    def read_partials(self, layout: VectorLayout, op: str, slot: SlotRef) -> Any:
+        isa = self.isa
+        isa.emit(ops.SlotRead(isa.slot(slot.buffer, slot.stage), 0, 1, "rows"))
+        if self.memory is None:
+            return None
+        rows = np.unique(self._indices(layout)[0])
+        first = layout.warp(isa.warp) // layout.row_warps * layout.row_warps
+        partials = self.memory.results[isa.agent][first : first + layout.row_warps, : len(rows)]
+        whole = np.full(layout.rows, np.nan, np.float32)
+        with np.errstate(all="ignore"):
+            whole[rows] = _REDUCTIONS[op].reduce(partials, axis=0, dtype=np.float32)
+        return whole
 
 
 _indices_of = functools.lru_cache(maxsize=256)(elements.indices_of)

@@ -16,7 +16,7 @@ from tmapipe.errors import InputError
 from tmapipe.plan.distributed import Distributed
 from tmapipe.plan.model import WARP, RoleWarps
 
-__all__ = ["AccumulatorLayout", "ThreadLayout", "VectorLayout", "vectors_of"]
+__all__ = ["AccumulatorLayout", "ThreadLayout", "VectorLayout", "transposed_of", "vectors_of"]
 
 
 class ThreadLayout:
@@ -227,3 +227,19 @@ def vectors_of(stage: str, tile: tuple[int, ...], role: RoleWarps) -> VectorLayo
         f"has {elements} elements, which the {threads} threads of role {role.name} cannot share evenly",
         f"choose a tile of a multiple of {threads} elements, or another number of warps",
     )
+
+
+def transposed_of(stage: str, tile: tuple[int, ...], role: RoleWarps) -> AccumulatorLayout:
+    """How the transpose of a tile is distributed over one team of *role*, as accumulators are. Arguments as of `vectors_of`.
+
+    Raises:
+        InputError: The team has no whole warpgroups, or the tile does not divide among them.
+    """
+    groups = role.team_warps // 4
+    if role.team_warps % 4 or role.first_warp % 4 or len(tile) != 2 or tile[1] % (64 * groups) or tile[0] % 8:
+        rule = f"is read transposed in blocks of 8 rows and {64 * max(groups, 1)} columns by whole warpgroups"
+        fix = "give the role warpgroups= instead of warps=, and the tile such extents, e.g. (64, 64)"
+        raise InputError(
+            f"{stage}.read(transposed=True)", tile, f"{rule}; role {role.name} has {role.warps} warps", fix
+        )
+    return AccumulatorLayout(tile[1], tile[0], groups, role.first_warp, role.teams)

@@ -9,7 +9,7 @@ from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, SlotRef
 from tmapipe.plan.model import Buffer, Distributed, Load
-from tmapipe.plan.thread_layout import vectors_of
+from tmapipe.plan.thread_layout import transposed_of, vectors_of
 from tmapipe.protocol.cluster import peer_mask, share_index
 from tmapipe.protocol.ring import RingEnd, Slot
 from tmapipe.protocol.tile import Tile, check_start, start_of
@@ -146,6 +146,7 @@ class PartInSlot(Carried):
         rows_of: Fragment | None = None,
         columns_of: Fragment | None = None,
         at: Any = None,
+        transposed: bool = False,
     ) -> Fragment:
         """The tile's elements as a fragment, distributed over the role's threads: in fp32, or int32 of integers.
 
@@ -154,6 +155,9 @@ class PartInSlot(Carried):
             rows_of: As one number for each row of this fragment. The stage's tile has one extent, of as many elements.
             columns_of: As one number for each of its columns, likewise.
             at: One number, the same for all: the element of this index, in a tile of one extent.
+            transposed: Rows as columns, distributed over warpgroups as wgmma does with accumulators: between slots with a
+                swizzle, no bank conflicts. The tile has two extents, the last one a multiple of 64 for each warpgroup, the
+                first one a multiple of 8.
 
         Raises:
             InputError: The threads cannot share the elements evenly, or the extents differ.
@@ -174,6 +178,8 @@ class PartInSlot(Carried):
                     layout.check_rows()
                 return fragments.read(self.ref, layout, along)
         role = self.part.isa.plan.role(self.part.role)
+        if transposed:
+            return fragments.read_transposed(self.ref, transposed_of(self.part.buffer.name, tile, role))
         return fragments.read(self.ref, vectors_of(self.part.buffer.name, tile, role))
 
     def write(self, values: Fragment) -> None:

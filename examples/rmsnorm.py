@@ -1,0 +1,71 @@
+"""A residual is added to each row, which is then scaled to a mean square of 1 and multiplied by weights: RMSNorm.
+
+python examples/rmsnorm.py     on the GPU if there is one, else on the CPU model of the hardware
+"""
+
+import sys
+
+import torch
+
+import tmapipe as tp
+
+
+def rmsnorm_of(columns: int, rows: int = 1, warps: int = 4, eps: float = 1e-6) -> tp.Schedule:
+    """RMSNorm of rows of up to *columns* elements, *rows* at a time."""
+
+    class RmsNorm(tp.Schedule):
+        """h = x + residual; y[m, n] = h[m, n] / sqrt(mean over n of h[m, n]^2 + eps) * weight[n]."""
+
+        load, work = tp.Role(warps=1), tp.Role(warps=warps)
+        weights = tp.BarrierRing(producer=load, consumer=work, per="cta")  # loaded once a CTA
+        weight = tp.TmaLoadStage("n", tile=(columns,), ring=weights)
+        ring = tp.BarrierRing(producer=load, consumer=work)
+        x = tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring)
+        residual = tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring)
+        y = tp.TmaStoreStage("m n", tile=(rows, columns), role=work)
+        h = tp.TmaStoreStage("m n", tile=(rows, columns), role=work)
+        across = tp.ReductionScratch(work, rows=rows)  # a row lies in several warps
+
+        @load.before.jit
+        def fill_weights(self, k):
+            with k.weights.produce() as slot:
+                slot.weight.load(n=0)
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+                slot.residual.load(tile)
+
+        @work.jit
+        def normalize(self, k, tile):
+            with k.ring.consume() as slot:
+                h = slot.x.read() + slot.residual.read()
+            k.h.store(tile, h)
+            mean = tp.math.row_sum(h * h) / k.extent("n")  # beyond the last column, there are zeros
+            k.y.store(tile, h * tp.math.rsqrt(mean + eps) * k.weights.weight.read(columns_of=h))
+
+    return RmsNorm()
+
+
+def main() -> None:
+    gpu = torch.cuda.is_available()
+    rows, columns = (16384, 4096) if gpu else (30, 1000)
+    norm = rmsnorm_of(4096) if gpu else rmsnorm_of(1024)
+    print(norm.explain())
+    print(norm.check())
+    device = "cuda" if gpu else "cpu"
+    x, residual, weight = (
+        torch.randn(shape, device=device).to(torch.bfloat16) for shape in ((rows, columns), (rows, columns), (columns,))
+    )
+    y, _ = norm(weight=weight, x=x, residual=residual)
+    h = x.float() + residual.float()
+    want = h * torch.rsqrt(h.square().mean(1, keepdim=True) + 1e-6) * weight.float()
+    error = ((y.float() - want).abs() / (want.abs() + 1)).max().item()
+    print(f"\n{rows} x {columns} on {'the GPU' if gpu else 'the CPU model'}: off by at most {error:.1e}")
+    if error > 1e-2:
+        sys.exit("the result is wrong")
+
+
+if __name__ == "__main__":
+    main()

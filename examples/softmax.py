@@ -1,0 +1,56 @@
+"""Softmax of each row: one warp loads rows, the others find the maximum and the sum of each, and store what it becomes.
+
+python examples/softmax.py     on the GPU if there is one, else on the CPU model of the hardware
+"""
+
+import sys
+
+import torch
+
+import tmapipe as tp
+
+
+def softmax_of(columns: int, rows: int = 1, warps: int = 4) -> tp.Schedule:
+    """Softmax of rows of up to *columns* elements, *rows* at a time."""
+
+    class Softmax(tp.Schedule):
+        """y[m, n] = exp(x[m, n]) / sum over n of exp(x[m, n])."""
+
+        load, work = tp.Role(warps=1), tp.Role(warps=warps)
+        ring = tp.BarrierRing(producer=load, consumer=work)
+        x = tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring)
+        y = tp.TmaStoreStage("m n", tile=(rows, columns), role=work)
+        across = tp.ReductionScratch(work, rows=rows)  # a row lies in several warps
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+
+        @work.jit
+        def normalize(self, k, tile):
+            n = k.extent("n")  # beyond it, a slot holds zeros
+            with k.ring.consume() as slot:
+                values = slot.x.read()
+            powers = tp.math.exp(values - tp.math.row_max(values, inside=n))
+            k.y.store(tile, powers * (1 / tp.math.row_sum(powers, inside=n)))
+
+    return Softmax()
+
+
+def main() -> None:
+    gpu = torch.cuda.is_available()
+    rows, columns = (16384, 8192) if gpu else (30, 1000)
+    softmax = softmax_of(8192, warps=8) if gpu else softmax_of(1024)
+    print(softmax.explain())
+    print(softmax.check())
+    x = torch.randn((rows, columns), device="cuda" if gpu else "cpu").to(torch.bfloat16)
+    y = softmax(x)
+    error = (y.float() - torch.softmax(x.float(), 1)).abs().max().item()
+    print(f"\n{rows} x {columns} on {'the GPU' if gpu else 'the CPU model'}: off by at most {error:.1e}")
+    if error > 1e-2:
+        sys.exit("the result is wrong")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""The transpose of a matrix through swizzled shared memory: one warp loads tiles, four turn them round, one stores them.
+
+python examples/transpose.py     on the GPU if there is one, else on the CPU model of the hardware
+"""
+
+import sys
+
+import torch
+
+import tmapipe as tp
+
+
+def transpose_of(dtype: str = "bf16", side: int = 64) -> tp.Schedule:
+    """The transpose of matrices of *dtype*, in tiles of 64 x *side* elements."""
+
+    class Transpose(tp.Schedule):
+        """y[n, m] = x[m, n]."""
+
+        load, turn, store = tp.Role(warps=1), tp.Role(warpgroups=1), tp.Role(warps=1)
+        ring = tp.BarrierRing(chain=(load, turn, store))
+        x = tp.TmaLoadStage("m n", tile=(side, 64), ring=ring, dtype=dtype, swizzle=128)
+        turned = tp.SharedStage(tile=(64, side), ring=ring, writer=turn, dtype=dtype, swizzle=128)
+        y = tp.TmaStoreStage("n m", source=turned)
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+
+        @turn.jit
+        def turn_round(self, k, tile):
+            with k.ring.consume() as slot:
+                slot.turned.write(slot.x.read(transposed=True))
+
+        @store.jit
+        def drain(self, k, tile):
+            with k.ring.consume() as slot:
+                slot.y.store(tile)
+
+    return Transpose()
+
+
+def main() -> None:
+    transpose = transpose_of()
+    print(transpose.explain())
+    print(transpose.check())
+    gpu = torch.cuda.is_available()
+    x = torch.randn((16384, 8192) if gpu else (200, 120), device="cuda" if gpu else "cpu").to(torch.bfloat16)
+    y = transpose(x)
+    print(f"\n{tuple(x.shape)} on {'the GPU' if gpu else 'the CPU model'}: y == x.T is {torch.equal(x.T, y)}")
+    if not torch.equal(x.T, y):
+        sys.exit("the result is wrong")
+
+
+if __name__ == "__main__":
+    main()
