@@ -63,8 +63,8 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
             given[name] = _as_element(name, given[name], like)
         check_kind(name, given[name])
         _note_extents(name, parts[name].dims, shape_for(name, given[name], parts[name].dims), extents)
-    _relate(declared.relations, extents)
     tables = {name: _check_table(name, given[name], table.dims, extents) for name, table in declared.tables.items()}
+    _relate(declared.relations, extents)
     for name, store in declared.stores.items():
         for dim, extent in store.derive({dim: extent for dim, (_, extent) in extents.items()}).items():
             extents.setdefault(dim, (name, extent))

@@ -158,6 +158,22 @@ class GpuFragments(Sums, Fragments):
         at = [(columns[layout.column_slot(i)], rows[layout.row_slot(i)]) for i in range(layout.values)]
         return Fragment(self, layout, "tile", kind, [KINDS[kind](source[(*place, slot.stage)]) for place in at])
 
+    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any]) -> Fragment:
+        kind, dtype = "int32" if slot.buffer.dtype.integer else "fp32", cute_type(slot.buffer.dtype)
+        inside = self.isa.buffers[slot.buffer.name][(None, None, slot.stage)]
+        width, data = layout.width if isinstance(layout, VectorLayout) else 2, []
+        together = isinstance(at[1], int) and at[1] % width == 0 and slot.buffer.tile[1] % width == 0
+        for i in range(0, layout.values, width):
+            row = self._row(layout, layout.row_slot(i)) + at[0]
+            first = self._column(layout, layout.column_slot(i)) + at[1]
+            if together:
+                values = cute.make_rmem_tensor((width,), dtype)
+                cute.autovec_copy(_vector_at(inside, slot.buffer, row, first, width), values)
+                data += _scalars(values.load().to(KINDS[kind]))
+            else:
+                data += [inside[(row, first + j)].to(KINDS[kind]) for j in range(width)]
+        return Fragment(self, layout, "tile", kind, data)
+
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:
         kind = "int32" if slot.buffer.dtype.integer else "fp32"
         number = KINDS[kind](self.isa.buffers[slot.buffer.name][(index, slot.stage)])

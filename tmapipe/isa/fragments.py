@@ -154,6 +154,10 @@ class Fragments(Carried):
         """``ld.shared``: the transpose of a slot's tile, in fp32 or int32. Generic proxy."""
         raise NotImplementedError
 
+    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Value, Value]) -> Fragment:
+        """``ld.shared``: the part of a slot from this row and column on, distributed as *layout* says. Generic proxy."""
+        raise NotImplementedError
+
     def read_number(self, slot: SlotRef, index: Value) -> Fragment:
         """``ld.shared``: one element of a slot with one extent, in all threads. Generic proxy."""
         raise NotImplementedError

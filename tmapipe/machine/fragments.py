@@ -153,6 +153,20 @@ class MachineFragments(Fragments):
             data = self.memory.results[self.isa.agent][columns, rows].astype(elements.KINDS[kind])
         return Fragment(self, layout, "tile", kind, data)
 
+    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any]) -> Fragment:
+        self.isa.emit(ops.SlotRead(self.isa.slot(slot.buffer, slot.stage), 0, 1, "rows"))
+        kind = "int32" if slot.buffer.dtype.integer else "fp32"
+        if self.memory is None:
+            return Fragment(self, layout, "tile", kind, None)
+        rows, columns = self._indices(layout)
+        whole = self.memory.results[self.isa.agent].astype(elements.KINDS[kind])
+        if not (
+            at[0] >= 0 and at[0] + layout.rows <= len(whole) and at[1] >= 0 and at[1] + layout.columns <= whole.shape[1]
+        ):
+            rule = f"lies inside the tile of {slot.buffer.tile}, with {layout.rows} x {layout.columns} elements"
+            raise InputError(f"slot.{slot.buffer.name}.read(at)", at, rule, "begin it earlier")
+        return Fragment(self, layout, "tile", kind, whole[rows + at[0], columns + at[1]])
+
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:
         self.isa.emit(ops.SlotRead(self.isa.slot(slot.buffer, slot.stage), 0, 1, "rows"))
         kind = "int32" if slot.buffer.dtype.integer else "fp32"

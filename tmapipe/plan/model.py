@@ -265,12 +265,14 @@ class Plan:
         return {**{part.argument: part.dims for part in self.transfers}, **self.tables}
 
     def related(self, extents: dict[str, int]) -> dict[str, int]:
-        """*extents* of dimensions, with those that are fixed or follow from others as they then are."""
+        """*extents* of dimensions, with those that are fixed or follow from others, or that others follow from."""
         found = dict(extents)
         for dim in self.relations:
             extent = dim.extent(found)
             if extent is not None:
                 found[dim.name] = extent
+            elif dim.of is not None and dim.name in found:
+                found[dim.of] = max(0, found[dim.name] - dim.plus) * dim.per
         return found
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tmapipe.errors import InputError, ScopeError
+from tmapipe.fields import is_count
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, SlotRef
@@ -145,6 +146,7 @@ class PartInSlot(Carried):
         like: Fragment | None = None,
         rows_of: Fragment | None = None,
         columns_of: Fragment | None = None,
+        tile: Any = None,
         at: Any = None,
         transposed: bool = False,
     ) -> Fragment:
@@ -154,7 +156,9 @@ class PartInSlot(Carried):
             like: Dealt as this fragment is, whose tile has the same extents.
             rows_of: As one number for each row of this fragment. The stage's tile has one extent, of as many elements.
             columns_of: As one number for each of its columns, likewise.
-            at: One number, the same for all: the element of this index, in a tile of one extent.
+            tile: Only a part of the tile, of these (rows, columns), such as a stencil's neighbours.
+            at: Where that part begins (row, column), or without *tile* that which is dealt as *like*. In a tile of one extent,
+                the index of an element, the same number for all.
             transposed: Rows as columns, distributed over warpgroups as wgmma does with accumulators: between slots with a
                 swizzle, no bank conflicts. The tile has two extents, the last one a multiple of 64 for each warpgroup, the
                 first one a multiple of 8.
@@ -163,7 +167,10 @@ class PartInSlot(Carried):
             InputError: The threads cannot share the elements evenly, or the extents differ.
         """
         self.by_threads()
-        fragments, tile, name = self.part.isa.fragments, self.part.buffer.tile, f"slot.{self.part.buffer.name}.read"
+        part, fragments, tile = tile, self.part.isa.fragments, self.part.buffer.tile
+        name = f"slot.{self.part.buffer.name}.read"
+        if part is not None or (at is not None and like is not None):
+            return self._read_part(name, like, part, (0, 0) if at is None else at)
         if at is not None:
             if len(tile) != 1:
                 raise InputError(
@@ -181,6 +188,22 @@ class PartInSlot(Carried):
         if transposed:
             return fragments.read_transposed(self.ref, transposed_of(self.part.buffer.name, tile, role))
         return fragments.read(self.ref, vectors_of(self.part.buffer.name, tile, role))
+
+    def _read_part(self, name: str, like: Fragment | None, part: Any, at: Any) -> Fragment:
+        buffer, role = self.part.buffer, self.part.isa.plan.role(self.part.role)
+        counts = isinstance(part, (tuple, list)) and len(part) == 2 and all(map(is_count, part))
+        if like is None and not counts:
+            raise InputError(f"{name}(tile)", part, "is two positive extents (rows, columns)", "e.g. tile=(16, 64)")
+        layout = vectors_of(name, tuple(part), role) if like is None else layout_of(name, like)
+        begin = at if isinstance(at, tuple) else ()
+        if len(begin) != 2 or len(buffer.tile) != 2:
+            raise InputError(f"{name}(at)", at, "is a row and a column of a tile that has both", "e.g. at=(1, 4)")
+        for i, size in enumerate((layout.rows, layout.columns)):
+            first = begin[i] if isinstance(begin[i], int) else 0
+            if first < 0 or first + size > buffer.tile[i]:
+                rule = f"is where {layout.rows} x {layout.columns} elements of the tile {buffer.tile} begin"
+                raise InputError(f"{name}(at)", at, rule, "begin earlier, or load a larger tile")
+        return self.part.isa.fragments.read_part(self.ref, layout, begin)
 
     def write(self, values: Fragment) -> None:
         """Replaces the tile's elements, converted to its type.

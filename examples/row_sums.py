@@ -1,0 +1,32 @@
+"""Sums of rows that are longer than a CTA's part: each CTA adds its own to the output. ``python examples/row_sums.py``"""
+
+import numpy as np
+
+import tmapipe as tp
+
+
+class RowSums(tp.Schedule):
+    """y[m] = sum over n of x[m, n], of fp32. Parts of a row are added in no fixed order."""
+
+    over = "m n"
+    load, work = tp.Role(warps=1), tp.Role(warps=4)
+    ring = tp.BarrierRing(4, producer=load, consumer=work)
+    x = tp.TmaLoadStage("m n", tile=(32, 256), ring=ring)
+    y = tp.TmaStoreStage("m", tile=(32,), role=work, reduce="add")
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @work.jit
+    def add(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()  # zero beyond the tensor's edge
+        k.y.store(tile, tp.math.row_sum(values))
+
+
+if __name__ == "__main__":
+    x = np.random.default_rng(0).standard_normal((100, 3000)).astype(np.float32)
+    np.testing.assert_allclose(RowSums()(x), x.sum(1), rtol=1e-4, atol=1e-3)
+    print(RowSums().check({"x": "fp32", "y": "fp32"}))
