@@ -307,6 +307,16 @@ def test_starts_at_multiples_of_16_bytes(start, legal):
                 s.copy().apply(0, op)
 
 
+@pytest.mark.parametrize("start", [(-1, 0), (0, -8), (-4, -16)])
+def test_a_store_does_not_start_before_the_tensor(start):
+    """An illegal instruction on an H200. Loads may start there, and fill with zeros."""
+    s = State(Layout(Pair().plan))
+    s.apply(0, o.MbarInit(0, 1))
+    s.copy().apply(0, o.TmaLoad("x", 0, 0, 256, at=start))
+    with pytest.raises(HazardError, match="tma-store-start"):
+        s.copy().apply(0, o.TmaStore("y", 0, at=start))
+
+
 def test_multicast_with_a_bad_mask_or_to_a_cta_that_has_left():
     pair = Pair()
     s = State(Layout(pair.plan))

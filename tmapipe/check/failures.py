@@ -29,6 +29,7 @@ RULES = {
     "named-barrier-threads": (Kind.NAMED_BARRIER, "let all participants name the same number of threads"),
     "mask-outside-cluster": (Kind.OUT_OF_RANGE, "set bits only for CTAs that the cluster has"),
     "tma-alignment": (Kind.OUT_OF_RANGE, "start tiles at multiples of 16 bytes along the contiguous dimension"),
+    "tma-store-start": (Kind.OUT_OF_RANGE, "start stores at index 0 or later along every dimension"),
     "no-such-stage": (Kind.OUT_OF_RANGE, "count stages from 0 to stages - 1"),
     "peer-exited": (Kind.EXITED_PEER, "let each CTA wait for its peers' last signals before it leaves"),
     "exit-load-in-flight": (Kind.IN_FLIGHT_AT_EXIT, "wait for every load before the CTA leaves"),

@@ -130,6 +130,9 @@ def _store(state: State, agent: int, op: TmaStore) -> Flight:
     cta = agent // layout.warps
     base = cta * layout.nslots
     check_start(state, agent, op, "stores", op.store)
+    if op.at and min(op.at) < 0:  # seen on an H200; loads may start there
+        text = f"stores {op.store} at {op.at}, before the tensor begins: an illegal instruction"
+        raise hazard(state.layout, "tma-store-start", agent, op, text)
     for slot in layout.aliases[op.slot]:
         if state.writers[base + slot]:
             raise conflict(state, agent, op, cta, op.slot, f"stores {op.store} from", writes=False)

@@ -66,8 +66,9 @@ class SlotStoreInSlot(Carried):
         bound.isa.tma_store(plan, self.slot.index, at)
 
     def store_from(self, *start: Any) -> None:
-        """As `store`, to the tile that starts at these elements: one index along each dimension of the tensor, perhaps
-        negative or beyond its end, where nothing is written. The last one is a multiple of 16 bytes."""
+        """As `store`, to the tile that starts at these elements: one index along each dimension of the tensor, 0 or
+        more. Beyond its end nothing is written; before its beginning the hardware traps, and the model raises `HazardError`.
+        The last one is a multiple of 16 bytes."""
         plan = self.bound.store_plan
         self.store(tile_at(f"slot.{plan.name}.store_from", plan.dims, start))
 
@@ -139,8 +140,9 @@ class BoundStore(Carried):
             self._store_piece(start_of(name, self.plan.dims, self.plan.tile, tile, {}), write, self.stages)
 
     def store_from(self, *start: Any, values: Any, epilogue: Epilogue | None = None) -> None:
-        """As `store`, to the tile that starts at these elements: one index along each dimension of the tensor, perhaps
-        negative or beyond its end, where nothing is written. The last one is a multiple of 16 bytes."""
+        """As `store`, to the tile that starts at these elements: one index along each dimension of the tensor, 0 or
+        more. Beyond its end nothing is written; before its beginning the hardware traps, and the model raises `HazardError`.
+        The last one is a multiple of 16 bytes."""
         self.store(tile_at(f"{self.plan.name}.store_from", self.plan.dims, start), values, epilogue)
 
     def _distributed(self, values: Any) -> Any:
