@@ -155,7 +155,7 @@ def _run_role(isa: Isa, schedule: Schedule, tiles: BoundTiles, role: RoleWarps) 
     def skip(tile: Any) -> None:
         """Skips the slots of a tile that another team takes."""
         for name, end in k.ends.items():
-            end.skip(schedule.ring_slots(k, name, tile))
+            end.skip(isa.evaluate(schedule.ring_slots, k, name, tile))
 
     if role.teams == 1:
         k.tiles.each(run)

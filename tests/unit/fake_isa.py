@@ -70,6 +70,9 @@ class RecordingIsa:
     def call(self, body: Callable[..., None], *arguments: Any) -> None:
         body(*arguments)
 
+    def evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
+
     def extent(self, argument: str, dim: int) -> int:
         return self.extents[argument][dim]
 

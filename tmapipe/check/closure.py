@@ -16,7 +16,7 @@ import attrs
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.log import FindingLog
 from tmapipe.check.positions import Positions
-from tmapipe.check.problems import Problems
+from tmapipe.check.problems import Kind, Problems
 from tmapipe.check.program import run_segment
 from tmapipe.check.recurrence import RunState
 from tmapipe.check.relative import Renaming
@@ -34,14 +34,14 @@ class Closure:
     """What the search found.
 
     closed: whether all runs are safe; states: how many are in the set; events: transitions executed; why: if not closed, what
-    is in the way; tiles: and after how many tiles, as the number of steps of each.
+    is in the way; tiles: and after which tiles, by their kinds.
     """
 
     closed: bool
     states: int
     events: int
     why: str = ""
-    tiles: tuple[int, ...] = ()
+    tiles: tuple[Kind, ...] = ()
 
 
 class _Node(NamedTuple):
@@ -55,12 +55,13 @@ class _Stopped(Exception):
 
     def __init__(self, path: tuple[Segment, ...], why: str):
         super().__init__(f"after {', '.join(segment.name for segment in path)}: {why}")
-        tiles: list[int] = []
+        tiles: list[Kind] = []
         for segment in path:
-            if segment.begins:
-                tiles.append(segment.steps)
-            elif segment.steps:
-                tiles[-1] += segment.steps
+            if segment.kind is not None:
+                tiles.append(segment.kind)
+            elif segment.grows is not None:
+                d, by = segment.grows
+                tiles[-1] = (*tiles[-1][:d], tiles[-1][d] + by, *tiles[-1][d + 1 :])
         self.tiles = tuple(tiles)
 
 
@@ -71,9 +72,9 @@ def close(problems: Problems, segments: Segments) -> Closure:
     for one for all larger numbers.
     """
     log = FindingLog(problems.layout)
-    if segments.uneven or problems.group == 1:
+    if segments.uneven or problems.group == 1 or not segments.alike:
         found = closed_for(problems, segments, [segments.mixed], log)
-        if found.closed or segments.uneven:
+        if found.closed or segments.uneven or not segments.alike:
             return found
     return closed_for(problems, segments, list(segments.alike.values()), log)
 
@@ -113,21 +114,22 @@ def begin(problems: Problems, segments: Segments, log: FindingLog) -> _Node:
 
 def warmed_up(problems: Problems, segments: Segments, after: After, node: _Node) -> _Node:
     """The state after a few tiles of each team and a few laps of all rings."""
-    slots, tiles = 2 * (problems.slots + 1), 2 * problems.group
-    done = -segments.early
-    while done < tiles or slots > 0 or node.where != ("tile", segments.early):
+    laps = 2 * (problems.slots + 1)
+    within = any(where[0] == "step" for where in after)
+    tiles = segments.early + (2 * problems.group if within else max(2, laps) * problems.group)
+    done, turns, first = 0, 0, True
+    while done < tiles or node.where != ("tile", segments.early):
         segment = [s for s in after[node.where] if s.to != END][-1]
-        path = [segment]
-        if segment.to[0] == "step":
-            step, leave = after[segment.to]
-            path += [*[step] * max(0, -(-slots // max(1, tiles - done)) - segment.steps), leave]
-        for each in path:
-            reached = take(segments, node, each, last=done > -segments.early or each is not segment)
-            assert reached is not None
-            node, slots = reached, slots - each.steps
-        done += 1
-        if done >= tiles and sum(each.steps for each in path) == 0:
-            slots = 0
+        if segment.kind and sum(segment.kind) > 1 and not within:
+            tiles = min(tiles, segments.early + max(2, -(-laps // sum(segment.kind))) * problems.group)
+        if node.where[0] == "step" and turns * 2 * problems.group < laps:
+            segment = after[node.where][segments.loops[node.where] - 1]
+            turns += 1
+        reached = take(segments, node, segment, last=not first)
+        assert reached is not None
+        node, first = reached, False
+        if node.where[0] == "tile":
+            done, turns = done + 1, 0
     return node
 
 
@@ -138,7 +140,7 @@ def take(segments: Segments, node: _Node, segment: Segment, last: bool = False) 
     if shifts is None:
         raise _Stopped(node.path, "the warps have not moved on alike in the rings")
     rename = Renaming(run_state.layout, shifts)
-    parts = [[rename.op(op) for op in part] for part in segment.parts]
+    parts = [[rename.op(agent, op) for op in part] for agent, part in enumerate(segment.parts)]
     state, check, positions = run_state.state, run_state.check, run_state.positions
     if not last:
         state, check, positions = state.copy(), check.copy(), positions.copy()

@@ -30,6 +30,7 @@ RULES = {
     "mask-outside-cluster": (Kind.OUT_OF_RANGE, "set bits only for CTAs that the cluster has"),
     "tma-alignment": (Kind.OUT_OF_RANGE, "start tiles at multiples of 16 bytes along the contiguous dimension"),
     "tma-store-start": (Kind.OUT_OF_RANGE, "start stores at index 0 or later along every dimension"),
+    "wait-parity": (Kind.OUT_OF_RANGE, "wait for the lowest bit of the number of laps: laps & 1"),
     "no-such-stage": (Kind.OUT_OF_RANGE, "count stages from 0 to stages - 1"),
     "peer-exited": (Kind.EXITED_PEER, "let each CTA wait for its peers' last signals before it leaves"),
     "exit-load-in-flight": (Kind.IN_FLIGHT_AT_EXIT, "wait for every load before the CTA leaves"),

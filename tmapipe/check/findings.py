@@ -106,6 +106,7 @@ class Report:
         events: Transitions executed.
         seconds: How long it took.
         runs: In words, what was shown and how.
+        problem: In which the errors were found, if several were run (`tmapipe.check.search.Problem`).
     """
 
     name: str
@@ -114,6 +115,7 @@ class Report:
     events: int = 0
     seconds: float = 0.0
     runs: tuple[str, ...] = attrs.field(factory=tuple)
+    problem: Any = None
 
     @property
     def errors(self) -> tuple[Finding, ...]:

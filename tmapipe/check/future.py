@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tmapipe.check.positions import CLUSTER, Key, Live, Positions, slot_position, tells_parity
+from tmapipe.check.positions import CLUSTER, Key, Live, Positions, Shifts, slot_position, tells_parity
 from tmapipe.check.relative import Renaming
 from tmapipe.isa.effects import Start, declared
 from tmapipe.machine.layout import Layout
@@ -42,7 +42,7 @@ class Future:
         self.waiters = self._waiters()
         self.users = self._users()
 
-    def renaming(self, shifts: dict[str, int]) -> Renaming:
+    def renaming(self, shifts: Shifts) -> Renaming:
         """The renaming by these shifts of the arrays of `live`."""
         key = tuple(shifts.values())
         if key not in self.renamings:

@@ -18,9 +18,11 @@ from tmapipe.isa.operands import Kind as OperandKind
 from tmapipe.machine.layout import Layout
 from tmapipe.plan.model import Buffer
 
-__all__ = ["CLUSTER", "Key", "Live", "Positions", "slot_position", "iteration_of", "without_position"]
+__all__ = ["CLUSTER", "Key", "Live", "Positions", "Shifts", "slot_position", "iteration_of", "without_position"]
 
 Key = tuple[int, Any, str]  # warp, sort of operation, array of barriers or slots
+Shifts = dict[tuple[int, str], int]  # (CTA, array) -> stages
+PEERS = "peers"  # the last part of a sort of operations that reach them
 CLUSTER = -1  # the cluster's barrier, among the numbers of named ones
 
 #: Operands that tell a position in a ring, or do not matter to the protocol: left out where programs are compared.
@@ -116,9 +118,9 @@ class Positions:
             self._positions = np.array(found, np.int64), np.array([key in at for key in live.keys], bool)
         return self._positions
 
-    def shifts_from(self, before: Positions, live: Live) -> dict[str, int] | None:
-        """By array: by how many stages (and parity flips) the warps have moved on since *before*; None if they have not moved
-        alike.
+    def shifts_from(self, before: Positions, live: Live) -> Shifts | None:
+        """By CTA and array: by how many stages (and parity flips) the warps have moved on since *before*; None if they have
+        not moved alike.
 
         Args:
             live: What may still come; only its positions matter.
@@ -126,28 +128,37 @@ class Positions:
         (now, any_now), (then, any_then) = self.of(live), before.of(live)
         if (any_now != any_then).any():
             return None
-        found: dict[str, int] = {}
+        found: Shifts = {}
         moved = now - then
-        for array, stages, waits, others in live.arrays:
+        for ctas, array, stages, waits, others in live.arrays:
             around = 2 * stages if len(waits) else stages  # waits tell the parity, too
-            shift = found[array] = int(moved[waits[0] if len(waits) else others[0]] % around)
+            shift = int(moved[waits[0] if len(waits) else others[0]] % around)
+            found.update({(cta, array): shift for cta in ctas})
             if (moved[waits] % around != shift).any() or (moved[others] % stages != shift % stages).any():
                 return None
         return found
 
 
 class Live:
-    """Sorts of operations that may come again. arrays: (name, stages, indices of waits in keys, indices of others)."""
+    """Sorts of operations that may come again.
+
+    arrays: (CTAs, name, stages, indices of waits in keys, indices of others). An array that no peer signals or writes to is
+    one of each CTA by itself: each may be as far in it as it likes.
+    """
 
     def __init__(self, layout: Layout, keys: Iterable[Key]):
         self.keys = tuple(keys)
         stages = stages_of(layout)
         self.arrays = []
-        for array in dict.fromkeys(key[2] for key in self.keys):
-            own = [i for i, key in enumerate(self.keys) if key[2] == array]
+        shared = {array for _, sort, array in self.keys if _at_peers(sort)}
+        every = tuple(range(layout.ctas))
+        for ctas, array in dict.fromkeys(
+            (every if array in shared else (agent // layout.warps,), array) for agent, _, array in self.keys
+        ):
+            own = [i for i, key in enumerate(self.keys) if key[2] == array and key[0] // layout.warps in ctas]
             waits = np.array([i for i in own if tells_parity(self.keys[i][1])], np.int64)
             others = np.array([i for i in own if not tells_parity(self.keys[i][1])], np.int64)
-            self.arrays.append((array, stages[array], waits, others))
+            self.arrays.append((ctas, array, stages[array], waits, others))
 
 
 def stages_of(layout: Layout) -> dict[str, int]:
@@ -178,6 +189,11 @@ def without_position(op: Any) -> Any:
 def _data_operands(kind: Any) -> dict[str, Any]:
     """The operands that only data depends on, each with nothing in it."""
     return dict.fromkeys(declared(kind).named(OperandKind.AT), ())
+
+
+def _at_peers(sort: Any) -> bool:
+    """Whether operations of this sort reach other CTAs."""
+    return isinstance(sort, tuple) and sort[-1] is PEERS
 
 
 def tells_parity(sort: Any) -> bool:
@@ -232,12 +248,13 @@ def _apart(layout: Layout, op: Any) -> tuple[Any, list[tuple[Any, str, int, int]
     left_out = (*_LEFT_OUT, OperandKind.PARITY)
     rest = kind, *(getattr(op, name) for name, what in of.operands.items() if what not in left_out)
     moves: list[tuple[Any, str, int, int]] = []
+    far = (PEERS,) if any(getattr(op, name) is not None for name in of.named(OperandKind.MASK)) else ()
     for name in of.named(OperandKind.BAR):
         barrier, stage = layout.bars[getattr(op, name)]
         laps = 2 if parities else 1  # a lap flips the parity
         position = stage + barrier.stages * (getattr(op, parities[0]) if parities else 0)
-        moves.append((kind, barrier.name, position, laps * barrier.stages))
+        moves.append(((kind, *far) if far else kind, barrier.name, position, laps * barrier.stages))
     for name in of.named(OperandKind.SLOT):
         buffer, stage = layout.slots[getattr(op, name)]
-        moves.append(((kind, name), *slot_position(buffer, stage)))
+        moves.append(((kind, name, *far), *slot_position(buffer, stage)))
     return (*rest, *(array for _, array, _, _ in moves)), moves

@@ -1,14 +1,20 @@
-"""The problems that a schedule is checked on: tensor shapes, and each warp's program for them.
+"""The problems that a schedule is checked on: tensor shapes, kinds of tiles, and each warp's program for them.
 
-Two numbers vary: the output tiles of a CTA, and the steps of the inner loops (tiles along dimensions that the output lacks).
+What varies are the number of output tiles of a CTA, and what the bodies decide on (`kinds`): extents, coordinates, ...
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tmapipe.check.positions import Key, without_position
+from tmapipe.check.kinds import Kinds, kinds_of
+from tmapipe.check.positions import Key
+from tmapipe.check.recording import RecordingIsa, Tables
 from tmapipe.check.relative import Program, RelativeRun, origin_of, record_marked
+from tmapipe.check.state import unchanged
+from tmapipe.check.varying import Decisions, names_replaced, text_of
 from tmapipe.isa.interface import Isa
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Layout
@@ -17,16 +23,17 @@ from tmapipe.plan.model import Plan
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
 
-__all__ = ["Problems", "Shapes"]
+__all__ = ["Kind", "Problems", "Shapes"]
 
 Shapes = dict[str, tuple[int, ...]]
+Kind = tuple[int, ...]
 
 
 class Problems:
     """Problems of one schedule on one cluster.
 
-    group: tiles that the teams of all roles take together; slots: of the longest ring; dims: of the output; inner: the
-    dimensions of inner loops; steps: the numbers of steps whose programs differ, from 0 on.
+    group: tiles that the teams of all roles take together; slots: of the longest ring; dims: of the output; kinds: what the
+    bodies decide on, by all that has been recorded so far.
     """
 
     def __init__(self, schedule: Schedule, plan: Plan):
@@ -35,18 +42,44 @@ class Problems:
         self.tile = tuple(axis.elements for axis in schedule.axes.values())
         self.group = max([role.teams for role in plan.roles])
         self.slots = max([ring.stages for ring in plan.rings], default=1)
+        self.decisions = Decisions()
+        self.kinds = Kinds()
+        self.others = tuple(dict.fromkeys(d for part in plan.transfers for d in part.dims if d not in self.dims))
         self._parts: dict[Any, Any] = {}
-        self._programs: dict[tuple[int, int], list[Program]] = {}
-        self._relative: dict[tuple[int, int], RelativeRun] = {}
-        self.inner: tuple[str, ...] = ()
-        others = dict.fromkeys(d for part in plan.transfers for d in part.dims if d not in self.dims)
-        self.inner = tuple(dim for dim in others if self._counts(dim))
-        self.steps = self.steps_taken(1)
+        self._programs: dict[tuple[int, Kind], list[Program]] = {}
+        self._relative: dict[tuple[int, Kind], RelativeRun] = {}
         self._origin: dict[Key, int] | None = None
+        self.largest: Kind = ()  # the kind with the largest values that are looked at
 
     def entry(self, isa: Isa) -> None:
         """What each warp runs."""
         kernel_main(isa, self.schedule)
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """The dimensions that the output lacks and the bodies count."""
+        steps = any(key[1] in ("tile.steps", "tile.first") for key in self.kinds.keys if key[0] == "symbol")
+        extents = {key[1] for key in self.sources() if key[0] == "extent"}
+        return tuple(dim for dim in self.others if steps or dim in extents)
+
+    def sources(self) -> set[Any]:
+        """All terms that bodies use, and those that these are computed of."""
+        found: set[Any] = set()
+        todo = [key for use in self.decisions.uses for key, _ in use.terms]
+        while todo:
+            key = todo.pop()
+            found.add(key)
+            todo += self.decisions.terms[key].of
+        return found
+
+    def is_steps(self, key: Any) -> bool:
+        """Whether a term is the number of tiles along a dimension that the output lacks: all, or those of a part."""
+        if key == ("symbol", "tile.steps"):
+            return True
+        parts = self.plan.transfers
+        units = {(d, e) for part in parts for d, e in zip(part.dims, part.tile, strict=True) if d in self.others}
+        return any(text_of(((key, 1),)) in (f"ceil(the extent of {d} / {e})", f"the extent of {d}"[: 99 * (e == 1)])
+                   for d, e in units)  # fmt: skip
 
     def shapes(self, tiles: int, steps: int, outer: int = 1) -> Shapes:
         """Shapes of all tensors.
@@ -64,79 +97,112 @@ class Problems:
         for part in self.plan.transfers:
             for dim, extent in zip(part.dims, part.tile, strict=True):
                 if dim not in self.dims:
-                    extents[dim] = extent * (steps if dim in self.inner else 1)
-        extents = self.plan.related(extents)
-        return {name: tuple(extents[dim] for dim in dims) for name, dims in self.plan.dims.items()}
+                    extents[dim] = extent * steps
+        return self.with_extents(extents)
 
-    def record(self, shapes: Shapes, ctas: int | None = None) -> list[Program]:
-        """Each warp's program, or those of the first *ctas* CTAs."""
-        return record_marked(self.layout, self.entry, shapes, ctas)
+    def with_extents(self, extents: Mapping[str, int]) -> Shapes:
+        """Shapes of all tensors, from the extents of all dimensions; 1 for those that nothing transfers."""
+        every = self.plan.related({**{dim: 1 for dims in self.plan.dims.values() for dim in dims}, **extents})
+        return {name: tuple(every[dim] for dim in dims) for name, dims in self.plan.dims.items()}
 
-    def programs(self, tiles: int, steps: int) -> list[Program]:
-        """Each warp's program for *tiles* output tiles a CTA, of *steps* steps each."""
-        found = self._programs.get((tiles, steps))
+    # ---- recordings -----------------------------------------------------------------------------------------------
+
+    def isa(
+        self,
+        agent: int,
+        emit: Callable[[Any], None],
+        shapes: Shapes,
+        cluster: int = 0,
+        clusters: int = 1,
+        values_of: Callable[[int], Mapping[Any, int]] | None = None,
+        tables: Tables | None = None,
+        layout: Layout | None = None,
+    ) -> RecordingIsa:
+        """The instruction set of one warp, which records its program."""
+        return RecordingIsa(
+            layout or self.layout,
+            agent,
+            cluster,
+            clusters,
+            shapes,
+            emit,
+            decisions=self.decisions,
+            values_of=values_of,
+            numbered=self.dims[-1],
+            tables=tables,
+        )
+
+    def recording(self) -> Any:
+        """The scope in which bodies are recorded."""
+        spaces: dict[int, dict[str, Any]] = {id(module.__dict__): module.__dict__ for module in self._modules()}
+        declared = self.schedule.declared
+        for body in (*declared.bodies.values(), *declared.befores.values()):
+            spaces[id(body.__globals__)] = body.__globals__
+        return names_replaced(list(spaces.values()))
+
+    def _modules(self) -> list[Any]:
+        names = {cls.__module__ for cls in type(self.schedule).__mro__ if cls is not object}
+        return [sys.modules[name] for name in sorted(names) if name in sys.modules]
+
+    def check_state(self) -> None:
+        """Raises `ScopeError` if what bodies do depends on something that they change."""
+        shapes = self.shapes(2 * self.group, 2)
+
+        def programs(backwards: bool) -> list[Program]:
+            with self.recording():
+                return record_marked(
+                    self.layout, self.entry, lambda agent, emit: self.isa(agent, emit, shapes), backwards
+                )
+
+        unchanged(self.schedule, programs)
+
+    def in_order(self, kinds: list[Kind]) -> tuple[list[Program], list[Kind]]:
+        """Each warp's program for tiles of these kinds, and the order in which they come."""
+        shapes = self.shapes(len(kinds), 1)
+        taken: list[list[int]] = []
+
+        def make(agent: int, emit: Callable[[Any], None]) -> RecordingIsa:
+            numbers: list[int] = []
+            taken.append(numbers)
+
+            def values_of(number: int) -> Mapping[Any, int]:
+                numbers.append(number % len(kinds))
+                return self.kinds.at(kinds[numbers[-1]])
+
+            return self.isa(agent, emit, shapes, values_of=values_of)
+
+        with self.recording():
+            programs = record_marked(self.layout, self.entry, make)
+        numbers = next((n for n in taken if len(n) == len(kinds)), range(len(kinds)))
+        return programs, [kinds[number] for number in numbers]
+
+    def programs(self, tiles: int, kind: Kind) -> list[Program]:
+        """Each warp's program for *tiles* output tiles a CTA of one kind."""
+        found = self._programs.get((tiles, kind))
         if found is None:
-            found = self._programs[tiles, steps] = self.record(self.shapes(tiles, steps))
+            found = self._programs[tiles, kind] = self.in_order([kind] * tiles)[0]
         return found
 
-    def relative(self, tiles: int, steps: int) -> RelativeRun:
+    def relative(self, tiles: int, kind: Kind) -> RelativeRun:
         """The same, as relative operations."""
-        found = self._relative.get((tiles, steps))
+        found = self._relative.get((tiles, kind))
         if found is None:
-            found = self._relative[tiles, steps] = self.as_relative(self.programs(tiles, steps), tiles)
+            found = self._relative[tiles, kind] = self.as_relative(self.programs(tiles, kind), tiles)
         return found
 
     def as_relative(self, programs: list[Program], tiles: int) -> RelativeRun:
         """Any programs as relative operations."""
         if self._origin is None:
             two = 2 * self.group
-            self._origin = origin_of(self.layout, self.programs(two, self.steps[-1]), two, self.group)
+            self._origin = origin_of(self.layout, self.programs(two, self.largest), two, self.group)
         return RelativeRun(self.layout, programs, tiles, self._origin, self._parts)
 
-    def steps_of(self, i: int) -> int:
-        """The i-th number of steps; beyond the recorded ones, numbers go on by the same difference."""
-        beyond = max(0, i - len(self.steps) + 1)
-        return max(1, self.steps[i - beyond] + beyond * (self.steps[-1] - self.steps[-2])) if self.inner else 1
-
-    def uneven(self) -> list[Shapes]:
-        """Problems with several tiles along dimensions before the tile's, such as the parts of a split k.
-
-        Their tiles can take different numbers of steps, or none.
-        """
-        if len(self.dims) < 3 or not self.inner or self.group > 1:
-            return []
-        return [self.shapes(1, steps, outer=3) for steps in (1, 2, 5)]
-
-    def _counts(self, dim: str) -> bool:
-        """Whether the programs depend on the number of tiles along *dim*: not if the bodies load only one of them."""
-        shapes = self.shapes(self.group, 1)
-
-        def lengths(times: int) -> list[int]:
-            longer = {
-                name: tuple(size * (times if d == dim else 1) for d, size in zip(dims, shapes[name], strict=True))
-                for name, dims in self.plan.dims.items()
-            }
-            return [len(program.ops) for program in self.record(longer, ctas=1)]
-
-        once = lengths(1)
-        return any(lengths(times) != once for times in (2, 3, self.slots + 1, 2 * self.slots + 6))
-
-    def steps_taken(self, at_once: int) -> list[int]:
-        """`steps` of schedules that take *at_once* steps together."""
-        return self._different_steps(at_once * (self.slots + 3))
-
-    def _different_steps(self, most: int) -> list[int]:
-        """Numbers of inner steps whose programs (the first CTA's) differ from those for one step fewer."""
-        found, before = [0], self._without_positions(0)
-        for steps in range(1, 4 * most) if self.inner else ():
-            now = self._without_positions(steps)
-            if now != before:
-                found.append(steps)
-                before = now
-            if len(found) > most:
-                break
-        return found
-
-    def _without_positions(self, steps: int) -> list[list[Any]]:
-        programs = self.record(self.shapes(self.group, steps), ctas=1)
-        return [[without_position(op) for op in program.ops] for program in programs]
+    def vary(self) -> bool:
+        """Takes up what bodies have been found to decide on; whether that is something new."""
+        kinds = kinds_of(self.decisions)
+        if kinds == self.kinds:
+            return False
+        if kinds.at(tuple(range(len(kinds.keys)))) != self.kinds.at(tuple(range(len(self.kinds.keys)))):
+            self._programs, self._relative, self._origin, self.largest = {}, {}, None, ()
+        self.kinds = kinds
+        return True

@@ -18,7 +18,7 @@ from tmapipe.plan.model import Plan
 
 __all__ = ["MAX_STEPS", "check_operations", "check_program", "limit_finding", "ordered", "run_checked"]
 
-MAX_STEPS = 5_000_000
+MAX_STEPS = 1_000_000
 
 Entry = Callable[[Any], None]
 Shapes = dict[str, tuple[int, ...]]
@@ -44,13 +44,20 @@ def check_program(plan: Plan, entry: Entry, shapes: Shapes, clusters: int = 1, n
 
 
 def run_checked(
-    plan: Plan, entry: Entry, shapes: Shapes, cluster: int = 0, clusters: int = 1, max_steps: int = MAX_STEPS
+    plan: Plan,
+    entry: Entry,
+    shapes: Shapes,
+    cluster: int = 0,
+    clusters: int = 1,
+    max_steps: int = MAX_STEPS,
+    make: Callable[[Layout, int, Callable[[Any], None]], Any] | None = None,
 ) -> tuple[list[Finding], int]:
-    """(findings, transitions) of one cluster. Source lines are looked up only if there is something to report."""
+    """(findings, transitions) of one cluster. Source lines are looked up only if there is something to report. *make*: as of
+    `record`."""
 
     def once(locate: bool) -> tuple[list[Finding], int]:
         try:
-            options: Any = {"layout": layout, "locate": locate, "max_steps": max_steps}
+            options: Any = {"layout": layout, "locate": locate, "max_steps": max_steps, "make": make}
             programs = record(plan, entry, shapes, cluster, clusters, **options)
         except HazardError as error:
             return hazard_findings(error, LinearCheck(layout, shapes)), 0

@@ -167,7 +167,11 @@ class RunState:
         at = self.positions.of(live)[0]
         return Renaming(
             self.layout,
-            {array: -int(at[(waits if len(waits) else others)[0]]) for array, _, waits, others in live.arrays},
+            {
+                (cta, array): -int(at[(waits if len(waits) else others)[0]])
+                for ctas, array, _, waits, others in live.arrays
+                for cta in ctas
+            },
         )
 
     @cached_property

@@ -6,15 +6,15 @@ The i-th iteration of a loop over a ring uses stage i mod S, with a parity that 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tmapipe.check.positions import Key, Positions, iteration_of, slot_position, without_position
+from tmapipe.check.positions import Key, Positions, Shifts, iteration_of, slot_position, without_position
 from tmapipe.isa.effects import declared
 from tmapipe.isa.operands import Kind
 from tmapipe.isa.ops import Exit
-from tmapipe.machine import MachineIsa
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.machine import at_most
 
@@ -39,44 +39,51 @@ class Program(NamedTuple):
 
 
 def record_marked(
-    layout: Layout, entry: Callable[[Any], None], shapes: dict[str, tuple[int, ...]], ctas: int | None = None
+    layout: Layout,
+    entry: Callable[[Any], None],
+    make: Callable[[int, Callable[[Any], None]], Any],
+    backwards: bool = False,
 ) -> list[Program]:
     """Each warp's operations, `Exit` last, with the iterations of the outermost `Isa.loop` marked.
 
     Local operations are left out: how often a warp looks into a table, say, depends on data alone.
 
     Args:
-        ctas: Record only the first ones; None: all.
+        make: Makes the instruction set of a warp, from its number and from what takes operations.
+        backwards: Record the last warp first.
     """
-    programs = []
-    for agent in range(layout.agents if ctas is None else ctas * layout.warps):
+    programs: dict[int, Program] = {}
+    for agent in reversed(range(layout.agents)) if backwards else range(layout.agents):
         program: list[Any] = []
         marks: list[int] = []
-        isa: Any = MachineIsa(layout, agent, 0, 1, shapes, _without_local(at_most(MAX_OPERATIONS, program)))
-        isa.loop = _marking(program, marks)
+        isa = make(agent, _without_local(at_most(MAX_OPERATIONS, program)))
+        isa.loop = _marking(isa.loop, program, marks)
         entry(isa)
         program.append(Exit())
-        programs.append(Program(program, marks or [len(program) - 1]))
-    return programs
+        programs[agent] = Program(program, marks or [len(program) - 1])
+    return [programs[agent] for agent in range(layout.agents)]
 
 
 def _without_local(add: Callable[[Any], None]) -> Callable[[Any], None]:
     def emit(op: Any) -> None:
-        if not declared(type(op)).local:
+        if not _is_local(type(op)):  # type: ignore[arg-type]
             add(op)
 
     return emit
 
 
-def _marking(program: list[Any], marks: list[int]) -> Callable[[int, Callable[[int], None]], None]:
+@functools.cache
+def _is_local(kind: Any) -> bool:
+    return declared(kind).local
+
+
+def _marking(within: Callable[..., None], program: list[Any], marks: list[int]) -> Callable[..., None]:
     inside = False
 
     def loop(trips: int, body: Callable[[int], None]) -> None:
         nonlocal inside
         if inside:
-            for i in range(trips):
-                body(i)
-            return
+            return within(trips, body)
         inside = True
         start = len(program)
         found = []
@@ -151,7 +158,7 @@ def parts_of(layout: Layout, programs: Sequence[Program], tile: int) -> list[lis
 class Renaming:
     """Stages of one state, by their names in another. shifts: as `Positions.shifts_from` gives them."""
 
-    def __init__(self, layout: Layout, shifts: dict[str, int]):
+    def __init__(self, layout: Layout, shifts: Shifts):
         self.layout, self.shifts = layout, shifts
         self.renamed: dict[Any, Any] = {}
 
@@ -160,30 +167,38 @@ class Renaming:
         """By an mbarrier's flat index in the cluster: its index there, and whether its parity flips."""
         layout = self.layout
         found = []
-        for i, (barrier, stage) in enumerate(layout.bars):
-            laps, position = divmod(stage + self.shifts.get(barrier.name, 0), barrier.stages)
-            found.append((i - stage + position, laps & 1))
-        return [(cta * layout.nbars + i, flips) for cta in range(layout.ctas) for i, flips in found]
+        for cta in range(layout.ctas):
+            for i, (barrier, stage) in enumerate(layout.bars):
+                laps, position = divmod(stage + self.shifts.get((cta, barrier.name), 0), barrier.stages)
+                found.append((cta * layout.nbars + i - stage + position, laps & 1))
+        return found
 
     @cached_property
     def slots(self) -> list[int]:
         """By a slot's flat index in the cluster: its index there."""
         layout = self.layout
         found = []
-        for i, (buffer, stage) in enumerate(layout.slots):
-            array, position, around = slot_position(buffer, stage)
-            found.append(i - position + (position + self.shifts.get(array, 0)) % around)
-        return [cta * layout.nslots + i for cta in range(layout.ctas) for i in found]
+        for cta in range(layout.ctas):
+            for i, (buffer, stage) in enumerate(layout.slots):
+                array, position, around = slot_position(buffer, stage)
+                shift = self.shifts.get((cta, array), 0)
+                found.append(cta * layout.nslots + i - position + (position + shift) % around)
+        return found
 
-    def op(self, op: Any) -> Any:
-        """The same operation there."""
-        key = without_position(op)
+    def op(self, agent: int, op: Any) -> Any:
+        """The same operation of a warp there."""
+        layout, cta = self.layout, agent // self.layout.warps
+        bars, slots = cta * layout.nbars, cta * layout.nslots
+        key = cta, without_position(op)
         found = self.renamed.get(key)
         if found is None:
             of = declared(type(op))
-            changes: dict[str, Any] = {name: self.slots[getattr(op, name)] for name in of.named(Kind.SLOT)}
+            changes: dict[str, Any] = {
+                name: self.slots[slots + getattr(op, name)] - slots for name in of.named(Kind.SLOT)
+            }
             for name in of.named(Kind.BAR):
-                changes[name], flips = self.bars[getattr(op, name)]
+                there, flips = self.bars[bars + getattr(op, name)]
+                changes[name] = there - bars
                 changes.update({parity: getattr(op, parity) ^ flips for parity in of.named(Kind.PARITY)})
             found = self.renamed[key] = op._replace(**changes) if changes else op
         return found

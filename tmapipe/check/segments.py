@@ -1,10 +1,10 @@
-"""What a run can do next, between two tiles or between two inner steps: the segments of a schedule.
+"""What a run can do next, between two tiles or between two turns of inner loops: the segments of a schedule.
 
-They are taken from recorded programs and shown to be the same in all of them, as relative operations. A tile of k steps is
-``A B^(k-n) C`` with the same A, B and C for each k from some n on, or has operations of its own (k < n). So a program is
-``head (tile)* tail``, with tiles of any steps. A few early tiles may have operations of their own: those of warps that hold
-back the last few slots. If a role takes steps in pairs, even and odd numbers of steps have this form by themselves, with a B
-of two steps.
+They are taken from recorded programs and shown to be the same in all of them, as relative operations. A tile whose bodies
+count k is ``A B^(k-n) C`` with the same A, B and C for each k from some n on, or has operations of its own (k < n). If the
+bodies decide on several numbers, A, B and C have that form for the next one. So a program is ``head (tile)* tail``, with tiles
+of any kinds. A few early tiles may have operations of their own: those of warps that hold back the last few slots. If a role
+takes steps in pairs, even and odd numbers of steps have this form by themselves, with a B of two steps.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from typing import Any
 import attrs
 
 from tmapipe.check.future import Future
+from tmapipe.check.kinds import MOST_KINDS, Variation, product
 from tmapipe.check.positions import Positions
-from tmapipe.check.problems import Problems
+from tmapipe.check.problems import Kind, Problems
 from tmapipe.check.relative import parts_of
 
 __all__ = ["END", "After", "NotRegular", "Segment", "Segments", "Where", "segments_of"]
 
-Where = tuple[str, int]  # ("tile", i) before the i-th tile, ("step", i) among its inner steps
+Where = tuple[str, int]  # ("tile", i) before the i-th tile, ("step", i) between turns of one of its loops
 Ops = list[list[Any]]  # by warp
 END: Where = ("end", 0)
 LAPS = 3  # around the longest ring, in the longest programs that are looked at
 EMPTY = "a tile of 0 steps"
+MOST_PASSES = 6  # over the programs: each can show more that bodies decide on
 
 
 @attrs.frozen
@@ -32,7 +34,8 @@ class Segment:
     """A piece of a run: operations of all warps.
 
     parts: by warp, as recorded; start, end: positions of the warps before and after; to: the boundary to which it leads;
-    steps: by how many numbers of steps it goes on (one, for a tile without inner loops); begins: whether a tile begins.
+    kind: of the tile that begins, if one does; empty: whether only a tensor without elements has such tiles; grows: which
+    number of the tile's kind it adds to, and how much.
     """
 
     parts: list[list[Any]]
@@ -40,32 +43,36 @@ class Segment:
     end: Positions
     to: Where
     name: str
-    steps: int = 0
-    begins: bool = False
+    kind: Kind | None = None
+    empty: bool = False
+    grows: tuple[int, int] | None = None
 
 
 @attrs.frozen
 class Segments:
     """All segments of a schedule.
 
-    head: from the start to the first tile; mixed: from each boundary, what can come next if the tiles of a CTA may take
-    different numbers of steps; alike: the same if all take the same number, by that number (the last one stands for all larger
-    ones); future: what may still come; uneven: whether tiles do take different numbers; empty: whether some take none,
-    although no tensor is empty; early: tiles before boundaries recur.
+    head: from the start to the first tile; mixed: from each boundary, what can come next if the tiles of a CTA may be of
+    different kinds; alike: the same if all are of one kind, where bodies decide on one number, by that number (the last one
+    stands for all larger ones); loops: how many of the segments from a boundary between turns are one more turn; future: what
+    may still come; uneven: whether tiles are of different kinds; empty: whether some take no steps, although no tensor is
+    empty; early: tiles before boundaries recur.
     """
 
     head: Segment
     mixed: After
     alike: dict[int, After]
+    loops: dict[Where, int]
     future: Future
     uneven: bool
     empty: bool
     early: int
 
     def without_empty(self) -> Segments:
-        """The same without tiles of no steps."""
-        mixed = {where: [s for s in segments if s.name != EMPTY] for where, segments in self.mixed.items()}
-        return attrs.evolve(self, mixed=mixed, alike={k: after for k, after in self.alike.items() if k})
+        """The same without tiles that only a tensor without elements has."""
+        mixed = {where: [s for s in segments if not s.empty] for where, segments in self.mixed.items()}
+        alike = {k: after for k, after in self.alike.items() if not any(s.empty for s in after["tile", 0])}
+        return attrs.evolve(self, mixed=mixed, alike=alike)
 
 
 After = dict[Where, list[Segment]]
@@ -76,7 +83,7 @@ class NotRegular(Exception):
 
 
 class NotAlike(NotRegular):
-    """Inner steps are not all alike, one by one or two by two."""
+    """Turns of inner loops are not all alike, one by one or two by two."""
 
     def __init__(self) -> None:
         super().__init__("inner steps are not all alike")
@@ -88,49 +95,90 @@ def segments_of(problems: Problems) -> Segments:
     Raises:
         NotRegular: Its programs do not have the form above.
     """
-    if len(problems.inner) > 1:
-        raise NotRegular(f"inner loops over several dimensions ({', '.join(problems.inner)})")
+    if problems.layout.agents:
+        problems.programs(2 * problems.group, problems.largest)
+    problems.vary()
+    for _ in range(MOST_PASSES):
+        try:
+            found = _found(problems)
+        except NotRegular:
+            if not problems.vary():
+                raise
+            continue
+        if not problems.vary():
+            return found
+    raise NotRegular("bodies decide on ever more numbers")
+
+
+def _found(problems: Problems) -> Segments:
+    if problems.kinds.open:
+        raise NotRegular("bodies decide on " + "; ".join(problems.kinds.open))
     try:
-        return _Finder(problems, problems.steps, 1).segments()
+        return _Finder(problems, 1).segments()
     except NotAlike:
-        return _Finder(problems, problems.steps_taken(2), 2).segments()
+        return _Finder(problems, 2).segments()
+
+
+@attrs.frozen
+class _Piece:
+    """Part of a tile of one kind: by warp, from where to where in its operations. shown: the kind of tile that begins with it,
+    for texts; without_end: the variations that it stands for all larger values of."""
+
+    kind: Kind
+    first: list[int]
+    last: list[int]
+    shown: Kind
+    without_end: tuple[int, ...] = ()
+
+
+_Portion = dict[tuple[int, ...], _Piece]  # by the values of what is still to be told apart
 
 
 class _Finder:
     """Finds the segments.
 
-    few: a small number of steps; early: tiles before all are alike, a whole number of groups; around: as many tiles as go a
-    few times around the rings; at_once: inner steps of a segment.
+    values: by variation, those to look at; few: a kind of small values; early: tiles before all are alike, a whole number of
+    groups; around: as many tiles as go a few times around the rings; at_once: inner steps of a segment.
     """
 
-    def __init__(self, problems: Problems, steps: list[int], at_once: int):
-        self.problems, self.group, self.steps, self.at_once = problems, problems.group, steps, at_once
-        self.few = self.steps[min(1, len(self.steps) - 1)]
+    def __init__(self, problems: Problems, at_once: int):
+        self.problems, self.group, self.at_once = problems, problems.group, at_once
+        self.variations: tuple[Variation, ...] = problems.kinds.variations
+        self.values = [each.values(problems.slots + 3, at_once) for each in self.variations]
+        self.kinds = product(self.values)
+        if len(self.kinds) > MOST_KINDS:
+            texts = ", ".join(each.text for each in self.variations)
+            raise NotRegular(
+                f"bodies decide on so many numbers ({texts}) that {len(self.kinds)} kinds of tiles would differ"
+            )
+        problems.largest = self.kinds[-1]
+        self.few: Kind = tuple(max(0, values[min(1, len(values) - 1)]) for values in self.values)
         self.around = (LAPS * problems.slots + 1) * self.group
         long = problems.relative(self.around, self.few).tiles
         self.early = next(n for n in range(0, len(long), self.group) if self._alike(long, n))
         if self.early + 2 * self.group > self.around - problems.slots:
             raise NotRegular("tiles are not alike")
-        self.uneven_ends: list[Positions] = []
+        self.ends: list[Positions] = []
         self.mixed: After = {}
         self.alike: dict[int, After] = {}
+        self.loops: dict[Where, int] = {}
 
     def segments(self) -> Segments:
         problems, group, early = self.problems, self.group, self.early
-        boundaries = early + group
+        self.boundaries = boundaries = early + group
         few = [(tiles, self.few) for tiles in (*range(1, boundaries + group), self.around)]
-        relative = {each: problems.relative(*each) for each in [*few, *((boundaries, k) for k in self.steps)]}
+        relative = {each: problems.relative(*each) for each in [*few, *((boundaries, kind) for kind in self.kinds)]}
         head = relative[boundaries, self.few].head
-        for (tiles, k), run in relative.items():
+        for (tiles, kind), run in relative.items():
             if run.head != head:
                 raise NotRegular("what comes before the first tile depends on the problem")
-            usual = relative[boundaries, k].tiles
+            usual = relative[boundaries, kind].tiles
             if any(tile != usual[self._boundary(i)] for i, tile in enumerate(run.tiles)):
-                raise NotRegular(f"tiles of {k} steps are not all alike")
+                raise NotRegular(f"{self._text(kind)} is not always alike")
             if run.tail != relative[self._boundary(tiles) or boundaries, self.few].tail:
                 raise NotRegular("what comes after the last tile depends on the problem")
         for i in range(boundaries):
-            self._tile(i, [relative[boundaries, k].tiles[i] for k in self.steps])
+            self._tile(i)
             tiles = i or (0 if early else boundaries)
             if tiles:  # no tile at all is run by itself
                 tail = [p.ops[p.tiles[-1] :] for p in problems.programs(tiles, self.few)]
@@ -138,12 +186,15 @@ class _Finder:
                 ending = Segment(tail, end, end, END, "the end")
                 for after in (self.mixed, *self.alike.values()):
                     after["tile", i].append(ending)
-        uneven, empty = self._add_uneven([relative[boundaries, k].tiles[early] for k in self.steps])
+        uneven = any(each.term.per_tile for each in self.variations)
+        if uneven:
+            self._check_orders()
         programs = problems.programs(boundaries, self.few)
         start = relative[boundaries, self.few].starts[0]
         begin = Segment([p.ops[: p.tiles[0]] for p in programs], start, start, ("tile", 0), "the start")
-        future = Future(problems.layout, [*(run.end for run in relative.values()), *self.uneven_ends])
-        return Segments(begin, self.mixed, self.alike, future, uneven, empty, early)
+        future = Future(problems.layout, [*(run.end for run in relative.values()), *self.ends])
+        empty = not any(each.term.low != each.term.empty for each in self.variations)
+        return Segments(begin, self.mixed, self.alike, self.loops, future, uneven, empty, early)
 
     def _alike(self, tiles: list[Ops], n: int) -> bool:
         return all(tile == tiles[n + (i - n) % self.group] for i, tile in enumerate(tiles) if i >= n)
@@ -152,112 +203,200 @@ class _Finder:
         """Which boundary between tiles comes before the tile of this number."""
         return tile if tile < self.early else self.early + (tile - self.early) % self.group
 
-    def _tile(self, i: int, relative: list[Ops]) -> None:
-        """Adds what can come at the *i*-th boundary. *relative*: its tile's operations, by number of steps."""
-        for first in range(self.at_once):
-            self._tiles_from(i, first, relative[first :: self.at_once])
+    def _text(self, kind: Kind) -> str:
+        if not kind:
+            return "a tile"
+        if len(kind) == 1 and self.problems.is_steps(self.variations[0].key):
+            return f"a tile of {kind[0]} steps"
+        both = zip(self.variations, kind, strict=True)
+        return "a tile with " + ", ".join(f"{each.text} = {value}" for each, value in both)
 
-    def _tiles_from(self, i: int, first: int, relative: list[Ops]) -> None:
-        """The same for tiles of every `at_once`-th number of steps from the *first* on."""
-        problems, steps, tiles = self.problems, self.steps[first :: self.at_once], self.early + self.group
+    def _empty(self, piece: _Piece) -> bool:
+        fixed = [d for d in range(len(piece.shown)) if d not in piece.without_end]
+        lows = [self.variations[d].term.low for d in fixed]
+        return any(low is not None and piece.shown[d] < low for d, low in zip(fixed, lows, strict=True))
+
+    # ---- tiles --------------------------------------------------------------------------------------------------------
+
+    def _tile(self, i: int) -> None:
+        """Adds what can come at the *i*-th boundary."""
+        whole: _Portion = {}
+        for kind in self.kinds:
+            lengths = [len(part) for part in self._parts(i, kind)]
+            whole[kind] = _Piece(kind, [0] * len(lengths), lengths, kind)
         before, following = ("tile", i), ("tile", self._boundary(i + 1))
+        self._divide(self.mixed, i, 0, whole, (before, following), True)
+        for d in range(len(self.values)):
+            self._check_many(i, d)
+        if len(self.values) <= 1:  # each number of turns up to a lap by itself
+            found: After = {}
+            self._divide(found, i, 0, whole, (before, following), True, least=self.problems.slots + 1)
+            for segment in found[before]:
+                assert segment.kind is not None
+                after = self.alike.setdefault(segment.kind[0] if segment.kind else 0, {})
+                after[before] = [segment]
+                if segment.to[0] == "step":
+                    after[segment.to] = found[segment.to]
 
-        def whole(k: int) -> Segment:
-            run, programs = problems.relative(tiles, k), problems.programs(tiles, k)
-            text = f"a tile of {k} steps" if problems.inner else "a tile"
-            taken = self.steps.index(k) if problems.inner else 1
-            parts = parts_of(problems.layout, programs, i)
-            return Segment(parts, run.starts[i], run.starts[i + 1], following, text, taken, True)
+    def _parts(self, i: int, kind: Kind) -> list[list[Any]]:
+        return parts_of(self.problems.layout, self.problems.programs(self.boundaries, kind), i)
 
-        if not problems.inner:
-            self.mixed[before] = [whole(0)]
-            self.alike.setdefault(0, {})[before] = [whole(0)]
+    def _words(self, i: int, piece: _Piece) -> Ops:
+        """The relative operations of a piece."""
+        tile = self.problems.relative(self.boundaries, piece.kind).tiles[i]
+        return [part[a:b] for part, a, b in zip(tile, piece.first, piece.last, strict=True)]
+
+    def _divide(
+        self,
+        into: After,
+        i: int,
+        d: int,
+        portion: _Portion,
+        ends: tuple[Where, Where],
+        begins: bool,
+        grows: tuple[int, int] | None = None,
+        least: int = 0,
+    ) -> None:
+        """Adds the segments of a portion of tile *i*, which has a piece for all values of the variations from the *d*-th on.
+
+        Args:
+            into: Where to add them.
+            ends: The boundaries before and after it.
+            begins: Whether the tile begins with it.
+            grows: As of `Segment`.
+            least: As many values are told apart at least.
+        """
+        if d == len(self.values):
+            (piece,) = portion.values()
+            into.setdefault(ends[0], []).append(self._segment(i, piece, ends[1], begins, grows))
             return
-        cut = _regular_from(relative)
+        values, variation = self.values[d], self.variations[d]
+        rests = list(dict.fromkeys(key[1:] for key in portion))
+
+        def only(value: int) -> None:
+            self._divide(into, i, d + 1, {rest: portion[(value, *rest)] for rest in rests}, ends, begins, grows)
+
+        if variation.all:
+            for value in values:
+                only(value)
+            return
+        if not variation.counted:  # the least and the largest value stand for all beyond them
+            for value in values[:-1]:
+                only(value)
+            words = [[self._words(i, portion[(value, *rest)]) for rest in rests] for value in values]
+            if words[-1] != words[-2] or (variation.term.empty is None and words[0] != words[1]):
+                raise NotRegular(f"tiles differ for ever larger {variation.text}")
+            larger = {rest: self._open_ended(portion[(values[-1], *rest)], d) for rest in rests}
+            self._divide(into, i, d + 1, larger, ends, begins, grows)
+            return
+        at_once = self.at_once
+        for own in (values[first::at_once] for first in range(at_once)):
+            cuts = {rest: self._cut(i, variation, [portion[(value, *rest)] for value in own]) for rest in rests}
+            n = max(start for start, _ in cuts.values())
+            n = max(n, min(least, len(own) - 1))
+            for value in own[:n]:
+                only(value)
+            if not any(b for _, sizes in cuts.values() for b, _ in sizes):
+                larger = {rest: self._open_ended(portion[(own[n], *rest)], d) for rest in rests}
+                self._divide(into, i, d + 1, larger, ends, begins, grows)
+                continue
+            within = ("step", len(self.loops))
+            self.loops[within] = 0
+            enter, step, leave = _Portion(), _Portion(), _Portion()
+            for rest, (_, sizes) in cuts.items():
+                piece, times = portion[(own[-1], *rest)], len(own) - 1 - n
+                # before the first and the second turn, and after the last: taken from one that has at least one turn
+                one, two, end = (
+                    [last - c - b * left for last, (b, c) in zip(piece.last, sizes, strict=True)]
+                    for left in (times, times - 1, 0)
+                )
+                shown = (*piece.shown[:d], own[n], *piece.shown[d + 1 :])
+                enter[rest] = self._open_ended(attrs.evolve(piece, last=one, shown=shown), d)
+                step[rest] = attrs.evolve(piece, first=one, last=two)
+                leave[rest] = attrs.evolve(piece, first=end)
+            self._divide(into, i, d + 1, enter, (ends[0], within), begins, grows)
+            self._divide(into, i, d + 1, step, (within, within), False, (d, at_once))
+            self.loops[within] = len(into[within])
+            self._divide(into, i, d + 1, leave, (within, ends[1]), False)
+
+    def _open_ended(self, piece: _Piece, d: int) -> _Piece:
+        return attrs.evolve(piece, without_end=(*piece.without_end, d))
+
+    def _cut(self, i: int, variation: Variation, pieces: list[_Piece]) -> tuple[int, list[tuple[int, int]]]:
+        """(n, by warp the lengths of B and C) of pieces for one value after another."""
+        words = [self._words(i, piece) for piece in pieces]
+        if variation.term.empty is None and words[0] != words[1]:
+            raise NotRegular(f"tiles differ for ever smaller {variation.text}")
+        cut = _regular_from(words)
         if cut is None:
             raise NotAlike
-        n, sizes = cut
-        times = len(steps) - 1 - n
-        run, parts = (
-            problems.relative(tiles, steps[-1]),
-            parts_of(problems.layout, problems.programs(tiles, steps[-1]), i),
-        )
-        entered, at = [], run.starts[i].copy()
-        cuts = [0] * len(parts)
-        for j in range(times + 1):  # before the inner step of this number
-            following_cuts = [len(p) - c - b * (times - j) for p, (b, c) in zip(parts, sizes, strict=True)]
-            at.advance(i, _between(parts, cuts, following_cuts))
-            cuts = following_cuts
-            entered.append((cuts, at.copy()))
-        self._check_many(i, steps, sizes, relative[-1])
-        within, last = ("step", self.at_once * i + first), [len(part) for part in parts]
+        return cut
 
-        def enter(j: int) -> Segment:
-            text, taken = f"a tile of {steps[n + j]} steps, up to its end", self.steps.index(steps[n + j])
-            return Segment(
-                _between(parts, [0] * len(parts), entered[j][0]),
-                run.starts[i],
-                entered[j][1],
-                within,
-                text,
-                taken,
-                True,
-            )
+    def _segment(self, i: int, piece: _Piece, to: Where, begins: bool, grows: tuple[int, int] | None) -> Segment:
+        parts = self._parts(i, piece.kind)
+        nothing = [0] * len(parts)
+        start = self.problems.relative(self.boundaries, piece.kind).starts[i].copy()
+        start.advance(i, _between(parts, nothing, piece.first))
+        end = start.copy()
+        own = _between(parts, piece.first, piece.last)
+        end.advance(i, own)
+        if begins:
+            name = self._text(piece.shown) + (", up to its end" if to[0] == "step" else "")
+            return Segment(own, start, end, to, name, piece.shown, self._empty(piece))
+        if grows:
+            name = "one more step" if grows[1] == 1 else f"{grows[1]} more steps"
+            return Segment(own, start, end, to, name, grows=grows)
+        return Segment(own, start, end, to, "the tile's end")
 
-        text = "one more step" if self.at_once == 1 else f"{self.at_once} more steps"
-        step = Segment(
-            _between(parts, entered[0][0], entered[1][0]), entered[0][1], entered[1][1], within, text, self.at_once
-        )
-        leave = Segment(_between(parts, cuts, last), at, run.starts[i + 1], following, "the tile's end")
-        self.mixed.setdefault(before, []).extend([*(whole(k) for k in steps[:n]), enter(0)])
-        self.mixed[within] = [step, leave]
-        long = max(n, min(problems.slots + 1, len(steps) - 1))
-        for k in steps[:long]:
-            self.alike.setdefault(k, {})[before] = [whole(k)]
-        after = self.alike.setdefault(steps[long], {})
-        after[before], after[within] = [enter(long - n)], [step, leave]
-
-    def _check_many(self, i: int, steps: list[int], sizes: list[tuple[int, int]], relative: Ops) -> None:
+    def _check_many(self, i: int, d: int) -> None:
         """Checks that tiles of many steps, a few times around the rings, are the same with more inner steps."""
-        times = max(1, LAPS * self.problems.slots + 2 - len(steps))
-        many = steps[-1] + times * (steps[-1] - steps[-2])
-        found = self.problems.relative(self.early + self.group, many).tiles[i]
-        for x, y, (b, c) in zip(relative, found, sizes, strict=True):
-            end = len(x) - c
-            if y != x[:end] + x[end - b : end] * times + x[end:]:
-                raise NotAlike
+        variation = self.variations[d]
+        if variation.all or not variation.counted:
+            return
+        at_once = self.at_once
+        for others in dict.fromkeys((self.few, self.kinds[-1])):
+            for steps in (self.values[d][first::at_once] for first in range(at_once)):
+                kinds = [(*others[:d], value, *others[d + 1 :]) for value in steps]
+                tiles = [self.problems.relative(self.boundaries, kind).tiles[i] for kind in kinds[-4:]]
+                cut = _regular_from(tiles, 0)
+                if cut is None:
+                    raise NotAlike
+                times = max(1, LAPS * self.problems.slots + 2 - len(steps))
+                many = (*others[:d], steps[-1] + times * (steps[-1] - steps[-2]), *others[d + 1 :])
+                found = self.problems.relative(self.boundaries, many).tiles[i]
+                for x, y, (b, c) in zip(tiles[-1], found, cut[1], strict=True):
+                    end = len(x) - c
+                    if y != x[:end] + x[end - b : end] * times + x[end:]:
+                        raise NotAlike
 
-    def _add_uneven(self, known: list[Ops]) -> tuple[bool, bool]:
-        """Adds kinds of tiles that occur only if the tiles of a CTA take different numbers of steps.
-
-        Returns whether they do, and whether some take none.
-        """
-        problems, here = self.problems, ("tile", self.early)
-        kinds, uneven, empty = [*known], False, self.steps[1:2] not in ([], [1])  # what one step does is what none does
-        for shapes in problems.uneven():
-            programs = problems.record(shapes)
-            run = problems.as_relative(programs, max(program.iterations for program in programs))
-            self.uneven_ends.append(run.end)
-            uneven |= any(relative != run.tiles[-1] for relative in run.tiles[self.early :])
-            for i, relative in enumerate(run.tiles[self.early :], self.early):
-                empty |= relative == known[0]
-                if relative not in kinds:
-                    kinds.append(relative)
-                    parts = parts_of(problems.layout, programs, i)
-                    self.mixed[here].append(
-                        Segment(parts, run.starts[i], run.starts[i + 1], here, "a tile of other steps", begins=True)
-                    )
-        return uneven, empty
+    def _check_orders(self) -> None:
+        """Checks that tiles of each kind are the same after those of any other, for some kinds."""
+        problems = self.problems
+        spread = self.kinds[2 :: max(1, len(self.kinds) // 2)]
+        some = list(dict.fromkeys([self.kinds[0], self.few, *spread, self.kinds[-1]]))
+        order = [self.kinds[0]] * self.boundaries
+        for a, kind in enumerate(some):  # each after each, and nothing twice
+            order += [kind, *(each for other in some[a + 1 :] for each in (kind, other))]
+        order += [self.few] * (-len(order) % self.group)
+        programs, order = problems.in_order(order)
+        run = problems.as_relative(programs, len(order))
+        self.ends.append(run.end)
+        for i, kind in enumerate(order):
+            if run.tiles[i] != problems.relative(self.boundaries, kind).tiles[self._boundary(i)]:
+                raise NotRegular(f"{self._text(kind)} depends on the tiles before it")
+        usual = problems.relative(self._boundary(len(order)) or self.boundaries, self.few)
+        if run.tail != usual.tail:
+            raise NotRegular("what comes after the last tile depends on its kind")
 
 
 def _between(parts: list[list[Any]], first: list[int], last: list[int]) -> list[list[Any]]:
     return [part[a:b] for part, a, b in zip(parts, first, last, strict=True)]
 
 
-def _regular_from(relative: list[Ops]) -> tuple[int, list[tuple[int, int]]] | None:
+def _regular_from(relative: list[Ops], most: int = 3) -> tuple[int, list[tuple[int, int]]] | None:
     """(n, by warp the lengths of B and C): from the n-th number of steps on, tiles are A B^i C.
 
-    None if they are not, or only the last few are.
+    None if they are not, or only the last few (*most*) are.
     """
     sizes = []
     for x, y in zip(relative[-2], relative[-1], strict=True):
@@ -271,7 +410,7 @@ def _regular_from(relative: list[Ops]) -> tuple[int, list[tuple[int, int]]] | No
         return None
     while n and _one_more(relative[n - 1], relative[n], relative[-1], sizes):
         n -= 1
-    return (n, sizes) if len(relative) - n > 3 else None
+    return (n, sizes) if len(relative) - n > most else None
 
 
 def _one_more(fewer: Ops, more: Ops, longest: Ops, sizes: list[tuple[int, int]]) -> bool:

@@ -1,8 +1,9 @@
-"""Checks a schedule for every trip count: any number of output tiles of a CTA, and any number of steps of the inner loops.
+"""Checks a schedule for every trip count: any number of output tiles of a CTA, and all that its bodies decide on.
 
-Steps are tiles along dimensions that the output lacks, such as k of a GEMM. Either number may be 0.
+That is mostly the number of steps of the inner loops: tiles along dimensions that the output lacks, such as k of a GEMM. It
+may also be where a tile lies, how its extents are rounded, an entry of a table, ... (`varying`).
 
-1. Programs recorded for several problem sizes are shown to consist of a few segments (`segments`).
+1. Programs recorded for several kinds of tiles are shown to consist of a few segments (`segments`).
 2. A set of states is shown to be closed under all segments (`closure`), so any number of tiles of any number of steps is safe.
 3. One problem is run from beginning to end, with source lines, for findings that are only notes.
 
@@ -14,19 +15,23 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import time
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from tmapipe.check.budgets import budget_findings
 from tmapipe.check.closure import Closure, close
 from tmapipe.check.findings import Finding, Report
-from tmapipe.check.problems import Problems, Shapes
-from tmapipe.check.program import check_operations, limit_finding, ordered, run_checked
-from tmapipe.check.relative import Program
+from tmapipe.check.problems import Problems
+from tmapipe.check.program import limit_finding, ordered, run_checked
+from tmapipe.check.search import Problem, problems_near
 from tmapipe.check.segments import NotRegular, Segments, segments_of
 from tmapipe.dtypes import DType
 from tmapipe.errors import PipelineError
+from tmapipe.machine import Layout
 from tmapipe.plan.model import Plan
 
 if TYPE_CHECKING:
@@ -36,6 +41,7 @@ __all__ = ["EVERY", "check_schedule"]
 
 EVERY = "every trip count"
 MAX_EVENTS = 500_000  # of all runs together; then the answer is "up to"
+FIRST = 12  # sizes that are looked at before problems that differ in what bodies decide on
 
 
 def check_schedule(
@@ -46,18 +52,19 @@ def check_schedule(
     plan = schedule.plan(dtypes, arch=arch)
     with _collector_at_rest():
         try:
-            found, trips, events, runs = _searched(schedule, plan)
+            report = _searched(schedule, plan)
         except PipelineError as error:
-            found, trips, events, runs = [limit_finding(error)], "no trip count", 0, ()
-    return Report(
-        plan.name, ordered([*budget_findings(plan), *found]), trips, events, time.perf_counter() - started, runs
-    )
+            report = Report(plan.name, (limit_finding(error),), "no trip count")
+    found = ordered([*budget_findings(plan), *report.findings])
+    return attrs.evolve(report, findings=found, seconds=time.perf_counter() - started)
 
 
-def _searched(schedule: Schedule, plan: Plan) -> tuple[list[Finding], str, int, tuple[str, ...]]:
-    search = _Search(Problems(schedule, plan))
+def _searched(schedule: Schedule, plan: Plan) -> Report:
+    problems = Problems(schedule, plan)
+    problems.check_state()
+    search = _Search(problems)
     trips = search.run()
-    return search.found, trips, search.events, tuple(search.runs)
+    return Report(plan.name, tuple(search.found), trips, search.events, runs=tuple(search.runs), problem=search.wrong)
 
 
 @contextlib.contextmanager
@@ -75,13 +82,14 @@ def _collector_at_rest() -> Iterator[None]:
 class _Search:
     """The search for what is wrong with one schedule.
 
-    found: findings of all runs; events: transitions executed; runs: in words, what was shown and how; suspects: (tiles, steps)
-    of problems that may show what is wrong.
+    found: findings of all runs; wrong: the problem of which they are; events: transitions executed; runs: in words, what was
+    shown and how; suspects: (tiles, steps) of problems that may show what is wrong.
     """
 
     def __init__(self, problems: Problems):
         self.problems = problems
         self.found: list[Finding] = []
+        self.wrong: Problem | None = None
         self.events = 0
         self.runs: list[str] = []
         self.suspects: list[tuple[int, int]] = []  # (tiles, steps) of problems that may show what is wrong
@@ -89,20 +97,38 @@ class _Search:
     def run(self) -> str:
         """For which trip counts the findings hold."""
         problems = self.problems
+        every = self._every_count()
         steps = problems.slots + 1 if problems.inner else 1
-        self._no_tile(steps)
-        if self._every_count():
+        self._add(Problem(problems.shapes(1, steps), 1, 2))  # the second of two clusters that share one tile gets none
+        if every:
             self._take(2 * problems.group, steps)
-            return EVERY
+            if not problems.vary():  # nothing new has been decided on
+                return EVERY
         tiles, most = 0, 0
-        for tiles, most in [*self.suspects, *self._sizes()]:
+        for tiles, most in [*self.suspects, *itertools.islice(self._sizes(), FIRST)]:
+            self._take(tiles, most)
+        more = problems_near(problems) if self._decides else ()
+        for problem in itertools.chain(self._uneven(), more):
+            self._add(problem)
+        for tiles, most in itertools.islice(self._sizes(), FIRST, None):
             if self._stopped:
                 break
             self._take(tiles, most)
-        for shapes in problems.uneven():
-            if not self._stopped:
-                self._add(shapes, problems.record(shapes))
-        return f"up to {tiles} output tiles a CTA" + (f" of up to {most} steps each" if problems.inner else "")
+        found = f"up to {tiles} output tiles a CTA" + (f" of up to {most} steps each" if problems.inner else "")
+        return found + self._not_varied()
+
+    @property
+    def _decides(self) -> bool:
+        """Whether bodies decide on more than one number of steps."""
+        kinds = self.problems.kinds
+        return bool(kinds.open) or len(kinds.keys) > 1 or not all(map(self.problems.is_steps, kinds.keys))
+
+    def _not_varied(self) -> str:
+        kinds = self.problems.kinds
+        if not self._decides:
+            return ""
+        texts = kinds.open or [f"{each.text} (a few values)" for each in kinds.variations]
+        return "; not varied: " + "; ".join(texts)
 
     def _every_count(self) -> bool:
         """Whether a closed set of states shows every trip count.
@@ -117,7 +143,7 @@ class _Search:
             self.runs.append(f"not shown for every trip count: {reason}")
             return False
         shown = self._close(segments)
-        if not shown.closed and problems.inner and not segments.empty:
+        if not shown.closed and not segments.empty:
             shown = self._close(segments.without_empty())
             if shown.closed:
                 self.runs.append("tiles of no steps: not, since tensors without elements never reach a kernel")
@@ -126,8 +152,8 @@ class _Search:
             if shown.closed
             else f"not shown for every trip count: {shown.why}"
         )
-        if not shown.closed and shown.tiles:
-            self.suspects = [(len(shown.tiles), problems.steps_of(max(shown.tiles)))]
+        if not shown.closed and shown.tiles and not self._decides:
+            self.suspects = [(len(shown.tiles), max([1, *map(max, filter(None, shown.tiles))]))]
         return shown.closed
 
     def _close(self, segments: Segments) -> Closure:
@@ -153,22 +179,37 @@ class _Search:
     def _stopped(self) -> bool:
         return any(not finding.kind.note for finding in self.found) or self.events > MAX_EVENTS
 
-    def _no_tile(self, steps: int) -> None:
-        """Runs the second of two clusters that share one tile: it gets none."""
+    def _uneven(self) -> list[Problem]:
+        """Problems with several tiles along dimensions before the tile's, such as the parts of a split k.
+
+        Their tiles can take different numbers of steps, or none.
+        """
         problems = self.problems
-        found, events = run_checked(problems.plan, problems.entry, problems.shapes(1, steps), 1, 2)
-        self.found += found
-        self.events += events
+        if len(problems.dims) < 3 or not problems.inner or problems.group > 1:
+            return []
+        return [Problem(problems.shapes(1, steps, outer=3)) for steps in (1, 2, 5)]
 
     def _take(self, tiles: int, steps: int) -> None:
         """Runs one problem from beginning to end."""
-        self._add(self.problems.shapes(tiles, steps), self.problems.programs(tiles, steps))
-        self.runs.append(f"{tiles} output tiles a CTA" + (f" of {steps} steps" if self.problems.inner else ""))
+        if not self._stopped:
+            self._add(Problem(self.problems.shapes(tiles, steps)))
+            self.runs.append(f"{tiles} output tiles a CTA" + (f" of {steps} steps" if self.problems.inner else ""))
 
-    def _add(self, shapes: Shapes, programs: list[Program]) -> None:
+    def _add(self, problem: Problem) -> None:
+        if self._stopped:
+            return
         problems = self.problems
-        found, events = check_operations(problems.layout, [program.ops for program in programs], shapes)
-        if found:  # once more, with source lines
-            found, events = run_checked(problems.plan, problems.entry, shapes)
+
+        def make(layout: Layout, agent: int, emit: Callable[[Any], None]) -> Any:
+            cluster, clusters = problem.cluster, problem.clusters
+            return problems.isa(agent, emit, problem.shapes, cluster, clusters, tables=problem.tables, layout=layout)
+
+        with problems.recording():
+            found, events = run_checked(
+                problems.plan, problems.entry, problem.shapes, problem.cluster, problem.clusters, make=make
+            )
         self.found += found
         self.events += events
+        if any(not finding.kind.note for finding in found):
+            self.runs.append(f"wrong: {problem.text}")
+            self.wrong = problem

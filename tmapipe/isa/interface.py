@@ -72,6 +72,10 @@ class Isa(BarrierInstructions, CopyInstructions, ComputeInstructions, GlobalInst
         """Runs a role's body: traced by CuTe DSL, or called as it is."""
         raise NotImplementedError
 
+    def evaluate(self, function: Callable[..., Value], *arguments: Any) -> Value:
+        """What a method of the schedule says outside bodies, e.g. how many slots a tile takes."""
+        return function(*arguments)
+
     def extent(self, argument: str, dim: int) -> Value:
         """Extent (elements) of dimension *dim* of the tensor bound to *argument*."""
         raise NotImplementedError

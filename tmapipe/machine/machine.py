@@ -175,10 +175,13 @@ def record(
     locate: bool = False,
     max_steps: int = 50_000_000,
     only: int | None = None,
+    make: Callable[[Layout, int, Callable[[Any], None]], Any] | None = None,
 ) -> list[list[Any]]:
     """The operations of each warp of one cluster (or of the one warp *only*), `Exit` last, without executing them.
 
     No operation's outcome reaches the program unless it looks at data, so the lists are the same in every interleaving.
+    *make* makes the instruction set of a warp, by default a `MachineIsa`, from the layout, the warp's number and what takes
+    operations.
     """
     layout = layout or Layout(plan)
     shapes = shapes_of(tensors)
@@ -188,7 +191,7 @@ def record(
         add = at_most(max_steps, program, sum(map(len, programs)))
         if locate:
             add = _locating(add)
-        entry(MachineIsa(layout, agent, cluster, clusters, shapes, add))
+        entry(make(layout, agent, add) if make else MachineIsa(layout, agent, cluster, clusters, shapes, add))
         program.append(Exit())
         programs.append(program)
     return programs

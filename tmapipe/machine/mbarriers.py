@@ -62,7 +62,7 @@ def _status(state: State, role: str) -> str:
 def _can_wait(state: State, agent: int, op: MbarWait) -> bool:
     layout = state.layout
     bar = agent // layout.warps * layout.nbars + op.bar
-    return (state.phase[bar] & 1) != op.parity or not state.count[bar]
+    return (state.phase[bar] & 1) != op.parity or not state.count[bar] or op.parity not in (0, 1)
 
 
 @applies(MbarWait)
@@ -71,6 +71,9 @@ def _wait(state: State, agent: int, op: MbarWait) -> int:
     bar = agent // layout.warps * layout.nbars + op.bar
     if not state.count[bar]:
         raise _uninitialized(state, agent, op, bar)
+    if op.parity not in (0, 1):
+        text = f"waits for parity {op.parity} of {layout.bar_name(bar)}; a parity is 0 or 1"
+        raise hazard(layout, "wait-parity", agent, op, text)
     return state.phase[bar] - 1
 
 

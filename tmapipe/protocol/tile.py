@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tmapipe.errors import InputError
@@ -47,6 +47,16 @@ class Tile(Carried):
     def also(self, **coordinates: Any) -> Tile:
         """The tile with further coordinates."""
         return Tile({**self._coordinates, **coordinates}, self._bounds)
+
+    def changed(self, number: Callable[[str, Any], Any]) -> Tile:
+        """The tile with ``number(name, value)`` in the place of each number, which may be a bound."""
+        coordinates = {name: number(name, value) for name, value in self._coordinates.items()}
+        names = ("its first element along {}", "its bound along {}")
+        bounds = {
+            dim: (number(names[0].format(dim), both[0]), number(names[1].format(dim), both[1]))
+            for dim, both in self._bounds.items()
+        }
+        return Tile(coordinates, bounds)
 
     def start(self, dim: str, extent: int) -> Any:
         """The element at which it begins along *dim*, for tiles of *extent* elements; None if it has no such dimension."""

@@ -1,0 +1,380 @@
+"""Schedules whose bodies decide on coordinates, extents, clusters, tables and Python's state."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+import tmapipe as tp
+
+STAGES = 2
+Count = Callable[[Any, Any, Any], Any]  # (schedule, k, tile) -> slots
+
+
+class Tiles(tp.Schedule):
+    """One slot a tile, and as many more as `given` says in the loader, and `taken` in the role that adds them up."""
+
+    load, add = tp.Role(warps=1), tp.Role(warps=1)
+    ring = tp.BarrierRing(stages=STAGES, producer=load, consumer=add)
+    x = tp.TmaLoadStage("l m k", tile=(4, 64), ring=ring)
+    z = tp.TmaLoadStage("h j", tile=(4, 64), ring=ring)
+    rows = tp.Table("g")
+    y = tp.TmaStoreStage("l m n", tile=(4, 64), role=add, stages=1)
+
+    def __init__(self, given: Count, taken: Count | None = None, cluster: int = 1):
+        self.given, self.taken = given, taken or given
+        if cluster > 1:
+            self.cluster = {"m": cluster}
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile, k=0)
+            slot.z.load(h=0, j=0)
+        for _ in range(self.given(self, k, tile)):
+            with k.ring.produce() as slot:
+                slot.x.load(tile, k=0)
+                slot.z.load(h=0, j=0)
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        for _ in range(self.taken(self, k, tile)):
+            with k.ring.consume() as slot:
+                values = values + slot.x.read()
+        k.y.store(tile, values)
+
+
+class Nested(Tiles):
+    """A loop over steps of k inside one over steps of j; `given` and `taken` say how many inside."""
+
+    load, add = Tiles.load, Tiles.add
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile, k=0)
+            slot.z.load(h=0, j=0)
+        for j in range(k.steps("z", "j")):
+            for _ in range(self.given(self, k, tile)):
+                with k.ring.produce() as slot:
+                    slot.x.load(tile, k=0)
+                    slot.z.load(h=0, j=j)
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        for _ in range(k.steps("z", "j")):
+            for _ in range(self.taken(self, k, tile)):
+                with k.ring.consume() as slot:
+                    values = values + slot.x.read()
+        k.y.store(tile, values)
+
+
+class OneAfterTheOther(Tiles):
+    """A loop over steps of j, then `given` and `taken` more."""
+
+    load, add = Tiles.load, Tiles.add
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile, k=0)
+            slot.z.load(h=0, j=0)
+        for j in range(k.steps("z", "j")):
+            with k.ring.produce() as slot:
+                slot.x.load(tile, k=0)
+                slot.z.load(h=0, j=j)
+        for _ in range(self.given(self, k, tile)):
+            with k.ring.produce() as slot:
+                slot.x.load(tile, k=0)
+                slot.z.load(h=0, j=0)
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        for _ in range(k.steps("z", "j")):
+            with k.ring.consume() as slot:
+                values = values + slot.x.read()
+        for _ in range(self.taken(self, k, tile)):
+            with k.ring.consume() as slot:
+                values = values + slot.x.read()
+        k.y.store(tile, values)
+
+
+class Diagonal(Tiles):
+    """As causal attention: up to the tile of the diagonal, which is handled in another way."""
+
+    load, add = Tiles.load, Tiles.add
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        for i in range(self.taken(self, k, tile)):
+            with k.ring.consume() as slot:
+                if i == tile.m:
+                    values = values + slot.x.read() * 2
+                else:
+                    values = values + slot.x.read()
+        k.y.store(tile, values)
+
+
+@attrs.frozen
+class Case:
+    """right: proved for all shapes; broken: with one slip."""
+
+    name: str
+    right: Callable[[], tp.Schedule]
+    broken: Callable[[], tp.Schedule]
+
+
+def case(name: str, right: Count, broken: Count, kind: type[Tiles] = Tiles, **options: Any) -> Case:
+    """The loader and the other role decide alike; in the broken one the other role decides as *broken* says."""
+    return Case(name, lambda: kind(right, **options), lambda: kind(right, broken, **options))
+
+
+def steps(k: Any, dim: str = "k") -> Any:
+    return k.steps("x" if dim in ("k", "m", "l") else "z", dim)
+
+
+def extent(k: Any, dim: str) -> Any:
+    return k.isa.extent("x", 2) if dim == "k" else k.isa.extent("z", 1)
+
+
+def entry(k: Any, i: Any) -> Any:
+    return k.isa.load_entry("rows", i, 2**31 - 1)
+
+
+def one_if(condition: Any) -> int:
+    if condition:
+        return 1
+    return 0
+
+
+def _lesser(a: Any, b: Any) -> Any:
+    return min(a, b)
+
+
+CASES = (
+    case("to the diagonal", lambda s, k, tile: tile.m + 1, lambda s, k, tile: tile.m),
+    case("the diagonal by itself", lambda s, k, tile: tile.m + 1, lambda s, k, tile: tile.m, Diagonal),
+    case("two for each row of tiles", lambda s, k, tile: 2 * tile.m + 2, lambda s, k, tile: 2 * tile.m + 1),
+    case("a constant instead of the diagonal", lambda s, k, tile: tile.m + 1, lambda s, k, tile: 1),
+    case("tiles along m", lambda s, k, tile: steps(k, "m"), lambda s, k, tile: 1),
+    case("not in the first row", lambda s, k, tile: one_if(tile.m > 0), lambda s, k, tile: 1),
+    case("in the first row alone", lambda s, k, tile: one_if(tile.m == 0), lambda s, k, tile: 1),
+    case("from the third row on", lambda s, k, tile: one_if(tile.m > 2), lambda s, k, tile: 0),
+    case("the first matrix of a batch", lambda s, k, tile: one_if(tile.l == 0), lambda s, k, tile: 1),
+    case("every second column", lambda s, k, tile: one_if(tile.n % 2 == 0), lambda s, k, tile: one_if(tile.n % 2)),
+    case("a window of four", lambda s, k, tile: min(tile.m + 1, 4), lambda s, k, tile: min(tile.m, 4)),
+    case("rounded up, then down", lambda s, k, tile: steps(k), lambda s, k, tile: extent(k, "k") // 64),
+    case("rounded down, then up", lambda s, k, tile: extent(k, "k") // 64, lambda s, k, tile: steps(k)),
+    case("one more for a ragged end", lambda s, k, tile: one_if(extent(k, "k") % 64 != 0), lambda s, k, tile: 1),
+    case("the lesser of two", lambda s, k, tile: _lesser(steps(k), steps(k, "j")), lambda s, k, tile: steps(k)),
+    case("two inner dimensions", lambda s, k, tile: steps(k) + steps(k, "j"), lambda s, k, tile: 2 * steps(k)),
+    case("one inside the other", lambda s, k, tile: steps(k), lambda s, k, tile: 1, Nested),
+    case("one inside the other, one short", lambda s, k, tile: steps(k), lambda s, k, tile: steps(k) - 1, Nested),
+    case("one after the other", lambda s, k, tile: steps(k), lambda s, k, tile: steps(k, "j"), OneAfterTheOther),
+    case("the first cluster", lambda s, k, tile: one_if(k.isa.cluster_id == 0), lambda s, k, tile: 1),
+    case("the number of clusters", lambda s, k, tile: k.isa.clusters, lambda s, k, tile: 1),
+    case("by rank", lambda s, k, tile: 3 * k.isa.cta_rank, lambda s, k, tile: 0, cluster=2),
+    case("by rank, with steps", lambda s, k, tile: steps(k) * k.isa.cta_rank, lambda s, k, tile: 0, cluster=2),
+    case("to the diagonal, in a cluster", lambda s, k, tile: tile.m + 1, lambda s, k, tile: tile.m, cluster=2),
+    case("an entry of a table", lambda s, k, tile: entry(k, tile.l), lambda s, k, tile: 1),
+    case("another entry of the table", lambda s, k, tile: entry(k, tile.l), lambda s, k, tile: entry(k, tile.l + 1)),
+    case("between two entries", lambda s, k, tile: entry(k, tile.l + 1) - entry(k, tile.l),
+         lambda s, k, tile: entry(k, tile.l + 1)),
+    case("whether an entry is large", lambda s, k, tile: one_if(entry(k, tile.m) > 3), lambda s, k, tile: 1),
+)  # fmt: skip
+
+
+# ---- what is not seen through -----------------------------------------------------------------------------------------
+
+
+class GroupsPending(Tiles):
+    """The groups that may be pending are an operand that varies."""
+
+    load, add = Tiles.load, Tiles.add
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile: steps(k))
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        for _ in range(self.taken(self, k, tile)):
+            with k.ring.consume() as slot:
+                values = values + slot.x.read()
+        k.isa.bulk_wait_group(steps(k) - 1, read=True)
+        k.y.store(tile, values)
+
+
+class LanesBySteps(Tiles):
+    load, add = Tiles.load, Tiles.add
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile: steps(k))
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        for _ in range(self.taken(self, k, tile)):
+            slot = k.ring.wait()
+            values = values + slot.x.read()
+            k.isa.fence_proxy_async()
+            k.isa.warp_sync()
+            k.isa.mbarrier_arrive(k.plan.barrier("ring.free"), slot.index, lanes=steps(k))
+        k.y.store(tile, values)
+
+
+class FarAway(Tiles):
+    """One step of a thousand."""
+
+    load, add = Tiles.load, Tiles.add
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile: steps(k))
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        for step in range(self.taken(self, k, tile)):
+            if step == 1000:
+                slot = k.ring.wait()
+            else:
+                with k.ring.consume() as slot:
+                    values = values + slot.x.read()
+        k.y.store(tile, values)
+
+
+class ByAList(Tiles):
+    """A coordinate as the index of a list."""
+
+    load, add = Tiles.load, Tiles.add
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile: [1, 2, 3, 4, 5, 6, 7, 8][tile.m], lambda s, k, tile: tile.m + 1)
+
+
+class Triangle(Tiles):
+    """A loop whose count is the index of the loop around it."""
+
+    load, add = Tiles.load, Tiles.add
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile: steps(k))
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile, k=0)
+            slot.z.load(h=0, j=0)
+        for i in range(self.given(self, k, tile)):
+            for _ in range(i):
+                with k.ring.produce() as slot:
+                    slot.x.load(tile, k=0)
+                    slot.z.load(h=0, j=0)
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        for i in range(self.taken(self, k, tile)):
+            for _ in range(i):
+                with k.ring.consume() as slot:
+                    values = values + slot.x.read()
+        k.y.store(tile, values)
+
+
+class ByTheMultiprocessor(Tiles):
+    def __init__(self):
+        super().__init__(lambda s, k, tile: one_if(k.isa.smid() > 3))
+
+
+class InTheThousandthRow(Tiles):
+    def __init__(self):
+        super().__init__(lambda s, k, tile: one_if(tile.m > 1000), lambda s, k, tile: 0)
+
+
+UNSEEN = (GroupsPending, LanesBySteps, FarAway, ByAList, Triangle, ByTheMultiprocessor, InTheThousandthRow)
+
+
+# ---- Python's state ---------------------------------------------------------------------------------------------------
+
+
+class FlagOnContext(Tiles):
+    load, add = Tiles.load, Tiles.add
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile: 1)
+
+    @add.jit
+    def total(self, k, tile):
+        k.seen = True
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        k.y.store(tile, values)
+
+
+class FlagOnSchedule(Tiles):
+    load, add = Tiles.load, Tiles.add
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile: 1)
+        self.turn = 0
+
+    @add.jit
+    def total(self, k, tile):
+        self.turn = self.turn + 1
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        k.y.store(tile, values)
+
+
+class SharedList(Tiles):
+    """One role leaves the counts for the other."""
+
+    def __init__(self):
+        self.counts = []
+
+        def given(s, k, tile):
+            s.counts.append(steps(k))
+            return s.counts[-1]
+
+        super().__init__(given, lambda s, k, tile: s.counts[-1])
+
+
+class Counter(Tiles):
+    def __init__(self):
+        turn = 0
+
+        def given(s, k, tile):
+            nonlocal turn
+            turn += 1
+            return turn % 2
+
+        super().__init__(given)
+
+
+class AtRandom(Tiles):
+    def __init__(self):
+        super().__init__(lambda s, k, tile: random.randint(0, 9))
+
+
+REFUSED = (
+    (FlagOnContext, "k.seen"),
+    (FlagOnSchedule, "turn"),
+    (SharedList, "counts|state"),
+    (Counter, "state"),
+    (AtRandom, "state"),
+)

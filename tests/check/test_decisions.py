@@ -1,0 +1,41 @@
+"""Bodies that look at where they are: each class of them in two ways, a broken one and its right twin.
+
+What the roles decide on is the same in the right twins, so they are proved for all shapes. The broken ones are rejected, by a
+problem that is run.
+"""
+
+import pytest
+
+import tmapipe as tp
+from tests.check.deciding import CASES, REFUSED, UNSEEN
+from tmapipe.check import Kind
+
+EVERY = "every trip count"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_right_twin_is_proved(case):
+    report = case.right().check()
+    assert report.ok and report.trips == EVERY, f"{report}\n{report.trips}\n{report.runs}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_broken_one_is_rejected_at_its_lines(case):
+    report = case.broken().check()
+    assert report.kinds() & {Kind.TRIP_COUNTS, Kind.DEADLOCK, Kind.MISSING_ARRIVAL, Kind.IN_FLIGHT_AT_EXIT}, (
+        f"{report}\n{report.runs}"
+    )
+    assert report.trips != EVERY
+    assert any("deciding.py" in place for finding in report.errors for place in finding.where), str(report)
+
+
+@pytest.mark.parametrize("make", UNSEEN, ids=lambda make: make.__name__)
+def test_what_is_not_seen_through_is_said(make):
+    report = make().check()
+    assert not report.ok or "; not varied: " in report.trips, f"{report.trips}\n{report.runs}"
+
+
+@pytest.mark.parametrize(("make", "word"), REFUSED, ids=lambda value: getattr(value, "__name__", ""))
+def test_python_state_is_refused(make, word):
+    with pytest.raises(tp.ScopeError, match=word):
+        make().check()

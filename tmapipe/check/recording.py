@@ -1,0 +1,262 @@
+"""The instruction set with which programs are recorded: what varies is `Varying` inside bodies, and plain elsewhere.
+
+The library's own loop over tiles sees plain numbers. Bodies, and what a schedule says about its slots (`ring_slots`), see:
+
+    tile.m, tile.n     coordinates, of the cluster's tile: the CTA's are these, times the cluster's extent, plus its own
+    tile.first, ...    what else the order says of a tile
+    k.steps, extents   from the extents of the dimensions
+    cluster_id, clusters
+    entries of tables
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tmapipe.check.varying import COUNT, VALUE, Condition, Decisions, Term, Varying, greatest
+from tmapipe.errors import ScopeError
+from tmapipe.integers import ceil_div
+from tmapipe.isa.globals import TableLoad
+from tmapipe.kernel import KernelContext
+from tmapipe.machine import MachineIsa
+from tmapipe.machine.layout import Layout
+from tmapipe.protocol.cluster import cluster_coordinate
+from tmapipe.protocol.tile import Tile
+
+__all__ = ["RecordingIsa", "Tables"]
+
+Key = tuple[Any, ...]
+Tables = Mapping[str, Sequence[int]]
+
+FREE = Term(None, None, None, per_tile=True)
+COUNTED = Term(0, 0, None, per_tile=True)
+
+
+class RecordingIsa(MachineIsa):
+    """One warp's program, recorded.
+
+    Args:
+        decisions: Where uses of what varies are noted.
+        values_of: The values of terms at the tile with this number; by default those of the problem.
+        numbered: The dimension by which tiles are numbered.
+        tables: Entries that bodies read; 1 where there is none.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        agent: int,
+        cluster_id: int,
+        clusters: int,
+        shapes: dict[str, tuple[int, ...]],
+        emit: Callable[[Any], None],
+        *,
+        decisions: Decisions,
+        values_of: Callable[[int], Mapping[Key, int]] | None = None,
+        numbered: str = "",
+        tables: Tables | None = None,
+    ):
+        self.inside = False
+        self.decisions, self.values_of, self.numbered = decisions, values_of, numbered
+        self.tables: Tables = tables or {}
+        self.calls = 0
+        super().__init__(layout, agent, cluster_id, clusters, shapes, self._plain_operands(emit))
+
+    # ---- what bodies see ------------------------------------------------------------------------------------------
+
+    def call(self, body: Callable[..., None], *arguments: Any) -> None:
+        self._at(lambda *given: super(RecordingIsa, self).call(body, *given), arguments)
+
+    def evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return self._at(lambda *given: self.decisions.use(COUNT, function(*given)), arguments)
+
+    def _at(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """Calls *function* with what varies in its arguments: a `KernelContext`, and maybe a `Tile`, are among them."""
+        tile = next((each for each in arguments if isinstance(each, Tile)), None)
+        number = 0 if tile is None else tile.get(self.numbered)
+        number = self.calls if number is None else number // self.plan.cluster.get(self.numbered, 1)
+        self.calls += tile is not None
+        context = next(each for each in arguments if isinstance(each, KernelContext))
+        with self._tracked(self.values_of(number) if self.values_of else {}, context):
+            seen = None if tile is None else tile.changed(self._number)
+            return function(*(seen if each is tile else each for each in arguments))
+
+    @contextmanager
+    def _tracked(self, values: Mapping[Key, int], context: Any) -> Iterator[None]:
+        before = dict(vars(context))
+        self.inside, self.decisions.values, self.decisions.depth = True, values, 0
+        context.tiles = _Hidden()
+        try:
+            yield
+        finally:
+            context.tiles = before["tiles"]
+            self.inside = False
+        changed = [name for name, value in vars(context).items() if name not in before or before[name] is not value]
+        if changed:
+            raise ScopeError(
+                f"k.{changed[0]} is set by the body of role {context.role.name!r}. A body keeps no state: what it does may "
+                "depend on its arguments alone. Use local names, or Isa.cells within one tile."
+            )
+
+    def _number(self, name: str, value: Any) -> Any:
+        """A coordinate of a tile, or something else that the order says about it."""
+        if type(value) is not int:
+            return value
+        grid = self.plan.cluster
+        if name in self._same:
+            known = COUNTED if value >= 0 else FREE
+            return self.decisions.symbol(("symbol", f"tile.{name}"), value, known)
+        if name in grid or name in self._dims:
+            extent, own = grid.get(name, 1), int(cluster_coordinate(self, name))
+            if (value - own) % extent == 0:
+                index = self.decisions.symbol(("symbol", f"tile.{name}"), (value - own) // extent, COUNTED)
+                return index * extent + own
+        here = f" of CTA {self.cta_rank}" if self.layout.ctas > 1 else ""
+        return self.decisions.symbol(("symbol", f"tile.{name}{here}"), value, FREE)
+
+    _same = ("first", "steps")  # the same for all CTAs of a cluster
+
+    @property
+    def _dims(self) -> set[str]:
+        return {dim for part in self.plan.transfers for dim in part.dims}
+
+    @property
+    def shapes(self) -> Any:
+        return _Extents(self) if self.inside else self._shapes
+
+    @shapes.setter
+    def shapes(self, value: dict[str, tuple[int, ...]]) -> None:
+        self._shapes = value
+
+    def extent(self, argument: str, dim: int) -> Any:
+        value = self._shapes[argument][dim]
+        return self._extent(self.plan.dims[argument][dim], value) if self.inside else value
+
+    def _extent(self, name: str, value: int) -> Any:
+        """The extent of a dimension: fixed, computed of that of another one, or a symbol."""
+        relation = next((each for each in self.plan.relations if each.name == name), None)
+        if relation is None:
+            return self.decisions.symbol(("extent", name), value, Term(1, 0, None))
+        if relation.size is not None:
+            return value
+        known = ((a, dims.index(relation.of)) for a, dims in self.plan.dims.items() if relation.of in dims)
+        base = next((self._shapes[argument][i] for argument, i in known), value * relation.per)
+        found = ceil_div(self._extent(str(relation.of), base), relation.per) + relation.plus
+        return found if relation.plus >= 0 else greatest(found, 0)
+
+    @property
+    def cluster_id(self) -> Any:
+        return self._one_of("the cluster's number", self._cluster_id, 0)
+
+    @cluster_id.setter
+    def cluster_id(self, value: int) -> None:
+        self._cluster_id = value
+
+    @property
+    def clusters(self) -> Any:
+        return self._one_of("the number of clusters", self._clusters, 1)
+
+    @clusters.setter
+    def clusters(self, value: int) -> None:
+        self._clusters = value
+
+    def _one_of(self, name: str, value: int, least: int) -> Any:
+        return self.decisions.symbol(("symbol", name), value, Term(least, least, None)) if self.inside else value
+
+    # ---- control flow ---------------------------------------------------------------------------------------------
+
+    def select(self, condition: Any, then: Any, otherwise: Any) -> Any:
+        if isinstance(condition, Condition):
+            return condition.choose(then, otherwise)
+        return super().select(condition, then, otherwise)
+
+    def loop(self, trips: Any, body: Callable[[Any], None]) -> None:
+        for i in self.decisions.turns(0, trips, 1) if isinstance(trips, Varying) else range(trips):
+            body(i)
+
+    # ---- what answers ---------------------------------------------------------------------------------------------
+
+    def load_entry(self, table: str, i: Any, without_data: int) -> Any:
+        if not self.inside:
+            return super().load_entry(table, i, without_data)
+        at = i.value if isinstance(i, Varying) else int(i)
+        self.emit(TableLoad(table, (at,)))
+        entries = self.tables.get(table, ())
+        per_tile = isinstance(i, Varying)
+        key = ("entry", table, i.form if isinstance(i, Varying) else at)
+        known = Term(None, None, None, per_tile=per_tile, by_index=per_tile and self._by_index(i))
+        return self.decisions.symbol(key, entries[at] if 0 <= at < len(entries) else 1, known)
+
+    def _by_index(self, i: Varying) -> bool:
+        return any(self.decisions.terms[key].by_index for key in i.terms)
+
+    def ballot(self, table: str, first: Any, count: Any, holds: Any, without_data: int) -> Any:
+        votes = super().ballot(table, int(first), int(count), holds, without_data)
+        return self._answer("votes", votes)
+
+    def smid(self) -> Any:
+        return self._answer("the number of the multiprocessor", super().smid())
+
+    def atomic_add(self, counter: Any, in_turn: Callable[[], int]) -> Any:
+        return self._answer("a counter", super().atomic_add(counter, in_turn))
+
+    def _answer(self, name: str, value: int) -> Any:
+        """What only this warp knows."""
+        known = Term(0, 0, None, per_tile=True)
+        return self.decisions.symbol(("symbol", f"{name} in warp {self.agent}"), value, known) if self.inside else value
+
+    # ---- operands -------------------------------------------------------------------------------------------------
+
+    def tma_load(self, load: Any, stage: Any, at: Sequence[Any], *rest: Any, **named: Any) -> None:
+        super().tma_load(load, stage, [_value(x) for x in at], *rest, **named)
+
+    def bulk_load(self, load: Any, stage: Any, at: Sequence[Any], *rest: Any, **named: Any) -> None:
+        super().bulk_load(load, stage, [_value(x) for x in at], *rest, **named)
+
+    def tma_store(self, store: Any, stage: Any, at: Sequence[Any], rows: Any = None) -> None:
+        super().tma_store(store, stage, [_value(x) for x in at], _value(rows))
+
+    def _plain_operands(self, emit: Callable[[Any], None]) -> Callable[[Any], None]:
+        """Where an operation is the same whatever an operand's value, its value is not used: the rest are uses."""
+
+        def add(op: Any) -> None:
+            if self.inside:
+                for operand in op:
+                    if type(operand) in (Varying, Condition):
+                        op = type(op)(*(_used(self.decisions, x) for x in op))
+                        break
+            emit(op)
+
+        return add
+
+
+def _value(number: Any) -> Any:
+    """Where something is copied from or to: no use, since nothing waits for one place rather than another."""
+    return number.value if isinstance(number, Varying) else number
+
+
+def _used(decisions: Decisions, operand: Any) -> Any:
+    if isinstance(operand, Varying):
+        return decisions.use(VALUE, operand)
+    return bool(operand) if isinstance(operand, Condition) else operand
+
+
+class _Extents:
+    """Shapes as bodies see them."""
+
+    def __init__(self, isa: RecordingIsa):
+        self.isa = isa
+
+    def __getitem__(self, argument: str) -> tuple[Any, ...]:
+        return tuple(self.isa.extent(argument, i) for i in range(len(self.isa.plan.dims[argument])))
+
+
+class _Hidden:
+    """In the place of what a body must not look at."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ScopeError(
+            f"k.tiles.{name} in a body: the loop over tiles is the library's. Use the tile that is passed."
+        )

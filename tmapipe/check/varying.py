@@ -1,0 +1,539 @@
+"""Numbers that vary from problem to problem or from tile to tile, where programs are recorded.
+
+A body is recorded with `Varying` numbers: extents, tile coordinates, entries of tables, cluster ids. Each carries its value
+in the problem at hand, and what it is: a sum of *terms* with integer factors. A term is a symbol, or what the body has
+computed of symbols (quotients, remainders, products, choices). Whatever the body does with such a number that can change its
+operations is a *use*, which `Decisions` notes: a count of a loop, a comparison, or the value itself where nothing more is
+known.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import operator
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from tmapipe.errors import PipelineError, ScopeError
+
+__all__ = [
+    "COMPARED",
+    "COUNT",
+    "VALUE",
+    "Condition",
+    "Decisions",
+    "Term",
+    "Use",
+    "Varying",
+    "greatest",
+    "names_replaced",
+    "text_of",
+]
+
+COUNT, COMPARED, VALUE = "counts a loop", "is compared", "is used as a value"
+MOST_TURNS = 20_000  # of a loop, where programs are recorded
+
+Key = tuple[Any, ...]
+
+
+class Use(NamedTuple):
+    """What a body has used: how, and of which number."""
+
+    how: str
+    terms: tuple[tuple[Key, int], ...]
+    const: int
+
+
+class Term(NamedTuple):
+    """What is known of a term.
+
+    low: the least value, if no tensor is empty; empty: the same if some are; high: the largest; None where there is no bound;
+    of: the terms that it is computed of; per_tile: whether it can differ from tile to tile of one run; by_index: whether
+    it contains the index of a loop.
+    """
+
+    low: int | None
+    empty: int | None
+    high: int | None
+    of: frozenset[Key] = frozenset()
+    per_tile: bool = False
+    by_index: bool = False
+
+
+class Decisions:
+    """What bodies decide on, in the recordings that share this object.
+
+    values: of terms, for the tile at hand; terms: all so far; uses: of numbers, and where.
+    """
+
+    def __init__(self) -> None:
+        self.values: Mapping[Key, int] = {}
+        self.terms: dict[Key, Term] = {}
+        self.uses: dict[Use, None] = {}
+        self.depth = 0
+
+    def symbol(self, key: Key, value: int, known: Term) -> Varying:
+        """A term by its name. Its value is *value* unless `values` says otherwise."""
+        if key not in self.terms:
+            self.terms[key] = known
+        return Varying(self, {key: 1}, 0, self.values.get(key, value))
+
+    def made(self, key: Key, value: int, bounds: tuple[int | None, int | None, int | None], *parts: Varying) -> Varying:
+        """A term that is computed of *parts*."""
+        if key not in self.terms:
+            of = frozenset(part for number in parts for part in number.terms)
+            known = [self.terms[part] for part in of]
+            tile, index = any(t.per_tile for t in known), any(t.by_index for t in known)
+            self.terms[key] = Term(*bounds, of, tile, index)
+        return Varying(self, {key: 1}, 0, self.values.get(key, value))
+
+    def use(self, how: str, number: Varying | int) -> int:
+        """Notes a use. Returns the value."""
+        if not isinstance(number, Varying):
+            return number
+        if number.terms:
+            self.uses[Use(how, tuple(sorted(number.terms.items(), key=repr)), number.const)] = None
+        return number.value
+
+    def bound(self, number: Varying, which: str) -> int | None:
+        """The least (`low`, `empty`) or largest (`high`) value."""
+        total = number.const
+        for key, factor in number.terms.items():
+            known = self.terms[key]
+            end = getattr(known, which if factor > 0 else "high" if which != "high" else "empty")
+            if end is None:
+                return None
+            total += factor * end
+        return total
+
+    def turns(self, start: Any, stop: Any, step: int) -> Iterator[Any]:
+        """The numbers of a loop whose count varies."""
+        span = stop - start if step > 0 else start - stop
+        count = self.use(COUNT, (span + (abs(step) - 1)) // abs(step))
+        if count > MOST_TURNS:
+            raise PipelineError(
+                f"a loop of {count} turns where programs are recorded, of which {MOST_TURNS} are looked at"
+            )
+        depth, self.depth = self.depth, self.depth + 1
+        for i in builtins.range(count):
+            yield start + step * Varying(self, {self._index(depth): 1}, 0, i)
+        self.depth = depth
+
+    def _index(self, depth: int) -> Key:
+        key = ("index", depth)
+        self.terms.setdefault(key, Term(0, 0, None, by_index=True))
+        return key
+
+
+def _refuse_hash(self: Any) -> int:
+    raise ScopeError("a number that varies (an extent, a coordinate, a count) as a key of a dictionary or a set.")
+
+
+class Varying:
+    """A whole number that varies: terms with factors, and a constant. `value` is what it is here."""
+
+    __slots__ = ("const", "run", "terms", "value")
+    __array_ufunc__ = None
+    __hash__ = _refuse_hash
+
+    def __init__(self, run: Decisions, terms: dict[Key, int], const: int, value: int):
+        self.run, self.terms, self.const, self.value = run, terms, const, value
+
+    # ---- sums ---------------------------------------------------------------------------------------------------------
+
+    def _plus(self, other: Any, sign: int) -> Any:
+        if type(other) is Varying:
+            terms = dict(self.terms)
+            for key, factor in other.terms.items():
+                total = terms.get(key, 0) + sign * factor
+                if total:
+                    terms[key] = total
+                else:
+                    del terms[key]
+            const = self.const + sign * other.const
+            return Varying(self.run, terms, const, self.value + sign * other.value) if terms else const
+        other = _whole(other)
+        if other is None:
+            return NotImplemented
+        return Varying(self.run, self.terms, self.const + sign * other, self.value + sign * other)
+
+    def __add__(self, other: Any) -> Any:
+        return self._plus(other, 1)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._plus(other, -1)
+
+    def __rsub__(self, other: Any) -> Any:
+        return (-self)._plus(other, 1)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Varying:
+        return Varying(self.run, {key: -factor for key, factor in self.terms.items()}, -self.const, -self.value)
+
+    def __pos__(self) -> Varying:
+        return self
+
+    def __mul__(self, other: Any) -> Any:
+        if type(other) is Varying:
+            first, second = sorted((self, other), key=lambda number: repr(number.form))
+            ends = [
+                None if a is None or b is None or a < 0 or b < 0 else a * b
+                for a, b in (
+                    (self.run.bound(self, end), self.run.bound(other, end)) for end in ("low", "empty", "high")
+                )
+            ]
+            if ends[1] is None:
+                ends[2] = None
+            key = ("product", first.form, second.form)
+            return self.run.made(key, self.value * other.value, (ends[0], ends[1], ends[2]), self, other)
+        other = _whole(other)
+        if other is None:
+            return NotImplemented
+        if other == 0:
+            return 0
+        terms = {key: factor * other for key, factor in self.terms.items()}
+        return Varying(self.run, terms, self.const * other, self.value * other)
+
+    __rmul__ = __mul__
+
+    # ---- quotients ----------------------------------------------------------------------------------------------------
+
+    def __floordiv__(self, other: Any) -> Any:
+        by = _whole(other) if type(other) is not Varying else None
+        if by is None or by <= 0:
+            return self._opaque("quotient", operator.floordiv, other)
+        whole = self.const // by
+        if all(factor % by == 0 for factor in self.terms.values()):
+            terms = {key: factor // by for key, factor in self.terms.items()}
+            return Varying(self.run, terms, whole, self.value // by)
+        if self.terms[min(self.terms, key=repr)] < 0:  # as ceilings are written in two ways
+            return whole - ((by - 1) - (self - whole * by))._divided(by)
+        return whole + (self - whole * by)._divided(by)
+
+    def _divided(self, by: int) -> Varying:
+        low, empty, high = (self.run.bound(self, end) for end in ("low", "empty", "high"))
+        ends = tuple(None if end is None else end // by for end in (low, empty, high))
+        return self.run.made(("quotient", self.form, by), self.value // by, ends, self)  # type: ignore[arg-type]
+
+    def __mod__(self, other: Any) -> Any:
+        by = _whole(other) if type(other) is not Varying else None
+        if by is None or by <= 0:
+            return self._opaque("remainder", operator.mod, other)
+        terms = {key: factor % by for key, factor in self.terms.items() if factor % by}
+        if not terms:
+            return self.const % by
+        key = ("remainder", (tuple(sorted(terms.items(), key=repr)), self.const % by), by)
+        return self.run.made(key, self.value % by, (0, 0, by - 1), self)
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return self._opaque("quotient of", lambda a, b: b // a, other)
+
+    def __rmod__(self, other: Any) -> Any:
+        return self._opaque("remainder of", lambda a, b: b % a, other)
+
+    # ---- bits ---------------------------------------------------------------------------------------------------------
+
+    def __lshift__(self, other: Any) -> Any:
+        by = _whole(other) if type(other) is not Varying else None
+        return self._opaque("shift", operator.lshift, other) if by is None else self * (1 << by)
+
+    def __rshift__(self, other: Any) -> Any:
+        by = _whole(other) if type(other) is not Varying else None
+        return self._opaque("shift down", operator.rshift, other) if by is None else self // (1 << by)
+
+    def __and__(self, other: Any) -> Any:
+        by = _whole(other) if type(other) is not Varying else None
+        if by is not None and by > 0 and by & (by + 1) == 0:
+            return self % (by + 1)
+        return self._opaque("and", operator.and_, other)
+
+    def __or__(self, other: Any) -> Any:
+        return self._opaque("or", operator.or_, other)
+
+    def __xor__(self, other: Any) -> Any:
+        return self._opaque("xor", operator.xor, other)
+
+    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+
+    def __rlshift__(self, other: Any) -> Any:
+        return self._opaque("shift of", lambda a, b: b << a, other)
+
+    def __abs__(self) -> Any:
+        return self._opaque("size", lambda a, b: abs(a), 0)
+
+    def _opaque(self, name: str, function: Callable[[int, int], int], other: Any) -> Any:
+        """A term of which nothing but its name is known."""
+        if isinstance(other, Condition):
+            other = int(other)
+        if type(other) is Varying:
+            key = (name, self.form, other.form)
+            return self.run.made(key, function(self.value, other.value), (None, None, None), self, other)
+        number = _whole(other)
+        if number is None:
+            return NotImplemented
+        return self.run.made((name, self.form, number), function(self.value, number), (None, None, None), self)
+
+    # ---- comparisons --------------------------------------------------------------------------------------------------
+
+    def _compare(self, other: Any, name: str) -> Any:
+        difference = self._plus(other, -1)
+        if difference is NotImplemented:
+            return NotImplemented
+        if not isinstance(difference, Varying):
+            return bool(getattr(operator, name)(difference, 0))
+        return Condition((difference,), bool(getattr(operator, name)(difference.value, 0)), name)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._compare(other, "lt")
+
+    def __le__(self, other: Any) -> Any:
+        return self._compare(other, "le")
+
+    def __gt__(self, other: Any) -> Any:
+        return self._compare(other, "gt")
+
+    def __ge__(self, other: Any) -> Any:
+        return self._compare(other, "ge")
+
+    def __eq__(self, other: Any) -> Any:
+        return self._compare(other, "eq")
+
+    def __ne__(self, other: Any) -> Any:
+        return self._compare(other, "ne")
+
+    def __bool__(self) -> bool:
+        return bool(self != 0)
+
+    # ---- its value ----------------------------------------------------------------------------------------------------
+
+    def __index__(self) -> int:
+        return self.run.use(VALUE, self)
+
+    __int__ = __trunc__ = __ceil__ = __floor__ = __index__
+
+    def __round__(self, digits: int = 0) -> int:
+        return self.run.use(VALUE, self)
+
+    def __float__(self) -> float:
+        return float(self.run.use(VALUE, self))
+
+    def __truediv__(self, other: Any) -> Any:
+        return float(self) / other
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return other / float(self)
+
+    def __pow__(self, other: Any) -> Any:
+        return int(self) ** other
+
+    def __rpow__(self, other: Any) -> Any:
+        return other ** int(self)
+
+    def __str__(self) -> str:
+        return str(int(self))
+
+    def __format__(self, spec: str) -> str:
+        return format(int(self), spec)
+
+    def __repr__(self) -> str:
+        return text_of(tuple(sorted(self.terms.items(), key=repr)), self.const)
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What it is, the same for equal sums."""
+        return tuple(sorted(self.terms.items(), key=repr)), self.const
+
+
+class Condition:
+    """A comparison of numbers that vary, or several. Its outcome is used where Python branches on it."""
+
+    __slots__ = ("name", "of", "value")
+    __hash__ = _refuse_hash
+
+    def __init__(self, of: tuple[Varying, ...], value: bool, name: Any):
+        self.of, self.value, self.name = of, value, name
+
+    def __bool__(self) -> bool:
+        for number in self.of:
+            number.run.use(COMPARED, number)
+        return self.value
+
+    def __index__(self) -> int:
+        return int(bool(self))
+
+    __int__ = __index__
+
+    def _with(self, other: Any, name: str, function: Callable[[bool, bool], bool]) -> Any:
+        if isinstance(other, Condition):
+            return Condition((*self.of, *other.of), function(self.value, other.value), (name, self.key, other.key))
+        if isinstance(other, (bool, int)):
+            return Condition(self.of, function(self.value, bool(other)), (name, self.key, bool(other)))
+        return NotImplemented
+
+    @property
+    def key(self) -> Any:
+        return self.name, tuple(number.form for number in self.of)
+
+    def __and__(self, other: Any) -> Any:
+        return self._with(other, "and", lambda a, b: a and b)
+
+    def __or__(self, other: Any) -> Any:
+        return self._with(other, "or", lambda a, b: a or b)
+
+    def __xor__(self, other: Any) -> Any:
+        return self._with(other, "xor", lambda a, b: a != b)
+
+    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+
+    def __invert__(self) -> Condition:
+        return Condition(self.of, not self.value, ("not", self.name))
+
+    def __eq__(self, other: Any) -> Any:
+        return bool(self) == other
+
+    def __ne__(self, other: Any) -> Any:
+        return bool(self) != other
+
+    def choose(self, then: Any, otherwise: Any) -> Any:
+        """`Isa.select`: nothing is decided yet."""
+        run = self.of[0].run
+        if any(type(x) is not Varying and _whole(x) is None for x in (then, otherwise)):
+            return then if self else otherwise
+        taken = then if self.value else otherwise
+        ends: list[int | None] = []
+        for end, least in (("low", min), ("empty", min), ("high", max)):
+            both = [run.bound(x, end) if type(x) is Varying else int(x) for x in (then, otherwise)]
+            ends.append(None if None in both else least(both))  # type: ignore[type-var]
+        forms = tuple(x.form if type(x) is Varying else int(x) for x in (then, otherwise))
+        if forms[0] == forms[1]:
+            return taken
+        parts = (*self.of, *(x for x in (then, otherwise) if type(x) is Varying))
+        value = taken.value if type(taken) is Varying else int(taken)
+        return run.made(("choice", self.key, *forms), value, (ends[0], ends[1], ends[2]), *parts)
+
+    for _name in ("add", "sub", "mul", "floordiv", "mod", "radd", "rsub", "rmul", "lt", "le", "gt", "ge", "lshift"):
+
+        def _number(self, other: Any, _name: str = f"__{_name}__") -> Any:
+            return getattr(int(self), _name)(other)
+
+        locals()[f"__{_name}__"] = _number
+
+    del _name, _number
+
+
+def _whole(value: Any) -> int | None:
+    """A plain number; None for anything else."""
+    if type(value) is int:
+        return value
+    if isinstance(value, Condition):
+        return int(value)
+    try:
+        return operator.index(value) if not isinstance(value, (Varying, str)) else None
+    except TypeError:
+        return None
+
+
+# ---- Python's own functions -------------------------------------------------------------------------------------------
+
+
+def _range(*bounds: Any) -> Any:
+    """As `range`, of numbers that may vary."""
+    varying = next((bound for bound in bounds if type(bound) is Varying), None)
+    if varying is None:
+        return builtins.range(*bounds)
+    start, stop = (0, bounds[0]) if len(bounds) == 1 else bounds[:2]
+    step = operator.index(bounds[2]) if len(bounds) > 2 else 1
+    if not isinstance(stop - start, Varying):
+        return [start + i for i in builtins.range(0, stop - start, step)]
+    return varying.run.turns(start, stop, step)
+
+
+def _extreme(name: str, found: Callable[..., Any]) -> Callable[..., Any]:
+    def extreme(*values: Any, **options: Any) -> Any:
+        varying = [value for value in values if type(value) is Varying]
+        if (
+            len(values) < 2
+            or options
+            or not varying
+            or any(_whole(v) is None for v in values if type(v) is not Varying)
+        ):
+            return found(*values, **options)
+        run = varying[0].run
+        forms = tuple(sorted({v.form if type(v) is Varying else ((), int(v)) for v in values}, key=repr))
+        if len(forms) == 1:
+            return values[0]
+        ends: list[int | None] = []
+        for end in ("low", "empty", "high"):
+            each = [run.bound(v, end) if type(v) is Varying else int(v) for v in values]
+            known = [e for e in each if e is not None]
+            # the end that is nearest to the other values is a bound already
+            inner = (name == "max") == (end != "high")
+            ends.append(found(known) if known and (inner or len(known) == len(each)) else None)
+        value = found(v.value if type(v) is Varying else int(v) for v in values)
+        return run.made((name, forms), value, (ends[0], ends[1], ends[2]), *varying)
+
+    return extreme
+
+
+greatest = _extreme("max", max)
+_REPLACED = {"range": _range, "min": _extreme("min", min), "max": greatest}
+_lock = threading.RLock()
+
+
+@contextlib.contextmanager
+def names_replaced(namespaces: list[dict[str, Any]]) -> Iterator[None]:
+    """Lets `range`, `min` and `max` take numbers that vary, in these modules. To others they are what they were."""
+    with _lock:
+        changed = [(space, name) for space in namespaces for name in _REPLACED if name not in space]
+        for space, name in changed:
+            space[name] = _REPLACED[name]
+        try:
+            yield
+        finally:
+            for space, name in changed:
+                space.pop(name, None)
+
+
+# ---- in words ---------------------------------------------------------------------------------------------------------
+
+
+def text_of(terms: tuple[tuple[Key, int], ...], const: int = 0) -> str:
+    """E.g. ``tile.m + 1``."""
+    parts = [f"{_factor(factor)}{_text(key)}" for key, factor in terms]
+    if const or not parts:
+        parts.append(str(const))
+    return " + ".join(parts).replace("+ -", "- ")
+
+
+def _factor(factor: int) -> str:
+    return "" if factor == 1 else "-" if factor == -1 else f"{factor} "
+
+
+def _text(key: Key) -> str:
+    name, *rest = key
+    if name == "quotient" and isinstance(rest[1], int):
+        (terms, const), by = rest
+        if const == by - 1:
+            return f"ceil({text_of(terms)} / {by})"
+        return f"floor(({text_of(terms, const)}) / {by})" if const else f"floor({text_of(terms)} / {by})"
+    if name == "remainder" and isinstance(rest[1], int):
+        return f"({text_of(*rest[0])}) % {rest[1]}"
+    if name in ("min", "max"):
+        return f"{name}({', '.join(text_of(*form) for form in rest[0])})"
+    if name == "product":
+        return " * ".join(f"({text_of(*form)})" for form in rest)
+    if name == "entry":
+        return f"{rest[0]}[{text_of(*rest[1]) if isinstance(rest[1], tuple) else rest[1]}]"
+    if name == "choice":
+        return "a choice between " + " and ".join(text_of(*f) if isinstance(f, tuple) else str(f) for f in rest[1:])
+    if name == "index":
+        return "the index of a loop"
+    if name == "extent":
+        return f"the extent of {rest[0]}"
+    return str(rest[0]) if name == "symbol" else f"a {name} of numbers that vary"
