@@ -13,8 +13,8 @@ from tmapipe.stage import TmaLoadStage
 __all__ = ["Wgmma"]
 
 _OPERAND = must(
-    lambda stage: isinstance(stage, TmaLoadStage) and len(stage.tile) == 2,
-    "is a TmaLoadStage with a tile of two extents",
+    lambda stage: isinstance(stage, TmaLoadStage) and len(stage.tile) >= 2,
+    "is a TmaLoadStage with a tile of two or more extents",
     "pass such a stage",
 )
 
@@ -85,5 +85,5 @@ class Wgmma:
     @property
     def extents(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(m, k) of a's tile and (n, k) of b's."""
-        (of_a, of_b), a, b = self.transposed, self.a.tile, self.b.tile
+        (of_a, of_b), a, b = self.transposed, self.a.matrix, self.b.matrix
         return a[::-1] if of_a else a, b[::-1] if of_b else b

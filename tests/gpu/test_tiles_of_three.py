@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.unit.test_tiles_of_three import FORMS, Shared, Vector
+from tests.unit.test_tiles_of_three import FORMS, Shared, Vector, pixels
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -25,3 +25,11 @@ def test_multicast():
 def test_slots_of_any_length():
     x = torch.randn(100_000, device="cuda")
     assert torch.equal(Vector()(x), x)
+
+
+@pytest.mark.parametrize("rows", [(4, 32), (1, 128), (64, 2), (2, 4, 16)])
+def test_rows_of_accumulators_are_those_of_a_box(rows):
+    schedule = pixels(rows)
+    for shape in ((1, 1, 1), (3, 5, 130), (2, 70, 33), (8, 56, 56)):
+        x, f = (torch.randint(-2, 3, extents, device="cuda").bfloat16() for extents in ((*shape, 72), (72, 72)))
+        assert torch.equal(schedule(x, f), (x.float() @ f.float().T).bfloat16())

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from tests.unit.test_windows import WINDOWS, Dealt, Swizzled, Window
+from tests.unit.test_windows import WINDOWS, Alike, Swizzled, Window
 
 
 @pytest.mark.parametrize("at", WINDOWS)
-@pytest.mark.parametrize("form", [Window, Swizzled, Dealt])
+@pytest.mark.parametrize("form", [Window, Swizzled, Alike])
 def test_parts_of_a_tile(form, at):
     schedule, x = form(), torch.randn(16, 64, device="cuda")
     schedule.at = at

@@ -5,11 +5,13 @@ import inspect
 import numpy as np
 import pytest
 
-from examples import histogram, ragged, row_sums, stencil
+import tmapipe as tp
+from examples import conv, histogram, ragged, row_sums, stencil
 
 #: By name: the schedule, its element types, and the most lines that it may have.
 PROGRAMS = {
     "stencil": (stencil.Stencil, {"x": "fp32", "y": "fp32"}, 25),
+    "conv": (conv.Conv, {}, 45),
     "row_sums": (row_sums.RowSums, {"x": "fp32", "y": "fp32"}, 25),
     "histogram": (histogram.Histogram, {"x": "int32", "h": "int32"}, 35),
     "ragged": (ragged.RaggedSums, {"x": "fp32", "y": "fp32"}, 35),
@@ -19,6 +21,10 @@ NAMES = list(PROGRAMS)
 
 def tensors(name, made):
     """Inputs of random shapes, and what comes out."""
+    if name == "conv":
+        n, h, w, c, o = (int(made.integers(1, most)) for most in (3, 20, 35, 12, 20))
+        x, f = (made.integers(-2, 3, shape).astype(tp.bf16.numpy) for shape in ((n, h, w, 8 * c), (3, 3, 8 * o, 8 * c)))
+        return (x, f), conv.expected(x, f).astype(tp.bf16.numpy)
     m, n = 4 * int(made.integers(1, 40)), 4 * int(made.integers(1, 120))
     if name == "histogram":
         x = made.integers(-2, histogram.BINS + 2, (m, n)).astype(np.int32)
@@ -35,9 +41,10 @@ def tensors(name, made):
 @pytest.mark.parametrize("name", NAMES)
 def test_right_for_random_shapes(name):
     made, schedule = np.random.default_rng(0), PROGRAMS[name][0]()
-    for _ in range(6 if name == "histogram" else 25):
+    for _ in range(6 if name in ("conv", "histogram") else 25):
         given, wanted = tensors(name, made)
-        np.testing.assert_allclose(schedule(*given), wanted, rtol=1e-6, atol=1e-6)
+        found, wanted = (each.astype(np.float32) for each in (schedule(*given), wanted))
+        np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
+from tests.unit.errors import refused
 
 
 class Images(tp.Schedule):
@@ -142,3 +143,63 @@ def test_slots_of_any_length_have_room_between():
     )
     assert Vector().check({"x": "fp32", "y": "fp32"}).ok
     assert "mul" in Vector().compile({"x": "fp32", "y": "fp32"}).ptx
+
+
+class Pixels(tp.Schedule):
+    """d[b, h, w, o] = sum over c of x[b, h, w, c] f[o, c]: rows of accumulators are those of h and w."""
+
+    load, math = tp.Role(warps=1), tp.Role(warpgroups=2)
+    ring = tp.BarrierRing(3, producer=load, consumer=math)
+    x = tp.TmaLoadStage("b h w c", tile=(4, 32, 64), ring=ring)
+    f = tp.TmaLoadStage("o c", tile=(64, 64), ring=ring)
+    mma = tp.Wgmma(x, f)
+    d = tp.TmaStoreStage("b h w o", source=mma, tile=(4, 32, 64), columns=32)
+
+    @load.jit
+    def fill(self, k, tile):
+        for c in range(k.steps("x", "c")):
+            with k.ring.produce() as slot:
+                slot.x.load(tile, c=c)
+                slot.f.load(tile, c=c)
+
+    @math.jit
+    def multiply(self, k, tile):
+        with k.mma.accumulate() as acc:
+            for _ in range(k.steps("x", "c")):
+                with k.ring.consume() as slot:
+                    acc.add(slot.x, slot.f)
+        k.d.store(tile, acc)
+
+
+def pixels(rows, groups=2, store=None):
+    """`Pixels` with tiles whose rows are those of these extents."""
+
+    class Changed(Pixels):
+        math = tp.Role(warpgroups=groups)
+        x = tp.TmaLoadStage("b h w c", tile=(*rows, 64), ring=Pixels.ring)
+        mma = tp.Wgmma(x, Pixels.f)
+        d = tp.TmaStoreStage("b h w o", source=mma, tile=(*(store or rows), 64), columns=32)
+
+    return Changed()
+
+
+@pytest.mark.parametrize(
+    ("rows", "box"), [((4, 32), (2, 32)), ((1, 128), (1, 64)), ((64, 2), (32, 2)), ((2, 4, 16), (1, 4, 16))]
+)
+def test_rows_of_accumulators_are_those_of_a_box(rows, box):
+    schedule, made = pixels(rows), np.random.default_rng(0)
+    assert schedule.plan().store("d").box == (*box, 32)
+    for shape in ((1, 1, 1), (3, 5, 130), (2, 70, 33)):
+        x, f = (made.integers(-2, 3, extents).astype(tp.bf16.numpy) for extents in ((*shape, 72), (72, 72)))
+        wanted = x.astype(np.float32) @ f.astype(np.float32).T
+        np.testing.assert_array_equal(
+            schedule(x, f).astype(np.float32), wanted.astype(tp.bf16.numpy).astype(np.float32)
+        )
+    assert schedule.check().ok
+
+
+def test_rows_that_make_no_box_are_refused():
+    refused(pixels((8, 24), groups=3).plan, argument="d.tile", value=(8, 24, 64), rule="every 64 rows make a box")
+    refused(
+        pixels((4, 32), store=(2, 32)).plan, argument="d.tile", value=(2, 32, 64), rule=r"of \(128, 64\) accumulators"
+    )

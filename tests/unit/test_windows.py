@@ -32,8 +32,8 @@ class Swizzled(Window):
     x = tp.TmaLoadStage("i j", tile=(16, 64), ring=Window.ring, swizzle=128)
 
 
-class Dealt(Swizzled):
-    """The same, dealt as the part at (0, 0) is."""
+class Alike(Swizzled):
+    """The same, distributed as the part at (0, 0) is."""
 
     @Window.work.jit
     def cut(self, k, tile):
@@ -46,7 +46,7 @@ WINDOWS = [(0, 0), (1, 4), (8, 32), (3, 5), (7, 1)]
 
 
 @pytest.mark.parametrize("at", WINDOWS)
-@pytest.mark.parametrize("form", [Window, Swizzled, Dealt])
+@pytest.mark.parametrize("form", [Window, Swizzled, Alike])
 def test_parts_of_a_tile(form, at):
     schedule, x = form(), np.random.default_rng(0).standard_normal((16, 64)).astype(np.float32)
     schedule.at = at

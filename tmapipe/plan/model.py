@@ -145,6 +145,8 @@ class Store:
         clipped: Whether the tile says how many of a slot's rows are written.
         shared: Whether all teams of the role have the same slots.
         core: How many dimensions, the last ones, a slot has elements along.
+        whole: Elements of a whole output tile along each of `dims`, if its rows are those of several of them, and one store
+            writes some of these.
     """
 
     name: str
@@ -157,6 +159,7 @@ class Store:
     clipped: bool = False
     shared: bool = False
     core: int = _CORE
+    whole: tuple[int, ...] = ()
 
     @property
     def box(self) -> tuple[int, ...]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 
-from tmapipe import stage as stages_
 from tmapipe.barrier import BarrierRing
 from tmapipe.dtypes import DType, int32
 from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
 from tmapipe.matmul import Wgmma
 from tmapipe.multicast import peer_pattern
-from tmapipe.plan.boxes import ALIGNMENT, MAX_BOX
+from tmapipe.plan.boxes import ALIGNMENT
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import Barrier, Buffer, HeldTile, Load, Matmul, NamedBarrier, RoleWarps, Store
+from tmapipe.plan.moves import check_box, default_columns, rows_box, widest_swizzle
 from tmapipe.plan.rings import Queue, Ring
 from tmapipe.plan.syncs import MAX_NAMED_BARRIERS
 from tmapipe.plan.thread_layout import vectors_of
@@ -220,7 +220,7 @@ class Layout:
             return part.swizzle
         if not readers and not part.spread:
             return 0
-        return _widest_swizzle(f"{name}.tile", row)
+        return widest_swizzle(f"{name}.tile", row)
 
     def _buffer(
         self, name: str, slots: int, tile: tuple[int, ...], dtype: DType, swizzle: int, owners: int = 1
@@ -277,7 +277,7 @@ class Layout:
         how = (load.l2_hint, load.outside, load.tensor_map, len(load.tile), load.parts)
         made = Load(name, name, self.of[name], load.dims, tile, peers, axes, pattern, *how)
         if load.tensor_map:
-            _check_box(name, made.buffer, made.box)
+            check_box(name, made.buffer, made.box)
         self.loads.append(made)
 
     def _check_parts(self, name: str, load: TmaLoadStage) -> None:
@@ -330,7 +330,7 @@ class Layout:
             row = tile[-1] * dtype.bytes
             spread = accumulators and store.parts_tile is None
             rows = f"{name}.columns" if store.columns else f"{name}.tile"
-            swizzle = _widest_swizzle(rows, row) if spread else 0
+            swizzle = widest_swizzle(rows, row) if spread else 0
             buffer = self._buffer(name, owners * store.stages, tile, dtype, swizzle, owners)
             if accumulators or role.warps > 1:
                 first = 1 + sum(b.instances for b in self.named_barriers)
@@ -339,13 +339,28 @@ class Layout:
                         "named barriers", first + barrier[1], "a CTA has 16, id 0 its own", "use fewer stores"
                     )
                 self.named_barriers.append(NamedBarrier(f"{name}.sync", first, barrier[0], barrier[1]))
-        tile = tile if accumulators else store.tile
+        whole: tuple[int, ...] = ()
+        if not accumulators:
+            tile = store.tile
+        elif len(store.tile) > 2 and store.parts_tile is None:
+            whole, tile = self._box_of_rows(name, store, tile)
         full = (1,) * (len(store.dims) - len(tile)) + tile
         folded = tuple(store.folded.values())
         how = (store.reduce, folded, self._clipped(name, store), self._in_turn(store), len(tile))
-        made = Store(name, name, buffer, store.dims, full, *how)
-        _check_box(name, made.buffer, made.box)
+        made = Store(name, name, buffer, store.dims, full, *how, whole=whole)
+        check_box(name, made.buffer, made.box)
         self.stores.append(made)
+
+    def _box_of_rows(self, name: str, store: TmaStoreStage, tile: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """(the whole output tile along the store's dimensions, what one buffer of *tile* holds of it) where the rows of the
+        accumulators are those of several dimensions."""
+        assert isinstance(store.source, (Wgmma, RegisterTile))
+        *outer, columns = store.tile
+        box = rows_box(tuple(outer), tile[0])
+        if box is None or (math.prod(outer), columns) != tuple(store.source.shape[:2]):
+            rule = f"has rows and columns of {store.source.shape[:2]} accumulators, and every {tile[0]} rows make a box"
+            raise InputError(f"{name}.tile", store.tile, rule, "e.g. tile=(8, 16, n) for 128 rows")
+        return (1,) * (len(store.dims) - len(store.tile)) + store.tile, (*box, tile[1])
 
     def _in_turn(self, store: TmaStoreStage) -> bool:
         """Whether teams store in turns, through the same buffers."""
@@ -363,13 +378,13 @@ class Layout:
 
     def _columns(self, name: str, store: TmaStoreStage) -> int:
         """Of a buffer for accumulators."""
-        n, dtype = store.tile[1], self.types[name]
+        n, dtype = store.tile[-1], self.types[name]
         unit = max(8, ALIGNMENT // dtype.bytes)
         if n % unit:
             start = f"TMA starts at multiples of {ALIGNMENT} bytes along a row"
             rule = f"has a multiple of {unit} columns if {dtype} is stored: {start}"
             raise InputError(f"{name}.tile", store.tile, rule, f"use {ceil_div(n, unit) * unit} columns")
-        columns = store.columns or _default_columns(n, dtype)
+        columns = store.columns or default_columns(n, dtype)
         if columns > n or columns % unit or (store.reduce and n % columns):
             rule = f"is a multiple of {unit} up to {n}" + (" that divides it, for a reduction" if store.reduce else "")
             raise InputError(f"{name}.columns", columns, rule, "leave it out")
@@ -378,35 +393,3 @@ class Layout:
 
 def _aligned(offset: int, alignment: int) -> int:
     return -(-offset // alignment) * alignment
-
-
-def _check_box(name: str, buffer: Buffer, box: tuple[int, ...]) -> None:
-    for extent in box:
-        if extent > MAX_BOX:
-            raise InputError(
-                f"{name}.tile", box, f"a TMA box has at most {MAX_BOX} elements along an extent", "use a smaller tile"
-            )
-    nbytes = math.prod(box) * buffer.dtype.bytes
-    if nbytes < buffer.slot_bytes and nbytes % 128:
-        raise InputError(
-            f"{name}.tile",
-            buffer.tile,
-            f"is moved in boxes of {' x '.join(map(str, box))} elements, {nbytes} bytes, but TMA takes slots and parts of "
-            "them from multiples of 128 bytes on",
-            f"use rows of at most {MAX_BOX} elements, in such steps",
-        )
-
-
-def _widest_swizzle(argument: str, row: int) -> int:
-    for span in sorted(stages_.SWIZZLES, reverse=True):
-        if span and row % span == 0:
-            return span
-    raise InputError(argument, f"rows of {row} bytes", "must be a multiple of 32 bytes", "widen the rows")
-
-
-def _default_columns(n: int, dtype: DType) -> int:
-    """As many columns as fill a swizzle span of 128 bytes, or 64 or 32 if the tile is narrower."""
-    for span in (128, 64, 32):
-        if span // dtype.bytes <= n:
-            return span // dtype.bytes
-    return n

@@ -157,8 +157,8 @@ class PartInSlot(Carried):
             rows_of: As one number for each row of this fragment. The stage's tile has one extent, of as many elements.
             columns_of: As one number for each of its columns, likewise.
             tile: Only a part of the tile, of these (rows, columns), such as a stencil's neighbours.
-            at: Where that part begins (row, column), or without *tile* that which is dealt as *like*. In a tile of one extent,
-                the index of an element, the same number for all.
+            at: Where that part begins (row, column), or without *tile* the part that is distributed as *like*. In a tile of
+                one extent, the index of an element, the same number for all.
             transposed: Rows as columns, distributed over warpgroups as wgmma does with accumulators: between slots with a
                 swizzle, no bank conflicts. The tile has two extents, the last one a multiple of 64 for each warpgroup, the
                 first one a multiple of 8.

@@ -8,7 +8,7 @@ from tmapipe.integers import ceil_div
 from tmapipe.plan.model import Distributed, Store
 from tmapipe.protocol.tile import Tile
 
-__all__ = ["Piece", "pieces"]
+__all__ = ["Piece", "pieces", "strip_start"]
 
 
 def pieces(rows: int, columns: int, groups: int, width: int) -> list[tuple[int, int]]:
@@ -24,6 +24,25 @@ def pieces(rows: int, columns: int, groups: int, width: int) -> list[tuple[int, 
     """
     firsts = [min(first, columns - width) for first in range(0, columns, width)]
     return [(block, first) for block in range(rows // (64 * groups)) for first in firsts]
+
+
+def strip_start(store: Store, start: tuple[Any, ...], strip: Any, first: Any) -> tuple[Any, ...]:
+    """Where a piece starts in the output (elements), whose tile starts at *start*.
+
+    Args:
+        strip: Which 64 rows of the tile.
+        first: Its first column in the tile.
+    """
+    *outer, n = start
+    if not store.whole:
+        *outer, m = outer
+        return (*outer, m + strip * 64, n + first)
+    for i in reversed(range(len(outer))):  # its number, counted along the dimensions of the rows, the last one fastest
+        count = store.whole[i] // store.tile[i]
+        if count > 1:
+            outer[i] = outer[i] + strip % count * store.tile[i]
+            strip = strip // count
+    return (*outer, n + first)
 
 
 class Piece(NamedTuple):

@@ -14,7 +14,7 @@ from tmapipe.isa.values import Carried, SlotRef
 from tmapipe.plan.model import Distributed, NamedBarrier, RoleWarps, Store
 from tmapipe.plan.thread_layout import AccumulatorLayout
 from tmapipe.protocol.matmuls import Accumulator, Epilogue, HeldValues, TileValues
-from tmapipe.protocol.pieces import Piece, pieces
+from tmapipe.protocol.pieces import Piece, pieces, strip_start
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.tile import Tile, start_of, tile_at, within
 from tmapipe.protocol.values import write_values
@@ -176,16 +176,16 @@ class BoundStore(Carried):
             _check_floating(stores)
         matmul = sums[0].matmul
         rows, columns, groups = matmul.shape[0], matmul.shape[1], matmul.warpgroups
-        whole = (*self.plan.tile[:-2], rows, columns)
+        whole = self.plan.whole or (*self.plan.tile[:-2], rows, columns)
         group = matmul.group(self.isa.warp)
-        *batch, m, n = start_of(f"{self.plan.name}.store", self.plan.dims, whole, tile, {})
+        start = start_of(f"{self.plan.name}.store", self.plan.dims, whole, tile, {})
         once = sum(store.once_a_row for store in stores.values())
         for block, first in pieces(rows, columns, groups, self.width):
             fragments = [acc.columns(block, first, self.width) for acc in sums]
             named = operands() if operands else {}
             values = fragments[0] if epilogue is None else self.isa.fragments.apply(epilogue, fragments, named)
             strip = block * groups + group
-            at = (*batch, m + strip * 64, n + first)
+            at = strip_start(self.plan, start, strip, first)
             piece = Piece(matmul, tile, at, strip, first, self.width, self.plan, (len(stores) - once, once))
             # All are reduced before the first is stored: few registers wait meanwhile.
             for store, part in [(store, store.reduced(piece, part)) for store, part in self._parts(stores, values)]:

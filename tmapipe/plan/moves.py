@@ -1,0 +1,62 @@
+"""How the engine moves slots: which boxes it can take, how they are swizzled, and which rows of a tile make a box."""
+
+from __future__ import annotations
+
+import math
+
+from tmapipe.dtypes import DType
+from tmapipe.errors import InputError
+from tmapipe.plan.boxes import MAX_BOX
+from tmapipe.plan.model import Buffer
+from tmapipe.stage import SWIZZLES
+
+__all__ = ["check_box", "default_columns", "rows_box", "widest_swizzle"]
+
+
+def rows_box(extents: tuple[int, ...], rows: int) -> tuple[int, ...] | None:
+    """The box that has the first *rows* rows of a tile, whose rows are numbered along *extents*; None if these make no box.
+
+    Every further *rows* rows then make a box too.
+    """
+    box: list[int] = []
+    for extent in reversed(extents):
+        taken = min(extent, rows)
+        if rows % taken or extent % taken:
+            return None
+        box.insert(0, taken)
+        rows //= taken
+    return tuple(box) if rows == 1 else None
+
+
+def check_box(name: str, buffer: Buffer, box: tuple[int, ...]) -> None:
+    """Raises `InputError` unless the engine can move slots of *buffer* in boxes of *box* elements."""
+    for extent in box:
+        if extent > MAX_BOX:
+            raise InputError(
+                f"{name}.tile", box, f"a TMA box has at most {MAX_BOX} elements along an extent", "use a smaller tile"
+            )
+    nbytes = math.prod(box) * buffer.dtype.bytes
+    if nbytes < buffer.slot_bytes and nbytes % 128:
+        raise InputError(
+            f"{name}.tile",
+            buffer.tile,
+            f"is moved in boxes of {' x '.join(map(str, box))} elements, {nbytes} bytes, but TMA takes slots and parts of "
+            "them from multiples of 128 bytes on",
+            f"use rows of at most {MAX_BOX} elements, in such steps",
+        )
+
+
+def widest_swizzle(argument: str, row: int) -> int:
+    """The widest span (bytes) that divides a row of so many bytes. Raises `InputError` if none does."""
+    for span in sorted(SWIZZLES, reverse=True):
+        if span and row % span == 0:
+            return span
+    raise InputError(argument, f"rows of {row} bytes", "must be a multiple of 32 bytes", "widen the rows")
+
+
+def default_columns(n: int, dtype: DType) -> int:
+    """As many columns as fill a swizzle span of 128 bytes, or 64 or 32 if the tile is narrower."""
+    for span in (128, 64, 32):
+        if span // dtype.bytes <= n:
+            return span // dtype.bytes
+    return n
