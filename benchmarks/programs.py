@@ -1,0 +1,245 @@
+"""The programs of `examples/` beside torch, eager and compiled: rows, stencils, convolutions, GEMMs on values.
+
+python -m benchmarks.programs
+python -m benchmarks.programs --only softmax conv --rounds 8
+
+Every result is compared with torch's in fp32. rel_err is ||out - ref|| / ||ref||. gbps counts what must be read and written
+once; tflops the multiplications and additions of the products. Writes ``benchmarks/results/programs.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from benchmarks.cli import add_options, finish, kept, method_of, settings
+from benchmarks.results import Results
+from tmapipe.tuning.timing import rested
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+@functools.cache
+def example(name: str) -> dict[str, Any]:
+    """What ``examples/<name>.py`` defines."""
+    return runpy.run_path(str(EXAMPLES / f"{name}.py"))
+
+
+@attrs.frozen
+class Case:
+    """Args:
+    name: Of the program.
+    problem: Its extents, as they are printed.
+    ours: Variant -> schedule.
+    inputs: By argument, on the device.
+    torch: The same in torch, of the inputs by name: one tensor.
+    output: Which of our outputs that is.
+    work: Bytes read and written ("gbps"), or operations ("tflops").
+    unit: "gbps" or "tflops".
+    compiles: Whether torch.compile is tried.
+    """
+
+    name: str
+    problem: str
+    ours: dict[str, Any]
+    inputs: dict[str, Any]
+    torch: Callable[..., Any]
+    output: str
+    work: float
+    unit: str = "gbps"
+    compiles: bool = True
+
+
+def rows() -> list[Case]:
+    """Softmax and rmsnorm."""
+    import torch
+
+    found = []
+    softmax, rmsnorm = example("softmax")["softmax_of"], example("rmsnorm")["rmsnorm_of"]
+    for m, n, variants in (
+        (65536, 1024, {"8 rows": (8, 4), "4 rows": (4, 4), "1 row": (1, 4)}),
+        (16384, 4096, {"2 rows": (2, 4), "1 row": (1, 4), "1 row, 8 warps": (1, 8)}),
+        (8192, 16384, {"1 row, 8 warps": (1, 8), "1 row, 16 warps": (1, 16)}),
+    ):
+        x = torch.randn(m, n, device="cuda").bfloat16()
+        ours = {name: softmax(n, rows=r, warps=w) for name, (r, w) in variants.items()}
+        run = functools.partial(torch.softmax, dim=-1)
+        found.append(Case("softmax", f"{m}x{n}", ours, {"x": x}, lambda x, run=run: run(x), "y", 4.0 * m * n))
+    for m, n in ((65536, 1024), (16384, 4096)):
+        inputs = {"weight": torch.randn(n, device="cuda").bfloat16()}
+        inputs |= {name: torch.randn(m, n, device="cuda").bfloat16() for name in ("x", "residual")}
+        ours = {f"{r} rows, {w} warps": rmsnorm(n, rows=r, warps=w) for r, w in ((1, 4), (2, 4), (1, 8))}
+
+        def norm(weight: Any, x: Any, residual: Any) -> Any:
+            h = x + residual
+            return h * torch.rsqrt(h.float().square().mean(1, keepdim=True) + 1e-6).to(x.dtype) * weight
+
+        found.append(Case("rmsnorm", f"{m}x{n}", ours, inputs, norm, "y", 8.0 * m * n))
+    return found
+
+
+def moves() -> list[Case]:
+    """Transpose and stencil, row sums."""
+    import torch
+
+    m, n = 16384, 16384
+    transpose = example("transpose")["transpose_of"]
+    found = []
+    for dtype, kind, sides in (("bf16", torch.bfloat16, (64, 128)), ("fp32", torch.float32, (32, 64))):
+        x = torch.randn(m, n, device="cuda").to(kind)
+        ours = {f"64 x {side}": transpose(dtype, side) for side in sides if dtype == "bf16" or side == 32}
+        work = 2.0 * x.nbytes
+        case = Case(f"transpose {dtype}", f"{m}x{n}", ours, {"x": x}, lambda x: x.T.contiguous(), "y", work)
+        found.append(case)
+    x = torch.randn(m, n, device="cuda")
+    kernel = torch.tensor([[0, 1, 0], [1, 1, 1], [0, 1, 0]], device="cuda", dtype=torch.float32)[None, None] / 5
+
+    def stencil(x: Any) -> Any:
+        return torch.nn.functional.conv2d(x[None, None], kernel, padding=1)[0, 0]
+
+    found.append(
+        Case(
+            "stencil",
+            f"{m}x{n}",
+            {"": example("stencil")["Stencil"]()},
+            {"x": x},
+            stencil,
+            "y",
+            2.0 * x.nbytes,
+            compiles=False,
+        )
+    )
+    x = torch.randn(2048, 1 << 17, device="cuda")
+    found.append(
+        Case(
+            "row_sums",
+            "2048x131072",
+            {"": example("row_sums")["RowSums"]()},
+            {"x": x},
+            lambda x: x.sum(1),
+            "y",
+            x.nbytes,
+        )
+    )
+    return found
+
+
+def matmuls() -> list[Case]:
+    """Convolution, a GEMM with row maxima, an fp8 GEMM with block scales."""
+    import torch
+
+    found = []
+    for side, c in ((56, 64), (28, 128), (14, 256)):
+        x = torch.randn(64, side, side, c, device="cuda").bfloat16()
+        f = torch.randn(3, 3, c, c, device="cuda").bfloat16()
+        weight = f.permute(2, 3, 0, 1).contiguous(memory_format=torch.channels_last)
+
+        def conv(x: Any, f: Any, weight: Any = weight) -> Any:
+            return torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), weight, padding=1).permute(0, 2, 3, 1)
+
+        work = 2.0 * 9 * c * c * 64 * side * side
+        ours = {"": example("conv")["Conv"]()}
+        found.append(
+            Case("conv", f"64x{side}x{side}x{c}", ours, {"x": x, "f": f}, conv, "d", work, "tflops", compiles=False)
+        )
+    m, n, k = 8192, 4096, 4096
+    a, b = (torch.randn(rows, k, device="cuda").bfloat16() for rows in (m, n))
+    ours = {"": example("gemm_row_max")["GemmRowMax"]()}
+
+    def row_max(a: Any, b: Any) -> Any:
+        return (a @ b.T).amax(1).float()
+
+    found.append(
+        Case("gemm_row_max", f"{m}x{n}x{k}", ours, {"a": a, "b": b}, row_max, "top", 2.0 * m * n * k, "tflops")
+    )
+    scaled = example("gemm_block_scaled")
+    (qa, sa), (qb, sb) = scaled["quantized"](a.float(), 1), scaled["quantized"](b.float(), 128)
+    wide_a = (qa.float() * sa.repeat_interleave(128, 1)).bfloat16()
+    wide_b = (qb.float() * sb.repeat_interleave(128, 0).repeat_interleave(128, 1)).bfloat16()
+    inputs = {"a": qa, "b": qb, "sa": sa.T.contiguous(), "sb": sb}
+
+    def as_bf16(a: Any, b: Any, sa: Any, sb: Any) -> Any:
+        return wide_a @ wide_b.T
+
+    ours = {"": scaled["BlockScaledGemm"]()}
+    found.append(
+        Case("gemm_block_scaled", f"{m}x{n}x{k}", ours, inputs, as_bf16, "d", 2.0 * m * n * k, "tflops", compiles=False)
+    )
+    return found
+
+
+def outputs_of(schedule: Any, inputs: dict[str, Any], output: str) -> Any:
+    """One of the outputs of a call."""
+    found = schedule(**inputs)
+    names = list(schedule.declared.stores)
+    return found if len(names) == 1 else found[names.index(output)]
+
+
+def measure(case: Case, clock: Any, args: argparse.Namespace, results: Results) -> list[str]:
+    """Times one case. Returns what was wrong."""
+    import torch
+
+    failed = []
+    runs: dict[tuple[str, str], Callable[[], Any]] = {}
+    for name, schedule in case.ours.items():
+        runs["tmapipe", name or "as written"] = functools.partial(outputs_of, schedule, case.inputs, case.output)
+    runs["torch", "eager"] = functools.partial(case.torch, **case.inputs)
+    if case.compiles:
+        runs["torch.compile", "default"] = functools.partial(torch.compile(case.torch), **case.inputs)
+    want = case.torch(**case.inputs).double()
+    errors = {key: float((run().double() - want).norm() / want.norm()) for key, run in kept(runs, args).items()}
+    for key, error in errors.items():
+        if not error < 3e-2:
+            failed.append(f"{case.name} {case.problem} {' '.join(key)} has a relative error of {error}")
+    timings = rested({key: run for key, run in runs.items() if errors.get(key, 1) < 3e-2}, clock, method_of(args))
+    for (peer, variant), timing in timings.items():
+        speed = case.work / timing.us * (1e-3 if case.unit == "gbps" else 1e-6)
+        resources = {}
+        if peer == "tmapipe":
+            compiled = case.ours["" if variant == "as written" else variant].compile(
+                {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in case.inputs.items()}
+            )
+            resources = {"registers": compiled.resources.registers, "spill_bytes": compiled.resources.spill_bytes}
+        results.add(
+            problem=f"{case.name} {case.problem}", dtype=str(next(iter(case.inputs.values())).dtype), peer=peer,
+            variant=variant, us=timing.us, rel_err=errors[peer, variant], spread=timing.spread, mode="rested",
+            **{case.unit: speed}, **resources,
+        )  # fmt: skip
+        print(
+            f"{case.name:<18} {case.problem:<18} {peer:<14} {variant:<18} {timing.us:9.1f} us {speed:8.1f} {case.unit}",
+            flush=True,
+        )
+    results.write(args.out)
+    return failed
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[], help="names of programs")
+    add_options(parser)
+    args = parser.parse_args(argv)
+    import torch
+
+    if not torch.cuda.is_available():
+        print("no GPU here: benchmarks.programs measures kernels on one")
+        return 2
+    from tmapipe.gpu.clock import CudaClock
+
+    results, failed = Results("programs", torch.cuda.get_device_name(), settings(args)), []
+    clock = CudaClock(args.flush)
+    for group in (rows, moves, matmuls):
+        for case in group():
+            if not args.only or case.name.split()[0] in args.only:
+                failed += measure(case, clock, args, results)
+    return finish(results, args, "us", failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
