@@ -297,8 +297,9 @@ class KernelContext(Carried):
         """Raw CuTe DSL in this role, declared by its effects on tiles of open slots, such as ``slot.x``.
 
         Each warp calls *gpu* with CuTe tensors in shared memory, or on the CPU model *cpu* with NumPy arrays: one per tile, in
-        the order reads, writes, updates. All 32 lanes are converged. `check` needs neither function: it believes the
-        declaration.
+        the order reads, writes, updates. All 32 lanes are converged. A function that has a parameter ``role`` also gets the
+        role's `name`, its number of `warps`, the calling `warp`, and `extent(dim)`. `check` needs neither function: it
+        believes the declaration.
 
         Args:
             gpu: Called while the body is traced.
@@ -310,8 +311,9 @@ class KernelContext(Carried):
 
         Raises:
             InputError: On the CPU model, without *cpu*.
+            ScopeError: A function raised an error; names its line.
         """
-        raw(self.isa, self.role, gpu, cpu, reads, writes, updates, proxy)
+        raw(self.isa, self.role, gpu, cpu, reads, writes, updates, proxy, self.extent)
 
     def begin(self, schedule: Schedule) -> None:
         """Before the first tile: waits for slots that are held, and runs the role's method for this."""

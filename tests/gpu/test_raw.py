@@ -5,6 +5,7 @@ import torch
 
 import tmapipe as tp
 from tests.raw_rows import Doubled, double_on_cpu, double_on_gpu
+from tests.unit.test_raw_functions import BY_WARP, HALF
 
 
 @pytest.mark.parametrize("shape", [(16, 64), (1000, 1000), (3, 8), (4099, 2056)])
@@ -35,3 +36,10 @@ def test_lanes_meet_around_raw_code():
     x = torch.randn(4099, 2056, device="cuda", dtype=torch.bfloat16)
     for _ in range(3):
         assert torch.equal(Twice()(x), 4 * x)
+
+
+def test_functions_are_told_their_role():
+    x = torch.ones(320, 40, device="cuda")
+    y = HALF(x)
+    assert (y[:, :20] == 1).all() and (y[:, 20:] == 0).all()
+    assert torch.equal(BY_WARP(x)[:, 0], torch.arange(4.0, device="cuda").repeat_interleave(4).repeat(20))
