@@ -131,6 +131,31 @@ def moves() -> list[Case]:
     return found
 
 
+def groups() -> list[Case]:
+    """Histograms of rows, sums of ragged groups of rows."""
+    import torch
+
+    m, n, bins = 16384, 8192, example("histogram")["BINS"]
+    x = torch.randint(0, bins, (m, n), device="cuda", dtype=torch.int32)
+
+    def histogram(x: Any) -> Any:
+        return torch.zeros(m, bins, device="cuda").scatter_add_(1, x.long(), torch.ones_like(x, dtype=torch.float32))
+
+    ours = {"": example("histogram")["Histogram"]()}
+    found = [Case("histogram", f"{m}x{n}", ours, {"x": x}, histogram, "h", x.nbytes, compiles=False)]
+    m, n, count = 1 << 17, 2048, 4096
+    x = torch.randn(m, n, device="cuda")
+    begins = torch.randint(0, m + 1, (count + 1,), device="cuda").sort().values.int()
+    begins[0], begins[-1] = 0, m
+
+    def sums(x: Any, begins: Any) -> Any:
+        return torch.segment_reduce(x, "sum", offsets=begins.long(), axis=0, initial=0)
+
+    ours, inputs = {"": example("ragged")["RaggedSums"]()}, {"x": x, "begins": begins}
+    found.append(Case("ragged", f"{m}x{n}, {count} groups", ours, inputs, sums, "y", x.nbytes, compiles=False))
+    return found
+
+
 def matmuls() -> list[Case]:
     """Convolution, a GEMM with row maxima, an fp8 GEMM with block scales."""
     import torch
@@ -234,7 +259,7 @@ def main(argv: list[str] | None = None) -> int:
 
     results, failed = Results("programs", torch.cuda.get_device_name(), settings(args)), []
     clock = CudaClock(args.flush)
-    for group in (rows, moves, matmuls):
+    for group in (rows, moves, groups, matmuls):
         for case in group():
             if not args.only or case.name.split()[0] in args.only:
                 failed += measure(case, clock, args, results)
