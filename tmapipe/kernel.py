@@ -24,6 +24,7 @@ from tmapipe.plan.declarations import Part
 from tmapipe.plan.model import Load, Plan, RoleWarps, Store
 from tmapipe.plan.rings import Ring
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, vectors_of
+from tmapipe.protocol.groups import Groups
 from tmapipe.protocol.held import HeldEnd
 from tmapipe.protocol.matmuls import BoundMatmul, BoundRegisterTile
 from tmapipe.protocol.parts import PartInSlot, SlotPart
@@ -56,7 +57,7 @@ def kernel_main(isa: Isa, schedule: Schedule) -> None:
     for first, count, registers, roles in _branches(isa.plan):
         isa.when(
             _between(isa.warp, first, count, isa.plan.warps),
-            functools.partial(_run_branch, isa, schedule, tiles, registers, roles),
+            functools.partial(_run_branch, isa, schedule, tiles, first, count, registers, roles),
         )
     for first, count in _without_role(isa.plan):
         isa.when(_between(isa.warp, first, count, isa.plan.warps), functools.partial(_meet, isa))
@@ -124,11 +125,20 @@ def _without_role(plan: Plan) -> list[tuple[int, int]]:
     return [(end, start - end) for end, start in zip(ends, starts, strict=True) if start > end]
 
 
-def _run_branch(isa: Isa, schedule: Schedule, tiles: BoundTiles, registers: int | None, roles: list[RoleWarps]) -> None:
+def _run_branch(
+    isa: Isa,
+    schedule: Schedule,
+    tiles: BoundTiles,
+    first: int,
+    count: int,
+    registers: int | None,
+    roles: list[RoleWarps],
+) -> None:
+    """What *count* warps from number *first* on do, of whom some may have no role."""
     if registers is not None:
         isa.setmaxnreg(registers, increase=registers > isa.plan.launch_registers)
     for role in roles:
-        if registers is None or (len(roles) == 1 and role.warps % 4 == 0):
+        if role.first_warp <= first and role.first_warp + role.warps >= first + count:
             _run_role(isa, schedule, tiles, role)
         else:
             isa.when(
@@ -151,6 +161,7 @@ def _run_role(isa: Isa, schedule: Schedule, tiles: BoundTiles, role: RoleWarps) 
 
     def run(tile: Any) -> None:
         isa.call(body, schedule, k, tile)
+        k.end_tile()
 
     def skip(tile: Any) -> None:
         """Skips the slots of a tile that another team takes."""
@@ -188,6 +199,7 @@ class KernelContext(Carried):
         self._parts: dict[str, Any] = {}
         self._finishers: list[Any] = []
         self._declared = schedule.declared
+        self._groups = Groups(isa)
         slot_stores: dict[str, dict[str, Any]] = {}
         for name, store in schedule.declared.stores.items():
             self._add_store(name, store, slot_stores)
@@ -195,9 +207,10 @@ class KernelContext(Carried):
             if ring.phase_of(role.name) is not None:
                 self._add_ring(schedule, ring, slot_stores.get(ring.name, {}))
         for matmul in self.plan.matmuls:
-            ring_name = self.name_of(schedule.declared.matmuls[matmul.name].a.ring)
-            if matmul.first_warp == role.first_warp and ring_name in self._parts:
-                self._parts[matmul.name] = BoundMatmul(isa, matmul, self._parts[ring_name])
+            if matmul.first_warp == role.first_warp:
+                rings = dict.fromkeys(self.name_of(s.ring) for s in schedule.declared.matmuls[matmul.name].stages)
+                ends = [self.ends[ring] for ring in rings]
+                self._parts[matmul.name] = BoundMatmul(isa, matmul, ends, self._groups)
 
         for name, scratch in schedule.declared.scratches.items():
             if self.name_of(scratch.role) == role.name:
@@ -326,6 +339,10 @@ class KernelContext(Carried):
         for end in held:
             end.begun()
 
+    def end_tile(self) -> None:
+        """After the body of a tile. Raises `ScopeError` if a matmul that was started in it has not been awaited."""
+        self._groups.check_awaited()
+
     def finish(self) -> None:
         """After the last tile: the tails of rings, stores and the tile scheduler."""
         for part in self._finishers:
@@ -349,10 +366,10 @@ class KernelContext(Carried):
         stored = {s.buffer.name for s in self.plan.stores}
         for name in schedule.declared.stages_of(ring.name):
             buffer = self.plan.buffer(name)
-            by_wgmma = any(name in (m.a.name, m.b.name) for m in self.plan.matmuls)
+            by_wgmma = any(buffer in (m.a, m.b) for m in self.plan.matmuls)
             touched = name in loads or by_wgmma or name in stored
             parts[name] = SlotPart(self.isa, buffer, loads.get(name), self.role.name, touched)
-        end = (HeldEnd if ring.held else RingEnd)(self.isa, ring, self.role.name, parts)
+        end = (HeldEnd if ring.held else RingEnd)(self.isa, ring, self.role.name, parts, self._groups)
         self._parts[ring.name] = self.ends[ring.name] = end
         self._finishers.insert(0, end)
 

@@ -8,23 +8,22 @@ import attrs
 
 from tmapipe.errors import InputError
 from tmapipe.fields import must, shown
-from tmapipe.stage import TmaLoadStage
+from tmapipe.stage import SharedStage, TmaLoadStage
 
 __all__ = ["Wgmma"]
 
-_OPERAND = must(
-    lambda stage: isinstance(stage, TmaLoadStage) and len(stage.tile) >= 2,
-    "is a TmaLoadStage with a tile of two or more extents",
-    "pass such a stage",
-)
+
+def _is_stage(stage: Any) -> bool:
+    return isinstance(stage, (TmaLoadStage, SharedStage)) and len(stage.tile) >= 2
 
 
 @attrs.frozen(eq=False, init=False, repr=False)
 class Wgmma:
-    """Declares ``acc[m, n] += a[m, k] * b[n, k]`` on the slots of a ring, by the warpgroups of its last phase.
+    """Declares ``acc[m, n] += a[m, k] * b[n, k]``, by the one role of warpgroups that comes, in the rings of both operands,
+    after the role that fills them (if there are several: the one in the last phases).
 
-    A slot is released when its wgmma group has retired, so `in_flight` slots later. m is a multiple of 64 a warpgroup, n a
-    multiple of 8 up to 256, and k takes a multiple of 32 bytes (PTX ISA, wgmma shapes).
+    m is a multiple of 64 a warpgroup, n a multiple of 8 up to 256, and k takes a multiple of 32 bytes (PTX ISA, wgmma
+    shapes).
 
     Operands are two of bf16, fp16, tf32 or int8, or any two of fp8_e4m3 and fp8_e5m2. tf32 is fp32 that the TMA engine has
     rounded to 10 bits after the point: stages of dtype "tf32", tensors of fp32. Sums of int8 products (n: 8, 24 or a multiple
@@ -32,10 +31,12 @@ class Wgmma:
 
     Args:
         a: Stage with a tile (m, k), contiguous along k; of 16-bit types also (k, m), contiguous along m. k is the dimension
-            that the last two of both stages have in common.
-        b: Stage of the same ring with a tile (n, k), or likewise (k, n).
-        in_flight: wgmma groups (one a slot) that may still run while the next slot is waited for: by default 1, or 0 if
-            sums are promoted.
+            that the last two of both stages have in common. Or another `Wgmma` of the role: a then comes from registers, as a
+            fragment of the shape of that one's sums, such as their softmax, and is of b's type, bf16 or fp16.
+        b: Stage with a tile (n, k), or likewise (k, n); of the same ring or another.
+        in_flight: Of matmuls that are added (``acc.add``): wgmma groups (one a slot) that may still run while the next slot is
+            waited for, by default 1, or 0 if sums are promoted. A slot is released that much later. Matmuls that are started
+            and awaited apart (``start``) take 0.
         promote: Whether after each slot (k elements of the tile, e.g. 128) the sums are added to others in fp32, outside of
             the tensor core. This takes twice the registers. The model sums in fp32 either way.
 
@@ -43,20 +44,30 @@ class Wgmma:
         InputError: For any other value.
     """
 
-    a: TmaLoadStage = attrs.field(validator=_OPERAND)
-    b: TmaLoadStage = attrs.field(validator=_OPERAND)
+    a: TmaLoadStage | SharedStage | Wgmma = attrs.field(
+        validator=must(
+            lambda a: _is_stage(a) or isinstance(a, Wgmma),
+            "is a TmaLoadStage or SharedStage with a tile of two or more extents, or a Wgmma",
+            "pass such a stage",
+        )
+    )
+    b: TmaLoadStage | SharedStage = attrs.field(
+        validator=must(_is_stage, "is a TmaLoadStage or SharedStage with a tile of two or more extents", "pass such a stage")
+    )
     in_flight: int = attrs.field()
     promote: bool = False
 
-    def __init__(self, a: TmaLoadStage, b: TmaLoadStage, *, in_flight: int | None = None, promote: bool = False):
+    def __init__(
+        self,
+        a: TmaLoadStage | SharedStage | Wgmma,
+        b: TmaLoadStage | SharedStage,
+        *,
+        in_flight: int | None = None,
+        promote: bool = False,
+    ):
         if not isinstance(promote, bool):
             raise InputError("Wgmma(promote)", promote, "is True or False", "leave it out")
         self.__attrs_init__(a, b, (0 if promote else 1) if in_flight is None else in_flight, promote)
-
-    @b.validator
-    def _of_one_ring(self, field: Any, b: TmaLoadStage) -> None:
-        if self.a.ring is not b.ring:
-            raise InputError("Wgmma(a, b)", (self.a, b), "lie in the slots of one ring", "give both the same ring")
 
     @in_flight.validator
     def _fits_promotion(self, field: Any, in_flight: Any) -> None:
@@ -70,11 +81,24 @@ class Wgmma:
         return shown(self, *(("in_flight",) if self.in_flight == (0 if self.promote else 1) else ()))
 
     @property
+    def stages(self) -> tuple[TmaLoadStage | SharedStage, ...]:
+        """The operands that lie in slots."""
+        return (self.b,) if isinstance(self.a, Wgmma) else (self.a, self.b)
+
+    @property
+    def dims(self) -> tuple[str, str] | None:
+        """What m and n are called, if the stages say so."""
+        a, b = _last_two(self.a), _last_two(self.b)
+        (of_a, of_b) = self.transposed
+        return None if a is None or b is None else (a[int(of_a)], b[int(of_b)])
+
+    @property
     def transposed(self) -> tuple[bool, bool]:
         """Whether the tiles of (a, b) are (k, m) and (k, n)."""
-        shared = set(self.a.dims[-2:]) & set(self.b.dims[-2:])
+        a, b = _last_two(self.a), _last_two(self.b)
+        shared = set(a) & set(b) if a and b else set()
         k = shared.pop() if len(shared) == 1 else None
-        return k == self.a.dims[-2], k == self.b.dims[-2]
+        return k is not None and k == a[0], k is not None and k == b[0]  # type: ignore[index]
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -85,5 +109,12 @@ class Wgmma:
     @property
     def extents(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(m, k) of a's tile and (n, k) of b's."""
-        (of_a, of_b), a, b = self.transposed, self.a.matrix, self.b.matrix
+        of_a, of_b = self.transposed
+        a = self.a.shape[:2] if isinstance(self.a, Wgmma) else self.a.matrix
+        b = self.b.matrix
         return a[::-1] if of_a else a, b[::-1] if of_b else b
+
+
+def _last_two(operand: TmaLoadStage | SharedStage | Wgmma) -> tuple[str, ...] | None:
+    """The names of the dimensions of an operand's tile, or None."""
+    return None if operand.dims is None else operand.dims[-2:]

@@ -35,7 +35,7 @@ L2_HINTS = ("evict_first", "evict_last", "evict_normal")
 
 
 #: Attributes of an open slot (`tmapipe.protocol.ring.Slot`), which no stage can be called.
-RESERVED = ("end", "index", "open", "retired", "touched_by_threads")
+RESERVED = ("added", "end", "entered", "index", "open", "reads", "retired", "touched_by_threads")
 SWIZZLES = (0, 32, 64, 128)
 
 
@@ -194,6 +194,7 @@ class SharedStage(SlotStage):
     """A tile that threads write into each slot of `ring`: scratch handed along with it, or the result of a transform.
 
     Args:
+        dims: Names of the tile's extents, where a matmul reads it: by default it is contiguous along k.
         tile: Elements, as in `TmaLoadStage`.
         ring: Whose slots hold the tiles.
         writer: The role that writes them, one of the ring's.
@@ -204,10 +205,12 @@ class SharedStage(SlotStage):
         InputError: For any other value.
     """
 
+    dims: tuple[str, ...] | None = attrs.field(repr=lambda dims: repr(" ".join(dims)))
     writer: Role = attrs.field()
 
     def __init__(
         self,
+        dims: str | None = None,
         *,
         tile: tuple[int, ...],
         ring: BarrierRing,
@@ -216,7 +219,10 @@ class SharedStage(SlotStage):
         swizzle: int | None = None,
     ):
         tile = check_tile("SharedStage(tile)", tile)
-        self.__attrs_init__(tile=tile, ring=ring, dtype=as_dtype(dtype), swizzle=swizzle, writer=writer)
+        names = None if dims is None else check_dims("SharedStage(dims)", dims, tile)
+        if names is not None and len(names) != len(tile):
+            raise InputError("SharedStage(dims)", dims, f"names the {len(tile)} extents of its tile", 'e.g. "m k"')
+        self.__attrs_init__(tile=tile, ring=ring, dtype=as_dtype(dtype), swizzle=swizzle, dims=names, writer=writer)
         if self.dtype == tf32:
             raise InputError("SharedStage(dtype)", "tf32", "is a type of TMA loads, which round fp32 to it", "fp32")
 
@@ -226,7 +232,7 @@ class SharedStage(SlotStage):
             raise InputError("SharedStage(writer)", writer, "is one of the ring's roles", "name one of those")
 
     def __repr__(self) -> str:
-        return shown(self)
+        return shown(self, *(("dims",) if self.dims is None else ()))
 
 
 def as_matrix(tile: tuple[int, ...]) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 import tmapipe as tp
+from tests.matmul_shelf import FORMS
 from tests.oracle.ptx import Ptx
 from tmapipe.gpu.build import Compiled
 from tmapipe.plan.model import Plan
@@ -319,7 +320,10 @@ GROUPED = {
         lambda: S.GroupedGemm((192, 64, 64), (2, 1), b=tp.Operand("n")), {}, GROUPS, {"offsets": (0, 7, 700, 700)}
     ),
 }
-KERNELS = COPIES | GEMMS | EPILOGUES | THREADS | DYNAMIC | GROUPED
+MATMULS = {
+    f"matmuls, {name}": Kernel(form.make, {}, GEMM | {"s": 3, "k": form.k or 200}) for name, form in FORMS.items()
+}
+KERNELS = COPIES | GEMMS | EPILOGUES | THREADS | DYNAMIC | GROUPED | MATMULS
 KERNELS |= {  # registered, and in none of the lists: with the dtypes that a plan has by itself
     name: Kernel(make, {}, GEMM | {"s": 3})
     for name, make in SHELF.items()

@@ -33,6 +33,7 @@ from tmapipe.isa.effects import (
     declared,
 )
 from tmapipe.machine import Layout, State
+from tmapipe.machine.tensorcore import REGISTERS
 
 __all__ = ["EXAMPLES", "observed", "promised"]
 
@@ -63,6 +64,7 @@ EXAMPLES: tuple[Any, ...] = (
     ops.AccumulatorRead("mma"),
     ops.WgmmaFence(),
     ops.Wgmma("mma", 0, 1),
+    ops.WgmmaFromRegisters("mma", 1),
     ops.WgmmaCommit(),
     ops.WgmmaWait(0),
     ops.SlotRead(0, 1, 4, "rows"),
@@ -193,7 +195,7 @@ def _started(before: State, after: State) -> Iterator[tuple[Any, ...]]:
             yield "starts to read", slot, Group.BULK
     for queue, older in zip(after.queues, before.queues, strict=True):
         for _, a, b, _ in queue[len(older) :]:
-            yield "starts to read", a, Group.WGMMA
+            yield from [("starts to read", a, Group.WGMMA)] if a != REGISTERS else ()
             yield "starts to read", b, Group.WGMMA
     if after.issued[0] != before.issued[0]:
         yield "accumulators", Use.UPDATE

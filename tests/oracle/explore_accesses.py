@@ -47,6 +47,7 @@ SIGNALS = (
     *RELEASES,
     ops.MbarExpectTx,
     ops.Wgmma,
+    ops.WgmmaFromRegisters,
 )  # also relaxed ones: enough for what has ended when they are executed
 Part = tuple[str, int, int]
 WHOLE: Part = ("whole", 0, 1)
@@ -189,8 +190,10 @@ class Accesses:
                 for group in groups[: max(0, len(groups) - op.pending)]:
                     for store in group:
                         store[2] = min(store[2], i)
-            elif kind is ops.Wgmma:
-                bit = self._bit(op.a, WHOLE, False) | self._bit(op.b, WHOLE, False)
+            elif kind in (ops.Wgmma, ops.WgmmaFromRegisters):
+                bit = self._bit(op.b, WHOLE, False)
+                if kind is ops.Wgmma:
+                    bit |= self._bit(op.a, WHOLE, False)
                 self._after_threads(i, bit, generic, joined, fenced)
                 self.mma.append((i, acquired, bit))
             elif kind is ops.WgmmaCommit:

@@ -45,6 +45,7 @@ _KINDS = {
     ops.BarWait: FREE,
     ops.ClusterWait: FREE,
     ops.Wgmma: FREE,
+    ops.WgmmaFromRegisters: FREE,
     ops.WgmmaWait: FREE,
     ops.SetMaxNreg: FREE,
 }

@@ -11,6 +11,7 @@ from typing import Any
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import SlotRef
 from tmapipe.kernel import kernel_main
+from tmapipe.machine.blocks import block
 from tmapipe.plan.model import Barrier, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
 
 Event = tuple[Any, ...]
@@ -66,6 +67,9 @@ class RecordingIsa:
         self.loop(turns() if turns is not None else 0, lambda i: body())
         while state[0]:
             body()
+
+    def block(self) -> tuple[Any, ...]:
+        return block()
 
     def call(self, body: Callable[..., None], *arguments: Any) -> None:
         body(*arguments)

@@ -22,6 +22,7 @@ from tmapipe.check.positions import CLUSTER, Positions
 from tmapipe.check.relative import Renaming
 from tmapipe.check.slots import LOAD, MMA, STORE
 from tmapipe.machine.state import State
+from tmapipe.machine.tensorcore import REGISTERS
 
 __all__ = ["RunState"]
 
@@ -55,7 +56,8 @@ class RunState:
             return False
         rename = self.future.renaming(shifts)
         queues = [
-            [(m, rename.slots[a], rename.slots[b], who) for m, a, b, who in queue] for queue in other.state.queues
+            [(m, a if a == REGISTERS else rename.slots[a], rename.slots[b], who) for m, a, b, who in queue]
+            for queue in other.state.queues
         ]
         if [list(queue) for queue in self.state.queues] != queues:
             return False
@@ -84,6 +86,7 @@ class RunState:
                     state.issued[agent] - state.done[group],
                     state.issued[agent] - state.awaited[agent],
                     tuple([state.issued[agent] - bound for bound in state.bounds[agent]]),
+                    tuple([(name, state.issued[agent] - serial) for name, serial in state.latest[agent]]),
                     None if seen is None else (seen[0], state.bar_generation[seen[0]] - seen[1]),
                     None if state.cluster_seen[agent] < 0 else state.cluster[1] - state.cluster_seen[agent],
                 )

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import cutlass.cute as cute
+from cutlass._mlir import ir
 
-__all__ = ["loop", "loop_while", "traced", "when"]
+__all__ = ["block", "loop", "loop_while", "traced", "when"]
 
 
 @cute.jit
@@ -30,6 +31,18 @@ def loop(trips: Any, body: Any) -> None:
 def loop_while(state: Any, body: Any) -> None:
     while state[0] != 0:
         body()
+
+
+def block() -> tuple[Any, ...]:
+    """The blocks of MLIR operations around the point that is traced, from the outermost on."""
+    found: list[Any] = []
+    here = ir.InsertionPoint.current.block
+    while here is not None:
+        found.append(here)
+        owner = here.owner
+        operation = getattr(owner, "operation", owner)
+        here = None if operation.parent is None else operation.block
+    return tuple(reversed(found))
 
 
 _traced: dict[Callable[..., None], Callable[..., None]] = {}

@@ -370,7 +370,7 @@ class GpuFragments(Sums, Fragments):
 
 
 def _kind(matmul: Matmul) -> str:
-    return "int32" if matmul.a.dtype.integer else "fp32"
+    return "int32" if matmul.b.dtype.integer else "fp32"
 
 
 def _scalars(vector: Any) -> list[Any]:

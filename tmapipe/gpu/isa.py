@@ -105,6 +105,9 @@ class GpuIsa(Isa):
     def loop_while(self, state: Any, body: Callable[[], None], turns: Callable[[], int] | None = None) -> None:
         control.loop_while(state, body)
 
+    def block(self) -> tuple[Any, ...]:
+        return control.block()
+
     def call(self, body: Callable[..., None], *arguments: Any) -> None:
         control.traced(body)(*arguments)
 
@@ -313,8 +316,8 @@ class GpuIsa(Isa):
     def wgmma_fence(self) -> None:
         warpgroup.fence()
 
-    def wgmma(self, matmul: Matmul, acc: Any, a: SlotRef, b: SlotRef) -> None:
-        self.matmuls[matmul.name].issue(acc, a.stage, b.stage)
+    def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef) -> None:
+        self.matmuls[matmul.name].issue(acc, a.stage if isinstance(a, SlotRef) else a, b.stage)
 
     def wgmma_commit(self) -> None:
         warpgroup.commit_group()

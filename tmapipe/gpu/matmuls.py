@@ -29,14 +29,16 @@ class MatmulHandles:
         columns = list(itertools.accumulate(matmul.n_instructions, initial=0))
         self.parts = [_Part(isa, matmul, *place) for place in itertools.pairwise(columns)]
         shapes = [part.tiled.partition_shape_C((matmul.shape[0], part.n)) for part in self.parts]
-        self.accumulator = Accumulator(isa, shapes, sums_type(matmul.a.dtype), matmul.promote)
+        self.accumulator = Accumulator(isa, shapes, sums_type(matmul.b.dtype), matmul.promote)
 
-    def issue(self, acc: Accumulator, a_stage: Any, b_stage: Any) -> None:
+    def issue(self, acc: Accumulator, a: Any, b_stage: Any) -> None:
+        """a: the stage of a's slot, or of an a from registers what `operand` made."""
         for block in range(self.matmul.k_instructions):
             for part, registers in zip(self.parts, acc.registers, strict=True):
-                a, b = part.a[(None, None, block, a_stage)], part.b[(None, None, block, b_stage)]
+                own = a[(None, None, block)] if part.a is None else part.a[(None, None, block, a)]
+                b = part.b[(None, None, block, b_stage)]
                 part.tiled.set(warpgroup.Field.ACCUMULATE, acc.begun[0] != 0 if block == 0 else True)
-                cute.gemm(part.tiled, registers, a, b, registers)
+                cute.gemm(part.tiled, registers, own, b, registers)
         acc.begun[0] = 1
 
 
@@ -45,16 +47,18 @@ class _Part(Carried):
 
     def __init__(self, isa: GpuIsa, matmul: Matmul, first: int, end: int):
         self.n = end - first
-        self.tiled = tiled_mma(matmul.a.dtype, matmul.b.dtype, (matmul.warpgroups, 1, 1), self.n, matmul.transposed)
+        self.tiled = tiled_mma(
+            *matmul.types, (matmul.warpgroups, 1, 1), self.n, matmul.transposed, a_in_slots=matmul.a is not None
+        )
         group = matmul.group(isa.warp) if matmul.warpgroups > 1 else 0
         mine = self.tiled.get_slice(cute.make_layout(matmul.warpgroups, stride=128)(group))
-        a, b = (
-            _operand(isa.buffers[x.name], x, way)
-            for x, way in zip((matmul.a, matmul.b), matmul.transposed, strict=True)
-        )
+        way_of_a, way_of_b = matmul.transposed
+        if matmul.a is not None:
+            a = _operand(isa.buffers[matmul.a.name], matmul.a, way_of_a)
+        b = _operand(isa.buffers[matmul.b.name], matmul.b, way_of_b)
         if self.n < matmul.shape[1]:
             b = rows_of(b, matmul.b, first, self.n)
-        self.a = self.tiled.make_fragment_A(mine.partition_A(a))
+        self.a = None if matmul.a is None else self.tiled.make_fragment_A(mine.partition_A(a))
         self.b = self.tiled.make_fragment_B(mine.partition_B(b))
 
 
@@ -106,21 +110,27 @@ def sums_type(a: DType) -> Any:
 
 
 def tiled_mma(
-    a: DType, b: DType, groups: tuple[int, int, int], n: int, transposed: tuple[bool, bool] = (False, False)
+    a: DType,
+    b: DType,
+    groups: tuple[int, int, int],
+    n: int,
+    transposed: tuple[bool, bool] = (False, False),
+    a_in_slots: bool = True,
 ) -> Any:
     """The tiled MMA of 64 x *n* for each warpgroup, with sums of `sums_type`.
 
     Args:
         groups: Warpgroups along (m, n, k).
         transposed: Of a and b, as in `plan.Matmul`.
+        a_in_slots: Whether a is read from shared memory; else from registers.
     """
+    source = warpgroup.OperandSource.SMEM if a_in_slots else warpgroup.OperandSource.RMEM
     majors = [OperandMajorMode.MN if way else OperandMajorMode.K for way in transposed]
     if a == tf32:
-        source = warpgroup.OperandSource.SMEM
         op = _Tf32Op(cutlass.TFloat32, cutlass.Float32, (64, n, 8), source, *majors)
         return cute.make_tiled_mma(cute.make_mma_atom(op), groups)
     types = cute_type(a), cute_type(b)
-    return hopper.make_trivial_tiled_mma(*types, *majors, sums_type(a), groups, tiler_mn=(64, n))
+    return hopper.make_trivial_tiled_mma(*types, *majors, sums_type(a), groups, tiler_mn=(64, n), a_source=source)
 
 
 def _operand(slots: Any, buffer: Buffer, transposed: bool) -> Any:

@@ -25,15 +25,15 @@ from tmapipe.plan.model import Matmul
 
 __all__ = [
     "AccumulatorRead", "AccumulatorWrite", "ComputeInstructions", "Exit", "SetMaxNreg", "SlotRead", "SlotWrite", "Wgmma",
-    "WgmmaCommit", "WgmmaFence", "WgmmaWait",
+    "WgmmaCommit", "WgmmaFence", "WgmmaFromRegisters", "WgmmaWait",
 ]  # fmt: skip
 
 IN_GROUP = Until(Group.WGMMA)
 
 
-@operation("", "writes the accumulators of {matmul}", Accumulators(Use.WRITE))
+@operation("", "writes the registers of {matmul}", Accumulators(Use.WRITE))
 class AccumulatorWrite(NamedTuple):
-    """Registers of an accumulator written by the warp (set to zero). Facts: None."""
+    """Registers of a matmul written by the warp: its accumulators set to zero or scaled, or its operand a. Facts: None."""
 
     matmul: Name
     where: Where = None
@@ -66,6 +66,20 @@ class Wgmma(NamedTuple):
 
     matmul: Name
     a: Slot
+    b: Slot
+    where: Where = None
+
+
+@operation(
+    "wgmma.mma_async.sync.aligned",
+    "starts wgmma {matmul}, which reads registers and {b}",
+    Start("b", IN_GROUP),
+    Accumulators(Use.UPDATE),
+)
+class WgmmaFromRegisters(NamedTuple):
+    """As `Wgmma`, with a from registers, which count among the accumulators. Facts: as of `Wgmma`."""
+
+    matmul: Name
     b: Slot
     where: Where = None
 
@@ -145,10 +159,14 @@ class ComputeInstructions(Lowering):
         """``wgmma.fence``: orders register accesses before the next wgmma."""
         self.emit(WgmmaFence())
 
-    def wgmma(self, matmul: Matmul, acc: Any, a: SlotRef, b: SlotRef) -> None:
-        """``wgmma.mma_async`` for all k of the slots, asynchronously: reads both slots (async proxy) and *acc* until a
-        `wgmma_wait` says otherwise."""
-        self.emit(Wgmma(matmul.name, self.slot(a.buffer, a.stage), self.slot(b.buffer, b.stage)))
+    def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef) -> None:
+        """``wgmma.mma_async`` for all k of the slots, asynchronously: reads the slots (async proxy) and *acc* until a
+        `wgmma_wait` says otherwise. a: a slot, or what `Fragments.operand` has made, which is read as long."""
+        second = self.slot(b.buffer, b.stage)
+        if isinstance(a, SlotRef):
+            self.emit(Wgmma(matmul.name, self.slot(a.buffer, a.stage), second))
+        else:
+            self.emit(WgmmaFromRegisters(matmul.name, second))
 
     def wgmma_commit(self) -> None:
         """``wgmma.commit_group``."""

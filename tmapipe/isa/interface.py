@@ -27,7 +27,7 @@ from tmapipe.isa.compute import ComputeInstructions
 from tmapipe.isa.copies import CopyInstructions
 from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.globals import GlobalInstructions
-from tmapipe.isa.values import Cells, Condition, Value
+from tmapipe.isa.values import Block, Cells, Condition, Value
 
 __all__ = ["Isa"]
 
@@ -66,6 +66,10 @@ class Isa(BarrierInstructions, CopyInstructions, ComputeInstructions, GlobalInst
         Args:
             turns: Where data decides that: how often it runs in the check, which has no data.
         """
+        raise NotImplementedError
+
+    def block(self) -> Block:
+        """The block of code that the calling body is at. Two points in one block are executed equally often, in turn."""
         raise NotImplementedError
 
     def call(self, body: Callable[..., None], *arguments: Any) -> None:

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple, Protocol
 
 from tmapipe.plan.model import Buffer
 
-__all__ = ["Carried", "Cells", "Condition", "SlotRef", "Value"]
+__all__ = ["Block", "Carried", "Cells", "Condition", "SlotRef", "Value"]
 
+Block = tuple[Any, ...]  #: a block of code: the loops and branches around a point of a body, from the outermost on
 Value = Any  #: an index, a parity, a coordinate, a rank: ``int`` in the machine, ``Int32`` when traced
 Condition = Any  #: ``bool`` in the machine, ``Boolean`` when traced
 

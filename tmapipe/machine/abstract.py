@@ -26,6 +26,7 @@ def abstract(state: State) -> tuple:
             state.issued[agent] - state.done[group],
             state.awaited[agent] - state.issued[agent],
             tuple([bound - state.issued[agent] for bound in state.bounds[agent]]),
+            tuple([(name, serial - state.issued[agent]) for name, serial in state.latest[agent]]),
             _awaited_generation(state, agent),
             None if state.cluster_seen[agent] < 0 else state.cluster[1] - state.cluster_seen[agent],
         )

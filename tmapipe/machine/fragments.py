@@ -49,7 +49,7 @@ class MachineFragments(Fragments):
 
     def accumulator_values(self, matmul: Matmul, acc: Any) -> Fragment:
         values = self._accumulated(matmul, acc)
-        kind = "int32" if matmul.a.dtype.integer else "fp32"
+        kind = "int32" if matmul.b.dtype.integer else "fp32"
         data = None if values is None else values.copy()
         return Fragment(self, AccumulatorLayout.of(matmul), "tile", kind, data)
 
@@ -64,7 +64,7 @@ class MachineFragments(Fragments):
     # ---- pieces ---------------------------------------------------------------------------------------------------
 
     def _piece(self, matmul: Distributed, data: Any) -> Fragment:
-        integer = isinstance(matmul, Matmul) and matmul.a.dtype.integer
+        integer = isinstance(matmul, Matmul) and matmul.b.dtype.integer
         return Fragment(self, None, "tile", "int32" if integer else "fp32", data)
 
     def columns_of(self, values: Fragment, block: int, first: int, columns: int) -> Fragment:

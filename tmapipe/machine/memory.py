@@ -28,6 +28,7 @@ from tmapipe.isa.ops import (
     TmaStore,
     Wgmma,
     WgmmaDone,
+    WgmmaFromRegisters,
 )
 from tmapipe.machine.layout import Layout
 from tmapipe.plan.model import WARP, Load, Matmul, Store
@@ -46,7 +47,7 @@ class Accumulator:
             (block * matmul.warpgroups + matmul.group(warp)) * 64 + 16 * (warp % 4)
             for block in range(m // (64 * matmul.warpgroups))
         ]
-        self.integer = matmul.a.dtype.integer
+        self.integer = matmul.b.dtype.integer
         self.values = np.zeros((len(self.first_row), 16, n), dtype=np.int32 if self.integer else np.float32)
 
     def add(self, block: int, a: np.ndarray, b: np.ndarray) -> None:
@@ -74,8 +75,8 @@ class Memory:
         self.results: list[Any] = [None] * layout.agents
         self.transfers: dict[Flight, Any] = {}
         self.sources: dict[Flight, np.ndarray] = {}
-        self.matmuls: dict[Flight, list[Accumulator]] = {}
-        self.wgmmas: dict[Flight, Wgmma] = {}
+        self.matmuls: dict[Flight, list[tuple[Accumulator, Any]]] = {}  # and the warp's part of a from registers
+        self.wgmmas: dict[Flight, Wgmma | WgmmaFromRegisters] = {}
 
     def perform(self, agent: Agent, op: Any, facts: Any) -> None:
         """Carries out what *op* does to data."""
@@ -169,7 +170,8 @@ def _store_write(memory: Memory, flight: Flight, op: StoreWrite, facts: None) ->
 
 
 @performs(Wgmma)
-def _note_wgmma(memory: Memory, agent: int, op: Wgmma, facts: tuple[Flight, bool]) -> None:
+@performs(WgmmaFromRegisters)
+def _note_wgmma(memory: Memory, agent: int, op: Wgmma | WgmmaFromRegisters, facts: tuple[Flight, bool]) -> None:
     memory.matmuls.setdefault(facts[0], []).append(memory.operands[agent])
     memory.wgmmas[facts[0]] = op
 
@@ -178,12 +180,17 @@ def _note_wgmma(memory: Memory, agent: int, op: Wgmma, facts: tuple[Flight, bool
 def _multiply(memory: Memory, flight: Flight, op: WgmmaDone, facts: None) -> None:
     operands = memory.wgmmas.pop(flight)
     matmul = memory.layout.matmuls[operands.matmul]
-    slots = (memory.slot(flight.cta, slot).astype(np.float32) for slot in (operands.a, operands.b))
-    # [m, k] and [n, k], in memory too: the order of a sum in NumPy may depend on it
-    a, b = (slot.T.copy() if way else slot for slot, way in zip(slots, matmul.transposed, strict=True))
-    for accumulator in memory.matmuls.pop(flight):
+    in_slots = {name: getattr(operands, name) for name in ("a", "b") if name in operands._fields}
+    tiles = {}
+    for name, way in zip("ab", matmul.transposed, strict=True):
+        if name in in_slots:
+            tile = memory.slot(flight.cta, in_slots[name]).astype(np.float32)
+            # [m, k] and [n, k], in memory too: the order of a sum in NumPy may depend on it
+            tiles[name] = tile.T.copy() if way else tile
+    for accumulator, own in memory.matmuls.pop(flight):
         for block, row in enumerate(accumulator.first_row):
-            accumulator.add(block, a[row : row + 16], b)
+            a = own[block] if own is not None else tiles["a"][row : row + 16]
+            accumulator.add(block, a, tiles["b"])
 
 
 # ---- generic accesses -------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ _LISTS = (
     "bar_threads", "bar_arrived", "bar_generation", "bar_seen",
     "cluster", "cluster_seen", "live", "returned",
     "serials", "writers", "readers",
-    "queues", "done", "issued", "bounds", "awaited", "unfenced",
+    "queues", "done", "issued", "bounds", "awaited", "latest", "unfenced",
     "free_registers", "registers",
 )  # fmt: skip
 _DICTS = ("loads", "stores", "open_group", "groups", "committed")
@@ -50,7 +50,8 @@ class State:
     CTA that have not returned; slots, at ``cta * nslots + slot``: `writers`, `readers` in flight; `loads`: flight (of a
     TMA load or st.async) -> (slot, share, shares, mbarrier, bytes, landed); `stores`: flight -> (slot, whether read); by
     thread (``agent * 32 + lane``): `open_group`, `groups` (flights, whether known read) oldest first, `committed`; by
-    warpgroup: `queues` of (matmul, a, b, issuers), `done`; by agent: `issued`, `bounds` of groups, `awaited`, `unfenced`.
+    warpgroup: `queues` of (matmul, a, b, issuers), `done`; by agent: `issued`, `bounds` of groups, `awaited`, `latest`
+    (matmul, `issued` after its last wgmma) of those not awaited, `unfenced`.
 
     split_loads: loads take two steps (bytes land, bytes are counted) instead of one.
     """
@@ -75,6 +76,7 @@ class State:
         self.done = [0] * groups
         self.issued, self.awaited, self.unfenced = [0] * agents, [0] * agents, [False] * agents
         self.bounds: list[tuple[int, ...]] = [()] * agents
+        self.latest: list[tuple[tuple[str, int], ...]] = [()] * agents
         self.free_registers = [0] * ctas
         self.registers = [layout.plan.launch_registers] * agents
         self.loads: dict[Flight, tuple] = {}

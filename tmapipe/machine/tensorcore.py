@@ -15,13 +15,17 @@ from tmapipe.isa.ops import (
     WgmmaCommit,
     WgmmaDone,
     WgmmaFence,
+    WgmmaFromRegisters,
     WgmmaWait,
 )
 from tmapipe.machine.hazard import hazard
 from tmapipe.machine.slots import conflict
 from tmapipe.machine.state import State, applies, waits
 
+__all__ = ["REGISTERS"]
+
 ALL_FOUR = 0b1111
+REGISTERS = -1  # in the place of a slot: the operand comes from registers
 
 
 def _group(state: State, agent: int) -> int:
@@ -31,6 +35,15 @@ def _group(state: State, agent: int) -> int:
 
 @applies(Wgmma)
 def _wgmma(state: State, agent: int, op: Wgmma) -> tuple[Flight, bool]:
+    return _issue(state, agent, op, (op.a, op.b))
+
+
+@applies(WgmmaFromRegisters)
+def _wgmma_from_registers(state: State, agent: int, op: WgmmaFromRegisters) -> tuple[Flight, bool]:
+    return _issue(state, agent, op, (REGISTERS, op.b))
+
+
+def _issue(state: State, agent: int, op: Wgmma | WgmmaFromRegisters, operands: tuple[int, int]) -> tuple[Flight, bool]:
     layout = state.layout
     cta, warp = divmod(agent, layout.warps)
     if not layout.whole_warpgroup[warp]:
@@ -40,34 +53,43 @@ def _wgmma(state: State, agent: int, op: Wgmma) -> tuple[Flight, bool]:
         text = f"issues wgmma {op.matmul} after writing its accumulators, without wgmma_fence between"
         raise hazard(layout, "wgmma-fence", agent, op, text)
     base = cta * layout.nslots
-    for operand in (op.a, op.b):
+    in_slots = [operand for operand in operands if operand != REGISTERS]
+    for operand in in_slots:
         for slot in layout.aliases[operand]:
             if state.writers[base + slot]:
                 raise conflict(state, agent, op, cta, operand, f"multiplies ({op.matmul})", writes=False)
+    a, b = (operand if operand == REGISTERS else base + operand for operand in operands)
+    wanted = op.matmul, a, b
     group = cta * layout.warpgroups + warp // 4
     queue, position = state.queues[group], state.issued[agent] - state.done[group]
     bit = 1 << warp % 4
     if position == len(queue):
-        state.queues[group] = (*queue, (op.matmul, base + op.a, base + op.b, bit))
-        state.readers[base + op.a] += 1
-        state.readers[base + op.b] += 1
+        state.queues[group] = (*queue, (*wanted, bit))
+        for operand in in_slots:
+            state.readers[base + operand] += 1
         last = False
     else:
-        matmul, a, b, issuers = queue[position]
-        if (matmul, a, b) != (op.matmul, base + op.a, base + op.b):
+        *issued, issuers = queue[position]
+        if tuple(issued) != wanted:
+            mine, theirs = _names(state, (a, b)), _names(state, tuple(issued[1:]))
             text = (
-                f"issues wgmma {op.matmul} of {layout.slot_name(op.a)} and {layout.slot_name(op.b)} where other warps of its "
-                f"warpgroup issued {matmul} of {layout.slot_name(a)} and {layout.slot_name(b)}"
+                f"issues wgmma {op.matmul} of {mine} where other warps of its warpgroup issued {issued[0]} of {theirs}"
             )
             raise hazard(layout, "wgmma-diverged", agent, op, text)
         issuers |= bit
-        state.queues[group] = (*queue[:position], (matmul, a, b, issuers), *queue[position + 1 :])
+        state.queues[group] = (*queue[:position], (*wanted, issuers), *queue[position + 1 :])
         last = issuers == ALL_FOUR
     flight = Flight("wgmma", group, state.issued[agent], cta)
     state.issued[agent] += 1
+    others = [(name, serial) for name, serial in state.latest[agent] if name != op.matmul]
+    state.latest[agent] = tuple(sorted([*others, (op.matmul, state.issued[agent])]))
     if last and position == 0:
         state.started.append(flight)
     return flight, last
+
+
+def _names(state: State, slots: tuple[int, ...]) -> str:
+    return " and ".join("registers" if slot == REGISTERS else state.layout.slot_name(slot) for slot in slots)
 
 
 @applies(WgmmaDone)
@@ -75,8 +97,9 @@ def _done(state: State, agent: Flight, op: WgmmaDone) -> None:
     group = agent.issuer
     queue = state.queues[group]
     _, a, b, _ = queue[0]
-    state.readers[a] -= 1
-    state.readers[b] -= 1
+    for slot in (a, b):
+        if slot != REGISTERS:
+            state.readers[slot] -= 1
     state.queues[group] = queue[1:]
     state.done[group] += 1
     if len(queue) > 1 and queue[1][3] == ALL_FOUR:
@@ -106,6 +129,8 @@ def _wait(state: State, agent: int, op: WgmmaWait) -> int:
     if len(bounds) > op.pending:
         state.awaited[agent] = bounds[-op.pending - 1]
         state.bounds[agent] = bounds[len(bounds) - op.pending :]
+        known = state.awaited[agent]
+        state.latest[agent] = tuple([each for each in state.latest[agent] if each[1] > known])
     return state.awaited[agent]
 
 
@@ -126,8 +151,8 @@ def _read(state: State, agent: int, op: AccumulatorRead) -> None:
 
 
 def _check_idle(state: State, agent: int, op: AccumulatorRead | AccumulatorWrite, verb: str) -> None:
-    """Accumulators belong to the tensor core from the issue until this warp has waited."""
-    in_flight = state.issued[agent] - state.awaited[agent]
-    if in_flight:
+    """A matmul's registers belong to the tensor core from the issue until this warp has waited."""
+    if any(name == op.matmul for name, _ in state.latest[agent]):
+        in_flight = state.issued[agent] - state.awaited[agent]
         text = f"{verb} the accumulators of {op.matmul} with {in_flight} wgmma not waited for (wgmma_wait(0) after a commit)"
         raise hazard(state.layout, "accumulator-in-flight", agent, op, text)

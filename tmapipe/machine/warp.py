@@ -14,6 +14,7 @@ import numpy as np
 from tmapipe.errors import InputError, PipelineError, ScopeError
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import SlotRef
+from tmapipe.machine.blocks import block
 from tmapipe.machine.fragments import MachineFragments
 from tmapipe.machine.hazard import hazard
 from tmapipe.machine.layout import Layout
@@ -69,6 +70,9 @@ class MachineIsa(Isa):
         while state[0]:
             body()
 
+    def block(self) -> tuple[Any, ...]:
+        return block()
+
     def call(self, body: Callable[..., None], *arguments: Any) -> None:
         try:
             body(*arguments)
@@ -109,8 +113,8 @@ class MachineIsa(Isa):
         _check_start(store, at)
         super().tma_store(store, stage, at, rows)
 
-    def wgmma(self, matmul: Matmul, acc: Any, a: SlotRef, b: SlotRef) -> None:
-        self.give(acc)
+    def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef) -> None:
+        self.give((acc, None if isinstance(a, SlotRef) else a))
         super().wgmma(matmul, acc, a, b)
 
     def griddepcontrol_wait(self) -> None:

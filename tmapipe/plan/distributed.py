@@ -92,14 +92,14 @@ class HeldTile(Distributed):
 
 @attrs.frozen
 class Matmul(Distributed):
-    """A warpgroup matmul: ``acc[m, n] += a[m, k] * b[n, k]`` with both operands read from slots.
+    """A warpgroup matmul: ``acc[m, n] += a[m, k] * b[n, k]`` with b, and mostly a, read from slots.
 
     The warpgroups that work on one tile, a team, share its rows in blocks of 64: warp w of the team's warpgroup g holds the
     rows ``(r * warpgroups + g) * 64 + 16 * w`` .. ``+ 16`` for r = 0, 1, ...
 
     Args:
         name: Of the matmul.
-        a: Slots of the first operand.
+        a: Slots of the first operand; None: it comes from registers.
         b: Slots of the second operand.
         shape: (m, n, k) elements of the CTA's tile.
         warpgroups: Of one team.
@@ -110,7 +110,7 @@ class Matmul(Distributed):
     """
 
     name: str
-    a: Buffer
+    a: Buffer | None
     b: Buffer
     shape: tuple[int, int, int]
     warpgroups: int
@@ -120,13 +120,18 @@ class Matmul(Distributed):
     transposed: tuple[bool, bool] = (False, False)
 
     @property
+    def types(self) -> tuple[DType, DType]:
+        """Of (a, b)."""
+        return self.b.dtype if self.a is None else self.a.dtype, self.b.dtype
+
+    @property
     def n_instructions(self) -> tuple[int, ...]:
         """n of the wgmma instructions side by side.
 
         Two where the tile of three warpgroups is so wide that one instruction would need more registers than a thread of four
         warpgroups is launched with.
         """
-        n, step = self.shape[1], 16 if self.a.dtype.integer else 8
+        n, step = self.shape[1], 16 if self.b.dtype.integer else 8
         if self.warpgroups < 3 or n <= WIDEST_OF_THREE:
             return (n,)
         left = -(-n // (2 * step)) * step
@@ -135,4 +140,4 @@ class Matmul(Distributed):
     @property
     def k_instructions(self) -> int:
         """wgmma instructions a slot along k: each takes 32 bytes of k."""
-        return self.shape[2] * self.a.dtype.bytes // 32
+        return self.shape[2] * self.b.dtype.bytes // 32

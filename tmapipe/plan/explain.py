@@ -60,10 +60,11 @@ def explain(plan: Plan) -> str:
     for matmul in plan.matmuls:
         m, n, k = matmul.shape
         per_thread = m * n // (128 * matmul.warpgroups)
-        instructions = " and ".join(f"m64n{part}k{32 // matmul.a.dtype.bytes}" for part in matmul.n_instructions)
+        instructions = " and ".join(f"m64n{part}k{32 // matmul.b.dtype.bytes}" for part in matmul.n_instructions)
         lines.append(
             f"matmul {matmul.name}: {m} x {n} x {k} over {matmul.warpgroups} warpgroups, {matmul.k_instructions} wgmma "
             f"{instructions} a slot and 64 rows, {per_thread} accumulator registers a thread"
+            + (f" and {m * k // (256 * matmul.warpgroups)} for a" if matmul.a is None else "")
             + "".join(f", {x} transposed" for x, way in zip("ab", matmul.transposed, strict=True) if way)
         )
     for store in plan.stores:

@@ -173,9 +173,9 @@ class Layout:
         lag: dict[str, int] = {}
         readers: dict[str, list[str]] = {}
         for name, mma in self.declared.matmuls.items():
-            if self.name_of(mma.a.ring) == ring:
+            if any(self.name_of(stage.ring) == ring for stage in mma.stages):
                 role = self.matmul_roles[name]
-                readers.setdefault(role, []).append("wgmma")
+                readers[role] = ["wgmma"]
                 lag[role] = max(lag.get(role, mma.in_flight), mma.in_flight)
         for name, store in self.declared.stores.items():
             if isinstance(store.source, (TmaLoadStage, SharedStage)) and self.name_of(store.source.ring) == ring:
@@ -210,7 +210,7 @@ class Layout:
         By default the widest span that divides a row, for slots that wgmma or warps read from many rows at once; none for
         others.
         """
-        readers = [mma for mma in self.declared.matmuls.values() if part in (mma.a, mma.b)]
+        readers = [mma for mma in self.declared.matmuls.values() if part in mma.stages]
         row = part.tile[-1] * self.types[name].bytes
         if part.swizzle is not None:
             if part.swizzle and row % part.swizzle:
@@ -298,7 +298,7 @@ class Layout:
         self.matmuls.append(
             Matmul(
                 name,
-                self.of[self.name_of(mma.a)],
+                None if isinstance(mma.a, Wgmma) else self.of[self.name_of(mma.a)],
                 self.of[self.name_of(mma.b)],
                 mma.shape,
                 role.team_warps // 4,

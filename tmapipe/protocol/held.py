@@ -7,6 +7,7 @@ from typing import Any
 from tmapipe.errors import ScopeError
 from tmapipe.isa.interface import Isa
 from tmapipe.plan.rings import Ring
+from tmapipe.protocol.groups import Groups
 from tmapipe.protocol.ring import RingEnd, Slot
 
 __all__ = ["HeldEnd"]
@@ -19,8 +20,8 @@ class HeldEnd(RingEnd):
     attributes, such as ``k.weights.w.read()``. The others enter it once, in what they do before their first tile.
     """
 
-    def __init__(self, isa: Isa, ring: Ring, role: str, parts: dict[str, Any]):
-        super().__init__(isa, ring, role, parts)
+    def __init__(self, isa: Isa, ring: Ring, role: str, parts: dict[str, Any], groups: Groups | None = None):
+        super().__init__(isa, ring, role, parts, groups)
         self.last = self.phase == len(ring.phases) - 1
         self.before = False  # whether the role is at what it does before its first tile
         self.slot: Slot | None = None

@@ -10,24 +10,25 @@ from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
 from tmapipe.plan.model import Distributed, HeldTile, Matmul
+from tmapipe.protocol.groups import Groups, Started
 from tmapipe.protocol.parts import PartInSlot
-from tmapipe.protocol.ring import RingEnd
+from tmapipe.protocol.ring import RingEnd, Slot
 
 __all__ = ["Accumulator", "BoundMatmul", "BoundRegisterTile", "Epilogue", "HeldValues", "TileValues"]
 
 
 class BoundMatmul(Carried):
-    """A `Wgmma` in the role that executes it."""
+    """A `Wgmma` in the role that executes it. ends: of the rings whose slots it reads."""
 
-    def __init__(self, isa: Isa, matmul: Matmul, end: RingEnd):
-        self.isa, self.matmul, self.end = isa, matmul, end
+    def __init__(self, isa: Isa, matmul: Matmul, ends: list[RingEnd], groups: Groups):
+        self.isa, self.matmul, self.ends, self.groups = isa, matmul, ends, groups
         self.latest: Accumulator | None = None
 
     def accumulate(self, *, empty: bool = True) -> Accumulator:
         """``with k.mma.accumulate() as acc:`` starts from zero; inside, ``acc.add(slot.a, slot.b)`` once per slot.
 
-        At the end of the block, all wgmma groups have retired, every slot is released, and the sums can be used. They can be
-        used until the next such block begins, which has the same registers.
+        At the end of the block, all wgmma groups have retired, every slot that has been left is released, and the sums can be
+        used. They can be used until the next such block begins, which has the same registers.
 
         Args:
             empty: Whether the block may end without a slot. False saves an instruction per value; the model then raises
@@ -35,6 +36,28 @@ class BoundMatmul(Carried):
         """
         self.latest = Accumulator(self, empty)
         return self.latest
+
+    def start(self, a: PartInSlot | Fragment, b: PartInSlot) -> Started:
+        """``s = k.mma.start(slot.a, slot.b)`` starts the matmul of two tiles, from zero; ``s.wait()`` gives the accumulator.
+
+        Between the two, other matmuls can be started, and values worked on. The slots may be left before the wait; they are
+        released there. The sums can be used until the next start.
+
+        Args:
+            a: The tile of an open slot; of a matmul whose a comes from registers, a fragment.
+            b: The tile of an open slot, of the same ring or another.
+
+        Raises:
+            ScopeError: In an `accumulate` block of this matmul (use ``acc.start``), or before the last one was awaited.
+        """
+        name = self.matmul.name
+        if self.latest is not None and self.latest.open:
+            raise ScopeError(f"k.{name}.start() inside `with k.{name}.accumulate() as acc`. Use acc.start() there.")
+        if self.latest is not None and self.latest.started:
+            raise ScopeError(f"k.{name}.start() before the last one was awaited, which has the same registers.")
+        self.latest = Accumulator(self, empty=False)
+        self.latest.registers = self.isa.fragments.accumulator(self.matmul, False)
+        return self.latest._start(a, b)
 
 
 class Accumulator(Carried):
@@ -44,66 +67,121 @@ class Accumulator(Carried):
         self.bound, self.empty = bound, empty
         self.registers: Any = None
         self.open = False
+        self.added = False
 
     @property
     def matmul(self) -> Matmul:
         """Whose sums these are."""
         return self.bound.matmul
 
+    @property
+    def started(self) -> bool:
+        """Whether a matmul that was started on it has not been awaited."""
+        return any(each.accumulator is self for each in self.bound.groups.started)
+
     def __enter__(self) -> Accumulator:
-        self.registers = self.bound.isa.fragments.accumulator(self.bound.matmul, self.empty)
+        if self.bound.latest is not self or self.open:
+            raise ScopeError(f"an accumulator of {self.matmul.name} entered twice. Call accumulate() for each block.")
+        self.registers = self.bound.isa.fragments.accumulator(self.matmul, self.empty)
         self.open = True
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is None:
-            self.bound.end.drain()
+            if self.started:
+                raise ScopeError(
+                    f"the `accumulate` block of {self.matmul.name} left before a matmul that was started in it was awaited."
+                )
+            for end in self.bound.ends:
+                end.drain()
+            self.bound.groups.settle()
         self.open = False
 
     def add(self, a: PartInSlot, b: PartInSlot) -> None:
-        """Starts the matmul of two tiles of one open slot. The ring, and the end of `accumulate`, wait until it is done."""
-        matmul = self.bound.matmul
+        """Starts the matmul of two tiles of open slots. The rings, and the end of `accumulate`, wait until it is done."""
+        matmul = self.matmul
         if not self.open:
             raise ScopeError("acc.add() outside `with k.<mma>.accumulate() as acc`. Move it into that block.")
-        for part, operand in ((a, matmul.a), (b, matmul.b)):
+        if matmul.a is None:
+            raise ScopeError(f"acc.add() of {matmul.name}, whose a comes from registers: use acc.start() and .wait().")
+        slots = self._issue("add", a, b)
+        for slot in slots:
+            slot.added = True
+        self.added = True
+        if matmul.promote:
+            self.bound.groups.commit()
+            self.bound.groups.wait(0)
+            self.bound.isa.fragments.accumulator_promote(matmul, self.registers)
+            for slot in slots:
+                slot.retired = True
+
+    def start(self, a: PartInSlot | Fragment, b: PartInSlot) -> Started:
+        """Starts the matmul of two tiles, added to these sums, which can be used again after ``.wait()``. See
+        `BoundMatmul.start`.
+
+        Raises:
+            ScopeError: Outside the `accumulate` block.
+        """
+        if not self.open:
+            raise ScopeError("acc.start() outside `with k.<mma>.accumulate() as acc`. Move it into that block.")
+        return self._start(a, b)
+
+    def _start(self, a: PartInSlot | Fragment, b: PartInSlot) -> Started:
+        matmul = self.matmul
+        if matmul.promote:
+            raise ScopeError(f"start() of {matmul.name}, whose sums are promoted: use acc.add().")
+        for end in self.bound.ends:
+            if end.lag:
+                raise ScopeError(
+                    f"start() of {matmul.name}, where slots of ring {end.ring.name!r} are released {end.lag} later. Declare "
+                    "its matmuls with in_flight=0: what is started is waited for by .wait()."
+                )
+        slots = self._issue("start", a, b)
+        return Started(self.bound.groups, self, slots)
+
+    def _issue(self, verb: str, a: PartInSlot | Fragment, b: PartInSlot) -> list[Slot]:
+        """Issues the wgmmas of two tiles. Returns the slots that they read."""
+        isa, matmul = self.bound.isa, self.matmul
+        parts = [(b, matmul.b)] if matmul.a is None else [(a, matmul.a), (b, matmul.b)]
+        for part, operand in parts:
             if isinstance(part, PartInSlot):
                 part.slot._check_open()
             if not isinstance(part, PartInSlot) or part.ref.buffer != operand:
-                raise ScopeError(f"acc.add() takes slot.{matmul.a.name} and slot.{matmul.b.name}, in this order.")
+                first = "a fragment" if matmul.a is None else f"slot.{matmul.a.name}"
+                raise ScopeError(f"acc.{verb}() takes {first} and slot.{matmul.b.name}, in this order.")
         # Once per tile would order the registers. But where a fence is missing before some wgmma, ptxas may add one, where
         # it likes; in a path that it takes for divergent it then serializes every wgmma (its note C7519).
-        isa = self.bound.isa
         isa.wgmma_fence()
         isa.wgmma(matmul, self.registers, a.ref, b.ref)
-        if matmul.promote:
-            isa.wgmma_commit()
-            isa.wgmma_wait(0)
-            isa.fragments.accumulator_promote(matmul, self.registers)
-            a.slot.retired = True
+        self.bound.groups.issued()
+        return list({id(part.slot): part.slot for part, _ in parts}.values())
 
     def values(self) -> Fragment:
         """All sums, as a fragment of (m, n).
 
         Raises:
-            ScopeError: Inside the `accumulate` block, or after the next one has begun.
+            ScopeError: Before its matmuls have been awaited, or after the next block or start has begun.
         """
-        self._check_done()
-        return self.bound.isa.fragments.accumulator_values(self.bound.matmul, self.registers)
+        self.check_readable()
+        return self.bound.isa.fragments.accumulator_values(self.matmul, self.registers)
 
     def columns(self, block: int, first: int, columns: int) -> Fragment:
         """A piece: columns [first, first + columns) of the warpgroup's row block *block*, which has 64 rows. Raises as
         `values`."""
-        self._check_done()
-        return self.bound.isa.fragments.accumulator_columns(self.bound.matmul, self.registers, block, first, columns)
+        self.check_readable()
+        return self.bound.isa.fragments.accumulator_columns(self.matmul, self.registers, block, first, columns)
 
-    def _check_done(self) -> None:
-        if self.open:
+    def check_readable(self) -> None:
+        """Raises `ScopeError` where wgmma may still write the sums, or others have taken their place."""
+        if self.open and self.added:
             raise ScopeError(
                 "an accumulator read inside its `accumulate` block, where wgmma may still write it. Leave it first."
             )
+        if self.started:
+            raise ScopeError(f"an accumulator of {self.matmul.name} read before a matmul started on it was awaited.")
         if self.bound.latest is not self:
             raise ScopeError(
-                f"an accumulator of {self.bound.matmul.name} read after the next `accumulate` block has begun, which has the "
+                f"an accumulator of {self.matmul.name} read after the next `accumulate` block has begun, which has the "
                 "same registers. Store it before, or declare a second Wgmma."
             )
 

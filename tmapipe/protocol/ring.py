@@ -9,6 +9,7 @@ from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
 from tmapipe.plan.rings import Ring
 from tmapipe.protocol.cluster import peer_mask
+from tmapipe.protocol.groups import Groups, Started
 
 __all__ = ["RingEnd", "Slot", "advance"]
 
@@ -30,9 +31,11 @@ class RingEnd(Carried):
     The pipeline state (index and parity) advances when a slot is entered, and the slot keeps its index. So leaving a slot
     changes only the barriers. The state lives in registers (`Isa.cells`), so a second name for the ring never holds an old
     copy.
+
+    groups: the role's wgmma groups, which all of its rings share.
     """
 
-    def __init__(self, isa: Isa, ring: Ring, role: str, parts: dict[str, Any]):
+    def __init__(self, isa: Isa, ring: Ring, role: str, parts: dict[str, Any], groups: Groups | None = None):
         phase = ring.phase_of(role)
         assert phase is not None
         self.isa, self.ring, self.role, self.phase, self.parts = isa, ring, role, phase, parts
@@ -44,6 +47,8 @@ class RingEnd(Carried):
         self.readers = ring.readers.get(role, ())
         self.state = isa.cells(0, 1 if phase == 0 else 0)  # the pipeline state: index, parity
         self.held: Any = isa.cells(*[-1] * self.lag) if self.lag else ()  # oldest first; -1: none
+        self.groups = groups or Groups(isa)
+        self.left = 0  # how many groups there were when the last slot was left
         self.by_threads = False  # whether threads have touched a slot of this end
         self.to_peers = ring.peers > 1 and phase == len(ring.phases) - 1
         self.mask: Any = None
@@ -147,8 +152,10 @@ class RingEnd(Carried):
             if self._async_elsewhere(slot):
                 self.isa.fence_proxy_async()
             self.isa.warp_sync()
-        if "wgmma" in self.readers and not slot.retired:
-            self.isa.wgmma_commit()
+        awaited_apart = bool(slot.reads) and not slot.added
+        if "wgmma" in self.readers and not slot.retired and not awaited_apart:
+            self.groups.commit_since(max(slot.entered, self.left))
+        self.left = self.groups.count
         if "tma" in self.readers:
             self.isa.bulk_commit_group()
         if self.lag:
@@ -159,16 +166,22 @@ class RingEnd(Carried):
             self.held[self.lag - 1] = slot.index
         elif self.role in self.ring.signals:
             if not slot.retired:
-                self._retire(0)
+                self._retire(0, by_wgmma=not awaited_apart)
+            slot.open = False
+            self.reads_over(slot)
+
+    def reads_over(self, slot: Slot) -> None:
+        """Releases a slot that has been left, if no matmul that was started on it still reads it."""
+        if not slot.open and all(started.over for started in slot.reads):
             self._signal(slot.index)
 
     def _async_elsewhere(self, slot: Slot) -> bool:
         """Whether the async proxy accesses, in another phase or lap, what the threads of this scope have accessed."""
         return any(part.async_proxy for name, part in self.parts.items() if name in slot.touched_by_threads)
 
-    def _retire(self, pending: int) -> None:
-        if "wgmma" in self.readers:
-            self.isa.wgmma_wait(pending)
+    def _retire(self, pending: int, by_wgmma: bool = True) -> None:
+        if "wgmma" in self.readers and by_wgmma:
+            self.groups.wait(pending)
         if "tma" in self.readers:
             self.isa.bulk_wait_group(pending, read=True)
 
@@ -193,9 +206,13 @@ class Slot(Carried):
         self.open = False
         self.retired = False  # whether its asynchronous reads have been waited for already
         self.touched_by_threads: set[str] = set()
+        self.entered = 0  # how many wgmma groups there were
+        self.added = False  # whether `acc.add` has read it
+        self.reads: list[Started] = []  # matmuls that were started on it
 
     def __enter__(self) -> Slot:
         self.index = self.end._enter()
+        self.entered = self.end.groups.count
         self.open = True
         return self
 

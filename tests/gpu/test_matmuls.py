@@ -1,0 +1,19 @@
+"""Matmuls of every form on the device: operands of two rings, written by threads, started and awaited apart."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.matmul_shelf import FORMS
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_random_shapes(name):
+    """Small whole numbers, so that sums are exact."""
+    form, rng = FORMS[name], np.random.default_rng(5)
+    for _ in range(20):
+        arrays = form.arrays(rng)
+        given = {n: torch.from_numpy(x).to("cuda", torch.bfloat16) for n, x in arrays.items()}
+        expected = torch.from_numpy(np.ascontiguousarray(form.expected(**arrays))).to(torch.bfloat16)
+        for _ in range(3):
+            assert torch.equal(form.make()(**given).cpu(), expected)

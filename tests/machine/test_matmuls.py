@@ -1,0 +1,25 @@
+"""Matmuls of every form, on the model and in the check."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.matmul_shelf import FORMS
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_on_the_model(name):
+    form, rng = FORMS[name], np.random.default_rng(1)
+    for seed in range(4):
+        arrays = form.arrays(rng)
+        schedule = form.make()
+        expected = form.expected(**arrays).astype(ml_dtypes.bfloat16)
+        d = np.zeros_like(expected)
+        schedule.simulate(**{n: x.astype(ml_dtypes.bfloat16) for n, x in arrays.items()}, out=d, clusters=2, seed=seed)
+        np.testing.assert_array_equal(d.astype(np.float32), expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_proved(name):
+    report = FORMS[name].make().check()
+    assert report.ok and "every trip count" in str(report), report

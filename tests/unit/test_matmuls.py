@@ -1,0 +1,228 @@
+"""What matmuls and their accumulators refuse, on the model and when compiled; and what is declared."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tmapipe as tp
+from tests.matmul_shelf import FORMS, FromZero, TwoRings
+
+
+class Base(tp.Schedule):
+    """Loads one slot of a and b for each step along k."""
+
+    load, math = tp.Role(warps=1), tp.Role(warpgroups=1)
+    ring = tp.BarrierRing(2, producer=load, consumer=math)
+    a = tp.TmaLoadStage("m k", tile=(64, 64), ring=ring)
+    b = tp.TmaLoadStage("n k", tile=(64, 64), ring=ring)
+    mma = tp.Wgmma(a, b, in_flight=0)
+    d = tp.TmaStoreStage("m n", source=mma)
+
+    @load.jit
+    def fill(self, k, tile):
+        for step in range(k.steps("a", "k")):
+            with k.ring.produce() as slot:
+                slot.a.load(tile, k=step)
+                slot.b.load(tile, k=step)
+
+
+class AwaitedAfterTheLoop(Base):
+    @Base.math.jit
+    def multiply(self, k, tile):
+        with k.mma.accumulate() as acc:
+            with k.ring.consume() as slot:
+                product = acc.start(slot.a, slot.b)
+            product.wait()
+            for _ in range(k.steps("a", "k") - 1):
+                with k.ring.consume() as slot:
+                    product = acc.start(slot.a, slot.b)
+            product.wait()
+        k.d.store(tile, acc)
+
+
+class AwaitedInTheLoop(Base):
+    @Base.math.jit
+    def multiply(self, k, tile):
+        with k.mma.accumulate() as acc:
+            with k.ring.consume() as slot:
+                product = acc.start(slot.a, slot.b)
+            for _ in range(k.steps("a", "k") - 1):
+                product.wait()
+                with k.ring.consume() as slot:
+                    product = acc.start(slot.a, slot.b)
+            product.wait()
+        k.d.store(tile, acc)
+
+
+class AwaitedInABranch(Base):
+    @Base.math.jit
+    def multiply(self, k, tile):
+        for _ in range(k.steps("a", "k")):
+            with k.ring.consume() as slot:
+                product = k.mma.start(slot.a, slot.b)
+                if k.steps("a", "k") > 0:
+                    product.wait()
+            k.d.store(tile, product.accumulator)
+
+
+class NotAwaited(Base):
+    @Base.math.jit
+    def multiply(self, k, tile):
+        for _ in range(k.steps("a", "k")):
+            with k.ring.consume() as slot:
+                k.mma.start(slot.a, slot.b)
+
+
+class LeftBeforeTheWait(Base):
+    @Base.math.jit
+    def multiply(self, k, tile):
+        for _ in range(k.steps("a", "k")):
+            with k.ring.consume() as slot:
+                with k.mma.accumulate() as acc:
+                    acc.start(slot.a, slot.b)
+
+
+class AwaitedTwice(Base):
+    @Base.math.jit
+    def multiply(self, k, tile):
+        for _ in range(k.steps("a", "k")):
+            with k.ring.consume() as slot:
+                product = k.mma.start(slot.a, slot.b)
+            product.wait()
+            product.wait()
+
+
+class ReadTooEarly(Base):
+    @Base.math.jit
+    def multiply(self, k, tile):
+        for _ in range(k.steps("a", "k")):
+            with k.ring.consume() as slot:
+                product = k.mma.start(slot.a, slot.b)
+            k.d.store(tile, product.accumulator)
+            product.wait()
+
+
+class StartedTwice(Base):
+    @Base.math.jit
+    def multiply(self, k, tile):
+        for _ in range(k.steps("a", "k")):
+            with k.ring.consume() as slot:
+                one = k.mma.start(slot.a, slot.b)
+                two = k.mma.start(slot.a, slot.b)
+            one.wait()
+            two.wait()
+
+
+class StartedOutside(Base):
+    @Base.math.jit
+    def multiply(self, k, tile):
+        for _ in range(k.steps("a", "k")):
+            with k.ring.consume() as slot:
+                with k.mma.accumulate() as acc:
+                    acc.add(slot.a, slot.b)
+                acc.start(slot.a, slot.b).wait()
+
+
+class StartedBesideAnAccumulator(Base):
+    @Base.math.jit
+    def multiply(self, k, tile):
+        for _ in range(k.steps("a", "k")):
+            with k.ring.consume() as slot:
+                with k.mma.accumulate():
+                    k.mma.start(slot.a, slot.b).wait()
+
+
+class ReleasedLater(Base):
+    mma = tp.Wgmma(Base.a, Base.b)
+    d = tp.TmaStoreStage("m n", source=mma)
+
+    @Base.math.jit
+    def multiply(self, k, tile):
+        for _ in range(k.steps("a", "k")):
+            with k.ring.consume() as slot:
+                k.mma.start(slot.a, slot.b).wait()
+
+
+class Exchanged(Base):
+    @Base.math.jit
+    def multiply(self, k, tile):
+        for _ in range(k.steps("a", "k")):
+            with k.ring.consume() as slot:
+                k.mma.start(slot.b, slot.a).wait()
+
+
+REFUSED = {
+    AwaitedAfterTheLoop: "not awaited where it was started|awaited twice|another block|left before",
+    AwaitedInTheLoop: "awaited in another block of code than it was started in|awaited twice",
+    AwaitedInABranch: "awaited in another block of code than it was started in",
+    NotAwaited: "was started, but not awaited where it was started|before the last one was awaited",
+    LeftBeforeTheWait: "left before a matmul that was started in it was awaited",
+    AwaitedTwice: "awaited twice",
+    ReadTooEarly: "read before a matmul started on it was awaited",
+    StartedTwice: "before the last one was awaited",
+    StartedOutside: "outside `with",
+    StartedBesideAnAccumulator: r"inside `with k.mma.accumulate\(\) as acc`",
+    ReleasedLater: "released 1 later. Declare its matmuls with in_flight=0",
+    Exchanged: r"start\(\) takes slot.a and slot.b, in this order",
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
+def test_refused_on_the_model(kind):
+    a, b = np.ones((64, 192), ml_dtypes.bfloat16), np.ones((64, 192), ml_dtypes.bfloat16)
+    with pytest.raises(tp.ScopeError, match=REFUSED[kind]):
+        kind().simulate(a, b)
+
+
+@pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
+def test_refused_when_compiled(kind):
+    with pytest.raises(tp.ScopeError, match=REFUSED[kind]):
+        kind().compile(arch="sm_90a")
+
+
+def test_operands():
+    for bad in (None, Base.ring, tp.TmaLoadStage("n", tile=(64,), ring=Base.ring)):
+        with pytest.raises(tp.InputError, match=r"Wgmma\(a\)"):
+            tp.Wgmma(bad, Base.b)
+        with pytest.raises(tp.InputError, match=r"Wgmma\(b\)"):
+            tp.Wgmma(Base.a, bad)
+    with pytest.raises(tp.InputError, match=r"Wgmma\(b\)"):
+        tp.Wgmma(Base.a, Base.mma)
+
+
+def test_the_role_reads_both_rings():
+    class Elsewhere(TwoRings):
+        """Another role reads b."""
+
+        math = TwoRings.math
+        other = tp.Role(warpgroups=1)
+        of_b = tp.BarrierRing(4, producer=TwoRings.load, consumer=other)
+        b = tp.TmaLoadStage("n k", tile=(128, 64), ring=of_b)
+        mma = tp.Wgmma(TwoRings.a, b)
+        d = tp.TmaStoreStage("m n", source=mma)
+
+    with pytest.raises(tp.InputError, match="one role of warpgroups that reads the slots of of_a and of_b"):
+        Elsewhere().plan()
+
+
+def test_a_writer_does_not_multiply_what_it_writes():
+    class Own(FORMS["written by threads"].make):
+        load, math = tp.Role(warps=1), tp.Role(warpgroups=1)
+        ring = tp.BarrierRing(2, producer=load, consumer=math)
+        x = tp.TmaLoadStage("m k", tile=(64, 64), ring=ring)
+        a = tp.SharedStage("m k", tile=(64, 64), ring=ring, writer=math, dtype="bf16")
+        mma = tp.Wgmma(a, x)
+        b = None
+        double = None
+        d = tp.TmaStoreStage("m n", source=mma)
+
+    with pytest.raises(tp.InputError, match="after whoever fills them"):
+        Own().plan()
+
+
+def test_names_of_the_sums():
+    assert FromZero.mma.dims == ("m", "n") and FromZero.mma.transposed == (False, True)
+    unnamed = tp.SharedStage(tile=(64, 64), ring=Base.ring, writer=Base.load, dtype="bf16")
+    assert tp.Wgmma(unnamed, Base.b).dims is None and tp.Wgmma(unnamed, Base.b).transposed == (False, False)
+    with pytest.raises(tp.InputError, match=r"SharedStage\(dims\)"):
+        tp.SharedStage("l m k", tile=(64, 64), ring=Base.ring, writer=Base.load, dtype="bf16")

@@ -1,0 +1,140 @@
+"""The matmuls of a plan: which role executes each, and what wgmma takes."""
+
+from __future__ import annotations
+
+from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int8, tf32
+from tmapipe.errors import InputError
+from tmapipe.matmul import Wgmma
+from tmapipe.plan.arch import Arch
+from tmapipe.plan.declarations import Declarations
+from tmapipe.plan.distributed import WIDEST_OF_THREE
+from tmapipe.role import Role
+from tmapipe.stage import SharedStage, TmaLoadStage
+
+__all__ = ["check_matmuls"]
+
+
+def check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch) -> dict[str, str]:
+    """The role that executes each matmul. Raises `InputError` for shapes, types or roles that wgmma does not take."""
+    found: dict[str, str] = {}
+    for name, mma in declared.matmuls.items():
+        if not target.wgmma:
+            raise InputError(f"Wgmma({name})", target.name, "wgmma exists on sm_90a only", "plan for sm_90a")
+        role, (m, k), (n, kb) = _role_of(declared, name, mma), *mma.extents
+        of_a, of_b = declared.name_of(mma.a), declared.name_of(mma.b)
+        b = types[of_b]
+        a = b if isinstance(mma.a, Wgmma) else types[of_a]
+        if isinstance(mma.a, Wgmma) and b not in (bf16, fp16):
+            rule = "takes a from registers, where sums lie as wgmma wants them, of 16-bit types alone"
+            raise InputError(f"Wgmma({name})", f"{of_a} x {b}", rule, "use bf16 or fp16, or a through a SharedStage")
+        warpgroups = role.warps // 4 // role.teams
+        if k != kb:
+            raise InputError(f"{of_b}.tile", mma.b.tile, f"its k extent differs from {of_a}'s {k}", "use one k")
+        if not (a == b and a in (bf16, fp16, tf32, int8)) and not {a, b} <= {fp8_e4m3, fp8_e5m2}:
+            rule = "takes two operands of one type, bf16, fp16, tf32 or int8, or two of fp8_e4m3 and fp8_e5m2"
+            fix = (
+                'give both stages dtype="tf32" (a Gemm\'s a and b: Operand(dtype="tf32"))'
+                if {a, b} == {fp32}
+                else "convert the tensors"
+            )
+            raise InputError(f"Wgmma({name})", f"{a} x {b}", rule, fix)
+        if any(mma.transposed) and a.bytes != 2:
+            rule = "takes operands of 8 and 32 bits contiguous along k only (PTX ISA, wgmma.mma_async: imm-trans)"
+            raise InputError(f"Wgmma({name})", f"{a} x {b}", rule, "transpose them in memory, or use bf16")
+        if mma.promote and a.integer:
+            raise InputError(
+                f"Wgmma({name}, promote)", True, "is for sums in fp32; those of int8 are exact", "leave it out"
+            )
+        if m % (64 * warpgroups):
+            raise InputError(
+                f"{of_a}.tile[{int(mma.transposed[0])}]",
+                m,
+                f"wgmma takes 64 rows, so a multiple of 64 x {warpgroups} warpgroups",
+                "e.g. 128",
+            )
+        if n % 8 or n > 256:
+            rule = "wgmma takes n a multiple of 8 up to 256"
+            raise InputError(f"{of_b}.tile[{int(mma.transposed[1])}]", n, rule, "e.g. 128 or 256")
+        if a.integer and n % 16 and n not in (8, 24):
+            rule = "of int8, wgmma takes n a multiple of 16, 8 or 24 (PTX ISA, wgmma shapes)"
+            raise InputError(f"{of_b}.tile[0]", n, rule, "e.g. 128 or 256")
+        if k * a.bytes % 32:
+            rule = "wgmma takes 32 bytes of k an instruction"
+            raise InputError(f"{of_a}.tile[{1 - int(mma.transposed[0])}]", k, rule, "e.g. 64")
+        if warpgroups > 2 and n > WIDEST_OF_THREE and mma.transposed[1]:
+            rule = f"n is at most {WIDEST_OF_THREE} with three warpgroups where b is contiguous along n: wider tiles take two "
+            rule += "instructions, between which its rows of 128 bytes are not cut"
+            raise InputError(f"Wgmma({name}) tile", mma.shape[:2], rule, "use two warpgroups, or a narrower tile")
+        _check_accumulators(name, mma, _registers(mma, role), role)
+        found[name] = declared.name_of(role)
+    _check_together(declared, found)
+    return found
+
+
+def _role_of(declared: Declarations, name: str, mma: Wgmma) -> Role:
+    """The role that executes a matmul. Raises `InputError` unless it is clear which."""
+    found = _after(mma.b)
+    if isinstance(mma.a, Wgmma):
+        other = _role_of(declared, declared.name_of(mma.a), mma.a)
+        found = [role for role in found if role is other]
+    else:
+        found = [role for role in found if role in _after(mma.a)]
+    if len(found) > 1:
+        found = [role for role in found if all(role in stage.ring.phases[-1] for stage in mma.stages)]
+    if len(found) != 1:
+        rings = dict.fromkeys(declared.name_of(stage.ring) for stage in mma.stages)
+        roles = [
+            declared.name_of(role) for ring in rings for phase in declared.rings[ring].phases[1:] for role in phase
+        ]
+        rule = f"needs one role of warpgroups that reads the slots of {' and '.join(rings)}, after whoever fills them"
+        raise InputError(f"Wgmma({name})", list(dict.fromkeys(roles)), rule, "Role(warpgroups=2)")
+    return found[0]
+
+
+def _after(stage: TmaLoadStage | SharedStage) -> list[Role]:
+    """Roles of warpgroups in the phases after the one that fills a stage's slots."""
+    phases = stage.ring.phases
+    filled = 0
+    if isinstance(stage, SharedStage):
+        filled = next(i for i, phase in enumerate(phases) if stage.writer in phase)
+    return [role for phase in phases[filled + 1 :] for role in phase if role.by_warpgroup]
+
+
+def _check_together(declared: Declarations, roles: dict[str, str]) -> None:
+    """Raises `InputError` if the accumulators of one role, such as a gate and what it gates, leave too few of a thread's
+    registers for an epilogue of several. *roles*: matmul -> role."""
+    for role_name in dict.fromkeys(roles.values()):
+        names = [name for name in roles if roles[name] == role_name]
+        role = declared.roles[role_name]
+        room = {4: 192, 8: 184}.get(role.warps, 112)  # more spills, as the compiler was seen to report
+        sums = [_registers(declared.matmuls[name], role) for name in names]
+        if len(names) > 1 and sum(sums) > room:
+            raise InputError(
+                " and ".join(f"Wgmma({name})" for name in names),
+                [declared.matmuls[name].shape[:2] for name in names],
+                f"need {sum(sums)} accumulator registers a thread together; {room} leave room for what is done with several "
+                f"by {role.warps // 4} warpgroups",
+                "use a smaller tile or more warpgroups",
+            )
+
+
+def _registers(mma: Wgmma, role: Role) -> int:
+    """Of a thread: for the sums, and for an a from registers."""
+    m, n, k = mma.shape
+    threads = 32 * role.warps // role.teams
+    return m * n // threads + (m * k // (2 * threads) if isinstance(mma.a, Wgmma) else 0)
+
+
+def _check_accumulators(name: str, mma: Wgmma, sums: int, role: Role) -> None:
+    """Raises `InputError` if the accumulators leave too few of a thread's registers: of 232 (one or two warpgroups) or 160
+    (three) it needs some 24 to 32 for all else."""
+    room, needed = 208 if role.warps <= 8 else 128, sums * (2 if mma.promote else 1)
+    if needed > room:
+        groups = role.warps // 4
+        twice = f", twice {sums} since sums are promoted" if mma.promote else ""
+        raise InputError(
+            f"Wgmma({name}) tile",
+            mma.shape[:2],
+            f"needs {needed} accumulator registers a thread{twice}; {room} leave room to work with {groups} warpgroups",
+            "use a smaller tile or more warpgroups",
+        )
