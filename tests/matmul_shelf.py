@@ -98,7 +98,7 @@ class InsideTheSlot(tp.Schedule):
 class Written(tp.Schedule):
     """d = (a + a) b^T: threads write the operand, in a chain of three."""
 
-    load, double, math = tp.Role(warps=1), tp.Role(warps=4), tp.Role(warpgroups=1)
+    load, double, math = tp.Role(warps=1), tp.Role(warpgroups=1), tp.Role(warpgroups=1)
     ring = tp.BarrierRing(2, chain=(load, double, math))
     of_b = tp.BarrierRing(2, producer=load, consumer=math)
     x = tp.TmaLoadStage("m k", tile=(64, 64), ring=ring, swizzle=128)

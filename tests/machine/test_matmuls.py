@@ -4,7 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.matmul_shelf import FORMS
+import tmapipe as tp
+from tests.matmul_shelf import FORMS, Written
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -23,3 +24,12 @@ def test_on_the_model(name):
 def test_proved(name):
     report = FORMS[name].make().check()
     assert report.ok and "every trip count" in str(report), report
+
+
+def test_a_role_that_ends_in_a_warpgroup_of_its_own():
+    """Warps 1 to 4 of eight: the other three of the second warpgroup have nothing to do."""
+
+    class Wider(Written):
+        double = tp.Role(warps=4)
+
+    assert Wider().plan().role("double").first_warp == 1 and Wider().check().ok

@@ -35,6 +35,7 @@ class RecordingIsa:
         self.cluster_id, self.clusters = cluster_id, clusters
         self.extents, self.tables = extents or {}, tables or {}
         self.events: list[Event] = []
+        self.body: Any = None
         self.fragments = self
 
     def of(self, *kinds: str) -> list[Event]:
@@ -69,9 +70,10 @@ class RecordingIsa:
             body()
 
     def block(self) -> tuple[Any, ...]:
-        return block()
+        return block(self.body)
 
     def call(self, body: Callable[..., None], *arguments: Any) -> None:
+        self.body = body.__code__
         body(*arguments)
 
     def evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -220,9 +222,15 @@ class RecordingIsa:
     def wgmma_fence(self) -> None:
         self._note("wgmma_fence")
 
-    def wgmma(self, matmul: Matmul, acc: str, a: SlotRef, b: SlotRef) -> None:
+    def accumulator_scale(self, matmul: Matmul, acc: str, by: Any) -> None:
+        self._note("scale", matmul.name)
+
+    def operand(self, matmul: Matmul, values: Any) -> None:
+        return None
+
+    def wgmma(self, matmul: Matmul, acc: str, a: SlotRef | None, b: SlotRef) -> None:
         assert acc == f"acc {matmul.name}"
-        self._note("wgmma", matmul.name, a.stage, b.stage)
+        self._note("wgmma", matmul.name, None if a is None else a.stage, b.stage)
 
     def wgmma_commit(self) -> None:
         self._note("wgmma_commit")

@@ -18,7 +18,7 @@ from tmapipe.dtypes import bf16
 from tmapipe.errors import ScopeError
 from tmapipe.gpu.functions import FUNCTIONS, KINDS
 from tmapipe.gpu.layouts import cute_type
-from tmapipe.gpu.matmuls import tiled_mma
+from tmapipe.gpu.matmuls import operand, tiled_mma
 from tmapipe.gpu.sums import Sums
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.fragments import Fragments
@@ -50,6 +50,18 @@ class GpuFragments(Sums, Fragments):
 
     def accumulator_promote(self, matmul: Matmul, acc: Any) -> None:
         acc.promote()
+
+    def accumulator_scale(self, matmul: Matmul, acc: Any, by: Fragment) -> None:
+        layout = AccumulatorLayout.of(matmul)
+        factors = self.convert(by.data, by.kind, _kind(matmul))
+        acc.multiply(
+            factors * layout.values
+            if by.along == "one"
+            else [factors[layout.row_slot(i)] for i in range(layout.values)]
+        )
+
+    def operand(self, matmul: Matmul, values: Fragment) -> Any:
+        return operand(matmul, self._vector(values, (len(values.data),)))
 
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
         base = block * (matmul.shape[1] // 2) + first // 2

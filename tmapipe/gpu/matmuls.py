@@ -18,7 +18,7 @@ from tmapipe.plan.model import Buffer, Matmul
 if TYPE_CHECKING:
     from tmapipe.gpu.isa import GpuIsa
 
-__all__ = ["Accumulator", "MatmulHandles", "sums_type", "tiled_mma"]
+__all__ = ["Accumulator", "MatmulHandles", "operand", "sums_type", "tiled_mma"]
 
 
 class MatmulHandles:
@@ -33,12 +33,14 @@ class MatmulHandles:
 
     def issue(self, acc: Accumulator, a: Any, b_stage: Any) -> None:
         """a: the stage of a's slot, or of an a from registers what `operand` made."""
+        # Copies: what is set in one is known only in the block of code around this point.
+        tiled = [part.tiled.__new_from_mlir_values__(part.tiled.__extract_mlir_values__()) for part in self.parts]
         for block in range(self.matmul.k_instructions):
-            for part, registers in zip(self.parts, acc.registers, strict=True):
+            for part, mma, registers in zip(self.parts, tiled, acc.registers, strict=True):
                 own = a[(None, None, block)] if part.a is None else part.a[(None, None, block, a)]
                 b = part.b[(None, None, block, b_stage)]
-                part.tiled.set(warpgroup.Field.ACCUMULATE, acc.begun[0] != 0 if block == 0 else True)
-                cute.gemm(part.tiled, registers, own, b, registers)
+                mma.set(warpgroup.Field.ACCUMULATE, acc.begun[0] != 0 if block == 0 else True)
+                cute.gemm(mma, registers, own, b, registers)
         acc.begun[0] = 1
 
 
@@ -86,12 +88,21 @@ class Accumulator(Carried):
             self.totals[i] = self.totals[i] + self.registers[0][i]
         self.begun[0] = 0
 
-    def value(self, i: int) -> Any:
+    def multiply(self, factors: list[Any]) -> None:
+        for i, factor in enumerate(factors):
+            part, place = self._at(i)
+            part[place] = part[place] * factor
+
+    def _at(self, i: int) -> tuple[Any, int]:
         if self.totals is not None:
-            return self.totals[i]
-        part, left = self.registers[0], cute.size(self.registers[0])
-        if i >= left:
-            part, i = self.registers[1], i - left
+            return self.totals, i
+        left = cute.size(self.registers[0])
+        return (self.registers[0], i) if i < left else (self.registers[1], i - left)
+
+    def value(self, i: int) -> Any:
+        part, i = self._at(i)
+        if self.totals is not None:
+            return part[i]
         return part[i] if not self.empty else cutlass.select_(self.begun[0] != 0, part[i], part.element_type(0))
 
 
@@ -102,6 +113,17 @@ class _Tf32Op(warpgroup.MmaF16BF16Op):
 
     def _verify(self) -> None:
         pass
+
+
+def operand(matmul: Matmul, values: Any) -> Any:
+    """A thread's *values* of (m, k), distributed as an accumulator, as operand a: of each 64 rows and 16 columns, in the same
+    order."""
+    m, _, k = matmul.shape
+    blocks, dtype = m // (64 * matmul.warpgroups), cute_type(matmul.b.dtype)
+    converted = cute.make_rmem_tensor((blocks * k // 2,), dtype)
+    converted.store(values.to(dtype))
+    layout = cute.make_layout(((2, 2, 2), blocks, k // 16), stride=((1, 2, 4), k // 2, 8))
+    return cute.make_tensor(converted.iterator, layout)
 
 
 def sums_type(a: DType) -> Any:

@@ -58,6 +58,18 @@ class Fragments(Carried):
         """
         raise NotImplementedError
 
+    def accumulator_scale(self, matmul: Matmul, acc: Any, by: Fragment) -> None:
+        """Multiplies *acc* by one number a row, or one for all. All wgmma groups that write it must be complete."""
+        raise NotImplementedError
+
+    def operand(self, matmul: Matmul, values: Fragment) -> Any:
+        """*values* of (m, k) in b's type, in registers as wgmma takes its operand a. They stay as they are until the group
+        is complete.
+
+        Of 16-bit types a thread has the same elements of 16 columns as an operand and as an accumulator, in the same order.
+        """
+        raise NotImplementedError
+
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
         """A piece: columns [first, first + columns) of row block *block* of *acc*, in the type of the sums.
 

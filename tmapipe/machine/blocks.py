@@ -1,7 +1,7 @@
 """Blocks of code in the model: the loops and branches of the source around the point that a body is at.
 
-When traced, a body's loops and branches are blocks of the program. Here they are found in the source of the functions that
-are being executed, so that what is refused when traced is refused on the model, too.
+When traced, a body's loops and branches are blocks of the program (those of functions that it calls are not). Here they are
+found in its source, so that what is refused when traced is refused on the model, too.
 """
 
 from __future__ import annotations
@@ -12,22 +12,19 @@ import inspect
 import sys
 import textwrap
 from types import CodeType, FrameType
-from typing import Any
-
-from tmapipe.machine.locate import is_kernel, is_users
 
 __all__ = ["block"]
 
 
-def block() -> tuple[Any, ...]:
-    """The loops and branches around the caller, from the outermost on, as (code, line of the statement, which arm)."""
-    found: list[Any] = []
+def block(body: CodeType | None) -> tuple[tuple[int, str], ...]:
+    """The loops and branches of *body* around the point that it is at, from the outermost on: (line of the statement, arm).
+
+    There are none if the caller has not been called by it, perhaps indirectly.
+    """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_kernel(frame.f_code):
-        if is_users(frame.f_code):
-            found += [(frame.f_code, *arm) for arm in reversed(_arms(frame.f_code).get(frame.f_lineno, ()))]
+    while frame is not None and frame.f_code is not body:
         frame = frame.f_back
-    return tuple(reversed(found))
+    return () if frame is None else _arms(frame.f_code).get(frame.f_lineno, ())
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.values import SlotRef
 from tmapipe.machine import elements
-from tmapipe.machine.memory import Accumulator
+from tmapipe.machine.memory import Accumulator, convert
 from tmapipe.plan.model import Buffer, Distributed, Matmul, RoleWarps
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
 
@@ -42,6 +42,16 @@ class MachineFragments(Fragments):
 
     def accumulator_promote(self, matmul: Matmul, acc: Any) -> None:
         self.isa.emit(ops.AccumulatorWrite(matmul.name))  # the sums are in fp32 here anyway
+
+    def accumulator_scale(self, matmul: Matmul, acc: Any, by: Fragment) -> None:
+        self.isa.emit(ops.AccumulatorWrite(matmul.name))
+        if self.memory is not None:
+            with np.errstate(all="ignore"):
+                acc.values *= self.expand(AccumulatorLayout.of(matmul), by.along, by.data, "tile")
+
+    def operand(self, matmul: Matmul, values: Fragment) -> Any:
+        self.isa.emit(ops.AccumulatorWrite(matmul.name))
+        return None if self.memory is None else convert(values.data, matmul.b.dtype).astype(np.float32)
 
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
         values = self._accumulated(matmul, acc)

@@ -6,6 +6,7 @@ executed it, or at once if the operations are only recorded.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,6 +45,7 @@ class MachineIsa(Isa):
         self.cta_rank, self.warp = divmod(agent, layout.warps)
         self.cluster_id, self.clusters, self.shapes = cluster_id, clusters, shapes
         self.fragments = MachineFragments(self)
+        self.body: Any = None  # the code of the role's body, which is being called
 
     # ---- control flow and registers -------------------------------------------------------------------------------
 
@@ -71,9 +73,10 @@ class MachineIsa(Isa):
             body()
 
     def block(self) -> tuple[Any, ...]:
-        return block()
+        return block(self.body)
 
     def call(self, body: Callable[..., None], *arguments: Any) -> None:
+        self.body = inspect.unwrap(body).__code__
         try:
             body(*arguments)
         except (InputError, ScopeError) as error:

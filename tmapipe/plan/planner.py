@@ -161,7 +161,7 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
                 )
             types[name] = loaded
         elif isinstance(store.source, Wgmma):
-            operand = types[declared.name_of(store.source.b)]
+            operand = types[declared.name_of(store.source.stages[0])]
             if types[name] not in _types_of_sums(operand):
                 rule = f"is no type that sums of {operand} products are stored in"
                 fix = f"one of {', '.join(t.name for t in _types_of_sums(operand))}"

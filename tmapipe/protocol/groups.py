@@ -24,13 +24,14 @@ __all__ = ["Groups", "Started"]
 class Groups(Carried):
     """The groups of one role, as its body is executed or traced.
 
-    count: groups committed so far; latest: the block of the last commit; open: blocks of wgmmas that no commit after them
-    is sure to cover; running: blocks of commits that no wait after them is sure to cover; started: matmuls not yet awaited.
+    steps: commits and waits for all groups so far; latest: the block of the last one; open: blocks of wgmmas that no commit
+    after them is sure to cover; running: blocks of commits that no wait after them is sure to cover; started: matmuls not yet
+    awaited.
     """
 
     def __init__(self, isa: Isa):
         self.isa = isa
-        self.count = 0
+        self.steps = 0
         self.latest: Block = ()
         self.open: list[Block] = []
         self.running: list[Block] = []
@@ -44,15 +45,15 @@ class Groups(Carried):
         """Ends a group."""
         block = self.isa.block()
         self.isa.wgmma_commit()
-        self.count, self.latest = self.count + 1, block
+        self._step(block)
         self.open = [each for each in self.open if not _within(each, block)]
         _note(self.running, block)
         for started in self.started:
             started.later.append(block)
 
-    def commit_since(self, count: int) -> None:
-        """Ends a group, unless one was ended after the first *count* and no wgmma has been issued since."""
-        if self.open or self.count == count or self.latest != self.isa.block():
+    def commit_since(self, steps: int) -> None:
+        """Ends a group, unless after the first *steps* one was ended, or all were waited for, with no wgmma issued since."""
+        if self.open or self.steps == steps or self.latest != self.isa.block():
             self.commit()
 
     def wait(self, pending: int) -> None:
@@ -60,14 +61,21 @@ class Groups(Carried):
         self.isa.wgmma_wait(pending)
         if pending == 0:
             block = self.isa.block()
+            self._step(block)
             self.running = [each for each in self.running if not _within(each, block)]
 
-    def settle(self) -> None:
-        """Ends what is open, and waits for all groups that may still run."""
+    def close(self) -> None:
+        """Ends the open group, if there is one."""
         if self.open:
             self.commit()
+
+    def settle(self) -> None:
+        """Waits for all groups, if some may still run."""
         if self.running:
             self.wait(0)
+
+    def _step(self, block: Block) -> None:
+        self.steps, self.latest = self.steps + 1, block
 
     def check_awaited(self) -> None:
         """Raises `ScopeError` if a matmul has been started and not awaited."""

@@ -10,6 +10,7 @@ from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
 from tmapipe.plan.model import Distributed, HeldTile, Matmul
+from tmapipe.plan.thread_layout import AccumulatorLayout
 from tmapipe.protocol.groups import Groups, Started
 from tmapipe.protocol.parts import PartInSlot
 from tmapipe.protocol.ring import RingEnd, Slot
@@ -68,6 +69,7 @@ class Accumulator(Carried):
         self.registers: Any = None
         self.open = False
         self.added = False
+        self.used_inside = False  # whether threads have used the sums before the end of the block
 
     @property
     def matmul(self) -> Matmul:
@@ -92,9 +94,11 @@ class Accumulator(Carried):
                 raise ScopeError(
                     f"the `accumulate` block of {self.matmul.name} left before a matmul that was started in it was awaited."
                 )
+            groups = self.bound.groups
+            groups.close()
             for end in self.bound.ends:
                 end.drain()
-            self.bound.groups.settle()
+            groups.settle()
         self.open = False
 
     def add(self, a: PartInSlot, b: PartInSlot) -> None:
@@ -104,6 +108,10 @@ class Accumulator(Carried):
             raise ScopeError("acc.add() outside `with k.<mma>.accumulate() as acc`. Move it into that block.")
         if matmul.a is None:
             raise ScopeError(f"acc.add() of {matmul.name}, whose a comes from registers: use acc.start() and .wait().")
+        if self.used_inside:
+            raise ScopeError(
+                f"acc.add() of {matmul.name}, whose sums are used inside the block: use acc.start() and .wait()."
+            )
         slots = self._issue("add", a, b)
         for slot in slots:
             slot.added = True
@@ -142,19 +150,54 @@ class Accumulator(Carried):
     def _issue(self, verb: str, a: PartInSlot | Fragment, b: PartInSlot) -> list[Slot]:
         """Issues the wgmmas of two tiles. Returns the slots that they read."""
         isa, matmul = self.bound.isa, self.matmul
-        parts = [(b, matmul.b)] if matmul.a is None else [(a, matmul.a), (b, matmul.b)]
-        for part, operand in parts:
+        first = "a fragment" if matmul.a is None else f"slot.{matmul.a.name}"
+        slots = []
+        for part, operand in ((a, matmul.a), (b, matmul.b)):
             if isinstance(part, PartInSlot):
                 part.slot._check_open()
-            if not isinstance(part, PartInSlot) or part.ref.buffer != operand:
-                first = "a fragment" if matmul.a is None else f"slot.{matmul.a.name}"
+                slots.append(part.slot)
+            in_place = isinstance(part, Fragment) if operand is None else isinstance(part, PartInSlot)
+            if not in_place or (isinstance(part, PartInSlot) and part.ref.buffer != operand):
                 raise ScopeError(f"acc.{verb}() takes {first} and slot.{matmul.b.name}, in this order.")
+        left: Any = self._in_registers(a) if isinstance(a, Fragment) else a.ref
         # Once per tile would order the registers. But where a fence is missing before some wgmma, ptxas may add one, where
         # it likes; in a path that it takes for divergent it then serializes every wgmma (its note C7519).
         isa.wgmma_fence()
-        isa.wgmma(matmul, self.registers, a.ref, b.ref)
+        isa.wgmma(matmul, self.registers, left, b.ref)
         self.bound.groups.issued()
-        return list({id(part.slot): part.slot for part, _ in parts}.values())
+        return list({id(slot): slot for slot in slots}.values())
+
+    def _in_registers(self, values: Fragment) -> Any:
+        """Operand a from registers, which belong to the matmul until it has been awaited."""
+        matmul = self.matmul
+        if self.started:
+            raise ScopeError(
+                f"start() of {matmul.name} before the last one was awaited, whose a has the same registers."
+            )
+        layout = AccumulatorLayout(matmul.shape[0], matmul.shape[2], matmul.warpgroups, matmul.first_warp, matmul.teams)
+        if values.along != "tile" or values.layout != layout:
+            rule = "start() takes a fragment that is distributed as the accumulators of a matmul of"
+            raise ScopeError(f"{matmul.name}: {rule} {matmul.shape[0]} x {matmul.shape[2]}, not {values!r}.")
+        return self.bound.isa.fragments.operand(matmul, values)
+
+    def scale(self, by: Fragment) -> None:
+        """Multiplies the sums by one number a row, between matmuls that were awaited.
+
+        Args:
+            by: One number a row, or one for all, such as `tmapipe.math.row_max` gives of a fragment of as many rows that is
+                distributed as these sums are.
+
+        Raises:
+            ScopeError: Before a matmul that was started on it is awaited, or for another fragment.
+        """
+        self.check_readable()
+        fits = isinstance(by, Fragment) and by.along == "one"
+        if isinstance(by, Fragment) and by.along == "rows" and by.layout is not None:
+            fits = by.layout.row_key == AccumulatorLayout.of(self.matmul).row_key
+        if not fits:
+            rule = "takes a fragment of one number a row of its sums"
+            raise ScopeError(f"scale() of {self.matmul.name} {rule}, not {by!r}.")
+        self.bound.isa.fragments.accumulator_scale(self.matmul, self.registers, by)
 
     def values(self) -> Fragment:
         """All sums, as a fragment of (m, n).
@@ -173,10 +216,11 @@ class Accumulator(Carried):
 
     def check_readable(self) -> None:
         """Raises `ScopeError` where wgmma may still write the sums, or others have taken their place."""
-        if self.open and self.added:
+        if self.open and (self.added or any(end.lag for end in self.bound.ends)):
             raise ScopeError(
                 "an accumulator read inside its `accumulate` block, where wgmma may still write it. Leave it first."
             )
+        self.used_inside = self.open
         if self.started:
             raise ScopeError(f"an accumulator of {self.matmul.name} read before a matmul started on it was awaited.")
         if self.bound.latest is not self:

@@ -48,7 +48,7 @@ class RingEnd(Carried):
         self.state = isa.cells(0, 1 if phase == 0 else 0)  # the pipeline state: index, parity
         self.held: Any = isa.cells(*[-1] * self.lag) if self.lag else ()  # oldest first; -1: none
         self.groups = groups or Groups(isa)
-        self.left = 0  # how many groups there were when the last slot was left
+        self.left = 0  # `groups.steps` when the last slot was left
         self.by_threads = False  # whether threads have touched a slot of this end
         self.to_peers = ring.peers > 1 and phase == len(ring.phases) - 1
         self.mask: Any = None
@@ -155,7 +155,7 @@ class RingEnd(Carried):
         awaited_apart = bool(slot.reads) and not slot.added
         if "wgmma" in self.readers and not slot.retired and not awaited_apart:
             self.groups.commit_since(max(slot.entered, self.left))
-        self.left = self.groups.count
+        self.left = self.groups.steps
         if "tma" in self.readers:
             self.isa.bulk_commit_group()
         if self.lag:
@@ -206,13 +206,13 @@ class Slot(Carried):
         self.open = False
         self.retired = False  # whether its asynchronous reads have been waited for already
         self.touched_by_threads: set[str] = set()
-        self.entered = 0  # how many wgmma groups there were
+        self.entered = 0  # `groups.steps` then
         self.added = False  # whether `acc.add` has read it
         self.reads: list[Started] = []  # matmuls that were started on it
 
     def __enter__(self) -> Slot:
         self.index = self.end._enter()
-        self.entered = self.end.groups.count
+        self.entered = self.end.groups.steps
         self.open = True
         return self
 
