@@ -150,8 +150,8 @@ def test_wgmma_operands():
     one = ring()
     a = tp.TmaLoadStage(tile=(64, 64), ring=one)
     row = tp.TmaLoadStage(tile=(64,), ring=one)
-    refused(tp.Wgmma, row, a, argument="Wgmma(a)", value=row, rule="two extents")
-    refused(tp.Wgmma, a, "b", argument="Wgmma(b)", value="b", rule="two extents")
+    refused(tp.Wgmma, row, a, argument="Wgmma(a)", value=row, rule="two or more extents")
+    refused(tp.Wgmma, a, "b", argument="Wgmma(b)", value="b", rule="two or more extents")
     for promote in (1, None, "yes", np.zeros(2)):
         refused(tp.Wgmma, a, a, promote=promote, argument="Wgmma(promote)", rule="True or False")
     for groups in (-1, 1.0):
