@@ -77,7 +77,7 @@ class PartInSlot(Carried):
         """Starts the TMA load of part *i* of the tile, of as many as the stage says (`TmaLoadStage.in_parts`).
 
         Args:
-            i: Which part of the slot.
+            i: Which part of the slot. It may lie outside of the tensor, where there are zeros.
             tile: Of which it is that part, along dimensions that *coordinates* do not name.
             coordinates: By dimension, in parts along the one that the tile is cut along, and in tiles along others.
 
@@ -90,7 +90,7 @@ class PartInSlot(Carried):
         start = list(start_of(where, load.dims, load.part if named else load.tile, tile, coordinates))
         if not named:
             start[cut] = start[cut] + i * load.part[cut]
-        self._start_load(tuple(start), part=self._part(i))
+        self._start_load(tuple(start), part=self._part(i), anywhere=True)
 
     def load_part_from(self, i: Any, *start: Any) -> None:
         """As `load_part`, for a part that starts at these elements, as in `load_from`."""
