@@ -10,6 +10,8 @@ It reads what NVVM writes for the kernels of this package, not PTX at large; wha
 
 from __future__ import annotations
 
+import functools
+import itertools
 import operator
 import re
 from collections import Counter
@@ -20,7 +22,7 @@ import attrs
 
 from tmapipe.plan.model import Plan
 
-__all__ = ["Facts", "Instruction", "Ptx"]
+__all__ = ["Facts", "Instruction", "Ptx", "defined", "registers_in", "shape_of"]
 
 SHARED = "__dynamic_shmem__0"  #: the symbol at which dynamic shared memory starts
 LEADER = 0  #: the lane that elect.sync is taken to elect
@@ -39,11 +41,17 @@ class Instruction:
 
     def is_a(self, *prefixes: str) -> bool:
         """Whether the opcode starts with one of *prefixes*, whole dotted words."""
-        return any(self.opcode == prefix or self.opcode.startswith(prefix + ".") for prefix in prefixes)
+        return not _prefixes(self.opcode).isdisjoint(prefixes)
 
     def has(self, *words: str) -> bool:
         """Whether all *words* are among the opcode's dotted modifiers."""
         return set(words) <= set(self.opcode.split("."))
+
+
+@functools.cache
+def _prefixes(opcode: str) -> frozenset[str]:
+    """``a.b.c``, ``a.b`` and ``a``."""
+    return frozenset(itertools.accumulate(opcode.split("."), "{}.{}".format))
 
 
 @attrs.define
@@ -95,6 +103,7 @@ class Ptx:
 
     def __init__(self, text: str, plan: Plan):
         self.plan = plan
+        self.threads: dict[tuple[int, int], _Thread] = {}
         self.instructions: list[Instruction] = []
         self.labels: dict[str, int] = {}
         self.definitions: dict[str, list[Instruction]] = {}
@@ -103,23 +112,29 @@ class Ptx:
                 self.labels[label] = len(self.instructions)
             if instruction is not None:
                 self.instructions.append(instruction)
-                for register in _defined(instruction):
+                for register in defined(instruction):
                     self.definitions.setdefault(register, []).append(instruction)
 
     def reached(self, warp: int, lane: int = LEADER) -> list[Instruction]:
         """The instructions that this thread can reach, in the order of the text."""
-        return _Thread(self, warp, lane).reached()
+        return self.thread(warp, lane).reached()
+
+    def thread(self, warp: int, lane: int) -> _Thread:
+        """What this thread sees, each looked at once."""
+        if (warp, lane) not in self.threads:
+            self.threads[warp, lane] = _Thread(self, warp, lane)
+        return self.threads[warp, lane]
 
     def facts(self, warp: int | None = None, lane: int = LEADER) -> Facts:
         """What one thread can reach; without *warp*, what any thread can, each instruction counted once."""
         if warp is not None:
-            thread = _Thread(self, warp, lane)
+            thread = self.thread(warp, lane)
             return _count([(instruction, thread) for instruction in thread.reached()], self.plan)
         found: dict[int, tuple[Instruction, _Thread]] = {}  # by place in the text
         for each in range(self.plan.warps):
             for other in (LEADER, 31 - LEADER):
-                thread = _Thread(self, each, other)
-                for at in thread.places():
+                thread = self.thread(each, other)
+                for at in thread.places:
                     found.setdefault(at, (self.instructions[at], thread))
         return _count([found[at] for at in sorted(found)], self.plan)
 
@@ -127,6 +142,7 @@ class Ptx:
 # ---- text -------------------------------------------------------------------------------------------------------------
 
 _INLINE = re.compile(r"// begin inline asm\n(.*?)// end inline asm", re.S)
+_BLANK = re.compile(r"(?:\s|[{}]|//[^\n]*)+")
 _LABEL = re.compile(r"([$\w]+):(?!:)\s*")
 _GUARD = re.compile(r"@(!?%?\w+)\s+")
 
@@ -146,9 +162,9 @@ def _statements(text: str) -> Iterator[tuple[str | None, Instruction | None]]:
 
 
 def _plain(text: str, at: int, end: int, inline: bool) -> Iterator[tuple[str | None, Instruction | None]]:
-    skip = re.compile(r"(?:\s|[{}]|//[^\n]*)+")
+    line, counted = text.count("\n", 0, at) + 1, at
     while True:
-        blank = skip.match(text, at, end)
+        blank = _BLANK.match(text, at, end)
         at = blank.end() if blank else at
         if at >= end:
             return
@@ -164,7 +180,7 @@ def _plain(text: str, at: int, end: int, inline: bool) -> Iterator[tuple[str | N
         words = text[guard.end() if guard else at : stop].split(None, 1)
         if not words[0].startswith(".") and not (inline and words[0].startswith("bra")):
             operands = tuple(_split(words[1])) if len(words) > 1 else ()
-            line = text.count("\n", 0, at) + 1
+            line, counted = line + text.count("\n", counted, at), at
             yield None, Instruction(words[0], operands, guard[1] if guard else None, inline, line)
         at = stop + 1
 
@@ -185,10 +201,23 @@ def _split(operands: str) -> list[str]:
 _NO_RESULT = ("st", "bra", "ret", "bar", "barrier", "fence", "red", "prefetch", "setmaxnreg", "cp", "stmatrix")
 
 
-def _defined(instruction: Instruction) -> list[str]:
+def defined(instruction: Instruction) -> list[str]:
+    """The registers that *instruction* writes."""
     if instruction.is_a(*_NO_RESULT) or not instruction.operands:
         return []
-    return re.findall(r"%\w+", instruction.operands[0]) if "[" not in instruction.operands[0] else []
+    return [] if "[" in instruction.operands[0] else list(registers_in(instruction.operands[0]))
+
+
+@functools.cache
+def registers_in(operand: str) -> tuple[str, ...]:
+    """The registers that *operand* names."""
+    return tuple(re.findall(r"%\w+", operand))
+
+
+@functools.cache
+def shape_of(opcode: str) -> str:
+    """That of a matmul: ``m64n256k16``."""
+    return next(word for word in opcode.split(".") if re.fullmatch(r"m\d+n\d+k\d+", word))
 
 
 # ---- one thread -------------------------------------------------------------------------------------------------------
@@ -234,8 +263,9 @@ class _Thread:
         self.values: dict[str, _Sum] = {}
 
     def reached(self) -> list[Instruction]:
-        return [self.ptx.instructions[at] for at in self.places()]
+        return [self.ptx.instructions[at] for at in self.places]
 
+    @functools.cached_property
     def places(self) -> list[int]:
         """Indices of the instructions that this thread can reach."""
         program, seen, todo = self.ptx.instructions, set(), [0]
@@ -452,7 +482,7 @@ def _note_bulk(facts: Facts, i: Instruction, thread: _Thread, plan: Plan) -> Non
 
 def _note_wgmma(facts: Facts, i: Instruction, thread: _Thread) -> None:
     if i.is_a("wgmma.mma_async"):
-        facts.matmuls[next(word for word in i.opcode.split(".") if re.fullmatch(r"m\d+n\d+k\d+", word))] += 1
+        facts.matmuls[shape_of(i.opcode)] += 1
     elif i.is_a("wgmma.fence"):
         facts.wgmma_fences += 1
     elif i.is_a("wgmma.commit_group"):

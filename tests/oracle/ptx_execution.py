@@ -8,6 +8,7 @@ with what the bodies ask for (`tests.unit.fake_isa`, lowered by `tests.emit.lowe
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Generator
@@ -15,8 +16,8 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from tests.oracle.ptx import LEADER, SHARED, Instruction, Ptx
-from tests.oracle.ptx_values import Peer, computation, reader, signed
+from tests.oracle.ptx import LEADER, SHARED, Instruction, Ptx, defined, registers_in, shape_of
+from tests.oracle.ptx_values import Peer, Registers, computation, signed
 from tmapipe.plan.model import Store
 from tmapipe.tiles.gpc_positions import COUNTERS as MOST_COUNTERS
 from tmapipe.tiles.gpc_positions import keep_positions
@@ -62,14 +63,16 @@ class Execution:
             self.broadcast = first.from_lane_0
         self.ptx, self.plan, self.lane = ptx, ptx.plan, lane
         size = self.plan.cluster_size
-        self.registers: dict[str, Any] = {
-            "%tid.x": 32 * warp + lane,
-            "%laneid": lane,
-            "%ctaid.x": launch.cluster_id * size + launch.cta_rank,
-            "%cluster_ctarank": launch.cta_rank,
-            "%smid": 5,
-            SHARED: BASE,
-        }
+        self.registers = Registers(
+            {
+                "%tid.x": 32 * warp + lane,
+                "%laneid": lane,
+                "%ctaid.x": launch.cluster_id * size + launch.cta_rank,
+                "%cluster_ctarank": launch.cta_rank,
+                "%smid": 5,
+                SHARED: BASE,
+            }
+        )
         self.parameters = _parameters(ptx, schedule, launch)
         self.events: list[Event] = []
 
@@ -85,7 +88,8 @@ class Execution:
 
     def _program(self, limit: int) -> Generator[Any, int, None]:
         """Executes up to each vote, which it yields, to be sent the ballot."""
-        at, program, registers = 0, _decoded(self.ptx), self.registers
+        watched = type(self).step is not Execution.step
+        at, program, registers = 0, _decoded(self.ptx, watched), self.registers
         for _ in range(limit):
             instruction, guard, wanted, target, action = program[at]
             at += 1
@@ -95,7 +99,10 @@ class Execution:
                 if bool(found) != wanted:
                     continue
             if action is not None:
-                self.step(instruction, action)
+                if watched:
+                    self.step(instruction, action)
+                else:
+                    action(self)
             elif target is not None:
                 at = target
             elif instruction.is_a("ret"):
@@ -112,7 +119,7 @@ class Execution:
 
     def value(self, operand: str) -> Any:
         """What an operand holds: a number, a `Peer`, the name of a symbol, or None if it depends on data."""
-        return reader(operand)(self.registers)
+        return self.registers[operand]
 
     def address(self, operand: str) -> Any:
         """Where ``[register + offset]`` points."""
@@ -146,7 +153,7 @@ class Execution:
             table, offset = divmod(self.address(i.operands[1]) - TABLES, 1 << 20)
             self.registers[i.operands[0]] = list(self.launch.tables.values())[table][offset // 4] & 0xFFFFFFFF
         else:
-            self.registers.update(dict.fromkeys(re.findall(r"%\w+", i.operands[0])))
+            self.registers.update(dict.fromkeys(registers_in(i.operands[0])))
 
     def _shuffle(self, i: Instruction) -> None:
         value = self.value(i.operands[1]) if self.broadcast is None else self.broadcast[len(self.from_lane_0)]
@@ -155,7 +162,7 @@ class Execution:
 
     def _move_halves(self, i: Instruction) -> None:
         """``mov.b64 wide, {low, high}`` and ``mov.b64 {low, high}, wide``."""
-        to, source = (re.findall(r"%\w+", operand) for operand in i.operands)
+        to, source = (registers_in(operand) for operand in i.operands)
         if len(to) == 1:
             low, high = (self.value(half) for half in source)
             self.registers[to[0]] = (
@@ -186,7 +193,7 @@ class Execution:
         waits = [event for event in self.events if event[:2] == ("wait", name)]
         place = self.address(i.operands[1]) - BASE - buffer.offset - waits[-1][2] * buffer.pitch
         assert 0 <= place < buffer.slot_bytes, "a word of another slot than the one waited for"
-        for n, register in enumerate(re.findall(r"%\w+", i.operands[0])):
+        for n, register in enumerate(registers_in(i.operands[0])):
             words = self.words[len(waits) - 1]
             self.registers[register] = words[place // 4 + n] if place // 4 + n < len(words) else None
 
@@ -219,7 +226,7 @@ class Execution:
         elif i.is_a("griddepcontrol"):
             self.events.append(("grid_" + i.opcode.split(".")[1],))
         elif i.is_a("wgmma.mma_async"):
-            shape = next(word for word in i.opcode.split(".") if re.fullmatch(r"m\d+n\d+k\d+", word))
+            shape = shape_of(i.opcode)
             operands = [_descriptor(self.value(operand)) for operand in i.operands[1:3]]
             kept = i.operands[-2:] if re.search(r"f16\.b?f16$", i.opcode) else ("0", "0")
             self.events.append(("wgmma", shape, *operands, tuple(flag == "1" for flag in kept)))  # imm-trans of a and b
@@ -296,16 +303,40 @@ class Decoded(NamedTuple):
     action: Action | None
 
 
-@functools.lru_cache(maxsize=4)
-def _decoded(ptx: Ptx) -> list[Decoded]:
-    """The kernel's instructions, each looked at once."""
+@functools.lru_cache(maxsize=8)
+def _decoded(ptx: Ptx, watched: bool) -> list[Decoded]:
+    """The kernel's instructions, each looked at once. Unless somebody watches, without those that only make data."""
+    data: set[str] = set() if watched else _data(ptx)
+    kept = [i.guard is not None or data.isdisjoint(defined(i)) or not _makes_data(i, data, ptx) for i in ptx.instructions]
+    new = [0, *itertools.accumulate(kept)]
     found = []
-    for i in ptx.instructions:
-        target = ptx.labels[i.operands[0]] if i.is_a("bra") else None
+    for i in itertools.compress(ptx.instructions, kept):
+        target = new[ptx.labels[i.operands[0]]] if i.is_a("bra") else None
         action = None if i.is_a("bra", "ret", "vote.sync.ballot") else _action(i)
         guard = i.guard.lstrip("!") if i.guard is not None else None
         found.append(Decoded(i, guard, not (i.guard or "").startswith("!"), target, action))
     return found
+
+
+def _data(ptx: Ptx) -> set[str]:
+    """Registers that only ever hold data, which decides nothing: sums, what is loaded, and what is computed from these."""
+    found: set[str] = set()
+    before = -1
+    while before < len(found):
+        before = len(found)
+        for register, definitions in ptx.definitions.items():
+            if register not in found and all(i.is_a("wgmma") or _makes_data(i, found, ptx) for i in definitions):
+                found.add(register)
+    return found
+
+
+def _makes_data(i: Instruction, data: set[str], ptx: Ptx) -> bool:
+    """Whether *i* does nothing but to make data. data: registers that are known to hold some."""
+    if i.is_a("ld.shared"):
+        return ptx.plan.queue is None
+    if i.is_a("shfl"):
+        return i.operands[1] in data
+    return _is_arithmetic(i) and (computation(i) is None or not data.isdisjoint(i.operands[1:]))
 
 
 def _action(i: Instruction) -> Action:
@@ -333,18 +364,27 @@ def _action(i: Instruction) -> Action:
         return lambda thread: thread._shuffle(i)
     if i.opcode == "mov.b64" and "{" in "".join(i.operands):
         return lambda thread: thread._move_halves(i)
-    if "[" in "".join(i.operands[1:]) or "{" in i.operands[0]:
-        nothing = dict.fromkeys(re.findall(r"%\w+", i.operands[0]))
-        return lambda thread: thread.registers.update(nothing)  # data: from memory, or several
-    compute, to = computation(i), i.operands[0]
-    return lambda thread: thread.registers.__setitem__(to, compute(thread.registers))
+    compute = computation(i) if _is_arithmetic(i) else None
+    if compute is None:  # data
+        nothing = dict.fromkeys(registers_in(i.operands[0]))
+        return lambda thread: thread.registers.update(nothing)
+    return lambda thread: compute(thread.registers)
+
+
+_OTHER = (*_PROTOCOL, "ld.param", "elect", "mapa", "st", "stmatrix", "prefetch", "atom", "ld.shared", "ld.global", "shfl", "vote",
+          "bra", "ret")  # fmt: skip
+
+
+def _is_arithmetic(i: Instruction) -> bool:
+    """Whether *i* computes one register from registers and numbers, and does nothing else."""
+    return not i.is_a(*_OTHER) and "[" not in "".join(i.operands[1:]) and "{" not in "".join(i.operands)
 
 
 def _from_parameter(i: Instruction) -> Action:
     match = re.fullmatch(r"\[\w+_param_(\d+)(?:\+(\d+))?\]", i.operands[1])
     assert match, i
     number, offset, width = int(match[1]), int(match[2] or 0), 1 if i.opcode.endswith(".b8") else 4
-    parts = {register: offset + n * width for n, register in enumerate(re.findall(r"%\w+", i.operands[0]))}
+    parts = {register: offset + n * width for n, register in enumerate(registers_in(i.operands[0]))}
 
     def load(thread: Execution) -> None:
         for register, at in parts.items():

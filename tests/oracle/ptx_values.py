@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 import re
 from collections.abc import Callable
@@ -12,9 +11,8 @@ import attrs
 
 from tests.oracle.ptx import Instruction
 
-__all__ = ["Peer", "computation", "reader", "signed"]
+__all__ = ["Peer", "Registers", "computation", "signed"]
 
-Registers = dict[str, Any]
 Number = Callable[[Any], Any]
 
 
@@ -26,41 +24,40 @@ class Peer:
     rank: int
 
 
-@functools.cache
-def reader(operand: str) -> Callable[[Registers], Any]:
-    """What an operand holds: a number, a register's value (None: data), or the name of a symbol that is no register."""
-    if re.fullmatch(r"-?\d+", operand):
-        number = int(operand)
-        return lambda registers: number
-    missing = None if operand.startswith("%") else operand
-    return lambda registers: registers.get(operand, missing)
+class Registers(dict[str, Any]):
+    """What each operand holds: a number, None (data), or for the name of a symbol that is no register, that name."""
+
+    def __missing__(self, operand: str) -> Any:
+        number = re.fullmatch(r"-?\d+", operand)
+        value = self[operand] = int(operand) if number else None if operand.startswith("%") else operand
+        return value
 
 
-def computation(i: Instruction) -> Callable[[Registers], Any]:
-    """What *i* computes: None where it depends on data, which decides nothing."""
-    compute, reads = _function(i), [reader(operand) for operand in i.operands[1:]]
+def computation(i: Instruction) -> Callable[[Registers], None] | None:
+    """Writes what *i* computes: None where an operand is data. None for instructions whose result is always data."""
+    compute, to, operands = _function(i), i.operands[0], i.operands[1:]
     if compute is None:
-        return lambda registers: None
-    if len(reads) == 1:
-        (only,) = reads
+        return None
+    if len(operands) == 1:
+        (only,) = operands
 
-        def of_one(registers: Registers) -> Any:
-            value = only(registers)
-            return None if value is None else compute(value)
+        def of_one(registers: Registers) -> None:
+            value = registers[only]
+            registers[to] = None if value is None else compute(value)
 
         return of_one
-    if len(reads) == 2:
-        one, other = reads
+    if len(operands) == 2:
+        one, other = operands
 
-        def of_two(registers: Registers) -> Any:
-            a, b = one(registers), other(registers)
-            return None if a is None or b is None else compute(a, b)
+        def of_two(registers: Registers) -> None:
+            a, b = registers[one], registers[other]
+            registers[to] = None if a is None or b is None else compute(a, b)
 
         return of_two
 
-    def of_all(registers: Registers) -> Any:
-        values = [read(registers) for read in reads]
-        return None if None in values else compute(*values)
+    def of_all(registers: Registers) -> None:
+        values = [registers[operand] for operand in operands]
+        registers[to] = None if None in values else compute(*values)
 
     return of_all
 
@@ -138,4 +135,6 @@ def _arithmetic(i: Instruction, kind: str, words: list[str], read: Number) -> Ca
         return lambda a: change(read(a)) & mask
     assert kind in of_two, f"line {i.line}: {i.opcode} is not known"
     compute: Callable[..., int] = of_two[kind]
+    if kind in ("add", "sub", "and", "or", "xor") or kind == "mul" and words[0] == "lo":
+        return lambda a, b: compute(a, b) & mask  # the low bits of the result are those of the operands' low bits
     return lambda a, b: compute(read(a), read(b)) & mask
