@@ -18,6 +18,7 @@ TILES = [
     (S.PingPong, (64, 256, 64), (1, 1)),
     (S.PingPong, (64, 40, 64), (1, 2)),
 ]
+SLOTS = 3  # of the main loop's ring, on which nothing here depends: more take longer
 EVERY = 13  # of the changes, one in so many is judged
 
 
@@ -28,6 +29,7 @@ def test_safe_for_every_trip_count(kind, tile, cluster, names):
     gemm = kind(
         tile,
         cluster,
+        SLOTS,
         epilogue=tp.epilogue.Epilogue(lambda acc: {"d": acc, **dict.fromkeys(names, acc)}, outputs=outputs),
     )
     assert assert_safe(gemm).trips == "every trip count"
@@ -35,8 +37,8 @@ def test_safe_for_every_trip_count(kind, tile, cluster, names):
 
 @pytest.mark.parametrize("store_stages", [1, 3])
 def test_with_operands(store_stages):
-    assert_safe(make(S.Gemm, (128, 128, 64), (2, 1), stages=store_stages))
-    assert_safe(make(S.PingPong, (128, 128, 64), (2, 1), stages=store_stages))
+    assert_safe(make(S.Gemm, (128, 128, 64), (2, 1), slots=SLOTS, stages=store_stages))
+    assert_safe(make(S.PingPong, (128, 128, 64), (2, 1), slots=SLOTS, stages=store_stages))
 
 
 def small():

@@ -21,29 +21,30 @@ SAFE = {registered.name: registered.make for registered in S.REGISTRY} | {
     "gemm 4x1": lambda: S.Gemm((128, 128, 64), (4, 1), 3),
     "gemm, an odd number of pieces": lambda: S.Gemm((128, 192, 64), (2, 1)),
     "gemm, sums promoted": lambda: S.Gemm((128, 128, 64), (2, 1), mainloop=tp.mainloop.Cooperative(promote=True)),
-    "ping-pong, sums promoted": lambda: S.PingPong((64, 128, 64), (1, 2), promote=True),
+    "ping-pong, sums promoted": lambda: S.PingPong((64, 128, 64), (1, 2), 3, promote=True),
     "gemm, three warpgroups": lambda: S.Gemm((192, 176, 64), (1, 2), epilogue=tp.epilogue.Epilogue(stages=1)),
     "gemm, three warpgroups, two instructions": lambda: S.Gemm(
         (192, 256, 64), (1, 2), epilogue=tp.epilogue.Epilogue(stages=1)
     ),
     "gemm, snake": lambda: S.Gemm(tiles=tp.PersistentTiles(tp.Snake(4))),
     "gemm, hilbert": lambda: S.Gemm((128, 128, 64), (2, 2), 3, tiles=tp.PersistentTiles(tp.Hilbert(4))),
-    "gemm, a along m and b along n": lambda: S.Gemm((128, 128, 64), (2, 2), a=tp.Operand("m"), b=tp.Operand("n")),
+    "gemm, a along m and b along n": lambda: S.Gemm((128, 128, 64), (2, 2), 3, a=tp.Operand("m"), b=tp.Operand("n")),
     "gemm, tf32": lambda: S.Gemm((128, 128, 32), (1, 2), a=tp.Operand(dtype="tf32"), b=tp.Operand(dtype="tf32")),
-    "gemm, dynamic": lambda: S.Gemm(tiles=tp.DynamicTiles()),
+    "gemm, dynamic": lambda: S.Gemm(stages=3, tiles=tp.DynamicTiles()),
     "gemm 2x2, dynamic, three fetched ahead": lambda: S.Gemm(
         (128, 128, 64), (2, 2), 3, tiles=tp.DynamicTiles(stages=3)
     ),
-    "gemm by GPC, 1x2": lambda: S.Gemm(cluster=(1, 2), tiles=tp.GpcTiles()),
-    "ping-pong by GPC": lambda: S.PingPong(tiles=tp.GpcTiles()),
+    "gemm by GPC, 1x2": lambda: S.Gemm(cluster=(1, 2), stages=3, tiles=tp.GpcTiles()),
+    "ping-pong by GPC": lambda: S.PingPong(stages=3, tiles=tp.GpcTiles()),
     "ping-pong 1x2 by GPC with a matrix": lambda: S.PingPong(
         cluster=(1, 2),
+        stages=3,
         tiles=tp.GpcTiles(),
         epilogue=tp.epilogue.Epilogue(lambda acc, c: acc + c, operands={"c": tp.epilogue.Matrix()}),
     ),
-    "ping-pong, dynamic": lambda: S.PingPong(tiles=tp.DynamicTiles()),
-    "ping-pong, an odd number of pieces": lambda: S.PingPong((64, 192, 64)),
-    "ping-pong, epilogues that may overlap": lambda: S.PingPong((128, 128, 64), in_turn=False),
+    "ping-pong, dynamic": lambda: S.PingPong(stages=3, tiles=tp.DynamicTiles()),
+    "ping-pong, an odd number of pieces": lambda: S.PingPong((64, 192, 64), stages=3),
+    "ping-pong, epilogues that may overlap": lambda: S.PingPong((128, 128, 64), stages=3, in_turn=False),
     "ping-pong 2x2, production size": lambda: S.PingPong((128, 128, 64), (2, 2), 5),
 }
 
@@ -58,7 +59,7 @@ def test_shipped_schedules_are_safe_for_every_trip_count(name):
     "make",
     [
         lambda: S.SplitK(3, reduce="add"),
-        lambda: S.SplitK(3, tiles=tp.DynamicTiles()),
+        lambda: S.SplitK(3, stages=3, tiles=tp.DynamicTiles()),
         lambda: S.StreamK(66),
         lambda: S.StreamK(66, reduce="add"),
         lambda: S.StreamK(5, (128, 128, 64), (2, 2), 3),

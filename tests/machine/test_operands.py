@@ -21,13 +21,13 @@ TILES = [
 ]
 
 
-def make(kind, tile, cluster, names=tuple(KINDS), **options):
+def make(kind, tile, cluster, names=tuple(KINDS), slots=None, **options):
     """The epilogue (acc * alpha * scale + c + bias), of those operands that are named."""
 
     def epilogue(acc, alpha=1.0, scale=1.0, c=0.0, bias=0.0):
         return acc * alpha * scale + c + bias
 
-    return kind(tile, cluster, epilogue=E.Epilogue(epilogue, operands={n: KINDS[n] for n in names}, **options))
+    return kind(tile, cluster, slots, epilogue=E.Epilogue(epilogue, operands={n: KINDS[n] for n in names}, **options))
 
 
 def operands(rng, m, n, names, batch=()):
@@ -133,7 +133,7 @@ def test_one_number_a_matrix_of_a_batch(kind):
     a, b = (rng.standard_normal((3, rows, 48)).astype(np.float16) for rows in (70, 40))
     scale = np.array([2.0, -1.0, 0.5], np.float32)
     epilogue = E.Epilogue(lambda acc, scale: acc * scale, operands={"scale": E.PerBatch()}, dtype="fp32")
-    gemm = kind((64, 64, 16), (1, 1), epilogue=epilogue)
+    gemm = kind((64, 64, 16), (1, 1), 3, epilogue=epilogue)
     assert gemm.check().trips == "every trip count"
     wanted = a.astype(np.float64) @ b.astype(np.float64).swapaxes(-1, -2) * scale[:, None, None]
     np.testing.assert_allclose(gemm(a, b, scale=scale), wanted, rtol=1e-2, atol=1e-2)

@@ -22,7 +22,7 @@ TILES = [
 KINDS = {"rows": E.RowSum(), "columns": E.ColumnSum()}
 
 
-def make(kind, tile, cluster, names=("rows", "columns"), tiles=None, **options):
+def make(kind, tile, cluster, names=("rows", "columns"), tiles=None, slots=None, **options):
     """The sums of squares of acc + bias, which outside of the tensor are not zero."""
 
     def epilogue(acc, bias):
@@ -31,7 +31,7 @@ def make(kind, tile, cluster, names=("rows", "columns"), tiles=None, **options):
 
     outputs = {name: KINDS[name] for name in names}
     fused = E.Epilogue(epilogue, operands={"bias": E.PerColumn()}, outputs=outputs, **options)
-    return kind(tile, cluster, epilogue=fused, tiles=tiles or tp.PersistentTiles())
+    return kind(tile, cluster, slots, epilogue=fused, tiles=tiles or tp.PersistentTiles())
 
 
 def problem(rng, m, n, k, batch=()):

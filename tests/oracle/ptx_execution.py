@@ -307,7 +307,9 @@ class Decoded(NamedTuple):
 def _decoded(ptx: Ptx, watched: bool) -> list[Decoded]:
     """The kernel's instructions, each looked at once. Unless somebody watches, without those that only make data."""
     data: set[str] = set() if watched else _data(ptx)
-    kept = [i.guard is not None or data.isdisjoint(defined(i)) or not _makes_data(i, data, ptx) for i in ptx.instructions]
+    kept = [
+        i.guard is not None or data.isdisjoint(defined(i)) or not _makes_data(i, data, ptx) for i in ptx.instructions
+    ]
     new = [0, *itertools.accumulate(kept)]
     found = []
     for i in itertools.compress(ptx.instructions, kept):
