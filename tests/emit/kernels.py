@@ -1,6 +1,7 @@
 """The kernels whose PTX is read: every registered schedule, some in several forms, and small ones for what those do not use.
 
-Each is compiled once a process; by default with `unroll=False`, so that an instruction of a body stands once in the PTX.
+Each is compiled once a process; by default so that an instruction of a body stands once in the PTX; those of
+`EPILOGUES` as they run.
 """
 
 from __future__ import annotations
@@ -136,12 +137,14 @@ class TwoReaders(tp.Schedule):
 
 @attrs.frozen
 class Kernel:
-    """make: the schedule; dtypes: of its tensors; extents: dimension -> elements, with ragged edges; tables: their entries."""
+    """make: the schedule; dtypes: of its tensors; extents: dimension -> elements, with ragged edges; tables: their entries;
+    unroll: compiled as it runs, where nobody counts instructions."""
 
     make: Callable[[], tp.Schedule]
     dtypes: dict[str, str] = attrs.field(factory=dict)
     extents: dict[str, int] = attrs.field(factory=dict)
     tables: dict[str, tuple[int, ...]] = attrs.field(factory=dict)
+    unroll: bool = False
 
 
 @attrs.frozen
@@ -295,6 +298,7 @@ EPILOGUES = {
     "pingpong 2x1, gelu reduced": Kernel(lambda: gelu_reduced(S.PingPong, (128, 128, 64)), {}, GEMM),
     "pingpong 64x256, row and column sums": Kernel(lambda: with_sums(S.PingPong, (64, 256, 64)), {}, GEMM),
 }
+EPILOGUES = {name: attrs.evolve(kernel, unroll=True) for name, kernel in EPILOGUES.items()}
 THREADS = {
     "add parts": Kernel(SHELF["AddParts"], {"x": "fp32", "d": "bf16"}, MATRIX | {"s": 3}),
     "add parts of vectors": Kernel(lambda: S.AddParts((1, 256)), {"x": "fp32", "d": "fp32"}, MATRIX | {"m": 5, "s": 5}),
@@ -332,14 +336,14 @@ KERNELS |= {  # registered, and in none of the lists: with the dtypes that a pla
 
 
 @functools.cache
-def built(name: str, arch: str = "sm_90a", unroll: bool = False) -> Built:
+def built(name: str, arch: str = "sm_90a", unroll: bool | None = None) -> Built:
     """The kernel called *name*, compiled for *arch*."""
     return build(KERNELS[name], arch, unroll)
 
 
-def build(kernel: Kernel, arch: str = "sm_90a", unroll: bool = False) -> Built:
-    """Compiles *kernel*. unroll: as it is compiled to run."""
-    schedule = kernel.make()
+def build(kernel: Kernel, arch: str = "sm_90a", unroll: bool | None = None) -> Built:
+    """Compiles *kernel*. unroll: as it is compiled to run; None: as it says."""
+    schedule, unroll = kernel.make(), kernel.unroll if unroll is None else unroll
     compiled = schedule.compile(kernel.dtypes, arch=arch, unroll=unroll)
     plan = compiled.plan
     sizes = dict(kernel.extents)

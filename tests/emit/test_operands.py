@@ -66,4 +66,4 @@ def test_bytes_read(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_spills(name):
-    assert built(name, unroll=True).compiled.resources.spill_bytes == 0
+    assert built(name).compiled.resources.spill_bytes == 0

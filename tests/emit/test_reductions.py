@@ -104,4 +104,4 @@ def test_each_value_inside_is_counted_once(name):
 
 @pytest.mark.parametrize("name", [name for name in EPILOGUES if "sums" in name or "reduced" in name])
 def test_no_spills(name):
-    assert built(name, unroll=True).compiled.resources.spill_bytes == 0
+    assert built(name).compiled.resources.spill_bytes == 0

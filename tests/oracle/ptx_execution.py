@@ -373,8 +373,8 @@ def _action(i: Instruction) -> Action:
     return lambda thread: compute(thread.registers)
 
 
-_OTHER = (*_PROTOCOL, "ld.param", "elect", "mapa", "st", "stmatrix", "prefetch", "atom", "ld.shared", "ld.global", "shfl", "vote",
-          "bra", "ret")  # fmt: skip
+_OTHER = (*_PROTOCOL, "ld.param", "elect", "mapa", "st", "stmatrix", "prefetch", "atom", "ld.shared", "ld.global", "shfl",
+          "vote", "bra", "ret")  # fmt: skip
 
 
 def _is_arithmetic(i: Instruction) -> bool:

@@ -135,6 +135,6 @@ def _arithmetic(i: Instruction, kind: str, words: list[str], read: Number) -> Ca
         return lambda a: change(read(a)) & mask
     assert kind in of_two, f"line {i.line}: {i.opcode} is not known"
     compute: Callable[..., int] = of_two[kind]
-    if kind in ("add", "sub", "and", "or", "xor") or kind == "mul" and words[0] == "lo":
+    if kind in ("add", "sub", "and", "or", "xor") or (kind == "mul" and words[0] == "lo"):
         return lambda a, b: compute(a, b) & mask  # the low bits of the result are those of the operands' low bits
     return lambda a, b: compute(read(a), read(b)) & mask
