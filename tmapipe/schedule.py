@@ -8,6 +8,7 @@ model. Subclass it to replace a body or a part.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -68,6 +69,8 @@ class Schedule:
     #: Stages whose tensors are passed with their last two dimensions in the other order than the stage declares them: an
     #: a [m, k] of which a stage "k m" loads tiles that are contiguous along m.
     transposed: tuple[str, ...] = ()
+    #: Roles by name that only some instances have. The bodies of those that an instance lacks are left out.
+    optional_roles: Mapping[str, Role] = MappingProxyType({})
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -121,7 +124,8 @@ class Schedule:
         """The declared parts, by kind: those of base classes first, in the order of declaration."""
         found = self.__dict__.get("_declared")
         if found is None:
-            found = declare(self, self.cluster, self.__dict__.get("_earlier", ()))
+            earlier = (*self.optional_roles.items(), *self.__dict__.get("_earlier", ()))
+            found = declare(self, self.cluster, earlier)
             found = self._with_order(found)
             object.__setattr__(self, "_declared", found)
         return found

@@ -243,6 +243,13 @@ def test_an_epilogue_takes_what_it_is_called_with():
     for wrong in (lambda: 1, lambda acc, other: acc):
         with pytest.raises(tp.ScopeError, match="an epilogue is called with 1 accumulator: "):
             gemm(wrong).check()
+    for made in (gemm(object), S.GatedGemm(epilogue=str), S.AddParts(epilogue=object)):
+        with pytest.raises(tp.ScopeError, match="an epilogue is called with [12] accumulators?: "):
+            made.check()
+    for k in (64, 0):
+        for wrong in (object, tp.Role, lambda: 1):
+            with pytest.raises(tp.ScopeError, match="an epilogue is called with 1 accumulator: "):
+                S.StreamK(3, (64, 64, 32), (1, 1), epilogue=wrong)(A[:, :k], B[:, :k])
     with pytest.raises(TypeError, match="bad operand"):
         gemm(lambda acc: acc + (-"a")).check()  # its own mistake
 

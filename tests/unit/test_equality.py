@@ -21,6 +21,14 @@ def test_schedules_made_alike_are_equal(shelf):
         assert other.declared.bodies == one.declared.bodies
 
 
+def test_copies_have_the_bodies_of_roles_that_an_instance_declares():
+    """The role that loads an epilogue's operands, which only schedules with some have."""
+    one = S.Gemm(epilogue=tp.epilogue.Epilogue(shift, operands={"by": tp.epilogue.PerColumn()}))
+    assert list(one.declared.bodies) == ["load", "math", "fetch"] and list(S.Gemm().declared.bodies) == ["load", "math"]
+    for other in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+        assert other == one and other.declared.bodies == one.declared.bodies and other.check().ok
+
+
 def test_all_schedules_of_the_shelf_differ():
     made = [make() for shelf in S.REGISTRY for make in (shelf.make, shelf.make_small)]
     assert len(set(made)) == len(made)
@@ -42,8 +50,8 @@ class Other(Rows):
     pass
 
 
-def shift(value):
-    return value + 1
+def shift(value, by=1):
+    return value + by
 
 
 class Helper:

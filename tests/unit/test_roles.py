@@ -1,5 +1,7 @@
 """Roles and bodies: which method a role runs, and what a body may not do."""
 
+from types import MappingProxyType
+
 import pytest
 
 import tmapipe as tp
@@ -163,6 +165,36 @@ def test_two_bodies_of_one_role_are_refused():
             pass
 
     refused(Twice().plan, argument="Twice.two", rule="is the second body of role load, beside one")
+
+
+def test_a_body_of_a_role_that_nobody_declares():
+    other = tp.Role(warps=1)
+
+    class Stray(Rows):
+        @other.jit
+        def more(self, k, tile):
+            pass
+
+    refused(Stray().plan, argument="Stray.more", value=other, rule="a role that Stray does not declare")
+    Stray.other = other
+    assert Stray().declared.bodies["other"] is Stray.more
+
+    class Without(Stray):
+        other = None
+
+    assert "other" not in Without().declared.bodies  # removed with its role
+
+    class Perhaps(Rows):
+        optional_roles = MappingProxyType({"other": other})
+
+        @other.jit
+        def more(self, k, tile):
+            pass
+
+    assert "other" not in Perhaps().declared.bodies
+    perhaps = Perhaps()
+    perhaps.other = other
+    assert perhaps.declared.bodies["other"] is Perhaps.more
 
 
 def test_two_bodies_of_one_method_name_are_refused():

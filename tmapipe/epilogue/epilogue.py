@@ -12,6 +12,7 @@ from tmapipe.epilogue.operands import EpilogueOperand, check_operands
 from tmapipe.epilogue.outputs import EpilogueOutput, Output
 from tmapipe.epilogue.reductions import Reduction
 from tmapipe.errors import InputError
+from tmapipe.isa.fragment import applied
 
 __all__ = ["Epilogue"]
 
@@ -100,4 +101,4 @@ class Epilogue:
 
     def values(self, sums: tuple[Any, ...], operands: Mapping[str, Any]) -> Any:
         """What the function makes of whole *sums*, NumPy arrays in fp32: an array, or a dictionary of arrays."""
-        return sums[0] if self.function is None else self.function(*sums, **operands)
+        return sums[0] if self.function is None else applied(self.function, sums, operands)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tmapipe.errors import ScopeError
@@ -13,7 +14,7 @@ from tmapipe.plan.thread_layout import ThreadLayout
 if TYPE_CHECKING:
     from tmapipe.isa.fragments import Fragments
 
-__all__ = ["Fragment", "combine"]
+__all__ = ["Fragment", "applied", "combine"]
 
 #: What of a tile a fragment has a number for, by what two operands have.
 _JOINED = {("rows", "columns"): "tile", ("columns", "rows"): "tile"}
@@ -200,3 +201,17 @@ def _refuse_attribute(self: Fragment, name: str) -> NoReturn:
 
 
 Fragment.__getattr__ = _refuse_attribute  # type: ignore[attr-defined]
+
+
+def applied(epilogue: Callable[..., Any], fragments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """What *epilogue* returns. Raises `ScopeError` if it is a function of something else."""
+    try:
+        return epilogue(*fragments, **named)
+    except TypeError as raised:
+        try:
+            inspect.signature(epilogue).bind(*fragments, **named)
+        except (TypeError, ValueError) as error:  # ValueError: a built-in one that does not say
+            given = [f"{len(fragments)} accumulator{'s' * (len(fragments) != 1)}", *named]
+            why = error if isinstance(error, TypeError) else raised
+            raise ScopeError(f"an epilogue is called with {', '.join(given)}: {why}.") from None
+        raise

@@ -12,7 +12,7 @@ import numpy as np
 
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import ops
-from tmapipe.isa.fragment import Fragment
+from tmapipe.isa.fragment import Fragment, applied
 from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.values import SlotRef
 from tmapipe.machine import elements
@@ -124,7 +124,7 @@ class MachineFragments(Fragments):
         return Fragment(self, None, "tile", "fp32", values)
 
     def apply(self, function: Callable[..., Any], fragments: Sequence[Fragment], named: dict[str, Fragment]) -> Any:
-        made = _called(function, [self._widened(f) for f in fragments], named)
+        made = applied(function, [self._widened(f) for f in fragments], named)
         if isinstance(made, dict):
             return {name: self._result(value) for name, value in made.items()}
         return self._result(made)
@@ -333,18 +333,6 @@ class MachineFragments(Fragments):
 
 
 _indices_of = functools.lru_cache(maxsize=256)(elements.indices_of)
-
-
-def _called(function: Callable[..., Any], fragments: Sequence[Any], named: dict[str, Any]) -> Any:
-    try:
-        return function(*fragments, **named)
-    except TypeError:
-        try:
-            inspect.signature(function).bind(*fragments, **named)
-        except TypeError as error:
-            given = [f"{len(fragments)} accumulator{'s' * (len(fragments) != 1)}", *named]
-            raise ScopeError(f"an epilogue is called with {', '.join(given)}: {error}.") from None
-        raise
 
 
 def _broadcast(values: Any, columns: int) -> np.ndarray:

@@ -9,7 +9,7 @@ that was declared with the first has the second, which runs the first one's body
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -136,10 +136,10 @@ def declare(schedule: object, cluster: Any, earlier: tuple[tuple[str, Part], ...
     Args:
         schedule: The instance.
         cluster: Axis -> CTAs along it.
-        earlier: Parts that the instance had under these names, and that others may refer to.
+        earlier: Parts that the instance had, or might have had, under these names, and that others may refer to.
 
     Raises:
-        InputError: For a part of two names, a role of two bodies, or a method that hides a body.
+        InputError: For a part of two names, a role of two bodies, a body of no role, or a method that hides a body.
     """
     kind = type(schedule)
     classes = [item for cls in reversed(kind.__mro__) for item in vars(cls).items()]
@@ -166,7 +166,7 @@ def declare(schedule: object, cluster: Any, earlier: tuple[tuple[str, Part], ...
         for field, each in zip(_FIELDS, PARTS, strict=True)
     }
     cluster = dict(cluster) if isinstance(cluster, Mapping) else cluster  # which the plan refuses
-    bodies, befores = (_bodies(kind, names, of) for of in (role_of, before_of))
+    bodies, befores = (_bodies(kind, names, had, of) for of in (role_of, before_of))
     return Declarations(kind.__name__, cluster, **of_kind, bodies=bodies, befores=befores, names=names)
 
 
@@ -224,10 +224,14 @@ def _parts_in(value: Any) -> Iterator[Part]:
             yield from _parts_in(item)
 
 
-def _bodies(kind: type, names: Mapping[Part, str], of: Callable[[Any], Role | None]) -> dict[str, Body]:
+def _bodies(
+    kind: type, names: Mapping[Part, str], had: Collection[Part], of: Callable[[Any], Role | None]
+) -> dict[str, Body]:
     """The body of each role by name: that of the most derived class which has one.
 
     Args:
+        names: Of the parts of the schedule.
+        had: Of these, and of those that it had or might have had: without a role, its body is left out.
         of: Says whose body a method is.
     """
     found: dict[str, Body] = {}
@@ -235,8 +239,13 @@ def _bodies(kind: type, names: Mapping[Part, str], of: Callable[[Any], Role | No
         own: dict[str, str] = {}
         for name, method in vars(cls).items():
             role = of(method)
-            if role is None or role not in names:
+            if role is None or (role in had and role not in names):
                 continue
+            if role not in names:
+                rule = f"is the body of a role that {kind.__name__} does not declare, so that nothing would run it"
+                raise InputError(
+                    f"{cls.__name__}.{name}", role, rule, "assign the role to an attribute of the schedule"
+                )
             called = names[role]
             if called in own:
                 rule = f"is the second body of role {called}, beside {own[called]}"

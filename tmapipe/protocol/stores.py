@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tmapipe.errors import InputError, ScopeError
-from tmapipe.isa.fragment import Fragment
+from tmapipe.isa.fragment import Fragment, applied
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, SlotRef
 from tmapipe.plan.model import Distributed, NamedBarrier, RoleWarps, Store
@@ -134,7 +134,7 @@ class BoundStore(Carried):
             name = f"{self.plan.name}.store"
 
             def write(slot: SlotRef) -> None:
-                made = values if epilogue is None else epilogue(values)
+                made = values if epilogue is None else applied(epilogue, (values,), {})
                 write_values(self.isa, name, slot, made, self.role)
 
             self._store_piece(start_of(name, self.plan.dims, self.plan.tile, tile, {}), write, self.stages)

@@ -11,6 +11,7 @@ from tmapipe.barrier import BarrierRing
 from tmapipe.bind.bound import Bound
 from tmapipe.dtypes import DType, int32
 from tmapipe.errors import InputError
+from tmapipe.isa.fragment import applied
 from tmapipe.plan.model import Plan
 from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
@@ -69,7 +70,7 @@ class AddParts(Schedule):
 
     def empty_value(self, bound: Bound) -> Any:
         """The epilogue of empty sums."""
-        return 0.0 if self.epilogue is None else self.epilogue(np.zeros(bound.shapes["d"], np.float32))
+        return 0.0 if self.epilogue is None else applied(self.epilogue, (np.zeros(bound.shapes["d"], np.float32),), {})
 
     @load.jit
     def fill(self, k: Any, tile: Tile) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ class Fused(Schedule):
 
     epilogue: Epilogue
     math: Role
+    optional_roles = MappingProxyType({"fetch": FETCH})
 
     def declare_epilogue(
         self, stored: Epilogue, sources: tuple[Wgmma | RegisterTile, ...], batch: str = "l ", first: Any = None
