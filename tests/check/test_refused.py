@@ -244,7 +244,7 @@ def test_an_epilogue_takes_what_it_is_called_with():
         with pytest.raises(tp.ScopeError, match="an epilogue is called with 1 accumulator: "):
             gemm(wrong).check()
     for made in (gemm(object), S.GatedGemm(epilogue=str), S.AddParts(epilogue=object)):
-        with pytest.raises(tp.ScopeError, match="an epilogue is called with [12] accumulators?: "):
+        with pytest.raises(tp.ScopeError, match=r"an epilogue is called with [12] accumulators?: "):
             made.check()
     for k in (64, 0):
         for wrong in (object, tp.Role, lambda: 1):

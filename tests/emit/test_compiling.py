@@ -1,5 +1,6 @@
 """Candidates compiled in processes of their own, and loaded here."""
 
+import gc
 import subprocess
 import sys
 import threading
@@ -78,6 +79,21 @@ def test_bodies_may_print_much(tmp_path):
 
     errors = compiled(tmp_path, loud)
     assert set(errors) == set(FEW) and all("heard" in error for error in errors.values())
+
+
+def contexts():
+    """How many compilations are remembered with their IR."""
+    gc.collect()
+    return sum(type(each).__name__ == "Context" and "cutlass" in type(each).__module__ for each in gc.get_objects())
+
+
+def test_a_compilation_leaves_no_ir():
+    """Some 2 MiB each: what CuTe DSL caches is emptied."""
+    tp.schedules.Copy().compile()
+    before = contexts()
+    for _ in range(3):
+        tp.schedules.Copy().compile()
+    assert contexts() <= before
 
 
 TYPED_IN = """

@@ -14,6 +14,7 @@ from cutlass._mlir import ir
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from tmapipe.errors import InputError
+from tmapipe.gpu.caches import forget_ir
 from tmapipe.gpu.edges import edge_of, make_edge_atom
 from tmapipe.gpu.isa import GpuIsa
 from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
@@ -161,14 +162,17 @@ def build(
     kernel = _Kernel(schedule, plan, backend)
     # What is kept is read back at once; the files' names are not unique, so each compilation has a folder of its own.
     with _compiling, tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
-        function = cute.compile(
-            kernel.host,
-            fakes,
-            numbers,
-            make_fake_stream(use_tvm_ffi_env_stream=True),
-            options=f"{flags} --dump-dir={folder} {options}".strip(),
-            trace_finalize_hooks=None if unroll else _forbid_unrolling,
-        )
+        try:
+            function = cute.compile(
+                kernel.host,
+                fakes,
+                numbers,
+                make_fake_stream(use_tvm_ffi_env_stream=True),
+                options=f"{flags} --dump-dir={folder} {options}".strip(),
+                trace_finalize_hooks=None if unroll else _forbid_unrolling,
+            )
+        finally:
+            forget_ir()
     return Compiled(plan, function, function.__ptx__ if keep else None, function.__cubin__ if keep else None)
 
 
