@@ -70,6 +70,15 @@ def test_majors_types_and_an_epilogue():
     refused(lambda: GroupedGemm(a=tp.Operand("m")), argument="a.major", value="m", rule=rule)
 
 
+def test_rows_of_groups_are_not_contiguous_in_any_load():
+    """In a schedule of one's own, of one dimension or two."""
+
+    wrong = GroupedGemm((64, 64, 16), (1, 1), 2)
+    wrong.a = tp.TmaLoadStage("k m", tile=(16, 64), ring=wrong.ring)
+    wrong.mma = tp.Wgmma(wrong.a, wrong.b)
+    refused(wrong.check, argument="slot.a.load", value=("k", "m"), rule="begin at any element along m; TMA starts")
+
+
 def test_entries_that_are_no_rows_write_nothing_else():
     """Ends that are negative, beyond the tensor or that fall: some rows are left out, and none gets wrong values."""
     a, b = operands(100, 32, 32, 4)

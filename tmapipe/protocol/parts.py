@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tmapipe.errors import InputError, ScopeError
@@ -57,10 +58,10 @@ class PartInSlot(Carried):
 
         Raises:
             ScopeError: Outside the ring's first phase.
-            InputError: A coordinate is missing or unknown.
+            InputError: A coordinate is missing or unknown, or the tile begins anywhere along the last dimension.
         """
-        load = self._loaded()
-        self._start_load(start_of(f"slot.{load.name}.load", load.dims, load.tile, tile, coordinates))
+        load, where = self._loaded(), f"slot.{self.part.buffer.name}.load"
+        self._start_load(self._aligned(where, load.tile, tile, coordinates))
 
     def load_from(self, *start: Any) -> None:
         """As `load`, for the tile that starts at these elements.
@@ -87,7 +88,7 @@ class PartInSlot(Carried):
         load, where = self._loaded(), f"slot.{self.part.buffer.name}.load_part"
         cut = len(load.dims) - load.core
         named = load.dims[cut] in coordinates
-        start = list(start_of(where, load.dims, load.part if named else load.tile, tile, coordinates))
+        start = list(self._aligned(where, load.part if named else load.tile, tile, coordinates))
         if not named:
             start[cut] = start[cut] + i * load.part[cut]
         self._start_load(tuple(start), part=self._part(i), anywhere=True)
@@ -97,6 +98,18 @@ class PartInSlot(Carried):
         load = self._loaded()
         checked = check_start(f"slot.{load.name}.load_part_from", load.dims, start)
         self._start_load(checked, part=self._part(i), anywhere=True)
+
+    def _aligned(
+        self, where: str, extents: Sequence[int], tile: Tile | None, coordinates: dict[str, Any]
+    ) -> tuple[Any, ...]:
+        """As `start_of`, of what starts at a multiple of its extent along the contiguous dimension."""
+        dims = self._loaded().dims
+        start = start_of(where, dims, extents, tile, coordinates)
+        if tile is not None and dims[-1] not in coordinates and tile.anywhere(dims[-1]):
+            rule = f"has tiles that begin at any element along {dims[-1]}; TMA starts at multiples of 16 bytes along the last"
+            fix = "let another dimension be the contiguous one, or load from a multiple before it with load_from()"
+            raise InputError(where, dims, rule, fix)
+        return start
 
     def _part(self, i: Any) -> Any:
         load = self._loaded()

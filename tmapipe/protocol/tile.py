@@ -65,6 +65,10 @@ class Tile(Carried):
         place = self._coordinates.get(dim)
         return None if place is None else place * extent
 
+    def anywhere(self, dim: str) -> bool:
+        """Whether it may begin at any element along *dim*."""
+        return dim in self._bounds
+
     def size(self, dim: str) -> Any:
         """How many elements of it count along *dim*, by its own bounds; None: all."""
         return self._bounds[dim][1] if dim in self._bounds else None
