@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
 
 from tests.fuzz import bodies, options, tensors
 from tests.fuzz.outcomes import Call, Outcome, judge
 
-__all__ = ["KINDS", "calls_of", "table"]
+__all__ = ["KINDS", "calls_of", "read", "table", "write"]
 
 KINDS: dict[str, Callable[[int], Call]] = {"tensors": tensors.call, "options": options.call, "bodies": bodies.call}
 CHUNK = 100
 Judged = tuple[str, str, Outcome, str]  # kind, text of the call, outcome, detail
+Chunk = list[Judged]
 
 
 def calls_of(seed: int, start: int, count: int, kinds: Sequence[str] = tuple(KINDS)) -> list[Judged]:
@@ -41,20 +45,38 @@ def table(judged: Iterable[Judged]) -> str:
     return "\n".join(lines)
 
 
-def _all(seed: int, calls: int, jobs: int, kinds: Sequence[str]) -> Iterator[Judged]:
-    starts = range(0, calls, CHUNK)
+def _chunks(
+    seed: int, calls: int, starts: Sequence[int], jobs: int, kinds: Sequence[str]
+) -> Iterator[tuple[int, Chunk]]:
+    """The calls from each of *starts* on, in processes of which one may end."""
     done = 0
     while done < len(starts):
         with ProcessPoolExecutor(jobs) as pool:
             futures = [pool.submit(calls_of, seed, start, min(CHUNK, calls - start), kinds) for start in starts[done:]]
             try:
                 for future in futures:
-                    yield from future.result()
+                    yield starts[done], future.result()
                     done += 1
-                    print(f"\r{min(done * CHUNK, calls)} of {calls}", end="", file=sys.stderr)
             except BrokenProcessPool:
+                text = f"one of the calls from {starts[done]} on"
+                yield starts[done], [("tensors", text, Outcome.CRASH, "")]
                 done += 1
-                yield "tensors", f"one of the calls from {starts[done - 1]} on", Outcome.CRASH, ""
+
+
+def read(file: Path, of: list[Any]) -> dict[int, Chunk]:
+    """What an earlier run has written to *file*. of: seed, number of calls, kinds."""
+    lines = map(json.loads, file.read_text().splitlines()) if file.exists() else ()
+    return {
+        line["start"]: [(kind, text, Outcome[name], detail) for kind, text, name, detail in line["judged"]]
+        for line in lines
+        if line["of"] == of
+    }
+
+
+def write(file: Path, of: list[Any], start: int, judged: Chunk) -> None:
+    entries = [(kind, text, outcome.name, detail) for kind, text, outcome, detail in judged]
+    with file.open("a") as lines:
+        lines.write(json.dumps({"of": of, "start": start, "judged": entries}) + "\n")
 
 
 def main() -> int:
@@ -64,8 +86,18 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--kind", choices=list(KINDS), help="only calls of this kind")
     parser.add_argument("--show", type=int, default=30, help="calls of a bad outcome to print")
+    parser.add_argument("--out", type=Path, help="a file to which outcomes are added, from which a later run goes on")
     given = parser.parse_args()
-    judged = list(_all(given.seed, given.calls, given.jobs, [given.kind] if given.kind else list(KINDS)))
+    kinds = [given.kind] if given.kind else list(KINDS)
+    of = [given.seed, given.calls, *kinds]
+    done = read(given.out, of) if given.out else {}
+    starts = [start for start in range(0, given.calls, CHUNK) if start not in done]
+    for start, found in _chunks(given.seed, given.calls, starts, given.jobs, kinds):
+        done[start] = found
+        if given.out:
+            write(given.out, of, start, found)
+        print(f"\r{min(len(done) * CHUNK, given.calls)} of {given.calls}", end="", file=sys.stderr)
+    judged = [each for start in sorted(done) for each in done[start]]
     print(f"\n{given.calls} calls of seed {given.seed}\n{table(judged)}")
     bad = [entry for entry in judged if not entry[2].good]
     alike = Counter((outcome, detail.split(" At ")[0]) for _, _, outcome, detail in bad)

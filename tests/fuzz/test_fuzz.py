@@ -3,8 +3,8 @@
 import pytest
 
 import tmapipe as tp
-from tests.fuzz import declarations
-from tests.fuzz.__main__ import KINDS, calls_of, table
+from tests.fuzz import compiling, declarations
+from tests.fuzz.__main__ import KINDS, calls_of, read, table, write
 from tests.fuzz.outcomes import Call, Outcome, Unsafe, Wrong, judge
 
 
@@ -16,6 +16,24 @@ def test_right_or_refused_well(kind):
     outcomes = {outcome for _, _, outcome, _ in judged}
     assert {Outcome.RIGHT, Outcome.REFUSED} <= outcomes
     assert f"{sum(outcome is Outcome.RIGHT for _, _, outcome, _ in judged)}" in table(judged)
+
+
+def test_a_stopped_run_goes_on(tmp_path):
+    of, judged = [1, 4, "tensors"], calls_of(1, 0, 4, ["tensors"])
+    write(tmp_path / "out", of, 0, judged)
+    write(tmp_path / "out", [2, 4, "tensors"], 0, [])
+    assert read(tmp_path / "out", of) == {0: judged}
+    assert read(tmp_path / "none", of) == {}
+
+
+def test_configurations_are_planned_and_compiled():
+    """A few of each kind are drawn; one that is accepted is compiled, and one is refused."""
+    drawn = [compiling.configuration(seed) for seed in range(60)]
+    assert {kind for _, kind, _, _ in drawn} == set(compiling.KINDS)
+    small = [seed for seed, (_, kind, _, _) in enumerate(drawn) if kind is tp.schedules.AddParts]
+    judged = [compiling.judge(seed) for seed in small[:2]]
+    assert all(each["outcome"] in compiling.GOOD for each in judged), judged
+    assert f"{sum(each['outcome'] == 'right' for each in judged)} right" in compiling.table(judged)
 
 
 def test_no_constructor_fails_on_junk():
