@@ -102,7 +102,8 @@ class Problems:
 
     def with_extents(self, extents: Mapping[str, int]) -> Shapes:
         """Shapes of all tensors, from the extents of all dimensions; 1 for those that nothing transfers."""
-        every = self.plan.related({**{dim: 1 for dims in self.plan.dims.values() for dim in dims}, **extents})
+        others = {dim: 1 for dims in self.plan.dims.values() for dim in dims}
+        every = self.plan.related({**others, **self.plan.related(dict(extents))})
         return {name: tuple(every[dim] for dim in dims) for name, dims in self.plan.dims.items()}
 
     # ---- recordings -----------------------------------------------------------------------------------------------

@@ -271,10 +271,12 @@ class MachineFragments(Fragments):
             return "int32"
         if isinstance(value, (float, np.floating)):
             return "fp32"
+        if self.memory is None and hasattr(value, "__mul__"):
+            return "int32"  # an extent or a coordinate that the check leaves open
         raise ScopeError(f"{name} of a fragment and {type(value).__name__}. It takes fragments and numbers.")
 
     def scalar(self, value: Any, kind: str) -> Any:
-        return elements.KINDS[kind](value)
+        return None if self.memory is None else elements.KINDS[kind](value)
 
     number = scalar
 
