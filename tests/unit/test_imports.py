@@ -134,7 +134,8 @@ NO_SECRETS = (
     "_fields",
     "_replace",
     "_getframe",
-)  # public, by the documentation of collections.namedtuple and sys
+    "_exit",
+)  # public, by the documentation of collections.namedtuple, sys and os
 
 
 def privates(tree):
