@@ -81,18 +81,18 @@ def kinds_of(decisions: Decisions, uses: list[Use] | None = None) -> Kinds:
         used.update(dict.fromkeys(terms[key].of))
     keys = [key for key in used if not terms[key].by_index]
     while True:
-        computed = next((k for k in keys if terms[k].of and _all_known(terms, k, keys)), None)
-        if computed is None:
+        half = next((key for key in keys if _halved(key, keys)), None)
+        if half is None:
             break
-        keys.remove(computed)
+        keys.remove(half)
     found, reasons = [], []
     sums = _sums(terms, uses, keys)
     for key in keys:
         if any(key in of for of in sums.values()):
             continue
         own = [use for use in uses if key in _sources(terms, use, keys) or not _sources(terms, use, keys)]
-        counted = any(use.how == COUNT or _by_index(terms, use) for use in own)
-        far = max([_distance(use) * _scale(terms, use) for use in own if use.how != VALUE], default=0)
+        counted = any(use.how == COUNT or _by_index(terms, use) or _mixed(terms, use, keys, sums) for use in own)
+        far = max([_distance(use) * _scale(use, keys) for use in own if use.how != VALUE], default=0)
         others = sums.get(key, {})
         term = _of_sum(decisions, key, others) if others else terms[key]
         found.append(Variation(key, term, counted, far, tuple(others.items())))
@@ -135,11 +135,15 @@ def _of_sum(decisions: Decisions, key: Key, others: dict[Key, int]) -> Term:
     return Term(low, empty, high, per_tile=any(term.per_tile for term in known))
 
 
-def _all_known(terms: dict[Key, Term], key: Key, keys: list[Key]) -> bool:
-    """Whether it is computed of others that are used."""
-    return all(
-        part in keys or (terms[part].of and _all_known(terms, part, keys)) for part in terms[key].of if part != key
-    )
+def _halved(key: Key, keys: list[Key]) -> bool:
+    """Whether it is half of one of *keys*, or the remainder: steps that are taken two by two.
+
+    Any other term that is computed of something varies by itself.
+    """
+    if key[0] not in ("quotient", "remainder") or key[2] != 2:
+        return False
+    (terms, _) = key[1]
+    return len(terms) == 1 and terms[0][1] == 1 and terms[0][0] in keys
 
 
 def _sources(terms: dict[Key, Term], use: Use, keys: list[Key]) -> set[Key]:
@@ -165,14 +169,15 @@ def _distance(use: Use) -> int:
     return abs(use.const) // min(abs(factor) for _, factor in use.terms) + 1
 
 
-def _scale(terms: dict[Key, Term], use: Use) -> int:
-    """By how much larger numbers a quotient is computed of."""
-    return max([key[2] if key[0] == "quotient" and isinstance(key[2], int) and _computed_here(terms, key) else 1
-                for key, _ in use.terms])  # fmt: skip
+def _scale(use: Use, keys: list[Key]) -> int:
+    """By how much larger numbers a half is computed of."""
+    return 2 if any(_halved(key, keys) for key, _ in use.terms) else 1
 
 
-def _computed_here(terms: dict[Key, Term], key: Key) -> bool:
-    return not any(part[0] == "extent" for part in terms[key].of)
+def _mixed(terms: dict[Key, Term], use: Use, keys: list[Key], sums: dict[Key, dict[Key, int]]) -> bool:
+    """Whether a use is of several variations, or of a half of one."""
+    own = {key for key, _ in use.terms if not any(key in of for of in sums.values())}
+    return len(_sources(terms, use, keys) & own) > 1 or any(_halved(key, keys) for key in own)
 
 
 def _not_seen_through(terms: dict[Key, Term], use: Use, found: list[Variation]) -> list[str]:
@@ -182,17 +187,22 @@ def _not_seen_through(terms: dict[Key, Term], use: Use, found: list[Variation]) 
     if use.how == VALUE:
         few = all(key in known and known[key].all for key, _ in use.terms)
         return [] if few else [f"{text}, which {use.how}"]
+    factors = {key: factor for key, factor in use.terms if not terms[key].by_index}
+    others = {key for each in found for key, _ in each.others}
+    several = len(factors.keys() - others) > 1 and any(abs(factor) > 1 for factor in factors.values())
     if not _by_index(terms, use):
-        return []
+        grows = use.how == COUNT and all(factor > 0 for factor in factors.values())
+        return [f"{text}, which {use.how}"] if several and not grows else []
     if use.how == COUNT:
         return [f"{text}, which counts a loop inside another"]
-    for key, factor in use.terms:
-        term = terms[key]
-        if key[0] == "index":
-            if abs(factor) > 1:
-                return [f"{text}, which {COMPARED}"]
-        elif term.by_index and not (key[0] == "remainder" and isinstance(key[2], int) and key[2] <= 2):
-            return [f"{text_of(((key, 1),))}, which {COMPARED}"]
+    indices = [(key, factor) for key, factor in use.terms if key[0] == "index"]
+    halves = [key for key, _ in use.terms if terms[key].by_index and key[0] != "index"]
+    if any(key[0] != "remainder" or key[2] != 2 for key in halves) or len(indices) + len(halves) > 1:
+        return [f"{text}, which {COMPARED}"]
+    for key, factor in indices:  # a few turns after the first or before the last, or at another number
+        to_the_end = {term: -factor * each for term, each in key[2]} == factors
+        if abs(factor) > 1 or not (to_the_end or all(abs(each) == 1 for each in factors.values())):
+            return [f"{text}, which {COMPARED}"]
     return []
 
 

@@ -111,20 +111,18 @@ class Decisions:
     def turns(self, start: Any, stop: Any, step: int) -> Iterator[Any]:
         """The numbers of a loop whose count varies."""
         span = stop - start if step > 0 else start - stop
-        count = self.use(COUNT, (span + (abs(step) - 1)) // abs(step))
+        turns = (span + (abs(step) - 1)) // abs(step)
+        count = self.use(COUNT, turns)
         if count > MOST_TURNS:
             raise PipelineError(
                 f"a loop of {count} turns where programs are recorded, of which {MOST_TURNS} are looked at"
             )
+        index = "index", self.depth, turns.form[0] if isinstance(turns, Varying) else ()
+        self.terms.setdefault(index, Term(0, 0, None, by_index=True))
         depth, self.depth = self.depth, self.depth + 1
         for i in builtins.range(count):
-            yield start + step * Varying(self, {self._index(depth): 1}, 0, i)
+            yield start + step * Varying(self, {index: 1}, 0, i)
         self.depth = depth
-
-    def _index(self, depth: int) -> Key:
-        key = ("index", depth)
-        self.terms.setdefault(key, Term(0, 0, None, by_index=True))
-        return key
 
 
 def _refuse_hash(self: Any) -> int:
