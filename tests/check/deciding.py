@@ -301,12 +301,32 @@ class ByTheMultiprocessor(Tiles):
         super().__init__(lambda s, k, tile: one_if(k.isa.smid() > 3))
 
 
+class ByTheSlot(Tiles):
+    """The first slot of the ring is not released."""
+
+    load, add = Tiles.load, Tiles.add
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile: one_if(tile.m == 3))
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        for _ in range(self.taken(self, k, tile)):
+            slot = k.ring.wait()
+            values = values + slot.x.read()
+            if slot.index == 0:
+                k.ring.release(slot)
+        k.y.store(tile, values)
+
+
 class InTheThousandthRow(Tiles):
     def __init__(self):
         super().__init__(lambda s, k, tile: one_if(tile.m > 1000), lambda s, k, tile: 0)
 
 
-UNSEEN = (GroupsPending, LanesBySteps, FarAway, ByAList, Triangle, ByTheMultiprocessor, InTheThousandthRow)
+UNSEEN = (GroupsPending, LanesBySteps, FarAway, ByAList, Triangle, ByTheMultiprocessor, ByTheSlot, InTheThousandthRow)
 
 
 # ---- Python's state ---------------------------------------------------------------------------------------------------

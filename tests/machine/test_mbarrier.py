@@ -84,6 +84,13 @@ def test_a_mask_outside_the_cluster_is_refused():
         state(cluster=2).apply(0, MbarArriveCluster(0, 0b100))
 
 
+@pytest.mark.parametrize("parity", [2, -1, 3])
+def test_a_parity_is_0_or_1(parity):
+    s = state(count=1)
+    with pytest.raises(HazardError, match="wait-parity"):
+        s.apply(0, MbarWait(0, parity))
+
+
 @pytest.mark.parametrize("op", [MbarWait(0, 1), MbarArrive(0), MbarArriveTx(0, 16), MbarArriveCluster(0, 1)])
 def test_use_before_init(op):
     parts = Parts()

@@ -114,22 +114,19 @@ def begin(problems: Problems, segments: Segments, log: FindingLog) -> _Node:
 
 def warmed_up(problems: Problems, segments: Segments, after: After, node: _Node) -> _Node:
     """The state after a few tiles of each team and a few laps of all rings."""
-    laps = 2 * (problems.slots + 1)
+    laps, group = 2 * (problems.slots + 1), problems.group
     within = any(where[0] == "step" for where in after)
-    tiles = segments.early + (2 * problems.group if within else max(2, laps) * problems.group)
-    done, turns, first = 0, 0, True
-    while done < tiles or node.where != ("tile", segments.early):
+    done, turns, slots, first = 0, 0, 0, True
+    while done < segments.early + 2 * group or (slots < laps and not within) or node.where != ("tile", segments.early):
         segment = [s for s in after[node.where] if s.to != END][-1]
-        if segment.kind and sum(segment.kind) > 1 and not within:
-            tiles = min(tiles, segments.early + max(2, -(-laps // sum(segment.kind))) * problems.group)
-        if node.where[0] == "step" and turns * 2 * problems.group < laps:
+        if node.where[0] == "step" and turns * 2 * group < laps:
             segment = after[node.where][segments.loops[node.where] - 1]
             turns += 1
         reached = take(segments, node, segment, last=not first)
         assert reached is not None
         node, first = reached, False
         if node.where[0] == "tile":
-            done, turns = done + 1, 0
+            done, turns, slots = done + 1, 0, slots + max(1, *(segment.kind or ()), 0)
     return node
 
 

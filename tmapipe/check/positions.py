@@ -18,7 +18,17 @@ from tmapipe.isa.operands import Kind as OperandKind
 from tmapipe.machine.layout import Layout
 from tmapipe.plan.model import Buffer
 
-__all__ = ["CLUSTER", "Key", "Live", "Positions", "Shifts", "slot_position", "iteration_of", "without_position"]
+__all__ = [
+    "CLUSTER",
+    "Key",
+    "Live",
+    "Positions",
+    "Shifts",
+    "slot_position",
+    "iteration_of",
+    "without_position",
+    "without_stages",
+]
 
 Key = tuple[int, Any, str]  # warp, sort of operation, array of barriers or slots
 Shifts = dict[tuple[int, str], int]  # (CTA, array) -> stages
@@ -185,6 +195,12 @@ def without_position(op: Any) -> Any:
     return (kind, op._replace(**data)) if data else (kind, op)
 
 
+def without_stages(op: Any) -> tuple[Any, ...]:
+    """The operation without what tells its position in a ring: barriers, slots, parities, coordinates."""
+    left_out = (*_LEFT_OUT, OperandKind.PARITY)
+    return type(op), *(getattr(op, name) for name, what in declared(type(op)).operands.items() if what not in left_out)
+
+
 @functools.cache
 def _data_operands(kind: Any) -> dict[str, Any]:
     """The operands that only data depends on, each with nothing in it."""
@@ -245,8 +261,7 @@ def _apart(layout: Layout, op: Any) -> tuple[Any, list[tuple[Any, str, int, int]
     """An operation without its positions, and these: (sort, array, position, positions around)."""
     kind, of = type(op), declared(type(op))
     parities = of.named(OperandKind.PARITY)
-    left_out = (*_LEFT_OUT, OperandKind.PARITY)
-    rest = kind, *(getattr(op, name) for name, what in of.operands.items() if what not in left_out)
+    rest = without_stages(op)
     moves: list[tuple[Any, str, int, int]] = []
     far = (PEERS,) if any(getattr(op, name) is not None for name in of.named(OperandKind.MASK)) else ()
     for name in of.named(OperandKind.BAR):

@@ -118,6 +118,7 @@ class Problems:
         values_of: Callable[[int], Mapping[Any, int]] | None = None,
         tables: Tables | None = None,
         layout: Layout | None = None,
+        shifted: bool = False,
     ) -> RecordingIsa:
         """The instruction set of one warp, which records its program."""
         return RecordingIsa(
@@ -131,6 +132,7 @@ class Problems:
             values_of=values_of,
             numbered=self.dims[-1],
             tables=tables,
+            shifted=shifted,
         )
 
     def recording(self) -> Any:
@@ -157,8 +159,8 @@ class Problems:
 
         unchanged(self.schedule, programs)
 
-    def in_order(self, kinds: list[Kind]) -> tuple[list[Program], list[Kind]]:
-        """Each warp's program for tiles of these kinds, and the order in which they come."""
+    def in_order(self, kinds: list[Kind], shifted: bool = False) -> tuple[list[Program], list[Kind]]:
+        """Each warp's program for tiles of these kinds, and the order in which they come. *shifted*: as of `RecordingIsa`."""
         shapes = self.shapes(len(kinds), 1)
         taken: list[list[int]] = []
 
@@ -170,7 +172,7 @@ class Problems:
                 numbers.append(number % len(kinds))
                 return self.kinds.at(kinds[numbers[-1]])
 
-            return self.isa(agent, emit, shapes, values_of=values_of)
+            return self.isa(agent, emit, shapes, values_of=values_of, shifted=shifted)
 
         with self.recording():
             programs = record_marked(self.layout, self.entry, make)

@@ -42,6 +42,7 @@ class RecordingIsa(MachineIsa):
         values_of: The values of terms at the tile with this number; by default those of the problem.
         numbered: The dimension by which tiles are numbered.
         tables: Entries that bodies read; 1 where there is none.
+        shifted: Whether each tile begins one slot further in all rings than the tile before, whatever that has taken.
     """
 
     def __init__(
@@ -57,8 +58,9 @@ class RecordingIsa(MachineIsa):
         values_of: Callable[[int], Mapping[Key, int]] | None = None,
         numbered: str = "",
         tables: Tables | None = None,
+        shifted: bool = False,
     ):
-        self.inside = False
+        self.inside, self.shifted = False, shifted
         self.decisions, self.values_of, self.numbered = decisions, values_of, numbered
         self.tables: Tables = tables or {}
         self.calls = 0
@@ -79,9 +81,16 @@ class RecordingIsa(MachineIsa):
         number = self.calls if number is None else number // self.plan.cluster.get(self.numbered, 1)
         self.calls += tile is not None
         context = next(each for each in arguments if isinstance(each, KernelContext))
+        if self.shifted and tile is not None:
+            self._shift(context, self.calls - 1)
         with self._tracked(self.values_of(number) if self.values_of else {}, context):
             seen = None if tile is None else tile.changed(self._number)
             return function(*(seen if each is tile else each for each in arguments))
+
+    def _shift(self, context: KernelContext, slots: int) -> None:
+        for end in context.ends.values():
+            laps, index = divmod(slots, end.ring.stages)
+            end.state[0], end.state[1] = index, (1 if end.phase == 0 else 0) ^ (laps & 1)
 
     @contextmanager
     def _tracked(self, values: Mapping[Key, int], context: Any) -> Iterator[None]:

@@ -15,7 +15,7 @@ import attrs
 
 from tmapipe.check.future import Future
 from tmapipe.check.kinds import MOST_KINDS, Variation, product
-from tmapipe.check.positions import Positions
+from tmapipe.check.positions import Positions, without_stages
 from tmapipe.check.problems import Kind, Problems
 from tmapipe.check.relative import parts_of
 
@@ -186,6 +186,10 @@ class _Finder:
                 ending = Segment(tail, end, end, END, "the end")
                 for after in (self.mixed, *self.alike.values()):
                     after["tile", i].append(ending)
+        both = zip(self.variations, self.values, self.few, strict=True)
+        another = tuple(min(values[-1], few + 1) if each.counted else values[-1] for each, values, few in both)
+        for kind in dict.fromkeys((self.few, another)):
+            self._check_positions(kind)
         uneven = any(each.term.per_tile for each in self.variations)
         if uneven:
             self._check_orders()
@@ -368,6 +372,14 @@ class _Finder:
                     end = len(x) - c
                     if y != x[:end] + x[end - b : end] * times + x[end:]:
                         raise NotAlike
+
+    def _check_positions(self, kind: Kind) -> None:
+        """Checks that a tile is the same wherever it begins in the rings."""
+        tiles = [kind] * (2 * self.problems.slots * self.group)
+        for program in self.problems.in_order(tiles, shifted=True)[0]:
+            turns = [list(map(without_stages, program.tile(i))) for i in range(program.iterations)]
+            if any(turn != turns[self.early // self.group] for turn in turns[self.early // self.group :]):
+                raise NotRegular("what bodies do depends on where they are in a ring")
 
     def _check_orders(self) -> None:
         """Checks that tiles of each kind are the same after those of any other, for some kinds."""
