@@ -52,7 +52,9 @@ class Wgmma:
         )
     )
     b: TmaLoadStage | SharedStage = attrs.field(
-        validator=must(_is_stage, "is a TmaLoadStage or SharedStage with a tile of two or more extents", "pass such a stage")
+        validator=must(
+            _is_stage, "is a TmaLoadStage or SharedStage with a tile of two or more extents", "pass such a stage"
+        )
     )
     in_flight: int = attrs.field()
     promote: bool = False

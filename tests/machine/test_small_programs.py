@@ -66,3 +66,27 @@ def test_short_and_without_raw_code(name):
     lines = [line for line in inspect.getsource(schedule).splitlines() if line.strip()]
     assert len(lines) <= most
     assert not any(word in line for line in lines for word in ("k.raw", "k.isa", "import"))
+
+
+def test_a_group_that_ends_elsewhere_for_one_role_is_found():
+    class OneMore(ragged.RaggedSums):
+        @ragged.RaggedSums.work.jit
+        def add(self, k, tile):
+            total = k.full("y", 0.0)
+            for _ in range(k.begins.entry(tile.g + 1) - k.begins.entry(tile.g) + 1):
+                with k.ring.consume() as slot:
+                    total = total + slot.x.read()
+            k.y.store(tile, total)
+
+    class AlwaysSome(ragged.RaggedSums):
+        @ragged.RaggedSums.load.jit
+        def fill(self, k, tile):
+            first, end = k.begins.entry(tile.g), k.begins.entry(tile.g + 1)
+            with k.ring.produce() as slot:
+                slot.x.load(tile, m=first)
+            for i in range(end - first - 1):
+                with k.ring.produce() as slot:
+                    slot.x.load(tile, m=first + 1 + i)
+
+    for form in (OneMore, AlwaysSome):
+        assert not form().check({"x": "fp32", "y": "fp32"}).ok
