@@ -1,4 +1,4 @@
-"""The programs of `examples/` beside torch, eager and compiled: rows, stencils, convolutions, GEMMs on values.
+"""The programs of `examples/` beside torch, eager and compiled: rows, stencils, convolutions, GEMMs on values, attention.
 
 python -m benchmarks.programs
 python -m benchmarks.programs --only softmax conv --rounds 8
@@ -39,7 +39,7 @@ class Case:
     problem: Its extents, as they are printed.
     ours: Variant -> schedule.
     inputs: By argument, on the device.
-    torch: The same in torch, of the inputs by name: a tensor, or a tuple that begins with it.
+    torch: The same in torch, of the inputs by name: one tensor.
     output: Which of our outputs that is.
     work: Bytes read and written ("gbps"), or operations ("tflops").
     unit: "gbps" or "tflops".
@@ -79,7 +79,7 @@ def rows() -> list[Case]:
 
         def norm(weight: Any, x: Any, residual: Any) -> Any:
             h = x + residual
-            return h * torch.rsqrt(h.float().square().mean(1, keepdim=True) + 1e-6).to(x.dtype) * weight, h
+            return h * torch.rsqrt(h.float().square().mean(1, keepdim=True) + 1e-6).to(x.dtype) * weight
 
         found.append(Case("rmsnorm", f"{m}x{n}", ours, inputs, norm, "y", 8.0 * m * n))
     return found
@@ -139,9 +139,7 @@ def groups() -> list[Case]:
     x = torch.randint(0, bins, (m, n), device="cuda", dtype=torch.int32)
 
     def histogram(x: Any) -> Any:
-        return torch.zeros(x.shape[0], bins, device="cuda").scatter_add_(
-            1, x.long(), torch.ones_like(x, dtype=torch.float32)
-        )
+        return torch.zeros(m, bins, device="cuda").scatter_add_(1, x.long(), torch.ones_like(x, dtype=torch.float32))
 
     ours = {"": example("histogram")["Histogram"]()}
     found = [Case("histogram", f"{m}x{n}", ours, {"x": x}, histogram, "h", x.nbytes, compiles=False)]
@@ -202,16 +200,34 @@ def matmuls() -> list[Case]:
     return found
 
 
+def attention() -> list[Case]:
+    """Attention of 16,384 tokens of 2048 elements over all heads; the last one with heads that share keys and values."""
+    import torch
+
+    found = []
+    shapes = [(d, seq, 2048 // d, 1, causal) for d in (128, 64) for causal in (False, True) for seq in (2048, 16384)]
+    for d, seq, groups, shared, causal in [*shapes, (128, 8192, 4, 4, True)]:
+        batch = 16384 // seq
+        q = torch.randn(batch, groups, shared, seq, d, device="cuda").bfloat16()
+        k, v = (torch.randn(batch, groups, seq, d, device="cuda").bfloat16() for _ in range(2))
+
+        def sdpa(q: Any, k: Any, v: Any, causal: bool = causal) -> Any:
+            function = torch.nn.functional.scaled_dot_product_attention
+            return function(q.flatten(1, 2), k, v, is_causal=causal, enable_gqa=q.shape[2] > 1).view(q.shape)
+
+        ours = {"": example("attention")["attention_of"](d, causal)}
+        work = 4.0 * q.numel() * seq * (0.5 if causal else 1)
+        text = f"{batch}x{groups * shared}/{groups}x{seq}x{d}{' causal' if causal else ''}"
+        inputs = {"q": q, "k": k, "v": v}
+        found.append(Case("attention", text, ours, inputs, sdpa, "o", work, "tflops", compiles=False))
+    return found
+
+
 def outputs_of(schedule: Any, inputs: dict[str, Any], output: str) -> Any:
     """One of the outputs of a call."""
     found = schedule(**inputs)
     names = list(schedule.declared.stores)
     return found if len(names) == 1 else found[names.index(output)]
-
-
-def first(found: Any) -> Any:
-    """A tensor, or the first of several."""
-    return found[0] if isinstance(found, tuple) else found
 
 
 def measure(case: Case, clock: Any, args: argparse.Namespace, results: Results) -> list[str]:
@@ -225,8 +241,8 @@ def measure(case: Case, clock: Any, args: argparse.Namespace, results: Results) 
     runs["torch", "eager"] = functools.partial(case.torch, **case.inputs)
     if case.compiles:
         runs["torch.compile", "default"] = functools.partial(torch.compile(case.torch), **case.inputs)
-    want = first(case.torch(**case.inputs)).double()
-    errors = {key: float((first(run()).double() - want).norm() / want.norm()) for key, run in kept(runs, args).items()}
+    want = case.torch(**case.inputs).double()
+    errors = {key: float((run().double() - want).norm() / want.norm()) for key, run in kept(runs, args).items()}
     for key, error in errors.items():
         if not error < 3e-2:
             failed.append(f"{case.name} {case.problem} {' '.join(key)} has a relative error of {error}")
@@ -266,7 +282,7 @@ def main(argv: list[str] | None = None) -> int:
 
     results, failed = Results("programs", torch.cuda.get_device_name(), settings(args)), []
     clock = CudaClock(args.flush)
-    for group in (rows, moves, groups, matmuls):
+    for group in (rows, moves, groups, matmuls, attention):
         for case in group():
             if not args.only or case.name.split()[0] in args.only:
                 failed += measure(case, clock, args, results)

@@ -115,6 +115,28 @@ def _block_scaled(a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.
     return {"d": scaled_a @ scaled_b.T}
 
 
+def _heads(d: int, causal: bool) -> Callable[[random.Random, int], dict[str, torch.Tensor]]:
+    def draw(rng: random.Random, most: int) -> dict[str, torch.Tensor]:
+        b, g, h = rng.randint(1, 2), rng.randint(1, 2), rng.randint(1, 3)
+        m = _extent(rng, most)
+        s = m if causal else _extent(rng, most)
+        return {"q": _normal(rng, b, g, h, m, d), "k": _normal(rng, b, g, s, d), "v": _normal(rng, b, g, s, d)}
+
+    return draw
+
+
+def _attention(causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, torch.Tensor]:
+    scores = q.float() @ k.float().unsqueeze(2).mT / q.shape[-1] ** 0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
+    return {"o": scores.softmax(-1) @ v.float().unsqueeze(2)}
+
+
+def _attention_of(d: int, causal: bool) -> Program:
+    make = functools.partial(lambda d, causal: example("attention")["attention_of"](d, causal), d, causal)
+    return Program(make, _heads(d, causal), functools.partial(_attention, causal), atol=2e-2)
+
+
 PROGRAMS: dict[str, Program] = {
     "softmax": Program(lambda: example("softmax")["softmax_of"](1024), _rows(1024), _softmax),
     "softmax of short rows": Program(
@@ -134,6 +156,10 @@ PROGRAMS: dict[str, Program] = {
     "gemm_block_scaled": Program(
         lambda: example("gemm_block_scaled")["BlockScaledGemm"](), _block_inputs, _block_scaled, atol=0.5, rtol=2e-2
     ),
+    "attention": _attention_of(128, False),
+    "attention, causal": _attention_of(128, True),
+    "attention of 64": _attention_of(64, False),
+    "attention of 64, causal": _attention_of(64, True),
 }
 
 

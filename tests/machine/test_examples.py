@@ -25,6 +25,7 @@ PROGRAMS = {
     "row_sums": ([], ": safe for"),
     "histogram": ([], ": safe for"),
     "ragged": ([], ": safe for"),
+    "attention": ([], "off by at most"),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import tempfile
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -18,6 +19,7 @@ from tmapipe.gpu.caches import forget_ir
 from tmapipe.gpu.edges import edge_of, make_edge_atom
 from tmapipe.gpu.isa import GpuIsa
 from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
+from tmapipe.gpu.notes import check_notes, options_for
 from tmapipe.gpu.report import Resources, read_resources
 from tmapipe.kernel import kernel_main
 from tmapipe.plan.boxes import ALIGNMENT
@@ -141,7 +143,7 @@ def build(
         backend: The class that emits instructions, such as one that leaves something out to measure what it costs.
 
     Raises:
-        InputError: For a body without source, which CuTe DSL reads.
+        InputError: For a body without source, which CuTe DSL reads, or if ptxas notes that it serializes matmuls.
     """
     _check_sources(schedule)
     fakes = []
@@ -162,17 +164,19 @@ def build(
     kernel = _Kernel(schedule, plan, backend)
     # What is kept is read back at once; the files' names are not unique, so each compilation has a folder of its own.
     with _compiling, tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
+        notes = Path(folder) / "notes"
         try:
             function = cute.compile(
                 kernel.host,
                 fakes,
                 numbers,
                 make_fake_stream(use_tvm_ffi_env_stream=True),
-                options=f"{flags} --dump-dir={folder} {options}".strip(),
+                options=f"{flags} --dump-dir={folder} {options_for(notes)} {options}".strip(),
                 trace_finalize_hooks=None if unroll else _forbid_unrolling,
             )
         finally:
             forget_ir()
+        check_notes(plan, notes)
     return Compiled(plan, function, function.__ptx__ if keep else None, function.__cubin__ if keep else None)
 
 

@@ -125,6 +125,13 @@ class Matmul(Distributed):
         return self.b.dtype if self.a is None else self.a.dtype, self.b.dtype
 
     @property
+    def registers(self) -> int:
+        """Of a thread, for the sums and for an a from registers."""
+        m, n, k = self.shape
+        threads = 128 * self.warpgroups
+        return m * n // threads * (1 + self.promote) + (m * k // (2 * threads) if self.a is None else 0)
+
+    @property
     def n_instructions(self) -> tuple[int, ...]:
         """n of the wgmma instructions side by side.
 

@@ -1,0 +1,46 @@
+"""What ptxas notes while it assembles a kernel: wgmmas that it serializes, and registers that it spills."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+
+from tmapipe.errors import InputError
+from tmapipe.plan.model import Plan
+
+__all__ = ["check_notes", "options_for"]
+
+#: Notes C7510 to C7519: wgmmas are serialized, or fences and waits for them are put in.
+_WGMMA = re.compile(r"\(C751\d\)[^\n]*")
+_SPILLED = re.compile(r"(\d+) bytes spill stores")
+
+
+def options_for(file: Path) -> str:
+    """Options of CuTe DSL's compiler that write the notes to *file*."""
+    return f"--remark-output={file} --remark-filter=ptxas"
+
+
+def check_notes(plan: Plan, file: Path) -> None:
+    """Warns of spilled registers.
+
+    Raises:
+        InputError: If ptxas serializes wgmmas, or waits for them where the kernel does not.
+    """
+    text = file.read_text() if file.exists() else ""
+    found = _WGMMA.search(text)
+    if found:
+        note = re.split(r" in function |in the function", found[0])[0].strip()
+        rule = "is what ptxas does where registers of a matmul in flight are used: its matmuls run one after another"
+        fix = "use an accumulator, or what was given to start() from registers, after .wait(), and start in one block of code"
+        raise InputError(f"compile of {plan.name}", note, rule, fix)
+    spilled = max([int(nbytes) for nbytes in _SPILLED.findall(text)], default=0)
+    if spilled:
+        most = max(plan.matmuls, key=lambda matmul: matmul.registers, default=None)
+        held = "" if most is None else f" Most are held by {most.name}: {most.registers} a thread (see explain())."
+        warnings.warn(
+            f"{plan.name}: ptxas spills {spilled} bytes of registers a thread to local memory.{held} Use smaller tiles, more "
+            "warps, or Role(registers=).",
+            RuntimeWarning,
+            stacklevel=2,
+        )
