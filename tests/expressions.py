@@ -17,7 +17,19 @@ __all__ = ["Whole", "make", "random_expression", "value_of"]
 
 TILES = ((16, 64), (4, 128), (2, 512), (1, 1024), (64, 32), (8, 256))
 BINARY = ("add", "sub", "mul", "maximum", "minimum", "larger", "between")
-UNARY = ("neg", "abs", "cast", "floor", "row_sum", "row_max", "row_min", "few")
+UNARY = (
+    "neg",
+    "abs",
+    "cast",
+    "floor",
+    "row_sum",
+    "row_max",
+    "row_min",
+    "column_sum",
+    "column_max",
+    "column_min",
+    "few",
+)
 LEAVES = ("x", "y", "rows", "columns", "stripes", "two", "minus")
 LAST = ("same", "exp2", "log2", "sqrt", "sigmoid", "tanh", "exp", "reciprocal")
 
@@ -63,6 +75,18 @@ class Whole:
     def row_min(x: Any, inside: Any = None) -> Any:
         return x[:, :inside].min(1, keepdims=True)
 
+    @staticmethod
+    def column_sum(x: Any, inside: Any = None) -> Any:
+        return x[:inside].sum(0, keepdims=True)
+
+    @staticmethod
+    def column_max(x: Any, inside: Any = None) -> Any:
+        return x[:inside].max(0, keepdims=True)
+
+    @staticmethod
+    def column_min(x: Any, inside: Any = None) -> Any:
+        return x[:inside].min(0, keepdims=True)
+
 
 def value_of(tree: tuple[Any, ...], x: Any, y: Any, rows: Any, columns: Any, functions: Any) -> Any:
     """The expression, of fragments with `tmapipe.math` or of arrays with `Whole`."""
@@ -74,8 +98,8 @@ def value_of(tree: tuple[Any, ...], x: Any, y: Any, rows: Any, columns: Any, fun
     def go(node: tuple[Any, ...]) -> Any:
         name, *parts = node
         given = [go(part) for part in parts]
-        if name in ("row_sum", "row_max", "row_min"):
-            return small(getattr(f, name)(x * 0.0 + given[0], 23))  # of a whole tile
+        if name.startswith(("row_", "column_")):
+            return small(getattr(f, name)(x * 0.0 + given[0], 23 if name.startswith("row") else 7))  # of a whole tile
         return {
             "x": lambda: x,
             "y": lambda: y,
@@ -122,7 +146,7 @@ def make(tree: tuple[Any, ...], tile: tuple[int, int], transposed: bool) -> tp.S
         x = tp.TmaLoadStage("m n", tile=tile, ring=ring, dtype="fp32")
         y = tp.TmaLoadStage("m n", tile=tile, ring=ring, dtype="fp32")
         d = tp.TmaStoreStage("n m" if transposed else "m n", tile=out, role=work, dtype="fp32")
-        across = tp.ReductionScratch(work, rows=tile[0])
+        across = tp.ReductionScratch(work, rows=tile[0], columns=out[1])
 
         @load.jit
         def fill(self, k, tile):

@@ -20,7 +20,8 @@ from tmapipe.isa.fragment import Fragment, combine
 from tmapipe.machine import elements
 
 __all__ = [
-    "abs", "cast", "erf", "exp", "exp2", "floor", "gelu", "log", "log2", "maximum", "minimum", "relu", "row_max",
+    "abs", "cast", "column_max", "column_min", "column_sum", "erf", "exp", "exp2", "floor", "gelu",
+    "log", "log2", "maximum", "minimum", "relu", "row_max",
     "row_min", "row_sum", "rsqrt", "sigmoid", "silu", "sqrt", "tanh", "where",
 ]  # fmt: skip
 
@@ -152,22 +153,42 @@ def row_sum(x: Fragment, inside: Any = None) -> Fragment:
         x: A fragment of a whole tile.
         inside: How many columns count, for a tile that reaches over the tensor's edge; None: all.
     """
-    return _rows("sum", x, inside)
+    return _reduced("sum", "rows", x, inside)
 
 
 def row_max(x: Fragment, inside: Any = None) -> Fragment:
     """The maximum of each row; minus infinity without columns; NaN if there is one. Arguments as of `row_sum`."""
-    return _rows("maximum", x, inside)
+    return _reduced("maximum", "rows", x, inside)
 
 
 def row_min(x: Fragment, inside: Any = None) -> Fragment:
     """The minimum of each row; infinity without columns; NaN if there is one. Arguments as of `row_sum`."""
-    return _rows("minimum", x, inside)
+    return _reduced("minimum", "rows", x, inside)
 
 
-def _rows(op: str, x: Fragment, inside: Any) -> Fragment:
-    _check_fragment(f"row_{op.removesuffix('imum')}", x)
-    return x.backend.reduce(x, op, inside)
+def column_sum(x: Fragment, inside: Any = None) -> Fragment:
+    """The sum of each column: one number a column, which broadcasts.
+
+    Args:
+        x: A fragment of a whole tile.
+        inside: How many rows count, for a tile that reaches over the tensor's edge; None: all.
+    """
+    return _reduced("sum", "columns", x, inside)
+
+
+def column_max(x: Fragment, inside: Any = None) -> Fragment:
+    """The maximum of each column; minus infinity without rows; NaN if there is one. Arguments as of `column_sum`."""
+    return _reduced("maximum", "columns", x, inside)
+
+
+def column_min(x: Fragment, inside: Any = None) -> Fragment:
+    """The minimum of each column; infinity without rows; NaN if there is one. Arguments as of `column_sum`."""
+    return _reduced("minimum", "columns", x, inside)
+
+
+def _reduced(op: str, along: str, x: Fragment, inside: Any) -> Fragment:
+    _check_fragment(f"{along.removesuffix('s')}_{op.removesuffix('imum')}", x)
+    return x.backend.reduce(x, op, along, inside)
 
 
 def _check_fragment(name: str, x: Any) -> None:

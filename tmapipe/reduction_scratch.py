@@ -1,4 +1,4 @@
-"""ReductionScratch: shared memory for reductions of rows that lie in several warps."""
+"""ReductionScratch: shared memory for reductions over several warps."""
 
 from __future__ import annotations
 
@@ -16,26 +16,31 @@ __all__ = ["ReductionScratch"]
 
 @attrs.frozen(eq=False, init=False, repr=False)
 class ReductionScratch(Scratch):
-    """Declares what `tmapipe.math.row_sum` and its like need where a row lies in several warps of a role.
+    """Declares what `row_sum`, `column_sum` and their like need where a row or a column lies in several warps.
 
-    Each warp leaves one number a row there, and reads those of the others after a barrier. There are two copies, so that one
-    barrier for each reduction is enough.
+    Each warp leaves one number for each there, and reads those of the others after a barrier. There are two copies, so that
+    one barrier for each reduction is enough.
 
     Args:
         role: Whose fragments are reduced.
         rows: Rows that a warp has of a tile, at most: as many as the tile has, or fewer if the warps share them out.
+        columns: Of the tile, where columns are reduced.
 
     Raises:
         InputError: For any other value.
     """
 
     rows: int = 1
+    columns: int = 1
 
-    def __init__(self, role: Role, *, rows: int = 1):
-        if not is_count(rows):
-            raise InputError("ReductionScratch(rows)", rows, "is a positive number of rows", "leave it out for one row")
-        warps = role.warps if isinstance(role, Role) else 1
-        self.__attrs_init__(role, (warps, 4 * ceil_div(rows, 4)), fp32, 2, rows)  # rows of 16 bytes
+    def __init__(self, role: Role, *, rows: int = 1, columns: int = 1):
+        for name, value in (("rows", rows), ("columns", columns)):
+            if not is_count(value):
+                raise InputError(
+                    f"ReductionScratch({name})", value, f"is a positive number of {name}", "leave it out for one"
+                )
+        warps, width = role.warps if isinstance(role, Role) else 1, 4 * ceil_div(max(rows, columns), 4)  # 16 bytes
+        self.__attrs_init__(role, (warps, width), fp32, 2, rows, columns)
 
     def __repr__(self) -> str:
-        return shown(self, "tile", "dtype", "copies")
+        return shown(self, "tile", "dtype", "copies", *(("columns",) if self.columns == 1 else ()))

@@ -166,7 +166,7 @@ class GpuFragments(Sums, Fragments):
         # A lane's numbers lie in 4 rows of 8 neighbours each, for each value: no bank twice, where the tile is swizzled.
         kind, source = "int32" if slot.buffer.dtype.integer else "fp32", self.isa.buffers[slot.buffer.name]
         rows = [self._row(layout, i) for i in range(layout.row_slots)]
-        columns = [self._column(layout, i) for i in range(layout.column_slots)]
+        columns = [self.column(layout, i) for i in range(layout.column_slots)]
         at = [(columns[layout.column_slot(i)], rows[layout.row_slot(i)]) for i in range(layout.values)]
         return Fragment(self, layout, "tile", kind, [KINDS[kind](source[(*place, slot.stage)]) for place in at])
 
@@ -177,7 +177,7 @@ class GpuFragments(Sums, Fragments):
         together = isinstance(at[1], int) and at[1] % width == 0 and slot.buffer.tile[1] % width == 0
         for i in range(0, layout.values, width):
             row = self._row(layout, layout.row_slot(i)) + at[0]
-            first = self._column(layout, layout.column_slot(i)) + at[1]
+            first = self.column(layout, layout.column_slot(i)) + at[1]
             if together:
                 values = cute.make_rmem_tensor((width,), dtype)
                 cute.autovec_copy(_vector_at(inside, slot.buffer, row, first, width), values)
@@ -234,17 +234,17 @@ class GpuFragments(Sums, Fragments):
             if along == "columns":
                 width = layout.width if isinstance(layout, VectorLayout) else 2
                 slots = range(0, layout.column_slots, width)
-            index = self._row if along == "rows" else self._column
+            index = self._row if along == "rows" else self.column
             return [(cute.local_tile(inside, (width,), (index(layout, i) // width,)), width) for i in slots]
         inside = tensor[(*(None,) * len(slot.buffer.tile), slot.stage)]
         found = []
         if isinstance(layout, VectorLayout):
             for i in range(0, layout.values, layout.width):
-                row, first = self._row(layout, layout.row_slot(i)), self._column(layout, layout.column_slot(i))
+                row, first = self._row(layout, layout.row_slot(i)), self.column(layout, layout.column_slot(i))
                 found.append((_vector_at(inside, slot.buffer, row, first, layout.width), layout.width))
             return found
         for i in range(0, layout.values, 2):
-            row, first = self._row(layout, layout.row_slot(i)), self._column(layout, layout.column_slot(i))
+            row, first = self._row(layout, layout.row_slot(i)), self.column(layout, layout.column_slot(i))
             found.append((_vector_at(inside, slot.buffer, row, first, 2), 2))
         return found
 
@@ -257,7 +257,7 @@ class GpuFragments(Sums, Fragments):
         block, half = divmod(slot, 2)
         return (block * layout.warpgroups + self._group(layout)) * 64 + isa.warp % 4 * 16 + isa.lane // 4 + 8 * half
 
-    def _column(self, layout: ThreadLayout, slot: int) -> Any:
+    def column(self, layout: ThreadLayout, slot: int) -> Any:
         """The column of a column slot."""
         if isinstance(layout, VectorLayout):
             i, j = divmod(slot, layout.width)
@@ -327,43 +327,13 @@ class GpuFragments(Sums, Fragments):
         return [data[slot(i)] for i in range(layout.values)]
 
     def indices(self, layout: ThreadLayout, along: str) -> Any:
-        index = self._row if along == "rows" else self._column
+        index = self._row if along == "rows" else self.column
         return [Int32(index(layout, i)) for i in range(layout.slots(along))]
 
     def elementwise(self, name: str, operands: list[Any]) -> Any:
         size = max(len(x) for x in operands if isinstance(x, list))
         each = [x if isinstance(x, list) and len(x) == size else _repeated(x, size) for x in operands]
         return [FUNCTIONS[name](*values) for values in zip(*each, strict=True)]
-
-    def reduce_rows(self, layout: ThreadLayout, op: str, kind: str, data: Any) -> Any:
-        combine = FUNCTIONS["add" if op == "sum" else op]
-        found = []
-        for slot in range(layout.row_slots):
-            mine = [value for i, value in enumerate(data) if layout.row_slot(i) == slot]
-            total = _tree(combine, mine)
-            distance = layout.row_lanes // 2
-            while distance:
-                total = combine(total, cute.arch.shuffle_sync_bfly(total, distance))
-                distance //= 2
-            found.append(total)
-        return found
-
-    def write_partial(self, layout: VectorLayout, data: Any, slot: SlotRef) -> None:
-        target, mine = self.isa.buffers[slot.buffer.name], layout.warp(self.isa.warp)
-
-        def write() -> None:
-            for i, value in enumerate(data):
-                target[(mine, i, slot.stage)] = value
-
-        self.isa.when(self.isa.lane == 0, write)
-
-    def read_partials(self, layout: VectorLayout, op: str, slot: SlotRef) -> Any:
-        source, combine = self.isa.buffers[slot.buffer.name], FUNCTIONS["add" if op == "sum" else op]
-        first = layout.warp(self.isa.warp) // layout.row_warps * layout.row_warps
-        return [
-            functools.reduce(combine, [source[(first + warp, i, slot.stage)] for warp in range(layout.row_warps)])
-            for i in range(layout.row_slots)
-        ]
 
     def to_registers(self, data: Any) -> list[Any]:
         return [value.ir_value() for value in data]
@@ -391,14 +361,6 @@ def _scalars(vector: Any) -> list[Any]:
 
 def _repeated(value: Any, count: int) -> list[Any]:
     return [value[0] if isinstance(value, list) else value] * count
-
-
-def _tree(combine: Callable[..., Any], values: list[Any]) -> Any:
-    """The values combined in pairs, then pairs of pairs, and so on: a short chain of instructions."""
-    while len(values) > 1:
-        pairs = [combine(x, y) for x, y in zip(values[::2], values[1::2], strict=False)]
-        values = pairs + values[2 * len(pairs) :]
-    return values[0]
 
 
 def _vector_at(inside: Any, buffer: Buffer, row: Any, first: Any, width: int) -> Any:

@@ -1,7 +1,9 @@
-"""Sums over the rows and columns of fragments that are distributed like an accumulator."""
+"""Reductions over rows and columns: sums of pieces of accumulators for epilogues, and those of whole tiles."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import cutlass
@@ -9,9 +11,11 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 from tmapipe.gpu import control
+from tmapipe.gpu.functions import FUNCTIONS
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import SlotRef
 from tmapipe.plan.model import Distributed
+from tmapipe.plan.thread_layout import ThreadLayout
 
 if TYPE_CHECKING:
     from tmapipe.gpu.isa import GpuIsa
@@ -26,9 +30,10 @@ COLUMN = (4, 8, 16)  # distances of lanes that share columns
 
 
 class Sums:
-    """Sums over rows and columns, as documented in `tmapipe.isa.fragments`."""
+    """Reductions, as documented in `tmapipe.isa.fragments`."""
 
     isa: GpuIsa
+    column: Callable[[ThreadLayout, int], Any]
 
     def row_sums(
         self, matmul: Distributed, values: Fragment, columns: int, first: int, inside: Any, before: Any
@@ -76,6 +81,49 @@ class Sums:
                 target[isa.warp % 4, column + 2 * isa.lane, slot.stage] = total
 
         control.when(isa.lane < 4, write)
+
+    def reduce_in_warp(self, layout: ThreadLayout, op: str, kind: str, along: str, data: Any) -> Any:
+        combine = FUNCTIONS["add" if op == "sum" else op]
+        slot_of, distances = layout.row_slot, range(layout.row_lanes.bit_length() - 1)
+        if along == "columns":
+            slot_of, distances = layout.column_slot, range(layout.column_lanes.bit_length() - 1, 5)
+        mine: list[list[Any]] = [[] for _ in range(layout.slots(along))]
+        for i, value in enumerate(data):
+            mine[slot_of(i)].append(value)
+        found = []
+        for values in mine:
+            total = _tree(combine, values)
+            for distance in reversed(distances):
+                total = combine(total, cute.arch.shuffle_sync_bfly(total, 1 << distance))
+            found.append(total)
+        return found
+
+    def write_partial(self, layout: ThreadLayout, along: str, data: Any, slot: SlotRef) -> None:
+        target, mine = self.isa.buffers[slot.buffer.name], layout.warp(self.isa.warp)
+
+        def write() -> None:
+            for i, value in enumerate(data):
+                target[(mine, self._place(layout, along, i), slot.stage)] = value
+
+        self.isa.when(self.isa.lane < (1 if along == "rows" else layout.column_lanes), write)
+
+    def read_partials(self, layout: ThreadLayout, op: str, along: str, slot: SlotRef) -> Any:
+        source, combine = self.isa.buffers[slot.buffer.name], FUNCTIONS["add" if op == "sum" else op]
+        warps, places = layout.sharing_warps(layout.warp(self.isa.warp), along), range(layout.slots(along))
+        at = [self._place(layout, along, i) for i in places]
+        return [functools.reduce(combine, [source[(warp, place, slot.stage)] for warp in warps]) for place in at]
+
+    def _place(self, layout: ThreadLayout, along: str, i: int) -> Any:
+        """Where a warp leaves the number of a row slot or column slot."""
+        return i if along == "rows" else self.column(layout, i)
+
+
+def _tree(combine: Callable[..., Any], values: list[Any]) -> Any:
+    """The values combined in pairs, then pairs of pairs, and so on: a short chain of instructions."""
+    while len(values) > 1:
+        pairs = [combine(x, y) for x, y in zip(values[::2], values[1::2], strict=False)]
+        values = pairs + values[2 * len(pairs) :]
+    return values[0]
 
 
 def _if(condition: Any, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Numbers that the warps of a role exchange through shared memory, for reductions of rows that lie in several warps."""
+"""Numbers that the warps of a role exchange through shared memory, for reductions over several warps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Exchange(Carried):
     A warp writes a copy again only after the barrier of the reduction between, which all warps reach after they have read it.
     So one barrier for each reduction is enough.
 
-    buffer: (warps, rows) fp32, two slots. barrier: for all threads of the role. first_warp: of the role.
+    buffer: (warps, width) fp32, two slots. barrier: for all threads of the role. first_warp: of the role.
     """
 
     def __init__(self, isa: Isa, buffer: Buffer, barrier: NamedBarrier, first_warp: int):
@@ -27,8 +27,8 @@ class Exchange(Carried):
         self.next = isa.cells(0)
 
     @property
-    def rows(self) -> int:
-        """That fit."""
+    def width(self) -> int:
+        """How many numbers of a warp fit."""
         return self.buffer.tile[1]
 
     def take(self) -> SlotRef:

@@ -15,7 +15,7 @@ from tmapipe.isa.exchange import Exchange
 from tmapipe.isa.fragment import Fragment, combine
 from tmapipe.isa.values import Carried, SlotRef, Value
 from tmapipe.plan.model import Distributed, Matmul, RoleWarps
-from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
+from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout
 
 __all__ = ["Fragments"]
 
@@ -208,56 +208,61 @@ class Fragments(Carried):
         data = self.expand(layout, "one", self.number(value, kind), along)
         return Fragment(self, layout, along, kind, data)
 
-    def reduce(self, values: Fragment, op: str, inside: Value | None = None) -> Fragment:
-        """One number a row: "sum", "maximum" or "minimum" of its elements, in fp32 or int32.
+    def reduce(self, values: Fragment, op: str, along: str, inside: Value | None = None) -> Fragment:
+        """One number a row or a column: "sum", "maximum" or "minimum" of its elements, in fp32 or int32.
 
-        They are combined in a thread, then over the lanes that share a row by ``shfl.bfly``, then over warps through shared
+        They are combined in a thread, then over the lanes that share it by ``shfl.bfly``, then over warps through shared
         memory. The order depends on the layout alone.
 
         Args:
-            inside: How many columns count; None: all. A row without any gives what the operation begins
+            along: "rows" or "columns".
+            inside: How many elements of each count; None: all. A row without any gives what the operation begins
                 with: 0, or an infinity.
         """
         layout = values.layout
         if layout is None:
-            raise ScopeError(f"row_{op} of a piece in an epilogue, which works element by element. Use acc.values().")
+            raise ScopeError(
+                f"{op} of the {along} of a piece in an epilogue, which works element by element. Use acc.values()."
+            )
         layout.check_rows()
         kind = "int32" if values.kind == "bool" else values.kind
         whole = self.expand(layout, values.along, self.convert(values.data, values.kind, kind), "tile")
         tile = Fragment(self, layout, "tile", kind, whole)
         if inside is not None:
-            tile = combine("where", tile.columns < inside, tile, NEUTRAL[op, kind])
-        found = self.reduce_rows(layout, op, kind, tile.data)
-        if layout.row_warps > 1:
-            assert isinstance(layout, VectorLayout)
-            exchange = self._exchange_for(layout, kind)
+            place = tile.columns if along == "rows" else tile.rows
+            tile = combine("where", place < inside, tile, NEUTRAL[op, kind])
+        found = self.reduce_in_warp(layout, op, kind, along, tile.data)
+        if layout.row_warps > 1 if along == "rows" else layout.column_warps < layout.warps:
+            exchange = self._exchange_for(layout, kind, along)
             slot = exchange.take()
-            self.write_partial(layout, found, slot)
+            self.write_partial(layout, along, found, slot)
             exchange.sync()
-            found = self.read_partials(layout, op, slot)
-        return Fragment(self, layout, "rows", kind, found)
+            found = self.read_partials(layout, op, along, slot)
+        return Fragment(self, layout, along, kind, found)
 
-    def _exchange_for(self, layout: VectorLayout, kind: str) -> Exchange:
+    def _exchange_for(self, layout: ThreadLayout, kind: str, along: str) -> Exchange:
         found = self.exchanges.get(layout.first_warp)
-        if found is None or found.rows < layout.row_slots:
-            rule = f"lies in {layout.row_warps} warps of its role, {layout.row_slots} rows a warp"
-            fix = f"declare tp.ReductionScratch(role, rows={layout.row_slots}) in the schedule"
-            raise InputError("row of a fragment", layout.tile, rule, fix)
+        width = layout.row_slots if along == "rows" else layout.columns
+        if found is None or found.width < width:
+            rule = f"has {along} that lie in several warps of its role, {width} in a warp"
+            fix = f"declare tp.ReductionScratch(role, {along}={width}) in the schedule"
+            raise InputError("reduction of a tile", (layout.rows, layout.columns), rule, fix)
         if kind != "fp32":
-            rule = "is reduced over several warps in fp32"
-            raise InputError("row of a fragment", kind, rule, 'use tp.math.cast(values, "fp32")')
+            rule = f"is over several warps, for {along}, in fp32 alone"
+            raise InputError("reduction of a tile", kind, rule, 'use tp.math.cast(values, "fp32")')
         return found
 
-    def reduce_rows(self, layout: ThreadLayout, op: str, kind: str, data: Any) -> Any:
-        """One number a row of a whole tile's data, over the lanes of a warp."""
+    def reduce_in_warp(self, layout: ThreadLayout, op: str, kind: str, along: str, data: Any) -> Any:
+        """One number a row or column of a whole tile's data, over the lanes of a warp."""
         raise NotImplementedError
 
-    def write_partial(self, layout: VectorLayout, data: Any, slot: SlotRef) -> None:
-        """Writes what `reduce_rows` gave to the warp's row of a slot, one number a row slot. Generic proxy."""
+    def write_partial(self, layout: ThreadLayout, along: str, data: Any, slot: SlotRef) -> None:
+        """Writes what `reduce_in_warp` gave to the warp's row of a slot: one number a row slot, or one a column, at its index.
+        Generic proxy."""
         raise NotImplementedError
 
-    def read_partials(self, layout: VectorLayout, op: str, slot: SlotRef) -> Any:
-        """One number a row: those of the warps that share it, combined in their order. Generic proxy."""
+    def read_partials(self, layout: ThreadLayout, op: str, along: str, slot: SlotRef) -> Any:
+        """One number a row or column: those of the warps that share it, combined in their order. Generic proxy."""
         raise NotImplementedError
 
     # ---- data -----------------------------------------------------------------------------------------------------

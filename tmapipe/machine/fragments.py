@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MachineFragments"]
 
+#: Stands for the numbers of rows and columns that a warp does not have.
+NOTHING = {"fp32": np.nan, "int32": 0}
 _REDUCTIONS = {"sum": np.add, "maximum": np.maximum, "minimum": np.minimum}
 
 
@@ -300,38 +302,42 @@ class MachineFragments(Fragments):
     def elementwise(self, name: str, operands: list[Any]) -> Any:
         return None if self.memory is None else elements.apply(name, operands)
 
-    def reduce_rows(self, layout: ThreadLayout, op: str, kind: str, data: Any) -> Any:
-        partial: Any = None
-        if self.memory is not None:
-            rows, _ = self._indices(layout)
-            with np.errstate(all="ignore"):
-                partial = np.full(layout.rows, np.nan, np.float64).astype(elements.KINDS[kind])
-                for row in np.unique(rows):
-                    partial[row] = _REDUCTIONS[op].reduce(data[rows == row], dtype=elements.KINDS[kind])
+    def reduce_in_warp(self, layout: ThreadLayout, op: str, kind: str, along: str, data: Any) -> Any:
+        if self.memory is None:
+            return None
+        at = self._indices(layout)[0 if along == "rows" else 1]
+        partial: Any = np.full(getattr(layout, along), NOTHING[kind], elements.KINDS[kind])
+        with np.errstate(all="ignore"):
+            for i in np.unique(at):
+                partial[i] = _REDUCTIONS[op].reduce(data[at == i], dtype=elements.KINDS[kind])
         return partial
 
-    def write_partial(self, layout: VectorLayout, data: Any, slot: SlotRef) -> None:
+    def write_partial(self, layout: ThreadLayout, along: str, data: Any, slot: SlotRef) -> None:
         isa = self.isa
         mine, number = layout.warp(isa.warp), isa.slot(slot.buffer, slot.stage)
         if self.memory is not None:
-            rows = np.unique(self._indices(layout)[0])
+            at, places = self._shared(layout, along)
             partial = np.zeros((1, slot.buffer.tile[1]), np.float32)
-            partial[0, : len(rows)] = data[rows]
+            partial[0, places] = data[at]
             isa.give(partial)
-        isa.emit(ops.SlotWrite(number, mine, layout.warps, "rows"))
+        isa.emit(ops.SlotWrite(number, mine, slot.buffer.tile[0], "rows"))
 
-    def read_partials(self, layout: VectorLayout, op: str, slot: SlotRef) -> Any:
+    def read_partials(self, layout: ThreadLayout, op: str, along: str, slot: SlotRef) -> Any:
         isa = self.isa
         isa.emit(ops.SlotRead(isa.slot(slot.buffer, slot.stage), 0, 1, "rows"))
         if self.memory is None:
             return None
-        rows = np.unique(self._indices(layout)[0])
-        first = layout.warp(isa.warp) // layout.row_warps * layout.row_warps
-        partials = self.memory.results[isa.agent][first : first + layout.row_warps, : len(rows)]
-        whole = np.full(layout.rows, np.nan, np.float32)
+        at, places = self._shared(layout, along)
+        partials = self.memory.results[isa.agent][list(layout.sharing_warps(layout.warp(isa.warp), along))][:, places]
+        whole = np.full(getattr(layout, along), np.nan, np.float32)
         with np.errstate(all="ignore"):
-            whole[rows] = _REDUCTIONS[op].reduce(partials, axis=0, dtype=np.float32)
+            whole[at] = _REDUCTIONS[op].reduce(partials, axis=0, dtype=np.float32)
         return whole
+
+    def _shared(self, layout: ThreadLayout, along: str) -> tuple[np.ndarray, np.ndarray]:
+        """The rows or columns that the warp has, and where it leaves their numbers."""
+        at = np.unique(self._indices(layout)[0 if along == "rows" else 1])
+        return at, np.arange(len(at)) if along == "rows" else at
 
 
 _indices_of = functools.lru_cache(maxsize=256)(elements.indices_of)

@@ -32,6 +32,16 @@ class ThreadLayout:
     column_slots: int
     row_lanes: int  # lanes of a warp that share a row, next to each other
     row_warps: int  # warps that share a row, next to each other
+    column_lanes: int  # lanes of a warp with different columns, next to each other; the others repeat them
+    column_warps: int  # warps with different columns, next to each other; the others repeat them
+    warps: int  # of one team
+    first_warp: int
+    teams: int
+
+    def warp(self, warp: Any) -> Any:
+        """The warp (its index in the CTA, of the role) in its team."""
+        own = warp - self.first_warp
+        return own if self.teams == 1 else own % self.warps
 
     def row_slot(self, i: int) -> int:
         """The row slot of value *i*."""
@@ -40,6 +50,13 @@ class ThreadLayout:
     def column_slot(self, i: int) -> int:
         """The column slot of value *i*."""
         raise NotImplementedError
+
+    def sharing_warps(self, warp: Any, along: str) -> list[Any]:
+        """The warps of the team that have the same rows or columns as one of them, itself included, in order."""
+        if along == "rows":
+            first = warp // self.row_warps * self.row_warps
+            return [first + i for i in range(self.row_warps)]
+        return [warp % self.column_warps + i for i in range(0, self.warps, self.column_warps)]
 
     @property
     def row_key(self) -> object:
@@ -76,11 +93,6 @@ class VectorLayout(ThreadLayout):
     warps: int
     first_warp: int
     teams: int = 1
-
-    def warp(self, warp: Any) -> Any:
-        """The warp (its index in the CTA, of the role) in its team."""
-        own = warp - self.first_warp
-        return own if self.teams == 1 else own % self.warps
 
     @property
     def columns(self) -> int:  # type: ignore[override]
@@ -129,6 +141,14 @@ class VectorLayout(ThreadLayout):
     def row_warps(self) -> int:  # type: ignore[override]
         return min(max(1, self.row_vectors // WARP), self.warps)
 
+    @property
+    def column_lanes(self) -> int:  # type: ignore[override]
+        return self.row_lanes
+
+    @property
+    def column_warps(self) -> int:  # type: ignore[override]
+        return self.row_warps
+
     def row_slot(self, i: int) -> int:
         return i // self.width // self.own
 
@@ -163,8 +183,12 @@ class AccumulatorLayout(ThreadLayout):
     warpgroups: int
     first_warp: int
     teams: int = 1
-    row_lanes = 4
-    row_warps = 1
+    row_lanes = column_lanes = 4
+    row_warps = column_warps = 1
+
+    @property
+    def warps(self) -> int:  # type: ignore[override]
+        return 4 * self.warpgroups
 
     @classmethod
     def of(cls, held: Distributed) -> AccumulatorLayout:
