@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.unit.test_tiles_of_three import FORMS, Shared, Vector, pixels
+from tests.unit.test_tiles_of_three import FORMS, LONG, Shared, Vector, long_rows, pixels
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -33,3 +33,10 @@ def test_rows_of_accumulators_are_those_of_a_box(rows):
     for shape in ((1, 1, 1), (3, 5, 130), (2, 70, 33), (8, 56, 56)):
         x, f = (torch.randint(-2, 3, extents, device="cuda").bfloat16() for extents in ((*shape, 72), (72, 72)))
         assert torch.equal(schedule(x, f), (x.float() @ f.float().T).bfloat16())
+
+
+@pytest.mark.parametrize("tile", [tile for tile, _ in LONG])
+def test_rows_longer_than_a_box_are_cut(tile):
+    schedule = long_rows(tile, "a b m n"[-2 * len(tile) + 1 :])
+    x = torch.randn(*(50 for _ in tile[1:]), 2 * tile[-1] + 8, device="cuda")
+    assert torch.equal(schedule(x), x)

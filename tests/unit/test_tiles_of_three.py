@@ -1,5 +1,7 @@
 """Tiles of three and more extents: boxes of the engine, which bodies see as matrices."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -132,6 +134,33 @@ def test_one_box_of_the_tile_per_instruction(form):
     assert ptx.count("cp.async.bulk.tensor.4d.shared") == boxes
     assert ptx.count("cp.async.bulk.tensor.4d.global") == boxes
     assert np.prod(load.box) * boxes * 4 == load.buffer.slot_bytes
+
+
+def long_rows(tile, dims="m n"):
+    """y = x, in tiles whose rows are longer than a box can be."""
+
+    class Long(Vector):
+        x = tp.TmaLoadStage(dims, tile=tile, ring=Vector.ring)
+        y = tp.TmaStoreStage(source=x)
+
+    return Long()
+
+
+#: Tiles, and the longest box whose pieces start at multiples of 128 bytes of fp32.
+LONG = [((352,), 32), ((1056,), 96), ((768,), 256), ((4, 1440), 160), ((2, 3, 352), 32)]
+
+
+@pytest.mark.parametrize(("tile", "box"), LONG)
+def test_rows_longer_than_a_box_are_cut(tile, box):
+    schedule, kinds = long_rows(tile, "a b m n"[-2 * len(tile) + 1 :]), {"x": "fp32", "y": "fp32"}
+    load = schedule.plan(kinds).load("x")
+    assert load.box == (*(1 for _ in tile[1:]), box)
+    ptx = schedule.compile(kinds, unroll=False).ptx
+    for way in ("shared", "global"):
+        assert len(re.findall(rf"cp\.async\.bulk\.tensor\.\dd\.{way}", ptx)) == np.prod(tile) // box
+    shape = (*(5 for _ in tile[1:]), 2 * tile[-1] + 8)
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    np.testing.assert_array_equal(schedule(x), x)
 
 
 def test_slots_of_any_length_have_room_between():

@@ -15,7 +15,16 @@ from tmapipe.errors import ScopeError
 from tmapipe.gpu import control
 from tmapipe.gpu.edges import load_edge
 from tmapipe.gpu.fragments import GpuFragments
-from tmapipe.gpu.layouts import clips, core_modes, cute_type, moved_extents, moved_slots, partition, slot_layout
+from tmapipe.gpu.layouts import (
+    clips,
+    core_modes,
+    cute_type,
+    moved_extents,
+    moved_slots,
+    partition,
+    pieces_of,
+    slot_layout,
+)
 from tmapipe.gpu.matmuls import MatmulHandles
 from tmapipe.gpu.words import store_words
 from tmapipe.isa.interface import Isa
@@ -279,8 +288,9 @@ class GpuIsa(Isa):
             how["cache_policy"] = Int64(L2_POLICIES[load.l2_hint])
 
         def whole() -> None:
-            slot, source = self._partition(load, at, share, load.peers, part)
-            cute.copy(self.atoms[load.name][0], source, slot[(None, stage)], **how)
+            for piece in range(pieces_of(load)):
+                slot, source = self._partition(load, at, share, load.peers, part, piece)
+                cute.copy(self.atoms[load.name][0], source, slot[(None, stage)], **how)
 
         if load.edge_rows:
             row = len(load.dims) - 2
@@ -294,13 +304,14 @@ class GpuIsa(Isa):
         if store.clipped:  # see `layouts.clipped`
             height = store.buffer.tile[0]
             at = (at[0] + rows, height - rows, *at[1:])
-        slot, target = self._partition(store, at, 0, 1)
         atom = self.atoms[store.name][0]
-        if COPY_ELECTS["reduce" if store.reduce else "store"]:
-            cute.copy(atom, slot[(None, stage)], target)
-        else:
-            with cute.arch.elect_one():
+        for piece in range(pieces_of(store)):
+            slot, target = self._partition(store, at, 0, 1, None, piece)
+            if COPY_ELECTS["reduce" if store.reduce else "store"]:
                 cute.copy(atom, slot[(None, stage)], target)
+            else:
+                with cute.arch.elect_one():
+                    cute.copy(atom, slot[(None, stage)], target)
 
     def bulk_commit_group(self) -> None:
         with cute.arch.elect_one():
@@ -350,13 +361,15 @@ class GpuIsa(Isa):
         return cute.make_tensor(cute.recast_ptr(start.align(128), dtype=cute_type(buffer.dtype)), layout)
 
     def _partition(
-        self, part: Load | Store, at: Sequence[Any], share: Any, peers: int, which: Any = None
+        self, part: Load | Store, at: Sequence[Any], share: Any, peers: int, which: Any = None, piece: int = 0
     ) -> tuple[Any, Any]:
         """The slots, or part *which* of each, and the tile of global memory that starts at element *at*, as the TMA atom takes
-        them."""
-        start = tuple(at[mode] for mode in core_modes(part))
-        slots = moved_slots(self.buffers[part.buffer.name], part, which)
-        return partition(self.atoms[part.name], slots, moved_extents(part), start, share, peers)
+        them; of its rows, one piece."""
+        extents = moved_extents(part)
+        place = (*at[:-1], at[-1] + piece * extents[-1]) if piece else at
+        start = tuple(place[mode] for mode in core_modes(part))
+        slots = moved_slots(self.buffers[part.buffer.name], part, which, piece)
+        return partition(self.atoms[part.name], slots, extents, start, share, peers)
 
 
 def _opaque(pointer: Any) -> Any:

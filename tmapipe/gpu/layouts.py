@@ -13,11 +13,12 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from tmapipe.dtypes import DType, tf32
+from tmapipe.plan.boxes import cut_by_hand
 from tmapipe.plan.model import Buffer, Load, Store
 
 __all__ = [
     "clips", "core_modes", "cute_type", "full_shape", "load_atom", "make_atom", "moved_extents", "moved_slots",
-    "one_slot_layout", "partition", "rows_of", "slot_layout", "to_core_first",
+    "one_slot_layout", "partition", "pieces_of", "rows_of", "slot_layout", "to_core_first",
 ]  # fmt: skip
 
 _ATOM_KINDS = {
@@ -59,24 +60,33 @@ def _row_major(buffer: Buffer, shape: tuple[int, ...]) -> Any:
 
 
 def moved_extents(part: Load | Store) -> tuple[int, ...]:
-    """What one load or store moves (elements), along the extents of a slot: all of it, or of a load in parts one part."""
-    return (part.part if isinstance(part, Load) else part.tile)[-part.core :]
+    """What one copy moves (elements), along the extents of a slot: all of it, or of a load in parts one part, or of rows that
+    are cut by hand one piece."""
+    extents = (part.part if isinstance(part, Load) else part.tile)[-part.core :]
+    return (*extents[:-1], extents[-1] // pieces_of(part))
+
+
+def pieces_of(part: Load | Store) -> int:
+    """Into how many pieces its rows are cut by hand."""
+    if part.core == 1 and isinstance(part, Load) and part.peers > 1:
+        return 1
+    return cut_by_hand(part.buffer.tile[-1], part.box[-1], part.buffer.swizzle)
 
 
 def _as_matrix(part: Load | Store) -> bool:
     """Whether it moves slots as they lie: whole, with one extent or two."""
-    return part.core < 3 and not (isinstance(part, Load) and part.parts > 1)
+    return part.core < 3 and not (isinstance(part, Load) and part.parts > 1) and pieces_of(part) == 1
 
 
 def _by_extents(part: Load | Store) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """(shape, stride) of what it moves in a slot. All extents but the last make the slot's rows."""
     buffer, (*outer, columns) = part.buffer, moved_extents(part)
-    if not outer:
-        return (columns,), (1,)
-    span = buffer.swizzle // buffer.dtype.bytes or columns  # the columns of a row that lie side by side
-    strides = [span]
+    span = buffer.swizzle // buffer.dtype.bytes
+    strides = [span or buffer.tile[-1]]  # from row to row
     for extent in reversed(outer[1:]):
         strides.insert(0, strides[0] * extent)
+    if not span:
+        return (*outer, columns), (*strides[: len(outer)], 1)
     return (*outer, (span, columns // span)), (*strides, (1, buffer.tile[0] * span))
 
 
@@ -91,12 +101,19 @@ def moved_layout(part: Load | Store) -> Any:
     return cute.make_composed_layout(one_slot_layout(part.buffer).inner, 0, outer)
 
 
-def moved_slots(slots: Any, part: Load | Store, which: Any = None) -> Any:
-    """What it moves in all slots, then the stage. which: of the parts that a slot is loaded in."""
+def moved_slots(slots: Any, part: Load | Store, which: Any = None, piece: int = 0) -> Any:
+    """What it moves in all slots, then the stage.
+
+    Args:
+        which: Of the parts that a slot is loaded in.
+        piece: Of the rows.
+    """
     if _as_matrix(part):
         return slots
     shape, stride = _by_extents(part)
     start = slots.iterator if which is None else slots.iterator + which * (shape[0] * stride[0])
+    if piece:
+        start = start + piece * moved_extents(part)[-1]
     layout = cute.make_layout(
         (*shape, part.buffer.stages), stride=(*stride, part.buffer.pitch // part.buffer.dtype.bytes)
     )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["ALIGNMENT", "MAX_BOX", "box_of"]
+__all__ = ["ALIGNMENT", "MAX_BOX", "SLOT_ALIGNMENT", "box_of", "cut_by_hand"]
 
 #: Bytes. Multiples of it are a tensor's address, its strides but the last, the rows of a box (cuTensorMapEncodeTiled), and
 #: where a tile starts along the contiguous dimension (https://github.com/triton-lang/triton/issues/7385).
 ALIGNMENT = 16
+SLOT_ALIGNMENT = 128  # bytes: where the engine writes to shared memory, and reads from it
 MAX_BOX = 256  # elements along one extent of a TMA box (CUDA driver API, cuTensorMapEncodeTiled)
 
 
-def box_of(tile: tuple[int, ...], span: int, peers: int) -> tuple[int, ...]:
+def box_of(tile: tuple[int, ...], span: int, peers: int, element: int) -> tuple[int, ...]:
     """The box of one TMA instruction (elements along the extents of a slot's *tile*).
 
     A box has one of *peers* shares of the rows, each at most a swizzle span long. Rows without a swizzle that are longer than
@@ -20,6 +21,7 @@ def box_of(tile: tuple[int, ...], span: int, peers: int) -> tuple[int, ...]:
         tile: Elements of a slot along the extents that the engine moves it by.
         span: Of the swizzle (elements), 0 without one.
         peers: CTAs that move a slot together.
+        element: Bytes of an element.
     """
     *outer, inner = tile
     if outer:
@@ -29,5 +31,17 @@ def box_of(tile: tuple[int, ...], span: int, peers: int) -> tuple[int, ...]:
     if span:
         return (*outer, min(inner, span))
     if inner > MAX_BOX:
-        return (*(1 for _ in outer), max(d for d in range(1, MAX_BOX + 1) if inner % d == 0))
+        whole = bool(outer) or peers == 1
+        aligned = [d for d in _pieces(inner) if whole and d * element % SLOT_ALIGNMENT == 0]
+        return (*(1 for _ in outer), max(aligned or _pieces(inner)))
     return (*outer, inner)
+
+
+def cut_by_hand(inner: int, box: int, span: int) -> int:
+    """Into how many pieces rows of *inner* elements are cut before CuTe DSL sees them: 1, unless it would take longer boxes
+    than these of *box* elements, the longest ones that divide a row."""
+    return 1 if span or inner <= MAX_BOX or box == max(_pieces(inner)) else inner // box
+
+
+def _pieces(inner: int) -> list[int]:
+    return [d for d in range(1, MAX_BOX + 1) if inner % d == 0]

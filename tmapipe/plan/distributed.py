@@ -55,7 +55,7 @@ class Buffer:
         Args:
             extents: By which the engine moves a slot.
         """
-        return box_of(extents, self.swizzle // self.dtype.bytes, peers)
+        return box_of(extents, self.swizzle // self.dtype.bytes, peers, self.dtype.bytes)
 
 
 class Distributed:

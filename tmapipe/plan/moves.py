@@ -42,7 +42,7 @@ def check_box(name: str, buffer: Buffer, box: tuple[int, ...]) -> None:
             buffer.tile,
             f"is moved in boxes of {' x '.join(map(str, box))} elements, {nbytes} bytes, but TMA takes slots and parts of "
             "them from multiples of 128 bytes on",
-            f"use rows of at most {MAX_BOX} elements, in such steps",
+            f"use rows of at most {MAX_BOX} elements, or of whole pieces of 128 bytes; or a BulkLoadStage, for a vector",
         )
 
 
