@@ -39,7 +39,7 @@ class Case:
     problem: Its extents, as they are printed.
     ours: Variant -> schedule.
     inputs: By argument, on the device.
-    torch: The same in torch, of the inputs by name: one tensor.
+    torch: The same in torch, of the inputs by name: a tensor, or a tuple that begins with it.
     output: Which of our outputs that is.
     work: Bytes read and written ("gbps"), or operations ("tflops").
     unit: "gbps" or "tflops".
@@ -79,7 +79,7 @@ def rows() -> list[Case]:
 
         def norm(weight: Any, x: Any, residual: Any) -> Any:
             h = x + residual
-            return h * torch.rsqrt(h.float().square().mean(1, keepdim=True) + 1e-6).to(x.dtype) * weight
+            return h * torch.rsqrt(h.float().square().mean(1, keepdim=True) + 1e-6).to(x.dtype) * weight, h
 
         found.append(Case("rmsnorm", f"{m}x{n}", ours, inputs, norm, "y", 8.0 * m * n))
     return found
@@ -139,7 +139,9 @@ def groups() -> list[Case]:
     x = torch.randint(0, bins, (m, n), device="cuda", dtype=torch.int32)
 
     def histogram(x: Any) -> Any:
-        return torch.zeros(m, bins, device="cuda").scatter_add_(1, x.long(), torch.ones_like(x, dtype=torch.float32))
+        return torch.zeros(x.shape[0], bins, device="cuda").scatter_add_(
+            1, x.long(), torch.ones_like(x, dtype=torch.float32)
+        )
 
     ours = {"": example("histogram")["Histogram"]()}
     found = [Case("histogram", f"{m}x{n}", ours, {"x": x}, histogram, "h", x.nbytes, compiles=False)]
@@ -230,6 +232,11 @@ def outputs_of(schedule: Any, inputs: dict[str, Any], output: str) -> Any:
     return found if len(names) == 1 else found[names.index(output)]
 
 
+def first(found: Any) -> Any:
+    """A tensor, or the first of several."""
+    return found[0] if isinstance(found, tuple) else found
+
+
 def measure(case: Case, clock: Any, args: argparse.Namespace, results: Results) -> list[str]:
     """Times one case. Returns what was wrong."""
     import torch
@@ -241,8 +248,8 @@ def measure(case: Case, clock: Any, args: argparse.Namespace, results: Results) 
     runs["torch", "eager"] = functools.partial(case.torch, **case.inputs)
     if case.compiles:
         runs["torch.compile", "default"] = functools.partial(torch.compile(case.torch), **case.inputs)
-    want = case.torch(**case.inputs).double()
-    errors = {key: float((run().double() - want).norm() / want.norm()) for key, run in kept(runs, args).items()}
+    want = first(case.torch(**case.inputs)).double()
+    errors = {key: float((first(run()).double() - want).norm() / want.norm()) for key, run in kept(runs, args).items()}
     for key, error in errors.items():
         if not error < 3e-2:
             failed.append(f"{case.name} {case.problem} {' '.join(key)} has a relative error of {error}")

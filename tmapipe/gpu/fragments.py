@@ -251,6 +251,8 @@ class GpuFragments(Sums, Fragments):
     def _row(self, layout: ThreadLayout, slot: int) -> Any:
         """The row of a row slot."""
         isa = self.isa
+        if isinstance(layout, VectorLayout) and layout.by_rows:
+            return layout.warp(isa.warp) * layout.row_slots + slot
         if isinstance(layout, VectorLayout):
             return (self._thread(layout) + slot * layout.own * layout.threads) // layout.row_vectors
         assert isinstance(layout, AccumulatorLayout)
@@ -261,6 +263,8 @@ class GpuFragments(Sums, Fragments):
         """The column of a column slot."""
         if isinstance(layout, VectorLayout):
             i, j = divmod(slot, layout.width)
+            if layout.by_rows:
+                return (self.isa.lane + i * WARP) * layout.width + j
             return (self._thread(layout) + i * layout.threads) % layout.row_vectors * layout.width + j
         eight, i = divmod(slot, 2)
         return 8 * eight + self.isa.lane % 4 * 2 + i

@@ -110,10 +110,11 @@ def _part(op: SlotRead | SlotWrite) -> str:
 class SlotRead(NamedTuple):
     """``ld.shared`` of part `part` of `parts` of a slot by all lanes.
 
-    split: how the parts are cut: "vectors of 8" (see `plan.thread_layout.VectorLayout`), "rows" (contiguous along the first
-    extent) or "numbers of rows" (of columns), and after a slash which raw function distributes its part over the lanes.
-    Parts of the same cut with different numbers are disjoint; of everything else assume that they overlap. proxy: "generic",
-    or "async": raw code reaches it by TMA or wgmma, and goes on in all lanes only when that has ended. Facts: None.
+    split: how the parts are cut: "vectors of 8" or "rows in vectors of 8" (see `plan.thread_layout.VectorLayout`), "rows"
+    (contiguous along the first extent) or "numbers of rows" (of columns), and after a slash which raw function distributes its
+    part over the lanes. Parts of the same cut with different numbers are disjoint; of everything else assume that they
+    overlap. proxy: "generic", or "async": raw code reaches it by TMA or wgmma, and goes on in all lanes only when that has
+    ended. Facts: None.
     """
 
     slot: Slot

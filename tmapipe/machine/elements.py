@@ -30,8 +30,8 @@ def indices_of(layout: ThreadLayout, warp: int) -> tuple[np.ndarray, np.ndarray]
         warp: Its index in the CTA.
     """
     if isinstance(layout, VectorLayout):
-        lanes = np.arange(WARP) + WARP * layout.warp(warp)
-        vectors = (np.arange(layout.vectors)[:, None] * layout.threads + lanes).ravel()
+        first = layout.warp(warp) * (layout.vectors * WARP if layout.by_rows else WARP)
+        vectors = (first + np.arange(layout.vectors)[:, None] * layout.sharing + np.arange(WARP)).ravel()
         rows, first = np.divmod(vectors, layout.row_vectors)
         columns = first[:, None] * layout.width + np.arange(layout.width)
         return np.broadcast_to(rows[:, None], columns.shape), columns

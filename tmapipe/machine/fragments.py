@@ -216,7 +216,8 @@ class MachineFragments(Fragments):
     def _parts(self, layout: ThreadLayout) -> list[tuple[int, int, str]]:
         """(part, parts, cut) of each access to a slot."""
         if isinstance(layout, VectorLayout):
-            return [(layout.warp(self.isa.warp), layout.warps, f"vectors of {layout.width}")]
+            cut = f"rows in vectors of {layout.width}" if layout.by_rows else f"vectors of {layout.width}"
+            return [(layout.warp(self.isa.warp), layout.warps, cut)]
         assert isinstance(layout, AccumulatorLayout)
         group = (self.isa.warp // 4 - layout.first_warp // 4) % layout.warpgroups
         strips = layout.blocks * layout.warpgroups * 4

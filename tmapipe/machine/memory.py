@@ -201,6 +201,8 @@ def _part(memory: Memory, agent: int, op: SlotRead | SlotWrite) -> np.ndarray:
     if op.split.startswith("vectors of "):  # thread t of T has vectors t, t + T, t + 2T, ...
         width = int(op.split.removeprefix("vectors of "))
         return slot.reshape(-1, op.parts, WARP, width)[:, op.part]
+    if op.split.startswith("rows in vectors of "):
+        return slot.reshape(op.parts, -1)[op.part]
     if slot.ndim > 2 and not op.split.partition("/")[2]:
         slot = slot.reshape(-1, slot.shape[-1])
     size = slot.shape[0] // op.parts

@@ -78,7 +78,10 @@ class ThreadLayout:
 
 @attrs.frozen
 class VectorLayout(ThreadLayout):
-    """Thread t of T has the vectors t, t + T, t + 2T, ... of a tile, row by row.
+    """Short vectors of a tile, row by row, in one of two ways.
+
+    Where whole rows can be shared out among the warps (`by_rows`), each warp has some of them, one after another, and its lane
+    l has the vectors l, l + 32, ... of a row. Otherwise thread t of T has the vectors t, t + T, ... of the tile.
 
     Args:
         tile: Its extents (elements), the last one contiguous.
@@ -116,6 +119,16 @@ class VectorLayout(ThreadLayout):
         return self.vectors * self.width
 
     @property
+    def by_rows(self) -> bool:
+        """Whether each row lies in one warp, over all of its lanes."""
+        return self.rows % self.warps == 0 and self.row_vectors % WARP == 0
+
+    @property
+    def sharing(self) -> int:
+        """Threads that go through a row's vectors together."""
+        return WARP if self.by_rows else self.threads
+
+    @property
     def row_vectors(self) -> int:
         """Vectors of a row, over all threads."""
         return self.columns // self.width
@@ -123,7 +136,7 @@ class VectorLayout(ThreadLayout):
     @property
     def own(self) -> int:
         """Vectors of a row that one thread has."""
-        return max(1, self.row_vectors // self.threads)
+        return max(1, self.row_vectors // self.sharing)
 
     @property
     def row_slots(self) -> int:  # type: ignore[override]
@@ -139,7 +152,7 @@ class VectorLayout(ThreadLayout):
 
     @property
     def row_warps(self) -> int:  # type: ignore[override]
-        return min(max(1, self.row_vectors // WARP), self.warps)
+        return 1 if self.by_rows else min(max(1, self.row_vectors // WARP), self.warps)
 
     @property
     def column_lanes(self) -> int:  # type: ignore[override]
@@ -156,7 +169,7 @@ class VectorLayout(ThreadLayout):
         return i % self.width + self.width * (i // self.width % self.own)
 
     def check_rows(self) -> None:
-        even = self.threads % self.row_vectors == 0 or self.row_vectors % self.threads == 0
+        even = self.sharing % self.row_vectors == 0 or self.row_vectors % self.sharing == 0
         if even and WARP % self.row_lanes == 0 and (self.row_vectors <= WARP or self.row_vectors % WARP == 0):
             return
         rule = f"has rows of {self.row_vectors} vectors of {self.width} elements, which {self.threads} threads share unevenly"
