@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.unit.test_held import Dots, Multicast, Scaled, Transformed
+from tests.unit.test_held import Dots, Multicast, OneTeam, Scaled, Teams, Transformed
 
 
 @pytest.mark.parametrize("rows", [8, 1000, 100_000])
@@ -20,3 +20,10 @@ def test_one_slot_a_tile_beside_an_inner_loop(steps):
     q = torch.randint(-4, 5, (1000, 1024), device="cuda").float()
     x = torch.randint(-4, 5, (steps, 1000, 1024), device="cuda").float()
     assert torch.equal(Dots()(q, x), q * x.sum(0))
+
+
+@pytest.mark.parametrize("form", [OneTeam, Teams])
+def test_an_operand_that_is_held(form):
+    b, a = (torch.randint(-3, 4, shape, device="cuda").bfloat16() for shape in ((64, 128), (50_000, 128)))
+    for _ in range(3):
+        assert torch.equal(form()(b, a), (a.float() @ b.float().T).bfloat16())

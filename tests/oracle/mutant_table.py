@@ -9,6 +9,7 @@ import platform
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -117,8 +118,14 @@ def show(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines[:-1])
 
 
-def write(path: Path, outcomes: Sequence[Outcome], seconds: float) -> None:
-    """Rows, and the equivalent mutants with the reason, as JSON."""
+def write(path: Path, outcomes: Sequence[Outcome], seconds: float, append: bool = False) -> None:
+    """Rows, and the equivalent mutants with the reason, as JSON. append: after what the file has of other schedules."""
+    before: dict[str, Any] = json.loads(path.read_text()) if append else {}
+    mine = {outcome.schedule for outcome in outcomes}
+    others = {
+        name: [one for one in before.get(name, []) if one["schedule"] not in mine] for name in ("rows", "equivalent")
+    }
+    spent = before.get("method", {"seconds": 0, "steps": 0})
     equivalent = [
         {"schedule": o.schedule, "mutant": str(o.change), "reason": why_equivalent(o)}
         for o in outcomes
@@ -129,10 +136,13 @@ def write(path: Path, outcomes: Sequence[Outcome], seconds: float) -> None:
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "gpu": "none",
         "versions": {"python": platform.python_version(), "tmapipe": tmapipe.__version__},
-        "commit": _commit(),
-        "method": {"seconds": round(seconds, 1), "steps": sum(o.steps for o in outcomes)},
-        "rows": [attrs.asdict(row) for row in table(outcomes)],
-        "equivalent": equivalent,
+        "commit": ", ".join(dict.fromkeys([*before.get("commit", "").split(", "), _commit()])).lstrip(", "),
+        "method": {
+            "seconds": round(spent["seconds"] + seconds, 1),
+            "steps": spent["steps"] + sum(o.steps for o in outcomes),
+        },
+        "rows": [*others["rows"], *(attrs.asdict(row) for row in table(outcomes))],
+        "equivalent": [*others["equivalent"], *equivalent],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data, indent=1) + "\n")

@@ -21,6 +21,7 @@ from typing import Any
 import attrs
 
 from tests.oracle.explore import explore_program
+from tests.oracle.held_forms import Held, Parts, Synced
 from tests.oracle.mutant_changes import changed, changes_at
 from tests.oracle.mutant_sites import Change, Program, program_of
 from tests.oracle.mutant_table import Outcome, show, write
@@ -50,6 +51,9 @@ VARIANTS: tuple[Registered, ...] = (
         lambda: PingPong((64, 64, 16), (2, 1), 2, in_turn=False, epilogue=Epilogue(stages=1)),
         ((2, 3, {}), (4, 1, {})),
     ),
+    Registered("held slot", Held, Held, ((1, 1, {}), (3, 1, {}))),
+    Registered("scratch", Synced, Synced, ((1, 1, {}), (3, 1, {}))),
+    Registered("tile in parts", Parts, Parts, ((1, 1, {}), (5, 1, {}))),
 )
 
 Shapes = dict[str, tuple[int, ...]]
@@ -195,6 +199,7 @@ def main() -> None:
     parser.add_argument("--schedule", action="append", help="only this one (may be given several times)")
     parser.add_argument("--limit", type=int, default=LIMIT, help="steps after which the oracle gives up")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--append", action="store_true", help="keep what the file has of other schedules")
     parser.add_argument("--write", default="benchmarks/results/mutants.json", help="file to write ('' for none)")
     options = parser.parse_args()
     targets = [r for r in REGISTRY + VARIANTS if not options.schedule or r.name in options.schedule]
@@ -217,7 +222,7 @@ def main() -> None:
     seconds = time.perf_counter() - started
     print(f"{seconds:.0f} s")
     if options.write:
-        write(Path(options.write), outcomes, seconds)
+        write(Path(options.write), outcomes, seconds, append=options.append)
 
 
 if __name__ == "__main__":

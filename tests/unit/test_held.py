@@ -82,6 +82,58 @@ def test_multicast():
     assert report.ok and report.trips == "every trip count", str(report)
 
 
+class Teams(tp.Schedule):
+    """d = a b^T, whose b is loaded once a CTA; two teams multiply tiles of a with it."""
+
+    load, math = tp.Role(warps=1), tp.Role(warpgroups=2, teams=2)
+    weights = tp.BarrierRing(producer=load, consumer=math, per="cta")
+    b = tp.TmaLoadStage("n k", tile=(64, 128), ring=weights)
+    ring = tp.BarrierRing(4, producer=load, consumer=math)
+    a = tp.TmaLoadStage("m k", tile=(64, 128), ring=ring)
+    mma = tp.Wgmma(a, b)
+    d = tp.TmaStoreStage("m n", source=mma)
+
+    @load.before.jit
+    def fill_weights(self, k):
+        with k.weights.produce() as slot:
+            slot.b.load(n=0, k=0)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.a.load(tile, k=0)
+
+    @math.jit
+    def multiply(self, k, tile):
+        with k.mma.accumulate() as acc:
+            with k.ring.consume() as slot:
+                acc.add(slot.a, k.weights.b)
+        k.d.store(tile, acc)
+
+
+class OneTeam(Teams):
+    math = tp.Role(warpgroups=1)
+
+
+@pytest.mark.parametrize("form", [OneTeam, Teams])
+def test_an_operand_that_is_held(form):
+    made = np.random.default_rng(0)
+    b, a = (made.integers(-3, 4, shape).astype(tp.bf16.numpy) for shape in ((64, 128), (500, 128)))
+    wanted = (a.astype(np.float32) @ b.astype(np.float32).T).astype(tp.bf16.numpy)
+    np.testing.assert_array_equal(form()(b, a).astype(np.float32), wanted.astype(np.float32))
+    report = form().check()
+    assert report.ok and report.trips == "every trip count", str(report)
+    assert form().compile().resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize("order", [tp.DynamicTiles(), tp.GpcTiles()])
+def test_held_in_other_orders(order):
+    schedule, (w, x) = Scaled(), tensors()
+    schedule.tiles = order
+    np.testing.assert_array_equal(schedule(w, x), scaled(w, x))
+    assert schedule.check().ok
+
+
 class Transformed(tp.Schedule):
     """y = x (2 w): a role doubles w once a CTA, in place, and others read it."""
 

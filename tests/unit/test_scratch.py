@@ -195,13 +195,44 @@ def test_only_roles_of_the_schedule_are_synced():
             body_of(lambda self, k, wrong=wrong: k.sync(wrong))(np.ones((32, 64), np.float32))
 
 
+class InTeams(tp.Schedule):
+    """Two teams of two warps, each of which syncs at every tile."""
+
+    load, work, rest = tp.Role(warps=1), tp.Role(warps=4, teams=2), tp.Role(warps=1)
+    ring = tp.BarrierRing(4, producer=load, consumer=work)
+    x = tp.TmaLoadStage("m n", tile=(32, 64), ring=ring)
+    with_others = False
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @work.jit
+    def consume(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.x.read()
+        k.sync(*((self.rest,) if self.with_others else ()))
+
+    @rest.jit
+    def idle(self, k, tile):
+        pass
+
+
 def test_a_team_syncs_alone():
-    x = np.ones((32, 64), np.float32)
-    with pytest.raises(tp.InputError, match="one team"):
-        body_of(lambda self, k: k.sync(self.rest), teams=2)(x)
-    schedule = body_of(lambda self, k: k.sync(), teams=2)
-    ptx = schedule.compile({"x": "fp32", "y": "fp32"}, unroll=False).ptx
-    assert ", 64;" in ptx  # an id for each team of two warps
+    report = InTeams().check()
+    assert report.ok, str(report)
+    ptx = InTeams().compile({"x": "fp32"}, unroll=False).ptx
+    assert "bar.sync" in ptx and ", 64;" in ptx  # an id for each team of two warps
+    schedule = InTeams()
+    schedule.with_others = True
+    with pytest.raises(tp.InputError, match="have one team each"):
+        schedule(np.ones((32, 64), np.float32))
+
+
+def test_threads_of_teams_do_not_store_what_they_compute():
+    with pytest.raises(tp.InputError, match=r"y\.role.*one team"):
+        body_of(lambda self, k: None, teams=2).plan()
 
 
 def test_wrong_scratch_is_refused():

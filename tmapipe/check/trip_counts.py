@@ -75,7 +75,7 @@ def _entered(layout: Layout, ring: Ring, role: RoleWarps, cta: int, programs: _P
         by_team[team] = max(by_team[team], len(found))
         if len(found) > len(uses):
             agent, uses = cta * layout.warps + warp, found
-    return sum(by_team), agent, uses
+    return max(by_team) if ring.held else sum(by_team), agent, uses
 
 
 def _bars(layout: Layout, ring: Ring, phase: int) -> range:

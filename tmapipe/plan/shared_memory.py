@@ -324,6 +324,9 @@ class Layout:
                 tile = store.parts_tile or (64, self._columns(name, store))
                 barrier = (128, role.warps // 4)
             else:
+                if role.teams > 1:
+                    rule = "has one team, if threads store what they compute: teams are at different tiles"
+                    raise InputError(f"{name}.role", role.name, rule, "use two roles, or store a Wgmma's sums")
                 tile, owners, barrier = as_matrix(store.tile), 1, (role.threads, 1)
                 if len(tile) > 1:  # of one extent, it may hold one number a row
                     vectors_of(name, tile, role)
