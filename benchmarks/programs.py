@@ -44,6 +44,7 @@ class Case:
     work: Bytes read and written ("gbps"), or operations ("tflops").
     unit: "gbps" or "tflops".
     compiles: Whether torch.compile is tried.
+    peers: Other runs that return the same as torch's, by name.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Case:
     work: float
     unit: str = "gbps"
     compiles: bool = True
+    peers: dict[str, Callable[[], Any]] = attrs.field(factory=dict)
 
 
 def rows() -> list[Case]:
@@ -221,8 +223,28 @@ def attention() -> list[Case]:
         work = 4.0 * q.numel() * seq * (0.5 if causal else 1)
         text = f"{batch}x{groups * shared}/{groups}x{seq}x{d}{' causal' if causal else ''}"
         inputs = {"q": q, "k": k, "v": v}
-        found.append(Case("attention", text, ours, inputs, sdpa, "o", work, "tflops", compiles=False))
+        peers = flash(q, k, v, causal)
+        found.append(Case("attention", text, ours, inputs, sdpa, "o", work, "tflops", False, peers))
     return found
+
+
+def flash(q: Any, k: Any, v: Any, causal: bool) -> dict[str, Callable[[], Any]]:
+    """FlashAttention's CuTe kernel on the same numbers in its own order of dimensions, where it is installed."""
+    try:
+        from flash_attn.cute.interface import flash_attn_func
+    except ImportError:
+        return {}
+    own = [x.transpose(1, 2).contiguous() for x in (q.flatten(1, 2), k, v)]
+
+    def run() -> Any:
+        found = flash_attn_func(*own, causal=causal)
+        return first(found).transpose(1, 2).reshape(q.shape)
+
+    def bare() -> Any:
+        return flash_attn_func(*own, causal=causal)
+
+    run.timed = bare  # type: ignore[attr-defined]
+    return {"FlashAttention CuTe": run}
 
 
 def outputs_of(schedule: Any, inputs: dict[str, Any], output: str) -> Any:
@@ -246,6 +268,8 @@ def measure(case: Case, clock: Any, args: argparse.Namespace, results: Results) 
     for name, schedule in case.ours.items():
         runs["tmapipe", name or "as written"] = functools.partial(outputs_of, schedule, case.inputs, case.output)
     runs["torch", "eager"] = functools.partial(case.torch, **case.inputs)
+    for name, run in case.peers.items():
+        runs[name, "default"] = run
     if case.compiles:
         runs["torch.compile", "default"] = functools.partial(torch.compile(case.torch), **case.inputs)
     want = first(case.torch(**case.inputs)).double()
@@ -253,7 +277,8 @@ def measure(case: Case, clock: Any, args: argparse.Namespace, results: Results) 
     for key, error in errors.items():
         if not error < 3e-2:
             failed.append(f"{case.name} {case.problem} {' '.join(key)} has a relative error of {error}")
-    timings = rested({key: run for key, run in runs.items() if errors.get(key, 1) < 3e-2}, clock, method_of(args))
+    right = {key: getattr(run, "timed", run) for key, run in runs.items() if errors.get(key, 1) < 3e-2}
+    timings = rested(right, clock, method_of(args))
     for (peer, variant), timing in timings.items():
         speed = case.work / timing.us * (1e-3 if case.unit == "gbps" else 1e-6)
         resources = {}
