@@ -6,7 +6,7 @@ from typing import Any
 
 import tmapipe as tp
 
-__all__ = ["Chain0", "Chain1", "Chain2", "Chain3", "Shared", "TwoRings", "TwoWriters"]
+__all__ = ["Chain0", "Chain1", "Chain2", "Chain3", "Gathered", "Held", "Shared", "TwoRings", "TwoWriters"]
 
 
 class Chain0(tp.Schedule):
@@ -151,4 +151,79 @@ class TwoWriters(tp.Schedule):
     def total(self, k, tile):
         with k.ring.consume() as slot:
             values = slot.x.read() + slot.s.read()
+        k.y.store(tile, values)
+
+
+class Held(tp.Schedule):
+    """y[r] = 2 x[r] + s, with s loaded once a CTA, perhaps multicast, and doubled values on their way through scratch.
+
+    Another role stores what threads have written to the slot, in the type of s.
+    """
+
+    load, work, store = tp.Role(warps=1), tp.Role(warps=2), tp.Role(warps=1)
+
+    def __init__(
+        self, tile: Any, stages: int, warps: int, parts: int, pending: int, copies: int, cluster: int, dtype: str
+    ):
+        self.cluster = {"r": cluster}
+        self.work = tp.Role(warps=warps)
+        self.once = tp.BarrierRing(producer=self.load, consumer=self.work, per="cta")
+        self.s = tp.TmaLoadStage("i n", tile=tile, ring=self.once, multicast=tp.MulticastGroup("r"))
+        self.ring = tp.BarrierRing(stages, chain=(self.load, self.work, self.store))
+        self.x = tp.TmaLoadStage("r m n", tile=tile, ring=self.ring).in_parts(parts)
+        self.z = tp.SharedStage(tile=tile, ring=self.ring, writer=self.work, dtype=dtype)
+        self.y = tp.TmaStoreStage("r m n", source=self.z, stages=pending)
+        self.between = tp.Scratch(self.work, tile=tile, dtype="fp32", copies=copies)
+        self.parts, self.copies = parts, copies
+
+    @load.before.jit
+    def fill_once(self, k):
+        with k.once.produce() as slot:
+            slot.s.load(i=0, n=0)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            for i in range(self.parts):
+                slot.x.load_part(i, tile)
+
+    @work.jit
+    def add(self, k, tile):
+        with k.ring.consume() as slot:
+            doubled = slot.x.read() * 2
+            for i in range(self.copies):
+                k.between.copy(i).write(doubled)
+            k.sync()
+            slot.z.write(k.between.copy(self.copies - 1).read() + k.once.s.read())
+            k.sync()
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
+
+
+class Gathered(tp.Schedule):
+    """y[m, n] = x[m + rows, n + columns], zero outside, from boxes of three extents, read from the middle of a larger tile."""
+
+    load, work = tp.Role(warps=1), tp.Role(warps=2)
+
+    def __init__(self, tile: Any, by: tuple[int, int], stages: int, warps: int, buffers: int, halo: tuple[int, int]):
+        self.work = tp.Role(warps=warps)
+        self.tile, self.by, self.halo = tile, by, halo
+        wide = (1, tile[0] + 2 * halo[0], tile[1] + 2 * halo[1])
+        self.ring = tp.BarrierRing(stages, producer=self.load, consumer=self.work)
+        self.x = tp.TmaLoadStage("l m n", tile=wide, ring=self.ring)
+        self.y = tp.TmaStoreStage("l m n", tile=tile, role=self.work, stages=buffers)
+
+    @load.jit
+    def fill(self, k, tile):
+        (rows, columns), (up, left) = self.by, self.halo
+        with k.ring.produce() as slot:
+            slot.x.load_from(tile.l, tile.m * self.tile[0] + rows - up, tile.n * self.tile[1] + columns - left)
+
+    @work.jit
+    def move(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read(tile=self.tile, at=self.halo)
         k.y.store(tile, values)
