@@ -18,8 +18,8 @@ class Conv(tp.Schedule):
 
     @load.jit
     def fill(self, k, tile):
-        for r in range(3):
-            for s in range(3):
+        for r in range(k.extent("r")):
+            for s in range(k.extent("s")):
                 for c in range(k.steps("x", "c")):
                     with k.ring.produce() as slot:
                         slot.x.load_from(tile.n, tile.h * 8 + r - 1, tile.w * 16 + s - 1, c * 64)
@@ -28,7 +28,7 @@ class Conv(tp.Schedule):
     @math.jit
     def multiply(self, k, tile):
         with k.mma.accumulate() as acc:
-            for _ in range(9 * k.steps("x", "c")):
+            for _ in range(k.extent("r") * k.extent("s") * k.steps("x", "c")):
                 with k.ring.consume() as slot:
                     acc.add(slot.x, slot.f)
         k.d.store(tile, acc)

@@ -233,7 +233,8 @@ class KernelContext(Carried):
         return self._declared.name_of(part)
 
     def steps(self, stage: str, dim: str) -> Any:
-        """Number of tiles along dimension *dim* of the tensor of the load or store stage called *stage*."""
+        """Number of tiles along dimension *dim* of the tensor of the load or store stage called *stage*. Of a fixed extent, a
+        Python number."""
         parts: tuple[Load | Store, ...] = (*self.plan.stores, *self.plan.loads)
         stages = {part.name: part for part in parts}
         part = stages.get(stage) if isinstance(stage, str) else None
@@ -243,15 +244,19 @@ class KernelContext(Carried):
                 "k.steps", (stage, dim), f"names a stage and one of its dimensions ({known})", "name those"
             )
         where = part.dims.index(dim)
-        return ceil_div(self.isa.extent(part.argument, where), part.tile[where])
+        return ceil_div(self._extent(part, where), part.tile[where])
 
     def extent(self, dim: str) -> Any:
-        """Elements along dimension *dim* of the tensors that have it."""
+        """Elements along dimension *dim* of the tensors that have it; a Python number if it is fixed."""
         for part in self.plan.transfers:
             if dim in part.dims:
-                return self.isa.extent(part.argument, part.dims.index(dim))
+                return self._extent(part, part.dims.index(dim))
         known = ", ".join(dict.fromkeys(d for part in self.plan.transfers for d in part.dims))
         raise InputError("k.extent", dim, f"names a dimension of a tensor ({known})", "name one of those")
+
+    def _extent(self, part: Load | Store, where: int) -> Any:
+        fixed = self.plan.fixed.get(part.dims[where])
+        return self.isa.extent(part.argument, where) if fixed is None else fixed
 
     def sync(self, *others: Role) -> None:
         """``bar.sync``: waits until all threads of this role have come here, and those of *others*, which call it likewise.

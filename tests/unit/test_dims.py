@@ -110,6 +110,21 @@ def test_a_grid_over_dimensions_that_the_output_lacks():
         np.testing.assert_array_equal(schedule(x), x.sum(0))
 
 
+def test_a_fixed_extent_is_a_number_in_bodies():
+    class Counted(Scaled):
+        @Scaled.load.jit
+        def fill(self, k, tile):
+            assert type(k.extent("n")) is int and k.steps("x", "n") == 1
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+                slot.s.load_from(tile.m, 64 * (k.steps("s", "n") - 1))
+
+    kinds = {"x": "fp32", "y": "fp32", "s": "fp32"}
+    assert Counted().check(kinds).ok and Counted().compile(kinds).ptx
+    x, s = np.ones((2, 20, 64), np.float32), np.ones((3, 64), np.float32)
+    assert Counted()(x, s).shape == x.shape
+
+
 def test_wrong_grids_and_relations_are_refused():
     for wrong in ("", "m q", "m m", 3, ("m", "n")):
         schedule = Summed()

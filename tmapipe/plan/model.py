@@ -267,6 +267,11 @@ class Plan:
         """The dimensions of every argument by name."""
         return {**{part.argument: part.dims for part in self.transfers}, **self.tables}
 
+    @property
+    def fixed(self) -> dict[str, int]:
+        """The extents that are known now, by dimension."""
+        return {dim.name: dim.size for dim in self.relations if dim.size is not None}
+
     def related(self, extents: dict[str, int]) -> dict[str, int]:
         """*extents* of dimensions, with those that are fixed or follow from others, or that others follow from."""
         found = dict(extents)
