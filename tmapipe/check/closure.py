@@ -26,7 +26,7 @@ from tmapipe.machine import State
 
 __all__ = ["Closure", "begin", "close", "closed_for", "take", "warmed_up"]
 
-MOST_STATES = 120  # then the answer is that nothing recurs
+MOST_STATES = 120, 600  # then the answer is that nothing recurs; where bodies decide on several numbers
 
 
 @attrs.frozen
@@ -93,7 +93,7 @@ def closed_for(problems: Problems, segments: Segments, choices: list[After], log
                     continue
                 known.append(node)
                 states += 1
-                if len(known) > MOST_STATES:
+                if len(known) > MOST_STATES[len(problems.kinds.keys) > 1]:
                     raise _Stopped(node.path, "still no state recurs")
                 for segment in after[node.where]:
                     reached = take(segments, node, segment)

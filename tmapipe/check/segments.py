@@ -358,20 +358,20 @@ class _Finder:
         if variation.all or not variation.counted:
             return
         at_once = self.at_once
-        for others in dict.fromkeys((self.few, self.kinds[-1])):
-            for steps in (self.values[d][first::at_once] for first in range(at_once)):
-                kinds = [(*others[:d], value, *others[d + 1 :]) for value in steps]
-                tiles = [self.problems.relative(self.boundaries, kind).tiles[i] for kind in kinds[-4:]]
-                cut = _regular_from(tiles, 0)
-                if cut is None:
+        others = self.few
+        for steps in (self.values[d][first::at_once] for first in range(at_once)):
+            kinds = [(*others[:d], value, *others[d + 1 :]) for value in steps]
+            tiles = [self.problems.relative(self.boundaries, kind).tiles[i] for kind in kinds[-4:]]
+            cut = _regular_from(tiles, 0)
+            if cut is None:
+                raise NotAlike
+            times = max(1, LAPS * self.problems.slots + 2 - len(steps))
+            many = (*others[:d], steps[-1] + times * (steps[-1] - steps[-2]), *others[d + 1 :])
+            found = self.problems.relative(self.boundaries, many).tiles[i]
+            for x, y, (b, c) in zip(tiles[-1], found, cut[1], strict=True):
+                end = len(x) - c
+                if y != x[:end] + x[end - b : end] * times + x[end:]:
                     raise NotAlike
-                times = max(1, LAPS * self.problems.slots + 2 - len(steps))
-                many = (*others[:d], steps[-1] + times * (steps[-1] - steps[-2]), *others[d + 1 :])
-                found = self.problems.relative(self.boundaries, many).tiles[i]
-                for x, y, (b, c) in zip(tiles[-1], found, cut[1], strict=True):
-                    end = len(x) - c
-                    if y != x[:end] + x[end - b : end] * times + x[end:]:
-                        raise NotAlike
 
     def _check_positions(self, kind: Kind) -> None:
         """Checks that a tile is the same wherever it begins in the rings."""
