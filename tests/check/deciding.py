@@ -108,6 +108,35 @@ class OneAfterTheOther(Tiles):
         k.y.store(tile, values)
 
 
+class TwoPasses(Tiles):
+    """As a softmax: through all steps, then through all of them again, in another way."""
+
+    load, add = Tiles.load, Tiles.add
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile, k=0)
+            slot.z.load(h=0, j=0)
+        for _ in range(2):
+            for _ in range(self.given(self, k, tile)):
+                with k.ring.produce() as slot:
+                    slot.x.load(tile, k=0)
+                    slot.z.load(h=0, j=0)
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        for _ in range(self.given(self, k, tile)):
+            with k.ring.consume() as slot:
+                values = values + slot.x.read()
+        for _ in range(self.taken(self, k, tile)):
+            with k.ring.consume() as slot:
+                k.y.store(tile, values * slot.x.read())
+        k.y.store(tile, values)
+
+
 class Diagonal(Tiles):
     """As causal attention: up to the tile of the diagonal, which is handled in another way."""
 
@@ -182,6 +211,8 @@ CASES = (
     case("one inside the other", lambda s, k, tile: steps(k), lambda s, k, tile: 1, Nested),
     case("one inside the other, one short", lambda s, k, tile: steps(k), lambda s, k, tile: steps(k) - 1, Nested),
     case("one after the other", lambda s, k, tile: steps(k), lambda s, k, tile: steps(k, "j"), OneAfterTheOther),
+    case("two passes", lambda s, k, tile: steps(k), lambda s, k, tile: steps(k) - 1, TwoPasses),
+    case("two passes to the diagonal", lambda s, k, tile: tile.m + 1, lambda s, k, tile: tile.m, TwoPasses),
     case("the first cluster", lambda s, k, tile: one_if(k.isa.cluster_id == 0), lambda s, k, tile: 1),
     case("the number of clusters", lambda s, k, tile: k.isa.clusters, lambda s, k, tile: 1),
     case("by rank", lambda s, k, tile: 3 * k.isa.cta_rank, lambda s, k, tile: 0, cluster=2),

@@ -8,13 +8,15 @@ must be alike: a count grows by the same operations, and a comparison stays as i
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 from typing import Any
 
 import attrs
 
-from tmapipe.check.varying import COMPARED, COUNT, VALUE, Decisions, Term, Use, Varying, text_of
+from tmapipe.machine.varying import COMPARED, COUNT, VALUE, Decisions, Term, Use, Varying
+from tmapipe.machine.varying_text import text_of
 
-__all__ = ["Kinds", "Variation", "kinds_of"]
+__all__ = ["Kinds", "Variation", "kinds_of", "product", "sources"]
 
 Key = tuple[Any, ...]
 MOST_KINDS = 700
@@ -136,11 +138,11 @@ def _of_sum(decisions: Decisions, key: Key, others: dict[Key, int]) -> Term:
 
 
 def _halved(key: Key, keys: list[Key]) -> bool:
-    """Whether it is half of one of *keys*, or the remainder: steps that are taken two by two.
+    """Whether it is half or a third of one of *keys*, or the remainder: steps that are taken two by two, or by three.
 
     Any other term that is computed of something varies by itself.
     """
-    if key[0] not in ("quotient", "remainder") or key[2] != 2:
+    if key[0] not in ("quotient", "remainder") or key[2] not in (2, 3):
         return False
     (terms, _) = key[1]
     return len(terms) == 1 and terms[0][1] == 1 and terms[0][0] in keys
@@ -148,7 +150,12 @@ def _halved(key: Key, keys: list[Key]) -> bool:
 
 def _sources(terms: dict[Key, Term], use: Use, keys: list[Key]) -> set[Key]:
     """Those of *keys* that decide a use."""
-    found, todo = set(), [key for key, _ in use.terms]
+    return sources(terms, use.terms, keys)
+
+
+def sources(terms: dict[Key, Term], of: tuple[tuple[Key, int], ...], keys: Collection[Key]) -> set[Key]:
+    """Those of *keys* that a sum is computed of."""
+    found, todo = set(), [key for key, _ in of]
     while todo:
         key = todo.pop()
         if key in keys:
@@ -170,8 +177,8 @@ def _distance(use: Use) -> int:
 
 
 def _scale(use: Use, keys: list[Key]) -> int:
-    """By how much larger numbers a half is computed of."""
-    return 2 if any(_halved(key, keys) for key, _ in use.terms) else 1
+    """By how much larger numbers a half or a third is computed of."""
+    return max([key[2] for key, _ in use.terms if _halved(key, keys)], default=1)
 
 
 def _mixed(terms: dict[Key, Term], use: Use, keys: list[Key], sums: dict[Key, dict[Key, int]]) -> bool:
@@ -197,7 +204,7 @@ def _not_seen_through(terms: dict[Key, Term], use: Use, found: list[Variation]) 
         return [f"{text}, which counts a loop inside another"]
     indices = [(key, factor) for key, factor in use.terms if key[0] == "index"]
     halves = [key for key, _ in use.terms if terms[key].by_index and key[0] != "index"]
-    if any(key[0] != "remainder" or key[2] != 2 for key in halves) or len(indices) + len(halves) > 1:
+    if any(key[0] != "remainder" or key[2] not in (2, 3) for key in halves) or len(indices) + len(halves) > 1:
         return [f"{text}, which {COMPARED}"]
     for key, factor in indices:  # a few turns after the first or before the last, or at another number
         to_the_end = {term: -factor * each for term, each in key[2]} == factors

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from tmapipe.check.kinds import Kinds, kinds_of
 from tmapipe.check.positions import Key
-from tmapipe.check.recording import RecordingIsa, Tables
 from tmapipe.check.relative import Program, RelativeRun, origin_of, record_marked
 from tmapipe.check.state import unchanged
-from tmapipe.check.varying import Decisions, names_replaced, text_of
 from tmapipe.isa.interface import Isa
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Layout
+from tmapipe.machine.recording import RecordingIsa, Tables
+from tmapipe.machine.varying import Decisions
+from tmapipe.machine.varying_names import names_replaced
+from tmapipe.machine.varying_text import text_of
 from tmapipe.plan.model import Plan
 
 if TYPE_CHECKING:

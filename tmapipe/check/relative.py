@@ -17,6 +17,7 @@ from tmapipe.isa.operands import Kind
 from tmapipe.isa.ops import Exit
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.machine import at_most
+from tmapipe.machine.varying import Loop
 
 __all__ = ["Program", "Renaming", "RelativeRun", "origin_of", "parts_of", "record_marked"]
 
@@ -24,10 +25,12 @@ MAX_OPERATIONS = 200_000  # of one warp; problems are small, and take thousands
 
 
 class Program(NamedTuple):
-    """One warp's operations. tiles: the index at which each iteration of its tile loop starts, and at which the last ends."""
+    """One warp's operations. tiles: the index at which each iteration of its tile loop starts, and at which the last ends;
+    loops: those of bodies whose count varies, in the order of their beginnings."""
 
     ops: list[Any]
     tiles: list[int]
+    loops: list[Loop]
 
     def tile(self, i: int) -> list[Any]:
         """The operations of the i-th iteration."""
@@ -58,9 +61,11 @@ def record_marked(
         marks: list[int] = []
         isa = make(agent, _without_local(at_most(MAX_OPERATIONS, program)))
         isa.loop = _marking(isa.loop, program, marks)
+        loops = isa.decisions.loops = []
+        isa.decisions.length = program.__len__
         entry(isa)
         program.append(Exit())
-        programs[agent] = Program(program, marks or [len(program) - 1])
+        programs[agent] = Program(program, marks or [len(program) - 1], loops)
     return [programs[agent] for agent in range(layout.agents)]
 
 

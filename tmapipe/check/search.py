@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from tmapipe.check.problems import Problems, Shapes
-from tmapipe.check.recording import Tables
+from tmapipe.machine.recording import Tables
 
 __all__ = ["Problem", "problems_near"]
 

@@ -4,7 +4,7 @@ They are taken from recorded programs and shown to be the same in all of them, a
 count k is ``A B^(k-n) C`` with the same A, B and C for each k from some n on, or has operations of its own (k < n). If the
 bodies decide on several numbers, A, B and C have that form for the next one. So a program is ``head (tile)* tail``, with tiles
 of any kinds. A few early tiles may have operations of their own: those of warps that hold back the last few slots. If a role
-takes steps in pairs, even and odd numbers of steps have this form by themselves, with a B of two steps.
+takes steps in pairs, even and odd numbers of steps have this form by themselves, with a B of two steps; and so by three.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import attrs
 
 from tmapipe.check.future import Future
-from tmapipe.check.kinds import MOST_KINDS, Variation, product
-from tmapipe.check.positions import Positions, without_stages
+from tmapipe.check.kinds import MOST_KINDS, Variation, product, sources
+from tmapipe.check.positions import Positions, iteration_of, without_stages
 from tmapipe.check.problems import Kind, Problems
 from tmapipe.check.relative import parts_of
 
@@ -83,7 +83,7 @@ class NotRegular(Exception):
 
 
 class NotAlike(NotRegular):
-    """Turns of inner loops are not all alike, one by one or two by two."""
+    """Turns of inner loops are not all alike, one by one, two by two or by three."""
 
     def __init__(self) -> None:
         super().__init__("inner steps are not all alike")
@@ -113,10 +113,12 @@ def segments_of(problems: Problems) -> Segments:
 def _found(problems: Problems) -> Segments:
     if problems.kinds.open:
         raise NotRegular("bodies decide on " + "; ".join(problems.kinds.open))
-    try:
-        return _Finder(problems, 1).segments()
-    except NotAlike:
-        return _Finder(problems, 2).segments()
+    for at_once in (1, 2):
+        try:
+            return _Finder(problems, at_once).segments()
+        except NotAlike:
+            continue
+    return _Finder(problems, 3).segments()
 
 
 @attrs.frozen
@@ -224,10 +226,7 @@ class _Finder:
 
     def _tile(self, i: int) -> None:
         """Adds what can come at the *i*-th boundary."""
-        whole: _Portion = {}
-        for kind in self.kinds:
-            lengths = [len(part) for part in self._parts(i, kind)]
-            whole[kind] = _Piece(kind, [0] * len(lengths), lengths, kind)
+        whole = {kind: self._whole(i, kind) for kind in self.kinds}
         before, following = ("tile", i), ("tile", self._boundary(i + 1))
         self._divide(self.mixed, i, 0, whole, (before, following), True)
         for d in range(len(self.values)):
@@ -241,6 +240,10 @@ class _Finder:
                 after[before] = [segment]
                 if segment.to[0] == "step":
                     after[segment.to] = found[segment.to]
+
+    def _whole(self, i: int, kind: Kind) -> _Piece:
+        lengths = [len(part) for part in self._parts(i, kind)]
+        return _Piece(kind, [0] * len(lengths), lengths, kind)
 
     def _parts(self, i: int, kind: Kind) -> list[list[Any]]:
         return parts_of(self.problems.layout, self.problems.programs(self.boundaries, kind), i)
@@ -293,35 +296,99 @@ class _Finder:
             larger = {rest: self._open_ended(portion[(values[-1], *rest)], d) for rest in rests}
             self._divide(into, i, d + 1, larger, ends, begins, grows)
             return
-        at_once = self.at_once
-        for own in (values[first::at_once] for first in range(at_once)):
-            cuts = {rest: self._cut(i, variation, [portion[(value, *rest)] for value in own]) for rest in rests}
-            n = max(start for start, _ in cuts.values())
+        for own in (values[first :: self.at_once] for first in range(self.at_once)):
+            sections = self._sections(i, variation, [{v: portion[(v, *rest)] for v in own} for rest in rests])
+            cuts = [[self._cut(i, variation, list(pieces.values())) for pieces in each] for each in sections]
+            n = max(start for each in cuts for start, _ in each)
             n = max(n, min(least, len(own) - 1))
             for value in own[:n]:
                 only(value)
-            if not any(b for _, sizes in cuts.values() for b, _ in sizes):
-                larger = {rest: self._open_ended(portion[(own[n], *rest)], d) for rest in rests}
-                self._divide(into, i, d + 1, larger, ends, begins, grows)
-                continue
-            within = ("step", len(self.loops))
-            self.loops[within] = 0
-            enter, step, leave = _Portion(), _Portion(), _Portion()
-            for rest, (_, sizes) in cuts.items():
-                piece, times = portion[(own[-1], *rest)], len(own) - 1 - n
-                # before the first and the second turn, and after the last: taken from one that has at least one turn
-                one, two, end = (
-                    [last - c - b * left for last, (b, c) in zip(piece.last, sizes, strict=True)]
-                    for left in (times, times - 1, 0)
-                )
-                shown = (*piece.shown[:d], own[n], *piece.shown[d + 1 :])
-                enter[rest] = self._open_ended(attrs.evolve(piece, last=one, shown=shown), d)
-                step[rest] = attrs.evolve(piece, first=one, last=two)
-                leave[rest] = attrs.evolve(piece, first=end)
-            self._divide(into, i, d + 1, enter, (ends[0], within), begins, grows)
-            self._divide(into, i, d + 1, step, (within, within), False, (d, at_once))
-            self.loops[within] = len(into[within])
-            self._divide(into, i, d + 1, leave, (within, ends[1]), False)
+            before = ends[0]
+            for number, (pieces, sizes) in enumerate(zip(sections, cuts, strict=True)):
+                last = number == len(sections) - 1
+                after = ends[1] if last else self._between()
+                both = {rest: (each, of) for rest, each, (_, of) in zip(rests, pieces, sizes, strict=True)}
+                self._repeat(into, i, d, both, own, n, (before, after), begins and number == 0, grows if last else None)
+                before = after
+
+    def _between(self) -> Where:
+        """A new boundary within tiles."""
+        within = ("step", len(self.loops))
+        self.loops[within] = 0
+        return within
+
+    def _repeat(
+        self,
+        into: After,
+        i: int,
+        d: int,
+        both: dict[tuple[int, ...], tuple[dict[int, _Piece], list[tuple[int, int]]]],
+        own: list[int],
+        n: int,
+        ends: tuple[Where, Where],
+        begins: bool,
+        grows: tuple[int, int] | None,
+    ) -> None:
+        """Adds A, B and C of pieces of the values from the n-th of *own* on. *both*: the pieces, by what is still to be told
+        apart and by value, and the lengths of B and C."""
+        if not any(b for _, sizes in both.values() for b, _ in sizes):
+            larger = {rest: self._open_ended(pieces[own[n]], d) for rest, (pieces, _) in both.items()}
+            return self._divide(into, i, d + 1, larger, ends, begins, grows)
+        within = self._between()
+        enter, step, leave = _Portion(), _Portion(), _Portion()
+        for rest, (pieces, sizes) in both.items():
+            piece, times = pieces[own[-1]], len(own) - 1 - n
+            # before the first and the second turn, and after the last: taken from one that has at least one turn
+            one, two, end = (
+                [last - c - b * left for last, (b, c) in zip(piece.last, sizes, strict=True)]
+                for left in (times, times - 1, 0)
+            )
+            shown = (*piece.shown[:d], own[n], *piece.shown[d + 1 :])
+            enter[rest] = self._open_ended(attrs.evolve(piece, last=one, shown=shown), d)
+            step[rest] = attrs.evolve(piece, first=one, last=two)
+            leave[rest] = attrs.evolve(piece, first=end)
+        self._divide(into, i, d + 1, enter, (ends[0], within), begins, None)
+        self._divide(into, i, d + 1, step, (within, within), False, (d, self.at_once))
+        self.loops[within] = len(into[within])
+        self._divide(into, i, d + 1, leave, (within, ends[1]), False, grows)
+
+    def _sections(
+        self, i: int, variation: Variation, portions: list[dict[int, _Piece]]
+    ) -> list[list[dict[int, _Piece]]]:
+        """The pieces divided where the second and each further loop begins that the variation counts, if all have as many."""
+        starts = [{value: self._loops(i, variation, piece) for value, piece in each.items()} for each in portions]
+        counts = {len(found) for each in starts for by_warp in each.values() for found in by_warp if found}
+        if len(counts) != 1 or counts == {1}:
+            return [portions]
+        (count,) = counts
+        sections: list[list[dict[int, _Piece]]] = [[] for _ in range(count)]
+        for each, found in zip(portions, starts, strict=True):
+            for number, section in enumerate(sections):
+                divided: dict[int, _Piece] = {}
+                for value, piece in each.items():
+                    warps = list(zip(piece.first, piece.last, found[value], strict=True))
+                    first = [a if not number else own[number] if own else b for a, b, own in warps]
+                    last = [own[number + 1] if own and number + 1 < count else b for a, b, own in warps]
+                    divided[value] = attrs.evolve(piece, first=first, last=last)
+                section.append(divided)
+        return sections
+
+    def _loops(self, i: int, variation: Variation, piece: _Piece) -> list[list[int]]:
+        """By warp: where the outermost loops of a piece begin that the variation counts."""
+        problems, keys = self.problems, {variation.key, *(key for key, _ in variation.others)}
+        found = []
+        programs = problems.programs(self.boundaries, piece.kind)
+        for agent, (program, first, last) in enumerate(zip(programs, piece.first, piece.last, strict=True)):
+            turn, own, end = iteration_of(problems.layout, agent, i), list[int](), -1
+            begin = program.tiles[turn] if turn is not None and turn < program.iterations else len(program.ops)
+            for loop in program.loops:
+                at = loop.start - begin
+                inside = first <= at and loop.end - begin <= last and loop.start >= end
+                if inside and sources(problems.decisions.terms, loop.terms, keys):
+                    own.append(at)
+                    end = loop.end
+            found.append(own)
+        return found
 
     def _open_ended(self, piece: _Piece, d: int) -> _Piece:
         return attrs.evolve(piece, without_end=(*piece.without_end, d))
@@ -357,21 +424,20 @@ class _Finder:
         variation = self.variations[d]
         if variation.all or not variation.counted:
             return
-        at_once = self.at_once
-        others = self.few
+        at_once, others = self.at_once, self.few
         for steps in (self.values[d][first::at_once] for first in range(at_once)):
-            kinds = [(*others[:d], value, *others[d + 1 :]) for value in steps]
-            tiles = [self.problems.relative(self.boundaries, kind).tiles[i] for kind in kinds[-4:]]
-            cut = _regular_from(tiles, 0)
-            if cut is None:
-                raise NotAlike
             times = max(1, LAPS * self.problems.slots + 2 - len(steps))
-            many = (*others[:d], steps[-1] + times * (steps[-1] - steps[-2]), *others[d + 1 :])
-            found = self.problems.relative(self.boundaries, many).tiles[i]
-            for x, y, (b, c) in zip(tiles[-1], found, cut[1], strict=True):
-                end = len(x) - c
-                if y != x[:end] + x[end - b : end] * times + x[end:]:
+            beyond = steps[-1] + times * (steps[-1] - steps[-2])
+            whole = {v: self._whole(i, (*others[:d], v, *others[d + 1 :])) for v in (*steps[-4:], beyond)}
+            for (pieces,) in self._sections(i, variation, [whole]):
+                *words, many = (self._words(i, piece) for piece in pieces.values())
+                cut = _regular_from(words, 0)
+                if cut is None:
                     raise NotAlike
+                for x, y, (b, c) in zip(words[-1], many, cut[1], strict=True):
+                    end = len(x) - c
+                    if y != x[:end] + x[end - b : end] * times + x[end:]:
+                        raise NotAlike
 
     def _check_positions(self, kind: Kind) -> None:
         """Checks that a tile is the same wherever it begins in the rings."""

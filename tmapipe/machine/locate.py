@@ -11,7 +11,6 @@ __all__ = ["locate"]
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _SCHEDULES = os.path.join(_LIBRARY, "schedules") + os.sep
 _MACHINE = os.path.join(_LIBRARY, "machine") + os.sep
-_RECORDER = os.path.join(_LIBRARY, "check", "recording.py")
 _STARTER = os.path.join(_MACHINE, "machine.py")
 _known: dict[CodeType, tuple[int, str]] = {}
 
@@ -43,7 +42,6 @@ def _classify(code: CodeType) -> tuple[int, str]:
     path = os.path.abspath(code.co_filename)
     if path == _STARTER and code.co_name == "record":
         return 3, ""
-    below = path.startswith(_MACHINE) or path == _RECORDER
-    rank = 0 if below else 1 if path.startswith(_LIBRARY) and not path.startswith(_SCHEDULES) else 2
+    rank = 0 if path.startswith(_MACHINE) else 1 if path.startswith(_LIBRARY) and not path.startswith(_SCHEDULES) else 2
     shown = os.path.relpath(path, os.path.dirname(_LIBRARY[:-1])) if path.startswith(_LIBRARY) else path
     return rank, shown

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tmapipe.check.varying import COUNT, VALUE, Condition, Decisions, Term, Varying, greatest
 from tmapipe.errors import ScopeError
 from tmapipe.integers import ceil_div
 from tmapipe.isa.globals import TableLoad
-from tmapipe.kernel import KernelContext
-from tmapipe.machine import MachineIsa
 from tmapipe.machine.layout import Layout
+from tmapipe.machine.varying import COUNT, VALUE, Condition, Decisions, Term, Varying
+from tmapipe.machine.varying_names import greatest
+from tmapipe.machine.warp import MachineIsa
 from tmapipe.protocol.cluster import cluster_coordinate
 from tmapipe.protocol.tile import Tile
 
@@ -75,19 +75,19 @@ class RecordingIsa(MachineIsa):
         return self._at(lambda *given: self.decisions.use(COUNT, function(*given)), arguments)
 
     def _at(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Calls *function* with what varies in its arguments: a `KernelContext`, and maybe a `Tile`, are among them."""
+        """Calls *function* with what varies in its arguments: `k`, and maybe a `Tile`, are among them."""
         tile = next((each for each in arguments if isinstance(each, Tile)), None)
         number = 0 if tile is None else tile.get(self.numbered)
         number = self.calls if number is None else number // self.plan.cluster.get(self.numbered, 1)
         self.calls += tile is not None
-        context = next(each for each in arguments if isinstance(each, KernelContext))
+        context = next(each for each in arguments if hasattr(each, "name_of"))
         if self.shifted and tile is not None:
             self._shift(context, self.calls - 1)
         with self._tracked(self.values_of(number) if self.values_of else {}, context):
             seen = None if tile is None else tile.changed(self._number)
             return function(*(seen if each is tile else each for each in arguments))
 
-    def _shift(self, context: KernelContext, slots: int) -> None:
+    def _shift(self, context: Any, slots: int) -> None:
         for end in context.ends.values():
             laps, index = divmod(slots, end.ring.stages)
             end.state[0], end.state[1] = index, (1 if end.phase == 0 else 0) ^ (laps & 1)

@@ -10,13 +10,12 @@ known.
 from __future__ import annotations
 
 import builtins
-import contextlib
 import operator
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tmapipe.errors import PipelineError, ScopeError
+from tmapipe.machine.varying_text import text_of
 
 __all__ = [
     "COMPARED",
@@ -24,12 +23,11 @@ __all__ = [
     "VALUE",
     "Condition",
     "Decisions",
+    "Loop",
     "Term",
     "Use",
     "Varying",
-    "greatest",
-    "names_replaced",
-    "text_of",
+    "whole",
 ]
 
 COUNT, COMPARED, VALUE = "counts a loop", "is compared", "is used as a value"
@@ -62,10 +60,20 @@ class Term(NamedTuple):
     by_index: bool = False
 
 
+class Loop:
+    """A loop in a warp's program: the terms of its count, and its first operation and the one after its last."""
+
+    __slots__ = ("end", "start", "terms")
+
+    def __init__(self, terms: tuple[tuple[Key, int], ...], start: int):
+        self.terms, self.start, self.end = terms, start, start
+
+
 class Decisions:
     """What bodies decide on, in the recordings that share this object.
 
-    values: of terms, for the tile at hand; terms: all so far; uses: of numbers, and where.
+    values: of terms, for the tile at hand; terms: all so far; uses: of numbers; loops: of the warp that is being recorded;
+    length: how many operations it has so far.
     """
 
     def __init__(self) -> None:
@@ -73,6 +81,8 @@ class Decisions:
         self.terms: dict[Key, Term] = {}
         self.uses: dict[Use, None] = {}
         self.depth = 0
+        self.loops: list[Loop] = []
+        self.length: Callable[[], int] = lambda: 0
 
     def symbol(self, key: Key, value: int, known: Term) -> Varying:
         """A term by its name. Its value is *value* unless `values` says otherwise."""
@@ -120,9 +130,11 @@ class Decisions:
         index = "index", self.depth, turns.form[0] if isinstance(turns, Varying) else ()
         self.terms.setdefault(index, Term(0, 0, None, by_index=True))
         depth, self.depth = self.depth, self.depth + 1
+        loop = Loop(index[2], self.length())
+        self.loops.append(loop)
         for i in builtins.range(count):
             yield start + step * Varying(self, {index: 1}, 0, i)
-        self.depth = depth
+        self.depth, loop.end = depth, self.length()
 
 
 def _refuse_hash(self: Any) -> int:
@@ -152,7 +164,7 @@ class Varying:
                     del terms[key]
             const = self.const + sign * other.const
             return Varying(self.run, terms, const, self.value + sign * other.value) if terms else const
-        other = _whole(other)
+        other = whole(other)
         if other is None:
             return NotImplemented
         return Varying(self.run, self.terms, self.const + sign * other, self.value + sign * other)
@@ -187,7 +199,7 @@ class Varying:
                 ends[2] = None
             key = ("product", first.form, second.form)
             return self.run.made(key, self.value * other.value, (ends[0], ends[1], ends[2]), self, other)
-        other = _whole(other)
+        other = whole(other)
         if other is None:
             return NotImplemented
         if other == 0:
@@ -200,16 +212,16 @@ class Varying:
     # ---- quotients ----------------------------------------------------------------------------------------------------
 
     def __floordiv__(self, other: Any) -> Any:
-        by = _whole(other) if type(other) is not Varying else None
+        by = whole(other) if type(other) is not Varying else None
         if by is None or by <= 0:
             return self._opaque("quotient", operator.floordiv, other)
-        whole = self.const // by
+        quotient = self.const // by
         if all(factor % by == 0 for factor in self.terms.values()):
             terms = {key: factor // by for key, factor in self.terms.items()}
-            return Varying(self.run, terms, whole, self.value // by)
+            return Varying(self.run, terms, quotient, self.value // by)
         if self.terms[min(self.terms, key=repr)] < 0:  # as ceilings are written in two ways
-            return whole - ((by - 1) - (self - whole * by))._divided(by)
-        return whole + (self - whole * by)._divided(by)
+            return quotient - ((by - 1) - (self - quotient * by))._divided(by)
+        return quotient + (self - quotient * by)._divided(by)
 
     def _divided(self, by: int) -> Varying:
         low, empty, high = (self.run.bound(self, end) for end in ("low", "empty", "high"))
@@ -217,7 +229,7 @@ class Varying:
         return self.run.made(("quotient", self.form, by), self.value // by, ends, self)  # type: ignore[arg-type]
 
     def __mod__(self, other: Any) -> Any:
-        by = _whole(other) if type(other) is not Varying else None
+        by = whole(other) if type(other) is not Varying else None
         if by is None or by <= 0:
             return self._opaque("remainder", operator.mod, other)
         terms = {key: factor % by for key, factor in self.terms.items() if factor % by}
@@ -238,15 +250,15 @@ class Varying:
     # ---- bits ---------------------------------------------------------------------------------------------------------
 
     def __lshift__(self, other: Any) -> Any:
-        by = _whole(other) if type(other) is not Varying else None
+        by = whole(other) if type(other) is not Varying else None
         return self._opaque("shift", operator.lshift, other) if by is None else self * (1 << by)
 
     def __rshift__(self, other: Any) -> Any:
-        by = _whole(other) if type(other) is not Varying else None
+        by = whole(other) if type(other) is not Varying else None
         return self._opaque("shift down", operator.rshift, other) if by is None else self // (1 << by)
 
     def __and__(self, other: Any) -> Any:
-        by = _whole(other) if type(other) is not Varying else None
+        by = whole(other) if type(other) is not Varying else None
         if by is not None and by > 0 and by & (by + 1) == 0:
             return self % (by + 1)
         return self._opaque("and", operator.and_, other)
@@ -272,7 +284,7 @@ class Varying:
         if type(other) is Varying:
             key = (name, self.form, other.form)
             return self.run.made(key, function(self.value, other.value), (None, None, None), self, other)
-        number = _whole(other)
+        number = whole(other)
         if number is None:
             return NotImplemented
         return self.run.made((name, self.form, number), function(self.value, number), (None, None, None), self)
@@ -401,7 +413,7 @@ class Condition:
     def choose(self, then: Any, otherwise: Any) -> Any:
         """`Isa.select`: nothing is decided yet."""
         run = self.of[0].run
-        if any(type(x) is not Varying and _whole(x) is None for x in (then, otherwise)):
+        if any(type(x) is not Varying and whole(x) is None for x in (then, otherwise)):
             return then if self else otherwise
         taken = then if self.value else otherwise
         ends: list[int | None] = []
@@ -425,7 +437,7 @@ class Condition:
     del _name, _number
 
 
-def _whole(value: Any) -> int | None:
+def whole(value: Any) -> int | None:
     """A plain number; None for anything else."""
     if type(value) is int:
         return value
@@ -435,103 +447,3 @@ def _whole(value: Any) -> int | None:
         return operator.index(value) if not isinstance(value, (Varying, str)) else None
     except TypeError:
         return None
-
-
-# ---- Python's own functions -------------------------------------------------------------------------------------------
-
-
-def _range(*bounds: Any) -> Any:
-    """As `range`, of numbers that may vary."""
-    varying = next((bound for bound in bounds if type(bound) is Varying), None)
-    if varying is None:
-        return builtins.range(*bounds)
-    start, stop = (0, bounds[0]) if len(bounds) == 1 else bounds[:2]
-    step = operator.index(bounds[2]) if len(bounds) > 2 else 1
-    if not isinstance(stop - start, Varying):
-        return [start + i for i in builtins.range(0, stop - start, step)]
-    return varying.run.turns(start, stop, step)
-
-
-def _extreme(name: str, found: Callable[..., Any]) -> Callable[..., Any]:
-    def extreme(*values: Any, **options: Any) -> Any:
-        varying = [value for value in values if type(value) is Varying]
-        if (
-            len(values) < 2
-            or options
-            or not varying
-            or any(_whole(v) is None for v in values if type(v) is not Varying)
-        ):
-            return found(*values, **options)
-        run = varying[0].run
-        forms = tuple(sorted({v.form if type(v) is Varying else ((), int(v)) for v in values}, key=repr))
-        if len(forms) == 1:
-            return values[0]
-        ends: list[int | None] = []
-        for end in ("low", "empty", "high"):
-            each = [run.bound(v, end) if type(v) is Varying else int(v) for v in values]
-            known = [e for e in each if e is not None]
-            # the end that is nearest to the other values is a bound already
-            inner = (name == "max") == (end != "high")
-            ends.append(found(known) if known and (inner or len(known) == len(each)) else None)
-        value = found(v.value if type(v) is Varying else int(v) for v in values)
-        return run.made((name, forms), value, (ends[0], ends[1], ends[2]), *varying)
-
-    return extreme
-
-
-greatest = _extreme("max", max)
-_REPLACED = {"range": _range, "min": _extreme("min", min), "max": greatest}
-_lock = threading.RLock()
-
-
-@contextlib.contextmanager
-def names_replaced(namespaces: list[dict[str, Any]]) -> Iterator[None]:
-    """Lets `range`, `min` and `max` take numbers that vary, in these modules. To others they are what they were."""
-    with _lock:
-        changed = [(space, name) for space in namespaces for name in _REPLACED if name not in space]
-        for space, name in changed:
-            space[name] = _REPLACED[name]
-        try:
-            yield
-        finally:
-            for space, name in changed:
-                space.pop(name, None)
-
-
-# ---- in words ---------------------------------------------------------------------------------------------------------
-
-
-def text_of(terms: tuple[tuple[Key, int], ...], const: int = 0) -> str:
-    """E.g. ``tile.m + 1``."""
-    parts = [f"{_factor(factor)}{_text(key)}" for key, factor in terms]
-    if const or not parts:
-        parts.append(str(const))
-    return " + ".join(parts).replace("+ -", "- ")
-
-
-def _factor(factor: int) -> str:
-    return "" if factor == 1 else "-" if factor == -1 else f"{factor} "
-
-
-def _text(key: Key) -> str:
-    name, *rest = key
-    if name == "quotient" and isinstance(rest[1], int):
-        (terms, const), by = rest
-        if const == by - 1:
-            return f"ceil({text_of(terms)} / {by})"
-        return f"floor(({text_of(terms, const)}) / {by})" if const else f"floor({text_of(terms)} / {by})"
-    if name == "remainder" and isinstance(rest[1], int):
-        return f"({text_of(*rest[0])}) % {rest[1]}"
-    if name in ("min", "max"):
-        return f"{name}({', '.join(text_of(*form) for form in rest[0])})"
-    if name == "product":
-        return " * ".join(f"({text_of(*form)})" for form in rest)
-    if name == "entry":
-        return f"{rest[0]}[{text_of(*rest[1]) if isinstance(rest[1], tuple) else rest[1]}]"
-    if name == "choice":
-        return "a choice between " + " and ".join(text_of(*f) if isinstance(f, tuple) else str(f) for f in rest[1:])
-    if name == "index":
-        return "the index of a loop"
-    if name == "extent":
-        return f"the extent of {rest[0]}"
-    return str(rest[0]) if name == "symbol" else f"a {name} of numbers that vary"
