@@ -161,8 +161,13 @@ class Schedule:
         key = (target, *sorted((name, dtype.name) for name, dtype in types.items()))
         if key not in plans:
             check_axes(self.declared, self.over)
-            plans[key] = make_plan(self.declared, types, target)
+            made = make_plan(self.declared, types, target)
+            self.check_plan(made)
+            plans[key] = made
         return plans[key]
+
+    def check_plan(self, plan: Plan) -> None:
+        """Raises `InputError` for a new plan that nothing should be built from, for a reason which the parts do not tell."""
 
     def _named(self, dtypes: Mapping[str, Any]) -> Mapping[str, Any]:
         """*dtypes*. Raises `InputError` for a name that no tensor has."""

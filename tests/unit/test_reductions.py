@@ -83,7 +83,7 @@ def test_an_epilogue_of_no_dictionary():
 TILES = [
     (S.Gemm, (128, 128, 64)),
     (S.Gemm, (64, 72, 64)),
-    (S.Gemm, (256, 200, 64)),
+    (S.Gemm, (256, 136, 64)),
     (S.PingPong, (128, 64, 64)),
     (S.PingPong, (64, 40, 64)),
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -15,11 +15,13 @@ from tmapipe.epilogue.operands import Operands, columns_of
 from tmapipe.epilogue.outputs import Output, StoreForm
 from tmapipe.errors import InputError
 from tmapipe.matmul import Wgmma
+from tmapipe.plan.model import Plan
 from tmapipe.protocol.tile import Tile
 from tmapipe.register_tile import RegisterTile
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.reduced import Reductions
+from tmapipe.schedules.room import check_room
 from tmapipe.store_pipeline import TmaStoreStage
 
 __all__ = ["Fused"]
@@ -86,6 +88,14 @@ class Fused(Schedule):
         """Of d, by the inputs *given* by name. Raises `InputError` for what is no tensor."""
         raise NotImplementedError
 
+    @property
+    def applied(self) -> Epilogue:
+        """What the sums of a tile end with in this kernel."""
+        return self.epilogue
+
+    def check_plan(self, plan: Plan) -> None:
+        check_room(plan, self.applied)
+
     def whole_value(self, bound: Bound, sources: int) -> Any:
         """What the epilogue makes of *sources* sums of nothing."""
         if self.epilogue.function is None:
@@ -100,10 +110,16 @@ class Fused(Schedule):
             return len(self.operands.slots)
         return self.tile_slots(k, tile)
 
-    def store_all(self, k: Any, tile: Tile, values: tuple[Any, ...], function: Callable[..., Any] | None) -> None:
-        """Stores what *function* makes of *values* to all outputs."""
+    def store_all(self, k: Any, tile: Tile, values: tuple[Any, ...]) -> None:
+        """Stores what the epilogue makes of *values* to all outputs."""
         also = {name: getattr(k, name) for name in self.outputs[1:]}
-        k.d.store(tile, values, function, also=also, operands=self.operands.reader(k, tile) if self.operands else None)
+        k.d.store(
+            tile,
+            values,
+            self.applied.function,
+            also=also,
+            operands=self.operands.reader(k, tile) if self.operands else None,
+        )
 
     @FETCH.jit
     def fetch_operands(self, k: Any, tile: Tile) -> None:

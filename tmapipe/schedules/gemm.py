@@ -153,9 +153,13 @@ class Gemm(Fused):
         """A turn of the epilogue, if epilogues are in order."""
         return self.mainloop.epilogue_turn(k)
 
+    @property
+    def applied(self) -> Epilogue:
+        return self.parts_of_k.stored if self.tiles.in_parts else self.epilogue
+
     def store(self, k: Any, tile: Tile, sums: Sums) -> None:
         """Stores the epilogue of the accumulators to all outputs."""
-        self.store_all(k, tile, sums.accumulators, None if self.tiles.in_parts else self.epilogue.function)
+        self.store_all(k, tile, sums.accumulators)
 
     @load.jit
     def fill(self, k: Any, tile: Tile) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -99,7 +100,9 @@ class Candidate:
             words.pop("in_turn", None)
         tile = *self.tile, SWIZZLE_SPAN // problem.dtype.bytes
         made = getattr(schedules, self.schedule)(tile=tile, cluster=self.cluster, **options, **words)
-        made.plan(self.dtypes(problem, epilogue))
+        with warnings.catch_warnings():  # of spills, which show when it is measured
+            warnings.simplefilter("ignore")
+            made.plan(self.dtypes(problem, epilogue))
         return made
 
     def _operands(self, problem: Problem, words: dict[str, Any]) -> dict[str, Operand]:

@@ -1,0 +1,59 @@
+"""Whether an epilogue has enough registers beside the accumulators.
+
+The numbers are from compiling random configurations: ``python -m tests.fuzz.compiling``.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from tmapipe.epilogue.epilogue import Epilogue
+from tmapipe.epilogue.operands import Matrix
+from tmapipe.epilogue.outputs import Output
+from tmapipe.errors import InputError
+from tmapipe.plan.model import Plan
+
+__all__ = ["check_room"]
+
+
+def check_room(plan: Plan, epilogue: Epilogue) -> None:
+    """Checks a plan whose accumulators end with *epilogue*.
+
+    Raises:
+        InputError: The compiler would keep accumulators in local memory, or results would be rounded to integers.
+
+    Warns:
+        UserWarning: It may keep some there.
+    """
+    if epilogue.plain:
+        return
+    for name in epilogue.whole_outputs:
+        dtype = plan.store(name).buffer.dtype
+        if dtype.integer and epilogue.function is not None:
+            rule = "an epilogue works in fp32, which is not rounded to integers"
+            raise InputError(name, dtype.name, rule, 'give it another dtype, e.g. "bf16"')
+    if not plan.matmuls:
+        return
+    first = plan.matmuls[0]
+    groups = first.warpgroups * first.teams
+    kinds = (*epilogue.operands.values(), *epilogue.outputs.values())
+    tiles = any(isinstance(kind, (Matrix, Output)) for kind in kinds)
+    needed = sum(
+        matmul.shape[0] * matmul.shape[1] // (128 * matmul.warpgroups) * (1 + matmul.promote) for matmul in plan.matmuls
+    )
+    if len(plan.matmuls) > 1:  # the planner has checked these
+        room, sure = 184 if first.transposed[0] else 192, 168
+        sure = 0 if groups > 2 and all(first.transposed) else sure
+    elif tiles:
+        room, sure = (152, 144) if groups < 3 else (96, 80)
+    elif kinds:
+        room, sure = (160, 152) if groups < 3 else (104, 96)
+    else:
+        room, sure = 200, 160
+    what = "an epilogue" + " with further tiles" * tiles + " with operands or sums" * (bool(kinds) and not tiles)
+    rule = f"needs {needed} accumulator registers a thread; {room} leave room for {what} with {groups} warpgroups"
+    if needed > room:
+        raise InputError(f"Wgmma({first.name}) tile", first.shape[:2], rule, "use a smaller tile or more warpgroups")
+    if needed > sure:
+        text = f"{plan.name}: {needed} accumulator registers a thread beside {what} may spill to local memory. "
+        warnings.warn(text + "Fix: use a smaller tile or more warpgroups.", stacklevel=4)
