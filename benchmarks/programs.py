@@ -204,6 +204,36 @@ def matmuls() -> list[Case]:
     return found
 
 
+def several() -> list[Case]:
+    """Two GEMMs in one kernel, and GEMMs with weights of 8 and 4 bits."""
+    import torch
+
+    m, k, h, n = 1 << 17, 256, 1024, 256
+    x, w1, w2 = (torch.randn(shape, device="cuda").bfloat16() for shape in ((m, k), (h, k), (n, h)))
+
+    def mlp(x: Any, w1: Any, w2: Any) -> Any:
+        return torch.relu(x @ w1.T) @ w2.T
+
+    work = 2.0 * m * h * (k + n)
+    ours, inputs = {"": example("mlp")["Mlp"]()}, {"x": x, "w1": w1, "w2": w2}
+    found = [Case("mlp", f"{m}x{k}x{h}x{n}", ours, inputs, mlp, "y", work, "tflops")]
+    m, n, k = 4096, 4096, 4096
+    x, scale = torch.randn(m, k, device="cuda").bfloat16(), torch.rand(n, device="cuda")
+    for bits in (8, 4):
+        w = torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), (n, k), device="cuda")
+
+        small = w.to(torch.int8)
+
+        def widened(x: Any, packed: Any, scale: Any, w: Any = small) -> Any:
+            return (x @ w.bfloat16().T) * scale.bfloat16()
+
+        ours = {"": example("dequant_gemm")["dequant_gemm"](bits)}
+        inputs = {"x": x, "packed": example("dequant_gemm")["packed"](w, bits), "scale": scale}
+        work = 2.0 * m * n * k
+        found.append(Case(f"dequant_gemm int{bits}", f"{m}x{n}x{k}", ours, inputs, widened, "d", work, "tflops"))
+    return found
+
+
 def attention() -> list[Case]:
     """Attention of 16,384 tokens of 2048 elements over all heads; the last one with heads that share keys and values."""
     import torch
@@ -314,7 +344,7 @@ def main(argv: list[str] | None = None) -> int:
 
     results, failed = Results("programs", torch.cuda.get_device_name(), settings(args)), []
     clock = CudaClock(args.flush)
-    for group in (rows, moves, groups, matmuls, attention):
+    for group in (rows, moves, groups, matmuls, several, attention):
         for case in group():
             if not args.only or case.name.split()[0] in args.only:
                 failed += measure(case, clock, args, results)

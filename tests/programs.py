@@ -115,6 +115,32 @@ def _block_scaled(a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.
     return {"d": scaled_a @ scaled_b.T}
 
 
+def _mlp_inputs(rng: random.Random, most: int) -> dict[str, torch.Tensor]:
+    m, k, h, n = (_extent(rng, most, 8) for _ in range(4))
+    return {"x": _normal(rng, m, k), "w1": _normal(rng, h, k), "w2": _normal(rng, n, h)}
+
+
+def _mlp(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"y": torch.relu(x.float() @ w1.float().T).to(torch.bfloat16).float() @ w2.float().T}
+
+
+def _of_bits(bits: int) -> Program:
+    def draw(rng: random.Random, most: int) -> dict[str, torch.Tensor]:
+        m, n, k = _extent(rng, most), 16 * _extent(rng, most // 16), 64 * _extent(rng, most // 64)
+        w = torch.tensor([rng.randrange(-(2 ** (bits - 1)), 2 ** (bits - 1)) for _ in range(n * k)]).view(n, k)
+        scale = _normal(rng, n, dtype=torch.float32)
+        return {"x": _normal(rng, m, k), "packed": example("dequant_gemm")["packed"](w, bits), "scale": scale}
+
+    def want(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+        w = packed.float()
+        if bits == 4:
+            low, high = (packed.to(torch.int32) << 28) >> 28, packed.to(torch.int32) >> 4
+            w = torch.stack([half.unflatten(1, (-1, 32)) for half in (low, high)], 2).flatten(1).float()
+        return {"d": (x.float() @ w.T) * scale}
+
+    return Program(lambda: example("dequant_gemm")["dequant_gemm"](bits), draw, want, atol=0.5)
+
+
 def _heads(d: int, causal: bool) -> Callable[[random.Random, int], dict[str, torch.Tensor]]:
     def draw(rng: random.Random, most: int) -> dict[str, torch.Tensor]:
         b, g, h = rng.randint(1, 2), rng.randint(1, 2), rng.randint(1, 3)
@@ -156,6 +182,9 @@ PROGRAMS: dict[str, Program] = {
     "gemm_block_scaled": Program(
         lambda: example("gemm_block_scaled")["BlockScaledGemm"](), _block_inputs, _block_scaled, atol=0.5, rtol=2e-2
     ),
+    "mlp": Program(lambda: example("mlp")["Mlp"](), _mlp_inputs, _mlp, atol=1, rtol=2e-2),
+    "dequant_gemm of int8": _of_bits(8),
+    "dequant_gemm of int4": _of_bits(4),
     "attention": _attention_of(128, False),
     "attention, causal": _attention_of(128, True),
     "attention of 64": _attention_of(64, False),

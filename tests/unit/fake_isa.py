@@ -273,7 +273,7 @@ class RecordingIsa:
         self._note("read", slot.buffer.name, slot.stage)
         return Fragment(self, layout, along, "fp32", (slot.buffer.name, slot.stage))  # type: ignore[arg-type]
 
-    def write(self, slot: SlotRef, values: Any, role: RoleWarps) -> None:
+    def write(self, slot: SlotRef, values: Any, role: RoleWarps, at: Any = None) -> None:
         self._note("write", slot.buffer.name, slot.stage, values.data)
 
     def convert(self, data: Any, kind: str, to: str) -> Any:

@@ -280,7 +280,7 @@ def test_accumulators_that_do_not_fit():
     )
     refused(S.PingPong((128, 256, 64)).plan, argument="Wgmma(mma)", rule="208 leave room")
     turned = S.Gemm((192, 256, 64), (1, 1), b=tp.Operand("n")).plan
-    refused(turned, argument="Wgmma(mma)", value=(192, 256), rule="at most 200 with three")
+    refused(turned, argument="Wgmma(mma)", value=(192, 256), rule="at most 200 with 128 registers")
 
 
 def test_wgmma_needs_warpgroups():

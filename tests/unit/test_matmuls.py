@@ -226,3 +226,81 @@ def test_names_of_the_sums():
     assert tp.Wgmma(unnamed, Base.b).dims is None and tp.Wgmma(unnamed, Base.b).transposed == (False, False)
     with pytest.raises(tp.InputError, match=r"SharedStage\(dims\)"):
         tp.SharedStage("l m k", tile=(64, 64), ring=Base.ring, writer=Base.load, dtype="bf16")
+
+
+class Four(tp.Schedule):
+    """Four warpgroups in all: threads are launched with 128 registers, so that n of one instruction is at most 200."""
+
+    load, other, math = tp.Role(warps=1), tp.Role(warpgroups=1), tp.Role(warpgroups=2)
+    ring = tp.BarrierRing(2, chain=(load, other, math))
+    a = tp.TmaLoadStage("m k", tile=(128, 32), ring=ring)
+    b = tp.TmaLoadStage("n k", tile=(256, 32), ring=ring)
+    mma = tp.Wgmma(a, b)
+    d = tp.TmaStoreStage("m n", source=mma)
+
+
+def test_wide_tiles_take_two_instructions():
+    assert Four().plan().matmul("mma").n_instructions == (128, 128)
+    assert TwoRings().plan().matmul("mma").n_instructions == (128,)
+
+
+def test_wide_tiles_that_cannot_be_cut():
+    class Turned(Four):
+        b = tp.TmaLoadStage("k n", tile=(32, 256), ring=Four.ring)
+        mma = tp.Wgmma(Four.a, b)
+        d = tp.TmaStoreStage("m n", source=mma)
+
+    class TwoBlocks(Four):
+        a = tp.TmaLoadStage("m k", tile=(256, 32), ring=Four.ring)
+        b = tp.TmaLoadStage("n k", tile=(208, 32), ring=Four.ring)
+        mma = tp.Wgmma(a, b)
+        d = tp.TmaStoreStage("m n", source=mma)
+
+    for kind, rule in ((Turned, "contiguous along n, are not cut"), (TwoBlocks, "one block of 64 rows")):
+        with pytest.raises(tp.InputError, match=f"n is at most 200 with 128 registers a thread at launch.*{rule}"):
+            kind().plan()
+
+
+class Halves(tp.Schedule):
+    """y = x with its halves exchanged, by parts of a slot that threads write."""
+
+    load, work, store = tp.Role(warps=1), tp.Role(warps=2), tp.Role(warps=1)
+    ring = tp.BarrierRing(2, chain=(load, work, store))
+    x = tp.TmaLoadStage("m n", tile=(16, 64), ring=ring)
+    y = tp.SharedStage("m n", tile=(16, 64), ring=ring, writer=work, dtype="bf16")
+    z = tp.TmaStoreStage("m n", source=y)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @work.jit
+    def exchange(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.write(slot.x.read(tile=(16, 32), at=(0, 32)), at=(0, 0))
+            slot.y.write(slot.x.read(tile=(16, 32), at=(0, 0)), at=(0, 32))
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.z.store(tile)
+
+
+def test_parts_of_a_tile_are_written():
+    x = np.arange(32 * 64).reshape(32, 64).astype(ml_dtypes.bfloat16)
+    z = Halves()(x)
+    assert (z[:, :32] == x[:, 32:]).all() and (z[:, 32:] == x[:, :32]).all()
+    assert Halves().check().ok and Halves().compile(arch="sm_90a").resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize("at", [(0, 16), (0, 64), (1, 0), (0,), 3, (0.0, 0), (-16, 0)])
+def test_parts_begin_at_multiples(at):
+    class Elsewhere(Halves):
+        @Halves.work.jit
+        def exchange(self, k, tile):
+            with k.ring.consume() as slot:
+                slot.y.write(slot.x.read(tile=(16, 32), at=(0, 0)), at=at)
+
+    with pytest.raises(tp.InputError, match=r"slot.y.write\(at\)"):
+        Elsewhere().simulate(np.zeros((16, 64), ml_dtypes.bfloat16))

@@ -191,14 +191,14 @@ class GpuFragments(Sums, Fragments):
         number = KINDS[kind](self.isa.buffers[slot.buffer.name][(index, slot.stage)])
         return Fragment(self, None, "one", kind, [number])
 
-    def write(self, slot: SlotRef, values: Fragment, role: RoleWarps) -> None:
+    def write(self, slot: SlotRef, values: Fragment, role: RoleWarps, at: tuple[int, int] | None = None) -> None:
         layout = values.layout
         assert layout is not None
         dtype = cute_type(slot.buffer.dtype)
 
         def store() -> None:
             first = 0
-            for vector, width in self._vectors(slot, layout, values.along):
+            for vector, width in self._vectors(slot, layout, values.along, at or (0, 0)):
                 part = Fragment(self, layout, "tile", values.kind, values.data[first : first + width])
                 converted = cute.make_rmem_tensor((width,), dtype)
                 converted.store(self._vector(part, (width,)).to(dtype))
@@ -224,9 +224,11 @@ class GpuFragments(Sums, Fragments):
         own = self.isa.warp - role.first_warp
         return own if role.teams == 1 else own % role.team_warps
 
-    def _vectors(self, slot: SlotRef, layout: ThreadLayout, along: str) -> list[tuple[Any, int]]:
-        """The parts of a slot that are next to each other and belong to the calling thread's values, in their order, each with
-        its number of elements."""
+    def _vectors(
+        self, slot: SlotRef, layout: ThreadLayout, along: str, at: tuple[int, int] = (0, 0)
+    ) -> list[tuple[Any, int]]:
+        """The parts of a slot, or of what begins at *at* in it, that are next to each other and belong to the calling thread's
+        values, in their order, each with its number of elements."""
         tensor = self.isa.buffers[slot.buffer.name]
         if along != "tile":
             inside, width = tensor[(None, slot.stage)], 1
@@ -237,15 +239,12 @@ class GpuFragments(Sums, Fragments):
             index = self._row if along == "rows" else self.column
             return [(cute.local_tile(inside, (width,), (index(layout, i) // width,)), width) for i in slots]
         inside = tensor[(*(None,) * len(slot.buffer.tile), slot.stage)]
-        found = []
-        if isinstance(layout, VectorLayout):
-            for i in range(0, layout.values, layout.width):
-                row, first = self._row(layout, layout.row_slot(i)), self.column(layout, layout.column_slot(i))
-                found.append((_vector_at(inside, slot.buffer, row, first, layout.width), layout.width))
-            return found
-        for i in range(0, layout.values, 2):
+        found, width = [], layout.width if isinstance(layout, VectorLayout) else 2
+        for i in range(0, layout.values, width):
             row, first = self._row(layout, layout.row_slot(i)), self.column(layout, layout.column_slot(i))
-            found.append((_vector_at(inside, slot.buffer, row, first, 2), 2))
+            if at != (0, 0):
+                row, first = row + at[0], first + at[1]
+            found.append((_vector_at(inside, slot.buffer, row, first, width), width))
         return found
 
     def _row(self, layout: ThreadLayout, slot: int) -> Any:

@@ -174,12 +174,13 @@ class Fragments(Carried):
         """``ld.shared``: one element of a slot with one extent, in all threads. Generic proxy."""
         raise NotImplementedError
 
-    def write(self, slot: SlotRef, values: Fragment, role: RoleWarps) -> None:
+    def write(self, slot: SlotRef, values: Fragment, role: RoleWarps, at: tuple[int, int] | None = None) -> None:
         """``st.shared``: the counterpart of `read`, converting to the slot's type. Generic proxy.
 
         Args:
             values: Of a whole tile; or one number a row or a column, for a slot with one extent.
             role: Whose threads write it.
+            at: Of a part of the tile, where it begins: a multiple of its rows and of its columns.
         """
         raise NotImplementedError
 

@@ -186,16 +186,34 @@ class MachineFragments(Fragments):
             return Fragment(self, None, "one", kind, None)
         return Fragment(self, None, "one", kind, elements.KINDS[kind](self.memory.results[self.isa.agent][index]))
 
-    def write(self, slot: SlotRef, values: Fragment, role: RoleWarps) -> None:
+    def write(self, slot: SlotRef, values: Fragment, role: RoleWarps, at: tuple[int, int] | None = None) -> None:
         isa, number, layout = self.isa, self.isa.slot(slot.buffer, slot.stage), values.layout
         assert layout is not None
         if values.along != "tile":
             return self._write_numbers(number, slot.buffer, values, role)
         parts = self._parts(layout)
+        if at is not None:
+            return self._write_part(number, slot.buffer, values, at)
         shares = [None] * len(parts) if self.memory is None else np.split(values.data, len(parts))
         for (part, count, cut), share in zip(parts, shares, strict=True):
             isa.give(share)
             isa.emit(ops.SlotWrite(number, part, count, cut))
+
+    def _write_part(self, number: int, buffer: Buffer, values: Fragment, at: tuple[int, int]) -> None:
+        """One of the blocks into which fragments of this shape cut the tile."""
+        layout = values.layout
+        assert layout is not None
+        parts, across = self._parts(layout), buffer.tile[1] // layout.columns
+        block, blocks = at[0] // layout.rows * across + at[1] // layout.columns, buffer.tile[0] // layout.rows * across
+        given: list[Any] = [None] * len(parts)
+        if self.memory is not None:
+            each = np.broadcast_arrays(*self._indices(layout), values.data)
+            shares = zip(*(np.split(array, len(parts)) for array in each), strict=True)
+            given = [((rows + at[0], columns + at[1]), share) for rows, columns, share in shares]
+        for (part, count, cut), share in zip(parts, given, strict=True):
+            self.isa.give(share)
+            how = f"blocks of {layout.rows} x {layout.columns}, {cut}"
+            self.isa.emit(ops.SlotWrite(number, block * count + part, blocks * count, how))
 
     def _write_numbers(self, number: int, buffer: Buffer, values: Fragment, role: RoleWarps) -> None:
         """One number a row or column, written by the first of the warps that have it."""

@@ -10,9 +10,14 @@ import attrs
 from tmapipe.dtypes import DType
 from tmapipe.plan.boxes import box_of
 
-__all__ = ["WIDEST_OF_THREE", "Buffer", "Distributed", "HeldTile", "Matmul"]
+__all__ = ["Buffer", "Distributed", "HeldTile", "Matmul", "widest"]
 
-WIDEST_OF_THREE = 200  # n of a wgmma where threads are launched with 128 registers: 26 besides its sums (ptxas' C7602)
+BESIDE_SUMS = 26  # registers a thread that ptxas wants at launch for a wgmma besides its sums (its note C7602)
+
+
+def widest(launch: int) -> int:
+    """The largest n of a wgmma where threads are launched with so many registers."""
+    return min(256, (launch - BESIDE_SUMS) * 2 // 8 * 8)
 
 
 @attrs.frozen
@@ -107,6 +112,7 @@ class Matmul(Distributed):
         teams: Of the role.
         promote: Whether sums leave the tensor core after each slot.
         transposed: Whether the slots of (a, b) hold tiles (k, m) and (k, n), contiguous along m and n.
+        widest: The largest n of one instruction.
     """
 
     name: str
@@ -118,6 +124,7 @@ class Matmul(Distributed):
     teams: int = 1
     promote: bool = False
     transposed: tuple[bool, bool] = (False, False)
+    widest: int = 256
 
     @property
     def types(self) -> tuple[DType, DType]:
@@ -135,11 +142,11 @@ class Matmul(Distributed):
     def n_instructions(self) -> tuple[int, ...]:
         """n of the wgmma instructions side by side.
 
-        Two where the tile of three warpgroups is so wide that one instruction would need more registers than a thread of four
-        warpgroups is launched with.
+        Two where the tile is so wide that one instruction would need more registers than a thread is launched with, where
+        there are many.
         """
         n, step = self.shape[1], 16 if self.b.dtype.integer else 8
-        if self.warpgroups < 3 or n <= WIDEST_OF_THREE:
+        if n <= self.widest:
             return (n,)
         left = -(-n // (2 * step)) * step
         return left, n - left

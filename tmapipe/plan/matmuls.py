@@ -7,15 +7,19 @@ from tmapipe.errors import InputError
 from tmapipe.matmul import Wgmma
 from tmapipe.plan.arch import Arch
 from tmapipe.plan.declarations import Declarations
-from tmapipe.plan.distributed import WIDEST_OF_THREE
+from tmapipe.plan.distributed import widest
 from tmapipe.role import Role
 from tmapipe.stage import SharedStage, TmaLoadStage
 
 __all__ = ["check_matmuls"]
 
 
-def check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch) -> dict[str, str]:
-    """The role that executes each matmul. Raises `InputError` for shapes, types or roles that wgmma does not take."""
+def check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch, launch: int) -> dict[str, str]:
+    """The role that executes each matmul. Raises `InputError` for shapes, types or roles that wgmma does not take.
+
+    Args:
+        launch: Registers a thread at launch.
+    """
     found: dict[str, str] = {}
     for name, mma in declared.matmuls.items():
         if not target.wgmma:
@@ -61,10 +65,7 @@ def check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch)
         if k * a.bytes % 32:
             rule = "wgmma takes 32 bytes of k an instruction"
             raise InputError(f"{of_a}.tile[{1 - int(mma.transposed[0])}]", k, rule, "e.g. 64")
-        if warpgroups > 2 and n > WIDEST_OF_THREE and mma.transposed[1]:
-            rule = f"n is at most {WIDEST_OF_THREE} with three warpgroups where b is contiguous along n: wider tiles take two "
-            rule += "instructions, between which its rows of 128 bytes are not cut"
-            raise InputError(f"Wgmma({name}) tile", mma.shape[:2], rule, "use two warpgroups, or a narrower tile")
+        _check_width(name, mma, m // (64 * warpgroups), launch)
         _check_accumulators(name, mma, _registers(mma, role), role)
         found[name] = declared.name_of(role)
     _check_together(declared, found)
@@ -98,6 +99,21 @@ def _after(stage: TmaLoadStage | SharedStage) -> list[Role]:
     if isinstance(stage, SharedStage):
         filled = next(i for i, phase in enumerate(phases) if stage.writer in phase)
     return [role for phase in phases[filled + 1 :] for role in phase if role.by_warpgroup]
+
+
+def _check_width(name: str, mma: Wgmma, blocks: int, launch: int) -> None:
+    """Raises `InputError` for a tile so wide that it would take two instructions, where it cannot be cut."""
+    n, most = mma.shape[1], widest(launch)
+    if n <= most:
+        return
+    rule = f"n is at most {most} with {launch} registers a thread at launch: wider tiles take two instructions, "
+    fix = "use fewer warpgroups in all, or a narrower tile"
+    if mma.transposed[1]:
+        raise InputError(
+            f"Wgmma({name}) tile", mma.shape[:2], rule + "between which rows of b, contiguous along n, are not cut", fix
+        )
+    if blocks > 1 or n > 2 * most:
+        raise InputError(f"Wgmma({name}) tile", mma.shape[:2], rule + "of one block of 64 rows a warpgroup", fix)
 
 
 def _check_together(declared: Declarations, roles: dict[str, str]) -> None:

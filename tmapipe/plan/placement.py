@@ -7,7 +7,7 @@ from tmapipe.plan.arch import Arch
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import RoleWarps
 
-__all__ = ["place_roles", "share_registers"]
+__all__ = ["launch_registers", "place_roles", "share_registers"]
 
 LOAD_REGISTERS = {2: 40, 3: 40, 4: 32}  # warpgroups in the CTA -> registers a thread of those that only move data
 
@@ -31,6 +31,11 @@ def place_roles(declared: Declarations) -> tuple[dict[str, RoleWarps], int]:
     return placed, warp
 
 
+def launch_registers(warps: int, target: Arch) -> int:
+    """Registers a thread that a CTA of so many warps is launched with: what the register file divides into."""
+    return min(255, target.registers // (warps * 32) // 8 * 8)
+
+
 def share_registers(
     declared: Declarations, roles: dict[str, RoleWarps], warps: int, target: Arch
 ) -> tuple[dict[int, int], int]:
@@ -39,7 +44,7 @@ def share_registers(
     setmaxnreg moves registers within what the CTA was launched with, so the sum over the warpgroups must not exceed
     launch registers x warpgroups.
     """
-    launch = min(255, target.registers // (warps * 32) // 8 * 8)
+    launch = launch_registers(warps, target)
     wanted = any(role.registers for role in declared.roles.values()) or declared.matmuls
     if not wanted or warps % 4 or warps < 8:
         for name, role in declared.roles.items():

@@ -12,7 +12,7 @@ from tmapipe.plan.arch import arch_named
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.matmuls import check_matmuls
 from tmapipe.plan.model import Plan
-from tmapipe.plan.placement import place_roles, share_registers
+from tmapipe.plan.placement import launch_registers, place_roles, share_registers
 from tmapipe.plan.shared_memory import Layout
 from tmapipe.stage import RESERVED, SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
@@ -58,7 +58,7 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
     declared.check_references()
     types = _resolve_types(declared, dtypes)
     roles, warps = place_roles(declared)
-    matmul_roles = check_matmuls(declared, types, target)
+    matmul_roles = check_matmuls(declared, types, target, launch_registers(warps, target))
     registers, launch = share_registers(declared, roles, warps, target)
 
     auto = [name for name, ring in declared.rings.items() if ring.stages is None]
@@ -74,7 +74,7 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
         least = 1 + _held_back(declared, auto[0])
         candidates = range(max(MAX_SLOTS, least), least - 1, -1)
     for count in candidates:
-        layout = Layout(declared, types, roles, matmul_roles, auto_stages=count)
+        layout = Layout(declared, types, roles, matmul_roles, launch, auto_stages=count)
         if layout.bytes <= target.smem:
             break
     if layout.bytes > target.smem:

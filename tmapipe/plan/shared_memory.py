@@ -12,6 +12,7 @@ from tmapipe.matmul import Wgmma
 from tmapipe.multicast import peer_pattern
 from tmapipe.plan.boxes import ALIGNMENT
 from tmapipe.plan.declarations import Declarations
+from tmapipe.plan.distributed import widest
 from tmapipe.plan.model import Barrier, Buffer, HeldTile, Load, Matmul, NamedBarrier, RoleWarps, Store
 from tmapipe.plan.moves import check_box, default_columns, rows_box, widest_swizzle
 from tmapipe.plan.rings import Queue, Ring
@@ -32,6 +33,7 @@ class Layout:
         types: Element type of each stage by name.
         roles: Where each role runs.
         matmul_roles: Matmul -> the role that executes it.
+        launch: Registers a thread at launch.
         auto_stages: Slots of the ring that says no number.
     """
 
@@ -41,10 +43,11 @@ class Layout:
         types: dict[str, DType],
         roles: dict[str, RoleWarps],
         matmul_roles: dict[str, str],
+        launch: int,
         auto_stages: int,
     ):
         self.declared, self.types, self.roles, self.matmul_roles = declared, types, roles, matmul_roles
-        self.name_of = declared.name_of
+        self.name_of, self.launch = declared.name_of, launch
         self.barriers: list[Barrier] = []
         self.named_barriers: list[NamedBarrier] = []
         self.buffers: list[Buffer] = []
@@ -306,6 +309,7 @@ class Layout:
                 role.teams,
                 mma.promote,
                 mma.transposed,
+                widest(self.launch),
             )
         )
 

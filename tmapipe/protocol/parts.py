@@ -218,15 +218,16 @@ class PartInSlot(Carried):
                 raise InputError(f"{name}(at)", at, rule, "begin earlier, or load a larger tile")
         return self.part.isa.fragments.read_part(self.ref, layout, begin)
 
-    def write(self, values: Fragment) -> None:
+    def write(self, values: Fragment, *, at: tuple[int, int] | None = None) -> None:
         """Replaces the tile's elements, converted to its type.
 
         Args:
             values: A fragment of as many rows and columns; or one number a row or a column, for a tile of one extent.
+            at: Where (row, column) a smaller fragment goes: one of the equal blocks into which it cuts the tile.
 
         Raises:
             InputError: *values* is a number or has other extents.
         """
         self.by_threads()
         buffer, role = self.part.buffer, self.part.isa.plan.role(self.part.role)
-        write_values(self.part.isa, f"slot.{buffer.name}.write", self.ref, values, role)
+        write_values(self.part.isa, f"slot.{buffer.name}.write", self.ref, values, role, at)

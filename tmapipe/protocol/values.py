@@ -15,19 +15,35 @@ from tmapipe.plan.thread_layout import ThreadLayout
 __all__ = ["check_extents", "layout_of", "write_values"]
 
 
-def write_values(isa: Isa, where: str, slot: SlotRef, values: Any, role: RoleWarps) -> None:
+def write_values(isa: Isa, where: str, slot: SlotRef, values: Any, role: RoleWarps, at: Any = None) -> None:
     """Writes a fragment to a slot by the threads of *role*.
+
+    Args:
+        at: Of a part of the tile, where it begins.
 
     Raises:
         InputError: *values* is no fragment, has other extents, or is fp32 where the slot holds integers.
     """
     layout, dtype = layout_of(where, values), slot.buffer.dtype
-    check_extents(where, slot.buffer.tile, layout, values.along)
+    if at is None:
+        check_extents(where, slot.buffer.tile, layout, values.along)
+    else:
+        _check_block(where, slot.buffer.tile, layout, values.along, at)
     if values.along != "tile":
         layout.check_rows()
     if dtype.integer and values.kind == "fp32":
         raise InputError(where, dtype.name, "holds no fp32", 'round first: tp.math.cast(values, "int32")')
-    isa.fragments.write(slot, combine("add", values, 0) if values.kind == "bool" else values, role)
+    isa.fragments.write(slot, combine("add", values, 0) if values.kind == "bool" else values, role, at)
+
+
+def _check_block(where: str, tile: tuple[int, ...], layout: ThreadLayout, along: str, at: Any) -> None:
+    """Raises `InputError` unless fragments of these extents cut the tile into equal blocks, of which one begins at *at*."""
+    block = layout.rows, layout.columns
+    even = len(tile) == 2 and along == "tile" and not any(size % part for size, part in zip(tile, block, strict=True))
+    pair = isinstance(at, tuple) and len(at) == 2 and all(isinstance(x, int) for x in at)
+    if not even or not pair or any(x < 0 or x % n or x >= end for x, n, end in zip(at, block, tile, strict=True)):
+        rule = f"is where one of the blocks of {block[0]} x {block[1]} begins that the tile {tile} is cut into"
+        raise InputError(f"{where}(at)", at, rule, f"e.g. at=(0, {layout.columns})")
 
 
 def layout_of(where: str, values: Any) -> ThreadLayout:
