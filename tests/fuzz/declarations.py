@@ -27,6 +27,8 @@ NEEDED: dict[Any, dict[str, Any]] = {
     tp.TmaStoreStage: {"dims": "m n", "source": tp.Wgmma(A, B)},
     tp.Turnstile: {"role": tp.Role(warpgroups=2, teams=2)},
     tp.Table: {"dim": "l"},
+    tp.Scratch: {"role": tp.Role(warps=4), "tile": (64, 64), "dtype": "fp32"},
+    tp.Dim: {"name": "kb", "of": "k"},
     tp.SplitKTiles: {"parts": 2},
     tp.StreamKTiles: {"shares": 2},
     S.SplitK: {"parts": 2},

@@ -197,6 +197,28 @@ def consumed(self, k, tile):
         pass
 
 
+def test_only_the_last_phase_reads_it_at_every_tile():
+    class Early(Scaled):
+        @Scaled.load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+            k.weights.w.load(i=0, n=0)
+
+    with pytest.raises(tp.PipelineError, match=r"k\.weights\.w in role 'load'"):
+        Early()(*tensors())
+
+    class Misspelt(Scaled):
+        @Scaled.work.jit
+        def scale(self, k, tile):
+            with k.ring.consume() as slot:
+                values = slot.x.read() * k.weights.v.read()
+            k.y.store(tile, values)
+
+    with pytest.raises(tp.PipelineError, match="'weights' has no stage 'v'"):
+        Misspelt()(*tensors())
+
+
 @pytest.mark.parametrize(
     ("hook", "body", "message"),
     [

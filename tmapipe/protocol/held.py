@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tmapipe.errors import ScopeError
+from tmapipe.errors import MissingPartError, ScopeError
 from tmapipe.isa.interface import Isa
 from tmapipe.plan.rings import Ring
 from tmapipe.protocol.groups import Groups
@@ -67,6 +67,11 @@ class HeldEnd(RingEnd):
         return 0
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "slot" not in self.__dict__ or self.slot is None or not self.last:
-            raise AttributeError(f"ring {self.__dict__.get('role')!r} has no {name!r} here")
+        if name.startswith("_") or "slot" not in self.__dict__:
+            raise AttributeError(name)
+        if self.slot is None or not self.last:
+            raise MissingPartError(
+                f"k.{self.ring.name}.{name} in role {self.role!r}. The last phase of a ring filled once a CTA reads it so; "
+                "others enter it with produce() or consume()."
+            )
         return getattr(self.slot, name)
