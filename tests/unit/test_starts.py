@@ -329,3 +329,12 @@ def test_a_shared_stage_is_stored_by_its_reader_alone():
 
     with pytest.raises(tp.ScopeError, match="last role stores"):
         Early()(np.ones((16, 64), np.float32), out=np.empty((16, 64), tp.bf16.numpy))
+
+
+@pytest.mark.parametrize("source", ["x", "half"])
+def test_several_warps_do_not_store_a_slot_several_times(source):
+    class Several(Converted):
+        store = tp.Role(warps=2)
+        y = tp.TmaStoreStage("m n", source=getattr(Converted, source), role=Converted.store)
+
+    refused(Several().plan, argument="TmaStoreStage(y).role", value=["store"], rule="one role of one warp")

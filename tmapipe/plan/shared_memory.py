@@ -190,10 +190,11 @@ class Layout:
         return lag, {role: tuple(kinds) for role, kinds in readers.items()}
 
     def _storing_role(self, name: str, store: TmaStoreStage) -> str:
-        if store.role is not None:
+        if store.role is not None and not isinstance(store.source, (TmaLoadStage, SharedStage)):
             return self.name_of(store.role)
         if isinstance(store.source, (TmaLoadStage, SharedStage)):
-            last = [self.name_of(role) for role in store.source.ring.phases[-1]]
+            roles = (store.role,) if store.role is not None else store.source.ring.phases[-1]
+            last = [self.name_of(role) for role in roles]
             if len(last) != 1 or self.roles[last[0]].warps != 1:
                 raise InputError(
                     f"TmaStoreStage({name}).role",
