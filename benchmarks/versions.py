@@ -66,7 +66,7 @@ def calls(tp: Any) -> dict[str, tuple[Any, Callable[[dict[str, Any]], tuple[tupl
         "gated": (gated((128, 128, 64), (2, 1)), lambda t: ((t["a"], t["b"], t["up"]), {})),
         "split-k": (tp.schedules.SplitK(parts=4), long),
         "stream-k": (tp.schedules.StreamK(shares=132), long),
-        "split-k bias+gelu": (tp.schedules.SplitK(parts=4, epilogue=bias), lambda t: ((*long(t)[0], t["short row"]), {})),
+        "split-k bias+gelu": (tp.schedules.SplitK(parts=4, epilogue=bias), lambda t: (long(t)[0], {"bias": t["short row"]})),
     }  # fmt: skip
 
 
