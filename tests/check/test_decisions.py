@@ -7,6 +7,11 @@ problem that is run.
 import pytest
 
 import tmapipe as tp
+from examples.attention import attention_of
+from examples.gemm_row_max import GemmRowMax
+from examples.histogram import Histogram
+from examples.ragged import RaggedSums
+from examples.stencil import Stencil
 from tests.check.deciding import CASES, REFUSED, UNSEEN
 from tmapipe.check import Kind
 
@@ -39,3 +44,31 @@ def test_what_is_not_seen_through_is_said(make):
 def test_python_state_is_refused(make, word):
     with pytest.raises(tp.ScopeError, match=word):
         make().check()
+
+
+# ---- whole kernels ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_is_proved_for_all_shapes(causal):
+    report = attention_of(causal=causal).check()
+    assert report.ok and report.trips == EVERY, f"{report}\n{report.runs}"
+
+
+def test_attention_whose_roles_see_different_keys_is_rejected():
+    """The loader goes to the diagonal, the other role through all keys."""
+    attention = attention_of(causal=True)
+
+    class Uneven(type(attention)):
+        def last(self, k, tile):
+            return tile.m if k.role.name == "load" else k.steps("k", "s") - 1
+
+    report = Uneven().check()
+    assert Kind.TRIP_COUNTS in report.kinds() and "keys" in str(report), str(report)
+
+
+@pytest.mark.parametrize("make", [GemmRowMax, Stencil, RaggedSums, Histogram], ids=lambda make: make.__name__)
+def test_examples_that_look_at_where_they_are(make):
+    schedule = make()
+    report = schedule.check(dict.fromkeys(schedule.declared.loads, "fp32") if make is Stencil else None)
+    assert report.ok and report.trips == EVERY, f"{report}\n{report.runs}"
