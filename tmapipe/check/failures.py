@@ -102,10 +102,16 @@ def deadlock_finding(error: Any, check: LinearCheck, programs: Sequence[Sequence
             bar = agent // layout.warps * layout.nbars + own
             known = check.phases.now[bar].steps
             blamed += _blamed(error.state, bar, known)
-            fixes += _missing(error.state, check, bar)
+            fixes += (
+                _wrong_parity(check, programs[agent], agent, op, wait)
+                or _cycle(check, blocked, agent, own)
+                or _missing(error.state, check, bar)
+            )
             last = _signallers(check, programs, agent, own)
             steps += known
             steps += [s for s in last if (s.agent, s.op) not in [(k.agent, k.op) for k in known]]
+        elif declared(type(op)).effect(SetRegisters):
+            fixes.append("let all four warps of other warpgroups give back as many registers first, or ask for fewer")
         steps.append(Step(check.order + 1, agent, op, what=f"{describe(layout, op)}, in vain"))
     unique = {(s.order, s.agent, type(s.op)): s for s in steps}
     shown = tuple(
@@ -138,6 +144,34 @@ def _nbytes(op: Any, armed: bool) -> int | None:
     if armed:
         return None if arm is None else getattr(op, arm.nbytes)
     return None if start is None or not start.until.nbytes else getattr(op, start.until.nbytes)
+
+
+def _wrong_parity(check: LinearCheck, program: Sequence[Any], agent: int, op: Any, wait: Wait) -> list[str]:
+    """What to change if the warp is the first to wait, for slots that are free at first."""
+    layout, own = check.layout, getattr(op, wait.bar)
+    done = program[: check.clocks.time[agent]]
+    again = any(getattr(each, of.bar) == own for each in done for of in declared(type(each)).all(Wait))
+    ring = next((r for r in layout.plan.rings if layout.bars[own][0] == r.barriers[-1]), None)
+    if again or getattr(op, wait.parity) != 0 or ring is None or layout.role(agent) not in ring.phases[0]:
+        return []
+    name = bar_name(layout, own)
+    return [f"nobody has released {name} when the ring begins: wait for parity 1 in the first lap, then for parity 0"]
+
+
+def _cycle(check: LinearCheck, blocked: dict[int, Any], agent: int, own: int) -> list[str]:
+    """What to change if whoever signals this mbarrier waits for one of another ring that the warp's own role signals."""
+    layout, role = check.layout, check.layout.role(agent)
+    for other, op in blocked.items():
+        wait = declared(type(op)).effect(Wait)
+        if wait is None or layout.role(other) not in layout.signallers(own) or layout.role(other) == role:
+            continue
+        if role in layout.signallers(getattr(op, wait.bar)) and layout.ring_of(own, None) != layout.ring_of(
+            getattr(op, wait.bar), None
+        ):
+            names = [bar_name(layout, each) for each in (own, getattr(op, wait.bar))]
+            first, second = sorted((f"{role} for {names[0]}", f"{layout.role(other)} for {names[1]}"))
+            return [f"{first} and {second} wait for each other: let both roles take the rings in one order"]
+    return []
 
 
 def _missing(state: Any, check: LinearCheck, bar: int) -> list[str]:
