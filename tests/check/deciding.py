@@ -332,6 +332,25 @@ class ByTheMultiprocessor(Tiles):
         super().__init__(lambda s, k, tile: one_if(k.isa.smid() > 3))
 
 
+def below(number: Any, most: int) -> Any:
+    """*number*, which must be smaller."""
+    if number >= most:
+        raise ValueError(f"{number!r} is not below {most}")
+    return number
+
+
+class FailsInTheTenthRow(Tiles):
+    """The body itself refuses some tiles: no error of the check, since there may be none."""
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile: below(tile.m, 9))
+
+
+class ByAFloat(Tiles):
+    def __init__(self):
+        super().__init__(lambda s, k, tile: int(tile.m * 0.5 + 1.5))
+
+
 class ByTheSlot(Tiles):
     """The first slot of the ring is not released."""
 
@@ -357,7 +376,18 @@ class InTheThousandthRow(Tiles):
         super().__init__(lambda s, k, tile: one_if(tile.m > 1000), lambda s, k, tile: 0)
 
 
-UNSEEN = (GroupsPending, LanesBySteps, FarAway, ByAList, Triangle, ByTheMultiprocessor, ByTheSlot, InTheThousandthRow)
+UNSEEN = (
+    GroupsPending,
+    LanesBySteps,
+    FarAway,
+    ByAList,
+    Triangle,
+    ByTheMultiprocessor,
+    FailsInTheTenthRow,
+    ByAFloat,
+    ByTheSlot,
+    InTheThousandthRow,
+)
 
 
 # ---- Python's state ---------------------------------------------------------------------------------------------------

@@ -68,6 +68,11 @@ class Kinds:
     def keys(self) -> tuple[Key, ...]:
         return tuple(each.key for each in self.variations)
 
+    def text(self, kind: tuple[int, ...]) -> str:
+        """A kind, in words."""
+        both = zip(self.variations, kind, strict=True)
+        return ", ".join(f"{each.text} = {value}" for each, value in both) or "nothing that varies"
+
     def at(self, kind: tuple[int, ...]) -> dict[Key, int]:
         """The values of terms at a tile of this kind."""
         found = dict(zip(self.keys, kind, strict=True))

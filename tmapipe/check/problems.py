@@ -13,6 +13,7 @@ from tmapipe.check.kinds import Kinds, kinds_of
 from tmapipe.check.positions import Key
 from tmapipe.check.relative import Program, RelativeRun, origin_of, record_marked
 from tmapipe.check.state import unchanged
+from tmapipe.errors import PipelineError
 from tmapipe.isa.interface import Isa
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Layout
@@ -25,10 +26,14 @@ from tmapipe.plan.model import Plan
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
 
-__all__ = ["Kind", "Problems", "Shapes"]
+__all__ = ["Kind", "NotRegular", "Problems", "Shapes"]
 
 Shapes = dict[str, tuple[int, ...]]
 Kind = tuple[int, ...]
+
+
+class NotRegular(Exception):
+    """The recorded programs are no words over a few segments; says where they first differ."""
 
 
 class Problems:
@@ -176,8 +181,13 @@ class Problems:
 
             return self.isa(agent, emit, shapes, values_of=values_of, shifted=shifted)
 
-        with self.recording():
-            programs = record_marked(self.layout, self.entry, make)
+        try:
+            with self.recording():
+                programs = record_marked(self.layout, self.entry, make)
+        except Exception as error:  # of a body: maybe no tile is of this kind
+            if type(error) is PipelineError:
+                raise
+            raise NotRegular(f"a body fails at a tile with {self.kinds.text(kinds[-1])}: {error}") from error
         numbers = next((n for n in taken if len(n) == len(kinds)), range(len(kinds)))
         return programs, [kinds[number] for number in numbers]
 

@@ -16,7 +16,7 @@ import attrs
 from tmapipe.check.future import Future
 from tmapipe.check.kinds import MOST_KINDS, Variation, product, sources
 from tmapipe.check.positions import Positions, iteration_of, without_stages
-from tmapipe.check.problems import Kind, Problems
+from tmapipe.check.problems import Kind, NotRegular, Problems
 from tmapipe.check.relative import parts_of
 
 __all__ = ["END", "After", "NotRegular", "Segment", "Segments", "Where", "segments_of"]
@@ -76,10 +76,6 @@ class Segments:
 
 
 After = dict[Where, list[Segment]]
-
-
-class NotRegular(Exception):
-    """The recorded programs do not have the form above; says where they first differ."""
 
 
 class NotAlike(NotRegular):
@@ -214,8 +210,7 @@ class _Finder:
             return "a tile"
         if len(kind) == 1 and self.problems.is_steps(self.variations[0].key):
             return f"a tile of {kind[0]} steps"
-        both = zip(self.variations, kind, strict=True)
-        return "a tile with " + ", ".join(f"{each.text} = {value}" for each, value in both)
+        return f"a tile with {self.problems.kinds.text(kind)}"
 
     def _empty(self, piece: _Piece) -> bool:
         fixed = [d for d in range(len(piece.shown)) if d not in piece.without_end]

@@ -107,9 +107,10 @@ class _Search:
         tiles, most = 0, 0
         for tiles, most in [*self.suspects, *itertools.islice(self._sizes(), FIRST)]:
             self._take(tiles, most)
-        more = problems_near(problems) if self._decides else ()
-        for problem in itertools.chain(self._uneven(), more):
+        for problem in self._uneven():
             self._add(problem)
+        for problem in problems_near(problems) if self._decides else ():
+            self._add(problem, given=False)
         for tiles, most in itertools.islice(self._sizes(), FIRST, None):
             if self._stopped:
                 break
@@ -195,7 +196,8 @@ class _Search:
             self._add(Problem(self.problems.shapes(tiles, steps)))
             self.runs.append(f"{tiles} output tiles a CTA" + (f" of {steps} steps" if self.problems.inner else ""))
 
-    def _add(self, problem: Problem) -> None:
+    def _add(self, problem: Problem, given: bool = True) -> None:
+        """Runs one problem. *given*: whether every schedule takes it, so that a body that fails is an error."""
         if self._stopped:
             return
         problems = self.problems
@@ -204,10 +206,16 @@ class _Search:
             cluster, clusters = problem.cluster, problem.clusters
             return problems.isa(agent, emit, problem.shapes, cluster, clusters, tables=problem.tables, layout=layout)
 
-        with problems.recording():
-            found, events = run_checked(
-                problems.plan, problems.entry, problem.shapes, problem.cluster, problem.clusters, make=make
-            )
+        try:
+            with problems.recording():
+                found, events = run_checked(
+                    problems.plan, problems.entry, problem.shapes, problem.cluster, problem.clusters, make=make
+                )
+        except Exception as error:
+            if given:
+                raise
+            self.runs.append(f"a body fails with {problem.text}: {error}")  # maybe no problem is like this
+            return
         self.found += found
         self.events += events
         if any(not finding.kind.note for finding in found):

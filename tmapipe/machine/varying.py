@@ -164,6 +164,8 @@ class Varying:
                     del terms[key]
             const = self.const + sign * other.const
             return Varying(self.run, terms, const, self.value + sign * other.value) if terms else const
+        if isinstance(other, float):
+            return float(self) + sign * other
         other = whole(other)
         if other is None:
             return NotImplemented
@@ -199,6 +201,8 @@ class Varying:
                 ends[2] = None
             key = ("product", first.form, second.form)
             return self.run.made(key, self.value * other.value, (ends[0], ends[1], ends[2]), self, other)
+        if isinstance(other, float):
+            return float(self) * other
         other = whole(other)
         if other is None:
             return NotImplemented
