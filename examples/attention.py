@@ -32,7 +32,7 @@ def attention_of(d: int = 128, causal: bool = False) -> tp.Schedule:
         qk = tp.Wgmma(q, k, in_flight=0)
         pv = tp.Wgmma(qk, v, in_flight=0)  # its first operand comes from registers
         o = tp.TmaStoreStage("b g h m d", source=pv)
-        tiles = tp.DynamicTiles()
+        tiles = tp.DynamicTiles(tp.Backwards())  # with most keys first
 
         def last(self, k, tile):  # block of keys that the tile's queries see
             return tile.m if causal else k.steps("k", "s") - 1

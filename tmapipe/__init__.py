@@ -34,7 +34,7 @@ from tmapipe.tiles.dynamic import DynamicTiles
 from tmapipe.tiles.gpc import GpcTiles
 from tmapipe.tiles.grouped import GroupedTiles
 from tmapipe.tiles.persistent import PersistentTiles
-from tmapipe.tiles.raster import Columns, Grouped, Hilbert, Snake
+from tmapipe.tiles.raster import Backwards, Columns, Grouped, Hilbert, Snake
 from tmapipe.tiles.splitk import SplitKTiles
 from tmapipe.tiles.streamk import StreamKTiles
 from tmapipe.turnstile import Turnstile
@@ -42,6 +42,7 @@ from tmapipe.turnstile import Turnstile
 __version__ = "0.1.0"
 
 __all__ = [
+    "Backwards",
     "BarrierRing",
     "BulkLoadStage",
     "Columns",

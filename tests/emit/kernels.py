@@ -268,6 +268,9 @@ GEMMS = {
     "pingpong n-major b": Kernel(lambda: S.PingPong((128, 160, 64), (2, 1), b=tp.Operand("n")), {}, GEMM),
     "gemm snake": Kernel(lambda: S.Gemm((128, 64, 64), (2, 1), tiles=tp.PersistentTiles(tp.Snake(3))), {}, TALL),
     "gemm columns": Kernel(lambda: S.Gemm((128, 64, 64), (2, 1), tiles=tp.PersistentTiles(tp.Columns(3))), {}, TALL),
+    "gemm backwards": Kernel(
+        lambda: S.Gemm((128, 64, 64), (2, 1), tiles=tp.PersistentTiles(tp.Backwards(3))), {}, TALL
+    ),
     "gemm hilbert": Kernel(lambda: S.Gemm((64, 64, 64), (1, 1), tiles=tp.PersistentTiles(tp.Hilbert(4))), {}, TALL),
     "pingpong 2x1": Kernel(SHELF["PingPong"], {}, GEMM),
     "pingpong 64x256 1x2, not in turn": Kernel(lambda: S.PingPong((64, 256, 64), (1, 2), in_turn=False), {}, GEMM),

@@ -93,17 +93,21 @@ def test_sizes_of_clusters_that_a_device_does_not_take(monkeypatch):
 
 def test_refused():
     for order in (GpcTiles, DynamicTiles):
-        refused(order, 8, argument="PersistentTiles(raster)", rule="is Grouped, Snake, Columns or Hilbert")
+        refused(order, 8, argument="PersistentTiles(raster)", rule="is Grouped, Snake, Backwards, Columns or Hilbert")
     refused(
         GroupedTiles,
         8,
         rows=128,
         table="ends",
         argument="PersistentTiles(raster)",
-        rule="is Grouped, Snake, Columns or Hilbert",
+        rule="is Grouped, Snake, Backwards, Columns or Hilbert",
     )
     refused(
-        StreamKTiles, 8, shares=66, argument="PersistentTiles(raster)", rule="is Grouped, Snake, Columns or Hilbert"
+        StreamKTiles,
+        8,
+        shares=66,
+        argument="PersistentTiles(raster)",
+        rule="is Grouped, Snake, Backwards, Columns or Hilbert",
     )
     assert GpcTiles() == GpcTiles(Grouped(8))
 

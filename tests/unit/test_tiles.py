@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.errors import refused
 from tests.unit.fake_isa import RecordingIsa
-from tmapipe import Columns, Grouped, Hilbert, PersistentTiles, Snake
+from tmapipe import Backwards, Columns, Grouped, Hilbert, PersistentTiles, Snake
 from tmapipe.integers import ceil_div
 from tmapipe.protocol.tile import Tile, start_of
 
@@ -59,7 +59,7 @@ def problems(draw):
         cluster = {}
     raster = draw(
         st.one_of(
-            st.builds(Grouped, rows), st.builds(Snake, rows), st.builds(Columns, rows), st.builds(Hilbert, squares)
+            *(st.builds(kind, rows) for kind in (Grouped, Snake, Backwards, Columns)), st.builds(Hilbert, squares)
         )
     )
     return grid, cluster, raster, draw(st.integers(1, 9))
@@ -144,18 +144,31 @@ def test_persistent_clusters_take_every_cth_tile():
             assert found[cluster_id, 0] == one[cluster_id::clusters]
 
 
+def test_backwards():
+    """In each matrix from the last tile to the first; batches in their order."""
+    grid = {"l": 2, "m": 7, "n": 5}
+    mirrored = [(batch, 6 - row, 4 - column) for batch, row, column in in_order(Grouped(3), grid)]
+    assert in_order(Backwards(3), grid) == mirrored
+
+
 def test_more_clusters_than_tiles():
     found = taken(PersistentTiles(), {"m": 1, "n": 2}, {}, 5)
     assert [len(tiles) for tiles in found.values()] == [1, 1, 0, 0, 0]
 
 
 def test_bad_rasters():
-    for raster in (Grouped, Snake, Columns, Hilbert):
+    for raster in (Grouped, Snake, Backwards, Columns, Hilbert):
         for rows in (0, -3, 2.5, "8"):
             refused(raster, rows, argument=f"{raster.__name__}(rows)", value=rows, rule="positive number")
     for rows in (3, 12, 512):
         refused(Hilbert, rows, argument="Hilbert(rows)", value=rows, rule="power of two")
-    refused(PersistentTiles, 8, argument="PersistentTiles(raster)", value=8, rule="Grouped, Snake, Columns or Hilbert")
+    refused(
+        PersistentTiles,
+        8,
+        argument="PersistentTiles(raster)",
+        value=8,
+        rule="Grouped, Snake, Backwards, Columns or Hilbert",
+    )
 
 
 # ---- coordinates ------------------------------------------------------------------------------------------------------

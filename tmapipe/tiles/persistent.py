@@ -32,8 +32,8 @@ class PersistentTiles(TileOrder):
     outside: their loads give zeros, and their stores write nothing.
 
     Args:
-        raster: `Grouped`, `Snake`, `Columns` or `Hilbert`; numbers the tiles along the last two dimensions, so that CTAs at
-            work together share operands in L2. Earlier (batch) dimensions vary slowest.
+        raster: `Grouped`, `Snake`, `Backwards`, `Columns` or `Hilbert`; numbers the tiles along the last two dimensions, so
+            that CTAs at work together share operands in L2. Earlier (batch) dimensions vary slowest.
 
     Raises:
         InputError: *raster* is something else.
@@ -45,7 +45,7 @@ class PersistentTiles(TileOrder):
     def _check(self, attribute: Any, value: Any) -> None:
         if not isinstance(value, Grouped):
             raise InputError(
-                "PersistentTiles(raster)", value, "is Grouped, Snake, Columns or Hilbert", "use Grouped(8)"
+                "PersistentTiles(raster)", value, "is Grouped, Snake, Backwards, Columns or Hilbert", "use Grouped(8)"
             )
 
     def clusters(self, grid: dict[str, int], cluster: Mapping[str, int]) -> int:

@@ -14,7 +14,7 @@ import attrs
 from tmapipe.errors import InputError
 from tmapipe.isa.interface import Isa
 
-__all__ = ["Columns", "Grouped", "Hilbert", "Snake"]
+__all__ = ["Backwards", "Columns", "Grouped", "Hilbert", "Snake"]
 
 
 def _positive(raster: Any, attribute: Any, value: Any) -> None:
@@ -66,6 +66,15 @@ class Snake(Grouped):
 
     def _mirrored(self, isa: Isa, band: Any, columns: Any, right: Any) -> Any:
         return isa.select(band & 1 == 1, columns - 1 - right, right)
+
+
+@attrs.frozen
+class Backwards(Grouped):
+    """As `Grouped`, from the last tile to the first: so that those begin first that take longest, in causal attention."""
+
+    def coordinates(self, isa: Isa, by: dict[str, Any], rows: Any, columns: Any, index: Any) -> tuple[Any, Any]:
+        down, right = super().coordinates(isa, by, rows, columns, index)
+        return rows - 1 - down, columns - 1 - right
 
 
 @attrs.frozen
