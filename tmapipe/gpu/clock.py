@@ -10,7 +10,7 @@ import torch
 __all__ = ["CudaClock"]
 
 FLUSH_BYTES = 256 << 20  # more than four times an H200's L2 cache of 60 MB
-HEAD_START_CYCLES = 2_000_000  # the device idles for about 1 ms, in which the host queues the batch
+HEAD_START_CYCLES = 4_000_000  # the device idles for about 2 ms, in which the host queues the batch
 
 
 class CudaClock:
