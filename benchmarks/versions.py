@@ -86,7 +86,7 @@ def tensors() -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--other", type=Path, required=True, help="folder of the other package")
+    parser.add_argument("--other", type=Path, help="folder of the other package")
     parser.add_argument("--only", nargs="+", default=[], help="parts of names")
     add_options(parser)
     args = parser.parse_args(argv)
@@ -95,6 +95,8 @@ def main(argv: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("no GPU here: benchmarks.versions measures kernels on one")
         return 2
+    if args.other is None:
+        parser.error("--other FOLDER names the other version's package")
     import tmapipe
     from tmapipe.gpu.clock import CudaClock
 

@@ -19,8 +19,8 @@ def transpose_of(dtype: str = "bf16", side: int = 64) -> tp.Schedule:
         load, turn, store = tp.Role(warps=1), tp.Role(warpgroups=1), tp.Role(warps=1)
         ring = tp.BarrierRing(chain=(load, turn, store))
         x = tp.TmaLoadStage("m n", tile=(side, 64), ring=ring, dtype=dtype, swizzle=128)
-        turned = tp.SharedStage(tile=(64, side), ring=ring, writer=turn, dtype=dtype, swizzle=128)
-        y = tp.TmaStoreStage("n m", source=turned)
+        across = tp.SharedStage(tile=(64, side), ring=ring, writer=turn, dtype=dtype, swizzle=128)
+        y = tp.TmaStoreStage("n m", source=across)
 
         @load.jit
         def fill(self, k, tile):
@@ -30,7 +30,7 @@ def transpose_of(dtype: str = "bf16", side: int = 64) -> tp.Schedule:
         @turn.jit
         def turn_round(self, k, tile):
             with k.ring.consume() as slot:
-                slot.turned.write(slot.x.read(transposed=True))
+                slot.across.write(slot.x.read(transposed=True))
 
         @store.jit
         def drain(self, k, tile):

@@ -455,7 +455,7 @@ def test_requests_are_summed_over_the_kernels():
 ROOT = pathlib.Path(__file__).parents[2]
 MODULES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
 PROGRAMS = [name for name in MODULES if "__main__" in (ROOT / "benchmarks" / f"{name}.py").read_text()]
-ON_A_GPU = ["ceiling", "copy", "epilogue", "gemm", "grouped", "l2_requests", "programs", "stamps", "tuning"]
+ON_A_GPU = ["ceiling", "copy", "epilogue", "gemm", "grouped", "l2_requests", "programs", "stamps", "tuning", "versions"]
 
 
 def test_which_are_programs():
