@@ -192,6 +192,63 @@ class FromZero(tp.Schedule):
         k.d.store(tile, product.wait())
 
 
+class FromRegisters(tp.Schedule):
+    """Of blocks of keys from the first to the last: o = (o + relu(q k^T) v) / 2, but for the last one, which is only added."""
+
+    load, math = tp.Role(warps=1), tp.Role(warpgroups=2)
+    queries = tp.BarrierRing(1, producer=load, consumer=math)
+    keys = tp.BarrierRing(2, producer=load, consumer=math)
+    values = tp.BarrierRing(2, producer=load, consumer=math)
+    q = tp.TmaLoadStage("m k", tile=(128, 64), ring=queries)
+    b = tp.TmaLoadStage("n k", tile=(64, 64), ring=keys)
+    v = tp.TmaLoadStage("n k", tile=(64, 64), ring=values)
+    qk = tp.Wgmma(q, b, in_flight=0)
+    pv = tp.Wgmma(qk, v, in_flight=0)
+    d = tp.TmaStoreStage("m k", source=pv)
+
+    @load.jit
+    def fill(self, k, tile):
+        last = k.steps("b", "n") - 1
+        with k.queries.produce() as slot:
+            slot.q.load(tile, k=0)
+        with k.keys.produce() as slot:
+            slot.b.load(n=0, k=0)
+        for n in range(last):
+            with k.keys.produce() as slot:
+                slot.b.load(n=n + 1, k=0)
+            with k.values.produce() as slot:
+                slot.v.load(n=n, k=0)
+        with k.values.produce() as slot:
+            slot.v.load(n=last, k=0)
+
+    @math.jit
+    def multiply(self, k, tile):
+        half = k.full("pv", 0.5, "rows")
+        with k.pv.accumulate(empty=False) as out:
+            with k.queries.consume() as own:
+                with k.keys.consume() as slot:
+                    weights = tp.math.relu(k.qk.start(own.q, slot.b).wait().values())
+                for _ in range(k.steps("b", "n") - 1):
+                    with k.keys.consume() as slot:
+                        block = k.qk.start(own.q, slot.b)
+                    with k.values.consume() as slot:
+                        product = out.start(weights, slot.v)
+                    weights = tp.math.relu(block.wait().values())
+                    product.wait()
+                    out.scale(half)
+            with k.values.consume() as slot:
+                out.start(weights, slot.v).wait()
+        k.d.store(tile, out)
+
+
+def halved_sums(q: np.ndarray, b: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """What `FromRegisters` computes."""
+    total = np.zeros_like(q)
+    for n in range(0, len(b), 64):
+        total = total / 2 + np.maximum(q @ b[n : n + 64].T, 0) @ v[n : n + 64]
+    return total
+
+
 @attrs.frozen
 class Form:
     """make: the schedule; inputs: their dimensions by name; expected: what it computes, of float32 arrays."""
@@ -220,5 +277,6 @@ FORMS = {
     "inside the slot": Form(InsideTheSlot, MATRICES, lambda a, b: a @ b.T, 64),
     "written by threads": Form(Written, {"x": "m k", "b": "k n"}, lambda x, b: 2 * x @ b),
     "started": Form(Started, MATRICES | {"c": "n k"}, lambda a, b, c: (a @ b.T) * (a @ c.T)),
+    "from registers": Form(FromRegisters, {"q": "m k", "b": "n k", "v": "n k"}, halved_sums, 64),
     "from zero": Form(FromZero, {"a": "m k", "b": "k n"}, lambda a, b: a @ b, 64),
 }

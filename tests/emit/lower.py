@@ -29,7 +29,7 @@ def _lower(event: Event, plan: Plan, launch: Launch, warp: int, lane: int) -> li
         return found if lane < plan.cluster_size else []
     if kind in (
         "prefetch", "read", "write", "write_columns", "write_row_sums", "write_column_sums", "read_columns", "promote",
-        "read_words",
+        "read_words", "scale",
     ):  # fmt: skip
         return []
     if kind in ("init", "arm", "expect", "commit", "add", "set"):
@@ -97,9 +97,9 @@ def _store_boxes(store: Store, stage: int, at: tuple[int, ...], rows: int | None
     return [(kind, store.argument, offset, place) for offset, place in _pieces(store, stage, at, 0, 1)]
 
 
-def _wgmmas(matmul: Matmul, warp: int, a_stage: int, b_stage: int) -> list[Event]:
+def _wgmmas(matmul: Matmul, warp: int, a_stage: int | None, b_stage: int) -> list[Event]:
     """One instruction a 64-row block and 32 bytes of k, or two side by side along n."""
-    m, group, per_32 = matmul.shape[0], matmul.group(warp), 32 // matmul.a.dtype.bytes
+    m, group, per_32 = matmul.shape[0], matmul.group(warp), 32 // matmul.b.dtype.bytes
     columns = list(itertools.accumulate(matmul.n_instructions, initial=0))
     found: list[Event] = []
     for k in range(matmul.k_instructions):
@@ -107,7 +107,9 @@ def _wgmmas(matmul: Matmul, warp: int, a_stage: int, b_stage: int) -> list[Event
             itertools.pairwise(columns), range(m // (64 * matmul.warpgroups))
         ):
             first = 64 * (block * matmul.warpgroups + group)
-            a = _operand(matmul.a, a_stage, first, 64, per_32 * k, matmul.transposed[0])
+            a: Any = "registers"
+            if matmul.a is not None:
+                a = _operand(matmul.a, a_stage, first, 64, per_32 * k, matmul.transposed[0])
             b = _operand(matmul.b, b_stage, left, right - left, per_32 * k, matmul.transposed[1])
             found.append(("wgmma", f"m64n{right - left}k{per_32}", a, b, matmul.transposed))
     return found

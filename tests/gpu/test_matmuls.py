@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tests.matmul_shelf import FORMS
+from tests.unit.test_matmuls import Halves
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -17,3 +18,8 @@ def test_random_shapes(name):
         expected = torch.from_numpy(np.ascontiguousarray(form.expected(**arrays))).to(torch.bfloat16)
         for _ in range(3):
             assert torch.equal(form.make()(**given).cpu(), expected)
+
+
+def test_parts_of_a_tile_are_written():
+    x = torch.randn(1000, 128, device="cuda").bfloat16()
+    assert torch.equal(Halves()(x), x.view(1000, 2, 2, 32).flip(2).reshape(x.shape))

@@ -227,8 +227,12 @@ class Execution:
             self.events.append(("grid_" + i.opcode.split(".")[1],))
         elif i.is_a("wgmma.mma_async"):
             shape = shape_of(i.opcode)
-            operands = [_descriptor(self.value(operand)) for operand in i.operands[1:3]]
+            operands = [
+                "registers" if operand.startswith("{") else _descriptor(self.value(operand))
+                for operand in i.operands[1:3]
+            ]
             kept = i.operands[-2:] if re.search(r"f16\.b?f16$", i.opcode) else ("0", "0")
+            kept = ("0", kept[1]) if operands[0] == "registers" else kept
             self.events.append(("wgmma", shape, *operands, tuple(flag == "1" for flag in kept)))  # imm-trans of a and b
         else:
             what = i.opcode.split(".")[1].removesuffix("_group")

@@ -13,6 +13,7 @@ from tmapipe.isa.values import SlotRef
 from tmapipe.kernel import kernel_main
 from tmapipe.machine.blocks import block
 from tmapipe.plan.model import Barrier, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
+from tmapipe.plan.thread_layout import AccumulatorLayout
 
 Event = tuple[Any, ...]
 
@@ -275,6 +276,12 @@ class RecordingIsa:
 
     def write(self, slot: SlotRef, values: Any, role: RoleWarps, at: Any = None) -> None:
         self._note("write", slot.buffer.name, slot.stage, values.data)
+
+    def full(self, layout: Any, along: str, value: float) -> Fragment:
+        return Fragment(self, layout, along, "fp32", (value,))  # type: ignore[arg-type]
+
+    def accumulator_values(self, matmul: Matmul, acc: str) -> Fragment:
+        return Fragment(self, AccumulatorLayout.of(matmul), "tile", "fp32", (acc,))  # type: ignore[arg-type]
 
     def convert(self, data: Any, kind: str, to: str) -> Any:
         return data
