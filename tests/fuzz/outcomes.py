@@ -17,7 +17,8 @@ __all__ = ["Call", "Outcome", "Unsafe", "Wrong", "judge"]
 _SIGNATURE = re.compile(
     r"\(\) (got multiple values|got an unexpected keyword|missing \d+ required|takes .* positional)"
 )
-SECONDS = 30  # that no call takes: what takes longer counts as a hang
+SECONDS = 30  # of CPU time, that no call takes, and WAITING of any: what takes longer counts as a hang
+WAITING = 600
 
 
 class Outcome(enum.Enum):
@@ -30,7 +31,7 @@ class Outcome(enum.Enum):
     POOR = "an InputError without one of its four parts"
     BARE = "an exception that is not the library's"
     WRONG = "a result that is not NumPy's, or a call that should have been refused"
-    HANG = f"no end after {SECONDS} s"
+    HANG = f"no end after {SECONDS} s of CPU time"
     CRASH = "the process ended"
 
     @property
@@ -68,8 +69,10 @@ def judge(call: Call) -> tuple[Outcome, str]:
     def stop(*_: Any) -> None:
         raise _Hang
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    timers = {signal.ITIMER_PROF: (signal.SIGPROF, SECONDS), signal.ITIMER_REAL: (signal.SIGALRM, WAITING)}
+    before = {which: signal.signal(which, stop) for which, _ in timers.values()}
+    for timer, (_, seconds) in timers.items():
+        signal.setitimer(timer, seconds)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -95,8 +98,9 @@ def judge(call: Call) -> tuple[Outcome, str]:
             f"{type(error).__name__}: {text[:120]} [{'/'.join(frame.filename.split('/')[-2:])}:{frame.lineno}]",
         )
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for timer, (which, _) in timers.items():
+            signal.setitimer(timer, 0)
+            signal.signal(which, before[which])
 
 
 def _of_parts(error: InputError) -> tuple[Outcome, str]:

@@ -36,7 +36,7 @@ class Mine(torch.Tensor):
     "make, argument, rule",
     [
         (lambda: half(16, 32).to("meta"), "device", "lies on a CUDA device"),
-        (freed, "untyped_storage()", "holds 1024"),
+        (freed, "untyped_storage()", "holds 1024 bytes"),
         (fake, "", "plain torch tensor"),
         (lambda: half(16, 32).as_subclass(Mine), "", "plain torch tensor"),
         (lambda: half(16, 32).to_sparse(), "", "dense"),

@@ -90,9 +90,8 @@ def check_memory(name: str, tensor: Any, output: bool) -> None:
         raise InputError(f"{name}.device", str(tensor.device), rule, f'{name}.to("cuda")')
     held = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
     if held < span(tensor):
-        raise InputError(
-            f"{name}.untyped_storage()", f"{held} bytes", f"holds {span(tensor)}", "pass a tensor not freed"
-        )
+        rule = f"holds {span(tensor)} bytes"
+        raise InputError(f"{name}.untyped_storage()", f"{held} bytes", rule, "pass a tensor not freed")
     if needs_gradient(tensor):
         rule = (
             "takes part in automatic differentiation, which kernels do not support (nor do torch's functions with out=)"
