@@ -1,11 +1,13 @@
 """Random calls, a few of each kind: right, or refused well. The long run is ``python -m tests.fuzz``."""
 
+import attrs
 import pytest
 
 import tmapipe as tp
-from tests.fuzz import compiling, declarations
+from tests.fuzz import compiling, declarations, valid
 from tests.fuzz.__main__ import KINDS, calls_of, read, table, write
 from tests.fuzz.outcomes import Call, Outcome, Unsafe, Wrong, judge
+from tests.fuzz.shelf import SHELF
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's, of layouts in beta
@@ -16,6 +18,25 @@ def test_right_or_refused_well(kind):
     outcomes = {outcome for _, _, outcome, _ in judged}
     assert {Outcome.RIGHT, Outcome.REFUSED} <= outcomes
     assert f"{sum(outcome is Outcome.RIGHT for _, _, outcome, _ in judged)}" in table(judged)
+
+
+def test_right_calls_as_on_a_gpu():
+    """On the model: the rest is ``python -m tests.fuzz.valid``."""
+    said = [valid.valid_call(seed, "cpu", 64) for seed in range(8)]
+    assert any(", given: " in text for text in said) and any(", made: " in text for text in said)
+
+
+def test_wrong_calls_as_on_a_gpu():
+    said = " ".join(valid.bad_call(seed, "cpu", 64) for seed in range(40))
+    assert all(how.strip("_") in said for how in valid.BAD)
+
+
+def test_a_wrong_result_is_noticed(monkeypatch):
+    monkeypatch.setattr(
+        valid, "SHELF", [attrs.evolve(SHELF[0], expected=lambda given: (given["x"] + 1.0, 0 * given["x"]))]
+    )
+    with pytest.raises(Wrong, match="off by"):
+        valid.valid_call(0, "cpu", 64)
 
 
 def test_a_stopped_run_goes_on(tmp_path):

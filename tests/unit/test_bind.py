@@ -333,3 +333,20 @@ def test_signature_tells_apart_what_bind_would():
     assert signature((one,), None) == signature((half(16, 32),), None)
     assert signature((one, one), None) != signature((one,), one)  # an output by position, and by name
     assert signature(([1],), None) is None and signature((None,), None) is None
+
+
+def test_tensors_by_name_take_their_positions(monkeypatch):
+    """A launch is looked up by the tensors in order, however they were given."""
+    seen = []
+    monkeypatch.setattr("tmapipe.bind.tensors.signature", lambda tensors, out: seen.append(tensors))
+    gemm = S.Gemm((64, 64, 64), (1, 1))
+    a, b, d = half(64, 64), half(64, 64), half(64, 64)
+    for positional, named in (((a, b), {"d": d}), ((a,), {"d": d, "b": b}), ((), {"b": b, "a": a, "d": d})):
+        gemm(*positional, **named)
+        assert [id(tensor) for tensor in seen.pop()] == [id(a), id(b), id(d)] and not seen
+
+
+def test_rows_of_one_element_have_any_stride():
+    a, b = half(16, 64)[:, ::64], half(24, 64)[:, ::64]
+    assert a.stride() == (64, 64) and S.Gemm().bind(a, b).shapes["a"] == (1, 16, 1)
+    refused(bound, S.Gemm(), half(16, 64)[:, ::32], half(24, 64)[:, ::32], argument="a.stride", rule="contiguous")
