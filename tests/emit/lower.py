@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Iterable
 from typing import Any
 
 from tests.oracle.ptx import LEADER
 from tests.oracle.ptx_execution import Launch
 from tests.unit.fake_isa import Event
+from tmapipe.plan.boxes import MAX_BOX, cut_by_hand
 from tmapipe.plan.model import Load, Matmul, Plan, Store
 
 __all__ = ["lower"]
@@ -57,21 +60,31 @@ def _pieces(
 ) -> list[tuple[int, Any]]:
     """(offset in shared memory, coordinates) of each TMA instruction, one a box, or with *least* one of so many rows. A slot
     is laid out in column blocks of one swizzle span (or the whole row, without), each block row by row; coordinates run from
-    the contiguous dimension outwards."""
-    buffer = part.buffer
-    *outer, inner = buffer.tile
-    rows = outer[0] if outer else 1
-    width = part.box[-1]
-    span, height = width if buffer.swizzle else inner, least or (part.box[0] if outer else 1)
-    start = buffer.offset + stage * buffer.pitch
-    *batch, row, column = at if outer else (*at[:-1], 0, at[-1])
+    the contiguous dimension outwards. Of a load in parts, *share* is the part, which starts at *at* itself."""
+    buffer, parts = part.buffer, getattr(part, "parts", 1)
+    *outer, inner = (part.part if isinstance(part, Load) else part.tile)[-part.core :]
+    rows, width = math.prod(buffer.tile[:-1]), part.box[-1]
+    span, steps = width if buffer.swizzle else inner, [*part.box[:-1]]
+    if least:
+        steps[0] = least
+    start, before = buffer.offset + stage * buffer.pitch, share * rows // parts if parts > 1 else 0
+    *batch, column = at
+    batch, corner = batch[: len(batch) - len(outer)], batch[len(batch) - len(outer) :]
     batch = batch[len(part.folded) :] if isinstance(part, Store) else batch
+    ranges = [range(0, extent, step) for extent, step in zip(outer, steps, strict=True)]
+    if outer and parts == 1:
+        ranges[0] = range(share * outer[0] // peers, (share + 1) * outer[0] // peers, steps[0])
+    places = [(place, left) for place in itertools.product(*ranges) for left in range(0, inner, width)]
+    if cut_by_hand(inner, width, buffer.swizzle) > 1:  # one piece of all rows after another, the first extent fastest
+        places.sort(key=lambda place: (place[1], place[0][::-1]))
     found = []
-    for first in range(share * rows // peers, (share + 1) * rows // peers, height):
-        for left in range(0, inner, width):
-            offset = (left // span * rows + first) * span + left % span
-            place = (column + left, *((row + first,) if outer else ()), *batch)
-            found.append((start + offset * buffer.dtype.bytes, place))
+    for place, left in places:
+        row = before + functools.reduce(lambda number, i: number * outer[i] + place[i], range(len(outer)), 0)
+        offset = (left // span * rows + row) * span + left % span
+        across = [first + i for first, i in zip(corner, place, strict=True)]
+        if inner <= MAX_BOX or buffer.swizzle:  # else each row is a box: the descriptor has the tensor's order
+            across.reverse()
+        found.append((start + offset * buffer.dtype.bytes, (column + left, *across, *batch)))
     return found
 
 
