@@ -26,6 +26,7 @@ from tests.oracle.matmul_forms import InFlight, Relu, Widened
 from tests.oracle.mutant_changes import changed, changes_at
 from tests.oracle.mutant_sites import Change, Program, program_of
 from tests.oracle.mutant_table import Outcome, show, write
+from tests.oracle.value_forms import Normalized
 from tmapipe.check.findings import Kind
 from tmapipe.check.program import check_program
 from tmapipe.epilogue import Epilogue
@@ -58,6 +59,7 @@ VARIANTS: tuple[Registered, ...] = (
     Registered("matmuls in flight", InFlight, InFlight, ((2, 3, {}),)),
     Registered("operand from registers", Relu, Relu, ((1, 3, {"m": 128}),)),
     Registered("operand written by threads", Widened, Widened, ((2, 3, {}),)),
+    Registered("rows over warps", Normalized, Normalized, ((1, 1, {}), (2, 1, {}))),
 )
 
 Shapes = dict[str, tuple[int, ...]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import tempfile
 import threading
 from pathlib import Path
@@ -12,9 +13,10 @@ import attrs
 import cutlass.cute as cute
 from cutlass import Int32
 from cutlass._mlir import ir
+from cutlass.base_dsl.common import DSLUserCodeError
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-from tmapipe.errors import InputError
+from tmapipe.errors import InputError, ScopeError
 from tmapipe.gpu.caches import forget_ir
 from tmapipe.gpu.edges import edge_of, make_edge_atom
 from tmapipe.gpu.isa import GpuIsa
@@ -174,10 +176,23 @@ def build(
                 options=f"{flags} --dump-dir={folder} {options_for(notes)} {options}".strip(),
                 trace_finalize_hooks=None if unroll else _forbid_unrolling,
             )
+        except DSLUserCodeError as error:
+            raise _carried(error) or error from None
         finally:
             forget_ir()
         check_notes(plan, notes)
     return Compiled(plan, function, function.__ptx__ if keep else None, function.__cubin__ if keep else None)
+
+
+def _carried(error: DSLUserCodeError) -> ScopeError | None:
+    """The error for what a run-time loop or branch changes the form of, if it is that."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    if "_STRUCTURE_CHANGED" not in text and "_TYPE_CHANGED" not in text:
+        return None
+    what = text.split("]:", 1)[-1].strip().split("\n")
+    where = next((line.strip().removeprefix("--> ") for line in what if "-->" in line), "")
+    fix = "Let it begin as a fragment of the same kind, e.g. k.full(stage, 0.0), and keep it one."
+    return ScopeError(f"{where}: {what[0]} {fix}")
 
 
 def _check_sources(schedule: Schedule) -> None:

@@ -1,0 +1,27 @@
+"""Small forms of what works on values: reductions of rows that lie in several warps."""
+
+import tmapipe as tp
+
+__all__ = ["Normalized"]
+
+
+class Normalized(tp.Schedule):
+    """y = (x - the maximum of its row) / the sum of its row, each over two warps: two reductions, whose copies alternate."""
+
+    load, work = tp.Role(warps=1), tp.Role(warps=2)
+    ring = tp.BarrierRing(2, producer=load, consumer=work)
+    x = tp.TmaLoadStage("m n", tile=(1, 64), ring=ring)
+    y = tp.TmaStoreStage("m n", tile=(1, 64), role=work, stages=1)
+    across = tp.ReductionScratch(work)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @work.jit
+    def normalize(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        values = (values - tp.math.row_max(values)) / tp.math.row_sum(values)
+        k.y.store(tile, values)
