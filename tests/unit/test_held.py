@@ -219,6 +219,30 @@ def test_only_the_last_phase_reads_it_at_every_tile():
         Misspelt()(*tensors())
 
 
+def test_a_method_that_hides_what_comes_before_the_first_tile_is_refused():
+    class Hidden(Scaled):
+        def fill_weights(self, k):
+            pass
+
+    with pytest.raises(tp.InputError, match=r"decorate it with @load\.before\.jit"):
+        Hidden().plan()
+    with pytest.raises(tp.InputError, match=r"second body of role load"):
+
+        class Second(Scaled):
+            @Scaled.load.before.jit
+            def one(self, k):
+                pass
+
+            @Scaled.load.before.jit
+            def two(self, k):
+                pass
+
+        Second().plan()
+    for role in (Scaled.load, Scaled.load.before):
+        with pytest.raises(tp.InputError, match="is the body of a role already"):
+            role.jit(Scaled.scale)
+
+
 @pytest.mark.parametrize(
     ("hook", "body", "message"),
     [

@@ -252,7 +252,7 @@ def _bodies(
                 raise InputError(f"{cls.__name__}.{name}", method, rule, "keep one, or declare a role for each")
             own[called] = name
             if called not in found:
-                _check_visible(kind, name, method, called)
+                _check_visible(kind, name, method, called if of is role_of else f"{called}.before")
                 found[called] = method
     return found
 
