@@ -235,6 +235,27 @@ def test_threads_of_teams_do_not_store_what_they_compute():
         body_of(lambda self, k: None, teams=2).plan()
 
 
+def test_scratch_of_any_size():
+    class Few(Upturned):
+        sums = tp.Scratch(Upturned.work, tile=(16,), dtype="bf16", copies=3)
+        odd = tp.Scratch(Upturned.work, tile=(5, 3), dtype="fp32")
+
+        @Upturned.work.jit
+        def turn(self, k, tile):
+            with k.ring.consume() as slot:
+                values = slot.x.read()
+                k.sums.copy(2).write(tp.math.row_max(values))
+                k.sync()
+                slot.x.write(values - k.sums.copy(2).read(rows_of=values))
+                k.sync()
+
+    x = np.random.default_rng(0).integers(-9, 9, (32, 64)).astype(np.float32)
+    np.testing.assert_array_equal(Few()(x), x - x.max(1, keepdims=True))
+    kinds = {"x": "fp32", "y": "fp32"}
+    assert Few().plan(kinds).buffer("sums").pitch == 128 and Few().plan(kinds).buffer("odd").slot_bytes == 60
+    assert Few().check(kinds).ok and Few().compile(kinds).resources.spill_bytes == 0
+
+
 def test_wrong_scratch_is_refused():
     work = tp.Role(warps=4)
     for wrong in ({"tile": (0,)}, {"tile": "ab"}, {"dtype": "tf32"}, {"dtype": "bf17"}, {"copies": 0}):

@@ -8,9 +8,9 @@ from tmapipe.dtypes import DType
 from tmapipe.errors import InputError
 from tmapipe.plan.boxes import MAX_BOX
 from tmapipe.plan.model import Buffer
-from tmapipe.stage import SWIZZLES
+from tmapipe.stage import SWIZZLES, TmaLoadStage
 
-__all__ = ["check_box", "default_columns", "rows_box", "widest_swizzle"]
+__all__ = ["check_box", "check_parts", "default_columns", "rows_box", "widest_swizzle"]
 
 
 def rows_box(extents: tuple[int, ...], rows: int) -> tuple[int, ...] | None:
@@ -44,6 +44,17 @@ def check_box(name: str, buffer: Buffer, box: tuple[int, ...]) -> None:
             "them from multiples of 128 bytes on",
             f"use rows of at most {MAX_BOX} elements, or of whole pieces of 128 bytes; or a BulkLoadStage, for a vector",
         )
+
+
+def check_parts(name: str, load: TmaLoadStage, buffer: Buffer, peers: int) -> None:
+    """Raises `InputError` unless the engine can load the parts of a slot one by one. peers: CTAs that share a tile."""
+    rows, nbytes = load.matrix[0] // load.parts, buffer.slot_bytes // load.parts
+    if peers > 1:
+        raise InputError(f"{name}.in_parts", load.parts, "is 1 where peers load shares of a tile", "drop the multicast")
+    if nbytes % 128 or (buffer.swizzle and rows % 8):
+        unit = "128 bytes" + (", and of 8 rows where they are swizzled" if buffer.swizzle else "")
+        rule = f"makes parts of {rows} rows, {nbytes} bytes; they start at multiples of {unit}"
+        raise InputError(f"{name}.in_parts", load.parts, rule, "use fewer parts, longer rows, or swizzle=0")
 
 
 def widest_swizzle(argument: str, row: int) -> int:

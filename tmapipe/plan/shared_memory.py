@@ -14,11 +14,12 @@ from tmapipe.plan.boxes import ALIGNMENT
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.distributed import widest
 from tmapipe.plan.model import Barrier, Buffer, HeldTile, Load, Matmul, NamedBarrier, RoleWarps, Store
-from tmapipe.plan.moves import check_box, default_columns, rows_box, widest_swizzle
+from tmapipe.plan.moves import check_box, check_parts, default_columns, rows_box, widest_swizzle
 from tmapipe.plan.rings import Queue, Ring
 from tmapipe.plan.syncs import MAX_NAMED_BARRIERS
 from tmapipe.plan.thread_layout import vectors_of
 from tmapipe.register_tile import RegisterTile
+from tmapipe.scratch import Scratch
 from tmapipe.stage import SharedStage, TmaLoadStage, as_matrix
 from tmapipe.store_pipeline import TmaStoreStage
 
@@ -72,7 +73,7 @@ class Layout:
             if isinstance(part, SharedStage):
                 vectors_of(name, part.tile, roles[self.name_of(part.writer)])
         for name, scratch in declared.scratches.items():
-            self._buffer(name, scratch.copies, as_matrix(scratch.tile), scratch.dtype, 0)
+            self._scratch(name, scratch)
         for name, load in declared.loads.items():
             self._load(name, load)
         for name, mma in declared.matmuls.items():
@@ -253,6 +254,11 @@ class Layout:
         self.buffers.append(buffer)
         return buffer
 
+    def _scratch(self, name: str, scratch: Scratch) -> None:
+        nbytes = math.prod(scratch.tile) * scratch.dtype.bytes
+        place, gap = self._take(scratch.copies * (nbytes + -nbytes % 128), 128), -nbytes % 128
+        self.buffers.append(Buffer(name, place, scratch.copies, as_matrix(scratch.tile), scratch.dtype, 0, 1, gap))
+
     def _load(self, name: str, load: TmaLoadStage) -> None:
         cluster = self.declared.cluster
         axes = tuple(a for a in (load.multicast.axes if load.multicast else ()) if cluster.get(a, 1) > 1)
@@ -267,7 +273,7 @@ class Layout:
                     "drop that axis",
                 )
             unit = 8 if self.of[name].swizzle else 1
-            if load.tile[0] % (peers * unit):
+            if load.tile[0] % peers or load.matrix[0] % (peers * unit):
                 raise InputError(
                     f"{name}.tile[0]",
                     load.tile[0],
@@ -277,25 +283,12 @@ class Layout:
         tile = (1,) * (len(load.dims) - len(load.tile)) + load.tile
         pattern = peer_pattern(cluster, axes)
         if load.parts > 1:
-            self._check_parts(name, load)
+            check_parts(name, load, self.of[name], peers)
         how = (load.l2_hint, load.outside, load.tensor_map, len(load.tile), load.parts)
         made = Load(name, name, self.of[name], load.dims, tile, peers, axes, pattern, *how)
         if load.tensor_map:
             check_box(name, made.buffer, made.box)
         self.loads.append(made)
-
-    def _check_parts(self, name: str, load: TmaLoadStage) -> None:
-        """Raises `InputError` for parts of a slot that the engine cannot load one by one."""
-        buffer, rows = self.of[name], load.matrix[0] // load.parts
-        nbytes, peers = buffer.slot_bytes // load.parts, load.multicast and load.multicast.size(self.declared.cluster)
-        if (peers or 1) > 1:
-            raise InputError(
-                f"{name}.in_parts", load.parts, "is 1 where peers load shares of a tile", "drop the multicast"
-            )
-        if nbytes % 128 or (buffer.swizzle and rows % 8):
-            unit = "128 bytes" + (", and of 8 rows where they are swizzled" if buffer.swizzle else "")
-            rule = f"makes parts of {rows} rows, {nbytes} bytes; they start at multiples of {unit}"
-            raise InputError(f"{name}.in_parts", load.parts, rule, "use fewer parts, longer rows, or swizzle=0")
 
     def _matmul(self, name: str, mma: Wgmma) -> None:
         role = self.roles[self.matmul_roles[name]]
