@@ -16,7 +16,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 from tmapipe.dtypes import bf16
 from tmapipe.errors import ScopeError
-from tmapipe.gpu.functions import FUNCTIONS, KINDS
+from tmapipe.gpu.functions import FUNCTIONS, KINDS, choose
 from tmapipe.gpu.layouts import cute_type
 from tmapipe.gpu.matmuls import operand, tiled_mma
 from tmapipe.gpu.sums import Sums
@@ -318,7 +318,7 @@ class GpuFragments(Sums, Fragments):
             return data
         if kind == "bool":
             one, zero = KINDS[to](1), KINDS[to](0)
-            return [cutlass.select_(value, one, zero) for value in data]
+            return [choose(value, one, zero) for value in data]
         return [KINDS[to](value) for value in data]
 
     def expand(self, layout: ThreadLayout | None, along: str, data: Any, to: str) -> Any:

@@ -10,7 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-__all__ = ["FUNCTIONS", "KINDS", "of_numbers"]
+__all__ = ["FUNCTIONS", "KINDS", "choose", "of_numbers"]
 
 LOG2_E, LN_2 = 1.4426950408889634, 0.6931471805599453
 KINDS = {"fp32": Float32, "int32": Int32, "bool": Boolean}
@@ -24,32 +24,37 @@ def of_numbers(name: str, *arguments: Any) -> Any:
     return FUNCTIONS[name](*(Float32(x) for x in arguments))
 
 
+def choose(condition: Any, x: Any, y: Any) -> Any:
+    """x where the condition holds, else y, of the same type; what CuTe DSL selects has lost it."""
+    return type(x)(cutlass.select_(condition, x, y))
+
+
 def _maximum(x: Any, y: Any) -> Any:
     if isinstance(x, Int32):
-        return cutlass.select_(x > y, x, y)
+        return choose(x > y, x, y)
     return cute.arch.fmax(x, y, nan=True)
 
 
 def _minimum(x: Any, y: Any) -> Any:
     if isinstance(x, Int32):
-        return cutlass.select_(x < y, x, y)
+        return choose(x < y, x, y)
     return cute.arch.fmin(x, y, nan=True)
 
 
 def _abs(x: Any) -> Any:
-    return cutlass.select_(x < 0, -x, x) if isinstance(x, Int32) else cute.math.abs(x)
+    return choose(x < 0, -x, x) if isinstance(x, Int32) else cute.math.abs(x)
 
 
 def _floordiv(x: Any, y: Any) -> Any:
     """Rounded down; the hardware's division rounds towards 0."""
     quotient, rest = _divided(x, y)
-    return quotient - cutlass.select_((rest != 0) & ((rest < 0) != (y < 0)), Int32(1), Int32(0))
+    return quotient - choose((rest != 0) & ((rest < 0) != (y < 0)), Int32(1), Int32(0))
 
 
 def _mod(x: Any, y: Any) -> Any:
     """With the sign of the divisor; the hardware's has that of the dividend."""
     _, rest = _divided(x, y)
-    return rest + cutlass.select_((rest != 0) & ((rest < 0) != (y < 0)), y, Int32(0))
+    return rest + choose((rest != 0) & ((rest < 0) != (y < 0)), y, Int32(0))
 
 
 def _divided(x: Any, y: Any) -> tuple[Any, Any]:
@@ -113,7 +118,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "rshift": operator.rshift,
     "maximum": _maximum,
     "minimum": _minimum,
-    "where": cutlass.select_,
+    "where": choose,
     "widen": lambda x: x,
     "exp": lambda x: cute.math.exp2(x * LOG2_E, fastmath=True),
     "exp2": lambda x: cute.math.exp2(x, fastmath=True),

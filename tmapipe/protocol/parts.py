@@ -166,7 +166,7 @@ class PartInSlot(Carried):
         """The tile's elements as a fragment, distributed over the role's threads: in fp32, or int32 of integers.
 
         Args:
-            like: Dealt as this fragment is, whose tile has the same extents.
+            like: Distributed as this fragment is, whose tile has the same extents.
             rows_of: As one number for each row of this fragment. The stage's tile has one extent, of as many elements.
             columns_of: As one number for each of its columns, likewise.
             tile: Only a part of the tile, of these (rows, columns), such as a stencil's neighbours.
@@ -179,6 +179,17 @@ class PartInSlot(Carried):
         Raises:
             InputError: The threads cannot share the elements evenly, or the extents differ.
         """
+        forms = {
+            "like": like,
+            "rows_of": rows_of,
+            "columns_of": columns_of,
+            "tile": tile,
+            "transposed": transposed or None,
+        }
+        given = [form for form, value in forms.items() if value is not None]
+        if len(given) > 1 or (at is not None and not set(given) <= {"like", "tile"}):
+            rule = "says in one way how the tile is read"
+            raise InputError(f"slot.{self.part.buffer.name}.read", ", ".join(given), rule, "leave the others out")
         self.by_threads()
         part, fragments, tile = tile, self.part.isa.fragments, self.part.buffer.tile
         name = f"slot.{self.part.buffer.name}.read"

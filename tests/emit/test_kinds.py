@@ -1,0 +1,52 @@
+"""Fragments of every element type, in every form in which they are read and written, compiled for sm_90a."""
+
+import itertools
+
+import pytest
+
+import tmapipe as tp
+
+TYPES = ("bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2", "int8", "int32")
+
+
+def forms(source, target, tile):
+    """Reads a tile, one number a row and a column, and one number; writes a tile, and one number a row."""
+
+    class Forms(tp.Schedule):
+        load, work = tp.Role(warps=1), tp.Role(warps=4)
+        ring = tp.BarrierRing(2, producer=load, consumer=work)
+        x = tp.TmaLoadStage("m n", tile=tile, ring=ring, dtype=source)
+        r = tp.TmaLoadStage("m", tile=tile[:1], ring=ring, dtype=source)
+        c = tp.TmaLoadStage("n", tile=tile[1:], ring=ring, dtype=source)
+        y = tp.TmaStoreStage("m n", tile=tile, role=work, dtype=target)
+        top = tp.TmaStoreStage("m", tile=tile[:1], role=work, dtype=target)
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+                slot.r.load(tile)
+                slot.c.load(tile)
+
+        @work.jit
+        def compute(self, k, tile):
+            with k.ring.consume() as slot:
+                values = slot.x.read()
+                values = values * slot.r.read(rows_of=values) + slot.c.read(columns_of=values) * slot.r.read(at=3)
+            k.y.store(tile, tp.math.maximum(values, 1))
+            k.top.store(tile, tp.math.row_max(abs(values)))
+
+    return Forms()
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [*zip(TYPES, TYPES, strict=True), ("int8", "bf16"), ("fp8_e4m3", "bf16")]
+)
+def test_compiles(source, target):
+    assert forms(source, target, (16, 64)).compile(arch="sm_90a").resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize(("source", "target"), [*itertools.product(("bf16", "fp8_e5m2"), ("int8", "int32"))])
+def test_fp32_is_not_written_to_integers(source, target):
+    with pytest.raises(tp.InputError, match=r"tp\.math\.cast"):
+        forms(source, target, (16, 64)).compile(arch="sm_90a")
