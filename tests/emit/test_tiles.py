@@ -10,7 +10,17 @@ from tests.emit.kernels import Kernel, build
 from tests.emit.test_events import check
 from tests.unit.test_held import Multicast, OneTeam, Scaled, Transformed
 from tests.unit.test_starts import Converted, Gathered, Halves, InOrder, Shifted
-from tests.unit.test_tiles_of_three import LONG, Buffered, Images, Shared, Vector, long_rows, of_tile, pixels
+from tests.unit.test_tiles_of_three import (
+    LONG,
+    Buffered,
+    Images,
+    Shared,
+    Vector,
+    long_rows,
+    of_tile,
+    pixels,
+    swizzled_shared,
+)
 
 WIDE = {"x": "fp32", "y": "fp32"}
 IMAGES = {"b": 2, "h": 9, "w": 20, "c": 72}
@@ -22,6 +32,7 @@ KERNELS = {
     "images, spans side by side": Kernel(of_tile(Images, (4, 6, 64), swizzle=64), WIDE, IMAGES),
     "images, four extents": Kernel(of_tile(Images, (2, 3, 4, 32)), WIDE, IMAGES),
     "images, multicast": Kernel(Shared, WIDE, IMAGES),
+    "images, swizzled, multicast": Kernel(lambda: swizzled_shared((4, 8, 64)), WIDE, IMAGES),
     "pieces of 400 bytes": Kernel(Vector, WIDE, {"n": 1000}),
     "convolution": Kernel(Conv, {}, {"n": 2, "h": 9, "w": 20, "c": 72, "r": 3, "s": 3, "o": 136}),
     "rows of accumulators": Kernel(lambda: pixels((4, 32)), {}, {**IMAGES, "o": 72}),

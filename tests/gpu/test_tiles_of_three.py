@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.unit.test_tiles_of_three import FORMS, LONG, Shared, Vector, long_rows, pixels
+from tests.unit.test_tiles_of_three import FORMS, LONG, Shared, Vector, long_rows, pixels, swizzled_shared
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -15,10 +15,11 @@ def test_right_for_random_shapes(form):
         assert torch.equal(form()(x), 2 * x)
 
 
-def test_multicast():
+@pytest.mark.parametrize("schedule", [Shared(), swizzled_shared((4, 8, 64))])
+def test_multicast(schedule):
     x = torch.randn(9, 20, 64, device="cuda")
     y = torch.full((30, *x.shape), float("nan"), device="cuda")
-    Shared()(x, out=y)
+    schedule(x, out=y)
     assert torch.equal(y, (2 * x).expand_as(y))
 
 

@@ -116,15 +116,18 @@ def test_proved(form):
     assert report.ok and report.trips == "every trip count", str(report)
 
 
+def swizzled_shared(tile):
+    """`Shared` with swizzled tiles of these extents."""
+
+    class Swizzled(Shared):
+        x = tp.TmaLoadStage("h w c", tile=tile, ring=Images.ring, swizzle=128, multicast=tp.MulticastGroup("b"))
+        y = tp.TmaStoreStage("b h w c", source=x)
+
+    return Swizzled()
+
+
 def test_multicast_shares_of_swizzled_tiles_have_whole_blocks_of_rows():
-    def shared(tile):
-        class Swizzled(Shared):
-            x = tp.TmaLoadStage("h w c", tile=tile, ring=Images.ring, swizzle=128, multicast=tp.MulticastGroup("b"))
-            y = tp.TmaStoreStage("b h w c", source=x)
-
-        return Swizzled()
-
-    kinds = {"x": "fp32", "y": "fp32"}
+    shared, kinds = swizzled_shared, {"x": "fp32", "y": "fp32"}
     assert shared((4, 8, 32)).plan(kinds).load("x").box == (2, 8, 32) and shared((4, 8, 32)).check(kinds).ok
     refused(lambda: shared((2, 4, 32)).plan(kinds), argument="x.tile[0]", rule="in steps of 8 rows")
     refused(lambda: shared((3, 16, 32)).plan(kinds), argument="x.tile[0]", rule="an equal part")
