@@ -83,3 +83,11 @@ def test_a_gemm_on_the_model():
     )(a, b)
     product = 0.3 * (a.astype(np.float64) @ b.astype(np.float64).T)
     np.testing.assert_allclose(d, [[EXACT["gelu"](x) for x in row] for row in product], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("function", ["relu", "gelu", "exp", "sqrt", "sigmoid"])
+def test_what_is_neither_a_fragment_nor_a_number_is_refused(function):
+    torch = pytest.importorskip("torch")
+    for wrong in (torch.tensor(-1.0), "-1", None, [-1.0]):
+        with pytest.raises(tp.InputError, match="takes fragments and numbers"):
+            getattr(tp.math, function)(wrong)
