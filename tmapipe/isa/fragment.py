@@ -130,6 +130,8 @@ def _kinds(name: str, kinds: list[str]) -> tuple[list[str], str]:
     numbers = "fp32" if "fp32" in kinds else "int32"
     if name in _COMPARISONS:
         return [numbers] * len(kinds), "bool"
+    if name == "where" and kinds[0] != "bool":
+        raise ScopeError(f"where() with a condition in {kinds[0]}. It takes a comparison, such as x > 0.")
     if name == "where":
         chosen = "bool" if kinds[1:] == ["bool", "bool"] else "fp32" if "fp32" in kinds[1:] else "int32"
         return [kinds[0], chosen, chosen], chosen

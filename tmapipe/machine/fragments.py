@@ -17,6 +17,7 @@ from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.values import SlotRef
 from tmapipe.machine import elements
 from tmapipe.machine.memory import Accumulator, convert
+from tmapipe.machine.varying import Condition, Varying
 from tmapipe.plan.model import Buffer, Distributed, Matmul, RoleWarps
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
 
@@ -292,7 +293,9 @@ class MachineFragments(Fragments):
             return "int32"
         if isinstance(value, (float, np.floating)):
             return "fp32"
-        if self.memory is None and hasattr(value, "__mul__"):
+        if isinstance(value, Condition):
+            return "bool"
+        if isinstance(value, Varying):
             return "int32"  # an extent or a coordinate that the check leaves open
         raise ScopeError(f"{name} of a fragment and {type(value).__name__}. It takes fragments and numbers.")
 

@@ -97,6 +97,9 @@ class VectorLayout(ThreadLayout):
     first_warp: int
     teams: int = 1
 
+    def __str__(self) -> str:
+        return f"a tile {self.tile} in vectors of {self.width}"
+
     @property
     def columns(self) -> int:  # type: ignore[override]
         return self.tile[-1]
@@ -197,7 +200,11 @@ class AccumulatorLayout(ThreadLayout):
     first_warp: int
     teams: int = 1
     row_lanes = column_lanes = 4
+
     row_warps = column_warps = 1
+
+    def __str__(self) -> str:
+        return f"a tile {(self.rows, self.columns)} as accumulators of {self.warpgroups} warpgroups"
 
     @property
     def warps(self) -> int:  # type: ignore[override]
