@@ -10,7 +10,7 @@ class Stencil(tp.Schedule):
 
     load, work = tp.Role(warps=1), tp.Role(warps=8)
     ring = tp.BarrierRing(4, producer=load, consumer=work)
-    x = tp.TmaLoadStage("m n", tile=(34, 72), ring=ring)  # with a halo: a row, and 16 bytes, on each side
+    x = tp.TmaLoadStage("m n", tile=(34, 72), ring=ring, dtype="fp32")  # with a halo: a row, 16 bytes of columns
     y = tp.TmaStoreStage("m n", tile=(32, 64), role=work)
 
     @load.jit
