@@ -32,6 +32,7 @@ def attention_of(d: int = 128, causal: bool = False) -> tp.Schedule:
         qk = tp.Wgmma(q, k, in_flight=0)
         pv = tp.Wgmma(qk, v, in_flight=0)  # its first operand comes from registers
         o = tp.TmaStoreStage("b g h m d", source=pv)
+        order = tp.Turnstile(work)  # one warpgroup's softmax runs under the other's matmuls
         tiles = tp.DynamicTiles(tp.Backwards())  # with most keys first
 
         def last(self, k, tile):  # block of keys that the tile's queries see
@@ -60,25 +61,24 @@ def attention_of(d: int = 128, causal: bool = False) -> tp.Schedule:
         def attend(self, k, tile):
             with k.pv.accumulate(empty=False) as out:
                 with k.queries.consume() as own:
-                    with k.keys.consume() as slot:
+                    with k.order.turn(), k.keys.consume() as slot:
                         scores = k.qk.start(own.q, slot.k).wait().values()
                     scores = tp.math.where(self.seen(k, tile, scores), scores, float("-inf"))
                     top = tp.math.row_max(scores)
                     weights = tp.math.exp2(scores * scale - top * scale)
                     total = tp.math.row_sum(weights)
                     for _ in range(self.last(k, tile)):
-                        with k.keys.consume() as slot:
-                            block = k.qk.start(own.q, slot.k)
-                        with k.values.consume() as slot:
-                            product = out.start(weights, slot.v)
+                        with k.order.turn():
+                            with k.keys.consume() as slot:
+                                block = k.qk.start(own.q, slot.k)
+                            with k.values.consume() as slot:
+                                product = out.start(weights, slot.v)
                         scores = block.wait().values()
                         higher = tp.math.maximum(top, tp.math.row_max(scores))
                         fewer = tp.math.exp2((top - higher) * scale)
                         weights = tp.math.exp2(scores * scale - higher * scale)
-                        total = total * fewer + tp.math.row_sum(weights)
-                        top = higher
-                        product.wait()
-                        out.scale(fewer)
+                        total, top = total * fewer + tp.math.row_sum(weights), higher
+                        product.wait().scale(fewer)
                 with k.values.consume() as slot:
                     out.start(weights, slot.v).wait()
                 out.scale(1 / total)

@@ -1,4 +1,4 @@
-"""Turnstile: an order in which the teams of a role pass, one after another, again and again.
+"""Turnstile: an order in which the teams of a role, or its warpgroups, pass, one after another, again and again.
 
 In a ping-pong GEMM, two teams of one warpgroup each work on different output tiles. With their mainloops in turn, one team's
 epilogue runs while the other keeps the tensor cores busy:
@@ -6,8 +6,11 @@ epilogue runs while the other keeps the tensor cores busy:
     team 0   | mainloop 0 |  epilogue 0  | mainloop 2 |  ...
     team 1                | mainloop 1   |  epilogue 1 | mainloop 3 | ...
 
-There is one mbarrier per team. Its phase n completes when the team before has left its turn for the n-th time. The first turn
-of the first team waits for nobody, so that team starts with parity 1, the others with parity 0.
+The warpgroups of a role of one team share tiles and slots. With the starts of their matmuls in turn, the softmax of one runs
+under the matmuls of the other.
+
+There is one mbarrier per team (or warpgroup). Its phase n completes when the one before has left its turn for the n-th time.
+The first turn of the first one waits for nobody, so it starts with parity 1, the others with parity 0.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any
 
 import attrs
 
+from tmapipe.errors import InputError
 from tmapipe.fields import must, shown
 from tmapipe.role import Role
 
@@ -24,11 +28,13 @@ __all__ = ["Turnstile"]
 
 @attrs.frozen(eq=False, repr=False)
 class Turnstile:
-    """Declares the order in which the teams of a role go: ``with k.<turnstile>.turn():`` in its body, once a tile.
+    """Declares the order in which the teams of a role go, or the warpgroups of a role of one team.
+
+    In its body: ``with k.<turnstile>.turn():``, by all of them equally often.
 
     Args:
-        role: Of two or more teams.
-        stores: Of the teams' accumulators, each of which happens in such a turn: all teams have the same buffers.
+        role: Of two or more teams, or warpgroups.
+        stores: Of teams' accumulators, each of which happens in such a turn: all teams have the same buffers.
 
     Raises:
         InputError: For any other.
@@ -36,13 +42,19 @@ class Turnstile:
 
     role: Role = attrs.field(
         validator=must(
-            lambda role: isinstance(role, Role) and role.teams > 1,
-            "is a role of two or more teams",
-            "Role(warpgroups=2, teams=2)",
+            lambda role: isinstance(role, Role) and (role.teams > 1 or (role.by_warpgroup and role.warps > 4)),
+            "is a role of two or more teams, or warpgroups",
+            "Role(warpgroups=2)",
         )
     )
 
-    stores: tuple[Any, ...] = ()
+    stores: tuple[Any, ...] = attrs.field(default=())
+
+    @stores.validator
+    def _of_teams(self, field: Any, stores: Any) -> None:
+        if stores and self.role.teams == 1:
+            rule = "are of teams, which have the same buffers"
+            raise InputError("Turnstile(stores)", stores, rule, "leave them out: each warpgroup has buffers of its own")
 
     def __repr__(self) -> str:
         return shown(self)

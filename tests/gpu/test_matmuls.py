@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tests.matmul_shelf import FORMS
+from tests.oracle.matmul_forms import InTurn
 from tests.unit.test_matmuls import Halves
 
 
@@ -23,3 +24,9 @@ def test_random_shapes(name):
 def test_parts_of_a_tile_are_written():
     x = torch.randn(1000, 128, device="cuda").bfloat16()
     assert torch.equal(Halves()(x), x.view(1000, 2, 2, 32).flip(2).reshape(x.shape))
+
+
+def test_warpgroups_in_turn():
+    for m, n, k in ((1000, 520, 1000), (128, 64, 16), (4096, 4096, 512)):
+        a, b = (torch.randint(-2, 3, (rows, k), device="cuda").bfloat16() for rows in (m, n))
+        assert torch.equal(InTurn()(a, b), (a.float() @ b.float().T).bfloat16())

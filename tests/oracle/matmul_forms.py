@@ -6,7 +6,7 @@ from typing import Any
 
 import tmapipe as tp
 
-__all__ = ["InFlight", "Relu", "Widened"]
+__all__ = ["InFlight", "InTurn", "Relu", "Widened"]
 
 
 class InFlight(tp.Schedule):
@@ -125,4 +125,32 @@ class Widened(tp.Schedule):
             for _ in range(k.steps("x", "k")):
                 with k.ring.consume() as left, k.of_x.consume() as right:
                     acc.add(right.x, left.w)
+        k.d.store(tile, acc)
+
+
+class InTurn(tp.Schedule):
+    """d = a b^T, by two warpgroups that start their matmuls in turn."""
+
+    load, work = tp.Role(warps=1), tp.Role(warpgroups=2)
+    ring = tp.BarrierRing(2, producer=load, consumer=work)
+    a = tp.TmaLoadStage("m k", tile=(128, 16), ring=ring)
+    b = tp.TmaLoadStage("n k", tile=(64, 16), ring=ring)
+    mma = tp.Wgmma(a, b, in_flight=0)
+    order = tp.Turnstile(work)
+    d = tp.TmaStoreStage("m n", source=mma, stages=1)
+
+    @load.jit
+    def fill(self, k: Any, tile: Any) -> None:
+        for step in range(k.steps("a", "k")):
+            with k.ring.produce() as slot:
+                slot.a.load(tile, k=step)
+                slot.b.load(tile, k=step)
+
+    @work.jit
+    def multiply(self, k: Any, tile: Any) -> None:
+        with k.mma.accumulate() as acc:
+            for _ in range(k.steps("a", "k")):
+                with k.order.turn(), k.ring.consume() as slot:
+                    product = acc.start(slot.a, slot.b)
+                product.wait()
         k.d.store(tile, acc)

@@ -22,7 +22,7 @@ import attrs
 
 from tests.oracle.explore import explore_program
 from tests.oracle.held_forms import Held, Parts, Synced
-from tests.oracle.matmul_forms import InFlight, Relu, Widened
+from tests.oracle.matmul_forms import InFlight, InTurn, Relu, Widened
 from tests.oracle.mutant_changes import changed, changes_at
 from tests.oracle.mutant_sites import Change, Program, program_of
 from tests.oracle.mutant_table import Outcome, show, write
@@ -57,6 +57,7 @@ VARIANTS: tuple[Registered, ...] = (
     Registered("scratch", Synced, Synced, ((1, 1, {}), (3, 1, {}))),
     Registered("tile in parts", Parts, Parts, ((1, 1, {}), (5, 1, {}))),
     Registered("matmuls in flight", InFlight, InFlight, ((2, 3, {}),)),
+    Registered("warpgroups in turn", InTurn, InTurn, ((1, 3, {}),)),
     Registered("operand from registers", Relu, Relu, ((1, 3, {"m": 128}),)),
     Registered("operand written by threads", Widened, Widened, ((2, 3, {}),)),
     Registered("rows over warps", Normalized, Normalized, ((1, 1, {}), (2, 1, {}))),

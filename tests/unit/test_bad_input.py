@@ -84,8 +84,8 @@ def test_roles():
 
 
 def test_turnstiles():
-    alone = tp.Role(warpgroups=2)
-    refused(tp.Turnstile, alone, argument="Turnstile(role)", value=alone, rule="two or more teams")
+    for alone in (tp.Role(warpgroups=1), tp.Role(warps=8)):
+        refused(tp.Turnstile, alone, argument="Turnstile(role)", value=alone, rule="two or more teams, or warpgroups")
     refused(tp.Turnstile, "math", argument="Turnstile(role)", value="math", rule="two or more teams")
 
 

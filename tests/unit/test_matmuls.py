@@ -6,6 +6,7 @@ import pytest
 
 import tmapipe as tp
 from tests.matmul_shelf import FORMS, FromZero, TwoRings
+from tests.oracle.matmul_forms import InTurn
 
 
 class Base(tp.Schedule):
@@ -304,3 +305,16 @@ def test_parts_begin_at_multiples(at):
 
     with pytest.raises(tp.InputError, match=r"slot.y.write\(at\)"):
         Elsewhere().simulate(np.zeros((16, 64), ml_dtypes.bfloat16))
+
+
+def test_warpgroups_in_turn():
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-2, 3, (rows, 48)).astype(ml_dtypes.bfloat16) for rows in (300, 136))
+    want = (a.astype(np.float32) @ b.astype(np.float32).T).astype(ml_dtypes.bfloat16)
+    assert all((InTurn()(a, b) == want).all() for _ in range(2))
+    assert "every trip count" in str(InTurn().check())
+    barrier = InTurn().plan().barrier("order.turn")
+    assert (barrier.stages, barrier.count) == (2, 4)
+    d = tp.TmaStoreStage("m n", source=InTurn.mma)
+    with pytest.raises(tp.InputError, match=r"Turnstile\(stores\)"):
+        tp.Turnstile(InTurn.work, stores=(d,))

@@ -157,10 +157,9 @@ class Layout:
         )
 
     def _turnstile(self, name: str, role: RoleWarps) -> None:
-        offset = self._take(8 * role.teams, 8)
-        self.barriers.append(
-            Barrier(f"{name}.turn", offset, role.teams, role.team_warps, f"{role.team_warps} warps (the team before)")
-        )
+        units, what = (role.teams, "team") if role.teams > 1 else (role.warps // 4, "warpgroup")
+        offset, warps = self._take(8 * units, 8), role.warps // units
+        self.barriers.append(Barrier(f"{name}.turn", offset, units, warps, f"{warps} warps (the {what} before)"))
 
     def _queue(self, slots: int, words: int) -> Queue:
         """Slots of whole 16-byte units, which is what one st.async moves."""
