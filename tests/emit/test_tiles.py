@@ -9,7 +9,7 @@ from examples.conv import Conv
 from tests.emit.kernels import Kernel, build
 from tests.emit.test_events import check
 from tests.unit.test_held import Multicast, OneTeam, Scaled, Transformed
-from tests.unit.test_starts import Converted, Gathered, Halves, InOrder, Shifted
+from tests.unit.test_starts import Converted, Gathered, Halves, Indented, InOrder, Shifted
 from tests.unit.test_tiles_of_three import (
     LONG,
     Buffered,
@@ -37,6 +37,7 @@ KERNELS = {
     "convolution": Kernel(Conv, {}, {"n": 2, "h": 9, "w": 20, "c": 72, "r": 3, "s": 3, "o": 136}),
     "rows of accumulators": Kernel(lambda: pixels((4, 32)), {}, {**IMAGES, "o": 72}),
     "rows of accumulators, two boxes a row": Kernel(lambda: pixels((1, 128)), {}, {**IMAGES, "w": 130, "o": 72}),
+    "accumulators from another element on": Kernel(Indented, {}, {"m": 100, "n": 72, "k": 72, "p": 110, "q": 88}),
     "shifted": Kernel(Shifted, WIDE, MATRIX),
     "rows by index": Kernel(Gathered, WIDE, MATRIX | {"m": 21}, {"rows": tuple(range(29, 8, -1))}),
     "swizzled halves": Kernel(Halves, WIDE, MATRIX),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.unit.test_starts import SHIFTS, Converted, Gathered, Halves, InOrder, Pushed, Shifted
+from tests.unit.test_starts import SHIFTS, Converted, Gathered, Halves, Indented, InOrder, Pushed, Shifted
 
 
 @pytest.mark.parametrize("by", SHIFTS)
@@ -40,3 +40,11 @@ def test_a_shared_stage_is_stored():
     y = torch.empty(x.shape, device="cuda", dtype=torch.bfloat16)
     Converted()(x, out=y)
     assert torch.equal(y, (2 * x).bfloat16())
+
+
+def test_accumulators_are_stored_from_any_element():
+    a, b = (torch.randint(-3, 4, shape, device="cuda").bfloat16() for shape in ((1000, 72), (520, 72)))
+    d = torch.zeros(1005, 528, device="cuda", dtype=torch.bfloat16)
+    Indented()(a, b, out=d)
+    assert torch.equal(d[5:, 8:], (a.float() @ b.float().T + 1).bfloat16())
+    assert not d[:5].any() and not d[:, :8].any()

@@ -338,3 +338,43 @@ def test_several_warps_do_not_store_a_slot_several_times(source):
         y = tp.TmaStoreStage("m n", source=getattr(Converted, source), role=Converted.store)
 
     refused(Several().plan, argument="TmaStoreStage(y).role", value=["store"], rule="one role of one warp")
+
+
+class Indented(tp.Schedule):
+    """d[m + 5, n + 8] = sum over k of a[m, k] b[n, k]: accumulators that are stored from another element on."""
+
+    load, math = tp.Role(warps=1), tp.Role(warpgroups=1)
+    ring = tp.BarrierRing(3, producer=load, consumer=math)
+    a = tp.TmaLoadStage("m k", tile=(64, 64), ring=ring)
+    b = tp.TmaLoadStage("n k", tile=(64, 64), ring=ring)
+    mma = tp.Wgmma(a, b)
+    d = tp.TmaStoreStage("p q", source=mma)
+    over = "m n"
+
+    @load.jit
+    def fill(self, k, tile):
+        for step in range(k.steps("a", "k")):
+            with k.ring.produce() as slot:
+                slot.a.load(tile, k=step)
+                slot.b.load(tile, k=step)
+
+    @math.jit
+    def multiply(self, k, tile):
+        with k.mma.accumulate() as acc:
+            for _ in range(k.steps("a", "k")):
+                with k.ring.consume() as slot:
+                    acc.add(slot.a, slot.b)
+        k.d.store_from(tile.m * 64 + 5, tile.n * 64 + 8, values=acc, epilogue=lambda sums: sums + 1)
+
+
+def test_accumulators_are_stored_from_any_element():
+    made = np.random.default_rng(0)
+    a, b = (made.integers(-3, 4, shape).astype(tp.bf16.numpy) for shape in ((100, 72), (72, 72)))
+    d = np.zeros((110, 90 // 8 * 8), tp.bf16.numpy)
+    Indented()(a, b, out=d)
+    wanted = np.zeros((64 * 2 + 5, 64 * 2 + 8), np.float32)
+    wanted[5:, 8:] = 1
+    wanted[5:105, 8:80] += a.astype(np.float32) @ b.astype(np.float32).T
+    wanted = wanted[: d.shape[0], : d.shape[1]].astype(tp.bf16.numpy)
+    np.testing.assert_array_equal(d.astype(np.float32), wanted.astype(np.float32))
+    assert Indented().check().ok and Indented().compile().resources.spill_bytes == 0
