@@ -182,7 +182,8 @@ class Schedule:
 
     def explain(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> str:
         """Every derived number with its formula, as text. Arguments as of `plan`."""
-        return explain(self.plan(dtypes, arch=arch))
+        over = None if self.over is None else {dim: axis.elements for dim, axis in self.axes.items()}
+        return explain(self.plan(dtypes, arch=arch), over)
 
     def check(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Report:
         """Proves on the CPU that this schedule cannot hang, race or corrupt, or reports what can go wrong.

@@ -74,6 +74,8 @@ def test_an_output_has_the_extent_that_follows():
     np.testing.assert_array_equal(y, x[:-2] + x[2:])
     assert Valid()(x[:2]).shape == (0, 200)
     assert list(Valid().axes) == ["n", "i"]
+    text = Valid().explain()
+    assert "output tiles: 64 along n x 8 along i" in text and "dimension i = m - 2" in text
     report = Valid().check({"x": "fp32", "y": "fp32"})
     assert report.ok and report.trips == "every trip count", str(report)
     assert Valid().compile({"x": "fp32", "y": "fp32"}).resources.spill_bytes == 0

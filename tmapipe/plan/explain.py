@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from tmapipe.plan.model import Plan
 
 __all__ = ["explain"]
 
 
-def explain(plan: Plan) -> str:
-    """The plan as text: warps, registers, shared memory, barriers, transfers, matmuls."""
+def explain(plan: Plan, over: Mapping[str, int] | None = None) -> str:
+    """The plan as text: warps, registers, shared memory, barriers, transfers, matmuls.
+
+    Args:
+        over: Elements of an output tile by dimension of the grid, if that is not the first store's.
+    """
     lines = [f"{plan.name} for {plan.arch}: {plan.threads} threads ({plan.warps} warps) a CTA"]
     if plan.cluster_size > 1:
         shape = " x ".join(f"{axis}={size}" for axis, size in plan.cluster.items())
         lines.append(f"cluster {shape} = {plan.cluster_size} CTAs, rank = " + _rank_formula(plan))
+    if over:
+        lines.append("output tiles: " + " x ".join(f"{elements} along {dim}" for dim, elements in over.items()))
     lines += [f"dimension {dim.name} = {dim.formula}" for dim in plan.relations]
     lines.append("roles")
     for part in plan.roles:
