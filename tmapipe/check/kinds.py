@@ -7,7 +7,6 @@ must be alike: a count grows by the same operations, and a comparison stays as i
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection
 from typing import Any
 
@@ -16,7 +15,7 @@ import attrs
 from tmapipe.machine.varying import COMPARED, COUNT, VALUE, Decisions, Term, Use, Varying
 from tmapipe.machine.varying_text import text_of
 
-__all__ = ["Kinds", "Variation", "kinds_of", "product", "sources"]
+__all__ = ["Kinds", "Variation", "kinds_of", "sources"]
 
 Key = tuple[Any, ...]
 MOST_KINDS = 700
@@ -97,7 +96,7 @@ def kinds_of(decisions: Decisions, uses: list[Use] | None = None) -> Kinds:
     for key in keys:
         if any(key in of for of in sums.values()):
             continue
-        own = [use for use in uses if key in _sources(terms, use, keys) or not _sources(terms, use, keys)]
+        own = [use for use in uses if key in sources(terms, use.terms, keys) or not sources(terms, use.terms, keys)]
         counted = any(use.how == COUNT or _by_index(terms, use) or _mixed(terms, use, keys, sums) for use in own)
         far = max([_distance(use) * _scale(use, keys) for use in own if use.how != VALUE], default=0)
         others = sums.get(key, {})
@@ -128,8 +127,8 @@ def _sums(terms: dict[Key, Term], uses: list[Use], keys: list[Key]) -> dict[Key,
 def _together(terms: dict[Key, Term], use: Use, keys: list[Key], all_of: dict[Key, int]) -> bool:
     """Whether a use is of a multiple of this sum, or of none of its terms."""
     own = {key: factor for key, factor in use.terms if key in all_of}
-    rest = Use(use.how, tuple((key, factor) for key, factor in use.terms if key not in own), 0)
-    if _sources(terms, rest, keys) & all_of.keys():
+    rest = tuple((key, factor) for key, factor in use.terms if key not in own)
+    if sources(terms, rest, keys) & all_of.keys():
         return False
     return not own or {key: factor * own.get(next(iter(all_of)), 0) for key, factor in all_of.items()} == own
 
@@ -151,11 +150,6 @@ def _halved(key: Key, keys: list[Key]) -> bool:
         return False
     (terms, _) = key[1]
     return len(terms) == 1 and terms[0][1] == 1 and terms[0][0] in keys
-
-
-def _sources(terms: dict[Key, Term], use: Use, keys: list[Key]) -> set[Key]:
-    """Those of *keys* that decide a use."""
-    return sources(terms, use.terms, keys)
 
 
 def sources(terms: dict[Key, Term], of: tuple[tuple[Key, int], ...], keys: Collection[Key]) -> set[Key]:
@@ -189,7 +183,7 @@ def _scale(use: Use, keys: list[Key]) -> int:
 def _mixed(terms: dict[Key, Term], use: Use, keys: list[Key], sums: dict[Key, dict[Key, int]]) -> bool:
     """Whether a use is of several variations, or of a half of one."""
     own = {key for key, _ in use.terms if not any(key in of for of in sums.values())}
-    return len(_sources(terms, use, keys) & own) > 1 or any(_halved(key, keys) for key in own)
+    return len(sources(terms, use.terms, keys) & own) > 1 or any(_halved(key, keys) for key in own)
 
 
 def _not_seen_through(terms: dict[Key, Term], use: Use, found: list[Variation]) -> list[str]:
@@ -216,8 +210,3 @@ def _not_seen_through(terms: dict[Key, Term], use: Use, found: list[Variation]) 
         if abs(factor) > 1 or not (to_the_end or all(abs(each) == 1 for each in factors.values())):
             return [f"{text}, which {COMPARED}"]
     return []
-
-
-def product(values: list[list[int]]) -> list[tuple[int, ...]]:
-    """All kinds."""
-    return list(itertools.product(*values))

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from tmapipe.check.kinds import Kinds, kinds_of
 from tmapipe.check.positions import Key
-from tmapipe.check.relative import Program, RelativeRun, origin_of, record_marked
-from tmapipe.check.state import unchanged
+from tmapipe.check.relative import RelativeRun, origin_of
 from tmapipe.errors import PipelineError
 from tmapipe.isa.interface import Isa
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Layout
+from tmapipe.machine.programs import Program, record_marked
+from tmapipe.machine.purity import unchanged
 from tmapipe.machine.recording import RecordingIsa, Tables
 from tmapipe.machine.varying import Decisions
 from tmapipe.machine.varying_names import names_replaced

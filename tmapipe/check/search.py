@@ -70,8 +70,7 @@ def _extents(problems: Problems, dim: str, varied: bool, far: int) -> list[int]:
     if dim in problems.dims:
         sizes = {problems.tile[problems.dims.index(dim)]}
     unit = max(sizes, default=1) * problems.plan.cluster.get(dim, 1)
-    last = dim == problems.dims[-1]
-    usual = 2 * problems.group if last else 1
+    usual = 2 * problems.group if dim == problems.dims[-1] else 1
     if not varied:
         return [usual * unit]
     whole = [*range(1, 5), problems.slots + 1, problems.slots + 2, 2 * problems.slots + 2, far - 1, far, far + 2]

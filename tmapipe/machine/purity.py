@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tmapipe.errors import ScopeError
 
 if TYPE_CHECKING:
-    from tmapipe.check.relative import Program
+    from tmapipe.machine.programs import Program
     from tmapipe.schedule import Schedule
 
 __all__ = ["unchanged"]

@@ -1,0 +1,303 @@
+"""How a tile of any kind divides into segments: A B^(v - n) C for one number that bodies decide on, each of them for the next.
+
+If several loops after each other are counted by one number, each has its own B.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from tmapipe.check.kinds import Variation, sources
+from tmapipe.check.positions import Positions, iteration_of
+from tmapipe.check.problems import Kind, NotRegular, Problems
+from tmapipe.check.relative import parts_of
+
+__all__ = ["EMPTY", "After", "Dividing", "NotAlike", "Ops", "Piece", "Segment", "Where", "regular_from"]
+
+Where = tuple[str, int]  # ("tile", i) before the i-th tile, ("step", i) between turns of one of its loops
+Ops = list[list[Any]]  # by warp
+EMPTY = "a tile of 0 steps"
+
+
+@attrs.frozen
+class Segment:
+    """A piece of a run: operations of all warps.
+
+    parts: by warp, as recorded; start, end: positions of the warps before and after; to: the boundary to which it leads;
+    kind: of the tile that begins, if one does; empty: whether only a tensor without elements has such tiles; grows: which
+    number of the tile's kind it adds to, and how much.
+    """
+
+    parts: list[list[Any]]
+    start: Positions
+    end: Positions
+    to: Where
+    name: str
+    kind: Kind | None = None
+    empty: bool = False
+    grows: tuple[int, int] | None = None
+
+
+After = dict[Where, list[Segment]]
+
+
+class NotAlike(NotRegular):
+    """Turns of inner loops are not all alike, one by one, two by two or by three."""
+
+    def __init__(self) -> None:
+        super().__init__("inner steps are not all alike")
+
+
+@attrs.frozen
+class Piece:
+    """Part of a tile of one kind: by warp, from where to where in its operations. shown: the kind of tile that begins with it,
+    for texts; without_end: the variations that it stands for all larger values of."""
+
+    kind: Kind
+    first: list[int]
+    last: list[int]
+    shown: Kind
+    without_end: tuple[int, ...] = ()
+
+
+Portion = dict[tuple[int, ...], Piece]  # by the values of what is still to be told apart
+
+
+class Dividing:
+    """Divides tiles.
+
+    values: by variation, those to look at; at_once: inner steps of a segment; boundaries: tiles of the recorded problems;
+    loops: how many of the segments from a boundary between turns are one more turn.
+    """
+
+    def __init__(self, problems: Problems, at_once: int):
+        self.problems, self.at_once = problems, at_once
+        self.variations: tuple[Variation, ...] = problems.kinds.variations
+        self.values = [each.values(problems.slots + 3, at_once) for each in self.variations]
+        self.boundaries = 0
+        self.loops: dict[Where, int] = {}
+
+    def _text(self, kind: Kind) -> str:
+        if not kind:
+            return "a tile"
+        if len(kind) == 1 and self.problems.is_steps(self.variations[0].key):
+            return f"a tile of {kind[0]} steps"
+        return f"a tile with {self.problems.kinds.text(kind)}"
+
+    def _empty(self, piece: Piece) -> bool:
+        fixed = [d for d in range(len(piece.shown)) if d not in piece.without_end]
+        lows = [self.variations[d].term.low for d in fixed]
+        return any(low is not None and piece.shown[d] < low for d, low in zip(fixed, lows, strict=True))
+
+    # ---- tiles --------------------------------------------------------------------------------------------------------
+
+    def _whole(self, i: int, kind: Kind) -> Piece:
+        lengths = [len(part) for part in self._parts(i, kind)]
+        return Piece(kind, [0] * len(lengths), lengths, kind)
+
+    def _parts(self, i: int, kind: Kind) -> list[list[Any]]:
+        return parts_of(self.problems.layout, self.problems.programs(self.boundaries, kind), i)
+
+    def _words(self, i: int, piece: Piece) -> Ops:
+        """The relative operations of a piece."""
+        tile = self.problems.relative(self.boundaries, piece.kind).tiles[i]
+        return [part[a:b] for part, a, b in zip(tile, piece.first, piece.last, strict=True)]
+
+    def _divide(
+        self,
+        into: After,
+        i: int,
+        d: int,
+        portion: Portion,
+        ends: tuple[Where, Where],
+        begins: bool,
+        grows: tuple[int, int] | None = None,
+        least: int = 0,
+    ) -> None:
+        """Adds the segments of a portion of tile *i*, which has a piece for all values of the variations from the *d*-th on.
+
+        Args:
+            into: Where to add them.
+            ends: The boundaries before and after it.
+            begins: Whether the tile begins with it.
+            grows: As of `Segment`.
+            least: As many values are told apart at least.
+        """
+        if d == len(self.values):
+            (piece,) = portion.values()
+            into.setdefault(ends[0], []).append(self._segment(i, piece, ends[1], begins, grows))
+            return
+        values, variation = self.values[d], self.variations[d]
+        rests = list(dict.fromkeys(key[1:] for key in portion))
+
+        def only(value: int) -> None:
+            self._divide(into, i, d + 1, {rest: portion[(value, *rest)] for rest in rests}, ends, begins, grows)
+
+        if variation.all:
+            for value in values:
+                only(value)
+            return
+        if not variation.counted:  # the least and the largest value stand for all beyond them
+            for value in values[:-1]:
+                only(value)
+            words = [[self._words(i, portion[(value, *rest)]) for rest in rests] for value in values]
+            if words[-1] != words[-2] or (variation.term.empty is None and words[0] != words[1]):
+                raise NotRegular(f"tiles differ for ever larger {variation.text}")
+            larger = {rest: self._open_ended(portion[(values[-1], *rest)], d) for rest in rests}
+            self._divide(into, i, d + 1, larger, ends, begins, grows)
+            return
+        for own in (values[first :: self.at_once] for first in range(self.at_once)):
+            sections = self._sections(i, variation, [{v: portion[(v, *rest)] for v in own} for rest in rests])
+            cuts = [[self._cut(i, variation, list(pieces.values())) for pieces in each] for each in sections]
+            n = max(start for each in cuts for start, _ in each)
+            n = max(n, min(least, len(own) - 1))
+            for value in own[:n]:
+                only(value)
+            before = ends[0]
+            for number, (pieces, sizes) in enumerate(zip(sections, cuts, strict=True)):
+                last = number == len(sections) - 1
+                after = ends[1] if last else self._between()
+                both = {rest: (each, of) for rest, each, (_, of) in zip(rests, pieces, sizes, strict=True)}
+                self._repeat(into, i, d, both, own, n, (before, after), begins and number == 0, grows if last else None)
+                before = after
+
+    def _between(self) -> Where:
+        """A new boundary within tiles."""
+        within = ("step", len(self.loops))
+        self.loops[within] = 0
+        return within
+
+    def _repeat(
+        self,
+        into: After,
+        i: int,
+        d: int,
+        both: dict[tuple[int, ...], tuple[dict[int, Piece], list[tuple[int, int]]]],
+        own: list[int],
+        n: int,
+        ends: tuple[Where, Where],
+        begins: bool,
+        grows: tuple[int, int] | None,
+    ) -> None:
+        """Adds A, B and C of pieces of the values from the n-th of *own* on. *both*: the pieces, by what is still to be told
+        apart and by value, and the lengths of B and C."""
+        if not any(b for _, sizes in both.values() for b, _ in sizes):
+            larger = {rest: self._open_ended(pieces[own[n]], d) for rest, (pieces, _) in both.items()}
+            return self._divide(into, i, d + 1, larger, ends, begins, grows)
+        within = self._between()
+        enter, step, leave = Portion(), Portion(), Portion()
+        for rest, (pieces, sizes) in both.items():
+            piece, times = pieces[own[-1]], len(own) - 1 - n
+            # before the first and the second turn, and after the last: taken from one that has at least one turn
+            one, two, end = (
+                [last - c - b * left for last, (b, c) in zip(piece.last, sizes, strict=True)]
+                for left in (times, times - 1, 0)
+            )
+            shown = (*piece.shown[:d], own[n], *piece.shown[d + 1 :])
+            enter[rest] = self._open_ended(attrs.evolve(piece, last=one, shown=shown), d)
+            step[rest] = attrs.evolve(piece, first=one, last=two)
+            leave[rest] = attrs.evolve(piece, first=end)
+        self._divide(into, i, d + 1, enter, (ends[0], within), begins, None)
+        self._divide(into, i, d + 1, step, (within, within), False, (d, self.at_once))
+        self.loops[within] = len(into[within])
+        self._divide(into, i, d + 1, leave, (within, ends[1]), False, grows)
+
+    def _sections(self, i: int, variation: Variation, portions: list[dict[int, Piece]]) -> list[list[dict[int, Piece]]]:
+        """The pieces divided where the second and each further loop begins that the variation counts, if all have as many."""
+        starts = [{value: self._loops(i, variation, piece) for value, piece in each.items()} for each in portions]
+        counts = {len(found) for each in starts for by_warp in each.values() for found in by_warp if found}
+        if len(counts) != 1 or counts == {1}:
+            return [portions]
+        (count,) = counts
+        sections: list[list[dict[int, Piece]]] = [[] for _ in range(count)]
+        for each, found in zip(portions, starts, strict=True):
+            for number, section in enumerate(sections):
+                divided: dict[int, Piece] = {}
+                for value, piece in each.items():
+                    warps = list(zip(piece.first, piece.last, found[value], strict=True))
+                    first = [a if not number else own[number] if own else b for a, b, own in warps]
+                    last = [own[number + 1] if own and number + 1 < count else b for a, b, own in warps]
+                    divided[value] = attrs.evolve(piece, first=first, last=last)
+                section.append(divided)
+        return sections
+
+    def _loops(self, i: int, variation: Variation, piece: Piece) -> list[list[int]]:
+        """By warp: where the outermost loops of a piece begin that the variation counts."""
+        problems, keys = self.problems, {variation.key, *(key for key, _ in variation.others)}
+        found = []
+        programs = problems.programs(self.boundaries, piece.kind)
+        for agent, (program, first, last) in enumerate(zip(programs, piece.first, piece.last, strict=True)):
+            turn, own, end = iteration_of(problems.layout, agent, i), list[int](), -1
+            begin = program.tiles[turn] if turn is not None and turn < program.iterations else len(program.ops)
+            for loop in program.loops:
+                at = loop.start - begin
+                inside = first <= at and loop.end - begin <= last and loop.start >= end
+                if inside and sources(problems.decisions.terms, loop.terms, keys):
+                    own.append(at)
+                    end = loop.end
+            found.append(own)
+        return found
+
+    def _open_ended(self, piece: Piece, d: int) -> Piece:
+        return attrs.evolve(piece, without_end=(*piece.without_end, d))
+
+    def _cut(self, i: int, variation: Variation, pieces: list[Piece]) -> tuple[int, list[tuple[int, int]]]:
+        """(n, by warp the lengths of B and C) of pieces for one value after another."""
+        words = [self._words(i, piece) for piece in pieces]
+        if variation.term.empty is None and words[0] != words[1]:
+            raise NotRegular(f"tiles differ for ever smaller {variation.text}")
+        cut = regular_from(words)
+        if cut is None:
+            raise NotAlike
+        return cut
+
+    def _segment(self, i: int, piece: Piece, to: Where, begins: bool, grows: tuple[int, int] | None) -> Segment:
+        parts = self._parts(i, piece.kind)
+        nothing = [0] * len(parts)
+        start = self.problems.relative(self.boundaries, piece.kind).starts[i].copy()
+        start.advance(i, _between(parts, nothing, piece.first))
+        end = start.copy()
+        own = _between(parts, piece.first, piece.last)
+        end.advance(i, own)
+        if begins:
+            name = self._text(piece.shown) + (", up to its end" if to[0] == "step" else "")
+            return Segment(own, start, end, to, name, piece.shown, self._empty(piece))
+        if grows:
+            name = "one more step" if grows[1] == 1 else f"{grows[1]} more steps"
+            return Segment(own, start, end, to, name, grows=grows)
+        return Segment(own, start, end, to, "the tile's end")
+
+
+def _between(parts: list[list[Any]], first: list[int], last: list[int]) -> list[list[Any]]:
+    return [part[a:b] for part, a, b in zip(parts, first, last, strict=True)]
+
+
+def regular_from(relative: list[Ops], most: int = 3) -> tuple[int, list[tuple[int, int]]] | None:
+    """(n, by warp the lengths of B and C): from the n-th number of steps on, tiles are A B^i C.
+
+    None if they are not, or only the last few (*most*) are.
+    """
+    sizes = []
+    for x, y in zip(relative[-2], relative[-1], strict=True):
+        b = len(y) - len(x)
+        same = next((i for i, (p, q) in enumerate(zip(x, y, strict=False)) if p != q), len(x)) if b else 0
+        if b < 0 or y[same + b :] != x[same:]:
+            return None
+        sizes.append((b, len(x) - same))
+    n = len(relative) - 2
+    if not _one_more(relative[n], relative[n + 1], relative[n + 1], sizes):
+        return None
+    while n and _one_more(relative[n - 1], relative[n], relative[-1], sizes):
+        n -= 1
+    return (n, sizes) if len(relative) - n > most else None
+
+
+def _one_more(fewer: Ops, more: Ops, longest: Ops, sizes: list[tuple[int, int]]) -> bool:
+    """Whether *more* is *fewer* with B put in before C, for all warps."""
+    for x, y, z, (b, c) in zip(fewer, more, longest, sizes, strict=True):
+        end = len(z) - c
+        if len(x) < c or x[len(x) - c :] != z[end:] or y != x[: len(x) - c] + z[end - b : end] + z[end:]:
+            return False
+    return True
