@@ -1,8 +1,10 @@
-"""A few schedules of `tests.fuzz.deciding`."""
+"""A few schedules of `tests.fuzz.deciding`, and what the file of results says of many."""
+
+import json
 
 import pytest
 
-from tests.fuzz.deciding import draw, judge
+from tests.fuzz.deciding import RESULTS, draw, judge
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -15,3 +17,8 @@ def test_schedules_decide_on_what_varies_and_half_of_them_are_wrong():
     drawn = [draw(seed) for seed in range(300)]
     assert sum(each.deciding for each in drawn) > 180
     assert 120 < sum(bool(each.slip) for each in drawn) < 180
+
+
+def test_no_disagreement_was_found():
+    found = json.loads(RESULTS.read_text())
+    assert found["schedules"] >= 500 and not found["disagreements"]
