@@ -119,4 +119,5 @@ def test_memory_does_not_grow():
     assert before is not None
     assert resident() - before[0] < 64 << 20
     assert torch.cuda.memory_allocated() <= before[1]
-    assert before[2] - torch.cuda.mem_get_info()[0] < 64 << 20
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # of the device as a whole, which others may use beside this process
+        assert before[2] - torch.cuda.mem_get_info()[0] < 64 << 20
