@@ -4,6 +4,8 @@ What the roles decide on is the same in the right twins, so they are proved for 
 problem that is run.
 """
 
+import threading
+
 import pytest
 
 import tmapipe as tp
@@ -72,3 +74,21 @@ def test_examples_that_look_at_where_they_are(make):
     schedule = make()
     report = schedule.check(dict.fromkeys(schedule.declared.loads, "fp32") if make is Stencil else None)
     assert report.ok and report.trips == EVERY, f"{report}\n{report.runs}"
+
+
+def test_checks_in_several_threads():
+    """What `range` means is changed for all threads while bodies are recorded, so checks take turns."""
+    found = []
+
+    def look(schedule):
+        try:
+            found.append(schedule.check().trips)
+        except BaseException as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=look, args=(tp.schedules.Gemm((64, 64, 16), (1, 1)),)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+    assert found == ["every trip count"] * len(threads)

@@ -32,6 +32,7 @@ from tmapipe.check.segments import NotRegular, Segments, segments_of
 from tmapipe.dtypes import DType
 from tmapipe.errors import PipelineError
 from tmapipe.machine import Layout
+from tmapipe.machine.varying_names import NAMES_LOCK
 from tmapipe.plan.model import Plan
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def check_schedule(
     """The verdict on *schedule* for every trip count, every interleaving and every CTA of a cluster."""
     started = time.perf_counter()
     plan = schedule.plan(dtypes, arch=arch)
-    with _collector_at_rest():
+    with NAMES_LOCK, _collector_at_rest():
         try:
             report = _searched(schedule, plan)
         except PipelineError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 import tempfile
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
 from tmapipe.gpu.notes import check_notes, options_for
 from tmapipe.gpu.report import Resources, read_resources
 from tmapipe.kernel import kernel_main
+from tmapipe.machine.varying_names import NAMES_LOCK
 from tmapipe.plan.boxes import ALIGNMENT
 from tmapipe.plan.model import Plan
 from tmapipe.tiles.gpc_positions import COUNTERS
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
 
 __all__ = ["Compiled", "build"]
-
-_compiling = threading.Lock()  # two traces at once in threads break CuTe DSL
 
 
 @attrs.frozen
@@ -165,7 +163,8 @@ def build(
     flags = f"--gpu-arch {plan.arch} --enable-tvm-ffi" + (" --keep-ptx --keep-cubin" if keep else "")
     kernel = _Kernel(schedule, plan, backend)
     # What is kept is read back at once; the files' names are not unique, so each compilation has a folder of its own.
-    with _compiling, tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
+    # Two traces at once in threads break CuTe DSL, and a check changes what names mean meanwhile.
+    with NAMES_LOCK, tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
         notes = Path(folder) / "notes"
         try:
             function = cute.compile(

@@ -11,7 +11,7 @@ from typing import Any
 
 from tmapipe.machine.varying import Varying, whole
 
-__all__ = ["greatest", "names_replaced"]
+__all__ = ["NAMES_LOCK", "greatest", "names_replaced"]
 
 
 def _range(*bounds: Any) -> Any:
@@ -50,13 +50,14 @@ def _extreme(name: str, found: Callable[..., Any]) -> Callable[..., Any]:
 
 greatest = _extreme("max", max)
 _REPLACED = {"range": _range, "min": _extreme("min", min), "max": greatest}
-_lock = threading.RLock()
+#: Held by a check as a whole, and by whoever traces bodies: the names are those of the whole process.
+NAMES_LOCK = threading.RLock()
 
 
 @contextlib.contextmanager
 def names_replaced(namespaces: list[dict[str, Any]]) -> Iterator[None]:
     """Lets `range`, `min` and `max` take numbers that vary, in these modules. To others they are what they were."""
-    with _lock:
+    with NAMES_LOCK:
         changed = [(space, name) for space in namespaces for name in _REPLACED if name not in space]
         for space, name in changed:
             space[name] = _REPLACED[name]
