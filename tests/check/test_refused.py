@@ -176,10 +176,11 @@ def test_whole_indices(at):
     both(Wrong(), argument="slot.x.load_from", value=at, rule="one index along each of m, n")
 
 
-def test_whole_coordinates():
+@pytest.mark.parametrize("place", [lambda tile: tile.n / 2, lambda tile: np.float32])
+def test_whole_coordinates(place):
     class Wrong(Scaled):
         def start(self, slot, tile):
-            slot.x.load(tile, n=tile.n / 2)
+            slot.x.load(tile, n=place(tile))
 
     both(Wrong(), argument="slot.x.load(n)", rule="whole number of tiles")
 

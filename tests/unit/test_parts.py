@@ -88,6 +88,11 @@ def test_parts_that_are_added_in_any_type():
 # ---- options that are of another kind -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("kind", "name"), [(S.SplitK, "parts"), (S.StreamK, "shares")])
+def test_as_many_as_can_be_counted(kind, name):
+    refused(kind, 2**70, argument=name, value=2**70, rule="below 2.31")
+
+
 @pytest.mark.parametrize("kind", [S.Gemm, S.PingPong, S.GatedGemm, S.GroupedGemm])
 def test_options(kind):
     for tile in (64, None, (64, 64), (64.0, 64, 32), "tile", (True, 64, 32)):

@@ -92,7 +92,7 @@ def start_of(
     found: list[Any] = []
     for dim, extent in zip(dims, extents, strict=True):
         place = coordinates.get(dim)
-        if isinstance(place, (float, complex, str)) or not (place is None or hasattr(place, "__mul__")):
+        if isinstance(place, (float, complex, str, type)) or not (place is None or hasattr(place, "__mul__")):
             raise InputError(
                 f"{where}({dim})", place, "is a whole number of tiles", "use integers, and // instead of /"
             )

@@ -61,8 +61,8 @@ class SplitKTiles(TileOrder):
 
     @parts.validator
     def _check_parts(self, attribute: Any, value: Any) -> None:
-        if not isinstance(value, int) or value < 1:
-            raise InputError("SplitKTiles(parts)", value, "is a positive number of parts", "use 4")
+        if not isinstance(value, int) or not 1 <= value < 2**31:
+            raise InputError("SplitKTiles(parts)", value, "is a positive number of parts below 2^31", "use 4")
 
     @tiles.validator
     def _check_tiles(self, attribute: Any, value: Any) -> None:

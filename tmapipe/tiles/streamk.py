@@ -59,8 +59,8 @@ class StreamKTiles(PersistentTiles):
 
     @shares.validator
     def _check_shares(self, attribute: Any, value: Any) -> None:
-        if not isinstance(value, int) or value < 1:
-            raise InputError("StreamKTiles(shares)", value, "is a positive number of shares", "use 132")
+        if not isinstance(value, int) or not 1 <= value < 2**31:
+            raise InputError("StreamKTiles(shares)", value, "is a positive number of shares below 2^31", "use 132")
 
     def clusters(self, grid: dict[str, int], cluster: Mapping[str, int]) -> int:
         """How many clusters can work at once: one per share."""
