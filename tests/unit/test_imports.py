@@ -119,6 +119,11 @@ def test_imports_go_one_way():
     assert not wrong, "\n".join(wrong)
 
 
+def test_files_are_short():
+    long = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in ROOT.rglob("*.py")}
+    assert not {name: lines for name, lines in long.items() if lines > 400}
+
+
 def test_names_that_an_open_slot_has_itself_are_reserved():
     from tmapipe.protocol.ring import Slot
     from tmapipe.stage import RESERVED

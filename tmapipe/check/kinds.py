@@ -12,7 +12,8 @@ from typing import Any
 
 import attrs
 
-from tmapipe.machine.varying import COMPARED, COUNT, VALUE, Decisions, Term, Use, Varying
+from tmapipe.machine.decisions import COUNT, Decisions, Term, Use
+from tmapipe.machine.varying import COMPARED, VALUE, Varying
 from tmapipe.machine.varying_text import text_of
 
 __all__ = ["Kinds", "Variation", "kinds_of", "sources"]

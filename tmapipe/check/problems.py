@@ -16,10 +16,10 @@ from tmapipe.errors import PipelineError
 from tmapipe.isa.interface import Isa
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Layout
+from tmapipe.machine.decisions import Decisions
 from tmapipe.machine.programs import Program, record_marked
 from tmapipe.machine.purity import unchanged
 from tmapipe.machine.recording import RecordingIsa, Tables
-from tmapipe.machine.varying import Decisions
 from tmapipe.machine.varying_names import names_replaced
 from tmapipe.machine.varying_text import text_of
 from tmapipe.plan.model import Plan

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from tmapipe.isa.effects import declared
 from tmapipe.isa.ops import Exit
+from tmapipe.machine.decisions import Loop
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.machine import at_most
-from tmapipe.machine.varying import Loop
 
 __all__ = ["Program", "record_marked"]
 

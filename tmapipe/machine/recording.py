@@ -18,8 +18,9 @@ from typing import Any
 from tmapipe.errors import ScopeError
 from tmapipe.integers import ceil_div
 from tmapipe.isa.globals import TableLoad
+from tmapipe.machine.decisions import COUNT, Decisions, Term
 from tmapipe.machine.layout import Layout
-from tmapipe.machine.varying import COUNT, VALUE, Condition, Decisions, Term, Varying
+from tmapipe.machine.varying import VALUE, Condition, Varying
 from tmapipe.machine.varying_names import greatest
 from tmapipe.machine.warp import MachineIsa
 from tmapipe.protocol.cluster import cluster_coordinate
