@@ -52,6 +52,8 @@ class Turnstile:
 
     @stores.validator
     def _of_teams(self, field: Any, stores: Any) -> None:
+        if not isinstance(stores, (tuple, list)):
+            raise InputError("Turnstile(stores)", stores, "is a tuple of TmaStoreStage", "e.g. stores=(d,)")
         if stores and self.role.teams == 1:
             rule = "are of teams, which have the same buffers"
             raise InputError("Turnstile(stores)", stores, rule, "leave them out: each warpgroup has buffers of its own")
