@@ -43,6 +43,11 @@ class DType:
         return self.name.startswith("int")
 
     @property
+    def kind(self) -> str:
+        """Of what fragments hold of it: "int32" or "fp32"."""
+        return "int32" if self.integer else "fp32"
+
+    @property
     def in_memory(self) -> DType:
         """The element type of the tensors that this one is loaded from: fp32 for tf32, itself for all others."""
         return _BY_NAME[self.torch]

@@ -215,7 +215,7 @@ class KernelContext(Carried):
         for name, scratch in schedule.declared.scratches.items():
             if self.name_of(scratch.role) == role.name:
                 if isinstance(scratch, ReductionScratch):
-                    made = Exchange(isa, self.plan.buffer(name), isa.syncs.of([role]), role.first_warp)
+                    made = Exchange(isa, self.plan.buffer(name), isa.syncs.of([role]))
                     isa.fragments.exchanges[role.first_warp] = made
                 else:
                     self._parts[name] = BoundScratch(isa, self.plan.buffer(name), role.name)

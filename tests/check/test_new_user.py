@@ -49,15 +49,14 @@ REPORTED = {
     "threads write, no fence before the store": Mistake(
         (
             STORE,
-            "            k.isa.fragments.write(slot.x.ref, k.full('x', 0.0), k.role)\n"
-            "            k.isa.warp_sync()\n" + STORE,
+            "            k.isa.fragments.write(slot.x.ref, k.full('x', 0.0))\n            k.isa.warp_sync()\n" + STORE,
         ),
         "k.isa.fragments.write(",
         r"TMA store .* reads x\[0\] through the async proxy after store \(warp 1\) writes it",
         "let store execute fence_proxy_async after its access to x",
     ),
     "threads write, neither fence nor warp_sync": Mistake(
-        (STORE, "            k.isa.fragments.write(slot.x.ref, k.full('x', 0.0), k.role)\n" + STORE),
+        (STORE, "            k.isa.fragments.write(slot.x.ref, k.full('x', 0.0))\n" + STORE),
         "k.isa.fragments.write(",
         r"TMA store .* reads x\[0\] after store \(warp 1\) writes it.* and no proxy fence of store lies between",
         "let store execute fence_proxy_async, then warp_sync, after its access to x",
@@ -65,7 +64,7 @@ REPORTED = {
     "threads write, a fence but no warp_sync": Mistake(
         (
             STORE,
-            "            k.isa.fragments.write(slot.x.ref, k.full('x', 0.0), k.role)\n            k.isa.fence_proxy_async()\n"
+            "            k.isa.fragments.write(slot.x.ref, k.full('x', 0.0))\n            k.isa.fence_proxy_async()\n"
             + STORE,
         ),
         "k.isa.fragments.write(",

@@ -28,5 +28,5 @@ def write_slot(isa: Isa, slot: SlotRef, values: Any, role: RoleWarps) -> None:
     layout = vectors_of("slot", slot.buffer.tile, role)
     shape = (layout.vectors * 32, layout.width)
     data = np.broadcast_to(values, shape) if np.ndim(values) == 0 else np.asarray(values).reshape(shape)
-    kind = "int32" if slot.buffer.dtype.integer else "fp32"
-    isa.fragments.write(slot, Fragment(isa.fragments, layout, "tile", kind, data.astype(elements.KINDS[kind])), role)
+    kind = slot.buffer.dtype.kind
+    isa.fragments.write(slot, Fragment(isa.fragments, layout, "tile", kind, data.astype(elements.KINDS[kind])))

@@ -12,7 +12,7 @@ from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import SlotRef
 from tmapipe.kernel import kernel_main
 from tmapipe.machine.blocks import block
-from tmapipe.plan.model import Barrier, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
+from tmapipe.plan.model import Barrier, Load, Matmul, NamedBarrier, Plan, Store
 from tmapipe.plan.thread_layout import AccumulatorLayout
 
 Event = tuple[Any, ...]
@@ -274,7 +274,7 @@ class RecordingIsa:
         self._note("read", slot.buffer.name, slot.stage)
         return Fragment(self, layout, along, "fp32", (slot.buffer.name, slot.stage))  # type: ignore[arg-type]
 
-    def write(self, slot: SlotRef, values: Any, role: RoleWarps, at: Any = None) -> None:
+    def write(self, slot: SlotRef, values: Any, at: Any = None) -> None:
         self._note("write", slot.buffer.name, slot.stage, values.data)
 
     def full(self, layout: Any, along: str, value: float) -> Fragment:

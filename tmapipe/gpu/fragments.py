@@ -53,7 +53,7 @@ class GpuFragments(Sums, Fragments):
 
     def accumulator_scale(self, matmul: Matmul, acc: Any, by: Fragment) -> None:
         layout = AccumulatorLayout.of(matmul)
-        factors = self.convert(by.data, by.kind, _kind(matmul))
+        factors = self.convert(by.data, by.kind, matmul.b.dtype.kind)
         acc.multiply(
             factors * layout.values
             if by.along == "one"
@@ -66,11 +66,11 @@ class GpuFragments(Sums, Fragments):
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
         base = block * (matmul.shape[1] // 2) + first // 2
         values = [acc.value(base + i) for i in range(columns // 2)]
-        return Fragment(self, None, "tile", _kind(matmul), values)
+        return Fragment(self, None, "tile", matmul.b.dtype.kind, values)
 
     def accumulator_values(self, matmul: Matmul, acc: Any) -> Fragment:
         layout = AccumulatorLayout.of(matmul)
-        return Fragment(self, layout, "tile", _kind(matmul), [acc.value(i) for i in range(layout.values)])
+        return Fragment(self, layout, "tile", matmul.b.dtype.kind, [acc.value(i) for i in range(layout.values)])
 
     # ---- pieces ---------------------------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class GpuFragments(Sums, Fragments):
     # ---- slots ----------------------------------------------------------------------------------------------------
 
     def read(self, slot: SlotRef, layout: ThreadLayout, along: str = "tile") -> Fragment:
-        kind = "int32" if slot.buffer.dtype.integer else "fp32"
+        kind = slot.buffer.dtype.kind
         dtype = cute_type(slot.buffer.dtype)
         data = []
         for vector, width in self._vectors(slot, layout, along):
@@ -164,16 +164,16 @@ class GpuFragments(Sums, Fragments):
 
     def read_transposed(self, slot: SlotRef, layout: AccumulatorLayout) -> Fragment:
         # A lane's numbers lie in 4 rows of 8 neighbours each, for each value: no bank twice, where the tile is swizzled.
-        kind, source = "int32" if slot.buffer.dtype.integer else "fp32", self.isa.buffers[slot.buffer.name]
+        kind, source = slot.buffer.dtype.kind, self.isa.buffers[slot.buffer.name]
         rows = [self._row(layout, i) for i in range(layout.row_slots)]
         columns = [self.column(layout, i) for i in range(layout.column_slots)]
         at = [(columns[layout.column_slot(i)], rows[layout.row_slot(i)]) for i in range(layout.values)]
         return Fragment(self, layout, "tile", kind, [KINDS[kind](source[(*place, slot.stage)]) for place in at])
 
     def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any]) -> Fragment:
-        kind, dtype = "int32" if slot.buffer.dtype.integer else "fp32", cute_type(slot.buffer.dtype)
+        kind, dtype = slot.buffer.dtype.kind, cute_type(slot.buffer.dtype)
         inside = self.isa.buffers[slot.buffer.name][(None, None, slot.stage)]
-        width, data = layout.width if isinstance(layout, VectorLayout) else 2, []
+        width, data = layout.width, []
         together = isinstance(at[1], int) and at[1] % width == 0 and slot.buffer.tile[1] % width == 0
         for i in range(0, layout.values, width):
             row = self._row(layout, layout.row_slot(i)) + at[0]
@@ -187,11 +187,11 @@ class GpuFragments(Sums, Fragments):
         return Fragment(self, layout, "tile", kind, data)
 
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:
-        kind = "int32" if slot.buffer.dtype.integer else "fp32"
+        kind = slot.buffer.dtype.kind
         number = KINDS[kind](self.isa.buffers[slot.buffer.name][(index, slot.stage)])
         return Fragment(self, None, "one", kind, [number])
 
-    def write(self, slot: SlotRef, values: Fragment, role: RoleWarps, at: tuple[int, int] | None = None) -> None:
+    def write(self, slot: SlotRef, values: Fragment, at: tuple[int, int] | None = None) -> None:
         layout = values.layout
         assert layout is not None
         dtype = cute_type(slot.buffer.dtype)
@@ -208,21 +208,16 @@ class GpuFragments(Sums, Fragments):
         if values.along == "tile":
             store()
         else:
-            self.isa.when(self._first_to_have(layout, values.along, role), store)
+            self.isa.when(self._first_to_have(layout, values.along), store)
 
-    def _first_to_have(self, layout: ThreadLayout, along: str, role: RoleWarps) -> Any:
+    def _first_to_have(self, layout: ThreadLayout, along: str) -> Any:
         """Whether the calling lane is the first of those that have the same rows or columns."""
-        lane, warp = self.isa.lane, self._warp_of(role)
+        lane, warp = self.isa.lane, layout.warp(self.isa.warp)
         if along == "rows":
             first = lane % layout.row_lanes == 0
             return first if layout.row_warps == 1 else Boolean(first) & Boolean(warp % layout.row_warps == 0)
         first = lane < layout.row_lanes
-        return Boolean(first) & Boolean(warp < (layout.row_warps if isinstance(layout, VectorLayout) else 1))
-
-    def _warp_of(self, role: RoleWarps) -> Any:
-        """The warp in its team."""
-        own = self.isa.warp - role.first_warp
-        return own if role.teams == 1 else own % role.team_warps
+        return Boolean(first) & Boolean(warp < layout.row_warps)
 
     def _vectors(
         self, slot: SlotRef, layout: ThreadLayout, along: str, at: tuple[int, int] = (0, 0)
@@ -234,12 +229,12 @@ class GpuFragments(Sums, Fragments):
             inside, width = tensor[(None, slot.stage)], 1
             slots = range(layout.slots(along))
             if along == "columns":
-                width = layout.width if isinstance(layout, VectorLayout) else 2
+                width = layout.width
                 slots = range(0, layout.column_slots, width)
             index = self._row if along == "rows" else self.column
             return [(cute.local_tile(inside, (width,), (index(layout, i) // width,)), width) for i in slots]
         inside = tensor[(*(None,) * len(slot.buffer.tile), slot.stage)]
-        found, width = [], layout.width if isinstance(layout, VectorLayout) else 2
+        found, width = [], layout.width
         for i in range(0, layout.values, width):
             row, first = self._row(layout, layout.row_slot(i)), self.column(layout, layout.column_slot(i))
             if at != (0, 0):
@@ -256,7 +251,7 @@ class GpuFragments(Sums, Fragments):
             return (self._thread(layout) + slot * layout.own * layout.threads) // layout.row_vectors
         assert isinstance(layout, AccumulatorLayout)
         block, half = divmod(slot, 2)
-        return (block * layout.warpgroups + self._group(layout)) * 64 + isa.warp % 4 * 16 + isa.lane // 4 + 8 * half
+        return (block * layout.warpgroups + layout.group(isa.warp)) * 64 + isa.warp % 4 * 16 + isa.lane // 4 + 8 * half
 
     def column(self, layout: ThreadLayout, slot: int) -> Any:
         """The column of a column slot."""
@@ -267,10 +262,6 @@ class GpuFragments(Sums, Fragments):
             return (self._thread(layout) + i * layout.threads) % layout.row_vectors * layout.width + j
         eight, i = divmod(slot, 2)
         return 8 * eight + self.isa.lane % 4 * 2 + i
-
-    def _group(self, layout: AccumulatorLayout) -> Any:
-        own = self.isa.warp // 4 - layout.first_warp // 4
-        return 0 if layout.warpgroups == 1 else own if layout.teams == 1 else own % layout.warpgroups
 
     def _thread(self, layout: VectorLayout) -> Any:
         """The calling thread in its team."""
@@ -352,10 +343,6 @@ class GpuFragments(Sums, Fragments):
         for i, value in enumerate(data):
             whole[i] = value
         return whole.load()
-
-
-def _kind(matmul: Matmul) -> str:
-    return "int32" if matmul.b.dtype.integer else "fp32"
 
 
 def _scalars(vector: Any) -> list[Any]:

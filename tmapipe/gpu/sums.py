@@ -86,7 +86,7 @@ class Sums:
         combine = FUNCTIONS["add" if op == "sum" else op]
         slot_of, distances = layout.row_slot, range(layout.row_lanes.bit_length() - 1)
         if along == "columns":
-            slot_of, distances = layout.column_slot, range(layout.column_lanes.bit_length() - 1, 5)
+            slot_of, distances = layout.column_slot, range(layout.row_lanes.bit_length() - 1, 5)
         mine: list[list[Any]] = [[] for _ in range(layout.slots(along))]
         for i, value in enumerate(data):
             mine[slot_of(i)].append(value)
@@ -105,7 +105,7 @@ class Sums:
             for i, value in enumerate(data):
                 target[(mine, self._place(layout, along, i), slot.stage)] = value
 
-        self.isa.when(self.isa.lane < (1 if along == "rows" else layout.column_lanes), write)
+        self.isa.when(self.isa.lane < (1 if along == "rows" else layout.row_lanes), write)
 
     def read_partials(self, layout: ThreadLayout, op: str, along: str, slot: SlotRef) -> Any:
         source, combine = self.isa.buffers[slot.buffer.name], FUNCTIONS["add" if op == "sum" else op]

@@ -19,11 +19,11 @@ class Exchange(Carried):
     A warp writes a copy again only after the barrier of the reduction between, which all warps reach after they have read it.
     So one barrier for each reduction is enough.
 
-    buffer: (warps, width) fp32, two slots. barrier: for all threads of the role. first_warp: of the role.
+    buffer: (warps, width) fp32, two slots. barrier: for all threads of the role.
     """
 
-    def __init__(self, isa: Isa, buffer: Buffer, barrier: NamedBarrier, first_warp: int):
-        self.isa, self.buffer, self.barrier, self.first_warp = isa, buffer, barrier, first_warp
+    def __init__(self, isa: Isa, buffer: Buffer, barrier: NamedBarrier):
+        self.isa, self.buffer, self.barrier = isa, buffer, barrier
         self.next = isa.cells(0)
 
     @property

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Fragment", "applied", "combine"]
 
-#: What of a tile a fragment has a number for, by what two operands have.
-_JOINED = {("rows", "columns"): "tile", ("columns", "rows"): "tile"}
-
 
 class Fragment(Carried):
     """A tile of numbers, of which each thread has some. It is fp32, int32 or, of a comparison, bool.
@@ -104,7 +101,7 @@ def _joined(name: str, layout: ThreadLayout | None, along: str, other: Fragment)
     both = (along, other.along)
     if "one" in both:
         return (other.layout, other.along) if along == "one" else (layout, along)
-    wide = _JOINED.get(both, along if along == other.along else "tile")
+    wide = along if along == other.along else "tile"
     kept = other.layout if along != "tile" and other.along == "tile" else layout
     if layout == other.layout:
         return kept, wide

@@ -174,12 +174,11 @@ class Fragments(Carried):
         """``ld.shared``: one element of a slot with one extent, in all threads. Generic proxy."""
         raise NotImplementedError
 
-    def write(self, slot: SlotRef, values: Fragment, role: RoleWarps, at: tuple[int, int] | None = None) -> None:
+    def write(self, slot: SlotRef, values: Fragment, at: tuple[int, int] | None = None) -> None:
         """``st.shared``: the counterpart of `read`, converting to the slot's type. Generic proxy.
 
         Args:
             values: Of a whole tile; or one number a row or a column, for a slot with one extent.
-            role: Whose threads write it.
             at: Of a part of the tile, where it begins: a multiple of its rows and of its columns.
         """
         raise NotImplementedError
@@ -233,7 +232,7 @@ class Fragments(Carried):
             place = tile.columns if along == "rows" else tile.rows
             tile = combine("where", place < inside, tile, NEUTRAL[op, kind])
         found = self.reduce_in_warp(layout, op, kind, along, tile.data)
-        if layout.row_warps > 1 if along == "rows" else layout.column_warps < layout.warps:
+        if len(layout.sharing_warps(0, along)) > 1:
             exchange = self._exchange_for(layout, kind, along)
             slot = exchange.take()
             self.write_partial(layout, along, found, slot)

@@ -11,14 +11,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from tmapipe.dtypes import bf16, fp8_e4m3, fp8_e5m2, fp16
+from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16
+from tmapipe.machine.memory import convert
 from tmapipe.plan.model import WARP
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
 
-__all__ = ["KINDS", "apply", "indices_of", "rounded"]
+__all__ = ["KINDS", "apply", "indices_of"]
 
 KINDS = {"fp32": np.float32, "int32": np.int32, "bool": np.bool_}
 
@@ -36,8 +36,7 @@ def indices_of(layout: ThreadLayout, warp: int) -> tuple[np.ndarray, np.ndarray]
         columns = first[:, None] * layout.width + np.arange(layout.width)
         return np.broadcast_to(rows[:, None], columns.shape), columns
     assert isinstance(layout, AccumulatorLayout)
-    group = (warp // 4 - layout.first_warp // 4) % layout.warpgroups
-    strips = np.arange(layout.blocks) * layout.warpgroups + group
+    strips = np.arange(layout.blocks) * layout.warpgroups + layout.group(warp)
     rows = (strips * 64)[:, None, None] + 16 * (warp % 4) + np.arange(16)[:, None]
     shape = (layout.blocks, 16, layout.columns)
     return np.broadcast_to(rows, shape), np.broadcast_to(np.arange(layout.columns), shape)
@@ -49,12 +48,9 @@ def apply(name: str, operands: list[Any]) -> Any:
         return FUNCTIONS[name](*operands)
 
 
-def rounded(values: Any, dtype: Any) -> Any:
-    """fp32 *values* rounded to nearest even in *dtype*, saturating where it has 8 bits."""
-    if np.dtype(dtype).itemsize == 1:
-        largest = float(ml_dtypes.finfo(dtype).max)
-        values = np.clip(values, -largest, largest)
-    return np.asarray(values).astype(dtype).astype(np.float32)
+def _rounded(values: Any, dtype: DType) -> Any:
+    """fp32 *values* as they are once written in *dtype*."""
+    return convert(values, dtype).astype(np.float32)
 
 
 def _sigmoid(x: Any) -> Any:
@@ -108,5 +104,5 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "sigmoid": _sigmoid,
     "to_int32": _to_int32,
-    **{f"to_{kind.name}": functools.partial(rounded, dtype=kind.numpy) for kind in (bf16, fp16, fp8_e4m3, fp8_e5m2)},
+    **{f"to_{kind.name}": functools.partial(_rounded, dtype=kind) for kind in (bf16, fp16, fp8_e4m3, fp8_e5m2)},
 }

@@ -58,13 +58,13 @@ class MachineFragments(Fragments):
 
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
         values = self._accumulated(matmul, acc)
-        return self._piece(matmul, None if values is None else values[block, :, first : first + columns].copy())
+        data = None if values is None else values[block, :, first : first + columns].copy()
+        return Fragment(self, None, "tile", matmul.b.dtype.kind, data)
 
     def accumulator_values(self, matmul: Matmul, acc: Any) -> Fragment:
         values = self._accumulated(matmul, acc)
-        kind = "int32" if matmul.b.dtype.integer else "fp32"
         data = None if values is None else values.copy()
-        return Fragment(self, AccumulatorLayout.of(matmul), "tile", kind, data)
+        return Fragment(self, AccumulatorLayout.of(matmul), "tile", matmul.b.dtype.kind, data)
 
     def _accumulated(self, matmul: Matmul, acc: Any) -> Any:
         self.isa.emit(ops.AccumulatorRead(matmul.name))
@@ -75,10 +75,6 @@ class MachineFragments(Fragments):
         return acc.values
 
     # ---- pieces ---------------------------------------------------------------------------------------------------
-
-    def _piece(self, matmul: Distributed, data: Any) -> Fragment:
-        integer = isinstance(matmul, Matmul) and matmul.b.dtype.integer
-        return Fragment(self, None, "tile", "int32" if integer else "fp32", data)
 
     def columns_of(self, values: Fragment, block: int, first: int, columns: int) -> Fragment:
         data = None if self.memory is None else values.data[block, :, first : first + columns]
@@ -146,7 +142,7 @@ class MachineFragments(Fragments):
 
     def read(self, slot: SlotRef, layout: ThreadLayout, along: str = "tile") -> Fragment:
         isa, number = self.isa, self.isa.slot(slot.buffer, slot.stage)
-        kind = "int32" if slot.buffer.dtype.integer else "fp32"
+        kind = slot.buffer.dtype.kind
         parts = self._parts(layout) if along == "tile" else [(0, 1, "rows")]
         found = []
         for part, count, cut in parts:
@@ -160,7 +156,7 @@ class MachineFragments(Fragments):
 
     def read_transposed(self, slot: SlotRef, layout: AccumulatorLayout) -> Fragment:
         self.isa.emit(ops.SlotRead(self.isa.slot(slot.buffer, slot.stage), 0, 1, "rows"))
-        kind, data = "int32" if slot.buffer.dtype.integer else "fp32", None
+        kind, data = slot.buffer.dtype.kind, None
         if self.memory is not None:
             rows, columns = self._indices(layout)
             data = self.memory.results[self.isa.agent][columns, rows].astype(elements.KINDS[kind])
@@ -168,7 +164,7 @@ class MachineFragments(Fragments):
 
     def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any]) -> Fragment:
         self.isa.emit(ops.SlotRead(self.isa.slot(slot.buffer, slot.stage), 0, 1, "rows"))
-        kind = "int32" if slot.buffer.dtype.integer else "fp32"
+        kind = slot.buffer.dtype.kind
         if self.memory is None:
             return Fragment(self, layout, "tile", kind, None)
         rows, columns = self._indices(layout)
@@ -182,16 +178,16 @@ class MachineFragments(Fragments):
 
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:
         self.isa.emit(ops.SlotRead(self.isa.slot(slot.buffer, slot.stage), 0, 1, "rows"))
-        kind = "int32" if slot.buffer.dtype.integer else "fp32"
+        kind = slot.buffer.dtype.kind
         if self.memory is None:
             return Fragment(self, None, "one", kind, None)
         return Fragment(self, None, "one", kind, elements.KINDS[kind](self.memory.results[self.isa.agent][index]))
 
-    def write(self, slot: SlotRef, values: Fragment, role: RoleWarps, at: tuple[int, int] | None = None) -> None:
+    def write(self, slot: SlotRef, values: Fragment, at: tuple[int, int] | None = None) -> None:
         isa, number, layout = self.isa, self.isa.slot(slot.buffer, slot.stage), values.layout
         assert layout is not None
         if values.along != "tile":
-            return self._write_numbers(number, slot.buffer, values, role)
+            return self._write_numbers(number, values)
         parts = self._parts(layout)
         if at is not None:
             return self._write_part(number, slot.buffer, values, at)
@@ -216,20 +212,19 @@ class MachineFragments(Fragments):
             how = f"blocks of {layout.rows} x {layout.columns}, {cut}"
             self.isa.emit(ops.SlotWrite(number, block * count + part, blocks * count, how))
 
-    def _write_numbers(self, number: int, buffer: Buffer, values: Fragment, role: RoleWarps) -> None:
+    def _write_numbers(self, number: int, values: Fragment) -> None:
         """One number a row or column, written by the first of the warps that have it."""
-        layout, mine = values.layout, (self.isa.warp - role.first_warp) % role.team_warps
+        layout, by_row = values.layout, values.along == "rows"
         assert layout is not None
-        sharing = layout.row_warps
-        if values.along == "columns":
-            sharing = role.team_warps // (layout.row_warps if isinstance(layout, VectorLayout) else 1)
-        writers = role.team_warps // sharing
-        if mine % sharing if values.along == "rows" else mine >= writers:
+        mine = layout.warp(self.isa.warp)
+        if mine % layout.row_warps if by_row else mine >= layout.row_warps:
             return
         if self.memory is not None:
-            at = np.unique(self._indices(layout)[0 if values.along == "rows" else 1])
+            at = np.unique(self._indices(layout)[0 if by_row else 1])
             self.isa.give((at, values.data[at]))
-        part = mine // sharing if values.along == "rows" else mine
+        part, writers = (
+            (mine // layout.row_warps, layout.warps // layout.row_warps) if by_row else (mine, layout.row_warps)
+        )
         self.isa.emit(ops.SlotWrite(number, part, writers, f"numbers of {values.along}"))
 
     def _parts(self, layout: ThreadLayout) -> list[tuple[int, int, str]]:
@@ -238,7 +233,7 @@ class MachineFragments(Fragments):
             cut = f"rows in vectors of {layout.width}" if layout.by_rows else f"vectors of {layout.width}"
             return [(layout.warp(self.isa.warp), layout.warps, cut)]
         assert isinstance(layout, AccumulatorLayout)
-        group = (self.isa.warp // 4 - layout.first_warp // 4) % layout.warpgroups
+        group = layout.group(self.isa.warp)
         strips = layout.blocks * layout.warpgroups * 4
         of_block = [4 * (block * layout.warpgroups + group) + self.isa.warp % 4 for block in range(layout.blocks)]
         return [(part, strips, "rows") for part in of_block]

@@ -30,10 +30,9 @@ class ThreadLayout:
     values: int
     row_slots: int
     column_slots: int
-    row_lanes: int  # lanes of a warp that share a row, next to each other
-    row_warps: int  # warps that share a row, next to each other
-    column_lanes: int  # lanes of a warp with different columns, next to each other; the others repeat them
-    column_warps: int  # warps with different columns, next to each other; the others repeat them
+    width: int  # values of a thread that lie next to each other along a row
+    row_lanes: int  # lanes of a warp that share a row, next to each other; others have the same columns of other rows
+    row_warps: int  # likewise warps
     warps: int  # of one team
     first_warp: int
     teams: int
@@ -56,7 +55,7 @@ class ThreadLayout:
         if along == "rows":
             first = warp // self.row_warps * self.row_warps
             return [first + i for i in range(self.row_warps)]
-        return [warp % self.column_warps + i for i in range(0, self.warps, self.column_warps)]
+        return [warp % self.row_warps + i for i in range(0, self.warps, self.row_warps)]
 
     @property
     def row_key(self) -> object:
@@ -157,14 +156,6 @@ class VectorLayout(ThreadLayout):
     def row_warps(self) -> int:  # type: ignore[override]
         return 1 if self.by_rows else min(max(1, self.row_vectors // WARP), self.warps)
 
-    @property
-    def column_lanes(self) -> int:  # type: ignore[override]
-        return self.row_lanes
-
-    @property
-    def column_warps(self) -> int:  # type: ignore[override]
-        return self.row_warps
-
     def row_slot(self, i: int) -> int:
         return i // self.width // self.own
 
@@ -199,9 +190,9 @@ class AccumulatorLayout(ThreadLayout):
     warpgroups: int
     first_warp: int
     teams: int = 1
-    row_lanes = column_lanes = 4
-
-    row_warps = column_warps = 1
+    width = 2
+    row_lanes = 4
+    row_warps = 1
 
     def __str__(self) -> str:
         return f"a tile {(self.rows, self.columns)} as accumulators of {self.warpgroups} warpgroups"
@@ -214,6 +205,11 @@ class AccumulatorLayout(ThreadLayout):
     def of(cls, held: Distributed) -> AccumulatorLayout:
         """That of a matmul's accumulators, or of a `RegisterTile`."""
         return cls(held.shape[0], held.shape[1], held.warpgroups, held.first_warp, held.teams)
+
+    def group(self, warp: Any) -> Any:
+        """Which of its team's warpgroups the warp (its index in the CTA, of the role) belongs to."""
+        own = warp // 4 - self.first_warp // 4
+        return 0 if self.warpgroups == 1 else own if self.teams == 1 else own % self.warpgroups
 
     @property
     def blocks(self) -> int:

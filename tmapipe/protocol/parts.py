@@ -240,5 +240,4 @@ class PartInSlot(Carried):
             InputError: *values* is a number or has other extents.
         """
         self.by_threads()
-        buffer, role = self.part.buffer, self.part.isa.plan.role(self.part.role)
-        write_values(self.part.isa, f"slot.{buffer.name}.write", self.ref, values, role, at)
+        write_values(self.part.isa, f"slot.{self.part.buffer.name}.write", self.ref, values, at)

@@ -40,9 +40,8 @@ class RingEnd(Carried):
         assert phase is not None
         self.isa, self.ring, self.role, self.phase, self.parts = isa, ring, role, phase, parts
         self.awaited = ring.barriers[phase - 1]
-        self.signalled = ring.barriers[
-            min(phase, len(ring.barriers) - 1)
-        ]  # of a held slot, the last phase signals none
+        # of a held slot, the last phase signals none
+        self.signalled = ring.barriers[min(phase, len(ring.barriers) - 1)]
         self.lag = ring.lag.get(role, 0)
         self.readers = ring.readers.get(role, ())
         self.state = isa.cells(0, 1 if phase == 0 else 0)  # the pipeline state: index, parity

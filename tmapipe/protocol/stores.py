@@ -135,7 +135,7 @@ class BoundStore(Carried):
 
             def write(slot: SlotRef) -> None:
                 made = values if epilogue is None else applied(epilogue, (values,), {})
-                write_values(self.isa, name, slot, made, self.role)
+                write_values(self.isa, name, slot, made)
 
             self._store_piece(start_of(name, self.plan.dims, self.plan.tile, tile, {}), write, self.stages)
 

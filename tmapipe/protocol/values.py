@@ -9,14 +9,13 @@ from tmapipe.errors import InputError
 from tmapipe.isa.fragment import Fragment, combine
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import SlotRef
-from tmapipe.plan.model import RoleWarps
 from tmapipe.plan.thread_layout import ThreadLayout
 
 __all__ = ["check_extents", "layout_of", "write_values"]
 
 
-def write_values(isa: Isa, where: str, slot: SlotRef, values: Any, role: RoleWarps, at: Any = None) -> None:
-    """Writes a fragment to a slot by the threads of *role*.
+def write_values(isa: Isa, where: str, slot: SlotRef, values: Any, at: Any = None) -> None:
+    """Writes a fragment to a slot, by the threads that have it.
 
     Args:
         at: Of a part of the tile, where it begins.
@@ -33,7 +32,7 @@ def write_values(isa: Isa, where: str, slot: SlotRef, values: Any, role: RoleWar
         layout.check_rows()
     if dtype.integer and values.kind == "fp32":
         raise InputError(where, dtype.name, "holds no fp32", 'round first: tp.math.cast(values, "int32")')
-    isa.fragments.write(slot, combine("add", values, 0) if values.kind == "bool" else values, role, at)
+    isa.fragments.write(slot, combine("add", values, 0) if values.kind == "bool" else values, at)
 
 
 def _check_block(where: str, tile: tuple[int, ...], layout: ThreadLayout, along: str, at: Any) -> None:
