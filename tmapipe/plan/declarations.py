@@ -21,20 +21,19 @@ from tmapipe.matmul import Wgmma
 from tmapipe.register_tile import RegisterTile
 from tmapipe.role import Role, before_of, role_of
 from tmapipe.scratch import Scratch
-from tmapipe.stage import SharedStage, TmaLoadStage
+from tmapipe.stage import SharedStage, SlotStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.table import Table
 from tmapipe.turnstile import Turnstile
 
 __all__ = ["PARTS", "Body", "Declarations", "Part", "declare", "fields_of"]
 
-Part = (
-    Role | BarrierRing | TmaLoadStage | SharedStage | Scratch | Wgmma | RegisterTile | TmaStoreStage | Turnstile | Table
-)
+Part = Role | BarrierRing | SlotStage | Scratch | Wgmma | RegisterTile | TmaStoreStage | Turnstile | Table
+#: Their classes, and beside each the field of `Declarations` that it goes to.
 PARTS = (Role, BarrierRing, TmaLoadStage, SharedStage, Scratch, Wgmma, RegisterTile, TmaStoreStage, Turnstile, Table)
 _FIELDS = (
-    *("roles", "rings", "loads", "shared", "scratches", "matmuls", "register_tiles", "stores", "turnstiles", "tables"),
-)
+    "roles", "rings", "loads", "shared", "scratches", "matmuls", "register_tiles", "stores", "turnstiles", "tables",
+)  # fmt: skip
 Body = Callable[..., None]
 
 

@@ -14,30 +14,16 @@ from tmapipe.plan.matmuls import check_matmuls
 from tmapipe.plan.model import Plan
 from tmapipe.plan.placement import launch_registers, place_roles, share_registers
 from tmapipe.plan.shared_memory import Layout
-from tmapipe.stage import RESERVED, SharedStage, TmaLoadStage
+from tmapipe.stage import RESERVED, SharedStage, SlotStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 
 __all__ = ["make_plan"]
 
 #: Attributes of what a body gets as `k` (`tmapipe.kernel.KernelContext`), which nothing else in it can be called.
 TAKEN = (
-    *(
-        "begin",
-        "end_tile",
-        "ends",
-        "extent",
-        "finish",
-        "full",
-        "isa",
-        "name_of",
-        "plan",
-        "raw",
-        "role",
-        "steps",
-        "sync",
-    ),
+    "begin", "end_tile", "ends", "extent", "finish", "full", "isa", "name_of", "plan", "raw", "role", "steps", "sync",
     "tiles",
-)
+)  # fmt: skip
 MAX_SLOTS = 12  # rings that fill shared memory stop here: more stages than this hide no more latency
 
 
@@ -117,7 +103,7 @@ def _held_back(declared: Declarations, ring: str) -> int:
         if any(declared.name_of(stage.ring) == ring for stage in mma.stages)
     ]
     for store in declared.stores.values():
-        if isinstance(store.source, (TmaLoadStage, SharedStage)) and declared.name_of(store.source.ring) == ring:
+        if isinstance(store.source, SlotStage) and declared.name_of(store.source.ring) == ring:
             in_flight.append(store.stages)
     return max(in_flight, default=0)
 
@@ -153,7 +139,7 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
             raise InputError(name, given.name, f"is declared with element type {part.dtype}", "convert the tensor")
         types[name] = part.dtype or given or bf16
     for name, store in declared.stores.items():
-        if isinstance(store.source, (TmaLoadStage, SharedStage)):
+        if isinstance(store.source, SlotStage):
             loaded = types[declared.name_of(store.source)]
             if name in dtypes and dtypes[name] != loaded.in_memory:
                 raise InputError(

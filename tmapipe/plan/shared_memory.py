@@ -20,7 +20,7 @@ from tmapipe.plan.syncs import MAX_NAMED_BARRIERS
 from tmapipe.plan.thread_layout import vectors_of
 from tmapipe.register_tile import RegisterTile
 from tmapipe.scratch import Scratch
-from tmapipe.stage import SharedStage, TmaLoadStage, as_matrix
+from tmapipe.stage import SharedStage, SlotStage, TmaLoadStage, as_matrix
 from tmapipe.store_pipeline import TmaStoreStage
 
 __all__ = ["Layout"]
@@ -181,7 +181,7 @@ class Layout:
                 readers[role] = ["wgmma"]
                 lag[role] = max(lag.get(role, mma.in_flight), mma.in_flight)
         for name, store in self.declared.stores.items():
-            if isinstance(store.source, (TmaLoadStage, SharedStage)) and self.name_of(store.source.ring) == ring:
+            if isinstance(store.source, SlotStage) and self.name_of(store.source.ring) == ring:
                 role = self._storing_role(name, store)
                 kinds = readers.setdefault(role, [])
                 if "tma" not in kinds:
@@ -190,9 +190,9 @@ class Layout:
         return lag, {role: tuple(kinds) for role, kinds in readers.items()}
 
     def _storing_role(self, name: str, store: TmaStoreStage) -> str:
-        if store.role is not None and not isinstance(store.source, (TmaLoadStage, SharedStage)):
+        if store.role is not None and not isinstance(store.source, SlotStage):
             return self.name_of(store.role)
-        if isinstance(store.source, (TmaLoadStage, SharedStage)):
+        if isinstance(store.source, SlotStage):
             roles = (store.role,) if store.role is not None else store.source.ring.phases[-1]
             last = [self.name_of(role) for role in roles]
             if len(last) != 1 or self.roles[last[0]].warps != 1:
@@ -309,7 +309,7 @@ class Layout:
     def _store(self, name: str, store: TmaStoreStage) -> None:
         dtype = self.types[name]
         accumulators = isinstance(store.source, (Wgmma, RegisterTile))
-        if isinstance(store.source, (TmaLoadStage, SharedStage)):
+        if isinstance(store.source, SlotStage):
             if store.source.ring.held:
                 rule = "is stored from a slot that is held while its ring is filled once a CTA"
                 raise InputError(f"{name}.source", store.source, rule, "store what its role reads, with role=")
