@@ -13,8 +13,8 @@ class Histogram(tp.Schedule):
     relations = (tp.Dim("b", size=BINS),)
     load, work = tp.Role(warps=1), tp.Role(warps=4)
     ring = tp.BarrierRing(4, producer=load, consumer=work)
-    x = tp.TmaLoadStage("m n", tile=(32, BINS), ring=ring)  # as h, so that rows are distributed alike
-    h = tp.TmaStoreStage("m b", tile=(32, BINS), role=work)
+    x = tp.TmaLoadStage("m n", tile=(32, BINS), ring=ring, dtype="int32")  # as h, so that rows are distributed alike
+    h = tp.TmaStoreStage("m b", tile=(32, BINS), role=work, dtype="int32")
 
     @load.jit
     def fill(self, k, tile):
@@ -42,4 +42,4 @@ def expected(x):
 if __name__ == "__main__":
     x = np.random.default_rng(0).integers(-2, BINS + 2, (100, 1000)).astype(np.int32)
     np.testing.assert_array_equal(Histogram()(x), expected(x))
-    print(Histogram().check({"x": "int32", "h": "int32"}))
+    print(Histogram().check())

@@ -13,9 +13,9 @@ class RaggedSums(tp.Schedule):
     relations = (tp.Dim("g", of="bounds", plus=-1),)
     load, work = tp.Role(warps=1), tp.Role(warps=4)
     ring = tp.BarrierRing(8, producer=load, consumer=work)
-    x = tp.TmaLoadStage("m n", tile=(512,), ring=ring)
+    x = tp.TmaLoadStage("m n", tile=(512,), ring=ring, dtype="fp32")
     begins = tp.Table("bounds")
-    y = tp.TmaStoreStage("g n", tile=(512,), role=work)
+    y = tp.TmaStoreStage("g n", tile=(512,), role=work, dtype="fp32")
 
     @load.jit
     def fill(self, k, tile):
@@ -43,4 +43,4 @@ if __name__ == "__main__":
     x = made.standard_normal((100, 1000)).astype(np.float32)
     begins = np.sort(made.integers(0, 101, 13)).astype(np.int32)
     np.testing.assert_allclose(RaggedSums()(x, begins), expected(x, begins), rtol=1e-4, atol=1e-4)
-    print(RaggedSums().check({"x": "fp32", "y": "fp32"}))
+    print(RaggedSums().check())

@@ -11,8 +11,8 @@ class RowSums(tp.Schedule):
     over = "m n"
     load, work = tp.Role(warps=1), tp.Role(warps=4)
     ring = tp.BarrierRing(4, producer=load, consumer=work)
-    x = tp.TmaLoadStage("m n", tile=(32, 256), ring=ring)
-    y = tp.TmaStoreStage("m", tile=(32,), role=work, reduce="add")
+    x = tp.TmaLoadStage("m n", tile=(32, 256), ring=ring, dtype="fp32")
+    y = tp.TmaStoreStage("m", tile=(32,), role=work, reduce="add", dtype="fp32")
 
     @load.jit
     def fill(self, k, tile):
@@ -29,4 +29,4 @@ class RowSums(tp.Schedule):
 if __name__ == "__main__":
     x = np.random.default_rng(0).standard_normal((100, 3000)).astype(np.float32)
     np.testing.assert_allclose(RowSums()(x), x.sum(1), rtol=1e-4, atol=1e-3)
-    print(RowSums().check({"x": "fp32", "y": "fp32"}))
+    print(RowSums().check())

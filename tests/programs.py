@@ -1,4 +1,4 @@
-"""The programs of `examples/` that compute with values: how each is made, random inputs for it, and what it must give.
+"""The programs of `examples/` that compute with values: how each is made, its most lines, random inputs, what it must give.
 
 They are run on the model, checked, compiled and run on the device by the tests beside, and timed by `benchmarks/programs.py`.
 `python -m tests.programs --count 200` runs that many random shapes of each on the model.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import argparse
 import functools
-import pathlib
+import itertools
 import random
-import runpy
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,28 +18,36 @@ import attrs
 import torch
 
 import tmapipe as tp
+from examples.attention import attention_of
+from examples.conv import Conv
+from examples.dequant_gemm import dequant_gemm
+from examples.dequant_gemm import packed as pack
+from examples.gemm_block_scaled import BlockScaledGemm
+from examples.gemm_row_max import GemmRowMax
+from examples.histogram import BINS, Histogram
+from examples.mlp import Mlp
+from examples.ragged import RaggedSums
+from examples.rmsnorm import rmsnorm_of
+from examples.row_sums import RowSums
+from examples.softmax import softmax_of
+from examples.stencil import Stencil
+from examples.transpose import transpose_of
 
-__all__ = ["PROGRAMS", "Program", "check", "example"]
-
-FOLDER = pathlib.Path(__file__).parents[1] / "examples"
-
-
-@functools.cache
-def example(name: str) -> dict[str, Any]:
-    """What ``examples/<name>.py`` defines."""
-    return runpy.run_path(str(FOLDER / f"{name}.py"))
+__all__ = ["PROGRAMS", "Program", "check"]
 
 
 @attrs.frozen
 class Program:
     """Args:
     make: The schedule.
+    lines: That its stages, roles and bodies may have.
     draw: Random inputs by argument, on the CPU, from a source of random numbers and the largest extent.
     want: From these inputs, what each output must be, in fp32 or fp64.
     atol, rtol: How far an output may be off.
     """
 
     make: Callable[[], tp.Schedule]
+    lines: int
     draw: Callable[[random.Random, int], dict[str, torch.Tensor]]
     want: Callable[..., dict[str, torch.Tensor]]
     atol: float = 1e-2
@@ -129,7 +137,7 @@ def _of_bits(bits: int) -> Program:
         m, n, k = _extent(rng, most), 16 * _extent(rng, most // 16), 64 * _extent(rng, most // 64)
         w = torch.tensor([rng.randrange(-(2 ** (bits - 1)), 2 ** (bits - 1)) for _ in range(n * k)]).view(n, k)
         scale = _normal(rng, n, dtype=torch.float32)
-        return {"x": _normal(rng, m, k), "packed": example("dequant_gemm")["packed"](w, bits), "scale": scale}
+        return {"x": _normal(rng, m, k), "packed": pack(w, bits), "scale": scale}
 
     def want(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> dict[str, torch.Tensor]:
         w = packed.float()
@@ -138,7 +146,7 @@ def _of_bits(bits: int) -> Program:
             w = torch.stack([half.unflatten(1, (-1, 32)) for half in (low, high)], 2).flatten(1).float()
         return {"d": (x.float() @ w.T) * scale}
 
-    return Program(lambda: example("dequant_gemm")["dequant_gemm"](bits), draw, want, atol=0.5)
+    return Program(functools.partial(dequant_gemm, bits), 40, draw, want, atol=0.5)
 
 
 def _heads(d: int, causal: bool) -> Callable[[random.Random, int], dict[str, torch.Tensor]]:
@@ -159,30 +167,66 @@ def _attention(causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) 
 
 
 def _attention_of(d: int, causal: bool) -> Program:
-    make = functools.partial(lambda d, causal: example("attention")["attention_of"](d, causal), d, causal)
-    return Program(make, _heads(d, causal), functools.partial(_attention, causal), atol=2e-2)
+    make = functools.partial(attention_of, d, causal)
+    return Program(make, 60, _heads(d, causal), functools.partial(_attention, causal), atol=2e-2)
+
+
+def _conv_inputs(rng: random.Random, most: int) -> dict[str, torch.Tensor]:
+    h, w = (_extent(rng, min(most, 40)) for _ in range(2))
+    c, o = (_extent(rng, most, 8) for _ in range(2))
+    return {"x": _normal(rng, rng.randint(1, 2), h, w, c), "f": _normal(rng, 3, 3, o, c)}
+
+
+def _conv(x: torch.Tensor, f: torch.Tensor) -> dict[str, torch.Tensor]:
+    found = torch.nn.functional.conv2d(x.double().permute(0, 3, 1, 2), f.double().permute(2, 3, 0, 1), padding=1)
+    return {"d": found.permute(0, 2, 3, 1)}
+
+
+# ---- sums and neighbours ------------------------------------------------------------------------------------------------
+
+
+def _stencil(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    wide = torch.nn.functional.pad(x, (1, 1, 1, 1))
+    return {"y": (x + wide[:-2, 1:-1] + wide[2:, 1:-1] + wide[1:-1, :-2] + wide[1:-1, 2:]) / 5}
+
+
+def _histogram_inputs(rng: random.Random, most: int) -> dict[str, torch.Tensor]:
+    source = torch.Generator().manual_seed(rng.getrandbits(40))
+    shape = (_extent(rng, min(most, 500)), _extent(rng, min(most, 1000), 4))
+    return {"x": torch.randint(-2, BINS + 2, shape, generator=source, dtype=torch.int32)}
+
+
+def _histogram(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"h": torch.stack([(x == b).sum(1) for b in range(BINS)], 1)}
+
+
+def _groups(rng: random.Random, most: int) -> dict[str, torch.Tensor]:
+    m, n = _extent(rng, most), _extent(rng, most, 4)
+    begins = sorted(rng.randint(0, m) for _ in range(rng.randint(2, 12)))
+    return {"x": _normal(rng, m, n, dtype=torch.float32), "begins": torch.tensor(begins, dtype=torch.int32)}
+
+
+def _ragged(x: torch.Tensor, begins: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"y": torch.stack([x[first:end].sum(0) for first, end in itertools.pairwise(begins.tolist())])}
 
 
 PROGRAMS: dict[str, Program] = {
-    "softmax": Program(lambda: example("softmax")["softmax_of"](1024), _rows(1024), _softmax),
-    "softmax of short rows": Program(
-        lambda: example("softmax")["softmax_of"](128, rows=16, warps=4), _rows(128), _softmax
-    ),
-    "softmax of long rows": Program(
-        lambda: example("softmax")["softmax_of"](4096, rows=2, warps=8), _rows(4096), _softmax
-    ),
-    "rmsnorm": Program(lambda: example("rmsnorm")["rmsnorm_of"](1024), _norm_inputs, _norm, atol=3e-2),
-    "transpose": Program(
-        lambda: example("transpose")["transpose_of"](), _matrix(torch.bfloat16, 8), lambda x: {"y": x.T}, 0, 0
-    ),
+    "softmax": Program(functools.partial(softmax_of, 1024), 30, _rows(1024), _softmax),
+    "softmax of short rows": Program(functools.partial(softmax_of, 128, 16, 4), 30, _rows(128), _softmax),
+    "softmax of long rows": Program(functools.partial(softmax_of, 4096, 2, 8), 30, _rows(4096), _softmax),
+    "rmsnorm": Program(functools.partial(rmsnorm_of, 1024), 30, _norm_inputs, _norm, atol=3e-2),
+    "transpose": Program(transpose_of, 20, _matrix(torch.bfloat16, 8), lambda x: {"y": x.T}, 0, 0),
     "transpose fp32": Program(
-        lambda: example("transpose")["transpose_of"]("fp32", 32), _matrix(torch.float32, 4), lambda x: {"y": x.T}, 0, 0
+        functools.partial(transpose_of, "fp32", 32), 20, _matrix(torch.float32, 4), lambda x: {"y": x.T}, 0, 0
     ),
-    "gemm_row_max": Program(lambda: example("gemm_row_max")["GemmRowMax"](), _gemm_inputs, _gemm_row_max, atol=0.2),
-    "gemm_block_scaled": Program(
-        lambda: example("gemm_block_scaled")["BlockScaledGemm"](), _block_inputs, _block_scaled, atol=0.5, rtol=2e-2
-    ),
-    "mlp": Program(lambda: example("mlp")["Mlp"](), _mlp_inputs, _mlp, atol=1, rtol=2e-2),
+    "stencil": Program(Stencil, 25, _matrix(torch.float32, 4), _stencil, 1e-5, 1e-5),
+    "row_sums": Program(RowSums, 25, _matrix(torch.float32, 4), lambda x: {"y": x.sum(1)}, 1e-3, 1e-4),
+    "histogram": Program(Histogram, 35, _histogram_inputs, _histogram, 0, 0),
+    "ragged": Program(RaggedSums, 35, _groups, _ragged, 1e-3, 1e-4),
+    "gemm_row_max": Program(GemmRowMax, 30, _gemm_inputs, _gemm_row_max, atol=0.2),
+    "gemm_block_scaled": Program(BlockScaledGemm, 40, _block_inputs, _block_scaled, atol=0.5, rtol=2e-2),
+    "mlp": Program(Mlp, 45, _mlp_inputs, _mlp, atol=1, rtol=2e-2),
+    "conv": Program(Conv, 45, _conv_inputs, _conv, atol=0.2),
     "dequant_gemm of int8": _of_bits(8),
     "dequant_gemm of int4": _of_bits(4),
     "attention": _attention_of(128, False),
@@ -215,11 +259,11 @@ def main() -> None:
     options.add_argument("names", nargs="*")
     given = options.parse_args()
     for name in given.names or PROGRAMS:
-        program, rng = PROGRAMS[name], random.Random(f"{name} {given.seed}")
+        program, rng, began = PROGRAMS[name], random.Random(f"{name} {given.seed}"), time.perf_counter()
         schedule = program.make()
-        for _ in range(given.count):
-            check(program, schedule, rng, given.most)
-        print(f"{name}: {given.count} random problems right on the model")
+        shapes = {check(program, schedule, rng, given.most) for _ in range(given.count)}
+        seconds = time.perf_counter() - began
+        print(f"{name}: {given.count} problems of {len(shapes)} shapes right on the model, {seconds:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

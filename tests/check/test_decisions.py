@@ -10,6 +10,7 @@ import pytest
 
 import tmapipe as tp
 from examples.attention import attention_of
+from examples.ragged import RaggedSums
 from examples.gemm_row_max import GemmRowMax
 from examples.histogram import Histogram
 from examples.ragged import RaggedSums
@@ -92,3 +93,26 @@ def test_checks_in_several_threads():
     for thread in threads:
         thread.join(100)
     assert found == ["every trip count"] * len(threads)
+
+
+def test_groups_that_end_elsewhere_for_one_role_are_rejected():
+    class OneMore(RaggedSums):
+        @RaggedSums.work.jit
+        def add(self, k, tile):
+            total = k.full("y", 0.0)
+            for _ in range(k.begins.entry(tile.g + 1) - k.begins.entry(tile.g) + 1):
+                with k.ring.consume() as slot:
+                    total = total + slot.x.read()
+            k.y.store(tile, total)
+
+    class AlwaysSome(RaggedSums):
+        @RaggedSums.load.jit
+        def fill(self, k, tile):
+            first, end = k.begins.entry(tile.g), k.begins.entry(tile.g + 1)
+            with k.ring.produce() as slot:
+                slot.x.load(tile, m=first)
+            for i in range(end - first - 1):
+                with k.ring.produce() as slot:
+                    slot.x.load(tile, m=first + 1 + i)
+
+    assert not OneMore().check().ok and not AlwaysSome().check().ok

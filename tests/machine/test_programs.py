@@ -1,5 +1,6 @@
-"""The programs that compute with values, on the model: random shapes and the check."""
+"""The programs of `examples/` on the model: random shapes, the check, and how long they are."""
 
+import inspect
 import random
 
 import pytest
@@ -19,3 +20,10 @@ def test_random_shapes(name):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_is_safe(name):
     assert PROGRAMS[name].make().check().ok
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_short_and_without_raw_code(name):
+    lines = [line for line in inspect.getsource(type(PROGRAMS[name].make())).splitlines() if line.strip()]
+    assert len(lines) <= PROGRAMS[name].lines
+    assert not any(word in line for line in lines for word in ("k.raw", "k.isa", "import"))
