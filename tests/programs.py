@@ -12,7 +12,6 @@ import itertools
 import random
 import time
 from collections.abc import Callable
-from typing import Any
 
 import attrs
 import torch

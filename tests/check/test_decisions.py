@@ -10,7 +10,6 @@ import pytest
 
 import tmapipe as tp
 from examples.attention import attention_of
-from examples.ragged import RaggedSums
 from examples.gemm_row_max import GemmRowMax
 from examples.histogram import Histogram
 from examples.ragged import RaggedSums
