@@ -7,10 +7,13 @@ lies around each output must stay as it was. With ``--bad``, one input of each c
 from __future__ import annotations
 
 import argparse
+import functools
+import multiprocessing
 import random
 import sys
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -152,22 +155,31 @@ def bad_call(seed: int, device: str = "cuda", most: int = 200) -> str:
     raise Wrong(f"{text}: not refused")
 
 
+def _made(bad: bool, device: str, seed: int) -> tuple[int, str]:
+    """The call of this seed: "" if it went as it should, or why not."""
+    try:
+        (bad_call if bad else valid_call)(seed, device)
+        return seed, ""
+    except Exception as error:
+        return seed, f"{type(error).__name__}: {error}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="processes, each of which compiles what it calls")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--bad", action="store_true", help="calls that must be refused")
     given = parser.parse_args()
-    counts: Counter[str] = Counter()
-    for i in range(given.calls):
-        seed = given.seed * 1_000_003 + i
-        try:
-            (bad_call if given.bad else valid_call)(seed, given.device)
-            counts["refused" if given.bad else "right"] += 1
-        except Exception as error:
-            counts["wrong"] += 1
-            print(f"{seed}: {type(error).__name__}: {error}")
+    good, counts = "refused" if given.bad else "right", Counter[str]()
+    seeds = [given.seed * 1_000_003 + i for i in range(given.calls)]
+    run = functools.partial(_made, given.bad, given.device)
+    with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn")) as pool:
+        for seed, why in pool.map(run, seeds, chunksize=4):
+            counts["wrong" if why else good] += 1
+            if why:
+                print(f"{seed}: {why}", flush=True)
     print(f"{given.calls} calls of seed {given.seed}: {dict(counts)}")
     return 1 if counts["wrong"] else 0
 

@@ -161,6 +161,38 @@ SAFE = {
 }
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_finish_parts_alone(dtype):
+    """A register tile leaves in one piece, also where that is wider than a swizzle span."""
+    workspace = np.random.default_rng(0).integers(-3, 4, (3, 72, 136)).astype(np.float32)
+    d = np.zeros((72, 136), dtype)
+    FinishParts(E.Epilogue(lambda acc: acc * 2))(workspace, out=d)
+    assert (d == 2 * workspace.sum(0)).all()
+
+
+class InTwoPieces(tp.Schedule):
+    load, math = tp.Role(warps=1), tp.Role(warpgroups=1)
+    ring = tp.BarrierRing(2, producer=load, consumer=math)
+    x = tp.TmaLoadStage("m n", tile=(64, 64), ring=ring, dtype="fp32")
+    total = tp.RegisterTile(math, (64, 64))
+    y = tp.TmaStoreStage("m n", source=total, columns=32, dtype="fp32")
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @math.jit
+    def move(self, k, tile):
+        with k.ring.consume() as slot:
+            total = k.total.read(slot.x)
+        k.y.store(tile, k.total.of(total))
+
+
+def test_a_register_tile_is_stored_in_one_piece():
+    refused(lambda: InTwoPieces().plan(), argument="y.columns", value=32, rule="all of a RegisterTile's")
+
+
 @pytest.mark.parametrize("name", SAFE)
 def test_proved(name):
     assert_safe(SAFE[name]())

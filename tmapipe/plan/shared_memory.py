@@ -384,6 +384,10 @@ class Layout:
             start = f"TMA starts at multiples of {ALIGNMENT} bytes along a row"
             rule = f"has a multiple of {unit} columns if {dtype} is stored: {start}"
             raise InputError(f"{name}.tile", store.tile, rule, f"use {ceil_div(n, unit) * unit} columns")
+        if isinstance(store.source, RegisterTile):  # its role holds it in one piece
+            if store.columns not in (None, n):
+                raise InputError(f"{name}.columns", store.columns, f"is {n}, all of a RegisterTile's", "leave it out")
+            return n
         columns = store.columns or default_columns(n, dtype)
         if columns > n or columns % unit or (store.reduce and n % columns):
             rule = f"is a multiple of {unit} up to {n}" + (" that divides it, for a reduction" if store.reduce else "")
