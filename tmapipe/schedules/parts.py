@@ -8,6 +8,7 @@ arrive: one kernel, no workspace, and last bits that differ from run to run.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -64,9 +65,12 @@ class PartsOfK:
         self.order, self.epilogue = order, epilogue
         self.stored = Epilogue(stages=epilogue.stages)  #: what each part ends with
         self.more = bool(epilogue.operands or epilogue.outputs)
-        self.finish: Any = AddParts(dtype=epilogue.dtype, epilogue=epilogue.function)
         if self.more:
-            self.finish = FinishParts(epilogue)
+            self.finish: Any = FinishParts(epilogue)
+        elif epilogue.function is None:
+            self.finish = _add_parts(epilogue.dtype)
+        else:
+            self.finish = AddParts(dtype=epilogue.dtype, epilogue=epilogue.function)
         self._bound: set[Any] = set()  # signatures of calls that were found right
 
     def stage(self, mma: Wgmma, width: int, form: StoreForm) -> TmaStoreStage:
@@ -148,3 +152,9 @@ class PartsOfK:
         if least < most:
             made[least:] = 0
         return made
+
+
+@functools.lru_cache(maxsize=8)
+def _add_parts(dtype: DType | None) -> AddParts:
+    """One schedule for all whose sums are stored as they are, so that it is proved and compiled once."""
+    return AddParts(dtype=dtype)

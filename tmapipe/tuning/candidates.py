@@ -46,6 +46,11 @@ BY_GPC = {  # tiles for clusters along n, eight of which share operands in a GPC
 }
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 LARGE_CLUSTERS = ((2, 2), (4, 1))
+#: Tiles of orders that divide k: large ones, and narrow ones for few rows or columns.
+IN_PARTS = {64: (64, 128, 256), 128: (64, 128, 192, 256), 192: (128, 192), 256: (128,)}
+WAVES = (1, 2, 3)  # that all parts of all tiles may make
+LEAST_STEPS = 4  # k-tiles of a part
+MOST_PARTS_BYTES = 512e6  # of the workspace
 
 
 @attrs.frozen
@@ -58,7 +63,7 @@ class Candidate:
         cluster: CTAs along (m, n).
         options: (word, value) of what else it is built with: "stages" of operands; "store_stages", buffers of a warpgroup;
             "order", a tile scheduler as ("Snake", 8), by GPC as ("Snake", 8, "gpc"); "l2_hints" and "outside", of (a, b);
-            "promote"; "in_turn", of a ping-pong; "parts", of a split k. These words are kept on disk.
+            "promote"; "in_turn", of a ping-pong; "parts", of a split k; "shares", of stream-K. These words are kept on disk.
     """
 
     schedule: str
@@ -70,6 +75,16 @@ class Candidate:
     def parts(self) -> int:
         """Number of parts that k is divided into."""
         return int(dict(self.options).get("parts", 1))
+
+    @property
+    def shares(self) -> int | None:
+        """Number of shares of stream-K; None for other orders."""
+        return dict(self.options).get("shares")
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether a second kernel adds up parts of k."""
+        return self.schedule in ("SplitK", "StreamK")
 
     @property
     def by_gpc(self) -> bool:
@@ -84,12 +99,12 @@ class Candidate:
         """
         from tmapipe import schedules
 
-        if not epilogue.plain and self.schedule == "SplitK":
+        if not epilogue.plain and self.in_parts:
             rule = "is not for candidates in parts of k, whose second kernel is not estimated with one"
             raise InputError("epilogue", epilogue.function, rule, "leave it out")
         words = dict(self.options)
         stored = attrs.evolve(epilogue, stages=words.pop("store_stages", epilogue.stages))
-        if self.schedule != "SplitK":
+        if not self.in_parts:
             stored = attrs.evolve(stored, dtype=problem.out)
         options: dict[str, Any] = {"epilogue": stored, **self._operands(problem, words)}
         if "order" in words:
@@ -115,14 +130,12 @@ class Candidate:
     def dtypes(self, problem: Problem, epilogue: Epilogue = PLAIN) -> dict[str, Any]:
         """Element types by stage name, as the schedule's `plan` takes them."""
         found = {"a": problem.dtype, "b": problem.dtype}
-        return (
-            found if self.schedule == "SplitK" else {**found, "d": problem.out, **epilogues.dtypes(problem, epilogue)}
-        )
+        return found if self.in_parts else {**found, "d": problem.out, **epilogues.dtypes(problem, epilogue)}
 
     def ranks(self, problem: Problem, epilogue: Epilogue = PLAIN) -> dict[str, int]:
         """Number of dimensions of each tensor by stage name: two, or three with a batch."""
         several = 3 if problem.batch > 1 else 2
-        found = {"a": several, "b": several, "d": 3 if self.schedule == "SplitK" else several}
+        found = {"a": several, "b": several, "d": 3 if self.in_parts else several}
         return found | epilogues.ranks(problem, epilogue)
 
     def can_be_built(self, problem: Problem, epilogue: Epilogue = PLAIN) -> bool:
@@ -156,10 +169,23 @@ def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
                 near = {**options, "order": ("Snake", _rows(problem, m), "gpc")}
                 yield Candidate(kind, (m, n), cluster, tuple(near.items()))
     if problem.batch == 1 and not problem.dtype.integer:
-        for tile in ((128, 128), (128, 256)):
-            for parts in _parts(problem, device, tile):
-                order = ("order", ("Grouped", 8, "gpc"))
-                yield Candidate("SplitK", tile, (2, 1), (("parts", parts), ("l2_hints", READ_ONCE), order))
+        for tile, cluster in itertools.product(_pairs(IN_PARTS), CLUSTERS):
+            if not _wasted(problem, tile, cluster):
+                yield from _in_parts(problem, device, tile, cluster)
+
+
+def _in_parts(problem: Problem, device: Device, tile: tuple[int, int], cluster: tuple[int, int]) -> Iterator[Candidate]:
+    """Orders that divide k, for outputs whose tiles leave part of the device idle."""
+    hints = ("l2_hints", READ_ONCE)
+    for parts in _parts(problem, device, tile, cluster):
+        yield Candidate("SplitK", tile, cluster, (("parts", parts), hints))
+        if cluster != (1, 1) and min(tile) >= 128:
+            yield Candidate("SplitK", tile, cluster, (("parts", parts), hints, ("order", ("Grouped", 8, "gpc"))))
+    steps = ceil_div(problem.k * problem.dtype.bytes, SWIZZLE_SPAN)
+    clusters, resident = _clusters(problem, tile, cluster), device.resident(cluster[0] * cluster[1])
+    share = clusters * steps // resident
+    if clusters % resident and share >= LEAST_STEPS and problem.m * problem.n * 4 * 2 <= MOST_PARTS_BYTES:
+        yield Candidate("StreamK", tile, cluster, (("shares", resident), hints))
 
 
 def _rows(problem: Problem, m: int) -> int:
@@ -217,10 +243,17 @@ def _stages(tile: tuple[int, int], buffers: int) -> int:
     return (226 * 1024 - buffers * 64 * 128) // (sum(tile) * SWIZZLE_SPAN)
 
 
-def _parts(problem: Problem, device: Device, tile: tuple[int, int]) -> list[int]:
-    """Numbers of parts that fill the device, if the output tiles alone would leave half of it idle or more."""
-    tiles = ceil_div(problem.m, tile[0]) * ceil_div(problem.n, tile[1])
-    most = device.multiprocessors // tiles
-    if most < 2 or problem.k // most < 256:
-        return []
-    return sorted({most, 1 << (most.bit_length() - 1)})
+def _clusters(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -> int:
+    """Clusters of output tiles."""
+    return ceil_div(problem.m, tile[0] * cluster[0]) * ceil_div(problem.n, tile[1] * cluster[1])
+
+
+def _parts(problem: Problem, device: Device, tile: tuple[int, int], cluster: tuple[int, int]) -> list[int]:
+    """Numbers of parts with which the tiles of all parts fill whole waves as far as they can."""
+    steps = ceil_div(problem.k * problem.dtype.bytes, SWIZZLE_SPAN)
+    clusters, resident = _clusters(problem, tile, cluster), device.resident(cluster[0] * cluster[1])
+    most = min(steps // LEAST_STEPS, int(MOST_PARTS_BYTES / (4 * problem.m * problem.n)))
+    wanted = {min(waves * resident // clusters, most) for waves in WAVES}
+    wanted |= {1 << parts.bit_length() - 1 for parts in wanted if parts > 1}
+    even = {ceil_div(steps, ceil_div(steps, parts)) for parts in wanted if parts > 1}  # without an idle last part
+    return sorted(parts for parts in even if parts > 1)

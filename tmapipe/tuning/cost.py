@@ -81,8 +81,10 @@ def estimate(
     c = constants
     (m, n), (along_m, along_n) = candidate.tile, candidate.cluster
     clusters = ceil_div(problem.m, m * along_m) * ceil_div(problem.n, n * along_n) * problem.batch * candidate.parts
-    waves = ceil_div(clusters, device.resident(along_m * along_n))
-    steps = ceil_div(ceil_div(problem.k, SWIZZLE_SPAN // problem.dtype.bytes), candidate.parts)
+    waves: float = ceil_div(clusters, device.resident(along_m * along_n))
+    steps: float = ceil_div(ceil_div(problem.k, SWIZZLE_SPAN // problem.dtype.bytes), candidate.parts)
+    if candidate.shares:  # each has some k-tiles of all, in one piece more than whole tiles on average
+        waves, steps = clusters / candidate.shares + 1, steps * clusters / (clusters + candidate.shares)
 
     wide = SWIZZLE_SPAN // 2  # 16-bit elements; twice as many 8-bit elements take as many clocks
     multiply = m * n * wide / c.macs * _wgmma_slowdown(candidate)
@@ -99,7 +101,7 @@ def estimate(
     if along_m * along_n > 2:
         mainloop *= c.coupled
 
-    out_bytes = 4 if candidate.parts > 1 else problem.out.bytes
+    out_bytes = 4 if candidate.in_parts else problem.out.bytes
     warpgroups = 1 if candidate.schedule == "PingPong" else max(1, m // 64 if m <= 192 else 2)
     epilogue = m * n * out_bytes / warpgroups / c.stored * (c.worked if fused else 1.0)
     if candidate.schedule == "PingPong":
@@ -119,6 +121,12 @@ def _wgmma_slowdown(candidate: Candidate) -> float:
 
 
 def _second_kernel(problem: Problem, candidate: Candidate, c: Constants) -> float:
-    if candidate.parts == 1:
+    if not candidate.in_parts:
         return 0.0
-    return c.add + problem.m * problem.n * candidate.parts * 4 / c.memory / 1e3
+    parts = candidate.parts
+    if candidate.shares:
+        (m, n), (along_m, along_n) = candidate.tile, candidate.cluster
+        clusters = ceil_div(problem.m, m * along_m) * ceil_div(problem.n, n * along_n)
+        parts = candidate.shares // clusters + 2
+    zeroed = c.add if candidate.shares else 0.0  # by a kernel of its own
+    return c.add + zeroed + problem.m * problem.n * parts * 4 / c.memory / 1e3
