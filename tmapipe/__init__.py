@@ -30,6 +30,7 @@ from tmapipe.scratch import Scratch
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.table import Table
+from tmapipe.tensor_map import Im2colBox, TensorMap
 from tmapipe.tiles.dynamic import DynamicTiles
 from tmapipe.tiles.gpc import GpcTiles
 from tmapipe.tiles.grouped import GroupedTiles
@@ -55,6 +56,7 @@ __all__ = [
     "GroupedTiles",
     "HazardError",
     "Hilbert",
+    "Im2colBox",
     "InputError",
     "MissingGpuError",
     "MulticastGroup",
@@ -72,6 +74,7 @@ __all__ = [
     "SplitKTiles",
     "StreamKTiles",
     "Table",
+    "TensorMap",
     "TmaLoadStage",
     "TmaStoreStage",
     "Turnstile",

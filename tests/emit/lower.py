@@ -11,8 +11,9 @@ from typing import Any
 from tests.oracle.ptx import LEADER
 from tests.oracle.ptx_execution import Launch
 from tests.unit.fake_isa import Event
-from tmapipe.plan.boxes import MAX_BOX, cut_by_hand
+from tmapipe.plan.boxes import cut_by_hand
 from tmapipe.plan.model import Load, Matmul, Plan, Store
+from tmapipe.tma_rules import MAX_BOX
 
 __all__ = ["lower"]
 

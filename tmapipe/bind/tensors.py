@@ -19,9 +19,9 @@ from tmapipe.dim import Dim
 from tmapipe.dtypes import DType, bf16, dtype_of, fp32, int32
 from tmapipe.errors import InputError
 from tmapipe.matmul import Wgmma
-from tmapipe.plan.boxes import ALIGNMENT
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.tma_rules import ALIGNMENT, check_address, check_contiguous, check_strides
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
@@ -303,34 +303,15 @@ def _strides(tensor: Any, dims: int, folded: int) -> tuple[int, ...]:
 
 
 def _check_layout(name: str, tensor: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> None:
-    """Checks the rules of cuTensorMapEncodeTiled; on the CPU too, so that what runs on the model runs on the GPU."""
-    if strides[-1] != 1 and shape[-1] > 1:
-        raise InputError(
-            f"{name}.stride",
-            strides,
-            "the last dimension must be contiguous (stride 1)",
-            f"{name}.contiguous(), or tell a GEMM how it lies (tp.Operand)",
-        )
-    for extent, stride in zip(shape[:-1], strides[:-1], strict=True):
-        if extent > 1 and (stride * dtype.bytes % ALIGNMENT or stride <= 0):
-            raise InputError(
-                f"{name}.stride",
-                strides,
-                f"{stride} x {dtype.bytes} bytes is no positive multiple of {ALIGNMENT}, as TMA needs",
-                f"pad the rows to a multiple of {ALIGNMENT // dtype.bytes} elements",
-            )
-        if stride * dtype.bytes >= 2**40:
-            raise InputError(f"{name}.stride", strides, "TMA strides are below 2^40 bytes", "use smaller tensors")
+    """Checks the rules of descriptors; on the CPU too, so that what runs on the model runs on the GPU."""
+    fix = f"{name}.contiguous(), or tell a GEMM how it lies (tp.Operand)"
+    check_contiguous(f"{name}.stride", shape, strides, fix)
+    check_strides(f"{name}.stride", shape, strides, dtype.bytes)
     if any(extent >= 2**31 for extent in shape):
         raise InputError(f"{name}.shape", shape, "extents are below 2^31 elements", "split the tensor")
     address = tensor.ctypes.data if isinstance(tensor, np.ndarray) else tensor.data_ptr()
-    if is_torch(tensor) and address % ALIGNMENT:
-        raise InputError(
-            f"{name}.data_ptr()",
-            hex(address),
-            f"must be a multiple of {ALIGNMENT} bytes",
-            "start the view at such an offset",
-        )
+    if is_torch(tensor):
+        check_address(f"{name}.data_ptr()", address)
 
 
 def _check_output(name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> None:

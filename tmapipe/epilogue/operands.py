@@ -27,11 +27,11 @@ from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
 from tmapipe.isa.fragment import Fragment
 from tmapipe.matmul import Wgmma
-from tmapipe.plan.boxes import ALIGNMENT
 from tmapipe.protocol.pieces import pieces
 from tmapipe.protocol.tile import Tile
 from tmapipe.register_tile import RegisterTile
 from tmapipe.stage import TmaLoadStage
+from tmapipe.tma_rules import ALIGNMENT
 
 __all__ = ["EpilogueOperand", "Matrix", "Operands", "PerBatch", "PerColumn", "PerRow", "Scalar", "columns_of"]
 

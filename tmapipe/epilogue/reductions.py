@@ -23,12 +23,12 @@ from tmapipe.epilogue.outputs import EpilogueOutput, StoreForm
 from tmapipe.integers import ceil_div
 from tmapipe.isa.fragment import Fragment
 from tmapipe.matmul import Wgmma
-from tmapipe.plan.boxes import ALIGNMENT
 from tmapipe.plan.model import Store
 from tmapipe.protocol.pieces import Piece
 from tmapipe.protocol.stores import BoundStore
 from tmapipe.register_tile import RegisterTile
 from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.tma_rules import ALIGNMENT
 
 __all__ = ["ColumnSum", "Reduction", "RowSum"]
 

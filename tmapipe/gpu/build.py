@@ -24,9 +24,9 @@ from tmapipe.gpu.notes import check_notes, options_for
 from tmapipe.gpu.report import Resources, read_resources
 from tmapipe.kernel import kernel_main
 from tmapipe.machine.varying_names import NAMES_LOCK
-from tmapipe.plan.boxes import ALIGNMENT
 from tmapipe.plan.model import Plan
 from tmapipe.tiles.gpc_positions import COUNTERS
+from tmapipe.tma_rules import ALIGNMENT
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule

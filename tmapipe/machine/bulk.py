@@ -27,7 +27,7 @@ from tmapipe.machine.hazard import hazard
 from tmapipe.machine.memory import Memory, lands
 from tmapipe.machine.slots import conflict
 from tmapipe.machine.state import State, applies, waits
-from tmapipe.plan.boxes import ALIGNMENT
+from tmapipe.tma_rules import ALIGNMENT
 
 # ---- loads ------------------------------------------------------------------------------------------------------------
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["ALIGNMENT", "MAX_BOX", "SLOT_ALIGNMENT", "box_of", "cut_by_hand"]
+from tmapipe.tma_rules import MAX_BOX
 
-#: Bytes. Multiples of it are a tensor's address, its strides but the last, the rows of a box (cuTensorMapEncodeTiled), and
-#: where a tile starts along the contiguous dimension (https://github.com/triton-lang/triton/issues/7385).
-ALIGNMENT = 16
+__all__ = ["SLOT_ALIGNMENT", "box_of", "cut_by_hand"]
+
 SLOT_ALIGNMENT = 128  # bytes: where the engine writes to shared memory, and reads from it
-MAX_BOX = 256  # elements along one extent of a TMA box (CUDA driver API, cuTensorMapEncodeTiled)
 
 
 def box_of(tile: tuple[int, ...], span: int, peers: int, element: int) -> tuple[int, ...]:

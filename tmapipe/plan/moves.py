@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from tmapipe import tma_rules
 from tmapipe.dtypes import DType
 from tmapipe.errors import InputError
-from tmapipe.plan.boxes import MAX_BOX
 from tmapipe.plan.model import Buffer
 from tmapipe.stage import SWIZZLES, TmaLoadStage
 
@@ -30,11 +30,7 @@ def rows_box(extents: tuple[int, ...], rows: int) -> tuple[int, ...] | None:
 
 def check_box(name: str, buffer: Buffer, box: tuple[int, ...]) -> None:
     """Raises `InputError` unless the engine can move slots of *buffer* in boxes of *box* elements."""
-    for extent in box:
-        if extent > MAX_BOX:
-            raise InputError(
-                f"{name}.tile", box, f"a TMA box has at most {MAX_BOX} elements along an extent", "use a smaller tile"
-            )
+    tma_rules.check_box(f"{name}.tile", box)
     nbytes = math.prod(box) * buffer.dtype.bytes
     if nbytes < buffer.slot_bytes and nbytes % 128:
         raise InputError(
@@ -42,7 +38,8 @@ def check_box(name: str, buffer: Buffer, box: tuple[int, ...]) -> None:
             buffer.tile,
             f"is moved in boxes of {' x '.join(map(str, box))} elements, {nbytes} bytes, but TMA takes slots and parts of "
             "them from multiples of 128 bytes on",
-            f"use rows of at most {MAX_BOX} elements, or of whole pieces of 128 bytes; or a BulkLoadStage, for a vector",
+            f"use rows of at most {tma_rules.MAX_BOX} elements, or of whole pieces of 128 bytes; or, for a vector, a "
+            "BulkLoadStage",
         )
 
 

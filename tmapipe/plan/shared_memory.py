@@ -10,7 +10,6 @@ from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
 from tmapipe.matmul import Wgmma
 from tmapipe.multicast import peer_pattern
-from tmapipe.plan.boxes import ALIGNMENT
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.distributed import widest
 from tmapipe.plan.model import Barrier, Buffer, HeldTile, Load, Matmul, NamedBarrier, RoleWarps, Store
@@ -22,6 +21,7 @@ from tmapipe.register_tile import RegisterTile
 from tmapipe.scratch import Scratch
 from tmapipe.stage import SharedStage, SlotStage, TmaLoadStage, as_matrix
 from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.tma_rules import ALIGNMENT
 
 __all__ = ["Layout"]
 

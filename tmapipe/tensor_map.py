@@ -1,0 +1,241 @@
+"""TensorMap: the descriptor through which the TMA engine finds tiles, with every rule of the driver checked on a CPU."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from tmapipe.errors import InputError, MissingGpuError
+from tmapipe.tma_rules import (
+    ALIGNMENT,
+    FILLS,
+    INTERLEAVES,
+    L2_PROMOTIONS,
+    MAX_STRIDE,
+    SWIZZLES,
+    TYPES,
+    check_address,
+    check_box,
+    check_contiguous,
+    check_extents,
+    check_im2col,
+    check_inner,
+    check_rank,
+    check_steps,
+    check_strides,
+    one_of,
+)
+
+__all__ = ["Im2colBox", "TensorMap"]
+
+_FLOAT8 = ("e4m3", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
+#: What torch and NumPy call an element type -> what descriptors do, where that differs.
+_TYPES_OF_TENSORS = {
+    "bool": "uint8", "int8": "uint8", "int16": "uint16", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32",
+    "float64": "fp64", **{f"float8_{form}": "uint8" for form in _FLOAT8},
+}  # fmt: skip
+
+
+@attrs.frozen
+class Im2colBox:
+    """What one im2col load moves: so many channels of so many pixels, as a convolution's window meets them.
+
+    Args:
+        lower: Where the box of windows' first pixels begins, relative to the image's first pixel, one number for each of
+            its 1 to 3 dimensions; with padding, negative.
+        upper: Where it ends, relative to the image's last pixel.
+        channels: Elements along the contiguous dimension, 1 to 256.
+        pixels: How many, 1 to 1024.
+    """
+
+    lower: tuple[int, ...] = attrs.field(converter=tuple)
+    upper: tuple[int, ...] = attrs.field(converter=tuple)
+    channels: int
+    pixels: int
+
+
+@attrs.frozen(init=False, repr=False)
+class TensorMap:
+    """The descriptor (128 bytes) of a tensor and of the boxes in which the TMA engine moves it.
+
+    Every rule of ``cuTensorMapEncodeTiled`` and ``cuTensorMapEncodeIm2col`` is checked here; only `encode` needs a driver.
+    Sequences have one entry for each dimension of the tensor, in its order: the contiguous one last.
+
+    Args:
+        tensor: A torch tensor, a NumPy array, or what has a ``__cuda_array_interface__``. Not kept: see that it lives.
+        box: Elements that one load or store moves, 1 to 256 along each dimension; or an `Im2colBox`.
+        dtype: How the engine sees the elements, by default as they are: uint8, uint16, uint32, int32, uint64, int64, fp16,
+            bf16, fp32, fp64, fp32_ftz, tf32, tf32_ftz. Of a tensor of bytes also 16u4_align8b, 16u4_align16b and
+            16u6_align16b (not on sm_90), whose box counts numbers of 4 or 6 bits.
+        steps: Of every so many elements one is moved, 1 to 8. A box of n x steps elements then moves n. Along the contiguous
+            dimension it counts with interleave only.
+        interleave: 0, 16 or 32 (bytes of channels that lie together).
+        swizzle: Span (bytes) 0, 32, 64 or 128; "128 atom 32", "128 atom 32 flip 8" or "128 atom 64" (not on sm_90).
+        l2_promotion: Bytes that L2 fetches at once: 0 (as they are asked for), 64, 128 or 256.
+        fill: What loads find outside of the tensor: "zeros", or of floating types "nan".
+
+    Raises:
+        InputError: A rule is broken.
+    """
+
+    address: int
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # bytes, of all dimensions but the last
+    box: tuple[int, ...] | Im2colBox
+    steps: tuple[int, ...]
+    interleave: int
+    swizzle: int | str
+    l2_promotion: int
+    fill: str
+
+    def __init__(
+        self,
+        tensor: Any,
+        box: Sequence[int] | Im2colBox,
+        *,
+        dtype: str | None = None,
+        steps: Sequence[int] | None = None,
+        interleave: int = 0,
+        swizzle: int | str = 0,
+        l2_promotion: int = 0,
+        fill: str = "zeros",
+    ):
+        one_of("interleave", interleave, INTERLEAVES)
+        one_of("swizzle", swizzle, SWIZZLES)
+        one_of("l2_promotion", l2_promotion, L2_PROMOTIONS)
+        one_of("fill", fill, FILLS)
+        address, shape, strides, size, own = _memory(tensor)
+        check_rank("tensor.shape", shape, interleave, isinstance(box, Im2colBox))
+        kind = _dtype(dtype, own, size)
+        seen = (*shape[:-1], shape[-1] * size * 8 // TYPES[kind].bits)
+        check_extents("tensor.shape", seen, kind)
+        unit = 32 if interleave == 32 or TYPES[kind].padded else ALIGNMENT
+        check_address("tensor.data_ptr()", address, unit)
+        check_contiguous("tensor.stride", shape, strides, "make it so, or put the contiguous dimension last")
+        check_strides("tensor.stride", shape, strides, size, unit)
+        given = (1,) * len(shape) if steps is None else _sequence("steps", steps, len(shape))
+        check_steps("steps", given)
+        if isinstance(box, Im2colBox):
+            check_im2col(seen, box.lower, box.upper, box.channels, box.pixels)
+            check_inner("Im2colBox(channels)", box.channels, kind, interleave, swizzle)
+        else:
+            box = _sequence("box", box, len(shape))
+            check_box("box", box)
+            check_inner("box[-1]", box[-1], kind, interleave, swizzle)
+        if fill == "nan" and not TYPES[kind].floating:
+            raise InputError("fill", fill, f"is for floating types, not for {kind}", 'leave it "zeros"')
+        nbytes = tuple(stride * size for stride in _valid(shape, strides, size, unit))
+        self.__attrs_init__(address, kind, seen, nbytes, box, given, interleave, swizzle, l2_promotion, fill)
+
+    def encode(self) -> bytes:
+        """The 128 bytes, for a kernel's ``const __grid_constant__ CUtensorMap`` or, aligned to 64 bytes, for its memory.
+
+        Raises:
+            MissingGpuError: There is no CUDA driver.
+            InputError: The driver refuses what passes all documented rules.
+        """
+        from cuda.bindings import driver
+
+        def named(kind: str, what: str) -> Any:
+            return getattr(getattr(driver, f"CUtensorMap{kind}"), what)
+
+        count = driver.cuuint64_t
+        small = driver.cuuint32_t
+        kind = named("DataType", f"CU_TENSOR_MAP_DATA_TYPE_{TYPES[self.dtype].driver}")
+        tensor = (kind, len(self.shape), self.address, _reversed(count, self.shape), _reversed(count, self.strides))
+        how = (
+            _reversed(small, self.steps),
+            named("Interleave", f"CU_TENSOR_MAP_INTERLEAVE_{INTERLEAVES[self.interleave]}"),
+            named("Swizzle", f"CU_TENSOR_MAP_SWIZZLE_{SWIZZLES[self.swizzle]}"),
+            named("L2promotion", f"CU_TENSOR_MAP_L2_PROMOTION_{L2_PROMOTIONS[self.l2_promotion]}"),
+            named("FloatOOBfill", f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{FILLS[self.fill]}"),
+        )
+        try:
+            if isinstance(self.box, Im2colBox):
+                corners = _reversed(int, self.box.lower), _reversed(int, self.box.upper)
+                error, made = driver.cuTensorMapEncodeIm2col(
+                    *tensor, *corners, self.box.channels, self.box.pixels, *how
+                )
+            else:
+                error, made = driver.cuTensorMapEncodeTiled(*tensor, _reversed(small, self.box), *how)
+        except RuntimeError as missing:
+            raise MissingGpuError("there is no CUDA driver here, and it is what encodes a TensorMap.") from missing
+        if error:
+            raise InputError("TensorMap", self, f"is refused by the driver ({error.name})", "see its documentation")
+        return b"".join(int(word).to_bytes(8, "little") for word in made.opaque)
+
+    def __repr__(self) -> str:
+        text = [self.dtype, f"shape={self.shape}", f"strides={self.strides} bytes", f"box={self.box}"]
+        if set(self.steps) != {1}:
+            text.append(f"steps={self.steps}")
+        defaults = {"interleave": 0, "swizzle": 0, "l2_promotion": 0, "fill": "zeros"}
+        text += [f"{name}={getattr(self, name)!r}" for name, usual in defaults.items() if getattr(self, name) != usual]
+        return f"TensorMap({', '.join(text)}, address={self.address:#x})"
+
+
+# ---- what is given -------------------------------------------------------------------------------------------------------
+
+
+def _valid(shape: Sequence[int], strides: Sequence[int], size: int, unit: int) -> list[int]:
+    """Strides (elements) of all dimensions but the last; valid ones along extents of 1, where any will do."""
+    found: list[int] = []
+    reach = shape[-1] * size
+    for extent, stride in zip(reversed(shape[:-1]), reversed(strides[:-1]), strict=True):
+        if extent == 1:
+            stride = min(math.ceil(reach / unit) * unit, MAX_STRIDE - unit) // size
+        found.insert(0, stride)
+        reach = stride * size * extent
+    return found
+
+
+def _sequence(argument: str, value: Any, rank: int) -> tuple[Any, ...]:
+    found = tuple(value) if isinstance(value, (tuple, list)) else ()
+    if len(found) != rank:
+        raise InputError(argument, value, f"has one number for each of the tensor's {rank} dimensions", "give so many")
+    return found
+
+
+def _reversed(make: Callable[[int], Any], values: Sequence[int]) -> list[Any]:
+    """In the driver's order, the contiguous dimension first."""
+    return [make(value) for value in reversed(values)]
+
+
+def _dtype(given: str | None, own: str | None, size: int) -> str:
+    """The name of the element type. own: that of the tensor, None for one that descriptors lack; size: of its elements."""
+    name = own if given is None else given
+    kind = TYPES.get(name) if isinstance(name, str) else None
+    if kind is None or name is None:
+        raise InputError("dtype", name, f"is one of {', '.join(TYPES)}", "use one of these")
+    if size != max(kind.bits // 8, 1):
+        rule = f"has as many bytes as the tensor's elements ({size})" if kind.bits >= 8 else "is for a tensor of bytes"
+        raise InputError("dtype", name, rule, "view the tensor as another type")
+    return name
+
+
+def _memory(tensor: Any) -> tuple[int, tuple[int, ...], tuple[int, ...], int, str | None]:
+    """(address, shape, strides in elements, bytes of an element, name of the element type or None)."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        size, kind = tensor.element_size(), str(tensor.dtype).removeprefix("torch.")
+        return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), size, _TYPES_OF_TENSORS.get(kind, kind)
+    if isinstance(tensor, np.ndarray):
+        size, kind = tensor.itemsize, str(tensor.dtype)
+        address, shape, nbytes = tensor.ctypes.data, tensor.shape, tensor.strides
+    elif hasattr(tensor, "__cuda_array_interface__"):
+        found = tensor.__cuda_array_interface__
+        size, kind = np.dtype(found["typestr"]).itemsize, str(np.dtype(found["typestr"]))
+        address, shape = found["data"][0], tuple(found["shape"])
+        dense = tuple(size * math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        nbytes = dense if found.get("strides") is None else tuple(found["strides"])
+    else:
+        rule = "is a torch tensor, a NumPy array, or has a __cuda_array_interface__"
+        raise InputError("tensor", type(tensor).__name__, rule, "pass one of these")
+    if any(extent > 1 and step % size for extent, step in zip(shape, nbytes, strict=True)):
+        raise InputError("tensor.stride", nbytes, f"are whole elements of {size} bytes", "make it contiguous")
+    return address, tuple(shape), tuple(step // size for step in nbytes), size, _TYPES_OF_TENSORS.get(kind, kind)
