@@ -198,7 +198,9 @@ def test_chain_of_three():
     assert {count for (name, _), count in kernel.ptx.facts().inits.items() if name == "ring.ready1"} == {2}
 
 
-@pytest.mark.parametrize("name", ["gemm 2x1", "pingpong 2x1", "GatedGemm", "grouped 1x2", "gemm by GPC 1x2", "splitk"])
+@pytest.mark.parametrize(
+    "name", ["gemm 2x1", "pingpong 2x1", "GatedGemm", "grouped 1x2", "gemm by GPC 1x2", "streamk", "splitk"]
+)
 def test_a_select_for_each_sum_only_where_there_may_be_none(name):
     """A value of an accumulator is stored as it is, or as zero if its tile had no k-tiles, which costs as much as its
     conversion. Only the last part of a split k may have none."""

@@ -146,7 +146,7 @@ class Gemm(Fused):
 
     def accumulate(self, k: Any) -> Sums:
         """The scope in which all products are summed up."""
-        parts = {name: getattr(k, name).accumulate(empty=self.tiles.in_parts) for name in self.products}
+        parts = {name: getattr(k, name).accumulate(empty=self.tiles.without_steps) for name in self.products}
         return Sums({second: parts[name] for name, second in self.products.items()})
 
     def epilogue_turn(self, k: Any) -> Any:

@@ -57,6 +57,7 @@ class SplitKTiles(TileOrder):
 
     for_teams = False
     in_parts = True
+    without_steps = True
     output_dims = "s "
 
     @parts.validator
