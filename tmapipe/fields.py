@@ -9,7 +9,7 @@ import attrs
 
 from tmapipe.errors import InputError
 
-__all__ = ["is_count", "must", "optional", "shown"]
+__all__ = ["IS_NAME", "is_count", "must", "optional", "shown"]
 
 Validator = Callable[[Any, Any, Any], None]
 
@@ -36,6 +36,9 @@ def optional(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
 def is_count(value: Any) -> bool:
     """Whether *value* is a positive integer."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+IS_NAME = must(lambda value: isinstance(value, str) and value.isidentifier(), "is a name", 'e.g. "a"')
 
 
 def shown(part: Any, *hidden: str) -> str:

@@ -162,6 +162,7 @@ class Schedule:
         if key not in plans:
             check_axes(self.declared, self.over)
             made = make_plan(self.declared, types, target)
+            self.tiles.check(self.declared, axes_of(self.declared, self.over))
             self.check_plan(made)
             plans[key] = made
         return plans[key]

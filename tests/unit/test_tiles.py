@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tmapipe as tp
 from tests.unit.errors import refused
 from tests.unit.fake_isa import RecordingIsa
 from tmapipe import Backwards, Columns, Grouped, Hilbert, PersistentTiles, Snake
@@ -203,3 +204,60 @@ def test_columns_are_rows_exchanged():
     places = [one.coordinates(isa, by, 5, 7, i) for i in range(35)]
     assert places == [other.coordinates(isa, turned, 7, 5, i)[::-1] for i in range(35)]
     assert places[:4] == [(0, 0), (0, 1), (0, 2), (1, 0)]
+
+
+# ---- orders that a schedule cannot take -------------------------------------------------------------------------------
+
+
+class Product(tp.Schedule):
+    """As a user writes it."""
+
+    load, math = tp.Role(warps=1), tp.Role(warpgroups=1)
+    ring = tp.BarrierRing(2, producer=load, consumer=math)
+    a = tp.TmaLoadStage("m k", tile=(64, 64), ring=ring)
+    b = tp.TmaLoadStage("n k", tile=(64, 64), ring=ring)
+    mma = tp.Wgmma(a, b)
+    d = tp.TmaStoreStage("m n", source=mma)
+
+
+class WithTable(Product):
+    offsets = tp.Table("l")
+
+
+PARTS = (tp.SplitKTiles(2), tp.StreamKTiles(shares=2))
+
+
+@pytest.mark.parametrize(
+    "make, tiles, argument, rule",
+    [
+        *((Product, order, "Schedule.tiles", "a dimension s of the output") for order in PARTS),
+        *((tp.schedules.Copy, order, f"{type(order).__name__}(stage, dim)", "a load of Copy") for order in PARTS),
+        (Product, tp.SplitKTiles(2, stage="d"), "SplitKTiles(stage, dim)", "a load of Product"),
+        (Product, tp.SplitKTiles(2, dim="q"), "SplitKTiles(stage, dim)", "one of its dimensions"),
+        (Product, tp.GroupedTiles(rows=64), "GroupedTiles(table)", "it has none"),
+        (WithTable, tp.GroupedTiles(), "GroupedTiles(rows)", "rows of an output tile, 64"),
+        (WithTable, tp.GroupedTiles(rows=32), "GroupedTiles(rows)", "rows of an output tile, 64"),
+        (WithTable, tp.GroupedTiles(rows=64, output="a"), "GroupedTiles(output)", "names a store of WithTable"),
+        (WithTable, tp.GroupedTiles(rows=64, table="d"), "GroupedTiles(table)", r"of WithTable \(offsets\)"),
+    ],
+)
+def test_refused(make, tiles, argument, rule):
+    schedule = make()
+    schedule.tiles = tiles
+    refused(schedule.plan, argument=argument, rule=rule)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, [], "", "a b"])
+def test_names_of_parts(wrong):
+    refused(tp.GroupedTiles, table=wrong, argument="GroupedTiles(table)", value=wrong, rule="is a name")
+    refused(tp.GroupedTiles, output=wrong, argument="GroupedTiles(output)", value=wrong, rule="is a name")
+    for field in ("stage", "dim"):
+        what = {"value": wrong, "rule": "is a name", field: wrong}
+        refused(tp.SplitKTiles, 2, argument=f"SplitKTiles({field})", **what)
+        refused(tp.StreamKTiles, shares=2, argument=f"StreamKTiles({field})", **what)
+
+
+def test_another_grid_than_that_of_a_matrix():
+    schedule = WithTable()
+    schedule.over, schedule.tiles = "n m k", tp.GroupedTiles(rows=64)
+    refused(schedule.plan, argument="Schedule.tiles", rule="dimensions m and n")

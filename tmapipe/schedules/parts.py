@@ -131,12 +131,10 @@ class PartsOfK:
         found = signature((*tensors, d, *more.values()), None)
         seen = None if found is None else (*found, *more)
         if seen is None or seen not in self._bound:
-            schedule.bind(*tensors)
+            schedule.plan(schedule.bind(*tensors).dtypes)
             if not self.order.reduce:
-                reduced = self.epilogue.reductions
-                self.finish.bind(
-                    tensors[-1], d=d, **{name: value for name, value in more.items() if name not in reduced}
-                )
+                whole = {name: value for name, value in more.items() if name not in self.epilogue.reductions}
+                self.finish.plan(self.finish.bind(tensors[-1], d=d, **whole).dtypes)
             if seen is not None:
                 self._bound.add(seen)
         written = tuple(name for name in ("d", *self.epilogue.outputs) if name in given)

@@ -18,7 +18,9 @@ from typing import Any
 import attrs
 
 from tmapipe.errors import InputError
+from tmapipe.fields import IS_NAME
 from tmapipe.isa.interface import Isa
+from tmapipe.plan.declarations import Declarations
 from tmapipe.protocol.cluster import cluster_coordinate
 from tmapipe.protocol.tile import Tile, within
 from tmapipe.tiles.axes import Axis
@@ -45,8 +47,8 @@ class GroupedTiles(PersistentTiles):
     """
 
     rows: int | None = attrs.field(default=None, kw_only=True)
-    table: str = attrs.field(default="offsets", kw_only=True)
-    output: str = attrs.field(default="d", kw_only=True)
+    table: str = attrs.field(default="offsets", kw_only=True, validator=IS_NAME)
+    output: str = attrs.field(default="d", kw_only=True, validator=IS_NAME)
 
     bounded = ("m",)
     for_teams = False
@@ -58,10 +60,24 @@ class GroupedTiles(PersistentTiles):
             raise InputError("GroupedTiles(rows)", self.rows, f"is that of the output tile, {rows}", "leave it out")
         return attrs.evolve(self, rows=rows)
 
+    def check(self, declared: Declarations, axes: Mapping[str, Axis]) -> None:
+        """As in `TileOrder`."""
+        if self.table not in declared.tables:
+            rule = f"names a table of {declared.name} ({', '.join(declared.tables) or 'it has none'})"
+            raise InputError("GroupedTiles(table)", self.table, rule, f'declare {self.table} = Table("l")')
+        if set(axes) != {"m", "n"}:
+            rule = "is an order of the tiles of a matrix with dimensions m and n"
+            raise InputError("Schedule.tiles", self, rule, f"rename {', '.join(axes)}, or use another order")
+        if self.output not in declared.stores or declared.stores[self.output].dims[0] != "m":
+            rule = f"names a store of {declared.name} whose first dimension is m"
+            raise InputError("GroupedTiles(output)", self.output, rule, f"one of {', '.join(declared.stores)}")
+        if self.rows != axes["m"].elements:
+            rule = f"is the number of rows of an output tile, {axes['m'].elements}"
+            raise InputError("GroupedTiles(rows)", self.rows, rule, f"pass rows={axes['m'].elements}")
+
     def unit(self, cluster: Mapping[str, int]) -> int:
         """Rows of a cluster."""
-        if self.rows is None:
-            raise InputError("GroupedTiles(rows)", None, "is the number of rows of an output tile", "pass rows=")
+        assert self.rows is not None
         return self.rows * cluster.get("m", 1)
 
     def grid(

@@ -7,6 +7,7 @@ from typing import Any
 
 from tmapipe.integers import ceil_div
 from tmapipe.isa.interface import Isa
+from tmapipe.plan.declarations import Declarations
 from tmapipe.tiles.axes import Axis
 
 __all__ = ["TileOrder"]
@@ -26,6 +27,9 @@ class TileOrder:
     def of_rows(self, rows: int) -> TileOrder:
         """This order for output tiles of *rows* rows along m."""
         return self
+
+    def check(self, declared: Declarations, axes: Mapping[str, Axis]) -> None:
+        """Raises `InputError` for a schedule that cannot take its tiles, of a grid with these axes."""
 
     def grid(
         self, axes: dict[str, Axis], extent: Callable[[str, int], Any], cluster: Mapping[str, int]

@@ -15,21 +15,35 @@ from typing import Any
 import attrs
 
 from tmapipe.errors import InputError
+from tmapipe.fields import IS_NAME
 from tmapipe.integers import ceil_div
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
+from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.tile import Tile, within
+from tmapipe.tiles.axes import Axis
 from tmapipe.tiles.order import TileOrder
 from tmapipe.tiles.persistent import PersistentTiles
 
-__all__ = ["SplitKTiles", "check_reduce"]
+__all__ = ["SplitKTiles", "check_parts", "check_reduce"]
 
 
 def check_reduce(order: Any, attribute: Any, value: Any) -> None:
     """Raises `InputError` unless *value* says how parts are added."""
     if value is not None and not (isinstance(value, str) and value == "add"):
         raise InputError(f"{type(order).__name__}(reduce)", value, 'is None or "add"', 'use "add"')
+
+
+def check_parts(order: Any, declared: Declarations, axes: Mapping[str, Axis]) -> None:
+    """Raises `InputError` unless a schedule has the steps that *order* divides, and outputs for the parts."""
+    name = type(order).__name__
+    if not any(each == order.stage and order.dim in load.dims for each, load in declared.loads.items()):
+        rule = f"is a load of {declared.name} and one of its dimensions, whose tiles are the steps"
+        raise InputError(f"{name}(stage, dim)", (order.stage, order.dim), rule, "name such a stage and dimension")
+    if "s" not in axes:
+        rule = "has parts of sums, which are stored along a dimension s of the output, or added to it"
+        raise InputError("Schedule.tiles", order, rule, 'e.g. TmaStoreStage("s m n", source=...)')
 
 
 @attrs.frozen
@@ -52,8 +66,8 @@ class SplitKTiles(TileOrder):
     parts: int = attrs.field()
     tiles: TileOrder = attrs.field(factory=PersistentTiles)
     reduce: str | None = attrs.field(default=None, kw_only=True, validator=check_reduce)
-    stage: str = attrs.field(default="a", kw_only=True)
-    dim: str = attrs.field(default="k", kw_only=True)
+    stage: str = attrs.field(default="a", kw_only=True, validator=IS_NAME)
+    dim: str = attrs.field(default="k", kw_only=True, validator=IS_NAME)
 
     for_teams = False
     in_parts = True
@@ -69,6 +83,10 @@ class SplitKTiles(TileOrder):
     def _check_tiles(self, attribute: Any, value: Any) -> None:
         if not isinstance(value, TileOrder) or value.in_parts or value.bounded:
             raise InputError("SplitKTiles(tiles)", value, "is an order of whole tiles", "e.g. GpcTiles()")
+
+    def check(self, declared: Declarations, axes: Mapping[str, Axis]) -> None:
+        """As in `TileOrder`."""
+        check_parts(self, declared, axes)
 
     @property
     def launch_words(self) -> int:  # type: ignore[override]

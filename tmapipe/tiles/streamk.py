@@ -17,13 +17,16 @@ from typing import Any
 import attrs
 
 from tmapipe.errors import InputError
+from tmapipe.fields import IS_NAME
 from tmapipe.integers import ceil_div
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
+from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.tile import Tile
+from tmapipe.tiles.axes import Axis
 from tmapipe.tiles.persistent import PersistentTiles, TileNumbers, number_divisors, steps_of, tile_of
-from tmapipe.tiles.splitk import check_reduce
+from tmapipe.tiles.splitk import check_parts, check_reduce
 
 __all__ = ["StreamKTiles"]
 
@@ -44,8 +47,8 @@ class StreamKTiles(PersistentTiles):
     """
 
     shares: int = attrs.field(kw_only=True)
-    stage: str = attrs.field(default="a", kw_only=True)
-    dim: str = attrs.field(default="k", kw_only=True)
+    stage: str = attrs.field(default="a", kw_only=True, validator=IS_NAME)
+    dim: str = attrs.field(default="k", kw_only=True, validator=IS_NAME)
     reduce: str | None = attrs.field(default=None, kw_only=True, validator=check_reduce)
 
     for_teams = False
@@ -61,6 +64,10 @@ class StreamKTiles(PersistentTiles):
     def _check_shares(self, attribute: Any, value: Any) -> None:
         if not isinstance(value, int) or not 1 <= value < 2**31:
             raise InputError("StreamKTiles(shares)", value, "is a positive number of shares below 2^31", "use 132")
+
+    def check(self, declared: Declarations, axes: Mapping[str, Axis]) -> None:
+        """As in `TileOrder`."""
+        check_parts(self, declared, axes)
 
     def clusters(self, grid: dict[str, int], cluster: Mapping[str, int]) -> int:
         """How many clusters can work at once: one per share."""
