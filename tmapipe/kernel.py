@@ -368,12 +368,13 @@ class KernelContext(Carried):
     def _add_ring(self, schedule: Schedule, ring: Ring, stores: dict[str, Any]) -> None:
         parts: dict[str, Any] = dict(stores)
         loads = {load.name: load for load in self.plan.loads}
-        stored = {s.buffer.name for s in self.plan.stores}
-        for name in schedule.declared.stages_of(ring.name):
-            buffer = self.plan.buffer(name)
-            by_wgmma = any(buffer in (m.a, m.b) for m in self.plan.matmuls)
-            touched = name in loads or by_wgmma or name in stored
-            parts[name] = SlotPart(self.isa, buffer, loads.get(name), self.role.name, touched)
+        by_engines = {*loads, *(s.buffer.name for s in self.plan.stores)}
+        by_engines |= {buffer.name for m in self.plan.matmuls for buffer in (m.a, m.b) if buffer is not None}
+        buffers = {name: self.plan.buffer(name) for name in schedule.declared.stages_of(ring.name)}
+        touched = {buffer.over or name for name, buffer in buffers.items() if name in by_engines}
+        for name, buffer in buffers.items():
+            same = (buffer.over or name) in touched  # perhaps through another stage in the same memory
+            parts[name] = SlotPart(self.isa, buffer, loads.get(name), self.role.name, same)
         end = (HeldEnd if ring.held else RingEnd)(self.isa, ring, self.role.name, parts, self._groups)
         self._parts[ring.name] = self.ends[ring.name] = end
         self._finishers.insert(0, end)

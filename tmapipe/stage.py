@@ -35,7 +35,7 @@ L2_HINTS = ("evict_first", "evict_last", "evict_normal")
 
 
 #: Attributes of an open slot (`tmapipe.protocol.ring.Slot`), which no stage can be called.
-RESERVED = ("added", "end", "entered", "index", "open", "reads", "retired", "touched_by_threads")
+RESERVED = ("added", "end", "entered", "gone", "index", "open", "reads", "retired", "touched_by_threads")
 SWIZZLES = (0, 32, 64, 128)
 
 
@@ -200,6 +200,9 @@ class SharedStage(SlotStage):
         writer: The role that writes them, one of the ring's.
         dtype: Of the elements.
         swizzle: Span (bytes), as in `TmaLoadStage`.
+        over: A stage that an earlier phase of the ring fills, in whose memory this one lies, with no more bytes a slot. Once
+            this stage is written, the other one's tile is gone. Where several warps read that one, the writer has a
+            ``k.sync()`` in between.
 
     Raises:
         InputError: For any other value.
@@ -207,6 +210,7 @@ class SharedStage(SlotStage):
 
     dims: tuple[str, ...] | None = attrs.field(repr=lambda dims: repr(" ".join(dims)))
     writer: Role = attrs.field()
+    over: SlotStage | None = attrs.field(default=None)
 
     def __init__(
         self,
@@ -217,12 +221,14 @@ class SharedStage(SlotStage):
         writer: Role,
         dtype: DType | str,
         swizzle: int | None = None,
+        over: SlotStage | None = None,
     ):
         tile = check_tile("SharedStage(tile)", tile)
         names = None if dims is None else check_dims("SharedStage(dims)", dims, tile)
         if names is not None and len(names) != len(tile):
             raise InputError("SharedStage(dims)", dims, f"names the {len(tile)} extents of its tile", 'e.g. "m k"')
-        self.__attrs_init__(tile=tile, ring=ring, dtype=as_dtype(dtype), swizzle=swizzle, dims=names, writer=writer)
+        kind = as_dtype(dtype)
+        self.__attrs_init__(tile=tile, ring=ring, dtype=kind, swizzle=swizzle, dims=names, writer=writer, over=over)
         if self.dtype == tf32:
             raise InputError("SharedStage(dtype)", "tf32", "is a type of TMA loads, which round fp32 to it", "fp32")
 
@@ -230,6 +236,19 @@ class SharedStage(SlotStage):
     def _writer_is_of_the_ring(self, field: Any, writer: Any) -> None:
         if not any(writer is role for phase in self.ring.phases for role in phase):
             raise InputError("SharedStage(writer)", writer, "is one of the ring's roles", "name one of those")
+
+    @over.validator
+    def _over_is_filled_before(self, field: Any, over: Any) -> None:
+        if over is None:
+            return
+        if not isinstance(over, SlotStage) or over.ring is not self.ring or getattr(over, "over", None) is not None:
+            rule = "is a stage of the same ring, with memory of its own"
+            raise InputError("SharedStage(over)", over, rule, "leave it out, or name such a stage")
+        filler = over.writer if isinstance(over, SharedStage) else self.ring.phases[0][0]
+        phase = {id(role): p for p, phase in enumerate(self.ring.phases) for role in phase}
+        if phase[id(filler)] >= phase[id(self.writer)]:
+            rule = "is filled by a phase before the one that writes this stage"
+            raise InputError("SharedStage(over)", over, rule, "let a later role write it, or leave over= out")
 
     def __repr__(self) -> str:
         return shown(self, *(("dims",) if self.dims is None else ()))

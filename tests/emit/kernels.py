@@ -14,6 +14,7 @@ import attrs
 
 import tmapipe as tp
 from tests.matmul_shelf import FORMS
+from tests.oracle.held_forms import Narrowed
 from tests.oracle.ptx import Ptx
 from tmapipe.gpu.build import Compiled
 from tmapipe.plan.model import Plan
@@ -306,6 +307,7 @@ THREADS = {
     "add parts": Kernel(SHELF["AddParts"], {"x": "fp32", "d": "bf16"}, MATRIX | {"s": 3}),
     "add parts of vectors": Kernel(lambda: S.AddParts((1, 256)), {"x": "fp32", "d": "fp32"}, MATRIX | {"m": 5, "s": 5}),
     "chain of three": Kernel(Doubled, {}, MATRIX),
+    "tile over another": Kernel(Narrowed, {}, MATRIX),
     "two readers": Kernel(TwoReaders, {}, MATRIX),
 }
 DYNAMIC = {

@@ -13,6 +13,7 @@ from tests.oracle.ptx_execution import Launch
 from tests.unit.fake_isa import Event
 from tmapipe.plan.boxes import cut_by_hand
 from tmapipe.plan.model import Load, Matmul, Plan, Store
+from tmapipe.plan.syncs import Syncs
 from tmapipe.tma_rules import MAX_BOX
 
 __all__ = ["lower"]
@@ -45,7 +46,11 @@ def _lower(event: Event, plan: Plan, launch: Launch, warp: int, lane: int) -> li
     if kind == "wait_group":
         return [event, ("warp_sync",)] if leader else [("warp_sync",)]
     if kind == "named_sync":
-        barrier = plan.named_barrier(rest[0])
+        roles = rest[0].removesuffix(".threads").split("+")
+        own = rest[0] in {barrier.name for barrier in plan.named_barriers}
+        barrier = (
+            plan.named_barrier(rest[0]) if own else Syncs(plan).of([plan.role(role) for role in roles])
+        )  # k.sync()
         return [(kind, barrier.id + rest[1], barrier.threads)]
     if kind == "load":
         return _boxes(plan.load(rest[0]), launch, *rest[1:]) if leader else []

@@ -1,4 +1,5 @@
-"""Small schedules with what no ready-made one has: slots that are held, scratch between syncs, tiles loaded in parts."""
+"""Small schedules with what no ready-made one has: slots that are held, scratch between syncs, tiles loaded in parts, and
+tiles over others."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from typing import Any
 
 import tmapipe as tp
 
-__all__ = ["Held", "Parts", "Synced"]
+__all__ = ["Held", "Narrowed", "Parts", "Synced"]
 
 
 class Held(tp.Schedule):
@@ -75,6 +76,33 @@ class Parts(tp.Schedule):
         with k.ring.produce() as slot:
             for i in range(2):
                 slot.x.load_part(i, tile)
+
+    @store.jit
+    def drain(self, k: Any, tile: Any) -> None:
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
+
+
+class Narrowed(tp.Schedule):
+    """y = x in bf16, each tile of which is written over that of x, and stored from there."""
+
+    load, work, store = tp.Role(warps=1), tp.Role(warps=2), tp.Role(warps=1)
+    ring = tp.BarrierRing(2, chain=(load, work, store))
+    x = tp.TmaLoadStage("m n", tile=(4, 64), ring=ring, dtype="fp32")
+    z = tp.SharedStage(tile=(4, 64), ring=ring, writer=work, dtype="bf16", over=x)
+    y = tp.TmaStoreStage("m n", source=z)
+
+    @load.jit
+    def fill(self, k: Any, tile: Any) -> None:
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @work.jit
+    def narrow(self, k: Any, tile: Any) -> None:
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+            k.sync()
+            slot.z.write(values)
 
     @store.jit
     def drain(self, k: Any, tile: Any) -> None:

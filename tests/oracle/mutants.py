@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 
 from tests.oracle.explore import explore_program
-from tests.oracle.held_forms import Held, Parts, Synced
+from tests.oracle.held_forms import Held, Narrowed, Parts, Synced
 from tests.oracle.matmul_forms import InFlight, InTurn, Relu, Widened
 from tests.oracle.mutant_changes import changed, changes_at
 from tests.oracle.mutant_sites import Change, Program, program_of
@@ -55,6 +55,7 @@ VARIANTS: tuple[Registered, ...] = (
     ),
     Registered("held slot", Held, Held, ((1, 1, {}), (3, 1, {}))),
     Registered("scratch", Synced, Synced, ((1, 1, {}), (3, 1, {}))),
+    Registered("tile over another", Narrowed, Narrowed, ((1, 1, {}), (3, 1, {}))),
     Registered("tile in parts", Parts, Parts, ((1, 1, {}), (5, 1, {}))),
     Registered("matmuls in flight", InFlight, InFlight, ((2, 3, {}),)),
     Registered("warpgroups in turn", InTurn, InTurn, ((1, 3, {}),)),

@@ -13,6 +13,7 @@ from tmapipe.isa.values import SlotRef
 from tmapipe.kernel import kernel_main
 from tmapipe.machine.blocks import block
 from tmapipe.plan.model import Barrier, Load, Matmul, NamedBarrier, Plan, Store
+from tmapipe.plan.syncs import Syncs
 from tmapipe.plan.thread_layout import AccumulatorLayout
 
 Event = tuple[Any, ...]
@@ -33,6 +34,7 @@ class RecordingIsa:
         tables: dict[str, Sequence[int]] | None = None,
     ):
         self.plan, self.warp, self.cta_rank = plan, warp, cta_rank
+        self.syncs = Syncs(plan)
         self.cluster_id, self.clusters = cluster_id, clusters
         self.extents, self.tables = extents or {}, tables or {}
         self.events: list[Event] = []

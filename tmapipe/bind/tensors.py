@@ -19,7 +19,7 @@ from tmapipe.dim import Dim
 from tmapipe.dtypes import DType, bf16, dtype_of, fp32, int32
 from tmapipe.errors import InputError
 from tmapipe.matmul import Wgmma
-from tmapipe.stage import TmaLoadStage
+from tmapipe.stage import SlotStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.tma_rules import ALIGNMENT, check_address, check_contiguous, check_strides
 
@@ -270,9 +270,9 @@ def _check_table(name: str, table: Any, dims: tuple[str, ...], extents: dict[str
 def _make_output(
     name: str, store: TmaStoreStage, extents: dict[str, tuple[str, int]], like: Any, like_dims: tuple[str, ...]
 ) -> Any:
-    """A new output, on the device and by default of the type of *like* (if that has 8 bits and a matmul
-    makes the output, bf16 or, of integers, int32), without the batch dimensions that *like* lacks. It is zero if results are
-    added to it."""
+    """A new output, on the device of *like*, by default of the type of the slots that it is stored from, or of *like* (if that
+    has 8 bits and a matmul makes the output, bf16 or, of integers, int32), without the batch dimensions that *like* lacks. It
+    is zero if results are added to it."""
     dims = store.dims[len(store.folded) :]
     unknown = [dim for dim in dims if dim not in extents]
     if unknown:
@@ -281,6 +281,8 @@ def _make_output(
     dtype = store.dtype
     if dtype is None and isinstance(store.source, Wgmma):
         dtype = of_sums(dtype_of(like, name))
+    if dtype is None and isinstance(store.source, SlotStage):
+        dtype = store.source.dtype and store.source.dtype.in_memory
     made = new_like(like, tuple(extents[dim][1] for dim in dims if dim not in lacking), dtype)
     if store.reduce:
         made[...] = 0

@@ -21,7 +21,7 @@ def _shared_memory(plan: Plan) -> list[Finding]:
     end = max([plan.smem_bytes, *(b.offset + b.stages * b.pitch for b in plan.buffers)])
     if end <= limit:
         return []
-    terms = ", ".join(f"{b.name} {b.stages} x {b.pitch}" for b in plan.buffers)
+    terms = ", ".join(f"{b.name} {b.stages} x {b.pitch}" for b in plan.buffers if b.over is None)
     message = f"the plan takes {end} bytes of shared memory ({terms}); a CTA on {plan.arch} has {limit}"
     return [Finding(Kind.SHARED_MEMORY, message, "use fewer stages or a smaller tile")]
 

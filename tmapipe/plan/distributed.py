@@ -34,6 +34,7 @@ class Buffer:
         swizzle: Span (bytes): 0, 32, 64 or 128.
         owners: Warpgroups that have stages / owners slots each, and use those alone.
         gap: Bytes between slots, so that each starts where TMA takes it.
+        over: The stage in whose slots these lie, if they have no memory of their own.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Buffer:
     swizzle: int = 0
     owners: int = 1
     gap: int = 0
+    over: str | None = None
 
     @property
     def slot_bytes(self) -> int:

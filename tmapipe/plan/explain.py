@@ -88,6 +88,9 @@ def explain(plan: Plan, over: Mapping[str, int] | None = None) -> str:
     count = sum(barrier.stages for barrier in plan.barriers)
     lines.append(f"  barriers: {count} x 8 = {8 * count} at 0")
     for buffer in plan.buffers:
+        if buffer.over is not None:
+            lines.append(f"  {buffer.name}: {buffer.stages} x {buffer.slot_bytes}, in the slots of {buffer.over}")
+            continue
         total = buffer.stages * buffer.pitch
         gap = f" and {buffer.gap} between" if buffer.gap else ""
         lines.append(f"  {buffer.name}: {buffer.stages} x {buffer.slot_bytes}{gap} = {total} at {buffer.offset}")

@@ -64,7 +64,7 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
         if layout.bytes <= target.smem:
             break
     if layout.bytes > target.smem:
-        parts = ", ".join(f"{b.name} {b.stages} x {b.pitch}" for b in layout.buffers)
+        parts = ", ".join(f"{b.name} {b.stages} x {b.pitch}" for b in layout.buffers if b.over is None)
         raise InputError(
             "shared memory",
             layout.bytes,

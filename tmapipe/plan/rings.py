@@ -33,6 +33,7 @@ class Ring:
         peers: How many CTAs that is.
         loads: Role -> names of the loads whose bytes it arms.
         held: Whether it is filled once a CTA. Then nobody signals that its slot is free: the last phase has no barrier.
+        gone: Role -> stages whose tiles it does not find any more: earlier phases have written others over them.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Ring:
     peers: int = 1
     loads: Mapping[str, tuple[str, ...]] = attrs.field(converter=frozen, default=NOTHING)
     held: bool = False
+    gone: Mapping[str, tuple[str, ...]] = attrs.field(converter=frozen, default=NOTHING)
 
     def phase_of(self, role: str) -> int | None:
         """The phase that *role* has in this ring, or None."""

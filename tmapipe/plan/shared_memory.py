@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from tmapipe.barrier import BarrierRing
 from tmapipe.dtypes import DType, int32
@@ -15,6 +16,7 @@ from tmapipe.plan.distributed import widest
 from tmapipe.plan.model import Barrier, Buffer, HeldTile, Load, Matmul, NamedBarrier, RoleWarps, Store
 from tmapipe.plan.moves import check_box, check_parts, default_columns, rows_box, widest_swizzle
 from tmapipe.plan.rings import Queue, Ring
+from tmapipe.plan.space import Space
 from tmapipe.plan.syncs import MAX_NAMED_BARRIERS
 from tmapipe.plan.thread_layout import vectors_of
 from tmapipe.register_tile import RegisterTile
@@ -57,8 +59,7 @@ class Layout:
         self.stores: list[Store] = []
         self.matmuls: list[Matmul] = []
         self.held: list[HeldTile] = []
-        self.bytes = 0
-        self.gaps: list[tuple[int, int]] = []  # (start, end) of what alignment has left free before that
+        self.space = Space()
         self.slots = {name: ring.stages or auto_stages for name, ring in declared.rings.items()}
         for name, ring in declared.rings.items():
             self._barriers(name, ring)
@@ -66,10 +67,10 @@ class Layout:
             self._turnstile(name, roles[self.name_of(turnstile.role)])
         self.queue = self._queue(*declared.queue) if declared.queue else None
         self.of: dict[str, Buffer] = {}
-        for name, part in declared.stages.items():
-            self.of[name] = self._buffer(
-                name, self.slots[self.name_of(part.ring)], part.matrix, types[name], self._swizzle(name, part)
-            )
+        for name, part in sorted(declared.stages.items(), key=lambda item: over_of(item[1]) is not None):
+            slots, over = self.slots[self.name_of(part.ring)], over_of(part)
+            below = None if over is None else self.of[self.name_of(over)]
+            self.of[name] = self._buffer(name, slots, part.matrix, self._swizzle(name, part), below=below)
             if isinstance(part, SharedStage):
                 vectors_of(name, part.tile, roles[self.name_of(part.writer)])
         for name, scratch in declared.scratches.items():
@@ -83,17 +84,10 @@ class Layout:
         for name, store in declared.stores.items():
             self._store(name, store)
 
-    def _take(self, nbytes: int, alignment: int) -> int:
-        """The offset of so many bytes: in a gap that alignment has left, if they fit, else at the end."""
-        for i, (start, end) in enumerate(self.gaps):
-            offset = _aligned(start, alignment)
-            if offset + nbytes <= end:
-                self.gaps[i : i + 1] = [(start, offset), (offset + nbytes, end)]
-                return offset
-        offset = _aligned(self.bytes, alignment)
-        self.gaps.append((self.bytes, offset))
-        self.bytes = offset + nbytes
-        return offset
+    @property
+    def bytes(self) -> int:
+        """Of shared memory, in all."""
+        return self.space.bytes
 
     def _barriers(self, name: str, ring: BarrierRing) -> None:
         inside = self.declared.stages_of(name)
@@ -140,7 +134,7 @@ class Layout:
             if last and peers > 1:
                 count, formula = count * peers, f"({formula}) x {peers} CTAs"
             label = {0: "full", len(phases) - 1: "free"}.get(p, f"ready{p}")
-            offset = self._take(8 * slots, 8)
+            offset = self.space.take(8 * slots, 8)
             made.append(Barrier(f"{name}.{label}", offset, slots, count, formula))
         self.barriers += made
         lag, readers = ({}, {}) if ring.held else self._readers(name)
@@ -152,23 +146,32 @@ class Layout:
                     f"role {role} holds back {held} slots while it reads the next, so {held + 1} or more are needed",
                     "use more stages or fewer reads in flight",
                 )
-        self.rings.append(
-            Ring(name, slots, phases, tuple(made), armed, signals, lag, readers, tuple(groups), peers, loads, ring.held)
-        )
+        how = (armed, signals, lag, readers, tuple(groups), peers, loads, ring.held)
+        self.rings.append(Ring(name, slots, phases, tuple(made), *how, self._gone(inside, phases)))
+
+    def _gone(self, inside: dict[str, Any], phases: tuple[tuple[str, ...], ...]) -> dict[str, tuple[str, ...]]:
+        """Of the stages *inside* a ring's slots, by role, those that phases before the role's have written others over."""
+        gone: dict[str, tuple[str, ...]] = {}
+        before: tuple[str, ...] = ()
+        for phase in phases:
+            gone |= {role: before for role in phase if before}
+            written = (part.over for part in inside.values() if over_of(part) and self.name_of(part.writer) in phase)
+            before += tuple(map(self.name_of, written))
+        return gone
 
     def _turnstile(self, name: str, role: RoleWarps) -> None:
         units, what = (role.teams, "team") if role.teams > 1 else (role.warps // 4, "warpgroup")
-        offset, warps = self._take(8 * units, 8), role.warps // units
+        offset, warps = self.space.take(8 * units, 8), role.warps // units
         self.barriers.append(Barrier(f"{name}.turn", offset, units, warps, f"{warps} warps (the {what} before)"))
 
     def _queue(self, slots: int, words: int) -> Queue:
         """Slots of whole 16-byte units, which is what one st.async moves."""
         warps, ctas = sum(role.warps for role in self.roles.values()), math.prod(self.declared.cluster.values())
-        full = Barrier("tiles.full", self._take(8 * slots, 8), slots, 1, "1 expect-tx (scheduler)")
-        free = Barrier("tiles.free", self._take(8 * slots, 8), slots, warps * ctas, f"{warps} warps x {ctas} CTAs")
+        full = Barrier("tiles.full", self.space.take(8 * slots, 8), slots, 1, "1 expect-tx (scheduler)")
+        free = Barrier("tiles.free", self.space.take(8 * slots, 8), slots, warps * ctas, f"{warps} warps x {ctas} CTAs")
         self.barriers += [full, free]
         unit = -(-words // 4) * 4
-        buffer = Buffer("tiles", self._take(slots * unit * 4, 128), slots, (unit,), int32)
+        buffer = Buffer("tiles", self.space.take(slots * unit * 4, 128), slots, (unit,), int32)
         self.buffers.append(buffer)
         return Queue(buffer, full, free)
 
@@ -226,36 +229,13 @@ class Layout:
             return 0
         return widest_swizzle(f"{name}.tile", row)
 
-    def _buffer(
-        self, name: str, slots: int, tile: tuple[int, ...], dtype: DType, swizzle: int, owners: int = 1
-    ) -> Buffer:
-        row = tile[-1] * dtype.bytes
-        if row % ALIGNMENT:
-            raise InputError(
-                f"{name}.tile", tile, f"a row is {row} bytes, but TMA moves multiples of {ALIGNMENT}", "widen the tile"
-            )
-        if swizzle and (len(tile) != 2 or tile[0] % 8):
-            raise InputError(
-                f"{name}.swizzle", swizzle, f"repeats every 8 rows, so not in a tile of {tile}", "pass swizzle=0"
-            )
-        alignment = 1024 if swizzle else 128
-        slot = math.prod(tile) * dtype.bytes
-        gap = -slot % alignment if slots > 1 else 0
-        if gap and swizzle:
-            raise InputError(
-                f"{name}.tile",
-                tile,
-                f"a slot is {slot} bytes, but swizzled slots start at multiples of {alignment}",
-                "use a larger tile, or pass swizzle=0",
-            )
-        place = self._take(slots * (slot + gap), alignment)
-        buffer = Buffer(name, place, slots, tile, dtype, swizzle, owners, gap)
-        self.buffers.append(buffer)
-        return buffer
+    def _buffer(self, name: str, slots: int, tile: tuple[int, ...], swizzle: int, **how: Any) -> Buffer:
+        self.buffers.append(self.space.buffer(name, slots, tile, self.types[name], swizzle, **how))
+        return self.buffers[-1]
 
     def _scratch(self, name: str, scratch: Scratch) -> None:
         nbytes = math.prod(scratch.tile) * scratch.dtype.bytes
-        place, gap = self._take(scratch.copies * (nbytes + -nbytes % 128), 128), -nbytes % 128
+        place, gap = self.space.take(scratch.copies * (nbytes + -nbytes % 128), 128), -nbytes % 128
         self.buffers.append(Buffer(name, place, scratch.copies, as_matrix(scratch.tile), scratch.dtype, 0, 1, gap))
 
     def _load(self, name: str, load: TmaLoadStage) -> None:
@@ -331,7 +311,7 @@ class Layout:
             spread = accumulators and store.parts_tile is None
             rows = f"{name}.columns" if store.columns else f"{name}.tile"
             swizzle = widest_swizzle(rows, row) if spread else 0
-            buffer = self._buffer(name, owners * store.stages, tile, dtype, swizzle, owners)
+            buffer = self._buffer(name, owners * store.stages, tile, swizzle, owners=owners)
             if accumulators or role.warps > 1:
                 first = 1 + sum(b.instances for b in self.named_barriers)
                 if first + barrier[1] > MAX_NAMED_BARRIERS:
@@ -395,5 +375,6 @@ class Layout:
         return columns
 
 
-def _aligned(offset: int, alignment: int) -> int:
-    return -(-offset // alignment) * alignment
+def over_of(part: SlotStage) -> SlotStage | None:
+    """The stage in whose memory *part* lies."""
+    return part.over if isinstance(part, SharedStage) else None

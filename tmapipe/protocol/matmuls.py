@@ -154,7 +154,7 @@ class Accumulator(Carried):
         slots = []
         for part, operand in ((a, matmul.a), (b, matmul.b)):
             if isinstance(part, PartInSlot):
-                part.slot._check_open()
+                part.slot._check_open(part.ref.buffer.name)
                 slots.append(part.slot)
             in_place = isinstance(part, Fragment) if operand is None else isinstance(part, PartInSlot)
             if not in_place or (isinstance(part, PartInSlot) and part.ref.buffer != operand):

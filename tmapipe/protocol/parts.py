@@ -131,7 +131,7 @@ class PartInSlot(Carried):
             isa.bulk_load(load, index, start, signalled)
 
     def _loaded(self) -> Load:
-        self.slot._check_open()
+        self.slot._check_open(self.part.buffer.name)
         load = self.part.load
         if load is None or self.end.phase != 0:
             raise ScopeError(
@@ -144,14 +144,17 @@ class PartInSlot(Carried):
         self.by_threads()
         return self.part.isa.fragments.read_columns(matmul, self.ref, along, columns, first)
 
-    def by_threads(self) -> None:
+    def by_threads(self, writes: bool = False) -> None:
         """Notes that threads access the tile: at the end of the scope, a fence and an arrival follow.
 
         Raises:
-            ScopeError: The slot is not open.
+            ScopeError: The slot is not open, or the tile is gone: a stage that lies over it was written.
         """
-        self.slot._check_open()
-        self.slot.touched_by_threads.add(self.part.buffer.name)
+        buffer = self.part.buffer
+        self.slot._check_open(buffer.name)
+        self.slot.touched_by_threads.add(buffer.name)
+        if writes and buffer.over is not None:
+            self.slot.gone.add(buffer.over)
 
     def read(
         self,
@@ -239,5 +242,5 @@ class PartInSlot(Carried):
         Raises:
             InputError: *values* is a number or has other extents.
         """
-        self.by_threads()
+        self.by_threads(writes=True)
         write_values(self.part.isa, f"slot.{self.part.buffer.name}.write", self.ref, values, at)

@@ -65,10 +65,10 @@ def raw(
                     f"has {rows} rows, which the {role.team_warps} warps of role {role.name} cannot share evenly",
                     "choose a tile whose first extent they divide, or read it whole and write another",
                 )
-            part.slot._check_open()
+            part.slot._check_open(part.ref.buffer.name)
             touched = touched or part.ref.buffer.name in part.slot.touched_by_threads
             if proxy == "generic":
-                part.by_threads()
+                part.by_threads(writes=kind != "read")
             accesses.append((part.ref, kind))
     if touched and proxy == "async":
         isa.fence_proxy_async()

@@ -208,6 +208,7 @@ class Slot(Carried):
         self.entered = 0  # `groups.steps` then
         self.added = False  # whether `acc.add` has read it
         self.reads: list[Started] = []  # matmuls that were started on it
+        self.gone: set[str] = set()  # stages over which this role has written others
 
     def __enter__(self) -> Slot:
         self.index = self.end._enter()
@@ -225,11 +226,16 @@ class Slot(Carried):
             self.end._leave(self)
         self.open = False
 
-    def _check_open(self) -> None:
+    def _check_open(self, stage: str = "") -> None:
+        """Raises `ScopeError` if the slot is not open, or the tile of *stage* is gone."""
         if not self.open:
             raise ScopeError(
                 f"a slot of ring {self.end.ring.name!r} used outside its `with` block in role {self.end.role!r}. "
                 "Move the use into the block."
+            )
+        if stage in self.gone or stage in self.end.ring.gone.get(self.end.role, ()):
+            raise ScopeError(
+                f"{stage!r} used in role {self.end.role!r} after a stage that lies over it was written. Use it before."
             )
 
     def __getattr__(self, name: str) -> Any:

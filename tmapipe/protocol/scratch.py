@@ -22,7 +22,7 @@ class _Always(Carried):
         self.index = index
         self.touched_by_threads = {name}
 
-    def _check_open(self) -> None:
+    def _check_open(self, stage: str = "") -> None:
         pass
 
 

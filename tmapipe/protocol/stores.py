@@ -52,8 +52,8 @@ class SlotStoreInSlot(Carried):
         Raises:
             ScopeError: The role is not the ring's last phase.
         """
-        self.slot._check_open()
         bound, end = self.bound, self.slot.end
+        self.slot._check_open(bound.store_plan.buffer.name)
         if end.role != bound.role.name:
             raise ScopeError(
                 f"store() of {bound.store_plan.name!r} in role {end.role!r}: the ring's last role stores it."
