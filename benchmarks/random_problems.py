@@ -139,7 +139,7 @@ class Ahead:
     """Compiles candidates for problems, in the order given, in processes that run beside the measurements."""
 
     def __init__(self, wanted: dict[Problem, list[Candidate]], jobs: int | None):
-        self.folder = tempfile.TemporaryDirectory(prefix="tmapipe-random-")
+        self.folder = tempfile.TemporaryDirectory(prefix="tmapipe-random-", ignore_cleanup_errors=True)
         self.jobs, self.groups = jobs, {}
         for problem, few in wanted.items():
             _, known = self.groups.setdefault(_group(problem), (problem, {}))
@@ -420,6 +420,7 @@ def main(argv: list[str] | None = None) -> int:
         results.write(args.out)
     report(results.rows)
     print(f"{len(left)} problems left; written: {results.write(args.out)}", flush=True)
+    ahead.folder.cleanup()
     os._exit(0)  # does not wait for processes that still compile: they end with their current kernel
 
 
