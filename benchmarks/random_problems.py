@@ -114,7 +114,7 @@ def candidate_of(text: str) -> Candidate:
 
 
 def varied(problem: Problem, device: Device, count: int, seed: int = 0) -> list[Candidate]:
-    """*count* candidates: what `choose` takes, then the best of the tiles that are estimated next, then some at random."""
+    """*count* candidates: what `choose` takes, then the next ones by estimate that differ, then some at random."""
     order = sorted(candidates(problem, device), key=lambda c: estimate(problem, c, device))
     found: list[Candidate] = []
     forms = set()
@@ -122,7 +122,8 @@ def varied(problem: Problem, device: Device, count: int, seed: int = 0) -> list[
         if len(found) >= max(1, 2 * count // 3):
             break
         form = candidate.schedule, candidate.tile
-        if form not in forms and candidate.can_be_built(problem):
+        twin = len(found) == 1 and _inside(candidate) == _inside(found[0])
+        if (twin or form not in forms) and candidate.can_be_built(problem):
             forms.add(form)
             found.append(candidate)
     least = estimate(problem, found[0], device)
@@ -133,6 +134,11 @@ def varied(problem: Problem, device: Device, count: int, seed: int = 0) -> list[
         if candidate.can_be_built(problem):
             found.append(candidate)
     return found
+
+
+def _inside(candidate: Candidate) -> Candidate:
+    """The same, whatever it says of rows outside of the tensors."""
+    return attrs.evolve(candidate, options=tuple(pair for pair in candidate.options if pair[0] != "outside"))
 
 
 class Ahead:

@@ -116,6 +116,36 @@ def test_candidates_are_distinct_and_of_the_shelf():
     assert len({str(c) for c in found}) == len(found)
 
 
+def test_tiles_over_the_edge_may_hold_anything_there():
+    """A CTA wholly outside would wait for zeros, and its cluster for it: 5504 columns are 43 tiles of 128."""
+    found = {str(c) for c in candidates(Problem(384, 5504, 5504), H200)}
+    assert {"Gemm 128x128 1x2", "Gemm 128x128 1x2 outside ('zeros', 'anything')"} <= found
+    assert "Gemm 128x128 1x1 outside ('zeros', 'anything')" not in found
+    problem = Problem(384, 5504, 5504)
+    zeros, anything = (
+        estimate(problem, Candidate("Gemm", (128, 128), (1, 2), options), H200)
+        for options in ((), (("outside", ("zeros", "anything")),))
+    )
+    assert anything < 0.9 * zeros
+    assert not any(
+        "anything" in str(c) for c in candidates(Problem(100000, 5504, 512), H200)
+    )  # no last wave to speak of
+    turned = {str(c) for c in candidates(Problem(384, 5504, 5504, majors=("k", "n")), H200)}
+    assert not any("anything" in text for text in turned if text.startswith("Gemm 128x128 1x2"))
+
+
+def test_parts_of_k_for_few_rows_and_for_few_columns():
+    """Tiles and clusters of the problem's own form: 128 x 128 on clusters of two rows would leave three quarters idle."""
+    for m, n in ((64, 1664), (1504, 144)):
+        (best, _), *_ = ranked(Problem(m, n, 15808), most=1)
+        tile = [extent * ctas for extent, ctas in zip(best.tile, best.cluster, strict=True)]
+        assert best.in_parts and tile[m > n] <= 2 * max(64, min(m, n)), best
+    for candidate in candidates(Problem(552, 672, 15672), H200):
+        if candidate.parts > 1:
+            steps = -(-15672 // 64)
+            assert -(-steps // -(-steps // candidate.parts)) == candidate.parts, "no part is empty"
+
+
 @pytest.mark.parametrize("field", ["m", "n", "k", "batch"])
 def test_extents_must_be_positive(field):
     with pytest.raises(InputError, match=field):

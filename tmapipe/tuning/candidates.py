@@ -37,6 +37,7 @@ SHORT_K = 2048  # bytes of k up to which stores outweigh loads, so that narrow b
 MEDIUM_K = 4096
 SHORTEST_K = 512  # bytes of k up to which epilogues take longer than mainloops
 FEW_ROWS = 256  # rows of a that L2 keeps while b is read once (256 x 4096 x 4096, tiles of 64 x 128: 20.2, not 22.6 us)
+FEW_WAVES = 4  # up to which the slowest tile counts
 ROWS_BEYOND = 32  # rows of a tile beyond the edge; 48 of them cost up to 16 % of 16 x 14336 x 4096
 #: L2 hints for a long k, which leaves no room to keep anything for a second read.
 READ_ONCE = ("evict_first", "evict_first")
@@ -163,11 +164,12 @@ def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
                 continue
             if _wasted(problem, (m, n), cluster) or (problem.majors[1] == "n" and n % 64):  # swizzled in short spans
                 continue
-            options = _options(kind, (m, n), problem, device)
-            yield Candidate(kind, (m, n), cluster, tuple(options.items()))
-            if cluster == (1, 2) and (m, n) in BY_GPC[kind]:
-                near = {**options, "order": ("Snake", _rows(problem, m), "gpc")}
-                yield Candidate(kind, (m, n), cluster, tuple(near.items()))
+            for outside in _outside(problem, device, (m, n), cluster):
+                options = {**_options(kind, (m, n), problem, device), **outside}
+                yield Candidate(kind, (m, n), cluster, tuple(options.items()))
+                if cluster == (1, 2) and (m, n) in BY_GPC[kind]:
+                    near = {**options, "order": ("Snake", _rows(problem, m), "gpc")}
+                    yield Candidate(kind, (m, n), cluster, tuple(near.items()))
     if problem.batch == 1 and not problem.dtype.integer:
         for tile, cluster in itertools.product(_pairs(IN_PARTS), CLUSTERS):
             if not _wasted(problem, tile, cluster):
@@ -176,16 +178,17 @@ def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
 
 def _in_parts(problem: Problem, device: Device, tile: tuple[int, int], cluster: tuple[int, int]) -> Iterator[Candidate]:
     """Orders that divide k, for outputs whose tiles leave part of the device idle."""
-    hints = ("l2_hints", READ_ONCE)
-    for parts in _parts(problem, device, tile, cluster):
-        yield Candidate("SplitK", tile, cluster, (("parts", parts), hints))
-        if cluster != (1, 1) and min(tile) >= 128:
-            yield Candidate("SplitK", tile, cluster, (("parts", parts), hints, ("order", ("Grouped", 8, "gpc"))))
     steps = ceil_div(problem.k * problem.dtype.bytes, SWIZZLE_SPAN)
     clusters, resident = _clusters(problem, tile, cluster), device.resident(cluster[0] * cluster[1])
-    share = clusters * steps // resident
-    if clusters % resident and share >= LEAST_STEPS and problem.m * problem.n * 4 * 2 <= MOST_PARTS_BYTES:
-        yield Candidate("StreamK", tile, cluster, (("shares", resident), hints))
+    for outside in _outside(problem, device, tile, cluster):
+        further = (("l2_hints", READ_ONCE), *outside.items())
+        for parts in _parts(problem, device, tile, cluster):
+            yield Candidate("SplitK", tile, cluster, (("parts", parts), *further))
+            if cluster != (1, 1) and min(tile) >= 128:
+                yield Candidate("SplitK", tile, cluster, (("parts", parts), *further, ("order", ("Grouped", 8, "gpc"))))
+        share, workspace = clusters * steps // resident, 2 * 4 * problem.m * problem.n
+        if clusters % resident and share >= LEAST_STEPS and workspace <= MOST_PARTS_BYTES:
+            yield Candidate("StreamK", tile, cluster, (("shares", resident), *further))
 
 
 def _rows(problem: Problem, m: int) -> int:
@@ -213,7 +216,6 @@ def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device)
       epilogues are not in turn; and if the ring had fewer than four stages.
     * order: narrow bands for short k and many tiles.
     * l2_hints: if few rows of a, or few rows of tiles, read all of b, then b makes way in L2 for a.
-    * outside: if many rows of a tile lie beyond the edge, they may hold anything.
     """
     found: dict[str, Any] = {}
     k_bytes = problem.k * problem.dtype.bytes
@@ -232,10 +234,23 @@ def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device)
         found["order"] = ("Snake", 2)
     if problem.m <= max(2 * tile[0], FEW_ROWS) and problem.n > 4 * problem.m:
         found["l2_hints"] = ("evict_last", "evict_first")
-    beyond = [size - extent >= ROWS_BEYOND for size, extent in zip(tile, (problem.m, problem.n), strict=True)]
-    if problem.majors == ("k", "k") and any(beyond):
-        found["outside"] = tuple("anything" if rows else "zeros" for rows in beyond)
     return found
+
+
+def rows_beyond(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -> tuple[int, int]:
+    """The most rows of a CTA's tiles of (a, b) that lie beyond the edge."""
+    sizes = zip((problem.m, problem.n), tile, cluster, strict=True)
+    of_a, of_b = (min(extent, -size % (extent * ctas)) for size, extent, ctas in sizes)
+    return of_a, of_b
+
+
+def _outside(problem: Problem, device: Device, tile: tuple[int, int], cluster: tuple[int, int]) -> list[dict[str, Any]]:
+    """What slots may hold of rows beyond the edge: zeros; and where these are many, in one of few tiles, anything."""
+    if _clusters(problem, tile, cluster) * problem.batch > FEW_WAVES * device.resident(cluster[0] * cluster[1]):
+        return [{}]
+    beyond = zip(rows_beyond(problem, tile, cluster), problem.majors, strict=True)
+    found = tuple("anything" if rows >= ROWS_BEYOND and major == "k" else "zeros" for rows, major in beyond)
+    return [{}, {"outside": found}] if "anything" in found else [{}]
 
 
 def _stages(tile: tuple[int, int], buffers: int) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import attrs
 
 from tmapipe.integers import ceil_div
-from tmapipe.tuning.candidates import SWIZZLE_SPAN, Candidate
+from tmapipe.tuning.candidates import SWIZZLE_SPAN, Candidate, rows_beyond
 from tmapipe.tuning.problem import Device, Problem
 
 __all__ = ["Constants", "FITTED", "estimate"]
@@ -44,6 +44,7 @@ class Constants:
         shared: By GPC, the part of what eight clusters read in common that they read as one.
         claim: By GPC, microseconds until a cluster has claimed its position.
         worked: Factor on an epilogue that computes (4096^3, bias and gelu: 1.2 us for a tile of 128 x 256).
+        zero: Clocks in which the TMA engine fills a row beyond the edge with zeros (some 5 ns).
     """
 
     macs: float = 2048.0
@@ -64,6 +65,7 @@ class Constants:
     shared: float = 0.135
     claim: float = 1.95
     worked: float = 2.4
+    zero: float = 8.0
 
 
 #: Of the H200, fitted to benchmarks/results/tuning.json.
@@ -97,7 +99,14 @@ def estimate(
         once = (m / along_n / right + n / along_m / down) * lines / rate
         through_l2 += (once - through_l2) * c.shared
         multiply *= c.merged * (c.smaller if candidate.schedule == "PingPong" else 1.0)
-    mainloop = steps * max(multiply, through_l2, (m + n) * SWIZZLE_SPAN / c.ingest)
+    step = max(multiply, through_l2, (m + n) * SWIZZLE_SPAN / c.ingest)
+    outside = dict(candidate.options).get("outside", ("zeros", "zeros"))
+    for rows, rest, peers in zip(
+        rows_beyond(problem, candidate.tile, candidate.cluster), outside, (along_n, along_m), strict=True
+    ):
+        if rest == "zeros" and clusters <= device.resident(along_m * along_n):
+            step = max(step, rows / peers * c.zero)
+    mainloop = steps * step
     if along_m * along_n > 2:
         mainloop *= c.coupled
 
