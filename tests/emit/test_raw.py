@@ -1,6 +1,12 @@
 """Raw CuTe DSL in a role compiles into the kernel, between the fences that the ring derives."""
 
-from tests.raw_rows import Doubled
+import inspect
+
+import cutlass.cute as cute
+import pytest
+from cutlass._mlir.ir import MLIRError
+
+from tests.raw_rows import Doubled, double_on_cpu, double_on_gpu
 
 
 def test_raw_code_is_in_the_kernel():
@@ -8,3 +14,21 @@ def test_raw_code_is_in_the_kernel():
     assert "ld.shared" in compiled.ptx and "st.shared" in compiled.ptx
     assert "fence.proxy.async.shared::cta" in compiled.ptx
     assert compiled.resources.spill_bytes == 0
+
+
+class Wrong(Doubled):
+    """Calls CuTe DSL with what its compiler rejects, outside of `k.raw`."""
+
+    work = Doubled.work
+
+    @work.jit
+    def double(self, k, tile):
+        cute.composition(cute.make_layout((4, 6), stride=(1, 8)), cute.make_layout(5, stride=3))
+        with k.ring.consume() as slot:
+            k.raw(double_on_gpu, double_on_cpu, updates=(slot.x,))
+
+
+def test_what_the_dsl_rejects_is_named_by_its_line():
+    line = inspect.getsourcelines(Wrong)[1] + 7
+    with pytest.raises(MLIRError, match=rf'test_raw\.py":{line}:'):
+        Wrong().compile({"x": "bf16", "y": "bf16"})

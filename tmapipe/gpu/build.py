@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 import tempfile
@@ -12,7 +13,8 @@ import attrs
 import cutlass.cute as cute
 from cutlass import Int32
 from cutlass._mlir import ir
-from cutlass.base_dsl.common import DSLUserCodeError
+from cutlass._mlir_helpers.op import _set_enable_frame_filtering
+from cutlass.base_dsl.common import DSLBaseError, DSLUserCodeError
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from tmapipe.errors import InputError, ScopeError
@@ -58,16 +60,18 @@ class Compiled:
 
 
 class _Kernel:
-    """The traced program: `host` makes the TMA descriptors and launches `device`."""
+    """The traced program: `host` makes the TMA descriptors and launches `device`. located: each operation gets the line of
+    the source that made it, which takes a third of a trace's time, and of which only errors tell."""
 
-    def __init__(self, schedule: Schedule, plan: Plan, backend: type[GpuIsa]):
-        self.schedule, self.plan, self.backend = schedule, plan, backend
+    def __init__(self, schedule: Schedule, plan: Plan, backend: type[GpuIsa], located: bool):
+        self.schedule, self.plan, self.backend, self.located = schedule, plan, backend, located
         self.divisor_names: list[str] = []
         self.parts = {part.name: part for part in plan.transfers}
         self.edges = [load for load in plan.loads if load.edge_rows]
 
     @cute.jit
     def host(self, tensors: list, numbers: list, stream: Any) -> None:
+        _set_enable_frame_filtering(self.located)
         clusters, *kept = numbers
         atoms = self.make_atoms(tensors)
         divisors = self.make_divisors(tensors, clusters)
@@ -161,20 +165,27 @@ def build(
         fakes.append(make_fake_tensor(Int32, (COUNTERS,), stride=(1,), assumed_align=4))
     numbers = [Int32(1)] * (1 + schedule.tiles.launch_words)
     flags = f"--gpu-arch {plan.arch} --enable-tvm-ffi" + (" --keep-ptx --keep-cubin" if keep else "")
-    kernel = _Kernel(schedule, plan, backend)
     # What is kept is read back at once; the files' names are not unique, so each compilation has a folder of its own.
     # Two traces at once in threads break CuTe DSL, and a check changes what names mean meanwhile.
     with NAMES_LOCK, tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
         notes = Path(folder) / "notes"
-        try:
-            function = cute.compile(
-                kernel.host,
+
+        def compiled(located: bool) -> Any:
+            return cute.compile(
+                _Kernel(schedule, plan, backend, located).host,
                 fakes,
                 numbers,
                 make_fake_stream(use_tvm_ffi_env_stream=True),
                 options=f"{flags} --dump-dir={folder} {options_for(notes)} {options}".strip(),
                 trace_finalize_hooks=None if unroll else _forbid_unrolling,
             )
+
+        function = None
+        try:
+            with contextlib.suppress(DSLBaseError, ir.MLIRError):
+                function = compiled(located=False)
+            if function is None:  # again, for an error that says where
+                function = compiled(located=True)
         except DSLUserCodeError as error:
             raise _carried(error) or error from None
         finally:
