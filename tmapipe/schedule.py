@@ -334,12 +334,14 @@ class Schedule:
     def _simulate(self, bound: Bound, clusters: int | None = None, seed: int = 0, trace: bool = False) -> Run:
         from tmapipe.kernel import kernel_main
         from tmapipe.machine import Machine
+        from tmapipe.machine.varying_names import names_replaced
 
         plan = self.plan(bound.dtypes)
         if clusters is None:
             clusters = min(2, self.cluster_count(bound.shapes))
         machine = Machine(plan, seed=seed, trace=trace, locate=trace)
-        return machine.run(lambda isa: kernel_main(isa, self), bound.arrays(), clusters)
+        with names_replaced(self):
+            return machine.run(lambda isa: kernel_main(isa, self), bound.arrays(), clusters)
 
     def cluster_count(self, shapes: dict[str, tuple[int, ...]]) -> int:
         """Cluster-sized pieces of the output's tile grid, for tensors of these shapes."""

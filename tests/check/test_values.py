@@ -52,6 +52,10 @@ MISTAKES = {
     "its maximum": (lambda k, tile, slot: k.y.store(tile, slot.x.read() - slot.x.read().max()), "max of a fragment"),
     "a loop": (lambda k, tile, slot: k.y.store(tile, sum(slot.x.read())), "a loop over the elements"),
     "a remainder in fp32": (lambda k, tile, slot: k.y.store(tile, slot.x.read() % 2), "mod of a fragment in fp32"),
+    "a whole number of 33 bits": (
+        lambda k, tile, slot: k.y.store(tile, slot.x.read() + (slot.x.read().rows + 2**31)),
+        "more than 32 bits",
+    ),
     "an array": (lambda k, tile, slot: k.y.store(tile, slot.x.read() + np.ones(3)), "add of a fragment and ndarray"),
     "a number": (lambda k, tile, slot: k.y.store(tile, 1.0), r"k\.full\(\)"),
     "a power": (lambda k, tile, slot: k.y.store(tile, slot.x.read() ** 0.5), "to the power of 0.5"),

@@ -110,6 +110,26 @@ class Doubled(tp.Schedule):
             slot.y.store(tile)
 
 
+class Arithmetic(tp.Schedule):
+    """Loads that start where whole numbers say, some of them negative: `//` and `%` mean what they do in Python."""
+
+    load, store = tp.Role(warps=1), tp.Role(warps=1)
+    ring = tp.BarrierRing(3, producer=load, consumer=store)
+    x = tp.TmaLoadStage(tile=(32, 64), ring=ring)
+    y = tp.TmaStoreStage(source=x)
+
+    @load.jit
+    def fill(self, k, tile):
+        m, n = tile.m - 3, tile.n - 2
+        with k.ring.produce() as slot:
+            slot.x.load_from(m // 2 + 100 * (m % 3) + 1000 * (n % (n - 9)) + 20_000 * (-7 % (n + 5)), 8 * (-n // 3))
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
+
+
 class TwoReaders(tp.Schedule):
     """One producer, two consumers: threads that store what they read, and the engine."""
 
@@ -306,6 +326,7 @@ EPILOGUES = {name: attrs.evolve(kernel, unroll=True) for name, kernel in EPILOGU
 THREADS = {
     "add parts": Kernel(SHELF["AddParts"], {"x": "fp32", "d": "bf16"}, MATRIX | {"s": 3}),
     "add parts of vectors": Kernel(lambda: S.AddParts((1, 256)), {"x": "fp32", "d": "fp32"}, MATRIX | {"m": 5, "s": 5}),
+    "arithmetic": Kernel(Arithmetic, {}, {"m": 200, "n": 600}),
     "chain of three": Kernel(Doubled, {}, MATRIX),
     "tile over another": Kernel(Narrowed, {}, MATRIX),
     "two readers": Kernel(TwoReaders, {}, MATRIX),

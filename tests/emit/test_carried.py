@@ -1,26 +1,31 @@
-"""What run-time loops carry: fragments keep their form, or compiling says so."""
+"""What run-time loops carry: fragments and numbers keep their form, or the model, the check and compiling say so."""
 
+import numpy as np
 import pytest
 
 import tmapipe as tp
 
 
+class Stack(tp.Schedule):
+    """Of what is made of the matrices of a stack."""
+
+    load, work = tp.Role(warps=1), tp.Role(warps=4)
+    ring = tp.BarrierRing(4, producer=load, consumer=work)
+    x = tp.TmaLoadStage("s m n", tile=(8, 256), ring=ring)
+    d = tp.TmaStoreStage("m n", tile=(8, 256), role=work)
+
+    @load.jit
+    def fill(self, k, tile):
+        for s in range(k.steps("x", "s")):
+            with k.ring.produce() as slot:
+                slot.x.load(tile, s=s)
+
+
 def maxima(begin):
     """d[m, n] = max over s of x[s, m, n]. begin: what the maximum begins with, made of k."""
 
-    class Maxima(tp.Schedule):
-        load, work = tp.Role(warps=1), tp.Role(warps=4)
-        ring = tp.BarrierRing(4, producer=load, consumer=work)
-        x = tp.TmaLoadStage("s m n", tile=(8, 256), ring=ring)
-        d = tp.TmaStoreStage("m n", tile=(8, 256), role=work)
-
-        @load.jit
-        def fill(self, k, tile):
-            for s in range(k.steps("x", "s")):
-                with k.ring.produce() as slot:
-                    slot.x.load(tile, s=s)
-
-        @work.jit
+    class Maxima(Stack):
+        @Stack.work.jit
         def greatest(self, k, tile):
             top = begin(k)
             for _ in range(k.steps("x", "s")):
@@ -31,12 +36,84 @@ def maxima(begin):
     return Maxima()
 
 
+class Counted(Stack):
+    """A number becomes one of another kind."""
+
+    @Stack.work.jit
+    def count(self, k, tile):
+        turns = 0
+        for _ in range(k.steps("x", "s")):
+            with k.ring.consume() as slot:
+                slot.x.read()
+            turns = turns + 0.5
+        k.d.store(tile, k.full("x", 0.0) + turns)
+
+
+class Last(Stack):
+    """A name that a loop assigns first is used after it."""
+
+    @Stack.work.jit
+    def keep(self, k, tile):
+        for _ in range(k.steps("x", "s")):
+            with k.ring.consume() as slot:
+                last = slot.x.read()
+        k.d.store(tile, last)
+
+
+class Branch(Stack):
+    """A number becomes a fragment in a branch."""
+
+    @Stack.work.jit
+    def choose(self, k, tile):
+        last = 0.0
+        for _ in range(k.steps("x", "s")):
+            with k.ring.consume() as slot:
+                slot.x.read()
+        if tile.m > 0:
+            last = k.full("x", 1.0)
+        k.d.store(tile, k.full("x", 1.0) + last)
+
+
 def test_a_fragment_is_carried():
     assert maxima(lambda k: k.full("x", float("-inf"))).compile(arch="sm_90a").resources.spill_bytes == 0
 
 
+def refused(schedule, name):
+    """By the model, the check and the compiler."""
+    for call in (lambda: schedule(X), schedule.check, lambda: schedule.compile(arch="sm_90a")):
+        with pytest.raises(tp.ScopeError, match=rf"(?s)`{name}`.*k\.full") as error:
+            call()
+        assert "test_carried.py" in str(error.value)
+
+
+X = np.zeros((2, 8, 256), np.float32)
+
+
 @pytest.mark.parametrize("begin", [lambda k: -1e30, lambda k: k.full("x", 0), lambda k: k.full("x", 0.0, "rows")])
 def test_what_becomes_a_fragment_of_another_form_is_refused(begin):
-    """CuTe DSL fixes the types of what a loop carries at its beginning. The model cannot see that."""
-    with pytest.raises(tp.ScopeError, match=r"`top`.*k\.full"):
-        maxima(begin).compile(arch="sm_90a")
+    """CuTe DSL fixes the types of what a loop carries where it begins."""
+    refused(maxima(begin), "top")
+
+
+def test_a_number_that_becomes_another_kind_is_refused():
+    refused(Counted(), "turns")
+
+
+@pytest.mark.parametrize("form", [Last, Branch])
+def test_what_is_seen_when_compiling_alone(form):
+    with pytest.raises(tp.ScopeError, match=r"(?s)test_carried.py:\d+: `last`.*before the loop or branch"):
+        form().compile(arch="sm_90a")
+
+
+def test_ranges_are_ranges_outside_of_loops():
+    class Backwards(Stack):
+        @Stack.work.jit
+        def add(self, k, tile):
+            order = range(3)
+            total = k.full("x", 0.0) + len(order) + order[2] + sum(reversed(order)) + (1 in order)
+            for _ in range(k.steps("x", "s")):
+                with k.ring.consume() as slot:
+                    total = total + slot.x.read()
+            k.d.store(tile, total)
+
+    assert (Backwards()(X) == 9).all()

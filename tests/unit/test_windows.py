@@ -73,3 +73,15 @@ def test_compiles_and_is_proved():
         schedule.at = at
         assert schedule.compile({"x": "fp32", "y": "fp32"}).resources.spill_bytes == 0
         assert schedule.check({"x": "fp32", "y": "fp32"}).ok
+
+
+def test_a_start_of_more_than_32_bits_is_refused():
+    class Far(Window):
+        @Window.load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load_from((tile.m + 1) * 2**31, 0)
+
+    x, y = np.zeros((16, 64), np.float32), np.zeros((8, 32), np.float32)
+    refused(Far(), x, out=y, argument="start of x", rule="32 bits")
+    refused(Far().check, argument="start of x", rule="32 bits")

@@ -5,7 +5,6 @@ What varies are the number of output tiles of a CTA, and what the bodies decide 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -145,15 +144,7 @@ class Problems:
 
     def recording(self) -> Any:
         """The scope in which bodies are recorded."""
-        spaces: dict[int, dict[str, Any]] = {id(module.__dict__): module.__dict__ for module in self._modules()}
-        declared = self.schedule.declared
-        for body in (*declared.bodies.values(), *declared.befores.values()):
-            spaces[id(body.__globals__)] = body.__globals__
-        return names_replaced(list(spaces.values()))
-
-    def _modules(self) -> list[Any]:
-        names = {cls.__module__ for cls in type(self.schedule).__mro__ if cls is not object}
-        return [sys.modules[name] for name in sorted(names) if name in sys.modules]
+        return names_replaced(self.schedule)
 
     def check_state(self) -> None:
         """Raises `ScopeError` if what bodies do depends on something that they change."""

@@ -22,6 +22,7 @@ from tmapipe.gpu.caches import forget_ir
 from tmapipe.gpu.edges import edge_of, make_edge_atom
 from tmapipe.gpu.isa import GpuIsa
 from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
+from tmapipe.gpu.modulo import as_in_python
 from tmapipe.gpu.notes import check_notes, options_for
 from tmapipe.gpu.report import Resources, read_resources
 from tmapipe.kernel import kernel_main
@@ -167,7 +168,7 @@ def build(
     flags = f"--gpu-arch {plan.arch} --enable-tvm-ffi" + (" --keep-ptx --keep-cubin" if keep else "")
     # What is kept is read back at once; the files' names are not unique, so each compilation has a folder of its own.
     # Two traces at once in threads break CuTe DSL, and a check changes what names mean meanwhile.
-    with NAMES_LOCK, tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
+    with NAMES_LOCK, as_in_python(), tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
         notes = Path(folder) / "notes"
 
         def compiled(located: bool) -> Any:
@@ -195,14 +196,17 @@ def build(
 
 
 def _carried(error: DSLUserCodeError) -> ScopeError | None:
-    """The error for what a run-time loop or branch changes the form of, if it is that."""
+    """The error for a name whose form a run-time loop or branch changes, or that is known inside alone, if it is that."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-    if "_STRUCTURE_CHANGED" not in text and "_TYPE_CHANGED" not in text:
+    if not any(word in text for word in ("_STRUCTURE_CHANGED", "_TYPE_CHANGED", "_UNSTABLE_JOIN", "NameError in")):
         return None
-    what = text.split("]:", 1)[-1].strip().split("\n")
+    what = re.split(r"error(?:\[\w+\])?:", text, maxsplit=1)[-1].strip().split("\n")
     where = next((line.strip().removeprefix("--> ") for line in what if "-->" in line), "")
-    fix = "Let it begin as a fragment of the same kind, e.g. k.full(stage, 0.0), and keep it one."
-    return ScopeError(f"{where}: {what[0]} {fix}")
+    fix = "Give it a value of the form that it keeps before the loop or branch, e.g. k.full(stage, 0.0)."
+    said = re.sub(
+        r"NameError in .*: name '(\w+)' is not defined", r"`\1` is first assigned in a loop or branch.", what[0]
+    )
+    return ScopeError(f"{where}: {said} {fix}")
 
 
 def _check_sources(schedule: Schedule) -> None:

@@ -19,6 +19,7 @@ from tmapipe.errors import ScopeError
 from tmapipe.gpu.functions import FUNCTIONS, KINDS, choose
 from tmapipe.gpu.layouts import cute_type
 from tmapipe.gpu.matmuls import operand, tiled_mma
+from tmapipe.gpu.modulo import as_in_cute
 from tmapipe.gpu.sums import Sums
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.fragments import Fragments
@@ -285,7 +286,8 @@ class GpuFragments(Sums, Fragments):
                 share = (tile[0] // role.team_warps, *tile[1:])
                 tensor = cute.local_tile(tensor, share, (mine, *(0,) * (len(tile) - 1)))
             tensors.append(tensor)
-        gpu(*tensors)
+        with as_in_cute():
+            gpu(*tensors)
 
     # ---- data -----------------------------------------------------------------------------------------------------
 

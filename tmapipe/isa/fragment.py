@@ -91,6 +91,10 @@ def combine(name: str, *operands: Any) -> Fragment:
         if isinstance(x, Fragment):
             converted = backend.convert(x.data, kind, want)
             data.append(backend.expand(layout, x.along, converted, along) if x.along != along else converted)
+        elif want == "int32" and isinstance(x, int) and not -(2**31) <= x < 2**31:
+            raise ScopeError(
+                f"{name} of a fragment and {x}, which has more than 32 bits. Use a float, or a smaller number."
+            )
         else:
             data.append(backend.scalar(x, want))
     return Fragment(backend, layout, along, result, backend.elementwise(name, data))

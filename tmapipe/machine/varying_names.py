@@ -1,21 +1,34 @@
-"""Python's `range`, `min` and `max`, of numbers that may vary, under the same names in the modules of bodies."""
+"""Python's `range`, `min` and `max` in bodies: of numbers that may vary, and with loops that are watched."""
 
 from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
+import inspect
 import operator
+import sys
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Container, Iterator
+from types import CodeType
+from typing import TYPE_CHECKING, Any
 
+from tmapipe.machine.carried import Turns
 from tmapipe.machine.varying import Varying, whole
+
+if TYPE_CHECKING:
+    from tmapipe.schedule import Schedule
 
 __all__ = ["NAMES_LOCK", "greatest", "names_replaced"]
 
 
-def _range(*bounds: Any) -> Any:
-    """As `range`, of numbers that may vary."""
+def _range(bodies: Container[CodeType], *bounds: Any) -> Any:
+    """As `range`, of numbers that may vary. bodies: whose loops are watched."""
+    numbers = _numbers(*bounds)
+    return Turns(numbers) if sys._getframe(1).f_code in bodies else numbers
+
+
+def _numbers(*bounds: Any) -> Any:
     varying = next((bound for bound in bounds if type(bound) is Varying), None)
     if varying is None:
         return builtins.range(*bounds)
@@ -49,18 +62,25 @@ def _extreme(name: str, found: Callable[..., Any]) -> Callable[..., Any]:
 
 
 greatest = _extreme("max", max)
-_REPLACED = {"range": _range, "min": _extreme("min", min), "max": greatest}
+_least = _extreme("min", min)
 #: Held by a check as a whole, and by whoever traces bodies: the names are those of the whole process.
 NAMES_LOCK = threading.RLock()
 
 
 @contextlib.contextmanager
-def names_replaced(namespaces: list[dict[str, Any]]) -> Iterator[None]:
-    """Lets `range`, `min` and `max` take numbers that vary, in these modules. To others they are what they were."""
+def names_replaced(schedule: Schedule) -> Iterator[None]:
+    """Lets `range`, `min` and `max` take numbers that vary, in the modules of the schedule's bodies. To others they are what
+    they were."""
+    bodies = (*schedule.declared.bodies.values(), *schedule.declared.befores.values())
+    modules = (sys.modules.get(cls.__module__) for cls in type(schedule).__mro__ if cls is not object)
+    spaces = [vars(module) for module in modules if module is not None]
+    namespaces = {id(space): space for space in (*spaces, *(body.__globals__ for body in bodies))}
+    turns = functools.partial(_range, {inspect.unwrap(body).__code__ for body in bodies})
+    replaced = {"range": turns, "min": _least, "max": greatest}
     with NAMES_LOCK:
-        changed = [(space, name) for space in namespaces for name in _REPLACED if name not in space]
+        changed = [(space, name) for space in namespaces.values() for name in replaced if name not in space]
         for space, name in changed:
-            space[name] = _REPLACED[name]
+            space[name] = replaced[name]
         try:
             yield
         finally:

@@ -153,9 +153,10 @@ class MachineIsa(Isa):
 
 
 def _check_start(part: Load | Store, at: Sequence[Any]) -> None:
-    """Raises `InputError` unless *at* is a whole number of elements along each dimension."""
-    if len(at) != len(part.dims) or not all(type(x) is int or isinstance(x, np.integer) for x in at):
-        rule = f"is where a tile starts: one whole number of elements along each of {', '.join(part.dims)}"
+    """Raises `InputError` unless *at* is a whole number of elements along each dimension, of 32 bits as on the GPU."""
+    whole = (isinstance(x, (int, np.integer)) and not isinstance(x, bool) and -(2**31) <= x < 2**31 for x in at)
+    if len(at) != len(part.dims) or not all(whole):
+        rule = f"is where a tile starts: one whole number of 32 bits, of elements, along each of {', '.join(part.dims)}"
         raise InputError(f"start of {part.name}'s tile", tuple(at), rule, "use integers, and // instead of /")
 
 

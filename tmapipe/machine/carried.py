@@ -1,0 +1,68 @@
+"""What the loops of bodies carry from turn to turn: fragments and numbers that keep their form.
+
+CuTe DSL fixes the types of what a loop carries where it begins. So that the model refuses what cannot be traced, it compares
+the forms of a body's names before its loops and after each turn.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from tmapipe.errors import ScopeError
+from tmapipe.isa.fragment import Fragment
+from tmapipe.machine.varying import Condition, Varying
+
+__all__ = ["Turns"]
+
+
+class Turns:
+    """The numbers of a loop, for which they are taken in the body itself."""
+
+    def __init__(self, numbers: Any):
+        self.numbers = numbers
+
+    def __iter__(self) -> Iterator[Any]:
+        return _Turning(iter(self.numbers), sys._getframe(1))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.numbers[i]
+
+
+class _Turning:
+    def __init__(self, numbers: Iterator[Any], frame: FrameType):
+        self.numbers, self.before = numbers, _forms(frame)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        for name, form in _forms(sys._getframe(1)).items():
+            before = self.before.get(name, form)
+            if before != form:
+                raise ScopeError(
+                    f"`{name}` is {before} where a loop begins and {form} after a turn of it. What a loop carries keeps its "
+                    "form: let it begin as what it becomes, e.g. k.full(stage, 0.0)."
+                )
+        return next(self.numbers)
+
+
+def _forms(frame: FrameType) -> dict[str, str]:
+    """What a function's names are now, of those that are fragments, numbers or None."""
+    found = ((name, _form(value)) for name, value in frame.f_locals.items())
+    return {name: form for name, form in found if form}
+
+
+def _form(value: Any) -> str:
+    if isinstance(value, Fragment):
+        return f"a fragment of {value.kind} along {value.along} ({value.layout})"
+    if isinstance(value, (bool, Condition)):
+        return "a bool"
+    if isinstance(value, (int, Varying)):
+        return "an integer"
+    return "a float" if isinstance(value, float) else "None" if value is None else ""
