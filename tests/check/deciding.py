@@ -155,6 +155,82 @@ class Diagonal(Tiles):
         k.y.store(tile, values)
 
 
+Turn = Callable[[Any, Any, Any, Any], Any]  # (schedule, k, tile, turn) -> slots
+
+
+class ByTurn(Tiles):
+    """A loop over steps of k; `given` and `taken` say how many slots each of its turns takes."""
+
+    load, add = Tiles.load, Tiles.add
+
+    def __init__(self, given: Turn, taken: Turn | None = None, cluster: int = 1):
+        super().__init__(given, taken, cluster)
+
+    def turns(self, k, tile):
+        return steps(k)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile, k=0)
+            slot.z.load(h=0, j=0)
+        for i in range(self.turns(k, tile)):
+            for _ in range(self.given(self, k, tile, i)):
+                with k.ring.produce() as slot:
+                    slot.x.load(tile, k=0)
+                    slot.z.load(h=0, j=0)
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        for i in range(self.turns(k, tile)):
+            for _ in range(self.taken(self, k, tile, i)):
+                with k.ring.consume() as slot:
+                    values = values + slot.x.read()
+        k.y.store(tile, values)
+
+
+class FewTurns(ByTurn):
+    """As many turns as a remainder says: 0 to 2."""
+
+    load, add = ByTurn.load, ByTurn.add
+
+    def turns(self, k, tile):
+        return tile.n % 3
+
+
+class HeldOver(ByTurn):
+    """The last slot that a turn has taken is held until a later turn takes one, or until the loop ends. In the broken one, a
+    turn that takes none forgets it: wrong only if turns that take one and turns that take none follow each other.
+    """
+
+    load, add = ByTurn.load, ByTurn.add
+
+    def __init__(self, given: Turn, forgets: bool):
+        super().__init__(given)
+        self.forgets = forgets
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        held = None
+        for i in range(self.turns(k, tile)):
+            taken = self.taken(self, k, tile, i)
+            if taken == 1:
+                slot = k.ring.wait()
+                values = values + slot.x.read()
+                if held is not None:
+                    k.ring.release(held)
+                held = slot
+            elif self.forgets:
+                held = None
+        if held is not None:
+            k.ring.release(held)
+        k.y.store(tile, values)
+
+
 @attrs.frozen
 class Case:
     """right: proved for all shapes; broken: with one slip."""
@@ -223,6 +299,22 @@ CASES = (
     case("between two entries", lambda s, k, tile: entry(k, tile.l + 1) - entry(k, tile.l),
          lambda s, k, tile: entry(k, tile.l + 1)),
     case("whether an entry is large", lambda s, k, tile: one_if(entry(k, tile.m) > 3), lambda s, k, tile: 1),
+    case("more steps than twice the row", lambda s, k, tile: one_if(steps(k) > 2 * tile.m), lambda s, k, tile: 1),
+    case("steps less twice the row", lambda s, k, tile: steps(k) - 2 * tile.m, lambda s, k, tile: steps(k) - tile.m),
+    case("the row is that of the column", lambda s, k, tile: one_if(tile.m == tile.n), lambda s, k, tile: 0),
+    case("in the thousandth row", lambda s, k, tile: one_if(tile.m >= 100), lambda s, k, tile: one_if(tile.m > 100)),
+    case("as many turns inside", lambda s, k, tile: steps(k, "j"), lambda s, k, tile: steps(k, "j") - 1, Nested),
+    case("a triangle", lambda s, k, tile, i: i, lambda s, k, tile, i: i - 1, ByTurn),
+    case("a triangle to the end", lambda s, k, tile, i: steps(k) - i, lambda s, k, tile, i: steps(k), ByTurn),
+    case("a triangle of few turns", lambda s, k, tile, i: i, lambda s, k, tile, i: 1, FewTurns),
+    case("until twice the batch", lambda s, k, tile, i: one_if(i < 2 * tile.l), lambda s, k, tile, i: 1, ByTurn),
+    case("at the turn of the row", lambda s, k, tile, i: one_if(i == tile.m),
+         lambda s, k, tile, i: one_if(i == tile.m + 1), ByTurn),
+    case("every fifth turn", lambda s, k, tile, i: one_if(i % 5 == 0), lambda s, k, tile, i: one_if(i % 5 == 4), ByTurn),
+    case("the hundredth turn", lambda s, k, tile, i: one_if(i == 100), lambda s, k, tile, i: 0, ByTurn),
+    case("an entry for each turn", lambda s, k, tile, i: entry(k, i), lambda s, k, tile, i: entry(k, i + 1), ByTurn),
+    case("whether the entry of a turn is large", lambda s, k, tile, i: one_if(entry(k, i) > 1),
+         lambda s, k, tile, i: 1, ByTurn),
 )  # fmt: skip
 
 
@@ -297,36 +389,6 @@ class ByAList(Tiles):
         super().__init__(lambda s, k, tile: [1, 2, 3, 4, 5, 6, 7, 8][tile.m], lambda s, k, tile: tile.m + 1)
 
 
-class Triangle(Tiles):
-    """A loop whose count is the index of the loop around it."""
-
-    load, add = Tiles.load, Tiles.add
-
-    def __init__(self):
-        super().__init__(lambda s, k, tile: steps(k))
-
-    @load.jit
-    def fill(self, k, tile):
-        with k.ring.produce() as slot:
-            slot.x.load(tile, k=0)
-            slot.z.load(h=0, j=0)
-        for i in range(self.given(self, k, tile)):
-            for _ in range(i):
-                with k.ring.produce() as slot:
-                    slot.x.load(tile, k=0)
-                    slot.z.load(h=0, j=0)
-
-    @add.jit
-    def total(self, k, tile):
-        with k.ring.consume() as slot:
-            values = slot.x.read()
-        for i in range(self.taken(self, k, tile)):
-            for _ in range(i):
-                with k.ring.consume() as slot:
-                    values = values + slot.x.read()
-        k.y.store(tile, values)
-
-
 class ByTheMultiprocessor(Tiles):
     def __init__(self):
         super().__init__(lambda s, k, tile: one_if(k.isa.smid() > 3))
@@ -376,12 +438,37 @@ class InTheThousandthRow(Tiles):
         super().__init__(lambda s, k, tile: one_if(tile.m > 1000), lambda s, k, tile: 0)
 
 
+class HeldWhileTurnsDiffer(HeldOver):
+    """Right, but turns depend on those before them."""
+
+    load, add = HeldOver.load, HeldOver.add
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile, i: one_if(entry(k, i) > 1), forgets=False)
+
+
+class Forgotten(HeldOver):
+    load, add = HeldOver.load, HeldOver.add
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile, i: one_if(entry(k, i) > 1), forgets=True)
+
+
+class ForgottenLate(HeldOver):
+    load, add = HeldOver.load, HeldOver.add
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile, i: one_if(i < 40 * tile.l), forgets=True)
+
+
 UNSEEN = (
+    HeldWhileTurnsDiffer,
+    Forgotten,
+    ForgottenLate,
     GroupsPending,
     LanesBySteps,
     FarAway,
     ByAList,
-    Triangle,
     ByTheMultiprocessor,
     FailsInTheTenthRow,
     ByAFloat,

@@ -9,10 +9,11 @@ from typing import Any
 
 import attrs
 
-from tmapipe.check.kinds import Variation, sources
+from tmapipe.check.kinds import Variation
 from tmapipe.check.positions import Positions, iteration_of
 from tmapipe.check.problems import Kind, NotRegular, Problems
 from tmapipe.check.relative import parts_of
+from tmapipe.machine.decisions import sources
 
 __all__ = ["EMPTY", "After", "Dividing", "NotAlike", "Ops", "Piece", "Segment", "Where", "regular_from"]
 
@@ -25,12 +26,13 @@ EMPTY = "a tile of 0 steps"
 class Segment:
     """A piece of a run: operations of all warps.
 
-    parts: by warp, as recorded; start, end: positions of the warps before and after; to: the boundary to which it leads;
-    kind: of the tile that begins, if one does; empty: whether only a tensor without elements has such tiles; grows: which
-    number of the tile's kind it adds to, and how much.
+    parts: by warp, as recorded; words: the same as relative operations; start, end: positions of the warps before and after;
+    to: the boundary to which it leads; kind: of the tile that begins, if one does; empty: whether only tensors without
+    elements have such tiles; grows: which number of the tile's kind it adds to, and how much.
     """
 
     parts: list[list[Any]]
+    words: Ops
     start: Positions
     end: Positions
     to: Where
@@ -135,16 +137,11 @@ class Dividing:
         def only(value: int) -> None:
             self._divide(into, i, d + 1, {rest: portion[(value, *rest)] for rest in rests}, ends, begins, grows)
 
-        if variation.all:
-            for value in values:
+        if variation.all or variation.some:
+            for value in values if variation.all else values[:-1]:
                 only(value)
-            return
-        if not variation.counted:  # the least and the largest value stand for all beyond them
-            for value in values[:-1]:
-                only(value)
-            words = [[self._words(i, portion[(value, *rest)]) for rest in rests] for value in values]
-            if words[-1] != words[-2] or (variation.term.empty is None and words[0] != words[1]):
-                raise NotRegular(f"tiles differ for ever larger {variation.text}")
+            if variation.all:
+                return
             larger = {rest: self._open_ended(portion[(values[-1], *rest)], d) for rest in rests}
             self._divide(into, i, d + 1, larger, ends, begins, grows)
             return
@@ -225,7 +222,7 @@ class Dividing:
 
     def _loops(self, i: int, variation: Variation, piece: Piece) -> list[list[int]]:
         """By warp: where the outermost loops of a piece begin that the variation counts."""
-        problems, keys = self.problems, {variation.key, *(key for key, _ in variation.others)}
+        problems, keys = self.problems, {variation.key}
         found = []
         programs = problems.programs(self.boundaries, piece.kind)
         for agent, (program, first, last) in enumerate(zip(programs, piece.first, piece.last, strict=True)):
@@ -260,14 +257,14 @@ class Dividing:
         start.advance(i, _between(parts, nothing, piece.first))
         end = start.copy()
         own = _between(parts, piece.first, piece.last)
-        end.advance(i, own)
+        words = end.advance(i, own)
         if begins:
             name = self._text(piece.shown) + (", up to its end" if to[0] == "step" else "")
-            return Segment(own, start, end, to, name, piece.shown, self._empty(piece))
+            return Segment(own, words, start, end, to, name, piece.shown, self._empty(piece))
         if grows:
             name = "one more step" if grows[1] == 1 else f"{grows[1]} more steps"
-            return Segment(own, start, end, to, name, grows=grows)
-        return Segment(own, start, end, to, "the tile's end")
+            return Segment(own, words, start, end, to, name, grows=grows)
+        return Segment(own, words, start, end, to, "the tile's end")
 
 
 def _between(parts: list[list[Any]], first: list[int], last: list[int]) -> list[list[Any]]:

@@ -1,27 +1,29 @@
 """The kinds of tiles: what bodies decide on, and the values of it that are looked at.
 
-A *variation* is a term that bodies use and that is not computed of others that they use. A kind of tile is a value for each
+A *variation* is a term that bodies use, or a sum of terms that is looked at as a whole. A kind of tile is a value for each
 variation. Whatever the bodies do at a tile depends on its kind alone. Values go on without end, so those above some number
 must be alike: a count grows by the same operations, and a comparison stays as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
 
-from tmapipe.machine.decisions import COUNT, Decisions, Term, Use
+from tmapipe.machine.decisions import COUNT, Decisions, Sum, Term, Use, primitive
 from tmapipe.machine.varying import COMPARED, VALUE, Varying
 from tmapipe.machine.varying_text import text_of
 
-__all__ = ["Kinds", "Variation", "kinds_of", "sources"]
+__all__ = ["Kinds", "Variation", "kinds_of"]
 
 Key = tuple[Any, ...]
-MOST_KINDS = 700
-FARTHEST = 24  # a number that something may be compared with
+MOST_KINDS = 2000
+FARTHEST = 24  # a number that a count may be compared with
 ALL = 20  # as many values of something bounded are all looked at
+BY_TURN = "decides on the first or the last turns of a loop"
 
 
 @attrs.frozen
@@ -29,32 +31,37 @@ class Variation:
     """Something that varies.
 
     key, term: of `Decisions`; counted: whether it counts loops; far: up to which value, and down to which negative one, it is
-    compared with numbers; others: terms that are used only in one sum with it, so that it stands for the sum, and they are 0.
+    compared with numbers; some: the values to look at, if it is only compared; indices: of the loops at each of whose turns it
+    can have another value; around: whether it counts a loop at whose turns something can have another value.
     """
 
     key: Key
     term: Term
     counted: bool
     far: int
-    others: tuple[tuple[Key, int], ...] = ()
+    some: tuple[int, ...] = ()
+    indices: tuple[Key, ...] = ()
+    around: bool = False
 
     @property
     def all(self) -> bool:
         """Whether it has so few values that all are looked at."""
         low, high = self.term.empty, self.term.high
-        return low is not None and high is not None and high - low < ALL
+        return low is not None and high is not None and high - low < ALL and not self.around
 
     def values(self, laps: int, at_once: int) -> list[int]:
         """Those to look at. laps: as many as show that a count goes on by the same operations."""
-        low = -(self.far + 2) if self.term.empty is None else self.term.empty
+        if self.some:
+            return list(self.some)
+        low = -(self.far + 2 * at_once) if self.term.empty is None else self.term.empty
         if self.all:
             assert self.term.high is not None
             return list(range(low, self.term.high + 1))
-        return list(range(low, max(low, 0) + self.far + (at_once * laps if self.counted else 1) + 1))
+        return list(range(low, max(low, 0) + self.far + at_once * laps + 1))
 
     @property
     def text(self) -> str:
-        return text_of(((self.key, 1), *self.others))
+        return text_of(((self.key, 1),))
 
 
 @attrs.frozen
@@ -75,98 +82,111 @@ class Kinds:
 
     def at(self, kind: tuple[int, ...]) -> dict[Key, int]:
         """The values of terms at a tile of this kind."""
-        found = dict(zip(self.keys, kind, strict=True))
-        return found | {key: 0 for each in self.variations for key, _ in each.others}
+        return dict(zip(self.keys, kind, strict=True))
 
 
-def kinds_of(decisions: Decisions, uses: list[Use] | None = None) -> Kinds:
+def kinds_of(decisions: Decisions) -> Kinds:
     """What varies, by all that has been recorded."""
-    uses = list(decisions.uses) if uses is None else uses
-    terms = decisions.terms
-    used = dict.fromkeys(key for use in uses for key, _ in use.terms)
-    for key in [key for key in used if terms[key].by_index]:  # of the index of a loop, and maybe of others
-        used.update(dict.fromkeys(terms[key].of))
-    keys = [key for key in used if not terms[key].by_index]
-    while True:
-        half = next((key for key in keys if _halved(key, keys)), None)
-        if half is None:
-            break
-        keys.remove(half)
+    uses = _uses(decisions)
+    keys = list(dict.fromkeys(key for use in uses for key, _ in use.terms))
+    halves = {key for key in keys if key != _whole_of(key) in keys}
+    loops = {index for key in keys for index in decisions.indices(key)}
+    around = {
+        _whole_of(part) for index in loops for part, _ in decisions.looked_at(index[2], index[1], keys)
+    }  # counts of loops at whose turns something can have another value
     found, reasons = [], []
-    sums = _sums(terms, uses, keys)
-    for key in keys:
-        if any(key in of for of in sums.values()):
-            continue
-        own = [use for use in uses if key in sources(terms, use.terms, keys) or not sources(terms, use.terms, keys)]
-        counted = any(use.how == COUNT or _by_index(terms, use) or _mixed(terms, use, keys, sums) for use in own)
-        far = max([_distance(use) * _scale(use, keys) for use in own if use.how != VALUE], default=0)
-        others = sums.get(key, {})
-        term = _of_sum(decisions, key, others) if others else terms[key]
-        found.append(Variation(key, term, counted, far, tuple(others.items())))
-        if far > FARTHEST:
-            reasons.append(f"{found[-1].text}, which is compared with numbers as large as {far}")
-    for use in uses:
-        reasons += _not_seen_through(terms, use, found)
-    return Kinds(tuple(found), tuple(dict.fromkeys(reasons)))
+    for key in (key for key in keys if key not in halves):
+        own = [use for use in uses if any(key in (part, _whole_of(part)) for part, _ in use.terms)]
+        values = any(use.how == VALUE for use in own)
+        mixed = any(len(use.terms) > 1 or use.terms[0][0] != key for use in own)
+        counted = mixed or any(use.how in (COUNT, BY_TURN) for use in own)
+        scale = max([part[2] for part in halves if _whole_of(part) == key], default=1)
+        far = max([_distance(use) * scale for use in own if use.how != VALUE], default=0)
+        term = decisions.terms[key]
+        some = () if counted or values else _critical(term, own)
+        depth = max([len(use.inside) for use in own])
+        each = Variation(key, term, counted, far, some, decisions.indices(key), key in around)
+        found.append((bool(each.indices), depth, each))
+        if far > FARTHEST and not some:
+            reasons.append(f"{each.text}, which is compared with numbers as large as {far}")
+        if values and (term.by_index or not each.all):
+            reasons.append(f"{each.text}, which {VALUE}")
+    found.sort(key=lambda entry: entry[:2])  # loops before those inside them
+    return Kinds(tuple(each for _, _, each in found), tuple(dict.fromkeys(reasons)))
 
 
-def _sums(terms: dict[Key, Term], uses: list[Use], keys: list[Key]) -> dict[Key, dict[Key, int]]:
-    """Terms that are used only together, in one sum: one of each sum -> the others, with their factors if its own is 1."""
-    found: dict[Key, dict[Key, int]] = {}
-    for use in uses:
-        own = {key: factor for key, factor in use.terms if key in keys}
-        first = next((key for f in (1, -1) for key, factor in own.items() if factor == f), None)
-        if len(own) < 2 or first is None or first in found:
-            continue
-        sign = own.pop(first)
-        others = {key: factor * sign for key, factor in own.items()}
-        if all(_together(terms, each, keys, {first: 1, **others}) for each in uses):
-            found[first] = others
-    return found
+def _uses(decisions: Decisions) -> list[Use]:
+    """All uses, of what is looked at: terms one by one, or sums as a whole, free of their terms."""
+    pairs = {(outer, inner) for use in decisions.uses for outer, inner in _nested(use)}
+    turned = [_by_turn(decisions, use) for use in decisions.uses]
+    wholes = {_sum(use): None for use in turned if _is_free(decisions, use, pairs)}
+    uses = [
+        by_turn if decisions.whole(use.terms, 0, wholes) is None else use
+        for use, by_turn in zip(decisions.uses, turned, strict=True)
+    ]
+    single = [use for use in uses if decisions.whole(use.terms, len(use.inside), wholes) is None]
+    for use in single:  # sums of terms that are used in no other way
+        parts = {key for key, _ in use.terms}
+        others = [each for each in single if primitive(each.terms)[0] != primitive(use.terms)[0]]
+        if use.how == COUNT and len(parts) > 1 and not any(key in parts for each in others for key, _ in each.terms):
+            wholes["sum", primitive(use.terms)[0], 0] = None
+    for key in wholes:
+        decisions.terms.setdefault(key, _of_sum(decisions, key[1]))
+    return [use._replace(terms=decisions.looked_at(use.terms, len(use.inside), wholes)) for use in uses]
 
 
-def _together(terms: dict[Key, Term], use: Use, keys: list[Key], all_of: dict[Key, int]) -> bool:
-    """Whether a use is of a multiple of this sum, or of none of its terms."""
-    own = {key: factor for key, factor in use.terms if key in all_of}
-    rest = tuple((key, factor) for key, factor in use.terms if key not in own)
-    if sources(terms, rest, keys) & all_of.keys():
+def _nested(use: Use) -> Iterator[tuple[Key, Key]]:
+    """(count of a loop, count of a loop inside it) of terms."""
+    for index in use.inside if use.how == COUNT else ():
+        yield from itertools.product((_whole_of(key) for key, _ in index[2]), (_whole_of(key) for key, _ in use.terms))
+
+
+def _sum(use: Use) -> Key:
+    """The sum as a whole. What counts a loop inside one that it counts, too, is free of that one."""
+    return "sum", primitive(use.terms)[0], len(use.inside)
+
+
+def _by_turn(decisions: Decisions, use: Use) -> Use:
+    """A comparison with the first or the last turns of a loop, as a use of the loop's count; any other use as it is."""
+    indices = [(key, factor) for key, factor in use.terms if decisions.terms[key].by_index]
+    if use.how != COMPARED or len(indices) != 1 or abs(use.const) > FARTHEST:
+        return use
+    ((key, factor),) = indices
+    if len(use.terms) == 1 and key[0] == "remainder" and key[2] in (2, 3) and len(key[1][0]) == 1:
+        ((key, factor),) = key[1][0]
+    rest = tuple((term, -factor * each) for term, each in use.terms if (term, each) not in indices)
+    if key[0] != "index" or abs(factor) != 1 or rest not in ((), key[2]):
+        return use
+    return Use(BY_TURN, key[2], use.const, (key,) * key[1])
+
+
+def _is_free(decisions: Decisions, use: Use, pairs: set[tuple[Key, Key]]) -> bool:
+    """Whether a sum is looked at as a whole, whatever its terms are. pairs: of counts of loops in each other."""
+    if use.how not in (COUNT, COMPARED):
         return False
-    return not own or {key: factor * own.get(next(iter(all_of)), 0) for key, factor in all_of.items()} == own
+    if any(decisions.terms[key].by_index for key, _ in use.terms):
+        return True
+    if use.how == COMPARED:
+        return len(use.terms) > 1
+    return any((inner, outer) in pairs for outer, inner in _nested(use)) or any(factor < 0 for _, factor in use.terms)
 
 
-def _of_sum(decisions: Decisions, key: Key, others: dict[Key, int]) -> Term:
-    """What is known of a sum."""
-    whole = Varying(decisions, {key: 1, **others}, 0, 0)
-    low, empty, high = (decisions.bound(whole, end) for end in ("low", "empty", "high"))
-    known = [decisions.terms[part] for part in whole.terms]
-    return Term(low, empty, high, per_tile=any(term.per_tile for term in known))
-
-
-def _halved(key: Key, keys: list[Key]) -> bool:
-    """Whether it is half or a third of one of *keys*, or the remainder: steps that are taken two by two, or by three.
+def _whole_of(key: Key) -> Key:
+    """The term of which this is half or a third, or the remainder: steps that are taken two by two, or by three.
 
     Any other term that is computed of something varies by itself.
     """
     if key[0] not in ("quotient", "remainder") or key[2] not in (2, 3):
-        return False
+        return key
     (terms, _) = key[1]
-    return len(terms) == 1 and terms[0][1] == 1 and terms[0][0] in keys
+    return terms[0][0] if len(terms) == 1 and terms[0][1] == 1 else key
 
 
-def sources(terms: dict[Key, Term], of: tuple[tuple[Key, int], ...], keys: Collection[Key]) -> set[Key]:
-    """Those of *keys* that a sum is computed of."""
-    found, todo = set(), [key for key, _ in of]
-    while todo:
-        key = todo.pop()
-        if key in keys:
-            found.add(key)
-        else:
-            todo += terms[key].of
-    return found
-
-
-def _by_index(terms: dict[Key, Term], use: Use) -> bool:
-    return any(terms[key].by_index for key, _ in use.terms)
+def _of_sum(decisions: Decisions, terms: Sum) -> Term:
+    """What is known of a sum."""
+    whole = Varying(decisions, dict(terms), 0, 0)
+    low, empty, high = (decisions.bound(whole, end) for end in ("low", "empty", "high"))
+    return Term(low, empty, high, per_tile=any(decisions.terms[key].per_tile for key, _ in terms))
 
 
 def _distance(use: Use) -> int:
@@ -176,38 +196,13 @@ def _distance(use: Use) -> int:
     return abs(use.const) // min(abs(factor) for _, factor in use.terms) + 1
 
 
-def _scale(use: Use, keys: list[Key]) -> int:
-    """By how much larger numbers a half or a third is computed of."""
-    return max([key[2] for key, _ in use.terms if _halved(key, keys)], default=1)
-
-
-def _mixed(terms: dict[Key, Term], use: Use, keys: list[Key], sums: dict[Key, dict[Key, int]]) -> bool:
-    """Whether a use is of several variations, or of a half of one."""
-    own = {key for key, _ in use.terms if not any(key in of for of in sums.values())}
-    return len(sources(terms, use.terms, keys) & own) > 1 or any(_halved(key, keys) for key in own)
-
-
-def _not_seen_through(terms: dict[Key, Term], use: Use, found: list[Variation]) -> list[str]:
-    """Why a use is not seen through; nothing if it is."""
-    text = text_of(use.terms, use.const)
-    known = {each.key: each for each in found}
-    if use.how == VALUE:
-        few = all(key in known and known[key].all for key, _ in use.terms)
-        return [] if few else [f"{text}, which {use.how}"]
-    factors = {key: factor for key, factor in use.terms if not terms[key].by_index}
-    others = {key for each in found for key, _ in each.others}
-    several = len(factors.keys() - others) > 1 and any(abs(factor) > 1 for factor in factors.values())
-    if not _by_index(terms, use):
-        grows = use.how == COUNT and all(factor > 0 for factor in factors.values())
-        return [f"{text}, which {use.how}"] if several and not grows else []
-    if use.how == COUNT:
-        return [f"{text}, which counts a loop inside another"]
-    indices = [(key, factor) for key, factor in use.terms if key[0] == "index"]
-    halves = [key for key, _ in use.terms if terms[key].by_index and key[0] != "index"]
-    if any(key[0] != "remainder" or key[2] not in (2, 3) for key in halves) or len(indices) + len(halves) > 1:
-        return [f"{text}, which {COMPARED}"]
-    for key, factor in indices:  # a few turns after the first or before the last, or at another number
-        to_the_end = {term: -factor * each for term, each in key[2]} == factors
-        if abs(factor) > 1 or not (to_the_end or all(abs(each) == 1 for each in factors.values())):
-            return [f"{text}, which {COMPARED}"]
-    return []
+def _critical(term: Term, uses: list[Use]) -> tuple[int, ...]:
+    """Values that stand for all, if something is only compared: those at which an answer changes, and beside them."""
+    found = set()
+    for use in uses:
+        ((_, factor),) = use.terms
+        below, rest = divmod(-use.const, factor)
+        found |= {below, below + 1} if rest else {below - 1, below, below + 1}
+    low = min(found) if term.empty is None else term.empty
+    high = max(found) if term.high is None else term.high
+    return tuple(sorted({min(max(value, low), high) for value in found}))

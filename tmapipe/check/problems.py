@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Kind", "NotRegular", "Problems", "Shapes"]
 
 Shapes = dict[str, tuple[int, ...]]
-Kind = tuple[int, ...]
+Kind = tuple[Any, ...]  # a value of each variation, or a tuple of them, for one turn of a loop after the other
 
 
 class NotRegular(Exception):
@@ -54,7 +54,10 @@ class Problems:
         self.others = tuple(dict.fromkeys(d for part in plan.transfers for d in part.dims if d not in self.dims))
         self._parts: dict[Any, Any] = {}
         self._programs: dict[tuple[int, Kind], list[Program]] = {}
-        self._relative: dict[tuple[int, Kind], RelativeRun] = {}
+        self._relative: dict[tuple[int, int], RelativeRun] = {}  # by tiles, and by which list of programs
+        self._consulted: dict[
+            tuple[int, ...], dict[Any, list[Program]]
+        ] = {}  # by variations, and by tiles and their values
         self._origin: dict[Key, int] | None = None
         self.largest: Kind = ()  # the kind with the largest values that are looked at
 
@@ -187,14 +190,27 @@ class Problems:
         """Each warp's program for *tiles* output tiles a CTA of one kind."""
         found = self._programs.get((tiles, kind))
         if found is None:
-            found = self._programs[tiles, kind] = self.in_order([kind] * tiles)[0]
+            found = self._programs[tiles, kind] = self._recorded(tiles, kind)
         return found
+
+    def _recorded(self, tiles: int, kind: Kind) -> list[Program]:
+        """Kinds that differ in nothing that bodies have come to have the same programs."""
+        for consulted, by_values in self._consulted.items():
+            found = by_values.get((tiles, *(kind[d] for d in consulted)))
+            if found is not None:
+                return found
+        self.decisions.consulted.clear()
+        programs = self.in_order([kind] * tiles)[0]
+        consulted = tuple(d for d, key in enumerate(self.kinds.keys) if key in self.decisions.consulted)
+        self._consulted.setdefault(consulted, {})[(tiles, *(kind[d] for d in consulted))] = programs
+        return programs
 
     def relative(self, tiles: int, kind: Kind) -> RelativeRun:
         """The same, as relative operations."""
-        found = self._relative.get((tiles, kind))
+        programs = self.programs(tiles, kind)
+        found = self._relative.get((tiles, id(programs)))
         if found is None:
-            found = self._relative[tiles, kind] = self.as_relative(self.programs(tiles, kind), tiles)
+            found = self._relative[tiles, id(programs)] = self.as_relative(programs, tiles)
         return found
 
     def as_relative(self, programs: list[Program], tiles: int) -> RelativeRun:
@@ -209,7 +225,8 @@ class Problems:
         kinds = kinds_of(self.decisions)
         if kinds == self.kinds:
             return False
-        if kinds.at(tuple(range(len(kinds.keys)))) != self.kinds.at(tuple(range(len(self.kinds.keys)))):
-            self._programs, self._relative, self._origin, self.largest = {}, {}, None, ()
+        if kinds.keys != self.kinds.keys:
+            self._programs, self._relative, self._consulted, self._origin, self.largest = {}, {}, {}, None, ()
+            self.decisions.found = {}
         self.kinds = kinds
         return True

@@ -10,6 +10,7 @@ takes steps in pairs, even and odd numbers of steps have this form by themselves
 from __future__ import annotations
 
 import itertools
+import random
 
 import attrs
 
@@ -23,6 +24,7 @@ __all__ = ["EMPTY", "END", "After", "NotRegular", "Segment", "Segments", "Where"
 
 END: Where = ("end", 0)
 LAPS = 3  # around the longest ring, in the longest programs that are looked at
+SOME_TILES = 16  # at whose turns decisions differ
 MOST_PASSES = 6  # over the programs: each can show more that bodies decide on
 
 
@@ -59,8 +61,8 @@ def segments_of(problems: Problems) -> Segments:
     Raises:
         NotRegular: Its programs do not have the form above.
     """
-    if problems.layout.agents:
-        problems.programs(2 * problems.group, problems.largest)
+    if problems.layout.agents and not problems.kinds.keys:
+        problems.programs(2 * problems.group, ())
     problems.vary()
     for _ in range(MOST_PASSES):
         try:
@@ -132,7 +134,7 @@ class _Finder(Dividing):
             if tiles:  # no tile at all is run by itself
                 tail = [p.ops[p.tiles[-1] :] for p in problems.programs(tiles, self.few)]
                 end = relative[tiles, self.few].starts[-1]
-                ending = Segment(tail, end, end, END, "the end")
+                ending = Segment(tail, relative[tiles, self.few].tail, end, end, END, "the end")
                 for after in (self.mixed, *self.alike.values()):
                     after["tile", i].append(ending)
         both = zip(self.variations, self.values, self.few, strict=True)
@@ -142,9 +144,10 @@ class _Finder(Dividing):
         uneven = any(each.term.per_tile for each in self.variations)
         if uneven:
             self._check_orders()
+        self._check_turns()
         programs = problems.programs(boundaries, self.few)
         start = relative[boundaries, self.few].starts[0]
-        begin = Segment([p.ops[: p.tiles[0]] for p in programs], start, start, ("tile", 0), "the start")
+        begin = Segment([p.ops[: p.tiles[0]] for p in programs], head, start, start, ("tile", 0), "the start")
         future = Future(problems.layout, [*(run.end for run in relative.values()), *self.ends])
         empty = not any(each.term.low != each.term.empty for each in self.variations)
         return Segments(begin, self.mixed, self.alike, self.loops, future, uneven, empty, early)
@@ -176,7 +179,7 @@ class _Finder(Dividing):
     def _check_many(self, i: int, d: int) -> None:
         """Checks that tiles of many steps, a few times around the rings, are the same with more inner steps."""
         variation = self.variations[d]
-        if variation.all or not variation.counted:
+        if variation.all or variation.some:
             return
         at_once, others = self.at_once, self.few
         for steps in (self.values[d][first::at_once] for first in range(at_once)):
@@ -219,3 +222,38 @@ class _Finder(Dividing):
         usual = problems.relative(self._boundary(len(order)) or self.boundaries, self.few)
         if run.tail != usual.tail:
             raise NotRegular("what comes after the last tile depends on its kind")
+
+    def _check_turns(self) -> None:
+        """Checks that a tile at whose turns decisions differ is made of these segments, for some such tiles."""
+        if not any(each.indices for each in self.variations):
+            return
+        choose = random.Random(0)
+        for _ in range(SOME_TILES):
+            kind: Kind = tuple(
+                tuple(choose.choices(values, k=5))
+                if each.indices
+                else choose.randint(2, 6)
+                if each.around
+                else choose.choice(values)
+                for each, values in zip(self.variations, self.values, strict=True)
+            )
+            if not self._consists_of_segments(self.problems.relative(self.boundaries, kind).tiles[self.early]):
+                raise NotRegular(f"turns of a loop depend on those before them, in {self._text(kind)}")
+
+    def _consists_of_segments(self, tile: Ops) -> bool:
+        begin, end = ("tile", self.early), ("tile", self._boundary(self.early + 1))
+        todo = [(begin, (0,) * len(tile))]
+        seen = set(todo)
+        while todo:
+            where, at = todo.pop()
+            for segment in self.mixed[where]:
+                ends = tuple(a + len(part) for a, part in zip(at, segment.words, strict=True))
+                parts = zip(tile, segment.words, at, ends, strict=True)
+                if segment.to == END or any(own[a:b] != part for own, part, a, b in parts):
+                    continue
+                if segment.to == end and all(len(own) == b for own, b in zip(tile, ends, strict=True)):
+                    return True
+                if segment.to[0] == "step" and (segment.to, ends) not in seen:
+                    seen.add((segment.to, ends))
+                    todo.append((segment.to, ends))
+        return False

@@ -98,6 +98,11 @@ class _Search:
     def run(self) -> str:
         """For which trip counts the findings hold."""
         problems = self.problems
+        problems.vary()
+        for problem in self._first_look():
+            self._add(problem, given=False)
+        if self._stopped:
+            return "no trip count"
         every = self._every_count()
         steps = problems.slots + 1 if problems.inner else 1
         self._add(Problem(problems.shapes(1, steps), 1, 2))  # the second of two clusters that share one tile gets none
@@ -118,6 +123,12 @@ class _Search:
             self._take(tiles, most)
         found = f"up to {tiles} output tiles a CTA" + (f" of up to {most} steps each" if problems.inner else "")
         return found + self._not_varied()
+
+    def _first_look(self) -> Iterator[Problem]:
+        """A few small problems: what is wrong mostly shows in one of them."""
+        yield from (Problem(self.problems.shapes(1, steps)) for steps in ((1, 2) if self.problems.inner else (1,)))
+        if self._decides:
+            yield from itertools.islice(problems_near(self.problems), FIRST)
 
     @property
     def _decides(self) -> bool:

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tmapipe.errors import PipelineError
 from tmapipe.machine.varying import Key, Varying
 
-__all__ = ["COUNT", "MOST_TURNS", "Decisions", "Loop", "Term", "Use"]
+__all__ = ["COUNT", "MOST_TURNS", "Decisions", "Loop", "Sum", "Term", "Use", "primitive", "sources"]
 
 COUNT = "counts a loop"
+Sum = tuple[tuple[Key, int], ...]  # terms with their factors, in a fixed order
 MOST_TURNS = 20_000  # of a loop, where programs are recorded
 
 
 class Use(NamedTuple):
-    """What a body has used: how, and of which number."""
+    """What a body has used: how, and of which number. inside: if it counts a loop, the indices of the loops around that."""
 
     how: str
-    terms: tuple[tuple[Key, int], ...]
+    terms: Sum
     const: int
+    inside: tuple[Key, ...] = ()
 
 
 class Term(NamedTuple):
@@ -44,24 +47,50 @@ class Loop:
 
     __slots__ = ("end", "start", "terms")
 
-    def __init__(self, terms: tuple[tuple[Key, int], ...], start: int):
+    def __init__(self, terms: Sum, start: int):
         self.terms, self.start, self.end = terms, start, start
+
+
+def primitive(terms: Sum) -> tuple[Sum, int]:
+    """The same sum without common factors, and the factor."""
+    common = math.gcd(*(factor for _, factor in terms))
+    return tuple((key, factor // common) for key, factor in terms), common
+
+
+def sources(terms: Mapping[Key, Term], of: Sum, keys: Collection[Key]) -> set[Key]:
+    """Those of *keys* that a sum is computed of."""
+    found, todo = set(), [key for key, _ in of]
+    while todo:
+        key = todo.pop()
+        if key in keys:
+            found.add(key)
+        else:
+            todo += terms[key].of
+    return found
 
 
 class Decisions:
     """What bodies decide on, in the recordings that share this object.
 
-    values: of terms, for the tile at hand; terms: all so far; uses: of numbers; loops: of the warp that is being recorded;
-    length: how many operations it has so far.
+    values: of terms, and of sums that are looked at as a whole (`("sum", terms, number of loops around)`), for the tile at
+    hand; a value for each turn of a loop, in turn, if it is a tuple; terms: all so far; uses: of numbers; loops: of the warp
+    that is being recorded; length: how many operations it has so far; around: the indices of the loops that it is in;
+    turn: of each loop; consulted: the names in `values` that uses have come to since it was last emptied; found: what has been
+    looked up in `values`, to be emptied where other names are in it.
     """
 
     def __init__(self) -> None:
-        self.values: Mapping[Key, int] = {}
+        self.values: Mapping[Key, Any] = {}
         self.terms: dict[Key, Term] = {}
         self.uses: dict[Use, None] = {}
-        self.depth = 0
+        self.around: list[Key] = []
+        self.turn: dict[Key, int] = {}
+        self.consulted: set[Key] = set()
+        self.found: dict[tuple[Sum, int, bool], tuple[Any, Any, set[Key]]] = {}
         self.loops: list[Loop] = []
         self.length: Callable[[], int] = lambda: 0
+        self._sorted: dict[frozenset[tuple[Key, int]], Sum] = {}
+        self._indices: dict[Key, tuple[Key, ...]] = {}
 
     def symbol(self, key: Key, value: int, known: Term) -> Varying:
         """A term by its name. Its value is *value* unless `values` says otherwise."""
@@ -78,13 +107,88 @@ class Decisions:
             self.terms[key] = Term(*bounds, of, tile, index)
         return Varying(self, {key: 1}, 0, self.values.get(key, value))
 
+    # ---- uses ---------------------------------------------------------------------------------------------------------
+
     def use(self, how: str, number: Varying | int) -> int:
         """Notes a use. Returns the value."""
         if not isinstance(number, Varying):
             return number
-        if number.terms:
-            self.uses[Use(how, tuple(sorted(number.terms.items(), key=repr)), number.const)] = None
-        return number.value
+        if not number.terms:
+            return number.value
+        inside = tuple(self.around) if how == COUNT else ()
+        self.uses[Use(how, self.sorted(number), number.const, inside)] = None
+        return self.value(number, len(inside))
+
+    def sorted(self, number: Varying) -> Sum:
+        """The terms of a number, in a fixed order."""
+        terms = frozenset(number.terms.items())
+        found = self._sorted.get(terms)
+        if found is None:
+            found = self._sorted[terms] = tuple(sorted(terms, key=repr))
+        return found
+
+    def value(self, number: Varying, inside: int = 0) -> int:
+        """What a number is at the tile at hand. Sums that are looked at as a whole are free of their terms.
+
+        Args:
+            inside: If it counts a loop: how many loops are around that.
+        """
+        terms = self.sorted(number)
+        known = terms, inside, bool(self.values)
+        if known not in self.found:
+            self.found[known] = self._look_up(terms, inside)
+        whole, index, consulted = self.found[known]
+        self.consulted |= consulted
+        if whole is None:
+            return number.value
+        value = self._at_turn(*whole) + number.const
+        return value if index is None else value + index[1] * self.turn[index[0]]
+
+    def _look_up(self, terms: Sum, inside: int) -> tuple[tuple[Key, int] | None, tuple[Key, int] | None, set[Key]]:
+        """(whole sum, index of a loop that is added to it, names in `values` that it depends on)."""
+        whole, index = self.whole(terms, inside, self.values), None
+        indices = [term for term in terms if term[0][0] == "index"]
+        if whole is None and len(indices) == 1:
+            (index,) = indices
+            whole = self.whole(tuple(term for term in terms if term != index), index[0][1], self.values)
+        return whole, index, {whole[0]} if whole else sources(self.terms, terms, self.values)
+
+    @staticmethod
+    def whole(terms: Sum, inside: int, known: Collection[Key]) -> tuple[Key, int] | None:
+        """If a sum is looked at as a whole: its name, one of *known*, and with which factor."""
+        if not terms:
+            return None
+        least, common = primitive(terms)
+        for sign in (1, -1):
+            signed = tuple((key, sign * factor) for key, factor in least)
+            for key in (("sum", signed, inside), ("sum", signed, 0)):
+                if key in known:
+                    return key, sign * common
+        return None
+
+    def looked_at(self, terms: Sum, inside: int, known: Collection[Key]) -> Sum:
+        """The terms themselves, or the sum as a whole."""
+        found = self.whole(terms, inside, known)
+        return terms if found is None else (found,)
+
+    def _at_turn(self, key: Key, factor: int) -> int:
+        value = self.values[key]
+        if isinstance(value, tuple):
+            value = value[sum(self.turn.get(index, 0) for index in self.indices(key)) % len(value)]
+        return factor * int(value)
+
+    def indices(self, key: Key) -> tuple[Key, ...]:
+        """The indices of loops that a term is computed of."""
+        if key not in self._indices:
+            todo, found = [key], dict[Key, None]()
+            while todo:
+                each = todo.pop()
+                if each[0] == "index":
+                    found[each] = None
+                else:
+                    todo += [part for part, _ in each[1]] if each[0] == "sum" else self.terms[each].of
+            self._indices[key] = tuple(found)
+        return self._indices[key]
 
     def bound(self, number: Varying, which: str) -> int | None:
         """The least (`low`, `empty`) or largest (`high`) value."""
@@ -106,11 +210,19 @@ class Decisions:
             raise PipelineError(
                 f"a loop of {count} turns where programs are recorded, of which {MOST_TURNS} are looked at"
             )
-        index = "index", self.depth, turns.form[0] if isinstance(turns, Varying) else ()
+        if not isinstance(turns, Varying):
+            yield from (start + step * i for i in builtins.range(count))
+            return
+        terms, inside = self.sorted(turns), len(self.around)
+        index = "index", inside, terms
         self.terms.setdefault(index, Term(0, 0, None, by_index=True))
-        depth, self.depth = self.depth, self.depth + 1
-        loop = Loop(index[2], self.length())
+        loop = Loop(self.looked_at(terms, inside, self.values), self.length())
         self.loops.append(loop)
-        for i in builtins.range(count):
-            yield start + step * Varying(self, {index: 1}, 0, i)
-        self.depth, loop.end = depth, self.length()
+        self.around.append(index)
+        try:
+            for i in builtins.range(count):
+                self.turn[index] = i
+                yield start + step * Varying(self, {index: 1}, 0, i)
+        finally:  # also if the body leaves the loop
+            del self.around[inside:]
+            loop.end = self.length()

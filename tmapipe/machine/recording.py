@@ -96,7 +96,7 @@ class RecordingIsa(MachineIsa):
     @contextmanager
     def _tracked(self, values: Mapping[Key, int], context: Any) -> Iterator[None]:
         before = dict(vars(context))
-        self.inside, self.decisions.values, self.decisions.depth = True, values, 0
+        self.inside, self.decisions.values, self.decisions.around = True, values, []
         context.tiles = _Hidden()
         try:
             yield
@@ -196,11 +196,9 @@ class RecordingIsa(MachineIsa):
         entries = self.tables.get(table, ())
         per_tile = isinstance(i, Varying)
         key = ("entry", table, i.form if isinstance(i, Varying) else at)
-        known = Term(None, None, None, per_tile=per_tile, by_index=per_tile and self._by_index(i))
+        of = frozenset(i.terms) if isinstance(i, Varying) else frozenset[Key]()
+        known = Term(None, None, None, of, per_tile, any(self.decisions.terms[part].by_index for part in of))
         return self.decisions.symbol(key, entries[at] if 0 <= at < len(entries) else 1, known)
-
-    def _by_index(self, i: Varying) -> bool:
-        return any(self.decisions.terms[key].by_index for key in i.terms)
 
     def ballot(self, table: str, first: Any, count: Any, holds: Any, without_data: int) -> Any:
         votes = super().ballot(table, int(first), int(count), holds, without_data)

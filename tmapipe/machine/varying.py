@@ -197,7 +197,7 @@ class Varying:
             return NotImplemented
         if not isinstance(difference, Varying):
             return bool(getattr(operator, name)(difference, 0))
-        return Condition((difference,), bool(getattr(operator, name)(difference.value, 0)), name)
+        return Condition((difference,), bool(getattr(operator, name)(self.run.value(difference), 0)), name)
 
     def __lt__(self, other: Any) -> Any:
         return self._compare(other, "lt")

@@ -30,6 +30,8 @@ def _text(key: Key) -> str:
         return f"floor(({text_of(terms, const)}) / {by})" if const else f"floor({text_of(terms)} / {by})"
     if name == "remainder" and isinstance(rest[1], int):
         return f"({text_of(*rest[0])}) % {rest[1]}"
+    if name == "sum":
+        return text_of(rest[0]) + (f", {rest[1]} loops deep" if rest[1] else "")
     if name in ("min", "max"):
         return f"{name}({', '.join(text_of(*form) for form in rest[0])})"
     if name == "product":
