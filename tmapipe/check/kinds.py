@@ -118,11 +118,11 @@ def kinds_of(decisions: Decisions) -> Kinds:
 def _uses(decisions: Decisions) -> list[Use]:
     """All uses, of what is looked at: terms one by one, or sums as a whole, free of their terms."""
     pairs = {(outer, inner) for use in decisions.uses for outer, inner in _nested(use)}
-    turned = [_by_turn(decisions, use) for use in decisions.uses]
-    wholes = {_sum(use): None for use in turned if _is_free(decisions, use, pairs)}
+    by_turns = [_by_turn(decisions, use) for use in decisions.uses]
+    wholes = {_sum(use): None for use in by_turns if _is_free(decisions, use, pairs)}
     uses = [
         by_turn if decisions.whole(use.terms, 0, wholes) is None else use
-        for use, by_turn in zip(decisions.uses, turned, strict=True)
+        for use, by_turn in zip(decisions.uses, by_turns, strict=True)
     ]
     single = [use for use in uses if decisions.whole(use.terms, len(use.inside), wholes) is None]
     for use in single:  # sums of terms that are used in no other way
