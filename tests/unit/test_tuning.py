@@ -16,7 +16,7 @@ from tmapipe.bind.tensors import bind
 from tmapipe.epilogue import ColumnSum, Epilogue, Matrix, Output, PerColumn, PerRow, RowSum, Scalar
 from tmapipe.math import gelu, relu
 from tmapipe.tuning import Candidate, Problem, cache, candidates, choose, epilogues, estimate, ranked, tune, tuner
-from tmapipe.tuning.cost import Constants
+from tmapipe.tuning.cost import MACS, Constants
 from tmapipe.tuning.problem import H200
 from tmapipe.tuning.timing import Method
 from tmapipe.tuning.tuner import pick
@@ -66,7 +66,7 @@ def test_ranked_by_estimate_and_no_less_than_the_floor(m, n, k):
     times = [us for _, us in found]
     assert times == sorted(times)
     constants = Constants()
-    peak = H200.multiprocessors * constants.macs * constants.clock * 1e9
+    peak = H200.multiprocessors * MACS * constants.clock * (1 + constants.boost) * 1e9
     assert times[0] * 1e-6 >= problem.flops / 2 / peak * constants.merged  # none is faster than the tensor cores
 
 
@@ -121,12 +121,6 @@ def test_tiles_over_the_edge_may_hold_anything_there():
     found = {str(c) for c in candidates(Problem(384, 5504, 5504), H200)}
     assert {"Gemm 128x128 1x2", "Gemm 128x128 1x2 outside ('zeros', 'anything')"} <= found
     assert "Gemm 128x128 1x1 outside ('zeros', 'anything')" not in found
-    problem = Problem(384, 5504, 5504)
-    zeros, anything = (
-        estimate(problem, Candidate("Gemm", (128, 128), (1, 2), options), H200)
-        for options in ((), (("outside", ("zeros", "anything")),))
-    )
-    assert anything < 0.9 * zeros
     assert not any(
         "anything" in str(c) for c in candidates(Problem(100000, 5504, 512), H200)
     )  # no last wave to speak of

@@ -32,6 +32,7 @@ COOPERATIVE: dict[int, tuple[int, ...]] = {
     256: (64, 128, 160, 192),
 }
 PINGPONG: dict[int, tuple[int, ...]] = {64: (128, 192, 256), 128: (128, 160, 192)}
+LEAST_WIDTH, WIDTHS = 64, 16  # columns of a tile that fits the output, and in multiples of what
 SHORT_K = 2048  # bytes of k up to which stores outweigh loads, so that narrow bands are better (1 %)
 #: Bytes of k up to which a seventh stage gains less than a second output buffer (1024^3: 8.7, not 9.0 us).
 MEDIUM_K = 4096
@@ -159,7 +160,7 @@ def _order(raster: str, rows: int, near: str = "") -> PersistentTiles:
 def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
     """All candidates, whether they fit in shared memory or not (`Candidate.can_be_built` tells)."""
     for kind, tiles in (("Gemm", COOPERATIVE), ("PingPong", PINGPONG)):
-        for (m, n), cluster in itertools.product(_pairs(tiles), (*CLUSTERS, *LARGE_CLUSTERS)):
+        for (m, n), cluster in itertools.product(_pairs(tiles, problem), (*CLUSTERS, *LARGE_CLUSTERS)):
             if cluster in LARGE_CLUSTERS and m * n < 128 * 128:
                 continue
             if _wasted(problem, (m, n), cluster) or (problem.majors[1] == "n" and n % 64):  # swizzled in short spans
@@ -171,7 +172,7 @@ def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
                     near = {**options, "order": ("Snake", _rows(problem, m), "gpc")}
                     yield Candidate(kind, (m, n), cluster, tuple(near.items()))
     if problem.batch == 1 and not problem.dtype.integer:
-        for tile, cluster in itertools.product(_pairs(IN_PARTS), CLUSTERS):
+        for tile, cluster in itertools.product(_pairs(IN_PARTS, problem, 512), CLUSTERS):
             if not _wasted(problem, tile, cluster):
                 yield from _in_parts(problem, device, tile, cluster)
 
@@ -197,8 +198,15 @@ def _rows(problem: Problem, m: int) -> int:
     return min(range(8, 13), key=lambda band: ceil_div(rows, band) * band)
 
 
-def _pairs(tiles: dict[int, tuple[int, ...]]) -> list[tuple[int, int]]:
-    return [(m, n) for m, columns in tiles.items() for n in columns]
+def _pairs(tiles: dict[int, tuple[int, ...]], problem: Problem, widest: int | None = None) -> list[tuple[int, int]]:
+    """The *tiles*, and those between the narrowest and the widest of the same rows that fit the output: no narrower ones make
+    as few tiles. For outputs of more than *widest* columns, only the former."""
+    found = []
+    for m, columns in tiles.items():
+        between = range(LEAST_WIDTH, max(columns) + 1, WIDTHS) if problem.n <= (widest or problem.n) else ()
+        fitting = {n for n in between if ceil_div(problem.n, n) < ceil_div(problem.n, n - WIDTHS)}
+        found += [(m, n) for n in sorted({*columns, *fitting})]
+    return found
 
 
 def _wasted(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -> bool:

@@ -1,10 +1,12 @@
 """How long a candidate takes on a problem, estimated without running it.
 
-    time = launch + fill + max(waves x tile, memory)          (+ the second kernel of split-K)
-    tile = k-tiles x max(tensor cores, slot through L2) + epilogue                    (cooperative)
-    tile = the same, or half of mainloop and epilogue, whichever is longer            (ping-pong)
+    time  = launch + (busy and memory, of which the longer one hides most of the other)    (+ a second kernel for parts of k)
+    busy  = fill + tiles of the busiest CTA, wave by wave
+    tile  = mainloop and epilogue, under which the loads of the next tile already run
+    step  = one slot: the tensor cores' clocks; bytes through L2, which all CTAs share; bytes into a multiprocessor
 
-`python -m benchmarks.tuning --fit` fits the constants to measurements and prints how far off the estimates are.
+Multicast, and neighbours that read the same lines at about the same time, reduce the bytes through L2. Memory reads and writes
+at different speeds. `python -m benchmarks.tuning --fit` fits the constants to measurements.
 """
 
 from __future__ import annotations
@@ -17,58 +19,66 @@ from tmapipe.tuning.problem import Device, Problem
 
 __all__ = ["Constants", "FITTED", "estimate"]
 
-A_GPC = 8  # clusters of two CTAs in a GPC
-SMALL = 16e6  # bytes of inputs; any limit from 5 to 35 MB gives the same choices on all problems measured
+BAND = 8  # rows of clusters that are numbered together, and clusters of a GPC that read together
+MACS = 2048  # multiply-adds of 16-bit types per clock and SM (4 tensor cores x 512, NVIDIA's H100 white paper)
 
 
 @attrs.frozen
 class Constants:
-    """Constants of one kind of GPU. All but `smaller` and `worked` are fitted.
+    """Constants of one kind of GPU, fitted, except `smaller`, `worked` and `zero`, which were measured by themselves.
 
     Args:
-        macs: multiply-adds of 16-bit types per clock and SM (4 tensor cores x 512, NVIDIA's H100 white paper).
-        clock: GHz under load.
-        l2: Bytes per clock and SM from L2.
-        near: Factor on `l2` for small inputs (1024^3: some 60 bytes, by `benchmarks.stamps`).
-        straddle: Factor on the bytes from L2 if the row pitch is no multiple of 128 bytes.
+        clock: GHz when all tensor cores are at work.
+        boost: By which part the clock is higher when none is.
+        l2: GB/s through L2.
+        again: The part of the bytes that further CTAs read of the same lines which L2 has to serve again.
+        near: The same for orders by GPC.
+        straddle: Factor on the bytes of an operand whose row pitch is no multiple of 128 bytes.
         ingest: Bytes per clock that an SM takes in.
-        coupled: Slowdown of clusters of four, whose CTAs wait for each other.
-        memory: GB/s.
+        reads, writes: GB/s from and to memory.
         launch: Microseconds from launch to the first load, and from the last store to the end.
-        fill: Clocks until the first slot is filled.
+        fill: Clocks until the first slot is filled, and of the last stores.
         stored: Bytes of output per clock and warpgroup in an epilogue.
         tile: Clocks of a tile's other costs.
-        add: Microseconds of split-K's second kernel besides its memory traffic.
+        turned: Factor on the tensor cores' clocks for operands that are not contiguous along k.
+        add: Microseconds of the kernel that adds parts, besides its memory traffic.
+        parts: GB/s at which it reads them.
+        zeroed: Microseconds of the kernel that zeroes a part of stream-K's workspace.
         merged: By GPC, factor on the mainloop since L2 sees fewer reads (mostly power).
-        smaller: By GPC, factor on `merged` for a ping-pong's smaller tiles (8192^3: 1.025, 4096 x 4096 x 14336: 1.033).
-        shared: By GPC, the part of what eight clusters read in common that they read as one.
+        smaller: By GPC, factor on `merged` for a ping-pong's smaller tiles (8192^3: 1.025, 4096^3: 1.008).
         claim: By GPC, microseconds until a cluster has claimed its position.
-        worked: Factor on an epilogue that computes (4096^3, bias and gelu: 1.2 us for a tile of 128 x 256).
-        zero: Clocks in which the TMA engine fills a row beyond the edge with zeros (some 5 ns).
+        hidden, loaded: How sharply the longer one of two hides the other: of busy and memory; of a tile's work and its loads.
+        worked: Factor on an epilogue that computes (4096^3, bias and gelu: 1.8 us for a tile of 128 x 256).
+        zero: Clocks in which the TMA engine fills a row beyond the edge with zeros, where every CTA has such rows.
     """
 
-    macs: float = 2048.0
-    clock: float = 1.56
-    l2: float = 47.7
-    near: float = 1.45
-    straddle: float = 1.43
-    ingest: float = 80.9
-    coupled: float = 1.05
-    memory: float = 3580.0
-    launch: float = 3.81
-    fill: float = 2190.0
-    stored: float = 23.3
-    tile: float = 573.0
-    add: float = 4.29
-    merged: float = 0.954
-    smaller: float = 1.03
-    shared: float = 0.135
-    claim: float = 1.95
-    worked: float = 2.4
-    zero: float = 8.0
+    clock: float = 1.586
+    boost: float = 0.082
+    l2: float = 7210.0
+    again: float = 0.712
+    near: float = 0.112
+    straddle: float = 1.49
+    ingest: float = 78.8
+    reads: float = 3970.0
+    writes: float = 1520.0
+    launch: float = 3.8
+    fill: float = 2500.0
+    stored: float = 22.0
+    tile: float = 100.0
+    turned: float = 1.06
+    add: float = 5.1
+    parts: float = 7900.0
+    zeroed: float = 3.0
+    merged: float = 0.975
+    smaller: float = 1.02
+    claim: float = 2.0
+    hidden: float = 5.0
+    loaded: float = 7.0
+    worked: float = 3.0
+    zero: float = 6.0
 
 
-#: Of the H200, fitted to benchmarks/results/tuning.json.
+#: Of the H200.
 FITTED = Constants()
 
 
@@ -81,61 +91,98 @@ def estimate(
         fused: Whether the epilogue computes something.
     """
     c = constants
-    (m, n), (along_m, along_n) = candidate.tile, candidate.cluster
-    clusters = ceil_div(problem.m, m * along_m) * ceil_div(problem.n, n * along_n) * problem.batch * candidate.parts
-    waves: float = ceil_div(clusters, device.resident(along_m * along_n))
-    steps: float = ceil_div(ceil_div(problem.k, SWIZZLE_SPAN // problem.dtype.bytes), candidate.parts)
-    if candidate.shares:  # each has some k-tiles of all, in one piece more than whole tiles on average
-        waves, steps = clusters / candidate.shares + 1, steps * clusters / (clusters + candidate.shares)
-
-    wide = SWIZZLE_SPAN // 2  # 16-bit elements; twice as many 8-bit elements take as many clocks
-    multiply = m * n * wide / c.macs * _wgmma_slowdown(candidate)
-    lines = SWIZZLE_SPAN * (1.0 if problem.k * problem.dtype.bytes % SWIZZLE_SPAN == 0 else c.straddle)
-    rate = c.l2 * (c.near if (problem.m + problem.n) * problem.k * problem.dtype.bytes <= SMALL else 1.0)
-    through_l2 = (m / along_n + n / along_m) * lines / rate
-    if candidate.by_gpc:
-        down = min(A_GPC, ceil_div(problem.m, m * along_m))  # clusters that share columns; `right`: rows
-        right = min(A_GPC // down, ceil_div(problem.n, n * along_n))
-        once = (m / along_n / right + n / along_m / down) * lines / rate
-        through_l2 += (once - through_l2) * c.shared
-        multiply *= c.merged * (c.smaller if candidate.schedule == "PingPong" else 1.0)
-    step = max(multiply, through_l2, (m + n) * SWIZZLE_SPAN / c.ingest)
-    outside = dict(candidate.options).get("outside", ("zeros", "zeros"))
-    for rows, rest, peers in zip(
-        rows_beyond(problem, candidate.tile, candidate.cluster), outside, (along_n, along_m), strict=True
-    ):
-        if rest == "zeros" and clusters <= device.resident(along_m * along_n):
-            step = max(step, rows / peers * c.zero)
-    mainloop = steps * step
-    if along_m * along_n > 2:
-        mainloop *= c.coupled
-
+    (m, n), size = candidate.tile, candidate.cluster[0] * candidate.cluster[1]
+    one = _clusters(problem, candidate)
+    clusters, resident = one * problem.batch * candidate.parts, device.resident(size)
+    steps: float = ceil_div(ceil_div(problem.k * problem.dtype.bytes, SWIZZLE_SPAN), candidate.parts)
+    multiply = _multiply(problem, candidate, c)
     out_bytes = 4 if candidate.in_parts else problem.out.bytes
-    warpgroups = 1 if candidate.schedule == "PingPong" else max(1, m // 64 if m <= 192 else 2)
+    pingpong = candidate.schedule == "PingPong"
+    warpgroups = 1 if pingpong else m // 64 if m <= 192 else 2
     epilogue = m * n * out_bytes / warpgroups / c.stored * (c.worked if fused else 1.0)
-    if candidate.schedule == "PingPong":
-        tile = max(mainloop + c.tile, (mainloop + epilogue) / 2 + c.tile)
-        last = epilogue
+
+    def tile(at_work: float, steps: float) -> float:
+        mainloop = multiply * steps + c.tile
+        work = max(mainloop, (mainloop + epilogue) / 2) if pingpong else mainloop + epilogue
+        return _longer(work, _load(problem, candidate, c, at_work, one) * steps, c.loaded)
+
+    if candidate.shares:  # each has some k-tiles of all, in one piece more than whole tiles on average
+        pieces = clusters / candidate.shares + 1
+        busy = pieces * tile(candidate.shares, steps * clusters / candidate.shares / pieces)
     else:
-        tile, last = mainloop + c.tile + epilogue, 0.0
-    busy = (waves * tile + last + c.fill) / c.clock / 1e3
-    moved = problem.bytes / c.memory / 1e3
-    claim = c.claim if candidate.by_gpc else 0.0
-    return c.launch + claim + max(busy, moved) + _second_kernel(problem, candidate, c)
+        waves, rest = divmod(clusters, resident)
+        busy = waves * tile(resident, steps) + (tile(rest, steps) if rest else 0.0) + (epilogue if pingpong else 0.0)
+    at_work = min(clusters, resident)
+    used = min(1.0, clusters * size / device.multiprocessors)
+    used *= min(1.0, multiply / _load(problem, candidate, c, at_work, one))
+    busy = (busy + c.fill) / (c.clock * (1 + c.boost * (1 - used))) / 1e3
+    parts, outputs = _parts(problem, candidate, one), problem.batch * problem.m * problem.n
+    written = outputs * out_bytes * parts
+    memory = ((problem.bytes - outputs * problem.out.bytes) / c.reads + written / c.writes) / 1e3
+    second = c.add + written / c.parts / 1e3 if candidate.in_parts else 0.0
+    further = (c.claim if candidate.by_gpc else 0.0) + (c.zeroed if candidate.shares else 0.0)
+    return c.launch + _longer(busy, memory, c.hidden) + second + further
 
 
-def _wgmma_slowdown(candidate: Candidate) -> float:
-    """wgmma reads 64 rows of a and n of b for 64 x n x 16 products: below n = 128, shared memory is the limit."""
-    return max(1.0, (64 + candidate.tile[1]) / candidate.tile[1] / 1.5)
+def _multiply(problem: Problem, candidate: Candidate, c: Constants) -> float:
+    """The tensor cores' clocks for one slot. wgmma reads 64 rows of a and n of b for 64 x n x 16 products: below n = 128,
+    shared memory is the limit."""
+    m, n = candidate.tile
+    wide = SWIZZLE_SPAN // 2  # 16-bit elements; twice as many 8-bit elements take as many clocks
+    found = m * n * wide / MACS * max(1.0, (64 + n) / n / 1.5)
+    if problem.majors != ("k", "k"):
+        found *= c.turned
+    if candidate.by_gpc:
+        found *= c.merged * (c.smaller if candidate.schedule == "PingPong" else 1.0)
+    return found
 
 
-def _second_kernel(problem: Problem, candidate: Candidate, c: Constants) -> float:
-    if not candidate.in_parts:
-        return 0.0
-    parts = candidate.parts
-    if candidate.shares:
-        (m, n), (along_m, along_n) = candidate.tile, candidate.cluster
-        clusters = ceil_div(problem.m, m * along_m) * ceil_div(problem.n, n * along_n)
-        parts = candidate.shares // clusters + 2
-    zeroed = c.add if candidate.shares else 0.0  # by a kernel of its own
-    return c.add + zeroed + problem.m * problem.n * parts * 4 / c.memory / 1e3
+def _load(problem: Problem, candidate: Candidate, c: Constants, at_work: float, one: int) -> float:
+    """Clocks in which one slot is loaded while *at_work* clusters load; an output of the batch has *one* clusters."""
+    (m, n), (along_m, along_n) = candidate.tile, candidate.cluster
+    lines = []
+    for extent, rows, major in zip((problem.m, problem.n), (m * along_m, n * along_n), problem.majors, strict=True):
+        pitch = (problem.k if major == "k" else extent) * problem.dtype.bytes
+        lines.append(rows * (1.0 if pitch % SWIZZLE_SPAN == 0 else c.straddle))
+    of_a, of_b = lines
+    together = min(at_work, one)  # clusters with the same k-tiles
+    down = min(BAND, ceil_div(problem.m, m * along_m), together)
+    right = min(ceil_div(problem.n, n * along_n), -(-together // down))
+    each = at_work * (of_a + of_b)
+    once = min(each, at_work / together * (down * of_a + right * of_b))
+    served = once + (c.near if candidate.by_gpc else c.again) * (each - once)
+    return max(
+        served * SWIZZLE_SPAN / c.l2 * c.clock,
+        (m + n) * SWIZZLE_SPAN / c.ingest,
+        _zeros(problem, candidate) * c.zero,
+    )
+
+
+def _zeros(problem: Problem, candidate: Candidate) -> float:
+    """Rows beyond the edge of a slot that the TMA engine fills with zeros, if those of all CTAs have some."""
+    outside = dict(candidate.options).get("outside", ("zeros", "zeros"))
+    found = 0.0
+    for side, rows in enumerate(rows_beyond(problem, candidate.tile, candidate.cluster)):
+        if (problem.m, problem.n)[side] < candidate.tile[side] and outside[side] == "zeros":
+            found += rows / candidate.cluster[1 - side]
+    return found
+
+
+def _clusters(problem: Problem, candidate: Candidate) -> int:
+    """Clusters of one output."""
+    (m, n), (along_m, along_n) = candidate.tile, candidate.cluster
+    return ceil_div(problem.m, m * along_m) * ceil_div(problem.n, n * along_n)
+
+
+def _parts(problem: Problem, candidate: Candidate, one: int) -> int:
+    """Matrices of partial sums in the workspace; 1 without one."""
+    if not candidate.shares:
+        return candidate.parts
+    steps = ceil_div(problem.k * problem.dtype.bytes, SWIZZLE_SPAN)
+    return ceil_div(steps, ceil_div(steps * one, candidate.shares)) + 1
+
+
+def _longer(a: float, b: float, sharp: float) -> float:
+    """About the longer one of two times that run at once."""
+    high, low = max(a, b), min(a, b)
+    return high * (1 + (low / high) ** sharp) ** (1 / sharp)
