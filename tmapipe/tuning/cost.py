@@ -40,7 +40,7 @@ class Constants:
         fill: Clocks until the first slot is filled, and of the last stores.
         stored: Bytes of output per clock and warpgroup in an epilogue.
         tile: Clocks of a tile's other costs.
-        turned: Factor on the tensor cores' clocks for operands that are not contiguous along k.
+        transposed: Factor on the tensor cores' clocks for operands that are not contiguous along k.
         add: Microseconds of the kernel that adds parts, besides its memory traffic.
         parts: GB/s at which it reads them.
         zeroed: Microseconds of the kernel that zeroes a part of stream-K's workspace.
@@ -65,7 +65,7 @@ class Constants:
     fill: float = 2500.0
     stored: float = 22.0
     tile: float = 100.0
-    turned: float = 1.06
+    transposed: float = 1.06
     add: float = 5.1
     parts: float = 7900.0
     zeroed: float = 3.0
@@ -131,7 +131,7 @@ def _multiply(problem: Problem, candidate: Candidate, c: Constants) -> float:
     wide = SWIZZLE_SPAN // 2  # 16-bit elements; twice as many 8-bit elements take as many clocks
     found = m * n * wide / MACS * max(1.0, (64 + n) / n / 1.5)
     if problem.majors != ("k", "k"):
-        found *= c.turned
+        found *= c.transposed
     if candidate.by_gpc:
         found *= c.merged * (c.smaller if candidate.schedule == "PingPong" else 1.0)
     return found
