@@ -45,6 +45,9 @@ class RecordingIsa:
         """The events of these kinds, in order."""
         return [event for event in self.events if event[0] in kinds]
 
+    def used(self, values: Any) -> None:
+        """Of fragments, as in `Fragments`."""
+
     def _note(self, *event: Any) -> None:
         self.events.append(event)
 

@@ -5,6 +5,7 @@ import re
 import pytest
 
 import tmapipe as tp
+from examples.attention import attention_of
 
 S = tp.schedules
 
@@ -112,3 +113,39 @@ def test_what_a_reader_finds_of_edges_and_wide_tiles():
 def test_architecture_and_types_can_be_asked_for():
     assert "Copy for sm_120a" in S.Copy().explain(arch="sm_120a")
     assert "fp32" in S.Gemm().explain({"d": "fp32"})
+
+
+def test_registers_of_fragments():
+    """Of attention: the sums, an operand from registers, and the scores in fp32 with four numbers for each of two rows."""
+    text = attention_of(128).explain()
+    assert "    registers a thread: 64 for qk, 96 for pv, at most 72 at once for fragments (" in text
+    assert "attention.py:79)" in text
+
+
+def test_registers_of_fragments_that_a_loop_carries():
+    class Carried(tp.Schedule):
+        load, work = tp.Role(warps=1), tp.Role(warps=4)
+        ring = tp.BarrierRing(2, producer=load, consumer=work)
+        x = tp.TmaLoadStage("s m n", tile=(8, 256), ring=ring)
+        y = tp.TmaStoreStage("m n", tile=(8, 256), role=work)
+
+        @load.jit
+        def fill(self, k, tile):
+            for s in range(k.steps("x", "s")):
+                with k.ring.produce() as slot:
+                    slot.x.load(tile, s=s)
+
+        @work.jit
+        def add(self, k, tile):
+            low, high = k.full("y", 0.0), k.full("y", 0.0)
+            for _ in range(k.steps("x", "s")):
+                with k.ring.consume() as slot:
+                    values = slot.x.read()  # 16 numbers a thread
+                low, high = tp.math.minimum(low, values), tp.math.maximum(high, values)
+            k.y.store(tile, high - low)
+
+    held = Carried().fragments_held(Carried().plan())
+    assert held.keys() == {"work"} and held["work"][0] == 48  # both and what is read
+    assert "test_explain.py" in held["work"][1]
+    del Carried.add
+    assert "at once" not in Carried().explain()  # without the body, nothing is known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import re
 import tempfile
@@ -191,7 +192,7 @@ def build(
             raise _carried(error) or error from None
         finally:
             forget_ir()
-        check_notes(plan, notes)
+        check_notes(plan, notes, functools.partial(schedule.fragments_held, plan))
     return Compiled(plan, function, function.__ptx__ if keep else None, function.__cubin__ if keep else None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tmapipe.errors import InputError
@@ -21,8 +22,11 @@ def options_for(file: Path) -> str:
     return f"--remark-output={file} --remark-filter=ptxas"
 
 
-def check_notes(plan: Plan, file: Path) -> None:
+def check_notes(plan: Plan, file: Path, held: Callable[[], Mapping[str, tuple[int, str]]] = dict) -> None:
     """Warns of spilled registers.
+
+    Args:
+        held: Returns, by role, how many registers a thread its fragments need at once, and the line.
 
     Raises:
         InputError: If ptxas serializes wgmmas, or waits for them where the kernel does not.
@@ -36,11 +40,25 @@ def check_notes(plan: Plan, file: Path) -> None:
         raise InputError(f"compile of {plan.name}", note, rule, fix)
     spilled = max([int(nbytes) for nbytes in _SPILLED.findall(text)], default=0)
     if spilled:
-        most = max(plan.matmuls, key=lambda matmul: matmul.registers, default=None)
-        held = "" if most is None else f" Most are held by {most.name}: {most.registers} a thread (see explain())."
         warnings.warn(
-            f"{plan.name}: ptxas spills {spilled} bytes of registers a thread to local memory.{held} Use smaller tiles, more "
-            "warps, or Role(registers=).",
+            f"{plan.name}: ptxas spills {spilled} bytes of registers a thread to local memory.{_most(plan, held())} Use "
+            "smaller tiles, more warps, or Role(registers=).",
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def _most(plan: Plan, held: Mapping[str, tuple[int, str]]) -> str:
+    """What the role holds whose registers are short by most, or nearest to it."""
+    found = (0, "")
+    for role in plan.roles:
+        has = plan.registers.get(role.first_warp // 4, plan.launch_registers)
+        needs = {f"for {m.name}": sum(m.registers) for m in plan.matmuls if m.first_warp == role.first_warp}
+        if role.name in held:
+            count, line = held[role.name]
+            needs[f"for fragments at {line}"] = count
+        text = ", ".join(f"{count} {what}" for what, count in needs.items())
+        if needs:
+            text = f" Role {role.name}, with {has} registers a thread, holds {text} (see explain())."
+            found = max(found, (sum(needs.values()) - has + 256, text))
+    return found[1]

@@ -30,13 +30,20 @@ class Fragment(Carried):
     Everything else is refused in both backends: indices, loops over elements, branches on values.
 
     backend: what carries out operations. layout: how the tile is distributed; None: operations by element only. along: "tile",
-    "rows", "columns" or "one". kind: "fp32", "int32" or "bool". data: the backend's.
+    "rows", "columns" or "one". kind: "fp32", "int32" or "bool".
     """
 
-    __slots__ = ("along", "backend", "data", "kind", "layout")
+    __slots__ = ("_data", "along", "backend", "kind", "layout")
 
     def __init__(self, backend: Fragments, layout: ThreadLayout | None, along: str, kind: str, data: Any):
-        self.backend, self.layout, self.along, self.kind, self.data = backend, layout, along, kind, data
+        self.backend, self.layout, self.along, self.kind, self._data = backend, layout, along, kind, data
+        backend.used(self)
+
+    @property
+    def data(self) -> Any:
+        """The backend's."""
+        self.backend.used(self)
+        return self._data
 
     @property
     def rows(self) -> Fragment:

@@ -226,8 +226,10 @@ class Fragments(Carried):
             )
         layout.check_rows()
         kind = "int32" if values.kind == "bool" else values.kind
-        whole = self.expand(layout, values.along, self.convert(values.data, values.kind, kind), "tile")
-        tile = Fragment(self, layout, "tile", kind, whole)
+        tile = values
+        if (values.along, values.kind) != ("tile", kind):
+            whole = self.expand(layout, values.along, self.convert(values.data, values.kind, kind), "tile")
+            tile = Fragment(self, layout, "tile", kind, whole)
         if inside is not None:
             place = tile.columns if along == "rows" else tile.rows
             tile = combine("where", place < inside, tile, NEUTRAL[op, kind])
@@ -266,6 +268,9 @@ class Fragments(Carried):
         raise NotImplementedError
 
     # ---- data -----------------------------------------------------------------------------------------------------
+
+    def used(self, values: Fragment) -> None:
+        """Called when *values* are made, and whenever they are used."""
 
     def kind_of(self, name: str, value: Any) -> str:
         """The kind of a number, known or at run time. Raises `ScopeError` for anything else, in operation *name*."""

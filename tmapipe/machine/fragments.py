@@ -16,6 +16,7 @@ from tmapipe.isa.fragment import Fragment, applied
 from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.values import SlotRef
 from tmapipe.machine import elements
+from tmapipe.machine.live import Live
 from tmapipe.machine.memory import Accumulator, convert
 from tmapipe.machine.varying import Condition, Varying
 from tmapipe.plan.model import Buffer, Distributed, Matmul, RoleWarps
@@ -36,6 +37,11 @@ class MachineFragments(Fragments):
 
     def __init__(self, isa: MachineIsa):
         self.isa, self.memory, self.exchanges = isa, isa.memory, {}
+        self.live: Live | None = None
+
+    def used(self, values: Fragment) -> None:
+        if self.live is not None:
+            self.live.use(values)
 
     # ---- accumulators ---------------------------------------------------------------------------------------------
 
@@ -48,13 +54,15 @@ class MachineFragments(Fragments):
 
     def accumulator_scale(self, matmul: Matmul, acc: Any, by: Fragment) -> None:
         self.isa.emit(ops.AccumulatorWrite(matmul.name))
+        factors = self.expand(AccumulatorLayout.of(matmul), by.along, by.data, "tile")
         if self.memory is not None:
             with np.errstate(all="ignore"):
-                acc.values *= self.expand(AccumulatorLayout.of(matmul), by.along, by.data, "tile")
+                acc.values *= factors
 
     def operand(self, matmul: Matmul, values: Fragment) -> Any:
         self.isa.emit(ops.AccumulatorWrite(matmul.name))
-        return None if self.memory is None else convert(values.data, matmul.b.dtype).astype(np.float32)
+        data = values.data
+        return None if self.memory is None else convert(data, matmul.b.dtype).astype(np.float32)
 
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
         values = self._accumulated(matmul, acc)
@@ -64,7 +72,10 @@ class MachineFragments(Fragments):
     def accumulator_values(self, matmul: Matmul, acc: Any) -> Fragment:
         values = self._accumulated(matmul, acc)
         data = None if values is None else values.copy()
-        return Fragment(self, AccumulatorLayout.of(matmul), "tile", matmul.b.dtype.kind, data)
+        made = Fragment(self, AccumulatorLayout.of(matmul), "tile", matmul.b.dtype.kind, data)
+        if self.live is not None:
+            self.live.of_matmul.add(id(made))
+        return made
 
     def _accumulated(self, matmul: Matmul, acc: Any) -> Any:
         self.isa.emit(ops.AccumulatorRead(matmul.name))
@@ -77,7 +88,8 @@ class MachineFragments(Fragments):
     # ---- pieces ---------------------------------------------------------------------------------------------------
 
     def columns_of(self, values: Fragment, block: int, first: int, columns: int) -> Fragment:
-        data = None if self.memory is None else values.data[block, :, first : first + columns]
+        whole = values.data
+        data = None if self.memory is None else whole[block, :, first : first + columns]
         return Fragment(self, None, "tile", values.kind, data)
 
     def write_columns(self, matmul: Distributed, values: Fragment, slot: SlotRef) -> None:
@@ -184,14 +196,14 @@ class MachineFragments(Fragments):
         return Fragment(self, None, "one", kind, elements.KINDS[kind](self.memory.results[self.isa.agent][index]))
 
     def write(self, slot: SlotRef, values: Fragment, at: tuple[int, int] | None = None) -> None:
-        isa, number, layout = self.isa, self.isa.slot(slot.buffer, slot.stage), values.layout
+        isa, number, layout, data = self.isa, self.isa.slot(slot.buffer, slot.stage), values.layout, values.data
         assert layout is not None
         if values.along != "tile":
             return self._write_numbers(number, values)
         parts = self._parts(layout)
         if at is not None:
             return self._write_part(number, slot.buffer, values, at)
-        shares = [None] * len(parts) if self.memory is None else np.split(values.data, len(parts))
+        shares = [None] * len(parts) if self.memory is None else np.split(data, len(parts))
         for (part, count, cut), share in zip(parts, shares, strict=True):
             isa.give(share)
             isa.emit(ops.SlotWrite(number, part, count, cut))

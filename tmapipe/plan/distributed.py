@@ -10,7 +10,7 @@ import attrs
 from tmapipe.dtypes import DType
 from tmapipe.plan.boxes import box_of
 
-__all__ = ["Buffer", "Distributed", "HeldTile", "Matmul", "widest"]
+__all__ = ["Buffer", "Distributed", "HeldTile", "Matmul", "registers_of", "widest"]
 
 BESIDE_SUMS = 26  # registers a thread that ptxas wants at launch for a wgmma besides its sums (its note C7602)
 
@@ -18,6 +18,14 @@ BESIDE_SUMS = 26  # registers a thread that ptxas wants at launch for a wgmma be
 def widest(launch: int) -> int:
     """The largest n of a wgmma where threads are launched with so many registers."""
     return min(256, (launch - BESIDE_SUMS) * 2 // 8 * 8)
+
+
+def registers_of(
+    shape: tuple[int, int, int], warpgroups: int, promote: bool = False, from_registers: bool = False
+) -> tuple[int, int]:
+    """Of a thread, for a matmul of *shape*: for the sums, and for an a of 16 bits from registers."""
+    (m, n, k), threads = shape, 128 * warpgroups
+    return m * n // threads * (1 + promote), m * k // (2 * threads) if from_registers else 0
 
 
 @attrs.frozen
@@ -134,11 +142,9 @@ class Matmul(Distributed):
         return self.b.dtype if self.a is None else self.a.dtype, self.b.dtype
 
     @property
-    def registers(self) -> int:
-        """Of a thread, for the sums and for an a from registers."""
-        m, n, k = self.shape
-        threads = 128 * self.warpgroups
-        return m * n // threads * (1 + self.promote) + (m * k // (2 * threads) if self.a is None else 0)
+    def registers(self) -> tuple[int, int]:
+        """Of a thread: for the sums, and for an a from registers."""
+        return registers_of(self.shape, self.warpgroups, self.promote, self.a is None)
 
     @property
     def n_instructions(self) -> tuple[int, ...]:

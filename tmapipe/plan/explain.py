@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from tmapipe.plan.frozenmap import NOTHING
 from tmapipe.plan.model import Plan
 
 __all__ = ["explain"]
 
 
-def explain(plan: Plan, over: Mapping[str, int] | None = None) -> str:
+def explain(plan: Plan, over: Mapping[str, int] | None = None, held: Mapping[str, tuple[int, str]] = NOTHING) -> str:
     """The plan as text: warps, registers, shared memory, barriers, transfers, matmuls.
 
     Args:
         over: Elements of an output tile by dimension of the grid, if that is not the first store's.
+        held: Role -> registers a thread that its fragments need at most at one time, and the line.
     """
     lines = [f"{plan.name} for {plan.arch}: {plan.threads} threads ({plan.warps} warps) a CTA"]
     if plan.cluster_size > 1:
@@ -29,6 +31,9 @@ def explain(plan: Plan, over: Mapping[str, int] | None = None) -> str:
         text = f"  {part.name}: warps {part.first_warp}..{part.first_warp + part.warps - 1}"
         text += f", {part.teams} teams in turn" if part.teams > 1 else ""
         lines.append(text + (f", setmaxnreg {registers}" if registers else ""))
+        needs = [f"{sum(m.registers)} for {m.name}" for m in plan.matmuls if m.first_warp == part.first_warp]
+        needs += ["at most {} at once for fragments ({})".format(*held[part.name])] if part.name in held else []
+        lines += [f"    registers a thread: {', '.join(needs)}"] if needs else []
     if plan.registers:
         terms = " + ".join(str(count) for count in plan.registers.values())
         lines.append(
@@ -66,12 +71,12 @@ def explain(plan: Plan, over: Mapping[str, int] | None = None) -> str:
         lines.append(text)
     for matmul in plan.matmuls:
         m, n, k = matmul.shape
-        per_thread = m * n // (128 * matmul.warpgroups)
+        sums, operand = matmul.registers
         instructions = " and ".join(f"m64n{part}k{32 // matmul.b.dtype.bytes}" for part in matmul.n_instructions)
         lines.append(
             f"matmul {matmul.name}: {m} x {n} x {k} over {matmul.warpgroups} warpgroups, {matmul.k_instructions} wgmma "
-            f"{instructions} a slot and 64 rows, {per_thread} accumulator registers a thread"
-            + (f" and {m * k // (256 * matmul.warpgroups)} for a" if matmul.a is None else "")
+            f"{instructions} a slot and 64 rows, {sums} accumulator registers a thread"
+            + (f" and {operand} for a" if operand else "")
             + "".join(f", {x} transposed" for x, way in zip("ab", matmul.transposed, strict=True) if way)
         )
     for store in plan.stores:

@@ -7,7 +7,7 @@ from tmapipe.errors import InputError
 from tmapipe.matmul import Wgmma
 from tmapipe.plan.arch import Arch
 from tmapipe.plan.declarations import Declarations
-from tmapipe.plan.distributed import widest
+from tmapipe.plan.distributed import registers_of, widest
 from tmapipe.role import Role
 from tmapipe.stage import SharedStage, TmaLoadStage
 
@@ -135,19 +135,17 @@ def _check_together(declared: Declarations, roles: dict[str, str]) -> None:
 
 
 def _registers(mma: Wgmma, role: Role) -> int:
-    """Of a thread: for the sums, and for an a from registers."""
-    m, n, k = mma.shape
-    threads = 32 * role.warps // role.teams
-    return m * n // threads + (m * k // (2 * threads) if isinstance(mma.a, Wgmma) else 0)
+    """Of a thread, for the sums and for an a from registers."""
+    return sum(registers_of(mma.shape, role.warps // 4 // role.teams, mma.promote, isinstance(mma.a, Wgmma)))
 
 
-def _check_accumulators(name: str, mma: Wgmma, sums: int, role: Role) -> None:
+def _check_accumulators(name: str, mma: Wgmma, needed: int, role: Role) -> None:
     """Raises `InputError` if the accumulators leave too few of a thread's registers: of 232 (one or two warpgroups) or 160
     (three) it needs some 24 to 32 for all else."""
-    room, needed = 208 if role.warps <= 8 else 128, sums * (2 if mma.promote else 1)
+    room = 208 if role.warps <= 8 else 128
     if needed > room:
         groups = role.warps // 4
-        twice = f", twice {sums} since sums are promoted" if mma.promote else ""
+        twice = f", twice {needed // 2} since sums are promoted" if mma.promote else ""
         raise InputError(
             f"Wgmma({name}) tile",
             mma.shape[:2],
