@@ -11,25 +11,28 @@ from __future__ import annotations
 
 import argparse
 import functools
-import runpy
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import attrs
 
 from benchmarks.cli import add_options, finish, kept, method_of, settings
 from benchmarks.results import Results
+from examples.attention import attention_of
+from examples.conv import Conv
+from examples.dequant_gemm import dequant_gemm, packed
+from examples.gemm_block_scaled import BlockScaledGemm, quantized
+from examples.gemm_row_max import GemmRowMax
+from examples.histogram import BINS, Histogram
+from examples.mlp import Mlp
+from examples.ragged import RaggedSums
+from examples.rmsnorm import rmsnorm_of
+from examples.row_sums import RowSums
+from examples.softmax import softmax_of
+from examples.stencil import Stencil
+from examples.transpose import transpose_of
 from tmapipe.tuning.timing import rested
-
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-
-
-@functools.cache
-def example(name: str) -> dict[str, Any]:
-    """What ``examples/<name>.py`` defines."""
-    return runpy.run_path(str(EXAMPLES / f"{name}.py"))
 
 
 @attrs.frozen
@@ -64,21 +67,20 @@ def rows() -> list[Case]:
     import torch
 
     found = []
-    softmax, rmsnorm = example("softmax")["softmax_of"], example("rmsnorm")["rmsnorm_of"]
     for m, n, variants in (
         (65536, 1024, {"8 rows, 4 warps": (8, 4), "8 rows, 8 warps": (8, 8), "16 rows, 16 warps": (16, 16)}),
         (16384, 4096, {"2 rows, 4 warps": (2, 4), "2 rows, 8 warps": (2, 8), "4 rows, 8 warps": (4, 8)}),
         (8192, 16384, {"1 row, 8 warps": (1, 8), "1 row, 16 warps": (1, 16)}),
     ):
         x = torch.randn(m, n, device="cuda").bfloat16()
-        ours = {name: softmax(n, rows=r, warps=w) for name, (r, w) in variants.items()}
+        ours = {name: softmax_of(n, rows=r, warps=w) for name, (r, w) in variants.items()}
         run = functools.partial(torch.softmax, dim=-1)
         found.append(Case("softmax", f"{m}x{n}", ours, {"x": x}, lambda x, run=run: run(x), "y", 4.0 * m * n))
     for m, n in ((65536, 1024), (16384, 4096)):
         inputs = {"weight": torch.randn(n, device="cuda").bfloat16()}
         inputs |= {name: torch.randn(m, n, device="cuda").bfloat16() for name in ("x", "residual")}
         ours = {
-            f"{r} rows, {w} warps": rmsnorm(n, rows=r, warps=w)
+            f"{r} rows, {w} warps": rmsnorm_of(n, rows=r, warps=w)
             for r, w in ((1, 4), (2, 8), (4, 4), (8, 8))
             if r * n <= 16384
         }
@@ -96,11 +98,10 @@ def moves() -> list[Case]:
     import torch
 
     m, n = 16384, 16384
-    transpose = example("transpose")["transpose_of"]
     found = []
     for dtype, kind, sides in (("bf16", torch.bfloat16, (64, 128)), ("fp32", torch.float32, (32, 64))):
         x = torch.randn(m, n, device="cuda").to(kind)
-        ours = {f"64 x {side}": transpose(dtype, side) for side in sides if dtype == "bf16" or side == 32}
+        ours = {f"64 x {side}": transpose_of(dtype, side) for side in sides if dtype == "bf16" or side == 32}
         work = 2.0 * x.nbytes
         case = Case(f"transpose {dtype}", f"{m}x{n}", ours, {"x": x}, lambda x: x.T.contiguous(), "y", work)
         found.append(case)
@@ -114,7 +115,7 @@ def moves() -> list[Case]:
         Case(
             "stencil",
             f"{m}x{n}",
-            {"": example("stencil")["Stencil"]()},
+            {"": Stencil()},
             {"x": x},
             stencil,
             "y",
@@ -127,7 +128,7 @@ def moves() -> list[Case]:
         Case(
             "row_sums",
             "2048x131072",
-            {"": example("row_sums")["RowSums"]()},
+            {"": RowSums()},
             {"x": x},
             lambda x: x.sum(1),
             "y",
@@ -141,15 +142,15 @@ def groups() -> list[Case]:
     """Histograms of rows, sums of ragged groups of rows."""
     import torch
 
-    m, n, bins = 16384, 8192, example("histogram")["BINS"]
-    x = torch.randint(0, bins, (m, n), device="cuda", dtype=torch.int32)
+    m, n = 16384, 8192
+    x = torch.randint(0, BINS, (m, n), device="cuda", dtype=torch.int32)
 
     def histogram(x: Any) -> Any:
-        return torch.zeros(x.shape[0], bins, device="cuda").scatter_add_(
+        return torch.zeros(x.shape[0], BINS, device="cuda").scatter_add_(
             1, x.long(), torch.ones_like(x, dtype=torch.float32)
         )
 
-    ours = {"": example("histogram")["Histogram"]()}
+    ours = {"": Histogram()}
     found = [Case("histogram", f"{m}x{n}", ours, {"x": x}, histogram, "h", x.nbytes, compiles=False)]
     m, n, count = 1 << 17, 2048, 4096
     x = torch.randn(m, n, device="cuda")
@@ -159,7 +160,7 @@ def groups() -> list[Case]:
     def sums(x: Any, begins: Any) -> Any:
         return torch.segment_reduce(x, "sum", offsets=begins.long(), axis=0, initial=0)
 
-    ours, inputs = {"": example("ragged")["RaggedSums"]()}, {"x": x, "begins": begins}
+    ours, inputs = {"": RaggedSums()}, {"x": x, "begins": begins}
     found.append(Case("ragged", f"{m}x{n}, {count} groups", ours, inputs, sums, "y", x.nbytes, compiles=False))
     return found
 
@@ -178,13 +179,13 @@ def matmuls() -> list[Case]:
             return torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), weight, padding=1).permute(0, 2, 3, 1)
 
         work = 2.0 * 9 * c * c * 64 * side * side
-        ours = {"": example("conv")["Conv"]()}
+        ours = {"": Conv()}
         found.append(
             Case("conv", f"64x{side}x{side}x{c}", ours, {"x": x, "f": f}, conv, "d", work, "tflops", compiles=False)
         )
     m, n, k = 16896, 4096, 4096  # 132 blocks of 128 rows, one a multiprocessor
     a, b = (torch.randn(rows, k, device="cuda").bfloat16() for rows in (m, n))
-    ours = {"": example("gemm_row_max")["GemmRowMax"]()}
+    ours = {"": GemmRowMax()}
 
     def row_max(a: Any, b: Any) -> Any:
         return (a @ b.T).amax(1).float()
@@ -192,8 +193,7 @@ def matmuls() -> list[Case]:
     found.append(
         Case("gemm_row_max", f"{m}x{n}x{k}", ours, {"a": a, "b": b}, row_max, "top", 2.0 * m * n * k, "tflops")
     )
-    scaled = example("gemm_block_scaled")
-    (qa, sa), (qb, sb) = scaled["quantized"](a.float(), 1), scaled["quantized"](b.float(), 128)
+    (qa, sa), (qb, sb) = quantized(a.float(), 1), quantized(b.float(), 128)
     wide_a = (qa.float() * sa.repeat_interleave(128, 1)).bfloat16()
     wide_b = (qb.float() * sb.repeat_interleave(128, 0).repeat_interleave(128, 1)).bfloat16()
     inputs = {"a": qa, "b": qb, "sa": sa.T.contiguous(), "sb": sb}
@@ -201,7 +201,7 @@ def matmuls() -> list[Case]:
     def as_bf16(a: Any, b: Any, sa: Any, sb: Any) -> Any:
         return wide_a @ wide_b.T
 
-    ours = {"": scaled["BlockScaledGemm"]()}
+    ours = {"": BlockScaledGemm()}
     found.append(
         Case("gemm_block_scaled", f"{m}x{n}x{k}", ours, inputs, as_bf16, "d", 2.0 * m * n * k, "tflops", compiles=False)
     )
@@ -219,7 +219,7 @@ def several() -> list[Case]:
         return torch.relu(x @ w1.T) @ w2.T
 
     work = 2.0 * m * h * (k + n)
-    ours, inputs = {"": example("mlp")["Mlp"]()}, {"x": x, "w1": w1, "w2": w2}
+    ours, inputs = {"": Mlp()}, {"x": x, "w1": w1, "w2": w2}
     found = [Case("mlp", f"{m}x{k}x{h}x{n}", ours, inputs, mlp, "y", work, "tflops")]
     m, n, k = 4096, 4096, 4096
     x, scale = torch.randn(m, k, device="cuda").bfloat16(), torch.rand(n, device="cuda")
@@ -231,8 +231,8 @@ def several() -> list[Case]:
         def widened(x: Any, packed: Any, scale: Any, w: Any = small) -> Any:
             return (x @ w.bfloat16().T) * scale.bfloat16()
 
-        ours = {"": example("dequant_gemm")["dequant_gemm"](bits)}
-        inputs = {"x": x, "packed": example("dequant_gemm")["packed"](w, bits), "scale": scale}
+        ours = {"": dequant_gemm(bits)}
+        inputs = {"x": x, "packed": packed(w, bits), "scale": scale}
         work = 2.0 * m * n * k
         found.append(Case(f"dequant_gemm int{bits}", f"{m}x{n}x{k}", ours, inputs, widened, "d", work, "tflops"))
     return found
@@ -253,7 +253,7 @@ def attention() -> list[Case]:
             function = torch.nn.functional.scaled_dot_product_attention
             return function(q.flatten(1, 2), k, v, is_causal=causal, enable_gqa=q.shape[2] > 1).view(q.shape)
 
-        ours = {"": example("attention")["attention_of"](d, causal)}
+        ours = {"": attention_of(d, causal)}
         work = 4.0 * q.numel() * seq * (0.5 if causal else 1)
         text = f"{batch}x{groups * shared}/{groups}x{seq}x{d}{' causal' if causal else ''}"
         inputs = {"q": q, "k": k, "v": v}

@@ -30,7 +30,7 @@ def attention_of(d: int = 128, causal: bool = False) -> tp.Schedule:
         k = tp.TmaLoadStage("b g s d", tile=(128, d), ring=keys)
         v = tp.TmaLoadStage("b g s d", tile=(128, d), ring=values)
         qk = tp.Wgmma(q, k, in_flight=0)
-        pv = tp.Wgmma(qk, v, in_flight=0)  # its first operand comes from registers
+        pv = tp.Wgmma(qk, v)  # its first operand comes from registers
         o = tp.TmaStoreStage("b g h m d", source=pv)
         order = tp.Turnstile(work)  # one warpgroup's softmax runs under the other's matmuls
         tiles = tp.DynamicTiles(tp.Backwards())  # with most keys first

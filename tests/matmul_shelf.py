@@ -203,7 +203,7 @@ class FromRegisters(tp.Schedule):
     b = tp.TmaLoadStage("n k", tile=(64, 64), ring=keys)
     v = tp.TmaLoadStage("n k", tile=(64, 64), ring=values)
     qk = tp.Wgmma(q, b, in_flight=0)
-    pv = tp.Wgmma(qk, v, in_flight=0)
+    pv = tp.Wgmma(qk, v)
     d = tp.TmaStoreStage("m k", source=pv)
 
     @load.jit

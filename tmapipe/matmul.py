@@ -36,7 +36,7 @@ class Wgmma:
         b: Stage with a tile (n, k), or likewise (k, n); of the same ring or another.
         in_flight: Of matmuls that are added (``acc.add``): wgmma groups (one a slot) that may still run while the next slot is
             waited for, by default 1, or 0 if sums are promoted. A slot is released that much later. Matmuls that are started
-            and awaited apart (``start``) take 0.
+            and awaited apart (``start``) take 0, the default where a comes from registers.
         promote: Whether after each slot (k elements of the tile, e.g. 128) the sums are added to others in fp32, outside of
             the tensor core. This takes twice the registers. The model sums in fp32 either way.
 
@@ -69,18 +69,21 @@ class Wgmma:
     ):
         if not isinstance(promote, bool):
             raise InputError("Wgmma(promote)", promote, "is True or False", "leave it out")
-        self.__attrs_init__(a, b, (0 if promote else 1) if in_flight is None else in_flight, promote)
+        self.__attrs_init__(a, b, _default(a, promote) if in_flight is None else in_flight, promote)
 
     @in_flight.validator
     def _fits_promotion(self, field: Any, in_flight: Any) -> None:
-        rule = (
-            "is 0 where sums are promoted, since each slot is waited for" if self.promote else "is a number, 0 or more"
-        )
-        if not isinstance(in_flight, int) or in_flight < 0 or (self.promote and in_flight):
+        rule = "is a number, 0 or more"
+        if isinstance(self.a, Wgmma):
+            rule = "is 0 where a comes from registers: such a matmul is started, and awaited by .wait()"
+        if self.promote:
+            rule = "is 0 where sums are promoted, since each slot is waited for"
+        least = _default(self.a, self.promote) == 0
+        if not isinstance(in_flight, int) or in_flight < 0 or (least and in_flight):
             raise InputError("Wgmma(in_flight)", in_flight, rule, "leave it out")
 
     def __repr__(self) -> str:
-        return shown(self, *(("in_flight",) if self.in_flight == (0 if self.promote else 1) else ()))
+        return shown(self, *(("in_flight",) if self.in_flight == _default(self.a, self.promote) else ()))
 
     @property
     def stages(self) -> tuple[TmaLoadStage | SharedStage, ...]:
@@ -115,6 +118,11 @@ class Wgmma:
         a = self.a.shape[:2] if isinstance(self.a, Wgmma) else self.a.matrix
         b = self.b.matrix
         return a[::-1] if of_a else a, b[::-1] if of_b else b
+
+
+def _default(a: TmaLoadStage | SharedStage | Wgmma, promote: bool) -> int:
+    """Matmuls in flight while the next slot is waited for; what is promoted or started is waited for by itself."""
+    return 0 if promote or isinstance(a, Wgmma) else 1
 
 
 def _last_two(operand: TmaLoadStage | SharedStage | Wgmma) -> tuple[str, ...] | None:

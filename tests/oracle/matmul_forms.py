@@ -56,7 +56,7 @@ class Relu(tp.Schedule):
     k = tp.TmaLoadStage("s d", tile=(32, 16), ring=keys)
     v = tp.TmaLoadStage("s d", tile=(32, 16), ring=values)
     qk = tp.Wgmma(q, k, in_flight=0)
-    pv = tp.Wgmma(qk, v, in_flight=0)
+    pv = tp.Wgmma(qk, v)
     o = tp.TmaStoreStage("m d", source=pv, stages=1)
 
     @load.jit

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
-from tests.matmul_shelf import FORMS, FromZero, TwoRings
+from tests.matmul_shelf import FORMS, FromRegisters, FromZero, TwoRings
 from tests.oracle.matmul_forms import InTurn
+from tests.unit.errors import refused
 
 
 class Base(tp.Schedule):
@@ -318,3 +319,9 @@ def test_warpgroups_in_turn():
     d = tp.TmaStoreStage("m n", source=InTurn.mma)
     with pytest.raises(tp.InputError, match=r"Turnstile\(stores\)"):
         tp.Turnstile(InTurn.work, stores=(d,))
+
+
+def test_a_matmul_with_an_operand_from_registers_is_started():
+    pv = FromRegisters.pv
+    assert pv.in_flight == 0 and repr(pv).count("in_flight") == repr(pv.a).count("in_flight")
+    refused(tp.Wgmma, pv.a, pv.b, in_flight=1, argument="in_flight", rule="0 where a comes from registers")

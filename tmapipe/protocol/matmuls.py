@@ -15,7 +15,7 @@ from tmapipe.protocol.groups import Groups, Started
 from tmapipe.protocol.parts import PartInSlot
 from tmapipe.protocol.ring import RingEnd, Slot
 
-__all__ = ["Accumulator", "BoundMatmul", "BoundRegisterTile", "Epilogue", "HeldValues", "TileValues"]
+__all__ = ["Accumulator", "BoundMatmul", "BoundRegisterTile", "Epilogue", "TileValues"]
 
 
 class BoundMatmul(Carried):
@@ -240,9 +240,9 @@ class BoundRegisterTile(Carried):
         """The tile of an open slot, of as many elements, in fp32."""
         return part.read_columns(self.plan, ("m", "n"), self.plan.shape[1])
 
-    def of(self, values: Fragment) -> HeldValues:
+    def of(self, values: Fragment) -> TileValues:
         """What a store takes. values: distributed as `read` does it."""
-        return HeldValues(self.plan, values)
+        return TileValues(self.plan, values)
 
 
 class TileValues(Carried):
@@ -252,19 +252,9 @@ class TileValues(Carried):
         self.matmul, self.values = matmul, values
 
     def columns(self, block: int, first: int, columns: int) -> Fragment:
-        """A piece of it."""
-        return self.values.backend.columns_of(self.values, block, first, columns)
-
-
-class HeldValues(Carried):
-    """The values of a whole `RegisterTile`."""
-
-    def __init__(self, plan: HeldTile, values: Fragment):
-        self.matmul, self.values = plan, values
-
-    def columns(self, block: int, first: int, columns: int) -> Fragment:
-        """The values, all of them: a store takes them in one piece."""
-        return self.values
+        """A piece of it; all, of a `RegisterTile`, which is stored in one piece."""
+        whole = self.values.layout is None
+        return self.values if whole else self.values.backend.columns_of(self.values, block, first, columns)
 
 
 Epilogue = Callable[..., Any]

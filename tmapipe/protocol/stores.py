@@ -13,13 +13,13 @@ from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, SlotRef
 from tmapipe.plan.model import Distributed, NamedBarrier, RoleWarps, Store
 from tmapipe.plan.thread_layout import AccumulatorLayout
-from tmapipe.protocol.matmuls import Accumulator, Epilogue, HeldValues, TileValues
+from tmapipe.protocol.matmuls import Accumulator, Epilogue, TileValues
 from tmapipe.protocol.pieces import Piece, pieces, strip_start
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.tile import Tile, start_of, tile_at, within
-from tmapipe.protocol.values import write_values
+from tmapipe.protocol.values import check_rounded, write_values
 
-Held = Accumulator | HeldValues | TileValues
+Held = Accumulator | TileValues
 
 __all__ = ["BoundStore", "SlotStore", "SlotStoreInSlot"]
 
@@ -128,7 +128,7 @@ class BoundStore(Carried):
             )
         several = values if isinstance(values, tuple) else (values,)
         sums = tuple(map(self._distributed, several))
-        if all(isinstance(each, (Accumulator, HeldValues, TileValues)) for each in sums):
+        if all(isinstance(each, (Accumulator, TileValues)) for each in sums):
             self._store_accumulators(tile, sums, epilogue, {self.plan.name: self, **(also or {})}, operands)
         else:
             name = f"{self.plan.name}.store"
@@ -173,7 +173,8 @@ class BoundStore(Carried):
         if epilogue is None and len(sums) > 1:
             raise ScopeError(f"{len(sums)} accumulators stored without an epilogue, which makes one value of them.")
         if epilogue is not None:
-            _check_floating(stores)
+            for store in stores.values():
+                check_rounded(store.plan.name, store.plan.buffer.dtype)
         matmul = sums[0].matmul
         rows, columns, groups = matmul.shape[0], matmul.shape[1], matmul.warpgroups
         whole = self.plan.whole or (*self.plan.tile[:-2], rows, columns)
@@ -264,12 +265,3 @@ def _check_alike(sums: tuple[Held, ...]) -> None:
         places = {(matmul.shape[:2], matmul.first_warp, matmul.warpgroups) for matmul in (first, other)}
         if len(places) > 1:
             raise ScopeError(f"accumulators of {first.name} and {other.name} stored together, which differ in shape.")
-
-
-def _check_floating(stores: Mapping[str, BoundStore]) -> None:
-    """Raises `InputError` for stores of integers: an epilogue's results are not rounded to them."""
-    for store in stores.values():
-        kind = store.plan.buffer.dtype
-        if kind.integer:
-            rule = "an epilogue works in fp32, which is not rounded to integers"
-            raise InputError(store.plan.name, kind.name, rule, 'give the store another dtype, e.g. "bf16"')

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tmapipe.dtypes import DType
 from tmapipe.errors import InputError
 from tmapipe.isa.fragment import Fragment, combine
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import SlotRef
 from tmapipe.plan.thread_layout import ThreadLayout
 
-__all__ = ["check_extents", "layout_of", "write_values"]
+__all__ = ["check_extents", "check_rounded", "layout_of", "write_values"]
 
 
 def write_values(isa: Isa, where: str, slot: SlotRef, values: Any, at: Any = None) -> None:
@@ -33,6 +34,13 @@ def write_values(isa: Isa, where: str, slot: SlotRef, values: Any, at: Any = Non
     if dtype.integer and values.kind == "fp32":
         raise InputError(where, dtype.name, "holds no fp32", 'round first: tp.math.cast(values, "int32")')
     isa.fragments.write(slot, combine("add", values, 0) if values.kind == "bool" else values, at)
+
+
+def check_rounded(name: str, dtype: DType) -> None:
+    """Raises `InputError` for a store *name* of integers: an epilogue's results are not rounded to them."""
+    if dtype.integer:
+        rule = "an epilogue works in fp32, which is not rounded to integers"
+        raise InputError(name, dtype.name, rule, 'give the store another dtype, e.g. "bf16"')
 
 
 def _check_block(where: str, tile: tuple[int, ...], layout: ThreadLayout, along: str, at: Any) -> None:

@@ -12,6 +12,7 @@ from tmapipe.epilogue.operands import Matrix
 from tmapipe.epilogue.outputs import Output
 from tmapipe.errors import InputError
 from tmapipe.plan.model import Plan
+from tmapipe.protocol.values import check_rounded
 
 __all__ = ["check_room"]
 
@@ -28,10 +29,8 @@ def check_room(plan: Plan, epilogue: Epilogue) -> None:
     if epilogue.plain:
         return
     for name in epilogue.whole_outputs:
-        dtype = plan.store(name).buffer.dtype
-        if dtype.integer and epilogue.function is not None:
-            rule = "an epilogue works in fp32, which is not rounded to integers"
-            raise InputError(name, dtype.name, rule, 'give it another dtype, e.g. "bf16"')
+        if epilogue.function is not None:
+            check_rounded(name, plan.store(name).buffer.dtype)
     if not plan.matmuls:
         return
     first = plan.matmuls[0]
