@@ -112,7 +112,7 @@ def test_the_choice_computes_its_epilogue():
 def test_candidates_are_distinct_and_of_the_shelf():
     found = list(candidates(Problem(4096, 4096, 4096), H200))
     assert len(found) == len(set(found)) > 50
-    assert {c.schedule for c in found} == {"Gemm", "PingPong", "StreamK"}
+    assert {c.schedule for c in found} == {"Gemm", "PingPong"}
     assert len({str(c) for c in found}) == len(found)
 
 

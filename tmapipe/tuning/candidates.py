@@ -65,7 +65,7 @@ class Candidate:
         cluster: CTAs along (m, n).
         options: (word, value) of what else it is built with: "stages" of operands; "store_stages", buffers of a warpgroup;
             "order", a tile scheduler as ("Snake", 8), by GPC as ("Snake", 8, "gpc"); "l2_hints" and "outside", of (a, b);
-            "promote"; "in_turn", of a ping-pong; "parts", of a split k; "shares", of stream-K. These words are kept on disk.
+            "promote"; "in_turn", of a ping-pong; "parts", of a split k. These words are kept on disk.
     """
 
     schedule: str
@@ -79,14 +79,9 @@ class Candidate:
         return int(dict(self.options).get("parts", 1))
 
     @property
-    def shares(self) -> int | None:
-        """Number of shares of stream-K; None for other orders."""
-        return dict(self.options).get("shares")
-
-    @property
     def in_parts(self) -> bool:
         """Whether a second kernel adds up parts of k."""
-        return self.schedule in ("SplitK", "StreamK")
+        return self.schedule == "SplitK"
 
     @property
     def by_gpc(self) -> bool:
@@ -179,17 +174,12 @@ def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
 
 def _in_parts(problem: Problem, device: Device, tile: tuple[int, int], cluster: tuple[int, int]) -> Iterator[Candidate]:
     """Orders that divide k, for outputs whose tiles leave part of the device idle."""
-    steps = ceil_div(problem.k * problem.dtype.bytes, SWIZZLE_SPAN)
-    clusters, resident = _clusters(problem, tile, cluster), device.resident(cluster[0] * cluster[1])
     for outside in _outside(problem, device, tile, cluster):
         further = (("l2_hints", READ_ONCE), *outside.items())
         for parts in _parts(problem, device, tile, cluster):
             yield Candidate("SplitK", tile, cluster, (("parts", parts), *further))
             if cluster != (1, 1) and min(tile) >= 128:
                 yield Candidate("SplitK", tile, cluster, (("parts", parts), *further, ("order", ("Grouped", 8, "gpc"))))
-        share, workspace = clusters * steps // resident, 2 * 4 * problem.m * problem.n
-        if clusters % resident and share >= LEAST_STEPS and workspace <= MOST_PARTS_BYTES:
-            yield Candidate("StreamK", tile, cluster, (("shares", resident), *further))
 
 
 def _rows(problem: Problem, m: int) -> int:

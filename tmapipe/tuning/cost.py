@@ -43,39 +43,37 @@ class Constants:
         transposed: Factor on the tensor cores' clocks for operands that are not contiguous along k.
         add: Microseconds of the kernel that adds parts, besides its memory traffic.
         parts: GB/s at which it reads them.
-        zeroed: Microseconds of the kernel that zeroes a part of stream-K's workspace.
         merged: By GPC, factor on the mainloop since L2 sees fewer reads (mostly power).
         smaller: By GPC, factor on `merged` for a ping-pong's smaller tiles (8192^3: 1.025, 4096^3: 1.008).
         claim: By GPC, microseconds until a cluster has claimed its position.
         hidden, loaded: How sharply the longer one of two hides the other: of busy and memory; of a tile's work and its loads.
-        worked: Factor on an epilogue that computes (4096^3, bias and gelu: 1.8 us for a tile of 128 x 256).
+        worked: Factor on an epilogue that computes (4096^3, bias and gelu: at which ping-pongs are ahead, as measured).
         zero: Clocks in which the TMA engine fills a row beyond the edge with zeros, where every CTA has such rows.
     """
 
-    clock: float = 1.586
-    boost: float = 0.082
-    l2: float = 7210.0
-    again: float = 0.712
-    near: float = 0.112
-    straddle: float = 1.49
-    ingest: float = 78.8
-    reads: float = 3970.0
-    writes: float = 1520.0
-    launch: float = 3.8
-    fill: float = 2500.0
-    stored: float = 22.0
-    tile: float = 100.0
-    transposed: float = 1.06
-    add: float = 5.1
-    parts: float = 7900.0
-    zeroed: float = 3.0
-    merged: float = 0.975
-    smaller: float = 1.02
-    claim: float = 2.0
-    hidden: float = 5.0
-    loaded: float = 7.0
-    worked: float = 3.0
-    zero: float = 6.0
+    clock: float = 1.57
+    boost: float = 0.276
+    l2: float = 6860.0
+    again: float = 0.508
+    near: float = 0.481
+    straddle: float = 1.39
+    ingest: float = 78.1
+    reads: float = 3860.0
+    writes: float = 2120.0
+    launch: float = 3.0
+    fill: float = 4760.0
+    stored: float = 25.5
+    tile: float = 35.9
+    transposed: float = 1.03
+    add: float = 4.13
+    parts: float = 4270.0
+    merged: float = 0.971
+    smaller: float = 1.01
+    claim: float = 1.36
+    hidden: float = 3.37
+    loaded: float = 5.38
+    worked: float = 4.2
+    zero: float = 2.43
 
 
 #: Of the H200.
@@ -106,22 +104,17 @@ def estimate(
         work = max(mainloop, (mainloop + epilogue) / 2) if pingpong else mainloop + epilogue
         return _longer(work, _load(problem, candidate, c, at_work, one) * steps, c.loaded)
 
-    if candidate.shares:  # each has some k-tiles of all, in one piece more than whole tiles on average
-        pieces = clusters / candidate.shares + 1
-        busy = pieces * tile(candidate.shares, steps * clusters / candidate.shares / pieces)
-    else:
-        waves, rest = divmod(clusters, resident)
-        busy = waves * tile(resident, steps) + (tile(rest, steps) if rest else 0.0) + (epilogue if pingpong else 0.0)
+    waves, rest = divmod(clusters, resident)
+    busy = waves * tile(resident, steps) + (tile(rest, steps) if rest else 0.0) + (epilogue if pingpong else 0.0)
     at_work = min(clusters, resident)
     used = min(1.0, clusters * size / device.multiprocessors)
     used *= min(1.0, multiply / _load(problem, candidate, c, at_work, one))
     busy = (busy + c.fill) / (c.clock * (1 + c.boost * (1 - used))) / 1e3
-    parts, outputs = _parts(problem, candidate, one), problem.batch * problem.m * problem.n
-    written = outputs * out_bytes * parts
+    outputs = problem.batch * problem.m * problem.n
+    written = outputs * out_bytes * candidate.parts
     memory = ((problem.bytes - outputs * problem.out.bytes) / c.reads + written / c.writes) / 1e3
     second = c.add + written / c.parts / 1e3 if candidate.in_parts else 0.0
-    further = (c.claim if candidate.by_gpc else 0.0) + (c.zeroed if candidate.shares else 0.0)
-    return c.launch + _longer(busy, memory, c.hidden) + second + further
+    return c.launch + (c.claim if candidate.by_gpc else 0.0) + _longer(busy, memory, c.hidden) + second
 
 
 def _multiply(problem: Problem, candidate: Candidate, c: Constants) -> float:
@@ -172,14 +165,6 @@ def _clusters(problem: Problem, candidate: Candidate) -> int:
     """Clusters of one output."""
     (m, n), (along_m, along_n) = candidate.tile, candidate.cluster
     return ceil_div(problem.m, m * along_m) * ceil_div(problem.n, n * along_n)
-
-
-def _parts(problem: Problem, candidate: Candidate, one: int) -> int:
-    """Matrices of partial sums in the workspace; 1 without one."""
-    if not candidate.shares:
-        return candidate.parts
-    steps = ceil_div(problem.k * problem.dtype.bytes, SWIZZLE_SPAN)
-    return ceil_div(steps, ceil_div(steps * one, candidate.shares)) + 1
 
 
 def _longer(a: float, b: float, sharp: float) -> float:
