@@ -60,7 +60,7 @@ class ScopeError(PipelineError, RuntimeError):
 
 
 class MissingPartError(ScopeError, AttributeError):
-    """A part that the role, or the ring of the slot, does not have. `getattr` with a default takes it for what it is."""
+    """A part that a role or a slot, or a dimension that a tile does not have. `getattr` with a default takes it for that."""
 
 
 class MissingGpuError(PipelineError, RuntimeError):

@@ -29,7 +29,7 @@ from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.tiles.axes import Axis, axes_of, check_axes
+from tmapipe.tiles.axes import Axis, axes_of, check_axes, check_relations
 from tmapipe.tiles.order import TileOrder
 from tmapipe.tiles.persistent import PersistentTiles
 from tmapipe.tiles.queue import SCHEDULER
@@ -137,6 +137,8 @@ class Schedule:
             raise InputError("Schedule.tiles", self.tiles, "is an order of output tiles", fix)
         if not isinstance(self.relations, tuple) or not all(isinstance(dim, Dim) for dim in self.relations):
             raise InputError("Schedule.relations", self.relations, "is a tuple of Dim", 'e.g. (Dim("r", size=3),)')
+        if not isinstance(self.checked, bool):
+            raise InputError("Schedule.checked", self.checked, "is True or False", "use True, to be safe")
         declared = attrs.evolve(declared, bounded=self.tiles.bounded, relations=self.relations)
         queue = self.tiles.queue(len(axes_of(declared, self.over)) if declared.stages or declared.stores else 0)
         if queue is None:
@@ -161,6 +163,7 @@ class Schedule:
         key = (target, *sorted((name, dtype.name) for name, dtype in types.items()))
         if key not in plans:
             check_axes(self.declared, self.over)
+            check_relations(self.declared)
             made = make_plan(self.declared, types, target)
             self.tiles.check(self.declared, axes_of(self.declared, self.over))
             self.check_plan(made)

@@ -167,7 +167,9 @@ def test_as_many_indices_as_dimensions(at):
     both(Wrong(), argument="slot.x.load_from", value=at, rule="one index along each of m, n")
 
 
-@pytest.mark.parametrize("at", [(0.5, 0), (0, 1.0), (0, "0"), (0, None), (None, 0)])
+@pytest.mark.parametrize(
+    "at", [(0.5, 0), (0, 1.0), (0, "0"), (0, None), (None, 0), (2**31, 0), (0, -(2**40)), ([1], 0)]
+)
 def test_whole_indices(at):
     class Wrong(Scaled):
         def start(self, slot, tile):
@@ -176,13 +178,115 @@ def test_whole_indices(at):
     both(Wrong(), argument="slot.x.load_from", value=at, rule="one index along each of m, n")
 
 
-@pytest.mark.parametrize("place", [lambda tile: tile.n / 2, lambda tile: np.float32])
+@pytest.mark.parametrize(
+    "place", [lambda tile: tile.n / 2, lambda tile: np.float32, lambda tile: [1], lambda tile: 2**40]
+)
 def test_whole_coordinates(place):
     class Wrong(Scaled):
         def start(self, slot, tile):
             slot.x.load(tile, n=place(tile))
 
     both(Wrong(), argument="slot.x.load(n)", rule="whole number of tiles")
+
+
+JUNK = (None, 0.5, "0", [1], (0, 1), np.float32(1), np.zeros(2), len, 2**40)
+
+
+class Gathered(tp.Schedule):
+    """y[r] = x[at[r]], row by row."""
+
+    load, store = tp.Role(warps=1), tp.Role(warps=1)
+    ring = tp.BarrierRing(2, producer=load, consumer=store)
+    x = tp.TmaLoadStage("m n", tile=(4, 64), ring=ring, dtype="fp32").in_parts(4)
+    at = tp.Table("r")
+    y = tp.TmaStoreStage("r n", source=x)
+    number, part = staticmethod(lambda i: i), staticmethod(lambda i: i)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            for i in range(4):
+                slot.x.load_part_from(self.part(i), k.at.entry(self.number(tile.r * 4 + i)), tile.n * 64)
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_numbers_of_parts_and_of_entries(junk):
+    schedule = Gathered()
+    assert schedule.check().ok
+    schedule.number = lambda i: junk
+    assert refused(schedule.check, argument="k.at.entry", rule="number of an entry").value is junk
+    schedule.number, schedule.part = Gathered.number, lambda i: junk
+    assert refused(schedule.check, argument="slot.x.load_part", rule="in 4 parts").value is junk
+
+
+class Passed(Scaled):
+    """y = x, through scratch."""
+
+    load, work, ring, x = Scaled.load, Scaled.work, Scaled.ring, Scaled.x
+    mine = tp.Scratch(work, tile=(8, 64), dtype="fp32", copies=2)
+    bias = tp.Scratch(work, tile=(8,), dtype="fp32")
+    copy, window, element = 1, (0, 0), 0
+
+    @work.jit
+    def scale(self, k, tile):
+        with k.ring.consume() as slot:
+            copy = k.mine.copy(self.copy)
+            copy.write(slot.x.read())
+            k.bias.write(tp.math.row_sum(slot.x.read()))
+            k.sync()
+            slot.x.write(copy.read(tile=(8, 64), at=self.window) + k.bias.read(at=self.element))
+            k.sync()
+
+
+@pytest.mark.parametrize("junk", [junk for junk in JUNK if not isinstance(junk, np.ndarray)])
+def test_numbers_of_copies_and_of_elements(junk):
+    assert Passed().check().ok
+    for name, argument, value in (
+        ("copy", "k.mine.copy", junk),
+        ("window", "slot.mine.read(at)", (junk, 0)),
+        ("element", "slot.bias.read(at)", junk),
+    ):
+        if name != "element" or junk is not None:
+            schedule = Passed()
+            setattr(schedule, name, value)
+            refused(schedule.check, argument=argument, rule="has 2 copies|a row and a column|begin|index into a tile")
+
+
+@pytest.mark.parametrize(
+    "change, what",
+    [
+        (lambda v: v * 10**400, "mul of a fragment and an int, which has more than 128 bits"),
+        (lambda v: tp.math.cast(v, "int32") + 2**31, "add of a fragment and 2147483648, which has more than 32 bits"),
+        (lambda v: tp.math.row_sum(v, inside=2**31), "lt of a fragment and 2147483648, which has more than 32 bits"),
+        (lambda v: v**0, "power of 0. It takes an int from 1 to 64"),
+        (lambda v: v**10**9, "power of 1000000000. It takes an int from 1 to 64"),
+    ],
+)
+def test_numbers_that_fragments_have_no_room_for(change, what):
+    class Wrong(Scaled):
+        def change(self, slot):
+            slot.x.write(change(slot.x.read()))
+
+    for run in (Wrong().check, lambda: Wrong()(X)):
+        with pytest.raises(tp.ScopeError, match=what):
+            run()
+
+
+def test_an_output_that_nothing_stores():
+    class Wrong(Scaled):
+        store = Scaled.store
+
+        @store.jit
+        def drain(self, k, tile):
+            with k.ring.consume() as slot:
+                slot.x.read()
+
+    refused(Wrong().check, argument="y", value=None, rule="is an output of Wrong that no body stores")
 
 
 @pytest.mark.parametrize("tile", [1, "m", (0, 0), {"m": 0}, np.zeros(2)])

@@ -101,6 +101,7 @@ def _gated(given: Arrays) -> Expected | None:
 
 def _grouped(given: Arrays) -> Expected | None:
     a, b, offsets = given["a"], given["b"], given["offsets"]
+    b = b[None] if b.ndim == 2 else b  # one group
     if a.ndim != 2 or b.ndim != 3 or a.shape[1] != b.shape[2] or offsets.shape != (b.shape[0],):
         return None
     value, size = np.zeros((2, a.shape[0], b.shape[1]))

@@ -260,3 +260,10 @@ def test_clusters_of_a_wrong_type(cluster):
     rows = Rows()
     rows.cluster = cluster
     refused(rows.plan, argument="cluster", rule="maps dimensions|positive integer")
+
+
+@pytest.mark.parametrize("checked", [None, 1, "no", [False]])
+def test_whether_it_is_checked(checked):
+    rows = Rows()
+    rows.checked = checked
+    refused(rows.plan, argument="Schedule.checked", value=checked, rule="is True or False")

@@ -167,3 +167,16 @@ def test_the_extent_of_a_dimension_in_a_body():
     schedule = Upturned()
     schedule.dim = "q"
     refused(schedule, x, argument="k.extent", value="q", rule="m, n")
+
+
+def test_relations_are_about_dimensions_that_stages_have():
+    for relation, argument, value in (
+        (tp.Dim("q", size=8), "Dim(name)", "q"),
+        (tp.Dim("n", of="q"), "Dim(of)", "q"),
+        (tp.Dim("q", of="n"), "Dim(name)", "q"),
+    ):
+        schedule = Scaled()
+        schedule.relations = (relation,)
+        refused(schedule.plan, argument=argument, value=value, rule=r"dimension of a stage \(b, m, n, mb\)")
+    schedule.relations = (tp.Dim("q", of="n", per=8), tp.Dim("mb", of="q"))  # through one that no stage has
+    schedule.plan()

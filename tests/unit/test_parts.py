@@ -35,8 +35,9 @@ def test_an_output_that_is_refused_is_left_as_it_was(make):
         np.ones((64, 64), np.float64),
         np.ones((64, 128), np.float16)[:, ::2],
         np.ones((64, 65), np.float16)[:, :64],
+        np.ones((64, 64), np.int32),
     ):
-        refused(gemm, A, B, out=d, argument="d", rule="element type|contiguous|multiple of 16")
+        refused(gemm, A, B, out=d, argument="d", rule="type|contiguous|multiple of 16|integers")
         assert (d == 1).all()
     parameter = torch.nn.Parameter(torch.ones(64, 64, dtype=torch.float16))
     refused(

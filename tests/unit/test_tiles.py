@@ -178,8 +178,10 @@ def test_bad_rasters():
 def test_tile_coordinates():
     tile = Tile({"m": 3, "n": 4})
     assert (tile.m, tile["n"], tile.get("k")) == (3, 4, None)
-    with pytest.raises(AttributeError, match="no dimension 'k', only m, n"):
-        tile.k  # noqa: B018
+    for wrong in (lambda: tile.k, lambda: tile["k"]):
+        with pytest.raises(tp.ScopeError, match=r"tile\.k: the tile has no such dimension, only m, n"):
+            wrong()
+    assert getattr(tile, "k", 5) == 5
 
 
 def test_start_of_a_tile():

@@ -30,7 +30,7 @@ from tmapipe.check.program import limit_finding, ordered, run_checked
 from tmapipe.check.search import Problem, problems_near
 from tmapipe.check.segments import NotRegular, Segments, segments_of
 from tmapipe.dtypes import DType
-from tmapipe.errors import PipelineError
+from tmapipe.errors import InputError, PipelineError
 from tmapipe.machine import Layout
 from tmapipe.machine.varying_names import NAMES_LOCK
 from tmapipe.plan.model import Plan
@@ -65,6 +65,10 @@ def _searched(schedule: Schedule, plan: Plan) -> Report:
     problems.check_state()
     search = _Search(problems)
     trips = search.run()
+    left = [store.name for store in plan.stores if store.name not in problems.decisions.stored]
+    if left and all(finding.kind.note for finding in search.found):
+        fix = "store it in the body of its role, or leave the stage out"
+        raise InputError(left[0], None, f"is an output of {plan.name} that no body stores", fix)
     return Report(plan.name, tuple(search.found), trips, search.events, runs=tuple(search.runs), problem=search.wrong)
 
 

@@ -14,7 +14,7 @@ from tmapipe.plan.thread_layout import ThreadLayout
 if TYPE_CHECKING:
     from tmapipe.isa.fragments import Fragments
 
-__all__ = ["Fragment", "applied", "combine"]
+__all__ = ["Fragment", "applied", "combine", "in_range"]
 
 
 class Fragment(Carried):
@@ -65,9 +65,9 @@ class Fragment(Carried):
         return f"Fragment({self.layout}, along={self.along!r}, {self.kind})"
 
     def __pow__(self, exponent: int) -> Fragment:
-        """By multiplication. exponent: an int from 1 on."""
-        if not isinstance(exponent, int) or exponent < 1:
-            raise ScopeError(f"a fragment to the power of {exponent!r}. It takes an int from 1 on.")
+        """By multiplication. exponent: an int from 1 to 64."""
+        if not isinstance(exponent, int) or not 1 <= exponent <= 64:
+            raise ScopeError(f"a fragment to the power of {exponent!r}. It takes an int from 1 to 64.")
         return functools.reduce(functools.partial(combine, "mul"), [self] * exponent)
 
     # ---- in run-time loops ----------------------------------------------------------------------------------------
@@ -98,13 +98,20 @@ def combine(name: str, *operands: Any) -> Fragment:
         if isinstance(x, Fragment):
             converted = backend.convert(x.data, kind, want)
             data.append(backend.expand(layout, x.along, converted, along) if x.along != along else converted)
-        elif want == "int32" and isinstance(x, int) and not -(2**31) <= x < 2**31:
-            raise ScopeError(
-                f"{name} of a fragment and {x}, which has more than 32 bits. Use a float, or a smaller number."
-            )
         else:
-            data.append(backend.scalar(x, want))
+            data.append(backend.scalar(in_range(name, x, want), want))
     return Fragment(backend, layout, along, result, backend.elementwise(name, data))
+
+
+def in_range(name: str, number: Any, kind: str) -> Any:
+    """*number*. Raises `ScopeError` for an int that a fragment of this kind has no room for."""
+    bits = 32 if kind == "int32" else 128
+    if isinstance(number, int) and not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
+        said = number if number.bit_length() < 128 else "an int"
+        raise ScopeError(
+            f"{name} of a fragment and {said}, which has more than {bits} bits. Use a smaller number or a float."
+        )
+    return number
 
 
 def _joined(name: str, layout: ThreadLayout | None, along: str, other: Fragment) -> tuple[ThreadLayout | None, str]:

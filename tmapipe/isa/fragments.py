@@ -12,7 +12,7 @@ from typing import Any
 
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa.exchange import Exchange
-from tmapipe.isa.fragment import Fragment, combine
+from tmapipe.isa.fragment import Fragment, combine, in_range
 from tmapipe.isa.values import Carried, SlotRef, Value
 from tmapipe.plan.model import Distributed, Matmul, RoleWarps
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout
@@ -205,7 +205,7 @@ class Fragments(Carried):
     def full(self, layout: ThreadLayout, along: str, value: Any) -> Fragment:
         """A fragment of equal numbers: *value* is a float or an int."""
         kind = self.kind_of("full", value)
-        data = self.expand(layout, "one", self.number(value, kind), along)
+        data = self.expand(layout, "one", self.number(in_range("full()", value, kind), kind), along)
         return Fragment(self, layout, along, kind, data)
 
     def reduce(self, values: Fragment, op: str, along: str, inside: Value | None = None) -> Fragment:

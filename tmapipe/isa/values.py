@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from tmapipe.plan.model import Buffer
 
-__all__ = ["Block", "Carried", "Cells", "Condition", "SlotRef", "Value"]
+__all__ = ["Block", "Carried", "Cells", "Condition", "SlotRef", "Value", "is_index"]
 
 Block = tuple[Any, ...]  #: a block of code: the loops and branches around a point of a body, from the outermost on
 Value = Any  #: an index, a parity, a coordinate, a rank: ``int`` in the machine, ``Int32`` when traced
@@ -41,3 +43,13 @@ class Cells(Protocol):
 
     def __getitem__(self, i: int) -> Value: ...
     def __setitem__(self, i: int, value: Value) -> None: ...
+
+
+_NO_INDEX = (bool, float, complex, str, bytes, list, tuple, type, np.ndarray, np.generic, Carried)
+
+
+def is_index(value: Any) -> bool:
+    """Whether *value* is an integer of 32 bits, or one that only the kernel knows."""
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        return bool(-(2**31) <= value < 2**31)
+    return hasattr(value, "__mul__") and not isinstance(value, _NO_INDEX)

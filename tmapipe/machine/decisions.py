@@ -76,13 +76,14 @@ class Decisions:
     hand; a value for each turn of a loop, in turn, if it is a tuple; terms: all so far; uses: of numbers; loops: of the warp
     that is being recorded; length: how many operations it has so far; around: the indices of the loops that it is in;
     turn: of each loop; consulted: the names in `values` that uses have come to since it was last emptied; found: what has been
-    looked up in `values`, to be emptied where other names are in it.
+    looked up in `values`, to be emptied where other names are in it; stored: the outputs that a body has stored to.
     """
 
     def __init__(self) -> None:
         self.values: Mapping[Key, Any] = {}
         self.terms: dict[Key, Term] = {}
         self.uses: dict[Use, None] = {}
+        self.stored: set[str] = set()
         self.around: list[Key] = []
         self.turn: dict[Key, int] = {}
         self.consulted: set[Key] = set()

@@ -224,6 +224,7 @@ class RecordingIsa(MachineIsa):
         super().bulk_load(load, stage, [_value(x) for x in at], *rest, **named)
 
     def tma_store(self, store: Any, stage: Any, at: Sequence[Any], rows: Any = None) -> None:
+        self.decisions.stored.add(store.name)
         super().tma_store(store, stage, [_value(x) for x in at], _value(rows))
 
     def _plain_operands(self, emit: Callable[[Any], None]) -> Callable[[Any], None]:

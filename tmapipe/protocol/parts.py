@@ -9,7 +9,7 @@ from tmapipe.errors import InputError, ScopeError
 from tmapipe.fields import is_count
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.interface import Isa
-from tmapipe.isa.values import Carried, SlotRef
+from tmapipe.isa.values import Carried, SlotRef, is_index
 from tmapipe.plan.model import Buffer, Distributed, Load
 from tmapipe.plan.thread_layout import transposed_of, vectors_of
 from tmapipe.protocol.cluster import peer_mask, share_index
@@ -113,7 +113,7 @@ class PartInSlot(Carried):
 
     def _part(self, i: Any) -> Any:
         load = self._loaded()
-        if isinstance(i, int) and not 0 <= i < load.parts:
+        if not is_index(i) or (isinstance(i, int) and not 0 <= i < load.parts):
             rule = f"is loaded in {load.parts} part{'s' * (load.parts > 1)}"
             raise InputError(f"slot.{load.name}.load_part", i, rule, "count from 0, or declare in_parts()")
         return None if load.parts == 1 else i
@@ -199,10 +199,9 @@ class PartInSlot(Carried):
         if part is not None or (at is not None and like is not None):
             return self._read_part(name, like, part, (0, 0) if at is None else at)
         if at is not None:
-            if len(tile) != 1:
-                raise InputError(
-                    f"{name}(at)", tile, "is an index into a tile of one extent", "give the stage such a tile"
-                )
+            if len(tile) != 1 or not is_index(at) or (isinstance(at, int) and not 0 <= at < tile[0]):
+                rule = f"is an index into a tile of one extent; the tile is {tile}"
+                raise InputError(f"{name}(at)", at, rule, "count from 0, or give the stage such a tile")
             return fragments.read_number(self.ref, at)
         for along, other in (("tile", like), ("rows", rows_of), ("columns", columns_of)):
             if other is not None:
@@ -223,7 +222,7 @@ class PartInSlot(Carried):
             raise InputError(f"{name}(tile)", part, "is two positive extents (rows, columns)", "e.g. tile=(16, 64)")
         layout = vectors_of(name, tuple(part), role) if like is None else layout_of(name, like)
         begin = at if isinstance(at, tuple) else ()
-        if len(begin) != 2 or len(buffer.tile) != 2:
+        if len(begin) != 2 or len(buffer.tile) != 2 or not all(map(is_index, begin)):
             raise InputError(f"{name}(at)", at, "is a row and a column of a tile that has both", "e.g. at=(1, 4)")
         for i, size in enumerate((layout.rows, layout.columns)):
             first = begin[i] if isinstance(begin[i], int) else 0

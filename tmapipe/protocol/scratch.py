@@ -6,7 +6,7 @@ from typing import Any
 
 from tmapipe.errors import InputError
 from tmapipe.isa.interface import Isa
-from tmapipe.isa.values import Carried
+from tmapipe.isa.values import Carried, is_index
 from tmapipe.plan.model import Buffer
 from tmapipe.protocol.parts import PartInSlot, SlotPart
 
@@ -41,7 +41,7 @@ class BoundScratch(PartInSlot):
             InputError: There is none of this number, if that is known.
         """
         copies = self.ref.buffer.stages
-        if isinstance(i, int) and not 0 <= i < copies:
+        if not is_index(i) or (isinstance(i, int) and not 0 <= i < copies):
             rule = f"has {copies} {'copies' if copies > 1 else 'copy'}"
             raise InputError(f"k.{self.ref.buffer.name}.copy", i, rule, "count from 0, or declare more copies")
         slot: Any = _Always(self.ref.buffer.name, i)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from tmapipe.errors import InputError
 from tmapipe.isa.interface import Isa
-from tmapipe.isa.values import Carried
+from tmapipe.isa.values import Carried, is_index
 
 __all__ = ["BoundTable"]
 
@@ -17,7 +18,13 @@ class BoundTable(Carried):
         self.isa, self.name = isa, name
 
     def entry(self, i: Any) -> Any:
-        """Entry *i*, the same for all threads; -1 beyond the table's ends. As a row to load, that is outside, so zero."""
+        """Entry *i*, the same for all threads; -1 beyond the table's ends. As a row to load, that is outside, so zero.
+
+        Raises:
+            InputError: *i* is no whole number.
+        """
+        if not is_index(i):
+            raise InputError(f"k.{self.name}.entry", i, "is the number of an entry", "pass a whole number of 32 bits")
         count = self.isa.extent(self.name, 0)
         inside = (i >= 0) & (i < count)
         found = self.isa.load_entry(self.name, self.isa.select(inside, i, 0), 0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tmapipe.errors import InputError
+from tmapipe.errors import InputError, MissingPartError
 from tmapipe.isa.interface import Isa
-from tmapipe.isa.values import Carried
+from tmapipe.isa.values import Carried, is_index
 
 __all__ = ["Tile", "check_start", "start_of", "tile_at", "within"]
 
@@ -30,15 +30,14 @@ class Tile(Carried):
         self._bounds = bounds or {}
 
     def __getitem__(self, dim: str) -> Any:
+        if dim not in self._coordinates:
+            raise MissingPartError(f"tile.{dim}: the tile has no such dimension, only {', '.join(self._coordinates)}.")
         return self._coordinates[dim]
 
     def __getattr__(self, dim: str) -> Any:
         if dim.startswith("_"):
             raise AttributeError(dim)
-        try:
-            return self._coordinates[dim]
-        except KeyError:
-            raise AttributeError(f"tile has no dimension {dim!r}, only {', '.join(self._coordinates)}") from None
+        return self[dim]
 
     def get(self, dim: str) -> Any:
         """The coordinate along *dim*, or None."""
@@ -92,7 +91,7 @@ def start_of(
     found: list[Any] = []
     for dim, extent in zip(dims, extents, strict=True):
         place = coordinates.get(dim)
-        if isinstance(place, (float, complex, str, type)) or not (place is None or hasattr(place, "__mul__")):
+        if place is not None and not is_index(place):
             raise InputError(
                 f"{where}({dim})", place, "is a whole number of tiles", "use integers, and // instead of /"
             )
@@ -109,10 +108,9 @@ def start_of(
 
 def check_start(where: str, dims: Sequence[str], start: tuple[Any, ...]) -> tuple[Any, ...]:
     """*start*. Raises `InputError` unless it is one index along each of *dims*."""
-    whole = all(hasattr(x, "__mul__") and not isinstance(x, (float, complex, str, bool)) for x in start)
-    if len(start) != len(dims) or not whole:
+    if len(start) != len(dims) or not all(map(is_index, start)):
         rule = f"is one index along each of {', '.join(dims)}, in elements"
-        raise InputError(where, start, rule, f"pass {len(dims)} whole numbers")
+        raise InputError(where, start, rule, f"pass {len(dims)} whole numbers of 32 bits")
     return start
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tmapipe.errors import InputError
 from tmapipe.multicast import check_cluster
@@ -11,7 +11,7 @@ from tmapipe.plan.declarations import Declarations
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 
-__all__ = ["Axis", "axes_of", "check_axes"]
+__all__ = ["Axis", "axes_of", "check_axes", "check_relations"]
 
 
 class Axis(NamedTuple):
@@ -65,3 +65,18 @@ def check_axes(declared: Declarations, over: str | None) -> None:
         if axis not in axes:
             rule = f"is no dimension of the output's tiles ({', '.join(axes)})"
             raise InputError(argument, axis, rule, "name one of those")
+
+
+def check_relations(declared: Declarations) -> None:
+    """Raises `InputError` if a `Dim` is about a dimension that no stage, table or other `Dim` has."""
+    stages: dict[str, None] = {}
+    tensors: dict[str, Any] = {**declared.loads, **declared.stores, **declared.tables}
+    for part in tensors.values():
+        stages |= dict.fromkeys(part.dims)
+    named, followed = {dim.name for dim in declared.relations}, {dim.of for dim in declared.relations}
+    rule = f"is a dimension of a stage ({', '.join(stages)})"
+    for dim in declared.relations:
+        if dim.name not in {*stages, *followed}:
+            raise InputError("Dim(name)", dim.name, rule, "name one of those")
+        if dim.of not in {*stages, *named, None}:
+            raise InputError("Dim(of)", dim.of, rule, "name one of those")
