@@ -30,7 +30,7 @@ UNARY = (
     "column_min",
     "few",
 )
-LEAVES = ("x", "y", "rows", "columns", "stripes", "two", "minus")
+LEAVES = ("x", "y", "rows", "columns", "stripes", "wrapped", "two", "minus")
 LAST = ("same", "exp2", "log2", "sqrt", "sigmoid", "tanh", "exp", "reciprocal")
 
 
@@ -106,6 +106,7 @@ def value_of(tree: tuple[Any, ...], x: Any, y: Any, rows: Any, columns: Any, fun
             "rows": lambda: rows * 1.0,
             "columns": lambda: small(columns % 37 * 1.0),
             "stripes": lambda: ((columns // 3 - 9) % 5 - (rows - 4) // 3) * 1.0,
+            "wrapped": lambda: ((columns - 5) * 2**29 // 2**26 + rows % 4) * 1.0,  # beyond 32 bits
             "two": lambda: 2.0,
             "minus": lambda: -1.0,
             "add": lambda: small(given[0] + given[1]),
@@ -173,7 +174,8 @@ def expected(
         for n in range(0, x.shape[1], tile[1]):
             place = slice(m, m + tile[0]), slice(n, n + tile[1])
             a, b = turned(x[place]), turned(y[place])
-            rows, columns = np.arange(a.shape[0])[:, None], np.arange(a.shape[1])[None]
+            rows, columns = (np.arange(size, dtype=np.int32) for size in a.shape)
+            rows, columns = rows[:, None], columns[None]
             with np.errstate(all="ignore"):
                 found = value_of(tree, a, b, rows, columns, Whole)
             out[place[::-1] if transposed else place] = found
