@@ -143,3 +143,37 @@ def test_tiles_that_do_not_fit(tile, swizzle, rule):
     form = Narrowed()
     form.z = tp.SharedStage(tile=tile, ring=form.ring, writer=form.work, dtype="fp32", swizzle=swizzle, over=form.x)
     refused(form.plan, argument="z.tile", rule=rule)
+
+
+class ReadByThreads(tp.Schedule):
+    """y = x in bf16. No engine reads what was written over x, but one overwrites it: threads fence it all the same."""
+
+    load, work, out = tp.Role(warps=1), tp.Role(warps=2), tp.Role(warps=2)
+    ring = tp.BarrierRing(2, chain=(load, work, out))
+    x = tp.TmaLoadStage("m n", tile=(4, 64), ring=ring, dtype="fp32")
+    z = tp.SharedStage(tile=(4, 64), ring=ring, writer=work, dtype="bf16", over=x)
+    y = tp.TmaStoreStage("m n", tile=(4, 64), role=out, dtype="bf16")
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @work.jit
+    def narrow(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+            k.sync()
+            slot.z.write(values)
+
+    @out.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.z.read()
+        k.y.store(tile, values)
+
+
+def test_read_by_threads():
+    x = np.random.default_rng(0).standard_normal((50, 200)).astype(np.float32)
+    assert (ReadByThreads()(x) == x.astype(tp.bf16.numpy)).all()
+    assert ReadByThreads().check().ok
