@@ -368,7 +368,7 @@ class KernelContext(Carried):
     def _add_ring(self, schedule: Schedule, ring: Ring, stores: dict[str, Any]) -> None:
         parts: dict[str, Any] = dict(stores)
         loads = {load.name: load for load in self.plan.loads}
-        by_engines = {*loads, *(s.buffer.name for s in self.plan.stores)}
+        by_engines = {*(n for n, load in loads.items() if not load.vector), *(s.buffer.name for s in self.plan.stores)}
         by_engines |= {buffer.name for m in self.plan.matmuls for buffer in (m.a, m.b) if buffer is not None}
         buffers = {name: self.plan.buffer(name) for name in schedule.declared.stages_of(ring.name)}
         touched = {buffer.over or name for name, buffer in buffers.items() if name in by_engines}

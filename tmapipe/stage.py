@@ -149,7 +149,7 @@ class TmaLoadStage(SlotStage):
         Raises:
             InputError: The tile has one extent.
         """
-        if len(self.tile) != 2:
+        if len(self.tile) != 2 or not self.tensor_map:
             raise InputError("TmaLoadStage(tile)", self.tile, "has rows, where these may hold anything", "leave it so")
         other = copy.copy(self)
         object.__setattr__(other, "outside", "anything")
@@ -173,6 +173,11 @@ class TmaLoadStage(SlotStage):
     def tensor_map(self) -> bool:
         """Whether the engine finds tiles through a descriptor, and fills what lies outside of the tensor."""
         return True
+
+    @property
+    def vector(self) -> int:
+        """Bytes that a thread copies at once; 0 where an engine loads."""
+        return 0
 
     @loader.validator
     def _loader_produces(self, field: Any, loader: Any) -> None:

@@ -120,7 +120,12 @@ def check_contiguous(argument: str, shape: Sequence[int], strides: Sequence[int]
 
 
 def check_strides(
-    argument: str, shape: Sequence[int], strides: Sequence[int], size: int, unit: int = ALIGNMENT
+    argument: str,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    size: int,
+    unit: int = ALIGNMENT,
+    who: str = "TMA needs",
 ) -> None:
     """Checks the strides of all dimensions but the last. Along an extent of 1 any stride will do.
 
@@ -130,13 +135,14 @@ def check_strides(
         strides: Elements.
         size: Bytes of an element.
         unit: Bytes that strides are multiples of.
+        who: Needs that.
 
     Raises:
         InputError: One is no positive multiple of *unit* bytes below 2^40.
     """
     for extent, stride in zip(shape[:-1], strides[:-1], strict=True):
         if extent > 1 and (stride * size % unit or stride <= 0):
-            rule = f"{stride} x {size} bytes is no positive multiple of {unit}, as TMA needs"
+            rule = f"{stride} x {size} bytes is no positive multiple of {unit}, as {who}"
             fix = f"pad the rows to a multiple of {max(unit // size, 1)} elements"
             raise InputError(argument, tuple(strides), rule, fix)
         if extent > 1 and stride * size >= MAX_STRIDE:

@@ -140,6 +140,7 @@ SENTENCES = {
     ops.PrefetchDescriptor: "prefetches the descriptor of s0",
     ops.TmaLoad: "starts the TMA load of s0 into s0[0] of CTAs 0, 1 (share 1 of 2), 1024 bytes that complete on b[1]",
     ops.BulkLoad: "starts the bulk load of s0 into s0[0], 2048 bytes that complete on b[1]",
+    ops.CpAsync: "starts copies of s0 into s0[0] (share 1 of 2), 512 bytes, after which 5 lanes arrive at b[1]",
     ops.TmaStore: "starts the TMA store y from s0[0]",
     ops.BulkCommit: "commits a bulk group",
     ops.BulkWait: "waits for bulk groups (wait_group.read 0)",
@@ -221,6 +222,8 @@ def by_hand() -> dict[str, ByHand]:
     store = [put, ops.BulkCommit(), ops.BulkWait(0, True)]
     loaded = [ops.MbarArriveTx(1, 2048), load, ops.MbarWait(1, 0)]
     handed = [ops.WarpSync(), arrive]
+    copy = ops.CpAsync("s0", 0, 1, 2048, at=(0, 0), lanes=1)
+    copied, fence = [copy, ops.MbarWait(1, 0)], ops.FenceProxyAsync()
     fenced = [ops.FenceProxyAsync(), ops.WarpSync()]
 
     def far(scope: str) -> tuple[list[Any], ...]:
@@ -268,6 +271,19 @@ def by_hand() -> dict[str, ByHand]:
             ([], [loaded[0], load._replace(load="s1", at=(128, 0)), loaded[2]]), set()
         ),
         "a load of one coordinate": ByHand(([], [loaded[0], load._replace(at=(0,)), loaded[2]]), {Kind.OUT_OF_RANGE}),
+        "copies beyond their tensor": ByHand(([], [copy._replace(at=(128, 0)), copied[1]]), {Kind.OUT_OF_RANGE}),
+        "copies beyond their tensor on purpose": ByHand(
+            ([], [copy._replace(at=(128, 0), anywhere=True), copied[1]]), set()
+        ),
+        "copies of the other tensor": ByHand(([], [copy._replace(load="s1", at=(128, 0)), copied[1]]), set()),
+        "threads read copies": ByHand(([], [*copied, ops.SlotRead(0)]), set()),
+        "threads read copies too early": ByHand(([], [copy, ops.SlotRead(0), copied[1]]), {Kind.RACE}),
+        "copies follow threads": ByHand(([ops.SlotRead(0), *handed], [wait, *copied]), set()),
+        "TMA stores copies": ByHand(([], [*copied, *store]), {Kind.PROXY}),
+        "TMA stores copies, fenced": ByHand(([], [*copied, fence, *store]), set()),
+        "TMA stores copies, fenced before the wait": ByHand(([], [copy, fence, copied[1], *store]), {Kind.PROXY}),
+        "TMA stores copies, fenced by another": ByHand(([wait, *store], [*copied, fence, arrive]), set()),
+        "TMA stores copies, told by another": ByHand(([wait, *store], [*copied, arrive, fence]), {Kind.PROXY}),
         "a store beyond its tensor": ByHand(([put._replace(at=(64, 0)), *store[1:]],), set()),
         "a store of one coordinate": ByHand(([put._replace(at=(64,)), *store[1:]],), {Kind.OUT_OF_RANGE}),
     }

@@ -14,6 +14,7 @@ import attrs
 
 import tmapipe as tp
 from tests.matmul_shelf import FORMS
+from tests.oracle.copy_forms import Added, CopiedGemm, Images
 from tests.oracle.held_forms import Narrowed
 from tests.oracle.ptx import Ptx
 from tmapipe.gpu.build import Compiled
@@ -330,6 +331,8 @@ THREADS = {
     "chain of three": Kernel(Doubled, {}, MATRIX),
     "tile over another": Kernel(Narrowed, {}, MATRIX),
     "two readers": Kernel(TwoReaders, {}, MATRIX),
+    "copies beside loads": Kernel(Added, {}, MATRIX),
+    "copies of images": Kernel(Images, {}, {"b": 2, "h": 7, "w": 13, "c": 45}),
 }
 DYNAMIC = {
     "copy of four dimensions, dynamic": Kernel(DynamicCopy, {}, {"p": 2, "q": 3, "m": 20, "n": 300}),
@@ -353,6 +356,7 @@ GROUPED = {
 MATMULS = {
     f"matmuls, {name}": Kernel(form.make, {}, GEMM | {"s": 3, "k": form.k or 200}) for name, form in FORMS.items()
 }
+MATMULS["operand copied by threads"] = Kernel(CopiedGemm, {}, {"m": 100, "n": 72, "k": 45})
 KERNELS = COPIES | GEMMS | EPILOGUES | THREADS | DYNAMIC | GROUPED | MATMULS
 KERNELS |= {  # registered, and in none of the lists: with the dtypes that a plan has by itself
     name: Kernel(make, {}, GEMM | {"s": 3})

@@ -54,6 +54,8 @@ def _lower(event: Event, plan: Plan, launch: Launch, warp: int, lane: int) -> li
         return [(kind, barrier.id + rest[1], barrier.threads)]
     if kind == "load":
         return _boxes(plan.load(rest[0]), launch, *rest[1:]) if leader else []
+    if kind == "copies":
+        return _copies(plan.load(rest[0]), launch, lane, *rest[1:])
     if kind == "store":
         return _store_boxes(plan.store(rest[0]), *rest[1:]) if leader else []
     if kind == "wgmma":
@@ -107,6 +109,28 @@ def _boxes(
             for offset, place in _pieces(load, stage, at, share, load.peers, load.edge_rows)
         ]
     return [("load", load.argument, offset, place, barrier, stage, mask) for offset, place in pieces]
+
+
+def _copies(
+    load: Load, launch: Launch, lane: int, stage: int, at: tuple[int, ...], barrier: str, share: int, shares: int
+) -> list[Event]:
+    """The lane's copies, one vector each, and its arrival. Where nothing is inside the tensor, the source is of no account."""
+    extents, buffer, size = launch.extents[load.argument], load.buffer, load.buffer.dtype.bytes
+    width, span, found = load.vector // size, buffer.swizzle, []
+    tile = list(itertools.product(*map(range, load.tile[:-1]), range(0, load.tile[-1], width)))
+    for i in range(32 * share + lane, len(tile), 32 * shares):
+        place = [first + step for first, step in zip(at, tile[i], strict=True)]
+        inside = all(0 <= x < extent for x, extent in zip(place, extents, strict=True))
+        source = functools.reduce(lambda number, x: number * extents[x[0]] + x[1], enumerate(place), 0) * size
+        nbytes = min(extents[-1] - place[-1], width) * size if inside else 0
+        row, byte = divmod(i * load.vector, buffer.tile[-1] * size)
+        offset = row * buffer.tile[-1] * size + byte
+        if span:  # in blocks of 8 spans, their 16-byte units permuted by the number of the 128 bytes that they lie in
+            line, unit = divmod((byte // span * buffer.tile[0] + row) * span + byte % span, 128)
+            offset = 128 * line + (unit ^ 16 * (line % (span // 16)))
+        target = buffer.offset + stage * buffer.pitch + offset
+        found.append(("copy", load.argument, target, source if nbytes else None, load.vector, nbytes))
+    return [*found, ("arrive_noinc", barrier, stage)]
 
 
 def _store_boxes(store: Store, stage: int, at: tuple[int, ...], rows: int | None = None) -> list[Event]:

@@ -22,6 +22,7 @@ NEEDED: dict[Any, dict[str, Any]] = {
     tp.BarrierRing: {"stages": 2, "producer": LOAD, "consumer": USE},
     tp.TmaLoadStage: {"dims": "m k", "tile": (64, 64), "ring": RING},
     tp.BulkLoadStage: {"dims": "n", "tile": (1024,), "ring": RING},
+    tp.CpAsyncLoadStage: {"dims": "m k", "tile": (64, 64), "ring": RING},
     tp.SharedStage: {"tile": (64, 64), "ring": RING, "writer": LOAD, "dtype": "bf16"},
     tp.Wgmma: {"a": A, "b": B},
     tp.TmaStoreStage: {"dims": "m n", "source": tp.Wgmma(A, B)},

@@ -42,8 +42,11 @@ class Parts:
         offset = self._take(stages * math.prod(tile) * dtype.bytes) if at is None else at
         return self._keep("buffers", Buffer(name, offset, stages, tile, dtype))
 
-    def load(self, buffer: Buffer, dims: tuple[str, ...] = ("m", "n"), tile: Any = None, peers: int = 1) -> Load:
-        return self._keep("loads", Load(buffer.name, buffer.name, buffer, dims, tile or buffer.tile, peers))
+    def load(
+        self, buffer: Buffer, dims: tuple[str, ...] = ("m", "n"), tile: Any = None, peers: int = 1, vector: int = 0
+    ) -> Load:
+        made = Load(buffer.name, buffer.name, buffer, dims, tile or buffer.tile, peers, vector=vector)
+        return self._keep("loads", made)
 
     def store(self, name: str, buffer: Buffer, dims: tuple[str, ...] = ("m", "n"), reduce: str | None = None) -> Store:
         return self._keep("stores", Store(name, name, buffer, dims, buffer.tile, reduce))

@@ -56,6 +56,7 @@ EXAMPLES: tuple[Any, ...] = (
     ops.PrefetchDescriptor("s0"),
     ops.TmaLoad("s0", 0, 1, 1024, 0b11, 1, 2, (0, 0)),
     ops.BulkLoad("s0", 0, 1, 2048, (0, 0)),
+    ops.CpAsync("s0", 0, 1, 512, 1, 2, (0, 0), 0b11111),
     ops.TmaStore("y", 0, (0, 0)),
     ops.BulkCommit(),
     ops.BulkWait(0, True),
@@ -89,7 +90,7 @@ def layout() -> Layout:
     parts.barrier("b", 40, 4)
     buffers = [parts.buffer(f"s{i}", (64, 16), dtype=fp16) for i in range(2)]
     for buffer in buffers:
-        parts.load(buffer)
+        parts.load(buffer, vector=16)
     parts.store("y", buffers[0])
     parts.matmul(buffers[0], buffers[1], 1, 0)
     return Layout(parts.plan())
@@ -187,9 +188,9 @@ def _counted(before: State, after: State) -> Iterator[tuple[Any, ...]]:
 
 
 def _started(before: State, after: State) -> Iterator[tuple[Any, ...]]:
-    for flight, (slot, share, shares, bar, nbytes, _) in after.loads.items():
+    for flight, (slot, share, shares, bar, nbytes, arrivals, _) in after.loads.items():
         if flight not in before.loads:
-            yield "starts to write", slot, share if shares > 1 else 0, shares, bar, nbytes
+            yield "starts to write", slot, share if shares > 1 else 0, shares, bar, nbytes, arrivals
     for flight, (slot, _) in after.stores.items():
         if flight not in before.stores:
             yield "starts to read", slot, Group.BULK
@@ -269,7 +270,9 @@ def _facts(effect: Any, op: Any) -> Iterator[tuple[Any, ...]]:
         for cta in [c for c in range(2) if of(effect.mask) >> c & 1] if effect.mask else [0]:
             verb = "starts to write" if effect.write else "starts to read"
             bar = cta * nbars + of(effect.until.bar)
-            yield verb, cta * nslots + of(effect.slot), share, shares, bar, of(effect.until.nbytes)
+            until = effect.until
+            counted = (of(until.nbytes), 0) if until.nbytes else (0, of(until.lanes).bit_count())
+            yield verb, cta * nslots + of(effect.slot), share, shares, bar, *counted
     elif isinstance(effect, EndGroup):
         yield "ends a group", effect.group
     elif isinstance(effect, AwaitGroup):

@@ -105,7 +105,7 @@ class _Stop(Exception):
 class _Explorer:
     def __init__(self, layout: Layout, programs: Sequence[Sequence[Any]], limit: int, reduce: bool, first_only: bool):
         self.layout, self.limit, self.reduce, self.first_only = layout, limit, reduce, first_only
-        self.classes = Classes(layout)
+        self.classes = Classes(layout, programs)
         self.programs = [WarpProgram(layout, self.classes, a, p) for a, p in enumerate(programs)]
         self.ops = programs
         self.registers_block = True

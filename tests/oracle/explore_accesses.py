@@ -15,6 +15,7 @@ and an access is *over*
     a TMA store's   at the bulk wait that covers its group
     a wgmma's       at the wait of any of its four warps that covers it: the first of their releases ends it
     a TMA load's    when its bytes are counted: a step of the machine, not an interval
+    a cp.async's    likewise; for the async proxy, at the first fence of its own warp after that has waited for it
 
 Accesses of one warp to the same bytes follow its program, which is looked through once.
 """
@@ -29,10 +30,11 @@ from tmapipe.isa import ops
 from tmapipe.isa.ops import ALL_LANES
 from tmapipe.machine.layout import Layout
 
-__all__ = ["LOADS", "NEVER", "SIGNALS", "Accesses", "Classes", "Span", "is_release"]
+__all__ = ["COPIES", "LOADS", "NEVER", "SIGNALS", "Accesses", "Classes", "Span", "is_release"]
 
 NEVER = 1 << 60
-LOADS = (ops.TmaLoad, ops.StAsync, ops.BulkLoad)  # whose bytes land later and complete on an mbarrier
+COPIES = (ops.CpAsync,)  # by threads, whose lanes arrive at an mbarrier when they have landed
+LOADS = (ops.TmaLoad, ops.StAsync, ops.BulkLoad, *COPIES)  # what lands later and counts on an mbarrier
 ACQUIRES = (ops.MbarWait, ops.BarWait, ops.ClusterWait, ops.WgmmaWait)
 RELEASES = (
     ops.MbarArrive,
@@ -40,12 +42,15 @@ RELEASES = (
     ops.MbarArriveTx,
     ops.BarArrive,
     ops.ClusterArrive,
-    *LOADS,
+    ops.TmaLoad,
+    ops.StAsync,
+    ops.BulkLoad,
     ops.Exit,
 )
 SIGNALS = (
     *RELEASES,
     ops.MbarExpectTx,
+    *COPIES,
     ops.Wgmma,
     ops.WgmmaFromRegisters,
 )  # also relaxed ones: enough for what has ended when they are executed
@@ -66,10 +71,20 @@ class Span(NamedTuple):
 
 
 class Classes:
-    """Numbers kinds of accesses (place, part, read or write) and knows, as bit masks, which of them conflict."""
+    """Numbers kinds of accesses (place, part, read or write) and knows, as bit masks, which of them conflict.
 
-    def __init__(self, layout: Layout):
+    copied: mbarrier -> (place, part) of what cp.async writes and signals there.
+    """
+
+    def __init__(self, layout: Layout, programs: Sequence[Sequence[Any]] = ()):
         self.layout = layout
+        self.copied: dict[int, dict[tuple[int, Part], None]] = {}
+        for agent, program in enumerate(programs):
+            cta = agent // layout.warps
+            for op in program:
+                if isinstance(op, COPIES):
+                    to = (cta * layout.nslots + op.slot, ("shares", op.share, op.shares))
+                    self.copied.setdefault(cta * layout.nbars + op.bar, {})[to] = None
         self.keys: list[tuple[int, Part, bool]] = []
         self.bits: dict[tuple[int, Part, bool], int] = {}
         self._conflicts: list[int] = []
@@ -127,6 +142,7 @@ class Accesses:
     def __init__(self, classes: Classes, agent: int, program: Sequence[Any]):
         self.classes, self.layout, self.program = classes, classes.layout, program
         self.base = agent // self.layout.warps * self.layout.nslots
+        self._first_bar = agent // self.layout.warps * self.layout.nbars
         self.spans: list[Span] = []
         self.mma: list[tuple[int, int, int]] = []
         self.mma_over: list[tuple[int, int]] = []
@@ -141,7 +157,7 @@ class Accesses:
 
     def loads(self, op: Any, own: int) -> dict[int, int]:
         """CTA -> the bit of what a load writes there."""
-        part = ("shares", op.share, op.shares) if isinstance(op, ops.TmaLoad) else WHOLE
+        part = ("shares", op.share, op.shares) if isinstance(op, (ops.TmaLoad, *COPIES)) else WHOLE
         mask = getattr(op, "mask", None) or 1 << own
         slots = self.layout.nslots
         return {
@@ -156,6 +172,7 @@ class Accesses:
         acquired = joined = fence = fenced = 0  # indices after the last such operations
         arrived_all = told_cluster = False
         generic: list[tuple[int, int, Any]] = []  # (index, bit, (slot, part))
+        self._copied: dict[int, int] = {}  # bit of what cp.async has written -> index of the wait for it
         stores: list[list[int]] = []  # [index, bit, index of the wait, first]
         open_group: list[list[int]] = []
         groups: list[list[list[int]]] = []
@@ -205,12 +222,20 @@ class Accesses:
                     self.mma_over.append((self._signals[i], waited))
             elif kind in LOADS:
                 for bit in self.loads(op, self.base // max(1, self.layout.nslots)).values():
-                    self._after_threads(i, bit, generic, joined, fenced)
                     against = self.classes.against(bit)
+                    if kind in COPIES:
+                        if any(other & against and joined <= at for at, other, _ in generic):
+                            self.wrong[i] = Kind.RACE
+                    else:
+                        self._after_threads(i, bit, generic, joined, fenced)
                     self._after_stores(i, against, stores)
                     self._after_mma(i, against, waited)
             elif kind is ops.FenceProxyAsync:
                 fence = i + 1
+                self._copied.clear()
+            elif kind is ops.MbarWait:
+                for place, part in self.classes.copied.get(self._first_bar + op.bar, ()):
+                    self._copied[self.classes.bit(place, part, True)] = i
             if _lanes_meet(op, arrived_all, told_cluster):
                 joined, fenced = i + 1, fence
             if kind is ops.MbarArrive and op.lanes == ALL_LANES:
@@ -244,6 +269,8 @@ class Accesses:
         for at, other, _ in generic:
             if other & against and fenced <= at + 1:
                 self.wrong[i] = Kind.PROXY if joined > at else Kind.RACE
+        if any(other & against for other in self._copied):
+            self.wrong[i] = Kind.PROXY
 
     def _after_stores(self, i: int, against: int, stores: list[list[int]]) -> None:
         if any(bit & against and wait == NEVER for _, bit, wait, _ in stores):

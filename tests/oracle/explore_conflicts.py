@@ -65,7 +65,7 @@ class Conflicts:
             threads, for_async = self._threads(at, agent, flight.issuer)
             if to_reads & bit or classes.against(threads) & bit:
                 yield Kind.RACE
-            elif classes.against(for_async) & bit:
+            elif classes.against(for_async) & bit and flight.kind != "cp.async":
                 yield Kind.PROXY
 
     def own_mma(self, at: list[int], agent: int, index: int) -> bool:

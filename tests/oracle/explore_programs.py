@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tests.oracle.explore_accesses import LOADS, NEVER, SIGNALS, Accesses, Classes, is_release
+from tests.oracle.explore_accesses import COPIES, LOADS, NEVER, SIGNALS, Accesses, Classes, is_release
 from tmapipe.isa import ops
 from tmapipe.machine.layout import Layout
 
@@ -53,9 +53,9 @@ _KINDS = {
 
 class Visible:
     """One operation that others can notice. index: in the program; bars: (mbarrier, arrivals, bytes armed) at each CTA that it
-    reaches; lands: (mbarrier, bytes) of a load; ctas: the other CTAs that it reaches; far: mbarriers that it uses from another
-    CTA or through the async proxy; where: 16 * CTA + id of a named barrier; touch: classes of accesses that it lets begin or
-    ends."""
+    reaches; lands: (mbarrier, arrivals, bytes) of a load; ctas: the other CTAs that it reaches; far: mbarriers that it uses
+    from another CTA or through the async proxy; where: 16 * CTA + id of a named barrier; touch: classes of accesses that it
+    lets begin or ends."""
 
     __slots__ = ("bars", "ctas", "far", "index", "kind", "lands", "op", "touch", "where")
 
@@ -64,7 +64,7 @@ class Visible:
         own = cta * layout.nbars
         self.op, self.index, self.kind = op, index, _KINDS[type(op)]
         self.bars: tuple[tuple[int, int, int], ...] = ()
-        self.lands: tuple[tuple[int, int], ...] = ()
+        self.lands: tuple[tuple[int, int, int], ...] = ()
         self.ctas: tuple[int, ...] = ()
         self.far: tuple[int, ...] = ()
         self.where = 16 * cta
@@ -85,9 +85,10 @@ class Visible:
         elif isinstance(op, LOADS):
             mask = getattr(op, "mask", None) or 1 << cta
             reached = [c for c in range(layout.ctas) if mask >> c & 1]
-            self.lands = tuple((c * layout.nbars + op.bar, op.nbytes) for c in reached)
+            what = (op.lanes.bit_count(), 0) if isinstance(op, COPIES) else (0, op.nbytes)
+            self.lands = tuple((c * layout.nbars + op.bar, *what) for c in reached)
             self.ctas = tuple(c for c in reached if c != cta)
-            self.far = tuple(bar for bar, _ in self.lands)
+            self.far = tuple(bar for bar, _, _ in self.lands)
 
 
 class WarpProgram:

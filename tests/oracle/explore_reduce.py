@@ -57,6 +57,7 @@ class Reach:
         for flight, load in state.loads.items():
             if flight != frozen:
                 self.landing[load[3]] += load[4]
+                self.arrivals[load[3]] += load[5]
                 self.lands[load[3]] += 1
                 self.reached.add(flight.cta)
         self.least: dict[tuple[int, int], int] = {}  # (agent, mbarrier) -> the phase that it has seen
@@ -125,8 +126,9 @@ class Reach:
             self.far.update(v.far)
             self.reached.update(v.ctas)
         elif kind == LOAD:
-            for bar, nbytes in v.lands:
+            for bar, arrivals, nbytes in v.lands:
                 self.landing[bar] += nbytes
+                self.arrivals[bar] += arrivals
                 self.lands[bar] += 1
                 self.used.add(bar)
             self.far.update(v.far)
@@ -219,10 +221,10 @@ def landing_commutes(
 ) -> bool:
     """Whether the bytes of a load in flight may be counted before anything else happens."""
     reach = Reach(state, programs, at, flight)
-    _, _, _, bar, nbytes, _ = state.loads[flight]
+    _, _, _, bar, nbytes, arrivals, _ = state.loads[flight]
     return (
         not classes.against(bit) & reach.touch
-        and _counts_alike(state, reach, bar, 0, 0, nbytes)
+        and _counts_alike(state, reach, bar, arrivals, 0, nbytes)
         and reach.exits[flight.cta] < state.live[flight.cta]
     )
 

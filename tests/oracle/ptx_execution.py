@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Generator
@@ -206,6 +207,11 @@ class Execution:
             self.events.append(("commit",))
         elif i.is_a("cp.async.bulk.wait_group"):
             self.events.append(("wait_group", int(i.operands[0]), i.has("read")))
+        elif i.is_a("cp.async.mbarrier"):
+            assert i.has("noinc")
+            self.events.append(("arrive_noinc", *self._barrier(self.address(i.operands[0]))))
+        elif i.is_a("cp.async.ca", "cp.async.cg"):
+            self._copy(i)
         elif i.is_a("cp"):
             self._bulk(i)
         elif i.is_a("fence.proxy.async"):
@@ -281,6 +287,14 @@ class Execution:
         place = self.address(target)  # mapped to the own CTA, although it lies there
         assert isinstance(place, Peer) and place.rank == self.launch.cta_rank
         self.events.append(("load", load.argument, place.address - BASE, at, *barrier, None))
+
+    def _copy(self, i: Instruction) -> None:
+        target, nbytes = self.address(i.operands[0]) - BASE, self.value(i.operands[3])
+        assert i.is_a("cp.async.cg") == (i.operands[2] == "16")
+        loads = [load for load in self.plan.loads if not load.tensor_map]
+        load = next(load for load in loads if 0 <= target - load.buffer.offset < load.buffer.stages * load.buffer.pitch)
+        source = self.address(i.operands[1]) - VECTORS - (loads.index(load) << 36) if nbytes else None
+        self.events.append(("copy", load.argument, target, source, int(i.operands[2]), nbytes))
 
     def _barrier(self, address: int) -> tuple[str, int]:
         for barrier in self.plan.barriers:
@@ -418,9 +432,17 @@ def _parameters(ptx: Ptx, schedule: Any, launch: Launch) -> list[dict[int, Any]]
         found += [_fast_division(divisor), {0: divisor}]
     tables = [{0: TABLES + (i << 20), 8: len(entries)} for i, entries in enumerate(launch.tables.values())]
     loads = [load for load in plan.loads if not load.tensor_map]
-    tables += [{0: VECTORS + (i << 36), 8: launch.extents[load.argument][0]} for i, load in enumerate(loads)]
+    tables += [_tensor(VECTORS + (i << 36), launch.extents[load.argument]) for i, load in enumerate(loads)]
     kept = keep_positions((), 1, launch.clusters, launch.clusters)[1:]  # all for whoever comes
     return [*found, {0: launch.clusters}, *tables, {0: COUNTERS}, *({0: word} for word in kept)]
+
+
+def _tensor(address: int, extents: tuple[int, ...]) -> dict[int, int]:
+    """A dense tensor: its address, extents, and strides but the last."""
+    strides = [math.prod(extents[i + 1 :]) for i in range(len(extents) - 1)]
+    after = 8 + -(-4 * len(extents) // 8) * 8
+    shape = {8 + 4 * i: extent for i, extent in enumerate(extents)}
+    return {0: address, **shape, **{after + 8 * i: stride for i, stride in enumerate(strides)}}
 
 
 def _resumed(program: Generator[Any, int, None], ballot: int) -> Any:

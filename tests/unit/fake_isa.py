@@ -194,6 +194,11 @@ class RecordingIsa:
     def bulk_load(self, load: Load, stage: int, at: Sequence[int], barrier: Barrier) -> None:
         self._note("load", load.name, stage, tuple(at), barrier.name, None, 0)
 
+    def cp_async(
+        self, load: Load, stage: int, at: Sequence[int], barrier: Barrier, share: int, shares: int, anywhere: bool
+    ) -> None:
+        self._note("copies", load.name, stage, tuple(at), barrier.name, share, shares)
+
     def tma_load(
         self,
         load: Load,

@@ -97,10 +97,11 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
     for name in parts:
         own = slice(len(folded.get(name, ())), None)
         if 0 not in shapes[name]:
-            _check_layout(name, given[name], shapes[name][own], strides[name][own], dtypes[name])
+            vector = declared.loads[name].vector if name in declared.loads else 0
+            _check_layout(name, given[name], shapes[name][own], strides[name][own], dtypes[name], vector)
     for name, load in declared.loads.items():
         ragged = [e for e, t in zip(shapes[name][-len(load.tile) :], load.tile, strict=True) if e % t]
-        if ragged and not load.tensor_map:
+        if ragged and not load.tensor_map and not load.vector:
             whole = " x ".join(map(str, load.tile))
             rule = f"is loaded in whole pieces of {whole} elements, without a descriptor that fills the rest"
             raise InputError(f"{name}.shape", shapes[name], rule, "pad the tensor, or use a TmaLoadStage")
@@ -304,16 +305,20 @@ def _strides(tensor: Any, dims: int, folded: int) -> tuple[int, ...]:
     return (0,) * folded + (outer,) * (dims - folded - len(own)) + own
 
 
-def _check_layout(name: str, tensor: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> None:
-    """Checks the rules of descriptors; on the CPU too, so that what runs on the model runs on the GPU."""
+def _check_layout(
+    name: str, tensor: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, vector: int
+) -> None:
+    """Checks the rules of descriptors, or of copies of *vector* bytes; on the CPU too, so that what runs on the model runs on
+    the GPU."""
+    rules = (vector, f"copies of {vector} bytes need") if vector else (ALIGNMENT, "TMA needs")
     fix = f"{name}.contiguous(), or tell a GEMM how it lies (tp.Operand)"
     check_contiguous(f"{name}.stride", shape, strides, fix)
-    check_strides(f"{name}.stride", shape, strides, dtype.bytes)
+    check_strides(f"{name}.stride", shape, strides, dtype.bytes, *rules)
     if any(extent >= 2**31 for extent in shape):
         raise InputError(f"{name}.shape", shape, "extents are below 2^31 elements", "split the tensor")
     address = tensor.ctypes.data if isinstance(tensor, np.ndarray) else tensor.data_ptr()
     if is_torch(tensor):
-        check_address(f"{name}.data_ptr()", address)
+        check_address(f"{name}.data_ptr()", address, rules[0])
 
 
 def _check_output(name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> None:

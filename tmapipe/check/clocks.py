@@ -1,11 +1,12 @@
 """Vector clocks: what each warp, and each phase of a barrier, has in its past.
 
-A clock is one array of integers with four parts. The time of a warp is the number of its operations so far.
+A clock is one array of integers with five parts. The time of a warp is the number of its operations so far.
 
     executed   by warp: its operations up to this time have been executed
     published  by warp: what all of its lanes accessed up to this time is visible here
     fenced     by warp: what it accessed up to this time was followed by its own proxy fence, which is visible here
     phases     by mbarrier: this many of its phases have been waited for
+    handed_on  by mbarrier: this many of its phases have been waited for, and then a proxy fence was executed
 
 The lanes of a body are converged at every call, so an operation of one lane is *executed* for all. Memory differs: the arrival
 of one lane publishes the other lanes' accesses and fences only up to their last common synchronization.
@@ -32,7 +33,8 @@ class Clocks:
     def __init__(self, layout: Layout):
         self.agents = layout.agents
         self.published, self.fenced, self.phases = layout.agents, 2 * layout.agents, 3 * layout.agents
-        self.size = self.phases + layout.ctas * layout.nbars
+        self.handed_on = self.phases + layout.ctas * layout.nbars
+        self.size = self.handed_on + layout.ctas * layout.nbars
         self.of = [self.zero() for _ in range(layout.agents)]
         self.time = [0] * layout.agents
         self.fence = [0] * layout.agents
@@ -62,9 +64,20 @@ class Clocks:
 
     def execute(self, agent: int, into: Clock) -> None:
         """Joins only what has been executed and waited for: for an operation that counts but releases no accesses."""
-        clock = self.of[agent]
+        self.join_executed(self.of[agent], into)
+
+    def join_executed(self, clock: Clock, into: Clock) -> None:
+        """Joins what *clock* has of what has been executed and waited for."""
         np.maximum(into[: self.agents], clock[: self.agents], out=into[: self.agents])
         np.maximum(into[self.phases :], clock[self.phases :], out=into[self.phases :])
+
+    def fence_proxy(self, agent: int) -> None:
+        """The warp executes a proxy fence: after its own accesses, and after what threads have copied that it has waited
+        for."""
+        self.fence[agent] = self.time[agent]
+        own = self.of[agent]
+        waited = own[self.phases : self.handed_on]
+        np.maximum(own[self.handed_on :], waited, out=own[self.handed_on :])
 
     def acquire(self, agent: int, clock: Clock) -> None:
         """All lanes of the warp come to know *clock*."""

@@ -31,7 +31,7 @@ class Fences:
     def fence(self, agent: int, op: Any) -> None:
         time = self.clocks.time[agent]
         again = self.clocks.fence[agent] == time - 1  # the same line, once more at once
-        self.clocks.fence[agent] = time
+        self.clocks.fence_proxy(agent)
         key = (self.log.layout.role(agent), op.where, again) if op.where else (agent, time)
         entry = self.lines.get(key)
         if entry is None:

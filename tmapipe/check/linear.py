@@ -137,6 +137,8 @@ class LinearCheck:
         self.lifetimes.use(agent, op, bar, far=False)
         self.lifetimes.wait(agent, op, own)
         self.phases.wait(agent, op, bar, phase)
+        for slot in self.slots.copied.get((bar, phase), ()):
+            self.fences.access(agent, slot)
 
     def _count(self, effect: _Counts, agent: int, op: Any, facts: tuple[Counted, ...]) -> None:
         """Arrivals, arming, or both at once."""

@@ -61,7 +61,7 @@ class Phases:
     """
 
     def __init__(self, clocks: Clocks, log: FindingLog):
-        bars = clocks.size - clocks.phases
+        bars = clocks.handed_on - clocks.phases
         self.clocks, self.log, self.layout = clocks, log, log.layout
         self.now = [Phase(clocks.zero()) for _ in range(bars)]
         self.done: list[Phase | None] = [None] * bars
@@ -114,15 +114,19 @@ class Phases:
             self._complete(step, bar, counted.phase)
 
     def land(self, clock: Clock, step: Step, bar: int, counted: Counted) -> None:
-        """Bytes of a load that was issued with *clock* have landed."""
+        """Bytes of a load that was issued with *clock* have landed, or the arrivals of copies by threads, which release
+        nothing else."""
         self._check_not_early(clock, step, bar, counted.phase)
         phase = self.now[bar]
         phase.landed = True
         phase.steps.append(step)
         own = step.agent // self.layout.warps == counted.cta  # type: ignore[operator]
-        if own and not any(clock[agent] >= time for agent, time in phase.armed):
-            self._before_armed(step, bar, counted.phase)
-        np.maximum(phase.clock, clock, out=phase.clock)
+        if counted.arrivals:
+            self.clocks.join_executed(clock, phase.clock)
+        else:
+            if own and not any(clock[agent] >= time for agent, time in phase.armed):
+                self._before_armed(step, bar, counted.phase)
+            np.maximum(phase.clock, clock, out=phase.clock)
         if counted.completed:
             self._complete(step, bar, counted.phase)
 
@@ -183,7 +187,7 @@ class Phases:
         name = bar_name(self.layout, bar)
         of = declared(type(step.op))
         if of.effect(Start) is not None:
-            verb, wrong = f"starts a load whose bytes count on {name}", "the bytes"
+            verb, wrong = f"starts a load that counts on {name}", "it"
         elif (arm := of.effect(Arm)) is not None:
             verb, wrong = f"arms {getattr(step.op, arm.nbytes)} bytes on {name}", "it"
         else:

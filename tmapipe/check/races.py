@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
 __all__ = ["report_race"]
 
-READ, WRITE, LOAD, STORE, MMA, ASYNC_READ, ASYNC_WRITE = range(7)
+READ, WRITE, LOAD, STORE, MMA, ASYNC_READ, ASYNC_WRITE, COPY = range(8)
 _DOES = {
     READ: "{who} reads",
     WRITE: "{who} writes",
     LOAD: "a TMA load issued by {who} writes",
+    COPY: "a cp.async issued by {who} writes",
     STORE: "a TMA store issued by {who} reads",
     MMA: "a wgmma issued by {who} reads",
     ASYNC_READ: "raw code of {who} reads",
@@ -52,6 +53,12 @@ def _texts(
     layout = slots.layout
     role, later = layout.role(before.agent), layout.role(access.agent)
     array = layout.slots[access.slot][0].name
+    if kind is Kind.PROXY and before.kind == COPY:
+        return (
+            f"{second} through the async proxy after {first} through the generic proxy, and no proxy fence lies between",
+            f"let {later} execute fence_proxy_async after it has waited for {bar_name(layout, before.bar).split('[')[0]}",
+            access.step,
+        )
     if kind is Kind.PROXY:
         return (
             f"{second} through the async proxy after {first} through the generic proxy, and no proxy fence of {role} lies "
@@ -81,7 +88,7 @@ def _texts(
             f"let {role} execute warp_sync between the two",
             before.step,
         )
-    if before.kind not in (LOAD, STORE, MMA) and clock[before.agent] >= before.time:
+    if before.kind not in (LOAD, STORE, MMA, COPY) and clock[before.agent] >= before.time:
         if any(known[clocks.published + before.agent] >= before.time for known in clocks.of):  # some warp knows it
             return (
                 f"{second} after {first}, but the signals between are relaxed, or came before that warp's lanes were "
@@ -103,13 +110,18 @@ def _texts(
             f"let {role} execute warp_sync between its access to {array} and the signal of one lane",
             before.step,
         )
-    if before.kind == LOAD and access.kind == LOAD and before.number is None and before.agent == access.agent:
+    if (
+        before.kind in (LOAD, COPY)
+        and access.kind == before.kind
+        and before.number is None
+        and before.agent == access.agent
+    ):
         return (
             f"{second} while {first}: the first one's bytes may still be on their way",
             f"let {role} load {array} once a slot, and enter another slot for the next tile",
             access.step,
         )
-    if before.kind == LOAD:
+    if before.kind in (LOAD, COPY):
         bar = bar_name(layout, before.bar)
         phase = f" (phase {before.number} of {bar})" if before.number is not None else ""
         return (
@@ -133,7 +145,7 @@ def _texts(
 def _lacks_fence(slots: Slots, before: Access, access: Access) -> bool:
     """Whether *access* goes through the async proxy, and *before*, by threads, has not been fenced by its warp so far."""
     fenced = slots.clocks.fence[before.agent] >= before.time
-    return before.kind in (READ, WRITE) and access.kind not in (READ, WRITE) and not fenced
+    return before.kind in (READ, WRITE) and access.kind not in (READ, WRITE, COPY) and not fenced
 
 
 def _end(slots: Slots, before: Access) -> Step | None:

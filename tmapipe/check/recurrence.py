@@ -20,7 +20,7 @@ from tmapipe.check.future import Future
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.positions import CLUSTER, Positions
 from tmapipe.check.relative import Renaming
-from tmapipe.check.slots import LOAD, MMA, STORE
+from tmapipe.check.slots import COPY, LOAD, MMA, STORE
 from tmapipe.machine.state import State
 from tmapipe.machine.tensorcore import REGISTERS
 
@@ -282,9 +282,11 @@ def _facts(state: State, check: LinearCheck) -> dict[Key, tuple[int, int]]:
     for slot, history in enumerate(check.slots.history):
         for access in history.values():
             key: Key = ("slot", slot, access.kind, access.part)
-            if access.kind == LOAD:
+            if access.kind in (LOAD, COPY):
                 landed = NEVER if access.number is None else access.number + 1
                 facts[(*key, access.bar)] = clocks.phases + access.bar, landed
+                if access.kind == COPY:
+                    facts[(*key, access.bar, "fenced")] = clocks.handed_on + access.bar, landed
             elif access.kind in (STORE, MMA):
                 facts.update(_ends(state, check, key, access))
             else:
@@ -369,8 +371,8 @@ def _renamed(rename: Renaming, key: Key) -> Key:
     """A fact's or a knower's key, with its barriers and slots renamed."""
     kind = key[0]
     if kind == "slot":
-        if key[2] == LOAD:
-            return "slot", rename.slots[key[1]], LOAD, key[3], rename.bars[key[4]][0]
+        if key[2] in (LOAD, COPY):
+            return "slot", rename.slots[key[1]], key[2], key[3], rename.bars[key[4]][0], *key[5:]
         return "slot", rename.slots[key[1]], *key[2:]
     if kind == "bar" or kind == "present" or kind == "complete":
         return kind, rename.bars[key[1]][0], *key[2:]

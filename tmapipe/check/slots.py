@@ -4,6 +4,7 @@
     threads read or write  the access, published by all lanes of its warp; and for the async proxy, their fence after it
     raw, by async proxy    the access, published by all lanes of its warp
     TMA load writes        the phase that its bytes complete, waited for
+    cp.async writes        the phase that its lanes complete, waited for; and for the async proxy, a proxy fence after the wait
     TMA store reads        the issuing thread's wait_group(.read) for its group
     wgmma reads            a wgmma wait_group for its group, by one of the warpgroup's warps
 
@@ -23,10 +24,11 @@ from tmapipe.isa import effects
 from tmapipe.isa.effects import Group, Proxy, proxy_of
 from tmapipe.isa.ops import Flight
 
-__all__ = ["LOAD", "MMA", "READ", "STORE", "WRITE", "Access", "Slots"]
+__all__ = ["COPY", "LOAD", "MMA", "READ", "STORE", "WRITE", "Access", "Slots"]
 
-READ, WRITE, LOAD, STORE, MMA, ASYNC_READ, ASYNC_WRITE = range(7)
-WRITES = (WRITE, LOAD, ASYNC_WRITE)
+READ, WRITE, LOAD, STORE, MMA, ASYNC_READ, ASYNC_WRITE, COPY = range(8)
+WRITES = (WRITE, LOAD, ASYNC_WRITE, COPY)
+GENERIC = (READ, WRITE, COPY)
 Part = tuple[str, int, int]  # how the slot is cut, which part, of how many
 WHOLE: Part = ("whole", 0, 1)
 
@@ -89,6 +91,7 @@ class Slots:
         self.mma_issued: dict[tuple[int, int], Clock] = {}  # (warpgroup, serial) -> what its four issues have executed
         self.idle_waits: dict[int, tuple[int, Step]] = {}  # of warps with no groups that could have been waited for
         self.async_slots: set[int] = set()  # of a CTA, that TMA or wgmma touch
+        self.copied: dict[tuple[int, int], set[int]] = {}  # (mbarrier, phase) -> slots that cp.async has written then
 
     def take(self, other: Slots) -> None:
         """Copies *other*, in which nothing is in flight, to go on independently."""
@@ -125,7 +128,8 @@ class Slots:
     def start(self, agent: int, op: Any, effect: effects.Start, flights: tuple[Flight, ...]) -> None:
         """Asynchronous work starts to read or write a slot."""
         slot = getattr(op, effect.slot)
-        self.async_slots.add(slot)
+        if effect.proxy is Proxy.ASYNC:
+            self.async_slots.add(slot)
         if effect.until.group is Group.WGMMA:
             self._start_mma(agent, op, slot, flights[0])
         elif effect.until.group is Group.BULK:
@@ -137,15 +141,20 @@ class Slots:
         """A load starts to write the slot of each of its destinations."""
         shares = getattr(op, effect.shares) if effect.shares else 1
         part = ("shares", getattr(op, effect.share), shares) if shares > 1 else WHOLE
+        kind = LOAD if effect.proxy is Proxy.ASYNC else COPY
         step, time = Step(self.log.order, agent, op), self.clocks.time[agent]
         for flight in flights:
             bar = flight.cta * self.layout.nbars + getattr(op, effect.until.bar)
-            access = self.flights[flight] = Access(LOAD, time, part, step, slot, bar)
-            self._access(flight.cta, slot, access, (LOAD, bar, part))
+            access = self.flights[flight] = Access(kind, time, part, step, slot, bar)
+            self._access(flight.cta, slot, access, (kind, bar, part))
 
     def landed(self, flight: Flight, phase: int) -> None:
-        """Its bytes have been counted in *phase*."""
-        self.flights.pop(flight).number = phase
+        """It has been counted in *phase*."""
+        access = self.flights.pop(flight)
+        access.number = phase
+        if access.kind == COPY:
+            self.copied.setdefault((access.bar, phase), set()).add(access.slot)
+            self.copied.pop((access.bar, phase - 2), None)
 
     def _start_store(self, agent: int, op: Any, slot: int, flight: Flight) -> None:
         access = Access(STORE, self.clocks.time[agent], WHOLE, Step(self.log.order, agent, op), slot)
@@ -206,9 +215,11 @@ class Slots:
         """None if *before* is over for *access*, which happens, or is issued, with *clock*; else what is wrong."""
         clocks = self.clocks
         kind, agent = before.kind, before.agent
-        if kind == LOAD:
-            waited = before.number is not None and clock[clocks.phases + before.bar] > before.number
-            return None if waited else Kind.RACE
+        if kind in (LOAD, COPY):
+            if before.number is None or clock[clocks.phases + before.bar] <= before.number:
+                return Kind.RACE
+            late = kind == COPY and access.kind not in GENERIC
+            return Kind.PROXY if late and clock[clocks.handed_on + before.bar] <= before.number else None
         if kind == STORE:
             return None if self._seen(self.bulk_waits[agent], before, clock) else Kind.STORE_SOURCE_REUSED
         if kind == MMA:
@@ -216,8 +227,8 @@ class Slots:
             return None if any(self._seen(self.mma_waits[a], before, clock, a) for a in four) else Kind.RACE
         if kind in (ASYNC_READ, ASYNC_WRITE) and agent == access.agent:
             return None
-        if access.kind in (READ, WRITE):
-            same = before.part == access.part and before.slot == access.slot
+        if access.kind in GENERIC:
+            same = before.part == access.part and before.slot == access.slot and access.kind != COPY
             if agent == access.agent and same:  # each thread its own elements
                 return None
             return None if clock[clocks.published + agent] >= before.time else Kind.RACE

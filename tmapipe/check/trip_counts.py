@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tmapipe.check.findings import Finding, Kind
-from tmapipe.isa.effects import Arrive, Wait, declared
+from tmapipe.isa.effects import Arrive, Declared, Start, Wait, declared
 from tmapipe.machine.describe import event, lines, who
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.timeline import Event
@@ -103,8 +103,25 @@ def _arrivals(layout: Layout, ring: Ring, role: RoleWarps, program: Sequence[Any
     phase = ring.phase_of(role.name)
     assert phase is not None
     bars = _bars(layout, ring, phase)
-    arrivals = ((i, op, declared(type(op)).effect(Arrive)) for i, op in enumerate(program))
-    return [(i, op) for i, op, arrive in arrivals if arrive is not None and getattr(op, arrive.bar) in bars]
+    effects = [(i, op, declared(type(op))) for i, op in enumerate(program)]
+    arrivals = ((i, op, of.effect(Arrive)) for i, op, of in effects)
+    found = [(i, op) for i, op, arrive in arrivals if arrive is not None and getattr(op, arrive.bar) in bars]
+    return found or _copies(effects, bars)
+
+
+def _copies(effects: list[tuple[int, Any, Declared]], bars: range) -> _Uses:
+    """Copies whose lanes arrive at one of these barriers, of each slot the first."""
+    found: _Uses = []
+    last = None
+    for i, op, of in effects:
+        start = of.effect(Start)
+        if start is not None and start.until.lanes and getattr(op, start.until.bar) in bars:
+            bar = getattr(op, start.until.bar)
+            found += [(i, op)] if bar != last else []
+            last = bar
+        elif of.effect(Wait) is not None and len(bars) == 1:
+            last = None
+    return found
 
 
 # ---- findings ---------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from tmapipe.gpu.notes import check_notes, options_for
 from tmapipe.gpu.report import Resources, read_resources
 from tmapipe.kernel import kernel_main
 from tmapipe.machine.varying_names import NAMES_LOCK
-from tmapipe.plan.model import Plan
+from tmapipe.plan.model import Load, Plan
 from tmapipe.tiles.gpc_positions import COUNTERS
 from tmapipe.tma_rules import ALIGNMENT
 
@@ -104,9 +104,7 @@ class _Kernel:
         given = self.by_name(tensors)
 
         def extent(name: str, i: int) -> Any:
-            return (
-                given[name].shape[i] if name in self.plan.by_address else full_shape(given[name], self.parts[name])[i]
-            )
+            return given[name].shape[i] if name in self.plan.tables else full_shape(given[name], self.parts[name])[i]
 
         values = self.schedule.tiles.divisors(self.schedule.grid(extent), self.plan.cluster, clusters)
         self.divisor_names = list(values)
@@ -159,10 +157,11 @@ def build(
             continue
         part = next(p for p in plan.transfers if p.name == name)
         rank = (ranks or {}).get(name, len(part.dims) - len(getattr(part, "folded", ())))
-        step = ALIGNMENT // part.buffer.dtype.bytes
+        unit = (part.vector if isinstance(part, Load) else 0) or ALIGNMENT
+        step = max(1, unit // part.buffer.dtype.bytes)
         shape = tuple(cute.sym_int() for _ in range(rank))
         stride = (*(cute.sym_int64(divisibility=step) for _ in range(rank - 1)), 1)
-        fakes.append(make_fake_tensor(cute_type(part.buffer.dtype), shape, stride=stride, assumed_align=ALIGNMENT))
+        fakes.append(make_fake_tensor(cute_type(part.buffer.dtype), shape, stride=stride, assumed_align=unit))
     if plan.queue is not None:
         fakes.append(make_fake_tensor(Int32, (COUNTERS,), stride=(1,), assumed_align=4))
     numbers = [Int32(1)] * (1 + schedule.tiles.launch_words)

@@ -13,12 +13,14 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from tmapipe.errors import ScopeError
 from tmapipe.gpu import control
+from tmapipe.gpu.copies import copy_tile
 from tmapipe.gpu.edges import load_edge
 from tmapipe.gpu.fragments import GpuFragments
 from tmapipe.gpu.layouts import (
     clips,
     core_modes,
     cute_type,
+    full_shape,
     moved_extents,
     moved_slots,
     partition,
@@ -121,9 +123,11 @@ class GpuIsa(Isa):
         control.traced(body)(*arguments)
 
     def extent(self, argument: str, dim: int) -> Any:
-        if argument in self.addressed:
+        if argument in self.plan.tables:
             return self.addressed[argument].shape[dim]
         part = self._part(argument)
+        if argument in self.addressed:
+            return full_shape(self.addressed[argument], part)[dim]
         shape = self.atoms[argument][1].shape
         if clips(part):
             return (shape[2] - 1, shape[1])[dim]  # see `layouts.clipped`
@@ -268,6 +272,12 @@ class GpuIsa(Isa):
         atom = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), cute_type(load.buffer.dtype))
         with cute.arch.elect_one():
             cute.copy(atom, source, slot, mbar_ptr=self._mbarrier(barrier, stage))
+
+    def cp_async(
+        self, load: Load, stage: Any, at: Sequence[Any], barrier: Barrier, share: Any, shares: int, anywhere: bool
+    ) -> None:
+        copy_tile(self, load, stage, at, share, shares)
+        cute.arch.cp_async_mbarrier_arrive_noinc(self._mbarrier(barrier, stage))
 
     def tma_load(
         self,

@@ -43,7 +43,11 @@ def _effect(effect: Effect) -> str:
     for field in attrs.fields(type(effect)):
         value = getattr(effect, field.name)
         if field.name == "until":
-            value = f"until {value.group.name} group" if value.group else f"until {value.nbytes} on {value.bar}"
+            value = (
+                f"until {value.group.name} group"
+                if value.group
+                else f"until {value.nbytes or value.lanes} on {value.bar}"
+            )
         elif hasattr(value, "name"):
             value = f"{field.name} {value.name}"
         elif isinstance(value, bool):

@@ -7,7 +7,21 @@ from typing import NamedTuple
 
 from tmapipe.isa.effects import AwaitGroup, EndGroup, Group, Names, Start, Tile, Until, operation, ranks
 from tmapipe.isa.lowering import Lowering
-from tmapipe.isa.operands import ELECTED, At, Bar, Bytes, Flag, Lanes, Mask, Name, Number, Pending, Slot, Where
+from tmapipe.isa.operands import (
+    ALL_LANES,
+    ELECTED,
+    At,
+    Bar,
+    Bytes,
+    Flag,
+    Lanes,
+    Mask,
+    Name,
+    Number,
+    Pending,
+    Slot,
+    Where,
+)
 from tmapipe.isa.values import SlotRef, Value
 from tmapipe.plan.model import Barrier, Load, Store
 
@@ -16,6 +30,7 @@ __all__ = [
     "BulkLoad",
     "BulkWait",
     "CopyInstructions",
+    "CpAsync",
     "PrefetchDescriptor",
     "StAsync",
     "TmaLoad",
@@ -40,6 +55,37 @@ class BulkLoad(NamedTuple):
     nbytes: Bytes
     at: At = ()
     lanes: Lanes = ELECTED
+    where: Where = None
+
+
+def _says_copies(names: Names, op: CpAsync) -> str:
+    share = f" (share {op.share} of {op.shares})" if op.shares > 1 else ""
+    slot, bar, lanes = names.slot_name(op.slot), names.bar_name(op.bar), op.lanes.bit_count()
+    return (
+        f"starts copies of {op.load} into {slot}{share}, {op.nbytes} bytes, after which {lanes} lanes arrive at {bar}"
+    )
+
+
+@operation(
+    "cp.async.ca.shared.global",
+    _says_copies,
+    Start("slot", Until(bar="bar", lanes="lanes"), write=True, share="share", shares="shares"),
+    Tile("load", anywhere="anywhere"),
+)
+class CpAsync(NamedTuple):
+    """Copies by each of `lanes`, of what lies in share `share` of `shares` of the tile that starts at element `at`, to `slot`.
+    When its own have landed, each lane arrives on `bar` (``cp.async.mbarrier.arrive.noinc``). A share has every `shares`-th
+    run of 32 vectors (one a lane), of `nbytes` bytes in all. Facts: tuple of its `Flight`."""
+
+    load: Name
+    slot: Slot
+    bar: Bar
+    nbytes: Bytes
+    share: Number = 0
+    shares: Number = 1
+    at: At = ()
+    lanes: Lanes = ALL_LANES
+    anywhere: Flag = False
     where: Where = None
 
 
@@ -152,6 +198,21 @@ class CopyInstructions(Lowering):
         descriptor; addresses and sizes are multiples of 16 bytes. Async proxy."""
         slot, bar = self.slot(load.buffer, stage), self.bar(barrier, stage)
         self.emit(BulkLoad(load.name, slot, bar, load.buffer.slot_bytes, tuple(at)))
+
+    def cp_async(
+        self, load: Load, stage: Value, at: Sequence[Value], barrier: Barrier, share: Value, shares: int, anywhere: bool
+    ) -> None:
+        """``cp.async`` (each lane), then ``cp.async.mbarrier.arrive.noinc``: copies part *share* of *shares* of the tile that
+        starts at element *at* into slot *stage*, `load.vector` bytes at a time; elements outside the tensor become zero. Each
+        lane arrives once on ``barrier[stage]`` when its copies have landed, later, by itself. Generic proxy.
+
+        Vector i (along the slot's rows) is in part ``i // 32 % shares``, and copied by lane ``i % 32``. *anywhere*: whether
+        the tile may start outside of the tensor on purpose, of which the check takes note.
+        """
+        slot, bar = self.slot(load.buffer, stage), self.bar(barrier, stage)
+        vectors = load.buffer.slot_bytes // load.vector
+        own = sum(min(32, vectors - first) for first in range(32 * share, vectors, 32 * shares))
+        self.emit(CpAsync(load.name, slot, bar, own * load.vector, share, shares, tuple(at), anywhere=anywhere))
 
     def tma_load(
         self,

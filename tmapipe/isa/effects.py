@@ -58,11 +58,13 @@ def _names(kind: Kind, default: Any) -> Any:
 
 @attrs.frozen
 class Until:
-    """When started work is over. group: when its group is waited for; else when its `nbytes` bytes are counted on `bar`."""
+    """When started work is over. group: when its group is waited for; else when its `nbytes` bytes, or the arrivals of its
+    `lanes`, are counted on `bar`."""
 
     group: Group | None = None
     bar: str = _names(Kind.BAR, "")
     nbytes: str = _names(Kind.BYTES, "")
+    lanes: str = _names(Kind.LANES, "")
 
 
 @attrs.frozen
@@ -143,8 +145,8 @@ class Access:
 
 @attrs.frozen
 class Start:
-    """Starts to read, or if `write` to overwrite, `slot` through the async proxy. mask: in which CTAs; share, shares:
-    only this one of so many disjoint parts of the slot."""
+    """Starts to read, or if `write` to overwrite, `slot`. mask: in which CTAs; share, shares: only this one of so many
+    disjoint parts of the slot."""
 
     slot: str = attrs.field(metadata={"kind": Kind.SLOT})
     until: Until
@@ -152,6 +154,11 @@ class Start:
     mask: str = _names(Kind.MASK, "")
     share: str = _names(Kind.NUMBER, "")
     shares: str = _names(Kind.NUMBER, "")
+
+    @property
+    def proxy(self) -> Proxy:
+        """Copies by threads, after which these arrive, go through the generic one."""
+        return Proxy.GENERIC if self.until.lanes else Proxy.ASYNC
 
 
 @attrs.frozen
@@ -299,6 +306,8 @@ class Declared:
                 own, cut = effect.until.group is not None, bool(effect.share)
                 if cut != bool(effect.shares) or (own and (cut or effect.mask)) or own == bool(effect.until.bar):
                     found.append("Start: mask, share and shares are of bytes that complete on an mbarrier")
+                if not own and bool(effect.until.nbytes) == bool(effect.until.lanes):
+                    found.append("Start: either bytes or arrivals are counted on an mbarrier")
             if isinstance(effect, Arrive) and (effect.scope is Scope.CTA) == bool(effect.mask):
                 found.append("Arrive: CTA scope is for arrivals at the own CTA")
             if isinstance(effect, ArriveAt) and (effect.scope is Scope.CTA) != bool(effect.barrier):

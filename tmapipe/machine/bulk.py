@@ -84,9 +84,11 @@ def masked_ctas(state: State, agent: int, op: Any, what: str) -> list[int]:
     return [cta for cta in range(layout.ctas) if op.mask >> cta & 1]
 
 
-def start_load(state: State, agent: int, op: Any, cta: int, kind: str, what: str, share: int, shares: int) -> Flight:
+def start_load(
+    state: State, agent: int, op: Any, cta: int, kind: str, what: str, share: int, shares: int, lanes: int = 0
+) -> Flight:
     """Bytes set out for the operation's slot of CTA *cta*, to be counted on its mbarrier. kind: of the flight; what: they are;
-    share: which of so many *shares* of the slot they fill."""
+    share: which of so many *shares* of the slot they fill; lanes: how many arrive in place of the bytes."""
     layout = state.layout
     if not state.live[cta]:
         text = f"multicasts {what} to CTA {cta}, whose warps have all returned"
@@ -101,7 +103,8 @@ def start_load(state: State, agent: int, op: Any, cta: int, kind: str, what: str
         raise hazard(layout, "barrier-before-init", agent, op, text)
     flight = Flight(kind, agent, state.serials[agent], cta)
     landed = not state.split_loads
-    state.loads[flight] = (base + op.slot, share, shares, cta * layout.nbars + op.bar, op.nbytes, landed)
+    counted = (0, lanes) if lanes else (op.nbytes, 0)
+    state.loads[flight] = (base + op.slot, share, shares, cta * layout.nbars + op.bar, *counted, landed)
     state.writers[base + op.slot] += 1
     state.started.append(flight)
     return flight
@@ -117,7 +120,7 @@ def _disjoint_shares(state: State, own: int, share: int, shares: int, base: int,
 
 @applies(LoadWrite)
 def _land(state: State, agent: Flight, op: LoadWrite) -> None:
-    state.loads[agent] = (*state.loads[agent][:5], True)
+    state.loads[agent] = (*state.loads[agent][:-1], True)
     state.started.append(agent)
 
 

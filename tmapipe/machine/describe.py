@@ -79,7 +79,13 @@ def event(
     )
 
 
-_ENGINES = {"load": "TMA loads", "st.async": "st.async", "store": "TMA stores", "wgmma": "wgmma"}
+_ENGINES = {
+    "load": "TMA loads",
+    "st.async": "st.async",
+    "cp.async": "cp.async",
+    "store": "TMA stores",
+    "wgmma": "wgmma",
+}
 
 
 def _operand(op: Any, kind: Kind) -> Any:

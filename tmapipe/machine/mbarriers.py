@@ -155,7 +155,7 @@ def _expect_tx(state: State, agent: int, op: MbarExpectTx) -> tuple[Counted, ...
 
 @applies(LoadComplete)
 def _load_complete(state: State, agent: Flight, op: LoadComplete) -> tuple[Counted, ...]:
-    slot, _, _, bar, nbytes, _ = state.loads.pop(agent)
+    slot, _, _, bar, nbytes, lanes, _ = state.loads.pop(agent)
     state.writers[slot] -= 1
     layout = state.layout
     cta, phase = agent.cta, state.phase[bar]
@@ -163,6 +163,13 @@ def _load_complete(state: State, agent: Flight, op: LoadComplete) -> tuple[Count
         raise hazard(layout, "peer-exited", agent, op, f"completes on CTA {cta}, whose warps have all returned")
     if not state.count[bar]:
         raise _uninitialized(state, agent, op, bar)
+    if lanes:
+        completed = False
+        for _ in range(lanes):
+            if completed:
+                raise _surplus(state, agent, op, cta, bar)
+            completed = arrive_once(state, agent, op, cta, bar).completed
+        return (Counted(cta, bar % layout.nbars, phase, lanes, 0, completed),)
     tx = state.tx[bar] - nbytes
     state.tx[bar] = tx
     if tx == 0 and state.pending[bar] == 0:
@@ -173,7 +180,7 @@ def _load_complete(state: State, agent: Flight, op: LoadComplete) -> tuple[Count
     return (Counted(cta, bar % layout.nbars, phase, 0, -nbytes, False),)
 
 
-def arrive_once(state: State, agent: int, op: object, cta: int, bar: int) -> Counted:
+def arrive_once(state: State, agent: int | Flight, op: object, cta: int, bar: int) -> Counted:
     """One arrival at the mbarrier at flat index *bar* (of *cta*)."""
     phase = state.phase[bar]
     pending = state.pending[bar] - 1
@@ -183,12 +190,7 @@ def arrive_once(state: State, agent: int, op: object, cta: int, bar: int) -> Cou
     if not state.count[bar]:
         raise _uninitialized(state, agent, op, bar)
     if pending < 0:
-        name = state.layout.bar_name(bar)
-        text = (
-            f"arrives at {name} of CTA {cta}, whose phase {phase} has had all its {state.count[bar]} arrivals "
-            f"and still waits for {state.tx[bar]} bytes"
-        )
-        raise hazard(state.layout, "surplus-arrival", agent, op, text)
+        raise _surplus(state, agent, op, cta, bar)
     state.pending[bar] = 0
     completed = state.tx[bar] == 0
     if completed:
@@ -211,6 +213,14 @@ def _arm(state: State, agent: int, op: MbarArriveTx | MbarExpectTx, bar: int) ->
     if state.tx[bar] > MAX_COUNT:
         text = f"arms {op.nbytes} bytes on {state.layout.bar_name(bar)}: {state.tx[bar]} pending, above {MAX_COUNT}"
         raise hazard(state.layout, "tx-overflow", agent, op, text)
+
+
+def _surplus(state: State, agent: int | Flight, op: object, cta: int, bar: int) -> Exception:
+    text = (
+        f"arrives at {state.layout.bar_name(bar)} of CTA {cta}, whose phase {state.phase[bar]} has had all its "
+        f"{state.count[bar]} arrivals and still waits for {state.tx[bar]} bytes"
+    )
+    return hazard(state.layout, "surplus-arrival", agent, op, text)
 
 
 def _uninitialized(state: State, agent: int | Flight, op: object, bar: int) -> Exception:

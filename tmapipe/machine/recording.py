@@ -223,6 +223,9 @@ class RecordingIsa(MachineIsa):
     def bulk_load(self, load: Any, stage: Any, at: Sequence[Any], *rest: Any, **named: Any) -> None:
         super().bulk_load(load, stage, [_value(x) for x in at], *rest, **named)
 
+    def cp_async(self, load: Any, stage: Any, at: Sequence[Any], *rest: Any, **named: Any) -> None:
+        super().cp_async(load, stage, [_value(x) for x in at], *rest, **named)
+
     def tma_store(self, store: Any, stage: Any, at: Sequence[Any], rows: Any = None) -> None:
         self.decisions.stored.add(store.name)
         super().tma_store(store, stage, [_value(x) for x in at], _value(rows))

@@ -48,10 +48,10 @@ class State:
     `bar_seen` (that index and the generation of a ``bar.sync`` that has arrived, or None), `cluster_seen` (generation
     arrived in, or -1), `returned`, `serials`, `registers`; `cluster`: [warps arrived, generation]; `live`: warps of each
     CTA that have not returned; slots, at ``cta * nslots + slot``: `writers`, `readers` in flight; `loads`: flight (of a
-    TMA load or st.async) -> (slot, share, shares, mbarrier, bytes, landed); `stores`: flight -> (slot, whether read); by
-    thread (``agent * 32 + lane``): `open_group`, `groups` (flights, whether known read) oldest first, `committed`; by
-    warpgroup: `queues` of (matmul, a, b, issuers), `done`; by agent: `issued`, `bounds` of groups, `awaited`, `latest`
-    (matmul, `issued` after its last wgmma) of those not awaited, `unfenced`.
+    TMA load, st.async or cp.async) -> (slot, share, shares, mbarrier, bytes, arrivals, landed); `stores`: flight ->
+    (slot, whether read); by thread (``agent * 32 + lane``): `open_group`, `groups` (flights, whether known read) oldest
+    first, `committed`; by warpgroup: `queues` of (matmul, a, b, issuers), `done`; by agent: `issued`, `bounds` of groups,
+    `awaited`, `latest` (matmul, `issued` after its last wgmma) of those not awaited, `unfenced`.
 
     split_loads: loads take two steps (bytes land, bytes are counted) instead of one.
     """
@@ -108,7 +108,7 @@ class State:
             return None if record is None else STORE_WRITE if record[1] else STORE_READ
         if flight.kind != "wgmma":
             record = self.loads.get(flight)
-            return None if record is None else LOAD_COMPLETE if record[5] else LOAD_WRITE
+            return None if record is None else LOAD_COMPLETE if record[-1] else LOAD_WRITE
         queue = self.queues[flight.issuer]
         ready = queue and flight.serial == self.done[flight.issuer] and queue[0][3] == 0b1111
         return WGMMA_DONE if ready else None
@@ -175,4 +175,4 @@ def waits(kind: type, key: Callable[..., int], says: Callable[..., str]) -> Call
     return register
 
 
-from tmapipe.machine import bulk, exits, globals, mbarriers, registers, slots, syncs, tensorcore  # noqa: E402, F401 - they register
+from tmapipe.machine import bulk, copies, exits, globals, mbarriers, registers, slots, syncs, tensorcore  # noqa: E402, F401 - they register

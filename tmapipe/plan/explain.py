@@ -47,7 +47,7 @@ def explain(plan: Plan, over: Mapping[str, int] | None = None, held: Mapping[str
         for barrier in ring.barriers:
             lines.append(f"  {barrier.name}: {barrier.count} arrivals = {barrier.formula}")
         for role, nbytes in ring.armed.items():
-            armed = [plan.load(name).buffer for name in ring.loads[role]]
+            armed = [load.buffer for load in map(plan.load, ring.loads[role]) if not load.vector]
             terms = " + ".join(f"{buffer.name} {_product(buffer.tile)} x {buffer.dtype.bytes}" for buffer in armed)
             lines.append(f"  expect-tx by {role}: {nbytes} bytes a slot = {terms}")
         for role, lag in ring.lag.items():
@@ -61,7 +61,8 @@ def explain(plan: Plan, over: Mapping[str, int] | None = None, held: Mapping[str
             lines.append(f"{barrier.name}: {barrier.stages} barriers of {barrier.count} arrivals = {barrier.formula}")
     for load in plan.loads:
         text = f"load {load.name} [{' '.join(load.dims)}]: tile {_product(load.tile)} {load.buffer.dtype}"
-        text += f", swizzle {load.buffer.swizzle} bytes, box {_product(load.box)}"
+        text += f", swizzle {load.buffer.swizzle} bytes, "
+        text += f"{load.vector} bytes a thread by cp.async" if load.vector else f"box {_product(load.box)}"
         if load.edge_rows:
             text += f", over the edge in boxes of {load.edge_rows} rows"
         if load.peers > 1:

@@ -90,6 +90,7 @@ class Load:
             address.
         core: How many dimensions, the last ones, a slot has elements along.
         parts: Into how many parts, along the first of these, a slot is cut, each of which is loaded by itself.
+        vector: Bytes that a thread copies at once; 0 where an engine loads.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Load:
     tensor_map: bool = True
     core: int = _CORE
     parts: int = 1
+    vector: int = 0
 
     @property
     def part(self) -> tuple[int, ...]:

@@ -31,8 +31,9 @@ class Ring:
         readers: Role -> how it reads, of "wgmma" and "tma"; threads if it is missing.
         groups: Axes of each multicast group whose peers a release must reach.
         peers: How many CTAs that is.
-        loads: Role -> names of the loads whose bytes it arms.
+        loads: Role -> names of its loads.
         held: Whether it is filled once a CTA. Then nobody signals that its slot is free: the last phase has no barrier.
+        fenced: Roles that read through the async proxy what threads have copied.
         gone: Role -> stages whose tiles it does not find any more: earlier phases have written others over them.
     """
 
@@ -49,6 +50,7 @@ class Ring:
     loads: Mapping[str, tuple[str, ...]] = attrs.field(converter=frozen, default=NOTHING)
     held: bool = False
     gone: Mapping[str, tuple[str, ...]] = attrs.field(converter=frozen, default=NOTHING)
+    fenced: tuple[str, ...] = ()
 
     def phase_of(self, role: str) -> int | None:
         """The phase that *role* has in this ring, or None."""

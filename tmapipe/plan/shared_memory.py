@@ -13,8 +13,9 @@ from tmapipe.matmul import Wgmma
 from tmapipe.multicast import peer_pattern
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.distributed import widest
-from tmapipe.plan.model import Barrier, Buffer, HeldTile, Load, Matmul, NamedBarrier, RoleWarps, Store
+from tmapipe.plan.model import WARP, Barrier, Buffer, HeldTile, Load, Matmul, NamedBarrier, RoleWarps, Store
 from tmapipe.plan.moves import check_box, check_parts, default_columns, rows_box, widest_swizzle
+from tmapipe.plan.readers import readers_of
 from tmapipe.plan.rings import Queue, Ring
 from tmapipe.plan.space import Space
 from tmapipe.plan.syncs import MAX_NAMED_BARRIERS
@@ -103,11 +104,15 @@ class Layout:
         peers = max(1, union.bit_count())
         armed: dict[str, int] = {}
         loads: dict[str, tuple[str, ...]] = {}
+        copies: dict[str, int] = {}
         for stage, part in inside.items():
             if isinstance(part, TmaLoadStage):
                 role = self.name_of(part.loader)
-                armed[role] = armed.get(role, 0) + math.prod(part.tile) * self.types[stage].bytes
                 loads[role] = (*loads.get(role, ()), stage)
+                if part.vector:
+                    copies[role] = copies.get(role, 0) + 1
+                else:
+                    armed[role] = armed.get(role, 0) + math.prod(part.tile) * self.types[stage].bytes
         writers = {self.name_of(part.writer) for part in inside.values() if isinstance(part, SharedStage)}
         for role in armed:
             if self.roles[role].warps != 1:
@@ -120,16 +125,19 @@ class Layout:
         phases = tuple(tuple(self.name_of(role) for role in phase) for phase in ring.phases)
         signalling = phases[:-1] if ring.held else phases
         signals = tuple(
-            role for p, phase in enumerate(signalling) for role in phase if p or role not in armed or role in writers
+            role for p, phase in enumerate(signalling) for role in phase if p or role not in loads or role in writers
         )
         made = []
         slots = self.slots[name]
         for p, phase in enumerate(signalling):
             last = p == len(phases) - 1
             terms = [f"1 expect-tx ({role})" for role in phase if role in armed]
-            warps = {r: self.roles[r].warps if ring.held else self.roles[r].team_warps for r in phase if r in signals}
+            taking = {r: self.roles[r].warps if ring.held else self.roles[r].team_warps for r in phase}
+            warps = {role: count for role, count in taking.items() if role in signals}
             terms += [f"{count} warps ({role})" for role, count in warps.items()]
-            count = sum(role in armed for role in phase) + sum(warps.values())
+            lanes = {role: WARP * count * copies[role] for role, count in taking.items() if role in copies and not p}
+            terms += [f"{count} lanes of copies ({role})" for role, count in lanes.items()]
+            count = sum(role in armed for role in phase) + sum(warps.values()) + sum(lanes.values())
             formula = " + ".join(terms)
             if last and peers > 1:
                 count, formula = count * peers, f"({formula}) x {peers} CTAs"
@@ -137,7 +145,9 @@ class Layout:
             offset = self.space.take(8 * slots, 8)
             made.append(Barrier(f"{name}.{label}", offset, slots, count, formula))
         self.barriers += made
-        lag, readers = ({}, {}) if ring.held else self._readers(name)
+        lag, readers, fenced = readers_of(name, self.declared, self.matmul_roles, self._storing_role)
+        if ring.held:
+            lag, readers = {}, {}
         for role, held in lag.items():
             if held >= slots:
                 raise InputError(
@@ -147,7 +157,7 @@ class Layout:
                     "use more stages or fewer reads in flight",
                 )
         how = (armed, signals, lag, readers, tuple(groups), peers, loads, ring.held)
-        self.rings.append(Ring(name, slots, phases, tuple(made), *how, self._gone(inside, phases)))
+        self.rings.append(Ring(name, slots, phases, tuple(made), *how, self._gone(inside, phases), fenced))
 
     def _gone(self, inside: dict[str, Any], phases: tuple[tuple[str, ...], ...]) -> dict[str, tuple[str, ...]]:
         """Of the stages *inside* a ring's slots, by role, those that phases before the role's have written others over."""
@@ -174,23 +184,6 @@ class Layout:
         buffer = Buffer("tiles", self.space.take(slots * unit * 4, 128), slots, (unit,), int32)
         self.buffers.append(buffer)
         return Queue(buffer, full, free)
-
-    def _readers(self, ring: str) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
-        lag: dict[str, int] = {}
-        readers: dict[str, list[str]] = {}
-        for name, mma in self.declared.matmuls.items():
-            if any(self.name_of(stage.ring) == ring for stage in mma.stages):
-                role = self.matmul_roles[name]
-                readers[role] = ["wgmma"]
-                lag[role] = max(lag.get(role, mma.in_flight), mma.in_flight)
-        for name, store in self.declared.stores.items():
-            if isinstance(store.source, SlotStage) and self.name_of(store.source.ring) == ring:
-                role = self._storing_role(name, store)
-                kinds = readers.setdefault(role, [])
-                if "tma" not in kinds:
-                    kinds.append("tma")
-                lag[role] = max(lag.get(role, store.stages), store.stages)
-        return lag, {role: tuple(kinds) for role, kinds in readers.items()}
 
     def _storing_role(self, name: str, store: TmaStoreStage) -> str:
         if store.role is not None and not isinstance(store.source, SlotStage):
@@ -263,7 +256,7 @@ class Layout:
         pattern = peer_pattern(cluster, axes)
         if load.parts > 1:
             check_parts(name, load, self.of[name], peers)
-        how = (load.l2_hint, load.outside, load.tensor_map, len(load.tile), load.parts)
+        how = (load.l2_hint, load.outside, load.tensor_map, len(load.tile), load.parts, load.vector)
         made = Load(name, name, self.of[name], load.dims, tile, peers, axes, pattern, *how)
         if load.tensor_map:
             check_box(name, made.buffer, made.box)

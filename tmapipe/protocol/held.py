@@ -30,7 +30,7 @@ class HeldEnd(RingEnd):
         """Before the first tile: the last phase waits for the slot. Others may enter it from now on."""
         self.before = True
         if self.last:
-            self.isa.mbarrier_wait(self.awaited, 0, 0)
+            self._wait(0, 0)
             self.slot = Slot(self)
             self.slot.index, self.slot.open = 0, True
             self.slot.touched_by_threads.update(self.parts)  # so that no tile differs from the first
@@ -59,7 +59,7 @@ class HeldEnd(RingEnd):
                 f"tile, and then held. To use it, {fix}."
             )
         if self.phase:
-            self.isa.mbarrier_wait(self.awaited, 0, 0)
+            self._wait(0, 0)
         nbytes = self.ring.armed.get(self.role, 0)
         if nbytes:
             self.isa.mbarrier_arrive_expect_tx(self.signalled, 0, nbytes)

@@ -50,7 +50,7 @@ class PartInSlot(Carried):
         return self.slot.end
 
     def load(self, tile: Tile | None = None, **coordinates: Any) -> None:
-        """Starts the TMA load of a tile.
+        """Starts the load of a tile.
 
         Args:
             tile: Its coordinates, in tiles.
@@ -124,8 +124,13 @@ class PartInSlot(Carried):
             fix = f"slot.{load.name}.load_part(i, ...) for each"
             raise InputError(f"slot.{load.name}", "load()", f"is loaded in {load.parts} parts, one by one", fix)
         isa, index, signalled = self.part.isa, self.slot.index, self.end.signalled
-        if load.tensor_map:
-            own = self.part
+        own = self.part
+        if load.vector:
+            role = isa.plan.role(own.role)
+            warps = role.warps if self.end.ring.held else role.team_warps
+            share = 0 if warps == 1 else (isa.warp - role.first_warp) % warps
+            isa.cp_async(load, index, start, signalled, share, warps, anywhere)
+        elif load.tensor_map:
             isa.tma_load(load, index, start, signalled, own.mask, own.share, part=part, anywhere=anywhere)
         else:
             isa.bulk_load(load, index, start, signalled)

@@ -66,7 +66,8 @@ def raw(
                     "choose a tile whose first extent they divide, or read it whole and write another",
                 )
             part.slot._check_open(part.ref.buffer.name)
-            touched = touched or part.ref.buffer.name in part.slot.touched_by_threads
+            copied = part.part.load is not None and part.part.load.vector > 0
+            touched = touched or copied or part.ref.buffer.name in part.slot.touched_by_threads
             if proxy == "generic":
                 part.by_threads(writes=kind != "read")
             accesses.append((part.ref, kind))

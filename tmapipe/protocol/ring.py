@@ -138,12 +138,18 @@ class RingEnd(Carried):
 
     def _enter(self) -> Any:
         index = self.state[0]
-        self.isa.mbarrier_wait(self.awaited, index, self.state[1])
+        self._wait(index, self.state[1])
         nbytes = self.ring.armed.get(self.role, 0)
         if nbytes:
             self.isa.mbarrier_arrive_expect_tx(self.signalled, index, nbytes)
         advance(self.isa, self.state, self.ring.stages)
         return index
+
+    def _wait(self, index: Any, parity: Any) -> None:
+        """For the phase before to be over; and through the async proxy, for what threads have copied in it."""
+        self.isa.mbarrier_wait(self.awaited, index, parity)
+        if self.role in self.ring.fenced:
+            self.isa.fence_proxy_async()
 
     def _leave(self, slot: Slot) -> None:
         if slot.touched_by_threads:

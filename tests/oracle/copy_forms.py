@@ -1,0 +1,79 @@
+"""Small schedules whose slots threads fill by cp.async, for the mutants and for a GPU."""
+
+from __future__ import annotations
+
+import tmapipe as tp
+
+__all__ = ["Added", "CopiedGemm", "Images"]
+
+
+class Added(tp.Schedule):
+    """y = x + z: x comes by copies of 4 bytes, of two warps, z by TMA, in one slot; y leaves from slots that threads write."""
+
+    copy, load, work = tp.Role(warps=2), tp.Role(warps=1), tp.Role(warps=1)
+    ring = tp.BarrierRing(2, producer=(copy, load), consumer=work)
+    x = tp.CpAsyncLoadStage("m n", tile=(4, 32), ring=ring, vector=4, dtype="fp32", loader=copy)
+    z = tp.TmaLoadStage("m n", tile=(4, 32), ring=ring, dtype="fp32", loader=load)
+    y = tp.TmaStoreStage("m n", tile=(4, 32), role=work, dtype="fp32")
+
+    @copy.jit
+    def fill_x(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @load.jit
+    def fill_z(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.z.load(tile)
+
+    @work.jit
+    def add(self, k, tile):
+        with k.ring.consume() as slot:
+            x = slot.x.read()
+            total = x + slot.z.read(like=x)
+        k.y.store(tile, total)
+
+
+class CopiedGemm(tp.Schedule):
+    """d = a b^T: one warp copies tiles of a by threads and loads those of b by TMA, and a warpgroup multiplies them."""
+
+    load, math = tp.Role(warps=1), tp.Role(warpgroups=1)
+    ring = tp.BarrierRing(2, producer=load, consumer=math)
+    a = tp.CpAsyncLoadStage("m k", tile=(64, 16), ring=ring, vector=4)
+    b = tp.TmaLoadStage("n k", tile=(64, 16), ring=ring)
+    mma = tp.Wgmma(a, b)
+    d = tp.TmaStoreStage("m n", source=mma)
+
+    @load.jit
+    def fill(self, k, tile):
+        for step in range(k.steps("a", "k")):
+            with k.ring.produce() as slot:
+                slot.a.load(tile, k=step)
+                slot.b.load(tile, k=step)
+
+    @math.jit
+    def multiply(self, k, tile):
+        with k.mma.accumulate() as acc:
+            for _ in range(k.steps("a", "k")):
+                with k.ring.consume() as slot:
+                    acc.add(slot.a, slot.b)
+        k.d.store(tile, acc)
+
+
+class Images(tp.Schedule):
+    """y = x, in boxes of three extents, whose rows begin at any multiple of 8 bytes; three warps copy."""
+
+    load, store = tp.Role(warps=3), tp.Role(warps=1)
+    ring = tp.BarrierRing(2, producer=load, consumer=store)
+    x = tp.CpAsyncLoadStage("b h w c", tile=(4, 6, 32), ring=ring, vector=8)
+    y = tp.TmaStoreStage(source=x)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
