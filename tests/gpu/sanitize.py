@@ -109,14 +109,14 @@ class Said(NamedTuple):
     what: str
     lines: list[str]
     seconds: float
-    works: bool = True  # whether the tool came to an end
+    works: bool = True  # whether the tool came to a result
 
 
-def says(tool: str, name: str) -> Said:
-    """Runs *name* in a process of its own under *tool*."""
+def says(tool: str, name: str, filtered: bool = True) -> Said:
+    """Runs *name* in a process of its own under *tool*, which looks at our kernels alone, or at those of torch too."""
     api = ["--report-api-errors", "no"] if tool == "memcheck" else []  # libraries ask the driver for what it may lack
     command = ["compute-sanitizer", "--tool", tool, *api, "--error-exitcode", "77", "--print-limit", "3"]
-    command += ["--kernel-name", "kns=kernel_cutlass_"]  # those that CuTe DSL makes
+    command += ["--kernel-name", "kns=kernel_cutlass_"] if filtered else []  # those that CuTe DSL makes
     command += [sys.executable, "-m", "tests.gpu.sanitize", "--only", name]
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "CUTE_DSL_DISABLE_FILE_CACHING": "1"}
     start = time.monotonic()
@@ -129,16 +129,18 @@ def says(tool: str, name: str) -> Said:
         return Said(f"no end after {SECONDS} s", text.splitlines()[-5:], time.monotonic() - start, False)
     lines = (ended.stdout + ended.stderr).splitlines()
     told = [line.strip("= ") for line in lines if line.startswith("=========")]
-    summary = [line.split(":", 1)[1].strip() for line in told if "SUMMARY" in line]
+    summary = [line.split(":", 1)[1].strip() for line in told if "SUMMARY" in line and "not printed" not in line]
     seconds = time.monotonic() - start
     if not summary or ("right" not in lines and name not in ("outside", "unsynced")):
-        return Said(f"not run (exit code {ended.returncode})", [*told[-4:], *lines[-4:]], seconds, False)
+        what = f"{summary[-1]}, " if summary else ""
+        why = [line for line in lines if "Error: " in line and not line.startswith("===")]
+        return Said(f"{what}not right (exit code {ended.returncode})", [*told[:16], *why[-2:]], seconds, bool(summary))
     return Said("clean" if ended.returncode == 0 else summary[-1], told[1:25] if ended.returncode else [], seconds)
 
 
-def _told(job: tuple[str, str]) -> Said:
-    said = says(*job)
-    print(f"{job[0]} of {job[1]}: {said.what}", flush=True)
+def _told(job: tuple[str, str], filtered: bool) -> Said:
+    said = says(*job, filtered)
+    print(f"{job[0]} of {job[1]}: {said.what}\n", end="", flush=True)
     return said
 
 
@@ -146,6 +148,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--tools", nargs="+", choices=list(PLANTED), default=list(PLANTED))
+    parser.add_argument("--all-kernels", action="store_true", help="torch's kernels too")
     parser.add_argument("--jobs", type=int, default=8, help="processes at a time")
     parser.add_argument("names", nargs="*", help=f"of {', '.join(NAMES)}; all if there is none")
     given = parser.parse_args()
@@ -162,15 +165,21 @@ def main() -> int:
     )
     names = given.names or list(NAMES)
     with ThreadPoolExecutor(given.jobs) as pool:
-        probes = dict(zip(given.tools, pool.map(lambda tool: says(tool, PLANTED[tool]), given.tools), strict=True))
+        probes = dict(
+            zip(
+                given.tools,
+                pool.map(lambda tool: _told((tool, PLANTED[tool]), not given.all_kernels), given.tools),
+                strict=True,
+            )
+        )
         for tool, said in probes.items():
             print(f"{tool} on {PLANTED[tool]} (planted, if that is no schedule): {said.what}")
-            print(*(f"    {line}" for line in said.lines[:6]), sep="\n")
+            print(*(f"    {line}" for line in said.lines[:12]), sep="\n")
         tools = [tool for tool, said in probes.items() if said.works]
         for tool in set(given.tools) - set(tools):
             print(f"{tool} is refused by this machine")
         jobs = [(tool, name) for name in names for tool in tools]
-        found = dict(zip(jobs, pool.map(_told, jobs), strict=True))
+        found = dict(zip(jobs, pool.map(lambda job: _told(job, not given.all_kernels), jobs), strict=True))
     print("\n" + " ".join([f"{'':28}", *(f"{tool:>36}" for tool in tools)]))
     for name in names:
         cells = [f"{found[tool, name].what} {found[tool, name].seconds:4.0f} s" for tool in tools]
