@@ -38,6 +38,7 @@ __all__ = ["draw", "judge"]
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "deciding.json"
 PROBLEMS = 14  # that each verdict is compared with
+MOST_TILES = 12  # of a CTA, unless there are more along m
 
 # ---- expressions: (text, what it is, whether it varies) ---------------------------------------------------------------
 
@@ -250,10 +251,15 @@ def problems_of(seed: int, ctas: int) -> list[Problem]:
     found = []
     for _ in range(PROBLEMS):
         of = rng.choice((1, 1, 2, 3))
+        l, m, n = rng.randint(1, 3), rng.choice((1, 4, 5, 9, 13, 17, 37)) * rng.choice((1, ctas)), rng.randint(1, 4)
+        while l * -(-m // (4 * ctas)) * n > MOST_TILES * of:
+            l, m, n = max(1, l - 1), m, max(1, n - 1)
+            if l == n == 1:
+                break
         extents = {
-            "l": rng.randint(1, 3),
-            "m": rng.choice((1, 4, 5, 9, 13, 17, 37)) * rng.choice((1, ctas)),
-            "n": 64 * rng.randint(1, 4),
+            "l": l,
+            "m": m,
+            "n": 64 * n,
             "k": rng.choice((1, 63, 64, 65, 127, 128, 129, 192, 200, 320, 900)),
             "j": rng.choice((1, 64, 65, 128, 130, 256)),
             "h": 4,

@@ -5,6 +5,7 @@ If several loops after each other are counted by one number, each has its own B.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import attrs
@@ -20,6 +21,8 @@ __all__ = ["EMPTY", "After", "Dividing", "NotAlike", "Ops", "Piece", "Segment", 
 Where = tuple[str, int]  # ("tile", i) before the i-th tile, ("step", i) between turns of one of its loops
 Ops = list[list[Any]]  # by warp
 EMPTY = "a tile of 0 steps"
+MANY_KINDS = 500  # if there are more, fewer numbers of turns are looked at together
+LEAST_LAPS = 4
 
 
 @attrs.frozen
@@ -77,7 +80,10 @@ class Dividing:
     def __init__(self, problems: Problems, at_once: int):
         self.problems, self.at_once = problems, at_once
         self.variations: tuple[Variation, ...] = problems.kinds.variations
-        self.values = [each.values(problems.slots + 3, at_once) for each in self.variations]
+        for laps in (problems.slots + 3, LEAST_LAPS):
+            self.values = [each.values(laps, at_once) for each in self.variations]
+            if math.prod(map(len, self.values)) <= MANY_KINDS:
+                break
         self.boundaries = 0
         self.loops: dict[Where, int] = {}
 

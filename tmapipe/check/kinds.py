@@ -8,7 +8,7 @@ must be alike: a count grows by the same operations, and a comparison stays as i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import attrs
@@ -30,14 +30,14 @@ BY_TURN = "decides on the first or the last turns of a loop"
 class Variation:
     """Something that varies.
 
-    key, term: of `Decisions`; counted: whether it counts loops; far: up to which value, and down to which negative one, it is
-    compared with numbers; some: the values to look at, if it is only compared; indices: of the loops at each of whose turns it
-    can have another value; around: whether it counts a loop at whose turns something can have another value.
+    key, term: of `Decisions`; near, far: from which value to which one answers change, or turns begin; some: the values to
+    look at, if it is only compared; indices: of the loops at each of whose turns it can have another value; around: whether it
+    counts a loop at whose turns something can have another value.
     """
 
     key: Key
     term: Term
-    counted: bool
+    near: int
     far: int
     some: tuple[int, ...] = ()
     indices: tuple[Key, ...] = ()
@@ -53,11 +53,11 @@ class Variation:
         """Those to look at. laps: as many as show that a count goes on by the same operations."""
         if self.some:
             return list(self.some)
-        low = -(self.far + 2 * at_once) if self.term.empty is None else self.term.empty
+        low = self.near - 2 * at_once if self.term.empty is None else self.term.empty
         if self.all:
             assert self.term.high is not None
             return list(range(low, self.term.high + 1))
-        return list(range(low, max(low, 0) + self.far + at_once * laps + 1))
+        return list(range(low, max(low, self.far) + at_once * laps + 1))
 
     @property
     def text(self) -> str:
@@ -98,17 +98,18 @@ def kinds_of(decisions: Decisions) -> Kinds:
     for key in (key for key in keys if key not in halves):
         own = [use for use in uses if any(key in (part, _whole_of(part)) for part, _ in use.terms)]
         values = any(use.how == VALUE for use in own)
-        mixed = any(len(use.terms) > 1 or use.terms[0][0] != key for use in own)
-        counted = mixed or any(use.how in (COUNT, BY_TURN) for use in own)
+        direct = all(len(use.terms) == 1 and use.terms[0][0] == key for use in own)
+        counted = not direct or any(use.how in (COUNT, BY_TURN) for use in own)
         scale = max([part[2] for part in halves if _whole_of(part) == key], default=1)
-        far = max([_distance(use) * scale for use in own if use.how != VALUE], default=0)
         term = decisions.terms[key]
+        changes = [value * scale for use in own if use.how != VALUE for value in _changes(use, halves)] or [0]
+        near, far = (end(changes) if term.empty is None else max(end(changes), term.empty) for end in (min, max))
         some = () if counted or values else _critical(term, own)
         depth = max([len(use.inside) for use in own])
-        each = Variation(key, term, counted, far, some, decisions.indices(key), key in around)
+        each = Variation(key, term, near, far, some, decisions.indices(key), key in around)
         found.append((bool(each.indices), depth, each))
-        if far > FARTHEST and not some:
-            reasons.append(f"{each.text}, which is compared with numbers as large as {far}")
+        if max(far, -near) > FARTHEST and not some:
+            reasons.append(f"{each.text}, which is compared with numbers as large as {max(far, -near)}")
         if values and (term.by_index or not each.all):
             reasons.append(f"{each.text}, which {VALUE}")
     found.sort(key=lambda entry: entry[:2])  # loops before those inside them
@@ -189,20 +190,21 @@ def _of_sum(decisions: Decisions, terms: Sum) -> Term:
     return Term(low, empty, high, per_tile=any(decisions.terms[key].per_tile for key, _ in terms))
 
 
-def _distance(use: Use) -> int:
-    """How far from 0 the values lie at which a comparison changes."""
-    if use.how == COUNT and use.const >= 0 and all(factor > 0 for _, factor in use.terms):
-        return 0
-    return abs(use.const) // min(abs(factor) for _, factor in use.terms) + 1
+def _changes(use: Use, halves: Collection[Key] = ()) -> list[int]:
+    """The least and the largest value of a term at which what a body does with it changes."""
+    ((key, factor), *others) = use.terms
+    if others or use.how == BY_TURN or key in halves:
+        far = abs(use.const) // min(abs(factor) for _, factor in use.terms) + 1
+        return [-far, far]
+    below, rest = divmod(-use.const, factor)
+    return [below, below + bool(rest)]
 
 
 def _critical(term: Term, uses: list[Use]) -> tuple[int, ...]:
     """Values that stand for all, if something is only compared: those at which an answer changes, and beside them."""
-    found = set()
-    for use in uses:
-        ((_, factor),) = use.terms
-        below, rest = divmod(-use.const, factor)
-        found |= {below, below + 1} if rest else {below - 1, below, below + 1}
+    changes = [_changes(use) for use in uses]
+    found = {value for least, most in changes for value in (least, most)}
+    found |= {value for least, most in changes if least == most for value in (least - 1, least + 1)}
     low = min(found) if term.empty is None else term.empty
     high = max(found) if term.high is None else term.high
     return tuple(sorted({min(max(value, low), high) for value in found}))

@@ -138,7 +138,7 @@ class _Finder(Dividing):
                 for after in (self.mixed, *self.alike.values()):
                     after["tile", i].append(ending)
         both = zip(self.variations, self.values, self.few, strict=True)
-        another = tuple(min(values[-1], few + 1) if each.counted else values[-1] for each, values, few in both)
+        another = tuple(min(values[-1], few + 1) if not each.some else values[-1] for each, values, few in both)
         for kind in dict.fromkeys((self.few, another)):
             self._check_positions(kind)
         uneven = any(each.term.per_tile for each in self.variations)
@@ -182,14 +182,16 @@ class _Finder(Dividing):
         if variation.all or variation.some:
             return
         at_once, others = self.at_once, self.few
-        for steps in (self.values[d][first::at_once] for first in range(at_once)):
+        every = variation.values(self.problems.slots + 3, at_once)
+        for first in range(at_once):
+            steps, few = every[first::at_once], len(self.values[d][first::at_once])
             times = max(1, LAPS * self.problems.slots + 2 - len(steps))
             beyond = steps[-1] + times * (steps[-1] - steps[-2])
-            whole = {v: self._whole(i, (*others[:d], v, *others[d + 1 :])) for v in (*steps[-4:], beyond)}
+            whole = {v: self._whole(i, (*others[:d], v, *others[d + 1 :])) for v in (*steps, beyond)}
             for (pieces,) in self._sections(i, variation, [whole]):
                 *words, many = (self._words(i, piece) for piece in pieces.values())
-                cut = regular_from(words, 0)
-                if cut is None:
+                cut, usual = regular_from(words), regular_from(words[:few])
+                if cut is None or usual is None or cut[0] > usual[0]:
                     raise NotAlike
                 for x, y, (b, c) in zip(words[-1], many, cut[1], strict=True):
                     end = len(x) - c
