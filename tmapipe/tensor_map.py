@@ -148,7 +148,10 @@ class TensorMap:
         count = driver.cuuint64_t
         small = driver.cuuint32_t
         kind = named("DataType", f"CU_TENSOR_MAP_DATA_TYPE_{TYPES[self.dtype].driver}")
-        tensor = (kind, len(self.shape), self.address, _reversed(count, self.shape), _reversed(count, self.strides))
+        strides = _reversed(count, self.strides) or [
+            count(ALIGNMENT)
+        ]  # of one dimension none counts, but some must be given
+        tensor = (kind, len(self.shape), self.address, _reversed(count, self.shape), strides)
         how = (
             _reversed(small, self.steps),
             named("Interleave", f"CU_TENSOR_MAP_INTERLEAVE_{INTERLEAVES[self.interleave]}"),

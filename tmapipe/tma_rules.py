@@ -194,7 +194,7 @@ def check_inner(argument: str, inner: int, dtype: str, interleave: int, swizzle:
     nbytes = kind.shared_bytes(inner)
     if kind.padded and inner != 128:
         raise InputError(argument, inner, f"has 128 elements of {dtype} along the last dimension", "use 128")
-    if not interleave and nbytes % ALIGNMENT:
+    if nbytes % ALIGNMENT:  # documented without interleave; the driver wants it always
         rule = f"is {nbytes:g} bytes along the last dimension, no multiple of {ALIGNMENT}"
         raise InputError(argument, inner, rule, f"e.g. {ALIGNMENT * 8 // kind.bits} elements")
     if kind.swizzles is not None and swizzle not in kind.swizzles:
