@@ -389,7 +389,7 @@ class KernelContext(Carried):
             return
         if isinstance(store.source, (Wgmma, RegisterTile)):
             matmul = self.plan.distributed(self.name_of(store.source))
-            mine, columns = matmul.first_warp == self.role.first_warp, planned.buffer.tile[-1]
+            mine, columns = matmul.first_warp == self.role.first_warp, planned.columns
         else:
             assert store.role is not None
             mine, columns = self.name_of(store.role) == self.role.name, 0

@@ -41,7 +41,8 @@ class TmaStoreStage:
     Where the order of tiles gives them bounds of their own (as `GroupedTiles`), it writes no more than these.
 
     Args:
-        dims: Names of the tensor's dimensions, the last one contiguous; by default those of `source`.
+        dims: Names of the tensor's dimensions, the last one contiguous; by default those of `source`. The last two may name a
+            `Wgmma`'s columns and rows, in this order: its accumulators are then stored transposed, as 16-bit types.
         source: A `TmaLoadStage` or a `SharedStage`: the slot that was filled is stored. A `Wgmma`: its accumulators, through
             buffers of 64 rows that each warpgroup fills and stores by itself. A `RegisterTile`: likewise. None: what the
             threads of `role` computed, through buffers of one tile.
@@ -98,6 +99,7 @@ class TmaStoreStage:
             dims = dims or " ".join(source.dims)
         if source is not None:
             tile = tile or (source.tile if isinstance(source, SlotStage) else source.shape[:2])
+            tile = tile[::-1] if _transposes(dims, source) and len(tile) == 2 else tile
         assert tile is not None
         if stages is None:
             stages = 1 if isinstance(source, SlotStage) else 2
@@ -123,6 +125,11 @@ class TmaStoreStage:
         return shown(self, *derived)
 
     @property
+    def transposed(self) -> bool:
+        """Whether the source's rows are the tensor's columns."""
+        return _transposes(" ".join(self.dims), self.source)
+
+    @property
     def parts_tile(self) -> tuple[int, ...] | None:
         """Elements of a buffer, for subclasses that store what a warpgroup makes of its accumulators; None: 64 rows of
         these.
@@ -137,6 +144,12 @@ class TmaStoreStage:
     def derive(self, extents: Mapping[str, int]) -> dict[str, int]:
         """Extents of dimensions that follow from *extents*, for subclasses that store to a workspace."""
         return {}
+
+
+def _transposes(dims: Any, source: Any) -> bool:
+    """Whether the last two of *dims* are those of the matmul *source* in the other order."""
+    named = source.dims if isinstance(source, Wgmma) and isinstance(dims, str) else None
+    return named is not None and tuple(dims.split()[-2:]) == named[::-1] != named
 
 
 def _check_follows(source: SlotStage, tile: Any, columns: Any, dtype: Any) -> None:

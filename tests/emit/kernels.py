@@ -246,6 +246,10 @@ GEMMS = {
         lambda: S.Gemm((128, 192, 64), (4, 1), epilogue=E.Epilogue(dtype="fp32")), {}, GEMM
     ),
     "gemm m64 n72": Kernel(lambda: S.Gemm((64, 72, 64), (1, 1)), {}, GEMM),
+    "gemm 1x2, along n": Kernel(
+        lambda: S.Gemm((144, 192, 64), (1, 2), mainloop=tp.mainloop.Cooperative(along="n")), {}, GEMM
+    ),
+    "pingpong 2x1, along n": Kernel(lambda: S.PingPong((80, 128, 64), (2, 1), along="n"), {}, GEMM),
     "gemm 2x1, anything outside": Kernel(
         lambda: S.Gemm((128, 176, 64), a=tp.Operand(outside="anything"), b=tp.Operand(outside="anything")), {}, GEMM
     ),

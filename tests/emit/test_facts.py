@@ -88,7 +88,7 @@ def test_gemms(name):
     ring, math_role = plan.ring("ring"), plan.role("math")
     m, n, _ = matmul.shape
     rows = m // 64 // matmul.warpgroups  # 64-row blocks of one warpgroup
-    pieces = rows * -(-n // store.buffer.tile[1])  # of its output, through the buffers
+    pieces = rows * -(-n // store.columns)  # of its output, through the buffers
     buffers = store.buffer.stages // store.buffer.owners  # of one warpgroup, or of all in turn
     turns = [barrier.name for barrier in plan.barriers if barrier.name.endswith(".turn")]
     for warp in range(plan.warps):

@@ -156,6 +156,30 @@ def test_anything_outside(m, make):
         assert torch.equal(room[:m], wanted) and bool((room[m:] == 7).all())
 
 
+@pytest.mark.parametrize("m, n, k", [(9, 1000, 72), (300, 904, 1032), (2056, 264, 520)])
+def test_rows_of_accumulators_along_n(m, n, k):
+    """Stored transposed: the right values, in all majors, and nothing outside of the output is written."""
+    torch.manual_seed(m)
+    along = tp.mainloop.Cooperative(along="n")
+    for dtype, of_a, of_b in ((torch.bfloat16, "k", "k"), (torch.float16, "m", "k"), (torch.bfloat16, "k", "n")):
+        of_a = of_a if m % 8 == 0 else "k"
+        a = torch.randn(m, k, device="cuda", dtype=dtype)
+        b = torch.randn(n, k, device="cuda", dtype=dtype)
+        wanted = a.double() @ b.double().T
+        a = a if of_a == "k" else a.T.contiguous().T
+        b = b if of_b == "k" else b.T.contiguous().T
+        operands = {"a": tp.Operand(of_a), "b": tp.Operand(of_b)}
+        for make in (
+            tp.schedules.Gemm((144 if of_a == "k" else 128, 192, 64), (1, 2), mainloop=along, **operands),
+            tp.schedules.Gemm((64, 256, 64), (2, 1), mainloop=along, **operands),
+            tp.schedules.PingPong((128, 128, 64), (1, 1), along="n", **operands),
+        ):
+            room = torch.full((m + 64, n), 7.0, device="cuda", dtype=dtype)
+            make(a, b, out=room[:m])
+            assert float((room[:m].double() - wanted).norm() / wanted.norm()) < 5e-3
+            assert bool((room[m:] == 7).all())
+
+
 @pytest.mark.parametrize("n", [208, 240, 256])
 def test_wide_tiles_of_three_warpgroups(n):
     """Of which a slot takes two instructions side by side: the same bits as with tiles of one."""

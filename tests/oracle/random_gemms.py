@@ -129,6 +129,10 @@ def _draw(rng: random.Random, most: int, deepest: int, seed: int) -> Case:
         case["slack"] = max(APPROXIMATE, case.get("slack", 0.0))
     if kind == "PingPong" and "operands" not in stored:
         common["in_turn"] = seed % 3 > 0
+    if seed % 4 == 1 and "operands" not in stored and "outputs" not in stored and out != "fp32":
+        tile = (tile[1], tile[0], depth)
+        mainloop = common.get("mainloop", tp.mainloop.Cooperative())
+        common |= {"along": "n"} if kind == "PingPong" else {"mainloop": attrs.evolve(mainloop, along="n")}
     if "majors" not in case:
         loads = [load | {"outside": OUTSIDE[which % 2]} for load, which in zip(loads, (seed, seed // 2), strict=True)]
     common |= _operands_and_epilogue(loads, stored)

@@ -252,7 +252,7 @@ class RecordingIsa:
     def accumulator_columns(self, matmul: Matmul, acc: str, block: int, first: int, columns: int) -> Fragment:
         return self._fragment((acc, block, first, columns))
 
-    def write_columns(self, matmul: Matmul, values: Any, slot: SlotRef) -> None:
+    def write_columns(self, matmul: Matmul, values: Any, slot: SlotRef, *, transposed: bool = False) -> None:
         self._note("write_columns", slot.buffer.name, slot.stage, values.data)
 
     def row_sums(

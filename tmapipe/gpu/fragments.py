@@ -80,22 +80,25 @@ class GpuFragments(Sums, Fragments):
         base = block * (values.layout.columns // 2) + first // 2
         return Fragment(self, None, "tile", values.kind, values.data[base : base + columns // 2])
 
-    def write_columns(self, matmul: Distributed, values: Fragment, slot: SlotRef) -> None:
+    def write_columns(self, matmul: Distributed, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
         isa = self.isa
         dtype = cute_type(slot.buffer.dtype)
-        columns = slot.buffer.tile[1]
+        columns = slot.buffer.tile[-2 if transposed else -1]
         one_group = tiled_mma(bf16, bf16, (1, 1, 1), columns)  # accumulators have the same layout for all types
-        row_major = LayoutEnum.ROW_MAJOR
-        to_shared = hopper.sm90_get_smem_store_op(row_major, elem_ty_d=dtype, elem_ty_acc=cutlass.Float32)
+        major = LayoutEnum.COL_MAJOR if transposed else LayoutEnum.ROW_MAJOR
+        to_shared = hopper.sm90_get_smem_store_op(major, elem_ty_d=dtype, elem_ty_acc=cutlass.Float32)
         fragment_atom = cute.make_copy_atom(
-            warp.StMatrix8x8x16bOp(False, 4 if columns % 16 == 0 else 2), cutlass.Float16
+            warp.StMatrix8x8x16bOp(transposed, 4 if columns % 16 == 0 else 2), cutlass.Float16
         )
         tiled = cute.make_tiled_copy_S(to_shared, cute.make_tiled_copy_C_atom(fragment_atom, one_group))
         # A thread holds 2 x 2 values of every 64 x 8 block of the accumulator, blocks along n first, then along m.
         converted = cute.make_rmem_tensor(((2, 2, columns // 8), 1, 1), dtype)
         converted.store(self._vector(values, converted.shape).to(dtype))
         thread = tiled.get_slice(isa.thread % 128)
-        target = thread.partition_D(isa.buffers[slot.buffer.name])[(None, None, None, slot.stage)]
+        slots = isa.buffers[slot.buffer.name]
+        if transposed:
+            slots = cute.make_tensor(slots.iterator, cute.select(slots.layout, [1, 0, 2]))
+        target = thread.partition_D(slots)[(None, None, None, slot.stage)]
         source = cute.make_tensor(converted.iterator, cute.make_layout(target.shape))
         cute.copy(tiled, source, target)
 

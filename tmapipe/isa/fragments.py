@@ -87,12 +87,13 @@ class Fragments(Carried):
         """A piece of a fragment that is distributed as accumulators are."""
         raise NotImplementedError
 
-    def write_columns(self, matmul: Distributed, values: Fragment, slot: SlotRef) -> None:
+    def write_columns(self, matmul: Distributed, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
         """Converts a piece to the slot's type and writes it to the slot, by ``stmatrix`` or ``st.shared``. Generic proxy.
 
         Args:
             values: 16 rows per warp.
-            slot: Its extents are (64, columns).
+            slot: Its extents are (64, columns), or (columns, 64).
+            transposed: Whether these are (columns, 64), of a 16-bit type.
         """
         raise NotImplementedError
 

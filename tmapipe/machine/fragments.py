@@ -92,8 +92,15 @@ class MachineFragments(Fragments):
         data = None if self.memory is None else whole[block, :, first : first + columns]
         return Fragment(self, None, "tile", values.kind, data)
 
-    def write_columns(self, matmul: Distributed, values: Fragment, slot: SlotRef) -> None:
-        self._write_rows(slot, values.data)
+    def write_columns(self, matmul: Distributed, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
+        if not transposed:
+            return self._write_rows(slot, values.data)
+        isa, mine = self.isa, self.isa.warp % 4
+        if self.memory is not None:
+            columns = slot.buffer.tile[-2]
+            at = np.arange(columns)[None], 16 * mine + np.arange(16)[:, None]
+            isa.give((at, _broadcast(values.data, columns)))
+        isa.emit(ops.SlotWrite(isa.slot(slot.buffer, slot.stage), mine, 4, "columns"))
 
     def row_sums(
         self, matmul: Distributed, values: Fragment, columns: int, first: int, inside: int, before: Any

@@ -86,6 +86,7 @@ def explain(plan: Plan, over: Mapping[str, int] | None = None, held: Mapping[str
             f"store {store.name} [{' '.join(store.dims)}]: {_product(store.tile)} {store.buffer.dtype} from "
             f"{store.buffer.name}, {store.buffer.stages} buffers of {store.buffer.slot_bytes} bytes"
             + (f", {folded} added to one place" if folded else "")
+            + (", from transposed accumulators" if store.transposed else "")
         )
     for named in plan.named_barriers:
         ids = f"{named.id}" if named.instances == 1 else f"{named.id}..{named.id + named.instances - 1}"

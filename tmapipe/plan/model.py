@@ -149,6 +149,7 @@ class Store:
         core: How many dimensions, the last ones, a slot has elements along.
         whole: Elements of a whole output tile along each of `dims`, if its rows are those of several of them, and one store
             writes some of these.
+        transposed: Whether the rows of the accumulators that it stores are its columns.
     """
 
     name: str
@@ -162,6 +163,12 @@ class Store:
     shared: bool = False
     core: int = _CORE
     whole: tuple[int, ...] = ()
+    transposed: bool = False
+
+    @property
+    def columns(self) -> int:
+        """Columns of accumulators that a buffer holds."""
+        return self.buffer.tile[-2 if self.transposed else -1]
 
     @property
     def box(self) -> tuple[int, ...]:

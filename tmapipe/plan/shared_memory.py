@@ -292,6 +292,7 @@ class Layout:
             if accumulators:
                 owners = (role.team_warps if self._in_turn(store) else role.warps) // 4
                 tile = store.parts_tile or (64, self._columns(name, store))
+                tile = self._transposed(name, store, tile) if store.transposed else tile
                 barrier = (128, role.warps // 4)
             else:
                 if role.teams > 1:
@@ -320,9 +321,20 @@ class Layout:
         full = (1,) * (len(store.dims) - len(tile)) + tile
         folded = tuple(store.folded.values())
         how = (store.reduce, folded, self._clipped(name, store), self._in_turn(store), len(tile))
-        made = Store(name, name, buffer, store.dims, full, *how, whole=whole)
+        made = Store(name, name, buffer, store.dims, full, *how, whole=whole, transposed=store.transposed)
         check_box(name, made.buffer, made.box)
         self.stores.append(made)
+
+    def _transposed(self, name: str, store: TmaStoreStage, tile: tuple[int, ...]) -> tuple[int, ...]:
+        """A buffer for the transpose of what would fill one of *tile*."""
+        dtype = self.types[name]
+        if dtype.bytes != 2:
+            rule = "is of 16 bits, where a store transposes accumulators (stmatrix)"
+            raise InputError(f"{name}.dtype", dtype.name, rule, "use bf16 or fp16, or dims in the matmul's order")
+        if store.parts_tile is not None or store.reduce or len(store.tile) > 2:
+            rule = "is stored whole where accumulators are transposed"
+            raise InputError(f"{name}.dims", store.dims, rule, "use dims in the matmul's order")
+        return tile[::-1]
 
     def _box_of_rows(self, name: str, store: TmaStoreStage, tile: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """(the whole output tile along the store's dimensions, what one buffer of *tile* holds of it) where the rows of the
@@ -351,7 +363,7 @@ class Layout:
 
     def _columns(self, name: str, store: TmaStoreStage) -> int:
         """Of a buffer for accumulators."""
-        n, dtype = store.tile[-1], self.types[name]
+        n, dtype = store.tile[-2 if store.transposed else -1], self.types[name]
         unit = max(8, ALIGNMENT // dtype.bytes)
         if n % unit:
             start = f"TMA starts at multiples of {ALIGNMENT} bytes along a row"

@@ -34,6 +34,9 @@ def strip_start(store: Store, start: tuple[Any, ...], strip: Any, first: Any) ->
         first: Its first column in the tile.
     """
     *outer, n = start
+    if store.transposed:
+        *outer, m = outer
+        return (*outer, m + first, n + strip * 64)
     if not store.whole:
         *outer, m = outer
         return (*outer, m + strip * 64, n + first)

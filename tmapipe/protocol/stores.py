@@ -177,7 +177,8 @@ class BoundStore(Carried):
                 check_rounded(store.plan.name, store.plan.buffer.dtype)
         matmul = sums[0].matmul
         rows, columns, groups = matmul.shape[0], matmul.shape[1], matmul.warpgroups
-        whole = self.plan.whole or (*self.plan.tile[:-2], rows, columns)
+        last = (columns, rows) if self.plan.transposed else (rows, columns)
+        whole = self.plan.whole or (*self.plan.tile[:-2], *last)
         group = matmul.group(self.isa.warp)
         start = start_of(f"{self.plan.name}.store", self.plan.dims, whole, tile, {})
         once = sum(store.once_a_row for store in stores.values())
@@ -208,7 +209,9 @@ class BoundStore(Carried):
 
     def put(self, piece: Piece, values: Fragment) -> None:
         """Stores one piece of a tile."""
-        write = functools.partial(self.isa.fragments.write_columns, piece.matmul, values)
+        write = functools.partial(
+            self.isa.fragments.write_columns, piece.matmul, values, transposed=self.plan.transposed
+        )
         own = piece.tile.size(self.plan.dims[-2])
         rows = None if own is None else within(self.isa, own - piece.strip * 64, 64)
         self._store_piece(piece.at, write, piece.stores_in(self.stages), rows)

@@ -12,6 +12,7 @@ from tmapipe.schedules.finishparts import FinishParts
 from tmapipe.schedules.gated import GatedGemm
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.grouped import GroupedGemm
+from tmapipe.schedules.mainloop import Cooperative
 from tmapipe.schedules.operand import Operand
 from tmapipe.schedules.pingpong import PingPong
 from tmapipe.schedules.splitk import SplitK
@@ -84,6 +85,12 @@ REGISTRY: tuple[Registered, ...] = (
         "Gemm, turned",
         lambda: Gemm(a=Operand("m"), b=Operand("n")),
         lambda: Gemm((64, 64, 16), (2, 1), 2, a=Operand("m"), b=Operand("n"), epilogue=ONE),
+        ((1, 1, {}), (2, 3, {})),
+    ),
+    Registered(
+        "Gemm, along n",
+        lambda: Gemm((144, 192, 64), (1, 2), mainloop=Cooperative(along="n")),
+        lambda: Gemm((64, 64, 16), (1, 2), 2, mainloop=Cooperative(along="n"), epilogue=ONE),
         ((1, 1, {}), (2, 3, {})),
     ),
     Registered(

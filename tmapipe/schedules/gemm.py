@@ -92,14 +92,14 @@ class Gemm(Fused):
         self.cluster = {"m": cluster[0], "n": cluster[1]}
         check_cluster(self.cluster)
         self.mainloop, self.tiles = mainloop, tiles.of_rows(m)
-        self.math = mainloop.role(self.math, m)
+        self.math = mainloop.role(self.math, m if mainloop.along == "m" else n)
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)
         self._declare_products(a, b, m, n, k)
         stored, first = self.epilogue, None
         if tiles.in_parts:
             self.parts_of_k = PartsOfK(self.tiles, self.epilogue, len(self.products))
             stored, first = self.parts_of_k.stored, self.parts_of_k
-        mainloop.check(tiles, bool(stored.operands))
+        mainloop.check(tiles, bool(stored.operands or (mainloop.along == "n" and stored.outputs)))
         sources = tuple(getattr(self, name) for name in self.products)
         whole = self.declare_epilogue(stored, sources, self.tiles.output_dims, first)
         for name, turnstile in mainloop.turnstiles(self.math, whole).items():
@@ -112,7 +112,8 @@ class Gemm(Fused):
         if self.tiles.table:
             setattr(self, self.tiles.table, Table("l"))
         for name, second in self.products.items():
-            setattr(self, name, Wgmma(self.a, getattr(self, second), promote=self.mainloop.promote))
+            of = (self.a, getattr(self, second))
+            setattr(self, name, Wgmma(*(of if self.mainloop.along == "m" else of[::-1]), promote=self.mainloop.promote))
         self.loaded = ("a", *self.products.values())
         self.transposed = (*(("a",) * a.transposed), *(tuple(self.products.values()) if b.transposed else ()))
 
@@ -147,7 +148,7 @@ class Gemm(Fused):
     def accumulate(self, k: Any) -> Sums:
         """The scope in which all products are summed up."""
         parts = {name: getattr(k, name).accumulate(empty=self.tiles.without_steps) for name in self.products}
-        return Sums({second: parts[name] for name, second in self.products.items()})
+        return Sums({second: parts[name] for name, second in self.products.items()}, self.mainloop.along)
 
     def epilogue_turn(self, k: Any) -> Any:
         """A turn of the epilogue, if epilogues are in order."""
@@ -200,10 +201,10 @@ def load_all(slot: Any, stages: tuple[str, ...], tile: Tile, first: Any, step: A
 
 
 class Sums(Carried):
-    """The open accumulators of one a with one or several b, by the names of these."""
+    """The open accumulators of one a with one or several b, by the names of these; their rows go along m or n."""
 
-    def __init__(self, by_operand: dict[str, Any]):
-        self.by_operand = by_operand
+    def __init__(self, by_operand: dict[str, Any], along: str = "m"):
+        self.by_operand, self.along = by_operand, along
 
     @property
     def accumulators(self) -> tuple[Any, ...]:
@@ -221,4 +222,5 @@ class Sums(Carried):
     def add(self, slot: Any) -> None:
         """Starts the matmuls of one slot."""
         for name, accumulator in self.by_operand.items():
-            accumulator.add(slot.a, getattr(slot, name))
+            of = (slot.a, getattr(slot, name))
+            accumulator.add(*(of if self.along == "m" else of[::-1]))

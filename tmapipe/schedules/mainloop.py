@@ -23,6 +23,7 @@ from tmapipe.turnstile import Turnstile
 __all__ = ["Cooperative", "PingPong"]
 
 
+_ALONG = must(lambda value: value in ("m", "n"), 'is "m" or "n" (of the output)', 'use "m"')
 _BOOL = must(lambda value: isinstance(value, bool), "is True or False", "leave it out")
 
 
@@ -32,15 +33,18 @@ class Cooperative:
 
     Args:
         promote: Sums of fp8 operands leave the tensor core after each slot (see `Wgmma`).
+        along: "m", or "n": warpgroups share the tile's columns instead, so that its rows are any multiple of 16 up to 256. The
+            output is of 16 bits, and the epilogue a function of the sums alone.
     """
 
     promote: bool = attrs.field(default=False, validator=_BOOL)
+    along: str = attrs.field(default="m", validator=_ALONG, kw_only=True)
 
-    def role(self, declared: Role, m: int) -> Role:
-        """*declared*, or another role if its warpgroups cannot share *m* rows."""
-        if m % (16 * declared.warps) == 0 and declared.teams == 1:
+    def role(self, declared: Role, rows: int) -> Role:
+        """*declared*, or another role if its warpgroups cannot share *rows* rows of accumulators."""
+        if rows % (16 * declared.warps) == 0 and declared.teams == 1:
             return declared
-        return Role(warpgroups=2 if m % 128 == 0 else 3 if m % 192 == 0 else 1)
+        return Role(warpgroups=2 if rows % 128 == 0 else 3 if rows % 192 == 0 else 1)
 
     def turnstiles(self, role: Role, stores: tuple[TmaStoreStage, ...]) -> dict[str, Turnstile]:
         """What orders the teams of *role*, which store through *stores*, by name."""
@@ -56,6 +60,7 @@ class Cooperative:
 
     def check(self, tiles: Any, operands: bool) -> None:
         """Raises `InputError` for an order or an epilogue that it does not go with."""
+        _check_along(self, tiles, operands)
 
 
 @attrs.frozen
@@ -70,12 +75,14 @@ class PingPong:
         in_turn: Whether epilogues take turns as mainloops do, so that both warpgroups use the same output buffers. Without,
             each has buffers of its own and epilogues may overlap, which is faster if they take longer than mainloops. With
             operands it must be on, or one warpgroup could run ahead of the other by two laps of their ring.
+        along: As of `Cooperative`.
     """
 
     promote: bool = attrs.field(default=False, validator=_BOOL)
     in_turn: bool = attrs.field(default=True, validator=_BOOL)
+    along: str = attrs.field(default="m", validator=_ALONG, kw_only=True)
 
-    def role(self, declared: Role, m: int) -> Role:
+    def role(self, declared: Role, rows: int) -> Role:
         """*declared*, if it has teams."""
         return declared if declared.teams > 1 else Role(warpgroups=2, teams=2)
 
@@ -94,8 +101,22 @@ class PingPong:
 
     def check(self, tiles: Any, operands: bool) -> None:
         """Raises `InputError` for an order or an epilogue that it does not go with."""
+        _check_along(self, tiles, operands)
         if operands and not self.in_turn:
             raise InputError("PingPong(in_turn)", False, "is needed with operands of the epilogue", "leave it out")
         if not tiles.for_teams:
             rule = f"does not go with {type(tiles).__name__}, whose tiles differ in their steps or have none"
             raise InputError("mainloop", self, rule, "use Cooperative()")
+
+
+def _check_along(mainloop: Cooperative | PingPong, tiles: Any, operands: bool) -> None:
+    """Raises `InputError` for what transposed accumulators do not go with."""
+    if mainloop.along == "m":
+        return
+    if tiles.in_parts or tiles.bounded:
+        rule = f"does not go with {type(tiles).__name__}, whose tiles are stored in fp32 or have bounds along m"
+        raise InputError("mainloop", mainloop, rule, 'use along="m"')
+    if operands:
+        raise InputError(
+            "mainloop", mainloop, "takes an epilogue without operands and further outputs", 'use along="m"'
+        )

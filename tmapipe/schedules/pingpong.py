@@ -12,7 +12,7 @@ __all__ = ["PingPong"]
 
 
 class PingPong(Gemm):
-    """`Gemm` with ``mainloop=tp.mainloop.PingPong(promote, in_turn)``.
+    """`Gemm` with ``mainloop=tp.mainloop.PingPong(promote, in_turn, along=along)``.
 
     Args:
         tile: (m, n, k) elements of a CTA, whose accumulators fit in one warpgroup: up to 64 x 256 or 128 x 192.
@@ -20,6 +20,7 @@ class PingPong(Gemm):
         stages: Slots of a and b; None: as many as fit.
         promote: As of `tmapipe.mainloop.PingPong`.
         in_turn: Whether epilogues take turns as mainloops do; as there.
+        along: As there.
         options: a, b, epilogue and tiles, as of `Gemm`.
     """
 
@@ -33,6 +34,7 @@ class PingPong(Gemm):
         *,
         promote: bool = False,
         in_turn: bool = True,
+        along: str = "m",
         **options: Any,
     ):
-        super().__init__(tile, cluster, stages, mainloop=mainloop.PingPong(promote, in_turn), **options)
+        super().__init__(tile, cluster, stages, mainloop=mainloop.PingPong(promote, in_turn, along=along), **options)

@@ -65,7 +65,7 @@ class Candidate:
         cluster: CTAs along (m, n).
         options: (word, value) of what else it is built with: "stages" of operands; "store_stages", buffers of a warpgroup;
             "order", a tile scheduler as ("Snake", 8), by GPC as ("Snake", 8, "gpc"); "l2_hints" and "outside", of (a, b);
-            "promote"; "in_turn", of a ping-pong; "parts", of a split k. These words are kept on disk.
+            "promote"; "in_turn" and "along", of the mainloop; "parts", of a split k. These words are kept on disk.
     """
 
     schedule: str
@@ -82,6 +82,11 @@ class Candidate:
     def in_parts(self) -> bool:
         """Whether a second kernel adds up parts of k."""
         return self.schedule == "SplitK"
+
+    @property
+    def accumulators(self) -> tuple[int, int]:
+        """Rows, which warpgroups share, and columns of the tile's accumulators."""
+        return self.tile[::-1] if dict(self.options).get("along") == "n" else self.tile
 
     @property
     def by_gpc(self) -> bool:
@@ -106,8 +111,9 @@ class Candidate:
         options: dict[str, Any] = {"epilogue": stored, **self._operands(problem, words)}
         if "order" in words:
             options["tiles"] = _order(*words.pop("order"))
-        if words.pop("promote", False):
-            options |= {"promote": True} if self.schedule == "PingPong" else {"mainloop": Cooperative(promote=True)}
+        if self.schedule == "Gemm":
+            mainloop = {word: words.pop(word) for word in ("promote", "along") if word in words}
+            options["mainloop"] = Cooperative(**mainloop)
         if epilogue.operands:  # a ping-pong with operands needs its epilogues in turn
             words.pop("in_turn", None)
         tile = *self.tile, SWIZZLE_SPAN // problem.dtype.bytes
@@ -154,20 +160,24 @@ def _order(raster: str, rows: int, near: str = "") -> PersistentTiles:
 
 def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
     """All candidates, whether they fit in shared memory or not (`Candidate.can_be_built` tells)."""
-    for kind, tiles in (("Gemm", COOPERATIVE), ("PingPong", PINGPONG)):
-        for (m, n), cluster in itertools.product(_pairs(tiles, problem), (*CLUSTERS, *LARGE_CLUSTERS)):
+    few = problem.batch * problem.m * problem.n <= FEW_WAVES * device.multiprocessors * 128 * 256
+    alongs = ("m", "n") if few and problem.out.bytes == 2 else ("m",)
+    for along, (kind, tiles) in itertools.product(alongs, (("Gemm", COOPERATIVE), ("PingPong", PINGPONG))):
+        for (m, n), cluster in itertools.product(_pairs(tiles, problem, along), (*CLUSTERS, *LARGE_CLUSTERS)):
             if cluster in LARGE_CLUSTERS and m * n < 128 * 128:
                 continue
-            if _wasted(problem, (m, n), cluster) or (problem.majors[1] == "n" and n % 64):  # swizzled in short spans
+            if _wasted(problem, (m, n), cluster) or _in_short_spans(problem, (m, n)):
                 continue
             for outside in _outside(problem, device, (m, n), cluster):
-                options = {**_options(kind, (m, n), problem, device), **outside}
+                options = {**_options(kind, (m, n), problem, device, along), **outside}
                 yield Candidate(kind, (m, n), cluster, tuple(options.items()))
+                if along == "n":
+                    continue
                 if cluster == (1, 2) and (m, n) in BY_GPC[kind]:
                     near = {**options, "order": ("Snake", _rows(problem, m), "gpc")}
                     yield Candidate(kind, (m, n), cluster, tuple(near.items()))
     if problem.batch == 1 and not problem.dtype.integer:
-        for tile, cluster in itertools.product(_pairs(IN_PARTS, problem, 512), CLUSTERS):
+        for tile, cluster in itertools.product(_pairs(IN_PARTS, problem, widest=512), CLUSTERS):
             if not _wasted(problem, tile, cluster):
                 yield from _in_parts(problem, device, tile, cluster)
 
@@ -188,14 +198,18 @@ def _rows(problem: Problem, m: int) -> int:
     return min(range(8, 13), key=lambda band: ceil_div(rows, band) * band)
 
 
-def _pairs(tiles: dict[int, tuple[int, ...]], problem: Problem, widest: int | None = None) -> list[tuple[int, int]]:
-    """The *tiles*, and those between the narrowest and the widest of the same rows that fit the output: no narrower ones make
-    as few tiles. For outputs of more than *widest* columns, only the former."""
+def _pairs(
+    tiles: dict[int, tuple[int, ...]], problem: Problem, along: str = "m", widest: int | None = None
+) -> list[tuple[int, int]]:
+    """The *tiles* (m, n), whose accumulators have rows along *along*, and those between the narrowest and the widest of the
+    same rows that fit the output: no narrower ones make as few tiles. For wider outputs than *widest*, only the former.
+    """
+    extent = problem.n if along == "m" else problem.m
     found = []
-    for m, columns in tiles.items():
-        between = range(LEAST_WIDTH, max(columns) + 1, WIDTHS) if problem.n <= (widest or problem.n) else ()
-        fitting = {n for n in between if ceil_div(problem.n, n) < ceil_div(problem.n, n - WIDTHS)}
-        found += [(m, n) for n in sorted({*columns, *fitting})]
+    for rows, columns in tiles.items():
+        between = range(LEAST_WIDTH, max(columns) + 1, WIDTHS) if extent <= (widest or extent) else ()
+        fitting = {width for width in between if ceil_div(extent, width) < ceil_div(extent, width - WIDTHS)}
+        found += [(rows, width) if along == "m" else (width, rows) for width in sorted({*columns, *fitting})]
     return found
 
 
@@ -206,7 +220,12 @@ def _wasted(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -
     )
 
 
-def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device) -> dict[str, Any]:
+def _in_short_spans(problem: Problem, tile: tuple[int, int]) -> bool:
+    """Whether an operand that is contiguous along m or n would be swizzled in short spans."""
+    return any(major != "k" and extent % 64 for major, extent in zip(problem.majors, tile, strict=True))
+
+
+def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device, along: str = "m") -> dict[str, Any]:
     """Options of a candidate that follow from the problem:
 
     * store_stages: one output buffer per warpgroup if two would cost a stage of the ring. That is for CTAs of one tile, which
@@ -215,12 +234,13 @@ def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device)
     * order: narrow bands for short k and many tiles.
     * l2_hints: if few rows of a, or few rows of tiles, read all of b, then b makes way in L2 for a.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"along": "n"} if along == "n" else {}
     k_bytes = problem.k * problem.dtype.bytes
     if kind == "PingPong" and k_bytes <= SHORTEST_K:
         found["in_turn"] = False
     in_turn = kind == "PingPong" and "in_turn" not in found
-    warpgroups = 1 if in_turn else 2 if tile[0] in (128, 256) else tile[0] // 64  # with buffers of their own
+    rows = tile[along == "n"]
+    warpgroups = 1 if in_turn else 2 if rows in (128, 256) else rows // 64  # with buffers of their own
     one, two = (_stages(tile, buffers * warpgroups) for buffers in (1, 2))
     tiles = ceil_div(problem.m, tile[0]) * ceil_div(problem.n, tile[1]) * problem.batch
     enough = 4

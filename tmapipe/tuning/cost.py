@@ -96,7 +96,8 @@ def estimate(
     multiply = _multiply(problem, candidate, c)
     out_bytes = 4 if candidate.in_parts else problem.out.bytes
     pingpong = candidate.schedule == "PingPong"
-    warpgroups = 1 if pingpong else m // 64 if m <= 192 else 2
+    rows = candidate.accumulators[0]
+    warpgroups = 1 if pingpong else rows // 64 if rows <= 192 else 2
     epilogue = m * n * out_bytes / warpgroups / c.stored * (c.worked if fused else 1.0)
 
     def tile(at_work: float, steps: float) -> float:
@@ -118,9 +119,9 @@ def estimate(
 
 
 def _multiply(problem: Problem, candidate: Candidate, c: Constants) -> float:
-    """The tensor cores' clocks for one slot. wgmma reads 64 rows of a and n of b for 64 x n x 16 products: below n = 128,
-    shared memory is the limit."""
-    m, n = candidate.tile
+    """The tensor cores' clocks for one slot. wgmma reads 64 rows and n columns for 64 x n x 16 products: below n = 128, shared
+    memory is the limit."""
+    m, n = candidate.accumulators
     wide = SWIZZLE_SPAN // 2  # 16-bit elements; twice as many 8-bit elements take as many clocks
     found = m * n * wide / MACS * max(1.0, (64 + n) / n / 1.5)
     if problem.majors != ("k", "k"):

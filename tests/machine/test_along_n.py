@@ -1,0 +1,91 @@
+"""GEMMs whose accumulators have the output's columns as rows, and are stored transposed."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tmapipe as tp
+from tests.unit.errors import refused
+from tmapipe.schedules.mainloop import Cooperative, PingPong
+
+S, E = tp.schedules, tp.epilogue
+
+
+def product(make, m, n, k, batch=(), dtype=ml_dtypes.bfloat16, majors=("k", "k")):
+    """(what *make* gives, what NumPy gives) for random matrices."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((*batch, rows, k)).astype(dtype) for rows in (m, n))
+    right = a.astype(np.float32) @ b.astype(np.float32).swapaxes(-1, -2)
+    a, b = (
+        x if major == "k" else np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2)
+        for x, major in zip((a, b), majors, strict=True)
+    )
+    return make(a, b), right
+
+
+def close(found, right):
+    np.testing.assert_allclose(found.astype(np.float32), right, rtol=1e-2, atol=1e-2 * np.abs(right).max())
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.integers(1, 300), st.integers(1, 40), st.integers(1, 30), st.integers(1, 16), st.sampled_from([64, 128, 192]),
+    st.sampled_from([(1, 1), (2, 1), (1, 2)]),
+)  # fmt: skip
+def test_any_shape(m, n, k, width, rows, cluster):
+    gemm = S.Gemm((16 * width, rows, 64), cluster, mainloop=Cooperative(along="n"))
+    close(*product(gemm, m, 8 * n, 8 * k))
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+@pytest.mark.parametrize("majors", [("k", "k"), ("m", "k"), ("k", "n"), ("m", "n")])
+def test_types_majors_and_batches(dtype, majors):
+    operands = {"a": tp.Operand(majors[0]), "b": tp.Operand(majors[1])}
+    for make in (
+        S.Gemm((128, 64, 64), mainloop=Cooperative(along="n"), **operands),
+        S.PingPong((64, 128, 64), (1, 2), along="n", **operands),
+    ):
+        close(*product(make, 104, 200, 136, (3,), dtype, majors))
+
+
+def test_an_epilogue_and_bits():
+    """Every element is the same sum; a function of it is applied to that."""
+    along_m, along_n = (
+        S.Gemm((64, 64, 64), (1, 1), mainloop=Cooperative(along=along), epilogue=tp.math.gelu) for along in "mn"
+    )
+    found, wanted = (product(make, 72, 136, 256)[0] for make in (along_m, along_n))
+    assert np.array_equal(found, wanted) and found.dtype == ml_dtypes.bfloat16
+
+
+def test_two_products():
+    rng = np.random.default_rng(0)
+    a, gate, up = (rng.standard_normal((rows, 72)).astype(np.float16) for rows in (100, 136, 136))
+    along_m, along_n = (S.GatedGemm((64, 64, 64), (1, 1), mainloop=Cooperative(along=along)) for along in "mn")
+    assert np.array_equal(along_m(a, gate, up), along_n(a, gate, up))
+
+
+def test_the_plan_and_the_proof():
+    gemm = S.Gemm((144, 192, 64), (1, 2), mainloop=Cooperative(along="n"))
+    plan = gemm.plan({"a": "bf16", "b": "bf16", "d": "bf16"})
+    (matmul,), (store,) = plan.matmuls, plan.stores
+    assert matmul.shape == (192, 144, 64) and matmul.warpgroups == 3
+    assert store.buffer.tile == (64, 64) and store.tile == (1, 64, 64) and store.transposed and store.columns == 64
+    assert "from transposed accumulators" in gemm.explain()
+    assert gemm.check().ok and S.PingPong((64, 64, 64), along="n").check().ok
+
+
+def test_what_it_does_not_go_with():
+    along = Cooperative(along="n")
+    for wrong in ("k", None, 1):
+        for kind in (Cooperative, PingPong):
+            with pytest.raises(tp.InputError, match='"m" or "n"'):
+                kind(along=wrong)
+    gemm = S.Gemm((64, 64, 64), (1, 1), mainloop=along)
+    refused(gemm.plan, {"a": "bf16", "b": "bf16", "d": "fp32"}, argument="d.dtype", rule="16 bits")
+    for tiles in (tp.SplitKTiles(2), tp.StreamKTiles(shares=2), tp.GroupedTiles()):
+        refused(S.Gemm, mainloop=along, tiles=tiles, argument="mainloop", rule="does not go with")
+    for words in ({"operands": {"c": E.Matrix()}}, {"outputs": {"c": E.Output()}}):
+        epilogue = E.Epilogue(lambda acc, c=0: {"d": acc, "c": acc} if "outputs" in words else acc + c, **words)  # noqa: B023
+        refused(S.Gemm, mainloop=along, epilogue=epilogue, argument="mainloop", rule="without operands")
