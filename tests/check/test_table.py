@@ -139,6 +139,7 @@ SENTENCES = {
     ops.FenceProxyAsync: "fences (fence.proxy.async)",
     ops.PrefetchDescriptor: "prefetches the descriptor of s0",
     ops.TmaLoad: "starts the TMA load of s0 into s0[0] of CTAs 0, 1 (share 1 of 2), 1024 bytes that complete on b[1]",
+    ops.TmaPrefetch: "asks for a tile of s0 in L2",
     ops.BulkLoad: "starts the bulk load of s0 into s0[0], 2048 bytes that complete on b[1]",
     ops.CpAsync: "starts copies of s0 into s0[0] (share 1 of 2), 512 bytes, after which 5 lanes arrive at b[1]",
     ops.TmaStore: "starts the TMA store y from s0[0]",

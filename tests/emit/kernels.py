@@ -14,7 +14,7 @@ import attrs
 
 import tmapipe as tp
 from tests.matmul_shelf import FORMS
-from tests.oracle.copy_forms import Added, CopiedGemm, Images
+from tests.oracle.copy_forms import Added, Ahead, CopiedGemm, Images
 from tests.oracle.held_forms import Narrowed
 from tests.oracle.ptx import Ptx
 from tmapipe.gpu.build import Compiled
@@ -336,6 +336,7 @@ THREADS = {
     "tile over another": Kernel(Narrowed, {}, MATRIX),
     "two readers": Kernel(TwoReaders, {}, MATRIX),
     "copies beside loads": Kernel(Added, {}, MATRIX),
+    "copy with prefetches": Kernel(Ahead, {}, MATRIX),
     "copies of images": Kernel(Images, {}, {"b": 2, "h": 7, "w": 13, "c": 45}),
 }
 DYNAMIC = {

@@ -54,6 +54,9 @@ def _lower(event: Event, plan: Plan, launch: Launch, warp: int, lane: int) -> li
         return [(kind, barrier.id + rest[1], barrier.threads)]
     if kind == "load":
         return _boxes(plan.load(rest[0]), launch, *rest[1:]) if leader else []
+    if kind == "prefetch_tile":
+        load, at, share = plan.load(rest[0]), *rest[1:]
+        return [(kind, load.argument, place) for _, place in _pieces(load, 0, at, share, load.peers)] if leader else []
     if kind == "copies":
         return _copies(plan.load(rest[0]), launch, lane, *rest[1:])
     if kind == "store":

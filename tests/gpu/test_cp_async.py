@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tmapipe as tp
-from tests.oracle.copy_forms import Added, CopiedGemm, Images
+from tests.oracle.copy_forms import Added, Ahead, CopiedGemm, Images
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "odd_rows.py"))
 
@@ -89,3 +89,9 @@ def test_what_follows_the_tensor_is_not_read():
     x = torch.randn(1000, 333, device="cuda")[:, :332]
     z = torch.zeros(1000, 332, device="cuda")
     assert torch.equal(Added()(x, z), x)
+
+
+def test_prefetches_change_nothing():
+    for shape in ((16, 64), (1000, 520), (4096, 8192)):
+        x = torch.randn(shape, device="cuda").bfloat16()
+        assert torch.equal(Ahead()(x), x)

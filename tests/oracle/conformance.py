@@ -55,6 +55,7 @@ EXAMPLES: tuple[Any, ...] = (
     ops.FenceProxyAsyncGlobal(),
     ops.PrefetchDescriptor("s0"),
     ops.TmaLoad("s0", 0, 1, 1024, 0b11, 1, 2, (0, 0)),
+    ops.TmaPrefetch("s0", 1, (0, 0)),
     ops.BulkLoad("s0", 0, 1, 2048, (0, 0)),
     ops.CpAsync("s0", 0, 1, 512, 1, 2, (0, 0), 0b11111),
     ops.TmaStore("y", 0, (0, 0)),

@@ -1,10 +1,10 @@
-"""Small schedules whose slots threads fill by cp.async, for the mutants and for a GPU."""
+"""Small schedules with copies by threads and prefetches, for the mutants and for a GPU."""
 
 from __future__ import annotations
 
 import tmapipe as tp
 
-__all__ = ["Added", "CopiedGemm", "Images"]
+__all__ = ["Added", "Ahead", "CopiedGemm", "Images"]
 
 
 class Added(tp.Schedule):
@@ -72,6 +72,26 @@ class Images(tp.Schedule):
     def fill(self, k, tile):
         with k.ring.produce() as slot:
             slot.x.load(tile)
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
+
+
+class Ahead(tp.Schedule):
+    """y = x, where each tile is asked into L2 some tiles ahead of its load."""
+
+    load, store = tp.Role(warps=1), tp.Role(warps=1)
+    ring = tp.BarrierRing(2, producer=load, consumer=store)
+    x = tp.TmaLoadStage("m n", tile=(16, 64), ring=ring)
+    y = tp.TmaStoreStage(source=x)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+            slot.x.prefetch(tile, m=tile.m + 5)
 
     @store.jit
     def drain(self, k, tile):

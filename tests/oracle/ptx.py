@@ -476,7 +476,7 @@ def _note_bulk(facts: Facts, i: Instruction, thread: _Thread, plan: Plan) -> Non
         target = i.operands[0] if i.has("tensor") else _mapped(thread, i.operands[0])  # CuTe DSL maps it to the own CTA
         buffer = _buffer(plan, thread.first_address(target))
         facts.loads[buffer, barrier, i.has("multicast::cluster")] += 1
-    else:
+    elif not i.is_a("cp.async.bulk.prefetch"):  # a hint
         raise LookupError("a bulk operation of another kind")
 
 

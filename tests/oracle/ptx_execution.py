@@ -210,6 +210,9 @@ class Execution:
         elif i.is_a("cp.async.mbarrier"):
             assert i.has("noinc")
             self.events.append(("arrive_noinc", *self._barrier(self.address(i.operands[0]))))
+        elif i.is_a("cp.async.bulk.prefetch.tensor"):
+            name, at = self._tile(i.operands[0])
+            self.events.append(("prefetch_tile", name, at))
         elif i.is_a("cp.async.ca", "cp.async.cg"):
             self._copy(i)
         elif i.is_a("cp"):
@@ -265,16 +268,20 @@ class Execution:
         if not i.has("tensor"):
             return self._bulk_by_address(i)
         load = not i.has("bulk_group")
-        tensor, at = re.fullmatch(r"\[(%\w+), \{(.*)\}\]", i.operands[1 if load else 0]).groups()  # type: ignore[union-attr]
-        coordinates = tuple(signed(self.value(each.strip()), 32) for each in at.split(","))
+        name, coordinates = self._tile(i.operands[1 if load else 0])
         offset = self.address(i.operands[0 if load else 1]) - BASE
-        name = self.parameters[int(self.value(tensor).rpartition("_")[2])][0]
         if load:
             mask = self.value(i.operands[3]) if i.has("multicast::cluster") else None
             barrier = self._barrier(self.address(i.operands[2]))
             self.events.append(("load", name, offset, coordinates, *barrier, mask))
         else:
             self.events.append(("reduce" if i.is_a("cp.reduce") else "store", name, offset, coordinates))
+
+    def _tile(self, operand: str) -> tuple[str, tuple[int, ...]]:
+        """The tensor of ``[descriptor, {coordinates}]``, and these."""
+        tensor, at = re.fullmatch(r"\[(%\w+), \{(.*)\}\]", operand).groups()  # type: ignore[union-attr]
+        coordinates = tuple(signed(self.value(each.strip()), 32) for each in at.split(","))
+        return self.parameters[int(self.value(tensor).rpartition("_")[2])][0], coordinates
 
     def _bulk_by_address(self, i: Instruction) -> None:
         loads = [load for load in self.plan.loads if not load.tensor_map]

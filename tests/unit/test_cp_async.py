@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tmapipe as tp
-from tests.oracle.copy_forms import Added, CopiedGemm, Images
+from tests.oracle.copy_forms import Added, Ahead, CopiedGemm, Images
 from tests.unit.errors import refused
 from tmapipe.check import Kind
 
@@ -170,6 +170,33 @@ def test_vectors_begin_at_multiples_of_their_size():
     with pytest.raises(tp.HazardError, match="not a multiple of 8 bytes"):
         Off()(np.zeros((1, 4, 6, 32), np.float16))
     assert Off().check().kinds() == {Kind.OUT_OF_RANGE}
+
+
+def test_prefetches_change_nothing():
+    x = rows(200, 200, ml_dtypes.bfloat16)
+    run = Ahead().simulate(x)
+    assert run.counts["TmaPrefetch"] == run.counts["TmaLoad"] == 20
+    assert (Ahead()(x) == x).all()
+    assert Ahead().check().ok and not Ahead().check().findings
+
+
+def test_prefetches_that_are_refused():
+    class Parts(Ahead):
+        load, store = Ahead.load, Ahead.store
+        ring = tp.BarrierRing(2, producer=load, consumer=store)
+        x = tp.TmaLoadStage("m n", tile=(16, 64), ring=ring).in_parts(2)
+        y = tp.TmaStoreStage(source=x)
+
+    class Copies(Images):
+        load, store = Images.load, Images.store
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.prefetch(tile)
+
+    for form in (Copies, Parts):
+        refused(form().check, argument="slot.x", rule="loaded")
 
 
 def test_each_vector_is_in_one_share():

@@ -1,4 +1,4 @@
-"""cp.async: copies from global to shared memory by the threads of a role."""
+"""How copies by threads, and prefetches, are emitted."""
 
 from __future__ import annotations
 
@@ -6,20 +6,37 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import cutlass
+import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass._mlir.dialects import llvm
 
 from tmapipe.gpu import control
-from tmapipe.gpu.layouts import full_shape
+from tmapipe.gpu.layouts import full_shape, pieces_of
 from tmapipe.integers import ceil_div
-from tmapipe.plan.model import WARP, Buffer, Load
+from tmapipe.plan.model import WARP, Barrier, Buffer, Load
 
 if TYPE_CHECKING:
     from tmapipe.gpu.isa import GpuIsa
 
-__all__ = ["copy_tile"]
+__all__ = ["CopyEmitters"]
 
 UNROLLED = 32  # copies of a thread; more are a loop
+
+
+class CopyEmitters:
+    """Methods of `GpuIsa`."""
+
+    def cp_async(
+        self: Any, load: Load, stage: Any, at: Sequence[Any], barrier: Barrier, share: Any, shares: int, anywhere: bool
+    ) -> None:
+        copy_tile(self, load, stage, at, share, shares)
+        cute.arch.cp_async_mbarrier_arrive_noinc(self.mbarrier(barrier, stage))
+
+    def tma_prefetch(self: Any, load: Load, at: Sequence[Any], share: Any = 0) -> None:
+        for piece in range(pieces_of(load)):
+            _, source = self.partition_of(load, at, share, load.peers, None, piece)
+            with cute.arch.elect_one():  # which `cute.prefetch` leaves to its caller (CuTe DSL 4.8.1)
+                cute.prefetch(self.atoms[load.name][0], source)
 
 
 def copy_tile(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any, shares: int) -> None:

@@ -13,7 +13,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from tmapipe.errors import ScopeError
 from tmapipe.gpu import control
-from tmapipe.gpu.copies import copy_tile
+from tmapipe.gpu.copies import CopyEmitters
 from tmapipe.gpu.edges import load_edge
 from tmapipe.gpu.fragments import GpuFragments
 from tmapipe.gpu.layouts import (
@@ -46,7 +46,7 @@ L2_POLICIES = {
 COPY_ELECTS = {"load": True, "store": False, "reduce": True}
 
 
-class GpuIsa(Isa):
+class GpuIsa(CopyEmitters, Isa):
     """One warp's view of the hardware, for the kernel being traced. Its methods are documented in `tmapipe.isa`.
 
     Args:
@@ -148,17 +148,17 @@ class GpuIsa(Isa):
 
     def mbarrier_init(self, barrier: Barrier, stage: int, count: int) -> None:
         with cute.arch.elect_one():
-            cute.arch.mbarrier_init(self._mbarrier(barrier, stage), count)
+            cute.arch.mbarrier_init(self.mbarrier(barrier, stage), count)
 
     def fence_mbarrier_init(self) -> None:
         cute.arch.mbarrier_init_fence()
 
     def mbarrier_wait(self, barrier: Barrier, stage: Any, parity: Any) -> None:
-        cute.arch.mbarrier_wait(self._mbarrier(barrier, stage), parity)
+        cute.arch.mbarrier_wait(self.mbarrier(barrier, stage), parity)
 
     def mbarrier_arrive(self, barrier: Barrier, stage: Any, lanes: int = 1, when: Any = True) -> None:
         condition = when if lanes == 32 else _both(self.lane == 0, when)
-        self.when(condition, lambda: cute.arch.mbarrier_arrive(self._mbarrier(barrier, stage)))
+        self.when(condition, lambda: cute.arch.mbarrier_arrive(self.mbarrier(barrier, stage)))
 
     def mbarrier_arrive_cluster(
         self, barrier: Barrier, stage: Any, mask: Any, when: Any = True, scope: str = "cluster"
@@ -170,16 +170,16 @@ class GpuIsa(Isa):
         mine = ((Int32(mask) >> self.lane) & 1) == 1
         self.when(
             _both(mine, when),
-            lambda: cute.arch.mbarrier_arrive(self._mbarrier(barrier, stage), self.lane, **kind),
+            lambda: cute.arch.mbarrier_arrive(self.mbarrier(barrier, stage), self.lane, **kind),
         )
 
     def mbarrier_arrive_expect_tx(self, barrier: Barrier, stage: Any, nbytes: int) -> None:
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(self._mbarrier(barrier, stage), nbytes)
+            cute.arch.mbarrier_arrive_and_expect_tx(self.mbarrier(barrier, stage), nbytes)
 
     def mbarrier_expect_tx(self, barrier: Barrier, stage: Any, nbytes: int) -> None:
         with cute.arch.elect_one():
-            cute.arch.mbarrier_expect_tx(self._mbarrier(barrier, stage), nbytes)
+            cute.arch.mbarrier_expect_tx(self.mbarrier(barrier, stage), nbytes)
 
     # ---- other barriers and fences --------------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class GpuIsa(Isa):
 
         def store() -> None:
             for first in range(0, size, 4):
-                target, mbarrier = start + first, self._mbarrier(barrier, slot.stage)
+                target, mbarrier = start + first, self.mbarrier(barrier, slot.stage)
                 store_words(target, filled[first : first + 4], mbarrier, self.lane)
 
         control.when(self.lane < self.plan.cluster_size, store)
@@ -271,13 +271,7 @@ class GpuIsa(Isa):
         source = cute.local_tile(cute.domain_offset(at, self.addressed[load.argument]), load.buffer.tile, (0,))
         atom = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), cute_type(load.buffer.dtype))
         with cute.arch.elect_one():
-            cute.copy(atom, source, slot, mbar_ptr=self._mbarrier(barrier, stage))
-
-    def cp_async(
-        self, load: Load, stage: Any, at: Sequence[Any], barrier: Barrier, share: Any, shares: int, anywhere: bool
-    ) -> None:
-        copy_tile(self, load, stage, at, share, shares)
-        cute.arch.cp_async_mbarrier_arrive_noinc(self._mbarrier(barrier, stage))
+            cute.copy(atom, source, slot, mbar_ptr=self.mbarrier(barrier, stage))
 
     def tma_load(
         self,
@@ -291,7 +285,7 @@ class GpuIsa(Isa):
         part: Any = None,
         anywhere: bool = False,
     ) -> None:
-        how: dict[str, Any] = {"tma_bar_ptr": self._mbarrier(barrier, stage)}
+        how: dict[str, Any] = {"tma_bar_ptr": self.mbarrier(barrier, stage)}
         if mask is not None:
             how["mcast_mask"] = Int16(mask)
         if load.l2_hint is not None:
@@ -299,7 +293,7 @@ class GpuIsa(Isa):
 
         def whole() -> None:
             for piece in range(pieces_of(load)):
-                slot, source = self._partition(load, at, share, load.peers, part, piece)
+                slot, source = self.partition_of(load, at, share, load.peers, part, piece)
                 cute.copy(self.atoms[load.name][0], source, slot[(None, stage)], **how)
 
         if load.edge_rows:
@@ -316,7 +310,7 @@ class GpuIsa(Isa):
             at = (at[0] + rows, height - rows, *at[1:])
         atom = self.atoms[store.name][0]
         for piece in range(pieces_of(store)):
-            slot, target = self._partition(store, at, 0, 1, None, piece)
+            slot, target = self.partition_of(store, at, 0, 1, None, piece)
             if COPY_ELECTS["reduce" if store.reduce else "store"]:
                 cute.copy(atom, slot[(None, stage)], target)
             else:
@@ -359,7 +353,7 @@ class GpuIsa(Isa):
     def _part(self, argument: str) -> Load | Store:
         return next(part for part in self.plan.transfers if part.argument == argument)
 
-    def _mbarrier(self, barrier: Barrier, stage: Any) -> Any:
+    def mbarrier(self, barrier: Barrier, stage: Any) -> Any:
         return cute.recast_ptr(self.shared + barrier.offset, dtype=cutlass.Int64) + stage
 
     def _buffer(self, buffer: Buffer) -> Any:
@@ -370,7 +364,7 @@ class GpuIsa(Isa):
             return cute.make_tensor(pointer, layout.outer)
         return cute.make_tensor(cute.recast_ptr(start.align(128), dtype=cute_type(buffer.dtype)), layout)
 
-    def _partition(
+    def partition_of(
         self, part: Load | Store, at: Sequence[Any], share: Any, peers: int, which: Any = None, piece: int = 0
     ) -> tuple[Any, Any]:
         """The slots, or part *which* of each, and the tile of global memory that starts at element *at*, as the TMA atom takes

@@ -34,6 +34,7 @@ __all__ = [
     "PrefetchDescriptor",
     "StAsync",
     "TmaLoad",
+    "TmaPrefetch",
     "TmaStore",
 ]
 
@@ -94,6 +95,17 @@ class PrefetchDescriptor(NamedTuple):
     """Facts: None."""
 
     part: Name
+    where: Where = None
+
+
+@operation("cp.async.bulk.prefetch.tensor.L2.global", "asks for a tile of {load} in L2")
+class TmaPrefetch(NamedTuple):
+    """Of the tile that starts at element `at`, or share `share` of it: a hint, of which nothing waits. Facts: None."""
+
+    load: Name
+    share: Number = 0
+    at: At = ()
+    lanes: Lanes = ELECTED
     where: Where = None
 
 
@@ -241,6 +253,11 @@ class CopyInstructions(Lowering):
         slot, bar = self.slot(load.buffer, stage), self.bar(barrier, stage)
         nbytes = load.buffer.slot_bytes // shares
         self.emit(TmaLoad(load.name, slot, bar, nbytes, mask, share, shares, tuple(at), anywhere=anywhere))
+
+    def tma_prefetch(self, load: Load, at: Sequence[Value], share: Value = 0) -> None:
+        """``cp.async.bulk.prefetch.tensor`` into L2: asks for what a `tma_load` of the same operands would copy. A hint: it
+        orders nothing, nothing waits for it, and outside of the tensor it does nothing."""
+        self.emit(TmaPrefetch(load.name, share, tuple(at)))
 
     def tma_store(self, store: Store, stage: Value, at: Sequence[Value], rows: Value = None) -> None:
         """``cp.async.bulk.tensor`` to global memory (``cp.reduce...`` with `store.reduce`): copies slot *stage* to the

@@ -21,6 +21,7 @@ from tmapipe.isa.ops import (
     StoreRead,
     StoreWrite,
     TmaLoad,
+    TmaPrefetch,
     TmaStore,
 )
 from tmapipe.machine.hazard import hazard
@@ -65,6 +66,14 @@ def _store_words(state: State, agent: int, op: StAsync) -> tuple[Flight, ...]:
     flights = tuple([start_load(state, agent, op, cta, "st.async", "words", 0, 1) for cta in ctas])
     state.serials[agent] += 1
     return flights
+
+
+@applies(TmaPrefetch)
+def _prefetch(state: State, agent: int, op: TmaPrefetch) -> None:
+    layout = state.layout
+    if op.at and op.at[-1] * layout.loads[op.load].buffer.dtype.bytes % ALIGNMENT:
+        text = f"prefetches {op.load} at {op.at}, whose last index is not a multiple of {ALIGNMENT} bytes"
+        raise hazard(layout, "tma-alignment", agent, op, text)
 
 
 def check_start(state: State, agent: int, op: Any, verb: str, name: str) -> None:

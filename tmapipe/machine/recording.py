@@ -226,6 +226,9 @@ class RecordingIsa(MachineIsa):
     def cp_async(self, load: Any, stage: Any, at: Sequence[Any], *rest: Any, **named: Any) -> None:
         super().cp_async(load, stage, [_value(x) for x in at], *rest, **named)
 
+    def tma_prefetch(self, load: Any, at: Sequence[Any], share: Any = 0) -> None:
+        super().tma_prefetch(load, [_value(x) for x in at], share)
+
     def tma_store(self, store: Any, stage: Any, at: Sequence[Any], rows: Any = None) -> None:
         self.decisions.stored.add(store.name)
         super().tma_store(store, stage, [_value(x) for x in at], _value(rows))

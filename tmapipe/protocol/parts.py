@@ -63,6 +63,21 @@ class PartInSlot(Carried):
         load, where = self._loaded(), f"slot.{self.part.buffer.name}.load"
         self._start_load(self._aligned(where, load.tile, tile, coordinates))
 
+    def prefetch(self, tile: Tile | None = None, **coordinates: Any) -> None:
+        """Asks for a tile in L2, which a later slot will load: a hint, for where the slots alone cannot hide the latency of
+        memory. Coordinates as in `load`; beyond the tensor's end it does nothing.
+
+        Raises:
+            InputError: The load has no descriptor, or is loaded in parts.
+        """
+        load, where = self._loaded(), f"slot.{self.part.buffer.name}.prefetch"
+        if not load.tensor_map or load.parts > 1:
+            raise InputError(
+                where, load.name, "is a TmaLoadStage whose tiles are loaded whole", "leave the prefetch out"
+            )
+        start = self._aligned(where, load.tile, tile, coordinates)
+        self.part.isa.tma_prefetch(load, start, self.part.share)
+
     def load_from(self, *start: Any) -> None:
         """As `load`, for the tile that starts at these elements.
 
