@@ -12,7 +12,7 @@ _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _SCHEDULES = os.path.join(_LIBRARY, "schedules") + os.sep
 _MACHINE = os.path.join(_LIBRARY, "machine") + os.sep
 _STARTER = os.path.join(_MACHINE, "machine.py")
-_known: dict[CodeType, tuple[int, str]] = {}
+_known: dict[tuple[str, str], tuple[int, str]] = {}  # by file and function: equal code of two files is equal
 
 
 def locate(frame: FrameType | None = None) -> str | None:
@@ -22,9 +22,10 @@ def locate(frame: FrameType | None = None) -> str | None:
     frame = frame or sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        known = _known.get(code)
+        key = code.co_filename, code.co_name
+        known = _known.get(key)
         if known is None:
-            known = _known[code] = _classify(code)
+            known = _known[key] = _classify(code)
         rank, name = known
         if rank == 3:
             break
