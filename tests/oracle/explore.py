@@ -29,7 +29,6 @@ from tests.oracle.explore_conflicts import Conflicts
 from tests.oracle.explore_meanings import Meanings
 from tests.oracle.explore_programs import WarpProgram, inits
 from tests.oracle.explore_reduce import commutes, landing_commutes
-from tmapipe.check.failures import RULES
 from tmapipe.check.findings import Kind
 from tmapipe.errors import HazardError
 from tmapipe.isa import ops
@@ -304,5 +303,5 @@ _REFUSED = object()
 
 
 def _kind_of(error: Any) -> Kind:
-    kind: Kind = RULES.get(getattr(error, "rule", ""), (Kind.RACE, ""))[0]
+    kind: Kind = getattr(error, "kind", Kind.RACE)
     return kind

@@ -112,15 +112,11 @@ class Barriers:
                 self.clocks.release(agent, latest.clock, all_lanes=True)
 
     def _early(self, step: Step, number: int, before: Generation) -> None:
-        if not self.log.is_new(Kind.NAMED_BARRIER, step):
-            return
         name = self.layout.named_barrier_name(getattr(step.op, "id", 0))
         others = ", ".join(dict.fromkeys(self.layout.role(s.agent) for s in before.steps))  # type: ignore[arg-type]
-        self.log.add(
-            Kind.NAMED_BARRIER,
+        text = (
             f"{who(self.layout, step.agent)} arrives at {name} for its use number {number} and does not know that use number "
             f"{number - 1} (by {others}) is over, so it can count there",
             "give each group of warps an id of its own, and let a warp that only arrives know that the last use is over",
-            step,
-            *before.steps,
         )
+        self.log.add(Kind.NAMED_BARRIER, text, step, *before.steps)

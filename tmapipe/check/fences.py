@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from typing import Any
 
 from tmapipe.check.clocks import Clocks
@@ -43,13 +44,20 @@ class Fences:
         layout = self.log.layout
         wanted = {alias for slot in self.slots.async_slots for alias in layout.aliases[slot]}
         for covered, step in self.lines.values():
-            if covered & wanted or not self.log.is_new(Kind.REDUNDANT_FENCE, step):
+            if covered & wanted:
                 continue
             names = ", ".join(dict.fromkeys(layout.slots[slot][0].name for slot in sorted(covered)))
             why = f"only threads touch {names}" if names else "it has touched no slot since its last fence"
-            self.log.add(
-                Kind.REDUNDANT_FENCE,
-                f"the proxy fence of {who(layout, step.agent)} orders nothing: {why}",
-                "drop this fence",
-                step,
+            text = f"the proxy fence of {who(layout, step.agent)} orders nothing: {why}"
+            fix = (
+                "drop this fence"
+                if _asked_for(step.op.where)
+                else "none: a `with` block put it there, and it does no harm"
             )
+            self.log.add(Kind.REDUNDANT_FENCE, (text, fix), step)
+
+
+def _asked_for(where: str | None) -> bool:
+    """Whether the source line itself asks for the fence."""
+    path, _, line = (where or ":0").rpartition(":")
+    return where is None or "fence" in linecache.getline(path, int(line))

@@ -2,48 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 import os
 from typing import Any
 
 import attrs
 
+from tmapipe.machine.rules import Kind
 from tmapipe.machine.timeline import Event, Timeline, write
 
 __all__ = ["Event", "Finding", "Kind", "Report"]
-
-
-class Kind(enum.Enum):
-    """What is wrong. The value is the rule in a few words. Kinds with `note` never fail a check."""
-
-    DEADLOCK = "no agent can take another step"
-    LAPPED_WAIT = "a parity wait that its barrier can overtake, or that can return two phases early"
-    EARLY_ARRIVAL = "an arrival, arming or completion that can count for the phase before its own"
-    SURPLUS_ARRIVAL = "more arrivals in a phase than the barrier's count"
-    MISSING_ARRIVAL = "a phase that too few arrive at"
-    TX_MISMATCH = "bytes armed and bytes delivered in a phase differ"
-    COPY_BEFORE_ARM = "bytes can arrive before they are armed (they cancel out, but nothing orders them)"
-    RACE = "two accesses to the same bytes, one of them a write, that nothing orders"
-    PROXY = "accesses through different proxies, ordered but without the proxy fence"
-    REDUNDANT_FENCE = "a proxy fence that orders nothing"
-    STORE_SOURCE_REUSED = "a store's source overwritten before wait_group.read"
-    RESULT_TOO_EARLY = "a result used before the full wait"
-    GROUP_OWNER = "a bulk group waited for by another thread than the one that committed it"
-    INIT_NOT_VISIBLE = "a barrier used before its initialization is visible"
-    SCOPE = "an operation of CTA scope where a peer CTA takes part"
-    EXITED_PEER = "a CTA that can leave while a peer still signals it or writes to it"
-    IN_FLIGHT_AT_EXIT = "asynchronous work not waited for when its CTA leaves"
-    TAIL_OWNER = "a ring tailed by a role that does not own it"
-    NAMED_BARRIER = "a named barrier's id is out of range or shared, or its participants differ"
-    OUT_OF_RANGE = "a copy, slot, mask or peer outside what there is"
-    REGISTERS = "the register budget does not fit"
-    SHARED_MEMORY = "shared memory does not fit"
-    TRIP_COUNTS = "roles disagree on how many slots they hand on"
-    LIMIT = "a resource limit was reached before the answer was known"
-
-    @property
-    def note(self) -> bool:
-        return self in (Kind.REDUNDANT_FENCE, Kind.COPY_BEFORE_ARM)
 
 
 @attrs.frozen

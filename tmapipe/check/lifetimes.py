@@ -64,22 +64,16 @@ class Lifetimes:
         if fenced or (not far and (by == agent or clock[self.clocks.published + by] >= time)):
             self.visible.add(key)
             return
-        last = Step(self.log.order, agent, op)
-        if not self.log.is_new(Kind.INIT_NOT_VISIBLE, last, step, bar=bar):
-            return
-        name = bar_name(self.layout, bar)
         fenced = any(time <= fence for fence in self.fences.get(by, ()))
         group = "cluster" if self.layout.ctas > 1 else "CTA"
         why = f"a {group} barrier" if fenced or not far else f"fence_mbarrier_init, and then a {group} barrier,"
+        first = who(self.layout, by)
         use = "the TMA engine" if declared(type(op)).effect(Start) and far else who(self.layout, agent)
-        self.log.add(
-            Kind.INIT_NOT_VISIBLE,
-            f"{use} uses {name}, and nothing makes its initialization by {who(self.layout, by)} visible there",
+        text = (
+            f"{use} uses {bar_name(self.layout, bar)}; nothing makes its initialization by {first} visible there",
             f"put {why} between the initialization and the first use",
-            last,
-            step,
-            bar=bar,
         )
+        self.log.add(Kind.INIT_NOT_VISIBLE, text, Step(self.log.order, agent, op), step, bar=bar)
 
     # ---- who may do what ------------------------------------------------------------------------------------------
 
@@ -88,30 +82,24 @@ class Lifetimes:
         ring, roles = self.waiters.get(own, ("", ()))
         if not ring or self.layout.role(agent) in roles:
             return
-        step = Step(self.log.order, agent, op)
-        if self.log.is_new(Kind.TAIL_OWNER, step, bar=op.bar):
-            name = self.layout.bar_name(own)
-            self.log.add(
-                Kind.TAIL_OWNER,
-                f"{who(self.layout, agent)} waits for {name} of ring {ring}, which belongs to {' and '.join(roles)}",
-                f"leave the tail of {ring}, and every other wait for {name.split('[')[0]}, to {' or '.join(roles)}",
-                step,
-                bar=agent // self.layout.warps * self.layout.nbars + own,
-            )
+        name, flat = self.layout.bar_name(own), agent // self.layout.warps * self.layout.nbars + own
+        text = (
+            f"{who(self.layout, agent)} waits for {name} of ring {ring}, which belongs to {' and '.join(roles)}",
+            f"leave the tail of {ring}, and every other wait for {name.split('[')[0]}, to {' or '.join(roles)}",
+        )
+        self.log.add(Kind.TAIL_OWNER, text, Step(self.log.order, agent, op), bar=flat)
 
     def arrive_far(self, agent: int, op: Any, bar: int, scope: Scope | None) -> None:
         """A remote arrival."""
         step = Step(self.log.order, agent, op)
         self.arrivals[bar // self.layout.nbars, agent] = self.clocks.time[agent], bar, step
-        if scope is Scope.CTA and self.log.is_new(Kind.SCOPE, step, bar=bar):
-            self.log.add(
-                Kind.SCOPE,
+        if scope is Scope.CTA:
+            text = (
                 f"{who(self.layout, agent)} arrives at {bar_name(self.layout, bar)}, a peer's barrier, with {scope.value} "
                 "scope: what it did before need not be visible to the peer",
                 "arrive with cluster scope (mbarrier.arrive.release.cluster)",
-                step,
-                bar=bar,
             )
+            self.log.add(Kind.SCOPE, text, step, bar=bar)
 
     def start_tile(self, agent: int, op: Any, part: str, at: tuple[int, ...], anywhere: bool) -> None:
         """A tile has a coordinate for each dimension, and a load starts inside its tensor, unless it may start *anywhere*.
@@ -120,29 +108,20 @@ class Lifetimes:
         """
         transfer: Any = self.layout.loads.get(part) or self.layout.stores[part]
         last = Step(self.log.order, agent, op)
-        if len(at) != len(transfer.dims) and self.log.is_new(Kind.OUT_OF_RANGE, last):
-            dims = ", ".join(transfer.dims)
-            self.log.add(
-                Kind.OUT_OF_RANGE,
-                f"{who(self.layout, agent)} gives {len(at)} coordinates for a tile of {part}, which has the dimensions {dims}",
-                "give one coordinate a dimension",
-                last,
-            )
+        name = who(self.layout, agent)
+        if len(at) != len(transfer.dims):
+            text = f"{name} gives {len(at)} coordinates for a tile of {part}, which has {len(transfer.dims)} dimensions"
+            self.log.add(Kind.OUT_OF_RANGE, (text, "give one coordinate a dimension"), last)
         if part not in self.layout.loads or anywhere:
             return  # stores may start outside: nothing is written there
         load = self.layout.loads[part]
         shape = self.shapes.get(load.argument, ())
         for dim, start, extent, step in zip(load.dims, at, shape, load.tile, strict=False):
             reach = step * (self.layout.plan.cluster.get(dim, 1) - 1)
-            if 0 <= start < max(extent, 1) + reach:
-                continue
-            if self.log.is_new(Kind.OUT_OF_RANGE, last):
-                self.log.add(
-                    Kind.OUT_OF_RANGE,
-                    f"{who(self.layout, agent)} loads {load.name} from {dim} = {start} on, but the tensor ends at {extent}",
-                    f"let the loop of {self.layout.role(agent)} end with the tensor, or guard the load",
-                    last,
-                )
+            if not 0 <= start < max(extent, 1) + reach:
+                text = f"{name} loads {load.name} from {dim} = {start} on, but the tensor ends at {extent}"
+                fix = f"let the loop of {self.layout.role(agent)} end with the tensor, or guard the load"
+                self.log.add(Kind.OUT_OF_RANGE, (text, fix), last)
 
     def landed(self, bar: int, phase: int, step: Step) -> None:
         """Bytes of a load were counted."""
@@ -157,15 +136,13 @@ class Lifetimes:
         """After the run: whatever reached a CTA did so before its last warp returned."""
         for (cta, agent), (time, bar, step) in self.arrivals.items():
             barrier = self.layout.bars[bar % self.layout.nbars][0].name
-            if self.exits[cta][agent] < time and self.log.is_new(Kind.EXITED_PEER, step, bar=bar):
-                self.log.add(
-                    Kind.EXITED_PEER,
+            if self.exits[cta][agent] < time:
+                text = (
                     f"CTA {cta} can leave before {who(self.layout, agent)} arrives at its {self.layout.bar_name(bar)}",
                     f"let a warp of each CTA wait for its peers' last arrivals at {barrier} (the ring's tail), or for a "
                     "cluster barrier, before it returns",
-                    step,
-                    bar=bar,
                 )
+                self.log.add(Kind.EXITED_PEER, text, step, bar=bar)
         for bar, (phase, step) in self.landings.items():
             cta = bar // self.layout.nbars
             if self.exits[cta][self.clocks.phases + bar] > phase:
@@ -173,19 +150,13 @@ class Lifetimes:
             own = step.agent // self.layout.warps == cta  # type: ignore[operator]
             barrier = self.layout.bars[bar % self.layout.nbars][0].name
             slot = self.layout.slot_name(getattr(step.op, declared(type(step.op)).named(OperandKind.SLOT)[0]))
-            kind = Kind.IN_FLIGHT_AT_EXIT if own else Kind.EXITED_PEER
-            if self.log.is_new(kind, step, bar=bar):
-                where = f"CTA {cta}" if self.layout.ctas > 1 else "the CTA"
-                self.log.add(
-                    kind,
-                    f"{where} can leave while a TMA load issued by {who(self.layout, step.agent)} is on its way into "
-                    f"its {slot}"
-                    f": no warp of it waits for phase {phase} of {bar_name(self.layout, bar)}",
-                    f"wait for every phase of {barrier} that is loaded, or do not load what nobody uses",
-                    step,
-                    bar=bar,
-                    phase=phase,
-                )
+            where = f"CTA {cta}" if self.layout.ctas > 1 else "the CTA"
+            text = (
+                f"{where} can leave while a TMA load issued by {who(self.layout, step.agent)} is on its way into its {slot}: "
+                f"no warp of it waits for phase {phase} of {bar_name(self.layout, bar)}",
+                f"wait for every phase of {barrier} that is loaded, or do not load what nobody uses",
+            )
+            self.log.add(Kind.IN_FLIGHT_AT_EXIT if own else Kind.EXITED_PEER, text, step, bar=bar, phase=phase)
 
 
 def _waiters(layout: Layout) -> dict[int, tuple[str, tuple[str, ...]]]:

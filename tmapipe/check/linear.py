@@ -162,19 +162,13 @@ class LinearCheck:
             self.phases.arrive(agent, op, bar, counted, lanes == ALL_LANES, order_only)
 
     def _laps_itself(self, agent: int, op: Any, bar: int, phase: int, lanes: int) -> None:
-        step = Step(self.log.order, agent, op, phase)
-        if not self.log.is_new(Kind.SURPLUS_ARRIVAL, step, bar=bar):
-            return
         count = self.layout.bars[bar % self.layout.nbars][0].count
-        self.log.add(
-            Kind.SURPLUS_ARRIVAL,
+        text = (
             f"{lanes.bit_count()} lanes of {who(self.layout, agent)} arrive at {bar_name(self.layout, bar)}, whose count is "
             f"{count}: they complete phase {phase} and go on to count in the next",
             "let one lane arrive (lanes=1), or count every lane that arrives",
-            step,
-            bar=bar,
-            phase=phase,
         )
+        self.log.add(Kind.SURPLUS_ARRIVAL, text, Step(self.log.order, agent, op, phase), bar=bar, phase=phase)
 
     def _arrive_at(self, effect: ArriveAt, agent: int, op: Any, facts: tuple[int, bool]) -> None:
         relaxed = scope_of(effect.scope, op) is Scope.RELAXED

@@ -34,15 +34,10 @@ class FindingLog:
         self.order = 0
         self.found: dict[Any, Finding] = {}
 
-    def is_new(self, kind: Kind, last: Step, *others: Step, bar: int | None = None, slot: int | None = None) -> bool:
-        """Whether nothing like it has been found. Ask before making a message."""
-        return self._key(kind, last, others, bar, slot) not in self.found
-
     def add(
         self,
         kind: Kind,
-        message: str,
-        fix: str,
+        text: tuple[str, str],
         last: Step,
         *others: Step,
         bar: int | None = None,
@@ -54,22 +49,23 @@ class FindingLog:
 
         Args:
             kind: Of the finding.
-            message: One sentence of what can happen.
-            fix: One sentence of what to change.
+            text: One sentence of what can happen, and one of what to change.
             last: The operation that shows it.
             others: Earlier ones, shown in order.
             bar, slot: Flat indices in the cluster of the mbarrier and the slot that it is about.
             phase: Of the mbarrier.
             blame: The step at which to change something, if not the last.
         """
-        layout = self.layout
+        layout, key = self.layout, self._key(kind, last, others, bar, slot)
+        if key in self.found:
+            return
         steps = sorted({(s.order, str(s.agent)): s for s in (*others, last)}.values(), key=lambda s: s.order)
         blamed = None if blame is None else getattr(blame.op, "where", None)
         shown = tuple(event(layout, s.order, s.agent, s.op, s.what, s.phase) for s in steps)
-        finding = Finding(
+        self.found[key] = Finding(
             kind=kind,
-            message=message,
-            fix=fix,
+            message=text[0],
+            fix=text[1],
             agents=tuple(dict.fromkeys(who(layout, s.agent) for s in (last, *others))),
             where=lines((blamed, *(e.where for e in reversed(shown)))),
             barrier=None if bar is None else bar_name(layout, bar),
@@ -77,7 +73,6 @@ class FindingLog:
             phase=phase,
             steps=shown,
         )
-        self.found.setdefault(self._key(kind, last, others, bar, slot), finding)
 
     def _key(self, kind: Kind, last: Step, others: tuple[Step, ...], bar: int | None, slot: int | None) -> Any:
         layout = self.layout

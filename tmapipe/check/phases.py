@@ -150,89 +150,53 @@ class Phases:
     # ---- findings -------------------------------------------------------------------------------------------------
 
     def _two_phases_early(self, step: Step, bar: int, phase: int) -> None:
-        if not self.log.is_new(Kind.LAPPED_WAIT, step, bar=bar):
-            return
         name, agent = bar_name(self.layout, bar), who(self.layout, step.agent)
-        self.log.add(
-            Kind.LAPPED_WAIT,
-            f"{agent} waits for phase {phase} of {name} (parity {step.op.parity}) and does not know that phase {phase - 1} is "
-            f"complete, so it can take phase {phase - 2}, of the same parity, for it",
+        text = (
+            f"{agent} waits for phase {phase} of {name} (parity {step.op.parity}) and does not know that phase {phase - 1} "
+            f"is complete, so it can take phase {phase - 2}, of the same parity, for it",
             f"let {self._role(step)} wait for every phase of {name.split('[')[0]} in turn, and check its first parity",
-            step,
-            *self._steps(self.before[bar]),
-            bar=bar,
-            phase=phase,
         )
+        self.log.add(Kind.LAPPED_WAIT, text, step, *self._steps(self.before[bar]), bar=bar, phase=phase)
 
     def _overtaken(self, step: Step, bar: int, phase: int, seen: Step) -> None:
-        if not self.log.is_new(Kind.LAPPED_WAIT, seen, bar=bar):
-            return
-        name = bar_name(self.layout, bar)
-        missed = f"phase {phase - 1}" if phase else "the state before the first phase"
-        self.log.add(
-            Kind.LAPPED_WAIT,
+        name, missed = bar_name(self.layout, bar), f"phase {phase - 1}" if phase else "the state before the first phase"
+        text = (
             f"phase {phase} of {name} can complete before {who(self.layout, seen.agent)} has looked for {missed} (parity "
             f"{seen.op.parity}), which it then misses",
             f"let {self._role(seen)} take part (directly, or by signalling those who do) in every phase of "
             f"{name.split('[')[0]}, after its wait; the count is {self._count(bar)}",
-            seen,
-            *self.now[bar].steps,
-            bar=bar,
-            phase=phase,
         )
+        self.log.add(Kind.LAPPED_WAIT, text, seen, *self.now[bar].steps, bar=bar, phase=phase)
 
     def _early(self, clock: Clock, step: Step, bar: int, phase: int, done: Phase) -> None:
-        if not self.log.is_new(Kind.EARLY_ARRIVAL, step, bar=bar):
-            return
-        name = bar_name(self.layout, bar)
-        of = declared(type(step.op))
-        if of.effect(Start) is not None:
-            verb, wrong = f"starts a load that counts on {name}", "it"
-        elif (arm := of.effect(Arm)) is not None:
-            verb, wrong = f"arms {getattr(step.op, arm.nbytes)} bytes on {name}", "it"
-        else:
-            verb, wrong = f"arrives at {name}", "it"
-        self.log.add(
-            Kind.EARLY_ARRIVAL,
+        name, of = bar_name(self.layout, bar), declared(type(step.op))
+        arm, starts = of.effect(Arm), of.effect(Start) is not None
+        verb = f"arrives at {name}" if arm is None else f"arms {getattr(step.op, arm.nbytes)} bytes on {name}"
+        verb = f"starts a load that counts on {name}" if starts else verb
+        text = (
             f"{who(self.layout, step.agent)} {verb} in phase {phase} without knowing that phase {phase - 1} is complete, so "
-            f"{wrong} can count for phase {phase - 1}",
+            f"it can count for phase {phase - 1}",
             f"let {self._role(step)} wait for what phase {phase - 1} of {name.split('[')[0]} stands for before it does this, "
             f"or make the count ({self._count(bar)}) and the bytes match what one phase gets",
-            step,
-            *done.steps,
-            bar=bar,
-            phase=phase,
         )
+        self.log.add(Kind.EARLY_ARRIVAL, text, step, *done.steps, bar=bar, phase=phase)
 
     def _armed_late(self, arming: Step, step: Step, bar: int, phase: int) -> None:
-        if not self.log.is_new(Kind.TX_MISMATCH, arming, bar=bar):
-            return
-        name, arm = bar_name(self.layout, bar), declared(type(arming.op)).effect(Arm)
-        assert arm is not None
-        self.log.add(
-            Kind.TX_MISMATCH,
-            f"phase {phase} of {name} can complete before {who(self.layout, arming.agent)} arms "
+        arm: Any = declared(type(arming.op)).effect(Arm)
+        text = (
+            f"phase {phase} of {bar_name(self.layout, bar)} can complete before {who(self.layout, arming.agent)} arms "
             f"{getattr(arming.op, arm.nbytes)} bytes for it: no arrival of the phase follows the arming",
             "arm the bytes before the arrival of the same phase (mbarrier.arrive.expect_tx does both)",
-            arming,
-            *self.now[bar].steps,
-            bar=bar,
-            phase=phase,
         )
+        self.log.add(Kind.TX_MISMATCH, text, arming, *self.now[bar].steps, bar=bar, phase=phase)
 
     def _before_armed(self, step: Step, bar: int, phase: int) -> None:
-        if not self.log.is_new(Kind.COPY_BEFORE_ARM, step, bar=bar):
-            return
-        name = bar_name(self.layout, bar)
-        self.log.add(
-            Kind.COPY_BEFORE_ARM,
-            f"{who(self.layout, step.agent)} starts a load on {name} before the arming of its bytes, or unordered with it; "
-            "the bytes cancel out in the end",
+        text = (
+            f"{who(self.layout, step.agent)} starts a load on {bar_name(self.layout, bar)} before the arming of its bytes, or "
+            "unordered with it; the bytes cancel out in the end",
             "arm the barrier, then start the load",
-            step,
-            bar=bar,
-            phase=phase,
         )
+        self.log.add(Kind.COPY_BEFORE_ARM, text, step, bar=bar, phase=phase)
 
     def _count(self, bar: int) -> int:
         return self.layout.bars[bar % self.layout.nbars][0].count

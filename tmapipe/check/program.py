@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tmapipe.check.budgets import budget_findings
-from tmapipe.check.failures import deadlock_finding, hazard_findings
+from tmapipe.check.deadlocks import deadlock_finding
+from tmapipe.check.failures import hazard_findings
 from tmapipe.check.findings import Finding, Kind, Report
 from tmapipe.check.linear import LinearCheck
-from tmapipe.check.trip_counts import slots_kept_findings, trip_count_findings
+from tmapipe.check.trip_counts import cause_findings
 from tmapipe.errors import DeadlockError, HazardError, PipelineError
 from tmapipe.machine import Layout, State, record
 from tmapipe.machine.scheduler import Scheduler
 from tmapipe.plan.model import Plan
 
-__all__ = ["MAX_STEPS", "check_operations", "check_program", "limit_finding", "ordered", "run_checked"]
+__all__ = ["MAX_STEPS", "check_operations", "check_program", "ordered", "refused", "run_checked"]
 
 MAX_STEPS = 1_000_000
 
@@ -59,10 +60,8 @@ def run_checked(
         try:
             options: Any = {"layout": layout, "locate": locate, "max_steps": max_steps, "make": make}
             programs = record(plan, entry, shapes, cluster, clusters, **options)
-        except HazardError as error:
-            return hazard_findings(error, LinearCheck(layout, shapes)), 0
         except PipelineError as error:
-            return [limit_finding(error)], 0
+            return refused(layout, error), 0
         return check_operations(layout, programs, shapes, max_steps)
 
     layout = Layout(plan)
@@ -75,21 +74,22 @@ def check_operations(
 ) -> tuple[list[Finding], int]:
     """(findings, transitions) for operations as `record` makes them: one list per warp of the cluster, `Exit` last."""
     check = LinearCheck(layout, shapes or {})
-    error_findings: list[Finding] = []
+    error: PipelineError | None = None
     try:
         run_segment(State(layout), [iter(program) for program in programs], check, max_steps)
         check.finish()
-    except DeadlockError as error:
-        error_findings = [deadlock_finding(error, check, programs)]
-    except HazardError as error:
-        error_findings = hazard_findings(error, check)
-    except PipelineError as error:
-        error_findings = [limit_finding(error)]
-    found = [*check.findings, *error_findings]
-    causes = trip_count_findings(layout, programs)  # first, since the others follow from them
-    if any(not finding.kind.note for finding in found):
-        causes += slots_kept_findings(layout, programs)
-    return [*causes, *found], check.order
+    except PipelineError as refused:
+        error = refused
+    wrong = error is not None or any(not finding.kind.note for finding in check.findings)
+    causes = cause_findings(layout, programs, wrong)  # first, since the others follow from them
+    last: list[Finding] = []
+    if isinstance(error, DeadlockError):
+        last = [deadlock_finding(error, check, programs, causes)]
+    elif isinstance(error, HazardError):
+        last = hazard_findings(error, check, programs)  # which may add to those of the check
+    elif error is not None:
+        last = [limit_finding(error)]
+    return [*causes, *check.findings, *last], check.order
 
 
 def run_segment(state: State, programs: list[Iterator[Any]], check: LinearCheck, max_steps: int = MAX_STEPS) -> None:
@@ -106,6 +106,11 @@ def ordered(findings: Sequence[Finding]) -> tuple[Finding, ...]:
         if key not in seen:
             seen[key] = finding
     return tuple(sorted(seen.values(), key=lambda finding: finding.kind.note))
+
+
+def refused(layout: Layout, error: PipelineError) -> list[Finding]:
+    """What a body asked for while it was recorded, and the machine does not have."""
+    return hazard_findings(error, LinearCheck(layout, {})) if isinstance(error, HazardError) else [limit_finding(error)]
 
 
 def limit_finding(error: PipelineError) -> Finding:

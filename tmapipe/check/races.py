@@ -10,6 +10,7 @@ from tmapipe.machine.describe import bar_name, slot_name, who
 
 if TYPE_CHECKING:
     from tmapipe.check.slots import Access, Slots
+    from tmapipe.machine.layout import Layout
 
 __all__ = ["report_race"]
 
@@ -35,111 +36,90 @@ def report_race(slots: Slots, kind: Kind, before: Access, access: Access, slot: 
     if kind is Kind.STORE_SOURCE_REUSED:
         owner = _foreign_wait(slots, before, access)
         kind = Kind.GROUP_OWNER if owner is not None else kind
-    if not log.is_new(kind, access.step, before.step, slot=slot):
-        return
     name, alias = slot_name(layout, slot), slot_name(layout, other)
     first = _DOES[before.kind].format(who=who(layout, before.agent))
     second = _DOES[access.kind].format(who=who(layout, access.agent))
     same = "it" if slot == other else f"{alias}, which lies in the same bytes"
-    message, fix, blame = _texts(slots, kind, before, access, f"{second} {name}", f"{first} {same}", owner)
+    text, fix, blame = _texts(slots, kind, before, access, f"{second} {name}", f"{first} {same}", owner)
     extra = [step for step in (owner, _end(slots, before)) if step is not None]
-    log.add(kind, message, fix, access.step, before.step, *extra, slot=slot, blame=blame)
+    log.add(kind, (text, fix), access.step, before.step, *extra, slot=slot, blame=blame)
 
 
 def _texts(
     slots: Slots, kind: Kind, before: Access, access: Access, second: str, first: str, owner: Step | None
 ) -> tuple[str, str, Step]:
     """What happens, what to change, and at which step."""
-    layout = slots.layout
-    role, later = layout.role(before.agent), layout.role(access.agent)
-    array = layout.slots[access.slot][0].name
-    if kind is Kind.PROXY and before.kind == COPY:
-        return (
-            f"{second} through the async proxy after {first} through the generic proxy, and no proxy fence lies between",
-            f"let {later} execute fence_proxy_async after it has waited for {bar_name(layout, before.bar).split('[')[0]}",
-            access.step,
-        )
-    if kind is Kind.PROXY:
-        return (
-            f"{second} through the async proxy after {first} through the generic proxy, and no proxy fence of {role} lies "
-            "between",
-            f"let {role} execute fence_proxy_async after its access to {array}, before the synchronization that hands it on",
-            before.step,
-        )
-    if owner is not None:
-        return (
-            f"{second} while {first}: {who(layout, owner.agent)} waits for bulk groups, but the store's group belongs to "
-            f"{who(layout, before.agent)}, and wait_group covers only the calling thread's own",
-            f"let {who(layout, before.agent)}, which commits the group, wait for it (bulk_wait_group)",
-            before.step,
-        )
-    if kind is Kind.STORE_SOURCE_REUSED:
-        return (
-            f"{second} while {first}: no wait_group.read for that store lies between",
-            f"let {role} wait for the store's group (bulk_wait_group(..., read=True)) before it hands {array} on",
-            before.step,
-        )
-    clocks = slots.clocks
+    layout, clocks = slots.layout, slots.clocks
+    role, later, issuer = layout.role(before.agent), layout.role(access.agent), who(layout, before.agent)
+    array, then, while_ = layout.slots[access.slot][0].name, f"{second} after {first}", f"{second} while {first}"
     clock = clocks.of[access.agent]
-    if before.agent == access.agent and before.kind in (READ, WRITE) and access.kind in (READ, WRITE):
-        return (
-            f"{second} after {first}, with the elements distributed over the lanes in another way, and nothing orders "
-            "the lanes of one warp",
-            f"let {role} execute warp_sync between the two",
-            before.step,
+    if kind is Kind.PROXY and before.kind == COPY:
+        text = (
+            f"{second} through the async proxy after {first} through the generic proxy, and no proxy fence lies between"
         )
-    if before.kind not in (LOAD, STORE, MMA, COPY) and clock[before.agent] >= before.time:
+        full = bar_name(layout, before.bar).split("[")[0]
+        return text, f"let {later} execute fence_proxy_async after it has waited for {full}", access.step
+    if kind is Kind.PROXY:
+        text = f"{second} through the async proxy after {first} through the generic proxy, and no proxy fence of {role} lies "
+        text += "between"
+        fix = f"execute fence_proxy_async after its access to {array}, before the synchronization that hands it on"
+    elif owner is not None:
+        text = f"{while_}: {who(layout, owner.agent)} waits for bulk groups, but the store's group belongs to {issuer}, and "
+        text += "wait_group covers only the calling thread's own"
+        return text, f"let {issuer}, which commits the group, wait for it (bulk_wait_group)", before.step
+    elif kind is Kind.STORE_SOURCE_REUSED:
+        text = f"{while_}: no wait_group.read for that store lies between"
+        fix = f"wait for the store's group (bulk_wait_group(..., read=True)) before it hands {array} on"
+    elif before.agent == access.agent and before.kind in (READ, WRITE) and access.kind in (READ, WRITE):
+        text = (
+            f"{then}, with the elements distributed over lanes in another way, and nothing orders the lanes of one warp"
+        )
+        fix = f"{'execute warp_sync' if _alone(layout, role) else 'call k.sync()'} between the two"
+    elif before.kind not in (LOAD, STORE, MMA, COPY) and clock[before.agent] >= before.time:
         if any(known[clocks.published + before.agent] >= before.time for known in clocks.of):  # some warp knows it
-            return (
-                f"{second} after {first}, but the signals between are relaxed, or came before that warp's lanes were "
-                "synchronized: they order what is executed, not these accesses",
-                f'let {role} synchronize its lanes after its access to {array}, then signal without scope="relaxed"',
-                before.step,
-            )
-        lanes = (
-            f"{second} after {first}, but only one lane of that warp is ordered before it: the others' accesses are not"
-        )
-        if _lacks_fence(slots, before, access):
-            return (
-                f"{lanes}, and no proxy fence of {role} lies between",
-                f"let {role} execute fence_proxy_async, then warp_sync, after its access to {array}, before one lane goes on",
-                before.step,
-            )
-        return (
-            lanes,
-            f"let {role} execute warp_sync between its access to {array} and the signal of one lane",
-            before.step,
-        )
-    if (
-        before.kind in (LOAD, COPY)
-        and access.kind == before.kind
-        and before.number is None
-        and before.agent == access.agent
+            text = f"{then}, but the signals between are relaxed, or came before that warp's lanes were synchronized: they "
+            text += "order what is executed, not these accesses"
+            fix = f'synchronize its lanes after its access to {array}, then signal without scope="relaxed"'
+        else:
+            text = f"{then}, but only one lane of that warp is ordered before it: the others' accesses are not"
+            fix = f"execute warp_sync between its access to {array} and the signal of one lane"
+            if _lacks_fence(slots, before, access):
+                text += f", and no proxy fence of {role} lies between"
+                fix = f"execute fence_proxy_async, then warp_sync, after its access to {array}, before one lane goes on"
+    elif before.kind in (LOAD, COPY) and (access.kind, access.agent, None) == (
+        before.kind,
+        before.agent,
+        before.number,
     ):
-        return (
-            f"{second} while {first}: the first one's bytes may still be on their way",
-            f"let {role} load {array} once a slot, and enter another slot for the next tile",
-            access.step,
-        )
-    if before.kind in (LOAD, COPY):
+        fix = f"let {role} load {array} once a slot (each part of it once), and enter another slot for the next tile"
+        return f"{while_}: the first one's bytes may still be on their way", fix, access.step
+    elif before.kind in (LOAD, COPY):
         bar = bar_name(layout, before.bar)
         phase = f" (phase {before.number} of {bar})" if before.number is not None else ""
-        return (
-            f"{second} while {first}: nothing makes it wait until the bytes have landed{phase}",
-            f"let {later} wait for {bar.split('[')[0]} before it touches {array}",
-            access.step,
-        )
-    if before.kind == MMA:
-        return (
-            f"{second} while {first}: no wgmma_wait for that group lies between",
-            f"let {role} wait for the wgmma's group (wgmma_wait) before it releases {array}",
-            before.step,
-        )
-    return (
-        f"{second} while {first}: nothing orders the two",
-        f"let {later} wait for a barrier that {role} signals after its access to {array}",
-        access.step,
-    )
+        fix = f"let {later} wait for {bar.split('[')[0]} before it touches {array}"
+        return f"{while_}: nothing makes it wait until the bytes have landed{phase}", fix, access.step
+    elif before.kind == MMA:
+        text = f"{while_}: no wgmma_wait for that group lies between"
+        fix = f"wait for the wgmma's group (wgmma_wait) before it releases {array}"
+    else:
+        return f"{while_}: nothing orders the two", _ordered(layout, before.agent, access.agent, array), access.step
+    return text, f"let {role} {fix}", before.step
+
+
+def _alone(layout: Layout, role: str) -> bool:
+    """Whether it is a role of one warp, or of warps that no plan names."""
+    return role == "idle" or layout.plan.role(role).warps == 1
+
+
+def _ordered(layout: Layout, first: int, second: int, array: str) -> str:
+    """How two accesses by threads are ordered by what a body can do."""
+    role, later = layout.role(first), layout.role(second)
+    if role != later or _alone(layout, role) or first // layout.warps != second // layout.warps:
+        return f"let {later} wait until {role} is done with {array}: for a slot that it hands on then, or by k.sync in both"
+    of = layout.plan.role(role)
+    if of.team(first % layout.warps) != of.team(second % layout.warps):
+        return f"let the teams of {role} do this in turns: `with k.<name>.turn()` of a Turnstile({role}, stores=({array},))"
+    return f"let {role} call k.sync() between the two"
 
 
 def _lacks_fence(slots: Slots, before: Access, access: Access) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tmapipe.errors import InputError
 from tmapipe.isa.effects import Arm, Arrive, ArriveAt, FenceInit, FenceProxy, Init, SyncLanes, Wait, WaitAt, operation
 from tmapipe.isa.lowering import Lowering
 from tmapipe.isa.operands import (
@@ -184,6 +185,10 @@ class BarrierInstructions(Lowering):
     def mbarrier_arrive(self, barrier: Barrier, stage: Value, lanes: int = 1, when: Condition = True) -> None:
         """``mbarrier.arrive``: *lanes* (1: one lane, or 32: each) arrive once (release, CTA scope). Other lanes' earlier
         generic accesses are ordered before it only by a `warp_sync`."""
+        if isinstance(lanes, int) and lanes not in (1, 32):
+            raise InputError(
+                "mbarrier_arrive(lanes)", lanes, "is 1 (one lane) or 32 (each)", "leave it out for one lane"
+            )
         if when:
             self.emit(MbarArrive(self.bar(barrier, stage), (1 << lanes) - 1))
 

@@ -7,19 +7,23 @@ from typing import Any
 from tmapipe.errors import HazardError
 from tmapipe.isa.ops import Agent
 from tmapipe.machine.layout import Layout
+from tmapipe.machine.rules import RULES, Kind
 
 __all__ = ["hazard", "set_location"]
 
 
 def hazard(layout: Layout, rule: str, agent: Agent | None, op: Any, text: str) -> HazardError:
-    """A `HazardError` that says who broke which rule and where. It has the attributes rule, agent, op
-    and where.
+    """A `HazardError` that says who broke which rule, where, and what to change. It has the attributes rule, kind, agent,
+    op, where, text and fix.
 
     rule: a short fixed name ("surplus-arrival"), for tests and reports; text: what happened, after the agent's name.
     """
-    who = "" if agent is None else f"{layout.agent_name(agent)} "
-    error: Any = HazardError(f"{who}{text} [{rule}]")
-    error.rule, error.agent, error.op, error.where = rule, agent, op, None
+    error: Any = HazardError()
+    error.text = text if agent is None else f"{layout.agent_name(agent)} {text}"
+    error.rule, error.agent, error.op = rule, agent, op
+    error.kind, error.fix = RULES.get(rule, (Kind.RACE, "let the second access wait for the first"))
+    error.where = None
+    error.args = (f"{error.text} [{rule}]",)
     return set_location(error, getattr(op, "where", None))
 
 
@@ -27,5 +31,5 @@ def set_location(error: Any, where: str | None) -> HazardError:
     """Adds the source line of the operation to the message, unless it is there already."""
     if where is not None and error.where is None:
         error.where = where
-        error.args = (f"{error.args[0]} at {where}",)
+        error.args = (f"{error.text} [{error.rule}] at {where}. Fix: {error.fix}.",)
     return error

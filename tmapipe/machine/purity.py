@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dis
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -31,11 +32,21 @@ def unchanged(schedule: Schedule, programs: Callable[[bool], list[Program]]) -> 
     after = _seen(schedule)
     for name in before.keys() | after.keys():
         if name not in before or name not in after or not _same(before[name], after[name]):
-            raise ScopeError(f"{name} is changed by a body: this is state. {FIX}.")
+            raise ScopeError(f"{name} is changed by a body: this is state. {FIX}.{_place(schedule, name)}")
     for agent, (once, again) in enumerate(zip(first, programs(True), strict=True)):
         if once.ops != again.ops:
             role = _role(schedule, agent)
             raise ScopeError(f"the body of role {role!r} does something else when it is recorded again. {FIX}.")
+
+
+def _place(schedule: Schedule, name: str) -> str:
+    """Where a body assigns what is called *name* here, if it does so by itself."""
+    last = name.split(",")[0].replace(".", " ").split()[-1]
+    for body in (*schedule.declared.bodies.values(), *schedule.declared.befores.values()):
+        for each in dis.get_instructions(body):
+            if each.opname.startswith("STORE_") and each.argval == last and each.positions:
+                return f" At {inspect.getfile(body)}:{each.positions.lineno}."
+    return ""
 
 
 def _role(schedule: Schedule, agent: int) -> str:

@@ -17,7 +17,7 @@ from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import SlotRef
 from tmapipe.machine.blocks import block
 from tmapipe.machine.fragments import MachineFragments
-from tmapipe.machine.hazard import hazard
+from tmapipe.machine.hazard import hazard, set_location
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.locate import locate
 from tmapipe.machine.memory import Memory
@@ -149,7 +149,7 @@ class MachineIsa(Isa):
         raise self._outside(f"uses {barrier.name}[{instance}], but it has {barrier.instances} instances")
 
     def _outside(self, text: str) -> Exception:
-        return hazard(self.layout, "no-such-stage", self.agent, None, text)
+        return set_location(hazard(self.layout, "no-such-stage", self.agent, None, text), locate())
 
 
 def _check_start(part: Load | Store, at: Sequence[Any]) -> None:

@@ -1,0 +1,283 @@
+"""Why nothing can move: whose wait explains the others', by what it was to be satisfied, and what to change.
+
+Of the agents that are blocked, one waits *because of* another if that one would have to signal it. Those that wait because of
+nobody, or of each other in a circle, are the cause.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from tmapipe.check.failures import blamed
+from tmapipe.check.findings import Finding, Kind
+from tmapipe.check.linear import LinearCheck
+from tmapipe.check.log import Step
+from tmapipe.isa.effects import Arrive, ArriveAt, SetRegisters, Start, Wait, WaitAt, declared
+from tmapipe.isa.operands import Kind as OperandKind
+from tmapipe.isa.ops import TmaLoad
+from tmapipe.machine.describe import bar_name, describe, event, lines, who
+from tmapipe.machine.layout import Layout
+from tmapipe.plan.rings import Ring
+
+__all__ = ["deadlock_finding"]
+
+Programs = Sequence[Sequence[Any]]
+
+
+@attrs.frozen
+class Blocked:
+    """One warp that stands for those of its role that wait at the same line.
+
+    bar: the mbarrier that it waits for (flat), or None; id: of the barrier of warps (0: the CTA's, -1: the cluster's), or
+    None; ring: that the mbarrier belongs to, or None; name: of the mbarrier.
+    """
+
+    agent: int
+    op: Any
+    role: str
+    bar: int | None
+    id: int | None
+    ring: Ring | None
+    name: str
+
+
+class Deadlock:
+    """The state in which nothing can move. *causes*: what is wrong with the programs, whatever the interleaving."""
+
+    def __init__(self, error: Any, check: LinearCheck, programs: Programs, causes: Sequence[Finding]):
+        self.blocked, self.state, self.layout = error.blocked, error.state, check.layout
+        self.check, self.programs, self.causes = check, programs, causes
+        self.signalling, self.meeting = _signalling(self.layout, programs)
+        self.waits = [self._wait(agent) for agent in self.blocked]
+        self.blame: list[Step] = []
+
+    def _wait(self, agent: int) -> Blocked:
+        op, layout = self.blocked[agent], self.layout
+        of = declared(type(op))
+        wait, at = of.effect(Wait), of.effect(WaitAt)
+        own = None if wait is None else getattr(op, wait.bar)
+        bar = None if own is None else agent // layout.warps * layout.nbars + own
+        id = None if at is None else getattr(op, at.barrier) if at.barrier else -1
+        ring = next((r for r in layout.plan.rings if own is not None and layout.bars[own][0] in r.barriers), None)
+        return Blocked(agent, op, layout.role(agent), bar, id, ring, "" if bar is None else bar_name(layout, bar))
+
+    def roots(self) -> list[Blocked]:
+        """One of each role and line of those whose wait no other's explains."""
+        after = {wait.agent: self._because_of(wait) & set(self.blocked) for wait in self.waits}
+        reach = {agent: _reached(agent, after) for agent in after}
+        found: dict[Any, Blocked] = {}
+        for wait in self.waits:
+            if all(wait.agent in reach[other] for other in reach[wait.agent]):
+                found.setdefault((wait.role, type(wait.op), wait.name.split(" of ")[0], wait.op.where), wait)
+        return list(found.values())
+
+    def _because_of(self, wait: Blocked) -> set[int]:
+        """Warps that would have to go on before this wait can end."""
+        layout, cta = self.layout, wait.agent // self.layout.warps
+        if wait.bar is not None:
+            roles = layout.signallers(wait.bar)
+            return self.signalling[wait.bar] | {a for a in self._cta(cta) if layout.role(a) in roles}
+        if wait.id is None:
+            return set()
+        at = {other.agent for other in self.waits if other.id == wait.id}
+        return self._participants(wait) - at
+
+    def _participants(self, wait: Blocked) -> set[int]:
+        """Of the barrier of warps that it waits for."""
+        cta = wait.agent // self.layout.warps
+        if wait.id == -1:
+            return set(range(self.layout.agents))
+        named = next((names for names, made in self.layout.syncs.made.items() if made.id == wait.id), ())
+        inside = self._cta(cta)
+        return {a for a in inside if not wait.id or a in self.meeting[wait.id] or self.layout.role(a) in named}
+
+    def _cta(self, cta: int) -> range:
+        return range(cta * self.layout.warps, (cta + 1) * self.layout.warps)
+
+    # ---- what to change: the first of these that has an answer for some of the causes ------------------------------
+
+    def fixes(self, roots: list[Blocked]) -> list[str]:
+        explain: Callable[[Blocked], str | None]
+        for explain in (self._known, self._bytes, self._turn, self._meet, self._registers, self._holds):
+            found = [fix for fix in map(explain, roots) if fix]
+            if found:
+                return found
+        return self._circle(roots) or [fix for fix in map(self._arrivals, roots) if fix] or ["let no warp wait here"]
+
+    def _known(self, wait: Blocked) -> str | None:
+        """What is wrong with how the roles enter and leave the slots of its ring."""
+        names = [wait.ring.name, *(b.name for b in wait.ring.barriers)] if wait.ring else []
+        return next((c.fix for c in self.causes if c.slot in names or c.barrier in names), None)
+
+    def _bytes(self, wait: Blocked) -> str | None:
+        """Bytes that were armed and do not come, or that came and were not armed."""
+        tx = 0 if wait.bar is None else self.state.tx[wait.bar]
+        if not tx:
+            return None
+        counted = self.check.phases.now[wait.bar].steps  # type: ignore[index]
+        self.blame += blamed(tx, counted)
+        phase = f"phase {self.state.phase[wait.bar]} of {wait.name}"
+        if tx < 0:
+            return f"{phase} got {-tx} bytes that nobody armed: arm them before the loads start"
+        loads = [name for names in wait.ring.loads.values() for name in names] if wait.ring else []
+        started = {s.op.load for s in counted if isinstance(s.op, TmaLoad)}
+        missing = [name for name in loads if name not in started]
+        what = f"start the load of {' and '.join(missing)} in each slot" if missing else "load all parts of each tile"
+        return f"{phase} has {tx} bytes armed that no load delivers: {what}, or arm {tx} bytes fewer"
+
+    def _turn(self, wait: Blocked) -> str | None:
+        """A turnstile that not all pass equally often, or whose first turn waits."""
+        if wait.bar is None or wait.ring or not wait.name.split("[")[0].endswith(".turn"):
+            return None
+        layout, role = self.layout, self.layout.plan.role(wait.role)
+        barrier, _ = layout.bars[wait.bar % layout.nbars]
+        base, order = layout.bar_base[barrier.name], barrier.name.removesuffix(".turn")
+        what = "team" if role.teams > 1 else "warpgroup"
+        first, each = wait.agent // layout.warps * layout.warps + role.first_warp, role.warps // barrier.stages
+        programs = [self.programs[first + i * each] for i in range(barrier.stages)]
+        turns = [[op for op in program if _awaits(op, base + i)] for i, program in enumerate(programs)]
+        for i, ops in enumerate(turns):
+            if ops and ops[0].parity != (i == 0):
+                self.blame.append(Step(0, wait.agent, ops[0]))
+                return f"{what} 0 goes first and waits for nobody: its waits begin with parity 1, the others' with parity 0"
+        often = ", ".join(f"{what} {i} {len(ops)} times" for i, ops in enumerate(turns))
+        ordered = sorted(turns, key=len)
+        known = {op.where for op in ordered[0]}
+        self.blame += [Step(0, wait.agent, op) for op in ordered[-1] if op.where not in known][:1]
+        return f"let every {what} of {wait.role} take a turn of {order} equally often: here {often}"
+
+    def _meet(self, wait: Blocked) -> str | None:
+        """A barrier of warps at which some are missing."""
+        if wait.id is None:
+            return None
+        missing = sorted(self._because_of(wait))
+        roles = list(dict.fromkeys(self.layout.role(a) for a in missing if self.layout.role(a) != wait.role))
+        others = " and ".join(roles) or wait.role
+        if wait.id == -1:
+            return f"let every warp of the cluster come to its barrier, those of {others} too"
+        if wait.id == 0:
+            return f"let every warp of the CTA execute cta_sync, those of {others} too; k.sync() is for the warps of one role"
+        if roles:
+            name = self.layout.named_barrier_name(wait.id)
+            return f"let {others} come to {name} as often as {wait.role} does (k.sync by both)"
+        return f"let every warp of {wait.role} execute the same: no branch that some take around k.sync, stores or reductions"
+
+    def _registers(self, wait: Blocked) -> str | None:
+        if declared(type(wait.op)).effect(SetRegisters) is None:
+            return None
+        cta, state = wait.agent // self.layout.warps, self.state
+        for first in range(cta * self.layout.warps, (cta + 1) * self.layout.warps - 3, 4):
+            four = state.registers[first : first + 4]
+            if len(set(four)) > 1 and wait.agent not in range(first, first + 4):
+                late = who(self.layout, first + four.index(max(four)))
+                return f"let {late} give back registers, as the others of its warpgroup do: they come free together"
+        most = state.registers[wait.agent] + state.free_registers[cta] // 128 // 8 * 8
+        return f"let other warpgroups give back registers first, or ask for {most} at most"
+
+    def _holds(self, wait: Blocked) -> str | None:
+        """Slots of a ring that a role has not left while it waits for one more."""
+        ring = wait.ring
+        phase = ring.phase_of(wait.role) if ring else None
+        if not ring or not phase:
+            return None
+        program = self.programs[wait.agent][: self.check.clocks.time[wait.agent]]
+        given, left = (self.layout.bar_base[ring.barriers[p].name] for p in (phase - 1, phase))
+        entered = sum(_awaits(op, given + i) for op in program for i in range(ring.stages))
+        held = entered - sum(_arrives(op, left + i) for op in program for i in range(ring.stages))
+        if held < ring.stages:
+            return None
+        self.blame.append(Step(0, wait.agent, wait.op))
+        slots = f"{held} of the {ring.stages} slot{'s' * (ring.stages > 1)} of {ring.name}"
+        return (
+            f"{wait.role} holds {slots} and waits for one more: leave one before, or give {ring.name} stages={held + 1}"
+        )
+
+    def _circle(self, roots: list[Blocked]) -> list[str]:
+        """Roles that wait for each other."""
+        roles = {wait.role: wait for wait in roots if wait.bar is not None}
+        names = list(dict.fromkeys(wait.ring.name for wait in roles.values() if wait.ring))
+        if len(names) < 2:
+            return []
+        self.blame += [Step(0, wait.agent, wait.op) for wait in roles.values()]
+        terms = [f"{role} for {wait.name}" for role, wait in sorted(roles.items())]
+        said = f"{' and '.join(terms)} wait for each other: "
+        if any(wait.ring and wait.ring.phase_of(role) == 0 for role, wait in roles.items()):
+            return [f"{said}let both take the slots of {' and '.join(names)} in one order, or give these more stages"]
+        return [f"{said}let one of them hand on what the other waits for before it waits itself"]
+
+    def _arrivals(self, wait: Blocked) -> str | None:
+        """What the mbarrier still needs to complete."""
+        if wait.bar is None:
+            return None
+        count, pending = self.state.count[wait.bar], self.state.pending[wait.bar]
+        got, layout = count - pending, self.layout
+        roles = list(dict.fromkeys(layout.role(a) for a in sorted(self.signalling[wait.bar])))
+        by = " and ".join(roles or layout.signallers(wait.bar)) or "some role"
+        phase = f"phase {self.state.phase[wait.bar]} of {wait.name} got {got} of {count} arrivals"
+        if got:
+            return f"{phase}: let {by} arrive {pending} more times a phase, or initialize its count with {got}"
+        return f"{phase}: let {by} arrive at it as often as {wait.role} waits for it"
+
+
+def deadlock_finding(error: Any, check: LinearCheck, programs: Programs, causes: Sequence[Finding]) -> Finding:
+    """Who waits for what, whose wait is the cause, and what it needs.
+
+    Args:
+        causes: Findings about how roles enter and leave slots, which explain deadlocks.
+    """
+    layout, found = check.layout, Deadlock(error, check, programs, causes)
+    roots = found.roots()
+    kind = Kind.REGISTERS if any(declared(type(w.op)).effect(SetRegisters) for w in roots) else Kind.DEADLOCK
+    steps = [step for wait in roots if wait.bar is not None for step in check.phases.now[wait.bar].steps]
+    steps += [Step(check.order + 1, w.agent, w.op, what=f"{describe(layout, w.op)}, in vain") for w in roots]
+    unique = sorted({(s.order, s.agent, type(s.op)): s for s in steps}.values(), key=lambda step: step.order)
+    shown = tuple(event(layout, s.order, s.agent, s.op, s.what, s.phase) for s in unique)
+    fix = "; ".join(dict.fromkeys(found.fixes(roots)))
+    agents = tuple(dict.fromkeys(who(layout, wait.agent) for wait in roots))
+    where = lines((*(s.op.where for s in found.blame), *(w.op.where for w in roots), *(e.where for e in shown)))
+    return Finding(kind, str(error), fix, agents, where, steps=shown)
+
+
+def _signalling(layout: Layout, programs: Programs) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
+    """By mbarrier (flat), the warps that arrive or whose loads count there; by named barrier, those that come to it."""
+    bars: dict[int, set[int]] = defaultdict(set)
+    ids: dict[int, set[int]] = defaultdict(set)
+    for agent, program in enumerate(programs):
+        for op in {op._replace(where=None) for op in program}:
+            of = declared(type(op))
+            arrive, at, start = of.effect(Arrive), of.effect(ArriveAt), of.effect(Start)
+            bar = arrive.bar if arrive is not None else start.until.bar if start is not None else ""
+            if bar:
+                masks = of.named(OperandKind.MASK)
+                mask = getattr(op, masks[0]) if masks else None
+                for cta in range(layout.ctas):
+                    if mask >> cta & 1 if mask is not None else cta == agent // layout.warps:
+                        bars[cta * layout.nbars + getattr(op, bar)].add(agent)
+            if at is not None and at.barrier:
+                ids[getattr(op, at.barrier)].add(agent)
+    return bars, ids
+
+
+def _reached(agent: int, after: dict[int, set[int]]) -> set[int]:
+    """All that the agent waits because of, in the end."""
+    found: set[int] = set()
+    ahead = [agent]
+    while ahead:
+        new = after[ahead.pop()] - found
+        found |= new
+        ahead += new
+    return found
+
+
+def _awaits(op: Any, bar: int) -> bool:
+    wait = declared(type(op)).effect(Wait)
+    return wait is not None and getattr(op, wait.bar) == bar
+
+
+def _arrives(op: Any, bar: int) -> bool:
+    arrive = declared(type(op)).effect(Arrive)
+    return arrive is not None and getattr(op, arrive.bar) == bar
