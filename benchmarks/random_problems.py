@@ -123,7 +123,7 @@ def varied(problem: Problem, device: Device, count: int, seed: int = 0) -> list[
     for candidate in order:
         if len(found) >= max(1, 2 * count // 3):
             break
-        form = candidate.schedule, candidate.tile
+        form = candidate.schedule, candidate.tile, candidate.accumulators
         twin = len(found) == 1 and _inside(candidate) == _inside(found[0])
         if (twin or form not in forms) and candidate.can_be_built(problem):
             forms.add(form)

@@ -3,6 +3,7 @@
 import fcntl
 import functools
 import json
+import sys
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
@@ -126,6 +127,21 @@ def test_tiles_over_the_edge_may_hold_anything_there():
     )  # no last wave to speak of
     turned = {str(c) for c in candidates(Problem(384, 5504, 5504, majors=("k", "n")), H200)}
     assert not any("anything" in text for text in turned if text.startswith("Gemm 128x128 1x2"))
+
+
+def test_choosing_may_look_at_candidates_of_like_estimates(monkeypatch):
+    problem, asked = Problem(4096, 4096, 4096), []
+
+    def measured(problem, **options):
+        asked.append(options)
+        return tuner.Tuned(schedules.Gemm(), Candidate("Gemm", (128, 256), (2, 1)), 1.0)
+
+    monkeypatch.setattr(tuner, "tune", measured)
+    assert isinstance(choose(problem, look=3), schedules.Gemm) and [each["most"] for each in asked] == [3]
+    monkeypatch.setattr(sys.modules["tmapipe.tuning.choose"], "UNSURE", 0.999)
+    assert isinstance(choose(problem, look=3), schedules.Gemm) and len(asked) == 1, "sure: nothing is measured"
+    for wrong in (0, -1, True, 2.0, "2"):
+        refused(choose, problem, look=wrong, argument="choose(look)", value=wrong, rule="a number of candidates")
 
 
 def test_parts_of_k_for_few_rows_and_for_few_columns():

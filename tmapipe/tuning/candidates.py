@@ -65,7 +65,8 @@ class Candidate:
         cluster: CTAs along (m, n).
         options: (word, value) of what else it is built with: "stages" of operands; "store_stages", buffers of a warpgroup;
             "order", a tile scheduler as ("Snake", 8), by GPC as ("Snake", 8, "gpc"); "l2_hints" and "outside", of (a, b);
-            "promote"; "in_turn" and "along", of the mainloop; "parts", of a split k. These words are kept on disk.
+            "promote"; "in_turn" and "along", of the mainloop; "parts", of a split k; "spans", of 128 bytes of k in a slot.
+            These words are kept on disk.
     """
 
     schedule: str
@@ -116,7 +117,7 @@ class Candidate:
             options["mainloop"] = Cooperative(**mainloop)
         if epilogue.operands:  # a ping-pong with operands needs its epilogues in turn
             words.pop("in_turn", None)
-        tile = *self.tile, SWIZZLE_SPAN // problem.dtype.bytes
+        tile = *self.tile, words.pop("spans", 1) * SWIZZLE_SPAN // problem.dtype.bytes
         made = getattr(schedules, self.schedule)(tile=tile, cluster=self.cluster, **options, **words)
         with warnings.catch_warnings():  # of spills, which show when it is measured
             warnings.simplefilter("ignore")

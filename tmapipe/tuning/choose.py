@@ -16,6 +16,8 @@ from tmapipe.tuning.problem import H200, Device, Problem
 
 __all__ = ["choose", "likely", "ranked"]
 
+UNSURE = 1.1  # estimates that are closer do not tell which is faster
+
 
 def ranked(
     problem: Problem, device: Device = H200, most: int | None = None, epilogue: Epilogue = PLAIN
@@ -38,18 +40,42 @@ def ranked(
 
 
 @moved(WORDS)
-def choose(problem: Problem, device: Device = H200, *, epilogue: Epilogue | Callable[..., Any] | None = None) -> Any:
+def choose(
+    problem: Problem,
+    device: Device = H200,
+    *,
+    epilogue: Epilogue | Callable[..., Any] | None = None,
+    look: int = 1,
+) -> Any:
     """The schedule that should be the fastest for *problem*, by estimate. Needs no GPU and runs nothing.
 
     Args:
         device: The GPU to choose for.
         epilogue: As of `tmapipe.schedules.Gemm`.
+        look: Up to so many candidates, whose estimates are within 10 %, are measured on this machine's GPU, once: what was
+            found is remembered on disk, as by `tune`.
 
     Raises:
         InputError: No candidate can be built for the problem's types or with that epilogue.
+        MissingGpuError: There is something to measure, and no GPU.
     """
+    if isinstance(look, bool) or not isinstance(look, int) or look < 1:
+        raise InputError("choose(look)", look, "is a number of candidates, at least 1", "leave it out")
     fused = Epilogue.of(epilogue)
+    if look > 1:
+        _check(problem)
+        close = ranked(problem, device, look, fused)
+        count = sum(us <= UNSURE * close[0][1] for _, us in close)
+        if count > 1:
+            from tmapipe.tuning.tuner import tune
+
+            return tune(problem, most=count, progress=False, epilogue=fused).schedule
     return likely(problem, device, 1, fused)[0].build(problem, fused)
+
+
+def _check(problem: Any) -> None:
+    if not isinstance(problem, Problem):
+        raise InputError("problem", problem, "is a Problem of tmapipe.tuning", "Problem(m, n, k), or Problem.of(a, b)")
 
 
 def likely(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLAIN) -> list[Candidate]:
@@ -58,8 +84,7 @@ def likely(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLA
     Raises:
         InputError: As `choose`.
     """
-    if not isinstance(problem, Problem):
-        raise InputError("problem", problem, "is a Problem of tmapipe.tuning", "Problem(m, n, k), or Problem.of(a, b)")
+    _check(problem)
     found = ranked(problem, device, most, epilogue)
     if found:
         return [candidate for candidate, _ in found]
