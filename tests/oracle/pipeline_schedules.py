@@ -157,13 +157,22 @@ class TwoWriters(tp.Schedule):
 class Held(tp.Schedule):
     """y[r] = 2 x[r] + s, with s loaded once a CTA, perhaps multicast, and doubled values on their way through scratch.
 
-    Another role stores what threads have written to the slot, in the type of s.
+    Another role stores what threads have written to the slot, in the type of s, perhaps over x.
     """
 
     load, work, store = tp.Role(warps=1), tp.Role(warps=2), tp.Role(warps=1)
 
     def __init__(
-        self, tile: Any, stages: int, warps: int, parts: int, pending: int, copies: int, cluster: int, dtype: str
+        self,
+        tile: Any,
+        stages: int,
+        warps: int,
+        parts: int,
+        pending: int,
+        copies: int,
+        cluster: int,
+        dtype: str,
+        over: bool = False,
     ):
         self.cluster = {"r": cluster}
         self.work = tp.Role(warps=warps)
@@ -171,7 +180,8 @@ class Held(tp.Schedule):
         self.s = tp.TmaLoadStage("i n", tile=tile, ring=self.once, multicast=tp.MulticastGroup("r"))
         self.ring = tp.BarrierRing(stages, chain=(self.load, self.work, self.store))
         self.x = tp.TmaLoadStage("r m n", tile=tile, ring=self.ring).in_parts(parts)
-        self.z = tp.SharedStage(tile=tile, ring=self.ring, writer=self.work, dtype=dtype)
+        below = self.x if over else None
+        self.z = tp.SharedStage(tile=tile, ring=self.ring, writer=self.work, dtype=dtype, over=below)
         self.y = tp.TmaStoreStage("r m n", source=self.z, stages=pending)
         self.between = tp.Scratch(self.work, tile=tile, dtype="fp32", copies=copies)
         self.parts, self.copies = parts, copies

@@ -5,6 +5,7 @@ Small whole numbers wherever a sum has an order, so that the right result is one
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -220,7 +221,7 @@ def _gemm(rng: random.Random, sizes: random.Random, size: str) -> dict[str, Any]
     )
 
 
-def _held(rng: random.Random, sizes: random.Random, size: str) -> dict[str, Any]:
+def _held(rng: random.Random, sizes: random.Random, size: str, over: bool = False) -> dict[str, Any]:
     dtype = rng.choice(["fp32", "bf16"])
     tile = _tile(rng, 2)
     drawn = {
@@ -232,6 +233,7 @@ def _held(rng: random.Random, sizes: random.Random, size: str) -> dict[str, Any]
         "copies": rng.choice([1, 2]),
         "cluster": rng.choice([1, 2, 2, 4]),
         "dtype": dtype,
+        **({"over": True} if over else {}),
     }
     drawn["pending"] = rng.randint(0, drawn["stages"] - 1)
     rows, _ = _matrix(sizes, tile, 4, size)
@@ -282,15 +284,18 @@ FAMILIES = (_chain, _shared, _two_rings, _two_writers, _add_parts, _gemm)
 WEIGHTS = (6, 4, 3, 2, 1, 4)
 #: What seeds from NEW on draw from; results of earlier runs name the pipelines of smaller seeds.
 NEW_FAMILIES = (_held, _gathered)
-NEW = 10_000
+NEW, OVER = 10_000, 20_000
 
 
 def draw(seed: int, size: str = "any") -> Pipeline:
     """The pipeline of *seed* with a problem of a size: "small" (for the model), "laps" (for the checker), "any" or "many"
-    (for a GPU). The schedule is the same for all sizes. From `NEW` on: of slots that are held, and starts anywhere."""
+    (for a GPU). The schedule is the same for all sizes. From `NEW` on: of slots that are held, and starts anywhere; from
+    `OVER` on: of tiles over others."""
     rng = random.Random(seed)
     while True:
         family = rng.choices(FAMILIES, WEIGHTS)[0] if seed < NEW else rng.choice(NEW_FAMILIES)
+        if seed >= OVER:
+            family = functools.partial(_held, over=True)
         made = family(rng, random.Random(seed), size)
         try:
             made["schedule"].plan(made["dtypes"])
