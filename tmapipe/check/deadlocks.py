@@ -16,9 +16,10 @@ from tmapipe.check.failures import blamed
 from tmapipe.check.findings import Finding, Kind
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.log import Step
+from tmapipe.check.trip_counts import arrivals_of, waits_of
 from tmapipe.isa.effects import Arrive, ArriveAt, SetRegisters, Start, Wait, WaitAt, declared
 from tmapipe.isa.operands import Kind as OperandKind
-from tmapipe.isa.ops import TmaLoad
+from tmapipe.isa.ops import MbarWait, TmaLoad
 from tmapipe.machine.describe import bar_name, describe, event, lines, who
 from tmapipe.machine.layout import Layout
 from tmapipe.plan.rings import Ring
@@ -138,8 +139,10 @@ class Deadlock:
         base, order = layout.bar_base[barrier.name], barrier.name.removesuffix(".turn")
         what = "team" if role.teams > 1 else "warpgroup"
         first, each = wait.agent // layout.warps * layout.warps + role.first_warp, role.warps // barrier.stages
-        programs = [self.programs[first + i * each] for i in range(barrier.stages)]
-        turns = [[op for op in program if _awaits(op, base + i)] for i, program in enumerate(programs)]
+        waits = [
+            (i, op) for i in range(barrier.stages) for op in self.programs[first + i * each] if type(op) is MbarWait
+        ]
+        turns = [[op for i, op in waits if i == stage and op.bar == base + i] for stage in range(barrier.stages)]
         for i, ops in enumerate(turns):
             if ops and ops[0].parity != (i == 0):
                 self.blame.append(Step(0, wait.agent, ops[0]))
@@ -185,9 +188,7 @@ class Deadlock:
         if not ring or not phase:
             return None
         program = self.programs[wait.agent][: self.check.clocks.time[wait.agent]]
-        given, left = (self.layout.bar_base[ring.barriers[p].name] for p in (phase - 1, phase))
-        entered = sum(_awaits(op, given + i) for op in program for i in range(ring.stages))
-        held = entered - sum(_arrives(op, left + i) for op in program for i in range(ring.stages))
+        held = len(waits_of(self.layout, ring, phase, program)) - len(arrivals_of(self.layout, ring, phase, program))
         if held < ring.stages:
             return None
         self.blame.append(Step(0, wait.agent, wait.op))
@@ -271,13 +272,3 @@ def _reached(agent: int, after: dict[int, set[int]]) -> set[int]:
         found |= new
         ahead += new
     return found
-
-
-def _awaits(op: Any, bar: int) -> bool:
-    wait = declared(type(op)).effect(Wait)
-    return wait is not None and getattr(op, wait.bar) == bar
-
-
-def _arrives(op: Any, bar: int) -> bool:
-    arrive = declared(type(op)).effect(Arrive)
-    return arrive is not None and getattr(op, arrive.bar) == bar

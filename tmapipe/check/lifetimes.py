@@ -102,26 +102,22 @@ class Lifetimes:
             self.log.add(Kind.SCOPE, text, step, bar=bar)
 
     def start_tile(self, agent: int, op: Any, part: str, at: tuple[int, ...], anywhere: bool) -> None:
-        """A tile has a coordinate for each dimension, and a load starts inside its tensor, unless it may start *anywhere*.
+        """A load starts inside its tensor, unless it may start *anywhere*; stores may, since nothing is written there.
 
         Along an axis of the cluster, this is asked of the CTA at the cluster's origin.
         """
-        transfer: Any = self.layout.loads.get(part) or self.layout.stores[part]
-        last = Step(self.log.order, agent, op)
-        name = who(self.layout, agent)
-        if len(at) != len(transfer.dims):
-            text = f"{name} gives {len(at)} coordinates for a tile of {part}, which has {len(transfer.dims)} dimensions"
-            self.log.add(Kind.OUT_OF_RANGE, (text, "give one coordinate a dimension"), last)
-        if part not in self.layout.loads or anywhere:
-            return  # stores may start outside: nothing is written there
-        load = self.layout.loads[part]
+        load = self.layout.loads.get(part)
+        if load is None or anywhere:
+            return
         shape = self.shapes.get(load.argument, ())
         for dim, start, extent, step in zip(load.dims, at, shape, load.tile, strict=False):
             reach = step * (self.layout.plan.cluster.get(dim, 1) - 1)
             if not 0 <= start < max(extent, 1) + reach:
-                text = f"{name} loads {load.name} from {dim} = {start} on, but the tensor ends at {extent}"
+                text = (
+                    f"{who(self.layout, agent)} loads {part} from {dim} = {start} on, but the tensor ends at {extent}"
+                )
                 fix = f"let the loop of {self.layout.role(agent)} end with the tensor, or guard the load"
-                self.log.add(Kind.OUT_OF_RANGE, (text, fix), last)
+                self.log.add(Kind.OUT_OF_RANGE, (text, fix), Step(self.log.order, agent, op))
 
     def landed(self, bar: int, phase: int, step: Step) -> None:
         """Bytes of a load were counted."""

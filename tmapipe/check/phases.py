@@ -145,7 +145,7 @@ class Phases:
         if phase and clock[self.clocks.phases + bar] < phase:
             done = self.done[bar]
             if done is not None and not done.known_to(clock):
-                self._early(clock, step, bar, phase, done)
+                self._early(step, bar, phase, done)
 
     # ---- findings -------------------------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class Phases:
         )
         self.log.add(Kind.LAPPED_WAIT, text, seen, *self.now[bar].steps, bar=bar, phase=phase)
 
-    def _early(self, clock: Clock, step: Step, bar: int, phase: int, done: Phase) -> None:
+    def _early(self, step: Step, bar: int, phase: int, done: Phase) -> None:
         name, of = bar_name(self.layout, bar), declared(type(step.op))
         arm, starts = of.effect(Arm), of.effect(Start) is not None
         verb = f"arrives at {name}" if arm is None else f"arms {getattr(step.op, arm.nbytes)} bytes on {name}"

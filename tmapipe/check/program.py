@@ -61,7 +61,7 @@ def run_checked(
             options: Any = {"layout": layout, "locate": locate, "max_steps": max_steps, "make": make}
             programs = record(plan, entry, shapes, cluster, clusters, **options)
         except PipelineError as error:
-            return refused(layout, error), 0
+            return refused(error, LinearCheck(layout, shapes)), 0
         return check_operations(layout, programs, shapes, max_steps)
 
     layout = Layout(plan)
@@ -78,17 +78,14 @@ def check_operations(
     try:
         run_segment(State(layout), [iter(program) for program in programs], check, max_steps)
         check.finish()
-    except PipelineError as refused:
-        error = refused
+    except PipelineError as stopped:
+        error = stopped
     wrong = error is not None or any(not finding.kind.note for finding in check.findings)
     causes = cause_findings(layout, programs, wrong)  # first, since the others follow from them
-    last: list[Finding] = []
     if isinstance(error, DeadlockError):
         last = [deadlock_finding(error, check, programs, causes)]
-    elif isinstance(error, HazardError):
-        last = hazard_findings(error, check, programs)  # which may add to those of the check
-    elif error is not None:
-        last = [limit_finding(error)]
+    else:  # a hazard may add to the findings of the check
+        last = [] if error is None else refused(error, check, programs)
     return [*causes, *check.findings, *last], check.order
 
 
@@ -108,12 +105,10 @@ def ordered(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(seen.values(), key=lambda finding: finding.kind.note))
 
 
-def refused(layout: Layout, error: PipelineError) -> list[Finding]:
-    """What a body asked for while it was recorded, and the machine does not have."""
-    return hazard_findings(error, LinearCheck(layout, {})) if isinstance(error, HazardError) else [limit_finding(error)]
-
-
-def limit_finding(error: PipelineError) -> Finding:
+def refused(error: PipelineError, check: LinearCheck, programs: Sequence[Sequence[Any]] = ()) -> list[Finding]:
+    """What the machine does not do, while bodies are recorded or run, or the limit that was reached."""
+    if isinstance(error, HazardError):
+        return hazard_findings(error, check, programs)
     if type(error) is not PipelineError:
         raise error  # not a limit: a mistake in the schedule, which says so itself
-    return Finding(Kind.LIMIT, str(error), "let each loop of a body end, or check a smaller problem")
+    return [Finding(Kind.LIMIT, str(error), "let each loop of a body end, or check a smaller problem")]

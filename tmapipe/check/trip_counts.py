@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from tmapipe.check.findings import Finding, Kind
-from tmapipe.isa.effects import Arrive, Declared, Start, Wait, declared
+from tmapipe.isa.effects import Arrive, Start, Wait, declared
 from tmapipe.machine.describe import event, lines, who
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.timeline import Event
 from tmapipe.plan.model import RoleWarps
 from tmapipe.plan.rings import Ring
 
-__all__ = ["cause_findings"]
+__all__ = ["arrivals_of", "cause_findings", "waits_of"]
 
 _Programs = Sequence[Sequence[Any]]
 _Uses = list[tuple[int, Any]]  # (index in the program of the warp, operation)
@@ -55,8 +55,7 @@ def _not_left(layout: Layout, ring: Ring, programs: _Programs, phase: int) -> li
     found = []
     for role in (layout.plan.role(name) for name in ring.phases[phase] if name in ring.signals):
         for agent in _agents(layout, role):
-            entered = _waits(layout, ring, role, programs[agent])
-            left = _arrivals(layout, ring, role, programs[agent])
+            entered, left = (each(layout, ring, phase, programs[agent]) for each in (waits_of, arrivals_of))
             tail = ring.stages if phase == 0 and ring.peers > 1 else 0  # slots that are only waited for
             if len(left) != len(entered) - tail:
                 found.append(_kept(layout, ring, agent, entered, left))
@@ -88,7 +87,7 @@ def _out_of_order(layout: Layout, ring: Ring, programs: _Programs) -> list[Findi
     for role in () if ring.held else (layout.plan.role(name) for phase in ring.phases for name in phase):
         phase: Any = ring.phase_of(role.name)
         around, bars = 2 * ring.stages, _bars(layout, ring, phase - 1)
-        found = [(agent, _waits(layout, ring, role, programs[agent])) for agent in _agents(layout, role)]
+        found = [(agent, waits_of(layout, ring, phase, programs[agent])) for agent in _agents(layout, role)]
         if role.teams > 1:
             teams = found[: role.warps : role.team_warps]
             uses = [use for _, uses in teams for use in uses]
@@ -126,8 +125,8 @@ def _entered(layout: Layout, ring: Ring, role: RoleWarps, cta: int, programs: _P
     agent, uses = cta * layout.warps + role.first_warp, _Uses()
     for warp in range(role.first_warp, role.first_warp + role.warps):
         program = programs[cta * layout.warps + warp]
-        count = _waits if ring.phase_of(role.name) else _arrivals
-        found = count(layout, ring, role, program)
+        phase: Any = ring.phase_of(role.name)
+        found = (waits_of if phase else arrivals_of)(layout, ring, phase, program)
         team = role.team(warp)
         by_team[team] = max(by_team[team], len(found))
         if len(found) > len(uses):
@@ -140,10 +139,8 @@ def _bars(layout: Layout, ring: Ring, phase: int) -> range:
     return range(first, first + ring.barriers[phase].stages)
 
 
-def _waits(layout: Layout, ring: Ring, role: RoleWarps, program: Sequence[Any]) -> _Uses:
-    """Waits for phases of the barrier before the role's own. The same wait twice in a row counts once."""
-    phase = ring.phase_of(role.name)
-    assert phase is not None
+def waits_of(layout: Layout, ring: Ring, phase: int, program: Sequence[Any]) -> _Uses:
+    """Waits for slots that the phase before this one has handed on. The same wait twice in a row counts once."""
     bars = _bars(layout, ring, phase - 1)
     found: _Uses = []
     last = None
@@ -156,21 +153,20 @@ def _waits(layout: Layout, ring: Ring, role: RoleWarps, program: Sequence[Any]) 
     return found
 
 
-def _arrivals(layout: Layout, ring: Ring, role: RoleWarps, program: Sequence[Any]) -> _Uses:
-    phase = ring.phase_of(role.name)
-    assert phase is not None
+def arrivals_of(layout: Layout, ring: Ring, phase: int, program: Sequence[Any]) -> _Uses:
+    """Arrivals by which this phase hands slots on, or else the first copy by threads into each."""
     bars = _bars(layout, ring, phase)
-    effects = [(i, op, declared(type(op))) for i, op in enumerate(program)]
-    arrivals = ((i, op, of.effect(Arrive)) for i, op, of in effects)
+    arrivals = ((i, op, declared(type(op)).effect(Arrive)) for i, op in enumerate(program))
     found = [(i, op) for i, op, arrive in arrivals if arrive is not None and getattr(op, arrive.bar) in bars]
-    return found or _copies(effects, bars)
+    return found or _copies(program, bars)
 
 
-def _copies(effects: list[tuple[int, Any, Declared]], bars: range) -> _Uses:
+def _copies(program: Sequence[Any], bars: range) -> _Uses:
     """Copies whose lanes arrive at one of these barriers, of each slot the first."""
     found: _Uses = []
     last = None
-    for i, op, of in effects:
+    for i, op in enumerate(program):
+        of = declared(type(op))
         start = of.effect(Start)
         if start is not None and start.until.lanes and getattr(op, start.until.bar) in bars:
             bar = getattr(op, start.until.bar)

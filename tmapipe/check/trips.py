@@ -25,6 +25,7 @@ import attrs
 from tmapipe.check.budgets import budget_findings
 from tmapipe.check.closure import Closure, close
 from tmapipe.check.findings import Finding, Report
+from tmapipe.check.linear import LinearCheck
 from tmapipe.check.problems import Problems
 from tmapipe.check.program import ordered, refused, run_checked
 from tmapipe.check.search import Problem, problems_near
@@ -55,7 +56,7 @@ def check_schedule(
         try:
             report = _searched(schedule, plan)
         except PipelineError as error:
-            report = Report(plan.name, tuple(refused(Layout(plan), error)), "no trip count")
+            report = Report(plan.name, tuple(refused(error, LinearCheck(Layout(plan), {}))), "no trip count")
     found = ordered([*budget_findings(plan), *report.findings])
     return attrs.evolve(report, findings=found, seconds=time.perf_counter() - started)
 
