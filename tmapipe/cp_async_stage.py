@@ -50,7 +50,7 @@ class CpAsyncLoadStage(TmaLoadStage):
         swizzle: int | None = None,
         loader: Role | None = None,
     ):
-        if isinstance(vector, bool) or vector not in VECTORS:
+        if type(vector) is not int or vector not in VECTORS:
             raise InputError(
                 "CpAsyncLoadStage(vector)", vector, "is 4, 8 or 16 bytes", "the most that divides the row pitch"
             )

@@ -24,7 +24,16 @@ from tmapipe.register_tile import RegisterTile
 from tmapipe.role import Role
 from tmapipe.stage import SlotStage, TmaLoadStage, check_dims, check_tile
 
-__all__ = ["TmaStoreStage"]
+__all__ = ["FROM_ZERO", "REDUCTIONS", "TmaStoreStage"]
+
+#: Reduction -> element types that the hardware does it in (PTX ISA, cp.reduce.async.bulk).
+REDUCTIONS = {
+    "add": ("bf16", "fp16", "fp32", "int32"),
+    "min": ("bf16", "fp16", "int32"),
+    "max": ("bf16", "fp16", "int32"),
+    **dict.fromkeys(("inc", "dec", "and", "or", "xor"), ("int32",)),
+}
+FROM_ZERO = ("add", "or", "xor")  # those that an output which a call leaves out can begin with
 
 WORDS = {
     "swizzle": lambda value: "leave it out: it is derived",
@@ -52,7 +61,11 @@ class TmaStoreStage:
             is waited for.
         columns: Of a buffer for accumulators; by default as many as fill a swizzle span of 128 bytes.
         dtype: Of the elements, by default that of the tensor.
-        reduce: "add": adds to the tensor instead of overwriting it, in no fixed order. One that a call leaves out starts at 0.
+        reduce: What the tensor's elements become, instead of being overwritten, from what they are and what is stored, in no
+            fixed order: "add" (bf16, fp16, fp32: rounded each time, so the bits may differ from run to run; int32), "min" or
+            "max" (bf16, fp16, int32), "and", "or", "xor" (int32), and of int32 as unsigned numbers "inc" (one more, or 0 if
+            it is at least what is stored) and "dec" (one less, or what is stored if it is 0 or above that). "add", "or" and
+            "xor" begin with 0 where a call leaves the output out; for the others it is passed.
 
     Raises:
         InputError: For any other value.
@@ -66,7 +79,10 @@ class TmaStoreStage:
     columns: int | None = None
     dtype: DType | None = None
     reduce: str | None = attrs.field(
-        default=None, validator=must(optional(lambda reduce: reduce == "add"), 'is None or "add"', 'use "add"')
+        default=None,
+        validator=must(
+            optional(lambda reduce: reduce in REDUCTIONS), f"is None or one of {', '.join(REDUCTIONS)}", '"add"'
+        ),
     )
 
     bound: ClassVar[Any] = None  #: of subclasses: the class of the store in the role that fills its buffers

@@ -21,6 +21,7 @@ from tmapipe.tma_rules import (
     TYPES,
     check_address,
     check_box,
+    check_bytes,
     check_contiguous,
     check_extents,
     check_im2col,
@@ -124,10 +125,13 @@ class TensorMap:
         if isinstance(box, Im2colBox):
             check_im2col(seen, box.lower, box.upper, box.channels, box.pixels)
             check_inner("Im2colBox(channels)", box.channels, kind, interleave, swizzle)
+            check_bytes("Im2colBox(channels, pixels)", box, box.channels * box.pixels, kind)
         else:
             box = _sequence("box", box, len(shape))
             check_box("box", box)
             check_inner("box[-1]", box[-1], kind, interleave, swizzle)
+            moved = [math.ceil(extent / step) for extent, step in zip(box[:-1], given, strict=False)]
+            check_bytes("box", box, math.prod(moved) * box[-1], kind)
         if fill == "nan" and not TYPES[kind].floating:
             raise InputError("fill", fill, f"is for floating types, not for {kind}", 'leave it "zeros"')
         nbytes = tuple(stride * size for stride in _valid(shape, strides, size, unit))

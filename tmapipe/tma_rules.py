@@ -15,14 +15,15 @@ from tmapipe.fields import is_count
 
 __all__ = [
     "ALIGNMENT", "FILLS", "INTERLEAVES", "L2_PROMOTIONS", "MAX_BOX", "MAX_STRIDE", "SWIZZLES", "TYPES", "TensorType",
-    "check_address", "check_box", "check_contiguous", "check_extents", "check_im2col", "check_inner", "check_rank",
-    "check_steps", "check_strides", "one_of",
+    "check_address", "check_box", "check_bytes", "check_contiguous", "check_extents", "check_im2col", "check_inner",
+    "check_rank", "check_steps", "check_strides", "one_of",
 ]  # fmt: skip
 
 #: Bytes. Multiples of it are a tensor's address, its strides but the last, the rows of a box, and where a tile starts along
 #: the contiguous dimension (https://github.com/triton-lang/triton/issues/7385).
 ALIGNMENT = 16
 MAX_BOX = 256  # elements along one extent of a box
+MAX_BYTES = 227 * 1024  # of a box: shared memory of a CTA. Not documented, but the driver (13.0, H200) refuses more
 MAX_STRIDE = 2**40  # bytes
 MAX_STEP = 8  # elements
 MAX_PIXELS = 1024  # of one im2col load
@@ -168,6 +169,14 @@ def check_box(argument: str, box: Sequence[int]) -> None:
         if not is_count(extent) or extent > MAX_BOX:
             rule = f"a TMA box has at most {MAX_BOX} elements along an extent, and at least 1"
             raise InputError(argument, tuple(box), rule, "move smaller boxes")
+
+
+def check_bytes(argument: str, box: Any, elements: int, dtype: str) -> None:
+    """Raises `InputError` unless a box of so many elements fits into shared memory."""
+    nbytes = TYPES[dtype].shared_bytes(elements)
+    if nbytes > MAX_BYTES:
+        rule = f"is a box of {nbytes:g} bytes, more than the {MAX_BYTES} of a CTA's shared memory"
+        raise InputError(argument, box, rule, "move smaller boxes")
 
 
 def check_im2col(

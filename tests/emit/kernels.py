@@ -29,9 +29,9 @@ class ReduceCopy(S.Copy):
 
     load, store = S.Copy.load, S.Copy.store
 
-    def __init__(self) -> None:
+    def __init__(self, reduce: str = "add") -> None:
         super().__init__(tile=(64, 64), stages=3)
-        self.y = tp.TmaStoreStage(source=self.x, reduce="add")
+        self.y = tp.TmaStoreStage(source=self.x, reduce=reduce)
 
 
 class SlotCopy(S.Copy):
@@ -235,6 +235,7 @@ COPIES = {
     "vector": Kernel(VectorCopy, {}, {"n": 5000}),
     "vector, in bulk": Kernel(BulkVectorCopy, {}, {"n": 5120}),
     "reduce": Kernel(ReduceCopy, {}, MATRIX),
+    **{f"reduce by {how}": Kernel(functools.partial(ReduceCopy, how), {}, MATRIX) for how in ("max", "inc", "xor")},
 }
 GEMMS = {
     "gemm 1x1": Kernel(lambda: S.Gemm(cluster=(1, 1)), {}, GEMM),

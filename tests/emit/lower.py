@@ -137,7 +137,7 @@ def _copies(
 
 
 def _store_boxes(store: Store, stage: int, at: tuple[int, ...], rows: int | None = None) -> list[Event]:
-    kind = "reduce" if store.reduce else "store"
+    kind = f"reduce {store.reduce}" if store.reduce else "store"
     if rows is not None:  # of overlapping rows, see `tmapipe.gpu.layouts.clipped`
         at = at[0] + rows, store.buffer.tile[0] - rows, at[1]
     return [(kind, store.argument, offset, place) for offset, place in _pieces(store, stage, at, 0, 1)]

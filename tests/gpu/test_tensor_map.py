@@ -34,6 +34,20 @@ def test_the_driver_takes_what_passes_the_rules():
     assert taken > 40
 
 
+def test_what_the_rules_say_beyond_the_documentation():
+    """Boxes larger than shared memory are refused."""
+    torch.zeros(1, device="cuda")
+    none, small = driver.CUtensorMapInterleave(0), driver.cuuint32_t
+    count = driver.cuuint64_t
+    kind, zero = driver.CUtensorMapDataType(0), (driver.CUtensorMapSwizzle(0), driver.CUtensorMapL2promotion(0))
+    for rows, refused in ((227, False), (228, True)):
+        error, _ = driver.cuTensorMapEncodeTiled(
+            kind, 3, 0, [count(256)] * 3, [count(256), count(65536)], [small(256), small(rows), small(4)], [small(1)] * 3,
+            none, *zero, driver.CUtensorMapFloatOOBfill(0),
+        )  # fmt: skip
+        assert bool(error) == refused
+
+
 class Memory:
     """A tensor at an address where nothing is: the driver does not look."""
 
@@ -119,7 +133,7 @@ def cases():
     yield "transposed", lambda: (tp.schedules.Gemm(b=tp.Operand("n")), [*made((300, 512)), made((512, 520))[0].t()])
 
 
-@pytest.mark.parametrize("name, make", cases())
+@pytest.mark.parametrize("name, make", list(cases()))
 def test_the_same_as_cute_dsl_encodes(name, make):
     """The 64 bytes that CuTe DSL fills, but for two bits of its own. It leaves the other 64 as they were in memory."""
     schedule, tensors = make()

@@ -20,6 +20,7 @@ import attrs
 from tests.oracle.ptx import LEADER, SHARED, Instruction, Ptx, defined, registers_in, shape_of
 from tests.oracle.ptx_values import Peer, Registers, computation, signed
 from tmapipe.plan.model import Store
+from tmapipe.store_pipeline import REDUCTIONS
 from tmapipe.tiles.gpc_positions import COUNTERS as MOST_COUNTERS
 from tmapipe.tiles.gpc_positions import keep_positions
 
@@ -275,7 +276,8 @@ class Execution:
             barrier = self._barrier(self.address(i.operands[2]))
             self.events.append(("load", name, offset, coordinates, *barrier, mask))
         else:
-            self.events.append(("reduce" if i.is_a("cp.reduce") else "store", name, offset, coordinates))
+            kind = f"reduce {next(word for word in REDUCTIONS if i.has(word))}" if i.is_a("cp.reduce") else "store"
+            self.events.append((kind, name, offset, coordinates))
 
     def _tile(self, operand: str) -> tuple[str, tuple[int, ...]]:
         """The tensor of ``[descriptor, {coordinates}]``, and these."""

@@ -1,10 +1,16 @@
-"""Outputs that results are added to (`reduce="add"`)."""
+"""Outputs that results are added to (`reduce="add"`), or that are reduced by them in another way."""
 
+import functools
+
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
 import tmapipe as tp
+from tests.unit.errors import refused
+from tmapipe.dtypes import as_dtype
+from tmapipe.store_pipeline import REDUCTIONS
 
 
 class Stacked(tp.Schedule):
@@ -44,3 +50,85 @@ def test_an_output_that_is_passed_is_added_to():
     Stacked()(x, out=out)
     assert (out == 7).all()
     assert (Stacked()(x[:0]) == 0).all()
+
+
+# ---- other reductions --------------------------------------------------------------------------------------------------
+
+
+def stacked(reduce, dtype=None):
+    """`Stacked`, with another reduction."""
+    schedule = Stacked()
+    schedule.d = tp.TmaStoreStage("m n", source=schedule.x, reduce=reduce)
+    return schedule
+
+
+#: What is left of an element that is there and one that is stored, by Python, on 32 bits without a sign or on floats.
+BY_HAND = {
+    "add": lambda old, new: old + new,
+    "min": min,
+    "max": max,
+    "and": lambda old, new: old & new,
+    "or": lambda old, new: old | new,
+    "xor": lambda old, new: old ^ new,
+    "inc": lambda old, new: 0 if old >= new else old + 1,
+    "dec": lambda old, new: new if old == 0 or old > new else old - 1,
+}
+
+
+def expected(reduce, out, x):
+    """What `stacked(reduce)(x, out)` makes of *out*: the layers of *x* one after another, element by element."""
+    integers = out.dtype.kind in "iu"
+    unsigned = integers and reduce not in ("min", "max")
+    size = 2**32 if unsigned else 1
+    found = np.empty_like(out)
+    for at in np.ndindex(out.shape):
+        numbers = [int(v[at]) % size if unsigned else int(v[at]) if integers else float(v[at]) for v in (out, *x)]
+        total = functools.reduce(BY_HAND[reduce], numbers)
+        found[at] = np.uint32(total % size).astype(np.int32) if unsigned else total
+    return found
+
+
+def inputs(reduce, dtype, layers=3, shape=(20, 72)):
+    """x and what the output begins with. Of "inc" and "dec", layers are alike: their order makes a difference."""
+    rng = np.random.default_rng(0)
+    kind = as_dtype(dtype).numpy
+    if dtype == "int32" and reduce not in ("min", "max", "add"):
+        x = rng.integers(0, 6, (layers, *shape)).astype(kind) if reduce in ("inc", "dec") else rng.integers(
+            -(2**31), 2**31, (layers, *shape)).astype(kind)  # fmt: skip
+        x = np.broadcast_to(x[:1], x.shape).copy() if reduce in ("inc", "dec") else x
+        return x, rng.integers(-2, 7, shape).astype(kind)
+    return rng.integers(-9, 9, (layers, *shape)).astype(kind), rng.integers(-9, 9, shape).astype(kind)
+
+
+@pytest.mark.parametrize("reduce, dtype", [(how, dtype) for how, types in REDUCTIONS.items() for dtype in types])
+def test_reductions(reduce, dtype):
+    x, out = inputs(reduce, dtype)
+    wanted = expected(reduce, out, x)
+    stacked(reduce)(x, out=out)
+    assert (out == wanted).all()
+
+
+def test_reductions_are_checked():
+    assert stacked("min").check().ok
+
+
+def test_outputs_of_reductions_that_cannot_begin_with_zero_are_passed():
+    x = np.ones((2, 16, 64), np.int32)
+    for reduce in ("min", "max", "and", "inc", "dec"):
+        refused(stacked(reduce), x, argument="d", rule=f"is reduced by {reduce}, so what it begins with counts")
+    assert (stacked("xor")(x) == 0).all() and (stacked("or")(x) == 1).all()
+
+
+def test_types_that_the_hardware_does_not_reduce():
+    x = np.ones((2, 16, 64), np.float32)
+    for reduce in ("min", "and", "inc"):
+        refused(stacked(reduce), x, x[0].copy(), argument="d", value="fp32", rule=f"TMA stores can {reduce}")
+    eight = np.ones((2, 16, 64), ml_dtypes.float8_e5m2)
+    refused(stacked("add"), eight, eight[0].copy(), argument="d", value="fp8_e5m2", rule="can add")
+    refused(
+        tp.TmaStoreStage,
+        source=Stacked.x,
+        reduce="mul",
+        argument="reduce",
+        rule="None or one of add, min, max, inc, dec",
+    )

@@ -136,7 +136,7 @@ def test_filled_once_a_cta():
 def test_refused():
     ring = tp.BarrierRing(2, producer=tp.Role(warps=2), consumer=tp.Role(warps=1))
     stage = tp.CpAsyncLoadStage
-    for vector in (0, 2, 32, True, "16", None):
+    for vector in (0, 2, 32, True, "16", None, np.zeros(3)):
         refused(stage, "m n", tile=(4, 32), ring=ring, vector=vector, argument="vector", rule="is 4, 8 or 16 bytes")
     refused(stage, "m n", tile=(4, 32), ring=ring, dtype="tf32", argument="dtype", rule="TMA loads")
     with pytest.raises(TypeError, match="multicast"):

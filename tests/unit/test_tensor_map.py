@@ -62,6 +62,9 @@ RULES = [
     ({"box": (1, 8, 72), "swizzle": 128}, "box[-1]", "is 144 bytes", {"box": (1, 8, 64), "swizzle": 128}),
     ({"box": (1, 8, 72), "swizzle": "128 atom 32"}, "box[-1]", "span of 128",
      {"box": (1, 8, 64), "swizzle": "128 atom 64"}),
+    ({"shape": (64, 256, 256), "box": (4, 228, 256), "typestr": "|u1"}, "box", "is a box of 233472 bytes",
+     {"shape": (64, 256, 256), "box": (4, 227, 256), "typestr": "|u1"}),
+    ({"box": (64, 64, 32)}, "box", "is a box of 262144 bytes", {"box": (64, 64, 32), "steps": (2, 1, 1)}),
     ({"swizzle": 16}, "swizzle", "is one of 0, 32, 64, 128", {"swizzle": 64}),
     ({"interleave": 32}, "swizzle", "is 32 with an interleave of 32", {"interleave": 32, "swizzle": 32}),
     ({"interleave": 8}, "interleave", "is one of 0, 16, 32", {"interleave": 16}),
@@ -108,6 +111,7 @@ IM2COL_RULES = [
     ({"channels": 12}, "Im2colBox(channels)", "is 24 bytes", {"channels": 16}),
     ({"channels": 64, "swizzle": 64}, "Im2colBox(channels)", "more than the swizzle span",
      {"channels": 64, "swizzle": 128}),
+    ({"pixels": 1024, "channels": 128}, "Im2colBox(channels, pixels)", "is a box of 262144 bytes", {"pixels": 1024}),
     ({"pixels": 1025}, "Im2colBox(pixels)", "from 1 to 1024", {"pixels": 1024}),
     ({"pixels": True}, "Im2colBox(pixels)", "from 1 to 1024", {"pixels": 1}),
 ]  # fmt: skip
@@ -206,6 +210,7 @@ def allowed(name, shape, strides, box, steps, interleave, swizzle, fill, address
         inner % 16 == 0,
         interleave or not swizzle or inner <= swizzle,
         interleave != 32 or swizzle == 32,
+        math.prod(-(-extent // step) for extent, step in zip(box[:-1], steps, strict=False)) * inner <= 227 * 1024,
         fill == "zeros" or "f" in name,
     ))  # fmt: skip
 

@@ -20,7 +20,7 @@ from tmapipe.dtypes import DType, bf16, dtype_of, fp32, int32
 from tmapipe.errors import InputError
 from tmapipe.matmul import Wgmma
 from tmapipe.stage import SlotStage, TmaLoadStage
-from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.store_pipeline import FROM_ZERO, TmaStoreStage
 from tmapipe.tma_rules import ALIGNMENT, check_address, check_contiguous, check_strides
 
 if TYPE_CHECKING:
@@ -286,6 +286,10 @@ def _make_output(
         dtype = store.source.dtype and store.source.dtype.in_memory
     made = new_like(like, tuple(extents[dim][1] for dim in dims if dim not in lacking), dtype)
     if store.reduce:
+        if store.reduce not in FROM_ZERO:
+            raise InputError(
+                name, None, f"is reduced by {store.reduce}, so what it begins with counts", f"pass {name}="
+            )
         made[...] = 0
     return made
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CopyEmitters"]
 
-UNROLLED = 32  # copies of a thread; more are a loop
+UNROLLED = 16  # copies of a thread; more are a loop, since each one's addresses take registers
 
 
 class CopyEmitters:

@@ -258,15 +258,31 @@ def round_to_tf32(values: np.ndarray) -> np.ndarray:
 
 
 def scatter(values: np.ndarray, tensor: np.ndarray, store: Store, at: tuple[int, ...], rows: int | None = None) -> None:
-    """Writes (or adds, in fp32 and rounded once) the slot's *values*, or the first *rows* rows, to the tile of *tensor* that
-    starts at element *at*."""
+    """Writes the slot's *values*, or the first *rows* rows, to the tile of *tensor* that starts at element *at*; or reduces
+    the tile by them."""
     extents = store.tile if rows is None else (*store.tile[:-2], rows, store.tile[-1])
     inside, box = _clip(tensor, extents, at)
     tile = values.reshape(store.tile)[box]
-    if store.reduce == "add":
-        wide = np.float32 if tensor.dtype.kind not in "iu" else tensor.dtype
-        tile = (tensor[inside].astype(wide) + tile.astype(wide)).astype(tensor.dtype)
-    tensor[inside] = tile
+    tensor[inside] = tile if store.reduce is None else reduced(store.reduce, tensor[inside], tile)
+
+
+#: Of elements that are there, and what is stored: in fp32, or 32-bit integers (of "inc" and "dec", without a sign).
+_REDUCED: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "add": np.add,
+    "min": np.fmin,
+    "max": np.fmax,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "inc": lambda old, new: np.where(old >= new, 0, old + 1).astype(old.dtype),
+    "dec": lambda old, new: np.where((old == 0) | (old > new), new, old - 1).astype(old.dtype),
+}
+
+
+def reduced(how: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """What *old* elements become when *new* ones are stored, rounded once."""
+    wide: Any = np.float32 if old.dtype.kind not in "iu" else np.uint32 if how in ("inc", "dec") else old.dtype
+    return _REDUCED[how](old.astype(wide), new.astype(wide)).astype(old.dtype)
 
 
 def _clip(

@@ -142,7 +142,7 @@ class Store:
         buffer: Where the slots are.
         dims: Names of the tensor's dimensions, the last one contiguous.
         tile: Elements of what one store writes, along each of `dims`.
-        reduce: "add" to add to the tensor, None to overwrite it.
+        reduce: What is done to the tensor's elements, as of `TmaStoreStage`; None to overwrite them.
         folded: Extents of leading dimensions that the tensor, and so its descriptor, lacks.
         clipped: Whether the tile says how many of a slot's rows are written.
         shared: Whether all teams of the role have the same slots.

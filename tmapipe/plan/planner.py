@@ -15,7 +15,7 @@ from tmapipe.plan.model import Plan
 from tmapipe.plan.placement import launch_registers, place_roles, share_registers
 from tmapipe.plan.shared_memory import Layout
 from tmapipe.stage import RESERVED, SharedStage, SlotStage, TmaLoadStage
-from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.store_pipeline import REDUCTIONS, TmaStoreStage
 
 __all__ = ["make_plan"]
 
@@ -152,6 +152,9 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
                 rule = f"is no type that sums of {operand} products are stored in"
                 fix = f"one of {', '.join(t.name for t in _types_of_sums(operand))}"
                 raise InputError(name, types[name].name, rule, fix)
+        if store.reduce and types[name].name not in REDUCTIONS[store.reduce]:
+            rule = f"is no type in which TMA stores can {store.reduce}"
+            raise InputError(name, types[name].name, rule, f"one of {', '.join(REDUCTIONS[store.reduce])}")
     return types
 
 
