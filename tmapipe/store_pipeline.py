@@ -51,7 +51,7 @@ class TmaStoreStage:
 
     Args:
         dims: Names of the tensor's dimensions, the last one contiguous; by default those of `source`. The last two may name a
-            `Wgmma`'s columns and rows, in this order: its accumulators are then stored transposed, as 16-bit types.
+            `Wgmma`'s columns and rows, in this order: its accumulators are then stored transposed, as types of 16 or 32 bits.
         source: A `TmaLoadStage` or a `SharedStage`: the slot that was filled is stored. A `Wgmma`: its accumulators, through
             buffers of 64 rows that each warpgroup fills and stores by itself. A `RegisterTile`: likewise. None: what the
             threads of `role` computed, through buffers of one tile.

@@ -302,6 +302,11 @@ GEMMS = {
     "pingpong 2x1": Kernel(SHELF["PingPong"], {}, GEMM),
     "pingpong 64x256 1x2, not in turn": Kernel(lambda: S.PingPong((64, 256, 64), (1, 2), in_turn=False), {}, GEMM),
     "splitk": Kernel(SHELF["SplitK"], {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
+    "splitk, along n": Kernel(
+        lambda: S.SplitK(3, (80, 128, 64), mainloop=tp.mainloop.Cooperative(along="n")),
+        {"d": "fp32"},
+        GEMM | {"l": 1, "s": 3},
+    ),
     "splitk, added": Kernel(lambda: S.SplitK(3, reduce="add"), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
     "streamk": Kernel(lambda: S.StreamK(5), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
 }

@@ -173,6 +173,8 @@ def test_rows_of_accumulators_along_n(m, n, k):
             tp.schedules.Gemm((144 if of_a == "k" else 128, 192, 64), (1, 2), mainloop=along, **operands),
             tp.schedules.Gemm((64, 256, 64), (2, 1), mainloop=along, **operands),
             tp.schedules.PingPong((128, 128, 64), (1, 1), along="n", **operands),
+            tp.schedules.SplitK(3, (64, 192, 64), (1, 2), mainloop=along, **operands),
+            tp.schedules.StreamK(66, (128, 128, 64), (2, 1), mainloop=along, **operands),
         ):
             room = torch.full((m + 64, n), 7.0, device="cuda", dtype=dtype)
             make(a, b, out=room[:m])

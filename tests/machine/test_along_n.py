@@ -1,5 +1,7 @@
 """GEMMs whose accumulators have the output's columns as rows, and are stored transposed."""
 
+import functools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -59,6 +61,22 @@ def test_an_epilogue_and_bits():
     assert np.array_equal(found, wanted) and found.dtype == ml_dtypes.bfloat16
 
 
+@pytest.mark.parametrize("make", [functools.partial(S.SplitK, 3), functools.partial(S.StreamK, 5)])
+@pytest.mark.parametrize("tile, cluster", [((48, 64, 64), (1, 1)), ((144, 192, 64), (1, 2)), ((80, 128, 64), (2, 1))])
+def test_parts_of_k(make, tile, cluster):
+    """Their workspace is of fp32, which threads write to the slots number by number."""
+    close(*product(make(tile, cluster, mainloop=Cooperative(along="n")), 300, 520, 640))
+
+
+def test_output_of_fp32():
+    for make in (
+        S.Gemm((80, 128, 64), mainloop=Cooperative(along="n"), epilogue=E.Epilogue(dtype="fp32")),
+        S.PingPong((64, 64, 64), along="n", epilogue=E.Epilogue(dtype="fp32")),
+    ):
+        found, right = product(make, 100, 264, 136)
+        np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-4)
+
+
 def test_two_products():
     rng = np.random.default_rng(0)
     a, gate, up = (rng.standard_normal((rows, 72)).astype(np.float16) for rows in (100, 136, 136))
@@ -83,8 +101,8 @@ def test_what_it_does_not_go_with():
             with pytest.raises(tp.InputError, match='"m" or "n"'):
                 kind(along=wrong)
     gemm = S.Gemm((64, 64, 64), (1, 1), mainloop=along)
-    refused(gemm.plan, {"a": "bf16", "b": "bf16", "d": "fp32"}, argument="d.dtype", rule="16 bits")
-    for tiles in (tp.SplitKTiles(2), tp.StreamKTiles(shares=2), tp.GroupedTiles()):
+    refused(gemm.plan, {"a": "bf16", "b": "bf16", "d": "fp8_e4m3"}, argument="d.dtype", rule="16 or 32 bits")
+    for tiles in (tp.SplitKTiles(2, reduce="add"), tp.StreamKTiles(shares=2, reduce="add"), tp.GroupedTiles()):
         refused(S.Gemm, mainloop=along, tiles=tiles, argument="mainloop", rule="does not go with")
     for words in ({"operands": {"c": E.Matrix()}}, {"outputs": {"c": E.Output()}}):
         epilogue = E.Epilogue(lambda acc, c=0: {"d": acc, "c": acc} if "outputs" in words else acc + c, **words)  # noqa: B023

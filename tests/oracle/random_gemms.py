@@ -129,7 +129,7 @@ def _draw(rng: random.Random, most: int, deepest: int, seed: int) -> Case:
         case["slack"] = max(APPROXIMATE, case.get("slack", 0.0))
     if kind == "PingPong" and "operands" not in stored:
         common["in_turn"] = seed % 3 > 0
-    if seed % 4 == 1 and "operands" not in stored and "outputs" not in stored and out != "fp32":
+    if seed % 4 == 1 and "operands" not in stored and "outputs" not in stored:
         tile = (tile[1], tile[0], depth)
         mainloop = common.get("mainloop", tp.mainloop.Cooperative())
         common |= {"along": "n"} if kind == "PingPong" else {"mainloop": attrs.evolve(mainloop, along="n")}

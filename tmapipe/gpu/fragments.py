@@ -82,6 +82,8 @@ class GpuFragments(Sums, Fragments):
 
     def write_columns(self, matmul: Distributed, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
         isa = self.isa
+        if transposed and slot.buffer.dtype.bytes == 4:
+            return self._write_transposed(values, slot)
         dtype = cute_type(slot.buffer.dtype)
         columns = slot.buffer.tile[-2 if transposed else -1]
         one_group = tiled_mma(bf16, bf16, (1, 1, 1), columns)  # accumulators have the same layout for all types
@@ -101,6 +103,15 @@ class GpuFragments(Sums, Fragments):
         target = thread.partition_D(slots)[(None, None, None, slot.stage)]
         source = cute.make_tensor(converted.iterator, cute.make_layout(target.shape))
         cute.copy(tiled, source, target)
+
+    def _write_transposed(self, values: Fragment, slot: SlotRef) -> None:
+        """Writes a piece number by number. In a swizzled slot, lanes that have different columns write to different banks."""
+        isa, target = self.isa, self.isa.buffers[slot.buffer.name]
+        row, pair = isa.warp % 4 * 16 + isa.lane // 4, isa.lane % 4 * 2
+        data = self._vector(values, (2, 2, slot.buffer.tile[-2] // 8)).to(cute_type(slot.buffer.dtype))
+        for i, value in enumerate(_scalars(data)):
+            eight, half, j = i // 4, i // 2 % 2, i % 2
+            target[(8 * eight + pair + j, row + 8 * half, slot.stage)] = value
 
     def read_columns(
         self, matmul: Distributed, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0

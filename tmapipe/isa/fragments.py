@@ -93,7 +93,7 @@ class Fragments(Carried):
         Args:
             values: 16 rows per warp.
             slot: Its extents are (64, columns), or (columns, 64).
-            transposed: Whether these are (columns, 64), of a 16-bit type.
+            transposed: Whether these are (columns, 64), of a type of 16 or 32 bits.
         """
         raise NotImplementedError
 

@@ -328,9 +328,9 @@ class Layout:
     def _transposed(self, name: str, store: TmaStoreStage, tile: tuple[int, ...]) -> tuple[int, ...]:
         """A buffer for the transpose of what would fill one of *tile*."""
         dtype = self.types[name]
-        if dtype.bytes != 2:
-            rule = "is of 16 bits, where a store transposes accumulators (stmatrix)"
-            raise InputError(f"{name}.dtype", dtype.name, rule, "use bf16 or fp16, or dims in the matmul's order")
+        if dtype.bytes == 1:
+            rule = "is of 16 or 32 bits, where a store transposes accumulators"
+            raise InputError(f"{name}.dtype", dtype.name, rule, "use bf16, or dims in the matmul's order")
         if store.parts_tile is not None or store.reduce or len(store.tile) > 2:
             rule = "is stored whole where accumulators are transposed"
             raise InputError(f"{name}.dims", store.dims, rule, "use dims in the matmul's order")

@@ -34,7 +34,7 @@ class Cooperative:
     Args:
         promote: Sums of fp8 operands leave the tensor core after each slot (see `Wgmma`).
         along: "m", or "n": warpgroups share the tile's columns instead, so that its rows are any multiple of 16 up to 256. The
-            output is of 16 bits, and the epilogue a function of the sums alone.
+            output is of 16 or 32 bits, and the epilogue a function of the sums alone.
     """
 
     promote: bool = attrs.field(default=False, validator=_BOOL)
@@ -113,8 +113,8 @@ def _check_along(mainloop: Cooperative | PingPong, tiles: Any, operands: bool) -
     """Raises `InputError` for what transposed accumulators do not go with."""
     if mainloop.along == "m":
         return
-    if tiles.in_parts or tiles.bounded:
-        rule = f"does not go with {type(tiles).__name__}, whose tiles are stored in fp32 or have bounds along m"
+    if tiles.bounded or getattr(tiles, "reduce", None):
+        rule = f"does not go with {type(tiles).__name__}, whose tiles have bounds along m or are added to others"
         raise InputError("mainloop", mainloop, rule, 'use along="m"')
     if operands:
         raise InputError(

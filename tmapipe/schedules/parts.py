@@ -142,7 +142,7 @@ class PartsOfK:
 
     def _workspace(self, schedule: Any, a: Any, shape: tuple[int, ...]) -> Any:
         """A new matrix of *shape* for each part that a tile may have. Those that only some tiles have are set to zero."""
-        m, n, k = schedule.mma.shape
+        (m, n), k = schedule.d.tile[-2:], schedule.mma.shape[2]
         extents = ((shape[0], m * schedule.cluster["m"]), (shape[1], n * schedule.cluster["n"]))
         tiles = math.prod(ceil_div(extent, tile) for extent, tile in extents)
         least, most = self.order.pieces(tiles, ceil_div(a.shape[1], k))

@@ -50,6 +50,7 @@ CLUSTERS = ((1, 1), (2, 1), (1, 2))
 LARGE_CLUSTERS = ((2, 2), (4, 1))
 #: Tiles of orders that divide k: large ones, and narrow ones for few rows or columns.
 IN_PARTS = {64: (64, 128, 256), 128: (64, 128, 192, 256), 192: (128, 192), 256: (128,)}
+FITTED_PARTS = 1024  # columns, or rows, of an output up to which their widths fit it
 WAVES = (1, 2, 3)  # that all parts of all tiles may make
 LEAST_STEPS = 4  # k-tiles of a part
 MOST_PARTS_BYTES = 512e6  # of the workspace
@@ -112,7 +113,7 @@ class Candidate:
         options: dict[str, Any] = {"epilogue": stored, **self._operands(problem, words)}
         if "order" in words:
             options["tiles"] = _order(*words.pop("order"))
-        if self.schedule == "Gemm":
+        if self.schedule != "PingPong":
             mainloop = {word: words.pop(word) for word in ("promote", "along") if word in words}
             options["mainloop"] = Cooperative(**mainloop)
         if epilogue.operands:  # a ping-pong with operands needs its epilogues in turn
@@ -178,18 +179,21 @@ def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
                     near = {**options, "order": ("Snake", _rows(problem, m), "gpc")}
                     yield Candidate(kind, (m, n), cluster, tuple(near.items()))
     if problem.batch == 1 and not problem.dtype.integer:
-        for tile, cluster in itertools.product(_pairs(IN_PARTS, problem, widest=512), CLUSTERS):
-            if not _wasted(problem, tile, cluster):
-                yield from _in_parts(problem, device, tile, cluster)
+        for along in "mn":
+            for tile, cluster in itertools.product(_pairs(IN_PARTS, problem, along, FITTED_PARTS), CLUSTERS):
+                if not _wasted(problem, tile, cluster) and not _in_short_spans(problem, tile):
+                    yield from _in_parts(problem, device, tile, cluster, along)
 
 
-def _in_parts(problem: Problem, device: Device, tile: tuple[int, int], cluster: tuple[int, int]) -> Iterator[Candidate]:
+def _in_parts(
+    problem: Problem, device: Device, tile: tuple[int, int], cluster: tuple[int, int], along: str
+) -> Iterator[Candidate]:
     """Orders that divide k, for outputs whose tiles leave part of the device idle."""
     for outside in _outside(problem, device, tile, cluster):
-        further = (("l2_hints", READ_ONCE), *outside.items())
+        further = (*((("along", "n"),) if along == "n" else ()), ("l2_hints", READ_ONCE), *outside.items())
         for parts in _parts(problem, device, tile, cluster):
             yield Candidate("SplitK", tile, cluster, (("parts", parts), *further))
-            if cluster != (1, 1) and min(tile) >= 128:
+            if cluster != (1, 1) and min(tile) >= 128 and along == "m":
                 yield Candidate("SplitK", tile, cluster, (("parts", parts), *further, ("order", ("Grouped", 8, "gpc"))))
 
 
