@@ -77,6 +77,9 @@ def test_the_driver_takes_random_maps_that_pass(found, data):
 # ---- CuTe DSL ------------------------------------------------------------------------------------------------------------
 
 
+TRAIT = "_trait"  # where CuTe DSL keeps an atom's value
+
+
 class Descriptors:
     """A kernel that writes down the descriptors of a plan's loads and stores, 16 words each."""
 
@@ -93,7 +96,7 @@ class Descriptors:
     def device(self, atoms: list, out):
         for i, atom in enumerate(atoms):
             kind = ir.Type.parse("!cute.ptr<i64, generic, align<64>>")
-            where = cute_nvgpu.get_tma_desc_addr(kind, cute_nvgpu.atom_make_exec_tma(atom._trait.value))
+            where = cute_nvgpu.get_tma_desc_addr(kind, cute_nvgpu.atom_make_exec_tma(getattr(atom, TRAIT).value))
             words = cute.make_tensor(cute.recast_ptr(where, dtype=cutlass.Int64), cute.make_layout(16))
             for word in cutlass.range_constexpr(16):
                 out[16 * i + word] = words[word]
