@@ -9,6 +9,7 @@ import pytest
 import tmapipe as tp
 from tests.check.corpus import arrival_counts, budgets, byte_counts, peers, proxy_fences, slot_reuse, turns_and_tails
 from tests.check.corpus.parts import Case, Program
+from tests.oracle.tirx_rings import MULTICAST, RUNS, ours
 from tmapipe.check import check_program
 
 MODULES = (arrival_counts, byte_counts, proxy_fences, slot_reuse, peers, turns_and_tails, budgets)
@@ -39,6 +40,16 @@ def test_fixed_twin_passes(case: Case, good: Program):
     report = check(good, case.name)
     assert report.ok, str(report)
     assert case.notes <= {finding.kind for finding in report.notes}, str(report)
+
+
+@pytest.mark.parametrize(("cluster", "runs"), [(1, RUNS), (2, MULTICAST)])
+def test_rings_that_other_checkers_have_seen(cluster, runs):
+    """As in the table of docs/internals/checker.md."""
+    safe = [(6, 0), (32, 0), (12, 7)]
+    wanted = {1: "STORE_SOURCE_REUSED", 4: "TX_MISMATCH", 5: "RACE", 6: "PROXY", 9: "EXITED_PEER", 10: "EARLY_ARRIVAL"}
+    for tiles, slip in runs:
+        verdict = ours(tiles, slip, cluster)()
+        assert verdict == "safe" if (tiles, slip) in safe else wanted.get(slip, "DEADLOCK") in verdict, (slip, verdict)
 
 
 # ---- the library's objects cannot say these ---------------------------------------------------------------------------
