@@ -25,6 +25,7 @@ PROGRAMS = {
     "row_sums": ([], ": safe for"),
     "histogram": ([], ": safe for"),
     "ragged": ([], ": safe for"),
+    "pages": ([], ": safe for every trip count"),
     "odd_rows": ([], ": safe for"),
     "attention": ([], "off by at most"),
     "mlp": ([], "relative error"),

@@ -1,0 +1,22 @@
+"""Rows in pages that a table on the device names."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "pages.py"))
+PAGE = EXAMPLE["PAGE"]
+
+
+@pytest.mark.parametrize("rows", [1, 16, 200, 3000])
+def test_paged_rows(rows):
+    count = -(-rows // PAGE)
+    x = torch.randn((count + 20) * PAGE, 384, device="cuda").bfloat16()
+    pages = torch.randperm(count + 20, device="cuda")[:count].to(torch.int32)
+    pages[::7] = -1
+    y = torch.full((rows, 384), float("nan"), device="cuda", dtype=torch.bfloat16)
+    EXAMPLE["Paged"]()(x, pages, out=y)
+    wanted = x.view(-1, PAGE, 384)[pages.long().clamp(0)] * (pages >= 0)[:, None, None]
+    assert torch.equal(y, wanted.reshape(-1, 384)[:rows])
