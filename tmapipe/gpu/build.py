@@ -204,7 +204,9 @@ def _carried(error: DSLUserCodeError) -> ScopeError | None:
     where = next((line.strip().removeprefix("--> ") for line in what if "-->" in line), "")
     fix = "Give it a value of the form that it keeps before the loop or branch, e.g. k.full(stage, 0.0)."
     said = re.sub(
-        r"NameError in .*: name '(\w+)' is not defined", r"`\1` is first assigned in a loop or branch.", what[0]
+        r"NameError in .*: name '(\w+)' is not defined",
+        r"`\1` is not defined: what a loop or branch assigns first is known inside it alone.",
+        what[0],
     )
     return ScopeError(f"{where}: {said} {fix}")
 
