@@ -99,10 +99,31 @@ def test_a_number_that_becomes_another_kind_is_refused():
     refused(Counted(), "turns")
 
 
-@pytest.mark.parametrize("form", [Last, Branch])
-def test_what_is_seen_when_compiling_alone(form):
+def test_what_a_loop_assigns_first_is_unknown_after_it():
+    refused(Last(), "last")
+
+
+def test_what_is_seen_when_compiling_alone():
     with pytest.raises(tp.ScopeError, match=r"(?s)test_carried.py:\d+: `last`.*before the loop or branch"):
-        form().compile(arch="sm_90a")
+        Branch().compile(arch="sm_90a")
+
+
+def test_names_that_are_assigned_again_after_a_loop():
+    class Again(Stack):
+        @Stack.work.jit
+        def add(self, k, tile):
+            total = k.full("x", 0.0)
+            for i in range(k.steps("x", "s")):
+                with k.ring.consume() as slot:
+                    values = slot.x.read() + i
+                total = total + values
+            for i in range(2):
+                values = total + i
+                total = values
+            values = total * 2
+            k.d.store(tile, values)
+
+    assert (Again()(X) == 4).all() and Again().check().ok and Again().compile(arch="sm_90a")
 
 
 def test_ranges_are_ranges_outside_of_loops():

@@ -1,14 +1,16 @@
 """What the loops of bodies carry from turn to turn: fragments and numbers that keep their form.
 
-CuTe DSL fixes the types of what a loop carries where it begins. So that the model refuses what cannot be traced, it compares
-the forms of a body's names before its loops and after each turn.
+CuTe DSL fixes the types of what a loop carries where it begins, and forgets what a loop assigns first. So that the model
+refuses what cannot be traced, it compares a body's names before its loops and after each turn, and what is used later.
 """
 
 from __future__ import annotations
 
+import dis
+import functools
 import sys
 from collections.abc import Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from tmapipe.errors import ScopeError
@@ -36,20 +38,42 @@ class Turns:
 
 class _Turning:
     def __init__(self, numbers: Iterator[Any], frame: FrameType):
-        self.numbers, self.before = numbers, _forms(frame)
+        self.numbers, self.before, self.names = numbers, _forms(frame), set(frame.f_locals)
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        for name, form in _forms(sys._getframe(1)).items():
+        frame = sys._getframe(1)
+        for name, form in _forms(frame).items():
             before = self.before.get(name, form)
             if before != form:
                 raise ScopeError(
                     f"`{name}` is {before} where a loop begins and {form} after a turn of it. What a loop carries keeps its "
                     "form: let it begin as what it becomes, e.g. k.full(stage, 0.0)."
                 )
-        return next(self.numbers)
+        try:
+            return next(self.numbers)
+        except StopIteration:
+            for name in _used_after(frame.f_code, frame.f_lasti).intersection(frame.f_locals) - self.names:
+                raise ScopeError(
+                    f"`{name}` is used after a loop that assigns it first. What is known after a loop was known before it: "
+                    "let it begin as what it becomes, e.g. k.full(stage, 0.0)."
+                ) from None
+            raise
+
+
+@functools.cache
+def _used_after(code: CodeType, loop: int) -> frozenset[str]:
+    """Names that are loaded after a loop before they are stored again. loop: where the code takes its next turn."""
+    instructions = list(dis.get_instructions(code))
+    end = next(each.argval for each in instructions if each.offset == loop)
+    found: dict[str, bool] = {}
+    for each in instructions:
+        if each.offset >= end and each.opname.startswith(("LOAD_FAST", "STORE_FAST", "LOAD_DEREF", "STORE_DEREF")):
+            for name in each.argval if isinstance(each.argval, tuple) else (each.argval,):
+                found.setdefault(name, each.opname.startswith("LOAD"))
+    return frozenset(name for name, loaded in found.items() if loaded)
 
 
 def _forms(frame: FrameType) -> dict[str, str]:
