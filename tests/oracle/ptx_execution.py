@@ -230,7 +230,7 @@ class Execution:
             self.events.append(("warp_sync",))
         elif i.is_a("bar"):
             numbers = tuple(self.value(operand) for operand in i.operands)
-            self.events.append(("cta_sync",) if numbers == (0,) else ("named_sync", *numbers))
+            self.events.append(("cta_sync",) if numbers == (0, 32 * self.plan.warps) else ("named_sync", *numbers))
         elif i.is_a("setmaxnreg"):
             self.events.append(("setmaxnreg", int(i.operands[0]), i.has("inc")))
         elif i.is_a("griddepcontrol"):

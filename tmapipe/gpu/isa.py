@@ -184,7 +184,9 @@ class GpuIsa(CopyEmitters, Isa):
     # ---- other barriers and fences --------------------------------------------------------------------------------
 
     def cta_sync(self) -> None:
-        cute.arch.sync_threads()
+        cute.arch.barrier(
+            barrier_id=0, number_of_threads=32 * self.plan.warps
+        )  # counted: from several places in the code
 
     def warp_sync(self) -> None:
         cute.arch.sync_warp()
