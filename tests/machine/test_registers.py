@@ -65,6 +65,13 @@ def test_a_warp_that_leaves_out_its_decrease():
         run(plan, lambda isa: isa.when(isa.warp < 3, lambda: isa.setmaxnreg(40, increase=False)))
 
 
+@pytest.mark.parametrize("registers, increase", [(40, False), (168, True), (168, False)])
+def test_one_warp_of_four(registers, increase):
+    """PTX: all warps of a warpgroup execute it, even if it changes nothing."""
+    with pytest.raises(HazardError, match="setmaxnreg-warpgroup"):
+        run(registers_plan(), lambda isa: isa.when(isa.warp == 1, lambda: isa.setmaxnreg(registers, increase)))
+
+
 @pytest.mark.parametrize(
     "registers, increase, rule",
     [(20, False, "range"), (100, False, "range"), (176, False, "direction"), (40, True, "direction")],

@@ -34,7 +34,7 @@ class Blocked:
     """One warp that stands for those of its role that wait at the same line.
 
     bar: the mbarrier that it waits for (flat), or None; id: of the barrier of warps (0: the CTA's, -1: the cluster's), or
-    None; ring: that the mbarrier belongs to, or None; name: of the mbarrier.
+    None; ring: that the mbarrier belongs to, or None; name: of what it waits for.
     """
 
     agent: int
@@ -64,7 +64,8 @@ class Deadlock:
         bar = None if own is None else agent // layout.warps * layout.nbars + own
         id = None if at is None else getattr(op, at.barrier) if at.barrier else -1
         ring = next((r for r in layout.plan.rings if own is not None and layout.bars[own][0] in r.barriers), None)
-        return Blocked(agent, op, layout.role(agent), bar, id, ring, "" if bar is None else bar_name(layout, bar))
+        name = layout.named_barrier_name(id) if id is not None and id >= 0 else ""
+        return Blocked(agent, op, layout.role(agent), bar, id, ring, name if bar is None else bar_name(layout, bar))
 
     def roots(self) -> list[Blocked]:
         """One of each role and line of those whose wait no other's explains."""
@@ -164,9 +165,10 @@ class Deadlock:
             return f"let every warp of the cluster come to its barrier, those of {others} too"
         if wait.id == 0:
             return f"let every warp of the CTA execute cta_sync, those of {others} too; k.sync() is for the warps of one role"
+        if roles and set(missing) <= self.meeting[wait.id]:
+            return None  # they come later: a circle
         if roles:
-            name = self.layout.named_barrier_name(wait.id)
-            return f"let {others} come to {name} as often as {wait.role} does (k.sync by both)"
+            return f"let {others} come to {wait.name} as often as {wait.role} does (k.sync by both)"
         return f"let every warp of {wait.role} execute the same: no branch that some take around k.sync, stores or reductions"
 
     def _registers(self, wait: Blocked) -> str | None:
@@ -199,9 +201,9 @@ class Deadlock:
 
     def _circle(self, roots: list[Blocked]) -> list[str]:
         """Roles that wait for each other."""
-        roles = {wait.role: wait for wait in roots if wait.bar is not None}
-        names = list(dict.fromkeys(wait.ring.name for wait in roles.values() if wait.ring))
-        if len(names) < 2:
+        roles = {wait.role: wait for wait in roots}
+        names = list(dict.fromkeys(wait.ring.name if wait.ring else wait.name for wait in roles.values()))
+        if len(roles) < 2 or len(names) < 2:
             return []
         self.blame += [Step(0, wait.agent, wait.op) for wait in roles.values()]
         terms = [f"{role} for {wait.name}" for role, wait in sorted(roles.items())]

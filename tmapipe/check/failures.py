@@ -33,10 +33,7 @@ def hazard_findings(error: Any, check: LinearCheck, programs: Sequence[Sequence[
     elif rule == "exit-bytes-pending":
         issues = _left_with_bytes(check, agent // layout.warps)
     elif rule == "setmaxnreg-warpgroup":
-        four = range(agent - agent % layout.warps % 4, agent - agent % layout.warps % 4 + 4)
-        sets = [Step(0, w, op) for w in four for op in programs[w] if declared(type(op)).effect(SetRegisters)]
-        last = list({step.agent: step for step in sets}.values())
-        issues = sorted(last, key=lambda step: sum(other.op.registers == step.op.registers for other in last))[:1]
+        issues = _uneven_sets(programs[agent // layout.warps * layout.warps :][: layout.warps], agent)
     elif rule.startswith("exit-") and agent in check.last:
         issues = [check.last[agent]]
     if rule == "exit-unawaited-store" and check.slots.idle_waits:
@@ -57,6 +54,18 @@ def blamed(tx: int, steps: list[Step]) -> list[Step]:
     counts = ((step, _nbytes(step.op, armed=tx > 0)) for step in reversed(steps))
     found = [(step, nbytes) for step, nbytes in counts if nbytes]
     return [step for step, nbytes in found if nbytes == abs(tx)][:1] or [step for step, _ in found][:1]
+
+
+def _uneven_sets(programs: Sequence[Sequence[Any]], agent: int) -> list[Step]:
+    """The last setmaxnreg of a warp whose warpgroup does not do as it does. programs: of its CTA."""
+    sets = [[op for op in program if declared(type(op)).effect(SetRegisters)] for program in programs]
+    counts = [[op.registers for op in each] for each in sets]
+    for first in range(0, len(sets), 4):
+        four = counts[first : first + 4]
+        odd = min(range(len(four)), key=lambda i: (four.count(four[i]), -len(four[i])))
+        if four.count(four[odd]) < len(four):
+            return [Step(0, agent - agent % len(sets) + first + odd, op) for op in sets[first + odd][-1:]]
+    return []
 
 
 def _left_with_bytes(check: LinearCheck, cta: int) -> list[Step]:

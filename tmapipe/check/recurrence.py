@@ -92,7 +92,7 @@ class RunState:
                 )
             )
         lists: tuple[Any, ...] = (state.bar_threads, state.bar_arrived, state.live, state.returned)
-        registers = tuple(state.free_registers), tuple(state.registers)
+        registers = tuple(state.free_registers), tuple(state.registers), tuple(state.sets_ahead)
         return (*[tuple(each) for each in lists], registers, state.cluster[0], tuple(warps))
 
     def _less_pending(self, other: RunState) -> bool:

@@ -64,6 +64,6 @@ def _check_cta(state: State, agent: int, op: Exit, cta: int) -> None:
             )
             raise hazard(layout, "exit-bytes-pending", agent, op, text)
     for first in range(cta * layout.warps, (cta + 1) * layout.warps - 3, 4):
-        if len(set(state.registers[first : first + 4])) > 1:
+        if len(set(state.registers[first : first + 4])) > 1 or any(state.sets_ahead[first : first + 4]):
             text = f"returns, and setmaxnreg was not executed by all warps of warpgroup {(first % layout.warps) // 4}"
             raise hazard(layout, "setmaxnreg-warpgroup", agent, op, text)

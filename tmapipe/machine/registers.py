@@ -43,10 +43,14 @@ def _set(state: State, agent: int, op: SetMaxNreg) -> int:
     if warp // 4 * 4 + 4 > layout.warps:
         raise hazard(layout, "setmaxnreg-warpgroup", agent, op, "sets the registers of an incomplete warpgroup")
     state.registers[agent] = op.registers
+    four = range(agent - warp % 4, agent - warp % 4 + 4)
+    state.sets_ahead[agent] += 1
+    if all(state.sets_ahead[other] for other in four):
+        for other in four:
+            state.sets_ahead[other] -= 1
     if op.increase:
         state.free_registers[cta] -= (op.registers - before) * WARP
         return before
-    four = range(agent - warp % 4, agent - warp % 4 + 4)
     if all(state.registers[other] == op.registers for other in four):
         state.free_registers[cta] += 4 * (before - op.registers) * WARP
         state.woken.append(layout.key_registers + cta)

@@ -35,7 +35,7 @@ _LISTS = (
     "cluster", "cluster_seen", "live", "returned",
     "serials", "writers", "readers",
     "queues", "done", "issued", "bounds", "awaited", "latest", "unfenced",
-    "free_registers", "registers",
+    "free_registers", "registers", "sets_ahead",
 )  # fmt: skip
 _DICTS = ("loads", "stores", "open_group", "groups", "committed")
 
@@ -46,7 +46,8 @@ class State:
     mbarriers, at ``cta * nbars + bar``: `count` (0: not initialized), `pending` arrivals, `tx` pending bytes, `phase`
     number; named barriers, at ``cta * 16 + id``: `bar_threads`, `bar_arrived` (threads), `bar_generation`; by agent:
     `bar_seen` (that index and the generation of a ``bar.sync`` that has arrived, or None), `cluster_seen` (generation
-    arrived in, or -1), `returned`, `serials`, `registers`; `cluster`: [warps arrived, generation]; `live`: warps of each
+    arrived in, or -1), `returned`, `serials`, `registers`, `sets_ahead` (setmaxnregs that not all warps of its warpgroup
+    have executed); `cluster`: [warps arrived, generation]; `live`: warps of each
     CTA that have not returned; slots, at ``cta * nslots + slot``: `writers`, `readers` in flight; `loads`: flight (of a
     TMA load, st.async or cp.async) -> (slot, share, shares, mbarrier, bytes, arrivals, landed); `stores`: flight ->
     (slot, whether read); by thread (``agent * 32 + lane``): `open_group`, `groups` (flights, whether known read) oldest
@@ -78,7 +79,7 @@ class State:
         self.bounds: list[tuple[int, ...]] = [()] * agents
         self.latest: list[tuple[tuple[str, int], ...]] = [()] * agents
         self.free_registers = [0] * ctas
-        self.registers = [layout.plan.launch_registers] * agents
+        self.registers, self.sets_ahead = [layout.plan.launch_registers] * agents, [0] * agents
         self.loads: dict[Flight, tuple] = {}
         self.stores: dict[Flight, tuple] = {}
         self.open_group: dict[int, tuple[Flight, ...]] = {}

@@ -381,4 +381,16 @@ MISTAKES = (
         None,
         "own",
     ),
+    Mistake(
+        "a matmul on a slot that was left",
+        "products",
+        {
+            """                    one = first.start(slot.a, other.b)
+                    two = second.start(slot.a, other.c)""": """                    one = first.start(slot.a, other.b)
+                    a, c = slot.a, other.c
+                two = second.start(a, c)  # <- here""",
+        },
+        None,
+        "block",
+    ),
 )

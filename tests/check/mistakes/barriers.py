@@ -238,4 +238,100 @@ MISTAKES = (
         Kind.DEADLOCK,
         r"every warp of the CTA|k\.sync\(\)",
     ),
+    Mistake(
+        "the number of laps as a parity",
+        "copy",
+        {
+            """        with k.ring.consume() as slot:
+            slot.y.store(tile)""": """        full = k.plan.barrier("ring.full")
+        k.isa.mbarrier_wait(full, tile.n % 3, tile.n // 3)  # <- here
+        with k.ring.consume() as slot:
+            slot.y.store(tile)""",
+        },
+        Kind.OUT_OF_RANGE,
+        "laps & 1",
+    ),
+    Mistake(
+        "a producer that waits for its consumer by hand",
+        "copy",
+        {
+            """        with k.ring.produce() as slot:
+            slot.x.load(tile)""": """        with k.ring.produce() as slot:
+            slot.x.load(tile)
+            k.isa.mbarrier_wait(k.plan.barrier("ring.free"), slot.index, 0)  # <- here""",
+        },
+        Kind.SLOT_ORDER,
+        r"let load wait for ring\.free\[1\] with parity 1 there",
+    ),
+    Mistake(
+        "two roles come to a sync and a slot in different orders",
+        "doubled",
+        {
+            "            slot.x.write(slot.x.read() * 2)": """            k.sync(self.store)  # <- here
+            slot.x.write(slot.x.read() * 2)""",
+            """        with k.ring.consume() as slot:
+            slot.y.store(tile)""": """        with k.ring.consume() as slot:  # <- here
+            slot.y.store(tile)
+        k.sync(self.work)""",
+        },
+        Kind.DEADLOCK,
+        r"store for ring.ready1.* and work for work\+store.threads .* wait for each other: let one of them hand on",
+    ),
+    Mistake(
+        "a barrier of the cluster in one role of it",
+        "held",
+        {
+            "        k.y.store(tile, values)": """        k.isa.cluster_arrive()
+        k.isa.cluster_wait()  # <- here
+        k.y.store(tile, values)""",
+        },
+        Kind.DEADLOCK,
+        "every warp of the cluster",
+    ),
+    Mistake(
+        "comes to the cluster's barrier twice",
+        "held",
+        {
+            "        k.y.store(tile, values)": """        k.isa.cluster_arrive()
+        k.isa.cluster_arrive()  # <- here
+        k.y.store(tile, values)""",
+        },
+        Kind.NAMED_BARRIER,
+        "arrive and wait in turn",
+    ),
+    Mistake(
+        "a role of one warp gives back registers",
+        "copy",
+        {
+            """        with k.ring.consume() as slot:
+            slot.y.store(tile)""": """        k.isa.setmaxnreg(40, increase=False)  # <- here
+        with k.ring.consume() as slot:
+            slot.y.store(tile)""",
+        },
+        Kind.REGISTERS,
+        "warpgroup",
+    ),
+    Mistake(
+        "one warp of four asks for registers",
+        "gemm",
+        {
+            "        k.d.store(tile, acc)": """        if k.isa.warp % 4 == 1:
+            k.isa.setmaxnreg(240, increase=True)  # <- here
+        k.d.store(tile, acc)""",
+        },
+        Kind.REGISTERS,
+        "four warps",
+    ),
+    Mistake(
+        "a number of registers that is no multiple of 8",
+        "turns",
+        {
+            """        with k.mma.accumulate() as acc:
+""": """        k.isa.setmaxnreg(100, increase=False)  # <- here
+        with k.mma.accumulate() as acc:
+""",
+        },
+        Kind.REGISTERS,
+        "steps of 8",
+    ),
 )
