@@ -31,8 +31,8 @@ FILES = (
     "tmapipe/*.py",
     *(f"tmapipe/{name}/*.py" for name in ("plan", "bind", "protocol", "tiles", "epilogue", "schedules")),
 )
-NOTICED, SURVIVES, LEFT_OUT = "noticed", "SURVIVES", "left out"
-SECONDS = 300.0  # of tests for one change
+NOTICED, SURVIVES, LATE, LEFT_OUT = "noticed", "SURVIVES", "late", "left out"
+SECONDS = 900.0  # of tests for one change; then it counts as neither
 Function = tuple[str, int]  # file, first line
 
 
@@ -81,7 +81,7 @@ class Driver:
     def __init__(self, mutants: list[Mutant], seen: Path, jobs: int):
         self.mutants, self.file, self.jobs = mutants, seen, jobs
         self.failed = False
-        self.ends: dict[str, list[Mutant]] = {NOTICED: [], SURVIVES: [], LEFT_OUT: []}
+        self.ends: dict[str, list[Mutant]] = {NOTICED: [], SURVIVES: [], LATE: [], LEFT_OUT: []}
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.failed |= report.failed
@@ -125,7 +125,7 @@ class Driver:
 
     def _judge(self, items: dict[str, Any], seen: dict[str, tuple[float, set[Function]]]) -> None:
         running: dict[int, tuple[Mutant, float]] = {}
-        todo = list(reversed(self.mutants))
+        todo, killed = list(reversed(self.mutants)), set[int]()
         while todo or running:
             while todo and len(running) < self.jobs:
                 mutant = todo.pop()
@@ -136,12 +136,13 @@ class Driver:
             if not pid:
                 for late, (_, since) in running.items():
                     if time.monotonic() - since > SECONDS:
+                        killed.add(late)
                         os.kill(late, signal.SIGKILL)
                 time.sleep(0.05)
             elif pid in running:
                 mutant, _ = running.pop(pid)
                 code = os.waitstatus_to_exitcode(status)
-                end = {0: SURVIVES, 3: LEFT_OUT}.get(code, NOTICED)
+                end = LATE if pid in killed else {0: SURVIVES, 3: LEFT_OUT}.get(code, NOTICED)
                 self.ends[end].append(mutant)
                 print(f"{end:9} {mutant}", flush=True)
 
@@ -180,8 +181,9 @@ def main() -> int:
     driver = Driver(draw(given.seed, given.count), given.seen, given.jobs)
     options = ["-o", "addopts=--import-mode=importlib", "-p", "no:terminal", "-p", "no:xdist", "-p", "no:cacheprovider"]
     pytest.main([*options, "--ignore", "tests/gpu", *given.tests], plugins=[driver])
-    noticed, survive, left_out = (len(driver.ends[end]) for end in (NOTICED, SURVIVES, LEFT_OUT))
-    print(f"{noticed} of {noticed + survive} changes of seed {given.seed} are noticed; {left_out} could not be tried")
+    noticed, survive, late, left_out = (len(driver.ends[end]) for end in (NOTICED, SURVIVES, LATE, LEFT_OUT))
+    print(f"{noticed} of {noticed + survive} changes of seed {given.seed} are noticed")
+    print(f"{late} took more than {SECONDS:.0f} s of tests, and {left_out} could not be tried: no verdict")
     return 1 if survive else 0
 
 
