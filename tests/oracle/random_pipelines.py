@@ -37,7 +37,7 @@ class Pipeline:
     """One schedule and its problem.
 
     text: what was drawn; dtypes, shapes: of the tensors, by stage; reference: inputs in float64 -> result; tolerance:
-    relative error (0: every bit); plain: calling the schedule runs one kernel on just these tensors.
+    relative error (0: every bit); pads: by tensor, elements that its rows in memory have beyond those of its shape.
     """
 
     seed: int
@@ -47,6 +47,7 @@ class Pipeline:
     shapes: dict[str, tuple[int, ...]]
     reference: Callable[..., Any]
     tolerance: float = 0.0
+    pads: dict[str, int] = attrs.field(factory=dict)
 
     @property
     def loads(self) -> list[str]:
@@ -57,11 +58,12 @@ class Pipeline:
         made = torch.Generator().manual_seed(1000 * self.seed + number)
         found = []
         for name in self.loads:
-            dtype, shape = TORCH[self.dtypes[name]], self.shapes[name]
-            if self.tolerance:
-                found.append(torch.randn(shape, generator=made).to(dtype).to(device))
-            else:
-                found.append(torch.randint(-8, 9, shape, generator=made).to(dtype).to(device))
+            dtype, (*outer, columns) = TORCH[self.dtypes[name]], self.shapes[name]
+            shape = (*outer, columns + self.pads.get(name, 0))
+            values = (
+                torch.randn(shape, generator=made) if self.tolerance else torch.randint(-8, 9, shape, generator=made)
+            )
+            found.append(values.to(dtype).to(device)[..., :columns])
         return found
 
     def poisoned(self, device: str) -> Any:
@@ -267,6 +269,20 @@ def _gathered(rng: random.Random, sizes: random.Random, size: str) -> dict[str, 
     return _made(Gathered, drawn, {"x": "fp32", "y": "fp32"}, {"x": many, "y": many}, moved)
 
 
+def _copied(rng: random.Random, sizes: random.Random, size: str) -> dict[str, Any]:
+    """One of the others, whose x is copied by threads, from rows that begin at any multiple of 4, 8 or 16 bytes."""
+    family = rng.choice([_chain, _shared, _two_rings, _two_writers])
+    made = family(rng, sizes, size)
+    schedule = made["schedule"]
+    x, vector, warps = schedule.x, rng.choice([4, 8, 16]), rng.choice([1, 2, 3])
+    if family is not _shared:  # whose role loads by TMA too
+        schedule.load = tp.Role(warps=warps)
+    schedule.x = tp.CpAsyncLoadStage(" ".join(x.dims), tile=x.tile, ring=x.ring, vector=vector, loader=x.loader)
+    pad = vector * sizes.randint(0, 3) // TORCH[made["dtypes"]["x"]].itemsize
+    text = f"{schedule.load.warps} warps copy {vector} bytes: {made['text']}"
+    return {**made, "text": text, "pads": {"x": pad}}
+
+
 def _made(kind: Any, drawn: dict[str, Any], dtypes: Any, shapes: Any, reference: Any, tolerance: float = 0.0) -> Any:
     options = ", ".join(f"{name}={value}" for name, value in drawn.items())
     tensors = ", ".join(f"{name} {dtypes[name]}{list(shape)}" for name, shape in shapes.items())
@@ -284,18 +300,18 @@ FAMILIES = (_chain, _shared, _two_rings, _two_writers, _add_parts, _gemm)
 WEIGHTS = (6, 4, 3, 2, 1, 4)
 #: What seeds from NEW on draw from; results of earlier runs name the pipelines of smaller seeds.
 NEW_FAMILIES = (_held, _gathered)
-NEW, OVER = 10_000, 20_000
+NEW, OVER, COPIED = 10_000, 20_000, 30_000
 
 
 def draw(seed: int, size: str = "any") -> Pipeline:
     """The pipeline of *seed* with a problem of a size: "small" (for the model), "laps" (for the checker), "any" or "many"
     (for a GPU). The schedule is the same for all sizes. From `NEW` on: of slots that are held, and starts anywhere; from
-    `OVER` on: of tiles over others."""
+    `OVER` on: of tiles over others; from `COPIED` on: of copies by threads."""
     rng = random.Random(seed)
     while True:
         family = rng.choices(FAMILIES, WEIGHTS)[0] if seed < NEW else rng.choice(NEW_FAMILIES)
         if seed >= OVER:
-            family = functools.partial(_held, over=True)
+            family = functools.partial(_held, over=True) if seed < COPIED else _copied
         made = family(rng, random.Random(seed), size)
         try:
             made["schedule"].plan(made["dtypes"])

@@ -6,11 +6,13 @@ The same ones, and mutants that the checker rejects, run on a GPU by `python -m 
 import pytest
 
 from tests.oracle.mutations import Mutation
-from tests.oracle.random_pipelines import NEW, OVER, draw
+from tests.oracle.random_pipelines import COPIED, NEW, OVER, draw
 from tests.oracle.reality_worker import check, run_model
 
 
-@pytest.mark.parametrize("seed", [*range(30), *range(NEW, NEW + 20), *range(OVER, OVER + 12)])
+@pytest.mark.parametrize(
+    "seed", [*range(30), *range(NEW, NEW + 20), *range(OVER, OVER + 12), *range(COPIED, COPIED + 16)]
+)
 def test_accepted_and_right(seed):
     pipeline = draw(seed, "small")
     verdict = check(pipeline, None)
@@ -43,5 +45,5 @@ def test_lanes_that_are_not_synchronized_are_found(seed):
 
 
 def test_the_schedule_does_not_depend_on_the_size():
-    for seed in (*range(20), *range(NEW, NEW + 10), *range(OVER, OVER + 5)):
+    for seed in (*range(20), *range(NEW, NEW + 10), *range(OVER, OVER + 5), *range(COPIED, COPIED + 5)):
         assert len({draw(seed, size).text.split(" on ")[0] for size in ("small", "laps", "any", "many")}) == 1

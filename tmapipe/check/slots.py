@@ -91,6 +91,7 @@ class Slots:
         self.mma_issued: dict[tuple[int, int], Clock] = {}  # (warpgroup, serial) -> what its four issues have executed
         self.idle_waits: dict[int, tuple[int, Step]] = {}  # of warps with no groups that could have been waited for
         self.async_slots: set[int] = set()  # of a CTA, that TMA or wgmma touch
+        self.covering: dict[int, set[Part]] = {}  # place -> parts that copies have been started to, until they are all
         self.copied: dict[tuple[int, int], set[int]] = {}  # (mbarrier, phase) -> slots that cp.async has written then
 
     def take(self, other: Slots) -> None:
@@ -100,6 +101,7 @@ class Slots:
         self.mma_waits = [waits.copy() for waits in other.mma_waits]
         self.mma_issued = {key: clock.copy() for key, clock in other.mma_issued.items() if other.may_be_awaited(*key)}
         self.idle_waits, self.async_slots = dict(other.idle_waits), set(other.async_slots)
+        self.covering = {place: set(parts) for place, parts in other.covering.items()}
 
     def may_be_awaited(self, group: int, serial: int) -> bool:
         """Whether a later wait can still return for this wgmma: not if all four warps have returned for a later one."""
@@ -147,6 +149,20 @@ class Slots:
             bar = flight.cta * self.layout.nbars + getattr(op, effect.until.bar)
             access = self.flights[flight] = Access(kind, time, part, step, slot, bar)
             self._access(flight.cta, slot, access, (kind, bar, part))
+            if kind == COPY:
+                self._covered(flight.cta * self.layout.nslots + slot, part)
+
+    def _covered(self, place: int, part: Part) -> None:
+        """Copies to a part of a slot have been started. With those to its last part, all that was accessed before is over for
+        whoever comes after the copies, though their arrivals release nothing: the copies themselves came after it.
+        """
+        started = self.covering.setdefault(place, set())
+        if part in started:
+            started.clear()
+        started.add(part)
+        if len(started) == part[2]:
+            self.history[place] = {key: access for key, access in self.history[place].items() if access.kind == COPY}
+            started.clear()
 
     def landed(self, flight: Flight, phase: int) -> None:
         """It has been counted in *phase*."""
