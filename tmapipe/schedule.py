@@ -187,15 +187,10 @@ class Schedule:
     def explain(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> str:
         """Every derived number with its formula, as text. Arguments as of `plan`."""
         over = None if self.over is None else {dim: axis.elements for dim, axis in self.axes.items()}
+        from tmapipe.registers import fragments_held
+
         plan = self.plan(dtypes, arch=arch)
-        return explain(plan, over, self.fragments_held(plan))
-
-    def fragments_held(self, plan: Plan) -> Mapping[str, tuple[int, str]]:
-        """Role -> how many registers a thread its fragments need at most at one time, and the line; of roles whose bodies
-        cannot be recorded, nothing."""
-        from tmapipe.check.registers import fragments_held
-
-        return fragments_held(self, plan)
+        return explain(plan, over, fragments_held(self, plan))
 
     def check(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Report:
         """Proves on the CPU that this schedule cannot hang, race or corrupt, or reports what can go wrong.

@@ -83,6 +83,7 @@ LAYERS = (
     ("protocol",),
     ("machine", "tiles", "epilogue"),
     ("kernel",),
+    ("registers",),
     ("check", "gpu"),
     ("math",),
     ("schedule",),

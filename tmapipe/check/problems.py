@@ -108,13 +108,7 @@ class Problems:
             for dim, extent in zip(part.dims, part.tile, strict=True):
                 if dim not in self.dims:
                     extents[dim] = extent * steps
-        return self.with_extents(extents)
-
-    def with_extents(self, extents: Mapping[str, int]) -> Shapes:
-        """Shapes of all tensors, from the extents of all dimensions; 1 for those that nothing transfers."""
-        others = {dim: 1 for dims in self.plan.dims.values() for dim in dims}
-        every = self.plan.related({**others, **self.plan.related(dict(extents))})
-        return {name: tuple(every[dim] for dim in dims) for name, dims in self.plan.dims.items()}
+        return self.plan.shapes(extents)
 
     # ---- recordings -----------------------------------------------------------------------------------------------
 

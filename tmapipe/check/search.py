@@ -59,7 +59,7 @@ def problems_near(problems: Problems) -> Iterator[Problem]:
         extents[problems.dims[-1]] *= of
         for table in tables[at[-2]]:
             extents.setdefault(problems.plan.dims[table][0], ENTRIES)
-        yield Problem(problems.with_extents(extents), cluster, of, tables[at[-2]])
+        yield Problem(problems.plan.shapes(extents), cluster, of, tables[at[-2]])
 
 
 def _extents(problems: Problems, dim: str, varied: bool, far: int) -> list[int]:

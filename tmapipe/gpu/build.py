@@ -29,6 +29,7 @@ from tmapipe.gpu.report import Resources, read_resources
 from tmapipe.kernel import kernel_main
 from tmapipe.machine.varying_names import NAMES_LOCK
 from tmapipe.plan.model import Load, Plan
+from tmapipe.registers import fragments_held
 from tmapipe.tiles.gpc_positions import COUNTERS
 from tmapipe.tma_rules import ALIGNMENT
 
@@ -191,7 +192,7 @@ def build(
             raise _carried(error) or error from None
         finally:
             forget_ir()
-        check_notes(plan, notes, functools.partial(schedule.fragments_held, plan))
+        check_notes(plan, notes, functools.partial(fragments_held, schedule, plan))
     return Compiled(plan, function, function.__ptx__ if keep else None, function.__cubin__ if keep else None)
 
 

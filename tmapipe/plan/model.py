@@ -292,6 +292,12 @@ class Plan:
                 found[dim.of] = max(0, found[dim.name] - dim.plus) * dim.per
         return found
 
+    def shapes(self, extents: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """Shapes of all tensors, from the extents of dimensions and what follows from them; 1 for those left."""
+        others = {dim: 1 for dims in self.dims.values() for dim in dims}
+        every = self.related({**others, **self.related(dict(extents))})
+        return {name: tuple(every[dim] for dim in dims) for name, dims in self.dims.items()}
+
     @property
     def threads(self) -> int:
         return self.warps * WARP

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tmapipe.check.problems import Problems
 from tmapipe.errors import PipelineError
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Layout, record
@@ -27,9 +26,8 @@ def fragments_held(schedule: Schedule, plan: Plan) -> dict[str, Most]:
     """Role -> what its fragments need at most, of a problem of a few tiles along each dimension. Left out are roles without
     any, and those whose bodies cannot be recorded.
     """
-    problems = Problems(schedule, plan)
     sizes = {dim: size for part in plan.transfers for dim, size in zip(part.dims, part.tile, strict=True)}
-    shapes = problems.with_extents({dim: size * (TURNS if size > 1 else 1) for dim, size in sizes.items()})
+    shapes = plan.shapes({dim: size * (TURNS if size > 1 else 1) for dim, size in sizes.items()})
     found = {}
     for role in plan.roles:
         live = Live()
