@@ -85,15 +85,17 @@ def closed_for(problems: Problems, segments: Segments, choices: list[After], log
     try:
         root = begin(problems, segments, log)
         for after in choices:
-            known: list[_Node] = []
+            known: dict[Where, list[RunState]] = {}
+            count = 0
             open_nodes = [root, warmed_up(problems, segments, after, root)]
             while open_nodes:
                 node = open_nodes.pop()
-                if any(node.where == other.where and node.run_state.covered_by(other.run_state) for other in known):
+                others = known.setdefault(node.where, [])
+                if any(map(node.run_state.covered_by, reversed(others))):
                     continue
-                known.append(node)
-                states += 1
-                if len(known) > MOST_STATES[len(problems.kinds.keys) > 1]:
+                others.append(node.run_state)
+                count, states = count + 1, states + 1
+                if count > MOST_STATES[len(problems.kinds.keys) > 1]:
                     raise _Stopped(node.path, "still no state recurs")
                 for segment in after[node.where]:
                     reached = take(segments, node, segment)

@@ -5,7 +5,6 @@ If several loops after each other are counted by one number, each has its own B.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import attrs
@@ -21,8 +20,6 @@ __all__ = ["EMPTY", "After", "Dividing", "NotAlike", "Ops", "Piece", "Segment", 
 Where = tuple[str, int]  # ("tile", i) before the i-th tile, ("step", i) between turns of one of its loops
 Ops = list[list[Any]]  # by warp
 EMPTY = "a tile of 0 steps"
-MANY_KINDS = 500  # if there are more, fewer numbers of turns are looked at together
-LEAST_LAPS = 4
 
 
 @attrs.frozen
@@ -75,15 +72,15 @@ class Dividing:
 
     values: by variation, those to look at; at_once: inner steps of a segment; boundaries: tiles of the recorded problems;
     loops: how many of the segments from a boundary between turns are one more turn.
+
+    Args:
+        laps: How many numbers of turns show how a count goes on.
     """
 
-    def __init__(self, problems: Problems, at_once: int):
+    def __init__(self, problems: Problems, at_once: int, laps: int):
         self.problems, self.at_once = problems, at_once
         self.variations: tuple[Variation, ...] = problems.kinds.variations
-        for laps in (problems.slots + 3, LEAST_LAPS):
-            self.values = [each.values(laps, at_once) for each in self.variations]
-            if math.prod(map(len, self.values)) <= MANY_KINDS:
-                break
+        self.values = [each.values(laps, at_once) for each in self.variations]
         self.boundaries = 0
         self.loops: dict[Where, int] = {}
 

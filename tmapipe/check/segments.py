@@ -23,6 +23,7 @@ from tmapipe.check.problems import Kind, NotRegular, Problems
 __all__ = ["EMPTY", "END", "After", "NotRegular", "Segment", "Segments", "Where", "segments_of"]
 
 END: Where = ("end", 0)
+FEW_LAPS = 4  # where several numbers count turns, as many of each are looked at together first
 LAPS = 3  # around the longest ring, in the longest programs that are looked at
 SOME_TILES = 16  # at whose turns decisions differ
 MOST_PASSES = 6  # over the programs: each can show more that bodies decide on
@@ -79,12 +80,15 @@ def segments_of(problems: Problems) -> Segments:
 def _found(problems: Problems) -> Segments:
     if problems.kinds.open:
         raise NotRegular("bodies decide on " + "; ".join(problems.kinds.open))
-    for at_once in (1, 2):
+    counts = sum(not (each.all or each.some) for each in problems.kinds.variations)
+    ways = [(1, FEW_LAPS), (2, FEW_LAPS), (3, FEW_LAPS)] if counts > 1 else []
+    ways += [(at_once, problems.slots + 3) for at_once in (1, 2, 3)]
+    for way in ways:
         try:
-            return _Finder(problems, at_once).segments()
-        except NotAlike:
-            continue
-    return _Finder(problems, 3).segments()
+            return _Finder(problems, *way).segments()
+        except NotAlike as reason:
+            last = reason
+    raise last
 
 
 class _Finder(Dividing):
@@ -94,8 +98,8 @@ class _Finder(Dividing):
     groups; around: as many tiles as go a few times around the rings; at_once: inner steps of a segment.
     """
 
-    def __init__(self, problems: Problems, at_once: int):
-        super().__init__(problems, at_once)
+    def __init__(self, problems: Problems, at_once: int, laps: int):
+        super().__init__(problems, at_once, laps)
         self.group = problems.group
         self.kinds: list[Kind] = list(itertools.product(*self.values))
         if len(self.kinds) > MOST_KINDS:
