@@ -8,7 +8,8 @@ import pytest
 
 import tmapipe as tp
 from tests.check.corpus import arrival_counts, budgets, byte_counts, peers, proxy_fences, slot_reuse, turns_and_tails
-from tests.check.corpus.parts import Case, Program
+from tests.check.corpus.parts import Case, HandRing, Parts, Program, program
+from tests.machine.slots import read_slot
 from tests.oracle.tirx_rings import MULTICAST, RUNS, ours
 from tmapipe.check import check_program
 
@@ -40,6 +41,62 @@ def test_fixed_twin_passes(case: Case, good: Program):
     report = check(good, case.name)
     assert report.ok, str(report)
     assert case.notes <= {finding.kind for finding in report.notes}, str(report)
+
+
+def by_hand(slip: str) -> Program:
+    """A ring without an object that declares it: the report has the barriers alone to go by."""
+    parts = Parts()
+    parts.role("load", 1)
+    use = parts.role("use", 2 if slip == "one of two warps releases" else 1)
+    ring = HandRing(parts, 2, free=2 if slip in ("one of two warps releases", "a count of two") else 1)
+
+    def load(isa):
+        for turn in range(6):
+            if slip != "no wait for a free slot":
+                ring.wait_free(isa, turn)
+            if slip != "nothing is armed":
+                ring.arm(isa, turn)
+            if slip != "nothing is loaded":
+                ring.load(isa, turn)
+
+    def read(isa):
+        for turn in range(6):
+            if slip != "no wait for the load":
+                ring.wait_full(isa, turn)
+            read_slot(isa, ring.slot(turn), use)
+            isa.fence_proxy_async()
+            isa.warp_sync()
+            if (slip, isa.warp) != ("one of two warps releases", 2) and (slip, turn) != ("one release is left out", 3):
+                ring.release(isa, turn)
+
+    return program(parts.plan(), {"load": load, "use": read}, 6)
+
+
+@pytest.mark.parametrize(
+    ("slip", "fix"),
+    [
+        ("no wait for a free slot", "wait for the end of the phase before"),
+        ("no wait for the load", r"free\[0\] has completed 3 phases, and load has waited for 0: let use wait"),
+        ("nothing is armed", r"full\[0\] got 512 bytes that nobody armed"),
+        ("nothing is loaded", "512 bytes armed that no load delivers: start the loads"),
+        (
+            "one of two warps releases",
+            r"free\[0\] counts 2 arrivals and gets 1 a phase: initialize it with 1, or let more",
+        ),
+        ("a count of two", r"free\[0\] counts 2 arrivals and gets 1 a phase: initialize it with 1, or let more arrive"),
+        (
+            "one release is left out",
+            r"phase 1 of free\[1\] got 0 of 1 arrivals: let use arrive at it as often as load waits",
+        ),
+    ],
+)
+def test_fixes_without_a_declared_ring(slip, fix):
+    (first, *_) = check(by_hand(slip), slip).errors
+    assert re.search(fix, first.fix) and first.where, first
+
+
+def test_nothing_but_a_slip_is_wrong_in_it():
+    assert check(by_hand(""), "right").ok
 
 
 @pytest.mark.parametrize(("cluster", "runs"), [(1, RUNS), (2, MULTICAST)])

@@ -79,10 +79,8 @@ class Deadlock:
 
     def _because_of(self, wait: Blocked) -> set[int]:
         """Warps that would have to go on before this wait can end."""
-        layout, cta = self.layout, wait.agent // self.layout.warps
         if wait.bar is not None:
-            roles = layout.signallers(wait.bar)
-            return self.signalling[wait.bar] | {a for a in self._cta(cta) if layout.role(a) in roles}
+            return set(self.signalling[wait.bar])
         if wait.id is None:
             return set()
         at = {other.agent for other in self.waits if other.id == wait.id}
@@ -104,7 +102,7 @@ class Deadlock:
 
     def fixes(self, roots: list[Blocked]) -> list[str]:
         explain: Callable[[Blocked], str | None]
-        for explain in (self._known, self._bytes, self._turn, self._meet, self._registers, self._holds):
+        for explain in (self._known, self._bytes, self._turn, self._meet, self._registers, self._holds, self._never):
             found = [fix for fix in map(explain, roots) if fix]
             if found:
                 return found
@@ -128,7 +126,8 @@ class Deadlock:
         loads = [name for names in wait.ring.loads.values() for name in names] if wait.ring else []
         started = {s.op.load for s in counted if isinstance(s.op, TmaLoad)}
         missing = [name for name in loads if name not in started]
-        what = f"start the load of {' and '.join(missing)} in each slot" if missing else "load all parts of each tile"
+        every = "load all parts of each tile" if loads else "start the loads"
+        what = f"start the load of {' and '.join(missing)} in each slot" if missing else every
         return f"{phase} has {tx} bytes armed that no load delivers: {what}, or arm {tx} bytes fewer"
 
     def _turn(self, wait: Blocked) -> str | None:
@@ -201,7 +200,7 @@ class Deadlock:
 
     def _circle(self, roots: list[Blocked]) -> list[str]:
         """Roles that wait for each other."""
-        roles = {wait.role: wait for wait in roots}
+        roles = {wait.role: wait for wait in roots if wait.ring or wait.id is not None}
         names = list(dict.fromkeys(wait.ring.name if wait.ring else wait.name for wait in roles.values()))
         if len(roles) < 2 or len(names) < 2:
             return []
@@ -212,18 +211,35 @@ class Deadlock:
             return [f"{said}let both take the slots of {' and '.join(names)} in one order, or give these more stages"]
         return [f"{said}let one of them hand on what the other waits for before it waits itself"]
 
+    def _never(self, wait: Blocked) -> str | None:
+        """An mbarrier that its arrivals cannot complete, or that has gone on without this warp."""
+        if wait.bar is None:
+            return None
+        count, phase = self.state.count[wait.bar], self.state.phase[wait.bar]
+        given = sum(self.signalling[wait.bar].values())
+        if 0 < given < count:
+            said = f"{wait.name} counts {count} arrivals and gets {given} a phase"
+            return f"{said}: initialize it with {given}, or let more arrive"
+        done = self.programs[wait.agent][: self.check.clocks.time[wait.agent]]
+        seen = sum(isinstance(op, MbarWait) and op.bar == wait.bar % self.layout.nbars for op in done)
+        if phase <= seen:
+            return None
+        said = f"{wait.name} has completed {phase} phases, and {wait.role} has waited for {seen}"
+        return f"{said}: let {self._by(wait)} wait for {wait.role} to go on before each arrival"
+
     def _arrivals(self, wait: Blocked) -> str | None:
         """What the mbarrier still needs to complete."""
         if wait.bar is None:
             return None
         count, pending = self.state.count[wait.bar], self.state.pending[wait.bar]
-        got, layout = count - pending, self.layout
-        roles = list(dict.fromkeys(layout.role(a) for a in sorted(self.signalling[wait.bar])))
-        by = " and ".join(roles or layout.signallers(wait.bar)) or "some role"
-        phase = f"phase {self.state.phase[wait.bar]} of {wait.name} got {got} of {count} arrivals"
-        if got:
-            return f"{phase}: let {by} arrive {pending} more times a phase, or initialize its count with {got}"
-        return f"{phase}: let {by} arrive at it as often as {wait.role} waits for it"
+        phase = f"phase {self.state.phase[wait.bar]} of {wait.name} got {count - pending} of {count} arrivals"
+        return f"{phase}: let {self._by(wait)} arrive at it as often as {wait.role} waits for it"
+
+    def _by(self, wait: Blocked) -> str:
+        """The roles that arrive at the mbarrier, or should."""
+        bar: Any = wait.bar
+        roles = dict.fromkeys(self.layout.role(agent) for agent in sorted(self.signalling[bar]))
+        return " and ".join(roles or self.layout.signallers(bar)) or "some role"
 
 
 def deadlock_finding(error: Any, check: LinearCheck, programs: Programs, causes: Sequence[Finding]) -> Finding:
@@ -245,21 +261,22 @@ def deadlock_finding(error: Any, check: LinearCheck, programs: Programs, causes:
     return Finding(kind, str(error), fix, agents, where, steps=shown)
 
 
-def _signalling(layout: Layout, programs: Programs) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
-    """By mbarrier (flat), the warps that arrive or whose loads count there; by named barrier, those that come to it."""
-    bars: dict[int, set[int]] = defaultdict(set)
+def _signalling(layout: Layout, programs: Programs) -> tuple[dict[int, dict[int, int]], dict[int, set[int]]]:
+    """By mbarrier (flat), the warps that signal it, with how many lanes arrive at once; by named barrier, those that come."""
+    bars: dict[int, dict[int, int]] = defaultdict(dict)
     ids: dict[int, set[int]] = defaultdict(set)
     for agent, program in enumerate(programs):
-        for op in {op._replace(where=None) for op in program}:
+        for op in program:
             of = declared(type(op))
             arrive, at, start = of.effect(Arrive), of.effect(ArriveAt), of.effect(Start)
-            bar = arrive.bar if arrive is not None else start.until.bar if start is not None else ""
-            if bar:
+            by: Any = arrive or (start and start.until)
+            if by is not None and by.bar:
+                lanes = getattr(op, by.lanes).bit_count() if by.lanes else int(arrive is not None)
                 masks = of.named(OperandKind.MASK)
                 mask = getattr(op, masks[0]) if masks else None
                 for cta in range(layout.ctas):
                     if mask >> cta & 1 if mask is not None else cta == agent // layout.warps:
-                        bars[cta * layout.nbars + getattr(op, bar)].add(agent)
+                        bars[cta * layout.nbars + getattr(op, by.bar)][agent] = lanes
             if at is not None and at.barrier:
                 ids[getattr(op, at.barrier)].add(agent)
     return bars, ids

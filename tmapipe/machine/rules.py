@@ -43,7 +43,10 @@ class Kind(enum.Enum):
 
 #: By the rule's short name. What breaks any other rule is a race.
 RULES = {
-    "surplus-arrival": (Kind.SURPLUS_ARRIVAL, "make the count of the barrier match the arrivals of one phase"),
+    "surplus-arrival": (
+        Kind.SURPLUS_ARRIVAL,
+        "wait for the end of the phase before (a free slot, say), or make the count match the arrivals of one phase",
+    ),
     "tx-below-zero": (Kind.TX_MISMATCH, "arm as many bytes as the copies of one phase deliver"),
     "tx-overflow": (Kind.TX_MISMATCH, "arm as many bytes as the copies of one phase deliver"),
     "exit-bytes-pending": (Kind.TX_MISMATCH, "deliver the bytes that are armed, or arm fewer"),
