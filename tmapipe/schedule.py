@@ -309,6 +309,8 @@ class Schedule:
         """
         if clusters is not None and (isinstance(clusters, bool) or not isinstance(clusters, int) or clusters < 1):
             raise InputError("clusters", clusters, "is a positive number of clusters, or None", "leave it out")
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise InputError("seed", seed, "is a whole number", "e.g. 3")
         bound = self.bind(*tensors, out=out, **named)
         if bound.empty:
             from tmapipe.machine import Layout, Run

@@ -73,6 +73,7 @@ def test_an_output_has_the_extent_that_follows():
     y = Valid()(x)
     np.testing.assert_array_equal(y, x[:-2] + x[2:])
     assert Valid()(x[:2]).shape == (0, 200)
+    refused(Valid(), x, out=np.empty_like(x), argument="y.shape", rule="has i = 30, but by its Dim it is 28")
     assert list(Valid().axes) == ["n", "i"]
     text = Valid().explain()
     assert "output tiles: 64 along n x 8 along i" in text and "dimension i = m - 2" in text

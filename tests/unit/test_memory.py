@@ -174,6 +174,12 @@ def test_clusters(clusters):
     refused(S.Gemm().simulate, x, x, clusters=clusters, argument="clusters", value=clusters, rule=rule)
 
 
+@pytest.mark.parametrize("seed", [None, 1.0, "2", True, np.int64(3)])
+def test_seeds(seed):
+    x = np.zeros((16, 24), np.float32)
+    refused(S.Gemm().simulate, x, x, seed=seed, argument="seed", value=seed, rule="whole number")
+
+
 def test_an_output_is_given_once():
     x = half(8, 64)
     refused(S.Copy(), x, half(8, 64), out=half(8, 64), argument="out", value="Tensor", rule="given already")

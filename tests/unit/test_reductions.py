@@ -62,6 +62,18 @@ def test_tensors_of_another_kind_given_twice_or_too_many_refused():
     refused(gemm, A, rows=rows, argument="b", rule="tensor")
 
 
+def test_sums_that_cannot_be_written_refused():
+    torch = pytest.importorskip("torch")
+    gemm = S.Gemm((64, 128, 64), (1, 1), epilogue=E.Epilogue(both, outputs=BOTH))
+    rows = np.zeros(72, np.float32)
+    rows.flags.writeable = False
+    refused(gemm, A, B, rows=rows, argument="rows.flags.writeable", value=False, rule="is written to")
+    a, b = torch.zeros(72, 64).half(), torch.zeros(128, 64).half()
+    rows = torch.zeros(72, requires_grad=True)
+    refused(gemm, a, b, rows=rows, argument="rows.requires_grad", value=True, rule="automatic differentiation")
+    refused(gemm, a, b, rows=torch.zeros(72, device="meta"), argument="rows.device", rule="CUDA device")
+
+
 def test_outputs_that_overlap_refused():
     gemm = S.Gemm((64, 128, 64), (1, 1), epilogue=E.Epilogue(both, outputs=BOTH))
     memory = np.zeros(200, np.float32)

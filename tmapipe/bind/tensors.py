@@ -234,9 +234,8 @@ def _note_extents(name: str, dims: tuple[str, ...], shape: tuple[int, ...], seen
     for dim, extent in zip(dims, shape, strict=True):
         owner, known = seen.setdefault(dim, (name, extent))
         if known != extent:
-            raise InputError(
-                f"{name}.shape", shape, f"has {dim} = {extent}, but {owner} has {dim} = {known}", "make them equal"
-            )
+            other = f"{owner} has {dim} = {known}" if owner != dim else f"by its Dim it is {known}"
+            raise InputError(f"{name}.shape", shape, f"has {dim} = {extent}, but {other}", "make them equal")
 
 
 def _relate(relations: Sequence[Dim], seen: dict[str, tuple[str, int]]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tmapipe.bind.bound import Bound
-from tmapipe.bind.memory import check_kind
+from tmapipe.bind.memory import check_kind, check_memory
 from tmapipe.bind.overlap import check_apart
 from tmapipe.dtypes import dtype_of, fp32
 from tmapipe.epilogue.reductions import Reduction
@@ -95,6 +95,7 @@ class Reductions:
         a = next(iter(others.values()))
         for name, tensor in wanted.items():
             check_kind(name, tensor)
+            check_memory(name, tensor, output=True)
             shape = (*batch, m if self.kinds[name].along == "m" else n)
             if tuple(tensor.shape) != tuple(shape):
                 rule = f"has one element for each of {self.kinds[name].along}, and of the batch: {tuple(shape)}"
