@@ -307,12 +307,12 @@ class Line:
 
 
 def lines(rows: Iterable[dict[str, Any]]) -> list[Line]:
-    """One for each problem."""
-    by_problem: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    """One for each problem, and for each run in which it was measured: cards differ."""
+    by_problem: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     for row in rows:
-        by_problem.setdefault((row["problem"], row["dtype"]), []).append(row)
+        by_problem.setdefault((row["problem"], row["dtype"], row.get("run", 1)), []).append(row)
     found = []
-    for (name, dtype), mine in by_problem.items():
+    for (name, dtype, _), mine in by_problem.items():
         ours = sorted((row for row in mine if row["peer"] == OURS), key=lambda row: row["us"])
         chosen = next((row for row in ours if row.get("chosen")), None)
         cublas = min((row["us"] for row in mine if row["peer"] == "cublas"), default=None)

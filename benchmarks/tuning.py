@@ -15,12 +15,13 @@ import functools
 import json
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cli import add_options, method_of, settings
 from benchmarks.gemm import SHAPES, checker, make_operands, shape
-from benchmarks.results import Results
+from benchmarks.results import OURS, Results
 from tmapipe.tuning import Candidate, Problem, estimate, ranked
 from tmapipe.tuning.compiling import build_all
 from tmapipe.tuning.cost import Constants
@@ -41,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     add_options(parser)
     args = parser.parse_args(argv)
     if args.fit:
-        return fit(Path(args.out or Path(__file__).parent / "results") / "tuning.json")
+        return fit(Path(args.out or Path(__file__).parent / "results"))
     import torch
 
     if not torch.cuda.is_available():
@@ -104,56 +105,65 @@ BOUNDS = {
     "clock": (1.4, 1.75), "boost": (0, 0.35), "l2": (4000, 12000), "again": (0, 1), "near": (0, 1), "straddle": (1, 2),
     "ingest": (60, 140), "reads": (2500, 5000), "writes": (1000, 4500), "launch": (2, 7), "fill": (0, 6000), "stored": (6, 64),
     "tile": (0, 2000), "transposed": (1, 1.3), "add": (0.5, 8), "parts": (1000, 8000), "merged": (0.9, 1),
-    "claim": (0, 2.5), "hidden": (1.5, 12), "loaded": (1.5, 12),
+    "claim": (0, 2.5), "slot": (0, 400), "hidden": (1.5, 12), "loaded": (1.5, 12),
 }  # fmt: skip
 
 
-def fit(path: Path) -> int:
-    """Prints the constants that serve best on the twelve shapes: small errors of the estimates, above all near the fastest,
-    and choices that cost little (twice the weight)."""
+ROUNDS = 40  # of the search, some 20 s each
+
+
+def fit(folder: Path) -> int:
+    """Prints the constants that serve best on the stored results: small errors of the estimates, above all near the fastest of
+    a problem, and choices that cost little."""
     from scipy.optimize import differential_evolution
 
-    rows = [
-        (_problem(row["problem"]), _candidate(row["candidate"]), row) for row in json.loads(path.read_text())["rows"]
-    ]
-    known = [(problem, candidate, row["us"]) for problem, candidate, row in rows if row["problem"] in SHAPES]
-    fastest = {p: min(us for q, _, us in known if q == p) for p, _, _ in known}
-    weights = [(fastest[problem] / us) ** 2 for problem, _, us in known]
+    known = list(stored(folder))
+    groups: dict[Any, list[int]] = {}
+    for i, (group, _, _, _) in enumerate(known):
+        groups.setdefault(group, []).append(i)
+    least = {group: min(known[i][3] for i in mine) for group, mine in groups.items()}
+    weights = [(least[group] / us) ** 2 / len(groups[group]) ** 0.5 for group, _, _, us in known]
 
     def made(values: Any) -> Constants:
         return Constants(**{name: float(f"{value:.3g}") for name, value in zip(BOUNDS, values, strict=True)})
 
+    def regret(found: list[float]) -> float:
+        """In logarithms, the mean over problems."""
+        chosen = ((group, min(mine, key=found.__getitem__)) for group, mine in groups.items())
+        return sum(math.log(known[i][3] / least[group]) for group, i in chosen) / len(groups)
+
     def cost(values: Any) -> float:
         constants = made(values)
-        found = [(estimate(p, c, H200, constants), us, p) for p, c, us in known]
-        errors = [min(abs(math.log(estimated / us)), 0.2) for estimated, us, _ in found]
-        chosen = {p: min((f for f in found if f[2] == p), key=lambda f: f[0])[1] for p in fastest}
-        regret = sum(math.log(chosen[p] / fastest[p]) for p in fastest) / len(fastest)
-        return sum(w * e for w, e in zip(weights, errors, strict=True)) / sum(weights) + 2 * regret
+        found = [estimate(problem, candidate, H200, constants) for _, problem, candidate, _ in known]
+        errors = [min(abs(math.log(e / us)), 0.35) for e, (_, _, _, us) in zip(found, known, strict=True)]
+        return sum(w * e for w, e in zip(weights, errors, strict=True)) / sum(weights) + 1.5 * regret(found)
 
-    best = made(differential_evolution(cost, list(BOUNDS.values()), maxiter=60, popsize=8, seed=1).x)
+    best = made(differential_evolution(cost, list(BOUNDS.values()), maxiter=ROUNDS, popsize=4, seed=1, polish=False).x)
     print(best)
-    report([{**row, "estimated_us": estimate(p, c, H200, best)} for p, c, row in rows])
+    found = [estimate(problem, candidate, H200, best) for _, problem, candidate, _ in known]
+    errors = [abs(math.log(e / us)) for e, (_, _, _, us) in zip(found, known, strict=True)]
+    print(f"{len(known)} measurements of {len(groups)} problems: mean error {sum(errors) / len(errors):.3f}, "
+          f"choice over fastest {math.exp(regret(found)):.4f}")  # fmt: skip
     return 0
+
+
+def stored(folder: Path) -> Iterator[tuple[Any, Problem, Candidate, float]]:
+    """(suite, problem and run; the problem; a candidate; its microseconds) of the stored results of both suites."""
+    from benchmarks.random_problems import candidate_of, problem_of
+
+    for suite in ("tuning", "random"):
+        for row in json.loads((folder / f"{suite}.json").read_text())["rows"]:
+            if row["peer"] == OURS and not row["variant"].startswith("StreamK"):  # which is no candidate any more
+                problem = problem_of(row["problem"], row["dtype"])
+                yield (suite, problem, row.get("run")), problem, candidate_of(row["variant"]), row["us"]
 
 
 def _name(problem: Problem) -> str:
     return f"{problem.m}x{problem.n}x{problem.k}"
 
 
-def _problem(name: str) -> Problem:
-    return Problem(*shape(name))
-
-
 def _plain(candidate: Candidate) -> list[Any]:
     return [candidate.schedule, list(candidate.tile), list(candidate.cluster), [list(o) for o in candidate.options]]
-
-
-def _candidate(plain: list[Any]) -> Candidate:
-    schedule, tile, cluster, options = plain
-    return Candidate(
-        schedule, tuple(tile), tuple(cluster), tuple((n, tuple(v) if isinstance(v, list) else v) for n, v in options)
-    )
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import sys
 from concurrent.futures import ProcessPoolExecutor
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given
@@ -118,15 +119,35 @@ def test_candidates_are_distinct_and_of_the_shelf():
 
 
 def test_tiles_over_the_edge_may_hold_anything_there():
-    """A CTA wholly outside would wait for zeros, and its cluster for it: 5504 columns are 43 tiles of 128."""
-    found = {str(c) for c in candidates(Problem(384, 5504, 5504), H200)}
-    assert {"Gemm 128x128 1x2", "Gemm 128x128 1x2 outside ('zeros', 'anything')"} <= found
-    assert "Gemm 128x128 1x1 outside ('zeros', 'anything')" not in found
+    """Where the engine would fill 64 rows or more with zeros for the CTAs of a cluster, in an output of few waves."""
+
+    def outside(candidate_tile, cluster, *sizes, **options):
+        problem = Problem(*sizes, **options)
+        found = [c for c in candidates(problem, H200) if (c.tile, c.cluster) == (candidate_tile, cluster)]
+        (said,) = {dict(c.options).get("outside") for c in found if c.schedule == "Gemm" and c.accumulators == c.tile}
+        return said
+
+    assert outside((128, 128), (1, 2), 384, 5504, 5504) == ("zeros", "anything")  # 43 tiles: one more CTA
+    assert outside((128, 128), (1, 1), 384, 5504, 5504) is None
+    assert outside((128, 208), (1, 2), 280, 27344, 27456) == ("anything", "anything")
+    assert outside((128, 256), (2, 1), 180, 512, 4096) == ("anything", "zeros")
+    assert outside((64, 64), (1, 1), 264, 16, 4224) == ("zeros", "anything")  # all tiles have rows that are not there
+    assert outside((64, 64), (1, 1), 200, 200, 4096) is None  # boxes would take longer
+    assert outside((128, 128), (1, 2), 384, 5504, 5504, majors=("k", "n")) is None
     assert not any(
         "anything" in str(c) for c in candidates(Problem(100000, 5504, 512), H200)
     )  # no last wave to speak of
-    turned = {str(c) for c in candidates(Problem(384, 5504, 5504, majors=("k", "n")), H200)}
-    assert not any("anything" in text for text in turned if text.startswith("Gemm 128x128 1x2"))
+
+
+def test_small_tiles_may_have_deep_slots():
+    problem = Problem(264, 64, 47832)
+    found = [c for c in candidates(problem, H200) if c.spans == 2]
+    assert found and all(sum(c.tile) <= 192 for c in found) and {c.schedule for c in found} == {"Gemm", "SplitK"}
+    deep = next(c for c in found if c.schedule == "Gemm")
+    assert deep.build(problem).a.tile[-1] == 128
+    flat = attrs.evolve(deep, options=tuple(pair for pair in deep.options if pair[0] != "spans"))
+    assert estimate(problem, deep, H200) < estimate(problem, flat, H200)
+    assert not any(c.spans == 2 for c in candidates(Problem(264, 64, 256), H200))
 
 
 def test_choosing_may_look_at_candidates_of_like_estimates(monkeypatch):

@@ -39,7 +39,14 @@ MEDIUM_K = 4096
 SHORTEST_K = 512  # bytes of k up to which epilogues take longer than mainloops
 FEW_ROWS = 256  # rows of a that L2 keeps while b is read once (256 x 4096 x 4096, tiles of 64 x 128: 20.2, not 22.6 us)
 FEW_WAVES = 4  # up to which the slowest tile counts
-ROWS_BEYOND = 32  # rows of a tile beyond the edge; 48 of them cost up to 16 % of 16 x 14336 x 4096
+ROWS_BEYOND = 32  # rows of each tile beyond the edge; 48 of them cost up to 16 % of 16 x 14336 x 4096
+MANY_BEYOND = 64  # rows of the last tiles, counted once for each CTA that gets them
+BOX, BOX_CLOCKS = (
+    16,
+    24,
+)  # rows of the boxes in which tiles over the edge are loaded otherwise, and what one costs the loader
+MACS = 2048  # multiply-adds of 16-bit types per clock and SM (4 tensor cores x 512, NVIDIA's H100 white paper)
+SMALL_TILE, DEEP = 192, ("spans", 2)
 #: L2 hints for a long k, which leaves no room to keep anything for a second read.
 READ_ONCE = ("evict_first", "evict_first")
 BY_GPC = {  # tiles for clusters along n, eight of which share operands in a GPC
@@ -84,6 +91,11 @@ class Candidate:
     def in_parts(self) -> bool:
         """Whether a second kernel adds up parts of k."""
         return self.schedule == "SplitK"
+
+    @property
+    def spans(self) -> int:
+        """Spans of 128 bytes of k in a slot."""
+        return int(dict(self.options).get("spans", 1))
 
     @property
     def accumulators(self) -> tuple[int, int]:
@@ -170,14 +182,16 @@ def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
                 continue
             if _wasted(problem, (m, n), cluster) or _in_short_spans(problem, (m, n)):
                 continue
-            for outside in _outside(problem, device, (m, n), cluster):
-                options = {**_options(kind, (m, n), problem, device, along), **outside}
-                yield Candidate(kind, (m, n), cluster, tuple(options.items()))
-                if along == "n":
-                    continue
-                if cluster == (1, 2) and (m, n) in BY_GPC[kind]:
-                    near = {**options, "order": ("Snake", _rows(problem, m), "gpc")}
-                    yield Candidate(kind, (m, n), cluster, tuple(near.items()))
+            options = {
+                **_options(kind, (m, n), problem, device, along),
+                **dict(_outside(problem, device, (m, n), cluster)),
+            }
+            yield Candidate(kind, (m, n), cluster, tuple(options.items()))
+            if kind == "Gemm" and _deep(problem, (m, n)):
+                yield Candidate(kind, (m, n), cluster, (*options.items(), DEEP))
+            if along == "m" and cluster == (1, 2) and (m, n) in BY_GPC[kind]:
+                near = {**options, "order": ("Snake", _rows(problem, m), "gpc")}
+                yield Candidate(kind, (m, n), cluster, tuple(near.items()))
     if problem.batch == 1 and not problem.dtype.integer:
         for along in "mn":
             for tile, cluster in itertools.product(_pairs(IN_PARTS, problem, along, FITTED_PARTS), CLUSTERS):
@@ -189,12 +203,23 @@ def _in_parts(
     problem: Problem, device: Device, tile: tuple[int, int], cluster: tuple[int, int], along: str
 ) -> Iterator[Candidate]:
     """Orders that divide k, for outputs whose tiles leave part of the device idle."""
-    for outside in _outside(problem, device, tile, cluster):
-        further = (*((("along", "n"),) if along == "n" else ()), ("l2_hints", READ_ONCE), *outside.items())
-        for parts in _parts(problem, device, tile, cluster):
-            yield Candidate("SplitK", tile, cluster, (("parts", parts), *further))
+    further = (
+        *((("along", "n"),) if along == "n" else ()),
+        ("l2_hints", READ_ONCE),
+        *_outside(problem, device, tile, cluster),
+    )
+    for spans in (1, 2) if _deep(problem, tile) else (1,):
+        deep = (DEEP,) if spans == 2 else ()
+        for parts in _parts(problem, device, tile, cluster, spans):
+            yield Candidate("SplitK", tile, cluster, (("parts", parts), *further, *deep))
             if cluster != (1, 1) and min(tile) >= 128 and along == "m":
                 yield Candidate("SplitK", tile, cluster, (("parts", parts), *further, ("order", ("Grouped", 8, "gpc"))))
+
+
+def _deep(problem: Problem, tile: tuple[int, int]) -> bool:
+    """Whether slots of two spans of k are worth considering: for small tiles, whose slots take longer to hand over than to
+    multiply, and a long k."""
+    return sum(tile) <= SMALL_TILE and problem.k * problem.dtype.bytes >= 2 * SWIZZLE_SPAN * LEAST_STEPS
 
 
 def _rows(problem: Problem, m: int) -> int:
@@ -260,20 +285,25 @@ def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device,
     return found
 
 
-def rows_beyond(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -> tuple[int, int]:
-    """The most rows of a CTA's tiles of (a, b) that lie beyond the edge."""
-    sizes = zip((problem.m, problem.n), tile, cluster, strict=True)
-    of_a, of_b = (min(extent, -size % (extent * ctas)) for size, extent, ctas in sizes)
-    return of_a, of_b
+def _outside(
+    problem: Problem, device: Device, tile: tuple[int, int], cluster: tuple[int, int]
+) -> tuple[tuple[str, Any], ...]:
+    """The option by which slots of (a, b) may hold anything of rows beyond the edge: where the engine would fill many with
+    zeros, and where loading boxes of 16 rows instead takes no longer than multiplying.
 
-
-def _outside(problem: Problem, device: Device, tile: tuple[int, int], cluster: tuple[int, int]) -> list[dict[str, Any]]:
-    """What slots may hold of rows beyond the edge: zeros; and where these are many, in one of few tiles, anything."""
-    if _clusters(problem, tile, cluster) * problem.batch > FEW_WAVES * device.resident(cluster[0] * cluster[1]):
-        return [{}]
-    beyond = zip(rows_beyond(problem, tile, cluster), problem.majors, strict=True)
-    found = tuple("anything" if rows >= ROWS_BEYOND and major == "k" else "zeros" for rows, major in beyond)
-    return [{}, {"outside": found}] if "anything" in found else [{}]
+    A CTA's peers get the rows that it loads, so zeros cost as many times. Where only the last tiles have such rows, these must
+    be the slowest of few: 280 x 27344 x 27456 in tiles of 128 x 208 on clusters of 1 x 2 took 964 us, not 761.
+    """
+    few = _clusters(problem, tile, cluster) * problem.batch <= FEW_WAVES * device.resident(cluster[0] * cluster[1])
+    found, boxes = [], 0
+    for side, (size, major) in enumerate(zip((problem.m, problem.n), problem.majors, strict=True)):
+        peers, extent = cluster[1 - side], tile[side]
+        beyond = min(extent, -size % (extent * cluster[side]))
+        many = beyond >= ROWS_BEYOND if size < extent else few and min(beyond, extent // peers) * peers >= MANY_BEYOND
+        found.append("anything" if many and major == "k" else "zeros")
+        boxes += extent // peers // BOX if found[-1] == "anything" else 0
+    takes = tile[0] * tile[1] * (SWIZZLE_SPAN // 2) / MACS
+    return (("outside", tuple(found)),) if 0 < boxes * BOX_CLOCKS <= takes else ()
 
 
 def _stages(tile: tuple[int, int], buffers: int) -> int:
@@ -286,9 +316,9 @@ def _clusters(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int])
     return ceil_div(problem.m, tile[0] * cluster[0]) * ceil_div(problem.n, tile[1] * cluster[1])
 
 
-def _parts(problem: Problem, device: Device, tile: tuple[int, int], cluster: tuple[int, int]) -> list[int]:
+def _parts(problem: Problem, device: Device, tile: tuple[int, int], cluster: tuple[int, int], spans: int) -> list[int]:
     """Numbers of parts with which the tiles of all parts fill whole waves as far as they can."""
-    steps = ceil_div(problem.k * problem.dtype.bytes, SWIZZLE_SPAN)
+    steps = ceil_div(problem.k * problem.dtype.bytes, SWIZZLE_SPAN * spans)
     clusters, resident = _clusters(problem, tile, cluster), device.resident(cluster[0] * cluster[1])
     most = min(steps // LEAST_STEPS, int(MOST_PARTS_BYTES / (4 * problem.m * problem.n)))
     wanted = {min(waves * resident // clusters, most) for waves in WAVES}

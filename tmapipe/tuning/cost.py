@@ -3,7 +3,8 @@
     time  = launch + (busy and memory, of which the longer one hides most of the other)    (+ a second kernel for parts of k)
     busy  = fill + tiles of the busiest CTA, wave by wave
     tile  = mainloop and epilogue, under which the loads of the next tile already run
-    step  = one slot: the tensor cores' clocks; bytes through L2, which all CTAs share; bytes into a multiprocessor
+    step  = 128 bytes of k: the tensor cores' clocks; bytes through L2, which all CTAs share; bytes into a multiprocessor; the
+            handing over of a slot
 
 Multicast, and neighbours that read the same lines at about the same time, reduce the bytes through L2. Memory reads and writes
 at different speeds. `python -m benchmarks.tuning --fit` fits the constants to measurements.
@@ -14,25 +15,24 @@ from __future__ import annotations
 import attrs
 
 from tmapipe.integers import ceil_div
-from tmapipe.tuning.candidates import SWIZZLE_SPAN, Candidate, rows_beyond
+from tmapipe.tuning.candidates import MACS, SWIZZLE_SPAN, Candidate
 from tmapipe.tuning.problem import Device, Problem
 
 __all__ = ["Constants", "FITTED", "estimate"]
 
 BAND = 8  # rows of clusters that are numbered together, and clusters of a GPC that read together
-MACS = 2048  # multiply-adds of 16-bit types per clock and SM (4 tensor cores x 512, NVIDIA's H100 white paper)
 
 
 @attrs.frozen
 class Constants:
-    """Constants of one kind of GPU, fitted, except `smaller`, `worked` and `zero`, which were measured by themselves.
+    """Constants of one kind of GPU, fitted, except `worked` and `near`.
 
     Args:
         clock: GHz when all tensor cores are at work.
         boost: By which part the clock is higher when none is.
         l2: GB/s through L2.
         again: The part of the bytes that further CTAs read of the same lines which L2 has to serve again.
-        near: The same for orders by GPC.
+        near: The same for orders by GPC (their reads of L2 at 8192^3 are 0.7 of others').
         straddle: Factor on the bytes of an operand whose row pitch is no multiple of 128 bytes.
         ingest: Bytes per clock that an SM takes in.
         reads, writes: GB/s from and to memory.
@@ -47,33 +47,33 @@ class Constants:
         smaller: By GPC, factor on `merged` for a ping-pong's smaller tiles (8192^3: 1.025, 4096^3: 1.008).
         claim: By GPC, microseconds until a cluster has claimed its position.
         hidden, loaded: How sharply the longer one of two hides the other: of busy and memory; of a tile's work and its loads.
-        worked: Factor on an epilogue that computes (4096^3, bias and gelu: at which ping-pongs are ahead, as measured).
-        zero: Clocks in which the TMA engine fills a row beyond the edge with zeros, where every CTA has such rows.
+        slot: Clocks in which a slot is handed over, at least.
+        worked: Factor on an epilogue that computes (4096^3, bias and gelu: 1.2 us for a tile of 128 x 256).
     """
 
-    clock: float = 1.57
-    boost: float = 0.276
-    l2: float = 6860.0
-    again: float = 0.508
-    near: float = 0.481
-    straddle: float = 1.39
-    ingest: float = 78.1
-    reads: float = 3860.0
-    writes: float = 2120.0
-    launch: float = 3.0
-    fill: float = 4760.0
-    stored: float = 25.5
-    tile: float = 35.9
-    transposed: float = 1.03
-    add: float = 4.13
-    parts: float = 4270.0
-    merged: float = 0.971
-    smaller: float = 1.01
-    claim: float = 1.36
-    hidden: float = 3.37
-    loaded: float = 5.38
-    worked: float = 4.2
-    zero: float = 2.43
+    clock: float = 1.59
+    boost: float = 0.118
+    l2: float = 7940.0
+    again: float = 0.661
+    near: float = 0.45
+    straddle: float = 1.42
+    ingest: float = 84.0
+    reads: float = 4020.0
+    writes: float = 3050.0
+    launch: float = 5.03
+    fill: float = 7.83
+    stored: float = 21.4
+    tile: float = 275.0
+    transposed: float = 1.11
+    add: float = 4.41
+    parts: float = 5100.0
+    merged: float = 0.974
+    smaller: float = 1.0
+    claim: float = 1.19
+    hidden: float = 2.81
+    loaded: float = 5.73
+    worked: float = 2.4
+    slot: float = 264.0
 
 
 #: Of the H200.
@@ -92,7 +92,8 @@ def estimate(
     (m, n), size = candidate.tile, candidate.cluster[0] * candidate.cluster[1]
     one = _clusters(problem, candidate)
     clusters, resident = one * problem.batch * candidate.parts, device.resident(size)
-    steps: float = ceil_div(ceil_div(problem.k * problem.dtype.bytes, SWIZZLE_SPAN), candidate.parts)
+    slots = ceil_div(problem.k * problem.dtype.bytes, SWIZZLE_SPAN * candidate.spans)
+    steps = ceil_div(slots, candidate.parts) * candidate.spans
     multiply = _multiply(problem, candidate, c)
     out_bytes = 4 if candidate.in_parts else problem.out.bytes
     pingpong = candidate.schedule == "PingPong"
@@ -119,8 +120,8 @@ def estimate(
 
 
 def _multiply(problem: Problem, candidate: Candidate, c: Constants) -> float:
-    """The tensor cores' clocks for one slot. wgmma reads 64 rows and n columns for 64 x n x 16 products: below n = 128, shared
-    memory is the limit."""
+    """The tensor cores' clocks for one span of k. wgmma reads 64 rows and n columns for 64 x n x 16 products: below n = 128,
+    shared memory is the limit."""
     m, n = candidate.accumulators
     wide = SWIZZLE_SPAN // 2  # 16-bit elements; twice as many 8-bit elements take as many clocks
     found = m * n * wide / MACS * max(1.0, (64 + n) / n / 1.5)
@@ -132,7 +133,7 @@ def _multiply(problem: Problem, candidate: Candidate, c: Constants) -> float:
 
 
 def _load(problem: Problem, candidate: Candidate, c: Constants, at_work: float, one: int) -> float:
-    """Clocks in which one slot is loaded while *at_work* clusters load; an output of the batch has *one* clusters."""
+    """Clocks in which one span of k is loaded while *at_work* clusters load; an output of the batch has *one* clusters."""
     (m, n), (along_m, along_n) = candidate.tile, candidate.cluster
     lines = []
     for extent, rows, major in zip((problem.m, problem.n), (m * along_m, n * along_n), problem.majors, strict=True):
@@ -148,18 +149,8 @@ def _load(problem: Problem, candidate: Candidate, c: Constants, at_work: float, 
     return max(
         served * SWIZZLE_SPAN / c.l2 * c.clock,
         (m + n) * SWIZZLE_SPAN / c.ingest,
-        _zeros(problem, candidate) * c.zero,
+        c.slot / candidate.spans,
     )
-
-
-def _zeros(problem: Problem, candidate: Candidate) -> float:
-    """Rows beyond the edge of a slot that the TMA engine fills with zeros, if those of all CTAs have some."""
-    outside = dict(candidate.options).get("outside", ("zeros", "zeros"))
-    found = 0.0
-    for side, rows in enumerate(rows_beyond(problem, candidate.tile, candidate.cluster)):
-        if (problem.m, problem.n)[side] < candidate.tile[side] and outside[side] == "zeros":
-            found += rows / candidate.cluster[1 - side]
-    return found
 
 
 def _clusters(problem: Problem, candidate: Candidate) -> int:
