@@ -156,30 +156,28 @@ def test_anything_outside(m, make):
         assert torch.equal(room[:m], wanted) and bool((room[m:] == 7).all())
 
 
-@pytest.mark.parametrize("m, n, k", [(9, 1000, 72), (300, 904, 1032), (2056, 264, 520)])
-def test_rows_of_accumulators_along_n(m, n, k):
-    """Stored transposed: the right values, in all majors, and nothing outside of the output is written."""
+@pytest.mark.parametrize("m, n, k, dtype, majors", [
+    (9, 1000, 72, torch.bfloat16, ("k", "k")),
+    (304, 904, 1032, torch.float16, ("m", "k")),
+    (2056, 264, 520, torch.bfloat16, ("k", "n")),
+])  # fmt: skip
+def test_rows_of_accumulators_along_n(m, n, k, dtype, majors):
+    """Stored transposed, of 16 and of 32 bits: the right values, and nothing outside of the output is written."""
     torch.manual_seed(m)
     along = tp.mainloop.Cooperative(along="n")
-    for dtype, of_a, of_b in ((torch.bfloat16, "k", "k"), (torch.float16, "m", "k"), (torch.bfloat16, "k", "n")):
-        of_a = of_a if m % 8 == 0 else "k"
-        a = torch.randn(m, k, device="cuda", dtype=dtype)
-        b = torch.randn(n, k, device="cuda", dtype=dtype)
-        wanted = a.double() @ b.double().T
-        a = a if of_a == "k" else a.T.contiguous().T
-        b = b if of_b == "k" else b.T.contiguous().T
-        operands = {"a": tp.Operand(of_a), "b": tp.Operand(of_b)}
-        for make in (
-            tp.schedules.Gemm((144 if of_a == "k" else 128, 192, 64), (1, 2), mainloop=along, **operands),
-            tp.schedules.Gemm((64, 256, 64), (2, 1), mainloop=along, **operands),
-            tp.schedules.PingPong((128, 128, 64), (1, 1), along="n", **operands),
-            tp.schedules.SplitK(3, (64, 192, 64), (1, 2), mainloop=along, **operands),
-            tp.schedules.StreamK(66, (128, 128, 64), (2, 1), mainloop=along, **operands),
-        ):
-            room = torch.full((m + 64, n), 7.0, device="cuda", dtype=dtype)
-            make(a, b, out=room[:m])
-            assert float((room[:m].double() - wanted).norm() / wanted.norm()) < 5e-3
-            assert bool((room[m:] == 7).all())
+    a, b = (torch.randn(rows, k, device="cuda", dtype=dtype) for rows in (m, n))
+    wanted = a.double() @ b.double().T
+    a, b = (x if major == "k" else x.T.contiguous().T for x, major in zip((a, b), majors, strict=True))
+    operands = {name: tp.Operand(major) for name, major in zip("ab", majors, strict=True)}
+    for make in (
+        tp.schedules.Gemm((144 if majors[0] == "k" else 128, 192, 64), (1, 2), mainloop=along, **operands),
+        tp.schedules.PingPong((128, 128, 64), (1, 1), along="n", **operands),
+        tp.schedules.SplitK(3, (64, 192, 64), (1, 2), mainloop=along, **operands),
+    ):
+        room = torch.full((m + 64, n), 7.0, device="cuda", dtype=dtype)
+        make(a, b, out=room[:m])
+        assert float((room[:m].double() - wanted).norm() / wanted.norm()) < 5e-3
+        assert bool((room[m:] == 7).all())
 
 
 @pytest.mark.parametrize("n", [208, 240, 256])
