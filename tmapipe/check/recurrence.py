@@ -51,6 +51,9 @@ class RunState:
         """Whether everything that goes well from *other* goes well from here."""
         if self.plain != other.plain or not self._less_pending(other):
             return False
+        lacking = self._lacking(other)
+        if lacking is None:
+            return False
         shifts = self.positions.shifts_from(other.positions, self.future.live)
         if shifts is None:
             return False
@@ -69,7 +72,7 @@ class RunState:
             matters = True, True, there in self.past
             if any(a and b and not c for a, b, c in zip(matters, landed, their_landed, strict=True)):
                 return False
-        return self._knows_as_much(other, rename)
+        return all(self._known_before(rename.bars[bar][0], facts) for bar, facts in lacking.items())
 
     # ---- the machine's state --------------------------------------------------------------------------------------
 
@@ -123,21 +126,26 @@ class RunState:
 
     # ---- what is known --------------------------------------------------------------------------------------------
 
-    def _knows_as_much(self, other: RunState, rename: Renaming) -> bool:
+    def _lacking(self, other: RunState) -> dict[int, Any] | None:
+        """What completed phases of mbarriers tell in *other* and not here, by mbarrier there; None if somebody or something
+        else knows more there, or if there are fewer facts to be checked against."""
         mine, theirs = _tables(self, other)
         if (mine.open_facts & ~theirs.facts).any():
-            return False
+            return None
         lacking = theirs.needed & mine.unknown
+        found = {}
         for i in np.flatnonzero(lacking.any(1)).tolist():
             kind, *who = other.knowers[other.knower_numbers.index(i)]
             if kind != "complete":
-                return False
-            # those who wait for it and know it already do not learn it there
-            waiters = self.future.waiters.get(rename.bars[who[0]][0], [])
-            rows = [self.knower_numbers[waiter] for waiter in waiters]
-            if (lacking[i] & np.bitwise_or.reduce(mine.unknown[rows], axis=0)).any():
-                return False
-        return True
+                return None
+            found[who[0]] = lacking[i]
+        return found
+
+    def _known_before(self, bar: int, facts: Any) -> bool:
+        """Whether all who wait for an mbarrier know these facts before, so that they do not learn them there."""
+        assert self.table is not None
+        rows = [self.knower_numbers[waiter] for waiter in self.future.waiters.get(bar, [])]
+        return not (facts & np.bitwise_or.reduce(self.table[1].unknown[rows], axis=0)).any()
 
     @cached_property
     def fact_entries(self) -> dict[Key, tuple[int, int]]:
@@ -254,13 +262,15 @@ class _Table(NamedTuple):
     @staticmethod
     def of(run_state: RunState, knowers: int, facts: int) -> _Table:
         """For so many numbers of knowers and of facts."""
-        there, matters = np.zeros(facts, bool), np.zeros(facts, bool)
-        known, needed = np.zeros((2, knowers, facts), bool)
         rows, columns = np.array(run_state.knower_numbers), np.array(run_state.fact_numbers)
-        there[columns] = matters[columns[run_state.open_facts]] = True
-        known[np.ix_(rows, columns)] = run_state.knows
-        needed[rows[run_state.open_knowers]] = known[rows[run_state.open_knowers]]
-        return _Table(*(np.packbits(each, axis=-1) for each in (there, matters, needed, matters & ~known)))
+        bits = np.zeros((2 + len(rows), facts), bool)
+        bits[0, columns] = bits[1, columns[run_state.open_facts]] = True
+        bits[2:, columns] = run_state.knows
+        there, matters, *_ = packed = np.packbits(bits, axis=-1)
+        needed, unknown = np.zeros((knowers, facts // 8), np.uint8), np.tile(matters, (knowers, 1))
+        needed[rows[run_state.open_knowers]] = packed[2:][run_state.open_knowers]
+        unknown[rows] &= ~packed[2:]
+        return _Table(there, matters, needed, unknown)
 
 
 def _tables(*states: RunState) -> list[_Table]:
