@@ -93,14 +93,16 @@ class Execution:
         watched = type(self).step is not Execution.step
         at, program, registers = 0, _decoded(self.ptx, watched), self.registers
         for _ in range(limit):
-            instruction, guard, wanted, target, action = program[at]
+            instruction, guard, wanted, target, action, compute = program[at]
             at += 1
             if guard is not None:
                 found = registers[guard]
                 assert found is not None, f"line {instruction.line} depends on data"
                 if bool(found) != wanted:
                     continue
-            if action is not None:
+            if compute is not None:
+                compute(registers)
+            elif action is not None:
                 if watched:
                     self.step(instruction, action)
                 else:
@@ -201,52 +203,25 @@ class Execution:
 
     # ---- what the hardware is asked for ---------------------------------------------------------------------------
 
-    def _protocol(self, i: Instruction) -> None:
-        if i.is_a("mbarrier"):
-            self._mbarrier(i)
-        elif i.is_a("cp.async.bulk.commit_group"):
-            self.events.append(("commit",))
-        elif i.is_a("cp.async.bulk.wait_group"):
-            self.events.append(("wait_group", int(i.operands[0]), i.has("read")))
-        elif i.is_a("cp.async.mbarrier"):
-            assert i.has("noinc")
-            self.events.append(("arrive_noinc", *self._barrier(self.address(i.operands[0]))))
-        elif i.is_a("cp.async.bulk.prefetch.tensor"):
-            name, at = self._tile(i.operands[0])
-            self.events.append(("prefetch_tile", name, at))
-        elif i.is_a("cp.async.ca", "cp.async.cg"):
-            self._copy(i)
-        elif i.is_a("cp"):
-            self._bulk(i)
-        elif i.is_a("fence.proxy.async"):
-            self.events.append(("proxy_fence",))
-        elif i.is_a("fence.mbarrier_init"):
-            self.events.append(("init_fence",))
-        elif i.is_a("barrier.cluster"):
-            arrives = i.is_a("barrier.cluster.arrive")
-            scope = ("relaxed" if i.has("relaxed") else "cluster",) if arrives else ()
-            self.events.append((f"cluster_{i.opcode.split('.')[2]}", *scope))
-        elif i.is_a("bar.warp"):
-            self.events.append(("warp_sync",))
-        elif i.is_a("bar"):
-            numbers = tuple(self.value(operand) for operand in i.operands)
-            self.events.append(("cta_sync",) if numbers == (0, 32 * self.plan.warps) else ("named_sync", *numbers))
-        elif i.is_a("setmaxnreg"):
-            self.events.append(("setmaxnreg", int(i.operands[0]), i.has("inc")))
-        elif i.is_a("griddepcontrol"):
-            self.events.append(("grid_" + i.opcode.split(".")[1],))
-        elif i.is_a("wgmma.mma_async"):
-            shape = shape_of(i.opcode)
-            operands = [
-                "registers" if operand.startswith("{") else _descriptor(self.value(operand))
-                for operand in i.operands[1:3]
-            ]
-            kept = i.operands[-2:] if re.search(r"f16\.b?f16$", i.opcode) else ("0", "0")
-            kept = ("0", kept[1]) if operands[0] == "registers" else kept
-            self.events.append(("wgmma", shape, *operands, tuple(flag == "1" for flag in kept)))  # imm-trans of a and b
-        else:
-            what = i.opcode.split(".")[1].removesuffix("_group")
-            self.events.append((f"wgmma_{what}", *(int(operand) for operand in i.operands)))
+    def _wgmma(self, i: Instruction) -> None:
+        operands = [
+            "registers" if operand.startswith("{") else _descriptor(self.value(operand)) for operand in i.operands[1:3]
+        ]
+        kept = i.operands[-2:] if re.search(r"f16\.b?f16$", i.opcode) else ("0", "0")
+        kept = ("0", kept[1]) if operands[0] == "registers" else kept
+        transposed = tuple(flag == "1" for flag in kept)  # imm-trans of a and b
+        self.events.append(("wgmma", shape_of(i.opcode), *operands, transposed))
+
+    def _meet(self, i: Instruction) -> None:
+        numbers = tuple(self.value(operand) for operand in i.operands)
+        self.events.append(("cta_sync",) if numbers == (0, 32 * self.plan.warps) else ("named_sync", *numbers))
+
+    def _arrive_for_copies(self, i: Instruction) -> None:
+        assert i.has("noinc")
+        self.events.append(("arrive_noinc", *self._barrier(self.address(i.operands[0]))))
+
+    def _prefetch(self, i: Instruction) -> None:
+        self.events.append(("prefetch_tile", *self._tile(i.operands[0])))
 
     def _mbarrier(self, i: Instruction) -> None:
         where = next(n for n, operand in enumerate(i.operands) if "[" in operand)
@@ -321,21 +296,24 @@ _PROTOCOL = ("mbarrier", "cp", "fence", "bar", "barrier", "wgmma", "setmaxnreg",
 
 class Decoded(NamedTuple):
     """guard, wanted: the predicate register it is subject to, and its value then; target: of a branch; action: what it does,
-    None for branches, returns and votes."""
+    None for branches, returns and votes; compute: the same, if it does nothing but arithmetic and nobody watches."""
 
     instruction: Instruction
     guard: str | None
     wanted: bool
     target: int | None
     action: Action | None
+    compute: Callable[[Registers], None] | None
 
 
 @functools.lru_cache(maxsize=8)
 def _decoded(ptx: Ptx, watched: bool) -> list[Decoded]:
     """The kernel's instructions, each looked at once. Unless somebody watches, without those that only make data."""
-    data: set[str] = set() if watched else _data(ptx)
+    sources = [_sources(i, ptx) for i in ptx.instructions]
+    data: set[str] = set() if watched else _data(ptx, sources)
     kept = [
-        i.guard is not None or data.isdisjoint(defined(i)) or not _makes_data(i, data, ptx) for i in ptx.instructions
+        i.guard is not None or data.isdisjoint(defined(i)) or not _makes_data(of, data)
+        for i, of in zip(ptx.instructions, sources, strict=True)
     ]
     new = [0, *itertools.accumulate(kept)]
     found = []
@@ -343,35 +321,50 @@ def _decoded(ptx: Ptx, watched: bool) -> list[Decoded]:
         target = new[ptx.labels[i.operands[0]]] if i.is_a("bra") else None
         action = None if i.is_a("bra", "ret", "vote.sync.ballot") else _action(i)
         guard = i.guard.lstrip("!") if i.guard is not None else None
-        found.append(Decoded(i, guard, not (i.guard or "").startswith("!"), target, action))
+        compute = computation(i) if not watched and _is_arithmetic(i) else None
+        found.append(Decoded(i, guard, not (i.guard or "").startswith("!"), target, action, compute))
     return found
 
 
-def _data(ptx: Ptx) -> set[str]:
+Sources = frozenset[str] | None
+ALWAYS: Sources = frozenset({"data"})
+
+
+def _sources(i: Instruction, ptx: Ptx) -> Sources:
+    """Registers of which one with data is enough for *i* to do nothing but to make data; None if it does something else."""
+    if i.is_a("ld.shared"):
+        return None if ptx.plan.queue else ALWAYS
+    if i.is_a("shfl"):
+        return frozenset({i.operands[1]})
+    if not _is_arithmetic(i):
+        return None
+    return ALWAYS if computation(i) is None else frozenset(i.operands[1:])
+
+
+def _makes_data(sources: Sources, data: set[str]) -> bool:
+    return sources is not None and (sources is ALWAYS or not data.isdisjoint(sources))
+
+
+def _data(ptx: Ptx, sources: list[Sources]) -> set[str]:
     """Registers that only ever hold data, which decides nothing: sums, what is loaded, and what is computed from these."""
+    definitions: dict[str, list[Sources]] = {}
+    for i, of in zip(ptx.instructions, sources, strict=True):
+        for register in defined(i):
+            definitions.setdefault(register, []).append(ALWAYS if i.is_a("wgmma") else of)
     found: set[str] = set()
     before = -1
     while before < len(found):
         before = len(found)
-        for register, definitions in ptx.definitions.items():
-            if register not in found and all(i.is_a("wgmma") or _makes_data(i, found, ptx) for i in definitions):
+        for register, each in definitions.items():
+            if register not in found and all(_makes_data(of, found) for of in each):
                 found.add(register)
     return found
-
-
-def _makes_data(i: Instruction, data: set[str], ptx: Ptx) -> bool:
-    """Whether *i* does nothing but to make data. data: registers that are known to hold some."""
-    if i.is_a("ld.shared"):
-        return ptx.plan.queue is None
-    if i.is_a("shfl"):
-        return i.operands[1] in data
-    return _is_arithmetic(i) and (computation(i) is None or not data.isdisjoint(i.operands[1:]))
 
 
 def _action(i: Instruction) -> Action:
     kind = i.opcode.split(".")[0]
     if kind in _PROTOCOL:
-        return lambda thread: thread._protocol(i)
+        return _protocol(i)
     if i.is_a("ld.param"):
         return _from_parameter(i)
     if kind == "elect":
@@ -398,6 +391,54 @@ def _action(i: Instruction) -> Action:
         nothing = dict.fromkeys(registers_in(i.operands[0]))
         return lambda thread: thread.registers.update(nothing)
     return lambda thread: compute(thread.registers)
+
+
+def _protocol(i: Instruction) -> Action:
+    """What the hardware is asked for."""
+    method = next((method for prefix, method in _METHODS.items() if i.is_a(prefix)), None)
+    if method is None and i.is_a("cp") and not i.is_a("cp.async.bulk.commit_group", "cp.async.bulk.wait_group"):
+        method = Execution._bulk
+    if method is None and i.is_a("bar") and not i.is_a("bar.warp"):
+        method = Execution._meet
+    if method is not None:
+        return lambda thread: method(thread, i)
+    event = _event(i)
+    return lambda thread: thread.events.append(event)
+
+
+_METHODS: dict[str, Callable[[Execution, Instruction], None]] = {
+    "mbarrier": Execution._mbarrier,
+    "cp.async.mbarrier": Execution._arrive_for_copies,
+    "cp.async.bulk.prefetch.tensor": Execution._prefetch,
+    "cp.async.ca": Execution._copy,
+    "cp.async.cg": Execution._copy,
+    "wgmma.mma_async": Execution._wgmma,
+}
+
+
+def _event(i: Instruction) -> Event:
+    """Of an instruction whose event does not depend on registers."""
+    if i.is_a("cp.async.bulk.commit_group"):
+        return ("commit",)
+    if i.is_a("cp.async.bulk.wait_group"):
+        return "wait_group", int(i.operands[0]), i.has("read")
+    if i.is_a("fence.proxy.async"):
+        return ("proxy_fence",)
+    if i.is_a("fence.mbarrier_init"):
+        return ("init_fence",)
+    if i.is_a("barrier.cluster"):
+        arrives = i.is_a("barrier.cluster.arrive")
+        scope = ("relaxed" if i.has("relaxed") else "cluster",) if arrives else ()
+        return f"cluster_{i.opcode.split('.')[2]}", *scope
+    if i.is_a("bar.warp"):
+        return ("warp_sync",)
+    if i.is_a("setmaxnreg"):
+        return "setmaxnreg", int(i.operands[0]), i.has("inc")
+    if i.is_a("griddepcontrol"):
+        return ("grid_" + i.opcode.split(".")[1],)
+    assert i.is_a("wgmma"), i
+    what = i.opcode.split(".")[1].removesuffix("_group")
+    return f"wgmma_{what}", *(int(operand) for operand in i.operands)
 
 
 _OTHER = (*_PROTOCOL, "ld.param", "elect", "mapa", "st", "stmatrix", "prefetch", "atom", "ld.shared", "ld.global", "shfl",
