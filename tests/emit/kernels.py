@@ -311,11 +311,11 @@ GEMMS = {
     "streamk": Kernel(lambda: S.StreamK(5), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
 }
 EPILOGUES = {
-    "gemm 2x1 with operands": Kernel(lambda: with_operands(S.Gemm, (128, 256, 64), (2, 1)), {}, OPERANDS),
+    "gemm 2x1 with operands": Kernel(lambda: with_operands(S.Gemm, (128, 128, 64), (2, 1)), {}, OPERANDS),
     "gemm m64 n72 with operands to fp32": Kernel(
         lambda: with_operands(S.Gemm, (64, 72, 64), (1, 1), dtype="fp32"), {"c": "fp32", "bias": "fp32"}, OPERANDS
     ),
-    "gemm m256 with operands": Kernel(lambda: with_operands(S.Gemm, (256, 128, 64), (1, 1)), {}, OPERANDS),
+    "gemm m256 with operands": Kernel(lambda: with_operands(S.Gemm, (256, 64, 64), (1, 1)), {}, OPERANDS),
     "pingpong 2x1 with operands": Kernel(lambda: with_operands(S.PingPong, (128, 128, 64), (2, 1)), {}, OPERANDS),
     "gemm 2x1, two outputs": Kernel(
         lambda: S.Gemm(epilogue=E.Epilogue(lambda acc: {"d": acc, "sums": acc}, outputs={"sums": E.Output("fp32")})),
@@ -330,7 +330,7 @@ EPILOGUES = {
     ),
     "pingpong 2x1, row and column sums": Kernel(lambda: with_sums(S.PingPong, (128, 128, 64)), {}, GEMM),
     "gemm m256, gelu reduced": Kernel(lambda: gelu_reduced(S.Gemm, (256, 128, 64), (1, 1)), {}, GEMM),
-    "pingpong 2x1, gelu reduced": Kernel(lambda: gelu_reduced(S.PingPong, (128, 128, 64)), {}, GEMM),
+    "pingpong 2x1, gelu reduced": Kernel(lambda: gelu_reduced(S.PingPong, (64, 128, 64)), {}, GEMM),
     "pingpong 64x256, row and column sums": Kernel(lambda: with_sums(S.PingPong, (64, 256, 64)), {}, GEMM),
 }
 EPILOGUES = {name: attrs.evolve(kernel, unroll=True) for name, kernel in EPILOGUES.items()}

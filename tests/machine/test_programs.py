@@ -1,6 +1,7 @@
 """The programs of `examples/` on the model: random shapes, the check, and how long they are."""
 
 import inspect
+import pathlib
 import random
 
 import pytest
@@ -17,8 +18,12 @@ def test_random_shapes(name):
         check(program, schedule, rng, 200)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+FOLDER = pathlib.Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if not (FOLDER / f"{name}.py").exists()])
 def test_is_safe(name):
+    """The others print so when `test_examples` runs them."""
     assert PROGRAMS[name].make().check().ok
 
 

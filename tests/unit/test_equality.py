@@ -23,7 +23,9 @@ def test_schedules_made_alike_are_equal(shelf):
 
 def test_copies_have_the_bodies_of_roles_that_an_instance_declares():
     """The role that loads an epilogue's operands, which only schedules with some have."""
-    one = S.Gemm(epilogue=tp.epilogue.Epilogue(shift, operands={"by": tp.epilogue.PerColumn()}))
+    one = S.Gemm(
+        (64, 64, 64), (1, 1), 2, epilogue=tp.epilogue.Epilogue(shift, operands={"by": tp.epilogue.PerColumn()})
+    )
     assert list(one.declared.bodies) == ["load", "math", "fetch"] and list(S.Gemm().declared.bodies) == ["load", "math"]
     for other in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
         assert other == one and other.declared.bodies == one.declared.bodies and other.check().ok
