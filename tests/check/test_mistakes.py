@@ -14,6 +14,7 @@ from tests.check.mistakes import accesses, barriers, slots
 from tests.check.mistakes.form import PROGRAMS, Mistake, make
 from tmapipe.check import Kind
 
+STORED = "            slot.y.store(tile)\n"
 MISTAKES = [mistake for module in (slots, barriers, accesses) for mistake in module.MISTAKES]
 REPORTED = [pytest.param(mistake, id=mistake.name) for mistake in MISTAKES if mistake.kind is not None]
 REFUSED = [pytest.param(mistake, id=mistake.name) for mistake in MISTAKES if mistake.kind is None]
@@ -66,3 +67,28 @@ def test_files_with_equal_code_are_told_apart(tmp_path):
     for name in ("one.py", "other.py"):
         report = make(MISTAKES[0].text(), tmp_path / name).check()
         assert all(place.startswith(str(tmp_path / name)) for place in report.errors[0].where), str(report)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "line", "fix"),
+    [
+        (
+            "copy",
+            {STORED: STORED + "            k.isa.fence_proxy_async()\n"},
+            "k.isa.fence_proxy_async()",
+            "drop this fence",
+        ),
+        (
+            "widened",
+            {"slot.packed.read())": 'k.full("w", 0.0))', "acc.add(right.x, left.w)": "left.w.read(), right.x.read()"},
+            "with k.ring.consume() as slot:",
+            "none: a `with` block put it there, and it does no harm",
+        ),
+    ],
+)
+def test_redundant_fences(name, change, line, fix, tmp_path):
+    """One that a body asks for can go; one that a `with` block derives cannot, and the note says so."""
+    text = Mistake("", name, change, None, "").text()
+    (note,) = make(text, tmp_path / "mine.py").check().findings
+    assert (note.kind, note.fix) == (Kind.REDUNDANT_FENCE, fix)
+    assert text.splitlines()[int(note.where[0].rpartition(":")[2]) - 1].strip() == line

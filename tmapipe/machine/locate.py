@@ -11,13 +11,14 @@ __all__ = ["locate"]
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _SCHEDULES = os.path.join(_LIBRARY, "schedules") + os.sep
 _MACHINE = os.path.join(_LIBRARY, "machine") + os.sep
+_ISA = os.path.join(_LIBRARY, "isa") + os.sep
 _STARTER = os.path.join(_MACHINE, "machine.py")
 _known: dict[tuple[str, str], tuple[int, str]] = {}  # by file and function: equal code of two files is equal
 
 
 def locate(frame: FrameType | None = None) -> str | None:
     """ "file:line" of the innermost frame outside tmapipe or inside tmapipe/schedules; if there is none, of the innermost
-    frame outside tmapipe/machine. Starts at the caller, or at *frame*."""
+    frame outside tmapipe/machine and tmapipe/isa. Starts at the caller, or at *frame*."""
     fallback = None
     frame = frame or sys._getframe(1)
     while frame is not None:
@@ -38,11 +39,12 @@ def locate(frame: FrameType | None = None) -> str | None:
 
 
 def _classify(code: CodeType) -> tuple[int, str]:
-    """0: the machine; 1: elsewhere in the library; 2: the user's code or a schedule; 3: where a warp's program was started.
-    And the file's name to show."""
+    """0: the machine, or an instruction; 1: elsewhere in the library; 2: the user's code or a schedule; 3: where a warp's
+    program was started. And the file's name to show."""
     path = os.path.abspath(code.co_filename)
     if path == _STARTER and code.co_name == "record":
         return 3, ""
-    rank = 0 if path.startswith(_MACHINE) else 1 if path.startswith(_LIBRARY) and not path.startswith(_SCHEDULES) else 2
+    own = path.startswith(_LIBRARY) and not path.startswith(_SCHEDULES)
+    rank = 0 if path.startswith((_MACHINE, _ISA)) else 1 if own else 2
     shown = os.path.relpath(path, os.path.dirname(_LIBRARY[:-1])) if path.startswith(_LIBRARY) else path
     return rank, shown
