@@ -1,6 +1,7 @@
 """What bodies and epilogues may not do with fragments, coordinates and loops: refused, at the line, and early."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -263,6 +264,13 @@ def test_numbers_of_copies_and_of_elements(junk):
         (lambda v: v * 10**400, "mul of a fragment and an int, which has more than 128 bits"),
         (lambda v: tp.math.cast(v, "int32") + 2**31, "add of a fragment and 2147483648, which has more than 32 bits"),
         (lambda v: tp.math.row_sum(v, inside=2**31), "lt of a fragment and 2147483648, which has more than 32 bits"),
+        (lambda v: tp.math.cast(v, "int32") // 0, "floordiv of a fragment by 0. It takes a divisor other than 0"),
+        (lambda v: tp.math.cast(v, "int32") % 0, "mod of a fragment by 0. It takes a divisor other than 0"),
+        (lambda v: tp.math.cast(v, "int32") << 32, "lshift of a fragment by 32. It takes .* 0 to 31 bits"),
+        (lambda v: tp.math.cast(v, "int32") >> -1, "rshift of a fragment by -1. It takes .* 0 to 31 bits"),
+        (lambda v: round(v), "a rounding .*of a fragment"),
+        (lambda v: math.floor(v), "a rounding .*of a fragment"),
+        (lambda v: pytest.importorskip("torch").exp(v), r"torch.exp\(\) of a fragment"),
         (lambda v: v**0, "power of 0. It takes an int from 1 to 64"),
         (lambda v: v**10**9, "power of 1000000000. It takes an int from 1 to 64"),
     ],

@@ -182,6 +182,8 @@ def test_tile_coordinates():
         with pytest.raises(tp.ScopeError, match=r"tile\.k: the tile has no such dimension, only m, n"):
             wrong()
     assert getattr(tile, "k", 5) == 5
+    with pytest.raises(tp.ScopeError, match=r"tile\.m is set: a tile is where it is"):
+        tile.m = 1
 
 
 def test_start_of_a_tile():

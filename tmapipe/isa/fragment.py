@@ -100,6 +100,9 @@ def combine(name: str, *operands: Any) -> Fragment:
             data.append(backend.expand(layout, x.along, converted, along) if x.along != along else converted)
         else:
             data.append(backend.scalar(in_range(name, x, want), want))
+    by = operands[-1]
+    if name in _OF_INTEGERS and isinstance(by, int) and (by == 0 if name in ("floordiv", "mod") else not 0 <= by < 32):
+        raise ScopeError(f"{name} of a fragment by {by}. It takes a divisor other than 0, or 0 to 31 bits.")
     return Fragment(backend, layout, along, result, backend.elementwise(name, data))
 
 
@@ -200,6 +203,10 @@ for _name, _what in {
     "rpow": "a power",
     "matmul": "a matrix product",
     "array": "an array",
+    "round": "a rounding (tmapipe.math.floor and cast)",
+    "trunc": "a rounding (tmapipe.math.floor and cast)",
+    "floor": "a rounding (tmapipe.math.floor and cast)",
+    "ceil": "a rounding (tmapipe.math.floor and cast)",
 }.items():
     setattr(Fragment, f"__{_name}__", _refuse(_what))
 
@@ -209,6 +216,13 @@ def _refuse_numpy(self: Fragment, function: Any, *arguments: Any, **named: Any) 
 
 
 Fragment.__array_ufunc__ = Fragment.__array_function__ = _refuse_numpy  # type: ignore[attr-defined]
+
+
+def _refuse_torch(function: Any, *arguments: Any, **named: Any) -> NoReturn:
+    _refuse(f"torch.{getattr(function, '__name__', function)}()")()
+
+
+Fragment.__torch_function__ = staticmethod(_refuse_torch)  # type: ignore[attr-defined]
 
 
 def _refuse_attribute(self: Fragment, name: str) -> NoReturn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tmapipe.errors import InputError, MissingPartError
+from tmapipe.errors import InputError, MissingPartError, ScopeError
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, is_index
 
@@ -33,6 +33,13 @@ class Tile(Carried):
         if dim not in self._coordinates:
             raise MissingPartError(f"tile.{dim}: the tile has no such dimension, only {', '.join(self._coordinates)}.")
         return self._coordinates[dim]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            raise ScopeError(
+                f"tile.{name} is set: a tile is where it is. Pass other coordinates to load() or store_from()."
+            )
+        super().__setattr__(name, value)
 
     def __getattr__(self, dim: str) -> Any:
         if dim.startswith("_"):
