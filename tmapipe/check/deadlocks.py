@@ -236,9 +236,17 @@ class Deadlock:
         return f"{phase}: let {self._by(wait)} arrive at it as often as {wait.role} waits for it"
 
     def _by(self, wait: Blocked) -> str:
-        """The roles that arrive at the mbarrier, or should."""
+        """The roles that arrive at the mbarrier, or should; what they did there last is shown."""
         bar: Any = wait.bar
-        roles = dict.fromkeys(self.layout.role(agent) for agent in sorted(self.signalling[bar]))
+        roles: dict[str, Step | None] = {}
+        for agent in sorted(self.signalling[bar]):
+            for op in self.programs[agent][: self.check.clocks.time[agent]]:
+                arrive = declared(type(op)).effect(Arrive)
+                if arrive is not None and getattr(op, arrive.bar) == bar % self.layout.nbars:
+                    what = f"{describe(self.layout, op)}: its last arrival there"
+                    roles[self.layout.role(agent)] = Step(self.check.order, agent, op, what=what)
+            roles.setdefault(self.layout.role(agent))
+        self.blame += [step for step in roles.values() if step is not None]
         return " and ".join(roles or self.layout.signallers(bar)) or "some role"
 
 
@@ -252,10 +260,11 @@ def deadlock_finding(error: Any, check: LinearCheck, programs: Programs, causes:
     roots = found.roots()
     kind = Kind.REGISTERS if any(declared(type(w.op)).effect(SetRegisters) for w in roots) else Kind.DEADLOCK
     steps = [step for wait in roots if wait.bar is not None for step in check.phases.now[wait.bar].steps]
+    fix = "; ".join(dict.fromkeys(found.fixes(roots)))
+    steps += [step for step in found.blame if step.what]
     steps += [Step(check.order + 1, w.agent, w.op, what=f"{describe(layout, w.op)}, in vain") for w in roots]
     unique = sorted({(s.order, s.agent, type(s.op)): s for s in steps}.values(), key=lambda step: step.order)
     shown = tuple(event(layout, s.order, s.agent, s.op, s.what, s.phase) for s in unique)
-    fix = "; ".join(dict.fromkeys(found.fixes(roots)))
     agents = tuple(dict.fromkeys(who(layout, wait.agent) for wait in roots))
     where = lines((*(s.op.where for s in found.blame), *(w.op.where for w in roots), *(e.where for e in shown)))
     return Finding(kind, str(error), fix, agents, where, steps=shown)
