@@ -318,6 +318,36 @@ CASES = (
 )  # fmt: skip
 
 
+class Placed(Tiles):
+    """Loads from where `start` says."""
+
+    load, add = Tiles.load, Tiles.add
+
+    def __init__(self, start: Callable[[Any, Any], Any]):
+        super().__init__(lambda s, k, tile: 1)
+        self.start = start
+
+    @load.jit
+    def fill(self, k, tile):
+        for _ in range(2):
+            with k.ring.produce() as slot:
+                slot.x.load_from(*self.start(k, tile))
+                slot.z.load(h=0, j=0)
+
+
+#: (name, where a tile begins, the same with a mistake): clamped tails of a tensor that may be part of a larger one
+STARTS = (
+    ("rows", lambda k, tile: (0, min(tile.m * 4, k.extent("m") - 4), 0),
+     lambda k, tile: (0, 0, min(tile.m * 4, k.extent("m") - 4))),
+    ("columns", lambda k, tile: (0, 0, min(tile.n * 64, (k.extent("k") - 64) // 8 * 8)),
+     lambda k, tile: (0, 0, min(tile.n * 64, k.extent("k") - 64))),
+    ("by an entry", lambda k, tile: (0, 0, 8 * entry(k, tile.m)), lambda k, tile: (0, 0, entry(k, tile.m))),
+    ("by an entry of a list of ones", lambda k, tile: (0, entry(k, tile.l), 8 * (entry(k, tile.l) - 1)),
+     lambda k, tile: (0, 0, entry(k, tile.l) - 1)),
+    ("products", lambda k, tile: (0, 0, (8 * tile.n) * (tile.m + 1)), lambda k, tile: (0, 0, (4 * tile.n) * (tile.m + 1))),
+)  # fmt: skip
+
+
 # ---- what is not seen through -----------------------------------------------------------------------------------------
 
 
@@ -461,7 +491,19 @@ class ForgottenLate(HeldOver):
         super().__init__(lambda s, k, tile, i: one_if(i < 40 * tile.l), forgets=True)
 
 
+_elsewhere: dict[str, Any] = {}
+exec("def numbers(count): return list(range(count))", _elsewhere)
+
+
+class ByAHelperElsewhere(Tiles):
+    """A helper of a module in which `range` is Python's own."""
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile: len(_elsewhere["numbers"](steps(k))), lambda s, k, tile: min(steps(k), 7))
+
+
 UNSEEN = (
+    ByAHelperElsewhere,
     HeldWhileTurnsDiffer,
     Forgotten,
     ForgottenLate,

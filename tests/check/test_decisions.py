@@ -12,7 +12,7 @@ import tmapipe as tp
 from examples.attention import attention_of
 from examples.ragged import RaggedSums
 from examples.stencil import Stencil
-from tests.check.deciding import CASES, REFUSED, UNSEEN
+from tests.check.deciding import CASES, REFUSED, STARTS, UNSEEN, Placed
 from tmapipe.check import Kind
 
 EVERY = "every trip count"
@@ -38,6 +38,18 @@ def test_the_broken_one_is_rejected_at_its_lines(case):
 def test_what_is_not_seen_through_is_said(make):
     report = make().check()
     assert not report.ok or "; not varied: " in report.trips, f"{report.trips}\n{report.runs}"
+
+
+@pytest.mark.parametrize(("right", "broken"), [case[1:] for case in STARTS], ids=[case[0] for case in STARTS])
+def test_copies_begin_at_whole_units(right, broken):
+    """TMA traps at a start that is no multiple of 16 bytes along the last dimension, whatever it depends on."""
+    report = Placed(right).check({"x": "fp16", "z": "fp16", "y": "fp16"})
+    assert report.ok and report.trips == EVERY, f"{report}\n{report.runs}"
+    report = Placed(broken).check({"x": "fp16", "z": "fp16", "y": "fp16"})
+    assert report.kinds() == {Kind.OUT_OF_RANGE} and "not a multiple of 16 bytes" in report.errors[0].message, (
+        report.runs
+    )
+    assert "deciding.py" in report.errors[0].where[0]
 
 
 @pytest.mark.parametrize(("make", "word"), REFUSED, ids=lambda value: getattr(value, "__name__", ""))

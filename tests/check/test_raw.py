@@ -13,6 +13,7 @@ from tests.machine.slots import write_slot
 from tests.oracle.explore import explore_program
 from tests.raw_rows import Doubled, double_on_cpu, double_on_gpu
 from tmapipe.check import Kind, check_program
+from tmapipe.isa.barriers import FenceProxyAsync
 from tmapipe.plan.thread_layout import vectors_of
 from tmapipe.testing import assert_safe
 
@@ -149,6 +150,7 @@ BARE = {
     "read": lambda k, slot: k.isa.fragments.read(slot.x.ref, vectors_of("x", (8, 64), k.role)),
     "write": lambda k, slot: write_slot(k.isa, slot.x.ref, 0.0, k.role),
     "fence": lambda k, slot: k.isa.fence_proxy_async(),
+    "fence by one lane": lambda k, slot: k.isa.emit(FenceProxyAsync(lanes=1)),
     "warp sync": lambda k, slot: k.isa.warp_sync(),
 }
 
@@ -162,6 +164,32 @@ def test_lanes_that_do_not_meet_are_a_race(calls):
     race = next(finding for finding in report.errors if finding.kind is Kind.RACE)
     assert "lanes of one warp" in race.message and race.fix == "let use execute warp_sync between the two"
     assert alone(*(BARE[name] for name in (calls[0], "warp sync", calls[1], *end))).check().ok
+
+
+def dealt(by):
+    """A function that deals elements over lanes in its own way."""
+
+    def double_rows(rows):
+        return by
+
+    return double_rows
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 2), ("rows", "columns"), ((1, 8), (8, 1)), (dealt(1), dealt(2))])
+def test_functions_of_one_factory_are_told_apart(first, second):
+    def calls(first, second):
+        both = [lambda k, slot, by=by: k.isa.fragments.raw(dealt(by), None, [(slot.x.ref, "update")], k.role)
+                for by in (first, second)]  # fmt: skip
+        return alone(*both, BARE["fence"], BARE["warp sync"]).check()
+
+    assert calls(first, first).ok
+    assert Kind.RACE in calls(first, second).kinds()
+
+
+def test_a_fence_by_other_lanes_than_those_that_wrote():
+    """Which lane has written is not known, so only a fence by all of them counts."""
+    assert alone(BARE["write"], BARE["fence"], BARE["warp sync"]).check().ok
+    assert alone(BARE["write"], BARE["fence by one lane"], BARE["warp sync"]).check().kinds() == {Kind.PROXY}
 
 
 def test_raw_code_that_issues_tma_or_wgmma():

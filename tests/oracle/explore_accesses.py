@@ -152,7 +152,7 @@ class Accesses:
         self._signals = _next(program, SIGNALS)
         self._releases = _next(program, (), is_release)
         self._joins = _next(program, (), _is_join)
-        self._fences = _next(program, (ops.FenceProxyAsync,))
+        self._fences = _next(program, (), _fences)
         self._read()
 
     def loads(self, op: Any, own: int) -> dict[int, int]:
@@ -230,7 +230,7 @@ class Accesses:
                         self._after_threads(i, bit, generic, joined, fenced)
                     self._after_stores(i, against, stores)
                     self._after_mma(i, against, waited)
-            elif kind is ops.FenceProxyAsync:
+            elif _fences(op):
                 fence = i + 1
                 self._copied.clear()
             elif kind is ops.MbarWait:
@@ -294,6 +294,11 @@ def _next(program: Sequence[Any], kinds: tuple[type, ...], test: Any = None) -> 
 def is_release(op: Any) -> bool:
     """Whether it tells others of the warp's accesses before it."""
     return isinstance(op, RELEASES) and getattr(op, "scope", "cluster") != "relaxed"
+
+
+def _fences(op: Any) -> bool:
+    """Whether all lanes fence: which of them have written is not known."""
+    return isinstance(op, ops.FenceProxyAsync) and op.lanes == ALL_LANES
 
 
 def _is_join(op: Any) -> bool:

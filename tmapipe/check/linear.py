@@ -181,7 +181,7 @@ class LinearCheck:
         self.clocks.synchronize_lanes(agent)
 
     def _fence_proxy(self, effect: FenceProxy, agent: int, op: Any, facts: Any) -> None:
-        if effect.space == "shared":
+        if effect.space == "shared" and op.lanes == ALL_LANES:  # which lanes have written is not known
             self.fences.fence(agent, op)
 
     def _access(self, effect: Access, agent: int, op: Any, facts: Any) -> None:

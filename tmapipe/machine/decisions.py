@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 from tmapipe.errors import PipelineError
 from tmapipe.machine.varying import Key, Varying
 
-__all__ = ["COUNT", "MOST_TURNS", "Decisions", "Loop", "Sum", "Term", "Use", "primitive", "sources"]
+__all__ = ["COUNT", "MOST_TURNS", "START", "Decisions", "Loop", "Sum", "Term", "Use", "primitive", "sources"]
 
 COUNT = "counts a loop"
+START = "is where a copy begins, which must be a whole number of units"
 Sum = tuple[tuple[Key, int], ...]  # terms with their factors, in a fixed order
 MOST_TURNS = 20_000  # of a loop, where programs are recorded
 
@@ -69,6 +70,20 @@ def sources(terms: Mapping[Key, Term], of: Sum, keys: Collection[Key]) -> set[Ke
     return found
 
 
+def _divisor(terms: Sum, const: int) -> int:
+    """A number of which a sum is a multiple, whatever varies; 0 if it is 0."""
+    return math.gcd(const, *(factor * _divisor_of(key) for key, factor in terms))
+
+
+def _divisor_of(key: Key) -> int:
+    name, *rest = key
+    if name not in ("min", "max", "choice", "product"):
+        return 1
+    forms = rest[0] if name in ("min", "max") else rest[1:] if name == "choice" else rest
+    each = [_divisor(*form) if isinstance(form, tuple) else int(form) for form in forms]
+    return math.prod(each) if name == "product" else math.gcd(*each)
+
+
 class Decisions:
     """What bodies decide on, in the recordings that share this object.
 
@@ -119,6 +134,12 @@ class Decisions:
         inside = tuple(self.around) if how == COUNT else ()
         self.uses[Use(how, self.sorted(number), number.const, inside)] = None
         return self.value(number, len(inside))
+
+    def starts(self, number: Varying, unit: int) -> None:
+        """Notes that a copy begins at a number that must be a multiple of *unit*, unless it is one whatever varies."""
+        terms = self.sorted(number)
+        if _divisor(terms, number.const) % unit:
+            self.uses[Use(START, terms, number.const)] = None
 
     def sorted(self, number: Varying) -> Sum:
         """The terms of a number, in a fixed order."""

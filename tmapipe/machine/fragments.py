@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from numbers import Number
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from tmapipe.isa.fragment import Fragment, applied
 from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.values import SlotRef
 from tmapipe.machine import elements
+from tmapipe.machine.deals import deal_name
 from tmapipe.machine.live import Live
 from tmapipe.machine.memory import Accumulator, convert
 from tmapipe.machine.varying import Condition, Varying
@@ -274,7 +274,7 @@ class MachineFragments(Fragments):
                 "k.raw(cpu)", cpu, "is what the model runs in place of CuTe DSL", "pass a function of arrays"
             )
         mine, shares = (isa.warp - role.first_warp) % role.team_warps, role.team_warps
-        name = _name(gpu)
+        name = deal_name(gpu)
         arrays: list[Any] = []
         for slot, kind in accesses:
             number = isa.slot(slot.buffer, slot.stage)
@@ -382,10 +382,3 @@ _indices_of = functools.lru_cache(maxsize=256)(elements.indices_of)
 def _broadcast(values: Any, columns: int) -> np.ndarray:
     """A warp's 16 x *columns* values: an epilogue may have given fewer, or one, for all."""
     return np.broadcast_to(np.asarray(values, np.float32), (16, columns))
-
-
-def _name(function: Callable[..., None]) -> str:
-    """A raw function's name and first line, which tell it from others."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    name = getattr(function, "__name__", type(function).__name__)
-    return name if code is None else f"{name} (line {code.co_firstlineno})"

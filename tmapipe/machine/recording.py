@@ -25,6 +25,7 @@ from tmapipe.machine.varying_names import greatest
 from tmapipe.machine.warp import MachineIsa
 from tmapipe.protocol.cluster import cluster_coordinate
 from tmapipe.protocol.tile import Tile
+from tmapipe.tma_rules import ALIGNMENT
 
 __all__ = ["RecordingIsa", "Tables"]
 
@@ -218,20 +219,26 @@ class RecordingIsa(MachineIsa):
     # ---- operands -------------------------------------------------------------------------------------------------
 
     def tma_load(self, load: Any, stage: Any, at: Sequence[Any], *rest: Any, **named: Any) -> None:
-        super().tma_load(load, stage, [_value(x) for x in at], *rest, **named)
+        super().tma_load(load, stage, self._start(at, load), *rest, **named)
 
     def bulk_load(self, load: Any, stage: Any, at: Sequence[Any], *rest: Any, **named: Any) -> None:
-        super().bulk_load(load, stage, [_value(x) for x in at], *rest, **named)
+        super().bulk_load(load, stage, self._start(at, load), *rest, **named)
 
     def cp_async(self, load: Any, stage: Any, at: Sequence[Any], *rest: Any, **named: Any) -> None:
-        super().cp_async(load, stage, [_value(x) for x in at], *rest, **named)
+        super().cp_async(load, stage, self._start(at, load, load.vector), *rest, **named)
 
     def tma_prefetch(self, load: Any, at: Sequence[Any], share: Any = 0) -> None:
-        super().tma_prefetch(load, [_value(x) for x in at], share)
+        super().tma_prefetch(load, self._start(at, load), share)
 
     def tma_store(self, store: Any, stage: Any, at: Sequence[Any], rows: Any = None) -> None:
         self.decisions.stored.add(store.name)
-        super().tma_store(store, stage, [_value(x) for x in at], _value(rows))
+        super().tma_store(store, stage, self._start(at, store), _value(rows))
+
+    def _start(self, at: Sequence[Any], part: Any, unit: int = ALIGNMENT) -> list[Any]:
+        """Where something is copied from or to: no use, but along the last dimension it must be a multiple of *unit* bytes."""
+        if isinstance(at[-1], Varying):
+            self.decisions.starts(at[-1], max(1, unit // part.buffer.dtype.bytes))
+        return [_value(x) for x in at]
 
     def _plain_operands(self, emit: Callable[[Any], None]) -> Callable[[Any], None]:
         """Where an operation is the same whatever an operand's value, its value is not used: the rest are uses."""
@@ -248,7 +255,7 @@ class RecordingIsa(MachineIsa):
 
 
 def _value(number: Any) -> Any:
-    """Where something is copied from or to: no use, since nothing waits for one place rather than another."""
+    """Where something is copied from or to, which no warp waits for."""
     return number.value if isinstance(number, Varying) else number
 
 
