@@ -102,11 +102,16 @@ class Lifetimes:
             self.log.add(Kind.SCOPE, text, step, bar=bar)
 
     def start_tile(self, agent: int, op: Any, part: str, at: tuple[int, ...], anywhere: bool) -> None:
-        """A load starts inside its tensor, unless it may start *anywhere*; stores may, since nothing is written there.
+        """A tile has a coordinate for each dimension, and a load starts inside its tensor, unless it may start *anywhere*;
+        stores may, since nothing is written there.
 
         Along an axis of the cluster, this is asked of the CTA at the cluster's origin.
         """
-        load = self.layout.loads.get(part)
+        load, last = self.layout.loads.get(part), Step(self.log.order, agent, op)
+        dims = (load or self.layout.stores[part]).dims
+        if len(at) != len(dims):
+            text = f"{who(self.layout, agent)} gives {len(at)} coordinates for a tile of {part}, which has {', '.join(dims)}"
+            self.log.add(Kind.OUT_OF_RANGE, (text, "give one coordinate a dimension"), last)
         if load is None or anywhere:
             return
         shape = self.shapes.get(load.argument, ())
@@ -117,7 +122,7 @@ class Lifetimes:
                     f"{who(self.layout, agent)} loads {part} from {dim} = {start} on, but the tensor ends at {extent}"
                 )
                 fix = f"let the loop of {self.layout.role(agent)} end with the tensor, or guard the load"
-                self.log.add(Kind.OUT_OF_RANGE, (text, fix), Step(self.log.order, agent, op))
+                self.log.add(Kind.OUT_OF_RANGE, (text, fix), last)
 
     def landed(self, bar: int, phase: int, step: Step) -> None:
         """Bytes of a load were counted."""
