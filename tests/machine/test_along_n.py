@@ -68,6 +68,16 @@ def test_parts_of_k(make, tile, cluster):
     close(*product(make(tile, cluster, mainloop=Cooperative(along="n")), 300, 520, 640))
 
 
+@pytest.mark.parametrize("along", ["m", "n"])
+@pytest.mark.parametrize("batch", [(1,), (3,)])
+def test_parts_of_k_of_a_batch(along, batch):
+    """The matrices of the workspace are the parts of the batch's first matrix, then of the second, and so on."""
+    for tiles in (tp.PersistentTiles(), tp.GpcTiles()):
+        make = S.SplitK(3, (64, 128, 64), (2, 1), tiles=tiles, mainloop=Cooperative(along=along), epilogue=tp.math.relu)
+        found, right = product(make, 200, 136, 640, batch)
+        close(found, np.maximum(right, 0))
+
+
 def test_output_of_fp32():
     for make in (
         S.Gemm((80, 128, 64), mainloop=Cooperative(along="n"), epilogue=E.Epilogue(dtype="fp32")),

@@ -218,7 +218,12 @@ def test_refused(data):
     refused(lambda: tp.SplitKTiles(2, reduce="max"), argument="SplitKTiles(reduce)", value="max", rule='"add"')
     refused(lambda: S.Gemm(tiles=tp.GroupedTiles(rows=64)), argument="GroupedTiles(rows)", value=64, rule="128")
     batch = np.zeros((2, 64, 64), np.float16)
-    refused(lambda: S.SplitK(2)(batch, batch), argument="a", value=(2, 64, 64), rule="is a matrix")
+    for make in (
+        S.SplitK(2, reduce="add"),
+        S.StreamK(2),
+        S.SplitK(2, epilogue=E.Epilogue(lambda x, c: x + c, operands={"c": E.Matrix()})),
+    ):
+        refused(lambda: make(batch, batch), argument="a", value=(2, 64, 64), rule="is a matrix")  # noqa: B023
 
 
 def test_nothing_is_zeroed_that_is_refused(data):

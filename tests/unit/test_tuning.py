@@ -139,6 +139,13 @@ def test_tiles_over_the_edge_may_hold_anything_there():
     )  # no last wave to speak of
 
 
+def test_parts_of_k_of_a_batch():
+    """20 tiles of 64 x 64 for 132 multiprocessors, and a long k."""
+    problem = Problem(320, 72, 47832, batch=2)
+    (best, _), *_ = ranked(problem, most=1)
+    assert best.in_parts and best.ranks(problem) == {"a": 3, "b": 3, "d": 3}
+
+
 def test_small_tiles_may_have_deep_slots():
     problem = Problem(264, 64, 47832)
     found = [c for c in candidates(problem, H200) if c.spans == 2]

@@ -23,7 +23,7 @@ __all__ = ["AddParts"]
 
 
 class AddParts(Schedule):
-    """``d[m, n] = epilogue(sum over s of x[s, m, n])``.
+    """``d[m, n] = epilogue(sum over s of x[s, m, n])``, with a batch dimension before each if the tensors have one.
 
     The sums are in the type of x, in the order of s, and are converted once to the type of d. One warp loads, four add,
     through slots that threads read.
@@ -49,8 +49,8 @@ class AddParts(Schedule):
             raise InputError("AddParts(epilogue)", epilogue, "is a function of the sums, or None", "pass a function")
         self.epilogue = epilogue
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.add)
-        self.x = TmaLoadStage("s m n", tile=tile, ring=self.ring)
-        self.d = TmaStoreStage("m n", tile=tile, role=self.add, stages=2, dtype=dtype)
+        self.x = TmaLoadStage("l s m n", tile=tile, ring=self.ring)
+        self.d = TmaStoreStage("l m n", tile=tile, role=self.add, stages=2, dtype=dtype)
 
     def plan(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Plan:
         """As `Schedule.plan`. Raises `InputError` for types that cannot be added, or whose sums d cannot hold."""

@@ -27,6 +27,7 @@ from tmapipe.matmul import Wgmma
 from tmapipe.schedules.addparts import AddParts
 from tmapipe.schedules.finishparts import FinishParts
 from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.tiles.splitk import SplitKTiles
 
 __all__ = ["PartsOfK"]
 
@@ -71,6 +72,7 @@ class PartsOfK:
             self.finish = _add_parts(epilogue.dtype)
         else:
             self.finish = AddParts(dtype=epilogue.dtype, epilogue=epilogue.function)
+        self.batched = isinstance(order, SplitKTiles) and not order.reduce and not self.more
         self._bound: set[Any] = set()  # signatures of calls that were found right
 
     def stage(self, mma: Wgmma, width: int, form: StoreForm) -> TmaStoreStage:
@@ -89,12 +91,14 @@ class PartsOfK:
             given["d"] = out
         for name in ("a", "b"):
             check_kind(name, given.get(name))
-            if given[name].ndim != 2:
-                rule = "is a matrix, where parts of k are added"
+            batched = self.batched and given["a"].ndim == given[name].ndim == 3
+            if given[name].ndim != 2 and not batched:
+                rule = "is a matrix, where parts of k are added" + " to d, or with operands" * (not self.batched)
                 raise InputError(name, tuple(given[name].shape), rule, "pass one matrix")
         a, b, d = given["a"], given["b"], given.get("d")
+        shape = (*a.shape[:-1], b.shape[-2])
         if d is None:
-            d = new_like(a, (a.shape[0], b.shape[0]), self._made_type(a))
+            d = new_like(a, shape, self._made_type(a))
         check_kind("d", d)
         if self.order.reduce:
             self._check(schedule, (a, b, d), d, given, {})
@@ -103,13 +107,14 @@ class PartsOfK:
         if dtype_of(d, "d").integer:
             rule = "the parts are added in fp32, which is not rounded to integers"
             raise InputError("d", dtype_of(d, "d").name, rule, "pass a d of a floating type")
-        if tuple(d.shape) != (a.shape[0], b.shape[0]):
-            raise InputError("d.shape", tuple(d.shape), f"is (m, n), {(a.shape[0], b.shape[0])}", "pass such a tensor")
-        workspace = self._workspace(schedule, a, d.shape)
+        if tuple(d.shape) != shape:
+            raise InputError("d.shape", tuple(d.shape), f"is (m, n), {shape}", "pass such a tensor")
+        workspace = self._workspace(schedule, a, shape)
+        parts = workspace if a.ndim == 2 else workspace.reshape(a.shape[0], self.order.parts, *shape[1:])
         more = self._further(a, d, given)
-        self._check(schedule, (a, b, workspace), d, given, more)
+        self._check(schedule, (a, b, workspace), d, given, more, parts)
         run(a, b, workspace)
-        return self.finish(workspace, d=d, **more) if self.more else self.finish(workspace, d)
+        return self.finish(parts, d=d, **more) if self.more else self.finish(parts, d)
 
     def _further(self, a: Any, d: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         """Operands, and further outputs: those of d's shape are made here if they are not given, of a type as d's."""
@@ -124,29 +129,36 @@ class PartsOfK:
         return as_dtype(self.epilogue.dtype or (fp32 if self.order.reduce else of_sums(dtype_of(a, "a"))))
 
     def _check(
-        self, schedule: Any, tensors: tuple[Any, ...], d: Any, given: Mapping[str, Any], more: Mapping[str, Any]
+        self,
+        schedule: Any,
+        tensors: tuple[Any, ...],
+        d: Any,
+        given: Mapping[str, Any],
+        more: Mapping[str, Any],
+        parts: Any = None,
     ) -> None:
         """Raises `InputError` for what one of the kernels would refuse, before the first runs or d is zeroed: *tensors* of the
-        first, d of the second."""
+        first, *parts* and d of the second."""
         found = signature((*tensors, d, *more.values()), None)
         seen = None if found is None else (*found, *more)
         if seen is None or seen not in self._bound:
             schedule.plan(schedule.bind(*tensors).dtypes)
             if not self.order.reduce:
                 whole = {name: value for name, value in more.items() if name not in self.epilogue.reductions}
-                self.finish.plan(self.finish.bind(tensors[-1], d=d, **whole).dtypes)
+                self.finish.plan(self.finish.bind(parts, d=d, **whole).dtypes)
             if seen is not None:
                 self._bound.add(seen)
         written = tuple(name for name in ("d", *self.epilogue.outputs) if name in given)
         check_apart({name: value for name, value in given.items() if hasattr(value, "shape")}, written)
 
     def _workspace(self, schedule: Any, a: Any, shape: tuple[int, ...]) -> Any:
-        """A new matrix of *shape* for each part that a tile may have. Those that only some tiles have are set to zero."""
+        """A new matrix for each part that a tile of an output of *shape* may have; of a batch, the first matrix' parts first.
+        Those that only some tiles have are set to zero."""
         (m, n), k = schedule.d.tile[-2:], schedule.mma.shape[2]
-        extents = ((shape[0], m * schedule.cluster["m"]), (shape[1], n * schedule.cluster["n"]))
+        extents = ((shape[-2], m * schedule.cluster["m"]), (shape[-1], n * schedule.cluster["n"]))
         tiles = math.prod(ceil_div(extent, tile) for extent, tile in extents)
-        least, most = self.order.pieces(tiles, ceil_div(a.shape[1], k))
-        made = new_like(a, (most, *shape), fp32)
+        least, most = self.order.pieces(tiles, ceil_div(a.shape[-1], k))
+        made = new_like(a, (math.prod(shape[:-2]) * most, *shape[-2:]), fp32)
         if least < most:
             made[least:] = 0
         return made

@@ -13,7 +13,8 @@ __all__ = ["SplitK"]
 
 
 class SplitK(Gemm):
-    """`Gemm` of two matrices, with ``tiles=SplitKTiles(parts, tiles, reduce=reduce)``.
+    """`Gemm` with ``tiles=SplitKTiles(parts, tiles, reduce=reduce)``: of two matrices, or, where the epilogue has no operands
+    and parts are not added to d, of batches of these.
 
     Args:
         parts: How many parts k is divided into.

@@ -50,8 +50,9 @@ def check_parts(order: Any, declared: Declarations, axes: Mapping[str, Axis]) ->
 class SplitKTiles(TileOrder):
     """An order in which the parts of an output tile are tiles of their own: for outputs of few tiles, and many steps.
 
-    The output has a dimension "s" for the parts, before those of the matrix. A tile's coordinates are s, l (0), m, n, ...,
-    first (its first step) and steps (how many; the last parts have fewer, or none).
+    The output has a dimension "s" for the parts, before those of the matrix; of a batch, for the parts of its first matrix,
+    then of the second, and so on. A tile's coordinates are s, l (which matrix), m, n, ..., first (its first step) and steps
+    (how many; the last parts have fewer, or none).
 
     Args:
         parts: Of each tile.
@@ -150,5 +151,6 @@ class BoundParts(Carried):
         where = load.dims.index(self.order.dim)
         steps = ceil_div(isa.extent(load.argument, where), load.tile[where])
         most = ceil_div(steps, self.order.parts)
-        first = tile.s * most
-        return tile.also(l=0, first=first, steps=within(isa, steps - first, most))
+        matrix = tile.s // self.order.parts
+        first = (tile.s - matrix * self.order.parts) * most
+        return tile.also(l=matrix, first=first, steps=within(isa, steps - first, most))

@@ -192,7 +192,7 @@ def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
             if along == "m" and cluster == (1, 2) and (m, n) in BY_GPC[kind]:
                 near = {**options, "order": ("Snake", _rows(problem, m), "gpc")}
                 yield Candidate(kind, (m, n), cluster, tuple(near.items()))
-    if problem.batch == 1 and not problem.dtype.integer:
+    if not problem.dtype.integer:
         for along in "mn":
             for tile, cluster in itertools.product(_pairs(IN_PARTS, problem, along, FITTED_PARTS), CLUSTERS):
                 if not _wasted(problem, tile, cluster) and not _in_short_spans(problem, tile):
@@ -319,8 +319,9 @@ def _clusters(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int])
 def _parts(problem: Problem, device: Device, tile: tuple[int, int], cluster: tuple[int, int], spans: int) -> list[int]:
     """Numbers of parts with which the tiles of all parts fill whole waves as far as they can."""
     steps = ceil_div(problem.k * problem.dtype.bytes, SWIZZLE_SPAN * spans)
-    clusters, resident = _clusters(problem, tile, cluster), device.resident(cluster[0] * cluster[1])
-    most = min(steps // LEAST_STEPS, int(MOST_PARTS_BYTES / (4 * problem.m * problem.n)))
+    clusters = _clusters(problem, tile, cluster) * problem.batch
+    resident = device.resident(cluster[0] * cluster[1])
+    most = min(steps // LEAST_STEPS, int(MOST_PARTS_BYTES / (4 * problem.batch * problem.m * problem.n)))
     wanted = {min(waves * resident // clusters, most) for waves in WAVES}
     wanted |= {1 << parts.bit_length() - 1 for parts in wanted if parts > 1}
     even = {ceil_div(steps, ceil_div(steps, parts)) for parts in wanted if parts > 1}  # without an idle last part
