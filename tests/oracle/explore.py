@@ -26,6 +26,7 @@ import attrs
 
 from tests.oracle.explore_accesses import LOADS, NEVER, Classes
 from tests.oracle.explore_conflicts import Conflicts
+from tests.oracle.explore_copies import Places, async_bits
 from tests.oracle.explore_meanings import Meanings
 from tests.oracle.explore_programs import WarpProgram, inits
 from tests.oracle.explore_reduce import commutes, landing_commutes
@@ -130,13 +131,13 @@ class _Explorer:
     # ---- search ---------------------------------------------------------------------------------------------------
 
     def _search(self) -> None:
-        state, at = State(self.layout), [0] * self.layout.agents
+        state, at = State(self.layout), Places([0] * self.layout.agents)
         for agent in range(self.layout.agents):
             if not self._run_local(state, at, agent, None):
                 return
         for agent in range(self.layout.agents):
             self._check_accesses(state, at, agent, None)
-        stack: list[tuple[State, list[int], Path, Any]] = [(state, at, None, None)]
+        stack: list[tuple[State, Places, Path, Any]] = [(state, at, None, None)]
         seen: set[Any] = set()
         while stack:
             state, at, path, first = stack.pop()
@@ -152,7 +153,7 @@ class _Explorer:
                     break
                 chosen = enabled[0] if len(enabled) == 1 else self._alone(state, at, enabled)
                 if chosen is None:
-                    key = (state.snapshot(), tuple(at))
+                    key = (state.snapshot(), at.key())
                     if key not in seen:
                         seen.add(key)
                         self.states += 1
@@ -181,24 +182,27 @@ class _Explorer:
                 visible = self.programs[agent].visible[at[agent]]
                 if commutes(state, self.classes, self.programs, at, agent, visible):
                     return agent
-            elif landing_commutes(
-                state, self.classes, self.programs, at, agent, self.conflicts.flight_bit(state, agent)
-            ):
-                return agent
+            else:
+                bit = self.conflicts.flight_bit(state, agent)
+                bit |= self.classes.mark("landing") if agent.kind == "cp.async" else 0
+                if landing_commutes(state, self.classes, self.programs, at, agent, bit):
+                    return agent
         return None
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
-    def _step(self, state: State, at: list[int], agent: int | Flight, path: Path) -> Path:
+    def _step(self, state: State, at: Places, agent: int | Flight, path: Path) -> Path:
         """Executes the agent's next operation and the local ones that follow it. None if the path ends in a failure."""
         self.steps += 1
         if self.steps > self.limit:
             raise _Stop
         if not isinstance(agent, int):
             path = (path, agent, 0)
+            record = state.loads[agent]
             facts = self._apply(state, agent, LOAD_COMPLETE, path)
             if facts is _REFUSED:
                 return None
+            at.landed(agent, record)
             self._fail_all(self.meanings.landed(agent, facts[0].phase), path)
             return path
         visible = self.programs[agent].visible[at[agent]]
@@ -207,6 +211,8 @@ class _Explorer:
             self._check_init(state, at, bar, path)
         for bar, _, _ in visible.bars:
             self._check_near(state, agent, bar, path)
+        at.tell(agent)
+        self._check_fresh(at, agent, visible.op, path)
         facts = self._apply(state, agent, visible.op, path)
         if facts is _REFUSED:
             return None
@@ -221,9 +227,12 @@ class _Explorer:
                     self._check_accesses(state, at, other, path)
         return path
 
-    def _run_local(self, state: State, at: list[int], agent: int, path: Path) -> bool:
+    def _run_local(self, state: State, at: Places, agent: int, path: Path) -> bool:
         for index, op in self.programs[agent].local[at[agent]]:
             self._look_at(at, agent, index, path)
+            self._check_fresh(at, agent, op, path)
+            if isinstance(op, ops.FenceProxyAsync):
+                at.fence(agent)
             if self._apply(state, agent, op, (path, agent, index)) is _REFUSED:
                 return False
         position = at[agent]
@@ -238,6 +247,11 @@ class _Explorer:
             self._fail(accesses.wrong[index], (path, agent, index))
         if index in accesses.after_mma and self.conflicts.own_mma(at, agent, index):
             self._fail(Kind.RACE, (path, agent, index))
+
+    def _check_fresh(self, at: Places, agent: int, op: Any, path: Path) -> None:
+        """Whether the async proxy accesses what threads have copied without a fence between."""
+        if at.fresh and at.is_fresh(self.classes, agent, async_bits(self.classes, agent, op)):
+            self._fail(Kind.PROXY, path)
 
     def _apply(self, state: State, agent: int | Flight, op: Any, path: Path) -> Any:
         try:

@@ -15,7 +15,7 @@ and an access is *over*
     a TMA store's   at the bulk wait that covers its group
     a wgmma's       at the wait of any of its four warps that covers it: the first of their releases ends it
     a TMA load's    when its bytes are counted: a step of the machine, not an interval
-    a cp.async's    likewise; for the async proxy, at the first fence of its own warp after that has waited for it
+    a cp.async's    likewise; for the async proxy, see `explore_copies`
 
 Accesses of one warp to the same bytes follow its program, which is looked through once.
 """
@@ -30,7 +30,7 @@ from tmapipe.isa import ops
 from tmapipe.isa.ops import ALL_LANES
 from tmapipe.machine.layout import Layout
 
-__all__ = ["COPIES", "LOADS", "NEVER", "SIGNALS", "Accesses", "Classes", "Span", "is_release"]
+__all__ = ["COPIES", "LOADS", "NEVER", "SIGNALS", "WHOLE", "Accesses", "Classes", "Part", "Span", "is_release"]
 
 NEVER = 1 << 60
 COPIES = (ops.CpAsync,)  # by threads, whose lanes arrive at an mbarrier when they have landed
@@ -56,6 +56,7 @@ SIGNALS = (
 )  # also relaxed ones: enough for what has ended when they are executed
 Part = tuple[str, int, int]
 WHOLE: Part = ("whole", 0, 1)
+MARKS = ("fence", "landing", "told", "access")
 
 
 class Span(NamedTuple):
@@ -73,18 +74,17 @@ class Span(NamedTuple):
 class Classes:
     """Numbers kinds of accesses (place, part, read or write) and knows, as bit masks, which of them conflict.
 
-    copied: mbarrier -> (place, part) of what cp.async writes and signals there.
+    copied: (place, part) of what cp.async writes.
     """
 
     def __init__(self, layout: Layout, programs: Sequence[Sequence[Any]] = ()):
         self.layout = layout
-        self.copied: dict[int, dict[tuple[int, Part], None]] = {}
+        self.copied: dict[tuple[int, Part], None] = {}
         for agent, program in enumerate(programs):
             cta = agent // layout.warps
             for op in program:
                 if isinstance(op, COPIES):
-                    to = (cta * layout.nslots + op.slot, ("shares", op.share, op.shares))
-                    self.copied.setdefault(cta * layout.nbars + op.bar, {})[to] = None
+                    self.copied[cta * layout.nslots + op.slot, ("shares", op.share, op.shares)] = None
         self.keys: list[tuple[int, Part, bool]] = []
         self.bits: dict[tuple[int, Part, bool], int] = {}
         self._conflicts: list[int] = []
@@ -107,6 +107,14 @@ class Classes:
             self._of_masks = {0: 0}
         return bit
 
+    def mark(self, event: str) -> int:
+        """The bit of "fence", "landing", "told" or "access": events that `explore_copies` is about.
+
+        A landing, and what tells of a fence, are not executed first where a fence, or an access, could still come before them,
+        which would find more.
+        """
+        return self.bit(MARKS.index(event) - len(MARKS), WHOLE, False)
+
     def against(self, mask: int) -> int:
         """All classes that conflict with one of *mask*."""
         found = self._of_masks.get(mask)
@@ -116,11 +124,14 @@ class Classes:
                 low = left & -left
                 found |= self._conflicts[low.bit_length() - 1]
                 left ^= low
+            if self.copied:
+                for event, later in (("landing", "fence"), ("told", "access")):
+                    found |= self.mark(later) if mask & self.mark(event) else 0
             self._of_masks[mask] = found
         return found
 
     def _conflict(self, one: tuple[int, Part, bool], other: tuple[int, Part, bool]) -> bool:
-        if not (one[2] or other[2]):
+        if not (one[2] or other[2]) or min(one[0], other[0]) < 0:
             return False
         slots = self.layout.nslots
         if one[0] // slots != other[0] // slots or other[0] % slots not in self.layout.aliases[one[0] % slots]:
@@ -140,9 +151,8 @@ class Accesses:
     """
 
     def __init__(self, classes: Classes, agent: int, program: Sequence[Any]):
-        self.classes, self.layout, self.program = classes, classes.layout, program
+        self.classes, self.layout, self.program, self.agent = classes, classes.layout, program, agent
         self.base = agent // self.layout.warps * self.layout.nslots
-        self._first_bar = agent // self.layout.warps * self.layout.nbars
         self.spans: list[Span] = []
         self.mma: list[tuple[int, int, int]] = []
         self.mma_over: list[tuple[int, int]] = []
@@ -172,7 +182,6 @@ class Accesses:
         acquired = joined = fence = fenced = 0  # indices after the last such operations
         arrived_all = told_cluster = False
         generic: list[tuple[int, int, Any]] = []  # (index, bit, (slot, part))
-        self._copied: dict[int, int] = {}  # bit of what cp.async has written -> index of the wait for it
         stores: list[list[int]] = []  # [index, bit, index of the wait, first]
         open_group: list[list[int]] = []
         groups: list[list[list[int]]] = []
@@ -232,10 +241,6 @@ class Accesses:
                     self._after_mma(i, against, waited)
             elif _fences(op):
                 fence = i + 1
-                self._copied.clear()
-            elif kind is ops.MbarWait:
-                for place, part in self.classes.copied.get(self._first_bar + op.bar, ()):
-                    self._copied[self.classes.bit(place, part, True)] = i
             if _lanes_meet(op, arrived_all, told_cluster):
                 joined, fenced = i + 1, fence
             if kind is ops.MbarArrive and op.lanes == ALL_LANES:
@@ -269,8 +274,6 @@ class Accesses:
         for at, other, _ in generic:
             if other & against and fenced <= at + 1:
                 self.wrong[i] = Kind.PROXY if joined > at else Kind.RACE
-        if any(other & against for other in self._copied):
-            self.wrong[i] = Kind.PROXY
 
     def _after_stores(self, i: int, against: int, stores: list[list[int]]) -> None:
         if any(bit & against and wait == NEVER for _, bit, wait, _ in stores):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tests.oracle.explore_accesses import COPIES, LOADS, NEVER, SIGNALS, Accesses, Classes, is_release
+from tests.oracle.explore_copies import async_bits, told
 from tmapipe.isa import ops
 from tmapipe.machine.layout import Layout
 
@@ -88,7 +89,10 @@ class Visible:
             what = (op.lanes.bit_count(), 0) if isinstance(op, COPIES) else (0, op.nbytes)
             self.lands = tuple((c * layout.nbars + op.bar, *what) for c in reached)
             self.ctas = tuple(c for c in reached if c != cta)
-            self.far = tuple(bar for bar, _, _ in self.lands)
+            if isinstance(op, COPIES):  # its own threads arrive
+                self.bars = ((own + op.bar, 0, 0),)
+            else:
+                self.far = tuple(bar for bar, _, _ in self.lands)
 
 
 class WarpProgram:
@@ -157,6 +161,18 @@ class WarpProgram:
             visible.touch = ends.get(visible.index, 0) | begins.get(visible.index + 1, 0)
             for bit in self.loads.get(visible.index, {}).values():
                 visible.touch |= bit
+        if accesses.classes.copied:
+            self._find_fences(accesses.classes, accesses.agent, accesses.program)
+
+    def _find_fences(self, classes: Classes, agent: int, program: Sequence[Any]) -> None:
+        """Marks the operations with which fences, and accesses through the async proxy, are executed."""
+        for before, after in told(program, [visible.index for visible in self.visible]):
+            for n, event in ((before, "fence"), (after, "told")):
+                if 0 <= n < self.end:
+                    self.visible[n].touch |= classes.mark(event)
+        for n, visible in enumerate(self.visible):
+            if any(async_bits(classes, agent, op) for op in (visible.op, *(op for _, op in self.local[n + 1]))):
+                visible.touch |= classes.mark("access")
 
 
 class Init(NamedTuple):

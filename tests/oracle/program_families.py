@@ -9,7 +9,7 @@ import attrs
 
 from tests.oracle.small_program import SLOT_BYTES, Call, SmallProgram
 
-__all__ = ["FAMILIES", "set_up"]
+__all__ = ["COPIED", "FAMILIES", "set_up"]
 
 Calls = list[Call]
 
@@ -269,6 +269,40 @@ def buffer_beside_multicast(rng: random.Random) -> SmallProgram:
     return _made([1, 4], 2, warps, "buffer beside multicast", ctas=2)
 
 
+def copied(rng: random.Random) -> SmallProgram:
+    """One or two warps copy, one reads: by threads, by stores, or by stores of another warp, after a fence of either."""
+    stages, copiers, how = rng.randint(1, 2), rng.randint(1, 2), rng.randrange(4)
+    beside = rng.random() < 0.3  # a TMA load on the same mbarrier
+    warps: list[Calls] = [[] for _ in range(copiers + 1 + (how > 1))]
+    store: Calls = []
+    free = stages * (1 + (how > 1))
+    for turn in range(_turns(rng, stages)):
+        s, parity = turn % stages, turn // stages & 1
+        for share, calls in enumerate(warps[:copiers]):
+            calls.append(("wait", free + s, parity ^ 1))
+            if beside and not share:
+                calls += [("arrive tx", s, SLOT_BYTES), ("load", stages + s, s)]
+            calls.append(("copy", s, s, share, copiers))
+        last = warps[-1]
+        if how > 1:
+            fence: Calls = [("fence",)] if how == 2 else []
+            warps[copiers] += [("wait", s, parity), *fence, ("arrive", stages + s)]
+            last.append(("wait", stages + s, parity))
+        else:
+            last.append(("wait", s, parity))
+        if how == 0:
+            last += [("read", s), ("warp sync",), ("arrive", free + s)]
+        else:
+            store = [] if how == 2 else [("fence",)]
+            last += [*store, ("store", s), ("commit",), ("bulk wait", 0, True), ("arrive", free + s)]
+        if beside:
+            last += [("read", stages + s), ("fence",), ("warp sync",)]
+            last.append(last.pop(-4))  # the arrival comes last
+    counts = [32 * copiers + beside] * stages + [1] * stages * (1 + (how > 1))
+    return _made(counts, stages * (1 + beside), warps, f"copied by {copiers}, {stages} stages, way {how}")
+
+
+COPIED: tuple[Callable[[random.Random], SmallProgram], ...] = (copied,)  # of programs that came later
 FAMILIES: tuple[Callable[[random.Random], SmallProgram], ...] = (
     copy_by_threads,
     copy_by_stores,

@@ -7,18 +7,21 @@ from typing import Any
 
 import attrs
 
-from tests.oracle.program_families import FAMILIES, set_up
+from tests.oracle.program_families import COPIED, FAMILIES, set_up
 from tests.oracle.small_program import SLOT_BYTES, Call, SmallProgram
 
-__all__ = ["anything", "changed", "draw"]
+__all__ = ["COPIES", "anything", "changed", "draw"]
+
+
+COPIES = 1_000_000
 
 
 def draw(seed: int) -> SmallProgram:
-    """A right program, one with up to three changes, or calls at random."""
+    """A right program, one with up to three changes, or calls at random. From `COPIES` on: with copies by threads."""
     rng = random.Random(seed)
-    if rng.random() < 0.25:
+    if seed < COPIES and rng.random() < 0.25:
         return anything(rng)
-    program = rng.choice(FAMILIES)(rng)
+    program = rng.choice(FAMILIES if seed < COPIES else COPIED)(rng)
     for _ in range(rng.choice((0, 1, 1, 1, 2, 2, 3))):
         program = changed(program, rng)
     return program
@@ -82,6 +85,10 @@ def _other_operand(program: SmallProgram, call: Call, rng: random.Random) -> Cal
     if what == "load":
         if len(operands) > 2 and rng.random() < 0.5:
             return (what, *operands[:2], rng.randrange(1, 1 << program.ctas), rng.randrange(2))
+        return (what, rng.randrange(slots), *operands[1:]) if rng.random() < 0.5 else (
+            what, operands[0], rng.randrange(bars), *operands[2:]
+        )  # fmt: skip
+    if what == "copy":
         return (what, rng.randrange(slots), *operands[1:]) if rng.random() < 0.5 else (
             what, operands[0], rng.randrange(bars), *operands[2:]
         )  # fmt: skip

@@ -50,7 +50,7 @@ class SmallProgram:
         step = SLOT_BYTES - self.overlap
         buffers = tuple(Buffer(f"s{i}", start + step * i, 1, TILE, fp16) for i in range(self.slots))
         loads = tuple(
-            Load(f"s{i}" if peers == 1 else f"s{i}x{peers}", f"x{i}", b, ("m", "n"), TILE, peers)
+            Load(f"s{i}" if peers == 1 else f"s{i}x{peers}", f"x{i}", b, ("m", "n"), TILE, peers, vector=16)
             for i, b in enumerate(buffers)
             for peers in (1, 2)
         )
@@ -136,6 +136,9 @@ _PLAYERS: dict[str, Callable[..., None]] = {
     "bar arrive": lambda isa, id, threads: isa.named_barrier_arrive(NamedBarrier("n", id, threads)),
     "fence": lambda isa: isa.fence_proxy_async(),
     "load": _load,
+    "copy": lambda isa, slot, bar, share=0, shares=1: isa.cp_async(
+        isa.plan.load(f"s{slot}"), 0, (0, 0), isa.plan.barriers[bar], share, shares, False
+    ),
     "store": lambda isa, slot: isa.tma_store(isa.plan.stores[slot], 0, (0, 0)),
     "commit": lambda isa: isa.bulk_commit_group(),
     "bulk wait": lambda isa, pending, read=True: isa.bulk_wait_group(pending, read),

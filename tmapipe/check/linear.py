@@ -195,7 +195,8 @@ class LinearCheck:
         if effect.until.group is None:
             clock = self.clocks.of[agent].copy()
             for flight in flights:
-                self.lifetimes.use(agent, op, flight.cta * self.layout.nbars + getattr(op, effect.until.bar), far=True)
+                bar = flight.cta * self.layout.nbars + getattr(op, effect.until.bar)
+                self.lifetimes.use(agent, op, bar, far=effect.proxy is Proxy.ASYNC)
                 self.loads[flight] = clock, step
 
     def _tile(self, effect: Tile, agent: int, op: Any, facts: Any) -> None:
