@@ -45,6 +45,8 @@ BOX, BOX_CLOCKS = (
     16,
     24,
 )  # rows of the boxes in which tiles over the edge are loaded otherwise, and what one costs the loader
+ROW_CLOCKS, ZERO_CLOCKS = 1.5, 2.2  # in which a row is loaded, and what filling it with zeros takes besides
+SLOWER = 1.2  # than multiplying
 MACS = 2048  # multiply-adds of 16-bit types per clock and SM (4 tensor cores x 512, NVIDIA's H100 white paper)
 SMALL_TILE, DEEP = 192, ("spans", 2)
 #: L2 hints for a long k, which leaves no room to keep anything for a second read.
@@ -292,18 +294,24 @@ def _outside(
     zeros, and where loading boxes of 16 rows instead takes no longer than multiplying.
 
     A CTA's peers get the rows that it loads, so zeros cost as many times. Where only the last tiles have such rows, these must
-    be the slowest of few: 280 x 27344 x 27456 in tiles of 128 x 208 on clusters of 1 x 2 took 964 us, not 761.
+    take longer to load than to multiply, and be the slowest of few: 280 x 27344 x 27456 in tiles of 128 x 208 on clusters of
+    1 x 2 took 964 us, not 761.
     """
     few = _clusters(problem, tile, cluster) * problem.batch <= FEW_WAVES * device.resident(cluster[0] * cluster[1])
-    found, boxes = [], 0
+    takes, loads = tile[0] * tile[1] * (SWIZZLE_SPAN // 2) / MACS, sum(tile) * ROW_CLOCKS
+    everywhere, last, boxes = [False, False], [False, False], [0, 0]
     for side, (size, major) in enumerate(zip((problem.m, problem.n), problem.majors, strict=True)):
         peers, extent = cluster[1 - side], tile[side]
         beyond = min(extent, -size % (extent * cluster[side]))
-        many = beyond >= ROWS_BEYOND if size < extent else few and min(beyond, extent // peers) * peers >= MANY_BEYOND
-        found.append("anything" if many and major == "k" else "zeros")
-        boxes += extent // peers // BOX if found[-1] == "anything" else 0
-    takes = tile[0] * tile[1] * (SWIZZLE_SPAN // 2) / MACS
-    return (("outside", tuple(found)),) if 0 < boxes * BOX_CLOCKS <= takes else ()
+        received = min(beyond, extent // peers) * peers
+        loads += received * ZERO_CLOCKS
+        boxes[side] = extent // peers // BOX
+        everywhere[side] = major == "k" and size < extent and beyond >= ROWS_BEYOND
+        last[side] = major == "k" and few and size >= extent and received >= MANY_BEYOND
+    chosen = [of_all or (of_last and loads > SLOWER * takes) for of_all, of_last in zip(everywhere, last, strict=True)]
+    if not any(chosen) or sum(itertools.compress(boxes, chosen)) * BOX_CLOCKS > takes:
+        return ()
+    return (("outside", tuple("anything" if side else "zeros" for side in chosen)),)
 
 
 def _stages(tile: tuple[int, int], buffers: int) -> int:
