@@ -1,4 +1,5 @@
-"""How pytest-xdist shares the tests out: all tests of one compiled kernel to one process, so that each is compiled once."""
+"""How pytest-xdist shares the tests out: all tests of one compiled kernel to one process, so that each is compiled once; and
+all cases of one unit test, which are quick, since each portion costs the process that hands them out some milliseconds."""
 
 import gc
 import re
@@ -15,7 +16,9 @@ def pytest_xdist_make_scheduler(config, log):
     class ByKernel(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             kernel = re.fullmatch(r"tests/emit/.*\[([^\]]*)\]", nodeid)
-            return "kernel " + kernel[1].split("-")[0] if kernel else nodeid
+            if kernel:
+                return "kernel " + kernel[1].split("-")[0]
+            return nodeid.partition("[")[0] if nodeid.startswith("tests/unit/") else nodeid
 
     return ByKernel(config, log)
 
