@@ -41,10 +41,7 @@ FEW_ROWS = 256  # rows of a that L2 keeps while b is read once (256 x 4096 x 409
 FEW_WAVES = 4  # up to which the slowest tile counts
 ROWS_BEYOND = 32  # rows of each tile beyond the edge; 48 of them cost up to 16 % of 16 x 14336 x 4096
 MANY_BEYOND = 64  # rows of the last tiles, counted once for each CTA that gets them
-BOX, BOX_CLOCKS = (
-    16,
-    24,
-)  # rows of the boxes in which tiles over the edge are loaded otherwise, and what one costs the loader
+BOX, BOX_CLOCKS = 16, 24  # rows of the boxes in which tiles over the edge are loaded otherwise; what one costs
 ROW_CLOCKS, ZERO_CLOCKS = 1.5, 2.2  # in which a row is loaded, and what filling it with zeros takes besides
 SLOWER = 1.2  # than multiplying
 MACS = 2048  # multiply-adds of 16-bit types per clock and SM (4 tensor cores x 512, NVIDIA's H100 white paper)
