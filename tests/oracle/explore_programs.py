@@ -170,9 +170,12 @@ class WarpProgram:
             for n, event in ((before, "fence"), (after, "told")):
                 if 0 <= n < self.end:
                     self.visible[n].touch |= classes.mark(event)
+        fenced = False  # by the warp itself since its last wait: then it needs no fence of others
         for n, visible in enumerate(self.visible):
-            if any(async_bits(classes, agent, op) for op in (visible.op, *(op for _, op in self.local[n + 1]))):
-                visible.touch |= classes.mark("access")
+            for op in (visible.op, *(op for _, op in self.local[n + 1])):
+                fenced = isinstance(op, ops.FenceProxyAsync) or (fenced and not isinstance(op, ops.MbarWait))
+                if not fenced and async_bits(classes, agent, op):
+                    visible.touch |= classes.mark("access")
 
 
 class Init(NamedTuple):
