@@ -7,7 +7,7 @@ nobody, or of each other in a circle, are the cause.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -78,30 +78,19 @@ class Deadlock:
         return list(found.values())
 
     def _because_of(self, wait: Blocked) -> set[int]:
-        """Warps that would have to go on before this wait can end."""
-        if wait.bar is not None:
-            return set(self.signalling[wait.bar])
-        if wait.id is None:
-            return set()
-        at = {other.agent for other in self.waits if other.id == wait.id}
-        return self._participants(wait) - at
-
-    def _participants(self, wait: Blocked) -> set[int]:
-        """Of the barrier of warps that it waits for."""
-        cta = wait.agent // self.layout.warps
-        if wait.id == -1:
-            return set(range(self.layout.agents))
-        named = next((names for names, made in self.layout.syncs.made.items() if made.id == wait.id), ())
-        inside = self._cta(cta)
-        return {a for a in inside if not wait.id or a in self.meeting[wait.id] or self.layout.role(a) in named}
-
-    def _cta(self, cta: int) -> range:
-        return range(cta * self.layout.warps, (cta + 1) * self.layout.warps)
+        """Warps that would have to go on before this wait can end: they signal the mbarrier, or their barrier lacks them."""
+        if wait.bar is not None or wait.id is None:
+            return set() if wait.bar is None else set(self.signalling[wait.bar])
+        layout, id = self.layout, wait.id
+        first = wait.agent - wait.agent % layout.warps
+        warps = range(layout.agents) if id < 0 else range(first, first + layout.warps)
+        roles = next((names for names, made in layout.syncs.made.items() if made.id == id), ())
+        taking_part = {a for a in warps if id <= 0 or a in self.meeting[id] or layout.role(a) in roles}
+        return taking_part - {other.agent for other in self.waits if other.id == id}
 
     # ---- what to change: the first of these that has an answer for some of the causes ------------------------------
 
     def fixes(self, roots: list[Blocked]) -> list[str]:
-        explain: Callable[[Blocked], str | None]
         for explain in (self._known, self._bytes, self._turn, self._meet, self._registers, self._holds, self._never):
             found = [fix for fix in map(explain, roots) if fix]
             if found:
