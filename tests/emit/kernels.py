@@ -335,8 +335,10 @@ EPILOGUES = {
 }
 EPILOGUES = {name: attrs.evolve(kernel, unroll=True) for name, kernel in EPILOGUES.items()}
 THREADS = {
-    "add parts": Kernel(SHELF["AddParts"], {"x": "fp32", "d": "bf16"}, MATRIX | {"s": 3}),
-    "add parts of vectors": Kernel(lambda: S.AddParts((1, 256)), {"x": "fp32", "d": "fp32"}, MATRIX | {"m": 5, "s": 5}),
+    "add parts": Kernel(SHELF["AddParts"], {"x": "fp32", "d": "bf16"}, MATRIX | {"l": 2, "s": 3}),
+    "add parts of vectors": Kernel(
+        lambda: S.AddParts((1, 256)), {"x": "fp32", "d": "fp32"}, MATRIX | {"l": 2, "m": 5, "s": 5}
+    ),
     "arithmetic": Kernel(Arithmetic, {}, {"m": 200, "n": 600}),
     "chain of three": Kernel(Doubled, {}, MATRIX),
     "tile over another": Kernel(Narrowed, {}, MATRIX),
