@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 import tmapipe as tp
-from tests.fuzz import compiling, declarations, valid
+from tests.fuzz import compiling, declarations, options, valid
 from tests.fuzz.__main__ import KINDS, calls_of, read, table, write
 from tests.fuzz.outcomes import Call, Outcome, Unsafe, Wrong, judge
 from tests.fuzz.shelf import SHELF
@@ -55,6 +55,12 @@ def test_configurations_are_planned_and_compiled():
     judged = [compiling.judge(seed) for seed in small[:2]]
     assert all(each["outcome"] in compiling.GOOD for each in judged), judged
     assert f"{sum(each['outcome'] == 'right' for each in judged)} right" in compiling.table(judged)
+
+
+def test_every_option_has_values_to_draw():
+    """Of the ready-made schedules; `epilogue` has its own."""
+    drawn = {name for kind in options.KINDS for name in options._parameters(kind)} - {"epilogue"}
+    assert drawn == set(options.POOLS)
 
 
 def test_no_constructor_fails_on_junk():
