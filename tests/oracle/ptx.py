@@ -424,7 +424,7 @@ def _note(facts: Facts, i: Instruction, thread: _Thread, plan: Plan, remote: set
     elif i.is_a("fence.mbarrier_init"):
         facts.init_fences += 1
     elif i.is_a("bar", "barrier"):
-        _note_barrier(facts, i, thread, plan)
+        _note_barrier(facts, i, thread)
     elif i.is_a("prefetch.tensormap"):
         facts.prefetches += 1
     elif i.is_a("setmaxnreg"):
@@ -491,18 +491,17 @@ def _note_wgmma(facts: Facts, i: Instruction, thread: _Thread) -> None:
         facts.wgmma_waits[_known(thread.value(i.operands[0]))] += 1
 
 
-def _note_barrier(facts: Facts, i: Instruction, thread: _Thread, plan: Plan) -> None:
+def _note_barrier(facts: Facts, i: Instruction, thread: _Thread) -> None:
     if i.is_a("bar.warp"):
         facts.warp_syncs += 1
     elif i.is_a("barrier.cluster.arrive"):
         facts.cluster_arrives["relaxed" if i.has("relaxed") else "cluster"] += 1
     elif i.is_a("barrier.cluster.wait"):
         facts.cluster_waits += 1
+    elif len(i.operands) == 1:
+        facts.cta_syncs += 1
     else:
         key = (_known(thread.value(i.operands[0])), _known(thread.value(i.operands[1])))
-        if key == (0, 32 * plan.warps):
-            facts.cta_syncs += 1
-            return
         (facts.named_arrivals if i.has("arrive") else facts.named_syncs)[key] += 1
 
 

@@ -214,7 +214,7 @@ class Execution:
 
     def _meet(self, i: Instruction) -> None:
         numbers = tuple(self.value(operand) for operand in i.operands)
-        self.events.append(("cta_sync",) if numbers == (0, 32 * self.plan.warps) else ("named_sync", *numbers))
+        self.events.append(("cta_sync",) if numbers == (0,) else ("named_sync", *numbers))
 
     def _arrive_for_copies(self, i: Instruction) -> None:
         assert i.has("noinc")

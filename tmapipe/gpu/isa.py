@@ -184,9 +184,7 @@ class GpuIsa(CopyEmitters, Isa):
     # ---- other barriers and fences --------------------------------------------------------------------------------
 
     def cta_sync(self) -> None:
-        cute.arch.barrier(
-            barrier_id=0, number_of_threads=32 * self.plan.warps
-        )  # counted: from several places in the code
+        cute.arch.sync_threads()
 
     def warp_sync(self) -> None:
         cute.arch.sync_warp()

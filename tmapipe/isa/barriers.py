@@ -213,7 +213,7 @@ class BarrierInstructions(Lowering):
         self.emit(MbarExpectTx(self.bar(barrier, stage), nbytes))
 
     def cta_sync(self) -> None:
-        """``bar.sync 0, threads``: all threads of the CTA."""
+        """``bar.sync 0``: all threads of the CTA."""
         self.emit(BarArrive(0, 0, True))
         self.emit(BarWait(0))
 
