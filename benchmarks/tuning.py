@@ -104,7 +104,7 @@ def report(rows: list[dict[str, Any]]) -> None:
 BOUNDS = {
     "clock": (1.4, 1.75), "boost": (0, 0.35), "l2": (4000, 12000), "again": (0, 1), "near": (0, 1), "straddle": (1, 2),
     "ingest": (60, 140), "reads": (2500, 5000), "writes": (1000, 4500), "launch": (2, 7), "fill": (0, 6000), "stored": (6, 64),
-    "tile": (0, 2000), "transposed": (1, 1.3), "add": (0.5, 8), "parts": (1000, 8000), "merged": (0.9, 1),
+    "tile": (0, 2000), "transposed": (1, 1.3), "add": (0.5, 8), "each": (0, 0.4), "parts": (1000, 8000), "merged": (0.9, 1),
     "claim": (0, 2.5), "slot": (0, 400), "hidden": (1.5, 12), "loaded": (1.5, 12),
 }  # fmt: skip
 

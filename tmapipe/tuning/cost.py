@@ -32,7 +32,7 @@ class Constants:
         boost: By which part the clock is higher when none is.
         l2: GB/s through L2.
         again: The part of the bytes that further CTAs read of the same lines which L2 has to serve again.
-        near: The same for orders by GPC (their reads of L2 at 8192^3 are 0.7 of others').
+        near: The same for orders by GPC: 0.7 of `again`, as their reads of L2 at 8192^3 are of others.
         straddle: Factor on the bytes of an operand whose row pitch is no multiple of 128 bytes.
         ingest: Bytes per clock that an SM takes in.
         reads, writes: GB/s from and to memory.
@@ -41,39 +41,40 @@ class Constants:
         stored: Bytes of output per clock and warpgroup in an epilogue.
         tile: Clocks of a tile's other costs.
         transposed: Factor on the tensor cores' clocks for operands that are not contiguous along k.
-        add: Microseconds of the kernel that adds parts, besides its memory traffic.
+        add, each: Microseconds of the kernel that adds parts, and of each part, besides its memory traffic.
         parts: GB/s at which it reads them.
         merged: By GPC, factor on the mainloop since L2 sees fewer reads (mostly power).
         smaller: By GPC, factor on `merged` for a ping-pong's smaller tiles (8192^3: 1.025, 4096^3: 1.008).
         claim: By GPC, microseconds until a cluster has claimed its position.
         hidden, loaded: How sharply the longer one of two hides the other: of busy and memory; of a tile's work and its loads.
         slot: Clocks in which a slot is handed over, at least.
-        worked: Factor on an epilogue that computes (4096^3, bias and gelu: 1.2 us for a tile of 128 x 256).
+        worked: Factor on an epilogue that computes (4096^3, bias and gelu: 1.8 us for a tile of 128 x 256).
     """
 
-    clock: float = 1.59
-    boost: float = 0.118
-    l2: float = 7940.0
-    again: float = 0.661
-    near: float = 0.45
-    straddle: float = 1.42
-    ingest: float = 84.0
-    reads: float = 4020.0
-    writes: float = 3050.0
-    launch: float = 5.03
-    fill: float = 7.83
-    stored: float = 21.4
-    tile: float = 275.0
-    transposed: float = 1.11
-    add: float = 4.41
-    parts: float = 5100.0
-    merged: float = 0.974
-    smaller: float = 1.0
+    clock: float = 1.58
+    boost: float = 0.15
+    l2: float = 8870.0
+    again: float = 0.766
+    near: float = 0.536
+    straddle: float = 1.41
+    ingest: float = 81.6
+    reads: float = 3830.0
+    writes: float = 2700.0
+    launch: float = 5.04
+    fill: float = 112.0
+    stored: float = 24.8
+    tile: float = 256.0
+    transposed: float = 1.06
+    add: float = 2.33
+    each: float = 0.136
+    parts: float = 3610.0
+    merged: float = 0.971
+    smaller: float = 1.02
     claim: float = 1.19
-    hidden: float = 2.81
-    loaded: float = 5.73
-    worked: float = 2.4
-    slot: float = 264.0
+    hidden: float = 2.88
+    loaded: float = 6.4
+    worked: float = 3.6
+    slot: float = 291.0
 
 
 #: Of the H200.
@@ -115,7 +116,7 @@ def estimate(
     outputs = problem.batch * problem.m * problem.n
     written = outputs * out_bytes * candidate.parts
     memory = ((problem.bytes - outputs * problem.out.bytes) / c.reads + written / c.writes) / 1e3
-    second = c.add + written / c.parts / 1e3 if candidate.in_parts else 0.0
+    second = c.add + c.each * candidate.parts + written / c.parts / 1e3 if candidate.in_parts else 0.0
     return c.launch + (c.claim if candidate.by_gpc else 0.0) + _longer(busy, memory, c.hidden) + second
 
 
