@@ -137,6 +137,13 @@ def test_a_checker_that_passes_all_misses_and_one_that_rejects_all_alarms(monkey
     assert judge(dropped).wrong == "" and judge(doubled).wrong == "false alarm"
 
 
+def test_a_wait_for_a_held_slot_that_never_ends():
+    target = Target(next(registered for registered in VARIANTS if registered.name == "held slot"))
+    changes = [m for m in mutants_of(target) if m.change.how in ("flip parity", "shift count")]
+    found = [judge(m) for m in changes if "weights.full" in str(m.change)]
+    assert len(found) > 3 and all(outcome.killed for outcome in found)
+
+
 def test_an_oracle_that_gives_up_is_counted():
     mutant = next(m for m in mutants_of(Target(TARGETS["Copy"])) if m.change.how == "double")
     outcome = judge(mutant, limit=1)

@@ -175,7 +175,7 @@ class Deadlock:
         """Slots of a ring that a role has not left while it waits for one more."""
         ring = wait.ring
         phase = ring.phase_of(wait.role) if ring else None
-        if not ring or not phase:
+        if not ring or not phase or ring.held:
             return None
         program = self.programs[wait.agent][: self.check.clocks.time[wait.agent]]
         held = len(waits_of(self.layout, ring, phase, program)) - len(arrivals_of(self.layout, ring, phase, program))

@@ -154,7 +154,10 @@ def waits_of(layout: Layout, ring: Ring, phase: int, program: Sequence[Any]) -> 
 
 
 def arrivals_of(layout: Layout, ring: Ring, phase: int, program: Sequence[Any]) -> _Uses:
-    """Arrivals by which this phase hands slots on, or else the first copy by threads into each."""
+    """Arrivals by which this phase hands slots on, or else the first copy by threads into each. The last phase of a ring that
+    is held has none."""
+    if phase == len(ring.barriers):
+        return []
     bars = _bars(layout, ring, phase)
     arrivals = ((i, op, declared(type(op)).effect(Arrive)) for i, op in enumerate(program))
     found = [(i, op) for i, op, arrive in arrivals if arrive is not None and getattr(op, arrive.bar) in bars]
