@@ -15,7 +15,7 @@ from tests.fuzz.outcomes import Call
 from tests.fuzz.shelf import TYPES, Arrays, Expected, Schedule, product
 from tests.fuzz.tensors import compare
 
-__all__ = ["call"]
+__all__ = ["call", "parameters_of"]
 
 S, E = tp.schedules, tp.epilogue
 EPILOGUES: tuple[tuple[Any, Callable[[Any, Arrays], Any]], ...] = (
@@ -77,7 +77,7 @@ def call(seed: int) -> Call:
     kind: Any = rng.choice(KINDS)
     matmul = kind not in (S.Copy, S.AddParts)
     dtype = rng.choice(("fp16", "bf16", "fp16", "tf32", "int8", "fp8_e4m3") if matmul else ("fp16", "fp32", "int32"))
-    names = [name for name in _parameters(kind) if name != "epilogue"]
+    names = [name for name in parameters_of(kind) if name != "epilogue"]
     chosen: dict[str, Any] = {name: NEEDED[name] for name in names if name in NEEDED}
     chosen["tile"] = (64, 64, 128 if dtype[-4:] == "e4m3" or dtype == "int8" else 32) if matmul else (4, 64)
     if matmul:
@@ -90,7 +90,7 @@ def call(seed: int) -> Call:
     if matmul and rng.random() < 0.5:
         chosen["epilogue"], then = rng.choice(GATED if kind is S.GatedGemm else EPILOGUES)
     if rng.random() < 0.3:
-        name = rng.choice([*_parameters(kind), "colour"])
+        name = rng.choice([*parameters_of(kind), "colour"])
         chosen[name] = junk(rng)
         if name == "epilogue":
             then = None
@@ -100,7 +100,7 @@ def call(seed: int) -> Call:
     return Call(text, lambda: _run(kind, chosen, dtype, then, types, seed))
 
 
-def _parameters(kind: Any) -> list[str]:
+def parameters_of(kind: Any) -> list[str]:
     """The names of the constructor's arguments, with those that it hands on to `Gemm`'s."""
     own = inspect.signature(kind).parameters
     if "options" not in own:

@@ -59,7 +59,7 @@ def test_configurations_are_planned_and_compiled():
 
 def test_every_option_has_values_to_draw():
     """Of the ready-made schedules; `epilogue` has its own."""
-    drawn = {name for kind in options.KINDS for name in options._parameters(kind)} - {"epilogue"}
+    drawn = {name for kind in options.KINDS for name in options.parameters_of(kind)} - {"epilogue"}
     assert drawn == set(options.POOLS)
 
 
