@@ -141,6 +141,20 @@ def test_lanes_meet_around_raw_code():
     assert alone(*both).check().ok
 
 
+def test_a_fence_stands_only_before_raw_code_of_the_async_proxy():
+    def write(k, slot):
+        slot.x.write(slot.x.read())
+
+    def raw(proxy):
+        return lambda k, slot: k.raw(double_on_gpu, double_on_cpu, updates=(slot.x,), proxy=proxy)
+
+    def fences(*calls):
+        return alone(*calls).simulate(np.ones((8, 64), np.float16)).counts["FenceProxyAsync"]
+
+    assert fences(write) == fences(write, raw("generic")) == fences(raw("generic")) > 0
+    assert fences(write, raw("async")) == fences(write) + 1 and fences(raw("async")) == 0
+
+
 BARE = {
     "double": lambda k, slot: k.isa.fragments.raw(double_on_gpu, None, [(slot.x.ref, "update")], k.role),
     "other": lambda k, slot: k.isa.fragments.raw(other_on_gpu, None, [(slot.x.ref, "write")], k.role),
