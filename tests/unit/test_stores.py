@@ -100,7 +100,7 @@ def test_stores_cover_the_output_exactly(kind, tile, columns, store_stages):
 def test_fragments_are_stored_by_the_role_that_made_them():
     gemm = S.AddParts((4, 256))
     plan = gemm.plan({"x": "fp32", "d": "bf16"})
-    extents = {"x": (3, 8, 512), "d": (8, 512)}
+    extents = {"x": (3, 1, 8, 512), "d": (1, 8, 512)}
     for warp in (1, 2, 4):
         events = [
             e
