@@ -26,11 +26,12 @@ from tmapipe.stage import SlotStage, TmaLoadStage, check_dims, check_tile
 
 __all__ = ["FROM_ZERO", "REDUCTIONS", "TmaStoreStage"]
 
-#: Reduction -> element types that the hardware does it in (PTX ISA, cp.reduce.async.bulk).
+#: Reduction -> element types that it is done in. The hardware compares int32 too (PTX ISA, cp.reduce.async.bulk), but with the
+#: descriptors of CuTe DSL 4.8.1 it does so without a sign, as seen on an H200: so "min" and "max" are not for it.
 REDUCTIONS = {
     "add": ("bf16", "fp16", "fp32", "int32"),
-    "min": ("bf16", "fp16", "int32"),
-    "max": ("bf16", "fp16", "int32"),
+    "min": ("bf16", "fp16"),
+    "max": ("bf16", "fp16"),
     **dict.fromkeys(("inc", "dec", "and", "or", "xor"), ("int32",)),
 }
 FROM_ZERO = ("add", "or", "xor")  # those that an output which a call leaves out can begin with
@@ -63,7 +64,7 @@ class TmaStoreStage:
         dtype: Of the elements, by default that of the tensor.
         reduce: What the tensor's elements become, instead of being overwritten, from what they are and what is stored, in no
             fixed order: "add" (bf16, fp16, fp32: rounded each time, so the bits may differ from run to run; int32), "min" or
-            "max" (bf16, fp16, int32), "and", "or", "xor" (int32), and of int32 as unsigned numbers "inc" (one more, or 0 if
+            "max" (bf16, fp16), "and", "or", "xor" (int32), and of int32 as unsigned numbers "inc" (one more, or 0 if
             it is at least what is stored) and "dec" (one less, or what is stored if it is 0 or above that). "add", "or" and
             "xor" begin with 0 where a call leaves the output out; for the others it is passed.
 

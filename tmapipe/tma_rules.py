@@ -23,7 +23,7 @@ __all__ = [
 #: the contiguous dimension (https://github.com/triton-lang/triton/issues/7385).
 ALIGNMENT = 16
 MAX_BOX = 256  # elements along one extent of a box
-MAX_BYTES = 227 * 1024  # of a box: shared memory of a CTA. Not documented, but the driver (13.0, H200) refuses more
+MAX_BYTES = 227 * 1024  # of a box: shared memory of a CTA. Not documented; the driver (13.0, H200) refuses 240 KB
 MAX_STRIDE = 2**40  # bytes
 MAX_STEP = 8  # elements
 MAX_PIXELS = 1024  # of one im2col load

@@ -40,7 +40,7 @@ def test_what_the_rules_say_beyond_the_documentation():
     none, small = driver.CUtensorMapInterleave(0), driver.cuuint32_t
     count = driver.cuuint64_t
     kind, zero = driver.CUtensorMapDataType(0), (driver.CUtensorMapSwizzle(0), driver.CUtensorMapL2promotion(0))
-    for rows, refused in ((227, False), (228, True)):
+    for rows, refused in ((227, False), (240, True)):
         error, _ = driver.cuTensorMapEncodeTiled(
             kind, 3, 0, [count(256)] * 3, [count(256), count(65536)], [small(256), small(rows), small(4)], [small(1)] * 3,
             none, *zero, driver.CUtensorMapFloatOOBfill(0),

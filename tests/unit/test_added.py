@@ -123,6 +123,8 @@ def test_types_that_the_hardware_does_not_reduce():
     x = np.ones((2, 16, 64), np.float32)
     for reduce in ("min", "and", "inc"):
         refused(stacked(reduce), x, x[0].copy(), argument="d", value="fp32", rule=f"TMA stores can {reduce}")
+    whole = x.astype(np.int32)  # compared without a sign on the device
+    refused(stacked("max"), whole, whole[0].copy(), argument="d", value="int32", rule="TMA stores can max")
     eight = np.ones((2, 16, 64), ml_dtypes.float8_e5m2)
     refused(stacked("add"), eight, eight[0].copy(), argument="d", value="fp8_e5m2", rule="can add")
     refused(

@@ -10,10 +10,9 @@ from typing import Any
 import attrs
 import cutlass
 import cutlass.cute as cute
-from cutlass._mlir import ir
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
-from tmapipe.dtypes import DType, int32, tf32
+from tmapipe.dtypes import DType, tf32
 from tmapipe.plan.boxes import cut_by_hand
 from tmapipe.plan.model import Buffer, Load, Store
 
@@ -182,18 +181,11 @@ def make_atom(part: Load | Store, tensor: Any) -> Any:
     """The TMA atom and coordinate tensor of one load or store; *tensor* is core first."""
     if isinstance(part, Load):
         return load_atom(part, tensor, moved_layout(part), moved_extents(part), part.peers)
-    kind = {}
     if part.reduce:
         op: Any = cpasync.CopyReduceBulkTensorTileS2GOp(reduction_kind=cute.ReductionKind[part.reduce.upper()])
-        if part.buffer.dtype == int32 and part.reduce in ("min", "max"):
-            kind = {"internal_type": _Signed}
     else:
         op = cpasync.CopyBulkTensorTileS2GOp()
-    return cpasync.make_tiled_tma_atom(op, tensor, moved_layout(part), moved_extents(part), **kind)
-
-
-class _Signed(cutlass.Int32, width=32, mlir_type=lambda: ir.IntegerType.get_signed(32)):  # type: ignore[call-arg]
-    """int32 as descriptors have it. Of `cutlass.Int32` CuTe DSL makes an unsigned type there."""
+    return cpasync.make_tiled_tma_atom(op, tensor, moved_layout(part), moved_extents(part))
 
 
 def load_atom(load: Load, tensor: Any, slot: Any, tile: tuple[int, ...], shares: int) -> Any:
