@@ -313,6 +313,7 @@ CASES = (
     case("every fifth turn", lambda s, k, tile, i: one_if(i % 5 == 0), lambda s, k, tile, i: one_if(i % 5 == 4), ByTurn),
     case("the hundredth turn", lambda s, k, tile, i: one_if(i == 100), lambda s, k, tile, i: 0, ByTurn),
     case("an entry for each turn", lambda s, k, tile, i: entry(k, i), lambda s, k, tile, i: entry(k, i + 1), ByTurn),
+    Case("a stage that is counted", lambda: CountsStages(), lambda: CountsItself(2)),
     case("whether the entry of a turn is large", lambda s, k, tile, i: one_if(entry(k, i) > 1),
          lambda s, k, tile, i: 1, ByTurn),
 )  # fmt: skip
@@ -491,6 +492,63 @@ class ForgottenLate(HeldOver):
         super().__init__(lambda s, k, tile, i: one_if(i < 40 * tile.l), forgets=True)
 
 
+class CountsItself(Tiles):
+    """Keeps a slot at the turn of this number, which it counts by itself: nothing that varies is compared."""
+
+    load, add = Tiles.load, Tiles.add
+
+    def __init__(self, at: int = 8):
+        super().__init__(lambda s, k, tile: steps(k))
+        self.at = at
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        n = 0
+        for _ in range(self.taken(self, k, tile)):
+            n = n + 1
+            slot = k.ring.wait()
+            values = values + slot.x.read()
+            if n != self.at:
+                k.ring.release(slot)
+        k.y.store(tile, values)
+
+
+class CountsAList(CountsItself):
+    load, add = CountsItself.load, CountsItself.add
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        seen = []
+        for i in range(self.taken(self, k, tile)):
+            seen.append(i)
+            slot = k.ring.wait()
+            values = values + slot.x.read()
+            if len(seen) != self.at:
+                k.ring.release(slot)
+        k.y.store(tile, values)
+
+
+class CountsStages(CountsItself):
+    """What goes round a few values is no count: right, and proved."""
+
+    load, add = CountsItself.load, CountsItself.add
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        stage = 0
+        for _ in range(self.taken(self, k, tile)):
+            with k.ring.consume() as slot:
+                values = values + slot.x.read()
+            stage = (stage + 1) % STAGES
+        k.y.store(tile, values)
+
+
 _elsewhere: dict[str, Any] = {}
 exec("def numbers(count): return list(range(count))", _elsewhere)
 
@@ -503,6 +561,9 @@ class ByAHelperElsewhere(Tiles):
 
 
 UNSEEN = (
+    CountsItself,
+    lambda: CountsItself(100),
+    CountsAList,
     ByAHelperElsewhere,
     HeldWhileTurnsDiffer,
     Forgotten,

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from tmapipe.machine.decisions import COUNT, START, Decisions, Sum, Term, Use, primitive
+from tmapipe.machine.decisions import CARRIED, COUNT, START, Decisions, Sum, Term, Use, primitive
 from tmapipe.machine.varying import COMPARED, VALUE, Varying
 from tmapipe.machine.varying_text import text_of
 
@@ -95,7 +95,9 @@ def kinds_of(decisions: Decisions) -> Kinds:
         _whole_of(part) for index in loops for part, _ in decisions.looked_at(index[2], index[1], keys)
     }  # counts of loops at whose turns something can have another value
     found = []
-    reasons = [f"{text_of(use.terms, use.const)}, which {START}" for use in decisions.uses if use.how == START]
+    reasons = [
+        f"{text_of(use.terms, use.const)}, which {use.how}" for use in decisions.uses if use.how in (START, CARRIED)
+    ]
     for key in (key for key in keys if key not in halves):
         own = [use for use in uses if any(key in (part, _whole_of(part)) for part, _ in use.terms)]
         values = any(use.how == VALUE for use in own)
@@ -119,7 +121,7 @@ def kinds_of(decisions: Decisions) -> Kinds:
 
 def _uses(decisions: Decisions) -> list[Use]:
     """All uses, of what is looked at: terms one by one, or sums as a whole, free of their terms."""
-    given = [use for use in decisions.uses if use.how != START]
+    given = [use for use in decisions.uses if use.how not in (START, CARRIED)]
     pairs = {(outer, inner) for use in given for outer, inner in _nested(use)}
     by_turns = [_by_turn(decisions, use) for use in given]
     wholes = {_sum(use): None for use in by_turns if _is_free(decisions, use, pairs)}

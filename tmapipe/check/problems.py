@@ -50,6 +50,7 @@ class Problems:
         self.group = max([role.teams for role in plan.roles])
         self.slots = max([ring.stages for ring in plan.rings], default=1)
         self.decisions = Decisions()
+        self.decisions.lap = self.slots
         self.kinds = Kinds()
         self.others = tuple(dict.fromkeys(d for part in plan.transfers for d in part.dims if d not in self.dims))
         self._parts: dict[Any, Any] = {}

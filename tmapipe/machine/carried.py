@@ -9,7 +9,7 @@ from __future__ import annotations
 import dis
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
@@ -21,13 +21,17 @@ __all__ = ["Turns"]
 
 
 class Turns:
-    """The numbers of a loop, for which they are taken in the body itself."""
+    """The numbers of a loop, for which they are taken in the body itself.
 
-    def __init__(self, numbers: Any):
-        self.numbers = numbers
+    body: whether it is one, whose names keep their forms; grows: is told the names of what the loop changes to something new
+    at each of its turns, and how many these are.
+    """
+
+    def __init__(self, numbers: Any, body: bool, grows: Callable[[str, int], None] | None):
+        self.numbers, self.body, self.grows = numbers, body, grows
 
     def __iter__(self) -> Iterator[Any]:
-        return _Turning(iter(self.numbers), sys._getframe(1))
+        return _Turning(iter(self.numbers), sys._getframe(1), self.body, self.grows)
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -37,30 +41,49 @@ class Turns:
 
 
 class _Turning:
-    def __init__(self, numbers: Iterator[Any], frame: FrameType):
-        self.numbers, self.before, self.names = numbers, _forms(frame), set(frame.f_locals)
+    def __init__(self, numbers: Iterator[Any], frame: FrameType, body: bool, grows: Callable[[str, int], None] | None):
+        self.numbers, self.body = numbers, body
+        self.before, self.names = _forms(frame) if body else {}, set(frame.f_locals)
+        self.grows, self.turns = grows, list[dict[str, Any]]()
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         frame = sys._getframe(1)
-        for name, form in _forms(frame).items():
+        for name, form in _forms(frame).items() if self.body else ():
             before = self.before.get(name, form)
             if before != form:
                 raise ScopeError(
                     f"`{name}` is {before} where a loop begins and {form} after a turn of it. What a loop carries keeps its "
                     "form: let it begin as what it becomes, e.g. k.full(stage, 0.0)."
                 )
+        if self.grows:
+            self.turns.append(
+                {name: size for name, value in frame.f_locals.items() if (size := _size(value)) is not None}
+            )
         try:
             return next(self.numbers)
         except StopIteration:
+            for name in self.turns[-1] if self.grows else ():
+                sizes = [turn[name] for turn in self.turns[1:] if name in turn]
+                if self.grows and len(set(sizes)) == len(sizes):
+                    self.grows(name, len(sizes))
+            if not self.body:
+                raise
             for name in _used_after(frame.f_code, frame.f_lasti).intersection(frame.f_locals) - self.names:
                 raise ScopeError(
                     f"`{name}` is used after a loop that assigns it first. What is known after a loop was known before it: "
                     "let it begin as what it becomes, e.g. k.full(stage, 0.0)."
                 ) from None
             raise
+
+
+def _size(value: Any) -> Any:
+    """A plain number, or how many things a container has; None for anything else."""
+    if type(value) in (int, float):
+        return value
+    return len(value) if isinstance(value, (list, tuple, dict, set, str)) else None
 
 
 @functools.cache

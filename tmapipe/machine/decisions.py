@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from tmapipe.errors import PipelineError
 from tmapipe.machine.varying import Key, Varying
 
-__all__ = ["COUNT", "MOST_TURNS", "START", "Decisions", "Loop", "Sum", "Term", "Use", "primitive", "sources"]
+__all__ = ["CARRIED", "COUNT", "MOST_TURNS", "START", "Decisions", "Loop", "Sum", "Term", "Use", "primitive", "sources"]
 
 COUNT = "counts a loop"
 START = "is where a copy begins, which must be a whole number of units"
+CARRIED = "is carried by a loop that changes it at each turn"
 Sum = tuple[tuple[Key, int], ...]  # terms with their factors, in a fixed order
 MOST_TURNS = 20_000  # of a loop, where programs are recorded
 
@@ -91,7 +92,8 @@ class Decisions:
     hand; a value for each turn of a loop, in turn, if it is a tuple; terms: all so far; uses: of numbers; loops: of the warp
     that is being recorded; length: how many operations it has so far; around: the indices of the loops that it is in;
     turn: of each loop; consulted: the names in `values` that uses have come to since it was last emptied; found: what has been
-    looked up in `values`, to be emptied where other names are in it; stored: the outputs that a body has stored to.
+    looked up in `values`, to be emptied where other names are in it; stored: the outputs that a body has stored to;
+    lap: slots of the longest ring.
     """
 
     def __init__(self) -> None:
@@ -99,6 +101,7 @@ class Decisions:
         self.terms: dict[Key, Term] = {}
         self.uses: dict[Use, None] = {}
         self.stored: set[str] = set()
+        self.lap = 0
         self.around: list[Key] = []
         self.turn: dict[Key, int] = {}
         self.consulted: set[Key] = set()
@@ -134,6 +137,13 @@ class Decisions:
         inside = tuple(self.around) if how == COUNT else ()
         self.uses[Use(how, self.sorted(number), number.const, inside)] = None
         return self.value(number, len(inside))
+
+    def grows(self, name: str, turns: int) -> None:
+        """Notes that a loop changes a name of a body to something new at each of so many turns, unless it may be a stage."""
+        if turns > self.lap + 1:
+            key = "symbol", name
+            self.terms.setdefault(key, Term(None, None, None))
+            self.uses[Use(CARRIED, ((key, 1),), 0)] = None
 
     def starts(self, number: Varying, unit: int) -> None:
         """Notes that a copy begins at a number that must be a multiple of *unit*, unless it is one whatever varies."""
