@@ -131,3 +131,10 @@ def test_outputs_share_the_count_of_bulk_groups(store_stages):
     *waits, last, of_sums = [event[1] for event in events if event[0] == "wait_group" and event[2]]
     assert set(waits) == {2 * store_stages - 1}  # and no store is waited for earlier than that
     assert last == of_sums == 0
+
+
+def test_slots_have_room_for_what_a_piece_needs_and_no_more():
+    """In units of 128 elements; one more where rows begin anywhere."""
+    epilogue = E.Epilogue(lambda acc, scale: acc * scale, operands={"scale": E.PerRow()})
+    assert S.Gemm((128, 64, 32), epilogue=epilogue).scale.tile == (128,)
+    assert S.GroupedGemm((128, 64, 32), epilogue=epilogue).scale.tile == (256,)
