@@ -186,3 +186,33 @@ def test_sums_of_integers():
 def test_the_model_runs_the_kernel_alone():
     a, b, bias, _ = problem(np.random.default_rng(0), 130, 144, 40)
     assert make(S.Gemm, (64, 64, 64), (1, 1)).simulate(a, b, bias).steps
+
+
+class OfTwoTeams(tp.Schedule):
+    """y = x + its sums of rows; two teams take tiles in turn, in place in their slots. (Without a `Turnstile`: for the model.)"""
+
+    load, work, store = tp.Role(warps=1), tp.Role(warps=4, teams=2), tp.Role(warps=1)
+    ring = tp.BarrierRing(3, chain=(load, work, store))
+    x = tp.TmaLoadStage("m n", tile=(8, 64), ring=ring, dtype="fp32")
+    y = tp.TmaStoreStage(source=x)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @work.jit
+    def add(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+            slot.x.write(values + tp.math.row_sum(values))
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
+
+
+def test_each_team_has_a_whole_tile():
+    x = np.random.default_rng(0).integers(-9, 10, (40, 64)).astype(np.float32)
+    assert (OfTwoTeams()(x) == x + x.sum(1, keepdims=True)).all()

@@ -91,3 +91,10 @@ def test_what_is_neither_a_fragment_nor_a_number_is_refused(function):
     for wrong in (torch.tensor(-1.0), "-1", None, [-1.0]):
         with pytest.raises(tp.InputError, match="takes fragments and numbers"):
             getattr(tp.math, function)(wrong)
+
+
+def test_arrays_of_narrow_types_are_computed_in_full_precision():
+    for dtype in (np.int8, np.float16):
+        found = tp.math.sqrt(np.array([3, 2], dtype))
+        np.testing.assert_allclose(found, np.sqrt([3.0, 2.0]), rtol=1e-6)
+        np.testing.assert_allclose(tp.math.exp(np.array([3, 2], dtype)), np.exp([3.0, 2.0]), rtol=1e-6)
