@@ -532,6 +532,44 @@ class CountsAList(CountsItself):
         k.y.store(tile, values)
 
 
+class CountsSomeTurns(CountsItself):
+    load, add = CountsItself.load, CountsItself.add
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        n = 0
+        for i in range(self.taken(self, k, tile)):
+            if i % 2 == 0:
+                n = n + 1
+            slot = k.ring.wait()
+            values = values + slot.x.read()
+            if n != self.at:
+                k.ring.release(slot)
+        k.y.store(tile, values)
+
+
+class CountsInAFunction(CountsItself):
+    load, add = CountsItself.load, CountsItself.add
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        n = [0]
+
+        def turn(i):
+            n[0] = n[0] + 1
+            slot = k.ring.wait()
+            slot.x.read()
+            if n[0] != self.at:
+                k.ring.release(slot)
+
+        k.isa.loop(self.taken(self, k, tile), turn)
+        k.y.store(tile, values)
+
+
 class CountsStages(CountsItself):
     """What goes round a few values is no count: right, and proved."""
 
@@ -564,6 +602,8 @@ UNSEEN = (
     CountsItself,
     lambda: CountsItself(100),
     CountsAList,
+    CountsSomeTurns,
+    CountsInAFunction,
     ByAHelperElsewhere,
     HeldWhileTurnsDiffer,
     Forgotten,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dis
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
@@ -17,14 +17,14 @@ from tmapipe.errors import ScopeError
 from tmapipe.isa.fragment import Fragment
 from tmapipe.machine.varying import Condition, Varying
 
-__all__ = ["Turns"]
+__all__ = ["Changes", "Turns"]
 
 
 class Turns:
     """The numbers of a loop, for which they are taken in the body itself.
 
-    body: whether it is one, whose names keep their forms; grows: is told the names of what the loop changes to something new
-    at each of its turns, and how many these are.
+    body: whether it is one, whose names keep their forms; grows: is told the names of what the loop changes, and how many
+    values these have had.
     """
 
     def __init__(self, numbers: Any, body: bool, grows: Callable[[str, int], None] | None):
@@ -44,7 +44,7 @@ class _Turning:
     def __init__(self, numbers: Iterator[Any], frame: FrameType, body: bool, grows: Callable[[str, int], None] | None):
         self.numbers, self.body = numbers, body
         self.before, self.names = _forms(frame) if body else {}, set(frame.f_locals)
-        self.grows, self.turns = grows, list[dict[str, Any]]()
+        self.changes = Changes(grows) if grows else None
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -58,17 +58,11 @@ class _Turning:
                     f"`{name}` is {before} where a loop begins and {form} after a turn of it. What a loop carries keeps its "
                     "form: let it begin as what it becomes, e.g. k.full(stage, 0.0)."
                 )
-        if self.grows:
-            self.turns.append(
-                {name: size for name, value in frame.f_locals.items() if (size := _size(value)) is not None}
-            )
+        if self.changes:
+            self.changes.look(frame.f_locals)
         try:
             return next(self.numbers)
         except StopIteration:
-            for name in self.turns[-1] if self.grows else ():
-                sizes = [turn[name] for turn in self.turns[1:] if name in turn]
-                if self.grows and len(set(sizes)) == len(sizes):
-                    self.grows(name, len(sizes))
             if not self.body:
                 raise
             for name in _used_after(frame.f_code, frame.f_lasti).intersection(frame.f_locals) - self.names:
@@ -79,11 +73,30 @@ class _Turning:
             raise
 
 
+class Changes:
+    """What the turns of a loop change: plain numbers, and what containers have. tell: which name, how many values."""
+
+    def __init__(self, tell: Callable[[str, int], None]):
+        self.tell = tell
+        self.seen: dict[str, set[Any]] = {}
+
+    def look(self, names: Mapping[str, Any]) -> None:
+        """Before a turn, or after the last."""
+        for name, value in names.items():
+            size = _size(value)
+            if size is not None:
+                self.seen.setdefault(name, set()).add(size)
+                self.tell(name, len(self.seen[name]))
+
+
 def _size(value: Any) -> Any:
-    """A plain number, or how many things a container has; None for anything else."""
+    """A plain number, or how many things and which numbers a container has; None for anything else."""
     if type(value) in (int, float):
         return value
-    return len(value) if isinstance(value, (list, tuple, dict, set, str)) else None
+    if not isinstance(value, (list, tuple, dict, set, str)):
+        return None
+    things = value.values() if isinstance(value, dict) else value
+    return len(value), tuple(each for each in things if type(each) in (int, float))
 
 
 @functools.cache

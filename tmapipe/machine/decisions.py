@@ -14,7 +14,7 @@ __all__ = ["CARRIED", "COUNT", "MOST_TURNS", "START", "Decisions", "Loop", "Sum"
 
 COUNT = "counts a loop"
 START = "is where a copy begins, which must be a whole number of units"
-CARRIED = "is carried by a loop that changes it at each turn"
+CARRIED = "is changed by the turns of a loop"
 Sum = tuple[tuple[Key, int], ...]  # terms with their factors, in a fixed order
 MOST_TURNS = 20_000  # of a loop, where programs are recorded
 
@@ -138,9 +138,9 @@ class Decisions:
         self.uses[Use(how, self.sorted(number), number.const, inside)] = None
         return self.value(number, len(inside))
 
-    def grows(self, name: str, turns: int) -> None:
-        """Notes that a loop changes a name of a body to something new at each of so many turns, unless it may be a stage."""
-        if turns > self.lap + 1:
+    def grows(self, name: str, values: int) -> None:
+        """Notes that a loop of a body gives so many values to one of its names, unless it may be a stage."""
+        if values > self.lap + 1:
             key = "symbol", name
             self.terms.setdefault(key, Term(None, None, None))
             self.uses[Use(CARRIED, ((key, 1),), 0)] = None

@@ -11,6 +11,7 @@ The library's own loop over tiles sees plain numbers. Bodies, and what a schedul
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 from tmapipe.errors import ScopeError
 from tmapipe.integers import ceil_div
 from tmapipe.isa.globals import TableLoad
+from tmapipe.machine.carried import Changes
 from tmapipe.machine.decisions import COUNT, Decisions, Term
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.varying import VALUE, Condition, Varying
@@ -184,8 +186,12 @@ class RecordingIsa(MachineIsa):
         return super().select(condition, then, otherwise)
 
     def loop(self, trips: Any, body: Callable[[Any], None]) -> None:
-        for i in self.decisions.turns(0, trips, 1) if isinstance(trips, Varying) else range(trips):
+        if not isinstance(trips, Varying):
+            return super().loop(trips, body)
+        changes = Changes(self.decisions.grows)
+        for i in self.decisions.turns(0, trips, 1):
             body(i)
+            changes.look(inspect.getclosurevars(body).nonlocals if inspect.isfunction(body) else {})
 
     # ---- what answers ---------------------------------------------------------------------------------------------
 
