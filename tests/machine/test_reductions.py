@@ -189,7 +189,7 @@ def test_the_model_runs_the_kernel_alone():
 
 
 class OfTwoTeams(tp.Schedule):
-    """y = x + its sums of rows; two teams take tiles in turn, in place in their slots. (Without a `Turnstile`: for the model.)"""
+    """y = x + its sums of rows; two teams take tiles in turn, in place in their slots. Without a turnstile: not proved."""
 
     load, work, store = tp.Role(warps=1), tp.Role(warps=4, teams=2), tp.Role(warps=1)
     ring = tp.BarrierRing(3, chain=(load, work, store))
