@@ -124,7 +124,9 @@ def _with_bias(given: Arrays) -> Expected | None:
 def _sum(given: Arrays) -> Expected | None:
     x = given["x"].astype(np.float64)
     x = x[None] if x.ndim == 2 else x  # one part
-    return (x.sum(0), np.abs(x).sum(0) * max(1, x.shape[0])) if x.ndim in (3, 4) else None
+    if x.ndim not in (3, 4):
+        return None
+    return x.sum(-3), np.abs(x).sum(-3) * max(1, x.shape[-3])  # of each matrix of a batch
 
 
 def _same(given: Arrays) -> Expected | None:
