@@ -75,7 +75,8 @@ def test_copies(name):
         drain.warp_syncs = waits.total()
         if lane == 0:
             drain.group_waits, drain.group_commits = waits, 1
-            drain.stores[store.buffer.name] = boxes(store)
+            stores = drain.reduces if store.reduce else drain.stores
+            stores[store.buffer.name] = boxes(store)
             drain.arrivals["ring.free"] = 1 + lag  # a slot's release, and those held back at the end
         compare(kernel.ptx.facts(1, lane), drain, ("store", lane))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -72,8 +73,18 @@ def sources(terms: Mapping[Key, Term], of: Sum, keys: Collection[Key]) -> set[Ke
 
 
 def _divisor(terms: Sum, const: int) -> int:
-    """A number of which a sum is a multiple, whatever varies; 0 if it is 0."""
-    return math.gcd(const, *(factor * _divisor_of(key) for key, factor in terms))
+    """A number of which a sum is a multiple, whatever varies; 0 if it is 0. (x % 4 and x differ by a multiple of 4.)"""
+    factors: Counter[Key] = Counter()
+    differ, left = 0, list(terms)
+    while left:
+        key, factor = left.pop()
+        if key[0] == "remainder" and isinstance(key[2], int):
+            _, (inner, rest), by = key
+            differ, const = math.gcd(differ, factor * by), const + factor * rest
+            left += [(term, factor * times) for term, times in inner]
+        else:
+            factors[key] += factor
+    return math.gcd(const, differ, *(factor * _divisor_of(key) for key, factor in factors.items()))
 
 
 def _divisor_of(key: Key) -> int:
