@@ -151,7 +151,7 @@ SHELF = (
     Schedule(
         "GroupedGemm", lambda: S.GroupedGemm(*SMALL), {"a": "m k", "b": "l n k", "offsets": "l"}, FLOATS, _grouped
     ),
-    Schedule("SplitK", lambda: S.SplitK(2, *SMALL), {"a": "m k", "b": "n k"}, FLOATS, _split),
+    Schedule("SplitK", lambda: S.SplitK(2, *SMALL), {"a": "m k", "b": "n k"}, FLOATS, _gemm),
     Schedule("SplitK, added", lambda: S.SplitK(2, *SMALL, reduce="add"), {"a": "m k", "b": "n k"}, FLOATS, _split),
     Schedule("StreamK", lambda: S.StreamK(3, *SMALL), {"a": "m k", "b": "n k"}, FLOATS, _split),
     Schedule("AddParts", lambda: S.AddParts((4, 64), 2), {"x": "s m n"}, (*FLOATS, "fp32", "int32"), _sum),
