@@ -181,7 +181,7 @@ def test_lanes_that_do_not_meet_are_a_race(calls):
 
 
 def dealt(by):
-    """A function that deals elements over lanes in its own way."""
+    """A function that distributes elements over lanes in its own way."""
 
     def double_rows(rows):
         return by

@@ -15,9 +15,9 @@ from tmapipe.isa.fragment import Fragment, applied
 from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.values import SlotRef
 from tmapipe.machine import elements
-from tmapipe.machine.deals import deal_name
 from tmapipe.machine.live import Live
 from tmapipe.machine.memory import Accumulator, convert
+from tmapipe.machine.raw_names import raw_name
 from tmapipe.machine.varying import Condition, Varying
 from tmapipe.plan.model import Buffer, Distributed, Matmul, RoleWarps
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
@@ -274,7 +274,7 @@ class MachineFragments(Fragments):
                 "k.raw(cpu)", cpu, "is what the model runs in place of CuTe DSL", "pass a function of arrays"
             )
         mine, shares = (isa.warp - role.first_warp) % role.team_warps, role.team_warps
-        name = deal_name(gpu)
+        name = raw_name(gpu)
         arrays: list[Any] = []
         for slot, kind in accesses:
             number = isa.slot(slot.buffer, slot.stage)

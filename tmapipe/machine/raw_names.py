@@ -1,4 +1,4 @@
-"""Which raw functions deal elements over lanes in the same way: those that are the same, by name and by what they enclose."""
+"""Names of raw functions, by which those that distribute elements over lanes in the same way are told from others."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["deal_name"]
+__all__ = ["raw_name"]
 
 
-def deal_name(function: Callable[..., None]) -> str:
+def raw_name(function: Callable[..., None]) -> str:
     """A raw function's name, first line and what it encloses, which tell it from others."""
     function = inspect.unwrap(function)
     code, name = getattr(function, "__code__", None), getattr(function, "__name__", type(function).__name__)
@@ -27,4 +27,4 @@ def _enclosed(value: Any) -> str:
         return repr(value)
     if isinstance(value, (tuple, list)):
         return f"({', '.join(map(_enclosed, value))})"
-    return deal_name(value) if inspect.isfunction(value) else type(value).__name__
+    return raw_name(value) if inspect.isfunction(value) else type(value).__name__
