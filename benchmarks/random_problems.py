@@ -1,6 +1,7 @@
 """GEMM on problems drawn at random, beside cuBLAS; suite `random`.
 
 python -m benchmarks.random_problems --seed 7 --count 100                  what `choose` takes, beside cuBLAS
+python -m benchmarks.random_problems --seed 7 --look 3                     and after a look at up to three candidates
 python -m benchmarks.random_problems --seed 7 --candidates 8               eight candidates that differ, to fit the estimate
 python -m benchmarks.random_problems --problems FILE --add "SplitK 64x64 1x2 parts 4"
 python -m benchmarks.random_problems --peers cublas quack cutlass --majors kk
@@ -36,8 +37,11 @@ from benchmarks import peers
 from benchmarks.cli import add_options, method_of, settings
 from benchmarks.results import OURS, Results, print_table
 from tmapipe.tuning import Candidate, Device, Problem, candidates, estimate
+from tmapipe.tuning.choose import unsure
 from tmapipe.tuning.compiling import compile_all, load
+from tmapipe.tuning.cost import estimates
 from tmapipe.tuning.timing import rested, screen
+from tmapipe.tuning.tuner import METHOD, pick
 
 DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8_e4m3"}
 OUT = {"bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
@@ -117,7 +121,9 @@ def candidate_of(text: str) -> Candidate:
 
 def varied(problem: Problem, device: Device, count: int, seed: int = 0) -> list[Candidate]:
     """*count* candidates: what `choose` takes, then the next ones by estimate that differ, then some at random."""
-    order = sorted(candidates(problem, device), key=lambda c: estimate(problem, c, device))
+    every = list(candidates(problem, device))
+    us = dict(zip(every, estimates(problem, every, device), strict=True))
+    order = sorted(every, key=us.__getitem__)
     found: list[Candidate] = []
     forms = set()
     for candidate in order:
@@ -128,8 +134,7 @@ def varied(problem: Problem, device: Device, count: int, seed: int = 0) -> list[
         if (twin or form not in forms) and candidate.can_be_built(problem):
             forms.add(form)
             found.append(candidate)
-    least = estimate(problem, found[0], device)
-    others = [c for c in order if c not in found and estimate(problem, c, device) < FURTHER * least]
+    others = [c for c in order if c not in found and us[c] < FURTHER * us[found[0]]]
     for candidate in random.Random(f"{seed} {problem}").sample(others, len(others)):
         if len(found) >= count:
             break
@@ -279,15 +284,27 @@ def measure(
         mine = {key: run for key, run in runs.items() if key[0] == peer}
         for key in set(mine) - set(screen(mine, clock, args.keep)) if peer != "cublas" else ():
             del runs[key]
+    looked = _looked(problem, runs, args.look, clock, device)
     estimated = {str(candidate): estimate(problem, candidate, device) for candidate in few}
     for (peer, variant), timing in rested(runs, clock, method_of(args)).items():
         results.add(
             problem=name_of(problem), dtype=dtype_name(problem), peer=peer, variant=variant, us=timing.us,
             tflops=problem.flops / timing.us / 1e6, spread=timing.spread, rel_err=errors[peer, variant],
             estimated_us=estimated.get(variant), chosen=True if variant == str(few[0]) else None,
+            looked=args.look if variant == looked else None,
         )  # fmt: skip
     line = _ratios(results.rows, name_of(problem), dtype_name(problem))
     print(f"{problem}: {line}" + "".join(f"\n    left out: {text}" for text in said), flush=True)
+
+
+def _looked(problem: Problem, runs: dict[Any, Any], look: int, clock: Any, device: Device) -> str:
+    """What ``choose(problem, look=look)`` takes; "" without a look."""
+    few = [str(candidate) for candidate in unsure(problem, device, look)] if look > 1 else []
+    if not few or any((OURS, text) not in runs for text in few):
+        return ""
+    if len(few) == 1:
+        return few[0]
+    return str(pick({text: runs[OURS, text] for text in few}, clock, METHOD)[0][0])
 
 
 # ---- reports ------------------------------------------------------------------------------------------------------------
@@ -295,7 +312,8 @@ def measure(
 
 @attrs.frozen
 class Line:
-    """One problem's times (microseconds), or None: of cuBLAS, of the best of other peers, of what was chosen, of the best."""
+    """One problem's times (microseconds), or None: of cuBLAS, of the best of other peers, of what was chosen, of the best, and
+    of what was chosen after a look at some."""
 
     name: str
     cublas: float | None
@@ -304,6 +322,7 @@ class Line:
     best: float | None
     chose: str = ""
     fastest: str = ""
+    looked: float | None = None
 
 
 def lines(rows: Iterable[dict[str, Any]]) -> list[Line]:
@@ -320,7 +339,8 @@ def lines(rows: Iterable[dict[str, Any]]) -> list[Line]:
         first = ours[0] if ours else None
         chose, fastest = chosen["variant"] if chosen else "", first["variant"] if first else ""
         times = cublas, others, chosen and chosen["us"], first and first["us"]
-        found.append(Line(f"{name} {dtype}", *times, chose, fastest))
+        looked = next((row["us"] for row in ours if row.get("looked")), None)
+        found.append(Line(f"{name} {dtype}", *times, chose, fastest, looked))
     return found
 
 
@@ -329,6 +349,7 @@ def report(rows: Iterable[dict[str, Any]]) -> None:
     every = lines(rows)
     views = (
         ("chosen, of cuBLAS", lambda e: e.cublas and e.chosen and e.cublas / e.chosen),
+        ("chosen after a look, of cuBLAS", lambda e: e.cublas and e.looked and e.cublas / e.looked),
         ("the best measured, of cuBLAS", lambda e: e.cublas and e.best and e.cublas / e.best),
         ("chosen, of the best measured", lambda e: e.best and e.chosen and e.best / e.chosen),
         ("chosen, of the best peer", lambda e: e.peer and e.chosen and min(e.peer, e.cublas or e.peer) / e.chosen),
@@ -367,6 +388,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=["bf16"])
     parser.add_argument("--majors", choices=("any", "kk"), default="any")
     parser.add_argument("--candidates", type=int, default=1, metavar="N", help="of ours (default: what `choose` takes)")
+    parser.add_argument("--look", type=int, default=1, metavar="N", help="also what `choose(look=N)` takes")
     parser.add_argument("--add", nargs="+", default=[], type=candidate_of, metavar="TEXT", help="further candidates")
     parser.add_argument("--peers", choices=peers.PEERS, nargs="+", default=["cublas"])
     parser.add_argument("--seconds", type=float, default=3600.0, help="when to end (default %(default)s)")
@@ -414,7 +436,8 @@ def main(argv: list[str] | None = None) -> int:
     wanted = {}
     for each in left:
         added = [candidate for candidate in args.add if candidate.can_be_built(each)]
-        wanted[each] = list(dict.fromkeys([*varied(each, device, args.candidates, args.seed), *added]))
+        looks = unsure(each, device, args.look) if args.look > 1 else []
+        wanted[each] = list(dict.fromkeys([*varied(each, device, args.candidates, args.seed), *looks, *added]))
     ahead, clock = Ahead(wanted, args.jobs), CudaClock(args.flush)
     print(f"{len(wanted)} problems, {sum(len(few) for _, few in ahead.groups.values())} kernels to compile", flush=True)
     while left and time.monotonic() < ends:

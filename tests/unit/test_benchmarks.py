@@ -589,6 +589,24 @@ def test_measuring_a_random_problem(name, dtype, capsys):
     assert "Gemm 128x64 1x1: does not compile" in said and "Gemm 64x128 1x1: WRONG" in said and "(1.000)" in said
 
 
+def test_a_look_takes_what_was_measured_to_be_the_fastest():
+    class Timed(Instant):
+        def batch(self, run, launches):
+            run()
+            return [5.0 if getattr(run, "func", None) is second else 10.0] * launches
+
+    problem = random_problems.problem_of("72x80x96:kk")
+    few = random_problems.unsure(problem, tuning.problem.H200, 2)
+    schedules = {candidate: candidate.build(problem) for candidate in few}
+    second = schedules[few[1]]
+    found = argparse.Namespace(schedule=lambda problem, candidate: schedules[candidate])
+    results, args = Results("random", "fake", versions={}, commit="0"), random_problems.options(["--look", "2"])
+    random_problems.measure(problem, few, found, Timed(), results, args, tuning.problem.H200, "cpu")
+    assert {row["variant"]: row["looked"] for row in results.rows if "looked" in row} == {str(few[1]): 2}
+    (line,) = random_problems.lines(results.rows)
+    assert (line.cublas, line.chosen, line.looked) == (10.0, 10.0, 5.0)
+
+
 def test_a_report_of_random_problems(capsys):
     rows = [
         {"problem": name, "dtype": "bf16", "peer": peer, "variant": variant, "us": us, **more}

@@ -160,12 +160,17 @@ def test_small_tiles_may_have_deep_slots():
 def test_choosing_may_look_at_candidates_of_like_estimates(monkeypatch):
     problem, asked = Problem(4096, 4096, 4096), []
 
-    def measured(problem, **options):
-        asked.append(options)
-        return tuner.Tuned(schedules.Gemm(), Candidate("Gemm", (128, 256), (2, 1)), 1.0)
+    def measured(problem, few, **options):
+        asked.append(few)
+        return tuner.Tuned(schedules.Gemm(), few[-1], 1.0)
 
-    monkeypatch.setattr(tuner, "tune", measured)
-    assert isinstance(choose(problem, look=3), schedules.Gemm) and [each["most"] for each in asked] == [3]
+    monkeypatch.setattr(tuner, "compared", measured)
+    assert isinstance(choose(problem, look=3), schedules.Gemm)
+    ((first, *others),) = asked
+    assert first == ranked(problem, most=1)[0][0] and len(others) == 2
+    assert len({(each.schedule, each.tile, each.accumulators) for each in asked[0]}) == 3, (
+        "clusters alone are not looked at"
+    )
     monkeypatch.setattr(sys.modules["tmapipe.tuning.choose"], "UNSURE", 0.999)
     assert isinstance(choose(problem, look=3), schedules.Gemm) and len(asked) == 1, "sure: nothing is measured"
     for wrong in (0, -1, True, 2.0, "2"):
@@ -303,6 +308,13 @@ def test_what_was_kept_before_the_rebuild_means_the_same(folder):
     assert isinstance(gemm.tiles, GpcTiles) and gemm.d.stages == 1
     assert split.tiles.parts == 8 and isinstance(split.tiles.tiles, GpcTiles)
     assert ping.mainloop.in_turn is False and ping.d.stages == 1
+
+
+def test_what_was_found_among_fewer_candidates_is_no_answer(folder):
+    problem = Problem(8, 8, 8)
+    cache.store(problem, "GPU", cache.Entry(Candidate("Gemm", (64, 64), (1, 1)), 1.0, 2))
+    found = [tuner.recall(problem, "GPU", Epilogue(), tried) for tried in (1, 2, 3)]
+    assert [each is not None for each in found] == [True, True, False]
 
 
 def test_another_epilogue_is_another_entry(folder):

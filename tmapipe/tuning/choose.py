@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.errors import InputError
 from tmapipe.moved import moved
 from tmapipe.schedules.moved import WORDS
 from tmapipe.tuning.candidates import Candidate, candidates
-from tmapipe.tuning.cost import estimate
+from tmapipe.tuning.cost import estimates
 from tmapipe.tuning.epilogues import PLAIN
 from tmapipe.tuning.problem import H200, Device, Problem
 
-__all__ = ["choose", "likely", "ranked"]
+__all__ = ["choose", "likely", "ranked", "unsure"]
 
 UNSURE = 1.1  # estimates that are closer do not tell which is faster
+AMONG = 24  # candidates of the least estimates, of which those that differ are looked at
 
 
 def ranked(
@@ -28,14 +31,14 @@ def ranked(
         most: Return only so many; None: all.
         epilogue: What becomes of the sums.
     """
-    every = enumerate(candidates(problem, device))
-    order = sorted(((estimate(problem, c, device, fused=not epilogue.plain), i, c) for i, c in every))
+    every = list(candidates(problem, device))
+    us = estimates(problem, every, device, fused=not epilogue.plain)
     found: list[tuple[Candidate, float]] = []
-    for us, _, candidate in order:
+    for i in np.argsort(us, kind="stable"):
         if most is not None and len(found) == most:
             break
-        if candidate.can_be_built(problem, epilogue):
-            found.append((candidate, us))
+        if every[i].can_be_built(problem, epilogue):
+            found.append((every[i], float(us[i])))
     return found
 
 
@@ -52,8 +55,8 @@ def choose(
     Args:
         device: The GPU to choose for.
         epilogue: As of `tmapipe.schedules.Gemm`.
-        look: Up to so many candidates, whose estimates are within 10 %, are measured on this machine's GPU, once: what was
-            found is remembered on disk, as by `tune`.
+        look: Up to so many candidates that differ, whose estimates are within 10 %, are measured on this machine's GPU, once:
+            what was found is remembered on disk, as by `tune`.
 
     Raises:
         InputError: No candidate can be built for the problem's types or with that epilogue.
@@ -63,14 +66,32 @@ def choose(
         raise InputError("choose(look)", look, "is a number of candidates, at least 1", "leave it out")
     fused = Epilogue.of(epilogue)
     if look > 1:
-        _check(problem)
-        close = ranked(problem, device, look, fused)
-        count = sum(us <= UNSURE * close[0][1] for _, us in close)
-        if count > 1:
-            from tmapipe.tuning.tuner import tune
+        few = unsure(problem, device, look, fused)
+        if len(few) > 1:
+            from tmapipe.tuning.tuner import compared
 
-            return tune(problem, most=count, progress=False, epilogue=fused).schedule
+            return compared(problem, few, progress=False, epilogue=fused).schedule
     return likely(problem, device, 1, fused)[0].build(problem, fused)
+
+
+def unsure(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLAIN) -> list[Candidate]:
+    """Up to *most* candidates whose estimates are close to the least one: first that one, then others that differ in more than
+    the cluster.
+
+    Raises:
+        InputError: As `choose`.
+    """
+    likely(problem, device, 1, epilogue)
+    close = ranked(problem, device, AMONG, epilogue)
+    found: dict[Any, Candidate] = {}
+    for candidate, us in close:
+        if us <= UNSURE * close[0][1]:
+            found.setdefault(_form(candidate), candidate)
+    return list(found.values())[:most]
+
+
+def _form(candidate: Candidate) -> tuple[Any, ...]:
+    return candidate.schedule, candidate.tile, candidate.accumulators
 
 
 def _check(problem: Any) -> None:

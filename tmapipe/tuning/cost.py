@@ -7,20 +7,26 @@
             handing over of a slot
 
 Multicast, and neighbours that read the same lines at about the same time, reduce the bytes through L2. Memory reads and writes
-at different speeds. `python -m benchmarks.tuning --fit` fits the constants to measurements.
+at different speeds. What a candidate does is counted first (`work`), as plain numbers; then many are timed at once (`times`).
+`python -m benchmarks.tuning --fit` fits the constants to measurements.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
 import attrs
+import numpy as np
 
 from tmapipe.integers import ceil_div
 from tmapipe.tuning.candidates import MACS, SWIZZLE_SPAN, Candidate
 from tmapipe.tuning.problem import Device, Problem
 
-__all__ = ["Constants", "FITTED", "estimate"]
+__all__ = ["Constants", "FITTED", "Work", "estimate", "estimates", "times", "work"]
 
 BAND = 8  # rows of clusters that are numbered together, and clusters of a GPC that read together
+WIDE = SWIZZLE_SPAN // 2  # 16-bit elements of a span of k; twice as many 8-bit elements take as many clocks
 
 
 @attrs.frozen
@@ -35,7 +41,7 @@ class Constants:
         near: The same for orders by GPC: 0.7 of `again`, as their reads of L2 at 8192^3 are of others.
         straddle: Factor on the bytes of an operand whose row pitch is no multiple of 128 bytes.
         ingest: Bytes per clock that an SM takes in.
-        reads, writes: GB/s from and to memory.
+        reads, writes: Speeds from and to memory, of what the device's memory is said to have.
         launch: Microseconds from launch to the first load, and from the last store to the end.
         fill: Clocks until the first slot is filled, and of the last stores.
         stored: Bytes of output per clock and warpgroup in an epilogue.
@@ -58,8 +64,8 @@ class Constants:
     near: float = 0.536
     straddle: float = 1.41
     ingest: float = 81.6
-    reads: float = 3830.0
-    writes: float = 2700.0
+    reads: float = 0.798
+    writes: float = 0.5625
     launch: float = 5.04
     fill: float = 112.0
     stored: float = 24.8
@@ -81,86 +87,139 @@ class Constants:
 FITTED = Constants()
 
 
+class Work(NamedTuple):
+    """What a candidate does, or of several, as arrays.
+
+    m, n: elements of its tile; along_m, along_n: CTAs of a cluster. rows, columns: of its accumulators, which *warpgroups*
+    share. down, right: clusters along m and n of one of *batch* matrices, with *parts* of k. resident: clusters at once;
+    multiprocessors: of the device. steps: spans of k of a tile, *spans* of them in a slot. of_a, of_b: whether the pitch of a
+    row is a multiple of 128 bytes. pingpong, by_gpc, in_parts, transposed: whether it is. elements: of the output, *stored*
+    bytes each. read: bytes of the operands. memory: GB/s of the device's memory.
+    """
+
+    m: Any
+    n: Any
+    along_m: Any
+    along_n: Any
+    rows: Any
+    columns: Any
+    warpgroups: Any
+    down: Any
+    right: Any
+    batch: Any
+    parts: Any
+    resident: Any
+    multiprocessors: Any
+    steps: Any
+    spans: Any
+    of_a: Any
+    of_b: Any
+    pingpong: Any
+    by_gpc: Any
+    in_parts: Any
+    transposed: Any
+    elements: Any
+    stored: Any
+    read: Any
+    memory: Any
+
+
+def work(problem: Problem, candidate: Candidate, device: Device) -> Work:
+    """What *candidate* does."""
+    (m, n), (along_m, along_n) = candidate.tile, candidate.cluster
+    rows, columns = candidate.accumulators
+    pingpong = candidate.schedule == "PingPong"
+    slots = ceil_div(problem.k * problem.dtype.bytes, SWIZZLE_SPAN * candidate.spans)
+    elements = problem.batch * problem.m * problem.n
+    of_a, of_b = (
+        (problem.k if major == "k" else extent) * problem.dtype.bytes % SWIZZLE_SPAN == 0
+        for extent, major in zip((problem.m, problem.n), problem.majors, strict=True)
+    )
+    return Work(
+        m=m, n=n, along_m=along_m, along_n=along_n, rows=rows, columns=columns,
+        warpgroups=1 if pingpong else rows // 64 if rows <= 192 else 2,
+        down=ceil_div(problem.m, m * along_m), right=ceil_div(problem.n, n * along_n),
+        batch=problem.batch, parts=candidate.parts,
+        resident=device.resident(along_m * along_n), multiprocessors=device.multiprocessors,
+        steps=ceil_div(slots, candidate.parts) * candidate.spans, spans=candidate.spans, of_a=of_a, of_b=of_b,
+        pingpong=pingpong, by_gpc=candidate.by_gpc, in_parts=candidate.in_parts, transposed=problem.majors != ("k", "k"),
+        elements=elements, stored=4 if candidate.in_parts else problem.out.bytes,
+        read=problem.bytes - elements * problem.out.bytes, memory=device.memory,
+    )  # fmt: skip
+
+
+def times(w: Work, c: Constants = FITTED, *, fused: bool = False) -> Any:
+    """The estimated time of one launch of each, in microseconds.
+
+    Args:
+        w: What each does.
+        fused: Whether the epilogue computes something.
+    """
+    size = w.along_m * w.along_n
+    one = w.down * w.right
+    clusters = one * w.batch * w.parts
+    multiply = _multiply(w, c)
+    epilogue = w.m * w.n * w.stored / w.warpgroups / c.stored * (c.worked if fused else 1.0)
+
+    def tile(at_work: Any) -> Any:
+        mainloop = multiply * w.steps + c.tile
+        busy = np.where(w.pingpong, np.maximum(mainloop, (mainloop + epilogue) / 2), mainloop + epilogue)
+        return _longer(busy, _load(w, c, at_work, one) * w.steps, c.loaded)
+
+    waves, rest = clusters // w.resident, clusters % w.resident
+    busy = waves * tile(w.resident) + np.where(rest > 0, tile(np.maximum(rest, 1)), 0) + w.pingpong * epilogue
+    at_work = np.minimum(clusters, w.resident)
+    used = np.minimum(1, clusters * size / w.multiprocessors)
+    used = used * np.minimum(1, multiply / _load(w, c, at_work, one))
+    busy = (busy + c.fill) / (c.clock * (1 + c.boost * (1 - used))) / 1e3
+    written = w.elements * w.stored * w.parts
+    memory = (w.read / c.reads + written / c.writes) / w.memory / 1e3
+    second = w.in_parts * (c.add + c.each * w.parts + written / c.parts / 1e3)
+    return c.launch + w.by_gpc * c.claim + _longer(busy, memory, c.hidden) + second
+
+
+def estimates(
+    problem: Problem, few: Sequence[Candidate], device: Device, constants: Constants = FITTED, *, fused: bool = False
+) -> Any:
+    """The estimated times of *few* candidates: an array, in microseconds. Arguments as of `times`."""
+    return times(together(work(problem, candidate, device) for candidate in few), constants, fused=fused)
+
+
 def estimate(
     problem: Problem, candidate: Candidate, device: Device, constants: Constants = FITTED, *, fused: bool = False
 ) -> float:
-    """The estimated time of one launch, in microseconds.
-
-    Args:
-        fused: Whether the epilogue computes something.
-    """
-    c = constants
-    (m, n), size = candidate.tile, candidate.cluster[0] * candidate.cluster[1]
-    one = _clusters(problem, candidate)
-    clusters, resident = one * problem.batch * candidate.parts, device.resident(size)
-    slots = ceil_div(problem.k * problem.dtype.bytes, SWIZZLE_SPAN * candidate.spans)
-    steps = ceil_div(slots, candidate.parts) * candidate.spans
-    multiply = _multiply(problem, candidate, c)
-    out_bytes = 4 if candidate.in_parts else problem.out.bytes
-    pingpong = candidate.schedule == "PingPong"
-    rows = candidate.accumulators[0]
-    warpgroups = 1 if pingpong else rows // 64 if rows <= 192 else 2
-    epilogue = m * n * out_bytes / warpgroups / c.stored * (c.worked if fused else 1.0)
-
-    def tile(at_work: float, steps: float) -> float:
-        mainloop = multiply * steps + c.tile
-        work = max(mainloop, (mainloop + epilogue) / 2) if pingpong else mainloop + epilogue
-        return _longer(work, _load(problem, candidate, c, at_work, one) * steps, c.loaded)
-
-    waves, rest = divmod(clusters, resident)
-    busy = waves * tile(resident, steps) + (tile(rest, steps) if rest else 0.0) + (epilogue if pingpong else 0.0)
-    at_work = min(clusters, resident)
-    used = min(1.0, clusters * size / device.multiprocessors)
-    used *= min(1.0, multiply / _load(problem, candidate, c, at_work, one))
-    busy = (busy + c.fill) / (c.clock * (1 + c.boost * (1 - used))) / 1e3
-    outputs = problem.batch * problem.m * problem.n
-    written = outputs * out_bytes * candidate.parts
-    memory = ((problem.bytes - outputs * problem.out.bytes) / c.reads + written / c.writes) / 1e3
-    second = c.add + c.each * candidate.parts + written / c.parts / 1e3 if candidate.in_parts else 0.0
-    return c.launch + (c.claim if candidate.by_gpc else 0.0) + _longer(busy, memory, c.hidden) + second
+    """As `estimates`, of one."""
+    return float(estimates(problem, [candidate], device, constants, fused=fused)[0])
 
 
-def _multiply(problem: Problem, candidate: Candidate, c: Constants) -> float:
+def together(every: Any) -> Work:
+    """Several, as arrays."""
+    return Work(*np.array(list(every), float).reshape(-1, len(Work._fields)).T)
+
+
+def _multiply(w: Work, c: Constants) -> Any:
     """The tensor cores' clocks for one span of k. wgmma reads 64 rows and n columns for 64 x n x 16 products: below n = 128,
     shared memory is the limit."""
-    m, n = candidate.accumulators
-    wide = SWIZZLE_SPAN // 2  # 16-bit elements; twice as many 8-bit elements take as many clocks
-    found = m * n * wide / MACS * max(1.0, (64 + n) / n / 1.5)
-    if problem.majors != ("k", "k"):
-        found *= c.transposed
-    if candidate.by_gpc:
-        found *= c.merged * (c.smaller if candidate.schedule == "PingPong" else 1.0)
-    return found
+    found = w.rows * w.columns * WIDE / MACS * np.maximum(1.0, (64 + w.columns) / w.columns / 1.5)
+    found = found * np.where(w.transposed, c.transposed, 1.0)
+    return found * np.where(w.by_gpc, c.merged * np.where(w.pingpong, c.smaller, 1.0), 1.0)
 
 
-def _load(problem: Problem, candidate: Candidate, c: Constants, at_work: float, one: int) -> float:
+def _load(w: Work, c: Constants, at_work: Any, one: Any) -> Any:
     """Clocks in which one span of k is loaded while *at_work* clusters load; an output of the batch has *one* clusters."""
-    (m, n), (along_m, along_n) = candidate.tile, candidate.cluster
-    lines = []
-    for extent, rows, major in zip((problem.m, problem.n), (m * along_m, n * along_n), problem.majors, strict=True):
-        pitch = (problem.k if major == "k" else extent) * problem.dtype.bytes
-        lines.append(rows * (1.0 if pitch % SWIZZLE_SPAN == 0 else c.straddle))
-    of_a, of_b = lines
-    together = min(at_work, one)  # clusters with the same k-tiles
-    down = min(BAND, ceil_div(problem.m, m * along_m), together)
-    right = min(ceil_div(problem.n, n * along_n), -(-together // down))
+    of_a = w.m * w.along_m * np.where(w.of_a, 1.0, c.straddle)
+    of_b = w.n * w.along_n * np.where(w.of_b, 1.0, c.straddle)
+    together = np.minimum(at_work, one)  # clusters with the same k-tiles
+    down = np.minimum(np.minimum(BAND, w.down), together)
+    right = np.minimum(w.right, np.ceil(together / down))
     each = at_work * (of_a + of_b)
-    once = min(each, at_work / together * (down * of_a + right * of_b))
-    served = once + (c.near if candidate.by_gpc else c.again) * (each - once)
-    return max(
-        served * SWIZZLE_SPAN / c.l2 * c.clock,
-        (m + n) * SWIZZLE_SPAN / c.ingest,
-        c.slot / candidate.spans,
-    )
+    once = np.minimum(each, at_work / together * (down * of_a + right * of_b))
+    served = once + np.where(w.by_gpc, c.near, c.again) * (each - once)
+    least = np.maximum((w.m + w.n) * SWIZZLE_SPAN / c.ingest, c.slot / w.spans)
+    return np.maximum(served * SWIZZLE_SPAN / c.l2 * c.clock, least)
 
 
-def _clusters(problem: Problem, candidate: Candidate) -> int:
-    """Clusters of one output."""
-    (m, n), (along_m, along_n) = candidate.tile, candidate.cluster
-    return ceil_div(problem.m, m * along_m) * ceil_div(problem.n, n * along_n)
-
-
-def _longer(a: float, b: float, sharp: float) -> float:
+def _longer(a: Any, b: Any, sharp: float) -> Any:
     """About the longer one of two times that run at once."""
-    high, low = max(a, b), min(a, b)
+    high, low = np.maximum(a, b), np.minimum(a, b)
     return high * (1 + (low / high) ** sharp) ** (1 / sharp)

@@ -108,11 +108,13 @@ class Device:
         multiprocessors: Number of SMs.
         clusters: (CTAs of a cluster, clusters that are resident at once) for each size, as cudaOccupancyMaxActiveClusters
             reports them with one CTA per SM.
+        memory: GB/s of its memory: twice its clock, times the bytes of its bus.
     """
 
     name: str
     multiprocessors: int
     clusters: tuple[tuple[int, int], ...]
+    memory: float = 4800.0
 
     def resident(self, cluster_size: int) -> int:
         """How many clusters of *cluster_size* CTAs run at once."""

@@ -76,31 +76,55 @@ def tune(
         InputError: As `choose`.
         PipelineError: No candidate gives the right result.
     """
+    fused = Epilogue.of(epilogue)
+    _need_gpu()
+    few = likely(problem, device_of(device), most, fused)
+    return compared(problem, few, jobs=jobs, again=again, progress=progress, device=device, epilogue=fused)
+
+
+def compared(
+    problem: Problem,
+    few: list[Candidate],
+    *,
+    jobs: int | None = None,
+    again: bool = False,
+    progress: bool = False,
+    device: str = "cuda",
+    epilogue: Epilogue = epilogues.PLAIN,
+) -> Tuned:
+    """The fastest of *few* candidates, or of as many that were tried before, from the cache on disk. Else as `tune`."""
     import torch
 
-    if not torch.cuda.is_available():
-        raise MissingGpuError("tune() measures on a GPU, and there is none here. choose() needs none.")
-    fused = Epilogue.of(epilogue)
+    _need_gpu()
     gpu = torch.cuda.get_device_name(device)
-    known = None if again else recall(problem, gpu, fused)
+    known = None if again else recall(problem, gpu, epilogue, len(few))
     if known is not None:
         return known
     from tmapipe.gpu.clock import CudaClock
 
-    few = likely(problem, device_of(device), most, fused)
-    runs, schedules, refused = _prepare(problem, few, jobs, progress, device, fused)
+    runs, schedules, refused = _prepare(problem, few, jobs, progress, device, epilogue)
     if not runs:
         raise PipelineError(f"no candidate for {problem} works: {'; '.join(f'{c}: {e}' for c, e in refused.items())}")
     timings = pick(runs, CudaClock(device=device), METHOD)
     best, timing = timings[0]
-    remember(problem, gpu, cache.Entry(best, timing.us, len(runs)), fused)
+    remember(problem, gpu, cache.Entry(best, timing.us, len(few)), epilogue)
     return Tuned(schedules[best], best, timing.us, tuple(timings), tuple(refused.items()))
 
 
-def recall(problem: Problem, gpu: str, epilogue: Epilogue) -> Tuned | None:
-    """What the cache has for *problem*, if it can still be built; the file may be older than the schedules."""
+def _need_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise MissingGpuError(
+            "candidates are measured on a GPU, and there is none here. choose() without look needs none."
+        )
+
+
+def recall(problem: Problem, gpu: str, epilogue: Epilogue, tried: int = 1) -> Tuned | None:
+    """What the cache has for *problem*, the best of at least *tried* candidates, if it can still be built: the file may be
+    older than the schedules."""
     entry = cache.load(problem, gpu, epilogue)
-    if entry is None:
+    if entry is None or entry.tried < tried:
         return None
     try:
         return Tuned(entry.candidate.build(problem, epilogue), entry.candidate, entry.us)
@@ -126,6 +150,7 @@ def pick(runs: Mapping[Candidate, Run], clock: Clock, method: Method) -> list[tu
 def device_of(device: str = "cuda") -> Device:
     """The properties of a CUDA device that the estimate needs."""
     import torch
+    from cuda.bindings import driver
     from cutlass.utils import HardwareInfo
 
     found = torch.device(device)
@@ -134,7 +159,17 @@ def device_of(device: str = "cuda") -> Device:
     properties = torch.cuda.get_device_properties(index)
     count = properties.multi_processor_count
     sizes = ((1, count), *((size, HardwareInfo(index).get_max_active_clusters(size)) for size in (2, 4)))
-    return Device(properties.name, count, sizes)
+    kinds = driver.CUdevice_attribute
+
+    def attribute(kind: Any) -> int:
+        error, value = driver.cuDeviceGetAttribute(kind, index)
+        if error != driver.CUresult.CUDA_SUCCESS:
+            raise MissingGpuError(f"the driver does not tell {kind.name} of {properties.name}: {error.name}")
+        return int(value)
+
+    clock = attribute(kinds.CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)  # kHz
+    width = attribute(kinds.CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)  # bits
+    return Device(properties.name, count, sizes, 2 * clock * width / 8 / 1e6)
 
 
 def _prepare(
