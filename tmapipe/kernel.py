@@ -244,7 +244,7 @@ class KernelContext(Carried):
                 "k.steps", (stage, dim), f"names a stage and one of its dimensions ({known})", "name those"
             )
         where = part.dims.index(dim)
-        return ceil_div(self._extent(part, where), part.tile[where])
+        return ceil_div(self._extent(part, where), (part.span if isinstance(part, Load) else part.tile)[where])
 
     def extent(self, dim: str) -> Any:
         """Elements along dimension *dim* of the tensors that have it; a Python number if it is fixed."""

@@ -15,6 +15,7 @@ from tmapipe.fields import is_count, must, optional, shown
 from tmapipe.moved import moved
 from tmapipe.multicast import MulticastGroup
 from tmapipe.role import Role
+from tmapipe.tma_rules import check_steps
 
 __all__ = [
     "DEFAULT_DIMS",
@@ -89,8 +90,8 @@ class TmaLoadStage(SlotStage):
         loader: The role that loads, where the ring's first phase has several.
         l2_hint: "evict_first", "evict_last" or "evict_normal".
 
-    Beyond the tensor's edge a slot holds zeros; see `anything_outside`. A tile that is gathered from several places is loaded
-    `in_parts`.
+    Beyond the tensor's edge a slot holds zeros; see `nan_outside` and `anything_outside`. A tile that is gathered from several
+    places is loaded `in_parts`, and one of every so many-th element is `strided`.
 
     Raises:
         InputError: For any other value.
@@ -110,6 +111,7 @@ class TmaLoadStage(SlotStage):
     )
     parts: int = attrs.field(default=1, init=False)
     outside: str = attrs.field(default="zeros", init=False)
+    strides: tuple[int, ...] = attrs.field(default=(), init=False)
 
     @moved({"outside": lambda value: "TmaLoadStage(...).anything_outside()"})
     def __init__(
@@ -151,8 +153,50 @@ class TmaLoadStage(SlotStage):
         """
         if len(self.tile) != 2 or not self.tensor_map:
             raise InputError("TmaLoadStage(tile)", self.tile, "has rows, where these may hold anything", "leave it so")
+        return self._changed(outside="anything")
+
+    def nan_outside(self) -> TmaLoadStage:
+        """The same stage, whose slots hold NaN beyond the tensor's edge. For types of floating point of 16 and 32 bits.
+
+        Raises:
+            InputError: The stage has no descriptor.
+        """
+        if not self.tensor_map:
+            raise InputError("nan_outside", type(self).__name__, "is for loads through a descriptor", "leave it out")
+        return self._changed(outside="nan")
+
+    def strided(self, **strides: int) -> TmaLoadStage:
+        """The same stage, whose tiles have every so many-th element (a descriptor's element strides): ``strided(h=2, w=2)`` takes
+        those in even rows and columns of an image.
+
+        A tile still has as many elements as `tile` says, and spans so many times more of the tensor. Coordinates in tiles
+        count what a tile spans; `load_from` takes the tensor's elements, as ever.
+
+        Args:
+            strides: Elements by dimension, 1 to 8, along dimensions of the tile but the last one.
+
+        Raises:
+            InputError: For another dimension or number, or a stage without a descriptor.
+        """
+        inner = self.dims[-len(self.tile) : -1]
+        if not strides or not set(strides) <= set(inner) or not self.tensor_map:
+            rule = (
+                f"names dimensions of a TmaLoadStage's tile ({', '.join(inner) or 'none'}); the last one is contiguous"
+            )
+            raise InputError("strided", ", ".join(strides), rule, "name one of those")
+        found = (*(strides.get(dim, 1) for dim in inner), 1)
+        check_steps("strided", found)
+        return self._changed(strides=found)
+
+    @property
+    def span(self) -> tuple[int, ...]:
+        """Elements of the tensor from one tile to the next, along the tile's dimensions."""
+        return tuple(n * step for n, step in zip(self.tile, self.strides or (1,) * len(self.tile), strict=True))
+
+    def _changed(self, **fields: Any) -> TmaLoadStage:
         other = copy.copy(self)
-        object.__setattr__(other, "outside", "anything")
+        for name, value in fields.items():
+            object.__setattr__(other, name, value)
         return other
 
     def in_parts(self, parts: int) -> TmaLoadStage:
@@ -165,9 +209,7 @@ class TmaLoadStage(SlotStage):
         if not is_count(parts) or self.tile[0] % parts or not self.tensor_map:
             rule = f"is a number of parts that divides the tile's first extent, {self.tile[0]}, of a TmaLoadStage"
             raise InputError("in_parts", parts, rule, f"e.g. {self.tile[0]}")
-        other = copy.copy(self)
-        object.__setattr__(other, "parts", parts)
-        return other
+        return self._changed(parts=parts)
 
     @property
     def tensor_map(self) -> bool:
@@ -189,9 +231,11 @@ class TmaLoadStage(SlotStage):
             raise InputError("TmaLoadStage(loader)", loader, "is a role of the ring's first phase", "name one of those")
 
     def __repr__(self) -> str:
-        text = shown(self, "outside", "parts", *(("loader",) if len(self.ring.phases[0]) == 1 else ()))
+        text = shown(self, "outside", "parts", "strides", *(("loader",) if len(self.ring.phases[0]) == 1 else ()))
         text += "" if self.parts == 1 else f".in_parts({self.parts})"
-        return text + (".anything_outside()" if self.outside == "anything" else "")
+        by = ", ".join(f"{d}={n}" for d, n in zip(self.dims[-len(self.tile) :], self.strides, strict=False) if n > 1)
+        text += f".strided({by})" if by else ""
+        return text + ("" if self.outside == "zeros" else f".{self.outside}_outside()")
 
 
 @attrs.frozen(eq=False, init=False, repr=False, kw_only=True)

@@ -114,6 +114,7 @@ class TmaStoreStage:
             _check_follows(source, tile, columns, dtype)
         if isinstance(source, TmaLoadStage):
             dims = dims or " ".join(source.dims)
+            _check_strided(source, dims)
         if source is not None:
             tile = tile or (source.tile if isinstance(source, SlotStage) else source.shape[:2])
             tile = tile[::-1] if _transposes(dims, source) and len(tile) == 2 else tile
@@ -161,6 +162,14 @@ class TmaStoreStage:
     def derive(self, extents: Mapping[str, int]) -> dict[str, int]:
         """Extents of dimensions that follow from *extents*, for subclasses that store to a workspace."""
         return {}
+
+
+def _check_strided(source: TmaLoadStage, dims: str) -> None:
+    """Raises `InputError` if the output has a dimension of which a tile takes some elements only."""
+    for dim, step in zip(source.dims[-len(source.tile) :], source.strides, strict=False):
+        if step > 1 and isinstance(dims, str) and dim in dims.split():
+            rule = f"names other dimensions than {dim}, of which the source takes every {step}. element"
+            raise InputError("TmaStoreStage(dims)", dims, rule, "give it a name of its own, related by a Dim")
 
 
 def _transposes(dims: Any, source: Any) -> bool:

@@ -10,13 +10,14 @@ from typing import Any
 
 import attrs
 
+from tmapipe.dtypes import DType
 from tmapipe.errors import InputError
 from tmapipe.fields import is_count
 
 __all__ = [
     "ALIGNMENT", "FILLS", "INTERLEAVES", "L2_PROMOTIONS", "MAX_BOX", "MAX_STRIDE", "SWIZZLES", "TYPES", "TensorType",
     "check_address", "check_box", "check_bytes", "check_contiguous", "check_extents", "check_im2col", "check_inner",
-    "check_rank", "check_steps", "check_strides", "one_of",
+    "check_rank", "check_steps", "check_strides", "one_of", "type_of",
 ]  # fmt: skip
 
 #: Bytes. Multiples of it are a tensor's address, its strides but the last, the rows of a box, and where a tile starts along
@@ -85,6 +86,11 @@ TYPES = {
     "16u4_align16b": TensorType("16U4_ALIGN16B", 4, unit=128, swizzles=(0, 128, "128 atom 32")),
     "16u6_align16b": TensorType("16U6_ALIGN16B", 6, unit=128, swizzles=(0, 128, "128 atom 32", "128 atom 64")),
 }
+
+
+def type_of(dtype: DType) -> str:
+    """What descriptors call the type of a stage's elements."""
+    return "uint8" if dtype.bytes == 1 else dtype.name
 
 
 def one_of(argument: str, value: Any, known: dict[Any, Any]) -> None:

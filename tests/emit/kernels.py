@@ -15,6 +15,7 @@ import attrs
 import tmapipe as tp
 from tests.matmul_shelf import FORMS
 from tests.oracle.copy_forms import Added, Ahead, CopiedGemm, Images
+from tests.oracle.descriptor_forms import Every, EveryInParts, Padded, padded_gemm
 from tests.oracle.held_forms import Narrowed
 from tests.oracle.ptx import Ptx
 from tmapipe.gpu.build import Compiled
@@ -182,6 +183,7 @@ class Built:
 
 
 MATRIX = {"m": 300, "n": 520}
+IMAGES = {"b": 2, "h": 19, "w": 31, "p": 10, "q": 11, "c": 72}
 GEMM = {"l": 2, "m": 300, "n": 520, "k": 200}
 TALL = {"l": 2, "m": 900, "n": 520, "k": 72}
 ROWS = tp.PersistentTiles(tp.Grouped(1))
@@ -347,6 +349,14 @@ THREADS = {
     "copy with prefetches": Kernel(Ahead, {}, MATRIX),
     "copies of images": Kernel(Images, {}, {"b": 2, "h": 7, "w": 13, "c": 45}),
 }
+DESCRIPTORS = {
+    "every second row, every third column": Kernel(Every, {}, IMAGES),
+    "every second row, swizzled": Kernel(lambda: Every((4, 6, 64), 64), {}, IMAGES),
+    "every second row, in parts": Kernel(EveryInParts, {}, IMAGES),
+    "nan outside": Kernel(Padded, {}, MATRIX),
+    "nan outside, rows longer than a box": Kernel(lambda: Padded((24, 512), "bf16"), {}, MATRIX),
+    "nan outside, operands shared by peers": Kernel(padded_gemm, {}, GEMM),
+}
 DYNAMIC = {
     "copy of four dimensions, dynamic": Kernel(DynamicCopy, {}, {"p": 2, "q": 3, "m": 20, "n": 300}),
     "gemm dynamic 1x1": Kernel(lambda: S.Gemm((128, 64, 64), (1, 1), tiles=tp.DynamicTiles()), {}, TALL),
@@ -370,7 +380,7 @@ MATMULS = {
     f"matmuls, {name}": Kernel(form.make, {}, GEMM | {"s": 3, "k": form.k or 200}) for name, form in FORMS.items()
 }
 MATMULS["operand copied by threads"] = Kernel(CopiedGemm, {}, {"m": 100, "n": 72, "k": 45})
-KERNELS = COPIES | GEMMS | EPILOGUES | THREADS | DYNAMIC | GROUPED | MATMULS
+KERNELS = COPIES | GEMMS | EPILOGUES | THREADS | DESCRIPTORS | DYNAMIC | GROUPED | MATMULS
 KERNELS |= {  # registered, and in none of the lists: with the dtypes that a plan has by itself
     name: Kernel(make, {}, GEMM | {"s": 3})
     for name, make in SHELF.items()

@@ -75,25 +75,31 @@ def _pieces(
     buffer, parts = part.buffer, getattr(part, "parts", 1)
     *outer, inner = (part.part if isinstance(part, Load) else part.tile)[-part.core :]
     rows, width = math.prod(buffer.tile[:-1]), part.box[-1]
-    span, steps = width if buffer.swizzle else inner, [*part.box[:-1]]
+    span, by = width if buffer.swizzle else inner, [*part.box[:-1]]
     if least:
-        steps[0] = least
+        by[0] = least
     start, before = buffer.offset + stage * buffer.pitch, share * rows // parts if parts > 1 else 0
     *batch, column = at
     batch, corner = batch[: len(batch) - len(outer)], batch[len(batch) - len(outer) :]
     batch = batch[len(part.folded) :] if isinstance(part, Store) else batch
-    ranges = [range(0, extent, step) for extent, step in zip(outer, steps, strict=True)]
+    ranges = [range(0, extent, step) for extent, step in zip(outer, by, strict=True)]
     if outer and parts == 1:
-        ranges[0] = range(share * outer[0] // peers, (share + 1) * outer[0] // peers, steps[0])
+        ranges[0] = range(share * outer[0] // peers, (share + 1) * outer[0] // peers, by[0])
     places = [(place, left) for place in itertools.product(*ranges) for left in range(0, inner, width)]
-    if cut_by_hand(inner, width, buffer.swizzle) > 1:  # one piece of all rows after another, the first extent fastest
+    encoded = isinstance(part, Load) and part.encoded  # by the library, contiguous dimension first
+    if (
+        cut_by_hand(inner, width, buffer.swizzle) > 1 and not encoded
+    ):  # one piece of all rows after another, the first extent fastest
         places.sort(key=lambda place: (place[1], place[0][::-1]))
     found = []
     for place, left in places:
         row = before + functools.reduce(lambda number, i: number * outer[i] + place[i], range(len(outer)), 0)
         offset = (left // span * rows + row) * span + left % span
-        across = [first + i for first, i in zip(corner, place, strict=True)]
-        if inner <= MAX_BOX or buffer.swizzle:  # else each row is a box: the descriptor has the tensor's order
+        steps = part.steps[-len(part.box) : -1] if isinstance(part, Load) else (1,) * len(place)
+        across = [first + step * i for first, step, i in zip(corner, steps, place, strict=True)]
+        if (
+            inner <= MAX_BOX or buffer.swizzle or encoded
+        ):  # else each row is a box: the descriptor has the tensor's order
             across.reverse()
         found.append((start + offset * buffer.dtype.bytes, (column + left, *across, *batch)))
     return found

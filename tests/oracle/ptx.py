@@ -323,13 +323,13 @@ class _Thread:
         return total
 
     def first_address(self, operand: str) -> _Sum:
-        """As `address`, in the first turn of loops before which a register is given a constant, to be added to in each."""
+        """As `address`, in the first turn of loops, each of which adds to a register a constant."""
         total = self.address(operand)
         for name, times in total.unknowns:
             starts = [self._result(name, definition) for definition in self.ptx.definitions.get(name, ())]
-            known = {start for start in starts if start.known}
-            if len(starts) == 2 and len(known) == 1:
-                total = total.plus(known.pop().times(times))
+            before = {start for start in starts if not start.plus(_Sum(0, ((name, -1),))).known}
+            if len(starts) == 2 and len(before) == 1:  # the other one adds a constant to it
+                total = total.plus(before.pop().plus(_Sum(0, ((name, -1),))).times(times))
         return total
 
     def _result(self, register: str, instruction: Instruction) -> _Sum:

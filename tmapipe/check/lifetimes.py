@@ -115,7 +115,7 @@ class Lifetimes:
         if load is None or anywhere:
             return
         shape = self.shapes.get(load.argument, ())
-        for dim, start, extent, step in zip(load.dims, at, shape, load.tile, strict=False):
+        for dim, start, extent, step in zip(load.dims, at, shape, load.span, strict=False):
             reach = step * (self.layout.plan.cluster.get(dim, 1) - 1)
             if not 0 <= start < max(extent, 1) + reach:
                 text = (

@@ -20,6 +20,7 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.gpu.caches import forget_ir
+from tmapipe.gpu.descriptors import describe
 from tmapipe.gpu.edges import edge_of, make_edge_atom
 from tmapipe.gpu.isa import GpuIsa
 from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
@@ -97,7 +98,10 @@ class _Kernel:
 
     def make_atoms(self, tensors: list) -> list:
         given = self.by_name(tensors)
-        found = [make_atom(part, to_core_first(given[part.argument], part)) for part in self.plan.described]
+        found = []
+        for part in self.plan.described:
+            tensor = to_core_first(given[part.argument], part)
+            found.append(describe(part, tensor) if isinstance(part, Load) and part.encoded else make_atom(part, tensor))
         found += [make_edge_atom(load, to_core_first(given[load.argument], load)) for load in self.edges]
         return [(atom.atom, atom.tma_tensor) for atom in found]
 

@@ -9,11 +9,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass._mlir.dialects import llvm
+from cutlass.cute.nvgpu import cpasync
 
 from tmapipe.gpu import control
+from tmapipe.gpu.descriptors import Descriptor, prefetch
 from tmapipe.gpu.layouts import full_shape, pieces_of
 from tmapipe.integers import ceil_div
-from tmapipe.plan.model import WARP, Barrier, Buffer, Load
+from tmapipe.plan.model import WARP, Barrier, Buffer, Load, Store
 
 if TYPE_CHECKING:
     from tmapipe.gpu.isa import GpuIsa
@@ -25,6 +27,13 @@ UNROLLED = 16  # copies of a thread; more are a loop, since each one's addresses
 
 class CopyEmitters:
     """Methods of `GpuIsa`."""
+
+    def prefetch_descriptor(self: Any, part: Load | Store) -> None:
+        descriptor = self.atoms[part.name][0]
+        if isinstance(descriptor, Descriptor):
+            prefetch(descriptor)
+        else:
+            cpasync.prefetch_descriptor(descriptor)
 
     def cp_async(
         self: Any, load: Load, stage: Any, at: Sequence[Any], barrier: Barrier, share: Any, shares: int, anywhere: bool

@@ -14,6 +14,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from tmapipe.errors import ScopeError
 from tmapipe.gpu import control
 from tmapipe.gpu.copies import CopyEmitters
+from tmapipe.gpu.descriptors import load_boxes
 from tmapipe.gpu.edges import load_edge
 from tmapipe.gpu.fragments import GpuFragments
 from tmapipe.gpu.layouts import (
@@ -263,9 +264,6 @@ class GpuIsa(CopyEmitters, Isa):
 
     # ---- TMA ------------------------------------------------------------------------------------------------------
 
-    def prefetch_descriptor(self, part: Load | Store) -> None:
-        cpasync.prefetch_descriptor(self.atoms[part.name][0])
-
     def bulk_load(self, load: Load, stage: Any, at: Sequence[Any], barrier: Barrier) -> None:
         slot = self.buffers[load.buffer.name][(None, stage)]
         source = cute.local_tile(cute.domain_offset(at, self.addressed[load.argument]), load.buffer.tile, (0,))
@@ -285,6 +283,9 @@ class GpuIsa(CopyEmitters, Isa):
         part: Any = None,
         anywhere: bool = False,
     ) -> None:
+        if load.encoded:
+            policy, which = L2_POLICIES.get(load.l2_hint or ""), share if part is None else part
+            return load_boxes(self, load, stage, at, self.mbarrier(barrier, stage), mask, which, policy)
         how: dict[str, Any] = {"tma_bar_ptr": self.mbarrier(barrier, stage)}
         if mask is not None:
             how["mcast_mask"] = Int16(mask)

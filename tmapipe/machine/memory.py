@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from tmapipe.dtypes import DType, tf32
+from tmapipe.integers import ceil_div
 from tmapipe.isa.ops import (
     Agent,
     Flight,
@@ -140,7 +141,7 @@ def _land_tile(memory: Memory, op: TmaLoad, target: np.ndarray) -> None:
     mine = slice(op.share * rows, (op.share + 1) * rows)
     at = list(op.at)
     if op.mask is None:  # a part has a start of its own
-        at[-load.core] -= op.share * load.tile[-load.core] // op.shares
+        at[-load.core] -= op.share * load.span[-load.core] // op.shares
     target[mine] = gather(memory.tensors[load.argument], load, tuple(at))[mine]
 
 
@@ -240,10 +241,10 @@ def convert(values: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def gather(tensor: np.ndarray, load: Load, at: tuple[int, ...]) -> np.ndarray:
-    """The slot's tile that starts at element *at* of *tensor*; zero outside it, or NaN (the largest integer) in rows that may
-    hold anything there."""
-    inside, box = _clip(tensor, load.tile, at)
-    tile = np.zeros(load.tile, dtype=load.buffer.dtype.numpy)
+    """The slot's tile that starts at element *at* of *tensor*; zero or NaN outside it, or NaN (the largest integer) in rows
+    that may hold anything there."""
+    inside, box = _clip(tensor, load.tile, at, load.steps)
+    tile = np.full(load.tile, np.nan if load.outside == "nan" else 0, dtype=load.buffer.dtype.numpy)
     if load.outside == "anything":
         tile[..., max(box[-2].stop, 0) :, :] = np.iinfo(tile.dtype).max if load.buffer.dtype.integer else np.nan
     tile[box] = tensor[inside]
@@ -286,12 +287,14 @@ def reduced(how: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:
 
 
 def _clip(
-    tensor: np.ndarray, tile: tuple[int, ...], at: tuple[int, ...]
+    tensor: np.ndarray, tile: tuple[int, ...], at: tuple[int, ...], steps: tuple[int, ...] | None = None
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """The tile at *at*, as slices of the tensor and of the tile, without what lies outside the tensor."""
+    """The tile at *at*, as slices of the tensor and of the tile, without what lies outside the tensor. steps: elements of the
+    tensor from one of the tile to the next."""
     inside, box = [], []
-    for start, size, extent in zip(at, tile, tensor.shape, strict=True):
-        low, high = min(max(start, 0), extent), min(max(start + size, 0), extent)
-        inside.append(slice(low, high))
-        box.append(slice(low - start, max(high, low) - start))
+    for start, size, extent, step in zip(at, tile, tensor.shape, steps or (1,) * len(tile), strict=True):
+        low = min(max(0, ceil_div(-start, step)), size)  # of the tile, the first inside, and the first beyond
+        high = min(max(low, ceil_div(extent - start, step)), size)
+        inside.append(slice(start + low * step, start + high * step, step) if high > low else slice(0, 0))
+        box.append(slice(low, high))
     return tuple(inside), tuple(box)

@@ -63,6 +63,10 @@ def explain(plan: Plan, over: Mapping[str, int] | None = None, held: Mapping[str
         text = f"load {load.name} [{' '.join(load.dims)}]: tile {_product(load.tile)} {load.buffer.dtype}"
         text += f", swizzle {load.buffer.swizzle} bytes, "
         text += f"{load.vector} bytes a thread by cp.async" if load.vector else f"box {_product(load.box)}"
+        if load.strides:
+            text += ", every " + " x ".join(map(str, load.strides)) + " element"
+        if load.outside == "nan":
+            text += ", NaN outside"
         if load.edge_rows:
             text += f", over the edge in boxes of {load.edge_rows} rows"
         if load.peers > 1:

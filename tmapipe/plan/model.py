@@ -85,12 +85,13 @@ class Load:
         axes: Of the cluster, along which these peers lie.
         pattern: Bit mask of the peers of the CTA at the origin of the cluster, by rank.
         l2_hint: "evict_first", "evict_last", "evict_normal" or None.
-        outside: What a slot holds of rows beyond the tensor's edge: "zeros" or "anything".
+        outside: What a slot holds beyond the tensor's edge: "zeros" or "nan", or of rows "anything".
         tensor_map: Whether the engine finds the tile through a descriptor; else it is one piece of memory, found by its
             address.
         core: How many dimensions, the last ones, a slot has elements along.
         parts: Into how many parts, along the first of these, a slot is cut, each of which is loaded by itself.
         vector: Bytes that a thread copies at once; 0 where an engine loads.
+        strides: Elements of the tensor from one of the tile to the next, along the `core` dimensions; empty for 1 each.
     """
 
     name: str
@@ -107,6 +108,22 @@ class Load:
     core: int = _CORE
     parts: int = 1
     vector: int = 0
+    strides: tuple[int, ...] = ()
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Elements of the tensor from one of the tile to the next, along each of `dims`."""
+        return (1,) * (len(self.dims) - len(self.strides)) + self.strides
+
+    @property
+    def span(self) -> tuple[int, ...]:
+        """Elements of the tensor from one tile to the next, along each of `dims`."""
+        return tuple(n * step for n, step in zip(self.tile, self.steps, strict=True))
+
+    @property
+    def encoded(self) -> bool:
+        """Whether its descriptor says what CuTe DSL's cannot, so that the library has it encoded."""
+        return self.outside == "nan" or bool(self.strides)
 
     @property
     def part(self) -> tuple[int, ...]:
@@ -127,7 +144,7 @@ class Load:
         0 if such a tile is loaded as any other. Swizzled slots can be cut between every 8 rows.
         """
         rows = self.buffer.tile[0] // self.peers
-        if self.outside == "zeros" or not self.buffer.swizzle or self.parts > 1:
+        if self.outside != "anything" or not self.buffer.swizzle or self.parts > 1:
             return 0
         return next((some for some in (16, 8) if rows > some and rows % some == 0), 0)
 

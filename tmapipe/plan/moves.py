@@ -7,10 +7,10 @@ import math
 from tmapipe import tma_rules
 from tmapipe.dtypes import DType
 from tmapipe.errors import InputError
-from tmapipe.plan.model import Buffer
+from tmapipe.plan.model import Buffer, Load
 from tmapipe.stage import SWIZZLES, TmaLoadStage
 
-__all__ = ["check_box", "check_parts", "default_columns", "rows_box", "widest_swizzle"]
+__all__ = ["check_box", "check_encoded", "check_parts", "default_columns", "rows_box", "widest_swizzle"]
 
 
 def rows_box(extents: tuple[int, ...], rows: int) -> tuple[int, ...] | None:
@@ -41,6 +41,18 @@ def check_box(name: str, buffer: Buffer, box: tuple[int, ...]) -> None:
             f"use rows of at most {tma_rules.MAX_BOX} elements, or of whole pieces of 128 bytes; or, for a vector, a "
             "BulkLoadStage",
         )
+
+
+def check_encoded(name: str, load: Load) -> None:
+    """Raises `InputError` unless a descriptor can say where the load's elements lie, and what there is outside."""
+    dtype = load.buffer.dtype
+    if load.outside == "nan" and not tma_rules.TYPES[tma_rules.type_of(dtype)].floating:
+        rule = f"is for types of floating point of 16 and 32 bits, not for {dtype}"
+        raise InputError(f"{name}.nan_outside()", dtype.name, rule, "leave it out: there are zeros")
+    spans = tuple(n * step for n, step in zip(load.box, load.steps[-len(load.box) :], strict=True))
+    if max(spans) > tma_rules.MAX_BOX:
+        rule = f"spans {' x '.join(map(str, spans))} elements, and a box at most {tma_rules.MAX_BOX} along an extent"
+        raise InputError(f"{name}.tile", load.tile, rule, "load smaller tiles, or with smaller strides")
 
 
 def check_parts(name: str, load: TmaLoadStage, buffer: Buffer, peers: int) -> None:

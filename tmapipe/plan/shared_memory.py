@@ -14,7 +14,7 @@ from tmapipe.multicast import peer_pattern
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.distributed import widest
 from tmapipe.plan.model import WARP, Barrier, Buffer, HeldTile, Load, Matmul, NamedBarrier, RoleWarps, Store
-from tmapipe.plan.moves import check_box, check_parts, default_columns, rows_box, widest_swizzle
+from tmapipe.plan.moves import check_box, check_encoded, check_parts, default_columns, rows_box, widest_swizzle
 from tmapipe.plan.readers import readers_of
 from tmapipe.plan.rings import Queue, Ring
 from tmapipe.plan.space import Space
@@ -256,10 +256,11 @@ class Layout:
         pattern = peer_pattern(cluster, axes)
         if load.parts > 1:
             check_parts(name, load, self.of[name], peers)
-        how = (load.l2_hint, load.outside, load.tensor_map, len(load.tile), load.parts, load.vector)
+        how = (load.l2_hint, load.outside, load.tensor_map, len(load.tile), load.parts, load.vector, load.strides)
         made = Load(name, name, self.of[name], load.dims, tile, peers, axes, pattern, *how)
         if load.tensor_map:
             check_box(name, made.buffer, made.box)
+            check_encoded(name, made)
         self.loads.append(made)
 
     def _matmul(self, name: str, mma: Wgmma) -> None:

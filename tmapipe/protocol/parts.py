@@ -61,21 +61,20 @@ class PartInSlot(Carried):
             InputError: A coordinate is missing or unknown, or the tile begins anywhere along the last dimension.
         """
         load, where = self._loaded(), f"slot.{self.part.buffer.name}.load"
-        self._start_load(self._aligned(where, load.tile, tile, coordinates))
+        self._start_load(self._aligned(where, load.span, tile, coordinates))
 
     def prefetch(self, tile: Tile | None = None, **coordinates: Any) -> None:
         """Asks for a tile in L2, which a later slot will load: a hint, for where the slots alone cannot hide the latency of
         memory. Coordinates as in `load`; beyond the tensor's end it does nothing.
 
         Raises:
-            InputError: The load has no descriptor, or is loaded in parts.
+            InputError: The load has no descriptor or one of the library's own, or is loaded in parts.
         """
         load, where = self._loaded(), f"slot.{self.part.buffer.name}.prefetch"
-        if not load.tensor_map or load.parts > 1:
-            raise InputError(
-                where, load.name, "is a TmaLoadStage whose tiles are loaded whole", "leave the prefetch out"
-            )
-        start = self._aligned(where, load.tile, tile, coordinates)
+        if not load.tensor_map or load.parts > 1 or load.encoded:
+            rule = "is a TmaLoadStage whose tiles are loaded whole, without strides, and zeros outside"
+            raise InputError(where, load.name, rule, "leave the prefetch out")
+        start = self._aligned(where, load.span, tile, coordinates)
         self.part.isa.tma_prefetch(load, start, self.part.share)
 
     def load_from(self, *start: Any) -> None:
@@ -103,9 +102,11 @@ class PartInSlot(Carried):
         load, where = self._loaded(), f"slot.{self.part.buffer.name}.load_part"
         cut = len(load.dims) - load.core
         named = load.dims[cut] in coordinates
-        start = list(self._aligned(where, load.part if named else load.tile, tile, coordinates))
+        parts = list(load.span)
+        parts[cut] //= load.parts
+        start = list(self._aligned(where, parts if named else load.span, tile, coordinates))
         if not named:
-            start[cut] = start[cut] + i * load.part[cut]
+            start[cut] = start[cut] + i * parts[cut]
         self._start_load(tuple(start), part=self._part(i), anywhere=True)
 
     def load_part_from(self, i: Any, *start: Any) -> None:
