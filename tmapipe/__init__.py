@@ -21,6 +21,7 @@ from tmapipe.errors import (
 )
 from tmapipe.matmul import Wgmma
 from tmapipe.multicast import MulticastGroup
+from tmapipe.peer_stage import PeerStage
 from tmapipe.reduction_scratch import ReductionScratch
 from tmapipe.register_tile import RegisterTile
 from tmapipe.role import Role
@@ -63,6 +64,7 @@ __all__ = [
     "MissingGpuError",
     "MulticastGroup",
     "Operand",
+    "PeerStage",
     "PersistentTiles",
     "PipelineError",
     "ReductionScratch",

@@ -27,7 +27,8 @@ from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, vectors_
 from tmapipe.protocol.groups import Groups
 from tmapipe.protocol.held import HeldEnd
 from tmapipe.protocol.matmuls import BoundMatmul, BoundRegisterTile
-from tmapipe.protocol.parts import PartInSlot, SlotPart
+from tmapipe.protocol.parts import PartInSlot
+from tmapipe.protocol.peers import part_of
 from tmapipe.protocol.raw import raw
 from tmapipe.protocol.ring import RingEnd
 from tmapipe.protocol.scratch import BoundScratch
@@ -367,14 +368,11 @@ class KernelContext(Carried):
 
     def _add_ring(self, schedule: Schedule, ring: Ring, stores: dict[str, Any]) -> None:
         parts: dict[str, Any] = dict(stores)
-        loads = {load.name: load for load in self.plan.loads}
-        by_engines = {*(n for n, load in loads.items() if not load.vector), *(s.buffer.name for s in self.plan.stores)}
-        by_engines |= {buffer.name for m in self.plan.matmuls for buffer in (m.a, m.b) if buffer is not None}
         buffers = {name: self.plan.buffer(name) for name in schedule.declared.stages_of(ring.name)}
-        touched = {buffer.over or name for name, buffer in buffers.items() if name in by_engines}
+        touched = {buffer.over or name for name, buffer in buffers.items() if name in self.plan.by_engines}
         for name, buffer in buffers.items():
             same = (buffer.over or name) in touched  # perhaps through another stage in the same memory
-            parts[name] = SlotPart(self.isa, buffer, loads.get(name), self.role.name, same)
+            parts[name] = part_of(self.isa, buffer, self.role.name, same)
         end = (HeldEnd if ring.held else RingEnd)(self.isa, ring, self.role.name, parts, self._groups)
         self._parts[ring.name] = self.ends[ring.name] = end
         self._finishers.insert(0, end)

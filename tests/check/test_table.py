@@ -48,7 +48,7 @@ def test_declarations_fit_together(op):
 
 #: By hand: operands that tell a position in a ring, the parity that goes with it, and what programs are compared without.
 GLOBAL_DATA = {"counter", "before", "value", "entries", "votes"}
-POSITIONS, PARITY, DATA = {"bar", "slot", "a", "b"}, {"parity"}, {"at", "words", "where"} | GLOBAL_DATA
+POSITIONS, PARITY, DATA = {"bar", "slot", "source", "a", "b"}, {"parity"}, {"at", "words", "where"} | GLOBAL_DATA
 KIND_OF_NAME = {
     **dict.fromkeys(POSITIONS - {"bar"}, operands.Kind.SLOT),
     **dict.fromkeys(("share", "shares", "rows", "part", "parts", "registers"), operands.Kind.NUMBER),
@@ -141,6 +141,7 @@ SENTENCES = {
     ops.TmaLoad: "starts the TMA load of s0 into s0[0] of CTAs 0, 1 (share 1 of 2), 1024 bytes that complete on b[1]",
     ops.TmaPrefetch: "asks for a tile of s0 in L2",
     ops.BulkLoad: "starts the bulk load of s0 into s0[0], 2048 bytes that complete on b[1]",
+    ops.PeerCopy: "starts a copy of s1[0] into s0[0] of CTAs 1 (part 0 to share 1 of 2), 1024 bytes that complete on b[1]",
     ops.CpAsync: "starts copies of s0 into s0[0] (share 1 of 2), 512 bytes, after which 5 lanes arrive at b[1]",
     ops.TmaStore: "starts the TMA store y from s0[0]",
     ops.BulkCommit: "commits a bulk group",

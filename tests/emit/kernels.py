@@ -17,6 +17,7 @@ from tests.matmul_shelf import FORMS
 from tests.oracle.copy_forms import Added, Ahead, CopiedGemm, Images
 from tests.oracle.descriptor_forms import Every, EveryInParts, Padded, padded_gemm
 from tests.oracle.held_forms import Narrowed
+from tests.oracle.peer_forms import Rotated, Scattered
 from tests.oracle.ptx import Ptx
 from tmapipe.gpu.build import Compiled
 from tmapipe.plan.model import Plan
@@ -347,6 +348,8 @@ THREADS = {
     "two readers": Kernel(TwoReaders, {}, MATRIX),
     "copies beside loads": Kernel(Added, {}, MATRIX),
     "copy with prefetches": Kernel(Ahead, {}, MATRIX),
+    "rotated among peers": Kernel(Rotated, {}, MATRIX),
+    "scattered to peers": Kernel(Scattered, {"y": "fp32"}, {"s": 2, "m": 24, "q": 24, "n": 100}),
     "copies of images": Kernel(Images, {}, {"b": 2, "h": 7, "w": 13, "c": 45}),
 }
 DESCRIPTORS = {

@@ -12,7 +12,7 @@ from tests.oracle.ptx import LEADER
 from tests.oracle.ptx_execution import Launch
 from tests.unit.fake_isa import Event
 from tmapipe.plan.boxes import cut_by_hand
-from tmapipe.plan.model import Load, Matmul, Plan, Store
+from tmapipe.plan.model import Load, Matmul, Peer, Plan, Store
 from tmapipe.plan.syncs import Syncs
 from tmapipe.tma_rules import MAX_BOX
 
@@ -57,6 +57,8 @@ def _lower(event: Event, plan: Plan, launch: Launch, warp: int, lane: int) -> li
     if kind == "prefetch_tile":
         load, at, share = plan.load(rest[0]), *rest[1:]
         return [(kind, load.argument, place) for _, place in _pieces(load, 0, at, share, load.peers)] if leader else []
+    if kind == "peer_copy":
+        return [_to_peer(next(peer for peer in plan.sends if peer.name == rest[0]), *rest[1:])] if leader else []
     if kind == "copies":
         return _copies(plan.load(rest[0]), launch, lane, *rest[1:])
     if kind == "store":
@@ -118,6 +120,13 @@ def _boxes(
             for offset, place in _pieces(load, stage, at, share, load.peers, load.edge_rows)
         ]
     return [("load", load.argument, offset, place, barrier, stage, mask) for offset, place in pieces]
+
+
+def _to_peer(peer: Peer, stage: int, to: int, barrier: str, part: int | None, into: int) -> Event:
+    nbytes = peer.buffer.slot_bytes // (1 if part is None else peer.peers)
+    source = peer.source.offset + stage * peer.source.pitch + nbytes * (part or 0)
+    target = peer.buffer.offset + stage * peer.buffer.pitch + nbytes * into
+    return "peer_copy", target, source, nbytes, barrier, stage, to
 
 
 def _copies(

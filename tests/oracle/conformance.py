@@ -57,6 +57,7 @@ EXAMPLES: tuple[Any, ...] = (
     ops.TmaLoad("s0", 0, 1, 1024, 0b11, 1, 2, (0, 0)),
     ops.TmaPrefetch("s0", 1, (0, 0)),
     ops.BulkLoad("s0", 0, 1, 2048, (0, 0)),
+    ops.PeerCopy(0, 1, 1024, 0b10, 1, 0, 1, 2),
     ops.CpAsync("s0", 0, 1, 512, 1, 2, (0, 0), 0b11111),
     ops.TmaStore("y", 0, (0, 0)),
     ops.BulkCommit(),
@@ -189,9 +190,10 @@ def _counted(before: State, after: State) -> Iterator[tuple[Any, ...]]:
 
 
 def _started(before: State, after: State) -> Iterator[tuple[Any, ...]]:
-    for flight, (slot, share, shares, bar, nbytes, arrivals, _) in after.loads.items():
+    for flight, (slot, share, shares, bar, nbytes, arrivals, source, _) in after.loads.items():
         if flight not in before.loads:
             yield "starts to write", slot, share if shares > 1 else 0, shares, bar, nbytes, arrivals
+            yield from [("starts to read", source, 0, 1, bar, nbytes, arrivals)] if source >= 0 else ()
     for flight, (slot, _) in after.stores.items():
         if flight not in before.stores:
             yield "starts to read", slot, Group.BULK
@@ -273,7 +275,7 @@ def _facts(effect: Any, op: Any) -> Iterator[tuple[Any, ...]]:
             bar = cta * nbars + of(effect.until.bar)
             until = effect.until
             counted = (of(until.nbytes), 0) if until.nbytes else (0, of(until.lanes).bit_count())
-            yield verb, cta * nslots + of(effect.slot), share, shares, bar, *counted
+            yield verb, (cta if effect.write else 0) * nslots + of(effect.slot), share, shares, bar, *counted
     elif isinstance(effect, EndGroup):
         yield "ends a group", effect.group
     elif isinstance(effect, AwaitGroup):

@@ -34,7 +34,7 @@ __all__ = ["COPIES", "LOADS", "NEVER", "SIGNALS", "WHOLE", "Accesses", "Classes"
 
 NEVER = 1 << 60
 COPIES = (ops.CpAsync,)  # by threads, whose lanes arrive at an mbarrier when they have landed
-LOADS = (ops.TmaLoad, ops.StAsync, ops.BulkLoad, *COPIES)  # what lands later and counts on an mbarrier
+LOADS = (ops.TmaLoad, ops.StAsync, ops.BulkLoad, ops.PeerCopy, *COPIES)  # what lands later and counts on an mbarrier
 ACQUIRES = (ops.MbarWait, ops.BarWait, ops.ClusterWait, ops.WgmmaWait)
 RELEASES = (
     ops.MbarArrive,
@@ -45,6 +45,7 @@ RELEASES = (
     ops.TmaLoad,
     ops.StAsync,
     ops.BulkLoad,
+    ops.PeerCopy,
     ops.Exit,
 )
 SIGNALS = (
@@ -166,12 +167,13 @@ class Accesses:
         self._read()
 
     def loads(self, op: Any, own: int) -> dict[int, int]:
-        """CTA -> the bit of what a load writes there."""
-        part = ("shares", op.share, op.shares) if isinstance(op, (ops.TmaLoad, *COPIES)) else WHOLE
+        """CTA -> the bit of what a load writes there, and of what a copy to a peer reads here."""
+        part = ("shares", op.share, op.shares) if isinstance(op, (ops.TmaLoad, ops.PeerCopy, *COPIES)) else WHOLE
         mask = getattr(op, "mask", None) or 1 << own
         slots = self.layout.nslots
+        read = self.classes.bit(own * slots + op.source, WHOLE, False) if isinstance(op, ops.PeerCopy) else 0
         return {
-            cta: self.classes.bit(cta * slots + op.slot, part, True)
+            cta: self.classes.bit(cta * slots + op.slot, part, True) | read
             for cta in range(self.layout.ctas)
             if mask >> cta & 1
         }

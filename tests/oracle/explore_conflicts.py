@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.oracle.explore_accesses import Classes, is_release
+from tests.oracle.explore_accesses import WHOLE, Classes, is_release
 from tests.oracle.explore_programs import Visible, WarpProgram
 from tmapipe.check.findings import Kind
 from tmapipe.isa import ops
@@ -75,9 +75,10 @@ class Conflicts:
         return any(serial >= over for serial in self.programs[agent].accesses.after_mma[index])
 
     def flight_bit(self, state: State, flight: Flight) -> int:
-        """The class of a load in flight."""
-        place, share, shares = state.loads[flight][:3]
-        return self.classes.bit(place, ("shares", share, shares), True)
+        """The class of a load in flight; of a copy to a peer, both classes."""
+        place, share, shares, *_, source, _ = state.loads[flight]
+        read = self.classes.bit(source, WHOLE, False) if source >= 0 else 0
+        return self.classes.bit(place, ("shares", share, shares), True) | read
 
     def _threads(self, at: list[int], agent: int, seen_by: int) -> tuple[int, int]:
         """Classes of the warp's own accesses that may be under way: as seen by the other's threads, and by its async proxy."""

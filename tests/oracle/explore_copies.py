@@ -81,6 +81,8 @@ def async_bits(classes: Classes, agent: int, op: Any) -> int:
         found = classes.bit(base + op.slot, (op.split, op.part, op.parts), kind is ops.SlotWrite)
     elif kind in LOADS and kind not in COPIES:
         found = classes.bit(base + op.slot, WHOLE, True)
+        if kind is ops.PeerCopy:  # which writes elsewhere
+            found = classes.bit(base + op.source, WHOLE, False)
     return found
 
 

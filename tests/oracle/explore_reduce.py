@@ -59,7 +59,7 @@ class Reach:
                 self.landing[load[3]] += load[4]
                 self.arrivals[load[3]] += load[5]
                 self.lands[load[3]] += 1
-                self.reached.add(flight.cta)
+                self.reached |= {flight.cta} | ({load[6] // layout.nslots} if load[6] >= 0 else set())
         self.least: dict[tuple[int, int], int] = {}  # (agent, mbarrier) -> the phase that it has seen
         self.own: dict[tuple[int, int], int] = {}  # (agent, named barrier) -> its arrivals so far
         self.own_cluster: dict[int, int] = {}
@@ -221,11 +221,12 @@ def landing_commutes(
 ) -> bool:
     """Whether the bytes of a load in flight may be counted before anything else happens."""
     reach = Reach(state, programs, at, flight)
-    _, _, _, bar, nbytes, arrivals, _ = state.loads[flight]
+    _, _, _, bar, nbytes, arrivals, source, _ = state.loads[flight]
+    ctas = {flight.cta} | ({source // state.layout.nslots} if source >= 0 else set())
     return (
         not classes.against(bit) & reach.touch
         and _counts_alike(state, reach, bar, arrivals, 0, nbytes)
-        and reach.exits[flight.cta] < state.live[flight.cta]
+        and all(reach.exits[cta] < state.live[cta] for cta in ctas)
     )
 
 

@@ -27,6 +27,7 @@ from tests.oracle.matmul_forms import InFlight, InTurn, Relu, Widened
 from tests.oracle.mutant_changes import changed, changes_at
 from tests.oracle.mutant_sites import Change, Program, program_of
 from tests.oracle.mutant_table import Outcome, show, write
+from tests.oracle.peer_forms import Rotated, Scattered
 from tests.oracle.program_forms import FORMS
 from tests.oracle.value_forms import Normalized
 from tmapipe.check.findings import Kind
@@ -66,6 +67,8 @@ VARIANTS: tuple[Registered, ...] = (
     Registered("copies beside loads", Added, Added, ((1, 1, {}), (5, 1, {}))),
     Registered("operand copied by threads", CopiedGemm, CopiedGemm, ((2, 3, {}),)),
     Registered("rows over warps", Normalized, Normalized, ((1, 1, {}), (2, 1, {}))),
+    Registered("rotated among peers", Rotated, Rotated, ((1, 1, {}), (3, 1, {}))),
+    Registered("scattered to peers", Scattered, Scattered, ((1, 1, {}), (2, 1, {}))),
     *FORMS,
 )
 

@@ -59,7 +59,8 @@ class Facts:
     """Instructions that some thread can reach, counted. Barriers and buffers by their names in the plan.
 
     inits: (barrier, stage) -> count; waits, arrivals, remote_arrivals: barrier -> instructions; armed: (barrier, bytes);
-    loads: (buffer, barrier, multicast); stores, reduces: by buffer; group_waits: (groups left pending, "read" or "write");
+    loads: (buffer, barrier, multicast); sends: (buffer, barrier) of a peer;
+    stores, reduces: by buffer; group_waits: (groups left pending, "read" or "write");
     matmuls: by shape ("m64n256k16"); wgmma_waits: by groups left pending; named_syncs, named_arrivals: (id, threads);
     registers: ("inc" or "dec", count) of each setmaxnreg; scopes: of remote arrivals ("cta" where the PTX names none);
     local: loads and stores of local memory; unknown: instructions that refer to nothing in the plan.
@@ -72,6 +73,7 @@ class Facts:
     scopes: Counter[str] = attrs.field(factory=Counter)
     armed: Counter[tuple[str, int]] = attrs.field(factory=Counter)
     loads: Counter[tuple[str, str, bool]] = attrs.field(factory=Counter)
+    sends: Counter[tuple[str, str]] = attrs.field(factory=Counter)
     stores: Counter[str] = attrs.field(factory=Counter)
     reduces: Counter[str] = attrs.field(factory=Counter)
     group_commits: int = 0
@@ -471,6 +473,9 @@ def _note_bulk(facts: Facts, i: Instruction, thread: _Thread, plan: Plan) -> Non
     elif i.has("bulk_group"):
         buffer = _buffer(plan, thread.address(i.operands[1]))
         (facts.reduces if i.is_a("cp.reduce") else facts.stores)[buffer] += 1
+    elif i.has("shared::cta", "mbarrier::complete_tx::bytes"):
+        barrier, _ = _barrier(plan, thread.address(_mapped(thread, i.operands[3])))
+        facts.sends[_buffer(plan, thread.first_address(_mapped(thread, i.operands[0]))), barrier] += 1
     elif i.has("mbarrier::complete_tx::bytes"):
         barrier, _ = _barrier(plan, thread.address(i.operands[2 if i.has("tensor") else 3]))
         target = i.operands[0] if i.has("tensor") else _mapped(thread, i.operands[0])  # CuTe DSL maps it to the own CTA

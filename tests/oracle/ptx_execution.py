@@ -260,7 +260,16 @@ class Execution:
         coordinates = tuple(signed(self.value(each.strip()), 32) for each in at.split(","))
         return self.parameters[int(self.value(tensor).rpartition("_")[2])][0], coordinates
 
+    def _bulk_to_peer(self, i: Instruction) -> None:
+        target, bar = self.address(i.operands[0]), self.address(i.operands[3])
+        assert target.rank == bar.rank
+        source, nbytes = self.address(i.operands[1]) - BASE, self.value(i.operands[2])
+        place = *self._barrier(bar.address), target.rank
+        self.events.append(("peer_copy", target.address - BASE, source, nbytes, *place))
+
     def _bulk_by_address(self, i: Instruction) -> None:
+        if i.has("shared::cta"):
+            return self._bulk_to_peer(i)
         loads = [load for load in self.plan.loads if not load.tensor_map]
         target, source, size, bar = (i.operands[0], i.operands[1], i.operands[2], i.operands[3])
         which, offset = divmod(self.address(source) - VECTORS, 1 << 36)

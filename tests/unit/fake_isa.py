@@ -12,7 +12,7 @@ from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import SlotRef
 from tmapipe.kernel import kernel_main
 from tmapipe.machine.blocks import block
-from tmapipe.plan.model import Barrier, Load, Matmul, NamedBarrier, Plan, Store
+from tmapipe.plan.model import Barrier, Load, Matmul, NamedBarrier, Peer, Plan, Store
 from tmapipe.plan.syncs import Syncs
 from tmapipe.plan.thread_layout import AccumulatorLayout
 
@@ -216,6 +216,11 @@ class RecordingIsa:
     ) -> None:
         self._note("load", load.name, stage, tuple(at), barrier.name, mask, share if part is None else part)
 
+    def peer_copy(
+        self, peer: Peer, stage: int, to: int, barrier: Barrier, part: int | None = None, into: int = 0
+    ) -> None:
+        self._note("peer_copy", peer.name, stage, to, barrier.name, part, into)
+
     def tma_store(self, store: Store, stage: int, at: Sequence[int], rows: int | None = None) -> None:
         self._note("store", store.name, stage, tuple(at), *(() if rows is None else (rows,)))
 
@@ -286,6 +291,9 @@ class RecordingIsa:
     def read(self, slot: SlotRef, layout: Any, along: str = "tile") -> Fragment:
         self._note("read", slot.buffer.name, slot.stage)
         return Fragment(self, layout, along, "fp32", (slot.buffer.name, slot.stage))  # type: ignore[arg-type]
+
+    def read_part(self, slot: SlotRef, layout: Any, at: Any) -> Fragment:
+        return self.read(slot, layout)
 
     def write(self, slot: SlotRef, values: Any, at: Any = None) -> None:
         self._note("write", slot.buffer.name, slot.stage, values.data)

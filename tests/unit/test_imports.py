@@ -74,7 +74,7 @@ LAYERS = (
     ("role", "multicast"),
     ("barrier", "table", "turnstile"),
     ("stage",),
-    ("bulk_stage", "cp_async_stage", "matmul", "register_tile", "scratch"),
+    ("bulk_stage", "peer_stage", "cp_async_stage", "matmul", "register_tile", "scratch"),
     ("reduction_scratch",),
     ("store_pipeline",),
     ("plan",),

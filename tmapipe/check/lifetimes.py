@@ -31,6 +31,9 @@ class Lifetimes:
         self.exits: list[Clock] = [clocks.zero() for _ in range(self.layout.ctas)]  # joined over the CTA's warps
         self.arrivals: dict[tuple[int, int], tuple[int, int, Step]] = {}  # (CTA, peer's warp) -> time, mbarrier, step
         self.landings: dict[int, tuple[int, Step]] = {}  # mbarrier -> last phase that bytes counted in, and their load
+        self.sent: dict[
+            tuple[int, int], tuple[int, Step]
+        ] = {}  # (CTA, mbarrier) -> last phase that its slots' bytes counted in
         self.waiters = _waiters(self.layout)
 
     def take(self, other: Lifetimes) -> None:
@@ -38,7 +41,7 @@ class Lifetimes:
         self.inits = dict(other.inits)
         self.fences = {agent: list(times) for agent, times in other.fences.items()}
         self.visible, self.exits = set(other.visible), [clock.copy() for clock in other.exits]
-        self.arrivals, self.landings = dict(other.arrivals), dict(other.landings)
+        self.arrivals, self.landings, self.sent = dict(other.arrivals), dict(other.landings), dict(other.sent)
 
     # ---- initialization -------------------------------------------------------------------------------------------
 
@@ -127,6 +130,8 @@ class Lifetimes:
     def landed(self, bar: int, phase: int, step: Step) -> None:
         """Bytes of a load were counted."""
         self.landings[bar] = phase, step
+        if any(not start.write for start in declared(type(step.op)).all(Start)):
+            self.sent[step.agent // self.layout.warps, bar] = phase, step  # type: ignore[operator]
 
     # ---- exit -----------------------------------------------------------------------------------------------------
 
@@ -158,6 +163,16 @@ class Lifetimes:
                 f"wait for every phase of {barrier} that is loaded, or do not load what nobody uses",
             )
             self.log.add(Kind.IN_FLIGHT_AT_EXIT if own else Kind.EXITED_PEER, text, step, bar=bar, phase=phase)
+        for (cta, bar), (phase, step) in self.sent.items():
+            if self.exits[cta][self.clocks.phases + bar] > phase:
+                continue
+            slot = self.layout.slot_name(getattr(step.op, declared(type(step.op)).named(OperandKind.SLOT)[1]))
+            text = (
+                f"CTA {cta} can leave while a copy issued by {who(self.layout, step.agent)} reads its {slot}: no warp of it "
+                f"knows that phase {phase} of {bar_name(self.layout, bar)} is complete",
+                "let a warp of each CTA wait for its peers' last releases (the ring's tail) before it returns",
+            )
+            self.log.add(Kind.EXITED_PEER, text, step, bar=bar, phase=phase)
 
 
 def _waiters(layout: Layout) -> dict[int, tuple[str, tuple[str, ...]]]:

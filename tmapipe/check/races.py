@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 __all__ = ["report_race"]
 
-READ, WRITE, LOAD, STORE, MMA, ASYNC_READ, ASYNC_WRITE, COPY = range(8)
+READ, WRITE, LOAD, STORE, MMA, ASYNC_READ, ASYNC_WRITE, COPY, SEND = range(9)
 _DOES = {
     READ: "{who} reads",
     WRITE: "{who} writes",
     LOAD: "a TMA load issued by {who} writes",
     COPY: "a cp.async issued by {who} writes",
+    SEND: "a copy to a peer issued by {who} reads",
     STORE: "a TMA store issued by {who} reads",
     MMA: "a wgmma issued by {who} reads",
     ASYNC_READ: "raw code of {who} reads",
@@ -75,7 +76,7 @@ def _texts(
             f"{then}, with the elements distributed over lanes in another way, and nothing orders the lanes of one warp"
         )
         fix = f"{'execute warp_sync' if _alone(layout, role) else 'call k.sync()'} between the two"
-    elif before.kind not in (LOAD, STORE, MMA, COPY) and clock[before.agent] >= before.time:
+    elif before.kind not in (LOAD, STORE, MMA, COPY, SEND) and clock[before.agent] >= before.time:
         if any(known[clocks.published + before.agent] >= before.time for known in clocks.of):  # some warp knows it
             text = f"{then}, but the signals between are relaxed, or came before that warp's lanes were synchronized: they "
             text += "order what is executed, not these accesses"
@@ -98,6 +99,10 @@ def _texts(
         phase = f" (phase {before.number} of {bar})" if before.number is not None else ""
         fix = f"let {later} wait for {bar.split('[')[0]} before it touches {array}"
         return f"{while_}: nothing makes it wait until the bytes have landed{phase}", fix, access.step
+    elif before.kind == SEND:
+        bar = bar_name(layout, before.bar)
+        fix = f"let {later} wait until the peer has waited for {bar.split('[')[0]}: until the slot is free again"
+        return f"{while_}: nothing makes it wait until the copy has read it", fix, access.step
     elif before.kind == MMA:
         text = f"{while_}: no wgmma_wait for that group lies between"
         fix = f"wait for the wgmma's group (wgmma_wait) before it releases {array}"

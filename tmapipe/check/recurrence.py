@@ -20,7 +20,7 @@ from tmapipe.check.future import Future
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.positions import CLUSTER, Positions
 from tmapipe.check.relative import Renaming
-from tmapipe.check.slots import COPY, LOAD, MMA, STORE
+from tmapipe.check.slots import COPY, LOAD, MMA, SEND, STORE
 from tmapipe.machine.state import State
 from tmapipe.machine.tensorcore import REGISTERS
 
@@ -292,7 +292,7 @@ def _facts(state: State, check: LinearCheck) -> dict[Key, tuple[int, int]]:
     for slot, history in enumerate(check.slots.history):
         for access in history.values():
             key: Key = ("slot", slot, access.kind, access.part)
-            if access.kind in (LOAD, COPY):
+            if access.kind in (LOAD, COPY, SEND):
                 landed = NEVER if access.number is None else access.number + 1
                 facts[(*key, access.bar)] = clocks.phases + access.bar, landed
                 if access.kind == COPY:
@@ -320,6 +320,8 @@ def _facts(state: State, check: LinearCheck) -> dict[Key, tuple[int, int]]:
         facts["arrival", cta, agent] = agent, time
     for bar, (number, _) in check.lifetimes.landings.items():
         facts["bar", bar, "landing"] = clocks.phases + bar, number + 1
+    for (cta, bar), (number, _) in check.lifetimes.sent.items():
+        facts["bar", bar, "sent", cta] = clocks.phases + bar, number + 1
     for time, step in check.lifetimes.inits.values():
         by: int = step.agent  # type: ignore[assignment]
         least = max(time, *check.lifetimes.fences.get(by, (0,)))
@@ -381,7 +383,7 @@ def _renamed(rename: Renaming, key: Key) -> Key:
     """A fact's or a knower's key, with its barriers and slots renamed."""
     kind = key[0]
     if kind == "slot":
-        if key[2] in (LOAD, COPY):
+        if key[2] in (LOAD, COPY, SEND):
             return "slot", rename.slots[key[1]], key[2], key[3], rename.bars[key[4]][0], *key[5:]
         return "slot", rename.slots[key[1]], *key[2:]
     if kind == "bar" or kind == "present" or kind == "complete":

@@ -5,6 +5,7 @@
     raw, by async proxy    the access, published by all lanes of its warp
     TMA load writes        the phase that its bytes complete, waited for
     cp.async writes        the phase that its lanes complete, waited for; and for the async proxy, a proxy fence after the wait
+    a copy to a peer reads the phase of the peer's barrier that its bytes complete, waited for
     TMA store reads        the issuing thread's wait_group(.read) for its group
     wgmma reads            a wgmma wait_group for its group, by one of the warpgroup's warps
 
@@ -24,9 +25,9 @@ from tmapipe.isa import effects
 from tmapipe.isa.effects import Group, Proxy, proxy_of
 from tmapipe.isa.ops import Flight
 
-__all__ = ["COPY", "LOAD", "MMA", "READ", "STORE", "WRITE", "Access", "Slots"]
+__all__ = ["COPY", "LOAD", "MMA", "READ", "SEND", "STORE", "WRITE", "Access", "Slots"]
 
-READ, WRITE, LOAD, STORE, MMA, ASYNC_READ, ASYNC_WRITE, COPY = range(8)
+READ, WRITE, LOAD, STORE, MMA, ASYNC_READ, ASYNC_WRITE, COPY, SEND = range(9)
 WRITES = (WRITE, LOAD, ASYNC_WRITE, COPY)
 GENERIC = (READ, WRITE, COPY)
 Part = tuple[str, int, int]  # how the slot is cut, which part, of how many
@@ -85,7 +86,7 @@ class Slots:
         layout = log.layout
         self.clocks, self.log, self.layout = clocks, log, layout
         self.history: list[dict[Any, Access]] = [{} for _ in range(layout.ctas * layout.nslots)]
-        self.flights: dict[Flight, Access] = {}
+        self.flights: dict[Flight, list[Access]] = {}
         self.bulk_waits = [Waits() for _ in range(layout.agents)]
         self.mma_waits = [Waits() for _ in range(layout.agents)]
         self.mma_issued: dict[tuple[int, int], Clock] = {}  # (warpgroup, serial) -> what its four issues have executed
@@ -140,15 +141,16 @@ class Slots:
             self._start_load(agent, op, slot, effect, flights)
 
     def _start_load(self, agent: int, op: Any, slot: int, effect: effects.Start, flights: tuple[Flight, ...]) -> None:
-        """A load starts to write the slot of each of its destinations."""
+        """A load starts to write the slot of each of its destinations, or to read its own CTA's slot."""
         shares = getattr(op, effect.shares) if effect.shares else 1
         part = ("shares", getattr(op, effect.share), shares) if shares > 1 else WHOLE
-        kind = LOAD if effect.proxy is Proxy.ASYNC else COPY
+        kind = SEND if not effect.write else LOAD if effect.proxy is Proxy.ASYNC else COPY
         step, time = Step(self.log.order, agent, op), self.clocks.time[agent]
         for flight in flights:
             bar = flight.cta * self.layout.nbars + getattr(op, effect.until.bar)
-            access = self.flights[flight] = Access(kind, time, part, step, slot, bar)
-            self._access(flight.cta, slot, access, (kind, bar, part))
+            access = Access(kind, time, part, step, slot, bar)
+            self.flights.setdefault(flight, []).append(access)
+            self._access(flight.cta if effect.write else agent // self.layout.warps, slot, access, (kind, bar, part))
             if kind == COPY:
                 self._covered(flight.cta * self.layout.nslots + slot, part)
 
@@ -166,22 +168,22 @@ class Slots:
 
     def landed(self, flight: Flight, phase: int) -> None:
         """It has been counted in *phase*."""
-        access = self.flights.pop(flight)
-        access.number = phase
-        if access.kind == COPY:
-            self.copied.setdefault((access.bar, phase), set()).add(access.slot)
-            self.copied.pop((access.bar, phase - 2), None)
+        for access in self.flights.pop(flight):
+            access.number = phase
+            if access.kind == COPY:
+                self.copied.setdefault((access.bar, phase), set()).add(access.slot)
+                self.copied.pop((access.bar, phase - 2), None)
 
     def _start_store(self, agent: int, op: Any, slot: int, flight: Flight) -> None:
         access = Access(STORE, self.clocks.time[agent], WHOLE, Step(self.log.order, agent, op), slot)
-        self.flights[flight] = access
+        self.flights[flight] = [access]
         self._access(flight.cta, slot, access, (STORE, agent))
 
     def commit(self, facts: tuple[int, tuple[Flight, ...]]) -> None:
         """Stores get the number of their group."""
         number, flights = facts
         for flight in flights:
-            self.flights.pop(flight).number = number
+            self.flights.pop(flight)[0].number = number
 
     def bulk_wait(self, agent: int, op: Any, groups: int) -> None:
         """Groups 0 .. groups - 1 of the thread have been read."""
@@ -231,7 +233,7 @@ class Slots:
         """None if *before* is over for *access*, which happens, or is issued, with *clock*; else what is wrong."""
         clocks = self.clocks
         kind, agent = before.kind, before.agent
-        if kind in (LOAD, COPY):
+        if kind in (LOAD, COPY, SEND):
             if before.number is None or clock[clocks.phases + before.bar] <= before.number:
                 return Kind.RACE
             late = kind == COPY and access.kind not in GENERIC

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tmapipe.check.findings import Finding, Kind
-from tmapipe.isa.effects import Arrive, Start, Wait, declared
+from tmapipe.isa.effects import Arm, Arrive, Start, Wait, declared
 from tmapipe.machine.describe import event, lines, who
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.timeline import Event
@@ -154,14 +154,15 @@ def waits_of(layout: Layout, ring: Ring, phase: int, program: Sequence[Any]) -> 
 
 
 def arrivals_of(layout: Layout, ring: Ring, phase: int, program: Sequence[Any]) -> _Uses:
-    """Arrivals by which this phase hands slots on, or else the first copy by threads into each. The last phase of a ring that
-    is held has none."""
+    """Arrivals by which this phase hands slots on, or else the first copy by threads into each. Those that arm bytes count
+    only where the role has no others. The last phase of a ring that is held has none."""
     if phase == len(ring.barriers):
         return []
     bars = _bars(layout, ring, phase)
     arrivals = ((i, op, declared(type(op)).effect(Arrive)) for i, op in enumerate(program))
     found = [(i, op) for i, op, arrive in arrivals if arrive is not None and getattr(op, arrive.bar) in bars]
-    return found or _copies(program, bars)
+    besides = [(i, op) for i, op in found if declared(type(op)).effect(Arm) is None]
+    return besides or found or _copies(program, bars)
 
 
 def _copies(program: Sequence[Any], bars: range) -> _Uses:

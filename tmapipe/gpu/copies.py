@@ -10,12 +10,13 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import cpasync
+from cutlass.cutlass_dsl import T
 
 from tmapipe.gpu import control
 from tmapipe.gpu.descriptors import Descriptor, prefetch
 from tmapipe.gpu.layouts import full_shape, pieces_of
 from tmapipe.integers import ceil_div
-from tmapipe.plan.model import WARP, Barrier, Buffer, Load, Store
+from tmapipe.plan.model import WARP, Barrier, Buffer, Load, Peer, Store
 
 if TYPE_CHECKING:
     from tmapipe.gpu.isa import GpuIsa
@@ -46,6 +47,41 @@ class CopyEmitters:
             _, source = self.partition_of(load, at, share, load.peers, None, piece)
             with cute.arch.elect_one():  # which `cute.prefetch` leaves to its caller (CuTe DSL 4.8.1)
                 cute.prefetch(self.atoms[load.name][0], source)
+
+    def peer_copy(
+        self: Any, peer: Peer, stage: Any, to: Any, barrier: Barrier, part: Any = None, into: Any = 0
+    ) -> None:
+        nbytes = peer.buffer.slot_bytes // (1 if part is None else peer.peers)
+        start = self.shared.toint()
+        source = start + peer.source.offset + stage * peer.source.pitch + (0 if part is None else part * nbytes)
+        target = start + peer.buffer.offset + stage * peer.buffer.pitch + (0 if part is None else into * nbytes)
+        bar = start + barrier.offset + stage * 8
+        with cute.arch.elect_one():
+            _bulk_to_peer(_at_peer(target, to), source, nbytes, _at_peer(bar, to))
+
+
+def _at_peer(address: Any, rank: Any) -> Any:
+    """Where *address* of the own CTA's shared memory is in the CTA of that rank."""
+    return Int32(
+        llvm.inline_asm(
+            T.i32(),
+            [Int32(address).ir_value(), Int32(rank).ir_value()],
+            "mapa.shared::cluster.u32 $0, $1, $2;",
+            "=r,r,r",
+            asm_dialect=llvm.AsmDialect.AD_ATT,
+        )
+    )
+
+
+def _bulk_to_peer(target: Any, source: Any, nbytes: int, bar: Any) -> None:
+    llvm.inline_asm(
+        None,
+        [Int32(value).ir_value() for value in (target, source, nbytes, bar)],
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
+        "r,r,r,r,~{memory}",
+        has_side_effects=True,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
 
 
 def copy_tile(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any, shares: int) -> None:

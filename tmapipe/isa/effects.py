@@ -146,7 +146,7 @@ class Access:
 @attrs.frozen
 class Start:
     """Starts to read, or if `write` to overwrite, `slot`. mask: in which CTAs; share, shares: only this one of so many
-    disjoint parts of the slot."""
+    disjoint parts of the slot. What is read lies in the own CTA; its mask says on whose `bar` the end is counted."""
 
     slot: str = attrs.field(metadata={"kind": Kind.SLOT})
     until: Until

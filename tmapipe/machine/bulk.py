@@ -17,6 +17,7 @@ from tmapipe.isa.ops import (
     BulkWait,
     Flight,
     LoadWrite,
+    PeerCopy,
     StAsync,
     StoreRead,
     StoreWrite,
@@ -55,7 +56,7 @@ def _bulk_load(state: State, agent: int, op: BulkLoad) -> tuple[Flight, ...]:
 
 
 @lands(BulkLoad)
-def _land_piece(memory: Memory, op: BulkLoad, target: np.ndarray) -> None:
+def _land_piece(memory: Memory, flight: Flight, op: BulkLoad, target: np.ndarray) -> None:
     source = memory.tensors[memory.layout.loads[op.load].argument]
     target[...] = source[op.at[0] : op.at[0] + target.size].reshape(target.shape)
 
@@ -66,6 +67,28 @@ def _store_words(state: State, agent: int, op: StAsync) -> tuple[Flight, ...]:
     flights = tuple([start_load(state, agent, op, cta, "st.async", "words", 0, 1) for cta in ctas])
     state.serials[agent] += 1
     return flights
+
+
+@applies(PeerCopy)
+def _peer_copy(state: State, agent: int, op: PeerCopy) -> tuple[Flight, ...]:
+    layout = state.layout
+    own = agent // layout.warps
+    for slot in layout.aliases[op.source]:
+        if state.writers[own * layout.nslots + slot]:
+            raise conflict(state, agent, op, own, op.source, "copies to a peer from", writes=False)
+    source = own * layout.nslots + op.source
+    how = (state, agent, op)
+    ctas = masked_ctas(*how, "a slot")
+    flights = tuple([start_load(*how, cta, "peer copy", "a slot", op.share, op.shares, source=source) for cta in ctas])
+    state.serials[agent] += 1
+    return flights
+
+
+@lands(PeerCopy)
+def _land_copy(memory: Memory, flight: Flight, op: PeerCopy, target: np.ndarray) -> None:
+    rows = target.shape[0] // op.shares
+    source = memory.slot(flight.issuer // memory.layout.warps, op.source)
+    target[op.share * rows : (op.share + 1) * rows] = source[op.part * rows : (op.part + 1) * rows]
 
 
 @applies(TmaPrefetch)
@@ -94,10 +117,12 @@ def masked_ctas(state: State, agent: int, op: Any, what: str) -> list[int]:
 
 
 def start_load(
-    state: State, agent: int, op: Any, cta: int, kind: str, what: str, share: int, shares: int, lanes: int = 0
-) -> Flight:
+    state: State, agent: int, op: Any, cta: int, kind: str, what: str, share: int, shares: int,
+    *, lanes: int = 0, source: int = -1,
+) -> Flight:  # fmt: skip
     """Bytes set out for the operation's slot of CTA *cta*, to be counted on its mbarrier. kind: of the flight; what: they are;
-    share: which of so many *shares* of the slot they fill; lanes: how many arrive in place of the bytes."""
+    share: which of so many *shares* of the slot they fill; lanes: how many arrive in place of the bytes; source: the slot that
+    they are read from, if it is one."""
     layout = state.layout
     if not state.live[cta]:
         text = f"multicasts {what} to CTA {cta}, whose warps have all returned"
@@ -113,7 +138,9 @@ def start_load(
     flight = Flight(kind, agent, state.serials[agent], cta)
     landed = not state.split_loads
     counted = (0, lanes) if lanes else (op.nbytes, 0)
-    state.loads[flight] = (base + op.slot, share, shares, cta * layout.nbars + op.bar, *counted, landed)
+    state.loads[flight] = (base + op.slot, share, shares, cta * layout.nbars + op.bar, *counted, source, landed)
+    if source >= 0:
+        state.readers[source] += 1
     state.writers[base + op.slot] += 1
     state.started.append(flight)
     return flight

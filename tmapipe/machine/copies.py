@@ -26,13 +26,13 @@ def _copy(state: State, agent: int, op: CpAsync) -> tuple[Flight, ...]:
         text = f"copies {op.load} from {op.at} on, whose last index is not a multiple of {vector} bytes"
         raise hazard(layout, "copy-alignment", agent, op, text)
     lanes = op.lanes.bit_count()
-    flight = start_load(state, agent, op, agent // layout.warps, "cp.async", op.load, op.share, op.shares, lanes)
+    flight = start_load(state, agent, op, agent // layout.warps, "cp.async", op.load, op.share, op.shares, lanes=lanes)
     state.serials[agent] += 1
     return (flight,)
 
 
 @lands(CpAsync)
-def _land(memory: Memory, op: CpAsync, target: np.ndarray) -> None:
+def _land(memory: Memory, flight: Flight, op: CpAsync, target: np.ndarray) -> None:
     load = memory.layout.loads[op.load]
     width = load.vector // load.buffer.dtype.bytes
     vectors = target.reshape(-1, width)

@@ -83,6 +83,7 @@ _ENGINES = {
     "load": "TMA loads",
     "st.async": "st.async",
     "cp.async": "cp.async",
+    "peer copy": "copies to peers",
     "store": "TMA stores",
     "wgmma": "wgmma",
 }

@@ -56,6 +56,12 @@ def _check_cta(state: State, agent: int, op: Exit, cta: int) -> None:
                 f"{layout.slot_name(load[0])} (completes on {layout.bar_name(load[3])})"
             )
             raise hazard(layout, "exit-load-in-flight", agent, op, text)
+        if load[6] >= 0 and load[6] // layout.nslots == cta:
+            text = (
+                f"returns as the last warp of its CTA while {layout.agent_name(flight)} has not finished reading "
+                f"{layout.slot_name(load[6])}"
+            )
+            raise hazard(layout, "exit-load-in-flight", agent, op, text)
     for bar in range(cta * layout.nbars, (cta + 1) * layout.nbars):
         if state.tx[bar]:
             text = (

@@ -155,8 +155,10 @@ def _expect_tx(state: State, agent: int, op: MbarExpectTx) -> tuple[Counted, ...
 
 @applies(LoadComplete)
 def _load_complete(state: State, agent: Flight, op: LoadComplete) -> tuple[Counted, ...]:
-    slot, _, _, bar, nbytes, lanes, _ = state.loads.pop(agent)
+    slot, _, _, bar, nbytes, lanes, source, _ = state.loads.pop(agent)
     state.writers[slot] -= 1
+    if source >= 0:
+        state.readers[source] -= 1
     layout = state.layout
     cta, phase = agent.cta, state.phase[bar]
     if not state.live[cta]:

@@ -101,8 +101,9 @@ class Memory:
 
 #: type of operation or step -> function (memory, agent, op, facts) that moves its data
 PERFORM: dict[type, Callable[[Memory, Any, Any, Any], None]] = {}
-#: type of operation whose bytes land later -> function (memory, op, target) that writes them to *target*, the slot's tile
-LANDS: dict[type, Callable[[Memory, Any, np.ndarray], None]] = {}
+#: type of operation whose bytes land later -> function (memory, flight, op, target) that writes them to *target*, the slot's
+#: tile
+LANDS: dict[type, Callable[[Memory, Flight, Any, np.ndarray], None]] = {}
 
 
 def performs(kind: type) -> Callable[[Callable], Callable]:
@@ -131,11 +132,11 @@ def lands(kind: type) -> Callable[[Callable], Callable]:
 @performs(LoadWrite)
 def _land(memory: Memory, flight: Flight, op: LoadWrite, facts: None) -> None:
     issued = memory.transfers.pop(flight)
-    LANDS[type(issued)](memory, issued, memory.slot(flight.cta, issued.slot))
+    LANDS[type(issued)](memory, flight, issued, memory.slot(flight.cta, issued.slot))
 
 
 @lands(TmaLoad)
-def _land_tile(memory: Memory, op: TmaLoad, target: np.ndarray) -> None:
+def _land_tile(memory: Memory, flight: Flight, op: TmaLoad, target: np.ndarray) -> None:
     load = memory.layout.loads[op.load]
     rows = target.shape[0] // op.shares
     mine = slice(op.share * rows, (op.share + 1) * rows)
@@ -146,7 +147,7 @@ def _land_tile(memory: Memory, op: TmaLoad, target: np.ndarray) -> None:
 
 
 @lands(StAsync)
-def _land_words(memory: Memory, op: StAsync, target: np.ndarray) -> None:
+def _land_words(memory: Memory, flight: Flight, op: StAsync, target: np.ndarray) -> None:
     target[: len(op.words)] = op.words
 
 

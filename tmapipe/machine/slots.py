@@ -46,6 +46,8 @@ def _in_flight(state: State, cta: int, slot: int, writes: bool) -> tuple[Flight,
     for flight, load in state.loads.items():
         if load[0] in touched:
             return flight, f"is on its way into {layout.slot_name(load[0])} (completes on {layout.bar_name(load[3])})"
+        if writes and load[6] in touched:
+            return flight, f"has not finished reading {layout.slot_name(load[6])}"
     if writes:
         for flight, store in state.stores.items():
             if store[0] in touched and not store[1]:

@@ -49,7 +49,8 @@ class State:
     arrived in, or -1), `returned`, `serials`, `registers`, `sets_ahead` (setmaxnregs that not all warps of its warpgroup
     have executed); `cluster`: [warps arrived, generation]; `live`: warps of each
     CTA that have not returned; slots, at ``cta * nslots + slot``: `writers`, `readers` in flight; `loads`: flight (of a
-    TMA load, st.async or cp.async) -> (slot, share, shares, mbarrier, bytes, arrivals, landed); `stores`: flight ->
+    TMA load, st.async, cp.async or copy to a peer) -> (slot, share, shares, mbarrier, bytes, arrivals, source slot or -1,
+    landed); `stores`: flight ->
     (slot, whether read); by thread (``agent * 32 + lane``): `open_group`, `groups` (flights, whether known read) oldest
     first, `committed`; by warpgroup: `queues` of (matmul, a, b, issuers), `done`; by agent: `issued`, `bounds` of groups,
     `awaited`, `latest` (matmul, `issued` after its last wgmma) of those not awaited, `unfenced`.

@@ -47,14 +47,15 @@ def explain(plan: Plan, over: Mapping[str, int] | None = None, held: Mapping[str
         for barrier in ring.barriers:
             lines.append(f"  {barrier.name}: {barrier.count} arrivals = {barrier.formula}")
         for role, nbytes in ring.armed.items():
-            armed = [load.buffer for load in map(plan.load, ring.loads[role]) if not load.vector]
+            copied = {load.name for load in plan.loads if load.vector}
+            armed = [plan.buffer(name) for name in ring.loads[role] if name not in copied]
             terms = " + ".join(f"{buffer.name} {_product(buffer.tile)} x {buffer.dtype.bytes}" for buffer in armed)
             lines.append(f"  expect-tx by {role}: {nbytes} bytes a slot = {terms}")
         for role, lag in ring.lag.items():
             how = " and ".join(ring.readers[role])
             lines.append(f"  {role} reads by {how}: a slot is released {lag} later, when its read has retired")
         if ring.peers > 1:
-            lines.append(f"  a release reaches {ring.peers} CTAs: those whose loads write into this one's slots")
+            lines.append(f"  a release reaches {ring.peers} CTAs: those that write into this one's slots")
     in_rings = {barrier.name for ring in plan.rings for barrier in ring.barriers}
     for barrier in plan.barriers:
         if barrier.name not in in_rings:
@@ -74,6 +75,11 @@ def explain(plan: Plan, over: Mapping[str, int] | None = None, held: Mapping[str
                 f", 1/{load.peers} each, multicast along {', '.join(load.axes)} with mask {load.pattern:#06x} << origin"
             )
         lines.append(text)
+    for peer in plan.sends:
+        lines.append(
+            f"copies to peers {peer.name}: {_product(peer.buffer.tile)} {peer.buffer.dtype} of {peer.source.name}, among "
+            f"{peer.peers} CTAs along {', '.join(peer.axes)}"
+        )
     for matmul in plan.matmuls:
         m, n, k = matmul.shape
         sums, operand = matmul.registers

@@ -26,6 +26,7 @@ __all__ = [
     "Load",
     "Matmul",
     "NamedBarrier",
+    "Peer",
     "Plan",
     "RoleWarps",
     "Store",
@@ -194,6 +195,27 @@ class Store:
 
 
 @attrs.frozen
+class Peer:
+    """Copies from slots into those of other CTAs of the cluster.
+
+    Args:
+        name: Of the stage.
+        buffer: Where what is copied goes, in another CTA.
+        source: Where it comes from, in the own CTA.
+        role: Whose warp copies.
+        axes: Of the cluster, along which these CTAs lie.
+        peers: How many there are, the own one included.
+    """
+
+    name: str
+    buffer: Buffer
+    source: Buffer
+    role: str
+    axes: tuple[str, ...]
+    peers: int
+
+
+@attrs.frozen
 class RoleWarps:
     """The warps that run one role's body: first_warp <= warp < first_warp + warps.
 
@@ -242,6 +264,7 @@ class Plan:
         stores: In the order of declaration.
         matmuls: In the order of declaration.
         held: Tiles in registers that are no matmul's.
+        sends: Copies to other CTAs of the cluster.
         arguments: Names of the tensors that the kernel is called with: of loads, tables, stores.
         warps: Of the CTA.
         smem_bytes: Dynamic shared memory of the CTA.
@@ -272,6 +295,14 @@ class Plan:
     tables: Mapping[str, tuple[str, ...]] = attrs.field(converter=frozen, default=NOTHING)
     held: tuple[HeldTile, ...] = ()
     relations: tuple[Dim, ...] = ()
+    sends: tuple[Peer, ...] = ()
+
+    @property
+    def by_engines(self) -> set[str]:
+        """Names of the buffers that TMA or wgmma accesses."""
+        found = {*(load.name for load in self.loads if not load.vector), *(store.buffer.name for store in self.stores)}
+        found |= {buffer.name for matmul in self.matmuls for buffer in (matmul.a, matmul.b) if buffer is not None}
+        return found | {buffer.name for peer in self.sends for buffer in (peer.buffer, peer.source)}
 
     @property
     def transfers(self) -> tuple[Load | Store, ...]:

@@ -8,6 +8,7 @@ from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int32
 from tmapipe.errors import InputError
 from tmapipe.matmul import Wgmma
 from tmapipe.multicast import check_cluster
+from tmapipe.peer_stage import PeerStage
 from tmapipe.plan.arch import arch_named
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.matmuls import check_matmuls
@@ -84,6 +85,7 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
         stores=tuple(layout.stores),
         matmuls=tuple(layout.matmuls),
         held=tuple(layout.held),
+        sends=tuple(layout.sends),
         arguments=declared.arguments,
         warps=warps,
         smem_bytes=layout.bytes,
@@ -138,6 +140,9 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
         if part.dtype is not None and given is not None and given not in (part.dtype, part.dtype.in_memory):
             raise InputError(name, given.name, f"is declared with element type {part.dtype}", "convert the tensor")
         types[name] = part.dtype or given or bf16
+    for name, part in declared.shared.items():
+        if isinstance(part, PeerStage):
+            types[name] = types[declared.name_of(part.source)]
     for name, store in declared.stores.items():
         if isinstance(store.source, SlotStage):
             loaded = types[declared.name_of(store.source)]

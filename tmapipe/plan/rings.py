@@ -31,7 +31,7 @@ class Ring:
         readers: Role -> how it reads, of "wgmma" and "tma"; threads if it is missing.
         groups: Axes of each multicast group whose peers a release must reach.
         peers: How many CTAs that is.
-        loads: Role -> names of its loads.
+        loads: Role -> names of its loads, and of what it sends to peers.
         held: Whether it is filled once a CTA. Then nobody signals that its slot is free: the last phase has no barrier.
         fenced: Roles that read through the async proxy what threads have copied.
         gone: Role -> stages whose tiles it does not find any more: earlier phases have written others over them.

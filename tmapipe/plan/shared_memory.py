@@ -11,10 +11,12 @@ from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
 from tmapipe.matmul import Wgmma
 from tmapipe.multicast import peer_pattern
+from tmapipe.peer_stage import PeerStage
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.distributed import widest
-from tmapipe.plan.model import WARP, Barrier, Buffer, HeldTile, Load, Matmul, NamedBarrier, RoleWarps, Store
+from tmapipe.plan.model import WARP, Barrier, Buffer, HeldTile, Load, Matmul, NamedBarrier, Peer, RoleWarps, Store
 from tmapipe.plan.moves import check_box, check_encoded, check_parts, default_columns, rows_box, widest_swizzle
+from tmapipe.plan.peers import group_of, peers_of
 from tmapipe.plan.readers import readers_of
 from tmapipe.plan.rings import Queue, Ring
 from tmapipe.plan.space import Space
@@ -60,6 +62,7 @@ class Layout:
         self.stores: list[Store] = []
         self.matmuls: list[Matmul] = []
         self.held: list[HeldTile] = []
+        self.sends: list[Peer] = []
         self.space = Space()
         self.slots = {name: ring.stages or auto_stages for name, ring in declared.rings.items()}
         for name, ring in declared.rings.items():
@@ -72,7 +75,10 @@ class Layout:
             slots, over = self.slots[self.name_of(part.ring)], over_of(part)
             below = None if over is None else self.of[self.name_of(over)]
             self.of[name] = self._buffer(name, slots, part.matrix, self._swizzle(name, part), below=below)
-            if isinstance(part, SharedStage):
+            if isinstance(part, PeerStage):
+                source = self.of[self.name_of(part.source)]
+                self.sends.append(peers_of(part, declared.cluster, self.of[name], source, self.name_of(part.writer)))
+            elif isinstance(part, SharedStage):
                 vectors_of(name, part.tile, roles[self.name_of(part.writer)])
         for name, scratch in declared.scratches.items():
             self._scratch(name, scratch)
@@ -93,11 +99,7 @@ class Layout:
     def _barriers(self, name: str, ring: BarrierRing) -> None:
         inside = self.declared.stages_of(name)
         cluster = self.declared.cluster
-        groups = {
-            tuple(axis for axis in load.multicast.axes if cluster.get(axis, 1) > 1): None
-            for load in inside.values()
-            if isinstance(load, TmaLoadStage) and load.multicast is not None and load.multicast.size(cluster) > 1
-        }
+        groups = {axes: None for part in inside.values() if (axes := group_of(part, cluster))}
         union = 0
         for axes in groups:
             union |= peer_pattern(cluster, axes)
@@ -111,15 +113,20 @@ class Layout:
                 loads[role] = (*loads.get(role, ()), stage)
                 if part.vector:
                     copies[role] = copies.get(role, 0) + 1
-                else:
-                    armed[role] = armed.get(role, 0) + math.prod(part.tile) * self.types[stage].bytes
+                    continue
+            elif isinstance(part, PeerStage):
+                role = self.name_of(part.writer)
+                loads[role] = (*loads.get(role, ()), stage)
+            else:
+                continue
+            armed[role] = armed.get(role, 0) + math.prod(part.tile) * self.types[stage].bytes
         writers = {self.name_of(part.writer) for part in inside.values() if isinstance(part, SharedStage)}
         for role in armed:
             if self.roles[role].warps != 1:
                 raise InputError(
                     f"Role({role})",
                     f"{self.roles[role].warps} warps",
-                    "a role that loads by TMA has one warp",
+                    "a role that loads by TMA, or sends to peers, has one warp",
                     "Role(warps=1)",
                 )
         phases = tuple(tuple(self.name_of(role) for role in phase) for phase in ring.phases)

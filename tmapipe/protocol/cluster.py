@@ -8,7 +8,7 @@ from typing import Any
 from tmapipe.isa.interface import Isa
 from tmapipe.multicast import peer_pattern, rank_stride
 
-__all__ = ["cluster_coordinate", "peer_mask", "share_index"]
+__all__ = ["cluster_coordinate", "peer_mask", "peer_rank", "share_index"]
 
 
 def cluster_coordinate(isa: Isa, axis: str) -> Any:
@@ -37,3 +37,14 @@ def share_index(isa: Isa, axes: Iterable[str]) -> Any:
         index = index + cluster_coordinate(isa, axis) * stride
         stride *= size
     return index
+
+
+def peer_rank(isa: Isa, axes: Iterable[str], index: Any) -> Any:
+    """The rank of the CTA with this index (as of `share_index`) among the calling CTA's peers along *axes*, all of them
+    axes of the cluster."""
+    rank, left = isa.cta_rank, index
+    for axis in axes:
+        size = isa.plan.cluster[axis]
+        rank = rank + (left % size - cluster_coordinate(isa, axis)) * rank_stride(isa.plan.cluster, axis)
+        left = left // size
+    return rank

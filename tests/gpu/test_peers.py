@@ -1,0 +1,23 @@
+"""Tiles and numbers that the CTAs of a cluster send each other: on the GPU as PyTorch says."""
+
+import pytest
+import torch
+
+from tests.oracle.peer_forms import Rotated, Scattered
+
+
+@pytest.mark.parametrize("peers", [2, 4, 8])
+def test_each_gets_its_neighbours_tile(peers):
+    schedule = Rotated()
+    schedule.cluster = {"m": peers}
+    x = torch.randint(-9, 10, (4 * peers * 40, 1000), device="cuda").to(torch.bfloat16)
+    tiles = x.view(40, peers, 4, 1000)
+    wanted = tiles + tiles.roll(-1, dims=1)
+    for _ in range(3):
+        assert torch.equal(schedule(x), wanted.view(x.shape))
+
+
+def test_parts_go_to_all():
+    x = torch.randint(-9, 10, (2, 800, 1600), device="cuda").float()
+    for _ in range(3):
+        assert torch.equal(Scattered()(x), x.sum(0))

@@ -1,0 +1,76 @@
+"""Small schedules in which the CTAs of a cluster exchange tiles, for the mutants, the PTX and a GPU."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import tmapipe as tp
+
+__all__ = ["Rotated", "Scattered"]
+
+
+class Rotated(tp.Schedule):
+    """y[m] = x[m] + x[m's right neighbour in the cluster], tile by tile: what is loaded is copied on to the left."""
+
+    load, send, work = tp.Role(warps=1), tp.Role(warps=1), tp.Role(warps=1)
+    cluster: ClassVar = {"m": 2}
+    ring = tp.BarrierRing(2, chain=(load, send, work))
+    x = tp.TmaLoadStage("m n", tile=(4, 64), ring=ring)
+    z = tp.PeerStage(x, sender=send, group=tp.MulticastGroup("m"))
+    y = tp.TmaStoreStage("m n", tile=(4, 64), role=work)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @send.jit
+    def exchange(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.z.send((slot.z.rank + slot.z.peers - 1) % slot.z.peers)
+
+    @work.jit
+    def add(self, k, tile):
+        with k.ring.consume() as slot:
+            total = slot.x.read() + slot.z.read()
+        k.y.store(tile, total)
+
+
+class Scattered(tp.Schedule):
+    """y[m] = the sum over s of x[s, m], where each CTA of a cluster loads one s: each sends the others their rows."""
+
+    load, write, send, add = tp.Role(warps=1), tp.Role(warps=1), tp.Role(warps=1), tp.Role(warps=1)
+    cluster: ClassVar = {"s": 2}
+    over = "s m n"
+    loaded = tp.BarrierRing(1, producer=load, consumer=write)
+    x = tp.TmaLoadStage("s m n", tile=(8, 32), ring=loaded)
+    ring = tp.BarrierRing(1, chain=(write, send, add))
+    mine = tp.SharedStage(tile=(8, 32), ring=ring, writer=write, dtype="fp32")
+    theirs = tp.PeerStage(mine, sender=send, group=tp.MulticastGroup("s"))
+    relations = (tp.Dim("q", of="m"),)  # as many rows, in tiles of half as many
+    y = tp.TmaStoreStage("q n", tile=(4, 32), role=add, dtype="fp32")
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.loaded.produce() as slot:
+            slot.x.load(tile)
+
+    @write.jit
+    def widen(self, k, tile):
+        with k.loaded.consume() as slot:
+            values = slot.x.read()
+        with k.ring.produce() as slot:
+            slot.mine.write(values)
+
+    @send.jit
+    def scatter(self, k, tile):
+        with k.ring.consume() as slot:
+            for i in range(2):
+                slot.theirs.send(i, part=i, into=slot.theirs.rank)
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.theirs.read(tile=(4, 32), at=(0, 0)) + slot.theirs.read(tile=(4, 32), at=(4, 0))
+            half = tile.also(q=2 * tile.m + slot.theirs.rank)
+        k.y.store(half, values)

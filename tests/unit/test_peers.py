@@ -1,0 +1,128 @@
+"""PeerStage: tiles that CTAs of a cluster copy into each other's slots."""
+
+import numpy as np
+import pytest
+
+import tmapipe as tp
+from tests.oracle.peer_forms import Rotated, Scattered
+from tests.unit.errors import refused
+from tmapipe.check.findings import Kind
+from tmapipe.errors import DeadlockError, HazardError, ScopeError
+
+
+def whole(*shape, seed=0):
+    return np.random.default_rng(seed).integers(-9, 9, shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("peers", [2, 3, 4, 8])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_each_gets_its_neighbours_tile(peers, seed):
+    schedule = Rotated()
+    schedule.cluster = {"m": peers}
+    x = whole(4 * peers * 3, 152)
+    run = schedule.simulate(x, clusters=1, seed=seed)
+    tiles = x.reshape(3, peers, 4, 152)
+    assert (schedule(x) == (tiles + np.roll(tiles, -1, axis=1)).reshape(x.shape)).all()
+    assert run.counts["PeerCopy"] == peers * 9
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_parts_go_to_all(seed):
+    x = whole(2, 24, 96, seed=seed)
+    assert (Scattered()(x) == x.sum(0)).all()
+
+
+@pytest.mark.parametrize("kind", [Rotated, Scattered])
+def test_they_are_proved(kind):
+    report = kind().check()
+    assert report.ok and report.trips == "every trip count"
+
+
+def test_explain_says_who_sends_to_whom():
+    text = Rotated().explain()
+    assert "copies to peers z: 4 x 64 bf16 of x, among 2 CTAs along m" in text
+    assert "expect-tx by send: 512 bytes a slot = z 4 x 64 x 2" in text
+    assert "ring.free: 2 arrivals = (1 warps (work)) x 2 CTAs" in text
+
+
+class Same(Rotated):
+    """All send to CTA 0, which gets two tiles; the other one gets none."""
+
+    load, send, work = Rotated.load, Rotated.send, Rotated.work
+
+    @send.jit
+    def exchange(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.z.send(0)
+
+
+def test_a_tile_too_many_is_found():
+    found = {finding.kind for finding in Same().check().errors}
+    assert Kind.RACE in found and Kind.SURPLUS_ARRIVAL not in found
+    with pytest.raises((HazardError, DeadlockError)):
+        Same()(whole(8, 64))
+
+
+class Overwritten(Rotated):
+    """The last role changes its own tile, which may be on its way to the neighbour."""
+
+    load, send, work = Rotated.load, Rotated.send, Rotated.work
+
+    @work.jit
+    def add(self, k, tile):
+        with k.ring.consume() as slot:
+            total = slot.x.read() + slot.z.read()
+            slot.x.write(total)
+        k.y.store(tile, total)
+
+
+def test_a_source_may_not_be_written_while_it_is_sent():
+    report = Overwritten().check()
+    assert {finding.kind for finding in report.errors} == {Kind.RACE}
+    assert "a copy to a peer issued by send" in str(report)
+
+
+class Elsewhere(Rotated):
+    load, send, work = Rotated.load, Rotated.send, Rotated.work
+
+    @work.jit
+    def add(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.z.send(0)
+
+
+def test_what_does_not_fit_is_refused():
+    x, group = Rotated.x, tp.MulticastGroup("m")
+    refused(tp.PeerStage, "x", sender=Rotated.send, group=group, argument="source", rule="TMA or threads fill")
+    refused(tp.PeerStage, Rotated.z, sender=Rotated.send, group=group, argument="source", rule="TMA or threads fill")
+    refused(tp.PeerStage, x, sender=Rotated.send, group="m", argument="group", rule="MulticastGroup")
+    refused(tp.PeerStage, x, sender=Rotated.work, group=group, argument="sender", rule="not of the last one")
+    refused(tp.PeerStage, x, sender=Rotated.load, group=group, argument="sender", rule="phase after")
+    refused(tp.PeerStage, x, sender=tp.Role(warps=1), group=group, argument="writer", rule="one of the ring's roles")
+    alone = Rotated()
+    alone.cluster = {}
+    refused(alone.plan, argument="z.group", rule="a CTA has no peers")
+    wide = Rotated()
+    wide.send = tp.Role(warps=2)
+    refused(wide.plan, argument="Role(send)", rule="has one warp")
+    with pytest.raises(ScopeError, match="Only its sender"):
+        Elsewhere()(whole(8, 64))
+
+
+class Outside(Rotated):
+    load, send, work = Rotated.load, Rotated.send, Rotated.work
+
+    @send.jit
+    def exchange(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.z.send(2)
+
+
+class Uneven(Scattered):
+    load, write, send, add = Scattered.load, Scattered.write, Scattered.send, Scattered.add
+    cluster = {"s": 3}  # noqa: RUF012
+
+
+def test_indices_and_parts_are_checked():
+    refused(Outside(), whole(8, 64), argument="send(to)", rule="the group's 2 CTAs")
+    refused(Uneven(), whole(3, 24, 96), argument="send(part)", rule="3 equal parts")

@@ -1,0 +1,84 @@
+"""The tile of a `PeerStage` in an open slot: as other tiles, and sent to other CTAs of the cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmapipe.errors import InputError, ScopeError
+from tmapipe.isa.interface import Isa
+from tmapipe.isa.values import is_index
+from tmapipe.plan.model import Buffer, Peer
+from tmapipe.protocol.cluster import peer_rank, share_index
+from tmapipe.protocol.parts import PartInSlot, SlotPart
+from tmapipe.protocol.ring import Slot
+
+__all__ = ["PeerInSlot", "PeerPart", "part_of"]
+
+
+def part_of(isa: Isa, buffer: Buffer, role: str, async_proxy: bool) -> SlotPart:
+    """The stage whose tiles lie in *buffer*, as one role sees it."""
+    load = next((load for load in isa.plan.loads if load.name == buffer.name), None)
+    peer = next((peer for peer in isa.plan.sends if peer.name == buffer.name), None)
+    return SlotPart(isa, buffer, load, role, async_proxy) if peer is None else PeerPart(isa, peer, role)
+
+
+class PeerPart(SlotPart):
+    """A `PeerStage` as one role sees it."""
+
+    def __init__(self, isa: Isa, peer: Peer, role: str):
+        super().__init__(isa, peer.buffer, None, role, async_proxy=True)
+        self.peer = peer
+
+    def at(self, slot: Slot) -> PeerInSlot:
+        return PeerInSlot(self, slot)
+
+
+class PeerInSlot(PartInSlot):
+    """Its tile in one open slot."""
+
+    part: PeerPart
+
+    @property
+    def rank(self) -> Any:
+        """The calling CTA's index among those of its group, from 0 on."""
+        return share_index(self.part.isa, self.part.peer.axes)
+
+    @property
+    def peers(self) -> int:
+        """How many CTAs are in the group."""
+        return self.part.peer.peers
+
+    def send(self, to: Any, *, part: Any = None, into: Any = 0) -> None:
+        """Starts to copy the source's tile to a CTA of the group, where it is this stage's tile in the same slot.
+
+        In each slot every CTA gets one tile: all send to different ones, such as their right neighbours.
+
+        Args:
+            to: Its index in the group.
+            part: Only this one of as many equal parts, along the tile's first extent, as the group has CTAs. Each CTA then
+                sends so many, and gets so many.
+            into: Which part it becomes there.
+
+        Raises:
+            ScopeError: In a role other than the sender.
+            InputError: An index is outside the group.
+        """
+        isa, peer, name = self.part.isa, self.part.peer, f"slot.{self.part.peer.name}.send"
+        self.slot._check_open(peer.name)
+        if self.part.role != peer.role:
+            raise ScopeError(f"{name} in role {self.part.role!r}. Only its sender, {peer.role!r}, sends.")
+        for argument, index in (("to", to), ("part", 0 if part is None else part), ("into", into)):
+            if not is_index(index) or (isinstance(index, int) and not 0 <= index < peer.peers):
+                rule = f"is an index into the group's {peer.peers} CTAs"
+                raise InputError(
+                    f"{name}({argument})", index, rule, "count from 0, e.g. (slot.x.rank + 1) % slot.x.peers"
+                )
+        if part is not None:
+            units = 8 if peer.buffer.swizzle else 1
+            row = peer.buffer.tile[-1] * peer.buffer.dtype.bytes
+            if peer.buffer.tile[0] % (peer.peers * units) or (units > 1 and row > peer.buffer.swizzle):
+                rule = f"has {peer.peers} equal parts, each in one piece of memory"
+                raise InputError(
+                    f"{name}(part)", peer.buffer.tile, rule, "give the stage such a tile, or send all of it"
+                )
+        isa.peer_copy(peer, self.slot.index, peer_rank(isa, peer.axes, to), self.end.signalled, part, into)
