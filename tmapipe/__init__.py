@@ -33,6 +33,7 @@ from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.table import Table
 from tmapipe.tensor_map import Im2colBox, TensorMap
+from tmapipe.thread_store import ThreadStoreStage
 from tmapipe.tiles.dynamic import DynamicTiles
 from tmapipe.tiles.gpc import GpcTiles
 from tmapipe.tiles.grouped import GroupedTiles
@@ -79,6 +80,7 @@ __all__ = [
     "StreamKTiles",
     "Table",
     "TensorMap",
+    "ThreadStoreStage",
     "TmaLoadStage",
     "TmaStoreStage",
     "Turnstile",

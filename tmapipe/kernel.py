@@ -21,7 +21,8 @@ from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
 from tmapipe.matmul import Wgmma
 from tmapipe.plan.declarations import Part
-from tmapipe.plan.model import Load, Plan, RoleWarps, Store
+from tmapipe.plan.model import Load, RoleWarps, Store
+from tmapipe.plan.placement import branches_of, without_role
 from tmapipe.plan.rings import Ring
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, vectors_of
 from tmapipe.protocol.groups import Groups
@@ -35,6 +36,7 @@ from tmapipe.protocol.scratch import BoundScratch
 from tmapipe.protocol.stores import BoundStore, SlotStore
 from tmapipe.protocol.syncs import sync
 from tmapipe.protocol.table import BoundTable
+from tmapipe.protocol.thread_store import BoundThreadStore
 from tmapipe.protocol.turns import BoundTurnstile
 from tmapipe.reduction_scratch import ReductionScratch
 from tmapipe.register_tile import RegisterTile
@@ -52,15 +54,16 @@ __all__ = ["KernelContext", "kernel_main", "tiles_of"]
 
 def kernel_main(isa: Isa, schedule: Schedule) -> None:
     """The program of one warp. *schedule* is the one that `isa.plan` was made from."""
-    isa.griddepcontrol_launch_dependents()
+    if isa.plan.target.tma:
+        isa.griddepcontrol_launch_dependents()
     _init_barriers(isa)
     tiles = tiles_of(isa, schedule)
-    for first, count, registers, roles in _branches(isa.plan):
+    for first, count, registers, roles in branches_of(isa.plan):
         isa.when(
             _between(isa.warp, first, count, isa.plan.warps),
             functools.partial(_run_branch, isa, schedule, tiles, first, count, registers, roles),
         )
-    for first, count in _without_role(isa.plan):
+    for first, count in without_role(isa.plan):
         isa.when(_between(isa.warp, first, count, isa.plan.warps), functools.partial(_meet, isa))
 
 
@@ -74,7 +77,8 @@ def _init_barriers(isa: Isa) -> None:
         for barrier in plan.barriers:
             for stage in range(barrier.stages):
                 isa.mbarrier_init(barrier, stage, barrier.count)
-        isa.fence_mbarrier_init()
+        if plan.target.tma:  # else there are neither peers nor engines to see them
+            isa.fence_mbarrier_init()
 
     isa.when(isa.warp == plan.warps - 1, init)
     if plan.cluster_size > 1:
@@ -87,7 +91,8 @@ def _meet(isa: Isa, meanwhile: Callable[[], None] = lambda: None) -> None:
     Args:
         meanwhile: Called as soon as the previous kernel has ended.
     """
-    isa.griddepcontrol_wait()
+    if isa.plan.target.tma:
+        isa.griddepcontrol_wait()
     meanwhile()
     if isa.plan.cluster_size > 1:
         isa.cluster_wait()
@@ -98,32 +103,6 @@ def _meet(isa: Isa, meanwhile: Callable[[], None] = lambda: None) -> None:
 def tiles_of(isa: Isa, schedule: Schedule) -> BoundTiles:
     """The output tiles of the calling CTA, in the schedule's order."""
     return schedule.tiles.bind(isa, schedule.grid(isa.extent))
-
-
-def _branches(plan: Plan) -> list[tuple[int, int, int | None, list[RoleWarps]]]:
-    """(first warp, warps, registers, roles) of each branch of the kernel.
-
-    Warpgroups that run the same roles share a branch: setmaxnreg stands at its top, and their code exists once.
-    """
-    if not plan.registers:
-        return [(role.first_warp, role.warps, None, [role]) for role in plan.roles]
-    branches: list[tuple[int, int, int | None, list[RoleWarps]]] = []
-    for group in range(plan.warps // 4):
-        roles = [r for r in plan.roles if r.first_warp < 4 * group + 4 and r.first_warp + r.warps > 4 * group]
-        if branches and roles and branches[-1][3] == roles and branches[-1][2] == plan.registers[group]:
-            first, count, registers, _ = branches[-1]
-            branches[-1] = (first, count + 4, registers, roles)
-        else:
-            branches.append((4 * group, 4, plan.registers[group], roles))
-    return branches
-
-
-def _without_role(plan: Plan) -> list[tuple[int, int]]:
-    """(first warp, warps) of the warps that only fill up a warpgroup."""
-    roles = sorted(plan.roles, key=lambda role: role.first_warp)
-    ends = [0, *(role.first_warp + role.warps for role in roles)]
-    starts = [*(role.first_warp for role in roles), plan.warps]
-    return [(end, start - end) for end, start in zip(ends, starts, strict=True) if start > end]
 
 
 def _run_branch(
@@ -393,6 +372,7 @@ class KernelContext(Carried):
             mine, columns = self.name_of(store.role) == self.role.name, 0
         if mine:
             barrier = next((b for b in self.plan.named_barriers if b.name == f"{name}.sync"), None)
-            made = (store.bound or BoundStore)(self.isa, planned, store.stages, self.role, barrier, columns)
+            kind = BoundThreadStore if store.vector else store.bound or BoundStore
+            made = kind(self.isa, planned, store.stages, self.role, barrier, columns)
             self._parts[name] = made
             self._finishers.append(made)

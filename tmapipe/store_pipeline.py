@@ -148,6 +148,11 @@ class TmaStoreStage:
         return _transposes(" ".join(self.dims), self.source)
 
     @property
+    def vector(self) -> int:
+        """Bytes that a thread stores at once; 0 where the engine stores."""
+        return 0
+
+    @property
     def parts_tile(self) -> tuple[int, ...] | None:
         """Elements of a buffer, for subclasses that store what a warpgroup makes of its accumulators; None: 64 rows of
         these.

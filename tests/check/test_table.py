@@ -160,6 +160,7 @@ SENTENCES = {
     ops.Exit: "returns",
     ops.CounterAdd: "adds 1 to counter 2, which was 7",
     ops.CounterStore: "sets counter 2 to 0",
+    ops.TileStore: "stores its values of a tile of y",
     ops.TableLoad: "reads entries (3, 4) of table ends",
     ops.Ballot: "counts 5 votes of the lanes",
     ops.Shuffle: "takes a value from lane 0",

@@ -14,7 +14,7 @@ import attrs
 
 import tmapipe as tp
 from tests.matmul_shelf import FORMS
-from tests.oracle.copy_forms import Added, Ahead, CopiedGemm, Images
+from tests.oracle.copy_forms import Added, Ahead, CopiedGemm, Images, Mapped
 from tests.oracle.descriptor_forms import Every, EveryInParts, Padded, padded_gemm
 from tests.oracle.held_forms import Narrowed
 from tests.oracle.peer_forms import Rotated, Scattered
@@ -350,6 +350,7 @@ THREADS = {
     "copy with prefetches": Kernel(Ahead, {}, MATRIX),
     "rotated among peers": Kernel(Rotated, {}, MATRIX),
     "scattered to peers": Kernel(Scattered, {"y": "fp32"}, {"s": 2, "m": 24, "q": 24, "n": 100}),
+    "stores by threads": Kernel(Mapped, {}, {"m": 300, "n": 522}),
     "copies of images": Kernel(Images, {}, {"b": 2, "h": 7, "w": 13, "c": 45}),
 }
 DESCRIPTORS = {

@@ -8,9 +8,12 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from tests.oracle.ptx import LEADER
 from tests.oracle.ptx_execution import Launch
 from tests.unit.fake_isa import Event
+from tmapipe.machine.elements import indices_of
 from tmapipe.plan.boxes import cut_by_hand
 from tmapipe.plan.model import Load, Matmul, Peer, Plan, Store
 from tmapipe.plan.syncs import Syncs
@@ -61,6 +64,8 @@ def _lower(event: Event, plan: Plan, launch: Launch, warp: int, lane: int) -> li
         return [_to_peer(next(peer for peer in plan.sends if peer.name == rest[0]), *rest[1:])] if leader else []
     if kind == "copies":
         return _copies(plan.load(rest[0]), launch, lane, *rest[1:])
+    if kind == "store_values":
+        return _values(plan.store(rest[0]), launch, warp, lane, *rest[1:])
     if kind == "store":
         return _store_boxes(plan.store(rest[0]), *rest[1:]) if leader else []
     if kind == "wgmma":
@@ -149,6 +154,20 @@ def _copies(
         target = buffer.offset + stage * buffer.pitch + offset
         found.append(("copy", load.argument, target, source if nbytes else None, load.vector, nbytes))
     return [*found, ("arrive_noinc", barrier, stage)]
+
+
+def _values(store: Store, launch: Launch, warp: int, lane: int, at: tuple[int, ...], layout: Any) -> list[Event]:
+    """The lane's stores of its values of a tile, those that lie inside the tensor, some side by side at once."""
+    extents, size, found = launch.extents[store.argument], store.buffer.dtype.bytes, []
+    width = min(layout.width, store.vector // size)
+    rows, columns = (array[lane::32].ravel() for array in indices_of(layout, warp))
+    for row, column in zip(rows[::width], columns[::width], strict=True):
+        *outer, _ = np.unravel_index(row * store.tile[-1], store.tile)
+        place = [int(first + i) for first, i in zip(at, (*outer, column), strict=True)]
+        if all(0 <= x < extent for x, extent in zip(place, extents, strict=True)):
+            offset = functools.reduce(lambda number, x: number * extents[x[0]] + x[1], enumerate(place), 0) * size
+            found.append(("store_values", store.argument, offset, width * size))
+    return found
 
 
 def _store_boxes(store: Store, stage: int, at: tuple[int, ...], rows: int | None = None) -> list[Event]:

@@ -71,6 +71,19 @@ def test_other_architectures(name, arch):
     check(built(name, arch))
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89"])
+@pytest.mark.parametrize("unroll", [False, True])
+def test_before_sm_90(arch, unroll):
+    """Waits are loops of test_wait, lane 0 is elected by a comparison, and nothing of sm_90 is left."""
+    kernel = built("stores by threads", arch, unroll)
+    check(kernel)
+    text = kernel.compiled.ptx
+    assert f".target {arch}" in text and "mbarrier.test_wait.parity.shared.b64" in text
+    assert kernel.compiled.resources.spill_bytes == 0
+    for word in ("try_wait", "expect_tx", "griddepcontrol", "elect.sync", "cluster", "fence", "bulk", "setmaxnreg"):
+        assert word not in text.partition("{")[2], word
+
+
 @pytest.mark.parametrize("k", [0, 1, 64, 5 * 64])
 def test_short_loops(k):
     """0, 1 and up to stages + 1 k-tiles, with one output tile and with several."""

@@ -261,7 +261,7 @@ def test_dependent_numbers_differ_between_clusters():
         assert facts.armed == {("ring.full", (128 + 256) * 64 * 2): 1}
 
 
-COPIES = ("cp.async.bulk.tensor", "cp.async.ca", "cp.async.cg", "cp.reduce")
+COPIES = ("cp.async.bulk.tensor", "cp.async.ca", "cp.async.cg", "cp.reduce", "st.global")
 
 
 @pytest.mark.parametrize("name", sorted(KERNELS))

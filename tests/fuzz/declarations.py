@@ -26,6 +26,7 @@ NEEDED: dict[Any, dict[str, Any]] = {
     tp.SharedStage: {"tile": (64, 64), "ring": RING, "writer": LOAD, "dtype": "bf16"},
     tp.Wgmma: {"a": A, "b": B},
     tp.TmaStoreStage: {"dims": "m n", "source": tp.Wgmma(A, B)},
+    tp.ThreadStoreStage: {"dims": "m n", "tile": (64, 64), "role": USE},
     tp.Turnstile: {"role": tp.Role(warpgroups=2, teams=2)},
     tp.Table: {"dim": "l"},
     tp.Scratch: {"role": tp.Role(warps=4), "tile": (64, 64), "dtype": "fp32"},

@@ -27,6 +27,7 @@ PROGRAMS = {
     "ragged": ([], "safe for every trip count"),
     "pages": ([], "safe for every trip count"),
     "odd_rows": ([], "safe for every trip count"),
+    "double_buffer": ([], "off by at most"),
     "attention": ([], "off by at most"),
     "mlp": ([], "relative error"),
     "dequant_gemm": ([], "relative error"),

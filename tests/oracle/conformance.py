@@ -76,13 +76,14 @@ EXAMPLES: tuple[Any, ...] = (
     ops.Exit(),
     ops.CounterAdd(2, 7),
     ops.CounterStore(2, 0),
+    ops.TileStore("y"),
     ops.TableLoad("ends", (3, 4)),
     ops.Ballot(5),
     ops.Shuffle(),
     ops.ReadSmid(),
 )
 #: What threads do to global memory, by hand: the state of a cluster does not have it.
-GLOBAL = {ops.CounterAdd: "atomic", ops.CounterStore: "write", ops.TableLoad: "read"}
+GLOBAL = {ops.CounterAdd: "atomic", ops.CounterStore: "write", ops.TileStore: "write", ops.TableLoad: "read"}
 LOAD, STORE, WGMMA = ops.TmaLoad("s0", 0, 1, 2048), ops.TmaStore("y", 0), ops.Wgmma("mma", 0, 1)
 
 

@@ -1,10 +1,10 @@
-"""Small schedules with copies by threads and prefetches, for the mutants and for a GPU."""
+"""Small schedules with copies and stores by threads and prefetches, for the mutants and for a GPU."""
 
 from __future__ import annotations
 
 import tmapipe as tp
 
-__all__ = ["Added", "Ahead", "CopiedGemm", "Images"]
+__all__ = ["Added", "Ahead", "CopiedGemm", "Images", "Mapped", "MappedBefore"]
 
 
 class Added(tp.Schedule):
@@ -97,3 +97,30 @@ class Ahead(tp.Schedule):
     def drain(self, k, tile):
         with k.ring.consume() as slot:
             slot.y.store(tile)
+
+
+class Mapped(tp.Schedule):
+    """y = x x + 1, with no engine in it: threads copy x in, and store y from registers. It runs on sm_80 too."""
+
+    copy, work = tp.Role(warps=1), tp.Role(warps=2)
+    ring = tp.BarrierRing(2, producer=copy, consumer=work)
+    x = tp.CpAsyncLoadStage("m n", tile=(4, 64), ring=ring, vector=4)
+    y = tp.ThreadStoreStage("m n", tile=(4, 64), role=work, vector=4)
+
+    @copy.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @work.jit
+    def apply(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        k.y.store(tile, values * values + 1)
+
+
+class MappedBefore(Mapped):
+    """The same for an architecture without engines."""
+
+    copy, work = Mapped.copy, Mapped.work
+    arch = "sm_80"

@@ -20,7 +20,7 @@ from typing import Any
 
 import attrs
 
-from tests.oracle.copy_forms import Added, CopiedGemm
+from tests.oracle.copy_forms import Added, CopiedGemm, Mapped, MappedBefore
 from tests.oracle.explore import explore_program
 from tests.oracle.held_forms import Held, Narrowed, Parts, Synced
 from tests.oracle.matmul_forms import InFlight, InTurn, Relu, Widened
@@ -65,6 +65,8 @@ VARIANTS: tuple[Registered, ...] = (
     Registered("operand from registers", Relu, Relu, ((1, 3, {"m": 128}),)),
     Registered("operand written by threads", Widened, Widened, ((2, 3, {}),)),
     Registered("copies beside loads", Added, Added, ((1, 1, {}), (5, 1, {}))),
+    Registered("stores by threads", Mapped, Mapped, ((1, 1, {}), (5, 1, {}))),
+    Registered("the same on sm_80", MappedBefore, MappedBefore, ((1, 1, {}), (5, 1, {}))),
     Registered("operand copied by threads", CopiedGemm, CopiedGemm, ((2, 3, {}),)),
     Registered("rows over warps", Normalized, Normalized, ((1, 1, {}), (2, 1, {}))),
     Registered("rotated among peers", Rotated, Rotated, ((1, 1, {}), (3, 1, {}))),

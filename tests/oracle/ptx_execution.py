@@ -141,8 +141,20 @@ class Execution:
         self.registers[i.operands[0]] = self.launch.cluster_id + self.added[counter] * self.launch.clusters
         self.added[counter] += 1
 
-    def _set(self, i: Instruction) -> None:
-        self.events.append(("set", self._counter(i.operands[0]), self.value(i.operands[1])))
+    def _store(self, i: Instruction) -> None:
+        """To a tensor, or else to a counter."""
+        address = self.address(i.operands[0])
+        if address >= COUNTERS:
+            return self.events.append(("set", self._counter(i.operands[0]), self.value(i.operands[1])))
+        which, offset = divmod(address - VECTORS, 1 << 36)
+        words = i.opcode.split(".")
+        count = next((int(word[1:]) for word in words if word in ("v2", "v4")), 1)
+        self.events.append(("store_values", self._by_address[which], offset, count * int(words[-1][1:]) // 8))
+
+    @functools.cached_property
+    def _by_address(self) -> list[str]:
+        """Tensors in the order in which `_parameters` puts them into memory."""
+        return [name for name in self.plan.by_address if name not in self.plan.tables]
 
     def _counter(self, operand: str) -> int:
         counter, rest = divmod(self.address(operand) - COUNTERS, 4)
@@ -232,7 +244,7 @@ class Execution:
             self.events.append(("arrive_at", *self._barrier(address.address), address.rank))
         elif i.is_a("mbarrier.init"):
             self.events.append(("init", *self._barrier(address), argument))
-        elif i.is_a("mbarrier.try_wait"):
+        elif i.is_a("mbarrier.try_wait", "mbarrier.test_wait"):
             self.events.append(("wait", *self._barrier(address), argument))
         elif i.has("expect_tx"):
             self.events.append(("arm", *self._barrier(address), argument))
@@ -384,7 +396,7 @@ def _action(i: Instruction) -> Action:
     if i.is_a("st.async"):
         return lambda thread: thread._store_words(i)
     if i.is_a("st.global"):
-        return lambda thread: thread._set(i)
+        return lambda thread: thread._store(i)
     if kind in ("st", "stmatrix", "prefetch"):
         return lambda thread: None
     if kind == "atom":
@@ -490,8 +502,8 @@ def _parameters(ptx: Ptx, schedule: Any, launch: Launch) -> list[dict[int, Any]]
     for divisor in schedule.tiles.divisors(grid, plan.cluster, launch.clusters).values():
         found += [_fast_division(divisor), {0: divisor}]
     tables = [{0: TABLES + (i << 20), 8: len(entries)} for i, entries in enumerate(launch.tables.values())]
-    loads = [load for load in plan.loads if not load.tensor_map]
-    tables += [_tensor(VECTORS + (i << 36), launch.extents[load.argument]) for i, load in enumerate(loads)]
+    tensors = [name for name in plan.by_address if name not in plan.tables]
+    tables += [_tensor(VECTORS + (i << 36), launch.extents[name]) for i, name in enumerate(tensors)]
     kept = keep_positions((), 1, launch.clusters, launch.clusters)[1:]  # all for whoever comes
     return [*found, {0: launch.clusters}, *tables, {0: COUNTERS}, *({0: word} for word in kept)]
 

@@ -277,6 +277,7 @@ LOCAL = (
     ops.CounterAdd(0, 1),
     ops.Shuffle(),
     ops.CounterStore(0, 0),
+    ops.TileStore("y"),
     ops.TableLoad("t", (1,)),
     ops.Ballot(3),
     ops.ReadSmid(),

@@ -178,6 +178,9 @@ class RecordingIsa:
         self._note("read_words", slot.buffer.name, slot.stage, words)
         return words
 
+    def store_values(self, store: Store, at: Sequence[int], values: Any) -> None:
+        self._note("store_values", store.name, tuple(at), values.layout)
+
     # ---- tables ---------------------------------------------------------------------------------------------------
 
     def load_entry(self, table: str, i: int, without_data: int) -> int:

@@ -77,6 +77,7 @@ LAYERS = (
     ("bulk_stage", "peer_stage", "cp_async_stage", "matmul", "register_tile", "scratch"),
     ("reduction_scratch",),
     ("store_pipeline",),
+    ("thread_store",),
     ("plan",),
     ("bind",),
     ("isa",),

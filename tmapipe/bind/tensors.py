@@ -94,11 +94,10 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
     added_to = tuple(name for name, store in declared.stores.items() if store.reduce)
     shapes, strides = {**shapes, **tables}, {**strides, **dict.fromkeys(tables, (1,))}
     bound = Bound({n: given[n] for n in everything}, shapes, strides, dtypes, stores, first != "cpu", added_to)
-    for name in parts:
+    for name, part in parts.items():
         own = slice(len(folded.get(name, ())), None)
         if 0 not in shapes[name]:
-            vector = declared.loads[name].vector if name in declared.loads else 0
-            _check_layout(name, given[name], shapes[name][own], strides[name][own], dtypes[name], vector)
+            _check_layout(name, given[name], shapes[name][own], strides[name][own], dtypes[name], part.vector)
     for name, load in declared.loads.items():
         ragged = [e for e, t in zip(shapes[name][-len(load.tile) :], load.tile, strict=True) if e % t]
         if ragged and not load.tensor_map and not load.vector:
@@ -108,7 +107,7 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
     for name in stores:
         own = slice(len(folded.get(name, ())), None)
         if 0 not in shapes[name]:
-            _check_output(name, shapes[name][own], strides[name][own], dtypes[name])
+            _check_output(name, shapes[name][own], strides[name][own], dtypes[name], declared.stores[name].vector)
     for name in everything:
         check_memory(name, given[name], name in stores)
     check_apart(bound.tensors, stores)
@@ -324,23 +323,24 @@ def _check_layout(
         check_address(f"{name}.data_ptr()", address, rules[0])
 
 
-def _check_output(name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> None:
+def _check_output(name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, vector: int) -> None:
     """Checks what an output needs beyond an input.
 
     Its elements must not overlap, or two tiles would write the same bytes. Its rows must be whole units of 16 bytes: a TMA
-    store clips at the tensor's edge, but in such units (on an H200, the rest of the last unit became zero).
+    store clips at the tensor's edge, but in such units (on an H200, the rest of the last unit became zero). Where threads
+    store, they are units of *vector* bytes.
     """
     reach = 0  # of the dimensions with smaller strides, from their first element to their last
     for stride, extent in sorted(zip(strides, shape, strict=True)):
         if extent > 1 and stride <= reach:
             raise InputError(f"{name}.stride", strides, "an output's elements must not overlap", "pass a dense tensor")
         reach += (extent - 1) * stride
-    if shape[-1] * dtype.bytes % ALIGNMENT:
-        step = ALIGNMENT // dtype.bytes
+    unit, who = (vector, "threads") if vector else (ALIGNMENT, "TMA stores")
+    if shape[-1] * dtype.bytes % unit:
         raise InputError(
             f"{name}.shape",
             shape,
-            f"a row of {shape[-1]} x {dtype.bytes} bytes is no multiple of {ALIGNMENT}, and TMA stores write whole units of "
-            f"{ALIGNMENT} bytes, so what follows the row would be overwritten",
-            f"make the last extent a multiple of {step}",
+            f"a row of {shape[-1]} x {dtype.bytes} bytes is no multiple of {unit}, and {who} write whole units of "
+            f"{unit} bytes, so what follows the row would be overwritten",
+            f"make the last extent a multiple of {unit // dtype.bytes}",
         )

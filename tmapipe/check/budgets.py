@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tmapipe.check.findings import Finding, Kind
-from tmapipe.plan.arch import arch_named
 from tmapipe.plan.model import Plan
 
 __all__ = ["budget_findings"]
@@ -17,7 +16,7 @@ def budget_findings(plan: Plan) -> list[Finding]:
 
 
 def _shared_memory(plan: Plan) -> list[Finding]:
-    limit = arch_named(plan.arch).smem
+    limit = plan.target.smem
     end = max([plan.smem_bytes, *(b.offset + b.stages * b.pitch for b in plan.buffers)])
     if end <= limit:
         return []

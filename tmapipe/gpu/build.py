@@ -27,6 +27,7 @@ from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
 from tmapipe.gpu.modulo import as_in_python
 from tmapipe.gpu.notes import check_notes, options_for
 from tmapipe.gpu.report import Resources, read_resources
+from tmapipe.gpu.sm80 import backend_for
 from tmapipe.kernel import kernel_main
 from tmapipe.machine.varying_names import NAMES_LOCK
 from tmapipe.plan.model import Load, Plan
@@ -85,10 +86,10 @@ class _Kernel:
         ).launch(
             grid=grid,
             block=(self.plan.threads, 1, 1),
-            cluster=(self.plan.cluster_size, 1, 1),
+            cluster=(self.plan.cluster_size, 1, 1) if self.plan.target.tma else None,
             smem=self.plan.smem_bytes,
             min_blocks_per_mp=1,
-            use_pdl=True,  # see `Isa.griddepcontrol_wait`
+            use_pdl=self.plan.target.tma,  # see `Isa.griddepcontrol_wait`
             stream=stream,
         )
 
@@ -139,7 +140,7 @@ def build(
     keep: bool = False,
     options: str = "",
     unroll: bool = True,
-    backend: type[GpuIsa] = GpuIsa,
+    backend: type[GpuIsa] | None = None,
 ) -> Compiled:
     """Compiles *schedule* for `plan.arch`. Needs no GPU. Compilations in one process run one after another.
 
@@ -149,7 +150,8 @@ def build(
         keep: Keep PTX and cubin.
         options: Further options of CuTe DSL's compiler.
         unroll: False keeps LLVM from unrolling run-time loops, so that each instruction of a body is in the PTX once.
-        backend: The class that emits instructions, such as one that leaves something out to measure what it costs.
+        backend: The class that emits instructions, by default that of the architecture. Another may leave something out, to
+            measure what it costs.
 
     Raises:
         InputError: For a body without source, which CuTe DSL reads, or if ptxas notes that it serializes matmuls.
@@ -162,7 +164,7 @@ def build(
             continue
         part = next(p for p in plan.transfers if p.name == name)
         rank = (ranks or {}).get(name, len(part.dims) - len(getattr(part, "folded", ())))
-        unit = (part.vector if isinstance(part, Load) else 0) or ALIGNMENT
+        unit = part.vector or ALIGNMENT
         step = max(1, unit // part.buffer.dtype.bytes)
         shape = tuple(cute.sym_int() for _ in range(rank))
         stride = (*(cute.sym_int64(divisibility=step) for _ in range(rank - 1)), 1)
@@ -178,7 +180,7 @@ def build(
 
         def compiled(located: bool) -> Any:
             return cute.compile(
-                _Kernel(schedule, plan, backend, located).host,
+                _Kernel(schedule, plan, backend or backend_for(plan), located).host,
                 fakes,
                 numbers,
                 make_fake_stream(use_tvm_ffi_env_stream=True),

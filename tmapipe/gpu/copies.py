@@ -1,4 +1,4 @@
-"""How copies by threads, and prefetches, are emitted."""
+"""How copies and stores by threads, and prefetches, are emitted."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from cutlass.cutlass_dsl import T
 
 from tmapipe.gpu import control
 from tmapipe.gpu.descriptors import Descriptor, prefetch
-from tmapipe.gpu.layouts import full_shape, pieces_of
+from tmapipe.gpu.layouts import cute_type, full_shape, pieces_of
 from tmapipe.integers import ceil_div
+from tmapipe.isa.fragment import Fragment
 from tmapipe.plan.model import WARP, Barrier, Buffer, Load, Peer, Store
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ class CopyEmitters:
     ) -> None:
         copy_tile(self, load, stage, at, share, shares)
         cute.arch.cp_async_mbarrier_arrive_noinc(self.mbarrier(barrier, stage))
+
+    def store_values(self: Any, store: Store, at: Sequence[Any], values: Fragment) -> None:
+        store_fragment(self, store, at, values)
 
     def tma_prefetch(self: Any, load: Load, at: Sequence[Any], share: Any = 0) -> None:
         for piece in range(pieces_of(load)):
@@ -92,36 +96,23 @@ def copy_tile(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any
         at: Where the tile starts (elements), one per dimension of the tensor.
         share: Which of so many *shares* of the vectors this warp copies.
     """
-    tensor, buffer, size = isa.addressed[load.argument], load.buffer, load.buffer.dtype.bytes
-    shape = full_shape(tensor, load)
-    strides = [0] * (len(shape) - len(tensor.stride)) + [Int64(stride) for stride in tensor.stride]
-    extents, per_row, threads = load.tile[-load.core :], load.tile[-1] * size // load.vector, WARP * shares
-    vectors = buffer.slot_bytes // load.vector
-    outer = len(shape) - load.core
-    source = Int64(tensor.iterator.toint())
-    for i in range(outer):
-        source = source + Int64(at[i]) * strides[i] * size
-    batch = [_inside(at[i], shape[i]) for i in range(outer)]
+    buffer, size, vector = load.buffer, load.buffer.dtype.bytes, load.vector
+    tile, per_row, threads = _Tile(isa, load, at), load.tile[-1] * size // vector, WARP * shares
+    vectors, width = buffer.slot_bytes // vector, vector // size
     target = isa.shared.toint() + buffer.offset + stage * buffer.pitch
     thread = share * WARP + isa.lane
 
     def copy(i: Any) -> None:
         """Vector *i* of the slot."""
         row, column = i // per_row, i % per_row
-        start, inside = source, list(batch)
-        left = row
-        for dim in range(load.core - 2, -1, -1):
-            index = at[outer + dim] + (left % extents[dim] if dim else left)
-            left = left // extents[dim]
-            start = start + Int64(index) * strides[outer + dim] * size
-            inside.append(_inside(index, shape[outer + dim]))
-        first = at[-1] + column * (load.vector // size)
+        start, inside = tile.row(row)
+        first = at[-1] + column * width
         start = start + Int64(first) * size
-        rest, width = shape[-1] - first, load.vector // size
+        rest = tile.shape[-1] - first
         nbytes = cutlass.select_(rest < width, rest, Int32(width)) * size
-        for holds in (*inside, _inside(first, shape[-1])):
+        for holds in (*inside, _inside(first, tile.shape[-1])):
             nbytes = cutlass.select_(holds, nbytes, Int32(0))
-        _cp_async(target + _place(buffer, row, column * load.vector), start, load.vector, nbytes)
+        _cp_async(target + _place(buffer, row, column * vector), start, vector, nbytes)
 
     def turn(j: Any) -> None:
         i = thread + j * threads
@@ -136,6 +127,72 @@ def copy_tile(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any
     else:
         for j in range(turns):
             turn(j)
+
+
+def store_fragment(isa: GpuIsa, store: Store, at: Sequence[Any], values: Fragment) -> None:
+    """The calling thread's stores of its values, each of some that lie side by side.
+
+    Args:
+        at: Where the tile starts (elements), one per dimension of the tensor.
+    """
+    fragments: Any = isa.fragments
+    layout, size = values.layout, store.buffer.dtype.bytes
+    assert layout is not None
+    tile, dtype = _Tile(isa, store, at), cute_type(store.buffer.dtype)
+    together = {"tile": layout.width, "columns": layout.width}.get(values.along, 1)
+    width = min(together, store.vector // size)
+
+    def store_run(first: int, row: Any, column: Any) -> None:
+        """*width* values, from number *first* on."""
+        start, inside = tile.row(row)
+        column = at[-1] + column
+        holds = _inside(column, tile.shape[-1])
+        for each in inside:
+            holds = holds & each
+        part = Fragment(fragments, layout, "tile", values.kind, values.data[first : first + width])
+        converted = cute.make_rmem_tensor((width,), dtype)
+        converted.store(fragments.vector(part, (width,)).to(dtype))
+        address = start + Int64(column) * size
+        target = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=width * size)
+        control.when(holds, lambda: cute.autovec_copy(converted, cute.make_tensor(target, cute.make_layout((width,)))))
+
+    def store_all() -> None:
+        for i in range(0, layout.slots(values.along), width):
+            row, column = fragments.place(layout, values.along, i)
+            store_run(i, row, column)
+
+    if values.along == "tile":
+        store_all()
+    else:
+        isa.when(fragments.first_to_have(layout, values.along), store_all)
+
+
+class _Tile:
+    """The rows of a tile in global memory.
+
+    shape: of the tensor. at: where the tile starts (elements), one per dimension.
+    """
+
+    def __init__(self, isa: GpuIsa, part: Load | Store, at: Sequence[Any]):
+        tensor, self.size = isa.addressed[part.argument], part.buffer.dtype.bytes
+        self.shape = full_shape(tensor, part)
+        self.outer = len(self.shape) - part.core
+        self.at, self.extents = at, part.tile[-part.core :]
+        self.strides = [0] * (len(self.shape) - len(tensor.stride)) + [Int64(stride) for stride in tensor.stride]
+        self.start = Int64(tensor.iterator.toint())
+        for i in range(self.outer):
+            self.start = self.start + Int64(at[i]) * self.strides[i] * self.size
+        self.batch = [_inside(at[i], self.shape[i]) for i in range(self.outer)]
+
+    def row(self, row: Any) -> tuple[Any, list[Any]]:
+        """The address of element 0 of the tensor in that row of the tile, and conditions for the row to be in the tensor."""
+        start, inside = self.start, list(self.batch)
+        for dim in range(len(self.extents) - 2, -1, -1):
+            index = self.at[self.outer + dim] + (row % self.extents[dim] if dim else row)
+            row = row // self.extents[dim]
+            start = start + Int64(index) * self.strides[self.outer + dim] * self.size
+            inside.append(_inside(index, self.shape[self.outer + dim]))
+        return start, inside
 
 
 def _inside(index: Any, extent: Any) -> Any:

@@ -62,7 +62,7 @@ class GpuFragments(Sums, Fragments):
         )
 
     def operand(self, matmul: Matmul, values: Fragment) -> Any:
-        return operand(matmul, self._vector(values, (len(values.data),)))
+        return operand(matmul, self.vector(values, (len(values.data),)))
 
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
         base = block * (matmul.shape[1] // 2) + first // 2
@@ -95,7 +95,7 @@ class GpuFragments(Sums, Fragments):
         tiled = cute.make_tiled_copy_S(to_shared, cute.make_tiled_copy_C_atom(fragment_atom, one_group))
         # A thread holds 2 x 2 values of every 64 x 8 block of the accumulator, blocks along n first, then along m.
         converted = cute.make_rmem_tensor(((2, 2, columns // 8), 1, 1), dtype)
-        converted.store(self._vector(values, converted.shape).to(dtype))
+        converted.store(self.vector(values, converted.shape).to(dtype))
         thread = tiled.get_slice(isa.thread % 128)
         slots = isa.buffers[slot.buffer.name]
         if transposed:
@@ -108,7 +108,7 @@ class GpuFragments(Sums, Fragments):
         """Writes a piece number by number. In a swizzled slot, lanes that have different columns write to different banks."""
         isa, target = self.isa, self.isa.buffers[slot.buffer.name]
         row, pair = isa.warp % 4 * 16 + isa.lane // 4, isa.lane % 4 * 2
-        data = self._vector(values, (2, 2, slot.buffer.tile[-2] // 8)).to(cute_type(slot.buffer.dtype))
+        data = self.vector(values, (2, 2, slot.buffer.tile[-2] // 8)).to(cute_type(slot.buffer.dtype))
         for i, value in enumerate(_scalars(data)):
             eight, half, j = i // 4, i // 2 % 2, i % 2
             target[(8 * eight + pair + j, row + 8 * half, slot.stage)] = value
@@ -216,16 +216,16 @@ class GpuFragments(Sums, Fragments):
             for vector, width in self._vectors(slot, layout, values.along, at or (0, 0)):
                 part = Fragment(self, layout, "tile", values.kind, values.data[first : first + width])
                 converted = cute.make_rmem_tensor((width,), dtype)
-                converted.store(self._vector(part, (width,)).to(dtype))
+                converted.store(self.vector(part, (width,)).to(dtype))
                 cute.autovec_copy(converted, vector)
                 first += width
 
         if values.along == "tile":
             store()
         else:
-            self.isa.when(self._first_to_have(layout, values.along), store)
+            self.isa.when(self.first_to_have(layout, values.along), store)
 
-    def _first_to_have(self, layout: ThreadLayout, along: str) -> Any:
+    def first_to_have(self, layout: ThreadLayout, along: str) -> Any:
         """Whether the calling lane is the first of those that have the same rows or columns."""
         lane, warp = self.isa.lane, layout.warp(self.isa.warp)
         if along == "rows":
@@ -256,6 +256,12 @@ class GpuFragments(Sums, Fragments):
                 row, first = row + at[0], first + at[1]
             found.append((_vector_at(inside, slot.buffer, row, first, width), width))
         return found
+
+    def place(self, layout: ThreadLayout, along: str, i: int) -> tuple[Any, Any]:
+        """The row and column of value *i* of a fragment; of one number a row or column, row 0 and its place among these."""
+        if along != "tile":
+            return 0, self._row(layout, i) if along == "rows" else self.column(layout, i)
+        return self._row(layout, layout.row_slot(i)), self.column(layout, layout.column_slot(i))
 
     def _row(self, layout: ThreadLayout, slot: int) -> Any:
         """The row of a row slot."""
@@ -351,7 +357,7 @@ class GpuFragments(Sums, Fragments):
     def from_registers(self, kind: str, values: list[Any]) -> Any:
         return [KINDS[kind](value) for value in values]
 
-    def _vector(self, values: Fragment, shape: Any) -> Any:
+    def vector(self, values: Fragment, shape: Any) -> Any:
         """A fragment's numbers as a vector of CuTe DSL, which converts several at a time."""
         kind = KINDS[values.kind]
         data = values.data * cute.size(shape) if values.along == "one" else values.data

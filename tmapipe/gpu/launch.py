@@ -130,7 +130,7 @@ def _check_device(device: Any, arch: str) -> None:
     if device.type != "cuda" or not torch.cuda.is_available():
         raise MissingGpuError(f"tensors lie on {device}, where no CUDA kernel can run; CPU tensors run on the model.")
     major, minor = torch.cuda.get_device_capability(device)
-    have = f"sm_{major}{minor}a"
+    have = f"sm_{major}{minor}" + "a" * (major >= 9)
     if have != arch:
         raise InputError("arch", arch, f"the device {device} is {have}", f'set the schedule\'s arch to "{have}"')
 

@@ -179,7 +179,8 @@ class BarrierInstructions(Lowering):
 
     def mbarrier_wait(self, barrier: Barrier, stage: Value, parity: Value) -> None:
         """``mbarrier.try_wait.parity`` until the phase of that parity has completed (each lane; acquire at CTA scope, at
-        cluster scope for remote arrivals). The phase before the first counts as completed with parity 1."""
+        cluster scope for remote arrivals). The phase before the first counts as completed with parity 1. Before sm_90, a loop
+        of ``mbarrier.test_wait``."""
         self.emit(MbarWait(self.bar(barrier, stage), parity))
 
     def mbarrier_arrive(self, barrier: Barrier, stage: Value, lanes: int = 1, when: Condition = True) -> None:

@@ -7,14 +7,20 @@ clusters run one after another, so the caller passes what an atomic operation fi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tmapipe.isa.effects import Global, operation
 from tmapipe.isa.lowering import Lowering
 from tmapipe.isa.operands import ALL_LANES, ELECTED, At, Data, Lanes, Name, Where
 from tmapipe.isa.values import Condition, Value
+from tmapipe.plan.model import Store
 
-__all__ = ["Ballot", "CounterAdd", "CounterStore", "GlobalInstructions", "ReadSmid", "Shuffle", "TableLoad"]
+if TYPE_CHECKING:
+    from tmapipe.isa.fragment import Fragment
+
+__all__ = [
+    "Ballot", "CounterAdd", "CounterStore", "GlobalInstructions", "ReadSmid", "Shuffle", "TableLoad", "TileStore",
+]  # fmt: skip
 
 
 @operation(
@@ -50,6 +56,16 @@ class TableLoad(NamedTuple):
     where: Where = None
 
 
+@operation("st.global", "stores its values of a tile of {store}", Global("write"))
+class TileStore(NamedTuple):
+    """To the tile that starts at element `at`, by each lane those that it has. Facts: None."""
+
+    store: Name
+    at: At = ()
+    lanes: Lanes = ALL_LANES
+    where: Where = None
+
+
 @operation("vote.sync.ballot.b32", "counts {votes} votes of the lanes")
 class Ballot(NamedTuple):
     """Facts: None."""
@@ -75,7 +91,7 @@ class ReadSmid(NamedTuple):
 
 
 class GlobalInstructions(Lowering):
-    """Instructions on counters and tables. Both may be touched only after `griddepcontrol_wait`."""
+    """Instructions on counters, tables and tensors. They may be touched only after `griddepcontrol_wait`."""
 
     def lane_0(self, body: Callable[[], None], when: Condition = True) -> None:
         """Runs *body* in lane 0 alone, if *when*, by predication.
@@ -117,6 +133,11 @@ class GlobalInstructions(Lowering):
     def store_counter(self, counter: Value, value: int) -> None:
         """``st.global`` by the calling lane: sets a counter."""
         self.emit(CounterStore(counter, value))
+
+    def store_values(self, store: Store, at: Sequence[Value], values: Fragment) -> None:
+        """``st.global`` (each lane): stores the warp's part of *values*, converted, to the tile that starts at element *at*.
+        Elements outside the tensor are not written. At most `store.vector` bytes at once. Generic proxy."""
+        self.emit(TileStore(store.name, tuple(at)))
 
     def load_entry(self, table: str, i: Value, without_data: int) -> Value:
         """``ld.global``: entry *i* of a table, in all lanes.

@@ -246,6 +246,18 @@ class MachineFragments(Fragments):
         )
         self.isa.emit(ops.SlotWrite(number, part, writers, f"numbers of {values.along}"))
 
+    def places(self, values: Fragment) -> tuple[np.ndarray, np.ndarray] | None:
+        """Where in the tile, row by row, the warp's values are, and these; None without data."""
+        assert values.layout is not None
+        if self.memory is None:
+            return None
+        rows, columns = self._indices(values.layout)
+        if values.along == "tile":
+            at = rows * values.layout.columns + columns
+            return at.ravel(), np.broadcast_to(values.data, at.shape).ravel()
+        at = np.unique(rows if values.along == "rows" else columns)  # the same numbers, if other warps have them too
+        return at, values.data[at]
+
     def _parts(self, layout: ThreadLayout) -> list[tuple[int, int, str]]:
         """(part, parts, cut) of each access to a slot."""
         if isinstance(layout, VectorLayout):

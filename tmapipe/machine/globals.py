@@ -5,7 +5,11 @@ What counters hold belongs to the whole grid, of which a state has one cluster (
 
 from __future__ import annotations
 
-from tmapipe.isa.ops import Ballot, CounterAdd, CounterStore, ReadSmid, Shuffle, TableLoad
+import numpy as np
+
+from tmapipe.isa.ops import Ballot, CounterAdd, CounterStore, ReadSmid, Shuffle, TableLoad, TileStore
+from tmapipe.machine.hazard import hazard
+from tmapipe.machine.memory import Memory, convert, performs
 from tmapipe.machine.state import State, applies
 
 
@@ -17,3 +21,21 @@ from tmapipe.machine.state import State, applies
 @applies(ReadSmid)
 def _nothing(state: State, agent: int, op: object) -> None:
     pass
+
+
+@applies(TileStore)
+def _store(state: State, agent: int, op: TileStore) -> None:
+    store = state.layout.stores[op.store]
+    if op.at and op.at[-1] * store.buffer.dtype.bytes % store.vector:
+        text = f"stores {op.store} from {op.at} on, whose last index is not a multiple of {store.vector} bytes"
+        raise hazard(state.layout, "copy-alignment", agent, op, text)
+
+
+@performs(TileStore)
+def _write(memory: Memory, agent: int, op: TileStore, facts: None) -> None:
+    store = memory.layout.stores[op.store]
+    places, values = memory.operands[agent]  # in the tile, row by row
+    tensor = memory.tensors[store.argument]
+    at = [first + i for first, i in zip(op.at, np.unravel_index(places, store.tile), strict=True)]
+    inside = np.all([(i >= 0) & (i < extent) for i, extent in zip(at, tensor.shape, strict=True)], axis=0)
+    tensor[tuple(i[inside] for i in at)] = convert(values, store.buffer.dtype)[inside]

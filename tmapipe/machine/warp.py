@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tmapipe.errors import InputError, PipelineError, ScopeError
+from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import SlotRef
 from tmapipe.machine.blocks import block
@@ -44,7 +45,7 @@ class MachineIsa(Isa):
         self.emit = emit  # type: ignore[method-assign, assignment]
         self.cta_rank, self.warp = divmod(agent, layout.warps)
         self.cluster_id, self.clusters, self.shapes = cluster_id, clusters, shapes
-        self.fragments = MachineFragments(self)
+        self.fragments = self._fragments = MachineFragments(self)
         self.body: Any = None  # the code of the role's body, which is being called
 
     # ---- control flow and registers -------------------------------------------------------------------------------
@@ -115,6 +116,11 @@ class MachineIsa(Isa):
     def tma_store(self, store: Store, stage: int, at: Sequence[int], rows: int | None = None) -> None:
         _check_start(store, at)
         super().tma_store(store, stage, at, rows)
+
+    def store_values(self, store: Store, at: Sequence[int], values: Fragment) -> None:
+        _check_start(store, at)
+        self.give(self._fragments.places(values))
+        super().store_values(store, at, values)
 
     def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef) -> None:
         self.give((acc, None if isinstance(a, SlotRef) else a))

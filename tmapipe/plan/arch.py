@@ -18,6 +18,9 @@ class Arch:
         smem: Shared memory that a CTA can have (bytes), without the 1 KB of the SM's own.
         wgmma: Whether there are warpgroup matmuls.
         max_cluster: CTAs of the largest cluster.
+        tma: Whether there are engines that copy, and with them byte counts of mbarriers, clusters, proxy fences, setmaxnreg
+            and dependent launches: all that came with sm_90.
+        fp8: Whether threads convert 8-bit floats.
         registers: Of an SM, of 32 bits each.
     """
 
@@ -25,10 +28,15 @@ class Arch:
     smem: int
     wgmma: bool
     max_cluster: int
+    tma: bool = True
+    fp8: bool = True
     registers: int = 65536
 
 
 _ARCHS = {
+    "sm_80": Arch("sm_80", 163 * 1024, wgmma=False, max_cluster=1, tma=False, fp8=False),
+    "sm_86": Arch("sm_86", 99 * 1024, wgmma=False, max_cluster=1, tma=False, fp8=False),
+    "sm_89": Arch("sm_89", 99 * 1024, wgmma=False, max_cluster=1, tma=False),
     "sm_90a": Arch("sm_90a", 227 * 1024, wgmma=True, max_cluster=16),
     "sm_100a": Arch("sm_100a", 227 * 1024, wgmma=False, max_cluster=16),
     "sm_103a": Arch("sm_103a", 227 * 1024, wgmma=False, max_cluster=16),
@@ -37,9 +45,7 @@ _ARCHS = {
 
 
 def arch_named(name: str) -> Arch:
-    """The architecture called *name*. Raises `InputError` for one without TMA or unknown to the library."""
+    """The architecture called *name*. Raises `InputError` for one unknown to the library."""
     if not isinstance(name, str) or name not in _ARCHS:
-        raise InputError(
-            "arch", name, "needs TMA and setmaxnreg, so one of " + ", ".join(_ARCHS), "use sm_90a for an H100 or H200"
-        )
+        raise InputError("arch", name, "is one of " + ", ".join(_ARCHS), "use sm_90a for an H100 or H200")
     return _ARCHS[name]

@@ -91,6 +91,12 @@ def explain(plan: Plan, over: Mapping[str, int] | None = None, held: Mapping[str
             + "".join(f", {x} transposed" for x, way in zip("ab", matmul.transposed, strict=True) if way)
         )
     for store in plan.stores:
+        if store.vector:
+            how = f"by threads from registers, {store.vector} bytes at once"
+            lines.append(
+                f"store {store.name} [{' '.join(store.dims)}]: {_product(store.tile)} {store.buffer.dtype} {how}"
+            )
+            continue
         folded = ", ".join(f"{extent} along {d}" for d, extent in zip(store.dims, store.folded, strict=False))
         lines.append(
             f"store {store.name} [{' '.join(store.dims)}]: {_product(store.tile)} {store.buffer.dtype} from "

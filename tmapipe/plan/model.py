@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 from tmapipe.dim import Dim
+from tmapipe.plan.arch import Arch, arch_named
 from tmapipe.plan.distributed import Buffer, Distributed, HeldTile, Matmul
 from tmapipe.plan.frozenmap import NOTHING, frozen
 from tmapipe.plan.rings import Queue, Ring
@@ -168,6 +169,8 @@ class Store:
         whole: Elements of a whole output tile along each of `dims`, if its rows are those of several of them, and one store
             writes some of these.
         transposed: Whether the rows of the accumulators that it stores are its columns.
+        vector: Bytes that a thread stores at once, where threads store what they have in registers: then the buffer has no
+            slots. 0 where an engine stores.
     """
 
     name: str
@@ -182,6 +185,7 @@ class Store:
     core: int = _CORE
     whole: tuple[int, ...] = ()
     transposed: bool = False
+    vector: int = 0
 
     @property
     def columns(self) -> int:
@@ -305,6 +309,11 @@ class Plan:
         return found | {buffer.name for peer in self.sends for buffer in (peer.buffer, peer.source)}
 
     @property
+    def target(self) -> Arch:
+        """What it was made for."""
+        return arch_named(self.arch)
+
+    @property
     def transfers(self) -> tuple[Load | Store, ...]:
         """Loads, then stores."""
         return (*self.loads, *self.stores)
@@ -312,12 +321,13 @@ class Plan:
     @property
     def described(self) -> tuple[Load | Store, ...]:
         """Those of `transfers` that go through a descriptor (a tensor map)."""
-        return tuple(part for part in self.transfers if isinstance(part, Store) or part.tensor_map)
+        return tuple(p for p in self.transfers if (not p.vector if isinstance(p, Store) else p.tensor_map))
 
     @property
     def by_address(self) -> tuple[str, ...]:
-        """Arguments that the kernel reaches by their address: tables, and what loads without a descriptor read."""
-        return (*self.tables, *(load.argument for load in self.loads if not load.tensor_map))
+        """Arguments that the kernel reaches by their address: tables, and tensors without a descriptor."""
+        described = {part.name for part in self.described}
+        return (*self.tables, *(part.argument for part in self.transfers if part.name not in described))
 
     @property
     def dims(self) -> dict[str, tuple[str, ...]]:

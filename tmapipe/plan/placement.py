@@ -1,13 +1,13 @@
-"""Where roles run: which warps, and how many registers a thread each warpgroup gets."""
+"""Where roles run: which warps, which branches of the kernel, and how many registers a thread each warpgroup gets."""
 
 from __future__ import annotations
 
 from tmapipe.errors import InputError
 from tmapipe.plan.arch import Arch
 from tmapipe.plan.declarations import Declarations
-from tmapipe.plan.model import RoleWarps
+from tmapipe.plan.model import Plan, RoleWarps
 
-__all__ = ["launch_registers", "place_roles", "share_registers"]
+__all__ = ["branches_of", "launch_registers", "place_roles", "share_registers", "without_role"]
 
 LOAD_REGISTERS = {2: 40, 3: 40, 4: 32}  # warpgroups in the CTA -> registers a thread of those that only move data
 
@@ -85,3 +85,29 @@ def share_registers(
             "ask for fewer in some role",
         )
     return dict(sorted(given.items())), launch
+
+
+def branches_of(plan: Plan) -> list[tuple[int, int, int | None, list[RoleWarps]]]:
+    """(first warp, warps, registers, roles) of each branch of the kernel.
+
+    Warpgroups that run the same roles share a branch: setmaxnreg stands at its top, and their code exists once.
+    """
+    if not plan.registers:
+        return [(role.first_warp, role.warps, None, [role]) for role in plan.roles]
+    branches: list[tuple[int, int, int | None, list[RoleWarps]]] = []
+    for group in range(plan.warps // 4):
+        roles = [r for r in plan.roles if r.first_warp < 4 * group + 4 and r.first_warp + r.warps > 4 * group]
+        if branches and roles and branches[-1][3] == roles and branches[-1][2] == plan.registers[group]:
+            first, count, registers, _ = branches[-1]
+            branches[-1] = (first, count + 4, registers, roles)
+        else:
+            branches.append((4 * group, 4, plan.registers[group], roles))
+    return branches
+
+
+def without_role(plan: Plan) -> list[tuple[int, int]]:
+    """(first warp, warps) of the warps that only fill up a warpgroup."""
+    roles = sorted(plan.roles, key=lambda role: role.first_warp)
+    ends = [0, *(role.first_warp + role.warps for role in roles)]
+    starts = [*(role.first_warp for role in roles), plan.warps]
+    return [(end, start - end) for end, start in zip(ends, starts, strict=True) if start > end]

@@ -15,6 +15,7 @@ from tmapipe.plan.matmuls import check_matmuls
 from tmapipe.plan.model import Plan
 from tmapipe.plan.placement import launch_registers, place_roles, share_registers
 from tmapipe.plan.shared_memory import Layout
+from tmapipe.plan.supported import check_supported
 from tmapipe.stage import RESERVED, SharedStage, SlotStage, TmaLoadStage
 from tmapipe.store_pipeline import REDUCTIONS, TmaStoreStage
 
@@ -44,6 +45,7 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
     _check_names(declared)
     declared.check_references()
     types = _resolve_types(declared, dtypes)
+    check_supported(declared, types, target)
     roles, warps = place_roles(declared)
     matmul_roles = check_matmuls(declared, types, target, launch_registers(warps, target))
     registers, launch = share_registers(declared, roles, warps, target)

@@ -22,6 +22,7 @@ from tmapipe.plan.rings import Queue, Ring
 from tmapipe.plan.space import Space
 from tmapipe.plan.syncs import MAX_NAMED_BARRIERS
 from tmapipe.plan.thread_layout import vectors_of
+from tmapipe.plan.thread_stores import by_threads
 from tmapipe.register_tile import RegisterTile
 from tmapipe.scratch import Scratch
 from tmapipe.stage import SharedStage, SlotStage, TmaLoadStage, as_matrix
@@ -289,6 +290,9 @@ class Layout:
 
     def _store(self, name: str, store: TmaStoreStage) -> None:
         dtype = self.types[name]
+        if store.vector:
+            self._clipped(name, store)
+            return self.stores.append(by_threads(name, store, dtype))
         accumulators = isinstance(store.source, (Wgmma, RegisterTile))
         if isinstance(store.source, SlotStage):
             if store.source.ring.held:

@@ -10,9 +10,10 @@ from tmapipe.errors import InputError
 from tmapipe.isa.fragment import Fragment, combine
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import SlotRef
+from tmapipe.plan.model import Buffer
 from tmapipe.plan.thread_layout import ThreadLayout
 
-__all__ = ["check_extents", "check_rounded", "layout_of", "write_values"]
+__all__ = ["check_extents", "check_rounded", "checked_values", "layout_of", "write_values"]
 
 
 def write_values(isa: Isa, where: str, slot: SlotRef, values: Any, at: Any = None) -> None:
@@ -24,16 +25,21 @@ def write_values(isa: Isa, where: str, slot: SlotRef, values: Any, at: Any = Non
     Raises:
         InputError: *values* is no fragment, has other extents, or is fp32 where the slot holds integers.
     """
-    layout, dtype = layout_of(where, values), slot.buffer.dtype
+    isa.fragments.write(slot, checked_values(where, slot.buffer, values, at), at)
+
+
+def checked_values(where: str, buffer: Buffer, values: Any, at: Any = None) -> Fragment:
+    """*values*, with 0 and 1 for bool, that a slot of *buffer* takes. Arguments and errors as of `write_values`."""
+    layout, dtype = layout_of(where, values), buffer.dtype
     if at is None:
-        check_extents(where, slot.buffer.tile, layout, values.along)
+        check_extents(where, buffer.tile, layout, values.along)
     else:
-        _check_block(where, slot.buffer.tile, layout, values.along, at)
+        _check_block(where, buffer.tile, layout, values.along, at)
     if values.along != "tile":
         layout.check_rows()
     if dtype.integer and values.kind == "fp32":
         raise InputError(where, dtype.name, "holds no fp32", 'round first: tp.math.cast(values, "int32")')
-    isa.fragments.write(slot, combine("add", values, 0) if values.kind == "bool" else values, at)
+    return combine("add", values, 0) if values.kind == "bool" else values
 
 
 def check_rounded(name: str, dtype: DType) -> None:

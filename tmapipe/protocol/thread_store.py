@@ -1,0 +1,47 @@
+"""A store by threads as the storing role sees it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmapipe.isa.fragment import applied
+from tmapipe.isa.interface import Isa
+from tmapipe.isa.values import Carried
+from tmapipe.plan.model import NamedBarrier, RoleWarps, Store
+from tmapipe.protocol.tile import Tile, start_of, tile_at
+from tmapipe.protocol.values import checked_values
+
+__all__ = ["BoundThreadStore"]
+
+
+class BoundThreadStore(Carried):
+    """A `ThreadStoreStage` in the role that stores. It has no buffers, so nothing is waited for."""
+
+    def __init__(
+        self, isa: Isa, store: Store, stages: int, role: RoleWarps, barrier: NamedBarrier | None, columns: int
+    ):
+        self.isa, self.plan = isa, store
+
+    def store(self, tile: Tile, values: Any, epilogue: Any = None) -> None:
+        """Converts *values* to the tensor's type and stores them to *tile*.
+
+        Args:
+            tile: Of the output.
+            values: A fragment of the tile's extents; or one number a row or a column, for a tile of one extent.
+            epilogue: Applied to *values* before the conversion.
+
+        Raises:
+            InputError: *values* is no fragment, has other extents, or is fp32 where the tensor holds integers.
+        """
+        name, plan = f"{self.plan.name}.store", self.plan
+        made = values if epilogue is None else applied(epilogue, (values,), {})
+        found = checked_values(name, plan.buffer, made)
+        self.isa.store_values(plan, start_of(name, plan.dims, plan.tile, tile, {}), found)
+
+    def store_from(self, *start: Any, values: Any, epilogue: Any = None) -> None:
+        """As `store`, to the tile that starts at these elements: one index along each dimension of the tensor, perhaps
+        negative or beyond its end. The last one is a multiple of the stage's `vector` bytes."""
+        self.store(tile_at(f"{self.plan.name}.store_from", self.plan.dims, start), values, epilogue)
+
+    def finish(self) -> None:
+        """After the last tile: nothing is left to wait for."""
