@@ -166,8 +166,8 @@ class TmaLoadStage(SlotStage):
         return self._changed(outside="nan")
 
     def strided(self, **strides: int) -> TmaLoadStage:
-        """The same stage, whose tiles have every so many-th element (a descriptor's element strides): ``strided(h=2, w=2)`` takes
-        those in even rows and columns of an image.
+        """The same stage, whose tiles have every so many-th element (a descriptor's element strides): ``strided(h=2, w=2)``
+        takes those in even rows and columns of an image.
 
         A tile still has as many elements as `tile` says, and spans so many times more of the tensor. Coordinates in tiles
         count what a tile spans; `load_from` takes the tensor's elements, as ever.

@@ -15,6 +15,7 @@ import attrs
 
 from tmapipe.dim import Dim
 from tmapipe.plan.arch import Arch, arch_named
+from tmapipe.plan.barriers import Barrier, NamedBarrier
 from tmapipe.plan.distributed import Buffer, Distributed, HeldTile, Matmul
 from tmapipe.plan.frozenmap import NOTHING, frozen
 from tmapipe.plan.rings import Queue, Ring
@@ -35,42 +36,6 @@ __all__ = [
 
 WARP = 32  # threads a warp
 _CORE: Any = attrs.field(default=attrs.Factory(lambda part: len(part.buffer.tile), takes_self=True))
-
-
-@attrs.frozen
-class Barrier:
-    """An array of mbarriers, 8 bytes each.
-
-    Args:
-        name: Of the array, such as "ring.full".
-        offset: Where it begins (bytes).
-        stages: How many mbarriers it has: one a slot, say.
-        count: Arrivals that complete a phase, besides the bytes armed by expect-tx.
-        formula: How `count` came about, for `explain`.
-    """
-
-    name: str
-    offset: int
-    stages: int
-    count: int
-    formula: str = ""
-
-
-@attrs.frozen
-class NamedBarrier:
-    """Hardware barriers side by side: ``bar.sync id + instance, threads``.
-
-    Args:
-        name: Of all instances.
-        id: Of the first instance, 1 to 15; id 0 is the CTA's own.
-        threads: That one instance waits for.
-        instances: How many there are: one a warpgroup, say.
-    """
-
-    name: str
-    id: int
-    threads: int
-    instances: int = 1
 
 
 @attrs.frozen

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import attrs
 
+from tmapipe.plan.barriers import Barrier
+from tmapipe.plan.distributed import Buffer
 from tmapipe.plan.frozenmap import NOTHING, frozen
-
-if TYPE_CHECKING:
-    from tmapipe.plan.model import Barrier, Buffer
 
 __all__ = ["Queue", "Ring"]
 
