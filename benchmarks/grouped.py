@@ -5,8 +5,8 @@ python -m benchmarks.grouped --problems 16384x4096x2048/64 --rounds 8
 
 A problem MxNxK/G: M rows are distributed over G groups as by a softmax router (random sizes, from few to several times the
 mean). Each group has a weight [N, K] of its own; bf16 in and out; the ends of the groups lie on the device. Peer:
-torch._grouped_mm. Ours: `GroupedGemm` with several tiles and clusters. MxNxK beside it is a `Gemm` with one weight for all
-rows, which shows what the groups cost. Every result is compared with float64 on random rows. Writes
+torch._grouped_mm. Ours: `GroupedGemm` with several mainloops, tiles and clusters. MxNxK beside it is a `Gemm` with one weight
+for all rows, which shows what the groups cost. Every result is compared with float64 on random rows. Writes
 ``benchmarks/results/grouped.json``.
 """
 
@@ -27,12 +27,16 @@ from benchmarks.tables import print_problem
 
 PROBLEMS = ("16384x4096x4096/8", "16384x4096x2048/64", "8192x2048x4096/128", "1024x4096x4096/32")
 CANDIDATES = (
-    ((128, 256, 64), (1, 2)),
-    ((128, 256, 64), (2, 1)),
-    ((128, 192, 64), (1, 2)),
-    ((128, 128, 64), (1, 2)),
-    ((64, 256, 64), (1, 1)),
-    ((64, 256, 64), (1, 2)),
+    ("Cooperative", (128, 256, 64), (1, 2)),
+    ("Cooperative", (128, 256, 64), (2, 1)),
+    ("Cooperative", (128, 192, 64), (1, 2)),
+    ("Cooperative", (128, 128, 64), (1, 2)),
+    ("Cooperative", (64, 256, 64), (1, 1)),
+    ("PingPong", (128, 192, 64), (1, 2)),
+    ("PingPong", (128, 128, 64), (1, 2)),
+    ("PingPong", (64, 256, 64), (1, 1)),
+    ("PingPong", (64, 256, 64), (1, 2)),
+    ("PingPong", (64, 192, 64), (1, 2)),
 )
 SAMPLES = 64  # rows of the output that are checked
 
@@ -68,9 +72,9 @@ def variants(a: Any, b: Any, ends: Any, out: Any) -> dict[tuple[str, str], Calla
     import tmapipe as tp
 
     runs: dict[tuple[str, str], Callable[[], Any]] = {}
-    for tile, cluster in CANDIDATES:
-        made = tp.schedules.GroupedGemm(tile, cluster)
-        name = f"{tile[0]}x{tile[1]}x{tile[2]} {cluster[0]}x{cluster[1]}"
+    for kind, tile, cluster in CANDIDATES:
+        made = tp.schedules.GroupedGemm(tile, cluster, mainloop=getattr(tp.mainloop, kind)())
+        name = f"{kind} {tile[0]}x{tile[1]}x{tile[2]} {cluster[0]}x{cluster[1]}"
         runs[OURS, name] = functools.partial(made, a, b, ends, out=out)
     turned = b.mT
     runs["torch", "_grouped_mm"] = lambda: torch._grouped_mm(a, turned, offs=ends)

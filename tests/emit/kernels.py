@@ -379,6 +379,9 @@ GROUPED = {
     "grouped m192 2x1": Kernel(
         lambda: S.GroupedGemm((192, 64, 64), (2, 1), b=tp.Operand("n")), {}, GROUPS, {"offsets": (0, 7, 700, 700)}
     ),
+    "grouped pingpong 1x2": Kernel(
+        lambda: S.GroupedGemm((64, 128, 64), mainloop=tp.mainloop.PingPong()), {}, GROUPS, {"offsets": (0, 7, 500, 500)}
+    ),
 }
 MATMULS = {
     f"matmuls, {name}": Kernel(form.make, {}, GEMM | {"s": 3, "k": form.k or 200}) for name, form in FORMS.items()

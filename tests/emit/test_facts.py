@@ -271,10 +271,10 @@ def test_global_memory_is_touched_after_the_kernels_before(name):
     for warp in range(kernel.plan.warps):
         for lane in LANES:
             reached = kernel.ptx.reached(warp, lane)
-            waits = [i for i, what in enumerate(reached) if what.is_a("griddepcontrol.wait")]
-            copies = [i for i, what in enumerate(reached) if what.is_a(*COPIES)]
-            assert len(waits) == 1 and all(at > waits[0] for at in copies)
-            assert any(what.is_a("griddepcontrol.launch_dependents") for what in reached[: waits[0]])
+            before = kernel.ptx.thread(warp, lane).reached_without("griddepcontrol.wait")
+            assert len([what for what in reached if what.is_a("griddepcontrol.wait")]) == 1
+            assert not any(what.is_a(*COPIES) for what in before)
+            assert any(what.is_a("griddepcontrol.launch_dependents") for what in before)
 
 
 def test_the_table_names_the_instructions_as_they_stand_in_ptx():

@@ -14,10 +14,12 @@ SCHEDULES = [
     lambda **options: S.GroupedGemm((64, 128, 64), (1, 1), **options),
     lambda **options: S.GroupedGemm((192, 160, 32), (1, 2), **options),
     lambda **options: S.GroupedGemm((256, 128, 64), (1, 1), **options),
+    lambda **options: S.GroupedGemm((128, 192, 64), mainloop=tp.mainloop.PingPong(), **options),
+    lambda **options: S.GroupedGemm((64, 256, 64), (1, 1), mainloop=tp.mainloop.PingPong(), **options),
 ]
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(36))
 def test_random_groups(seed):
     rng = random.Random(seed)
     torch.manual_seed(seed)

@@ -10,6 +10,7 @@ import tmapipe as tp
 from tests.unit.errors import refused
 
 GroupedGemm = tp.schedules.GroupedGemm
+PINGPONG = tp.mainloop.PingPong()
 ENDS = ([30, 30, 100, 300, 310], [0, 0, 0, 0, 310], [310] * 5, [64, 128, 192, 256, 310], [1, 2, 3, 4, 5], [0] * 5)
 
 
@@ -29,13 +30,13 @@ def reference(a, b, ends, out):
 
 @pytest.mark.parametrize("ends", ENDS, ids=str)
 @pytest.mark.parametrize("cluster", [(1, 1), (1, 2), (2, 1)])
-def test_rows_of_each_group_and_no_others(ends, cluster):
+@pytest.mark.parametrize("mainloop", [tp.mainloop.Cooperative(), PINGPONG], ids=["cooperative", "pingpong"])
+def test_rows_of_each_group_and_no_others(ends, cluster, mainloop):
     a, b = operands(310, 104, 40, 5)
     out = np.full((310, 104), 7.5, np.float32)  # rows after the last group keep it
     want = reference(a, b, ends, out)
-    GroupedGemm((64, 64, 32), cluster, 2, epilogue=tp.epilogue.Epilogue(dtype="fp32"))(
-        a, b, np.array(ends, np.int32), out
-    )
+    epilogue = tp.epilogue.Epilogue(dtype="fp32")
+    GroupedGemm((64, 64, 32), cluster, 2, mainloop=mainloop, epilogue=epilogue)(a, b, np.array(ends, np.int32), out)
     np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-4)
 
 
@@ -44,16 +45,17 @@ def test_rows_of_each_group_and_no_others(ends, cluster):
     tile=st.sampled_from([(64, 32, 32), (128, 32, 32), (192, 32, 32)]),
     cluster=st.sampled_from([(1, 1), (2, 1), (1, 2)]),
     clusters=st.integers(1, 3),
+    pingpong=st.booleans(),
 )
-@settings(max_examples=20, deadline=None)
-def test_any_sizes(sizes, tile, cluster, clusters):
+@settings(max_examples=30, deadline=None)
+def test_any_sizes(sizes, tile, cluster, clusters, pingpong):
     ends = np.cumsum(sizes).astype(np.int32)
     a, b = operands(max(int(ends[-1]), 1), 40, 32, len(sizes))
     out = np.zeros((len(a), 40), np.float32)
     want = reference(a, b, ends, out)
-    GroupedGemm(tile, cluster, 2, epilogue=tp.epilogue.Epilogue(dtype="fp32")).simulate(
-        a, b, ends, out=out, clusters=clusters
-    )
+    mainloop = PINGPONG if pingpong and tile[0] < 192 else tp.mainloop.Cooperative()
+    gemm = GroupedGemm(tile, cluster, 2, mainloop=mainloop, epilogue=tp.epilogue.Epilogue(dtype="fp32"))
+    gemm.simulate(a, b, ends, out=out, clusters=clusters)
     np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-4)
 
 
@@ -105,3 +107,16 @@ def test_bad_tables(offsets, text):
     with pytest.raises(tp.InputError) as error:
         GroupedGemm((64, 32, 32), (1, 1), 2)(a, b, offsets)
     assert str(error.value).startswith(text)
+
+
+def test_teams_take_the_tiles_that_have_rows_in_turn():
+    gemm = GroupedGemm((64, 64, 32), (1, 2), mainloop=PINGPONG)
+    report = gemm.check()
+    assert report.ok and report.trips == "every trip count"
+    a, b = operands(130, 64, 64, 40)
+    ends = np.array([0] * 13 + [1] * 7 + [130] * 20, np.int32)
+    want = reference(a, b, ends, np.zeros((130, 64), np.float32))
+    for clusters in (1, 2, 5):
+        out = np.zeros((130, 64), ml_dtypes.bfloat16)
+        gemm.simulate(a, b, ends, out=out, clusters=clusters)
+        np.testing.assert_allclose(out.astype(np.float32), want, rtol=1e-2, atol=1e-2)

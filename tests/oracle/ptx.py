@@ -267,15 +267,24 @@ class _Thread:
     def reached(self) -> list[Instruction]:
         return [self.ptx.instructions[at] for at in self.places]
 
+    def reached_without(self, opcode: str) -> list[Instruction]:
+        """The instructions that this thread can reach without executing one of that *opcode*."""
+        return [self.ptx.instructions[at] for at in self._places(opcode)]
+
     @functools.cached_property
     def places(self) -> list[int]:
         """Indices of the instructions that this thread can reach."""
-        program, seen, todo = self.ptx.instructions, set(), [0]
+        return self._places()
+
+    def _places(self, without: str | None = None) -> list[int]:
+        program, seen, todo = self.ptx.instructions, set[int](), [0]
         while todo:
             at = todo.pop()
             while at < len(program) and at not in seen:
-                seen.add(at)
                 instruction = program[at]
+                if without and instruction.is_a(without):
+                    break
+                seen.add(at)
                 taken = True if instruction.guard is None else self.truth(instruction.guard)
                 if instruction.is_a("bra") and not instruction.inline and taken is not False:
                     todo.append(self.ptx.labels[instruction.operands[0]])

@@ -257,13 +257,6 @@ def test_groups():
         refused(lambda kind=kind: kind((128, 256)), argument="tile", value=(128, 256), rule="(m, n, k)")
     refused(lambda: S.GroupedGemm(a=tp.Operand("n")), argument="Operand(major)", rule='"k" or "m"')
 
-    class Teams(S.GroupedGemm):
-        def __init__(self):
-            super().__init__((128, 64, 64), (1, 1))
-            self.math = tp.Role(warpgroups=2, teams=2)
-
-    refused(Teams().check, argument="GroupedTiles", value=2, rule="not to teams")
-
 
 def test_what_is_outside_of_operands():
     refused(lambda: S.Gemm(a=tp.Operand(outside="some")), argument="outside", value="some", rule="one of zeros")

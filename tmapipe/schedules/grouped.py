@@ -27,7 +27,7 @@ class GroupedGemm(Gemm):
             for large groups.
         stages: Slots of a and b; None: as many as fit.
         raster: Numbers the output tiles.
-        options: a, b, mainloop and epilogue, as of `Gemm`; no sums of rows or columns, and no ping-pong.
+        options: a, b, mainloop and epilogue, as of `Gemm`; no sums of rows or columns.
     """
 
     def __init__(

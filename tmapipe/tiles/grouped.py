@@ -19,6 +19,7 @@ import attrs
 
 from tmapipe.errors import InputError
 from tmapipe.fields import IS_NAME
+from tmapipe.integers import ceil_div
 from tmapipe.isa.interface import Isa
 from tmapipe.plan.declarations import Declarations
 from tmapipe.protocol.cluster import cluster_coordinate
@@ -51,7 +52,6 @@ class GroupedTiles(PersistentTiles):
     output: str = attrs.field(default="d", kw_only=True, validator=IS_NAME)
 
     bounded = ("m",)
-    for_teams = False
     input_dims = output_dims = ""
 
     def of_rows(self, rows: int) -> GroupedTiles:
@@ -111,7 +111,37 @@ class BoundGroupedTiles(BoundTiles):
         self.isa.when(tile.left > 0, lambda: body(tile))
 
     def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
-        raise InputError("GroupedTiles", teams, "gives tiles to whole CTAs, not to teams", "use a role of one team")
+        """Of the tiles that have rows, runs *body* for every *teams*-th from number *team* on, and *skip* for the others."""
+        isa = self.isa
+        between = isa.cells(team)  # tiles of other teams that come first
+        number, there_is, searching = isa.cells(-1), isa.cells(0), isa.cells(0)
+        at = isa.cells(*[0] * len(self.dims))
+
+        def look() -> None:
+            number[0] = number[0] + 1
+            tile = self.tile(number[0])
+            for j, dim in enumerate(self.dims):
+                at[j] = tile[dim]
+            there_is[0] = isa.select(number[0] < self.count, 1, 0)
+            searching[0] = isa.select(tile.left > 0, 0, there_is[0])
+
+        def find() -> None:
+            """Goes on to the next tile that has rows."""
+            searching[0] = 1
+            isa.loop_while(searching, look, lambda: 1)
+
+        def run(what: Callable[[Tile], None]) -> None:
+            what(self._made({dim: at[j] for j, dim in enumerate(self.dims)}))
+            find()
+
+        def one() -> None:
+            for i in range(teams - 1):
+                isa.when((between[0] > i) & (there_is[0] != 0), lambda: run(skip))
+            between[0] = teams - 1
+            isa.when(there_is[0] != 0, lambda: run(body))
+
+        find()
+        isa.loop_while(there_is, one, lambda: int(ceil_div(self.count - team, teams)))
 
     def _made(self, values: dict[str, Any]) -> Tile:
         return Tile(values, {"m": (values["row"], values["rows"])})
