@@ -19,6 +19,7 @@ from tmapipe.errors import (
     ScopeError,
     UnsafeError,
 )
+from tmapipe.im2col_stage import Im2colLoadStage
 from tmapipe.matmul import Wgmma
 from tmapipe.multicast import MulticastGroup
 from tmapipe.peer_stage import PeerStage
@@ -42,6 +43,7 @@ from tmapipe.tiles.raster import Backwards, Columns, Grouped, Hilbert, Snake
 from tmapipe.tiles.splitk import SplitKTiles
 from tmapipe.tiles.streamk import StreamKTiles
 from tmapipe.turnstile import Turnstile
+from tmapipe.windows import Windows
 
 __version__ = "0.1.0"
 
@@ -61,6 +63,7 @@ __all__ = [
     "HazardError",
     "Hilbert",
     "Im2colBox",
+    "Im2colLoadStage",
     "InputError",
     "MissingGpuError",
     "MulticastGroup",
@@ -86,6 +89,7 @@ __all__ = [
     "Turnstile",
     "UnsafeError",
     "Wgmma",
+    "Windows",
     "bf16",
     "epilogue",
     "fp8_e4m3",

@@ -18,13 +18,14 @@ from tmapipe.integers import ceil_div
 from tmapipe.isa.exchange import Exchange
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.interface import Isa
-from tmapipe.isa.values import Carried
+from tmapipe.isa.values import Carried, is_index
 from tmapipe.matmul import Wgmma
 from tmapipe.plan.declarations import Part
 from tmapipe.plan.model import Load, RoleWarps, Store
 from tmapipe.plan.placement import branches_of, without_role
 from tmapipe.plan.rings import Ring
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, vectors_of
+from tmapipe.protocol.cluster import share_index
 from tmapipe.protocol.groups import Groups
 from tmapipe.protocol.held import HeldEnd
 from tmapipe.protocol.matmuls import BoundMatmul, BoundRegisterTile
@@ -237,6 +238,20 @@ class KernelContext(Carried):
     def _extent(self, part: Load | Store, where: int) -> Any:
         fixed = self.plan.fixed.get(part.dims[where])
         return self.isa.extent(part.argument, where) if fixed is None else fixed
+
+    def windows(self, stage: str, number: Any) -> tuple[Any, ...]:
+        """Where window *number* begins, for ``slot.x.load_windows()``: (image, and where in it). With multicast, where the
+        calling CTA's share of the tile begins. It takes divisions, so ask once a tile.
+
+        Args:
+            stage: An `Im2colLoadStage`.
+            number: Of the tile's first window: the first row of the output tile.
+        """
+        load = {load.name: load for load in self.plan.loads if load.windows is not None}.get(stage)
+        if load is None or not is_index(number):
+            raise InputError("k.windows", (stage, number), "names an Im2colLoadStage, and a window by number", "e.g. 0")
+        own = share_index(self.isa, load.axes) * (load.buffer.tile[0] // load.peers)
+        return self.isa.window_start(load, number + own)
 
     def sync(self, *others: Role) -> None:
         """``bar.sync``: waits until all threads of this role have come here, and those of *others*, which call it likewise.

@@ -16,6 +16,7 @@ from tmapipe.moved import moved
 from tmapipe.multicast import MulticastGroup
 from tmapipe.role import Role
 from tmapipe.tma_rules import check_steps
+from tmapipe.windows import Windows
 
 __all__ = [
     "DEFAULT_DIMS",
@@ -151,7 +152,7 @@ class TmaLoadStage(SlotStage):
         Raises:
             InputError: The tile has one extent.
         """
-        if len(self.tile) != 2 or not self.tensor_map:
+        if len(self.tile) != 2 or not self.tensor_map or self.windows is not None:
             raise InputError("TmaLoadStage(tile)", self.tile, "has rows, where these may hold anything", "leave it so")
         return self._changed(outside="anything")
 
@@ -178,7 +179,7 @@ class TmaLoadStage(SlotStage):
         Raises:
             InputError: For another dimension or number, or a stage without a descriptor.
         """
-        inner = self.dims[-len(self.tile) : -1]
+        inner = self.dims[-len(self.tile) : -1] if self.windows is None else ()
         if not strides or not set(strides) <= set(inner) or not self.tensor_map:
             rule = (
                 f"names dimensions of a TmaLoadStage's tile ({', '.join(inner) or 'none'}); the last one is contiguous"
@@ -189,9 +190,15 @@ class TmaLoadStage(SlotStage):
         return self._changed(strides=found)
 
     @property
+    def extents(self) -> tuple[int, ...]:
+        """Elements of a tile along each of `dims`."""
+        return (1,) * (len(self.dims) - len(self.tile)) + self.tile
+
+    @property
     def span(self) -> tuple[int, ...]:
-        """Elements of the tensor from one tile to the next, along the tile's dimensions."""
-        return tuple(n * step for n, step in zip(self.tile, self.strides or (1,) * len(self.tile), strict=True))
+        """Elements of the tensor from one tile to the next, along each of `dims`."""
+        steps = (1,) * (len(self.dims) - len(self.strides)) + self.strides
+        return tuple(n * step for n, step in zip(self.extents, steps, strict=True))
 
     def _changed(self, **fields: Any) -> TmaLoadStage:
         other = copy.copy(self)
@@ -206,7 +213,7 @@ class TmaLoadStage(SlotStage):
         Raises:
             InputError: *parts* does not divide the extent.
         """
-        if not is_count(parts) or self.tile[0] % parts or not self.tensor_map:
+        if not is_count(parts) or self.tile[0] % parts or not self.tensor_map or self.windows is not None:
             rule = f"is a number of parts that divides the tile's first extent, {self.tile[0]}, of a TmaLoadStage"
             raise InputError("in_parts", parts, rule, f"e.g. {self.tile[0]}")
         return self._changed(parts=parts)
@@ -215,6 +222,11 @@ class TmaLoadStage(SlotStage):
     def tensor_map(self) -> bool:
         """Whether the engine finds tiles through a descriptor, and fills what lies outside of the tensor."""
         return True
+
+    @property
+    def windows(self) -> Windows | None:
+        """Whose elements the rows of a tile are, if they are those of windows."""
+        return None
 
     @property
     def vector(self) -> int:

@@ -15,9 +15,9 @@ from tmapipe.errors import InputError
 from tmapipe.fields import is_count
 
 __all__ = [
-    "ALIGNMENT", "FILLS", "INTERLEAVES", "L2_PROMOTIONS", "MAX_BOX", "MAX_STRIDE", "SWIZZLES", "TYPES", "TensorType",
-    "check_address", "check_box", "check_bytes", "check_contiguous", "check_extents", "check_im2col", "check_inner",
-    "check_rank", "check_steps", "check_strides", "one_of", "type_of",
+    "ALIGNMENT", "CORNERS", "FILLS", "INTERLEAVES", "L2_PROMOTIONS", "MAX_BOX", "MAX_PIXELS", "MAX_STEP", "MAX_STRIDE",
+    "SWIZZLES", "TYPES", "TensorType", "check_address", "check_box", "check_bytes", "check_contiguous",
+    "check_extents", "check_im2col", "check_inner", "check_rank", "check_steps", "check_strides", "one_of", "type_of",
 ]  # fmt: skip
 
 #: Bytes. Multiples of it are a tensor's address, its strides but the last, the rows of a box, and where a tile starts along
@@ -169,11 +169,11 @@ def check_extents(argument: str, shape: Sequence[int], dtype: str) -> None:
 # ---- boxes ---------------------------------------------------------------------------------------------------------------
 
 
-def check_box(argument: str, box: Sequence[int]) -> None:
-    """Raises `InputError` unless a box has 1 to 256 elements along each dimension."""
-    for extent in box:
-        if not is_count(extent) or extent > MAX_BOX:
-            rule = f"a TMA box has at most {MAX_BOX} elements along an extent, and at least 1"
+def check_box(argument: str, box: Sequence[int], rows: int = MAX_BOX) -> None:
+    """Raises `InputError` unless a box has 1 to 256 elements along each dimension, up to *rows* along the first."""
+    for most, extent in zip((rows, *(MAX_BOX,) * (len(box) - 1)), box, strict=True):
+        if not is_count(extent) or extent > most:
+            rule = f"a TMA box has at most {most} elements along an extent, and at least 1"
             raise InputError(argument, tuple(box), rule, "move smaller boxes")
 
 

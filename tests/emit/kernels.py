@@ -15,7 +15,7 @@ import attrs
 import tmapipe as tp
 from tests.matmul_shelf import FORMS
 from tests.oracle.copy_forms import Added, Ahead, CopiedGemm, Images, Mapped
-from tests.oracle.descriptor_forms import Every, EveryInParts, Padded, padded_gemm
+from tests.oracle.descriptor_forms import Convolved, Every, EveryInParts, Lines, Padded, padded_gemm
 from tests.oracle.held_forms import Narrowed
 from tests.oracle.peer_forms import Rotated, Scattered
 from tests.oracle.ptx import Ptx
@@ -184,6 +184,7 @@ class Built:
 
 
 MATRIX = {"m": 300, "n": 520}
+WINDOWS = {"n": 2, "t": 5, "h": 19, "w": 31, "c": 72, "o": 40, "r": 3, "s": 3}
 IMAGES = {"b": 2, "h": 19, "w": 31, "p": 10, "q": 11, "c": 72}
 GEMM = {"l": 2, "m": 300, "n": 520, "k": 200}
 TALL = {"l": 2, "m": 900, "n": 520, "k": 72}
@@ -357,6 +358,18 @@ DESCRIPTORS = {
     "every second row, every third column": Kernel(Every, {}, IMAGES),
     "every second row, swizzled": Kernel(lambda: Every((4, 6, 64), 64), {}, IMAGES),
     "every second row, in parts": Kernel(EveryInParts, {}, IMAGES),
+    "windows": Kernel(lambda: Convolved(tp.Windows((3, 3), padding=1)), {}, WINDOWS | {"m": 2 * 19 * 31}),
+    "windows, shared by peers": Kernel(
+        lambda: Convolved(tp.Windows((2, 4), padding=(0, 3), stride=(1, 2), dilation=(3, 2)), 2, 64),
+        {},
+        WINDOWS | {"r": 2, "s": 4, "m": 2 * 16 * 16},
+    ),
+    "windows of lines": Kernel(lambda: Lines(tp.Windows((5,), stride=3), (4,)), {}, WINDOWS | {"m": 2 * 9}),
+    "windows of solids": Kernel(
+        lambda: Lines(tp.Windows((3, 3, 3), padding=2, dilation=2), (1, 2, 0), (64, 24)),
+        {},
+        WINDOWS | {"m": 2 * 5 * 19 * 31},
+    ),
     "nan outside": Kernel(Padded, {}, MATRIX),
     "nan outside, rows longer than a box": Kernel(lambda: Padded((24, 512), "bf16"), {}, MATRIX),
     "nan outside, operands shared by peers": Kernel(padded_gemm, {}, GEMM),

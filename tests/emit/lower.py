@@ -108,13 +108,32 @@ def _pieces(
             inner <= MAX_BOX or buffer.swizzle or encoded
         ):  # else each row is a box: the descriptor has the tensor's order
             across.reverse()
+        if not encoded and (inner <= MAX_BOX or buffer.swizzle):  # CuTe DSL has extents of 1 last
+            moved = [first for first, extent in zip(across, reversed(outer), strict=True) if extent > 1]
+            across = [*moved, *(first for first, extent in zip(corner, outer, strict=True) if extent == 1)]
         found.append((start + offset * buffer.dtype.bytes, (column + left, *across, *batch)))
     return found
 
 
 def _boxes(
-    load: Load, launch: Launch, stage: int, at: tuple[int, ...], barrier: str, mask: int | None, share: int
+    load: Load,
+    launch: Launch,
+    stage: int,
+    at: tuple[int, ...],
+    barrier: str,
+    mask: int | None,
+    share: int,
+    offsets: tuple[int, ...] = (),
 ) -> list[Event]:
+    if load.windows is not None:
+        (rows, columns), buffer = load.box, load.buffer
+        row, block = columns * buffer.dtype.bytes, buffer.tile[0] * columns * buffer.dtype.bytes
+        start = buffer.offset + stage * buffer.pitch + share * rows * row
+        found = []
+        for i in range(buffer.tile[-1] // columns):
+            place = (at[-1] + i * columns, *at[-2::-1])
+            found.append(("load", load.argument, start + i * block, place, barrier, stage, mask, offsets[::-1]))
+        return found
     extent = launch.extents[load.argument][-2] if load.edge_rows else None
     if extent is None or at[-2] + load.tile[-2] <= extent:
         pieces = _pieces(load, stage, at, share, load.peers)

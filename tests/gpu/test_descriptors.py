@@ -5,7 +5,9 @@ import random
 import pytest
 import torch
 
-from tests.oracle.descriptor_forms import Every, EveryInParts, Padded, padded_gemm
+import tmapipe as tp
+from tests.oracle.descriptor_forms import Convolved, Every, EveryInParts, Lines, Padded, padded_gemm
+from tests.unit.test_descriptors import LINES, WINDOWS, convolved, lines
 
 
 @pytest.mark.parametrize("form", [Every, lambda: Every((4, 6, 64), 64), EveryInParts])
@@ -39,3 +41,42 @@ def test_nan_beyond_an_operand():
     for m, n, k in ((140, 72, 64), (1000, 520, 192)):  # whole k-tiles: NaN x 0 is NaN
         a, b = (torch.randint(-3, 4, shape, device="cuda").bfloat16() for shape in ((m, k), (n, k)))
         assert torch.equal(gemm(a, b), (a.float() @ b.float().T).bfloat16())
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("windows", WINDOWS, ids=repr)
+def test_convolutions(windows, cluster):
+    schedule, rng = Convolved(windows, cluster, 64 if cluster == 2 else 32), random.Random(cluster)
+    for _ in range(6):
+        n, h, w, c, o = (
+            rng.randint(1, 5),
+            *(rng.randint(5, 40) for _ in "hw"),
+            *(8 * rng.randint(1, 12) for _ in "co"),
+        )
+        if min(windows.counts((h, w))) > 0:
+            x = torch.randint(-3, 4, (n, h, w, c), device="cuda").bfloat16()
+            f = torch.randint(-3, 4, (o, *windows.size, c), device="cuda").bfloat16()
+            assert torch.equal(*convolved(schedule, x, f, windows)), (n, h, w, c, o)
+
+
+def test_random_windows():
+    """Some elements of some windows, of images of 1 to 3 dimensions."""
+    rng = random.Random(1)
+    cases = [(windows, element, shape[1:-1]) for windows, element, shape in LINES]
+    for _ in range(12):
+        rank = rng.randint(1, 3)
+
+        def some(low, high, rank=rank):
+            return tuple(rng.randint(low, high) for _ in range(rank))
+
+        size = some(1, 4)
+        windows = tp.Windows(size, padding=some(0, 4), stride=some(1, 4), dilation=some(1, 3))
+        cases.append((windows, tuple(rng.randrange(n) for n in size), some(13, 24)))
+    for windows, element, image in cases:
+        schedule = Lines(windows, element)
+        for many in (1, 5):
+            x = torch.randn(many, *image, 4 * rng.randint(1, 12), device="cuda")
+            expected = torch.from_numpy(lines(x.cpu().numpy(), windows, element))
+            d = torch.empty(expected.shape, device="cuda")
+            schedule(x, out=d)
+            assert torch.equal(d.cpu(), expected), (windows, element, image)

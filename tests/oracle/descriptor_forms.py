@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tmapipe as tp
 
-__all__ = ["Every", "EveryInParts", "Padded", "padded_gemm"]
+__all__ = ["Convolved", "Every", "EveryInParts", "Lines", "Padded", "padded_gemm"]
 
 
 class Every(tp.Schedule):
@@ -72,3 +72,63 @@ def padded_gemm() -> tp.Schedule:
     gemm = tp.schedules.Gemm((128, 128, 64), (2, 1))
     gemm.b = gemm.b.nan_outside()
     return gemm
+
+
+class Convolved(tp.Schedule):
+    """d[m, o] = sum over the elements of window m of x [n, h, w, c] and c, times f [o, r, s, c]; d's rows are all windows."""
+
+    load, math = tp.Role(warps=1), tp.Role(warpgroups=1)
+    ring = tp.BarrierRing(2, producer=load, consumer=math)
+
+    def __init__(self, windows: tp.Windows, cluster: int = 1, channels: int = 32):
+        (r, s), peers = windows.size, tp.MulticastGroup("o")
+        self.relations = (tp.Dim("r", size=r), tp.Dim("s", size=s))
+        self.cluster = {"m": 1, "o": cluster}
+        self.x = tp.Im2colLoadStage(
+            "n h w c", tile=(64, channels), windows=windows, ring=self.ring, multicast=peers, swizzle=64
+        )
+        self.f = tp.TmaLoadStage("o r s c", tile=(16, 1, 1, channels), ring=self.ring, swizzle=64)
+        self.mma = tp.Wgmma(self.x, self.f)
+        self.d = tp.TmaStoreStage("m o", source=self.mma)
+        self.channels = channels
+
+    @load.jit
+    def fill(self, k, tile):
+        first = k.windows("x", tile.m * 64)
+        for r in range(k.extent("r")):
+            for s in range(k.extent("s")):
+                for c in range(k.steps("x", "c")):
+                    with k.ring.produce() as slot:
+                        slot.x.load_windows(first, r, s, c * self.channels)
+                        slot.f.load(tile, r=r, s=s, c=c)
+
+    @math.jit
+    def multiply(self, k, tile):
+        with k.mma.accumulate() as acc:
+            for _ in range(k.extent("r") * k.extent("s") * k.steps("x", "c")):
+                with k.ring.consume() as slot:
+                    acc.add(slot.x, slot.f)
+        k.d.store(tile, acc)
+
+
+class Lines(tp.Schedule):
+    """d[m, c] = element i of window m of x [n, ..., c], for images of 1 to 3 dimensions."""
+
+    load, store = tp.Role(warps=1), tp.Role(warps=1)
+    ring = tp.BarrierRing(2, producer=load, consumer=store)
+
+    def __init__(self, windows: tp.Windows, element: tuple[int, ...], tile: tuple[int, int] = (24, 16)):
+        dims = " ".join(["n", *"thw"[3 - len(windows.size) :], "c"])
+        self.x = tp.Im2colLoadStage(dims, tile=tile, windows=windows, ring=self.ring, dtype="fp32")
+        self.d = tp.TmaStoreStage("m c", source=self.x)
+        self.element, self.tile = element, tile
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load_windows(k.windows("x", tile.m * self.tile[0]), *self.element, tile.c * self.tile[1])
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.d.store(tile)

@@ -482,7 +482,7 @@ def _note_bulk(facts: Facts, i: Instruction, thread: _Thread, plan: Plan) -> Non
     elif i.has("bulk_group"):
         buffer = _buffer(plan, thread.address(i.operands[1]))
         (facts.reduces if i.is_a("cp.reduce") else facts.stores)[buffer] += 1
-    elif i.has("shared::cta", "mbarrier::complete_tx::bytes"):
+    elif i.has("shared::cta", "mbarrier::complete_tx::bytes") and not i.has("tensor"):
         barrier, _ = _barrier(plan, thread.address(_mapped(thread, i.operands[3])))
         facts.sends[_buffer(plan, thread.first_address(_mapped(thread, i.operands[0]))), barrier] += 1
     elif i.has("mbarrier::complete_tx::bytes"):

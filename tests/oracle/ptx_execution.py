@@ -259,9 +259,11 @@ class Execution:
         name, coordinates = self._tile(i.operands[1 if load else 0])
         offset = self.address(i.operands[0 if load else 1]) - BASE
         if load:
-            mask = self.value(i.operands[3]) if i.has("multicast::cluster") else None
+            windows = i.has("im2col")
+            mask = self.value(i.operands[3 + windows]) if i.has("multicast::cluster") else None
             barrier = self._barrier(self.address(i.operands[2]))
-            self.events.append(("load", name, offset, coordinates, *barrier, mask))
+            offsets = tuple(self.value(x.strip()) for x in i.operands[3].strip("{}").split(",")) if windows else ()
+            self.events.append(("load", name, offset, coordinates, *barrier, mask, *((offsets,) if windows else ())))
         else:
             kind = f"reduce {next(word for word in REDUCTIONS if i.has(word))}" if i.is_a("cp.reduce") else "store"
             self.events.append((kind, name, offset, coordinates))

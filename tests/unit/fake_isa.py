@@ -216,8 +216,14 @@ class RecordingIsa:
         *,
         part: int | None = None,
         anywhere: bool = False,
+        offsets: Sequence[int] = (),
     ) -> None:
-        self._note("load", load.name, stage, tuple(at), barrier.name, mask, share if part is None else part)
+        which, of = share if part is None else part, (tuple(offsets),) if offsets else ()
+        self._note("load", load.name, stage, tuple(at), barrier.name, mask, which, *of)
+
+    def window_start(self, load: Load, number: int) -> tuple[int, ...]:
+        assert load.windows is not None
+        return load.windows.start(number, self.extents[load.argument][1:-1])
 
     def peer_copy(
         self, peer: Peer, stage: int, to: int, barrier: Barrier, part: int | None = None, into: int = 0

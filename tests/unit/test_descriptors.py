@@ -1,11 +1,12 @@
-"""Loads whose descriptors the library has encoded: every so many-th element, NaN outside."""
+"""Loads whose descriptors the library has encoded: every so many-th element, NaN outside, windows."""
 
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 import tmapipe as tp
-from tests.oracle.descriptor_forms import Every, EveryInParts, Padded, padded_gemm
+from tests.oracle.descriptor_forms import Convolved, Every, EveryInParts, Lines, Padded, padded_gemm
 from tests.unit.errors import refused
 
 FORMS = [Every, lambda: Every((4, 6, 64), 64), EveryInParts]
@@ -120,3 +121,128 @@ def test_refused_in_a_plan():
                 slot.x.prefetch(tile, h=tile.p + 1, w=tile.q)
 
     refused(Ahead().check, argument="prefetch", rule="without strides")
+
+
+# ---- windows ----------------------------------------------------------------------------------------------------------
+
+WINDOWS = [
+    tp.Windows((3, 3), padding=1),
+    tp.Windows((3, 3), padding=1, stride=2),
+    tp.Windows((2, 4), padding=(0, 3), stride=(1, 2), dilation=(3, 2)),
+    tp.Windows((1, 1)),
+]
+
+
+def convolved(schedule, x, f, windows):
+    """What the schedule makes of integers, and what PyTorch does."""
+    conv = {1: torch.nn.functional.conv1d, 2: torch.nn.functional.conv2d}[len(windows.size)]
+    how = {"padding": windows.padding, "stride": windows.stride, "dilation": windows.dilation}
+    expected = conv(x.movedim(-1, 1).float(), f.movedim(-1, 1).float(), **how).movedim(1, -1).bfloat16()
+    d = torch.empty(expected.shape, dtype=torch.bfloat16, device=x.device)
+    schedule(x, f, out=d.view(-1, d.shape[-1]))
+    return d, expected
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("windows", WINDOWS, ids=repr)
+def test_a_convolution(windows, cluster):
+    x, f = torch.randint(-3, 4, (3, 9, 11, 40)), torch.randint(-3, 4, (24, *windows.size, 40))
+    schedule = Convolved(windows, cluster)
+    d, expected = convolved(schedule, x.bfloat16(), f.bfloat16(), windows)
+    assert torch.equal(d, expected)
+    report = schedule.check()
+    assert report.ok and not report.findings and report.trips == "every trip count"
+
+
+def lines(x, windows, element):
+    """Element *element* of all windows of x, by NumPy: zeros outside."""
+    wide = np.pad(x, ((0, 0), *((p, p) for p in windows.padding), (0, 0)))
+    first = [i * d for i, d in zip(element, windows.dilation, strict=True)]
+    sides = zip(first, windows.counts(x.shape[1:-1]), windows.stride, strict=True)
+    found = wide[(slice(None), *(slice(start, start + n * step, step) for start, n, step in sides))]
+    return found[(slice(None), *map(slice, windows.counts(x.shape[1:-1])))].reshape(-1, x.shape[-1])
+
+
+LINES = [
+    (tp.Windows((5,), stride=3), (4,), (3, 30, 20)),
+    (tp.Windows((4,), padding=7, dilation=2), (0,), (2, 5, 16)),
+    (tp.Windows((3, 2), padding=(2, 1), stride=(2, 3)), (1, 1), (2, 9, 8, 20)),
+    (tp.Windows((3, 3, 3), padding=2, dilation=2, stride=(1, 2, 1)), (1, 2, 0), (2, 4, 6, 5, 12)),
+]
+
+
+@pytest.mark.parametrize("windows, element, shape", LINES, ids=repr)
+def test_images_of_one_to_three_dimensions(windows, element, shape):
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    expected = lines(x, windows, element)
+    for seed in range(2):
+        d = np.zeros_like(expected)
+        Lines(windows, element).simulate(x, out=d, seed=seed)
+        np.testing.assert_array_equal(d, expected)
+    assert Lines(windows, element).check().ok
+
+
+def test_windows_explained():
+    assert "rows of Windows(size=(3, 3), padding=(1, 1)" in Convolved(WINDOWS[0]).explain()
+
+
+def test_windows_refused():
+    for size in ((), (3, 3, 3, 3), 3, (0, 3), (3.0,)):
+        refused(lambda s=size: tp.Windows(s), argument="Windows(size)", rule="one to three extents")
+    refused(lambda: tp.Windows((3, 3), padding=-1), argument="Windows(padding)", rule="from 0 to")
+    refused(lambda: tp.Windows((3, 3), stride=9), argument="Windows(stride)", rule="from 1 to 8")
+    refused(lambda: tp.Windows((3, 3), dilation=(1, 1, 1)), argument="Windows(dilation)", rule="or 2 of them")
+    refused(lambda: tp.Windows((3, 3), dilation=128), argument="Windows", rule="reaches 256")
+    refused(lambda: tp.Windows((3, 3, 3), padding=17), argument="Windows", rule="17 before the image")
+    ring = tp.BarrierRing(2, producer=tp.Role(warps=1), consumer=tp.Role(warps=1))
+    windows = tp.Windows((3, 3), padding=1)
+
+    def stage(dims="n h w c", tile=(64, 32), windows=windows, **options):
+        return tp.Im2colLoadStage(dims, tile=tile, windows=windows, ring=ring, **options)
+
+    refused(lambda: stage("n w c"), argument="dims", rule="the 2 dimensions that windows have")
+    refused(lambda: stage(tile=(64,)), argument="tile", rule="(windows, channels)")
+    refused(lambda: stage(windows=(3, 3)), argument="windows", rule="is a Windows")
+    refused(stage().anything_outside, argument="tile", rule="rows")
+    refused(lambda: stage().in_parts(2), argument="in_parts", rule="of a TmaLoadStage")
+    refused(lambda: stage().strided(h=2), argument="strided", rule="of a TmaLoadStage")
+    refused(Lines(windows, (0, 0), (1040, 16)).plan, argument="x.tile", rule="at most 1024")
+    refused(Lines(windows, (0, 0), (16, 512)).plan, argument="x.tile", rule="up to 256 channels")
+    x = np.zeros((2, 2, 9, 16), np.float32)
+    refused(
+        lambda: Lines(tp.Windows((3, 3)), (0, 0))(x, out=x.reshape(-1, 16)), argument="x.shape", rule="holds a window"
+    )
+
+
+def test_wrong_loads_of_windows():
+    class Wrong(Lines):
+        load, store = Lines.load, Lines.store
+
+        @Lines.load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                self.how(k, slot, tile)
+
+    for how, argument, rule in (
+        (lambda k, slot, tile: slot.x.load(tile, n=0, h=0, w=0), "slot.x", "loaded by windows"),
+        (lambda k, slot, tile: slot.x.load_windows(3, 0, 0, 0), "load_windows", "where k.windows.. says"),
+        (lambda k, slot, tile: slot.x.load_windows(k.windows("x", 0), 0, 0), "load_windows", "one index along each"),
+        (
+            lambda k, slot, tile: slot.x.load_windows(k.windows("y", 0), 0, 0, 0),
+            "k.windows",
+            "names an Im2colLoadStage",
+        ),
+    ):
+        schedule = Wrong(tp.Windows((3, 3), padding=1), (0, 0))
+        schedule.how = how
+        refused(schedule.check, argument=argument, rule=rule)
+
+    class Tiled(Padded):
+        load, store = Padded.load, Padded.store
+
+        @Padded.load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load_windows((0, 0, 0), 0, 0, 0)
+
+    refused(Tiled().check, argument="load_windows", rule="is an Im2colLoadStage")

@@ -99,6 +99,8 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
         if 0 not in shapes[name]:
             _check_layout(name, given[name], shapes[name][own], strides[name][own], dtypes[name], part.vector)
     for name, load in declared.loads.items():
+        if load.windows is not None and not bound.empty:
+            load.windows.check_image(f"{name}.shape", shapes[name][1:-1])
         ragged = [e for e, t in zip(shapes[name][-len(load.tile) :], load.tile, strict=True) if e % t]
         if ragged and not load.tensor_map and not load.vector:
             whole = " x ".join(map(str, load.tile))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cutlass
@@ -17,13 +17,13 @@ from cutlass._mlir import ir
 from cutlass._mlir.dialects import cuda, llvm
 
 from tmapipe.gpu import control
-from tmapipe.plan.model import Load
+from tmapipe.plan.model import Buffer, Load
 from tmapipe.tma_rules import ALIGNMENT, FILLS, SWIZZLES, TYPES, type_of
 
 if TYPE_CHECKING:
     from tmapipe.gpu.isa import GpuIsa
 
-__all__ = ["Descriptor", "Described", "describe", "load_boxes", "prefetch"]
+__all__ = ["Descriptor", "Described", "describe", "load_boxes", "load_windows", "prefetch"]
 
 L2_PROMOTION = 2  # 128 bytes, as CuTe DSL has it
 UNROLLED = 16  # instructions of a load; more are a loop
@@ -60,28 +60,31 @@ class Described(NamedTuple):
 def describe(load: Load, tensor: Any) -> Described:
     """Has the load's descriptor encoded. *tensor* is core first."""
     order = (*reversed(range(load.core)), *range(load.core, len(tensor.shape)))  # the contiguous dimension first
-    steps = (*load.steps[-load.core :], *load.steps[: -load.core])
-    box = (*load.box, *(1,) * (len(order) - load.core))
-    size = load.buffer.dtype.bytes
+    size, windows = load.buffer.dtype.bytes, load.windows
     shape, strides = [Int64(tensor.shape[i]) for i in order], []
     for i in order[1:]:  # along an extent of 1 any stride is valid for the library, not for the driver
         nbytes = Int64(tensor.stride[i]) * size
         strides.append(cutlass.select_(Int64(tensor.shape[i]) == 1, Int64(ALIGNMENT), nbytes))
-    name, swizzles = type_of(load.buffer.dtype), list(SWIZZLES)
-    error, made = cuda.tensor_map_encode_tiled(
-        _word(list(TYPES).index(name)),
-        _word(len(order)),
-        cuda.cast(ir.Type.parse("!ptr.ptr<#ptr.generic_space>"), Int64(tensor.iterator.toint()).ir_value()),
-        _array(Int64, shape),
-        _array(Int64, strides or [Int64(ALIGNMENT)]),
-        _array(Int32, [box[i] * steps[i] for i in order]),
-        _array(Int32, [steps[i] for i in order]),
-        _word(0),  # no interleave
-        _word(swizzles.index(load.buffer.swizzle)),
-        _word(L2_PROMOTION),
-        _word(list(FILLS).index(load.outside)),
-        results=[cuda.ResultType.get(), ir.Type.parse("!cuda.tensor_map")],
-    )
+    strides = strides or [Int64(ALIGNMENT)]
+    name, results = type_of(load.buffer.dtype), [cuda.ResultType.get(), ir.Type.parse("!cuda.tensor_map")]
+    what = (_word(list(TYPES).index(name)), _word(len(order)), _pointer(Int64(tensor.iterator.toint()).ir_value()))
+    how = [
+        _word(x) for x in (0, list(SWIZZLES).index(load.buffer.swizzle), L2_PROMOTION, list(FILLS).index(load.outside))
+    ]
+    if windows is None:
+        steps = (*load.steps[-load.core :], *load.steps[: -load.core])
+        box = (*load.box, *(1,) * (len(order) - load.core))
+        sides = [box[i] * steps[i] for i in order], [steps[i] for i in order]
+        arrays = (_array(Int64, shape), _array(Int64, strides), *(_array(Int32, side) for side in sides))
+        error, made = cuda.tensor_map_encode_tiled(*what, *arrays, *how, results=results)
+    else:
+        corners = (_array(Int32, corner[::-1]) for corner in windows.corners)
+        arrays = (_array(Int64, shape), _array(Int64, strides), *corners)
+        traversed = _address(_array(Int32, (1, *windows.stride[::-1], 1)))
+        sizes = [_word(x) for x in load.box[::-1]]
+        error, made = cuda.driver_tensor_map_encode_im2col(
+            *what, *map(_address, arrays), *sizes, traversed, *how, results=results
+        )
     cuda.result_assert_success(error)
     return Described(Descriptor(made), cute.make_identity_tensor(tensor.shape))
 
@@ -90,18 +93,14 @@ def prefetch(descriptor: Descriptor) -> None:
     _ptx("prefetch.tensormap [$0];", "l", [descriptor.address])
 
 
-def load_boxes(
-    isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], barrier: Any, mask: Any, share: Any, policy: int | None
-) -> None:
+def load_boxes(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any, how: Mapping[str, Any]) -> None:
     """The boxes of one tile, or of a share or a part of one.
 
     Args:
         stage: Index of the slot.
         at: Where the tile, or the part, starts (elements), one per dimension of the tensor.
-        barrier: The mbarrier's pointer.
-        mask: CTAs that get the boxes; None: this one.
         share: Which share, or part.
-        policy: Of L2, as createpolicy encodes it; None: the usual one.
+        how: As of `_load`.
     """
     buffer, size, core = load.buffer, load.buffer.dtype.bytes, load.core
     extents, steps, box = list(load.part[-core:]), load.steps[-core:], load.box
@@ -109,7 +108,7 @@ def load_boxes(
     extents[0] //= load.peers
     if load.peers > 1:
         start[0] = start[0] + share * (extents[0] * steps[0])
-    pitch = (buffer.swizzle or buffer.tile[-1] * size) if core > 1 else size  # bytes from row to row, or of an element
+    pitch = _pitch(buffer) if core > 1 else size  # bytes from row to row, or of an element
     own = share * (math.prod(extents[:-1] if core > 1 else extents) * pitch)
     slot = isa.shared.toint() + buffer.offset + stage * buffer.pitch + own
     places = list(itertools.product(*(range(0, n, b) for n, b in zip(extents, box, strict=True))))
@@ -119,13 +118,9 @@ def load_boxes(
         row: Any = 0
         for index, extent in zip(outer, extents[:-1], strict=True):
             row = row * extent + index
-        span = buffer.swizzle // size
-        offset = row * pitch + column * size
-        if span:
-            offset = row * pitch + column // span * (buffer.tile[0] * buffer.swizzle) + column % span * size
         coordinates = [first + step * i for first, step, i in zip(start, steps, place, strict=True)]
-        with cute.arch.elect_one():
-            _load(isa.atoms[load.name][0], slot + offset, (*reversed(coordinates), *batch), barrier, mask, policy)
+        target = slot + row * pitch + _column(buffer, column)
+        _load(isa.atoms[load.name][0], target, (*reversed(coordinates), *batch), **how)
 
     if len(places) <= UNROLLED:
         for place in places:
@@ -140,23 +135,67 @@ def load_boxes(
     control.loop(extents[0] // box[0], some)
 
 
-def _load(descriptor: Descriptor, target: Any, at: Sequence[Any], barrier: Any, mask: Any, policy: int | None) -> None:
-    """One instruction. target: an address in shared memory; at: the contiguous dimension first."""
+def load_windows(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any, how: Mapping[str, Any]) -> None:
+    """The windows of one tile, or of a share of one. Arguments as of `load_boxes`; at: where the first window begins."""
+    buffer, (rows, columns) = load.buffer, load.box
+    slot = isa.shared.toint() + buffer.offset + stage * buffer.pitch + share * (rows * _pitch(buffer))
+    for left in range(0, buffer.tile[-1], columns):
+        place = (at[-1] + left, *reversed(at[:-1]))
+        _load(isa.atoms[load.name][0], slot + _column(buffer, left), place, **how)
+
+
+def _pitch(buffer: Buffer) -> int:
+    """Bytes from row to row."""
+    return buffer.swizzle or buffer.tile[-1] * buffer.dtype.bytes
+
+
+def _column(buffer: Buffer, column: int) -> int:
+    """Bytes from the first column of a slot to another one that a box begins with."""
+    nbytes = column * buffer.dtype.bytes
+    span = buffer.swizzle
+    return nbytes // span * (buffer.tile[0] * span) + nbytes % span if span else nbytes
+
+
+def _load(
+    descriptor: Descriptor,
+    target: Any,
+    at: Sequence[Any],
+    *,
+    barrier: Any,
+    mask: Any = None,
+    policy: int | None = None,
+    offsets: Sequence[Any] = (),
+) -> None:
+    """One instruction, by one lane.
+
+    Args:
+        target: An address in shared memory.
+        at: The contiguous dimension first.
+        barrier: The mbarrier's pointer.
+        mask: CTAs that get the box; None: this one.
+        policy: Of L2, as createpolicy encodes it; None: the usual one.
+        offsets: In windows, in their order.
+    """
     operands = [Int32(target).ir_value(), descriptor.address, Int32(barrier.toint()).ir_value()]
-    operands += [Int32(x).ir_value() for x in at]
-    kinds = ["r", "l", "r", *("r" for _ in at)]
-    where = ", ".join(f"${3 + i}" for i in range(len(at)))
-    words, last = f"cp.async.bulk.tensor.{len(at)}d.shared::{'cta' if mask is None else 'cluster'}.global.tile", ""
-    words += ".mbarrier::complete_tx::bytes"
-    for word, kind, value in (
-        ("multicast::cluster", "h", None if mask is None else Int16(mask)),
-        ("L2::cache_hint", "l", None if policy is None else Int64(policy)),
-    ):
-        if value is not None:
-            words, last = f"{words}.{word}", f"{last}, ${len(operands)}"
-            operands.append(value.ir_value())
-            kinds.append(kind)
-    _ptx(f"{words} [$0], [$1, {{{where}}}], [$2]{last};", ",".join(kinds), operands)
+    kinds = ["r", "l", "r"]
+
+    def added(kind: str, values: Sequence[Any]) -> list[str]:
+        kinds.extend(kind * len(values))
+        operands.extend(value.ir_value() for value in values)
+        return [f"${i}" for i in range(len(operands) - len(values), len(operands))]
+
+    where = ", ".join(added("r", [Int32(x) for x in at]))
+    to, mode = "cta" if mask is None else "cluster", "im2col" if offsets else "tile"
+    words = f"cp.async.bulk.tensor.{len(at)}d.shared::{to}.global.{mode}.mbarrier::complete_tx::bytes"
+    last = ""
+    if offsets:
+        last += f", {{{', '.join(added('h', [Int16(x) for x in reversed(offsets)]))}}}"
+    if mask is not None:
+        words, last = f"{words}.multicast::cluster", f"{last}, {added('h', [Int16(mask)])[0]}"
+    if policy is not None:
+        words, last = f"{words}.L2::cache_hint", f"{last}, {added('l', [Int64(policy)])[0]}"
+    with cute.arch.elect_one():
+        _ptx(f"{words} [$0], [$1, {{{where}}}], [$2]{last};", ",".join(kinds), operands)
 
 
 def _ptx(text: str, kinds: str, operands: list[Any]) -> None:
@@ -172,6 +211,15 @@ def _ptx(text: str, kinds: str, operands: list[Any]) -> None:
 
 def _word(value: int) -> Any:
     return Int32(value).ir_value()
+
+
+def _pointer(address: Any) -> Any:
+    """A 64-bit address as operations of the driver take it."""
+    return cuda.cast(ir.Type.parse("!ptr.ptr<#ptr.generic_space>"), address)
+
+
+def _address(array: Any) -> Any:
+    return _pointer(llvm.ptrtoint(ir.IntegerType.get_signless(64), array))
 
 
 def _array(kind: Any, values: Sequence[Any]) -> Any:

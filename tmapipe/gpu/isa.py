@@ -14,7 +14,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from tmapipe.errors import ScopeError
 from tmapipe.gpu import control
 from tmapipe.gpu.copies import CopyEmitters
-from tmapipe.gpu.descriptors import load_boxes
+from tmapipe.gpu.descriptors import load_boxes, load_windows
 from tmapipe.gpu.edges import load_edge
 from tmapipe.gpu.fragments import GpuFragments
 from tmapipe.gpu.layouts import (
@@ -282,11 +282,14 @@ class GpuIsa(CopyEmitters, Isa):
         *,
         part: Any = None,
         anywhere: bool = False,
+        offsets: Sequence[Any] = (),
     ) -> None:
+        how: dict[str, Any] = {"barrier": self.mbarrier(barrier, stage), "mask": mask, "offsets": offsets}
         if load.encoded:
-            policy, which = L2_POLICIES.get(load.l2_hint or ""), share if part is None else part
-            return load_boxes(self, load, stage, at, self.mbarrier(barrier, stage), mask, which, policy)
-        how: dict[str, Any] = {"tma_bar_ptr": self.mbarrier(barrier, stage)}
+            how["policy"] = L2_POLICIES.get(load.l2_hint or "")
+            issue = load_boxes if load.windows is None else load_windows
+            return issue(self, load, stage, at, share if part is None else part, how)
+        how = {"tma_bar_ptr": self.mbarrier(barrier, stage)}
         if mask is not None:
             how["mcast_mask"] = Int16(mask)
         if load.l2_hint is not None:

@@ -126,7 +126,8 @@ def _says_load(names: Names, op: TmaLoad) -> str:
 class TmaLoad(NamedTuple):
     """Of the tile that starts at element `at`, to `slot`, completing `nbytes` on `bar`, in each CTA of `mask`. Only share
     `share` of `shares` of it, cut along rows; without a mask, a part that starts at `at` itself. anywhere: whether it may
-    start outside of its tensor. Facts: tuple of `Flight`, one a destination CTA."""
+    start outside of its tensor; offsets: in windows, of the element that is loaded. Facts: tuple of `Flight`, one a
+    destination CTA."""
 
     load: Name
     slot: Slot
@@ -138,6 +139,7 @@ class TmaLoad(NamedTuple):
     at: At = ()
     lanes: Lanes = ELECTED
     anywhere: Flag = False
+    offsets: At = ()
     where: Where = None
 
 
@@ -266,22 +268,28 @@ class CopyInstructions(Lowering):
         *,
         part: Value = None,
         anywhere: bool = False,
+        offsets: Sequence[Value] = (),
     ) -> None:
-        """``cp.async.bulk.tensor`` to shared memory (``.multicast::cluster``).
+        """``cp.async.bulk.tensor`` to shared memory (``.multicast::cluster``, ``.im2col``).
 
         Copies the tile that starts at element *at* (one index a dimension of `load.dims`; elements outside the tensor count as
         bytes, and read as zero unless `load.outside` leaves open what whole rows of them hold) into slot *stage* and completes
         its bytes on ``barrier[stage]``, later, by itself. With *mask*, this CTA copies only part *share* of `load.peers` parts
         (split along the slot's first extent), into the same slot, and completes its bytes on the same barrier, of every CTA
         in *mask*. With *part*, it copies what belongs into that part of `load.parts` of the slot, and *at* is where that
-        starts. *anywhere*: whether it may start outside of the tensor on purpose, of which the check takes note. Async proxy.
+        starts. *anywhere*: whether it may start outside of the tensor on purpose, of which the check takes note. With
+        `load.windows`, *at* is (image, where the first window of this CTA's share begins, channel), and *offsets* say which
+        element of this window and of those after it are loaded. Async proxy.
         """
         shares = 1 if mask is None else load.peers
         if part is not None:
             share, shares = part, load.parts
         slot, bar = self.slot(load.buffer, stage), self.bar(barrier, stage)
         nbytes = load.buffer.slot_bytes // shares
-        self.emit(TmaLoad(load.name, slot, bar, nbytes, mask, share, shares, tuple(at), anywhere=anywhere))
+        where = (tuple(at), anywhere, tuple(offsets))
+        self.emit(
+            TmaLoad(load.name, slot, bar, nbytes, mask, share, shares, where[0], anywhere=where[1], offsets=where[2])
+        )
 
     def tma_prefetch(self, load: Load, at: Sequence[Value], share: Value = 0) -> None:
         """``cp.async.bulk.prefetch.tensor`` into L2: asks for what a `tma_load` of the same operands would copy. A hint: it

@@ -28,6 +28,7 @@ from tmapipe.isa.copies import CopyInstructions
 from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.globals import GlobalInstructions
 from tmapipe.isa.values import Block, Cells, Condition, Value
+from tmapipe.plan.model import Load
 
 __all__ = ["Isa"]
 
@@ -83,6 +84,11 @@ class Isa(BarrierInstructions, CopyInstructions, ComputeInstructions, GlobalInst
     def extent(self, argument: str, dim: int) -> Value:
         """Extent (elements) of dimension *dim* of the tensor bound to *argument*."""
         raise NotImplementedError
+
+    def window_start(self, load: Load, number: Value) -> tuple[Value, ...]:
+        """(image, where in it) window *number* of the load's tensor begins (elements)."""
+        assert load.windows is not None
+        return load.windows.start(number, [self.extent(load.argument, i) for i in range(1, len(load.dims) - 1)])
 
     def divisors(self, values: dict[str, Value]) -> dict[str, Any]:
         """Each value as something to divide by (``x // d`` for x >= 0).

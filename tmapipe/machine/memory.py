@@ -140,6 +140,9 @@ def _land_tile(memory: Memory, flight: Flight, op: TmaLoad, target: np.ndarray) 
     load = memory.layout.loads[op.load]
     rows = target.shape[0] // op.shares
     mine = slice(op.share * rows, (op.share + 1) * rows)
+    if load.windows is not None:
+        target[mine] = gather_windows(memory.tensors[load.argument], load, op.at, op.offsets, rows)
+        return
     at = list(op.at)
     if op.mask is None:  # a part has a start of its own
         at[-load.core] -= op.share * load.span[-load.core] // op.shares
@@ -250,6 +253,30 @@ def gather(tensor: np.ndarray, load: Load, at: tuple[int, ...]) -> np.ndarray:
         tile[..., max(box[-2].stop, 0) :, :] = np.iinfo(tile.dtype).max if load.buffer.dtype.integer else np.nan
     tile[box] = tensor[inside]
     return (round_to_tf32(tile) if load.buffer.dtype == tf32 else tile).reshape(load.buffer.tile)
+
+
+def gather_windows(
+    tensor: np.ndarray, load: Load, at: tuple[int, ...], offsets: tuple[int, ...], count: int
+) -> np.ndarray:
+    """One element of each of *count* windows, from the one on that begins at *at*: as the engine does it, which goes from one
+    window to the next by their stride, from the lower corner to the upper one of each image."""
+    windows = load.windows
+    assert windows is not None
+    size, (image, *place, channel) = load.tile[-1], at
+    tile = np.full((count, size), np.nan if load.outside == "nan" else 0, dtype=load.buffer.dtype.numpy)
+    for row in tile:
+        pixel = [image, *(x + offset for x, offset in zip(place, offsets, strict=True))]
+        if all(0 <= x < extent for x, extent in zip(pixel, tensor.shape, strict=False)):
+            some = tensor[tuple(pixel)][channel : channel + size]
+            row[: len(some)] = some
+        for i in reversed(range(len(place))):
+            place[i] += windows.stride[i]
+            if place[i] < tensor.shape[1 + i] + windows.corners[1][i]:
+                break
+            place[i] = windows.corners[0][i]
+        else:
+            image += 1
+    return round_to_tf32(tile) if load.buffer.dtype == tf32 else tile
 
 
 def round_to_tf32(values: np.ndarray) -> np.ndarray:

@@ -225,7 +225,11 @@ class RecordingIsa(MachineIsa):
     # ---- operands -------------------------------------------------------------------------------------------------
 
     def tma_load(self, load: Any, stage: Any, at: Sequence[Any], *rest: Any, **named: Any) -> None:
+        named["offsets"] = [_value(x) for x in named.get("offsets", ())]
         super().tma_load(load, stage, self._start(at, load), *rest, **named)
+
+    def window_start(self, load: Any, number: Any) -> tuple[Any, ...]:
+        return (0,) * (len(load.dims) - 1)  # where something is copied from: no use
 
     def bulk_load(self, load: Any, stage: Any, at: Sequence[Any], *rest: Any, **named: Any) -> None:
         super().bulk_load(load, stage, self._start(at, load), *rest, **named)

@@ -107,11 +107,12 @@ class MachineIsa(Isa):
         *,
         part: int | None = None,
         anywhere: bool = False,
+        offsets: Sequence[int] = (),
     ) -> None:
         _check_start(load, at)
         if part is not None and not 0 <= part < load.parts:
             raise self._outside(f"loads part {part} of a slot of {load.name}, which has {load.parts}")
-        super().tma_load(load, stage, at, barrier, mask, share, part=part, anywhere=anywhere)
+        super().tma_load(load, stage, at, barrier, mask, share, part=part, anywhere=anywhere, offsets=offsets)
 
     def tma_store(self, store: Store, stage: int, at: Sequence[int], rows: int | None = None) -> None:
         _check_start(store, at)

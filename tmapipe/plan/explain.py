@@ -66,6 +66,8 @@ def explain(plan: Plan, over: Mapping[str, int] | None = None, held: Mapping[str
         text += f"{load.vector} bytes a thread by cp.async" if load.vector else f"box {_product(load.box)}"
         if load.strides:
             text += ", every " + " x ".join(map(str, load.strides)) + " element"
+        if load.windows is not None:
+            text += f", rows of {load.windows}"
         if load.outside == "nan":
             text += ", NaN outside"
         if load.edge_rows:

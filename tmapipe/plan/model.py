@@ -19,6 +19,7 @@ from tmapipe.plan.barriers import Barrier, NamedBarrier
 from tmapipe.plan.distributed import Buffer, Distributed, HeldTile, Matmul
 from tmapipe.plan.frozenmap import NOTHING, frozen
 from tmapipe.plan.rings import Queue, Ring
+from tmapipe.windows import Windows
 
 __all__ = [
     "Barrier",
@@ -58,6 +59,7 @@ class Load:
         core: How many dimensions, the last ones, a slot has elements along.
         parts: Into how many parts, along the first of these, a slot is cut, each of which is loaded by itself.
         vector: Bytes that a thread copies at once; 0 where an engine loads.
+        windows: Whose elements the rows of a tile are, if they are those of windows; `tile` then says nothing of rows.
         strides: Elements of the tensor from one of the tile to the next, along the `core` dimensions; empty for 1 each.
     """
 
@@ -76,6 +78,7 @@ class Load:
     parts: int = 1
     vector: int = 0
     strides: tuple[int, ...] = ()
+    windows: Windows | None = None
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -90,7 +93,7 @@ class Load:
     @property
     def encoded(self) -> bool:
         """Whether its descriptor says what CuTe DSL's cannot, so that the library has it encoded."""
-        return self.outside == "nan" or bool(self.strides)
+        return self.outside == "nan" or bool(self.strides) or self.windows is not None
 
     @property
     def part(self) -> tuple[int, ...]:
@@ -102,6 +105,8 @@ class Load:
     def box(self) -> tuple[int, ...]:
         """What one instruction moves (elements along the slot's extents): a box, whose inner extent the swizzle span
         limits; the whole slot where there is no descriptor."""
+        if self.windows is not None:
+            return self.buffer.box(self.buffer.tile, self.peers)
         return self.buffer.box(self.part[-self.core :], self.peers) if self.tensor_map else self.buffer.tile
 
     @property

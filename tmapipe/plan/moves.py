@@ -28,9 +28,10 @@ def rows_box(extents: tuple[int, ...], rows: int) -> tuple[int, ...] | None:
     return tuple(box) if rows == 1 else None
 
 
-def check_box(name: str, buffer: Buffer, box: tuple[int, ...]) -> None:
-    """Raises `InputError` unless the engine can move slots of *buffer* in boxes of *box* elements."""
-    tma_rules.check_box(f"{name}.tile", box)
+def check_box(name: str, buffer: Buffer, box: tuple[int, ...], rows: int = tma_rules.MAX_BOX) -> None:
+    """Raises `InputError` unless the engine can move slots of *buffer* in boxes of *box* elements, the first extent up to
+    *rows*."""
+    tma_rules.check_box(f"{name}.tile", box, rows)
     nbytes = math.prod(box) * buffer.dtype.bytes
     if nbytes < buffer.slot_bytes and nbytes % 128:
         raise InputError(
@@ -49,8 +50,15 @@ def check_encoded(name: str, load: Load) -> None:
     if load.outside == "nan" and not tma_rules.TYPES[tma_rules.type_of(dtype)].floating:
         rule = f"is for types of floating point of 16 and 32 bits, not for {dtype}"
         raise InputError(f"{name}.nan_outside()", dtype.name, rule, "leave it out: there are zeros")
-    spans = tuple(n * step for n, step in zip(load.box, load.steps[-len(load.box) :], strict=True))
-    if max(spans) > tma_rules.MAX_BOX:
+    if load.windows is not None and load.box[0] * load.peers != load.buffer.tile[0]:
+        rule = f"has up to {tma_rules.MAX_BOX} channels, or whole swizzle spans of them"
+        raise InputError(f"{name}.tile", load.buffer.tile, rule, "load fewer channels at a time")
+    spans = (
+        ()
+        if load.windows is not None
+        else tuple(n * step for n, step in zip(load.box, load.steps[-len(load.box) :], strict=True))
+    )
+    if max(spans, default=0) > tma_rules.MAX_BOX:
         rule = f"spans {' x '.join(map(str, spans))} elements, and a box at most {tma_rules.MAX_BOX} along an extent"
         raise InputError(f"{name}.tile", load.tile, rule, "load smaller tiles, or with smaller strides")
 

@@ -27,7 +27,7 @@ from tmapipe.register_tile import RegisterTile
 from tmapipe.scratch import Scratch
 from tmapipe.stage import SharedStage, SlotStage, TmaLoadStage, as_matrix
 from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.tma_rules import ALIGNMENT
+from tmapipe.tma_rules import ALIGNMENT, MAX_BOX, MAX_PIXELS
 
 __all__ = ["Layout"]
 
@@ -260,14 +260,14 @@ class Layout:
                     f"{peers} multicast peers each load an equal part, in steps of {unit} rows",
                     f"use a multiple of {peers * unit}",
                 )
-        tile = (1,) * (len(load.dims) - len(load.tile)) + load.tile
         pattern = peer_pattern(cluster, axes)
         if load.parts > 1:
             check_parts(name, load, self.of[name], peers)
-        how = (load.l2_hint, load.outside, load.tensor_map, len(load.tile), load.parts, load.vector, load.strides)
-        made = Load(name, name, self.of[name], load.dims, tile, peers, axes, pattern, *how)
+        core = len(load.tile if load.windows is None else load.dims)
+        how = (load.l2_hint, load.outside, load.tensor_map, core, load.parts, load.vector, load.strides, load.windows)
+        made = Load(name, name, self.of[name], load.dims, load.extents, peers, axes, pattern, *how)
         if load.tensor_map:
-            check_box(name, made.buffer, made.box)
+            check_box(name, made.buffer, made.box, MAX_BOX if load.windows is None else MAX_PIXELS)
             check_encoded(name, made)
         self.loads.append(made)
 

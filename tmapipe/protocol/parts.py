@@ -115,6 +115,28 @@ class PartInSlot(Carried):
         checked = check_start(f"slot.{load.name}.load_part_from", load.dims, start)
         self._start_load(checked, part=self._part(i), anywhere=True)
 
+    def load_windows(self, first: Any, *place: Any) -> None:
+        """Starts the load of one element of each of the windows that the tile's rows are (`Im2colLoadStage`).
+
+        Args:
+            first: Where the first window begins, as ``k.windows()`` says.
+            place: Which element of a window, one index for each of its dimensions; then the first channel, a multiple of 16
+                bytes.
+
+        Raises:
+            InputError: The stage has no windows, or there are other numbers.
+        """
+        load = self._loaded()
+        where, windows = f"slot.{load.name}.load_windows", load.windows
+        if windows is None:
+            raise InputError(where, load.name, "is an Im2colLoadStage", "use load() or load_from()")
+        if not isinstance(first, tuple) or len(first) != len(load.dims) - 1 or not all(map(is_index, first)):
+            raise InputError(where, first, "begins where k.windows() says", f'first = k.windows("{load.name}", m)')
+        dims = (*(f"the window's {dim}" for dim in load.dims[1:-1]), load.dims[-1])
+        *element, channel = check_start(where, dims, place)
+        offsets = tuple(i * step for i, step in zip(element, windows.dilation, strict=True))
+        self._start_load((*first, channel), anywhere=True, offsets=offsets)
+
     def _aligned(
         self, where: str, extents: Sequence[int], tile: Tile | None, coordinates: dict[str, Any]
     ) -> tuple[Any, ...]:
@@ -134,8 +156,12 @@ class PartInSlot(Carried):
             raise InputError(f"slot.{load.name}.load_part", i, rule, "count from 0, or declare in_parts()")
         return None if load.parts == 1 else i
 
-    def _start_load(self, start: tuple[Any, ...], *, part: Any = None, anywhere: bool = False) -> None:
+    def _start_load(
+        self, start: tuple[Any, ...], *, part: Any = None, anywhere: bool = False, offsets: tuple[Any, ...] = ()
+    ) -> None:
         load = self._loaded()
+        if load.windows is not None and not offsets:
+            raise InputError(f"slot.{load.name}", "load()", "is loaded by windows", "use load_windows()")
         if load.parts > 1 and part is None:
             fix = f"slot.{load.name}.load_part(i, ...) for each"
             raise InputError(f"slot.{load.name}", "load()", f"is loaded in {load.parts} parts, one by one", fix)
@@ -147,7 +173,8 @@ class PartInSlot(Carried):
             share = 0 if warps == 1 else (isa.warp - role.first_warp) % warps
             isa.cp_async(load, index, start, signalled, share, warps, anywhere)
         elif load.tensor_map:
-            isa.tma_load(load, index, start, signalled, own.mask, own.share, part=part, anywhere=anywhere)
+            how: dict[str, Any] = {"part": part, "anywhere": anywhere, "offsets": offsets}
+            isa.tma_load(load, index, start, signalled, own.mask, own.share, **how)
         else:
             isa.bulk_load(load, index, start, signalled)
 
