@@ -10,26 +10,31 @@ import torch
 import tmapipe as tp
 
 
-def rmsnorm_of(columns: int, rows: int = 1, warps: int = 4, eps: float = 1e-6) -> tp.Schedule:
-    """RMSNorm of rows of up to *columns* elements, *rows* at a time."""
+def rmsnorm_of(columns: int, rows: int = 1, warps: int = 4, ctas: int = 1, eps: float = 1e-6) -> tp.Schedule:
+    """RMSNorm of rows of up to *ctas* x *columns* elements, *rows* at a time."""
+
+    buffers = 2 if rows * columns <= 8192 else 1  # of each output, as shared memory has room
 
     class RmsNorm(tp.Schedule):
         """h = x + residual; y[m, n] = h[m, n] / sqrt(mean over n of h[m, n]^2 + eps) * weight[n]."""
 
         load, work = tp.Role(warps=1), tp.Role(warps=warps)
+        cluster = {"n": ctas}  # noqa: RUF012
         weights = tp.BarrierRing(producer=load, consumer=work, per="cta")  # loaded once a CTA
         weight = tp.TmaLoadStage("n", tile=(columns,), ring=weights)
         ring = tp.BarrierRing(producer=load, consumer=work)
         x = tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring)
         residual = tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring)
-        y = tp.TmaStoreStage("m n", tile=(rows, columns), role=work)
-        h = tp.TmaStoreStage("m n", tile=(rows, columns), role=work)
-        across = tp.ReductionScratch(work, rows=rows)  # a row lies in several warps
+        y = tp.TmaStoreStage("m n", tile=(rows, columns), role=work, stages=buffers)
+        h = tp.TmaStoreStage("m n", tile=(rows, columns), role=work, stages=buffers)
+        across = tp.ReductionScratch(
+            work, rows=rows, group=tp.MulticastGroup("n")
+        )  # a row lies in several warps and CTAs
 
         @load.before.jit
         def fill_weights(self, k):
             with k.weights.produce() as slot:
-                slot.weight.load(n=0)
+                slot.weight.load(n=k.rank("n"))  # this CTA's part
 
         @load.jit
         def fill(self, k, tile):
@@ -50,8 +55,8 @@ def rmsnorm_of(columns: int, rows: int = 1, warps: int = 4, eps: float = 1e-6) -
 
 def main() -> None:
     gpu = torch.cuda.is_available()
-    rows, columns = (16384, 4096) if gpu else (30, 1000)
-    norm = rmsnorm_of(4096) if gpu else rmsnorm_of(1024)
+    rows, columns = (2048, 32768) if gpu else (6, 4000)
+    norm = rmsnorm_of(8192, ctas=4) if gpu else rmsnorm_of(1024, ctas=4)
     print(norm.explain())
     print(norm.check())
     device = "cuda" if gpu else "cpu"

@@ -1,5 +1,7 @@
 """Softmax of each row: one warp loads rows, the others find the maximum and the sum of each, and store what it becomes.
 
+A row lies in one CTA, or in those of a cluster.
+
 python examples/softmax.py     on the GPU if there is one, else on the CPU model of the hardware
 """
 
@@ -10,17 +12,20 @@ import torch
 import tmapipe as tp
 
 
-def softmax_of(columns: int, rows: int = 1, warps: int = 4) -> tp.Schedule:
-    """Softmax of rows of up to *columns* elements, *rows* at a time."""
+def softmax_of(columns: int, rows: int = 1, warps: int = 4, ctas: int = 1) -> tp.Schedule:
+    """Softmax of rows of up to *ctas* x *columns* elements, *rows* at a time."""
 
     class Softmax(tp.Schedule):
         """y[m, n] = exp(x[m, n]) / sum over n of exp(x[m, n])."""
 
         load, work = tp.Role(warps=1), tp.Role(warps=warps)
+        cluster = {"n": ctas}  # noqa: RUF012
         ring = tp.BarrierRing(producer=load, consumer=work)
         x = tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring)
         y = tp.TmaStoreStage("m n", tile=(rows, columns), role=work)
-        across = tp.ReductionScratch(work, rows=rows)  # a row lies in several warps
+        across = tp.ReductionScratch(
+            work, rows=rows, group=tp.MulticastGroup("n")
+        )  # a row lies in several warps and CTAs
 
         @load.jit
         def fill(self, k, tile):
@@ -29,7 +34,7 @@ def softmax_of(columns: int, rows: int = 1, warps: int = 4) -> tp.Schedule:
 
         @work.jit
         def normalize(self, k, tile):
-            n = k.extent("n")  # beyond it, a slot holds zeros
+            n = k.extent("n") - columns * tile.n  # beyond it, a slot holds zeros
             with k.ring.consume() as slot:
                 values = slot.x.read()
             powers = tp.math.exp(values - tp.math.row_max(values, inside=n))
@@ -40,8 +45,8 @@ def softmax_of(columns: int, rows: int = 1, warps: int = 4) -> tp.Schedule:
 
 def main() -> None:
     gpu = torch.cuda.is_available()
-    rows, columns = (16384, 8192) if gpu else (30, 1000)
-    softmax = softmax_of(8192, warps=8) if gpu else softmax_of(1024)
+    rows, columns = (1024, 131072) if gpu else (6, 4000)
+    softmax = softmax_of(16384, warps=8, ctas=8) if gpu else softmax_of(1024, ctas=4)
     print(softmax.explain())
     print(softmax.check())
     x = torch.randn((rows, columns), device="cuda" if gpu else "cpu").to(torch.bfloat16)

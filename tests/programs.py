@@ -77,9 +77,12 @@ def _softmax(x: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"y": torch.softmax(x.float(), 1)}
 
 
-def _norm_inputs(rng: random.Random, most: int) -> dict[str, torch.Tensor]:
-    m, n = _extent(rng, most), 8 * rng.randint(1, 128)
-    return {"weight": _normal(rng, n), "x": _normal(rng, m, n), "residual": _normal(rng, m, n)}
+def _norm_inputs(columns: int) -> Callable[[random.Random, int], dict[str, torch.Tensor]]:
+    def draw(rng: random.Random, most: int) -> dict[str, torch.Tensor]:
+        m, n = _extent(rng, most), 8 * rng.randint(1, columns // 8)
+        return {"weight": _normal(rng, n), "x": _normal(rng, m, n), "residual": _normal(rng, m, n)}
+
+    return draw
 
 
 def _norm(weight: torch.Tensor, x: torch.Tensor, residual: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -213,7 +216,11 @@ PROGRAMS: dict[str, Program] = {
     "softmax": Program(functools.partial(softmax_of, 1024), 30, _rows(1024), _softmax),
     "softmax of short rows": Program(functools.partial(softmax_of, 128, 16, 4), 30, _rows(128), _softmax),
     "softmax of long rows": Program(functools.partial(softmax_of, 4096, 2, 8), 30, _rows(4096), _softmax),
-    "rmsnorm": Program(functools.partial(rmsnorm_of, 1024), 30, _norm_inputs, _norm, atol=3e-2),
+    "softmax over CTAs": Program(functools.partial(softmax_of, 1024, 1, 2, 4), 30, _rows(4096), _softmax),
+    "rmsnorm": Program(functools.partial(rmsnorm_of, 1024), 30, _norm_inputs(1024), _norm, atol=3e-2),
+    "rmsnorm over CTAs": Program(
+        functools.partial(rmsnorm_of, 1024, 2, 8, 3), 30, _norm_inputs(3072), _norm, atol=3e-2
+    ),
     "transpose": Program(transpose_of, 20, _matrix(torch.bfloat16, 8), lambda x: {"y": x.T}, 0, 0),
     "transpose fp32": Program(
         functools.partial(transpose_of, "fp32", 32), 20, _matrix(torch.float32, 4), lambda x: {"y": x.T}, 0, 0

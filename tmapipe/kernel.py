@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from tmapipe.errors import InputError, MissingPartError, ScopeError
 from tmapipe.integers import ceil_div
-from tmapipe.isa.exchange import Exchange
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, is_index
@@ -26,6 +25,7 @@ from tmapipe.plan.placement import branches_of, without_role
 from tmapipe.plan.rings import Ring
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, vectors_of
 from tmapipe.protocol.cluster import share_index
+from tmapipe.protocol.exchanges import exchange_of
 from tmapipe.protocol.groups import Groups
 from tmapipe.protocol.held import HeldEnd
 from tmapipe.protocol.matmuls import BoundMatmul, BoundRegisterTile
@@ -196,8 +196,7 @@ class KernelContext(Carried):
         for name, scratch in schedule.declared.scratches.items():
             if self.name_of(scratch.role) == role.name:
                 if isinstance(scratch, ReductionScratch):
-                    made = Exchange(isa, self.plan.buffer(name), isa.syncs.of([role]))
-                    isa.fragments.exchanges[role.first_warp] = made
+                    isa.fragments.exchanges[role.first_warp] = exchange_of(isa, name, scratch, role)
                 else:
                     self._parts[name] = BoundScratch(isa, self.plan.buffer(name), role.name)
         for held in self.plan.held:
@@ -226,6 +225,10 @@ class KernelContext(Carried):
             )
         where = part.dims.index(dim)
         return ceil_div(self._extent(part, where), (part.span if isinstance(part, Load) else part.tile)[where])
+
+    def rank(self, *axes: str) -> Any:
+        """The CTA's index among those of its cluster that differ only along these axes; 0 where there are no others."""
+        return share_index(self.isa, axes)
 
     def extent(self, dim: str) -> Any:
         """Elements along dimension *dim* of the tensors that have it; a Python number if it is fixed."""
@@ -288,11 +291,8 @@ class KernelContext(Carried):
             raise InputError(
                 "k.full", part, f"names a stage or a matmul ({', '.join((*buffers, *matmuls))})", "name one of those"
             )
-        layout: ThreadLayout
-        if part in matmuls:
-            layout = AccumulatorLayout.of(matmuls[part])
-        else:
-            layout = vectors_of(part, buffers[part].tile, self.role)
+        of = matmuls.get(part)
+        layout: ThreadLayout = AccumulatorLayout.of(of) if of else vectors_of(part, buffers[part].tile, self.role)
         if along != "tile":
             layout.check_rows()
         return self.isa.fragments.full(layout, along, value)

@@ -1,4 +1,4 @@
-"""ReductionScratch: shared memory for reductions over several warps."""
+"""ReductionScratch: shared memory for reductions over several warps, or several CTAs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from tmapipe.dtypes import fp32
 from tmapipe.errors import InputError
 from tmapipe.fields import is_count, shown
 from tmapipe.integers import ceil_div
+from tmapipe.multicast import MulticastGroup
 from tmapipe.role import Role
 from tmapipe.scratch import Scratch
 
@@ -25,6 +26,9 @@ class ReductionScratch(Scratch):
         role: Whose fragments are reduced.
         rows: Rows that a warp has of a tile, at most: as many as the tile has, or fewer if the warps share them out.
         columns: Of the tile, where columns are reduced.
+        group: CTAs of the cluster over which rows lie too: those that differ only along these axes. `row_sum`, `row_max` and
+            their like are then over the whole row, in all of these CTAs, which all reduce at the same point. As many numbers
+            fit for each of them.
 
     Raises:
         InputError: For any other value.
@@ -32,15 +36,20 @@ class ReductionScratch(Scratch):
 
     rows: int = 1
     columns: int = 1
+    group: MulticastGroup | None = None
 
-    def __init__(self, role: Role, *, rows: int = 1, columns: int = 1):
+    def __init__(self, role: Role, *, rows: int = 1, columns: int = 1, group: MulticastGroup | None = None):
         for name, value in (("rows", rows), ("columns", columns)):
             if not is_count(value):
                 raise InputError(
                     f"ReductionScratch({name})", value, f"is a positive number of {name}", "leave it out for one"
                 )
+        if group is not None and (not isinstance(group, MulticastGroup) or columns != 1):
+            rule = "is a MulticastGroup: axes of the cluster along which rows lie over several CTAs, and no columns"
+            raise InputError("ReductionScratch(group)", group, rule, 'e.g. MulticastGroup("n"), without columns=')
         warps, width = role.warps if isinstance(role, Role) else 1, 4 * ceil_div(max(rows, columns), 4)  # 16 bytes
-        self.__attrs_init__(role, (warps, width), fp32, 2, rows, columns)
+        self.__attrs_init__(role, (warps, width), fp32, 2, rows, columns, group)
 
     def __repr__(self) -> str:
-        return shown(self, "tile", "dtype", "copies", *(("columns",) if self.columns == 1 else ()))
+        unsaid = [name for name, default in (("columns", 1), ("group", None)) if getattr(self, name) == default]
+        return shown(self, "tile", "dtype", "copies", *unsaid)

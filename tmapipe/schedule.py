@@ -29,7 +29,7 @@ from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.tiles.axes import Axis, axes_of, check_axes, check_relations
+from tmapipe.tiles.axes import Axis, axes_of, check_axes, check_relations, check_rows
 from tmapipe.tiles.order import TileOrder
 from tmapipe.tiles.persistent import PersistentTiles
 from tmapipe.tiles.queue import SCHEDULER
@@ -266,7 +266,7 @@ class Schedule:
         signature = tensors_.signature(tensors, out) if not named else None
         if signature in launchers:
             return launchers[signature](tensors, out)
-        bound = tensors_.bind(self, tensors, named, out)
+        bound = self._bound(tensors, named, out)
         self.plan(bound.dtypes)
         if bound.empty:
             bound.fill_outputs(self.empty_value(bound))
@@ -324,7 +324,12 @@ class Schedule:
 
     def bind(self, *tensors: Any, out: Any = None, **named: Any) -> Bound:
         """The tensors of a call by stage. Raises `InputError` for what a call would refuse; nothing runs."""
-        return tensors_.bind(self, *self._as_declared(tensors, named), out)
+        return self._bound(*self._as_declared(tensors, named), out)
+
+    def _bound(self, tensors: tuple[Any, ...], named: dict[str, Any], out: Any) -> Bound:
+        bound = tensors_.bind(self, tensors, named, out)
+        check_rows(self.declared, self.axes, bound.shapes)
+        return bound
 
     def _as_declared(self, tensors: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The tensors with their dimensions as the stages declare them: views of those that are `transposed`."""

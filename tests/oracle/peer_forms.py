@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import tmapipe as tp
 
-__all__ = ["Rotated", "Scattered"]
+__all__ = ["LongRows", "Rotated", "Scattered"]
 
 
 class Rotated(tp.Schedule):
@@ -74,3 +74,27 @@ class Scattered(tp.Schedule):
             values = slot.theirs.read(tile=(4, 32), at=(0, 0)) + slot.theirs.read(tile=(4, 32), at=(4, 0))
             half = tile.also(q=2 * tile.m + slot.theirs.rank)
         k.y.store(half, values)
+
+
+class LongRows(tp.Schedule):
+    """y = (x - the maximum of its row) / the sum of its row, where a row lies in two CTAs, of two warps each."""
+
+    load, work = tp.Role(warps=1), tp.Role(warps=2)
+    cluster: ClassVar = {"n": 2}
+    ring = tp.BarrierRing(2, producer=load, consumer=work)
+    x = tp.TmaLoadStage("m n", tile=(1, 512), ring=ring)
+    y = tp.TmaStoreStage("m n", tile=(1, 512), role=work, stages=1)
+    across = tp.ReductionScratch(work, group=tp.MulticastGroup("n"))
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @work.jit
+    def normalize(self, k, tile):
+        inside = k.extent("n") - 512 * tile.n
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        values = (values - tp.math.row_max(values, inside=inside)) / tp.math.row_sum(values, inside=inside)
+        k.y.store(tile, values)

@@ -194,7 +194,8 @@ class Execution:
     def _store_words(self, i: Instruction) -> None:
         target, barrier = self.address(i.operands[0]), self.address(i.operands[2])
         assert target.rank == barrier.rank
-        values = tuple(signed(self.value(word.strip()), 32) for word in i.operands[1].strip("{}").split(","))
+        words = [self.value(word.strip()) for word in i.operands[1].strip("{}").split(",")]
+        values = tuple(None if word is None else signed(word, 32) for word in words)  # None: data
         place = self._barrier(barrier.address)
         self.events.append(("store_words", target.address - BASE, values, *place, target.rank))
 

@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING, Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T
 
 from tmapipe.gpu import control
 from tmapipe.gpu.functions import FUNCTIONS
+from tmapipe.gpu.words import store_words
+from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import Fragment
+from tmapipe.isa.fragments import NEUTRAL
 from tmapipe.isa.values import SlotRef
 from tmapipe.plan.model import Distributed
 from tmapipe.plan.thread_layout import ThreadLayout
@@ -107,15 +112,53 @@ class Sums:
 
         self.isa.when(self.isa.lane < (1 if along == "rows" else layout.row_lanes), write)
 
-    def read_partials(self, layout: ThreadLayout, op: str, along: str, slot: SlotRef) -> Any:
+    def send_partial(self, layout: ThreadLayout, data: Any, slot: SlotRef, exchange: ClusterExchange) -> None:
+        isa, (rows, width) = self.isa, slot.buffer.tile
+        mine = exchange.rank * (rows // exchange.peers) + layout.warp(isa.warp)
+        start = cute.recast_ptr(isa.shared + slot.buffer.offset + slot.stage * slot.buffer.pitch, dtype=cutlass.Int32)
+        words = [*map(_bits, data), *[cutlass.Int32(0)] * (width - len(data))]
+
+        def send() -> None:
+            for first in range(0, width, 4):
+                target = start + (mine * width + first)
+                store_words(target, words[first : first + 4], isa.mbarrier(exchange.full, slot.stage), isa.lane)
+
+        control.when(((cutlass.Int32(exchange.mask) >> isa.lane) & 1) == 1, send)
+
+    def read_partials(self, layout: ThreadLayout, op: str, along: str, slot: SlotRef, peers: int = 1) -> Any:
+        if peers > 1:
+            return self._read_far(layout, op, slot, peers)
         source, combine = self.isa.buffers[slot.buffer.name], FUNCTIONS["add" if op == "sum" else op]
         warps, places = layout.sharing_warps(layout.warp(self.isa.warp), along), range(layout.slots(along))
         at = [self._place(layout, along, i) for i in places]
         return [functools.reduce(combine, [source[(warp, place, slot.stage)] for warp in warps]) for place in at]
 
+    def _read_far(self, layout: ThreadLayout, op: str, slot: SlotRef, peers: int) -> list[Any]:
+        """Numbers of rows from all warps of all CTAs: lane i takes those of warps i, i + 32, ..., then lanes are combined."""
+        isa, combine = self.isa, FUNCTIONS["add" if op == "sum" else op]
+        source, each = isa.buffers[slot.buffer.name], slot.buffer.tile[0] // peers
+        warps, first = layout.row_warps, layout.sharing_warps(layout.warp(isa.warp), "rows")[0]
+        found = []
+        for place in range(layout.slots("rows")):
+            total = Float32(NEUTRAL[op, "fp32"])
+            for i in range(0, peers * warps, 32):
+                entry = isa.lane + i
+                safe = cutlass.select_(entry < peers * warps, entry, 0)
+                value = source[(safe // warps * each + first + safe % warps, place, slot.stage)]
+                total = combine(total, cutlass.select_(entry < peers * warps, value, Float32(NEUTRAL[op, "fp32"])))
+            for distance in (16, 8, 4, 2, 1):
+                total = combine(total, cute.arch.shuffle_sync_bfly(total, distance))
+            found.append(total)
+        return found
+
     def _place(self, layout: ThreadLayout, along: str, i: int) -> Any:
         """Where a warp leaves the number of a row slot or column slot."""
         return i if along == "rows" else self.column(layout, i)
+
+
+def _bits(value: Any) -> Any:
+    """The bits of a number in fp32, as a word."""
+    return cutlass.Int32(llvm.bitcast(T.i32(), Float32(value).ir_value()))
 
 
 def _tree(combine: Callable[..., Any], values: list[Any]) -> Any:

@@ -183,20 +183,28 @@ class BulkWait(NamedTuple):
     where: Where = None
 
 
+def _says_words(names: Names, op: StAsync) -> str:
+    share = f" (share {op.share} of {op.shares})" if op.shares > 1 else ""
+    slot, bar = names.slot_name(op.slot), names.bar_name(op.bar)
+    return f"starts an st.async into {slot} of CTAs {ranks(op.mask)}{share}, {op.nbytes} bytes that complete on {bar}"
+
+
 @operation(
     "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32",
-    "starts an st.async into {slot} of CTAs {mask}, {nbytes} bytes that complete on {bar}",
-    Start("slot", ON_BAR, write=True, mask="mask"),
+    _says_words,
+    Start("slot", ON_BAR, write=True, mask="mask", share="share", shares="shares"),
 )
 class StAsync(NamedTuple):
-    """Of `words` (4 bytes each) to the start of `slot`, completing `nbytes` on `bar`, in each CTA of `mask`. Facts: tuple of
-    `Flight`, one a destination CTA."""
+    """Of `words` (4 bytes each) to the start of `slot`, or of share `share` of `shares` of it, completing `nbytes` on `bar`,
+    in each CTA of `mask`. Facts: tuple of `Flight`, one a destination CTA."""
 
     slot: Slot
     bar: Bar
     nbytes: Bytes
     mask: Mask
     words: At = ()
+    share: Number = 0
+    shares: Number = 1
     where: Where = None
 
 

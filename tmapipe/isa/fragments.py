@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tmapipe.errors import InputError, ScopeError
-from tmapipe.isa.exchange import Exchange
+from tmapipe.isa.exchange import ClusterExchange, Exchange
 from tmapipe.isa.fragment import Fragment, combine, in_range
 from tmapipe.isa.values import Carried, SlotRef, Value
 from tmapipe.plan.model import Distributed, Matmul, RoleWarps
@@ -235,17 +235,28 @@ class Fragments(Carried):
             place = tile.columns if along == "rows" else tile.rows
             tile = combine("where", place < inside, tile, NEUTRAL[op, kind])
         found = self.reduce_in_warp(layout, op, kind, along, tile.data)
-        if len(layout.sharing_warps(0, along)) > 1:
+        exchange = self.exchanges.get(layout.first_warp)
+        far = exchange is not None and exchange.peers > 1 and along == "rows"
+        if far or len(layout.sharing_warps(0, along)) > 1:
             exchange = self._exchange_for(layout, kind, along)
             slot = exchange.take()
-            self.write_partial(layout, along, found, slot)
+            if isinstance(exchange, ClusterExchange):
+                self.send_partial(layout, found, slot, exchange)
+            else:
+                self.write_partial(layout, along, found, slot)
             exchange.sync()
-            found = self.read_partials(layout, op, along, slot)
+            found = self.read_partials(layout, op, along, slot, exchange.peers)
+            exchange.read()
         return Fragment(self, layout, along, kind, found)
 
     def _exchange_for(self, layout: ThreadLayout, kind: str, along: str) -> Exchange:
         found = self.exchanges.get(layout.first_warp)
         width = layout.row_slots if along == "rows" else layout.columns
+        if found is not None and found.peers > 1 and (along == "columns" or layout.row_lanes < 32):
+            rule = "has rows over CTAs of the cluster, and over all lanes of a warp" if along == "rows" else ""
+            rule = rule or "has columns in several warps, in a role whose reductions are over rows in several CTAs"
+            fix = "read the tile in its own distribution, with rows of 32 vectors or more" if along == "rows" else ""
+            raise InputError("reduction of a tile", (layout.rows, layout.columns), rule, fix or "use another role")
         if found is None or found.width < width:
             rule = f"has {along} that lie in several warps of its role, {width} in a warp"
             fix = f"declare tp.ReductionScratch(role, {along}={width}) in the schedule"
@@ -264,8 +275,15 @@ class Fragments(Carried):
         Generic proxy."""
         raise NotImplementedError
 
-    def read_partials(self, layout: ThreadLayout, op: str, along: str, slot: SlotRef) -> Any:
-        """One number a row or column: those of the warps that share it, combined in their order. Generic proxy."""
+    def send_partial(self, layout: ThreadLayout, data: Any, slot: SlotRef, exchange: ClusterExchange) -> None:
+        """``st.async``, by lane i to CTA i for each bit i of `exchange.mask`: writes what `reduce_in_warp` gave for rows to
+        the warp's row of the slot there, among those of all warps of all CTAs, and completes its bytes on
+        ``exchange.full[stage]`` there. Async proxy, as of `store_words`."""
+        raise NotImplementedError
+
+    def read_partials(self, layout: ThreadLayout, op: str, along: str, slot: SlotRef, peers: int = 1) -> Any:
+        """One number a row or column: those of the warps that share it, in so many CTAs, combined in the same order in all of
+        them. Generic proxy."""
         raise NotImplementedError
 
     # ---- data -----------------------------------------------------------------------------------------------------

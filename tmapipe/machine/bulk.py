@@ -64,7 +64,7 @@ def _land_piece(memory: Memory, flight: Flight, op: BulkLoad, target: np.ndarray
 @applies(StAsync)
 def _store_words(state: State, agent: int, op: StAsync) -> tuple[Flight, ...]:
     ctas = masked_ctas(state, agent, op, "words")
-    flights = tuple([start_load(state, agent, op, cta, "st.async", "words", 0, 1) for cta in ctas])
+    flights = tuple([start_load(state, agent, op, cta, "st.async", "words", op.share, op.shares) for cta in ctas])
     state.serials[agent] += 1
     return flights
 

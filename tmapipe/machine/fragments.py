@@ -18,6 +18,7 @@ from tmapipe.machine import elements
 from tmapipe.machine.live import Live
 from tmapipe.machine.memory import Accumulator, convert
 from tmapipe.machine.raw_names import raw_name
+from tmapipe.machine.reductions import Reductions
 from tmapipe.machine.varying import Condition, Varying
 from tmapipe.plan.model import Buffer, Distributed, Matmul, RoleWarps
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
@@ -27,12 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MachineFragments"]
 
-#: Stands for the numbers of rows and columns that a warp does not have.
-NOTHING = {"fp32": np.nan, "int32": 0}
-_REDUCTIONS = {"sum": np.add, "maximum": np.maximum, "minimum": np.minimum}
 
-
-class MachineFragments(Fragments):
+class MachineFragments(Reductions, Fragments):
     """Methods as documented in `tmapipe.isa.fragments.Fragments`."""
 
     def __init__(self, isa: MachineIsa):
@@ -170,14 +167,14 @@ class MachineFragments(Fragments):
                 found.append(self.memory.results[isa.agent].astype(elements.KINDS[kind]))
         data = None
         if found:
-            data = found[0] if along != "tile" else np.concatenate(found).reshape(self._indices(layout)[0].shape)
+            data = found[0] if along != "tile" else np.concatenate(found).reshape(self.indices_of(layout)[0].shape)
         return Fragment(self, layout, along, kind, data)
 
     def read_transposed(self, slot: SlotRef, layout: AccumulatorLayout) -> Fragment:
         self.isa.emit(ops.SlotRead(self.isa.slot(slot.buffer, slot.stage), 0, 1, "rows"))
         kind, data = slot.buffer.dtype.kind, None
         if self.memory is not None:
-            rows, columns = self._indices(layout)
+            rows, columns = self.indices_of(layout)
             data = self.memory.results[self.isa.agent][columns, rows].astype(elements.KINDS[kind])
         return Fragment(self, layout, "tile", kind, data)
 
@@ -186,7 +183,7 @@ class MachineFragments(Fragments):
         kind = slot.buffer.dtype.kind
         if self.memory is None:
             return Fragment(self, layout, "tile", kind, None)
-        rows, columns = self._indices(layout)
+        rows, columns = self.indices_of(layout)
         whole = self.memory.results[self.isa.agent].astype(elements.KINDS[kind])
         if not (
             at[0] >= 0 and at[0] + layout.rows <= len(whole) and at[1] >= 0 and at[1] + layout.columns <= whole.shape[1]
@@ -223,7 +220,7 @@ class MachineFragments(Fragments):
         block, blocks = at[0] // layout.rows * across + at[1] // layout.columns, buffer.tile[0] // layout.rows * across
         given: list[Any] = [None] * len(parts)
         if self.memory is not None:
-            each = np.broadcast_arrays(*self._indices(layout), values.data)
+            each = np.broadcast_arrays(*self.indices_of(layout), values.data)
             shares = zip(*(np.split(array, len(parts)) for array in each), strict=True)
             given = [((rows + at[0], columns + at[1]), share) for rows, columns, share in shares]
         for (part, count, cut), share in zip(parts, given, strict=True):
@@ -239,7 +236,7 @@ class MachineFragments(Fragments):
         if mine % layout.row_warps if by_row else mine >= layout.row_warps:
             return
         if self.memory is not None:
-            at = np.unique(self._indices(layout)[0 if by_row else 1])
+            at = np.unique(self.indices_of(layout)[0 if by_row else 1])
             self.isa.give((at, values.data[at]))
         part, writers = (
             (mine // layout.row_warps, layout.warps // layout.row_warps) if by_row else (mine, layout.row_warps)
@@ -251,7 +248,7 @@ class MachineFragments(Fragments):
         assert values.layout is not None
         if self.memory is None:
             return None
-        rows, columns = self._indices(values.layout)
+        rows, columns = self.indices_of(values.layout)
         if values.along == "tile":
             at = rows * values.layout.columns + columns
             return at.ravel(), np.broadcast_to(values.data, at.shape).ravel()
@@ -269,7 +266,7 @@ class MachineFragments(Fragments):
         of_block = [4 * (block * layout.warpgroups + group) + self.isa.warp % 4 for block in range(layout.blocks)]
         return [(part, strips, "rows") for part in of_block]
 
-    def _indices(self, layout: ThreadLayout) -> tuple[np.ndarray, np.ndarray]:
+    def indices_of(self, layout: ThreadLayout) -> tuple[np.ndarray, np.ndarray]:
         return _indices_of(layout, self.isa.warp)
 
     def raw(
@@ -336,7 +333,7 @@ class MachineFragments(Fragments):
     def expand(self, layout: ThreadLayout | None, along: str, data: Any, to: str) -> Any:
         if data is None or self.memory is None or along == to or layout is None:
             return data if self.memory is not None else None
-        rows, columns = self._indices(layout)
+        rows, columns = self.indices_of(layout)
         if along == "one":
             shape = {"tile": rows.shape, "rows": (layout.rows,), "columns": (layout.columns,)}[to]
             return np.broadcast_to(data, shape)
@@ -349,43 +346,6 @@ class MachineFragments(Fragments):
 
     def elementwise(self, name: str, operands: list[Any]) -> Any:
         return None if self.memory is None else elements.apply(name, operands)
-
-    def reduce_in_warp(self, layout: ThreadLayout, op: str, kind: str, along: str, data: Any) -> Any:
-        if self.memory is None:
-            return None
-        at = self._indices(layout)[0 if along == "rows" else 1]
-        partial: Any = np.full(getattr(layout, along), NOTHING[kind], elements.KINDS[kind])
-        with np.errstate(all="ignore"):
-            for i in np.unique(at):
-                partial[i] = _REDUCTIONS[op].reduce(data[at == i], dtype=elements.KINDS[kind])
-        return partial
-
-    def write_partial(self, layout: ThreadLayout, along: str, data: Any, slot: SlotRef) -> None:
-        isa = self.isa
-        mine, number = layout.warp(isa.warp), isa.slot(slot.buffer, slot.stage)
-        if self.memory is not None:
-            at, places = self._shared(layout, along)
-            partial = np.zeros((1, slot.buffer.tile[1]), np.float32)
-            partial[0, places] = data[at]
-            isa.give(partial)
-        isa.emit(ops.SlotWrite(number, mine, slot.buffer.tile[0], "rows"))
-
-    def read_partials(self, layout: ThreadLayout, op: str, along: str, slot: SlotRef) -> Any:
-        isa = self.isa
-        isa.emit(ops.SlotRead(isa.slot(slot.buffer, slot.stage), 0, 1, "rows"))
-        if self.memory is None:
-            return None
-        at, places = self._shared(layout, along)
-        partials = self.memory.results[isa.agent][list(layout.sharing_warps(layout.warp(isa.warp), along))][:, places]
-        whole = np.full(getattr(layout, along), np.nan, np.float32)
-        with np.errstate(all="ignore"):
-            whole[at] = _REDUCTIONS[op].reduce(partials, axis=0, dtype=np.float32)
-        return whole
-
-    def _shared(self, layout: ThreadLayout, along: str) -> tuple[np.ndarray, np.ndarray]:
-        """The rows or columns that the warp has, and where it leaves their numbers."""
-        at = np.unique(self._indices(layout)[0 if along == "rows" else 1])
-        return at, np.arange(len(at)) if along == "rows" else at
 
 
 _indices_of = functools.lru_cache(maxsize=256)(elements.indices_of)

@@ -151,7 +151,8 @@ def _land_tile(memory: Memory, flight: Flight, op: TmaLoad, target: np.ndarray) 
 
 @lands(StAsync)
 def _land_words(memory: Memory, flight: Flight, op: StAsync, target: np.ndarray) -> None:
-    target[: len(op.words)] = op.words
+    words = target.reshape(op.shares, -1)[op.share]
+    words[: len(op.words)] = np.array(op.words, np.int64).astype(np.uint32).view(target.dtype)
 
 
 @performs(TmaStore)

@@ -23,7 +23,7 @@ __all__ = ["make_plan"]
 
 #: Attributes of what a body gets as `k` (`tmapipe.kernel.KernelContext`), which nothing else in it can be called.
 TAKEN = (
-    "begin", "end_tile", "ends", "extent", "finish", "full", "isa", "name_of", "plan", "raw", "role", "steps", "sync",
+    "begin", "end_tile", "ends", "extent", "finish", "full", "isa", "name_of", "plan", "rank", "raw", "role", "steps", "sync",
     "tiles", "windows",
 )  # fmt: skip
 MAX_SLOTS = 12  # rings that fill shared memory stop here: more stages than this hide no more latency

@@ -19,12 +19,12 @@ from tmapipe.plan.moves import check_box, check_encoded, check_parts, default_co
 from tmapipe.plan.peers import group_of, peers_of
 from tmapipe.plan.readers import readers_of
 from tmapipe.plan.rings import Queue, Ring
+from tmapipe.plan.scratches import exchange_barriers, scratch_buffer
 from tmapipe.plan.space import Space
 from tmapipe.plan.syncs import MAX_NAMED_BARRIERS
 from tmapipe.plan.thread_layout import vectors_of
 from tmapipe.plan.thread_stores import by_threads
 from tmapipe.register_tile import RegisterTile
-from tmapipe.scratch import Scratch
 from tmapipe.stage import SharedStage, SlotStage, TmaLoadStage, as_matrix
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.tma_rules import ALIGNMENT, MAX_BOX, MAX_PIXELS
@@ -70,6 +70,9 @@ class Layout:
             self._barriers(name, ring)
         for name, turnstile in declared.turnstiles.items():
             self._turnstile(name, roles[self.name_of(turnstile.role)])
+        for name, scratch in declared.scratches.items():
+            role = self.name_of(scratch.role)
+            self.barriers += exchange_barriers(self.space, name, scratch, declared.cluster, role)
         self.queue = self._queue(*declared.queue) if declared.queue else None
         self.of: dict[str, Buffer] = {}
         for name, part in sorted(declared.stages.items(), key=lambda item: over_of(item[1]) is not None):
@@ -82,7 +85,7 @@ class Layout:
             elif isinstance(part, SharedStage):
                 vectors_of(name, part.tile, roles[self.name_of(part.writer)])
         for name, scratch in declared.scratches.items():
-            self._scratch(name, scratch)
+            self.buffers.append(scratch_buffer(self.space, name, scratch, declared.cluster))
         for name, load in declared.loads.items():
             self._load(name, load)
         for name, mma in declared.matmuls.items():
@@ -233,11 +236,6 @@ class Layout:
     def _buffer(self, name: str, slots: int, tile: tuple[int, ...], swizzle: int, **how: Any) -> Buffer:
         self.buffers.append(self.space.buffer(name, slots, tile, self.types[name], swizzle, **how))
         return self.buffers[-1]
-
-    def _scratch(self, name: str, scratch: Scratch) -> None:
-        nbytes = math.prod(scratch.tile) * scratch.dtype.bytes
-        place, gap = self.space.take(scratch.copies * (nbytes + -nbytes % 128), 128), -nbytes % 128
-        self.buffers.append(Buffer(name, place, scratch.copies, as_matrix(scratch.tile), scratch.dtype, 0, 1, gap))
 
     def _load(self, name: str, load: TmaLoadStage) -> None:
         cluster = self.declared.cluster

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tmapipe.errors import InputError
-from tmapipe.multicast import check_cluster
+from tmapipe.multicast import MulticastGroup, check_cluster
 from tmapipe.plan.declarations import Declarations
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 
-__all__ = ["Axis", "axes_of", "check_axes", "check_relations"]
+__all__ = ["Axis", "axes_of", "check_axes", "check_relations", "check_rows"]
 
 
 class Axis(NamedTuple):
@@ -63,11 +64,31 @@ def check_axes(declared: Declarations, over: str | None) -> None:
             if load.multicast is not None
             for axis in load.multicast.axes
         ),
+        ((f"{name}.group", axis) for name, group in _groups(declared).items() for axis in group.axes),
     )
     for argument, axis in named:
         if axis not in axes:
             rule = f"is no dimension of the output's tiles ({', '.join(axes)})"
             raise InputError(argument, axis, rule, "name one of those")
+
+
+def _groups(declared: Declarations) -> dict[str, MulticastGroup]:
+    """The groups of CTAs that send each other tiles or numbers, by the part that says so."""
+    parts: dict[str, Any] = {**declared.shared, **declared.scratches}
+    found = {name: getattr(part, "group", None) for name, part in parts.items()}
+    return {name: group for name, group in found.items() if group is not None}
+
+
+def check_rows(declared: Declarations, axes: Mapping[str, Axis], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises `InputError` if a tensor's rows, which are reduced over the CTAs of a cluster, do not fit into one cluster."""
+    for name, group in _groups(declared).items():
+        for dim in group.axes if name in declared.scratches else ():
+            axis, ctas = axes[dim], declared.cluster.get(dim, 1)
+            if shapes[axis.stage][axis.place] > axis.elements * ctas:
+                rule = (
+                    f"has at most {ctas} x {axis.elements} elements along {dim}: {name} reduces them over {ctas} CTAs"
+                )
+                raise InputError(f"{axis.stage}.shape", shapes[axis.stage], rule, "use a larger tile or cluster")
 
 
 def check_relations(declared: Declarations) -> None:

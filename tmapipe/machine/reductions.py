@@ -1,0 +1,84 @@
+"""Reductions over rows and columns in the machine, within a warp, over warps and over CTAs of a cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tmapipe.isa import ops
+from tmapipe.isa.exchange import ClusterExchange
+from tmapipe.isa.values import SlotRef
+from tmapipe.machine import elements
+from tmapipe.machine.memory import Memory
+from tmapipe.plan.thread_layout import ThreadLayout
+
+if TYPE_CHECKING:
+    from tmapipe.machine.warp import MachineIsa
+
+__all__ = ["NOTHING", "Reductions"]
+
+#: Stands for the numbers of rows and columns that a warp does not have.
+NOTHING = {"fp32": np.nan, "int32": 0}
+_REDUCTIONS = {"sum": np.add, "maximum": np.maximum, "minimum": np.minimum}
+
+
+class Reductions:
+    """Methods as documented in `tmapipe.isa.fragments.Fragments`."""
+
+    isa: MachineIsa
+    memory: Memory | None
+
+    def indices_of(self, layout: ThreadLayout) -> tuple[np.ndarray, np.ndarray]:
+        """The row and the column of each value that the warp has of a tile."""
+        raise NotImplementedError
+
+    def reduce_in_warp(self, layout: ThreadLayout, op: str, kind: str, along: str, data: Any) -> Any:
+        if self.memory is None:
+            return None
+        at = self.indices_of(layout)[0 if along == "rows" else 1]
+        partial: Any = np.full(getattr(layout, along), NOTHING[kind], elements.KINDS[kind])
+        with np.errstate(all="ignore"):
+            for i in np.unique(at):
+                partial[i] = _REDUCTIONS[op].reduce(data[at == i], dtype=elements.KINDS[kind])
+        return partial
+
+    def write_partial(self, layout: ThreadLayout, along: str, data: Any, slot: SlotRef) -> None:
+        isa = self.isa
+        mine, number = layout.warp(isa.warp), isa.slot(slot.buffer, slot.stage)
+        if self.memory is not None:
+            at, places = self._shared(layout, along)
+            partial = np.zeros((1, slot.buffer.tile[1]), np.float32)
+            partial[0, places] = data[at]
+            isa.give(partial)
+        isa.emit(ops.SlotWrite(number, mine, slot.buffer.tile[0], "rows"))
+
+    def send_partial(self, layout: ThreadLayout, data: Any, slot: SlotRef, exchange: ClusterExchange) -> None:
+        isa, (rows, width) = self.isa, slot.buffer.tile
+        words: Any = ()
+        if self.memory is not None:
+            at, _ = self._shared(layout, "rows")
+            words = tuple(data[at].astype(np.float32).view(np.uint32).tolist())
+        mine = int(exchange.rank) * (rows // exchange.peers) + layout.warp(isa.warp)
+        place = isa.slot(slot.buffer, slot.stage), isa.bar(exchange.full, slot.stage)
+        isa.emit(ops.StAsync(*place, 4 * width, exchange.mask, words, mine, rows))
+
+    def read_partials(self, layout: ThreadLayout, op: str, along: str, slot: SlotRef, peers: int = 1) -> Any:
+        isa = self.isa
+        isa.emit(ops.SlotRead(isa.slot(slot.buffer, slot.stage), 0, 1, "rows"))
+        if self.memory is None:
+            return None
+        at, places = self._shared(layout, along)
+        each = slot.buffer.tile[0] // peers
+        sharing = layout.sharing_warps(layout.warp(isa.warp), along)
+        mine = [each * i + warp for i in range(peers) for warp in sharing]
+        partials = self.memory.results[isa.agent][mine][:, places]
+        whole = np.full(getattr(layout, along), np.nan, np.float32)
+        with np.errstate(all="ignore"):
+            whole[at] = _REDUCTIONS[op].reduce(partials, axis=0, dtype=np.float32)
+        return whole
+
+    def _shared(self, layout: ThreadLayout, along: str) -> tuple[np.ndarray, np.ndarray]:
+        """The rows or columns that the warp has, and where it leaves their numbers."""
+        at = np.unique(self.indices_of(layout)[0 if along == "rows" else 1])
+        return at, np.arange(len(at)) if along == "rows" else at
