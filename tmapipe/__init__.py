@@ -37,6 +37,7 @@ from tmapipe.tensor_map import Im2colBox, TensorMap
 from tmapipe.thread_store import ThreadStoreStage
 from tmapipe.tiles.dynamic import DynamicTiles
 from tmapipe.tiles.gpc import GpcTiles
+from tmapipe.tiles.grid import GridTiles
 from tmapipe.tiles.grouped import GroupedTiles
 from tmapipe.tiles.persistent import PersistentTiles
 from tmapipe.tiles.raster import Backwards, Columns, Grouped, Hilbert, Snake
@@ -58,6 +59,7 @@ __all__ = [
     "Dim",
     "DynamicTiles",
     "GpcTiles",
+    "GridTiles",
     "Grouped",
     "GroupedTiles",
     "HazardError",

@@ -10,6 +10,7 @@ from collections import Counter
 
 import pytest
 
+import tmapipe as tp
 from tests.emit.kernels import COPIES, GEMMS, KERNELS, build, built
 from tests.oracle.ptx import Facts
 from tmapipe.gpu.layouts import make_atom
@@ -291,3 +292,11 @@ def test_the_table_names_the_instructions_as_they_stand_in_ptx():
         if declared.ptx and not any(set(re.split("[. ]", declared.ptx)) <= found for found in words)
     }
     assert missing == {"MbarExpectTx", "FenceProxyAsyncGlobal"}
+
+
+def test_ctas_that_share_a_multiprocessor():
+    """The compiler is told to spare registers for them, but not where setmaxnreg divides the registers."""
+    copy, gemm = tp.schedules.Copy((2, 256), stages=1, pending=0), tp.schedules.Gemm((64, 64, 64), (1, 1))
+    for schedule, ctas in ((copy, 16), (gemm, 1)):
+        schedule.tiles = tp.GridTiles(ctas=16)
+        assert re.search(rf"\.minnctapersm\s+{ctas}\b", schedule.compile().ptx)

@@ -37,9 +37,9 @@ NEEDED: dict[Any, dict[str, Any]] = {
     S.StreamK: {"shares": 2},
     Problem: {"m": 8, "n": 8, "k": 8},
 } | {kind: {} for kind in (
-    tp.Operand, tp.PersistentTiles, tp.DynamicTiles, tp.GpcTiles, tp.GroupedTiles, tp.Grouped, tp.Snake, tp.Columns,
-    tp.Hilbert, tp.mainloop.Cooperative, tp.mainloop.PingPong, E.Epilogue, E.Matrix, E.PerBatch, E.PerColumn, E.PerRow,
-    E.Scalar, E.Output, E.RowSum, E.ColumnSum, S.Gemm, S.PingPong, S.GatedGemm, S.GroupedGemm, S.Copy, S.AddParts,
+    tp.Operand, tp.PersistentTiles, tp.DynamicTiles, tp.GpcTiles, tp.GridTiles, tp.GroupedTiles, tp.Grouped, tp.Snake,
+    tp.Columns, tp.Hilbert, tp.mainloop.Cooperative, tp.mainloop.PingPong, E.Epilogue, E.Matrix, E.PerBatch, E.PerColumn,
+    E.PerRow, E.Scalar, E.Output, E.RowSum, E.ColumnSum, S.Gemm, S.PingPong, S.GatedGemm, S.GroupedGemm, S.Copy, S.AddParts,
 )}  # fmt: skip
 
 

@@ -31,6 +31,16 @@ def test_random_copies(seed):
             assert (whole[:, columns:] == 77).all(), "wrote outside the output"
 
 
+@pytest.mark.parametrize("tile", [(4, 256), (1, 256), (16, 128)])
+def test_one_tile_a_cta(tile):
+    copy = tp.schedules.Copy(tile, stages=1, pending=0)
+    copy.tiles = tp.GridTiles(tp.Grouped(1))
+    for shape in [(8192, 8192), (3001, 1000), (1, 8)]:
+        x = torch.randn(shape, device="cuda")
+        for _ in range(3):
+            assert torch.equal(copy(x), x)
+
+
 def test_a_store_would_overwrite_the_rest_of_a_16_byte_unit():
     """Seen on an H200: a TMA store clips at the tensor's edge in units of 16 bytes. So `bind` refuses such outputs."""
     x = torch.ones(40, 72, device="cuda", dtype=torch.bfloat16)

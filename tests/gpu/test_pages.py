@@ -1,4 +1,4 @@
-"""Rows in pages that a table on the device names."""
+"""Rows, and pages of rows, that a table on the device names."""
 
 import runpy
 from pathlib import Path
@@ -20,3 +20,15 @@ def test_paged_rows(rows):
     EXAMPLE["Paged"]()(x, pages, out=y)
     wanted = x.view(-1, PAGE, 384)[pages.long().clamp(0)] * (pages >= 0)[:, None, None]
     assert torch.equal(y, wanted.reshape(-1, 384)[:rows])
+
+
+@pytest.mark.parametrize("rows, columns, ctas", [(1, 512, 16), (4, 256, None), (8, 64, 4)])
+def test_rows_by_index(rows, columns, ctas):
+    gather_of = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "embedding.py"))["gather_of"]
+    gather = gather_of(columns, rows, ctas)
+    for count, width in ((1, 4), (1000, 600), (30011, 1024)):
+        x = torch.randn(5000, width, device="cuda")
+        index = torch.randint(-1, 5000, (count,), device="cuda", dtype=torch.int32)
+        y = torch.full((count, width), float("nan"), device="cuda")
+        gather(x, index, out=y)
+        assert torch.equal(y, x[index.long().clamp(0)] * (index >= 0)[:, None])

@@ -21,6 +21,7 @@ PROGRAMS = {
     "gemm_row_max": ([], "off by at most"),
     "gemm_block_scaled": ([], "relative error"),
     "conv": ([], "safe for every trip count"),
+    "embedding": ([], "safe for every trip count"),
     "stencil": ([], "safe for every trip count"),
     "row_sums": ([], "safe for every trip count"),
     "histogram": ([], "safe for every trip count"),

@@ -77,6 +77,23 @@ def test_every_tile_once(problem):
     assert sorted(tiles) == sorted(itertools.product(*(range(count) for count in padded)))
 
 
+def test_a_grid_launches_as_many_clusters_as_tiles_of_one_each():
+    order, grid, cluster = tp.GridTiles(Grouped(1)), {"m": 300, "n": 5}, {"m": 2}
+    tiles = order.clusters(grid, cluster)
+    assert order.launch_numbers(tiles, 66, 2, list) == [750]
+    found = taken(order, grid, cluster, 750)
+    assert [found[i, 0] for i in range(6)] == [[(0, 0)], [(0, 1)], [(0, 2)], [(0, 3)], [(0, 4)], [(2, 0)]]
+    assert all(len(each) == 1 for each in found.values())
+    plan = tp.schedules.Copy((2, 256), stages=1, pending=0).plan()
+    assert order.smem_bytes(plan) == PersistentTiles().smem_bytes(plan) == plan.smem_bytes == 2176
+    for ctas in (4, 16, 32):  # of the 228 KB of a multiprocessor, 1 KB a CTA is the system's
+        nbytes = tp.GridTiles(ctas=ctas).smem_bytes(plan)
+        assert (228 * 1024) // (nbytes + 1024) == ctas and nbytes % 128 == 0
+    assert tp.GridTiles(ctas=200).smem_bytes(plan) == 2176
+    refused(tp.GridTiles, ctas=0, argument="ctas", rule="positive number of CTAs")
+    assert isinstance(order, PersistentTiles) and order != PersistentTiles(Grouped(1))
+
+
 @settings(max_examples=200)
 @given(problem=problems())
 def test_the_ctas_of_a_cluster_work_side_by_side(problem):

@@ -87,8 +87,9 @@ class _Kernel:
             grid=grid,
             block=(self.plan.threads, 1, 1),
             cluster=(self.plan.cluster_size, 1, 1) if self.plan.target.tma else None,
-            smem=self.plan.smem_bytes,
-            min_blocks_per_mp=1,
+            smem=self.schedule.tiles.smem_bytes(self.plan),
+            min_blocks_per_mp=self.schedule.tiles.least_ctas(self.plan),
+            preferred_smem_carveout=100,
             use_pdl=self.plan.target.tma,  # see `Isa.griddepcontrol_wait`
             stream=stream,
         )

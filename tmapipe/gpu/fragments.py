@@ -309,6 +309,12 @@ class GpuFragments(Sums, Fragments):
         with as_in_cute():
             gpu(*tensors)
 
+    def reduce(self, values: Fragment, op: str, along: str, inside: Any = None) -> Fragment:
+        layout = values.layout
+        if layout is not None and isinstance(inside, int):  # of a fixed extent: known here whether all count
+            inside = None if inside >= (layout.columns if along == "rows" else layout.rows) else inside
+        return super().reduce(values, op, along, inside)
+
     # ---- data -----------------------------------------------------------------------------------------------------
 
     def kind_of(self, name: str, value: Any) -> str:

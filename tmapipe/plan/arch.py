@@ -6,7 +6,9 @@ import attrs
 
 from tmapipe.errors import InputError
 
-__all__ = ["Arch", "arch_named"]
+__all__ = ["SM_RESERVED", "Arch", "arch_named"]
+
+SM_RESERVED = 1024  #: bytes of shared memory that the system takes for each CTA
 
 
 @attrs.frozen

@@ -8,6 +8,7 @@ from typing import Any
 from tmapipe.integers import ceil_div
 from tmapipe.isa.interface import Isa
 from tmapipe.plan.declarations import Declarations
+from tmapipe.plan.model import Plan
 from tmapipe.tiles.axes import Axis
 
 __all__ = ["TileOrder"]
@@ -59,6 +60,14 @@ class TileOrder:
             gpcs: Tells the device's multiprocessors by GPC.
         """
         return [min(tiles, resident)]
+
+    def smem_bytes(self, plan: Plan) -> int:
+        """Shared memory of a CTA at launch (bytes), no less than the plan's."""
+        return plan.smem_bytes
+
+    def least_ctas(self, plan: Plan) -> int:
+        """CTAs that are to find registers on a multiprocessor."""
+        return 1
 
     def clusters(self, grid: dict[str, int], cluster: Mapping[str, int]) -> int:
         """How many clusters can work at once on a grid of tiles."""
