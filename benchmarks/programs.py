@@ -20,7 +20,7 @@ import attrs
 from benchmarks.cli import add_options, finish, kept, method_of, settings
 from benchmarks.results import Results
 from examples.attention import attention_of
-from examples.conv import Conv
+from examples.conv import conv_of
 from examples.dequant_gemm import dequant_gemm, packed
 from examples.gemm_block_scaled import BlockScaledGemm, quantized
 from examples.gemm_row_max import GemmRowMax
@@ -179,7 +179,7 @@ def matmuls() -> list[Case]:
             return torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), weight, padding=1).permute(0, 2, 3, 1)
 
         work = 2.0 * 9 * c * c * 64 * side * side
-        ours = {"": Conv()}
+        ours = {"": conv_of()}
         found.append(
             Case("conv", f"64x{side}x{side}x{c}", ours, {"x": x, "f": f}, conv, "d", work, "tflops", compiles=False)
         )

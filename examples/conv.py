@@ -5,33 +5,43 @@ import numpy as np
 import tmapipe as tp
 
 
-class Conv(tp.Schedule):
-    """d[n, h, w, o] = sum over r, s, c of x[n, h + r - 1, w + s - 1, c] f[r, s, o, c], of bf16."""
+def conv_of(box: tuple[int, int, int] = (1, 8, 16), channels: int = 128, warpgroups: int = 2) -> tp.Schedule:
+    """Tiles of a box of (images, height, width) pixels and *channels* of the output.
 
-    relations = (tp.Dim("r", size=3), tp.Dim("s", size=3))
-    load, math = tp.Role(warps=1), tp.Role(warpgroups=2)
-    ring = tp.BarrierRing(producer=load, consumer=math)
-    x = tp.TmaLoadStage("n h w c", tile=(8, 16, 64), ring=ring)  # 128 pixels are the rows of a matrix
-    f = tp.TmaLoadStage("r s o c", tile=(128, 64), ring=ring)
-    mma = tp.Wgmma(x, f)
-    d = tp.TmaStoreStage("n h w o", source=mma, tile=(8, 16, 128))
+    Boxes that divide the images leave nothing to compute in vain: of 64 images of 56 x 56 pixels and 64 channels, (4, 8, 8).
+    """
+    images, height, width = box
 
-    @load.jit
-    def fill(self, k, tile):
-        for r in range(k.extent("r")):
-            for s in range(k.extent("s")):
-                for c in range(k.steps("x", "c")):
-                    with k.ring.produce() as slot:
-                        slot.x.load_from(tile.n, tile.h * 8 + r - 1, tile.w * 16 + s - 1, c * 64)
-                        slot.f.load(tile, r=r, s=s, c=c)
+    class Conv(tp.Schedule):
+        """d[n, h, w, o] = sum over r, s, c of x[n, h + r - 1, w + s - 1, c] f[r, s, o, c], of bf16."""
 
-    @math.jit
-    def multiply(self, k, tile):
-        with k.mma.accumulate() as acc:
-            for _ in range(k.extent("r") * k.extent("s") * k.steps("x", "c")):
-                with k.ring.consume() as slot:
-                    acc.add(slot.x, slot.f)
-        k.d.store(tile, acc)
+        relations = (tp.Dim("r", size=3), tp.Dim("s", size=3))
+        load, math = tp.Role(warps=1), tp.Role(warpgroups=warpgroups)
+        ring = tp.BarrierRing(producer=load, consumer=math)
+        x = tp.TmaLoadStage("n h w c", tile=(*box, 64), ring=ring)  # the pixels are the rows of a matrix
+        f = tp.TmaLoadStage("r s o c", tile=(channels, 64), ring=ring)
+        mma = tp.Wgmma(x, f)
+        d = tp.TmaStoreStage("n h w o", source=mma, tile=(*box, channels))
+
+        @load.jit
+        def fill(self, k, tile):
+            for r in range(k.extent("r")):
+                for s in range(k.extent("s")):
+                    for c in range(k.steps("x", "c")):
+                        with k.ring.produce() as slot:
+                            n, h, w = tile.n * images, tile.h * height + r - 1, tile.w * width + s - 1
+                            slot.x.load_from(n, h, w, c * 64)
+                            slot.f.load(tile, r=r, s=s, c=c)
+
+        @math.jit
+        def multiply(self, k, tile):
+            with k.mma.accumulate() as acc:
+                for _ in range(k.extent("r") * k.extent("s") * k.steps("x", "c")):
+                    with k.ring.consume() as slot:
+                        acc.add(slot.x, slot.f)
+            k.d.store(tile, acc)
+
+    return Conv()
 
 
 def expected(x, f):
@@ -45,5 +55,5 @@ def expected(x, f):
 if __name__ == "__main__":
     made = np.random.default_rng(0)
     x, f = (made.standard_normal(shape).astype(tp.bf16.numpy) for shape in ((2, 9, 20, 72), (3, 3, 136, 72)))
-    np.testing.assert_allclose(Conv()(x, f).astype(np.float32), expected(x, f), rtol=2e-2, atol=0.5)
-    print(Conv().check())
+    np.testing.assert_allclose(conv_of()(x, f).astype(np.float32), expected(x, f), rtol=2e-2, atol=0.5)
+    print(conv_of().check())

@@ -53,6 +53,40 @@ def rmsnorm_of(columns: int, rows: int = 1, warps: int = 4, ctas: int = 1, eps: 
     return RmsNorm()
 
 
+def plain_rmsnorm_of(
+    columns: int, rows: int = 1, warps: int = 4, ctas: int = 1, length: int | None = None
+) -> tp.Schedule:
+    """The same without a residual. Of rows of one *length*, several CTAs share a multiprocessor, one for each tile."""
+
+    class PlainRmsNorm(tp.Schedule):
+        """y[m, n] = x[m, n] / sqrt(mean over n of x[m, n]^2 + 1e-6) * weight[n]."""
+
+        relations = (tp.Dim("n", size=length),) if length else ()
+        tiles = tp.GridTiles() if length else tp.PersistentTiles()
+        load, work = tp.Role(warps=1), tp.Role(warps=warps)
+        cluster = {"n": ctas}  # noqa: RUF012
+        ring = tp.BarrierRing(1 if length else None, producer=load, consumer=work)
+        x = tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring)
+        weight = tp.TmaLoadStage("n", tile=(columns,), ring=ring)
+        y = tp.TmaStoreStage("m n", tile=(rows, columns), role=work, stages=1 if length else 2)
+        across = tp.ReductionScratch(work, rows=rows, group=tp.MulticastGroup("n"))
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+                slot.weight.load(tile)
+
+        @work.jit
+        def normalize(self, k, tile):
+            with k.ring.consume() as slot:
+                h = slot.x.read()
+                scale = tp.math.rsqrt(tp.math.row_sum(h * h) / k.extent("n") + 1e-6)
+                k.y.store(tile, h * scale * slot.weight.read(columns_of=h))
+
+    return PlainRmsNorm()
+
+
 def main() -> None:
     gpu = torch.cuda.is_available()
     rows, columns = (2048, 32768) if gpu else (6, 4000)

@@ -12,17 +12,23 @@ import torch
 import tmapipe as tp
 
 
-def softmax_of(columns: int, rows: int = 1, warps: int = 4, ctas: int = 1) -> tp.Schedule:
-    """Softmax of rows of up to *ctas* x *columns* elements, *rows* at a time."""
+def softmax_of(columns: int, rows: int = 1, warps: int = 4, ctas: int = 1, length: int | None = None) -> tp.Schedule:
+    """Softmax of rows of up to *ctas* x *columns* elements, *rows* at a time.
+
+    Of rows of one *length*, what lies inside of them is known when the kernel is compiled. It then has fewer registers, and
+    several CTAs share a multiprocessor, one for each tile.
+    """
 
     class Softmax(tp.Schedule):
         """y[m, n] = exp(x[m, n]) / sum over n of exp(x[m, n])."""
 
+        relations = (tp.Dim("n", size=length),) if length else ()
+        tiles = tp.GridTiles() if length else tp.PersistentTiles()
         load, work = tp.Role(warps=1), tp.Role(warps=warps)
         cluster = {"n": ctas}  # noqa: RUF012
-        ring = tp.BarrierRing(producer=load, consumer=work)
+        ring = tp.BarrierRing(1 if length else None, producer=load, consumer=work)
         x = tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring)
-        y = tp.TmaStoreStage("m n", tile=(rows, columns), role=work)
+        y = tp.TmaStoreStage("m n", tile=(rows, columns), role=work, stages=1 if length else 2)
         across = tp.ReductionScratch(
             work, rows=rows, group=tp.MulticastGroup("n")
         )  # a row lies in several warps and CTAs

@@ -18,7 +18,7 @@ import torch
 
 import tmapipe as tp
 from examples.attention import attention_of
-from examples.conv import Conv
+from examples.conv import conv_of
 from examples.dequant_gemm import dequant_gemm
 from examples.dequant_gemm import packed as pack
 from examples.gemm_block_scaled import BlockScaledGemm
@@ -26,7 +26,7 @@ from examples.gemm_row_max import GemmRowMax
 from examples.histogram import BINS, Histogram
 from examples.mlp import Mlp
 from examples.ragged import RaggedSums
-from examples.rmsnorm import rmsnorm_of
+from examples.rmsnorm import plain_rmsnorm_of, rmsnorm_of
 from examples.row_sums import RowSums
 from examples.softmax import softmax_of
 from examples.stencil import Stencil
@@ -71,6 +71,18 @@ def _rows(columns: int) -> Callable[[random.Random, int], dict[str, torch.Tensor
         return {"x": _normal(rng, _extent(rng, most), 8 * rng.randint(1, columns // 8))}
 
     return draw
+
+
+def _rows_of(length: int) -> Callable[[random.Random, int], dict[str, torch.Tensor]]:
+    return lambda rng, most: {"x": _normal(rng, _extent(rng, most), length)}
+
+
+def _weighted_rows(rng: random.Random, most: int) -> dict[str, torch.Tensor]:
+    return {"weight": _normal(rng, 1024), "x": _normal(rng, _extent(rng, most), 1024)}
+
+
+def _weighted(weight: torch.Tensor, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"y": _norm(weight, x, torch.zeros_like(x))["y"]}
 
 
 def _softmax(x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -217,6 +229,10 @@ PROGRAMS: dict[str, Program] = {
     "softmax of short rows": Program(functools.partial(softmax_of, 128, 16, 4), 30, _rows(128), _softmax),
     "softmax of long rows": Program(functools.partial(softmax_of, 4096, 2, 8), 30, _rows(4096), _softmax),
     "softmax over CTAs": Program(functools.partial(softmax_of, 1024, 1, 2, 4), 30, _rows(4096), _softmax),
+    "softmax of rows of 200": Program(functools.partial(softmax_of, 256, 4, 4, 1, 200), 30, _rows_of(200), _softmax),
+    "rmsnorm of rows of 1024": Program(
+        functools.partial(plain_rmsnorm_of, 1024, 2, 4, 1, 1024), 30, _weighted_rows, _weighted, atol=3e-2
+    ),
     "rmsnorm": Program(functools.partial(rmsnorm_of, 1024), 30, _norm_inputs(1024), _norm, atol=3e-2),
     "rmsnorm over CTAs": Program(
         functools.partial(rmsnorm_of, 1024, 2, 8, 3), 30, _norm_inputs(3072), _norm, atol=3e-2
@@ -232,7 +248,8 @@ PROGRAMS: dict[str, Program] = {
     "gemm_row_max": Program(GemmRowMax, 30, _gemm_inputs, _gemm_row_max, atol=0.2),
     "gemm_block_scaled": Program(BlockScaledGemm, 40, _block_inputs, _block_scaled, atol=0.5, rtol=2e-2),
     "mlp": Program(Mlp, 45, _mlp_inputs, _mlp, atol=1, rtol=2e-2),
-    "conv": Program(Conv, 45, _conv_inputs, _conv, atol=0.2),
+    "conv": Program(conv_of, 45, _conv_inputs, _conv, atol=0.2),
+    "conv of several images": Program(functools.partial(conv_of, (4, 4, 4), 64, 1), 45, _conv_inputs, _conv, atol=0.2),
     "dequant_gemm of int8": _of_bits(8),
     "dequant_gemm of int4": _of_bits(4),
     "attention": _attention_of(128, False),

@@ -5,7 +5,7 @@ As in `test_events`, every address and coordinate of every TMA instruction is co
 
 import pytest
 
-from examples.conv import Conv
+from examples.conv import conv_of
 from tests.emit.kernels import Kernel, build
 from tests.emit.test_events import check
 from tests.unit.test_held import Multicast, OneTeam, Scaled, Transformed
@@ -34,7 +34,7 @@ KERNELS = {
     "images, multicast": Kernel(Shared, WIDE, IMAGES),
     "images, swizzled, multicast": Kernel(lambda: swizzled_shared((4, 8, 64)), WIDE, IMAGES),
     "pieces of 400 bytes": Kernel(Vector, WIDE, {"n": 1000}),
-    "convolution": Kernel(Conv, {}, {"n": 2, "h": 9, "w": 20, "c": 72, "r": 3, "s": 3, "o": 136}),
+    "convolution": Kernel(conv_of, {}, {"n": 2, "h": 9, "w": 20, "c": 72, "r": 3, "s": 3, "o": 136}),
     "rows of accumulators": Kernel(lambda: pixels((4, 32)), {}, {**IMAGES, "o": 72}),
     "rows of accumulators, two boxes a row": Kernel(lambda: pixels((1, 128)), {}, {**IMAGES, "w": 130, "o": 72}),
     "accumulators from another element on": Kernel(Indented, {}, {"m": 100, "n": 72, "k": 72, "p": 110, "q": 88}),
