@@ -1,4 +1,4 @@
-"""Peers of the copy: torch's copy_ (cudaMemcpy where both sides are contiguous) and a Triton kernel."""
+"""Peers of the copy, the transpose and the gather: Triton kernels."""
 
 from __future__ import annotations
 
@@ -33,3 +33,48 @@ def triton_variants(x: Any, y: Any) -> dict[str, Callable[[], object]]:
             copy_rows[grid], x, y, x.shape[1], x.stride(0), y.stride(0), block, num_warps=warps
         )
     return variants
+
+
+SQUARES = ((32, 32, 4), (64, 32, 4), (32, 64, 4), (64, 64, 4), (64, 64, 8), (128, 64, 8), (64, 128, 8), (128, 128, 8))
+
+
+@triton.jit
+def transpose_tiles(x, y, m, n, M: tl.constexpr, N: tl.constexpr):
+    """y[j, i] = x[i, j] for whole tiles of M x N; a program turns one. Row-major, without gaps."""
+    index = tl.program_id(0)
+    across = n // N
+    i, j = index // across * M + tl.arange(0, M).to(tl.int64), index % across * N + tl.arange(0, N).to(tl.int64)
+    tile = tl.load(x + i[:, None] * n + j[None, :])
+    tl.store(y + j[:, None] * m + i[None, :], tl.trans(tile))
+
+
+def triton_transposes(x: Any, y: Any) -> dict[str, Callable[[], object]]:
+    m, n = x.shape
+    return {
+        f"tile {rows}x{columns} warps {warps}": functools.partial(
+            transpose_tiles[((m // rows) * (n // columns),)], x, y, m, n, rows, columns, num_warps=warps
+        )
+        for rows, columns, warps in SQUARES
+    }
+
+
+@triton.jit
+def gather_rows(x, index, y, columns, BLOCK: tl.constexpr):
+    """y[i, :] = x[index[i], :]; a program copies BLOCK elements of one row. Rows lie without gaps."""
+    program = tl.program_id(0).to(tl.int64)
+    pieces = tl.cdiv(columns, BLOCK)
+    row, at = program // pieces, program % pieces * BLOCK + tl.arange(0, BLOCK)
+    inside = at < columns
+    values = tl.load(x + tl.load(index + row).to(tl.int64) * columns + at, mask=inside)
+    tl.store(y + row * columns + at, values, mask=inside)
+
+
+def triton_gathers(x: Any, index: Any, y: Any) -> dict[str, Callable[[], object]]:
+    rows, columns = y.shape
+    return {
+        f"block {block} warps {warps}": functools.partial(
+            gather_rows[(rows * triton.cdiv(columns, block),)], x, index, y, columns, block, num_warps=warps
+        )
+        for block, warps in ((512, 2), *BLOCKS[:4])
+        if block <= max(512, columns)
+    }

@@ -14,7 +14,7 @@ import time
 import attrs
 import pytest
 
-from benchmarks import checker, cli, copy, gemm, ours, peer_quack, peers, random_problems
+from benchmarks import cases, checker, cli, copy, gemm, ours, peer_quack, peers, random_problems
 from benchmarks.compare import Problem, compare
 from benchmarks.results import Results, best, commit, print_table
 from benchmarks.sass_loops import innermost, loops, parse
@@ -290,6 +290,30 @@ def test_the_grouped_suite_end_to_end_on_the_cpu(tmp_path):
     assert all(0 < row["rel_err"] < 5e-3 for row in rows)
 
 
+def test_cases_are_measured_and_wrong_results_left_out(tmp_path):
+    torch = pytest.importorskip("torch")
+
+    def make(device):
+        x, out = torch.arange(48.0, device=device).view(6, 8), torch.full((8, 6), math.nan, device=device)
+
+        def part():
+            out[1:] = x.T[1:]  # the first row is left as it was
+            return out
+
+        runs = {("tmapipe", "all"): lambda: out.copy_(x.T), ("tmapipe", "part"): part, ("torch", "clone"): x.T.clone}
+        return runs, x.T
+
+    case = cases.Case("6x8", "fp32", 2.0 * 48 * 4, make, limit=0.0)
+    parser = argparse.ArgumentParser()
+    cli.add_options(parser)
+    args = parser.parse_args(["--out", str(tmp_path)])
+    args.problems = ["6x8"]
+    assert cases.run_cases("transpose", [case], args, CpuClock(), "fake H200", "cpu") == 1
+    rows = json.loads((tmp_path / "transpose.json").read_text())["rows"]
+    assert {(row["peer"], row["variant"]) for row in rows} == {("tmapipe", "all"), ("torch", "clone")}
+    assert all(row["rel_err"] == 0 and row["gbps"] > 0 and row["fraction_of_peak"] > 0 for row in rows)
+
+
 def test_the_gemm_check_sees_an_unwritten_element_and_a_wrong_one():
     torch = pytest.importorskip("torch")
     a, b, out = gemm.make_operands(16, 24, 32, "bf16", 0, "cpu")
@@ -459,14 +483,18 @@ MODULES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
 PROGRAMS = [name for name in MODULES if "__main__" in (ROOT / "benchmarks" / f"{name}.py").read_text()]
 ON_A_GPU = [
     "ceiling",
+    "conv2d",
     "copy",
     "epilogue",
+    "gather",
     "gemm",
     "grouped",
     "l2_requests",
     "programs",
     "random_problems",
+    "rows",
     "stamps",
+    "transpose",
     "tuning",
     "versions",
 ]

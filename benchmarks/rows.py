@@ -1,0 +1,82 @@
+"""Softmax and rmsnorm of rows of bf16 beside QuACK's kernels and torch.compile; suite `rows`, GB/s read and written.
+
+python -m benchmarks.rows
+python -m benchmarks.rows --problems "softmax 1024" --rounds 10
+
+512 MiB of rows are read, as many written; rmsnorm has a weight. torch's copy_ beside them is a peer: no kernel that reads and
+writes as much is expected to take much less. Every result is compared with torch's, in fp32.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.cases import Case, main_of
+from benchmarks.results import OURS
+
+BYTES = 512 << 20
+#: Length of a row -> (rows of a tile, warps) of our variants.
+TILES = {
+    512: ((4, 4), (8, 4), (8, 8)),
+    1024: ((4, 4), (8, 8), (2, 2)),
+    4096: ((1, 4), (2, 8), (1, 8)),
+    16384: ((1, 8), (1, 16)),
+}
+
+
+def case(name: str, length: int) -> Case:
+    return Case(f"{name} {length}", "bf16", 2.0 * BYTES, functools.partial(make, name, length))
+
+
+def make(name: str, length: int, device: str) -> tuple[dict[tuple[str, str], Callable[[], Any]], Any]:
+    """The variants, and torch's result."""
+    import torch
+
+    from examples.rmsnorm import plain_rmsnorm_of
+    from examples.softmax import softmax_of
+
+    x = torch.randn(BYTES // 2 // length, length, device=device, dtype=torch.bfloat16)
+    weight = torch.randn(length, device=device, dtype=torch.bfloat16)
+    out = torch.full_like(x, float("nan"))
+    reference: Callable[[Any], Any] = functools.partial(torch.softmax, dim=1)
+    if name == "rmsnorm":
+        reference = functools.partial(torch.nn.functional.rms_norm, normalized_shape=(length,), weight=weight, eps=1e-6)
+    of, inputs = (softmax_of, (x,)) if name == "softmax" else (plain_rmsnorm_of, (weight, x))
+    runs: dict[tuple[str, str], Callable[[], Any]] = {}
+    for rows, warps in TILES[length]:
+        schedule = of(length, rows, warps, length=length)
+        runs[OURS, f"{rows} rows by {warps} warps"] = functools.partial(schedule, *inputs, out=out)
+    runs["torch.compile", "default"] = functools.partial(torch.compile(reference, dynamic=False), x)
+    for title, run in quack(name, x, weight).items():
+        runs["quack", title] = run
+    want = reference(x)
+    copied = want.clone()
+    runs["torch", "copy_, which is not the same"] = functools.partial(copied.copy_, want)
+    return runs, want
+
+
+def quack(name: str, x: Any, weight: Any) -> dict[str, Callable[[], Any]]:
+    """QuACK's kernel, where it is installed."""
+    try:
+        from quack.rmsnorm import rmsnorm_fwd
+        from quack.softmax import softmax_fwd
+    except ImportError as error:
+        print(f"  quack: absent ({error})")
+        return {}
+    if name == "softmax":
+        return {"softmax_fwd": functools.partial(softmax_fwd, x)}
+    return {"rmsnorm_fwd": lambda: rmsnorm_fwd(x, weight)[0]}
+
+
+CASES = [case(name, length) for name in ("softmax", "rmsnorm") for length in TILES]
+
+
+def main(argv: list[str] | None = None) -> int:
+    return main_of("rows", __doc__, CASES, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
