@@ -1,4 +1,4 @@
-"""Rows of a matrix by index, as of an embedding. ``python examples/embedding.py``"""
+"""Rows of a matrix by index: an embedding, and its gradient. ``python examples/embedding.py``"""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ def gather_of(columns: int = 256, rows: int = 4, ctas: int | None = None) -> tp.
     """Tiles of *rows* rows and *columns* columns, of which at most *ctas* at once are on a multiprocessor."""
 
     class Gather(tp.Schedule):
-        """y[m] = x[index[m]]; zeros where the index is -1."""
+        """y[m] = x[index[m]]; zeros where there is no such row."""
 
         tiles = tp.GridTiles(tp.Grouped(1), ctas)
         load, store = tp.Role(warps=1), tp.Role(warps=1)
@@ -21,9 +21,7 @@ def gather_of(columns: int = 256, rows: int = 4, ctas: int | None = None) -> tp.
         @load.jit
         def fill(self, k, tile):
             with k.ring.produce() as slot:
-                for i in range(rows):
-                    row = k.index.entry(tile.m * rows + i)  # beyond the table -1, which is outside: zeros
-                    slot.x.load_part_from(i, row, tile.n * columns)
+                slot.x.gather(k.index, tile.m * rows, n=tile.n)
 
         @store.jit
         def drain(self, k, tile):
@@ -33,6 +31,27 @@ def gather_of(columns: int = 256, rows: int = 4, ctas: int | None = None) -> tp.
     return Gather()
 
 
+class Gradient(tp.Schedule):
+    """y[index[m]] += x[m], in fp32; a row without a place is left out."""
+
+    over = "m n"  # tiles of x
+    load, store = tp.Role(warps=1), tp.Role(warps=1)
+    ring = tp.BarrierRing(4, producer=load, consumer=store)
+    x = tp.TmaLoadStage("m n", tile=(16, 128), ring=ring, dtype="fp32")
+    index = tp.Table("m")
+    y = tp.TmaStoreStage("r n", source=x, reduce="add").in_parts(16)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.scatter(k.index, tile.m * 16, n=tile.n)
+
+
 if __name__ == "__main__":
     made = np.random.default_rng(0)
     x, index = made.standard_normal((50, 600)).astype(np.float32), made.integers(-1, 50, 31).astype(np.int32)
@@ -40,3 +59,9 @@ if __name__ == "__main__":
     gather_of()(x, index, out=y)
     assert (y == np.where(index[:, None] < 0, 0, x[index])).all()
     print(gather_of().check())
+
+    x, y, expected = made.integers(-9, 9, (31, 600)).astype(np.float32), *np.zeros((2, 50, 600), np.float32)
+    Gradient()(x, index, out=y)
+    np.add.at(expected, index[index >= 0], x[index >= 0])
+    assert (y == expected).all()
+    print(Gradient().check())

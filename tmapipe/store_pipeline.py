@@ -10,6 +10,7 @@ ring releases it when the read has retired.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ import attrs
 
 from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError
-from tmapipe.fields import must, optional, shown
+from tmapipe.fields import is_count, must, optional, shown
 from tmapipe.matmul import Wgmma
 from tmapipe.moved import moved
 from tmapipe.register_tile import RegisterTile
@@ -86,6 +87,7 @@ class TmaStoreStage:
         ),
     )
 
+    parts: int = attrs.field(default=1, init=False)
     bound: ClassVar[Any] = None  #: of subclasses: the class of the store in the role that fills its buffers
 
     @moved(WORDS)
@@ -140,7 +142,21 @@ class TmaStoreStage:
 
     def __repr__(self) -> str:
         derived = () if self.source is None else ("tile",)
-        return shown(self, *derived)
+        return shown(self, "parts", *derived) + ("" if self.parts == 1 else f".in_parts({self.parts})")
+
+    def in_parts(self, parts: int) -> TmaStoreStage:
+        """The same stage, whose slot is cut along its first extent into so many equal parts, each of which is stored by itself
+        to wherever it belongs: ``slot.y.store_part(i, ...)``. With as many parts as it has rows, these can be scattered.
+
+        Raises:
+            InputError: *parts* does not divide the extent, or the stage does not store from a slot.
+        """
+        if not is_count(parts) or self.tile[0] % parts or not isinstance(self.source, SlotStage):
+            rule = f"is a number of parts that divides the tile's first extent, {self.tile[0]}, of a store from a slot"
+            raise InputError("in_parts", parts, rule, f"e.g. {self.tile[0]}, with source=")
+        other = copy.copy(self)
+        object.__setattr__(other, "parts", parts)
+        return other
 
     @property
     def transposed(self) -> bool:

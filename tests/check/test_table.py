@@ -47,7 +47,7 @@ def test_declarations_fit_together(op):
 # ---- operands ---------------------------------------------------------------------------------------------------------
 
 #: By hand: operands that tell a position in a ring, the parity that goes with it, and what programs are compared without.
-GLOBAL_DATA = {"counter", "before", "value", "entries", "votes"}
+GLOBAL_DATA = {"counter", "before", "value", "entries", "votes", "numbers", "offsets"}
 POSITIONS, PARITY, DATA = {"bar", "slot", "source", "a", "b"}, {"parity"}, {"at", "words", "where"} | GLOBAL_DATA
 KIND_OF_NAME = {
     **dict.fromkeys(POSITIONS - {"bar"}, operands.Kind.SLOT),
@@ -139,11 +139,13 @@ SENTENCES = {
     ops.FenceProxyAsync: "fences (fence.proxy.async)",
     ops.PrefetchDescriptor: "prefetches the descriptor of s0",
     ops.TmaLoad: "starts the TMA load of s0 into s0[0] of CTAs 0, 1 (share 1 of 2), 1024 bytes that complete on b[1]",
+    ops.TmaGather: "starts the TMA load of 4 rows of s0 into s0[0] (share 3 of 4), 512 bytes that complete on b[1]",
     ops.TmaPrefetch: "asks for a tile of s0 in L2",
     ops.BulkLoad: "starts the bulk load of s0 into s0[0], 2048 bytes that complete on b[1]",
     ops.PeerCopy: "starts a copy of s1[0] into s0[0] of CTAs 1 (part 0 to share 1 of 2), 1024 bytes that complete on b[1]",
     ops.CpAsync: "starts copies of s0 into s0[0] (share 1 of 2), 512 bytes, after which 5 lanes arrive at b[1]",
     ops.TmaStore: "starts the TMA store y from s0[0]",
+    ops.TmaScatter: "starts the TMA store y of 4 rows from s0[0] (part 1)",
     ops.BulkCommit: "commits a bulk group",
     ops.BulkWait: "waits for bulk groups (wait_group.read 0)",
     ops.StAsync: "starts an st.async into s0[0] of CTAs 0, 1, 2048 bytes that complete on b[1]",

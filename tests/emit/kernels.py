@@ -19,6 +19,7 @@ from tests.oracle.descriptor_forms import Convolved, Every, EveryInParts, Lines,
 from tests.oracle.held_forms import Narrowed
 from tests.oracle.peer_forms import Rotated, Scattered
 from tests.oracle.ptx import Ptx
+from tests.oracle.row_forms import GatherRows, ScatterRows
 from tmapipe.gpu.build import Compiled
 from tmapipe.plan.model import Plan
 
@@ -374,6 +375,13 @@ DESCRIPTORS = {
     "nan outside, rows longer than a box": Kernel(lambda: Padded((24, 512), "bf16"), {}, MATRIX),
     "nan outside, operands shared by peers": Kernel(padded_gemm, {}, GEMM),
 }
+INDEX = {"index": (3, -1, 40, 7, 7, 0, 29, 12, 900, 2, 5, 17, 39, 38, 37, 1, 11, 6, 4)}
+NUMBERED = {"m": 19, "r": 40, "n": 100}
+ROWS_BY_NUMBER = {
+    "rows gathered": Kernel(GatherRows, {}, NUMBERED, INDEX),
+    "rows scattered": Kernel(ScatterRows, {}, NUMBERED, INDEX),
+    "rows added": Kernel(lambda: ScatterRows("add"), {"x": "fp32", "y": "fp32"}, NUMBERED, INDEX),
+}
 DYNAMIC = {
     "copy of four dimensions, dynamic": Kernel(DynamicCopy, {}, {"p": 2, "q": 3, "m": 20, "n": 300}),
     "gemm dynamic 1x1": Kernel(lambda: S.Gemm((128, 64, 64), (1, 1), tiles=tp.DynamicTiles()), {}, TALL),
@@ -400,7 +408,7 @@ MATMULS = {
     f"matmuls, {name}": Kernel(form.make, {}, GEMM | {"s": 3, "k": form.k or 200}) for name, form in FORMS.items()
 }
 MATMULS["operand copied by threads"] = Kernel(CopiedGemm, {}, {"m": 100, "n": 72, "k": 45})
-KERNELS = COPIES | GEMMS | EPILOGUES | THREADS | DESCRIPTORS | DYNAMIC | GROUPED | MATMULS
+KERNELS = COPIES | GEMMS | EPILOGUES | THREADS | ROWS_BY_NUMBER | DESCRIPTORS | DYNAMIC | GROUPED | MATMULS
 KERNELS |= {  # registered, and in none of the lists: with the dtypes that a plan has by itself
     name: Kernel(make, {}, GEMM | {"s": 3})
     for name, make in SHELF.items()

@@ -68,6 +68,11 @@ def _lower(event: Event, plan: Plan, launch: Launch, warp: int, lane: int) -> li
         return _values(plan.store(rest[0]), launch, warp, lane, *rest[1:])
     if kind == "store":
         return _store_boxes(plan.store(rest[0]), *rest[1:]) if leader else []
+    if kind == "gather":
+        name, stage, rows, at, barrier, part = rest
+        return [("load", *_rows(plan.load(name), stage, rows, at, part), barrier, stage, None)] if leader else []
+    if kind == "scatter":
+        return [("store", *_rows(plan.store(rest[0]), *rest[1:]))] if leader else []
     if kind == "wgmma":
         return _wgmmas(plan.matmul(rest[0]), warp, *rest[1:])
     return [event]
@@ -78,9 +83,9 @@ def _pieces(
 ) -> list[tuple[int, Any]]:
     """(offset in shared memory, coordinates) of each TMA instruction, one a box, or with *least* one of so many rows. A slot
     is laid out in column blocks of one swizzle span (or the whole row, without), each block row by row; coordinates run from
-    the contiguous dimension outwards. Of a load in parts, *share* is the part, which starts at *at* itself."""
-    buffer, parts = part.buffer, getattr(part, "parts", 1)
-    *outer, inner = (part.part if isinstance(part, Load) else part.tile)[-part.core :]
+    the contiguous dimension outwards. Of what moves in parts, *share* is the part, which starts at *at* itself."""
+    buffer, parts = part.buffer, part.parts
+    *outer, inner = part.part[-part.core :]
     rows, width = math.prod(buffer.tile[:-1]), part.box[-1]
     span, by = width if buffer.swizzle else inner, [*part.box[:-1]]
     if least:
@@ -189,11 +194,18 @@ def _values(store: Store, launch: Launch, warp: int, lane: int, at: tuple[int, .
     return found
 
 
-def _store_boxes(store: Store, stage: int, at: tuple[int, ...], rows: int | None = None) -> list[Event]:
+def _rows(part: Load | Store, stage: int, rows: tuple[int, ...], at: tuple[int, ...], which: int) -> tuple[Any, ...]:
+    """Of gather4 and scatter4: the tensor, where the four rows lie in shared memory, the column and the rows."""
+    buffer = part.buffer
+    offset = buffer.offset + stage * buffer.pitch + 4 * which * buffer.tile[-1] * buffer.dtype.bytes
+    return part.argument, offset, (at[-1], *rows)
+
+
+def _store_boxes(store: Store, stage: int, at: tuple[int, ...], rows: int | None = None, part: int = 0) -> list[Event]:
     kind = f"reduce {store.reduce}" if store.reduce else "store"
     if rows is not None:  # of overlapping rows, see `tmapipe.gpu.layouts.clipped`
         at = at[0] + rows, store.buffer.tile[0] - rows, at[1]
-    return [(kind, store.argument, offset, place) for offset, place in _pieces(store, stage, at, 0, 1)]
+    return [(kind, store.argument, offset, place) for offset, place in _pieces(store, stage, at, part, 1)]
 
 
 def _wgmmas(matmul: Matmul, warp: int, a_stage: int | None, b_stage: int) -> list[Event]:

@@ -84,6 +84,17 @@ def test_before_sm_90(arch, unroll):
         assert word not in text.partition("{")[2], word
 
 
+@pytest.mark.parametrize("name, arch, word", [
+    ("rows gathered", "sm_100a", "gather4"), ("rows gathered", "sm_103a", "gather4"), ("rows gathered", "sm_120a", "gather4"),
+    ("rows scattered", "sm_100a", "scatter4"), ("rows scattered", "sm_103a", "scatter4"),
+])  # fmt: skip
+def test_rows_by_number(name, arch, word):
+    """Four rows an instruction, where there is one."""
+    kernel = built(name, arch)
+    check(kernel)
+    assert f".tile::{word}." in kernel.compiled.ptx and word not in built(name).compiled.ptx
+
+
 @pytest.mark.parametrize("k", [0, 1, 64, 5 * 64])
 def test_short_loops(k):
     """0, 1 and up to stages + 1 k-tiles, with one output tile and with several."""

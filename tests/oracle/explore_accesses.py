@@ -34,7 +34,14 @@ __all__ = ["COPIES", "LOADS", "NEVER", "SIGNALS", "WHOLE", "Accesses", "Classes"
 
 NEVER = 1 << 60
 COPIES = (ops.CpAsync,)  # by threads, whose lanes arrive at an mbarrier when they have landed
-LOADS = (ops.TmaLoad, ops.StAsync, ops.BulkLoad, ops.PeerCopy, *COPIES)  # what lands later and counts on an mbarrier
+LOADS = (
+    ops.TmaLoad,
+    ops.TmaGather,
+    ops.StAsync,
+    ops.BulkLoad,
+    ops.PeerCopy,
+    *COPIES,
+)  # what lands later and counts on an mbarrier
 ACQUIRES = (ops.MbarWait, ops.BarWait, ops.ClusterWait, ops.WgmmaWait)
 RELEASES = (
     ops.MbarArrive,
@@ -43,6 +50,7 @@ RELEASES = (
     ops.BarArrive,
     ops.ClusterArrive,
     ops.TmaLoad,
+    ops.TmaGather,
     ops.StAsync,
     ops.BulkLoad,
     ops.PeerCopy,
@@ -168,7 +176,11 @@ class Accesses:
 
     def loads(self, op: Any, own: int) -> dict[int, int]:
         """CTA -> the bit of what a load writes there, and of what a copy to a peer reads here."""
-        part = ("shares", op.share, op.shares) if isinstance(op, (ops.TmaLoad, ops.PeerCopy, *COPIES)) else WHOLE
+        part = (
+            ("shares", op.share, op.shares)
+            if isinstance(op, (ops.TmaLoad, ops.TmaGather, ops.PeerCopy, *COPIES))
+            else WHOLE
+        )
         mask = getattr(op, "mask", None) or 1 << own
         slots = self.layout.nslots
         read = self.classes.bit(own * slots + op.source, WHOLE, False) if isinstance(op, ops.PeerCopy) else 0
@@ -205,7 +217,7 @@ class Accesses:
                 self._after_stores(i, against, stores)
                 self._after_mma(i, against, waited)
                 self._thread_span(i, acquired, bit, op.proxy)
-            elif kind is ops.TmaStore:
+            elif kind in (ops.TmaStore, ops.TmaScatter):
                 bit = self._bit(op.slot, WHOLE, False)
                 self._after_threads(i, bit, generic, joined, fenced)
                 store = [i, bit, NEVER, acquired]

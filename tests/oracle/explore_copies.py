@@ -71,7 +71,7 @@ def async_bits(classes: Classes, agent: int, op: Any) -> int:
     layout, kind = classes.layout, type(op)
     base = agent // layout.warps * layout.nslots
     found = 0
-    if kind is ops.TmaStore:
+    if kind in (ops.TmaStore, ops.TmaScatter):
         found = classes.bit(base + op.slot, WHOLE, False)
     elif kind in (ops.Wgmma, ops.WgmmaFromRegisters):
         slots = [op.b] if kind is ops.WgmmaFromRegisters else [op.a, op.b]

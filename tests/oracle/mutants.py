@@ -29,6 +29,7 @@ from tests.oracle.mutant_sites import Change, Program, program_of
 from tests.oracle.mutant_table import Outcome, show, write
 from tests.oracle.peer_forms import LongRows, Rotated, Scattered
 from tests.oracle.program_forms import FORMS
+from tests.oracle.row_forms import GatherFour, GatherRows, ScatterFour, ScatterRows
 from tests.oracle.value_forms import Normalized
 from tmapipe.check.findings import Kind
 from tmapipe.check.program import check_program
@@ -67,6 +68,12 @@ VARIANTS: tuple[Registered, ...] = (
     Registered("copies beside loads", Added, Added, ((1, 1, {}), (5, 1, {}))),
     Registered("stores by threads", Mapped, Mapped, ((1, 1, {}), (5, 1, {}))),
     Registered("the same on sm_80", MappedBefore, MappedBefore, ((1, 1, {}), (5, 1, {}))),
+    Registered("rows by number", GatherRows, GatherRows, ((1, 1, {}), (3, 1, {}))),
+    Registered("rows by number, by gather4", GatherFour, GatherFour, ((1, 1, {}), (5, 1, {}))),
+    Registered(
+        "rows added by number", lambda: ScatterRows("add"), lambda: ScatterRows("add"), ((1, 1, {}), (3, 1, {}))
+    ),
+    Registered("rows to numbers, by scatter4", ScatterFour, ScatterFour, ((1, 1, {}), (5, 1, {}))),
     Registered("operand copied by threads", CopiedGemm, CopiedGemm, ((2, 3, {}),)),
     Registered("rows over warps", Normalized, Normalized, ((1, 1, {}), (2, 1, {}))),
     Registered("rotated among peers", Rotated, Rotated, ((1, 1, {}), (3, 1, {}))),

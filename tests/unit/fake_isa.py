@@ -230,8 +230,19 @@ class RecordingIsa:
     ) -> None:
         self._note("peer_copy", peer.name, stage, to, barrier.name, part, into)
 
-    def tma_store(self, store: Store, stage: int, at: Sequence[int], rows: int | None = None) -> None:
-        self._note("store", store.name, stage, tuple(at), *(() if rows is None else (rows,)))
+    def tma_gather(
+        self, load: Load, stage: int, rows: Sequence[int], at: Sequence[int], barrier: Barrier, part: int
+    ) -> None:
+        self._note("gather", load.name, stage, tuple(rows), tuple(at), barrier.name, part)
+
+    def tma_store(
+        self, store: Store, stage: int, at: Sequence[int], rows: int | None = None, part: int | None = None
+    ) -> None:
+        more = (rows,) if rows is not None else () if part is None else (None, part)
+        self._note("store", store.name, stage, tuple(at), *more)
+
+    def tma_scatter(self, store: Store, stage: int, rows: Sequence[int], at: Sequence[int], part: int) -> None:
+        self._note("scatter", store.name, stage, tuple(rows), tuple(at), part)
 
     def bulk_commit_group(self) -> None:
         self._note("commit")

@@ -19,7 +19,7 @@ from tmapipe.check.log import Step
 from tmapipe.check.trip_counts import arrivals_of, waits_of
 from tmapipe.isa.effects import Arrive, ArriveAt, SetRegisters, Start, Wait, WaitAt, declared
 from tmapipe.isa.operands import Kind as OperandKind
-from tmapipe.isa.ops import MbarWait, TmaLoad
+from tmapipe.isa.ops import MbarWait, TmaGather, TmaLoad
 from tmapipe.machine.describe import bar_name, describe, event, lines, who
 from tmapipe.machine.layout import Layout
 from tmapipe.plan.rings import Ring
@@ -113,7 +113,7 @@ class Deadlock:
         if tx < 0:
             return f"{phase} got {-tx} bytes that nobody armed: arm them before the loads start"
         loads = [name for names in wait.ring.loads.values() for name in names] if wait.ring else []
-        started = {s.op.load for s in counted if isinstance(s.op, TmaLoad)}
+        started = {s.op.load for s in counted if isinstance(s.op, (TmaLoad, TmaGather))}
         missing = [name for name in loads if name not in started]
         every = "load all parts of each tile" if loads else "start the loads"
         what = f"start the load of {' and '.join(missing)} in each slot" if missing else every

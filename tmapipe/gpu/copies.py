@@ -15,6 +15,7 @@ from cutlass.cutlass_dsl import T
 from tmapipe.gpu import control
 from tmapipe.gpu.descriptors import Descriptor, prefetch
 from tmapipe.gpu.layouts import cute_type, full_shape, pieces_of
+from tmapipe.gpu.rows import move_rows
 from tmapipe.integers import ceil_div
 from tmapipe.isa.fragment import Fragment
 from tmapipe.plan.model import WARP, Barrier, Buffer, Load, Peer, Store
@@ -45,6 +46,14 @@ class CopyEmitters:
 
     def store_values(self: Any, store: Store, at: Sequence[Any], values: Fragment) -> None:
         store_fragment(self, store, at, values)
+
+    def tma_gather(
+        self: Any, load: Load, stage: Any, rows: Sequence[Any], at: Sequence[Any], barrier: Barrier, part: Any
+    ) -> None:
+        move_rows(self, load, stage, part, rows, at, self.mbarrier(barrier, stage))
+
+    def tma_scatter(self: Any, store: Store, stage: Any, rows: Sequence[Any], at: Sequence[Any], part: Any) -> None:
+        move_rows(self, store, stage, part, rows, at)
 
     def tma_prefetch(self: Any, load: Load, at: Sequence[Any], share: Any = 0) -> None:
         for piece in range(pieces_of(load)):

@@ -308,13 +308,13 @@ class GpuIsa(CopyEmitters, Isa):
         else:
             whole()
 
-    def tma_store(self, store: Store, stage: Any, at: Sequence[Any], rows: Any = None) -> None:
+    def tma_store(self, store: Store, stage: Any, at: Sequence[Any], rows: Any = None, part: Any = None) -> None:
         if store.clipped:  # see `layouts.clipped`
             height = store.buffer.tile[0]
             at = (at[0] + rows, height - rows, *at[1:])
         atom = self.atoms[store.name][0]
         for piece in range(pieces_of(store)):
-            slot, target = self.partition_of(store, at, 0, 1, None, piece)
+            slot, target = self.partition_of(store, at, 0, 1, part, piece)
             if COPY_ELECTS["reduce" if store.reduce else "store"]:
                 cute.copy(atom, slot[(None, stage)], target)
             else:

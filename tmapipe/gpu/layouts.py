@@ -62,7 +62,7 @@ def _row_major(buffer: Buffer, shape: tuple[int, ...]) -> Any:
 def moved_extents(part: Load | Store) -> tuple[int, ...]:
     """What one copy moves (elements), along the extents of a slot: all of it, or of a load in parts one part, or of rows that
     are cut by hand one piece."""
-    extents = (part.part if isinstance(part, Load) else part.tile)[-part.core :]
+    extents = part.part[-part.core :]
     return (*extents[:-1], extents[-1] // pieces_of(part))
 
 
@@ -75,7 +75,7 @@ def pieces_of(part: Load | Store) -> int:
 
 def _as_matrix(part: Load | Store) -> bool:
     """Whether it moves slots as they lie: whole, with one extent or two."""
-    return part.core < 3 and not (isinstance(part, Load) and part.parts > 1) and pieces_of(part) == 1
+    return part.core < 3 and part.parts == 1 and pieces_of(part) == 1
 
 
 def _by_extents(part: Load | Store) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -145,18 +145,22 @@ class TmaLoad(NamedTuple):
 
 @operation(
     "cp.async.bulk.tensor.global.shared::cta.bulk_group",
-    "starts the TMA store {store} from {slot}",
+    lambda names, op: (
+        f"starts the TMA store {op.store} from {names.slot_name(op.slot)}"
+        + (f" (part {op.part})" if op.part is not None else "")
+    ),
     Start("slot", Until(Group.BULK)),
     Tile("store"),
 )
 class TmaStore(NamedTuple):
-    """Or ``cp.reduce``: to the tile that starts at element `at`; only the first `rows` rows of it, if it is clipped.
-    Facts: its `Flight`."""
+    """Or ``cp.reduce``: to the tile that starts at element `at`; only the first `rows` rows of it, if it is clipped; or only
+    part `part` of the slot, which goes to `at` itself. Facts: its `Flight`."""
 
     store: Name
     slot: Slot
     at: At = ()
     rows: Number | None = None
+    part: Number | None = None
     lanes: Lanes = ELECTED
     where: Where = None
 
@@ -304,11 +308,14 @@ class CopyInstructions(Lowering):
         orders nothing, nothing waits for it, and outside of the tensor it does nothing."""
         self.emit(TmaPrefetch(load.name, share, tuple(at)))
 
-    def tma_store(self, store: Store, stage: Value, at: Sequence[Value], rows: Value = None) -> None:
+    def tma_store(
+        self, store: Store, stage: Value, at: Sequence[Value], rows: Value = None, part: Value = None
+    ) -> None:
         """``cp.async.bulk.tensor`` to global memory (``cp.reduce...`` with `store.reduce`): copies slot *stage* to the
         tile that starts at element *at*, later; elements outside the tensor are not written, and of a `store.clipped` no
-        others than the slot's first *rows* rows (0 to all). Async proxy."""
-        self.emit(TmaStore(store.name, self.slot(store.buffer, stage), tuple(at), rows))
+        others than the slot's first *rows* rows (0 to all). With *part*, it copies that part of `store.parts` of the slot, and
+        *at* is where that goes. Async proxy."""
+        self.emit(TmaStore(store.name, self.slot(store.buffer, stage), tuple(at), rows, part))
 
     def bulk_commit_group(self) -> None:
         """``cp.async.bulk.commit_group``: closes a group of the elected thread's stores."""

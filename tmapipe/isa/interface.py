@@ -27,13 +27,14 @@ from tmapipe.isa.compute import ComputeInstructions
 from tmapipe.isa.copies import CopyInstructions
 from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.globals import GlobalInstructions
+from tmapipe.isa.rows import RowInstructions
 from tmapipe.isa.values import Block, Cells, Condition, Value
 from tmapipe.plan.model import Load
 
 __all__ = ["Isa"]
 
 
-class Isa(BarrierInstructions, CopyInstructions, ComputeInstructions, GlobalInstructions):
+class Isa(BarrierInstructions, CopyInstructions, RowInstructions, ComputeInstructions, GlobalInstructions):
     """One warp's view of the hardware: control flow, what a kernel was launched with, and the instructions of the table.
 
     `fragments` works on values that are distributed over threads.

@@ -15,6 +15,7 @@ from tmapipe.isa.compute import *  # noqa: F403
 from tmapipe.isa.copies import *  # noqa: F403
 from tmapipe.isa.globals import *  # noqa: F403
 from tmapipe.isa.operands import ALL_LANES, ELECTED
+from tmapipe.isa.rows import *  # noqa: F403
 
 __all__ = [
     "ALL_LANES", "ELECTED", "Agent", "Counted", "Flight", "LoadComplete", "LoadWrite", "Op", "Step", "StoreRead",

@@ -165,13 +165,18 @@ def _land(state: State, agent: Flight, op: LoadWrite) -> None:
 
 @applies(TmaStore)
 def _store(state: State, agent: int, op: TmaStore) -> Flight:
-    layout = state.layout
-    cta = agent // layout.warps
-    base = cta * layout.nslots
     check_start(state, agent, op, "stores", op.store)
     if op.at and min(op.at) < 0:  # seen on an H200; loads may start there
         text = f"stores {op.store} at {op.at}, before the tensor begins: an illegal instruction"
         raise hazard(state.layout, "tma-store-start", agent, op, text)
+    return start_store(state, agent, op)
+
+
+def start_store(state: State, agent: int, op: Any) -> Flight:
+    """A store that will read the operation's slot, in the open group of the thread."""
+    layout = state.layout
+    cta = agent // layout.warps
+    base = cta * layout.nslots
     for slot in layout.aliases[op.slot]:
         if state.writers[base + slot]:
             raise conflict(state, agent, op, cta, op.slot, f"stores {op.store} from", writes=False)

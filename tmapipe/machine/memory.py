@@ -34,7 +34,7 @@ from tmapipe.isa.ops import (
 from tmapipe.machine.layout import Layout
 from tmapipe.plan.model import WARP, Load, Matmul, Store
 
-__all__ = ["Accumulator", "Memory", "lands", "performs"]
+__all__ = ["Accumulator", "Memory", "lands", "performs", "scatter", "writes"]
 
 
 class Accumulator:
@@ -106,6 +106,10 @@ PERFORM: dict[type, Callable[[Memory, Any, Any, Any], None]] = {}
 LANDS: dict[type, Callable[[Memory, Flight, Any, np.ndarray], None]] = {}
 
 
+#: type of store -> function (memory, op, values) that writes the *values* of its slot to the tensor
+WRITES: dict[type, Callable[[Memory, Any, np.ndarray], None]] = {}
+
+
 def performs(kind: type) -> Callable[[Callable], Callable]:
     """Registers the function that moves the data of operations of type *kind*."""
 
@@ -121,6 +125,16 @@ def lands(kind: type) -> Callable[[Callable], Callable]:
 
     def register(function: Callable) -> Callable:
         LANDS[kind] = function
+        return function
+
+    return register
+
+
+def writes(kind: type) -> Callable[[Callable], Callable]:
+    """Registers the function that writes what stores of type *kind* have read from a slot."""
+
+    def register(function: Callable) -> Callable:
+        WRITES[kind] = function
         return function
 
     return register
@@ -168,8 +182,15 @@ def _store_read(memory: Memory, flight: Flight, op: StoreRead, facts: None) -> N
 @performs(StoreWrite)
 def _store_write(memory: Memory, flight: Flight, op: StoreWrite, facts: None) -> None:
     issued = memory.transfers.pop(flight)
-    store = memory.layout.stores[issued.store]
-    scatter(memory.sources.pop(flight), memory.tensors[store.argument], store, issued.at, issued.rows)
+    WRITES[type(issued)](memory, issued, memory.sources.pop(flight))
+
+
+@writes(TmaStore)
+def _write_tile(memory: Memory, op: TmaStore, values: np.ndarray) -> None:
+    store = memory.layout.stores[op.store]
+    if op.part is not None:
+        values = values.reshape(store.parts, -1)[op.part]
+    scatter(values, memory.tensors[store.argument], store, op.at, op.rows)
 
 
 # ---- wgmma ------------------------------------------------------------------------------------------------------------
@@ -290,9 +311,9 @@ def round_to_tf32(values: np.ndarray) -> np.ndarray:
 def scatter(values: np.ndarray, tensor: np.ndarray, store: Store, at: tuple[int, ...], rows: int | None = None) -> None:
     """Writes the slot's *values*, or the first *rows* rows, to the tile of *tensor* that starts at element *at*; or reduces
     the tile by them."""
-    extents = store.tile if rows is None else (*store.tile[:-2], rows, store.tile[-1])
+    extents = store.part if rows is None else (*store.tile[:-2], rows, store.tile[-1])
     inside, box = _clip(tensor, extents, at)
-    tile = values.reshape(store.tile)[box]
+    tile = values.reshape(store.part)[box]
     tensor[inside] = tile if store.reduce is None else reduced(store.reduce, tensor[inside], tile)
 
 

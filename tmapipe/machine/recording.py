@@ -240,9 +240,18 @@ class RecordingIsa(MachineIsa):
     def tma_prefetch(self, load: Any, at: Sequence[Any], share: Any = 0) -> None:
         super().tma_prefetch(load, self._start(at, load), share)
 
-    def tma_store(self, store: Any, stage: Any, at: Sequence[Any], rows: Any = None) -> None:
+    def tma_gather(
+        self, load: Any, stage: Any, rows: Sequence[Any], at: Sequence[Any], barrier: Any, part: Any
+    ) -> None:
+        super().tma_gather(load, stage, [_value(row) for row in rows], self._start(at, load), barrier, part)
+
+    def tma_store(self, store: Any, stage: Any, at: Sequence[Any], rows: Any = None, part: Any = None) -> None:
         self.decisions.stored.add(store.name)
-        super().tma_store(store, stage, self._start(at, store), _value(rows))
+        super().tma_store(store, stage, self._start(at, store), _value(rows), part)
+
+    def tma_scatter(self, store: Any, stage: Any, rows: Sequence[Any], at: Sequence[Any], part: Any) -> None:
+        self.decisions.stored.add(store.name)
+        super().tma_scatter(store, stage, [_value(row) for row in rows], self._start(at, store), part)
 
     def store_values(self, store: Any, at: Sequence[Any], values: Any) -> None:
         self.decisions.stored.add(store.name)

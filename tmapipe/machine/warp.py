@@ -114,9 +114,13 @@ class MachineIsa(Isa):
             raise self._outside(f"loads part {part} of a slot of {load.name}, which has {load.parts}")
         super().tma_load(load, stage, at, barrier, mask, share, part=part, anywhere=anywhere, offsets=offsets)
 
-    def tma_store(self, store: Store, stage: int, at: Sequence[int], rows: int | None = None) -> None:
+    def tma_store(
+        self, store: Store, stage: int, at: Sequence[int], rows: int | None = None, part: int | None = None
+    ) -> None:
         _check_start(store, at)
-        super().tma_store(store, stage, at, rows)
+        if part is not None and not 0 <= part < store.parts:
+            raise self._outside(f"stores part {part} of a slot of {store.name}, which has {store.parts}")
+        super().tma_store(store, stage, at, rows, part)
 
     def store_values(self, store: Store, at: Sequence[int], values: Fragment) -> None:
         _check_start(store, at)

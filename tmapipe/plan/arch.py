@@ -22,6 +22,8 @@ class Arch:
         max_cluster: CTAs of the largest cluster.
         tma: Whether there are engines that copy, and with them byte counts of mbarriers, clusters, proxy fences, setmaxnreg
             and dependent launches: all that came with sm_90.
+        gather4: Whether the engine loads four rows of a matrix at once by their numbers.
+        scatter4: Whether it stores them so.
         fp8: Whether threads convert 8-bit floats.
         registers: Of an SM, of 32 bits each.
     """
@@ -31,6 +33,8 @@ class Arch:
     wgmma: bool
     max_cluster: int
     tma: bool = True
+    gather4: bool = False
+    scatter4: bool = False
     fp8: bool = True
     registers: int = 65536
 
@@ -40,9 +44,9 @@ _ARCHS = {
     "sm_86": Arch("sm_86", 99 * 1024, wgmma=False, max_cluster=1, tma=False, fp8=False),
     "sm_89": Arch("sm_89", 99 * 1024, wgmma=False, max_cluster=1, tma=False),
     "sm_90a": Arch("sm_90a", 227 * 1024, wgmma=True, max_cluster=16),
-    "sm_100a": Arch("sm_100a", 227 * 1024, wgmma=False, max_cluster=16),
-    "sm_103a": Arch("sm_103a", 227 * 1024, wgmma=False, max_cluster=16),
-    "sm_120a": Arch("sm_120a", 99 * 1024, wgmma=False, max_cluster=8),
+    "sm_100a": Arch("sm_100a", 227 * 1024, wgmma=False, max_cluster=16, gather4=True, scatter4=True),
+    "sm_103a": Arch("sm_103a", 227 * 1024, wgmma=False, max_cluster=16, gather4=True, scatter4=True),
+    "sm_120a": Arch("sm_120a", 99 * 1024, wgmma=False, max_cluster=8, gather4=True),
 }
 
 

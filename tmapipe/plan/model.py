@@ -98,8 +98,7 @@ class Load:
     @property
     def part(self) -> tuple[int, ...]:
         """Elements of a part along the tensor's dimensions: of the tile, if a slot is loaded as a whole."""
-        first = len(self.tile) - self.core
-        return (*self.tile[:first], self.tile[first] // self.parts, *self.tile[first + 1 :])
+        return part_of(self.tile, self.core, self.parts)
 
     @property
     def box(self) -> tuple[int, ...]:
@@ -141,6 +140,7 @@ class Store:
         transposed: Whether the rows of the accumulators that it stores are its columns.
         vector: Bytes that a thread stores at once, where threads store what they have in registers: then the buffer has no
             slots. 0 where an engine stores.
+        parts: Into how many parts, along the first of the `core` dimensions, a slot is cut, each of which is stored by itself.
     """
 
     name: str
@@ -156,6 +156,12 @@ class Store:
     whole: tuple[int, ...] = ()
     transposed: bool = False
     vector: int = 0
+    parts: int = 1
+
+    @property
+    def part(self) -> tuple[int, ...]:
+        """Elements of a part along the tensor's dimensions: of the tile, if a slot is stored as a whole."""
+        return part_of(self.tile, self.core, self.parts)
 
     @property
     def columns(self) -> int:
@@ -165,7 +171,7 @@ class Store:
     @property
     def box(self) -> tuple[int, ...]:
         """The box of one TMA instruction (elements along the slot's extents)."""
-        return self.buffer.box(self.tile[-self.core :], 1)
+        return self.buffer.box(self.part[-self.core :], 1)
 
 
 @attrs.frozen
@@ -362,6 +368,12 @@ class Plan:
 
     def matmul(self, name: str) -> Matmul:
         return _named(self.matmuls, name)
+
+
+def part_of(tile: tuple[int, ...], core: int, parts: int) -> tuple[int, ...]:
+    """A tile of which one of so many *parts* is left, along the first of its last *core* extents."""
+    first = len(tile) - core
+    return (*tile[:first], tile[first] // parts, *tile[first + 1 :])
 
 
 def _named(parts: tuple[Any, ...], name: str) -> Any:

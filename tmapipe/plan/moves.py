@@ -7,8 +7,8 @@ import math
 from tmapipe import tma_rules
 from tmapipe.dtypes import DType
 from tmapipe.errors import InputError
-from tmapipe.plan.model import Buffer, Load
-from tmapipe.stage import SWIZZLES, TmaLoadStage
+from tmapipe.plan.model import Buffer, Load, Store
+from tmapipe.stage import SWIZZLES
 
 __all__ = ["check_box", "check_encoded", "check_parts", "default_columns", "rows_box", "widest_swizzle"]
 
@@ -63,15 +63,18 @@ def check_encoded(name: str, load: Load) -> None:
         raise InputError(f"{name}.tile", load.tile, rule, "load smaller tiles, or with smaller strides")
 
 
-def check_parts(name: str, load: TmaLoadStage, buffer: Buffer, peers: int) -> None:
-    """Raises `InputError` unless the engine can load the parts of a slot one by one. peers: CTAs that share a tile."""
-    rows, nbytes = load.matrix[0] // load.parts, buffer.slot_bytes // load.parts
-    if peers > 1:
-        raise InputError(f"{name}.in_parts", load.parts, "is 1 where peers load shares of a tile", "drop the multicast")
+def check_parts(name: str, part: Load | Store) -> None:
+    """Raises `InputError` unless the engine can move the parts of a slot one by one, if there are several."""
+    buffer, parts = part.buffer, part.parts
+    if parts == 1:
+        return
+    rows, nbytes = buffer.tile[0] // parts, buffer.slot_bytes // parts
+    if isinstance(part, Load) and part.peers > 1:
+        raise InputError(f"{name}.in_parts", parts, "is 1 where peers load shares of a tile", "drop the multicast")
     if nbytes % 128 or (buffer.swizzle and rows % 8):
         unit = "128 bytes" + (", and of 8 rows where they are swizzled" if buffer.swizzle else "")
         rule = f"makes parts of {rows} rows, {nbytes} bytes; they start at multiples of {unit}"
-        raise InputError(f"{name}.in_parts", load.parts, rule, "use fewer parts, longer rows, or swizzle=0")
+        raise InputError(f"{name}.in_parts", parts, rule, "use fewer parts, longer rows, or swizzle=0")
 
 
 def widest_swizzle(argument: str, row: int) -> int:

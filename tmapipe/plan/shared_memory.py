@@ -259,12 +259,11 @@ class Layout:
                     f"use a multiple of {peers * unit}",
                 )
         pattern = peer_pattern(cluster, axes)
-        if load.parts > 1:
-            check_parts(name, load, self.of[name], peers)
         core = len(load.tile if load.windows is None else load.dims)
         how = (load.l2_hint, load.outside, load.tensor_map, core, load.parts, load.vector, load.strides, load.windows)
         made = Load(name, name, self.of[name], load.dims, load.extents, peers, axes, pattern, *how)
         if load.tensor_map:
+            check_parts(name, made)
             check_box(name, made.buffer, made.box, MAX_BOX if load.windows is None else MAX_PIXELS)
             check_encoded(name, made)
         self.loads.append(made)
@@ -331,7 +330,8 @@ class Layout:
         full = (1,) * (len(store.dims) - len(tile)) + tile
         folded = tuple(store.folded.values())
         how = (store.reduce, folded, self._clipped(name, store), self._in_turn(store), len(tile))
-        made = Store(name, name, buffer, store.dims, full, *how, whole=whole, transposed=store.transposed)
+        made = Store(name, name, buffer, store.dims, full, *how, whole, store.transposed, parts=store.parts)
+        check_parts(name, made)
         check_box(name, made.buffer, made.box)
         self.stores.append(made)
 

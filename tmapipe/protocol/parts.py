@@ -14,6 +14,8 @@ from tmapipe.plan.model import Buffer, Distributed, Load
 from tmapipe.plan.thread_layout import transposed_of, vectors_of
 from tmapipe.protocol.cluster import peer_mask, share_index
 from tmapipe.protocol.ring import RingEnd, Slot
+from tmapipe.protocol.rows import each_row, fours, rows_start
+from tmapipe.protocol.table import BoundTable
 from tmapipe.protocol.tile import Tile, check_start, start_of
 from tmapipe.protocol.values import check_extents, layout_of, write_values
 
@@ -136,6 +138,39 @@ class PartInSlot(Carried):
         *element, channel = check_start(where, dims, place)
         offsets = tuple(i * step for i, step in zip(element, windows.dilation, strict=True))
         self._start_load((*first, channel), anywhere=True, offsets=offsets)
+
+    def gather(self, table: BoundTable, first: Any, tile: Tile | None = None, /, **coordinates: Any) -> None:
+        """Starts the loads of all rows of the tile, each from wherever it lies: row i is the row of the tensor that entry
+        *first* + i of a table names. Where that is outside, also since the table ends, there are zeros.
+
+        For a stage whose tile is loaded in as many parts as it has rows. One instruction loads one row, or four of a matrix,
+        where the architecture has gather4 and the tile a multiple of 4.
+
+        Args:
+            table: Of row numbers, ``k.name``.
+            first: Number of an entry.
+            tile: Coordinates along the other dimensions, which *coordinates* do not name.
+            coordinates: By dimension, in tiles.
+
+        Raises:
+            InputError: The stage is loaded otherwise, or a coordinate is missing or unknown.
+        """
+        load, where = self._loaded(), f"slot.{self.part.buffer.name}.gather"
+        isa, index, barrier = self.part.isa, self.slot.index, self.end.signalled
+        at = rows_start(where, load, table, first, tile, coordinates)
+        cut = len(load.dims) - load.core
+
+        by_four = fours(isa.plan.target.gather4, load)
+
+        def some(part: Any, rows: list[Any]) -> None:
+            if by_four:
+                isa.tma_gather(load, index, rows, at, barrier, part)
+            else:
+                isa.tma_load(
+                    load, index, (*at[:cut], *rows, *at[cut + 1 :]), barrier, part=self._part(part), anywhere=True
+                )
+
+        each_row(isa, load.parts, 4 if by_four else 1, table, first, some)
 
     def _aligned(
         self, where: str, extents: Sequence[int], tile: Tile | None, coordinates: dict[str, Any]

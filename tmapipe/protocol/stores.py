@@ -10,12 +10,14 @@ from typing import Any
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa.fragment import Fragment, applied
 from tmapipe.isa.interface import Isa
-from tmapipe.isa.values import Carried, SlotRef
+from tmapipe.isa.values import Carried, SlotRef, is_index
 from tmapipe.plan.model import Distributed, NamedBarrier, RoleWarps, Store
 from tmapipe.plan.thread_layout import AccumulatorLayout
 from tmapipe.protocol.matmuls import Accumulator, Epilogue, TileValues
 from tmapipe.protocol.pieces import Piece, pieces, strip_start
 from tmapipe.protocol.ring import Slot
+from tmapipe.protocol.rows import each_row, fours, rows_start
+from tmapipe.protocol.table import BoundTable
 from tmapipe.protocol.tile import Tile, start_of, tile_at, within
 from tmapipe.protocol.values import check_rounded, write_values
 
@@ -52,18 +54,88 @@ class SlotStoreInSlot(Carried):
         Raises:
             ScopeError: The role is not the ring's last phase.
         """
+        plan = self._begin()
+        at = start_of(f"slot.{plan.name}.store", plan.dims, plan.tile, tile, coordinates)
+        if plan.parts > 1:
+            fix = f"slot.{plan.name}.store_part(i, ...) for each"
+            raise InputError(f"slot.{plan.name}", "store()", f"is stored in {plan.parts} parts, one by one", fix)
+        self._fence()
+        self.bound.isa.tma_store(plan, self.slot.index, at)
+
+    def store_part(self, i: Any, tile: Tile | None = None, /, **coordinates: Any) -> None:
+        """Starts the store of part *i* of the slot, of as many as the stage says (`TmaStoreStage.in_parts`).
+
+        Args:
+            i: Which part of the slot.
+            tile: Of which it is that part, along dimensions that *coordinates* do not name.
+            coordinates: By dimension, in parts along the one that the tile is cut along, and in tiles along others.
+
+        Raises:
+            InputError: A coordinate is missing or unknown, or there is no such part.
+            ScopeError: The role is not the ring's last phase.
+        """
+        plan = self._begin()
+        where, cut = f"slot.{plan.name}.store_part", len(plan.dims) - plan.core
+        if not is_index(i) or (isinstance(i, int) and not 0 <= i < plan.parts):
+            rule = f"is stored in {plan.parts} part{'s' * (plan.parts > 1)}"
+            raise InputError(where, i, rule, "count from 0, or declare in_parts()")
+        named = plan.dims[cut] in coordinates
+        start = list(start_of(where, plan.dims, plan.part if named else plan.tile, tile, coordinates))
+        if not named:
+            start[cut] = start[cut] + i * plan.part[cut]
+        self._fence()
+        self.bound.isa.tma_store(plan, self.slot.index, tuple(start), part=i if plan.parts > 1 else None)
+
+    def scatter(self, table: BoundTable, first: Any, tile: Tile | None = None, /, **coordinates: Any) -> None:
+        """Starts the stores of all rows of the slot, each to wherever it belongs: row i to the row of the tensor that entry
+        *first* + i of a table names. Where that is outside, also since the table ends, nothing is written.
+
+        For a stage whose slot is stored in as many parts as it has rows. One instruction stores, or reduces by, one row; or it
+        stores four of a matrix, where the architecture has scatter4 and the tile a multiple of 4. Two rows that go to one
+        place are reduced both; stored, either may be the last.
+
+        Args:
+            table: Of row numbers, ``k.name``.
+            first: Number of an entry.
+            tile: Coordinates along the other dimensions, which *coordinates* do not name.
+            coordinates: By dimension, in tiles.
+
+        Raises:
+            InputError: The stage is stored otherwise, or a coordinate is missing or unknown.
+            ScopeError: The role is not the ring's last phase.
+        """
+        plan = self._begin()
+        isa, index = self.bound.isa, self.slot.index
+        at = rows_start(f"slot.{plan.name}.scatter", plan, table, first, tile, coordinates)
+        cut = len(plan.dims) - plan.core
+        end = isa.extent(plan.argument, cut)
+        by_four = plan.reduce is None and fours(isa.plan.target.scatter4, plan)
+        self._fence()
+
+        def some(part: Any, entries: list[Any]) -> None:
+            rows = [isa.select(entry < 0, end, entry) for entry in entries]  # stores start inside or beyond the tensor
+            if by_four:
+                isa.tma_scatter(plan, index, rows, at, part)
+            else:
+                own = part if plan.parts > 1 else None
+                isa.tma_store(plan, index, (*at[:cut], *rows, *at[cut + 1 :]), part=own)
+
+        each_row(isa, plan.parts, 4 if by_four else 1, table, first, some)
+
+    def _begin(self) -> Store:
         bound, end = self.bound, self.slot.end
         self.slot._check_open(bound.store_plan.buffer.name)
         if end.role != bound.role.name:
             raise ScopeError(
                 f"store() of {bound.store_plan.name!r} in role {end.role!r}: the ring's last role stores it."
             )
-        plan = bound.store_plan
-        at = start_of(f"slot.{plan.name}.store", plan.dims, plan.tile, tile, coordinates)
-        if plan.buffer.name in self.slot.touched_by_threads:
-            bound.isa.fence_proxy_async()
-            bound.isa.warp_sync()
-        bound.isa.tma_store(plan, self.slot.index, at)
+        return bound.store_plan
+
+    def _fence(self) -> None:
+        """Of what threads of this role wrote to the slot in this scope."""
+        if self.bound.store_plan.buffer.name in self.slot.touched_by_threads:
+            self.bound.isa.fence_proxy_async()
+            self.bound.isa.warp_sync()
 
     def store_from(self, *start: Any) -> None:
         """As `store`, to the tile that starts at these elements: one index along each dimension of the tensor, 0 or
