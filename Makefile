@@ -18,7 +18,7 @@ STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 help:
 	@echo "make demo    the GEMM example: on the GPU if there is one, else on the CPU model (DEMO_ARGS='--help' for options)"
 	@echo "make test    the tests (PYTEST_ARGS='-k ring' for some of them)"
-	@echo "make oracle  the checker against random programs and all mutants of the schedules, in full (tests/oracle/README.md)"
+	@echo "make oracle  the checker against random programs and all mutants, and each case of the tests' sweeps (tests/oracle/README.md)"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  repair what ruff can, and format"
 	@echo "make env     the environment alone, in $(VENV)"
@@ -34,6 +34,7 @@ test: $(STAMP)
 oracle: $(STAMP)
 	$(BIN)/python -m tests.oracle.agreement 10000
 	$(BIN)/python -m tests.oracle.mutants --jobs 2
+	TESTS=all $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check

@@ -17,25 +17,25 @@ SAFE = {registered.name: registered.make for registered in S.REGISTRY} | {
     "copy, stores waited for at once": lambda: S.Copy((4, 64), 4, 0),
     "gemm 1x1": lambda: S.Gemm((128, 128, 64), (1, 1), 4),
     "gemm 1x2": lambda: S.Gemm((128, 128, 64), (1, 2), 2),
-    "gemm 2x2, production size": lambda: S.Gemm((128, 128, 64), (2, 2), 5),
     "gemm 4x1": lambda: S.Gemm((128, 128, 64), (4, 1), 3),
     "gemm, an odd number of pieces": lambda: S.Gemm((128, 192, 64), (2, 1)),
     "gemm, sums promoted": lambda: S.Gemm((128, 128, 64), (2, 1), mainloop=tp.mainloop.Cooperative(promote=True)),
     "ping-pong, sums promoted": lambda: S.PingPong((64, 128, 64), (1, 2), 3, promote=True),
-    "gemm, three warpgroups": lambda: S.Gemm((192, 176, 64), (1, 2), epilogue=tp.epilogue.Epilogue(stages=1)),
     "gemm, three warpgroups, two instructions": lambda: S.Gemm(
         (192, 256, 64), (1, 2), epilogue=tp.epilogue.Epilogue(stages=1)
     ),
-    "gemm, snake": lambda: S.Gemm(tiles=tp.PersistentTiles(tp.Snake(4))),
-    "gemm, hilbert": lambda: S.Gemm((128, 128, 64), (2, 2), 3, tiles=tp.PersistentTiles(tp.Hilbert(4))),
-    "gemm, a along m and b along n": lambda: S.Gemm((128, 128, 64), (2, 2), 3, a=tp.Operand("m"), b=tp.Operand("n")),
-    "gemm, tf32": lambda: S.Gemm((128, 128, 32), (1, 2), a=tp.Operand(dtype="tf32"), b=tp.Operand(dtype="tf32")),
-    "gemm, dynamic": lambda: S.Gemm(stages=3, tiles=tp.DynamicTiles()),
-    "gemm 2x2, dynamic, three fetched ahead": lambda: S.Gemm(
-        (128, 128, 64), (2, 2), 3, tiles=tp.DynamicTiles(stages=3)
+    "gemm, hilbert, a along m and b along n": lambda: S.Gemm(
+        (128, 128, 64), (2, 2), 3, a=tp.Operand("m"), b=tp.Operand("n"), tiles=tp.PersistentTiles(tp.Hilbert(4))
     ),
+    "gemm, snake, tf32": lambda: S.Gemm(
+        *((128, 128, 32), (1, 2), 3),
+        a=tp.Operand(dtype="tf32"),
+        b=tp.Operand(dtype="tf32"),
+        tiles=tp.PersistentTiles(tp.Snake(4)),
+    ),
+    "gemm, dynamic": lambda: S.Gemm(stages=3, tiles=tp.DynamicTiles()),
+    "gemm 2x2, dynamic, three fetched ahead": lambda: S.Gemm((64, 64, 64), (2, 2), 2, tiles=tp.DynamicTiles(stages=3)),
     "gemm by GPC, 1x2": lambda: S.Gemm(cluster=(1, 2), stages=3, tiles=tp.GpcTiles()),
-    "ping-pong by GPC": lambda: S.PingPong(stages=3, tiles=tp.GpcTiles()),
     "ping-pong 1x2 by GPC with a matrix": lambda: S.PingPong(
         cluster=(1, 2),
         stages=3,
@@ -45,7 +45,7 @@ SAFE = {registered.name: registered.make for registered in S.REGISTRY} | {
     "ping-pong, dynamic": lambda: S.PingPong(stages=3, tiles=tp.DynamicTiles()),
     "ping-pong, an odd number of pieces": lambda: S.PingPong((64, 192, 64), stages=3),
     "ping-pong, epilogues that may overlap": lambda: S.PingPong((128, 128, 64), stages=3, in_turn=False),
-    "ping-pong 2x2, production size": lambda: S.PingPong((128, 128, 64), (2, 2), 5),
+    "ping-pong 2x2": lambda: S.PingPong((64, 128, 64), (2, 2), 3),
 }
 
 
@@ -60,7 +60,6 @@ def test_shipped_schedules_are_safe_for_every_trip_count(name):
     [
         lambda: S.SplitK(3, reduce="add"),
         lambda: S.SplitK(3, stages=3, tiles=tp.DynamicTiles()),
-        lambda: S.StreamK(66),
         lambda: S.StreamK(66, reduce="add"),
         lambda: S.StreamK(5, (128, 128, 64), (2, 2), 3),
     ],
@@ -221,7 +220,7 @@ def _span(function) -> tuple[int, int]:
 
 
 def test_time_is_that_of_a_glance():
-    """Not a timed test: a guard against an explosion, with room of a factor of ten."""
+    """At production size. Not a timed test: a guard against an explosion, with room of a factor of ten."""
     started = time.perf_counter()
-    S.Gemm((128, 128, 64), (2, 2), 5).check()
+    assert assert_safe(S.Gemm((128, 128, 64), (2, 2), 5)).trips == "every trip count"
     assert time.perf_counter() - started < 10

@@ -7,6 +7,7 @@ Each is compiled once a process; by default so that an instruction of a body sta
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -252,9 +253,7 @@ GEMMS = {
         lambda: S.Gemm((128, 192, 64), (4, 1), epilogue=E.Epilogue(dtype="fp32")), {}, GEMM
     ),
     "gemm m64 n72": Kernel(lambda: S.Gemm((64, 72, 64), (1, 1)), {}, GEMM),
-    "gemm 1x2, along n": Kernel(
-        lambda: S.Gemm((144, 192, 64), (1, 2), mainloop=tp.mainloop.Cooperative(along="n")), {}, GEMM
-    ),
+    "gemm 1x2, along n": Kernel(SHELF["Gemm, along n"], {}, GEMM),
     "pingpong 2x1, along n": Kernel(lambda: S.PingPong((80, 128, 64), (2, 1), along="n"), {}, GEMM),
     "gemm 2x1, anything outside": Kernel(
         lambda: S.Gemm((128, 176, 64), a=tp.Operand(outside="anything"), b=tp.Operand(outside="anything")), {}, GEMM
@@ -313,7 +312,7 @@ GEMMS = {
         GEMM | {"l": 1, "s": 3},
     ),
     "splitk, added": Kernel(lambda: S.SplitK(3, reduce="add"), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
-    "streamk": Kernel(lambda: S.StreamK(5), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
+    "streamk": Kernel(SHELF["StreamK"], {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
 }
 EPILOGUES = {
     "gemm 2x1 with operands": Kernel(lambda: with_operands(S.Gemm, (128, 128, 64), (2, 1)), {}, OPERANDS),
@@ -321,22 +320,22 @@ EPILOGUES = {
         lambda: with_operands(S.Gemm, (64, 72, 64), (1, 1), dtype="fp32"), {"c": "fp32", "bias": "fp32"}, OPERANDS
     ),
     "gemm m256 with operands": Kernel(lambda: with_operands(S.Gemm, (256, 64, 64), (1, 1)), {}, OPERANDS),
-    "pingpong 2x1 with operands": Kernel(lambda: with_operands(S.PingPong, (128, 128, 64), (2, 1)), {}, OPERANDS),
+    "pingpong 2x1 with operands": Kernel(lambda: with_operands(S.PingPong, (64, 128, 64), (2, 1)), {}, OPERANDS),
     "gemm 2x1, two outputs": Kernel(
         lambda: S.Gemm(epilogue=E.Epilogue(lambda acc: {"d": acc, "sums": acc}, outputs={"sums": E.Output("fp32")})),
         {},
         GEMM,
     ),
-    "gemm 2x1, row sums": Kernel(lambda: with_sums(S.Gemm, (128, 256, 64), rows=True), {}, GEMM),
-    "gemm 1x2, row and column sums": Kernel(lambda: with_sums(S.Gemm, (128, 256, 64), (1, 2)), {}, GEMM),
+    "gemm 2x1, row sums": Kernel(lambda: with_sums(S.Gemm, (128, 128, 64), rows=True), {}, GEMM),
+    "gemm 1x2, row and column sums": Kernel(lambda: with_sums(S.Gemm, (128, 128, 64), (1, 2)), {}, GEMM),
     "gemm m64 n72, row and column sums": Kernel(lambda: with_sums(S.Gemm, (64, 72, 64), (1, 1)), {}, GEMM),
     "gemm m256, row and column sums to fp32": Kernel(
-        lambda: with_sums(S.Gemm, (256, 128, 64), (2, 1), dtype="fp32"), {"d": "fp32"}, TALL
+        lambda: with_sums(S.Gemm, (256, 80, 64), (2, 1), dtype="fp32"), {"d": "fp32"}, TALL
     ),
-    "pingpong 2x1, row and column sums": Kernel(lambda: with_sums(S.PingPong, (128, 128, 64)), {}, GEMM),
-    "gemm m256, gelu reduced": Kernel(lambda: gelu_reduced(S.Gemm, (256, 128, 64), (1, 1)), {}, GEMM),
-    "pingpong 2x1, gelu reduced": Kernel(lambda: gelu_reduced(S.PingPong, (64, 128, 64)), {}, GEMM),
-    "pingpong 64x256, row and column sums": Kernel(lambda: with_sums(S.PingPong, (64, 256, 64)), {}, GEMM),
+    "pingpong 2x1, row and column sums": Kernel(lambda: with_sums(S.PingPong, (128, 80, 64)), {}, GEMM),
+    "gemm m256, gelu reduced": Kernel(lambda: gelu_reduced(S.Gemm, (256, 64, 64), (1, 1)), {}, GEMM),
+    "pingpong 2x1, gelu reduced": Kernel(lambda: gelu_reduced(S.PingPong, (64, 64, 64)), {}, GEMM),
+    "pingpong 64x128, row and column sums": Kernel(lambda: with_sums(S.PingPong, (64, 128, 64)), {}, GEMM),
 }
 EPILOGUES = {name: attrs.evolve(kernel, unroll=True) for name, kernel in EPILOGUES.items()}
 THREADS = {
@@ -414,6 +413,22 @@ KERNELS |= {  # registered, and in none of the lists: with the dtypes that a pla
     for name, make in SHELF.items()
     if make not in {k.make for k in KERNELS.values()}
 }
+
+#: Kernels without wgmma, each for another architecture than sm_90a, which take turns.
+ELSEWHERE = [
+    *zip(
+        (
+            "copy",
+            "copy 1 stage, none pending",
+            "copy swizzled 128",
+            "reduce",
+            "copy of four dimensions, dynamic",
+            *THREADS,
+        ),
+        itertools.cycle(("sm_100a", "sm_103a", "sm_120a")),
+        strict=False,
+    )
+]
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from tests.emit.kernels import KERNELS, THREADS, Built, built
+from tests.emit.kernels import ELSEWHERE, KERNELS, Built, built
 from tests.emit.lower import lower
 from tests.oracle.ptx_execution import Execution, Launch
 from tests.unit.fake_isa import Event, record
@@ -59,14 +59,7 @@ def test_unrolled_as_it_runs(name):
     check(built(name, unroll=True))
 
 
-@pytest.mark.parametrize("arch", ["sm_100a", "sm_103a", "sm_120a"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("copy", "copy 1 stage, none pending", "copy swizzled 128", "reduce"),  # of which test_facts has the facts
-        *("copy of four dimensions, dynamic", *THREADS),
-    ],
-)
+@pytest.mark.parametrize(("name", "arch"), ELSEWHERE)  # of the copies among them, test_facts has the facts
 def test_other_architectures(name, arch):
     check(built(name, arch))
 

@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 import tmapipe as tp
-from tests.emit.kernels import COPIES, GEMMS, KERNELS, build, built
+from tests.emit.kernels import COPIES, ELSEWHERE, GEMMS, KERNELS, build, built
 from tests.oracle.ptx import Facts
 from tmapipe.gpu.layouts import make_atom
 from tmapipe.isa.effects import TABLE
@@ -241,8 +241,7 @@ def test_nothing_in_local_memory_when_unrolled(unrolled):
     assert ".local" not in kernel.compiled.ptx
 
 
-@pytest.mark.parametrize("arch", ["sm_100a", "sm_103a", "sm_120a"])
-@pytest.mark.parametrize("name", ["copy", "copy 1 stage, none pending", "copy swizzled 128", "reduce"])
+@pytest.mark.parametrize(("name", "arch"), [(name, arch) for name, arch in ELSEWHERE if name in COPIES])
 def test_the_same_facts_on_other_architectures(name, arch):
     here, there = built(name), built(name, arch)
     assert f".target {arch}" in there.compiled.ptx

@@ -5,9 +5,10 @@ import json
 import pytest
 
 from tests.fuzz.deciding import RESULTS, draw, judge
+from tests.sweeps import sample
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", sample(range(24), 2))
 def test_verdicts_agree_with_single_runs(seed):
     judged = judge(seed)
     assert judged["agrees"], judged

@@ -65,7 +65,7 @@ def test_an_epilogue_and_bits():
 @pytest.mark.parametrize("tile, cluster", [((48, 64, 64), (1, 1)), ((144, 192, 64), (1, 2)), ((80, 128, 64), (2, 1))])
 def test_parts_of_k(make, tile, cluster):
     """Their workspace is of fp32, which threads write to the slots number by number."""
-    close(*product(make(tile, cluster, mainloop=Cooperative(along="n")), 300, 520, 640))
+    close(*product(make(tile, cluster, mainloop=Cooperative(along="n")), 200, 392, 320))
 
 
 @pytest.mark.parametrize("along", ["m", "n"])
@@ -101,7 +101,7 @@ def test_the_plan_and_the_proof():
     assert matmul.shape == (192, 144, 64) and matmul.warpgroups == 3
     assert store.buffer.tile == (64, 64) and store.tile == (1, 64, 64) and store.transposed and store.columns == 64
     assert "from transposed accumulators" in gemm.explain()
-    assert gemm.check().ok and S.PingPong((64, 64, 64), along="n").check().ok
+    assert S.PingPong((64, 64, 64), along="n").check().ok  # as the registered one of `gemm`, in tests/check
 
 
 def test_what_it_does_not_go_with():

@@ -154,10 +154,14 @@ SAFE = {
     "finish parts": lambda: FinishParts(epilogue(of_one)),
     "finish parts, an activation": lambda: FinishParts(E.Epilogue(tp.math.gelu)),
     "gated": lambda: S.GatedGemm(epilogue=epilogue(of_two, stages=1)),
-    "gated, operands": lambda: S.GatedGemm((64, 128, 64), (1, 2), epilogue=epilogue(of_two, ())),
-    "gated ping-pong": lambda: S.GatedGemm((64, 64, 64), mainloop=M.PingPong(), epilogue=epilogue(of_two, ("aux",))),
+    "gated, operands": lambda: S.GatedGemm((64, 64, 64), (1, 2), 3, epilogue=epilogue(of_two, ())),
+    "gated ping-pong": lambda: S.GatedGemm(
+        (64, 64, 64), stages=3, mainloop=M.PingPong(), epilogue=epilogue(of_two, ("aux",))
+    ),
     "grouped": lambda: S.GroupedGemm((128, 128, 64), epilogue=epilogue(of_one, ("aux",), stages=1)),
-    "gated groups": lambda: S.GatedGemm(tiles=tp.GroupedTiles(), epilogue=epilogue(of_two, ("aux",), stages=1)),
+    "gated groups": lambda: S.GatedGemm(
+        (64, 64, 64), stages=3, tiles=tp.GroupedTiles(), epilogue=epilogue(of_two, ("aux",), stages=1)
+    ),
 }
 
 
@@ -202,13 +206,12 @@ def test_refused(data):
     """What makes no sense, by name."""
     sums = E.Epilogue(lambda acc: {"d": acc, "sums": acc}, outputs={"sums": E.RowSum()})
     refused(lambda: S.GroupedGemm(epilogue=sums), argument="outputs['sums']", value=E.RowSum(), rule="GroupedTiles")
-    for tiles in (tp.GroupedTiles(), tp.SplitKTiles(2), tp.StreamKTiles(shares=2)):
+    for tiles in (tp.SplitKTiles(2), tp.StreamKTiles(shares=2)):
         refused(
             lambda tiles=tiles: S.Gemm((64, 64, 64), mainloop=M.PingPong(), tiles=tiles),
             argument="mainloop", value=M.PingPong(), rule=type(tiles).__name__,
         )  # fmt: skip
-        if tiles.in_parts:
-            refused(lambda tiles=tiles: S.GatedGemm(tiles=tiles), argument="tiles", value=tiles, rule="one product")
+        refused(lambda tiles=tiles: S.GatedGemm(tiles=tiles), argument="tiles", value=tiles, rule="one product")
     for make in (S.SplitK, S.StreamK):
         refused(
             lambda make=make: make(2, reduce="add", epilogue=tp.math.relu),

@@ -35,15 +35,14 @@ def numbers(m, n, k=24):
 
 @pytest.mark.parametrize("kind", [S.Gemm, S.PingPong])
 @pytest.mark.parametrize("cluster", [(1, 1), (2, 1), (2, 2)])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_results(kind, cluster, policy):
-    schedule = small(cluster, kind=kind)
-    for clusters in (1, 2, 3):
-        arrays, want = numbers(200, 264)
-        Machine(schedule.plan({}), policy=policy, seed=clusters).run(
-            lambda isa: kernel_main(isa, schedule), arrays, clusters=clusters
-        )
-        assert (arrays["d"][0] == want).all()
+@pytest.mark.parametrize("clusters", [1, 2, 3])
+def test_results(kind, cluster, clusters):
+    schedule, policy = small(cluster, kind=kind), POLICIES[(clusters + cluster[0] + cluster[1]) % len(POLICIES)]
+    arrays, want = numbers(200, 264)
+    Machine(schedule.plan({}), policy=policy, seed=clusters).run(
+        lambda isa: kernel_main(isa, schedule), arrays, clusters=clusters
+    )
+    assert (arrays["d"][0] == want).all()
 
 
 @st.composite

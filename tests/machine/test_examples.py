@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
-from tmapipe.testing import assert_safe
 
 FOLDER = pathlib.Path(__file__).parents[2] / "examples"
 PROGRAMS = {
@@ -54,7 +53,6 @@ def test_runs_as_a_program(name, monkeypatch, capsys):
 
 def test_the_epilogue_element_by_element():
     gemm = runpy.run_path(str(FOLDER / "gemm_epilogue.py"))["GeluGemm"]()
-    assert_safe(gemm)
     rng = np.random.default_rng(0)
     a, b, bias = (rng.standard_normal(shape).astype(tp.bf16.numpy) for shape in ((130, 72), (264, 72), 264))
     expected = tp.math.gelu(a.astype(np.float32) @ b.astype(np.float32).T + bias.astype(np.float32))

@@ -5,11 +5,12 @@ import collections
 import pytest
 
 from tests.oracle import random_gemms
+from tests.sweeps import sample
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered")  # infinities are among the inputs
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", sample(range(24), 2))
 def test_random_gemm(seed):
     random_gemms.run(random_gemms.draw(seed, most=150, deepest=300), "cpu")
 

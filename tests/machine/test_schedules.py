@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.sweeps import sample
 from tmapipe import Grouped, Hilbert, Operand, PersistentTiles, ScopeError, Snake
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Machine
@@ -71,9 +74,10 @@ def test_split_k(parts, reduce):
     assert (split(a[:, :0], b[:, :0], out=out) == 0).all()
 
 
-@pytest.mark.parametrize("reduce", [None, "add"])
-@pytest.mark.parametrize("cluster", [(1, 1), (2, 1), (1, 2)])
-@pytest.mark.parametrize("shares", [1, 2, 5, 66])
+@pytest.mark.parametrize(
+    "cluster,shares,reduce",
+    sample(itertools.product([(1, 1), (2, 1), (1, 2)], [1, 2, 5, 66], [None, "add"]), 3),
+)
 def test_stream_k(shares, cluster, reduce):
     """Fewer shares than tiles, more than k-tiles: exact sums, also where some tiles have a piece less than others."""
     rng = np.random.default_rng(shares)

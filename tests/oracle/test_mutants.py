@@ -11,6 +11,7 @@ from tests.oracle.mutant_changes import CHANGES, THINGS, changed, changes_at, ru
 from tests.oracle.mutant_sites import Change, Program, Site
 from tests.oracle.mutant_table import Outcome, show, table, why_equivalent, write
 from tests.oracle.mutants import VARIANTS, Mutant, Target, judge, judged, mutants_of
+from tests.sweeps import ALL
 from tmapipe.check import Kind, Report
 from tmapipe.check.findings import Finding
 from tmapipe.isa import effects, operands
@@ -21,7 +22,7 @@ from tmapipe.machine import record
 from tmapipe.schedules import REGISTRY
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "mutants.json"
-EVERY = 13  # of the changes to a schedule, one in so many is judged here
+EVERY = 13 if ALL else 29  # of the changes to a schedule, one in so many is judged here
 START = effects.Start("slot", effects.Until(effects.Group.BULK), write=True, mask="mask")
 TARGETS = {registered.name: registered for registered in REGISTRY}
 

@@ -8,11 +8,12 @@ import pytest
 from tests.oracle.mutations import Mutation
 from tests.oracle.random_pipelines import COPIED, NEW, OVER, draw
 from tests.oracle.reality_worker import check, run_model
+from tests.sweeps import sample
+
+SEEDS = (*range(30), *range(NEW, NEW + 20), *range(OVER, OVER + 12), *range(COPIED, COPIED + 16))
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(30), *range(NEW, NEW + 20), *range(OVER, OVER + 12), *range(COPIED, COPIED + 16)]
-)
+@pytest.mark.parametrize("seed", sample(SEEDS, 3))
 def test_accepted_and_right(seed):
     pipeline = draw(seed, "small")
     verdict = check(pipeline, None)
