@@ -15,9 +15,11 @@ import tmapipe as tp
 def softmax_of(columns: int, rows: int = 1, warps: int = 4, ctas: int = 1, length: int | None = None) -> tp.Schedule:
     """Softmax of rows of up to *ctas* x *columns* elements, *rows* at a time.
 
-    Of rows of one *length*, what lies inside of them is known when the kernel is compiled. It then has fewer registers, and
-    several CTAs share a multiprocessor, one for each tile.
+    Of rows of one *length*, several CTAs share a multiprocessor, one for each tile. If that is all that the CTAs take, nothing
+    is masked, which halves the registers.
     """
+
+    even = length == ctas * columns
 
     class Softmax(tp.Schedule):
         """y[m, n] = exp(x[m, n]) / sum over n of exp(x[m, n])."""
@@ -40,7 +42,8 @@ def softmax_of(columns: int, rows: int = 1, warps: int = 4, ctas: int = 1, lengt
 
         @work.jit
         def normalize(self, k, tile):
-            n = k.extent("n") - columns * tile.n  # beyond it, a slot holds zeros
+            first = columns * tile.n if ctas > 1 else 0
+            n = columns if even else k.extent("n") - first  # beyond it, a slot holds zeros
             with k.ring.consume() as slot:
                 values = slot.x.read()
             powers = tp.math.exp(values - tp.math.row_max(values, inside=n))

@@ -86,7 +86,7 @@ class _Kernel:
         ).launch(
             grid=grid,
             block=(self.plan.threads, 1, 1),
-            cluster=(self.plan.cluster_size, 1, 1) if self.plan.target.tma else None,
+            cluster=(self.plan.cluster_size, 1, 1) if self.plan.cluster_size > 1 else None,  # of 1: CTAs start slowly
             smem=self.schedule.tiles.smem_bytes(self.plan),
             min_blocks_per_mp=self.schedule.tiles.least_ctas(self.plan),
             preferred_smem_carveout=100,
