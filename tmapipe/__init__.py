@@ -7,6 +7,7 @@ DSL for the GPU, and runs the same bodies on a CPU model of the hardware.
 from tmapipe import epilogue, math, schedules
 from tmapipe.barrier import BarrierRing
 from tmapipe.bulk_stage import BulkLoadStage
+from tmapipe.cluster_sum import ClusterSum
 from tmapipe.cp_async_stage import CpAsyncLoadStage
 from tmapipe.dim import Dim
 from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int8, int32, tf32
@@ -52,6 +53,7 @@ __all__ = [
     "Backwards",
     "BarrierRing",
     "BulkLoadStage",
+    "ClusterSum",
     "Columns",
     "CpAsyncLoadStage",
     "DType",

@@ -25,10 +25,11 @@ from tmapipe.plan.placement import branches_of, without_role
 from tmapipe.plan.rings import Ring
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, vectors_of
 from tmapipe.protocol.cluster import share_index
+from tmapipe.protocol.cluster_sum import bound_tile
 from tmapipe.protocol.exchanges import exchange_of
 from tmapipe.protocol.groups import Groups
 from tmapipe.protocol.held import HeldEnd
-from tmapipe.protocol.matmuls import BoundMatmul, BoundRegisterTile
+from tmapipe.protocol.matmuls import BoundMatmul
 from tmapipe.protocol.parts import PartInSlot
 from tmapipe.protocol.peers import part_of
 from tmapipe.protocol.raw import raw
@@ -192,7 +193,6 @@ class KernelContext(Carried):
                 rings = dict.fromkeys(self.name_of(s.ring) for s in schedule.declared.matmuls[matmul.name].stages)
                 ends = [self.ends[ring] for ring in rings]
                 self._parts[matmul.name] = BoundMatmul(isa, matmul, ends, self._groups)
-
         for name, scratch in schedule.declared.scratches.items():
             if self.name_of(scratch.role) == role.name:
                 if isinstance(scratch, ReductionScratch):
@@ -201,7 +201,7 @@ class KernelContext(Carried):
                     self._parts[name] = BoundScratch(isa, self.plan.buffer(name), role.name)
         for held in self.plan.held:
             if held.first_warp == role.first_warp:
-                self._parts[held.name] = BoundRegisterTile(held)
+                self._parts[held.name] = bound_tile(isa, held)
         for name in schedule.declared.tables:
             self._parts[name] = BoundTable(isa, name)
         for name, turnstile in schedule.declared.turnstiles.items():

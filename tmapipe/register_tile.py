@@ -18,8 +18,8 @@ class RegisterTile:
     In the role's body, ``k.<name>.read(slot.x)`` is the tile of a slot, and ``k.<name>.of(values)`` what a store takes.
 
     Args:
-        role: One warpgroup.
-        shape: (m, n) elements: 64 rows, and columns that are a multiple of 8.
+        role: Warpgroups, of one team.
+        shape: (m, n) elements: 64 rows a warpgroup, and columns that are a multiple of 8.
 
     Raises:
         InputError: For any other.
@@ -30,13 +30,16 @@ class RegisterTile:
 
     @role.validator
     def _check_role(self, field: object, role: Role) -> None:
-        if not isinstance(role, Role) or not role.by_warpgroup or role.warps != 4:
-            raise InputError("RegisterTile(role)", role, "is one warpgroup", "Role(warpgroups=1)")
+        if not isinstance(role, Role) or not role.by_warpgroup or role.teams != 1:
+            rule = "is a role of whole warpgroups, of one team"
+            raise InputError(f"{type(self).__name__}(role)", role, rule, "Role(warpgroups=1)")
 
     @shape.validator
     def _check_shape(self, field: object, shape: tuple[int, int]) -> None:
-        if len(shape) != 2 or shape[0] != 64 or shape[1] < 8 or shape[1] % 8:
-            raise InputError("RegisterTile(shape)", shape, "has 64 rows, and a multiple of 8 columns", "e.g. (64, 64)")
+        rows = 16 * self.role.warps
+        if len(shape) != 2 or shape[0] != rows or shape[1] < 8 or shape[1] % 8:
+            rule = f"has {rows} rows, 64 a warpgroup, and a multiple of 8 columns"
+            raise InputError(f"{type(self).__name__}(shape)", shape, rule, f"e.g. ({rows}, 64)")
 
     def __repr__(self) -> str:
         return shown(self)

@@ -148,7 +148,7 @@ SENTENCES = {
     ops.TmaScatter: "starts the TMA store y of 4 rows from s0[0] (part 1)",
     ops.BulkCommit: "commits a bulk group",
     ops.BulkWait: "waits for bulk groups (wait_group.read 0)",
-    ops.StAsync: "starts an st.async into s0[0] of CTAs 0, 1, 2048 bytes that complete on b[1]",
+    ops.StAsync: "starts an st.async into s0[0] of CTAs 0, 1 (share 1 of 2), 1024 bytes that complete on b[1]",
     ops.AccumulatorWrite: "writes the registers of mma",
     ops.AccumulatorRead: "reads the accumulators of mma",
     ops.WgmmaFence: "fences the accumulators (wgmma.fence)",

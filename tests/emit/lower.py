@@ -35,9 +35,15 @@ def _lower(event: Event, plan: Plan, launch: Launch, warp: int, lane: int) -> li
         words = (*rest[2], *[0] * 8)[: plan.buffer(rest[0]).tile[0]]
         found = [(kind, start + 4 * i, words[i : i + 4], rest[3], rest[1], lane) for i in range(0, len(words), 4)]
         return found if lane < plan.cluster_size else []
+    if kind == "send":  # four numbers a lane at a time
+        name, stage, barrier, cta, share, shares = rest
+        nbytes = plan.buffer(name).slot_bytes // shares
+        start = plan.buffer(name).offset + stage * plan.buffer(name).pitch + share * nbytes
+        places = range(start + 16 * lane, start + nbytes, 16 * 32)
+        return [("store_words", place, (None,) * 4, barrier, stage, cta) for place in places]
     if kind in (
         "prefetch", "read", "write", "write_columns", "write_row_sums", "write_column_sums", "read_columns", "promote",
-        "read_words", "scale",
+        "read_words", "received", "scale",
     ):  # fmt: skip
         return []
     if kind in ("init", "arm", "expect", "commit", "add", "set"):

@@ -64,7 +64,7 @@ EXAMPLES: tuple[Any, ...] = (
     ops.TmaScatter("y", 0, 1, (5, 9, 2, 0), (0, 0)),
     ops.BulkCommit(),
     ops.BulkWait(0, True),
-    ops.StAsync(0, 1, 2048, 0b11, (7,)),
+    ops.StAsync(0, 1, 1024, 0b11, (7,), 1, 2),
     ops.AccumulatorWrite("mma"),
     ops.AccumulatorRead("mma"),
     ops.WgmmaFence(),

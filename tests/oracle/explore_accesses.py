@@ -178,7 +178,7 @@ class Accesses:
         """CTA -> the bit of what a load writes there, and of what a copy to a peer reads here."""
         part = (
             ("shares", op.share, op.shares)
-            if isinstance(op, (ops.TmaLoad, ops.TmaGather, ops.PeerCopy, *COPIES))
+            if isinstance(op, (ops.TmaLoad, ops.TmaGather, ops.StAsync, ops.PeerCopy, *COPIES))
             else WHOLE
         )
         mask = getattr(op, "mask", None) or 1 << own

@@ -195,7 +195,7 @@ class Execution:
         target, barrier = self.address(i.operands[0]), self.address(i.operands[2])
         assert target.rank == barrier.rank
         words = [self.value(word.strip()) for word in i.operands[1].strip("{}").split(",")]
-        values = tuple(None if word is None else signed(word, 32) for word in words)  # None: data
+        values = tuple(signed(word, 32) if isinstance(word, int) else None for word in words)  # None: data
         place = self._barrier(barrier.address)
         self.events.append(("store_words", target.address - BASE, values, *place, target.rank))
 

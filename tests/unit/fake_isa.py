@@ -303,6 +303,13 @@ class RecordingIsa:
         self._note("read_columns", slot.buffer.name, slot.stage, along, columns, first)
         return self._fragment(())
 
+    def send(self, values: Any, slot: SlotRef, barrier: Barrier, cta: int, share: int, shares: int) -> None:
+        self._note("send", slot.buffer.name, slot.stage, barrier.name, cta, share, shares)
+
+    def received(self, slot: SlotRef, share: int, shares: int) -> Fragment:
+        self._note("received", slot.buffer.name, slot.stage, share, shares)
+        return self._fragment(())
+
     def apply(self, function: Callable[..., Any], fragments: Sequence[Any], named: dict[str, Any]) -> Any:
         return function(*fragments, **named)
 

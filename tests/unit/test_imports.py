@@ -75,6 +75,7 @@ LAYERS = (
     ("barrier", "table", "turnstile"),
     ("stage",),
     ("bulk_stage", "peer_stage", "cp_async_stage", "im2col_stage", "matmul", "register_tile", "scratch"),
+    ("cluster_sum",),
     ("reduction_scratch",),
     ("store_pipeline",),
     ("thread_store",),

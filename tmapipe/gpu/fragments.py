@@ -20,9 +20,9 @@ from tmapipe.gpu.functions import FUNCTIONS, KINDS, choose
 from tmapipe.gpu.layouts import cute_type
 from tmapipe.gpu.matmuls import operand, tiled_mma
 from tmapipe.gpu.modulo import as_in_cute
+from tmapipe.gpu.pairs import write_pairs
 from tmapipe.gpu.sums import Sums
 from tmapipe.isa.fragment import Fragment
-from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.values import SlotRef
 from tmapipe.plan.model import WARP, Buffer, Distributed, Matmul, RoleWarps
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
@@ -36,7 +36,7 @@ __all__ = ["GpuFragments"]
 PART = 8
 
 
-class GpuFragments(Sums, Fragments):
+class GpuFragments(Sums):
     """Methods as documented in `tmapipe.isa.fragments.Fragments`."""
 
     def __init__(self, isa: GpuIsa):
@@ -86,6 +86,8 @@ class GpuFragments(Sums, Fragments):
             return self._write_transposed(values, slot)
         dtype = cute_type(slot.buffer.dtype)
         columns = slot.buffer.tile[-2 if transposed else -1]
+        if not slot.buffer.swizzle and not transposed:
+            return write_pairs(self, values, slot)
         one_group = tiled_mma(bf16, bf16, (1, 1, 1), columns)  # accumulators have the same layout for all types
         major = LayoutEnum.COL_MAJOR if transposed else LayoutEnum.ROW_MAJOR
         to_shared = hopper.sm90_get_smem_store_op(major, elem_ty_d=dtype, elem_ty_acc=cutlass.Float32)

@@ -1,4 +1,4 @@
-"""Reductions over rows and columns: sums of pieces of accumulators for epilogues, and those of whole tiles."""
+"""Reductions over rows and columns: sums of pieces of accumulators for epilogues, and those of whole tiles; over CTAs too."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cutlass.cutlass_dsl import T
 
 from tmapipe.gpu import control
 from tmapipe.gpu.functions import FUNCTIONS
-from tmapipe.gpu.words import store_words
+from tmapipe.gpu.words import UNIT, received, send, store_words
 from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import Fragment
-from tmapipe.isa.fragments import NEUTRAL
+from tmapipe.isa.fragments import NEUTRAL, Fragments
 from tmapipe.isa.values import SlotRef
-from tmapipe.plan.model import Distributed
+from tmapipe.plan.model import WARP, Barrier, Distributed
 from tmapipe.plan.thread_layout import ThreadLayout
 
 if TYPE_CHECKING:
@@ -34,11 +34,23 @@ QUAD = (1, 2)  # distances of lanes that share rows
 COLUMN = (4, 8, 16)  # distances of lanes that share columns
 
 
-class Sums:
+class Sums(Fragments):
     """Reductions, as documented in `tmapipe.isa.fragments`."""
 
     isa: GpuIsa
     column: Callable[[ThreadLayout, int], Any]
+
+    def send(self, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Any, share: Any, shares: int) -> None:
+        send(self._vectors_at(slot, share, shares), values.data, self.isa.mbarrier(barrier, slot.stage), cta)
+
+    def received(self, slot: SlotRef, share: Any, shares: int) -> Fragment:
+        count = slot.buffer.slot_bytes // shares // (WARP * 4)
+        return Fragment(self, None, "tile", "fp32", received(self._vectors_at(slot, share, shares), count))
+
+    def _vectors_at(self, slot: SlotRef, share: Any, shares: int) -> Any:
+        """Where the calling lane's first four numbers are in a part of a slot."""
+        start = slot.buffer.offset + slot.stage * slot.buffer.pitch
+        return self.isa.shared + start + share * (slot.buffer.slot_bytes // shares) + self.isa.lane * UNIT
 
     def row_sums(
         self, matmul: Distributed, values: Fragment, columns: int, first: int, inside: Any, before: Any

@@ -1,4 +1,4 @@
-"""The 32-bit words of a queued order: st.async to the CTAs of the cluster."""
+"""st.async to the CTAs of a cluster: the 32-bit words of a queued order, and values of fragments."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Float32, Int32
 from cutlass._mlir.dialects import llvm, nvvm
 from cutlass.cutlass_dsl import T
 
-__all__ = ["store_words"]
+from tmapipe.plan.model import WARP
+
+__all__ = ["UNIT", "received", "send", "store_words"]
+
+UNIT = 16  # bytes that one st.async moves
 
 
 def store_words(slot: Any, words: Sequence[Any], barrier: Any, cta: Any) -> None:
@@ -19,14 +23,44 @@ def store_words(slot: Any, words: Sequence[Any], barrier: Any, cta: Any) -> None
     Args:
         slot, barrier: Addresses in the calling CTA.
     """
-    rank = Int32(cta).ir_value()
-    there = llvm.PointerType.get(cute.AddressSpace.dsmem)
-    target, bytes_on = (llvm.ptrtoint(T.i32(), nvvm.mapa(there, pointer.llvm_ptr, rank)) for pointer in (slot, barrier))
+    target, on = there(cta, slot, barrier)
+    _store(target, [Int32(word) for word in words], on, "r")
+
+
+def send(place: Any, values: Sequence[Any], barrier: Any, cta: Any) -> None:
+    """Writes *values*, fp32, to CTA *cta*, four at a time: the first ones to *place*, others further on, with those of the
+    other lanes between. Their bytes complete on *barrier* of that CTA.
+
+    Args:
+        place, barrier: Addresses in the calling CTA.
+    """
+    target, on = there(cta, place, barrier)
+    for i in range(0, len(values), 4):
+        _store(target + i // 4 * WARP * UNIT, [Float32(value) for value in values[i : i + 4]], on, "f")
+
+
+def received(place: Any, count: int) -> list[Any]:
+    """The *count* values that `send` has written to *place*."""
+    values = cute.make_rmem_tensor((4, count // 4), Float32)
+    for i in range(count // 4):
+        address = (place + i * WARP * UNIT).toint()
+        source = cute.make_ptr(Float32, address, cute.AddressSpace.smem, assumed_align=UNIT)
+        cute.autovec_copy(cute.make_tensor(source, cute.make_layout((4,))), values[(None, i)])
+    return [values[i] for i in range(count)]
+
+
+def there(cta: Any, *pointers: Any) -> list[Any]:
+    """The addresses of the same places in the shared memory of CTA *cta*, as numbers."""
+    rank, space = Int32(cta).ir_value(), llvm.PointerType.get(cute.AddressSpace.dsmem)
+    return [Int32(llvm.ptrtoint(T.i32(), nvvm.mapa(space, pointer.llvm_ptr, rank))) for pointer in pointers]
+
+
+def _store(target: Any, four: Sequence[Any], barrier: Any, kind: str) -> None:
     llvm.inline_asm(
         None,
-        [target, *(Int32(word).ir_value() for word in words), bytes_on],
+        [target.ir_value(), *(value.ir_value() for value in four), barrier.ir_value()],
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [$0], {$1, $2, $3, $4}, [$5];",
-        "r,r,r,r,r,r,~{memory}",
+        f"r,{kind},{kind},{kind},{kind},r,~{{memory}}",
         has_side_effects=True,
         asm_dialect=llvm.AsmDialect.AD_ATT,
     )

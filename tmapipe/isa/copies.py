@@ -199,8 +199,8 @@ def _says_words(names: Names, op: StAsync) -> str:
     Start("slot", ON_BAR, write=True, mask="mask", share="share", shares="shares"),
 )
 class StAsync(NamedTuple):
-    """Of `words` (4 bytes each) to the start of `slot`, or of share `share` of `shares` of it, completing `nbytes` on `bar`,
-    in each CTA of `mask`. Facts: tuple of `Flight`, one a destination CTA."""
+    """Of `words` (4 bytes each), or what lanes hold, to the start of `slot`, or of share `share` of `shares` of it, completing
+    `nbytes` on `bar`, in each CTA of `mask`. Facts: tuple of `Flight`, one a destination CTA."""
 
     slot: Slot
     bar: Bar

@@ -14,7 +14,7 @@ from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa.exchange import ClusterExchange, Exchange
 from tmapipe.isa.fragment import Fragment, combine, in_range
 from tmapipe.isa.values import Carried, SlotRef, Value
-from tmapipe.plan.model import Distributed, Matmul, RoleWarps
+from tmapipe.plan.model import Barrier, Distributed, Matmul, RoleWarps
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout
 
 __all__ = ["Fragments"]
@@ -142,6 +142,16 @@ class Fragments(Carried):
                 columns), and warpgroup g has the rows from 64 * g on. ("m",): one value per row, from element *first* + 64 * g
                 on. ("n",): one per column, from element *first* on. (): element *first* for all.
         """
+        raise NotImplementedError
+
+    def send(self, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Value, share: Value, shares: int) -> None:
+        """``st.async`` (each lane): the warp's part of a piece in fp32, to part *share* of *shares* of the slot in CTA *cta*
+        of the cluster. Completes its bytes on ``barrier[slot.stage]`` there, later, by itself. For `received` alone: the order
+        of the elements is left open. Async proxy, as `Isa.store_words`."""
+        raise NotImplementedError
+
+    def received(self, slot: SlotRef, share: Value, shares: int) -> Fragment:
+        """``ld.shared``: what `send` has put into part *share* of *shares* of a slot. Generic proxy."""
         raise NotImplementedError
 
     def apply(self, function: Callable[..., Any], fragments: Sequence[Fragment], named: dict[str, Fragment]) -> Any:

@@ -12,13 +12,13 @@ import numpy as np
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import ops
 from tmapipe.isa.fragment import Fragment, applied
-from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.values import SlotRef
 from tmapipe.machine import elements
 from tmapipe.machine.live import Live
 from tmapipe.machine.memory import Accumulator, convert
 from tmapipe.machine.raw_names import raw_name
 from tmapipe.machine.reductions import Reductions
+from tmapipe.machine.sent import SentFragments
 from tmapipe.machine.varying import Condition, Varying
 from tmapipe.plan.model import Buffer, Distributed, Matmul, RoleWarps
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["MachineFragments"]
 
 
-class MachineFragments(Reductions, Fragments):
+class MachineFragments(Reductions, SentFragments):
     """Methods as documented in `tmapipe.isa.fragments.Fragments`."""
 
     def __init__(self, isa: MachineIsa):

@@ -83,6 +83,8 @@ class Memory:
         """Carries out what *op* does to data."""
         kind = type(op)
         if kind in LANDS:
+            if kind is StAsync and not op.words:  # the lanes' values
+                op = op._replace(words=self.operands[agent])  # type: ignore[index]
             for flight in facts:
                 self.transfers[flight] = op
         elif kind in PERFORM:
@@ -165,8 +167,9 @@ def _land_tile(memory: Memory, flight: Flight, op: TmaLoad, target: np.ndarray) 
 
 @lands(StAsync)
 def _land_words(memory: Memory, flight: Flight, op: StAsync, target: np.ndarray) -> None:
-    words = target.reshape(op.shares, -1)[op.share]
-    words[: len(op.words)] = np.array(op.words, np.int64).astype(np.uint32).view(target.dtype)
+    words = op.words if isinstance(op.words, np.ndarray) else np.array(op.words, np.int64).astype(np.uint32)
+    mine = target.reshape(op.shares, -1)[op.share]
+    mine[: words.size] = words.ravel().view(target.dtype)
 
 
 @performs(TmaStore)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from tmapipe.dtypes import DType
 from tmapipe.plan.boxes import box_of
+
+if TYPE_CHECKING:
+    from tmapipe.plan.sent import SentParts
 
 __all__ = ["Buffer", "Distributed", "HeldTile", "Matmul", "registers_of", "widest"]
 
@@ -90,18 +93,21 @@ class Distributed:
 
 @attrs.frozen
 class HeldTile(Distributed):
-    """A tile of fp32 values that one warpgroup computes and stores as a matmul's accumulators.
+    """A tile of fp32 values that warpgroups compute and store as a matmul's accumulators.
 
     Args:
         name: Of the `RegisterTile`.
         shape: (m, n) elements.
         first_warp: Of the role.
+        warpgroups: Of the role, with 64 rows each.
+        sent: Of a `ClusterSum`.
     """
 
     name: str
     shape: tuple[int, int]
     first_warp: int
-    warpgroups = 1
+    warpgroups: int = 1
+    sent: SentParts | None = None
     teams = 1
 
 

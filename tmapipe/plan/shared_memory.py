@@ -20,6 +20,7 @@ from tmapipe.plan.peers import group_of, peers_of
 from tmapipe.plan.readers import readers_of
 from tmapipe.plan.rings import Queue, Ring
 from tmapipe.plan.scratches import exchange_barriers, scratch_buffer
+from tmapipe.plan.sent import held_tile
 from tmapipe.plan.space import Space
 from tmapipe.plan.syncs import MAX_NAMED_BARRIERS
 from tmapipe.plan.thread_layout import vectors_of
@@ -91,7 +92,7 @@ class Layout:
         for name, mma in declared.matmuls.items():
             self._matmul(name, mma)
         for name, tile in declared.register_tiles.items():
-            self.held.append(HeldTile(name, tile.shape, roles[self.name_of(tile.role)].first_warp))
+            self.held.append(held_tile(self, name, tile))
         for name, store in declared.stores.items():
             self._store(name, store)
 
@@ -313,7 +314,7 @@ class Layout:
             row = tile[-1] * dtype.bytes
             spread = accumulators and store.parts_tile is None
             rows = f"{name}.columns" if store.columns else f"{name}.tile"
-            swizzle = widest_swizzle(rows, row) if spread else 0
+            swizzle = widest_swizzle(rows, row) if spread and row % 32 == 0 else 0
             buffer = self._buffer(name, owners * store.stages, tile, swizzle, owners=owners)
             if accumulators or role.warps > 1:
                 first = 1 + sum(b.instances for b in self.named_barriers)

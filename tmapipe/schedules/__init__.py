@@ -7,6 +7,7 @@ from tmapipe.epilogue import Epilogue
 from tmapipe.math import relu
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.addparts import AddParts
+from tmapipe.schedules.clustersplitk import ClusterSplitK
 from tmapipe.schedules.copy import Copy
 from tmapipe.schedules.finishparts import FinishParts
 from tmapipe.schedules.gated import GatedGemm
@@ -24,6 +25,7 @@ from tmapipe.tiles.persistent import PersistentTiles
 __all__ = [
     "REGISTRY",
     "AddParts",
+    "ClusterSplitK",
     "Copy",
     "FinishParts",
     "GatedGemm",
@@ -108,6 +110,12 @@ REGISTRY: tuple[Registered, ...] = (
         lambda: SplitK(3),
         lambda: SplitK(2, (64, 64, 16), (1, 1), 2),
         ((1, 3, {"s": 2}), (3, 2, {"s": 2})),
+    ),
+    Registered(
+        "ClusterSplitK",
+        lambda: ClusterSplitK(8),
+        lambda: ClusterSplitK(2, (64, 32, 16), 1, 2, epilogue=ONE),
+        ((1, 3, {}), (2, 2, {})),
     ),
     Registered("StreamK", lambda: StreamK(66), lambda: StreamK(3, (64, 64, 16), (1, 1), 2), ((2, 3, {"s": 4}),)),
 )

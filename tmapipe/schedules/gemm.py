@@ -61,6 +61,8 @@ class Gemm(Fused):
 
     load = Role(warps=1)
     math = Role(warpgroups=2)
+    #: Axes of the cluster along which CTAs want the same tiles of an operand; None: they want different ones everywhere.
+    shared: dict[str, str | None] = {"a": "n", "b": "m"}  # noqa: RUF012 - never changed
     products = {"mma": "b"}  # noqa: RUF012 - never changed; accumulators: name of the `Wgmma` -> that of its second operand
 
     @moved(WORDS)
@@ -100,20 +102,20 @@ class Gemm(Fused):
             self.parts_of_k = PartsOfK(self.tiles, self.epilogue, len(self.products))
             stored, first = self.parts_of_k.stored, self.parts_of_k
         mainloop.check(tiles, bool(stored.operands or (mainloop.along == "n" and stored.outputs)))
-        sources = tuple(getattr(self, name) for name in self.products)
-        whole = self.declare_epilogue(stored, sources, self.tiles.output_dims, first)
+        whole = self.declare_epilogue(stored, self.sources, self.tiles.output_dims, first)
         for name, turnstile in mainloop.turnstiles(self.math, whole).items():
             setattr(self, name, turnstile)
 
     def _declare_products(self, a: Operand, b: Operand, m: int, n: int, k: int) -> None:
-        self.a = a.stage("m", m, k, ring=self.ring, batch=self.tiles.input_dims, multicast="n")
+        self.a = a.stage("m", m, k, ring=self.ring, batch=self.tiles.input_dims, multicast=self.shared["a"])
         for name in self.products.values():
-            setattr(self, name, b.stage("n", n, k, ring=self.ring, multicast="m"))
+            setattr(self, name, b.stage("n", n, k, ring=self.ring, multicast=self.shared["b"]))
         if self.tiles.table:
             setattr(self, self.tiles.table, Table("l"))
         for name, second in self.products.items():
             of = (self.a, getattr(self, second))
             setattr(self, name, Wgmma(*(of if self.mainloop.along == "m" else of[::-1]), promote=self.mainloop.promote))
+        self.sources: tuple[Any, ...] = tuple(getattr(self, name) for name in self.products)
         self.loaded = ("a", *self.products.values())
         self.transposed = (*(("a",) * a.transposed), *(tuple(self.products.values()) if b.transposed else ()))
 

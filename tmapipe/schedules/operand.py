@@ -58,7 +58,7 @@ class Operand:
         return self.major != "k"
 
     def stage(
-        self, side: str, rows: int, k: int, *, ring: BarrierRing, batch: str = "l ", multicast: str
+        self, side: str, rows: int, k: int, *, ring: BarrierRing, batch: str = "l ", multicast: str | None
     ) -> TmaLoadStage:
         """Its load stage, in tiles of *rows* x *k* elements.
 
@@ -68,7 +68,7 @@ class Operand:
             k: Elements of a tile along k.
             ring: Whose slots hold the tiles.
             batch: Names of the dimensions before, each with a space.
-            multicast: The cluster's axis whose CTAs want the same tile.
+            multicast: The cluster's axis whose CTAs want the same tile, if there is one.
         """
         if self.major not in ("k", side):
             argument = {"m": "a", "n": "b"}[side]
@@ -80,7 +80,7 @@ class Operand:
             tile=tile,
             ring=ring,
             dtype=self.dtype,
-            multicast=MulticastGroup(multicast),
+            multicast=None if multicast is None else MulticastGroup(multicast),
             l2_hint=self.l2_hint,
         )
         return stage.anything_outside() if self.outside == "anything" else stage
