@@ -7,6 +7,7 @@ DSL for the GPU, and runs the same bodies on a CPU model of the hardware.
 from tmapipe import epilogue, math, schedules
 from tmapipe.barrier import BarrierRing
 from tmapipe.bulk_stage import BulkLoadStage
+from tmapipe.bulk_store import BulkStoreStage
 from tmapipe.cluster_sum import ClusterSum
 from tmapipe.cp_async_stage import CpAsyncLoadStage
 from tmapipe.dim import Dim
@@ -53,6 +54,7 @@ __all__ = [
     "Backwards",
     "BarrierRing",
     "BulkLoadStage",
+    "BulkStoreStage",
     "ClusterSum",
     "Columns",
     "CpAsyncLoadStage",

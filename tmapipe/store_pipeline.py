@@ -28,7 +28,8 @@ from tmapipe.stage import SlotStage, TmaLoadStage, check_dims, check_tile
 __all__ = ["FROM_ZERO", "REDUCTIONS", "TmaStoreStage"]
 
 #: Reduction -> element types that it is done in. The hardware compares int32 too (PTX ISA, cp.reduce.async.bulk), but with the
-#: descriptors of CuTe DSL 4.8.1 it does so without a sign, as seen on an H200: so "min" and "max" are not for it.
+#: descriptors of CuTe DSL 4.8.1 it does so without a sign, as seen on an H200: so "min" and "max" are not for it. (They are
+#: in a `BulkStoreStage`, which has no descriptor.)
 REDUCTIONS = {
     "add": ("bf16", "fp16", "fp32", "int32"),
     "min": ("bf16", "fp16"),
@@ -151,7 +152,7 @@ class TmaStoreStage:
         Raises:
             InputError: *parts* does not divide the extent, or the stage does not store from a slot.
         """
-        if not is_count(parts) or self.tile[0] % parts or not isinstance(self.source, SlotStage):
+        if not (is_count(parts) and isinstance(self.source, SlotStage) and self.tensor_map) or self.tile[0] % parts:
             rule = f"is a number of parts that divides the tile's first extent, {self.tile[0]}, of a store from a slot"
             raise InputError("in_parts", parts, rule, f"e.g. {self.tile[0]}, with source=")
         other = copy.copy(self)
@@ -167,6 +168,16 @@ class TmaStoreStage:
     def vector(self) -> int:
         """Bytes that a thread stores at once; 0 where the engine stores."""
         return 0
+
+    @property
+    def tensor_map(self) -> bool:
+        """Whether the engine finds tiles through a descriptor."""
+        return not self.vector
+
+    @property
+    def reducible(self) -> tuple[str, ...]:
+        """The element types in which it can `reduce`."""
+        return REDUCTIONS[self.reduce] if self.reduce else ()
 
     @property
     def parts_tile(self) -> tuple[int, ...] | None:

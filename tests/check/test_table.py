@@ -146,6 +146,7 @@ SENTENCES = {
     ops.CpAsync: "starts copies of s0 into s0[0] (share 1 of 2), 512 bytes, after which 5 lanes arrive at b[1]",
     ops.TmaStore: "starts the TMA store y from s0[0]",
     ops.TmaScatter: "starts the TMA store y of 4 rows from s0[0] (part 1)",
+    ops.BulkStore: "starts the bulk store y from s0[0]",
     ops.BulkCommit: "commits a bulk group",
     ops.BulkWait: "waits for bulk groups (wait_group.read 0)",
     ops.StAsync: "starts an st.async into s0[0] of CTAs 0, 1 (share 1 of 2), 1024 bytes that complete on b[1]",
@@ -259,6 +260,10 @@ def by_hand() -> dict[str, ByHand]:
         "told to a peer": ByHand(far("relaxed"), {Kind.RACE}),
         "released to the cluster": ByHand(meet("cluster"), set()),
         "told to the cluster": ByHand(meet("relaxed"), {Kind.RACE}),
+        "a bulk store without all coordinates": ByHand(
+            ([], [ops.BulkStore("y", 0, (0,)), *store[1:]]), {Kind.OUT_OF_RANGE}
+        ),
+        "a bulk store": ByHand(([], [ops.BulkStore("y", 0, (0, 0)), *store[1:]]), set()),
         "a load beyond its tensor": ByHand(
             ([], [loaded[0], load._replace(at=(128, 0)), loaded[2]]), {Kind.OUT_OF_RANGE}
         ),

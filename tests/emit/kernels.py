@@ -90,6 +90,35 @@ class BulkVectorCopy(VectorCopy):
     y = tp.TmaStoreStage(source=x)
 
 
+class BulkBothWays(BulkVectorCopy):
+    """And without one of the output; with *reduce*, added to it or the like, as threads have computed it."""
+
+    load, store = VectorCopy.load, VectorCopy.store
+    y = tp.BulkStoreStage(source=BulkVectorCopy.x)
+
+
+class BulkReduced(tp.Schedule):
+    """y[n] = the minimum, or the like, of y[n] and x[n], in int32."""
+
+    load, store = tp.Role(warps=1), tp.Role(warps=2)
+
+    def __init__(self, reduce: str = "min", dtype: str = "int32"):
+        self.ring = tp.BarrierRing(2, producer=self.load, consumer=self.store)
+        self.x = tp.TmaLoadStage("n", tile=(256,), ring=self.ring, dtype=dtype)
+        self.y = tp.BulkStoreStage("n", tile=(256,), role=self.store, reduce=reduce, dtype=dtype)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @store.jit
+    def lower(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        k.y.store(tile, values)
+
+
 class Doubled(tp.Schedule):
     """load -> transform -> store: a chain of three, whose middle rewrites the slot."""
 
@@ -240,6 +269,7 @@ COPIES = {
     "copy of rows longer than a box": Kernel(lambda: SlotCopy((4, 384), l2_hint="evict_last"), {}, MATRIX),
     "vector": Kernel(VectorCopy, {}, {"n": 5000}),
     "vector, in bulk": Kernel(BulkVectorCopy, {}, {"n": 5120}),
+    "vector, in bulk both ways": Kernel(BulkBothWays, {}, {"n": 5120}),
     "reduce": Kernel(ReduceCopy, {}, MATRIX),
     **{f"reduce by {how}": Kernel(functools.partial(ReduceCopy, how), {}, MATRIX) for how in ("inc", "and", "xor")},
 }
@@ -349,6 +379,12 @@ THREADS = {
     "two readers": Kernel(TwoReaders, {}, MATRIX),
     "copies beside loads": Kernel(Added, {}, MATRIX),
     "copy with prefetches": Kernel(Ahead, {}, MATRIX),
+    **{
+        f"bulk {how} of {dtype}": Kernel(
+            functools.partial(BulkReduced, how, dtype), {"x": dtype, "y": dtype}, {"n": 1000}
+        )
+        for how, dtype in (("min", "int32"), ("add", "bf16"), ("add", "fp32"), ("xor", "int32"), ("dec", "int32"))
+    },
     "rotated among peers": Kernel(Rotated, {}, MATRIX),
     "scattered to peers": Kernel(Scattered, {"y": "fp32"}, {"s": 2, "m": 24, "q": 24, "n": 100}),
     "stores by threads": Kernel(Mapped, {}, {"m": 300, "n": 522}),

@@ -79,6 +79,8 @@ def _lower(event: Event, plan: Plan, launch: Launch, warp: int, lane: int) -> li
         return [("load", *_rows(plan.load(name), stage, rows, at, part), barrier, stage, None)] if leader else []
     if kind == "scatter":
         return [("store", *_rows(plan.store(rest[0]), *rest[1:]))] if leader else []
+    if kind == "bulk_store":
+        return _piece(plan.store(rest[0]), launch, *rest[1:]) if leader else []
     if kind == "wgmma":
         return _wgmmas(plan.matmul(rest[0]), warp, *rest[1:])
     return [event]
@@ -205,6 +207,14 @@ def _rows(part: Load | Store, stage: int, rows: tuple[int, ...], at: tuple[int, 
     buffer = part.buffer
     offset = buffer.offset + stage * buffer.pitch + 4 * which * buffer.tile[-1] * buffer.dtype.bytes
     return part.argument, offset, (at[-1], *rows)
+
+
+def _piece(store: Store, launch: Launch, stage: int, at: tuple[int, ...]) -> list[Event]:
+    buffer, (extent,) = store.buffer, launch.extents[store.argument]
+    nbytes = min(buffer.tile[0], extent - at[0]) * buffer.dtype.bytes
+    kind = f"reduce {store.reduce}" if store.reduce else "store"
+    source = buffer.offset + stage * buffer.pitch
+    return [(f"bulk {kind}", store.argument, source, at[0] * buffer.dtype.bytes, nbytes)] if nbytes > 0 else []
 
 
 def _store_boxes(store: Store, stage: int, at: tuple[int, ...], rows: int | None = None, part: int = 0) -> list[Event]:

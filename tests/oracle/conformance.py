@@ -62,6 +62,7 @@ EXAMPLES: tuple[Any, ...] = (
     ops.CpAsync("s0", 0, 1, 512, 1, 2, (0, 0), 0b11111),
     ops.TmaStore("y", 0, (0, 0)),
     ops.TmaScatter("y", 0, 1, (5, 9, 2, 0), (0, 0)),
+    ops.BulkStore("y", 0, (0, 0)),
     ops.BulkCommit(),
     ops.BulkWait(0, True),
     ops.StAsync(0, 1, 1024, 0b11, (7,), 1, 2),

@@ -217,7 +217,7 @@ class Accesses:
                 self._after_stores(i, against, stores)
                 self._after_mma(i, against, waited)
                 self._thread_span(i, acquired, bit, op.proxy)
-            elif kind in (ops.TmaStore, ops.TmaScatter):
+            elif kind in (ops.TmaStore, ops.TmaScatter, ops.BulkStore):
                 bit = self._bit(op.slot, WHOLE, False)
                 self._after_threads(i, bit, generic, joined, fenced)
                 store = [i, bit, NEVER, acquired]

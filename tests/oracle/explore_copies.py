@@ -71,7 +71,7 @@ def async_bits(classes: Classes, agent: int, op: Any) -> int:
     layout, kind = classes.layout, type(op)
     base = agent // layout.warps * layout.nslots
     found = 0
-    if kind in (ops.TmaStore, ops.TmaScatter):
+    if kind in (ops.TmaStore, ops.TmaScatter, ops.BulkStore):
         found = classes.bit(base + op.slot, WHOLE, False)
     elif kind in (ops.Wgmma, ops.WgmmaFromRegisters):
         slots = [op.b] if kind is ops.WgmmaFromRegisters else [op.a, op.b]

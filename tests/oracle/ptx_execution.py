@@ -283,6 +283,12 @@ class Execution:
         self.events.append(("peer_copy", target.address - BASE, source, nbytes, *place))
 
     def _bulk_by_address(self, i: Instruction) -> None:
+        if i.has("bulk_group"):
+            which, offset = divmod(self.address(i.operands[0]) - VECTORS, 1 << 36)
+            kind = f"reduce {next(word for word in REDUCTIONS if i.has(word))}" if i.is_a("cp.reduce") else "store"
+            source, nbytes = self.address(i.operands[1]) - BASE, self.value(i.operands[2])
+            self.events.append((f"bulk {kind}", self._by_address[which], source, offset, nbytes))
+            return
         if i.has("shared::cta"):
             return self._bulk_to_peer(i)
         loads = [load for load in self.plan.loads if not load.tensor_map]

@@ -244,6 +244,9 @@ class RecordingIsa:
     def tma_scatter(self, store: Store, stage: int, rows: Sequence[int], at: Sequence[int], part: int) -> None:
         self._note("scatter", store.name, stage, tuple(rows), tuple(at), part)
 
+    def bulk_store(self, store: Store, stage: int, at: Sequence[int]) -> None:
+        self._note("bulk_store", store.name, stage, tuple(at))
+
     def bulk_commit_group(self) -> None:
         self._note("commit")
 
@@ -317,7 +320,8 @@ class RecordingIsa:
 
     def read(self, slot: SlotRef, layout: Any, along: str = "tile") -> Fragment:
         self._note("read", slot.buffer.name, slot.stage)
-        return Fragment(self, layout, along, "fp32", (slot.buffer.name, slot.stage))  # type: ignore[arg-type]
+        kind = "int32" if slot.buffer.dtype.integer else "fp32"
+        return Fragment(self, layout, along, kind, (slot.buffer.name, slot.stage))  # type: ignore[arg-type]
 
     def read_part(self, slot: SlotRef, layout: Any, at: Any) -> Fragment:
         return self.read(slot, layout)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
-from tests.emit.kernels import BulkVectorCopy
+from tests.emit.kernels import BulkBothWays, BulkReduced, BulkVectorCopy
 from tests.unit.errors import refused
 
 
@@ -36,3 +36,50 @@ def test_what_needs_a_descriptor_is_refused():
 
 def test_explain_says_so():
     assert "load x [n]: tile 1024 bf16, swizzle 0 bytes, box 1024" in BulkVectorCopy().explain()
+
+
+# ---- stores -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1024, 3072, 7 * 1024])
+def test_in_bulk_both_ways(n):
+    x = np.arange(n, dtype=np.float32)
+    run = BulkBothWays().simulate(x, out=(y := np.zeros_like(x)))
+    assert (y == x).all() and run.counts["BulkStore"] == n // 1024 and run.counts["TmaStore"] == 0
+
+
+@pytest.mark.parametrize("n", [4, 256, 260, 1000])
+@pytest.mark.parametrize("reduce", ["min", "max", "add", "and", "or", "xor", "inc", "dec"])
+def test_what_memory_becomes(reduce, n):
+    rng = np.random.default_rng(n)
+    x, y = (rng.integers(-(2**31), 2**31, n, dtype=np.int64).astype(np.int32) for _ in range(2))
+    whole = {"min": np.minimum, "max": np.maximum, "add": np.add, "and": np.bitwise_and, "or": np.bitwise_or}
+    wanted = whole | {
+        "xor": np.bitwise_xor,
+        "inc": lambda old, new: np.where(old.view(np.uint32) >= new.view(np.uint32), 0, old + 1),
+        "dec": lambda old, new: np.where((old == 0) | (old.view(np.uint32) > new.view(np.uint32)), new, old - 1),
+    }
+    before = y.copy()
+    BulkReduced(reduce)(x, out=y)
+    assert (y == wanted[reduce](before, x)).all()
+
+
+def test_nothing_is_written_beyond_the_last_piece():
+    memory = np.full(300, 7, np.int32)
+    BulkReduced("max")(np.full(260, 9, np.int32), out=memory[:260])
+    assert (memory[:260] == 9).all() and (memory[260:] == 7).all()
+
+
+@pytest.mark.parametrize("make", [BulkBothWays, BulkReduced])
+def test_stores_are_proved(make):
+    assert make().check().trips == "every trip count"
+
+
+def test_what_bulk_stores_do_not_take():
+    work, x = BulkReduced.store, BulkVectorCopy.x
+    refused(tp.BulkStoreStage, "m n", tile=(4, 64), role=work, argument="tile", rule="one extent")
+    refused(tp.BulkStoreStage(source=x).in_parts, 2, argument="in_parts", rule="store from a slot")
+    refused(tp.BulkStoreStage, "n", source="x", argument="source", rule="stage of slots")
+    refused(tp.BulkStoreStage, "n", source=x, columns=8, argument="columns", rule="other stores")
+    refused(BulkReduced("add"), np.zeros(257, np.int32), argument="y.shape", rule="no multiple of 16")
+    refused(BulkReduced("min", "fp32").plan, argument="y", rule="no type in which")

@@ -78,7 +78,7 @@ LAYERS = (
     ("cluster_sum",),
     ("reduction_scratch",),
     ("store_pipeline",),
-    ("thread_store",),
+    ("bulk_store", "thread_store"),
     ("plan",),
     ("bind",),
     ("isa",),

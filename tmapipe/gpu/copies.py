@@ -72,6 +72,19 @@ class CopyEmitters:
         with cute.arch.elect_one():
             _bulk_to_peer(_at_peer(target, to), source, nbytes, _at_peer(bar, to))
 
+    def bulk_store(self: Any, store: Store, stage: Any, at: Sequence[Any]) -> None:
+        tensor, size = self.addressed[store.argument], store.buffer.dtype.bytes
+        left = (tensor.shape[0] - at[0]) * size
+        nbytes = cutlass.select_(left < store.buffer.slot_bytes, left, Int32(store.buffer.slot_bytes))
+        target = Int64(tensor.iterator.toint()) + Int64(at[0]) * size
+        source = self.shared.toint() + store.buffer.offset + stage * store.buffer.pitch
+
+        def issue() -> None:
+            with cute.arch.elect_one():
+                _bulk_to_global(store, target, source, nbytes)
+
+        self.when(left > 0, issue)
+
 
 def _at_peer(address: Any, rank: Any) -> Any:
     """Where *address* of the own CTA's shared memory is in the CTA of that rank."""
@@ -83,6 +96,27 @@ def _at_peer(address: Any, rank: Any) -> Any:
             "=r,r,r",
             asm_dialect=llvm.AsmDialect.AD_ATT,
         )
+    )
+
+
+#: Of a reduction in global memory, what the instruction calls it and the type, by the kind of types.
+_BULK_TYPES = {"bf16": "bf16", "fp16": "f16", "fp32": "f32", "int32": "s32"}
+
+
+def _bulk_to_global(store: Store, target: Any, source: Any, nbytes: Any) -> None:
+    how, kind = "cp.async", ""
+    if store.reduce:
+        of = _BULK_TYPES[store.buffer.dtype.name]
+        of = {"and": "b32", "or": "b32", "xor": "b32", "inc": "u32", "dec": "u32"}.get(store.reduce, of)
+        rounded = ".noftz" if store.reduce == "add" and of in ("bf16", "f16") else ""
+        how, kind = "cp.reduce.async", f".{store.reduce}{rounded}.{of}"
+    llvm.inline_asm(
+        None,
+        [Int64(target).ir_value(), Int32(source).ir_value(), Int32(nbytes).ir_value()],
+        f"{how}.bulk.global.shared::cta.bulk_group{kind} [$0], [$1], $2;",
+        "l,r,r,~{memory}",
+        has_side_effects=True,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
     )
 
 

@@ -28,6 +28,7 @@ from tmapipe.plan.model import Barrier, Load, Peer, Store
 __all__ = [
     "BulkCommit",
     "BulkLoad",
+    "BulkStore",
     "BulkWait",
     "CopyInstructions",
     "CpAsync",
@@ -161,6 +162,22 @@ class TmaStore(NamedTuple):
     at: At = ()
     rows: Number | None = None
     part: Number | None = None
+    lanes: Lanes = ELECTED
+    where: Where = None
+
+
+@operation(
+    "cp.async.bulk.global.shared::cta.bulk_group",
+    "starts the bulk store {store} from {slot}",
+    Start("slot", Until(Group.BULK)),
+    Tile("store"),
+)
+class BulkStore(NamedTuple):
+    """Or ``cp.reduce``: to the piece of memory from element `at` on, as far as the tensor goes. Facts: its `Flight`."""
+
+    store: Name
+    slot: Slot
+    at: At = ()
     lanes: Lanes = ELECTED
     where: Where = None
 
@@ -316,6 +333,12 @@ class CopyInstructions(Lowering):
         others than the slot's first *rows* rows (0 to all). With *part*, it copies that part of `store.parts` of the slot, and
         *at* is where that goes. Async proxy."""
         self.emit(TmaStore(store.name, self.slot(store.buffer, stage), tuple(at), rows, part))
+
+    def bulk_store(self, store: Store, stage: Value, at: Sequence[Value]) -> None:
+        """``cp.async.bulk`` to global memory (``cp.reduce...`` with `store.reduce`): copies slot *stage*, or as much of it as
+        lies in the tensor, to the piece of it from element *at* on, later. Needs no descriptor; addresses and sizes are
+        multiples of 16 bytes. Async proxy."""
+        self.emit(BulkStore(store.name, self.slot(store.buffer, stage), tuple(at)))
 
     def bulk_commit_group(self) -> None:
         """``cp.async.bulk.commit_group``: closes a group of the elected thread's stores."""

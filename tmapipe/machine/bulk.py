@@ -14,6 +14,7 @@ import numpy as np
 from tmapipe.isa.ops import (
     BulkCommit,
     BulkLoad,
+    BulkStore,
     BulkWait,
     Flight,
     LoadWrite,
@@ -164,7 +165,8 @@ def _land(state: State, agent: Flight, op: LoadWrite) -> None:
 
 
 @applies(TmaStore)
-def _store(state: State, agent: int, op: TmaStore) -> Flight:
+@applies(BulkStore)
+def _store(state: State, agent: int, op: TmaStore | BulkStore) -> Flight:
     check_start(state, agent, op, "stores", op.store)
     if op.at and min(op.at) < 0:  # seen on an H200; loads may start there
         text = f"stores {op.store} at {op.at}, before the tensor begins: an illegal instruction"

@@ -17,6 +17,7 @@ from tmapipe.dtypes import DType, tf32
 from tmapipe.integers import ceil_div
 from tmapipe.isa.ops import (
     Agent,
+    BulkStore,
     Flight,
     LoadWrite,
     SlotRead,
@@ -173,7 +174,8 @@ def _land_words(memory: Memory, flight: Flight, op: StAsync, target: np.ndarray)
 
 
 @performs(TmaStore)
-def _note_store(memory: Memory, agent: int, op: TmaStore, flight: Flight) -> None:
+@performs(BulkStore)
+def _note_store(memory: Memory, agent: int, op: TmaStore | BulkStore, flight: Flight) -> None:
     memory.transfers[flight] = op
 
 
@@ -194,6 +196,12 @@ def _write_tile(memory: Memory, op: TmaStore, values: np.ndarray) -> None:
     if op.part is not None:
         values = values.reshape(store.parts, -1)[op.part]
     scatter(values, memory.tensors[store.argument], store, op.at, op.rows)
+
+
+@writes(BulkStore)
+def _write_piece(memory: Memory, op: BulkStore, values: np.ndarray) -> None:
+    store = memory.layout.stores[op.store]
+    scatter(values, memory.tensors[store.argument], store, op.at)
 
 
 # ---- wgmma ------------------------------------------------------------------------------------------------------------

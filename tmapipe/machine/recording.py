@@ -257,6 +257,10 @@ class RecordingIsa(MachineIsa):
         self.decisions.stored.add(store.name)
         super().store_values(store, self._start(at, store, store.vector), values)
 
+    def bulk_store(self, store: Any, stage: Any, at: Sequence[Any]) -> None:
+        self.decisions.stored.add(store.name)
+        super().bulk_store(store, stage, self._start(at, store))
+
     def _start(self, at: Sequence[Any], part: Any, unit: int = ALIGNMENT) -> list[Any]:
         """Where something is copied from or to: no use, but along the last dimension it must be a multiple of *unit* bytes."""
         if isinstance(at[-1], Varying):

@@ -127,6 +127,10 @@ class MachineIsa(Isa):
         self.give(self._fragments.places(values))
         super().store_values(store, at, values)
 
+    def bulk_store(self, store: Store, stage: int, at: Sequence[int]) -> None:
+        _check_start(store, at)
+        super().bulk_store(store, stage, at)
+
     def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef) -> None:
         self.give((acc, None if isinstance(a, SlotRef) else a))
         super().wgmma(matmul, acc, a, b)

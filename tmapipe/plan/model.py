@@ -141,6 +141,7 @@ class Store:
         vector: Bytes that a thread stores at once, where threads store what they have in registers: then the buffer has no
             slots. 0 where an engine stores.
         parts: Into how many parts, along the first of the `core` dimensions, a slot is cut, each of which is stored by itself.
+        tensor_map: Whether the engine finds the tile through a descriptor; else it is found by its address.
     """
 
     name: str
@@ -157,6 +158,7 @@ class Store:
     transposed: bool = False
     vector: int = 0
     parts: int = 1
+    tensor_map: bool = True
 
     @property
     def part(self) -> tuple[int, ...]:
@@ -171,7 +173,7 @@ class Store:
     @property
     def box(self) -> tuple[int, ...]:
         """The box of one TMA instruction (elements along the slot's extents)."""
-        return self.buffer.box(self.part[-self.core :], 1)
+        return self.buffer.box(self.part[-self.core :], 1) if self.tensor_map else self.buffer.tile
 
 
 @attrs.frozen
@@ -297,7 +299,7 @@ class Plan:
     @property
     def described(self) -> tuple[Load | Store, ...]:
         """Those of `transfers` that go through a descriptor (a tensor map)."""
-        return tuple(p for p in self.transfers if (not p.vector if isinstance(p, Store) else p.tensor_map))
+        return tuple(part for part in self.transfers if part.tensor_map)
 
     @property
     def by_address(self) -> tuple[str, ...]:

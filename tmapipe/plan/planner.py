@@ -17,7 +17,7 @@ from tmapipe.plan.placement import launch_registers, place_roles, share_register
 from tmapipe.plan.shared_memory import Layout
 from tmapipe.plan.supported import check_supported
 from tmapipe.stage import RESERVED, SharedStage, SlotStage, TmaLoadStage
-from tmapipe.store_pipeline import REDUCTIONS, TmaStoreStage
+from tmapipe.store_pipeline import TmaStoreStage
 
 __all__ = ["make_plan"]
 
@@ -159,9 +159,9 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
                 rule = f"is no type that sums of {operand} products are stored in"
                 fix = f"one of {', '.join(t.name for t in _types_of_sums(operand))}"
                 raise InputError(name, types[name].name, rule, fix)
-        if store.reduce and types[name].name not in REDUCTIONS[store.reduce]:
+        if store.reduce and types[name].name not in store.reducible:
             rule = f"is no type in which TMA stores can {store.reduce}"
-            raise InputError(name, types[name].name, rule, f"one of {', '.join(REDUCTIONS[store.reduce])}")
+            raise InputError(name, types[name].name, rule, f"one of {', '.join(store.reducible)}")
     return types
 
 

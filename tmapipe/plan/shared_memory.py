@@ -331,9 +331,11 @@ class Layout:
         full = (1,) * (len(store.dims) - len(tile)) + tile
         folded = tuple(store.folded.values())
         how = (store.reduce, folded, self._clipped(name, store), self._in_turn(store), len(tile))
-        made = Store(name, name, buffer, store.dims, full, *how, whole, store.transposed, parts=store.parts)
-        check_parts(name, made)
-        check_box(name, made.buffer, made.box)
+        also: Any = {"parts": store.parts, "tensor_map": store.tensor_map}
+        made = Store(name, name, buffer, store.dims, full, *how, whole, store.transposed, **also)
+        if made.tensor_map:
+            check_parts(name, made)
+            check_box(name, made.buffer, made.box)
         self.stores.append(made)
 
     def _transposed(self, name: str, store: TmaStoreStage, tile: tuple[int, ...]) -> tuple[int, ...]:

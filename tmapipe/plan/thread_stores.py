@@ -20,4 +20,4 @@ def by_threads(name: str, store: TmaStoreStage, dtype: DType) -> Store:
         raise InputError(f"{name}.vector", store.vector, rule, f"e.g. vector={dtype.bytes}")
     tile = (1,) * (len(store.dims) - len(store.tile)) + store.tile
     buffer = Buffer(name, 0, 0, as_matrix(store.tile), dtype)
-    return Store(name, name, buffer, store.dims, tile, core=len(store.tile), vector=store.vector)
+    return Store(name, name, buffer, store.dims, tile, core=len(store.tile), vector=store.vector, tensor_map=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tmapipe.errors import InputError, ScopeError
@@ -60,7 +60,7 @@ class SlotStoreInSlot(Carried):
             fix = f"slot.{plan.name}.store_part(i, ...) for each"
             raise InputError(f"slot.{plan.name}", "store()", f"is stored in {plan.parts} parts, one by one", fix)
         self._fence()
-        self.bound.isa.tma_store(plan, self.slot.index, at)
+        _start_store(self.bound.isa, plan, self.slot.index, at, None)
 
     def store_part(self, i: Any, tile: Tile | None = None, /, **coordinates: Any) -> None:
         """Starts the store of part *i* of the slot, of as many as the stage says (`TmaStoreStage.in_parts`).
@@ -319,7 +319,7 @@ class BoundStore(Carried):
         self._sync()
 
         def issue() -> None:
-            isa.tma_store(self.plan, index, at, rows)
+            _start_store(isa, self.plan, index, at, rows)
             isa.bulk_commit_group()
 
         isa.when(self.issuer, issue)
@@ -340,3 +340,11 @@ def _check_alike(sums: tuple[Held, ...]) -> None:
         places = {(matmul.shape[:2], matmul.first_warp, matmul.warpgroups) for matmul in (first, other)}
         if len(places) > 1:
             raise ScopeError(f"accumulators of {first.name} and {other.name} stored together, which differ in shape.")
+
+
+def _start_store(isa: Isa, store: Store, stage: Any, at: Sequence[Any], rows: Any) -> None:
+    """Starts the store of a slot, through a descriptor or without one."""
+    if store.tensor_map:
+        isa.tma_store(store, stage, at, rows)
+    else:
+        isa.bulk_store(store, stage, at)
