@@ -4,7 +4,8 @@
 estimated times, measures them on this GPU, and keeps the winner on disk.
 """
 
-from tmapipe.tuning.candidates import Candidate, candidates
+from tmapipe.tuning.candidate import Candidate
+from tmapipe.tuning.candidates import candidates
 from tmapipe.tuning.choose import choose, ranked
 from tmapipe.tuning.cost import estimate
 from tmapipe.tuning.problem import Device, Problem

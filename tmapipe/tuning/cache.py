@@ -18,7 +18,7 @@ import attrs
 
 import tmapipe
 from tmapipe.epilogue.epilogue import Epilogue
-from tmapipe.tuning.candidates import Candidate
+from tmapipe.tuning.candidate import Candidate
 from tmapipe.tuning.epilogues import PLAIN, fingerprint
 from tmapipe.tuning.problem import Problem
 

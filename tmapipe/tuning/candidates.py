@@ -1,30 +1,17 @@
-"""The schedules worth considering for a GEMM, as plain data that can be counted, compared, stored and built."""
+"""The schedules worth considering for a GEMM."""
 
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import attrs
-
-from tmapipe.dtypes import tf32
-from tmapipe.epilogue.epilogue import Epilogue
-from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
-from tmapipe.schedules.mainloop import Cooperative
-from tmapipe.schedules.operand import Operand
-from tmapipe.tiles.gpc import GpcTiles
-from tmapipe.tiles.persistent import PersistentTiles
-from tmapipe.tiles.raster import Grouped, Hilbert, Snake
-from tmapipe.tuning import epilogues
-from tmapipe.tuning.epilogues import PLAIN
+from tmapipe.tuning.candidate import SWIZZLE_SPAN, Candidate, own_buffers, slots_of
 from tmapipe.tuning.problem import Device, Problem
 
-__all__ = ["Candidate", "candidates"]
+__all__ = ["MACS", "candidates"]
 
-SWIZZLE_SPAN = 128  # bytes along k of one slot
 COOPERATIVE: dict[int, tuple[int, ...]] = {
     64: (64, 128, 192, 256),
     128: (64, 128, 160, 176, 192, 208, 224, 256),
@@ -32,7 +19,8 @@ COOPERATIVE: dict[int, tuple[int, ...]] = {
     256: (64, 128, 160, 192),
 }
 PINGPONG: dict[int, tuple[int, ...]] = {64: (128, 192, 256), 128: (128, 160, 192)}
-LEAST_WIDTH, WIDTHS = 64, 16  # columns of a tile that fits the output, and in multiples of what
+WIDTHS, FITTED = (16, 8), 4096  # least columns of a tile that fits an output of so many, and in multiples of what
+OTHER_WIDTHS = (64, 16)  # the same of a larger output
 SHORT_K = 2048  # bytes of k up to which stores outweigh loads, so that narrow bands are better (1 %)
 #: Bytes of k up to which a seventh stage gains less than a second output buffer (1024^3: 8.7, not 9.0 us).
 MEDIUM_K = 4096
@@ -45,15 +33,18 @@ BOX, BOX_CLOCKS = 16, 24  # rows of the boxes in which tiles over the edge are l
 ROW_CLOCKS, ZERO_CLOCKS = 1.5, 2.2  # in which a row is loaded, and what filling it with zeros takes besides
 SLOWER = 1.2  # than multiplying
 MACS = 2048  # multiply-adds of 16-bit types per clock and SM (4 tensor cores x 512, NVIDIA's H100 white paper)
-SMALL_TILE, DEEP = 192, ("spans", 2)
+SPANS, LEAST_SLOTS = (2, 4), 4  # of k in a slot; slots that a ring then has at least
 #: L2 hints for a long k, which leaves no room to keep anything for a second read.
 READ_ONCE = ("evict_first", "evict_first")
-BY_GPC = {  # tiles for clusters along n, eight of which share operands in a GPC
+BY_GPC = {  # tiles for clusters along n, eight of which share operands in a GPC, where there are many waves
     "Gemm": ((128, 256), (256, 128), (192, 176)),
     "PingPong": ((128, 128),),
 }
+LEAST_BY_GPC = 120 * 128  # elements of such tiles of few waves
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 LARGE_CLUSTERS = ((2, 2), (4, 1))
+#: For outputs of few waves, where few CTAs share what they load: of a tile's rows or columns, or of all columns of few rows.
+OTHER_CLUSTERS = ((1, 4), (3, 1), (1, 3), (4, 2), (2, 4), (8, 1), (1, 8))
 #: Tiles of orders that divide k: large ones, and narrow ones for few rows or columns.
 IN_PARTS = {64: (64, 128, 256), 128: (64, 128, 192, 256), 192: (128, 192), 256: (128,)}
 FITTED_PARTS = 1024  # columns, or rows, of an output up to which their widths fit it
@@ -62,140 +53,40 @@ LEAST_STEPS = 4  # k-tiles of a part
 MOST_PARTS_BYTES = 512e6  # of the workspace
 
 
-@attrs.frozen
-class Candidate:
-    """A schedule as data.
-
-    Args:
-        schedule: Name of a class in `tmapipe.schedules`.
-        tile: (m, n) elements of a CTA's output tile.
-        cluster: CTAs along (m, n).
-        options: (word, value) of what else it is built with: "stages" of operands; "store_stages", buffers of a warpgroup;
-            "order", a tile scheduler as ("Snake", 8), by GPC as ("Snake", 8, "gpc"); "l2_hints" and "outside", of (a, b);
-            "promote"; "in_turn" and "along", of the mainloop; "parts", of a split k; "spans", of 128 bytes of k in a slot.
-            These words are kept on disk.
-    """
-
-    schedule: str
-    tile: tuple[int, int]
-    cluster: tuple[int, int]
-    options: tuple[tuple[str, Any], ...] = ()
-
-    @property
-    def parts(self) -> int:
-        """Number of parts that k is divided into."""
-        return int(dict(self.options).get("parts", 1))
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether a second kernel adds up parts of k."""
-        return self.schedule == "SplitK"
-
-    @property
-    def spans(self) -> int:
-        """Spans of 128 bytes of k in a slot."""
-        return int(dict(self.options).get("spans", 1))
-
-    @property
-    def accumulators(self) -> tuple[int, int]:
-        """Rows, which warpgroups share, and columns of the tile's accumulators."""
-        return self.tile[::-1] if dict(self.options).get("along") == "n" else self.tile
-
-    @property
-    def by_gpc(self) -> bool:
-        """Whether clusters of one GPC take tiles with consecutive numbers."""
-        return "gpc" in dict(self.options).get("order", ())
-
-    def build(self, problem: Problem, epilogue: Epilogue = PLAIN) -> Any:
-        """The schedule.
-
-        Raises:
-            InputError: It cannot be planned for the problem's types, or takes no epilogue.
-        """
-        from tmapipe import schedules
-
-        if not epilogue.plain and self.in_parts:
-            rule = "is not for candidates in parts of k, whose second kernel is not estimated with one"
-            raise InputError("epilogue", epilogue.function, rule, "leave it out")
-        words = dict(self.options)
-        stored = attrs.evolve(epilogue, stages=words.pop("store_stages", epilogue.stages))
-        if not self.in_parts:
-            stored = attrs.evolve(stored, dtype=problem.out)
-        options: dict[str, Any] = {"epilogue": stored, **self._operands(problem, words)}
-        if "order" in words:
-            options["tiles"] = _order(*words.pop("order"))
-        if self.schedule != "PingPong":
-            mainloop = {word: words.pop(word) for word in ("promote", "along") if word in words}
-            options["mainloop"] = Cooperative(**mainloop)
-        if epilogue.operands:  # a ping-pong with operands needs its epilogues in turn
-            words.pop("in_turn", None)
-        tile = *self.tile, words.pop("spans", 1) * SWIZZLE_SPAN // problem.dtype.bytes
-        made = getattr(schedules, self.schedule)(tile=tile, cluster=self.cluster, **options, **words)
-        with warnings.catch_warnings():  # of spills, which show when it is measured
-            warnings.simplefilter("ignore")
-            made.plan(self.dtypes(problem, epilogue))
-        return made
-
-    def _operands(self, problem: Problem, words: dict[str, Any]) -> dict[str, Operand]:
-        """How a and b are loaded, of what *words* say of them."""
-        dtype = "tf32" if problem.dtype == tf32 else None
-        hints, outside = words.pop("l2_hints", (None, None)), words.pop("outside", ("zeros", "zeros"))
-        each = zip("ab", problem.majors, hints, outside, strict=True)
-        return {side: Operand(major, dtype=dtype, l2_hint=hint, outside=rest) for side, major, hint, rest in each}
-
-    def dtypes(self, problem: Problem, epilogue: Epilogue = PLAIN) -> dict[str, Any]:
-        """Element types by stage name, as the schedule's `plan` takes them."""
-        found = {"a": problem.dtype, "b": problem.dtype}
-        return found if self.in_parts else {**found, "d": problem.out, **epilogues.dtypes(problem, epilogue)}
-
-    def ranks(self, problem: Problem, epilogue: Epilogue = PLAIN) -> dict[str, int]:
-        """Number of dimensions of each tensor by stage name: two, or three with a batch."""
-        several = 3 if problem.batch > 1 else 2
-        found = {"a": several, "b": several, "d": 3 if self.in_parts else several}
-        return found | epilogues.ranks(problem, epilogue)
-
-    def can_be_built(self, problem: Problem, epilogue: Epilogue = PLAIN) -> bool:
-        try:
-            self.build(problem, epilogue)
-        except InputError:
-            return False
-        return True
-
-    def __str__(self) -> str:
-        options = " ".join(f"{name} {value}" for name, value in self.options)
-        return f"{self.schedule} {self.tile[0]}x{self.tile[1]} {self.cluster[0]}x{self.cluster[1]} {options}".strip()
-
-
-def _order(raster: str, rows: int, near: str = "") -> PersistentTiles:
-    kind = GpcTiles if near == "gpc" else PersistentTiles
-    return kind({"Grouped": Grouped, "Snake": Snake, "Hilbert": Hilbert}[raster](rows))
-
-
 def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
     """All candidates, whether they fit in shared memory or not (`Candidate.can_be_built` tells)."""
     few = problem.batch * problem.m * problem.n <= FEW_WAVES * device.multiprocessors * 128 * 256
     alongs = ("m", "n") if few and problem.out.bytes == 2 else ("m",)
+    clusters = (*CLUSTERS, *LARGE_CLUSTERS, *(OTHER_CLUSTERS if few else ()))
     for along, (kind, tiles) in itertools.product(alongs, (("Gemm", COOPERATIVE), ("PingPong", PINGPONG))):
-        for (m, n), cluster in itertools.product(_pairs(tiles, problem, along), (*CLUSTERS, *LARGE_CLUSTERS)):
-            if cluster in LARGE_CLUSTERS and m * n < 128 * 128:
-                continue
-            if _wasted(problem, (m, n), cluster) or _in_short_spans(problem, (m, n)):
-                continue
-            options = {
-                **_options(kind, (m, n), problem, device, along),
-                **dict(_outside(problem, device, (m, n), cluster)),
-            }
-            yield Candidate(kind, (m, n), cluster, tuple(options.items()))
-            if kind == "Gemm" and _deep(problem, (m, n)):
-                yield Candidate(kind, (m, n), cluster, (*options.items(), DEEP))
-            if along == "m" and cluster == (1, 2) and (m, n) in BY_GPC[kind]:
-                near = {**options, "order": ("Snake", _rows(problem, m), "gpc")}
-                yield Candidate(kind, (m, n), cluster, tuple(near.items()))
+        for tile, cluster in itertools.product(_pairs(tiles, problem, along), clusters):
+            if _fits(problem, tile, cluster) and (
+                cluster not in LARGE_CLUSTERS or few or tile[0] * tile[1] >= 128 * 128
+            ):
+                yield from _whole(problem, device, kind, tile, cluster, along, few)
     if not problem.dtype.integer:
         for along in "mn":
             for tile, cluster in itertools.product(_pairs(IN_PARTS, problem, along, FITTED_PARTS), CLUSTERS):
-                if not _wasted(problem, tile, cluster) and not _in_short_spans(problem, tile):
+                if _fits(problem, tile, cluster):
                     yield from _in_parts(problem, device, tile, cluster, along)
+
+
+def _whole(
+    problem: Problem, device: Device, kind: str, tile: tuple[int, int], cluster: tuple[int, int], along: str, few: bool
+) -> Iterator[Candidate]:
+    """Orders of whole tiles, in *few* waves or more."""
+    found = _options(kind, tile, problem, device, along)
+    options = (*found.items(), *_outside(problem, device, tile, cluster))
+    plain = Candidate(kind, tile, cluster, options)
+    yield plain
+    if kind == "Gemm":
+        for spans in _spans(problem, plain):
+            yield Candidate(kind, tile, cluster, (*options, ("spans", spans)))
+    if cluster == (1, 2) and (tile[0] * tile[1] >= LEAST_BY_GPC if few else tile in BY_GPC[kind]):
+        near = dict(options) | {"order": ("Snake", _rows(problem, tile[0]), "gpc")}
+        yield Candidate(kind, tile, cluster, tuple(near.items()))
+    if found.get("in_turn") is False and "store_stages" in found:
+        yield Candidate(kind, tile, cluster, tuple(option for option in options if option[0] != "store_stages"))
 
 
 def _in_parts(
@@ -207,18 +98,25 @@ def _in_parts(
         ("l2_hints", READ_ONCE),
         *_outside(problem, device, tile, cluster),
     )
-    for spans in (1, 2) if _deep(problem, tile) else (1,):
-        deep = (DEEP,) if spans == 2 else ()
+    for spans in (1, *_spans(problem, Candidate("SplitK", tile, cluster, further))[:1]):
+        deep = (("spans", spans),) if spans > 1 else ()
         for parts in _parts(problem, device, tile, cluster, spans):
             yield Candidate("SplitK", tile, cluster, (("parts", parts), *further, *deep))
-            if cluster != (1, 1) and min(tile) >= 128 and along == "m":
+            if cluster != (1, 1) and min(tile) >= 128 and along == "m" and spans == 1:
                 yield Candidate("SplitK", tile, cluster, (("parts", parts), *further, ("order", ("Grouped", 8, "gpc"))))
 
 
-def _deep(problem: Problem, tile: tuple[int, int]) -> bool:
-    """Whether slots of two spans of k are worth considering: for small tiles, whose slots take longer to hand over than to
-    multiply, and a long k."""
-    return sum(tile) <= SMALL_TILE and problem.k * problem.dtype.bytes >= 2 * SWIZZLE_SPAN * LEAST_STEPS
+def _fits(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -> bool:
+    """Whether CTAs of a cluster can load equal shares, and none of them lies outside the output as a whole."""
+    shares = all(extent % (8 * ctas) == 0 for extent, ctas in zip(tile, cluster[::-1], strict=True))
+    return shares and not _wasted(problem, tile, cluster) and not _in_short_spans(problem, tile)
+
+
+def _spans(problem: Problem, plain: Candidate) -> list[int]:
+    """Further numbers of spans of k in a slot that are worth considering: for small tiles, whose slots take longer to hand
+    over than to multiply, and a long k."""
+    steps = ceil_div(problem.k * problem.dtype.bytes, SWIZZLE_SPAN)
+    return [spans for spans in SPANS if LEAST_SLOTS * spans <= min(steps, plain.slots)]
 
 
 def _rows(problem: Problem, m: int) -> int:
@@ -236,8 +134,9 @@ def _pairs(
     extent = problem.n if along == "m" else problem.m
     found = []
     for rows, columns in tiles.items():
-        between = range(LEAST_WIDTH, max(columns) + 1, WIDTHS) if extent <= (widest or extent) else ()
-        fitting = {width for width in between if ceil_div(extent, width) < ceil_div(extent, width - WIDTHS)}
+        least, step = WIDTHS if extent <= FITTED else OTHER_WIDTHS
+        between = range(least, max(columns) + 1, step) if extent <= (widest or extent) else ()
+        fitting = {width for width in between if ceil_div(extent, width) < ceil_div(extent, width - step)}
         found += [(rows, width) if along == "m" else (width, rows) for width in sorted({*columns, *fitting})]
     return found
 
@@ -267,10 +166,8 @@ def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device,
     k_bytes = problem.k * problem.dtype.bytes
     if kind == "PingPong" and k_bytes <= SHORTEST_K:
         found["in_turn"] = False
-    in_turn = kind == "PingPong" and "in_turn" not in found
-    rows = tile[along == "n"]
-    warpgroups = 1 if in_turn else 2 if rows in (128, 256) else rows // 64  # with buffers of their own
-    one, two = (_stages(tile, buffers * warpgroups) for buffers in (1, 2))
+    warpgroups = own_buffers(kind, tile[along == "n"], "in_turn" not in found)
+    one, two = (slots_of(tile, buffers * warpgroups) for buffers in (1, 2))
     tiles = ceil_div(problem.m, tile[0]) * ceil_div(problem.n, tile[1]) * problem.batch
     enough = 4
     if tiles <= device.multiprocessors:
@@ -309,11 +206,6 @@ def _outside(
     if not any(chosen) or sum(itertools.compress(boxes, chosen)) * BOX_CLOCKS > takes:
         return ()
     return (("outside", tuple("anything" if side else "zeros" for side in chosen)),)
-
-
-def _stages(tile: tuple[int, int], buffers: int) -> int:
-    """Slots that fit beside *buffers* output buffers of 64 rows by 128 bytes, in 227 KiB less the barriers."""
-    return (226 * 1024 - buffers * 64 * 128) // (sum(tile) * SWIZZLE_SPAN)
 
 
 def _clusters(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -> int:

@@ -11,7 +11,8 @@ from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.errors import InputError
 from tmapipe.moved import moved
 from tmapipe.schedules.moved import WORDS
-from tmapipe.tuning.candidates import Candidate, candidates
+from tmapipe.tuning.candidate import Candidate
+from tmapipe.tuning.candidates import candidates
 from tmapipe.tuning.cost import estimates
 from tmapipe.tuning.epilogues import PLAIN
 from tmapipe.tuning.problem import H200, Device, Problem

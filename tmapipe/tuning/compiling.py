@@ -23,7 +23,7 @@ import cloudpickle
 
 from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.errors import InputError
-from tmapipe.tuning.candidates import Candidate
+from tmapipe.tuning.candidate import Candidate
 from tmapipe.tuning.epilogues import PLAIN
 from tmapipe.tuning.problem import Problem
 

@@ -13,6 +13,7 @@ at different speeds. What a candidate does is counted first (`work`), as plain n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,12 +21,18 @@ import attrs
 import numpy as np
 
 from tmapipe.integers import ceil_div
-from tmapipe.tuning.candidates import MACS, SWIZZLE_SPAN, Candidate
+from tmapipe.tuning.candidate import SWIZZLE_SPAN, Candidate
+from tmapipe.tuning.candidates import MACS
 from tmapipe.tuning.problem import Device, Problem
 
 __all__ = ["Constants", "FITTED", "Work", "estimate", "estimates", "times", "work"]
 
 BAND = 8  # rows of clusters that are numbered together, and clusters of a GPC that read together
+LINE, PIECE, BOX = (
+    128,
+    64,
+    16,
+)  # bytes of a line of L2; columns that are stored together; rows of a box that is loaded again
 WIDE = SWIZZLE_SPAN // 2  # 16-bit elements of a span of k; twice as many 8-bit elements take as many clocks
 
 
@@ -43,9 +50,11 @@ class Constants:
         ingest: Bytes per clock that an SM takes in.
         reads, writes: Speeds from and to memory, of what the device's memory is said to have.
         launch: Microseconds from launch to the first load, and from the last store to the end.
-        fill: Clocks until the first slot is filled, and of the last stores.
+        fill: Clocks until the first slot is filled, a row of it.
         stored: Bytes of output per clock and warpgroup in an epilogue.
-        tile: Clocks of a tile's other costs.
+        waited: Factor on an epilogue with one output buffer.
+        piece: What a piece of fewer than 64 columns costs of a whole one.
+        partial: What the rest of a 128-byte line costs of writing it to memory.
         transposed: Factor on the tensor cores' clocks for operands that are not contiguous along k.
         add, each: Microseconds of the kernel that adds parts, and of each part, besides its memory traffic.
         parts: GB/s at which it reads them.
@@ -53,34 +62,46 @@ class Constants:
         smaller: By GPC, factor on `merged` for a ping-pong's smaller tiles (8192^3: 1.025, 4096^3: 1.008).
         claim: By GPC, microseconds until a cluster has claimed its position.
         hidden, loaded: How sharply the longer one of two hides the other: of busy and memory; of a tile's work and its loads.
-        slot: Clocks in which a slot is handed over, at least.
+        slot, span: Clocks in which a slot is handed over, at least, and each of its spans of k.
+        latency: Clocks from a load to its data, by which slots that are not `held` by readers bound the speed of loads.
+        box: Clocks in which a box of 16 rows is loaded again.
+        skew: Part of a tile's time by which it is longer for each doubling of a cluster of two.
+        uneven: The same for a number of columns that is no multiple of 16.
         worked: Factor on an epilogue that computes (4096^3, bias and gelu: 1.8 us for a tile of 128 x 256).
     """
 
-    clock: float = 1.58
-    boost: float = 0.15
-    l2: float = 8870.0
-    again: float = 0.766
-    near: float = 0.536
-    straddle: float = 1.41
-    ingest: float = 81.6
-    reads: float = 0.798
-    writes: float = 0.5625
-    launch: float = 5.04
-    fill: float = 112.0
-    stored: float = 24.8
-    tile: float = 256.0
-    transposed: float = 1.06
-    add: float = 2.33
-    each: float = 0.136
-    parts: float = 3610.0
+    clock: float = 1.61
+    boost: float = 0.115
+    l2: float = 5380.0
+    again: float = 0.51
+    near: float = 0.43
+    straddle: float = 1.29
+    ingest: float = 132.0
+    reads: float = 0.843
+    writes: float = 0.729
+    launch: float = 4.62
+    fill: float = 3.15
+    stored: float = 16.0
+    waited: float = 1.36
+    piece: float = 2.03
+    partial: float = 0.409
+    transposed: float = 1.05
+    add: float = 1.86
+    each: float = 0.157
+    parts: float = 2410.0
     merged: float = 0.971
     smaller: float = 1.02
-    claim: float = 1.19
-    hidden: float = 2.88
-    loaded: float = 6.4
-    worked: float = 3.6
-    slot: float = 291.0
+    claim: float = 1.18
+    hidden: float = 3.3
+    loaded: float = 10.3
+    worked: float = 3.0
+    slot: float = 289.0
+    span: float = 18.9
+    latency: float = 2480.0
+    held: float = 0.95
+    box: float = 30.4
+    skew: float = 0.01
+    uneven: float = 0.02
 
 
 #: Of the H200.
@@ -94,7 +115,9 @@ class Work(NamedTuple):
     share. down, right: clusters along m and n of one of *batch* matrices, with *parts* of k. resident: clusters at once;
     multiprocessors: of the device. steps: spans of k of a tile, *spans* of them in a slot. of_a, of_b: whether the pitch of a
     row is a multiple of 128 bytes. pingpong, by_gpc, in_parts, transposed: whether it is. elements: of the output, *stored*
-    bytes each. read: bytes of the operands. memory: GB/s of the device's memory.
+    bytes each. read: bytes of the operands. memory: GB/s of the device's memory. slots: of the ring. one_buffer: whether a
+    warpgroup has one output buffer. lines: bytes of the 128-byte lines that a tile's stores touch, over those stored.
+    boxes: of 16 rows that the slowest CTA loads again, instead of zeros.
     """
 
     m: Any
@@ -122,6 +145,10 @@ class Work(NamedTuple):
     stored: Any
     read: Any
     memory: Any
+    slots: Any
+    one_buffer: Any
+    lines: Any
+    boxes: Any
 
 
 def work(problem: Problem, candidate: Candidate, device: Device) -> Work:
@@ -135,17 +162,46 @@ def work(problem: Problem, candidate: Candidate, device: Device) -> Work:
         (problem.k if major == "k" else extent) * problem.dtype.bytes % SWIZZLE_SPAN == 0
         for extent, major in zip((problem.m, problem.n), problem.majors, strict=True)
     )
+    down, right, resident = (
+        ceil_div(problem.m, m * along_m),
+        ceil_div(problem.n, n * along_n),
+        device.resident(along_m * along_n),
+    )
+    boxes = _boxes(problem, candidate, down * right * problem.batch * candidate.parts / resident)
     return Work(
         m=m, n=n, along_m=along_m, along_n=along_n, rows=rows, columns=columns,
         warpgroups=1 if pingpong else rows // 64 if rows <= 192 else 2,
-        down=ceil_div(problem.m, m * along_m), right=ceil_div(problem.n, n * along_n),
-        batch=problem.batch, parts=candidate.parts,
-        resident=device.resident(along_m * along_n), multiprocessors=device.multiprocessors,
+        down=down, right=right, batch=problem.batch, parts=candidate.parts,
+        resident=resident, multiprocessors=device.multiprocessors,
         steps=ceil_div(slots, candidate.parts) * candidate.spans, spans=candidate.spans, of_a=of_a, of_b=of_b,
         pingpong=pingpong, by_gpc=candidate.by_gpc, in_parts=candidate.in_parts, transposed=problem.majors != ("k", "k"),
         elements=elements, stored=4 if candidate.in_parts else problem.out.bytes,
         read=problem.bytes - elements * problem.out.bytes, memory=device.memory,
+        slots=candidate.slots, one_buffer=dict(candidate.options).get("store_stages", 2) == 1,
+        lines=_lines(problem, candidate), boxes=boxes,
     )  # fmt: skip
+
+
+def _lines(problem: Problem, candidate: Candidate) -> float:
+    """Bytes of the 128-byte lines that the rows of a tile touch in memory, over those of the rows."""
+    size = 4 if candidate.in_parts else problem.out.bytes
+    width, pitch = min(candidate.tile[1], problem.n) * size, problem.n * size
+    return (width + LINE - math.gcd(width, pitch, LINE)) / width
+
+
+def _boxes(problem: Problem, candidate: Candidate, clusters: float) -> float:
+    """`boxes` of `Work`. The slowest of few CTAs has only tiles over the edge; of many, as many as the others.
+
+    Args:
+        clusters: That follow one another on a CTA.
+    """
+    found = 0.0
+    for side, rest in enumerate(dict(candidate.options).get("outside", ())):
+        size, extent, ctas = (problem.m, problem.n)[side], candidate.tile[side], candidate.cluster[side]
+        if rest == "anything":
+            part = max(1 / ceil_div(size, extent * ctas), min(1.0, 1 / clusters))
+            found += part * (extent // candidate.cluster[1 - side] // BOX)
+    return found
 
 
 def times(w: Work, c: Constants = FITTED, *, fused: bool = False) -> Any:
@@ -160,20 +216,28 @@ def times(w: Work, c: Constants = FITTED, *, fused: bool = False) -> Any:
     clusters = one * w.batch * w.parts
     multiply = _multiply(w, c)
     epilogue = w.m * w.n * w.stored / w.warpgroups / c.stored * (c.worked if fused else 1.0)
+    epilogue = (
+        epilogue
+        * np.where(w.one_buffer, c.waited, 1.0)
+        * (1 + c.piece * (np.ceil(w.columns / PIECE) * PIECE / w.columns - 1))
+    )
+
+    longer = (1 + c.skew * np.maximum(0, np.log2(size) - 1)) * (1 + c.uneven * (w.columns % 16 > 0))
 
     def tile(at_work: Any) -> Any:
-        mainloop = multiply * w.steps + c.tile
+        mainloop = multiply * w.steps
         busy = np.where(w.pingpong, np.maximum(mainloop, (mainloop + epilogue) / 2), mainloop + epilogue)
-        return _longer(busy, _load(w, c, at_work, one) * w.steps, c.loaded)
+        return _longer(busy, _load(w, c, at_work, one) * w.steps, c.loaded) * longer
 
     waves, rest = clusters // w.resident, clusters % w.resident
     busy = waves * tile(w.resident) + np.where(rest > 0, tile(np.maximum(rest, 1)), 0) + w.pingpong * epilogue
     at_work = np.minimum(clusters, w.resident)
     used = np.minimum(1, clusters * size / w.multiprocessors)
     used = used * np.minimum(1, multiply / _load(w, c, at_work, one))
-    busy = (busy + c.fill) / (c.clock * (1 + c.boost * (1 - used))) / 1e3
+    fill = c.fill * w.spans * (w.m + w.n)
+    busy = (busy + fill) / (c.clock * (1 + c.boost * (1 - used))) / 1e3
     written = w.elements * w.stored * w.parts
-    memory = (w.read / c.reads + written / c.writes) / w.memory / 1e3
+    memory = (w.read / c.reads + written * (1 + c.partial * (w.lines - 1)) / c.writes) / w.memory / 1e3
     second = w.in_parts * (c.add + c.each * w.parts + written / c.parts / 1e3)
     return c.launch + w.by_gpc * c.claim + _longer(busy, memory, c.hidden) + second
 
@@ -215,7 +279,9 @@ def _load(w: Work, c: Constants, at_work: Any, one: Any) -> Any:
     each = at_work * (of_a + of_b)
     once = np.minimum(each, at_work / together * (down * of_a + right * of_b))
     served = once + np.where(w.by_gpc, c.near, c.again) * (each - once)
-    least = np.maximum((w.m + w.n) * SWIZZLE_SPAN / c.ingest, c.slot / w.spans)
+    engine = (w.m + w.n) * SWIZZLE_SPAN / c.ingest + w.boxes * c.box
+    ring = c.latency / (w.slots - c.held) / w.spans
+    least = np.maximum(np.maximum(engine, ring), c.slot / w.spans + c.span)
     return np.maximum(served * SWIZZLE_SPAN / c.l2 * c.clock, least)
 
 

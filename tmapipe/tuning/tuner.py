@@ -14,7 +14,7 @@ from tmapipe.moved import moved
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.moved import WORDS
 from tmapipe.tuning import cache, epilogues
-from tmapipe.tuning.candidates import Candidate
+from tmapipe.tuning.candidate import Candidate
 from tmapipe.tuning.choose import likely
 from tmapipe.tuning.compiling import build_all
 from tmapipe.tuning.problem import Device, Problem

@@ -1,0 +1,152 @@
+"""A schedule as plain data that can be counted, compared, stored and built."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import attrs
+
+from tmapipe.dtypes import tf32
+from tmapipe.epilogue.epilogue import Epilogue
+from tmapipe.errors import InputError
+from tmapipe.schedules.mainloop import Cooperative
+from tmapipe.schedules.operand import Operand
+from tmapipe.tiles.gpc import GpcTiles
+from tmapipe.tiles.persistent import PersistentTiles
+from tmapipe.tiles.raster import Grouped, Hilbert, Snake
+from tmapipe.tuning import epilogues
+from tmapipe.tuning.epilogues import PLAIN
+from tmapipe.tuning.problem import Problem
+
+__all__ = ["SWIZZLE_SPAN", "Candidate", "own_buffers", "slots_of"]
+
+SWIZZLE_SPAN = 128  # bytes along k of one slot
+
+
+@attrs.frozen
+class Candidate:
+    """A schedule as data.
+
+    Args:
+        schedule: Name of a class in `tmapipe.schedules`.
+        tile: (m, n) elements of a CTA's output tile.
+        cluster: CTAs along (m, n).
+        options: (word, value) of what else it is built with: "stages" of operands; "store_stages", buffers of a warpgroup;
+            "order", a tile scheduler as ("Snake", 8), by GPC as ("Snake", 8, "gpc"); "l2_hints" and "outside", of (a, b);
+            "promote"; "in_turn" and "along", of the mainloop; "parts", of a split k; "spans", of 128 bytes of k in a slot.
+            These words are kept on disk.
+    """
+
+    schedule: str
+    tile: tuple[int, int]
+    cluster: tuple[int, int]
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def parts(self) -> int:
+        """Number of parts that k is divided into."""
+        return int(dict(self.options).get("parts", 1))
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether a second kernel adds up parts of k."""
+        return self.schedule == "SplitK"
+
+    @property
+    def spans(self) -> int:
+        """Spans of 128 bytes of k in a slot."""
+        return int(dict(self.options).get("spans", 1))
+
+    @property
+    def slots(self) -> int:
+        """Slots of the ring, at least one: what fits beside the output buffers."""
+        words = dict(self.options)
+        buffers = own_buffers(self.schedule, self.accumulators[0], words.get("in_turn", True))
+        return max(1, slots_of(self.tile, buffers * words.get("store_stages", 2)) // self.spans)
+
+    @property
+    def accumulators(self) -> tuple[int, int]:
+        """Rows, which warpgroups share, and columns of the tile's accumulators."""
+        return self.tile[::-1] if dict(self.options).get("along") == "n" else self.tile
+
+    @property
+    def by_gpc(self) -> bool:
+        """Whether clusters of one GPC take tiles with consecutive numbers."""
+        return "gpc" in dict(self.options).get("order", ())
+
+    def build(self, problem: Problem, epilogue: Epilogue = PLAIN) -> Any:
+        """The schedule.
+
+        Raises:
+            InputError: It cannot be planned for the problem's types, or takes no epilogue.
+        """
+        from tmapipe import schedules
+
+        if not epilogue.plain and self.in_parts:
+            rule = "is not for candidates in parts of k, whose second kernel is not estimated with one"
+            raise InputError("epilogue", epilogue.function, rule, "leave it out")
+        words = dict(self.options)
+        stored = attrs.evolve(epilogue, stages=words.pop("store_stages", epilogue.stages))
+        if not self.in_parts:
+            stored = attrs.evolve(stored, dtype=problem.out)
+        options: dict[str, Any] = {"epilogue": stored, **self._operands(problem, words)}
+        if "order" in words:
+            options["tiles"] = _order(*words.pop("order"))
+        if self.schedule != "PingPong":
+            mainloop = {word: words.pop(word) for word in ("promote", "along") if word in words}
+            options["mainloop"] = Cooperative(**mainloop)
+        if epilogue.operands:  # a ping-pong with operands needs its epilogues in turn
+            words.pop("in_turn", None)
+        tile = *self.tile, words.pop("spans", 1) * SWIZZLE_SPAN // problem.dtype.bytes
+        made = getattr(schedules, self.schedule)(tile=tile, cluster=self.cluster, **options, **words)
+        with warnings.catch_warnings():  # of spills, which show when it is measured
+            warnings.simplefilter("ignore")
+            made.plan(self.dtypes(problem, epilogue))
+        return made
+
+    def _operands(self, problem: Problem, words: dict[str, Any]) -> dict[str, Operand]:
+        """How a and b are loaded, of what *words* say of them."""
+        dtype = "tf32" if problem.dtype == tf32 else None
+        hints, outside = words.pop("l2_hints", (None, None)), words.pop("outside", ("zeros", "zeros"))
+        each = zip("ab", problem.majors, hints, outside, strict=True)
+        return {side: Operand(major, dtype=dtype, l2_hint=hint, outside=rest) for side, major, hint, rest in each}
+
+    def dtypes(self, problem: Problem, epilogue: Epilogue = PLAIN) -> dict[str, Any]:
+        """Element types by stage name, as the schedule's `plan` takes them."""
+        found = {"a": problem.dtype, "b": problem.dtype}
+        return found if self.in_parts else {**found, "d": problem.out, **epilogues.dtypes(problem, epilogue)}
+
+    def ranks(self, problem: Problem, epilogue: Epilogue = PLAIN) -> dict[str, int]:
+        """Number of dimensions of each tensor by stage name: two, or three with a batch."""
+        several = 3 if problem.batch > 1 else 2
+        found = {"a": several, "b": several, "d": 3 if self.in_parts else several}
+        return found | epilogues.ranks(problem, epilogue)
+
+    def can_be_built(self, problem: Problem, epilogue: Epilogue = PLAIN) -> bool:
+        try:
+            self.build(problem, epilogue)
+        except InputError:
+            return False
+        return True
+
+    def __str__(self) -> str:
+        options = " ".join(f"{name} {value}" for name, value in self.options)
+        return f"{self.schedule} {self.tile[0]}x{self.tile[1]} {self.cluster[0]}x{self.cluster[1]} {options}".strip()
+
+
+def own_buffers(schedule: str, rows: int, in_turn: bool = True) -> int:
+    """How many warpgroups have output buffers of their own, for accumulators of *rows* rows."""
+    if schedule == "PingPong":
+        return 1 if in_turn else 2
+    return 2 if rows in (128, 256) else rows // 64
+
+
+def slots_of(tile: tuple[int, int], buffers: int) -> int:
+    """Slots of one span of k beside *buffers* output buffers of 64 rows by 128 bytes, in 227 KiB less the barriers."""
+    return (226 * 1024 - buffers * 64 * 128) // (sum(tile) * SWIZZLE_SPAN)
+
+
+def _order(raster: str, rows: int, near: str = "") -> PersistentTiles:
+    kind = GpcTiles if near == "gpc" else PersistentTiles
+    return kind({"Grouped": Grouped, "Snake": Snake, "Hilbert": Hilbert}[raster](rows))
