@@ -406,6 +406,12 @@ DESCRIPTORS = {
         {},
         WINDOWS | {"m": 2 * 5 * 19 * 31},
     ),
+    "Conv": Kernel(SHELF["Conv"], {}, {"i": 2, "w": 31, "c": 72, "s": 2, "l": 1, "m": 64, "n": 136}),
+    "conv 3x3 in strides, pingpong": Kernel(
+        lambda: S.Conv(tp.Windows((3, 3), padding=1, stride=2), (64, 128, 64), mainloop=tp.mainloop.PingPong()),
+        {},
+        {"i": 2, "h": 19, "w": 31, "c": 72, "r": 3, "s": 3, "l": 1, "m": 320, "n": 136},
+    ),
     "nan outside": Kernel(Padded, {}, MATRIX),
     "nan outside, rows longer than a box": Kernel(lambda: Padded((24, 512), "bf16"), {}, MATRIX),
     "nan outside, operands shared by peers": Kernel(padded_gemm, {}, GEMM),

@@ -124,7 +124,8 @@ def _pieces(
         if not encoded and (inner <= MAX_BOX or buffer.swizzle):  # CuTe DSL has extents of 1 last
             moved = [first for first, extent in zip(across, reversed(outer), strict=True) if extent > 1]
             across = [*moved, *(first for first, extent in zip(corner, outer, strict=True) if extent == 1)]
-        found.append((start + offset * buffer.dtype.bytes, (column + left, *across, *batch)))
+        outer_first = batch[::-1] if encoded else batch
+        found.append((start + offset * buffer.dtype.bytes, (column + left, *across, *outer_first)))
     return found
 
 

@@ -80,3 +80,22 @@ def test_random_windows():
             d = torch.empty(expected.shape, device="cuda")
             schedule(x, out=d)
             assert torch.equal(d.cpu(), expected), (windows, element, image)
+
+
+@pytest.mark.parametrize("form", [
+    {}, {"tile": (192, 128, 64), "cluster": (1, 2)}, {"tile": (128, 64, 64), "mainloop": tp.mainloop.PingPong()},
+])  # fmt: skip
+def test_conv(form):
+    for windows in WINDOWS[1:3]:
+        schedule, rng = tp.schedules.Conv(windows, **form), random.Random(0)
+        for _ in range(4):
+            n, h, w, c, o = (
+                rng.randint(1, 9),
+                *(rng.randint(5, 40) for _ in "hw"),
+                *(8 * rng.randint(1, 30) for _ in "co"),
+            )
+            x = torch.randint(-3, 4, (n, h, w, c), device="cuda").bfloat16()
+            f = torch.randint(-3, 4, (o, *windows.size, c), device="cuda").bfloat16()
+            how = {"padding": windows.padding, "stride": windows.stride, "dilation": windows.dilation}
+            expected = torch.nn.functional.conv2d(x.permute(0, 3, 1, 2).float(), f.permute(0, 3, 1, 2).float(), **how)
+            assert torch.equal(schedule(x, f), expected.permute(0, 2, 3, 1).bfloat16()), (n, h, w, c, o)

@@ -246,3 +246,56 @@ def test_wrong_loads_of_windows():
                 slot.x.load_windows((0, 0, 0), 0, 0, 0)
 
     refused(Tiled().check, argument="load_windows", rule="is an Im2colLoadStage")
+
+
+# ---- convolutions -----------------------------------------------------------------------------------------------------
+
+
+def test_conv():
+    windows = tp.Windows((3, 3), padding=1, stride=2)
+    x, f = torch.randint(-3, 4, (2, 9, 11, 72)).bfloat16(), torch.randint(-3, 4, (136, 3, 3, 72)).bfloat16()
+    c, bias = torch.randint(-3, 4, (2, 5, 6, 136)).bfloat16(), torch.randint(-3, 4, (136,)).bfloat16()
+    expected = torch.nn.functional.conv2d(
+        x.permute(0, 3, 1, 2).float(), f.permute(0, 3, 1, 2).float(), stride=2, padding=1
+    ).permute(0, 2, 3, 1)
+    for form in ({}, {"tile": (128, 64, 64), "cluster": (2, 1)}, {"mainloop": tp.mainloop.PingPong()}):
+        schedule = tp.schedules.Conv(windows, **form)
+        assert torch.equal(schedule(x, f), expected.bfloat16())
+    numpy = [each.float().numpy().astype(ml_dtypes.bfloat16) for each in (x, f)]
+    assert (schedule(*numpy) == expected.numpy().astype(ml_dtypes.bfloat16)).all()
+    epilogue = tp.epilogue.Epilogue(
+        lambda acc, c, bias: {"d": tp.math.relu(acc + bias) + c, "sums": acc, "rows": acc},
+        operands={"c": tp.epilogue.Matrix(), "bias": tp.epilogue.PerColumn()},
+        outputs={"sums": tp.epilogue.Output("fp32"), "rows": tp.epilogue.RowSum()},
+    )
+    d = torch.empty(c.shape, dtype=torch.bfloat16)
+    found, sums, rows = tp.schedules.Conv(windows, epilogue=epilogue)(x, f, d, c=c, bias=bias)
+    assert found is d and torch.equal(d, (torch.relu(expected + bias) + c).bfloat16())
+    assert torch.equal(sums, expected) and torch.equal(rows, expected.sum(-1).view(-1))
+
+
+def test_conv_of_lines():
+    x, f = torch.randint(-3, 4, (2, 30, 40)).bfloat16(), torch.randint(-3, 4, (24, 5, 40)).bfloat16()
+    expected = torch.nn.functional.conv1d(x.movedim(2, 1).float(), f.movedim(2, 1).float(), dilation=2).movedim(1, 2)
+    assert torch.equal(tp.schedules.Conv(tp.Windows((5,), dilation=2))(x, f), expected.bfloat16())
+
+
+def test_conv_refuses():
+    conv, windows = tp.schedules.Conv, tp.Windows((3, 3), padding=1)
+    refused(lambda: conv((3, 3)), argument="windows", rule="is a Windows")
+    refused(lambda: conv(windows, tiles=tp.SplitKTiles(2)), argument="tiles", rule="whole tiles")
+    refused(lambda: conv(windows, mainloop=tp.mainloop.Cooperative(along="n")), argument="mainloop", rule="along m")
+    x, f = np.zeros((2, 9, 9, 16), np.float16), np.zeros((8, 3, 3, 16), np.float16)
+    schedule = conv(windows)
+    refused(lambda: schedule(x[0], f), argument="a.shape", rule="has 4 dimensions")
+    refused(lambda: schedule(x), argument="b", rule="torch tensor")
+    refused(lambda: schedule(x, f, out=np.zeros((2, 9, 8, 8), np.float16)), argument="d.shape", rule="is .2, 9, 9, 8.")
+    refused(lambda: schedule(x, f[:, :2]), argument="b.shape along r", rule="= 3")
+    refused(lambda: schedule(x, f[..., :8]), argument="b.shape", rule="c = 8")
+    wide = np.zeros((2, 9, 10, 8), np.float16)[:, :, :9]
+    refused(
+        lambda: schedule(x, f, out=np.zeros((2, 9, 9, 16), np.float16)[..., ::2]),
+        argument="d.stride",
+        rule="contiguous",
+    )
+    refused(lambda: schedule(x, f, out=wide), argument="d.stride", rule="rows at equal distances")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Int64
 from cutlass._mlir import ir
 from cutlass._mlir_helpers.op import _set_enable_frame_filtering
 from cutlass.base_dsl.common import DSLBaseError, DSLUserCodeError
@@ -20,7 +20,7 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.gpu.caches import forget_ir
-from tmapipe.gpu.descriptors import describe
+from tmapipe.gpu.descriptors import WORDS, describe
 from tmapipe.gpu.edges import edge_of, make_edge_atom
 from tmapipe.gpu.isa import GpuIsa
 from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
@@ -30,7 +30,7 @@ from tmapipe.gpu.report import Resources, read_resources
 from tmapipe.gpu.sm80 import backend_for
 from tmapipe.kernel import kernel_main
 from tmapipe.machine.varying_names import NAMES_LOCK
-from tmapipe.plan.model import Load, Plan
+from tmapipe.plan.model import Plan
 from tmapipe.registers import fragments_held
 from tmapipe.tiles.gpc_positions import COUNTERS
 from tmapipe.tma_rules import ALIGNMENT
@@ -48,7 +48,8 @@ class Compiled:
     Args:
         plan: What it was compiled from.
         function: Call it with a list of tensors and a list of numbers. Tensors: one per name in `plan.arguments`, then, for a
-            queued order, its counters (`COUNTERS` int32 that are 0). Numbers: how many clusters, then what the order adds.
+            queued order, its counters (`COUNTERS` int32 that are 0). Numbers: how many clusters, then what the order
+            adds, then `WORDS` of each descriptor that the library encodes.
         ptx, cubin: Kept if the build was asked to.
     """
 
@@ -70,6 +71,7 @@ class _Kernel:
 
     def __init__(self, schedule: Schedule, plan: Plan, backend: type[GpuIsa], located: bool):
         self.schedule, self.plan, self.backend, self.located = schedule, plan, backend, located
+        self.kept = schedule.tiles.launch_words
         self.divisor_names: list[str] = []
         self.parts = {part.name: part for part in plan.transfers}
         self.edges = [load for load in plan.loads if load.edge_rows]
@@ -77,8 +79,8 @@ class _Kernel:
     @cute.jit
     def host(self, tensors: list, numbers: list, stream: Any) -> None:
         _set_enable_frame_filtering(self.located)
-        clusters, *kept = numbers
-        atoms = self.make_atoms(tensors)
+        clusters, kept, words = numbers[0], numbers[1 : 1 + self.kept], numbers[1 + self.kept :]
+        atoms = self.make_atoms(tensors, words)
         divisors = self.make_divisors(tensors, clusters)
         grid = (clusters * self.plan.cluster_size, 1, 1)
         self.device(
@@ -98,12 +100,16 @@ class _Kernel:
     def device(self, atoms: list, divisors: list, clusters: Int32, addressed: list, counters: list, kept: list) -> None:
         self.trace(atoms, divisors, clusters, addressed, counters, kept)
 
-    def make_atoms(self, tensors: list) -> list:
-        given = self.by_name(tensors)
+    def make_atoms(self, tensors: list, words: list) -> list:
+        given, encoded = self.by_name(tensors), [load.name for load in self.plan.encoded]
         found = []
         for part in self.plan.described:
             tensor = to_core_first(given[part.argument], part)
-            found.append(describe(part, tensor) if isinstance(part, Load) and part.encoded else make_atom(part, tensor))
+            if part.name in encoded:
+                first = encoded.index(part.name) * WORDS
+                found.append(describe(tensor, words[first : first + WORDS]))
+            else:
+                found.append(make_atom(part, tensor))
         found += [make_edge_atom(load, to_core_first(given[load.argument], load)) for load in self.edges]
         return [(atom.atom, atom.tma_tensor) for atom in found]
 
@@ -172,7 +178,7 @@ def build(
         fakes.append(make_fake_tensor(cute_type(part.buffer.dtype), shape, stride=stride, assumed_align=unit))
     if plan.queue is not None:
         fakes.append(make_fake_tensor(Int32, (COUNTERS,), stride=(1,), assumed_align=4))
-    numbers = [Int32(1)] * (1 + schedule.tiles.launch_words)
+    numbers = [Int32(1)] * (1 + schedule.tiles.launch_words) + [Int64(0)] * (WORDS * len(plan.encoded))
     flags = f"--gpu-arch {plan.arch} --enable-tvm-ffi" + (" --keep-ptx --keep-cubin" if keep else "")
     # What is kept is read back at once; the files' names are not unique, so each compilation has a folder of its own.
     # Two traces at once in threads break CuTe DSL, and a check changes what names mean meanwhile.

@@ -1,6 +1,7 @@
-"""Descriptors that the driver encodes, for loads of which CuTe DSL's TMA atoms cannot say everything, and these loads as PTX.
+"""Descriptors that the library encodes, for loads of which CuTe DSL's TMA atoms cannot say everything; and such loads, as PTX.
 
-The host part of a kernel has them encoded at each launch, as `tmapipe.TensorMap` does; they are parameters of the kernel.
+`TensorMap` encodes them for each signature of tensors. A launch passes their words. The host part of the kernel puts the
+tensor's address into the first one. They are parameters of the kernel.
 """
 
 from __future__ import annotations
@@ -10,27 +11,29 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Int16, Int32, Int64
 from cutlass._mlir import ir
-from cutlass._mlir.dialects import cuda, llvm
+from cutlass._mlir.dialects import cute as cute_ir
+from cutlass._mlir.dialects import cute_nvgpu, llvm, vector
 
 from tmapipe.gpu import control
 from tmapipe.plan.model import Buffer, Load
-from tmapipe.tma_rules import ALIGNMENT, FILLS, SWIZZLES, TYPES, type_of
+from tmapipe.tensor_map import Im2colBox, TensorMap
+from tmapipe.tma_rules import type_of
 
 if TYPE_CHECKING:
     from tmapipe.gpu.isa import GpuIsa
 
-__all__ = ["Descriptor", "Described", "describe", "load_boxes", "load_windows", "prefetch"]
+__all__ = ["Descriptor", "WORDS", "describe", "encoded_words", "load_boxes", "load_windows", "prefetch"]
 
-L2_PROMOTION = 2  # 128 bytes, as CuTe DSL has it
+WORDS = 16  # of 8 bytes, a descriptor
+L2_PROMOTION = 128  # bytes, as CuTe DSL has it
 UNROLLED = 16  # instructions of a load; more are a loop
 
 
 class Descriptor:
-    """A descriptor's 128 bytes, as a value of the host's code and a parameter of the kernel."""
+    """A descriptor, as a value of the host's code and a parameter of the kernel."""
 
     def __init__(self, value: Any):
         self.value = value
@@ -42,12 +45,13 @@ class Descriptor:
         return Descriptor(values[0])
 
     def __extract_mlir_attributes__(self) -> list[Any]:
-        return [ir.DictAttr.get({"cuda.grid_constant": ir.UnitAttr.get()})]
+        return [ir.DictAttr.get({"cute_nvgpu.grid_constant": ir.UnitAttr.get()})]
 
     @property
     def address(self) -> Any:
         """In the kernel: where it lies."""
-        return cuda.cast(llvm.PointerType.get(), self.value)
+        pointer = cute_nvgpu.GetGridConstantPointerOp(self.value).operation
+        return cute_ir.ptrtoint(ir.IntegerType.get_signless(64), pointer)
 
 
 class Described(NamedTuple):
@@ -57,35 +61,32 @@ class Described(NamedTuple):
     tma_tensor: Any
 
 
-def describe(load: Load, tensor: Any) -> Described:
-    """Has the load's descriptor encoded. *tensor* is core first."""
-    order = (*reversed(range(load.core)), *range(load.core, len(tensor.shape)))  # the contiguous dimension first
-    size, windows = load.buffer.dtype.bytes, load.windows
-    shape, strides = [Int64(tensor.shape[i]) for i in order], []
-    for i in order[1:]:  # along an extent of 1 any stride is valid for the library, not for the driver
-        nbytes = Int64(tensor.stride[i]) * size
-        strides.append(cutlass.select_(Int64(tensor.shape[i]) == 1, Int64(ALIGNMENT), nbytes))
-    strides = strides or [Int64(ALIGNMENT)]
-    name, results = type_of(load.buffer.dtype), [cuda.ResultType.get(), ir.Type.parse("!cuda.tensor_map")]
-    what = (_word(list(TYPES).index(name)), _word(len(order)), _pointer(Int64(tensor.iterator.toint()).ir_value()))
-    how = [
-        _word(x) for x in (0, list(SWIZZLES).index(load.buffer.swizzle), L2_PROMOTION, list(FILLS).index(load.outside))
-    ]
-    if windows is None:
-        steps = (*load.steps[-load.core :], *load.steps[: -load.core])
-        box = (*load.box, *(1,) * (len(order) - load.core))
-        sides = [box[i] * steps[i] for i in order], [steps[i] for i in order]
-        arrays = (_array(Int64, shape), _array(Int64, strides), *(_array(Int32, side) for side in sides))
-        error, made = cuda.tensor_map_encode_tiled(*what, *arrays, *how, results=results)
+def encoded_words(load: Load, tensor: Any) -> list[int]:
+    """The words of the load's descriptor, for tensors at any address, laid out as *tensor* is.
+
+    Raises:
+        InputError: The driver's rules are broken.
+    """
+    tensor = tensor[(None,) * (len(load.dims) - tensor.ndim)]
+    box: Any = (*(1,) * (len(load.dims) - load.core), *(load.box if load.windows is None else ()))
+    steps = load.steps
+    if load.windows is None:
+        box = tuple(n * step for n, step in zip(box, steps, strict=True))
     else:
-        corners = (_array(Int32, corner[::-1]) for corner in windows.corners)
-        arrays = (_array(Int64, shape), _array(Int64, strides), *corners)
-        traversed = _address(_array(Int32, (1, *windows.stride[::-1], 1)))
-        sizes = [_word(x) for x in load.box[::-1]]
-        error, made = cuda.driver_tensor_map_encode_im2col(
-            *what, *map(_address, arrays), *sizes, traversed, *how, results=results
-        )
-    cuda.result_assert_success(error)
+        (lower, upper), (pixels, channels) = load.windows.corners, load.box
+        box = Im2colBox(lower, upper, channels, pixels)  # type: ignore[arg-type]
+        steps = (1, *load.windows.stride, 1)
+    options: Any = {"steps": steps, "swizzle": load.buffer.swizzle, "fill": load.outside, "l2_promotion": L2_PROMOTION}
+    found = TensorMap(tensor, box, dtype=type_of(load.buffer.dtype), **options).encode()
+    return [int.from_bytes(found[i : i + 8], "little", signed=True) for i in range(0, len(found), 8)]
+
+
+def describe(tensor: Any, words: Sequence[Any]) -> Described:
+    """The descriptor of a load from *tensor*, which is core first, of what `encoded_words` gave."""
+    values = [tensor.iterator.toint(), *words[1:]]
+    made = vector.from_elements(
+        ir.VectorType.get([WORDS], ir.IntegerType.get_signless(64)), [Int64(x).ir_value() for x in values]
+    )
     return Described(Descriptor(made), cute.make_identity_tensor(tensor.shape))
 
 
@@ -120,7 +121,7 @@ def load_boxes(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: An
             row = row * extent + index
         coordinates = [first + step * i for first, step, i in zip(start, steps, place, strict=True)]
         target = slot + row * pitch + _column(buffer, column)
-        _load(isa.atoms[load.name][0], target, (*reversed(coordinates), *batch), **how)
+        _load(isa.atoms[load.name][0], target, (*reversed(coordinates), *reversed(batch)), **how)
 
     if len(places) <= UNROLLED:
         for place in places:
@@ -207,24 +208,3 @@ def _ptx(text: str, kinds: str, operands: list[Any]) -> None:
         has_side_effects=True,
         asm_dialect=llvm.AsmDialect.AD_ATT,
     )
-
-
-def _word(value: int) -> Any:
-    return Int32(value).ir_value()
-
-
-def _pointer(address: Any) -> Any:
-    """A 64-bit address as operations of the driver take it."""
-    return cuda.cast(ir.Type.parse("!ptr.ptr<#ptr.generic_space>"), address)
-
-
-def _address(array: Any) -> Any:
-    return _pointer(llvm.ptrtoint(ir.IntegerType.get_signless(64), array))
-
-
-def _array(kind: Any, values: Sequence[Any]) -> Any:
-    """The address of an array on the host."""
-    made = cutlass.Array(kind, len(values), space=cutlass.AddressSpace.rmem)
-    for i, value in enumerate(values):
-        made[i] = kind(value)
-    return made.ir_value()

@@ -13,6 +13,7 @@ from tmapipe.bind.memory import note_written
 from tmapipe.bind.overlap import check_apart, span
 from tmapipe.errors import InputError, MissingGpuError
 from tmapipe.gpu.build import Compiled, build
+from tmapipe.gpu.descriptors import encoded_words
 from tmapipe.gpu.gpcs import gpcs
 from tmapipe.tiles.gpc_positions import COUNTERS
 
@@ -46,7 +47,9 @@ class Launcher:
         resident = _resident_clusters(self.device.index, compiled.plan.cluster_size)
         tiles = schedule.cluster_count(bound.shapes)
         near = functools.partial(gpcs, self.device.index)
-        self.numbers = schedule.tiles.launch_numbers(tiles, resident, compiled.plan.cluster_size, near)
+        self.numbers = list(schedule.tiles.launch_numbers(tiles, resident, compiled.plan.cluster_size, near))
+        for load in compiled.plan.encoded:
+            self.numbers += encoded_words(load, bound.tensors[load.argument])
         self.inputs = len(compiled.plan.arguments) - len(compiled.plan.stores)
         self.names = tuple(bound.tensors)
         self.spans = [span(tensor) for tensor in bound.tensors.values()]

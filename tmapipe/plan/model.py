@@ -302,6 +302,11 @@ class Plan:
         return tuple(part for part in self.transfers if part.tensor_map)
 
     @property
+    def encoded(self) -> tuple[Load, ...]:
+        """Loads whose descriptors the library encodes."""
+        return tuple(load for load in self.loads if load.encoded)
+
+    @property
     def by_address(self) -> tuple[str, ...]:
         """Arguments that the kernel reaches by their address: tables, and tensors without a descriptor."""
         described = {part.name for part in self.described}

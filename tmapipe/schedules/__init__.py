@@ -8,6 +8,7 @@ from tmapipe.math import relu
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.addparts import AddParts
 from tmapipe.schedules.clustersplitk import ClusterSplitK
+from tmapipe.schedules.conv import Conv
 from tmapipe.schedules.copy import Copy
 from tmapipe.schedules.finishparts import FinishParts
 from tmapipe.schedules.gated import GatedGemm
@@ -21,11 +22,13 @@ from tmapipe.schedules.streamk import StreamK
 from tmapipe.tiles.dynamic import DynamicTiles
 from tmapipe.tiles.gpc import GpcTiles
 from tmapipe.tiles.persistent import PersistentTiles
+from tmapipe.windows import Windows
 
 __all__ = [
     "REGISTRY",
     "AddParts",
     "ClusterSplitK",
+    "Conv",
     "Copy",
     "FinishParts",
     "GatedGemm",
@@ -103,6 +106,12 @@ REGISTRY: tuple[Registered, ...] = (
         GroupedGemm,
         lambda: GroupedGemm((64, 64, 16), (1, 2), 2, epilogue=ONE),
         ((1, 1, {"l": 1}), (2, 3, {"l": 1})),
+    ),
+    Registered(
+        "Conv",
+        lambda: Conv(Windows((2,), padding=1), (128, 128, 64), (2, 1)),
+        lambda: Conv(Windows((2,), padding=1), (64, 64, 16), (1, 1), 2, epilogue=ONE),
+        ((1, 1, {}), (2, 2, {})),
     ),
     Registered("PingPong", PingPong, lambda: PingPong((64, 64, 16), (1, 1), 2, epilogue=ONE), ((1, 1, {}), (3, 2, {}))),
     Registered(
