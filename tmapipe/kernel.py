@@ -253,7 +253,7 @@ class KernelContext(Carried):
         load = {load.name: load for load in self.plan.loads if load.windows is not None}.get(stage)
         if load is None or not is_index(number):
             raise InputError("k.windows", (stage, number), "names an Im2colLoadStage, and a window by number", "e.g. 0")
-        own = share_index(self.isa, load.axes) * (load.buffer.tile[0] // load.peers)
+        own = share_index(self.isa, load.axes) * (load.buffer.tile[0] // load.peers) if load.peers > 1 else 0
         return self.isa.window_start(load, number + own)
 
     def sync(self, *others: Role) -> None:

@@ -26,6 +26,8 @@ class MulticastGroup:
 
     Args:
         axes: Names of axes of the cluster.
+        whole: Whether the first CTA of the group loads all of the tile, and the others none, as for a tile that cannot be cut
+            into g equal parts.
 
     Raises:
         InputError: Unless these are one or more different names.
@@ -39,11 +41,15 @@ class MulticastGroup:
         )
     )
 
-    def __init__(self, *axes: str):
-        self.__attrs_init__(axes)
+    whole: bool = attrs.field(
+        default=False, validator=must(lambda whole: isinstance(whole, bool), "is yes or no", "leave it out")
+    )
+
+    def __init__(self, *axes: str, whole: bool = False):
+        self.__attrs_init__(axes, whole)
 
     def __repr__(self) -> str:
-        return f"MulticastGroup({', '.join(map(repr, self.axes))})"
+        return f"MulticastGroup({', '.join(map(repr, self.axes))}{', whole=True' if self.whole else ''})"
 
     def size(self, cluster: Mapping[str, int]) -> int:
         """CTAs in a group. Axes that the cluster lacks count 1."""

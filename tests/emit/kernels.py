@@ -18,7 +18,7 @@ from tests.matmul_shelf import FORMS
 from tests.oracle.copy_forms import Added, Ahead, CopiedGemm, Images, Mapped
 from tests.oracle.descriptor_forms import Convolved, Every, EveryInParts, Lines, Padded, padded_gemm
 from tests.oracle.held_forms import Narrowed
-from tests.oracle.peer_forms import Rotated, Scattered
+from tests.oracle.peer_forms import Rotated, Scattered, WholeBoxes
 from tests.oracle.ptx import Ptx
 from tests.oracle.row_forms import GatherRows, ScatterRows
 from tmapipe.gpu.build import Compiled
@@ -386,6 +386,7 @@ THREADS = {
         for how, dtype in (("min", "int32"), ("add", "bf16"), ("add", "fp32"), ("xor", "int32"), ("dec", "int32"))
     },
     "rotated among peers": Kernel(Rotated, {}, MATRIX),
+    "whole boxes multicast": Kernel(WholeBoxes, {}, {"r": 4, "m": 12, "n": 300}),
     "scattered to peers": Kernel(Scattered, {"y": "fp32"}, {"s": 2, "m": 24, "q": 24, "n": 100}),
     "stores by threads": Kernel(Mapped, {}, {"m": 300, "n": 522}),
     "copies of images": Kernel(Images, {}, {"b": 2, "h": 7, "w": 13, "c": 45}),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.oracle.peer_forms import Rotated, Scattered
+from tests.oracle.peer_forms import Rotated, Scattered, WholeBoxes
 
 
 @pytest.mark.parametrize("peers", [2, 4, 8])
@@ -21,3 +21,10 @@ def test_parts_go_to_all():
     x = torch.randint(-9, 10, (2, 800, 1600), device="cuda").float()
     for _ in range(3):
         assert torch.equal(Scattered()(x), x.sum(0))
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 256), (7, 123, 1000)])
+def test_one_loads_for_all(shape):
+    x = torch.randint(-9, 10, shape, device="cuda").to(torch.bfloat16)
+    s = torch.randint(-9, 10, shape[1:], device="cuda").to(torch.bfloat16)
+    assert torch.equal(WholeBoxes()(x, s), x + s)

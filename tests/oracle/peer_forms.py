@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import tmapipe as tp
 
-__all__ = ["LongRows", "Rotated", "Scattered"]
+__all__ = ["LongRows", "Rotated", "Scattered", "WholeBoxes"]
 
 
 class Rotated(tp.Schedule):
@@ -97,4 +97,27 @@ class LongRows(tp.Schedule):
         with k.ring.consume() as slot:
             values = slot.x.read()
         values = (values - tp.math.row_max(values, inside=inside)) / tp.math.row_sum(values, inside=inside)
+        k.y.store(tile, values)
+
+
+class WholeBoxes(tp.Schedule):
+    """y[r, m] = x[r, m] + s[m] for every r: one CTA of three loads each tile of s, of five rows, for all of them."""
+
+    load, add = tp.Role(warps=1), tp.Role(warps=1)
+    cluster: ClassVar = {"r": 3}
+    ring = tp.BarrierRing(2, producer=load, consumer=add)
+    x = tp.TmaLoadStage("r m n", tile=(5, 256), ring=ring)
+    s = tp.TmaLoadStage("m n", tile=(5, 256), ring=ring, multicast=tp.MulticastGroup("r", whole=True))
+    y = tp.TmaStoreStage("r m n", tile=(5, 256), role=add, stages=1)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+            slot.s.load(tile)
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read() + slot.s.read()
         k.y.store(tile, values)

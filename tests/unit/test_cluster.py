@@ -3,10 +3,13 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tmapipe as tp
+from tests.oracle.peer_forms import WholeBoxes
 from tests.unit.errors import refused
 from tmapipe import MulticastGroup
 from tmapipe.multicast import check_cluster, peer_pattern
@@ -131,3 +134,31 @@ def test_bad_groups():
     refused(MulticastGroup, argument="MulticastGroup(axes)", value=(), rule="one or more")
     refused(MulticastGroup, "m", "m", argument="MulticastGroup(axes)", value=("m", "m"), rule="different")
     assert MulticastGroup("m", "n") == MulticastGroup("m", "n") != MulticastGroup("m")
+
+
+# ---- one loads for all ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 256), (5, 23, 304), (1, 1, 8)])
+def test_one_loads_for_all(shape):
+    x, s = (np.random.default_rng(i).integers(-9, 9, shape).astype(np.float32) for i in range(2))
+    y = np.zeros_like(x)
+    run = WholeBoxes().simulate(x, s[0], out=y, clusters=1, seed=1)
+    assert (y == x + s[0]).all()
+    tiles = -(-shape[0] // 3) * -(-shape[1] // 5) * -(-shape[2] // 256)  # of a cluster
+    assert run.counts["TmaLoad"] == tiles * (3 + 1)
+
+
+def test_that_one_is_proved_and_explained():
+    report = WholeBoxes().check()
+    assert report.ok and report.trips == "every trip count"
+    assert "all by the first CTA, multicast along r with mask 0x0007 << origin" in WholeBoxes().explain()
+
+
+def test_equal_parts_or_one_for_all():
+    split = WholeBoxes()
+    split.s = tp.TmaLoadStage("m n", tile=(5, 256), ring=split.ring, multicast=tp.MulticastGroup("r"))
+    refused(split.plan, argument="s.tile", rule="3 multicast peers each load an equal part")
+    refused(MulticastGroup, "r", whole=1, argument="whole", rule="yes or no")
+    assert repr(MulticastGroup("r", whole=True)) == "MulticastGroup('r', whole=True)"
+    assert MulticastGroup("r", whole=True) != MulticastGroup("r")

@@ -197,7 +197,7 @@ def load_atom(load: Load, tensor: Any, slot: Any, tile: tuple[int, ...], shares:
         tile: Extents of that.
         shares: How many CTAs load a part of each tile.
     """
-    several = load.peers > 1
+    several = bool(load.axes)
     op: Any = cpasync.CopyBulkTensorTileG2SMulticastOp() if several else cpasync.CopyBulkTensorTileG2SOp()
     # As CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, the engine rounds fp32 while it copies.
     kind = {"internal_type": cutlass.TFloat32} if load.buffer.dtype == tf32 else {}

@@ -72,10 +72,9 @@ def explain(plan: Plan, over: Mapping[str, int] | None = None, held: Mapping[str
             text += ", NaN outside"
         if load.edge_rows:
             text += f", over the edge in boxes of {load.edge_rows} rows"
-        if load.peers > 1:
-            text += (
-                f", 1/{load.peers} each, multicast along {', '.join(load.axes)} with mask {load.pattern:#06x} << origin"
-            )
+        if load.axes:
+            text += f", 1/{load.peers} each" if load.peers > 1 else ", all by the first CTA"
+            text += f", multicast along {', '.join(load.axes)} with mask {load.pattern:#06x} << origin"
         lines.append(text)
     for peer in plan.sends:
         lines.append(

@@ -49,8 +49,8 @@ class Load:
         buffer: Where the slots are.
         dims: Names of the tensor's dimensions, the last one contiguous.
         tile: Elements of a tile along each of `dims` (1 along a batch dimension).
-        peers: CTAs that share a tile (1 without multicast), each of which loads 1/peers of it for all.
-        axes: Of the cluster, along which these peers lie.
+        peers: CTAs each of which loads 1/peers of a tile for all; 1 where one CTA loads all of it.
+        axes: Of the cluster, along which those lie that share a tile; empty without multicast.
         pattern: Bit mask of the peers of the CTA at the origin of the cluster, by rank.
         l2_hint: "evict_first", "evict_last", "evict_normal" or None.
         outside: What a slot holds beyond the tensor's edge: "zeros" or "nan", or of rows "anything".

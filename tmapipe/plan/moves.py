@@ -69,7 +69,7 @@ def check_parts(name: str, part: Load | Store) -> None:
     if parts == 1:
         return
     rows, nbytes = buffer.tile[0] // parts, buffer.slot_bytes // parts
-    if isinstance(part, Load) and part.peers > 1:
+    if isinstance(part, Load) and part.axes:
         raise InputError(f"{name}.in_parts", parts, "is 1 where peers load shares of a tile", "drop the multicast")
     if nbytes % 128 or (buffer.swizzle and rows % 8):
         unit = "128 bytes" + (", and of 8 rows where they are swizzled" if buffer.swizzle else "")

@@ -241,8 +241,9 @@ class Layout:
     def _load(self, name: str, load: TmaLoadStage) -> None:
         cluster = self.declared.cluster
         axes = tuple(a for a in (load.multicast.axes if load.multicast else ()) if cluster.get(a, 1) > 1)
-        peers = math.prod(cluster[a] for a in axes)
-        if peers > 1:
+        whole = load.multicast is not None and load.multicast.whole
+        peers = 1 if whole else math.prod(cluster[a] for a in axes)
+        if axes:
             shared = [axis for axis in axes if axis in load.dims]
             if shared:
                 raise InputError(
@@ -257,7 +258,7 @@ class Layout:
                     f"{name}.tile[0]",
                     load.tile[0],
                     f"{peers} multicast peers each load an equal part, in steps of {unit} rows",
-                    f"use a multiple of {peers * unit}",
+                    f"use a multiple of {peers * unit}, or MulticastGroup(..., whole=True)",
                 )
         pattern = peer_pattern(cluster, axes)
         core = len(load.tile if load.windows is None else load.dims)

@@ -32,9 +32,13 @@ class SlotPart(Carried):
         self.isa, self.buffer, self.load, self.role, self.async_proxy = isa, buffer, load, role, async_proxy
         self.mask: Any = None
         self.share: Any = 0
-        if load is not None and load.peers > 1:
-            self.mask = peer_mask(isa, load.axes)
-            self.share = share_index(isa, load.axes)
+        self.loads: Any = True  # whether this CTA loads, and not another one for it
+        if load is not None and load.axes:
+            self.mask, index = peer_mask(isa, load.axes), share_index(isa, load.axes)
+            if load.peers > 1:
+                self.share = index
+            else:
+                self.loads = index == 0
 
     def at(self, slot: Slot) -> PartInSlot:
         return PartInSlot(self, slot)
@@ -77,7 +81,8 @@ class PartInSlot(Carried):
             rule = "is a TmaLoadStage whose tiles are loaded whole, without strides, and zeros outside"
             raise InputError(where, load.name, rule, "leave the prefetch out")
         start = self._aligned(where, load.span, tile, coordinates)
-        self.part.isa.tma_prefetch(load, start, self.part.share)
+        isa, part = self.part.isa, self.part
+        isa.when(part.loads, lambda: isa.tma_prefetch(load, start, part.share))
 
     def load_from(self, *start: Any) -> None:
         """As `load`, for the tile that starts at these elements.
@@ -209,7 +214,7 @@ class PartInSlot(Carried):
             isa.cp_async(load, index, start, signalled, share, warps, anywhere)
         elif load.tensor_map:
             how: dict[str, Any] = {"part": part, "anywhere": anywhere, "offsets": offsets}
-            isa.tma_load(load, index, start, signalled, own.mask, own.share, **how)
+            isa.when(own.loads, lambda: isa.tma_load(load, index, start, signalled, own.mask, own.share, **how))
         else:
             isa.bulk_load(load, index, start, signalled)
 
