@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
@@ -21,6 +21,7 @@ from tests.oracle.held_forms import Narrowed
 from tests.oracle.peer_forms import Rotated, Scattered, WholeBoxes
 from tests.oracle.ptx import Ptx
 from tests.oracle.row_forms import GatherRows, ScatterRows
+from tests.sweeps import ALL
 from tmapipe.gpu.build import Compiled
 from tmapipe.plan.model import Plan
 
@@ -456,6 +457,29 @@ KERNELS |= {  # registered, and in none of the lists: with the dtypes that a pla
     for name, make in SHELF.items()
     if make not in {k.make for k in KERNELS.values()}
 }
+
+#: What these have, others have too, if not all at once: for the whole sweep alone.
+COMBINED = {
+    "gemm 4x1 n192 to fp32",
+    "gemm 1x2 fp8, anything outside",
+    "gemm m192",
+    "gemm m256",
+    "gemm k32",
+    "gemm backwards",
+    "gemm m-major a, fp16, 1x2",
+    "pingpong n-major b",
+    "pingpong by GPC 2x1",
+    "pingpong 64x128, row and column sums",
+    "gemm m256, gelu reduced",
+    "nan outside, rows longer than a box",
+    "grouped m192 2x1",
+}
+
+
+def swept(kernels: Iterable[str]) -> list[str]:
+    """The names of those that are read, unless all are."""
+    return [name for name in kernels if ALL or name not in COMBINED]
+
 
 #: Kernels without wgmma, each for another architecture than sm_90a, which take turns.
 ELSEWHERE = [

@@ -17,6 +17,7 @@ import tmapipe as tp
 from tests.emit.kernels import Kernel, build
 from tests.emit.lower import lower
 from tests.oracle.ptx_execution import Execution, Launch
+from tests.sweeps import sample
 from tests.unit.fake_isa import record
 from tmapipe.gpu.isa import GpuIsa
 from tmapipe.isa.values import Carried
@@ -442,7 +443,7 @@ class Values(Carried):
         self.values[i] = Int32(value)
 
 
-@pytest.mark.parametrize("schedule", [Plain, *SAME, *OTHER])
+@pytest.mark.parametrize("schedule", sample([Plain, *SAME, *OTHER], 2))
 def test_ordinary_state_would_fail(schedule, monkeypatch):
     """Mostly by an error that names no line ("could not build valid IR"); in a branch, silently."""
     monkeypatch.setattr(GpuIsa, "cells", lambda self, *initial: Values(initial))
@@ -452,7 +453,7 @@ def test_ordinary_state_would_fail(schedule, monkeypatch):
         assert "could not build valid IR" in str(error)
 
 
-@pytest.mark.parametrize("schedule", [Plain, *SAME, *OTHER])
+@pytest.mark.parametrize("schedule", sample([Plain, *SAME, *OTHER], 2, first=1))
 def test_constant_state_would_be_silently_wrong(schedule, monkeypatch):
     """Python integers fold while tracing: this compiles without a word, and every trip of a loop takes the same slot."""
     monkeypatch.setattr(GpuIsa, "cells", lambda self, *initial: list(initial))

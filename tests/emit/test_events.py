@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from tests.emit.kernels import ELSEWHERE, KERNELS, Built, built
+from tests.emit.kernels import ELSEWHERE, KERNELS, Built, built, swept
 from tests.emit.lower import lower
 from tests.oracle.ptx_execution import Execution, Launch
 from tests.unit.fake_isa import Event, record
@@ -46,7 +46,7 @@ def check(kernel: Built, clusters: int = 3) -> int:
     return total
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", swept(KERNELS))
 def test_ptx_does_what_the_bodies_say(name):
     kernel = built(name)
     assert check(kernel) > 20 * kernel.plan.cluster_size

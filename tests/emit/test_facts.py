@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 import tmapipe as tp
-from tests.emit.kernels import COPIES, ELSEWHERE, GEMMS, KERNELS, build, built
+from tests.emit.kernels import COPIES, ELSEWHERE, GEMMS, KERNELS, build, built, swept
 from tests.oracle.ptx import Facts
 from tmapipe.gpu.layouts import make_atom
 from tmapipe.isa.effects import TABLE
@@ -83,7 +83,7 @@ def test_copies(name):
 
 
 # Those with operands, and with loads in pairs: test_events.
-@pytest.mark.parametrize("name", [name for name in GEMMS if "operands" not in name])
+@pytest.mark.parametrize("name", [name for name in swept(GEMMS) if "operands" not in name])
 def test_gemms(name):
     kernel = built(name)
     plan, (matmul,), (store,) = kernel.plan, kernel.plan.matmuls, kernel.plan.stores
@@ -209,7 +209,7 @@ def test_a_select_for_each_sum_only_where_there_may_be_none(name):
     assert ("selp.f32" in built(name).compiled.ptx) == (name == "splitk")
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", swept(KERNELS))
 def test_whole_kernel(name):
     """Nothing unplaced, no local memory, and what a launch needs to make the register counts real."""
     kernel = built(name)
@@ -264,7 +264,7 @@ def test_dependent_numbers_differ_between_clusters():
 COPIES = ("cp.async.bulk.tensor", "cp.async.ca", "cp.async.cg", "cp.reduce", "st.global")
 
 
-@pytest.mark.parametrize("name", sorted(KERNELS))
+@pytest.mark.parametrize("name", sorted(swept(KERNELS)))
 def test_global_memory_is_touched_after_the_kernels_before(name):
     """Launched while they still run: every thread waits for their end, before any copy that it can start."""
     kernel = built(name)

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from tests.emit.kernels import EPILOGUES, built
+from tests.emit.kernels import EPILOGUES, built, swept
 from tests.oracle.ptx_execution import BASE, Execution, Launch
 
-NAMES = [name for name in EPILOGUES if "with operands" in name]
+NAMES = [name for name in swept(EPILOGUES) if "with operands" in name]
 
 
 class Reads(Execution):

@@ -5,11 +5,11 @@ from collections import Counter
 
 import pytest
 
-from tests.emit.kernels import EPILOGUES, built
+from tests.emit.kernels import EPILOGUES, built, swept
 from tests.oracle.ptx_execution import BASE, Execution, Launch
 from tmapipe.protocol.pieces import pieces
 
-NAMES = [name for name in EPILOGUES if "sums" in name]
+NAMES = [name for name in swept(EPILOGUES) if "sums" in name]
 
 
 class Sums(Execution):
@@ -102,6 +102,6 @@ def test_each_value_inside_is_counted_once(name):
         assert not found
 
 
-@pytest.mark.parametrize("name", [name for name in EPILOGUES if "sums" in name or "reduced" in name])
+@pytest.mark.parametrize("name", [name for name in swept(EPILOGUES) if "sums" in name or "reduced" in name])
 def test_no_spills(name):
     assert built(name).compiled.resources.spill_bytes == 0

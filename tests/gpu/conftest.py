@@ -14,10 +14,21 @@ def _reason() -> str | None:
     return None
 
 
+REASON = _reason()
+
+
+class _Skipped(pytest.Module):
+    """A file of tests that is not read, which takes seconds. `tests/unit/test_imports.py` imports it all the same."""
+
+    def collect(self):
+        pytest.skip(REASON, allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    return _Skipped.from_parent(parent, path=module_path) if REASON else None
+
+
 def pytest_collection_modifyitems(items):
-    reason = _reason()
     for item in items:
         if "tests/gpu" in str(item.path):
             item.add_marker(pytest.mark.gpu)
-            if reason:
-                item.add_marker(pytest.mark.skip(reason=reason))

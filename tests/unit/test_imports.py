@@ -1,10 +1,13 @@
 """What each module imports: the order of the packages, and who may import cutlass and torch."""
 
 import ast
+import importlib
 import pathlib
 import pkgutil
 import subprocess
 import sys
+
+import pytest
 
 import tmapipe
 
@@ -56,6 +59,12 @@ assert "cutlass" not in sys.modules and "torch" not in sys.modules, "imported"
 def test_reading_ptx_needs_no_cutlass():
     result = run("import sys, tests.oracle.ptx; sys.exit('cutlass' in sys.modules)")
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT.parent / "tests" / "gpu").glob("test_*.py"))])
+def test_tests_of_the_gpu_can_be_imported(name):
+    """Where there is none, they are skipped without being read."""
+    importlib.import_module(f"tests.gpu.{name}")
 
 
 def test_import_is_quick():

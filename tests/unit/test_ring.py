@@ -60,7 +60,7 @@ def trips(stages):
     return sorted({0, 1, max(stages - 1, 0), stages, stages + 1, 2 * stages, 5 * stages + 2, 41})
 
 
-EVERY = [(stages, count) for stages in range(1, 9) for count in trips(stages)]
+STAGES = range(1, 9)
 CHAINS = [
     (("load",), ("use",)),
     (("load",), ("transform",), ("store",)),
@@ -74,52 +74,55 @@ CHAINS = [
 # ---- index and parity -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stages,count", EVERY)
+@pytest.mark.parametrize("stages", STAGES)
 @pytest.mark.parametrize("phases", CHAINS)
-def test_index_and_parity(stages, count, phases):
-    ring = make_ring(stages, phases)
-    for p, role in ((p, role) for p, phase in enumerate(phases) for role in phase):
-        end, isa = make_end(ring, role)
-        indices = []
+def test_index_and_parity(stages, phases):
+    for count in trips(stages):
+        ring = make_ring(stages, phases)
+        for p, role in ((p, role) for p, phase in enumerate(phases) for role in phase):
+            end, isa = make_end(ring, role)
+            indices = []
+            for _ in range(count):
+                with enter(end) as slot:
+                    indices.append(slot.index)
+            awaited = ring.barriers[p - 1].name  # of the phase before; for the first, of the last
+            opposite = 1 if p == 0 else 0
+            assert indices == [n % stages for n in range(count)]
+            assert isa.of("wait") == [("wait", awaited, n % stages, (n // stages) & 1 ^ opposite) for n in range(count)]
+
+
+@pytest.mark.parametrize("stages", STAGES)
+def test_loader_arms_each_slot_once_and_signals_nothing_else(stages):
+    for count in trips(stages):
+        end, isa = make_end(make_ring(stages), "load")
         for _ in range(count):
-            with enter(end) as slot:
-                indices.append(slot.index)
-        awaited = ring.barriers[p - 1].name  # of the phase before; for the first, of the last
-        opposite = 1 if p == 0 else 0
-        assert indices == [n % stages for n in range(count)]
-        assert isa.of("wait") == [("wait", awaited, n % stages, (n // stages) & 1 ^ opposite) for n in range(count)]
-
-
-@pytest.mark.parametrize("stages,count", EVERY)
-def test_loader_arms_each_slot_once_and_signals_nothing_else(stages, count):
-    end, isa = make_end(make_ring(stages), "load")
-    for _ in range(count):
-        with end.produce():
-            pass
-    end.finish()
-    expected = [
-        (
-            ("wait", "by use", n % stages, (n // stages) & 1 ^ 1),
-            ("arm", "by load", n % stages, NBYTES),
-        )
-        for n in range(count)
-    ]
-    assert isa.events == [event for pair in expected for event in pair]
-
-
-@pytest.mark.parametrize("stages,count", EVERY)
-@pytest.mark.parametrize("phases", CHAINS)
-def test_later_phases_release_each_slot_once_in_order(stages, count, phases):
-    ring = make_ring(stages, phases)
-    for p, role in ((p, role) for p, phase in enumerate(phases) for role in phase if p):
-        end, isa = make_end(ring, role)
-        for _ in range(count):
-            with end.consume():
+            with end.produce():
                 pass
         end.finish()
-        assert isa.of("arrive") == [("arrive", ring.barriers[p].name, n % stages, 1) for n in range(count)]
-        kinds = [event[0] for event in isa.events]
-        assert kinds == ["wait", "arrive"] * count
+        expected = [
+            (
+                ("wait", "by use", n % stages, (n // stages) & 1 ^ 1),
+                ("arm", "by load", n % stages, NBYTES),
+            )
+            for n in range(count)
+        ]
+        assert isa.events == [event for pair in expected for event in pair]
+
+
+@pytest.mark.parametrize("stages", STAGES)
+@pytest.mark.parametrize("phases", CHAINS)
+def test_later_phases_release_each_slot_once_in_order(stages, phases):
+    for count in trips(stages):
+        ring = make_ring(stages, phases)
+        for p, role in ((p, role) for p, phase in enumerate(phases) for role in phase if p):
+            end, isa = make_end(ring, role)
+            for _ in range(count):
+                with end.consume():
+                    pass
+            end.finish()
+            assert isa.of("arrive") == [("arrive", ring.barriers[p].name, n % stages, 1) for n in range(count)]
+            kinds = [event[0] for event in isa.events]
+            assert kinds == ["wait", "arrive"] * count
 
 
 def fragment(slot):
@@ -180,29 +183,30 @@ def test_skip_passes_over_slots(stages, steps):
 # ---- late release -----------------------------------------------------------------------------------------------------
 
 READERS = [("wgmma",), ("tma",), ("wgmma", "tma")]
-LATE = [(stages, lag, count) for lag in (1, 2, 3) for stages in range(lag + 1, 9) for count in trips(stages)]
+LATE = [(stages, lag) for lag in (1, 2, 3) for stages in range(lag + 1, 9)]
 
 
-@pytest.mark.parametrize("stages,lag,count", LATE)
+@pytest.mark.parametrize("stages,lag", LATE)
 @pytest.mark.parametrize("readers", READERS)
-def test_late_release(stages, lag, count, readers):
+def test_late_release(stages, lag, readers):
     """A slot is released `lag` slots later, when at most `lag` groups are still in flight: so its own has retired."""
-    end, isa = make_end(make_ring(stages, lag={"use": lag}, readers={"use": readers}), "use")
-    for n in range(count):
-        with end.consume():
-            pass
-        released = [event[2] for event in isa.of("arrive")]
-        assert released == [i % stages for i in range(max(0, n + 1 - lag))]
-        if n >= lag:
-            left = isa.events[-1 - 2 * len(readers) :]
-            commits = [{"wgmma": ("wgmma_commit",), "tma": ("commit",)}[reader] for reader in readers]
-            waits = [{"wgmma": ("wgmma_wait", lag), "tma": ("wait_group", lag, True)}[reader] for reader in readers]
-            assert left == [*commits, *waits, ("arrive", "by use", (n - lag) % stages, 1)]
-    before = len(isa.events)
-    end.drain()
-    waits = [{"wgmma": ("wgmma_wait", 0), "tma": ("wait_group", 0, True)}[reader] for reader in readers]
-    rest = [("arrive", "by use", n % stages, 1) for n in range(max(0, count - lag), count)]
-    assert isa.events[before:] == [*waits, *rest]
+    for count in trips(stages):
+        end, isa = make_end(make_ring(stages, lag={"use": lag}, readers={"use": readers}), "use")
+        for n in range(count):
+            with end.consume():
+                pass
+            released = [event[2] for event in isa.of("arrive")]
+            assert released == [i % stages for i in range(max(0, n + 1 - lag))]
+            if n >= lag:
+                left = isa.events[-1 - 2 * len(readers) :]
+                commits = [{"wgmma": ("wgmma_commit",), "tma": ("commit",)}[reader] for reader in readers]
+                waits = [{"wgmma": ("wgmma_wait", lag), "tma": ("wait_group", lag, True)}[reader] for reader in readers]
+                assert left == [*commits, *waits, ("arrive", "by use", (n - lag) % stages, 1)]
+        before = len(isa.events)
+        end.drain()
+        waits = [{"wgmma": ("wgmma_wait", 0), "tma": ("wait_group", 0, True)}[reader] for reader in readers]
+        rest = [("arrive", "by use", n % stages, 1) for n in range(max(0, count - lag), count)]
+        assert isa.events[before:] == [*waits, *rest]
 
 
 @given(
@@ -240,18 +244,19 @@ def test_asynchronous_reader_without_lag_waits_for_itself():
 # ---- peers and tail ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stages,count", EVERY)
-def test_tail_waits_for_the_last_release_of_every_slot(stages, count):
+@pytest.mark.parametrize("stages", STAGES)
+def test_tail_waits_for_the_last_release_of_every_slot(stages):
     """Only where peers signal this CTA: the producer's next S waits, so that no arrival finds the CTA gone."""
-    ring = make_ring(stages, groups=(("n",),), peers=2)
-    end, isa = make_end(ring, "load", cluster={"m": 1, "n": 2})
-    for _ in range(count):
-        with end.produce():
-            pass
-    before = len(isa.events)
-    end.finish()
-    places = [(n % stages, (n // stages) & 1 ^ 1) for n in range(count, count + stages)]
-    assert isa.events[before:] == [("wait", "by use", *place) for place in places]
+    for count in trips(stages):
+        ring = make_ring(stages, groups=(("n",),), peers=2)
+        end, isa = make_end(ring, "load", cluster={"m": 1, "n": 2})
+        for _ in range(count):
+            with end.produce():
+                pass
+        before = len(isa.events)
+        end.finish()
+        places = [(n % stages, (n // stages) & 1 ^ 1) for n in range(count, count + stages)]
+        assert isa.events[before:] == [("wait", "by use", *place) for place in places]
 
 
 @pytest.mark.parametrize("phases", CHAINS)
