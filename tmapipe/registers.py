@@ -1,55 +1,93 @@
-"""Registers of fragments by role, from recording the bodies on a small problem."""
+"""What fragments need, by role, from recording the bodies on a small problem: registers, and accesses of shared memory."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tmapipe.errors import PipelineError
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Layout, record
-from tmapipe.machine.fragments import MachineFragments
+from tmapipe.machine.banks import Accesses, WatchedFragments, copies
 from tmapipe.machine.live import Live, Most
 from tmapipe.machine.warp import MachineIsa
+from tmapipe.plan.explain import Touched
 from tmapipe.plan.model import Plan
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
 
-__all__ = ["fragments_held"]
+__all__ = ["Needs", "fragments_held", "fragments_need", "touched_by"]
 
 TURNS = 3  # tiles along each dimension: an inner loop's first turn, one between, and the last
 
 
+class Needs(NamedTuple):
+    """Of one role. most: registers of its fragments; accesses: of its first warp, to slots."""
+
+    most: Most
+    accesses: Accesses
+
+
 def fragments_held(schedule: Schedule, plan: Plan) -> dict[str, Most]:
-    """Role -> what its fragments need at most, of a problem of a few tiles along each dimension. Left out are roles without
-    any, and those whose bodies cannot be recorded.
+    """Role -> the registers of `fragments_need`, of roles that have fragments."""
+    return {role: needs.most for role, needs in fragments_need(schedule, plan).items() if needs.most.registers}
+
+
+def fragments_need(schedule: Schedule, plan: Plan) -> dict[str, Needs]:
+    """Role -> what its fragments need at most, of a problem of a few tiles along each dimension. Left out is what bodies do
+    that cannot be recorded.
     """
     sizes = {dim: size for part in plan.transfers for dim, size in zip(part.dims, part.tile, strict=True)}
     shapes = plan.shapes({dim: size * (TURNS if size > 1 else 1) for dim, size in sizes.items()})
     found = {}
     for role in plan.roles:
-        live = Live()
+        live, seen = Live(), Accesses()
 
-        def make(layout: Layout, agent: int, emit: Callable[[Any], None], live: Live = live) -> MachineIsa:
-            return _Watched(layout, agent, 0, 1, shapes, emit, live)
+        def make(
+            layout: Layout, agent: int, emit: Callable[[Any], None], live: Live = live, seen: Accesses = seen
+        ) -> MachineIsa:
+            return _Watched(layout, agent, 0, 1, shapes, emit, live, seen)
 
         with contextlib.suppress(PipelineError):  # which a call or a check will raise
             record(plan, lambda isa: kernel_main(isa, schedule), shapes, only=role.first_warp, make=make)
-        most = live.most()
-        if most.registers:
-            found[role.name] = most
+        found[role.name] = Needs(live.most(), seen)
     return found
 
 
 class _Watched(MachineIsa):
     """The instruction set of a warp whose fragments are noted. Each entry of a table is larger than the one before."""
 
-    def __init__(self, layout: Layout, agent: int, cluster: int, clusters: int, shapes: Any, emit: Any, live: Live):
+    def __init__(
+        self,
+        layout: Layout,
+        agent: int,
+        cluster: int,
+        clusters: int,
+        shapes: Any,
+        emit: Any,
+        live: Live,
+        seen: Accesses,
+    ):
         super().__init__(layout, agent, cluster, clusters, shapes, emit)
-        assert isinstance(self.fragments, MachineFragments)
+        self.fragments = self._fragments = WatchedFragments(self, seen)
         self.fragments.live = live
 
     def load_entry(self, table: str, i: int, without_data: int) -> int:
         return super().load_entry(table, i, without_data or TURNS * i)
+
+
+def touched_by(plan: Plan, needs: Mapping[str, Needs]) -> dict[str, list[Touched]]:
+    """Role -> what its first warp does to slots, as `explain` shows it."""
+    found: dict[str, list[Touched]] = {}
+    for ring in plan.rings:
+        for role, loads in ring.loads.items():
+            for load in map(plan.load, loads):
+                if load.vector:
+                    warps = plan.role(role).warps if ring.held else plan.role(role).team_warps
+                    found.setdefault(role, []).append((load.name, *copies(load, warps)))
+    for role, need in needs.items():
+        for (stage, what), access in need.accesses.items():
+            found.setdefault(role, []).append((stage, what, access.taken, access.least))
+    return found

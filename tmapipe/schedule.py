@@ -187,10 +187,11 @@ class Schedule:
     def explain(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> str:
         """Every derived number with its formula, as text. Arguments as of `plan`."""
         over = None if self.over is None else {dim: axis.elements for dim, axis in self.axes.items()}
-        from tmapipe.registers import fragments_held
+        from tmapipe.registers import fragments_need, touched_by
 
         plan = self.plan(dtypes, arch=arch)
-        return explain(plan, over, fragments_held(self, plan))
+        needs = fragments_need(self, plan)
+        return explain(plan, over, {r: n.most for r, n in needs.items() if n.most.registers}, touched_by(plan, needs))
 
     def check(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Report:
         """Proves on the CPU that this schedule cannot hang, race or corrupt, or reports what can go wrong.

@@ -18,7 +18,7 @@ from tmapipe.gpu.layouts import cute_type, full_shape, pieces_of
 from tmapipe.gpu.rows import move_rows
 from tmapipe.integers import ceil_div
 from tmapipe.isa.fragment import Fragment
-from tmapipe.plan.model import WARP, Barrier, Buffer, Load, Peer, Store
+from tmapipe.plan.model import WARP, Barrier, Load, Peer, Store
 
 if TYPE_CHECKING:
     from tmapipe.gpu.isa import GpuIsa
@@ -155,7 +155,7 @@ def copy_tile(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any
         nbytes = cutlass.select_(rest < width, rest, Int32(width)) * size
         for holds in (*inside, _inside(first, tile.shape[-1])):
             nbytes = cutlass.select_(holds, nbytes, Int32(0))
-        _cp_async(target + _place(buffer, row, column * vector), start, vector, nbytes)
+        _cp_async(target + buffer.place(row, column * vector), start, vector, nbytes)
 
     def turn(j: Any) -> None:
         i = thread + j * threads
@@ -240,16 +240,6 @@ class _Tile:
 
 def _inside(index: Any, extent: Any) -> Any:
     return (index >= 0) & (index < extent)
-
-
-def _place(buffer: Buffer, row: Any, column: Any) -> Any:
-    """Where byte *column* of a row is (bytes, in its slot). Rows are cut into swizzle spans, whose 16-byte units are permuted
-    among each 8 rows."""
-    if not buffer.swizzle:
-        return row * (buffer.tile[-1] * buffer.dtype.bytes) + column
-    span = buffer.swizzle
-    place = column // span * (buffer.tile[0] * span) + row * span + column % span
-    return place ^ (((place >> 7) & (span // 16 - 1)) << 4)
 
 
 def _cp_async(target: Any, source: Any, vector: int, nbytes: Any) -> None:

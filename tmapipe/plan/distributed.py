@@ -67,6 +67,15 @@ class Buffer:
         """Bytes from one slot to the next."""
         return self.slot_bytes + self.gap
 
+    def place(self, row: Any, column: Any) -> Any:
+        """Where byte *column* of a row is in a slot (bytes); run-time values too. Rows are cut into swizzle spans, whose
+        16-byte units are permuted among each 8 rows."""
+        if not self.swizzle:
+            return row * (self.tile[-1] * self.dtype.bytes) + column
+        span = self.swizzle
+        place = column // span * (self.tile[0] * span) + row * span + column % span
+        return place ^ (((place >> 7) & (span // 16 - 1)) << 4)
+
     def box(self, extents: tuple[int, ...], peers: int) -> tuple[int, ...]:
         """The box of one TMA instruction (elements), where *peers* CTAs move a slot together.
 

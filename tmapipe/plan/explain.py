@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tmapipe.plan.frozenmap import NOTHING
 from tmapipe.plan.model import Plan
@@ -11,12 +11,23 @@ from tmapipe.plan.model import Plan
 __all__ = ["explain"]
 
 
-def explain(plan: Plan, over: Mapping[str, int] | None = None, held: Mapping[str, tuple[int, str]] = NOTHING) -> str:
+Touched = tuple[
+    str, str, int, int
+]  # a stage, what is done to a slot, accesses that it takes, accesses without conflicts
+
+
+def explain(
+    plan: Plan,
+    over: Mapping[str, int] | None = None,
+    held: Mapping[str, tuple[int, str]] = NOTHING,
+    touched: Mapping[str, Sequence[Touched]] = NOTHING,
+) -> str:
     """The plan as text: warps, registers, shared memory, barriers, transfers, matmuls.
 
     Args:
         over: Elements of an output tile by dimension of the grid, if that is not the first store's.
         held: Role -> registers a thread that its fragments need at most at one time, and the line.
+        touched: Role -> what its first warp does to slots.
     """
     lines = [f"{plan.name} for {plan.arch}: {plan.threads} threads ({plan.warps} warps) a CTA"]
     if plan.cluster_size > 1:
@@ -118,6 +129,10 @@ def explain(plan: Plan, over: Mapping[str, int] | None = None, held: Mapping[str
         total = buffer.stages * buffer.pitch
         gap = f" and {buffer.gap} between" if buffer.gap else ""
         lines.append(f"  {buffer.name}: {buffer.stages} x {buffer.slot_bytes}{gap} = {total} at {buffer.offset}")
+    for role, accesses in touched.items():
+        for stage, what, taken, least in accesses:
+            text = f"  {stage} by {role}, {what}: {taken} accesses a warp"
+            lines.append(text + (f", {least} without bank conflicts" if taken > least else ", no bank conflicts"))
     return "\n".join(lines)
 
 

@@ -1,0 +1,69 @@
+"""Accesses of shared memory as `explain()` counts them, beside those of the emitted PTX, lane by lane."""
+
+import re
+from collections import Counter
+
+import pytest
+
+from tests.emit.kernels import built
+from tests.oracle.ptx_execution import BASE, Execution, Launch
+from tmapipe.machine.banks import times
+from tmapipe.registers import fragments_need, touched_by
+
+
+class Touching(Execution):
+    """Notes where each instruction on shared memory goes, when it is first executed."""
+
+    def step(self, instruction, action):
+        if instruction.is_a(
+            "ld.shared", "st.shared", "stmatrix", "cp.async.ca", "cp.async.cg"
+        ) and not instruction.is_a("st.shared.b64"):
+            at = next(operand for operand in instruction.operands if operand.startswith("["))
+            self.touched.setdefault(instruction.line, (width_of(instruction), self.address(at) - BASE))
+        action(self)
+
+
+def width_of(instruction):
+    """Bytes of a lane."""
+    if instruction.is_a("cp.async"):
+        return int(instruction.operands[2])
+    if instruction.is_a("stmatrix"):
+        return 16
+    count, bits = re.fullmatch(r".*?(?:\.v(\d))?\.[bsuf](\d+)", instruction.opcode).groups()
+    return int(count or 1) * int(bits) // 8
+
+
+def in_ptx(kernel, warp):
+    """Accesses by stage, of the first tile: taken, and without conflicts."""
+    launch = Launch(kernel.extents, 3, 0, 0, kernel.tables)
+    lanes = []
+    for lane in range(32):
+        thread = Touching(kernel.ptx, kernel.schedule, launch, warp, lane)
+        thread.touched = {}
+        thread.run()
+        lanes.append(thread.touched)
+    taken, least = Counter(), Counter()
+    for line, (width, first) in lanes[0].items():
+        buffers = (b for b in kernel.plan.buffers if b.offset <= first < b.offset + b.stages * b.pitch)
+        name = next(buffers).name
+        some, best = times([touched[line][1] for touched in lanes if line in touched], width)
+        taken[name] += some
+        least[name] += best
+    return taken, least
+
+
+@pytest.mark.parametrize("name, role", [
+    ("stores by threads", "work"), ("stores by threads", "copy"), ("copies beside loads", "work"), ("add parts", "add"),
+    ("copies of images", "load"), ("chain of three", "double"), ("gemm 2x1", "math"), ("gemm 2x1 to fp32", "math"),
+])  # fmt: skip
+def test_as_the_ptx_does(name, role):
+    kernel = built(name)
+    taken, least = in_ptx(kernel, kernel.plan.role(role).first_warp)
+    expected = Counter(), Counter()
+    for stage, _, some, best in touched_by(kernel.plan, fragments_need(kernel.schedule, kernel.plan))[role]:
+        expected[0][stage] += some
+        expected[1][stage] += best
+    assert taken.keys() == expected[0].keys() != set()
+    for stage in taken:  # a line of a body may stand several times in the PTX, as for the pieces of accumulators
+        often, rest = divmod(taken[stage], expected[0][stage])
+        assert often >= 1 and rest == 0 and least[stage] == often * expected[1][stage], stage

@@ -1,0 +1,181 @@
+"""Bank conflicts: how often shared memory is accessed for one instruction of a warp, from the swizzle and the lanes' places.
+
+Shared memory has 32 banks of 4 bytes. What the lanes of an instruction want is fetched at once where it lies in different
+banks, or in one word. Of more than 4 bytes a lane, half the lanes come together, or of 16 bytes a quarter of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from tmapipe.isa.fragment import Fragment
+from tmapipe.isa.values import SlotRef
+from tmapipe.machine.fragments import MachineFragments
+from tmapipe.machine.locate import locate
+from tmapipe.plan.distributed import Buffer, Distributed
+from tmapipe.plan.model import WARP, Load
+from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
+
+__all__ = ["Access", "Accesses", "WatchedFragments", "copies", "times"]
+
+BANKS, WORD, WIDEST = 32, 4, 16  # of shared memory; bytes; bytes of a lane in one instruction
+Places = Sequence[int]  # of the lanes' bytes in a slot
+
+
+class Access(NamedTuple):
+    """What a warp does to one slot of a stage: `taken` accesses of shared memory, where `least` would do without conflicts."""
+
+    what: str
+    taken: int
+    least: int
+
+
+Accesses = dict[tuple[str, str], Access]  # by stage and by what is done, with the line
+
+
+def times(places: Places, width: int) -> tuple[int, int]:
+    """How many accesses one instruction takes, and how many it would take without conflicts.
+
+    Args:
+        places: Of each lane that takes part: the first of its bytes.
+        width: Bytes of a lane, at most 16.
+    """
+    together = WARP * WORD // max(width, WORD)
+    groups = [places[i : i + together] for i in range(0, len(places), together)]
+    taken = 0
+    for group in groups:
+        words = {word for place in group for word in range(place // WORD, (place + width - 1) // WORD + 1)}
+        banks = [word % BANKS for word in words]
+        taken += max(banks.count(bank) for bank in set(banks))
+    return taken, len(groups)
+
+
+def copies(load: Load, warps: int) -> Access:
+    """Of the copies of one tile by the first of so many warps."""
+    buffer, row = load.buffer, load.buffer.tile[-1] * load.buffer.dtype.bytes
+    vectors = buffer.slot_bytes // load.vector
+    starts = range(0, vectors, WARP * warps)
+    lanes = [list(range(first, min(first + WARP, vectors))) for first in starts]
+    placed = [[buffer.place(*divmod(i * load.vector, row)) for i in some] for some in lanes]
+    return _sum(f"copied, {load.vector} bytes a lane", [(places, load.vector) for places in placed])
+
+
+class WatchedFragments(MachineFragments):
+    """Fragments of a warp whose accesses to slots are noted in `seen`."""
+
+    def __init__(self, isa: Any, seen: Accesses):
+        super().__init__(isa)
+        self.seen = seen
+
+    def read(self, slot: SlotRef, layout: ThreadLayout, along: str = "tile") -> Fragment:
+        self._note(slot, "read", _elements(slot.buffer, layout, along, self.isa.warp))
+        return super().read(slot, layout, along)
+
+    def read_transposed(self, slot: SlotRef, layout: AccumulatorLayout) -> Fragment:
+        size = slot.buffer.dtype.bytes
+        lanes = _lanes(layout, self.isa.warp)
+        each = [([slot.buffer.place(c, r * size) for r, c in value], size) for value in lanes]
+        self._note(slot, "read transposed", each)
+        return super().read_transposed(slot, layout)
+
+    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any]) -> Fragment:
+        first = tuple(x if isinstance(x, int) else 0 for x in at)
+        aligned = isinstance(at[1], int) and at[1] % layout.width == 0 and slot.buffer.tile[1] % layout.width == 0
+        width = layout.width if aligned else 1
+        self._note(slot, "read in part", _elements(slot.buffer, layout, "tile", self.isa.warp, first, width))
+        return super().read_part(slot, layout, at)
+
+    def write(self, slot: SlotRef, values: Fragment, at: tuple[int, int] | None = None) -> None:
+        assert values.layout is not None
+        places = _elements(slot.buffer, values.layout, values.along, self.isa.warp, at or (0, 0))
+        self._note(slot, "written", places)
+        super().write(slot, values, at)
+
+    def read_columns(
+        self, matmul: Distributed, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
+    ) -> Fragment:
+        if along == ("m", "n"):
+            layout = AccumulatorLayout(64 * matmul.warpgroups, columns, matmul.warpgroups, matmul.first_warp)
+            self._note(slot, "read by an epilogue", _elements(slot.buffer, layout, "tile", self.isa.warp))
+        return super().read_columns(matmul, slot, along, columns, first)
+
+    def write_columns(self, matmul: Distributed, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
+        buffer, warp = slot.buffer, self.isa.warp % 4
+        columns, size = buffer.tile[-2 if transposed else -1], buffer.dtype.bytes
+        piece = AccumulatorLayout(64, columns, 1, 0)
+        if size == 2:  # stmatrix: 8 rows of 16 bytes at a time
+            rows = [(16 * warp + 8 * half, 8 * i) for half in range(2) for i in range(columns // 8)]
+            eight = range(8)
+            matrices = [
+                [buffer.place(n + i, m * 2) if transposed else buffer.place(m + i, n * 2) for i in eight]
+                for m, n in rows
+            ]
+            self._note(slot, "written by stmatrix", [(places, WIDEST) for places in matrices])
+        elif transposed:
+            each = [([buffer.place(c, r * size) for r, c in value], size) for value in _lanes(piece, warp)]
+            self._note(slot, "written transposed", each)
+        else:
+            self._note(slot, "written", _elements(buffer, piece, "tile", warp))
+        super().write_columns(matmul, values, slot, transposed=transposed)
+
+    def _note(self, slot: SlotRef, how: str, each: Sequence[tuple[Places, int]]) -> None:
+        key = slot.buffer.name, f"{how} ({locate()})"
+        if key not in self.seen and each:
+            self.seen[key] = _sum(how, each)
+
+
+def _sum(what: str, each: Sequence[tuple[Places, int]]) -> Access:
+    found = [times(places, width) for places, width in each]
+    return Access(what, sum(taken for taken, _ in found), sum(least for _, least in found))
+
+
+def _elements(
+    buffer: Buffer,
+    layout: ThreadLayout,
+    along: str,
+    warp: int,
+    at: tuple[int, ...] = (0, 0),
+    width: int | None = None,
+) -> list[tuple[Places, int]]:
+    """Of each instruction that moves a warp's part of a tile, or one number a row or column: the lanes' places, and bytes.
+
+    Args:
+        at: Where a part of the tile begins.
+        width: Elements that lie together; None: as many as the layout says.
+    """
+    size = buffer.dtype.bytes
+    lanes = _lanes(layout, warp)
+    if along == "tile":
+        step = width or layout.width
+        wide = min(step * size, WIDEST)
+        parts = range(0, step * size, wide)
+        return [
+            ([buffer.place(r + at[0], (c + at[1]) * size + part) for r, c in lanes[i]], wide)
+            for i in range(0, layout.values, step)
+            for part in parts
+        ]
+    slot = layout.row_slot if along == "rows" else layout.column_slot
+    which, step = (0, 1) if along == "rows" else (1, layout.width)
+    first = {slot(i): i for i in reversed(range(layout.values))}
+    starts = [first[s] for s in range(0, layout.slots(along), step)]
+    return [([place[which] * size for place in lanes[i]], min(step * size, WIDEST)) for i in starts]
+
+
+def _lanes(layout: ThreadLayout, warp: int) -> list[list[tuple[int, int]]]:
+    """Of each value: the (row, column) that each lane has."""
+    return [list(_of_lanes(layout, warp, i)) for i in range(layout.values)]
+
+
+def _of_lanes(layout: ThreadLayout, warp: int, i: int) -> Iterator[tuple[int, int]]:
+    for lane in range(WARP):
+        if isinstance(layout, VectorLayout):
+            vector, element = divmod(i, layout.width)
+            own = layout.warp(warp) * (layout.vectors * WARP if layout.by_rows else WARP)
+            row, column = divmod(own + vector * layout.sharing + lane, layout.row_vectors)
+            yield row, column * layout.width + element
+        else:
+            assert isinstance(layout, AccumulatorLayout)
+            block, rest = divmod(i, layout.columns // 2)
+            row = (block * layout.warpgroups + layout.group(warp)) * 64 + 16 * (warp % 4) + lane // 4
+            yield row + 8 * (rest // 2 % 2), 8 * (rest // 4) + lane % 4 * 2 + rest % 2
