@@ -38,19 +38,19 @@ class AddedParts(TmaStoreStage):
 
     Args:
         source: The matmul.
-        parts: Extent of "s".
+        extent: Of "s".
         options: As of `TmaStoreStage`.
     """
 
-    parts: int = attrs.field(default=1)
+    extent: int = attrs.field(default=1)
 
-    def __init__(self, source: Wgmma, parts: int, **options: Any):
+    def __init__(self, source: Wgmma, extent: int, **options: Any):
         super().__init__("s m n", source=source, reduce="add", **options)
-        object.__setattr__(self, "parts", parts)
+        object.__setattr__(self, "extent", extent)
 
     @property
     def folded(self) -> Mapping[str, int]:
-        return {"s": self.parts}
+        return {"s": self.extent}
 
 
 class PartsOfK:
