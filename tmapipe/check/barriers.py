@@ -6,6 +6,7 @@ count as arrived at the CTA's and the cluster's barrier, so their last clock joi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from tmapipe.check.clocks import Clock, Clocks
@@ -49,6 +50,16 @@ class Barriers:
         self.generations = {key: generation.copy() for key, generation in other.generations.items()}
         self.latest = {which: self.generations[key] for key in sorted(self.generations) for which in key[:1]}
         self.returned = set(other.returned)
+
+    def recent(self) -> Iterator[tuple[tuple[int, Any], Generation]]:
+        """Generations at which those who still come may look: the latest of each barrier, and the one before if it is not
+        complete. Each with the barrier's number, and whether it is complete."""
+        for (which, number), generation in self.generations.items():
+            latest = self.latest[which]
+            if generation is latest:
+                yield (which, generation.complete), generation
+            elif not latest.complete and self.generations.get((which, number + 1)) is latest:
+                yield (which, "before"), generation
 
     def arrive(self, agent: int, op: Any, id: int | None, facts: tuple[int, bool], order_only: bool) -> None:
         """The warp arrives at a barrier.

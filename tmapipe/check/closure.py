@@ -19,7 +19,6 @@ from tmapipe.check.positions import Positions
 from tmapipe.check.problems import Kind, Problems
 from tmapipe.check.program import run_segment
 from tmapipe.check.recurrence import RunState
-from tmapipe.check.relative import Renaming
 from tmapipe.check.segments import END, After, Segment, Segments, Where
 from tmapipe.errors import DeadlockError, HazardError
 from tmapipe.machine import State
@@ -138,8 +137,7 @@ def take(segments: Segments, node: _Node, segment: Segment, last: bool = False) 
     shifts = run_state.positions.shifts_from(segment.start, segments.future.live)
     if shifts is None:
         raise _Stopped(node.path, "the warps have not moved on alike in the rings")
-    rename = Renaming(run_state.layout, shifts)
-    parts = [[rename.op(agent, op) for op in part] for agent, part in enumerate(segment.parts)]
+    parts = segments.future.renaming(shifts).parts(segment.parts)
     state, check, positions = run_state.state, run_state.check, run_state.positions
     if not last:
         state, check, positions = state.copy(), check.copy(), positions.copy()

@@ -5,49 +5,82 @@ Rings are uniform: whoever uses one stage of a ring comes to use all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from tmapipe.check.positions import CLUSTER, Key, Live, Positions, Shifts, slot_position, tells_parity
+import numpy as np
+
+from tmapipe.check.positions import CLUSTER, Live, Positions, Shifts, slot_position, tells_parity
+from tmapipe.check.positions import Key as WarpKey
 from tmapipe.check.relative import Renaming
+from tmapipe.check.slots import COPY, LOAD, SEND
 from tmapipe.isa.effects import Start, declared
 from tmapipe.machine.layout import Layout
 
-__all__ = ["Future"]
+__all__ = ["Future", "Here", "Key"]
+
+Key = tuple[Any, ...]  # of what can be known, or of who can know it
 
 
 class Future:
     """What may still come.
 
-    live: the sorts of operations that come again; waiters: the warps that wait for each mbarrier of the cluster; users: the
-    warps that access each slot of the cluster, or one that shares bytes with it; arrivers: the warps that arrive at each
-    barrier of warps.
+    live: the sorts of operations that come again; checked: by number of a set of warps, who they are; waiters: the warps that
+    wait for each mbarrier of the cluster.
     """
 
     def __init__(self, layout: Layout, ends: Iterable[Positions]):
         self.layout = layout
-        self.touched: dict[Key, set[int]] = {}
-        self.arrivers: dict[int, list[int]] = {CLUSTER: []}
+        self.touched: dict[WarpKey, set[int]] = {}
+        arrivers: dict[int, list[int]] = {CLUSTER: []}
         for end in ends:
             for key, stages in end.touched.items():
                 self.touched.setdefault(key, set()).update(stages)
             for agent, id in sorted(end.arrivals):
                 which = CLUSTER if id == CLUSTER else 16 * (agent // layout.warps) + id
-                if agent not in self.arrivers.setdefault(which, []):
-                    self.arrivers[which].append(agent)
+                if agent not in arrivers.setdefault(which, []):
+                    arrivers[which].append(agent)
         self.live = Live(layout, self.touched)
-        self.facts: dict[Any, int] = {}  # numbers of all that can be known, the same in all states
-        self.knowers: dict[Any, int] = {}  # and of all who can know it
-        self.renamings: dict[tuple[int, ...], Renaming] = {}
         self.waiters = self._waiters()
-        self.users = self._users()
+        sets: dict[Key, Iterable[int]] = {("all",): range(layout.agents), ("nobody",): ()}
+        for kind, by_place in (("slot", self._users()), ("barrier", arrivers), ("bar", self.waiters)):
+            sets.update({(kind, place): agents for place, agents in by_place.items()})
+        self._sets = {key: number for number, key in enumerate(sets)}
+        self.checked = np.zeros((len(sets), layout.agents), bool)
+        for row, agents in zip(self.checked, sets.values(), strict=True):
+            row[list(agents)] = True
+        self.facts: dict[Key, int] = {}  # numbers of all that can be known, the same in all states
+        self.knowers: dict[Key, int] = {}  # and of all who can know it
+        self.forms: dict[tuple[Any, ...], int] = {}  # and of what must be equal in two states
+        self._here: dict[Renaming, Here] = {}
+        self._renamings: dict[tuple[int, ...], Renaming] = {}
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """At least as many knowers and facts as there are."""
+        return tuple(-(-len(numbers) // 256) * 256 for numbers in (self.knowers, self.facts))  # type: ignore[return-value]
+
+    def here(self, positions: Positions) -> Here:
+        """Names where the warps are."""
+        rename = self.renaming(positions.from_here(self.live))
+        if rename not in self._here:
+            self._here[rename] = Here(self, rename)
+        return self._here[rename]
 
     def renaming(self, shifts: Shifts) -> Renaming:
         """The renaming by these shifts of the arrays of `live`."""
         key = tuple(shifts.values())
-        if key not in self.renamings:
-            self.renamings[key] = Renaming(self.layout, shifts)
-        return self.renamings[key]
+        if key not in self._renamings:
+            self._renamings[key] = Renaming(self.layout, shifts)
+        return self._renamings[key]
+
+    def checked_against(self, fact: Key) -> int:
+        """The number of the set of warps that can be checked against a fact."""
+        if fact[0] in ("slot", "barrier"):
+            return self._sets.get(fact[:2], self._sets["nobody",])
+        if fact[0] == "bar" and fact[2] in ("before", "last but one"):
+            return self._sets.get(fact[:2], self._sets["nobody",])
+        return self._sets["all",]
 
     def _waiters(self) -> dict[int, list[int]]:
         layout = self.layout
@@ -76,6 +109,38 @@ class Future:
                     for alias in layout.aliases[first_slots[array] + stage]:
                         found.setdefault(cta * layout.nslots + alias, []).append(agent)
         return found
+
+
+class Here:
+    """Numbers of facts and knowers, by their names where the warps are. rename: to stages counted from there; facts: with
+    the set of warps that can be checked."""
+
+    def __init__(self, future: Future, rename: Renaming):
+        self.rename = rename
+        self.knowers = _Numbers(lambda key: _number(future.knowers, rename, key))
+        self.facts = _Numbers(lambda key: (_number(future.facts, rename, key), future.checked_against(key)))
+
+
+class _Numbers(dict[Key, Any]):
+    """Numbers that are made when they are first asked for."""
+
+    def __init__(self, make: Callable[[Key], Any]):
+        self.make = make
+
+    def __missing__(self, key: Key) -> Any:
+        self[key] = made = self.make(key)
+        return made
+
+
+def _number(numbers: dict[Key, int], rename: Renaming, key: Key) -> int:
+    """Of a fact or a knower, with its barriers and slots renamed."""
+    kind = key[0]
+    if kind == "slot":
+        bars = (rename.bars[key[4]][0], *key[5:]) if key[2] in (LOAD, COPY, SEND) else key[4:]
+        key = (kind, rename.slots[key[1]], *key[2:4], *bars)
+    elif kind in ("bar", "present", "complete"):
+        key = (kind, rename.bars[key[1]][0], *key[2:])
+    return numbers.setdefault(key, len(numbers))
 
 
 def _reaches_peers(op: type) -> bool:

@@ -119,13 +119,14 @@ class Positions:
             relative.append(("first", position) if last is None else (position - last) % around)
         return tuple(relative)
 
-    def of(self, live: Live) -> tuple[Any, Any]:
-        """For each of these sorts of operations: where the warp is, and whether it has executed one; as arrays, kept until the
-        warps move on."""
+    def of(self, live: Live) -> tuple[Any, bytes]:
+        """For each of these sorts of operations, where the warp is; and how far from the first one on the same array, and
+        whether the warp has executed one. Kept until the warps move on."""
         if self._positions is None:
             at, skipped = self.at, self.skipped
-            found = [at.get(key, 0) + skipped.get((key[0], key[2]), 0) for key in live.keys]
-            self._positions = np.array(found, np.int64), np.array([key in at for key in live.keys], bool)
+            now = np.array([at.get(key, 0) + skipped.get((key[0], key[2]), 0) for key in live.keys], np.int64)
+            apart = (now - now[live.first]) % live.around
+            self._positions = now, apart.tobytes() + bytes([key in at for key in live.keys])
         return self._positions
 
     def shifts_from(self, before: Positions, live: Live) -> Shifts | None:
@@ -135,30 +136,28 @@ class Positions:
         Args:
             live: What may still come; only its positions matter.
         """
-        (now, any_now), (then, any_then) = self.of(live), before.of(live)
-        if (any_now != any_then).any():
-            return None
-        found: Shifts = {}
-        moved = now - then
-        for ctas, array, stages, waits, others in live.arrays:
-            around = 2 * stages if len(waits) else stages  # waits tell the parity, too
-            shift = int(moved[waits[0] if len(waits) else others[0]] % around)
-            found.update({(cta, array): shift for cta in ctas})
-            if (moved[waits] % around != shift).any() or (moved[others] % stages != shift % stages).any():
-                return None
-        return found
+        (now, apart), (then, was_apart) = self.of(live), before.of(live)
+        return live.shifts(now - then) if apart == was_apart else None
+
+    def from_here(self, live: Live) -> Shifts:
+        """Shifts to stages counted from where the warps are."""
+        return live.shifts(-self.of(live)[0])
 
 
 class Live:
     """Sorts of operations that may come again.
 
-    arrays: (CTAs, name, stages, indices of waits in keys, indices of others). An array that no peer signals or writes to is
-    one of each CTA by itself: each may be as far in it as it likes.
+    arrays: (CTAs, name, index in keys of the first sort of operation on it, a wait if there is one). By key: first, that index
+    of its array, and around, the positions in it. An array that no peer signals or writes to is one of each CTA by itself:
+    each may be as far in it as it likes.
     """
 
     def __init__(self, layout: Layout, keys: Iterable[Key]):
         self.keys = tuple(keys)
         stages = stages_of(layout)
+        laps = [1 + tells_parity(sort) for _, sort, _ in self.keys]
+        self.around = np.array([stages[array] * n for (_, _, array), n in zip(self.keys, laps, strict=True)], np.int64)
+        self.first = np.zeros(len(self.keys), np.int64)
         self.arrays = []
         shared = {array for _, sort, array in self.keys if _at_peers(sort)}
         every = tuple(range(layout.ctas))
@@ -166,9 +165,15 @@ class Live:
             (every if array in shared else (agent // layout.warps,), array) for agent, _, array in self.keys
         ):
             own = [i for i, key in enumerate(self.keys) if key[2] == array and key[0] // layout.warps in ctas]
-            waits = np.array([i for i in own if tells_parity(self.keys[i][1])], np.int64)
-            others = np.array([i for i in own if not tells_parity(self.keys[i][1])], np.int64)
-            self.arrays.append((ctas, array, stages[array], waits, others))
+            first = self.first[own] = max(own, key=lambda i: (laps[i], -i))
+            self.arrays.append((ctas, array, first))
+
+    def shifts(self, moved: Any) -> Shifts:
+        """By how many stages each array has moved on. moved: by key."""
+        found: Shifts = {}
+        for ctas, array, first in self.arrays:
+            found.update(dict.fromkeys([(cta, array) for cta in ctas], int(moved[first] % self.around[first])))
+        return found
 
 
 def stages_of(layout: Layout) -> dict[str, int]:

@@ -82,7 +82,8 @@ class Renaming:
 
     def __init__(self, layout: Layout, shifts: Shifts):
         self.layout, self.shifts = layout, shifts
-        self.renamed: dict[Any, Any] = {}
+        self._renamed: dict[Any, Any] = {}
+        self._parts: dict[int, Any] = {}
 
     @cached_property
     def bars(self) -> list[tuple[int, int]]:
@@ -107,12 +108,19 @@ class Renaming:
                 found.append(cta * layout.nslots + i - position + (position + shift) % around)
         return found
 
+    def parts(self, parts: list[list[Any]]) -> list[list[Any]]:
+        """The same operations of all warps there; made once for each list."""
+        if id(parts) not in self._parts:
+            made = [[self.op(agent, op) for op in part] for agent, part in enumerate(parts)]
+            self._parts[id(parts)] = parts, made  # which stays alive, and its id its own
+        return self._parts[id(parts)][1]
+
     def op(self, agent: int, op: Any) -> Any:
         """The same operation of a warp there."""
         layout, cta = self.layout, agent // self.layout.warps
         bars, slots = cta * layout.nbars, cta * layout.nslots
         key = cta, without_position(op)
-        found = self.renamed.get(key)
+        found = self._renamed.get(key)
         if found is None:
             of = declared(type(op))
             changes: dict[str, Any] = {
@@ -122,5 +130,5 @@ class Renaming:
                 there, flips = self.bars[bars + getattr(op, name)]
                 changes[name] = there - bars
                 changes.update({parity: getattr(op, parity) ^ flips for parity in of.named(Kind.PARITY)})
-            found = self.renamed[key] = op._replace(**changes) if changes else op
+            found = self._renamed[key] = op._replace(**changes) if changes else op
         return found

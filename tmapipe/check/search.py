@@ -14,7 +14,7 @@ from tmapipe.machine.recording import Tables
 __all__ = ["Problem", "problems_near"]
 
 MOST = 160  # problems
-ENTRIES = 64  # of a table
+FEW, ENTRIES = 8, 64  # entries of a table: as many as its extent at first, and later
 
 
 @attrs.frozen
@@ -35,8 +35,9 @@ class Problem:
         return ", ".join(parts)
 
 
-def problems_near(problems: Problems) -> Iterator[Problem]:
-    """Small problems first. They differ in what bodies have been found to decide on."""
+def problems_near(problems: Problems, entries: int = ENTRIES) -> Iterator[Problem]:
+    """Small problems first. They differ in what bodies have been found to decide on. entries: the extent
+    of each table."""
     sources = problems.sources()
     symbols = {key[1].split(" ")[0] for key in sources if key[0] == "symbol"}
     dims = {key[1] for key in sources if key[0] == "extent"} | {
@@ -58,7 +59,7 @@ def problems_near(problems: Problems) -> Iterator[Problem]:
         cluster, of = clusters[at[-1]]
         extents[problems.dims[-1]] *= of
         for table in tables[at[-2]]:
-            extents.setdefault(problems.plan.dims[table][0], ENTRIES)
+            extents.setdefault(problems.plan.dims[table][0], entries)
         yield Problem(problems.plan.shapes(extents), cluster, of, tables[at[-2]])
 
 

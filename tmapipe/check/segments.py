@@ -154,7 +154,8 @@ class _Finder(Dividing):
         begin = Segment([p.ops[: p.tiles[0]] for p in programs], head, start, start, ("tile", 0), "the start")
         future = Future(problems.layout, [*(run.end for run in relative.values()), *self.ends])
         empty = not any(each.term.low != each.term.empty for each in self.variations)
-        return Segments(begin, self.mixed, self.alike, self.loops, future, uneven, empty, early)
+        alike = {k: _without_idle(after) for k, after in self.alike.items()}
+        return Segments(begin, _without_idle(self.mixed), alike, self.loops, future, uneven, empty, early)
 
     def _alike(self, tiles: list[Ops], n: int) -> bool:
         return all(tile == tiles[n + (i - n) % self.group] for i, tile in enumerate(tiles) if i >= n)
@@ -263,3 +264,18 @@ class _Finder(Dividing):
                     seen.add((segment.to, ends))
                     todo.append((segment.to, ends))
         return False
+
+
+def _without_idle(after: After) -> After:
+    """The same without boundaries that only a segment without operations leaves."""
+    next_one = {
+        where: segments[0].to
+        for where, segments in after.items()
+        if where[0] == "step" and len(segments) == 1 and not any(segments[0].parts)
+    }
+
+    def end(where: Where) -> Where:
+        return end(next_one[where]) if where in next_one else where
+
+    kept = {where: segments for where, segments in after.items() if where not in next_one}
+    return {where: [attrs.evolve(s, to=end(s.to)) for s in segments] for where, segments in kept.items()}

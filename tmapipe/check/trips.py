@@ -28,7 +28,7 @@ from tmapipe.check.findings import Finding, Report
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.problems import Problems
 from tmapipe.check.program import ordered, refused, run_checked
-from tmapipe.check.search import Problem, problems_near
+from tmapipe.check.search import FEW, Problem, problems_near
 from tmapipe.check.segments import NotRegular, Segments, segments_of
 from tmapipe.dtypes import DType
 from tmapipe.errors import InputError, PipelineError
@@ -133,7 +133,7 @@ class _Search:
         """A few small problems: what is wrong mostly shows in one of them."""
         yield from (Problem(self.problems.shapes(1, steps)) for steps in ((1, 2) if self.problems.inner else (1,)))
         if self._decides:
-            yield from itertools.islice(problems_near(self.problems), FIRST // 2)
+            yield from itertools.islice(problems_near(self.problems, FEW), FIRST // 2)
 
     @property
     def _decides(self) -> bool:

@@ -19,6 +19,8 @@ from tmapipe.machine.varying import Condition, Varying
 
 __all__ = ["Changes", "Turns"]
 
+FRAGMENT = "a fragment"
+
 
 class Turns:
     """The numbers of a loop, for which they are taken in the body itself.
@@ -84,9 +86,9 @@ class Changes:
         """Before a turn, or after the last."""
         for name, value in names.items():
             size = _size(value)
-            if size is not None:
-                self.seen.setdefault(name, set()).add(size)
-                self.tell(name, len(self.seen[name]))
+            if size is not None and size not in (seen := self.seen.setdefault(name, set())):
+                seen.add(size)
+                self.tell(name, len(seen))
 
 
 def _size(value: Any) -> Any:
@@ -114,15 +116,19 @@ def _used_after(code: CodeType, loop: int) -> frozenset[str]:
 
 def _forms(frame: FrameType) -> dict[str, str]:
     """What a function's names are now, of those that are fragments, numbers or None."""
-    found = ((name, _form(value)) for name, value in frame.f_locals.items())
-    return {name: form for name, form in found if form}
+    found = {}
+    for name, value in frame.f_locals.items():
+        form = _form_of(type(value))  # type: ignore[arg-type]
+        if form == FRAGMENT:
+            form = f"a fragment of {value.kind} along {value.along} ({value.layout})"
+        if form:
+            found[name] = form
+    return found
 
 
-def _form(value: Any) -> str:
-    if isinstance(value, Fragment):
-        return f"a fragment of {value.kind} along {value.along} ({value.layout})"
-    if isinstance(value, (bool, Condition)):
-        return "a bool"
-    if isinstance(value, (int, Varying)):
-        return "an integer"
-    return "a float" if isinstance(value, float) else "None" if value is None else ""
+@functools.cache
+def _form_of(kind: Any) -> str:
+    """Of values of a type; nothing if it does not matter."""
+    forms = (Fragment, FRAGMENT), (bool, "a bool"), (Condition, "a bool"), (int, "an integer"), (Varying, "an integer")
+    others = (float, "a float"), (type(None), "None")
+    return next((form for of, form in (*forms, *others) if issubclass(kind, of)), "")

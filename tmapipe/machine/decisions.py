@@ -128,13 +128,14 @@ class Decisions:
             self.terms[key] = known
         return Varying(self, {key: 1}, 0, self.values.get(key, value))
 
-    def made(self, key: Key, value: int, bounds: tuple[int | None, int | None, int | None], *parts: Varying) -> Varying:
-        """A term that is computed of *parts*."""
+    def made(self, key: Key, value: int, bounds: tuple[int | None, ...], *parts: Varying) -> Varying:
+        """A term that is computed of *parts*. bounds: `low`, `empty` and `high`, if it is new."""
         if key not in self.terms:
             of = frozenset(part for number in parts for part in number.terms)
             known = [self.terms[part] for part in of]
             tile, index = any(t.per_tile for t in known), any(t.by_index for t in known)
-            self.terms[key] = Term(*bounds, of, tile, index)
+            low, empty, high = bounds
+            self.terms[key] = Term(low, empty, high, of, tile, index)
         return Varying(self, {key: 1}, 0, self.values.get(key, value))
 
     # ---- uses ---------------------------------------------------------------------------------------------------------

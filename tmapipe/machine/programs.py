@@ -52,7 +52,7 @@ def record_marked(
     for agent in reversed(range(layout.agents)) if backwards else range(layout.agents):
         program: list[Any] = []
         marks: list[int] = []
-        isa = make(agent, _without_local(at_most(MAX_OPERATIONS, program)))
+        isa = make(agent, _taking(program))
         isa.loop = _marking(isa.loop, program, marks)
         loops = isa.decisions.loops = []
         isa.decisions.length = program.__len__
@@ -62,10 +62,13 @@ def record_marked(
     return [programs[agent] for agent in range(layout.agents)]
 
 
-def _without_local(add: Callable[[Any], None]) -> Callable[[Any], None]:
+def _taking(program: list[Any]) -> Callable[[Any], None]:
+    """What adds operations to a warp's program, but for local ones."""
+    append, add = program.append, at_most(MAX_OPERATIONS, program)
+
     def emit(op: Any) -> None:
         if not _is_local(type(op)):  # type: ignore[arg-type]
-            add(op)
+            (append if len(program) < MAX_OPERATIONS else add)(op)
 
     return emit
 

@@ -126,7 +126,7 @@ class Varying:
     def _divided(self, by: int) -> Varying:
         low, empty, high = (self.run.bound(self, end) for end in ("low", "empty", "high"))
         ends = tuple(None if end is None else end // by for end in (low, empty, high))
-        return self.run.made(("quotient", self.form, by), self.value // by, ends, self)  # type: ignore[arg-type]
+        return self.run.made(("quotient", self.form, by), self.value // by, ends, self)
 
     def __mod__(self, other: Any) -> Any:
         by = whole(other) if type(other) is not Varying else None
@@ -257,7 +257,7 @@ class Varying:
     @property
     def form(self) -> tuple[Any, ...]:
         """What it is, the same for equal sums."""
-        return tuple(sorted(self.terms.items(), key=repr)), self.const
+        return self.run.sorted(self), self.const
 
 
 class Condition:
@@ -316,16 +316,17 @@ class Condition:
         if any(type(x) is not Varying and whole(x) is None for x in (then, otherwise)):
             return then if self else otherwise
         taken = then if self.value else otherwise
-        ends: list[int | None] = []
-        for end, least in (("low", min), ("empty", min), ("high", max)):
-            both = [run.bound(x, end) if type(x) is Varying else int(x) for x in (then, otherwise)]
-            ends.append(None if None in both else least(both))  # type: ignore[type-var]
-        forms = tuple(x.form if type(x) is Varying else int(x) for x in (then, otherwise))
+        forms = tuple([x.form if type(x) is Varying else int(x) for x in (then, otherwise)])
         if forms[0] == forms[1]:
             return taken
+        key = ("choice", self.key, *forms)
+        ends: list[int | None] = []
+        for end, least in (("low", min), ("empty", min), ("high", max)) if key not in run.terms else ():
+            both = [run.bound(x, end) if type(x) is Varying else int(x) for x in (then, otherwise)]
+            ends.append(None if None in both else least(both))  # type: ignore[type-var]
         parts = (*self.of, *(x for x in (then, otherwise) if type(x) is Varying))
         value = taken.value if type(taken) is Varying else int(taken)
-        return run.made(("choice", self.key, *forms), value, (ends[0], ends[1], ends[2]), *parts)
+        return run.made(key, value, tuple(ends), *parts)
 
     for _name in ("add", "sub", "mul", "floordiv", "mod", "radd", "rsub", "rmul", "lt", "le", "gt", "ge", "lshift"):
 
