@@ -30,7 +30,19 @@ from tmapipe.isa import ops
 from tmapipe.isa.ops import ALL_LANES
 from tmapipe.machine.layout import Layout
 
-__all__ = ["COPIES", "LOADS", "NEVER", "SIGNALS", "WHOLE", "Accesses", "Classes", "Part", "Span", "is_release"]
+__all__ = [
+    "COPIES",
+    "LOADS",
+    "NEVER",
+    "SIGNALS",
+    "WHOLE",
+    "Accesses",
+    "Classes",
+    "Part",
+    "Span",
+    "is_release",
+    "lanes_join",
+]
 
 NEVER = 1 << 60
 COPIES = (ops.CpAsync,)  # by threads, whose lanes arrive at an mbarrier when they have landed
@@ -170,7 +182,7 @@ class Accesses:
         self.after_mma: dict[int, list[int]] = {}
         self._signals = _next(program, SIGNALS)
         self._releases = _next(program, (), is_release)
-        self._joins = _next(program, (), _is_join)
+        self._joins = _next(program, (), lanes_join)
         self._fences = _next(program, (), _fences)
         self._read()
 
@@ -318,7 +330,7 @@ def _fences(op: Any) -> bool:
     return isinstance(op, ops.FenceProxyAsync) and op.lanes == ALL_LANES
 
 
-def _is_join(op: Any) -> bool:
+def lanes_join(op: Any) -> bool:
     """After it, what all lanes did can be told to others: by this operation itself, or by any of one lane that follows."""
     if isinstance(op, ops.MbarArrive):
         return op.lanes == ALL_LANES

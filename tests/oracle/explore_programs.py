@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tests.oracle.explore_accesses import COPIES, LOADS, NEVER, SIGNALS, Accesses, Classes, is_release
+from tests.oracle.explore_accesses import COPIES, LOADS, NEVER, SIGNALS, Accesses, Classes, is_release, lanes_join
 from tests.oracle.explore_copies import async_bits, told
 from tmapipe.isa import ops
 from tmapipe.machine.layout import Layout
@@ -187,6 +187,27 @@ class Init(NamedTuple):
     told: bool
 
 
+def _first_release(program: Sequence[Any], index: int) -> int:
+    """Index of the first operation that tells of an initialization: of the elected lane, which is the one that initializes, or
+    of another one once they have met."""
+    met = False
+    for i in range(index, len(program)):
+        met = met or lanes_join(program[i])
+        if is_release(program[i]) and (met or isinstance(program[i], ops.MbarArriveTx)):
+            return i
+    return NEVER
+
+
+def _signals(program: Sequence[Any], index: int) -> bool:
+    """Whether somebody can learn of an operation: not by copies that count on an mbarrier whose initialization nobody has been
+    told of yet."""
+    op = program[index]
+    if isinstance(op, COPIES):
+        own = (i for i in range(index) if isinstance(program[i], ops.MbarInit) and program[i].bar == op.bar)
+        return all(_first_release(program, i) < index for i in own)
+    return isinstance(op, SIGNALS)
+
+
 def inits(layout: Layout, programs: Sequence[Sequence[Any]]) -> dict[int, Init]:
     """By mbarrier."""
     found = {}
@@ -196,7 +217,7 @@ def inits(layout: Layout, programs: Sequence[Sequence[Any]]) -> dict[int, Init]:
             if isinstance(op, ops.MbarInit):
                 after = range(index, len(program))
                 fence = next((i for i in after if isinstance(program[i], ops.FenceMbarInit)), NEVER)
-                release = next((i for i in after if is_release(program[i])), NEVER)
-                signal = next((i for i in after if isinstance(program[i], SIGNALS)), NEVER)
+                release = _first_release(program, index)
+                signal = next((i for i in after if _signals(program, i)), NEVER)
                 found[base + op.bar] = Init(agent, fence, min(fence, release) <= signal)
     return found

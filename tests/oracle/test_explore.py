@@ -249,6 +249,27 @@ CASES["a named barrier tells its participants, a relaxed arrival nobody"] = (
 )
 
 
+COPIED = (("init", 0), ("copy", 0, 0, 0, 1))
+CASES["copies onto a barrier tell nobody of its initialization"] = (
+    {Kind.INIT_NOT_VISIBLE},
+    SmallProgram((32,), 1, (COPIED, (("wait", 0, 0),))),
+    SmallProgram((32,), 1, ((*COPIED, ("sync",)), (("sync",), ("wait", 0, 0)))),
+)
+
+
+def tells(*arrives):
+    """A warp initializes a barrier after all have met, and then arrives at another one."""
+    first = (("init", 0), ("fence init",), ("sync",), ("init", 1), *arrives)
+    return SmallProgram((1, 1), 1, (first, (("sync",), ("wait", 0, 0), ("arrive", 1))))
+
+
+CASES["the elected lane tells of an initialization when it arms, another lane does not"] = (
+    {Kind.INIT_NOT_VISIBLE},
+    tells(("arrive", 0)),
+    tells(*ONE_TILE),
+)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_finds_what_is_wrong(name):
     kinds, wrong, _ = CASES[name]

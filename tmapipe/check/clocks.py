@@ -1,15 +1,17 @@
 """Vector clocks: what each warp, and each phase of a barrier, has in its past.
 
-A clock is one array of integers with five parts. The time of a warp is the number of its operations so far.
+A clock is one array of integers with six parts. The time of a warp is the number of its operations so far.
 
     executed   by warp: its operations up to this time have been executed
     published  by warp: what all of its lanes accessed up to this time is visible here
     fenced     by warp: what it accessed up to this time was followed by its own proxy fence, which is visible here
+    told       by warp: the mbarriers that its elected lane initialized up to this time are initialized here
     phases     by mbarrier: this many of its phases have been waited for
     handed_on  by mbarrier: this many of its phases have been waited for, and then a proxy fence was executed
 
 The lanes of a body are converged at every call, so an operation of one lane is *executed* for all. Memory differs: the arrival
-of one lane publishes the other lanes' accesses and fences only up to their last common synchronization.
+of one lane publishes the other lanes' accesses and fences only up to their last common synchronization. The elected lane
+tells of what it initializes itself.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class Clocks:
 
     def __init__(self, layout: Layout):
         self.agents = layout.agents
-        self.published, self.fenced, self.phases = layout.agents, 2 * layout.agents, 3 * layout.agents
+        self.published, self.fenced, self.told, self.phases = (i * layout.agents for i in range(1, 5))
         self.handed_on = self.phases + layout.ctas * layout.nbars
         self.size = self.handed_on + layout.ctas * layout.nbars
         self.of = [self.zero() for _ in range(layout.agents)]
@@ -54,10 +56,12 @@ class Clocks:
         self.of[agent][agent] = time
         return time
 
-    def release(self, agent: int, into: Clock, all_lanes: bool) -> None:
-        """Joins what the warp knows into a barrier's clock: as known to all of its lanes, or to one of them."""
+    def release(self, agent: int, into: Clock, all_lanes: bool, elected: bool = False) -> None:
+        """Joins what the warp knows into a barrier's clock: as known to all of its lanes, or to one, maybe the elected one."""
         clock = self.of[agent]
         np.maximum(into, clock, out=into)
+        if all_lanes or elected:
+            into[self.told + agent] = self.time[agent]
         if all_lanes:
             into[self.published + agent] = self.time[agent]
             into[self.fenced + agent] = self.fence[agent]
@@ -87,5 +91,5 @@ class Clocks:
     def synchronize_lanes(self, agent: int) -> None:
         """``bar.warp.sync``: each lane knows what the others did."""
         clock = self.of[agent]
-        clock[self.published + agent] = self.time[agent]
+        clock[self.told + agent] = clock[self.published + agent] = self.time[agent]
         clock[self.fenced + agent] = self.fence[agent]

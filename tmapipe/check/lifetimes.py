@@ -64,7 +64,7 @@ class Lifetimes:
         by: int = step.agent  # type: ignore[assignment]
         clock = self.clocks.of[agent]
         fenced = any(time <= fence <= clock[by] for fence in self.fences.get(by, ()))
-        if fenced or (not far and (by == agent or clock[self.clocks.published + by] >= time)):
+        if fenced or (not far and (by == agent or clock[self.clocks.told + by] >= time)):
             self.visible.add(key)
             return
         fenced = any(time <= fence for fence in self.fences.get(by, ()))

@@ -92,7 +92,7 @@ class Phases:
         self.waits[bar][agent] = clocks.time[agent], step
 
     def arrive(self, agent: int, op: Any, bar: int, counted: Counted, all_lanes: bool, order_only: bool) -> None:
-        """One warp's arrivals or expect-tx. order_only: it releases nothing to those who wait."""
+        """One warp's arrivals or expect-tx (by its elected lane). order_only: it releases nothing to those who wait."""
         clocks = self.clocks
         clock, time = clocks.of[agent], clocks.time[agent]
         step = Step(self.log.order, agent, op, counted.phase)
@@ -107,7 +107,7 @@ class Phases:
         if order_only:
             clocks.execute(agent, phase.clock)
         else:
-            clocks.release(agent, phase.clock, all_lanes)
+            clocks.release(agent, phase.clock, all_lanes, elected=counted.nbytes > 0)
         if counted.arrivals and phase.loose:
             phase.loose = [arming for arming in phase.loose if clock[arming[0]] < arming[1]]
         if counted.completed:

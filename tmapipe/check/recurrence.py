@@ -196,7 +196,8 @@ def _facts(state: State, check: LinearCheck) -> dict[Key, Known]:
         add(("bar", bar, "sent", cta), clocks.phases + bar, number + 1)
     for bar, (time, step) in check.lifetimes.inits.items():
         by: int = step.agent  # type: ignore[assignment]
-        add(("bar", bar, "init"), by, max(time, *check.lifetimes.fences.get(by, (0,))))
+        add(("bar", bar, "init"), clocks.told + by, time)
+        add(("bar", bar, "init, fenced"), by, max(time, *check.lifetimes.fences.get(by, (0,))))
     for thread, groups in state.groups.items():
         for i, (flights, known_read) in enumerate(reversed(groups)):
             add(("group", thread, i, len(flights), known_read), 0, NEVER)
