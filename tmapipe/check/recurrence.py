@@ -154,9 +154,9 @@ def _facts(state: State, check: LinearCheck) -> dict[Key, Known]:
     facts: dict[Key, Known] = {("there is a fact",): ((0, NEVER),)}
     everybody = np.min(clocks.of, axis=0).tolist()
 
-    def add(key: Key, entry: int, least: int) -> None:
+    def add(key: Key, entry: int, least: int, *others: tuple[int, int]) -> None:
         if everybody[entry] < least:
-            facts[key] = ((entry, least),)
+            facts[key] = ((entry, least), *others)
 
     for slot, history in enumerate(check.slots.history):
         for access in history.values():
@@ -196,8 +196,9 @@ def _facts(state: State, check: LinearCheck) -> dict[Key, Known]:
         add(("bar", bar, "sent", cta), clocks.phases + bar, number + 1)
     for bar, (time, step) in check.lifetimes.inits.items():
         by: int = step.agent  # type: ignore[assignment]
-        add(("bar", bar, "init"), clocks.told + by, time)
-        add(("bar", bar, "init, fenced"), by, max(time, *check.lifetimes.fences.get(by, (0,))))
+        fenced = by, next((fence for fence in check.lifetimes.fences.get(by, ()) if fence >= time), NEVER)
+        add(("bar", bar, "init"), clocks.told + by, time, fenced)
+        add(("bar", bar, "init, fenced"), *fenced)
     for thread, groups in state.groups.items():
         for i, (flights, known_read) in enumerate(reversed(groups)):
             add(("group", thread, i, len(flights), known_read), 0, NEVER)
