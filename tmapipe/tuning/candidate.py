@@ -10,6 +10,7 @@ import attrs
 from tmapipe.dtypes import tf32
 from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.errors import InputError
+from tmapipe.integers import ceil_div
 from tmapipe.schedules.mainloop import Cooperative
 from tmapipe.schedules.operand import Operand
 from tmapipe.tiles.gpc import GpcTiles
@@ -22,6 +23,7 @@ from tmapipe.tuning.problem import Problem
 __all__ = ["SWIZZLE_SPAN", "Candidate", "own_buffers", "slots_of"]
 
 SWIZZLE_SPAN = 128  # bytes along k of one slot
+BUFFER = 64 * 128  # bytes of an output buffer
 
 
 @attrs.frozen
@@ -31,7 +33,7 @@ class Candidate:
     Args:
         schedule: Name of a class in `tmapipe.schedules`.
         tile: (m, n) elements of a CTA's output tile.
-        cluster: CTAs along (m, n).
+        cluster: CTAs along (m, n), without those that share k.
         options: (word, value) of what else it is built with: "stages" of operands; "store_stages", buffers of a warpgroup;
             "order", a tile scheduler as ("Snake", 8), by GPC as ("Snake", 8, "gpc"); "l2_hints" and "outside", of (a, b);
             "promote"; "in_turn" and "along", of the mainloop; "parts", of a split k; "spans", of 128 bytes of k in a slot.
@@ -49,6 +51,16 @@ class Candidate:
         return int(dict(self.options).get("parts", 1))
 
     @property
+    def sharing(self) -> int:
+        """CTAs of a cluster that share the k of an output tile."""
+        return self.parts if self.schedule == "ClusterSplitK" else 1
+
+    @property
+    def ctas(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster[0] * self.cluster[1] * self.sharing
+
+    @property
     def in_parts(self) -> bool:
         """Whether a second kernel adds up parts of k."""
         return self.schedule == "SplitK"
@@ -62,8 +74,12 @@ class Candidate:
     def slots(self) -> int:
         """Slots of the ring, at least one: what fits beside the output buffers."""
         words = dict(self.options)
-        buffers = own_buffers(self.schedule, self.accumulators[0], words.get("in_turn", True))
-        return max(1, slots_of(self.tile, buffers * words.get("store_stages", 2)) // self.spans)
+        buffers = own_buffers(self.schedule, self.accumulators[0], words.get("in_turn", True)) * words.get(
+            "store_stages", 2
+        )
+        if self.sharing > 1:
+            buffers += ceil_div(4 * self.tile[0] * self.tile[1], BUFFER)  # sums of the other CTAs
+        return min(words.get("stages", 99), max(1, slots_of(self.tile, buffers) // self.spans))
 
     @property
     def accumulators(self) -> tuple[int, int]:
@@ -93,13 +109,16 @@ class Candidate:
         options: dict[str, Any] = {"epilogue": stored, **self._operands(problem, words)}
         if "order" in words:
             options["tiles"] = _order(*words.pop("order"))
-        if self.schedule != "PingPong":
+        form: dict[str, Any] = {"cluster": self.cluster}
+        if self.sharing > 1:
+            form = {"along_m": self.cluster[0]}
+        elif self.schedule != "PingPong":
             mainloop = {word: words.pop(word) for word in ("promote", "along") if word in words}
             options["mainloop"] = Cooperative(**mainloop)
         if epilogue.operands:  # a ping-pong with operands needs its epilogues in turn
             words.pop("in_turn", None)
         tile = *self.tile, words.pop("spans", 1) * SWIZZLE_SPAN // problem.dtype.bytes
-        made = getattr(schedules, self.schedule)(tile=tile, cluster=self.cluster, **options, **words)
+        made = getattr(schedules, self.schedule)(tile=tile, **form, **options, **words)
         with warnings.catch_warnings():  # of spills, which show when it is measured
             warnings.simplefilter("ignore")
             made.plan(self.dtypes(problem, epilogue))
@@ -144,7 +163,7 @@ def own_buffers(schedule: str, rows: int, in_turn: bool = True) -> int:
 
 def slots_of(tile: tuple[int, int], buffers: int) -> int:
     """Slots of one span of k beside *buffers* output buffers of 64 rows by 128 bytes, in 227 KiB less the barriers."""
-    return (226 * 1024 - buffers * 64 * 128) // (sum(tile) * SWIZZLE_SPAN)
+    return (226 * 1024 - buffers * BUFFER) // (sum(tile) * SWIZZLE_SPAN)
 
 
 def _order(raster: str, rows: int, near: str = "") -> PersistentTiles:

@@ -50,6 +50,9 @@ IN_PARTS = {64: (64, 128, 256), 128: (64, 128, 192, 256), 192: (128, 192), 256: 
 FITTED_PARTS = 1024  # columns, or rows, of an output up to which their widths fit it
 WAVES = (1, 2, 3)  # that all parts of all tiles may make
 LEAST_STEPS = 4  # k-tiles of a part
+SHARING, SHARED_ROWS = (2, 4, 8), (64, 128, 192)  # CTAs of a cluster that share k, and rows of their tiles
+MOST_CTAS = 8  # of a cluster that every GPU takes
+LEAST_SHARED, SHARED_SLOTS = 2, 6  # spans of k of each; slots, more of which take long to prove
 MOST_PARTS_BYTES = 512e6  # of the workspace
 
 
@@ -65,6 +68,7 @@ def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
             ):
                 yield from _whole(problem, device, kind, tile, cluster, along, few)
     if not problem.dtype.integer:
+        yield from _sharing_k(problem, device)
         for along in "mn":
             for tile, cluster in itertools.product(_pairs(IN_PARTS, problem, along, FITTED_PARTS), CLUSTERS):
                 if _fits(problem, tile, cluster):
@@ -104,6 +108,27 @@ def _in_parts(
             yield Candidate("SplitK", tile, cluster, (("parts", parts), *further, *deep))
             if cluster != (1, 1) and min(tile) >= 128 and along == "m" and spans == 1:
                 yield Candidate("SplitK", tile, cluster, (("parts", parts), *further, ("order", ("Grouped", 8, "gpc"))))
+
+
+def _sharing_k(problem: Problem, device: Device) -> Iterator[Candidate]:
+    """Clusters whose CTAs share k, for outputs of one wave of them."""
+    steps = ceil_div(problem.k * problem.dtype.bytes, SWIZZLE_SPAN)
+    for parts, m, along_m in itertools.product(SHARING, SHARED_ROWS, (1, 2)):
+        if along_m * parts > MOST_CTAS:
+            continue
+        unit = 8 * parts
+        for n in range(unit, min(256, 64 * parts) + 1, unit):
+            tile, cluster = (m, n), (along_m, 1)
+            least = n in (unit, 32) or ceil_div(problem.n, n) < ceil_div(problem.n, n - unit)
+            waves = _clusters(problem, tile, cluster) * problem.batch / device.resident(along_m * parts)
+            if not least or waves > 1 or steps < LEAST_SHARED * parts or not _fits(problem, tile, cluster):
+                continue
+            options = (("parts", parts), ("l2_hints", READ_ONCE), *_outside(problem, device, tile, cluster))
+            for spans in (1, *SPANS):
+                deep = (("spans", spans),) if spans > 1 else ()
+                made = Candidate("ClusterSplitK", tile, cluster, (*options, *deep, ("stages", SHARED_SLOTS)))
+                if made.slots >= min(LEAST_SLOTS, ceil_div(steps, spans * parts)):
+                    yield made
 
 
 def _fits(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -> bool:

@@ -58,6 +58,7 @@ class Constants:
         transposed: Factor on the tensor cores' clocks for operands that are not contiguous along k.
         add, each: Microseconds of the kernel that adds parts, and of each part, besides its memory traffic.
         parts: GB/s at which it reads them.
+        exchanged: Bytes per clock of the sums that CTAs which share k send each other.
         merged: By GPC, factor on the mainloop since L2 sees fewer reads (mostly power).
         smaller: By GPC, factor on `merged` for a ping-pong's smaller tiles (8192^3: 1.025, 4096^3: 1.008).
         claim: By GPC, microseconds until a cluster has claimed its position.
@@ -89,6 +90,7 @@ class Constants:
     add: float = 1.86
     each: float = 0.157
     parts: float = 2410.0
+    exchanged: float = 5.0
     merged: float = 0.971
     smaller: float = 1.02
     claim: float = 1.18
@@ -117,7 +119,7 @@ class Work(NamedTuple):
     row is a multiple of 128 bytes. pingpong, by_gpc, in_parts, transposed: whether it is. elements: of the output, *stored*
     bytes each. read: bytes of the operands. memory: GB/s of the device's memory. slots: of the ring. one_buffer: whether a
     warpgroup has one output buffer. lines: bytes of the 128-byte lines that a tile's stores touch, over those stored.
-    boxes: of 16 rows that the slowest CTA loads again, instead of zeros.
+    boxes: of 16 rows that the slowest CTA loads again, instead of zeros. sharing: CTAs of a cluster that share k.
     """
 
     m: Any
@@ -149,6 +151,7 @@ class Work(NamedTuple):
     one_buffer: Any
     lines: Any
     boxes: Any
+    sharing: Any
 
 
 def work(problem: Problem, candidate: Candidate, device: Device) -> Work:
@@ -165,20 +168,21 @@ def work(problem: Problem, candidate: Candidate, device: Device) -> Work:
     down, right, resident = (
         ceil_div(problem.m, m * along_m),
         ceil_div(problem.n, n * along_n),
-        device.resident(along_m * along_n),
+        device.resident(candidate.ctas),
     )
-    boxes = _boxes(problem, candidate, down * right * problem.batch * candidate.parts / resident)
+    parts = candidate.parts // candidate.sharing
+    boxes = _boxes(problem, candidate, down * right * problem.batch * parts / resident)
     return Work(
         m=m, n=n, along_m=along_m, along_n=along_n, rows=rows, columns=columns,
         warpgroups=1 if pingpong else rows // 64 if rows <= 192 else 2,
-        down=down, right=right, batch=problem.batch, parts=candidate.parts,
+        down=down, right=right, batch=problem.batch, parts=parts,
         resident=resident, multiprocessors=device.multiprocessors,
         steps=ceil_div(slots, candidate.parts) * candidate.spans, spans=candidate.spans, of_a=of_a, of_b=of_b,
         pingpong=pingpong, by_gpc=candidate.by_gpc, in_parts=candidate.in_parts, transposed=problem.majors != ("k", "k"),
         elements=elements, stored=4 if candidate.in_parts else problem.out.bytes,
         read=problem.bytes - elements * problem.out.bytes, memory=device.memory,
         slots=candidate.slots, one_buffer=dict(candidate.options).get("store_stages", 2) == 1,
-        lines=_lines(problem, candidate), boxes=boxes,
+        lines=_lines(problem, candidate), boxes=boxes, sharing=candidate.sharing,
     )  # fmt: skip
 
 
@@ -211,11 +215,11 @@ def times(w: Work, c: Constants = FITTED, *, fused: bool = False) -> Any:
         w: What each does.
         fused: Whether the epilogue computes something.
     """
-    size = w.along_m * w.along_n
+    size = w.along_m * w.along_n * w.sharing
     one = w.down * w.right
     clusters = one * w.batch * w.parts
     multiply = _multiply(w, c)
-    epilogue = w.m * w.n * w.stored / w.warpgroups / c.stored * (c.worked if fused else 1.0)
+    epilogue = w.m * w.n * w.stored / w.warpgroups / w.sharing / c.stored * (c.worked if fused else 1.0)
     epilogue = (
         epilogue
         * np.where(w.one_buffer, c.waited, 1.0)
@@ -229,6 +233,8 @@ def times(w: Work, c: Constants = FITTED, *, fused: bool = False) -> Any:
         busy = np.where(w.pingpong, np.maximum(mainloop, (mainloop + epilogue) / 2), mainloop + epilogue)
         return _longer(busy, _load(w, c, at_work, one) * w.steps, c.loaded) * longer
 
+    exchange = np.where(w.sharing > 1, w.m * w.n * 4 * (1 - 1 / w.sharing) / c.exchanged, 0.0)
+    epilogue = epilogue + exchange
     waves, rest = clusters // w.resident, clusters % w.resident
     busy = waves * tile(w.resident) + np.where(rest > 0, tile(np.maximum(rest, 1)), 0) + w.pingpong * epilogue
     at_work = np.minimum(clusters, w.resident)
@@ -276,8 +282,8 @@ def _load(w: Work, c: Constants, at_work: Any, one: Any) -> Any:
     together = np.minimum(at_work, one)  # clusters with the same k-tiles
     down = np.minimum(np.minimum(BAND, w.down), together)
     right = np.minimum(w.right, np.ceil(together / down))
-    each = at_work * (of_a + of_b)
-    once = np.minimum(each, at_work / together * (down * of_a + right * of_b))
+    each = at_work * (of_a + of_b) * w.sharing
+    once = np.minimum(each, at_work / together * (down * of_a + right * of_b) * w.sharing)
     served = once + np.where(w.by_gpc, c.near, c.again) * (each - once)
     engine = (w.m + w.n) * SWIZZLE_SPAN / c.ingest + w.boxes * c.box
     ring = c.latency / (w.slots - c.held) / w.spans

@@ -122,4 +122,4 @@ class Device:
 
 
 #: The default device of `choose` and `ranked`.
-H200 = Device("NVIDIA H200", 132, ((1, 132), (2, 66), (4, 30)))
+H200 = Device("NVIDIA H200", 132, ((1, 132), (2, 66), (3, 39), (4, 30), (8, 15)))

@@ -158,7 +158,7 @@ def device_of(device: str = "cuda") -> Device:
     torch.cuda.synchronize(index)  # what asks for occupancy needs a context
     properties = torch.cuda.get_device_properties(index)
     count = properties.multi_processor_count
-    sizes = ((1, count), *((size, HardwareInfo(index).get_max_active_clusters(size)) for size in (2, 4)))
+    sizes = ((1, count), *((size, HardwareInfo(index).get_max_active_clusters(size)) for size in (2, 3, 4, 8)))
     kinds = driver.CUdevice_attribute
 
     def attribute(kind: Any) -> int:
