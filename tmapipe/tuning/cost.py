@@ -48,6 +48,7 @@ class Constants:
         near: The same for orders by GPC: 0.7 of `again`, as their reads of L2 at 8192^3 are of others.
         straddle: Factor on the bytes of an operand whose row pitch is no multiple of 128 bytes.
         ingest: Bytes per clock that an SM takes in.
+        issue: Bytes per clock that an SM asks for: its share of what the cluster loads.
         reads, writes: Speeds from and to memory, of what the device's memory is said to have.
         launch: Microseconds from launch to the first load, and from the last store to the end.
         fill: Clocks until the first slot is filled, a row of it.
@@ -71,39 +72,40 @@ class Constants:
         worked: Factor on an epilogue that computes (4096^3, bias and gelu: 1.8 us for a tile of 128 x 256).
     """
 
-    clock: float = 1.61
-    boost: float = 0.115
-    l2: float = 5380.0
-    again: float = 0.51
-    near: float = 0.43
-    straddle: float = 1.29
-    ingest: float = 132.0
-    reads: float = 0.843
-    writes: float = 0.729
-    launch: float = 4.62
-    fill: float = 3.15
+    clock: float = 1.62
+    boost: float = 0.139
+    l2: float = 5200.0
+    again: float = 0.49
+    near: float = 0.378
+    straddle: float = 1.39
+    ingest: float = 106.0
+    issue: float = 85.5
+    reads: float = 0.85
+    writes: float = 0.698
+    launch: float = 4.64
+    fill: float = 4.18
     stored: float = 16.0
-    waited: float = 1.36
-    piece: float = 2.03
-    partial: float = 0.409
-    transposed: float = 1.05
-    add: float = 1.86
-    each: float = 0.157
-    parts: float = 2410.0
-    exchanged: float = 5.0
-    merged: float = 0.971
+    waited: float = 1.29
+    piece: float = 1.39
+    partial: float = 0.302
+    transposed: float = 1.06
+    add: float = 1.74
+    each: float = 0.154
+    parts: float = 2630.0
+    exchanged: float = 4.73
+    merged: float = 0.974
     smaller: float = 1.02
-    claim: float = 1.18
-    hidden: float = 3.3
-    loaded: float = 10.3
+    claim: float = 1.6
+    hidden: float = 3.2
+    loaded: float = 9.76
     worked: float = 3.0
-    slot: float = 289.0
-    span: float = 18.9
-    latency: float = 2480.0
-    held: float = 0.95
-    box: float = 30.4
-    skew: float = 0.01
-    uneven: float = 0.02
+    slot: float = 267.0
+    span: float = 0.051
+    latency: float = 2420.0
+    held: float = 0.949
+    box: float = 24.6
+    skew: float = 0.0175
+    uneven: float = 0.00563
 
 
 #: Of the H200.
@@ -285,7 +287,8 @@ def _load(w: Work, c: Constants, at_work: Any, one: Any) -> Any:
     each = at_work * (of_a + of_b) * w.sharing
     once = np.minimum(each, at_work / together * (down * of_a + right * of_b) * w.sharing)
     served = once + np.where(w.by_gpc, c.near, c.again) * (each - once)
-    engine = (w.m + w.n) * SWIZZLE_SPAN / c.ingest + w.boxes * c.box
+    issued = (of_a / w.along_m / w.along_n + of_b / w.along_n / w.along_m) * SWIZZLE_SPAN / c.issue
+    engine = np.maximum((w.m + w.n) * SWIZZLE_SPAN / c.ingest, issued) + w.boxes * c.box
     ring = c.latency / (w.slots - c.held) / w.spans
     least = np.maximum(np.maximum(engine, ring), c.slot / w.spans + c.span)
     return np.maximum(served * SWIZZLE_SPAN / c.l2 * c.clock, least)
