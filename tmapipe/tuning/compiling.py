@@ -1,8 +1,8 @@
 """Compiling many candidates at once, in processes of their own, since two compilations in one process break CuTe DSL.
 
-Each process proves its candidates (unless TMAPIPE_CHECK=0), compiles them and exports object files, which the caller loads. Run as a program, this
-module is such a process: it reads pickled candidates from its standard input and writes one line for each that is done. An
-epilogue is sent with cloudpickle, which takes functions that pickle does not.
+Each process proves its candidates (unless TMAPIPE_CHECK=0), compiles them and exports object files, which the caller loads.
+Run as a program, this module is such a process: it reads pickled candidates from its standard input and writes one line for
+each that is done. An epilogue is sent with cloudpickle, which takes functions that pickle does not.
 """
 
 from __future__ import annotations
