@@ -63,9 +63,9 @@ def copy_variants(x: Any, y: Any) -> dict[str, Callable[[], object]]:
     from tmapipe.schedules import Copy
 
     variants: dict[str, Callable[[], object]] = {}
-    for rows, words, stages in ((4, 256, 12), (8, 256, 8), (16, 128, 12), (32, 64, 8)):
-        copy = _copy(Copy, (rows, words), stages)
-        variants[f"Copy {rows}x{words} words, stages {stages}"] = functools.partial(copy, x, out=y)
+    for rows, words, ctas in ((4, 256, 10), (4, 256, 12), (1, 1024, 10), (3, 256, 14)):
+        copy = _copy(Copy, (rows, words), ctas)
+        variants[f"Copy {rows}x{words} words, {ctas} CTAs"] = functools.partial(copy, x, out=y)
     return variants
 
 
@@ -98,8 +98,8 @@ def _build(problem: Problem, candidates: list[Candidate]) -> dict[Candidate, Any
 
 
 @functools.cache
-def _copy(make: Any, tile: tuple[int, int], stages: int) -> Any:
-    return make(tile=tile, stages=stages)
+def _copy(make: Any, tile: tuple[int, int], ctas: int) -> Any:
+    return make(tile=tile, ctas=ctas)
 
 
 def _launcher(schedule: Any, a: Any, b: Any, out: Any) -> Callable[[], object]:

@@ -92,7 +92,7 @@ def test_stream_k(shares, cluster, reduce):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_copy(policy):
-    schedule = Copy()
+    schedule = Copy(stages=12)
     plan = schedule.plan({})
     x = np.arange(30 * 600, dtype=np.int32).reshape(30, 600)
     for seed in range(5):

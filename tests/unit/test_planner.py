@@ -322,11 +322,12 @@ def test_subclass_replaces_a_part():
         load, store = S.Copy.load, S.Copy.store
 
         def __init__(self):
-            super().__init__()
+            super().__init__(stages=12)
             self.y = tp.TmaStoreStage(source=self.x, stages=3)
 
     assert Deeper().plan().ring("ring").lag == {"store": 3}
-    assert S.Copy().plan().ring("ring").lag == {"store": 2}
+    assert S.Copy(stages=12).plan().ring("ring").lag == {"store": 2}
+    assert S.Copy().plan().ring("ring").lag == {"store": 0} and isinstance(S.Copy().tiles, tp.GridTiles)
 
 
 def test_boxes_at_the_edge():

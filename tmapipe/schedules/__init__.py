@@ -68,13 +68,13 @@ REGISTRY: tuple[Registered, ...] = (
     Registered("Copy", Copy, lambda: Copy((4, 64), stages=2, pending=1), ((1, 1, {}), (5, 1, {}))),
     Registered(
         "Copy, dynamic",
-        lambda: _queued_copy(Copy(), DynamicTiles()),
+        lambda: _queued_copy(Copy(stages=12), DynamicTiles()),
         lambda: _queued_copy(Copy((4, 64), stages=2, pending=0), DynamicTiles(stages=2)),
         ((1, 1, {}), (3, 1, {})),
     ),
     Registered(
         "Copy, by GPC",
-        lambda: _queued_copy(Copy(), GpcTiles()),
+        lambda: _queued_copy(Copy(stages=12), GpcTiles()),
         lambda: _queued_copy(Copy((4, 64), stages=2, pending=0), GpcTiles()),
         ((1, 1, {}), (3, 1, {})),
     ),
