@@ -1,4 +1,4 @@
-"""Softmax and rmsnorm of rows of bf16 beside QuACK's kernels and torch.compile; suite `rows`, GB/s read and written.
+"""Softmax and rmsnorm of rows of bf16 beside QuACK's kernels; suite `rows`, GB/s read and written.
 
 python -m benchmarks.rows
 python -m benchmarks.rows --problems "softmax 1024" --rounds 10
@@ -18,12 +18,24 @@ from benchmarks.cases import Case, main_of
 from benchmarks.results import OURS
 
 BYTES = 512 << 20
-#: Length of a row -> (rows of a tile, warps) of our variants.
-TILES = {
-    512: ((4, 4), (8, 4), (8, 8)),
-    1024: ((4, 4), (8, 8), (2, 2)),
-    4096: ((1, 4), (2, 8), (1, 8)),
-    16384: ((1, 8), (1, 16)),
+#: Length of a row -> our variants: rows of a tile, warps, CTAs that share a row, and CTAs on a multiprocessor.
+TILES: dict[str, dict[int, tuple[tuple[int, int, int, int | None], ...]]] = {
+    "softmax": {
+        512: ((8, 4, 1, 8), (8, 4, 1, None)),
+        1024: ((4, 4, 1, None), (4, 4, 1, 8)),
+        4096: ((1, 4, 1, 8), (1, 4, 1, None)),
+        16384: ((1, 4, 4, 8), (1, 8, 2, 4)),
+        65536: ((1, 8, 8, 4), (1, 16, 4, 2)),
+        262144: ((1, 16, 16, 2), (1, 8, 16, 2)),
+    },
+    "rmsnorm": {
+        512: ((16, 4, 1, 4), (8, 4, 1, 7)),
+        1024: ((8, 4, 1, 4), (4, 4, 1, 7)),
+        4096: ((2, 4, 1, 4), (1, 4, 1, 7)),
+        16384: ((1, 4, 4, 7), (1, 8, 2, 3)),
+        65536: ((1, 8, 8, 3), (1, 16, 4, 2)),
+        262144: ((1, 16, 16, 2), (1, 8, 16, 2)),
+    },
 }
 
 
@@ -44,12 +56,13 @@ def make(name: str, length: int, device: str) -> tuple[dict[tuple[str, str], Cal
     reference: Callable[[Any], Any] = functools.partial(torch.softmax, dim=1)
     if name == "rmsnorm":
         reference = functools.partial(torch.nn.functional.rms_norm, normalized_shape=(length,), weight=weight, eps=1e-6)
-    of, inputs = (softmax_of, (x,)) if name == "softmax" else (plain_rmsnorm_of, (weight, x))
+    of, inputs = (softmax_of, (x,)) if name == "softmax" else (plain_rmsnorm_of, (x, weight))
     runs: dict[tuple[str, str], Callable[[], Any]] = {}
-    for rows, warps in TILES[length]:
-        schedule = of(length, rows, warps, length=length)
-        runs[OURS, f"{rows} rows by {warps} warps"] = functools.partial(schedule, *inputs, out=out)
-    runs["torch.compile", "default"] = functools.partial(torch.compile(reference, dynamic=False), x)
+    for rows, warps, ctas, share in TILES[name][length]:
+        schedule = of(length // ctas, rows, warps, ctas, length, share)
+        runs[OURS, f"{rows} rows by {ctas} CTAs of {warps} warps, {share or 'all that fit'}"] = functools.partial(
+            schedule, *inputs, out=out
+        )
     for title, run in quack(name, x, weight).items():
         runs["quack", title] = run
     want = reference(x)
@@ -71,7 +84,7 @@ def quack(name: str, x: Any, weight: Any) -> dict[str, Callable[[], Any]]:
     return {"rmsnorm_fwd": lambda: rmsnorm_fwd(x, weight)[0]}
 
 
-CASES = [case(name, length) for name in ("softmax", "rmsnorm") for length in TILES]
+CASES = [case(name, length) for name, lengths in TILES.items() for length in lengths]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -54,21 +54,22 @@ def rmsnorm_of(columns: int, rows: int = 1, warps: int = 4, ctas: int = 1, eps: 
 
 
 def plain_rmsnorm_of(
-    columns: int, rows: int = 1, warps: int = 4, ctas: int = 1, length: int | None = None
+    columns: int, rows: int = 1, warps: int = 4, ctas: int = 1, length: int | None = None, share: int | None = None
 ) -> tp.Schedule:
-    """The same without a residual. Of rows of one *length*, several CTAs share a multiprocessor, one for each tile."""
+    """The same without a residual. Of rows of one *length*, each CTA takes one tile, as many as *share* says are on a
+    multiprocessor, and threads store."""
 
     class PlainRmsNorm(tp.Schedule):
         """y[m, n] = x[m, n] / sqrt(mean over n of x[m, n]^2 + 1e-6) * weight[n]."""
 
         relations = (tp.Dim("n", size=length),) if length else ()
-        tiles = tp.GridTiles() if length else tp.PersistentTiles()
+        tiles = tp.GridTiles(ctas=share) if length else tp.PersistentTiles()
         load, work = tp.Role(warps=1), tp.Role(warps=warps)
         cluster = {"n": ctas}  # noqa: RUF012
         ring = tp.BarrierRing(1 if length else None, producer=load, consumer=work)
         x = tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring)
         weight = tp.TmaLoadStage("n", tile=(columns,), ring=ring)
-        y = tp.TmaStoreStage("m n", tile=(rows, columns), role=work, stages=1 if length else 2)
+        y = (tp.ThreadStoreStage if length else tp.TmaStoreStage)("m n", tile=(rows, columns), role=work)
         across = tp.ReductionScratch(work, rows=rows, group=tp.MulticastGroup("n"))
 
         @load.jit

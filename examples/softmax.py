@@ -12,11 +12,13 @@ import torch
 import tmapipe as tp
 
 
-def softmax_of(columns: int, rows: int = 1, warps: int = 4, ctas: int = 1, length: int | None = None) -> tp.Schedule:
+def softmax_of(
+    columns: int, rows: int = 1, warps: int = 4, ctas: int = 1, length: int | None = None, share: int | None = None
+) -> tp.Schedule:
     """Softmax of rows of up to *ctas* x *columns* elements, *rows* at a time.
 
-    Of rows of one *length*, several CTAs share a multiprocessor, one for each tile. If that is all that the CTAs take, nothing
-    is masked, which halves the registers.
+    Of rows of one *length*, each CTA takes one tile, as many as *share* says are on a multiprocessor, and threads store. If
+    that length is all that the CTAs take, nothing is masked, which halves the registers.
     """
 
     even = length == ctas * columns
@@ -25,12 +27,12 @@ def softmax_of(columns: int, rows: int = 1, warps: int = 4, ctas: int = 1, lengt
         """y[m, n] = exp(x[m, n]) / sum over n of exp(x[m, n])."""
 
         relations = (tp.Dim("n", size=length),) if length else ()
-        tiles = tp.GridTiles() if length else tp.PersistentTiles()
+        tiles = tp.GridTiles(ctas=share) if length else tp.PersistentTiles()
         load, work = tp.Role(warps=1), tp.Role(warps=warps)
         cluster = {"n": ctas}  # noqa: RUF012
         ring = tp.BarrierRing(1 if length else None, producer=load, consumer=work)
         x = tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring)
-        y = tp.TmaStoreStage("m n", tile=(rows, columns), role=work, stages=1 if length else 2)
+        y = (tp.ThreadStoreStage if length else tp.TmaStoreStage)("m n", tile=(rows, columns), role=work)
         across = tp.ReductionScratch(
             work, rows=rows, group=tp.MulticastGroup("n")
         )  # a row lies in several warps and CTAs
