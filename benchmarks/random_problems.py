@@ -284,7 +284,7 @@ def measure(
         mine = {key: run for key, run in runs.items() if key[0] == peer}
         for key in set(mine) - set(screen(mine, clock, args.keep)) if peer != "cublas" else ():
             del runs[key]
-    looked = _looked(problem, runs, args.look, clock, device)
+    looked = _looked(problem, runs, args, clock, device)
     estimated = {str(candidate): estimate(problem, candidate, device) for candidate in few}
     for (peer, variant), timing in rested(runs, clock, method_of(args)).items():
         results.add(
@@ -297,14 +297,15 @@ def measure(
     print(f"{problem}: {line}" + "".join(f"\n    left out: {text}" for text in said), flush=True)
 
 
-def _looked(problem: Problem, runs: dict[Any, Any], look: int, clock: Any, device: Device) -> str:
-    """What ``choose(problem, look=look)`` takes; "" without a look."""
-    few = [str(candidate) for candidate in unsure(problem, device, look)] if look > 1 else []
+def _looked(problem: Problem, runs: dict[Any, Any], args: Any, clock: Any, device: Device) -> str:
+    """What ``choose(problem, look=args.look)`` takes; "" without a look."""
+    few = [str(candidate) for candidate in unsure(problem, device, args.look)] if args.look > 1 else []
     if not few or any((OURS, text) not in runs for text in few):
         return ""
     if len(few) == 1:
         return few[0]
-    return str(pick({text: runs[OURS, text] for text in few}, clock, METHOD)[0][0])
+    method = attrs.evolve(METHOD, rest=min(args.rest, METHOD.rest))
+    return str(pick({text: runs[OURS, text] for text in few}, clock, method)[0][0])
 
 
 # ---- reports ------------------------------------------------------------------------------------------------------------
