@@ -22,6 +22,7 @@ from tmapipe.errors import (
     UnsafeError,
 )
 from tmapipe.im2col_stage import Im2colLoadStage
+from tmapipe.l2_stage import L2Stage
 from tmapipe.matmul import Wgmma
 from tmapipe.multicast import MulticastGroup
 from tmapipe.peer_stage import PeerStage
@@ -71,6 +72,7 @@ __all__ = [
     "Im2colBox",
     "Im2colLoadStage",
     "InputError",
+    "L2Stage",
     "MissingGpuError",
     "MulticastGroup",
     "Operand",

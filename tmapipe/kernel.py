@@ -24,6 +24,7 @@ from tmapipe.plan.model import Load, RoleWarps, Store
 from tmapipe.plan.placement import branches_of, without_role
 from tmapipe.plan.rings import Ring
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, vectors_of
+from tmapipe.protocol.ahead import AheadPart
 from tmapipe.protocol.cluster import share_index
 from tmapipe.protocol.cluster_sum import bound_tile
 from tmapipe.protocol.exchanges import exchange_of
@@ -367,6 +368,10 @@ class KernelContext(Carried):
         for name, buffer in buffers.items():
             same = (buffer.over or name) in touched  # perhaps through another stage in the same memory
             parts[name] = part_of(self.isa, buffer, self.role.name, same)
+        for name, ahead in schedule.declared.ahead.items():
+            if self.name_of(ahead.ring) == ring.name:
+                load = self.plan.load(self.name_of(ahead.source))
+                parts[name] = AheadPart(self.isa, name, load, self.role.name)
         end = (HeldEnd if ring.held else RingEnd)(self.isa, ring, self.role.name, parts, self._groups)
         self._parts[ring.name] = self.ends[ring.name] = end
         self._finishers.insert(0, end)

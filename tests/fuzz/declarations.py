@@ -23,6 +23,7 @@ NEEDED: dict[Any, dict[str, Any]] = {
     tp.TmaLoadStage: {"dims": "m k", "tile": (64, 64), "ring": RING},
     tp.BulkLoadStage: {"dims": "n", "tile": (1024,), "ring": RING},
     tp.CpAsyncLoadStage: {"dims": "m k", "tile": (64, 64), "ring": RING},
+    tp.L2Stage: {"source": A, "ring": tp.BarrierRing(4, producer=tp.Role(warps=1), consumer=LOAD)},
     tp.SharedStage: {"tile": (64, 64), "ring": RING, "writer": LOAD, "dtype": "bf16"},
     tp.Wgmma: {"a": A, "b": B},
     tp.TmaStoreStage: {"dims": "m n", "source": tp.Wgmma(A, B)},

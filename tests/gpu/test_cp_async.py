@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tmapipe as tp
-from tests.oracle.copy_forms import Added, Ahead, CopiedGemm, Images
+from tests.oracle.copy_forms import Added, Ahead, CopiedGemm, Far, Images
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "odd_rows.py"))
 
@@ -94,4 +94,4 @@ def test_what_follows_the_tensor_is_not_read():
 def test_prefetches_change_nothing():
     for shape in ((16, 64), (1000, 520), (4096, 8192)):
         x = torch.randn(shape, device="cuda").bfloat16()
-        assert torch.equal(Ahead()(x), x)
+        assert torch.equal(Ahead()(x), x) and torch.equal(Far()(x), x)

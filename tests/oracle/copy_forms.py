@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tmapipe as tp
 
-__all__ = ["Added", "Ahead", "CopiedGemm", "Images", "Mapped", "MappedBefore"]
+__all__ = ["Added", "Ahead", "CopiedGemm", "Far", "Images", "Mapped", "MappedBefore"]
 
 
 class Added(tp.Schedule):
@@ -124,3 +124,29 @@ class MappedBefore(Mapped):
 
     copy, work = Mapped.copy, Mapped.work
     arch = "sm_80"
+
+
+class Far(tp.Schedule):
+    """y = x; one role asks for each tile up to 4 tiles before another one loads it."""
+
+    ask, load, store = tp.Role(warps=1), tp.Role(warps=1), tp.Role(warps=1)
+    pace = tp.BarrierRing(4, producer=ask, consumer=load)
+    ring = tp.BarrierRing(2, producer=load, consumer=store)
+    x = tp.TmaLoadStage("m n", tile=(16, 64), ring=ring)
+    far = tp.L2Stage(x, ring=pace)
+    y = tp.TmaStoreStage(source=x)
+
+    @ask.jit
+    def look_ahead(self, k, tile):
+        with k.pace.produce() as slot:
+            slot.far.prefetch(tile)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.pace.consume(), k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile)

@@ -83,7 +83,7 @@ LAYERS = (
     ("role", "multicast"),
     ("barrier", "table", "turnstile"),
     ("stage",),
-    ("bulk_stage", "peer_stage", "cp_async_stage", "im2col_stage", "matmul", "register_tile", "scratch"),
+    ("bulk_stage", "peer_stage", "cp_async_stage", "im2col_stage", "l2_stage", "matmul", "register_tile", "scratch"),
     ("cluster_sum",),
     ("reduction_scratch",),
     ("store_pipeline",),

@@ -113,7 +113,7 @@ def _held_back(declared: Declarations, ring: str) -> int:
 
 
 def _check_names(declared: Declarations) -> None:
-    for name in (*declared.loads, *declared.shared, *declared.stores):
+    for name in (*declared.loads, *declared.shared, *declared.ahead, *declared.stores):
         if name in RESERVED:
             raise InputError("stage name", name, "is taken by the slot's own attributes", "rename the stage")
     k_parts = (

@@ -16,7 +16,7 @@ from tmapipe.protocol.cluster import peer_mask, share_index
 from tmapipe.protocol.ring import RingEnd, Slot
 from tmapipe.protocol.rows import each_row, fours, rows_start
 from tmapipe.protocol.table import BoundTable
-from tmapipe.protocol.tile import Tile, check_start, start_of
+from tmapipe.protocol.tile import Tile, aligned_start, check_start
 from tmapipe.protocol.values import check_extents, layout_of, write_values
 
 __all__ = ["PartInSlot", "SlotPart"]
@@ -180,14 +180,8 @@ class PartInSlot(Carried):
     def _aligned(
         self, where: str, extents: Sequence[int], tile: Tile | None, coordinates: dict[str, Any]
     ) -> tuple[Any, ...]:
-        """As `start_of`, of what starts at a multiple of its extent along the contiguous dimension."""
-        dims = self._loaded().dims
-        start = start_of(where, dims, extents, tile, coordinates)
-        if tile is not None and dims[-1] not in coordinates and tile.anywhere(dims[-1]):
-            rule = f"has tiles that begin at any element along {dims[-1]}; TMA starts at multiples of 16 bytes along the last"
-            fix = "let another dimension be the contiguous one, or load from a multiple before it with load_from()"
-            raise InputError(where, dims, rule, fix)
-        return start
+        """As `aligned_start`."""
+        return aligned_start(where, self._loaded().dims, extents, tile, coordinates)
 
     def _part(self, i: Any) -> Any:
         load = self._loaded()

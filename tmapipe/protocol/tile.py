@@ -9,7 +9,7 @@ from tmapipe.errors import InputError, MissingPartError, ScopeError
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, is_index
 
-__all__ = ["Tile", "check_start", "start_of", "tile_at", "within"]
+__all__ = ["Tile", "aligned_start", "check_start", "start_of", "tile_at", "within"]
 
 
 def within(isa: Isa, value: Any, most: Any) -> Any:
@@ -111,6 +111,20 @@ def start_of(
         example = ", ".join(f"{d}=..." for d in missing)
         raise InputError(where, missing, "needs a coordinate (in tiles) along every dimension", f"pass {example}")
     return tuple(found)
+
+
+def aligned_start(
+    where: str, dims: Sequence[str], extents: Sequence[int], tile: Tile | None, coordinates: dict[str, Any]
+) -> tuple[Any, ...]:
+    """As `start_of`, of what starts at a multiple of its extent along the contiguous dimension."""
+    start = start_of(where, dims, extents, tile, coordinates)
+    if tile is not None and dims[-1] not in coordinates and tile.anywhere(dims[-1]):
+        rule = (
+            f"has tiles that begin at any element along {dims[-1]}; TMA starts at multiples of 16 bytes along the last"
+        )
+        fix = "let another dimension be the contiguous one, or load from a multiple before it with load_from()"
+        raise InputError(where, dims, rule, fix)
+    return start
 
 
 def check_start(where: str, dims: Sequence[str], start: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,0 +1,48 @@
+"""Prefetches into L2 as the role that asks for them sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmapipe.isa.interface import Isa
+from tmapipe.isa.values import Carried
+from tmapipe.plan.model import Load
+from tmapipe.protocol.parts import SlotPart
+from tmapipe.protocol.ring import Slot
+from tmapipe.protocol.tile import Tile, aligned_start
+
+__all__ = ["AheadPart"]
+
+
+class AheadPart(Carried):
+    """An `L2Stage`; `at(slot)` gives it in an open slot. share, loads: as of the load that it is ahead of."""
+
+    async_proxy = False
+
+    def __init__(self, isa: Isa, name: str, load: Load, role: str):
+        own = SlotPart(isa, load.buffer, load, role, False)
+        self.isa, self.name, self.load, self.share, self.loads = isa, name, load, own.share, own.loads
+
+    def at(self, slot: Slot) -> AheadInSlot:
+        return AheadInSlot(self)
+
+
+class AheadInSlot(Carried):
+    """The tile of an open slot, which is nowhere yet."""
+
+    def __init__(self, part: AheadPart):
+        self.part = part
+
+    def prefetch(self, tile: Tile | None = None, **coordinates: Any) -> None:
+        """Asks for a tile in L2: a hint, of which nothing waits. Beyond the tensor's end it does nothing.
+
+        Args:
+            tile: Its coordinates, in tiles.
+            coordinates: Coordinates by dimension, in tiles, instead of those of *tile*.
+
+        Raises:
+            InputError: A coordinate is missing or unknown.
+        """
+        part, load = self.part, self.part.load
+        start = aligned_start(f"slot.{part.name}.prefetch", load.dims, load.span, tile, coordinates)
+        part.isa.when(part.loads, lambda: part.isa.tma_prefetch(load, start, part.share))
