@@ -14,6 +14,7 @@ from cutlass.cutlass_dsl import T
 
 from tmapipe.gpu import control
 from tmapipe.gpu.descriptors import Descriptor, prefetch
+from tmapipe.gpu.inline import emit_ptx
 from tmapipe.gpu.layouts import cute_type, full_shape, pieces_of
 from tmapipe.gpu.rows import move_rows
 from tmapipe.integers import ceil_div
@@ -110,25 +111,13 @@ def _bulk_to_global(store: Store, target: Any, source: Any, nbytes: Any) -> None
         of = {"and": "b32", "or": "b32", "xor": "b32", "inc": "u32", "dec": "u32"}.get(store.reduce, of)
         rounded = ".noftz" if store.reduce == "add" and of in ("bf16", "f16") else ""
         how, kind = "cp.reduce.async", f".{store.reduce}{rounded}.{of}"
-    llvm.inline_asm(
-        None,
-        [Int64(target).ir_value(), Int32(source).ir_value(), Int32(nbytes).ir_value()],
-        f"{how}.bulk.global.shared::cta.bulk_group{kind} [$0], [$1], $2;",
-        "l,r,r,~{memory}",
-        has_side_effects=True,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-    )
+    operands = [Int64(target).ir_value(), Int32(source).ir_value(), Int32(nbytes).ir_value()]
+    emit_ptx(f"{how}.bulk.global.shared::cta.bulk_group{kind} [$0], [$1], $2;", "l,r,r", operands)
 
 
 def _bulk_to_peer(target: Any, source: Any, nbytes: int, bar: Any) -> None:
-    llvm.inline_asm(
-        None,
-        [Int32(value).ir_value() for value in (target, source, nbytes, bar)],
-        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
-        "r,r,r,r,~{memory}",
-        has_side_effects=True,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-    )
+    text = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
+    emit_ptx(text, "r,r,r,r", [Int32(value).ir_value() for value in (target, source, nbytes, bar)])
 
 
 def copy_tile(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any, shares: int) -> None:
@@ -245,11 +234,5 @@ def _inside(index: Any, extent: Any) -> Any:
 def _cp_async(target: Any, source: Any, vector: int, nbytes: Any) -> None:
     """Copies *nbytes* of *vector* bytes, and fills the rest with zeros."""
     cache = "cg" if vector == 16 else "ca"
-    llvm.inline_asm(
-        None,
-        [Int32(target).ir_value(), Int64(source).ir_value(), Int32(nbytes).ir_value()],
-        f"cp.async.{cache}.shared.global [$0], [$1], {vector}, $2;",
-        "r,l,r,~{memory}",
-        has_side_effects=True,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-    )
+    operands = [Int32(target).ir_value(), Int64(source).ir_value(), Int32(nbytes).ir_value()]
+    emit_ptx(f"cp.async.{cache}.shared.global [$0], [$1], {vector}, $2;", "r,l,r", operands)

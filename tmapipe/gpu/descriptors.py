@@ -15,9 +15,10 @@ import cutlass.cute as cute
 from cutlass import Int16, Int32, Int64
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import cute as cute_ir
-from cutlass._mlir.dialects import cute_nvgpu, llvm, vector
+from cutlass._mlir.dialects import cute_nvgpu, vector
 
 from tmapipe.gpu import control
+from tmapipe.gpu.inline import emit_ptx
 from tmapipe.plan.model import Buffer, Load
 from tmapipe.tensor_map import Im2colBox, TensorMap
 from tmapipe.tma_rules import type_of
@@ -91,7 +92,7 @@ def describe(tensor: Any, words: Sequence[Any]) -> Described:
 
 
 def prefetch(descriptor: Descriptor) -> None:
-    _ptx("prefetch.tensormap [$0];", "l", [descriptor.address])
+    emit_ptx("prefetch.tensormap [$0];", "l", [descriptor.address])
 
 
 def load_boxes(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any, how: Mapping[str, Any]) -> None:
@@ -196,15 +197,4 @@ def _load(
     if policy is not None:
         words, last = f"{words}.L2::cache_hint", f"{last}, {added('l', [Int64(policy)])[0]}"
     with cute.arch.elect_one():
-        _ptx(f"{words} [$0], [$1, {{{where}}}], [$2]{last};", ",".join(kinds), operands)
-
-
-def _ptx(text: str, kinds: str, operands: list[Any]) -> None:
-    llvm.inline_asm(
-        None,
-        operands,
-        text,
-        f"{kinds},~{{memory}}",
-        has_side_effects=True,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-    )
+        emit_ptx(f"{words} [$0], [$1, {{{where}}}], [$2]{last};", ",".join(kinds), operands)

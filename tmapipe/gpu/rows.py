@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass._mlir import ir
-from cutlass._mlir.dialects import cute_nvgpu, llvm
+from cutlass._mlir.dialects import cute_nvgpu
 
 from tmapipe.gpu.descriptors import Descriptor
+from tmapipe.gpu.inline import emit_ptx
 from tmapipe.plan.model import Load, Store
 
 if TYPE_CHECKING:
@@ -45,14 +46,7 @@ def move_rows(
     else:
         text = f"{STORE} {matrix}, [$0];"
     with cute.arch.elect_one():
-        llvm.inline_asm(
-            None,
-            operands,
-            text,
-            f"{kinds},~{{memory}}",
-            has_side_effects=True,
-            asm_dialect=llvm.AsmDialect.AD_ATT,
-        )
+        emit_ptx(text, kinds, operands)
 
 
 def _address(atom: Any) -> Any:

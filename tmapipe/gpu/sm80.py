@@ -6,10 +6,10 @@ from typing import Any
 
 import cutlass.cute as cute
 from cutlass import Int32
-from cutlass._mlir.dialects import llvm
 
 from tmapipe.gpu import control
 from tmapipe.gpu.copies import copy_tile
+from tmapipe.gpu.inline import emit_ptx
 from tmapipe.gpu.isa import GpuIsa
 from tmapipe.plan.model import Barrier, Plan
 
@@ -53,12 +53,5 @@ def backend_for(plan: Plan) -> type[GpuIsa]:
     return GpuIsa if plan.target.tma else Sm80Isa
 
 
-def _inline(text: str, constraints: str, *operands: Any) -> None:
-    llvm.inline_asm(
-        None,
-        [Int32(operand).ir_value() for operand in operands],
-        text,
-        f"{constraints},~{{memory}}",
-        has_side_effects=True,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-    )
+def _inline(text: str, kinds: str, *operands: Any) -> None:
+    emit_ptx(text, kinds, [Int32(operand).ir_value() for operand in operands])

@@ -10,6 +10,7 @@ from cutlass import Float32, Int32
 from cutlass._mlir.dialects import llvm, nvvm
 from cutlass.cutlass_dsl import T
 
+from tmapipe.gpu.inline import emit_ptx
 from tmapipe.plan.model import WARP
 
 __all__ = ["UNIT", "received", "send", "store_words"]
@@ -56,11 +57,5 @@ def there(cta: Any, *pointers: Any) -> list[Any]:
 
 
 def _store(target: Any, four: Sequence[Any], barrier: Any, kind: str) -> None:
-    llvm.inline_asm(
-        None,
-        [target.ir_value(), *(value.ir_value() for value in four), barrier.ir_value()],
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [$0], {$1, $2, $3, $4}, [$5];",
-        f"r,{kind},{kind},{kind},{kind},r,~{{memory}}",
-        has_side_effects=True,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-    )
+    text = "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [$0], {$1, $2, $3, $4}, [$5];"
+    emit_ptx(text, f"r,{kind},{kind},{kind},{kind},r", [each.ir_value() for each in (target, *four, barrier)])
