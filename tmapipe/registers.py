@@ -81,12 +81,12 @@ class _Watched(MachineIsa):
 def touched_by(plan: Plan, needs: Mapping[str, Needs]) -> dict[str, list[Touched]]:
     """Role -> what its first warp does to slots, as `explain` shows it."""
     found: dict[str, list[Touched]] = {}
+    copied = {load.name: load for load in plan.loads if load.vector}
     for ring in plan.rings:
         for role, loads in ring.loads.items():
-            for load in map(plan.load, loads):
-                if load.vector:
-                    warps = plan.role(role).warps if ring.held else plan.role(role).team_warps
-                    found.setdefault(role, []).append((load.name, *copies(load, warps)))
+            for load in (copied[name] for name in loads if name in copied):
+                warps = plan.role(role).warps if ring.held else plan.role(role).team_warps
+                found.setdefault(role, []).append((load.name, *copies(load, warps)))
     for role, need in needs.items():
         for (stage, what), access in need.accesses.items():
             found.setdefault(role, []).append((stage, what, access.taken, access.least))

@@ -264,6 +264,8 @@ class SharedStage(SlotStage):
         over: A stage that an earlier phase of the ring fills, in whose memory this one lies, with no more bytes a slot. Once
             this stage is written, the other one's tile is gone. Where several warps read that one, the writer has a
             ``k.sync()`` in between.
+        group: CTAs of the cluster that read each other's tiles, ``slot.<name>.read_from(i)``, once all of them have written
+            theirs: those that differ only along these axes.
 
     Raises:
         InputError: For any other value.
@@ -272,6 +274,12 @@ class SharedStage(SlotStage):
     dims: tuple[str, ...] | None = attrs.field(repr=lambda dims: repr(" ".join(dims)))
     writer: Role = attrs.field()
     over: SlotStage | None = attrs.field(default=None)
+    group: MulticastGroup | None = attrs.field(
+        default=None,
+        validator=must(
+            optional(lambda group: isinstance(group, MulticastGroup)), "is a MulticastGroup", 'e.g. MulticastGroup("n")'
+        ),
+    )
 
     def __init__(
         self,
@@ -283,13 +291,15 @@ class SharedStage(SlotStage):
         dtype: DType | str,
         swizzle: int | None = None,
         over: SlotStage | None = None,
+        group: MulticastGroup | None = None,
     ):
         tile = check_tile("SharedStage(tile)", tile)
         names = None if dims is None else check_dims("SharedStage(dims)", dims, tile)
         if names is not None and len(names) != len(tile):
             raise InputError("SharedStage(dims)", dims, f"names the {len(tile)} extents of its tile", 'e.g. "m k"')
         kind = as_dtype(dtype)
-        self.__attrs_init__(tile=tile, ring=ring, dtype=kind, swizzle=swizzle, dims=names, writer=writer, over=over)
+        how: dict[str, Any] = {"writer": writer, "over": over, "group": group}
+        self.__attrs_init__(tile=tile, ring=ring, dtype=kind, swizzle=swizzle, dims=names, **how)
         if self.dtype == tf32:
             raise InputError("SharedStage(dtype)", "tf32", "is a type of TMA loads, which round fp32 to it", "fp32")
 

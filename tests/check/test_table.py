@@ -159,6 +159,7 @@ SENTENCES = {
     ops.WgmmaWait: "waits for wgmma groups (wait_group 0)",
     ops.SlotRead: "reads s0[0] (part 1 of 4, by rows)",
     ops.SlotWrite: "writes s0[0] (part 1 of 4, by rows)",
+    ops.PeerRead: "reads s1[0] of CTA 1",
     ops.SetMaxNreg: "sets 72 registers a thread",
     ops.Exit: "returns",
     ops.CounterAdd: "adds 1 to counter 2, which was 7",
@@ -260,6 +261,13 @@ def by_hand() -> dict[str, ByHand]:
         "told to a peer": ByHand(far("relaxed"), {Kind.RACE}),
         "released to the cluster": ByHand(meet("cluster"), set()),
         "told to the cluster": ByHand(meet("relaxed"), {Kind.RACE}),
+        "a peer reads": ByHand(
+            ([], [wait, *loaded], [ops.PeerRead(0, 0b01), ops.WarpSync(), ops.MbarArriveCluster(0, 0b01)], []),
+            {Kind.PROXY},
+        ),
+        "a peer reads, fenced": ByHand(
+            ([], [wait, *loaded], [ops.PeerRead(0, 0b01), *fenced, ops.MbarArriveCluster(0, 0b01)], []), set()
+        ),
         "a bulk store without all coordinates": ByHand(
             ([], [ops.BulkStore("y", 0, (0,)), *store[1:]]), {Kind.OUT_OF_RANGE}
         ),

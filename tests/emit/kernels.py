@@ -18,7 +18,7 @@ from tests.matmul_shelf import FORMS
 from tests.oracle.copy_forms import Added, Ahead, CopiedGemm, Far, Images, Mapped
 from tests.oracle.descriptor_forms import Convolved, Every, EveryInParts, Lines, Padded, padded_gemm
 from tests.oracle.held_forms import Narrowed
-from tests.oracle.peer_forms import Rotated, Scattered, WholeBoxes
+from tests.oracle.peer_forms import Looked, Rotated, Scattered, WholeBoxes
 from tests.oracle.ptx import Ptx
 from tests.oracle.row_forms import GatherRows, ScatterRows
 from tests.sweeps import ALL
@@ -387,6 +387,7 @@ THREADS = {
         for how, dtype in (("min", "int32"), ("add", "bf16"), ("add", "fp32"), ("xor", "int32"), ("dec", "int32"))
     },
     "rotated among peers": Kernel(Rotated, {}, MATRIX),
+    "read from peers": Kernel(Looked, {"y": "fp32"}, {"s": 2, "m": 24, "q": 24, "n": 100}),
     "whole boxes multicast": Kernel(WholeBoxes, {}, {"r": 4, "m": 12, "n": 300}),
     "scattered to peers": Kernel(Scattered, {"y": "fp32"}, {"s": 2, "m": 24, "q": 24, "n": 100}),
     "tiles asked into L2": Kernel(Far, {}, MATRIX),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.oracle.peer_forms import Rotated, Scattered, WholeBoxes
+from tests.oracle.peer_forms import Looked, Rotated, Scattered, WholeBoxes
 
 
 @pytest.mark.parametrize("peers", [2, 4, 8])
@@ -17,10 +17,11 @@ def test_each_gets_its_neighbours_tile(peers):
         assert torch.equal(schedule(x), wanted.view(x.shape))
 
 
-def test_parts_go_to_all():
+@pytest.mark.parametrize("kind", [Scattered, Looked])
+def test_parts_go_to_all(kind):
     x = torch.randint(-9, 10, (2, 800, 1600), device="cuda").float()
     for _ in range(3):
-        assert torch.equal(Scattered()(x), x.sum(0))
+        assert torch.equal(kind()(x), x.sum(0))
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 256), (7, 123, 1000)])

@@ -75,6 +75,7 @@ EXAMPLES: tuple[Any, ...] = (
     ops.WgmmaWait(0),
     ops.SlotRead(0, 1, 4, "rows"),
     ops.SlotWrite(0, 1, 4, "rows"),
+    ops.PeerRead(1, 0b10),
     ops.SetMaxNreg(72, True),
     ops.Exit(),
     ops.CounterAdd(2, 7),
@@ -218,6 +219,11 @@ def _rest(op: Any, before: State, after: State) -> Iterator[tuple[Any, ...]]:
         yield "accumulators", Use.WRITE if after.unfenced[0] else Use.FENCE
     if after.returned[0]:
         yield ("returns",)
+    if isinstance(op, ops.PeerRead):
+        for slot in range(2):
+            for cta in range(2):
+                if _refused(op, LOAD._replace(slot=slot, mask=1 << cta)):
+                    yield "accesses", cta * before.layout.nslots + slot, False
     if not isinstance(op, (ops.SlotRead, ops.SlotWrite, ops.AccumulatorRead, ops.AccumulatorWrite)):
         return
     for slot in range(2):
@@ -269,7 +275,8 @@ def _facts(effect: Any, op: Any) -> Iterator[tuple[Any, ...]]:
     elif isinstance(effect, SetRegisters):
         yield "sets registers", of(effect.registers), bool(effect.increase and of(effect.increase))
     elif isinstance(effect, Access):
-        yield "accesses", of(effect.slot), effect.write
+        far = (of(effect.mask).bit_length() - 1) * nslots if effect.mask else 0
+        yield "accesses", far + of(effect.slot), effect.write
     elif isinstance(effect, Start) and effect.until.group is not None:
         yield "starts to write" if effect.write else "starts to read", of(effect.slot), effect.until.group
     elif isinstance(effect, Start):

@@ -229,6 +229,13 @@ class Accesses:
                 self._after_stores(i, against, stores)
                 self._after_mma(i, against, waited)
                 self._thread_span(i, acquired, bit, op.proxy)
+            elif kind is ops.PeerRead:
+                bit = self.classes.bit((op.mask.bit_length() - 1) * self.layout.nslots + op.slot, WHOLE, False)
+                for at, other, _ in generic:
+                    if other & self.classes.against(bit) and joined <= at:
+                        self.wrong[i] = Kind.RACE
+                generic.append((i, bit, (op.slot, op.mask)))
+                self._thread_span(i, acquired, bit, "generic")
             elif kind in (ops.TmaStore, ops.TmaScatter, ops.BulkStore):
                 bit = self._bit(op.slot, WHOLE, False)
                 self._after_threads(i, bit, generic, joined, fenced)

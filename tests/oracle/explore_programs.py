@@ -18,6 +18,7 @@ __all__ = [
     "CLUSTER",
     "EXIT",
     "FENCE",
+    "FAR",
     "FREE",
     "INIT",
     "Init",
@@ -29,7 +30,8 @@ __all__ = [
     "inits",
 ]
 
-WAIT, ARRIVE, NAMED, CLUSTER, LOAD, INIT, FENCE, EXIT, FREE = range(9)  #: FREE: depends on nothing but its own warp
+WAIT, ARRIVE, NAMED, CLUSTER, LOAD, INIT, FENCE, EXIT, FREE, FAR = range(10)
+#: FREE: depends on nothing but its own warp. FAR: on CTAs that must not have left.
 
 _KINDS = {
     ops.MbarWait: WAIT,
@@ -48,6 +50,7 @@ _KINDS = {
     ops.Wgmma: FREE,
     ops.WgmmaFromRegisters: FREE,
     ops.WgmmaWait: FREE,
+    ops.PeerRead: FAR,
     ops.SetMaxNreg: FREE,
 }
 
@@ -81,6 +84,8 @@ class Visible:
             self.bars = ((own + op.bar, op.lanes.bit_count(), 0),)
         elif isinstance(op, (ops.MbarWait, ops.MbarInit)):
             self.bars = ((own + op.bar, 0, 0),)
+        elif isinstance(op, ops.PeerRead):
+            self.ctas = tuple(c for c in range(layout.ctas) if op.mask >> c & 1 and c != cta)
         elif isinstance(op, ops.BarArrive):
             self.where = 16 * cta + op.id
         elif isinstance(op, LOADS):

@@ -14,6 +14,7 @@ from tests.oracle.explore_programs import (
     ARRIVE,
     CLUSTER,
     EXIT,
+    FAR,
     FENCE,
     FREE,
     INIT,
@@ -197,7 +198,7 @@ def commutes(
             and not any(reach.exits[cta] >= state.live[cta] for cta in v.ctas)
             and not any(bar in reach.inits for bar, _, _ in v.bars)
         )
-    if kind == LOAD:
+    if kind in (LOAD, FAR):
         return not any(reach.exits[cta] >= state.live[cta] for cta in v.ctas)
     if kind == NAMED:
         if not 0 <= v.op.id <= 15:

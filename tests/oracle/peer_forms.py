@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import tmapipe as tp
 
-__all__ = ["LongRows", "Rotated", "Scattered", "WholeBoxes"]
+__all__ = ["LongRows", "Looked", "Rotated", "Scattered", "WholeBoxes"]
 
 
 class Rotated(tp.Schedule):
@@ -121,3 +121,37 @@ class WholeBoxes(tp.Schedule):
         with k.ring.consume() as slot:
             values = slot.x.read() + slot.s.read()
         k.y.store(tile, values)
+
+
+class Looked(tp.Schedule):
+    """y[m] = the sum over s of x[s, m], where each CTA of a cluster loads one s, and reads its rows from all of them."""
+
+    load, write, add = tp.Role(warps=1), tp.Role(warps=2), tp.Role(warps=1)
+    cluster: ClassVar = {"s": 2}
+    over = "s m n"
+    loaded = tp.BarrierRing(1, producer=load, consumer=write)
+    x = tp.TmaLoadStage("s m n", tile=(8, 32), ring=loaded)
+    ring = tp.BarrierRing(2, producer=write, consumer=add)
+    mine = tp.SharedStage(tile=(8, 32), ring=ring, writer=write, dtype="fp32", group=tp.MulticastGroup("s"))
+    relations = (tp.Dim("q", of="m"),)  # as many rows, in tiles of half as many
+    y = tp.TmaStoreStage("q n", tile=(4, 32), role=add, dtype="fp32")
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.loaded.produce() as slot:
+            slot.x.load(tile)
+
+    @write.jit
+    def widen(self, k, tile):
+        with k.loaded.consume() as slot:
+            values = slot.x.read()
+        with k.ring.produce() as slot:
+            slot.mine.write(values)
+
+    @add.jit
+    def total(self, k, tile):
+        rank = k.rank("s")
+        with k.ring.consume() as slot:
+            total = slot.mine.read_from(0, tile=(4, 32), at=(4 * rank, 0))
+            total = total + slot.mine.read_from(1, tile=(4, 32), at=(4 * rank, 0))
+        k.y.store(tile.also(q=2 * tile.m + rank), total)

@@ -23,6 +23,15 @@ class Peer:
     address: int
     rank: int
 
+    def __add__(self, offset: int) -> Peer:
+        return Peer(self.address + offset, self.rank)
+
+    __radd__ = __add__
+
+    def __and__(self, mask: int) -> Peer:
+        """The low bits of an address are all that there are."""
+        return Peer(self.address & mask, self.rank)
+
 
 class Registers(dict[str, Any]):
     """What each operand holds: a number, None (data), or for the name of a symbol that is no register, that name."""

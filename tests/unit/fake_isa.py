@@ -323,6 +323,9 @@ class RecordingIsa:
         kind = "int32" if slot.buffer.dtype.integer else "fp32"
         return Fragment(self, layout, along, kind, (slot.buffer.name, slot.stage))  # type: ignore[arg-type]
 
+    def read_peer(self, slot: SlotRef, cta: int, layout: Any, at: Any) -> Fragment:
+        return self.read(slot, layout)
+
     def read_part(self, slot: SlotRef, layout: Any, at: Any) -> Fragment:
         return self.read(slot, layout)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
-from tests.oracle.peer_forms import Rotated, Scattered
+from tests.oracle.peer_forms import Looked, Rotated, Scattered
 from tests.unit.errors import refused
 from tmapipe.check.findings import Kind
 from tmapipe.errors import DeadlockError, HazardError, ScopeError
@@ -32,7 +32,14 @@ def test_parts_go_to_all(seed):
     assert (Scattered()(x) == x.sum(0)).all()
 
 
-@pytest.mark.parametrize("kind", [Rotated, Scattered])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_tiles_of_peers_are_read(seed):
+    x, y = whole(2, 24, 96, seed=seed), np.zeros((24, 96), np.float32)
+    run = Looked().simulate(x, out=y, clusters=1, seed=seed)
+    assert (y == x.sum(0)).all() and run.counts["PeerRead"] == 3 * 3 * 2 * 2
+
+
+@pytest.mark.parametrize("kind", [Looked, Rotated, Scattered])
 def test_they_are_proved(kind):
     report = kind().check()
     assert report.ok and report.trips == "every trip count"
@@ -126,3 +133,58 @@ class Uneven(Scattered):
 def test_indices_and_parts_are_checked():
     refused(Outside(), whole(8, 64), argument="send(to)", rule="the group's 2 CTAs")
     refused(Uneven(), whole(3, 24, 96), argument="send(part)", rule="3 equal parts")
+
+
+# ---- reads ------------------------------------------------------------------------------------------------------------
+
+
+def test_writers_signal_all_who_read():
+    assert "ring.full: 4 arrivals = 2 warps (write) x 2 CTAs" in Looked().explain()
+
+
+class Ahead(Looked):
+    """The last role writes the tile again, which others may still read."""
+
+    load, write, add = Looked.load, Looked.write, Looked.add
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            total = slot.mine.read_from(0, tile=(4, 32)) + slot.mine.read_from(1, tile=(4, 32))
+            slot.mine.write(slot.mine.read())
+        k.y.store(tile.also(q=2 * tile.m + k.rank("s")), total)
+
+
+def test_a_tile_may_not_be_written_while_others_read_it():
+    assert {finding.kind for finding in Ahead().check().errors} == {Kind.RACE}
+
+
+class Third(Looked):
+    load, write, add = Looked.load, Looked.write, Looked.add
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            k.y.store(tile, slot.mine.read_from(2, tile=(4, 32)))
+
+
+class Odd(Looked):
+    load, write, add = Looked.load, Looked.write, Looked.add
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            k.y.store(tile, slot.mine.read_from(1, tile=(4, 32), at=(6, 0)))
+
+
+def test_which_peers_and_parts_there_are():
+    x = whole(2, 8, 32)
+    refused(Third(), x, argument="read_from(peer)", rule="the group's 2 CTAs")
+    refused(Odd(), x, argument="read_from(at)", rule="elements of the tile")
+    held = Looked()
+    held.ring = tp.BarrierRing(producer=held.write, consumer=held.add, per="cta")
+    refused(held.plan, argument="group", rule="slots are released")
+    refused(
+        tp.SharedStage, tile=(8, 32), ring=Looked.ring, writer=Looked.write, dtype="fp32", group="s",
+        argument="group", rule="MulticastGroup",
+    )  # fmt: skip

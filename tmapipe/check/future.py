@@ -14,7 +14,7 @@ from tmapipe.check.positions import CLUSTER, Live, Positions, Shifts, slot_posit
 from tmapipe.check.positions import Key as WarpKey
 from tmapipe.check.relative import Renaming
 from tmapipe.check.slots import COPY, LOAD, SEND
-from tmapipe.isa.effects import Start, declared
+from tmapipe.isa.effects import Access, Start, declared
 from tmapipe.machine.layout import Layout
 
 __all__ = ["Future", "Here", "Key"]
@@ -144,5 +144,5 @@ def _number(numbers: dict[Key, int], rename: Renaming, key: Key) -> int:
 
 
 def _reaches_peers(op: type) -> bool:
-    """Whether operations of this class start work on slots of other CTAs."""
-    return any(start.mask for start in declared(op).all(Start))
+    """Whether operations of this class start work on slots of other CTAs, or read them."""
+    return any(start.mask for start in declared(op).all(Start)) or any(a.mask for a in declared(op).all(Access))

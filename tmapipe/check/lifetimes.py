@@ -30,6 +30,7 @@ class Lifetimes:
         self.visible: set[tuple[int, int, bool]] = set()  # (agent, mbarrier, far): shown once, true from then on
         self.exits: list[Clock] = [clocks.zero() for _ in range(self.layout.ctas)]  # joined over the CTA's warps
         self.arrivals: dict[tuple[int, int], tuple[int, int, Step]] = {}  # (CTA, peer's warp) -> time, mbarrier, step
+        self.reads: dict[tuple[int, int], tuple[int, Step]] = {}  # (CTA, peer's warp) -> time, step
         self.landings: dict[int, tuple[int, Step]] = {}  # mbarrier -> last phase that bytes counted in, and their load
         self.sent: dict[
             tuple[int, int], tuple[int, Step]
@@ -38,6 +39,7 @@ class Lifetimes:
 
     def take(self, other: Lifetimes) -> None:
         """Copies *other*, to go on independently."""
+        self.reads = dict(other.reads)
         self.inits = dict(other.inits)
         self.fences = {agent: list(times) for agent, times in other.fences.items()}
         self.visible, self.exits = set(other.visible), [clock.copy() for clock in other.exits]
@@ -104,6 +106,10 @@ class Lifetimes:
             )
             self.log.add(Kind.SCOPE, text, step, bar=bar)
 
+    def read_far(self, agent: int, op: Any, cta: int) -> None:
+        """A read of a slot of another CTA."""
+        self.reads[cta, agent] = self.clocks.time[agent], Step(self.log.order, agent, op)
+
     def start_tile(self, agent: int, op: Any, part: str, at: tuple[int, ...], anywhere: bool) -> None:
         """A tile has a coordinate for each dimension, and a load starts inside its tensor, unless it may start *anywhere*;
         stores may, since nothing is written there.
@@ -149,6 +155,13 @@ class Lifetimes:
                     "cluster barrier, before it returns",
                 )
                 self.log.add(Kind.EXITED_PEER, text, step, bar=bar)
+        for (cta, agent), (time, step) in self.reads.items():
+            if self.exits[cta][agent] < time:
+                text = (
+                    f"CTA {cta} can leave before {who(self.layout, agent)} reads its {self.layout.slot_name(step.op.slot)}",
+                    "let a warp of each CTA wait for its peers' last releases (the ring's tail) before it returns",
+                )
+                self.log.add(Kind.EXITED_PEER, text, step)
         for bar, (phase, step) in self.landings.items():
             cta = bar // self.layout.nbars
             if self.exits[cta][self.clocks.phases + bar] > phase:

@@ -187,6 +187,8 @@ class LinearCheck:
     def _access(self, effect: Access, agent: int, op: Any, facts: Any) -> None:
         if self.slots.access(agent, op, effect) is Proxy.GENERIC:
             self.fences.access(agent, getattr(op, effect.slot))
+        if effect.mask and getattr(op, effect.mask) != 1 << agent // self.layout.warps:
+            self.lifetimes.read_far(agent, op, getattr(op, effect.mask).bit_length() - 1)
 
     def _start(self, effect: Start, agent: int, op: Any, facts: Any) -> None:
         step = self.last[agent] = Step(self.log.order, agent, op)

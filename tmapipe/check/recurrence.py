@@ -190,6 +190,8 @@ def _facts(state: State, check: LinearCheck) -> dict[Key, Known]:
             add(("barrier", *key, agent), agent, time)
     for (cta, agent), (time, _, _) in check.lifetimes.arrivals.items():
         add(("arrival", cta, agent), agent, time)
+    for (cta, agent), (time, _) in check.lifetimes.reads.items():
+        add(("far read", cta, agent), agent, time)
     for bar, (number, _) in check.lifetimes.landings.items():
         add(("bar", bar, "landing"), clocks.phases + bar, number + 1)
     for (cta, bar), (number, _) in check.lifetimes.sent.items():

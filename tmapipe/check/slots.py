@@ -123,9 +123,10 @@ class Slots:
         )
         if proxy is Proxy.ASYNC:
             self.async_slots.add(slot)
-        part = (op.split, op.part, op.parts)
+        part = WHOLE if effect.mask else (op.split, op.part, op.parts)
         access = Access(kind, self.clocks.time[agent], part, Step(self.log.order, agent, op), slot)
-        self._access(agent // self.layout.warps, slot, access, (kind, agent, part))
+        cta = getattr(op, effect.mask).bit_length() - 1 if effect.mask else agent // self.layout.warps
+        self._access(cta, slot, access, (kind, agent, part))
         return proxy
 
     def start(self, agent: int, op: Any, effect: effects.Start, flights: tuple[Flight, ...]) -> None:

@@ -24,7 +24,7 @@ from tmapipe.plan.model import WARP, Barrier, Load, Peer, Store
 if TYPE_CHECKING:
     from tmapipe.gpu.isa import GpuIsa
 
-__all__ = ["CopyEmitters"]
+__all__ = ["CopyEmitters", "at_peer"]
 
 UNROLLED = 16  # copies of a thread; more are a loop, since each one's addresses take registers
 
@@ -71,7 +71,7 @@ class CopyEmitters:
         target = start + peer.buffer.offset + stage * peer.buffer.pitch + (0 if part is None else into * nbytes)
         bar = start + barrier.offset + stage * 8
         with cute.arch.elect_one():
-            _bulk_to_peer(_at_peer(target, to), source, nbytes, _at_peer(bar, to))
+            _bulk_to_peer(at_peer(target, to), source, nbytes, at_peer(bar, to))
 
     def bulk_store(self: Any, store: Store, stage: Any, at: Sequence[Any]) -> None:
         tensor, size = self.addressed[store.argument], store.buffer.dtype.bytes
@@ -87,7 +87,7 @@ class CopyEmitters:
         self.when(left > 0, issue)
 
 
-def _at_peer(address: Any, rank: Any) -> Any:
+def at_peer(address: Any, rank: Any) -> Any:
     """Where *address* of the own CTA's shared memory is in the CTA of that rank."""
     return Int32(
         llvm.inline_asm(

@@ -16,6 +16,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 from tmapipe.dtypes import bf16
 from tmapipe.errors import ScopeError
+from tmapipe.gpu.far import FarReads
 from tmapipe.gpu.functions import FUNCTIONS, KINDS, choose
 from tmapipe.gpu.layouts import cute_type
 from tmapipe.gpu.matmuls import operand, tiled_mma
@@ -36,7 +37,7 @@ __all__ = ["GpuFragments"]
 PART = 8
 
 
-class GpuFragments(Sums):
+class GpuFragments(FarReads, Sums):
     """Methods as documented in `tmapipe.isa.fragments.Fragments`."""
 
     def __init__(self, isa: GpuIsa):
@@ -182,7 +183,7 @@ class GpuFragments(Sums):
     def read_transposed(self, slot: SlotRef, layout: AccumulatorLayout) -> Fragment:
         # A lane's numbers lie in 4 rows of 8 neighbours each, for each value: no bank twice, where the tile is swizzled.
         kind, source = slot.buffer.dtype.kind, self.isa.buffers[slot.buffer.name]
-        rows = [self._row(layout, i) for i in range(layout.row_slots)]
+        rows = [self.row(layout, i) for i in range(layout.row_slots)]
         columns = [self.column(layout, i) for i in range(layout.column_slots)]
         at = [(columns[layout.column_slot(i)], rows[layout.row_slot(i)]) for i in range(layout.values)]
         return Fragment(self, layout, "tile", kind, [KINDS[kind](source[(*place, slot.stage)]) for place in at])
@@ -193,7 +194,7 @@ class GpuFragments(Sums):
         width, data = layout.width, []
         together = isinstance(at[1], int) and at[1] % width == 0 and slot.buffer.tile[1] % width == 0
         for i in range(0, layout.values, width):
-            row = self._row(layout, layout.row_slot(i)) + at[0]
+            row = self.row(layout, layout.row_slot(i)) + at[0]
             first = self.column(layout, layout.column_slot(i)) + at[1]
             if together:
                 values = cute.make_rmem_tensor((width,), dtype)
@@ -248,12 +249,12 @@ class GpuFragments(Sums):
             if along == "columns":
                 width = layout.width
                 slots = range(0, layout.column_slots, width)
-            index = self._row if along == "rows" else self.column
+            index = self.row if along == "rows" else self.column
             return [(cute.local_tile(inside, (width,), (index(layout, i) // width,)), width) for i in slots]
         inside = tensor[(*(None,) * len(slot.buffer.tile), slot.stage)]
         found, width = [], layout.width
         for i in range(0, layout.values, width):
-            row, first = self._row(layout, layout.row_slot(i)), self.column(layout, layout.column_slot(i))
+            row, first = self.row(layout, layout.row_slot(i)), self.column(layout, layout.column_slot(i))
             if at != (0, 0):
                 row, first = row + at[0], first + at[1]
             found.append((_vector_at(inside, slot.buffer, row, first, width), width))
@@ -262,10 +263,10 @@ class GpuFragments(Sums):
     def place(self, layout: ThreadLayout, along: str, i: int) -> tuple[Any, Any]:
         """The row and column of value *i* of a fragment; of one number a row or column, row 0 and its place among these."""
         if along != "tile":
-            return 0, self._row(layout, i) if along == "rows" else self.column(layout, i)
-        return self._row(layout, layout.row_slot(i)), self.column(layout, layout.column_slot(i))
+            return 0, self.row(layout, i) if along == "rows" else self.column(layout, i)
+        return self.row(layout, layout.row_slot(i)), self.column(layout, layout.column_slot(i))
 
-    def _row(self, layout: ThreadLayout, slot: int) -> Any:
+    def row(self, layout: ThreadLayout, slot: int) -> Any:
         """The row of a row slot."""
         isa = self.isa
         if isinstance(layout, VectorLayout) and layout.by_rows:
@@ -351,7 +352,7 @@ class GpuFragments(Sums):
         return [data[slot(i)] for i in range(layout.values)]
 
     def indices(self, layout: ThreadLayout, along: str) -> Any:
-        index = self._row if along == "rows" else self.column
+        index = self.row if along == "rows" else self.column
         return [Int32(index(layout, i)) for i in range(layout.slots(along))]
 
     def elementwise(self, name: str, operands: list[Any]) -> Any:

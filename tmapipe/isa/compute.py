@@ -19,13 +19,13 @@ from tmapipe.isa.effects import (
     operation,
 )
 from tmapipe.isa.lowering import Lowering
-from tmapipe.isa.operands import Flag, Name, Number, Pending, ProxyName, Slot, Where
+from tmapipe.isa.operands import Flag, Mask, Name, Number, Pending, ProxyName, Slot, Where
 from tmapipe.isa.values import SlotRef, Value
 from tmapipe.plan.model import Matmul
 
 __all__ = [
-    "AccumulatorRead", "AccumulatorWrite", "ComputeInstructions", "Exit", "SetMaxNreg", "SlotRead", "SlotWrite", "Wgmma",
-    "WgmmaCommit", "WgmmaFence", "WgmmaFromRegisters", "WgmmaWait",
+    "AccumulatorRead", "AccumulatorWrite", "ComputeInstructions", "Exit", "PeerRead", "SetMaxNreg", "SlotRead",
+    "SlotWrite", "Wgmma", "WgmmaCommit", "WgmmaFence", "WgmmaFromRegisters", "WgmmaWait",
 ]  # fmt: skip
 
 IN_GROUP = Until(Group.WGMMA)
@@ -134,6 +134,15 @@ class SlotWrite(NamedTuple):
     parts: Number = 1
     split: Name = "rows"
     proxy: ProxyName = "generic"
+    where: Where = None
+
+
+@operation("ld.shared::cluster", "reads {slot} of CTA {mask}", Access(mask="mask"))
+class PeerRead(NamedTuple):
+    """Of a slot of the CTA in `mask`, by all lanes; which elements is left open. Facts: None."""
+
+    slot: Slot
+    mask: Mask
     where: Where = None
 
 

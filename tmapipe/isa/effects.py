@@ -136,11 +136,13 @@ class FenceProxy:
 
 @attrs.frozen
 class Access:
-    """Reads, or if `write` overwrites, a part of `slot`, and has done so when the operation is over."""
+    """Reads, or if `write` overwrites, a part of `slot`, and has done so when the operation is over. mask: in which CTA; the
+    whole slot there."""
 
     slot: str = _names(Kind.SLOT, "slot")
     write: bool = False
     proxy: Proxy | str = _names(Kind.PROXY, Proxy.GENERIC)  # noqa: RUF009
+    mask: str = _names(Kind.MASK, "")
 
 
 @attrs.frozen

@@ -177,6 +177,10 @@ class Fragments(Carried):
         """``ld.shared``: the transpose of a slot's tile, in fp32 or int32. Generic proxy."""
         raise NotImplementedError
 
+    def read_peer(self, slot: SlotRef, cta: Value, layout: ThreadLayout, at: tuple[Value, Value]) -> Fragment:
+        """``ld.shared::cluster``: as `read_part`, of the slot of the CTA with rank *cta*."""
+        raise NotImplementedError
+
     def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Value, Value]) -> Fragment:
         """``ld.shared``: the part of a slot from this row and column on, distributed as *layout* says. Generic proxy."""
         raise NotImplementedError

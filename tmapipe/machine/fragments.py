@@ -178,13 +178,22 @@ class MachineFragments(Reductions, SentFragments):
             data = self.memory.results[self.isa.agent][columns, rows].astype(elements.KINDS[kind])
         return Fragment(self, layout, "tile", kind, data)
 
+    def read_peer(self, slot: SlotRef, cta: Any, layout: ThreadLayout, at: tuple[Any, Any]) -> Fragment:
+        self.isa.emit(ops.PeerRead(self.isa.slot(slot.buffer, slot.stage), 1 << cta))
+        return self._part_of(slot, layout, at)
+
     def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any]) -> Fragment:
         self.isa.emit(ops.SlotRead(self.isa.slot(slot.buffer, slot.stage), 0, 1, "rows"))
+        return self._part_of(slot, layout, at)
+
+    def _part_of(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any]) -> Fragment:
+        """The warp's elements of a part of the slot that has been read."""
         kind = slot.buffer.dtype.kind
         if self.memory is None:
             return Fragment(self, layout, "tile", kind, None)
         rows, columns = self.indices_of(layout)
         whole = self.memory.results[self.isa.agent].astype(elements.KINDS[kind])
+        whole = whole.reshape(-1, whole.shape[-1])
         if not (
             at[0] >= 0 and at[0] + layout.rows <= len(whole) and at[1] >= 0 and at[1] + layout.columns <= whole.shape[1]
         ):

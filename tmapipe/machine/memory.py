@@ -20,6 +20,7 @@ from tmapipe.isa.ops import (
     BulkStore,
     Flight,
     LoadWrite,
+    PeerRead,
     SlotRead,
     SlotWrite,
     StAsync,
@@ -250,6 +251,11 @@ def _part(memory: Memory, agent: int, op: SlotRead | SlotWrite) -> np.ndarray:
 @performs(SlotRead)
 def _read(memory: Memory, agent: int, op: SlotRead, facts: None) -> None:
     memory.results[agent] = _part(memory, agent, op).copy()
+
+
+@performs(PeerRead)
+def _read_peer(memory: Memory, agent: int, op: PeerRead, facts: None) -> None:
+    memory.results[agent] = memory.slot(op.mask.bit_length() - 1, op.slot).copy()
 
 
 @performs(TableLoad)

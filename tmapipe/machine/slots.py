@@ -6,7 +6,7 @@ not finished reading it. Slots that share bytes (aliased buffers) are checked to
 
 from __future__ import annotations
 
-from tmapipe.isa.ops import Agent, Flight, SlotRead, SlotWrite
+from tmapipe.isa.ops import Agent, Flight, PeerRead, SlotRead, SlotWrite
 from tmapipe.machine.hazard import hazard
 from tmapipe.machine.state import State, applies
 
@@ -15,6 +15,21 @@ from tmapipe.machine.state import State, applies
 def _read(state: State, agent: int, op: SlotRead) -> None:
     layout = state.layout
     cta = agent // layout.warps
+    for slot in layout.aliases[op.slot]:
+        if state.writers[cta * layout.nslots + slot]:
+            raise conflict(state, agent, op, cta, op.slot, "reads", writes=False)
+
+
+@applies(PeerRead)
+def _read_peer(state: State, agent: int, op: PeerRead) -> None:
+    layout = state.layout
+    if op.mask >> layout.ctas or op.mask.bit_count() != 1:
+        text = f"reads {layout.slot_name(op.slot)} with mask {op.mask:#b}, which is not one of the {layout.ctas} CTAs"
+        raise hazard(layout, "mask-outside-cluster", agent, op, text)
+    cta = op.mask.bit_length() - 1
+    if not state.live[cta]:
+        text = f"reads {layout.slot_name(op.slot)} of CTA {cta}, whose warps have all returned"
+        raise hazard(layout, "peer-exited", agent, op, text)
     for slot in layout.aliases[op.slot]:
         if state.writers[cta * layout.nslots + slot]:
             raise conflict(state, agent, op, cta, op.slot, "reads", writes=False)

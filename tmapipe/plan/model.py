@@ -247,6 +247,7 @@ class Plan:
         matmuls: In the order of declaration.
         held: Tiles in registers that are no matmul's.
         sends: Copies to other CTAs of the cluster.
+        read_by_peers: Stage -> axes of the cluster along which CTAs read each other's tiles of it.
         arguments: Names of the tensors that the kernel is called with: of loads, tables, stores.
         warps: Of the CTA.
         smem_bytes: Dynamic shared memory of the CTA.
@@ -278,6 +279,7 @@ class Plan:
     held: tuple[HeldTile, ...] = ()
     relations: tuple[Dim, ...] = ()
     sends: tuple[Peer, ...] = ()
+    read_by_peers: Mapping[str, tuple[str, ...]] = attrs.field(converter=frozen, default=NOTHING)
 
     @property
     def by_engines(self) -> set[str]:

@@ -3,20 +3,47 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tmapipe.errors import InputError
 from tmapipe.peer_stage import PeerStage
 from tmapipe.plan.model import Buffer, Peer
-from tmapipe.stage import SlotStage, TmaLoadStage
+from tmapipe.stage import SharedStage, SlotStage, TmaLoadStage
 
-__all__ = ["group_of", "peers_of"]
+__all__ = ["far_phases", "group_of", "peers_of", "read_by_peers"]
 
 
 def group_of(part: SlotStage, cluster: Mapping[str, int]) -> tuple[str, ...]:
-    """The axes of the cluster along which CTAs write into each other's slots of this stage."""
-    group = part.group if isinstance(part, PeerStage) else part.multicast if isinstance(part, TmaLoadStage) else None
+    """The axes of the cluster along which CTAs write into each other's slots of this stage, or read them."""
+    group = part.group if isinstance(part, SharedStage) else part.multicast if isinstance(part, TmaLoadStage) else None
     return tuple(axis for axis in group.axes if cluster.get(axis, 1) > 1) if group is not None else ()
+
+
+def far_phases(
+    ring: str, phases: tuple[tuple[str, ...], ...], parts: Sequence[SlotStage], name_of: Callable[[Any], str]
+) -> tuple[int, ...]:
+    """The phases of a ring whose roles write tiles that other CTAs read, and so signal these too.
+
+    Args:
+        parts: Of the ring, those with a group of CTAs.
+
+    Raises:
+        InputError: The ring is filled once a CTA.
+    """
+    written = [part for part in parts if isinstance(part, SharedStage) and not isinstance(part, PeerStage)]
+    for part in written:
+        if part.ring.held:
+            rule = "is of a ring whose slots are released, so that no CTA leaves while others read them"
+            raise InputError(f"SharedStage(group) in {ring}", part.group, rule, 'leave out per="cta"')
+    writers = {name_of(part.writer) for part in written}
+    return tuple(p for p, phase in enumerate(phases) if writers & set(phase))
+
+
+def read_by_peers(parts: Mapping[str, SlotStage], cluster: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
+    """Of the stages whose tiles other CTAs read, by name: the axes along which these lie."""
+    written = {n: p for n, p in parts.items() if isinstance(p, SharedStage) and not isinstance(p, PeerStage)}
+    return {name: axes for name, part in written.items() if (axes := group_of(part, cluster))}
 
 
 def peers_of(part: PeerStage, cluster: Mapping[str, int], buffer: Buffer, source: Buffer, role: str) -> Peer:

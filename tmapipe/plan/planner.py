@@ -13,6 +13,7 @@ from tmapipe.plan.arch import arch_named
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.matmuls import check_matmuls
 from tmapipe.plan.model import Plan
+from tmapipe.plan.peers import read_by_peers
 from tmapipe.plan.placement import launch_registers, place_roles, share_registers
 from tmapipe.plan.shared_memory import Layout
 from tmapipe.plan.supported import check_supported
@@ -88,6 +89,7 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
         matmuls=tuple(layout.matmuls),
         held=tuple(layout.held),
         sends=tuple(layout.sends),
+        read_by_peers=read_by_peers(declared.shared, declared.cluster),
         arguments=declared.arguments,
         warps=warps,
         smem_bytes=layout.bytes,

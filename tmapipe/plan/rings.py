@@ -33,6 +33,7 @@ class Ring:
         held: Whether it is filled once a CTA. Then nobody signals that its slot is free: the last phase has no barrier.
         fenced: Roles that read through the async proxy what threads have copied.
         gone: Role -> stages whose tiles it does not find any more: earlier phases have written others over them.
+        far: Phases, besides the last one, whose signals reach the peers too: they read what these have written.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Ring:
     held: bool = False
     gone: Mapping[str, tuple[str, ...]] = attrs.field(converter=frozen, default=NOTHING)
     fenced: tuple[str, ...] = ()
+    far: tuple[int, ...] = ()
 
     def phase_of(self, role: str) -> int | None:
         """The phase that *role* has in this ring, or None."""

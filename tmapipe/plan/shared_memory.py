@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from tmapipe.barrier import BarrierRing
-from tmapipe.dtypes import DType, int32
+from tmapipe.dtypes import DType
 from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
 from tmapipe.matmul import Wgmma
@@ -16,7 +16,8 @@ from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.distributed import widest
 from tmapipe.plan.model import WARP, Barrier, Buffer, HeldTile, Load, Matmul, NamedBarrier, Peer, RoleWarps, Store
 from tmapipe.plan.moves import check_box, check_encoded, check_parts, default_columns, rows_box, widest_swizzle
-from tmapipe.plan.peers import group_of, peers_of
+from tmapipe.plan.peers import far_phases, group_of, peers_of
+from tmapipe.plan.queues import queue_in
 from tmapipe.plan.readers import readers_of
 from tmapipe.plan.rings import Queue, Ring
 from tmapipe.plan.scratches import exchange_barriers, scratch_buffer
@@ -140,6 +141,7 @@ class Layout:
             role for p, phase in enumerate(signalling) for role in phase if p or role not in loads or role in writers
         )
         made = []
+        far = far_phases(name, phases, [part for part in inside.values() if group_of(part, cluster)], self.name_of)
         slots = self.slots[name]
         for p, phase in enumerate(signalling):
             last = p == len(phases) - 1
@@ -149,6 +151,9 @@ class Layout:
             terms += [f"{count} warps ({role})" for role, count in warps.items()]
             lanes = {role: WARP * count * copies[role] for role, count in taking.items() if role in copies and not p}
             terms += [f"{count} lanes of copies ({role})" for role, count in lanes.items()]
+            if p in far and not last:
+                warps = {role: count * peers for role, count in warps.items()}
+                terms = [f"{term} x {peers} CTAs" if "warps" in term else term for term in terms]
             count = sum(role in armed for role in phase) + sum(warps.values()) + sum(lanes.values())
             formula = " + ".join(terms)
             if last and peers > 1:
@@ -169,7 +174,7 @@ class Layout:
                     "use more stages or fewer reads in flight",
                 )
         how = (armed, signals, lag, readers, tuple(groups), peers, loads, ring.held)
-        self.rings.append(Ring(name, slots, phases, tuple(made), *how, self._gone(inside, phases), fenced))
+        self.rings.append(Ring(name, slots, phases, tuple(made), *how, self._gone(inside, phases), fenced, far))
 
     def _gone(self, inside: dict[str, Any], phases: tuple[tuple[str, ...], ...]) -> dict[str, tuple[str, ...]]:
         """Of the stages *inside* a ring's slots, by role, those that phases before the role's have written others over."""
@@ -187,15 +192,11 @@ class Layout:
         self.barriers.append(Barrier(f"{name}.turn", offset, units, warps, f"{warps} warps (the {what} before)"))
 
     def _queue(self, slots: int, words: int) -> Queue:
-        """Slots of whole 16-byte units, which is what one st.async moves."""
-        warps, ctas = sum(role.warps for role in self.roles.values()), math.prod(self.declared.cluster.values())
-        full = Barrier("tiles.full", self.space.take(8 * slots, 8), slots, 1, "1 expect-tx (scheduler)")
-        free = Barrier("tiles.free", self.space.take(8 * slots, 8), slots, warps * ctas, f"{warps} warps x {ctas} CTAs")
-        self.barriers += [full, free]
-        unit = -(-words // 4) * 4
-        buffer = Buffer("tiles", self.space.take(slots * unit * 4, 128), slots, (unit,), int32)
-        self.buffers.append(buffer)
-        return Queue(buffer, full, free)
+        warps = sum(role.warps for role in self.roles.values())
+        queue = queue_in(self.space, slots, words, warps, math.prod(self.declared.cluster.values()))
+        self.barriers += [queue.full, queue.free]
+        self.buffers.append(queue.buffer)
+        return queue
 
     def _storing_role(self, name: str, store: TmaStoreStage) -> str:
         if store.role is not None and not isinstance(store.source, SlotStage):

@@ -11,7 +11,7 @@ from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, SlotRef, is_index
 from tmapipe.plan.model import Buffer, Distributed, Load
-from tmapipe.plan.thread_layout import transposed_of, vectors_of
+from tmapipe.plan.thread_layout import ThreadLayout, transposed_of, vectors_of
 from tmapipe.protocol.cluster import peer_mask, share_index
 from tmapipe.protocol.ring import RingEnd, Slot
 from tmapipe.protocol.rows import each_row, fours, rows_start
@@ -298,6 +298,10 @@ class PartInSlot(Carried):
         return fragments.read(self.ref, vectors_of(self.part.buffer.name, tile, role))
 
     def _read_part(self, name: str, like: Fragment | None, part: Any, at: Any) -> Fragment:
+        return self.part.isa.fragments.read_part(self.ref, *self._part_layout(name, like, part, at))
+
+    def _part_layout(self, name: str, like: Fragment | None, part: Any, at: Any) -> tuple[ThreadLayout, Any]:
+        """How a part of the tile is distributed, and where it begins."""
         buffer, role = self.part.buffer, self.part.isa.plan.role(self.part.role)
         counts = isinstance(part, (tuple, list)) and len(part) == 2 and all(map(is_count, part))
         if like is None and not counts:
@@ -311,7 +315,7 @@ class PartInSlot(Carried):
             if first < 0 or first + size > buffer.tile[i]:
                 rule = f"is where {layout.rows} x {layout.columns} elements of the tile {buffer.tile} begin"
                 raise InputError(f"{name}(at)", at, rule, "begin earlier, or load a larger tile")
-        return self.part.isa.fragments.read_part(self.ref, layout, begin)
+        return layout, begin
 
     def write(self, values: Fragment, *, at: tuple[int, int] | None = None) -> None:
         """Replaces the tile's elements, converted to its type.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tmapipe.errors import InputError, ScopeError
+from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import is_index
 from tmapipe.plan.model import Buffer, Peer
@@ -12,14 +14,67 @@ from tmapipe.protocol.cluster import peer_rank, share_index
 from tmapipe.protocol.parts import PartInSlot, SlotPart
 from tmapipe.protocol.ring import Slot
 
-__all__ = ["PeerInSlot", "PeerPart", "part_of"]
+__all__ = ["PeerInSlot", "PeerPart", "SharedPart", "part_of"]
 
 
 def part_of(isa: Isa, buffer: Buffer, role: str, async_proxy: bool) -> SlotPart:
     """The stage whose tiles lie in *buffer*, as one role sees it."""
     load = next((load for load in isa.plan.loads if load.name == buffer.name), None)
     peer = next((peer for peer in isa.plan.sends if peer.name == buffer.name), None)
-    return SlotPart(isa, buffer, load, role, async_proxy) if peer is None else PeerPart(isa, peer, role)
+    if peer is not None:
+        return PeerPart(isa, peer, role)
+    axes = isa.plan.read_by_peers.get(buffer.name)
+    part = SlotPart(isa, buffer, load, role, async_proxy)
+    return part if axes is None else SharedPart(part, axes)
+
+
+class SharedPart(SlotPart):
+    """A `SharedStage` whose tiles other CTAs read, as one role sees it. axes: of the cluster, along which these lie."""
+
+    def __init__(self, part: SlotPart, axes: tuple[str, ...]):
+        super().__init__(part.isa, part.buffer, None, part.role, part.async_proxy)
+        self.axes = axes
+
+    def at(self, slot: Slot) -> SharedInSlot:
+        return SharedInSlot(self, slot)
+
+
+class SharedInSlot(PartInSlot):
+    """Its tile in one open slot, and those of the other CTAs in theirs."""
+
+    part: SharedPart
+
+    @property
+    def rank(self) -> Any:
+        """The calling CTA's index among those of its group, from 0 on."""
+        return share_index(self.part.isa, self.part.axes)
+
+    @property
+    def peers(self) -> int:
+        """How many CTAs are in the group."""
+        return math.prod(self.part.isa.plan.cluster[axis] for axis in self.part.axes)
+
+    def read_from(
+        self, peer: Any, *, like: Fragment | None = None, tile: tuple[int, int] | None = None, at: Any = None
+    ) -> Fragment:
+        """The elements of the tile in the same slot of a CTA of the group, as of `read`.
+
+        Args:
+            peer: Its index in the group.
+            like: Distributed as this fragment is.
+            tile: Only a part of the tile, of these (rows, columns).
+            at: Where a part begins (row, column).
+
+        Raises:
+            InputError: There is no such CTA, or no such part.
+        """
+        isa, buffer, name = self.part.isa, self.part.buffer, f"slot.{self.part.buffer.name}.read_from"
+        if not is_index(peer) or (isinstance(peer, int) and not 0 <= peer < self.peers):
+            raise InputError(f"{name}(peer)", peer, f"is an index into the group's {self.peers} CTAs", "count from 0")
+        self.by_threads()
+        whole = tile is None and like is None
+        layout, begin = self._part_layout(name, like, buffer.tile if whole else tile, (0, 0) if at is None else at)
+        return isa.fragments.read_peer(self.ref, peer_rank(isa, self.part.axes, peer), layout, begin)
 
 
 class PeerPart(SlotPart):

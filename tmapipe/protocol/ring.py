@@ -49,7 +49,7 @@ class RingEnd(Carried):
         self.groups = groups or Groups(isa)
         self.left = 0  # `groups.steps` when the last slot was left
         self.by_threads = False  # whether threads have touched a slot of this end
-        self.to_peers = ring.peers > 1 and phase == len(ring.phases) - 1
+        self.to_peers = ring.peers > 1 and (phase == len(ring.phases) - 1 or phase in ring.far)
         self.mask: Any = None
         if self.to_peers:
             for axes in ring.groups:

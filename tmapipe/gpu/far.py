@@ -1,0 +1,66 @@
+"""Loads from the shared memory of other CTAs of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T
+
+from tmapipe.gpu.copies import at_peer
+from tmapipe.gpu.functions import KINDS
+from tmapipe.gpu.layouts import cute_type
+from tmapipe.isa.fragment import Fragment
+from tmapipe.isa.values import SlotRef
+from tmapipe.plan.thread_layout import ThreadLayout
+
+if TYPE_CHECKING:
+    from tmapipe.gpu.isa import GpuIsa
+
+__all__ = ["FarReads"]
+
+
+class FarReads:
+    """Methods as documented in `tmapipe.isa.fragments`."""
+
+    isa: GpuIsa
+    row: Callable[[ThreadLayout, int], Any]
+    column: Callable[[ThreadLayout, int], Any]
+
+    def read_peer(self: Any, slot: SlotRef, cta: Any, layout: ThreadLayout, at: tuple[Any, Any]) -> Fragment:
+        buffer, isa, width = slot.buffer, self.isa, layout.width
+        kind, size = buffer.dtype.kind, buffer.dtype.bytes
+        start = at_peer(isa.shared.toint() + buffer.offset + slot.stage * buffer.pitch, cta)
+        together = isinstance(at[1], int) and at[1] % width == 0 and buffer.tile[1] % width == 0
+        each = width if together else 1
+        data: list[Any] = []
+        for i in range(0, layout.values, each):
+            row = self.row(layout, layout.row_slot(i)) + at[0]
+            column = self.column(layout, layout.column_slot(i)) + at[1]
+            words = cute.make_rmem_tensor((max(1, each * size // 4),), Int32)
+            for j, word in enumerate(_load(start + buffer.place(row, column * size), each * size)):
+                words[j] = word
+            values = cute.recast_tensor(words, cute_type(buffer.dtype)).load().to(KINDS[kind])
+            data += [values[j] for j in range(each)]
+        return Fragment(self, layout, "tile", kind, data)
+
+
+def _load(address: Any, nbytes: int) -> list[Any]:
+    """1, 2, 4, 8 or 16 bytes, as words."""
+    count = max(1, nbytes // 4)
+    what = {1: "u8", 2: "u16", 4: "b32", 8: "v2.b32", 16: "v4.b32"}[nbytes]
+    registers = f"{{{', '.join(f'${i}' for i in range(count))}}}" if count > 1 else "$0"
+    kind = T.i32() if count == 1 else ir.Type.parse(f"!llvm.struct<({', '.join(['i32'] * count)})>")
+    found = llvm.inline_asm(
+        kind,
+        [Int32(address).ir_value()],
+        f"ld.shared::cluster.{what} {registers}, [${count}];",
+        ",".join(["=r"] * count) + ",r,~{memory}",
+        has_side_effects=True,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+    return [Int32(found)] if count == 1 else [Int32(llvm.extractvalue(T.i32(), found, [i])) for i in range(count)]
