@@ -343,6 +343,9 @@ GEMMS = {
         GEMM | {"l": 1, "s": 3},
     ),
     "splitk, added": Kernel(lambda: S.SplitK(3, reduce="add"), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
+    "cluster splitk, several clusters a tile": Kernel(
+        lambda: S.ClusterSplitK(4, (128, 96, 64), 2, tiles=tp.SplitKTiles(3)), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}
+    ),
     "streamk": Kernel(SHELF["StreamK"], {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
 }
 EPILOGUES = {

@@ -19,6 +19,7 @@ from tmapipe.schedules.mainloop import Cooperative
 from tmapipe.schedules.operand import Operand
 from tmapipe.tiles.order import TileOrder
 from tmapipe.tiles.persistent import PersistentTiles
+from tmapipe.tiles.splitk import SplitKTiles
 
 __all__ = ["ClusterSplitK"]
 
@@ -27,7 +28,8 @@ class ClusterSplitK(Gemm):
     """`Gemm` in which the CTAs of a cluster compute one output tile from different parts of k.
 
     For outputs of very few tiles and long k: there is no workspace and no second kernel. Sums are added in the order of the
-    CTAs, so the bits are the same in every run.
+    CTAs, so the bits are the same in every run. With ``tiles=SplitKTiles(4)`` each tile is computed by four clusters, whose
+    sums end as those of `SplitK`.
 
     Args:
         parts: How many parts k is divided into: CTAs of a cluster. Each stores n / parts columns of a tile, a multiple of 8
@@ -36,7 +38,7 @@ class ClusterSplitK(Gemm):
         along_m: Output tiles of a cluster, below each other, which share what they load of b.
         stages: Slots of a and b; None: as many as fit.
         mainloop: `Cooperative`, whose warpgroups share rows.
-        tiles: The order of output tiles.
+        tiles: The order of output tiles, or `SplitKTiles`.
         options: a, b and epilogue, as of `Gemm`.
     """
 
@@ -56,12 +58,12 @@ class ClusterSplitK(Gemm):
     ):
         if not is_count(parts):
             raise InputError("ClusterSplitK(parts)", parts, "is how many CTAs of a cluster share k", "use 8")
-        for name, value in (("mainloop", mainloop), ("tiles", tiles)):
-            along = getattr(value, "along", "m") == "m" and isinstance(mainloop, Cooperative)
-            if not along or getattr(value, "in_parts", False) or getattr(value, "bounded", ()):
-                rule = "is for whole output tiles, whose rows all warpgroups share"
-                raise InputError(name, value, rule, "leave it out")
-        self.parts = parts
+        if not isinstance(mainloop, Cooperative) or mainloop.along != "m":
+            rule = "is one whose warpgroups share the rows of a tile"
+            raise InputError("mainloop", mainloop, rule, 'use Cooperative(), with along="m"')
+        if tiles.bounded or (tiles.in_parts and not isinstance(tiles, SplitKTiles)):
+            raise InputError("tiles", tiles, "is an order of whole tiles, or SplitKTiles", "leave it out")
+        self.parts, self.clusters = parts, tiles.parts if isinstance(tiles, SplitKTiles) else 1
         options["mainloop"] = mainloop
         super().__init__(tile, (along_m, parts), stages, tiles=tiles, **options)
 
@@ -77,20 +79,18 @@ class ClusterSplitK(Gemm):
         self.sources = (self.total,)
 
     def tile_slots(self, k: Any, tile: Tile) -> Any:
-        """k-tiles of each part, as many in all."""
-        return ceil_div(k.steps("a", "k"), self.parts)
+        """k-tiles of each part, as many in all: the last ones may lie beyond the end, where loads give zeros."""
+        return ceil_div(k.steps("a", "k"), self.parts * self.clusters)
 
     @load.jit
     def fill(self, k: Any, tile: Tile) -> None:
         m, n, width = k.plan.matmul("mma").shape
         steps = self.tile_slots(k, tile)
+        part = tile.n % self.parts + (0 if self.clusters == 1 else tile.s % self.clusters * self.parts)
         for step in range(steps):
             with k.ring.produce() as slot:
                 for name, starts in (("a", {"m": tile.m * m}), ("b", {"n": tile.n // self.parts * n})):
-                    at = starts | {
-                        "l": tile.l,
-                        "k": (tile.n % self.parts * steps + step) * width,
-                    }  # perhaps beyond the end
+                    at = {"l": tile.l, "k": (part * steps + step) * width, **starts}
                     getattr(slot, name).load_from(*(at[dim] for dim in getattr(self, name).dims))
 
     @math.jit
