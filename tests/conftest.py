@@ -1,10 +1,16 @@
 """How pytest-xdist shares the tests out: all tests of one compiled kernel to one process, so that each is compiled once; and
-all cases of one unit test, which are quick, since each portion costs the process that hands them out some milliseconds."""
+all cases of one unit test, which are quick, since each portion costs the process that hands them out some milliseconds.
+
+Each process computes with one thread, as there are as many processes as cores: on small tiles, further threads mostly wait."""
 
 import gc
+import os
 import re
 
 import pytest
+
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):  # before NumPy and PyTorch are imported
+    os.environ.setdefault(name, "1")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -25,8 +25,10 @@ def _nothing(state: State, agent: int, op: object) -> None:
 
 @applies(TileStore)
 def _store(state: State, agent: int, op: TileStore) -> None:
+    if not op.at:
+        return
     store = state.layout.stores[op.store]
-    if op.at and op.at[-1] * store.buffer.dtype.bytes % store.vector:
+    if op.at[-1] * store.buffer.dtype.bytes % store.vector:
         text = f"stores {op.store} from {op.at} on, whose last index is not a multiple of {store.vector} bytes"
         raise hazard(state.layout, "copy-alignment", agent, op, text)
 
