@@ -12,7 +12,7 @@ from tests.oracle.mutant_sites import Change, Program, Site
 from tests.oracle.mutant_table import Outcome, show, table, why_equivalent, write
 from tests.oracle.mutants import VARIANTS, Mutant, Target, judge, judged, mutants_of
 from tests.sweeps import ALL
-from tmapipe.check import Kind, Report
+from tmapipe.check import Kind, Report, check_program
 from tmapipe.check.findings import Finding
 from tmapipe.isa import effects, operands
 from tmapipe.isa.effects import Effect, declared
@@ -143,6 +143,17 @@ def test_a_wait_for_a_held_slot_that_never_ends():
     changes = [m for m in mutants_of(target) if m.change.how in ("flip parity", "shift count")]
     found = [judge(m) for m in changes if "weights.full" in str(m.change)]
     assert len(found) > 3 and all(outcome.killed for outcome in found)
+
+
+def test_registers_that_one_warp_does_not_give_back():
+    target = Target(TARGETS["PingPong"])
+    kept = next(
+        m
+        for m in mutants_of(target)
+        if str(m.change).startswith("drop SetMaxNreg() in load") and m.change.warps != "all"
+    )
+    report = check_program(target.plan, kept.entry(0), target.problems[0])
+    assert "let load (warp 0) give back registers, as the others of its warpgroup do" in report.errors[0].fix
 
 
 def test_an_oracle_that_gives_up_is_counted():
