@@ -81,6 +81,8 @@ class Execution:
     def run(self, limit: int = 400_000) -> list[Event]:
         """Executes the thread, and with it the others of its warp that vote on entries of a table."""
         lanes = {self.lane: self, **{lane: Execution(*place) for lane, place in self.voters.items()}}
+        for voter in lanes.values():
+            voter.words = self.words
         programs = {lane: execution._program(limit) for lane, execution in lanes.items()}
         votes = {lane: next(program, None) for lane, program in programs.items()}
         while votes[self.lane] is not None:

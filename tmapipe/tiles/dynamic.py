@@ -59,8 +59,8 @@ class DynamicTiles(QueuedTiles):
 class BoundDynamicTiles(Carried):
     """A grid whose tiles are fetched one by one; `of` gives them to a role."""
 
-    def __init__(self, isa: Isa, order: DynamicTiles, grid: dict[str, Any]):
-        self.isa, self.dims = isa, tuple(grid)
+    def __init__(self, isa: Isa, order: QueuedTiles, grid: dict[str, Any]):
+        self.isa, self.dims = isa, tuple[str, ...](grid)
         by = isa.divisors(order.divisors(grid, isa.plan.cluster, isa.clusters))
         self.numbers = TileNumbers(isa, order.raster, grid, by)
 

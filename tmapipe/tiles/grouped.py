@@ -8,25 +8,28 @@ into the next group::
 
 The host still knows how many numbers there are. With tiles of r rows, group g gets the numbers from
 ``floor((start + g (r - 1)) / r)`` on. That is always enough, and at most one too many, which is skipped.
+
+Finding a tile takes several reads of the table, one after another. A scheduler warp does that ahead, and tells the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from tmapipe.errors import InputError
 from tmapipe.fields import IS_NAME
-from tmapipe.integers import ceil_div
 from tmapipe.isa.interface import Isa
 from tmapipe.plan.declarations import Declarations
+from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.cluster import cluster_coordinate
 from tmapipe.protocol.tile import Tile, within
 from tmapipe.tiles.axes import Axis
 from tmapipe.tiles.counting import count_entries
-from tmapipe.tiles.persistent import BoundTiles, PersistentTiles
+from tmapipe.tiles.dynamic import BoundDynamicTiles, TilesOfRole
+from tmapipe.tiles.queue import QueuedTiles
 
 __all__ = ["GroupedTiles"]
 
@@ -34,7 +37,7 @@ LARGEST = 2**31 - 1  # every entry of the table in the machine without data
 
 
 @attrs.frozen
-class GroupedTiles(PersistentTiles):
+class GroupedTiles(QueuedTiles):
     """Static persistent order of tiles that each belong to one group of rows. All CTAs of a cluster work on one group.
 
     A tile's coordinates are n and l (its group). Its bounds along m are its first row, and how many rows there are up to the
@@ -51,6 +54,7 @@ class GroupedTiles(PersistentTiles):
     table: str = attrs.field(default="offsets", kw_only=True, validator=IS_NAME)
     output: str = attrs.field(default="d", kw_only=True, validator=IS_NAME)
 
+    stages = 2
     bounded = ("m",)
     input_dims = output_dims = ""
 
@@ -92,81 +96,102 @@ class GroupedTiles(PersistentTiles):
         unit = self.unit(cluster)
         return (rows + groups * (unit - 1)) // unit * cluster.get("m", 1)
 
+    def words(self, dims: int) -> int:
+        """Whether there is a tile, and where, of a cluster: n, l, its first row, and the rows up to the end of the group."""
+        return 5
+
     def bind(self, isa: Isa, grid: dict[str, Any]) -> Any:
         """This order on the calling CTA, for a grid of *grid* tiles a dimension, of which those along m are `spread`."""
-        return BoundGroupedTiles(isa, self, grid).at(isa.cluster_id)
+        return BoundGroupedTiles(isa, self, grid)
 
 
-class BoundGroupedTiles(BoundTiles):
-    """The calling CTA's tiles.
+class BoundGroupedTiles(BoundDynamicTiles):
+    """A grid whose tiles are found one by one; `of` gives them to a role."""
 
-    Nothing is known of them before the table may be read. Tiles without rows, on all CTAs of the cluster, are skipped.
+    def __init__(self, isa: Isa, order: GroupedTiles, grid: dict[str, Any]):
+        super().__init__(isa, order, grid)
+        self.order, self.dims = order, ("n", "l", "row", "left")
+
+    def of(self, role: RoleWarps) -> GroupsOfRole:
+        """The tiles as *role* takes them."""
+        return GroupsOfRole(self, role)
+
+
+class GroupsOfRole(TilesOfRole):
+    """The tiles of the calling warp's cluster that have rows, one after another.
+
+    The scheduler's state, in a register: the number that it looks at next.
     """
 
-    order: GroupedTiles
-    coordinates = ("n", "l", "row", "rows", "left")
-    early = False
+    def __init__(self, tiles: BoundGroupedTiles, role: RoleWarps):
+        super().__init__(tiles, role)
+        self.order, self.unit = tiles.order, tiles.order.unit(tiles.isa.plan.cluster)
+        self.number = self.isa.cells(self.isa.cluster_id)
 
-    def _take(self, tile: Tile, body: Callable[[Tile], None]) -> None:
-        self.isa.when(tile.left > 0, lambda: body(tile))
-
-    def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
-        """Of the tiles that have rows, runs *body* for every *teams*-th from number *team* on, and *skip* for the others."""
+    def _fetch(self) -> Sequence[Any]:
+        """Finds the next tile with rows."""
         isa = self.isa
-        between = isa.cells(team)  # tiles of other teams that come first
-        number, there_is, searching = isa.cells(-1), isa.cells(0), isa.cells(0)
-        at = isa.cells(*[0] * len(self.dims))
+        there_is, searching, at = isa.cells(0), isa.cells(1), isa.cells(*[0] * len(self.dims))
 
         def look() -> None:
-            number[0] = number[0] + 1
-            tile = self.tile(number[0])
+            found = self._place(self.number[0])
+            there_is[0] = isa.select(self.number[0] < self.numbers.total, 1, 0)
+            searching[0] = isa.select(found["left"] > 0, 0, there_is[0])
             for j, dim in enumerate(self.dims):
-                at[j] = tile[dim]
-            there_is[0] = isa.select(number[0] < self.count, 1, 0)
-            searching[0] = isa.select(tile.left > 0, 0, there_is[0])
+                at[j] = found[dim]
+            self.number[0] = self.number[0] + isa.clusters
 
-        def find() -> None:
-            """Goes on to the next tile that has rows."""
-            searching[0] = 1
-            isa.loop_while(searching, look, lambda: 1)
+        isa.loop_while(searching, look, lambda: 1)
+        return (there_is[0], *(at[j] for j in range(len(self.dims))))
 
-        def run(what: Callable[[Tile], None]) -> None:
-            what(self._made({dim: at[j] for j, dim in enumerate(self.dims)}))
-            find()
-
-        def one() -> None:
-            for i in range(teams - 1):
-                isa.when((between[0] > i) & (there_is[0] != 0), lambda: run(skip))
-            between[0] = teams - 1
-            isa.when(there_is[0] != 0, lambda: run(body))
-
-        find()
-        isa.loop_while(there_is, one, lambda: int(ceil_div(self.count - team, teams)))
-
-    def _made(self, values: dict[str, Any]) -> Tile:
-        return Tile(values, {"m": (values["row"], values["rows"])})
-
-    def tile(self, i: Any) -> Tile:
-        """The *i*-th tile of the calling CTA. Its `left` is how many rows its cluster has; 0 or less: none."""
-        isa, unit, table = self.isa, self.order.unit(self.isa.plan.cluster), self.order.table
-        coordinates = self.numbers.coordinates(self.position + i * isa.clusters)
-        number, groups = coordinates["m"], isa.extent(table, 0)
+    def _place(self, number: Any) -> dict[str, Any]:
+        """Where the cluster's tile of this number lies. `left` is how many rows it has; 0 or less: none."""
+        isa, unit, table = self.isa, self.unit, self.order.table
+        coordinates = self.numbers.coordinates(number)
+        along_m, groups = coordinates["m"], isa.extent(table, 0)
         begun = count_entries(
             isa,
             table,
             groups - 1,
-            lambda g, end: self._row(end) + (g + 1) * (unit - 1) < (number + 1) * unit,
+            lambda g, end: self._row(end) + (g + 1) * (unit - 1) < (along_m + 1) * unit,
             LARGEST,
         )
         end = self._row(isa.load_entry(table, begun, LARGEST))
         before = isa.load_entry(table, isa.select(begun > 0, begun - 1, 0), LARGEST)
         start = isa.select(begun > 0, self._row(before), 0)
-        row = start + (number - (start + begun * (unit - 1)) // unit) * unit
-        left = end - row
-        offset = cluster_coordinate(isa, "m") * (unit // isa.plan.cluster.get("m", 1))
-        n = coordinates["n"] * isa.plan.cluster.get("n", 1) + cluster_coordinate(isa, "n")
-        return self._made({"n": n, "l": begun, "row": row + offset, "rows": left - offset, "left": left})
+        row = start + (along_m - (start + begun * (unit - 1)) // unit) * unit
+        return {"n": coordinates["n"], "l": begun, "row": row, "left": end - row}
+
+    def _tile(self) -> Tile:
+        isa, cluster = self.isa, self.isa.plan.cluster
+        n, group, row, left = (self.words[1 + i] for i in range(len(self.dims)))
+        offset = cluster_coordinate(isa, "m") * (self.unit // cluster.get("m", 1))
+        across = n * cluster.get("n", 1) + cluster_coordinate(isa, "n")
+        values = {"n": across, "l": group, "row": row + offset, "rows": left - offset}
+        return Tile(values, {"m": (values["row"], values["rows"])})
 
     def _row(self, entry: Any) -> Any:
         """An entry of the table, within the tensor."""
         return within(self.isa, entry, self.isa.extent(self.order.output, 0))
+
+    # ---- in the machine without data, all rows are of the first group ---------------------------------------------
+
+    def _has_rows(self, number: int) -> bool:
+        rows: int = self.isa.extent(self.order.output, 0)
+        return number < self.numbers.total and self.numbers.coordinates(number)["m"] * self.unit < rows
+
+    def _those_with_rows(self) -> list[int]:
+        """Numbers of the cluster's tiles."""
+        return [n for n in range(self.isa.cluster_id, self.numbers.total, self.isa.clusters) if self._has_rows(n)]
+
+    def _without_data(self) -> Sequence[int]:
+        """What the next slot holds."""
+        left = self._those_with_rows()[self.read[0] :]
+        if not left:
+            return (0, 0, 0, 0, 0)
+        coordinates = self.numbers.coordinates(left[0])
+        return (1, coordinates["n"], 0, coordinates["m"] * self.unit, LARGEST)
+
+    def _turns(self, team: int, teams: int) -> int:
+        """As in `TilesOfRole`."""
+        return max(0, -(-(len(self._those_with_rows()) - team) // teams))
