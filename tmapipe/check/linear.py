@@ -1,8 +1,9 @@
 """The linear check: one run of the machine, watched with vector clocks, decides every interleaving.
 
 The rules are in `phases` (mbarriers), `barriers` (of warps), `slots` (races and proxies), `lifetimes` (initialization, exit,
-scope, ownership) and `fences` (redundant ones). The table of operations says what each operation does. This file hands each
-effect of a transition to the rules that it concerns. `docs/internals/checker.md` has the argument why one run is enough.
+scope, ownership), `fences` (redundant ones) and `results` (loads of what was stored). The table of operations says what each
+operation does. This file hands each effect of a transition to the rules that it concerns. `docs/internals/checker.md` has the
+argument why one run is enough.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tmapipe.check.findings import Finding, Kind
 from tmapipe.check.lifetimes import Lifetimes
 from tmapipe.check.log import FindingLog, Step
 from tmapipe.check.phases import Phases
+from tmapipe.check.results import Results
 from tmapipe.check.slots import Slots
 from tmapipe.isa.effects import (
     TABLE,
@@ -28,6 +30,7 @@ from tmapipe.isa.effects import (
     EndGroup,
     FenceInit,
     FenceProxy,
+    Global,
     Group,
     Init,
     Proxy,
@@ -68,6 +71,7 @@ class LinearCheck:
         self.slots = Slots(self.clocks, self.log)
         self.lifetimes = Lifetimes(self.clocks, self.log, shapes)
         self.fences = Fences(self.clocks, self.log, self.slots)
+        self.results = Results(self.clocks, self.log)
         self.loads: dict[Flight, tuple[Any, Step]] = {}  # in flight: (what the issuer knew, its step)
         self.last: dict[int, Step] = {}  # by warp: its last asynchronous issue, for reports
         self.rules = rules or _rules()
@@ -181,8 +185,12 @@ class LinearCheck:
         self.clocks.synchronize_lanes(agent)
 
     def _fence_proxy(self, effect: FenceProxy, agent: int, op: Any, facts: Any) -> None:
-        if effect.space == "shared" and op.lanes == ALL_LANES:  # which lanes have written is not known
+        if op.lanes != ALL_LANES:  # which lanes have written is not known
+            return
+        if effect.space == "shared":
             self.fences.fence(agent, op)
+        else:
+            self.results.fence(agent)
 
     def _access(self, effect: Access, agent: int, op: Any, facts: Any) -> None:
         if self.slots.access(agent, op, effect) is Proxy.GENERIC:
@@ -200,6 +208,9 @@ class LinearCheck:
                 bar = flight.cta * self.layout.nbars + getattr(op, effect.until.bar)
                 self.lifetimes.use(agent, op, bar, far=effect.proxy is Proxy.ASYNC)
                 self.loads[flight] = clock, step
+            self.results.load(agent, op, effect.until.bar, effect.proxy is Proxy.ASYNC, flights)
+        elif effect.until.group is Group.BULK:
+            self.results.store(agent, op, flights[0])
 
     def _tile(self, effect: Tile, agent: int, op: Any, facts: Any) -> None:
         self.lifetimes.start_tile(
@@ -213,12 +224,19 @@ class LinearCheck:
     def _end_group(self, effect: EndGroup, agent: int, op: Any, facts: Any) -> None:
         if effect.group is Group.BULK:
             self.slots.commit(facts)
+            self.results.commit(facts)
 
     def _await_group(self, effect: AwaitGroup, agent: int, op: Any, covered: int) -> None:
         if effect.group is Group.BULK:
             self.slots.bulk_wait(agent, op, covered)
+            if not (effect.read and getattr(op, effect.read)):
+                self.results.wait(agent, op, covered)
         else:
             self.slots.mma_wait(agent, op, covered)
+
+    def _global(self, effect: Global, agent: int, op: Any, facts: Any) -> None:
+        if effect.how == "write" and hasattr(op, "store"):
+            self.results.store(agent, op, None)
 
     def _return(self, effect: Return, agent: int, op: Any, facts: Any) -> None:
         self.lifetimes.exit(agent)
@@ -229,6 +247,7 @@ class LinearCheck:
         bar = counted.cta * self.layout.nbars + counted.bar
         step = step._replace(phase=counted.phase)
         self.slots.landed(flight, counted.phase)
+        self.results.landed(flight, counted.phase)
         self.lifetimes.landed(bar, counted.phase, step)
         self.phases.land(clock, step, bar, counted)
 
@@ -254,6 +273,7 @@ _OF_EFFECTS: dict[type, Rule] = {
     Tile: LinearCheck._tile,
     EndGroup: LinearCheck._end_group,
     AwaitGroup: LinearCheck._await_group,
+    Global: LinearCheck._global,
     Return: LinearCheck._return,
 }
 
