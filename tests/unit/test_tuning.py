@@ -152,12 +152,17 @@ def test_few_tiles_of_a_long_k_are_computed_by_clusters_that_share_k():
     for sizes in ((64, 64, 10048), (104, 64, 1816), (48, 336, 2736), (64, 1664, 15808)):
         problem = Problem(*sizes)
         (best, _), *_ = ranked(problem, most=1)
-        assert best.schedule == "ClusterSplitK" and best.sharing > 1 and not best.in_parts, problem
+        assert best.schedule == "ClusterSplitK" and best.sharing > 1, problem
         assert best.ctas <= 8 and best.build(problem).parts == best.sharing
     a, b = (np.random.default_rng(0).standard_normal((n, 1504)).astype(np.float16) for n in (40, 72))
-    shared = next(c for c in candidates(Problem.of(a, b), H200) if c.sharing == 4)
-    d = shared.build(Problem.of(a, b, "float32"))(a, b)
-    np.testing.assert_allclose(d, a.astype("f4") @ b.astype("f4").T, rtol=1e-4, atol=1e-4)
+    problem = Problem.of(a, b, "float32")
+    shared = [c for c in candidates(problem, H200) if c.sharing == 2]
+    for parts in (1, 2):
+        candidate = next(c for c in shared if c.parts == parts)
+        d = candidate.build(problem)(a, b, out=np.empty((40, 72), np.float32))
+        np.testing.assert_allclose(d, a.astype("f4") @ b.astype("f4").T, rtol=1e-4, atol=1e-4)
+    (best, _), *_ = ranked(Problem(128, 40, 47168), most=1)
+    assert best.sharing == 8 and best.parts > 1 and best.ranks(problem)["d"] == 3
 
 
 def test_small_tiles_may_have_deep_slots():

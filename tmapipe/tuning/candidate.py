@@ -16,6 +16,7 @@ from tmapipe.schedules.operand import Operand
 from tmapipe.tiles.gpc import GpcTiles
 from tmapipe.tiles.persistent import PersistentTiles
 from tmapipe.tiles.raster import Grouped, Hilbert, Snake
+from tmapipe.tiles.splitk import SplitKTiles
 from tmapipe.tuning import epilogues
 from tmapipe.tuning.epilogues import PLAIN
 from tmapipe.tuning.problem import Problem
@@ -36,7 +37,8 @@ class Candidate:
         cluster: CTAs along (m, n), without those that share k.
         options: (word, value) of what else it is built with: "stages" of operands; "store_stages", buffers of a warpgroup;
             "order", a tile scheduler as ("Snake", 8), by GPC as ("Snake", 8, "gpc"); "l2_hints" and "outside", of (a, b);
-            "promote"; "in_turn" and "along", of the mainloop; "parts", of a split k; "spans", of 128 bytes of k in a slot.
+            "promote"; "in_turn" and "along", of the mainloop; "parts", of a split k, or CTAs of a cluster that share k, and
+            then "clusters" of a tile; "spans", of 128 bytes of k in a slot.
             These words are kept on disk.
     """
 
@@ -47,13 +49,13 @@ class Candidate:
 
     @property
     def parts(self) -> int:
-        """Number of parts that k is divided into."""
-        return int(dict(self.options).get("parts", 1))
+        """Number of parts of k that a second kernel adds up."""
+        return int(dict(self.options).get("clusters" if self.schedule == "ClusterSplitK" else "parts", 1))
 
     @property
     def sharing(self) -> int:
         """CTAs of a cluster that share the k of an output tile."""
-        return self.parts if self.schedule == "ClusterSplitK" else 1
+        return int(dict(self.options)["parts"]) if self.schedule == "ClusterSplitK" else 1
 
     @property
     def ctas(self) -> int:
@@ -63,7 +65,7 @@ class Candidate:
     @property
     def in_parts(self) -> bool:
         """Whether a second kernel adds up parts of k."""
-        return self.schedule == "SplitK"
+        return self.schedule == "SplitK" or self.parts > 1
 
     @property
     def spans(self) -> int:
@@ -109,6 +111,8 @@ class Candidate:
         options: dict[str, Any] = {"epilogue": stored, **self._operands(problem, words)}
         if "order" in words:
             options["tiles"] = _order(*words.pop("order"))
+        if "clusters" in words:
+            options["tiles"] = SplitKTiles(words.pop("clusters"))
         form: dict[str, Any] = {"cluster": self.cluster}
         if self.sharing > 1:
             form = {"along_m": self.cluster[0]}

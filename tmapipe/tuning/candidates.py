@@ -51,6 +51,7 @@ FITTED_PARTS = 1024  # columns, or rows, of an output up to which their widths f
 WAVES = (1, 2, 3)  # that all parts of all tiles may make
 LEAST_STEPS = 4  # k-tiles of a part
 SHARING, SHARED_ROWS = (2, 4, 8), (64, 128, 192)  # CTAs of a cluster that share k, and rows of their tiles
+SEVERAL, FEW_CLUSTERS = (2, 3, 4), 0.34  # clusters of a tile, where one of each is so few of those resident
 MOST_CTAS = 8  # of a cluster that every GPU takes
 LEAST_SHARED, SHARED_SLOTS = 2, 6  # spans of k of each; slots, more of which take long to prove
 MOST_PARTS_BYTES = 512e6  # of the workspace
@@ -129,6 +130,9 @@ def _sharing_k(problem: Problem, device: Device) -> Iterator[Candidate]:
                 made = Candidate("ClusterSplitK", tile, cluster, (*options, *deep, ("stages", SHARED_SLOTS)))
                 if made.slots >= min(LEAST_SLOTS, ceil_div(steps, spans * parts)):
                     yield made
+                    for several in SEVERAL if waves <= FEW_CLUSTERS else ():
+                        if waves * several <= 1 and steps >= LEAST_STEPS * spans * parts * several:
+                            yield Candidate("ClusterSplitK", tile, cluster, (*made.options, ("clusters", several)))
 
 
 def _fits(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -> bool:

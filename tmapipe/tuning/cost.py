@@ -172,14 +172,14 @@ def work(problem: Problem, candidate: Candidate, device: Device) -> Work:
         ceil_div(problem.n, n * along_n),
         device.resident(candidate.ctas),
     )
-    parts = candidate.parts // candidate.sharing
-    boxes = _boxes(problem, candidate, down * right * problem.batch * parts / resident)
+    boxes = _boxes(problem, candidate, down * right * problem.batch * candidate.parts / resident)
     return Work(
         m=m, n=n, along_m=along_m, along_n=along_n, rows=rows, columns=columns,
         warpgroups=1 if pingpong else rows // 64 if rows <= 192 else 2,
-        down=down, right=right, batch=problem.batch, parts=parts,
+        down=down, right=right, batch=problem.batch, parts=candidate.parts,
         resident=resident, multiprocessors=device.multiprocessors,
-        steps=ceil_div(slots, candidate.parts) * candidate.spans, spans=candidate.spans, of_a=of_a, of_b=of_b,
+        steps=ceil_div(slots, candidate.parts * candidate.sharing) * candidate.spans, spans=candidate.spans,
+        of_a=of_a, of_b=of_b,
         pingpong=pingpong, by_gpc=candidate.by_gpc, in_parts=candidate.in_parts, transposed=problem.majors != ("k", "k"),
         elements=elements, stored=4 if candidate.in_parts else problem.out.bytes,
         read=problem.bytes - elements * problem.out.bytes, memory=device.memory,
