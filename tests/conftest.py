@@ -1,5 +1,6 @@
-"""How pytest-xdist shares the tests out: all tests of one compiled kernel to one process, so that each is compiled once; and
-all cases of one unit test, which are quick, since each portion costs the process that hands them out some milliseconds.
+"""How pytest-xdist shares the tests out: all tests of one compiled kernel to one process, so that each is compiled once, and
+all cases of any other test, since each portion costs the process that hands them out some milliseconds. In the order of
+folders: those of `tests/unit` come last, which are quick, so that the processes end together.
 
 Each process computes with one thread, as there are as many processes as cores: on small tiles, further threads mostly wait."""
 
@@ -22,10 +23,15 @@ def pytest_xdist_make_scheduler(config, log):
     class ByKernel(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             kernel = re.fullmatch(r"tests/emit/.*\[([^\]]*)\]", nodeid)
-            if kernel:
-                return "kernel " + kernel[1].split("-")[0]
-            return nodeid.partition("[")[0] if nodeid.startswith("tests/unit/") else nodeid
+            return "kernel " + kernel[1].split("-")[0] if kernel else nodeid.partition("[")[0]
 
+        def _pending_of(self, workload):
+            """Forgets what is done: it would be counted again after each test."""
+            for scope in [scope for scope, tests in workload.items() if all(tests.values())]:
+                del workload[scope]
+            return super()._pending_of(workload)
+
+    config.option.loadscopereorder = False
     return ByKernel(config, log)
 
 

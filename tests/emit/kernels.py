@@ -465,6 +465,13 @@ KERNELS |= {  # registered, and in none of the lists: with the dtypes that a pla
 
 #: What these have, others have too, if not all at once: for the whole sweep alone.
 COMBINED = {
+    "reduce by inc",
+    "reduce by xor",
+    "gemm 2x1 to fp32",
+    "gemm m192 n256 fp8",
+    "gemm columns",
+    "splitk, along n",
+    "split k by GPC",
     "gemm 4x1 n192 to fp32",
     "gemm 1x2 fp8, anything outside",
     "gemm m192",
