@@ -12,6 +12,7 @@ from tmapipe.check.closure import begin, close, closed_for, take, warmed_up
 from tmapipe.check.log import FindingLog
 from tmapipe.check.problems import Problems
 from tmapipe.check.segments import EMPTY, NotRegular, segments_of
+from tmapipe.isa.ops import MbarWait
 
 S = tp.schedules
 EVERY = "every trip count"
@@ -328,6 +329,18 @@ def test_other_numbers_are_not_covered(name):
         )
         getattr(other.state, name)[bar] += 1
         assert not other.covered_by(run_state)
+
+
+def test_tiles_of_each_team_are_recorded_from_every_place_in_a_ring():
+    """Also of two teams with two slots, where each tile of a team begins at every other place by itself."""
+    schedule = S.PingPong((64, 128, 64), stages=2)
+    problems = Problems(schedule, schedule.plan())
+    segments_of(problems)
+    programs, _ = problems.in_order([(1,)] * (2 * 2 * 2), shifted=True)
+    for program in programs[4:12]:
+        tiles = [program.tile(i) for i in range(program.iterations)]
+        full = [next(op for op in tile if isinstance(op, MbarWait) and op.bar < 2) for tile in tiles if tile]
+        assert {(op.bar, op.parity) for op in full} == {(0, 0), (1, 0), (0, 1), (1, 1)}
 
 
 def test_a_segment_that_goes_wrong_leaves_the_set_open():

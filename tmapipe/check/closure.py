@@ -84,22 +84,25 @@ def closed_for(problems: Problems, segments: Segments, choices: list[After], log
     try:
         root = begin(problems, segments, log)
         for after in choices:
-            known: dict[Where, list[RunState]] = {}
+            known: dict[Where, list[RunState]] = {}  # those that no later one covers
             count = 0
-            open_nodes = [root, warmed_up(problems, segments, after, root)]
-            while open_nodes:
-                node = open_nodes.pop()
-                others = known.setdefault(node.where, [])
-                if any(map(node.run_state.covered_by, reversed(others))):
+            todo: list[tuple[_Node, Segment | None]] = [
+                (root, None),
+                (warmed_up(problems, segments, after, root), None),
+            ]
+            while todo:
+                before, segment = todo.pop()
+                if segment is not None and before.run_state not in known[before.where]:
                     continue
-                others.append(node.run_state)
+                node = before if segment is None else take(segments, before, segment)
+                others = [] if node is None else known.setdefault(node.where, [])
+                if node is None or any(map(node.run_state.covered_by, reversed(others))):
+                    continue
+                others[:] = [*(each for each in others if not each.covered_by(node.run_state)), node.run_state]
                 count, states = count + 1, states + 1
                 if count > MOST_STATES[len(problems.kinds.keys) > 1]:
                     raise _Stopped(node.path, "still no state recurs")
-                for segment in after[node.where]:
-                    reached = take(segments, node, segment)
-                    if reached is not None:
-                        open_nodes.append(reached)
+                todo += [(node, segment) for segment in after[node.where]]
     except _Stopped as stopped:
         return Closure(False, states, log.order, str(stopped), stopped.tiles)
     return Closure(True, states, log.order)
@@ -115,7 +118,7 @@ def begin(problems: Problems, segments: Segments, log: FindingLog) -> _Node:
 
 def warmed_up(problems: Problems, segments: Segments, after: After, node: _Node) -> _Node:
     """The state after a few tiles of each team and a few laps of all rings."""
-    laps, group = 2 * (problems.slots + 1), problems.group
+    laps, group = problems.slots + 1, problems.group
     within = any(where[0] == "step" for where in after)
     done, turns, slots, first = 0, 0, 0, True
     while done < segments.early + 2 * group or (slots < laps and not within) or node.where != ("tile", segments.early):

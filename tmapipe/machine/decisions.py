@@ -248,7 +248,7 @@ class Decisions:
     def turns(self, start: Any, stop: Any, step: int) -> Iterator[Any]:
         """The numbers of a loop whose count varies."""
         span = stop - start if step > 0 else start - stop
-        turns = (span + (abs(step) - 1)) // abs(step)
+        turns = span if abs(step) == 1 else (span + (abs(step) - 1)) // abs(step)
         count = self.use(COUNT, turns)
         if count > MOST_TURNS:
             raise PipelineError(
@@ -263,10 +263,12 @@ class Decisions:
         loop = Loop(self.looked_at(terms, inside, self.values), self.length())
         self.loops.append(loop)
         self.around.append(index)
+        as_counted = type(start) is int and (start, step) == (0, 1)
         try:
             for i in builtins.range(count):
                 self.turn[index] = i
-                yield start + step * Varying(self, {index: 1}, 0, i)
+                number = Varying(self, {index: 1}, 0, i)
+                yield number if as_counted else start + step * number
         finally:  # also if the body leaves the loop
             del self.around[inside:]
             loop.end = self.length()

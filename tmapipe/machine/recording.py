@@ -36,6 +36,7 @@ Tables = Mapping[str, Sequence[int]]
 
 FREE = Term(None, None, None, per_tile=True)
 COUNTED = Term(0, 0, None, per_tile=True)
+VARY = frozenset({Varying, Condition})
 
 
 class RecordingIsa(MachineIsa):
@@ -46,7 +47,7 @@ class RecordingIsa(MachineIsa):
         values_of: The values of terms at the tile with this number; by default those of the problem.
         numbered: The dimension by which tiles are numbered.
         tables: Entries that bodies read; 1 where there is none.
-        shifted: Whether each tile begins one slot further in all rings than the tile before, whatever that has taken.
+        shifted: Whether each tile of a warp begins one slot further in all rings than its last one, whatever that has taken.
     """
 
     def __init__(
@@ -67,26 +68,27 @@ class RecordingIsa(MachineIsa):
         self.inside, self.shifted = False, shifted
         self.decisions, self.values_of, self.numbered = decisions, values_of, numbered
         self.tables: Tables = tables or {}
-        self.calls = 0
+        self.calls = self.bodies = 0
         super().__init__(layout, agent, cluster_id, clusters, shapes, self._plain_operands(emit))
 
     # ---- what bodies see ------------------------------------------------------------------------------------------
 
     def call(self, body: Callable[..., None], *arguments: Any) -> None:
-        self._at(lambda *given: super(RecordingIsa, self).call(body, *given), arguments)
+        self._at(lambda *given: super(RecordingIsa, self).call(body, *given), arguments, body=True)
 
     def evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return self._at(lambda *given: self.decisions.use(COUNT, function(*given)), arguments)
 
-    def _at(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    def _at(self, function: Callable[..., Any], arguments: tuple[Any, ...], body: bool = False) -> Any:
         """Calls *function* with what varies in its arguments: `k`, and maybe a `Tile`, are among them."""
         tile = next((each for each in arguments if isinstance(each, Tile)), None)
         number = 0 if tile is None else tile.get(self.numbered)
         number = self.calls if number is None else number // self.plan.cluster.get(self.numbered, 1)
         self.calls += tile is not None
         context = next(each for each in arguments if hasattr(each, "name_of"))
-        if self.shifted and tile is not None:
-            self._shift(context, self.calls - 1)
+        if self.shifted and body and tile is not None:
+            self._shift(context, self.bodies)
+            self.bodies += 1
         with self._tracked(self.values_of(number) if self.values_of else {}, context):
             seen = None if tile is None else tile.changed(self._number)
             return function(*(seen if each is tile else each for each in arguments))
@@ -271,11 +273,8 @@ class RecordingIsa(MachineIsa):
         """Where an operation is the same whatever an operand's value, its value is not used: the rest are uses."""
 
         def add(op: Any) -> None:
-            if self.inside:
-                for operand in op:
-                    if type(operand) in (Varying, Condition):
-                        op = type(op)(*(_used(self.decisions, x) for x in op))
-                        break
+            if self.inside and not VARY.isdisjoint(map(type, op)):
+                op = type(op)(*(_used(self.decisions, x) for x in op))
             emit(op)
 
         return add
