@@ -7,6 +7,7 @@ import random
 import pytest
 
 from tests.programs import PROGRAMS, check
+from tests.sweeps import ALL
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -14,7 +15,7 @@ def test_random_shapes(name):
     """`python -m tests.programs` runs more of them."""
     rng, program = random.Random(f"test {name}"), PROGRAMS[name]
     schedule = program.make()
-    for _ in range(3):
+    for _ in range(3 if ALL else 2):
         check(program, schedule, rng, 200)
 
 

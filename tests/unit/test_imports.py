@@ -68,8 +68,8 @@ def test_tests_of_the_gpu_can_be_imported(name):
 
 
 def test_import_is_quick():
-    """Nothing is compiled, searched or downloaded at import. (A tenth of a second here; the bound is for slow machines.)"""
-    result = run("import time; t = time.perf_counter(); import tmapipe; print(time.perf_counter() - t)")
+    """Nothing is compiled, searched or downloaded at import. (Half a second of a core; the bound is for slow machines.)"""
+    result = run("import time; t = time.process_time(); import tmapipe; print(time.process_time() - t)")
     assert float(result.stdout) < 3
 
 
