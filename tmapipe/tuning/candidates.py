@@ -127,8 +127,9 @@ def _sharing_k(problem: Problem, device: Device) -> Iterator[Candidate]:
             options = (("parts", parts), ("l2_hints", READ_ONCE), *_outside(problem, device, tile, cluster))
             for spans in (1, *SPANS):
                 deep = (("spans", spans),) if spans > 1 else ()
-                made = Candidate("ClusterSplitK", tile, cluster, (*options, *deep, ("stages", SHARED_SLOTS)))
-                if made.slots >= min(LEAST_SLOTS, ceil_div(steps, spans * parts)):
+                slots = max(2, min(SHARED_SLOTS, ceil_div(steps, spans * parts)))
+                made = Candidate("ClusterSplitK", tile, cluster, (*options, *deep, ("stages", slots)))
+                if made.slots >= min(LEAST_SLOTS, slots):
                     yield made
                     for several in SEVERAL if waves <= FEW_CLUSTERS else ():
                         if waves * several <= 1 and steps >= LEAST_STEPS * spans * parts * several:
