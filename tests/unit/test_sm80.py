@@ -70,3 +70,55 @@ def test_what_the_architecture_lacks(arch):
         refused(
             Mapped().plan, {"x": "fp8_e4m3", "y": "fp8_e4m3"}, arch=arch, argument="x.dtype", rule="does not convert"
         )
+
+
+class Softmax(tp.Schedule):
+    """Reductions, functions, scratch and an operand that repeats: all that threads do runs on sm_80 too."""
+
+    arch = "sm_80"
+    load, work = tp.Role(warps=2), tp.Role(warps=4)
+    ring = tp.BarrierRing(2, producer=load, consumer=work)
+    x = tp.CpAsyncLoadStage("m n", tile=(4, 256), ring=ring)
+    w = tp.CpAsyncLoadStage("n", tile=(256,), ring=ring, vector=4, dtype="fp32")
+    y = tp.ThreadStoreStage("m n", tile=(4, 256), role=work)
+    sums = tp.ThreadStoreStage("m", tile=(4,), role=work, vector=4, dtype="fp32")
+    room = tp.Scratch(work, tile=(4, 256), dtype="fp32")
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+            slot.w.load(n=0)
+
+    @work.jit
+    def normalize(self, k, tile):
+        n = k.extent("n")
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+            weights = slot.w.read(columns_of=values)
+        powers = tp.math.exp(values - tp.math.row_max(values, inside=n))
+        k.room.write(tp.math.gelu(powers) + tp.math.tanh(powers))
+        k.sync()
+        total = tp.math.row_sum(powers, inside=n)
+        k.y.store(tile, powers * (1 / total) * weights + k.room.read() * 0)
+        k.sums.store(tile, total)
+
+
+def test_a_softmax():
+    x, w = np.random.default_rng(1).standard_normal((10, 200)).astype(np.float16), np.full(200, 2, np.float32)
+    y, sums = Softmax()(x, w, sums=np.zeros(10, np.float32))
+    powers = np.exp(x.astype(np.float32) - x.max(1, keepdims=True).astype(np.float32))
+    np.testing.assert_allclose(sums, powers.sum(1), rtol=1e-5)
+    np.testing.assert_allclose(y.astype(np.float32), 2 * powers / powers.sum(1, keepdims=True), rtol=2e-3)
+    assert Softmax().check().ok
+    compiled = Softmax().compile({"w": "fp32", "sums": "fp32"})
+    assert ".target sm_80" in compiled.ptx and compiled.resources.spill_bytes == 0
+
+
+def test_teams():
+    class Turns(Mapped):
+        copy, work = Mapped.copy, tp.Role(warps=4, teams=2)
+        arch = "sm_80"
+
+    x = np.random.default_rng(2).integers(-9, 9, (50, 98)).astype(np.float16)
+    assert (Turns()(x) == x * x + 1).all() and Turns().check().ok
