@@ -25,7 +25,7 @@ from tmapipe.im2col_stage import Im2colLoadStage
 from tmapipe.l2_stage import L2Stage
 from tmapipe.matmul import Wgmma
 from tmapipe.multicast import MulticastGroup
-from tmapipe.peer_stage import PeerStage
+from tmapipe.peer_stage import PeerStage, SentStage
 from tmapipe.reduction_scratch import ReductionScratch
 from tmapipe.register_tile import RegisterTile
 from tmapipe.role import Role
@@ -85,6 +85,7 @@ __all__ = [
     "Schedule",
     "ScopeError",
     "Scratch",
+    "SentStage",
     "SharedStage",
     "Snake",
     "SplitKTiles",

@@ -1,4 +1,4 @@
-"""PeerStage: tiles that the CTAs of a cluster copy into each other's slots."""
+"""PeerStage, SentStage: tiles that the CTAs of a cluster copy, or write, into each other's slots."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from typing import Any
 
 import attrs
 
+from tmapipe.barrier import BarrierRing
+from tmapipe.dtypes import DType
 from tmapipe.errors import InputError
+from tmapipe.fields import shown
 from tmapipe.multicast import MulticastGroup
 from tmapipe.role import Role
 from tmapipe.stage import SharedStage, SlotStage
 
-__all__ = ["PeerStage"]
+__all__ = ["PeerStage", "SentStage"]
 
 
 @attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
@@ -52,3 +55,42 @@ class PeerStage(SharedStage):  # type: ignore[override]
 
     def __repr__(self) -> str:
         return f"PeerStage({self.source!r}, sender={self.writer!r}, group={self.group!r})"
+
+
+class SentStage(SharedStage):
+    """A tile in each slot that threads of another CTA of the cluster have written there from their registers, by ``st.async``.
+
+    All CTAs of a group do this at the same time: ``slot.<stage>.send(values, to)``. Each gets one tile a slot.
+
+    Args:
+        tile: Elements, as in `TmaLoadStage`.
+        ring: Whose slots hold the tiles.
+        sender: The role whose threads send, of any phase but the last one.
+        dtype: Of the elements.
+        group: Which CTAs send to each other: those that differ only along these axes of the cluster.
+        swizzle: Span (bytes), as in `TmaLoadStage`.
+
+    Raises:
+        InputError: For any other value.
+    """
+
+    def __init__(
+        self,
+        *,
+        tile: tuple[int, ...],
+        ring: BarrierRing,
+        sender: Role,
+        dtype: DType | str,
+        group: MulticastGroup,
+        swizzle: int | None = None,
+    ):
+        if not isinstance(group, MulticastGroup):
+            rule = "is a MulticastGroup: the axes of the cluster along which CTAs send to each other"
+            raise InputError("SentStage(group)", group, rule, 'e.g. MulticastGroup("n")')
+        super().__init__(tile=tile, ring=ring, writer=sender, dtype=dtype, group=group, swizzle=swizzle)
+        if sender in ring.phases[-1] or ring.held:
+            rule = 'is of any phase but the last one, of a ring that is not per="cta"'
+            raise InputError("SentStage(sender)", sender, rule, "e.g. the producer")
+
+    def __repr__(self) -> str:
+        return shown(self, *(("dims",) if self.dims is None else ())).replace("writer=", "sender=")

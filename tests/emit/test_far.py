@@ -1,8 +1,9 @@
-"""Loads from the shared memory of other CTAs, by the emitted PTX executed: who reads which bytes of whom."""
+"""Loads from the shared memory of other CTAs, and tiles sent there, by the emitted PTX executed: which bytes of whom."""
 
 import pytest
 
-from tests.emit.kernels import built
+from tests.emit.kernels import Kernel, build, built
+from tests.oracle.peer_forms import Swapped
 from tests.oracle.ptx_execution import BASE, Execution, Launch
 
 
@@ -35,3 +36,27 @@ def test_each_lane_reads_its_vectors_of_both(rank):
             (peer, buffer.offset + tile % 2 * buffer.pitch + own, 16) for tile in range(tiles) for peer in range(2)
         ]
         assert thread.found == wanted, lane
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_lane_sends_its_vectors_to_the_other(rank):
+    kernel = build(Kernel(Swapped, {}, {"m": 24, "n": 100}))
+    buffer, role = kernel.plan.buffer("theirs"), kernel.plan.role("work")
+    for warp in range(2):
+        for lane in (0, 5, 31):
+            launch = Launch(kernel.extents, 1, 0, rank)
+            found = Execution(kernel.ptx, kernel.schedule, launch, role.first_warp + warp, lane).run()
+            wanted = []
+            for tile in range(3 * 2):  # of 4 x 64, for each CTA, in 24 x 100
+                stage = tile % 2
+                thread = 32 * warp + lane
+                place = (
+                    buffer.offset + stage * buffer.pitch + 16 * thread
+                )  # vectors of four numbers, in bf16 and in fp32
+                wanted.append(("store_words", place, (None,) * 4, "ring.full", stage, 1 - rank))
+            sent = [event for event in found if event[0] == "store_words"]
+            armed = [event for event in found if event[:2] == ("arm", "ring.full")]
+            assert sent == wanted
+            assert armed == (
+                [("arm", "ring.full", i % 2, buffer.slot_bytes // 2) for i in range(6)] if lane == 0 else []
+            )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.oracle.peer_forms import Looked, Rotated, Scattered, WholeBoxes
+from tests.oracle.peer_forms import Looked, Rotated, Scattered, Swapped, WholeBoxes
 
 
 @pytest.mark.parametrize("peers", [2, 4, 8])
@@ -29,3 +29,10 @@ def test_one_loads_for_all(shape):
     x = torch.randint(-9, 10, shape, device="cuda").to(torch.bfloat16)
     s = torch.randint(-9, 10, shape[1:], device="cuda").to(torch.bfloat16)
     assert torch.equal(WholeBoxes()(x, s), x + s)
+
+
+def test_threads_send_what_they_have():
+    x = torch.randint(-9, 10, (800, 1000), device="cuda").to(torch.bfloat16)
+    pairs = x.view(100, 2, 4, 1000)
+    for _ in range(3):
+        assert torch.equal(Swapped()(x), (pairs + 2 * pairs.flip(1)).view(x.shape))

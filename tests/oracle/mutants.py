@@ -27,7 +27,7 @@ from tests.oracle.matmul_forms import InFlight, InTurn, Relu, Widened
 from tests.oracle.mutant_changes import changed, changes_at
 from tests.oracle.mutant_sites import Change, Program, program_of
 from tests.oracle.mutant_table import Outcome, show, write
-from tests.oracle.peer_forms import LongRows, Looked, Rotated, Scattered, WholeBoxes
+from tests.oracle.peer_forms import LongRows, Looked, Rotated, Scattered, Swapped, WholeBoxes
 from tests.oracle.program_forms import FORMS
 from tests.oracle.row_forms import GatherFour, GatherRows, ScatterFour, ScatterRows
 from tests.oracle.value_forms import Normalized
@@ -81,6 +81,7 @@ VARIANTS: tuple[Registered, ...] = (
     Registered("scattered to peers", Scattered, Scattered, ((1, 1, {}), (2, 1, {}))),
     Registered("whole boxes multicast", WholeBoxes, WholeBoxes, ((1, 1, {}), (2, 1, {}))),
     Registered("read from peers", Looked, Looked, ((1, 1, {}), (2, 1, {}))),
+    Registered("sent by threads", Swapped, Swapped, ((1, 1, {}),)),
     Registered("rows over CTAs", LongRows, LongRows, ((1, 1, {"n": 1024}),)),
     *FORMS,
 )

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import tmapipe as tp
 
-__all__ = ["LongRows", "Looked", "Rotated", "Scattered", "WholeBoxes"]
+__all__ = ["LongRows", "Looked", "Rotated", "Scattered", "Swapped", "WholeBoxes"]
 
 
 class Rotated(tp.Schedule):
@@ -155,3 +155,35 @@ class Looked(tp.Schedule):
             total = slot.mine.read_from(0, tile=(4, 32), at=(4 * rank, 0))
             total = total + slot.mine.read_from(1, tile=(4, 32), at=(4 * rank, 0))
         k.y.store(tile.also(q=2 * tile.m + rank), total)
+
+
+class Swapped(tp.Schedule):
+    """y[m] = x[m] + 2 x[m's neighbour in the cluster]: threads send each other what they have computed."""
+
+    load, work, add = tp.Role(warps=1), tp.Role(warps=2), tp.Role(warps=1)
+    cluster: ClassVar = {"m": 2}
+    loaded = tp.BarrierRing(2, producer=load, consumer=work)
+    x = tp.TmaLoadStage("m n", tile=(4, 64), ring=loaded)
+    ring = tp.BarrierRing(2, producer=work, consumer=add)
+    mine = tp.SharedStage(tile=(4, 64), ring=ring, writer=work, dtype="fp32")
+    theirs = tp.SentStage(tile=(4, 64), ring=ring, sender=work, dtype="fp32", group=tp.MulticastGroup("m"))
+    y = tp.TmaStoreStage("m n", tile=(4, 64), role=add)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.loaded.produce() as slot:
+            slot.x.load(tile)
+
+    @work.jit
+    def double(self, k, tile):
+        with k.loaded.consume() as slot:
+            values = slot.x.read()
+        with k.ring.produce() as slot:
+            slot.theirs.send(values * 2, 1 - slot.theirs.rank)
+            slot.mine.write(values)
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.mine.read() + slot.theirs.read()
+        k.y.store(tile, values)

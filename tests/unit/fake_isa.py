@@ -306,6 +306,9 @@ class RecordingIsa:
         self._note("read_columns", slot.buffer.name, slot.stage, along, columns, first)
         return self._fragment(())
 
+    def send_tile(self, values: Any, slot: SlotRef, barrier: Barrier, cta: int) -> None:
+        self._note("send_tile", slot.buffer.name, slot.stage, barrier.name, cta)
+
     def send(self, values: Any, slot: SlotRef, barrier: Barrier, cta: int, share: int, shares: int) -> None:
         self._note("send", slot.buffer.name, slot.stage, barrier.name, cta, share, shares)
 

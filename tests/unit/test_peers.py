@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
-from tests.oracle.peer_forms import Looked, Rotated, Scattered
+from tests.oracle.peer_forms import Looked, Rotated, Scattered, Swapped
 from tests.unit.errors import refused
 from tmapipe.check.findings import Kind
 from tmapipe.errors import DeadlockError, HazardError, ScopeError
@@ -39,7 +39,7 @@ def test_tiles_of_peers_are_read(seed):
     assert (y == x.sum(0)).all() and run.counts["PeerRead"] == 3 * 3 * 2 * 2
 
 
-@pytest.mark.parametrize("kind", [Looked, Rotated, Scattered])
+@pytest.mark.parametrize("kind", [Looked, Rotated, Scattered, Swapped])
 def test_they_are_proved(kind):
     report = kind().check()
     assert report.ok and report.trips == "every trip count"
@@ -188,3 +188,61 @@ def test_which_peers_and_parts_there_are():
         tp.SharedStage, tile=(8, 32), ring=Looked.ring, writer=Looked.write, dtype="fp32", group="s",
         argument="group", rule="MulticastGroup",
     )  # fmt: skip
+
+
+# ---- sent by threads --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_threads_send_what_they_have(seed):
+    x, y = whole(24, 96, seed=seed), np.zeros((24, 96), np.float32)
+    run = Swapped().simulate(x, out=y, clusters=1, seed=seed)
+    pairs = x.reshape(3, 2, 4, 96)
+    assert (y.reshape(pairs.shape) == pairs + 2 * pairs[:, ::-1]).all()
+    assert run.counts["StAsync"] == 3 * 2 * 2 * 2  # tiles of a cluster, CTAs, warps
+
+
+def test_each_warp_arms_its_part():
+    text = Swapped().explain()
+    assert "ring.full: 4 arrivals = 2 expect-tx (work) + 2 warps (work)" in text
+    assert "copies to peers theirs: 4 x 64 fp32 of registers, among 2 CTAs along m" in text
+
+
+class Itself(Swapped):
+    """CTA 1 sends to itself, so that CTA 0 gets nothing, and CTA 1 two tiles."""
+
+    load, work, add = Swapped.load, Swapped.work, Swapped.add
+
+    @work.jit
+    def double(self, k, tile):
+        with k.loaded.consume() as slot:
+            values = slot.x.read()
+        with k.ring.produce() as slot:
+            slot.theirs.send(values, 1)
+            slot.mine.write(values)
+
+
+def test_two_tiles_for_one_are_found():
+    assert Kind.RACE in {finding.kind for finding in Itself().check().errors}
+    with pytest.raises((HazardError, DeadlockError)):
+        Itself()(whole(8, 64))
+
+
+class Narrow(Swapped):
+    load, work, add = Swapped.load, Swapped.work, Swapped.add
+
+    @work.jit
+    def double(self, k, tile):
+        with k.loaded.consume() as slot:
+            values = slot.x.read()
+        with k.ring.produce() as slot:
+            slot.theirs.send(tp.math.row_sum(values), 0)
+
+
+def test_what_threads_cannot_send():
+    ring, group = Swapped.ring, tp.MulticastGroup("m")
+    how = {"tile": (4, 64), "ring": ring, "dtype": "fp32"}
+    refused(tp.SentStage, **how, sender=Swapped.work, group="m", argument="group", rule="MulticastGroup")
+    refused(tp.SentStage, **how, sender=Swapped.add, group=group, argument="sender", rule="any phase but the last")
+    refused(Narrow(), whole(8, 64), argument="theirs.send", rule="the shape of")
+    assert repr(Swapped.theirs).startswith("SentStage(tile=(4, 64), ring=") and "sender=Role" in repr(Swapped.theirs)

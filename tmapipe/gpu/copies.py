@@ -65,6 +65,7 @@ class CopyEmitters:
     def peer_copy(
         self: Any, peer: Peer, stage: Any, to: Any, barrier: Barrier, part: Any = None, into: Any = 0
     ) -> None:
+        assert peer.source is not None
         nbytes = peer.buffer.slot_bytes // (1 if part is None else peer.peers)
         start = self.shared.toint()
         source = start + peer.source.offset + stage * peer.source.pitch + (0 if part is None else part * nbytes)

@@ -1,8 +1,8 @@
-"""Loads from the shared memory of other CTAs of the cluster."""
+"""Loads from the shared memory of other CTAs of the cluster, and tiles that threads store there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import cutlass.cute as cute
@@ -13,18 +13,20 @@ from cutlass.cutlass_dsl import T
 
 from tmapipe.gpu.copies import at_peer
 from tmapipe.gpu.functions import KINDS
+from tmapipe.gpu.inline import emit_ptx
 from tmapipe.gpu.layouts import cute_type
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import SlotRef
+from tmapipe.plan.model import Barrier
 from tmapipe.plan.thread_layout import ThreadLayout
 
 if TYPE_CHECKING:
     from tmapipe.gpu.isa import GpuIsa
 
-__all__ = ["FarReads"]
+__all__ = ["Far"]
 
 
-class FarReads:
+class Far:
     """Methods as documented in `tmapipe.isa.fragments`."""
 
     isa: GpuIsa
@@ -47,6 +49,33 @@ class FarReads:
             values = cute.recast_tensor(words, cute_type(buffer.dtype)).load().to(KINDS[kind])
             data += [values[j] for j in range(each)]
         return Fragment(self, layout, "tile", kind, data)
+
+    def send_tile(self: Any, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Any) -> None:
+        buffer, isa, layout = slot.buffer, self.isa, values.layout
+        assert layout is not None
+        dtype, size, width = cute_type(buffer.dtype), buffer.dtype.bytes, layout.width
+        start = at_peer(isa.shared.toint() + buffer.offset + slot.stage * buffer.pitch, cta)
+        on = at_peer(isa.shared.toint() + barrier.offset + slot.stage * 8, cta)
+        for i in range(0, layout.values, width):
+            part = Fragment(self, layout, "tile", values.kind, values.data[i : i + width])
+            converted = cute.make_rmem_tensor((width,), dtype)
+            converted.store(self.vector(part, (width,)).to(dtype))
+            words = cute.recast_tensor(converted, Int32)
+            place = start + buffer.place(
+                self.row(layout, layout.row_slot(i)), self.column(layout, layout.column_slot(i)) * size
+            )
+            for first in range(0, width * size // 4, 4):
+                count = min(4, width * size // 4 - first)
+                _store(place + 4 * first, [words[first + j] for j in range(count)], on)
+
+
+def _store(address: Any, words: Sequence[Any], barrier: Any) -> None:
+    """1, 2 or 4 words, by st.async."""
+    count = len(words)
+    kind = {1: "b32", 2: "v2.b32", 4: "v4.b32"}[count]
+    registers = f"{{{', '.join(f'${1 + i}' for i in range(count))}}}" if count > 1 else "$1"
+    text = f"st.async.shared::cluster.mbarrier::complete_tx::bytes.{kind} [$0], {registers}, [${count + 1}];"
+    emit_ptx(text, ",".join("r" * (count + 2)), [Int32(value).ir_value() for value in (address, *words, barrier)])
 
 
 def _load(address: Any, nbytes: int) -> list[Any]:

@@ -16,7 +16,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 from tmapipe.dtypes import bf16
 from tmapipe.errors import ScopeError
-from tmapipe.gpu.far import FarReads
+from tmapipe.gpu.far import Far
 from tmapipe.gpu.functions import FUNCTIONS, KINDS, choose
 from tmapipe.gpu.layouts import cute_type
 from tmapipe.gpu.matmuls import operand, tiled_mma
@@ -37,7 +37,7 @@ __all__ = ["GpuFragments"]
 PART = 8
 
 
-class GpuFragments(FarReads, Sums):
+class GpuFragments(Far, Sums):
     """Methods as documented in `tmapipe.isa.fragments.Fragments`."""
 
     def __init__(self, isa: GpuIsa):

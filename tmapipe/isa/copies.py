@@ -364,6 +364,7 @@ class CopyInstructions(Lowering):
         *stage* of `peer.buffer` of the CTA with rank *to*, and completes its bytes on ``barrier[stage]`` there, later, by
         itself. With *part*, only that one of `peer.peers` equal parts along the slot's first extent, to part *into*. Async
         proxy."""
+        assert peer.source is not None
         shares = 1 if part is None else peer.peers
         slot, source, bar = self.slot(peer.buffer, stage), self.slot(peer.source, stage), self.bar(barrier, stage)
         nbytes = peer.buffer.slot_bytes // shares

@@ -150,6 +150,12 @@ class Fragments(Carried):
         of the elements is left open. Async proxy, as `Isa.store_words`."""
         raise NotImplementedError
 
+    def send_tile(self, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Value) -> None:
+        """``st.async`` (each lane): converts the warp's part of a tile to the slot's type and writes it to its place in the
+        slot of CTA *cta* of the cluster. Completes its bytes on ``barrier[slot.stage]`` there, later, by itself. Async proxy,
+        as `Isa.store_words`."""
+        raise NotImplementedError
+
     def received(self, slot: SlotRef, share: Value, shares: int) -> Fragment:
         """``ld.shared``: what `send` has put into part *share* of *shares* of a slot. Generic proxy."""
         raise NotImplementedError

@@ -169,6 +169,9 @@ def _land_tile(memory: Memory, flight: Flight, op: TmaLoad, target: np.ndarray) 
 
 @lands(StAsync)
 def _land_words(memory: Memory, flight: Flight, op: StAsync, target: np.ndarray) -> None:
+    if len(op.words) == 2 and isinstance(op.words[0], np.ndarray):  # where in the tile numbers go, and these
+        target.reshape(-1)[op.words[0]] = convert(op.words[1], memory.layout.slots[op.slot][0].dtype)
+        return
     words = op.words if isinstance(op.words, np.ndarray) else np.array(op.words, np.int64).astype(np.uint32)
     mine = target.reshape(op.shares, -1)[op.share]
     mine[: words.size] = words.ravel().view(target.dtype)

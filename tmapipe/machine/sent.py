@@ -27,6 +27,18 @@ class SentFragments(Fragments):
         place, bar = isa.slot(slot.buffer, slot.stage), isa.bar(barrier, slot.stage)
         isa.emit(ops.StAsync(place, bar, nbytes, 1 << cta, (), share, shares))
 
+    def send_tile(self, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Any) -> None:
+        isa, layout = self.isa, values.layout
+        assert layout is not None
+        isa.give(self.places(values))
+        place, bar = isa.slot(slot.buffer, slot.stage), isa.bar(barrier, slot.stage)
+        nbytes = slot.buffer.slot_bytes // layout.warps
+        isa.emit(ops.StAsync(place, bar, nbytes, 1 << cta, (), layout.warp(isa.warp), layout.warps))
+
+    def places(self, values: Fragment) -> Any:
+        """Where in the tile, row by row, the warp's values are, and these; None without data."""
+        raise NotImplementedError
+
     def received(self, slot: SlotRef, share: Any, shares: int) -> Fragment:
         self.isa.emit(ops.SlotRead(self.isa.slot(slot.buffer, slot.stage), share, shares, "rows"))
         data = None if self.isa.memory is None else self.isa.memory.results[self.isa.agent]

@@ -89,7 +89,8 @@ def explain(
         lines.append(text)
     for peer in plan.sends:
         lines.append(
-            f"copies to peers {peer.name}: {_product(peer.buffer.tile)} {peer.buffer.dtype} of {peer.source.name}, among "
+            f"copies to peers {peer.name}: {_product(peer.buffer.tile)} {peer.buffer.dtype} of "
+            f"{'registers' if peer.source is None else peer.source.name}, among "
             f"{peer.peers} CTAs along {', '.join(peer.axes)}"
         )
     for matmul in plan.matmuls:

@@ -183,7 +183,7 @@ class Peer:
     Args:
         name: Of the stage.
         buffer: Where what is copied goes, in another CTA.
-        source: Where it comes from, in the own CTA.
+        source: Where it comes from, in the own CTA; None: registers of threads.
         role: Whose warp copies.
         axes: Of the cluster, along which these CTAs lie.
         peers: How many there are, the own one included.
@@ -191,7 +191,7 @@ class Peer:
 
     name: str
     buffer: Buffer
-    source: Buffer
+    source: Buffer | None
     role: str
     axes: tuple[str, ...]
     peers: int
@@ -286,7 +286,9 @@ class Plan:
         """Names of the buffers that TMA or wgmma accesses."""
         found = {*(load.name for load in self.loads if not load.vector), *(store.buffer.name for store in self.stores)}
         found |= {buffer.name for matmul in self.matmuls for buffer in (matmul.a, matmul.b) if buffer is not None}
-        return found | {buffer.name for peer in self.sends for buffer in (peer.buffer, peer.source)}
+        return found | {
+            buffer.name for peer in self.sends for buffer in (peer.buffer, peer.source) if buffer is not None
+        }
 
     @property
     def target(self) -> Arch:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tmapipe.errors import InputError
-from tmapipe.peer_stage import PeerStage
-from tmapipe.plan.model import Buffer, Peer
+from tmapipe.peer_stage import PeerStage, SentStage
+from tmapipe.plan.model import Buffer, Peer, RoleWarps
 from tmapipe.stage import SharedStage, SlotStage, TmaLoadStage
 
-__all__ = ["far_phases", "group_of", "peers_of", "read_by_peers"]
+__all__ = ["check_warps", "far_phases", "group_of", "peers_of", "read_by_peers", "SENT"]
+
+SENT = (PeerStage, SentStage)  #: what other CTAs put into a slot
 
 
 def group_of(part: SlotStage, cluster: Mapping[str, int]) -> tuple[str, ...]:
@@ -31,7 +33,7 @@ def far_phases(
     Raises:
         InputError: The ring is filled once a CTA.
     """
-    written = [part for part in parts if isinstance(part, SharedStage) and not isinstance(part, PeerStage)]
+    written = [part for part in parts if isinstance(part, SharedStage) and not isinstance(part, SENT)]
     for part in written:
         if part.ring.held:
             rule = "is of a ring whose slots are released, so that no CTA leaves while others read them"
@@ -40,17 +42,29 @@ def far_phases(
     return tuple(p for p, phase in enumerate(phases) if writers & set(phase))
 
 
+def check_warps(parts: Iterable[SlotStage], roles: Mapping[str, RoleWarps], name_of: Callable[[Any], str]) -> None:
+    """Raises `InputError` if a role of several warps loads by the engine, or copies to other CTAs."""
+    for part in parts:
+        loader = part.loader if isinstance(part, TmaLoadStage) and not part.vector else None
+        role = part.writer if isinstance(part, PeerStage) else loader
+        if role is not None and roles[name_of(role)].warps != 1:
+            name, rule = name_of(role), "a role that loads by TMA, or copies to peers, has one warp"
+            raise InputError(f"Role({name})", f"{roles[name].warps} warps", rule, "Role(warps=1)")
+
+
 def read_by_peers(parts: Mapping[str, SlotStage], cluster: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
     """Of the stages whose tiles other CTAs read, by name: the axes along which these lie."""
-    written = {n: p for n, p in parts.items() if isinstance(p, SharedStage) and not isinstance(p, PeerStage)}
+    written = {n: p for n, p in parts.items() if isinstance(p, SharedStage) and not isinstance(p, SENT)}
     return {name: axes for name, part in written.items() if (axes := group_of(part, cluster))}
 
 
-def peers_of(part: PeerStage, cluster: Mapping[str, int], buffer: Buffer, source: Buffer, role: str) -> Peer:
+def peers_of(
+    part: PeerStage | SentStage, cluster: Mapping[str, int], buffer: Buffer, source: Buffer | None, role: str
+) -> Peer:
     """What is known of the copies of a stage.
 
     Args:
-        buffer, source: Of the stage, and of what is copied.
+        buffer, source: Of the stage, and of what is copied; None: what threads have in registers.
         role: That sends.
 
     Raises:
@@ -60,7 +74,7 @@ def peers_of(part: PeerStage, cluster: Mapping[str, int], buffer: Buffer, source
     if not axes:
         rule = f"names axes of the cluster, which is {dict(cluster)}: along these a CTA has no peers"
         raise InputError(f"{buffer.name}.group", part.group, rule, 'e.g. cluster = {"n": 2}')
-    if (source.tile, source.swizzle) != (buffer.tile, buffer.swizzle):
+    if source is not None and (source.tile, source.swizzle) != (buffer.tile, buffer.swizzle):
         rule = (
             f"lies in its slots as {source.name} does, tiles of {source.tile} with a swizzle of {source.swizzle} bytes"
         )

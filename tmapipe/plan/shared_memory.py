@@ -16,7 +16,7 @@ from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.distributed import widest
 from tmapipe.plan.model import WARP, Barrier, Buffer, HeldTile, Load, Matmul, NamedBarrier, Peer, RoleWarps, Store
 from tmapipe.plan.moves import check_box, check_encoded, check_parts, default_columns, rows_box, widest_swizzle
-from tmapipe.plan.peers import far_phases, group_of, peers_of
+from tmapipe.plan.peers import SENT, check_warps, far_phases, group_of, peers_of
 from tmapipe.plan.queues import queue_in
 from tmapipe.plan.readers import readers_of
 from tmapipe.plan.rings import Queue, Ring
@@ -81,10 +81,10 @@ class Layout:
             slots, over = self.slots[self.name_of(part.ring)], over_of(part)
             below = None if over is None else self.of[self.name_of(over)]
             self.of[name] = self._buffer(name, slots, part.matrix, self._swizzle(name, part), below=below)
-            if isinstance(part, PeerStage):
-                source = self.of[self.name_of(part.source)]
+            if isinstance(part, SENT):
+                source = self.of[self.name_of(part.source)] if isinstance(part, PeerStage) else None
                 self.sends.append(peers_of(part, declared.cluster, self.of[name], source, self.name_of(part.writer)))
-            elif isinstance(part, SharedStage):
+            if isinstance(part, SharedStage) and not isinstance(part, PeerStage):
                 vectors_of(name, part.tile, roles[self.name_of(part.writer)])
         for name, scratch in declared.scratches.items():
             self.buffers.append(scratch_buffer(self.space, name, scratch, declared.cluster))
@@ -120,21 +120,15 @@ class Layout:
                 if part.vector:
                     copies[role] = copies.get(role, 0) + 1
                     continue
-            elif isinstance(part, PeerStage):
+            elif isinstance(part, SENT):
                 role = self.name_of(part.writer)
                 loads[role] = (*loads.get(role, ()), stage)
             else:
                 continue
             armed[role] = armed.get(role, 0) + math.prod(part.tile) * self.types[stage].bytes
-        writers = {self.name_of(part.writer) for part in inside.values() if isinstance(part, SharedStage)}
-        for role in armed:
-            if self.roles[role].warps != 1:
-                raise InputError(
-                    f"Role({role})",
-                    f"{self.roles[role].warps} warps",
-                    "a role that loads by TMA, or sends to peers, has one warp",
-                    "Role(warps=1)",
-                )
+        shared = [part for part in inside.values() if isinstance(part, SharedStage) and not isinstance(part, SENT)]
+        writers = {self.name_of(part.writer) for part in shared}
+        check_warps(inside.values(), self.roles, self.name_of)
         phases = tuple(tuple(self.name_of(role) for role in phase) for phase in ring.phases)
         signalling = phases[:-1] if ring.held else phases
         signals = tuple(
@@ -145,7 +139,8 @@ class Layout:
         slots = self.slots[name]
         for p, phase in enumerate(signalling):
             last = p == len(phases) - 1
-            terms = [f"1 expect-tx ({role})" for role in phase if role in armed]
+            arming = {role: self.roles[role].team_warps for role in phase if role in armed}
+            terms = [f"{count} expect-tx ({role})" for role, count in arming.items()]
             taking = {r: self.roles[r].warps if ring.held else self.roles[r].team_warps for r in phase}
             warps = {role: count for role, count in taking.items() if role in signals}
             terms += [f"{count} warps ({role})" for role, count in warps.items()]
@@ -154,7 +149,7 @@ class Layout:
             if p in far and not last:
                 warps = {role: count * peers for role, count in warps.items()}
                 terms = [f"{term} x {peers} CTAs" if "warps" in term else term for term in terms]
-            count = sum(role in armed for role in phase) + sum(warps.values()) + sum(lanes.values())
+            count = sum(arming.values()) + sum(warps.values()) + sum(lanes.values())
             formula = " + ".join(terms)
             if last and peers > 1:
                 count, formula = count * peers, f"({formula}) x {peers} CTAs"

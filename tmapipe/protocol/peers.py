@@ -13,8 +13,9 @@ from tmapipe.plan.model import Buffer, Peer
 from tmapipe.protocol.cluster import peer_rank, share_index
 from tmapipe.protocol.parts import PartInSlot, SlotPart
 from tmapipe.protocol.ring import Slot
+from tmapipe.protocol.values import checked_values, layout_of
 
-__all__ = ["PeerInSlot", "PeerPart", "SharedPart", "part_of"]
+__all__ = ["PeerInSlot", "PeerPart", "SentPart", "SharedPart", "part_of"]
 
 
 def part_of(isa: Isa, buffer: Buffer, role: str, async_proxy: bool) -> SlotPart:
@@ -22,7 +23,7 @@ def part_of(isa: Isa, buffer: Buffer, role: str, async_proxy: bool) -> SlotPart:
     load = next((load for load in isa.plan.loads if load.name == buffer.name), None)
     peer = next((peer for peer in isa.plan.sends if peer.name == buffer.name), None)
     if peer is not None:
-        return PeerPart(isa, peer, role)
+        return PeerPart(isa, peer, role) if peer.source is not None else SentPart(isa, peer, role)
     axes = isa.plan.read_by_peers.get(buffer.name)
     part = SlotPart(isa, buffer, load, role, async_proxy)
     return part if axes is None else SharedPart(part, axes)
@@ -119,15 +120,7 @@ class PeerInSlot(PartInSlot):
             InputError: An index is outside the group.
         """
         isa, peer, name = self.part.isa, self.part.peer, f"slot.{self.part.peer.name}.send"
-        self.slot._check_open(peer.name)
-        if self.part.role != peer.role:
-            raise ScopeError(f"{name} in role {self.part.role!r}. Only its sender, {peer.role!r}, sends.")
-        for argument, index in (("to", to), ("part", 0 if part is None else part), ("into", into)):
-            if not is_index(index) or (isinstance(index, int) and not 0 <= index < peer.peers):
-                rule = f"is an index into the group's {peer.peers} CTAs"
-                raise InputError(
-                    f"{name}({argument})", index, rule, "count from 0, e.g. (slot.x.rank + 1) % slot.x.peers"
-                )
+        self._check(name, to=to, part=0 if part is None else part, into=into)
         if part is not None:
             units = 8 if peer.buffer.swizzle else 1
             row = peer.buffer.tile[-1] * peer.buffer.dtype.bytes
@@ -137,3 +130,47 @@ class PeerInSlot(PartInSlot):
                     f"{name}(part)", peer.buffer.tile, rule, "give the stage such a tile, or send all of it"
                 )
         isa.peer_copy(peer, self.slot.index, peer_rank(isa, peer.axes, to), self.end.signalled, part, into)
+
+    def _check(self, name: str, **indices: Any) -> None:
+        """Raises an error unless the sender sends, to indices in the group."""
+        peer = self.part.peer
+        self.slot._check_open(peer.name)
+        if self.part.role != peer.role:
+            raise ScopeError(f"{name} in role {self.part.role!r}. Only its sender, {peer.role!r}, sends.")
+        for argument, index in indices.items():
+            if not is_index(index) or (isinstance(index, int) and not 0 <= index < peer.peers):
+                rule, fix = f"is an index into the group's {peer.peers} CTAs", "(slot.x.rank + 1) % slot.x.peers"
+                raise InputError(f"{name}({argument})", index, rule, f"count from 0, e.g. {fix}")
+
+
+class SentPart(PeerPart):
+    """A `SentStage` as one role sees it."""
+
+    def at(self, slot: Slot) -> SentInSlot:
+        return SentInSlot(self, slot)
+
+
+class SentInSlot(PeerInSlot):
+    """The tile of a `SentStage` in one open slot."""
+
+    part: SentPart
+
+    def send(self, values: Fragment, to: Any) -> None:  # type: ignore[override]
+        """Writes the tile of another CTA, in the same slot. All CTAs send to different ones.
+
+        Args:
+            values: A fragment of as many rows and columns, of which each thread has four bytes or more side by side.
+            to: The CTA's index in the group.
+
+        Raises:
+            ScopeError: In a role other than the sender.
+            InputError: The fragment has other extents, or the index is outside the group.
+        """
+        isa, peer, name = self.part.isa, self.part.peer, f"slot.{self.part.peer.name}.send"
+        self._check(name, to=to)
+        values = checked_values(name, peer.buffer, values)
+        layout = layout_of(name, values)
+        if values.along != "tile" or layout.width * peer.buffer.dtype.bytes % 4:
+            rule = "is a whole tile, of which each thread has four bytes or more side by side"
+            raise InputError(name, values, rule, "read it in its own distribution, or send it as fp32")
+        isa.fragments.send_tile(values, self.ref, self.end.signalled, peer_rank(isa, peer.axes, to))

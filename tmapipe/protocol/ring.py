@@ -140,7 +140,8 @@ class RingEnd(Carried):
         index = self.state[0]
         self._wait(index, self.state[1])
         nbytes = self.ring.armed.get(self.role, 0)
-        if nbytes:
+        if nbytes:  # each warp arms its part
+            nbytes //= self.isa.plan.role(self.role).team_warps
             self.isa.mbarrier_arrive_expect_tx(self.signalled, index, nbytes)
         advance(self.isa, self.state, self.ring.stages)
         return index
