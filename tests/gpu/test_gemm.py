@@ -180,6 +180,27 @@ def test_rows_of_accumulators_along_n(m, n, k, dtype, majors):
         assert bool((room[m:] == 7).all())
 
 
+@pytest.mark.parametrize("tile, cluster, along", [
+    ((16, 64, 128), (2, 1), "n"),
+    ((40, 64, 128), (2, 1), "n"),
+    ((72, 64, 64), (1, 3), "n"),
+    ((64, 24, 64), (1, 1), "m"),
+    ((64, 40, 256), (1, 2), "m"),
+    ((128, 120, 64), (1, 8), "m"),
+    ((192, 136, 64), (1, 2), "m"),
+])  # fmt: skip
+def test_narrow_tiles_and_clusters_of_three_and_eight(tile, cluster, along):
+    """Nothing outside of the output is written."""
+    torch.manual_seed(0)
+    a, b = (torch.randn(rows, 1032, device="cuda", dtype=torch.bfloat16) for rows in (300, 1000))
+    gemm = tp.schedules.Gemm(tile, cluster, mainloop=tp.mainloop.Cooperative(along=along))
+    room = torch.full((364, 1000), 7.0, device="cuda", dtype=torch.bfloat16)
+    gemm(a, b, out=room[:300])
+    wanted = a.double() @ b.double().T
+    assert float((room[:300].double() - wanted).norm() / wanted.norm()) < 5e-3
+    assert bool((room[300:] == 7).all())
+
+
 @pytest.mark.parametrize("n", [208, 240, 256])
 def test_wide_tiles_of_three_warpgroups(n):
     """Of which a slot takes two instructions side by side: the same bits as with tiles of one."""

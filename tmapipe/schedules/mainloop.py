@@ -33,7 +33,7 @@ class Cooperative:
 
     Args:
         promote: Sums of fp8 operands leave the tensor core after each slot (see `Wgmma`).
-        along: "m", or "n": warpgroups share the tile's columns instead, so that its rows are any multiple of 16 up to 256. The
+        along: "m", or "n": warpgroups share the tile's columns instead, so that its rows are any multiple of 8 up to 256. The
             output is of 16 or 32 bits, and the epilogue a function of the sums alone.
     """
 
