@@ -13,6 +13,7 @@ from typing import Any
 import tmapipe as tp
 from benchmarks.results import OURS, Results, print_table
 from tests.check.five_roles import FiveRoles, FiveRolesOneSilent
+from tests.programs import PROGRAMS
 from tmapipe import schedules
 from tmapipe.check import check_program
 from tmapipe.check.findings import Report
@@ -20,25 +21,24 @@ from tmapipe.kernel import kernel_main
 
 __all__ = ["draw", "main"]
 
-REPEATS = 5  # the fastest counts
+REPEATS = 3  # the fastest counts
 
 
 FIVE = {"x": (8, 64 * 16), "y": (8, 64 * 16)}  # 16 tiles
 LARGE: dict[str, Any] = {"tile": (128, 128, 64), "cluster": (2, 2), "stages": 5}
-EVERY: dict[str, Callable[[], Any]] = {
-    "Copy": schedules.Copy,
-    "AddParts": schedules.AddParts,
-    "five roles, 3 stages": FiveRoles,
-    "five roles, 3 stages, one silent": FiveRolesOneSilent,
-    "Gemm, cluster 2x1": schedules.Gemm,
-    "Gemm, cluster 2x2, 5 stages": lambda: schedules.Gemm(**LARGE),
-    "SplitK, cluster 2x2, 5 stages": lambda: schedules.SplitK(3, **LARGE),
-    "PingPong, cluster 2x2, 5 stages": lambda: schedules.PingPong(**LARGE),
-    "GatedGemm, cluster 2x1": schedules.GatedGemm,
-    "StreamK, 66 shares": lambda: schedules.StreamK(66),
-    "Gemm, cluster 2x1, dynamic order": lambda: schedules.Gemm(tiles=tp.DynamicTiles()),
-    "Gemm, cluster 1x2, by GPC": lambda: schedules.Gemm(cluster=(1, 2), tiles=tp.GpcTiles()),
-}
+EVERY: dict[str, Callable[[], Any]] = (
+    {
+        "five roles, 3 stages": FiveRoles,
+        "five roles, 3 stages, one silent": FiveRolesOneSilent,
+        "Gemm, cluster 2x2, 5 stages": lambda: schedules.Gemm(**LARGE),
+        "SplitK, cluster 2x2, 5 stages": lambda: schedules.SplitK(3, **LARGE),
+        "PingPong, cluster 2x2, 5 stages": lambda: schedules.PingPong(**LARGE),
+        "Gemm, cluster 2x1, dynamic order": lambda: schedules.Gemm(tiles=tp.DynamicTiles()),
+        "Gemm, cluster 1x2, by GPC": lambda: schedules.Gemm(cluster=(1, 2), tiles=tp.GpcTiles()),
+    }
+    | {made.name: made.make for made in schedules.REGISTRY}
+    | {name: made.make for name, made in PROGRAMS.items()}
+)
 K_TILES = (8, 16, 32, 64, 128, 256)
 
 
