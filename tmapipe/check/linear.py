@@ -20,30 +20,8 @@ from tmapipe.check.log import FindingLog, Step
 from tmapipe.check.phases import Phases
 from tmapipe.check.results import Results
 from tmapipe.check.slots import Slots
-from tmapipe.isa.effects import (
-    TABLE,
-    Access,
-    Arm,
-    Arrive,
-    ArriveAt,
-    AwaitGroup,
-    EndGroup,
-    FenceInit,
-    FenceProxy,
-    Global,
-    Group,
-    Init,
-    Proxy,
-    Return,
-    Scope,
-    Start,
-    SyncLanes,
-    Tile,
-    Wait,
-    WaitAt,
-    declared,
-    scope_of,
-)
+from tmapipe.isa import effects
+from tmapipe.isa.effects import TABLE, Arm, Arrive, Group, Proxy, Scope, Start, declared, scope_of
 from tmapipe.isa.operands import ALL_LANES
 from tmapipe.isa.ops import Counted, Flight, LoadComplete
 from tmapipe.machine.describe import bar_name, who
@@ -115,7 +93,7 @@ class LinearCheck:
         self.clocks.tick(agent)
         own = agent // self.layout.warps
         for effect in declared(type(op)).effects:
-            if isinstance(effect, Access):
+            if isinstance(effect, effects.Access):
                 self.slots.access(agent, op, effect)
             elif isinstance(effect, Start):
                 mask = getattr(op, effect.mask) if effect.mask else None
@@ -129,13 +107,13 @@ class LinearCheck:
 
     # ---- what effects do to clocks --------------------------------------------------------------------------------
 
-    def _init(self, effect: Init, agent: int, op: Any, facts: Any) -> None:
+    def _init(self, effect: effects.Init, agent: int, op: Any, facts: Any) -> None:
         self.lifetimes.init(agent, op, self._bar(agent, getattr(op, effect.bar)))
 
-    def _fence_init(self, effect: FenceInit, agent: int, op: Any, facts: Any) -> None:
+    def _fence_init(self, effect: effects.FenceInit, agent: int, op: Any, facts: Any) -> None:
         self.lifetimes.fence_init(agent)
 
-    def _wait(self, effect: Wait, agent: int, op: Any, phase: int) -> None:
+    def _wait(self, effect: effects.Wait, agent: int, op: Any, phase: int) -> None:
         own = getattr(op, effect.bar)
         bar = self._bar(agent, own)
         self.lifetimes.use(agent, op, bar, far=False)
@@ -174,17 +152,17 @@ class LinearCheck:
         )
         self.log.add(Kind.SURPLUS_ARRIVAL, text, Step(self.log.order, agent, op, phase), bar=bar, phase=phase)
 
-    def _arrive_at(self, effect: ArriveAt, agent: int, op: Any, facts: tuple[int, bool]) -> None:
+    def _arrive_at(self, effect: effects.ArriveAt, agent: int, op: Any, facts: tuple[int, bool]) -> None:
         relaxed = scope_of(effect.scope, op) is Scope.RELAXED
         self.barriers.arrive(agent, op, getattr(op, effect.barrier) if effect.barrier else None, facts, relaxed)
 
-    def _wait_at(self, effect: WaitAt, agent: int, op: Any, generation: int) -> None:
+    def _wait_at(self, effect: effects.WaitAt, agent: int, op: Any, generation: int) -> None:
         self.barriers.wait(agent, getattr(op, effect.barrier) if effect.barrier else None, generation)
 
-    def _sync_lanes(self, effect: SyncLanes, agent: int, op: Any, facts: Any) -> None:
+    def _sync_lanes(self, effect: effects.SyncLanes, agent: int, op: Any, facts: Any) -> None:
         self.clocks.synchronize_lanes(agent)
 
-    def _fence_proxy(self, effect: FenceProxy, agent: int, op: Any, facts: Any) -> None:
+    def _fence_proxy(self, effect: effects.FenceProxy, agent: int, op: Any, facts: Any) -> None:
         if op.lanes != ALL_LANES:  # which lanes have written is not known
             return
         if effect.space == "shared":
@@ -192,7 +170,7 @@ class LinearCheck:
         else:
             self.results.fence(agent)
 
-    def _access(self, effect: Access, agent: int, op: Any, facts: Any) -> None:
+    def _access(self, effect: effects.Access, agent: int, op: Any, facts: Any) -> None:
         if self.slots.access(agent, op, effect) is Proxy.GENERIC:
             self.fences.access(agent, getattr(op, effect.slot))
         if effect.mask and getattr(op, effect.mask) != 1 << agent // self.layout.warps:
@@ -212,7 +190,7 @@ class LinearCheck:
         elif effect.until.group is Group.BULK:
             self.results.store(agent, op, flights[0])
 
-    def _tile(self, effect: Tile, agent: int, op: Any, facts: Any) -> None:
+    def _tile(self, effect: effects.Tile, agent: int, op: Any, facts: Any) -> None:
         self.lifetimes.start_tile(
             agent,
             op,
@@ -221,12 +199,12 @@ class LinearCheck:
             bool(effect.anywhere) and getattr(op, effect.anywhere),
         )
 
-    def _end_group(self, effect: EndGroup, agent: int, op: Any, facts: Any) -> None:
+    def _end_group(self, effect: effects.EndGroup, agent: int, op: Any, facts: Any) -> None:
         if effect.group is Group.BULK:
             self.slots.commit(facts)
             self.results.commit(facts)
 
-    def _await_group(self, effect: AwaitGroup, agent: int, op: Any, covered: int) -> None:
+    def _await_group(self, effect: effects.AwaitGroup, agent: int, op: Any, covered: int) -> None:
         if effect.group is Group.BULK:
             self.slots.bulk_wait(agent, op, covered)
             if not (effect.read and getattr(op, effect.read)):
@@ -234,11 +212,11 @@ class LinearCheck:
         else:
             self.slots.mma_wait(agent, op, covered)
 
-    def _global(self, effect: Global, agent: int, op: Any, facts: Any) -> None:
+    def _global(self, effect: effects.Global, agent: int, op: Any, facts: Any) -> None:
         if effect.how == "write" and hasattr(op, "store"):
             self.results.store(agent, op, None)
 
-    def _return(self, effect: Return, agent: int, op: Any, facts: Any) -> None:
+    def _return(self, effect: effects.Return, agent: int, op: Any, facts: Any) -> None:
         self.lifetimes.exit(agent)
         self.barriers.exit(agent)
 
@@ -261,20 +239,20 @@ Rule = Callable[[LinearCheck, Any, int, Any, Any], None]
 Rules = dict[type, list[tuple[Rule, Any]]]
 
 _OF_EFFECTS: dict[type, Rule] = {
-    Init: LinearCheck._init,
-    FenceInit: LinearCheck._fence_init,
-    Wait: LinearCheck._wait,
-    ArriveAt: LinearCheck._arrive_at,
-    WaitAt: LinearCheck._wait_at,
-    SyncLanes: LinearCheck._sync_lanes,
-    FenceProxy: LinearCheck._fence_proxy,
-    Access: LinearCheck._access,
+    effects.Init: LinearCheck._init,
+    effects.FenceInit: LinearCheck._fence_init,
+    effects.Wait: LinearCheck._wait,
+    effects.ArriveAt: LinearCheck._arrive_at,
+    effects.WaitAt: LinearCheck._wait_at,
+    effects.SyncLanes: LinearCheck._sync_lanes,
+    effects.FenceProxy: LinearCheck._fence_proxy,
+    effects.Access: LinearCheck._access,
     Start: LinearCheck._start,
-    Tile: LinearCheck._tile,
-    EndGroup: LinearCheck._end_group,
-    AwaitGroup: LinearCheck._await_group,
-    Global: LinearCheck._global,
-    Return: LinearCheck._return,
+    effects.Tile: LinearCheck._tile,
+    effects.EndGroup: LinearCheck._end_group,
+    effects.AwaitGroup: LinearCheck._await_group,
+    effects.Global: LinearCheck._global,
+    effects.Return: LinearCheck._return,
 }
 
 
