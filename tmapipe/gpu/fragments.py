@@ -23,6 +23,7 @@ from tmapipe.gpu.matmuls import operand, tiled_mma
 from tmapipe.gpu.modulo import as_in_cute
 from tmapipe.gpu.pairs import write_pairs
 from tmapipe.gpu.sums import Sums
+from tmapipe.gpu.transposed import read_blocks
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import SlotRef
 from tmapipe.plan.model import WARP, Buffer, Distributed, Matmul, RoleWarps
@@ -181,8 +182,11 @@ class GpuFragments(Far, Sums):
         return Fragment(self, layout, along, kind, data)
 
     def read_transposed(self, slot: SlotRef, layout: AccumulatorLayout) -> Fragment:
+        kind = slot.buffer.dtype.kind
+        if slot.buffer.dtype.bytes == 2 and layout.columns % 16 == 0:
+            return Fragment(self, layout, "tile", kind, read_blocks(self.isa, slot, layout))
         # A lane's numbers lie in 4 rows of 8 neighbours each, for each value: no bank twice, where the tile is swizzled.
-        kind, source = slot.buffer.dtype.kind, self.isa.buffers[slot.buffer.name]
+        source = self.isa.buffers[slot.buffer.name]
         rows = [self.row(layout, i) for i in range(layout.row_slots)]
         columns = [self.column(layout, i) for i in range(layout.column_slots)]
         at = [(columns[layout.column_slot(i)], rows[layout.row_slot(i)]) for i in range(layout.values)]

@@ -108,7 +108,7 @@ def _part(op: SlotRead | SlotWrite) -> str:
 
 @operation("", lambda names, op: f"reads {names.slot_name(op.slot)}{_part(op)}", Access(proxy="proxy"))
 class SlotRead(NamedTuple):
-    """``ld.shared`` of part `part` of `parts` of a slot by all lanes.
+    """``ld.shared`` or ``ldmatrix`` of part `part` of `parts` of a slot by all lanes.
 
     split: how the parts are cut: "vectors of 8" or "rows in vectors of 8" (see `plan.thread_layout.VectorLayout`), "rows"
     (contiguous along the first extent) or "numbers of rows" (of columns), and after a slash which raw function distributes its
