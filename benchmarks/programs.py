@@ -1,10 +1,11 @@
-"""The programs of `examples/` beside torch, eager and compiled: rows, stencils, convolutions, GEMMs on values, attention.
+"""The programs of `examples/` beside torch, eager and compiled: stencils, GEMMs on values, attention.
 
 python -m benchmarks.programs
-python -m benchmarks.programs --only softmax conv --rounds 8
+python -m benchmarks.programs --only stencil attention --rounds 8
 
 Every result is compared with torch's in fp32. rel_err is ||out - ref|| / ||ref||. gbps counts what must be read and written
-once; tflops the multiplications and additions of the products. Writes ``benchmarks/results/programs.json``.
+once; tflops the multiplications and additions of the products. Rows, transposes and convolutions have suites of their own.
+Writes ``benchmarks/results/programs.json``.
 """
 
 from __future__ import annotations
@@ -20,18 +21,14 @@ import attrs
 from benchmarks.cli import add_options, finish, kept, method_of, settings
 from benchmarks.results import Results
 from examples.attention import attention_of
-from examples.conv import conv_of
 from examples.dequant_gemm import dequant_gemm, packed
 from examples.gemm_block_scaled import BlockScaledGemm, quantized
 from examples.gemm_row_max import GemmRowMax
 from examples.histogram import BINS, Histogram
 from examples.mlp import Mlp
 from examples.ragged import RaggedSums
-from examples.rmsnorm import rmsnorm_of
 from examples.row_sums import RowSums
-from examples.softmax import softmax_of
 from examples.stencil import Stencil
-from examples.transpose import transpose_of
 from tmapipe.tuning.timing import rested
 
 
@@ -62,49 +59,12 @@ class Case:
     peers: dict[str, Callable[[], Any]] = attrs.field(factory=dict)
 
 
-def rows() -> list[Case]:
-    """Softmax and rmsnorm."""
-    import torch
-
-    found = []
-    for m, n, variants in (
-        (65536, 1024, {"8 rows, 4 warps": (8, 4), "8 rows, 8 warps": (8, 8), "16 rows, 16 warps": (16, 16)}),
-        (16384, 4096, {"2 rows, 4 warps": (2, 4), "2 rows, 8 warps": (2, 8), "4 rows, 8 warps": (4, 8)}),
-        (8192, 16384, {"1 row, 8 warps": (1, 8), "1 row, 16 warps": (1, 16)}),
-    ):
-        x = torch.randn(m, n, device="cuda").bfloat16()
-        ours = {name: softmax_of(n, rows=r, warps=w) for name, (r, w) in variants.items()}
-        run = functools.partial(torch.softmax, dim=-1)
-        found.append(Case("softmax", f"{m}x{n}", ours, {"x": x}, lambda x, run=run: run(x), "y", 4.0 * m * n))
-    for m, n in ((65536, 1024), (16384, 4096)):
-        inputs = {"weight": torch.randn(n, device="cuda").bfloat16()}
-        inputs |= {name: torch.randn(m, n, device="cuda").bfloat16() for name in ("x", "residual")}
-        ours = {
-            f"{r} rows, {w} warps": rmsnorm_of(n, rows=r, warps=w)
-            for r, w in ((1, 4), (2, 8), (4, 4), (8, 8))
-            if r * n <= 16384
-        }
-
-        def norm(weight: Any, x: Any, residual: Any) -> Any:
-            h = x + residual
-            return h * torch.rsqrt(h.float().square().mean(1, keepdim=True) + 1e-6).to(x.dtype) * weight, h
-
-        found.append(Case("rmsnorm", f"{m}x{n}", ours, inputs, norm, "y", 8.0 * m * n))
-    return found
-
-
 def moves() -> list[Case]:
-    """Transpose and stencil, row sums."""
+    """Stencil and row sums."""
     import torch
 
     m, n = 16384, 16384
     found = []
-    for dtype, kind, sides in (("bf16", torch.bfloat16, (64, 128)), ("fp32", torch.float32, (32, 64))):
-        x = torch.randn(m, n, device="cuda").to(kind)
-        ours = {f"64 x {side}": transpose_of(dtype, side) for side in sides if dtype == "bf16" or side == 32}
-        work = 2.0 * x.nbytes
-        case = Case(f"transpose {dtype}", f"{m}x{n}", ours, {"x": x}, lambda x: x.T.contiguous(), "y", work)
-        found.append(case)
     x = torch.randn(m, n, device="cuda")
     kernel = torch.tensor([[0, 1, 0], [1, 1, 1], [0, 1, 0]], device="cuda", dtype=torch.float32)[None, None] / 5
 
@@ -166,23 +126,10 @@ def groups() -> list[Case]:
 
 
 def matmuls() -> list[Case]:
-    """Convolution, a GEMM with row maxima, an fp8 GEMM with block scales."""
+    """A GEMM with row maxima, an fp8 GEMM with block scales."""
     import torch
 
     found = []
-    for side, c in ((56, 64), (28, 128), (14, 256)):
-        x = torch.randn(64, side, side, c, device="cuda").bfloat16()
-        f = torch.randn(3, 3, c, c, device="cuda").bfloat16()
-        weight = f.permute(2, 3, 0, 1).contiguous(memory_format=torch.channels_last)
-
-        def conv(x: Any, f: Any, weight: Any = weight) -> Any:
-            return torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), weight, padding=1).permute(0, 2, 3, 1)
-
-        work = 2.0 * 9 * c * c * 64 * side * side
-        ours = {"": conv_of()}
-        found.append(
-            Case("conv", f"64x{side}x{side}x{c}", ours, {"x": x, "f": f}, conv, "d", work, "tflops", compiles=False)
-        )
     m, n, k = 16896, 4096, 4096  # 132 blocks of 128 rows, one a multiprocessor
     a, b = (torch.randn(rows, k, device="cuda").bfloat16() for rows in (m, n))
     ours = {"": GemmRowMax()}
@@ -348,7 +295,7 @@ def main(argv: list[str] | None = None) -> int:
 
     results, failed = Results("programs", torch.cuda.get_device_name(), settings(args)), []
     clock = CudaClock(args.flush)
-    for group in (rows, moves, groups, matmuls, several, attention):
+    for group in (moves, groups, matmuls, several, attention):
         for case in group():
             if not args.only or case.name.split()[0] in args.only:
                 failed += measure(case, clock, args, results)
