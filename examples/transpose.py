@@ -1,4 +1,4 @@
-"""The transpose of a matrix through swizzled shared memory: one warp loads tiles, four turn them round, one stores them.
+"""The transpose of a matrix through swizzled shared memory: one warp loads tiles, four turn them round and store them.
 
 python examples/transpose.py     on the GPU if there is one, else on the CPU model of the hardware
 """
@@ -10,17 +10,21 @@ import torch
 import tmapipe as tp
 
 
-def transpose_of(dtype: str = "bf16", side: int = 64) -> tp.Schedule:
-    """The transpose of matrices of *dtype*, in tiles of 64 x *side* elements."""
+def transpose_of(dtype: str = "bf16", rows: int = 64, columns: int = 64, ctas: int | None = None) -> tp.Schedule:
+    """The transpose of matrices of *dtype*, in tiles of *rows* x *columns* elements, of which *ctas* at once are on a
+    multiprocessor.
+
+    The hardware takes the tiles along m first, so that those in flight write rows of the output that are next to each other.
+    """
 
     class Transpose(tp.Schedule):
         """y[n, m] = x[m, n]."""
 
-        load, turn, store = tp.Role(warps=1), tp.Role(warpgroups=1), tp.Role(warps=1)
-        ring = tp.BarrierRing(chain=(load, turn, store))
-        x = tp.TmaLoadStage("m n", tile=(side, 64), ring=ring, dtype=dtype, swizzle=128)
-        across = tp.SharedStage(tile=(64, side), ring=ring, writer=turn, dtype=dtype, swizzle=128)
-        y = tp.TmaStoreStage("n m", source=across)
+        tiles = tp.GridTiles(tp.Grouped(1), ctas)
+        load, turn = tp.Role(warps=1), tp.Role(warpgroups=columns // 64)
+        ring = tp.BarrierRing(1, producer=load, consumer=turn)
+        x = tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring, dtype=dtype, swizzle=128)
+        y = tp.TmaStoreStage("n m", tile=(columns, rows), role=turn, stages=1)
 
         @load.jit
         def fill(self, k, tile):
@@ -30,12 +34,8 @@ def transpose_of(dtype: str = "bf16", side: int = 64) -> tp.Schedule:
         @turn.jit
         def turn_round(self, k, tile):
             with k.ring.consume() as slot:
-                slot.across.write(slot.x.read(transposed=True))
-
-        @store.jit
-        def drain(self, k, tile):
-            with k.ring.consume() as slot:
-                slot.y.store(tile)
+                values = slot.x.read(transposed=True)
+            k.y.store(tile, values)
 
     return Transpose()
 

@@ -11,8 +11,10 @@ from collections import Counter
 import pytest
 
 import tmapipe as tp
+from examples.transpose import transpose_of
 from tests.emit.kernels import COPIES, ELSEWHERE, GEMMS, KERNELS, build, built, swept
 from tests.oracle.ptx import Facts
+from tmapipe.gpu.build import cluster_of
 from tmapipe.gpu.layouts import make_atom
 from tmapipe.isa.effects import TABLE
 
@@ -300,3 +302,20 @@ def test_ctas_that_share_a_multiprocessor():
     for schedule, ctas in ((copy, 16), (gemm, 1)):
         schedule.tiles = tp.GridTiles(ctas=16)
         assert re.search(rf"\.minnctapersm\s+{ctas}\b", schedule.compile().ptx)
+
+
+def test_one_cta_is_launched_as_a_cluster_only_for_st_async():
+    one = tp.schedules.Gemm((64, 64, 64), (1, 1))
+    assert cluster_of(one.plan()) is None and cluster_of(tp.schedules.Gemm((64, 64, 64), (2, 1)).plan()) == (2, 1, 1)
+    for order in (tp.DynamicTiles(), tp.GpcTiles()):
+        queued = tp.schedules.Gemm((64, 64, 64), (1, 1), tiles=order)
+        assert cluster_of(queued.plan()) == (1, 1, 1) and "st.async" in queued.compile().ptx
+    assert not re.search(r"st\.async|multicast", one.compile().ptx)
+
+
+def test_numbers_of_16_bits_are_transposed_by_ldmatrix():
+    """Sixteen rows and columns at a time; others one by one."""
+    for dtype, blocks in (("bf16", 4), ("fp16", 4), ("fp32", 0)):
+        ptx = transpose_of(dtype, 64, 64).compile().ptx
+        assert ptx.count("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16") == blocks
+        assert ("ld.shared" in ptx) == (blocks == 0)

@@ -38,7 +38,7 @@ from tmapipe.tma_rules import ALIGNMENT
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
 
-__all__ = ["Compiled", "build"]
+__all__ = ["Compiled", "build", "cluster_of"]
 
 
 @attrs.frozen
@@ -88,7 +88,7 @@ class _Kernel:
         ).launch(
             grid=grid,
             block=(self.plan.threads, 1, 1),
-            cluster=(self.plan.cluster_size, 1, 1) if self.plan.cluster_size > 1 else None,  # of 1: CTAs start slowly
+            cluster=cluster_of(self.plan),
             smem=self.schedule.tiles.smem_bytes(self.plan),
             min_blocks_per_mp=self.schedule.tiles.least_ctas(self.plan),
             preferred_smem_carveout=100,
@@ -137,6 +137,13 @@ class _Kernel:
         by_address = dict(zip(self.plan.by_address, addressed, strict=True))
         counter = counters[0] if counters else None
         kernel_main(self.backend(self.plan, named, by, clusters, by_address, counter, kept), self.schedule)
+
+
+def cluster_of(plan: Plan) -> tuple[int, int, int] | None:
+    """The launch's cluster; None where it is one CTA, which starts at half the rate if it is launched as a cluster. But
+    ``st.async``, by which queues get their words, is an illegal instruction outside of a cluster.
+    """
+    return (plan.cluster_size, 1, 1) if plan.cluster_size > 1 or plan.queue is not None else None
 
 
 def build(
