@@ -18,8 +18,11 @@ from benchmarks.results import OURS
 
 SIDE = 16384
 BYTES = {"bf16": 2, "fp32": 4}
-#: Element type -> sides of our tiles, beside 64.
-SIDES = {"bf16": (64, 128), "fp32": (32, 64)}
+#: Element type -> our variants: rows and columns of a tile, and CTAs on a multiprocessor.
+TILES: dict[str, tuple[tuple[int, int, int | None], ...]] = {
+    "bf16": ((128, 128, None), (64, 128, None), (64, 64, None)),
+    "fp32": ((32, 64, None), (32, 64, 8), (32, 128, None)),
+}
 
 
 def make(dtype: str, device: str) -> tuple[dict[tuple[str, str], Callable[[], Any]], Any]:
@@ -32,8 +35,9 @@ def make(dtype: str, device: str) -> tuple[dict[tuple[str, str], Callable[[], An
     x = torch.randn(SIDE, SIDE, device=device, dtype=kind)
     out = torch.full_like(x, float("nan"))
     runs: dict[tuple[str, str], Callable[[], Any]] = {}
-    for side in SIDES[dtype]:
-        runs[OURS, f"64 x {side}"] = functools.partial(transpose_of(dtype, side), x, out=out)
+    for rows, columns, ctas in TILES[dtype]:
+        schedule = transpose_of(dtype, rows, columns, ctas)
+        runs[OURS, f"{rows} x {columns}, {ctas or 'all CTAs that fit'}"] = functools.partial(schedule, x, out=out)
     runs["torch", "copy_"] = functools.partial(out.copy_, x.T)
     try:
         from benchmarks.peer_copy import triton_transposes
