@@ -26,6 +26,7 @@ from tmapipe.machine import State
 __all__ = ["Closure", "begin", "close", "closed_for", "take", "warmed_up"]
 
 MOST_STATES = 120, 600  # then the answer is that nothing recurs; where bodies decide on several numbers
+FEW_STATES = 40  # where there is another way
 
 
 @attrs.frozen
@@ -71,16 +72,19 @@ def close(problems: Problems, segments: Segments) -> Closure:
     for one for all larger numbers.
     """
     log = FindingLog(problems.layout)
-    if segments.uneven or problems.group == 1 or not segments.alike:
-        found = closed_for(problems, segments, [segments.mixed], log)
-        if found.closed or segments.uneven or not segments.alike:
+    mixed_only = segments.uneven or not segments.alike
+    if mixed_only or problems.group == 1:
+        found = closed_for(problems, segments, [segments.mixed], log, None if mixed_only else FEW_STATES)
+        if found.closed or mixed_only:
             return found
     return closed_for(problems, segments, list(segments.alike.values()), log)
 
 
-def closed_for(problems: Problems, segments: Segments, choices: list[After], log: FindingLog) -> Closure:
-    """Whether there is a closed set for each of *choices*."""
-    states = 0
+def closed_for(
+    problems: Problems, segments: Segments, choices: list[After], log: FindingLog, most: int | None = None
+) -> Closure:
+    """Whether there is a closed set for each of *choices*, of at most so many states."""
+    states, most = 0, most or MOST_STATES[len(problems.kinds.keys) > 1]
     try:
         root = begin(problems, segments, log)
         for after in choices:
@@ -100,7 +104,7 @@ def closed_for(problems: Problems, segments: Segments, choices: list[After], log
                     continue
                 others[:] = [*(each for each in others if not each.covered_by(node.run_state)), node.run_state]
                 count, states = count + 1, states + 1
-                if count > MOST_STATES[len(problems.kinds.keys) > 1]:
+                if count > most:
                     raise _Stopped(node.path, "still no state recurs")
                 todo += [(node, segment) for segment in after[node.where]]
     except _Stopped as stopped:
