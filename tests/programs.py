@@ -27,7 +27,7 @@ from examples.histogram import BINS, Histogram
 from examples.mlp import Mlp
 from examples.ragged import RaggedSums
 from examples.rmsnorm import plain_rmsnorm_of, rmsnorm_of
-from examples.row_sums import RowSums
+from examples.row_sums import ClusterRowSums, RowSums
 from examples.softmax import softmax_of
 from examples.stencil import Stencil
 from examples.transpose import transpose_of
@@ -243,6 +243,7 @@ PROGRAMS: dict[str, Program] = {
     ),
     "stencil": Program(Stencil, 25, _matrix(torch.float32, 4), _stencil, 1e-5, 1e-5),
     "row_sums": Program(RowSums, 25, _matrix(torch.float32, 4), lambda x: {"y": x.sum(1)}, 1e-3, 1e-4),
+    "row_sums over CTAs": Program(ClusterRowSums, 25, _matrix(torch.float32, 4), lambda x: {"y": x.sum(1)}, 1e-3, 1e-4),
     "histogram": Program(Histogram, 35, _histogram_inputs, _histogram, 0, 0),
     "ragged": Program(RaggedSums, 35, _groups, _ragged, 1e-3, 1e-4),
     "gemm_row_max": Program(GemmRowMax, 30, _gemm_inputs, _gemm_row_max, atol=0.2),
