@@ -18,7 +18,13 @@ from benchmarks.cases import Case, main_of
 from benchmarks.results import OURS
 
 IMAGES = 64
-#: (side of an image, channels) -> our boxes of (images, height, width), channels of a tile, and warpgroups.
+#: (side of an image, channels) -> tiles of (windows, output channels, channels) and whether warpgroups take turns, by im2col.
+CONVS = {
+    (56, 64): (((128, 64, 64), True), ((256, 64, 64), False)),
+    (28, 128): (((192, 128, 64), False), ((128, 128, 64), True)),
+    (14, 256): (((192, 128, 64), False), ((128, 128, 64), True)),
+}
+#: The same -> our boxes of (images, height, width), channels of a tile, and warpgroups.
 VARIANTS = {
     (56, 64): (((4, 8, 8), 64, 2),),
     (28, 128): (((8, 4, 4), 128, 2),),
@@ -30,6 +36,7 @@ def make(side: int, channels: int, device: str) -> tuple[dict[tuple[str, str], C
     """The variants, and cuDNN's result."""
     import torch
 
+    import tmapipe as tp
     from examples.conv import conv_of
 
     torch.backends.cudnn.benchmark = True
@@ -45,6 +52,12 @@ def make(side: int, channels: int, device: str) -> tuple[dict[tuple[str, str], C
     for box, columns, warpgroups in VARIANTS[side, channels]:
         name = f"{' x '.join(map(str, box))} pixels, {columns} channels, {warpgroups} warpgroups"
         runs[OURS, name] = functools.partial(conv_of(box, columns, warpgroups), x, f, out=out)
+    last = f.permute(2, 0, 1, 3).contiguous()
+    for tile, turns in CONVS[side, channels]:
+        mainloop = tp.mainloop.PingPong() if turns else tp.mainloop.Cooperative()
+        conv = tp.schedules.Conv(tp.Windows((3, 3), padding=1), tile, mainloop=mainloop)
+        name = f"Conv {' x '.join(map(str, tile))}{', warpgroups in turn' if turns else ''}"
+        runs[OURS, name] = functools.partial(conv, x, last, out=out)
     return runs, cudnn().clone()
 
 

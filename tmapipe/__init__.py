@@ -10,6 +10,7 @@ from tmapipe.bulk_stage import BulkLoadStage
 from tmapipe.bulk_store import BulkStoreStage
 from tmapipe.cluster_sum import ClusterSum
 from tmapipe.cp_async_stage import CpAsyncLoadStage
+from tmapipe.descriptor_stage import DescriptorStage
 from tmapipe.dim import Dim
 from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int8, int32, tf32
 from tmapipe.errors import (
@@ -61,6 +62,7 @@ __all__ = [
     "CpAsyncLoadStage",
     "DType",
     "DeadlockError",
+    "DescriptorStage",
     "Dim",
     "DynamicTiles",
     "GpcTiles",

@@ -143,6 +143,10 @@ SENTENCES = {
     ops.TmaPrefetch: "asks for a tile of s0 in L2",
     ops.BulkLoad: "starts the bulk load of s0 into s0[0], 2048 bytes that complete on b[1]",
     ops.PeerCopy: "starts a copy of s1[0] into s0[0] of CTAs 1 (part 0 to share 1 of 2), 1024 bytes that complete on b[1]",
+    ops.DescriptorWrite: "writes a descriptor of s0 to s1[0]",
+    ops.DescriptorRelease: "hands the descriptor in s1[0] over to the TMA engine",
+    ops.DescriptorAcquire: "acquires the descriptor in s1[0]",
+    ops.TmaLoadThrough: "starts the TMA load of s0 through s1[0] into s0[0], 1024 bytes that complete on b[1]",
     ops.CpAsync: "starts copies of s0 into s0[0] (share 1 of 2), 512 bytes, after which 5 lanes arrive at b[1]",
     ops.TmaStore: "starts the TMA store y from s0[0]",
     ops.TmaScatter: "starts the TMA store y of 4 rows from s0[0] (part 1)",
@@ -232,6 +236,9 @@ def by_hand() -> dict[str, ByHand]:
     copy = ops.CpAsync("s0", 0, 1, 2048, at=(0, 0), lanes=1)
     copied, fence = [copy, ops.MbarWait(1, 0)], ops.FenceProxyAsync()
     fenced = [ops.FenceProxyAsync(), ops.WarpSync()]
+    make, hand_over, acquire = ops.DescriptorWrite("s0", 1, (0, 8)), ops.DescriptorRelease(1), ops.DescriptorAcquire(1)
+    through = ops.TmaLoadThrough("s0", 0, 1, 2048, 0b1, 1, at=(0, 0))
+    by_it = [acquire, ops.MbarArriveTx(1, 2048), through, ops.MbarWait(1, 0)]
 
     def far(scope: str) -> tuple[list[Any], ...]:
         """CTA 1 reads its slot and tells CTA 0, which loads into it."""
@@ -294,6 +301,14 @@ def by_hand() -> dict[str, ByHand]:
             ([], [copy._replace(at=(128, 0), anywhere=True), copied[1]]), set()
         ),
         "copies of the other tensor": ByHand(([], [copy._replace(load="s1", at=(128, 0)), copied[1]]), set()),
+        "a load through a descriptor": ByHand(([make, hand_over, *handed], [wait, *by_it]), set()),
+        "a descriptor not handed over": ByHand(([make, *handed], [wait, *by_it]), {Kind.PROXY}),
+        "a descriptor handed over by a lane": ByHand(
+            ([make, hand_over._replace(lanes=1), *handed], [wait, *by_it]), {Kind.PROXY}
+        ),
+        "a descriptor not waited for": ByHand(([make, hand_over, *handed], [acquire, wait, *by_it[1:]]), {Kind.RACE}),
+        "a descriptor that one warp makes": ByHand(([make, acquire, hand_over, *handed], [wait, *by_it]), set()),
+        "a descriptor made anew too early": ByHand(([make, hand_over, *handed, make], [wait, *by_it[1:]]), {Kind.RACE}),
         "threads read copies": ByHand(([], [*copied, ops.SlotRead(0)]), set()),
         "threads read copies too early": ByHand(([], [copy, ops.SlotRead(0), copied[1]]), {Kind.RACE}),
         "copies follow threads": ByHand(([ops.SlotRead(0), *handed], [wait, *copied]), set()),

@@ -16,7 +16,7 @@ import attrs
 import tmapipe as tp
 from tests.matmul_shelf import FORMS
 from tests.oracle.copy_forms import Added, Ahead, CopiedGemm, Far, Images, Mapped
-from tests.oracle.descriptor_forms import Convolved, Every, EveryInParts, Lines, Padded, padded_gemm
+from tests.oracle.descriptor_forms import AnyRows, Convolved, Every, EveryInParts, Lines, Padded, padded_gemm
 from tests.oracle.held_forms import Narrowed
 from tests.oracle.peer_forms import Looked, Rotated, Scattered, WholeBoxes
 from tests.oracle.ptx import Ptx
@@ -418,6 +418,12 @@ DESCRIPTORS = {
         lambda: S.Conv(tp.Windows((3, 3), padding=1, stride=2), (64, 128, 64), mainloop=tp.mainloop.PingPong()),
         {},
         {"i": 2, "h": 19, "w": 31, "c": 72, "r": 3, "s": 3, "l": 1, "m": 320, "n": 136},
+    ),
+    "rows of b anywhere": Kernel(
+        AnyRows,
+        {},
+        {"l": 3, "m": 100, "n": 40, "k": 72, "w": 90},
+        {"starts": (50, 0, 7), "counts": (24, 40, 1)},
     ),
     "nan outside": Kernel(Padded, {}, MATRIX),
     "nan outside, rows longer than a box": Kernel(lambda: Padded((24, 512), "bf16"), {}, MATRIX),

@@ -63,6 +63,23 @@ def _lower(event: Event, plan: Plan, launch: Launch, warp: int, lane: int) -> li
         return [(kind, barrier.id + rest[1], barrier.threads)]
     if kind == "load":
         return _boxes(plan.load(rest[0]), launch, *rest[1:]) if leader else []
+    if kind == "set_descriptor":
+        load, buffer, stage, first, rows = plan.load(rest[0]), plan.buffer(rest[1]), *rest[2:]
+        slot, extents = buffer.offset + stage * buffer.pitch, launch.extents[load.argument]
+        start = first * math.prod(extents[1:]) * load.buffer.dtype.bytes
+        found = [
+            ("replace", "global_address", slot, load.argument, start),
+            ("replace", "global_dim", slot, len(extents) - 1, rows),
+        ]
+        own = found if lane == 0 else []
+        return [*own, ("warp_sync",), ("hand over", slot, _place(plan, launch, buffer, stage))]
+    if kind == "acquire_descriptor":
+        return [("acquire", _place(plan, launch, plan.buffer(rest[0]), rest[1]))]
+    if kind == "load_through":
+        load, stage, at, barrier, through, mask, share = plan.load(rest[0]), *rest[1:]
+        place = _place(plan, launch, load.through, through)
+        boxes = _pieces(load, stage, at, share, load.peers) if leader else []
+        return [("load through", place, offset, each, barrier, stage, mask) for offset, each in boxes]
     if kind == "prefetch_tile":
         load, at, share = plan.load(rest[0]), *rest[1:]
         return [(kind, load.argument, place) for _, place in _pieces(load, 0, at, share, load.peers)] if leader else []
@@ -165,6 +182,13 @@ def _to_peer(peer: Peer, stage: int, to: int, barrier: str, part: int | None, in
     source = peer.source.offset + stage * peer.source.pitch + nbytes * (part or 0)
     target = peer.buffer.offset + stage * peer.buffer.pitch + nbytes * into
     return "peer_copy", target, source, nbytes, barrier, stage, to
+
+
+def _place(plan: Plan, launch: Launch, buffer: Any, stage: int) -> int:
+    """Where the engine reads the descriptor in a slot, from the start of the memory for descriptors."""
+    before = sum(each.stages for each in itertools.takewhile(lambda each: each.name != buffer.name, plan.made))
+    cta = launch.cluster_id * plan.cluster_size + launch.cta_rank
+    return 128 * (cta * sum(each.stages for each in plan.made) + before + stage)
 
 
 def _copies(

@@ -59,6 +59,10 @@ EXAMPLES: tuple[Any, ...] = (
     ops.TmaPrefetch("s0", 1, (0, 0)),
     ops.BulkLoad("s0", 0, 1, 2048, (0, 0)),
     ops.PeerCopy(0, 1, 1024, 0b10, 1, 0, 1, 2),
+    ops.DescriptorWrite("s0", 1, (3, 5)),
+    ops.DescriptorRelease(1),
+    ops.DescriptorAcquire(1),
+    ops.TmaLoadThrough("s0", 0, 1, 1024, 0b11, 1, 1, 2, (0, 0)),
     ops.CpAsync("s0", 0, 1, 512, 1, 2, (0, 0), 0b11111),
     ops.TmaStore("y", 0, (0, 0)),
     ops.TmaScatter("y", 0, 1, (5, 9, 2, 0), (0, 0)),
@@ -224,7 +228,8 @@ def _rest(op: Any, before: State, after: State) -> Iterator[tuple[Any, ...]]:
             for cta in range(2):
                 if _refused(op, LOAD._replace(slot=slot, mask=1 << cta)):
                     yield "accesses", cta * before.layout.nslots + slot, False
-    if not isinstance(op, (ops.SlotRead, ops.SlotWrite, ops.AccumulatorRead, ops.AccumulatorWrite)):
+    threads = (ops.SlotRead, ops.SlotWrite, ops.DescriptorAcquire, ops.DescriptorWrite)
+    if not isinstance(op, (*threads, ops.AccumulatorRead, ops.AccumulatorWrite)):
         return
     for slot in range(2):
         if _refused(op, LOAD._replace(slot=slot)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tmapipe as tp
 
-__all__ = ["Convolved", "Every", "EveryInParts", "Lines", "Padded", "padded_gemm"]
+__all__ = ["AnyRows", "Convolved", "Every", "EveryInParts", "Lines", "Padded", "ScaledRows", "padded_gemm"]
 
 
 class Every(tp.Schedule):
@@ -132,3 +132,65 @@ class Lines(tp.Schedule):
     def drain(self, k, tile):
         with k.ring.consume() as slot:
             slot.d.store(tile)
+
+
+class AnyRows(tp.Schedule):
+    """d[l, m, n] = sum over k of a[l, m, k] b[starts[l] + n, k] for n < counts[l], else 0: rows of b from anywhere."""
+
+    point, load, math = tp.Role(warps=1), tp.Role(warps=1), tp.Role(warpgroups=1)
+    ring = tp.BarrierRing(2, producer=load, consumer=math)
+    views = tp.BarrierRing(2, producer=point, consumer=(load, math))
+    a = tp.TmaLoadStage("l m k", tile=(64, 32), ring=ring)
+    b = tp.TmaLoadStage("w k", tile=(16, 32), ring=ring)
+    rows = tp.DescriptorStage(b, ring=views)
+    starts, counts = tp.Table("l"), tp.Table("l")
+    mma = tp.Wgmma(a, b)
+    d = tp.TmaStoreStage("l m n", source=mma)
+
+    @point.jit
+    def show(self, k, tile):
+        with k.views.produce() as slot:
+            slot.rows.set(k.starts.entry(tile.l), k.counts.entry(tile.l))
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.views.consume() as views:
+            view = views.rows.acquire()
+            for step in range(k.steps("a", "k")):
+                with k.ring.produce() as slot:
+                    slot.a.load(tile, k=step)
+                    slot.b.load_through(view, w=tile.n, k=step)
+
+    @math.jit
+    def multiply(self, k, tile):
+        with k.views.consume():
+            with k.mma.accumulate() as acc:
+                for _ in range(k.steps("a", "k")):
+                    with k.ring.consume() as slot:
+                        acc.add(slot.a, slot.b)
+        k.d.store(tile, acc)
+
+
+class ScaledRows(AnyRows):
+    """The same, scaled by what the slots of the descriptors hold besides."""
+
+    point, load, math = AnyRows.point, AnyRows.load, AnyRows.math
+    views = tp.BarrierRing(1, producer=point, consumer=(load, math))
+    rows = tp.DescriptorStage(AnyRows.b, ring=views)
+    scale = tp.SharedStage(tile=(32,), ring=views, writer=point, dtype="fp32")
+
+    @point.jit
+    def show(self, k, tile):
+        with k.views.produce() as slot:
+            slot.rows.set(k.starts.entry(tile.l), k.counts.entry(tile.l))
+            slot.scale.write(k.full("scale", 2.0))
+
+    @math.jit
+    def multiply(self, k, tile):
+        with k.views.consume() as views:
+            scale = views.scale.read(at=0)
+            with k.mma.accumulate() as acc:
+                for _ in range(k.steps("a", "k")):
+                    with k.ring.consume() as slot:
+                        acc.add(slot.a, slot.b)
+        k.d.store(tile, acc.values() * scale)

@@ -24,7 +24,7 @@ from typing import Any
 
 import attrs
 
-from tests.oracle.explore_accesses import LOADS, NEVER, Classes
+from tests.oracle.explore_accesses import FENCES, LOADS, NEVER, Classes
 from tests.oracle.explore_conflicts import Conflicts
 from tests.oracle.explore_copies import Places, async_bits
 from tests.oracle.explore_meanings import Meanings
@@ -231,7 +231,7 @@ class _Explorer:
         for index, op in self.programs[agent].local[at[agent]]:
             self._look_at(at, agent, index, path)
             self._check_fresh(at, agent, op, path)
-            if isinstance(op, ops.FenceProxyAsync):
+            if isinstance(op, FENCES):
                 at.fence(agent)
             if self._apply(state, agent, op, (path, agent, index)) is _REFUSED:
                 return False

@@ -32,6 +32,8 @@ from tmapipe.machine.layout import Layout
 
 __all__ = [
     "COPIES",
+    "FENCES",
+    "FROM_SLOTS",
     "LOADS",
     "NEVER",
     "SIGNALS",
@@ -45,6 +47,9 @@ __all__ = [
 ]
 
 NEVER = 1 << 60
+FENCES = (ops.FenceProxyAsync, ops.DescriptorRelease)
+FROM_SLOTS = (ops.PeerCopy, ops.TmaLoadThrough)  # what lands later, and reads a slot of its own CTA until then
+SLOT_READS, SLOT_WRITES = (ops.SlotRead, ops.DescriptorAcquire), (ops.SlotWrite, ops.DescriptorWrite)  # by threads
 COPIES = (ops.CpAsync,)  # by threads, whose lanes arrive at an mbarrier when they have landed
 LOADS = (
     ops.TmaLoad,
@@ -52,6 +57,7 @@ LOADS = (
     ops.StAsync,
     ops.BulkLoad,
     ops.PeerCopy,
+    ops.TmaLoadThrough,
     *COPIES,
 )  # what lands later and counts on an mbarrier
 ACQUIRES = (ops.MbarWait, ops.BarWait, ops.ClusterWait, ops.WgmmaWait)
@@ -66,6 +72,7 @@ RELEASES = (
     ops.StAsync,
     ops.BulkLoad,
     ops.PeerCopy,
+    ops.TmaLoadThrough,
     ops.Exit,
 )
 SIGNALS = (
@@ -190,12 +197,12 @@ class Accesses:
         """CTA -> the bit of what a load writes there, and of what a copy to a peer reads here."""
         part = (
             ("shares", op.share, op.shares)
-            if isinstance(op, (ops.TmaLoad, ops.TmaGather, ops.StAsync, ops.PeerCopy, *COPIES))
+            if isinstance(op, (ops.TmaLoad, ops.TmaGather, ops.StAsync, *FROM_SLOTS, *COPIES))
             else WHOLE
         )
         mask = getattr(op, "mask", None) or 1 << own
         slots = self.layout.nslots
-        read = self.classes.bit(own * slots + op.source, WHOLE, False) if isinstance(op, ops.PeerCopy) else 0
+        read = self.classes.bit(own * slots + op.source, WHOLE, False) if isinstance(op, FROM_SLOTS) else 0
         return {
             cta: self.classes.bit(cta * slots + op.slot, part, True) | read
             for cta in range(self.layout.ctas)
@@ -215,11 +222,11 @@ class Accesses:
         waited = 0
         for i, op in enumerate(self.program):
             kind = type(op)
-            if kind in (ops.SlotRead, ops.SlotWrite):
+            if kind in (*SLOT_READS, *SLOT_WRITES):
                 part = (op.split, op.part, op.parts)
-                bit = self._bit(op.slot, part, kind is ops.SlotWrite)
+                bit = self._bit(op.slot, part, kind in SLOT_WRITES)
                 against = self.classes.against(bit)
-                if op.proxy == "async":
+                if getattr(op, "proxy", "") == "async":
                     self._after_threads(i, bit, generic, joined, fenced)
                 else:
                     for at, other, what in generic:
@@ -228,7 +235,7 @@ class Accesses:
                     generic.append((i, bit, (op.slot, part)))
                 self._after_stores(i, against, stores)
                 self._after_mma(i, against, waited)
-                self._thread_span(i, acquired, bit, op.proxy)
+                self._thread_span(i, acquired, bit, getattr(op, "proxy", "generic"))
             elif kind is ops.PeerRead:
                 bit = self.classes.bit((op.mask.bit_length() - 1) * self.layout.nslots + op.slot, WHOLE, False)
                 for at, other, _ in generic:
@@ -334,7 +341,7 @@ def is_release(op: Any) -> bool:
 
 def _fences(op: Any) -> bool:
     """Whether all lanes fence: which of them have written is not known."""
-    return isinstance(op, ops.FenceProxyAsync) and op.lanes == ALL_LANES
+    return isinstance(op, FENCES) and op.lanes == ALL_LANES
 
 
 def lanes_join(op: Any) -> bool:

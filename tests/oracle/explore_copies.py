@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.oracle.explore_accesses import COPIES, LOADS, WHOLE, Classes, Part
+from tests.oracle.explore_accesses import COPIES, FENCES, FROM_SLOTS, LOADS, WHOLE, Classes, Part
 from tmapipe.isa import ops
 from tmapipe.isa.ops import Flight
 
@@ -82,13 +82,15 @@ def async_bits(classes: Classes, agent: int, op: Any) -> int:
     elif kind in LOADS and kind not in COPIES:
         found = classes.bit(base + op.slot, WHOLE, True)
         if kind is ops.PeerCopy:  # which writes elsewhere
-            found = classes.bit(base + op.source, WHOLE, False)
+            found = 0
+        if kind in FROM_SLOTS:
+            found |= classes.bit(base + op.source, WHOLE, False)
     return found
 
 
 def told(program: Any, visible: list[int]) -> Iterator[tuple[int, int]]:
     """For each proxy fence, where in *visible* (indices of what others can notice) the operations before and after it are."""
     for i, op in enumerate(program):
-        if isinstance(op, ops.FenceProxyAsync):
+        if isinstance(op, FENCES):
             after = next((n for n, index in enumerate(visible) if index > i), len(visible))
             yield after - 1, after

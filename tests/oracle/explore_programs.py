@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tests.oracle.explore_accesses import COPIES, LOADS, NEVER, SIGNALS, Accesses, Classes, is_release, lanes_join
+from tests.oracle.explore_accesses import (
+    COPIES,
+    FENCES,
+    LOADS,
+    NEVER,
+    SIGNALS,
+    Accesses,
+    Classes,
+    is_release,
+    lanes_join,
+)
 from tests.oracle.explore_copies import async_bits, told
 from tmapipe.isa import ops
 from tmapipe.machine.layout import Layout
@@ -178,7 +188,7 @@ class WarpProgram:
         fenced = False  # by the warp itself since its last wait: then it needs no fence of others
         for n, visible in enumerate(self.visible):
             for op in (visible.op, *(op for _, op in self.local[n + 1])):
-                fenced = isinstance(op, ops.FenceProxyAsync) or (fenced and not isinstance(op, ops.MbarWait))
+                fenced = isinstance(op, FENCES) or (fenced and not isinstance(op, ops.MbarWait))
                 if not fenced and async_bits(classes, agent, op):
                     visible.touch |= classes.mark("access")
 

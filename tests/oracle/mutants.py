@@ -21,6 +21,7 @@ from typing import Any
 import attrs
 
 from tests.oracle.copy_forms import Added, CopiedGemm, Far, Mapped, MappedBefore
+from tests.oracle.descriptor_forms import ScaledRows
 from tests.oracle.explore import explore_program
 from tests.oracle.held_forms import Held, Narrowed, Parts, Synced
 from tests.oracle.matmul_forms import InFlight, InTurn, Relu, Widened
@@ -77,6 +78,7 @@ VARIANTS: tuple[Registered, ...] = (
     Registered("tiles asked into L2", Far, Far, ((1, 1, {}), (5, 1, {}))),
     Registered("operand copied by threads", CopiedGemm, CopiedGemm, ((2, 3, {}),)),
     Registered("rows over warps", Normalized, Normalized, ((1, 1, {}), (2, 1, {}))),
+    Registered("rows of b anywhere", ScaledRows, ScaledRows, ((2, 1, {}),)),
     Registered("rotated among peers", Rotated, Rotated, ((1, 1, {}), (3, 1, {}))),
     Registered("scattered to peers", Scattered, Scattered, ((1, 1, {}), (2, 1, {}))),
     Registered("whole boxes multicast", WholeBoxes, WholeBoxes, ((1, 1, {}), (2, 1, {}))),

@@ -29,6 +29,7 @@ __all__ = ["BASE", "Event", "Execution", "Launch"]
 Event = tuple[Any, ...]  # a name as of `tests.unit.fake_isa`, and operands
 TABLES = 1 << 40  # where tables are put in global memory, a megabyte apart
 VECTORS = 1 << 45  # where the tensors of loads without a descriptor are put, 64 gigabytes apart
+WORKSPACE = 1 << 52  # where the descriptors are put that a kernel makes
 COUNTERS = 1 << 50  # where those of a queued order are put
 BASE = 1024  # where dynamic shared memory is put: with all of it, addresses must fit the 18 bits of wgmma descriptors
 
@@ -235,6 +236,23 @@ class Execution:
         assert i.has("noinc")
         self.events.append(("arrive_noinc", *self._barrier(self.address(i.operands[0]))))
 
+    def _replace(self, i: Instruction) -> None:
+        slot, field = self.address(i.operands[0]) - BASE, i.opcode.split(".")[3]
+        if field == "global_address":
+            which, start = divmod(self.value(i.operands[1]) - VECTORS, 1 << 36)
+            self.events.append(("replace", field, slot, self._by_address[which], start))
+        else:
+            self.events.append(("replace", field, slot, int(i.operands[1]), self.value(i.operands[2])))
+
+    def _hand_over(self, i: Instruction) -> None:
+        assert i.has("release", "gpu", "sync", "aligned") and i.operands[2] == "128"
+        place, slot = self.address(i.operands[0]) - WORKSPACE, self.address(i.operands[1]) - BASE
+        self.events.append(("hand over", slot, place))
+
+    def _acquire(self, i: Instruction) -> None:
+        assert i.has("acquire", "gpu") and i.operands[1] == "128"
+        self.events.append(("acquire", self.address(i.operands[0]) - WORKSPACE))
+
     def _prefetch(self, i: Instruction) -> None:
         self.events.append(("prefetch_tile", *self._tile(i.operands[0])))
 
@@ -266,7 +284,9 @@ class Execution:
             mask = self.value(i.operands[3 + windows]) if i.has("multicast::cluster") else None
             barrier = self._barrier(self.address(i.operands[2]))
             offsets = tuple(self.value(x.strip()) for x in i.operands[3].strip("{}").split(",")) if windows else ()
-            self.events.append(("load", name, offset, coordinates, *barrier, mask, *((offsets,) if windows else ())))
+            through = isinstance(name, int)  # a descriptor that the kernel has made
+            kind = ("load through", name - WORKSPACE) if through else ("load", name)
+            self.events.append((*kind, offset, coordinates, *barrier, mask, *((offsets,) if windows else ())))
         else:
             kind = f"reduce {next(word for word in REDUCTIONS if i.has(word))}" if i.is_a("cp.reduce") else "store"
             self.events.append((kind, name, offset, coordinates))
@@ -275,7 +295,8 @@ class Execution:
         """The tensor of ``[descriptor, {coordinates}]``, and these."""
         tensor, at = re.fullmatch(r"\[(%\w+), \{(.*)\}\]", operand).groups()  # type: ignore[union-attr]
         coordinates = tuple(signed(self.value(each.strip()), 32) for each in at.split(","))
-        return self.parameters[int(self.value(tensor).rpartition("_")[2])][0], coordinates
+        place = self.value(tensor)
+        return place if isinstance(place, int) else self.parameters[int(place.rpartition("_")[2])][0], coordinates
 
     def _bulk_to_peer(self, i: Instruction) -> None:
         target, bar = self.address(i.operands[0]), self.address(i.operands[3])
@@ -323,7 +344,7 @@ class Execution:
 # ---- instructions -----------------------------------------------------------------------------------------------------
 
 Action = Callable[["Execution"], None]
-_PROTOCOL = ("mbarrier", "cp", "fence", "bar", "barrier", "wgmma", "setmaxnreg", "griddepcontrol")
+_PROTOCOL = ("mbarrier", "cp", "fence", "tensormap", "bar", "barrier", "wgmma", "setmaxnreg", "griddepcontrol")
 
 
 class Decoded(NamedTuple):
@@ -445,6 +466,9 @@ _METHODS: dict[str, Callable[[Execution, Instruction], None]] = {
     "cp.async.ca": Execution._copy,
     "cp.async.cg": Execution._copy,
     "wgmma.mma_async": Execution._wgmma,
+    "tensormap.replace": Execution._replace,
+    "tensormap.cp_fenceproxy": Execution._hand_over,
+    "fence.proxy.tensormap::generic": Execution._acquire,
 }
 
 
@@ -516,7 +540,9 @@ def _parameters(ptx: Ptx, schedule: Any, launch: Launch) -> list[dict[int, Any]]
     tensors = [name for name in plan.by_address if name not in plan.tables]
     tables += [_tensor(VECTORS + (i << 36), launch.extents[name]) for i, name in enumerate(tensors)]
     kept = keep_positions((), 1, launch.clusters, launch.clusters)[1:]  # all for whoever comes
-    return [*found, {0: launch.clusters}, *tables, {0: COUNTERS}, *({0: word} for word in kept)]
+    tables += [{0: COUNTERS}] if plan.queue is not None or not plan.made else []
+    tables += [{0: WORKSPACE}] if plan.made else []
+    return [*found, {0: launch.clusters}, *tables, *({0: word} for word in kept)]
 
 
 def _tensor(address: int, extents: tuple[int, ...]) -> dict[int, int]:

@@ -221,6 +221,17 @@ class RecordingIsa:
         which, of = share if part is None else part, (tuple(offsets),) if offsets else ()
         self._note("load", load.name, stage, tuple(at), barrier.name, mask, which, *of)
 
+    def descriptor_write(self, load: Load, buffer: Any, stage: int, first: int, rows: int) -> None:
+        self._note("set_descriptor", load.name, buffer.name, stage, first, rows)
+
+    def descriptor_acquire(self, buffer: Any, stage: int) -> None:
+        self._note("acquire_descriptor", buffer.name, stage)
+
+    def tma_load_through(
+        self, load: Load, stage: int, at: Sequence[int], barrier: Barrier, through: int, mask: int | None, share: int
+    ) -> None:
+        self._note("load_through", load.name, stage, tuple(at), barrier.name, through, mask, share)
+
     def window_start(self, load: Load, number: int) -> tuple[int, ...]:
         assert load.windows is not None
         return load.windows.start(number, self.extents[load.argument][1:-1])

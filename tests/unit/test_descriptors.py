@@ -6,8 +6,18 @@ import pytest
 import torch
 
 import tmapipe as tp
-from tests.oracle.descriptor_forms import Convolved, Every, EveryInParts, Lines, Padded, padded_gemm
+from tests.oracle.descriptor_forms import (
+    AnyRows,
+    Convolved,
+    Every,
+    EveryInParts,
+    Lines,
+    Padded,
+    ScaledRows,
+    padded_gemm,
+)
 from tests.unit.errors import refused
+from tmapipe.check import Kind
 
 FORMS = [Every, lambda: Every((4, 6, 64), 64), EveryInParts]
 
@@ -299,3 +309,105 @@ def test_conv_refuses():
         rule="contiguous",
     )
     refused(lambda: schedule(x, f, out=wide), argument="d.stride", rule="rows at equal distances")
+
+
+# ---- descriptors that the kernel changes ------------------------------------------------------------------------------
+
+
+def rows_anywhere(starts, counts, scale=1.0):
+    """(a, b, starts, counts, d) of random integers."""
+    made = np.random.default_rng(0)
+    a, b = (made.integers(-3, 4, shape).astype(ml_dtypes.bfloat16) for shape in ((len(starts), 70, 72), (100, 72)))
+    d = np.zeros((len(starts), 70, 40), np.float32)
+    for i, (start, count) in enumerate(zip(starts, counts, strict=True)):
+        d[i, :, :count] = scale * a[i].astype(np.float32) @ b[start : start + count].astype(np.float32).T
+    return a, b, np.array(starts, np.int32), np.array(counts, np.int32), d.astype(ml_dtypes.bfloat16)
+
+
+@pytest.mark.parametrize("form, scale", [(AnyRows, 1), (ScaledRows, 2)])
+def test_rows_from_anywhere(form, scale):
+    *given, expected = rows_anywhere([50, 0, 90, 7, 99], [24, 40, 10, 1, 1], scale)
+    for seed in range(3):
+        d = np.zeros_like(expected)
+        form().simulate(*given, out=d, seed=seed)
+        assert (d == expected).all()
+    report = form().check()
+    assert report.ok and not report.findings
+
+
+@pytest.mark.parametrize("starts, counts", [([-1], [4]), ([98], [4]), ([5], [0])])
+def test_rows_outside_of_the_tensor(starts, counts):
+    *given, d = rows_anywhere([0], [1])
+    given[2:] = np.array(starts, np.int32), np.array(counts, np.int32)
+    with pytest.raises(tp.HazardError, match="descriptor-outside"):
+        AnyRows().simulate(*given, out=d)
+
+
+def test_a_descriptor_that_is_rewritten_in_flight_is_found():
+    class Forgets(AnyRows):
+        """The role that has waited for the loads does not hold the descriptor."""
+
+        point, load, math, ring, b = AnyRows.point, AnyRows.load, AnyRows.math, AnyRows.ring, AnyRows.b
+        views = tp.BarrierRing(2, producer=point, consumer=load)
+        rows = tp.DescriptorStage(b, ring=views)
+
+        @math.jit
+        def multiply(self, k, tile):
+            with k.mma.accumulate() as acc:
+                for _ in range(k.steps("a", "k")):
+                    with k.ring.consume() as slot:
+                        acc.add(slot.a, slot.b)
+            k.d.store(tile, acc)
+
+    report = Forgets().check()
+    assert report.kinds() == {Kind.RACE}
+    assert "writes rows[0] while a TMA load issued by load" in str(report)
+    assert "a role that has waited for ring.full releases rows" in report.findings[0].fix
+
+
+def test_descriptor_stages_refused():
+    load, math = tp.Role(warps=1), tp.Role(warps=1)
+    ring = tp.BarrierRing(2, producer=load, consumer=math)
+    views = tp.BarrierRing(2, producer=math, consumer=load)
+    stage = tp.TmaLoadStage("m n", tile=(16, 32), ring=ring)
+    for wrong in (
+        tp.TmaLoadStage("l m n", tile=(16, 32), ring=ring),
+        stage.in_parts(2),
+        stage.anything_outside(),
+        load,
+    ):
+        refused(lambda w=wrong: tp.DescriptorStage(w, ring=views), argument="of", rule="all extents of its tensor")
+    refused(lambda: tp.DescriptorStage(stage, ring=ring), argument="ring", rule="another ring")
+    others = tp.BarrierRing(2, producer=math, consumer=tp.Role(warps=1))
+    refused(lambda: tp.DescriptorStage(stage, ring=others), argument="ring", rule="the role that loads")
+
+
+def test_wrong_uses_of_descriptors():
+    def form(role, how):
+        class Wrong(AnyRows):
+            point, load, math = AnyRows.point, AnyRows.load, AnyRows.math
+
+            @role.jit
+            def does(self, k, tile):
+                with k.views.produce() if role is AnyRows.point else k.views.consume() as views:
+                    how(k, views, tile)
+
+        return Wrong().check
+
+    def loads(k, views, tile):
+        with k.ring.produce() as slot:
+            slot.b.load(tile, w=0, k=0)
+
+    def loads_a(k, views, tile):
+        with k.ring.produce() as slot:
+            slot.a.load_through(views.rows.acquire(), tile, k=0)
+
+    refused(form(AnyRows.load, loads), argument="slot.b", rule="through descriptors")
+    refused(form(AnyRows.load, loads_a), argument="load_through", rule="by the DescriptorStage of a")
+    refused(form(AnyRows.point, lambda k, v, t: v.rows.set(0.5, 3)), argument="set(first)", rule="whole number")
+    for role, how in (
+        (AnyRows.load, lambda k, v, t: v.rows.set(0, 3)),
+        (AnyRows.math, lambda k, v, t: v.rows.acquire()),
+    ):
+        with pytest.raises(tp.ScopeError, match="Only the r"):
+            form(role, how)()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tmapipe.check.findings import Kind
 from tmapipe.check.log import Step
+from tmapipe.isa.ops import TmaLoadThrough
 from tmapipe.machine.describe import bar_name, slot_name, who
 
 if TYPE_CHECKING:
@@ -38,8 +39,7 @@ def report_race(slots: Slots, kind: Kind, before: Access, access: Access, slot: 
         owner = _foreign_wait(slots, before, access)
         kind = Kind.GROUP_OWNER if owner is not None else kind
     name, alias = slot_name(layout, slot), slot_name(layout, other)
-    first = _DOES[before.kind].format(who=who(layout, before.agent))
-    second = _DOES[access.kind].format(who=who(layout, access.agent))
+    first, second = (_does(each).format(who=who(layout, each.agent)) for each in (before, access))
     same = "it" if slot == other else f"{alias}, which lies in the same bytes"
     text, fix, blame = _texts(slots, kind, before, access, f"{second} {name}", f"{first} {same}", owner)
     extra = [step for step in (owner, _end(slots, before)) if step is not None]
@@ -101,6 +101,13 @@ def _texts(
         return f"{while_}: nothing makes it wait until the bytes have landed{phase}", fix, access.step
     elif before.kind == SEND:
         bar = bar_name(layout, before.bar)
+        if isinstance(before.step.op, TmaLoadThrough):
+            waiter = f"a role that has waited for {bar.split('[')[0]} releases {array}, as one of its consumers"
+            return (
+                f"{while_}: nothing makes it wait until the load is over",
+                f"let {later} wait until {waiter}",
+                access.step,
+            )
         fix = f"let {later} wait until the peer has waited for {bar.split('[')[0]}: until the slot is free again"
         return f"{while_}: nothing makes it wait until the copy has read it", fix, access.step
     elif before.kind == MMA:
@@ -109,6 +116,11 @@ def _texts(
     else:
         return f"{while_}: nothing orders the two", _ordered(layout, before.agent, access.agent, array), access.step
     return text, f"let {role} {fix}", before.step
+
+
+def _does(access: Access) -> str:
+    through = access.kind == SEND and isinstance(access.step.op, TmaLoadThrough)
+    return "a TMA load issued by {who} reads" if through else _DOES[access.kind]
 
 
 def _alone(layout: Layout, role: str) -> bool:

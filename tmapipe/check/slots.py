@@ -220,7 +220,8 @@ class Slots:
         clock = self.clocks.of[access.agent]
         writes = access.kind in WRITES
         for alias in layout.aliases[slot]:
-            for before in self.history[base + alias].values():
+            over = []
+            for known, before in self.history[base + alias].items():
                 if not writes and before.kind not in WRITES:
                     continue
                 if alias == slot and _disjoint(before.part, access.part):
@@ -228,6 +229,10 @@ class Slots:
                 kind = self.order(before, access, clock)
                 if kind is not None:
                     report_race(self, kind, before, access, base + slot, base + alias)
+                elif before.kind == SEND and access.kind == WRITE and alias == slot:
+                    over.append(known)  # whoever writes next comes after this write, and so after that read
+            for known in over:
+                del self.history[base + alias][known]
         self.history[base + slot][key] = access
 
     def order(self, before: Access, access: Access, clock: Clock) -> Kind | None:

@@ -48,8 +48,8 @@ class Compiled:
     Args:
         plan: What it was compiled from.
         function: Call it with a list of tensors and a list of numbers. Tensors: one per name in `plan.arguments`, then, for a
-            queued order, its counters (`COUNTERS` int32 that are 0). Numbers: how many clusters, then what the order
-            adds, then `WORDS` of each descriptor that the library encodes.
+            queued order, its counters (`COUNTERS` int32 that are 0), then memory for the descriptors that it makes. Numbers:
+            how many clusters, then what the order adds, then `WORDS` of each descriptor that the library encodes.
         ptx, cubin: Kept if the build was asked to.
     """
 
@@ -135,8 +135,9 @@ class _Kernel:
         named = dict(zip(names, atoms, strict=True))
         by = dict(zip(self.divisor_names, divisors, strict=True))
         by_address = dict(zip(self.plan.by_address, addressed, strict=True))
-        counter = counters[0] if counters else None
-        kernel_main(self.backend(self.plan, named, by, clusters, by_address, counter, kept), self.schedule)
+        counter = counters[0] if self.plan.queue is not None else None
+        workspace = counters[-1] if self.plan.made else None
+        kernel_main(self.backend(self.plan, named, by, clusters, by_address, counter, workspace, kept), self.schedule)
 
 
 def cluster_of(plan: Plan) -> tuple[int, int, int] | None:
@@ -185,6 +186,8 @@ def build(
         fakes.append(make_fake_tensor(cute_type(part.buffer.dtype), shape, stride=stride, assumed_align=unit))
     if plan.queue is not None:
         fakes.append(make_fake_tensor(Int32, (COUNTERS,), stride=(1,), assumed_align=4))
+    if plan.made:
+        fakes.append(make_fake_tensor(Int64, (cute.sym_int(),), stride=(1,), assumed_align=8 * WORDS))
     numbers = [Int32(1)] * (1 + schedule.tiles.launch_words) + [Int64(0)] * (WORDS * len(plan.encoded))
     flags = f"--gpu-arch {plan.arch} --enable-tvm-ffi" + (" --keep-ptx --keep-cubin" if keep else "")
     # What is kept is read back at once; the files' names are not unique, so each compilation has a folder of its own.

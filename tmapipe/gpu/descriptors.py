@@ -122,7 +122,7 @@ def load_boxes(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: An
             row = row * extent + index
         coordinates = [first + step * i for first, step, i in zip(start, steps, place, strict=True)]
         target = slot + row * pitch + _column(buffer, column)
-        _load(isa.atoms[load.name][0], target, (*reversed(coordinates), *reversed(batch)), **how)
+        _load(target, (*reversed(coordinates), *reversed(batch)), **how)
 
     if len(places) <= UNROLLED:
         for place in places:
@@ -143,7 +143,7 @@ def load_windows(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: 
     slot = isa.shared.toint() + buffer.offset + stage * buffer.pitch + share * (rows * _pitch(buffer))
     for left in range(0, buffer.tile[-1], columns):
         place = (at[-1] + left, *reversed(at[:-1]))
-        _load(isa.atoms[load.name][0], slot + _column(buffer, left), place, **how)
+        _load(slot + _column(buffer, left), place, **how)
 
 
 def _pitch(buffer: Buffer) -> int:
@@ -159,10 +159,10 @@ def _column(buffer: Buffer, column: int) -> int:
 
 
 def _load(
-    descriptor: Descriptor,
     target: Any,
     at: Sequence[Any],
     *,
+    descriptor: Any,
     barrier: Any,
     mask: Any = None,
     policy: int | None = None,
@@ -173,12 +173,13 @@ def _load(
     Args:
         target: An address in shared memory.
         at: The contiguous dimension first.
+        descriptor: Where it lies.
         barrier: The mbarrier's pointer.
         mask: CTAs that get the box; None: this one.
         policy: Of L2, as createpolicy encodes it; None: the usual one.
         offsets: In windows, in their order.
     """
-    operands = [Int32(target).ir_value(), descriptor.address, Int32(barrier.toint()).ir_value()]
+    operands = [Int32(target).ir_value(), descriptor, Int32(barrier.toint()).ir_value()]
     kinds = ["r", "l", "r"]
 
     def added(kind: str, values: Sequence[Any]) -> list[str]:

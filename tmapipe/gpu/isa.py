@@ -13,6 +13,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from tmapipe.errors import ScopeError
 from tmapipe.gpu import control
+from tmapipe.gpu.changed import DescriptorEmitters
 from tmapipe.gpu.copies import CopyEmitters
 from tmapipe.gpu.descriptors import load_boxes, load_windows
 from tmapipe.gpu.edges import load_edge
@@ -47,7 +48,7 @@ L2_POLICIES = {
 COPY_ELECTS = {"load": True, "store": False, "reduce": True}
 
 
-class GpuIsa(CopyEmitters, Isa):
+class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
     """One warp's view of the hardware, for the kernel being traced. Its methods are documented in `tmapipe.isa`.
 
     Args:
@@ -57,6 +58,7 @@ class GpuIsa(CopyEmitters, Isa):
         clusters: How many were launched.
         addressed: Tensors that are reached by their address, by name.
         counters: int32 in global memory, for a queued order.
+        workspace: Global memory for descriptors that the kernel makes.
         kept: The words that the order adds to a launch.
     """
 
@@ -68,9 +70,10 @@ class GpuIsa(CopyEmitters, Isa):
         clusters: Int32,
         addressed: dict[str, Any],
         counters: Any = None,
+        workspace: Any = None,
         kept: Sequence[Any] = (),
     ):
-        self.addressed, self.counters, self.kept = addressed, counters, kept
+        self.addressed, self.counters, self.workspace, self.kept = addressed, counters, workspace, kept
         self.plan, self.atoms, self.host_divisors, self.clusters = plan, atoms, divisors, clusters
         self.syncs = Syncs(plan)
         self.thread, _, _ = cute.arch.thread_idx()
@@ -286,7 +289,7 @@ class GpuIsa(CopyEmitters, Isa):
     ) -> None:
         how: dict[str, Any] = {"barrier": self.mbarrier(barrier, stage), "mask": mask, "offsets": offsets}
         if load.encoded:
-            how["policy"] = L2_POLICIES.get(load.l2_hint or "")
+            how |= {"policy": L2_POLICIES.get(load.l2_hint or ""), "descriptor": self.atoms[load.name][0].address}
             issue = load_boxes if load.windows is None else load_windows
             return issue(self, load, stage, at, share if part is None else part, how)
         how = {"tma_bar_ptr": self.mbarrier(barrier, stage)}

@@ -13,7 +13,7 @@ from tmapipe.bind.memory import note_written
 from tmapipe.bind.overlap import check_apart, span
 from tmapipe.errors import InputError, MissingGpuError
 from tmapipe.gpu.build import Compiled, build
-from tmapipe.gpu.descriptors import encoded_words
+from tmapipe.gpu.descriptors import WORDS, encoded_words
 from tmapipe.gpu.gpcs import gpcs
 from tmapipe.tiles.gpc_positions import COUNTERS
 
@@ -54,6 +54,8 @@ class Launcher:
         self.names = tuple(bound.tensors)
         self.spans = [span(tensor) for tensor in bound.tensors.values()]
         self.counters: dict[int, Any] | None = {} if compiled.plan.queue is not None else None
+        self.made = sum(buffer.stages for buffer in compiled.plan.made) * compiled.plan.cluster_size * self.numbers[0]
+        self.workspaces: dict[int, Any] = {}
         made = ((bound.tensors[name], torch.zeros if name in bound.added_to else torch.empty) for name in bound.stores)
         self.outputs = [(tensor.shape, tensor.dtype, make) for tensor, make in made]
 
@@ -84,11 +86,20 @@ class Launcher:
         """Launches on torch's current stream of the tensors' device."""
         if self.counters is not None:
             arguments = [*arguments, self._counters()]
+        if self.made:
+            arguments = [*arguments, self._workspace()]
         if torch.cuda.current_device() == self.device.index:
             self.function(arguments, self.numbers)
         else:
             with torch.cuda.device(self.device):
                 self.function(arguments, self.numbers)
+
+    def _workspace(self) -> Any:
+        """Memory for the descriptors that the kernel makes, one piece per stream likewise."""
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        if stream not in self.workspaces:
+            self.workspaces[stream] = torch.empty(WORDS * self.made, dtype=torch.int64, device=self.device)
+        return self.workspaces[stream]
 
     def _counters(self) -> Any:
         """The counters of a queued order, one set per stream, since launches on different streams may run at once.

@@ -293,7 +293,9 @@ class Declared:
         """What does not fit together in the declaration: in words, none if it is right."""
         found = []
         spaces = [effect.space for effect in self.all(FenceProxy)]
-        if spaces != [word.split("::")[0] for word in self.ptx.split(".")[3:4] if self.ptx.startswith("fence.proxy.")]:
+        fenced = self.ptx.split(".")[3:4] if self.ptx.startswith("fence.proxy.async") else []
+        fenced += ["shared"] if self.ptx.startswith("tensormap.cp_fenceproxy") else []
+        if spaces != [word.split("::")[0] for word in fenced]:
             found.append(f"FenceProxy: {self.ptx} fences other memory than {', '.join(spaces) or 'none'}")
         for effect in self.effects:
             parts = (effect, effect.until) if isinstance(effect, Start) else (effect,)

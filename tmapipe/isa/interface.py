@@ -25,6 +25,7 @@ from typing import Any
 from tmapipe.isa.barriers import BarrierInstructions
 from tmapipe.isa.compute import ComputeInstructions
 from tmapipe.isa.copies import CopyInstructions
+from tmapipe.isa.descriptors import DescriptorInstructions
 from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.globals import GlobalInstructions
 from tmapipe.isa.rows import RowInstructions
@@ -34,7 +35,14 @@ from tmapipe.plan.model import Load
 __all__ = ["Isa"]
 
 
-class Isa(BarrierInstructions, CopyInstructions, RowInstructions, ComputeInstructions, GlobalInstructions):
+class Isa(
+    BarrierInstructions,
+    CopyInstructions,
+    RowInstructions,
+    DescriptorInstructions,
+    ComputeInstructions,
+    GlobalInstructions,
+):
     """One warp's view of the hardware: control flow, what a kernel was launched with, and the instructions of the table.
 
     `fragments` works on values that are distributed over threads.

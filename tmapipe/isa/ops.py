@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from tmapipe.isa.barriers import *  # noqa: F403 - the operations
 from tmapipe.isa.compute import *  # noqa: F403
 from tmapipe.isa.copies import *  # noqa: F403
+from tmapipe.isa.descriptors import *  # noqa: F403
 from tmapipe.isa.globals import *  # noqa: F403
 from tmapipe.isa.operands import ALL_LANES, ELECTED
 from tmapipe.isa.rows import *  # noqa: F403

@@ -230,6 +230,12 @@ class RecordingIsa(MachineIsa):
         named["offsets"] = [_value(x) for x in named.get("offsets", ())]
         super().tma_load(load, stage, self._start(at, load), *rest, **named)
 
+    def descriptor_write(self, load: Any, buffer: Any, stage: Any, first: Any, rows: Any) -> None:
+        super().descriptor_write(load, buffer, stage, _value(first), _value(rows))
+
+    def tma_load_through(self, load: Any, stage: Any, at: Sequence[Any], *rest: Any) -> None:
+        super().tma_load_through(load, stage, self._start(at, load), *rest)
+
     def window_start(self, load: Any, number: Any) -> tuple[Any, ...]:
         return (0,) * (len(load.dims) - 1)  # where something is copied from: no use
 

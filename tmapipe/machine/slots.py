@@ -6,13 +6,14 @@ not finished reading it. Slots that share bytes (aliased buffers) are checked to
 
 from __future__ import annotations
 
-from tmapipe.isa.ops import Agent, Flight, PeerRead, SlotRead, SlotWrite
+from tmapipe.isa.ops import Agent, DescriptorAcquire, DescriptorWrite, Flight, PeerRead, SlotRead, SlotWrite
 from tmapipe.machine.hazard import hazard
 from tmapipe.machine.state import State, applies
 
 
 @applies(SlotRead)
-def _read(state: State, agent: int, op: SlotRead) -> None:
+@applies(DescriptorAcquire)
+def _read(state: State, agent: int, op: SlotRead | DescriptorAcquire) -> None:
     layout = state.layout
     cta = agent // layout.warps
     for slot in layout.aliases[op.slot]:
@@ -36,7 +37,8 @@ def _read_peer(state: State, agent: int, op: PeerRead) -> None:
 
 
 @applies(SlotWrite)
-def _write(state: State, agent: int, op: SlotWrite) -> None:
+@applies(DescriptorWrite)
+def _write(state: State, agent: int, op: SlotWrite | DescriptorWrite) -> None:
     layout = state.layout
     cta = agent // layout.warps
     base = cta * layout.nslots

@@ -177,4 +177,16 @@ def waits(kind: type, key: Callable[..., int], says: Callable[..., str]) -> Call
     return register
 
 
-from tmapipe.machine import bulk, copies, exits, globals, mbarriers, registers, rows, slots, syncs, tensorcore  # noqa: E402, F401 - they register
+from tmapipe.machine import (  # noqa: E402, F401 - they register
+    bulk,
+    copies,
+    descriptors,
+    exits,
+    globals,
+    mbarriers,
+    registers,
+    rows,
+    slots,
+    syncs,
+    tensorcore,
+)

@@ -10,6 +10,7 @@ from tmapipe.isa.ops import (
     BarWait,
     ClusterArrive,
     ClusterWait,
+    DescriptorRelease,
     FenceProxyAsync,
     FenceProxyAsyncGlobal,
     PrefetchDescriptor,
@@ -127,6 +128,7 @@ def _cluster_wait(state: State, agent: int, op: ClusterWait) -> int:
 @applies(FenceProxyAsync)
 @applies(FenceProxyAsyncGlobal)
 @applies(PrefetchDescriptor)
+@applies(DescriptorRelease)
 def _no_effect(state: State, agent: int, op: object) -> None:
     """Orders accesses, which only clocks can follow."""
     return None

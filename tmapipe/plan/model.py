@@ -60,6 +60,7 @@ class Load:
         parts: Into how many parts, along the first of these, a slot is cut, each of which is loaded by itself.
         vector: Bytes that a thread copies at once; 0 where an engine loads.
         windows: Whose elements the rows of a tile are, if they are those of windows; `tile` then says nothing of rows.
+        through: Slots of descriptors that the kernel makes, through which it is loaded.
         strides: Elements of the tensor from one of the tile to the next, along the `core` dimensions; empty for 1 each.
     """
 
@@ -79,6 +80,7 @@ class Load:
     vector: int = 0
     strides: tuple[int, ...] = ()
     windows: Windows | None = None
+    through: Buffer | None = None
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -93,7 +95,7 @@ class Load:
     @property
     def encoded(self) -> bool:
         """Whether its descriptor says what CuTe DSL's cannot, so that the library has it encoded."""
-        return self.outside == "nan" or bool(self.strides) or self.windows is not None
+        return self.outside == "nan" or bool(self.strides) or self.windows is not None or self.through is not None
 
     @property
     def part(self) -> tuple[int, ...]:
@@ -102,8 +104,7 @@ class Load:
 
     @property
     def box(self) -> tuple[int, ...]:
-        """What one instruction moves (elements along the slot's extents): a box, whose inner extent the swizzle span
-        limits; the whole slot where there is no descriptor."""
+        """What one instruction moves (elements along the slot's extents): a box; without a descriptor, the whole slot."""
         if self.windows is not None:
             return self.buffer.box(self.buffer.tile, self.peers)
         return self.buffer.box(self.part[-self.core :], self.peers) if self.tensor_map else self.buffer.tile
@@ -311,9 +312,14 @@ class Plan:
         return tuple(load for load in self.loads if load.encoded)
 
     @property
+    def made(self) -> tuple[Buffer, ...]:
+        """Slots of descriptors that the kernel makes."""
+        return tuple(load.through for load in self.loads if load.through is not None)
+
+    @property
     def by_address(self) -> tuple[str, ...]:
         """Arguments that the kernel reaches by their address: tables, and tensors without a descriptor."""
-        described = {part.name for part in self.described}
+        described = {part.name for part in self.described if not isinstance(part, Load) or part.through is None}
         return (*self.tables, *(part.argument for part in self.transfers if part.name not in described))
 
     @property

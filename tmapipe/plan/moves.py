@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 
 from tmapipe import tma_rules
+from tmapipe.descriptor_stage import DescriptorStage
 from tmapipe.dtypes import DType
 from tmapipe.errors import InputError
+from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import Buffer, Load, Store
-from tmapipe.stage import SWIZZLES
+from tmapipe.stage import SWIZZLES, TmaLoadStage
 
-__all__ = ["check_box", "check_encoded", "check_parts", "default_columns", "rows_box", "widest_swizzle"]
+__all__ = ["check_box", "check_load", "check_store", "through_of", "default_columns", "rows_box", "widest_swizzle"]
 
 
 def rows_box(extents: tuple[int, ...], rows: int) -> tuple[int, ...] | None:
@@ -44,9 +46,21 @@ def check_box(name: str, buffer: Buffer, box: tuple[int, ...], rows: int = tma_r
         )
 
 
-def check_encoded(name: str, load: Load) -> None:
-    """Raises `InputError` unless a descriptor can say where the load's elements lie, and what there is outside."""
+def through_of(declared: Declarations, load: TmaLoadStage, buffers: dict[str, Buffer]) -> Buffer | None:
+    """The slots of the descriptors that a stage is loaded through, if a kernel changes them."""
+    stages = {
+        name: part for name, part in declared.shared.items() if isinstance(part, DescriptorStage) and part.of is load
+    }
+    if len(stages) > 1:
+        raise InputError("DescriptorStage(of)", load, f"is that of {', '.join(stages)}", "declare one for each stage")
+    return next((buffers[name] for name in stages), None)
+
+
+def check_load(name: str, load: Load) -> None:
+    """Raises `InputError` unless a descriptor can say what the load moves, where it lies, and what there is outside."""
     dtype = load.buffer.dtype
+    check_parts(name, load)
+    check_box(name, load.buffer, load.box, tma_rules.MAX_BOX if load.windows is None else tma_rules.MAX_PIXELS)
     if load.outside == "nan" and not tma_rules.TYPES[tma_rules.type_of(dtype)].floating:
         rule = f"is for types of floating point of 16 and 32 bits, not for {dtype}"
         raise InputError(f"{name}.nan_outside()", dtype.name, rule, "leave it out: there are zeros")
@@ -61,6 +75,12 @@ def check_encoded(name: str, load: Load) -> None:
     if max(spans, default=0) > tma_rules.MAX_BOX:
         rule = f"spans {' x '.join(map(str, spans))} elements, and a box at most {tma_rules.MAX_BOX} along an extent"
         raise InputError(f"{name}.tile", load.tile, rule, "load smaller tiles, or with smaller strides")
+
+
+def check_store(name: str, store: Store) -> None:
+    """Raises `InputError` unless the engine can store such slots."""
+    check_parts(name, store)
+    check_box(name, store.buffer, store.box)
 
 
 def check_parts(name: str, part: Load | Store) -> None:

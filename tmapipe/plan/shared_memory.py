@@ -15,7 +15,7 @@ from tmapipe.peer_stage import PeerStage
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.distributed import widest
 from tmapipe.plan.model import WARP, Barrier, Buffer, HeldTile, Load, Matmul, NamedBarrier, Peer, RoleWarps, Store
-from tmapipe.plan.moves import check_box, check_encoded, check_parts, default_columns, rows_box, widest_swizzle
+from tmapipe.plan.moves import check_load, check_store, default_columns, rows_box, through_of, widest_swizzle
 from tmapipe.plan.peers import SENT, check_warps, far_phases, group_of, peers_of
 from tmapipe.plan.queues import queue_in
 from tmapipe.plan.readers import readers_of
@@ -29,7 +29,7 @@ from tmapipe.plan.thread_stores import by_threads
 from tmapipe.register_tile import RegisterTile
 from tmapipe.stage import SharedStage, SlotStage, TmaLoadStage, as_matrix
 from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.tma_rules import ALIGNMENT, MAX_BOX, MAX_PIXELS
+from tmapipe.tma_rules import ALIGNMENT
 
 __all__ = ["Layout"]
 
@@ -259,11 +259,10 @@ class Layout:
         pattern = peer_pattern(cluster, axes)
         core = len(load.tile if load.windows is None else load.dims)
         how = (load.l2_hint, load.outside, load.tensor_map, core, load.parts, load.vector, load.strides, load.windows)
-        made = Load(name, name, self.of[name], load.dims, load.extents, peers, axes, pattern, *how)
+        through = through_of(self.declared, load, self.of)
+        made = Load(name, name, self.of[name], load.dims, load.extents, peers, axes, pattern, *how, through)
         if load.tensor_map:
-            check_parts(name, made)
-            check_box(name, made.buffer, made.box, MAX_BOX if load.windows is None else MAX_PIXELS)
-            check_encoded(name, made)
+            check_load(name, made)
         self.loads.append(made)
 
     def _matmul(self, name: str, mma: Wgmma) -> None:
@@ -331,8 +330,7 @@ class Layout:
         also: Any = {"parts": store.parts, "tensor_map": store.tensor_map}
         made = Store(name, name, buffer, store.dims, full, *how, whole, store.transposed, **also)
         if made.tensor_map:
-            check_parts(name, made)
-            check_box(name, made.buffer, made.box)
+            check_store(name, made)
         self.stores.append(made)
 
     def _transposed(self, name: str, store: TmaStoreStage, tile: tuple[int, ...]) -> tuple[int, ...]:

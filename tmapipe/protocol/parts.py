@@ -122,6 +122,28 @@ class PartInSlot(Carried):
         checked = check_start(f"slot.{load.name}.load_part_from", load.dims, start)
         self._start_load(checked, part=self._part(i), anywhere=True)
 
+    def load_through(self, view: Any, tile: Tile | None = None, **coordinates: Any) -> None:
+        """As `load`, through a descriptor that the kernel has made (`DescriptorStage`): of a tile of the rows that it shows.
+
+        Args:
+            view: What ``acquire()`` gave, in a slot that is open.
+            tile: As of `load`.
+            coordinates: As of `load`, counted from the first of these rows.
+
+        Raises:
+            InputError: *view* is not of this stage.
+        """
+        load = self._loaded()
+        where = f"slot.{load.name}.load_through"
+        if getattr(view, "load", None) is not load:
+            rule = f"is a view by the DescriptorStage of {load.name}"
+            raise InputError(where, view, rule, "view = slot.<descriptor stage>.acquire()")
+        view.slot._check_open(load.name)
+        start = self._aligned(where, load.span, tile, coordinates)
+        own = self.part
+        how = (load, self.slot.index, start, self.end.signalled, view.slot.index)
+        self.part.isa.tma_load_through(*how, own.mask, own.share)
+
     def load_windows(self, first: Any, *place: Any) -> None:
         """Starts the load of one element of each of the windows that the tile's rows are (`Im2colLoadStage`).
 
@@ -194,6 +216,8 @@ class PartInSlot(Carried):
         self, start: tuple[Any, ...], *, part: Any = None, anywhere: bool = False, offsets: tuple[Any, ...] = ()
     ) -> None:
         load = self._loaded()
+        if load.through is not None:
+            raise InputError(f"slot.{load.name}", "load()", "is loaded through descriptors", "use load_through()")
         if load.windows is not None and not offsets:
             raise InputError(f"slot.{load.name}", "load()", "is loaded by windows", "use load_windows()")
         if load.parts > 1 and part is None:

@@ -11,6 +11,7 @@ from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import is_index
 from tmapipe.plan.model import Buffer, Peer
 from tmapipe.protocol.cluster import peer_rank, share_index
+from tmapipe.protocol.descriptors import DescriptorPart
 from tmapipe.protocol.parts import PartInSlot, SlotPart
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.values import checked_values, layout_of
@@ -22,6 +23,9 @@ def part_of(isa: Isa, buffer: Buffer, role: str, async_proxy: bool) -> SlotPart:
     """The stage whose tiles lie in *buffer*, as one role sees it."""
     load = next((load for load in isa.plan.loads if load.name == buffer.name), None)
     peer = next((peer for peer in isa.plan.sends if peer.name == buffer.name), None)
+    described = next((load for load in isa.plan.loads if load.through == buffer), None)
+    if described is not None:
+        return DescriptorPart(isa, described, role)
     if peer is not None:
         return PeerPart(isa, peer, role) if peer.source is not None else SentPart(isa, peer, role)
     axes = isa.plan.read_by_peers.get(buffer.name)

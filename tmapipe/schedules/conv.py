@@ -6,6 +6,7 @@ math (warpgroups)    as in `Gemm`
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -129,9 +130,7 @@ class Conv(Gemm):
         return (d, *(each.reshape(of) for each, of in zip(found[1:], shapes, strict=True)))
 
     def _shape_of_images(self, given: Mapping[str, Any]) -> tuple[int, ...]:
-        images, *image, _ = given["a"].shape
-        self.windows_of_images.check_image("a.shape", image)
-        return (int(images), *map(int, self.windows_of_images.counts(image)), int(given["b"].shape[0]))
+        return _shape(self.windows_of_images, tuple(given["a"].shape), given["b"].shape[0])
 
     def shape_of_output(self, given: Mapping[str, Any]) -> tuple[int, ...]:
         """As in `Fused`."""
@@ -160,6 +159,14 @@ class Conv(Gemm):
             with k.ring.produce() as slot:
                 slot.a.load_windows(first, *element, channel)
                 slot.b.load_from(tile.n * columns, *element, channel)
+
+
+@functools.lru_cache(maxsize=1024)
+def _shape(windows: Windows, images: tuple[int, ...], channels: int) -> tuple[int, ...]:
+    """Of the output. images: shape of the input; channels: of the output. Raises `InputError` if no window fits."""
+    many, *image, _ = images
+    windows.check_image("a.shape", image)
+    return (int(many), *map(int, windows.counts(image)), int(channels))
 
 
 def _as_rows(name: str, tensor: Any) -> Any:
