@@ -27,7 +27,7 @@ NAMES = [tuple(KINDS), ("bias",)]
 
 
 @pytest.mark.parametrize(
-    "form,names", itertools.product(TILES, NAMES) if ALL else zip(TILES, itertools.cycle(NAMES), strict=False)
+    "form,names", [*itertools.product(TILES, NAMES)] if ALL else [*zip(TILES, itertools.cycle(NAMES), strict=False)]
 )
 def test_safe_for_every_trip_count(form, names):
     kind, tile, cluster = form
