@@ -54,6 +54,35 @@ def softmax_of(
     return Softmax()
 
 
+def row_softmax_of(length: int, warps: int = 8, share: int | None = None) -> tp.Schedule:
+    """Softmax of rows of one *length* that lie without gaps, as a vector: one bulk copy loads a row, where boxes of the TMA
+    engine have 256 elements of it each."""
+
+    class RowSoftmax(tp.Schedule):
+        """y[q] = exp(x[q]) / sum of exp(x[p]) over the p of the same row."""
+
+        tiles = tp.GridTiles(ctas=share)
+        load, work = tp.Role(warps=1), tp.Role(warps=warps)
+        ring = tp.BarrierRing(1, producer=load, consumer=work)
+        x = tp.BulkLoadStage("q", tile=(length,), ring=ring)
+        y = tp.ThreadStoreStage("q", tile=(length,), role=work)
+        across = tp.ReductionScratch(work)
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+
+        @work.jit
+        def normalize(self, k, tile):
+            with k.ring.consume() as slot:
+                values = slot.x.read()
+            powers = tp.math.exp(values - tp.math.row_max(values))
+            k.y.store(tile, powers * (1 / tp.math.row_sum(powers)))
+
+    return RowSoftmax()
+
+
 def main() -> None:
     gpu = torch.cuda.is_available()
     rows, columns = (1024, 131072) if gpu else (6, 4000)
