@@ -105,7 +105,7 @@ def report(rows: list[dict[str, Any]]) -> None:
 #: Where each constant is looked for.
 BOUNDS = {
     "clock": (1.4, 1.75), "boost": (0, 0.35), "l2": (4000, 12000), "again": (0, 1), "near": (0, 1), "straddle": (1, 2.5),
-    "ingest": (50, 200), "issue": (30, 200), "reads": (0.5, 1), "writes": (0.3, 1), "launch": (2, 7),
+    "ingest": (50, 200), "issue": (30, 200), "reads": (0.5, 1), "writes": (0.3, 1), "scattered": (0.05, 0.2), "launch": (2, 7),
     "fill": (0, 10), "stored": (6, 64), "waited": (1, 2), "piece": (0, 2.5), "partial": (0, 2), "transposed": (1, 1.3),
     "add": (0.5, 8), "each": (0, 0.4), "parts": (1000, 8000), "exchanged": (3, 60), "merged": (0.955, 0.974),
     "claim": (0.5, 1.6), "slot": (0, 400), "span": (0, 250),

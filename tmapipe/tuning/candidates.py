@@ -18,6 +18,7 @@ COOPERATIVE: dict[int, tuple[int, ...]] = {
     192: (128, 160, 176, 192),
     256: (64, 128, 160, 192),
 }
+WIDEST = {192: 256}  # columns of tiles that fit, where there are wider ones than above
 PINGPONG: dict[int, tuple[int, ...]] = {64: (128, 192, 256), 128: (128, 160, 192)}
 WIDTHS, FITTED = (16, 8), 4096  # least columns of a tile that fits an output of so many, and in multiples of what
 OTHER_WIDTHS = (64, 16)  # the same of a larger output
@@ -165,7 +166,7 @@ def _pairs(
     found = []
     for rows, columns in tiles.items():
         least, step = WIDTHS if extent <= FITTED else OTHER_WIDTHS
-        between = range(least, max(columns) + 1, step) if extent <= (widest or extent) else ()
+        between = range(least, WIDEST.get(rows, max(columns)) + 1, step) if extent <= (widest or extent) else ()
         fitting = {width for width in between if ceil_div(extent, width) < ceil_div(extent, width - step)}
         found += [(rows, width) if along == "m" else (width, rows) for width in sorted({*columns, *fitting})]
     return found

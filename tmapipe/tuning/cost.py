@@ -33,6 +33,7 @@ LINE, PIECE, BOX = (
     64,
     16,
 )  # bytes of a line of L2; columns that are stored together; rows of a box that is loaded again
+ROWS = 128
 WIDE = SWIZZLE_SPAN // 2  # 16-bit elements of a span of k; twice as many 8-bit elements take as many clocks
 
 
@@ -50,6 +51,8 @@ class Constants:
         ingest: Bytes per clock that an SM takes in.
         issue: Bytes per clock that an SM asks for: its share of what the cluster loads.
         reads, writes: Speeds from and to memory, of what the device's memory is said to have.
+        scattered: Part by which memory is read more slowly for each 128 rows that a CTA reads from at a time: more of its
+            pages are open.
         launch: Microseconds from launch to the first load, and from the last store to the end.
         fill: Clocks until the first slot is filled, a row of it.
         stored: Bytes of output per clock and warpgroup in an epilogue.
@@ -80,8 +83,9 @@ class Constants:
     straddle: float = 1.39
     ingest: float = 106.0
     issue: float = 85.5
-    reads: float = 0.85
+    reads: float = 0.935
     writes: float = 0.698
+    scattered: float = 0.1
     launch: float = 4.64
     fill: float = 4.18
     stored: float = 16.0
@@ -245,7 +249,12 @@ def times(w: Work, c: Constants = FITTED, *, fused: bool = False) -> Any:
     fill = c.fill * w.spans * (w.m + w.n)
     busy = (busy + fill) / (c.clock * (1 + c.boost * (1 - used))) / 1e3
     written = w.elements * w.stored * w.parts
-    memory = (w.read / c.reads + written * (1 + c.partial * (w.lines - 1)) / c.writes) / w.memory / 1e3
+    rows = w.m / w.along_n + w.n / w.along_m
+    memory = (
+        (w.read / c.reads * (1 + c.scattered * rows / ROWS) + written * (1 + c.partial * (w.lines - 1)) / c.writes)
+        / w.memory
+        / 1e3
+    )
     second = w.in_parts * (c.add + c.each * w.parts + written / c.parts / 1e3)
     return c.launch + w.by_gpc * c.claim + _longer(busy, memory, c.hidden) + second
 
