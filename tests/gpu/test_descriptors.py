@@ -1,6 +1,8 @@
 """Loads whose descriptors the library has encoded, on the device, against PyTorch."""
 
 import random
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -115,3 +117,23 @@ def test_descriptors_that_the_kernel_makes():
             d = torch.full((many, m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
             schedule(a, b, starts.cuda(), counts.cuda(), out=d)
             assert torch.equal(d, expected.bfloat16()), (many, m, n, k)
+
+
+def test_groups_anywhere():
+    """The example: descriptors of both operands, of many groups."""
+    found = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "groups_anywhere.py"))
+    schedule, rng = found["GroupsAnywhere"](), random.Random(0)
+    for groups, m, n, k in ((3, 170, 144, 136), (60, 300, 400, 512)):
+        a, b = (torch.randint(-3, 4, (rows, k), device="cuda").bfloat16() for rows in (3 * m, 3 * n))
+        heights, widths = ([rng.randint(1, most) for _ in range(groups)] for most in (m, n))
+        places = [
+            [rng.randint(0, 3 * m - x) for x in heights],
+            heights,
+            [rng.randint(0, 3 * n - x) for x in widths],
+            widths,
+        ]
+        d = torch.full((groups, m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
+        schedule(a, b, *(torch.tensor(each, dtype=torch.int32, device="cuda") for each in places), out=d)
+        given = [each.float().cpu().numpy() for each in (a, b)]
+        expected = torch.from_numpy(found["expected"](*given, *places, (groups, m, n)))
+        assert torch.equal(d.cpu(), expected.bfloat16())

@@ -26,6 +26,7 @@ PROGRAMS = {
     "ragged": ([], "safe for every trip count"),
     "pages": ([], "safe for every trip count"),
     "odd_rows": ([], "safe for every trip count"),
+    "groups_anywhere": ([], "right is True"),
     "embedding": ([], "safe for every trip count"),
     "double_buffer": ([], "off by at most"),
     "attention": ([], "off by at most"),
