@@ -1,6 +1,6 @@
 """A GEMM for each group of rows, where places and sizes of the groups, of tokens and of weights, lie on the device.
 
-The kernel makes a descriptor of each group's rows, so that what lies beyond them is zero. ``python examples/groups_anywhere.py``
+The kernel makes a descriptor of each group, beyond whose rows there are zeros. ``python examples/groups_anywhere.py``
 """
 
 import numpy as np

@@ -103,11 +103,14 @@ class Conv(Gemm):
         names = ("a", "b", "d")
         if len(tensors) > len(names):
             raise InputError("tensors", f"{len(tensors)} tensors", "at most 3: x, f, d", "pass others by name")
-        given = {**dict(zip(names, tensors, strict=False)), **named}
+        given = dict(zip(names, tensors, strict=False))
+        for name in given.keys() & named.keys():
+            raise InputError(name, type(named[name]).__name__, "is given twice", "pass it once")
+        given |= named
         rank = len(self.image_dims) + 2
         for name in ("a", "b"):
-            check_kind(name, given.get(name))
-            if given[name].ndim != rank:
+            if getattr(given.get(name), "ndim", None) != rank:
+                check_kind(name, given.get(name))
                 rule = f"has {rank} dimensions, channels last"
                 raise InputError(f"{name}.shape", tuple(given[name].shape), rule, "x [n, h, w, c] and f [o, r, s, c]")
         shape = self._shape_of_images(given)
@@ -119,8 +122,8 @@ class Conv(Gemm):
         if d is None:
             kind = self.epilogue.dtype
             d = new_like(given["a"], shape, None if kind is None else as_dtype(kind))
-        check_kind("d", d)
-        if tuple(d.shape) != shape:
+        if tuple(getattr(d, "shape", ())) != shape:
+            check_kind("d", d)
             raise InputError("d.shape", tuple(d.shape), f"is {shape}", "make it so")
         flat = {name: _as_rows(name, each) for name, each in given.items() if name not in names}
         found = super().__call__(given["a"], given["b"], out=_as_rows("d", d), **flat)
@@ -171,8 +174,7 @@ def _shape(windows: Windows, images: tuple[int, ...], channels: int) -> tuple[in
 
 def _as_rows(name: str, tensor: Any) -> Any:
     """Images [..., channels] as rows of channels, in the same memory. Raises `InputError` if that takes a copy."""
-    check_kind(name, tensor)
-    if tensor.ndim < 3:
+    if getattr(tensor, "ndim", 0) < 3:  # or what is no tensor, and refused later
         return tensor
     try:
         return tensor.view(-1, tensor.shape[-1]) if hasattr(tensor, "data_ptr") else _reshaped(tensor)
