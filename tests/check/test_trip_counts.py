@@ -331,6 +331,32 @@ def test_other_numbers_are_not_covered(name):
         assert not other.covered_by(run_state)
 
 
+def again(run_state):
+    """The same state, to change."""
+    return type(run_state)(run_state.state.copy(), run_state.check.copy(), run_state.positions.copy(), run_state.future)
+
+
+def test_parts_that_copies_have_begun_count():
+    """What comes after the copies to its last part is not held against what was accessed before."""
+    run_state = warm(Steps())[3].run_state
+    begun = again(run_state)
+    begun.check.slots.covering[0] = {("shares", 0, 2)}
+    assert again(run_state).covered_by(run_state)
+    assert not begun.covered_by(run_state) and not run_state.covered_by(begun)
+
+
+def test_the_use_of_a_barrier_before_the_present_one_counts():
+    """Whoever comes late to a named barrier must know that its last use is over."""
+    run_state = warm(Steps())[3].run_state
+    known, unknown = again(run_state), again(run_state)
+    for state, time in ((known, 0), (unknown, 10_000)):
+        barriers = state.check.barriers
+        which, number = max(barriers.generations)
+        barriers.generations[which, number - 1].by[1] = time
+        barriers.latest[which].complete = False
+    assert known.covered_by(unknown) and not unknown.covered_by(known)
+
+
 def test_tiles_of_each_team_are_recorded_from_every_place_in_a_ring():
     """Also of two teams with two slots, where each tile of a team begins at every other place by itself."""
     schedule = S.PingPong((64, 128, 64), stages=2)
