@@ -79,6 +79,8 @@ def explain(
             text += ", every " + " x ".join(map(str, load.strides)) + " element"
         if load.windows is not None:
             text += f", rows of {load.windows}"
+        if load.through is not None:
+            text += f", through descriptors in {load.through.name}"
         if load.outside == "nan":
             text += ", NaN outside"
         if load.edge_rows:
