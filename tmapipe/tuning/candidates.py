@@ -38,7 +38,7 @@ SPANS, LEAST_SLOTS = (2, 4), 4  # of k in a slot; slots that a ring then has at 
 #: L2 hints for a long k, which leaves no room to keep anything for a second read.
 READ_ONCE = ("evict_first", "evict_first")
 BY_GPC = {  # tiles for clusters along n, eight of which share operands in a GPC, where there are many waves
-    "Gemm": ((128, 256), (256, 128), (192, 176)),
+    "Gemm": ((128, 256), (256, 128), (192, 176), (256, 192)),
     "PingPong": ((128, 128),),
 }
 LEAST_BY_GPC = 120 * 128  # elements of such tiles of few waves
