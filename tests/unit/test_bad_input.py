@@ -343,7 +343,6 @@ def test_swizzles():
     refused(
         copy_of(1, tile=(12, 64), swizzle=128, pending=0).plan, argument="x.swizzle", value=128, rule="every 8 rows"
     )
-    refused(matmul_of(b_tile=(8, 64)).plan, argument="d.tile", rule="multiple of 32 bytes")
 
 
 @pytest.mark.parametrize("columns", [12, 136, 4])
@@ -351,8 +350,9 @@ def test_store_columns(columns):
     refused(matmul_of(columns=columns).plan, argument="d.columns", value=columns, rule="multiple of 8 up to 128")
 
 
-def test_store_columns_fill_a_swizzle_span():
-    refused(matmul_of(columns=24).plan, argument="d.columns", value="rows of 48 bytes", rule="multiple of 32 bytes")
+@pytest.mark.parametrize("columns, swizzle", [(8, 0), (24, 0), (16, 32), (32, 64), (64, 128)])
+def test_store_columns_that_fill_no_swizzle_span_are_not_swizzled(columns, swizzle):
+    assert matmul_of(columns=columns).plan().buffer("d").swizzle == swizzle
 
 
 def test_reduction_columns_divide():
