@@ -31,7 +31,11 @@ def softmax_of(
         load, work = tp.Role(warps=1), tp.Role(warps=warps)
         cluster = {"n": ctas}  # noqa: RUF012
         ring = tp.BarrierRing(1 if length else None, producer=load, consumer=work)
-        x = tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring)
+        x = (
+            tp.BulkLoadStage("m n", tile=(columns,), ring=ring)  # one instruction, where boxes take many
+            if even and rows == 1
+            else tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring)
+        )
         y = (tp.ThreadStoreStage if length else tp.TmaStoreStage)("m n", tile=(rows, columns), role=work)
         across = tp.ReductionScratch(
             work, rows=rows, group=tp.MulticastGroup("n")

@@ -14,13 +14,13 @@ __all__ = ["BulkLoadStage"]
 
 @attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
 class BulkLoadStage(TmaLoadStage):
-    """A piece of a vector that ``cp.async.bulk`` loads into each slot of `ring`.
+    """A piece of a vector, or of a row of a matrix, that ``cp.async.bulk`` loads into each slot of `ring`.
 
-    It needs no descriptor, so one instruction moves any number of elements; a box of the TMA engine has 256 at most. The
-    vector has a whole number of pieces, since nothing fills what lies outside of it.
+    It needs no descriptor, so one instruction moves any number of elements; a box of the TMA engine has 256 at most. There is
+    a whole number of pieces, also for each cluster, since nothing fills what lies outside of the tensor.
 
     Args:
-        dims: The name of the vector's dimension.
+        dims: The name of the vector's dimension; or, with others before it, of the one that pieces lie along, such as "m n".
         tile: Elements of a piece, as a tuple of one. A multiple of 16 bytes (PTX ISA, cp.async.bulk).
         ring: Whose slots hold the pieces.
         **options: `dtype` and `loader`, as of `TmaLoadStage`.

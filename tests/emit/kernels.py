@@ -98,6 +98,14 @@ class BulkBothWays(BulkVectorCopy):
     y = tp.BulkStoreStage(source=BulkVectorCopy.x)
 
 
+class BulkRows(BulkVectorCopy):
+    """Pieces of rows of a matrix."""
+
+    load, store = VectorCopy.load, VectorCopy.store
+    x = tp.BulkLoadStage("m n", tile=(512,), ring=BulkVectorCopy.ring)
+    y = tp.TmaStoreStage(source=x)
+
+
 class BulkReduced(tp.Schedule):
     """y[n] = the minimum, or the like, of y[n] and x[n], in int32."""
 
@@ -270,6 +278,7 @@ COPIES = {
     "copy of rows longer than a box": Kernel(lambda: SlotCopy((4, 384), l2_hint="evict_last"), {}, MATRIX),
     "vector": Kernel(VectorCopy, {}, {"n": 5000}),
     "vector, in bulk": Kernel(BulkVectorCopy, {}, {"n": 5120}),
+    "rows, in bulk": Kernel(BulkRows, {}, {"m": 5, "n": 1536}),
     "vector, in bulk both ways": Kernel(BulkBothWays, {}, {"n": 5120}),
     "reduce": Kernel(ReduceCopy, {}, MATRIX),
     **{f"reduce by {how}": Kernel(functools.partial(ReduceCopy, how), {}, MATRIX) for how in ("inc", "and", "xor")},

@@ -1,10 +1,10 @@
-"""Pieces of vectors that leave without a descriptor, and what they do to what is there: as the model says, bit by bit."""
+"""Pieces of vectors and rows that come or leave without a descriptor, and what they do to what is there: as the model says, bit by bit."""
 
 import numpy as np
 import pytest
 import torch
 
-from tests.emit.kernels import BulkBothWays, BulkReduced
+from tests.emit.kernels import BulkBothWays, BulkReduced, BulkRows
 
 CASES = [(how, "int32") for how in ("add", "min", "max", "and", "or", "xor", "inc", "dec")]
 CASES += [(how, dtype) for how in ("add", "min", "max") for dtype in ("bf16", "fp16")] + [("add", "fp32")]
@@ -31,3 +31,10 @@ def test_as_the_model_says(reduce, dtype):
 def test_copies(pieces):
     x = torch.from_numpy(np.random.default_rng(0).standard_normal(1024 * pieces).astype(np.float32)).cuda()
     assert torch.equal(BulkBothWays()(x), x)
+
+
+def test_pieces_of_rows():
+    x = torch.randn(37, 512 * 5, device="cuda").to(torch.bfloat16)
+    assert torch.equal(BulkRows()(x), x)
+    wide = torch.randn(37, 512 * 5 + 8, device="cuda").to(torch.bfloat16)[:, : 512 * 5]  # rows with gaps between
+    assert torch.equal(BulkRows()(wide), wide)

@@ -487,7 +487,7 @@ def _note_bulk(facts: Facts, i: Instruction, thread: _Thread, plan: Plan) -> Non
         facts.sends[_buffer(plan, thread.first_address(_mapped(thread, i.operands[0]))), barrier] += 1
     elif i.has("mbarrier::complete_tx::bytes"):
         barrier, _ = _barrier(plan, thread.address(i.operands[2 if i.has("tensor") else 3]))
-        target = i.operands[0] if i.has("tensor") else _mapped(thread, i.operands[0])  # CuTe DSL maps it to the own CTA
+        target = i.operands[0]
         buffer = _buffer(plan, thread.first_address(target))
         facts.loads[buffer, barrier, i.has("multicast::cluster")] += 1
     elif not i.is_a("cp.async.bulk.prefetch"):  # a hint

@@ -319,11 +319,12 @@ class Execution:
         which, offset = divmod(self.address(source) - VECTORS, 1 << 36)
         load = loads[which]
         assert self.value(size) == load.buffer.slot_bytes
-        at = (offset // load.buffer.dtype.bytes,)
+        flat, at = offset // load.buffer.dtype.bytes, []
+        for extent in reversed(self.launch.extents[load.argument]):
+            at.append(flat % extent)
+            flat //= extent
         barrier = self._barrier(self.address(bar))
-        place = self.address(target)  # mapped to the own CTA, although it lies there
-        assert isinstance(place, Peer) and place.rank == self.launch.cta_rank
-        self.events.append(("load", load.argument, place.address - BASE, at, *barrier, None))
+        self.events.append(("load", load.argument, self.address(target) - BASE, tuple(at), *barrier, None))
 
     def _copy(self, i: Instruction) -> None:
         target, nbytes = self.address(i.operands[0]) - BASE, self.value(i.operands[3])

@@ -23,6 +23,31 @@ def test_it_is_proved():
     assert BulkVectorCopy().check().trips == "every trip count"
 
 
+class Rows(BulkVectorCopy):
+    """Pieces of rows of a matrix."""
+
+    load, store = BulkVectorCopy.load, BulkVectorCopy.store
+    x = tp.BulkLoadStage("m n", tile=(512,), ring=BulkVectorCopy.ring)
+    y = tp.TmaStoreStage(source=x)
+
+
+class Pairs(Rows):
+    load, store = Rows.load, Rows.store
+    cluster = {"m": 2, "n": 2}  # noqa: RUF012
+
+
+def test_pieces_of_rows():
+    x = np.random.default_rng(0).standard_normal((7, 1536)).astype(np.float32)
+    assert (Rows()(x) == x).all() and (Pairs()(x[:6, :1024]) == x[:6, :1024]).all()
+    assert Rows().check().trips == Pairs().check().trips == "every trip count"
+
+
+def test_whole_pieces_for_each_cluster():
+    x = np.zeros((6, 1536), np.float32)
+    refused(Pairs(), x, argument="x.shape", rule="whole pieces of 2 x 1024 elements a cluster")
+    refused(Pairs(), x[:5, :1024].copy(), argument="x.shape", rule="whole pieces of 2 x 1024 elements a cluster")
+
+
 def test_only_whole_pieces():
     refused(BulkVectorCopy(), np.zeros(1500, np.float32), argument="x.shape", rule="whole pieces of 1024 elements")
 

@@ -101,10 +101,12 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
     for name, load in declared.loads.items():
         if load.windows is not None and not bound.empty:
             load.windows.check_image(f"{name}.shape", shapes[name][1:-1])
-        ragged = [e for e, t in zip(shapes[name][-len(load.tile) :], load.tile, strict=True) if e % t]
+        pieces = (*(1,) * (len(load.dims) - len(load.tile)), *load.tile)
+        ctas = [declared.cluster.get(dim, 1) for dim in load.dims]  # all of which load
+        ragged = [e for e, t, c in zip(shapes[name], pieces, ctas, strict=True) if e % (t * c)]
         if ragged and not load.tensor_map and not load.vector:
-            whole = " x ".join(map(str, load.tile))
-            rule = f"is loaded in whole pieces of {whole} elements, without a descriptor that fills the rest"
+            whole = " x ".join(str(t * c) for t, c in zip(pieces, ctas, strict=True) if t * c > 1)
+            rule = f"is loaded in whole pieces of {whole} elements a cluster, without a descriptor that fills the rest"
             raise InputError(f"{name}.shape", shapes[name], rule, "pad the tensor, or use a TmaLoadStage")
     for name in stores:
         own = slice(len(folded.get(name, ())), None)

@@ -62,6 +62,16 @@ class CopyEmitters:
             with cute.arch.elect_one():  # which `cute.prefetch` leaves to its caller (CuTe DSL 4.8.1)
                 cute.prefetch(self.atoms[load.name][0], source)
 
+    def bulk_load(self: Any, load: Load, stage: Any, at: Sequence[Any], barrier: Barrier) -> None:
+        tensor, size = self.addressed[load.argument], load.buffer.dtype.bytes
+        source = Int64(tensor.iterator.toint())
+        for index, stride in zip(at, tensor.stride, strict=True):
+            source = source + Int64(index) * Int64(stride) * size
+        start = self.shared.toint()
+        target, bar = start + load.buffer.offset + stage * load.buffer.pitch, start + barrier.offset + stage * 8
+        with cute.arch.elect_one():
+            _bulk_from_global(target, source, load.buffer.slot_bytes, bar)
+
     def peer_copy(
         self: Any, peer: Peer, stage: Any, to: Any, barrier: Barrier, part: Any = None, into: Any = 0
     ) -> None:
@@ -114,6 +124,12 @@ def _bulk_to_global(store: Store, target: Any, source: Any, nbytes: Any) -> None
         how, kind = "cp.reduce.async", f".{store.reduce}{rounded}.{of}"
     operands = [Int64(target).ir_value(), Int32(source).ir_value(), Int32(nbytes).ir_value()]
     emit_ptx(f"{how}.bulk.global.shared::cta.bulk_group{kind} [$0], [$1], $2;", "l,r,r", operands)
+
+
+def _bulk_from_global(target: Any, source: Any, nbytes: int, bar: Any) -> None:
+    text = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
+    operands = [Int32(target), Int64(source), Int32(nbytes), Int32(bar)]
+    emit_ptx(text, "r,l,r,r", [value.ir_value() for value in operands])
 
 
 def _bulk_to_peer(target: Any, source: Any, nbytes: int, bar: Any) -> None:

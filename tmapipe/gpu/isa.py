@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int16, Int32, Int64
 from cutlass._mlir.dialects.nvvm import MemScopeKind
-from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.cute.nvgpu import warpgroup
 
 from tmapipe.errors import ScopeError
 from tmapipe.gpu import control
@@ -266,13 +266,6 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
         return cute.arch.popc(cute.arch.vote_ballot_sync(vote[0] != 0))
 
     # ---- TMA ------------------------------------------------------------------------------------------------------
-
-    def bulk_load(self, load: Load, stage: Any, at: Sequence[Any], barrier: Barrier) -> None:
-        slot = self.buffers[load.buffer.name][(None, stage)]
-        source = cute.local_tile(cute.domain_offset(at, self.addressed[load.argument]), load.buffer.tile, (0,))
-        atom = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), cute_type(load.buffer.dtype))
-        with cute.arch.elect_one():
-            cute.copy(atom, source, slot, mbar_ptr=self.mbarrier(barrier, stage))
 
     def tma_load(
         self,

@@ -265,8 +265,8 @@ class CopyInstructions(Lowering):
         self.emit(PrefetchDescriptor(part.name))
 
     def bulk_load(self, load: Load, stage: Value, at: Sequence[Value], barrier: Barrier) -> None:
-        """``cp.async.bulk`` to shared memory: copies a slot's bytes from element *at* of a tensor of one dimension on into
-        slot *stage*, and completes them on ``barrier[stage]``, later, by itself. All of them lie in the tensor. Needs no
+        """``cp.async.bulk`` to shared memory: copies a slot's bytes, side by side from element *at* of a tensor on, into slot
+        *stage*, and completes them on ``barrier[stage]``, later, by itself. All of them lie in the tensor. Needs no
         descriptor; addresses and sizes are multiples of 16 bytes. Async proxy."""
         slot, bar = self.slot(load.buffer, stage), self.bar(barrier, stage)
         self.emit(BulkLoad(load.name, slot, bar, load.buffer.slot_bytes, tuple(at)))

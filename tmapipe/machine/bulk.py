@@ -27,7 +27,7 @@ from tmapipe.isa.ops import (
     TmaStore,
 )
 from tmapipe.machine.hazard import hazard
-from tmapipe.machine.memory import Memory, lands
+from tmapipe.machine.memory import Memory, gather, lands
 from tmapipe.machine.slots import conflict
 from tmapipe.machine.state import State, applies, waits
 from tmapipe.tma_rules import ALIGNMENT
@@ -58,8 +58,8 @@ def _bulk_load(state: State, agent: int, op: BulkLoad) -> tuple[Flight, ...]:
 
 @lands(BulkLoad)
 def _land_piece(memory: Memory, flight: Flight, op: BulkLoad, target: np.ndarray) -> None:
-    source = memory.tensors[memory.layout.loads[op.load].argument]
-    target[...] = source[op.at[0] : op.at[0] + target.size].reshape(target.shape)
+    load = memory.layout.loads[op.load]
+    target[...] = gather(memory.tensors[load.argument], load, op.at)
 
 
 @applies(StAsync)
