@@ -110,7 +110,7 @@ def test_bad_tables(offsets, text):
 
 
 def test_teams_take_the_tiles_that_have_rows_in_turn():
-    gemm = GroupedGemm((64, 64, 32), (1, 2), mainloop=PINGPONG)
+    gemm = GroupedGemm((64, 64, 32), (1, 2), 3, mainloop=PINGPONG)
     report = gemm.check()
     assert report.ok and report.trips == "every trip count"
     a, b = operands(130, 64, 64, 40)

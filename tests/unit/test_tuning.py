@@ -9,9 +9,10 @@ from concurrent.futures import ProcessPoolExecutor
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sweeps import ALL
 from tests.unit.errors import refused
 from tmapipe import GpcTiles, InputError, MissingGpuError, fp16, schedules
 from tmapipe.bind.tensors import bind
@@ -24,8 +25,10 @@ from tmapipe.tuning.timing import Method
 from tmapipe.tuning.tuner import pick
 
 sizes = st.integers(1, 20000)
+few = settings(max_examples=100 if ALL else 25)
 
 
+@few
 @given(sizes, sizes, sizes, st.integers(1, 8))
 def test_every_problem_has_a_choice_that_can_be_built(m, n, k, batch):
     problem = Problem(m, n, k, batch=batch)
@@ -62,6 +65,7 @@ def test_tf32_and_int8():
         Problem.of(a.astype(np.int8), b.astype(np.int8), tf32=True)
 
 
+@few
 @given(sizes, sizes, sizes)
 def test_ranked_by_estimate_and_no_less_than_the_floor(m, n, k):
     problem = Problem(m, n, k)
@@ -73,6 +77,7 @@ def test_ranked_by_estimate_and_no_less_than_the_floor(m, n, k):
     assert times[0] * 1e-6 >= problem.flops / 2 / peak * constants.merged  # none is faster than the tensor cores
 
 
+@few
 @given(sizes, sizes, st.integers(1000, 20000))
 def test_more_work_never_takes_less_time(m, n, k):
     for candidate in list(candidates(Problem(m, n, k), H200))[::17]:
