@@ -96,5 +96,6 @@ def test_what_does_not_fit_is_refused():
     other = LongRows()
     other.across = tp.ReductionScratch(other.work, group=tp.MulticastGroup("k"))
     refused(other.plan, argument="across.group", rule="no dimension of the output's tiles")
+    refused(other, np.ones((4, 512), np.float32), argument="across.group", rule="no dimension of the output's tiles")
     refused(Columns(), np.ones((16, 512), np.float32), argument="reduction", rule="columns in several warps")
     refused(Short(), np.ones((16, 128), np.float32), argument="reduction", rule="all lanes of a warp")
