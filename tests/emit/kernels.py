@@ -352,9 +352,6 @@ GEMMS = {
         GEMM | {"l": 1, "s": 3},
     ),
     "splitk, added": Kernel(lambda: S.SplitK(3, reduce="add"), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
-    "cluster splitk, several clusters a tile": Kernel(
-        lambda: S.ClusterSplitK(4, (128, 96, 64), 2, tiles=tp.SplitKTiles(3)), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}
-    ),
     "streamk": Kernel(SHELF["StreamK"], {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
 }
 EPILOGUES = {
@@ -457,6 +454,11 @@ DYNAMIC = {
     "split k by GPC": Kernel(lambda: S.SplitK(3, (64, 64, 64), tiles=tp.GpcTiles()), {}, GEMM | {"s": 3}),
     "pingpong dynamic 2x1": Kernel(lambda: S.PingPong((64, 64, 64), tiles=tp.DynamicTiles()), {}, TALL),
 }
+PIECES = {  # tiles that several CTAs compute
+    "cluster splitk, several clusters a tile": Kernel(
+        lambda: S.ClusterSplitK(4, (128, 96, 64), 2, tiles=tp.SplitKTiles(3)), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}
+    ),
+}
 GROUPS = {"m": 700, "n": 520, "k": 200, "l": 4}
 GROUPED = {
     "grouped 1x2": Kernel(SHELF["GroupedGemm"], {}, GROUPS, {"offsets": (130, 130, 400, 690)}),
@@ -471,7 +473,7 @@ MATMULS = {
     f"matmuls, {name}": Kernel(form.make, {}, GEMM | {"s": 3, "k": form.k or 200}) for name, form in FORMS.items()
 }
 MATMULS["operand copied by threads"] = Kernel(CopiedGemm, {}, {"m": 100, "n": 72, "k": 45})
-KERNELS = COPIES | GEMMS | EPILOGUES | THREADS | ROWS_BY_NUMBER | DESCRIPTORS | DYNAMIC | GROUPED | MATMULS
+KERNELS = COPIES | GEMMS | PIECES | EPILOGUES | THREADS | ROWS_BY_NUMBER | DESCRIPTORS | DYNAMIC | GROUPED | MATMULS
 KERNELS |= {  # registered, and in none of the lists: with the dtypes that a plan has by itself
     name: Kernel(make, {}, GEMM | {"s": 3})
     for name, make in SHELF.items()
