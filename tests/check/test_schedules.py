@@ -6,7 +6,7 @@ import pytest
 
 import tmapipe as tp
 from tests.check.five_roles import FiveRoles, FiveRolesOneSilent
-from tests.sweeps import ALL
+from tests.sweeps import ALL, sample
 from tmapipe.check import Kind, check_program
 from tmapipe.check.gate import require_safe
 from tmapipe.kernel import kernel_main
@@ -14,7 +14,8 @@ from tmapipe.testing import assert_safe
 
 S = tp.schedules
 
-SAFE = {registered.name: registered.make for registered in S.REGISTRY} | {
+SHIPPED = {registered.name: registered.make for registered in S.REGISTRY}
+FORMS = {
     "copy, stores waited for at once": lambda: S.Copy((4, 64), 4, 0),
     "gemm 1x1": lambda: S.Gemm((128, 128, 64), (1, 1), 4),
     "gemm 1x2": lambda: S.Gemm((128, 128, 64), (1, 2), 2),
@@ -50,12 +51,12 @@ SAFE = {registered.name: registered.make for registered in S.REGISTRY} | {
 }
 
 if not ALL:  # of eight CTAs and twelve slots as it is shipped, it takes 13 seconds
-    SAFE["ClusterSplitK"] = lambda: S.ClusterSplitK(4, stages=3)
+    SHIPPED["ClusterSplitK"] = lambda: S.ClusterSplitK(4, stages=3)
 
 
-@pytest.mark.parametrize("name", SAFE)
+@pytest.mark.parametrize("name", [*SHIPPED, *sample(FORMS, 2)])
 def test_shipped_schedules_are_safe_for_every_trip_count(name):
-    report = assert_safe(SAFE[name](), notes=False)
+    report = assert_safe((SHIPPED | FORMS)[name](), notes=False)
     assert report.trips == "every trip count"
 
 

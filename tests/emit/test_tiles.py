@@ -8,6 +8,7 @@ import pytest
 from examples.conv import conv_of
 from tests.emit.kernels import Kernel, build
 from tests.emit.test_events import check
+from tests.sweeps import sample
 from tests.unit.test_held import Multicast, OneTeam, Scaled, Transformed
 from tests.unit.test_starts import Converted, Gathered, Halves, Indented, InOrder, Shifted
 from tests.unit.test_tiles_of_three import (
@@ -57,6 +58,6 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", sample(KERNELS, 2))
 def test_ptx_does_what_the_bodies_say(name):
     assert check(build(KERNELS[name])) > 20
