@@ -1,10 +1,10 @@
 """Every trip count by closure: a set of states such that every segment from one of them leads to a state that one of them
 covers.
 
-The search starts with the state before the first tile, and a state after a few laps of all rings. From each state it takes
-every segment that can come next: a tile without steps, the start of a tile, one more step, the end of a tile, the end of the
-run. A state that is covered by one of the set needs no look, since whatever comes next goes as well as from there. Any other
-joins the set. When no state is left, all runs are safe.
+The search starts with the state before the first tile. From each state it takes every segment that can come next: a tile
+without steps, the start of a tile, one more step, the end of a tile, the end of the run. A state that is covered by one of the
+set needs no look, since whatever comes next goes as well as from there. Any other joins the set, in the place of those that it
+covers. When no state is left, all runs are safe.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tmapipe.check.segments import END, After, Segment, Segments, Where
 from tmapipe.errors import DeadlockError, HazardError
 from tmapipe.machine import State
 
-__all__ = ["Closure", "begin", "close", "closed_for", "take", "warmed_up"]
+__all__ = ["Closure", "begin", "close", "closed_for", "take"]
 
 MOST_STATES = 120, 600  # then the answer is that nothing recurs; where bodies decide on several numbers
 FEW_STATES = 40  # where there is another way
@@ -90,10 +90,7 @@ def closed_for(
         for after in choices:
             known: dict[Where, list[RunState]] = {}  # those that no later one covers
             count = 0
-            todo: list[tuple[_Node, Segment | None]] = [
-                (root, None),
-                (warmed_up(problems, segments, after, root), None),
-            ]
+            todo: list[tuple[_Node, Segment | None]] = [(root, None)]
             while todo:
                 before, segment = todo.pop()
                 if segment is not None and before.run_state not in known[before.where]:
@@ -120,35 +117,15 @@ def begin(problems: Problems, segments: Segments, log: FindingLog) -> _Node:
     return _run(segments, state, check, positions, segments.head, segments.head.parts, ())  # type: ignore[return-value]
 
 
-def warmed_up(problems: Problems, segments: Segments, after: After, node: _Node) -> _Node:
-    """The state after a few tiles of each team and a few laps of all rings."""
-    laps, group = problems.slots + 1, problems.group
-    within = any(where[0] == "step" for where in after)
-    done, turns, slots, first = 0, 0, 0, True
-    while done < segments.early + 2 * group or (slots < laps and not within) or node.where != ("tile", segments.early):
-        segment = [s for s in after[node.where] if s.to != END][-1]
-        if node.where[0] == "step" and turns * 2 * group < laps:
-            segment = after[node.where][segments.loops[node.where] - 1]
-            turns += 1
-        reached = take(segments, node, segment, last=not first)
-        assert reached is not None
-        node, first = reached, False
-        if node.where[0] == "tile":
-            done, turns, slots = done + 1, 0, slots + max(1, *(segment.kind or ()), 0)
-    return node
-
-
-def take(segments: Segments, node: _Node, segment: Segment, last: bool = False) -> _Node | None:
-    """The state to which a segment leads; None at the end. *last*: the state before is not needed any more."""
+def take(segments: Segments, node: _Node, segment: Segment) -> _Node | None:
+    """The state to which a segment leads; None at the end."""
     run_state = node.run_state
     shifts = run_state.positions.shifts_from(segment.start, segments.future.live)
     if shifts is None:
         raise _Stopped(node.path, "the warps have not moved on alike in the rings")
     parts = segments.future.renaming(shifts).parts(segment.parts)
-    state, check, positions = run_state.state, run_state.check, run_state.positions
-    if not last:
-        state, check, positions = state.copy(), check.copy(), positions.copy()
-    return _run(segments, state, check, positions, segment, parts, node.path)
+    state, check, positions = (each.copy() for each in (run_state.state, run_state.check, run_state.positions))
+    return _run(segments, state, check, positions, segment, parts, node.path)  # type: ignore[arg-type]
 
 
 def _run(

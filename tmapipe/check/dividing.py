@@ -71,7 +71,7 @@ class Dividing:
     """Divides tiles.
 
     values: by variation, those to look at; at_once: inner steps of a segment; boundaries: tiles of the recorded problems;
-    loops: how many of the segments from a boundary between turns are one more turn.
+    within: boundaries between turns so far.
 
     Args:
         laps: How many numbers of turns show how a count goes on.
@@ -82,7 +82,7 @@ class Dividing:
         self.variations: tuple[Variation, ...] = problems.kinds.variations
         self.values = [each.values(laps, at_once) for each in self.variations]
         self.boundaries = 0
-        self.loops: dict[Where, int] = {}
+        self.within = 0
 
     def _text(self, kind: Kind) -> str:
         if not kind:
@@ -165,9 +165,8 @@ class Dividing:
 
     def _between(self) -> Where:
         """A new boundary within tiles."""
-        within = ("step", len(self.loops))
-        self.loops[within] = 0
-        return within
+        self.within += 1
+        return "step", self.within - 1
 
     def _repeat(
         self,
@@ -201,7 +200,6 @@ class Dividing:
             leave[rest] = attrs.evolve(piece, first=end)
         self._divide(into, i, d + 1, enter, (ends[0], within), begins, None)
         self._divide(into, i, d + 1, step, (within, within), False, (d, self.at_once))
-        self.loops[within] = len(into[within])
         self._divide(into, i, d + 1, leave, (within, ends[1]), False, grows)
 
     def _sections(self, i: int, variation: Variation, portions: list[dict[int, Piece]]) -> list[list[dict[int, Piece]]]:

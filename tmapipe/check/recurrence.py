@@ -244,8 +244,9 @@ def _knowers(state: State, check: LinearCheck, future: Future) -> dict[Key, Any]
         done = check.phases.done[bar]
         if now.by or now.landed:
             found["present", bar] = now.clock
-        known = np.min([check.clocks.of[agent] for agent in future.waiters.get(bar, ())], axis=0, initial=NEVER - 1)
-        found["complete", bar] = known if done is None else np.maximum(known, done.clock)
+        if waiters := future.waiters.get(bar):
+            known = np.min([check.clocks.of[agent] for agent in waiters], axis=0)
+            found["complete", bar] = known if done is None else np.maximum(known, done.clock)
     arrived = {seen[0] for seen in state.bar_seen if seen is not None}
     arrived |= {CLUSTER} if any(seen >= 0 for seen in state.cluster_seen) else set()
     for key, generation in check.barriers.recent():

@@ -35,15 +35,13 @@ class Segments:
 
     head: from the start to the first tile; mixed: from each boundary, what can come next if the tiles of a CTA may be of
     different kinds; alike: the same if all are of one kind, where bodies decide on one number, by that number (the last one
-    stands for all larger ones); loops: how many of the segments from a boundary between turns are one more turn; future: what
-    may still come; uneven: whether tiles are of different kinds; empty: whether some take no steps, although no tensor is
-    empty; early: tiles before boundaries recur.
+    stands for all larger ones); future: what may still come; uneven: whether tiles are of different kinds; empty: whether
+    some take no steps, although no tensor is empty; early: tiles before boundaries recur.
     """
 
     head: Segment
     mixed: After
     alike: dict[int, After]
-    loops: dict[Where, int]
     future: Future
     uneven: bool
     empty: bool
@@ -155,7 +153,7 @@ class _Finder(Dividing):
         future = Future(problems.layout, [*(run.end for run in relative.values()), *self.ends])
         empty = not any(each.term.low != each.term.empty for each in self.variations)
         alike = {k: _without_idle(after) for k, after in self.alike.items()}
-        return Segments(begin, _without_idle(self.mixed), alike, self.loops, future, uneven, empty, early)
+        return Segments(begin, _without_idle(self.mixed), alike, future, uneven, empty, early)
 
     def _alike(self, tiles: list[Ops], n: int) -> bool:
         return all(tile == tiles[n + (i - n) % self.group] for i, tile in enumerate(tiles) if i >= n)
