@@ -59,6 +59,7 @@ POOLS: dict[str, tuple[Any, ...]] = {
     "tiles": ORDERS,
     "promote": (False, True, "yes"),
     "in_turn": (True, False, None),
+    "ctas": (1, 4, 10, 0),
     "along": ("m", "n", "k", None),
     "raster": (tp.Grouped(8), tp.Snake(2), tp.Hilbert(2), tp.PersistentTiles()),
     "parts": (1, 2, 3, 7, 0, -1, 2.5, "2"),

@@ -48,9 +48,9 @@ class Copy(Schedule):
     ):
         if not isinstance(tile, tuple) or len(tile) != 2:
             raise InputError("Copy(tile)", tile, "is (rows, words of 4 bytes)", "e.g. (4, 256)")
+        self.ring = BarrierRing(stages, producer=self.load, consumer=self.store)
         if pending is None:
             pending = 0 if stages == 1 else 2
-        self.ring = BarrierRing(stages, producer=self.load, consumer=self.store)
         self.x = TmaLoadStage("m n", tile=tile, ring=self.ring, dtype=int32)
         self.y = TmaStoreStage(source=self.x, stages=pending)
         self.tiles = GridTiles(Grouped(1), ctas) if stages == 1 else PersistentTiles(Grouped(1))
