@@ -132,3 +132,19 @@ def test_mainloops_and_orders():
         for kind in (tp.mainloop.Cooperative, tp.mainloop.PingPong):
             refused(kind, promote=wrong, argument=f"{kind.__name__}(promote)", rule="True or False")
         refused(tp.mainloop.PingPong, in_turn=wrong, argument="PingPong(in_turn)", rule="True or False")
+
+
+@pytest.mark.parametrize("together", [1, 3, 4, 8])
+@pytest.mark.parametrize("parts", [1, 2, 4, 5, 9])
+def test_parts_in_a_slot_are_added_one_after_another(parts, together):
+    """Those beyond the last one are zeros, so the bits are those of parts added in their order."""
+    x = np.random.default_rng(0).standard_normal((parts, 10, 72)).astype(np.float32)
+    expected = x[0]
+    for part in x[1:]:
+        expected = expected + part
+    assert (S.AddParts((8, 64), together=together)(x) == expected).all()
+
+
+@pytest.mark.parametrize("together", [0, 2.5, True])
+def test_of_no_parts_in_a_slot(together):
+    refused(S.AddParts, together=together, argument="AddParts(together)", value=together, rule="number of parts")

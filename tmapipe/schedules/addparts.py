@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +13,7 @@ from tmapipe.barrier import BarrierRing
 from tmapipe.bind.bound import Bound
 from tmapipe.dtypes import DType, int32
 from tmapipe.errors import InputError
+from tmapipe.fields import is_count
 from tmapipe.isa.fragment import applied
 from tmapipe.plan.model import Plan
 from tmapipe.protocol.tile import Tile
@@ -33,6 +36,7 @@ class AddParts(Schedule):
         stages: Slots in flight; None: as many as fit.
         dtype: Of d; None: the tensor's, or if a call makes it that of x.
         epilogue: A function of the sums, element by element; None: the sums themselves.
+        together: Parts in a slot. Those beyond the last one are zeros.
     """
 
     load, add = Role(warps=1), Role(warps=4)
@@ -44,12 +48,16 @@ class AddParts(Schedule):
         *,
         dtype: DType | str | None = None,
         epilogue: Callable[[Any], Any] | None = None,
+        together: int = 4,
     ):
+        if not is_count(together):
+            raise InputError("AddParts(together)", together, "is a number of parts in a slot", "use 4")
         if epilogue is not None and not callable(epilogue):
             raise InputError("AddParts(epilogue)", epilogue, "is a function of the sums, or None", "pass a function")
         self.epilogue = epilogue
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.add)
-        self.x = TmaLoadStage("l s m n", tile=tile, ring=self.ring)
+        self.rows, self.together = tile[0], together
+        self.x = TmaLoadStage("l s m n", tile=(together, *tile), ring=self.ring)
         self.d = TmaStoreStage("l m n", tile=tile, role=self.add, stages=2, dtype=dtype)
 
     def plan(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Plan:
@@ -74,15 +82,20 @@ class AddParts(Schedule):
 
     @load.jit
     def fill(self, k: Any, tile: Tile) -> None:
-        for part in range(k.steps("x", "s")):
+        for some in range(k.steps("x", "s")):
             with k.ring.produce() as slot:
-                slot.x.load(tile, s=part)
+                slot.x.load(tile, s=some)
 
     @add.jit
     def total(self, k: Any, tile: Tile) -> None:
         with k.ring.consume() as slot:
-            total = slot.x.read()
+            total = self._sum(slot)
         for _ in range(k.steps("x", "s") - 1):
             with k.ring.consume() as slot:
-                total = total + slot.x.read()
+                total = self._sum(slot, total)
         k.d.store(tile, total, self.epilogue)
+
+    def _sum(self, slot: Any, *before: Any) -> Any:
+        """*before* plus the parts in a slot, one after another."""
+        parts = (slot.x.read(tile=self.d.tile, at=(i * self.rows, 0)) for i in range(self.together))
+        return functools.reduce(operator.add, (*before, *parts))
