@@ -1,6 +1,7 @@
 """How pytest-xdist shares the tests out: all tests of one compiled kernel to one process, so that each is compiled once, and
 all cases of any other test, since each portion costs the process that hands them out some milliseconds. In the order of
-folders: those of `tests/unit` come last, which are quick, so that the processes end together.
+folders: those of `tests/unit` come last, which are quick, so that the processes end together. On a GPU each case is shared out
+alone: it compiles a kernel of its own, for seconds.
 
 Each process computes with one thread, as there are as many processes as cores: on small tiles, further threads mostly wait."""
 
@@ -22,6 +23,8 @@ def pytest_xdist_make_scheduler(config, log):
 
     class ByKernel(LoadScopeScheduling):
         def _split_scope(self, nodeid):
+            if nodeid.startswith("tests/gpu/"):
+                return nodeid
             kernel = re.fullmatch(r"tests/emit/.*\[([^\]]*)\]", nodeid)
             return "kernel " + kernel[1].split("-")[0] if kernel else nodeid.partition("[")[0]
 
