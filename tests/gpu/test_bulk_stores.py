@@ -1,4 +1,4 @@
-"""Pieces of vectors and rows that come or leave without a descriptor, and what they do to what is there: as the model says, bit by bit."""
+"""Bulk stores without a descriptor, and what they do to what is there: as the model says, bit by bit."""
 
 import numpy as np
 import pytest
