@@ -65,6 +65,7 @@ POOLS: dict[str, tuple[Any, ...]] = {
     "parts": (1, 2, 3, 7, 0, -1, 2.5, "2"),
     "shares": (1, 2, 3, 9, 0, -1, 2.5, "2"),
     "reduce": (None, "add", "max", True),
+    "together": (1, 2, 4, 0, 2.5, None),
     "pending": (0, 1, 2, 5, -1, None),
     "dtype": (None, "fp32", "bf16", "int32", "float64", 3),
 }  # fmt: skip

@@ -78,7 +78,12 @@ REGISTRY: tuple[Registered, ...] = (
         lambda: _queued_copy(Copy((4, 64), stages=2, pending=0), GpcTiles()),
         ((1, 1, {}), (3, 1, {})),
     ),
-    Registered("AddParts", AddParts, lambda: AddParts((4, 64), stages=2), ((1, 1, {}), (4, 2, {}))),
+    Registered(
+        "AddParts",
+        lambda: AddParts(together=4),
+        lambda: AddParts((4, 64), stages=2, together=4),
+        ((1, 1, {}), (4, 2, {})),
+    ),
     Registered(
         "FinishParts",
         lambda: FinishParts(Epilogue(relu)),

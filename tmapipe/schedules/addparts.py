@@ -36,7 +36,7 @@ class AddParts(Schedule):
         stages: Slots in flight; None: as many as fit.
         dtype: Of d; None: the tensor's, or if a call makes it that of x.
         epilogue: A function of the sums, element by element; None: the sums themselves.
-        together: Parts in a slot. Those beyond the last one are zeros.
+        together: Parts in a slot, four of which take less time than one each. Those beyond the last one are zeros.
     """
 
     load, add = Role(warps=1), Role(warps=4)
@@ -48,10 +48,12 @@ class AddParts(Schedule):
         *,
         dtype: DType | str | None = None,
         epilogue: Callable[[Any], Any] | None = None,
-        together: int = 4,
+        together: int = 1,
     ):
         if not is_count(together):
             raise InputError("AddParts(together)", together, "is a number of parts in a slot", "use 4")
+        if not isinstance(tile, tuple) or len(tile) != 2:
+            raise InputError("AddParts(tile)", tile, "is (rows, columns)", "e.g. (8, 256)")
         if epilogue is not None and not callable(epilogue):
             raise InputError("AddParts(epilogue)", epilogue, "is a function of the sums, or None", "pass a function")
         self.epilogue = epilogue

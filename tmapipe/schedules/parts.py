@@ -71,7 +71,7 @@ class PartsOfK:
         elif epilogue.function is None:
             self.finish = _add_parts(epilogue.dtype)
         else:
-            self.finish = AddParts(dtype=epilogue.dtype, epilogue=epilogue.function)
+            self.finish = AddParts(dtype=epilogue.dtype, epilogue=epilogue.function, together=4)
         self.batched = isinstance(order, SplitKTiles) and not order.reduce and not self.more
         self._bound: set[Any] = set()  # signatures of calls that were found right
 
@@ -167,4 +167,4 @@ class PartsOfK:
 @functools.lru_cache(maxsize=8)
 def _add_parts(dtype: DType | None) -> AddParts:
     """One schedule for all whose sums are stored as they are, so that it is proved and compiled once."""
-    return AddParts(dtype=dtype)
+    return AddParts(dtype=dtype, together=4)

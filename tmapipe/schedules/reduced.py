@@ -31,11 +31,11 @@ class Reductions:
 
     @functools.cached_property
     def add_tiles(self) -> AddParts:
-        return AddParts((1, 256))
+        return AddParts((1, 256), together=4)
 
     @functools.cached_property
     def add_warps(self) -> AddParts:
-        return AddParts()
+        return AddParts(together=4)
 
     def call(self, schedule: Schedule, run: Callable[..., Any], tensors: tuple[Any, ...], out: Any, named: Any) -> Any:
         """Calls *run*, which makes the workspaces, then adds up the parts. Returns all outputs."""
