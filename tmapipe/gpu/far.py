@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import cutlass.cute as cute
@@ -13,8 +13,8 @@ from cutlass.cutlass_dsl import T
 
 from tmapipe.gpu.copies import at_peer
 from tmapipe.gpu.functions import KINDS
-from tmapipe.gpu.inline import emit_ptx
 from tmapipe.gpu.layouts import cute_type
+from tmapipe.gpu.words import store_async
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import SlotRef
 from tmapipe.plan.model import Barrier
@@ -66,16 +66,7 @@ class Far:
             )
             for first in range(0, width * size // 4, 4):
                 count = min(4, width * size // 4 - first)
-                _store(place + 4 * first, [words[first + j] for j in range(count)], on)
-
-
-def _store(address: Any, words: Sequence[Any], barrier: Any) -> None:
-    """1, 2 or 4 words, by st.async."""
-    count = len(words)
-    kind = {1: "b32", 2: "v2.b32", 4: "v4.b32"}[count]
-    registers = f"{{{', '.join(f'${1 + i}' for i in range(count))}}}" if count > 1 else "$1"
-    text = f"st.async.shared::cluster.mbarrier::complete_tx::bytes.{kind} [$0], {registers}, [${count + 1}];"
-    emit_ptx(text, ",".join("r" * (count + 2)), [Int32(value).ir_value() for value in (address, *words, barrier)])
+                store_async(Int32(place + 4 * first), [Int32(words[first + j]) for j in range(count)], on)
 
 
 def _load(address: Any, nbytes: int) -> list[Any]:

@@ -13,7 +13,7 @@ from cutlass.cutlass_dsl import T
 from tmapipe.gpu.inline import emit_ptx
 from tmapipe.plan.model import WARP
 
-__all__ = ["UNIT", "received", "send", "store_words"]
+__all__ = ["UNIT", "received", "send", "store_async", "store_words"]
 
 UNIT = 16  # bytes that one st.async moves
 
@@ -25,7 +25,7 @@ def store_words(slot: Any, words: Sequence[Any], barrier: Any, cta: Any) -> None
         slot, barrier: Addresses in the calling CTA.
     """
     target, on = there(cta, slot, barrier)
-    _store(target, [Int32(word) for word in words], on, "r")
+    store_async(target, [Int32(word) for word in words], on)
 
 
 def send(place: Any, values: Sequence[Any], barrier: Any, cta: Any) -> None:
@@ -37,7 +37,7 @@ def send(place: Any, values: Sequence[Any], barrier: Any, cta: Any) -> None:
     """
     target, on = there(cta, place, barrier)
     for i in range(0, len(values), 4):
-        _store(target + i // 4 * WARP * UNIT, [Float32(value) for value in values[i : i + 4]], on, "f")
+        store_async(target + i // 4 * WARP * UNIT, [Float32(value) for value in values[i : i + 4]], on, "f")
 
 
 def received(place: Any, count: int) -> list[Any]:
@@ -56,6 +56,15 @@ def there(cta: Any, *pointers: Any) -> list[Any]:
     return [Int32(llvm.ptrtoint(T.i32(), nvvm.mapa(space, pointer.llvm_ptr, rank))) for pointer in pointers]
 
 
-def _store(target: Any, four: Sequence[Any], barrier: Any, kind: str) -> None:
-    text = "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [$0], {$1, $2, $3, $4}, [$5];"
-    emit_ptx(text, f"r,{kind},{kind},{kind},{kind},r", [each.ir_value() for each in (target, *four, barrier)])
+def store_async(target: Any, words: Sequence[Any], barrier: Any, kind: str = "r") -> None:
+    """``st.async`` of 1, 2 or 4 words, whose bytes complete on *barrier*.
+
+    Args:
+        target, barrier: Addresses in the shared memory of the same CTA of the cluster.
+        kind: "r" for Int32, "f" for Float32.
+    """
+    count = len(words)
+    form = {1: "b32", 2: "v2.b32", 4: "v4.b32"}[count]
+    registers = f"{{{', '.join(f'${1 + i}' for i in range(count))}}}" if count > 1 else "$1"
+    text = f"st.async.shared::cluster.mbarrier::complete_tx::bytes.{form} [$0], {registers}, [${count + 1}];"
+    emit_ptx(text, ",".join(["r", *[kind] * count, "r"]), [each.ir_value() for each in (target, *words, barrier)])
