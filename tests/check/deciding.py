@@ -1,8 +1,7 @@
-"""Schedules whose bodies decide on coordinates, extents, clusters, tables and Python's state."""
+"""Schedules whose bodies decide on coordinates, extents, clusters, tables and turns: right ones, and each with a slip."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,20 @@ import tmapipe as tp
 
 STAGES = 2
 Count = Callable[[Any, Any, Any], Any]  # (schedule, k, tile) -> slots
+
+
+def put(k, tile, j=0):
+    """Fills a slot."""
+    with k.ring.produce() as slot:
+        slot.x.load(tile, k=0)
+        slot.z.load(h=0, j=j)
+
+
+def take(k):
+    """The values of a slot."""
+    with k.ring.consume() as slot:
+        values = slot.x.read()
+    return values
 
 
 class Tiles(tp.Schedule):
@@ -31,21 +44,15 @@ class Tiles(tp.Schedule):
 
     @load.jit
     def fill(self, k, tile):
-        with k.ring.produce() as slot:
-            slot.x.load(tile, k=0)
-            slot.z.load(h=0, j=0)
+        put(k, tile)
         for _ in range(self.given(self, k, tile)):
-            with k.ring.produce() as slot:
-                slot.x.load(tile, k=0)
-                slot.z.load(h=0, j=0)
+            put(k, tile)
 
     @add.jit
     def total(self, k, tile):
-        with k.ring.consume() as slot:
-            values = slot.x.read()
+        values = take(k)
         for _ in range(self.taken(self, k, tile)):
-            with k.ring.consume() as slot:
-                values = values + slot.x.read()
+            values = values + take(k)
         k.y.store(tile, values)
 
 
@@ -56,23 +63,17 @@ class Nested(Tiles):
 
     @load.jit
     def fill(self, k, tile):
-        with k.ring.produce() as slot:
-            slot.x.load(tile, k=0)
-            slot.z.load(h=0, j=0)
+        put(k, tile)
         for j in range(k.steps("z", "j")):
             for _ in range(self.given(self, k, tile)):
-                with k.ring.produce() as slot:
-                    slot.x.load(tile, k=0)
-                    slot.z.load(h=0, j=j)
+                put(k, tile, j)
 
     @add.jit
     def total(self, k, tile):
-        with k.ring.consume() as slot:
-            values = slot.x.read()
+        values = take(k)
         for _ in range(k.steps("z", "j")):
             for _ in range(self.taken(self, k, tile)):
-                with k.ring.consume() as slot:
-                    values = values + slot.x.read()
+                values = values + take(k)
         k.y.store(tile, values)
 
 
@@ -83,28 +84,19 @@ class OneAfterTheOther(Tiles):
 
     @load.jit
     def fill(self, k, tile):
-        with k.ring.produce() as slot:
-            slot.x.load(tile, k=0)
-            slot.z.load(h=0, j=0)
+        put(k, tile)
         for j in range(k.steps("z", "j")):
-            with k.ring.produce() as slot:
-                slot.x.load(tile, k=0)
-                slot.z.load(h=0, j=j)
+            put(k, tile, j)
         for _ in range(self.given(self, k, tile)):
-            with k.ring.produce() as slot:
-                slot.x.load(tile, k=0)
-                slot.z.load(h=0, j=0)
+            put(k, tile)
 
     @add.jit
     def total(self, k, tile):
-        with k.ring.consume() as slot:
-            values = slot.x.read()
+        values = take(k)
         for _ in range(k.steps("z", "j")):
-            with k.ring.consume() as slot:
-                values = values + slot.x.read()
+            values = values + take(k)
         for _ in range(self.taken(self, k, tile)):
-            with k.ring.consume() as slot:
-                values = values + slot.x.read()
+            values = values + take(k)
         k.y.store(tile, values)
 
 
@@ -115,22 +107,16 @@ class TwoPasses(Tiles):
 
     @load.jit
     def fill(self, k, tile):
-        with k.ring.produce() as slot:
-            slot.x.load(tile, k=0)
-            slot.z.load(h=0, j=0)
+        put(k, tile)
         for _ in range(2):
             for _ in range(self.given(self, k, tile)):
-                with k.ring.produce() as slot:
-                    slot.x.load(tile, k=0)
-                    slot.z.load(h=0, j=0)
+                put(k, tile)
 
     @add.jit
     def total(self, k, tile):
-        with k.ring.consume() as slot:
-            values = slot.x.read()
+        values = take(k)
         for _ in range(self.given(self, k, tile)):
-            with k.ring.consume() as slot:
-                values = values + slot.x.read()
+            values = values + take(k)
         for _ in range(self.taken(self, k, tile)):
             with k.ring.consume() as slot:
                 k.y.store(tile, values * slot.x.read())
@@ -144,8 +130,7 @@ class Diagonal(Tiles):
 
     @add.jit
     def total(self, k, tile):
-        with k.ring.consume() as slot:
-            values = slot.x.read()
+        values = take(k)
         for i in range(self.taken(self, k, tile)):
             with k.ring.consume() as slot:
                 if i == tile.m:
@@ -171,23 +156,17 @@ class ByTurn(Tiles):
 
     @load.jit
     def fill(self, k, tile):
-        with k.ring.produce() as slot:
-            slot.x.load(tile, k=0)
-            slot.z.load(h=0, j=0)
+        put(k, tile)
         for i in range(self.turns(k, tile)):
             for _ in range(self.given(self, k, tile, i)):
-                with k.ring.produce() as slot:
-                    slot.x.load(tile, k=0)
-                    slot.z.load(h=0, j=0)
+                put(k, tile)
 
     @add.jit
     def total(self, k, tile):
-        with k.ring.consume() as slot:
-            values = slot.x.read()
+        values = take(k)
         for i in range(self.turns(k, tile)):
             for _ in range(self.taken(self, k, tile, i)):
-                with k.ring.consume() as slot:
-                    values = values + slot.x.read()
+                values = values + take(k)
         k.y.store(tile, values)
 
 
@@ -213,8 +192,7 @@ class HeldOver(ByTurn):
 
     @add.jit
     def total(self, k, tile):
-        with k.ring.consume() as slot:
-            values = slot.x.read()
+        values = take(k)
         held = None
         for i in range(self.turns(k, tile)):
             taken = self.taken(self, k, tile, i)
@@ -228,6 +206,43 @@ class HeldOver(ByTurn):
                 held = None
         if held is not None:
             k.ring.release(held)
+        k.y.store(tile, values)
+
+
+class CountsItself(Tiles):
+    """Keeps a slot at the turn of this number, which it counts by itself: nothing that varies is compared."""
+
+    load, add = Tiles.load, Tiles.add
+
+    def __init__(self, at: int = 8):
+        super().__init__(lambda s, k, tile: steps(k))
+        self.at = at
+
+    @add.jit
+    def total(self, k, tile):
+        values = take(k)
+        n = 0
+        for _ in range(self.taken(self, k, tile)):
+            n = n + 1
+            slot = k.ring.wait()
+            values = values + slot.x.read()
+            if n != self.at:
+                k.ring.release(slot)
+        k.y.store(tile, values)
+
+
+class CountsStages(CountsItself):
+    """What goes round a few values is no count: right, and proved."""
+
+    load, add = CountsItself.load, CountsItself.add
+
+    @add.jit
+    def total(self, k, tile):
+        values = take(k)
+        stage = 0
+        for _ in range(self.taken(self, k, tile)):
+            values = values + take(k)
+            stage = (stage + 1) % STAGES
         k.y.store(tile, values)
 
 
@@ -313,7 +328,7 @@ CASES = (
     case("every fifth turn", lambda s, k, tile, i: one_if(i % 5 == 0), lambda s, k, tile, i: one_if(i % 5 == 4), ByTurn),
     case("the hundredth turn", lambda s, k, tile, i: one_if(i == 100), lambda s, k, tile, i: 0, ByTurn),
     case("an entry for each turn", lambda s, k, tile, i: entry(k, i), lambda s, k, tile, i: entry(k, i + 1), ByTurn),
-    Case("a stage that is counted", lambda: CountsStages(), lambda: CountsItself(2)),
+    Case("a stage that is counted", CountsStages, lambda: CountsItself(2)),
     case("whether the entry of a turn is large", lambda s, k, tile, i: one_if(entry(k, i) > 1),
          lambda s, k, tile, i: 1, ByTurn),
 )  # fmt: skip
@@ -347,345 +362,3 @@ STARTS = (
      lambda k, tile: (0, 0, entry(k, tile.l) - 1)),
     ("products", lambda k, tile: (0, 0, (8 * tile.n) * (tile.m + 1)), lambda k, tile: (0, 0, (4 * tile.n) * (tile.m + 1))),
 )  # fmt: skip
-
-
-# ---- what is not seen through -----------------------------------------------------------------------------------------
-
-
-class GroupsPending(Tiles):
-    """The groups that may be pending are an operand that varies."""
-
-    load, add = Tiles.load, Tiles.add
-
-    def __init__(self):
-        super().__init__(lambda s, k, tile: steps(k))
-
-    @add.jit
-    def total(self, k, tile):
-        with k.ring.consume() as slot:
-            values = slot.x.read()
-        for _ in range(self.taken(self, k, tile)):
-            with k.ring.consume() as slot:
-                values = values + slot.x.read()
-        k.isa.bulk_wait_group(steps(k) - 1, read=True)
-        k.y.store(tile, values)
-
-
-class LanesBySteps(Tiles):
-    load, add = Tiles.load, Tiles.add
-
-    def __init__(self):
-        super().__init__(lambda s, k, tile: steps(k))
-
-    @add.jit
-    def total(self, k, tile):
-        with k.ring.consume() as slot:
-            values = slot.x.read()
-        for _ in range(self.taken(self, k, tile)):
-            slot = k.ring.wait()
-            values = values + slot.x.read()
-            k.isa.fence_proxy_async()
-            k.isa.warp_sync()
-            k.isa.mbarrier_arrive(k.plan.barrier("ring.free"), slot.index, lanes=steps(k))
-        k.y.store(tile, values)
-
-
-class FarAway(Tiles):
-    """One step of a thousand."""
-
-    load, add = Tiles.load, Tiles.add
-
-    def __init__(self):
-        super().__init__(lambda s, k, tile: steps(k))
-
-    @add.jit
-    def total(self, k, tile):
-        with k.ring.consume() as slot:
-            values = slot.x.read()
-        for step in range(self.taken(self, k, tile)):
-            if step == 1000:
-                slot = k.ring.wait()
-            else:
-                with k.ring.consume() as slot:
-                    values = values + slot.x.read()
-        k.y.store(tile, values)
-
-
-class ByAList(Tiles):
-    """A coordinate as the index of a list."""
-
-    load, add = Tiles.load, Tiles.add
-
-    def __init__(self):
-        super().__init__(lambda s, k, tile: [1, 2, 3, 4, 5, 6, 7, 8][tile.m], lambda s, k, tile: tile.m + 1)
-
-
-class ByTheMultiprocessor(Tiles):
-    def __init__(self):
-        super().__init__(lambda s, k, tile: one_if(k.isa.smid() > 3))
-
-
-def below(number: Any, most: int) -> Any:
-    """*number*, which must be smaller."""
-    if number >= most:
-        raise ValueError(f"{number!r} is not below {most}")
-    return number
-
-
-class FailsInTheTenthRow(Tiles):
-    """The body itself refuses some tiles: no error of the check, since there may be none."""
-
-    def __init__(self):
-        super().__init__(lambda s, k, tile: below(tile.m, 9))
-
-
-class ByAFloat(Tiles):
-    def __init__(self):
-        super().__init__(lambda s, k, tile: int(tile.m * 0.5 + 1.5))
-
-
-class ByTheSlot(Tiles):
-    """The first slot of the ring is not released."""
-
-    load, add = Tiles.load, Tiles.add
-
-    def __init__(self):
-        super().__init__(lambda s, k, tile: one_if(tile.m == 3))
-
-    @add.jit
-    def total(self, k, tile):
-        with k.ring.consume() as slot:
-            values = slot.x.read()
-        for _ in range(self.taken(self, k, tile)):
-            slot = k.ring.wait()
-            values = values + slot.x.read()
-            if slot.index == 0:
-                k.ring.release(slot)
-        k.y.store(tile, values)
-
-
-class InTheThousandthRow(Tiles):
-    def __init__(self):
-        super().__init__(lambda s, k, tile: one_if(tile.m > 1000), lambda s, k, tile: 0)
-
-
-class HeldWhileTurnsDiffer(HeldOver):
-    """Right, but turns depend on those before them."""
-
-    load, add = HeldOver.load, HeldOver.add
-
-    def __init__(self):
-        super().__init__(lambda s, k, tile, i: one_if(entry(k, i) > 1), forgets=False)
-
-
-class Forgotten(HeldOver):
-    load, add = HeldOver.load, HeldOver.add
-
-    def __init__(self):
-        super().__init__(lambda s, k, tile, i: one_if(entry(k, i) > 1), forgets=True)
-
-
-class ForgottenLate(HeldOver):
-    load, add = HeldOver.load, HeldOver.add
-
-    def __init__(self):
-        super().__init__(lambda s, k, tile, i: one_if(i < 40 * tile.l), forgets=True)
-
-
-class CountsItself(Tiles):
-    """Keeps a slot at the turn of this number, which it counts by itself: nothing that varies is compared."""
-
-    load, add = Tiles.load, Tiles.add
-
-    def __init__(self, at: int = 8):
-        super().__init__(lambda s, k, tile: steps(k))
-        self.at = at
-
-    @add.jit
-    def total(self, k, tile):
-        with k.ring.consume() as slot:
-            values = slot.x.read()
-        n = 0
-        for _ in range(self.taken(self, k, tile)):
-            n = n + 1
-            slot = k.ring.wait()
-            values = values + slot.x.read()
-            if n != self.at:
-                k.ring.release(slot)
-        k.y.store(tile, values)
-
-
-class CountsAList(CountsItself):
-    load, add = CountsItself.load, CountsItself.add
-
-    @add.jit
-    def total(self, k, tile):
-        with k.ring.consume() as slot:
-            values = slot.x.read()
-        seen = []
-        for i in range(self.taken(self, k, tile)):
-            seen.append(i)
-            slot = k.ring.wait()
-            values = values + slot.x.read()
-            if len(seen) != self.at:
-                k.ring.release(slot)
-        k.y.store(tile, values)
-
-
-class CountsSomeTurns(CountsItself):
-    load, add = CountsItself.load, CountsItself.add
-
-    @add.jit
-    def total(self, k, tile):
-        with k.ring.consume() as slot:
-            values = slot.x.read()
-        n = 0
-        for i in range(self.taken(self, k, tile)):
-            if i % 2 == 0:
-                n = n + 1
-            slot = k.ring.wait()
-            values = values + slot.x.read()
-            if n != self.at:
-                k.ring.release(slot)
-        k.y.store(tile, values)
-
-
-class CountsInAFunction(CountsItself):
-    load, add = CountsItself.load, CountsItself.add
-
-    @add.jit
-    def total(self, k, tile):
-        with k.ring.consume() as slot:
-            values = slot.x.read()
-        n = [0]
-
-        def turn(i):
-            n[0] = n[0] + 1
-            slot = k.ring.wait()
-            slot.x.read()
-            if n[0] != self.at:
-                k.ring.release(slot)
-
-        k.isa.loop(self.taken(self, k, tile), turn)
-        k.y.store(tile, values)
-
-
-class CountsStages(CountsItself):
-    """What goes round a few values is no count: right, and proved."""
-
-    load, add = CountsItself.load, CountsItself.add
-
-    @add.jit
-    def total(self, k, tile):
-        with k.ring.consume() as slot:
-            values = slot.x.read()
-        stage = 0
-        for _ in range(self.taken(self, k, tile)):
-            with k.ring.consume() as slot:
-                values = values + slot.x.read()
-            stage = (stage + 1) % STAGES
-        k.y.store(tile, values)
-
-
-_elsewhere: dict[str, Any] = {}
-exec("def numbers(count): return list(range(count))", _elsewhere)
-
-
-class ByAHelperElsewhere(Tiles):
-    """A helper of a module in which `range` is Python's own."""
-
-    def __init__(self):
-        super().__init__(lambda s, k, tile: len(_elsewhere["numbers"](steps(k))), lambda s, k, tile: min(steps(k), 7))
-
-
-UNSEEN = (
-    CountsItself,
-    lambda: CountsItself(100),
-    CountsAList,
-    CountsSomeTurns,
-    CountsInAFunction,
-    ByAHelperElsewhere,
-    HeldWhileTurnsDiffer,
-    Forgotten,
-    ForgottenLate,
-    GroupsPending,
-    LanesBySteps,
-    FarAway,
-    ByAList,
-    ByTheMultiprocessor,
-    FailsInTheTenthRow,
-    ByAFloat,
-    ByTheSlot,
-    InTheThousandthRow,
-)
-
-
-# ---- Python's state ---------------------------------------------------------------------------------------------------
-
-
-class FlagOnContext(Tiles):
-    load, add = Tiles.load, Tiles.add
-
-    def __init__(self):
-        super().__init__(lambda s, k, tile: 1)
-
-    @add.jit
-    def total(self, k, tile):
-        k.seen = True
-        with k.ring.consume() as slot:
-            values = slot.x.read()
-        k.y.store(tile, values)
-
-
-class FlagOnSchedule(Tiles):
-    load, add = Tiles.load, Tiles.add
-
-    def __init__(self):
-        super().__init__(lambda s, k, tile: 1)
-        self.turn = 0
-
-    @add.jit
-    def total(self, k, tile):
-        self.turn = self.turn + 1
-        with k.ring.consume() as slot:
-            values = slot.x.read()
-        k.y.store(tile, values)
-
-
-class SharedList(Tiles):
-    """One role leaves the counts for the other."""
-
-    def __init__(self):
-        self.counts = []
-
-        def given(s, k, tile):
-            s.counts.append(steps(k))
-            return s.counts[-1]
-
-        super().__init__(given, lambda s, k, tile: s.counts[-1])
-
-
-class Counter(Tiles):
-    def __init__(self):
-        turn = 0
-
-        def given(s, k, tile):
-            nonlocal turn
-            turn += 1
-            return turn % 2
-
-        super().__init__(given)
-
-
-class AtRandom(Tiles):
-    def __init__(self):
-        super().__init__(lambda s, k, tile: random.randint(0, 9))
-
-
-REFUSED = (
-    (FlagOnContext, "k.seen"),
-    (FlagOnSchedule, "turn"),
-    (SharedList, "counts|state"),
-    (Counter, "state"),
-    (AtRandom, "state"),
-)

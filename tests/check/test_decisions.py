@@ -12,7 +12,8 @@ import tmapipe as tp
 from examples.attention import attention_of
 from examples.ragged import RaggedSums
 from examples.stencil import Stencil
-from tests.check.deciding import CASES, REFUSED, STARTS, UNSEEN, Placed
+from tests.check.deciding import CASES, STARTS, Placed
+from tests.check.unseen import REFUSED, UNSEEN
 from tmapipe.check import Kind
 
 EVERY = "every trip count"

@@ -1,0 +1,296 @@
+"""Schedules whose bodies decide on what the check does not see through, or on state that outlives a tile."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from tests.check.deciding import CountsItself, HeldOver, Tiles, entry, one_if, steps, take
+
+
+class GroupsPending(Tiles):
+    """The groups that may be pending are an operand that varies."""
+
+    load, add = Tiles.load, Tiles.add
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile: steps(k))
+
+    @add.jit
+    def total(self, k, tile):
+        values = take(k)
+        for _ in range(self.taken(self, k, tile)):
+            values = values + take(k)
+        k.isa.bulk_wait_group(steps(k) - 1, read=True)
+        k.y.store(tile, values)
+
+
+class LanesBySteps(Tiles):
+    load, add = Tiles.load, Tiles.add
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile: steps(k))
+
+    @add.jit
+    def total(self, k, tile):
+        values = take(k)
+        for _ in range(self.taken(self, k, tile)):
+            slot = k.ring.wait()
+            values = values + slot.x.read()
+            k.isa.fence_proxy_async()
+            k.isa.warp_sync()
+            k.isa.mbarrier_arrive(k.plan.barrier("ring.free"), slot.index, lanes=steps(k))
+        k.y.store(tile, values)
+
+
+class FarAway(Tiles):
+    """One step of a thousand."""
+
+    load, add = Tiles.load, Tiles.add
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile: steps(k))
+
+    @add.jit
+    def total(self, k, tile):
+        values = take(k)
+        for step in range(self.taken(self, k, tile)):
+            if step == 1000:
+                k.ring.wait()
+            else:
+                values = values + take(k)
+        k.y.store(tile, values)
+
+
+class ByAList(Tiles):
+    """A coordinate as the index of a list."""
+
+    load, add = Tiles.load, Tiles.add
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile: [1, 2, 3, 4, 5, 6, 7, 8][tile.m], lambda s, k, tile: tile.m + 1)
+
+
+class ByTheMultiprocessor(Tiles):
+    def __init__(self):
+        super().__init__(lambda s, k, tile: one_if(k.isa.smid() > 3))
+
+
+def below(number: Any, most: int) -> Any:
+    """*number*, which must be smaller."""
+    if number >= most:
+        raise ValueError(f"{number!r} is not below {most}")
+    return number
+
+
+class FailsInTheTenthRow(Tiles):
+    """The body itself refuses some tiles: no error of the check, since there may be none."""
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile: below(tile.m, 9))
+
+
+class ByAFloat(Tiles):
+    def __init__(self):
+        super().__init__(lambda s, k, tile: int(tile.m * 0.5 + 1.5))
+
+
+class ByTheSlot(Tiles):
+    """The first slot of the ring is not released."""
+
+    load, add = Tiles.load, Tiles.add
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile: one_if(tile.m == 3))
+
+    @add.jit
+    def total(self, k, tile):
+        values = take(k)
+        for _ in range(self.taken(self, k, tile)):
+            slot = k.ring.wait()
+            values = values + slot.x.read()
+            if slot.index == 0:
+                k.ring.release(slot)
+        k.y.store(tile, values)
+
+
+class InTheThousandthRow(Tiles):
+    def __init__(self):
+        super().__init__(lambda s, k, tile: one_if(tile.m > 1000), lambda s, k, tile: 0)
+
+
+class HeldWhileTurnsDiffer(HeldOver):
+    """Right, but turns depend on those before them."""
+
+    load, add = HeldOver.load, HeldOver.add
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile, i: one_if(entry(k, i) > 1), forgets=False)
+
+
+class Forgotten(HeldOver):
+    load, add = HeldOver.load, HeldOver.add
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile, i: one_if(entry(k, i) > 1), forgets=True)
+
+
+class ForgottenLate(HeldOver):
+    load, add = HeldOver.load, HeldOver.add
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile, i: one_if(i < 40 * tile.l), forgets=True)
+
+
+class CountsAList(CountsItself):
+    load, add = CountsItself.load, CountsItself.add
+
+    @add.jit
+    def total(self, k, tile):
+        values = take(k)
+        seen = []
+        for i in range(self.taken(self, k, tile)):
+            seen.append(i)
+            slot = k.ring.wait()
+            values = values + slot.x.read()
+            if len(seen) != self.at:
+                k.ring.release(slot)
+        k.y.store(tile, values)
+
+
+class CountsSomeTurns(CountsItself):
+    load, add = CountsItself.load, CountsItself.add
+
+    @add.jit
+    def total(self, k, tile):
+        values = take(k)
+        n = 0
+        for i in range(self.taken(self, k, tile)):
+            if i % 2 == 0:
+                n = n + 1
+            slot = k.ring.wait()
+            values = values + slot.x.read()
+            if n != self.at:
+                k.ring.release(slot)
+        k.y.store(tile, values)
+
+
+class CountsInAFunction(CountsItself):
+    load, add = CountsItself.load, CountsItself.add
+
+    @add.jit
+    def total(self, k, tile):
+        values = take(k)
+        n = [0]
+
+        def turn(i):
+            n[0] = n[0] + 1
+            slot = k.ring.wait()
+            slot.x.read()
+            if n[0] != self.at:
+                k.ring.release(slot)
+
+        k.isa.loop(self.taken(self, k, tile), turn)
+        k.y.store(tile, values)
+
+
+_elsewhere: dict[str, Any] = {}
+exec("def numbers(count): return list(range(count))", _elsewhere)
+
+
+class ByAHelperElsewhere(Tiles):
+    """A helper of a module in which `range` is Python's own."""
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile: len(_elsewhere["numbers"](steps(k))), lambda s, k, tile: min(steps(k), 7))
+
+
+UNSEEN = (
+    CountsItself,
+    lambda: CountsItself(100),
+    CountsAList,
+    CountsSomeTurns,
+    CountsInAFunction,
+    ByAHelperElsewhere,
+    HeldWhileTurnsDiffer,
+    Forgotten,
+    ForgottenLate,
+    GroupsPending,
+    LanesBySteps,
+    FarAway,
+    ByAList,
+    ByTheMultiprocessor,
+    FailsInTheTenthRow,
+    ByAFloat,
+    ByTheSlot,
+    InTheThousandthRow,
+)
+
+
+# ---- Python's state ---------------------------------------------------------------------------------------------------
+
+
+class FlagOnContext(Tiles):
+    load, add = Tiles.load, Tiles.add
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile: 1)
+
+    @add.jit
+    def total(self, k, tile):
+        k.seen = True
+        values = take(k)
+        k.y.store(tile, values)
+
+
+class FlagOnSchedule(Tiles):
+    load, add = Tiles.load, Tiles.add
+
+    def __init__(self):
+        super().__init__(lambda s, k, tile: 1)
+        self.turn = 0
+
+    @add.jit
+    def total(self, k, tile):
+        self.turn = self.turn + 1
+        values = take(k)
+        k.y.store(tile, values)
+
+
+class SharedList(Tiles):
+    """One role leaves the counts for the other."""
+
+    def __init__(self):
+        self.counts = []
+
+        def given(s, k, tile):
+            s.counts.append(steps(k))
+            return s.counts[-1]
+
+        super().__init__(given, lambda s, k, tile: s.counts[-1])
+
+
+class Counter(Tiles):
+    def __init__(self):
+        turn = 0
+
+        def given(s, k, tile):
+            nonlocal turn
+            turn += 1
+            return turn % 2
+
+        super().__init__(given)
+
+
+class AtRandom(Tiles):
+    def __init__(self):
+        super().__init__(lambda s, k, tile: random.randint(0, 9))
+
+
+REFUSED = (
+    (FlagOnContext, "k.seen"),
+    (FlagOnSchedule, "turn"),
+    (SharedList, "counts|state"),
+    (Counter, "state"),
+    (AtRandom, "state"),
+)

@@ -1,0 +1,158 @@
+"""The benchmark of random problems: what it draws, measures and reports, without a GPU."""
+
+import argparse
+import threading
+import time
+
+import pytest
+
+from benchmarks import random_problems
+from benchmarks.results import Results
+from tmapipe import tuning
+
+
+def test_random_problems_are_those_of_the_seed():
+    drawn = random_problems.draw(3, 400, ("bf16", "fp16", "fp8"))
+    assert drawn == random_problems.draw(3, 400, ("bf16", "fp16", "fp8")) != random_problems.draw(4, 400)
+    assert drawn[:100] == random_problems.draw(3, 100, ("bf16", "fp16", "fp8"))
+    for each in drawn:
+        name, dtype = random_problems.name_of(each), random_problems.dtype_name(each)
+        assert random_problems.problem_of(name, dtype) == each
+        least = 16 if dtype == "fp8" else 8
+        assert not (each.m % least or each.n % least or each.k % least) and min(each.m, each.n) >= 16 and each.k >= 64
+    shares = [sum(map(test, drawn)) / len(drawn) for test in (
+        lambda p: p.majors == ("k", "k"), lambda p: p.batch > 1, lambda p: p.dtype.bytes == 1, lambda p: p.m > p.n,
+        lambda p: not p.m % 64,
+    )]  # fmt: skip
+    assert 0.6 < shares[0] < 0.9 and 0.04 < shares[1] < 0.15 and 0.25 < shares[2] < 0.42, shares
+    assert 0.4 < shares[3] < 0.6 and shares[4] > 0.25, shares
+    assert {each.majors for each in random_problems.draw(3, 50, majors="kk")} == {("k", "k")}
+
+
+def test_candidates_are_read_as_they_are_written():
+    for problem in random_problems.draw(5, 20):
+        for candidate in tuning.candidates(problem, tuning.problem.H200):
+            assert random_problems.candidate_of(str(candidate)) == candidate
+
+
+def test_varied_candidates_begin_with_the_choice_and_differ():
+    problem = tuning.Problem(552, 672, 15672)
+    found = random_problems.varied(problem, tuning.problem.H200, 8)
+    assert len(set(found)) == 8 and found == random_problems.varied(problem, tuning.problem.H200, 8)
+    assert found[0] == tuning.ranked(problem, most=1)[0][0]
+    assert len({(candidate.schedule, candidate.tile) for candidate in found[:5]}) >= 4
+
+
+class Instant:
+    """A clock by which each launch takes as long as its result says: 10 us, or what `times` has."""
+
+    def __init__(self):
+        self.launches = 0
+
+    def rest(self, seconds):
+        pass
+
+    def batch(self, run, launches):
+        run()
+        self.launches += launches
+        return [10.0] * launches
+
+
+class Compiled:
+    """Schedules that run on the model; those of "Gemm 128x64" fail."""
+
+    def schedule(self, problem, candidate):
+        if candidate.tile == (128, 64):
+            raise RuntimeError("does not compile")
+        made = candidate.build(problem)
+        return made if candidate.tile != (64, 128) else lambda a, b, out: out.fill_(1.0)
+
+
+@pytest.mark.parametrize("name, dtype", [("72x80x96:kk", "bf16"), ("2x72x80x64:kn", "fp16"), ("72x64x96:mn", "bf16")])
+def test_measuring_a_random_problem(name, dtype, capsys):
+    problem = random_problems.problem_of(name, dtype)
+    few = [tuning.Candidate("Gemm", tile, (1, 1)) for tile in ((64, 64), (128, 64), (64, 128))]
+    results, args = Results("random", "fake", versions={}, commit="0"), random_problems.options([])
+    random_problems.measure(problem, few, Compiled(), Instant(), results, args, tuning.problem.H200, "cpu")
+    assert [(row["peer"], row["variant"]) for row in results.rows] == [
+        ("cublas", "torch"),
+        ("tmapipe", "Gemm 64x64 1x1"),
+    ]
+    cublas, mine = results.rows
+    assert (mine["problem"], mine["dtype"], mine["chosen"]) == (name, dtype, True) and "chosen" not in cublas
+    assert 0 < mine["rel_err"] < 1e-2 and mine["estimated_us"] > 1
+    said = capsys.readouterr().out
+    assert "Gemm 128x64 1x1: does not compile" in said and "Gemm 64x128 1x1: WRONG" in said and "(1.000)" in said
+
+
+def test_a_look_takes_what_was_measured_to_be_the_fastest():
+    class Timed(Instant):
+        def batch(self, run, launches):
+            run()
+            return [5.0 if getattr(run, "func", None) is second else 10.0] * launches
+
+    problem = random_problems.problem_of("72x80x96:kk")
+    few = random_problems.unsure(problem, tuning.problem.H200, 2)
+    schedules = {candidate: candidate.build(problem) for candidate in few}
+    second = schedules[few[1]]
+    found = argparse.Namespace(schedule=lambda problem, candidate: schedules[candidate])
+    results, args = Results("random", "fake", versions={}, commit="0"), random_problems.options(["--look", "2"])
+    random_problems.measure(problem, few, found, Timed(), results, args, tuning.problem.H200, "cpu")
+    assert {row["variant"]: row["looked"] for row in results.rows if "looked" in row} == {str(few[1]): 2}
+    (line,) = random_problems.lines(results.rows)
+    assert (line.cublas, line.chosen, line.looked) == (10.0, 10.0, 5.0)
+
+
+def test_a_report_of_random_problems(capsys):
+    rows = [
+        {"problem": name, "dtype": "bf16", "peer": peer, "variant": variant, "us": us, **more}
+        for name, peer, variant, us, more in (
+            ("8x8x8:kk", "cublas", "torch", 10.0, {}),
+            ("8x8x8:kk", "tmapipe", "x", 20.0, {"chosen": True}),
+            ("8x8x8:kk", "tmapipe", "y", 8.0, {}),
+            ("8x8x16:kk", "cublas", "torch", 10.0, {}),
+            ("8x8x16:kk", "quack", "q", 9.0, {}),
+            ("8x8x16:kk", "tmapipe", "x", 5.0, {"chosen": True}),
+        )
+    ]
+    random_problems.report(rows)
+    table = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "chosen, of cuBLAS 2 1.000 0.500 0.500 0.500 2.000 2.000 1 1 1" in table
+    assert any(line.startswith("chosen, of the best peer 1 1.800") for line in table)
+    assert any(line.startswith("8x8x8:kk bf16 0.500") and line.endswith("8.0 y") for line in table)
+
+
+def test_kernels_are_compiled_ahead(monkeypatch):
+    """Once for all problems of a kind; a problem is ready when all of its candidates are done."""
+    seen, go = [], threading.Event()
+
+    def compile_all(problem, few, folder, jobs, done):
+        seen.append((problem, tuple(few), jobs))
+        assert folder.is_dir()
+        for i, candidate in enumerate(few):
+            go.wait(5)
+            done(candidate, "bad" if i else "")
+
+    monkeypatch.setattr(random_problems, "compile_all", compile_all)
+    one, two, other = (random_problems.problem_of(name) for name in ("64x64x64:kk", "64x128x64:kk", "64x64x64:mn"))
+    x, y = (tuning.Candidate("Gemm", (64, n), (1, 1)) for n in (64, 128))
+    ahead = random_problems.Ahead({one: [x], two: [x, y], other: [y]}, 3)
+    assert not ahead.ready(one, [x])
+    go.set()
+    ends = time.monotonic() + 5
+    while not ahead.ready(other, [y]) and time.monotonic() < ends:
+        ahead.changed.wait(0.01)
+    assert seen == [(one, (x, y), 3), (other, (y,), 3)] and ahead.ready(two, [x, y])
+    with pytest.raises(RuntimeError, match="bad"):
+        ahead.schedule(two, y)
+
+
+def test_problems_of_a_file_come_first(tmp_path):
+    path = tmp_path / "problems.jsonl"
+    path.write_text('{"problem": "8x16x64:kk"}\n{"problem": "8x16x64:mn", "dtype": "fp16"}\n')
+    options = ["--problems", str(path), "--count", "3", "--seed", "2"]
+    found = random_problems.problems_of(random_problems.options(options))
+    assert list(map(random_problems.name_of, found[:2])) == ["8x16x64:kk", "8x16x64:mn"] and len(found) == 5
+    assert found[2:] == random_problems.draw(2, 3)
+    found = random_problems.problems_of(random_problems.options([*options, "--majors", "kk"]))
+    assert list(map(random_problems.name_of, found[:1])) == ["8x16x64:kk"] and len(found) == 4
