@@ -38,7 +38,8 @@ class Wgmma:
             waited for, by default 1, or 0 if sums are promoted. A slot is released that much later. Matmuls that are started
             and awaited apart (``start``) take 0, the default where a comes from registers.
         promote: Whether after each slot (k elements of the tile, e.g. 128) the sums are added to others in fp32, outside of
-            the tensor core. This takes twice the registers. The model sums in fp32 either way.
+            the tensor core. This takes twice the registers, until the tile's last slot; several promoted matmuls of a role
+            share those of a slot. The model sums in fp32 either way.
 
     Raises:
         InputError: For any other value.

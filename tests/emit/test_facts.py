@@ -243,6 +243,12 @@ def test_nothing_in_local_memory_when_unrolled(unrolled):
     assert ".local" not in kernel.compiled.ptx
 
 
+@pytest.mark.parametrize("tile", [(128, 128, 128), (256, 48, 128)])
+def test_two_promoted_accumulators_have_room(tile):
+    gated = tp.schedules.GatedGemm(tile, (1, 1), mainloop=tp.mainloop.Cooperative(promote=True))
+    assert gated.compile(dict.fromkeys(("a", "gate", "up"), "fp8_e4m3") | {"d": "bf16"}).resources.spill_bytes == 0
+
+
 @pytest.mark.parametrize(("name", "arch"), [(name, arch) for name, arch in ELSEWHERE if name in COPIES])
 def test_the_same_facts_on_other_architectures(name, arch):
     here, there = built(name), built(name, arch)

@@ -498,6 +498,10 @@ def test_promoted_sums_take_twice_the_registers():
         tp.schedules.Gemm((128, 256, 128), mainloop=tp.mainloop.Cooperative(promote=True)).plan(fp8)
     with pytest.raises(tp.InputError, match="128 leave room to work with 3 warpgroups"):
         tp.schedules.Gemm((192, 192, 128), mainloop=tp.mainloop.Cooperative(promote=True)).plan(fp8)
+    c = tp.epilogue.Epilogue(
+        lambda acc, c: acc + c, operands={"c": tp.epilogue.Matrix()}
+    )  # of 96 registers' sums, not 192
+    assert S.Gemm((128, 192, 128), mainloop=tp.mainloop.Cooperative(promote=True), epilogue=c).plan(fp8).matmuls
     with pytest.raises(tp.InputError, match="in_flight"):
         gemm = tp.schedules.Gemm((128, 128, 64))
         tp.Wgmma(gemm.a, gemm.b, in_flight=1, promote=True)
@@ -517,3 +521,15 @@ def test_two_accumulators_share_the_registers(tile, widest):
         rule="registers a thread together",
     )
     assert S.GatedGemm((tile[0], widest, 64), (1, 1), epilogue=tp.epilogue.Epilogue(stages=1)).plan().matmuls
+
+
+@pytest.mark.parametrize("tile", [(64, 128), (128, 128), (192, 80), (256, 56)])
+def test_promoted_sums_of_a_slot_are_those_of_one_matmul_at_a_time(tile):
+    """Of two matmuls each has sums of its own, and both have one place for those of a slot, which an epilogue may use again."""
+    fp8 = dict.fromkeys(("a", "gate", "up"), "fp8_e4m3") | {"d": "bf16"}
+    promoted = {"mainloop": tp.mainloop.Cooperative(promote=True)}
+    (gate, up) = S.GatedGemm((*tile, 128), (1, 1), **promoted).plan(fp8).matmuls
+    assert gate.registers == up.registers == (tile[0] * tile[1] // 128 // gate.warpgroups, 0, gate.registers.sums)
+    wider = S.GatedGemm((tile[0], tile[1] + 8, 128), (1, 1), **promoted)
+    needed = 3 * tile[0] * (tile[1] + 8) // 128 // gate.warpgroups
+    refused(wider.plan, fp8, argument="Wgmma(gate_mma) and Wgmma(up_mma)", rule=f"need {needed} accumulator registers")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 
@@ -13,7 +13,7 @@ from tmapipe.plan.boxes import box_of
 if TYPE_CHECKING:
     from tmapipe.plan.sent import SentParts
 
-__all__ = ["Buffer", "Distributed", "HeldTile", "Matmul", "registers_of", "widest"]
+__all__ = ["Buffer", "Distributed", "HeldTile", "Matmul", "MatmulRegisters", "registers_of", "widest"]
 
 BESIDE_SUMS = 26  # registers a thread that ptxas wants at launch for a wgmma besides its sums (its note C7602)
 
@@ -23,12 +23,22 @@ def widest(launch: int) -> int:
     return min(256, (launch - BESIDE_SUMS) * 2 // 8 * 8)
 
 
+class MatmulRegisters(NamedTuple):
+    """Of a thread. sums: of the tile; a: for an a from registers; slot: for the sums of one slot, which are promoted before
+    another matmul's begin."""
+
+    sums: int
+    a: int
+    slot: int
+
+
 def registers_of(
     shape: tuple[int, int, int], warpgroups: int, promote: bool = False, from_registers: bool = False
-) -> tuple[int, int]:
-    """Of a thread, for a matmul of *shape*: for the sums, and for an a of 16 bits from registers."""
+) -> MatmulRegisters:
+    """Of a matmul of *shape*; an a from registers is of 16 bits."""
     (m, n, k), threads = shape, 128 * warpgroups
-    return m * n // threads * (1 + promote), m * k // (2 * threads) if from_registers else 0
+    sums = m * n // threads
+    return MatmulRegisters(sums, m * k // (2 * threads) if from_registers else 0, sums if promote else 0)
 
 
 @attrs.frozen
@@ -157,8 +167,8 @@ class Matmul(Distributed):
         return self.b.dtype if self.a is None else self.a.dtype, self.b.dtype
 
     @property
-    def registers(self) -> tuple[int, int]:
-        """Of a thread: for the sums, and for an a from registers."""
+    def registers(self) -> MatmulRegisters:
+        """Of a thread."""
         return registers_of(self.shape, self.warpgroups, self.promote, self.a is None)
 
     @property

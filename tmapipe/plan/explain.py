@@ -97,12 +97,13 @@ def explain(
         )
     for matmul in plan.matmuls:
         m, n, k = matmul.shape
-        sums, operand = matmul.registers
+        sums, operand, slot = matmul.registers
         instructions = " and ".join(f"m64n{part}k{32 // matmul.b.dtype.bytes}" for part in matmul.n_instructions)
         lines.append(
             f"matmul {matmul.name}: {m} x {n} x {k} over {matmul.warpgroups} warpgroups, {matmul.k_instructions} wgmma "
             f"{instructions} a slot and 64 rows, {sums} accumulator registers a thread"
             + (f" and {operand} for a" if operand else "")
+            + (f" and {slot} for those of a slot" if slot else "")
             + "".join(f", {x} transposed" for x, way in zip("ab", matmul.transposed, strict=True) if way)
         )
     for store in plan.stores:

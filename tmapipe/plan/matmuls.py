@@ -7,7 +7,7 @@ from tmapipe.errors import InputError
 from tmapipe.matmul import Wgmma
 from tmapipe.plan.arch import Arch
 from tmapipe.plan.declarations import Declarations
-from tmapipe.plan.distributed import registers_of, widest
+from tmapipe.plan.distributed import MatmulRegisters, registers_of, widest
 from tmapipe.role import Role
 from tmapipe.stage import SharedStage, TmaLoadStage
 
@@ -66,7 +66,7 @@ def check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch,
             rule = "wgmma takes 32 bytes of k an instruction"
             raise InputError(f"{of_a}.tile[{1 - int(mma.transposed[0])}]", k, rule, "e.g. 64")
         _check_width(name, mma, m // (64 * warpgroups), launch)
-        _check_accumulators(name, mma, _registers(mma, role), role)
+        _check_accumulators(name, mma, sum(_registers(mma, role)), role)
         found[name] = declared.name_of(role)
     _check_together(declared, found)
     return found
@@ -123,20 +123,23 @@ def _check_together(declared: Declarations, roles: dict[str, str]) -> None:
         names = [name for name in roles if roles[name] == role_name]
         role = declared.roles[role_name]
         room = {4: 192, 8: 184}.get(role.warps, 112)  # more spills, as the compiler was seen to report
-        sums = [_registers(declared.matmuls[name], role) for name in names]
-        if len(names) > 1 and sum(sums) > room:
+        needs = [_registers(declared.matmuls[name], role) for name in names]
+        slots = max(need.slot for need in needs)
+        if slots and all(declared.matmuls[name].shape[0] <= 16 * role.warps // role.teams for name in names):
+            room += 8  # of the sums of a slot, the epilogue has the registers
+        needed = sum(need.sums + need.a for need in needs) + slots
+        if len(names) > 1 and needed > room:
             raise InputError(
                 " and ".join(f"Wgmma({name})" for name in names),
                 [declared.matmuls[name].shape[:2] for name in names],
-                f"need {sum(sums)} accumulator registers a thread together; {room} leave room for what is done with several "
+                f"need {needed} accumulator registers a thread together; {room} leave room for what is done with several "
                 f"by {role.warps // 4} warpgroups",
                 "use a smaller tile or more warpgroups",
             )
 
 
-def _registers(mma: Wgmma, role: Role) -> int:
-    """Of a thread, for the sums and for an a from registers."""
-    return sum(registers_of(mma.shape, role.warps // 4 // role.teams, mma.promote, isinstance(mma.a, Wgmma)))
+def _registers(mma: Wgmma, role: Role) -> MatmulRegisters:
+    return registers_of(mma.shape, role.warps // 4 // role.teams, mma.promote, isinstance(mma.a, Wgmma))
 
 
 def _check_accumulators(name: str, mma: Wgmma, needed: int, role: Role) -> None:
