@@ -525,7 +525,7 @@ def test_two_accumulators_share_the_registers(tile, widest):
 
 @pytest.mark.parametrize("tile", [(64, 128), (128, 128), (192, 80), (256, 56)])
 def test_promoted_sums_of_a_slot_are_those_of_one_matmul_at_a_time(tile):
-    """Of two matmuls each has sums of its own, and both have one place for those of a slot, which an epilogue may use again."""
+    """Of two matmuls each has sums of its own; both have one place for those of a slot, which an epilogue may use again."""
     fp8 = dict.fromkeys(("a", "gate", "up"), "fp8_e4m3") | {"d": "bf16"}
     promoted = {"mainloop": tp.mainloop.Cooperative(promote=True)}
     (gate, up) = S.GatedGemm((*tile, 128), (1, 1), **promoted).plan(fp8).matmuls
