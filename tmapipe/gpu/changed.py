@@ -25,7 +25,7 @@ class DescriptorEmitters:
     """Methods of `GpuIsa`."""
 
     def descriptor_write(self: Any, load: Load, buffer: Buffer, stage: Any, first: Any, rows: Any) -> None:
-        tensor, slot = self.addressed[load.argument], self.shared.toint() + buffer.offset + stage * buffer.pitch
+        tensor, slot = self.addressed[load.argument], self.slot_address(buffer, stage)
         start = Int64(tensor.iterator.toint()) + Int64(first) * Int64(tensor.stride[0]) * load.buffer.dtype.bytes
 
         def make() -> None:

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
-from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import cpasync
-from cutlass.cutlass_dsl import T
 
 from tmapipe.gpu import control
 from tmapipe.gpu.descriptors import Descriptor, prefetch
 from tmapipe.gpu.inline import emit_ptx
 from tmapipe.gpu.layouts import cute_type, full_shape, pieces_of
 from tmapipe.gpu.rows import move_rows
+from tmapipe.gpu.words import at_peer
 from tmapipe.integers import ceil_div
 from tmapipe.isa.fragment import Fragment
 from tmapipe.plan.model import WARP, Barrier, Load, Peer, Store
@@ -24,7 +23,7 @@ from tmapipe.plan.model import WARP, Barrier, Load, Peer, Store
 if TYPE_CHECKING:
     from tmapipe.gpu.isa import GpuIsa
 
-__all__ = ["CopyEmitters", "at_peer"]
+__all__ = ["CopyEmitters"]
 
 UNROLLED = 16  # copies of a thread; more are a loop, since each one's addresses take registers
 
@@ -67,8 +66,7 @@ class CopyEmitters:
         source = Int64(tensor.iterator.toint())
         for index, stride in zip(at, tensor.stride, strict=True):
             source = source + Int64(index) * Int64(stride) * size
-        start = self.shared.toint()
-        target, bar = start + load.buffer.offset + stage * load.buffer.pitch, start + barrier.offset + stage * 8
+        target, bar = self.slot_address(load.buffer, stage), self.mbarrier(barrier, stage).toint()
         with cute.arch.elect_one():
             _bulk_from_global(target, source, load.buffer.slot_bytes, bar)
 
@@ -77,10 +75,9 @@ class CopyEmitters:
     ) -> None:
         assert peer.source is not None
         nbytes = peer.buffer.slot_bytes // (1 if part is None else peer.peers)
-        start = self.shared.toint()
-        source = start + peer.source.offset + stage * peer.source.pitch + (0 if part is None else part * nbytes)
-        target = start + peer.buffer.offset + stage * peer.buffer.pitch + (0 if part is None else into * nbytes)
-        bar = start + barrier.offset + stage * 8
+        source = self.slot_address(peer.source, stage) + (0 if part is None else part * nbytes)
+        target = self.slot_address(peer.buffer, stage) + (0 if part is None else into * nbytes)
+        bar = self.mbarrier(barrier, stage).toint()
         with cute.arch.elect_one():
             _bulk_to_peer(at_peer(target, to), source, nbytes, at_peer(bar, to))
 
@@ -89,26 +86,13 @@ class CopyEmitters:
         left = (tensor.shape[0] - at[0]) * size
         nbytes = cutlass.select_(left < store.buffer.slot_bytes, left, Int32(store.buffer.slot_bytes))
         target = Int64(tensor.iterator.toint()) + Int64(at[0]) * size
-        source = self.shared.toint() + store.buffer.offset + stage * store.buffer.pitch
+        source = self.slot_address(store.buffer, stage)
 
         def issue() -> None:
             with cute.arch.elect_one():
                 _bulk_to_global(store, target, source, nbytes)
 
         self.when(left > 0, issue)
-
-
-def at_peer(address: Any, rank: Any) -> Any:
-    """Where *address* of the own CTA's shared memory is in the CTA of that rank."""
-    return Int32(
-        llvm.inline_asm(
-            T.i32(),
-            [Int32(address).ir_value(), Int32(rank).ir_value()],
-            "mapa.shared::cluster.u32 $0, $1, $2;",
-            "=r,r,r",
-            asm_dialect=llvm.AsmDialect.AD_ATT,
-        )
-    )
 
 
 #: Of a reduction in global memory, what the instruction calls it and the type, by the kind of types.
@@ -148,7 +132,7 @@ def copy_tile(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any
     buffer, size, vector = load.buffer, load.buffer.dtype.bytes, load.vector
     tile, per_row, threads = _Tile(isa, load, at), load.tile[-1] * size // vector, WARP * shares
     vectors, width = buffer.slot_bytes // vector, vector // size
-    target = isa.shared.toint() + buffer.offset + stage * buffer.pitch
+    target = isa.slot_address(buffer, stage)
     thread = share * WARP + isa.lane
 
     def copy(i: Any) -> None:

@@ -112,7 +112,7 @@ def load_boxes(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: An
         start[0] = start[0] + share * (extents[0] * steps[0])
     pitch = _pitch(buffer) if core > 1 else size  # bytes from row to row, or of an element
     own = share * (math.prod(extents[:-1] if core > 1 else extents) * pitch)
-    slot = isa.shared.toint() + buffer.offset + stage * buffer.pitch + own
+    slot = isa.slot_address(buffer, stage) + own
     places = list(itertools.product(*(range(0, n, b) for n, b in zip(extents, box, strict=True))))
 
     def one(place: Sequence[Any]) -> None:
@@ -140,7 +140,7 @@ def load_boxes(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: An
 def load_windows(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any, how: Mapping[str, Any]) -> None:
     """The windows of one tile, or of a share of one. Arguments as of `load_boxes`; at: where the first window begins."""
     buffer, (rows, columns) = load.buffer, load.box
-    slot = isa.shared.toint() + buffer.offset + stage * buffer.pitch + share * (rows * _pitch(buffer))
+    slot = isa.slot_address(buffer, stage) + share * (rows * _pitch(buffer))
     for left in range(0, buffer.tile[-1], columns):
         place = (at[-1] + left, *reversed(at[:-1]))
         _load(slot + _column(buffer, left), place, **how)

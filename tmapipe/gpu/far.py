@@ -11,10 +11,9 @@ from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
-from tmapipe.gpu.copies import at_peer
 from tmapipe.gpu.functions import KINDS
 from tmapipe.gpu.layouts import cute_type
-from tmapipe.gpu.words import store_async
+from tmapipe.gpu.words import at_peer, store_async
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import SlotRef
 from tmapipe.plan.model import Barrier
@@ -36,7 +35,7 @@ class Far:
     def read_peer(self: Any, slot: SlotRef, cta: Any, layout: ThreadLayout, at: tuple[Any, Any]) -> Fragment:
         buffer, isa, width = slot.buffer, self.isa, layout.width
         kind, size = buffer.dtype.kind, buffer.dtype.bytes
-        start = at_peer(isa.shared.toint() + buffer.offset + slot.stage * buffer.pitch, cta)
+        start = at_peer(isa.slot_address(buffer, slot.stage), cta)
         together = isinstance(at[1], int) and at[1] % width == 0 and buffer.tile[1] % width == 0
         each = width if together else 1
         data: list[Any] = []
@@ -54,8 +53,8 @@ class Far:
         buffer, isa, layout = slot.buffer, self.isa, values.layout
         assert layout is not None
         dtype, size, width = cute_type(buffer.dtype), buffer.dtype.bytes, layout.width
-        start = at_peer(isa.shared.toint() + buffer.offset + slot.stage * buffer.pitch, cta)
-        on = at_peer(isa.shared.toint() + barrier.offset + slot.stage * 8, cta)
+        start = at_peer(isa.slot_address(buffer, slot.stage), cta)
+        on = at_peer(isa.mbarrier(barrier, slot.stage).toint(), cta)
         for i in range(0, layout.values, width):
             part = Fragment(self, layout, "tile", values.kind, values.data[i : i + width])
             converted = cute.make_rmem_tensor((width,), dtype)

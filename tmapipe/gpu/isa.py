@@ -356,6 +356,10 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
     def mbarrier(self, barrier: Barrier, stage: Any) -> Any:
         return cute.recast_ptr(self.shared + barrier.offset, dtype=cutlass.Int64) + stage
 
+    def slot_address(self, buffer: Buffer, stage: Any) -> Any:
+        """Of slot *stage*, in shared memory."""
+        return self.shared.toint() + buffer.offset + stage * buffer.pitch
+
     def _buffer(self, buffer: Buffer) -> Any:
         layout = slot_layout(buffer)
         start = self.shared + buffer.offset

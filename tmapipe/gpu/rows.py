@@ -36,7 +36,7 @@ def move_rows(
     """
     buffer = move.buffer
     pitch = buffer.tile[1] * buffer.dtype.bytes
-    place = isa.shared.toint() + buffer.offset + stage * buffer.pitch + part * (4 * pitch)
+    place = isa.slot_address(buffer, stage) + part * (4 * pitch)
     operands = [Int32(place).ir_value(), _address(isa.atoms[move.name][0])]
     operands += [Int32(x).ir_value() for x in (at[-1], *rows)]
     kinds, matrix = "r,l,r,r,r,r,r", "[$1, {$2, $3, $4, $5, $6}]"

@@ -13,7 +13,7 @@ from cutlass.cutlass_dsl import T
 from tmapipe.gpu.inline import emit_ptx
 from tmapipe.plan.model import WARP
 
-__all__ = ["UNIT", "received", "send", "store_async", "store_words"]
+__all__ = ["UNIT", "at_peer", "received", "send", "store_async", "store_words"]
 
 UNIT = 16  # bytes that one st.async moves
 
@@ -24,7 +24,7 @@ def store_words(slot: Any, words: Sequence[Any], barrier: Any, cta: Any) -> None
     Args:
         slot, barrier: Addresses in the calling CTA.
     """
-    target, on = there(cta, slot, barrier)
+    target, on = at_peer(slot.toint(), cta), at_peer(barrier.toint(), cta)
     store_async(target, [Int32(word) for word in words], on)
 
 
@@ -35,7 +35,7 @@ def send(place: Any, values: Sequence[Any], barrier: Any, cta: Any) -> None:
     Args:
         place, barrier: Addresses in the calling CTA.
     """
-    target, on = there(cta, place, barrier)
+    target, on = at_peer(place.toint(), cta), at_peer(barrier.toint(), cta)
     for i in range(0, len(values), 4):
         store_async(target + i // 4 * WARP * UNIT, [Float32(value) for value in values[i : i + 4]], on, "f")
 
@@ -50,10 +50,11 @@ def received(place: Any, count: int) -> list[Any]:
     return [values[i] for i in range(count)]
 
 
-def there(cta: Any, *pointers: Any) -> list[Any]:
-    """The addresses of the same places in the shared memory of CTA *cta*, as numbers."""
-    rank, space = Int32(cta).ir_value(), llvm.PointerType.get(cute.AddressSpace.dsmem)
-    return [Int32(llvm.ptrtoint(T.i32(), nvvm.mapa(space, pointer.llvm_ptr, rank))) for pointer in pointers]
+def at_peer(address: Any, cta: Any) -> Any:
+    """Where *address* of the calling CTA's shared memory is in CTA *cta* of the cluster."""
+    here, there = (llvm.PointerType.get(space) for space in (cute.AddressSpace.smem, cute.AddressSpace.dsmem))
+    pointer = nvvm.mapa(there, llvm.inttoptr(here, Int32(address).ir_value()), Int32(cta).ir_value())
+    return Int32(llvm.ptrtoint(T.i32(), pointer))
 
 
 def store_async(target: Any, words: Sequence[Any], barrier: Any, kind: str = "r") -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tmapipe.isa.effects import AwaitGroup, EndGroup, Group, Names, Start, Tile, Until, operation, ranks
 from tmapipe.isa.lowering import Lowering
@@ -269,7 +269,7 @@ class CopyInstructions(Lowering):
         *stage*, and completes them on ``barrier[stage]``, later, by itself. All of them lie in the tensor. Needs no
         descriptor; addresses and sizes are multiples of 16 bytes. Async proxy."""
         slot, bar = self.slot(load.buffer, stage), self.bar(barrier, stage)
-        self.emit(BulkLoad(load.name, slot, bar, load.buffer.slot_bytes, tuple(at)))
+        self.emit(BulkLoad(load.name, slot, bar, load.buffer.slot_bytes, self.start(load, at)))
 
     def cp_async(
         self, load: Load, stage: Value, at: Sequence[Value], barrier: Barrier, share: Value, shares: int, anywhere: bool
@@ -284,7 +284,9 @@ class CopyInstructions(Lowering):
         slot, bar = self.slot(load.buffer, stage), self.bar(barrier, stage)
         vectors = load.buffer.slot_bytes // load.vector
         own = sum(min(32, vectors - first) for first in range(32 * share, vectors, 32 * shares))
-        self.emit(CpAsync(load.name, slot, bar, own * load.vector, share, shares, tuple(at), anywhere=anywhere))
+        self.emit(
+            CpAsync(load.name, slot, bar, own * load.vector, share, shares, self.start(load, at), anywhere=anywhere)
+        )
 
     def tma_load(
         self,
@@ -312,18 +314,16 @@ class CopyInstructions(Lowering):
         """
         shares = 1 if mask is None else load.peers
         if part is not None:
-            share, shares = part, load.parts
+            share, shares = self.part(load, part), load.parts
         slot, bar = self.slot(load.buffer, stage), self.bar(barrier, stage)
         nbytes = load.buffer.slot_bytes // shares
-        where = (tuple(at), anywhere, tuple(offsets))
-        self.emit(
-            TmaLoad(load.name, slot, bar, nbytes, mask, share, shares, where[0], anywhere=where[1], offsets=where[2])
-        )
+        where: Any = {"at": self.start(load, at), "anywhere": anywhere, "offsets": tuple(map(self.plain, offsets))}
+        self.emit(TmaLoad(load.name, slot, bar, nbytes, mask, share, shares, **where))
 
     def tma_prefetch(self, load: Load, at: Sequence[Value], share: Value = 0) -> None:
         """``cp.async.bulk.prefetch.tensor`` into L2: asks for what a `tma_load` of the same operands would copy. A hint: it
         orders nothing, nothing waits for it, and outside of the tensor it does nothing."""
-        self.emit(TmaPrefetch(load.name, share, tuple(at)))
+        self.emit(TmaPrefetch(load.name, share, self.start(load, at)))
 
     def tma_store(
         self, store: Store, stage: Value, at: Sequence[Value], rows: Value = None, part: Value = None
@@ -332,13 +332,14 @@ class CopyInstructions(Lowering):
         tile that starts at element *at*, later; elements outside the tensor are not written, and of a `store.clipped` no
         others than the slot's first *rows* rows (0 to all). With *part*, it copies that part of `store.parts` of the slot, and
         *at* is where that goes. Async proxy."""
-        self.emit(TmaStore(store.name, self.slot(store.buffer, stage), tuple(at), rows, part))
+        rows, part = None if rows is None else self.plain(rows), self.part(store, part)
+        self.emit(TmaStore(store.name, self.slot(store.buffer, stage), self.start(store, at), rows, part))
 
     def bulk_store(self, store: Store, stage: Value, at: Sequence[Value]) -> None:
         """``cp.async.bulk`` to global memory (``cp.reduce...`` with `store.reduce`): copies slot *stage*, or as much of it as
         lies in the tensor, to the piece of it from element *at* on, later. Needs no descriptor; addresses and sizes are
         multiples of 16 bytes. Async proxy."""
-        self.emit(BulkStore(store.name, self.slot(store.buffer, stage), tuple(at)))
+        self.emit(BulkStore(store.name, self.slot(store.buffer, stage), self.start(store, at)))
 
     def bulk_commit_group(self) -> None:
         """``cp.async.bulk.commit_group``: closes a group of the elected thread's stores."""

@@ -104,7 +104,7 @@ class DescriptorInstructions(Lowering):
         of *rows* rows of the load's tensor, from row *first* on; one or more, all of them in the tensor. Each slot has a
         place in global memory, where the engine reads it. Generic proxy, released to that of descriptors."""
         slot = self.slot(buffer, stage)
-        self.emit(DescriptorWrite(load.name, slot, (first, rows)))
+        self.emit(DescriptorWrite(load.name, slot, (self.plain(first), self.plain(rows))))
         self.emit(DescriptorRelease(slot))
 
     def descriptor_acquire(self, buffer: Buffer, stage: Value) -> None:
@@ -121,4 +121,4 @@ class DescriptorInstructions(Lowering):
         slot, bar = self.slot(load.buffer, stage), self.bar(barrier, stage)
         mask = 1 << self.cta_rank if mask is None else mask
         nbytes, source = load.buffer.slot_bytes // load.peers, self.slot(load.through, through)
-        self.emit(TmaLoadThrough(load.name, slot, bar, nbytes, mask, source, share, load.peers, tuple(at)))
+        self.emit(TmaLoadThrough(load.name, slot, bar, nbytes, mask, source, share, load.peers, self.start(load, at)))

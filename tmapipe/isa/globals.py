@@ -137,7 +137,7 @@ class GlobalInstructions(Lowering):
     def store_values(self, store: Store, at: Sequence[Value], values: Fragment) -> None:
         """``st.global`` (each lane): stores the warp's part of *values*, converted, to the tile that starts at element *at*.
         Elements outside the tensor are not written. At most `store.vector` bytes at once. Generic proxy."""
-        self.emit(TileStore(store.name, tuple(at)))
+        self.emit(TileStore(store.name, self.start(store, at)))
 
     def load_entry(self, table: str, i: Value, without_data: int) -> Value:
         """``ld.global``: entry *i* of a table, in all lanes.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tmapipe.isa.values import Carried, Value
-from tmapipe.plan.model import Barrier, Buffer, NamedBarrier, Plan
+from tmapipe.plan.model import Barrier, Buffer, Load, NamedBarrier, Plan, Store
 from tmapipe.plan.syncs import Syncs
 
 __all__ = ["Lowering"]
@@ -41,6 +41,18 @@ class Lowering(Carried):
 
     def slot(self, buffer: Buffer, stage: Value) -> int:
         """The flat number of a slot of the CTA."""
+        raise NotImplementedError
+
+    def start(self, of: Load | Store, at: Sequence[Value]) -> tuple[int, ...]:
+        """Where a tile of a tensor starts (elements), one index for each of its dimensions."""
+        raise NotImplementedError
+
+    def part(self, of: Load | Store, index: Value) -> int:
+        """Which of the parts of a slot is moved by itself; None for all of it."""
+        raise NotImplementedError
+
+    def plain(self, number: Value) -> int:
+        """A number that only data depends on."""
         raise NotImplementedError
 
     def barrier_id(self, barrier: NamedBarrier, instance: Value) -> int:

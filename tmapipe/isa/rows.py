@@ -64,11 +64,11 @@ class RowInstructions(Lowering):
         on, to the rows from 4 *part* on of slot *stage*, and completes their bytes on ``barrier[stage]``, later, by itself.
         Rows outside of the matrix count as bytes, and read as zero. Async proxy."""
         slot, bar, shares = self.slot(load.buffer, stage), self.bar(barrier, stage), load.parts // 4
-        self.emit(
-            TmaGather(load.name, slot, bar, load.buffer.slot_bytes // shares, part, shares, tuple(rows), tuple(at))
-        )
+        where = (tuple(map(self.plain, rows)), self.start(load, at))
+        self.emit(TmaGather(load.name, slot, bar, load.buffer.slot_bytes // shares, part, shares, *where))
 
     def tma_scatter(self, store: Store, stage: Value, rows: Sequence[Value], at: Sequence[Value], part: Value) -> None:
         """``cp.async.bulk.tensor.2d.tile::scatter4``: copies the four rows from 4 *part* on of slot *stage* to those numbered
         *rows* of a matrix, from column *at[-1]* on, later. Rows beyond the matrix are not written. Async proxy."""
-        self.emit(TmaScatter(store.name, self.slot(store.buffer, stage), part, tuple(rows), tuple(at)))
+        where = (tuple(map(self.plain, rows)), self.start(store, at))
+        self.emit(TmaScatter(store.name, self.slot(store.buffer, stage), part, *where))

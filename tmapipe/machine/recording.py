@@ -25,6 +25,7 @@ from tmapipe.machine.layout import Layout
 from tmapipe.machine.varying import VALUE, Condition, Varying
 from tmapipe.machine.varying_names import greatest
 from tmapipe.machine.warp import MachineIsa
+from tmapipe.plan.model import Store
 from tmapipe.protocol.cluster import cluster_coordinate
 from tmapipe.protocol.tile import Tile
 from tmapipe.tma_rules import ALIGNMENT
@@ -226,54 +227,19 @@ class RecordingIsa(MachineIsa):
 
     # ---- operands -------------------------------------------------------------------------------------------------
 
-    def tma_load(self, load: Any, stage: Any, at: Sequence[Any], *rest: Any, **named: Any) -> None:
-        named["offsets"] = [_value(x) for x in named.get("offsets", ())]
-        super().tma_load(load, stage, self._start(at, load), *rest, **named)
-
-    def descriptor_write(self, load: Any, buffer: Any, stage: Any, first: Any, rows: Any) -> None:
-        super().descriptor_write(load, buffer, stage, _value(first), _value(rows))
-
-    def tma_load_through(self, load: Any, stage: Any, at: Sequence[Any], *rest: Any) -> None:
-        super().tma_load_through(load, stage, self._start(at, load), *rest)
-
     def window_start(self, load: Any, number: Any) -> tuple[Any, ...]:
         return (0,) * (len(load.dims) - 1)  # where something is copied from: no use
 
-    def bulk_load(self, load: Any, stage: Any, at: Sequence[Any], *rest: Any, **named: Any) -> None:
-        super().bulk_load(load, stage, self._start(at, load), *rest, **named)
+    def start(self, of: Any, at: Sequence[Any]) -> tuple[int, ...]:
+        """Where something is copied from or to: no use, but along the last dimension it must be a multiple of some bytes."""
+        if at and isinstance(at[-1], Varying):
+            self.decisions.starts(at[-1], max(1, (of.vector or ALIGNMENT) // of.buffer.dtype.bytes))
+        if isinstance(of, Store):
+            self.decisions.stored.add(of.name)
+        return super().start(of, [self.plain(x) for x in at])
 
-    def cp_async(self, load: Any, stage: Any, at: Sequence[Any], *rest: Any, **named: Any) -> None:
-        super().cp_async(load, stage, self._start(at, load, load.vector), *rest, **named)
-
-    def tma_prefetch(self, load: Any, at: Sequence[Any], share: Any = 0) -> None:
-        super().tma_prefetch(load, self._start(at, load), share)
-
-    def tma_gather(
-        self, load: Any, stage: Any, rows: Sequence[Any], at: Sequence[Any], barrier: Any, part: Any
-    ) -> None:
-        super().tma_gather(load, stage, [_value(row) for row in rows], self._start(at, load), barrier, part)
-
-    def tma_store(self, store: Any, stage: Any, at: Sequence[Any], rows: Any = None, part: Any = None) -> None:
-        self.decisions.stored.add(store.name)
-        super().tma_store(store, stage, self._start(at, store), _value(rows), part)
-
-    def tma_scatter(self, store: Any, stage: Any, rows: Sequence[Any], at: Sequence[Any], part: Any) -> None:
-        self.decisions.stored.add(store.name)
-        super().tma_scatter(store, stage, [_value(row) for row in rows], self._start(at, store), part)
-
-    def store_values(self, store: Any, at: Sequence[Any], values: Any) -> None:
-        self.decisions.stored.add(store.name)
-        super().store_values(store, self._start(at, store, store.vector), values)
-
-    def bulk_store(self, store: Any, stage: Any, at: Sequence[Any]) -> None:
-        self.decisions.stored.add(store.name)
-        super().bulk_store(store, stage, self._start(at, store))
-
-    def _start(self, at: Sequence[Any], part: Any, unit: int = ALIGNMENT) -> list[Any]:
-        """Where something is copied from or to: no use, but along the last dimension it must be a multiple of *unit* bytes."""
-        if isinstance(at[-1], Varying):
-            self.decisions.starts(at[-1], max(1, unit // part.buffer.dtype.bytes))
-        return [_value(x) for x in at]
+    def plain(self, number: Any) -> Any:
+        return number.value if isinstance(number, Varying) else number
 
     def _plain_operands(self, emit: Callable[[Any], None]) -> Callable[[Any], None]:
         """Where an operation is the same whatever an operand's value, its value is not used: the rest are uses."""
@@ -284,11 +250,6 @@ class RecordingIsa(MachineIsa):
             emit(op)
 
         return add
-
-
-def _value(number: Any) -> Any:
-    """Where something is copied from or to, which no warp waits for."""
-    return number.value if isinstance(number, Varying) else number
 
 
 def _used(decisions: Decisions, operand: Any) -> Any:

@@ -96,40 +96,9 @@ class MachineIsa(Isa):
         self.emit(op)
         return without_data() if self.memory is None else self.memory.results[self.agent]
 
-    def tma_load(
-        self,
-        load: Load,
-        stage: int,
-        at: Sequence[int],
-        barrier: Barrier,
-        mask: int | None = None,
-        share: int = 0,
-        *,
-        part: int | None = None,
-        anywhere: bool = False,
-        offsets: Sequence[int] = (),
-    ) -> None:
-        _check_start(load, at)
-        if part is not None and not 0 <= part < load.parts:
-            raise self._outside(f"loads part {part} of a slot of {load.name}, which has {load.parts}")
-        super().tma_load(load, stage, at, barrier, mask, share, part=part, anywhere=anywhere, offsets=offsets)
-
-    def tma_store(
-        self, store: Store, stage: int, at: Sequence[int], rows: int | None = None, part: int | None = None
-    ) -> None:
-        _check_start(store, at)
-        if part is not None and not 0 <= part < store.parts:
-            raise self._outside(f"stores part {part} of a slot of {store.name}, which has {store.parts}")
-        super().tma_store(store, stage, at, rows, part)
-
     def store_values(self, store: Store, at: Sequence[int], values: Fragment) -> None:
-        _check_start(store, at)
         self.give(self._fragments.places(values))
         super().store_values(store, at, values)
-
-    def bulk_store(self, store: Store, stage: int, at: Sequence[int]) -> None:
-        _check_start(store, at)
-        super().bulk_store(store, stage, at)
 
     def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef) -> None:
         self.give((acc, None if isinstance(a, SlotRef) else a))
@@ -158,6 +127,24 @@ class MachineIsa(Isa):
             return self.layout.slot_base[buffer.name] + stage
         raise self._outside(f"uses slot {buffer.name}[{stage}], but there are {buffer.stages}")
 
+    def start(self, of: Load | Store, at: Sequence[Any]) -> tuple[int, ...]:
+        whole = (isinstance(x, (int, np.integer)) and not isinstance(x, bool) and -(2**31) <= x < 2**31 for x in at)
+        if len(at) != len(of.dims) or not all(whole):
+            rule = (
+                f"is where a tile starts: one whole number of 32 bits, of elements, along each of {', '.join(of.dims)}"
+            )
+            raise InputError(f"start of {of.name}'s tile", tuple(at), rule, "use integers, and // instead of /")
+        return tuple(at)
+
+    def part(self, of: Load | Store, index: Any) -> Any:
+        if index is None or 0 <= index < of.parts:
+            return index
+        does = "loads" if isinstance(of, Load) else "stores"
+        raise self._outside(f"{does} part {index} of a slot of {of.name}, which has {of.parts}")
+
+    def plain(self, number: Any) -> Any:
+        return number
+
     def barrier_id(self, barrier: NamedBarrier, instance: int) -> int:
         if 0 <= instance < barrier.instances:
             return barrier.id + instance
@@ -165,14 +152,6 @@ class MachineIsa(Isa):
 
     def _outside(self, text: str) -> Exception:
         return set_location(hazard(self.layout, "no-such-stage", self.agent, None, text), locate())
-
-
-def _check_start(part: Load | Store, at: Sequence[Any]) -> None:
-    """Raises `InputError` unless *at* is a whole number of elements along each dimension, of 32 bits as on the GPU."""
-    whole = (isinstance(x, (int, np.integer)) and not isinstance(x, bool) and -(2**31) <= x < 2**31 for x in at)
-    if len(at) != len(part.dims) or not all(whole):
-        rule = f"is where a tile starts: one whole number of 32 bits, of elements, along each of {', '.join(part.dims)}"
-        raise InputError(f"start of {part.name}'s tile", tuple(at), rule, "use integers, and // instead of /")
 
 
 def _add_line(error: PipelineError) -> None:
