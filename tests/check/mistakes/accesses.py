@@ -358,16 +358,16 @@ MISTAKES = (
     ),
     Mistake(
         "the writer of an operand takes a step more",
-        "widened",
+        "written",
         {
             """        for _ in range(k.steps("x", "k")):
             with k.ring.consume() as slot:
-                slot.w""": """        for _ in range(k.steps("x", "k") + 1):
+                values""": """        for _ in range(k.steps("x", "k") + 1):
             with k.ring.consume() as slot:  # <- here
-                slot.w""",
+                values""",
         },
         Kind.TRIP_COUNTS,
-        "let widen enter as many slots of ring as load and work",
+        "let double enter as many slots of ring as load and math",
     ),
     Mistake(
         "another role reads scratch without a sync",

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import pathlib
 import re
 
 import attrs
 
 import tmapipe as tp
+from examples.ragged import RaggedSums
+from tests.matmul_shelf import Written
+from tests.unit.test_held import Multicast, Scaled
 from tmapipe.check import Kind
 
 __all__ = ["HERE", "PROGRAMS", "Mistake", "make"]
 
-PROGRAMS = pathlib.Path(__file__).parent / "programs"
+
+def _text(*classes: type) -> str:
+    """A program of these classes, the last of which is its schedule."""
+    parts = ["import tmapipe as tp\n", *map(inspect.getsource, classes), f"Program = {classes[-1].__name__}\n"]
+    return "\n\n".join(parts)
+
+
+#: name -> text
+PROGRAMS = {path.stem: path.read_text() for path in (pathlib.Path(__file__).parent / "programs").glob("*.py")} | {
+    "groups": _text(RaggedSums),
+    "held": _text(Scaled, Multicast),
+    "written": _text(Written),
+}
 HERE = "# <- here"
 
 
@@ -34,9 +50,9 @@ class Mistake:
 
     def text(self) -> str:
         """The wrong program."""
-        found = (PROGRAMS / f"{self.program}.py").read_text()
+        found = PROGRAMS[self.program]
         for old, new in self.change.items():
-            assert found.count(old) == 1, f"{self.program}.py has {found.count(old)} times {old!r}"
+            assert found.count(old) == 1, f"{self.program} has {found.count(old)} times {old!r}"
             found = found.replace(old, new)
         return found
 
