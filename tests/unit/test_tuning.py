@@ -96,16 +96,18 @@ FUSED = Epilogue(lambda acc, bias: gelu(acc + bias), operands={"bias": PerColumn
 
 
 def test_an_epilogue_is_chosen_for_too():
-    """One that computes is best hidden under another tile's mainloop, and parts of k have none."""
+    """One that computes is best hidden under another tile's mainloop; of parts of k, it is the second kernel's."""
     chosen = choose(Problem(4096, 4096, 4096), epilogue=FUSED)
     assert isinstance(chosen, schedules.PingPong) and isinstance(chosen.tiles, GpcTiles)
     assert isinstance(choose(Problem(4096, 4096, 4096)), schedules.Gemm)
-    assert not isinstance(choose(Problem(512, 512, 65536), epilogue=FUSED), schedules.SplitK)
+    assert isinstance(choose(Problem(512, 512, 65536), epilogue=FUSED), schedules.SplitK)
     short = Problem(8192, 8192, 256)
     pingpong = Candidate("PingPong", (128, 128), (1, 2), (("in_turn", False),))
     assert pingpong.build(short, FUSED).mainloop.in_turn and not pingpong.build(short).mainloop.in_turn
-    with pytest.raises(InputError, match="parts of k"):
-        Candidate("SplitK", (128, 128), (1, 1), (("parts", 2),)).build(Problem(512, 512, 512), FUSED)
+    in_parts = Candidate("SplitK", (128, 128), (1, 1), (("parts", 2),))
+    with pytest.raises(InputError, match="parts of k of a batch"):
+        in_parts.build(Problem(512, 512, 512, batch=2), FUSED)
+    assert in_parts.build(Problem(512, 512, 512, batch=2), Epilogue(gelu))
     for function in (lambda acc: acc, None):
         with pytest.raises(InputError, match="epilogue"):
             choose(Problem(4096, 4096, 4096), epilogue=Epilogue(function, operands={"bias": PerColumn()}))
@@ -113,9 +115,23 @@ def test_an_epilogue_is_chosen_for_too():
 
 def test_the_choice_computes_its_epilogue():
     rng = np.random.default_rng(0)
-    a, b, bias = (rng.standard_normal(shape).astype(np.float16) for shape in ((40, 64), (72, 64), (72,)))
-    d = choose(Problem.of(a, b, "float32"), epilogue=FUSED)(a, b, bias=bias)
-    np.testing.assert_allclose(d, gelu(a.astype("f4") @ b.astype("f4").T + bias), rtol=1e-3, atol=1e-3)
+    a, b, bias = (rng.standard_normal(shape).astype(np.float16) for shape in ((40, 128), (72, 128), (72,)))
+    problem = Problem.of(a, b, "float32")
+    in_parts = Candidate("SplitK", (64, 64), (1, 1), (("parts", 2),)).build(problem, FUSED)
+    for made in (choose(problem, epilogue=FUSED), in_parts):
+        d = made(a, b, bias=bias)
+        np.testing.assert_allclose(d, gelu(a.astype("f4") @ b.astype("f4").T + bias), rtol=1e-3, atol=1e-3)
+        assert d.dtype == np.float32
+
+
+def test_parts_of_k_end_as_the_problem_says():
+    """In the problem's type, by one second kernel for all that end alike."""
+    problem, tile = Problem(64, 64, 512, "fp16", "fp32"), ((64, 64), (1, 1), (("parts", 2),))
+    a = np.ones((64, 512), np.float16)
+    assert Candidate("SplitK", *tile).build(problem)(a, a).dtype == np.float32
+    first, second = (Candidate("SplitK", *tile).build(problem, FUSED) for _ in range(2))
+    assert first.parts_of_k.finish is second.parts_of_k.finish
+    assert first.parts_of_k.finish is not Candidate("SplitK", *tile).build(problem, Epilogue(gelu)).parts_of_k.finish
 
 
 def test_candidates_are_distinct_and_of_the_shelf():

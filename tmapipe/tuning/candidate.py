@@ -97,17 +97,15 @@ class Candidate:
         """The schedule.
 
         Raises:
-            InputError: It cannot be planned for the problem's types, or takes no epilogue.
+            InputError: It cannot be planned for the problem's types, or not with the epilogue.
         """
         from tmapipe import schedules
 
-        if not epilogue.plain and self.in_parts:
-            rule = "is not for candidates in parts of k, whose second kernel is not estimated with one"
-            raise InputError("epilogue", epilogue.function, rule, "leave it out")
+        if self.in_parts and problem.batch > 1 and (epilogue.operands or epilogue.outputs):
+            rule = "has no operands and one output, where parts of k of a batch are added"
+            raise InputError("epilogue", epilogue.function, rule, "compute the rest apart")
         words = dict(self.options)
-        stored = attrs.evolve(epilogue, stages=words.pop("store_stages", epilogue.stages))
-        if not self.in_parts:
-            stored = attrs.evolve(stored, dtype=problem.out)
+        stored = attrs.evolve(epilogue, stages=words.pop("store_stages", epilogue.stages), dtype=problem.out)
         options: dict[str, Any] = {"epilogue": stored, **self._operands(problem, words)}
         if "order" in words:
             options["tiles"] = _order(*words.pop("order"))
@@ -136,15 +134,16 @@ class Candidate:
         return {side: Operand(major, dtype=dtype, l2_hint=hint, outside=rest) for side, major, hint, rest in each}
 
     def dtypes(self, problem: Problem, epilogue: Epilogue = PLAIN) -> dict[str, Any]:
-        """Element types by stage name, as the schedule's `plan` takes them."""
+        """Element types by stage name, as the schedule's `plan` takes them: of the first of two kernels."""
         found = {"a": problem.dtype, "b": problem.dtype}
         return found if self.in_parts else {**found, "d": problem.out, **epilogues.dtypes(problem, epilogue)}
 
     def ranks(self, problem: Problem, epilogue: Epilogue = PLAIN) -> dict[str, int]:
-        """Number of dimensions of each tensor by stage name: two, or three with a batch."""
+        """Number of dimensions of each tensor by stage name: two, or three with a batch; of the first of two kernels."""
         several = 3 if problem.batch > 1 else 2
-        found = {"a": several, "b": several, "d": 3 if self.in_parts else several}
-        return found | epilogues.ranks(problem, epilogue)
+        if self.in_parts:
+            return {"a": several, "b": several, "d": 3}
+        return {"a": several, "b": several, "d": several, **epilogues.ranks(problem, epilogue)}
 
     def can_be_built(self, problem: Problem, epilogue: Epilogue = PLAIN) -> bool:
         try:
