@@ -489,6 +489,7 @@ ON_A_GPU = [
     "grouped",
     "l2_requests",
     "programs",
+    "random_epilogues",
     "random_problems",
     "rows",
     "stamps",

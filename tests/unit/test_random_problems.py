@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from benchmarks import random_problems
+from benchmarks import random_epilogues, random_problems
 from benchmarks.results import Results
 from tmapipe import tuning
 
@@ -101,6 +101,28 @@ def test_a_look_takes_what_was_measured_to_be_the_fastest():
     assert {row["variant"]: row["looked"] for row in results.rows if "looked" in row} == {str(few[1]): 2}
     (line,) = random_problems.lines(results.rows)
     assert (line.cublas, line.chosen, line.looked) == (10.0, 10.0, 5.0)
+
+
+def test_epilogues_of_a_random_problem(capsys):
+    problem = random_problems.problem_of("72x80x96:kk")
+    few = random_epilogues.choices([problem], tuning.problem.H200)
+    kinds = random_epilogues.KINDS
+    made = {kind: (few[problem, kind], few[problem, kind].build(problem, kinds[kind])) for kind in kinds}
+    made["residual"] = few[problem, "residual"], lambda a, b, c, out: out.fill_(1.0)
+    compiled = {kind: random_epilogues.expression(kind) for kind in kinds}
+    results, args = (
+        Results("random_epilogues", "fake", versions={}, commit="0"),
+        argparse.Namespace(seed=1, rounds=1, batch=1, rest=0.0),
+    )
+    random_epilogues.measure(problem, made, compiled, Instant(), results, args, "cpu")
+    ours = {row["problem"].split()[1]: row for row in results.rows if row["peer"] == "tmapipe"}
+    assert set(ours) == {"plain", "bias+gelu", "row-scaled"} and all(
+        row["fraction_of_plain"] == 1 for row in ours.values()
+    )
+    assert all(0 < row["rel_err"] < 1e-2 for row in results.rows) and len(results.rows) == 7
+    assert "residual tmapipe" in capsys.readouterr().out
+    random_epilogues.report(results.rows)
+    assert "row-scaled" in capsys.readouterr().out
 
 
 def test_a_report_of_random_problems(capsys):
