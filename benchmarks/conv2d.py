@@ -38,6 +38,7 @@ def make(side: int, channels: int, device: str) -> tuple[dict[tuple[str, str], C
 
     import tmapipe as tp
     from examples.conv import conv_of
+    from tmapipe.tuning import choose_conv
 
     torch.backends.cudnn.benchmark = True
     x = torch.randn(IMAGES, side, side, channels, device=device, dtype=torch.bfloat16)
@@ -58,6 +59,8 @@ def make(side: int, channels: int, device: str) -> tuple[dict[tuple[str, str], C
         conv = tp.schedules.Conv(tp.Windows((3, 3), padding=1), tile, mainloop=mainloop)
         name = f"Conv {' x '.join(map(str, tile))}{', warpgroups in turn' if turns else ''}"
         runs[OURS, name] = functools.partial(conv, x, last, out=out)
+    chosen = choose_conv(x, last, tp.Windows((3, 3), padding=1))
+    runs[OURS, "Conv, what choose_conv takes"] = functools.partial(chosen, x, last, out=out)
     return runs, cudnn().clone()
 
 

@@ -1,14 +1,27 @@
 """Which schedule for which problem: an estimate that runs nothing, and a tuner that measures.
 
-``choose(problem)`` takes the candidate with the least estimated time. ``tune(problem)`` compiles the candidates with the least
-estimated times, measures them on this GPU, and keeps the winner on disk.
+``choose(problem)`` takes the candidate with the least estimated time, ``choose_conv(x, f, windows)`` does for a convolution.
+``tune(problem)`` compiles the candidates with the least estimated times, measures them on this GPU, and keeps the winner on
+disk.
 """
 
 from tmapipe.tuning.candidate import Candidate
 from tmapipe.tuning.candidates import candidates
 from tmapipe.tuning.choose import choose, ranked
+from tmapipe.tuning.convolutions import choose_conv
 from tmapipe.tuning.cost import estimate
 from tmapipe.tuning.problem import Device, Problem
 from tmapipe.tuning.tuner import Tuned, tune
 
-__all__ = ["Candidate", "Device", "Problem", "Tuned", "candidates", "choose", "estimate", "ranked", "tune"]
+__all__ = [
+    "Candidate",
+    "Device",
+    "Problem",
+    "Tuned",
+    "candidates",
+    "choose",
+    "choose_conv",
+    "estimate",
+    "ranked",
+    "tune",
+]

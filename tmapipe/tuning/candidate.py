@@ -21,7 +21,7 @@ from tmapipe.tuning import epilogues
 from tmapipe.tuning.epilogues import PLAIN
 from tmapipe.tuning.problem import Problem
 
-__all__ = ["SWIZZLE_SPAN", "Candidate", "own_buffers", "slots_of"]
+__all__ = ["SWIZZLE_SPAN", "Candidate", "order_of", "own_buffers", "slots_of"]
 
 SWIZZLE_SPAN = 128  # bytes along k of one slot
 BUFFER = 64 * 128  # bytes of an output buffer
@@ -108,7 +108,7 @@ class Candidate:
         stored = attrs.evolve(epilogue, stages=words.pop("store_stages", epilogue.stages), dtype=problem.out)
         options: dict[str, Any] = {"epilogue": stored, **self._operands(problem, words)}
         if "order" in words:
-            options["tiles"] = _order(*words.pop("order"))
+            options["tiles"] = order_of(*words.pop("order"))
         if "clusters" in words:
             options["tiles"] = SplitKTiles(words.pop("clusters"))
         form: dict[str, Any] = {"cluster": self.cluster}
@@ -169,6 +169,7 @@ def slots_of(tile: tuple[int, int], buffers: int) -> int:
     return (226 * 1024 - buffers * BUFFER) // (sum(tile) * SWIZZLE_SPAN)
 
 
-def _order(raster: str, rows: int, near: str = "") -> PersistentTiles:
+def order_of(raster: str, rows: int, near: str = "") -> PersistentTiles:
+    """The tile scheduler that a candidate's "order" means."""
     kind = GpcTiles if near == "gpc" else PersistentTiles
     return kind({"Grouped": Grouped, "Snake": Snake, "Hilbert": Hilbert}[raster](rows))
