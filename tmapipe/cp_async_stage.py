@@ -37,6 +37,7 @@ class CpAsyncLoadStage(TmaLoadStage):
         InputError: For any other value.
     """
 
+    filled_by = "threads"
     vector: int = attrs.field(default=16, init=False)
 
     def __init__(

@@ -10,9 +10,12 @@ synchronize in the code of their role, whose instructions have been fetched by t
 from __future__ import annotations
 
 import functools
+import importlib
+import pkgutil
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tmapipe import protocol
 from tmapipe.errors import InputError, MissingPartError, ScopeError
 from tmapipe.integers import ceil_div
 from tmapipe.isa.fragment import Fragment
@@ -24,7 +27,6 @@ from tmapipe.plan.model import Load, RoleWarps, Store
 from tmapipe.plan.placement import branches_of, without_role
 from tmapipe.plan.rings import Ring
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, vectors_of
-from tmapipe.protocol.ahead import AheadPart
 from tmapipe.protocol.cluster import share_index
 from tmapipe.protocol.cluster_sum import bound_tile
 from tmapipe.protocol.exchanges import exchange_of
@@ -32,14 +34,13 @@ from tmapipe.protocol.groups import Groups
 from tmapipe.protocol.held import HeldEnd
 from tmapipe.protocol.matmuls import BoundMatmul
 from tmapipe.protocol.parts import PartInSlot
-from tmapipe.protocol.peers import part_of
 from tmapipe.protocol.raw import raw
+from tmapipe.protocol.registry import bound_by
 from tmapipe.protocol.ring import RingEnd
 from tmapipe.protocol.scratch import BoundScratch
-from tmapipe.protocol.stores import BoundStore, SlotStore
+from tmapipe.protocol.stores import SlotStore
 from tmapipe.protocol.syncs import sync
 from tmapipe.protocol.table import BoundTable
-from tmapipe.protocol.thread_store import BoundThreadStore
 from tmapipe.protocol.turns import BoundTurnstile
 from tmapipe.reduction_scratch import ReductionScratch
 from tmapipe.register_tile import RegisterTile
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
 
 __all__ = ["KernelContext", "kernel_main", "tiles_of"]
+
+for module in pkgutil.iter_modules(protocol.__path__, f"{protocol.__name__}."):
+    importlib.import_module(module.name)  # they register what stands for declared parts
 
 
 def kernel_main(isa: Isa, schedule: Schedule) -> None:
@@ -363,15 +367,14 @@ class KernelContext(Carried):
 
     def _add_ring(self, schedule: Schedule, ring: Ring, stores: dict[str, Any]) -> None:
         parts: dict[str, Any] = dict(stores)
-        buffers = {name: self.plan.buffer(name) for name in schedule.declared.stages_of(ring.name)}
-        touched = {buffer.over or name for name, buffer in buffers.items() if name in self.plan.by_engines}
-        for name, buffer in buffers.items():
-            same = (buffer.over or name) in touched  # perhaps through another stage in the same memory
-            parts[name] = part_of(self.isa, buffer, self.role.name, same)
-        for name, ahead in schedule.declared.ahead.items():
-            if self.name_of(ahead.ring) == ring.name:
-                load = self.plan.load(self.name_of(ahead.source))
-                parts[name] = AheadPart(self.isa, name, load, self.role.name)
+        stages = schedule.declared.stages_of(ring.name)
+        memory = {name: self.plan.buffer(name).over or name for name in stages}
+        touched = {memory[name] for name in self.plan.by_engines if name in stages}
+        for name, stage in stages.items():  # which engines touch, perhaps through another stage in the same memory
+            parts[name] = bound_by(stage)(self, name, stage, memory[name] in touched)
+        for name, token in schedule.declared.tokens.items():
+            if self.name_of(token.ring) == ring.name:
+                parts[name] = bound_by(token)(self, name, token)
         end = (HeldEnd if ring.held else RingEnd)(self.isa, ring, self.role.name, parts, self._groups)
         self._parts[ring.name] = self.ends[ring.name] = end
         self._finishers.insert(0, end)
@@ -392,7 +395,6 @@ class KernelContext(Carried):
             mine, columns = self.name_of(store.role) == self.role.name, 0
         if mine:
             barrier = next((b for b in self.plan.named_barriers if b.name == f"{name}.sync"), None)
-            kind = BoundThreadStore if store.vector else store.bound or BoundStore
-            made = kind(self.isa, planned, store.stages, self.role, barrier, columns)
+            made = bound_by(store)(self.isa, planned, store.stages, self.role, barrier, columns)
             self._parts[name] = made
             self._finishers.append(made)

@@ -6,13 +6,13 @@ import attrs
 
 from tmapipe.barrier import BarrierRing
 from tmapipe.errors import InputError
-from tmapipe.stage import TmaLoadStage
+from tmapipe.stage import TmaLoadStage, TokenStage
 
 __all__ = ["L2Stage"]
 
 
-@attrs.frozen(eq=False, init=False)
-class L2Stage:
+@attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
+class L2Stage(TokenStage):  # type: ignore[override]
     """Tiles of another stage's tensor, which one role asks into L2 some slots before another role loads them.
 
     Its slots have no memory. Their ring says how far the asking role is ahead, across output tiles too: with 8 slots, at most
@@ -28,7 +28,6 @@ class L2Stage:
     """
 
     source: TmaLoadStage
-    ring: BarrierRing
 
     def __init__(self, source: TmaLoadStage, *, ring: BarrierRing):
         whole = isinstance(source, TmaLoadStage) and source.tensor_map and source.parts == 1 and source.windows is None
@@ -41,7 +40,7 @@ class L2Stage:
         if not any(source.loader is role for role in ring.phases[-1]):
             rule = "is consumed by the role that loads the source"
             raise InputError("L2Stage(ring)", ring, rule, "name that role as its consumer")
-        self.__attrs_init__(source, ring)
+        self.__attrs_init__(source=source, ring=ring)
 
     def __repr__(self) -> str:
         return f"L2Stage({self.source!r}, ring={self.ring!r})"

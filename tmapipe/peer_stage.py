@@ -35,6 +35,7 @@ class PeerStage(SharedStage):  # type: ignore[override]
         InputError: For any other value.
     """
 
+    filled_by = "peers"
     source: SlotStage = attrs.field()
     group: MulticastGroup = attrs.field()
 
@@ -48,8 +49,7 @@ class PeerStage(SharedStage):  # type: ignore[override]
         same: Any = {name: getattr(source, name) for name in ("tile", "ring", "dtype", "swizzle")}
         self.__attrs_init__(**same, dims=getattr(source, "dims", None), writer=sender, source=source, group=group)
         phase = {id(role): p for p, roles in enumerate(self.ring.phases) for role in roles}
-        filler = source.writer if isinstance(source, SharedStage) else self.ring.phases[0][0]
-        if not phase[id(filler)] < phase[id(sender)] < len(self.ring.phases) - 1:
+        if not phase[id(source.filler)] < phase[id(sender)] < len(self.ring.phases) - 1:
             rule = "is of a phase after that which fills the source, and not of the last one"
             raise InputError("PeerStage(sender)", sender, rule, "e.g. chain=(write, send, use)")
 
@@ -73,6 +73,9 @@ class SentStage(SharedStage):
     Raises:
         InputError: For any other value.
     """
+
+    filled_by = "peers"
+    source = None
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 
@@ -24,6 +24,7 @@ __all__ = [
     "SWIZZLES",
     "SharedStage",
     "TmaLoadStage",
+    "TokenStage",
     "as_matrix",
     "check_dims",
     "check_tile",
@@ -64,6 +65,20 @@ class SlotStage:
         """The tile as bodies and matmuls see it: rows and columns, where it has more than two extents."""
         return as_matrix(self.tile)
 
+    #: How the tile gets into a slot: by an "engine", or from "peers", whose bytes are counted; by copies of "threads", which
+    #: arrive one by one; or as what "warps" have written, which then arrive.
+    filled_by: ClassVar[str] = "warps"
+
+    @property
+    def filler(self) -> Role:
+        """The role that fills the slots."""
+        raise NotImplementedError
+
+    @property
+    def sharing(self) -> MulticastGroup | None:
+        """The CTAs that write into each other's slots, or read them."""
+        return None
+
     @property
     def spread(self) -> bool:
         """Whether each warp reads from many rows at once, so that rows should be swizzled."""
@@ -73,6 +88,13 @@ class SlotStage:
     def number(self) -> bool:
         """Whether the tensor is a single number."""
         return False
+
+
+@attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
+class TokenStage:
+    """A stage whose slots have no memory: being handed on is all that they say."""
+
+    ring: BarrierRing
 
 
 @attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
@@ -98,6 +120,7 @@ class TmaLoadStage(SlotStage):
         InputError: For any other value.
     """
 
+    filled_by = "engine"
     dims: tuple[str, ...] = attrs.field(repr=lambda dims: repr(" ".join(dims)))
     multicast: MulticastGroup | None = attrs.field(
         default=None,
@@ -219,6 +242,14 @@ class TmaLoadStage(SlotStage):
         return self._changed(parts=parts)
 
     @property
+    def filler(self) -> Role:
+        return self.loader
+
+    @property
+    def sharing(self) -> MulticastGroup | None:
+        return self.multicast
+
+    @property
     def tensor_map(self) -> bool:
         """Whether the engine finds tiles through a descriptor, and fills what lies outside of the tensor."""
         return True
@@ -303,6 +334,14 @@ class SharedStage(SlotStage):
         if self.dtype == tf32:
             raise InputError("SharedStage(dtype)", "tf32", "is a type of TMA loads, which round fp32 to it", "fp32")
 
+    @property
+    def filler(self) -> Role:
+        return self.writer
+
+    @property
+    def sharing(self) -> MulticastGroup | None:
+        return self.group
+
     @writer.validator
     def _writer_is_of_the_ring(self, field: Any, writer: Any) -> None:
         if not any(writer is role for phase in self.ring.phases for role in phase):
@@ -315,9 +354,8 @@ class SharedStage(SlotStage):
         if not isinstance(over, SlotStage) or over.ring is not self.ring or getattr(over, "over", None) is not None:
             rule = "is a stage of the same ring, with memory of its own"
             raise InputError("SharedStage(over)", over, rule, "leave it out, or name such a stage")
-        filler = over.writer if isinstance(over, SharedStage) else self.ring.phases[0][0]
         phase = {id(role): p for p, phase in enumerate(self.ring.phases) for role in phase}
-        if phase[id(filler)] >= phase[id(self.writer)]:
+        if phase[id(over.filler)] >= phase[id(self.writer)]:
             rule = "is filled by a phase before the one that writes this stage"
             raise InputError("SharedStage(over)", over, rule, "let a later role write it, or leave over= out")
 

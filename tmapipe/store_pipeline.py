@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 
@@ -89,7 +89,6 @@ class TmaStoreStage:
     )
 
     parts: int = attrs.field(default=1, init=False)
-    bound: ClassVar[Any] = None  #: of subclasses: the class of the store in the role that fills its buffers
 
     @moved(WORDS)
     def __init__(

@@ -25,6 +25,7 @@ from tmapipe.isa.fragment import Fragment
 from tmapipe.matmul import Wgmma
 from tmapipe.plan.model import Store
 from tmapipe.protocol.pieces import Piece
+from tmapipe.protocol.registry import stands_for
 from tmapipe.protocol.stores import BoundStore
 from tmapipe.register_tile import RegisterTile
 from tmapipe.store_pipeline import TmaStoreStage
@@ -109,6 +110,7 @@ class ColumnParts(TmaStoreStage):
         return {"m_warps": ceil_div(extents["m"], rows) * (rows // WARP_ROWS)}
 
 
+@stands_for(RowParts)
 class BoundRowParts(BoundStore):
     """`RowParts` in the role that adds up. While a tile is stored, the sums so far are in registers."""
 
@@ -130,6 +132,7 @@ class BoundRowParts(BoundStore):
             self._store_piece((*batch, piece.tile.n, m), write, piece.stores_in(self.stages * piece.a_row))
 
 
+@stands_for(ColumnParts)
 class BoundColumnParts(BoundStore):
     """`ColumnParts` in the role that adds up."""
 
@@ -149,6 +152,3 @@ class BoundColumnParts(BoundStore):
 def _extent(bound: BoundStore, output: Store, dim: int) -> Any:
     """The output's extent along its dimension *dim*, counted from the end."""
     return bound.isa.extent(output.argument, len(output.dims) + dim)
-
-
-RowParts.bound, ColumnParts.bound = BoundRowParts, BoundColumnParts

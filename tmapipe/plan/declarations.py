@@ -17,25 +17,24 @@ import attrs
 from tmapipe.barrier import BarrierRing
 from tmapipe.dim import Dim
 from tmapipe.errors import InputError
-from tmapipe.l2_stage import L2Stage
 from tmapipe.matmul import Wgmma
 from tmapipe.register_tile import RegisterTile
 from tmapipe.role import Role, before_of, role_of
 from tmapipe.scratch import Scratch
-from tmapipe.stage import SharedStage, SlotStage, TmaLoadStage
+from tmapipe.stage import SharedStage, SlotStage, TmaLoadStage, TokenStage
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.table import Table
 from tmapipe.turnstile import Turnstile
 
 __all__ = ["PARTS", "Body", "Declarations", "Part", "declare", "fields_of"]
 
-Part = Role | BarrierRing | SlotStage | L2Stage | Scratch | Wgmma | RegisterTile | TmaStoreStage | Turnstile | Table
+Part = Role | BarrierRing | SlotStage | TokenStage | Scratch | Wgmma | RegisterTile | TmaStoreStage | Turnstile | Table
 #: Their classes, and beside each the field of `Declarations` that it goes to.
 PARTS = (
-    Role, BarrierRing, TmaLoadStage, SharedStage, L2Stage, Scratch, Wgmma, RegisterTile, TmaStoreStage, Turnstile, Table,
+    Role, BarrierRing, TmaLoadStage, SharedStage, TokenStage, Scratch, Wgmma, RegisterTile, TmaStoreStage, Turnstile, Table,
 )  # fmt: skip
 _FIELDS = (
-    "roles", "rings", "loads", "shared", "ahead", "scratches", "matmuls", "register_tiles", "stores", "turnstiles", "tables",
+    "roles", "rings", "loads", "shared", "tokens", "scratches", "matmuls", "register_tiles", "stores", "turnstiles", "tables",
 )  # fmt: skip
 Body = Callable[..., None]
 
@@ -51,7 +50,7 @@ class Declarations:
         rings: Of slots.
         loads: Stages that the TMA engine loads into slots.
         shared: Stages that threads write into slots.
-        ahead: Tiles that are asked into L2.
+        tokens: Stages without memory.
         scratches: Shared memory of one role each.
         matmuls: On slots.
         register_tiles: That roles compute.
@@ -72,7 +71,7 @@ class Declarations:
     rings: dict[str, BarrierRing]
     loads: dict[str, TmaLoadStage]
     shared: dict[str, SharedStage]
-    ahead: dict[str, L2Stage]
+    tokens: dict[str, TokenStage]
     scratches: dict[str, Scratch]
     matmuls: dict[str, Wgmma]
     register_tiles: dict[str, RegisterTile]
@@ -99,7 +98,7 @@ class Declarations:
             **self.roles,
             **self.rings,
             **self.stages,
-            **self.ahead,
+            **self.tokens,
             **self.scratches,
             **self.matmuls,
             **self.register_tiles,

@@ -95,9 +95,7 @@ def _role_of(declared: Declarations, name: str, mma: Wgmma) -> Role:
 def _after(stage: TmaLoadStage | SharedStage) -> list[Role]:
     """Roles of warpgroups in the phases after the one that fills a stage's slots."""
     phases = stage.ring.phases
-    filled = 0
-    if isinstance(stage, SharedStage):
-        filled = next(i for i, phase in enumerate(phases) if stage.writer in phase)
+    filled = next(i for i, phase in enumerate(phases) if stage.filler in phase)
     return [role for phase in phases[filled + 1 :] for role in phase if role.by_warpgroup]
 
 

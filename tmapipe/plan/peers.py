@@ -9,17 +9,15 @@ from typing import Any
 from tmapipe.errors import InputError
 from tmapipe.peer_stage import PeerStage, SentStage
 from tmapipe.plan.model import Buffer, Peer, RoleWarps
-from tmapipe.stage import SharedStage, SlotStage, TmaLoadStage
+from tmapipe.stage import SlotStage
 
-__all__ = ["check_warps", "far_phases", "group_of", "peers_of", "read_by_peers", "SENT"]
-
-SENT = (PeerStage, SentStage)  #: what other CTAs put into a slot
+__all__ = ["check_warps", "far_phases", "group_of", "peers_of", "read_by_peers"]
 
 
 def group_of(part: SlotStage, cluster: Mapping[str, int]) -> tuple[str, ...]:
     """The axes of the cluster along which CTAs write into each other's slots of this stage, or read them."""
-    group = part.group if isinstance(part, SharedStage) else part.multicast if isinstance(part, TmaLoadStage) else None
-    return tuple(axis for axis in group.axes if cluster.get(axis, 1) > 1) if group is not None else ()
+    group = part.sharing
+    return () if group is None else tuple(axis for axis in group.axes if cluster.get(axis, 1) > 1)
 
 
 def far_phases(
@@ -33,28 +31,27 @@ def far_phases(
     Raises:
         InputError: The ring is filled once a CTA.
     """
-    written = [part for part in parts if isinstance(part, SharedStage) and not isinstance(part, SENT)]
+    written = [part for part in parts if part.filled_by == "warps"]
     for part in written:
         if part.ring.held:
             rule = "is of a ring whose slots are released, so that no CTA leaves while others read them"
-            raise InputError(f"SharedStage(group) in {ring}", part.group, rule, 'leave out per="cta"')
-    writers = {name_of(part.writer) for part in written}
+            raise InputError(f"SharedStage(group) in {ring}", part.sharing, rule, 'leave out per="cta"')
+    writers = {name_of(part.filler) for part in written}
     return tuple(p for p, phase in enumerate(phases) if writers & set(phase))
 
 
 def check_warps(parts: Iterable[SlotStage], roles: Mapping[str, RoleWarps], name_of: Callable[[Any], str]) -> None:
     """Raises `InputError` if a role of several warps loads by the engine, or copies to other CTAs."""
     for part in parts:
-        loader = part.loader if isinstance(part, TmaLoadStage) and not part.vector else None
-        role = part.writer if isinstance(part, PeerStage) else loader
-        if role is not None and roles[name_of(role)].warps != 1:
-            name, rule = name_of(role), "a role that loads by TMA, or copies to peers, has one warp"
+        name = name_of(part.filler)
+        if (part.filled_by == "engine" or isinstance(part, PeerStage)) and roles[name].warps != 1:
+            rule = "a role that loads by TMA, or copies to peers, has one warp"
             raise InputError(f"Role({name})", f"{roles[name].warps} warps", rule, "Role(warps=1)")
 
 
 def read_by_peers(parts: Mapping[str, SlotStage], cluster: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
     """Of the stages whose tiles other CTAs read, by name: the axes along which these lie."""
-    written = {n: p for n, p in parts.items() if isinstance(p, SharedStage) and not isinstance(p, SENT)}
+    written = {name: part for name, part in parts.items() if part.filled_by == "warps"}
     return {name: axes for name, part in written.items() if (axes := group_of(part, cluster))}
 
 

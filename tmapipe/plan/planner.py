@@ -8,7 +8,6 @@ from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int32
 from tmapipe.errors import InputError
 from tmapipe.matmul import Wgmma
 from tmapipe.multicast import check_cluster
-from tmapipe.peer_stage import PeerStage
 from tmapipe.plan.arch import arch_named
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.matmuls import check_matmuls
@@ -115,7 +114,7 @@ def _held_back(declared: Declarations, ring: str) -> int:
 
 
 def _check_names(declared: Declarations) -> None:
-    for name in (*declared.loads, *declared.shared, *declared.ahead, *declared.stores):
+    for name in (*declared.loads, *declared.shared, *declared.tokens, *declared.stores):
         if name in RESERVED:
             raise InputError("stage name", name, "is taken by the slot's own attributes", "rename the stage")
     k_parts = (
@@ -145,8 +144,9 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
             raise InputError(name, given.name, f"is declared with element type {part.dtype}", "convert the tensor")
         types[name] = part.dtype or given or bf16
     for name, part in declared.shared.items():
-        if isinstance(part, PeerStage):
-            types[name] = types[declared.name_of(part.source)]
+        source = getattr(part, "source", None)
+        if source is not None:
+            types[name] = types[declared.name_of(source)]
     for name, store in declared.stores.items():
         if isinstance(store.source, SlotStage):
             loaded = types[declared.name_of(store.source)]

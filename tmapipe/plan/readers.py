@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tmapipe.plan.declarations import Declarations
-from tmapipe.stage import SlotStage, TmaLoadStage
+from tmapipe.stage import SlotStage
 from tmapipe.store_pipeline import TmaStoreStage
 
-__all__ = ["copied", "readers_of"]
+__all__ = ["readers_of"]
 
 
 def readers_of(
@@ -27,21 +27,16 @@ def readers_of(
         inside = [stage for stage in mma.stages if declared.name_of(stage.ring) == ring]
         if inside:
             role = matmul_roles[name]
-            fenced |= {role: None} if any(map(copied, inside)) else {}
+            fenced |= {role: None} if any(stage.filled_by == "threads" for stage in inside) else {}
             readers[role] = ["wgmma"]
             lag[role] = max(lag.get(role, mma.in_flight), mma.in_flight)
     for name, store in declared.stores.items():
         source = store.source
         if isinstance(source, SlotStage) and declared.name_of(source.ring) == ring and not source.ring.held:
             role = storing_role(name, store)
-            fenced |= {role: None} if copied(source) else {}
+            fenced |= {role: None} if source.filled_by == "threads" else {}
             kinds = readers.setdefault(role, [])
             if "tma" not in kinds:
                 kinds.append("tma")
             lag[role] = max(lag.get(role, store.stages), store.stages)
     return lag, {role: tuple(kinds) for role, kinds in readers.items()}, tuple(fenced)
-
-
-def copied(part: SlotStage) -> bool:
-    """Whether threads copy it."""
-    return isinstance(part, TmaLoadStage) and part.vector > 0

@@ -11,12 +11,12 @@ from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
 from tmapipe.matmul import Wgmma
 from tmapipe.multicast import peer_pattern
-from tmapipe.peer_stage import PeerStage
+from tmapipe.peer_stage import PeerStage, SentStage
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.distributed import widest
 from tmapipe.plan.model import WARP, Barrier, Buffer, HeldTile, Load, Matmul, NamedBarrier, Peer, RoleWarps, Store
 from tmapipe.plan.moves import check_load, check_store, default_columns, rows_box, through_of, widest_swizzle
-from tmapipe.plan.peers import SENT, check_warps, far_phases, group_of, peers_of
+from tmapipe.plan.peers import check_warps, far_phases, group_of, peers_of
 from tmapipe.plan.queues import queue_in
 from tmapipe.plan.readers import readers_of
 from tmapipe.plan.rings import Queue, Ring
@@ -81,8 +81,8 @@ class Layout:
             slots, over = self.slots[self.name_of(part.ring)], over_of(part)
             below = None if over is None else self.of[self.name_of(over)]
             self.of[name] = self._buffer(name, slots, part.matrix, self._swizzle(name, part), below=below)
-            if isinstance(part, SENT):
-                source = self.of[self.name_of(part.source)] if isinstance(part, PeerStage) else None
+            if isinstance(part, (PeerStage, SentStage)):
+                source = None if part.source is None else self.of[self.name_of(part.source)]
                 self.sends.append(peers_of(part, declared.cluster, self.of[name], source, self.name_of(part.writer)))
             if isinstance(part, SharedStage) and not isinstance(part, PeerStage):
                 vectors_of(name, part.tile, roles[self.name_of(part.writer)])
@@ -113,21 +113,17 @@ class Layout:
         armed: dict[str, int] = {}
         loads: dict[str, tuple[str, ...]] = {}
         copies: dict[str, int] = {}
+        writers: set[str] = set()
         for stage, part in inside.items():
-            if isinstance(part, TmaLoadStage):
-                role = self.name_of(part.loader)
-                loads[role] = (*loads.get(role, ()), stage)
-                if part.vector:
-                    copies[role] = copies.get(role, 0) + 1
-                    continue
-            elif isinstance(part, SENT):
-                role = self.name_of(part.writer)
-                loads[role] = (*loads.get(role, ()), stage)
-            else:
+            role = self.name_of(part.filler)
+            if part.filled_by == "warps":
+                writers.add(role)
                 continue
-            armed[role] = armed.get(role, 0) + math.prod(part.tile) * self.types[stage].bytes
-        shared = [part for part in inside.values() if isinstance(part, SharedStage) and not isinstance(part, SENT)]
-        writers = {self.name_of(part.writer) for part in shared}
+            loads[role] = (*loads.get(role, ()), stage)
+            if part.filled_by == "threads":
+                copies[role] = copies.get(role, 0) + 1
+            else:
+                armed[role] = armed.get(role, 0) + math.prod(part.tile) * self.types[stage].bytes
         check_warps(inside.values(), self.roles, self.name_of)
         phases = tuple(tuple(self.name_of(role) for role in phase) for phase in ring.phases)
         signalling = phases[:-1] if ring.held else phases

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
-from tmapipe.plan.model import Load
+from tmapipe.l2_stage import L2Stage
 from tmapipe.protocol.parts import SlotPart
+from tmapipe.protocol.registry import stands_for
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.tile import Tile, aligned_start
 
 __all__ = ["AheadPart"]
 
 
+@stands_for(L2Stage)
 class AheadPart(Carried):
     """An `L2Stage`; `at(slot)` gives it in an open slot. share, loads: as of the load that it is ahead of."""
 
     async_proxy = False
 
-    def __init__(self, isa: Isa, name: str, load: Load, role: str):
-        own = SlotPart(isa, load.buffer, load, role, False)
-        self.isa, self.name, self.load, self.share, self.loads = isa, name, load, own.share, own.loads
+    def __init__(self, k: Any, name: str, stage: L2Stage):
+        load = k.plan.load(k.name_of(stage.source))
+        own = SlotPart(k.isa, load.buffer, load, k.role.name, False)
+        self.isa, self.name, self.load, self.share, self.loads = k.isa, name, load, own.share, own.loads
 
     def at(self, slot: Slot) -> AheadInSlot:
         return AheadInSlot(self)

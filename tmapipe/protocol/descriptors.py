@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from tmapipe.descriptor_stage import DescriptorStage
 from tmapipe.errors import InputError, ScopeError
-from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, is_index
 from tmapipe.plan.model import Load
 from tmapipe.protocol.parts import PartInSlot, SlotPart
+from tmapipe.protocol.registry import stands_for
 from tmapipe.protocol.ring import Slot
 
 __all__ = ["DescriptorPart", "View"]
@@ -21,13 +22,13 @@ class View(Carried):
         self.load, self.slot = load, slot
 
 
+@stands_for(DescriptorStage)
 class DescriptorPart(SlotPart):
     """A `DescriptorStage` as one role sees it."""
 
-    def __init__(self, isa: Isa, loaded: Load, role: str):
-        assert loaded.through is not None
-        super().__init__(isa, loaded.through, None, role, async_proxy=False)
-        self.loaded = loaded
+    def __init__(self, k: Any, name: str, stage: DescriptorStage, async_proxy: bool):
+        super().__init__(k.isa, k.plan.buffer(name), None, k.role.name, async_proxy=False)
+        self.loaded: Load = k.plan.load(k.name_of(stage.of))
 
     def at(self, slot: Slot) -> DescriptorInSlot:
         return DescriptorInSlot(self, slot)

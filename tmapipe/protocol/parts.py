@@ -13,11 +13,13 @@ from tmapipe.isa.values import Carried, SlotRef, is_index
 from tmapipe.plan.model import Buffer, Distributed, Load
 from tmapipe.plan.thread_layout import ThreadLayout, transposed_of, vectors_of
 from tmapipe.protocol.cluster import peer_mask, share_index
+from tmapipe.protocol.registry import stands_for
 from tmapipe.protocol.ring import RingEnd, Slot
 from tmapipe.protocol.rows import each_row, fours, rows_start
 from tmapipe.protocol.table import BoundTable
 from tmapipe.protocol.tile import Tile, aligned_start, check_start
 from tmapipe.protocol.values import check_extents, layout_of, write_values
+from tmapipe.stage import TmaLoadStage
 
 __all__ = ["PartInSlot", "SlotPart"]
 
@@ -42,6 +44,11 @@ class SlotPart(Carried):
 
     def at(self, slot: Slot) -> PartInSlot:
         return PartInSlot(self, slot)
+
+
+@stands_for(TmaLoadStage)
+def _of_load(k: Any, name: str, stage: TmaLoadStage, async_proxy: bool) -> SlotPart:
+    return SlotPart(k.isa, k.plan.buffer(name), k.plan.load(name), k.role.name, async_proxy)
 
 
 class PartInSlot(Carried):

@@ -7,29 +7,23 @@ from typing import Any
 
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa.fragment import Fragment
-from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import is_index
-from tmapipe.plan.model import Buffer, Peer
+from tmapipe.peer_stage import PeerStage, SentStage
+from tmapipe.plan.model import Peer
 from tmapipe.protocol.cluster import peer_rank, share_index
-from tmapipe.protocol.descriptors import DescriptorPart
 from tmapipe.protocol.parts import PartInSlot, SlotPart
+from tmapipe.protocol.registry import stands_for
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.values import checked_values, layout_of
+from tmapipe.stage import SharedStage
 
-__all__ = ["PeerInSlot", "PeerPart", "SentPart", "SharedPart", "part_of"]
+__all__ = ["PeerInSlot", "PeerPart", "SentPart", "SharedPart"]
 
 
-def part_of(isa: Isa, buffer: Buffer, role: str, async_proxy: bool) -> SlotPart:
-    """The stage whose tiles lie in *buffer*, as one role sees it."""
-    load = next((load for load in isa.plan.loads if load.name == buffer.name), None)
-    peer = next((peer for peer in isa.plan.sends if peer.name == buffer.name), None)
-    described = next((load for load in isa.plan.loads if load.through == buffer), None)
-    if described is not None:
-        return DescriptorPart(isa, described, role)
-    if peer is not None:
-        return PeerPart(isa, peer, role) if peer.source is not None else SentPart(isa, peer, role)
-    axes = isa.plan.read_by_peers.get(buffer.name)
-    part = SlotPart(isa, buffer, load, role, async_proxy)
+@stands_for(SharedStage)
+def _of_shared(k: Any, name: str, stage: SharedStage, async_proxy: bool) -> SlotPart:
+    part = SlotPart(k.isa, k.plan.buffer(name), None, k.role.name, async_proxy)
+    axes = k.plan.read_by_peers.get(name)
     return part if axes is None else SharedPart(part, axes)
 
 
@@ -82,12 +76,13 @@ class SharedInSlot(PartInSlot):
         return isa.fragments.read_peer(self.ref, peer_rank(isa, self.part.axes, peer), layout, begin)
 
 
+@stands_for(PeerStage)
 class PeerPart(SlotPart):
     """A `PeerStage` as one role sees it."""
 
-    def __init__(self, isa: Isa, peer: Peer, role: str):
-        super().__init__(isa, peer.buffer, None, role, async_proxy=True)
-        self.peer = peer
+    def __init__(self, k: Any, name: str, stage: SharedStage, async_proxy: bool):
+        self.peer: Peer = next(peer for peer in k.plan.sends if peer.name == name)
+        super().__init__(k.isa, self.peer.buffer, None, k.role.name, async_proxy)
 
     def at(self, slot: Slot) -> PeerInSlot:
         return PeerInSlot(self, slot)
@@ -147,6 +142,7 @@ class PeerInSlot(PartInSlot):
                 raise InputError(f"{name}({argument})", index, rule, f"count from 0, e.g. {fix}")
 
 
+@stands_for(SentStage)
 class SentPart(PeerPart):
     """A `SentStage` as one role sees it."""
 

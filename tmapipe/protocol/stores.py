@@ -15,11 +15,13 @@ from tmapipe.plan.model import Distributed, NamedBarrier, RoleWarps, Store
 from tmapipe.plan.thread_layout import AccumulatorLayout
 from tmapipe.protocol.matmuls import Accumulator, Epilogue, TileValues
 from tmapipe.protocol.pieces import Piece, pieces, strip_start
+from tmapipe.protocol.registry import stands_for
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.rows import each_row, fours, rows_start
 from tmapipe.protocol.table import BoundTable
 from tmapipe.protocol.tile import Tile, start_of, tile_at, within
 from tmapipe.protocol.values import check_rounded, write_values
+from tmapipe.store_pipeline import TmaStoreStage
 
 Held = Accumulator | TileValues
 
@@ -145,6 +147,7 @@ class SlotStoreInSlot(Carried):
         self.store(tile_at(f"slot.{plan.name}.store_from", plan.dims, start))
 
 
+@stands_for(TmaStoreStage)
 class BoundStore(Carried):
     """A `TmaStoreStage` with buffers of its own, in the role that fills them. The next buffer is kept in a register.
 

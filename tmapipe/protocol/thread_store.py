@@ -8,12 +8,15 @@ from tmapipe.isa.fragment import applied
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
 from tmapipe.plan.model import NamedBarrier, RoleWarps, Store
+from tmapipe.protocol.registry import stands_for
 from tmapipe.protocol.tile import Tile, start_of, tile_at
 from tmapipe.protocol.values import checked_values
+from tmapipe.thread_store import ThreadStoreStage
 
 __all__ = ["BoundThreadStore"]
 
 
+@stands_for(ThreadStoreStage)
 class BoundThreadStore(Carried):
     """A `ThreadStoreStage` in the role that stores. It has no buffers, so nothing is waited for."""
 
