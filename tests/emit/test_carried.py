@@ -138,3 +138,79 @@ def test_ranges_are_ranges_outside_of_loops():
             k.d.store(tile, total)
 
     assert (Backwards()(X) == 9).all()
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_branch_that_an_option_excludes_is_not_traced(scaled):
+    """What it would use need not be declared, and what it assigns may have another form."""
+    factor = 2 if scaled else None
+
+    class Optional(Stack):
+        if scaled:
+            w = tp.TmaLoadStage("n", tile=(256,), ring=Stack.ring)
+
+        @Stack.load.jit
+        def fill(self, k, tile):
+            for s in range(k.steps("x", "s")):
+                with k.ring.produce() as slot:
+                    slot.x.load(tile, s=s)
+                    if scaled:
+                        slot.w.load(tile)
+
+        @Stack.work.jit
+        def add(self, k, tile):
+            total = k.full("x", 0.0)
+            for _ in range(k.steps("x", "s")):
+                with k.ring.consume() as slot:
+                    if scaled:
+                        total = total + slot.x.read() * slot.w.read(columns_of=total)
+                    else:
+                        total = total + slot.x.read()
+            if factor is not None:
+                total = total * factor
+            elif not self.cluster:
+                total = total + 1
+            else:
+                total = 0.0
+            k.d.store(tile, total)
+
+    names = ("x", "w", "d") if scaled else ("x", "d")
+    compiled = Optional().compile(dict.fromkeys(names, "fp32"), arch="sm_90a")
+    assert compiled.ptx.count("cp.async.bulk.tensor") > 0 and Optional().check().ok
+
+
+@pytest.mark.parametrize("option", range(4))
+def test_which_branch_of_several_is_traced(option):
+    """One name or several are assigned, in some of the branches."""
+    said = []
+
+    class Chosen(Stack):
+        @Stack.work.jit
+        def add(self, k, tile):
+            total = k.full("x", 0.0)
+            for _ in range(k.steps("x", "s")):
+                with k.ring.consume() as slot:
+                    total = total + slot.x.read()
+            one, two = [0], 0
+            if option == 0:
+                one = [1]
+            elif option == 1:
+                one = [2]
+            elif option == 2:
+                pass
+            else:
+                one = [3]
+            if option == 0:
+                one, two = [*one, 4], 4
+            elif option == 3:
+                two = 5
+            if option == 2:
+                two = 6
+            if tile.m > 0:
+                if option:
+                    total = total + 1
+            said.append((one, two))
+            k.d.store(tile, total)
+
+    Chosen().compile({"x": "fp32", "d": "fp32"}, arch="sm_90a")
+    assert said[-1] == (([1, 4], 4), ([2], 0), ([0], 6), ([3], 5))[option]

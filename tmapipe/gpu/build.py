@@ -20,6 +20,7 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.gpu.caches import forget_ir
+from tmapipe.gpu.control import known_branches
 from tmapipe.gpu.descriptors import WORDS, describe
 from tmapipe.gpu.edges import edge_of, make_edge_atom
 from tmapipe.gpu.isa import GpuIsa
@@ -192,7 +193,7 @@ def build(
     flags = f"--gpu-arch {plan.arch} --enable-tvm-ffi" + (" --keep-ptx --keep-cubin" if keep else "")
     # What is kept is read back at once; the files' names are not unique, so each compilation has a folder of its own.
     # Two traces at once in threads break CuTe DSL, and a check changes what names mean meanwhile.
-    with NAMES_LOCK, as_in_python(), tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
+    with NAMES_LOCK, as_in_python(), known_branches(), tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
         notes = Path(folder) / "notes"
 
         def compiled(located: bool) -> Any:

@@ -5,14 +5,16 @@ CuTe DSL's preprocessor rewrites only functions decorated with ``jit``. So each 
 
 from __future__ import annotations
 
+import contextlib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cutlass.cute as cute
 from cutlass._mlir import ir
+from cutlass.base_dsl.ast_helpers import executor
 
-__all__ = ["block", "loop", "loop_while", "traced", "when"]
+__all__ = ["block", "known_branches", "loop", "loop_while", "traced", "when"]
 
 
 @cute.jit
@@ -31,6 +33,35 @@ def loop(trips: Any, body: Any) -> None:
 def loop_while(state: Any, body: Any) -> None:
     while state[0] != 0:
         body()
+
+
+@contextlib.contextmanager
+def known_branches() -> Iterator[None]:
+    """While bodies are traced: of an `if` whose condition Python knows, such as an option of the schedule, the branch that is
+    not taken is not traced. CuTe DSL 4.8.1 traces both.
+    """
+    dynamic: Any = executor._if_dynamic
+
+    def branch(condition: Any, then: Any, other: Any, names: list[Any], *more: Any) -> Any:
+        if executor._is_dynamic_expression(condition):
+            return dynamic(condition, then, other, names, *more)
+        taken = then if condition else other
+        if taken is None:
+            return names[0] if len(names) == 1 else names
+        found = taken(*names)
+        return found[0] if len(names) == 1 and not _is_elif(taken) else found
+
+    branch.__code__ = branch.__code__.replace(co_filename="<if>")  # such frames are not the line that an error names
+    executor._if_dynamic = branch
+    try:
+        yield
+    finally:
+        executor._if_dynamic = dynamic
+
+
+def _is_elif(branch: Any) -> bool:
+    """Whether CuTe DSL has made it of an `elif`, whose value is that of a single name already."""
+    return any(getattr(each, "co_name", "").startswith("elif_region") for each in branch.__code__.co_consts)
 
 
 def block() -> tuple[Any, ...]:
