@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tests.check.deciding import CountsItself, HeldOver, Tiles, entry, one_if, steps, take
+from tests.check.deciding import STAGES, CountsItself, HeldOver, Tiles, entry, one_if, steps, take
 
 
 class GroupsPending(Tiles):
@@ -175,6 +175,26 @@ class CountsSomeTurns(CountsItself):
         k.y.store(tile, values)
 
 
+class CountsRounds(CountsItself):
+    """Two numbers that take few values each: after eight turns they are together what they never were before."""
+
+    load, add = CountsItself.load, CountsItself.add
+
+    @add.jit
+    def total(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        n = rounds = 0
+        for _ in range(self.taken(self, k, tile)):
+            with k.ring.consume() as slot:
+                values = values + slot.x.read()
+            n = (n + 1) % (STAGES + 1)
+            rounds = (rounds + (n == 0)) % (STAGES + 1)
+        if n == rounds == STAGES:
+            k.isa.mbarrier_arrive(k.plan.barrier("ring.free"), 0)
+        k.y.store(tile, values)
+
+
 class CountsInAFunction(CountsItself):
     load, add = CountsItself.load, CountsItself.add
 
@@ -210,6 +230,7 @@ UNSEEN = (
     lambda: CountsItself(100),
     CountsAList,
     CountsSomeTurns,
+    CountsRounds,
     CountsInAFunction,
     ByAHelperElsewhere,
     HeldWhileTurnsDiffer,

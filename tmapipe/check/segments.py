@@ -188,7 +188,7 @@ class _Finder(Dividing):
         every = variation.values(self.problems.slots + 3, at_once)
         for first in range(at_once):
             steps, few = every[first::at_once], len(self.values[d][first::at_once])
-            times = max(1, LAPS * self.problems.slots + 2 - len(steps))
+            times = max(1, LAPS * (self.problems.slots + 1) + 2 - len(steps))
             beyond = steps[-1] + times * (steps[-1] - steps[-2])
             whole = {v: self._whole(i, (*others[:d], v, *others[d + 1 :])) for v in (*steps, beyond)}
             for (pieces,) in self._sections(i, variation, [whole]):

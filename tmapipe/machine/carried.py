@@ -25,15 +25,14 @@ FRAGMENT = "a fragment"
 class Turns:
     """The numbers of a loop, for which they are taken in the body itself.
 
-    body: whether it is one, whose names keep their forms; grows: is told the names of what the loop changes, and how many
-    values these have had.
+    body: whether it is one, whose names keep their forms; carries: as `Changes` calls it.
     """
 
-    def __init__(self, numbers: Any, body: bool, grows: Callable[[str, int], None] | None):
-        self.numbers, self.body, self.grows = numbers, body, grows
+    def __init__(self, numbers: Any, body: bool, carries: Callable[[str, int, bool], None] | None):
+        self.numbers, self.body, self.carries = numbers, body, carries
 
     def __iter__(self) -> Iterator[Any]:
-        return _Turning(iter(self.numbers), sys._getframe(1), self.body, self.grows)
+        return _Turning(iter(self.numbers), sys._getframe(1), self.body, self.carries)
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -43,10 +42,10 @@ class Turns:
 
 
 class _Turning:
-    def __init__(self, numbers: Iterator[Any], frame: FrameType, body: bool, grows: Callable[[str, int], None] | None):
+    def __init__(self, numbers: Iterator[Any], frame: FrameType, body: bool, carries: Any):
         self.numbers, self.body = numbers, body
         self.before, self.names = _forms(frame) if body else {}, set(frame.f_locals)
-        self.changes = Changes(grows) if grows else None
+        self.changes = Changes(carries) if carries else None
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -65,9 +64,10 @@ class _Turning:
         try:
             return next(self.numbers)
         except StopIteration:
-            if not self.body:
-                raise
-            for name in _used_after(frame.f_code, frame.f_lasti).intersection(frame.f_locals) - self.names:
+            code = frame.f_code
+            if self.changes:
+                self.changes.end(lambda name: name in _used_outside(code, frame.f_lasti))
+            for name in _used_after(code, frame.f_lasti).intersection(frame.f_locals) - self.names if self.body else ():
                 raise ScopeError(
                     f"`{name}` is used after a loop that assigns it first. What is known after a loop was known before it: "
                     "let it begin as what it becomes, e.g. k.full(stage, 0.0)."
@@ -76,42 +76,72 @@ class _Turning:
 
 
 class Changes:
-    """What the turns of a loop change: plain numbers, and what containers have. tell: which name, how many values."""
+    """What the turns of a loop change: plain numbers, and what containers have.
 
-    def __init__(self, tell: Callable[[str, int], None]):
+    tell: is told which names change, how many values they have had together, and whether that may matter outside the loop.
+    """
+
+    def __init__(self, tell: Callable[[str, int, bool], None]):
         self.tell = tell
-        self.seen: dict[str, set[Any]] = {}
+        self.before: dict[str, Any] = {}
+        self.seen: set[tuple[Any, ...]] = set()  # the names that have changed so far, each with its value
 
     def look(self, names: Mapping[str, Any]) -> None:
         """Before a turn, or after the last."""
-        for name, value in names.items():
-            size = _size(value)
-            if size is not None and size not in (seen := self.seen.setdefault(name, set())):
-                seen.add(size)
-                self.tell(name, len(seen))
+        now = {name: _size(value) for name, value in names.items()}
+        self.before = {**now, **self.before}
+        self.seen.add(tuple([(name, size) for name, size in now.items() if self.before[name] != size]))
+
+    def end(self, outside: Callable[[str], bool]) -> None:
+        """After the last turn. outside: whether a name is used outside the loop."""
+        for leaves in (False, True):
+            changed = [tuple([each for each in state if outside(each[0]) or not leaves]) for state in self.seen]
+            names = dict.fromkeys(name for state in changed for name, _ in state)
+            if names:
+                self.tell(" and ".join(names), len(set(changed)), leaves)
 
 
 def _size(value: Any) -> Any:
-    """A plain number, or how many things and which numbers a container has; None for anything else."""
-    if type(value) in (int, float):
+    """A plain number, or how many things and which numbers a container has; of anything else, its type."""
+    if type(value) in (int, float, bool):
         return value
     if not isinstance(value, (list, tuple, dict, set, str)):
-        return None
+        return type(value)
     things = value.values() if isinstance(value, dict) else value
-    return len(value), tuple(each for each in things if type(each) in (int, float))
+    return len(value), tuple(each for each in things if type(each) in (int, float, bool))
 
 
 @functools.cache
 def _used_after(code: CodeType, loop: int) -> frozenset[str]:
     """Names that are loaded after a loop before they are stored again. loop: where the code takes its next turn."""
-    instructions = list(dis.get_instructions(code))
-    end = next(each.argval for each in instructions if each.offset == loop)
+    end = _end(code, loop)
     found: dict[str, bool] = {}
-    for each in instructions:
-        if each.offset >= end and each.opname.startswith(("LOAD_FAST", "STORE_FAST", "LOAD_DEREF", "STORE_DEREF")):
-            for name in each.argval if isinstance(each.argval, tuple) else (each.argval,):
-                found.setdefault(name, each.opname.startswith("LOAD"))
+    for at, name, loads in _names(code):
+        if at >= end:
+            found.setdefault(name, loads)
     return frozenset(name for name, loaded in found.items() if loaded)
+
+
+@functools.cache
+def _used_outside(code: CodeType, loop: int) -> frozenset[str]:
+    """Names that are loaded before a loop, which may be a turn of one around it, or after it."""
+    end = _end(code, loop)
+    return frozenset(name for at, name, loads in _names(code) if loads and not loop <= at < end)
+
+
+def _end(code: CodeType, loop: int) -> int:
+    return next(each.argval for each in dis.get_instructions(code) if each.offset == loop)
+
+
+@functools.cache
+def _names(code: CodeType) -> list[tuple[int, str, bool]]:
+    """(where, name, whether it is loaded or stored) of all that a function does with its names."""
+    return [
+        (each.offset, name, each.opname.startswith("LOAD"))
+        for each in dis.get_instructions(code)
+        if each.opname.startswith(("LOAD_FAST", "STORE_FAST", "LOAD_DEREF", "STORE_DEREF"))
+        for name in (each.argval if isinstance(each.argval, tuple) else (each.argval,))
+    ]
 
 
 def _forms(frame: FrameType) -> dict[str, str]:

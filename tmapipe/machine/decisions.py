@@ -150,10 +150,14 @@ class Decisions:
         self.uses[Use(how, self.sorted(number), number.const, inside)] = None
         return self.value(number, len(inside))
 
-    def grows(self, name: str, values: int) -> None:
-        """Notes that a loop of a body gives so many values to one of its names, unless it may be a stage."""
-        if values > self.lap + 1:
-            key = "symbol", name
+    def carries(self, names: str, values: int, leaves: bool) -> None:
+        """Notes that the turns of a loop give so many values to names of a body, unless they are too few to hide anything.
+
+        Inside the loop all of them come up in the longest ones that are recorded, which go three times around the rings, even
+        if they change every third turn. What *leaves* it shows if it recurs after one, two or three turns.
+        """
+        if values > (3 if leaves else self.lap + 1):
+            key = "symbol", names
             self.terms.setdefault(key, Term(None, None, None))
             self.uses[Use(CARRIED, ((key, 1),), 0)] = None
 

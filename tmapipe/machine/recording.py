@@ -191,10 +191,11 @@ class RecordingIsa(MachineIsa):
     def loop(self, trips: Any, body: Callable[[Any], None]) -> None:
         if not isinstance(trips, Varying):
             return super().loop(trips, body)
-        changes = Changes(self.decisions.grows)
+        changes = Changes(self.decisions.carries)
         for i in self.decisions.turns(0, trips, 1):
             body(i)
             changes.look(inspect.getclosurevars(body).nonlocals if inspect.isfunction(body) else {})
+        changes.end(lambda name: True)
 
     # ---- what answers ---------------------------------------------------------------------------------------------
 

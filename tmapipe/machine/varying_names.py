@@ -26,7 +26,7 @@ def _range(bodies: Container[CodeType], *bounds: Any) -> Any:
     """As `range`, of numbers that may vary. bodies: whose loops are watched, and not only for what they count."""
     numbers, body = _numbers(*bounds), sys._getframe(1).f_code in bodies
     varying = next((bound.run for bound in bounds if type(bound) is Varying), None)
-    return Turns(numbers, body, varying.grows if varying else None) if body or varying else numbers
+    return Turns(numbers, body, varying.carries if varying else None) if body or varying else numbers
 
 
 def _numbers(*bounds: Any) -> Any:
