@@ -21,7 +21,7 @@ from tmapipe.machine import elements
 
 __all__ = [
     "abs", "cast", "column_max", "column_min", "column_sum", "erf", "exp", "exp2", "floor", "gelu",
-    "log", "log2", "maximum", "minimum", "relu", "row_max",
+    "log", "log2", "maximum", "minimum", "relu", "row_logsumexp", "row_max",
     "row_min", "row_sum", "rsqrt", "sigmoid", "silu", "sqrt", "tanh", "where",
 ]  # fmt: skip
 
@@ -159,6 +159,13 @@ def row_sum(x: Fragment, inside: Any = None) -> Fragment:
 def row_max(x: Fragment, inside: Any = None) -> Fragment:
     """The maximum of each row; minus infinity without columns; NaN if there is one. Arguments as of `row_sum`."""
     return _reduced("maximum", "rows", x, inside)
+
+
+def row_logsumexp(x: Fragment, inside: Any = None) -> Fragment:
+    """log(sum of e^x) over each row, in one reduction: ``exp(x - row_logsumexp(x))`` is the row's softmax. Neither overflows;
+    minus infinity without columns; NaN if there is one. Arguments as of `row_sum`."""
+    _check_fragment("row_logsumexp", x)
+    return _reduced("logsumexp", "rows", combine("widen", x), inside)
 
 
 def row_min(x: Fragment, inside: Any = None) -> Fragment:

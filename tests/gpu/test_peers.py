@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.oracle.peer_forms import Looked, Rotated, Scattered, Swapped, WholeBoxes
+from tests.oracle.peer_forms import LogSumExp, Looked, Rotated, Scattered, Swapped, WholeBoxes
 
 
 @pytest.mark.parametrize("peers", [2, 4, 8])
@@ -36,3 +36,13 @@ def test_threads_send_what_they_have():
     pairs = x.view(100, 2, 4, 1000)
     for _ in range(3):
         assert torch.equal(Swapped()(x), (pairs + 2 * pairs.flip(1)).view(x.shape))
+
+
+@pytest.mark.parametrize("ctas", [1, 2, 8])
+def test_log_sum_exp(ctas):
+    x = 40 * torch.randn(100, 512 * ctas - 44, device="cuda")
+    x[1], x[2, :300], x[3, 7], x[4, 9] = -torch.inf, -torch.inf, torch.inf, torch.nan
+    schedule = LogSumExp()
+    schedule.cluster = {"n": ctas}
+    want = torch.logsumexp(x.double(), 1, keepdim=True).float().expand_as(x)
+    torch.testing.assert_close(schedule(x), want, rtol=1e-5, atol=1e-5, equal_nan=True)

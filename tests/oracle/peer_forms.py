@@ -187,3 +187,16 @@ class Swapped(tp.Schedule):
         with k.ring.consume() as slot:
             values = slot.mine.read() + slot.theirs.read()
         k.y.store(tile, values)
+
+
+class LogSumExp(LongRows):
+    """y[m, n] = log(sum of exp(x[m, i]) over all i), of rows in two CTAs, of two warps each."""
+
+    load, work = LongRows.load, LongRows.work
+
+    @work.jit
+    def normalize(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        total = tp.math.row_logsumexp(values, inside=k.extent("n") - 512 * tile.n)
+        k.y.store(tile, k.full("x", 0.0) + total)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
-from tests.oracle.peer_forms import LongRows
+from tests.oracle.peer_forms import LogSumExp, LongRows
 from tests.unit.errors import refused
 from tmapipe.errors import DeadlockError, HazardError
 
@@ -99,3 +99,28 @@ def test_what_does_not_fit_is_refused():
     refused(other, np.ones((4, 512), np.float32), argument="across.group", rule="no dimension of the output's tiles")
     refused(Columns(), np.ones((16, 512), np.float32), argument="reduction", rule="columns in several warps")
     refused(Short(), np.ones((16, 128), np.float32), argument="reduction", rule="all lanes of a warp")
+
+
+@pytest.mark.parametrize("ctas", [1, 2, 4])
+def test_log_sum_exp_takes_one_exchange(ctas):
+    x = np.random.default_rng(0).normal(0, 40, (6, 512 * ctas - 44)).astype(np.float32)
+    x[1], x[2, :300], x[3, 7], x[4, 9] = -np.inf, -np.inf, np.inf, np.nan
+    schedule, y = LogSumExp(), np.zeros_like(x)
+    schedule.cluster = {"n": ctas}
+    run = schedule.simulate(x, out=y, clusters=1)
+    assert run.counts["StAsync"] == (0 if ctas == 1 else 6 * ctas * 2)  # rows, CTAs, warps
+    with np.errstate(all="ignore"):
+        want = np.logaddexp.reduce(x.astype(np.float64), axis=1, keepdims=True)
+    np.testing.assert_allclose(y, np.broadcast_to(want, y.shape), rtol=1e-6)
+
+
+def test_log_sum_exp_of_integers():
+    class Integers(LogSumExp):
+        load, work = LogSumExp.load, LogSumExp.work
+        y = tp.TmaStoreStage("m n", tile=(1, 512), role=work, stages=1, dtype="fp32")
+
+    x = np.random.default_rng(0).integers(-9, 10, (3, 900)).astype(np.int32)
+    y = np.zeros((3, 900), np.float32)
+    Integers()(x, out=y)
+    want = np.log(np.exp(x.astype(np.float64)).sum(1, keepdims=True))
+    np.testing.assert_allclose(y, np.broadcast_to(want, y.shape), rtol=1e-6)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import cutlass
@@ -13,7 +13,7 @@ from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
 from tmapipe.gpu import control
-from tmapipe.gpu.functions import FUNCTIONS
+from tmapipe.gpu.functions import FUNCTIONS, choose
 from tmapipe.gpu.words import UNIT, received, send, store_words
 from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import Fragment
@@ -100,20 +100,13 @@ class Sums(Fragments):
         control.when(isa.lane < 4, write)
 
     def reduce_in_warp(self, layout: ThreadLayout, op: str, kind: str, along: str, data: Any) -> Any:
-        combine = FUNCTIONS["add" if op == "sum" else op]
         slot_of, distances = layout.row_slot, range(layout.row_lanes.bit_length() - 1)
         if along == "columns":
             slot_of, distances = layout.column_slot, range(layout.row_lanes.bit_length() - 1, 5)
         mine: list[list[Any]] = [[] for _ in range(layout.slots(along))]
         for i, value in enumerate(data):
             mine[slot_of(i)].append(value)
-        found = []
-        for values in mine:
-            total = _tree(combine, values)
-            for distance in reversed(distances):
-                total = combine(total, cute.arch.shuffle_sync_bfly(total, 1 << distance))
-            found.append(total)
-        return found
+        return [_reduced(op, values, [1 << distance for distance in reversed(distances)]) for values in mine]
 
     def write_partial(self, layout: ThreadLayout, along: str, data: Any, slot: SlotRef) -> None:
         target, mine = self.isa.buffers[slot.buffer.name], layout.warp(self.isa.warp)
@@ -140,27 +133,25 @@ class Sums(Fragments):
     def read_partials(self, layout: ThreadLayout, op: str, along: str, slot: SlotRef, peers: int = 1) -> Any:
         if peers > 1:
             return self._read_far(layout, op, slot, peers)
-        source, combine = self.isa.buffers[slot.buffer.name], FUNCTIONS["add" if op == "sum" else op]
+        source = self.isa.buffers[slot.buffer.name]
         warps, places = layout.sharing_warps(layout.warp(self.isa.warp), along), range(layout.slots(along))
         at = [self._place(layout, along, i) for i in places]
-        return [functools.reduce(combine, [source[(warp, place, slot.stage)] for warp in warps]) for place in at]
+        return [_reduced(op, [source[(warp, place, slot.stage)] for warp in warps], ()) for place in at]
 
     def _read_far(self, layout: ThreadLayout, op: str, slot: SlotRef, peers: int) -> list[Any]:
         """Numbers of rows from all warps of all CTAs: lane i takes those of warps i, i + 32, ..., then lanes are combined."""
-        isa, combine = self.isa, FUNCTIONS["add" if op == "sum" else op]
+        isa = self.isa
         source, each = isa.buffers[slot.buffer.name], slot.buffer.tile[0] // peers
         warps, first = layout.row_warps, layout.sharing_warps(layout.warp(isa.warp), "rows")[0]
         found = []
         for place in range(layout.slots("rows")):
-            total = Float32(NEUTRAL[op, "fp32"])
+            values = []
             for i in range(0, peers * warps, 32):
                 entry = isa.lane + i
                 safe = cutlass.select_(entry < peers * warps, entry, 0)
                 value = source[(safe // warps * each + first + safe % warps, place, slot.stage)]
-                total = combine(total, cutlass.select_(entry < peers * warps, value, Float32(NEUTRAL[op, "fp32"])))
-            for distance in (16, 8, 4, 2, 1):
-                total = combine(total, cute.arch.shuffle_sync_bfly(total, distance))
-            found.append(total)
+                values.append(choose(entry < peers * warps, value, Float32(NEUTRAL[op, "fp32"])))
+            found.append(_reduced(op, values, (16, 8, 4, 2, 1)))
         return found
 
     def _place(self, layout: ThreadLayout, along: str, i: int) -> Any:
@@ -171,6 +162,20 @@ class Sums(Fragments):
 def _bits(value: Any) -> Any:
     """The bits of a number in fp32, as a word."""
     return cutlass.Int32(llvm.bitcast(T.i32(), Float32(value).ir_value()))
+
+
+def _reduced(op: str, values: list[Any], distances: Sequence[int]) -> Any:
+    """The values of this lane and of those at these distances, reduced."""
+    if op == "logsumexp":
+        most = _reduced("maximum", values, distances)
+        most = choose((most > -math.inf) & (most < math.inf), most, Float32(0.0))
+        powers = [FUNCTIONS["exp"](value - most) for value in values]
+        return most + FUNCTIONS["log"](_reduced("sum", powers, distances))
+    combine = FUNCTIONS["add" if op == "sum" else op]
+    total = _tree(combine, values)
+    for distance in distances:
+        total = combine(total, cute.arch.shuffle_sync_bfly(total, distance))
+    return total
 
 
 def _tree(combine: Callable[..., Any], values: list[Any]) -> Any:

@@ -23,6 +23,7 @@ __all__ = ["Fragments"]
 NEUTRAL = {
     ("sum", "fp32"): 0.0,
     ("maximum", "fp32"): float("-inf"),
+    ("logsumexp", "fp32"): float("-inf"),
     ("minimum", "fp32"): float("inf"),
     ("sum", "int32"): 0,
     ("maximum", "int32"): -(2**31),
@@ -230,7 +231,8 @@ class Fragments(Carried):
         return Fragment(self, layout, along, kind, data)
 
     def reduce(self, values: Fragment, op: str, along: str, inside: Value | None = None) -> Fragment:
-        """One number a row or a column: "sum", "maximum" or "minimum" of its elements, in fp32 or int32.
+        """One number a row or a column: of its elements the "sum", "maximum" or "minimum", in fp32 or int32, or "logsumexp",
+        the logarithm of the sum of their powers of e, in fp32.
 
         They are combined in a thread, then over the lanes that share it by ``shfl.bfly``, then over warps through shared
         memory. The order depends on the layout alone.

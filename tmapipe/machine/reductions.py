@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,20 @@ __all__ = ["NOTHING", "Reductions"]
 
 #: Stands for the numbers of rows and columns that a warp does not have.
 NOTHING = {"fp32": np.nan, "int32": 0}
-_REDUCTIONS = {"sum": np.add, "maximum": np.maximum, "minimum": np.minimum}
+
+
+def _logsumexp(data: np.ndarray, axis: int = 0, dtype: Any = None) -> Any:
+    most = np.maximum.reduce(data, axis)
+    most = np.where(np.isfinite(most), most, 0)
+    return most + np.log(np.add.reduce(np.exp(data - np.expand_dims(most, axis)), axis))
+
+
+_REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "sum": np.add.reduce,
+    "maximum": np.maximum.reduce,
+    "minimum": np.minimum.reduce,
+    "logsumexp": _logsumexp,
+}
 
 
 class Reductions:
@@ -40,7 +54,7 @@ class Reductions:
         partial: Any = np.full(getattr(layout, along), NOTHING[kind], elements.KINDS[kind])
         with np.errstate(all="ignore"):
             for i in np.unique(at):
-                partial[i] = _REDUCTIONS[op].reduce(data[at == i], dtype=elements.KINDS[kind])
+                partial[i] = _REDUCTIONS[op](data[at == i], dtype=elements.KINDS[kind])
         return partial
 
     def write_partial(self, layout: ThreadLayout, along: str, data: Any, slot: SlotRef) -> None:
@@ -75,7 +89,7 @@ class Reductions:
         partials = self.memory.results[isa.agent][mine][:, places]
         whole = np.full(getattr(layout, along), np.nan, np.float32)
         with np.errstate(all="ignore"):
-            whole[at] = _REDUCTIONS[op].reduce(partials, axis=0, dtype=np.float32)
+            whole[at] = _REDUCTIONS[op](partials, axis=0, dtype=np.float32)
         return whole
 
     def _shared(self, layout: ThreadLayout, along: str) -> tuple[np.ndarray, np.ndarray]:
