@@ -45,6 +45,42 @@ def test_spilled_registers_are_warned_of():
 
 
 @pytest.mark.parametrize(
+    ("columns", "warps", "reason"),
+    [
+        (16384, 8, "Role load loads 64 boxes a slot, and each one's coordinates take registers. .* BulkLoadStage"),
+        (4096, 8, "Role work, with 168 registers a thread, holds 16 for fragments at .*more warps"),
+        (16384, 4, "Role work, with 168 registers a thread, holds 200 for fragments at .*more warps"),
+    ],
+)
+def test_what_the_warning_says_the_registers_are_for(tmp_path, columns, warps, reason):
+    """As ptxas notes them: they are fewer than the sums and fragments of any role, or there are many boxes."""
+
+    class Row(tp.Schedule):
+        load, work = tp.Role(warps=1), tp.Role(warps=warps)
+        ring = tp.BarrierRing(1, producer=load, consumer=work)
+        x = tp.TmaLoadStage("m n", tile=(1, columns), ring=ring)
+        y = tp.TmaStoreStage("m n", tile=(1, columns), role=work, stages=1)
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+
+        @work.jit
+        def drain(self, k, tile):
+            with k.ring.consume() as slot:
+                values = slot.x.read()
+            k.y.store(tile, values)
+
+    held = {"work": (200 if warps == 4 else 16 * columns // 4096, "mine.py:3")}
+    (tmp_path / "notes").write_text(
+        "1548 bytes spill stores, 1544 bytes spill loads\nUsed 168 registers, used 4 barriers\n"
+    )
+    with pytest.warns(RuntimeWarning, match=f"Row: ptxas spills 1548 bytes .*{reason}"):
+        check_notes(Row().plan(), tmp_path / "notes", lambda: held)
+
+
+@pytest.mark.parametrize(
     "note", ["(C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized", "(C7519) x"]
 )
 def test_notes(tmp_path, note):

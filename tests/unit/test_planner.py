@@ -96,7 +96,8 @@ def check_roles(plan):
 
 def check_registers(plan, arch=ARCH):
     """Every warpgroup has a count that setmaxnreg takes, and they fit what the CTA is launched with."""
-    assert plan.launch_registers * plan.threads <= arch.registers and plan.launch_registers <= 255
+    quarter = -(-plan.warps // 4) * 32  # threads whose registers lie in the same quarter of the register file
+    assert plan.launch_registers * quarter <= arch.registers // 4 and plan.launch_registers <= 255
     if plan.registers:
         assert sorted(plan.registers) == list(range(plan.warps // 4)) and plan.warps % 4 == 0
         assert all(24 <= count <= 256 and count % 8 == 0 for count in plan.registers.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -15,6 +16,9 @@ __all__ = ["check_notes", "options_for"]
 #: Notes C7510 to C7519: wgmmas are serialized, or fences and waits for them are put in.
 _WGMMA = re.compile(r"\(C751\d\)[^\n]*")
 _SPILLED = re.compile(r"(\d+) bytes spill stores")
+_USED = re.compile(r"Used (\d+) registers")
+REST = 32  #: registers a thread that a role needs beside sums and fragments, about
+MANY = 32  #: copies of boxes a slot whose addresses may take more
 
 
 def options_for(file: Path) -> str:
@@ -40,19 +44,23 @@ def check_notes(plan: Plan, file: Path, held: Callable[[], Mapping[str, tuple[in
         raise InputError(f"compile of {plan.name}", note, rule, fix)
     spilled = max([int(nbytes) for nbytes in _SPILLED.findall(text)], default=0)
     if spilled:
+        used = int(_USED.findall(text)[-1]) if _USED.search(text) else plan.launch_registers
         warnings.warn(
-            f"{plan.name}: ptxas spills {spilled} bytes of registers a thread to local memory.{_most(plan, held())} Use "
-            "smaller tiles, more warps, or Role(registers=).",
+            f"{plan.name}: ptxas spills {spilled} bytes of registers a thread to local memory.{_reason(plan, held(), used)}",
             RuntimeWarning,
             stacklevel=2,
         )
 
 
-def _most(plan: Plan, held: Mapping[str, tuple[int, str]]) -> str:
-    """What the role holds whose registers are short by most, or nearest to it."""
+def _reason(plan: Plan, held: Mapping[str, tuple[int, str]], used: int) -> str:
+    """What the role holds whose registers are short by most, or nearest to it, or how many boxes one loads; and what to do.
+
+    Args:
+        used: Registers a thread at launch.
+    """
     found = (0, "")
     for role in plan.roles:
-        has = plan.registers.get(role.first_warp // 4, plan.launch_registers)
+        has = plan.registers.get(role.first_warp // 4, used)
         needs = {f"for {m.name}": sum(m.registers) for m in plan.matmuls if m.first_warp == role.first_warp}
         if role.name in held:
             count, line = held[role.name]
@@ -61,4 +69,16 @@ def _most(plan: Plan, held: Mapping[str, tuple[int, str]]) -> str:
         if needs:
             text = f" Role {role.name}, with {has} registers a thread, holds {text} (see explain())."
             found = max(found, (sum(needs.values()) - has + 256, text))
-    return found[1]
+    copies = max((_copies(plan, role.name), role.name) for role in plan.roles)
+    if copies[0] >= MANY and found[0] <= 256 - REST:
+        return (
+            f" Role {copies[1]} loads {copies[0]} boxes a slot, and each one's coordinates take registers. Use "
+            "smaller tiles, or a BulkLoadStage, which loads a tile at once."
+        )
+    return found[1] + " Use smaller tiles, more warps, or Role(registers=)."
+
+
+def _copies(plan: Plan, role: str) -> int:
+    """Boxes that the role loads into a slot, at most."""
+    boxes = {x.name: math.prod(x.buffer.tile) // (x.peers * math.prod(x.box)) for x in plan.loads if x.tensor_map}
+    return max(sum(boxes.get(name, 0) for name in ring.loads.get(role, ())) for ring in plan.rings)

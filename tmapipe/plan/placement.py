@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tmapipe.errors import InputError
+from tmapipe.integers import ceil_div
 from tmapipe.plan.arch import Arch
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import Plan, RoleWarps
@@ -32,8 +33,11 @@ def place_roles(declared: Declarations) -> tuple[dict[str, RoleWarps], int]:
 
 
 def launch_registers(warps: int, target: Arch) -> int:
-    """Registers a thread that a CTA of so many warps is launched with: what the register file divides into."""
-    return min(255, target.registers // (warps * 32) // 8 * 8)
+    """Registers a thread that a CTA of so many warps is launched with: what the register file divides into.
+
+    Every fourth warp has its registers in the same quarter of it.
+    """
+    return min(255, target.registers // (ceil_div(warps, 4) * 4 * 32) // 8 * 8)
 
 
 def share_registers(
@@ -54,7 +58,7 @@ def share_registers(
                 )
         return {}, launch
     groups = warps // 4
-    budget = min(launch, target.registers // (warps * 32) // 8 * 8) * groups
+    budget = launch // 8 * 8 * groups
     given: dict[int, int] = {}
     heavy: set[int] = set()
     for placed in roles.values():
