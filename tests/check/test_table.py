@@ -141,6 +141,7 @@ SENTENCES = {
     ops.TmaLoad: "starts the TMA load of s0 into s0[0] of CTAs 0, 1 (share 1 of 2), 1024 bytes that complete on b[1]",
     ops.TmaGather: "starts the TMA load of 4 rows of s0 into s0[0] (share 3 of 4), 512 bytes that complete on b[1]",
     ops.TmaPrefetch: "asks for a tile of s0 in L2",
+    ops.BulkPrefetch: "asks for a piece of s0 in L2",
     ops.BulkLoad: "starts the bulk load of s0 into s0[0], 2048 bytes that complete on b[1]",
     ops.PeerCopy: "starts a copy of s1[0] into s0[0] of CTAs 1 (part 0 to share 1 of 2), 1024 bytes that complete on b[1]",
     ops.DescriptorWrite: "writes a descriptor of s0 to s1[0]",

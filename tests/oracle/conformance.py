@@ -58,6 +58,7 @@ EXAMPLES: tuple[Any, ...] = (
     ops.TmaGather("s0", 0, 1, 512, 3, 4, (5, 9, 2, 0), (0, 0)),
     ops.TmaPrefetch("s0", 1, (0, 0)),
     ops.BulkLoad("s0", 0, 1, 2048, (0, 0)),
+    ops.BulkPrefetch("s0", (0, 0)),
     ops.PeerCopy(0, 1, 1024, 0b10, 1, 0, 1, 2),
     ops.DescriptorWrite("s0", 1, (3, 5)),
     ops.DescriptorRelease(1),

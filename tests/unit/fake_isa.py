@@ -197,6 +197,9 @@ class RecordingIsa:
     def bulk_load(self, load: Load, stage: int, at: Sequence[int], barrier: Barrier) -> None:
         self._note("load", load.name, stage, tuple(at), barrier.name, None, 0)
 
+    def bulk_prefetch(self, load: Load, at: Sequence[int]) -> None:
+        self._note("prefetch_piece", load.name, tuple(at))
+
     def tma_prefetch(self, load: Load, at: Sequence[int], share: int = 0) -> None:
         self._note("prefetch_tile", load.name, tuple(at), share)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -62,13 +64,21 @@ class CopyEmitters:
                 cute.prefetch(self.atoms[load.name][0], source)
 
     def bulk_load(self: Any, load: Load, stage: Any, at: Sequence[Any], barrier: Barrier) -> None:
-        tensor, size = self.addressed[load.argument], load.buffer.dtype.bytes
-        source = Int64(tensor.iterator.toint())
-        for index, stride in zip(at, tensor.stride, strict=True):
-            source = source + Int64(index) * Int64(stride) * size
+        source = _element(self.addressed[load.argument], at, load.buffer.dtype.bytes)
         target, bar = self.slot_address(load.buffer, stage), self.mbarrier(barrier, stage).toint()
         with cute.arch.elect_one():
             _bulk_from_global(target, source, load.buffer.slot_bytes, bar)
+
+    def bulk_prefetch(self: Any, load: Load, at: Sequence[Any]) -> None:
+        tensor = self.addressed[load.argument]
+        inside = functools.reduce(operator.and_, map(_inside, at, tensor.shape))
+
+        def issue() -> None:
+            operands = [_element(tensor, at, load.buffer.dtype.bytes), Int32(load.buffer.slot_bytes)]
+            with cute.arch.elect_one():
+                emit_ptx("cp.async.bulk.prefetch.L2.global [$0], $1;", "l,r", [value.ir_value() for value in operands])
+
+        self.when(inside, issue)
 
     def peer_copy(
         self: Any, peer: Peer, stage: Any, to: Any, barrier: Barrier, part: Any = None, into: Any = 0
@@ -93,6 +103,14 @@ class CopyEmitters:
                 _bulk_to_global(store, target, source, nbytes)
 
         self.when(left > 0, issue)
+
+
+def _element(tensor: Any, at: Sequence[Any], size: int) -> Any:
+    """The address of the element of so many bytes at *at*."""
+    address = Int64(tensor.iterator.toint())
+    for index, stride in zip(at, tensor.stride, strict=True):
+        address = address + Int64(index) * Int64(stride) * size
+    return address
 
 
 #: Of a reduction in global memory, what the instruction calls it and the type, by the kind of types.

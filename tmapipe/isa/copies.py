@@ -28,6 +28,7 @@ from tmapipe.plan.model import Barrier, Load, Peer, Store
 __all__ = [
     "BulkCommit",
     "BulkLoad",
+    "BulkPrefetch",
     "BulkStore",
     "BulkWait",
     "CopyInstructions",
@@ -106,6 +107,16 @@ class TmaPrefetch(NamedTuple):
 
     load: Name
     share: Number = 0
+    at: At = ()
+    lanes: Lanes = ELECTED
+    where: Where = None
+
+
+@operation("cp.async.bulk.prefetch.L2.global", "asks for a piece of {load} in L2")
+class BulkPrefetch(NamedTuple):
+    """Of the piece of memory from element `at` on: a hint, of which nothing waits. Facts: None."""
+
+    load: Name
     at: At = ()
     lanes: Lanes = ELECTED
     where: Where = None
@@ -324,6 +335,11 @@ class CopyInstructions(Lowering):
         """``cp.async.bulk.prefetch.tensor`` into L2: asks for what a `tma_load` of the same operands would copy. A hint: it
         orders nothing, nothing waits for it, and outside of the tensor it does nothing."""
         self.emit(TmaPrefetch(load.name, share, self.start(load, at)))
+
+    def bulk_prefetch(self, load: Load, at: Sequence[Value]) -> None:
+        """``cp.async.bulk.prefetch.L2``: asks for what a `bulk_load` of the same operands would copy. A hint, as
+        `tma_prefetch`; outside of the tensor it does nothing."""
+        self.emit(BulkPrefetch(load.name, self.start(load, at)))
 
     def tma_store(
         self, store: Store, stage: Value, at: Sequence[Value], rows: Value = None, part: Value = None

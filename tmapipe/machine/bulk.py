@@ -14,6 +14,7 @@ import numpy as np
 from tmapipe.isa.ops import (
     BulkCommit,
     BulkLoad,
+    BulkPrefetch,
     BulkStore,
     BulkWait,
     Flight,
@@ -93,7 +94,8 @@ def _land_copy(memory: Memory, flight: Flight, op: PeerCopy, target: np.ndarray)
 
 
 @applies(TmaPrefetch)
-def _prefetch(state: State, agent: int, op: TmaPrefetch) -> None:
+@applies(BulkPrefetch)
+def _prefetch(state: State, agent: int, op: TmaPrefetch | BulkPrefetch) -> None:
     layout = state.layout
     if op.at and op.at[-1] * layout.loads[op.load].buffer.dtype.bytes % ALIGNMENT:
         text = f"prefetches {op.load} at {op.at}, whose last index is not a multiple of {ALIGNMENT} bytes"
