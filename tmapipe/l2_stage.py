@@ -20,7 +20,7 @@ class L2Stage(TokenStage):  # type: ignore[override]
     ``slot.x.prefetch(tile, k=step + 8)`` does the same without a further role.
 
     Args:
-        source: The stage that loads the tiles, with a descriptor and as a whole.
+        source: The stage that loads the tiles, each as a whole: a `TmaLoadStage` or a `BulkLoadStage`.
         ring: Produced by the role that asks, with ``slot.<stage>.prefetch(tile)``, and consumed by the one that loads.
 
     Raises:
@@ -30,9 +30,9 @@ class L2Stage(TokenStage):  # type: ignore[override]
     source: TmaLoadStage
 
     def __init__(self, source: TmaLoadStage, *, ring: BarrierRing):
-        whole = isinstance(source, TmaLoadStage) and source.tensor_map and source.parts == 1 and source.windows is None
-        if not whole or source.strides or source.outside == "nan":
-            rule = "is a TmaLoadStage whose tiles are loaded whole, without strides, and zeros outside"
+        whole = isinstance(source, TmaLoadStage) and source.filled_by == "engine" and source.parts == 1
+        if not whole or source.windows is not None or source.strides or source.outside == "nan":
+            rule = "is a stage whose tiles an engine loads whole, without strides, and zeros outside"
             raise InputError("L2Stage(source)", source, rule, "name such a stage, or leave the L2Stage out")
         if not isinstance(ring, BarrierRing) or ring is source.ring or ring.per == "cta":
             rule = "is a BarrierRing of its own, whose slots follow the tiles"

@@ -15,7 +15,7 @@ import attrs
 
 import tmapipe as tp
 from tests.matmul_shelf import FORMS
-from tests.oracle.copy_forms import Added, Ahead, CopiedGemm, Far, Images, Mapped
+from tests.oracle.copy_forms import Added, Ahead, CopiedGemm, Far, FarPieces, Images, Mapped
 from tests.oracle.descriptor_forms import AnyRows, Convolved, Every, EveryInParts, Lines, Padded, padded_gemm
 from tests.oracle.held_forms import Narrowed
 from tests.oracle.peer_forms import Looked, Rotated, Scattered, WholeBoxes
@@ -400,6 +400,7 @@ THREADS = {
     "whole boxes multicast": Kernel(WholeBoxes, {}, {"r": 4, "m": 12, "n": 300}),
     "scattered to peers": Kernel(Scattered, {"y": "fp32"}, {"s": 2, "m": 24, "q": 24, "n": 100}),
     "tiles asked into L2": Kernel(Far, {}, MATRIX),
+    "pieces asked into L2": Kernel(FarPieces, {}, {"m": 9, "n": 512}),
     "stores by threads": Kernel(Mapped, {}, {"m": 300, "n": 522}),
     "copies of images": Kernel(Images, {}, {"b": 2, "h": 7, "w": 13, "c": 45}),
 }

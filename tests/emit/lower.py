@@ -83,6 +83,8 @@ def _lower(event: Event, plan: Plan, launch: Launch, warp: int, lane: int) -> li
     if kind == "prefetch_tile":
         load, at, share = plan.load(rest[0]), *rest[1:]
         return [(kind, load.argument, place) for _, place in _pieces(load, 0, at, share, load.peers)] if leader else []
+    if kind == "prefetch_piece":
+        return _prefetched(plan.load(rest[0]), launch, rest[1]) if leader else []
     if kind == "peer_copy":
         return [_to_peer(next(peer for peer in plan.sends if peer.name == rest[0]), *rest[1:])] if leader else []
     if kind == "copies":
@@ -240,6 +242,16 @@ def _piece(store: Store, launch: Launch, stage: int, at: tuple[int, ...]) -> lis
     kind = f"reduce {store.reduce}" if store.reduce else "store"
     source = buffer.offset + stage * buffer.pitch
     return [(f"bulk {kind}", store.argument, source, at[0] * buffer.dtype.bytes, nbytes)] if nbytes > 0 else []
+
+
+def _prefetched(load: Load, launch: Launch, at: tuple[int, ...]) -> list[Event]:
+    """The piece's bytes in the tensor, whose rows follow each other; none of a piece outside of it."""
+    extents, element = launch.extents[load.argument], 0
+    if any(i >= extent for i, extent in zip(at, extents, strict=True)):
+        return []
+    for i, extent in zip(at, extents, strict=True):
+        element = element * extent + i
+    return [("prefetch_piece", load.argument, element * load.buffer.dtype.bytes, load.buffer.slot_bytes)]
 
 
 def _store_boxes(store: Store, stage: int, at: tuple[int, ...], rows: int | None = None, part: int = 0) -> list[Event]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tmapipe as tp
-from tests.oracle.copy_forms import Added, Ahead, CopiedGemm, Far, Images
+from tests.oracle.copy_forms import Added, Ahead, CopiedGemm, Far, FarPieces, Images
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "odd_rows.py"))
 
@@ -95,3 +95,6 @@ def test_prefetches_change_nothing():
     for shape in ((16, 64), (1000, 520), (4096, 8192)):
         x = torch.randn(shape, device="cuda").bfloat16()
         assert torch.equal(Ahead()(x), x) and torch.equal(Far()(x), x)
+    for shape in ((1, 64), (1000, 576), (4096, 8192)):
+        x = torch.randn(shape, device="cuda").bfloat16()
+        assert torch.equal(FarPieces()(x), x)

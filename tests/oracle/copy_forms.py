@@ -119,6 +119,33 @@ class Mapped(tp.Schedule):
         k.y.store(tile, values * values + 1)
 
 
+class FarPieces(tp.Schedule):
+    """y = x, in pieces of rows; one role asks for each piece ahead of the one that loads it, and for one beyond the end."""
+
+    ask, load, store = tp.Role(warps=1), tp.Role(warps=1), tp.Role(warps=1)
+    pace = tp.BarrierRing(4, producer=ask, consumer=load)
+    ring = tp.BarrierRing(2, producer=load, consumer=store)
+    x = tp.BulkLoadStage("m n", tile=(64,), ring=ring)
+    far = tp.L2Stage(x, ring=pace)
+    y = tp.TmaStoreStage(source=x)
+
+    @ask.jit
+    def look_ahead(self, k, tile):
+        with k.pace.produce() as slot:
+            slot.far.prefetch(tile)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.pace.consume(), k.ring.produce() as slot:
+            slot.x.load(tile)
+            slot.x.prefetch(tile, m=tile.m + 5)
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
+
+
 class MappedBefore(Mapped):
     """The same for an architecture without engines."""
 

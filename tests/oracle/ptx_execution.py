@@ -254,6 +254,10 @@ class Execution:
         self.events.append(("acquire", self.address(i.operands[0]) - WORKSPACE))
 
     def _prefetch(self, i: Instruction) -> None:
+        if not i.has("tensor"):
+            assert self.value(i.operands[1]) % 16 == 0
+            which, offset = divmod(self.address(i.operands[0]) - VECTORS, 1 << 36)
+            return self.events.append(("prefetch_piece", self._by_address[which], offset, self.value(i.operands[1])))
         self.events.append(("prefetch_tile", *self._tile(i.operands[0])))
 
     def _mbarrier(self, i: Instruction) -> None:
@@ -463,7 +467,7 @@ def _protocol(i: Instruction) -> Action:
 _METHODS: dict[str, Callable[[Execution, Instruction], None]] = {
     "mbarrier": Execution._mbarrier,
     "cp.async.mbarrier": Execution._arrive_for_copies,
-    "cp.async.bulk.prefetch.tensor": Execution._prefetch,
+    "cp.async.bulk.prefetch": Execution._prefetch,
     "cp.async.ca": Execution._copy,
     "cp.async.cg": Execution._copy,
     "wgmma.mma_async": Execution._wgmma,

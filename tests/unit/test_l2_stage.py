@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
-from tests.oracle.copy_forms import Far
+from tests.oracle.copy_forms import Far, FarPieces
 from tests.unit.errors import refused
 from tmapipe.isa.ops import TmaLoad, TmaPrefetch
 
@@ -51,11 +51,20 @@ def test_shares_of_peers():
     assert {share for _, share in asked} == {0, 1}
 
 
+def test_pieces():
+    """Without a descriptor too; and for what lies beyond the tensor, nothing is asked."""
+    x = np.random.default_rng(0).standard_normal((7, 256)).astype(np.float16)
+    run = FarPieces().simulate(x, out=(y := np.zeros_like(x)), clusters=1)
+    assert (y == x).all() and run.counts["BulkPrefetch"] == 2 * run.counts["BulkLoad"] == 56
+    report = FarPieces().check()
+    assert report.ok and not report.findings and "every trip count" in str(report)
+
+
 def test_refused():
     ring, other = Far.ring, tp.BarrierRing(4, producer=tp.Role(warps=1), consumer=tp.Role(warps=1))
     x = Far.x
     for source in (None, Far.y, x.in_parts(2), x.nan_outside(), tp.CpAsyncLoadStage("m n", tile=(4, 64), ring=ring)):
-        refused(tp.L2Stage, source, ring=Far.pace, argument="L2Stage(source)", rule="loaded whole")
+        refused(tp.L2Stage, source, ring=Far.pace, argument="L2Stage(source)", rule="loads whole")
     refused(tp.L2Stage, x, ring=ring, argument="L2Stage(ring)", rule="of its own")
     refused(tp.L2Stage, x, ring="pace", argument="L2Stage(ring)", rule="of its own")
     refused(tp.L2Stage, x, ring=other, argument="L2Stage(ring)", rule="consumed by the role that loads")

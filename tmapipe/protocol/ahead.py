@@ -16,14 +16,14 @@ __all__ = ["AheadPart"]
 
 @stands_for(L2Stage)
 class AheadPart(Carried):
-    """An `L2Stage`; `at(slot)` gives it in an open slot. share, loads: as of the load that it is ahead of."""
+    """An `L2Stage`; `at(slot)` gives it in an open slot. source: what it is ahead of."""
 
     async_proxy = False
 
     def __init__(self, k: Any, name: str, stage: L2Stage):
         load = k.plan.load(k.name_of(stage.source))
-        own = SlotPart(k.isa, load.buffer, load, k.role.name, False)
-        self.isa, self.name, self.load, self.share, self.loads = k.isa, name, load, own.share, own.loads
+        self.name, self.load = name, load
+        self.source = SlotPart(k.isa, load.buffer, load, k.role.name, False)
 
     def at(self, slot: Slot) -> AheadInSlot:
         return AheadInSlot(self)
@@ -46,5 +46,4 @@ class AheadInSlot(Carried):
             InputError: A coordinate is missing or unknown.
         """
         part, load = self.part, self.part.load
-        start = aligned_start(f"slot.{part.name}.prefetch", load.dims, load.span, tile, coordinates)
-        part.isa.when(part.loads, lambda: part.isa.tma_prefetch(load, start, part.share))
+        part.source.prefetch(aligned_start(f"slot.{part.name}.prefetch", load.dims, load.span, tile, coordinates))

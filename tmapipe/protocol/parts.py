@@ -45,6 +45,15 @@ class SlotPart(Carried):
     def at(self, slot: Slot) -> PartInSlot:
         return PartInSlot(self, slot)
 
+    def prefetch(self, start: tuple[Any, ...]) -> None:
+        """Asks for the tile that starts at this element in L2."""
+        isa, load = self.isa, self.load
+        assert load is not None
+        if load.tensor_map:
+            isa.when(self.loads, lambda: isa.tma_prefetch(load, start, self.share))
+        else:
+            isa.bulk_prefetch(load, start)
+
 
 @stands_for(TmaLoadStage)
 def _of_load(k: Any, name: str, stage: TmaLoadStage, async_proxy: bool) -> SlotPart:
@@ -81,15 +90,13 @@ class PartInSlot(Carried):
         memory. Coordinates as in `load`; beyond the tensor's end it does nothing.
 
         Raises:
-            InputError: The load has no descriptor or one of the library's own, or is loaded in parts.
+            InputError: Threads load the tile, or it is loaded in parts, or through a descriptor of the library's own.
         """
         load, where = self._loaded(), f"slot.{self.part.buffer.name}.prefetch"
-        if not load.tensor_map or load.parts > 1 or load.encoded:
-            rule = "is a TmaLoadStage whose tiles are loaded whole, without strides, and zeros outside"
+        if load.vector or load.parts > 1 or load.encoded:
+            rule = "is loaded by an engine, in whole tiles, without strides, and zeros outside"
             raise InputError(where, load.name, rule, "leave the prefetch out")
-        start = self._aligned(where, load.span, tile, coordinates)
-        isa, part = self.part.isa, self.part
-        isa.when(part.loads, lambda: isa.tma_prefetch(load, start, part.share))
+        self.part.prefetch(self._aligned(where, load.span, tile, coordinates))
 
     def load_from(self, *start: Any) -> None:
         """As `load`, for the tile that starts at these elements.
