@@ -45,24 +45,17 @@ def test_results(kind, cluster, clusters):
     assert (arrays["d"][0] == want).all()
 
 
-@st.composite
-def assignments(draw):
-    """(tiles of the grid, the numbers that each cluster gets, the last of which are beyond the tiles)."""
-    m, n, clusters = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
-    takers = [draw(st.integers(0, clusters - 1)) for _ in range(m * n)]
-    found = [[number for number, taker in enumerate(takers) if taker == c] for c in range(clusters)]
-    beyond = draw(st.permutations(range(m * n, m * n + clusters)))
-    return (m, n), [[*own, last] for own, last in zip(found, beyond, strict=True)]
+def deal(data, tiles):
+    """The numbers that each cluster gets, the last of which are beyond the *tiles*."""
+    clusters = data.draw(st.integers(1, 3))
+    takers = [data.draw(st.integers(0, clusters - 1)) for _ in range(tiles)]
+    beyond = data.draw(st.permutations(range(tiles, tiles + clusters)))
+    return [[n for n, taker in enumerate(takers) if taker == c] + [last] for c, last in enumerate(beyond)]
 
 
-@settings(max_examples=40, deadline=None)
-@given(problem=assignments(), stages=st.integers(1, 3), kind=st.sampled_from([S.Gemm, S.PingPong]))
-def test_any_assignment(problem, stages, kind):
-    """Whoever comes first: the counter's numbers go to the clusters in any way, each cluster stops at its first one beyond the
-    tiles, and the one who gets the last number is the one who sets the counter back."""
-    (m, n), dealt = problem
-    schedule = small((1, 1), tp.DynamicTiles(tp.Snake(2), stages), kind)
-    arrays, want = numbers(64 * m, 64 * n)
+def run_dealt(schedule, arrays, dealt):
+    """Runs with a counter whose numbers go to the clusters as *dealt*. Each stops at its first one beyond the tiles. The last
+    number resets the counter."""
     queues, drawn, resets = [iter(own) for own in dealt], {}, []
 
     class Dealt(MachineIsa):
@@ -78,9 +71,37 @@ def test_any_assignment(problem, stages, kind):
         kernel_main(isa, schedule)
 
     Machine(schedule.plan({})).run(entry, arrays, clusters=len(dealt))
-    assert (arrays["d"][0] == want).all()
     assert all(next(queue, None) is None for queue in queues), "a cluster that stopped early"
     assert resets == [(0, 0, max(itertools.chain(*dealt)))]
+
+
+@settings(max_examples=40, deadline=None)
+@given(m=st.integers(1, 4), n=st.integers(1, 4), stages=st.integers(1, 3), kind=st.sampled_from([S.Gemm, S.PingPong]),
+       data=st.data())  # fmt: skip
+def test_any_assignment(m, n, stages, kind, data):
+    """Whoever comes first."""
+    arrays, want = numbers(64 * m, 64 * n)
+    run_dealt(small((1, 1), tp.DynamicTiles(tp.Snake(2), stages), kind), arrays, deal(data, m * n))
+    assert (arrays["d"][0] == want).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(sizes=st.lists(st.integers(0, 100), min_size=1, max_size=5), n=st.integers(1, 3),
+       kind=st.sampled_from([S.Gemm, S.PingPong]), data=st.data())  # fmt: skip
+def test_any_assignment_of_groups(sizes, n, kind, data):
+    """Also of the numbers that stand for no tile."""
+    ends, rows = np.cumsum(sizes, dtype=np.int32), max(1, sum(sizes))
+    arrays, _ = numbers(rows, 64 * n * len(sizes))
+    a, b = arrays["a"][0], arrays["b"].reshape(len(sizes), 64 * n, -1)
+    out = np.full((rows, 64 * n), 7.5, ml_dtypes.bfloat16)
+    want = out.copy()
+    for i, matrix in enumerate(b):
+        group = slice(ends[i] - sizes[i], ends[i])
+        want[group] = a[group].astype(np.float32) @ matrix.astype(np.float32).T
+    schedule = small((1, 1), tp.GroupedTiles(tp.Grouped(2)), kind)
+    tiles = (rows + len(sizes) * 63) // 64 * n
+    run_dealt(schedule, {"a": a, "b": b, "offsets": ends, "d": out}, deal(data, tiles))
+    assert (out == want).all()
 
 
 @settings(max_examples=20, deadline=None)

@@ -46,24 +46,26 @@ class Launch:
     tables: dict[str, tuple[int, ...]] = attrs.field(factory=dict)
 
 
+class Asked(NamedTuple):
+    """What a thread asks of its warp: a ballot, or a lane's value."""
+
+    votes: bool
+    value: Any
+
+
 class Execution:
     """One thread of one CTA. events: as `lower` writes them.
 
-    words: what the slots of a dynamic order's queue hold, one after another. With these, other lanes than the first take from
-    shfl what the first one has.
+    words: what the slots of a dynamic order's queue hold, one after another. With these, shfl gives each lane what the first
+    one has, which is executed too.
     """
 
     def __init__(self, ptx: Ptx, schedule: Any, launch: Launch, warp: int, lane: int = LEADER, words: Any = ()):
         self.launch, self.words = launch, list(words)
-        others = range(max(map(len, launch.tables.values()), default=0))  # lanes that look at an entry
-        self.voters = {other: (ptx, schedule, launch, warp, other) for other in others if other != lane}
+        others = {*range(max(map(len, launch.tables.values()), default=0))}  # lanes that look at an entry
+        others |= {0} if words else set()
+        self.others = {other: (ptx, schedule, launch, warp, other) for other in others if other != lane}
         self.added: Counter[int] = Counter()  # to each counter, so far; all clusters add to it in turn
-        self.from_lane_0: list[Any] = []  # what each shfl gave, so far
-        self.broadcast: list[Any] | None = None
-        if lane != 0 and words:
-            first = Execution(ptx, schedule, launch, warp, 0, words)
-            first.run()
-            self.broadcast = first.from_lane_0
         self.ptx, self.plan, self.lane = ptx, ptx.plan, lane
         size = self.plan.cluster_size
         self.registers = Registers(
@@ -80,19 +82,24 @@ class Execution:
         self.events: list[Event] = []
 
     def run(self, limit: int = 400_000) -> list[Event]:
-        """Executes the thread, and with it the others of its warp that vote on entries of a table."""
-        lanes = {self.lane: self, **{lane: Execution(*place) for lane, place in self.voters.items()}}
-        for voter in lanes.values():
-            voter.words = self.words
+        """Executes the thread, and with it those of its warp that it takes votes or values from."""
+        lanes = {self.lane: self, **{lane: Execution(*place) for lane, place in self.others.items()}}
+        for other in lanes.values():
+            other.words = self.words
         programs = {lane: execution._program(limit) for lane, execution in lanes.items()}
-        votes = {lane: next(program, None) for lane, program in programs.items()}
-        while votes[self.lane] is not None:
-            ballot = sum(bool(vote) << lane for lane, vote in votes.items())
-            votes = {lane: _resumed(programs[lane], ballot) for lane in votes}
+        asked = {lane: next(program, None) for lane, program in programs.items()}
+        while asked[self.lane] is not None:
+            votes, values = (
+                asked[self.lane].votes,
+                {lane: each.value for lane, each in asked.items() if each is not None},
+            )
+            ballot = sum(bool(vote) << lane for lane, vote in values.items())
+            given = {lane: ballot if votes else values[0 if self.words else lane] for lane in values}
+            asked = {lane: _resumed(programs[lane], value) for lane, value in given.items()}
         return self.events
 
-    def _program(self, limit: int) -> Generator[Any, int, None]:
-        """Executes up to each vote, which it yields, to be sent the ballot."""
+    def _program(self, limit: int) -> Generator[Asked, Any, None]:
+        """Executes up to each vote, to be sent the ballot, and each shfl, to be sent a lane's value."""
         watched = type(self).step is not Execution.step
         at, program, registers = 0, _decoded(self.ptx, watched), self.registers
         for _ in range(limit):
@@ -115,7 +122,8 @@ class Execution:
             elif instruction.is_a("ret"):
                 return
             else:
-                registers[instruction.operands[0]] = yield self.value(instruction.operands[1])
+                asked = Asked(instruction.is_a("vote"), self.value(instruction.operands[1]))
+                registers[instruction.operands[0].split("|")[0]] = yield asked
         raise AssertionError(f"still running after {limit} instructions")
 
     def step(self, instruction: Instruction, action: Action) -> None:
@@ -173,11 +181,6 @@ class Execution:
             self.registers[i.operands[0]] = list(self.launch.tables.values())[table][offset // 4] & 0xFFFFFFFF
         else:
             self.registers.update(dict.fromkeys(registers_in(i.operands[0])))
-
-    def _shuffle(self, i: Instruction) -> None:
-        value = self.value(i.operands[1]) if self.broadcast is None else self.broadcast[len(self.from_lane_0)]
-        self.from_lane_0.append(value)
-        self.registers[i.operands[0].split("|")[0]] = value
 
     def _move_halves(self, i: Instruction) -> None:
         """``mov.b64 wide, {low, high}`` and ``mov.b64 {low, high}, wide``."""
@@ -377,7 +380,7 @@ def _decoded(ptx: Ptx, watched: bool) -> list[Decoded]:
     found = []
     for i in itertools.compress(ptx.instructions, kept):
         target = new[ptx.labels[i.operands[0]]] if i.is_a("bra") else None
-        action = None if i.is_a("bra", "ret", "vote.sync.ballot") else _action(i)
+        action = None if i.is_a("bra", "ret", "vote.sync.ballot", "shfl") else _action(i)
         guard = i.guard.lstrip("!") if i.guard is not None else None
         compute = computation(i) if not watched and _is_arithmetic(i) else None
         found.append(Decoded(i, guard, not (i.guard or "").startswith("!"), target, action, compute))
@@ -440,8 +443,6 @@ def _action(i: Instruction) -> Action:
         return lambda thread: thread._add(i)
     if i.is_a("ld.shared", "ld.global"):
         return lambda thread: thread._load(i)
-    if kind == "shfl":
-        return lambda thread: thread._shuffle(i)
     if i.opcode == "mov.b64" and "{" in "".join(i.operands):
         return lambda thread: thread._move_halves(i)
     compute = computation(i) if _is_arithmetic(i) else None
@@ -558,10 +559,10 @@ def _tensor(address: int, extents: tuple[int, ...]) -> dict[int, int]:
     return {0: address, **shape, **{after + 8 * i: stride for i, stride in enumerate(strides)}}
 
 
-def _resumed(program: Generator[Any, int, None], ballot: int) -> Any:
-    """The thread's next vote, None after its last."""
+def _resumed(program: Generator[Asked, Any, None], value: Any) -> Asked | None:
+    """What the thread asks next, None after its end."""
     try:
-        return program.send(ballot)
+        return program.send(value)
     except StopIteration:
         return None
 

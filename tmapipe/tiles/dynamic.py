@@ -127,7 +127,12 @@ class TilesOfRole(Carried):
         self.read[0] = self.read[0] + 1
 
     def _fetch(self) -> Sequence[Any]:
-        """Takes the next tile's number.
+        """Takes the next tile."""
+        number = self._take()
+        return self._words_of(number, self.isa.select(number < self.numbers.total, 1, 0))
+
+    def _take(self) -> Any:
+        """The next number.
 
         Each cluster goes on until it gets a number beyond the last tile. The last cluster to do so sets the counter back to 0.
         """
@@ -140,7 +145,7 @@ class TilesOfRole(Carried):
         isa.lane_0(take)
         number = isa.shuffle(taken[0])
         isa.lane_0(lambda: isa.store_counter(0, 0), when=number == last)
-        return self._words_of(number, isa.select(number < self.numbers.total, 1, 0))
+        return number
 
     def _words_of(self, number: Any, there_is: Any) -> Sequence[Any]:
         return (there_is, *self.numbers.coordinates(number).values())

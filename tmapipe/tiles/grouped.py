@@ -9,7 +9,8 @@ into the next group::
 The host still knows how many numbers there are. With tiles of r rows, group g gets the numbers from
 ``floor((start + g (r - 1)) / r)`` on. That is always enough, and at most one too many, which is skipped.
 
-Finding a tile takes several reads of the table, one after another. A scheduler warp does that ahead, and tells the others.
+Finding a tile takes several reads of the table, one after another. A scheduler warp does that ahead, and tells the others. It
+takes numbers from a counter: shared out beforehand, those that are skipped would leave some clusters with less to do.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ LARGEST = 2**31 - 1  # every entry of the table in the machine without data
 
 @attrs.frozen
 class GroupedTiles(QueuedTiles):
-    """Static persistent order of tiles that each belong to one group of rows. All CTAs of a cluster work on one group.
+    """Dynamic order of tiles that each belong to one group of rows. All CTAs of a cluster work on one group.
 
     A tile's coordinates are n and l (its group). Its bounds along m are its first row, and how many rows there are up to the
     end of the group: maybe more than the tile has, or none.
@@ -120,7 +121,7 @@ class BoundGroupedTiles(BoundDynamicTiles):
 class GroupsOfRole(TilesOfRole):
     """The tiles of the calling warp's cluster that have rows, one after another.
 
-    The scheduler's state, in a register: the number that it looks at next.
+    The scheduler's state, in a register: the number that the cluster takes next if the clusters take turns, as in the machine.
     """
 
     def __init__(self, tiles: BoundGroupedTiles, role: RoleWarps):
@@ -134,8 +135,9 @@ class GroupsOfRole(TilesOfRole):
         there_is, searching, at = isa.cells(0), isa.cells(1), isa.cells(*[0] * len(self.dims))
 
         def look() -> None:
-            found = self._place(self.number[0])
-            there_is[0] = isa.select(self.number[0] < self.numbers.total, 1, 0)
+            number = self._take()
+            found = self._place(number)
+            there_is[0] = isa.select(number < self.numbers.total, 1, 0)
             searching[0] = isa.select(found["left"] > 0, 0, there_is[0])
             for j, dim in enumerate(self.dims):
                 at[j] = found[dim]
@@ -143,6 +145,9 @@ class GroupsOfRole(TilesOfRole):
 
         isa.loop_while(searching, look, lambda: 1)
         return (there_is[0], *(at[j] for j in range(len(self.dims))))
+
+    def _number_in_turn(self) -> Any:
+        return self.number[0]
 
     def _place(self, number: Any) -> dict[str, Any]:
         """Where the cluster's tile of this number lies. `left` is how many rows it has; 0 or less: none."""
