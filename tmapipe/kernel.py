@@ -22,6 +22,7 @@ from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, is_index
 from tmapipe.matmul import Wgmma
+from tmapipe.multicast import along
 from tmapipe.plan.declarations import Part
 from tmapipe.plan.model import Load, RoleWarps, Store
 from tmapipe.plan.placement import branches_of, without_role
@@ -220,8 +221,7 @@ class KernelContext(Carried):
     def steps(self, stage: str, dim: str) -> Any:
         """Number of tiles along dimension *dim* of the tensor of the load or store stage called *stage*. Of a fixed extent, a
         Python number."""
-        parts: tuple[Load | Store, ...] = (*self.plan.stores, *self.plan.loads)
-        stages = {part.name: part for part in parts}
+        stages = {part.name: part for part in self.plan.transfers}
         part = stages.get(stage) if isinstance(stage, str) else None
         if part is None or dim not in part.dims:
             known = "; ".join(f"{name}: {', '.join(each.dims)}" for name, each in stages.items())
@@ -233,7 +233,7 @@ class KernelContext(Carried):
 
     def rank(self, *axes: str) -> Any:
         """The CTA's index among those of its cluster that differ only along these axes; 0 where there are no others."""
-        return share_index(self.isa, axes)
+        return share_index(self.isa, along(self.plan.cluster, axes))
 
     def extent(self, dim: str) -> Any:
         """Elements along dimension *dim* of the tensors that have it; a Python number if it is fixed."""

@@ -44,8 +44,8 @@ class ReductionScratch(Scratch):
                 raise InputError(
                     f"ReductionScratch({name})", value, f"is a positive number of {name}", "leave it out for one"
                 )
-        if group is not None and (not isinstance(group, MulticastGroup) or columns != 1):
-            rule = "is a MulticastGroup: axes of the cluster along which rows lie over several CTAs, and no columns"
+        if group is not None and (not isinstance(group, MulticastGroup) or columns != 1 or group.ctas):
+            rule = "is a MulticastGroup: axes of the cluster along which rows lie over all CTAs, and no columns"
             raise InputError("ReductionScratch(group)", group, rule, 'e.g. MulticastGroup("n"), without columns=')
         warps, width = role.warps if isinstance(role, Role) else 1, 4 * ceil_div(max(rows, columns), 4)  # 16 bytes
         self.__attrs_init__(role, (warps, width), fp32, 2, rows, columns, group)

@@ -18,7 +18,7 @@ from tests.matmul_shelf import FORMS
 from tests.oracle.copy_forms import Added, Ahead, CopiedGemm, Far, FarPieces, Images, Mapped
 from tests.oracle.descriptor_forms import AnyRows, Convolved, Every, EveryInParts, Lines, Padded, padded_gemm
 from tests.oracle.held_forms import Narrowed
-from tests.oracle.peer_forms import Looked, Rotated, Scattered, WholeBoxes
+from tests.oracle.peer_forms import Looked, Paired, Rotated, Scattered, WholeBoxes
 from tests.oracle.ptx import Ptx
 from tests.oracle.row_forms import GatherRows, ScatterRows
 from tests.sweeps import ALL
@@ -397,6 +397,8 @@ THREADS = {
     },
     "rotated among peers": Kernel(Rotated, {}, MATRIX),
     "read from peers": Kernel(Looked, {"y": "fp32"}, {"s": 2, "m": 24, "q": 24, "n": 100}),
+    "shared by pairs of four CTAs": Kernel(Paired, {}, {"h": 8, "g": 4, "m": 10, "n": 136}),
+    "whole boxes to pairs of four CTAs": Kernel(lambda: Paired(whole=True), {}, {"h": 8, "g": 4, "m": 10, "n": 136}),
     "whole boxes multicast": Kernel(WholeBoxes, {}, {"r": 4, "m": 12, "n": 300}),
     "scattered to peers": Kernel(Scattered, {"y": "fp32"}, {"s": 2, "m": 24, "q": 24, "n": 100}),
     "tiles asked into L2": Kernel(Far, {}, MATRIX),

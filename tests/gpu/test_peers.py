@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.oracle.peer_forms import LogSumExp, Looked, Rotated, Scattered, Swapped, WholeBoxes
+from tests.oracle.peer_forms import LogSumExp, Looked, Paired, Rotated, Scattered, Swapped, WholeBoxes
 
 
 @pytest.mark.parametrize("peers", [2, 4, 8])
@@ -29,6 +29,14 @@ def test_one_loads_for_all(shape):
     x = torch.randint(-9, 10, shape, device="cuda").to(torch.bfloat16)
     s = torch.randint(-9, 10, shape[1:], device="cuda").to(torch.bfloat16)
     assert torch.equal(WholeBoxes()(x, s), x + s)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_some_ctas_of_an_axis_share(whole):
+    for heads, rows, columns in ((8, 10, 136), (6, 100, 1000), (32, 256, 4096)):
+        x = torch.randint(-9, 10, (heads // 2, rows, columns), device="cuda").to(torch.bfloat16)
+        z = torch.randint(-9, 10, (heads, rows, columns), device="cuda").to(torch.bfloat16)
+        assert torch.equal(Paired(whole)(x, z), x.repeat_interleave(2, 0) + z)
 
 
 def test_threads_send_what_they_have():

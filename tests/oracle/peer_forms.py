@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import tmapipe as tp
 
-__all__ = ["LongRows", "Looked", "Rotated", "Scattered", "Swapped", "WholeBoxes"]
+__all__ = ["LongRows", "Looked", "Paired", "Rotated", "Scattered", "Swapped", "WholeBoxes"]
 
 
 class Rotated(tp.Schedule):
@@ -28,6 +28,33 @@ class Rotated(tp.Schedule):
     def exchange(self, k, tile):
         with k.ring.consume() as slot:
             slot.z.send((slot.z.rank + slot.z.peers - 1) % slot.z.peers)
+
+    @work.jit
+    def add(self, k, tile):
+        with k.ring.consume() as slot:
+            total = slot.x.read() + slot.z.read()
+        k.y.store(tile, total)
+
+
+class Paired(tp.Schedule):
+    """y[h, m, n] = x[h // 2, m, n] + z[h, m, n]: of four CTAs along h in a cluster, each two share tiles of x."""
+
+    relations = (tp.Dim("g", of="h", per=2),)
+    load, work = tp.Role(warps=1), tp.Role(warps=1)
+    cluster: ClassVar = {"h": 4}
+
+    def __init__(self, whole: bool = False):
+        self.ring = tp.BarrierRing(2, producer=self.load, consumer=self.work)
+        pair = tp.MulticastGroup("h", ctas=2, whole=whole)
+        self.x = tp.TmaLoadStage("g m n", tile=(4, 64), ring=self.ring, multicast=pair)
+        self.z = tp.TmaLoadStage("h m n", tile=(4, 64), ring=self.ring)
+        self.y = tp.TmaStoreStage("h m n", tile=(4, 64), role=self.work)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile, g=tile.h // 2)
+            slot.z.load(tile)
 
     @work.jit
     def add(self, k, tile):

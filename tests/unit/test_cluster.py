@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tmapipe as tp
-from tests.oracle.peer_forms import WholeBoxes
+from tests.oracle.peer_forms import Paired, WholeBoxes
 from tests.unit.errors import refused
 from tmapipe import MulticastGroup
-from tmapipe.multicast import check_cluster, peer_pattern
-from tmapipe.protocol.cluster import cluster_coordinate, peer_mask, share_index
+from tmapipe.multicast import along, check_cluster, peer_pattern
+from tmapipe.protocol.cluster import cluster_coordinate, peer_mask, peer_rank, share_index
 
 AXES = ("m", "n", "k", "l")
 
@@ -59,12 +59,12 @@ def test_masks_are_the_peers(cluster, axes):
     axes = sorted(axes)
     size = math.prod(cluster.values())
     for rank in range(size):
-        mask = peer_mask(Rank(cluster, rank), axes)
+        mask = peer_mask(Rank(cluster, rank), along(cluster, axes))
         peers = peers_of(rank, cluster, axes)
         assert mask == sum(1 << other for other in peers)
         assert mask >> rank & 1 and mask < 1 << size
         assert len(peers) == MulticastGroup(*axes).size(cluster)
-    assert peer_pattern(cluster, axes) == peer_mask(Rank(cluster, 0), axes)
+    assert peer_pattern(along(cluster, axes)) == peer_mask(Rank(cluster, 0), along(cluster, axes))
 
 
 @given(cluster=clusters(), axes=st.lists(st.sampled_from(AXES), unique=True, min_size=1))
@@ -72,7 +72,7 @@ def test_shares_divide_the_work_of_a_group(cluster, axes):
     """The peers of a group load parts 0 .. g - 1, each one of them, whatever the order in which the axes are named."""
     for rank in range(math.prod(cluster.values())):
         peers = peers_of(rank, cluster, axes)
-        shares = sorted(share_index(Rank(cluster, other), axes) for other in peers)
+        shares = sorted(share_index(Rank(cluster, other), along(cluster, axes)) for other in peers)
         assert shares == list(range(len(peers)))
 
 
@@ -90,10 +90,10 @@ def test_who_signals_whom_is_mutual(cluster, groups):
     masks = [0] * size
     for rank in range(size):
         for axes in groups:
-            masks[rank] |= peer_mask(Rank(cluster, rank), sorted(axes))
+            masks[rank] |= peer_mask(Rank(cluster, rank), along(cluster, sorted(axes)))
     union = 0
     for axes in groups:
-        union |= peer_pattern(cluster, sorted(axes))
+        union |= peer_pattern(along(cluster, sorted(axes)))
     for rank in range(size):
         reached_by = sum(masks[other] >> rank & 1 for other in range(size))
         assert reached_by == masks[rank].bit_count() == union.bit_count()
@@ -113,12 +113,36 @@ def test_who_signals_whom_is_mutual(cluster, groups):
     ],
 )
 def test_known_masks(cluster, rank, axes, mask):
-    assert peer_mask(Rank(cluster, rank), tuple(axes)) == mask
+    assert peer_mask(Rank(cluster, rank), along(cluster, axes)) == mask
+
+
+@given(cluster=clusters(), axis=st.sampled_from(AXES), blocks=st.integers(1, 4))
+def test_groups_of_some_ctas_along_an_axis(cluster, axis, blocks):
+    """Blocks side by side: each is a group of its own, whose shares divide its work."""
+    extent = cluster.get(axis, 1)
+    if extent % blocks or extent == blocks:
+        return
+    group = MulticastGroup(axis, ctas=extent // blocks).along(cluster)
+    places = coordinates(cluster)
+    for rank, place in places.items():
+        block = place[axis] // (extent // blocks)
+        peers = [r for r in peers_of(rank, cluster, [axis]) if places[r][axis] // (extent // blocks) == block]
+        assert peer_mask(Rank(cluster, rank), group) == sum(1 << other for other in peers)
+        assert sorted(share_index(Rank(cluster, other), group) for other in peers) == list(range(len(peers)))
+        by_index = {share_index(Rank(cluster, other), group): other for other in peers}
+        assert {i: peer_rank(Rank(cluster, rank), group, i) for i in by_index} == by_index
+
+
+def test_groups_of_some_ctas_refused():
+    for axes, ctas in (("m", 1), ("m", 0), ("mn", 2), ("m", True)):
+        refused(MulticastGroup, *axes, ctas=ctas, argument="MulticastGroup(ctas)", rule="side by side")
+    refused(MulticastGroup("m", ctas=3).along, {"m": 4}, argument="MulticastGroup(ctas)", rule="divides")
+    assert repr(MulticastGroup("m", ctas=2)) == "MulticastGroup('m', ctas=2)"
 
 
 def test_group_along_missing_axis_is_the_cta_alone():
     assert MulticastGroup("z").size({"m": 4}) == 1
-    assert peer_mask(Rank({"m": 4}, 2), ("z",)) == 0b100
+    assert peer_mask(Rank({"m": 4}, 2), along({"m": 4}, "z")) == 0b100
 
 
 def test_bad_clusters():
@@ -147,6 +171,18 @@ def test_one_loads_for_all(shape):
     assert (y == x + s[0]).all()
     tiles = -(-shape[0] // 3) * -(-shape[1] // 5) * -(-shape[2] // 256)  # of a cluster
     assert run.counts["TmaLoad"] == tiles * (3 + 1)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_some_ctas_of_an_axis_share(whole):
+    schedule = Paired(whole)
+    for heads in (2, 6, 8):
+        x, z = (np.random.default_rng(0).integers(-9, 9, (n, 6, 72)).astype(np.float16) for n in (heads // 2, heads))
+        assert (schedule(x, z) == x.repeat(2, 0) + z).all()
+    assert schedule.plan().load("x").pattern == 0b11 and schedule.plan().ring("ring").peers == 2
+    report = schedule.check()
+    assert report.ok and not report.findings and report.trips == "every trip count"
+    assert "multicast along h (2 of 4 CTAs) with mask 0x0003 << origin" in schedule.explain()
 
 
 def test_that_one_is_proved_and_explained():

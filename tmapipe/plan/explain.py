@@ -87,13 +87,13 @@ def explain(
             text += f", over the edge in boxes of {load.edge_rows} rows"
         if load.axes:
             text += f", 1/{load.peers} each" if load.peers > 1 else ", all by the first CTA"
-            text += f", multicast along {', '.join(load.axes)} with mask {load.pattern:#06x} << origin"
+            text += f", multicast along {', '.join(map(str, load.axes))} with mask {load.pattern:#06x} << origin"
         lines.append(text)
     for peer in plan.sends:
         lines.append(
             f"copies to peers {peer.name}: {_product(peer.buffer.tile)} {peer.buffer.dtype} of "
             f"{'registers' if peer.source is None else peer.source.name}, among "
-            f"{peer.peers} CTAs along {', '.join(peer.axes)}"
+            f"{peer.peers} CTAs along {', '.join(map(str, peer.axes))}"
         )
     for matmul in plan.matmuls:
         m, n, k = matmul.shape

@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 from tmapipe.dim import Dim
+from tmapipe.multicast import Along
 from tmapipe.plan.arch import Arch, arch_named
 from tmapipe.plan.barriers import Barrier, NamedBarrier
 from tmapipe.plan.distributed import Buffer, Distributed, HeldTile, Matmul
@@ -54,8 +55,7 @@ class Load:
         pattern: Bit mask of the peers of the CTA at the origin of the cluster, by rank.
         l2_hint: "evict_first", "evict_last", "evict_normal" or None.
         outside: What a slot holds beyond the tensor's edge: "zeros" or "nan", or of rows "anything".
-        tensor_map: Whether the engine finds the tile through a descriptor; else it is one piece of memory, found by its
-            address.
+        tensor_map: Whether the engine finds the tile through a descriptor; else it is one piece of memory.
         core: How many dimensions, the last ones, a slot has elements along.
         parts: Into how many parts, along the first of these, a slot is cut, each of which is loaded by itself.
         vector: Bytes that a thread copies at once; 0 where an engine loads.
@@ -70,7 +70,7 @@ class Load:
     dims: tuple[str, ...]
     tile: tuple[int, ...]
     peers: int = 1
-    axes: tuple[str, ...] = ()
+    axes: tuple[Along, ...] = ()
     pattern: int = 1
     l2_hint: str | None = None
     outside: str = "zeros"
@@ -194,7 +194,7 @@ class Peer:
     buffer: Buffer
     source: Buffer | None
     role: str
-    axes: tuple[str, ...]
+    axes: tuple[Along, ...]
     peers: int
 
 
@@ -280,7 +280,7 @@ class Plan:
     held: tuple[HeldTile, ...] = ()
     relations: tuple[Dim, ...] = ()
     sends: tuple[Peer, ...] = ()
-    read_by_peers: Mapping[str, tuple[str, ...]] = attrs.field(converter=frozen, default=NOTHING)
+    read_by_peers: Mapping[str, tuple[Along, ...]] = attrs.field(converter=frozen, default=NOTHING)
 
     @property
     def by_engines(self) -> set[str]:

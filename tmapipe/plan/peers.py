@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tmapipe.errors import InputError
+from tmapipe.multicast import Along
 from tmapipe.peer_stage import PeerStage, SentStage
 from tmapipe.plan.model import Buffer, Peer, RoleWarps
 from tmapipe.stage import SlotStage
@@ -14,10 +15,9 @@ from tmapipe.stage import SlotStage
 __all__ = ["check_warps", "far_phases", "group_of", "peers_of", "read_by_peers"]
 
 
-def group_of(part: SlotStage, cluster: Mapping[str, int]) -> tuple[str, ...]:
+def group_of(part: SlotStage, cluster: Mapping[str, int]) -> tuple[Along, ...]:
     """The axes of the cluster along which CTAs write into each other's slots of this stage, or read them."""
-    group = part.sharing
-    return () if group is None else tuple(axis for axis in group.axes if cluster.get(axis, 1) > 1)
+    return () if part.sharing is None else part.sharing.along(cluster)
 
 
 def far_phases(
@@ -49,7 +49,7 @@ def check_warps(parts: Iterable[SlotStage], roles: Mapping[str, RoleWarps], name
             raise InputError(f"Role({name})", f"{roles[name].warps} warps", rule, "Role(warps=1)")
 
 
-def read_by_peers(parts: Mapping[str, SlotStage], cluster: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
+def read_by_peers(parts: Mapping[str, SlotStage], cluster: Mapping[str, int]) -> dict[str, tuple[Along, ...]]:
     """Of the stages whose tiles other CTAs read, by name: the axes along which these lie."""
     written = {name: part for name, part in parts.items() if part.filled_by == "warps"}
     return {name: axes for name, part in written.items() if (axes := group_of(part, cluster))}
@@ -76,4 +76,4 @@ def peers_of(
             f"lies in its slots as {source.name} does, tiles of {source.tile} with a swizzle of {source.swizzle} bytes"
         )
         raise InputError(f"{buffer.name}.swizzle", buffer.swizzle, rule, "give the source the same tile and swizzle=")
-    return Peer(buffer.name, buffer, source, role, axes, math.prod(cluster[axis] for axis in axes))
+    return Peer(buffer.name, buffer, source, role, axes, math.prod(each.ctas for each in axes))

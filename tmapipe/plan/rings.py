@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import attrs
 
+from tmapipe.multicast import Along
 from tmapipe.plan.barriers import Barrier
 from tmapipe.plan.distributed import Buffer
 from tmapipe.plan.frozenmap import NOTHING, frozen
@@ -44,7 +45,7 @@ class Ring:
     signals: tuple[str, ...]
     lag: Mapping[str, int] = attrs.field(converter=frozen)
     readers: Mapping[str, tuple[str, ...]] = attrs.field(converter=frozen)
-    groups: tuple[tuple[str, ...], ...] = ()
+    groups: tuple[tuple[Along, ...], ...] = ()
     peers: int = 1
     loads: Mapping[str, tuple[str, ...]] = attrs.field(converter=frozen, default=NOTHING)
     held: bool = False

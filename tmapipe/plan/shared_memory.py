@@ -108,7 +108,7 @@ class Layout:
         groups = {axes: None for part in inside.values() if (axes := group_of(part, cluster))}
         union = 0
         for axes in groups:
-            union |= peer_pattern(cluster, axes)
+            union |= peer_pattern(axes)
         peers = max(1, union.bit_count())
         armed: dict[str, int] = {}
         loads: dict[str, tuple[str, ...]] = {}
@@ -231,16 +231,15 @@ class Layout:
         return self.buffers[-1]
 
     def _load(self, name: str, load: TmaLoadStage) -> None:
-        cluster = self.declared.cluster
-        axes = tuple(a for a in (load.multicast.axes if load.multicast else ()) if cluster.get(a, 1) > 1)
+        axes = group_of(load, self.declared.cluster)
         whole = load.multicast is not None and load.multicast.whole
-        peers = 1 if whole else math.prod(cluster[a] for a in axes)
+        peers = 1 if whole else math.prod(each.ctas for each in axes)
         if axes:
-            shared = [axis for axis in axes if axis in load.dims]
+            shared = [each.axis for each in axes if each.axis in load.dims]
             if shared:
                 raise InputError(
                     f"{name}.multicast",
-                    axes,
+                    load.multicast,
                     f"CTAs along {', '.join(shared)} want different tiles of {name}",
                     "drop that axis",
                 )
@@ -252,7 +251,7 @@ class Layout:
                     f"{peers} multicast peers each load an equal part, in steps of {unit} rows",
                     f"use a multiple of {peers * unit}, or MulticastGroup(..., whole=True)",
                 )
-        pattern = peer_pattern(cluster, axes)
+        pattern = peer_pattern(axes)
         core = len(load.tile if load.windows is None else load.dims)
         how = (load.l2_hint, load.outside, load.tensor_map, core, load.parts, load.vector, load.strides, load.windows)
         through = through_of(self.declared, load, self.of)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tmapipe.isa.interface import Isa
-from tmapipe.multicast import peer_pattern, rank_stride
+from tmapipe.multicast import Along, peer_pattern, rank_stride
 
 __all__ = ["cluster_coordinate", "peer_mask", "peer_rank", "share_index"]
 
@@ -21,30 +21,32 @@ def cluster_coordinate(isa: Isa, axis: str) -> Any:
     return rank if stride * cluster[axis] == isa.plan.cluster_size else rank % cluster[axis]
 
 
-def peer_mask(isa: Isa, axes: Iterable[str]) -> Any:
-    """The mask of the calling CTA's peers along *axes*."""
-    axes = [axis for axis in axes if isa.plan.cluster.get(axis, 1) > 1]
-    own = sum(cluster_coordinate(isa, axis) * rank_stride(isa.plan.cluster, axis) for axis in axes)
-    origin = isa.cta_rank - own
-    return peer_pattern(isa.plan.cluster, axes) << origin
+def _index(isa: Isa, along: Along) -> Any:
+    """The calling CTA's index among those of its group along one axis."""
+    coordinate = cluster_coordinate(isa, along.axis)
+    return coordinate if along.ctas == along.extent else coordinate % along.ctas
 
 
-def share_index(isa: Isa, axes: Iterable[str]) -> Any:
-    """Which share of a multicast tile the calling CTA loads: its index among its peers."""
+def peer_mask(isa: Isa, group: Iterable[Along]) -> Any:
+    """The mask of the CTAs in the calling CTA's group."""
+    group = tuple(group)
+    own = sum(_index(isa, each) * each.stride for each in group)
+    return peer_pattern(group) << (isa.cta_rank - own)
+
+
+def share_index(isa: Isa, group: Iterable[Along]) -> Any:
+    """Which share of a multicast tile the calling CTA loads: its index in its group."""
     index, stride = 0, 1
-    for axis in axes:
-        size = isa.plan.cluster.get(axis, 1)
-        index = index + cluster_coordinate(isa, axis) * stride
-        stride *= size
+    for each in group:
+        index = index + _index(isa, each) * stride
+        stride *= each.ctas
     return index
 
 
-def peer_rank(isa: Isa, axes: Iterable[str], index: Any) -> Any:
-    """The rank of the CTA with this index (as of `share_index`) among the calling CTA's peers along *axes*, all of them
-    axes of the cluster."""
+def peer_rank(isa: Isa, group: Iterable[Along], index: Any) -> Any:
+    """The rank of the CTA with this index (as of `share_index`) in the calling CTA's group."""
     rank, left = isa.cta_rank, index
-    for axis in axes:
-        size = isa.plan.cluster[axis]
-        rank = rank + (left % size - cluster_coordinate(isa, axis)) * rank_stride(isa.plan.cluster, axis)
-        left = left // size
+    for each in group:
+        rank = rank + (left % each.ctas - _index(isa, each)) * each.stride
+        left = left // each.ctas
     return rank

@@ -10,7 +10,7 @@ from tmapipe.errors import ScopeError
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, SlotRef
-from tmapipe.multicast import rank_stride
+from tmapipe.multicast import along, rank_stride
 from tmapipe.plan.model import HeldTile
 from tmapipe.protocol.cluster import cluster_coordinate, peer_mask
 from tmapipe.protocol.matmuls import Accumulator, BoundRegisterTile, TileValues
@@ -41,7 +41,7 @@ class BoundClusterSum(Carried):
             isa.warp == self.plan.first_warp,
             lambda: isa.mbarrier_arrive_expect_tx(sent.full, 0, sent.buffer.slot_bytes),
         )
-        isa.mbarrier_arrive_cluster(sent.free, 0, peer_mask(isa, [sent.axis]))
+        isa.mbarrier_arrive_cluster(sent.free, 0, peer_mask(isa, along(isa.plan.cluster, [sent.axis])))
 
     def add(self, acc: Accumulator) -> TileValues:
         """The sums over the CTAs of this CTA's columns of *acc*, as a store takes them. Every peer calls it as often."""

@@ -21,6 +21,6 @@ def exchange_of(isa: Isa, name: str, scratch: ReductionScratch, role: RoleWarps)
     peers = buffer.tile[0] // role.warps
     if scratch.group is None or peers == 1:
         return Exchange(isa, buffer, isa.syncs.of([role]))
-    axes = [axis for axis in scratch.group.axes if isa.plan.cluster.get(axis, 1) > 1]
+    axes = scratch.group.along(isa.plan.cluster)
     full = isa.plan.barrier(f"{name}.full")
     return ClusterExchange(isa, buffer, full, peer_mask(isa, axes), share_index(isa, axes), peers)

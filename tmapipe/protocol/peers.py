@@ -8,6 +8,7 @@ from typing import Any
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import is_index
+from tmapipe.multicast import Along
 from tmapipe.peer_stage import PeerStage, SentStage
 from tmapipe.plan.model import Peer
 from tmapipe.protocol.cluster import peer_rank, share_index
@@ -28,9 +29,9 @@ def _of_shared(k: Any, name: str, stage: SharedStage, async_proxy: bool) -> Slot
 
 
 class SharedPart(SlotPart):
-    """A `SharedStage` whose tiles other CTAs read, as one role sees it. axes: of the cluster, along which these lie."""
+    """A `SharedStage` whose tiles other CTAs read, as one role sees it. axes: along which these lie."""
 
-    def __init__(self, part: SlotPart, axes: tuple[str, ...]):
+    def __init__(self, part: SlotPart, axes: tuple[Along, ...]):
         super().__init__(part.isa, part.buffer, None, part.role, part.async_proxy)
         self.axes = axes
 
@@ -51,7 +52,7 @@ class SharedInSlot(PartInSlot):
     @property
     def peers(self) -> int:
         """How many CTAs are in the group."""
-        return math.prod(self.part.isa.plan.cluster[axis] for axis in self.part.axes)
+        return math.prod(each.ctas for each in self.part.axes)
 
     def read_from(
         self, peer: Any, *, like: Fragment | None = None, tile: tuple[int, int] | None = None, at: Any = None
