@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ __all__ = ["Sums"]
 # i + 2 half + 4 eight of its fragment is column i of these two, in row half, of the 8 columns from 8 eight on.
 
 QUAD = (1, 2)  # distances of lanes that share rows
+FEW = 16  # values of a thread that logsumexp takes at a time
 COLUMN = (4, 8, 16)  # distances of lanes that share columns
 
 
@@ -167,23 +169,43 @@ def _bits(value: Any) -> Any:
 def _reduced(op: str, values: list[Any], distances: Sequence[int]) -> Any:
     """The values of this lane and of those at these distances, reduced."""
     if op == "logsumexp":
-        most = _reduced("maximum", values, distances)
-        most = choose((most > -math.inf) & (most < math.inf), most, Float32(0.0))
-        powers = [FUNCTIONS["exp"](value - most) for value in values]
-        return most + FUNCTIONS["log"](_reduced("sum", powers, distances))
+        return _log_sum_exp(values, distances)
     combine = FUNCTIONS["add" if op == "sum" else op]
-    total = _tree(combine, values)
+    return _over_lanes(combine, _tree(combine, values), distances)
+
+
+def _log_sum_exp(values: list[Any], distances: Sequence[int]) -> Any:
+    """A few values after others, so that few need registers: the sum so far is scaled when a larger value has come."""
+    exp, maximum = FUNCTIONS["exp"], FUNCTIONS["maximum"]
+    most, base, total = Float32(-math.inf), Float32(0.0), Float32(0.0)
+    for first in range(0, len(values), FEW):
+        few = values[first : first + FEW]
+        most = maximum(most, _tree(maximum, few))
+        before, base = base, _finite(most)
+        powers = _tree(operator.add, [exp(value - base) for value in few])
+        total = total * exp(cute.arch.fmin(before - base, 0.0)) + powers if first else powers
+    highest = _finite(_over_lanes(maximum, most, distances))
+    total = total * exp(cute.arch.fmin(base - highest, 0.0))
+    return highest + FUNCTIONS["log"](_over_lanes(operator.add, total, distances))
+
+
+def _finite(x: Any) -> Any:
+    """x, or 0 for what is infinite or NaN."""
+    return choose((x > -math.inf) & (x < math.inf), x, Float32(0.0))
+
+
+def _over_lanes(combine: Callable[..., Any], value: Any, distances: Sequence[int]) -> Any:
     for distance in distances:
-        total = combine(total, cute.arch.shuffle_sync_bfly(total, distance))
-    return total
+        value = combine(value, cute.arch.shuffle_sync_bfly(value, distance))
+    return value
 
 
 def _tree(combine: Callable[..., Any], values: list[Any]) -> Any:
     """The values combined in pairs, then pairs of pairs, and so on: a short chain of instructions."""
-    while len(values) > 1:
-        pairs = [combine(x, y) for x, y in zip(values[::2], values[1::2], strict=False)]
-        values = pairs + values[2 * len(pairs) :]
-    return values[0]
+    if len(values) == 1:
+        return values[0]
+    half = 1 << ((len(values) - 1).bit_length() - 1)
+    return combine(_tree(combine, values[:half]), _tree(combine, values[half:]))
 
 
 def _if(condition: Any, value: Any) -> Any:
