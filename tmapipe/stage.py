@@ -136,6 +136,7 @@ class TmaLoadStage(SlotStage):
     parts: int = attrs.field(default=1, init=False)
     outside: str = attrs.field(default="zeros", init=False)
     strides: tuple[int, ...] = attrs.field(default=(), init=False)
+    result: Any = attrs.field(default=None, init=False)
 
     @moved({"outside": lambda value: "TmaLoadStage(...).anything_outside()"})
     def __init__(
@@ -188,6 +189,13 @@ class TmaLoadStage(SlotStage):
         if not self.tensor_map:
             raise InputError("nan_outside", type(self).__name__, "is for loads through a descriptor", "leave it out")
         return self._changed(outside="nan")
+
+    def of_result(self, store: Any) -> TmaLoadStage:
+        """The same stage, which loads from the tensor that *store* stores to, at the coordinates of the CTA's output tile.
+
+        It has the dimensions and the tile of *store*. That the tile has been written, a `StoredStage` of *store* says.
+        """
+        return self._changed(result=store)
 
     def strided(self, **strides: int) -> TmaLoadStage:
         """The same stage, whose tiles have every so many-th element (a descriptor's element strides): ``strided(h=2, w=2)``
@@ -274,10 +282,13 @@ class TmaLoadStage(SlotStage):
             raise InputError("TmaLoadStage(loader)", loader, "is a role of the ring's first phase", "name one of those")
 
     def __repr__(self) -> str:
-        text = shown(self, "outside", "parts", "strides", *(("loader",) if len(self.ring.phases[0]) == 1 else ()))
+        text = shown(
+            self, "outside", "parts", "strides", "result", *(("loader",) if len(self.ring.phases[0]) == 1 else ())
+        )
         text += "" if self.parts == 1 else f".in_parts({self.parts})"
         by = ", ".join(f"{d}={n}" for d, n in zip(self.dims[-len(self.tile) :], self.strides, strict=False) if n > 1)
         text += f".strided({by})" if by else ""
+        text += "" if self.result is None else f".of_result({self.result!r})"
         return text + ("" if self.outside == "zeros" else f".{self.outside}_outside()")
 
 

@@ -42,8 +42,8 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
         InputError: Names the argument, its value, the rule and a fix.
     """
     declared = schedule.declared
-    parts: dict[str, TmaLoadStage | TmaStoreStage] = {**declared.loads, **declared.stores}
-    inputs = (*declared.loads, *declared.tables)
+    parts: dict[str, TmaLoadStage | TmaStoreStage] = {**declared.inputs, **declared.stores}
+    inputs = (*declared.inputs, *declared.tables)
     given = match(declared.arguments, tensors, named)
     stores = tuple(declared.stores)
     if out is not None:
@@ -56,10 +56,10 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
         if name not in given:
             raise InputError(name, None, "a tensor is needed for every load stage and table", f"pass {name}=")
     extents: dict[str, tuple[str, int]] = {}
-    first_load = next(iter(declared.loads), None)
+    first_load = next(iter(declared.inputs), None)
     like = given[first_load] if first_load else None
-    for name in declared.loads:
-        if declared.loads[name].number and name != first_load:
+    for name in declared.inputs:
+        if declared.inputs[name].number and name != first_load:
             given[name] = _as_element(name, given[name], like)
         check_kind(name, given[name])
         _note_extents(name, parts[name].dims, shape_for(name, given[name], parts[name].dims), extents)
@@ -98,7 +98,7 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
         own = slice(len(folded.get(name, ())), None)
         if 0 not in shapes[name]:
             _check_layout(name, given[name], shapes[name][own], strides[name][own], dtypes[name], part.vector)
-    for name, load in declared.loads.items():
+    for name, load in declared.inputs.items():
         if load.windows is not None and not bound.empty:
             load.windows.check_image(f"{name}.shape", shapes[name][1:-1])
         pieces = (*(1,) * (len(load.dims) - len(load.tile)), *load.tile)

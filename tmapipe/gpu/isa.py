@@ -132,7 +132,7 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
         part = self._part(argument)
         if argument in self.addressed:
             return full_shape(self.addressed[argument], part)[dim]
-        shape = self.atoms[argument][1].shape
+        shape = self.atoms[part.name][1].shape
         if clips(part):
             return (shape[2] - 1, shape[1])[dim]  # see `layouts.clipped`
         return shape[core_modes(part).index(dim)]

@@ -110,7 +110,12 @@ class Declarations:
     @property
     def arguments(self) -> tuple[str, ...]:
         """The parts that tensors are passed for, in the order of a call."""
-        return (*self.loads, *self.tables, *self.stores)
+        return (*self.inputs, *self.tables, *self.stores)
+
+    @property
+    def inputs(self) -> dict[str, TmaLoadStage]:
+        """The loads with tensors of their own; others load results of the kernel."""
+        return {name: load for name, load in self.loads.items() if load.result is None}
 
     @property
     def stages(self) -> dict[str, TmaLoadStage | SharedStage]:

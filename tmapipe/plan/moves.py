@@ -11,8 +11,18 @@ from tmapipe.errors import InputError
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import Buffer, Load, Store
 from tmapipe.stage import SWIZZLES, TmaLoadStage
+from tmapipe.store_pipeline import TmaStoreStage
 
-__all__ = ["check_box", "check_load", "check_store", "through_of", "default_columns", "rows_box", "widest_swizzle"]
+__all__ = [
+    "check_box",
+    "check_load",
+    "check_result",
+    "check_store",
+    "through_of",
+    "default_columns",
+    "rows_box",
+    "widest_swizzle",
+]
 
 
 def rows_box(extents: tuple[int, ...], rows: int) -> tuple[int, ...] | None:
@@ -75,6 +85,18 @@ def check_load(name: str, load: Load) -> None:
     if max(spans, default=0) > tma_rules.MAX_BOX:
         rule = f"spans {' x '.join(map(str, spans))} elements, and a box at most {tma_rules.MAX_BOX} along an extent"
         raise InputError(f"{name}.tile", load.tile, rule, "load smaller tiles, or with smaller strides")
+
+
+def check_result(name: str, load: TmaLoadStage, store: TmaStoreStage) -> None:
+    """Raises `InputError` unless the tiles that a stage loads are those that a CTA stores by itself."""
+    alike = load.dims == store.dims and load.tile == store.tile
+    plain = load.tensor_map and load.outside == "zeros" and not (load.windows or load.multicast or load.strides)
+    once = not (store.reduce or store.folded or store.parts > 1 or store.parts_tile is not None or store.transposed)
+    if not (alike and plain and once):
+        rule = (
+            "is stored whole, not reduced, and loaded in the same tiles by a TmaLoadStage without multicast or strides"
+        )
+        raise InputError(f"{name}.of_result", store, rule, "give both the same dims and tile")
 
 
 def check_store(name: str, store: Store) -> None:

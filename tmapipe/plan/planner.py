@@ -164,6 +164,7 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
         if store.reduce and types[name].name not in store.reducible:
             rule = f"is no type in which TMA stores can {store.reduce}"
             raise InputError(name, types[name].name, rule, f"one of {', '.join(store.reducible)}")
+        types |= dict.fromkeys((n for n, load in declared.loads.items() if load.result is store), types[name])
     return types
 
 

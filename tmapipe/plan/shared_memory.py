@@ -15,7 +15,15 @@ from tmapipe.peer_stage import PeerStage, SentStage
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.distributed import widest
 from tmapipe.plan.model import WARP, Barrier, Buffer, HeldTile, Load, Matmul, NamedBarrier, Peer, RoleWarps, Store
-from tmapipe.plan.moves import check_load, check_store, default_columns, rows_box, through_of, widest_swizzle
+from tmapipe.plan.moves import (
+    check_load,
+    check_result,
+    check_store,
+    default_columns,
+    rows_box,
+    through_of,
+    widest_swizzle,
+)
 from tmapipe.plan.peers import check_warps, far_phases, group_of, peers_of
 from tmapipe.plan.queues import queue_in
 from tmapipe.plan.readers import readers_of
@@ -255,7 +263,11 @@ class Layout:
         core = len(load.tile if load.windows is None else load.dims)
         how = (load.l2_hint, load.outside, load.tensor_map, core, load.parts, load.vector, load.strides, load.windows)
         through = through_of(self.declared, load, self.of)
-        made = Load(name, name, self.of[name], load.dims, load.extents, peers, axes, pattern, *how, through)
+        argument = name
+        if load.result is not None:
+            argument = self.name_of(load.result)
+            check_result(name, load, load.result)
+        made = Load(name, argument, self.of[name], load.dims, load.extents, peers, axes, pattern, *how, through)
         if load.tensor_map:
             check_load(name, made)
         self.loads.append(made)

@@ -17,7 +17,7 @@ from tmapipe.protocol.registry import stands_for
 from tmapipe.protocol.ring import RingEnd, Slot
 from tmapipe.protocol.rows import each_row, fours, rows_start
 from tmapipe.protocol.table import BoundTable
-from tmapipe.protocol.tile import Tile, aligned_start, check_start
+from tmapipe.protocol.tile import Tile, aligned_start, check_own, check_start
 from tmapipe.protocol.values import check_extents, layout_of, write_values
 from tmapipe.stage import TmaLoadStage
 
@@ -106,7 +106,7 @@ class PartInSlot(Carried):
                 The last one is a multiple of 16 bytes; elsewhere the hardware traps, and the model raises `HazardError`. A
                 load without a descriptor starts inside.
         """
-        load = self._loaded()
+        load = self._anywhere("load_from")
         self._start_load(check_start(f"slot.{load.name}.load_from", load.dims, start), anywhere=True)
 
     def load_part(self, i: Any, tile: Tile | None = None, /, **coordinates: Any) -> None:
@@ -132,7 +132,7 @@ class PartInSlot(Carried):
 
     def load_part_from(self, i: Any, *start: Any) -> None:
         """As `load_part`, for a part that starts at these elements, as in `load_from`."""
-        load = self._loaded()
+        load = self._anywhere("load_part_from")
         checked = check_start(f"slot.{load.name}.load_part_from", load.dims, start)
         self._start_load(checked, part=self._part(i), anywhere=True)
 
@@ -216,8 +216,10 @@ class PartInSlot(Carried):
     def _aligned(
         self, where: str, extents: Sequence[int], tile: Tile | None, coordinates: dict[str, Any]
     ) -> tuple[Any, ...]:
-        """As `aligned_start`."""
-        return aligned_start(where, self._loaded().dims, extents, tile, coordinates)
+        """As `aligned_start`; of a result of the kernel, at the coordinates of the output tile, which this CTA has stored."""
+        load = self._loaded()
+        check_own(where, self.part.isa.plan, load, tile, coordinates)
+        return aligned_start(where, load.dims, extents, tile, coordinates)
 
     def _part(self, i: Any) -> Any:
         load = self._loaded()
@@ -257,6 +259,11 @@ class PartInSlot(Carried):
             raise ScopeError(
                 f"load() of {self.part.buffer.name!r} in role {self.part.role!r}: only the role that loads it can."
             )
+        return load
+
+    def _anywhere(self, how: str) -> Load:
+        load = self._loaded()
+        check_own(f"slot.{load.name}.{how}", self.part.isa.plan, load, None, ())
         return load
 
     def read_columns(self, matmul: Distributed, along: tuple[str, ...], columns: int, first: int = 0) -> Fragment:

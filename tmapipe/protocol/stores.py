@@ -19,7 +19,7 @@ from tmapipe.protocol.registry import stands_for
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.rows import each_row, fours, rows_start
 from tmapipe.protocol.table import BoundTable
-from tmapipe.protocol.tile import Tile, start_of, tile_at, within
+from tmapipe.protocol.tile import Tile, check_own, start_of, tile_at, within
 from tmapipe.protocol.values import check_rounded, write_values
 from tmapipe.store_pipeline import TmaStoreStage
 
@@ -56,8 +56,9 @@ class SlotStoreInSlot(Carried):
         Raises:
             ScopeError: The role is not the ring's last phase.
         """
-        plan = self._begin()
-        at = start_of(f"slot.{plan.name}.store", plan.dims, plan.tile, tile, coordinates)
+        plan, where = self._begin(), f"slot.{self.bound.store_plan.name}.store"
+        check_own(where, self.bound.isa.plan, plan, tile, coordinates)
+        at = start_of(where, plan.dims, plan.tile, tile, coordinates)
         if plan.parts > 1:
             fix = f"slot.{plan.name}.store_part(i, ...) for each"
             raise InputError(f"slot.{plan.name}", "store()", f"is stored in {plan.parts} parts, one by one", fix)
@@ -201,6 +202,7 @@ class BoundStore(Carried):
             raise InputError(
                 f"{self.plan.name}.store(epilogue)", epilogue, "is a function of fragments", "pass a function"
             )
+        check_own(f"{self.plan.name}.store", self.isa.plan, self.plan, tile, ())
         several = values if isinstance(values, tuple) else (values,)
         sums = tuple(map(self._distributed, several))
         if all(isinstance(each, (Accumulator, TileValues)) for each in sums):

@@ -9,7 +9,7 @@ from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
 from tmapipe.plan.model import NamedBarrier, RoleWarps, Store
 from tmapipe.protocol.registry import stands_for
-from tmapipe.protocol.tile import Tile, start_of, tile_at
+from tmapipe.protocol.tile import Tile, check_own, start_of, tile_at
 from tmapipe.protocol.values import checked_values
 from tmapipe.thread_store import ThreadStoreStage
 
@@ -37,6 +37,7 @@ class BoundThreadStore(Carried):
             InputError: *values* is no fragment, has other extents, or is fp32 where the tensor holds integers.
         """
         name, plan = f"{self.plan.name}.store", self.plan
+        check_own(name, self.isa.plan, plan, tile, ())
         made = values if epilogue is None else applied(epilogue, (values,), {})
         found = checked_values(name, plan.buffer, made)
         self.isa.store_values(plan, start_of(name, plan.dims, plan.tile, tile, {}), found)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tmapipe.errors import InputError, MissingPartError, ScopeError
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, is_index
+from tmapipe.plan.model import Load, Plan, Store
 
-__all__ = ["Tile", "aligned_start", "check_start", "start_of", "tile_at", "within"]
+__all__ = ["Tile", "aligned_start", "check_own", "check_start", "start_of", "tile_at", "within"]
 
 
 def within(isa: Isa, value: Any, most: Any) -> Any:
@@ -25,9 +26,12 @@ class Tile(Carried):
     write no more than that number, which may be 0 or less, or more than the tile has; None: all.
     """
 
-    def __init__(self, coordinates: dict[str, Any], bounds: dict[str, tuple[Any, Any]] | None = None):
+    def __init__(
+        self, coordinates: dict[str, Any], bounds: dict[str, tuple[Any, Any]] | None = None, moved: bool = False
+    ):
         self._coordinates = coordinates
         self._bounds = bounds or {}
+        self._moved = moved  # whether it is another one than the scheduler gave
 
     def __getitem__(self, dim: str) -> Any:
         if dim not in self._coordinates:
@@ -52,7 +56,8 @@ class Tile(Carried):
 
     def also(self, **coordinates: Any) -> Tile:
         """The tile with further coordinates."""
-        return Tile({**self._coordinates, **coordinates}, self._bounds)
+        moved = self._moved or not self._coordinates.keys().isdisjoint(coordinates)
+        return Tile({**self._coordinates, **coordinates}, self._bounds, moved)
 
     def changed(self, number: Callable[[str, Any], Any]) -> Tile:
         """The tile with ``number(name, value)`` in the place of each number, which may be a bound."""
@@ -62,7 +67,7 @@ class Tile(Carried):
             dim: (number(names[0].format(dim), both[0]), number(names[1].format(dim), both[1]))
             for dim, both in self._bounds.items()
         }
-        return Tile(coordinates, bounds)
+        return Tile(coordinates, bounds, self._moved)
 
     def start(self, dim: str, extent: int) -> Any:
         """The element at which it begins along *dim*, for tiles of *extent* elements; None if it has no such dimension."""
@@ -125,6 +130,17 @@ def aligned_start(
         fix = "let another dimension be the contiguous one, or load from a multiple before it with load_from()"
         raise InputError(where, dims, rule, fix)
     return start
+
+
+def check_own(where: str, plan: Plan, part: Load | Store, tile: Tile | None, coordinates: Iterable[str]) -> None:
+    """Raises `InputError` unless a tile that this CTA both stores and loads is at the coordinates of its output tile."""
+    both = {load.argument for load in plan.loads} & {store.argument for store in plan.stores}
+    if part.argument in both and (
+        tile is None or tile._moved or not tile._coordinates or any(tile.get(dim) is not None for dim in coordinates)
+    ):
+        rule = "is stored, and loaded again, by one CTA: at the coordinates of its output tile"
+        fix = "pass the tile, and coordinates along other dimensions alone"
+        raise InputError(where, ", ".join(coordinates) or None, rule, fix)
 
 
 def check_start(where: str, dims: Sequence[str], start: tuple[Any, ...]) -> tuple[Any, ...]:
