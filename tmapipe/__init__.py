@@ -36,6 +36,7 @@ from tmapipe.schedules.operand import Operand
 from tmapipe.scratch import Scratch
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.stored_stage import StoredStage
 from tmapipe.table import Table
 from tmapipe.tensor_map import Im2colBox, TensorMap
 from tmapipe.thread_store import ThreadStoreStage
@@ -91,6 +92,7 @@ __all__ = [
     "SharedStage",
     "Snake",
     "SplitKTiles",
+    "StoredStage",
     "StreamKTiles",
     "Table",
     "TensorMap",

@@ -485,7 +485,7 @@ def _event(i: Instruction) -> Event:
     if i.is_a("cp.async.bulk.wait_group"):
         return "wait_group", int(i.operands[0]), i.has("read")
     if i.is_a("fence.proxy.async"):
-        return ("proxy_fence",)
+        return ("proxy_fence_global" if i.has("global") else "proxy_fence",)
     if i.is_a("fence.mbarrier_init"):
         return ("init_fence",)
     if i.is_a("barrier.cluster"):

@@ -147,6 +147,9 @@ class RecordingIsa:
     def fence_proxy_async(self) -> None:
         self._note("proxy_fence")
 
+    def fence_proxy_async_global(self) -> None:
+        self._note("proxy_fence_global")
+
     # ---- counters, and words from a scheduler ---------------------------------------------------------------------
 
     def lane_0(self, body: Callable[[], None], when: bool = True) -> None:

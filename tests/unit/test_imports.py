@@ -97,7 +97,7 @@ LAYERS = (
     ("cluster_sum",),
     ("reduction_scratch",),
     ("store_pipeline",),
-    ("bulk_store", "thread_store"),
+    ("bulk_store", "stored_stage", "thread_store"),
     ("plan",),
     ("bind",),
     ("isa",),

@@ -1,0 +1,159 @@
+"""StoredStage: results that the same kernel loads again."""
+
+import numpy as np
+import pytest
+
+import tmapipe as tp
+from tests.oracle.result_forms import Centered, Chained
+from tests.unit.errors import refused
+from tmapipe.check import Kind
+from tmapipe.machine.warp import MachineIsa
+
+
+@pytest.mark.parametrize("shape", [(1, 64), (10, 200), (23, 96)])
+def test_results_come_back(shape):
+    x = np.random.default_rng(0).integers(-9, 9, shape).astype(np.float16)
+    for seed in range(3):
+        y, z = np.empty(shape, np.float32), np.empty_like(x)
+        Centered().simulate(x, y, z, seed=seed, clusters=2)
+        assert (y == 2 * x).all() and (z == y - y.sum(1, keepdims=True)).all()
+    y, z = Chained()(x)
+    assert (y == x).all() and (z == x).all()
+
+
+def test_tensors_are_those_of_the_call():
+    plan = Chained().plan({"x": "fp16"})
+    assert plan.arguments == ("x", "y", "z") and plan.load("w").argument == "y"
+    assert plan.load("w").buffer.dtype.name == plan.store("z").buffer.dtype.name == "fp16"
+    assert "of_result(TmaStoreStage(" in repr(Chained.w) and repr(Chained.written).startswith("StoredStage(")
+    assert Chained() == Chained()
+
+
+def test_proved():
+    report = Chained().check()
+    assert report.ok and not report.findings and report.trips == "every trip count"
+    assert Centered().check().ok and not Centered().check().findings
+
+
+class Unpublished(Chained):
+    """Nobody waits until the tile is written."""
+
+    load, store, again, last = Chained.load, Chained.store, Chained.again, Chained.last
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.done.produce(), k.ring.consume() as slot:
+            slot.y.store(tile)
+
+
+class Overtaken(Chained):
+    """The next tile is stored while this one is loaded: the check takes any two tiles for one."""
+
+    load, store, again, last = Chained.load, Chained.store, Chained.again, Chained.last
+    done = tp.BarrierRing(1, producer=store, consumer=again)
+    written = tp.StoredStage(Chained.y, ring=done)
+
+    @last.jit
+    def pass_on(self, k, tile):
+        with k.back.consume() as slot:
+            slot.z.store(tile)
+
+
+def test_what_is_missing_is_found():
+    assert Kind.RESULT_TOO_EARLY in Unpublished().check().kinds()
+    assert Overtaken().check().kinds() == {Kind.RACE}
+
+
+def test_a_fence_is_needed(monkeypatch):
+    monkeypatch.setattr("tmapipe.machine.warp.MachineIsa.fence_proxy_async_global", lambda isa: None)
+    assert Kind.PROXY in Chained().check().kinds()
+
+
+@pytest.mark.parametrize("end", ["done.full", "done.free"])
+def test_both_sides_wait(monkeypatch, end):
+    """The loads for the stores before them, the next stores for the loads."""
+    wait = MachineIsa.mbarrier_wait
+
+    def others(isa, barrier, stage, parity):
+        if barrier.name != end:
+            wait(isa, barrier, stage, parity)
+
+    monkeypatch.setattr(MachineIsa, "mbarrier_wait", others)
+    assert Kind.RESULT_TOO_EARLY in Chained().check().kinds()
+
+
+class Elsewhere(Chained):
+    load, store, again, last = Chained.load, Chained.store, Chained.again, Chained.last
+
+    def __init__(self, how):
+        self.how = how
+
+    @again.jit
+    def fetch(self, k, tile):
+        with k.done.consume(), k.back.produce() as slot:
+            if self.how == "another":
+                slot.w.load(tile, m=tile.m + 1)
+            elif self.how == "also":
+                slot.w.load(tile.also(m=tile.m + 1))
+            elif self.how == "none":
+                slot.w.load(m=tile.m, n=tile.n)
+            else:
+                slot.w.load_from(0, 0)
+
+
+@pytest.mark.parametrize("how", ["another", "also", "none", "from"])
+def test_only_own_tiles_are_loaded(how):
+    refused(Elsewhere(how).check, argument="slot.w.load", rule="at the coordinates of its output tile")
+
+
+class StoredElsewhere(Chained):
+    load, store, again, last = Chained.load, Chained.store, Chained.again, Chained.last
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.done.produce() as done:
+            with k.ring.consume() as slot:
+                slot.y.store_from(0, 0)
+            done.written.publish()
+
+
+def test_only_own_tiles_are_stored():
+    refused(StoredElsewhere().check, argument="slot.y.store", rule="at the coordinates of its output tile")
+
+
+def test_refused():
+    ring, other = Chained.done, tp.BarrierRing(1, producer=Chained.again, consumer=Chained.last)
+    refused(tp.StoredStage, Chained.x, ring=ring, argument="StoredStage(store)", rule="stores tiles")
+    refused(tp.StoredStage, Chained.y, ring="done", argument="StoredStage(ring)", rule="slots follow the tiles")
+    refused(tp.StoredStage, Chained.y, ring=other, argument="StoredStage(ring)", rule="the role that stores")
+    load, added = (
+        tp.TmaLoadStage("m n", tile=(8, 64), ring=Chained.back),
+        tp.TmaStoreStage(source=Chained.x, reduce="add"),
+    )
+    for w in (
+        tp.TmaLoadStage("m n", tile=(4, 64), ring=Chained.back).of_result(Chained.y),
+        tp.TmaLoadStage("m k", tile=(8, 64), ring=Chained.back).of_result(Chained.y),
+        load.nan_outside().of_result(Chained.y),
+    ):
+        schedule = Chained()
+        schedule.w = w
+        schedule.z = tp.TmaStoreStage("m n", source=w)
+        refused(schedule.plan, argument="w.of_result", rule="in the same tiles")
+    schedule = Chained()
+    schedule.y = added
+    refused(schedule.plan, argument="w.of_result", rule="not reduced")
+
+
+class Told(Chained):
+    load, store, again, last = Chained.load, Chained.store, Chained.again, Chained.last
+
+    @again.jit
+    def fetch(self, k, tile):
+        with k.done.consume() as done, k.back.produce() as slot:
+            done.written.publish()
+            slot.w.load(tile)
+
+
+def test_only_the_producer_publishes():
+    with pytest.raises(tp.ScopeError, match="Only the ring's producer"):
+        Told().check()

@@ -1,0 +1,49 @@
+"""StoredStage: that tiles of an output have been written, for roles of the same kernel that load them."""
+
+from __future__ import annotations
+
+import attrs
+
+from tmapipe.barrier import BarrierRing
+from tmapipe.errors import InputError
+from tmapipe.stage import SlotStage, TokenStage
+from tmapipe.store_pipeline import TmaStoreStage
+
+__all__ = ["StoredStage"]
+
+
+@attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
+class StoredStage(TokenStage):  # type: ignore[override]
+    """That a CTA's tiles of an output have been written, and may be loaded by the same CTA.
+
+    Its slots have no memory. The role that stores calls ``slot.<stage>.publish()`` in one, after its stores: that waits until
+    the engine has written them, and fences. The next roles of the ring load them, by a stage ``of_result(store)``, once they
+    have entered the slot. They release it once the bytes have come; then the CTA may store to the tensor again.
+
+    (For the next kernel of the stream nothing is needed: it waits until this one has ended, and written everything.)
+
+    Args:
+        store: The stage that stores the tiles.
+        ring: Produced by the role that stores.
+
+    Raises:
+        InputError: For any other value.
+    """
+
+    store: TmaStoreStage
+
+    def __init__(self, store: TmaStoreStage, *, ring: BarrierRing):
+        if not isinstance(store, TmaStoreStage):
+            raise InputError("StoredStage(store)", store, "is a stage that stores tiles", "e.g. a TmaStoreStage")
+        if not isinstance(ring, BarrierRing) or ring.per == "cta":
+            rule = "is a BarrierRing whose slots follow the tiles"
+            raise InputError("StoredStage(ring)", ring, rule, "e.g. BarrierRing(1, producer=store, consumer=load)")
+        storing = store.role
+        if storing is None and isinstance(store.source, SlotStage):
+            storing = store.source.ring.phases[-1][0]
+        if storing is not None and not any(storing is role for role in ring.phases[0]):
+            raise InputError("StoredStage(ring)", ring, "is produced by the role that stores", "name that as producer")
+        self.__attrs_init__(store=store, ring=ring)
+
+    def __repr__(self) -> str:
+        return f"StoredStage({self.store!r}, ring={self.ring!r})"
