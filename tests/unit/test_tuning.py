@@ -193,6 +193,18 @@ def test_tiles_over_the_edge_may_hold_anything_there():
     )  # no last wave to speak of
 
 
+def test_rows_that_share_what_memory_delivers_have_no_hints():
+    """Slots read it twice; of an operand that is contiguous along m, rows are along m."""
+
+    def hints(*sizes, **options):
+        return {dict(c.options).get("l2_hints") for c in candidates(Problem(*sizes, **options), H200)}
+
+    assert hints(48, 32544, 15672) == {None} and hints(128, 128, 27208) == {None}
+    assert hints(48, 32544, 15680) > {("evict_last", "evict_first")}
+    assert ("evict_first", "evict_first") in hints(128, 128, 27200)
+    assert hints(72, 128, 27200, majors=("m", "k")) >= {(None, "evict_first")}
+
+
 def test_parts_of_k_of_a_batch():
     """20 tiles of 64 x 64 for 132 multiprocessors, and a long k."""
     problem = Problem(320, 72, 47832, batch=2)

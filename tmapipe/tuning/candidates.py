@@ -37,15 +37,17 @@ MACS = 2048  # multiply-adds of 16-bit types per clock and SM (4 tensor cores x 
 SPANS, LEAST_SLOTS = (2, 4), 4  # of k in a slot; slots that a ring then has at least
 #: L2 hints for a long k, which leaves no room to keep anything for a second read.
 READ_ONCE = ("evict_first", "evict_first")
+ALIGNED = 64  # bytes of what memory delivers; rows at other distances share some, so that slots read them twice
+L2_SHARE = 24e6  # bytes of L2 in which what is read again stays
 BY_GPC = {  # tiles for clusters along n, eight of which share operands in a GPC, where there are many waves
     "Gemm": ((128, 256), (256, 128), (192, 176), (256, 192)),
     "PingPong": ((128, 128),),
 }
 LEAST_BY_GPC = 120 * 128  # elements of such tiles of few waves
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
-LARGE_CLUSTERS = ((2, 2), (4, 1))
+LARGE_CLUSTERS = ((2, 2), (4, 1), (4, 2), (2, 4))
 #: For outputs of few waves, where few CTAs share what they load: of a tile's rows or columns, or of all columns of few rows.
-OTHER_CLUSTERS = ((1, 4), (3, 1), (1, 3), (4, 2), (2, 4), (8, 1), (1, 8))
+OTHER_CLUSTERS = ((1, 4), (3, 1), (1, 3), (8, 1), (1, 8))
 #: Tiles of orders that divide k: large ones, and narrow ones for few rows or columns.
 IN_PARTS = {64: (64, 128, 256), 128: (64, 128, 192, 256), 192: (128, 192), 256: (128,)}
 FITTED_PARTS = 1024  # columns, or rows, of an output up to which their widths fit it
@@ -101,7 +103,7 @@ def _in_parts(
     """Orders that divide k, for outputs whose tiles leave part of the device idle."""
     further = (
         *((("along", "n"),) if along == "n" else ()),
-        ("l2_hints", READ_ONCE),
+        *_hints(problem, READ_ONCE),
         *_outside(problem, device, tile, cluster),
     )
     for spans in (1, *_spans(problem, Candidate("SplitK", tile, cluster, further))[:1]):
@@ -125,7 +127,7 @@ def _sharing_k(problem: Problem, device: Device) -> Iterator[Candidate]:
             waves = _clusters(problem, tile, cluster) * problem.batch / device.resident(along_m * parts)
             if not least or waves > 1 or steps < LEAST_SHARED * parts or not _fits(problem, tile, cluster):
                 continue
-            options = (("parts", parts), ("l2_hints", READ_ONCE), *_outside(problem, device, tile, cluster))
+            options = (("parts", parts), *_hints(problem, READ_ONCE), *_outside(problem, device, tile, cluster))
             for spans in (1, *SPANS):
                 deep = (("spans", spans),) if spans > 1 else ()
                 slots = max(2, min(SHARED_SLOTS, ceil_div(steps, spans * parts)))
@@ -190,7 +192,8 @@ def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device,
     * store_stages: one output buffer per warpgroup if two would cost a stage of the ring. That is for CTAs of one tile, which
       have nothing to store while the next tile is computed (for a short k, six stages are enough); for a ping-pong whose
       epilogues are not in turn; and if the ring had fewer than four stages.
-    * order: narrow bands for short k and many tiles.
+    * order: narrow bands for short k and many tiles, if L2 keeps b while a band is stored (7312 x 60032 x 104: 342 us in bands
+      of 8 rows of tiles, 366 of 2).
     * l2_hints: if few rows of a, or few rows of tiles, read all of b, then b makes way in L2 for a.
     """
     found: dict[str, Any] = {"along": "n"} if along == "n" else {}
@@ -205,11 +208,27 @@ def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device,
         enough = 6 if k_bytes <= MEDIUM_K else one
     if two < (one if "in_turn" in found else min(one, enough)):
         found["store_stages"] = 1
-    if k_bytes <= SHORT_K and tiles > 4 * device.multiprocessors:
+    band = 2 * tile[0] * problem.n * problem.out.bytes + problem.n * k_bytes
+    if k_bytes <= SHORT_K and tiles > 4 * device.multiprocessors and band <= L2_SHARE:
         found["order"] = ("Snake", 2)
     if problem.m <= max(2 * tile[0], FEW_ROWS) and problem.n > 4 * problem.m:
-        found["l2_hints"] = ("evict_last", "evict_first")
+        found |= dict(_hints(problem, ("evict_last", "evict_first")))
     return found
+
+
+def _hints(problem: Problem, hints: tuple[str, str]) -> tuple[tuple[str, Any], ...]:
+    """The option of L2 *hints*, if any are left."""
+    found = hinted(problem, hints)
+    return (("l2_hints", found),) if any(found) else ()
+
+
+def hinted(problem: Problem, hints: tuple[str | None, str | None]) -> tuple[str | None, ...]:
+    """*hints*, none for an operand whose rows share what memory delivers, which must stay until the next slot reads it: 48 x
+    32544 x 15672 takes 274 us, 317 with hints."""
+    sizes = (
+        (problem.k if major == "k" else n) for n, major in zip((problem.m, problem.n), problem.majors, strict=True)
+    )
+    return tuple(hint if n * problem.dtype.bytes % ALIGNED == 0 else None for n, hint in zip(sizes, hints, strict=True))
 
 
 def _outside(

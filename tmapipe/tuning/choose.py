@@ -92,7 +92,7 @@ def unsure(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLA
 
 
 def _form(candidate: Candidate) -> tuple[Any, ...]:
-    return candidate.schedule, candidate.tile, candidate.accumulators
+    return candidate.schedule, candidate.tile, candidate.accumulators, candidate.sharing, candidate.parts
 
 
 def _check(problem: Any) -> None:

@@ -39,15 +39,15 @@ WIDE = SWIZZLE_SPAN // 2  # 16-bit elements of a span of k; twice as many 8-bit 
 
 @attrs.frozen
 class Constants:
-    """Constants of one kind of GPU, fitted, except `worked` and `near`.
+    """Constants of one kind of GPU, fitted, except `worked` and `smaller`.
 
     Args:
         clock: GHz when all tensor cores are at work.
         boost: By which part the clock is higher when none is.
         l2: GB/s through L2.
         again: The part of the bytes that further CTAs read of the same lines which L2 has to serve again.
-        near: The same for orders by GPC: 0.7 of `again`, as their reads of L2 at 8192^3 are of others.
-        straddle: Factor on the bytes of an operand whose row pitch is no multiple of 128 bytes.
+        near: The same for orders by GPC.
+        torn16, torn32: Factors on the bytes of an operand whose row pitch is a multiple of only 16, or 32, bytes.
         ingest: Bytes per clock that an SM takes in.
         issue: Bytes per clock that an SM asks for: its share of what the cluster loads.
         reads, writes: Speeds from and to memory, of what the device's memory is said to have.
@@ -59,57 +59,62 @@ class Constants:
         waited: Factor on an epilogue with one output buffer.
         piece: What a piece of fewer than 64 columns costs of a whole one.
         partial: What the rest of a 128-byte line costs of writing it to memory.
+        ragged: Part by which memory is written more slowly if rows of tiles end within sectors of 32 bytes.
+        apart: Spans of k from which on CTAs that read the same lines do so at about the same time.
         transposed: Factor on the tensor cores' clocks for operands that are not contiguous along k.
         add, each: Microseconds of the kernel that adds parts, and of each part, besides its memory traffic.
         parts: GB/s at which it reads them.
         exchanged: Bytes per clock of the sums that CTAs which share k send each other.
         merged: By GPC, factor on the mainloop since L2 sees fewer reads (mostly power).
-        smaller: By GPC, factor on `merged` for a ping-pong's smaller tiles (8192^3: 1.025, 4096^3: 1.008).
+        smaller: By GPC, factor on `merged` for a ping-pong's smaller tiles (4096^3: 1.008; 8192^3: 1.025).
         claim: By GPC, microseconds until a cluster has claimed its position.
         hidden, loaded: How sharply the longer one of two hides the other: of busy and memory; of a tile's work and its loads.
-        slot, span: Clocks in which a slot is handed over, at least, and each of its spans of k.
+        slot: Clocks in which a slot is handed over, at least.
         latency: Clocks from a load to its data, by which slots that are not `held` by readers bound the speed of loads.
         box: Clocks in which a box of 16 rows is loaded again.
-        skew: Part of a tile's time by which it is longer for each doubling of a cluster of two.
-        uneven: The same for a number of columns that is no multiple of 16.
-        worked: Factor on an epilogue that computes (4096^3, bias and gelu: 1.8 us for a tile of 128 x 256).
+        joined: Microseconds that each doubling of a cluster costs.
+        uneven: Part by which a tile takes longer whose number of columns is no multiple of 16.
+        worked: Factor on an epilogue that computes: at 4096^3, tiles of 128 x 256 take 1.8 us more with bias and gelu, 3.3
+            with a residual, which is factors of 2.7 and 4.1.
     """
 
     clock: float = 1.62
-    boost: float = 0.139
-    l2: float = 5200.0
-    again: float = 0.49
-    near: float = 0.378
-    straddle: float = 1.39
-    ingest: float = 106.0
-    issue: float = 85.5
-    reads: float = 0.935
-    writes: float = 0.698
-    scattered: float = 0.1
-    launch: float = 4.64
-    fill: float = 4.18
-    stored: float = 16.0
-    waited: float = 1.29
-    piece: float = 1.39
-    partial: float = 0.302
-    transposed: float = 1.06
-    add: float = 1.74
-    each: float = 0.154
-    parts: float = 2630.0
-    exchanged: float = 4.73
-    merged: float = 0.974
-    smaller: float = 1.02
-    claim: float = 1.6
-    hidden: float = 3.2
-    loaded: float = 9.76
-    worked: float = 3.0
-    slot: float = 267.0
-    span: float = 0.051
-    latency: float = 2420.0
-    held: float = 0.949
-    box: float = 24.6
-    skew: float = 0.0175
-    uneven: float = 0.00563
+    boost: float = 0.16
+    l2: float = 5510.0
+    again: float = 0.526
+    near: float = 0.422
+    torn16: float = 1.58
+    torn32: float = 1.26
+    ingest: float = 90.6
+    issue: float = 77.1
+    reads: float = 0.929
+    writes: float = 0.689
+    scattered: float = 0.0768
+    launch: float = 4.67
+    fill: float = 4.65
+    stored: float = 19.2
+    waited: float = 1.56
+    piece: float = 1.04
+    partial: float = 0.309
+    ragged: float = 0.27
+    apart: float = 4.65
+    joined: float = 0.0734
+    transposed: float = 1.01
+    add: float = 2.09
+    each: float = 0.145
+    parts: float = 3270.0
+    exchanged: float = 4.25
+    merged: float = 0.972
+    smaller: float = 1.008
+    claim: float = 1.32
+    hidden: float = 3.39
+    loaded: float = 9.82
+    worked: float = 3.4
+    slot: float = 217.0
+    latency: float = 2490.0
+    held: float = 0.95
+    box: float = 20.0
+    uneven: float = 0.00875
 
 
 #: Of the H200.
@@ -156,6 +161,7 @@ class Work(NamedTuple):
     slots: Any
     one_buffer: Any
     lines: Any
+    ragged: Any
     boxes: Any
     sharing: Any
 
@@ -168,7 +174,7 @@ def work(problem: Problem, candidate: Candidate, device: Device) -> Work:
     slots = ceil_div(problem.k * problem.dtype.bytes, SWIZZLE_SPAN * candidate.spans)
     elements = problem.batch * problem.m * problem.n
     of_a, of_b = (
-        (problem.k if major == "k" else extent) * problem.dtype.bytes % SWIZZLE_SPAN == 0
+        math.gcd((problem.k if major == "k" else extent) * problem.dtype.bytes, SWIZZLE_SPAN)
         for extent, major in zip((problem.m, problem.n), problem.majors, strict=True)
     )
     down, right, resident = (
@@ -188,7 +194,8 @@ def work(problem: Problem, candidate: Candidate, device: Device) -> Work:
         elements=elements, stored=4 if candidate.in_parts else problem.out.bytes,
         read=problem.bytes - elements * problem.out.bytes, memory=device.memory,
         slots=candidate.slots, one_buffer=dict(candidate.options).get("store_stages", 2) == 1,
-        lines=_lines(problem, candidate), boxes=boxes, sharing=candidate.sharing,
+        lines=_lines(problem, candidate), ragged=_ragged(problem, candidate),
+        boxes=boxes, sharing=candidate.sharing,
     )  # fmt: skip
 
 
@@ -197,6 +204,13 @@ def _lines(problem: Problem, candidate: Candidate) -> float:
     size = 4 if candidate.in_parts else problem.out.bytes
     width, pitch = min(candidate.tile[1], problem.n) * size, problem.n * size
     return (width + LINE - math.gcd(width, pitch, LINE)) / width
+
+
+def _ragged(problem: Problem, candidate: Candidate) -> float:
+    """Whether the rows of a tile begin or end within sectors of 32 bytes."""
+    size = 4 if candidate.in_parts else problem.out.bytes
+    width, pitch = min(candidate.tile[1], problem.n) * size, problem.n * size
+    return float(math.gcd(width, pitch, 32) < 32)
 
 
 def _boxes(problem: Problem, candidate: Candidate, clusters: float) -> float:
@@ -234,7 +248,7 @@ def times(w: Work, c: Constants = FITTED, *, fused: bool = False) -> Any:
         * (1 + c.piece * (np.ceil(w.columns / PIECE) * PIECE / w.columns - 1))
     )
 
-    longer = (1 + c.skew * np.maximum(0, np.log2(size) - 1)) * (1 + c.uneven * (w.columns % 16 > 0))
+    longer = 1 + c.uneven * (w.columns % 16 > 0)
 
     def tile(at_work: Any) -> Any:
         mainloop = multiply * w.steps
@@ -253,12 +267,15 @@ def times(w: Work, c: Constants = FITTED, *, fused: bool = False) -> Any:
     written = w.elements * w.stored * w.parts
     rows = w.m / w.along_n + w.n / w.along_m
     memory = (
-        (w.read / c.reads * (1 + c.scattered * rows / ROWS) + written * (1 + c.partial * (w.lines - 1)) / c.writes)
+        (
+            w.read / c.reads * (1 + c.scattered * rows / ROWS)
+            + written * (1 + c.partial * (w.lines - 1) + c.ragged * w.ragged) / c.writes
+        )
         / w.memory
         / 1e3
     )
     second = w.in_parts * (c.add + c.each * w.parts + written / c.parts / 1e3)
-    return c.launch + w.by_gpc * c.claim + _longer(busy, memory, c.hidden) + second
+    return c.launch + c.joined * np.log2(size) + w.by_gpc * c.claim + _longer(busy, memory, c.hidden) + second
 
 
 def estimates(
@@ -290,19 +307,24 @@ def _multiply(w: Work, c: Constants) -> Any:
 
 def _load(w: Work, c: Constants, at_work: Any, one: Any) -> Any:
     """Clocks in which one span of k is loaded while *at_work* clusters load; an output of the batch has *one* clusters."""
-    of_a = w.m * w.along_m * np.where(w.of_a, 1.0, c.straddle)
-    of_b = w.n * w.along_n * np.where(w.of_b, 1.0, c.straddle)
+    of_a = w.m * w.along_m * _torn(w.of_a, c)
+    of_b = w.n * w.along_n * _torn(w.of_b, c)
     together = np.minimum(at_work, one)  # clusters with the same k-tiles
     down = np.minimum(np.minimum(BAND, w.down), together)
     right = np.minimum(w.right, np.ceil(together / down))
     each = at_work * (of_a + of_b) * w.sharing
     once = np.minimum(each, at_work / together * (down * of_a + right * of_b) * w.sharing)
-    served = once + np.where(w.by_gpc, c.near, c.again) * (each - once)
+    again = np.where(w.by_gpc, c.near, c.again)
+    served = once + (again + (1 - again) * np.exp(-w.steps / c.apart)) * (each - once)
     issued = (of_a / w.along_m / w.along_n + of_b / w.along_n / w.along_m) * SWIZZLE_SPAN / c.issue
     engine = np.maximum((w.m + w.n) * SWIZZLE_SPAN / c.ingest, issued) + w.boxes * c.box
     ring = c.latency / (w.slots - c.held) / w.spans
-    least = np.maximum(np.maximum(engine, ring), c.slot / w.spans + c.span)
+    least = np.maximum(np.maximum(engine, ring), c.slot / w.spans)
     return np.maximum(served * SWIZZLE_SPAN / c.l2 * c.clock, least)
+
+
+def _torn(pitch: Any, c: Constants) -> Any:
+    return np.select([pitch <= 16, pitch == 32], [c.torn16, c.torn32], 1.0)
 
 
 def _longer(a: Any, b: Any, sharp: float) -> Any:
