@@ -33,7 +33,7 @@ class InputError(PipelineError, ValueError):
 
     def __init__(self, argument: str, value: object, rule: str, fix: str):
         self.argument, self.value, self.rule, self.fix = argument, value, rule, fix
-        super().__init__(f"{argument} = {value!r}: {rule}. Fix: {fix}.")
+        super().__init__(f"{argument} = {_short(value)}: {rule}. Fix: {fix}.")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Errors are sent between processes. A value that cannot be pickled is replaced by its text."""
@@ -43,6 +43,13 @@ class InputError(PipelineError, ValueError):
         except Exception:  # any: values define how they are pickled
             value = _Shown(repr(value))
         return type(self), (self.argument, value, self.rule, self.fix)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    if len(text) <= 400:
+        return text
+    return f"{type(value).__name__} of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"{text[:400]}..."
 
 
 class _Shown:

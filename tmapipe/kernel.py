@@ -360,8 +360,8 @@ class KernelContext(Carried):
         try:
             return self._parts[name]
         except KeyError:
-            known = ", ".join(self._parts) or "nothing"
-            raise MissingPartError(f"k.{name} in role {self.role.name!r}, which has {known}.") from None
+            text = f"k.{name} in role {self.role.name!r}, which has {', '.join(self._parts) or 'nothing'}."
+            raise MissingPartError(f"{text} Declare {name} for it.") from None
 
     # ---- what the role is given -----------------------------------------------------------------------------------
 

@@ -88,10 +88,8 @@ def check_cluster(cluster: Mapping[str, int], most: int = MAX_CLUSTER) -> None:
             raise InputError(f"cluster[{axis!r}]", size, "a cluster extent is a positive integer", "use 1, 2 or 4")
     total = math.prod(cluster.values())
     if total > most:
-        shape = " x ".join(map(str, cluster.values()))
-        raise InputError(
-            "cluster", cluster, f"{shape} = {total} CTAs, but a cluster has at most {most}", "use a smaller one"
-        )
+        shape = " x ".join(map(str, cluster.values())) + f" = {total}" * (len(cluster) > 1)
+        raise InputError("cluster", cluster, f"is {shape} CTAs, but a cluster has at most {most}", "use a smaller one")
 
 
 def rank_stride(cluster: Mapping[str, int], axis: str) -> int:

@@ -83,7 +83,8 @@ class Role:
 
         Raises:
             ScopeError: For `break`, `continue`, `return` or `yield` in it, or for an `async` one.
-            InputError: For what is no function, is the body of another role, or if its class has another body of this name.
+            InputError: For what is no function of ``(self, k, tile)``, is the body of another role, or if its class has
+                another body of this name.
         """
         return _marked(self, _MARK, body, sys._getframe(1).f_locals)
 
@@ -116,6 +117,13 @@ def _marked(role: Role, mark: str, body: Callable[..., None], namespace: Any) ->
     """*body*, marked as the role's. namespace: where it is defined."""
     if not inspect.isfunction(body):
         raise InputError("Role.jit(body)", body, "is a method of a schedule", "decorate a function with it")
+    takes = ("self", "k", "tile") if mark == _MARK else ("self", "k")
+    try:
+        inspect.signature(body).bind(*takes)
+    except TypeError:
+        rule = f"is called with {', '.join(takes)}" + " once a CTA" * (mark == _BEFORE)
+        fix = f"def {body.__name__}({', '.join(takes)})"
+        raise InputError(body.__qualname__, str(inspect.signature(body)), rule, fix) from None
     _refuse_early_exit(body)
     earlier = namespace.get(body.__name__) if "__qualname__" in namespace else None  # of a class
     of_other = any(getattr(body, each, role if each == mark else None) not in (None, role) for each in (_MARK, _BEFORE))

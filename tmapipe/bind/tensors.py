@@ -86,7 +86,7 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
             raise InputError(
                 name, device, f"lies on another device than {next(iter(devices))} ({first})", "move it there"
             )
-    kinds = {name: isinstance(given[name], np.ndarray) for name in everything}
+    kinds = {name: "numpy" if isinstance(given[name], np.ndarray) else "torch" for name in everything}
     if len(set(kinds.values())) > 1:
         raise InputError("tensors", kinds, "are either all NumPy arrays or all torch tensors", "convert one kind")
     dtypes = {name: dtype_of(given[name], name) for name in everything}
@@ -211,7 +211,7 @@ def shape_for(name: str, tensor: Any, dims: tuple[str, ...], folded: tuple[int, 
     missing = most - len(shape)
     if missing < 0 or (missing > 0 and len(shape) < 2 <= most):
         own = " ".join(dims[len(folded) :])
-        raise InputError(name, shape, f"has the dimensions {own}", f"pass a tensor of {most} dimensions")
+        raise InputError(f"{name}.shape", shape, f"has the dimensions {own}", f"pass a tensor of rank {most}")
     return (*folded, *(1,) * missing, *shape)
 
 

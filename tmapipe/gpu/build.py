@@ -223,7 +223,10 @@ def build(
 def _carried(error: DSLUserCodeError) -> ScopeError | None:
     """The error for a name whose form a run-time loop or branch changes, or that is known inside alone, if it is that."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-    if not any(word in text for word in ("_STRUCTURE_CHANGED", "_TYPE_CHANGED", "_UNSTABLE_JOIN", "NameError in")):
+    if not any(
+        word in text
+        for word in ("_STRUCTURE_CHANGED", "_TYPE_CHANGED", "_UNSTABLE_JOIN", "_EXPR_UNSUPPORTED", "NameError in")
+    ):
         return None
     what = re.split(r"error(?:\[\w+\])?:", text, maxsplit=1)[-1].strip().split("\n")
     where = next((line.strip().removeprefix("--> ") for line in what if "-->" in line), "")

@@ -226,9 +226,9 @@ Fragment.__torch_function__ = staticmethod(_refuse_torch)  # type: ignore[attr-d
 
 
 def _refuse_attribute(self: Fragment, name: str) -> NoReturn:
-    if name.startswith("__"):
+    if name.startswith("_"):
         raise AttributeError(name)
-    _refuse(f"{name}")()
+    _refuse(name)()
 
 
 Fragment.__getattr__ = _refuse_attribute  # type: ignore[attr-defined]

@@ -35,10 +35,18 @@ class Turns:
         return _Turning(iter(self.numbers), sys._getframe(1), self.body, self.carries)
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return len(self._known())
 
     def __getitem__(self, i: Any) -> Any:
-        return self.numbers[i]
+        return self._known()[i]
+
+    def _known(self) -> Any:
+        if not hasattr(self.numbers, "__len__"):
+            raise ScopeError(
+                "a `range` of numbers that are known at run time stands after `in` of a `for` alone. Loop forwards, and "
+                "compute other numbers from the loop's, e.g. count - 1 - i."
+            )
+        return self.numbers
 
 
 class _Turning:

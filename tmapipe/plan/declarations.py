@@ -18,6 +18,7 @@ from tmapipe.barrier import BarrierRing
 from tmapipe.dim import Dim
 from tmapipe.errors import InputError
 from tmapipe.matmul import Wgmma
+from tmapipe.multicast import check_cluster
 from tmapipe.register_tile import RegisterTile
 from tmapipe.role import Role, before_of, role_of
 from tmapipe.scratch import Scratch
@@ -174,9 +175,9 @@ def declare(schedule: object, cluster: Any, earlier: tuple[tuple[str, Part], ...
         field: {name: part for name, part in parts.items() if isinstance(part, each)}
         for field, each in zip(_FIELDS, PARTS, strict=True)
     }
-    cluster = dict(cluster) if isinstance(cluster, Mapping) else cluster  # which the plan refuses
+    check_cluster(cluster)
     bodies, befores = (_bodies(kind, names, had, of) for of in (role_of, before_of))
-    return Declarations(kind.__name__, cluster, **of_kind, bodies=bodies, befores=befores, names=names)
+    return Declarations(kind.__name__, dict(cluster), **of_kind, bodies=bodies, befores=befores, names=names)
 
 
 class _Replaced:

@@ -54,7 +54,7 @@ def check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch,
                 f"{of_a}.tile[{int(mma.transposed[0])}]",
                 m,
                 f"wgmma takes 64 rows, so a multiple of 64 x {warpgroups} warpgroups",
-                "e.g. 128",
+                f"e.g. {64 * warpgroups}",
             )
         if n % 8 or n > 256:
             rule = "wgmma takes n a multiple of 8 up to 256"

@@ -252,6 +252,7 @@ class Slot(Carried):
         part = self.end.parts.get(name)
         if part is None:
             raise MissingPartError(
-                f"ring {self.end.ring.name!r} has no stage {name!r}; its stages are {', '.join(self.end.parts) or 'none'}."
+                f"ring {self.end.ring.name!r} has no stage {name!r}; its stages are {', '.join(self.end.parts) or 'none'}. "
+                f"Use one of those, or declare {name} with this ring."
             )
         return part.at(self)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
-from tmapipe.errors import InputError
+from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, is_index
 
@@ -16,6 +16,17 @@ class BoundTable(Carried):
 
     def __init__(self, isa: Isa, name: str):
         self.isa, self.name = isa, name
+
+    def __getitem__(self, i: Any) -> NoReturn:
+        raise ScopeError(
+            f"k.{self.name}[...] of a table, whose entries come one at a time. Use k.{self.name}.entry(i)."
+        )
+
+    def __len__(self) -> int:
+        raise ScopeError(f"len() of table k.{self.name}, whose length is that of a dimension. Use k.extent(dim).")
+
+    def __bool__(self) -> bool:
+        return True
 
     def entry(self, i: Any) -> Any:
         """Entry *i*, the same for all threads; -1 beyond the table's ends. As a row to load, that is outside, so zero.

@@ -1,0 +1,101 @@
+"""Slips of a first pipeline: what Python would say from inside is said with the line and what to do."""
+
+import numpy as np
+import pytest
+
+import tmapipe as tp
+from examples.ragged import RaggedSums
+from tests.unit.errors import refused
+
+
+def test_bodies_take_what_they_are_called_with():
+    role = tp.Role(warps=1)
+    for body, takes in ((lambda self, k: 0, "self, k, tile"), (lambda self, tile: 0, "self, k, tile")):
+        refused(role.jit, body, argument="<lambda>", rule=f"is called with {takes}")
+    refused(role.jit, lambda self, k, tile, n: 0, argument="<lambda>", rule="self, k, tile")
+    refused(role.before.jit, lambda self, k, tile: 0, argument="<lambda>", rule="self, k once a CTA")
+    role.jit(lambda self, k, tile, n=1: 0)
+    role.before.jit(lambda *given: 0)
+
+
+def test_a_cluster_is_a_mapping_at_a_call_too():
+    class Wrong(RaggedSums):
+        cluster = (2, 1)
+
+    x, begins = np.zeros((4, 512), np.float32), np.zeros(3, np.int32)
+    for call in (lambda: Wrong()(x, begins), Wrong().check, Wrong().plan):
+        refused(call, argument="cluster", value=(2, 1), rule="maps dimensions")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("k.begins.entry(tile.g + 1)", "k.begins[tile.g + 1]", r"k.begins\[...\] of a table.* Use k.begins.entry\(i\)"),
+        ("k.begins.entry(tile.g + 1)", "len(k.begins)", r"len\(\) of table k.begins.* Use k.extent"),
+        ("k.begins.entry(tile.g + 1)", "sum(k.begins)", r"k.begins\[...\] of a table"),
+        ("in range(end - first):", "in reversed(range(end - first)):", r"at run time stands after `in` of a `for`"),
+        (
+            "k.begins.entry(tile.g)",
+            "k.starts.entry(tile.g)",
+            r"k.starts in role 'load', which has ring, begins. Declare starts for it",
+        ),
+        (
+            "slot.x.load",
+            "slot.y.load",
+            r"no stage 'y'; its stages are x. Use one of those, or declare y with this ring",
+        ),
+    ],
+)
+def test_slips_in_a_body(old, new, message, tmp_path):
+    text = """
+import tmapipe as tp
+from examples.ragged import RaggedSums
+
+class Mine(RaggedSums):
+    @RaggedSums.load.jit
+    def fill(self, k, tile):
+        first, end = k.begins.entry(tile.g), k.begins.entry(tile.g + 1)
+        for i in range(end - first):
+            with k.ring.produce() as slot:
+                slot.x.load(tile, m=first + i)
+"""
+    assert text.count(old) == 1
+    path = tmp_path / "mine.py"
+    path.write_text(text.replace(old, new))
+    namespace = {"__name__": "mine"}
+    exec(compile(path.read_text(), str(path), "exec"), namespace)
+    x, begins = np.zeros((4, 512), np.float32), np.array([0, 2, 4], np.int32)
+    calls = (lambda: namespace["Mine"]()(x, begins), namespace["Mine"]().check)
+    for call in (
+        calls[1:] if "reversed" in new else calls[:1]
+    ):  # on the model they are Python's numbers; loops of 0 turns
+        with pytest.raises(tp.ScopeError, match=message) as info:
+            call()
+        assert f"At {path}:" in str(info.value)
+
+
+def test_a_wgmma_of_too_few_rows_says_how_many():
+    gemm = tp.schedules.Gemm((128, 128, 64))
+    gemm.math = tp.Role(warpgroups=3)
+    assert refused(gemm.plan, argument="a.tile[0]", value=128, rule="64 x 3 warpgroups").fix == "e.g. 192"
+
+
+def test_tensors_of_two_kinds_are_named():
+    torch = pytest.importorskip("torch")
+    x, begins = torch.zeros(4, 512), np.zeros(3, np.int32)
+    refused(
+        RaggedSums(),
+        x,
+        begins,
+        argument="tensors",
+        value={"x": "torch", "begins": "numpy", "y": "torch"},
+        rule="either",
+    )
+    refused(RaggedSums(), x[0, 0], begins, argument="x.shape", rule="has the dimensions m n")
+
+
+def test_long_values_are_cut_short():
+    assert str(tp.InputError("x", np.zeros(1000), "is small", "use less")).startswith(
+        "x = ndarray of shape (1000,): is small."
+    )
+    assert len(str(tp.InputError("x", list(range(1000)), "is small", "use less"))) < 450
