@@ -17,6 +17,10 @@ and an access is *over*
     a TMA load's    when its bytes are counted: a step of the machine, not an interval
     a cp.async's    likewise; for the async proxy, see `explore_copies`
 
+A tensor that the kernel both stores to and loads from is one more place, the same for all CTAs. What a store writes there is
+over, for other engines, at the first signal after its warp's next proxy fence of global memory that comes after the full wait
+for its group; what a load reads there, when its bytes are counted.
+
 Accesses of one warp to the same bytes follow its program, which is looked through once.
 """
 
@@ -113,6 +117,11 @@ class Classes:
             for op in program:
                 if isinstance(op, COPIES):
                     self.copied[cta * layout.nslots + op.slot, ("shares", op.share, op.shares)] = None
+        both = [
+            load.argument for load in layout.plan.loads if load.argument in {s.argument for s in layout.plan.stores}
+        ]
+        first = layout.ctas * layout.nslots
+        self.tensors = {name: first + i for i, name in enumerate(dict.fromkeys(both))}
         self.keys: list[tuple[int, Part, bool]] = []
         self.bits: dict[tuple[int, Part, bool], int] = {}
         self._conflicts: list[int] = []
@@ -134,6 +143,15 @@ class Classes:
             self._conflicts.append(own)
             self._of_masks = {0: 0}
         return bit
+
+    def in_tensor(self, part: Any, write: bool) -> int:
+        """The bit of what a load or a store of the plan does to a tensor that the kernel loads and stores to; else 0."""
+        place = None if part is None else self.tensors.get(part.argument)
+        return 0 if place is None else self.bit(place, WHOLE, write)
+
+    def loaded(self, slot: int) -> int:
+        """The bit of what is read to fill a slot, if it is a result."""
+        return self.in_tensor(self.layout.loads.get(self.layout.slots[slot % self.layout.nslots][0].name), False)
 
     def mark(self, event: str) -> int:
         """The bit of "fence", "landing", "told" or "access": events that `explore_copies` is about.
@@ -162,6 +180,8 @@ class Classes:
         if not (one[2] or other[2]) or min(one[0], other[0]) < 0:
             return False
         slots = self.layout.nslots
+        if max(one[0], other[0]) >= self.layout.ctas * slots:
+            return one[0] == other[0]
         if one[0] // slots != other[0] // slots or other[0] % slots not in self.layout.aliases[one[0] % slots]:
             return False
         a, b = one[1], other[1]
@@ -191,6 +211,7 @@ class Accesses:
         self._releases = _next(program, (), is_release)
         self._joins = _next(program, (), lanes_join)
         self._fences = _next(program, (), _fences)
+        self._global = _next(program, (ops.FenceProxyAsyncGlobal,))
         self._read()
 
     def loads(self, op: Any, own: int) -> dict[int, int]:
@@ -203,6 +224,7 @@ class Accesses:
         mask = getattr(op, "mask", None) or 1 << own
         slots = self.layout.nslots
         read = self.classes.bit(own * slots + op.source, WHOLE, False) if isinstance(op, FROM_SLOTS) else 0
+        read |= self.classes.loaded(op.slot)
         return {
             cta: self.classes.bit(cta * slots + op.slot, part, True) | read
             for cta in range(self.layout.ctas)
@@ -246,7 +268,7 @@ class Accesses:
             elif kind in (ops.TmaStore, ops.TmaScatter, ops.BulkStore):
                 bit = self._bit(op.slot, WHOLE, False)
                 self._after_threads(i, bit, generic, joined, fenced)
-                store = [i, bit, NEVER, acquired]
+                store = [i, bit, NEVER, acquired, NEVER]
                 stores.append(store)
                 open_group.append(store)
             elif kind is ops.BulkCommit:
@@ -256,6 +278,7 @@ class Accesses:
                 for group in groups[: max(0, len(groups) - op.pending)]:
                     for store in group:
                         store[2] = min(store[2], i)
+                        store[4] = store[4] if op.read else min(store[4], i)
             elif kind in (ops.Wgmma, ops.WgmmaFromRegisters):
                 bit = self._bit(op.b, WHOLE, False)
                 if kind is ops.Wgmma:
@@ -289,9 +312,14 @@ class Accesses:
                 told_cluster = is_release(op)
             if kind in ACQUIRES:
                 acquired = i + 1
-        for at, bit, wait, first in stores:
+        for at, bit, wait, first, written in stores:
             last = self._signals[wait] if wait < NEVER else NEVER
             self.spans.append(Span(at, first, last, last, bit, False))
+            result = self.classes.in_tensor(self.layout.stores[self.program[at].store], True)
+            if result:
+                fence = self._global[written] if written < NEVER else NEVER
+                last, seen = (self._signals[i] if i < NEVER else NEVER for i in (written, fence))
+                self.spans.append(Span(at, first, last, seen, result, True))
 
     def _bit(self, slot: int, part: Part, write: bool) -> int:
         return self.classes.bit(self.base + slot, part, write)
@@ -316,7 +344,7 @@ class Accesses:
                 self.wrong[i] = Kind.PROXY if joined > at else Kind.RACE
 
     def _after_stores(self, i: int, against: int, stores: list[list[int]]) -> None:
-        if any(bit & against and wait == NEVER for _, bit, wait, _ in stores):
+        if any(bit & against and wait == NEVER for _, bit, wait, *_ in stores):
             self.wrong[i] = Kind.STORE_SOURCE_REUSED
 
     def _after_mma(self, i: int, against: int, waited: int) -> None:

@@ -1,4 +1,4 @@
-"""Small schedules that load what they have stored, for the model, the PTX and a GPU."""
+"""Small schedules that load what they have stored, for the mutants, the PTX and a GPU."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ class Centered(tp.Schedule):
 
 
 class Chained(tp.Schedule):
-    """y = x, straight from the slots, and z = y: one warp stores, another loads what it has stored."""
+    """y = x and z = y, straight from the slots: one warp stores both, another loads what it has stored."""
 
-    load, store, again, last = (tp.Role(warps=1) for _ in range(4))
+    load, store, again = tp.Role(warps=1), tp.Role(warps=1), tp.Role(warps=1)
     ring = tp.BarrierRing(2, producer=load, consumer=store)
     x = tp.TmaLoadStage("m n", tile=(8, 64), ring=ring)
     y = tp.TmaStoreStage(source=x)
-    done = tp.BarrierRing(1, producer=store, consumer=(again, last))
+    done = tp.BarrierRing(1, producer=store, consumer=again)
     written = tp.StoredStage(y, ring=done)
-    back = tp.BarrierRing(2, producer=again, consumer=last)
+    back = tp.BarrierRing(2, producer=again, consumer=store)
     w = tp.TmaLoadStage("m n", tile=(8, 64), ring=back).of_result(y)
     z = tp.TmaStoreStage(source=w)
 
@@ -74,13 +74,10 @@ class Chained(tp.Schedule):
             with k.ring.consume() as slot:
                 slot.y.store(tile)
             done.written.publish()
+        with k.back.consume() as slot:  # once the tile has come, the next one may be stored
+            slot.z.store(tile)
 
     @again.jit
     def fetch(self, k, tile):
         with k.done.consume(), k.back.produce() as slot:
             slot.w.load(tile)
-
-    @last.jit
-    def pass_on(self, k, tile):
-        with k.done.consume(), k.back.consume() as slot:
-            slot.z.store(tile)

@@ -7,7 +7,6 @@ import tmapipe as tp
 from tests.oracle.result_forms import Centered, Chained
 from tests.unit.errors import refused
 from tmapipe.check import Kind
-from tmapipe.machine.warp import MachineIsa
 
 
 @pytest.mark.parametrize("shape", [(1, 64), (10, 200), (23, 96)])
@@ -38,20 +37,30 @@ def test_proved():
 class Unpublished(Chained):
     """Nobody waits until the tile is written."""
 
-    load, store, again, last = Chained.load, Chained.store, Chained.again, Chained.last
+    load, store, again = Chained.load, Chained.store, Chained.again
 
     @store.jit
     def drain(self, k, tile):
         with k.done.produce(), k.ring.consume() as slot:
             slot.y.store(tile)
+        with k.back.consume() as slot:
+            slot.z.store(tile)
 
 
 class Overtaken(Chained):
     """The next tile is stored while this one is loaded: the check takes any two tiles for one."""
 
-    load, store, again, last = Chained.load, Chained.store, Chained.again, Chained.last
-    done = tp.BarrierRing(1, producer=store, consumer=again)
-    written = tp.StoredStage(Chained.y, ring=done)
+    load, store, again, last = Chained.load, Chained.store, Chained.again, tp.Role(warps=1)
+    back = tp.BarrierRing(2, producer=again, consumer=last)
+    w = tp.TmaLoadStage("m n", tile=(8, 64), ring=back).of_result(Chained.y)
+    z = tp.TmaStoreStage(source=w)
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.done.produce() as done:
+            with k.ring.consume() as slot:
+                slot.y.store(tile)
+            done.written.publish()
 
     @last.jit
     def pass_on(self, k, tile):
@@ -69,21 +78,8 @@ def test_a_fence_is_needed(monkeypatch):
     assert Kind.PROXY in Chained().check().kinds()
 
 
-@pytest.mark.parametrize("end", ["done.full", "done.free"])
-def test_both_sides_wait(monkeypatch, end):
-    """The loads for the stores before them, the next stores for the loads."""
-    wait = MachineIsa.mbarrier_wait
-
-    def others(isa, barrier, stage, parity):
-        if barrier.name != end:
-            wait(isa, barrier, stage, parity)
-
-    monkeypatch.setattr(MachineIsa, "mbarrier_wait", others)
-    assert Kind.RESULT_TOO_EARLY in Chained().check().kinds()
-
-
 class Elsewhere(Chained):
-    load, store, again, last = Chained.load, Chained.store, Chained.again, Chained.last
+    load, store, again = Chained.load, Chained.store, Chained.again
 
     def __init__(self, how):
         self.how = how
@@ -107,7 +103,7 @@ def test_only_own_tiles_are_loaded(how):
 
 
 class StoredElsewhere(Chained):
-    load, store, again, last = Chained.load, Chained.store, Chained.again, Chained.last
+    load, store, again = Chained.load, Chained.store, Chained.again
 
     @store.jit
     def drain(self, k, tile):
@@ -115,6 +111,8 @@ class StoredElsewhere(Chained):
             with k.ring.consume() as slot:
                 slot.y.store_from(0, 0)
             done.written.publish()
+        with k.back.consume() as slot:
+            slot.z.store(tile)
 
 
 def test_only_own_tiles_are_stored():
@@ -122,7 +120,7 @@ def test_only_own_tiles_are_stored():
 
 
 def test_refused():
-    ring, other = Chained.done, tp.BarrierRing(1, producer=Chained.again, consumer=Chained.last)
+    ring, other = Chained.done, tp.BarrierRing(1, producer=Chained.again, consumer=Chained.store)
     refused(tp.StoredStage, Chained.x, ring=ring, argument="StoredStage(store)", rule="stores tiles")
     refused(tp.StoredStage, Chained.y, ring="done", argument="StoredStage(ring)", rule="slots follow the tiles")
     refused(tp.StoredStage, Chained.y, ring=other, argument="StoredStage(ring)", rule="the role that stores")
@@ -145,7 +143,7 @@ def test_refused():
 
 
 class Told(Chained):
-    load, store, again, last = Chained.load, Chained.store, Chained.again, Chained.last
+    load, store, again = Chained.load, Chained.store, Chained.again
 
     @again.jit
     def fetch(self, k, tile):
