@@ -26,7 +26,7 @@ from tmapipe.machine import State
 __all__ = ["Closure", "begin", "close", "closed_for", "take"]
 
 MOST_STATES = 120, 600  # then the answer is that nothing recurs; where bodies decide on several numbers
-FEW_STATES = 40  # where there is another way
+FEW_STATES = 16  # where there is another way
 
 
 @attrs.frozen
@@ -72,7 +72,7 @@ def close(problems: Problems, segments: Segments) -> Closure:
     for one for all larger numbers.
     """
     log = FindingLog(problems.layout)
-    mixed_only = segments.uneven or not segments.alike
+    mixed_only = segments.uneven or len(segments.alike) < 2
     if mixed_only or problems.group == 1:
         found = closed_for(problems, segments, [segments.mixed], log, None if mixed_only else FEW_STATES)
         if found.closed or mixed_only:

@@ -5,7 +5,7 @@ Rings are uniform: whoever uses one stage of a ring comes to use all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,8 @@ Key = tuple[Any, ...]  # of what can be known, or of who can know it
 class Future:
     """What may still come.
 
-    live: the sorts of operations that come again; checked: by number of a set of warps, who they are; waiters: the warps that
-    wait for each mbarrier of the cluster.
+    live: the sorts of operations that come again; sets: sets of warps, by number; checked: by that number, who they are;
+    waiters: the warps that wait for each mbarrier of the cluster.
     """
 
     def __init__(self, layout: Layout, ends: Iterable[Positions]):
@@ -45,7 +45,7 @@ class Future:
         sets: dict[Key, Iterable[int]] = {("all",): range(layout.agents), ("nobody",): ()}
         for kind, by_place in (("slot", self._users()), ("barrier", arrivers), ("bar", self.waiters)):
             sets.update({(kind, place): agents for place, agents in by_place.items()})
-        self._sets = {key: number for number, key in enumerate(sets)}
+        self.sets = {key: number for number, key in enumerate(sets)}
         self.checked = np.zeros((len(sets), layout.agents), bool)
         for row, agents in zip(self.checked, sets.values(), strict=True):
             row[list(agents)] = True
@@ -73,14 +73,6 @@ class Future:
         if key not in self._renamings:
             self._renamings[key] = Renaming(self.layout, shifts)
         return self._renamings[key]
-
-    def checked_against(self, fact: Key) -> int:
-        """The number of the set of warps that can be checked against a fact."""
-        if fact[0] in ("slot", "barrier"):
-            return self._sets.get(fact[:2], self._sets["nobody",])
-        if fact[0] == "bar" and fact[2] in ("before", "last but one"):
-            return self._sets.get(fact[:2], self._sets["nobody",])
-        return self._sets["all",]
 
     def _waiters(self) -> dict[int, list[int]]:
         layout = self.layout
@@ -116,9 +108,17 @@ class Here:
     the set of warps that can be checked."""
 
     def __init__(self, future: Future, rename: Renaming):
+        knowers, facts, checked = future.knowers, future.facts, future.sets
         self.rename = rename
-        self.knowers = _Numbers(lambda key: _number(future.knowers, rename, key))
-        self.facts = _Numbers(lambda key: (_number(future.facts, rename, key), future.checked_against(key)))
+        self.knowers = _Numbers(lambda key: _number(knowers, rename, key))
+        self.facts = _Numbers(lambda key: (_number(facts, rename, key), checked[_checked_against(key, checked)]))
+
+
+def _checked_against(fact: Key, sets: Mapping[Key, int]) -> Key:
+    """The set of warps that can be checked against a fact."""
+    if fact[0] in ("slot", "barrier") or (fact[0] == "bar" and fact[2] in ("before", "last but one")):
+        return fact[:2] if fact[:2] in sets else ("nobody",)
+    return ("all",)
 
 
 class _Numbers(dict[Key, Any]):

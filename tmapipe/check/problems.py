@@ -63,8 +63,9 @@ class Problems:
         self.largest: Kind = ()  # the kind with the largest values that are looked at
 
     def entry(self, isa: Isa) -> None:
-        """What each warp runs."""
+        """What each warp runs. The instruction set, which refers to itself and to all that was recorded, is of no use then."""
         kernel_main(isa, self.schedule)
+        vars(isa).clear()
 
     @property
     def inner(self) -> tuple[str, ...]:

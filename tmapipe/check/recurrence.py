@@ -52,8 +52,8 @@ class RunState:
         if self.form != other.form:
             return False
         assert self._numbers and other._numbers  # all are numbered before they are counted
-        size = self.future.size
-        return not (self.tables(size)[0] & other.tables(size)[1]).any()
+        missing, given = self.tables(self.future.size)[0], other.tables(self.future.size)[1]
+        return not (missing[0] & given[0]).any() and not (missing & given).any()
 
     # ---- the machine's state --------------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ def _facts(state: State, check: LinearCheck) -> dict[Key, Known]:
             facts[key] = ((entry, least), *others)
 
     for slot, history in enumerate(check.slots.history):
-        for access in history.values():
+        for access in (access for known in history.values() for access in known.values()):
             agent, time = access.agent, access.time
             key: Key = ("slot", slot, access.kind, access.part)
             if access.kind in (LOAD, COPY, SEND):

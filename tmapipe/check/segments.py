@@ -24,7 +24,7 @@ __all__ = ["EMPTY", "END", "After", "NotRegular", "Segment", "Segments", "Where"
 
 END: Where = ("end", 0)
 FEW_LAPS = 4  # where several numbers count turns, as many of each are looked at together first
-LAPS = 3  # around the longest ring, in the longest programs that are looked at
+LAPS = 3  # around the longest ring, in the longest tiles that are looked at; all tiles together go two times around
 SOME_TILES = 16  # at whose turns decisions differ
 MOST_PASSES = 6  # over the programs: each can show more that bodies decide on
 
@@ -107,7 +107,7 @@ class _Finder(Dividing):
             )
         problems.largest = self.kinds[-1]
         self.few: Kind = tuple(max(0, values[min(1, len(values) - 1)]) for values in self.values)
-        self.around = (LAPS * problems.slots + 1) * self.group
+        self.around = 2 * (problems.slots + 1) * self.group
         long = problems.relative(self.around, self.few).tiles
         self.early = next(n for n in range(0, len(long), self.group) if self._alike(long, n))
         if self.early + 2 * self.group > self.around - problems.slots:
@@ -141,8 +141,7 @@ class _Finder(Dividing):
                     after["tile", i].append(ending)
         both = zip(self.variations, self.values, self.few, strict=True)
         another = tuple(min(values[-1], few + 1) if not each.some else values[-1] for each, values, few in both)
-        for kind in dict.fromkeys((self.few, another)):
-            self._check_positions(kind)
+        self._check_positions(another)
         uneven = any(each.term.per_tile for each in self.variations)
         if uneven:
             self._check_orders()
@@ -201,12 +200,15 @@ class _Finder(Dividing):
                     if y != x[:end] + x[end - b : end] * times + x[end:]:
                         raise NotAlike
 
-    def _check_positions(self, kind: Kind) -> None:
-        """Checks that a tile is the same wherever it begins in the rings."""
-        tiles = [kind] * (2 * self.problems.slots * self.group)
+    def _check_positions(self, another: Kind) -> None:
+        """Checks that tiles of two kinds are the same wherever they begin in the rings."""
+        lap = self.problems.slots * self.group
+        tiles = [self.few] * (self.early + lap) + [another] * lap
         for program in self.problems.in_order(tiles, shifted=True)[0]:
             turns = [list(map(without_stages, program.tile(i))) for i in range(program.iterations)]
-            if any(turn != turns[self.early // self.group] for turn in turns[self.early // self.group :]):
+            usual = len(turns) * self.early // len(tiles)
+            half = (len(turns) + usual) // 2
+            if any(turn != tile[-1] for tile in (turns[usual:half], turns[half:]) for turn in tile):
                 raise NotRegular("what bodies do depends on where they are in a ring")
 
     def _check_orders(self) -> None:

@@ -14,6 +14,7 @@ For each slot the last access of each kind and agent is kept: whatever is ordere
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_right
 from typing import Any
 
@@ -85,7 +86,7 @@ class Slots:
     def __init__(self, clocks: Clocks, log: FindingLog):
         layout = log.layout
         self.clocks, self.log, self.layout = clocks, log, layout
-        self.history: list[dict[Any, Access]] = [{} for _ in range(layout.ctas * layout.nslots)]
+        self.history: list[dict[Part, dict[Any, Access]]] = [{} for _ in range(layout.ctas * layout.nslots)]
         self.flights: dict[Flight, list[Access]] = {}
         self.bulk_waits = [Waits() for _ in range(layout.agents)]
         self.mma_waits = [Waits() for _ in range(layout.agents)]
@@ -97,7 +98,7 @@ class Slots:
 
     def take(self, other: Slots) -> None:
         """Copies *other*, in which nothing is in flight, to go on independently."""
-        self.history = [dict(history) for history in other.history]
+        self.history = [{part: dict(known) for part, known in history.items()} for history in other.history]
         self.bulk_waits = [waits.copy() for waits in other.bulk_waits]
         self.mma_waits = [waits.copy() for waits in other.mma_waits]
         self.mma_issued = {key: clock.copy() for key, clock in other.mma_issued.items() if other.may_be_awaited(*key)}
@@ -126,7 +127,7 @@ class Slots:
         part = WHOLE if effect.mask else (op.split, op.part, op.parts)
         access = Access(kind, self.clocks.time[agent], part, Step(self.log.order, agent, op), slot)
         cta = getattr(op, effect.mask).bit_length() - 1 if effect.mask else agent // self.layout.warps
-        self._access(cta, slot, access, (kind, agent, part))
+        self._access(cta, slot, access, (kind, agent))
         return proxy
 
     def start(self, agent: int, op: Any, effect: effects.Start, flights: tuple[Flight, ...]) -> None:
@@ -151,7 +152,7 @@ class Slots:
             bar = flight.cta * self.layout.nbars + getattr(op, effect.until.bar)
             access = Access(kind, time, part, step, slot, bar)
             self.flights.setdefault(flight, []).append(access)
-            self._access(flight.cta if effect.write else agent // self.layout.warps, slot, access, (kind, bar, part))
+            self._access(flight.cta if effect.write else agent // self.layout.warps, slot, access, (kind, bar))
             if kind == COPY:
                 self._covered(flight.cta * self.layout.nslots + slot, part)
 
@@ -164,7 +165,9 @@ class Slots:
             started.clear()
         started.add(part)
         if len(started) == part[2]:
-            self.history[place] = {key: access for key, access in self.history[place].items() if access.kind == COPY}
+            for known in self.history[place].values():
+                for key in [key for key, access in known.items() if access.kind != COPY]:
+                    del known[key]
             started.clear()
 
     def landed(self, flight: Flight, phase: int) -> None:
@@ -220,20 +223,21 @@ class Slots:
         clock = self.clocks.of[access.agent]
         writes = access.kind in WRITES
         for alias in layout.aliases[slot]:
-            over = []
-            for known, before in self.history[base + alias].items():
-                if not writes and before.kind not in WRITES:
+            for part, known in self.history[base + alias].items():
+                if alias == slot and _disjoint(part, access.part):
                     continue
-                if alias == slot and _disjoint(before.part, access.part):
-                    continue
-                kind = self.order(before, access, clock)
-                if kind is not None:
-                    report_race(self, kind, before, access, base + slot, base + alias)
-                elif before.kind == SEND and access.kind == WRITE and alias == slot:
-                    over.append(known)  # whoever writes next comes after this write, and so after that read
-            for known in over:
-                del self.history[base + alias][known]
-        self.history[base + slot][key] = access
+                over = []
+                for of, before in known.items():
+                    if not writes and before.kind not in WRITES:
+                        continue
+                    kind = self.order(before, access, clock)
+                    if kind is not None:
+                        report_race(self, kind, before, access, base + slot, base + alias)
+                    elif before.kind == SEND and access.kind == WRITE and alias == slot:
+                        over.append(of)  # whoever writes next comes after this write, and so after that read
+                for of in over:
+                    del known[of]
+        self.history[base + slot].setdefault(access.part, {})[key] = access
 
     def order(self, before: Access, access: Access, clock: Clock) -> Kind | None:
         """None if *before* is over for *access*, which happens, or is issued, with *clock*; else what is wrong."""
@@ -268,6 +272,7 @@ class Slots:
         return time is not None and bool(clock[before.agent if agent is None else agent] >= time)
 
 
+@functools.cache
 def _disjoint(one: Part, other: Part) -> bool:
     """Parts of the same cut with different numbers, however a part is distributed over lanes."""
     return one[1] != other[1] and one[2] == other[2] and one[0].split("/")[0] == other[0].split("/")[0]

@@ -133,7 +133,7 @@ class _Search:
         """A few small problems: what is wrong mostly shows in one of them."""
         yield from (Problem(self.problems.shapes(1, steps)) for steps in ((1, 2) if self.problems.inner else (1,)))
         if self._decides:
-            yield from itertools.islice(problems_near(self.problems, FEW), FIRST // 2)
+            yield from itertools.islice(problems_near(self.problems, FEW), FIRST // 4)
 
     @property
     def _decides(self) -> bool:

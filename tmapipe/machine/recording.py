@@ -12,8 +12,7 @@ The library's own loop over tiles sees plain numbers. Bodies, and what a schedul
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tmapipe.errors import ScopeError
@@ -90,31 +89,26 @@ class RecordingIsa(MachineIsa):
         if self.shifted and body and tile is not None:
             self._shift(context, self.bodies)
             self.bodies += 1
-        with self._tracked(self.values_of(number) if self.values_of else {}, context):
-            seen = None if tile is None else tile.changed(self._number)
-            return function(*(seen if each is tile else each for each in arguments))
-
-    def _shift(self, context: Any, slots: int) -> None:
-        for end in context.ends.values():
-            laps, index = divmod(slots, end.ring.stages)
-            end.state[0], end.state[1] = index, (1 if end.phase == 0 else 0) ^ (laps & 1)
-
-    @contextmanager
-    def _tracked(self, values: Mapping[Key, int], context: Any) -> Iterator[None]:
-        before = dict(vars(context))
-        self.inside, self.decisions.values, self.decisions.around = True, values, []
-        context.tiles = _Hidden()
+        before, tiles = dict(vars(context)), context.tiles
+        self.inside, context.tiles = True, _Hidden()
+        self.decisions.values, self.decisions.around = self.values_of(number) if self.values_of else {}, []
         try:
-            yield
+            seen = None if tile is None else tile.changed(self._number)
+            result = function(*(seen if each is tile else each for each in arguments))
         finally:
-            context.tiles = before["tiles"]
-            self.inside = False
+            self.inside, context.tiles = False, tiles
         changed = [name for name, value in vars(context).items() if name not in before or before[name] is not value]
         if changed:
             raise ScopeError(
                 f"k.{changed[0]} is set by the body of role {context.role.name!r}. A body keeps no state: what it does may "
                 "depend on its arguments alone. Use local names, or Isa.cells within one tile."
             )
+        return result
+
+    def _shift(self, context: Any, slots: int) -> None:
+        for end in context.ends.values():
+            laps, index = divmod(slots, end.ring.stages)
+            end.state[0], end.state[1] = index, (1 if end.phase == 0 else 0) ^ (laps & 1)
 
     def _number(self, name: str, value: Any) -> Any:
         """A coordinate of a tile, or something else that the order says about it."""
