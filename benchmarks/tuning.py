@@ -169,7 +169,7 @@ def _weight(group: Any, count: int) -> float:
 def stored(folder: Path) -> Iterator[tuple[Any, Problem, Candidate, float]]:
     """(suite, problem and run; the problem; a candidate; its microseconds) of the stored results of both suites, without
     candidates whose hints and boxes are not those that a candidate of this form has today. Hints for rows that share what
-    memory delivers, which were given once, count as none."""
+    memory delivers, which were given once, count as none where the operands are read in less than half of the time."""
     from benchmarks.random_problems import candidate_of, problem_of
 
     today: dict[Problem, dict[Any, set[Any]]] = {}
@@ -183,6 +183,9 @@ def stored(folder: Path) -> Iterator[tuple[Any, Problem, Candidate, float]]:
                 for each in candidates(problem, H200):
                     today[problem].setdefault(_form(each), set()).add(_loads(problem, each))
             loads = _loads(problem, candidate)
+            hints = dict(candidate.options).get("l2_hints", (None, None))
+            if hints != loads[0] and problem.bytes / H200.memory / 1e3 > row["us"] / 2:
+                continue
             if loads in today[problem].get(_form(candidate), {loads}):
                 yield (suite, problem, row.get("run")), problem, candidate, row["us"]
 

@@ -205,6 +205,23 @@ def test_rows_that_share_what_memory_delivers_have_no_hints():
     assert hints(72, 128, 27200, majors=("m", "k")) >= {(None, "evict_first")}
 
 
+def test_a_tile_that_is_no_multiple_of_its_peers_is_loaded_by_one_of_them():
+    made = Candidate("Gemm", (40, 64), (2, 2), (("along", "n"), ("stages", 2))).build(Problem(200, 304, 96))
+    assert (
+        made.a.multicast.whole and not made.b.multicast.whole and made.check({"a": "bf16", "b": "bf16", "d": "bf16"}).ok
+    )
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((rows, 96)).astype(np.float16) for rows in (200, 304))
+    right = a.astype("f4") @ b.astype("f4").T
+    np.testing.assert_allclose(
+        Candidate("Gemm", (40, 64), (2, 2), (("along", "n"),)).build(Problem.of(a, b))(a, b),
+        right,
+        rtol=1e-2,
+        atol=1e-2,
+    )
+    assert any(c.tile == (136, 128) and c.cluster == (2, 4) for c in candidates(Problem(272, 7288, 488), H200))
+
+
 def test_parts_of_k_of_a_batch():
     """20 tiles of 64 x 64 for 132 multiprocessors, and a long k."""
     problem = Problem(320, 72, 47832, batch=2)
@@ -230,7 +247,7 @@ def test_few_tiles_of_a_long_k_are_computed_by_clusters_that_share_k():
 
 
 def test_small_tiles_may_have_deep_slots():
-    problem = Problem(264, 64, 47832)
+    problem = Problem(264, 64, 47872)
     found = [c for c in candidates(problem, H200) if c.spans > 1]
     assert {c.spans for c in found} == {2, 4}
     assert {c.schedule for c in found} == {"Gemm", "SplitK", "ClusterSplitK"}

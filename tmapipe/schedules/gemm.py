@@ -107,9 +107,12 @@ class Gemm(Fused):
             setattr(self, name, turnstile)
 
     def _declare_products(self, a: Operand, b: Operand, m: int, n: int, k: int) -> None:
-        self.a = a.stage("m", m, k, ring=self.ring, batch=self.tiles.input_dims, multicast=self.shared["a"])
+        of_a, of_b = self.shared["a"], self.shared["b"]
+        peers = {axis: self.cluster.get(axis or "", 1) for axis in (None, "m", "n")}
+        batch = self.tiles.input_dims
+        self.a = a.stage("m", m, k, ring=self.ring, batch=batch, multicast=of_a, peers=peers[of_a])
         for name in self.products.values():
-            setattr(self, name, b.stage("n", n, k, ring=self.ring, multicast=self.shared["b"]))
+            setattr(self, name, b.stage("n", n, k, ring=self.ring, multicast=of_b, peers=peers[of_b]))
         if self.tiles.table:
             setattr(self, self.tiles.table, Table("l"))
         for name, second in self.products.items():

@@ -58,7 +58,15 @@ class Operand:
         return self.major != "k"
 
     def stage(
-        self, side: str, rows: int, k: int, *, ring: BarrierRing, batch: str = "l ", multicast: str | None
+        self,
+        side: str,
+        rows: int,
+        k: int,
+        *,
+        ring: BarrierRing,
+        batch: str = "l ",
+        multicast: str | None,
+        peers: int = 1,
     ) -> TmaLoadStage:
         """Its load stage, in tiles of *rows* x *k* elements.
 
@@ -69,18 +77,21 @@ class Operand:
             ring: Whose slots hold the tiles.
             batch: Names of the dimensions before, each with a space.
             multicast: The cluster's axis whose CTAs want the same tile, if there is one.
+            peers: CTAs along that axis. Each loads an equal part of the tile, or, if its rows are no multiple of 8 for each,
+                the first one all of it.
         """
         if self.major not in ("k", side):
             argument = {"m": "a", "n": "b"}[side]
             rule = f'of {argument} is "k" or "{side}"'
             raise InputError("Operand(major)", self.major, rule, f"{argument}=Operand({side!r})")
+        whole = not self.transposed and rows % (8 * peers) != 0
         dims, tile = (f"{side} k", (rows, k)) if self.major == "k" else (f"k {side}", (k, rows))
         stage = TmaLoadStage(
             f"{batch}{dims}",
             tile=tile,
             ring=ring,
             dtype=self.dtype,
-            multicast=None if multicast is None else MulticastGroup(multicast),
+            multicast=None if multicast is None else MulticastGroup(multicast, whole=whole),
             l2_hint=self.l2_hint,
         )
         return stage.anything_outside() if self.outside == "anything" else stage

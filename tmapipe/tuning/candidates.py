@@ -55,6 +55,7 @@ WAVES = (1, 2, 3)  # that all parts of all tiles may make
 LEAST_STEPS = 4  # k-tiles of a part
 SHARING, SHARED_ROWS = (2, 4, 8), (64, 128, 192)  # CTAs of a cluster that share k, and rows of their tiles
 SEVERAL, FEW_CLUSTERS = (2, 3, 4), 0.34  # clusters of a tile, where one of each is so few of those resident
+WHOLE = 4  # CTAs of which one may load for all
 MOST_CTAS = 8  # of a cluster that every GPU takes
 LEAST_SHARED, SHARED_SLOTS = 2, 6  # spans of k of each; slots, more of which take long to prove
 MOST_PARTS_BYTES = 512e6  # of the workspace
@@ -140,9 +141,17 @@ def _sharing_k(problem: Problem, device: Device) -> Iterator[Candidate]:
 
 
 def _fits(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -> bool:
-    """Whether CTAs of a cluster can load equal shares, and none of them lies outside the output as a whole."""
-    shares = all(extent % (8 * ctas) == 0 for extent, ctas in zip(tile, cluster[::-1], strict=True))
+    """Whether CTAs of a cluster can load equal shares, or one CTA all for few others, and none of them lies outside the output
+    as a whole."""
+    shares = all(
+        ctas <= WHOLE or asked(extent, ctas) < extent for extent, ctas in zip(tile, cluster[::-1], strict=True)
+    )
     return shares and not _wasted(problem, tile, cluster) and not _in_short_spans(problem, tile)
+
+
+def asked(rows: int, peers: int) -> int:
+    """Rows of a tile of *rows* that the busiest of its *peers* loads: an equal share in steps of 8 rows, else all."""
+    return rows if rows % (8 * peers) else rows // peers
 
 
 def _spans(problem: Problem, plain: Candidate) -> list[int]:

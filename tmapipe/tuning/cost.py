@@ -22,7 +22,7 @@ import numpy as np
 
 from tmapipe.integers import ceil_div
 from tmapipe.tuning.candidate import SWIZZLE_SPAN, Candidate
-from tmapipe.tuning.candidates import MACS
+from tmapipe.tuning.candidates import MACS, asked
 from tmapipe.tuning.problem import Device, Problem
 
 __all__ = ["Constants", "FITTED", "Work", "estimate", "estimates", "times", "work"]
@@ -79,42 +79,42 @@ class Constants:
     """
 
     clock: float = 1.62
-    boost: float = 0.16
-    l2: float = 5510.0
-    again: float = 0.526
-    near: float = 0.422
-    torn16: float = 1.58
+    boost: float = 0.154
+    l2: float = 5550.0
+    again: float = 0.53
+    near: float = 0.423
+    torn16: float = 1.59
     torn32: float = 1.26
-    ingest: float = 90.6
-    issue: float = 77.1
-    reads: float = 0.929
-    writes: float = 0.689
-    scattered: float = 0.0768
-    launch: float = 4.67
-    fill: float = 4.65
+    ingest: float = 86.1
+    issue: float = 76.1
+    reads: float = 0.939
+    writes: float = 0.705
+    scattered: float = 0.0775
+    launch: float = 4.68
+    fill: float = 4.34
     stored: float = 19.2
-    waited: float = 1.56
-    piece: float = 1.04
-    partial: float = 0.309
-    ragged: float = 0.27
-    apart: float = 4.65
-    joined: float = 0.0734
+    waited: float = 1.55
+    piece: float = 1.05
+    partial: float = 0.304
+    ragged: float = 0.273
+    apart: float = 4.66
+    joined: float = 0.0747
     transposed: float = 1.01
-    add: float = 2.09
-    each: float = 0.145
-    parts: float = 3270.0
-    exchanged: float = 4.25
+    add: float = 1.99
+    each: float = 0.148
+    parts: float = 3180.0
+    exchanged: float = 4.26
     merged: float = 0.972
     smaller: float = 1.008
-    claim: float = 1.32
-    hidden: float = 3.39
-    loaded: float = 9.82
+    claim: float = 1.35
+    hidden: float = 3.17
+    loaded: float = 10.0
     worked: float = 3.4
-    slot: float = 217.0
-    latency: float = 2490.0
+    slot: float = 211.0
+    latency: float = 2480.0
     held: float = 0.95
-    box: float = 20.0
-    uneven: float = 0.00875
+    box: float = 18.8
+    uneven: float = 0.00844
 
 
 #: Of the H200.
@@ -124,19 +124,22 @@ FITTED = Constants()
 class Work(NamedTuple):
     """What a candidate does, or of several, as arrays.
 
-    m, n: elements of its tile; along_m, along_n: CTAs of a cluster. rows, columns: of its accumulators, which *warpgroups*
-    share. down, right: clusters along m and n of one of *batch* matrices, with *parts* of k. resident: clusters at once;
-    multiprocessors: of the device. steps: spans of k of a tile, *spans* of them in a slot. of_a, of_b: whether the pitch of a
-    row is a multiple of 128 bytes. pingpong, by_gpc, in_parts, transposed: whether it is. elements: of the output, *stored*
-    bytes each. read: bytes of the operands. memory: GB/s of the device's memory. slots: of the ring. one_buffer: whether a
-    warpgroup has one output buffer. lines: bytes of the 128-byte lines that a tile's stores touch, over those stored.
-    boxes: of 16 rows that the slowest CTA loads again, instead of zeros. sharing: CTAs of a cluster that share k.
+    m, n: elements of its tile; along_m, along_n: CTAs of a cluster. asked_a, asked_b: rows that its busiest CTA loads. rows,
+    columns: of its accumulators, which *warpgroups* share. down, right: clusters along m and n of one of *batch* matrices,
+    with *parts* of k. resident: clusters at once; multiprocessors: of the device. steps: spans of k of a tile, *spans* of
+    them in a slot. of_a, of_b: whether the pitch of a row is a multiple of 128 bytes. pingpong, by_gpc, in_parts, transposed:
+    whether it is. elements: of the output, *stored* bytes each. read: bytes of the operands. memory: GB/s of the device's
+    memory. slots: of the ring. one_buffer: whether a warpgroup has one output buffer. lines: bytes of the 128-byte lines that
+    a tile's stores touch, over those stored. boxes: of 16 rows that the slowest CTA loads again, instead of zeros. sharing:
+    CTAs of a cluster that share k.
     """
 
     m: Any
     n: Any
     along_m: Any
     along_n: Any
+    asked_a: Any
+    asked_b: Any
     rows: Any
     columns: Any
     warpgroups: Any
@@ -185,6 +188,7 @@ def work(problem: Problem, candidate: Candidate, device: Device) -> Work:
     boxes = _boxes(problem, candidate, down * right * problem.batch * candidate.parts / resident)
     return Work(
         m=m, n=n, along_m=along_m, along_n=along_n, rows=rows, columns=columns,
+        asked_a=asked(m, along_n), asked_b=asked(n, along_m),
         warpgroups=1 if pingpong else rows // 64 if rows <= 192 else 2,
         down=down, right=right, batch=problem.batch, parts=candidate.parts,
         resident=resident, multiprocessors=device.multiprocessors,
@@ -265,7 +269,7 @@ def times(w: Work, c: Constants = FITTED, *, fused: bool = False) -> Any:
     fill = c.fill * w.spans * (w.m + w.n)
     busy = (busy + fill) / (c.clock * (1 + c.boost * (1 - used))) / 1e3
     written = w.elements * w.stored * w.parts
-    rows = w.m / w.along_n + w.n / w.along_m
+    rows = w.asked_a + w.asked_b
     memory = (
         (
             w.read / c.reads * (1 + c.scattered * rows / ROWS)
@@ -316,7 +320,7 @@ def _load(w: Work, c: Constants, at_work: Any, one: Any) -> Any:
     once = np.minimum(each, at_work / together * (down * of_a + right * of_b) * w.sharing)
     again = np.where(w.by_gpc, c.near, c.again)
     served = once + (again + (1 - again) * np.exp(-w.steps / c.apart)) * (each - once)
-    issued = (of_a / w.along_m / w.along_n + of_b / w.along_n / w.along_m) * SWIZZLE_SPAN / c.issue
+    issued = (w.asked_a * _torn(w.of_a, c) + w.asked_b * _torn(w.of_b, c)) * SWIZZLE_SPAN / c.issue
     engine = np.maximum((w.m + w.n) * SWIZZLE_SPAN / c.ingest, issued) + w.boxes * c.box
     ring = c.latency / (w.slots - c.held) / w.spans
     least = np.maximum(np.maximum(engine, ring), c.slot / w.spans)
