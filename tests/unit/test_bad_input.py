@@ -318,11 +318,13 @@ def test_clusters():
 
 def test_multicast():
     own = copy_of(cluster={"m": 2}, multicast=tp.MulticastGroup("m"))
-    refused(own.plan, argument="x.multicast", value=("m",), rule="want different tiles of x")
+    refused(own.plan, argument="x.multicast", value=tp.MulticastGroup("m"), rule="want different tiles of x")
     other = copy_of(cluster={"m": 2}, multicast=tp.MulticastGroup("z"))
     refused(other.plan, argument="x.multicast", value="z", rule="no dimension of the output")
+    uneven = S.Gemm((128, 136, 64), (2, 1))
+    assert uneven.plan() and uneven.b.multicast.whole and not S.Gemm((128, 144, 64), (2, 1)).b.multicast.whole
     refused(
-        S.Gemm((128, 136, 64), (2, 1)).plan,
+        S.Conv(tp.Windows((3, 3)), (128, 136, 64), (2, 1)).plan,
         argument="b.tile[0]",
         value=136,
         rule="2 multicast peers .* steps of 8 rows",
