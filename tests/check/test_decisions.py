@@ -4,6 +4,7 @@ What the roles decide on is the same in the right twins, so they are proved for 
 problem that is run.
 """
 
+import re
 import threading
 
 import pytest
@@ -13,7 +14,7 @@ from examples.attention import attention_of
 from examples.ragged import RaggedSums
 from examples.stencil import Stencil
 from tests.check.deciding import CASES, STARTS, Placed
-from tests.check.unseen import REFUSED, UNSEEN
+from tests.check.unseen import REFUSED, UNSEEN, Refused, RowsOfATable
 from tmapipe.check import Kind
 
 EVERY = "every trip count"
@@ -39,6 +40,21 @@ def test_the_broken_one_is_rejected_at_its_lines(case):
 def test_what_is_not_seen_through_is_said(make):
     report = make().check()
     assert not report.ok or "; not varied: " in report.trips, f"{report.trips}\n{report.runs}"
+
+
+def test_rows_that_a_table_names_may_lie_anywhere():
+    """Entries of the problems that are tried are no mistake of the program."""
+    report = RowsOfATable().check()
+    assert report.ok and "; not varied: tile.m, which is used as a value" in report.trips, str(report)
+
+
+def test_a_body_that_fails_somewhere_is_said():
+    """There may be no such tables, so it is no finding."""
+    report = Refused().check()
+    assert report.ok and re.search(
+        r"; a body fails with .*rows = .* Use k.rows.entry\(i\)\. At .*unseen.py", report.trips
+    )
+    assert report.trips in str(report)
 
 
 @pytest.mark.parametrize(("right", "broken"), [case[1:] for case in STARTS], ids=[case[0] for case in STARTS])

@@ -95,6 +95,34 @@ class ByAFloat(Tiles):
         super().__init__(lambda s, k, tile: int(tile.m * 0.5 + 1.5))
 
 
+class RowsOfATable(ByAFloat):
+    """Loads rows that entries of a table name: they may lie anywhere."""
+
+    load, add = ByAFloat.load, ByAFloat.add
+
+    @load.jit
+    def fill(self, k, tile):
+        for _ in range(self.given(self, k, tile) + 1):
+            with k.ring.produce() as slot:
+                slot.x.load(tile, m=2 * k.rows.entry(tile.m) + 1, k=0)
+                slot.z.load(h=0, j=0)
+
+
+class Refused(ByAFloat):
+    """A body fails wherever an entry is large."""
+
+    load, add = ByAFloat.load, ByAFloat.add
+
+    @add.jit
+    def total(self, k, tile):
+        values = take(k)
+        if k.rows.entry(tile.m) > 2:
+            values = values + k.rows[0]
+        for _ in range(self.taken(self, k, tile)):
+            values = values + take(k)
+        k.y.store(tile, values)
+
+
 class ByTheSlot(Tiles):
     """The first slot of the ring is not released."""
 

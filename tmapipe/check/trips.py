@@ -43,6 +43,7 @@ __all__ = ["EVERY", "check_schedule"]
 
 EVERY = "every trip count"
 MAX_EVENTS = 500_000  # of all runs together; then the answer is "up to"
+NAMED = 4  # numbers that vary, in a report
 FIRST = 12  # sizes that are looked at before problems that differ in what bodies decide on
 
 
@@ -89,7 +90,8 @@ class _Search:
     """The search for what is wrong with one schedule.
 
     found: findings of all runs; wrong: the problem of which they are; events: transitions executed; runs: in words, what was
-    shown and how; suspects: (tiles, steps) of problems that may show what is wrong.
+    shown and how; failed: a problem in which a body fails, and how; suspects: (tiles, steps) of problems that may show what
+    is wrong.
     """
 
     def __init__(self, problems: Problems):
@@ -98,6 +100,7 @@ class _Search:
         self.wrong: Problem | None = None
         self.events = 0
         self.runs: list[str] = []
+        self.failed = ""
         self.suspects: list[tuple[int, int]] = []  # (tiles, steps) of problems that may show what is wrong
 
     def run(self) -> str:
@@ -143,10 +146,13 @@ class _Search:
 
     def _not_varied(self) -> str:
         kinds = self.problems.kinds
+        failed = f"; {self.failed}" if self.failed else ""
         if not self._decides:
-            return ""
-        texts = kinds.open or [f"{each.text} (a few values)" for each in kinds.variations]
-        return "; not varied: " + "; ".join(texts)
+            return failed
+        texts = kinds.open or [each.text for each in kinds.variations]
+        others = [f"{len(texts) - NAMED} others"] if len(texts) > NAMED else []
+        few = "" if kinds.open else ", beyond a few values"
+        return "; not varied: " + "; ".join([*texts[:NAMED], *others]) + few + failed
 
     def _every_count(self) -> bool:
         """Whether a closed set of states shows every trip count.
@@ -231,7 +237,8 @@ class _Search:
         except Exception as error:
             if given:
                 raise
-            self.runs.append(f"a body fails with {problem.text}: {error}")  # maybe no problem is like this
+            self.failed = self.failed or f"a body fails with {problem.text}: {error}"  # maybe no problem is like this
+            self.runs.append(f"a body fails with {problem.text}: {error}")
             return
         self.found += found
         self.events += events

@@ -121,6 +121,7 @@ class Decisions:
         self.length: Callable[[], int] = lambda: 0
         self._sorted: dict[frozenset[tuple[Key, int]], Sum] = {}
         self._indices: dict[Key, tuple[Key, ...]] = {}
+        self._entries: dict[Key, bool] = {}
 
     def symbol(self, key: Key, value: int, known: Term) -> Varying:
         """A term by its name. Its value is *value* unless `values` says otherwise."""
@@ -237,6 +238,15 @@ class Decisions:
                     todo += [part for part, _ in each[1]] if each[0] == "sum" else self.terms[each].of
             self._indices[key] = tuple(found)
         return self._indices[key]
+
+    def of_entries(self, number: Varying) -> bool:
+        """Whether a number is computed of entries of tables."""
+        return any(map(self._of_entries, number.terms))
+
+    def _of_entries(self, key: Key) -> bool:
+        if key not in self._entries:
+            self._entries[key] = key[0] == "entry" or any(map(self._of_entries, self.terms[key].of))
+        return self._entries[key]
 
     def bound(self, number: Varying, which: str) -> int | None:
         """The least (`low`, `empty`) or largest (`high`) value."""

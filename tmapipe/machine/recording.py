@@ -233,6 +233,20 @@ class RecordingIsa(MachineIsa):
             self.decisions.stored.add(of.name)
         return super().start(of, [self.plain(x) for x in at])
 
+    def tma_load(
+        self, load: Any, stage: Any, at: Sequence[Any], *more: Any, anywhere: bool = False, **named: Any
+    ) -> None:
+        super().tma_load(load, stage, at, *more, anywhere=anywhere or self._by_entries(at), **named)
+
+    def cp_async(
+        self, load: Any, stage: Any, at: Sequence[Any], barrier: Any, share: Any, shares: int, anywhere: bool
+    ) -> None:
+        super().cp_async(load, stage, at, barrier, share, shares, anywhere or self._by_entries(at))
+
+    def _by_entries(self, at: Sequence[Any]) -> bool:
+        """Whether entries of tables say where a tile starts. Which those are is no matter of the program."""
+        return any(isinstance(x, Varying) and self.decisions.of_entries(x) for x in at)
+
     def plain(self, number: Any) -> Any:
         return number.value if isinstance(number, Varying) else number
 
