@@ -14,6 +14,7 @@ from tests.unit.fake_isa import RecordingIsa
 from tmapipe.dtypes import bf16
 from tmapipe.errors import ScopeError
 from tmapipe.isa.fragment import Fragment
+from tmapipe.multicast import along
 from tmapipe.plan.model import Barrier, Buffer, Load, Plan, RoleWarps, Store
 from tmapipe.plan.rings import Ring
 from tmapipe.plan.thread_layout import vectors_of
@@ -248,7 +249,7 @@ def test_asynchronous_reader_without_lag_waits_for_itself():
 def test_tail_waits_for_the_last_release_of_every_slot(stages):
     """Only where peers signal this CTA: the producer's next S waits, so that no arrival finds the CTA gone."""
     for count in trips(stages):
-        ring = make_ring(stages, groups=(("n",),), peers=2)
+        ring = make_ring(stages, groups=(along({"m": 1, "n": 2}, "n"),), peers=2)
         end, isa = make_end(ring, "load", cluster={"m": 1, "n": 2})
         for _ in range(count):
             with end.produce():
@@ -261,7 +262,7 @@ def test_tail_waits_for_the_last_release_of_every_slot(stages):
 
 @pytest.mark.parametrize("phases", CHAINS)
 def test_no_tail_without_peers_or_in_later_phases(phases):
-    for groups, peers in (((), 1), ((("n",),), 2)):
+    for groups, peers in (((), 1), ((along({"m": 1, "n": 2}, "n"),), 2)):
         ring = make_ring(3, phases, groups=groups, peers=peers)
         for p, role in ((p, role) for p, phase in enumerate(phases) for role in phase):
             end, isa = make_end(ring, role, cluster={"m": 1, "n": 2})
@@ -271,7 +272,7 @@ def test_no_tail_without_peers_or_in_later_phases(phases):
 
 @pytest.mark.parametrize("phases", CHAINS)
 def test_only_the_last_phase_signals_peers(phases):
-    ring = make_ring(3, phases, groups=(("n",),), peers=2)
+    ring = make_ring(3, phases, groups=(along({"m": 2, "n": 2}, "n"),), peers=2)
     for p, role in ((p, role) for p, phase in enumerate(phases) for role in phase if p):
         end, isa = make_end(ring, role, cluster={"m": 2, "n": 2}, cta_rank=1)
         with end.consume():
@@ -284,9 +285,10 @@ def test_only_the_last_phase_signals_peers(phases):
 
 def test_a_release_reaches_the_union_of_the_groups():
     """In a 2 x 2 cluster with both operands multicast, a CTA's slots are filled for by its row and its column."""
-    ring = make_ring(3, groups=(("n",), ("m",)), peers=3)
+    square = {"m": 2, "n": 2}
+    ring = make_ring(3, groups=(along(square, "n"), along(square, "m")), peers=3)
     for rank, mask in enumerate((0b0111, 0b1011, 0b1101, 0b1110)):
-        end, isa = make_end(ring, "use", cluster={"m": 2, "n": 2}, cta_rank=rank)
+        end, isa = make_end(ring, "use", cluster=square, cta_rank=rank)
         with end.consume():
             pass
         assert isa.events[-1][-1] == mask
