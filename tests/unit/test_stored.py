@@ -155,3 +155,57 @@ class Told(Chained):
 def test_only_the_producer_publishes():
     with pytest.raises(tp.ScopeError, match="Only the ring's producer"):
         Told().check()
+
+
+class AfterMatmul(tp.Schedule):
+    """d = a b^T, and e = 2 d."""
+
+    load, math, again, last = tp.Role(warps=1), tp.Role(warpgroups=1), tp.Role(warps=1), tp.Role(warps=1)
+    ring = tp.BarrierRing(2, producer=load, consumer=math)
+    a = tp.TmaLoadStage("m k", tile=(64, 64), ring=ring)
+    b = tp.TmaLoadStage("n k", tile=(64, 64), ring=ring)
+    mma = tp.Wgmma(a, b, in_flight=0)
+    d = tp.TmaStoreStage("m n", source=mma)
+    done = tp.BarrierRing(1, producer=math, consumer=(again, last))
+    written = tp.StoredStage(d, ring=done)
+    back = tp.BarrierRing(2, producer=again, consumer=last)
+    w = tp.TmaLoadStage("m n", tile=(64, 64), ring=back).of_result(d)
+    e = tp.TmaStoreStage("m n", tile=(64, 64), role=last)
+
+    @load.jit
+    def fill(self, k, tile):
+        for step in range(k.steps("a", "k")):
+            with k.ring.produce() as slot:
+                slot.a.load(tile, k=step)
+                slot.b.load(tile, k=step)
+
+    @math.jit
+    def multiply(self, k, tile):
+        with k.mma.accumulate() as acc:
+            for _ in range(k.steps("a", "k")):
+                with k.ring.consume() as slot:
+                    acc.add(slot.a, slot.b)
+        with k.done.produce() as done:
+            k.d.store(tile, acc)
+            done.written.publish()
+
+    @again.jit
+    def fetch(self, k, tile):
+        with k.done.consume(), k.back.produce() as slot:
+            slot.w.load(tile)
+
+    @last.jit
+    def double(self, k, tile):
+        with k.done.consume(), k.back.consume() as slot:
+            values = slot.w.read() * 2
+        k.e.store(tile, values)
+
+
+def test_sums_come_back():
+    a, b = (
+        np.random.default_rng(i).integers(-2, 3, (rows, 128)).astype(np.float16) for i, rows in enumerate((100, 72))
+    )
+    d, e = AfterMatmul()(a, b)
+    assert (d == a @ b.T).all() and (e == 2 * d).all()
+    report = AfterMatmul().check()
+    assert report.ok and not report.findings and report.trips == "every trip count"
