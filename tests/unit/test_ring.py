@@ -6,7 +6,6 @@ wait for lap n // S uses parity (n // S) & 1; the first phase waits for the lap 
 
 import itertools
 
-import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,8 +46,6 @@ def make_plan(ring, cluster=None):
 
 
 def make_end(ring, role, cluster=None, cta_rank=0, async_proxy=True):
-    """Groups of the ring are named by their axes."""
-    ring = attrs.evolve(ring, groups=tuple(along(cluster or {}, axes) for axes in ring.groups))
     plan = make_plan(ring, cluster)
     isa = RecordingIsa(plan, cta_rank=cta_rank)
     loads = plan.loads[0] if ring.phase_of(role) == 0 else None
