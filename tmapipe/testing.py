@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tmapipe.check import Kind, Report
+from tmapipe.check import Report
 from tmapipe.dtypes import DType
 from tmapipe.schedule import Schedule
 
@@ -17,7 +17,6 @@ def assert_safe(
     *,
     every_trip_count: bool = True,
     notes: bool = True,
-    allow: tuple[Kind, ...] = (),
 ) -> Report:
     """Runs `schedule.check` and returns its report.
 
@@ -25,13 +24,12 @@ def assert_safe(
         dtypes: Element types by stage name, as of `Schedule.plan`.
         every_trip_count: Whether "safe for up to n" is not enough.
         notes: Whether notes are allowed.
-        allow: Kinds of errors that are allowed.
 
     Raises:
         AssertionError: The report shows something that is not allowed; its text is the report.
     """
     report = schedule.check(dtypes)
-    wrong = [finding for finding in report.findings if finding.kind not in allow and not (finding.kind.note and notes)]
+    wrong = [finding for finding in report.findings if not (finding.kind.note and notes)]
     if wrong:
         raise AssertionError(str(report))
     if every_trip_count and report.trips != "every trip count":

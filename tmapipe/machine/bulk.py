@@ -23,7 +23,9 @@ from tmapipe.isa.ops import (
     StAsync,
     StoreRead,
     StoreWrite,
+    TmaGather,
     TmaLoad,
+    TmaLoadThrough,
     TmaPrefetch,
     TmaStore,
 )
@@ -37,24 +39,12 @@ from tmapipe.tma_rules import ALIGNMENT
 
 
 @applies(TmaLoad)
-def _load(state: State, agent: int, op: TmaLoad) -> tuple[Flight, ...]:
-    check_start(state, agent, op, "loads", op.load)
-    if op.mask is None:
-        cta = agent // state.layout.warps
-        flights: tuple[Flight, ...] = (start_load(state, agent, op, cta, "load", op.load, op.share, op.shares),)
-    else:
-        ctas = masked_ctas(state, agent, op, op.load)
-        flights = tuple([start_load(state, agent, op, c, "load", op.load, op.share, op.shares) for c in ctas])
-    state.serials[agent] += 1
-    return flights
-
-
 @applies(BulkLoad)
-def _bulk_load(state: State, agent: int, op: BulkLoad) -> tuple[Flight, ...]:
+@applies(TmaGather)
+@applies(TmaLoadThrough)
+def _load(state: State, agent: int, op: Any) -> tuple[Flight, ...]:
     check_start(state, agent, op, "loads", op.load)
-    flight = start_load(state, agent, op, agent // state.layout.warps, "load", op.load, 0, 1)
-    state.serials[agent] += 1
-    return (flight,)
+    return start_loads(state, agent, op, "load", op.load)
 
 
 @lands(BulkLoad)
@@ -65,25 +55,12 @@ def _land_piece(memory: Memory, flight: Flight, op: BulkLoad, target: np.ndarray
 
 @applies(StAsync)
 def _store_words(state: State, agent: int, op: StAsync) -> tuple[Flight, ...]:
-    ctas = masked_ctas(state, agent, op, "words")
-    flights = tuple([start_load(state, agent, op, cta, "st.async", "words", op.share, op.shares) for cta in ctas])
-    state.serials[agent] += 1
-    return flights
+    return start_loads(state, agent, op, "st.async", "words")
 
 
 @applies(PeerCopy)
 def _peer_copy(state: State, agent: int, op: PeerCopy) -> tuple[Flight, ...]:
-    layout = state.layout
-    own = agent // layout.warps
-    for slot in layout.aliases[op.source]:
-        if state.writers[own * layout.nslots + slot]:
-            raise conflict(state, agent, op, own, op.source, "copies to a peer from", writes=False)
-    source = own * layout.nslots + op.source
-    how = (state, agent, op)
-    ctas = masked_ctas(*how, "a slot")
-    flights = tuple([start_load(*how, cta, "peer copy", "a slot", op.share, op.shares, source=source) for cta in ctas])
-    state.serials[agent] += 1
-    return flights
+    return start_loads(state, agent, op, "peer copy", "a slot")
 
 
 @lands(PeerCopy)
@@ -110,23 +87,34 @@ def check_start(state: State, agent: int, op: Any, verb: str, name: str) -> None
         raise hazard(layout, "tma-alignment", agent, op, text)
 
 
-def masked_ctas(state: State, agent: int, op: Any, what: str) -> list[int]:
-    """The CTAs in the operation's mask."""
-    layout = state.layout
-    if op.mask >> layout.ctas or not op.mask:
-        text = f"multicasts {what} with mask {op.mask:#b}, which is not a set of the {layout.ctas} CTAs of the cluster"
+def start_loads(state: State, agent: int, op: Any, kind: str, what: str, lanes: int = 0) -> tuple[Flight, ...]:
+    """Bytes set out for the operation's slot, or a share of it, in each CTA of its mask, or in the own one.
+
+    Args:
+        kind: Of the flights.
+        what: They are, in reports.
+        lanes: How many arrive when they have landed, in the place of the bytes.
+    """
+    layout, own = state.layout, agent // state.layout.warps
+    mask = getattr(op, "mask", None)
+    if mask is not None and (mask >> layout.ctas or not mask):
+        text = f"multicasts {what} with mask {mask:#b}, which is not a set of the {layout.ctas} CTAs of the cluster"
         raise hazard(layout, "mask-outside-cluster", agent, op, text)
-    return [cta for cta in range(layout.ctas) if op.mask >> cta & 1]
+    source = -1
+    if hasattr(op, "source"):  # a slot of the own CTA, which is read until the end
+        source = own * layout.nslots + op.source
+        for slot in layout.aliases[op.source]:
+            if state.writers[own * layout.nslots + slot]:
+                verb = "loads through" if kind == "load" else "copies to a peer from"
+                raise conflict(state, agent, op, own, op.source, verb, writes=False)
+    ctas = (own,) if mask is None else [cta for cta in range(layout.ctas) if mask >> cta & 1]
+    flights = tuple([_start_load(state, agent, op, cta, kind, what, lanes, source) for cta in ctas])
+    state.serials[agent] += 1
+    return flights
 
 
-def start_load(
-    state: State, agent: int, op: Any, cta: int, kind: str, what: str, share: int, shares: int,
-    *, lanes: int = 0, source: int = -1,
-) -> Flight:  # fmt: skip
-    """Bytes set out for the operation's slot of CTA *cta*, to be counted on its mbarrier. kind: of the flight; what: they are;
-    share: which of so many *shares* of the slot they fill; lanes: how many arrive in place of the bytes; source: the slot that
-    they are read from, if it is one."""
-    layout = state.layout
+def _start_load(state: State, agent: int, op: Any, cta: int, kind: str, what: str, lanes: int, source: int) -> Flight:
+    layout, share, shares = state.layout, getattr(op, "share", 0), getattr(op, "shares", 1)
     if not state.live[cta]:
         text = f"multicasts {what} to CTA {cta}, whose warps have all returned"
         raise hazard(layout, "peer-exited", agent, op, text)

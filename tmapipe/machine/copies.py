@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from tmapipe.isa.ops import CpAsync, Flight
-from tmapipe.machine.bulk import start_load
+from tmapipe.machine.bulk import start_loads
 from tmapipe.machine.hazard import hazard
 from tmapipe.machine.memory import Memory, gather, lands
 from tmapipe.machine.state import State, applies
@@ -25,10 +25,7 @@ def _copy(state: State, agent: int, op: CpAsync) -> tuple[Flight, ...]:
     if op.at and op.at[-1] * layout.slots[op.slot][0].dtype.bytes % vector:
         text = f"copies {op.load} from {op.at} on, whose last index is not a multiple of {vector} bytes"
         raise hazard(layout, "copy-alignment", agent, op, text)
-    lanes = op.lanes.bit_count()
-    flight = start_load(state, agent, op, agent // layout.warps, "cp.async", op.load, op.share, op.shares, lanes=lanes)
-    state.serials[agent] += 1
-    return (flight,)
+    return start_loads(state, agent, op, "cp.async", op.load, op.lanes.bit_count())
 
 
 @lands(CpAsync)

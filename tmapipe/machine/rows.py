@@ -5,20 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from tmapipe.isa.ops import Flight, TmaGather, TmaScatter
-from tmapipe.machine.bulk import check_start, start_load, start_store
+from tmapipe.machine.bulk import check_start, start_store
 from tmapipe.machine.hazard import hazard
 from tmapipe.machine.memory import Memory, lands, performs, writes
 from tmapipe.machine.state import State, applies
 
 __all__: list[str] = []
-
-
-@applies(TmaGather)
-def _gather(state: State, agent: int, op: TmaGather) -> tuple[Flight, ...]:
-    check_start(state, agent, op, "gathers", op.load)
-    flight = start_load(state, agent, op, agent // state.layout.warps, "load", op.load, op.share, op.shares)
-    state.serials[agent] += 1
-    return (flight,)
 
 
 @lands(TmaGather)

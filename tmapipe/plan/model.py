@@ -37,31 +37,22 @@ __all__ = [
 ]
 
 WARP = 32  # threads a warp
-_CORE: Any = attrs.field(default=attrs.Factory(lambda part: len(part.buffer.tile), takes_self=True))
 
 
 @attrs.frozen
-class Load:
-    """A bulk-tensor load from global memory into a slot.
+class Transfer:
+    """What moves slots to or from a tensor.
 
     Args:
         name: Of the stage.
-        argument: Of the tensor that it loads from.
+        argument: Of the tensor.
         buffer: Where the slots are.
         dims: Names of the tensor's dimensions, the last one contiguous.
-        tile: Elements of a tile along each of `dims` (1 along a batch dimension).
-        peers: CTAs each of which loads 1/peers of a tile for all; 1 where one CTA loads all of it.
-        axes: Of the cluster, along which those lie that share a tile; empty without multicast.
-        pattern: Bit mask of the peers of the CTA at the origin of the cluster, by rank.
-        l2_hint: "evict_first", "evict_last", "evict_normal" or None.
-        outside: What a slot holds beyond the tensor's edge: "zeros" or "nan", or of rows "anything".
-        tensor_map: Whether the engine finds the tile through a descriptor; else it is one piece of memory.
+        tile: Elements of what is moved at once, along each of `dims` (1 along a batch dimension).
         core: How many dimensions, the last ones, a slot has elements along.
-        parts: Into how many parts, along the first of these, a slot is cut, each of which is loaded by itself.
-        vector: Bytes that a thread copies at once; 0 where an engine loads.
-        windows: Whose elements the rows of a tile are, if they are those of windows; `tile` then says nothing of rows.
-        through: Slots of descriptors that the kernel makes, through which it is loaded.
-        strides: Elements of the tensor from one of the tile to the next, along the `core` dimensions; empty for 1 each.
+        parts: Into how many parts, along the first of these, a slot is cut, each of which is moved by itself.
+        vector: Bytes that a thread moves at once; 0 where an engine does.
+        tensor_map: Whether the engine finds the tile through a descriptor; else it is one piece of memory.
     """
 
     name: str
@@ -69,15 +60,43 @@ class Load:
     buffer: Buffer
     dims: tuple[str, ...]
     tile: tuple[int, ...]
+    core: int = attrs.field(default=attrs.Factory(lambda part: len(part.buffer.tile), takes_self=True), kw_only=True)
+    parts: int = attrs.field(default=1, kw_only=True)
+    vector: int = attrs.field(default=0, kw_only=True)
+    tensor_map: bool = attrs.field(default=True, kw_only=True)
+
+    @property
+    def part(self) -> tuple[int, ...]:
+        """Elements of a part along the tensor's dimensions: of the tile, if a slot is moved as a whole."""
+        first = len(self.tile) - self.core
+        return (*self.tile[:first], self.tile[first] // self.parts, *self.tile[first + 1 :])
+
+    @property
+    def box(self) -> tuple[int, ...]:
+        """What one instruction moves (elements along the slot's extents): a box; without a descriptor, the whole slot."""
+        return self.buffer.box(self.part[-self.core :], 1) if self.tensor_map else self.buffer.tile
+
+
+@attrs.frozen
+class Load(Transfer):
+    """A load from global memory into a slot.
+
+    Args:
+        peers: CTAs each of which loads 1/peers of a tile for all; 1 where one CTA loads all of it.
+        axes: Of the cluster, along which those lie that share a tile; empty without multicast.
+        pattern: Bit mask of the peers of the CTA at the origin of the cluster, by rank.
+        l2_hint: "evict_first", "evict_last", "evict_normal" or None.
+        outside: What a slot holds beyond the tensor's edge: "zeros" or "nan", or of rows "anything".
+        windows: Whose elements the rows of a tile are, if they are those of windows; `tile` then says nothing of rows.
+        through: Slots of descriptors that the kernel makes, through which it is loaded.
+        strides: Elements of the tensor from one of the tile to the next, along the `core` dimensions; empty for 1 each.
+    """
+
     peers: int = 1
     axes: tuple[Along, ...] = ()
     pattern: int = 1
     l2_hint: str | None = None
     outside: str = "zeros"
-    tensor_map: bool = True
-    core: int = _CORE
-    parts: int = 1
-    vector: int = 0
     strides: tuple[int, ...] = ()
     windows: Windows | None = None
     through: Buffer | None = None
@@ -98,16 +117,10 @@ class Load:
         return self.outside == "nan" or bool(self.strides) or self.windows is not None or self.through is not None
 
     @property
-    def part(self) -> tuple[int, ...]:
-        """Elements of a part along the tensor's dimensions: of the tile, if a slot is loaded as a whole."""
-        return part_of(self.tile, self.core, self.parts)
-
-    @property
     def box(self) -> tuple[int, ...]:
-        """What one instruction moves (elements along the slot's extents): a box; without a descriptor, the whole slot."""
-        if self.windows is not None:
-            return self.buffer.box(self.buffer.tile, self.peers)
-        return self.buffer.box(self.part[-self.core :], self.peers) if self.tensor_map else self.buffer.tile
+        if not self.tensor_map:
+            return self.buffer.tile
+        return self.buffer.box(self.buffer.tile if self.windows else self.part[-self.core :], self.peers)
 
     @property
     def edge_rows(self) -> int:
@@ -122,59 +135,31 @@ class Load:
 
 
 @attrs.frozen
-class Store:
-    """A bulk-tensor store, or reduction, of a slot into global memory.
+class Store(Transfer):
+    """A store, or reduction, of a slot into global memory; with `vector`, of what threads have in registers: then the buffer
+    has no slots.
 
     Args:
-        name: Of the stage.
-        argument: Of the tensor that it stores to.
-        buffer: Where the slots are.
-        dims: Names of the tensor's dimensions, the last one contiguous.
-        tile: Elements of what one store writes, along each of `dims`.
         reduce: What is done to the tensor's elements, as of `TmaStoreStage`; None to overwrite them.
         folded: Extents of leading dimensions that the tensor, and so its descriptor, lacks.
         clipped: Whether the tile says how many of a slot's rows are written.
         shared: Whether all teams of the role have the same slots.
-        core: How many dimensions, the last ones, a slot has elements along.
         whole: Elements of a whole output tile along each of `dims`, if its rows are those of several of them, and one store
             writes some of these.
         transposed: Whether the rows of the accumulators that it stores are its columns.
-        vector: Bytes that a thread stores at once, where threads store what they have in registers: then the buffer has no
-            slots. 0 where an engine stores.
-        parts: Into how many parts, along the first of the `core` dimensions, a slot is cut, each of which is stored by itself.
-        tensor_map: Whether the engine finds the tile through a descriptor; else it is found by its address.
     """
 
-    name: str
-    argument: str
-    buffer: Buffer
-    dims: tuple[str, ...]
-    tile: tuple[int, ...]
     reduce: str | None = None
     folded: tuple[int, ...] = ()
     clipped: bool = False
     shared: bool = False
-    core: int = _CORE
     whole: tuple[int, ...] = ()
     transposed: bool = False
-    vector: int = 0
-    parts: int = 1
-    tensor_map: bool = True
-
-    @property
-    def part(self) -> tuple[int, ...]:
-        """Elements of a part along the tensor's dimensions: of the tile, if a slot is stored as a whole."""
-        return part_of(self.tile, self.core, self.parts)
 
     @property
     def columns(self) -> int:
         """Columns of accumulators that a buffer holds."""
         return self.buffer.tile[-2 if self.transposed else -1]
-
-    @property
-    def box(self) -> tuple[int, ...]:
-        """The box of one TMA instruction (elements along the slot's extents)."""
-        return self.buffer.box(self.part[-self.core :], 1) if self.tensor_map else self.buffer.tile
 
 
 @attrs.frozen
@@ -385,12 +370,6 @@ class Plan:
 
     def matmul(self, name: str) -> Matmul:
         return _named(self.matmuls, name)
-
-
-def part_of(tile: tuple[int, ...], core: int, parts: int) -> tuple[int, ...]:
-    """A tile of which one of so many *parts* is left, along the first of its last *core* extents."""
-    first = len(tile) - core
-    return (*tile[:first], tile[first] // parts, *tile[first + 1 :])
 
 
 def _named(parts: tuple[Any, ...], name: str) -> Any:

@@ -259,15 +259,15 @@ class Layout:
                     f"{peers} multicast peers each load an equal part, in steps of {unit} rows",
                     f"use a multiple of {peers * unit}, or MulticastGroup(..., whole=True)",
                 )
-        pattern = peer_pattern(axes)
-        core = len(load.tile if load.windows is None else load.dims)
-        how = (load.l2_hint, load.outside, load.tensor_map, core, load.parts, load.vector, load.strides, load.windows)
-        through = through_of(self.declared, load, self.of)
         argument = name
         if load.result is not None:
             argument = self.name_of(load.result)
             check_result(name, load, load.result)
-        made = Load(name, argument, self.of[name], load.dims, load.extents, peers, axes, pattern, *how, through)
+        core = len(load.tile if load.windows is None else load.dims)
+        own = (peers, axes, peer_pattern(axes), load.l2_hint, load.outside, load.strides, load.windows)
+        also: Any = {"core": core, "parts": load.parts, "vector": load.vector, "tensor_map": load.tensor_map}
+        through = through_of(self.declared, load, self.of)
+        made = Load(name, argument, self.of[name], load.dims, load.extents, *own, through, **also)
         if load.tensor_map:
             check_load(name, made)
         self.loads.append(made)
@@ -333,9 +333,9 @@ class Layout:
             whole, tile = self._box_of_rows(name, store, tile)
         full = (1,) * (len(store.dims) - len(tile)) + tile
         folded = tuple(store.folded.values())
-        how = (store.reduce, folded, self._clipped(name, store), self._in_turn(store), len(tile))
-        also: Any = {"parts": store.parts, "tensor_map": store.tensor_map}
-        made = Store(name, name, buffer, store.dims, full, *how, whole, store.transposed, **also)
+        how = (store.reduce, folded, self._clipped(name, store), self._in_turn(store), whole, store.transposed)
+        also: Any = {"core": len(tile), "parts": store.parts, "tensor_map": store.tensor_map}
+        made = Store(name, name, buffer, store.dims, full, *how, **also)
         if made.tensor_map:
             check_store(name, made)
         self.stores.append(made)
