@@ -42,6 +42,15 @@ def test_what_is_not_seen_through_is_said(make):
     assert not report.ok or "; not varied: " in report.trips, f"{report.trips}\n{report.runs}"
 
 
+@pytest.mark.parametrize(
+    "start", [lambda m: m * 2**31 // 2**29, lambda m: m + 2**40 - 2**40, lambda m: m * 65536 * 65536 % 7]
+)
+def test_numbers_that_no_kernel_has_are_refused(start):
+    """They would be right in Python, and so on the model."""
+    with pytest.raises(tp.InputError, match=r"number in a body = \d+: .* 32 bits .*At .*test_decisions.py"):
+        Placed(lambda k, tile: (0, start(tile.m), 0)).check()
+
+
 def test_rows_that_a_table_names_may_lie_anywhere():
     """Entries of the problems that are tried are no mistake of the program."""
     report = RowsOfATable().check()

@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tmapipe.errors import ScopeError
+from tmapipe.errors import InputError, ScopeError
 from tmapipe.machine.varying_text import text_of
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ __all__ = [
     "whole",
 ]
 
+MOST = 2**31  # whole numbers of a kernel are smaller
 COMPARED, VALUE = "is compared", "is used as a value"
 
 Key = tuple[Any, ...]
@@ -35,6 +36,11 @@ Key = tuple[Any, ...]
 
 def _refuse_hash(self: Any) -> int:
     raise ScopeError("a number that varies (an extent, a coordinate, a count) as a key of a dictionary or a set.")
+
+
+def _too_large(number: int) -> InputError:
+    rule = "is a factor or a summand of a number that varies, and whole numbers have 32 bits in a kernel"
+    return InputError("number in a body", number, rule, "divide first, or leave it out")
 
 
 class Varying:
@@ -65,7 +71,10 @@ class Varying:
         other = whole(other)
         if other is None:
             return NotImplemented
-        return Varying(self.run, self.terms, self.const + sign * other, self.value + sign * other)
+        const = self.const + sign * other
+        if not -MOST <= const < MOST:
+            raise _too_large(const)
+        return Varying(self.run, self.terms, const, self.value + sign * other)
 
     def __add__(self, other: Any) -> Any:
         return self._plus(other, 1)
@@ -105,6 +114,9 @@ class Varying:
         if other == 0:
             return 0
         terms = {key: factor * other for key, factor in self.terms.items()}
+        large = [n for n in (*terms.values(), self.const * other) if not -MOST <= n < MOST]
+        if large:
+            raise _too_large(large[0])
         return Varying(self.run, terms, self.const * other, self.value * other)
 
     __rmul__ = __mul__
