@@ -29,21 +29,14 @@ from tmapipe.plan.placement import branches_of, without_role
 from tmapipe.plan.rings import Ring
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, vectors_of
 from tmapipe.protocol.cluster import share_index
-from tmapipe.protocol.cluster_sum import bound_tile
-from tmapipe.protocol.exchanges import exchange_of
 from tmapipe.protocol.groups import Groups
 from tmapipe.protocol.held import HeldEnd
-from tmapipe.protocol.matmuls import BoundMatmul
 from tmapipe.protocol.parts import PartInSlot
 from tmapipe.protocol.raw import raw
 from tmapipe.protocol.registry import bound_by
 from tmapipe.protocol.ring import RingEnd
-from tmapipe.protocol.scratch import BoundScratch
 from tmapipe.protocol.stores import SlotStore
 from tmapipe.protocol.syncs import sync
-from tmapipe.protocol.table import BoundTable
-from tmapipe.protocol.turns import BoundTurnstile
-from tmapipe.reduction_scratch import ReductionScratch
 from tmapipe.register_tile import RegisterTile
 from tmapipe.role import Role
 from tmapipe.stage import SlotStage
@@ -194,25 +187,17 @@ class KernelContext(Carried):
         for ring in self.plan.rings:
             if ring.phase_of(role.name) is not None:
                 self._add_ring(schedule, ring, slot_stores.get(ring.name, {}))
-        for matmul in self.plan.matmuls:
-            if matmul.first_warp == role.first_warp:
-                rings = dict.fromkeys(self.name_of(s.ring) for s in schedule.declared.matmuls[matmul.name].stages)
-                ends = [self.ends[ring] for ring in rings]
-                self._parts[matmul.name] = BoundMatmul(isa, matmul, ends, self._groups)
-        for name, scratch in schedule.declared.scratches.items():
-            if self.name_of(scratch.role) == role.name:
-                if isinstance(scratch, ReductionScratch):
-                    isa.fragments.exchanges[role.first_warp] = exchange_of(isa, name, scratch, role)
-                else:
-                    self._parts[name] = BoundScratch(isa, self.plan.buffer(name), role.name)
-        for held in self.plan.held:
-            if held.first_warp == role.first_warp:
-                self._parts[held.name] = bound_tile(isa, held)
-        for name in schedule.declared.tables:
-            self._parts[name] = BoundTable(isa, name)
-        for name, turnstile in schedule.declared.turnstiles.items():
-            if self.name_of(turnstile.role) == role.name:
-                self._parts[name] = BoundTurnstile(isa, self.plan.barrier(f"{name}.turn"), role)
+        declared = schedule.declared
+        for name, part in {
+            **declared.matmuls,
+            **declared.scratches,
+            **declared.register_tiles,
+            **declared.tables,
+            **declared.turnstiles,
+        }.items():
+            found = bound_by(part)(self, name, part)
+            if found is not None:
+                self._parts[name] = found
 
     def name_of(self, part: Part) -> str:
         """What the schedule calls *part*: ``getattr(k, k.name_of(ring))`` is this role's end of it."""

@@ -48,8 +48,8 @@ class Cells(Protocol):
 _NO_INDEX = (bool, float, complex, str, bytes, list, tuple, type, np.ndarray, np.generic, Carried)
 
 
-def is_index(value: Any) -> bool:
-    """Whether *value* is an integer of 32 bits, or one that only the kernel knows."""
+def is_index(value: Any, count: int | None = None) -> bool:
+    """Whether *value* is an integer of 32 bits, with *count* from 0 to that less one, or one that only the kernel knows."""
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-        return bool(-(2**31) <= value < 2**31)
+        return bool(-(2**31) <= value < 2**31) if count is None else bool(0 <= value < count)
     return hasattr(value, "__mul__") and not isinstance(value, _NO_INDEX)

@@ -14,8 +14,10 @@ from tmapipe.multicast import along, rank_stride
 from tmapipe.plan.model import HeldTile
 from tmapipe.protocol.cluster import cluster_coordinate, peer_mask
 from tmapipe.protocol.matmuls import Accumulator, BoundRegisterTile, TileValues
+from tmapipe.protocol.registry import stands_for
+from tmapipe.register_tile import RegisterTile
 
-__all__ = ["BoundClusterSum", "bound_tile"]
+__all__ = ["BoundClusterSum"]
 
 
 class BoundClusterSum(Carried):
@@ -74,6 +76,9 @@ class BoundClusterSum(Carried):
         return self.isa.fragments.received(self.slot, self._share(cta), self._shares)
 
 
-def bound_tile(isa: Isa, plan: HeldTile) -> BoundRegisterTile | BoundClusterSum:
-    """What a role has as its `RegisterTile`."""
-    return BoundRegisterTile(plan) if plan.sent is None else BoundClusterSum(isa, plan)
+@stands_for(RegisterTile)
+def _of_tile(k: Any, name: str, tile: RegisterTile) -> BoundRegisterTile | BoundClusterSum | None:
+    plan: HeldTile = k.plan.distributed(name)
+    if plan.first_warp != k.role.first_warp:
+        return None
+    return BoundRegisterTile(plan) if plan.sent is None else BoundClusterSum(k.isa, plan)

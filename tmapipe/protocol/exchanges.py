@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tmapipe.isa.exchange import ClusterExchange, Exchange
 from tmapipe.isa.interface import Isa
 from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.cluster import peer_mask, share_index
+from tmapipe.protocol.registry import stands_for
 from tmapipe.reduction_scratch import ReductionScratch
 
 __all__ = ["exchange_of"]
+
+
+@stands_for(ReductionScratch)
+def _of_scratch(k: Any, name: str, scratch: ReductionScratch) -> None:
+    """Fragments find it: bodies have no name for it."""
+    if k.name_of(scratch.role) == k.role.name:
+        k.isa.fragments.exchanges[k.role.first_warp] = exchange_of(k.isa, name, scratch, k.role)
 
 
 def exchange_of(isa: Isa, name: str, scratch: ReductionScratch, role: RoleWarps) -> Exchange:

@@ -9,10 +9,12 @@ from tmapipe.errors import ScopeError
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
+from tmapipe.matmul import Wgmma
 from tmapipe.plan.model import Distributed, HeldTile, Matmul
 from tmapipe.plan.thread_layout import AccumulatorLayout
 from tmapipe.protocol.groups import Groups, Started
 from tmapipe.protocol.parts import PartInSlot
+from tmapipe.protocol.registry import stands_for
 from tmapipe.protocol.ring import RingEnd, Slot
 
 __all__ = ["Accumulator", "BoundMatmul", "BoundRegisterTile", "Epilogue", "TileValues"]
@@ -59,6 +61,15 @@ class BoundMatmul(Carried):
         self.latest = Accumulator(self, empty=False)
         self.latest.registers = self.isa.fragments.accumulator(self.matmul, False)
         return self.latest._start(a, b)
+
+
+@stands_for(Wgmma)
+def _of_matmul(k: Any, name: str, mma: Wgmma) -> BoundMatmul | None:
+    matmul: Matmul = k.plan.matmul(name)
+    if matmul.first_warp != k.role.first_warp:
+        return None
+    rings = dict.fromkeys(k.name_of(stage.ring) for stage in mma.stages)
+    return BoundMatmul(k.isa, matmul, [k.ends[ring] for ring in rings], k._groups)
 
 
 class Accumulator(Carried):

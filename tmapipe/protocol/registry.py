@@ -11,7 +11,12 @@ _MAKERS: dict[type, Callable[..., Any]] = {}
 
 
 def stands_for(part: type) -> Callable[[Any], Any]:
-    """Registers a class, or a function that makes an object, for parts of this class and of those derived from it."""
+    """Registers a class, or a function that makes an object, for parts of this class and of those derived from it.
+
+    It is called with a role's context (`k` in bodies), the part's name and the part, and returns None for roles that have
+    nothing to do with it. Stages of slots are told besides whether the async proxy accesses their bytes; what stands for a
+    store with buffers is called as `BoundStore` is.
+    """
 
     def register(maker: Any) -> Any:
         _MAKERS[part] = maker

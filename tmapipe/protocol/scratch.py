@@ -9,6 +9,8 @@ from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, is_index
 from tmapipe.plan.model import Buffer
 from tmapipe.protocol.parts import PartInSlot, SlotPart
+from tmapipe.protocol.registry import stands_for
+from tmapipe.scratch import Scratch
 
 __all__ = ["BoundScratch"]
 
@@ -41,8 +43,14 @@ class BoundScratch(PartInSlot):
             InputError: There is none of this number, if that is known.
         """
         copies = self.ref.buffer.stages
-        if not is_index(i) or (isinstance(i, int) and not 0 <= i < copies):
+        if not is_index(i, copies):
             rule = f"has {copies} {'copies' if copies > 1 else 'copy'}"
             raise InputError(f"k.{self.ref.buffer.name}.copy", i, rule, "count from 0, or declare more copies")
         slot: Any = _Always(self.ref.buffer.name, i)
         return PartInSlot(self.part, slot)
+
+
+@stands_for(Scratch)
+def _of_scratch(k: Any, name: str, scratch: Scratch) -> BoundScratch | None:
+    own = k.name_of(scratch.role) == k.role.name
+    return BoundScratch(k.isa, k.plan.buffer(name), k.role.name) if own else None

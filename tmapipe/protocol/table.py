@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, is_index
+from tmapipe.protocol.registry import stands_for
+from tmapipe.table import Table
 
 __all__ = ["BoundTable"]
 
@@ -40,3 +42,8 @@ class BoundTable(Carried):
         inside = (i >= 0) & (i < count)
         found = self.isa.load_entry(self.name, self.isa.select(inside, i, 0), 0)
         return self.isa.select(inside, found, -1)
+
+
+@stands_for(Table)
+def _of_table(k: Any, name: str, table: Table) -> BoundTable:
+    return BoundTable(k.isa, name)

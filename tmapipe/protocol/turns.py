@@ -8,6 +8,8 @@ from tmapipe.errors import ScopeError
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
 from tmapipe.plan.model import Barrier, RoleWarps
+from tmapipe.protocol.registry import stands_for
+from tmapipe.turnstile import Turnstile
 
 __all__ = ["BoundTurnstile"]
 
@@ -38,3 +40,9 @@ class BoundTurnstile(Carried):
         if kind is None:
             following = self.own + 1
             self.isa.mbarrier_arrive(self.barrier, self.isa.select(following == self.barrier.stages, 0, following))
+
+
+@stands_for(Turnstile)
+def _of_turnstile(k: Any, name: str, turnstile: Turnstile) -> BoundTurnstile | None:
+    own = k.name_of(turnstile.role) == k.role.name
+    return BoundTurnstile(k.isa, k.plan.barrier(f"{name}.turn"), k.role) if own else None
