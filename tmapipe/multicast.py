@@ -9,9 +9,11 @@ from typing import NamedTuple
 import attrs
 
 from tmapipe.errors import InputError
-from tmapipe.fields import is_count, must
+from tmapipe.fields import is_count, must, optional
 
-__all__ = ["MAX_CLUSTER", "Along", "MulticastGroup", "along", "check_cluster", "peer_pattern"]
+__all__ = [
+    "MAX_CLUSTER", "Along", "MulticastGroup", "along", "check_cluster", "is_group", "optional_group", "peer_pattern",
+]  # fmt: skip
 
 
 MAX_CLUSTER = 16  # CTAs; above 8 the kernel asks for a non-portable cluster size (CUDA programming guide)
@@ -77,6 +79,12 @@ class MulticastGroup:
     def size(self, cluster: Mapping[str, int]) -> int:
         """CTAs in a group. Axes that the cluster lacks count 1."""
         return math.prod(each.ctas for each in self.along(cluster))
+
+
+#: Validators of fields that hold a group, or None.
+_RULE = ("is a MulticastGroup: the CTAs of the cluster that differ only along these axes", 'e.g. MulticastGroup("n")')
+is_group = must(lambda group: isinstance(group, MulticastGroup), *_RULE)
+optional_group = must(optional(lambda group: isinstance(group, MulticastGroup)), *_RULE)
 
 
 def check_cluster(cluster: Mapping[str, int], most: int = MAX_CLUSTER) -> None:

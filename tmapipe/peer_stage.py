@@ -10,7 +10,7 @@ from tmapipe.barrier import BarrierRing
 from tmapipe.dtypes import DType
 from tmapipe.errors import InputError
 from tmapipe.fields import shown
-from tmapipe.multicast import MulticastGroup
+from tmapipe.multicast import MulticastGroup, is_group
 from tmapipe.role import Role
 from tmapipe.stage import SharedStage, SlotStage
 
@@ -37,15 +37,12 @@ class PeerStage(SharedStage):  # type: ignore[override]
 
     filled_by = "peers"
     source: SlotStage = attrs.field()
-    group: MulticastGroup = attrs.field()
+    group: MulticastGroup = attrs.field(validator=is_group)
 
     def __init__(self, source: SlotStage, *, sender: Role, group: MulticastGroup):
         if not isinstance(source, SlotStage) or isinstance(source, PeerStage):
             rule = "is a stage that TMA or threads fill"
             raise InputError("PeerStage(source)", source, rule, "name such a stage of the same ring")
-        if not isinstance(group, MulticastGroup):
-            rule = "is a MulticastGroup: the axes of the cluster along which CTAs send to each other"
-            raise InputError("PeerStage(group)", group, rule, 'e.g. MulticastGroup("n")')
         same: Any = {name: getattr(source, name) for name in ("tile", "ring", "dtype", "swizzle")}
         self.__attrs_init__(**same, dims=getattr(source, "dims", None), writer=sender, source=source, group=group)
         phase = {id(role): p for p, roles in enumerate(self.ring.phases) for role in roles}
@@ -87,9 +84,7 @@ class SentStage(SharedStage):
         group: MulticastGroup,
         swizzle: int | None = None,
     ):
-        if not isinstance(group, MulticastGroup):
-            rule = "is a MulticastGroup: the axes of the cluster along which CTAs send to each other"
-            raise InputError("SentStage(group)", group, rule, 'e.g. MulticastGroup("n")')
+        is_group(self, attrs.fields(type(self)).group, group)
         super().__init__(tile=tile, ring=ring, writer=sender, dtype=dtype, group=group, swizzle=swizzle)
         if sender in ring.phases[-1] or ring.held:
             rule = 'is of any phase but the last one, of a ring that is not per="cta"'

@@ -13,7 +13,7 @@ from tmapipe.dtypes import DType, as_dtype, tf32
 from tmapipe.errors import InputError
 from tmapipe.fields import is_count, must, optional, shown
 from tmapipe.moved import moved
-from tmapipe.multicast import MulticastGroup
+from tmapipe.multicast import MulticastGroup, optional_group
 from tmapipe.role import Role
 from tmapipe.tma_rules import check_steps
 from tmapipe.windows import Windows
@@ -122,12 +122,7 @@ class TmaLoadStage(SlotStage):
 
     filled_by = "engine"
     dims: tuple[str, ...] = attrs.field(repr=lambda dims: repr(" ".join(dims)))
-    multicast: MulticastGroup | None = attrs.field(
-        default=None,
-        validator=must(
-            optional(lambda group: isinstance(group, MulticastGroup)), "is a MulticastGroup", 'e.g. MulticastGroup("n")'
-        ),
-    )
+    multicast: MulticastGroup | None = attrs.field(default=None, validator=optional_group)
     loader: Role = attrs.field()
     l2_hint: str | None = attrs.field(
         default=None,
@@ -316,12 +311,7 @@ class SharedStage(SlotStage):
     dims: tuple[str, ...] | None = attrs.field(repr=lambda dims: repr(" ".join(dims)))
     writer: Role = attrs.field()
     over: SlotStage | None = attrs.field(default=None)
-    group: MulticastGroup | None = attrs.field(
-        default=None,
-        validator=must(
-            optional(lambda group: isinstance(group, MulticastGroup)), "is a MulticastGroup", 'e.g. MulticastGroup("n")'
-        ),
-    )
+    group: MulticastGroup | None = attrs.field(default=None, validator=optional_group)
 
     def __init__(
         self,

@@ -223,7 +223,7 @@ class PartInSlot(Carried):
 
     def _part(self, i: Any) -> Any:
         load = self._loaded()
-        if not is_index(i) or (isinstance(i, int) and not 0 <= i < load.parts):
+        if not is_index(i, load.parts):
             rule = f"is loaded in {load.parts} part{'s' * (load.parts > 1)}"
             raise InputError(f"slot.{load.name}.load_part", i, rule, "count from 0, or declare in_parts()")
         return None if load.parts == 1 else i
@@ -326,7 +326,7 @@ class PartInSlot(Carried):
         if part is not None or (at is not None and like is not None):
             return self._read_part(name, like, part, (0, 0) if at is None else at)
         if at is not None:
-            if len(tile) != 1 or not is_index(at) or (isinstance(at, int) and not 0 <= at < tile[0]):
+            if len(tile) != 1 or not is_index(at, tile[0]):
                 rule = f"is an index into a tile of one extent; the tile is {tile}"
                 raise InputError(f"{name}(at)", at, rule, "count from 0, or give the stage such a tile")
             return fragments.read_number(self.ref, at)

@@ -69,7 +69,7 @@ class SharedInSlot(PartInSlot):
             InputError: There is no such CTA, or no such part.
         """
         isa, buffer, name = self.part.isa, self.part.buffer, f"slot.{self.part.buffer.name}.read_from"
-        if not is_index(peer) or (isinstance(peer, int) and not 0 <= peer < self.peers):
+        if not is_index(peer, self.peers):
             raise InputError(f"{name}(peer)", peer, f"is an index into the group's {self.peers} CTAs", "count from 0")
         self.by_threads()
         whole = tile is None and like is None
@@ -138,7 +138,7 @@ class PeerInSlot(PartInSlot):
         if self.part.role != peer.role:
             raise ScopeError(f"{name} in role {self.part.role!r}. Only its sender, {peer.role!r}, sends.")
         for argument, index in indices.items():
-            if not is_index(index) or (isinstance(index, int) and not 0 <= index < peer.peers):
+            if not is_index(index, peer.peers):
                 rule, fix = f"is an index into the group's {peer.peers} CTAs", "(slot.x.rank + 1) % slot.x.peers"
                 raise InputError(f"{name}({argument})", index, rule, f"count from 0, e.g. {fix}")
 

@@ -79,7 +79,7 @@ class SlotStoreInSlot(Carried):
         """
         plan = self._begin()
         where, cut = f"slot.{plan.name}.store_part", len(plan.dims) - plan.core
-        if not is_index(i) or (isinstance(i, int) and not 0 <= i < plan.parts):
+        if not is_index(i, plan.parts):
             rule = f"is stored in {plan.parts} part{'s' * (plan.parts > 1)}"
             raise InputError(where, i, rule, "count from 0, or declare in_parts()")
         named = plan.dims[cut] in coordinates
