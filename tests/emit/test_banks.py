@@ -35,7 +35,7 @@ def width_of(instruction):
 
 def in_ptx(kernel, warp):
     """Accesses by stage, of the first tile: taken, and without conflicts."""
-    launch = Launch(kernel.extents, 3, 0, 0, kernel.tables)
+    launch = Launch(kernel.extents, 1000, 0, 0, kernel.tables)  # more clusters than tiles: each has one
     lanes = []
     for lane in range(32):
         thread = Touching(kernel.ptx, kernel.schedule, launch, warp, lane)

@@ -117,6 +117,11 @@ class Ptx:
                 for register in defined(instruction):
                     self.definitions.setdefault(register, []).append(instruction)
 
+    @functools.cached_property
+    def mbarriers(self) -> dict[int, tuple[str, int]]:
+        """Name and stage of each, by its offset in shared memory."""
+        return {b.offset + 8 * stage: (b.name, stage) for b in self.plan.barriers for stage in range(b.stages)}
+
     def reached(self, warp: int, lane: int = LEADER) -> list[Instruction]:
         """The instructions that this thread can reach, in the order of the text."""
         return self.thread(warp, lane).reached()

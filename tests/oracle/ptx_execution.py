@@ -12,7 +12,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple
 
 import attrs
@@ -57,12 +57,21 @@ class Execution:
     """One thread of one CTA. events: as `lower` writes them.
 
     words: what the slots of a dynamic order's queue hold, one after another. With these, shfl gives each lane what the first
-    one has, which is executed too.
+    one has, which is executed too. beside: further lanes of the warp that are executed with it.
     """
 
-    def __init__(self, ptx: Ptx, schedule: Any, launch: Launch, warp: int, lane: int = LEADER, words: Any = ()):
+    def __init__(
+        self,
+        ptx: Ptx,
+        schedule: Any,
+        launch: Launch,
+        warp: int,
+        lane: int = LEADER,
+        words: Any = (),
+        beside: Iterable[int] = (),
+    ):
         self.launch, self.words = launch, list(words)
-        others = {*range(max(map(len, launch.tables.values()), default=0))}  # lanes that look at an entry
+        others = {*beside, *range(max(map(len, launch.tables.values()), default=0))}  # lanes that look at an entry
         others |= {0} if words else set()
         self.others = {other: (ptx, schedule, launch, warp, other) for other in others if other != lane}
         self.added: Counter[int] = Counter()  # to each counter, so far; all clusters add to it in turn
@@ -80,23 +89,25 @@ class Execution:
         )
         self.parameters = _parameters(ptx, schedule, launch)
         self.events: list[Event] = []
+        self.words_waited: list[int] = []  # the slots of the queue that have been waited for
 
     def run(self, limit: int = 400_000) -> list[Event]:
         """Executes the thread, and with it those of its warp that it takes votes or values from."""
+        return self.run_all(limit)[self.lane]
+
+    def run_all(self, limit: int = 400_000) -> dict[int, list[Event]]:
+        """The same, for the events of each lane that is executed."""
         lanes = {self.lane: self, **{lane: Execution(*place) for lane, place in self.others.items()}}
         for other in lanes.values():
             other.words = self.words
         programs = {lane: execution._program(limit) for lane, execution in lanes.items()}
         asked = {lane: next(program, None) for lane, program in programs.items()}
-        while asked[self.lane] is not None:
-            votes, values = (
-                asked[self.lane].votes,
-                {lane: each.value for lane, each in asked.items() if each is not None},
-            )
-            ballot = sum(bool(vote) << lane for lane, vote in values.items())
-            given = {lane: ballot if votes else values[0 if self.words else lane] for lane in values}
+        while asking := {lane: each for lane, each in asked.items() if each is not None}:
+            votes = next(iter(asking.values())).votes
+            ballot = sum(bool(each.value) << lane for lane, each in asking.items())
+            given = {lane: ballot if votes else asking[0 if self.words else lane].value for lane in asking}
             asked = {lane: _resumed(programs[lane], value) for lane, value in given.items()}
-        return self.events
+        return {lane: execution.events for lane, execution in lanes.items()}
 
     def _program(self, limit: int) -> Generator[Asked, Any, None]:
         """Executes up to each vote, to be sent the ballot, and each shfl, to be sent a lane's value."""
@@ -124,6 +135,8 @@ class Execution:
             else:
                 asked = Asked(instruction.is_a("vote"), self.value(instruction.operands[1]))
                 registers[instruction.operands[0].split("|")[0]] = yield asked
+                if watched:
+                    self.step(instruction, lambda thread: None)
         raise AssertionError(f"still running after {limit} instructions")
 
     def step(self, instruction: Instruction, action: Action) -> None:
@@ -212,12 +225,11 @@ class Execution:
 
     def _read_words(self, i: Instruction) -> None:
         assert self.plan.queue is not None
-        name, buffer = self.plan.queue.full.name, self.plan.queue.buffer
-        waits = [event for event in self.events if event[:2] == ("wait", name)]
-        place = self.address(i.operands[1]) - BASE - buffer.offset - waits[-1][2] * buffer.pitch
+        buffer, waits = self.plan.queue.buffer, self.words_waited
+        place = self.address(i.operands[1]) - BASE - buffer.offset - waits[-1] * buffer.pitch
         assert 0 <= place < buffer.slot_bytes, "a word of another slot than the one waited for"
+        words = self.words[len(waits) - 1]
         for n, register in enumerate(registers_in(i.operands[0])):
-            words = self.words[len(waits) - 1]
             self.registers[register] = words[place // 4 + n] if place // 4 + n < len(words) else None
 
     # ---- what the hardware is asked for ---------------------------------------------------------------------------
@@ -273,7 +285,10 @@ class Execution:
         elif i.is_a("mbarrier.init"):
             self.events.append(("init", *self._barrier(address), argument))
         elif i.is_a("mbarrier.try_wait", "mbarrier.test_wait"):
-            self.events.append(("wait", *self._barrier(address), argument))
+            barrier, stage = self._barrier(address)
+            self.events.append(("wait", barrier, stage, argument))
+            if self.plan.queue is not None and barrier == self.plan.queue.full.name:
+                self.words_waited.append(stage)
         elif i.has("expect_tx"):
             self.events.append(("arm", *self._barrier(address), argument))
         else:
@@ -342,11 +357,9 @@ class Execution:
         self.events.append(("copy", load.argument, target, source, int(i.operands[2]), nbytes))
 
     def _barrier(self, address: int) -> tuple[str, int]:
-        for barrier in self.plan.barriers:
-            stage, rest = divmod(address - BASE - barrier.offset, 8)
-            if 0 <= stage < barrier.stages and rest == 0:
-                return barrier.name, stage
-        raise AssertionError(f"no mbarrier at {address - BASE}")
+        found = self.ptx.mbarriers.get(address - BASE)
+        assert found is not None, f"no mbarrier at {address - BASE}"
+        return found
 
 
 # ---- instructions -----------------------------------------------------------------------------------------------------
