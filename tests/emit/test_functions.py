@@ -1,8 +1,11 @@
 """`tmapipe.math` as instructions: each function on the accumulator of a GEMM."""
 
+from collections import Counter
+
 import pytest
 
 import tmapipe as tp
+from tests.sweeps import ALL
 
 F = tp.math
 FUNCTIONS = {
@@ -24,10 +27,26 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions(name):
+#: Functions of other instructions than the others of a group: one kernel adds up their values.
+TOGETHER = [
+    ("exp", "sqrt", "relu", "minimum"),
+    ("tanh", "rsqrt", "maximum", "where", "of numbers"),
+    ("sigmoid", "gelu"),
+    ("silu", "where, all or none"),
+    ("erf", "gelu, erf"),
+]
+
+
+def test_none_is_left_out():
+    assert sorted(name for names in TOGETHER for name in names) == sorted(FUNCTIONS)
+
+
+@pytest.mark.parametrize("names", [(name,) for name in FUNCTIONS] if ALL else TOGETHER)
+def test_functions(names):
     """One special-function instruction an element (8 a thread), and no spills."""
-    epilogue, instructions = FUNCTIONS[name]
-    compiled = tp.schedules.Gemm((64, 16, 64), (1, 1), epilogue=epilogue).compile()
+    functions, instructions = [FUNCTIONS[name][0] for name in names], Counter()
+    for name in names:
+        instructions.update(FUNCTIONS[name][1])
+    compiled = tp.schedules.Gemm((64, 16, 64), (1, 1), epilogue=lambda acc: sum(f(acc) for f in functions)).compile()
     assert compiled.resources.spill_bytes == 0
-    assert {text: compiled.ptx.count(text) for text in instructions} == instructions
+    assert {text: compiled.ptx.count(text) for text in instructions} == dict(instructions)
