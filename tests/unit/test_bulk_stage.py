@@ -52,6 +52,24 @@ def test_only_whole_pieces():
     refused(BulkVectorCopy(), np.zeros(1500, np.float32), argument="x.shape", rule="whole pieces of 1024 elements")
 
 
+@pytest.mark.parametrize("start", [lambda k, tile: (8, 0), lambda k, tile: (-1, 0), lambda k, tile: (tile.m, 1024 + 8)])
+def test_nothing_is_loaded_from_outside(start):
+    """A GPU would read what lies there."""
+
+    class Far(Rows):
+        load, store = Rows.load, Rows.store
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load_from(*start(k, tile))
+
+    with pytest.raises(
+        tp.errors.HazardError, match=r"loads x at \(.*\), of a tensor of \(7, 1536\).* use a TmaLoadStage"
+    ):
+        Far()(np.zeros((7, 1536), np.float32))
+
+
 def test_what_needs_a_descriptor_is_refused():
     ring = BulkVectorCopy.ring
     refused(tp.BulkLoadStage, "m n", tile=(4, 64), ring=ring, argument="tile", rule="one extent")

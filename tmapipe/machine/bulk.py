@@ -50,7 +50,12 @@ def _load(state: State, agent: int, op: Any) -> tuple[Flight, ...]:
 @lands(BulkLoad)
 def _land_piece(memory: Memory, flight: Flight, op: BulkLoad, target: np.ndarray) -> None:
     load = memory.layout.loads[op.load]
-    target[...] = gather(memory.tensors[load.argument], load, op.at)
+    tensor = memory.tensors[load.argument]
+    starts, pieces = op.at, (*(1,) * (len(op.at) - len(load.tile)), *load.tile)
+    if any(not 0 <= i <= extent - n for i, n, extent in zip(starts, pieces, tensor.shape, strict=True)):
+        text = f"loads {op.load} at {starts}, of a tensor of {tensor.shape}: nothing fills what lies outside"
+        raise hazard(memory.layout, "bulk-outside", flight.issuer, op, text)
+    target[...] = gather(tensor, load, op.at)
 
 
 @applies(StAsync)

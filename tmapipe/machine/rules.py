@@ -59,6 +59,7 @@ RULES = {
     "mask-outside-cluster": (Kind.OUT_OF_RANGE, "set bits only for CTAs that the cluster has"),
     "tma-alignment": (Kind.OUT_OF_RANGE, "start tiles at multiples of 16 bytes along the contiguous dimension"),
     "copy-alignment": (Kind.OUT_OF_RANGE, "start tiles at multiples of the bytes that a thread copies"),
+    "bulk-outside": (Kind.OUT_OF_RANGE, "keep to whole pieces inside, e.g. by min() and max(), or use a TmaLoadStage"),
     "tma-store-start": (Kind.OUT_OF_RANGE, "start stores at index 0 or later along every dimension"),
     "wait-parity": (Kind.OUT_OF_RANGE, "wait for the lowest bit of the number of laps: laps & 1"),
     "no-such-stage": (Kind.OUT_OF_RANGE, "count stages from 0 to stages - 1"),
