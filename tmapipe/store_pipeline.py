@@ -23,7 +23,7 @@ from tmapipe.matmul import Wgmma
 from tmapipe.moved import moved
 from tmapipe.register_tile import RegisterTile
 from tmapipe.role import Role
-from tmapipe.stage import SlotStage, TmaLoadStage, check_dims, check_tile
+from tmapipe.stage import L2_HINTS, SlotStage, TmaLoadStage, check_dims, check_tile
 
 __all__ = ["FROM_ZERO", "REDUCTIONS", "TmaStoreStage"]
 
@@ -89,6 +89,7 @@ class TmaStoreStage:
     )
 
     parts: int = attrs.field(default=1, init=False)
+    l2_hint: str | None = attrs.field(default=None, init=False)
 
     @moved(WORDS)
     def __init__(
@@ -142,7 +143,9 @@ class TmaStoreStage:
 
     def __repr__(self) -> str:
         derived = () if self.source is None else ("tile",)
-        return shown(self, "parts", *derived) + ("" if self.parts == 1 else f".in_parts({self.parts})")
+        parts = "" if self.parts == 1 else f".in_parts({self.parts})"
+        hint = "" if self.l2_hint is None else f".with_l2_hint({self.l2_hint!r})"
+        return shown(self, "parts", "l2_hint", *derived) + parts + hint
 
     def in_parts(self, parts: int) -> TmaStoreStage:
         """The same stage, whose slot is cut along its first extent into so many equal parts, each of which is stored by itself
@@ -154,8 +157,22 @@ class TmaStoreStage:
         if not (is_count(parts) and isinstance(self.source, SlotStage) and self.tensor_map) or self.tile[0] % parts:
             rule = f"is a number of parts that divides the tile's first extent, {self.tile[0]}, of a store from a slot"
             raise InputError("in_parts", parts, rule, f"e.g. {self.tile[0]}, with source=")
+        return self._with("parts", parts)
+
+    def with_l2_hint(self, hint: str | None) -> TmaStoreStage:
+        """The same stage, whose stores have the priority "evict_first", "evict_last" or "evict_normal" in L2. None: the usual.
+
+        Raises:
+            InputError: For any other *hint*, or a store without a descriptor.
+        """
+        if hint is not None and (hint not in L2_HINTS or not self.tensor_map):
+            rule = f"is one of {', '.join(L2_HINTS)}, of a store through a descriptor"
+            raise InputError(f"{type(self).__name__}.with_l2_hint", hint, rule, 'e.g. "evict_first"')
+        return self._with("l2_hint", hint)
+
+    def _with(self, field: str, value: Any) -> TmaStoreStage:
         other = copy.copy(self)
-        object.__setattr__(other, "parts", parts)
+        object.__setattr__(other, field, value)
         return other
 
     @property

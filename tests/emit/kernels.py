@@ -45,10 +45,12 @@ class SlotCopy(S.Copy):
 
     load, store = S.Copy.load, S.Copy.store
 
-    def __init__(self, tile: tuple[int, int], stages: int = 3, pending: int = 1, **options: Any) -> None:
+    def __init__(
+        self, tile: tuple[int, int], stages: int = 3, pending: int = 1, stored: str | None = None, **options: Any
+    ) -> None:
         super().__init__(tile=tile, stages=stages, pending=pending)
         self.x = tp.TmaLoadStage("m n", tile=tile, ring=self.ring, **options)
-        self.y = tp.TmaStoreStage(source=self.x, stages=pending)
+        self.y = tp.TmaStoreStage(source=self.x, stages=pending).with_l2_hint(stored)
 
 
 class DynamicCopy(SlotCopy):
@@ -276,7 +278,9 @@ COPIES = {
     "copy swizzled 128": Kernel(lambda: SlotCopy((64, 64), swizzle=128), {}, MATRIX),
     "copy swizzled 64, two spans a row": Kernel(lambda: SlotCopy((64, 64), swizzle=64), {}, MATRIX),
     "copy swizzled 32, 3 blocks of rows": Kernel(lambda: SlotCopy((24, 16), 1, 0, swizzle=32), {}, MATRIX),
-    "copy of rows longer than a box": Kernel(lambda: SlotCopy((4, 384), l2_hint="evict_last"), {}, MATRIX),
+    "copy of rows longer than a box": Kernel(
+        lambda: SlotCopy((4, 384), l2_hint="evict_last", stored="evict_first"), {}, MATRIX
+    ),
     "vector": Kernel(VectorCopy, {}, {"n": 5000}),
     "vector, in bulk": Kernel(BulkVectorCopy, {}, {"n": 5120}),
     "rows, in bulk": Kernel(BulkRows, {}, {"m": 5, "n": 1536}),

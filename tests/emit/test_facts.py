@@ -61,6 +61,22 @@ def compare(found, expected, where):
     assert found.nonzero() == expected.nonzero(), where
 
 
+@pytest.mark.parametrize(
+    ("name", "of_load", "of_store"),
+    [
+        ("copy of rows longer than a box", 0x14F0000000000000, 0x12F0000000000000),
+        ("copy bf16", 0, 0),
+    ],
+)
+def test_l2_hints(name, of_load, of_store):
+    """Each copy has its own stage's policy, by the constants of CUTLASS's TMA::CacheHintSm90. CuTe DSL writes 0 for none."""
+    moves = [i for i in built(name).ptx.instructions if i.is_a("mov.b64") and i.operands[1].isdigit()]
+    constants = {i.operands[0]: int(i.operands[1]) for i in moves}
+    hinted = [i for i in built(name).ptx.instructions if i.has("L2::cache_hint")]
+    found = {("store" if i.has("bulk_group") else "load", constants[i.operands[-1]]) for i in hinted}
+    assert found == {("load", of_load), ("store", of_store)}
+
+
 @pytest.mark.parametrize("name", [name for name in COPIES if name != "reduce"])
 def test_copies(name):
     kernel = built(name)

@@ -201,6 +201,15 @@ def test_narrow_tiles_and_clusters_of_three_and_eight(tile, cluster, along):
     assert bool((room[300:] == 7).all())
 
 
+@pytest.mark.parametrize("hint", ["evict_first", "evict_last"])
+def test_l2_hints_of_stores(hint):
+    torch.manual_seed(0)
+    a, b = (torch.randn(rows, 520, device="cuda", dtype=torch.bfloat16) for rows in (300, 1000))
+    out = torch.full((300, 1000), float("nan"), device="cuda", dtype=torch.bfloat16)
+    tp.schedules.PingPong(epilogue=tp.epilogue.Epilogue(l2_hint=hint))(a, b, out)
+    check(out, a, b)
+
+
 @pytest.mark.parametrize("n", [208, 240, 256])
 def test_wide_tiles_of_three_warpgroups(n):
     """Of which a slot takes two instructions side by side: the same bits as with tiles of one."""

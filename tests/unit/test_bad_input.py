@@ -261,6 +261,21 @@ def test_groups():
 def test_what_is_outside_of_operands():
     refused(lambda: S.Gemm(a=tp.Operand(outside="some")), argument="outside", value="some", rule="one of zeros")
     refused(lambda: S.Gemm(b=tp.Operand(l2_hint="evict")), argument="l2_hint", value="evict", rule="one of evict_first")
+    hinted = functools.partial(tp.epilogue.Epilogue, l2_hint="evict_first")
+    refused(lambda: tp.epilogue.Epilogue(l2_hint="evict"), argument="l2_hint", value="evict", rule="one of evict_first")
+    refused(
+        lambda: S.SplitK(2, epilogue=hinted()), argument="Epilogue(l2_hint)", value="evict_first", rule="whole tiles"
+    )
+    for store, hint in (
+        (S.Copy((64, 128)).y, "evict"),
+        (tp.ThreadStoreStage("m n", tile=(64, 64), role=tp.Role(warps=4)), "evict_first"),
+    ):
+        refused(
+            lambda store=store, hint=hint: store.with_l2_hint(hint),
+            argument="with_l2_hint",
+            value=hint,
+            rule="through a descriptor",
+        )
     for major in "mn":
         wrong = functools.partial(tp.Operand, major, outside="anything")
         refused(wrong, argument="outside", value="anything", rule="its rows are added up")

@@ -44,6 +44,9 @@ def parts():
         f"Wgmma(a={of_a}, b={of_b}, in_flight=2)": tp.Wgmma(a, b, in_flight=2),
         "Turnstile(role=Role(warpgroups=2, registers=240, teams=2))": tp.Turnstile(math),
         f"TmaStoreStage(dims='m k', source={of_a}, stages=1)": tp.TmaStoreStage(source=a),
+        f"TmaStoreStage(dims='m k', source={of_a}, stages=1).with_l2_hint('evict_first')": tp.TmaStoreStage(
+            source=a
+        ).with_l2_hint("evict_first"),
         "TmaStoreStage(dims='m n', tile=(8, 64), role=Role(warps=1), stages=2, dtype=fp32, reduce='add')": tp.TmaStoreStage(
             "m n", tile=(8, 64), role=load, dtype="fp32", reduce="add"
         ),

@@ -12,7 +12,9 @@ from tmapipe.epilogue.operands import EpilogueOperand, check_operands
 from tmapipe.epilogue.outputs import EpilogueOutput, Output
 from tmapipe.epilogue.reductions import Reduction
 from tmapipe.errors import InputError
+from tmapipe.fields import must, optional
 from tmapipe.isa.fragment import applied
+from tmapipe.stage import L2_HINTS
 
 __all__ = ["Epilogue"]
 
@@ -43,6 +45,9 @@ def _check_outputs(epilogue: Any, attribute: Any, value: Any) -> None:
             )
 
 
+HINT = must(optional(lambda hint: hint in L2_HINTS), f"is one of {', '.join(L2_HINTS)}", "use one of these")
+
+
 @attrs.frozen
 class Epilogue:
     """A function of each element of a matmul's sums, in fp32, with its operands and outputs.
@@ -56,9 +61,10 @@ class Epilogue:
         stages: Output buffers of each warpgroup.
         ahead: Slots of the ring that operands are loaded into: one per tile, or with a matrix one per piece of 64 rows a
             warpgroup and up to 64 columns.
+        l2_hint: Of whole outputs, "evict_first" (of outputs larger than L2), "evict_last" or "evict_normal".
 
     Raises:
-        InputError: Operands or outputs of no known kind.
+        InputError: Operands or outputs of no known kind, or another hint.
 
     ::
 
@@ -73,6 +79,7 @@ class Epilogue:
     dtype: DType | str | None = attrs.field(default=None, kw_only=True)
     stages: int = attrs.field(default=2, kw_only=True)
     ahead: int = attrs.field(default=2, kw_only=True)
+    l2_hint: str | None = attrs.field(default=None, kw_only=True, validator=HINT)
 
     @classmethod
     def of(cls, value: Epilogue | Callable[..., Any] | None) -> Epilogue:

@@ -20,12 +20,13 @@ class StoreForm:
     """What the stores of all outputs of an epilogue have in common.
 
     batch: names of the dimensions before m, each with a space; and of whole outputs: stages: buffers of a warpgroup; columns:
-    of a buffer (None: as many as fill 128 bytes).
+    of a buffer (None: as many as fill 128 bytes); l2_hint: of the stores.
     """
 
     batch: str
     stages: int
     columns: int | None = None
+    l2_hint: str | None = None
 
 
 class EpilogueOutput:
@@ -57,7 +58,8 @@ class Output(EpilogueOutput):
     dtype: DType | str | None = None
 
     def stage(self, mma: Wgmma | RegisterTile, width: int, form: StoreForm) -> TmaStoreStage:
-        return TmaStoreStage(f"{form.batch}m n", source=mma, stages=form.stages, columns=form.columns, dtype=self.dtype)
+        options: dict[str, Any] = {"stages": form.stages, "columns": form.columns, "dtype": self.dtype}
+        return TmaStoreStage(f"{form.batch}m n", source=mma, **options).with_l2_hint(form.l2_hint)
 
     def type_of(self, sums: DType) -> DType:
         return as_dtype(self.dtype or sums)

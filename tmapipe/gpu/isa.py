@@ -309,13 +309,14 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
             height = store.buffer.tile[0]
             at = (at[0] + rows, height - rows, *at[1:])
         atom = self.atoms[store.name][0]
+        how = {} if store.l2_hint is None else {"cache_policy": Int64(L2_POLICIES[store.l2_hint])}
         for piece in range(pieces_of(store)):
             slot, target = self.partition_of(store, at, 0, 1, part, piece)
             if COPY_ELECTS["reduce" if store.reduce else "store"]:
-                cute.copy(atom, slot[(None, stage)], target)
+                cute.copy(atom, slot[(None, stage)], target, **how)
             else:
                 with cute.arch.elect_one():
-                    cute.copy(atom, slot[(None, stage)], target)
+                    cute.copy(atom, slot[(None, stage)], target, **how)
 
     def bulk_commit_group(self) -> None:
         with cute.arch.elect_one():

@@ -53,6 +53,7 @@ class Transfer:
         parts: Into how many parts, along the first of these, a slot is cut, each of which is moved by itself.
         vector: Bytes that a thread moves at once; 0 where an engine does.
         tensor_map: Whether the engine finds the tile through a descriptor; else it is one piece of memory.
+        l2_hint: "evict_first", "evict_last", "evict_normal" or None.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Transfer:
     parts: int = attrs.field(default=1, kw_only=True)
     vector: int = attrs.field(default=0, kw_only=True)
     tensor_map: bool = attrs.field(default=True, kw_only=True)
+    l2_hint: str | None = attrs.field(default=None, kw_only=True)
 
     @property
     def part(self) -> tuple[int, ...]:
@@ -85,7 +87,6 @@ class Load(Transfer):
         peers: CTAs each of which loads 1/peers of a tile for all; 1 where one CTA loads all of it.
         axes: Of the cluster, along which those lie that share a tile; empty without multicast.
         pattern: Bit mask of the peers of the CTA at the origin of the cluster, by rank.
-        l2_hint: "evict_first", "evict_last", "evict_normal" or None.
         outside: What a slot holds beyond the tensor's edge: "zeros" or "nan", or of rows "anything".
         windows: Whose elements the rows of a tile are, if they are those of windows; `tile` then says nothing of rows.
         through: Slots of descriptors that the kernel makes, through which it is loaded.
@@ -95,7 +96,6 @@ class Load(Transfer):
     peers: int = 1
     axes: tuple[Along, ...] = ()
     pattern: int = 1
-    l2_hint: str | None = None
     outside: str = "zeros"
     strides: tuple[int, ...] = ()
     windows: Windows | None = None

@@ -264,10 +264,10 @@ class Layout:
             argument = self.name_of(load.result)
             check_result(name, load, load.result)
         core = len(load.tile if load.windows is None else load.dims)
-        own = (peers, axes, peer_pattern(axes), load.l2_hint, load.outside, load.strides, load.windows)
-        also: Any = {"core": core, "parts": load.parts, "vector": load.vector, "tensor_map": load.tensor_map}
+        own = (peers, axes, peer_pattern(axes), load.outside, load.strides, load.windows)
+        also: Any = {field: getattr(load, field) for field in ("parts", "vector", "tensor_map", "l2_hint")}
         through = through_of(self.declared, load, self.of)
-        made = Load(name, argument, self.of[name], load.dims, load.extents, *own, through, **also)
+        made = Load(name, argument, self.of[name], load.dims, load.extents, *own, through, core=core, **also)
         if load.tensor_map:
             check_load(name, made)
         self.loads.append(made)
@@ -334,8 +334,8 @@ class Layout:
         full = (1,) * (len(store.dims) - len(tile)) + tile
         folded = tuple(store.folded.values())
         how = (store.reduce, folded, self._clipped(name, store), self._in_turn(store), whole, store.transposed)
-        also: Any = {"core": len(tile), "parts": store.parts, "tensor_map": store.tensor_map}
-        made = Store(name, name, buffer, store.dims, full, *how, **also)
+        also: Any = {field: getattr(store, field) for field in ("parts", "tensor_map", "l2_hint")}
+        made = Store(name, name, buffer, store.dims, full, *how, core=len(tile), **also)
         if made.tensor_map:
             check_store(name, made)
         self.stores.append(made)

@@ -63,6 +63,9 @@ class PartsOfK:
         if order.reduce and not epilogue.plain:
             rule = "is not applied to parts of k that are added as they come: no part has the whole sum"
             raise InputError("epilogue", epilogue.function or epilogue, rule, "leave out reduce=")
+        if epilogue.l2_hint is not None:
+            rule = "is of stores of whole tiles, not of parts of k"
+            raise InputError("Epilogue(l2_hint)", epilogue.l2_hint, rule, "leave it out")
         self.order, self.epilogue = order, epilogue
         self.stored = Epilogue(stages=epilogue.stages)  #: what each part ends with
         self.more = bool(epilogue.operands or epilogue.outputs)
