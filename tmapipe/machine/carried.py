@@ -9,7 +9,7 @@ from __future__ import annotations
 import dis
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
@@ -52,7 +52,7 @@ class Turns:
 class _Turning:
     def __init__(self, numbers: Iterator[Any], frame: FrameType, body: bool, carries: Any):
         self.numbers, self.body = numbers, body
-        self.before, self.names = _forms(frame) if body else {}, set(frame.f_locals)
+        self.before, self.names = _forms(frame.f_locals) if body else {}, set(frame.f_locals)
         self.changes = Changes(carries) if carries else None
 
     def __iter__(self) -> Iterator[Any]:
@@ -60,7 +60,8 @@ class _Turning:
 
     def __next__(self) -> Any:
         frame = sys._getframe(1)
-        for name, form in _forms(frame).items() if self.body else ():
+        names, code, loop = frame.f_locals, frame.f_code, frame.f_lasti
+        for name, form in _forms(names).items() if self.body else ():
             before = self.before.get(name, form)
             if before != form:
                 raise ScopeError(
@@ -68,14 +69,11 @@ class _Turning:
                     "form: let it begin as what it becomes, e.g. k.full(stage, 0.0)."
                 )
         if self.changes:
-            self.changes.look(frame.f_locals)
+            self.changes.look(names, _used_outside(code, loop))
         try:
             return next(self.numbers)
         except StopIteration:
-            code = frame.f_code
-            if self.changes:
-                self.changes.end(lambda name: name in _used_outside(code, frame.f_lasti))
-            for name in _used_after(code, frame.f_lasti).intersection(frame.f_locals) - self.names if self.body else ():
+            for name in _used_after(code, loop).intersection(names) - self.names if self.body else ():
                 raise ScopeError(
                     f"`{name}` is used after a loop that assigns it first. What is known after a loop was known before it: "
                     "let it begin as what it becomes, e.g. k.full(stage, 0.0)."
@@ -86,27 +84,27 @@ class _Turning:
 class Changes:
     """What the turns of a loop change: plain numbers, and what containers have.
 
-    tell: is told which names change, how many values they have had together, and whether that may matter outside the loop.
+    tell: is told which names change, how many values they have had together, and whether they are used outside the loop.
     """
 
     def __init__(self, tell: Callable[[str, int, bool], None]):
         self.tell = tell
         self.before: dict[str, Any] = {}
-        self.seen: set[tuple[Any, ...]] = set()  # the names that have changed so far, each with its value
+        self.inside: set[tuple[Any, ...]] = set()  # the names that have changed so far, each with its value
+        self.outside: set[tuple[Any, ...]] = set()  # the same of those that are used outside
 
-    def look(self, names: Mapping[str, Any]) -> None:
-        """Before a turn, or after the last."""
+    def look(self, names: Mapping[str, Any], outside: Container[str]) -> None:
+        """Before a turn, or after the last. outside: the names that are used outside the loop."""
         now = {name: _size(value) for name, value in names.items()}
         self.before = {**now, **self.before}
-        self.seen.add(tuple([(name, size) for name, size in now.items() if self.before[name] != size]))
+        changed = tuple([(name, size) for name, size in now.items() if self.before[name] != size])
+        self._add(self.inside, changed)
+        self._add(self.outside, tuple([each for each in changed if each[0] in outside]))
 
-    def end(self, outside: Callable[[str], bool]) -> None:
-        """After the last turn. outside: whether a name is used outside the loop."""
-        for leaves in (False, True):
-            changed = [tuple([each for each in state if outside(each[0]) or not leaves]) for state in self.seen]
-            names = dict.fromkeys(name for state in changed for name, _ in state)
-            if names:
-                self.tell(" and ".join(names), len(set(changed)), leaves)
+    def _add(self, seen: set[tuple[Any, ...]], changed: tuple[Any, ...]) -> None:
+        if changed not in seen:
+            seen.add(changed)
+            self.tell(" and ".join(name for name, _ in changed), len(seen), seen is self.outside)
 
 
 def _size(value: Any) -> Any:
@@ -152,10 +150,10 @@ def _names(code: CodeType) -> list[tuple[int, str, bool]]:
     ]
 
 
-def _forms(frame: FrameType) -> dict[str, str]:
+def _forms(names: Mapping[str, Any]) -> dict[str, str]:
     """What a function's names are now, of those that are fragments, numbers or None."""
     found = {}
-    for name, value in frame.f_locals.items():
+    for name, value in names.items():
         form = _form_of(type(value))  # type: ignore[arg-type]
         if form == FRAGMENT:
             form = f"a fragment of {value.kind} along {value.along} ({value.layout})"

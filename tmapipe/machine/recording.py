@@ -188,8 +188,8 @@ class RecordingIsa(MachineIsa):
         changes = Changes(self.decisions.carries)
         for i in self.decisions.turns(0, trips, 1):
             body(i)
-            changes.look(inspect.getclosurevars(body).nonlocals if inspect.isfunction(body) else {})
-        changes.end(lambda name: True)
+            names = inspect.getclosurevars(body).nonlocals if inspect.isfunction(body) else {}
+            changes.look(names, names)
 
     # ---- what answers ---------------------------------------------------------------------------------------------
 
