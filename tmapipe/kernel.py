@@ -21,7 +21,6 @@ from tmapipe.integers import ceil_div
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, is_index
-from tmapipe.matmul import Wgmma
 from tmapipe.multicast import along
 from tmapipe.plan.declarations import Part
 from tmapipe.plan.model import Load, RoleWarps, Store
@@ -37,9 +36,7 @@ from tmapipe.protocol.registry import bound_by
 from tmapipe.protocol.ring import RingEnd
 from tmapipe.protocol.stores import SlotStore
 from tmapipe.protocol.syncs import sync
-from tmapipe.register_tile import RegisterTile
 from tmapipe.role import Role
-from tmapipe.stage import SlotStage
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.tiles.persistent import BoundTiles
 from tmapipe.tiles.queue import SCHEDULER
@@ -214,7 +211,7 @@ class KernelContext(Carried):
                 "k.steps", (stage, dim), f"names a stage and one of its dimensions ({known})", "name those"
             )
         where = part.dims.index(dim)
-        return ceil_div(self._extent(part, where), (part.span if isinstance(part, Load) else part.tile)[where])
+        return ceil_div(self._extent(part, where), part.span[where])
 
     def rank(self, *axes: str) -> Any:
         """The CTA's index among those of its cluster that differ only along these axes; 0 where there are no others."""
@@ -366,18 +363,16 @@ class KernelContext(Carried):
 
     def _add_store(self, name: str, store: TmaStoreStage, slot_stores: dict[str, dict[str, Any]]) -> None:
         planned = self.plan.store(name)
-        if isinstance(store.source, SlotStage):
-            ring = store.source.ring
-            storing = store.role or ring.phases[-1][0]
-            bound = SlotStore(self.isa, planned, self.plan.role(self.name_of(storing)))
-            slot_stores.setdefault(self.name_of(ring), {})[name] = bound
+        if store.slot is not None:
+            assert store.storing is not None
+            bound = SlotStore(self.isa, planned, self.plan.role(self.name_of(store.storing)))
+            slot_stores.setdefault(self.name_of(store.slot.ring), {})[name] = bound
             return
-        if isinstance(store.source, (Wgmma, RegisterTile)):
-            matmul = self.plan.distributed(self.name_of(store.source))
-            mine, columns = matmul.first_warp == self.role.first_warp, planned.columns
+        if store.sums is not None:
+            of_sums = self.plan.distributed(self.name_of(store.sums))
+            mine, columns = of_sums.first_warp == self.role.first_warp, planned.columns
         else:
-            assert store.role is not None
-            mine, columns = self.name_of(store.role) == self.role.name, 0
+            mine, columns = store.role is not None and self.name_of(store.role) == self.role.name, 0
         if mine:
             barrier = next((b for b in self.plan.named_barriers if b.name == f"{name}.sync"), None)
             made = bound_by(store)(self.isa, planned, store.stages, self.role, barrier, columns)

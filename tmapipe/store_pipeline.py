@@ -137,7 +137,7 @@ class TmaStoreStage:
 
     @stages.validator
     def _check_stages(self, field: Any, stages: Any) -> None:
-        least = 0 if isinstance(self.source, SlotStage) else 1
+        least = 0 if self.slot is not None else 1
         if not isinstance(stages, int) or stages < least:
             raise InputError("TmaStoreStage(stages)", stages, f"is an integer of at least {least}", "use 2")
 
@@ -154,7 +154,7 @@ class TmaStoreStage:
         Raises:
             InputError: *parts* does not divide the extent, or the stage does not store from a slot.
         """
-        if not (is_count(parts) and isinstance(self.source, SlotStage) and self.tensor_map) or self.tile[0] % parts:
+        if not (is_count(parts) and self.slot is not None and self.tensor_map) or self.tile[0] % parts:
             rule = f"is a number of parts that divides the tile's first extent, {self.tile[0]}, of a store from a slot"
             raise InputError("in_parts", parts, rule, f"e.g. {self.tile[0]}, with source=")
         return self._with("parts", parts)
@@ -174,6 +174,30 @@ class TmaStoreStage:
         other = copy.copy(self)
         object.__setattr__(other, field, value)
         return other
+
+    @property
+    def slot(self) -> SlotStage | None:
+        """The stage whose slots are stored; None where threads fill buffers."""
+        return self.source if isinstance(self.source, SlotStage) else None
+
+    @property
+    def sums(self) -> Wgmma | RegisterTile | None:
+        """What lies in the registers of warpgroups as accumulators do, if that is stored."""
+        return None if isinstance(self.source, SlotStage) else self.source
+
+    @property
+    def storing(self) -> Role | None:
+        """Who stores; None if that is the role of a matmul."""
+        if self.role is not None:
+            return self.role
+        if self.slot is not None:
+            return self.slot.ring.phases[-1][0]
+        return self.source.role if isinstance(self.source, RegisterTile) else None
+
+    @property
+    def span(self) -> tuple[int, ...]:
+        """Elements of the tensor from one tile to the next, along each of `dims`."""
+        return (1,) * (len(self.dims) - len(self.tile)) + self.tile
 
     @property
     def transposed(self) -> bool:

@@ -6,7 +6,7 @@ import attrs
 
 from tmapipe.barrier import BarrierRing
 from tmapipe.errors import InputError
-from tmapipe.stage import SlotStage, TokenStage
+from tmapipe.stage import TokenStage
 from tmapipe.store_pipeline import TmaStoreStage
 
 __all__ = ["StoredStage"]
@@ -38,10 +38,7 @@ class StoredStage(TokenStage):  # type: ignore[override]
         if not isinstance(ring, BarrierRing) or ring.per == "cta":
             rule = "is a BarrierRing whose slots follow the tiles"
             raise InputError("StoredStage(ring)", ring, rule, "e.g. BarrierRing(1, producer=store, consumer=load)")
-        storing = store.role
-        if storing is None and isinstance(store.source, SlotStage):
-            storing = store.source.ring.phases[-1][0]
-        if storing is not None and not any(storing is role for role in ring.phases[0]):
+        if store.storing is not None and not any(store.storing is role for role in ring.phases[0]):
             raise InputError("StoredStage(ring)", ring, "is produced by the role that stores", "name that as producer")
         self.__attrs_init__(store=store, ring=ring)
 

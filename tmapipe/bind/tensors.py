@@ -19,7 +19,7 @@ from tmapipe.dim import Dim
 from tmapipe.dtypes import DType, bf16, dtype_of, fp32, int32
 from tmapipe.errors import InputError
 from tmapipe.matmul import Wgmma
-from tmapipe.stage import SlotStage, TmaLoadStage
+from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import FROM_ZERO, TmaStoreStage
 from tmapipe.tma_rules import ALIGNMENT, check_address, check_contiguous, check_strides
 
@@ -284,8 +284,8 @@ def _make_output(
     dtype = store.dtype
     if dtype is None and isinstance(store.source, Wgmma):
         dtype = of_sums(dtype_of(like, name))
-    if dtype is None and isinstance(store.source, SlotStage):
-        dtype = store.source.dtype and store.source.dtype.in_memory
+    if dtype is None and store.slot is not None:
+        dtype = store.slot.dtype and store.slot.dtype.in_memory
     made = new_like(like, tuple(extents[dim][1] for dim in dims if dim not in lacking), dtype)
     if store.reduce:
         if store.reduce not in FROM_ZERO:

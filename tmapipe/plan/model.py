@@ -74,6 +74,11 @@ class Transfer:
         return (*self.tile[:first], self.tile[first] // self.parts, *self.tile[first + 1 :])
 
     @property
+    def span(self) -> tuple[int, ...]:
+        """Elements of the tensor from one tile to the next, along each of `dims`."""
+        return self.tile
+
+    @property
     def box(self) -> tuple[int, ...]:
         """What one instruction moves (elements along the slot's extents): a box; without a descriptor, the whole slot."""
         return self.buffer.box(self.part[-self.core :], 1) if self.tensor_map else self.buffer.tile
@@ -108,7 +113,6 @@ class Load(Transfer):
 
     @property
     def span(self) -> tuple[int, ...]:
-        """Elements of the tensor from one tile to the next, along each of `dims`."""
         return tuple(n * step for n, step in zip(self.tile, self.steps, strict=True))
 
     @property

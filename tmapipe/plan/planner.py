@@ -16,7 +16,7 @@ from tmapipe.plan.peers import read_by_peers
 from tmapipe.plan.placement import launch_registers, place_roles, share_registers
 from tmapipe.plan.shared_memory import Layout
 from tmapipe.plan.supported import check_supported
-from tmapipe.stage import RESERVED, SharedStage, SlotStage, TmaLoadStage
+from tmapipe.stage import RESERVED, SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 
 __all__ = ["make_plan"]
@@ -108,7 +108,7 @@ def _held_back(declared: Declarations, ring: str) -> int:
         if any(declared.name_of(stage.ring) == ring for stage in mma.stages)
     ]
     for store in declared.stores.values():
-        if isinstance(store.source, SlotStage) and declared.name_of(store.source.ring) == ring:
+        if store.slot is not None and declared.name_of(store.slot.ring) == ring:
             in_flight.append(store.stages)
     return max(in_flight, default=0)
 
@@ -148,8 +148,8 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
         if source is not None:
             types[name] = types[declared.name_of(source)]
     for name, store in declared.stores.items():
-        if isinstance(store.source, SlotStage):
-            loaded = types[declared.name_of(store.source)]
+        if store.slot is not None:
+            loaded = types[declared.name_of(store.slot)]
             if name in dtypes and dtypes[name] != loaded.in_memory:
                 raise InputError(
                     name, dtypes[name].name, f"is stored from slots of {loaded}", f"use a tensor of {loaded}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tmapipe.plan.declarations import Declarations
-from tmapipe.stage import SlotStage
 from tmapipe.store_pipeline import TmaStoreStage
 
 __all__ = ["readers_of"]
@@ -31,8 +30,8 @@ def readers_of(
             readers[role] = ["wgmma"]
             lag[role] = max(lag.get(role, mma.in_flight), mma.in_flight)
     for name, store in declared.stores.items():
-        source = store.source
-        if isinstance(source, SlotStage) and declared.name_of(source.ring) == ring and not source.ring.held:
+        source = store.slot
+        if source is not None and declared.name_of(source.ring) == ring and not source.ring.held:
             role = storing_role(name, store)
             fenced |= {role: None} if source.filled_by == "threads" else {}
             kinds = readers.setdefault(role, [])

@@ -198,22 +198,15 @@ class Layout:
         return queue
 
     def _storing_role(self, name: str, store: TmaStoreStage) -> str:
-        if store.role is not None and not isinstance(store.source, SlotStage):
-            return self.name_of(store.role)
-        if isinstance(store.source, SlotStage):
-            roles = (store.role,) if store.role is not None else store.source.ring.phases[-1]
+        if store.slot is not None:
+            roles = (store.role,) if store.role is not None else store.slot.ring.phases[-1]
             last = [self.name_of(role) for role in roles]
             if len(last) != 1 or self.roles[last[0]].warps != 1:
-                raise InputError(
-                    f"TmaStoreStage({name}).role",
-                    last,
-                    "one role of one warp stores from a slot",
-                    "Role(warps=1)",
-                )
-            return last[0]
-        if isinstance(store.source, RegisterTile):
-            return self.name_of(store.source.role)
-        assert isinstance(store.source, Wgmma)
+                rule = "one role of one warp stores from a slot"
+                raise InputError(f"TmaStoreStage({name}).role", last, rule, "Role(warps=1)")
+        if store.storing is not None:
+            return self.name_of(store.storing)
+        assert store.source is not None
         return self.matmul_roles[self.name_of(store.source)]
 
     def _swizzle(self, name: str, part: TmaLoadStage | SharedStage) -> int:
@@ -294,12 +287,12 @@ class Layout:
         if store.vector:
             self._clipped(name, store)
             return self.stores.append(by_threads(name, store, dtype))
-        accumulators = isinstance(store.source, (Wgmma, RegisterTile))
-        if isinstance(store.source, SlotStage):
-            if store.source.ring.held:
+        accumulators = store.sums is not None
+        if store.slot is not None:
+            if store.slot.ring.held:
                 rule = "is stored from a slot that is held while its ring is filled once a CTA"
                 raise InputError(f"{name}.source", store.source, rule, "store what its role reads, with role=")
-            buffer, tile = self.of[self.name_of(store.source)], store.tile
+            buffer, tile = self.of[self.name_of(store.slot)], store.tile
         else:
             role = self.roles[self._storing_role(name, store)]
             if accumulators:
@@ -354,13 +347,13 @@ class Layout:
     def _box_of_rows(self, name: str, store: TmaStoreStage, tile: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """(the whole output tile along the store's dimensions, what one buffer of *tile* holds of it) where the rows of the
         accumulators are those of several dimensions."""
-        assert isinstance(store.source, (Wgmma, RegisterTile))
+        assert store.sums is not None
         *outer, columns = store.tile
         box = rows_box(tuple(outer), tile[0])
-        if box is None or (math.prod(outer), columns) != tuple(store.source.shape[:2]):
-            rule = f"has rows and columns of {store.source.shape[:2]} accumulators, and every {tile[0]} rows make a box"
+        if box is None or (math.prod(outer), columns) != tuple(store.sums.shape[:2]):
+            rule = f"has rows and columns of {store.sums.shape[:2]} accumulators, and every {tile[0]} rows make a box"
             raise InputError(f"{name}.tile", store.tile, rule, "e.g. tile=(8, 16, n) for 128 rows")
-        return (1,) * (len(store.dims) - len(store.tile)) + store.tile, (*box, tile[1])
+        return store.span, (*box, tile[1])
 
     def _in_turn(self, store: TmaStoreStage) -> bool:
         """Whether teams store in turns, through the same buffers."""

@@ -18,6 +18,7 @@ def by_threads(name: str, store: TmaStoreStage, dtype: DType) -> Store:
             f"is at least an element of {dtype.bytes} bytes, and divides the tile's rows of {store.tile[-1]} elements"
         )
         raise InputError(f"{name}.vector", store.vector, rule, f"e.g. vector={dtype.bytes}")
-    tile = (1,) * (len(store.dims) - len(store.tile)) + store.tile
     buffer = Buffer(name, 0, 0, as_matrix(store.tile), dtype)
-    return Store(name, name, buffer, store.dims, tile, core=len(store.tile), vector=store.vector, tensor_map=False)
+    return Store(
+        name, name, buffer, store.dims, store.span, core=len(store.tile), vector=store.vector, tensor_map=False
+    )

@@ -37,11 +37,7 @@ def axes_of(declared: Declarations, over: str | None) -> dict[str, Axis]:
         raise InputError("Schedule", declared.name, "has no load and no store stage", "declare one")
     known: dict[str, Axis] = {}
     for name, part in parts.items():
-        if isinstance(part, TmaLoadStage):
-            tile = part.span
-        else:
-            tile = (1,) * (len(part.dims) - len(part.tile)) + part.tile
-        for i, (dim, elements) in enumerate(zip(part.dims, tile, strict=True)):
+        for i, (dim, elements) in enumerate(zip(part.dims, part.span, strict=True)):
             known.setdefault(dim, Axis(name, i, elements))
     dims = tuple(over.split()) if isinstance(over, str) else next(iter(parts.values())).dims
     if over is not None and (
