@@ -182,12 +182,12 @@ def stored(folder: Path) -> Iterator[tuple[Any, Problem, Candidate, float]]:
                 today[problem] = {}
                 for each in candidates(problem, H200):
                     today[problem].setdefault(_form(each), set()).add(_loads(problem, each))
-            loads = _loads(problem, candidate)
+            loads, run = _loads(problem, candidate), row.get("run")
             hints = dict(candidate.options).get("l2_hints", (None, None))
             if hints != loads[0] and problem.bytes / H200.memory / 1e3 > row["us"] / 2:
                 continue
             if loads in today[problem].get(_form(candidate), {loads}):
-                yield (suite, problem, row.get("run")), problem, candidate, row["us"]
+                yield (suite, problem, run), problem, candidate, row["us"] - SLOW_LAUNCHES.get(run, 0.0)
 
 
 def _form(candidate: Candidate) -> Any:

@@ -18,7 +18,7 @@ COOPERATIVE: dict[int, tuple[int, ...]] = {
     192: (128, 160, 176, 192),
     256: (64, 128, 160, 192),
 }
-WIDEST = {192: 256}  # columns of tiles that fit, where there are wider ones than above
+WIDEST = {192: 256, 256: 200}  # columns of tiles that fit, where there are wider ones than above
 PINGPONG: dict[int, tuple[int, ...]] = {64: (128, 192, 256), 128: (128, 160, 192)}
 WIDTHS, FITTED = (16, 8), 4096  # least columns of a tile that fits an output of so many, and in multiples of what
 OTHER_WIDTHS = (64, 16)  # the same of a larger output
@@ -27,6 +27,7 @@ SHORT_K = 2048  # bytes of k up to which stores outweigh loads, so that narrow b
 MEDIUM_K = 4096
 SHORTEST_K = 512  # bytes of k up to which epilogues take longer than mainloops
 FEW_ROWS = 256  # rows of a that L2 keeps while b is read once (256 x 4096 x 4096, tiles of 64 x 128: 20.2, not 22.6 us)
+NARROW = 2048  # rows or columns of an output up to which tiles should fit them, however many there are
 FEW_WAVES = 4  # up to which the slowest tile counts
 ROWS_BEYOND = 32  # rows of each tile beyond the edge; 48 of them cost up to 16 % of 16 x 14336 x 4096
 MANY_BEYOND = 64  # rows of the last tiles, counted once for each CTA that gets them
@@ -64,14 +65,15 @@ MOST_PARTS_BYTES = 512e6  # of the workspace
 def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
     """All candidates, whether they fit in shared memory or not (`Candidate.can_be_built` tells)."""
     few = problem.batch * problem.m * problem.n <= FEW_WAVES * device.multiprocessors * 128 * 256
-    alongs = ("m", "n") if few and problem.out.bytes == 2 else ("m",)
+    fitted = few or min(problem.m, problem.n) <= NARROW
+    alongs = ("m", "n") if fitted and problem.out.bytes == 2 else ("m",)
     clusters = (*CLUSTERS, *LARGE_CLUSTERS, *(OTHER_CLUSTERS if few else ()))
     for along, (kind, tiles) in itertools.product(alongs, (("Gemm", COOPERATIVE), ("PingPong", PINGPONG))):
         for tile, cluster in itertools.product(_pairs(tiles, problem, along), clusters):
             if _fits(problem, tile, cluster) and (
                 cluster not in LARGE_CLUSTERS or few or tile[0] * tile[1] >= 128 * 128
             ):
-                yield from _whole(problem, device, kind, tile, cluster, along, few)
+                yield from _whole(problem, device, kind, tile, cluster, along, fitted)
     if not problem.dtype.integer:
         yield from _sharing_k(problem, device)
         for along in "mn":
@@ -81,9 +83,15 @@ def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
 
 
 def _whole(
-    problem: Problem, device: Device, kind: str, tile: tuple[int, int], cluster: tuple[int, int], along: str, few: bool
+    problem: Problem,
+    device: Device,
+    kind: str,
+    tile: tuple[int, int],
+    cluster: tuple[int, int],
+    along: str,
+    fitted: bool,
 ) -> Iterator[Candidate]:
-    """Orders of whole tiles, in *few* waves or more."""
+    """Orders of whole tiles, of many forms if they should be *fitted* to the output."""
     found = _options(kind, tile, problem, device, along)
     options = (*found.items(), *_outside(problem, device, tile, cluster))
     plain = Candidate(kind, tile, cluster, options)
@@ -91,7 +99,7 @@ def _whole(
     if kind == "Gemm":
         for spans in _spans(problem, plain):
             yield Candidate(kind, tile, cluster, (*options, ("spans", spans)))
-    if cluster == (1, 2) and (tile[0] * tile[1] >= LEAST_BY_GPC if few else tile in BY_GPC[kind]):
+    if cluster == (1, 2) and (tile[0] * tile[1] >= LEAST_BY_GPC if fitted else tile in BY_GPC[kind]):
         near = dict(options) | {"order": ("Snake", _rows(problem, tile[0]), "gpc")}
         yield Candidate(kind, tile, cluster, tuple(near.items()))
     if found.get("in_turn") is False and "store_stages" in found:
