@@ -120,6 +120,7 @@ ON_POLICY, FRESH = (
     4,
     4.0,
 )  # the run of `random` from which on candidates are those of today's space, and the weight of its problems
+SLOW_LAUNCHES = {9: 1.4, 10: 1.4}  # microseconds that each launch took longer in a run of `random`, cuBLAS's too
 LIKE = 0.02  # in logarithms: estimates that are so close could as well be in the other order
 
 
