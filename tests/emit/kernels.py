@@ -18,7 +18,7 @@ from tests.matmul_shelf import FORMS
 from tests.oracle.copy_forms import Added, Ahead, CopiedGemm, Far, FarPieces, Images, Mapped
 from tests.oracle.descriptor_forms import AnyRows, Convolved, Every, EveryInParts, Lines, Padded, padded_gemm
 from tests.oracle.held_forms import Narrowed
-from tests.oracle.peer_forms import Looked, Paired, Rotated, Scattered, WholeBoxes
+from tests.oracle.peer_forms import Looked, Paired, Rotated, RotatedInPairs, Scattered, WholeBoxes
 from tests.oracle.ptx import Ptx
 from tests.oracle.result_forms import Chained
 from tests.oracle.row_forms import GatherRows, ScatterRows
@@ -401,6 +401,7 @@ THREADS = {
         for how, dtype in (("min", "int32"), ("add", "bf16"), ("add", "fp32"), ("xor", "int32"), ("dec", "int32"))
     },
     "rotated among peers": Kernel(Rotated, {}, MATRIX),
+    "rotated in pairs of four CTAs": Kernel(RotatedInPairs, {}, MATRIX),
     "read from peers": Kernel(Looked, {"y": "fp32"}, {"s": 2, "m": 24, "q": 24, "n": 100}),
     "shared by pairs of four CTAs": Kernel(Paired, {}, {"h": 8, "g": 4, "m": 10, "n": 136}),
     "whole boxes to pairs of four CTAs": Kernel(lambda: Paired(whole=True), {}, {"h": 8, "g": 4, "m": 10, "n": 136}),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.oracle.peer_forms import LogSumExp, Looked, Paired, Rotated, Scattered, Swapped, WholeBoxes
+from tests.oracle.peer_forms import LogSumExp, Looked, Paired, Rotated, RotatedInPairs, Scattered, Swapped, WholeBoxes
 
 
 @pytest.mark.parametrize("peers", [2, 4, 8])
@@ -29,6 +29,13 @@ def test_one_loads_for_all(shape):
     x = torch.randint(-9, 10, shape, device="cuda").to(torch.bfloat16)
     s = torch.randint(-9, 10, shape[1:], device="cuda").to(torch.bfloat16)
     assert torch.equal(WholeBoxes()(x, s), x + s)
+
+
+def test_pairs_of_four_send_each_other_tiles():
+    x = torch.randint(-9, 10, (1600, 1000), device="cuda").float()
+    pairs = x.view(200, 2, 4, 1000)
+    for _ in range(3):
+        assert torch.equal(RotatedInPairs()(x), (pairs + pairs.flip(1)).view(x.shape))
 
 
 @pytest.mark.parametrize("whole", [False, True])

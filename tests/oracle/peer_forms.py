@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import tmapipe as tp
 
-__all__ = ["LongRows", "Looked", "Paired", "Rotated", "Scattered", "Swapped", "WholeBoxes"]
+__all__ = ["LongRows", "Looked", "Paired", "Rotated", "RotatedInPairs", "Scattered", "Swapped", "WholeBoxes"]
 
 
 class Rotated(tp.Schedule):
@@ -34,6 +34,14 @@ class Rotated(tp.Schedule):
         with k.ring.consume() as slot:
             total = slot.x.read() + slot.z.read()
         k.y.store(tile, total)
+
+
+class RotatedInPairs(Rotated):
+    """The same where each two of four CTAs send each other tiles."""
+
+    load, send, work = Rotated.load, Rotated.send, Rotated.work
+    cluster: ClassVar = {"m": 4}
+    z = tp.PeerStage(Rotated.x, sender=Rotated.send, group=tp.MulticastGroup("m", ctas=2))
 
 
 class Paired(tp.Schedule):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
-from tests.oracle.peer_forms import Looked, Rotated, Scattered, Swapped
+from tests.oracle.peer_forms import Looked, Rotated, RotatedInPairs, Scattered, Swapped
 from tests.unit.errors import refused
 from tmapipe.check.findings import Kind
 from tmapipe.errors import DeadlockError, HazardError, ScopeError
@@ -50,6 +50,14 @@ def test_explain_says_who_sends_to_whom():
     assert "copies to peers z: 4 x 64 bf16 of x, among 2 CTAs along m" in text
     assert "expect-tx by send: 512 bytes a slot = z 4 x 64 x 2" in text
     assert "ring.free: 2 arrivals = (1 warps (work)) x 2 CTAs" in text
+
+
+def test_pairs_of_four():
+    x = np.random.default_rng(0).integers(-9, 9, (48, 128)).astype(np.float32)
+    pairs = x.reshape(-1, 2, 4, 128)
+    assert (RotatedInPairs()(x) == (pairs + pairs[:, ::-1]).reshape(x.shape)).all()
+    report = RotatedInPairs().check()
+    assert report.ok and not report.findings and report.trips == "every trip count"
 
 
 class Same(Rotated):
