@@ -113,7 +113,7 @@ def candidate_of(text: str) -> Candidate:
         word, _, rest = rest.partition(" ")
         end = rest.index(")") + 1 if rest.startswith("(") else len(rest.split(" ")[0])
         options.append(
-            (word, rest[:end] if rest[:end].isalpha() and rest[:end] != "False" else ast.literal_eval(rest[:end]))
+            (word, rest[:end] if rest[:end].isidentifier() and rest[:end] != "False" else ast.literal_eval(rest[:end]))
         )
         rest = rest[end:].lstrip()
     return Candidate(schedule, (m, n), (along_m, along_n), tuple(options))

@@ -200,9 +200,23 @@ def test_rows_that_share_what_memory_delivers_have_no_hints():
         return {dict(c.options).get("l2_hints") for c in candidates(Problem(*sizes, **options), H200)}
 
     assert hints(48, 32544, 15672) == {None} and hints(128, 128, 27208) == {None}
-    assert hints(48, 32544, 15680) > {("evict_last", "evict_first")}
+    assert hints(48, 4096, 15680) > {("evict_last", "evict_first")}
     assert ("evict_first", "evict_first") in hints(128, 128, 27200)
     assert hints(72, 128, 27200, majors=("m", "k")) >= {(None, "evict_first")}
+
+
+def test_hints_are_for_what_l2_has_room_for():
+    """An operand much larger than L2 has none; an output that L2 does not keep makes way for the operands, if k is short."""
+
+    def words(word, *sizes):
+        return {dict(c.options).get(word) for c in candidates(Problem(*sizes), H200) if not c.in_parts}
+
+    assert words("l2_hints", 128, 31360, 20352) == {None}
+    assert ("evict_last", "evict_first") in words("l2_hints", 128, 8192, 8192)
+    assert words("store_hint", 7312, 60032, 104) == {"evict_first"}
+    assert words("store_hint", 7312, 60032, 4096) == words("store_hint", 731, 6003, 104) == {None}
+    made = Candidate("Gemm", (128, 256), (2, 1), (("store_hint", "evict_first"),)).build(Problem(7312, 60032, 104))
+    assert made.d.l2_hint == "evict_first"
 
 
 def test_a_tile_that_is_no_multiple_of_its_peers_is_loaded_by_one_of_them():

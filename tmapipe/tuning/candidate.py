@@ -37,6 +37,7 @@ class Candidate:
         cluster: CTAs along (m, n), without those that share k.
         options: (word, value) of what else it is built with: "stages" of operands; "store_stages", buffers of a warpgroup;
             "order", a tile scheduler as ("Snake", 8), by GPC as ("Snake", 8, "gpc"); "l2_hints" and "outside", of (a, b);
+            "store_hint", the L2 hint of whole outputs;
             "promote"; "in_turn" and "along", of the mainloop; "parts", of a split k, or CTAs of a cluster that share k, and
             then "clusters" of a tile; "spans", of 128 bytes of k in a slot.
             These words are kept on disk.
@@ -105,7 +106,8 @@ class Candidate:
             rule = "has no operands and one output, where parts of k of a batch are added"
             raise InputError("epilogue", epilogue.function, rule, "compute the rest apart")
         words = dict(self.options)
-        stored = attrs.evolve(epilogue, stages=words.pop("store_stages", epilogue.stages), dtype=problem.out)
+        stages, hint = words.pop("store_stages", epilogue.stages), words.pop("store_hint", epilogue.l2_hint)
+        stored = attrs.evolve(epilogue, stages=stages, l2_hint=hint, dtype=problem.out)
         options: dict[str, Any] = {"epilogue": stored, **self._operands(problem, words)}
         if "order" in words:
             options["tiles"] = order_of(*words.pop("order"))

@@ -39,6 +39,8 @@ SPANS, LEAST_SLOTS = (2, 4), 4  # of k in a slot; slots that a ring then has at 
 #: L2 hints for a long k, which leaves no room to keep anything for a second read.
 READ_ONCE = ("evict_first", "evict_first")
 ALIGNED = 64  # bytes of what memory delivers; rows at other distances share some, so that slots read them twice
+MUCH = 256e6  # bytes of an operand, beyond which hints cost more than they gain
+LARGE = 64e6  # bytes of an output that L2 does not keep
 L2_SHARE = 24e6  # bytes of L2 in which what is read again stays
 BY_GPC = {  # tiles for clusters along n, eight of which share operands in a GPC, where there are many waves
     "Gemm": ((128, 256), (256, 128), (192, 176), (256, 192)),
@@ -211,6 +213,7 @@ def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device,
       epilogues are not in turn; and if the ring had fewer than four stages.
     * order: narrow bands for short k and many tiles, if L2 keeps b while a band is stored (7312 x 60032 x 104: 342 us in bands
       of 8 rows of tiles, 366 of 2).
+    * store_hint: with short k, a large output makes way in L2 for the operands (7312 x 60032 x 104: 289 us, not 304).
     * l2_hints: if few rows of a, or few rows of tiles, read all of b, then b makes way in L2 for a.
     """
     found: dict[str, Any] = {"along": "n"} if along == "n" else {}
@@ -228,6 +231,8 @@ def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device,
     band = 2 * tile[0] * problem.n * problem.out.bytes + problem.n * k_bytes
     if k_bytes <= SHORT_K and tiles > 4 * device.multiprocessors and band <= L2_SHARE:
         found["order"] = ("Snake", 2)
+    if k_bytes <= SHORT_K and problem.batch * problem.m * problem.n * problem.out.bytes >= LARGE:
+        found["store_hint"] = "evict_first"
     if problem.m <= max(2 * tile[0], FEW_ROWS) and problem.n > 4 * problem.m:
         found |= dict(_hints(problem, ("evict_last", "evict_first")))
     return found
@@ -241,7 +246,12 @@ def _hints(problem: Problem, hints: tuple[str, str]) -> tuple[tuple[str, Any], .
 
 def hinted(problem: Problem, hints: tuple[str | None, str | None]) -> tuple[str | None, ...]:
     """*hints*, none for an operand whose rows share what memory delivers, which must stay until the next slot reads it: 48 x
-    32544 x 15672 takes 274 us, 317 with hints."""
+    32544 x 15672 takes 274 us, 317 with hints. And none if an operand is much larger than L2: 128 x 31360 x 20352 takes 322,
+    340 with hints (128 x 8192 x 8192: 47.5, with hints 42.6).
+    """
+    rows = max(problem.m, problem.n)
+    if problem.batch * rows * problem.k * problem.dtype.bytes >= MUCH:
+        return (None, None)
     sizes = (
         (problem.k if major == "k" else n) for n, major in zip((problem.m, problem.n), problem.majors, strict=True)
     )
