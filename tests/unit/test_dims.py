@@ -34,7 +34,7 @@ def test_related_extents_are_checked_by_name():
     assert Scaled()(x, s).shape == x.shape
     rule = r"is ceil\(m / 8\) = 3, with m = 20 of x"
     refused(Scaled(), x, np.ones((2, 64), np.float32), argument="s.shape along mb", value=2, rule=rule)
-    refused(Scaled(), x[..., :32], s[..., :32], argument="x.shape along n", value=32, rule="is 64 = 64")
+    refused(Scaled(), x[..., :32], s[..., :32], argument="x.shape along n", value=32, rule="is 64 by its Dim")
 
 
 def test_related_extents_are_explained_and_proved():

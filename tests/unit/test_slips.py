@@ -94,6 +94,22 @@ def test_tensors_of_two_kinds_are_named():
     refused(RaggedSums(), x[0, 0], begins, argument="x.shape", rule="has the dimensions m n")
 
 
+def test_what_a_gemm_is_called_with():
+    """Each error names what was passed, and what to pass."""
+    torch, S = pytest.importorskip("torch"), tp.schedules
+    a, b = torch.ones(64, 32).bfloat16(), torch.ones(128, 32).bfloat16()
+    refused(S.Gemm(), a.double(), b.double(), argument="a", value="float64", rule="element type")
+    assert refused(S.Gemm(), a, b.T.contiguous(), argument="b.shape", rule="k = 128").fix.startswith("transpose it")
+    assert "of 2 to 2" in refused(S.Gemm(), a[0], b, argument="a.shape", rule="l m k").fix
+    assert (
+        refused(S.Gemm, tiles=tp.Snake(8), argument="tiles", rule="TileOrder").fix == "e.g. PersistentTiles(Snake(8))"
+    )
+    refused(S.Gemm, epilogue=tp.epilogue.Epilogue, argument="epilogue", rule="function of the sums")
+    conv = S.Conv(tp.Windows((3, 3), padding=1))
+    x, f = torch.ones(1, 8, 8, 64).bfloat16(), torch.ones(64, 1, 3, 64).bfloat16()
+    assert refused(conv, x, f, argument="along r", value=1, rule="is 3 by its Dim").fix == "pass 3 elements along r"
+
+
 def test_long_values_are_cut_short():
     assert str(tp.InputError("x", np.zeros(1000), "is small", "use less")).startswith(
         "x = ndarray of shape (1000,): is small."

@@ -71,7 +71,7 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
         if name not in given:
             if first_load is None:
                 raise InputError(name, None, "a tensor is needed for the output", f"pass {name}=")
-            given[name] = _make_output(name, store, extents, like, parts[first_load].dims)
+            given[name] = _make_output(name, store, extents, like, parts[first_load].dims, first_load)
         check_kind(name, given[name])
     folded = {n: tuple(store.folded.values()) for n, store in declared.stores.items()}
     shapes = {n: shape_for(n, given[n], part.dims, folded.get(n, ())) for n, part in parts.items()}
@@ -211,7 +211,8 @@ def shape_for(name: str, tensor: Any, dims: tuple[str, ...], folded: tuple[int, 
     missing = most - len(shape)
     if missing < 0 or (missing > 0 and len(shape) < 2 <= most):
         own = " ".join(dims[len(folded) :])
-        raise InputError(f"{name}.shape", shape, f"has the dimensions {own}", f"pass a tensor of rank {most}")
+        fix = f"pass a tensor of rank {most}" + (f", or of 2 to {most - 1} without the first ones" if most > 2 else "")
+        raise InputError(f"{name}.shape", shape, f"has the dimensions {own}", fix)
     return (*folded, *(1,) * missing, *shape)
 
 
@@ -225,7 +226,10 @@ def match(names: Sequence[str], tensors: tuple[Any, ...], named: dict[str, Any])
     for name, tensor in named.items():
         if name not in names:
             raise InputError(
-                name, type(tensor).__name__, f"is no stage; the stages are {', '.join(names)}", "rename it"
+                name,
+                type(tensor).__name__,
+                f"is no stage; the stages are {', '.join(names)}",
+                "rename it, or declare it",
             )
         if name in given:
             raise InputError(name, type(tensor).__name__, "is given twice", "pass it once")
@@ -238,7 +242,9 @@ def _note_extents(name: str, dims: tuple[str, ...], shape: tuple[int, ...], seen
         owner, known = seen.setdefault(dim, (name, extent))
         if known != extent:
             other = f"{owner} has {dim} = {known}" if owner != dim else f"by its Dim it is {known}"
-            raise InputError(f"{name}.shape", shape, f"has {dim} = {extent}, but {other}", "make them equal")
+            transposed = len(dims) > 1 and dim in dims[-2:] and known == shape[-2 if dim == dims[-1] else -1]
+            fix = "transpose it, or make them equal" if transposed else "make them equal"
+            raise InputError(f"{name}.shape", shape, f"has {dim} = {extent}, but {other}", fix)
 
 
 def _relate(relations: Sequence[Dim], seen: dict[str, tuple[str, int]]) -> None:
@@ -250,8 +256,8 @@ def _relate(relations: Sequence[Dim], seen: dict[str, tuple[str, int]]) -> None:
         owner, known = seen.setdefault(dim.name, (dim.name, extent))
         if known != extent:
             of = "" if dim.of is None else f", with {dim.of} = {seen[dim.of][1]} of {seen[dim.of][0]}"
-            rule = f"is {dim.formula} = {extent}{of}"
-            raise InputError(f"{owner}.shape along {dim.name}", known, rule, "make it so")
+            rule = f"is {extent} by its Dim" if dim.of is None else f"is {dim.formula} = {extent}{of}"
+            raise InputError(f"{owner}.shape along {dim.name}", known, rule, f"pass {extent} elements along {dim.name}")
 
 
 def _check_table(name: str, table: Any, dims: tuple[str, ...], extents: dict[str, tuple[str, int]]) -> tuple[int, ...]:
@@ -271,7 +277,12 @@ def _check_table(name: str, table: Any, dims: tuple[str, ...], extents: dict[str
 
 
 def _make_output(
-    name: str, store: TmaStoreStage, extents: dict[str, tuple[str, int]], like: Any, like_dims: tuple[str, ...]
+    name: str,
+    store: TmaStoreStage,
+    extents: dict[str, tuple[str, int]],
+    like: Any,
+    like_dims: tuple[str, ...],
+    first_load: str,
 ) -> Any:
     """A new output, on the device of *like*, by default of the type of the slots that it is stored from, or of *like* (if that
     has 8 bits and a matmul makes the output, bf16 or, of integers, int32), without the batch dimensions that *like* lacks. It
@@ -283,7 +294,7 @@ def _make_output(
     lacking = like_dims[: len(like_dims) - like.ndim]
     dtype = store.dtype
     if dtype is None and isinstance(store.source, Wgmma):
-        dtype = of_sums(dtype_of(like, name))
+        dtype = of_sums(dtype_of(like, first_load))
     if dtype is None and store.slot is not None:
         dtype = store.slot.dtype and store.slot.dtype.in_memory
     made = new_like(like, tuple(extents[dim][1] for dim in dims if dim not in lacking), dtype)

@@ -20,7 +20,7 @@ __all__ = ["Epilogue"]
 
 
 def _check_function(epilogue: Any, attribute: Any, value: Any) -> None:
-    if value is not None and not callable(value):
+    if value is not None and (not callable(value) or value is Epilogue):
         raise InputError("epilogue", value, "is a function of the sums, or an Epilogue", "e.g. lambda acc: acc * 0.5")
 
 

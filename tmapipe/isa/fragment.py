@@ -14,7 +14,7 @@ from tmapipe.plan.thread_layout import ThreadLayout
 if TYPE_CHECKING:
     from tmapipe.isa.fragments import Fragments
 
-__all__ = ["Fragment", "applied", "combine", "in_range"]
+__all__ = ["Fragment", "applied", "combine", "in_range", "where_is"]
 
 
 class Fragment(Carried):
@@ -232,6 +232,15 @@ def _refuse_attribute(self: Fragment, name: str) -> NoReturn:
 
 
 Fragment.__getattr__ = _refuse_attribute  # type: ignore[attr-defined]
+
+
+def where_is(epilogue: Callable[..., Any] | None) -> str:
+    """Its name, and the line if it says which, in reports."""
+    if epilogue is None:
+        return "an epilogue without a function"
+    code = getattr(epilogue, "__code__", None)
+    name = getattr(epilogue, "__name__", type(epilogue).__name__)
+    return f"epilogue {name}" + (f" of {code.co_filename}:{code.co_firstlineno}" if code else "")
 
 
 def applied(epilogue: Callable[..., Any], fragments: Sequence[Any], named: Mapping[str, Any]) -> Any:

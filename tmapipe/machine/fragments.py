@@ -11,7 +11,7 @@ import numpy as np
 
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import ops
-from tmapipe.isa.fragment import Fragment, applied
+from tmapipe.isa.fragment import Fragment, applied, where_is
 from tmapipe.isa.values import SlotRef
 from tmapipe.machine import elements
 from tmapipe.machine.live import Live
@@ -141,17 +141,18 @@ class MachineFragments(Reductions, SentFragments):
     def apply(self, function: Callable[..., Any], fragments: Sequence[Fragment], named: dict[str, Fragment]) -> Any:
         made = applied(function, [self._widened(f) for f in fragments], named)
         if isinstance(made, dict):
-            return {name: self._result(value) for name, value in made.items()}
-        return self._result(made)
+            return {name: self._result(value, function) for name, value in made.items()}
+        return self._result(made, function)
 
     def _widened(self, values: Fragment) -> Fragment:
         return Fragment(self, None, "tile", "fp32", self.convert(values.data, values.kind, "fp32"))
 
-    def _result(self, value: Any) -> Fragment | None:
+    def _result(self, value: Any, function: Callable[..., Any]) -> Fragment | None:
         if value is None or isinstance(value, Fragment):
             return value if value is None else self._widened(value)
         if not isinstance(value, (Number, np.generic)):
-            raise ScopeError(f"an epilogue returned {type(value).__name__}; it returns fragments.")
+            text = f"{where_is(function)} returned a {type(value).__name__} in the place of what it computes"
+            raise ScopeError(f"{text}. Return the value, or with further outputs a dictionary of all.")
         return Fragment(self, None, "tile", "fp32", self.number(value, "fp32"))
 
     # ---- slots ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tmapipe.errors import InputError, ScopeError
-from tmapipe.isa.fragment import Fragment, applied
+from tmapipe.isa.fragment import Fragment, applied, where_is
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, SlotRef, is_index
 from tmapipe.plan.model import Distributed, NamedBarrier, RoleWarps, Store
@@ -267,7 +267,9 @@ class BoundStore(Carried):
             at = strip_start(self.plan, start, strip, first)
             piece = Piece(matmul, tile, at, strip, first, self.width, self.plan, (len(stores) - once, once))
             # All are reduced before the first is stored: few registers wait meanwhile.
-            for store, part in [(store, store.reduced(piece, part)) for store, part in self._parts(stores, values)]:
+            for store, part in [
+                (store, store.reduced(piece, part)) for store, part in self._parts(stores, values, epilogue)
+            ]:
                 store.put(piece, part)
         if any(store.plan.shared for store in stores.values()):
             self._hand_over(list(stores.values()))
@@ -293,16 +295,17 @@ class BoundStore(Carried):
         rows = None if own is None else within(self.isa, own - piece.strip * 64, 64)
         self._store_piece(piece.at, write, piece.stores_in(self.stages), rows)
 
-    def _parts(self, stores: dict[str, BoundStore], values: Any) -> list[tuple[BoundStore, Fragment]]:
-        """What the epilogue has returned, by store."""
+    def _parts(self, stores: dict[str, BoundStore], values: Any, epilogue: Any) -> list[tuple[BoundStore, Fragment]]:
+        """What *epilogue* has returned, by store."""
         if len(stores) == 1 and not isinstance(values, dict):
             values = {self.plan.name: values}
         if not isinstance(values, dict) or set(values) != set(stores):
             found = ", ".join(map(str, values)) if isinstance(values, dict) else type(values).__name__
-            raise ScopeError(f"an epilogue returned {found}; it returns a dictionary of {', '.join(stores)}.")
+            fix = f"Return a dictionary of {', '.join(stores)}."
+            raise ScopeError(f"{where_is(epilogue)} returned {found}, not one value for each output. {fix}")
         for name, value in values.items():
             if value is None:
-                raise ScopeError(f"an epilogue returned None for {name}; it returns a fragment. Is a `return` missing?")
+                raise ScopeError(f"{where_is(epilogue)} returned None for {name}. Is a `return` missing?")
         return [(store, values[name]) for name, store in stores.items()]
 
     def _store_piece(self, at: tuple[Any, ...], write: Any, issued: int, rows: Any = None) -> None:

@@ -196,7 +196,8 @@ def _check_kind(argument: str, value: Any, *kinds: type) -> None:
     """Raises `InputError` unless *value* is of one of *kinds*."""
     if not isinstance(value, kinds):
         known = [kind.__name__ for kind in kinds]
-        raise InputError(argument, value, f"is an object of type {' or '.join(known)}", f"e.g. {known[0]}()")
+        fix = "PersistentTiles(Snake(8))" if kinds == (TileOrder,) else f"{known[0]}()"
+        raise InputError(argument, value, f"is an object of type {' or '.join(known)}", f"e.g. {fix}")
 
 
 def load_all(slot: Any, stages: tuple[str, ...], tile: Tile, first: Any, step: Any) -> None:

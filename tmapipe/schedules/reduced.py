@@ -57,7 +57,8 @@ class Reductions:
     def whole(self, values: Any, bound: Bound) -> dict[str, Any]:
         """*values*, which an epilogue gives for a whole output, with workspaces for those that are reduced."""
         if not isinstance(values, dict):
-            raise ScopeError(f"an epilogue returned {type(values).__name__}; it returns a dictionary of all outputs.")
+            fix = f"Return a dictionary of d, {', '.join(self.kinds)}."
+            raise ScopeError(f"an epilogue returned a {type(values).__name__}, not one value for each output. {fix}")
         found = dict(values)
         for name, kind in self.kinds.items():
             sums = kind.whole(values[name], bound.shapes["d"])
