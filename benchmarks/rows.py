@@ -14,31 +14,29 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.cases import Case, main_of, returning
+from benchmarks.cases import Case, main_of
 from benchmarks.results import OURS
 
 BYTES = 512 << 20
 #: Length of a row -> our variants: rows of a tile, warps, CTAs that share a row, and CTAs on a multiprocessor.
 TILES: dict[str, dict[int, tuple[tuple[int, int, int, int | None], ...]]] = {
     "softmax": {
-        512: ((8, 4, 1, 8),),
+        512: ((4, 2, 1, 20), (6, 3, 1, 12)),
         1024: ((4, 4, 1, None), (4, 4, 1, 8)),
-        4096: ((1, 4, 1, 8),),
-        16384: ((1, 4, 2, 4),),
-        65536: ((1, 4, 8, 4),),
-        262144: ((1, 8, 16, 2),),
+        4096: ((1, 4, 1, 8), (1, 4, 1, 9)),
+        16384: ((1, 8, 1, 3),),
+        65536: ((1, 8, 4, 4),),
+        262144: ((1, 8, 16, 4),),
     },
     "rmsnorm": {
         512: ((16, 4, 1, 4),),
         1024: ((8, 4, 1, 4), (4, 4, 1, 7)),
-        4096: ((2, 4, 1, 4),),
-        16384: ((2, 4, 4, 4),),
-        65536: ((1, 8, 8, 4),),
+        4096: ((2, 4, 1, 4), (1, 4, 1, 8)),
+        16384: ((1, 4, 2, 5), (1, 8, 1, 3)),
+        65536: ((1, 8, 4, 3),),
         262144: ((1, 8, 16, 3),),
     },
 }
-#: The same of rows that a bulk copy loads: warps, and CTAs on a multiprocessor.
-WHOLE = {4096: ((4, 8), (4, 7)), 16384: ((8, 2), (16, 2))}
 
 
 def case(name: str, length: int) -> Case:
@@ -49,8 +47,8 @@ def make(name: str, length: int, device: str) -> tuple[dict[tuple[str, str], Cal
     """The variants, and torch's result."""
     import torch
 
-    from examples.rmsnorm import plain_rmsnorm_of, row_rmsnorm_of
-    from examples.softmax import row_softmax_of, softmax_of
+    from examples.rmsnorm import plain_rmsnorm_of
+    from examples.softmax import softmax_of
 
     x = torch.randn(BYTES // 2 // length, length, device=device, dtype=torch.bfloat16)
     weight = torch.randn(length, device=device, dtype=torch.bfloat16)
@@ -65,11 +63,6 @@ def make(name: str, length: int, device: str) -> tuple[dict[tuple[str, str], Cal
         runs[OURS, f"{rows} rows by {ctas} CTAs of {warps} warps, {share or 'all that fit'}"] = functools.partial(
             schedule, *inputs, out=out
         )
-    vectors = (*(tensor.view(-1) for tensor in inputs),)
-    for warps, share in WHOLE.get(length, ()):
-        whole = (row_softmax_of if name == "softmax" else row_rmsnorm_of)(length, warps, share)
-        run = functools.partial(whole, *vectors, out=out.view(-1))
-        runs[OURS, f"a row by a bulk copy, {warps} warps, {share} CTAs"] = returning(run, out)
     for title, run in quack(name, x, weight).items():
         runs["quack", title] = run
     want = reference(x)

@@ -87,39 +87,10 @@ def plain_rmsnorm_of(
             with k.ring.consume() as slot:
                 h = slot.x.read()
                 scale = tp.math.rsqrt(tp.math.row_sum(h * h) / k.extent("n") + 1e-6)
+                h = slot.x.read()  # again: meanwhile, the row needs no registers
                 k.y.store(tile, h * scale * slot.weight.read(columns_of=h))
 
     return PlainRmsNorm()
-
-
-def row_rmsnorm_of(length: int, warps: int = 8, share: int | None = None) -> tp.Schedule:
-    """The same of rows that lie without gaps, as a vector: one bulk copy loads a row."""
-
-    class RowRmsNorm(tp.Schedule):
-        """y[q] = x[q] / sqrt(mean of the row's x^2 + 1e-6) * weight[q % length]."""
-
-        tiles = tp.GridTiles(ctas=share)
-        load, work = tp.Role(warps=1), tp.Role(warps=warps)
-        ring = tp.BarrierRing(1, producer=load, consumer=work)
-        x = tp.BulkLoadStage("q", tile=(length,), ring=ring)
-        weight = tp.BulkLoadStage("n", tile=(length,), ring=ring)
-        y = tp.ThreadStoreStage("q", tile=(length,), role=work)
-        across = tp.ReductionScratch(work)
-
-        @load.jit
-        def fill(self, k, tile):
-            with k.ring.produce() as slot:
-                slot.x.load(tile)
-                slot.weight.load(n=0)
-
-        @work.jit
-        def normalize(self, k, tile):
-            with k.ring.consume() as slot:
-                h = slot.x.read()
-                scale = tp.math.rsqrt(tp.math.row_sum(h * h) * (1 / length) + 1e-6)
-                k.y.store(tile, h * scale * slot.weight.read())
-
-    return RowRmsNorm()
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Softmax of each row: one warp loads rows, the others find the maximum and the sum of each, and store what it becomes.
+"""Softmax of each row: one warp loads rows, the others find the sum of the powers of each, and store what it becomes.
 
 A row lies in one CTA, or in those of a cluster.
 
@@ -51,40 +51,10 @@ def softmax_of(
             first = columns * tile.n if ctas > 1 else 0
             n = columns if even else k.extent("n") - first  # beyond it, a slot holds zeros
             with k.ring.consume() as slot:
-                values = slot.x.read()
-            powers = tp.math.exp(values - tp.math.row_max(values, inside=n))
-            k.y.store(tile, powers * (1 / tp.math.row_sum(powers, inside=n)))
+                total = tp.math.row_logsumexp(slot.x.read(), inside=n)
+                k.y.store(tile, tp.math.exp(slot.x.read() - total))  # read twice, the row needs few registers
 
     return Softmax()
-
-
-def row_softmax_of(length: int, warps: int = 8, share: int | None = None) -> tp.Schedule:
-    """Softmax of rows of one *length* that lie without gaps, as a vector: one bulk copy loads a row, where boxes of the TMA
-    engine have 256 elements of it each."""
-
-    class RowSoftmax(tp.Schedule):
-        """y[q] = exp(x[q]) / sum of exp(x[p]) over the p of the same row."""
-
-        tiles = tp.GridTiles(ctas=share)
-        load, work = tp.Role(warps=1), tp.Role(warps=warps)
-        ring = tp.BarrierRing(1, producer=load, consumer=work)
-        x = tp.BulkLoadStage("q", tile=(length,), ring=ring)
-        y = tp.ThreadStoreStage("q", tile=(length,), role=work)
-        across = tp.ReductionScratch(work)
-
-        @load.jit
-        def fill(self, k, tile):
-            with k.ring.produce() as slot:
-                slot.x.load(tile)
-
-        @work.jit
-        def normalize(self, k, tile):
-            with k.ring.consume() as slot:
-                values = slot.x.read()
-            powers = tp.math.exp(values - tp.math.row_max(values))
-            k.y.store(tile, powers * (1 / tp.math.row_sum(powers)))
-
-    return RowSoftmax()
 
 
 def main() -> None:

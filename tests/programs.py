@@ -26,9 +26,9 @@ from examples.gemm_row_max import GemmRowMax
 from examples.histogram import BINS, Histogram
 from examples.mlp import Mlp
 from examples.ragged import RaggedSums
-from examples.rmsnorm import plain_rmsnorm_of, rmsnorm_of, row_rmsnorm_of
+from examples.rmsnorm import plain_rmsnorm_of, rmsnorm_of
 from examples.row_sums import ClusterRowSums, RowSums
-from examples.softmax import row_softmax_of, softmax_of
+from examples.softmax import softmax_of
 from examples.stencil import Stencil
 from examples.transpose import transpose_of
 
@@ -75,22 +75,6 @@ def _rows(columns: int) -> Callable[[random.Random, int], dict[str, torch.Tensor
 
 def _rows_of(length: int) -> Callable[[random.Random, int], dict[str, torch.Tensor]]:
     return lambda rng, most: {"x": _normal(rng, _extent(rng, most), length)}
-
-
-def _gapless(rng: random.Random, most: int) -> dict[str, torch.Tensor]:
-    return {"x": _normal(rng, 512 * _extent(rng, most))}
-
-
-def _gapless_weighted(rng: random.Random, most: int) -> dict[str, torch.Tensor]:
-    return {**_gapless(rng, most), "weight": _normal(rng, 512)}
-
-
-def _gapless_softmax(x: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {"y": torch.softmax(x.view(-1, 512).float(), 1).view(-1)}
-
-
-def _gapless_norm(x: torch.Tensor, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {"y": _weighted(weight, x.view(-1, 512))["y"].view(-1)}
 
 
 def _weighted_rows(rng: random.Random, most: int) -> dict[str, torch.Tensor]:
@@ -246,9 +230,8 @@ PROGRAMS: dict[str, Program] = {
     "softmax of long rows": Program(functools.partial(softmax_of, 4096, 2, 8), 30, _rows(4096), _softmax),
     "softmax over CTAs": Program(functools.partial(softmax_of, 1024, 1, 2, 4), 30, _rows(4096), _softmax),
     "softmax of rows of 200": Program(functools.partial(softmax_of, 256, 4, 4, 1, 200), 30, _rows_of(200), _softmax),
-    "softmax of rows without gaps": Program(functools.partial(row_softmax_of, 512, 2), 30, _gapless, _gapless_softmax),
-    "rmsnorm of rows without gaps": Program(
-        functools.partial(row_rmsnorm_of, 512, 2), 30, _gapless_weighted, _gapless_norm, atol=3e-2
+    "softmax of rows of 2048": Program(
+        functools.partial(softmax_of, 1024, 1, 2, 2, 2048, 4), 30, _rows_of(2048), _softmax
     ),
     "rmsnorm of rows of 1024": Program(
         functools.partial(plain_rmsnorm_of, 1024, 2, 4, 1, 1024), 30, _weighted_rows, _weighted, atol=3e-2
