@@ -148,8 +148,6 @@ def _serve(task: bytes, share: list[int], lines: queue.Queue[tuple[int, str]]) -
 
 
 def _main() -> None:
-    from tmapipe.gpu.build import build
-
     said = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
     sys.path[:] = pickle.load(sys.stdin.buffer)  # where modules that an epilogue uses are found
@@ -164,6 +162,8 @@ def _main() -> None:
                 if not report.ok:
                     said.write(f"{index} not safe: {str(report).splitlines()[0]}\n")
                     continue
+            from tmapipe.gpu.build import build  # some seconds, which a process does not need that only refuses
+
             build(schedule, schedule.plan(dtypes), candidate.ranks(problem, epilogue)).function.export_to_c(
                 str(_object(folder, index)), function_name=_SYMBOL
             )
