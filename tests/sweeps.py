@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from typing import TypeVar
 
-__all__ = ["ALL", "sample"]
+__all__ = ["ALL", "examples", "sample"]
 
 ALL = os.environ.get("TESTS") == "all"
 Case = TypeVar("Case")
@@ -13,3 +13,8 @@ Case = TypeVar("Case")
 def sample(cases: Iterable[Case], every: int, first: int = 0) -> list[Case]:
     """One in *every* of the cases, from the number *first* on."""
     return list(cases) if ALL else list(cases)[first::every]
+
+
+def examples(count: int) -> int:
+    """How many random examples Hypothesis draws: *count* in the whole sweep, half as many otherwise."""
+    return count if ALL else count // 2

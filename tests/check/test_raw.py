@@ -12,6 +12,7 @@ from tests.check.corpus.parts import HandRing, Parts, fill_all, program
 from tests.machine.slots import write_slot
 from tests.oracle.explore import explore_program
 from tests.raw_rows import Doubled, double_on_cpu, double_on_gpu
+from tests.sweeps import examples
 from tmapipe.check import Kind, check_program
 from tmapipe.isa.barriers import FenceProxyAsync
 from tmapipe.plan.thread_layout import vectors_of
@@ -225,7 +226,7 @@ def test_raw_code_that_issues_tma_or_wgmma():
         alone(lambda k, slot: k.raw(double_on_gpu, updates=(slot.x,), proxy="tma")).check()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.sampled_from(sorted(BARE)), min_size=1, max_size=5), st.sampled_from([1, 2]))
 def test_agrees_with_all_interleavings(names, warps):
     """Raw calls of one or two warps on slots that TMA fills, and everything around them, against the exhaustive oracle."""

@@ -423,13 +423,13 @@ def test_what_is_closed_in_pairs_goes_well_in_long_runs(make):
     schedule = make()
     plan, open_sets = schedule.plan(), 0
     for mutation, problems, closed in mutants(schedule, plan):
-        for tiles, steps in ((4, 22), (4, 23)) if closed else ():
+        for tiles, steps in ((4, 12), (4, 13)) if closed else ():
             assert check_program(plan, problems.entry, problems.shapes(tiles, steps)).ok, f"{mutation}, {steps} steps"
         open_sets += not closed
     assert open_sets > 0
 
 
-@pytest.mark.parametrize("seed", sample(range(6), 2))
+@pytest.mark.parametrize("seed", sample(range(6), 3, first=1))
 def test_what_is_closed_goes_well_in_a_long_run(seed):
     """Mutants of random pipelines: the closed set and one run of many laps must not contradict each other."""
     pipeline = draw(seed, "small")

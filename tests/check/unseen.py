@@ -44,7 +44,7 @@ class LanesBySteps(Tiles):
 
 
 class FarAway(Tiles):
-    """One step of a thousand."""
+    """One step of a hundred."""
 
     load, add = Tiles.load, Tiles.add
 
@@ -55,7 +55,7 @@ class FarAway(Tiles):
     def total(self, k, tile):
         values = take(k)
         for step in range(self.taken(self, k, tile)):
-            if step == 1000:
+            if step == 100:
                 k.ring.wait()
             else:
                 values = values + take(k)
@@ -142,9 +142,9 @@ class ByTheSlot(Tiles):
         k.y.store(tile, values)
 
 
-class InTheThousandthRow(Tiles):
+class InTheHundredthRow(Tiles):
     def __init__(self):
-        super().__init__(lambda s, k, tile: one_if(tile.m > 1000), lambda s, k, tile: 0)
+        super().__init__(lambda s, k, tile: one_if(tile.m > 100), lambda s, k, tile: 0)
 
 
 class HeldWhileTurnsDiffer(HeldOver):
@@ -297,7 +297,7 @@ UNSEEN = (
     FailsInTheTenthRow,
     ByAFloat,
     ByTheSlot,
-    InTheThousandthRow,
+    InTheHundredthRow,
 )
 
 

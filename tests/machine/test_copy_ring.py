@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.machine.parts import TILE, CopyRing, ramp, run
+from tests.sweeps import examples
 from tmapipe.dtypes import bf16, fp8_e4m3, fp16, fp32
 from tmapipe.errors import DeadlockError, HazardError, InputError, PipelineError
 from tmapipe.machine.scheduler import POLICIES
@@ -28,7 +29,7 @@ def test_every_stage_and_trip_count(stages, tiles):
 
 
 @given(rows=st.integers(1, 40), columns=st.integers(1, 40), stages=st.integers(1, 4), seed=st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_ragged_edges(rows, columns, stages, seed):
     """Outside the tensor loads read zero and count their bytes, and stores write nothing."""
     x = ramp((rows, columns), fp32)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.machine.parts import Parts, run, warps
+from tests.sweeps import examples
 from tmapipe.errors import DeadlockError, HazardError
 from tmapipe.isa.ops import ALL_LANES, MbarArrive, MbarArriveCluster, MbarArriveTx, MbarExpectTx, MbarInit, MbarWait
 from tmapipe.machine import Layout, State
@@ -113,7 +114,7 @@ def test_init_twice_and_bad_counts():
 
 
 @given(count=st.integers(1, 40), arrivals=st.lists(st.sampled_from([1, 32]), max_size=12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_arrivals_are_conserved(count, arrivals):
     """Without bytes, phase number x count + arrivals of the current phase = all arrivals."""
     s = state(count=count)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tmapipe as tp
+from tests.sweeps import examples
 from tests.unit.errors import refused
 
 S, E = tp.schedules, tp.epilogue
@@ -46,7 +47,7 @@ def reference(a, b, given):
     return product * given.get("alpha", 1.0) * scale + given.get("c", 0.0) + given.get("bias", 0.0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(data=st.data())
 def test_against_numpy(data):
     kind, tile, cluster = data.draw(st.sampled_from(TILES))

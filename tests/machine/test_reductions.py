@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tmapipe as tp
+from tests.sweeps import examples
 
 S, E = tp.schedules, tp.epilogue
 TILES = [
@@ -49,7 +50,7 @@ def compare(found, value):
         np.testing.assert_allclose(sums, (value * value).sum(axis), rtol=1e-4, atol=1e-4)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(data=st.data())
 def test_against_numpy(data):
     kind, tile, cluster = data.draw(st.sampled_from(TILES))

@@ -11,6 +11,7 @@ from tests.machine.parts import TILE, CopyRing, Parts, init, ramp, run
 from tests.machine.slots import write_slot
 from tests.machine.test_tma import Pair
 from tests.machine.test_wgmma import SmallGemm
+from tests.sweeps import examples
 from tmapipe.errors import HazardError, ScopeError
 from tmapipe.isa import ops as o
 from tmapipe.machine import Layout, Scheduler, State, record
@@ -81,7 +82,7 @@ def test_all_interleavings_of_a_multicast_pair():
 
 
 @given(steps=st.integers(0, 60), seed=st.integers(0, 5))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_a_copy_equals_and_then_leads_its_own_life(steps, seed):
     """Runs a prefix, copies, runs on: the copy is what the original was."""
     ring = CopyRing(2)

@@ -1,5 +1,7 @@
 """Loads whose descriptors the library has encoded: every so many-th element, NaN outside, windows."""
 
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from tests.oracle.descriptor_forms import (
     ScaledRows,
     padded_gemm,
 )
+from tests.sweeps import ALL
 from tests.unit.errors import refused
 from tmapipe.check import Kind
 
@@ -153,8 +156,10 @@ def convolved(schedule, x, f, windows):
     return d, expected
 
 
-@pytest.mark.parametrize("cluster", [1, 2])
-@pytest.mark.parametrize("windows", WINDOWS, ids=repr)
+PAIRS = [*itertools.product(WINDOWS, [1, 2])] if ALL else [*zip(WINDOWS, itertools.cycle([1, 2]), strict=False)]
+
+
+@pytest.mark.parametrize("windows, cluster", PAIRS, ids=repr)
 def test_a_convolution(windows, cluster):
     x, f = torch.randint(-3, 4, (3, 9, 11, 40)), torch.randint(-3, 4, (24, *windows.size, 40))
     schedule = Convolved(windows, cluster)

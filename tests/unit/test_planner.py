@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import tmapipe as tp
+from tests.sweeps import examples
 from tests.unit.errors import refused
 from tests.unit.test_cluster import peers_of
 from tmapipe.dtypes import as_dtype
@@ -17,7 +18,9 @@ from tmapipe.plan.planner import MAX_SLOTS
 S = tp.schedules
 ARCH = arch_named("sm_90a")
 
-relaxed = settings(max_examples=120, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+relaxed = settings(
+    max_examples=examples(120), suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+)
 
 
 @st.composite
@@ -179,7 +182,7 @@ def test_chain_plans(made):
     assert ring.signals == tuple(name for (name,) in ring.phases[1:])
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(k=st.sampled_from([16, 32, 64, 128]), n=st.integers(4, 32), store_stages=st.integers(1, 3))
 def test_auto_stages_fill_shared_memory(k, n, store_stages):
     """One more slot would not fit, or there are as many as help."""

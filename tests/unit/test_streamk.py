@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sweeps import examples
 from tests.unit.errors import refused
 from tests.unit.test_tiles import Place
 from tmapipe import Grouped, Hilbert, PersistentTiles, Snake, StreamKTiles
@@ -61,7 +62,7 @@ def pieces(order, grid, cluster, clusters, steps):
     return found
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(
     m=st.integers(1, 6),
     n=st.integers(1, 6),

@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import tmapipe as tp
+from tests.sweeps import examples
 from tests.unit.errors import refused
 from tmapipe.tma_rules import TYPES
 
@@ -215,7 +216,7 @@ def allowed(name, shape, strides, box, steps, interleave, swizzle, fill, address
     ))  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 @given(maps())
 def test_random_maps(given_):
     name, size = given_["name"], TYPES[given_["name"]].bits // 8
@@ -231,7 +232,7 @@ def test_random_maps(given_):
             tp.TensorMap(memory, given_["box"], dtype=name, **options)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(st.lists(st.integers(1, 40), min_size=3, max_size=5), st.data())
 def test_random_windows(shape, data):
     """A box of an image with padding and a filter, as a convolution needs it: it has as many places as the result."""

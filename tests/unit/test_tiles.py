@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tmapipe as tp
+from tests.sweeps import examples
 from tests.unit.errors import refused
 from tests.unit.fake_isa import RecordingIsa
 from tmapipe import Backwards, Columns, Grouped, Hilbert, PersistentTiles, Snake
@@ -66,7 +67,7 @@ def problems(draw):
     return grid, cluster, raster, draw(st.integers(1, 9))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(problem=problems())
 def test_every_tile_once(problem):
     """Each tile of the grid once; and besides, where the cluster does not divide the grid, tiles wholly outside it, once."""
@@ -94,7 +95,7 @@ def test_a_grid_launches_as_many_clusters_as_tiles_of_one_each():
     assert isinstance(order, PersistentTiles) and order != PersistentTiles(Grouped(1))
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(problem=problems())
 def test_the_ctas_of_a_cluster_work_side_by_side(problem):
     """At every step they hold the tiles of one cluster-shaped block, each at its own coordinate: so peers share operands."""
@@ -111,7 +112,7 @@ def test_the_ctas_of_a_cluster_work_side_by_side(problem):
             assert sorted(tiles) == sorted(block)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(problem=problems())
 def test_work_is_even_and_counted(problem):
     grid, cluster, raster, clusters = problem

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
+from tests.sweeps import ALL, sample
 from tests.unit.errors import refused
 
 
@@ -104,7 +105,7 @@ FORMS = [
 @pytest.mark.parametrize("form", FORMS)
 def test_right_for_random_shapes(form):
     made = np.random.default_rng(0)
-    for _ in range(5):
+    for _ in range(5 if ALL else 3):
         shape = *(int(e) for e in made.integers(1, 20, 3)), 4 * int(made.integers(1, 20))
         x = made.standard_normal(shape).astype(np.float32)
         np.testing.assert_array_equal(form()(x), 2 * x)
@@ -142,7 +143,7 @@ def test_multicast_shares_are_cut_along_the_first_extent():
     assert Shared().check().ok
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", sample(FORMS, 3))
 def test_one_box_of_the_tile_per_instruction(form):
     plan = form().plan({"x": "fp32", "y": "fp32"})
     load = plan.load("x")
@@ -167,7 +168,7 @@ def long_rows(tile, dims="m n"):
 LONG = [((352,), 32), ((1056,), 96), ((768,), 256), ((4, 1440), 160), ((2, 3, 352), 32), ((2, 3, 768), 256)]
 
 
-@pytest.mark.parametrize(("tile", "box"), LONG)
+@pytest.mark.parametrize(("tile", "box"), sample(LONG, 2, first=1))
 def test_rows_longer_than_a_box_are_cut(tile, box):
     schedule, kinds = long_rows(tile, "a b m n"[-2 * len(tile) + 1 :]), {"x": "fp32", "y": "fp32"}
     load = schedule.plan(kinds).load("x")
