@@ -16,7 +16,7 @@ import attrs
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.log import FindingLog
 from tmapipe.check.positions import Positions
-from tmapipe.check.problems import Kind, Problems
+from tmapipe.check.problems import Problems
 from tmapipe.check.program import run_segment
 from tmapipe.check.recurrence import RunState
 from tmapipe.check.segments import END, After, Segment, Segments, Where
@@ -34,14 +34,13 @@ class Closure:
     """What the search found.
 
     closed: whether all runs are safe; states: how many are in the set; events: transitions executed; why: if not closed, what
-    is in the way; tiles: and after which tiles, by their kinds.
+    is in the way.
     """
 
     closed: bool
     states: int
     events: int
     why: str = ""
-    tiles: tuple[Kind, ...] = ()
 
 
 class _Node(NamedTuple):
@@ -55,14 +54,6 @@ class _Stopped(Exception):
 
     def __init__(self, path: tuple[Segment, ...], why: str):
         super().__init__(f"after {', '.join(segment.name for segment in path)}: {why}")
-        tiles: list[Kind] = []
-        for segment in path:
-            if segment.kind is not None:
-                tiles.append(segment.kind)
-            elif segment.grows is not None:
-                d, by = segment.grows
-                tiles[-1] = (*tiles[-1][:d], tiles[-1][d] + by, *tiles[-1][d + 1 :])
-        self.tiles = tuple(tiles)
 
 
 def close(problems: Problems, segments: Segments) -> Closure:
@@ -105,7 +96,7 @@ def closed_for(
                     raise _Stopped(node.path, "still no state recurs")
                 todo += [(node, segment) for segment in after[node.where]]
     except _Stopped as stopped:
-        return Closure(False, states, log.order, str(stopped), stopped.tiles)
+        return Closure(False, states, log.order, str(stopped))
     return Closure(True, states, log.order)
 
 

@@ -28,7 +28,7 @@ class Segment:
 
     parts: by warp, as recorded; words: the same as relative operations; start, end: positions of the warps before and after;
     to: the boundary to which it leads; kind: of the tile that begins, if one does; empty: whether only tensors without
-    elements have such tiles; grows: which number of the tile's kind it adds to, and how much.
+    elements have such tiles.
     """
 
     parts: list[list[Any]]
@@ -39,7 +39,6 @@ class Segment:
     name: str
     kind: Kind | None = None
     empty: bool = False
-    grows: tuple[int, int] | None = None
 
 
 After = dict[Where, list[Segment]]
@@ -118,7 +117,6 @@ class Dividing:
         portion: Portion,
         ends: tuple[Where, Where],
         begins: bool,
-        grows: tuple[int, int] | None = None,
         least: int = 0,
     ) -> None:
         """Adds the segments of a portion of tile *i*, which has a piece for all values of the variations from the *d*-th on.
@@ -127,18 +125,17 @@ class Dividing:
             into: Where to add them.
             ends: The boundaries before and after it.
             begins: Whether the tile begins with it.
-            grows: As of `Segment`.
             least: As many values are told apart at least.
         """
         if d == len(self.values):
             (piece,) = portion.values()
-            into.setdefault(ends[0], []).append(self._segment(i, piece, ends[1], begins, grows))
+            into.setdefault(ends[0], []).append(self._segment(i, piece, ends, begins))
             return
         values, variation = self.values[d], self.variations[d]
         rests = list(dict.fromkeys(key[1:] for key in portion))
 
         def only(value: int) -> None:
-            self._divide(into, i, d + 1, {rest: portion[(value, *rest)] for rest in rests}, ends, begins, grows)
+            self._divide(into, i, d + 1, {rest: portion[(value, *rest)] for rest in rests}, ends, begins)
 
         if variation.all or variation.some:
             for value in values if variation.all else values[:-1]:
@@ -146,7 +143,7 @@ class Dividing:
             if variation.all:
                 return
             larger = {rest: self._open_ended(portion[(values[-1], *rest)], d) for rest in rests}
-            self._divide(into, i, d + 1, larger, ends, begins, grows)
+            self._divide(into, i, d + 1, larger, ends, begins)
             return
         for own in (values[first :: self.at_once] for first in range(self.at_once)):
             sections = self._sections(i, variation, [{v: portion[(v, *rest)] for v in own} for rest in rests])
@@ -160,7 +157,7 @@ class Dividing:
                 last = number == len(sections) - 1
                 after = ends[1] if last else self._between()
                 both = {rest: (each, of) for rest, each, (_, of) in zip(rests, pieces, sizes, strict=True)}
-                self._repeat(into, i, d, both, own, n, (before, after), begins and number == 0, grows if last else None)
+                self._repeat(into, i, d, both, own, n, (before, after), begins and number == 0)
                 before = after
 
     def _between(self) -> Where:
@@ -178,13 +175,12 @@ class Dividing:
         n: int,
         ends: tuple[Where, Where],
         begins: bool,
-        grows: tuple[int, int] | None,
     ) -> None:
         """Adds A, B and C of pieces of the values from the n-th of *own* on. *both*: the pieces, by what is still to be told
         apart and by value, and the lengths of B and C."""
         if not any(b for _, sizes in both.values() for b, _ in sizes):
             larger = {rest: self._open_ended(pieces[own[n]], d) for rest, (pieces, _) in both.items()}
-            return self._divide(into, i, d + 1, larger, ends, begins, grows)
+            return self._divide(into, i, d + 1, larger, ends, begins)
         within = self._between()
         enter, step, leave = Portion(), Portion(), Portion()
         for rest, (pieces, sizes) in both.items():
@@ -198,9 +194,9 @@ class Dividing:
             enter[rest] = self._open_ended(attrs.evolve(piece, last=one, shown=shown), d)
             step[rest] = attrs.evolve(piece, first=one, last=two)
             leave[rest] = attrs.evolve(piece, first=end)
-        self._divide(into, i, d + 1, enter, (ends[0], within), begins, None)
-        self._divide(into, i, d + 1, step, (within, within), False, (d, self.at_once))
-        self._divide(into, i, d + 1, leave, (within, ends[1]), False, grows)
+        self._divide(into, i, d + 1, enter, (ends[0], within), begins)
+        self._divide(into, i, d + 1, step, (within, within), False)
+        self._divide(into, i, d + 1, leave, (within, ends[1]), False)
 
     def _sections(self, i: int, variation: Variation, portions: list[dict[int, Piece]]) -> list[list[dict[int, Piece]]]:
         """The pieces divided where the second and each further loop begins that the variation counts, if all have as many."""
@@ -251,7 +247,7 @@ class Dividing:
             raise NotAlike
         return cut
 
-    def _segment(self, i: int, piece: Piece, to: Where, begins: bool, grows: tuple[int, int] | None) -> Segment:
+    def _segment(self, i: int, piece: Piece, ends: tuple[Where, Where], begins: bool) -> Segment:
         parts = self._parts(i, piece.kind)
         nothing = [0] * len(parts)
         start = self.problems.relative(self.boundaries, piece.kind).starts[i].copy()
@@ -260,12 +256,11 @@ class Dividing:
         own = _between(parts, piece.first, piece.last)
         words = end.advance(i, own)
         if begins:
-            name = self._text(piece.shown) + (", up to its end" if to[0] == "step" else "")
-            return Segment(own, words, start, end, to, name, piece.shown, self._empty(piece))
-        if grows:
-            name = "one more step" if grows[1] == 1 else f"{grows[1]} more steps"
-            return Segment(own, words, start, end, to, name, grows=grows)
-        return Segment(own, words, start, end, to, "the tile's end")
+            name = self._text(piece.shown) + (", up to its end" if ends[1][0] == "step" else "")
+            return Segment(own, words, start, end, ends[1], name, piece.shown, self._empty(piece))
+        more = "one more step" if self.at_once == 1 else f"{self.at_once} more steps"
+        name = "the tile's end" if ends[1][0] == "tile" else more if ends[0] == ends[1] else "part of a step"
+        return Segment(own, words, start, end, ends[1], name)
 
 
 def _between(parts: list[list[Any]], first: list[int], last: list[int]) -> list[list[Any]]:

@@ -101,7 +101,6 @@ class _Search:
         self.events = 0
         self.runs: list[str] = []
         self.failed = ""
-        self.suspects: list[tuple[int, int]] = []  # (tiles, steps) of problems that may show what is wrong
 
     def run(self) -> str:
         """For which trip counts the findings hold."""
@@ -119,7 +118,7 @@ class _Search:
             if not problems.vary():  # nothing new has been decided on
                 return EVERY
         tiles, most = 0, 0
-        for tiles, most in [*self.suspects, *itertools.islice(self._sizes(), FIRST)]:
+        for tiles, most in itertools.islice(self._sizes(), FIRST):
             self._take(tiles, most)
         for problem in self._uneven():
             self._add(problem)
@@ -176,8 +175,6 @@ class _Search:
             if shown.closed
             else f"not shown for every trip count: {shown.why}"
         )
-        if not shown.closed and shown.tiles and not self._decides:
-            self.suspects = [(len(shown.tiles), max([1, *map(max, filter(None, shown.tiles))]))]
         return shown.closed
 
     def _close(self, segments: Segments) -> Closure:
