@@ -114,34 +114,20 @@ LANDS: dict[type, Callable[[Memory, Flight, Any, np.ndarray], None]] = {}
 WRITES: dict[type, Callable[[Memory, Any, np.ndarray], None]] = {}
 
 
-def performs(kind: type) -> Callable[[Callable], Callable]:
-    """Registers the function that moves the data of operations of type *kind*."""
+def _registers(table: dict[type, Callable]) -> Callable[[type], Callable[[Callable], Callable]]:
+    """A decorator that registers a function in *table*, for operations of one type."""
 
-    def register(function: Callable) -> Callable:
-        PERFORM[kind] = function
-        return function
+    def of(kind: type) -> Callable[[Callable], Callable]:
+        def register(function: Callable) -> Callable:
+            table[kind] = function
+            return function
 
-    return register
+        return register
 
-
-def lands(kind: type) -> Callable[[Callable], Callable]:
-    """Registers the function that writes what operations of type *kind* deliver to a slot."""
-
-    def register(function: Callable) -> Callable:
-        LANDS[kind] = function
-        return function
-
-    return register
+    return of
 
 
-def writes(kind: type) -> Callable[[Callable], Callable]:
-    """Registers the function that writes what stores of type *kind* have read from a slot."""
-
-    def register(function: Callable) -> Callable:
-        WRITES[kind] = function
-        return function
-
-    return register
+performs, lands, writes = _registers(PERFORM), _registers(LANDS), _registers(WRITES)
 
 
 # ---- TMA --------------------------------------------------------------------------------------------------------------
@@ -195,17 +181,13 @@ def _store_write(memory: Memory, flight: Flight, op: StoreWrite, facts: None) ->
 
 
 @writes(TmaStore)
-def _write_tile(memory: Memory, op: TmaStore, values: np.ndarray) -> None:
-    store = memory.layout.stores[op.store]
-    if op.part is not None:
-        values = values.reshape(store.parts, -1)[op.part]
-    scatter(values, memory.tensors[store.argument], store, op.at, op.rows)
-
-
 @writes(BulkStore)
-def _write_piece(memory: Memory, op: BulkStore, values: np.ndarray) -> None:
-    store = memory.layout.stores[op.store]
-    scatter(values, memory.tensors[store.argument], store, op.at)
+def _write_tile(memory: Memory, op: TmaStore | BulkStore, values: np.ndarray) -> None:
+    store, rows = memory.layout.stores[op.store], None
+    if isinstance(op, TmaStore):
+        rows = op.rows
+        values = values if op.part is None else values.reshape(store.parts, -1)[op.part]
+    scatter(values, memory.tensors[store.argument], store, op.at, rows)
 
 
 # ---- wgmma ------------------------------------------------------------------------------------------------------------
