@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int64
 
 from tmapipe.gpu import control
 from tmapipe.gpu.descriptors import WORDS, load_boxes
@@ -33,24 +33,19 @@ class DescriptorEmitters:
                 f"ld.v4.b32 {{a, b, c, d}}, [$0+{i}]; st.shared.v4.b32 [$1+{i}], {{a, b, c, d}};"
                 for i in range(0, BYTES, 16)
             ]
-            emit_ptx(
-                f"{{ .reg .b32 a, b, c, d; {' '.join(words)} }}",
-                "l,r",
-                [self.atoms[load.name][0].address, Int32(slot).ir_value()],
-            )
+            template = self.atoms[load.name][0].address
+            emit_ptx(f"{{ .reg .b32 a, b, c, d; {' '.join(words)} }}", "lr", template, slot)
             what, last = "tensormap.replace.tile.global_{}.shared::cta.b1024", len(load.dims) - 1
-            emit_ptx(f"{what.format('address')}.b64 [$0], $1;", "r,l", [Int32(slot).ir_value(), start.ir_value()])
-            emit_ptx(
-                f"{what.format('dim')}.b32 [$0], {last}, $1;", "r,r", [Int32(slot).ir_value(), Int32(rows).ir_value()]
-            )
+            emit_ptx(f"{what.format('address')}.b64 [$0], $1;", "rl", slot, start)
+            emit_ptx(f"{what.format('dim')}.b32 [$0], {last}, $1;", "rr", slot, rows)
 
         control.when(self.lane == 0, make)
         cute.arch.sync_warp()
         copy = "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned"
-        emit_ptx(f"{copy} [$0], [$1], {BYTES};", "l,r", [_place(self, buffer, stage), Int32(slot).ir_value()])
+        emit_ptx(f"{copy} [$0], [$1], {BYTES};", "lr", _place(self, buffer, stage), slot)
 
     def descriptor_acquire(self: Any, buffer: Buffer, stage: Any) -> None:
-        emit_ptx(f"fence.proxy.tensormap::generic.acquire.gpu [$0], {BYTES};", "l", [_place(self, buffer, stage)])
+        emit_ptx(f"fence.proxy.tensormap::generic.acquire.gpu [$0], {BYTES};", "l", _place(self, buffer, stage))
 
     def tma_load_through(
         self: Any, load: Load, stage: Any, at: Sequence[Any], barrier: Barrier, through: Any, mask: Any, share: Any
@@ -66,6 +61,4 @@ def _place(isa: Any, buffer: Any, stage: Any) -> Any:
     counts = {each.name: each.stages for each in isa.plan.made}
     before = sum(list(counts.values())[: list(counts).index(buffer.name)])
     cta = isa.cluster_id * isa.plan.cluster_size + isa.cta_rank
-    return (
-        Int64(isa.workspace.iterator.toint()) + Int64((cta * sum(counts.values()) + before + stage) * BYTES)
-    ).ir_value()
+    return Int64(isa.workspace.iterator.toint()) + Int64((cta * sum(counts.values()) + before + stage) * BYTES)

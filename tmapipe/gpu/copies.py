@@ -74,9 +74,9 @@ class CopyEmitters:
         inside = functools.reduce(operator.and_, map(_inside, at, tensor.shape))
 
         def issue() -> None:
-            operands = [_element(tensor, at, load.buffer.dtype.bytes), Int32(load.buffer.slot_bytes)]
+            source = _element(tensor, at, load.buffer.dtype.bytes)
             with cute.arch.elect_one():
-                emit_ptx("cp.async.bulk.prefetch.L2.global [$0], $1;", "l,r", [value.ir_value() for value in operands])
+                emit_ptx("cp.async.bulk.prefetch.L2.global [$0], $1;", "lr", source, load.buffer.slot_bytes)
 
         self.when(inside, issue)
 
@@ -124,19 +124,17 @@ def _bulk_to_global(store: Store, target: Any, source: Any, nbytes: Any) -> None
         of = {"and": "b32", "or": "b32", "xor": "b32", "inc": "u32", "dec": "u32"}.get(store.reduce, of)
         rounded = ".noftz" if store.reduce == "add" and of in ("bf16", "f16") else ""
         how, kind = "cp.reduce.async", f".{store.reduce}{rounded}.{of}"
-    operands = [Int64(target).ir_value(), Int32(source).ir_value(), Int32(nbytes).ir_value()]
-    emit_ptx(f"{how}.bulk.global.shared::cta.bulk_group{kind} [$0], [$1], $2;", "l,r,r", operands)
+    emit_ptx(f"{how}.bulk.global.shared::cta.bulk_group{kind} [$0], [$1], $2;", "lrr", target, source, nbytes)
 
 
 def _bulk_from_global(target: Any, source: Any, nbytes: int, bar: Any) -> None:
     text = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
-    operands = [Int32(target), Int64(source), Int32(nbytes), Int32(bar)]
-    emit_ptx(text, "r,l,r,r", [value.ir_value() for value in operands])
+    emit_ptx(text, "rlrr", target, source, nbytes, bar)
 
 
 def _bulk_to_peer(target: Any, source: Any, nbytes: int, bar: Any) -> None:
     text = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
-    emit_ptx(text, "r,r,r,r", [Int32(value).ir_value() for value in (target, source, nbytes, bar)])
+    emit_ptx(text, "rrrr", target, source, nbytes, bar)
 
 
 def copy_tile(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any, shares: int) -> None:
@@ -253,5 +251,4 @@ def _inside(index: Any, extent: Any) -> Any:
 def _cp_async(target: Any, source: Any, vector: int, nbytes: Any) -> None:
     """Copies *nbytes* of *vector* bytes, and fills the rest with zeros."""
     cache = "cg" if vector == 16 else "ca"
-    operands = [Int32(target).ir_value(), Int64(source).ir_value(), Int32(nbytes).ir_value()]
-    emit_ptx(f"cp.async.{cache}.shared.global [$0], [$1], {vector}, $2;", "r,l,r", operands)
+    emit_ptx(f"cp.async.{cache}.shared.global [$0], [$1], {vector}, $2;", "rlr", target, source, nbytes)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cutlass.cute as cute
-from cutlass import Int16, Int32, Int64
+from cutlass import Int16, Int64
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import cute as cute_ir
 from cutlass._mlir.dialects import cute_nvgpu, vector
@@ -92,7 +92,7 @@ def describe(tensor: Any, words: Sequence[Any]) -> Described:
 
 
 def prefetch(descriptor: Descriptor) -> None:
-    emit_ptx("prefetch.tensormap [$0];", "l", [descriptor.address])
+    emit_ptx("prefetch.tensormap [$0];", "l", descriptor.address)
 
 
 def load_boxes(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any, how: Mapping[str, Any]) -> None:
@@ -179,23 +179,21 @@ def _load(
         policy: Of L2, as createpolicy encodes it; None: the usual one.
         offsets: In windows, in their order.
     """
-    operands = [Int32(target).ir_value(), descriptor, Int32(barrier.toint()).ir_value()]
-    kinds = ["r", "l", "r"]
+    operands, kinds = [target, descriptor, barrier.toint()], "rlr"
 
-    def added(kind: str, values: Sequence[Any]) -> list[str]:
-        kinds.extend(kind * len(values))
-        operands.extend(value.ir_value() for value in values)
-        return [f"${i}" for i in range(len(operands) - len(values), len(operands))]
+    def added(kind: str, *values: Any) -> str:
+        nonlocal kinds
+        first, kinds = len(operands), kinds + kind * len(values)
+        operands.extend(values)
+        return ", ".join(f"${first + i}" for i in range(len(values)))
 
-    where = ", ".join(added("r", [Int32(x) for x in at]))
+    where = added("r", *at)
     to, mode = "cta" if mask is None else "cluster", "im2col" if offsets else "tile"
     words = f"cp.async.bulk.tensor.{len(at)}d.shared::{to}.global.{mode}.mbarrier::complete_tx::bytes"
-    last = ""
-    if offsets:
-        last += f", {{{', '.join(added('h', [Int16(x) for x in reversed(offsets)]))}}}"
+    last = f", {{{added('h', *map(Int16, reversed(offsets)))}}}" if offsets else ""
     if mask is not None:
-        words, last = f"{words}.multicast::cluster", f"{last}, {added('h', [Int16(mask)])[0]}"
+        words, last = f"{words}.multicast::cluster", f"{last}, {added('h', mask)}"
     if policy is not None:
-        words, last = f"{words}.L2::cache_hint", f"{last}, {added('l', [Int64(policy)])[0]}"
+        words, last = f"{words}.L2::cache_hint", f"{last}, {added('l', policy)}"
     with cute.arch.elect_one():
-        emit_ptx(f"{words} [$0], [$1, {{{where}}}], [$2]{last};", ",".join(kinds), operands)
+        emit_ptx(f"{words} [$0], [$1, {{{where}}}], [$2]{last};", kinds, *operands)

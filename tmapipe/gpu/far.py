@@ -65,7 +65,7 @@ class Far:
             )
             for first in range(0, width * size // 4, 4):
                 count = min(4, width * size // 4 - first)
-                store_async(Int32(place + 4 * first), [Int32(words[first + j]) for j in range(count)], on)
+                store_async(place + 4 * first, [words[first + j] for j in range(count)], on)
 
 
 def _load(address: Any, nbytes: int) -> list[Any]:

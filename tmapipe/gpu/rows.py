@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import cutlass.cute as cute
-from cutlass import Int32, Int64
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import cute_nvgpu
 
@@ -37,16 +36,12 @@ def move_rows(
     buffer = move.buffer
     pitch = buffer.tile[1] * buffer.dtype.bytes
     place = isa.slot_address(buffer, stage) + part * (4 * pitch)
-    operands = [Int32(place).ir_value(), _address(isa.atoms[move.name][0])]
-    operands += [Int32(x).ir_value() for x in (at[-1], *rows)]
-    kinds, matrix = "r,l,r,r,r,r,r", "[$1, {$2, $3, $4, $5, $6}]"
-    if barrier is not None:
-        operands.append(Int32(barrier.toint()).ir_value())
-        kinds, text = kinds + ",r", f"{LOAD} [$0], {matrix}, [$7];"
-    else:
-        text = f"{STORE} {matrix}, [$0];"
+    operands, matrix = [place, _address(isa.atoms[move.name][0]), at[-1], *rows], "[$1, {$2, $3, $4, $5, $6}]"
     with cute.arch.elect_one():
-        emit_ptx(text, kinds, operands)
+        if barrier is None:
+            emit_ptx(f"{STORE} {matrix}, [$0];", "rlrrrrr", *operands)
+        else:
+            emit_ptx(f"{LOAD} [$0], {matrix}, [$7];", "rlrrrrrr", *operands, barrier.toint())
 
 
 def _address(atom: Any) -> Any:
@@ -56,4 +51,4 @@ def _address(atom: Any) -> Any:
     executable = cute_nvgpu.atom_make_exec_tma(atom._trait.value)
     kind = ir.Type.parse("!cute.ptr<!cute_nvgpu.tma_descriptor_tiled, generic, align<64>>")
     found = cute_nvgpu.get_tma_desc_addr(kind, executable)
-    return Int64(found.toint()).ir_value()
+    return found.toint()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import cutlass.cute as cute
-from cutlass import Int32
 
 from tmapipe.gpu import control
 from tmapipe.gpu.copies import copy_tile
@@ -30,11 +29,11 @@ class Sm80Isa(GpuIsa):
         control.when(self.lane == 0, lambda: cute.arch.mbarrier_init(self.mbarrier(barrier, stage), count))
 
     def mbarrier_wait(self, barrier: Barrier, stage: Any, parity: Any) -> None:
-        _inline(WAIT, "r,r", self._address(barrier, stage), parity)
+        emit_ptx(WAIT, "rr", self._address(barrier, stage), parity)
 
     def mbarrier_arrive(self, barrier: Barrier, stage: Any, lanes: int = 1, when: Any = True) -> None:
         def arrive() -> None:
-            _inline("mbarrier.arrive.shared.b64 _, [$0];", "r", self._address(barrier, stage))
+            emit_ptx("mbarrier.arrive.shared.b64 _, [$0];", "r", self._address(barrier, stage))
 
         self.when(when, arrive if lanes == 32 else lambda: control.when(self.lane == 0, arrive))
 
@@ -42,7 +41,7 @@ class Sm80Isa(GpuIsa):
         self, load: Any, stage: Any, at: Any, barrier: Barrier, share: Any, shares: int, anywhere: bool
     ) -> None:
         copy_tile(self, load, stage, at, share, shares)
-        _inline("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", "r", self._address(barrier, stage))
+        emit_ptx("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", "r", self._address(barrier, stage))
 
     def _address(self, barrier: Barrier, stage: Any) -> Any:
         return self.mbarrier(barrier, stage).toint()
@@ -51,7 +50,3 @@ class Sm80Isa(GpuIsa):
 def backend_for(plan: Plan) -> type[GpuIsa]:
     """The class that emits instructions for the plan's architecture."""
     return GpuIsa if plan.target.tma else Sm80Isa
-
-
-def _inline(text: str, kinds: str, *operands: Any) -> None:
-    emit_ptx(text, kinds, [Int32(operand).ir_value() for operand in operands])

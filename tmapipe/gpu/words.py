@@ -25,7 +25,7 @@ def store_words(slot: Any, words: Sequence[Any], barrier: Any, cta: Any) -> None
         slot, barrier: Addresses in the calling CTA.
     """
     target, on = at_peer(slot.toint(), cta), at_peer(barrier.toint(), cta)
-    store_async(target, [Int32(word) for word in words], on)
+    store_async(target, words, on)
 
 
 def send(place: Any, values: Sequence[Any], barrier: Any, cta: Any) -> None:
@@ -37,7 +37,7 @@ def send(place: Any, values: Sequence[Any], barrier: Any, cta: Any) -> None:
     """
     target, on = at_peer(place.toint(), cta), at_peer(barrier.toint(), cta)
     for i in range(0, len(values), 4):
-        store_async(target + i // 4 * WARP * UNIT, [Float32(value) for value in values[i : i + 4]], on, "f")
+        store_async(target + i // 4 * WARP * UNIT, values[i : i + 4], on, "f")
 
 
 def received(place: Any, count: int) -> list[Any]:
@@ -68,4 +68,4 @@ def store_async(target: Any, words: Sequence[Any], barrier: Any, kind: str = "r"
     form = {1: "b32", 2: "v2.b32", 4: "v4.b32"}[count]
     registers = f"{{{', '.join(f'${1 + i}' for i in range(count))}}}" if count > 1 else "$1"
     text = f"st.async.shared::cluster.mbarrier::complete_tx::bytes.{form} [$0], {registers}, [${count + 1}];"
-    emit_ptx(text, ",".join(["r", *[kind] * count, "r"]), [each.ir_value() for each in (target, *words, barrier)])
+    emit_ptx(text, f"r{kind * count}r", target, *words, barrier)
