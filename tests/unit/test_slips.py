@@ -115,3 +115,44 @@ def test_long_values_are_cut_short():
         "x = ndarray of shape (1000,): is small."
     )
     assert len(str(tp.InputError("x", list(range(1000)), "is small", "use less"))) < 450
+
+
+def test_parts_that_there_are_not_are_named():
+    def body(wrong):
+        class Mine(RaggedSums):
+            @RaggedSums.work.jit
+            def add(self, k, tile):
+                with k.ring.consume() as slot:
+                    values = slot.x.read()
+                wrong(self, k, tile, slot, values)
+                k.y.store(tile, values)
+
+        return Mine
+
+    x, begins = np.zeros((4, 512), np.float32), np.array([0, 1, 2], np.int32)
+    for wrong, error, message in (
+        (
+            lambda s, k, t, slot, v: k.ring.produces(),
+            tp.errors.MissingPartError,
+            r"`\.produces` of what has only .*consume",
+        ),
+        (
+            lambda s, k, t, slot, v: k.y.put_all(t, v),
+            tp.errors.MissingPartError,
+            r"`\.put_all` of what has only .*store_from",
+        ),
+        (lambda s, k, t, slot, v: k.y.store(t, ()), tp.InputError, r"y\.store = \(\): is what is stored"),
+        (lambda s, k, t, slot, v: k.y.store(k.ring, v), tp.InputError, "takes the tile that the body was called with"),
+        (
+            lambda s, k, t, slot, v: k.y.store(t.also(n=s), v),
+            tp.InputError,
+            r"tile\.also\(n\) = .*whole number of tiles",
+        ),
+    ):
+        with pytest.raises(error, match=message) as info:
+            body(wrong)()(x, begins)
+        assert "At " in str(info.value) and "test_slips.py" in str(info.value)
+
+
+def test_a_schedule_without_stages_is_no_kernel():
+    refused(tp.Schedule(), argument="Schedule", rule="no load and no store stage")

@@ -42,6 +42,8 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
         InputError: Names the argument, its value, the rule and a fix.
     """
     declared = schedule.declared
+    if not declared.loads and not declared.stores:
+        raise InputError("Schedule", declared.name, "has no load and no store stage", "declare one")
     parts: dict[str, TmaLoadStage | TmaStoreStage] = {**declared.inputs, **declared.stores}
     inputs = (*declared.inputs, *declared.tables)
     given = match(declared.arguments, tensors, named)

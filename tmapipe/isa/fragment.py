@@ -231,7 +231,7 @@ def _refuse_attribute(self: Fragment, name: str) -> NoReturn:
     _refuse(name)()
 
 
-Fragment.__getattr__ = _refuse_attribute  # type: ignore[attr-defined]
+Fragment.__getattr__ = _refuse_attribute  # type: ignore[assignment, method-assign]
 
 
 def where_is(epilogue: Callable[..., Any] | None) -> str:

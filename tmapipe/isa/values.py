@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from tmapipe.errors import MissingPartError
 from tmapipe.plan.model import Buffer
 
 __all__ = ["Block", "Carried", "Cells", "Condition", "SlotRef", "Value", "is_index"]
@@ -36,6 +37,15 @@ class Carried:
 
     def __new_from_mlir_values__(self, values: list[Any]) -> Carried:
         return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise MissingPartError(f"`.{name}` of what has only {_parts_of(self)}. Use one of those.")
+
+
+def _parts_of(part: Carried) -> str:
+    return ", ".join(name for name in dir(type(part)) if not name.startswith("_"))
 
 
 class Cells(Protocol):

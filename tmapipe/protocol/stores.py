@@ -204,6 +204,10 @@ class BoundStore(Carried):
             )
         check_own(f"{self.plan.name}.store", self.isa.plan, self.plan, tile, ())
         several = values if isinstance(values, tuple) else (values,)
+        if not several:
+            raise InputError(
+                f"{self.plan.name}.store", values, "is what is stored", "pass a fragment or an accumulator"
+            )
         sums = tuple(map(self._distributed, several))
         if all(isinstance(each, (Accumulator, TileValues)) for each in sums):
             self._store_accumulators(tile, sums, epilogue, {self.plan.name: self, **(also or {})}, operands)

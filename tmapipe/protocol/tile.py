@@ -56,6 +56,11 @@ class Tile(Carried):
 
     def also(self, **coordinates: Any) -> Tile:
         """The tile with further coordinates."""
+        for name, place in coordinates.items():
+            if not is_index(place):
+                raise InputError(
+                    f"tile.also({name})", place, "is a whole number of tiles", "use integers, and // instead of /"
+                )
         moved = self._moved or not self._coordinates.keys().isdisjoint(coordinates)
         return Tile({**self._coordinates, **coordinates}, self._bounds, moved)
 
@@ -134,6 +139,8 @@ def aligned_start(
 
 def check_own(where: str, plan: Plan, part: Load | Store, tile: Tile | None, coordinates: Iterable[str]) -> None:
     """Raises `InputError` unless a tile that this CTA both stores and loads is at the coordinates of its output tile."""
+    if tile is not None and not isinstance(tile, Tile):
+        raise InputError(where, tile, "takes the tile that the body was called with", "pass it, or use store_from()")
     both = {load.argument for load in plan.loads} & {store.argument for store in plan.stores}
     if part.argument in both and (
         tile is None or tile._moved or not tile._coordinates or any(tile.get(dim) is not None for dim in coordinates)
