@@ -110,7 +110,8 @@ BOUNDS = {
     "scattered": (0, 0.2), "launch": (2, 7), "joined": (0, 0.6), "fill": (0, 10), "stored": (6, 64), "waited": (1, 2),
     "piece": (0, 2.5), "partial": (0, 2), "ragged": (0, 2), "transposed": (1, 1.3), "add": (0.5, 8), "each": (0, 0.4),
     "parts": (1000, 8000), "exchanged": (3, 60), "merged": (0.955, 0.974), "claim": (0.5, 1.6), "slot": (0, 400),
-    "latency": (500, 3500), "held": (0, 0.95), "uneven": (0, 0.1), "box": (0, 40), "hidden": (1.5, 12), "loaded": (1.5, 12),
+    "latency": (500, 3500), "held": (0, 0.95), "uneven": (0, 0.1), "box": (0, 40), "zero": (0, 4),
+    "hidden": (1.5, 12), "loaded": (1.5, 12),
 }  # fmt: skip
 
 

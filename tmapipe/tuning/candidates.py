@@ -164,6 +164,12 @@ def asked(rows: int, peers: int) -> int:
     return rows if rows % (8 * peers) else rows // peers
 
 
+def edge_boxes(rows: int, peers: int) -> int:
+    """Boxes in which the busiest of *peers* loads a tile over the edge."""
+    own = asked(rows, peers)
+    return own // (8 if own % BOX else BOX)
+
+
 def _spans(problem: Problem, plain: Candidate) -> list[int]:
     """Further numbers of spans of k in a slot that are worth considering: for small tiles, whose slots take longer to hand
     over than to multiply, and a long k."""
@@ -276,7 +282,7 @@ def _outside(
         beyond = min(extent, -size % (extent * cluster[side]))
         received = min(beyond, extent // peers) * peers
         loads += received * ZERO_CLOCKS
-        boxes[side] = extent // peers // BOX
+        boxes[side] = edge_boxes(extent, peers)
         everywhere[side] = major == "k" and size < extent and beyond >= ROWS_BEYOND
         last[side] = major == "k" and few and size >= extent and received >= MANY_BEYOND
     chosen = [of_all or (of_last and loads > SLOWER * takes) for of_all, of_last in zip(everywhere, last, strict=True)]

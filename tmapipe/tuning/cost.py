@@ -22,17 +22,13 @@ import numpy as np
 
 from tmapipe.integers import ceil_div
 from tmapipe.tuning.candidate import SWIZZLE_SPAN, Candidate
-from tmapipe.tuning.candidates import MACS, asked
+from tmapipe.tuning.candidates import MACS, asked, edge_boxes
 from tmapipe.tuning.problem import Device, Problem
 
 __all__ = ["Constants", "FITTED", "Work", "estimate", "estimates", "times", "work"]
 
 BAND = 8  # rows of clusters that are numbered together, and clusters of a GPC that read together
-LINE, PIECE, BOX = (
-    128,
-    64,
-    16,
-)  # bytes of a line of L2; columns that are stored together; rows of a box that is loaded again
+LINE, PIECE = 128, 64  # bytes of a line of L2; columns that are stored together
 ROWS = 128
 WIDE = SWIZZLE_SPAN // 2  # 16-bit elements of a span of k; twice as many 8-bit elements take as many clocks
 
@@ -71,7 +67,8 @@ class Constants:
         hidden, loaded: How sharply the longer one of two hides the other: of busy and memory; of a tile's work and its loads.
         slot: Clocks in which a slot is handed over, at least.
         latency: Clocks from a load to its data, by which slots that are not `held` by readers bound the speed of loads.
-        box: Clocks in which a box of 16 rows is loaded again.
+        box: Clocks in which a box of rows is loaded again.
+        zero: Clocks in which a row is filled with zeros, for each CTA that gets it.
         joined: Microseconds that each doubling of a cluster costs.
         uneven: Part by which a tile takes longer whose number of columns is no multiple of 16.
         worked: Factor on an epilogue that computes: at 4096^3, tiles of 128 x 256 take 1.8 us more with bias and gelu, 3.3
@@ -79,42 +76,43 @@ class Constants:
     """
 
     clock: float = 1.62
-    boost: float = 0.155
+    boost: float = 0.173
     l2: float = 5440.0
-    again: float = 0.529
-    near: float = 0.428
-    torn16: float = 1.56
+    again: float = 0.526
+    near: float = 0.427
+    torn16: float = 1.55
     torn32: float = 1.23
-    ingest: float = 86.5
-    issue: float = 75.0
-    reads: float = 0.923
-    writes: float = 0.708
-    scattered: float = 0.0615
+    ingest: float = 87.3
+    issue: float = 72.7
+    reads: float = 0.955
+    writes: float = 0.716
+    scattered: float = 0.0568
     launch: float = 4.67
-    fill: float = 4.56
-    stored: float = 19.6
-    waited: float = 1.55
-    piece: float = 0.936
-    partial: float = 0.321
-    ragged: float = 0.312
-    apart: float = 4.28
-    joined: float = 0.0764
+    fill: float = 4.7
+    stored: float = 21.1
+    waited: float = 1.61
+    piece: float = 1.04
+    partial: float = 0.145
+    ragged: float = 0.346
+    apart: float = 4.34
+    joined: float = 0.0753
     transposed: float = 1.01
     add: float = 2.11
-    each: float = 0.144
-    parts: float = 4220.0
-    exchanged: float = 4.28
+    each: float = 0.146
+    parts: float = 4710.0
+    exchanged: float = 5.01
     merged: float = 0.974
     smaller: float = 1.008
-    claim: float = 1.37
-    hidden: float = 3.13
-    loaded: float = 10.1
+    claim: float = 1.34
+    hidden: float = 2.78
+    loaded: float = 10.4
     worked: float = 3.4
-    slot: float = 218.0
-    latency: float = 2480.0
+    slot: float = 220.0
+    latency: float = 2470.0
     held: float = 0.95
-    box: float = 19.0
-    uneven: float = 0.00992
+    box: float = 13.6
+    zero: float = 0.75
+    uneven: float = 0.00323
 
 
 #: Of the H200.
@@ -130,8 +128,8 @@ class Work(NamedTuple):
     them in a slot. of_a, of_b: whether the pitch of a row is a multiple of 128 bytes. pingpong, by_gpc, in_parts, transposed:
     whether it is. elements: of the output, *stored* bytes each. read: bytes of the operands. memory: GB/s of the device's
     memory. slots: of the ring. one_buffer: whether a warpgroup has one output buffer. lines: bytes of the 128-byte lines that
-    a tile's stores touch, over those stored. boxes: of 16 rows that the slowest CTA loads again, instead of zeros. sharing:
-    CTAs of a cluster that share k.
+    a tile's stores touch, over those stored. boxes: of rows that the slowest CTA loads again, instead of zeros. zeros: rows
+    that it fills, for itself and its peers. sharing: CTAs of a cluster that share k.
     """
 
     m: Any
@@ -166,6 +164,7 @@ class Work(NamedTuple):
     lines: Any
     ragged: Any
     boxes: Any
+    zeros: Any
     sharing: Any
 
 
@@ -185,7 +184,7 @@ def work(problem: Problem, candidate: Candidate, device: Device) -> Work:
         ceil_div(problem.n, n * along_n),
         device.resident(candidate.ctas),
     )
-    boxes = _boxes(problem, candidate, down * right * problem.batch * candidate.parts / resident)
+    boxes, zeros = _edges(problem, candidate, down * right * problem.batch * candidate.parts / resident)
     return Work(
         m=m, n=n, along_m=along_m, along_n=along_n, rows=rows, columns=columns,
         asked_a=asked(m, along_n), asked_b=asked(n, along_m),
@@ -199,7 +198,7 @@ def work(problem: Problem, candidate: Candidate, device: Device) -> Work:
         read=problem.bytes - elements * problem.out.bytes, memory=device.memory,
         slots=candidate.slots, one_buffer=dict(candidate.options).get("store_stages", 2) == 1,
         lines=_lines(problem, candidate), ragged=_ragged(problem, candidate),
-        boxes=boxes, sharing=candidate.sharing,
+        boxes=boxes, zeros=zeros, sharing=candidate.sharing,
     )  # fmt: skip
 
 
@@ -217,19 +216,22 @@ def _ragged(problem: Problem, candidate: Candidate) -> float:
     return float(math.gcd(width, pitch, 32) < 32)
 
 
-def _boxes(problem: Problem, candidate: Candidate, clusters: float) -> float:
-    """`boxes` of `Work`. The slowest of few CTAs has only tiles over the edge; of many, as many as the others.
+def _edges(problem: Problem, candidate: Candidate, clusters: float) -> tuple[float, float]:
+    """`boxes` and `zeros` of `Work`. The slowest of few CTAs has only tiles over the edge; of many, as many as the others.
 
     Args:
         clusters: That follow one another on a CTA.
     """
-    found = 0.0
-    for side, rest in enumerate(dict(candidate.options).get("outside", ())):
-        size, extent, ctas = (problem.m, problem.n)[side], candidate.tile[side], candidate.cluster[side]
+    boxes = zeros = 0.0
+    outside = dict(candidate.options).get("outside", ("zeros", "zeros"))
+    sizes = zip((problem.m, problem.n), candidate.tile, candidate.cluster, candidate.cluster[::-1], strict=True)
+    for (size, extent, ctas, peers), rest, major in zip(sizes, outside, problem.majors, strict=True):
+        part = max(1 / ceil_div(size, extent * ctas), min(1.0, 1 / clusters))
         if rest == "anything":
-            part = max(1 / ceil_div(size, extent * ctas), min(1.0, 1 / clusters))
-            found += part * (extent // candidate.cluster[1 - side] // BOX)
-    return found
+            boxes += part * edge_boxes(extent, peers)
+        elif major == "k":
+            zeros += part * min(-size % (extent * ctas), asked(extent, peers)) * peers
+    return boxes, zeros
 
 
 def times(w: Work, c: Constants = FITTED, *, fused: bool = False) -> Any:
@@ -321,7 +323,7 @@ def _load(w: Work, c: Constants, at_work: Any, one: Any) -> Any:
     again = np.where(w.by_gpc, c.near, c.again)
     served = once + (again + (1 - again) * np.exp(-w.steps / c.apart)) * (each - once)
     issued = (w.asked_a * _torn(w.of_a, c) + w.asked_b * _torn(w.of_b, c)) * SWIZZLE_SPAN / c.issue
-    engine = np.maximum((w.m + w.n) * SWIZZLE_SPAN / c.ingest, issued) + w.boxes * c.box
+    engine = np.maximum((w.m + w.n) * SWIZZLE_SPAN / c.ingest, issued) + w.boxes * c.box + w.zeros * c.zero
     ring = c.latency / (w.slots - c.held) / w.spans
     least = np.maximum(np.maximum(engine, ring), c.slot / w.spans)
     return np.maximum(served * SWIZZLE_SPAN / c.l2 * c.clock, least)
