@@ -393,9 +393,9 @@ def _decoded(ptx: Ptx, watched: bool) -> list[Decoded]:
     found = []
     for i in itertools.compress(ptx.instructions, kept):
         target = new[ptx.labels[i.operands[0]]] if i.is_a("bra") else None
-        action = None if i.is_a("bra", "ret", "vote.sync.ballot", "shfl") else _action(i)
         guard = i.guard.lstrip("!") if i.guard is not None else None
         compute = computation(i) if not watched and _is_arithmetic(i) else None
+        action = None if compute or i.is_a("bra", "ret", "vote.sync.ballot", "shfl") else _action(i)
         found.append(Decoded(i, guard, not (i.guard or "").startswith("!"), target, action, compute))
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
 from collections.abc import Callable
@@ -44,7 +45,7 @@ class Registers(dict[str, Any]):
 
 def computation(i: Instruction) -> Callable[[Registers], None] | None:
     """Writes what *i* computes: None where an operand is data. None for instructions whose result is always data."""
-    compute, to, operands = _function(i), i.operands[0], i.operands[1:]
+    compute, to, operands = _function(i.opcode), i.operands[0], i.operands[1:]
     if compute is None:
         return None
     if len(operands) == 1:
@@ -93,9 +94,10 @@ _ORDERS = {"eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operat
 _OF_PREDICATES = {"not": lambda a: 1 - a, "and": operator.and_, "or": operator.or_, "xor": operator.xor}
 
 
-def _function(i: Instruction) -> Callable[..., Any] | None:
+@functools.cache
+def _function(opcode: str) -> Callable[..., Any] | None:
     """Of the operands' values; None if the result is data."""
-    kind, *words = i.opcode.split(".")
+    kind, *words = opcode.split(".")
     if "rn" in words or not re.fullmatch(r"[usb]\d+|pred", words[-1]):
         return None
     read = _as(words[-1])
@@ -113,13 +115,13 @@ def _function(i: Instruction) -> Callable[..., Any] | None:
         return lambda a, b: int(order(read(a), read(b)))
     if words[-1] == "pred":
         return _OF_PREDICATES[kind]
-    return _arithmetic(i, kind, words, read)
+    return _arithmetic(opcode, kind, words, read)
 
 
-def _arithmetic(i: Instruction, kind: str, words: list[str], read: Number) -> Callable[..., int]:
+def _arithmetic(opcode: str, kind: str, words: list[str], read: Number) -> Callable[..., int]:
     bits = int(words[-1][1:])
     mask = (1 << (2 * bits if words[0] == "wide" else bits)) - 1
-    assert kind == "mul" or "wide" not in words, f"line {i.line}: {i.opcode} is not known"
+    assert kind == "mul" or "wide" not in words, f"{opcode} is not known"
     shifts = {"shl": lambda a, b: read(a) << (b & 63), "shr": lambda a, b: read(a) >> (b & 63)}
     of_three = {
         "mad": lambda a, b, c: read(a) * read(b) + read(c),
@@ -142,7 +144,7 @@ def _arithmetic(i: Instruction, kind: str, words: list[str], read: Number) -> Ca
     if kind in of_one:
         change: Number = of_one[kind]
         return lambda a: change(read(a)) & mask
-    assert kind in of_two, f"line {i.line}: {i.opcode} is not known"
+    assert kind in of_two, f"{opcode} is not known"
     compute: Callable[..., int] = of_two[kind]
     if kind in ("add", "sub", "and", "or", "xor") or (kind == "mul" and words[0] == "lo"):
         return lambda a, b: compute(a, b) & mask  # the low bits of the result are those of the operands' low bits
