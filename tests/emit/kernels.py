@@ -298,6 +298,12 @@ GEMMS = {
         lambda: S.Gemm((128, 192, 64), (4, 1), epilogue=E.Epilogue(dtype="fp32")), {}, GEMM
     ),
     "gemm m64 n72": Kernel(lambda: S.Gemm((64, 72, 64), (1, 1)), {}, GEMM),
+    "gemm of uneven tiles 2x4": Kernel(
+        lambda: S.Gemm((136, 128, 64), (2, 4), mainloop=tp.mainloop.Cooperative(along="n")), {}, GEMM
+    ),
+    "gemm of uneven tiles over the edge": Kernel(
+        lambda: S.Gemm((128, 72, 64), (2, 1), b=tp.Operand(outside="anything")), {}, GEMM
+    ),
     "gemm 1x2, along n": Kernel(SHELF["Gemm, along n"], {}, GEMM),
     "pingpong 2x1, along n": Kernel(lambda: S.PingPong((80, 128, 64), (2, 1), along="n"), {}, GEMM),
     "gemm 2x1, anything outside": Kernel(

@@ -53,7 +53,7 @@ def add_producer(facts, plan, lane):
         for load in plan.loads:
             columns = load.buffer.tile[-1] // load.box[-1]  # of boxes; at the edge they have other rows, in a loop
             at_edge = columns if load.edge_rows else 0
-            facts.loads[load.name, "ring.full", load.peers > 1] = boxes(load, load.peers) + at_edge
+            facts.loads[load.name, "ring.full", bool(load.axes)] = boxes(load, load.peers) + at_edge
 
 
 def compare(found, expected, where):
