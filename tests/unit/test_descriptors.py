@@ -307,7 +307,7 @@ def test_conv_refuses():
     refused(lambda: schedule(x, f, b=f), argument="b", rule="given twice")
     refused(lambda: schedule(x, f, x, x), argument="tensors", rule="at most 3")
     refused(lambda: schedule(x, f, out=np.zeros((2, 9, 8, 8), np.float16)), argument="d.shape", rule="is .2, 9, 9, 8.")
-    refused(lambda: schedule(x, f[:, :2]), argument="b.shape along r", rule="= 3")
+    refused(lambda: schedule(x, f[:, :2]), argument="b.shape along r", rule="is 3 by its Dim")
     refused(lambda: schedule(x, f[..., :8]), argument="b.shape", rule="c = 8")
     wide = np.zeros((2, 9, 10, 8), np.float16)[:, :, :9]
     refused(

@@ -238,9 +238,9 @@ def test_a_method_that_hides_what_comes_before_the_first_tile_is_refused():
                 pass
 
         Second().plan()
-    for role in (Scaled.load, Scaled.load.before):
+    for hook, body in ((Scaled.load, Scaled.scale), (Scaled.work.before, Scaled.fill_weights)):
         with pytest.raises(tp.InputError, match="is the body of a role already"):
-            role.jit(Scaled.scale)
+            hook.jit(body)
 
 
 @pytest.mark.parametrize(

@@ -85,4 +85,4 @@ def test_a_start_of_more_than_32_bits_is_refused():
     x, y = np.zeros((16, 64), np.float32), np.zeros((8, 32), np.float32)
     error = refused(Far(), x, out=y, argument="slot.x.load_from", rule="one index along each of i, j")
     assert "32 bits" in error.fix
-    refused(Far().check, argument="start of x", rule="32 bits")
+    refused(Far().check, argument="number in a body", rule="32 bits")
