@@ -74,7 +74,7 @@ def test_an_epilogue_and_bits():
 @pytest.mark.parametrize("tile, cluster", [((48, 64, 64), (1, 1)), ((144, 192, 64), (1, 2)), ((80, 128, 64), (2, 1))])
 def test_parts_of_k(make, tile, cluster):
     """Their workspace is of fp32, which threads write to the slots number by number."""
-    close(*product(make(tile, cluster, mainloop=Cooperative(along="n")), 200, 392, 320))
+    close(*product(make(tile, cluster, mainloop=Cooperative(along="n")), 150, 200, 320))
 
 
 @pytest.mark.parametrize("along", ["m", "n"])
@@ -83,7 +83,7 @@ def test_parts_of_k_of_a_batch(along, batch):
     """The matrices of the workspace are the parts of the batch's first matrix, then of the second, and so on."""
     for tiles in (tp.PersistentTiles(), tp.GpcTiles()):
         make = S.SplitK(3, (64, 128, 64), (2, 1), tiles=tiles, mainloop=Cooperative(along=along), epilogue=tp.math.relu)
-        found, right = product(make, 200, 136, 320, batch)
+        found, right = product(make, 130, 136, 320, batch)
         close(found, np.maximum(right, 0))
 
 
