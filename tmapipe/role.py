@@ -117,6 +117,12 @@ def _marked(role: Role, mark: str, body: Callable[..., None], namespace: Any) ->
     """*body*, marked as the role's. namespace: where it is defined."""
     if not inspect.isfunction(body):
         raise InputError("Role.jit(body)", body, "is a method of a schedule", "decorate a function with it")
+    _refuse_early_exit(body)
+    earlier = namespace.get(body.__name__) if "__qualname__" in namespace else None  # of a class
+    of_other = any(getattr(body, each, role if each == mark else None) not in (None, role) for each in (_MARK, _BEFORE))
+    if role_of(earlier) is not None or before_of(earlier) is not None or of_other:
+        rule = "is the body of a role already, which would be lost"
+        raise InputError(body.__qualname__, earlier or body, rule, "give each body a name of its own")
     takes = ("self", "k", "tile") if mark == _MARK else ("self", "k")
     try:
         inspect.signature(body).bind(*takes)
@@ -124,12 +130,6 @@ def _marked(role: Role, mark: str, body: Callable[..., None], namespace: Any) ->
         rule = f"is called with {', '.join(takes)}" + " once a CTA" * (mark == _BEFORE)
         fix = f"def {body.__name__}({', '.join(takes)})"
         raise InputError(body.__qualname__, str(inspect.signature(body)), rule, fix) from None
-    _refuse_early_exit(body)
-    earlier = namespace.get(body.__name__) if "__qualname__" in namespace else None  # of a class
-    of_other = any(getattr(body, each, role if each == mark else None) not in (None, role) for each in (_MARK, _BEFORE))
-    if role_of(earlier) is not None or before_of(earlier) is not None or of_other:
-        rule = "is the body of a role already, which would be lost"
-        raise InputError(body.__qualname__, earlier or body, rule, "give each body a name of its own")
     setattr(body, mark, role)
     return body
 
@@ -146,9 +146,14 @@ def _refuse_early_exit(body: Callable[..., None]) -> None:
         raise ScopeError(f"{where}: `{word}` in the body of a role, which runs from its beginning to its end.")
     try:
         source, first = inspect.getsourcelines(body)
-    except (OSError, TypeError):
+        parsed = ast.parse(textwrap.dedent("".join(source))).body[0]
+    except (
+        OSError,
+        TypeError,
+        SyntaxError,
+    ):  # without a source, or a lambda, whose lines are those of what it stands in
         return
-    for node in _own_nodes(ast.parse(textwrap.dedent("".join(source))).body[0]):
+    for node in _own_nodes(parsed):
         if isinstance(node, (ast.Break, ast.Continue, ast.Return)):
             word = type(node).__name__.lower()
             where = f"{inspect.getsourcefile(body)}:{first + node.lineno - 1}"

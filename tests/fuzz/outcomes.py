@@ -110,5 +110,6 @@ def _of_parts(error: InputError) -> tuple[Outcome, str]:
     whole = (
         all(isinstance(text, str) and text.strip() for text in texts) and len(error.rule) >= 8 and len(error.fix) >= 3
     )
-    whole = whole and repr(error.value) in str(error)
+    text = repr(error.value)
+    whole = whole and (text in str(error) or len(text) > 400)  # which is cut short
     return (Outcome.REFUSED if whole else Outcome.POOR), f"InputError: {error}"
