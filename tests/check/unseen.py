@@ -247,6 +247,50 @@ class CountsAndBreaks(CountsItself):
         k.y.store(tile, values)
 
 
+class TurnsSoFar:
+    """A count of turns that is no name of the body."""
+
+    n = 0
+
+    def turn(self):
+        self.n += 1
+
+
+class CountsInAnObject(CountsItself):
+    load, add = CountsItself.load, CountsItself.add
+
+    @add.jit
+    def total(self, k, tile):
+        values = take(k)
+        turns = TurnsSoFar()
+        for _ in range(self.taken(self, k, tile)):
+            values = values + take(k)
+            turns.turn()
+        if turns.n == self.at:
+            k.isa.mbarrier_arrive(k.plan.barrier("ring.free"), 0)
+        k.y.store(tile, values)
+
+
+class CountsInAList(CountsItself):
+    """The list is seen by a function alone, and the loop is in a comprehension."""
+
+    load, add = CountsItself.load, CountsItself.add
+
+    @add.jit
+    def total(self, k, tile):
+        seen = [[0]]
+
+        def turn():
+            seen[0][0] += 1
+            take(k)
+
+        values = take(k)
+        [turn() for _ in range(self.taken(self, k, tile))]
+        if seen[0][0] == self.at:
+            k.isa.mbarrier_arrive(k.plan.barrier("ring.free"), 0)
+        k.y.store(tile, values)
+
+
 class CountsInAFunction(CountsItself):
     load, add = CountsItself.load, CountsItself.add
 
@@ -284,6 +328,8 @@ UNSEEN = (
     CountsSomeTurns,
     CountsRounds,
     CountsAndBreaks,
+    CountsInAnObject,
+    CountsInAList,
     CountsInAFunction,
     ByAHelperElsewhere,
     HeldWhileTurnsDiffer,

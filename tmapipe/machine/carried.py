@@ -9,9 +9,11 @@ from __future__ import annotations
 import dis
 import functools
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping
-from types import CodeType, FrameType
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from types import CellType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
+
+import numpy as np
 
 from tmapipe.errors import ScopeError
 from tmapipe.isa.fragment import Fragment
@@ -107,14 +109,31 @@ class Changes:
             self.tell(" and ".join(name for name, _ in changed), len(seen), seen is self.outside)
 
 
-def _size(value: Any) -> Any:
-    """A plain number, or how many things and which numbers a container has; of anything else, its type."""
-    if type(value) in (int, float, bool):
+def _size(value: Any, depth: int = 3) -> Any:
+    """A plain number or text; what a container, a function's closure, or an object of a class of the user has of these; of
+    anything else, its type."""
+    kind = type(value)
+    if isinstance(value, (int, float, str, np.generic)):
         return value
-    if not isinstance(value, (list, tuple, dict, set, str)):
-        return type(value)
-    things = value.values() if isinstance(value, dict) else value
-    return len(value), tuple(each for each in things if type(each) in (int, float, bool))
+    if not depth or _of_library(kind):  # type: ignore[arg-type]
+        return kind
+    things: Iterable[Any] = getattr(value, "__dict__", {}).values()
+    if isinstance(value, (list, tuple, set)):
+        things = value
+    elif isinstance(value, dict):
+        things = value.values()
+    elif kind is FunctionType:
+        things = [cell.cell_contents for cell in value.__closure__ or () if cell != _NO_CELL]
+    return kind, *(_size(each, depth - 1) for each in things)
+
+
+_NO_CELL = CellType()  # of a name that has not been given a value yet
+
+
+@functools.cache
+def _of_library(kind: Any) -> bool:
+    """Whether it is a class of this library, whose objects bodies do not change, or one that is derived from such."""
+    return any(base.__module__.partition(".")[0] == "tmapipe" for base in kind.__mro__) or kind is ModuleType
 
 
 @functools.cache
@@ -136,7 +155,7 @@ def _used_outside(code: CodeType, loop: int) -> frozenset[str]:
 
 
 def _end(code: CodeType, loop: int) -> int:
-    return next(each.argval for each in dis.get_instructions(code) if each.offset == loop)
+    return next((each.argval for each in dis.get_instructions(code) if each.offset == loop), 0)
 
 
 @functools.cache
