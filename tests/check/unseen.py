@@ -250,7 +250,10 @@ class CountsAndBreaks(CountsItself):
 class TurnsSoFar:
     """A count of turns that is no name of the body."""
 
-    n = 0
+    __slots__ = ("n",)
+
+    def __init__(self):
+        self.n = 0
 
     def turn(self):
         self.n += 1
@@ -287,6 +290,21 @@ class CountsInAList(CountsItself):
         values = take(k)
         [turn() for _ in range(self.taken(self, k, tile))]
         if seen[0][0] == self.at:
+            k.isa.mbarrier_arrive(k.plan.barrier("ring.free"), 0)
+        k.y.store(tile, values)
+
+
+class CountsInAnIterator(CountsItself):
+    load, add = CountsItself.load, CountsItself.add
+
+    @add.jit
+    def total(self, k, tile):
+        values = take(k)
+        turns = iter([*[False] * self.at, True] * 2)
+        for _ in range(self.taken(self, k, tile)):
+            values = values + take(k)
+            next(turns, None)
+        if next(turns, None):
             k.isa.mbarrier_arrive(k.plan.barrier("ring.free"), 0)
         k.y.store(tile, values)
 
@@ -330,6 +348,7 @@ UNSEEN = (
     CountsAndBreaks,
     CountsInAnObject,
     CountsInAList,
+    CountsInAnIterator,
     CountsInAFunction,
     ByAHelperElsewhere,
     HeldWhileTurnsDiffer,

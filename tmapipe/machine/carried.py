@@ -111,13 +111,16 @@ class Changes:
 
 def _size(value: Any, depth: int = 3) -> Any:
     """A plain number or text; what a container, a function's closure, or an object of a class of the user has of these; of
-    anything else, its type."""
+    anything else, its type. Of an iterator, which may be anywhere, something else each time."""
     kind = type(value)
     if isinstance(value, (int, float, str, np.generic)):
         return value
     if not depth or _of_library(kind):  # type: ignore[arg-type]
         return kind
-    things: Iterable[Any] = getattr(value, "__dict__", {}).values()
+    if isinstance(value, Iterator):
+        return object()
+    slots = (name for base in kind.__mro__ for name in getattr(base, "__slots__", ()))
+    things: Iterable[Any] = [getattr(value, name, None) for name in (*getattr(value, "__dict__", ()), *slots)]
     if isinstance(value, (list, tuple, set)):
         things = value
     elif isinstance(value, dict):
