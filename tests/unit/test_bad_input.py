@@ -515,6 +515,10 @@ def test_promoted_sums_take_twice_the_registers():
         tp.schedules.Gemm((128, 256, 128), mainloop=tp.mainloop.Cooperative(promote=True)).plan(fp8)
     with pytest.raises(tp.InputError, match="128 leave room to work with 3 warpgroups"):
         tp.schedules.Gemm((192, 192, 128), mainloop=tp.mainloop.Cooperative(promote=True)).plan(fp8)
+    for tile in ((128, 16, 128), (256, 8, 128)):
+        narrow = S.Gemm(tile, (1, 1), mainloop=tp.mainloop.Cooperative(promote=True))
+        refused(narrow.plan, fp8, argument="Wgmma(mma) tile", value=tile[:2], rule="8 sums a thread")
+    assert S.Gemm((128, 24, 128), (1, 1), mainloop=tp.mainloop.Cooperative(promote=True)).plan(fp8).matmuls
     c = tp.epilogue.Epilogue(
         lambda acc, c: acc + c, operands={"c": tp.epilogue.Matrix()}
     )  # of 96 registers' sums, not 192

@@ -13,6 +13,8 @@ from tmapipe.stage import SharedStage, TmaLoadStage
 
 __all__ = ["check_matmuls"]
 
+FEW_SUMS = 8  # a thread, as was seen for tiles of every 64 to 256 rows and 8 to 32 columns
+
 
 def check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch, launch: int) -> dict[str, str]:
     """The role that executes each matmul. Raises `InputError` for shapes, types or roles that wgmma does not take.
@@ -66,7 +68,11 @@ def check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch,
             rule = "wgmma takes 32 bytes of k an instruction"
             raise InputError(f"{of_a}.tile[{1 - int(mma.transposed[0])}]", k, rule, "e.g. 64")
         _check_width(name, mma, m // (64 * warpgroups), launch)
-        _check_accumulators(name, mma, sum(_registers(mma, role)), role)
+        registers = _registers(mma, role)
+        if mma.promote and registers.sums <= FEW_SUMS:
+            rule = f"has {registers.sums} sums a thread, and of so few that are promoted ptxas serializes the wgmmas (C7511)"
+            raise InputError(f"Wgmma({name}) tile", mma.shape[:2], rule, "use a larger tile, or no promotion")
+        _check_accumulators(name, mma, sum(registers), role)
         found[name] = declared.name_of(role)
     _check_together(declared, found)
     return found
