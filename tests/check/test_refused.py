@@ -370,7 +370,9 @@ def test_an_epilogue_takes_what_it_is_called_with():
         gemm(lambda acc: acc + (-"a")).check()  # its own mistake
 
 
-def test_a_body_that_never_ends():
+def test_a_body_that_never_ends(monkeypatch):
+    monkeypatch.setattr("tmapipe.machine.programs.MAX_OPERATIONS", 20_000)  # ten times as soon
+
     class Endless(Scaled):
         load, ring = Scaled.load, Scaled.ring
 
