@@ -11,6 +11,7 @@ import re
 
 import pytest
 
+gc.disable()  # what is imported and collected stays
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):  # before NumPy and PyTorch are imported
     os.environ.setdefault(name, "1")
 
@@ -39,7 +40,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_finish():
-    """What the imports made stays: the garbage collector need not go over it again and again."""
-    gc.collect()
+    """The garbage collector never goes over what the imports made."""
     gc.freeze()
     gc.set_threshold(10_000)
+    gc.enable()

@@ -168,10 +168,11 @@ NO_SECRETS = (
 
 def privates(tree):
     """Private names that a module imports, or takes from objects without defining them itself."""
-    own = {getattr(node, "name", "") for node in ast.walk(tree)}
-    own |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    nodes = [*ast.walk(tree)]
+    own = {getattr(node, "name", "") for node in nodes}
+    own |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
             and isinstance(node.value, ast.Name) and node.value.id == "self"}  # fmt: skip
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("tmapipe", "tests", "benchmarks"):
             yield from (alias.name for alias in node.names if alias.name.startswith("_"))
         elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__"):
