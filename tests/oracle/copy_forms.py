@@ -60,13 +60,10 @@ class CopiedGemm(tp.Schedule):
         k.d.store(tile, acc)
 
 
-class Images(tp.Schedule):
-    """y = x, in boxes of three extents, whose rows begin at any multiple of 8 bytes; three warps copy."""
+class Copied(tp.Schedule):
+    """y = x: what one role loads into the slots that subclasses declare, another one stores."""
 
-    load, store = tp.Role(warps=3), tp.Role(warps=1)
-    ring = tp.BarrierRing(2, producer=load, consumer=store)
-    x = tp.CpAsyncLoadStage("b h w c", tile=(4, 6, 32), ring=ring, vector=8)
-    y = tp.TmaStoreStage(source=x)
+    load, store = tp.Role(warps=1), tp.Role(warps=1)
 
     @load.jit
     def fill(self, k, tile):
@@ -79,10 +76,19 @@ class Images(tp.Schedule):
             slot.y.store(tile)
 
 
-class Ahead(tp.Schedule):
+class Images(Copied):
+    """y = x, in boxes of three extents, whose rows begin at any multiple of 8 bytes; three warps copy."""
+
+    load, store = tp.Role(warps=3), Copied.store
+    ring = tp.BarrierRing(2, producer=load, consumer=store)
+    x = tp.CpAsyncLoadStage("b h w c", tile=(4, 6, 32), ring=ring, vector=8)
+    y = tp.TmaStoreStage(source=x)
+
+
+class Ahead(Copied):
     """y = x, where each tile is asked into L2 some tiles ahead of its load."""
 
-    load, store = tp.Role(warps=1), tp.Role(warps=1)
+    load, store = Copied.load, Copied.store
     ring = tp.BarrierRing(2, producer=load, consumer=store)
     x = tp.TmaLoadStage("m n", tile=(16, 64), ring=ring)
     y = tp.TmaStoreStage(source=x)
@@ -92,11 +98,6 @@ class Ahead(tp.Schedule):
         with k.ring.produce() as slot:
             slot.x.load(tile)
             slot.x.prefetch(tile, m=tile.m + 5)
-
-    @store.jit
-    def drain(self, k, tile):
-        with k.ring.consume() as slot:
-            slot.y.store(tile)
 
 
 class Mapped(tp.Schedule):
