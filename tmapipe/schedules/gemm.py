@@ -44,7 +44,8 @@ class Gemm(Fused):
 
     Args:
         tile: (m, n, k) elements of a CTA.
-        cluster: CTAs along (m, n).
+        cluster: CTAs along (m, n). Those that want the same tile load equal parts of it; if its rows are no multiple of 8 for
+            each, the first one loads all.
         stages: Slots of a and b; None: as many as fit.
         a: How a lies in memory, and is loaded.
         b: The same for b.
