@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 
+from tests.emit.test_carried import optional
 from tests.expressions import expected, make, problem
 
 COUNT = int(os.environ.get("TMAPIPE_EXPRESSIONS", "40"))
@@ -22,3 +23,13 @@ def test_random_expressions(seed):
     torch.testing.assert_close(
         found, torch.from_numpy(expected(tree, x, y, tile, transposed)), rtol=tolerance, atol=tolerance
     )
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_branches_on_options(scaled):
+    x, w = (
+        torch.randint(-9, 10, (3, 100, 600), device="cuda").float(),
+        torch.randint(-3, 4, (600,), device="cuda").float(),
+    )
+    found = optional(scaled)(x=x, **({"w": w} if scaled else {}))
+    assert torch.equal(found, 2 * x.sum(0) * w if scaled else x.sum(0) + 1)
