@@ -121,6 +121,7 @@ ON_POLICY, FRESH = (
     4,
     4.0,
 )  # the run of `random` from which on candidates are those of today's space, and the weight of its problems
+TWELVE, TWELVE_WEIGHT = 12, 6.0  # the run of `random` that has the twelve shapes, and its further weight
 SLOW_LAUNCHES = {9: 1.4, 10: 1.4}  # microseconds that each launch took longer in a run of `random`, cuBLAS's too
 LIKE = 0.02  # in logarithms: estimates that are so close could as well be in the other order
 
@@ -165,7 +166,8 @@ def fit(folder: Path) -> int:
 def _weight(group: Any, count: int) -> float:
     """Of a problem with *count* candidates: one alone tells nothing of choices."""
     suite, _, run = group
-    return (FRESH if run and run >= ON_POLICY else WEIGHTS[suite]) * min(1.0, (count - 1) / 4) + 1e-9
+    weight = (FRESH if run and run >= ON_POLICY else WEIGHTS[suite]) * (TWELVE_WEIGHT if run == TWELVE else 1.0)
+    return weight * min(1.0, (count - 1) / 4) + 1e-9
 
 
 def stored(folder: Path) -> Iterator[tuple[Any, Problem, Candidate, float]]:

@@ -75,44 +75,44 @@ class Constants:
             with a residual, which is factors of 2.7 and 4.1.
     """
 
-    clock: float = 1.62
-    boost: float = 0.173
-    l2: float = 5440.0
-    again: float = 0.526
-    near: float = 0.427
-    torn16: float = 1.55
-    torn32: float = 1.23
-    ingest: float = 87.3
-    issue: float = 72.7
-    reads: float = 0.955
-    writes: float = 0.716
-    scattered: float = 0.0568
-    launch: float = 4.67
-    fill: float = 4.7
-    stored: float = 21.1
-    waited: float = 1.61
-    piece: float = 1.04
-    partial: float = 0.145
-    ragged: float = 0.346
-    apart: float = 4.34
-    joined: float = 0.0753
-    transposed: float = 1.01
-    add: float = 2.11
-    each: float = 0.146
-    parts: float = 4710.0
-    exchanged: float = 5.01
-    merged: float = 0.974
+    clock: float = 1.59
+    boost: float = 0.196
+    l2: float = 5200.0
+    again: float = 0.499
+    near: float = 0.368
+    torn16: float = 1.46
+    torn32: float = 1.22
+    ingest: float = 79.2
+    issue: float = 67.5
+    reads: float = 0.957
+    writes: float = 0.691
+    scattered: float = 0.0728
+    launch: float = 4.72
+    fill: float = 4.72
+    stored: float = 23.8
+    waited: float = 1.69
+    piece: float = 0.881
+    partial: float = 0.281
+    ragged: float = 0.287
+    apart: float = 3.78
+    joined: float = 0.0608
+    transposed: float = 1.0
+    add: float = 2.18
+    each: float = 0.143
+    parts: float = 3930.0
+    exchanged: float = 4.4
+    merged: float = 0.969
     smaller: float = 1.008
-    claim: float = 1.34
-    hidden: float = 2.78
-    loaded: float = 10.4
+    claim: float = 1.33
+    hidden: float = 3.01
+    loaded: float = 10.1
     worked: float = 3.4
-    slot: float = 220.0
-    latency: float = 2470.0
+    slot: float = 199.0
+    latency: float = 2020.0
     held: float = 0.95
-    box: float = 13.6
-    zero: float = 0.75
-    uneven: float = 0.00323
+    box: float = 10.4
+    zero: float = 0.182
+    uneven: float = 0.0247
 
 
 #: Of the H200.
@@ -324,7 +324,8 @@ def _load(w: Work, c: Constants, at_work: Any, one: Any) -> Any:
     served = once + (again + (1 - again) * np.exp(-w.steps / c.apart)) * (each - once)
     issued = (w.asked_a * _torn(w.of_a, c) + w.asked_b * _torn(w.of_b, c)) * SWIZZLE_SPAN / c.issue
     engine = np.maximum((w.m + w.n) * SWIZZLE_SPAN / c.ingest, issued) + w.boxes * c.box + w.zeros * c.zero
-    ring = c.latency / (w.slots - c.held) / w.spans
+    torn = np.maximum(_torn(w.of_a, c), _torn(w.of_b, c))  # which takes as much longer to come
+    ring = c.latency * torn / (w.slots - c.held) / w.spans
     least = np.maximum(np.maximum(engine, ring), c.slot / w.spans)
     return np.maximum(served * SWIZZLE_SPAN / c.l2 * c.clock, least)
 
