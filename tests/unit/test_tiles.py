@@ -78,6 +78,25 @@ def test_every_tile_once(problem):
     assert sorted(tiles) == sorted(itertools.product(*(range(count) for count in padded)))
 
 
+@settings(max_examples=100)
+@given(problem=problems(), each=st.integers(1, 5))
+def test_clusters_take_spans_of_tiles(problem, each):
+    """Every tile once, and by a cluster spans of `each` neighbours, with as many clusters as spans or with fewer."""
+    grid, cluster, raster, clusters = problem
+    order = tp.GridTiles(raster, each=each)
+    tiles = order.clusters(grid, cluster)
+    (spans,) = order.launch_numbers(tiles, 1, 1, list)
+    numbers = list(itertools.chain(*taken(PersistentTiles(raster), grid, cluster, 1).values()))
+    for launched in (spans, min(clusters, spans)):
+        found = taken(order, grid, cluster, launched)
+        assert sorted(itertools.chain(*found.values())) == sorted(numbers)
+    if not cluster:
+        assert spans == ceil_div(len(numbers), each)
+        assert [taken(order, grid, cluster, spans)[i, 0] for i in range(spans)] == [
+            numbers[i * each : (i + 1) * each] for i in range(spans)
+        ]
+
+
 def test_a_grid_launches_as_many_clusters_as_tiles_of_one_each():
     order, grid, cluster = tp.GridTiles(Grouped(1)), {"m": 300, "n": 5}, {"m": 2}
     tiles = order.clusters(grid, cluster)
@@ -92,6 +111,7 @@ def test_a_grid_launches_as_many_clusters_as_tiles_of_one_each():
         assert (228 * 1024) // (nbytes + 1024) == ctas and nbytes % 128 == 0
     assert tp.GridTiles(ctas=200).smem_bytes(plan) == 2176
     refused(tp.GridTiles, ctas=0, argument="ctas", rule="positive number of CTAs")
+    refused(tp.GridTiles, each=0, argument="each", rule="positive number of tiles")
     assert isinstance(order, PersistentTiles) and order != PersistentTiles(Grouped(1))
 
 

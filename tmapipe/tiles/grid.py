@@ -1,31 +1,37 @@
-"""GridTiles: as many clusters as tiles, which the hardware starts one after another."""
+"""GridTiles: a cluster for each tile, or for a few, which the hardware starts one after another."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import attrs
 
 from tmapipe.fields import is_count, must, optional
+from tmapipe.integers import ceil_div
+from tmapipe.isa.interface import Isa
 from tmapipe.plan.arch import SM_RESERVED
 from tmapipe.plan.model import Plan
-from tmapipe.tiles.persistent import PersistentTiles
+from tmapipe.protocol.tile import Tile
+from tmapipe.tiles.persistent import BoundTiles, PersistentTiles, tile_of
 
 __all__ = ["GridTiles"]
 
 
 @attrs.frozen
 class GridTiles(PersistentTiles):
-    """Each cluster takes one tile, and the hardware starts clusters in the order of the tiles' numbers as others end.
+    """Each cluster takes one tile or a few, and the hardware starts clusters in the order of the tiles' numbers as others end.
 
     Several CTAs share a multiprocessor: one loads while another computes or stores. So rings have few slots (`stages`). For
     kernels that the memory bounds: the tiles in flight lie close together, which keeps few DRAM pages open. What is loaded
-    once a CTA is loaded for each tile.
+    once a CTA is loaded for each cluster's tiles.
 
     Args:
         raster: Numbers the tiles, as in `PersistentTiles`.
         ctas: CTAs that share a multiprocessor: no more do, and the compiler is told to spare registers for so many. None: as
             many as shared memory, registers and threads allow.
+        each: Tiles next to each other that a cluster takes, one after another: with as many slots, a tile is loaded while one
+            before it is computed, and what is loaded once a CTA serves them all.
 
     Raises:
         InputError: For any other value.
@@ -35,11 +41,17 @@ class GridTiles(PersistentTiles):
         default=None, validator=must(optional(is_count), "is a positive number of CTAs", "leave it out")
     )
 
+    each: int = attrs.field(default=1, validator=must(is_count, "is a positive number of tiles", "leave it out"))
+
+    def bind(self, isa: Isa, grid: dict[str, Any]) -> BoundTiles:
+        """As in `PersistentTiles`."""
+        return super().bind(isa, grid) if self.each == 1 else _Spans(isa, self, grid).at(isa.cluster_id)
+
     def launch_numbers(
         self, tiles: int, resident: int, cluster_size: int, gpcs: Callable[[], Sequence[Sequence[int]]]
     ) -> list[int]:
         """As in `TileOrder`."""
-        return [tiles]
+        return [ceil_div(tiles, self.each)]
 
     def smem_bytes(self, plan: Plan) -> int:
         """As in `TileOrder`: so many that no more CTAs fit."""
@@ -51,3 +63,23 @@ class GridTiles(PersistentTiles):
     def least_ctas(self, plan: Plan) -> int:
         """As in `TileOrder`. Where setmaxnreg divides the registers, the plan has counted on all of them."""
         return 1 if self.ctas is None or plan.registers else self.ctas
+
+
+class _Spans(BoundTiles):
+    """The tiles of a cluster of an order with `each` > 1: spans of so many, of which the last may have fewer."""
+
+    order: GridTiles
+
+    def at(self, position: Any) -> BoundTiles:
+        isa, each, total = self.isa, self.order.each, self.numbers.total
+        spans = (total + each - 1) // each
+        mine = (spans - position + isa.clusters - 1) // self.by["clusters"]
+        self.position = position
+        last = position + (mine - 1) * isa.clusters == spans - 1
+        self.count = isa.here(mine * each - isa.select(last, spans * each - total, 0))
+        self.first = [isa.here(value) for value in self._at(0)]
+        return self
+
+    def tile(self, i: Any) -> Tile:
+        span = self.position + i // self.order.each * self.isa.clusters
+        return tile_of(self.isa, self.numbers.coordinates(span * self.order.each + i % self.order.each))
