@@ -18,10 +18,10 @@ from benchmarks.cases import Case, main_of
 from benchmarks.results import OURS
 
 BYTES = 512 << 20
-#: Length of a row -> our variants: rows of a tile, warps, CTAs that share a row, and CTAs on a multiprocessor.
+#: Length of a row -> our variants: rows of a tile, warps, CTAs that share a row, CTAs on a multiprocessor.
 TILES: dict[str, dict[int, tuple[tuple[int, int, int, int | None], ...]]] = {
     "softmax": {
-        512: ((4, 2, 1, 20), (6, 3, 1, 12)),
+        512: ((4, 2, 1, 16), (4, 2, 1, 20)),
         1024: ((4, 4, 1, None), (4, 4, 1, 8)),
         4096: ((1, 4, 1, 8), (1, 4, 1, 9)),
         16384: ((1, 8, 1, 3),),
@@ -31,12 +31,18 @@ TILES: dict[str, dict[int, tuple[tuple[int, int, int, int | None], ...]]] = {
     "rmsnorm": {
         512: ((16, 4, 1, 4),),
         1024: ((8, 4, 1, 4), (4, 4, 1, 7)),
-        4096: ((2, 4, 1, 4), (1, 4, 1, 8)),
+        4096: ((2, 4, 1, 4),),
         16384: ((1, 4, 2, 5), (1, 8, 1, 3)),
         65536: ((1, 8, 4, 3),),
         262144: ((1, 8, 16, 3),),
     },
 }
+
+
+#: Lengths of rows that stay in registers.
+HELD = {"softmax": (1024,), "rmsnorm": (4096,)}
+#: Of rmsnorm with the weight loaded once for a few rows: warps, CTAs that share a row, CTAs on a multiprocessor, rows.
+LONG = {65536: ((8, 4, 2, 2),), 262144: ((8, 16, 2, 4),)}
 
 
 def case(name: str, length: int) -> Case:
@@ -47,7 +53,7 @@ def make(name: str, length: int, device: str) -> tuple[dict[tuple[str, str], Cal
     """The variants, and torch's result."""
     import torch
 
-    from examples.rmsnorm import plain_rmsnorm_of
+    from examples.rmsnorm import long_rmsnorm_of, plain_rmsnorm_of
     from examples.softmax import softmax_of
 
     x = torch.randn(BYTES // 2 // length, length, device=device, dtype=torch.bfloat16)
@@ -59,8 +65,13 @@ def make(name: str, length: int, device: str) -> tuple[dict[tuple[str, str], Cal
     of, inputs = (softmax_of, (x,)) if name == "softmax" else (plain_rmsnorm_of, (x, weight))
     runs: dict[tuple[str, str], Callable[[], Any]] = {}
     for rows, warps, ctas, share in TILES[name][length]:
-        schedule = of(length // ctas, rows, warps, ctas, length, share)
+        schedule = of(length // ctas, rows, warps, ctas, length, share, length in HELD[name])
         runs[OURS, f"{rows} rows by {ctas} CTAs of {warps} warps, {share or 'all that fit'}"] = functools.partial(
+            schedule, *inputs, out=out
+        )
+    for warps, ctas, share, each in LONG.get(length, ()) if name == "rmsnorm" else ():
+        schedule = long_rmsnorm_of(length // ctas, warps, ctas, share, each)
+        runs[OURS, f"{each} rows one after another by {ctas} CTAs of {warps} warps, {share}"] = functools.partial(
             schedule, *inputs, out=out
         )
     for title, run in quack(name, x, weight).items():

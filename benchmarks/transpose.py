@@ -18,10 +18,10 @@ from benchmarks.results import OURS
 
 SIDE = 16384
 BYTES = {"bf16": 2, "fp32": 4}
-#: Element type -> our variants: rows and columns of a tile, and CTAs on a multiprocessor.
-TILES: dict[str, tuple[tuple[int, int, int | None], ...]] = {
-    "bf16": ((128, 128, None), (64, 128, None), (64, 64, None)),
-    "fp32": ((32, 64, None), (32, 64, 8), (32, 128, None)),
+#: Element type -> our variants: rows and columns of a tile, CTAs on a multiprocessor, and tiles that each takes.
+TILES: dict[str, tuple[tuple[int, int, int | None, int], ...]] = {
+    "bf16": ((128, 128, None, 1), (64, 128, None, 2)),
+    "fp32": ((64, 64, None, 2), (32, 64, None, 1)),
 }
 
 
@@ -35,9 +35,11 @@ def make(dtype: str, device: str) -> tuple[dict[tuple[str, str], Callable[[], An
     x = torch.randn(SIDE, SIDE, device=device, dtype=kind)
     out = torch.full_like(x, float("nan"))
     runs: dict[tuple[str, str], Callable[[], Any]] = {}
-    for rows, columns, ctas in TILES[dtype]:
-        schedule = transpose_of(dtype, rows, columns, ctas)
-        runs[OURS, f"{rows} x {columns}, {ctas or 'all CTAs that fit'}"] = functools.partial(schedule, x, out=out)
+    for rows, columns, ctas, each in TILES[dtype]:
+        schedule = transpose_of(dtype, rows, columns, ctas, each)
+        runs[OURS, f"{rows} x {columns}, {ctas or 'all CTAs that fit'}, {each} a CTA"] = functools.partial(
+            schedule, x, out=out
+        )
     runs["torch", "copy_"] = functools.partial(out.copy_, x.T)
     try:
         from benchmarks.peer_copy import triton_transposes

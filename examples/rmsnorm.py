@@ -54,10 +54,16 @@ def rmsnorm_of(columns: int, rows: int = 1, warps: int = 4, ctas: int = 1, eps: 
 
 
 def plain_rmsnorm_of(
-    columns: int, rows: int = 1, warps: int = 4, ctas: int = 1, length: int | None = None, share: int | None = None
+    columns: int,
+    rows: int = 1,
+    warps: int = 4,
+    ctas: int = 1,
+    length: int | None = None,
+    share: int | None = None,
+    held: bool = False,
 ) -> tp.Schedule:
     """The same without a residual. Of rows of one *length*, each CTA takes one tile, as many as *share* says are on a
-    multiprocessor, and threads store."""
+    multiprocessor, and threads store. A row is read again when its mean square is known, or *held* in registers."""
 
     class PlainRmsNorm(tp.Schedule):
         """y[m, n] = x[m, n] / sqrt(mean over n of x[m, n]^2 + 1e-6) * weight[n]."""
@@ -87,10 +93,48 @@ def plain_rmsnorm_of(
             with k.ring.consume() as slot:
                 h = slot.x.read()
                 scale = tp.math.rsqrt(tp.math.row_sum(h * h) / k.extent("n") + 1e-6)
-                h = slot.x.read()  # again: meanwhile, the row needs no registers
+                h = h if held else slot.x.read()  # again: meanwhile, the row needs no registers
                 k.y.store(tile, h * scale * slot.weight.read(columns_of=h))
 
     return PlainRmsNorm()
+
+
+def long_rmsnorm_of(columns: int, warps: int = 8, ctas: int = 16, share: int = 2, each: int = 4) -> tp.Schedule:
+    """The same of rows of *ctas* x *columns* elements: a cluster takes *each* of them, with the weight loaded once."""
+
+    class LongRmsNorm(tp.Schedule):
+        """y[m, n] = x[m, n] / sqrt(mean over n of x[m, n]^2 + 1e-6) * weight[n]."""
+
+        relations = (tp.Dim("n", size=ctas * columns),)
+        tiles = tp.GridTiles(ctas=share, each=each)
+        load, work = tp.Role(warps=1), tp.Role(warps=warps)
+        cluster = {"n": ctas}  # noqa: RUF012
+        weights = tp.BarrierRing(producer=load, consumer=work, per="cta")
+        weight = tp.BulkLoadStage("n", tile=(columns,), ring=weights)
+        ring = tp.BarrierRing(2, producer=load, consumer=work)
+        x = tp.BulkLoadStage("m n", tile=(columns,), ring=ring)
+        y = tp.ThreadStoreStage("m n", tile=(1, columns), role=work)
+        across = tp.ReductionScratch(work, group=tp.MulticastGroup("n"))
+
+        @load.before.jit
+        def fill_weights(self, k):
+            with k.weights.produce() as slot:
+                slot.weight.load(n=k.rank("n"))
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+
+        @work.jit
+        def normalize(self, k, tile):
+            with k.ring.consume() as slot:
+                h = slot.x.read()
+                scale = tp.math.rsqrt(tp.math.row_sum(h * h) / k.extent("n") + 1e-6)
+                h = slot.x.read()  # again: meanwhile, the row needs no registers
+                k.y.store(tile, h * scale * k.weights.weight.read(columns_of=h))
+
+    return LongRmsNorm()
 
 
 def main() -> None:

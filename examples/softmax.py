@@ -13,12 +13,19 @@ import tmapipe as tp
 
 
 def softmax_of(
-    columns: int, rows: int = 1, warps: int = 4, ctas: int = 1, length: int | None = None, share: int | None = None
+    columns: int,
+    rows: int = 1,
+    warps: int = 4,
+    ctas: int = 1,
+    length: int | None = None,
+    share: int | None = None,
+    held: bool = False,
 ) -> tp.Schedule:
     """Softmax of rows of up to *ctas* x *columns* elements, *rows* at a time.
 
     Of rows of one *length*, each CTA takes one tile, as many as *share* says are on a multiprocessor, and threads store. If
-    that length is all that the CTAs take, nothing is masked, which halves the registers.
+    that length is all that the CTAs take, nothing is masked, which halves the registers. The powers of e are computed
+    again when their sum is known, or *held* in registers, which takes two reductions.
     """
 
     even = length == ctas * columns
@@ -51,8 +58,9 @@ def softmax_of(
             first = columns * tile.n if ctas > 1 else 0
             n = columns if even else k.extent("n") - first  # beyond it, a slot holds zeros
             with k.ring.consume() as slot:
-                total = tp.math.row_logsumexp(slot.x.read(), inside=n)
-                k.y.store(tile, tp.math.exp(slot.x.read() - total))  # read twice, the row needs few registers
+                base = (tp.math.row_max if held else tp.math.row_logsumexp)(slot.x.read(), inside=n)
+                powers = tp.math.exp(slot.x.read() - base)  # read twice, the row needs few registers
+                k.y.store(tile, powers * (1 / tp.math.row_sum(powers, inside=n)) if held else powers)
 
     return Softmax()
 

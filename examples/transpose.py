@@ -1,4 +1,4 @@
-"""The transpose of a matrix through swizzled shared memory: one warp loads tiles, four turn them round and store them.
+"""The transpose of a matrix through swizzled shared memory: one warp loads tiles, four turn them, one stores them.
 
 python examples/transpose.py     on the GPU if there is one, else on the CPU model of the hardware
 """
@@ -10,9 +10,11 @@ import torch
 import tmapipe as tp
 
 
-def transpose_of(dtype: str = "bf16", rows: int = 64, columns: int = 64, ctas: int | None = None) -> tp.Schedule:
-    """The transpose of matrices of *dtype*, in tiles of *rows* x *columns* elements, of which *ctas* at once are on a
-    multiprocessor.
+def transpose_of(
+    dtype: str = "bf16", rows: int = 64, columns: int = 64, ctas: int | None = None, each: int = 1
+) -> tp.Schedule:
+    """The transpose of matrices of *dtype*, in tiles of *rows* x *columns* elements. A CTA takes *each* of them, and
+    *ctas* CTAs share a multiprocessor.
 
     The hardware takes the tiles along m first, so that those in flight write rows of the output that are next to each other.
     """
@@ -20,11 +22,12 @@ def transpose_of(dtype: str = "bf16", rows: int = 64, columns: int = 64, ctas: i
     class Transpose(tp.Schedule):
         """y[n, m] = x[m, n]."""
 
-        tiles = tp.GridTiles(tp.Grouped(1), ctas)
-        load, turn = tp.Role(warps=1), tp.Role(warpgroups=columns // 64)
-        ring = tp.BarrierRing(1, producer=load, consumer=turn)
+        tiles = tp.GridTiles(tp.Grouped(1), ctas, each)
+        load, turn, store = tp.Role(warps=1), tp.Role(warpgroups=columns // 64), tp.Role(warps=1)
+        ring = tp.BarrierRing(each, chain=(load, turn, store))
         x = tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring, dtype=dtype, swizzle=128)
-        y = tp.TmaStoreStage("n m", tile=(columns, rows), role=turn, stages=1)
+        turned = tp.SharedStage(tile=(columns, rows), ring=ring, writer=turn, dtype=dtype, swizzle=128)
+        y = tp.TmaStoreStage("n m", source=turned, stages=each - 1)
 
         @load.jit
         def fill(self, k, tile):
@@ -34,8 +37,12 @@ def transpose_of(dtype: str = "bf16", rows: int = 64, columns: int = 64, ctas: i
         @turn.jit
         def turn_round(self, k, tile):
             with k.ring.consume() as slot:
-                values = slot.x.read(transposed=True)
-            k.y.store(tile, values)
+                slot.turned.write(slot.x.read(transposed=True))
+
+        @store.jit
+        def drain(self, k, tile):
+            with k.ring.consume() as slot:
+                slot.y.store(tile)
 
     return Transpose()
 

@@ -26,7 +26,7 @@ from examples.gemm_row_max import GemmRowMax
 from examples.histogram import BINS, Histogram
 from examples.mlp import Mlp
 from examples.ragged import RaggedSums
-from examples.rmsnorm import plain_rmsnorm_of, rmsnorm_of
+from examples.rmsnorm import long_rmsnorm_of, plain_rmsnorm_of, rmsnorm_of
 from examples.row_sums import ClusterRowSums, RowSums
 from examples.softmax import softmax_of
 from examples.stencil import Stencil
@@ -227,7 +227,7 @@ def _ragged(x: torch.Tensor, begins: torch.Tensor) -> dict[str, torch.Tensor]:
 PROGRAMS: dict[str, Program] = {
     "softmax": Program(functools.partial(softmax_of, 1024), 30, _rows(1024), _softmax),
     "softmax of short rows": Program(functools.partial(softmax_of, 128, 16, 4), 30, _rows(128), _softmax),
-    "softmax of long rows": Program(functools.partial(softmax_of, 4096, 2, 8), 30, _rows(4096), _softmax),
+    "softmax of long rows": Program(functools.partial(softmax_of, 4096, 2, 8, held=True), 30, _rows(4096), _softmax),
     "softmax over CTAs": Program(functools.partial(softmax_of, 1024, 1, 2, 4), 30, _rows(4096), _softmax),
     "softmax of rows of 200": Program(functools.partial(softmax_of, 256, 4, 4, 1, 200), 30, _rows_of(200), _softmax),
     "softmax of rows of 2048": Program(
@@ -236,13 +236,16 @@ PROGRAMS: dict[str, Program] = {
     "rmsnorm of rows of 1024": Program(
         functools.partial(plain_rmsnorm_of, 1024, 2, 4, 1, 1024), 30, _weighted_rows, _weighted, atol=3e-2
     ),
+    "rmsnorm, a few rows a cluster": Program(
+        functools.partial(long_rmsnorm_of, 512, 2, 2, 2, 3), 30, _weighted_rows, _weighted, atol=3e-2
+    ),
     "rmsnorm": Program(functools.partial(rmsnorm_of, 1024), 30, _norm_inputs(1024), _norm, atol=3e-2),
     "rmsnorm over CTAs": Program(
         functools.partial(rmsnorm_of, 1024, 2, 8, 3), 30, _norm_inputs(3072), _norm, atol=3e-2
     ),
     "transpose": Program(transpose_of, 20, _matrix(torch.bfloat16, 8), lambda x: {"y": x.T}, 0, 0),
     "transpose fp32": Program(
-        functools.partial(transpose_of, "fp32", 32), 20, _matrix(torch.float32, 4), lambda x: {"y": x.T}, 0, 0
+        functools.partial(transpose_of, "fp32", 32, each=2), 20, _matrix(torch.float32, 4), lambda x: {"y": x.T}, 0, 0
     ),
     "stencil": Program(Stencil, 25, _matrix(torch.float32, 4), _stencil, 1e-5, 1e-5),
     "row_sums": Program(RowSums, 25, _matrix(torch.float32, 4), lambda x: {"y": x.sum(1)}, 1e-3, 1e-4),
