@@ -27,7 +27,7 @@ from benchmarks.results import OURS, Results
 from tmapipe.tuning import Candidate, Problem, candidates, estimate, ranked
 from tmapipe.tuning.candidates import hinted
 from tmapipe.tuning.compiling import build_all
-from tmapipe.tuning.cost import Constants, times, together, work
+from tmapipe.tuning.cost import FITTED, Constants, times, together, work
 from tmapipe.tuning.problem import H200
 from tmapipe.tuning.timing import rested
 
@@ -154,7 +154,9 @@ def fit(folder: Path) -> int:
         lost = np.add.reduceat(measured * chances, starts) / np.add.reduceat(chances, starts) - least
         return float(errors + 2 * np.average(lost, weights=worth))
 
-    best = made(differential_evolution(cost, list(BOUNDS.values()), maxiter=ROUNDS, popsize=3, seed=7, polish=False).x)
+    today = [getattr(FITTED, name) for name in BOUNDS]  # one of those that the search starts from
+    options = {"maxiter": ROUNDS, "popsize": 3, "seed": 7, "polish": False, "x0": today}
+    best = made(differential_evolution(cost, list(BOUNDS.values()), **options).x)
     print(best)
     found = np.log(times(done, best))
     chosen = [measured[i : i + n][found[i : i + n].argmin()] for i, n in zip(starts, counts, strict=True)] - least
