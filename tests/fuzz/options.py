@@ -44,7 +44,7 @@ OPERANDS = (
 ORDERS = (
     tp.PersistentTiles(), tp.PersistentTiles(tp.Snake(2)), tp.PersistentTiles(tp.Hilbert(4)),
     tp.PersistentTiles(tp.Columns(2)), tp.DynamicTiles(), tp.DynamicTiles(stages=1), tp.GpcTiles(),
-    tp.GridTiles(), tp.SplitKTiles(2), tp.StreamKTiles(shares=3), tp.GroupedTiles(), tp.Snake(2),
+    tp.GridTiles(), tp.GridTiles(each=3), tp.SplitKTiles(2), tp.StreamKTiles(shares=3), tp.GroupedTiles(), tp.Snake(2),
 )  # fmt: skip
 POOLS: dict[str, tuple[Any, ...]] = {
     "tile": ((64, 64, 32), (64, 128, 64), (128, 64, 64), (128, 128, 64), (192, 64, 32), (256, 64, 32), (64, 72, 32),
