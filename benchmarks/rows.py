@@ -62,17 +62,17 @@ def make(name: str, length: int, device: str) -> tuple[dict[tuple[str, str], Cal
     reference: Callable[[Any], Any] = functools.partial(torch.softmax, dim=1)
     if name == "rmsnorm":
         reference = functools.partial(torch.nn.functional.rms_norm, normalized_shape=(length,), weight=weight, eps=1e-6)
-    of, inputs = (softmax_of, (x,)) if name == "softmax" else (plain_rmsnorm_of, (x, weight))
+    of, inputs = (softmax_of, {"x": x}) if name == "softmax" else (plain_rmsnorm_of, {"x": x, "weight": weight})
     runs: dict[tuple[str, str], Callable[[], Any]] = {}
     for rows, warps, ctas, share in TILES[name][length]:
         schedule = of(length // ctas, rows, warps, ctas, length, share, length in HELD[name])
         runs[OURS, f"{rows} rows by {ctas} CTAs of {warps} warps, {share or 'all that fit'}"] = functools.partial(
-            schedule, *inputs, out=out
+            schedule, **inputs, out=out
         )
     for warps, ctas, share, each in LONG.get(length, ()) if name == "rmsnorm" else ():
         schedule = long_rmsnorm_of(length // ctas, warps, ctas, share, each)
         runs[OURS, f"{each} rows one after another by {ctas} CTAs of {warps} warps, {share}"] = functools.partial(
-            schedule, *inputs, out=out
+            schedule, **inputs, out=out
         )
     for title, run in quack(name, x, weight).items():
         runs["quack", title] = run
