@@ -119,8 +119,8 @@ def show(outcomes: Sequence[Outcome]) -> str:
 
 
 def write(path: Path, outcomes: Sequence[Outcome], seconds: float, append: bool = False) -> None:
-    """Rows, and the equivalent mutants with the reason, as JSON. append: after what the file has of other schedules."""
-    before: dict[str, Any] = json.loads(path.read_text()) if append else {}
+    """Rows, and the equivalent mutants with the reason, as JSON. append: after what a file there has of others."""
+    before: dict[str, Any] = json.loads(path.read_text()) if append and path.exists() else {}
     mine = {outcome.schedule for outcome in outcomes}
     others = {
         name: [one for one in before.get(name, []) if one["schedule"] not in mine] for name in ("rows", "equivalent")

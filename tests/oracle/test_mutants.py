@@ -179,7 +179,7 @@ def test_rows_and_reasons_as_written(tmp_path):
         Outcome("Copy", Change(site, "drop", when="first"), False, False, False, 5),
         Outcome("Copy", Change(site, "flip parity"), True, False, False, 5),
     ]
-    write(tmp_path / "mutants.json", outcomes, 1.25)
+    write(tmp_path / "mutants.json", outcomes, 1.25, append=True)  # where there is no file yet
     data = json.loads((tmp_path / "mutants.json").read_text())
     assert data["suite"] == "mutants" and data["method"]["steps"] == 15
     rows = {row["rule"]: row for row in data["rows"]}
