@@ -28,6 +28,7 @@ __all__ = [
     "as_matrix",
     "check_dims",
     "check_tile",
+    "optional_hint",
 ]
 
 
@@ -35,6 +36,8 @@ DEFAULT_DIMS = {1: "n", 2: "m n"}  # of a tile of so many extents
 
 
 L2_HINTS = ("evict_first", "evict_last", "evict_normal")
+#: Validator of fields that hold one, or None.
+optional_hint = must(optional(lambda hint: hint in L2_HINTS), f"is one of {', '.join(L2_HINTS)}", "use one of these")
 
 
 #: Attributes of an open slot (`tmapipe.protocol.ring.Slot`), which no stage can be called.
@@ -124,10 +127,7 @@ class TmaLoadStage(SlotStage):
     dims: tuple[str, ...] = attrs.field(repr=lambda dims: repr(" ".join(dims)))
     multicast: MulticastGroup | None = attrs.field(default=None, validator=optional_group)
     loader: Role = attrs.field()
-    l2_hint: str | None = attrs.field(
-        default=None,
-        validator=must(optional(lambda hint: hint in L2_HINTS), f"is one of {', '.join(L2_HINTS)}", "use one of these"),
-    )
+    l2_hint: str | None = attrs.field(default=None, validator=optional_hint)
     parts: int = attrs.field(default=1, init=False)
     outside: str = attrs.field(default="zeros", init=False)
     strides: tuple[int, ...] = attrs.field(default=(), init=False)

@@ -12,9 +12,8 @@ from tmapipe.epilogue.operands import EpilogueOperand, check_operands
 from tmapipe.epilogue.outputs import EpilogueOutput, Output
 from tmapipe.epilogue.reductions import Reduction
 from tmapipe.errors import InputError
-from tmapipe.fields import must, optional
 from tmapipe.isa.fragment import applied
-from tmapipe.stage import L2_HINTS
+from tmapipe.stage import optional_hint
 
 __all__ = ["Epilogue"]
 
@@ -43,9 +42,6 @@ def _check_outputs(epilogue: Any, attribute: Any, value: Any) -> None:
             raise InputError(
                 "outputs['d']", kind, "is the first output, which is always there", "say dtype= or stages="
             )
-
-
-HINT = must(optional(lambda hint: hint in L2_HINTS), f"is one of {', '.join(L2_HINTS)}", "use one of these")
 
 
 @attrs.frozen
@@ -79,7 +75,7 @@ class Epilogue:
     dtype: DType | str | None = attrs.field(default=None, kw_only=True)
     stages: int = attrs.field(default=2, kw_only=True)
     ahead: int = attrs.field(default=2, kw_only=True)
-    l2_hint: str | None = attrs.field(default=None, kw_only=True, validator=HINT)
+    l2_hint: str | None = attrs.field(default=None, kw_only=True, validator=optional_hint)
 
     @classmethod
     def of(cls, value: Epilogue | Callable[..., Any] | None) -> Epilogue:

@@ -13,9 +13,14 @@ from tmapipe.fields import must
 from tmapipe.multicast import MulticastGroup
 from tmapipe.stage import TmaLoadStage
 
-__all__ = ["Operand"]
+__all__ = ["Operand", "in_shares"]
 
 MAJORS = ("k", "m", "n")
+
+
+def in_shares(rows: int, peers: int) -> bool:
+    """Whether *peers* CTAs can load equal shares of *rows* rows along k: in steps of 8, the rows of a swizzle's pattern."""
+    return rows % (8 * peers) == 0
 
 
 @attrs.frozen
@@ -84,7 +89,7 @@ class Operand:
             argument = {"m": "a", "n": "b"}[side]
             rule = f'of {argument} is "k" or "{side}"'
             raise InputError("Operand(major)", self.major, rule, f"{argument}=Operand({side!r})")
-        whole = not self.transposed and rows % (8 * peers) != 0
+        whole = not self.transposed and not in_shares(rows, peers)
         dims, tile = (f"{side} k", (rows, k)) if self.major == "k" else (f"k {side}", (k, rows))
         stage = TmaLoadStage(
             f"{batch}{dims}",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tmapipe.integers import ceil_div
+from tmapipe.schedules.operand import in_shares
 from tmapipe.tuning.candidate import SWIZZLE_SPAN, Candidate, own_buffers, slots_of
 from tmapipe.tuning.problem import Device, Problem
 
@@ -161,7 +162,7 @@ def _fits(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -> 
 
 def asked(rows: int, peers: int) -> int:
     """Rows of a tile of *rows* that the busiest of its *peers* loads: an equal share in steps of 8 rows, else all."""
-    return rows if rows % (8 * peers) else rows // peers
+    return rows // peers if in_shares(rows, peers) else rows
 
 
 def edge_boxes(rows: int, peers: int) -> int:
