@@ -72,7 +72,7 @@ class _Spans(BoundTiles):
 
     def at(self, position: Any) -> BoundTiles:
         isa, each, total = self.isa, self.order.each, self.numbers.total
-        spans = (total + each - 1) // each
+        spans = ceil_div(total, each)
         mine = (spans - position + isa.clusters - 1) // self.by["clusters"]
         self.position = position
         last = position + (mine - 1) * isa.clusters == spans - 1
