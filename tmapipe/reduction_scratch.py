@@ -26,9 +26,9 @@ class ReductionScratch(Scratch):
         role: Whose fragments are reduced.
         rows: Rows that a warp has of a tile, at most: as many as the tile has, or fewer if the warps share them out.
         columns: Of the tile, where columns are reduced.
-        group: CTAs of the cluster over which rows lie too: those that differ only along these axes. `row_sum`, `row_max` and
-            their like are then over the whole row, in all of these CTAs, which all reduce at the same point. As many numbers
-            fit for each of them.
+        group: CTAs of the cluster over which rows lie too: those that differ only along these axes, or with `ctas=` so many
+            side by side. `row_sum`, `row_max` and their like are then over the whole row, in all of these CTAs, which all
+            reduce at the same point. As many numbers fit for each of them.
 
     Raises:
         InputError: For any other value.
@@ -44,8 +44,8 @@ class ReductionScratch(Scratch):
                 raise InputError(
                     f"ReductionScratch({name})", value, f"is a positive number of {name}", "leave it out for one"
                 )
-        if group is not None and (not isinstance(group, MulticastGroup) or columns != 1 or group.ctas):
-            rule = "is a MulticastGroup: axes of the cluster along which rows lie over all CTAs, and no columns"
+        if group is not None and (not isinstance(group, MulticastGroup) or columns != 1):
+            rule = "is a MulticastGroup: the CTAs of the cluster over which rows lie, and no columns"
             raise InputError("ReductionScratch(group)", group, rule, 'e.g. MulticastGroup("n"), without columns=')
         warps, width = role.warps if isinstance(role, Role) else 1, 4 * ceil_div(max(rows, columns), 4)  # 16 bytes
         self.__attrs_init__(role, (warps, width), fp32, 2, rows, columns, group)

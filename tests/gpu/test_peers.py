@@ -3,7 +3,17 @@
 import pytest
 import torch
 
-from tests.oracle.peer_forms import LogSumExp, Looked, Paired, Rotated, RotatedInPairs, Scattered, Swapped, WholeBoxes
+from tests.oracle.peer_forms import (
+    LogSumExp,
+    Looked,
+    Paired,
+    PairsOfRows,
+    Rotated,
+    RotatedInPairs,
+    Scattered,
+    Swapped,
+    WholeBoxes,
+)
 
 
 @pytest.mark.parametrize("peers", [2, 4, 8])
@@ -61,3 +71,13 @@ def test_log_sum_exp(ctas):
     schedule.cluster = {"n": ctas}
     want = torch.logsumexp(x.double(), 1, keepdim=True).float().expand_as(x)
     torch.testing.assert_close(schedule(x), want, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("columns", [1024, 8192, 40_000])
+def test_two_of_four_ctas_reduce_together(columns):
+    x = torch.randint(1, 5, (200, columns), device="cuda").float()
+    for _ in range(3):
+        y = PairsOfRows()(x)
+        for part, found in zip(x.split(1024, 1), y.split(1024, 1), strict=True):
+            want = (part - part.amax(1, keepdim=True)) / part.sum(1, keepdim=True)
+            torch.testing.assert_close(found, want, rtol=1e-6, atol=0)

@@ -28,7 +28,7 @@ from tests.oracle.matmul_forms import InFlight, InTurn, Relu, Widened
 from tests.oracle.mutant_changes import changed, changes_at
 from tests.oracle.mutant_sites import Change, Program, program_of
 from tests.oracle.mutant_table import Outcome, show, write
-from tests.oracle.peer_forms import LongRows, Looked, Paired, Rotated, Scattered, Swapped, WholeBoxes
+from tests.oracle.peer_forms import LongRows, Looked, Paired, PairsOfRows, Rotated, Scattered, Swapped, WholeBoxes
 from tests.oracle.program_forms import FORMS
 from tests.oracle.result_forms import Chained
 from tests.oracle.row_forms import GatherFour, GatherRows, ScatterFour, ScatterRows
@@ -89,6 +89,7 @@ VARIANTS: tuple[Registered, ...] = (
     Registered("read from peers", Looked, Looked, ((1, 1, {}), (2, 1, {}))),
     Registered("sent by threads", Swapped, Swapped, ((1, 1, {}),)),
     Registered("rows over CTAs", LongRows, LongRows, ((1, 1, {"n": 1024}),)),
+    Registered("rows over pairs of four CTAs", PairsOfRows, PairsOfRows, ((1, 1, {"n": 2048}),)),
     *FORMS,
 )
 

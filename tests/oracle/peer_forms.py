@@ -6,7 +6,10 @@ from typing import ClassVar
 
 import tmapipe as tp
 
-__all__ = ["LongRows", "Looked", "Paired", "Rotated", "RotatedInPairs", "Scattered", "Swapped", "WholeBoxes"]
+__all__ = [
+    "LogSumExp", "LongRows", "Looked", "Paired", "PairsOfRows", "Rotated", "RotatedInPairs", "Scattered", "Swapped",
+    "WholeBoxes",
+]  # fmt: skip
 
 
 class Rotated(tp.Schedule):
@@ -133,6 +136,14 @@ class LongRows(tp.Schedule):
             values = slot.x.read()
         values = (values - tp.math.row_max(values, inside=inside)) / tp.math.row_sum(values, inside=inside)
         k.y.store(tile, values)
+
+
+class PairsOfRows(LongRows):
+    """The same of each 1024 elements of a row, as if these were rows: of four CTAs in a cluster, each two reduce together."""
+
+    load, work = LongRows.load, LongRows.work
+    cluster: ClassVar = {"n": 4}
+    across = tp.ReductionScratch(work, group=tp.MulticastGroup("n", ctas=2))
 
 
 class WholeBoxes(tp.Schedule):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
-from tests.oracle.peer_forms import LogSumExp, LongRows
+from tests.oracle.peer_forms import LogSumExp, LongRows, PairsOfRows
 from tests.unit.errors import refused
 from tmapipe.errors import DeadlockError, HazardError
 
@@ -35,6 +35,27 @@ def test_a_row_is_reduced_over_all_ctas(ctas, seed):
 def test_it_is_proved(ctas):
     report = rows_over(ctas).check()
     assert report.ok and report.trips == "every trip count" and "note" not in str(report)
+
+
+@pytest.mark.parametrize("columns", [512, 1024, 1500, 5000])
+def test_two_of_four_ctas_reduce_together(columns):
+    """Rows of any length, of which each 1024 elements are reduced by themselves."""
+    x = np.random.default_rng(0).integers(1, 5, (3, columns)).astype(np.float32)
+    y = np.zeros_like(x)
+    PairsOfRows().simulate(x, out=y, clusters=2, seed=1)
+    for first in range(0, columns, 1024):
+        assert (y[:, first : first + 1024] == normalized(x[:, first : first + 1024])).all()
+
+
+def test_pairs_are_proved():
+    report = PairsOfRows().check()
+    assert report.ok and report.trips == "every trip count" and "note" not in str(report)
+
+
+def test_groups_divide_the_cluster():
+    schedule = PairsOfRows()
+    schedule.across = tp.ReductionScratch(schedule.work, group=tp.MulticastGroup("n", ctas=3))
+    refused(schedule.plan, argument="MulticastGroup(ctas)", rule="divides the cluster's 4 CTAs along n")
 
 
 def test_explain_says_what_is_armed():

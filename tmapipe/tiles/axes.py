@@ -79,8 +79,8 @@ def check_rows(declared: Declarations, axes: Mapping[str, Axis], shapes: Mapping
     """Raises `InputError` if a tensor's rows, which are reduced over the CTAs of a cluster, do not fit into one cluster."""
     for name, group in _groups(declared).items():
         for dim in group.axes if name in declared.scratches else ():
-            if dim not in axes:
-                continue  # which the plan refuses
+            if dim not in axes or group.ctas:  # the plan refuses the one; blocks of CTAs each have rows of their own
+                continue
             axis, ctas = axes[dim], declared.cluster.get(dim, 1)
             if shapes[axis.stage][axis.place] > axis.elements * ctas:
                 rule = (
