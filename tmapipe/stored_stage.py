@@ -18,7 +18,8 @@ class StoredStage(TokenStage):  # type: ignore[override]
 
     Its slots have no memory. The role that stores calls ``slot.<stage>.publish()`` in one, after its stores: that waits until
     the engine has written them, and fences. The next roles of the ring load them, by a stage ``of_result(store)``, once they
-    have entered the slot. They release it once the bytes have come; then the CTA may store to the tensor again.
+    have entered the slot. Tiles of the next output tile may be stored meanwhile. The same tile is stored again only once its
+    bytes have come.
 
     (For the next kernel of the stream nothing is needed: it waits until this one has ended, and written everything.)
 

@@ -86,7 +86,8 @@ RIGHT = [{}, {"fence": "loading"}, {"again": "after"}]
 WRONG = [
     ({"wait": "read"}, Kind.RESULT_TOO_EARLY, "in full"),
     ({"wait": "none"}, Kind.RESULT_TOO_EARLY, "in full"),
-    ({"flag": False}, Kind.RESULT_TOO_EARLY, "signal the loading warp"),
+    ({"flag": False}, Kind.RACE, "let the storing warp know"),  # in the run that is watched, the load comes first
+    ({"flag": False, "wait": "none"}, Kind.RACE, "let the storing warp know"),
     ({"fence": "nobody"}, Kind.PROXY, "fence.proxy.async.global"),
 ]
 

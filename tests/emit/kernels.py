@@ -20,7 +20,7 @@ from tests.oracle.descriptor_forms import AnyRows, Convolved, Every, EveryInPart
 from tests.oracle.held_forms import Narrowed
 from tests.oracle.peer_forms import Looked, Paired, Rotated, RotatedInPairs, Scattered, WholeBoxes
 from tests.oracle.ptx import Ptx
-from tests.oracle.result_forms import Chained
+from tests.oracle.result_forms import Chained, Overlapped
 from tests.oracle.row_forms import GatherRows, ScatterRows
 from tests.sweeps import ALL
 from tmapipe.gpu.build import Compiled
@@ -454,6 +454,7 @@ INDEX = {"index": (3, -1, 40, 7, 7, 0, 29, 12, 900, 2, 5, 17, 39, 38, 37, 1, 11,
 NUMBERED = {"m": 19, "r": 40, "n": 100}
 ROWS_BY_NUMBER = {
     "results loaded again": Kernel(Chained, {}, MATRIX),
+    "results loaded while others are stored": Kernel(Overlapped, {}, MATRIX),
     "rows gathered": Kernel(GatherRows, {}, NUMBERED, INDEX),
     "rows scattered": Kernel(ScatterRows, {}, NUMBERED, INDEX),
     "rows added": Kernel(lambda: ScatterRows("add"), {"x": "fp32", "y": "fp32"}, NUMBERED, INDEX),

@@ -17,9 +17,9 @@ and an access is *over*
     a TMA load's    when its bytes are counted: a step of the machine, not an interval
     a cp.async's    likewise; for the async proxy, see `explore_copies`
 
-A tensor that the kernel both stores to and loads from is one more place, the same for all CTAs. What a store writes there is
-over, for other engines, at the first signal after its warp's next proxy fence of global memory that comes after the full wait
-for its group; what a load reads there, when its bytes are counted.
+Each tile of a tensor that the kernel both stores to and loads from is one more place, the same for all CTAs. What a store
+writes there is over, for other engines, at the first signal after its warp's next proxy fence of global memory that comes
+after the full wait for its group; what a load reads there, when its bytes are counted.
 
 Accesses of one warp to the same bytes follow its program, which is looked through once.
 """
@@ -86,6 +86,7 @@ SIGNALS = (
     ops.Wgmma,
     ops.WgmmaFromRegisters,
 )  # also relaxed ones: enough for what has ended when they are executed
+STORES = (ops.TmaStore, ops.TmaScatter, ops.BulkStore)
 Part = tuple[str, int, int]
 WHOLE: Part = ("whole", 0, 1)
 MARKS = ("fence", "landing", "told", "access")
@@ -106,7 +107,7 @@ class Span(NamedTuple):
 class Classes:
     """Numbers kinds of accesses (place, part, read or write) and knows, as bit masks, which of them conflict.
 
-    copied: (place, part) of what cp.async writes.
+    copied: (place, part) of what cp.async writes; starts: by agent, what starts loads and stores, by serial.
     """
 
     def __init__(self, layout: Layout, programs: Sequence[Sequence[Any]] = ()):
@@ -117,11 +118,9 @@ class Classes:
             for op in program:
                 if isinstance(op, COPIES):
                     self.copied[cta * layout.nslots + op.slot, ("shares", op.share, op.shares)] = None
-        both = [
-            load.argument for load in layout.plan.loads if load.argument in {s.argument for s in layout.plan.stores}
-        ]
-        first = layout.ctas * layout.nslots
-        self.tensors = {name: first + i for i, name in enumerate(dict.fromkeys(both))}
+        self.starts = [[op for op in program if isinstance(op, (*LOADS, *STORES))] for program in programs]
+        self.results = {s.argument for s in layout.plan.stores} & {load.argument for load in layout.plan.loads}
+        self.tiles: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []  # of results: tensor, start, extents
         self.keys: list[tuple[int, Part, bool]] = []
         self.bits: dict[tuple[int, Part, bool], int] = {}
         self._conflicts: list[int] = []
@@ -144,14 +143,18 @@ class Classes:
             self._of_masks = {0: 0}
         return bit
 
-    def in_tensor(self, part: Any, write: bool) -> int:
+    def in_tensor(self, part: Any, op: Any, write: bool) -> int:
         """The bit of what a load or a store of the plan does to a tensor that the kernel loads and stores to; else 0."""
-        place = None if part is None else self.tensors.get(part.argument)
-        return 0 if place is None else self.bit(place, WHOLE, write)
+        if part is None or part.argument not in self.results:
+            return 0
+        tile = part.argument, op.at, part.part
+        if tile not in self.tiles:
+            self.tiles.append(tile)
+        return self.bit(self.layout.ctas * self.layout.nslots + self.tiles.index(tile), WHOLE, write)
 
-    def loaded(self, slot: int) -> int:
+    def loaded(self, op: Any) -> int:
         """The bit of what is read to fill a slot, if it is a result."""
-        return self.in_tensor(self.layout.loads.get(self.layout.slots[slot % self.layout.nslots][0].name), False)
+        return self.in_tensor(self.layout.loads.get(getattr(op, "load", "")), op, False)
 
     def mark(self, event: str) -> int:
         """The bit of "fence", "landing", "told" or "access": events that `explore_copies` is about.
@@ -180,8 +183,9 @@ class Classes:
         if not (one[2] or other[2]) or min(one[0], other[0]) < 0:
             return False
         slots = self.layout.nslots
-        if max(one[0], other[0]) >= self.layout.ctas * slots:
-            return one[0] == other[0]
+        first = self.layout.ctas * slots
+        if max(one[0], other[0]) >= first:
+            return min(one[0], other[0]) >= first and _overlap(self.tiles[one[0] - first], self.tiles[other[0] - first])
         if one[0] // slots != other[0] // slots or other[0] % slots not in self.layout.aliases[one[0] % slots]:
             return False
         a, b = one[1], other[1]
@@ -193,9 +197,9 @@ class Accesses:
     """One warp's accesses.
 
     spans: of threads' accesses and TMA stores; mma: (at, first, bit) of each wgmma by serial; mma_waits: (index, serial) of
-    waits that cover the wgmmas below a serial; mma_over: the same with the index of the release that tells others; wrong:
-    index -> what is wrong there between accesses of this warp alone; after_mma: index -> serials of wgmmas that a write of
-    this warp must come after, but that the warp itself has not waited for.
+    waits that cover wgmmas below a serial; mma_over: the same with the index of the release that tells others; wrong: index
+    -> what is wrong there between accesses of this warp; after_mma: index -> serials of wgmmas that a write of this warp must
+    come after, but that the warp itself has not waited for.
     """
 
     def __init__(self, classes: Classes, agent: int, program: Sequence[Any]):
@@ -224,7 +228,7 @@ class Accesses:
         mask = getattr(op, "mask", None) or 1 << own
         slots = self.layout.nslots
         read = self.classes.bit(own * slots + op.source, WHOLE, False) if isinstance(op, FROM_SLOTS) else 0
-        read |= self.classes.loaded(op.slot)
+        read |= self.classes.loaded(op)
         return {
             cta: self.classes.bit(cta * slots + op.slot, part, True) | read
             for cta in range(self.layout.ctas)
@@ -265,7 +269,7 @@ class Accesses:
                         self.wrong[i] = Kind.RACE
                 generic.append((i, bit, (op.slot, op.mask)))
                 self._thread_span(i, acquired, bit, "generic")
-            elif kind in (ops.TmaStore, ops.TmaScatter, ops.BulkStore):
+            elif kind in STORES:
                 bit = self._bit(op.slot, WHOLE, False)
                 self._after_threads(i, bit, generic, joined, fenced)
                 store = [i, bit, NEVER, acquired, NEVER]
@@ -315,7 +319,8 @@ class Accesses:
         for at, bit, wait, first, written in stores:
             last = self._signals[wait] if wait < NEVER else NEVER
             self.spans.append(Span(at, first, last, last, bit, False))
-            result = self.classes.in_tensor(self.layout.stores[self.program[at].store], True)
+            op = self.program[at]
+            result = self.classes.in_tensor(self.layout.stores[op.store], op, True)
             if result:
                 fence = self._global[written] if written < NEVER else NEVER
                 last, seen = (self._signals[i] if i < NEVER else NEVER for i in (written, fence))
@@ -351,6 +356,12 @@ class Accesses:
         serials = [s for s in range(waited, len(self.mma)) if self.mma[s][2] & against]
         if serials:
             self.after_mma.setdefault(i, []).extend(serials)
+
+
+def _overlap(one: tuple[str, Any, Any], other: tuple[str, Any, Any]) -> bool:
+    """Whether two tiles of results have elements in common."""
+    (tensor, *ranges), (its, *others) = one, other
+    return tensor == its and all(a < b + m and b < a + n for a, n, b, m in zip(*ranges, *others, strict=True))
 
 
 def _next(program: Sequence[Any], kinds: tuple[type, ...], test: Any = None) -> list[int]:

@@ -78,7 +78,11 @@ class Conflicts:
         """The class of a load in flight; of a copy to a peer, both classes."""
         place, share, shares, *_, source, _ = state.loads[flight]
         read = self.classes.bit(source, WHOLE, False) if source >= 0 else 0
-        return self.classes.bit(place, ("shares", share, shares), True) | read | self.classes.loaded(place)
+        return (
+            self.classes.bit(place, ("shares", share, shares), True)
+            | read
+            | self.classes.loaded(self.classes.starts[flight.issuer][flight.serial])
+        )
 
     def _threads(self, at: list[int], agent: int, seen_by: int) -> tuple[int, int]:
         """Classes of the warp's own accesses that may be under way: as seen by the other's threads, and by its async proxy."""

@@ -30,7 +30,7 @@ from tests.oracle.mutant_sites import Change, Program, program_of
 from tests.oracle.mutant_table import Outcome, show, write
 from tests.oracle.peer_forms import LongRows, Looked, Paired, PairsOfRows, Rotated, Scattered, Swapped, WholeBoxes
 from tests.oracle.program_forms import FORMS
-from tests.oracle.result_forms import Chained
+from tests.oracle.result_forms import Chained, Overlapped
 from tests.oracle.row_forms import GatherFour, GatherRows, ScatterFour, ScatterRows
 from tests.oracle.value_forms import Normalized
 from tmapipe.check.findings import Kind
@@ -85,6 +85,7 @@ VARIANTS: tuple[Registered, ...] = (
     Registered("scattered to peers", Scattered, Scattered, ((1, 1, {}), (2, 1, {}))),
     Registered("shared by pairs of four CTAs", Paired, Paired, ((1, 1, {}),)),
     Registered("results loaded again", Chained, Chained, ((1, 1, {}), (3, 1, {}))),
+    Registered("results loaded while others are stored", Overlapped, Overlapped, ((1, 1, {}), (3, 1, {}))),
     Registered("whole boxes multicast", WholeBoxes, WholeBoxes, ((1, 1, {}), (2, 1, {}))),
     Registered("read from peers", Looked, Looked, ((1, 1, {}), (2, 1, {}))),
     Registered("sent by threads", Swapped, Swapped, ((1, 1, {}),)),

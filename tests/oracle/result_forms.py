@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tmapipe as tp
 
-__all__ = ["Centered", "Chained"]
+__all__ = ["Centered", "Chained", "Overlapped"]
 
 
 class Centered(tp.Schedule):
@@ -81,3 +81,24 @@ class Chained(tp.Schedule):
     def fetch(self, k, tile):
         with k.done.consume(), k.back.produce() as slot:
             slot.w.load(tile)
+
+
+class Overlapped(Chained):
+    """The same, where a role of its own stores z: the next tile of y is stored while this one is loaded."""
+
+    load, store, again, last = Chained.load, Chained.store, Chained.again, tp.Role(warps=1)
+    back = tp.BarrierRing(2, producer=again, consumer=last)
+    w = tp.TmaLoadStage("m n", tile=(8, 64), ring=back).of_result(Chained.y)
+    z = tp.TmaStoreStage(source=w)
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.done.produce() as done:
+            with k.ring.consume() as slot:
+                slot.y.store(tile)
+            done.written.publish()
+
+    @last.jit
+    def pass_on(self, k, tile):
+        with k.back.consume() as slot:
+            slot.z.store(tile)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
-from tests.oracle.result_forms import Centered, Chained
+from tests.oracle.result_forms import Centered, Chained, Overlapped
 from tests.unit.errors import refused
 from tmapipe.check import Kind
 
@@ -47,30 +47,92 @@ class Unpublished(Chained):
             slot.z.store(tile)
 
 
-class Overtaken(Chained):
-    """The next tile is stored while this one is loaded: the check takes any two tiles for one."""
+class StoredTwice(Overlapped):
+    """The tile is stored once more while it may be on its way back."""
 
-    load, store, again, last = Chained.load, Chained.store, Chained.again, tp.Role(warps=1)
-    back = tp.BarrierRing(2, producer=again, consumer=last)
-    w = tp.TmaLoadStage("m n", tile=(8, 64), ring=back).of_result(Chained.y)
-    z = tp.TmaStoreStage(source=w)
+    load, store, again, last = Overlapped.load, Overlapped.store, Overlapped.again, Overlapped.last
 
     @store.jit
     def drain(self, k, tile):
-        with k.done.produce() as done:
-            with k.ring.consume() as slot:
+        with k.ring.consume() as slot:
+            with k.done.produce() as done:
                 slot.y.store(tile)
-            done.written.publish()
+                done.written.publish()
+            slot.y.store(tile)
+
+
+class InSteps(Overlapped):
+    """Steps of one output tile, each of which is stored while the one before is loaded. wrong: the same place each time."""
+
+    over = "m"
+    load, store, again, last = Overlapped.load, Overlapped.store, Overlapped.again, Overlapped.last
+    wrong = False
+
+    @load.jit
+    def fill(self, k, tile):
+        for step in range(k.steps("x", "n")):
+            with k.ring.produce() as slot:
+                slot.x.load(tile, n=step)
+
+    @store.jit
+    def drain(self, k, tile):
+        for step in range(k.steps("x", "n")):
+            with k.done.produce() as done:
+                with k.ring.consume() as slot:
+                    slot.y.store(tile, n=0 if self.wrong else step)
+                done.written.publish()
+
+    @again.jit
+    def fetch(self, k, tile):
+        for step in range(k.steps("x", "n")):
+            with k.done.consume(), k.back.produce() as slot:
+                slot.w.load(tile, n=0 if self.wrong else step)
 
     @last.jit
     def pass_on(self, k, tile):
-        with k.back.consume() as slot:
-            slot.z.store(tile)
+        for step in range(k.steps("x", "n")):
+            with k.back.consume() as slot:
+                slot.z.store(tile, n=step)
+
+
+def assert_races(report):
+    """Of a load and a store: which of them comes too early depends on the run that is watched."""
+    assert not report.ok and report.kinds() <= {Kind.RACE, Kind.RESULT_TOO_EARLY}
 
 
 def test_what_is_missing_is_found():
     assert Kind.RESULT_TOO_EARLY in Unpublished().check().kinds()
-    assert Overtaken().check().kinds() == {Kind.RACE}
+    assert_races(StoredTwice().check())
+
+
+def test_the_next_tile_is_stored_meanwhile():
+    report = Overlapped().check()
+    assert report.ok and not report.findings and report.trips == "every trip count"
+    x = np.random.default_rng(0).integers(-9, 9, (70, 200)).astype(np.float16)
+    for seed in range(3):
+        y, z = np.empty_like(x), np.empty_like(x)
+        Overlapped().simulate(x, y, z, seed=seed, clusters=2)
+        assert (y == x).all() and (z == x).all()
+
+
+def test_steps_of_a_tile_are_told_apart_in_problems_alone():
+    """In segments of any run, their coordinates are those of a recording."""
+    report = InSteps().check()
+    assert report.ok and report.trips.startswith("up to")
+    wrong = InSteps()
+    wrong.wrong = True
+    assert_races(wrong.check())
+
+
+def test_two_output_tiles_do_not_share_a_result():
+    schedule = Chained()
+    schedule.over = "s m n"
+    schedule.x = tp.TmaLoadStage("s m n", tile=(8, 64), ring=schedule.ring)
+    schedule.y = tp.TmaStoreStage("m n", source=schedule.x)
+    schedule.written = tp.StoredStage(schedule.y, ring=schedule.done)
+    schedule.w = tp.TmaLoadStage("m n", tile=(8, 64), ring=schedule.back).of_result(schedule.y)
+    schedule.z = tp.TmaStoreStage("m n", source=schedule.w)
+    refused(schedule.check, argument="w.of_result", rule="all dimensions of the grid")
 
 
 def test_a_fence_is_needed(monkeypatch):

@@ -20,9 +20,10 @@ import numpy as np
 
 from tmapipe.machine.layout import Layout
 
-__all__ = ["Clock", "Clocks"]
+__all__ = ["NEVER", "Clock", "Clocks"]
 
 Clock = np.ndarray
+NEVER = np.iinfo(np.int32).max  # a value that no entry comes to
 
 
 class Clocks:

@@ -139,6 +139,8 @@ def _run(
         raise _Stopped(path, next(f.message for f in check.log.found.values() if not f.kind.note))
     if segment.to == END:
         return None
+    if segment.to[0] == "tile":
+        check.results.next_tile()
     positions.move_on(segment.start, segment.end)
     run_state = RunState(state, check, positions, segments.future)
     if not run_state.settled:

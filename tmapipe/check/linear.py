@@ -49,7 +49,7 @@ class LinearCheck:
         self.slots = Slots(self.clocks, self.log)
         self.lifetimes = Lifetimes(self.clocks, self.log, shapes)
         self.fences = Fences(self.clocks, self.log, self.slots)
-        self.results = Results(self.clocks, self.log)
+        self.results = Results(self.clocks, self.log, places=bool(shapes))
         self.loads: dict[Flight, tuple[Any, Step]] = {}  # in flight: (what the issuer knew, its step)
         self.last: dict[int, Step] = {}  # by warp: its last asynchronous issue, for reports
         self.rules = rules or _rules()
@@ -65,6 +65,7 @@ class LinearCheck:
         other.barriers.take(self.barriers)
         other.slots.take(self.slots)
         other.lifetimes.take(self.lifetimes)
+        other.results.take(self.results)
         other.last = dict(self.last)
         return other
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tmapipe.check.clocks import NEVER
 from tmapipe.check.future import Future, Here, Key
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.positions import CLUSTER, Positions
@@ -28,7 +29,6 @@ __all__ = ["RunState"]
 Known = tuple[
     tuple[int, int], ...
 ]  # (entry of a clock, least value): a fact is known to those whose clock has one of them
-NEVER = np.iinfo(np.int32).max
 
 
 class RunState:
@@ -185,6 +185,8 @@ def _facts(state: State, check: LinearCheck) -> dict[Key, Known]:
                     add(("bar", bar, name, "landed"), *over)
         for agent, (time, _) in check.phases.waits[bar].items():
             add(("bar", bar, "wait", agent), agent, time)
+    for key, (entry, least) in check.results.facts(state):
+        add(key, entry, least)
     for key, generation in check.barriers.recent():
         for agent, time in generation.by.items():
             add(("barrier", *key, agent), agent, time)

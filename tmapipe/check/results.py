@@ -8,22 +8,28 @@
 
     a store after a load: the phase that its bytes complete, waited for
 
-Which tiles overlap is left open: each load is held against all stores to its tensor before it in the run.
+In a run of one problem, a load is held against the last store of each warp to each place before it, if they overlap, and a
+store likewise. In a segment of any run (`closure`), whose coordinates are those of a recording, a tensor is one place. But
+each output tile has places of its own, since tiles are at its coordinates: so what is known of them ends with it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from tmapipe.check.clocks import Clock, Clocks
+from tmapipe.check.clocks import NEVER, Clock, Clocks
 from tmapipe.check.findings import Kind
 from tmapipe.check.log import FindingLog, Step
 from tmapipe.check.slots import Waits
 from tmapipe.isa.ops import Flight
 from tmapipe.machine.describe import who
+from tmapipe.machine.state import State
+from tmapipe.plan.model import Transfer
 
 __all__ = ["Results"]
 
+Place = tuple[tuple[int, int], ...]  # (first element, elements) along each dimension; none: anywhere
 FENCE = "execute fence.proxy.async.global after the full wait, or before the load"
 
 
@@ -36,40 +42,82 @@ class Stored:
 
 
 class Results:
-    """What is stored to, and loaded from, tensors with which the kernel does both."""
+    """What is stored to, and loaded from, tensors with which the kernel does both.
 
-    def __init__(self, clocks: Clocks, log: FindingLog):
+    places: whether coordinates tell places apart.
+    """
+
+    def __init__(self, clocks: Clocks, log: FindingLog, places: bool):
         plan = log.layout.plan
-        self.clocks, self.log = clocks, log
+        self.clocks, self.log, self.places = clocks, log, places
         both = {load.argument for load in plan.loads} & {store.argument for store in plan.stores}
-        self.loads = {load.name: load.argument for load in plan.loads if load.argument in both}
-        self.stores = {store.name: store.argument for store in plan.stores if store.argument in both}
-        self.stored: dict[tuple[str, int], Stored] = {}  # by tensor and warp
+        self.loads = {load.name: load for load in plan.loads if load.argument in both}
+        self.stores = {store.name: store for store in plan.stores if store.argument in both}
+        self.stored: dict[tuple[str, int, Place], Stored] = {}  # by tensor, warp and place: the last one
         self.flights: dict[Flight, Stored] = {}
         self.waits: dict[int, Waits] = {}  # by warp: its full waits
         self.fences: dict[int, int] = {}  # by warp: when it last fenced global memory
         self.fenced: dict[int, Clock] = {}  # by warp: what it knew then
         self.loaded: dict[
-            tuple[str, int], tuple[Step, int | None]
-        ] = {}  # by tensor and mbarrier: a load, its phase if known
-        self.loading: dict[Flight, tuple[str, int, Step]] = {}
+            tuple[str, int, Place], tuple[Step, int | None]
+        ] = {}  # by mbarrier: a load, its phase if known
+        self.loading: dict[Flight, tuple[tuple[str, int, Place], Step]] = {}
+
+    def take(self, other: Results) -> None:
+        """Copies *other*, in which nothing is in flight, to go on independently."""
+        self.stored, self.loaded = dict(other.stored), dict(other.loaded)
+        self.waits = {agent: waits.copy() for agent, waits in other.waits.items()}
+        self.fences, self.fenced = dict(other.fences), dict(other.fenced)
+
+    def next_tile(self) -> None:
+        """All warps come to their next output tile, whose places are others."""
+        self.stored, self.loaded = {}, {}
+
+    def facts(self, state: State) -> Iterator[tuple[tuple[Any, ...], tuple[int, int]]]:
+        """What loads and stores to come are checked against, by name, with the entry of clocks that tells of it, and from
+        which value on. Nothing is in flight."""
+        clocks = self.clocks
+        for (tensor, agent, _), stored in self.stored.items():
+            key, past, when = ("result", tensor, agent), clocks.published + agent, stored.time
+            if stored.number is not None:
+                waits, past = self.waits.get(agent), agent
+                written = None if waits is None else waits.time(stored.number)
+                if written is None:
+                    thread = 32 * agent + stored.step.op.lanes.bit_length() - 1
+                    yield (*key, state.committed[thread] - stored.number), (0, NEVER)
+                    continue
+                when = written
+            fence = self.fences.get(agent, -1)
+            yield key, (past, when)
+            yield (*key, "fenced"), (past, fence if fence >= when else NEVER)
+            for other in range(clocks.agents):
+                if other not in self.fenced or self.fenced[other][past] < when:
+                    yield (*key, "not fenced by", other), (0, NEVER)
+        for (tensor, bar, _), (_, phase) in self.loaded.items():
+            assert phase is not None
+            yield ("bar", bar, "loads of", tensor), (clocks.phases + bar, phase + 1)
+
+    def _place(self, part: Transfer, op: Any) -> Place:
+        return tuple(zip(op.at, part.part, strict=True)) if self.places and op.at else ()
 
     # ---- stores ---------------------------------------------------------------------------------------------------
 
     def store(self, agent: int, op: Any, flight: Flight | None) -> None:
         """A store to a tensor is issued, or threads store (no *flight*)."""
-        tensor = self.stores.get(op.store)
-        if tensor is None:
+        part = self.stores.get(op.store)
+        if part is None:
             return
+        tensor, place = part.argument, self._place(part, op)
         step = Step(self.log.order, agent, op)
         known = self.clocks.of[agent]
-        for (other, bar), (load, phase) in self.loaded.items():
-            if other == tensor and (phase is None or known[self.clocks.phases + bar] <= phase):
+        for (other, bar, where), (load, phase) in self.loaded.items():
+            over = phase is not None and known[self.clocks.phases + bar] > phase
+            if other == tensor and not over and _overlap(place, where):
                 text = f"{who(self.log.layout, agent)} stores to {tensor} while a load of it may be on its way"
                 fix = "wait for the load's mbarrier, and let the storing warp know, before the store"
                 self.log.add(Kind.RACE, (text, fix), step, load)
         stored = Stored(step, self.clocks.time[agent], flight is None)
-        self.stored[tensor, agent] = stored
+        self.stored[tensor, agent, place] = stored
         if flight is not None:
             self.flights[flight] = stored
 
@@ -97,23 +145,24 @@ class Results:
 
     def load(self, agent: int, op: Any, bar: str, by_engine: bool, flights: tuple[Flight, ...]) -> None:
         """A load is issued, by an engine or by threads. bar: the operand that it completes on."""
-        tensor = self.loads.get(getattr(op, "load", ""))
-        if tensor is None:
+        part = self.loads.get(getattr(op, "load", ""))
+        if part is None:
             return
+        tensor, place = part.argument, self._place(part, op)
         step = Step(self.log.order, agent, op)
-        for (other, storing), stored in self.stored.items():
-            if other == tensor:
+        for (other, storing, where), stored in self.stored.items():
+            if other == tensor and _overlap(place, where):
                 self._check(tensor, agent, step, storing, stored, by_engine)
         for flight in flights:
-            number = flight.cta * self.log.layout.nbars + getattr(op, bar)
-            self.loaded[tensor, number] = step, None
-            self.loading[flight] = tensor, number, step
+            key = tensor, flight.cta * self.log.layout.nbars + getattr(op, bar), place
+            self.loaded[key] = step, None
+            self.loading[flight] = key, step
 
     def landed(self, flight: Flight, phase: int) -> None:
         """A load has been counted in *phase*."""
         found = self.loading.pop(flight, None)
-        if found is not None and self.loaded[found[:2]][0] is found[2]:
-            self.loaded[found[:2]] = found[2], phase
+        if found is not None and self.loaded[found[0]][0] is found[1]:
+            self.loaded[found[0]] = found[1], phase
 
     def _check(self, tensor: str, agent: int, step: Step, storing: int, stored: Stored, by_engine: bool) -> None:
         """The rule, for a load and the last store of one warp."""
@@ -140,3 +189,7 @@ class Results:
         theirs = fence >= when and bool(known[past] >= fence)
         if not theirs and (own is None or own[past] < when):
             self.log.add(Kind.PROXY, (f"{whose}, without a proxy fence of global memory", FENCE), step, stored.step)
+
+
+def _overlap(one: Place, other: Place) -> bool:
+    return all(a < b + n and b < a + m for (a, m), (b, n) in zip(one, other, strict=False))

@@ -66,6 +66,12 @@ def check_axes(declared: Declarations, over: str | None) -> None:
         if axis not in axes:
             rule = f"is no dimension of the output's tiles ({', '.join(axes)})"
             raise InputError(argument, axis, rule, "name one of those")
+    for loaded, load in declared.loads.items():
+        if load.result is not None and (missing := [dim for dim in axes if dim not in load.result.dims]):
+            rule = f"is of a tensor with all dimensions of the grid ({', '.join(axes)}): else two output tiles share it"
+            raise InputError(
+                f"{loaded}.of_result", " ".join(load.result.dims), rule, f"add {' '.join(missing)}, or set over="
+            )
 
 
 def _groups(declared: Declarations) -> dict[str, MulticastGroup]:
