@@ -149,11 +149,9 @@ class Problems:
         """Raises `ScopeError` if what bodies do depends on something that they change."""
         shapes = self.shapes(2 * self.group, 2)
 
-        def programs(backwards: bool) -> list[Program]:
+        def programs(each: bool) -> list[Program]:
             with self.recording():
-                return record_marked(
-                    self.layout, self.entry, lambda agent, emit: self.isa(agent, emit, shapes), backwards
-                )
+                return record_marked(self.layout, self.entry, lambda agent, emit: self.isa(agent, emit, shapes), each)
 
         unchanged(self.schedule, programs)
 

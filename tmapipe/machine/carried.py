@@ -17,6 +17,7 @@ import numpy as np
 
 from tmapipe.errors import ScopeError
 from tmapipe.isa.fragment import Fragment
+from tmapipe.machine.alike import Own
 from tmapipe.machine.varying import Condition, Varying
 
 __all__ = ["Changes", "Turns"]
@@ -113,7 +114,7 @@ def _size(value: Any, depth: int = 3) -> Any:
     """A plain number or text; what a container, a function's closure, or an object of a class of the user has of these; of
     anything else, its type. Of an iterator, which may be anywhere, something else each time."""
     kind = type(value)
-    if isinstance(value, (int, float, str, np.generic)):
+    if isinstance(value, (int, float, str, np.generic, Own)):
         return value
     if not depth or _of_library(kind):  # type: ignore[arg-type]
         return kind
@@ -176,7 +177,7 @@ def _forms(names: Mapping[str, Any]) -> dict[str, str]:
     """What a function's names are now, of those that are fragments, numbers or None."""
     found = {}
     for name, value in names.items():
-        form = _form_of(type(value))  # type: ignore[arg-type]
+        form = _form_of(type(value.here if type(value) is Own else value))  # type: ignore[arg-type]
         if form == FRAGMENT:
             form = f"a fragment of {value.kind} along {value.along} ({value.layout})"
         if form:

@@ -165,7 +165,7 @@ class Decisions:
     def starts(self, number: Varying, unit: int) -> None:
         """Notes that a copy begins at a number that must be a multiple of *unit*, unless it is one whatever varies."""
         terms = self.sorted(number)
-        if _divisor(terms, number.const) % unit:
+        if _divisor(terms, number.const % unit) % unit:
             self.uses[Use(START, terms, number.const)] = None
 
     def sorted(self, number: Varying) -> Sum:

@@ -38,7 +38,7 @@ def record_marked(
     layout: Layout,
     entry: Callable[[Any], None],
     make: Callable[[int, Callable[[Any], None]], Any],
-    backwards: bool = False,
+    each: bool = False,
 ) -> list[Program]:
     """Each warp's operations, `Exit` last, with the iterations of the outermost `Isa.loop` marked.
 
@@ -46,19 +46,25 @@ def record_marked(
 
     Args:
         make: Makes the instruction set of a warp, from its number and from what takes operations.
-        backwards: Record the last warp first.
+        each: Record each warp by itself, the last one first, instead of one for all that are alike.
     """
     programs: dict[int, Program] = {}
-    for agent in reversed(range(layout.agents)) if backwards else range(layout.agents):
+    for agent in reversed(range(layout.agents)) if each else range(layout.agents):
+        if agent in programs:
+            continue
         program: list[Any] = []
         marks: list[int] = []
         isa = make(agent, _taking(program))
+        alike = isa.alike
+        if each:
+            alike.alone()
         isa.loop = _marking(isa.loop, program, marks)
         loops = isa.decisions.loops = []
         isa.decisions.length = program.__len__
         entry(isa)
         program.append(Exit())
-        programs[agent] = Program(program, marks or [len(program) - 1], loops)
+        for other, ops in alike.programs(program).items():
+            programs[other] = Program(ops, marks or [len(program) - 1], loops)
     return [programs[agent] for agent in range(layout.agents)]
 
 

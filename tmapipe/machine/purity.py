@@ -21,7 +21,7 @@ FIX = "A body keeps no state: what it does may depend on its arguments alone"
 
 
 def unchanged(schedule: Schedule, programs: Callable[[bool], list[Program]]) -> None:
-    """Records all bodies twice, the warps in another order the second time.
+    """Records all bodies twice: one warp for all that are alike, then each by itself, the last one first.
 
     Raises:
         ScopeError: A body changes an attribute of the schedule, a global or what it encloses, or does something else the

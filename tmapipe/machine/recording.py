@@ -18,6 +18,7 @@ from typing import Any
 from tmapipe.errors import ScopeError
 from tmapipe.integers import ceil_div
 from tmapipe.isa.globals import TableLoad
+from tmapipe.machine.alike import Alike, Own
 from tmapipe.machine.carried import Changes
 from tmapipe.machine.decisions import COUNT, Decisions, Term
 from tmapipe.machine.layout import Layout
@@ -70,6 +71,9 @@ class RecordingIsa(MachineIsa):
         self.tables: Tables = tables or {}
         self.calls = self.bodies = 0
         super().__init__(layout, agent, cluster_id, clusters, shapes, self._plain_operands(emit))
+        self.alike = alike = Alike(agent, range(layout.agents))
+        self.agent, self.warp = alike.number(int), alike.number(lambda each: each % layout.warps)
+        self.cta_rank = alike.number(lambda each: each // layout.warps)
 
     # ---- what bodies see ------------------------------------------------------------------------------------------
 
@@ -83,7 +87,7 @@ class RecordingIsa(MachineIsa):
         """Calls *function* with what varies in its arguments: `k`, and maybe a `Tile`, are among them."""
         tile = next((each for each in arguments if isinstance(each, Tile)), None)
         number = 0 if tile is None else tile.get(self.numbered)
-        number = self.calls if number is None else number // self.plan.cluster.get(self.numbered, 1)
+        number = self.calls if number is None else int(number // self.plan.cluster.get(self.numbered, 1))
         self.calls += tile is not None
         context = next(each for each in arguments if hasattr(each, "name_of"))
         if self.shifted and body and tile is not None:
@@ -112,14 +116,14 @@ class RecordingIsa(MachineIsa):
 
     def _number(self, name: str, value: Any) -> Any:
         """A coordinate of a tile, or something else that the order says about it."""
-        if type(value) is not int:
+        if type(value) not in (int, Own):
             return value
         grid = self.plan.cluster
         if name in self._same:
             known = COUNTED if value >= 0 else FREE
             return self.decisions.symbol(("symbol", f"tile.{name}"), value, known)
         if name in grid or name in self._dims:
-            extent, own = grid.get(name, 1), int(cluster_coordinate(self, name))
+            extent, own = grid.get(name, 1), cluster_coordinate(self, name)
             if (value - own) % extent == 0:
                 index = self.decisions.symbol(("symbol", f"tile.{name}"), (value - own) // extent, COUNTED)
                 return index * extent + own
@@ -231,7 +235,9 @@ class RecordingIsa(MachineIsa):
             self.decisions.starts(at[-1], max(1, (of.vector or ALIGNMENT) // of.buffer.dtype.bytes))
         if isinstance(of, Store):
             self.decisions.stored.add(of.name)
-        return super().start(of, [self.plain(x) for x in at])
+        plain = tuple([self.plain(x) for x in at])
+        super().start(of, [x.here if type(x) is Own else x for x in plain])
+        return plain
 
     def tma_load(
         self, load: Any, stage: Any, at: Sequence[Any], *more: Any, anywhere: bool = False, **named: Any

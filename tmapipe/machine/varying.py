@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tmapipe.errors import InputError, ScopeError
+from tmapipe.machine.alike import Own
 from tmapipe.machine.varying_text import text_of
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Varying:
             return Varying(self.run, terms, const, self.value + sign * other.value) if terms else const
         if isinstance(other, float):
             return float(self) + sign * other
-        other = whole(other)
+        other = other if type(other) is Own else whole(other)
         if other is None:
             return NotImplemented
         const = self.const + sign * other

@@ -1,0 +1,140 @@
+"""One warp is recorded for all that do the same.
+
+The number of a warp, and that of its CTA, have a value for each warp of the cluster, and so has what is computed of them.
+Where the value decides what a program does (a branch, a count, an index, a key), warps with another one are no longer
+*alike*. Those that are left in the end execute the same operations, with their own values as operands.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Alike", "Own"]
+
+
+class Alike:
+    """The warps that have done so far what the recorded one does. agent: that one; agents: all of them."""
+
+    def __init__(self, agent: int, agents: Iterable[int]):
+        self.agent, self.agents = agent, list(agents)
+
+    def alone(self) -> None:
+        """From now on nobody is like the recorded warp."""
+        self.agents = [self.agent]
+
+    def number(self, value: Callable[[int], Any]) -> Any:
+        """The number that each warp has by itself; a plain one if it is the same in all of them."""
+        values = {agent: value(agent) for agent in self.agents}
+        own = values[self.agent]
+        return own if all(each == own for each in values.values()) else Own(self, values)
+
+    def programs(self, ops: list[Any]) -> dict[int, list[Any]]:
+        """The operations of each warp that is alike, from those recorded. Warps may share one list."""
+        differ = [i for i, op in enumerate(ops) if not _MAY_DIFFER.isdisjoint(map(type, op)) and _differs(op)]
+        found = {}
+        for agent in self.agents:
+            found[agent] = each = list(ops) if differ else ops
+            for i in differ:
+                each[i] = type(ops[i])(*(self._of(operand, agent) for operand in ops[i]))
+        return found
+
+    def _of(self, operand: Any, agent: int) -> Any:
+        """What an operand is in a warp."""
+        if type(operand) is Own:
+            return operand.values[agent] if operand.alike is self else operand.here
+        return tuple([self._of(each, agent) for each in operand]) if type(operand) is tuple else operand
+
+
+class Own:
+    """A whole number, or a truth value, with another value in each warp that is alike. values: by warp."""
+
+    __slots__ = ("alike", "values")
+
+    def __init__(self, alike: Alike, values: dict[int, Any]):
+        self.alike, self.values = alike, values
+
+    @property
+    def here(self) -> Any:
+        """The value in the recorded warp."""
+        return self.values[self.alike.agent]
+
+    def settle(self) -> Any:
+        """The same. Warps with another one are no longer alike."""
+        alike, value = self.alike, self.here
+        alike.agents = [agent for agent in alike.agents if self.values[agent] == value]
+        return value
+
+    def with_other(self, function: Callable[..., Any], other: Any) -> Any:
+        """``function(self, other)``, warp by warp."""
+        if type(other) is Own:
+            if other.alike is not self.alike:  # it was kept from another recording
+                return self.with_other(function, other.settle())
+            return self.alike.number(lambda agent: function(self.values[agent], other.values[agent]))
+        if isinstance(other, (int, np.integer)):
+            return self.alike.number(lambda agent: function(self.values[agent], other))
+        return function(self.settle(), other)
+
+    def __bool__(self) -> bool:
+        return bool(self.settle())
+
+    def __index__(self) -> int:
+        return int(self.settle())
+
+    def __float__(self) -> float:
+        return float(self.settle())
+
+    def __hash__(self) -> int:
+        return hash(self.settle())
+
+    def __str__(self) -> str:
+        return str(self.settle())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.settle(), spec)
+
+    def __neg__(self) -> Any:
+        return self.with_other(operator.mul, -1)
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __abs__(self) -> Any:
+        return abs(self.settle())
+
+    def __invert__(self) -> Any:
+        return ~self.settle()
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __round__(self, digits: int = 0) -> Any:
+        return round(self.settle(), digits)
+
+    __int__ = __trunc__ = __ceil__ = __floor__ = __index__
+    __repr__ = __str__
+
+
+def _forward(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda own, other: own.with_other(function, other)
+
+
+def _backward(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda own, other: own.with_other(lambda one, two: function(two, one), other)
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod", "truediv", "pow", "lshift", "rshift", "and", "or", "xor"):
+    setattr(Own, f"__{_name}__", _forward(getattr(operator, f"__{_name}__")))
+    setattr(Own, f"__r{_name}__", _backward(getattr(operator, f"__{_name}__")))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Own, f"__{_name}__", _forward(getattr(operator, _name)))
+
+
+_MAY_DIFFER = frozenset({Own, tuple})
+
+
+def _differs(op: Any) -> bool:
+    return any(type(x) is Own or (type(x) is tuple and any(type(each) is Own for each in x)) for x in op)
