@@ -31,6 +31,7 @@ from examples.row_sums import ClusterRowSums, RowSums
 from examples.softmax import softmax_of
 from examples.stencil import Stencil
 from examples.transpose import transpose_of
+from examples.two_passes import Normalize
 
 __all__ = ["PROGRAMS", "Program", "check"]
 
@@ -100,6 +101,16 @@ def _norm_inputs(columns: int) -> Callable[[random.Random, int], dict[str, torch
 def _norm(weight: torch.Tensor, x: torch.Tensor, residual: torch.Tensor) -> dict[str, torch.Tensor]:
     h = x.float() + residual.float()
     return {"h": h, "y": h * torch.rsqrt(h.square().mean(1, keepdim=True) + 1e-6) * weight.float()}
+
+
+def _pair(rng: random.Random, most: int) -> dict[str, torch.Tensor]:
+    m, n = _extent(rng, most), 8 * rng.randint(2, max(2, most))
+    return {"x": _normal(rng, m, n), "residual": _normal(rng, m, n)}
+
+
+def _normalized(x: torch.Tensor, residual: torch.Tensor) -> dict[str, torch.Tensor]:
+    h = x.double() + residual.double()
+    return {"h": h, "y": torch.nn.functional.layer_norm(h, h.shape[1:])}
 
 
 def _matrix(dtype: torch.dtype, step: int) -> Callable[[random.Random, int], dict[str, torch.Tensor]]:
@@ -243,6 +254,7 @@ PROGRAMS: dict[str, Program] = {
     "rmsnorm over CTAs": Program(
         functools.partial(rmsnorm_of, 1024, 2, 8, 3), 30, _norm_inputs(3072), _norm, atol=3e-2
     ),
+    "two passes": Program(Normalize, 50, _pair, _normalized, atol=5e-2),
     "transpose": Program(transpose_of, 20, _matrix(torch.bfloat16, 8), lambda x: {"y": x.T}, 0, 0),
     "transpose fp32": Program(
         functools.partial(transpose_of, "fp32", 32, each=2), 20, _matrix(torch.float32, 4), lambda x: {"y": x.T}, 0, 0

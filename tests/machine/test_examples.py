@@ -16,6 +16,7 @@ PROGRAMS = {
     "gemm_epilogue": (["--shape", "130", "264", "72"], "safe for every trip count"),
     "softmax": ([], "off by at most"),
     "rmsnorm": ([], "off by at most"),
+    "two_passes": ([], "off by at most"),
     "transpose": ([], "y == x.T is True"),
     "gemm_row_max": ([], "off by at most"),
     "gemm_block_scaled": ([], "relative error"),

@@ -13,7 +13,8 @@ from tmapipe.check.kinds import Variation
 from tmapipe.check.positions import Positions, iteration_of
 from tmapipe.check.problems import Kind, NotRegular, Problems
 from tmapipe.check.relative import parts_of
-from tmapipe.machine.decisions import sources
+from tmapipe.check.sections import numbered
+from tmapipe.machine.decisions import Loop, sources
 
 __all__ = ["EMPTY", "After", "Dividing", "NotAlike", "Ops", "Piece", "Segment", "Where", "regular_from"]
 
@@ -199,37 +200,63 @@ class Dividing:
         self._divide(into, i, d + 1, leave, (within, ends[1]), False)
 
     def _sections(self, i: int, variation: Variation, portions: list[dict[int, Piece]]) -> list[list[dict[int, Piece]]]:
-        """The pieces divided where the second and each further loop begins that the variation counts, if all have as many."""
-        starts = [{value: self._loops(i, variation, piece) for value, piece in each.items()} for each in portions]
-        counts = {len(found) for each in starts for by_warp in each.values() for found in by_warp if found}
-        if len(counts) != 1 or counts == {1}:
+        """The pieces divided where sections of loops begin that the variation counts: the second and each further loop, if all
+        have as many; else as they hand slots to each other."""
+        loops = [{value: self._loops(i, variation, piece) for value, piece in each.items()} for each in portions]
+        counts = {tuple(map(len, by_warp)) for each in loops for by_warp in each.values()}
+        if len(counts) != 1:
             return [portions]
-        (count,) = counts
-        sections: list[list[dict[int, Piece]]] = [[] for _ in range(count)]
-        for each, found in zip(portions, starts, strict=True):
-            for number, section in enumerate(sections):
+        (each,) = counts
+        some = set(each) - {0}
+        numbers: list[list[int]] | None = [list(range(n)) for n in each]
+        if len(some) != 1 or some == {1}:
+            largest = max(portions[0])
+            programs = self.problems.programs(self.boundaries, portions[0][largest].kind)
+            numbers = numbered(self.problems.layout, programs, loops[0][largest]) if some else None
+        if numbers is None:
+            return [portions]
+        sections: list[list[dict[int, Piece]]] = []
+        for number in range(1 + max(n for own in numbers for n in own)):
+            section: list[dict[int, Piece]] = []
+            for pieces, found in zip(portions, loops, strict=True):
                 divided: dict[int, Piece] = {}
-                for value, piece in each.items():
-                    warps = list(zip(piece.first, piece.last, found[value], strict=True))
-                    first = [a if not number else own[number] if own else b for a, b, own in warps]
-                    last = [own[number + 1] if own and number + 1 < count else b for a, b, own in warps]
+                for value, piece in pieces.items():
+                    first, last = (self._begin(i, piece, found[value], numbers, n) for n in (number, number + 1))
                     divided[value] = attrs.evolve(piece, first=first, last=last)
                 section.append(divided)
+            sections.append(section)
         return sections
 
-    def _loops(self, i: int, variation: Variation, piece: Piece) -> list[list[int]]:
-        """By warp: where the outermost loops of a piece begin that the variation counts."""
+    def _begin(self, i: int, piece: Piece, loops: list[list[Loop]], numbers: list[list[int]], number: int) -> list[int]:
+        """Where the section of this number begins in a piece, by warp: at the first loop of it or of a later one."""
+        if not number:
+            return piece.first
+        begins = zip(loops, numbers, piece.last, range(len(loops)), strict=True)
+        return [
+            next(
+                (loop.start - self._start(i, piece, agent) for loop, n in zip(own, of, strict=True) if n >= number),
+                last,
+            )
+            for own, of, last, agent in begins
+        ]
+
+    def _start(self, i: int, piece: Piece, agent: int) -> int:
+        """Where the tile begins in a warp's program; its end if another team handles it."""
+        program = self.problems.programs(self.boundaries, piece.kind)[agent]
+        turn = iteration_of(self.problems.layout, agent, i)
+        return program.tiles[turn] if turn is not None and turn < program.iterations else len(program.ops)
+
+    def _loops(self, i: int, variation: Variation, piece: Piece) -> list[list[Loop]]:
+        """By warp: the outermost loops of a piece that the variation counts."""
         problems, keys = self.problems, {variation.key}
         found = []
         programs = problems.programs(self.boundaries, piece.kind)
         for agent, (program, first, last) in enumerate(zip(programs, piece.first, piece.last, strict=True)):
-            turn, own, end = iteration_of(problems.layout, agent, i), list[int](), -1
-            begin = program.tiles[turn] if turn is not None and turn < program.iterations else len(program.ops)
+            own, end, begin = list[Loop](), -1, self._start(i, piece, agent)
             for loop in program.loops:
-                at = loop.start - begin
-                inside = first <= at and loop.end - begin <= last and loop.start >= end
+                inside = first <= loop.start - begin and loop.end - begin <= last and loop.start >= end
                 if inside and sources(problems.decisions.terms, loop.terms, keys):
-                    own.append(at)
+                    own.append(loop)
                     end = loop.end
             found.append(own)
         return found

@@ -174,9 +174,12 @@ class _Finder(Dividing):
             for segment in found[before]:
                 assert segment.kind is not None
                 after = self.alike.setdefault(segment.kind[0] if segment.kind else 0, {})
-                after[before] = [segment]
-                if segment.to[0] == "step":
-                    after[segment.to] = found[segment.to]
+                after[before], todo = [segment], [segment]
+                while todo:
+                    where = todo.pop().to
+                    if where[0] == "step" and where not in after:
+                        after[where] = found[where]
+                        todo += found[where]
 
     def _check_many(self, i: int, d: int) -> None:
         """Checks that tiles of many steps, a few times around the rings, are the same with more inner steps."""

@@ -92,7 +92,7 @@ class Layout:
             if isinstance(part, (PeerStage, SentStage)):
                 source = None if part.source is None else self.of[self.name_of(part.source)]
                 self.sends.append(peers_of(part, declared.cluster, self.of[name], source, self.name_of(part.writer)))
-            if isinstance(part, SharedStage) and not isinstance(part, PeerStage):
+            if isinstance(part, SharedStage) and not isinstance(part, PeerStage) and len(part.tile) > 1:
                 vectors_of(name, part.tile, roles[self.name_of(part.writer)])
         for name, scratch in declared.scratches.items():
             self.buffers.append(scratch_buffer(self.space, name, scratch, declared.cluster))
