@@ -5,12 +5,12 @@ python -m benchmarks.random_problems --seed 7 --look 3                     and a
 python -m benchmarks.random_problems --seed 7 --candidates 8               eight candidates that differ, to fit the estimate
 python -m benchmarks.random_problems --problems FILE --add "SplitK 64x64 1x2 parts 4"
 python -m benchmarks.random_problems --peers cublas quack cutlass --majors kk
-python -m benchmarks.random_problems --report                              prints the stored results; needs no GPU
+python -m benchmarks.random_problems --report --runs 14 16                 prints the stored results; needs no GPU
 
 A problem's kernels are compiled in other processes while earlier problems are measured. All variants of a problem run in one
 process on the same data, in random order, rested; each result is checked against float64. With ``--seconds`` it ends after
 that time; with ``--append`` the next run goes on with the problems that are left. FILE has a JSON object a line, with
-"problem" as "MxNxK:kk" (majors of a and b) and "dtype".
+"problem" as "MxNxK:kk" (majors of a and b) and "dtype". Other GPUs than an H200 have suites of their own, as `random_h100`.
 """
 
 from __future__ import annotations
@@ -395,6 +395,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=3600.0, help="when to end (default %(default)s)")
     parser.add_argument("--jobs", type=int, help="compiling processes")
     parser.add_argument("--report", action="store_true", help="only print the stored results")
+    parser.add_argument("--runs", type=int, nargs="+", help="which of them (default: all)")
     add_options(parser)
     parser.set_defaults(rounds=3, batch=6, rest=0.1)
     return parser.parse_args(argv)
@@ -410,11 +411,20 @@ def problems_of(args: argparse.Namespace) -> list[Problem]:
     return list(dict.fromkeys([*found, *draw(args.seed, args.count, args.dtype, args.majors)]))
 
 
+def suite_of(gpu: str) -> str:
+    """The suite, and the stem of the file, of problems measured on *gpu*."""
+    model = next((word.lower() for word in gpu.split() if any(map(str.isdigit, word))), "other")
+    return "random" if model == "h200" else f"random_{model}"
+
+
 def main(argv: list[str] | None = None) -> int:
     args = options(argv)
     if args.report:
-        folder = Path(args.out) if args.out else Path(__file__).parent / "results"
-        report(json.loads((folder / "random.json").read_text())["rows"])
+        for path in sorted((Path(args.out) if args.out else Path(__file__).parent / "results").glob("random*.json")):
+            kept = json.loads(path.read_text())
+            if kept["suite"] == suite_of(kept["gpu"]):
+                print(kept["gpu"])
+                report(row for row in kept["rows"] if not args.runs or row.get("run", 1) in args.runs)
         return 0
     import torch
 
@@ -429,7 +439,7 @@ def main(argv: list[str] | None = None) -> int:
     from tmapipe.tuning.tuner import device_of
 
     device = device_of()
-    results = Results("random", device.name, settings(args))
+    results = Results(suite_of(device.name), device.name, settings(args))
     if args.append:
         results.resume(args.out)
     known = {(row["problem"], row["dtype"]) for row in results.rows}

@@ -144,6 +144,27 @@ def test_a_report_of_random_problems(capsys):
     assert any(line.startswith("8x8x8:kk bf16 0.500") and line.endswith("8.0 y") for line in table)
 
 
+def test_a_report_of_stored_results(tmp_path, capsys):
+    """Each GPU has a file; runs can be picked."""
+    for gpu in ("NVIDIA H200", "NVIDIA H100 80GB HBM3"):
+        results = Results(random_problems.suite_of(gpu), gpu, versions={}, commit="0")
+        for run, us in ((1, 20.0), (2, 5.0)):
+            for peer, variant, took, chosen in (("cublas", "torch", 10.0, None), ("tmapipe", "x", us, True)):
+                results.add(
+                    problem="8x8x8:kk", dtype="bf16", peer=peer, variant=variant, us=took, chosen=chosen, run=run
+                )
+        results.write(tmp_path)
+    assert {path.stem for path in tmp_path.glob("*.json")} == {"random", "random_h100"}
+    (tmp_path / "random_epilogues.json").write_text('{"suite": "random_epilogues", "gpu": "NVIDIA H200", "rows": []}')
+    assert random_problems.main(["--report", "--out", str(tmp_path), "--runs", "2"]) == 0
+    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in said if line.startswith(("NVIDIA", "chosen, of cuBLAS"))] == [
+        line
+        for gpu in ("NVIDIA H200", "NVIDIA H100 80GB HBM3")
+        for line in (gpu, "chosen, of cuBLAS 1 2.000 2.000 2.000 2.000 2.000 2.000 0 0 0")
+    ]
+
+
 def test_kernels_are_compiled_ahead(monkeypatch):
     """Once for all problems of a kind; a problem is ready when all of its candidates are done."""
     seen, go = [], threading.Event()
