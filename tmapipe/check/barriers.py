@@ -69,65 +69,60 @@ class Barriers:
             facts: The generation that it counts in, and whether that is then complete.
             order_only: Whether it releases nothing.
         """
-        cta = agent // self.layout.warps
-        which = CLUSTER if id is None else 16 * cta + id
-        self._arrive(which, agent, op, *facts, order_only)
-        if facts[1] and not id:
-            self._join_returned(which, range(self.layout.agents) if id is None else self._warps(cta))
-
-    def wait(self, agent: int, id: int | None, generation: int) -> None:
-        """The warp saw the generation complete."""
-        which = CLUSTER if id is None else 16 * (agent // self.layout.warps) + id
-        found = self.generations.get((which, generation))
-        if found is not None:
-            self.clocks.acquire(agent, found.clock)
-
-    def exit(self, agent: int) -> None:
-        """The warp returns, which may complete what all others have arrived at."""
-        self.returned.add(agent)
-        cta = agent // self.layout.warps
-        for which, warps in ((16 * cta, self._warps(cta)), (CLUSTER, range(self.layout.agents))):
-            latest = self.latest.get(which)
-            if latest is not None and not latest.complete and all(w in latest.by or w in self.returned for w in warps):
-                latest.complete = True
-                self._join_returned(which, warps)
-
-    def _warps(self, cta: int) -> range:
-        return range(cta * self.layout.warps, (cta + 1) * self.layout.warps)
-
-    def _arrive(self, which: int, agent: int, op: Any, number: int, completed: bool, order_only: bool) -> None:
-        clocks = self.clocks
+        (number, complete), clocks = facts, self.clocks
+        which, warps = self._barrier(agent, id)
         step = Step(self.log.order, agent, op, number)
         before = self.generations.get((which, number - 1))
-        if before is not None:
-            clock = clocks.of[agent]
-            if any(clock[other] < time for other, time in before.by.items()):
-                self._early(step, number, before)
+        if before is not None and any(clocks.of[agent][other] < time for other, time in before.by.items()):
+            self._early(step, number, before)
         now = self.generations.get((which, number))
         if now is None:
             now = self.latest[which] = self.generations[which, number] = Generation(clocks.zero())
             self.generations.pop((which, number - 3), None)
         now.by[agent] = clocks.time[agent]
         now.steps.append(step)
-        now.complete = completed
+        now.complete = complete
         if order_only:
             clocks.execute(agent, now.clock)
         else:
             clocks.release(agent, now.clock, all_lanes=True)
+        if complete and not id:
+            self._join_returned(now, warps)
 
-    def _join_returned(self, which: int, warps: range) -> None:
+    def wait(self, agent: int, id: int | None, generation: int) -> None:
+        """The warp saw the generation complete."""
+        found = self.generations.get((self._barrier(agent, id)[0], generation))
+        if found is not None:
+            self.clocks.acquire(agent, found.clock)
+
+    def exit(self, agent: int) -> None:
+        """The warp returns, which may complete what all others have arrived at."""
+        self.returned.add(agent)
+        for which, warps in (self._barrier(agent, 0), self._barrier(agent, None)):
+            latest = self.latest.get(which)
+            if latest is not None and not latest.complete and all(w in latest.by or w in self.returned for w in warps):
+                latest.complete = True
+                self._join_returned(latest, warps)
+
+    def _barrier(self, agent: int, id: int | None) -> tuple[int, range]:
+        """The number of a barrier of the warp, and the warps that may take part in it."""
+        cta = self.layout.cta_of(agent)
+        return (CLUSTER, range(self.layout.agents)) if id is None else (16 * cta + id, self.layout.cta_warps(cta))
+
+    def _join_returned(self, latest: Generation, warps: range) -> None:
         """Joins the clocks of those that have returned without arriving: the barrier could not complete before."""
-        latest = self.latest[which]
         for agent in self.returned:
             if agent in warps and agent not in latest.by:
                 self.clocks.release(agent, latest.clock, all_lanes=True)
 
     def _early(self, step: Step, number: int, before: Generation) -> None:
         name = self.layout.named_barrier_name(getattr(step.op, "id", 0))
-        others = ", ".join(dict.fromkeys(self.layout.role(s.agent) for s in before.steps))  # type: ignore[arg-type]
+        others = ", ".join(dict.fromkeys(self.layout.role(s.agent) for s in before.steps))
         text = (
             f"{who(self.layout, step.agent)} arrives at {name} for its use number {number} and does not know that use number "
-            f"{number - 1} (by {others}) is over, so it can count there",
-            "give each group of warps an id of its own, and let a warp that only arrives know that the last use is over",
+            f"{number - 1} (by {others}) is over, so it can count there"
         )
-        self.log.add(Kind.NAMED_BARRIER, text, step, *before.steps)
+        fix = (
+            "give each group of warps an id of its own, and let a warp that only arrives know that the last use is over"
+        )
+        self.log.add(Kind.NAMED_BARRIER, text, fix, step, *before.steps)

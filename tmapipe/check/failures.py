@@ -37,8 +37,8 @@ def hazard_findings(error: Any, check: LinearCheck, programs: Sequence[Sequence[
     elif rule.startswith("exit-") and agent in check.last:
         issues = [check.last[agent]]
     if rule == "exit-unawaited-store" and check.slots.idle_waits:
-        other, (_, wait) = next(iter(check.slots.idle_waits.items()))
-        if other != agent:
+        wait = next(iter(check.slots.idle_waits.values())).step
+        if wait.agent != agent:
             kind, issues = Kind.GROUP_OWNER, [wait]
             fix = f"let {who(layout, agent)}, which commits the group, wait for it"
     shown = tuple(event(layout, s.order, s.agent, s.op, s.what) for s in [*issues, *steps])

@@ -49,12 +49,8 @@ class Fences:
             names = ", ".join(dict.fromkeys(layout.slots[slot][0].name for slot in sorted(covered)))
             why = f"only threads touch {names}" if names else "it has touched no slot since its last fence"
             text = f"the proxy fence of {who(layout, step.agent)} orders nothing: {why}"
-            fix = (
-                "drop this fence"
-                if _asked_for(step.op.where)
-                else "none: a `with` block put it there, and it does no harm"
-            )
-            self.log.add(Kind.REDUNDANT_FENCE, (text, fix), step)
+            fix = "none: a `with` block put it there, and it does no harm"
+            self.log.add(Kind.REDUNDANT_FENCE, text, "drop this fence" if _asked_for(step.op.where) else fix, step)
 
 
 def _asked_for(where: str | None) -> bool:

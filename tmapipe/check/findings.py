@@ -8,13 +8,13 @@ from typing import Any
 import attrs
 
 from tmapipe.machine.rules import Kind
-from tmapipe.machine.timeline import Event, Timeline, write
+from tmapipe.machine.timeline import Drawn, Event, Timeline
 
 __all__ = ["Event", "Finding", "Kind", "Report"]
 
 
 @attrs.frozen
-class Finding:
+class Finding(Drawn):
     """One thing that is wrong, or noted.
 
     Args:
@@ -43,27 +43,19 @@ class Finding:
         self._draw(made, 0, "")
         return made.document()
 
-    def write_timeline(self, path: str | os.PathLike[str]) -> None:
-        """Writes `timeline` as JSON."""
-        write(path, self.timeline())
-
     def _draw(self, made: Timeline, process: int, title: str) -> int:
         """Adds the steps, from process number *process* on; returns how many processes that took."""
         for step in self.steps:
             made.add(step, process, title)
         if self.steps:
-            said = {
-                "kind": self.kind.name,
-                "message": self.message,
-                "fix": self.fix,
-                "source": next(iter(self.where), ""),
-            }
+            source = next(iter(self.where), "")
+            said = {"kind": self.kind.name, "message": self.message, "fix": self.fix, "source": source}
             made.mark(self.steps[-1], self.kind.value, said, process)
         return max([step.cta + 1 for step in self.steps], default=0)
 
 
 @attrs.frozen
-class Report:
+class Report(Drawn):
     """The verdict on one schedule or program.
 
     Args:
@@ -109,11 +101,38 @@ class Report:
             process += finding._draw(made, process, f"{number}. {finding.kind.name}: ")
         return made.document()
 
-    def write_timeline(self, path: str | os.PathLike[str]) -> None:
-        """Writes `timeline` as JSON."""
-        write(path, self.timeline())
-
     def __str__(self) -> str:
-        from tmapipe.check.report import as_text
+        return _text(self)
 
-        return as_text(self)
+
+def _text(report: Report) -> str:
+    """The verdict, then one paragraph per finding, with its source line, the steps that show it, and what to change."""
+    if report.ok:
+        head = f"{report.name}: safe for {report.trips}"
+    else:
+        head = f"{report.name}: {len(report.errors)} error{'s' if len(report.errors) > 1 else ''} found"
+    lines = [f"{head} ({report.events} events, {report.seconds:.2f} s)"]
+    for finding in report.findings:
+        lines += _paragraph(finding)
+    return "\n".join(lines)
+
+
+def _paragraph(finding: Finding) -> list[str]:
+    kind = "note" if finding.kind.note else "error"
+    head = f"{kind}: {finding.kind.value} [{finding.kind.name}]"
+    lines = ["", f"{_shown(finding.where[0])}: {head}" if finding.where else head, f"  {finding.message}."]
+    for event in finding.steps:
+        location = f"  ({_shown(event.where)})" if event.where else ""
+        lines.append(f"    step {event.order}: {event.agent} {event.what}{location}")
+    lines.append(f"  Fix: {finding.fix}.")
+    return lines
+
+
+def _shown(location: str) -> str:
+    """A source line as compilers print it: relative if it is below the working directory."""
+    path, _, line = location.rpartition(":")
+    try:
+        short = os.path.relpath(path)
+    except ValueError:  # on another drive
+        return location
+    return location if short.startswith(os.pardir) else f"{short}:{line}"

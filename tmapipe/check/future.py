@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from tmapipe.check.accesses import COUNTED
 from tmapipe.check.positions import CLUSTER, Live, Positions, Shifts, slot_position, tells_parity
 from tmapipe.check.positions import Key as WarpKey
 from tmapipe.check.relative import Renaming
-from tmapipe.check.slots import COPY, LOAD, SEND
 from tmapipe.isa.effects import Access, Start, declared
 from tmapipe.machine.layout import Layout
 
@@ -136,7 +136,7 @@ def _number(numbers: dict[Key, int], rename: Renaming, key: Key) -> int:
     """Of a fact or a knower, with its barriers and slots renamed."""
     kind = key[0]
     if kind == "slot":
-        bars = (rename.bars[key[4]][0], *key[5:]) if key[2] in (LOAD, COPY, SEND) else key[4:]
+        bars = (rename.bars[key[4]][0], *key[5:]) if key[2] in COUNTED else key[4:]
         key = (kind, rename.slots[key[1]], *key[2:4], *bars)
     elif kind in ("bar", "present", "complete"):
         key = (kind, rename.bars[key[1]][0], *key[2:])

@@ -145,13 +145,12 @@ class LinearCheck:
             self.phases.arrive(agent, op, bar, counted, lanes == ALL_LANES, order_only)
 
     def _laps_itself(self, agent: int, op: Any, bar: int, phase: int, lanes: int) -> None:
-        count = self.layout.bars[bar % self.layout.nbars][0].count
         text = (
             f"{lanes.bit_count()} lanes of {who(self.layout, agent)} arrive at {bar_name(self.layout, bar)}, whose count is "
-            f"{count}: they complete phase {phase} and go on to count in the next",
-            "let one lane arrive (lanes=1), or count every lane that arrives",
+            f"{self.layout.barrier(bar).count}: they complete phase {phase} and go on to count in the next"
         )
-        self.log.add(Kind.SURPLUS_ARRIVAL, text, Step(self.log.order, agent, op, phase), bar=bar, phase=phase)
+        fix = "let one lane arrive (lanes=1), or count every lane that arrives"
+        self.log.add(Kind.SURPLUS_ARRIVAL, text, fix, Step(self.log.order, agent, op, phase), bar=bar, phase=phase)
 
     def _arrive_at(self, effect: effects.ArriveAt, agent: int, op: Any, facts: tuple[int, bool]) -> None:
         relaxed = scope_of(effect.scope, op) is Scope.RELAXED

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from tmapipe.check.findings import Finding, Kind
-from tmapipe.isa.ops import Agent
+from tmapipe.check.findings import Event, Finding, Kind
 from tmapipe.machine.describe import bar_name, event, lines, slot_name, who
 from tmapipe.machine.layout import Layout
 
-__all__ = ["FindingLog", "Step"]
+__all__ = ["FindingLog", "Step", "events_of"]
 
 
 class Step(NamedTuple):
-    """An operation that a finding may show.
+    """An operation of a warp that a finding may show.
 
     order: its number in the run; phase: the one that it counted in or saw complete; what: words, if they say more than the
     operation.
     """
 
     order: int
-    agent: Agent
+    agent: int
     op: Any
     phase: int | None = None
-    what: str = ""  #: if it says more than the operation itself
+    what: str = ""
+
+
+def events_of(layout: Layout, steps: Iterable[Step]) -> tuple[Event, ...]:
+    """The steps of a timeline."""
+    return tuple(event(layout, s.order, s.agent, s.op, s.what, s.phase) for s in steps)
 
 
 class FindingLog:
@@ -37,7 +42,8 @@ class FindingLog:
     def add(
         self,
         kind: Kind,
-        text: tuple[str, str],
+        text: str,
+        fix: str,
         last: Step,
         *others: Step,
         bar: int | None = None,
@@ -49,39 +55,31 @@ class FindingLog:
 
         Args:
             kind: Of the finding.
-            text: One sentence of what can happen, and one of what to change.
+            text: One sentence of what can happen.
+            fix: One sentence of what to change.
             last: The operation that shows it.
             others: Earlier ones, shown in order.
             bar, slot: Flat indices in the cluster of the mbarrier and the slot that it is about.
             phase: Of the mbarrier.
             blame: The step at which to change something, if not the last.
         """
-        layout, key = self.layout, self._key(kind, last, others, bar, slot)
+        layout = self.layout
+        places = tuple((layout.role(s.agent), type(s.op), s.op.where) for s in (last, *others[:1]))
+        array = None if bar is None else layout.barrier(bar).name
+        buffer = None if slot is None else layout.slots[slot % layout.nslots][0].name
+        key = kind, places, array, buffer
         if key in self.found:
             return
-        steps = sorted({(s.order, str(s.agent)): s for s in (*others, last)}.values(), key=lambda s: s.order)
-        blamed = None if blame is None else getattr(blame.op, "where", None)
-        shown = tuple(event(layout, s.order, s.agent, s.op, s.what, s.phase) for s in steps)
+        steps = {(step.order, step.agent): step for step in (*others, last)}
+        shown = events_of(layout, sorted(steps.values(), key=lambda step: step.order))
         self.found[key] = Finding(
             kind=kind,
-            message=text[0],
-            fix=text[1],
+            message=text,
+            fix=fix,
             agents=tuple(dict.fromkeys(who(layout, s.agent) for s in (last, *others))),
-            where=lines((blamed, *(e.where for e in reversed(shown)))),
+            where=lines((blame and blame.op.where, *(e.where for e in reversed(shown)))),
             barrier=None if bar is None else bar_name(layout, bar),
             slot=None if slot is None else slot_name(layout, slot),
             phase=phase,
             steps=shown,
         )
-
-    def _key(self, kind: Kind, last: Step, others: tuple[Step, ...], bar: int | None, slot: int | None) -> Any:
-        layout = self.layout
-        ends = [last, *others[:1]]
-        lines = tuple((_role(layout, s.agent), type(s.op), getattr(s.op, "where", None)) for s in ends)
-        array = layout.bars[bar % layout.nbars][0].name if bar is not None else None
-        buffer = layout.slots[slot % layout.nslots][0].name if slot is not None else None
-        return kind, lines, array, buffer
-
-
-def _role(layout: Layout, agent: Agent) -> str:
-    return layout.role(agent) if isinstance(agent, int) else agent.kind

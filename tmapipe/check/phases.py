@@ -29,7 +29,7 @@ class Phase:
     """What has counted in one phase of one mbarrier.
 
     clock: all of it joined; by: warp -> time of its last contribution; landed: whether bytes have landed; armed: (warp, time)
-    of each expect-tx; loose: those without an arrival, until one follows; steps: for the report.
+    of each expect-tx; loose: (time, step) of those without an arrival, until one follows; steps: for the report.
     """
 
     __slots__ = ("armed", "by", "clock", "landed", "loose", "steps")
@@ -39,7 +39,7 @@ class Phase:
         self.by: dict[int, int] = {}
         self.landed = False
         self.armed: list[tuple[int, int]] = []
-        self.loose: list[tuple[int, int, Step]] = []
+        self.loose: list[tuple[int, Step]] = []
         self.steps: list[Step] = []
 
     def copy(self) -> Phase:
@@ -64,8 +64,7 @@ class Phases:
         bars = clocks.handed_on - clocks.phases
         self.clocks, self.log, self.layout = clocks, log, log.layout
         self.now = [Phase(clocks.zero()) for _ in range(bars)]
-        self.done: list[Phase | None] = [None] * bars
-        self.before: list[Phase | None] = [None] * bars
+        self.done, self.before = ([Phase(clocks.zero())] * bars for _ in range(2))  # nothing has counted there
         self.waits: list[dict[int, tuple[int, Step]]] = [{} for _ in range(bars)]
 
     def take(self, other: Phases) -> None:
@@ -77,18 +76,12 @@ class Phases:
     def wait(self, agent: int, op: Any, bar: int, phase: int) -> None:
         """The warp saw *phase* complete (-1: the one before the first)."""
         clocks = self.clocks
-        clock = clocks.of[agent]
+        clock, waited = clocks.of[agent], clocks.phases + bar
         step = Step(self.log.order, agent, op, phase)
-        if phase >= 0:
-            done = self.done[bar]
-            assert done is not None
-            if phase > 0 and clock[clocks.phases + bar] < phase:
-                before = self.before[bar]
-                if before is not None and not before.known_to(clock):
-                    self._two_phases_early(step, bar, phase)
-            clocks.acquire(agent, done.clock)
-            if clock[clocks.phases + bar] <= phase:
-                clock[clocks.phases + bar] = phase + 1
+        if clock[waited] < phase and not self.before[bar].known_to(clock):
+            self._two_phases_early(step, bar, phase)
+        clocks.acquire(agent, self.done[bar].clock)
+        clock[waited] = max(clock[waited], phase + 1)
         self.waits[bar][agent] = clocks.time[agent], step
 
     def arrive(self, agent: int, op: Any, bar: int, counted: Counted, all_lanes: bool, order_only: bool) -> None:
@@ -103,15 +96,15 @@ class Phases:
         if counted.nbytes:
             phase.armed.append((agent, time))
             if not counted.arrivals:
-                phase.loose.append((agent, time, step))
+                phase.loose.append((time, step))
         if order_only:
             clocks.execute(agent, phase.clock)
         else:
             clocks.release(agent, phase.clock, all_lanes, elected=counted.nbytes > 0)
         if counted.arrivals and phase.loose:
-            phase.loose = [arming for arming in phase.loose if clock[arming[0]] < arming[1]]
+            phase.loose = [(at, arming) for at, arming in phase.loose if clock[arming.agent] < at]
         if counted.completed:
-            self._complete(step, bar, counted.phase)
+            self._complete(bar, counted.phase)
 
     def land(self, clock: Clock, step: Step, bar: int, counted: Counted) -> None:
         """Bytes of a load that was issued with *clock* have landed, or the arrivals of copies by threads, which release
@@ -120,89 +113,85 @@ class Phases:
         phase = self.now[bar]
         phase.landed = True
         phase.steps.append(step)
-        own = step.agent // self.layout.warps == counted.cta  # type: ignore[operator]
         if counted.arrivals:
             self.clocks.join_executed(clock, phase.clock)
         else:
-            if own and not any(clock[agent] >= time for agent, time in phase.armed):
+            armed = any(clock[agent] >= time for agent, time in phase.armed)
+            if not armed and self.layout.cta_of(step.agent) == counted.cta:
                 self._before_armed(step, bar, counted.phase)
             np.maximum(phase.clock, clock, out=phase.clock)
         if counted.completed:
-            self._complete(step, bar, counted.phase)
+            self._complete(bar, counted.phase)
 
-    def _complete(self, step: Step, bar: int, number: int) -> None:
+    def _complete(self, bar: int, number: int) -> None:
         phase = self.now[bar]
         for agent, (time, seen) in self.waits[bar].items():
             if phase.clock[agent] < time:
-                self._overtaken(step, bar, number, seen)
-        for _, _, arming in phase.loose:
-            self._armed_late(arming, step, bar, number)
+                self._overtaken(bar, number, seen)
+        for _, arming in phase.loose:
+            self._armed_late(arming, bar, number)
         self.waits[bar] = {}
         self.before[bar], self.done[bar] = self.done[bar], phase
         self.now[bar] = Phase(self.clocks.zero())
 
     def _check_not_early(self, clock: Clock, step: Step, bar: int, phase: int) -> None:
-        if phase and clock[self.clocks.phases + bar] < phase:
-            done = self.done[bar]
-            if done is not None and not done.known_to(clock):
-                self._early(step, bar, phase, done)
+        if clock[self.clocks.phases + bar] < phase and not self.done[bar].known_to(clock):
+            self._early(step, bar, phase)
 
     # ---- findings -------------------------------------------------------------------------------------------------
 
     def _two_phases_early(self, step: Step, bar: int, phase: int) -> None:
-        name, agent = bar_name(self.layout, bar), who(self.layout, step.agent)
+        barrier, name = self.layout.barrier(bar).name, bar_name(self.layout, bar)
         text = (
-            f"{agent} waits for phase {phase} of {name} (parity {step.op.parity}) and does not know that phase {phase - 1} "
-            f"is complete, so it can take phase {phase - 2}, of the same parity, for it",
-            f"let {self._role(step)} wait for every phase of {name.split('[')[0]} in turn, and check its first parity",
+            f"{who(self.layout, step.agent)} waits for phase {phase} of {name} (parity {step.op.parity}) and does not know "
+            f"that phase {phase - 1} is complete, so it can take phase {phase - 2}, of the same parity, for it"
         )
-        self.log.add(Kind.LAPPED_WAIT, text, step, *self._steps(self.before[bar]), bar=bar, phase=phase)
+        role = self.layout.role(step.agent)
+        fix = f"let {role} wait for every phase of {barrier} in turn, and check its first parity"
+        self.log.add(Kind.LAPPED_WAIT, text, fix, step, *self.before[bar].steps, bar=bar, phase=phase)
 
-    def _overtaken(self, step: Step, bar: int, phase: int, seen: Step) -> None:
-        name, missed = bar_name(self.layout, bar), f"phase {phase - 1}" if phase else "the state before the first phase"
+    def _overtaken(self, bar: int, phase: int, seen: Step) -> None:
+        barrier, missed = (
+            self.layout.barrier(bar),
+            f"phase {phase - 1}" if phase else "the state before the first phase",
+        )
         text = (
-            f"phase {phase} of {name} can complete before {who(self.layout, seen.agent)} has looked for {missed} (parity "
-            f"{seen.op.parity}), which it then misses",
-            f"let {self._role(seen)} take part (directly, or by signalling those who do) in every phase of "
-            f"{name.split('[')[0]}, after its wait; the count is {self._count(bar)}",
+            f"phase {phase} of {bar_name(self.layout, bar)} can complete before {who(self.layout, seen.agent)} has looked for "
+            f"{missed} (parity {seen.op.parity}), which it then misses"
         )
-        self.log.add(Kind.LAPPED_WAIT, text, seen, *self.now[bar].steps, bar=bar, phase=phase)
+        fix = (
+            f"let {self.layout.role(seen.agent)} take part (directly, or by signalling those who do) in every phase of "
+            f"{barrier.name}, after its wait; the count is {barrier.count}"
+        )
+        self.log.add(Kind.LAPPED_WAIT, text, fix, seen, *self.now[bar].steps, bar=bar, phase=phase)
 
-    def _early(self, step: Step, bar: int, phase: int, done: Phase) -> None:
-        name, of = bar_name(self.layout, bar), declared(type(step.op))
+    def _early(self, step: Step, bar: int, phase: int) -> None:
+        barrier, name, of = self.layout.barrier(bar), bar_name(self.layout, bar), declared(type(step.op))
         arm, starts = of.effect(Arm), of.effect(Start) is not None
         verb = f"arrives at {name}" if arm is None else f"arms {getattr(step.op, arm.nbytes)} bytes on {name}"
         verb = f"starts a load that counts on {name}" if starts else verb
         text = (
             f"{who(self.layout, step.agent)} {verb} in phase {phase} without knowing that phase {phase - 1} is complete, so "
-            f"it can count for phase {phase - 1}",
-            f"let {self._role(step)} wait for what phase {phase - 1} of {name.split('[')[0]} stands for before it does this, "
-            f"or make the count ({self._count(bar)}) and the bytes match what one phase gets",
+            f"it can count for phase {phase - 1}"
         )
-        self.log.add(Kind.EARLY_ARRIVAL, text, step, *done.steps, bar=bar, phase=phase)
+        fix = (
+            f"let {self.layout.role(step.agent)} wait for what phase {phase - 1} of {barrier.name} stands for before it does "
+            f"this, or make the count ({barrier.count}) and the bytes match what one phase gets"
+        )
+        self.log.add(Kind.EARLY_ARRIVAL, text, fix, step, *self.done[bar].steps, bar=bar, phase=phase)
 
-    def _armed_late(self, arming: Step, step: Step, bar: int, phase: int) -> None:
+    def _armed_late(self, arming: Step, bar: int, phase: int) -> None:
         arm: Any = declared(type(arming.op)).effect(Arm)
         text = (
             f"phase {phase} of {bar_name(self.layout, bar)} can complete before {who(self.layout, arming.agent)} arms "
-            f"{getattr(arming.op, arm.nbytes)} bytes for it: no arrival of the phase follows the arming",
-            "arm the bytes before the arrival of the same phase (mbarrier.arrive.expect_tx does both)",
+            f"{getattr(arming.op, arm.nbytes)} bytes for it: no arrival of the phase follows the arming"
         )
-        self.log.add(Kind.TX_MISMATCH, text, arming, *self.now[bar].steps, bar=bar, phase=phase)
+        fix = "arm the bytes before the arrival of the same phase (mbarrier.arrive.expect_tx does both)"
+        self.log.add(Kind.TX_MISMATCH, text, fix, arming, *self.now[bar].steps, bar=bar, phase=phase)
 
     def _before_armed(self, step: Step, bar: int, phase: int) -> None:
         text = (
             f"{who(self.layout, step.agent)} starts a load on {bar_name(self.layout, bar)} before the arming of its bytes, or "
-            "unordered with it; the bytes cancel out in the end",
-            "arm the barrier, then start the load",
+            "unordered with it; the bytes cancel out in the end"
         )
-        self.log.add(Kind.COPY_BEFORE_ARM, text, step, bar=bar, phase=phase)
-
-    def _count(self, bar: int) -> int:
-        return self.layout.bars[bar % self.layout.nbars][0].count
-
-    def _role(self, step: Step) -> str:
-        return self.layout.role(step.agent)  # type: ignore[arg-type]
-
-    def _steps(self, phase: Phase | None) -> list[Step]:
-        return [] if phase is None else phase.steps
+        self.log.add(Kind.COPY_BEFORE_ARM, text, "arm the barrier, then start the load", step, bar=bar, phase=phase)

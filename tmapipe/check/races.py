@@ -4,29 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tmapipe.check.accesses import COPY, COUNTED, DOES, MMA, SEND, STORE, THREADS, Access
 from tmapipe.check.findings import Kind
 from tmapipe.check.log import Step
 from tmapipe.isa.ops import TmaLoadThrough
 from tmapipe.machine.describe import bar_name, slot_name, who
 
 if TYPE_CHECKING:
-    from tmapipe.check.slots import Access, Slots
+    from tmapipe.check.slots import Slots
     from tmapipe.machine.layout import Layout
 
 __all__ = ["report_race"]
-
-READ, WRITE, LOAD, STORE, MMA, ASYNC_READ, ASYNC_WRITE, COPY, SEND = range(9)
-_DOES = {
-    READ: "{who} reads",
-    WRITE: "{who} writes",
-    LOAD: "a TMA load issued by {who} writes",
-    COPY: "a cp.async issued by {who} writes",
-    SEND: "a copy to a peer issued by {who} reads",
-    STORE: "a TMA store issued by {who} reads",
-    MMA: "a wgmma issued by {who} reads",
-    ASYNC_READ: "raw code of {who} reads",
-    ASYNC_WRITE: "raw code of {who} writes",
-}
 
 
 def report_race(slots: Slots, kind: Kind, before: Access, access: Access, slot: int, other: int) -> None:
@@ -39,11 +27,11 @@ def report_race(slots: Slots, kind: Kind, before: Access, access: Access, slot: 
         owner = _foreign_wait(slots, before, access)
         kind = Kind.GROUP_OWNER if owner is not None else kind
     name, alias = slot_name(layout, slot), slot_name(layout, other)
-    first, second = (_does(each).format(who=who(layout, each.agent)) for each in (before, access))
+    first, second = _does(layout, before), _does(layout, access)
     same = "it" if slot == other else f"{alias}, which lies in the same bytes"
     text, fix, blame = _texts(slots, kind, before, access, f"{second} {name}", f"{first} {same}", owner)
     extra = [step for step in (owner, _end(slots, before)) if step is not None]
-    log.add(kind, (text, fix), access.step, before.step, *extra, slot=slot, blame=blame)
+    log.add(kind, text, fix, access.step, before.step, *extra, slot=slot, blame=blame)
 
 
 def _texts(
@@ -54,15 +42,14 @@ def _texts(
     role, later, issuer = layout.role(before.agent), layout.role(access.agent), who(layout, before.agent)
     array, then, while_ = layout.slots[access.slot][0].name, f"{second} after {first}", f"{second} while {first}"
     clock = clocks.of[access.agent]
-    if kind is Kind.PROXY and before.kind == COPY:
-        text = (
-            f"{second} through the async proxy after {first} through the generic proxy, and no proxy fence lies between"
-        )
-        full = bar_name(layout, before.bar).split("[")[0]
-        return text, f"let {later} execute fence_proxy_async after it has waited for {full}", access.step
+    bar = bar_name(layout, before.bar) if before.bar >= 0 else ""
+    bars = bar.split("[")[0]
     if kind is Kind.PROXY:
-        text = f"{second} through the async proxy after {first} through the generic proxy, and no proxy fence of {role} lies "
-        text += "between"
+        text = f"{second} through the async proxy after {first} through the generic proxy, and no proxy fence"
+        if before.kind == COPY:
+            fix = f"let {later} execute fence_proxy_async after it has waited for {bars}"
+            return f"{text} lies between", fix, access.step
+        text += f" of {role} lies between"
         fix = f"execute fence_proxy_async after its access to {array}, before the synchronization that hands it on"
     elif owner is not None:
         text = f"{while_}: {who(layout, owner.agent)} waits for bulk groups, but the store's group belongs to {issuer}, and "
@@ -71,12 +58,12 @@ def _texts(
     elif kind is Kind.STORE_SOURCE_REUSED:
         text = f"{while_}: no wait_group.read for that store lies between"
         fix = f"wait for the store's group (bulk_wait_group(..., read=True)) before it hands {array} on"
-    elif before.agent == access.agent and before.kind in (READ, WRITE) and access.kind in (READ, WRITE):
+    elif before.agent == access.agent and before.kind in THREADS and access.kind in THREADS:
         text = (
             f"{then}, with the elements distributed over lanes in another way, and nothing orders the lanes of one warp"
         )
         fix = f"{'execute warp_sync' if _alone(layout, role) else 'call k.sync()'} between the two"
-    elif before.kind not in (LOAD, STORE, MMA, COPY, SEND) and clock[before.agent] >= before.time:
+    elif before.kind not in (STORE, MMA, *COUNTED) and clock[before.agent] >= before.time:
         if any(known[clocks.published + before.agent] >= before.time for known in clocks.of):  # some warp knows it
             text = f"{then}, but the signals between are relaxed, or came before that warp's lanes were synchronized: they "
             text += "order what is executed, not these accesses"
@@ -87,40 +74,31 @@ def _texts(
             if _lacks_fence(slots, before, access):
                 text += f", and no proxy fence of {role} lies between"
                 fix = f"execute fence_proxy_async, then warp_sync, after its access to {array}, before one lane goes on"
-    elif before.kind in (LOAD, COPY) and (access.kind, access.agent, None) == (
-        before.kind,
-        before.agent,
-        before.number,
-    ):
-        fix = f"let {role} load {array} once a slot (each part of it once), and enter another slot for the next tile"
-        return f"{while_}: the first one's bytes may still be on their way", fix, access.step
-    elif before.kind in (LOAD, COPY):
-        bar = bar_name(layout, before.bar)
-        phase = f" (phase {before.number} of {bar})" if before.number is not None else ""
-        fix = f"let {later} wait for {bar.split('[')[0]} before it touches {array}"
-        return f"{while_}: nothing makes it wait until the bytes have landed{phase}", fix, access.step
-    elif before.kind == SEND:
-        bar = bar_name(layout, before.bar)
-        if isinstance(before.step.op, TmaLoadThrough):
-            waiter = f"a role that has waited for {bar.split('[')[0]} releases {array}, as one of its consumers"
-            return (
-                f"{while_}: nothing makes it wait until the load is over",
-                f"let {later} wait until {waiter}",
-                access.step,
-            )
-        fix = f"let {later} wait until the peer has waited for {bar.split('[')[0]}: until the slot is free again"
-        return f"{while_}: nothing makes it wait until the copy has read it", fix, access.step
     elif before.kind == MMA:
         text = f"{while_}: no wgmma_wait for that group lies between"
         fix = f"wait for the wgmma's group (wgmma_wait) before it releases {array}"
-    else:
+    elif before.kind == SEND:
+        what = "copy has read it"
+        fix = f"the peer has waited for {bars}: until the slot is free again"
+        if isinstance(before.step.op, TmaLoadThrough):
+            what, fix = "load is over", f"a role that has waited for {bars} releases {array}, as one of its consumers"
+        return f"{while_}: nothing makes it wait until the {what}", f"let {later} wait until {fix}", access.step
+    elif before.kind not in COUNTED:
         return f"{while_}: nothing orders the two", _ordered(layout, before.agent, access.agent, array), access.step
+    elif (access.kind, access.agent, None) == (before.kind, before.agent, before.number):
+        fix = f"let {role} load {array} once a slot (each part of it once), and enter another slot for the next tile"
+        return f"{while_}: the first one's bytes may still be on their way", fix, access.step
+    else:
+        phase = f" (phase {before.number} of {bar})" if before.number is not None else ""
+        text = f"{while_}: nothing makes it wait until the bytes have landed{phase}"
+        return text, f"let {later} wait for {bars} before it touches {array}", access.step
     return text, f"let {role} {fix}", before.step
 
 
-def _does(access: Access) -> str:
+def _does(layout: Layout, access: Access) -> str:
     through = access.kind == SEND and isinstance(access.step.op, TmaLoadThrough)
-    return "a TMA load issued by {who} reads" if through else _DOES[access.kind]
+    says = "a TMA load issued by {who} reads" if through else DOES[access.kind]
+    return says.format(who=who(layout, access.agent))
 
 
 def _alone(layout: Layout, role: str) -> bool:
@@ -142,26 +120,22 @@ def _ordered(layout: Layout, first: int, second: int, array: str) -> str:
 def _lacks_fence(slots: Slots, before: Access, access: Access) -> bool:
     """Whether *access* goes through the async proxy, and *before*, by threads, has not been fenced by its warp so far."""
     fenced = slots.clocks.fence[before.agent] >= before.time
-    return before.kind in (READ, WRITE) and access.kind not in (READ, WRITE, COPY) and not fenced
+    return before.kind in THREADS and access.kind not in (*THREADS, COPY) and not fenced
 
 
 def _end(slots: Slots, before: Access) -> Step | None:
-    """The wait that ended *before*, if there was one, for the timeline."""
+    """The wait that ended *before*, a store, if there was one, for the timeline."""
     if before.number is None or before.kind != STORE:
         return None
-    waits = slots.bulk_waits[before.agent]
-    time = waits.time(before.number)
-    return None if time is None else waits.steps[waits.times.index(time)]
+    wait = slots.bulk_waits[before.agent].first(before.number)
+    return wait and wait.step
 
 
 def _foreign_wait(slots: Slots, before: Access, access: Access) -> Step | None:
     """A wait for bulk groups after the store and before the access, by a warp that has no groups of its own."""
     clock: Any = slots.clocks.of[access.agent]
-    cta = before.agent // slots.layout.warps
-    for agent in range(cta * slots.layout.warps, (cta + 1) * slots.layout.warps):
-        waits = slots.idle_waits.get(agent)
-        if agent != before.agent and waits is not None:
-            time, step = waits
-            if step.order > before.step.order and clock[agent] >= time:
-                return step
+    for agent in slots.layout.cta_warps(slots.layout.cta_of(before.agent)):
+        wait = slots.idle_waits.get(agent) if agent != before.agent else None
+        if wait is not None and clock[agent] >= wait.time and wait.step.order > before.step.order:
+            return wait.step
     return None

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from tmapipe.check.accesses import COPY, COUNTED, MMA, STORE
 from tmapipe.check.clocks import NEVER
 from tmapipe.check.future import Future, Here, Key
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.positions import CLUSTER, Positions
-from tmapipe.check.slots import COPY, LOAD, MMA, SEND, STORE
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.state import State
 from tmapipe.machine.tensorcore import REGISTERS
@@ -63,8 +63,7 @@ class RunState:
         state, layout, rename = self.state, self.layout, self._here.rename
         warps = []
         for agent in range(layout.agents):
-            group = agent // layout.warps * layout.warpgroups + agent % layout.warps // 4
-            seen, issued = state.bar_seen[agent], state.issued[agent]
+            group, seen, issued = layout.group_of(agent), state.bar_seen[agent], state.issued[agent]
             warps.append(
                 (
                     issued - state.done[group],
@@ -162,7 +161,7 @@ def _facts(state: State, check: LinearCheck) -> dict[Key, Known]:
         for access in (access for known in history.values() for access in known.values()):
             agent, time = access.agent, access.time
             key: Key = ("slot", slot, access.kind, access.part)
-            if access.kind in (LOAD, COPY, SEND):
+            if access.kind in COUNTED:
                 landed = NEVER if access.number is None else access.number + 1
                 add((*key, access.bar), clocks.phases + access.bar, landed)
                 if access.kind == COPY:
@@ -190,16 +189,12 @@ def _facts(state: State, check: LinearCheck) -> dict[Key, Known]:
     for key, generation in check.barriers.recent():
         for agent, time in generation.by.items():
             add(("barrier", *key, agent), agent, time)
-    for (cta, agent), (time, _, _) in check.lifetimes.arrivals.items():
-        add(("arrival", cta, agent), agent, time)
-    for (cta, agent), (time, _) in check.lifetimes.reads.items():
-        add(("far read", cta, agent), agent, time)
-    for bar, (number, _) in check.lifetimes.landings.items():
-        add(("bar", bar, "landing"), clocks.phases + bar, number + 1)
-    for (cta, bar), (number, _) in check.lifetimes.sent.items():
-        add(("bar", bar, "sent", cta), clocks.phases + bar, number + 1)
+    for key, (time, _, _) in check.lifetimes.reached.items():
+        add(key, key[-1], time)
+    for (bar, *what), (number, _) in check.lifetimes.counted.items():
+        add(("bar", bar, *what), clocks.phases + bar, number + 1)
     for bar, (time, step) in check.lifetimes.inits.items():
-        by: int = step.agent  # type: ignore[assignment]
+        by = step.agent
         fenced = by, next((fence for fence in check.lifetimes.fences.get(by, ()) if fence >= time), NEVER)
         add(("bar", bar, "init"), clocks.told + by, time, fenced)
         add(("bar", bar, "init, fenced"), *fenced)
@@ -217,19 +212,18 @@ def _ends(state: State, check: LinearCheck, everybody: list[int], key: Key, acce
     read's group or wgmma, counted from the latest.
     """
     if access.kind == STORE:
-        agents, waits = [access.agent], check.slots.bulk_waits
+        agents, waits = range(access.agent, access.agent + 1), check.slots.bulk_waits
         latest = state.committed[32 * access.agent + access.step.op.lanes.bit_length() - 1]
     else:
-        first = access.agent - access.agent % check.layout.warps % 4
-        agents, waits = list(range(first, first + 4)), check.slots.mma_waits
+        agents, waits = check.layout.group_warps(check.layout.group_of(access.agent)), check.slots.mma_waits
         latest = state.issued[access.agent]
     ended, found = [], dict[Key, Known]()
     for agent in agents:
-        time = waits[agent].time(access.number)
-        if time is None:
+        wait = waits[agent].first(access.number)
+        if wait is None:
             found[(*key, agent, latest - access.number)] = ((0, NEVER),)
         else:
-            ended.append((agent, time))
+            ended.append((agent, wait.time))
     if ended and all(everybody[agent] < time for agent, time in ended):
         found[(*key, agents[0])] = tuple(ended)
     return found
@@ -259,6 +253,5 @@ def _knowers(state: State, check: LinearCheck, future: Future) -> dict[Key, Any]
             found["exit", cta] = clock
     for (group, serial), clock in check.slots.mma_issued.items():
         if check.slots.may_be_awaited(group, serial):
-            first = group // check.layout.warpgroups * check.layout.warps + group % check.layout.warpgroups * 4
-            found["wgmma", group, state.issued[first] - serial] = clock
+            found["wgmma", group, state.issued[check.layout.group_warps(group)[0]] - serial] = clock
     return found

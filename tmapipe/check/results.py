@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from tmapipe.check.accesses import Wait, Waits
 from tmapipe.check.clocks import NEVER, Clock, Clocks
 from tmapipe.check.findings import Kind
 from tmapipe.check.log import FindingLog, Step
-from tmapipe.check.slots import Waits
 from tmapipe.isa.ops import Flight
 from tmapipe.machine.describe import who
 from tmapipe.machine.state import State
@@ -44,7 +44,10 @@ class Stored:
 class Results:
     """What is stored to, and loaded from, tensors with which the kernel does both.
 
-    places: whether coordinates tell places apart.
+    places: whether coordinates tell places apart; loads, stores: of these tensors, by name; stored: by tensor, warp and
+    place, the last store; flights: stores without a group; waits: by warp, its full waits; fences: by warp, when it last
+    fenced global memory, and what it knew then; loaded: by tensor, mbarrier and place, a load, and its phase if known;
+    loading: loads on their way.
     """
 
     def __init__(self, clocks: Clocks, log: FindingLog, places: bool):
@@ -53,21 +56,17 @@ class Results:
         both = {load.argument for load in plan.loads} & {store.argument for store in plan.stores}
         self.loads = {load.name: load for load in plan.loads if load.argument in both}
         self.stores = {store.name: store for store in plan.stores if store.argument in both}
-        self.stored: dict[tuple[str, int, Place], Stored] = {}  # by tensor, warp and place: the last one
+        self.stored: dict[tuple[str, int, Place], Stored] = {}
         self.flights: dict[Flight, Stored] = {}
-        self.waits: dict[int, Waits] = {}  # by warp: its full waits
-        self.fences: dict[int, int] = {}  # by warp: when it last fenced global memory
-        self.fenced: dict[int, Clock] = {}  # by warp: what it knew then
-        self.loaded: dict[
-            tuple[str, int, Place], tuple[Step, int | None]
-        ] = {}  # by mbarrier: a load, its phase if known
+        self.waits: dict[int, Waits] = {}
+        self.fences: dict[int, tuple[int, Clock]] = {}
+        self.loaded: dict[tuple[str, int, Place], tuple[Step, int | None]] = {}
         self.loading: dict[Flight, tuple[tuple[str, int, Place], Step]] = {}
 
     def take(self, other: Results) -> None:
         """Copies *other*, in which nothing is in flight, to go on independently."""
-        self.stored, self.loaded = dict(other.stored), dict(other.loaded)
+        self.stored, self.loaded, self.fences = dict(other.stored), dict(other.loaded), dict(other.fences)
         self.waits = {agent: waits.copy() for agent, waits in other.waits.items()}
-        self.fences, self.fenced = dict(other.fences), dict(other.fenced)
 
     def next_tile(self) -> None:
         """All warps come to their next output tile, whose places are others."""
@@ -81,17 +80,17 @@ class Results:
             key, past, when = ("result", tensor, agent), clocks.published + agent, stored.time
             if stored.number is not None:
                 waits, past = self.waits.get(agent), agent
-                written = None if waits is None else waits.time(stored.number)
+                written = None if waits is None else waits.first(stored.number)
                 if written is None:
                     thread = 32 * agent + stored.step.op.lanes.bit_length() - 1
                     yield (*key, state.committed[thread] - stored.number), (0, NEVER)
                     continue
-                when = written
-            fence = self.fences.get(agent, -1)
+                when = written.time
+            fence = self.fences[agent][0] if agent in self.fences else -1
             yield key, (past, when)
             yield (*key, "fenced"), (past, fence if fence >= when else NEVER)
             for other in range(clocks.agents):
-                if other not in self.fenced or self.fenced[other][past] < when:
+                if other not in self.fences or self.fences[other][1][past] < when:
                     yield (*key, "not fenced by", other), (0, NEVER)
         for (tensor, bar, _), (_, phase) in self.loaded.items():
             assert phase is not None
@@ -115,9 +114,8 @@ class Results:
             if other == tensor and not over and _overlap(place, where):
                 text = f"{who(self.log.layout, agent)} stores to {tensor} while a load of it may be on its way"
                 fix = "wait for the load's mbarrier, and let the storing warp know, before the store"
-                self.log.add(Kind.RACE, (text, fix), step, load)
-        stored = Stored(step, self.clocks.time[agent], flight is None)
-        self.stored[tensor, agent, place] = stored
+                self.log.add(Kind.RACE, text, fix, step, load)
+        stored = self.stored[tensor, agent, place] = Stored(step, self.clocks.time[agent], flight is None)
         if flight is not None:
             self.flights[flight] = stored
 
@@ -125,21 +123,19 @@ class Results:
         """Stores get the number of their group."""
         number, flights = facts
         for flight in flights:
-            stored = self.flights.pop(flight, None)
-            if stored is not None:
-                stored.number = number
+            if flight in self.flights:
+                self.flights.pop(flight).number = number
 
     def wait(self, agent: int, op: Any, groups: int) -> None:
         """Groups 0 .. groups - 1 of the thread have written."""
         if self.stores and groups:
-            waits = self.waits.setdefault(agent, Waits())
-            waits.add(groups, self.clocks.time[agent], Step(self.log.order, agent, op))
+            wait = Wait(groups, self.clocks.time[agent], Step(self.log.order, agent, op))
+            self.waits.setdefault(agent, Waits()).add(wait)
 
     def fence(self, agent: int) -> None:
         """The warp fences global memory."""
         if self.stores:
-            self.fences[agent] = self.clocks.time[agent]
-            self.fenced[agent] = self.clocks.of[agent].copy()
+            self.fences[agent] = self.clocks.time[agent], self.clocks.of[agent].copy()
 
     # ---- loads ----------------------------------------------------------------------------------------------------
 
@@ -167,28 +163,22 @@ class Results:
     def _check(self, tensor: str, agent: int, step: Step, storing: int, stored: Stored, by_engine: bool) -> None:
         """The rule, for a load and the last store of one warp."""
         clocks, layout = self.clocks, self.log.layout
-        known, when = clocks.of[agent], stored.time
-        seen = bool(known[clocks.published + storing] >= when)
+        known, past, when = clocks.of[agent], clocks.published + storing, stored.time
+        fix = "synchronize the storing warp's lanes, and then let it signal the loading warp"
         if not stored.by_threads:
-            waits = self.waits.get(storing)
-            written = None if waits is None or stored.number is None else waits.time(stored.number)
-            seen, when = written is not None and bool(known[storing] >= written), written or 0
-        whose = f"{who(layout, agent)} loads {tensor}, which {who(layout, storing)} stores to"
-        if not seen:
             fix = "let the storing thread wait for its groups in full (wait_group, not .read) and then signal the loading warp"
-            if stored.by_threads:
-                fix = "synchronize the storing warp's lanes, and then let it signal the loading warp"
-            self.log.add(
-                Kind.RESULT_TOO_EARLY, (f"{whose}, before that is known to be written", fix), step, stored.step
-            )
-            return
-        if not by_engine:
-            return
-        fence, own = self.fences.get(storing, -1), self.fenced.get(agent)
-        past = clocks.published + storing if stored.by_threads else storing
-        theirs = fence >= when and bool(known[past] >= fence)
-        if not theirs and (own is None or own[past] < when):
-            self.log.add(Kind.PROXY, (f"{whose}, without a proxy fence of global memory", FENCE), step, stored.step)
+            waits, past = self.waits.get(storing), storing
+            written = None if waits is None or stored.number is None else waits.first(stored.number)
+            when = NEVER if written is None else written.time
+        whose = f"{who(layout, agent)} loads {tensor}, which {who(layout, storing)} stores to"
+        if known[past] < when:
+            self.log.add(Kind.RESULT_TOO_EARLY, f"{whose}, before that is known to be written", fix, step, stored.step)
+        elif by_engine:
+            theirs, own = self.fences.get(storing), self.fences.get(agent)
+            fenced = theirs is not None and when <= theirs[0] <= known[past]
+            if not fenced and (own is None or own[1][past] < when):
+                text = f"{whose}, without a proxy fence of global memory"
+                self.log.add(Kind.PROXY, text, FENCE, step, stored.step)
 
 
 def _overlap(one: Place, other: Place) -> bool:

@@ -15,9 +15,10 @@ For each slot the last access of each kind and agent is kept: whatever is ordere
 from __future__ import annotations
 
 import functools
-from bisect import bisect_right
 from typing import Any
 
+from tmapipe.check import accesses
+from tmapipe.check.accesses import COPY, LOAD, MMA, SEND, STORE, WHOLE, WRITE, WRITES, Access, Part, Wait, Waits
 from tmapipe.check.clocks import Clock, Clocks
 from tmapipe.check.findings import Kind
 from tmapipe.check.log import FindingLog, Step
@@ -26,58 +27,7 @@ from tmapipe.isa import effects
 from tmapipe.isa.effects import Group, Proxy, proxy_of
 from tmapipe.isa.ops import Flight
 
-__all__ = ["COPY", "LOAD", "MMA", "READ", "SEND", "STORE", "WRITE", "Access", "Slots"]
-
-READ, WRITE, LOAD, STORE, MMA, ASYNC_READ, ASYNC_WRITE, COPY, SEND = range(9)
-WRITES = (WRITE, LOAD, ASYNC_WRITE, COPY)
-GENERIC = (READ, WRITE, COPY)
-Part = tuple[str, int, int]  # how the slot is cut, which part, of how many
-WHOLE: Part = ("whole", 0, 1)
-
-
-class Access:
-    """One access to a slot.
-
-    kind: one of the above (ASYNC_*: by raw code, which has waited for its end); agent, time: the warp that made or issued it;
-    part: of the slot; slot: its number in the CTA; number: what ends it, a load's phase, a store's bulk group or a wgmma's
-    serial (None: not known yet); bar: of a load.
-    """
-
-    __slots__ = ("agent", "bar", "kind", "number", "part", "slot", "step", "time")
-
-    def __init__(
-        self, kind: int, time: int, part: Part, step: Step, slot: int, bar: int = -1, number: int | None = None
-    ):
-        self.kind, self.time, self.part, self.step, self.slot = kind, time, part, step, slot
-        self.agent: int = step.agent  # type: ignore[assignment]
-        self.bar, self.number = bar, number
-
-
-class Waits:
-    """Up to which number (groups, serials) one thread or warp has waited, and when."""
-
-    __slots__ = ("steps", "times", "upto")
-
-    def __init__(self) -> None:
-        self.upto: list[int] = []
-        self.times: list[int] = []
-        self.steps: list[Step] = []
-
-    def add(self, upto: int, time: int, step: Step) -> None:
-        if not self.upto or upto > self.upto[-1]:
-            self.upto.append(upto)
-            self.times.append(time)
-            self.steps.append(step)
-
-    def copy(self) -> Waits:
-        other = Waits()
-        other.upto, other.times, other.steps = list(self.upto), list(self.times), list(self.steps)
-        return other
-
-    def time(self, number: int) -> int | None:
-        """When the first wait that covers *number* returned."""
-        i = bisect_right(self.upto, number)
-        return self.times[i] if i < len(self.times) else None
+__all__ = ["Slots"]
 
 
 class Slots:
@@ -91,7 +41,7 @@ class Slots:
         self.bulk_waits = [Waits() for _ in range(layout.agents)]
         self.mma_waits = [Waits() for _ in range(layout.agents)]
         self.mma_issued: dict[tuple[int, int], Clock] = {}  # (warpgroup, serial) -> what its four issues have executed
-        self.idle_waits: dict[int, tuple[int, Step]] = {}  # of warps with no groups that could have been waited for
+        self.idle_waits: dict[int, Wait] = {}  # of warps with no groups that could have been waited for
         self.async_slots: set[int] = set()  # of a CTA, that TMA or wgmma touch
         self.covering: dict[int, set[Part]] = {}  # place -> parts that copies have been started to, until they are all
         self.copied: dict[tuple[int, int], set[int]] = {}  # (mbarrier, phase) -> slots that cp.async has written then
@@ -107,8 +57,7 @@ class Slots:
 
     def may_be_awaited(self, group: int, serial: int) -> bool:
         """Whether a later wait can still return for this wgmma: not if all four warps have returned for a later one."""
-        first = group // self.layout.warpgroups * self.layout.warps + group % self.layout.warpgroups * 4
-        return serial >= min((w.upto[-1] if w.upto else 0) for w in self.mma_waits[first : first + 4])
+        return serial >= min(self.mma_waits[agent].upto for agent in self.layout.group_warps(group))
 
     # ---- accesses -------------------------------------------------------------------------------------------------
 
@@ -117,44 +66,45 @@ class Slots:
         proxy.
         """
         slot, proxy = getattr(op, effect.slot), proxy_of(effect.proxy, op)
-        kind = (
-            (WRITE if effect.write else READ)
-            if proxy is Proxy.GENERIC
-            else (ASYNC_WRITE if effect.write else ASYNC_READ)
-        )
         if proxy is Proxy.ASYNC:
             self.async_slots.add(slot)
+        kind = (accesses.THREADS if proxy is Proxy.GENERIC else accesses.RAW)[effect.write]
         part = WHOLE if effect.mask else (op.split, op.part, op.parts)
         access = Access(kind, self.clocks.time[agent], part, Step(self.log.order, agent, op), slot)
-        cta = getattr(op, effect.mask).bit_length() - 1 if effect.mask else agent // self.layout.warps
-        self._access(cta, slot, access, (kind, agent))
+        cta = getattr(op, effect.mask).bit_length() - 1 if effect.mask else self.layout.cta_of(agent)
+        self._access(cta, access, agent)
         return proxy
 
     def start(self, agent: int, op: Any, effect: effects.Start, flights: tuple[Flight, ...]) -> None:
-        """Asynchronous work starts to read or write a slot."""
-        slot = getattr(op, effect.slot)
+        """Asynchronous work starts to read or write a slot: the own CTA's, or those of its destinations."""
+        slot, until = getattr(op, effect.slot), effect.until
         if effect.proxy is Proxy.ASYNC:
             self.async_slots.add(slot)
-        if effect.until.group is Group.WGMMA:
-            self._start_mma(agent, op, slot, flights[0])
-        elif effect.until.group is Group.BULK:
-            self._start_store(agent, op, slot, flights[0])
-        else:
-            self._start_load(agent, op, slot, effect, flights)
-
-    def _start_load(self, agent: int, op: Any, slot: int, effect: effects.Start, flights: tuple[Flight, ...]) -> None:
-        """A load starts to write the slot of each of its destinations, or to read its own CTA's slot."""
+        counted = SEND if not effect.write else LOAD if effect.proxy is Proxy.ASYNC else COPY
+        kind = counted if until.group is None else MMA if until.group is Group.WGMMA else STORE
         shares = getattr(op, effect.shares) if effect.shares else 1
         part = ("shares", getattr(op, effect.share), shares) if shares > 1 else WHOLE
-        kind = SEND if not effect.write else LOAD if effect.proxy is Proxy.ASYNC else COPY
         step, time = Step(self.log.order, agent, op), self.clocks.time[agent]
         for flight in flights:
-            bar = flight.cta * self.layout.nbars + getattr(op, effect.until.bar)
-            access = Access(kind, time, part, step, slot, bar)
-            self.flights.setdefault(flight, []).append(access)
-            self._access(flight.cta if effect.write else agent // self.layout.warps, slot, access, (kind, bar))
+            access = Access(kind, time, part, step, slot)
+            if kind == MMA:
+                access.number, by = flight.serial, flight.issuer
+                self._issue(agent, flight)
+            else:
+                self.flights.setdefault(flight, []).append(access)
+                by = agent
+            if kind == counted:
+                by = access.bar = flight.cta * self.layout.nbars + getattr(op, until.bar)
+            self._access(self.layout.cta_of(agent) if kind == SEND else flight.cta, access, by)
             if kind == COPY:
                 self._covered(flight.cta * self.layout.nslots + slot, part)
+
+    def _issue(self, agent: int, flight: Flight) -> None:
+        """One warp of the four issues a wgmma."""
+        key = flight.issuer, flight.serial
+        if key not in self.mma_issued:
+            self.mma_issued[key] = self.clocks.zero()
+        self.clocks.execute(agent, self.mma_issued[key])
 
     def _covered(self, place: int, part: Part) -> None:
         """Copies to a part of a slot have been started. With those to its last part, all that was accessed before is over for
@@ -178,11 +128,6 @@ class Slots:
                 self.copied.setdefault((access.bar, phase), set()).add(access.slot)
                 self.copied.pop((access.bar, phase - 2), None)
 
-    def _start_store(self, agent: int, op: Any, slot: int, flight: Flight) -> None:
-        access = Access(STORE, self.clocks.time[agent], WHOLE, Step(self.log.order, agent, op), slot)
-        self.flights[flight] = [access]
-        self._access(flight.cta, slot, access, (STORE, agent))
-
     def commit(self, facts: tuple[int, tuple[Flight, ...]]) -> None:
         """Stores get the number of their group."""
         number, flights = facts
@@ -191,34 +136,24 @@ class Slots:
 
     def bulk_wait(self, agent: int, op: Any, groups: int) -> None:
         """Groups 0 .. groups - 1 of the thread have been read."""
-        step = Step(self.log.order, agent, op)
+        wait = Wait(groups, self.clocks.time[agent], Step(self.log.order, agent, op))
         if groups:
-            self.bulk_waits[agent].add(groups, self.clocks.time[agent], step)
+            self.bulk_waits[agent].add(wait)
         else:
-            self.idle_waits.setdefault(agent, (self.clocks.time[agent], step))
-
-    def _start_mma(self, agent: int, op: Any, slot: int, flight: Flight) -> None:
-        """One warp of the four issues a wgmma, which from now on may read the slot."""
-        time, step = self.clocks.time[agent], Step(self.log.order, agent, op)
-        issued = self.mma_issued.get((flight.issuer, flight.serial))
-        if issued is None:
-            issued = self.mma_issued[flight.issuer, flight.serial] = self.clocks.zero()
-        self.clocks.execute(agent, issued)
-        access = Access(MMA, time, WHOLE, step, slot, number=flight.serial)
-        self._access(flight.cta, slot, access, (MMA, flight.issuer))
+            self.idle_waits.setdefault(agent, wait)
 
     def mma_wait(self, agent: int, op: Any, serials: int) -> None:
         """For this warp, the warpgroup's wgmmas 0 .. serials - 1 are complete, so all four warps have issued them."""
-        group = agent // self.layout.warps * self.layout.warpgroups + agent % self.layout.warps // 4
-        issued = self.mma_issued.get((group, serials - 1))
+        issued = self.mma_issued.get((self.layout.group_of(agent), serials - 1))
         if issued is not None:
             self.clocks.acquire(agent, issued)
-        self.mma_waits[agent].add(serials, self.clocks.time[agent], Step(self.log.order, agent, op))
+        self.mma_waits[agent].add(Wait(serials, self.clocks.time[agent], Step(self.log.order, agent, op)))
 
     # ---- the rule -------------------------------------------------------------------------------------------------
 
-    def _access(self, cta: int, slot: int, access: Access, key: Any) -> None:
-        layout = self.layout
+    def _access(self, cta: int, access: Access, by: int) -> None:
+        """An access to a slot of *cta*. by: who makes those of its kind one after another, of which the last one is kept."""
+        layout, slot = self.layout, access.slot
         base = cta * layout.nslots
         clock = self.clocks.of[access.agent]
         writes = access.kind in WRITES
@@ -237,39 +172,38 @@ class Slots:
                         over.append(of)  # whoever writes next comes after this write, and so after that read
                 for of in over:
                     del known[of]
-        self.history[base + slot].setdefault(access.part, {})[key] = access
+        self.history[base + slot].setdefault(access.part, {})[access.kind, by] = access
 
     def order(self, before: Access, access: Access, clock: Clock) -> Kind | None:
         """None if *before* is over for *access*, which happens, or is issued, with *clock*; else what is wrong."""
         clocks = self.clocks
         kind, agent = before.kind, before.agent
-        if kind in (LOAD, COPY, SEND):
+        if kind in accesses.COUNTED:
             if before.number is None or clock[clocks.phases + before.bar] <= before.number:
                 return Kind.RACE
-            late = kind == COPY and access.kind not in GENERIC
+            late = kind == COPY and access.kind not in accesses.GENERIC
             return Kind.PROXY if late and clock[clocks.handed_on + before.bar] <= before.number else None
         if kind == STORE:
-            return None if self._seen(self.bulk_waits[agent], before, clock) else Kind.STORE_SOURCE_REUSED
+            return None if _seen(self.bulk_waits[agent], before, clock, agent) else Kind.STORE_SOURCE_REUSED
         if kind == MMA:
-            four = range(agent - agent % self.layout.warps % 4, agent - agent % self.layout.warps % 4 + 4)
-            return None if any(self._seen(self.mma_waits[a], before, clock, a) for a in four) else Kind.RACE
-        if kind in (ASYNC_READ, ASYNC_WRITE) and agent == access.agent:
+            four = self.layout.group_warps(self.layout.group_of(agent))
+            return None if any(_seen(self.mma_waits[a], before, clock, a) for a in four) else Kind.RACE
+        if kind in accesses.RAW and agent == access.agent:
             return None
-        if access.kind in GENERIC:
+        if access.kind in accesses.GENERIC:
             same = before.part == access.part and before.slot == access.slot and access.kind != COPY
             if agent == access.agent and same:  # each thread its own elements
                 return None
             return None if clock[clocks.published + agent] >= before.time else Kind.RACE
         if clock[clocks.published + agent] < before.time:
             return Kind.RACE
-        return None if kind not in (READ, WRITE) or clock[clocks.fenced + agent] >= before.time else Kind.PROXY
+        return None if kind in accesses.RAW or clock[clocks.fenced + agent] >= before.time else Kind.PROXY
 
-    @staticmethod
-    def _seen(waits: Waits, before: Access, clock: Clock, agent: int | None = None) -> bool:
-        if before.number is None:
-            return False
-        time = waits.time(before.number)
-        return time is not None and bool(clock[before.agent if agent is None else agent] >= time)
+
+def _seen(waits: Waits, before: Access, clock: Clock, agent: int) -> bool:
+    """Whether one of these waits, of *agent*, has ended the access before."""
+    wait = None if before.number is None else waits.first(before.number)
+    return wait is not None and bool(clock[agent] >= wait.time)
 
 
 @functools.cache

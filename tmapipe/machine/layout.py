@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from tmapipe.isa.ops import Flight
-from tmapipe.plan.model import Buffer, Plan
+from tmapipe.plan.model import Barrier, Buffer, Plan
 from tmapipe.plan.syncs import Syncs
 
 __all__ = ["Layout"]
@@ -51,6 +51,35 @@ class Layout:
         self.key_wgmma = self.key_bulk + self.agents
         self.key_registers = self.key_wgmma + self.ctas * self.warpgroups
 
+    # ---- numbers --------------------------------------------------------------------------------------------------
+
+    def cta_of(self, agent: int) -> int:
+        """The CTA of a warp."""
+        return agent // self.warps
+
+    def cta_warps(self, cta: int) -> range:
+        """The warps of a CTA."""
+        return range(cta * self.warps, (cta + 1) * self.warps)
+
+    def group_of(self, agent: int) -> int:
+        """The number in the cluster of a warp's warpgroup."""
+        cta, warp = divmod(agent, self.warps)
+        return cta * self.warpgroups + warp // 4
+
+    def group_warps(self, group: int) -> range:
+        """The four warps of a warpgroup."""
+        cta, number = divmod(group, self.warpgroups)
+        first = cta * self.warps + 4 * number
+        return range(first, first + 4)
+
+    def flat_bar(self, agent: int, bar: int) -> int:
+        """The number in the cluster of an mbarrier of the warp's CTA."""
+        return agent // self.warps * self.nbars + bar
+
+    def barrier(self, bar: int) -> Barrier:
+        """The barriers of the plan to which the mbarrier belongs; *bar* with or without the CTA."""
+        return self.bars[bar % self.nbars][0]
+
     # ---- names ----------------------------------------------------------------------------------------------------
 
     def role(self, agent: int) -> str:
@@ -92,7 +121,7 @@ class Layout:
     def ring_of(self, bar: int | None, slot: int | None) -> str | None:
         """The ring that the mbarrier belongs to, or else the slot, if a load fills it."""
         for ring in self.plan.rings:
-            if bar is not None and self.bars[bar % self.nbars][0] in ring.barriers:
+            if bar is not None and self.barrier(bar) in ring.barriers:
                 return ring.name
             loads = [name for names in ring.loads.values() for name in names]
             if bar is None and slot is not None and self.slots[slot % self.nslots][0].name in loads:
@@ -101,7 +130,7 @@ class Layout:
 
     def signallers(self, bar: int) -> tuple[str, ...]:
         """Roles that complete this mbarrier's phases by the plan's rings; empty if it belongs to none."""
-        name = self.bars[bar % self.nbars][0].name
+        name = self.barrier(bar).name
         for ring in self.plan.rings:
             for phase, barrier in zip(ring.phases, ring.barriers, strict=False):
                 if barrier.name == name:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from typing import Any, NamedTuple
 
 from tmapipe.isa.effects import Group, Start, declared
 from tmapipe.isa.ops import Agent, Flight
 from tmapipe.machine.layout import Layout
-from tmapipe.machine.timeline import write
+from tmapipe.machine.timeline import Drawn
 
 __all__ = ["Run", "TraceEntry", "started"]
 
@@ -45,7 +44,7 @@ class TraceEntry(NamedTuple):
     reached: int
 
 
-class Run:
+class Run(Drawn):
     """What one `Machine.run` did, all clusters together.
 
     counts: operations by name ("MbarWait" ...), engine steps included; by_role: the same by role; loaded_bytes: bytes that
@@ -108,10 +107,6 @@ class Run:
         from tmapipe.machine.history import draw
 
         return draw(self)
-
-    def write_timeline(self, path: str | os.PathLike[str]) -> None:
-        """Writes `timeline` as JSON."""
-        write(path, self.timeline())
 
     def __repr__(self) -> str:
         return f"Run({self.steps} steps, {self.loaded_bytes} bytes loaded, {self.stored_tiles} tiles stored)"

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-__all__ = ["Event", "Timeline", "write"]
+__all__ = ["Drawn", "Event", "Timeline"]
 
 ENGINES = 1000  # thread ids from here on are lanes of engines
 LANES = 100_000  # ids an engine: far more than copies fit in flight, of which each slot of 128 bytes can have several
@@ -125,8 +125,15 @@ class Timeline:
         return ENGINES + LANES * number + lane
 
 
-def write(path: str | os.PathLike[str], document: dict[str, Any]) -> None:
-    """Writes a timeline as JSON, to be opened in https://ui.perfetto.dev or chrome://tracing."""
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(document, file, indent=1)
-        file.write("\n")
+class Drawn:
+    """What can be drawn as a timeline."""
+
+    def timeline(self) -> dict[str, Any]:
+        """The JSON object."""
+        raise NotImplementedError
+
+    def write_timeline(self, path: str | os.PathLike[str]) -> None:
+        """Writes `timeline` as JSON, to be opened in https://ui.perfetto.dev or chrome://tracing."""
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(self.timeline(), file, indent=1)
+            file.write("\n")

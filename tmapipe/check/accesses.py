@@ -1,0 +1,84 @@
+"""Accesses to slots, and the waits that end those which are asynchronous."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from operator import itemgetter
+from typing import NamedTuple
+
+from tmapipe.check.log import Step
+
+__all__ = [
+    "ASYNC_READ", "ASYNC_WRITE", "COPY", "COUNTED", "DOES", "GENERIC", "LOAD", "MMA", "RAW", "READ", "SEND", "STORE",
+    "THREADS", "WHOLE", "WRITE", "WRITES", "Access", "Part", "Wait", "Waits",
+]  # fmt: skip
+
+#: What an access does. ASYNC_*: raw code of threads, through the async proxy, which has waited for its end.
+READ, WRITE, LOAD, STORE, MMA, ASYNC_READ, ASYNC_WRITE, COPY, SEND = range(9)
+DOES = (
+    "{who} reads",
+    "{who} writes",
+    "a TMA load issued by {who} writes",
+    "a TMA store issued by {who} reads",
+    "a wgmma issued by {who} reads",
+    "raw code of {who} reads",
+    "raw code of {who} writes",
+    "a cp.async issued by {who} writes",
+    "a copy to a peer issued by {who} reads",
+)
+WRITES = (WRITE, LOAD, ASYNC_WRITE, COPY)
+THREADS, RAW = (READ, WRITE), (ASYNC_READ, ASYNC_WRITE)
+GENERIC = (*THREADS, COPY)
+COUNTED = (LOAD, COPY, SEND)  # their end, on an mbarrier
+Part = tuple[str, int, int]  # how the slot is cut, which part, of how many
+WHOLE: Part = ("whole", 0, 1)
+
+
+class Access:
+    """One access to a slot.
+
+    kind: one of the above; agent, time: the warp that made or issued it; part: of the slot; slot: its number in the CTA;
+    number: what ends it, a load's phase, a store's bulk group or a wgmma's serial (None: not known yet); bar: of a load.
+    """
+
+    __slots__ = ("agent", "bar", "kind", "number", "part", "slot", "step", "time")
+
+    def __init__(self, kind: int, time: int, part: Part, step: Step, slot: int):
+        self.kind, self.agent, self.time, self.part, self.step, self.slot = kind, step.agent, time, part, step, slot
+        self.number: int | None = None
+        self.bar = -1
+
+
+class Wait(NamedTuple):
+    """One wait. upto: all with smaller numbers (groups, serials) are over; time: of the warp that waited."""
+
+    upto: int
+    time: int
+    step: Step
+
+
+class Waits:
+    """The waits of one thread or warp that have covered more than those before them."""
+
+    __slots__ = ("found",)
+
+    def __init__(self, found: Iterable[Wait] = ()):
+        self.found = list(found)
+
+    def add(self, wait: Wait) -> None:
+        if wait.upto > self.upto:
+            self.found.append(wait)
+
+    def copy(self) -> Waits:
+        return Waits(self.found)
+
+    @property
+    def upto(self) -> int:
+        """How many are over."""
+        return self.found[-1].upto if self.found else 0
+
+    def first(self, number: int) -> Wait | None:
+        """The first wait that covers *number*."""
+        i = bisect_right(self.found, number, key=itemgetter(0))
+        return self.found[i] if i < len(self.found) else None
