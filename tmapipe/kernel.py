@@ -23,7 +23,7 @@ from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, is_index
 from tmapipe.multicast import along
 from tmapipe.plan.declarations import Part
-from tmapipe.plan.model import Load, RoleWarps, Store
+from tmapipe.plan.model import RoleWarps
 from tmapipe.plan.placement import branches_of, without_role
 from tmapipe.plan.rings import Ring
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, vectors_of
@@ -211,7 +211,7 @@ class KernelContext(Carried):
                 "k.steps", (stage, dim), f"names a stage and one of its dimensions ({known})", "name those"
             )
         where = part.dims.index(dim)
-        return ceil_div(self._extent(part, where), part.span[where])
+        return ceil_div(self.isa.extent(part.argument, where), part.span[where])
 
     def rank(self, *axes: str) -> Any:
         """The CTA's index among those of its cluster that differ only along these axes; 0 where there are no others."""
@@ -221,13 +221,9 @@ class KernelContext(Carried):
         """Elements along dimension *dim* of the tensors that have it; a Python number if it is fixed."""
         for part in self.plan.transfers:
             if dim in part.dims:
-                return self._extent(part, part.dims.index(dim))
+                return self.isa.extent(part.argument, part.dims.index(dim))
         known = ", ".join(dict.fromkeys(d for part in self.plan.transfers for d in part.dims))
         raise InputError("k.extent", dim, f"names a dimension of a tensor ({known})", "name one of those")
-
-    def _extent(self, part: Load | Store, where: int) -> Any:
-        fixed = self.plan.fixed.get(part.dims[where])
-        return self.isa.extent(part.argument, where) if fixed is None else fixed
 
     def windows(self, stage: str, number: Any) -> tuple[Any, ...]:
         """Where window *number* begins, for ``slot.x.load_windows()``: (image, and where in it). With multicast, where the

@@ -66,6 +66,11 @@ class DynamicCopy(SlotCopy):
         self.cluster = {"q": 2}
 
 
+def in_spans(schedule: Any, each: int) -> Any:
+    schedule.tiles = tp.GridTiles(each=each)
+    return schedule
+
+
 class VectorCopy(tp.Schedule):
     """A copy of one dimension, in tiles of more elements than a box has."""
 
@@ -273,6 +278,7 @@ COPIES = {
     "copy": Kernel(SHELF["Copy"], {}, MATRIX),
     "copy 64x128, all slots": Kernel(lambda: S.Copy((64, 128), None, 1), {}, MATRIX),
     "copy 1 stage, none pending": Kernel(lambda: S.Copy((8, 256), 1, 0), {}, MATRIX),
+    "copy, five tiles a CTA": Kernel(lambda: in_spans(S.Copy((8, 256), 2, 0), 5), {}, MATRIX),
     "copy bf16": Kernel(lambda: SlotCopy((64, 128)), {}, MATRIX),
     "copy fp8": Kernel(lambda: SlotCopy((64, 128)), {"x": "fp8_e4m3", "y": "fp8_e4m3"}, MATRIX),
     "copy swizzled 128": Kernel(lambda: SlotCopy((64, 64), swizzle=128), {}, MATRIX),

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
+import tmapipe as tp
 from tests.emit.kernels import ELSEWHERE, KERNELS, Built, built, swept
 from tests.emit.lower import lower
 from tests.oracle.ptx_execution import Execution, Launch
@@ -41,10 +42,15 @@ def check_threads(kernel: Built, launch: Launch, warp: int, lanes: Sequence[int]
 
 
 def check(kernel: Built, clusters: int = 3) -> int:
-    """Compares the leader of every warp and another lane of each warpgroup's first two, in every CTA of one cluster."""
-    total = 0
-    for rank in range(kernel.plan.cluster_size):
-        launch = Launch(kernel.extents, clusters, rank % clusters, rank, kernel.tables)
+    """Compares the leader of every warp and another lane of each warpgroup's first two, in every CTA of one cluster; of a
+    grid of as many clusters as it asks for, in some of them."""
+    total, order = 0, kernel.schedule.tiles
+    places = [(rank % clusters, rank) for rank in range(kernel.plan.cluster_size)]
+    if isinstance(order, tp.GridTiles):
+        (clusters,) = order.launch_numbers(kernel.schedule.cluster_count(kernel.extents), 1, 1, list)
+        places = [(cluster, rank) for cluster in {0, 1, clusters // 2, clusters - 1} for _, rank in places]
+    for cluster, rank in places:
+        launch = Launch(kernel.extents, clusters, cluster, rank, kernel.tables)
         for warp in range(kernel.plan.warps):
             total += check_threads(kernel, launch, warp, (0, 1) if warp % 4 < 2 else (0,))
     return total

@@ -337,6 +337,13 @@ def test_ctas_that_share_a_multiprocessor():
         assert re.search(rf"\.minnctapersm\s+{ctas}\b", schedule.compile().ptx)
 
 
+def test_a_cta_of_one_tile_has_no_loop():
+    """It finds the tile by one division, and has one load. So that begins early."""
+    ptx = tp.schedules.Copy((1, 256)).compile().ptx
+    assert len(re.findall(r"mul\.hi\.u32", ptx)) == 1
+    assert len(re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared", ptx)) == 1
+
+
 def test_one_cta_is_launched_as_a_cluster_only_for_st_async():
     one = tp.schedules.Gemm((64, 64, 64), (1, 1))
     assert cluster_of(one.plan()) is None and cluster_of(tp.schedules.Gemm((64, 64, 64), (2, 1)).plan()) == (2, 1, 1)

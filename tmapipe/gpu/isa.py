@@ -62,6 +62,8 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
         kept: The words that the order adds to a launch.
     """
 
+    all_clusters = True
+
     def __init__(
         self,
         plan: Plan,
@@ -130,6 +132,8 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
         if argument in self.plan.tables:
             return self.addressed[argument].shape[dim]
         part = self._part(argument)
+        if part.dims[dim] in self.plan.fixed:
+            return self.plan.fixed[part.dims[dim]]
         if argument in self.addressed:
             return full_shape(self.addressed[argument], part)[dim]
         shape = self.atoms[part.name][1].shape

@@ -45,10 +45,12 @@ class Isa(
 ):
     """One warp's view of the hardware: control flow, what a kernel was launched with, and the instructions of the table.
 
-    `fragments` works on values that are distributed over threads.
+    `fragments` works on values that are distributed over threads. `all_clusters` says that as many clusters run as the order
+    of the tiles asks for: on a GPU. The model may run fewer, each of which takes the more tiles.
     """
 
     fragments: Fragments
+    all_clusters = False
 
     def cells(self, *initial: Value) -> Cells:
         """Mutable integers, one for each initial value."""
@@ -91,7 +93,7 @@ class Isa(
         return function(*arguments)
 
     def extent(self, argument: str, dim: int) -> Value:
-        """Extent (elements) of dimension *dim* of the tensor bound to *argument*."""
+        """Extent (elements) of dimension *dim* of the tensor bound to *argument*; a Python number if it is fixed."""
         raise NotImplementedError
 
     def window_start(self, load: Load, number: Value) -> tuple[Value, ...]:

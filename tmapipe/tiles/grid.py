@@ -45,6 +45,8 @@ class GridTiles(PersistentTiles):
 
     def bind(self, isa: Isa, grid: dict[str, Any]) -> BoundTiles:
         """As in `PersistentTiles`."""
+        if isa.all_clusters:
+            return _Span(isa, self, grid).at(isa.cluster_id)
         return super().bind(isa, grid) if self.each == 1 else _Spans(isa, self, grid).at(isa.cluster_id)
 
     def launch_numbers(
@@ -83,3 +85,26 @@ class _Spans(BoundTiles):
     def tile(self, i: Any) -> Tile:
         span = self.position + i // self.order.each * self.isa.clusters
         return tile_of(self.isa, self.numbers.coordinates(span * self.order.each + i % self.order.each))
+
+
+class _Span(BoundTiles):
+    """The tiles of a cluster where there is one for each span. A single tile takes no loop, so a CTA loads it early."""
+
+    order: GridTiles
+
+    def at(self, position: Any) -> BoundTiles:
+        isa, each = self.isa, self.order.each
+        self.position = position * each
+        left = self.numbers.total - self.position
+        self.count = 1 if each == 1 else isa.here(isa.select(left < each, left, each))
+        self.first = [isa.here(value) for value in self._at(0)]
+        return self
+
+    def tile(self, i: Any) -> Tile:
+        return tile_of(self.isa, self.numbers.coordinates(self.position + i))
+
+    def each(self, body: Callable[[Tile], None]) -> None:
+        if self.order.each == 1:
+            body(self._made(dict(zip(self.dims, self.first, strict=True))))
+        else:
+            super().each(body)

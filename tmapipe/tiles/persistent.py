@@ -159,7 +159,9 @@ class TileNumbers(Carried):
         outer = list(self.steps)
         if len(outer) > 1:
             *outer, m, n = outer
-            batch, rest = self._divide(rest, "matrix", self.steps[m] * self.steps[n])
+            batch = 0
+            if outer:
+                batch, rest = self._divide(rest, "matrix", self.steps[m] * self.steps[n])
             found[m], found[n] = self.raster.coordinates(self.isa, self.by, self.steps[m], self.steps[n], rest)
             rest = batch
         for dim in reversed(outer):

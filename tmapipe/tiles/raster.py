@@ -37,12 +37,18 @@ class Grouped:
 
     def divisors(self, rows: Any, columns: Any) -> dict[str, Any]:
         """The numbers that `coordinates` divides by, by name, for a matrix of so many rows and columns."""
+        if self.rows == 1:
+            return {"band": columns}
         return {"band": self.rows * columns, "last rows": (rows - 1) % self.rows + 1}
 
     def coordinates(self, isa: Isa, by: dict[str, Any], rows: Any, columns: Any, index: Any) -> tuple[Any, Any]:
         """(row, column) of tile number *index*. *by* has the divisors that `divisors` named."""
+        if isinstance(columns, int) and columns == 1:
+            return index, 0
         band = index // by["band"]
         index = index - band * (self.rows * columns)
+        if self.rows == 1:
+            return band, self._mirrored(isa, band, columns, index)
         first = band * self.rows
         short = rows - first < self.rows
         height = isa.select(short, rows - first, self.rows)
