@@ -12,7 +12,7 @@ from tmapipe.cluster_sum import ClusterSum
 from tmapipe.cp_async_stage import CpAsyncLoadStage
 from tmapipe.descriptor_stage import DescriptorStage
 from tmapipe.dim import Dim
-from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int8, int32, tf32
+from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, fp64, int8, int32, int64, tf32
 from tmapipe.errors import (
     DeadlockError,
     HazardError,
@@ -109,8 +109,10 @@ __all__ = [
     "fp8_e5m2",
     "fp16",
     "fp32",
+    "fp64",
     "int8",
     "int32",
+    "int64",
     "mainloop",
     "math",
     "schedules",

@@ -26,7 +26,7 @@ class BulkStoreStage(TmaStoreStage):
         source: The stage whose slots are stored; None: what the threads of `role` computed.
         tile: Elements of a piece, as a tuple of one, by default the source's. A multiple of 16 bytes.
         role: Who stores, where that does not follow from the source.
-        reduce: As of `TmaStoreStage`; "min" and "max" of int32 too.
+        reduce: As of `TmaStoreStage`; "min" and "max" of int32 and int64 too.
         **options: `stages` and `dtype`, as of `TmaStoreStage`.
 
     Raises:
@@ -59,4 +59,4 @@ class BulkStoreStage(TmaStoreStage):
 
     @property
     def reducible(self) -> tuple[str, ...]:
-        return (*super().reducible, *(("int32",) if self.reduce in ("min", "max") else ()))
+        return (*super().reducible, *(("int32", "int64") if self.reduce in ("min", "max") else ()))

@@ -14,7 +14,9 @@ import numpy as np
 
 from tmapipe.errors import InputError
 
-__all__ = ["DType", "as_dtype", "bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2", "int8", "int32", "tf32", "dtype_of"]
+__all__ = [
+    "DType", "as_dtype", "bf16", "dtype_of", "fp8_e4m3", "fp8_e5m2", "fp16", "fp32", "fp64", "int8", "int32", "int64", "tf32",
+]  # fmt: skip
 
 
 @attrs.frozen(repr=False)
@@ -44,8 +46,15 @@ class DType:
 
     @property
     def kind(self) -> str:
-        """Of what fragments hold of it: "int32" or "fp32"."""
+        """Of what fragments hold of it: "int32" or "fp32". Raises `InputError` as `check_held`."""
+        self.check_held("dtype")
         return "int32" if self.integer else "fp32"
+
+    def check_held(self, where: str) -> None:
+        """Raises `InputError` for types of 64 bits, which fragments do not hold. *where*: what is read or written."""
+        if self.bytes > 4:
+            rule = "is moved and reduced by the engine alone: what threads read and write has at most 32 bits"
+            raise InputError(where, self.name, rule, "store from the slot (source=), or convert the tensor first")
 
     @property
     def in_memory(self) -> DType:
@@ -61,8 +70,10 @@ fp8_e4m3 = DType("fp8_e4m3", 1, ml_dtypes.float8_e4m3fn, "float8_e4m3fn", "Float
 fp8_e5m2 = DType("fp8_e5m2", 1, ml_dtypes.float8_e5m2, "float8_e5m2", "Float8E5M2")
 int8 = DType("int8", 1, np.int8, "int8", "Int8")
 int32 = DType("int32", 4, np.int32, "int32", "Int32")
+int64 = DType("int64", 8, np.int64, "int64", "Int64")
+fp64 = DType("fp64", 8, np.float64, "float64", "Float64")
 
-ALL = (bf16, fp16, fp32, tf32, fp8_e4m3, fp8_e5m2, int8, int32)
+ALL = (bf16, fp16, fp32, tf32, fp8_e4m3, fp8_e5m2, int8, int32, int64, fp64)
 _BY_NAME = {d.name: d for d in ALL} | {d.torch: d for d in ALL if d is not tf32}
 
 

@@ -31,10 +31,11 @@ __all__ = ["FROM_ZERO", "REDUCTIONS", "TmaStoreStage"]
 #: descriptors of CuTe DSL 4.8.1 it does so without a sign, as seen on an H200: so "min" and "max" are not for it. (They are
 #: in a `BulkStoreStage`, which has no descriptor.)
 REDUCTIONS = {
-    "add": ("bf16", "fp16", "fp32", "int32"),
+    "add": ("bf16", "fp16", "fp32", "fp64", "int32", "int64"),
     "min": ("bf16", "fp16"),
     "max": ("bf16", "fp16"),
-    **dict.fromkeys(("inc", "dec", "and", "or", "xor"), ("int32",)),
+    **dict.fromkeys(("inc", "dec"), ("int32",)),
+    **dict.fromkeys(("and", "or", "xor"), ("int32", "int64")),
 }
 FROM_ZERO = ("add", "or", "xor")  # those that an output which a call leaves out can begin with
 
@@ -65,10 +66,10 @@ class TmaStoreStage:
         columns: Of a buffer for accumulators; by default as many as fill a swizzle span of 128 bytes.
         dtype: Of the elements, by default that of the tensor.
         reduce: What the tensor's elements become, instead of being overwritten, from what they are and what is stored, in no
-            fixed order: "add" (bf16, fp16, fp32: rounded each time, so the bits may differ from run to run; int32), "min" or
-            "max" (bf16, fp16), "and", "or", "xor" (int32), and of int32 as unsigned numbers "inc" (one more, or 0 if
-            it is at least what is stored) and "dec" (one less, or what is stored if it is 0 or above that). "add", "or" and
-            "xor" begin with 0 where a call leaves the output out; for the others it is passed.
+            fixed order: "add" (bf16, fp16, fp32, fp64: rounded each time, so bits may differ from run to run; int32, int64),
+            "min" or "max" (bf16, fp16), "and", "or", "xor" (int32, int64), and of int32 as unsigned numbers "inc" (one more,
+            or 0 if it is at least what is stored) and "dec" (one less, or what is stored if it is 0 or above that). "add",
+            "or" and "xor" begin with 0 where a call leaves the output out; for the others it is passed.
 
     Raises:
         InputError: For any other value.

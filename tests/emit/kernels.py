@@ -114,6 +114,17 @@ class BulkRows(BulkVectorCopy):
     y = tp.TmaStoreStage(source=x)
 
 
+class BulkFromSlots(BulkVectorCopy):
+    """y[n] = the minimum, or the like, of y[n] and x[n], straight from the slots."""
+
+    load, store = VectorCopy.load, VectorCopy.store
+
+    def __init__(self, reduce: str = "min", dtype: str = "int64"):
+        self.ring = tp.BarrierRing(2, producer=self.load, consumer=self.store)
+        self.x = tp.BulkLoadStage("n", tile=(256,), ring=self.ring, dtype=dtype)
+        self.y = tp.BulkStoreStage(source=self.x, reduce=reduce)
+
+
 class BulkReduced(tp.Schedule):
     """y[n] = the minimum, or the like, of y[n] and x[n], in int32."""
 
@@ -411,6 +422,12 @@ THREADS = {
             functools.partial(BulkReduced, how, dtype), {"x": dtype, "y": dtype}, {"n": 1000}
         )
         for how, dtype in (("min", "int32"), ("add", "bf16"), ("add", "fp32"), ("xor", "int32"), ("dec", "int32"))
+    },
+    **{
+        f"bulk {how} of {dtype}": Kernel(
+            functools.partial(BulkFromSlots, how, dtype), {"x": dtype, "y": dtype}, {"n": 1024}
+        )
+        for how, dtype in (("add", "int64"), ("min", "int64"), ("and", "int64"), ("add", "fp64"))
     },
     "rotated among peers": Kernel(Rotated, {}, MATRIX),
     "rotated in pairs of four CTAs": Kernel(RotatedInPairs, {}, MATRIX),

@@ -18,7 +18,7 @@ __all__ = ["Case", "draw"]
 
 TORCH = {
     "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int8": torch.int8, "int32": torch.int32,
-    "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
+    "int64": torch.int64, "fp64": torch.float64, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
 }  # fmt: skip
 NAMES = "abcde"
 LOADS = ("whole", "whole", "shifted", "strided", "nan", "parts", "copies", "copies", "bulk", "gathered", "windows")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.emit.kernels import BulkBothWays, BulkReduced, BulkRows
+from tests.emit.kernels import BulkBothWays, BulkFromSlots, BulkReduced, BulkRows
 
 CASES = [(how, "int32") for how in ("add", "min", "max", "and", "or", "xor", "inc", "dec")]
 CASES += [(how, dtype) for how in ("add", "min", "max") for dtype in ("bf16", "fp16")] + [("add", "fp32")]
@@ -38,3 +38,17 @@ def test_pieces_of_rows():
     assert torch.equal(BulkRows()(x), x)
     wide = torch.randn(37, 512 * 5 + 8, device="cuda").to(torch.bfloat16)[:, : 512 * 5]  # rows with gaps between
     assert torch.equal(BulkRows()(wide), wide)
+
+
+@pytest.mark.parametrize("reduce, dtype", [(how, torch.int64) for how in ("add", "min", "max", "and", "or", "xor")]
+                         + [("add", torch.float64)])  # fmt: skip
+def test_64_bits(reduce, dtype):
+    generator = torch.Generator().manual_seed(1)
+    for n in (256, 1024, 256_000):
+        x, y = (torch.randint(-(2**63), 2**63 - 1, (n,), generator=generator) for _ in range(2))
+        x, y = (x, y) if dtype is torch.int64 else (x / 2.0**63, y / 2.0**63)
+        there, wanted = y.cuda(), y.clone()
+        schedule = BulkFromSlots(reduce, "int64" if dtype is torch.int64 else "fp64")
+        schedule(x, out=wanted)
+        schedule(x.cuda(), out=there)
+        assert torch.equal(there.cpu(), wanted)

@@ -7,7 +7,7 @@ import torch
 
 import tmapipe as tp
 
-DTYPES = [torch.bfloat16, torch.float32, torch.int8, torch.int32, torch.float16]
+DTYPES = [torch.bfloat16, torch.float32, torch.int8, torch.int32, torch.float16, torch.int64, torch.float64]
 
 
 @pytest.mark.parametrize("seed", range(20))

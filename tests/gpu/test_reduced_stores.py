@@ -8,9 +8,9 @@ from tmapipe.store_pipeline import REDUCTIONS
 
 
 def on_gpu(array):
+    kinds = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
     whole = torch.from_numpy(array.view(f"i{array.itemsize}").copy()).cuda()
-    return whole.view({"bfloat16": torch.bfloat16, "float16": torch.float16}.get(str(array.dtype), whole.dtype)) if (
-        array.itemsize == 2) else whole.view(torch.float32) if str(array.dtype) == "float32" else whole  # fmt: skip
+    return whole.view(kinds.get(str(array.dtype), whole.dtype))
 
 
 @pytest.mark.parametrize("reduce, dtype", [(how, dtype) for how, types in REDUCTIONS.items() for dtype in types])

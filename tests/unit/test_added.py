@@ -62,7 +62,7 @@ def stacked(reduce, dtype=None):
     return schedule
 
 
-#: What is left of an element that is there and one that is stored, by Python, on 32 bits without a sign or on floats.
+#: What is left of an element that is there and one that is stored, by Python, on bits without a sign or on floats.
 BY_HAND = {
     "add": lambda old, new: old + new,
     "min": min,
@@ -79,12 +79,12 @@ def expected(reduce, out, x):
     """What `stacked(reduce)(x, out)` makes of *out*: the layers of *x* one after another, element by element."""
     integers = out.dtype.kind in "iu"
     unsigned = integers and reduce not in ("min", "max")
-    size = 2**32 if unsigned else 1
+    size = 2 ** (8 * out.itemsize) if unsigned else 1
     found = np.empty_like(out)
     for at in np.ndindex(out.shape):
         numbers = [int(v[at]) % size if unsigned else int(v[at]) if integers else float(v[at]) for v in (out, *x)]
         total = functools.reduce(BY_HAND[reduce], numbers)
-        found[at] = np.uint32(total % size).astype(np.int32) if unsigned else total
+        found[at] = np.array(total % size, f"u{out.itemsize}").view(out.dtype) if unsigned else total
     return found
 
 
@@ -92,9 +92,14 @@ def inputs(reduce, dtype, layers=3, shape=(20, 72)):
     """x and what the output begins with. Of "inc" and "dec", layers are alike: their order makes a difference."""
     rng = np.random.default_rng(0)
     kind = as_dtype(dtype).numpy
-    if dtype == "int32" and reduce not in ("min", "max", "add"):
-        x = rng.integers(0, 6, (layers, *shape)).astype(kind) if reduce in ("inc", "dec") else rng.integers(
-            -(2**31), 2**31, (layers, *shape)).astype(kind)  # fmt: skip
+    if dtype == "int64" or (dtype == "int32" and reduce not in ("min", "max", "add")):
+        most = 2 ** (8 * np.dtype(kind).itemsize - 1)
+        x = (
+            rng.integers(0, 6, (layers, *shape))
+            if reduce in ("inc", "dec")
+            else rng.integers(-most, most - 1, (layers, *shape))
+        )
+        x = x.astype(kind)
         x = np.broadcast_to(x[:1], x.shape).copy() if reduce in ("inc", "dec") else x
         return x, rng.integers(-2, 7, shape).astype(kind)
     return rng.integers(-9, 9, (layers, *shape)).astype(kind), rng.integers(-9, 9, shape).astype(kind)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
-from tests.emit.kernels import BulkBothWays, BulkReduced, BulkVectorCopy
+from tests.emit.kernels import BulkBothWays, BulkFromSlots, BulkReduced, BulkVectorCopy
 from tests.unit.errors import refused
 
 
@@ -105,6 +105,20 @@ def test_what_memory_becomes(reduce, n):
     before = y.copy()
     BulkReduced(reduce)(x, out=y)
     assert (y == wanted[reduce](before, x)).all()
+
+
+@pytest.mark.parametrize("reduce", ["min", "max", "add", "and", "or", "xor"])
+def test_what_memory_of_64_bits_becomes(reduce):
+    rng = np.random.default_rng(0)
+    x, y = (rng.integers(-(2**63), 2**63 - 1, 1024, dtype=np.int64) for _ in range(2))
+    how = {"min": np.minimum, "max": np.maximum, "add": np.add, "and": np.bitwise_and, "or": np.bitwise_or}
+    wanted = how.get(reduce, np.bitwise_xor)(y, x)
+    BulkFromSlots(reduce)(x, out=y)
+    assert (y == wanted).all()
+    x, y = rng.standard_normal((2, 1024))
+    wanted = x + y
+    BulkFromSlots("add", "fp64")(x, out=y)
+    assert (y == wanted).all()
 
 
 def test_nothing_is_written_beyond_the_last_piece():

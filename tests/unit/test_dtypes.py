@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import tmapipe as tp
+from examples.softmax import softmax_of
 from tests.unit.errors import refused
 from tmapipe import dtypes
 from tmapipe.dtypes import as_dtype, dtype_of
 
-OF_TENSORS = (tp.bf16, tp.fp16, tp.fp32, tp.fp8_e4m3, tp.fp8_e5m2, tp.int8, tp.int32)
+OF_TENSORS = (tp.bf16, tp.fp16, tp.fp32, tp.fp8_e4m3, tp.fp8_e5m2, tp.int8, tp.int32, tp.int64, tp.fp64)
 ALL = (*OF_TENSORS, tp.tf32)
 
 
@@ -41,19 +42,27 @@ def test_bit_patterns_are_those_of_torch():
 
 def test_unsupported_arrays():
     for array in (
-        np.zeros(2),
-        np.zeros(2, np.int64),
+        np.zeros(2, np.complex64),
+        np.zeros(2, np.int16),
         np.zeros(2, ml_dtypes.float8_e4m3b11fnuz),
-        torch.zeros(2).double(),
+        torch.zeros(2, dtype=torch.bool),
     ):
         name = str(array.dtype).removeprefix("torch.")
         refused(dtype_of, array, "x", argument="x", value=name, rule="one of bfloat16, float16")
 
 
+def test_64_bits_are_moved_alone():
+    for x in (2**60 + np.arange(6 * 40).reshape(6, 40), np.linspace(1, 2, 240).reshape(6, 40)):
+        assert (tp.schedules.Copy()(x) == x).all()
+        refused(softmax_of(1024), x, argument="slot.x.read", rule="at most 32 bits")
+        y = x.copy()
+        refused(tp.schedules.Gemm(), x, y, argument="d", rule="no type that sums of")
+
+
 def test_in_memory():
     """tf32 is made of fp32 by the loads; all others lie in memory as they are."""
     assert tp.tf32.in_memory is tp.fp32 and all(dtype.in_memory is dtype for dtype in OF_TENSORS)
-    assert [dtype.name for dtype in ALL if dtype.integer] == ["int8", "int32"]
+    assert [dtype.name for dtype in ALL if dtype.integer] == ["int8", "int32", "int64"]
 
 
 def test_every_type_is_exported():

@@ -84,6 +84,6 @@ class Bound:
 def _torch_to_numpy(tensor: Any, dtype: DType) -> np.ndarray:
     """A NumPy view of a CPU torch tensor. Types that torch cannot pass to NumPy go through integers of the same size."""
     torch = sys.modules["torch"]
-    plain = {1: torch.int8, 2: torch.int16, 4: torch.int32}[dtype.bytes]
+    plain = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.bytes]
     integers = tensor.detach().view(plain).numpy()
     return integers.view(dtype.numpy)

@@ -114,14 +114,17 @@ def _element(tensor: Any, at: Sequence[Any], size: int) -> Any:
 
 
 #: Of a reduction in global memory, what the instruction calls it and the type, by the kind of types.
-_BULK_TYPES = {"bf16": "bf16", "fp16": "f16", "fp32": "f32", "int32": "s32"}
+_BULK_TYPES = {"bf16": "bf16", "fp16": "f16", "fp32": "f32", "fp64": "f64", "int32": "s32", "int64": "s64"}
 
 
 def _bulk_to_global(store: Store, target: Any, source: Any, nbytes: Any) -> None:
     how, kind = "cp.async", ""
     if store.reduce:
         of = _BULK_TYPES[store.buffer.dtype.name]
-        of = {"and": "b32", "or": "b32", "xor": "b32", "inc": "u32", "dec": "u32"}.get(store.reduce, of)
+        if store.reduce in ("and", "or", "xor"):
+            of = f"b{8 * store.buffer.dtype.bytes}"
+        elif store.reduce in ("inc", "dec") or (store.reduce, of) == ("add", "s64"):  # there is no other sum of 64 bits
+            of = f"u{of[1:]}"
         rounded = ".noftz" if store.reduce == "add" and of in ("bf16", "f16") else ""
         how, kind = "cp.reduce.async", f".{store.reduce}{rounded}.{of}"
     emit_ptx(f"{how}.bulk.global.shared::cta.bulk_group{kind} [$0], [$1], $2;", "lrr", target, source, nbytes)

@@ -334,7 +334,9 @@ _REDUCED: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 def reduced(how: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:
     """What *old* elements become when *new* ones are stored, rounded once."""
-    wide: Any = np.float32 if old.dtype.kind not in "iu" else np.uint32 if how in ("inc", "dec") else old.dtype
+    wide: Any = np.uint32 if how in ("inc", "dec") else old.dtype
+    if old.dtype.itemsize < 4:
+        wide = np.float32
     return _REDUCED[how](old.astype(wide), new.astype(wide)).astype(old.dtype)
 
 

@@ -323,6 +323,7 @@ class PartInSlot(Carried):
         self.by_threads()
         part, fragments, tile = tile, self.part.isa.fragments, self.part.buffer.tile
         name = f"slot.{self.part.buffer.name}.read"
+        self.part.buffer.dtype.check_held(name)
         if part is not None or (at is not None and like is not None):
             return self._read_part(name, like, part, (0, 0) if at is None else at)
         if at is not None:

@@ -31,6 +31,7 @@ def write_values(isa: Isa, where: str, slot: SlotRef, values: Any, at: Any = Non
 def checked_values(where: str, buffer: Buffer, values: Any, at: Any = None) -> Fragment:
     """*values*, with 0 and 1 for bool, that a slot of *buffer* takes. Arguments and errors as of `write_values`."""
     layout, dtype = layout_of(where, values), buffer.dtype
+    dtype.check_held(where)
     if at is None:
         check_extents(where, buffer.tile, layout, values.along)
     else:
