@@ -253,7 +253,10 @@ FULL = {"a": "fp32", "b": "fp32", "d": "fp32"}
 HALF = {"a": "fp16", "b": "fp16", "d": "fp16"}
 
 
-def with_operands(kind: type, *arguments: Any, **options: Any) -> tp.Schedule:
+ALONG_N = functools.partial(S.Gemm, mainloop=tp.mainloop.Cooperative(along="n"))
+
+
+def with_operands(kind: Any, *arguments: Any, **options: Any) -> tp.Schedule:
     """A GEMM whose epilogue takes an operand of each kind. options: of the epilogue."""
     kinds = {"c": E.Matrix(), "bias": E.PerColumn(), "scale": E.PerRow(), "alpha": E.Scalar()}
 
@@ -322,6 +325,7 @@ GEMMS = {
         lambda: S.Gemm((128, 72, 64), (2, 1), b=tp.Operand(outside="anything")), {}, GEMM
     ),
     "gemm 1x2, along n": Kernel(SHELF["Gemm, along n"], {}, GEMM),
+    "gemm m8, along n": Kernel(lambda: ALONG_N((8, 64, 64), (1, 1)), {}, GEMM),
     "pingpong 2x1, along n": Kernel(lambda: S.PingPong((80, 128, 64), (2, 1), along="n"), {}, GEMM),
     "gemm 2x1, anything outside": Kernel(
         lambda: S.Gemm((128, 176, 64), a=tp.Operand(outside="anything"), b=tp.Operand(outside="anything")), {}, GEMM
@@ -389,6 +393,8 @@ EPILOGUES = {
     ),
     "gemm m256 with operands": Kernel(lambda: with_operands(S.Gemm, (256, 64, 64), (1, 1)), {}, OPERANDS),
     "pingpong 2x1 with operands": Kernel(lambda: with_operands(S.PingPong, (64, 128, 64), (2, 1)), {}, OPERANDS),
+    "gemm along n with operands": Kernel(lambda: with_operands(ALONG_N, (72, 128, 64), (1, 1)), {}, OPERANDS),
+    "gemm m24 along n with operands": Kernel(lambda: with_operands(ALONG_N, (24, 64, 64), (2, 1)), {}, OPERANDS),
     "gemm 2x1, two outputs": Kernel(
         lambda: S.Gemm(epilogue=E.Epilogue(lambda acc: {"d": acc, "sums": acc}, outputs={"sums": E.Output("fp32")})),
         {},

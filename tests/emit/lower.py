@@ -283,7 +283,8 @@ def _operand(buffer: Any, stage: int, side: int, count: int, k: int, transposed:
     """The descriptor (as of `_descriptor`) of *count* rows from element [side, k] of an operand on, or from [k, side] of a
     transposed one. A slot lies in column blocks of one swizzle span, in which 8 of its rows take 8 spans: the stride offset.
     Along k an instruction stays within a block, and the leading offset (1 unit) is not looked at. Transposed, it takes as many
-    blocks as its rows fill, a leading offset apart (0, and not looked at, if that is one)."""
+    blocks as its rows fill, a leading offset apart (0, and not looked at, if that is one). Nor is the stride offset looked at,
+    0, where a tile has 8 rows."""
     row, column = (k, side) if transposed else (side, k)
     span, rows = buffer.swizzle, buffer.tile[0]
     byte = column * buffer.dtype.bytes
@@ -291,4 +292,4 @@ def _operand(buffer: Any, stage: int, side: int, count: int, k: int, transposed:
     leading = 16
     if transposed:
         leading = rows * span if count * buffer.dtype.bytes > span else 0
-    return start, leading, 8 * span, span
+    return start, leading, 0 if not transposed and rows == 8 else 8 * span, span

@@ -52,6 +52,24 @@ def in_ptx(kernel, warp):
     return taken, least
 
 
+@pytest.mark.parametrize("name", ["gemm m8, along n", "gemm m24 along n with operands", "gemm 1x2, along n"])
+def test_stmatrix_writes_its_slot_alone(name):
+    kernel = built(name)
+    role, d = kernel.plan.role("math"), kernel.plan.buffer("d")
+    launch, rows = Launch(kernel.extents, 1000, 0, 0, kernel.tables), set()
+    for lane in range(32):
+        thread = Touching(kernel.ptx, kernel.schedule, launch, role.first_warp, lane)
+        thread.touched, of = {}, {i.line: i for i in kernel.ptx.instructions if i.is_a("stmatrix")}
+        thread.run()
+        rows |= {first for line, (_, first) in thread.touched.items() if line in of and lane < matrices(of[line]) * 8}
+    assert rows and all(d.offset <= first < d.offset + d.stages * d.pitch for first in rows)
+    assert len(rows) * 16 % (d.slot_bytes // 4) == 0  # a warp's quarter of the slots that it fills
+
+
+def matrices(stmatrix):
+    return int(re.search(r"\.x(\d)", stmatrix.opcode)[1])
+
+
 @pytest.mark.parametrize("name, role", [
     ("stores by threads", "work"), ("stores by threads", "copy"), ("copies beside loads", "work"), ("add parts", "add"),
     ("copies of images", "load"), ("chain of three", "double"), ("gemm 2x1", "math"), ("gemm 2x1 to fp32", "math"),

@@ -180,7 +180,31 @@ def test_rows_of_accumulators_along_n(m, n, k, dtype, majors):
         assert bool((room[m:] == 7).all())
 
 
+@pytest.mark.parametrize("tile, cluster", [
+    ((8, 64, 64), (1, 1)),
+    ((24, 64, 128), (2, 1)),
+    ((72, 128, 64), (1, 2)),
+    ((144, 128, 64), (1, 2)),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_operands_of_accumulators_along_n(tile, cluster, dtype):
+    """Many tiles a CTA. dtype: of the operands and the output."""
+    torch.manual_seed(0)
+    m, n = (2056, 2904) if tile[0] < 64 else (5000, 6008)
+    a, b = (torch.randn(rows, 136, device="cuda", dtype=torch.bfloat16) for rows in (m, n))
+    c, bias, scale = (torch.randn(shape, device="cuda", dtype=dtype) for shape in ((m, n), n, m))
+    kinds = {"c": tp.epilogue.Matrix(), "bias": tp.epilogue.PerColumn(), "scale": tp.epilogue.PerRow()}
+    epilogue = tp.epilogue.Epilogue(lambda acc, c, bias, scale: acc * scale + c + bias, operands=kinds, stages=2)
+    gemm = tp.schedules.Gemm(tile, cluster, mainloop=tp.mainloop.Cooperative(along="n"), epilogue=epilogue)
+    room = torch.full((m + 64, n), 7.0, device="cuda", dtype=dtype)
+    gemm(a, b, c=c, bias=bias, scale=scale, out=room[:m])
+    wanted = a.double() @ b.double().T * scale.double()[:, None] + c + bias
+    assert float((room[:m].double() - wanted).abs().max() / wanted.abs().max()) < 5e-3
+    assert bool((room[m:] == 7).all())
+
+
 @pytest.mark.parametrize("tile, cluster, along", [
+    ((8, 64, 64), (1, 1), "n"),
     ((16, 64, 128), (2, 1), "n"),
     ((40, 64, 128), (2, 1), "n"),
     ((72, 64, 64), (1, 3), "n"),

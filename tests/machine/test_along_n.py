@@ -70,6 +70,40 @@ def test_an_epilogue_and_bits():
     assert np.array_equal(found, wanted) and found.dtype == ml_dtypes.bfloat16
 
 
+OPERANDS = {"bias": E.PerColumn(), "scale": E.PerRow(), "c": E.Matrix(), "each": E.PerBatch(), "alpha": E.Scalar()}
+
+
+@pytest.mark.parametrize(
+    "names, dtype, batch",
+    [(("bias",), np.float32, ()), (("c",), ml_dtypes.bfloat16, (3,)), (tuple(OPERANDS), ml_dtypes.bfloat16, (2,))],
+)
+def test_operands(names, dtype, batch):
+    """Of tiles with one and several pieces, the last of which begins earlier; of fp32, and of none that ldmatrix reads."""
+    rng = np.random.default_rng(1)
+    m, n, names = 136, 264, [name for name in names if batch or name != "each"]
+    whole = (*batch, m, n)
+    shapes = {"bias": n, "scale": m, "c": whole, "each": batch, "alpha": 1}
+    given = {name: rng.standard_normal(shapes[name]).astype(dtype) for name in names}
+    if "alpha" in given:
+        given["alpha"] = 1.5
+    form = {"scale": (m, 1), "each": (*batch, 1, 1)}
+    epilogue = E.Epilogue(
+        lambda acc, **named: sum(named.values(), acc), operands={name: OPERANDS[name] for name in names}
+    )
+    for make in (
+        S.Gemm((48, 128, 64), (1, 1), mainloop=Cooperative(along="n"), epilogue=epilogue),
+        S.Gemm((104, 64, 64), (1, 1), mainloop=Cooperative(along="n"), epilogue=epilogue),
+        S.Gemm((16, 192, 64), (2, 1), mainloop=Cooperative(along="n"), epilogue=epilogue),
+        S.PingPong((72, 128, 64), (1, 1), along="n", epilogue=epilogue),
+    ):
+        found, right = product(functools.partial(make, **given), m, n, 72, batch)
+        for name, values in given.items():
+            right = right + (
+                values if name == "alpha" else values.astype(np.float32).reshape(form.get(name, values.shape))
+            )
+        close(found, right)
+
+
 @pytest.mark.parametrize("make", [functools.partial(S.SplitK, 3), functools.partial(S.StreamK, 5)])
 @pytest.mark.parametrize("tile, cluster", [((48, 64, 64), (1, 1)), ((144, 192, 64), (1, 2)), ((80, 128, 64), (2, 1))])
 def test_parts_of_k(make, tile, cluster):
@@ -123,6 +157,6 @@ def test_what_it_does_not_go_with():
     refused(gemm.plan, {"a": "bf16", "b": "bf16", "d": "fp8_e4m3"}, argument="d.dtype", rule="16 or 32 bits")
     for tiles in (tp.SplitKTiles(2, reduce="add"), tp.StreamKTiles(shares=2, reduce="add"), tp.GroupedTiles()):
         refused(S.Gemm, mainloop=along, tiles=tiles, argument="mainloop", rule="does not go with")
-    for words in ({"operands": {"c": E.Matrix()}}, {"outputs": {"c": E.Output()}}):
-        epilogue = E.Epilogue(lambda acc, c=0: {"d": acc, "c": acc} if "outputs" in words else acc + c, **words)  # noqa: B023
-        refused(S.Gemm, mainloop=along, epilogue=epilogue, argument="mainloop", rule="without operands")
+    for kind in (E.Output(), E.RowSum()):
+        epilogue = E.Epilogue(lambda acc: {"d": acc, "c": acc}, outputs={"c": kind})
+        refused(S.Gemm, mainloop=along, epilogue=epilogue, argument="mainloop", rule="without further outputs")

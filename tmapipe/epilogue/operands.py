@@ -210,16 +210,19 @@ class Operands:
         role = ring.phases[-1][0]
         groups = role.warps // 4 // role.teams
         self.shape = matmul.shape[:2]
+        #: Dimensions of the output along rows and columns of the accumulators.
+        self.dims = ("n", "m") if isinstance(matmul, Wgmma) and matmul.dims == ("n", "m") else ("m", "n")
         self.width = columns_of(self.shape[1])
         self.rows = 64 * groups
         self.pieces = pieces(*self.shape, groups, self.width)
-        #: Row and column of the tile at which what a slot is for begins, by slot.
+        #: Row and column of the accumulators at which what a slot is for begins, by slot.
         self.slots = [(0, 0)]
         extents = self.shape
         if any(isinstance(kind, Matrix) for kind in declared.values()):
             self.slots = [(block * self.rows, first) for block, first in self.pieces]
             extents = self.rows, self.width
-        self.stages = {name: kind.stage(name, ring, *extents, batch) for name, kind in declared.items()}
+        of = dict(zip(self.dims, extents, strict=True))
+        self.stages = {name: kind.stage(name, ring, of["m"], of["n"], batch) for name, kind in declared.items()}
         self.loose = {name for name, kind in declared.items() if kind.loose(batch)}
 
     def whole(self, bound: Bound) -> dict[str, np.ndarray]:
@@ -228,9 +231,10 @@ class Operands:
 
     def load(self, k: Any, tile: Tile) -> None:
         """The producer's part: loads what each of the output tile's slots holds of every operand."""
-        first_row, first_column = (tile.start(dim, extent) for dim, extent in zip("mn", self.shape, strict=True))
-        for row, column in self.slots:
-            at = {"m": first_row + row, "n": first_column + column, "l": tile.get("l")}
+        starts = [tile.start(dim, extent) for dim, extent in zip(self.dims, self.shape, strict=True)]
+        for slot_starts in self.slots:
+            at = {dim: start + own for dim, start, own in zip(self.dims, starts, slot_starts, strict=True)}
+            at["l"] = tile.get("l")
             with getattr(k, k.name_of(self.ring)).produce() as slot:
                 for name, stage in self.stages.items():
                     start = [at.get(dim, 0) for dim in stage.dims]
@@ -244,6 +248,10 @@ class Operands:
             return 0
         start = tile.start("m", self.shape[0]) if self.stages[name].along else tile.l
         return start % (ALIGNMENT // k.plan.load(name).buffer.dtype.bytes)
+
+    def _varying(self, stage: OperandStage) -> tuple[str, ...]:
+        """What its values vary with, "rows" and "columns" of the accumulators, in the order in which they lie in a slot."""
+        return tuple("rows" if dim == self.dims[0] else "columns" for dim in stage.along)
 
     def reader(self, k: Any, tile: Tile) -> Callable[[], dict[str, Fragment]]:
         """A function that reads the next piece's operands of this output tile, to be given to the store:
@@ -259,10 +267,13 @@ class Operands:
             for i in range(0, len(self.pieces), each):
                 slot = ring.wait()
                 for n, (block, first) in enumerate(self.pieces[i : i + each], 1):
-                    at: dict[tuple[str, ...], int] = {("m",): block * self.rows, ("n",): first} if each > 1 else {}
+                    at = dict(zip(self.dims, (block * self.rows, first), strict=True)) if each > 1 else {}
                     values = {
                         name: getattr(slot, name).read_columns(
-                            matmul, stage.along, self.width, before[name] + at.get(stage.along, 0)
+                            matmul,
+                            self._varying(stage),
+                            self.width,
+                            before[name] + sum(at.get(dim, 0) for dim in stage.along),
                         )
                         for name, stage in self.stages.items()
                     }

@@ -9,19 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import cutlass
 import cutlass.cute as cute
-import cutlass.utils.hopper_helpers as hopper
 from cutlass import Boolean, Float32, Int32
-from cutlass.cute.nvgpu import warp
-from cutlass.tensor_utils import LayoutEnum
 
-from tmapipe.dtypes import bf16
 from tmapipe.errors import ScopeError
 from tmapipe.gpu.far import Far
 from tmapipe.gpu.functions import FUNCTIONS, KINDS, choose
 from tmapipe.gpu.layouts import cute_type
-from tmapipe.gpu.matmuls import operand, tiled_mma
+from tmapipe.gpu.matmuls import operand
 from tmapipe.gpu.modulo import as_in_cute
-from tmapipe.gpu.pairs import write_pairs
+from tmapipe.gpu.pieces import write_piece
 from tmapipe.gpu.sums import Sums
 from tmapipe.gpu.transposed import read_blocks
 from tmapipe.isa.fragment import Fragment
@@ -83,39 +79,7 @@ class GpuFragments(Far, Sums):
         return Fragment(self, None, "tile", values.kind, values.data[base : base + columns // 2])
 
     def write_columns(self, matmul: Distributed, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
-        isa = self.isa
-        if transposed and slot.buffer.dtype.bytes == 4:
-            return self._write_transposed(values, slot)
-        dtype = cute_type(slot.buffer.dtype)
-        columns = slot.buffer.tile[-2 if transposed else -1]
-        if not slot.buffer.swizzle and not transposed:
-            return write_pairs(self, values, slot)
-        one_group = tiled_mma(bf16, bf16, (1, 1, 1), columns)  # accumulators have the same layout for all types
-        major = LayoutEnum.COL_MAJOR if transposed else LayoutEnum.ROW_MAJOR
-        to_shared = hopper.sm90_get_smem_store_op(major, elem_ty_d=dtype, elem_ty_acc=cutlass.Float32)
-        fragment_atom = cute.make_copy_atom(
-            warp.StMatrix8x8x16bOp(transposed, 4 if columns % 16 == 0 else 2), cutlass.Float16
-        )
-        tiled = cute.make_tiled_copy_S(to_shared, cute.make_tiled_copy_C_atom(fragment_atom, one_group))
-        # A thread holds 2 x 2 values of every 64 x 8 block of the accumulator, blocks along n first, then along m.
-        converted = cute.make_rmem_tensor(((2, 2, columns // 8), 1, 1), dtype)
-        converted.store(self.vector(values, converted.shape).to(dtype))
-        thread = tiled.get_slice(isa.thread % 128)
-        slots = isa.buffers[slot.buffer.name]
-        if transposed:
-            slots = cute.make_tensor(slots.iterator, cute.select(slots.layout, [1, 0, 2]))
-        target = thread.partition_D(slots)[(None, None, None, slot.stage)]
-        source = cute.make_tensor(converted.iterator, cute.make_layout(target.shape))
-        cute.copy(tiled, source, target)
-
-    def _write_transposed(self, values: Fragment, slot: SlotRef) -> None:
-        """Writes a piece number by number. In a swizzled slot, lanes that have different columns write to different banks."""
-        isa, target = self.isa, self.isa.buffers[slot.buffer.name]
-        row, pair = isa.warp % 4 * 16 + isa.lane // 4, isa.lane % 4 * 2
-        data = self.vector(values, (2, 2, slot.buffer.tile[-2] // 8)).to(cute_type(slot.buffer.dtype))
-        for i, value in enumerate(_scalars(data)):
-            eight, half, j = i // 4, i // 2 % 2, i % 2
-            target[(8 * eight + pair + j, row + 8 * half, slot.stage)] = value
+        write_piece(self, values, slot, transposed)
 
     def read_columns(
         self, matmul: Distributed, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
@@ -128,7 +92,13 @@ class GpuFragments(Far, Sums):
         group = matmul.group(isa.warp) if matmul.warpgroups > 1 else 0
         row = group * 64 + isa.warp % 4 * 16 + isa.lane // 4
         pair = isa.lane % 4
-        if along == ("m", "n"):
+        if along == ("columns", "rows"):
+            layout = AccumulatorLayout(
+                64 * matmul.warpgroups, columns, matmul.warpgroups, matmul.first_warp, matmul.teams
+            )
+            read = self.read_transposed(slot, layout)
+            return Fragment(self, None, "tile", "fp32", self.convert(read.data, read.kind, "fp32"))
+        if along == ("rows", "columns"):
             inside = tensor[(None, None, slot.stage)]
             for half, eight in itertools.product(range(2), range(columns // 8)):
                 two = cute.local_tile(inside, (1, 2), (row + 8 * half, pair + 4 * eight))
@@ -136,12 +106,12 @@ class GpuFragments(Far, Sums):
         else:
             inside = tensor[(None, slot.stage)]
             few = cute.make_rmem_tensor((2, columns // 8), dtype)  # one per column, or one per row
-            for eight in range(columns // 8 if along == ("n",) else 0):
+            for eight in range(columns // 8 if along == ("columns",) else 0):
                 cute.autovec_copy(cute.local_tile(inside, (2,), (first // 2 + pair + 4 * eight,)), few[(None, eight)])
-            for half in range(0 if along == ("n",) else 2):
+            for half in range(0 if along == ("columns",) else 2):
                 few[half] = inside[first + (row + 8 * half if along else 0)]
             for i, half, eight in itertools.product(range(2), range(2), range(columns // 8)):
-                values[((i, half, eight), 0, 0)] = few[i, eight] if along == ("n",) else few[half]
+                values[((i, half, eight), 0, 0)] = few[i, eight] if along == ("columns",) else few[half]
         return Fragment(self, None, "tile", "fp32", _scalars(values.load().to(Float32)))
 
     def apply(self, function: Callable[..., Any], fragments: Sequence[Fragment], named: dict[str, Fragment]) -> Any:

@@ -139,9 +139,10 @@ class Fragments(Carried):
         """``ld.shared``: values of a slot in fp32, as a piece. Generic proxy.
 
         Args:
-            along: The dimensions that the values vary with. ("m", "n"): the slot's extents are (64 * matmul.warpgroups,
-                columns), and warpgroup g has the rows from 64 * g on. ("m",): one value per row, from element *first* + 64 * g
-                on. ("n",): one per column, from element *first* on. (): element *first* for all.
+            along: What the values vary with. ("rows", "columns"): the slot's extents are (64 * matmul.warpgroups,
+                columns), and warpgroup g has the rows from 64 * g on. ("columns", "rows"): they are (columns, 64 *
+                matmul.warpgroups), of which it has the transpose. ("rows",): one value per row, from element *first* + 64 * g
+                on. ("columns",): one per column, from element *first* on. (): element *first* for all.
         """
         raise NotImplementedError
 

@@ -73,11 +73,14 @@ class WatchedFragments(MachineFragments):
         return super().read(slot, layout, along)
 
     def read_transposed(self, slot: SlotRef, layout: AccumulatorLayout) -> Fragment:
+        self._note_transposed(slot, layout)
+        return super().read_transposed(slot, layout)
+
+    def _note_transposed(self, slot: SlotRef, layout: AccumulatorLayout) -> None:
         size = slot.buffer.dtype.bytes
         lanes = _lanes(layout, self.isa.warp)
         each = [([slot.buffer.place(c, r * size) for r, c in value], size) for value in lanes]
         self._note(slot, "read transposed", each)
-        return super().read_transposed(slot, layout)
 
     def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any]) -> Fragment:
         first = tuple(x if isinstance(x, int) else 0 for x in at)
@@ -95,9 +98,11 @@ class WatchedFragments(MachineFragments):
     def read_columns(
         self, matmul: Distributed, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
     ) -> Fragment:
-        if along == ("m", "n"):
-            layout = AccumulatorLayout(64 * matmul.warpgroups, columns, matmul.warpgroups, matmul.first_warp)
+        layout = AccumulatorLayout(64 * matmul.warpgroups, columns, matmul.warpgroups, matmul.first_warp)
+        if along == ("rows", "columns"):
             self._note(slot, "read by an epilogue", _elements(slot.buffer, layout, "tile", self.isa.warp))
+        elif along == ("columns", "rows"):
+            self._note_transposed(slot, layout)
         return super().read_columns(matmul, slot, along, columns, first)
 
     def write_columns(self, matmul: Distributed, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:

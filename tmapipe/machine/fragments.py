@@ -127,14 +127,17 @@ class MachineFragments(Reductions, SentFragments):
     ) -> Fragment:
         number, warps = self.isa.slot(slot.buffer, slot.stage), 4 * matmul.warpgroups
         mine = matmul.group(self.isa.warp) * 4 + self.isa.warp % 4
-        whole = along != ("m", "n")
-        self.isa.emit(ops.SlotRead(number, 0, 1, "rows") if whole else ops.SlotRead(number, mine, warps, "rows"))
+        by_rows = along == ("rows", "columns")
+        self.isa.emit(ops.SlotRead(number, mine, warps, "rows") if by_rows else ops.SlotRead(number, 0, 1, "rows"))
         if self.memory is None:
             return Fragment(self, None, "tile", "fp32", None)
         values = self.memory.results[self.isa.agent].astype(np.float32)
-        if along == ("m",):
-            values = values[first + 16 * mine : first + 16 * mine + 16, None]
-        elif whole:
+        rows = slice(first + 16 * mine, first + 16 * mine + 16)
+        if along == ("columns", "rows"):
+            values = values[:, rows].T
+        elif along == ("rows",):
+            values = values[rows, None]
+        elif not by_rows:
             values = values[None, first : first + (columns if along else 1)]
         return Fragment(self, None, "tile", "fp32", values)
 

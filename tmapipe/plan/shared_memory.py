@@ -223,7 +223,7 @@ class Layout:
                     f"{name}.swizzle", part.swizzle, f"must divide a row of the tile ({row} bytes)", "leave it out"
                 )
             return part.swizzle
-        if not readers and not part.spread:
+        if not readers and (not part.spread or row % 32):
             return 0
         return widest_swizzle(f"{name}.tile", row)
 

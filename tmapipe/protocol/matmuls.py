@@ -249,7 +249,7 @@ class BoundRegisterTile(Carried):
 
     def read(self, part: PartInSlot) -> Fragment:
         """The tile of an open slot, of as many elements, in fp32."""
-        return part.read_columns(self.plan, ("m", "n"), self.plan.shape[1])
+        return part.read_columns(self.plan, ("rows", "columns"), self.plan.shape[1])
 
     def of(self, values: Fragment) -> TileValues:
         """What a store takes. values: distributed as `read` does it."""

@@ -1,9 +1,9 @@
 """Ready-made schedules: run them, give them other tiles and stages, or subclass them."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tmapipe.epilogue import Epilogue
+from tmapipe.epilogue import Epilogue, Matrix
 from tmapipe.math import relu
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.addparts import AddParts
@@ -57,6 +57,13 @@ class Registered(NamedTuple):
 ONE = Epilogue(stages=1)
 
 
+def _added(acc: Any, c: Any) -> Any:
+    return acc + c
+
+
+RESIDUAL = Epilogue(_added, operands={"c": Matrix()}, stages=1)
+
+
 def _queued_copy(copy: Copy, order: PersistentTiles) -> Copy:
     """*copy* in a queued order, on clusters of two."""
     copy.tiles, copy.cluster = order, {"m": 2}
@@ -102,6 +109,12 @@ REGISTRY: tuple[Registered, ...] = (
         lambda: Gemm((144, 192, 64), (1, 2), mainloop=Cooperative(along="n")),
         lambda: Gemm((64, 64, 16), (1, 2), 2, mainloop=Cooperative(along="n"), epilogue=ONE),
         ((1, 1, {}), (2, 3, {})),
+    ),
+    Registered(
+        "Gemm, along n, with a matrix",
+        lambda: Gemm((144, 128, 64), (1, 2), mainloop=Cooperative(along="n"), epilogue=RESIDUAL),
+        lambda: Gemm((64, 64, 16), (1, 1), 2, mainloop=Cooperative(along="n"), epilogue=RESIDUAL),
+        ((1, 1, {}), (2, 2, {})),
     ),
     Registered(
         "GatedGemm", GatedGemm, lambda: GatedGemm((64, 64, 16), (1, 1), 2, epilogue=ONE), ((1, 1, {}), (2, 2, {}))

@@ -102,7 +102,7 @@ class Gemm(Fused):
         if tiles.in_parts:
             self.parts_of_k = PartsOfK(self.tiles, self.epilogue, len(self.products))
             stored, first = self.parts_of_k.stored, self.parts_of_k
-        mainloop.check(tiles, bool(stored.operands or (mainloop.along == "n" and stored.outputs)))
+        mainloop.check(tiles, stored)
         whole = self.declare_epilogue(stored, self.sources, self.tiles.output_dims, first)
         for name, turnstile in mainloop.turnstiles(self.math, whole).items():
             setattr(self, name, turnstile)

@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 
+from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.errors import InputError
 from tmapipe.fields import must
 from tmapipe.role import Role
@@ -34,7 +35,7 @@ class Cooperative:
     Args:
         promote: Sums of fp8 operands leave the tensor core after each slot (see `Wgmma`).
         along: "m", or "n": warpgroups share the tile's columns instead, so that its rows are any multiple of 8 up to 256. The
-            output is of 16 or 32 bits, and the epilogue a function of the sums alone.
+            output is of 16 or 32 bits, and the only one.
     """
 
     promote: bool = attrs.field(default=False, validator=_BOOL)
@@ -58,9 +59,9 @@ class Cooperative:
         """The scope of an epilogue."""
         return nullcontext()
 
-    def check(self, tiles: Any, operands: bool) -> None:
+    def check(self, tiles: Any, epilogue: Epilogue) -> None:
         """Raises `InputError` for an order or an epilogue that it does not go with."""
-        _check_along(self, tiles, operands)
+        _check_along(self, tiles, epilogue)
 
 
 @attrs.frozen
@@ -99,24 +100,22 @@ class PingPong:
         """The scope of an epilogue."""
         return k.epilogue_order.turn() if self.in_turn else nullcontext()
 
-    def check(self, tiles: Any, operands: bool) -> None:
+    def check(self, tiles: Any, epilogue: Epilogue) -> None:
         """Raises `InputError` for an order or an epilogue that it does not go with."""
-        _check_along(self, tiles, operands)
-        if operands and not self.in_turn:
+        _check_along(self, tiles, epilogue)
+        if epilogue.operands and not self.in_turn:
             raise InputError("PingPong(in_turn)", False, "is needed with operands of the epilogue", "leave it out")
         if not tiles.for_teams:
             rule = f"does not go with {type(tiles).__name__}, whose tiles differ in their steps or have none"
             raise InputError("mainloop", self, rule, "use Cooperative()")
 
 
-def _check_along(mainloop: Cooperative | PingPong, tiles: Any, operands: bool) -> None:
+def _check_along(mainloop: Cooperative | PingPong, tiles: Any, epilogue: Epilogue) -> None:
     """Raises `InputError` for what transposed accumulators do not go with."""
     if mainloop.along == "m":
         return
     if tiles.bounded or getattr(tiles, "reduce", None):
         rule = f"does not go with {type(tiles).__name__}, whose tiles have bounds along m or are added to others"
         raise InputError("mainloop", mainloop, rule, 'use along="m"')
-    if operands:
-        raise InputError(
-            "mainloop", mainloop, "takes an epilogue without operands and further outputs", 'use along="m"'
-        )
+    if epilogue.outputs:
+        raise InputError("mainloop", mainloop, "takes an epilogue without further outputs", 'use along="m"')
