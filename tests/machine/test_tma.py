@@ -7,6 +7,7 @@ import pytest
 
 from tests.machine.parts import TILE, Parts, init, ramp, run, warps
 from tests.machine.slots import read_slot, write_slot
+from tests.oracle.states import steps
 from tmapipe.dtypes import bf16, fp16, fp32, int8
 from tmapipe.errors import DeadlockError, HazardError
 from tmapipe.isa import ops as o
@@ -253,10 +254,10 @@ def test_a_store_from_a_slot_that_is_being_loaded():
     for op in (o.TmaStore("y", 0), o.TmaLoad("x", 0, 0, 512), o.SlotRead(0), o.SlotWrite(0)):
         with pytest.raises(HazardError, match=r"x\[0\] of CTA 0 while TMA load 0 of one.*slot-being-loaded"):
             s.copy().apply(0, op)
-    assert [step for _, step in s.steps()] == [o.LoadComplete()]
+    assert [step for _, step in steps(s)] == [o.LoadComplete()]
     s.apply(flight, o.LoadComplete())
     s.apply(0, o.SlotRead(0))
-    assert s.in_flight == 0
+    assert not s.loads and list(steps(s)) == []
 
 
 def test_a_load_nobody_waits_for_is_in_flight_at_exit():

@@ -7,6 +7,7 @@ import pytest
 
 from tests.machine.parts import Parts, init, run, warps
 from tests.machine.slots import write_slot
+from tests.oracle.states import steps
 from tmapipe.dtypes import bf16, fp16, fp32
 from tmapipe.errors import HazardError
 from tmapipe.isa import ops as o
@@ -157,9 +158,9 @@ def issue(s: State, a: int = 0, warps_=FOUR):
 def test_a_wgmma_ends_once_all_four_warps_have_issued_it():
     _, s = machine_state()
     issue(s, warps_=range(3))
-    assert list(s.steps()) == []
+    assert list(steps(s)) == []
     ((flight, last),) = issue(s, warps_=[3])
-    assert last and list(s.steps()) == [(flight, o.WgmmaDone())]
+    assert last and list(steps(s)) == [(flight, o.WgmmaDone())]
 
 
 def test_wait_group_counts_groups_not_matmuls():
@@ -171,7 +172,7 @@ def test_wait_group_counts_groups_not_matmuls():
             s.apply(4 + w, o.WgmmaCommit())
     assert s.enabled(4, o.WgmmaWait(2)) and not s.enabled(4, o.WgmmaWait(1))
     for done in range(4):
-        ((flight, step),) = s.steps()
+        ((flight, step),) = steps(s)
         assert flight.serial == done  # in order
         s.apply(flight, step)
         assert s.enabled(4, o.WgmmaWait(1)) == (done >= 1) and s.enabled(4, o.WgmmaWait(0)) == (done == 3)

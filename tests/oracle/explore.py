@@ -30,6 +30,7 @@ from tests.oracle.explore_copies import Places, async_bits
 from tests.oracle.explore_meanings import Meanings
 from tests.oracle.explore_programs import WarpProgram, inits
 from tests.oracle.explore_reduce import commutes, landing_commutes
+from tests.oracle.states import snapshot
 from tmapipe.check.findings import Kind
 from tmapipe.errors import HazardError
 from tmapipe.isa import ops
@@ -153,7 +154,7 @@ class _Explorer:
                     break
                 chosen = enabled[0] if len(enabled) == 1 else self._alone(state, at, enabled)
                 if chosen is None:
-                    key = (state.snapshot(), at.key())
+                    key = (snapshot(state), at.key())
                     if key not in seen:
                         seen.add(key)
                         self.states += 1

@@ -1,13 +1,13 @@
 """State of one cluster, and its transitions: `enabled(agent, op)`, `apply(agent, op)`, and the steps engines can take.
 
-No data and no greenlets: a scheduler drives it, an explorer of all interleavings copies and hashes it, a checker watches
-it. Everything that changes lies in flat lists (mbarriers of all CTAs one after another, and so on), so a copy is cheap.
-Each kind of operation has its own file, which registers its functions here: `applies` and `waits`.
+No data and no greenlets: a scheduler drives it, a checker watches it and copies it. Everything that changes lies in flat
+lists (mbarriers of all CTAs one after another, and so on), so a copy is cheap. Each kind of operation has its own file, which
+registers its functions here: `applies` and `waits`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from tmapipe.isa.ops import Agent, Flight, LoadComplete, LoadWrite, Op, Step, StoreRead, StoreWrite, WgmmaDone
@@ -115,23 +115,6 @@ class State:
         ready = queue and flight.serial == self.done[flight.issuer] and queue[0][3] == 0b1111
         return WGMMA_DONE if ready else None
 
-    def steps(self) -> Iterator[tuple[Flight, Step]]:
-        """Every step that an engine can take now, in a fixed order."""
-        for flight in (*self.loads, *self.stores):
-            step = self.step_of(flight)
-            if step is not None:
-                yield flight, step
-        for group, queue in enumerate(self.queues):
-            if queue and queue[0][3] == 0b1111:
-                yield Flight("wgmma", group, self.done[group], group // self.layout.warpgroups), WGMMA_DONE
-
-    @property
-    def in_flight(self) -> int:
-        """Loads, stores and wgmmas that have not ended."""
-        return len(self.loads) + len(self.stores) + sum(map(len, self.queues))
-
-    # ---- copies ---------------------------------------------------------------------------------------------------
-
     def copy(self) -> State:
         """An independent copy, with empty `woken` and `started`."""
         other = State.__new__(State)
@@ -141,18 +124,6 @@ class State:
         for name in _DICTS:
             setattr(other, name, getattr(self, name).copy())
         return other
-
-    def snapshot(self) -> tuple:
-        """A hashable value, equal for equal states."""
-        lists = tuple([tuple(getattr(self, name)) for name in _LISTS])
-        return lists + tuple([frozenset(getattr(self, name).items()) for name in _DICTS])
-
-    def abstract(self) -> tuple:
-        """A hashable value in which numbers that only count laps are replaced by what the future depends on: phases by their
-        parity, serials by the order of what is in flight. Equal before and after a lap that leaves the same state."""
-        from tmapipe.machine.abstract import abstract
-
-        return abstract(self)
 
 
 def applies(kind: type) -> Callable[[Callable], Callable]:

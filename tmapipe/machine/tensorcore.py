@@ -28,11 +28,6 @@ ALL_FOUR = 0b1111
 REGISTERS = -1  # in the place of a slot: the operand comes from registers
 
 
-def _group(state: State, agent: int) -> int:
-    cta, warp = divmod(agent, state.layout.warps)
-    return cta * state.layout.warpgroups + warp // 4
-
-
 @applies(Wgmma)
 def _wgmma(state: State, agent: int, op: Wgmma) -> tuple[Flight, bool]:
     return _issue(state, agent, op, (op.a, op.b))
@@ -60,7 +55,7 @@ def _issue(state: State, agent: int, op: Wgmma | WgmmaFromRegisters, operands: t
                 raise conflict(state, agent, op, cta, operand, f"multiplies ({op.matmul})", writes=False)
     a, b = (operand if operand == REGISTERS else base + operand for operand in operands)
     wanted = op.matmul, a, b
-    group = cta * layout.warpgroups + warp // 4
+    group = layout.group_of(agent)
     queue, position = state.queues[group], state.issued[agent] - state.done[group]
     bit = 1 << warp % 4
     if position == len(queue):
@@ -117,10 +112,10 @@ def _says(state: State, agent: int, op: WgmmaWait) -> str:
     return f"wgmma groups (all but {op.pending}), which other warps of its warpgroup have not issued"
 
 
-@waits(WgmmaWait, key=lambda state, agent, op: state.layout.key_wgmma + _group(state, agent), says=_says)
+@waits(WgmmaWait, key=lambda state, agent, op: state.layout.key_wgmma + state.layout.group_of(agent), says=_says)
 def _can_wait(state: State, agent: int, op: WgmmaWait) -> bool:
     bounds = state.bounds[agent]
-    return len(bounds) <= op.pending or state.done[_group(state, agent)] >= bounds[-op.pending - 1]
+    return len(bounds) <= op.pending or state.done[state.layout.group_of(agent)] >= bounds[-op.pending - 1]
 
 
 @applies(WgmmaWait)
