@@ -15,12 +15,12 @@ import attrs
 from tmapipe.check.failures import blamed
 from tmapipe.check.findings import Finding, Kind
 from tmapipe.check.linear import LinearCheck
-from tmapipe.check.log import Step
-from tmapipe.check.trip_counts import arrivals_of, waits_of
+from tmapipe.check.log import Step, events_of
+from tmapipe.check.trip_counts import RingUse
 from tmapipe.isa.effects import Arrive, ArriveAt, SetRegisters, Start, Wait, WaitAt, declared
 from tmapipe.isa.operands import Kind as OperandKind
 from tmapipe.isa.ops import MbarWait, TmaGather, TmaLoad
-from tmapipe.machine.describe import bar_name, describe, event, lines, who
+from tmapipe.machine.describe import bar_name, describe, lines, who
 from tmapipe.machine.layout import Layout
 from tmapipe.plan.rings import Ring
 
@@ -40,7 +40,7 @@ class Blocked:
     agent: int
     op: Any
     role: str
-    bar: int | None
+    bar: Any
     id: int | None
     ring: Ring | None
     name: str
@@ -60,12 +60,13 @@ class Deadlock:
         op, layout = self.blocked[agent], self.layout
         of = declared(type(op))
         wait, at = of.effect(Wait), of.effect(WaitAt)
-        own = None if wait is None else getattr(op, wait.bar)
-        bar = None if own is None else agent // layout.warps * layout.nbars + own
+        bar = None if wait is None else layout.flat_bar(agent, getattr(op, wait.bar))
         id = None if at is None else getattr(op, at.barrier) if at.barrier else -1
-        ring = next((r for r in layout.plan.rings if own is not None and layout.bars[own][0] in r.barriers), None)
-        name = layout.named_barrier_name(id) if id is not None and id >= 0 else ""
-        return Blocked(agent, op, layout.role(agent), bar, id, ring, name if bar is None else bar_name(layout, bar))
+        ring = next((r for r in layout.plan.rings if bar is not None and layout.barrier(bar) in r.barriers), None)
+        name = bar_name(layout, bar) if bar is not None else ""
+        if id is not None and id >= 0:
+            name = layout.named_barrier_name(id)
+        return Blocked(agent, op, layout.role(agent), bar, id, ring, name)
 
     def roots(self) -> list[Blocked]:
         """One of each role and line of those whose wait no other's explains."""
@@ -82,8 +83,7 @@ class Deadlock:
         if wait.bar is not None or wait.id is None:
             return set() if wait.bar is None else set(self.signalling[wait.bar])
         layout, id = self.layout, wait.id
-        first = wait.agent - wait.agent % layout.warps
-        warps = range(layout.agents) if id < 0 else range(first, first + layout.warps)
+        warps = range(layout.agents) if id < 0 else layout.cta_warps(layout.cta_of(wait.agent))
         roles = next((names for names, made in layout.syncs.made.items() if made.id == id), ())
         taking_part = {a for a in warps if id <= 0 or a in self.meeting[id] or layout.role(a) in roles}
         return taking_part - {other.agent for other in self.waits if other.id == id}
@@ -95,7 +95,8 @@ class Deadlock:
             found = [fix for fix in map(explain, roots) if fix]
             if found:
                 return found
-        return self._circle(roots) or [fix for fix in map(self._arrivals, roots) if fix] or ["let no warp wait here"]
+        at_bars = [wait for wait in roots if wait.bar is not None]
+        return self._circle(roots) or list(map(self._arrivals, at_bars)) or ["let no warp wait here"]
 
     def _known(self, wait: Blocked) -> str | None:
         """What is wrong with how the roles enter and leave the slots of its ring."""
@@ -107,7 +108,7 @@ class Deadlock:
         tx = 0 if wait.bar is None else self.state.tx[wait.bar]
         if not tx:
             return None
-        counted = self.check.phases.now[wait.bar].steps  # type: ignore[index]
+        counted = self.check.phases.now[wait.bar].steps
         self.blame += blamed(tx, counted)
         phase = f"phase {self.state.phase[wait.bar]} of {wait.name}"
         if tx < 0:
@@ -121,25 +122,25 @@ class Deadlock:
 
     def _turn(self, wait: Blocked) -> str | None:
         """A turnstile that not all pass equally often, or whose first turn waits."""
-        if wait.bar is None or wait.ring or not wait.name.split("[")[0].endswith(".turn"):
+        layout = self.layout
+        if wait.bar is None or wait.ring or not layout.barrier(wait.bar).name.endswith(".turn"):
             return None
-        layout, role = self.layout, self.layout.plan.role(wait.role)
-        barrier, _ = layout.bars[wait.bar % layout.nbars]
-        base, order = layout.bar_base[barrier.name], barrier.name.removesuffix(".turn")
+        barrier = layout.barrier(wait.bar)
+        role = layout.plan.role(wait.role)
         what = "team" if role.teams > 1 else "warpgroup"
-        first, each = wait.agent // layout.warps * layout.warps + role.first_warp, role.warps // barrier.stages
-        waits = [
-            (i, op) for i in range(barrier.stages) for op in self.programs[first + i * each] if type(op) is MbarWait
-        ]
-        turns = [[op for i, op in waits if i == stage and op.bar == base + i] for stage in range(barrier.stages)]
-        for i, ops in enumerate(turns):
-            if ops and ops[0].parity != (i == 0):
-                self.blame.append(Step(0, wait.agent, ops[0]))
+        first = layout.cta_warps(layout.cta_of(wait.agent))[role.first_warp]
+        turns: list[list[Any]] = []  # by team or warpgroup: its waits
+        for i in range(barrier.stages):
+            program, own = self.programs[first + i * role.warps // barrier.stages], layout.bar_base[barrier.name] + i
+            turns.append([op for op in program if type(op) is MbarWait and op.bar == own])
+            if turns[i] and turns[i][0].parity != (i == 0):
+                self.blame.append(Step(0, wait.agent, turns[i][0]))
                 return f"{what} 0 goes first and waits for nobody: its waits begin with parity 1, the others' with parity 0"
         often = ", ".join(f"{what} {i} {len(ops)} times" for i, ops in enumerate(turns))
         ordered = sorted(turns, key=len)
         known = {op.where for op in ordered[0]}
         self.blame += [Step(0, wait.agent, op) for op in ordered[-1] if op.where not in known][:1]
+        order = barrier.name.removesuffix(".turn")
         return f"let every {what} of {wait.role} take a turn of {order} equally often: here {often}"
 
     def _meet(self, wait: Blocked) -> str | None:
@@ -162,8 +163,8 @@ class Deadlock:
     def _registers(self, wait: Blocked) -> str | None:
         if declared(type(wait.op)).effect(SetRegisters) is None:
             return None
-        cta, state = wait.agent // self.layout.warps, self.state
-        for first in range(cta * self.layout.warps, (cta + 1) * self.layout.warps - 3, 4):
+        cta, state = self.layout.cta_of(wait.agent), self.state
+        for first in self.layout.cta_warps(cta)[:-3:4]:
             four = state.registers[first : first + 4]
             if len(set(four)) > 1 and wait.agent not in range(first, first + 4):
                 late = who(self.layout, first + four.index(max(four)))
@@ -177,8 +178,8 @@ class Deadlock:
         phase = ring.phase_of(wait.role) if ring else None
         if not ring or not phase or ring.held:
             return None
-        program = self.programs[wait.agent][: self.check.clocks.time[wait.agent]]
-        held = len(waits_of(self.layout, ring, phase, program)) - len(arrivals_of(self.layout, ring, phase, program))
+        use, upto = RingUse(self.layout, ring, self.programs), self.check.clocks.time[wait.agent]
+        held = len(use.waits(wait.agent, phase, upto)) - len(use.arrivals(wait.agent, phase, upto))
         if held < ring.stages:
             return None
         self.blame.append(Step(0, wait.agent, wait.op))
@@ -186,6 +187,22 @@ class Deadlock:
         return (
             f"{wait.role} holds {slots} and waits for one more: leave one before, or give {ring.name} stages={held + 1}"
         )
+
+    def _never(self, wait: Blocked) -> str | None:
+        """An mbarrier that its arrivals cannot complete, or that has gone on without this warp."""
+        if wait.bar is None:
+            return None
+        count, phase = self.state.count[wait.bar], self.state.phase[wait.bar]
+        given = sum(self.signalling[wait.bar].values())
+        if 0 < given < count:
+            said = f"{wait.name} counts {count} arrivals and gets {given} a phase"
+            return f"{said}: initialize it with {given}, or let more arrive"
+        own = [op.bar for op in self._done(wait.agent) if isinstance(op, MbarWait)]
+        seen = own.count(wait.bar % self.layout.nbars)
+        if phase <= seen:
+            return None
+        said = f"{wait.name} has completed {phase} phases, and {wait.role} has waited for {seen}"
+        return f"{said}: let {self._by(wait)} wait for {wait.role} to go on before each arrival"
 
     def _circle(self, roots: list[Blocked]) -> list[str]:
         """Roles that wait for each other."""
@@ -200,43 +217,28 @@ class Deadlock:
             return [f"{said}let both take the slots of {' and '.join(names)} in one order, or give these more stages"]
         return [f"{said}let one of them hand on what the other waits for before it waits itself"]
 
-    def _never(self, wait: Blocked) -> str | None:
-        """An mbarrier that its arrivals cannot complete, or that has gone on without this warp."""
-        if wait.bar is None:
-            return None
-        count, phase = self.state.count[wait.bar], self.state.phase[wait.bar]
-        given = sum(self.signalling[wait.bar].values())
-        if 0 < given < count:
-            said = f"{wait.name} counts {count} arrivals and gets {given} a phase"
-            return f"{said}: initialize it with {given}, or let more arrive"
-        done = self.programs[wait.agent][: self.check.clocks.time[wait.agent]]
-        seen = sum(isinstance(op, MbarWait) and op.bar == wait.bar % self.layout.nbars for op in done)
-        if phase <= seen:
-            return None
-        said = f"{wait.name} has completed {phase} phases, and {wait.role} has waited for {seen}"
-        return f"{said}: let {self._by(wait)} wait for {wait.role} to go on before each arrival"
-
-    def _arrivals(self, wait: Blocked) -> str | None:
+    def _arrivals(self, wait: Blocked) -> str:
         """What the mbarrier still needs to complete."""
-        if wait.bar is None:
-            return None
         count, pending = self.state.count[wait.bar], self.state.pending[wait.bar]
         phase = f"phase {self.state.phase[wait.bar]} of {wait.name} got {count - pending} of {count} arrivals"
         return f"{phase}: let {self._by(wait)} arrive at it as often as {wait.role} waits for it"
 
     def _by(self, wait: Blocked) -> str:
         """The roles that arrive at the mbarrier, or should; what they did there last is shown."""
-        bar: Any = wait.bar
         roles: dict[str, Step | None] = {}
-        for agent in sorted(self.signalling[bar]):
-            for op in self.programs[agent][: self.check.clocks.time[agent]]:
+        for agent in sorted(self.signalling[wait.bar]):
+            for op in self._done(agent):
                 arrive = declared(type(op)).effect(Arrive)
-                if arrive is not None and getattr(op, arrive.bar) == bar % self.layout.nbars:
+                if arrive is not None and getattr(op, arrive.bar) == wait.bar % self.layout.nbars:
                     what = f"{describe(self.layout, op)}: its last arrival there"
                     roles[self.layout.role(agent)] = Step(self.check.order, agent, op, what=what)
             roles.setdefault(self.layout.role(agent))
         self.blame += [step for step in roles.values() if step is not None]
-        return " and ".join(roles or self.layout.signallers(bar)) or "some role"
+        return " and ".join(roles or self.layout.signallers(wait.bar)) or "some role"
+
+    def _done(self, agent: int) -> Sequence[Any]:
+        """What the warp has executed."""
+        return self.programs[agent][: self.check.clocks.time[agent]]
 
 
 def deadlock_finding(error: Any, check: LinearCheck, programs: Programs, causes: Sequence[Finding]) -> Finding:
@@ -253,7 +255,7 @@ def deadlock_finding(error: Any, check: LinearCheck, programs: Programs, causes:
     steps += [step for step in found.blame if step.what]
     steps += [Step(check.order + 1, w.agent, w.op, what=f"{describe(layout, w.op)}, in vain") for w in roots]
     unique = sorted({(s.order, s.agent, type(s.op)): s for s in steps}.values(), key=lambda step: step.order)
-    shown = tuple(event(layout, s.order, s.agent, s.op, s.what, s.phase) for s in unique)
+    shown = events_of(layout, unique)
     agents = tuple(dict.fromkeys(who(layout, wait.agent) for wait in roots))
     where = lines((*(s.op.where for s in found.blame), *(w.op.where for w in roots), *(e.where for e in shown)))
     return Finding(kind, str(error), fix, agents, where, steps=shown)
@@ -273,7 +275,7 @@ def _signalling(layout: Layout, programs: Programs) -> tuple[dict[int, dict[int,
                 masks = of.named(OperandKind.MASK)
                 mask = getattr(op, masks[0]) if masks else None
                 for cta in range(layout.ctas):
-                    if mask >> cta & 1 if mask is not None else cta == agent // layout.warps:
+                    if (1 << layout.cta_of(agent) if mask is None else mask) >> cta & 1:
                         bars[cta * layout.nbars + getattr(op, by.bar)][agent] = lanes
             if at is not None and at.barrier:
                 ids[getattr(op, at.barrier)].add(agent)

@@ -7,10 +7,10 @@ from typing import Any
 
 from tmapipe.check.findings import Finding, Kind
 from tmapipe.check.linear import LinearCheck
-from tmapipe.check.log import Step
+from tmapipe.check.log import Step, events_of
 from tmapipe.isa.effects import Arm, SetRegisters, Start, declared
 from tmapipe.isa.ops import Flight
-from tmapipe.machine.describe import event, lines, who
+from tmapipe.machine.describe import lines, who
 
 __all__ = ["blamed", "hazard_findings"]
 
@@ -31,9 +31,9 @@ def hazard_findings(error: Any, check: LinearCheck, programs: Sequence[Sequence[
     if isinstance(agent, Flight):
         issues = [check.loads[agent][1]] if agent in check.loads else []
     elif rule == "exit-bytes-pending":
-        issues = _left_with_bytes(check, agent // layout.warps)
+        issues = _left_with_bytes(check, layout.cta_of(agent))
     elif rule == "setmaxnreg-warpgroup":
-        issues = _uneven_sets(programs[agent // layout.warps * layout.warps :][: layout.warps], agent)
+        issues = _uneven_sets(programs, layout.cta_warps(layout.cta_of(agent)))
     elif rule.startswith("exit-") and agent in check.last:
         issues = [check.last[agent]]
     if rule == "exit-unawaited-store" and check.slots.idle_waits:
@@ -41,7 +41,7 @@ def hazard_findings(error: Any, check: LinearCheck, programs: Sequence[Sequence[
         if wait.agent != agent:
             kind, issues = Kind.GROUP_OWNER, [wait]
             fix = f"let {who(layout, agent)}, which commits the group, wait for it"
-    shown = tuple(event(layout, s.order, s.agent, s.op, s.what) for s in [*issues, *steps])
+    shown = events_of(layout, [*issues, *steps])
     where = lines((*(e.where for e in shown), error.where))
     agents = (who(layout, agent),) if isinstance(agent, int) else ()
     return [Finding(kind, error.text, fix, agents, where, steps=shown)]
@@ -56,15 +56,15 @@ def blamed(tx: int, steps: list[Step]) -> list[Step]:
     return [step for step, nbytes in found if nbytes == abs(tx)][:1] or [step for step, _ in found][:1]
 
 
-def _uneven_sets(programs: Sequence[Sequence[Any]], agent: int) -> list[Step]:
-    """The last setmaxnreg of a warp whose warpgroup does not do as it does. programs: of its CTA."""
-    sets = [[op for op in program if declared(type(op)).effect(SetRegisters)] for program in programs]
-    counts = [[op.registers for op in each] for each in sets]
-    for first in range(0, len(sets), 4):
-        four = counts[first : first + 4]
+def _uneven_sets(programs: Sequence[Sequence[Any]], agents: range) -> list[Step]:
+    """The last setmaxnreg of a warp of a CTA whose warpgroup does not do as it does."""
+    sets = {a: [op for op in programs[a] if declared(type(op)).effect(SetRegisters)] for a in agents}
+    counts = {a: [op.registers for op in sets[a]] for a in agents}
+    for first in agents[::4]:
+        four = [counts[a] for a in agents if a in range(first, first + 4)]
         odd = min(range(len(four)), key=lambda i: (four.count(four[i]), -len(four[i])))
         if four.count(four[odd]) < len(four):
-            return [Step(0, agent - agent % len(sets) + first + odd, op) for op in sets[first + odd][-1:]]
+            return [Step(0, first + odd, op) for op in sets[first + odd][-1:]]
     return []
 
 
