@@ -13,7 +13,7 @@ from cutlass import Boolean, Float32, Int32
 
 from tmapipe.errors import ScopeError
 from tmapipe.gpu.far import Far
-from tmapipe.gpu.functions import FUNCTIONS, KINDS, choose
+from tmapipe.gpu.functions import FUNCTIONS, KINDS, choose, widened
 from tmapipe.gpu.layouts import cute_type
 from tmapipe.gpu.matmuls import operand
 from tmapipe.gpu.modulo import as_in_cute
@@ -148,7 +148,7 @@ class GpuFragments(Far, Sums):
         for vector, width in self._vectors(slot, layout, along):
             values = cute.make_rmem_tensor((width,), dtype)
             cute.autovec_copy(vector, values)
-            data += _scalars(values.load().to(KINDS[kind]))
+            data += widened(values, kind)
         return Fragment(self, layout, along, kind, data)
 
     def read_transposed(self, slot: SlotRef, layout: AccumulatorLayout) -> Fragment:
@@ -173,7 +173,7 @@ class GpuFragments(Far, Sums):
             if together:
                 values = cute.make_rmem_tensor((width,), dtype)
                 cute.autovec_copy(_vector_at(inside, slot.buffer, row, first, width), values)
-                data += _scalars(values.load().to(KINDS[kind]))
+                data += widened(values, kind)
             else:
                 data += [inside[(row, first + j)].to(KINDS[kind]) for j in range(width)]
         return Fragment(self, layout, "tile", kind, data)

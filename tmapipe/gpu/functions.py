@@ -9,11 +9,23 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T
 
-__all__ = ["FUNCTIONS", "KINDS", "choose", "of_numbers"]
+__all__ = ["FUNCTIONS", "KINDS", "choose", "of_numbers", "widened"]
 
 LOG2_E, LN_2 = 1.4426950408889634, 0.6931471805599453
 KINDS = {"fp32": Float32, "int32": Int32, "bool": Boolean}
+
+
+def widened(values: Any, kind: str) -> list[Any]:
+    """The numbers of a tensor in registers. Two of bf16 are the halves of a word: a shift or a mask makes fp32 of either."""
+    if kind == "fp32" and values.element_type is cutlass.BFloat16 and cute.size(values) % 2 == 0:
+        words = cute.recast_tensor(values, Int32)
+        halves = [half for i in range(cute.size(words)) for half in (words[i] << 16, words[i] & -(1 << 16))]
+        return [Float32(llvm.bitcast(T.f32(), half.ir_value())) for half in halves]
+    wide = values.load().to(KINDS[kind])
+    return [wide[i] for i in range(cute.size(values))]
 
 
 def of_numbers(name: str, *arguments: Any) -> Any:
