@@ -58,6 +58,26 @@ def test_a_warning_where_some_spill(recwarn):
     ]  # fmt: skip
 
 
+def promoted_twice(m, n, k):
+    made = S.GatedGemm((m, n, k), (1, 1), mainloop=tp.mainloop.Cooperative(promote=True))
+    return lambda: made.plan(dict.fromkeys(("a", "gate", "up"), "fp8_e4m3"))
+
+
+def test_two_promoted_products_in_long_k_tiles(recwarn):
+    """ptxas spilled 8 bytes of 128 x 112 x 256, 40 of 128 x 112 x 512, 48 of 128 x 120 x 256 and of 192 x 80 x 256."""
+    for tile, rule in (
+        ((128, 120, 256), "112 leave room"),
+        ((128, 112, 512), "96 leave room"),
+        ((192, 80, 256), "72 leave room"),
+    ):
+        refused(promoted_twice(*tile), argument="Wgmma(gate_mma) tile", rule=rule)
+    for tile in ((128, 128, 128), (128, 104, 256), (192, 72, 256), (128, 88, 512)):
+        promoted_twice(*tile)()
+    assert not recwarn
+    promoted_twice(128, 112, 256)()
+    assert "112 accumulator registers a thread beside" in str(recwarn[0].message)
+
+
 @pytest.mark.parametrize(
     "make",
     [

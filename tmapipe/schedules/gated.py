@@ -32,7 +32,8 @@ class GatedGemm(Gemm):
 
     Args:
         tile: (m, n, k) elements of a CTA. Both accumulators must fit in the warpgroups' registers: n is at most 192 of
-            m = 64, 184 of 128, 112 of 192 and 88 of 256, or if sums are promoted, 128, 128, 80 and 56.
+            m = 64, 184 of 128, 112 of 192 and 88 of 256, or if sums are promoted, 128, 128, 80 and 56 (in k-tiles of 256
+            bytes, 112, 112, 72 and 56).
         cluster: CTAs along (m, n).
         stages: Slots of a, gate and up; None: as many as fit.
         epilogue: A function of the two sums in fp32, element by element, or an `Epilogue`, as of `Gemm`.

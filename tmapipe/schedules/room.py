@@ -11,6 +11,7 @@ from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.epilogue.operands import Matrix
 from tmapipe.epilogue.outputs import Output
 from tmapipe.errors import InputError
+from tmapipe.integers import ceil_div
 from tmapipe.plan.model import Plan
 from tmapipe.protocol.values import check_rounded
 
@@ -39,6 +40,10 @@ def check_room(plan: Plan, epilogue: Epilogue) -> None:
     if len(plan.matmuls) > 1:  # the planner has checked these
         room, sure = 184 if first.transposed[0] else 192, 168
         sure = 0 if groups > 2 and all(first.transposed) else sure
+        spans = ceil_div(first.shape[2] * first.b.dtype.bytes, 128)
+        if first.promote and spans > 1:  # each adds wgmmas between two promotions
+            room, sure = (112, 104) if spans == 2 else (96, 88)
+            room, sure = (room, sure) if groups < 3 else (sure - 32, sure - 32)
     elif epilogue.plain:
         room, sure = 200, 192
         if first.shape[0] // (64 * first.warpgroups) > 2:  # blocks of 64 rows
