@@ -37,7 +37,7 @@ def test_an_output_that_is_refused_is_left_as_it_was(make):
         np.ones((64, 65), np.float16)[:, :64],
         np.ones((64, 64), np.int32),
     ):
-        refused(gemm, A, B, out=d, argument="d", rule="type|contiguous|multiple of 16|integers")
+        refused(gemm, A, B, out=d, argument="d", rule="type|contiguous|multiple of 16|integers|32 bits")
         assert (d == 1).all()
     parameter = torch.nn.Parameter(torch.ones(64, 64, dtype=torch.float16))
     refused(
@@ -65,6 +65,18 @@ def test_the_epilogue_is_that_of_the_whole_sum(make):
     assert found.dtype == np.float32 and np.allclose(found, np.maximum(RIGHT * 0.5 + 1, 0))
     empty = make(epilogue=lambda acc: acc + 3)(A[:, :0], B[:, :0])
     assert (empty == 3).all()
+
+
+@pytest.mark.parametrize("make", [ALL[0], ALL[2]])
+def test_gemms_with_equal_epilogues_share_what_adds_the_parts(make):
+    def function(acc, bias):
+        return acc + bias
+
+    def second(**options):
+        operands = {"bias": E.PerColumn()}
+        return make(epilogue=E.Epilogue(function, operands=operands, **options)).parts_of_k.finish
+
+    assert second() is second() is not second(dtype="fp32")
 
 
 @pytest.mark.parametrize("make", ALL[1:2])

@@ -13,6 +13,7 @@ from tmapipe.epilogue.outputs import EpilogueOutput, Output
 from tmapipe.epilogue.reductions import Reduction
 from tmapipe.errors import InputError
 from tmapipe.isa.fragment import applied
+from tmapipe.plan.frozenmap import NOTHING, frozen
 from tmapipe.stage import optional_hint
 
 __all__ = ["Epilogue"]
@@ -21,6 +22,11 @@ __all__ = ["Epilogue"]
 def _check_function(epilogue: Any, attribute: Any, value: Any) -> None:
     if value is not None and (not callable(value) or value is Epilogue):
         raise InputError("epilogue", value, "is a function of the sums, or an Epilogue", "e.g. lambda acc: acc * 0.5")
+
+
+def _frozen(items: Any) -> Any:
+    """What can be hashed, of a dictionary."""
+    return frozen(items) if isinstance(items, Mapping) else items
 
 
 def _check_names(epilogue: Any, attribute: Any, value: Any) -> None:
@@ -70,8 +76,12 @@ class Epilogue:
     """
 
     function: Callable[..., Any] | None = attrs.field(default=None, validator=_check_function)
-    operands: Mapping[str, EpilogueOperand] = attrs.field(factory=dict, validator=_check_names, kw_only=True)
-    outputs: Mapping[str, EpilogueOutput] = attrs.field(factory=dict, validator=_check_outputs, kw_only=True)
+    operands: Mapping[str, EpilogueOperand] = attrs.field(
+        default=NOTHING, converter=_frozen, validator=_check_names, kw_only=True
+    )
+    outputs: Mapping[str, EpilogueOutput] = attrs.field(
+        default=NOTHING, converter=_frozen, validator=_check_outputs, kw_only=True
+    )
     dtype: DType | str | None = attrs.field(default=None, kw_only=True)
     stages: int = attrs.field(default=2, kw_only=True)
     ahead: int = attrs.field(default=2, kw_only=True)

@@ -69,7 +69,7 @@ class PartsOfK:
         self.order, self.epilogue = order, epilogue
         self.stored = Epilogue(stages=epilogue.stages)  #: what each part ends with
         self.more = bool(epilogue.operands or epilogue.outputs)
-        self.finish = _second(epilogue, self.more)
+        self.finish = _second(epilogue)
         self.batched = isinstance(order, SplitKTiles) and not order.reduce and not self.more
         self._bound: set[Any] = set()  # signatures of calls that were found right
 
@@ -162,19 +162,16 @@ class PartsOfK:
         return made
 
 
-def _second(epilogue: Epilogue, more: bool) -> Any:
+def _second(epilogue: Epilogue) -> Any:
     """What adds the parts: one schedule for all that end with *epilogue*, so that it is proved and compiled once."""
-    kinds = tuple(epilogue.operands.items()), tuple(epilogue.outputs.items())
-    words = epilogue.function, *kinds, epilogue.dtype, epilogue.stages, epilogue.ahead, more
     try:
-        return _made(*words)
+        return _made(epilogue)
     except TypeError:  # a callable that cannot be hashed
-        return _made.__wrapped__(*words)
+        return _made.__wrapped__(epilogue)
 
 
 @functools.lru_cache(maxsize=8)
-def _made(function: Any, operands: Any, outputs: Any, dtype: Any, stages: int, ahead: int, more: bool) -> Any:
-    if not more:
-        return AddParts(dtype=dtype, epilogue=function, together=4)
-    options = {"dtype": dtype, "stages": stages, "ahead": ahead}
-    return FinishParts(Epilogue(function, operands=dict(operands), outputs=dict(outputs), **options))
+def _made(epilogue: Epilogue) -> Any:
+    if epilogue.operands or epilogue.outputs:
+        return FinishParts(epilogue)
+    return AddParts(dtype=epilogue.dtype, epilogue=epilogue.function, together=4)
