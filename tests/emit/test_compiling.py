@@ -1,6 +1,7 @@
 """Candidates compiled in processes of their own, and loaded here."""
 
 import gc
+import pathlib
 import subprocess
 import sys
 import threading
@@ -132,3 +133,32 @@ def test_a_body_without_source():
     result = subprocess.run([sys.executable], input=TYPED_IN, capture_output=True, text=True, timeout=100)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("body Rows.fill = '<stdin>': has source in a file"), result.stdout
+
+
+class Slip(tp.Schedule):
+    """In a loop and a branch that both are run-time control flow."""
+
+    load, store = tp.Role(warps=1), tp.Role(warps=1)
+    ring = tp.BarrierRing(2, producer=load, consumer=store)
+    x = tp.TmaLoadStage("s m n", tile=(8, 64), ring=ring)
+    y = tp.TmaStoreStage("m n", source=x)
+
+    @load.jit
+    def fill(self, k, tile):
+        for s in range(k.steps("x", "s")):
+            if s >= tile.m:
+                with k.ring.produce() as slot:
+                    slot.x.load(tile, q=s)  # <- here
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
+
+
+def test_an_error_while_compiling_names_the_line_of_the_body():
+    lines = pathlib.Path(__file__).read_text().splitlines()
+    here = next(number for number, line in enumerate(lines, 1) if line.endswith("# <- here"))
+    for call in (Slip().check, Slip().compile):
+        with pytest.raises(tp.InputError, match=rf"has dimensions s, m, n.*test_compiling\.py:{here}\.$"):
+            call()

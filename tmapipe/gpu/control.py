@@ -14,7 +14,9 @@ import cutlass.cute as cute
 from cutlass._mlir import ir
 from cutlass.base_dsl.ast_helpers import executor
 
-__all__ = ["block", "known_branches", "loop", "loop_while", "traced", "when"]
+from tmapipe.machine.locate import line_of_errors
+
+__all__ = ["block", "call", "known_branches", "loop", "loop_while", "when"]
 
 
 @cute.jit
@@ -79,18 +81,19 @@ def block() -> tuple[Any, ...]:
 _traced: dict[Callable[..., None], Callable[..., None]] = {}
 
 
-def traced(body: Callable[..., None]) -> Callable[..., None]:
-    """*body* as CuTe DSL traces it.
+def call(body: Callable[..., None], *arguments: Any) -> None:
+    """Traces *body*.
 
-    Tracing rewrites the code of a function in place. So it gets a copy, and *body* itself stays plain Python for the machine
-    model.
+    Tracing rewrites the code of a function in place. So CuTe DSL gets a copy, and *body* itself stays plain Python for the
+    machine model.
     """
     if body not in _traced:
         copy = types.FunctionType(body.__code__, body.__globals__, body.__name__, body.__defaults__, body.__closure__)
         copy.__kwdefaults__ = body.__kwdefaults__
         copy.__qualname__, copy.__module__, copy.__doc__ = body.__qualname__, body.__module__, body.__doc__
         _traced[body] = cute.jit(copy)
-    return _traced[body]
+    with line_of_errors():
+        _traced[body](*arguments)
 
 
 def constant(value: Any) -> bool:

@@ -126,7 +126,7 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
         return control.block()
 
     def call(self, body: Callable[..., None], *arguments: Any) -> None:
-        control.traced(body)(*arguments)
+        control.call(body, *arguments)
 
     def extent(self, argument: str, dim: int) -> Any:
         if argument in self.plan.tables:

@@ -1,12 +1,18 @@
-"""Source lines of operations, in the user's files: the innermost frame outside the library, or in its schedules."""
+"""Source lines of operations and of errors, in the user's files: the innermost frame outside the library, or in its
+schedules."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from types import CodeType, FrameType
+from typing import Any
 
-__all__ = ["locate"]
+from tmapipe.errors import InputError, ScopeError
+
+__all__ = ["line_of_errors", "locate"]
 
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _SCHEDULES = os.path.join(_LIBRARY, "schedules") + os.sep
@@ -38,13 +44,27 @@ def locate(frame: FrameType | None = None) -> str | None:
     return fallback
 
 
+@contextlib.contextmanager
+def line_of_errors() -> Iterator[None]:
+    """Says in the message of an error of a body at which line of it it was raised."""
+    try:
+        yield
+    except (InputError, ScopeError) as error:
+        trace: Any = error.__traceback__
+        while trace.tb_next is not None:
+            trace = trace.tb_next
+        error.args = (f"{error} At {locate(trace.tb_frame)}.",)
+        raise
+
+
 def _classify(code: CodeType) -> tuple[int, str]:
-    """0: the machine, or an instruction; 1: elsewhere in the library; 2: the user's code or a schedule; 3: where a warp's
-    program was started. And the file's name to show."""
+    """0: the machine, an instruction, or CuTe DSL; 1: elsewhere in the library; 2: the user's code or a schedule; 3: where a
+    warp's program was started. And the file's name to show."""
     path = os.path.abspath(code.co_filename)
     if path == _STARTER and code.co_name == "record":
         return 3, ""
     own = path.startswith(_LIBRARY) and not path.startswith(_SCHEDULES)
-    rank = 0 if path.startswith((_MACHINE, _ISA)) else 1 if own else 2
+    traced = code.co_filename == "<if>" or "nvidia_cutlass_dsl" in path  # by which CuTe DSL calls parts of a body
+    rank = 0 if path.startswith((_MACHINE, _ISA)) or traced else 1 if own else 2
     shown = os.path.relpath(path, os.path.dirname(_LIBRARY[:-1])) if path.startswith(_LIBRARY) else path
     return rank, shown

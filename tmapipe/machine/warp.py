@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tmapipe.errors import InputError, PipelineError, ScopeError
+from tmapipe.errors import InputError
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import SlotRef
@@ -20,7 +20,7 @@ from tmapipe.machine.blocks import block
 from tmapipe.machine.fragments import MachineFragments
 from tmapipe.machine.hazard import hazard, set_location
 from tmapipe.machine.layout import Layout
-from tmapipe.machine.locate import locate
+from tmapipe.machine.locate import line_of_errors, locate
 from tmapipe.machine.memory import Memory
 from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Store
 
@@ -78,11 +78,8 @@ class MachineIsa(Isa):
 
     def call(self, body: Callable[..., None], *arguments: Any) -> None:
         self.body = inspect.unwrap(body).__code__
-        try:
+        with line_of_errors():
             body(*arguments)
-        except (InputError, ScopeError) as error:
-            _add_line(error)
-            raise
 
     def extent(self, argument: str, dim: int) -> int:
         return self.shapes[argument][dim]
@@ -152,11 +149,3 @@ class MachineIsa(Isa):
 
     def _outside(self, text: str) -> Exception:
         return set_location(hazard(self.layout, "no-such-stage", self.agent, None, text), locate())
-
-
-def _add_line(error: PipelineError) -> None:
-    """Says in the message of an error at which line of the body it was raised."""
-    trace: Any = error.__traceback__
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    error.args = (f"{error} At {locate(trace.tb_frame)}.",)
