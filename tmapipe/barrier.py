@@ -65,12 +65,9 @@ class BarrierRing:
         per: str = "tile",
     ):
         if (chain is None) == (producer is None or consumer is None):
-            raise InputError(
-                "BarrierRing(producer, consumer, chain)",
-                (producer, consumer, chain),
-                "takes either producer and consumer, or chain",
-                "name each phase once",
-            )
+            rule = "takes either producer and consumer, or chain"
+            fix = "name each phase once"
+            raise InputError("BarrierRing(producer, consumer, chain)", (producer, consumer, chain), rule, fix)
         if chain is None:
             phases = [("producer", producer), ("consumer", consumer)]
         else:

@@ -52,13 +52,11 @@ class CpAsyncLoadStage(TmaLoadStage):
         loader: Role | None = None,
     ):
         if type(vector) is not int or vector not in VECTORS:
-            raise InputError(
-                "CpAsyncLoadStage(vector)", vector, "is 4, 8 or 16 bytes", "the most that divides the row pitch"
-            )
+            rule = "is 4, 8 or 16 bytes"
+            raise InputError("CpAsyncLoadStage(vector)", vector, rule, "the most that divides the row pitch")
         if dtype is not None and as_dtype(dtype) == tf32:
-            raise InputError(
-                "CpAsyncLoadStage(dtype)", "tf32", "is a type of TMA loads, which round fp32 to it", "fp32"
-            )
+            rule = "is a type of TMA loads, which round fp32 to it"
+            raise InputError("CpAsyncLoadStage(dtype)", "tf32", rule, "fp32")
         super().__init__(dims, tile=tile, ring=ring, dtype=dtype, swizzle=swizzle, loader=loader)
         object.__setattr__(self, "vector", vector)
 

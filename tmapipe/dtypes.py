@@ -83,12 +83,8 @@ def as_dtype(value: DType | str) -> DType:
         return value
     if isinstance(value, str) and value in _BY_NAME:
         return _BY_NAME[value]
-    raise InputError(
-        "dtype",
-        value,
-        f"must be one of {', '.join(d.name for d in ALL)}",
-        "pass one of these names or a tmapipe.DType",
-    )
+    rule = f"must be one of {', '.join(d.name for d in ALL)}"
+    raise InputError("dtype", value, rule, "pass one of these names or a tmapipe.DType")
 
 
 def dtype_of(array: Any, argument: str) -> DType:
@@ -96,9 +92,5 @@ def dtype_of(array: Any, argument: str) -> DType:
     found = str(array.dtype).removeprefix("torch.")
     if found in _BY_NAME:
         return _BY_NAME[found]
-    raise InputError(
-        argument,
-        found,
-        f"element type must be one of {', '.join(dict.fromkeys(d.torch for d in ALL))}",
-        "convert the tensor first",
-    )
+    rule = f"element type must be one of {', '.join(dict.fromkeys(d.torch for d in ALL))}"
+    raise InputError(argument, found, rule, "convert the tensor first")

@@ -207,9 +207,8 @@ class KernelContext(Carried):
         part = stages.get(stage) if isinstance(stage, str) else None
         if part is None or dim not in part.dims:
             known = "; ".join(f"{name}: {', '.join(each.dims)}" for name, each in stages.items())
-            raise InputError(
-                "k.steps", (stage, dim), f"names a stage and one of its dimensions ({known})", "name those"
-            )
+            rule = f"names a stage and one of its dimensions ({known})"
+            raise InputError("k.steps", (stage, dim), rule, "name those")
         where = part.dims.index(dim)
         return ceil_div(self.isa.extent(part.argument, where), part.span[where])
 
@@ -271,9 +270,8 @@ class KernelContext(Carried):
         if along not in ("tile", "rows", "columns"):
             raise InputError("k.full(along)", along, 'is "tile", "rows" or "columns"', "leave it out for a whole tile")
         if part not in buffers and part not in matmuls:
-            raise InputError(
-                "k.full", part, f"names a stage or a matmul ({', '.join((*buffers, *matmuls))})", "name one of those"
-            )
+            rule = f"names a stage or a matmul ({', '.join((*buffers, *matmuls))})"
+            raise InputError("k.full", part, rule, "name one of those")
         of = matmuls.get(part)
         layout: ThreadLayout = AccumulatorLayout.of(of) if of else vectors_of(part, buffers[part].tile, self.role)
         if along != "tile":

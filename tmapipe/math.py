@@ -217,9 +217,8 @@ def _apply(name: str, *arguments: Any) -> Any:
         return functions.of_numbers(name, *arguments)
     for x in arguments:
         if not (isinstance(x, (np.ndarray, np.generic, float, int)) and np.asarray(x).dtype.kind in "fiubV"):
-            raise InputError(
-                f"tmapipe.math.{name}", type(x).__name__, "takes fragments and numbers", "convert it first"
-            )
+            rule = "takes fragments and numbers"
+            raise InputError(f"tmapipe.math.{name}", type(x).__name__, rule, "convert it first")
     arrays = any(isinstance(x, np.ndarray) for x in arguments)
     wide = np.float32 if arrays else np.float64
     condition = arguments[:1] if name == "where" else ()

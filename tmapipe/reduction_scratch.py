@@ -41,9 +41,8 @@ class ReductionScratch(Scratch):
     def __init__(self, role: Role, *, rows: int = 1, columns: int = 1, group: MulticastGroup | None = None):
         for name, value in (("rows", rows), ("columns", columns)):
             if not is_count(value):
-                raise InputError(
-                    f"ReductionScratch({name})", value, f"is a positive number of {name}", "leave it out for one"
-                )
+                rule = f"is a positive number of {name}"
+                raise InputError(f"ReductionScratch({name})", value, rule, "leave it out for one")
         if group is not None and (not isinstance(group, MulticastGroup) or columns != 1):
             rule = "is a MulticastGroup: the CTAs of the cluster over which rows lie, and no columns"
             raise InputError("ReductionScratch(group)", group, rule, 'e.g. MulticastGroup("n"), without columns=')

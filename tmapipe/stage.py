@@ -381,10 +381,6 @@ def check_dims(argument: str, dims: str | None, tile: tuple[int, ...]) -> tuple[
     given = DEFAULT_DIMS.get(len(tile)) if dims is None else dims
     names = tuple(given.split()) if isinstance(given, str) else ()
     if not len(tile) <= len(names) <= 5 or len(set(names)) != len(names) or not all(n.isidentifier() for n in names):
-        raise InputError(
-            argument,
-            dims,
-            f"is up to 5 different names, {len(tile)} or more for a tile of {tile}",
-            'e.g. "m k" or "l m k"',
-        )
+        rule = f"is up to 5 different names, {len(tile)} or more for a tile of {tile}"
+        raise InputError(argument, dims, rule, 'e.g. "m k" or "l m k"')
     return names

@@ -23,12 +23,9 @@ def check_apart(tensors: dict[str, Any], outputs: tuple[str, ...]) -> None:
     for name in outputs:
         for other, array in arrays.items():
             if name in arrays and other != name and _overlap(arrays[name], array):
-                raise InputError(
-                    name,
-                    f"memory at {hex(_address(tensors[name]))}",
-                    f"must not overlap that of {other}, which is read or written at the same time",
-                    "pass a tensor of its own, or leave it out to get a new one",
-                )
+                rule = f"must not overlap that of {other}, which is read or written at the same time"
+                fix = "pass a tensor of its own, or leave it out to get a new one"
+                raise InputError(name, f"memory at {hex(_address(tensors[name]))}", rule, fix)
 
 
 def span(tensor: Any) -> int:

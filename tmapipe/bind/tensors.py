@@ -50,9 +50,8 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
     stores = tuple(declared.stores)
     if out is not None:
         if not stores or stores[0] in given:
-            raise InputError(
-                "out", type(out).__name__, "names the first output, which is given already", "pass it once"
-            )
+            rule = "names the first output, which is given already"
+            raise InputError("out", type(out).__name__, rule, "pass it once")
         given[stores[0]] = out
     for name in inputs:
         if name not in given:
@@ -85,9 +84,8 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
     first = next(iter(devices.values()))
     for name, device in devices.items():
         if device != first:
-            raise InputError(
-                name, device, f"lies on another device than {next(iter(devices))} ({first})", "move it there"
-            )
+            rule = f"lies on another device than {next(iter(devices))} ({first})"
+            raise InputError(name, device, rule, "move it there")
     kinds = {name: "numpy" if isinstance(given[name], np.ndarray) else "torch" for name in everything}
     if len(set(kinds.values())) > 1:
         raise InputError("tensors", kinds, "are either all NumPy arrays or all torch tensors", "convert one kind")
@@ -164,12 +162,10 @@ def as_words(name: str, tensor: Any) -> Any:
         return tensor.view(words) if size == 4 else tensor.reshape(-1)[:0].view(words)
     *outer, last = (s // size for s in tensor.strides) if isinstance(tensor, np.ndarray) else tensor.stride()
     if last != 1 or any(stride * size % ALIGNMENT for stride in outer) or tensor.shape[-1] * size % ALIGNMENT:
-        raise InputError(
-            f"{name}.shape, {name}.stride",
-            (tuple(tensor.shape), (*outer, last)),
-            f"rows must be contiguous, and rows and their strides whole units of {ALIGNMENT} bytes, as TMA stores write them",
-            f"pad the rows to a multiple of {ALIGNMENT // size} elements",
-        )
+        unit = f"units of {ALIGNMENT} bytes, as TMA stores write them"
+        rule = f"rows must be contiguous, and rows and their strides whole {unit}"
+        fix = f"pad the rows to a multiple of {ALIGNMENT // size} elements"
+        raise InputError(f"{name}.shape, {name}.stride", (tuple(tensor.shape), (*outer, last)), rule, fix)
     return tensor.view(words)
 
 
@@ -181,9 +177,8 @@ def _as_element(name: str, value: Any, like: Any) -> Any:
         return element
     check_kind(name, value)
     if tuple(value.shape) not in ((), (1,)):
-        raise InputError(
-            f"{name}.shape", tuple(value.shape), "is a number or a tensor of one element", "pass one number"
-        )
+        rule = "is a number or a tensor of one element"
+        raise InputError(f"{name}.shape", tuple(value.shape), rule, "pass one number")
     return value.reshape(1)
 
 
@@ -221,18 +216,13 @@ def shape_for(name: str, tensor: Any, dims: tuple[str, ...], folded: tuple[int, 
 def match(names: Sequence[str], tensors: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
     """The tensors of a call by name, without those that are None. Raises `InputError` for too many, unknown or given twice."""
     if len(tensors) > len(names):
-        raise InputError(
-            "tensors", f"{len(tensors)} tensors", f"at most {len(names)}: {', '.join(names)}", "pass fewer"
-        )
+        rule = f"at most {len(names)}: {', '.join(names)}"
+        raise InputError("tensors", f"{len(tensors)} tensors", rule, "pass fewer")
     given = dict(zip(names, tensors, strict=False))
     for name, tensor in named.items():
         if name not in names:
-            raise InputError(
-                name,
-                type(tensor).__name__,
-                f"is no stage; the stages are {', '.join(names)}",
-                "rename it, or declare it",
-            )
+            rule = f"is no stage; the stages are {', '.join(names)}"
+            raise InputError(name, type(tensor).__name__, rule, "rename it, or declare it")
         if name in given:
             raise InputError(name, type(tensor).__name__, "is given twice", "pass it once")
         given[name] = tensor
@@ -270,9 +260,8 @@ def _check_table(name: str, table: Any, dims: tuple[str, ...], extents: dict[str
         raise InputError(f"{name}.dtype", kind, "a table holds int32", f"{name}.to(torch.int32)")
     if table.ndim != 1 or not is_contiguous(table):
         rule = "a table is a dense vector"
-        raise InputError(
-            f"{name}.shape, {name}.stride", (tuple(table.shape), _strides(table, 1, 0)), rule, "flatten it"
-        )
+        fix = "flatten it"
+        raise InputError(f"{name}.shape, {name}.stride", (tuple(table.shape), _strides(table, 1, 0)), rule, fix)
     shape = (int(table.shape[0]),)
     _note_extents(name, dims, shape, extents)
     return shape
@@ -302,9 +291,8 @@ def _make_output(
     made = new_like(like, tuple(extents[dim][1] for dim in dims if dim not in lacking), dtype)
     if store.reduce:
         if store.reduce not in FROM_ZERO:
-            raise InputError(
-                name, None, f"is reduced by {store.reduce}, so what it begins with counts", f"pass {name}="
-            )
+            rule = f"is reduced by {store.reduce}, so what it begins with counts"
+            raise InputError(name, None, rule, f"pass {name}=")
         made[...] = 0
     return made
 
@@ -354,10 +342,8 @@ def _check_output(name: str, shape: tuple[int, ...], strides: tuple[int, ...], d
         reach += (extent - 1) * stride
     unit, who = (vector, "threads") if vector else (ALIGNMENT, "TMA stores")
     if shape[-1] * dtype.bytes % unit:
-        raise InputError(
-            f"{name}.shape",
-            shape,
+        rule = (
             f"a row of {shape[-1]} x {dtype.bytes} bytes is no multiple of {unit}, and {who} write whole units of "
-            f"{unit} bytes, so what follows the row would be overwritten",
-            f"make the last extent a multiple of {unit // dtype.bytes}",
+            f"{unit} bytes, so what follows the row would be overwritten"
         )
+        raise InputError(f"{name}.shape", shape, rule, f"make the last extent a multiple of {unit // dtype.bytes}")

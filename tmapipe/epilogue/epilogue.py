@@ -45,9 +45,8 @@ def _check_outputs(epilogue: Any, attribute: Any, value: Any) -> None:
             )
             raise InputError(f"outputs[{name!r}]", kind, "is an Output, RowSum or ColumnSum of tmapipe.epilogue", fix)
         if name == "d":
-            raise InputError(
-                "outputs['d']", kind, "is the first output, which is always there", "say dtype= or stages="
-            )
+            rule = "is the first output, which is always there"
+            raise InputError("outputs['d']", kind, rule, "say dtype= or stages=")
 
 
 @attrs.frozen

@@ -187,9 +187,8 @@ class BarrierInstructions(Lowering):
         """``mbarrier.arrive``: *lanes* (1: one lane, or 32: each) arrive once (release, CTA scope). Other lanes' earlier
         generic accesses are ordered before it only by a `warp_sync`."""
         if isinstance(lanes, int) and lanes not in (1, 32):
-            raise InputError(
-                "mbarrier_arrive(lanes)", lanes, "is 1 (one lane) or 32 (each)", "leave it out for one lane"
-            )
+            rule = "is 1 (one lane) or 32 (each)"
+            raise InputError("mbarrier_arrive(lanes)", lanes, rule, "leave it out for one lane")
         if when:
             self.emit(MbarArrive(self.bar(barrier, stage), (1 << lanes) - 1))
 

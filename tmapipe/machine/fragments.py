@@ -292,9 +292,8 @@ class MachineFragments(Reductions, SentFragments):
     ) -> None:
         isa = self.isa
         if self.memory is not None and cpu is None:
-            raise InputError(
-                "k.raw(cpu)", cpu, "is what the model runs in place of CuTe DSL", "pass a function of arrays"
-            )
+            rule = "is what the model runs in place of CuTe DSL"
+            raise InputError("k.raw(cpu)", cpu, rule, "pass a function of arrays")
         mine, shares = (isa.warp - role.first_warp) % role.team_warps, role.team_warps
         name = raw_name(gpu)
         arrays: list[Any] = []

@@ -253,9 +253,8 @@ def _bodies(
                 continue
             if role not in names:
                 rule = f"is the body of a role that {kind.__name__} does not declare, so that nothing would run it"
-                raise InputError(
-                    f"{cls.__name__}.{name}", role, rule, "assign the role to an attribute of the schedule"
-                )
+                fix = "assign the role to an attribute of the schedule"
+                raise InputError(f"{cls.__name__}.{name}", role, rule, fix)
             called = names[role]
             if called in own:
                 rule = f"is the second body of role {called}, beside {own[called]}"
@@ -273,6 +272,5 @@ def _check_visible(kind: type, name: str, method: Body, role: str) -> None:
     other = vars(cls)[name]
     if other is not method:
         rule = f"hides the body of role {role}, which {method.__qualname__} is"
-        raise InputError(
-            f"{cls.__name__}.{name}", other, rule, f"decorate it with @{role}.jit, or give it another name"
-        )
+        fix = f"decorate it with @{role}.jit, or give it another name"
+        raise InputError(f"{cls.__name__}.{name}", other, rule, fix)

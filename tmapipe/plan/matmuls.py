@@ -48,16 +48,11 @@ def check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch,
             rule = "takes operands of 8 and 32 bits contiguous along k only (PTX ISA, wgmma.mma_async: imm-trans)"
             raise InputError(f"Wgmma({name})", f"{a} x {b}", rule, "transpose them in memory, or use bf16")
         if mma.promote and a.integer:
-            raise InputError(
-                f"Wgmma({name}, promote)", True, "is for sums in fp32; those of int8 are exact", "leave it out"
-            )
+            rule = "is for sums in fp32; those of int8 are exact"
+            raise InputError(f"Wgmma({name}, promote)", True, rule, "leave it out")
         if m % (64 * warpgroups):
-            raise InputError(
-                f"{of_a}.tile[{int(mma.transposed[0])}]",
-                m,
-                f"wgmma takes 64 rows, so a multiple of 64 x {warpgroups} warpgroups",
-                f"e.g. {64 * warpgroups}",
-            )
+            rule = f"wgmma takes 64 rows, so a multiple of 64 x {warpgroups} warpgroups"
+            raise InputError(f"{of_a}.tile[{int(mma.transposed[0])}]", m, rule, f"e.g. {64 * warpgroups}")
         if n % 8 or n > 256:
             rule = "wgmma takes n a multiple of 8 up to 256"
             raise InputError(f"{of_b}.tile[{int(mma.transposed[1])}]", n, rule, "e.g. 128 or 256")
@@ -113,9 +108,8 @@ def _check_width(name: str, mma: Wgmma, blocks: int, launch: int) -> None:
     rule = f"n is at most {most} with {launch} registers a thread at launch: wider tiles take two instructions, "
     fix = "use fewer warpgroups in all, or a narrower tile"
     if mma.transposed[1]:
-        raise InputError(
-            f"Wgmma({name}) tile", mma.shape[:2], rule + "between which rows of b, contiguous along n, are not cut", fix
-        )
+        rule = rule + "between which rows of b, contiguous along n, are not cut"
+        raise InputError(f"Wgmma({name}) tile", mma.shape[:2], rule, fix)
     if blocks > 1 or n > 2 * most:
         raise InputError(f"Wgmma({name}) tile", mma.shape[:2], rule + "of one block of 64 rows a warpgroup", fix)
 
@@ -133,12 +127,16 @@ def _check_together(declared: Declarations, roles: dict[str, str]) -> None:
             room += 8  # of the sums of a slot, the epilogue has the registers
         needed = sum(need.sums + need.a for need in needs) + slots
         if len(names) > 1 and needed > room:
+            rule = (
+                f"need {needed} accumulator registers a thread together; {room} leave room for what is done with several "
+                f"by {role.warps // 4} warpgroups"
+            )
+            fix = "use a smaller tile or more warpgroups"
             raise InputError(
                 " and ".join(f"Wgmma({name})" for name in names),
                 [declared.matmuls[name].shape[:2] for name in names],
-                f"need {needed} accumulator registers a thread together; {room} leave room for what is done with several "
-                f"by {role.warps // 4} warpgroups",
-                "use a smaller tile or more warpgroups",
+                rule,
+                fix,
             )
 
 
@@ -153,9 +151,7 @@ def _check_accumulators(name: str, mma: Wgmma, needed: int, role: Role) -> None:
     if needed > room:
         groups = role.warps // 4
         twice = f", twice {needed // 2} since sums are promoted" if mma.promote else ""
-        raise InputError(
-            f"Wgmma({name}) tile",
-            mma.shape[:2],
-            f"needs {needed} accumulator registers a thread{twice}; {room} leave room to work with {groups} warpgroups",
-            "use a smaller tile or more warpgroups",
+        rule = (
+            f"needs {needed} accumulator registers a thread{twice}; {room} leave room to work with {groups} warpgroups"
         )
+        raise InputError(f"Wgmma({name}) tile", mma.shape[:2], rule, "use a smaller tile or more warpgroups")

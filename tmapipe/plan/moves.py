@@ -46,14 +46,15 @@ def check_box(name: str, buffer: Buffer, box: tuple[int, ...], rows: int = tma_r
     tma_rules.check_box(f"{name}.tile", box, rows)
     nbytes = math.prod(box) * buffer.dtype.bytes
     if nbytes < buffer.slot_bytes and nbytes % 128:
-        raise InputError(
-            f"{name}.tile",
-            buffer.tile,
+        rule = (
             f"is moved in boxes of {' x '.join(map(str, box))} elements, {nbytes} bytes, but TMA takes slots and parts of "
-            "them from multiples of 128 bytes on",
-            f"use rows of at most {tma_rules.MAX_BOX} elements, or of whole pieces of 128 bytes; or, for a vector, a "
-            "BulkLoadStage",
+            "them from multiples of 128 bytes on"
         )
+        fix = (
+            f"use rows of at most {tma_rules.MAX_BOX} elements, or of whole pieces of 128 bytes; or, for a vector, a "
+            "BulkLoadStage"
+        )
+        raise InputError(f"{name}.tile", buffer.tile, rule, fix)
 
 
 def through_of(declared: Declarations, load: TmaLoadStage, buffers: dict[str, Buffer]) -> Buffer | None:

@@ -53,9 +53,8 @@ def share_registers(
     if not wanted or warps % 4 or warps < 8:
         for name, role in declared.roles.items():
             if role.registers:
-                raise InputError(
-                    f"Role({name}).registers", role.registers, "needs two or more whole warpgroups", "leave it out"
-                )
+                rule = "needs two or more whole warpgroups"
+                raise InputError(f"Role({name}).registers", role.registers, rule, "leave it out")
         return {}, launch
     groups = warps // 4
     budget = launch // 8 * 8 * groups
@@ -67,12 +66,9 @@ def share_registers(
                 heavy.add(group)
             if placed.registers is not None:
                 if given.setdefault(group, placed.registers) != placed.registers:
-                    raise InputError(
-                        f"Role({placed.name}).registers",
-                        placed.registers,
-                        f"shares warpgroup {group} with a role that asked for {given[group]}; setmaxnreg sets all 4 warps",
-                        "give both the same number",
-                    )
+                    rule = f"shares warpgroup {group} with a role that asked for {given[group]}; setmaxnreg sets all 4 warps"
+                    fix = "give both the same number"
+                    raise InputError(f"Role({placed.name}).registers", placed.registers, rule, fix)
     for group in range(groups):
         if group not in given and group not in heavy:
             given[group] = LOAD_REGISTERS.get(groups, 24)
@@ -81,13 +77,11 @@ def share_registers(
     for group in rest:
         given[group] = min(240, left // len(rest) // 8 * 8)
     if sum(given.values()) > budget or any(count < 24 for count in given.values()):
-        raise InputError(
-            "Role(registers)",
-            dict(sorted(given.items())),
+        rule = (
             f"{sum(given.values())} registers a thread over {groups} warpgroups, but the CTA is launched with {launch} x "
-            f"{groups} = {budget}",
-            "ask for fewer in some role",
+            f"{groups} = {budget}"
         )
+        raise InputError("Role(registers)", dict(sorted(given.items())), rule, "ask for fewer in some role")
     return dict(sorted(given.items())), launch
 
 

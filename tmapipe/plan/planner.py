@@ -52,12 +52,8 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
 
     auto = [name for name, ring in declared.rings.items() if ring.stages is None]
     if len(auto) > 1:
-        raise InputError(
-            "BarrierRing(stages)",
-            auto,
-            "can be left out for one ring only",
-            "give the others a number",
-        )
+        rule = "can be left out for one ring only"
+        raise InputError("BarrierRing(stages)", auto, rule, "give the others a number")
     candidates: Iterable[int] = [0]
     if auto:
         least = 1 + _held_back(declared, auto[0])
@@ -68,12 +64,8 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
             break
     if layout.bytes > target.smem:
         parts = ", ".join(f"{b.name} {b.stages} x {b.pitch}" for b in layout.buffers if b.over is None)
-        raise InputError(
-            "shared memory",
-            layout.bytes,
-            f"{target.name} has {target.smem} bytes a CTA; the plan has {parts} and {len(layout.barriers)} barriers",
-            "use fewer stages or a smaller tile",
-        )
+        rule = f"{target.name} has {target.smem} bytes a CTA; the plan has {parts} and {len(layout.barriers)} barriers"
+        raise InputError("shared memory", layout.bytes, rule, "use fewer stages or a smaller tile")
     return Plan(
         name=declared.name,
         arch=target.name,
@@ -127,12 +119,8 @@ def _check_names(declared: Declarations) -> None:
     )
     for name in k_parts:
         if name in TAKEN:
-            raise InputError(
-                "name",
-                name,
-                "is taken by what bodies get as k",
-                "rename the ring, table, scratch, matmul, store or turnstile",
-            )
+            rule = "is taken by what bodies get as k"
+            raise InputError("name", name, rule, "rename the ring, table, scratch, matmul, store or turnstile")
 
 
 def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str, DType]:
@@ -151,9 +139,8 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
         if store.slot is not None:
             loaded = types[declared.name_of(store.slot)]
             if name in dtypes and dtypes[name] != loaded.in_memory:
-                raise InputError(
-                    name, dtypes[name].name, f"is stored from slots of {loaded}", f"use a tensor of {loaded}"
-                )
+                rule = f"is stored from slots of {loaded}"
+                raise InputError(name, dtypes[name].name, rule, f"use a tensor of {loaded}")
             types[name] = loaded
         elif isinstance(store.source, Wgmma):
             operand = types[declared.name_of(store.source.stages[0])]

@@ -166,12 +166,8 @@ class Layout:
             lag, readers = {}, {}
         for role, held in lag.items():
             if held >= slots:
-                raise InputError(
-                    f"BarrierRing({name}).stages",
-                    slots,
-                    f"role {role} holds back {held} slots while it reads the next, so {held + 1} or more are needed",
-                    "use more stages or fewer reads in flight",
-                )
+                rule = f"role {role} holds back {held} slots while it reads the next, so {held + 1} or more are needed"
+                raise InputError(f"BarrierRing({name}).stages", slots, rule, "use more stages or fewer reads in flight")
         how = (armed, signals, lag, readers, tuple(groups), peers, loads, ring.held)
         self.rings.append(Ring(name, slots, phases, tuple(made), *how, self._gone(inside, phases), fenced, far))
 
@@ -219,9 +215,8 @@ class Layout:
         row = part.tile[-1] * self.types[name].bytes
         if part.swizzle is not None:
             if part.swizzle and row % part.swizzle:
-                raise InputError(
-                    f"{name}.swizzle", part.swizzle, f"must divide a row of the tile ({row} bytes)", "leave it out"
-                )
+                rule = f"must divide a row of the tile ({row} bytes)"
+                raise InputError(f"{name}.swizzle", part.swizzle, rule, "leave it out")
             return part.swizzle
         if not readers and (not part.spread or row % 32):
             return 0
@@ -238,20 +233,13 @@ class Layout:
         if axes:
             shared = [each.axis for each in axes if each.axis in load.dims]
             if shared:
-                raise InputError(
-                    f"{name}.multicast",
-                    load.multicast,
-                    f"CTAs along {', '.join(shared)} want different tiles of {name}",
-                    "drop that axis",
-                )
+                rule = f"CTAs along {', '.join(shared)} want different tiles of {name}"
+                raise InputError(f"{name}.multicast", load.multicast, rule, "drop that axis")
             unit = 8 if self.of[name].swizzle else 1
             if load.tile[0] % peers or load.matrix[0] % (peers * unit):
-                raise InputError(
-                    f"{name}.tile[0]",
-                    load.tile[0],
-                    f"{peers} multicast peers each load an equal part, in steps of {unit} rows",
-                    f"use a multiple of {peers * unit}, or MulticastGroup(..., whole=True)",
-                )
+                rule = f"{peers} multicast peers each load an equal part, in steps of {unit} rows"
+                fix = f"use a multiple of {peers * unit}, or MulticastGroup(..., whole=True)"
+                raise InputError(f"{name}.tile[0]", load.tile[0], rule, fix)
         argument = name
         if load.result is not None:
             argument = self.name_of(load.result)
@@ -315,9 +303,8 @@ class Layout:
             if accumulators or role.warps > 1:
                 first = 1 + sum(b.instances for b in self.named_barriers)
                 if first + barrier[1] > MAX_NAMED_BARRIERS:
-                    raise InputError(
-                        "named barriers", first + barrier[1], "a CTA has 16, id 0 its own", "use fewer stores"
-                    )
+                    rule = "a CTA has 16, id 0 its own"
+                    raise InputError("named barriers", first + barrier[1], rule, "use fewer stores")
                 self.named_barriers.append(NamedBarrier(f"{name}.sync", first, barrier[0], barrier[1]))
         whole: tuple[int, ...] = ()
         if not accumulators:

@@ -44,23 +44,17 @@ class Space:
         """Slots of *tile*: in the memory of *below*, or in their own. Raises `InputError` for what TMA does not take."""
         row = tile[-1] * dtype.bytes
         if row % ALIGNMENT:
-            raise InputError(
-                f"{name}.tile", tile, f"a row is {row} bytes, but TMA moves multiples of {ALIGNMENT}", "widen the tile"
-            )
+            rule = f"a row is {row} bytes, but TMA moves multiples of {ALIGNMENT}"
+            raise InputError(f"{name}.tile", tile, rule, "widen the tile")
         if swizzle and (len(tile) != 2 or tile[0] % 8):
-            raise InputError(
-                f"{name}.swizzle", swizzle, f"repeats every 8 rows, so not in a tile of {tile}", "pass swizzle=0"
-            )
+            rule = f"repeats every 8 rows, so not in a tile of {tile}"
+            raise InputError(f"{name}.swizzle", swizzle, rule, "pass swizzle=0")
         alignment = 1024 if swizzle else 128
         slot = math.prod(tile) * dtype.bytes
         gap = -slot % alignment if slots > 1 else 0
         if gap and swizzle:
-            raise InputError(
-                f"{name}.tile",
-                tile,
-                f"a slot is {slot} bytes, but swizzled slots start at multiples of {alignment}",
-                "use a larger tile, or pass swizzle=0",
-            )
+            rule = f"a slot is {slot} bytes, but swizzled slots start at multiples of {alignment}"
+            raise InputError(f"{name}.tile", tile, rule, "use a larger tile, or pass swizzle=0")
         if below is None:
             place = self.take(slots * (slot + gap), alignment)
         else:

@@ -261,12 +261,9 @@ def vectors_of(stage: str, tile: tuple[int, ...], role: RoleWarps) -> VectorLayo
     for width in (8, 4, 2, 1):
         if tile[-1] % width == 0 and elements % (width * threads) == 0:
             return VectorLayout(tile, width, role.team_warps, role.first_warp, role.teams)
-    raise InputError(
-        f"{stage}.tile",
-        tile,
-        f"has {elements} elements, which the {threads} threads of role {role.name} cannot share evenly",
-        f"choose a tile of a multiple of {threads} elements, or another number of warps",
-    )
+    rule = f"has {elements} elements, which the {threads} threads of role {role.name} cannot share evenly"
+    fix = f"choose a tile of a multiple of {threads} elements, or another number of warps"
+    raise InputError(f"{stage}.tile", tile, rule, fix)
 
 
 def transposed_of(stage: str, tile: tuple[int, ...], role: RoleWarps) -> AccumulatorLayout:
@@ -279,7 +276,6 @@ def transposed_of(stage: str, tile: tuple[int, ...], role: RoleWarps) -> Accumul
     if role.team_warps % 4 or role.first_warp % 4 or len(tile) != 2 or tile[1] % (64 * groups) or tile[0] % 8:
         rule = f"is read transposed in blocks of 8 rows and {64 * max(groups, 1)} columns by whole warpgroups"
         fix = "give the role warpgroups= instead of warps=, and the tile such extents, e.g. (64, 64)"
-        raise InputError(
-            f"{stage}.read(transposed=True)", tile, f"{rule}; role {role.name} has {role.warps} warps", fix
-        )
+        rule = f"{rule}; role {role.name} has {role.warps} warps"
+        raise InputError(f"{stage}.read(transposed=True)", tile, rule, fix)
     return AccumulatorLayout(tile[1], tile[0], groups, role.first_warp, role.teams)

@@ -126,9 +126,8 @@ class PeerInSlot(PartInSlot):
             row = peer.buffer.tile[-1] * peer.buffer.dtype.bytes
             if peer.buffer.tile[0] % (peer.peers * units) or (units > 1 and row > peer.buffer.swizzle):
                 rule = f"has {peer.peers} equal parts, each in one piece of memory"
-                raise InputError(
-                    f"{name}(part)", peer.buffer.tile, rule, "give the stage such a tile, or send all of it"
-                )
+                fix = "give the stage such a tile, or send all of it"
+                raise InputError(f"{name}(part)", peer.buffer.tile, rule, fix)
         isa.peer_copy(peer, self.slot.index, peer_rank(isa, peer.axes, to), self.end.signalled, part, into)
 
     def _check(self, name: str, **indices: Any) -> None:

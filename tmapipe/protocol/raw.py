@@ -59,12 +59,9 @@ def raw(
                 raise InputError(f"k.raw({kind}s)", part, "is a sequence of tiles of open slots", "e.g. (slot.x,)")
             rows = part.ref.buffer.tile[0]
             if kind != "read" and rows % role.team_warps:
-                raise InputError(
-                    f"k.raw({kind}s)",
-                    part.ref.buffer.name,
-                    f"has {rows} rows, which the {role.team_warps} warps of role {role.name} cannot share evenly",
-                    "choose a tile whose first extent they divide, or read it whole and write another",
-                )
+                rule = f"has {rows} rows, which the {role.team_warps} warps of role {role.name} cannot share evenly"
+                fix = "choose a tile whose first extent they divide, or read it whole and write another"
+                raise InputError(f"k.raw({kind}s)", part.ref.buffer.name, rule, fix)
             part.slot._check_open(part.ref.buffer.name)
             copied = part.part.load is not None and part.part.load.vector > 0
             touched = touched or copied or part.ref.buffer.name in part.slot.touched_by_threads

@@ -31,9 +31,8 @@ def rows_start(
         rule = f"has a tile of two extents, in as many parts as it has rows; the tile is {move.tile}"
         raise InputError(where, f"in_parts({move.parts})", rule, f"declare .in_parts({move.tile[cut]})")
     if not isinstance(table, BoundTable):
-        raise InputError(
-            f"{where}(table)", table, "is a table of row numbers, as k has it", "declare tp.Table, pass k.name"
-        )
+        rule = "is a table of row numbers, as k has it"
+        raise InputError(f"{where}(table)", table, rule, "declare tp.Table, pass k.name")
     if not is_index(first):
         raise InputError(f"{where}(first)", first, "is the number of an entry", "pass a whole number of 32 bits")
     if move.dims[cut] in coordinates:

@@ -199,15 +199,13 @@ class BoundStore(Carried):
             ScopeError: The epilogue returns other outputs.
         """
         if epilogue is not None and not callable(epilogue):
-            raise InputError(
-                f"{self.plan.name}.store(epilogue)", epilogue, "is a function of fragments", "pass a function"
-            )
+            rule = "is a function of fragments"
+            raise InputError(f"{self.plan.name}.store(epilogue)", epilogue, rule, "pass a function")
         check_own(f"{self.plan.name}.store", self.isa.plan, self.plan, tile, ())
         several = values if isinstance(values, tuple) else (values,)
         if not several:
-            raise InputError(
-                f"{self.plan.name}.store", values, "is what is stored", "pass a fragment or an accumulator"
-            )
+            rule = "is what is stored"
+            raise InputError(f"{self.plan.name}.store", values, rule, "pass a fragment or an accumulator")
         sums = tuple(map(self._distributed, several))
         if all(isinstance(each, (Accumulator, TileValues)) for each in sums):
             self._store_accumulators(tile, sums, epilogue, {self.plan.name: self, **(also or {})}, operands)

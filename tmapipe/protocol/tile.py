@@ -58,9 +58,8 @@ class Tile(Carried):
         """The tile with further coordinates."""
         for name, place in coordinates.items():
             if not is_index(place):
-                raise InputError(
-                    f"tile.also({name})", place, "is a whole number of tiles", "use integers, and // instead of /"
-                )
+                rule = "is a whole number of tiles"
+                raise InputError(f"tile.also({name})", place, rule, "use integers, and // instead of /")
         moved = self._moved or not self._coordinates.keys().isdisjoint(coordinates)
         return Tile({**self._coordinates, **coordinates}, self._bounds, moved)
 
@@ -109,9 +108,8 @@ def start_of(
     for dim, extent in zip(dims, extents, strict=True):
         place = coordinates.get(dim)
         if place is not None and not is_index(place):
-            raise InputError(
-                f"{where}({dim})", place, "is a whole number of tiles", "use integers, and // instead of /"
-            )
+            rule = "is a whole number of tiles"
+            raise InputError(f"{where}({dim})", place, rule, "use integers, and // instead of /")
         if place is not None:
             found.append(place * extent)
         else:

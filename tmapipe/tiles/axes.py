@@ -69,9 +69,8 @@ def check_axes(declared: Declarations, over: str | None) -> None:
     for loaded, load in declared.loads.items():
         if load.result is not None and (missing := [dim for dim in axes if dim not in load.result.dims]):
             rule = f"is of a tensor with all dimensions of the grid ({', '.join(axes)}): else two output tiles share it"
-            raise InputError(
-                f"{loaded}.of_result", " ".join(load.result.dims), rule, f"add {' '.join(missing)}, or set over="
-            )
+            fix = f"add {' '.join(missing)}, or set over="
+            raise InputError(f"{loaded}.of_result", " ".join(load.result.dims), rule, fix)
 
 
 def _groups(declared: Declarations) -> dict[str, MulticastGroup]:

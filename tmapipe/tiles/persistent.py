@@ -44,9 +44,8 @@ class PersistentTiles(TileOrder):
     @raster.validator
     def _check(self, attribute: Any, value: Any) -> None:
         if not isinstance(value, Grouped):
-            raise InputError(
-                "PersistentTiles(raster)", value, "is Grouped, Snake, Backwards, Columns or Hilbert", "use Grouped(8)"
-            )
+            rule = "is Grouped, Snake, Backwards, Columns or Hilbert"
+            raise InputError("PersistentTiles(raster)", value, rule, "use Grouped(8)")
 
     def clusters(self, grid: dict[str, int], cluster: Mapping[str, int]) -> int:
         """How many clusters can work at once on a grid of tiles."""
