@@ -7,6 +7,8 @@ phase could have completed before the bytes were armed, so that is an error.
 
 from __future__ import annotations
 
+from typing import Any
+
 from tmapipe.isa.ops import (
     Counted,
     FenceMbarInit,
@@ -25,14 +27,12 @@ from tmapipe.machine.state import State, applies, waits
 MAX_COUNT = (1 << 20) - 1  # arrivals and bytes of one phase (PTX ISA, mbarrier)
 
 
-def _index(state: State, agent: int, op: MbarWait) -> int:
-    layout = state.layout
-    return agent // layout.warps * layout.nbars + op.bar
+def _index(state: State, agent: int, op: Any) -> int:
+    return state.layout.flat_bar(agent, op.bar)
 
 
 def _says(state: State, agent: int, op: MbarWait) -> str:
-    layout = state.layout
-    bar = agent // layout.warps * layout.nbars + op.bar
+    layout, bar = state.layout, _index(state, agent, op)
     phase, count, pending, tx = state.phase[bar], state.count[bar], state.pending[bar], state.tx[bar]
     facts = [f"{count - pending} of {count} arrivals"]
     if tx:
@@ -60,32 +60,28 @@ def _status(state: State, role: str) -> str:
 
 @waits(MbarWait, key=_index, says=_says)
 def _can_wait(state: State, agent: int, op: MbarWait) -> bool:
-    layout = state.layout
-    bar = agent // layout.warps * layout.nbars + op.bar
+    bar = _index(state, agent, op)
     return (state.phase[bar] & 1) != op.parity or not state.count[bar] or op.parity not in (0, 1)
 
 
 @applies(MbarWait)
 def _wait(state: State, agent: int, op: MbarWait) -> int:
-    layout = state.layout
-    bar = agent // layout.warps * layout.nbars + op.bar
+    bar = _index(state, agent, op)
     if not state.count[bar]:
         raise _uninitialized(state, agent, op, bar)
     if op.parity not in (0, 1):
-        text = f"waits for parity {op.parity} of {layout.bar_name(bar)}; a parity is 0 or 1"
-        raise hazard(layout, "wait-parity", agent, op, text)
+        text = f"waits for parity {op.parity} of {state.layout.bar_name(bar)}; a parity is 0 or 1"
+        raise hazard(state.layout, "wait-parity", agent, op, text)
     return state.phase[bar] - 1
 
 
 @applies(MbarInit)
 def _init(state: State, agent: int, op: MbarInit) -> None:
-    layout = state.layout
-    bar = agent // layout.warps * layout.nbars + op.bar
+    layout, bar = state.layout, _index(state, agent, op)
     name = layout.bar_name(bar)
     if not 1 <= op.arrivals <= MAX_COUNT:
-        raise hazard(
-            layout, "barrier-count", agent, op, f"initializes {name} with count {op.arrivals}, not 1 to {MAX_COUNT}"
-        )
+        text = f"initializes {name} with count {op.arrivals}, not 1 to {MAX_COUNT}"
+        raise hazard(layout, "barrier-count", agent, op, text)
     if state.count[bar]:
         raise hazard(layout, "barrier-init-twice", agent, op, f"initializes {name}, which is in use")
     state.count[bar] = state.pending[bar] = op.arrivals
@@ -99,14 +95,11 @@ def _fence_init(state: State, agent: int, op: FenceMbarInit) -> None:
 
 @applies(MbarArrive)
 def _arrive(state: State, agent: int, op: MbarArrive) -> tuple[Counted, ...]:
-    layout = state.layout
-    cta = agent // layout.warps
-    bar = cta * layout.nbars + op.bar
-    lanes = op.lanes
-    if lanes & (lanes - 1) == 0:  # one lane
+    cta, bar = state.layout.cta_of(agent), _index(state, agent, op)
+    left = op.lanes.bit_count()
+    if left <= 1:
         return (arrive_once(state, agent, op, cta, bar),)
     counted = []
-    left = lanes.bit_count()
     while left:
         now = min(left, max(1, state.pending[bar]))
         phase = state.phase[bar]
@@ -136,9 +129,7 @@ def _arrive_cluster(state: State, agent: int, op: MbarArriveCluster) -> tuple[Co
 
 @applies(MbarArriveTx)
 def _arrive_tx(state: State, agent: int, op: MbarArriveTx) -> tuple[Counted, ...]:
-    layout = state.layout
-    cta = agent // layout.warps
-    bar = cta * layout.nbars + op.bar
+    cta, bar = state.layout.cta_of(agent), _index(state, agent, op)
     _arm(state, agent, op, bar)
     phase, completed = arrive_once(state, agent, op, cta, bar)[2:6:3]
     return (Counted(cta, op.bar, phase, 1, op.nbytes, completed),)
@@ -146,9 +137,7 @@ def _arrive_tx(state: State, agent: int, op: MbarArriveTx) -> tuple[Counted, ...
 
 @applies(MbarExpectTx)
 def _expect_tx(state: State, agent: int, op: MbarExpectTx) -> tuple[Counted, ...]:
-    layout = state.layout
-    cta = agent // layout.warps
-    bar = cta * layout.nbars + op.bar
+    cta, bar = state.layout.cta_of(agent), _index(state, agent, op)
     _arm(state, agent, op, bar)
     return (Counted(cta, op.bar, state.phase[bar], 0, op.nbytes, False),)
 
@@ -172,14 +161,13 @@ def _load_complete(state: State, agent: Flight, op: LoadComplete) -> tuple[Count
                 raise _surplus(state, agent, op, cta, bar)
             completed = arrive_once(state, agent, op, cta, bar).completed
         return (Counted(cta, bar % layout.nbars, phase, lanes, 0, completed),)
-    tx = state.tx[bar] - nbytes
-    state.tx[bar] = tx
-    if tx == 0 and state.pending[bar] == 0:
-        _complete(state, bar)
-        return (Counted(cta, bar % layout.nbars, phase, 0, -nbytes, True),)
-    if tx < 0 and state.pending[bar] == 0:
+    tx = state.tx[bar] = state.tx[bar] - nbytes
+    over = tx <= 0 and state.pending[bar] == 0
+    if over and tx < 0:
         raise _negative(state, agent, op, bar)
-    return (Counted(cta, bar % layout.nbars, phase, 0, -nbytes, False),)
+    if over:
+        _complete(state, bar)
+    return (Counted(cta, bar % layout.nbars, phase, 0, -nbytes, over),)
 
 
 def arrive_once(state: State, agent: int | Flight, op: object, cta: int, bar: int) -> Counted:
