@@ -13,6 +13,8 @@ import torch
 
 import tmapipe as tp
 from tests.fuzz.outcomes import Wrong
+from tests.unit.test_added import BY_HAND
+from tmapipe.store_pipeline import REDUCTIONS
 
 __all__ = ["Case", "draw"]
 
@@ -21,15 +23,18 @@ TORCH = {
     "int64": torch.int64, "fp64": torch.float64, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
 }  # fmt: skip
 NAMES = "abcde"
-LOADS = ("whole", "whole", "shifted", "strided", "nan", "parts", "copies", "copies", "bulk", "gathered", "windows")
-STORES = ("slot", "slot", "shifted", "parts", "threads", "registers", "added")
+LOADS = (
+    "whole", "whole", "shifted", "strided", "nan", "parts", "copies", "copies", "bulk", "bulk rows", "gathered", "windows",
+    "multicast", "through",
+)  # fmt: skip
+STORES = ("slot", "slot", "shifted", "parts", "threads", "registers", "reduced", "reduced", "bulk", "scattered")
 SENTINEL = 7
 
 
 @attrs.frozen
 class Moves:
     """What the bodies do. dims: of the input, out: of the output; tile: extents along the last of these; start: by how many
-    elements a load starts before its tile, shift: by how many a store starts behind."""
+    elements a load starts before its tile, shift: by how many a store starts behind; reduce: as of stores."""
 
     load: str
     store: str
@@ -40,6 +45,7 @@ class Moves:
     shift: tuple[int, ...]
     parts: int = 1
     element: tuple[int, ...] = ()
+    reduce: str | None = None
 
     @property
     def spans(self) -> tuple[int, ...]:
@@ -50,8 +56,10 @@ class Moves:
 
     def fill(self, k: Any, slot: Any, tile: Any) -> None:
         """The load, into an open slot."""
-        named = {d: tile[o] for d, o in zip(self.dims, self.out, strict=True)} if self.load != "windows" else {}
-        if self.load == "windows":
+        named = {d: tile[o] for d, o in zip(self.dims, self.out, strict=False)}
+        if self.load == "multicast":
+            slot.x.load(tile)
+        elif self.load == "windows":
             first = k.windows("x", tile.a * self.tile[0])
             slot.x.load_windows(first, *self.element, tile.b * self.tile[1])
         elif self.load == "gathered":
@@ -71,6 +79,9 @@ class Moves:
         elif self.store == "parts":
             for i in range(self.parts):
                 slot.y.store_part(i, tile)
+        elif self.store == "scattered":
+            *outer, row, last = self.out
+            slot.y.scatter(k.index, tile[row] * self.tile[0], **{d: tile[d] for d in (*outer, last)})
         else:
             slot.y.store(tile)
 
@@ -93,6 +104,29 @@ class FromSlots(tp.Schedule):
     @work.jit
     def drain(self, k, tile):
         with k.ring.consume() as slot:
+            self.moves.drain(k, slot, tile)
+
+
+class Through(FromSlots):
+    """Rows from one that a table says on, as many as another one says, by a descriptor for each."""
+
+    load, work, point = FromSlots.load, FromSlots.work, tp.Role(warps=1)
+
+    @point.jit
+    def show(self, k, tile):
+        with k.views.produce() as slot:
+            slot.rows.set(k.firsts.entry(tile.a), k.counts.entry(tile.a))
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.views.consume() as views:
+            view = views.rows.acquire()
+            with k.ring.produce() as slot:
+                slot.x.load_through(view, r=tile.b, c=tile.c)
+
+    @work.jit
+    def drain(self, k, tile):
+        with k.views.consume(), k.ring.consume() as slot:
             self.moves.drain(k, slot, tile)
 
 
@@ -127,7 +161,7 @@ class View:
 class Case:
     """One schedule and its problem.
 
-    make: the schedule; moves, dtype: of it; x, y: where the tensors lie; index: entries of a table; windows: of im2col.
+    make: the schedule; moves, dtype: of it; x, y: where the tensors lie; tables: by name; windows: of im2col.
     """
 
     seed: int
@@ -137,7 +171,8 @@ class Case:
     dtype: str
     x: View
     y: View
-    index: list[int]
+    tables: dict[str, list[int]]
+    shape: tuple[int, ...]
     windows: Any = None
     steps: tuple[int, ...] = ()
 
@@ -155,14 +190,13 @@ class Case:
         self.y.of(before).copy_(torch.randint(-4, 5, self.y.shape, generator=made))
         source, whole = (memory.to(device, kind, copy=True) for memory in (values, before))
         given = [self.x.of(source)]
-        if self.index:
-            given.append(torch.tensor(self.index, dtype=torch.int32, device=device))
+        tables: Any = {name: torch.tensor(t, dtype=torch.int32, device=device) for name, t in self.tables.items()}
         if device == "cpu":
-            schedule.bind(*given, out=self.y.of(whole))
+            schedule.bind(*given, out=self.y.of(whole), **tables)
             types = {"x": self.dtype, "y": self.dtype}
             report = schedule.check(types)
             try:
-                schedule.simulate(*given, out=self.y.of(whole), seed=self.seed)
+                schedule.simulate(*given, out=self.y.of(whole), seed=self.seed, **tables)
             except tp.HazardError as error:
                 if report.ok:
                     raise Wrong(f"check() passes what the model refuses: {error}") from None
@@ -170,7 +204,7 @@ class Case:
             if not report.ok:
                 raise Wrong(f"runs, but check() finds: {report}")
         else:
-            schedule(*given, out=self.y.of(whole))
+            schedule(*given, out=self.y.of(whole), **tables)
             torch.cuda.synchronize()
         expected = before.clone()
         self._expect(self.x.of(values), self.y.of(expected))
@@ -186,11 +220,27 @@ class Case:
 
     def _expect(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """What *y* becomes, in fp32."""
-        loaded = self._loaded(x, y.shape)
+        loaded = self._loaded(x, self.shape)
+        if self.moves.store == "scattered":
+            for i, row in enumerate(self.tables["index"]):
+                if 0 <= row < y.shape[-2]:
+                    y[..., row, :] = self._stored(y[..., row, :], loaded[..., i, :])
+            return
         shift = self.moves.shift if self.moves.store in ("shifted", "threads", "registers") else (0,) * y.ndim
         kept = tuple(slice(0, max(0, n - s)) for n, s in zip(y.shape, shift, strict=True))
         target = y[tuple(slice(s, None) for s in shift)]
-        target.copy_(target + loaded[kept] if self.moves.store == "added" else loaded[kept])
+        target.copy_(self._stored(target, loaded[kept]))
+
+    def _stored(self, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """What elements become."""
+        how = self.moves.reduce
+        if how in (None, "add") or TORCH[self.dtype].is_floating_point:
+            return {None: new, "add": old + new, "min": torch.fmin(old, new), "max": torch.fmax(old, new)}[how]
+        bits = 2 ** (8 * TORCH[self.dtype].itemsize)
+        sign = 0 if how in ("min", "max") else bits - 1  # without one
+        pairs = zip(*(t.reshape(-1).long().tolist() for t in (old, new)), strict=True)
+        found = [BY_HAND[how](*(i & sign if sign else i for i in pair)) for pair in pairs]
+        return torch.tensor([i - bits if i >= bits // 2 else i for i in found]).view(old.shape).float()
 
     def _loaded(self, x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
         """What is loaded for each element of the output."""
@@ -199,8 +249,16 @@ class Case:
             return self._window_elements(x, shape)
         if moves.load == "strided":
             return x[tuple(slice(None, None, step) for step in self.steps)]
+        if moves.load == "multicast":
+            return x.expand(tuple(shape))
+        if moves.load == "through":
+            made = torch.zeros(tuple(shape))
+            for i, (first, count) in enumerate(zip(self.tables["firsts"], self.tables["counts"], strict=True)):
+                rows = min(count, shape[1])
+                made[i, :rows] = x[first : first + rows]
+            return made
         if moves.load == "gathered":
-            index = torch.tensor(self.index)
+            index = torch.tensor(self.tables["index"])
             rows = x[..., index.clamp(0, x.shape[-2] - 1), :]
             return torch.where(((index >= 0) & (index < x.shape[-2]))[:, None], rows, 0.0)
         made = torch.full(tuple(shape), float("nan") if moves.load == "nan" else 0.0)
@@ -233,19 +291,30 @@ def draw(seed: int) -> Case:
     rng = random.Random(seed)
     dtype = rng.choice(list(TORCH))
     size = TORCH[dtype].itemsize
-    load, store = rng.choice(LOADS), rng.choice(STORES)
-    fitting = [name for name, kind in TORCH.items() if kind.is_floating_point and kind.itemsize > 1]
-    if rng.random() < 0.8 and (load == "nan" or store == "added"):  # of other types they are refused
+    load, store, reduce = rng.choice(LOADS), rng.choice(STORES), None
+    if store == "scattered" and load not in ("whole", "shifted", "nan", "copies", "parts", "multicast"):
+        store = "slot"
+    if load == "through" and store in ("threads", "registers", "parts", "bulk"):
+        store = "slot"
+    if store == "bulk":
+        load = rng.choice(("whole", "bulk", "bulk", "copies", "shifted", "nan"))
+    if store == "reduced" or (store in ("bulk", "scattered") and rng.random() < 0.5):
+        reduce = "add" if load == "nan" else rng.choice(list(REDUCTIONS))
+    fitting = (
+        REDUCTIONS[reduce] if reduce else [name for name, t in TORCH.items() if t.is_floating_point and t.itemsize > 1]
+    )
+    if rng.random() < 0.8 and (load == "nan" or reduce):  # of other types they are refused
         dtype = rng.choice(fitting)
         size = TORCH[dtype].itemsize
-    tile, rank = _tile(rng, load, size)
+    tile, rank = _tile(rng, load, store, size)
     dims = tuple(NAMES[:rank])
-    out, steps, relations, index, windows, element = dims, (1,) * rank, (), [], None, ()
+    out, steps, relations, windows, element = dims, (1,) * rank, (), None, ()
+    tables: dict[str, list[int]] = {}
     spans = (1,) * (rank - len(tile)) + tile
     shape = [_extent(rng, n) for n in spans]
     if rng.random() < 0.85:  # whole units of 16 bytes
         shape[-1] = -(-shape[-1] * size // 16) * 16 // size
-    if rng.random() < 0.2 or (load == "bulk" and rng.random() < 0.7):  # whole tiles
+    if rng.random() < 0.2 or (load in ("bulk", "bulk rows") and rng.random() < 0.7):  # whole tiles
         shape[-1] = spans[-1] * rng.randint(1, 3)
     made = list(shape)
     if load == "strided":
@@ -256,11 +325,23 @@ def draw(seed: int) -> Case:
     if load == "gathered":
         rows = rng.randint(1, 60)
         dims = (*dims[:-2], "r", dims[-1])
-        index = [rng.randint(-2, rows + 1) for _ in range(shape[-2])]
+        tables["index"] = [rng.randint(-2, rows + 1) for _ in range(shape[-2])]
         shape[-2] = rows
+    if load == "multicast":
+        dims, shape = dims[1:], shape[1:]
+    if load == "through":
+        rows = rng.randint(1, 60)
+        firsts = [rng.randrange(rows) for _ in range(shape[0])]
+        tables |= {"firsts": firsts, "counts": [rng.randint(1, rows - first) for first in firsts]}
+        dims, shape = ("r", "c"), [rows, shape[-1]]
     if load == "windows":
         windows, shape, made, element = _windows(rng, tile, shape[-1])
         dims, out = ("n", *"hwd"[: len(windows.size)], "b"), ("a", "b")
+    loaded = tuple(made)
+    if store == "scattered":
+        rows = max(1, made[-2] + rng.randint(-3, 5))
+        tables["index"] = rng.sample(range(-5, rows + 5), made[-2])
+        made[-2] = rows
     start = shift = (0,) * len(out)
     if load in ("shifted", "nan") or (load == "copies" and rng.random() < 0.5):
         start = _shift(rng, spans, size, rng.random() < 0.5)
@@ -268,16 +349,17 @@ def draw(seed: int) -> Case:
         far = (*(1 for _ in range(len(out) - len(tile))), *tile)
         shift = tuple(map(abs, _shift(rng, far, size, False)))
     parts = rng.choice([n for n in (1, 2, 2, 4, tile[0]) if tile[0] % n == 0] if rng.random() < 0.9 else (2, 3, 5))
-    moves = Moves(load, store, dims, out, tile, start, shift, parts, element)
+    moves = Moves(load, store, dims, out, tile, start, shift, parts, element, reduce)
     vector = rng.choice((4, 8, 16, 16))
     makes = functools.partial(
         _schedule, moves, dtype, relations, steps, windows, vector, _swizzle(rng, tile[-1] * size),
         rng.choice((1, 1, 2, 4)), rng.choice((1, 2, 4, 4)), rng.choice((1, 2, 3)), rng.choice((1, 2, 4, 8, 16)),
+        rng.choice(((1, None), (2, None), (4, None), (4, 2), (6, 3), (4, 3))), rng.random() < 0.5,
     )  # fmt: skip
     unit = vector if load == "copies" else 16
     x, y = _view(rng, shape, size, unit), _view(rng, made, size, 16)
     text = f"boxes {seed}: {load} to {store}, {dtype} {tuple(shape)} by {x.strides} from {x.first}, tile {tile}"
-    return Case(seed, text, makes, moves, dtype, x, y, index, windows, steps)
+    return Case(seed, text, makes, moves, dtype, x, y, tables, loaded, windows, steps)
 
 
 def _swizzle(rng: random.Random, row: int) -> int | None:
@@ -286,16 +368,19 @@ def _swizzle(rng: random.Random, row: int) -> int | None:
     return None if rng.random() < 0.7 else rng.choice(fit if rng.random() < 0.8 else (0, 32, 64, 128))
 
 
-def _tile(rng: random.Random, load: str, size: int) -> tuple[tuple[int, ...], int]:
-    """Extents of a tile, and dimensions of the tensor."""
-    if load == "bulk":
-        return (rng.choice((16, 64, 256, 1024, 100)),), 1
+def _tile(rng: random.Random, load: str, store: str, size: int) -> tuple[tuple[int, ...], int]:
+    """Extents of a tile, and dimensions of the output."""
+    if load in ("bulk", "bulk rows") or store == "bulk":
+        return (rng.choice((16, 64, 256, 1024, 100)),), 1 if load != "bulk rows" else rng.choice((2, 3))
     bytes_of_row = rng.choice((32, 64, 128, 128, 128, 256, 256, 512))
     columns = (bytes_of_row if rng.random() < 0.85 else rng.randint(1, 700)) // size or 1
-    if load in ("gathered", "windows"):
-        return (rng.choice((4, 8, 16, 32, 5)), columns), rng.choice((2, 2, 3)) if load == "gathered" else 2
+    if load in ("gathered", "windows", "through") or store == "scattered":
+        rank = {"windows": 2, "through": 3, "multicast": 3}.get(load)
+        return (rng.choice((4, 8, 16, 32, 5)), columns), rank or rng.choice((2, 2, 3))
     rank = rng.choice((1, 2, 2, 2, 3, 3, 4, 5))
     core = rng.randint(1, rank)
+    if load == "multicast":  # an outer dimension, along which the tile is the same
+        core, rank = min(core, 4), max(rank, min(core, 4) + 1)
     if load == "strided":
         core = rank = max(2, rank)
     outer: list[int] = []
@@ -356,11 +441,11 @@ def _view(rng: random.Random, shape: Sequence[int], size: int, unit: int) -> Vie
 
 def _schedule(
     moves: Moves, dtype: str, relations: Any, steps: tuple[int, ...], windows: Any, vector: int, swizzle: int | None,
-    copiers: int, workers: int, stages: int, wide: int,
+    copiers: int, workers: int, stages: int, wide: int, cluster: tuple[int, int | None], whole: bool,
 ) -> tp.Schedule:  # fmt: skip
     """The schedule. Raises `InputError` for what the library refuses."""
     threads = moves.store in ("threads", "registers")
-    made: Any = ByThreads() if threads else FromSlots()
+    made: Any = ByThreads() if threads else Through() if moves.load == "through" else FromSlots()
     made.moves, made.relations = moves, relations
     if moves.load == "copies":
         made.load = tp.Role(warps=copiers)
@@ -370,12 +455,16 @@ def _schedule(
     dims, out, options = " ".join(moves.dims), " ".join(moves.out), {"dtype": dtype, "ring": ring}
     if moves.load == "copies":
         x: Any = tp.CpAsyncLoadStage(dims, tile=moves.tile, vector=vector, swizzle=swizzle, **options)
-    elif moves.load == "bulk":
+    elif moves.load in ("bulk", "bulk rows"):
         x = tp.BulkLoadStage(dims, tile=moves.tile, **options)
     elif moves.load == "windows":
         x = tp.Im2colLoadStage(dims, tile=moves.tile, windows=windows, swizzle=swizzle, **options)
     else:
         x = tp.TmaLoadStage(dims, tile=moves.tile, swizzle=swizzle, **options)
+    if moves.load == "multicast":
+        made.cluster = {moves.out[0]: cluster[0]}
+        group = tp.MulticastGroup(moves.out[0], ctas=cluster[1], whole=whole)
+        x = tp.TmaLoadStage(dims, tile=moves.tile, swizzle=swizzle, multicast=group, **options)
     if moves.load == "strided":
         x = x.strided(**{d: step for d, step in zip(moves.dims, steps, strict=True) if step > 1})
     elif moves.load == "nan":
@@ -384,14 +473,25 @@ def _schedule(
         x = x.in_parts(moves.parts)
     elif moves.load == "gathered":
         x = x.in_parts(moves.tile[0])
-        made.index = tp.Table(moves.out[-2])
     made.x = x
+    if moves.load == "gathered" or moves.store == "scattered":
+        made.index = tp.Table(moves.out[-2])
+    if moves.load == "through":
+        made.views = tp.BarrierRing(2, producer=made.point, consumer=(made.load, made.work))
+        made.rows = tp.DescriptorStage(x, ring=made.views)
+        made.firsts, made.counts = tp.Table("a"), tp.Table("a")
     if moves.store == "threads":
         y: Any = tp.TmaStoreStage(out, tile=moves.tile, role=made.work, dtype=dtype)
     elif moves.store == "registers":
         y = tp.ThreadStoreStage(out, tile=moves.tile, role=made.work, vector=wide, dtype=dtype)
+    elif moves.store == "bulk":
+        y = tp.BulkStoreStage(out, source=x, reduce=moves.reduce)
+    elif moves.store == "scattered":
+        made.over = out
+        y = tp.TmaStoreStage(" ".join((*moves.out[:-2], "s", moves.out[-1])), source=x, reduce=moves.reduce)
+        y = y.in_parts(moves.tile[0])
     else:
-        y = tp.TmaStoreStage(out, source=x, stages=0, reduce="add" if moves.store == "added" else None)
+        y = tp.TmaStoreStage(out, source=x, stages=0, reduce=moves.reduce)
         y = y.in_parts(moves.parts) if moves.store == "parts" else y
     made.y = y
     return made

@@ -55,6 +55,10 @@ def test_64_bits_are_moved_alone():
     for x in (2**60 + np.arange(6 * 40).reshape(6, 40), np.linspace(1, 2, 240).reshape(6, 40)):
         assert (tp.schedules.Copy()(x) == x).all()
         refused(softmax_of(1024), x, argument="slot.x.read", rule="at most 32 bits")
+        copies = tp.schedules.Copy((1, 40))
+        copies.x = tp.CpAsyncLoadStage("m n", tile=(1, 40), ring=copies.ring, vector=4)
+        copies.y = tp.TmaStoreStage(source=copies.x, stages=0)
+        refused(copies, x, argument="x.vector", rule="at least an element of 8 bytes")
         y = x.copy()
         refused(tp.schedules.Gemm(), x, y, argument="d", rule="no type that sums of")
 
