@@ -26,7 +26,7 @@ from tmapipe.im2col_stage import Im2colLoadStage
 from tmapipe.l2_stage import L2Stage
 from tmapipe.matmul import Wgmma
 from tmapipe.multicast import MulticastGroup
-from tmapipe.peer_stage import PeerStage, SentStage
+from tmapipe.peer_stage import PeerStage, ReducedStage, SentStage
 from tmapipe.reduction_scratch import ReductionScratch
 from tmapipe.register_tile import RegisterTile
 from tmapipe.role import Role
@@ -82,6 +82,7 @@ __all__ = [
     "PeerStage",
     "PersistentTiles",
     "PipelineError",
+    "ReducedStage",
     "ReductionScratch",
     "RegisterTile",
     "Role",

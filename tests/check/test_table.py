@@ -52,7 +52,7 @@ POSITIONS, PARITY, DATA = {"bar", "slot", "source", "a", "b"}, {"parity"}, {"at"
 KIND_OF_NAME = {
     **dict.fromkeys(POSITIONS - {"bar"}, operands.Kind.SLOT),
     **dict.fromkeys(("share", "shares", "rows", "part", "parts", "registers"), operands.Kind.NUMBER),
-    **dict.fromkeys(("load", "store", "matmul", "split", "table"), operands.Kind.NAME),
+    **dict.fromkeys(("load", "store", "matmul", "split", "table", "peer"), operands.Kind.NAME),
     **dict.fromkeys(("sync", "read", "increase", "anywhere"), operands.Kind.FLAG),
     **dict.fromkeys(("at", "words", *GLOBAL_DATA), operands.Kind.AT),
     "bar": operands.Kind.BAR,
@@ -144,6 +144,7 @@ SENTENCES = {
     ops.BulkPrefetch: "asks for a piece of s0 in L2",
     ops.BulkLoad: "starts the bulk load of s0 into s0[0], 2048 bytes that complete on b[1]",
     ops.PeerCopy: "starts a copy of s1[0] into s0[0] of CTAs 1 (part 0 to share 1 of 2), 1024 bytes that complete on b[1]",
+    ops.PeerReduce: "starts the reduction s0 of part 1 of s1[0] into s0[0] of CTAs 1, 512 bytes that complete on b[1]",
     ops.DescriptorWrite: "writes a descriptor of s0 to s1[0]",
     ops.DescriptorRelease: "hands the descriptor in s1[0] over to the TMA engine",
     ops.DescriptorAcquire: "acquires the descriptor in s1[0]",

@@ -18,7 +18,7 @@ from tests.matmul_shelf import FORMS
 from tests.oracle.copy_forms import Added, Ahead, CopiedGemm, Far, FarPieces, Images, Mapped
 from tests.oracle.descriptor_forms import AnyRows, Convolved, Every, EveryInParts, Lines, Padded, padded_gemm
 from tests.oracle.held_forms import Narrowed
-from tests.oracle.peer_forms import Looked, Paired, Rotated, RotatedInPairs, Scattered, WholeBoxes
+from tests.oracle.peer_forms import Looked, Paired, Reduced, Rotated, RotatedInPairs, Scattered, WholeBoxes
 from tests.oracle.ptx import Ptx
 from tests.oracle.result_forms import Chained, Overlapped
 from tests.oracle.row_forms import GatherRows, ScatterRows
@@ -441,6 +441,11 @@ THREADS = {
     "shared by pairs of four CTAs": Kernel(Paired, {}, {"h": 8, "g": 4, "m": 10, "n": 136}),
     "whole boxes to pairs of four CTAs": Kernel(lambda: Paired(whole=True), {}, {"h": 8, "g": 4, "m": 10, "n": 136}),
     "whole boxes multicast": Kernel(WholeBoxes, {}, {"r": 4, "m": 12, "n": 300}),
+    "reduced into peers": Kernel(Reduced, {}, {"s": 2, "m": 24, "q": 24, "n": 96}),
+    **{
+        f"{how} into four peers": Kernel(functools.partial(Reduced, how, 4), {}, {"s": 4, "m": 48, "q": 48, "n": 96})
+        for how in ("min", "xor", "inc")
+    },
     "scattered to peers": Kernel(Scattered, {"y": "fp32"}, {"s": 2, "m": 24, "q": 24, "n": 100}),
     "tiles asked into L2": Kernel(Far, {}, MATRIX),
     "pieces asked into L2": Kernel(FarPieces, {}, {"m": 9, "n": 512}),

@@ -180,10 +180,10 @@ def _boxes(
 
 
 def _to_peer(peer: Peer, stage: int, to: int, barrier: str, part: int | None, into: int) -> Event:
-    nbytes = peer.buffer.slot_bytes // (1 if part is None else peer.peers)
+    nbytes = peer.buffer.slot_bytes // (1 if part is None or peer.reduce else peer.peers)
     source = peer.source.offset + stage * peer.source.pitch + nbytes * (part or 0)
     target = peer.buffer.offset + stage * peer.buffer.pitch + nbytes * into
-    return "peer_copy", target, source, nbytes, barrier, stage, to
+    return f"peer_{peer.reduce or 'copy'}", target, source, nbytes, barrier, stage, to
 
 
 def _place(plan: Plan, launch: Launch, buffer: Any, stage: int) -> int:

@@ -310,6 +310,7 @@ SHOWN = {
     "gemm by GPC 1x2": {"ReadSmid"},
     "copies beside loads": {"CpAsync"},
     "rotated among peers": {"PeerCopy"},
+    "reduced into peers": {"PeerReduce"},
     "read from peers": {"PeerRead"},
     "rows gathered": {"TmaGather"},
     "rows scattered": {"TmaScatter"},

@@ -1,5 +1,7 @@
 """Tiles and numbers that the CTAs of a cluster send each other: on the GPU as PyTorch says."""
 
+import functools
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from tests.oracle.peer_forms import (
     Looked,
     Paired,
     PairsOfRows,
+    Reduced,
     Rotated,
     RotatedInPairs,
     Scattered,
@@ -81,3 +84,28 @@ def test_two_of_four_ctas_reduce_together(columns):
         for part, found in zip(x.split(1024, 1), y.split(1024, 1), strict=True):
             want = (part - part.amax(1, keepdim=True)) / part.sum(1, keepdim=True)
             torch.testing.assert_close(found, want, rtol=1e-6, atol=0)
+
+
+#: What an element becomes, of what it is and what comes. Numbers of "inc" and "dec" are positive here.
+BY_TORCH = {
+    "add": torch.add,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "and": torch.bitwise_and,
+    "or": torch.bitwise_or,
+    "xor": torch.bitwise_xor,
+    "inc": lambda old, new: torch.where(old >= new, 0, old + 1),
+    "dec": lambda old, new: torch.where((old == 0) | (old > new), new, old - 1),
+}
+
+
+@pytest.mark.parametrize("reduce", BY_TORCH)
+@pytest.mark.parametrize("peers", [2, 8])
+def test_parts_are_reduced_in_place(reduce, peers):
+    x = torch.randint(-(2**31), 2**31 - 1, (peers, 160, 1600), dtype=torch.int32)
+    if reduce in ("inc", "dec"):  # whose order makes a difference
+        x = torch.randint(0, 6, x.shape[1:], dtype=torch.int32).expand(x.shape).contiguous()
+    schedule = Reduced(reduce, peers)
+    want = functools.reduce(BY_TORCH[reduce], x, torch.full(x.shape[1:], 3, dtype=torch.int32))
+    for _ in range(3):
+        assert torch.equal(schedule(x.cuda()).cpu(), want)

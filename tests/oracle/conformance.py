@@ -60,6 +60,7 @@ EXAMPLES: tuple[Any, ...] = (
     ops.BulkLoad("s0", 0, 1, 2048, (0, 0)),
     ops.BulkPrefetch("s0", (0, 0)),
     ops.PeerCopy(0, 1, 1024, 0b10, 1, 0, 1, 2),
+    ops.PeerReduce("s0", 0, 1, 512, 0b10, 1, 1, 2),
     ops.DescriptorWrite("s0", 1, (3, 5)),
     ops.DescriptorRelease(1),
     ops.DescriptorAcquire(1),
@@ -131,6 +132,8 @@ def observed(op: Any) -> set[tuple[Any, ...]]:
         raise AssertionError(f"{op} is not enabled")
     after.apply(0, op)
     found |= {("global memory", GLOBAL[type(op)])} if type(op) in GLOBAL else set()
+    if after.loads and not _refused(op, op):
+        found |= {("goes with others like it", load[0]) for load in after.loads.values()}
     return found | set(_counted(before, after)) | set(_started(before, after)) | set(_rest(op, before, after))
 
 
@@ -284,6 +287,7 @@ def _facts(effect: Any, op: Any) -> Iterator[tuple[Any, ...]]:
         far = (of(effect.mask).bit_length() - 1) * nslots if effect.mask else 0
         yield "accesses", far + of(effect.slot), effect.write
     elif isinstance(effect, Start) and effect.until.group is not None:
+        yield from [("goes with others like it", of(effect.slot))] if effect.reduces else []
         yield "starts to write" if effect.write else "starts to read", of(effect.slot), effect.until.group
     elif isinstance(effect, Start):
         share, shares = (of(effect.share), of(effect.shares)) if effect.shares else (0, 1)
@@ -292,7 +296,9 @@ def _facts(effect: Any, op: Any) -> Iterator[tuple[Any, ...]]:
             bar = cta * nbars + of(effect.until.bar)
             until = effect.until
             counted = (of(until.nbytes), 0) if until.nbytes else (0, of(until.lanes).bit_count())
-            yield verb, (cta if effect.write else 0) * nslots + of(effect.slot), share, shares, bar, *counted
+            slot = (cta if effect.write else 0) * nslots + of(effect.slot)
+            yield verb, slot, share, shares, bar, *counted
+            yield from [("goes with others like it", slot)] if effect.reduces else []
     elif isinstance(effect, EndGroup):
         yield "ends a group", effect.group
     elif isinstance(effect, AwaitGroup):

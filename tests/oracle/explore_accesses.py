@@ -52,7 +52,11 @@ __all__ = [
 
 NEVER = 1 << 60
 FENCES = (ops.FenceProxyAsync, ops.DescriptorRelease)
-FROM_SLOTS = (ops.PeerCopy, ops.TmaLoadThrough)  # what lands later, and reads a slot of its own CTA until then
+FROM_SLOTS = (
+    ops.PeerCopy,
+    ops.PeerReduce,
+    ops.TmaLoadThrough,
+)  # what lands later, and reads a slot of its own CTA until then
 SLOT_READS, SLOT_WRITES = (ops.SlotRead, ops.DescriptorAcquire), (ops.SlotWrite, ops.DescriptorWrite)  # by threads
 COPIES = (ops.CpAsync,)  # by threads, whose lanes arrive at an mbarrier when they have landed
 LOADS = (
@@ -61,6 +65,7 @@ LOADS = (
     ops.StAsync,
     ops.BulkLoad,
     ops.PeerCopy,
+    ops.PeerReduce,
     ops.TmaLoadThrough,
     *COPIES,
 )  # what lands later and counts on an mbarrier
@@ -76,6 +81,7 @@ RELEASES = (
     ops.StAsync,
     ops.BulkLoad,
     ops.PeerCopy,
+    ops.PeerReduce,
     ops.TmaLoadThrough,
     ops.Exit,
 )
@@ -89,6 +95,7 @@ SIGNALS = (
 STORES = (ops.TmaStore, ops.TmaScatter, ops.BulkStore)
 Part = tuple[str, int, int]
 WHOLE: Part = ("whole", 0, 1)
+REDUCED: Part = ("reduced", 0, 2)  # of which several go together
 MARKS = ("fence", "landing", "told", "access")
 
 
@@ -189,6 +196,8 @@ class Classes:
         if one[0] // slots != other[0] // slots or other[0] % slots not in self.layout.aliases[one[0] % slots]:
             return False
         a, b = one[1], other[1]
+        if a == b == REDUCED:
+            return False
         same_cut = a[0].split("/")[0] == b[0].split("/")[0] and a[2] == b[2]
         return one[0] != other[0] or not (same_cut and a[1] != b[1])
 
@@ -220,11 +229,8 @@ class Accesses:
 
     def loads(self, op: Any, own: int) -> dict[int, int]:
         """CTA -> the bit of what a load writes there, and of what a copy to a peer reads here."""
-        part = (
-            ("shares", op.share, op.shares)
-            if isinstance(op, (ops.TmaLoad, ops.TmaGather, ops.StAsync, *FROM_SLOTS, *COPIES))
-            else WHOLE
-        )
+        part = ("shares", op.share, op.shares) if hasattr(op, "shares") else WHOLE
+        part = REDUCED if isinstance(op, ops.PeerReduce) else part
         mask = getattr(op, "mask", None) or 1 << own
         slots = self.layout.nslots
         read = self.classes.bit(own * slots + op.source, WHOLE, False) if isinstance(op, FROM_SLOTS) else 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.oracle.explore_accesses import WHOLE, Classes, is_release
+from tests.oracle.explore_accesses import REDUCED, WHOLE, Classes, is_release
 from tests.oracle.explore_programs import Visible, WarpProgram
 from tmapipe.check.findings import Kind
 from tmapipe.isa import ops
@@ -79,7 +79,7 @@ class Conflicts:
         place, share, shares, *_, source, _ = state.loads[flight]
         read = self.classes.bit(source, WHOLE, False) if source >= 0 else 0
         return (
-            self.classes.bit(place, ("shares", share, shares), True)
+            self.classes.bit(place, REDUCED if flight.kind == "peer reduction" else ("shares", share, shares), True)
             | read
             | self.classes.loaded(self.classes.starts[flight.issuer][flight.serial])
         )

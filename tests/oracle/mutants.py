@@ -28,7 +28,17 @@ from tests.oracle.matmul_forms import InFlight, InTurn, Relu, Widened
 from tests.oracle.mutant_changes import changed, changes_at
 from tests.oracle.mutant_sites import Change, Program, program_of
 from tests.oracle.mutant_table import Outcome, show, write
-from tests.oracle.peer_forms import LongRows, Looked, Paired, PairsOfRows, Rotated, Scattered, Swapped, WholeBoxes
+from tests.oracle.peer_forms import (
+    LongRows,
+    Looked,
+    Paired,
+    PairsOfRows,
+    Reduced,
+    Rotated,
+    Scattered,
+    Swapped,
+    WholeBoxes,
+)
 from tests.oracle.program_forms import FORMS
 from tests.oracle.result_forms import Chained, Overlapped
 from tests.oracle.row_forms import GatherFour, GatherRows, ScatterFour, ScatterRows
@@ -87,6 +97,7 @@ VARIANTS: tuple[Registered, ...] = (
     Registered("results loaded again", Chained, Chained, ((1, 1, {}), (3, 1, {}))),
     Registered("results loaded while others are stored", Overlapped, Overlapped, ((1, 1, {}), (3, 1, {}))),
     Registered("whole boxes multicast", WholeBoxes, WholeBoxes, ((1, 1, {}), (2, 1, {}))),
+    Registered("reduced into peers", Reduced, Reduced, ((1, 1, {}), (2, 1, {}))),
     Registered("read from peers", Looked, Looked, ((1, 1, {}), (2, 1, {}))),
     Registered("sent by threads", Swapped, Swapped, ((1, 1, {}),)),
     Registered("rows over CTAs", LongRows, LongRows, ((1, 1, {"n": 1024}),)),

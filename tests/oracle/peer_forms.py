@@ -114,6 +114,50 @@ class Scattered(tp.Schedule):
         k.y.store(half, values)
 
 
+class Reduced(tp.Schedule):
+    """y[m] = 3 + the sum, or the like, over s of x[s, m]: each CTA of a cluster loads one s, and the engine adds them."""
+
+    load, write, send, store = tp.Role(warps=1), tp.Role(warps=1), tp.Role(warps=1), tp.Role(warps=1)
+    cluster: ClassVar = {"s": 2}
+    over = "s m n"
+    relations = (tp.Dim("q", of="m"),)  # as many rows, in tiles of half as many
+
+    def __init__(self, reduce: str = "add", peers: int = 2):
+        group, self.cluster = tp.MulticastGroup("s"), {"s": peers}
+        self.loaded = tp.BarrierRing(1, producer=self.load, consumer=self.write)
+        self.x = tp.TmaLoadStage("s m n", tile=(4 * peers, 32), ring=self.loaded, dtype="int32")
+        self.ring = tp.BarrierRing(1, chain=(self.write, self.send, self.store))
+        own = {"ring": self.ring, "writer": self.write, "dtype": "int32"}
+        self.mine = tp.SharedStage(tile=(4 * peers, 32), **own)
+        self.begin = tp.SharedStage(tile=(4, 32), group=group, **own)
+        self.sums = tp.ReducedStage(self.mine, into=self.begin, sender=self.send, reduce=reduce)
+        self.y = tp.TmaStoreStage("q n", source=self.sums, stages=0)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.loaded.produce() as slot:
+            slot.x.load(tile)
+
+    @write.jit
+    def widen(self, k, tile):
+        with k.loaded.consume() as slot:
+            values = slot.x.read()
+        with k.ring.produce() as slot:
+            slot.mine.write(values)
+            slot.begin.write(k.full("begin", 3))
+
+    @send.jit
+    def scatter(self, k, tile):
+        with k.ring.consume() as slot:
+            for i in range(slot.sums.peers):
+                slot.sums.send(i)
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile.also(q=slot.sums.peers * tile.m + slot.sums.rank))
+
+
 class LongRows(tp.Schedule):
     """y = (x - the maximum of its row) / the sum of its row, where a row lies in two CTAs, of two warps each."""
 

@@ -325,7 +325,8 @@ class Execution:
         assert target.rank == bar.rank
         source, nbytes = self.address(i.operands[1]) - BASE, self.value(i.operands[2])
         place = *self._barrier(bar.address), target.rank
-        self.events.append(("peer_copy", target.address - BASE, source, nbytes, *place))
+        kind = f"peer_{next(word for word in REDUCTIONS if i.has(word))}" if i.is_a("cp.reduce") else "peer_copy"
+        self.events.append((kind, target.address - BASE, source, nbytes, *place))
 
     def _bulk_by_address(self, i: Instruction) -> None:
         if i.has("bulk_group"):

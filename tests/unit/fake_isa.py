@@ -355,7 +355,8 @@ class RecordingIsa:
         self._note("write", slot.buffer.name, slot.stage, values.data)
 
     def full(self, layout: Any, along: str, value: float) -> Fragment:
-        return Fragment(self, layout, along, "fp32", (value,))  # type: ignore[arg-type]
+        kind = "int32" if isinstance(value, int) else "fp32"
+        return Fragment(self, layout, along, kind, (value,))  # type: ignore[arg-type]
 
     def accumulator_values(self, matmul: Matmul, acc: str) -> Fragment:
         return Fragment(self, AccumulatorLayout.of(matmul), "tile", "fp32", (acc,))  # type: ignore[arg-type]

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
-from tests.oracle.peer_forms import Looked, Rotated, RotatedInPairs, Scattered, Swapped
+from tests.oracle.peer_forms import Looked, Reduced, Rotated, RotatedInPairs, Scattered, Swapped
 from tests.unit.errors import refused
+from tests.unit.test_added import expected
 from tmapipe.check.findings import Kind
 from tmapipe.errors import DeadlockError, HazardError, ScopeError
 
@@ -39,7 +40,7 @@ def test_tiles_of_peers_are_read(seed):
     assert (y == x.sum(0)).all() and run.counts["PeerRead"] == 3 * 3 * 2 * 2
 
 
-@pytest.mark.parametrize("kind", [Looked, Rotated, Scattered, Swapped])
+@pytest.mark.parametrize("kind", [Looked, Reduced, Rotated, Scattered, Swapped])
 def test_they_are_proved(kind):
     report = kind().check()
     assert report.ok and report.trips == "every trip count"
@@ -254,3 +255,88 @@ def test_what_threads_cannot_send():
     refused(tp.SentStage, **how, sender=Swapped.add, group=group, argument="sender", rule="any phase but the last")
     refused(Narrow(), whole(8, 64), argument="theirs.send", rule="the shape of")
     assert repr(Swapped.theirs).startswith("SentStage(tile=(4, 64), ring=") and "sender=Role" in repr(Swapped.theirs)
+
+
+# ---- reductions into peers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduce", ["add", "min", "max", "and", "or", "xor", "inc", "dec"])
+@pytest.mark.parametrize("peers", [2, 4])
+def test_parts_are_reduced_in_place(reduce, peers):
+    rng = np.random.default_rng(0)
+    x = rng.integers(-(2**31), 2**31, (peers, 12 * peers, 96)).astype(np.int32)
+    if reduce in ("inc", "dec"):  # whose order makes a difference
+        x = np.broadcast_to(rng.integers(0, 6, x.shape[1:]).astype(np.int32), x.shape).copy()
+    wanted = expected(reduce, np.full(x.shape[1:], 3, np.int32), x)
+    for seed in range(3):
+        y = np.zeros(x.shape[1:], np.int32)
+        Reduced(reduce, peers).simulate(x, out=y, clusters=2, seed=seed)
+        assert (y == wanted).all()
+
+
+def test_explain_says_what_comes_from_all():
+    text = Reduced("max", 4).explain()
+    assert "max to peers sums: 4 x 32 int32 of mine, among 4 CTAs along s" in text
+    assert "expect-tx by send: 2048 bytes a slot = sums 4 x 32 x 4 x 4 CTAs" in text
+    assert repr(Reduced("max").sums).endswith("sender=Role(warps=1), reduce='max')")
+
+
+class Hasty(Reduced):
+    """It reads what is reduced in the phase in which it is sent."""
+
+    load, write, send, store = Reduced.load, Reduced.write, Reduced.send, Reduced.store
+
+    @send.jit
+    def scatter(self, k, tile):
+        with k.ring.consume() as slot:
+            for i in range(2):
+                slot.sums.send(i)
+            slot.sums.write(slot.sums.read() + 1)
+
+
+class Some(Reduced):
+    """One part is not sent."""
+
+    load, write, send, store = Reduced.load, Reduced.write, Reduced.send, Reduced.store
+
+    @send.jit
+    def scatter(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.sums.send(0)
+
+
+def test_wrong_reductions_are_found():
+    assert Kind.RACE in Hasty().check().kinds()
+    assert not Some().check().ok
+
+
+def test_only_reductions_overlap():
+    """Copies of the same parts do not."""
+
+    class Copied(Scattered):
+        load, write, send, add = Scattered.load, Scattered.write, Scattered.send, Scattered.add
+
+        @send.jit
+        def scatter(self, k, tile):
+            with k.ring.consume() as slot:
+                for i in range(2):
+                    slot.theirs.send(i, part=i, into=0)
+
+    assert Kind.RACE in Copied().check().kinds()
+
+
+def test_reductions_that_are_refused():
+    right = Reduced()
+    how = {"into": right.begin, "sender": right.send}
+    refused(tp.ReducedStage, right.mine, into=right.mine, sender=right.send, argument="into", rule="with group=")
+    refused(tp.ReducedStage, right.mine, **how, reduce="mul", argument="reduce", rule="is one of add, min")
+    refused(tp.ReducedStage, "x", **how, argument="ReducedStage(source)", rule="TMA or threads fill")
+    refused(
+        tp.ReducedStage, right.mine, into=right.begin, sender=right.store, argument="sender", rule="not of the last"
+    )
+    wide = Reduced()
+    wide.mine = tp.SharedStage(tile=(4, 32), ring=wide.ring, writer=wide.write, dtype="int32")
+    wide.sums = tp.ReducedStage(wide.mine, into=wide.begin, sender=wide.send)
+    refused(wide.plan, argument="sums.tile", rule=r"is of a source of \(8, 32\) int32")
+    real = tp.SharedStage(tile=(4, 32), ring=right.ring, writer=right.write, dtype="fp32", group=tp.MulticastGroup("s"))
+    refused(tp.ReducedStage, right.mine, into=real, sender=right.send, argument="reduce", rule="the tile is of fp32")

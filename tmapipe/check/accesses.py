@@ -10,12 +10,12 @@ from typing import NamedTuple
 from tmapipe.check.log import Step
 
 __all__ = [
-    "ASYNC_READ", "ASYNC_WRITE", "COPY", "COUNTED", "DOES", "GENERIC", "LOAD", "MMA", "RAW", "READ", "SEND", "STORE",
+    "ASYNC_READ", "ASYNC_WRITE", "COPY", "COUNTED", "DOES", "GENERIC", "LOAD", "MMA", "RAW", "READ", "REDUCE", "SEND", "STORE",
     "THREADS", "WHOLE", "WRITE", "WRITES", "Access", "Part", "Wait", "Waits",
 ]  # fmt: skip
 
 #: What an access does. ASYNC_*: raw code of threads, through the async proxy, which has waited for its end.
-READ, WRITE, LOAD, STORE, MMA, ASYNC_READ, ASYNC_WRITE, COPY, SEND = range(9)
+READ, WRITE, LOAD, STORE, MMA, ASYNC_READ, ASYNC_WRITE, COPY, SEND, REDUCE = range(10)
 DOES = (
     "{who} reads",
     "{who} writes",
@@ -26,11 +26,12 @@ DOES = (
     "raw code of {who} writes",
     "a cp.async issued by {who} writes",
     "a copy to a peer issued by {who} reads",
+    "a reduction issued by {who} changes",
 )
-WRITES = (WRITE, LOAD, ASYNC_WRITE, COPY)
+WRITES = (WRITE, LOAD, ASYNC_WRITE, COPY, REDUCE)
 THREADS, RAW = (READ, WRITE), (ASYNC_READ, ASYNC_WRITE)
 GENERIC = (*THREADS, COPY)
-COUNTED = (LOAD, COPY, SEND)  # their end, on an mbarrier
+COUNTED = (LOAD, COPY, SEND, REDUCE)  # their end, on an mbarrier
 Part = tuple[str, int, int]  # how the slot is cut, which part, of how many
 WHOLE: Part = ("whole", 0, 1)
 

@@ -18,7 +18,7 @@ import functools
 from typing import Any
 
 from tmapipe.check import accesses
-from tmapipe.check.accesses import COPY, LOAD, MMA, SEND, STORE, WHOLE, WRITE, WRITES, Access, Part, Wait, Waits
+from tmapipe.check.accesses import COPY, LOAD, MMA, REDUCE, SEND, STORE, WHOLE, WRITE, WRITES, Access, Part, Wait, Waits
 from tmapipe.check.clocks import Clock, Clocks
 from tmapipe.check.findings import Kind
 from tmapipe.check.log import FindingLog, Step
@@ -81,6 +81,7 @@ class Slots:
         if effect.proxy is Proxy.ASYNC:
             self.async_slots.add(slot)
         counted = SEND if not effect.write else LOAD if effect.proxy is Proxy.ASYNC else COPY
+        counted = REDUCE if effect.reduces else counted
         kind = counted if until.group is None else MMA if until.group is Group.WGMMA else STORE
         shares = getattr(op, effect.shares) if effect.shares else 1
         part = ("shares", getattr(op, effect.share), shares) if shares > 1 else WHOLE
@@ -163,7 +164,7 @@ class Slots:
                     continue
                 over = []
                 for of, before in known.items():
-                    if not writes and before.kind not in WRITES:
+                    if (not writes and before.kind not in WRITES) or before.kind == access.kind == REDUCE:
                         continue
                     kind = self.order(before, access, clock)
                     if kind is not None:

@@ -84,12 +84,13 @@ class CopyEmitters:
         self: Any, peer: Peer, stage: Any, to: Any, barrier: Barrier, part: Any = None, into: Any = 0
     ) -> None:
         assert peer.source is not None
-        nbytes = peer.buffer.slot_bytes // (1 if part is None else peer.peers)
+        nbytes = peer.buffer.slot_bytes // (1 if part is None or peer.reduce else peer.peers)
         source = self.slot_address(peer.source, stage) + (0 if part is None else part * nbytes)
         target = self.slot_address(peer.buffer, stage) + (0 if part is None else into * nbytes)
         bar = self.mbarrier(barrier, stage).toint()
+        how = None if peer.reduce is None else _reduction(peer.reduce, peer.buffer.dtype.name)
         with cute.arch.elect_one():
-            _bulk_to_peer(at_peer(target, to), source, nbytes, at_peer(bar, to))
+            _bulk_to_peer(at_peer(target, to), source, nbytes, at_peer(bar, to), how)
 
     def bulk_store(self: Any, store: Store, stage: Any, at: Sequence[Any]) -> None:
         tensor, size = self.addressed[store.argument], store.buffer.dtype.bytes
@@ -117,16 +118,20 @@ def _element(tensor: Any, at: Sequence[Any], size: int) -> Any:
 _BULK_TYPES = {"bf16": "bf16", "fp16": "f16", "fp32": "f32", "fp64": "f64", "int32": "s32", "int64": "s64"}
 
 
+def _reduction(reduce: str, dtype: str) -> str:
+    """How the instruction calls it, of elements of a type."""
+    of = _BULK_TYPES[dtype]
+    if reduce in ("and", "or", "xor"):
+        of = f"b{of[1:]}"
+    elif reduce in ("inc", "dec") or (reduce, of) == ("add", "s64"):  # there is no other sum of 64 bits
+        of = f"u{of[1:]}"
+    return f".{reduce}{'.noftz' if reduce == 'add' and of in ('bf16', 'f16') else ''}.{of}"
+
+
 def _bulk_to_global(store: Store, target: Any, source: Any, nbytes: Any) -> None:
     how, kind = "cp.async", ""
     if store.reduce:
-        of = _BULK_TYPES[store.buffer.dtype.name]
-        if store.reduce in ("and", "or", "xor"):
-            of = f"b{8 * store.buffer.dtype.bytes}"
-        elif store.reduce in ("inc", "dec") or (store.reduce, of) == ("add", "s64"):  # there is no other sum of 64 bits
-            of = f"u{of[1:]}"
-        rounded = ".noftz" if store.reduce == "add" and of in ("bf16", "f16") else ""
-        how, kind = "cp.reduce.async", f".{store.reduce}{rounded}.{of}"
+        how, kind = "cp.reduce.async", _reduction(store.reduce, store.buffer.dtype.name)
     emit_ptx(f"{how}.bulk.global.shared::cta.bulk_group{kind} [$0], [$1], $2;", "lrr", target, source, nbytes)
 
 
@@ -135,8 +140,9 @@ def _bulk_from_global(target: Any, source: Any, nbytes: int, bar: Any) -> None:
     emit_ptx(text, "rlrr", target, source, nbytes, bar)
 
 
-def _bulk_to_peer(target: Any, source: Any, nbytes: int, bar: Any) -> None:
-    text = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
+def _bulk_to_peer(target: Any, source: Any, nbytes: int, bar: Any, how: str | None = None) -> None:
+    what = "cp.async" if how is None else "cp.reduce.async"
+    text = f"{what}.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes{how or ''} [$0], [$1], $2, [$3];"
     emit_ptx(text, "rrrr", target, source, nbytes, bar)
 
 

@@ -23,7 +23,7 @@ from tmapipe.isa.operands import (
     Where,
 )
 from tmapipe.isa.values import SlotRef, Value
-from tmapipe.plan.model import Barrier, Load, Peer, Store
+from tmapipe.plan.model import Barrier, Load, Store
 
 __all__ = [
     "BulkCommit",
@@ -33,7 +33,6 @@ __all__ = [
     "BulkWait",
     "CopyInstructions",
     "CpAsync",
-    "PeerCopy",
     "PrefetchDescriptor",
     "StAsync",
     "TmaLoad",
@@ -240,34 +239,6 @@ class StAsync(NamedTuple):
     where: Where = None
 
 
-def _says_peer_copy(names: Names, op: PeerCopy) -> str:
-    part = f" (part {op.part} to share {op.share} of {op.shares})" if op.shares > 1 else ""
-    source, slot, bar = names.slot_name(op.source), names.slot_name(op.slot), names.bar_name(op.bar)
-    return f"starts a copy of {source} into {slot} of CTAs {ranks(op.mask)}{part}, {op.nbytes} bytes that complete on {bar}"
-
-
-@operation(
-    "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes",
-    _says_peer_copy,
-    Start("slot", ON_BAR, write=True, mask="mask", share="share", shares="shares"),
-    Start("source", ON_BAR, mask="mask"),
-)
-class PeerCopy(NamedTuple):
-    """Of `source`, or part `part` of `shares` of it, to `slot`, or share `share` of that, of the CTA in `mask`, completing
-    `nbytes` on its `bar`. Facts: tuple of its `Flight`."""
-
-    slot: Slot
-    bar: Bar
-    nbytes: Bytes
-    mask: Mask
-    source: Slot
-    part: Number = 0
-    share: Number = 0
-    shares: Number = 1
-    lanes: Lanes = ELECTED
-    where: Where = None
-
-
 class CopyInstructions(Lowering):
     """Instructions that copy."""
 
@@ -373,16 +344,3 @@ class CopyInstructions(Lowering):
         everyone = (1 << self.plan.cluster_size) - 1
         place, bar = self.slot(slot.buffer, slot.stage), self.bar(barrier, slot.stage)
         self.emit(StAsync(place, bar, slot.buffer.slot_bytes, everyone, tuple(words)))
-
-    def peer_copy(
-        self, peer: Peer, stage: Value, to: Value, barrier: Barrier, part: Value = None, into: Value = 0
-    ) -> None:
-        """``cp.async.bulk`` from shared memory to that of a CTA of the cluster: copies slot *stage* of `peer.source` to slot
-        *stage* of `peer.buffer` of the CTA with rank *to*, and completes its bytes on ``barrier[stage]`` there, later, by
-        itself. With *part*, only that one of `peer.peers` equal parts along the slot's first extent, to part *into*. Async
-        proxy."""
-        assert peer.source is not None
-        shares = 1 if part is None else peer.peers
-        slot, source, bar = self.slot(peer.buffer, stage), self.slot(peer.source, stage), self.bar(barrier, stage)
-        nbytes = peer.buffer.slot_bytes // shares
-        self.emit(PeerCopy(slot, bar, nbytes, 1 << to, source, 0 if part is None else part, into, shares))

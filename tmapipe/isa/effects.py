@@ -148,7 +148,8 @@ class Access:
 @attrs.frozen
 class Start:
     """Starts to read, or if `write` to overwrite, `slot`. mask: in which CTAs; share, shares: only this one of so many
-    disjoint parts of the slot. What is read lies in the own CTA; its mask says on whose `bar` the end is counted."""
+    disjoint parts of the slot; reduces: what is written is combined with what is there, in any order with others that do so.
+    What is read lies in the own CTA; its mask says on whose `bar` the end is counted."""
 
     slot: str = attrs.field(metadata={"kind": Kind.SLOT})
     until: Until
@@ -156,6 +157,7 @@ class Start:
     mask: str = _names(Kind.MASK, "")
     share: str = _names(Kind.NUMBER, "")
     shares: str = _names(Kind.NUMBER, "")
+    reduces: bool = False
 
     @property
     def proxy(self) -> Proxy:

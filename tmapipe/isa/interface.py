@@ -28,6 +28,7 @@ from tmapipe.isa.copies import CopyInstructions
 from tmapipe.isa.descriptors import DescriptorInstructions
 from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.globals import GlobalInstructions
+from tmapipe.isa.peers import PeerInstructions
 from tmapipe.isa.rows import RowInstructions
 from tmapipe.isa.values import Block, Cells, Condition, Value
 from tmapipe.plan.model import Load
@@ -38,6 +39,7 @@ __all__ = ["Isa"]
 class Isa(
     BarrierInstructions,
     CopyInstructions,
+    PeerInstructions,
     RowInstructions,
     DescriptorInstructions,
     ComputeInstructions,

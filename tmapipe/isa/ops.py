@@ -16,6 +16,7 @@ from tmapipe.isa.copies import *  # noqa: F403
 from tmapipe.isa.descriptors import *  # noqa: F403
 from tmapipe.isa.globals import *  # noqa: F403
 from tmapipe.isa.operands import ALL_LANES, ELECTED
+from tmapipe.isa.peers import *  # noqa: F403
 from tmapipe.isa.rows import *  # noqa: F403
 
 __all__ = [

@@ -20,6 +20,7 @@ from tmapipe.isa.ops import (
     Flight,
     LoadWrite,
     PeerCopy,
+    PeerReduce,
     StAsync,
     StoreRead,
     StoreWrite,
@@ -30,10 +31,12 @@ from tmapipe.isa.ops import (
     TmaStore,
 )
 from tmapipe.machine.hazard import hazard
-from tmapipe.machine.memory import Memory, gather, lands
+from tmapipe.machine.memory import Memory, gather, lands, reduced
 from tmapipe.machine.slots import conflict
 from tmapipe.machine.state import State, applies, waits
 from tmapipe.tma_rules import ALIGNMENT
+
+REDUCTION = "peer reduction"  # kind of flights
 
 # ---- loads ------------------------------------------------------------------------------------------------------------
 
@@ -73,6 +76,19 @@ def _land_copy(memory: Memory, flight: Flight, op: PeerCopy, target: np.ndarray)
     rows = target.shape[0] // op.shares
     source = memory.slot(flight.issuer // memory.layout.warps, op.source)
     target[op.share * rows : (op.share + 1) * rows] = source[op.part * rows : (op.part + 1) * rows]
+
+
+@applies(PeerReduce)
+def _peer_reduce(state: State, agent: int, op: PeerReduce) -> tuple[Flight, ...]:
+    return start_loads(state, agent, op, REDUCTION, "a slot")
+
+
+@lands(PeerReduce)
+def _land_reduction(memory: Memory, flight: Flight, op: PeerReduce, target: np.ndarray) -> None:
+    how = next(peer.reduce for peer in memory.layout.plan.sends if peer.name == op.peer)
+    source = memory.slot(flight.issuer // memory.layout.warps, op.source)
+    assert how is not None
+    target[...] = reduced(how, target, np.split(source, op.parts)[op.part])
 
 
 @applies(TmaPrefetch)
@@ -126,6 +142,7 @@ def _start_load(state: State, agent: int, op: Any, cta: int, kind: str, what: st
     base = cta * layout.nslots
     for slot in layout.aliases[op.slot]:
         busy = state.writers[base + slot] and not _disjoint_shares(state, op.slot, share, shares, base, slot)
+        busy = busy and not (kind == REDUCTION and _all_reduce(state, base + slot))
         if state.readers[base + slot] or busy:
             raise conflict(state, agent, op, cta, op.slot, f"loads {what} into", writes=True)
     if state.count[cta * layout.nbars + op.bar] == 0:
@@ -148,6 +165,11 @@ def _disjoint_shares(state: State, own: int, share: int, shares: int, base: int,
         return False
     target = base + slot
     return all(load[2] == shares and load[1] != share for load in state.loads.values() if load[0] == target)
+
+
+def _all_reduce(state: State, target: int) -> bool:
+    """Whether all on their way into a slot are reductions, which may overlap."""
+    return all(flight.kind == REDUCTION for flight, load in state.loads.items() if load[0] == target)
 
 
 @applies(LoadWrite)

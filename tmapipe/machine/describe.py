@@ -84,6 +84,7 @@ _ENGINES = {
     "st.async": "st.async",
     "cp.async": "cp.async",
     "peer copy": "copies to peers",
+    "peer reduction": "copies to peers",
     "store": "TMA stores",
     "wgmma": "wgmma",
 }

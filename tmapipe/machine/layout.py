@@ -93,7 +93,11 @@ class Layout:
                 group = agent.issuer % self.warpgroups
                 return f"wgmma {agent.serial} of {self.roles[4 * group]} (warpgroup {group}) of CTA {agent.cta}"
             to = f", to CTA {agent.cta}" if agent.kind != "store" and self.ctas > 1 else ""
-            kind = agent.kind if agent.kind in ("st.async", "cp.async", "peer copy") else f"TMA {agent.kind}"
+            kind = (
+                agent.kind
+                if agent.kind in ("st.async", "cp.async", "peer copy", "peer reduction")
+                else f"TMA {agent.kind}"
+            )
             return f"{kind} {agent.serial} of {self.agent_name(agent.issuer)}{to}"
         cta, warp = divmod(agent, self.warps)
         return f"{self.roles[warp]} (warp {warp}) of CTA {cta}"

@@ -60,7 +60,11 @@ def explain(
         for role, nbytes in ring.armed.items():
             copied = {load.name for load in plan.loads if load.vector}
             armed = [plan.buffer(name) for name in ring.loads[role] if name not in copied]
-            terms = " + ".join(f"{buffer.name} {_product(buffer.tile)} x {buffer.dtype.bytes}" for buffer in armed)
+            times = {peer.name: f" x {peer.peers} CTAs" for peer in plan.sends if peer.reduce}
+            terms = " + ".join(
+                f"{buffer.name} {_product(buffer.tile)} x {buffer.dtype.bytes}{times.get(buffer.name, '')}"
+                for buffer in armed
+            )
             lines.append(f"  expect-tx by {role}: {nbytes} bytes a slot = {terms}")
         for role, lag in ring.lag.items():
             how = " and ".join(ring.readers[role])
@@ -91,7 +95,7 @@ def explain(
         lines.append(text)
     for peer in plan.sends:
         lines.append(
-            f"copies to peers {peer.name}: {_product(peer.buffer.tile)} {peer.buffer.dtype} of "
+            f"{peer.reduce or 'copies'} to peers {peer.name}: {_product(peer.buffer.tile)} {peer.buffer.dtype} of "
             f"{'registers' if peer.source is None else peer.source.name}, among "
             f"{peer.peers} CTAs along {', '.join(map(str, peer.axes))}"
         )

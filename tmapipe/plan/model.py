@@ -177,6 +177,7 @@ class Peer:
         role: Whose warp copies.
         axes: Of the cluster, along which these CTAs lie.
         peers: How many there are, the own one included.
+        reduce: How parts of the source are combined with what is there; None: they overwrite it.
     """
 
     name: str
@@ -185,6 +186,7 @@ class Peer:
     role: str
     axes: tuple[Along, ...]
     peers: int
+    reduce: str | None = None
 
 
 @attrs.frozen
@@ -276,9 +278,9 @@ class Plan:
         """Names of the buffers that TMA or wgmma accesses."""
         found = {*(load.name for load in self.loads if not load.vector), *(store.buffer.name for store in self.stores)}
         found |= {buffer.name for matmul in self.matmuls for buffer in (matmul.a, matmul.b) if buffer is not None}
-        return found | {
-            buffer.name for peer in self.sends for buffer in (peer.buffer, peer.source) if buffer is not None
-        }
+        for peer in self.sends:
+            found |= {peer.buffer.name, peer.buffer.over or peer.name, peer.source.name if peer.source else peer.name}
+        return found
 
     @property
     def target(self) -> Arch:

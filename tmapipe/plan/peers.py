@@ -6,13 +6,20 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from tmapipe.dtypes import DType
 from tmapipe.errors import InputError
 from tmapipe.multicast import Along
-from tmapipe.peer_stage import PeerStage, SentStage
+from tmapipe.peer_stage import PeerStage, ReducedStage, SentStage
 from tmapipe.plan.model import Buffer, Peer, RoleWarps
 from tmapipe.stage import SlotStage
 
-__all__ = ["check_warps", "far_phases", "group_of", "peers_of", "read_by_peers"]
+__all__ = ["bytes_of", "check_warps", "far_phases", "group_of", "peers_of", "read_by_peers"]
+
+
+def bytes_of(part: SlotStage, dtype: DType, cluster: Mapping[str, int]) -> int:
+    """How many come into each slot."""
+    times = part.group.size(cluster) if isinstance(part, ReducedStage) else 1
+    return times * math.prod(part.tile) * dtype.bytes
 
 
 def group_of(part: SlotStage, cluster: Mapping[str, int]) -> tuple[Along, ...]:
@@ -71,9 +78,18 @@ def peers_of(
     if not axes:
         rule = f"names axes of the cluster, which is {dict(cluster)}: along these a CTA has no peers"
         raise InputError(f"{buffer.name}.group", part.group, rule, 'e.g. cluster = {"n": 2}')
-    if source is not None and (source.tile, source.swizzle) != (buffer.tile, buffer.swizzle):
+    peers, reduce = math.prod(each.ctas for each in axes), part.reduce if isinstance(part, ReducedStage) else None
+    if reduce is not None and source is not None:
+        rows, *rest = buffer.tile
+        whole = (peers * rows, *rest)
+        if (source.tile, source.dtype) != (whole, buffer.dtype) or source.swizzle or buffer.swizzle:
+            rule = (
+                f"is of a source of {whole} {buffer.dtype}, both without a swizzle; it has {source.tile} {source.dtype}"
+            )
+            raise InputError(f"{buffer.name}.tile", buffer.tile, rule, f"give the source {peers} times the rows")
+    elif source is not None and (source.tile, source.swizzle) != (buffer.tile, buffer.swizzle):
         rule = (
             f"lies in its slots as {source.name} does, tiles of {source.tile} with a swizzle of {source.swizzle} bytes"
         )
         raise InputError(f"{buffer.name}.swizzle", buffer.swizzle, rule, "give the source the same tile and swizzle=")
-    return Peer(buffer.name, buffer, source, role, axes, math.prod(each.ctas for each in axes))
+    return Peer(buffer.name, buffer, source, role, axes, peers, reduce)

@@ -24,7 +24,7 @@ from tmapipe.plan.moves import (
     through_of,
     widest_swizzle,
 )
-from tmapipe.plan.peers import check_warps, far_phases, group_of, peers_of
+from tmapipe.plan.peers import bytes_of, check_warps, far_phases, group_of, peers_of
 from tmapipe.plan.queues import queue_in
 from tmapipe.plan.readers import readers_of
 from tmapipe.plan.rings import Queue, Ring
@@ -131,7 +131,7 @@ class Layout:
             if part.filled_by == "threads":
                 copies[role] = copies.get(role, 0) + 1
             else:
-                armed[role] = armed.get(role, 0) + math.prod(part.tile) * self.types[stage].bytes
+                armed[role] = armed.get(role, 0) + bytes_of(part, self.types[stage], cluster)
         check_warps(inside.values(), self.roles, self.name_of)
         phases = tuple(tuple(self.name_of(role) for role in phase) for phase in ring.phases)
         signalling = phases[:-1] if ring.held else phases
@@ -251,6 +251,9 @@ class Layout:
         made = Load(name, argument, self.of[name], load.dims, load.extents, *own, through, core=core, **also)
         if load.tensor_map:
             check_load(name, made)
+        elif 0 < load.vector < made.buffer.dtype.bytes:
+            rule = f"is at least an element of {made.buffer.dtype.bytes} bytes"
+            raise InputError(f"{name}.vector", load.vector, rule, f"e.g. vector={made.buffer.dtype.bytes}")
         self.loads.append(made)
 
     def _matmul(self, name: str, mma: Wgmma) -> None:

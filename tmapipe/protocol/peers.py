@@ -9,7 +9,7 @@ from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import is_index
 from tmapipe.multicast import Along
-from tmapipe.peer_stage import PeerStage, SentStage
+from tmapipe.peer_stage import PeerStage, ReducedStage, SentStage
 from tmapipe.plan.model import Peer
 from tmapipe.protocol.cluster import peer_rank, share_index
 from tmapipe.protocol.parts import PartInSlot, SlotPart
@@ -18,7 +18,7 @@ from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.values import checked_values, layout_of
 from tmapipe.stage import SharedStage
 
-__all__ = ["PeerInSlot", "PeerPart", "SentPart", "SharedPart"]
+__all__ = ["PeerInSlot", "PeerPart", "ReducedPart", "SentPart", "SharedPart"]
 
 
 @stands_for(SharedStage)
@@ -140,6 +140,30 @@ class PeerInSlot(PartInSlot):
             if not is_index(index, peer.peers):
                 rule, fix = f"is an index into the group's {peer.peers} CTAs", "(slot.x.rank + 1) % slot.x.peers"
                 raise InputError(f"{name}({argument})", index, rule, f"count from 0, e.g. {fix}")
+
+
+@stands_for(ReducedStage)
+class ReducedPart(PeerPart):
+    """A `ReducedStage` as one role sees it."""
+
+    def at(self, slot: Slot) -> ReducedInSlot:
+        return ReducedInSlot(self, slot)
+
+
+class ReducedInSlot(PeerInSlot):
+    """Its tile in one open slot."""
+
+    def send(self, to: Any) -> None:  # type: ignore[override]
+        """Starts to reduce part *to* of the source into the tile of the CTA of this index, in the same slot. All CTAs do so
+        once for each of the group.
+
+        Raises:
+            ScopeError: In a role other than the sender.
+            InputError: The index is outside the group.
+        """
+        isa, peer = self.part.isa, self.part.peer
+        self._check(f"slot.{peer.name}.send", to=to)
+        isa.peer_copy(peer, self.slot.index, peer_rank(isa, peer.axes, to), self.end.signalled, to)
 
 
 @stands_for(SentStage)

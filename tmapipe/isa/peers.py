@@ -1,0 +1,93 @@
+"""Operations and instructions that copy, or reduce, into the shared memory of other CTAs of the cluster."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tmapipe.isa.copies import ON_BAR
+from tmapipe.isa.effects import Names, Start, operation, ranks
+from tmapipe.isa.lowering import Lowering
+from tmapipe.isa.operands import ELECTED, Bar, Bytes, Lanes, Mask, Name, Number, Slot, Where
+from tmapipe.isa.values import Value
+from tmapipe.plan.model import Barrier, Peer
+
+__all__ = ["PeerCopy", "PeerInstructions", "PeerReduce"]
+
+
+def _says_peer_copy(names: Names, op: PeerCopy) -> str:
+    part = f" (part {op.part} to share {op.share} of {op.shares})" if op.shares > 1 else ""
+    source, slot, bar = names.slot_name(op.source), names.slot_name(op.slot), names.bar_name(op.bar)
+    return f"starts a copy of {source} into {slot} of CTAs {ranks(op.mask)}{part}, {op.nbytes} bytes that complete on {bar}"
+
+
+@operation(
+    "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes",
+    _says_peer_copy,
+    Start("slot", ON_BAR, write=True, mask="mask", share="share", shares="shares"),
+    Start("source", ON_BAR, mask="mask"),
+)
+class PeerCopy(NamedTuple):
+    """Of `source`, or part `part` of `shares` of it, to `slot`, or share `share` of that, of the CTA in `mask`, completing
+    `nbytes` on its `bar`. Facts: tuple of its `Flight`."""
+
+    slot: Slot
+    bar: Bar
+    nbytes: Bytes
+    mask: Mask
+    source: Slot
+    part: Number = 0
+    share: Number = 0
+    shares: Number = 1
+    lanes: Lanes = ELECTED
+    where: Where = None
+
+
+def _says_reduction(names: Names, op: PeerReduce) -> str:
+    source, slot, bar = names.slot_name(op.source), names.slot_name(op.slot), names.bar_name(op.bar)
+    return (
+        f"starts the reduction {op.peer} of part {op.part} of {source} into {slot} of CTAs {ranks(op.mask)}, "
+        f"{op.nbytes} bytes that complete on {bar}"
+    )
+
+
+@operation(
+    "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes",
+    _says_reduction,
+    Start("slot", ON_BAR, write=True, mask="mask", reduces=True),
+    Start("source", ON_BAR, mask="mask"),
+)
+class PeerReduce(NamedTuple):
+    """Of part `part` of `parts` of `source` into `slot` of the CTA in `mask`, in the way of `peer`, completing `nbytes` on its
+    `bar`. Facts: tuple of its `Flight`."""
+
+    peer: Name
+    slot: Slot
+    bar: Bar
+    nbytes: Bytes
+    mask: Mask
+    source: Slot
+    part: Number
+    parts: Number
+    lanes: Lanes = ELECTED
+    where: Where = None
+
+
+class PeerInstructions(Lowering):
+    """Instructions of clusters."""
+
+    def peer_copy(
+        self, peer: Peer, stage: Value, to: Value, barrier: Barrier, part: Value = None, into: Value = 0
+    ) -> None:
+        """``cp.async.bulk`` from shared memory to that of a CTA of the cluster: copies slot *stage* of `peer.source` to slot
+        *stage* of `peer.buffer` of the CTA with rank *to*, and completes its bytes on ``barrier[stage]`` there, later, by
+        itself. With *part*, only that one of `peer.peers` equal parts along the slot's first extent, to part *into*. With
+        `peer.reduce`, ``cp.reduce.async.bulk``: part *part* of the source is combined with all of the slot. Async proxy."""
+        assert peer.source is not None
+        if peer.reduce is not None:
+            slot, source, bar = self.slot(peer.buffer, stage), self.slot(peer.source, stage), self.bar(barrier, stage)
+            nbytes = peer.buffer.slot_bytes
+            return self.emit(PeerReduce(peer.name, slot, bar, nbytes, 1 << to, source, part, peer.peers))
+        shares = 1 if part is None else peer.peers
+        slot, source, bar = self.slot(peer.buffer, stage), self.slot(peer.source, stage), self.bar(barrier, stage)
+        nbytes = peer.buffer.slot_bytes // shares
+        self.emit(PeerCopy(slot, bar, nbytes, 1 << to, source, 0 if part is None else part, into, shares))
