@@ -46,7 +46,7 @@ def test_64_bits(reduce, dtype):
     generator = torch.Generator().manual_seed(1)
     for n in (256, 1024, 256_000):
         x, y = (torch.randint(-(2**63), 2**63 - 1, (n,), generator=generator) for _ in range(2))
-        x, y = (x, y) if dtype is torch.int64 else (x / 2.0**63, y / 2.0**63)
+        x, y = (x, y) if dtype is torch.int64 else (x.double() / 2.0**63, y.double() / 2.0**63)
         there, wanted = y.cuda(), y.clone()
         schedule = BulkFromSlots(reduce, "int64" if dtype is torch.int64 else "fp64")
         schedule(x, out=wanted)

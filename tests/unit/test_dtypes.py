@@ -8,6 +8,7 @@ import torch
 import tmapipe as tp
 from examples.softmax import softmax_of
 from tests.unit.errors import refused
+from tests.unit.test_added import Stacked
 from tmapipe import dtypes
 from tmapipe.dtypes import as_dtype, dtype_of
 
@@ -55,12 +56,15 @@ def test_64_bits_are_moved_alone():
     for x in (2**60 + np.arange(6 * 40).reshape(6, 40), np.linspace(1, 2, 240).reshape(6, 40)):
         assert (tp.schedules.Copy()(x) == x).all()
         refused(softmax_of(1024), x, argument="slot.x.read", rule="at most 32 bits")
-        copies = tp.schedules.Copy((1, 40))
-        copies.x = tp.CpAsyncLoadStage("m n", tile=(1, 40), ring=copies.ring, vector=4)
-        copies.y = tp.TmaStoreStage(source=copies.x, stages=0)
-        refused(copies, x, argument="x.vector", rule="at least an element of 8 bytes")
         y = x.copy()
         refused(tp.schedules.Gemm(), x, y, argument="d", rule="no type that sums of")
+
+
+def test_a_copy_of_a_thread_has_an_element():
+    copies = Stacked()
+    copies.x = tp.CpAsyncLoadStage("s m n", tile=(16, 64), ring=copies.ring, vector=4)
+    copies.d = tp.TmaStoreStage("m n", source=copies.x)
+    refused(copies, np.zeros((2, 16, 64)), argument="x.vector", rule="at least an element of 8 bytes")
 
 
 def test_in_memory():
