@@ -16,11 +16,10 @@ from tmapipe.check.relative import parts_of
 from tmapipe.check.sections import numbered
 from tmapipe.machine.decisions import Loop, sources
 
-__all__ = ["EMPTY", "After", "Dividing", "NotAlike", "Ops", "Piece", "Segment", "Where", "regular_from"]
+__all__ = ["After", "Dividing", "NotAlike", "Ops", "Piece", "Segment", "Where", "regular_from"]
 
 Where = tuple[str, int]  # ("tile", i) before the i-th tile, ("step", i) between turns of one of its loops
 Ops = list[list[Any]]  # by warp
-EMPTY = "a tile of 0 steps"
 
 
 @attrs.frozen
@@ -65,6 +64,8 @@ class Piece:
 
 
 Portion = dict[tuple[int, ...], Piece]  # by the values of what is still to be told apart
+Sizes = list[tuple[int, int]]  # by warp, the lengths of B and C
+Cut = dict[tuple[int, ...], tuple[dict[int, Piece], Sizes]]  # the pieces by value, and their sizes
 
 
 class Dividing:
@@ -111,14 +112,7 @@ class Dividing:
         return [part[a:b] for part, a, b in zip(tile, piece.first, piece.last, strict=True)]
 
     def _divide(
-        self,
-        into: After,
-        i: int,
-        d: int,
-        portion: Portion,
-        ends: tuple[Where, Where],
-        begins: bool,
-        least: int = 0,
+        self, into: After, i: int, d: int, portion: Portion, ends: tuple[Where, Where], begins: bool, least: int = 0
     ) -> None:
         """Adds the segments of a portion of tile *i*, which has a piece for all values of the variations from the *d*-th on.
 
@@ -167,18 +161,9 @@ class Dividing:
         return "step", self.within - 1
 
     def _repeat(
-        self,
-        into: After,
-        i: int,
-        d: int,
-        both: dict[tuple[int, ...], tuple[dict[int, Piece], list[tuple[int, int]]]],
-        own: list[int],
-        n: int,
-        ends: tuple[Where, Where],
-        begins: bool,
+        self, into: After, i: int, d: int, both: Cut, own: list[int], n: int, ends: tuple[Where, Where], begins: bool
     ) -> None:
-        """Adds A, B and C of pieces of the values from the n-th of *own* on. *both*: the pieces, by what is still to be told
-        apart and by value, and the lengths of B and C."""
+        """Adds A, B and C of pieces of the values from the n-th of *own* on."""
         if not any(b for _, sizes in both.values() for b, _ in sizes):
             larger = {rest: self._open_ended(pieces[own[n]], d) for rest, (pieces, _) in both.items()}
             return self._divide(into, i, d + 1, larger, ends, begins)
@@ -264,7 +249,7 @@ class Dividing:
     def _open_ended(self, piece: Piece, d: int) -> Piece:
         return attrs.evolve(piece, without_end=(*piece.without_end, d))
 
-    def _cut(self, i: int, variation: Variation, pieces: list[Piece]) -> tuple[int, list[tuple[int, int]]]:
+    def _cut(self, i: int, variation: Variation, pieces: list[Piece]) -> tuple[int, Sizes]:
         """(n, by warp the lengths of B and C) of pieces for one value after another."""
         words = [self._words(i, piece) for piece in pieces]
         if variation.term.empty is None and words[0] != words[1]:
@@ -294,7 +279,7 @@ def _between(parts: list[list[Any]], first: list[int], last: list[int]) -> list[
     return [part[a:b] for part, a, b in zip(parts, first, last, strict=True)]
 
 
-def regular_from(relative: list[Ops], most: int = 3) -> tuple[int, list[tuple[int, int]]] | None:
+def regular_from(relative: list[Ops], most: int = 3) -> tuple[int, Sizes] | None:
     """(n, by warp the lengths of B and C): from the n-th number of steps on, tiles are A B^i C.
 
     None if they are not, or only the last few (*most*) are.
@@ -314,7 +299,7 @@ def regular_from(relative: list[Ops], most: int = 3) -> tuple[int, list[tuple[in
     return (n, sizes) if len(relative) - n > most else None
 
 
-def _one_more(fewer: Ops, more: Ops, longest: Ops, sizes: list[tuple[int, int]]) -> bool:
+def _one_more(fewer: Ops, more: Ops, longest: Ops, sizes: Sizes) -> bool:
     """Whether *more* is *fewer* with B put in before C, for all warps."""
     for x, y, z, (b, c) in zip(fewer, more, longest, sizes, strict=True):
         end = len(z) - c

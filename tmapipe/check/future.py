@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tmapipe.check.accesses import COUNTED
-from tmapipe.check.positions import CLUSTER, Live, Positions, Shifts, slot_position, tells_parity
+from tmapipe.check.positions import CLUSTER, Live, Positions, Shifts, tells_parity
 from tmapipe.check.positions import Key as WarpKey
 from tmapipe.check.relative import Renaming
 from tmapipe.isa.effects import Access, Start, declared
@@ -89,8 +89,8 @@ class Future:
         layout = self.layout
         found: dict[int, list[int]] = {}
         first_slots: dict[str, int] = {}
-        for i, (buffer, stage) in enumerate(layout.slots):
-            first_slots.setdefault(slot_position(buffer, stage)[0], i)
+        for i, (array, _, _) in enumerate(layout.slot_places):
+            first_slots.setdefault(array, i)
         for (agent, sort, array), stages in self.touched.items():
             if array not in first_slots:
                 continue

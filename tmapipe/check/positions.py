@@ -16,7 +16,6 @@ import numpy as np
 from tmapipe.isa.effects import ArriveAt, Wait, declared
 from tmapipe.isa.operands import Kind as OperandKind
 from tmapipe.machine.layout import Layout
-from tmapipe.plan.model import Buffer
 
 __all__ = [
     "CLUSTER",
@@ -24,7 +23,6 @@ __all__ = [
     "Live",
     "Positions",
     "Shifts",
-    "slot_position",
     "iteration_of",
     "without_position",
     "without_stages",
@@ -36,24 +34,24 @@ PEERS = "peers"  # the last part of a sort of operations that reach them
 CLUSTER = -1  # the cluster's barrier, among the numbers of named ones
 
 #: Operands that tell a position in a ring, or do not matter to the protocol: left out where programs are compared.
-_LEFT_OUT = (OperandKind.BAR, OperandKind.SLOT, OperandKind.AT, OperandKind.WHERE)
+_LEFT_OUT = (OperandKind.BAR, OperandKind.SLOT, OperandKind.PARITY, OperandKind.AT, OperandKind.WHERE)
 
 
 class Positions:
     """How far each warp is.
 
     at: by (warp, sort of operation, array), the last stage (for waits, stage + stages * parity), not counting what the warp's
-    team has skipped; skipped: by (warp, array), how much that is; touched: all stages so far; arrivals: (warp, named barrier
-    or CLUSTER) so far; parts: operations taken apart.
+    team has skipped; skipped: by (warp, array), how much that is; touched: all stages of the run so far; arrivals: (warp,
+    named barrier or CLUSTER) of the run so far; parts: operations taken apart.
     """
 
     def __init__(self, layout: Layout):
         self.layout = layout
         self.at: dict[Key, int] = {}
         self.skipped: dict[tuple[int, str], int] = {}
-        self.touched: dict[Key, set[int]] = {}  # all stages so far, at the end of the run
-        self.arrivals: set[tuple[int, int]] = set()  # (warp, named barrier, or CLUSTER) so far, at the end of the run
-        self.parts: dict[Any, Any] = {}  # operations taken apart
+        self.touched: dict[Key, set[int]] = {}
+        self.arrivals: set[tuple[int, int]] = set()
+        self.parts: dict[Any, Any] = {}
         self.guides = _guides(layout)
         self.stages = stages_of(layout)
         self._positions: Any = None
@@ -93,12 +91,19 @@ class Positions:
     def moves(self, agent: int, op: Any) -> list[tuple[Key, int, int]]:
         """What one operation of the warp does: (key, stage, stages), the stage less what its team has skipped."""
         found = []
-        for sort, array, position, around in _cached(self, op)[1]:
+        for sort, array, position, around in self._apart(op)[1]:
             found.append(((agent, sort, array), (position - self.skipped.get((agent, array), 0)) % around, around))
         return found
 
+    def _apart(self, op: Any) -> tuple[Any, list[tuple[Any, str, int, int]]]:
+        key = without_position(op)
+        parts = self.parts.get(key)
+        if parts is None:
+            parts = self.parts[key] = _apart(self.layout, op)
+        return parts
+
     def _relative(self, agent: int, op: Any) -> Any:
-        rest, moves = _cached(self, op)
+        rest, moves = self._apart(op)
         if not moves:
             meets = declared(rest[0]).effect(ArriveAt)
             if meets is not None:
@@ -178,19 +183,7 @@ class Live:
 
 def stages_of(layout: Layout) -> dict[str, int]:
     """Stages of each array of barriers or slots."""
-    found = {barrier.name: barrier.stages for barrier in layout.plan.barriers}
-    for buffer in layout.plan.buffers:
-        for stage in range(buffer.stages):
-            array, _, around = slot_position(buffer, stage)
-            found[array] = around
-    return found
-
-
-def slot_position(buffer: Buffer, stage: int) -> tuple[str, int, int]:
-    """(array, position in it, positions around) of a slot. Slots of several owners are several arrays."""
-    around = buffer.stages // buffer.owners
-    owner, position = divmod(stage, around)
-    return f"slots of {buffer.name}" + (f" of owner {owner}" if buffer.owners > 1 else ""), position, around
+    return {array: around for array, _, around in (*layout.bar_places, *layout.slot_places)}
 
 
 def without_position(op: Any) -> Any:
@@ -201,9 +194,8 @@ def without_position(op: Any) -> Any:
 
 
 def without_stages(op: Any) -> tuple[Any, ...]:
-    """The operation without what tells its position in a ring: barriers, slots, parities, coordinates."""
-    left_out = (*_LEFT_OUT, OperandKind.PARITY)
-    return type(op), *(getattr(op, name) for name, what in declared(type(op)).operands.items() if what not in left_out)
+    """The operation without what tells its position in a ring, barriers, slots and parities, and without coordinates."""
+    return type(op), *(getattr(op, name) for name, kind in declared(type(op)).operands.items() if kind not in _LEFT_OUT)
 
 
 @functools.cache
@@ -220,14 +212,6 @@ def _at_peers(sort: Any) -> bool:
 def tells_parity(sort: Any) -> bool:
     """Whether operations of this sort name a phase's parity beside its barrier."""
     return isinstance(sort, type) and bool(declared(sort).named(OperandKind.PARITY))
-
-
-def _cached(positions: Positions, op: Any) -> Any:
-    key = without_position(op)
-    parts = positions.parts.get(key)
-    if parts is None:
-        parts = positions.parts[key] = _apart(positions.layout, op)
-    return parts
 
 
 def iteration_of(layout: Layout, agent: int, tile: int) -> int | None:
@@ -252,7 +236,7 @@ def _guides(layout: Layout) -> dict[tuple[int, str], tuple[int, str]]:
             guides = [r for phase in ring.phases for r in phase if layout.plan.role(r).teams == 1]
             if ring.phase_of(name) is None or not guides or ring.held:
                 continue
-            guide = agent // layout.warps * layout.warps + layout.plan.role(guides[0]).first_warp
+            guide = layout.cta_warps(layout.cta_of(agent))[layout.plan.role(guides[0]).first_warp]
             awaited = ring.barriers[ring.phase_of(guides[0]) - 1].name  # type: ignore[operator]
             arrays = {barrier.name for barrier in ring.barriers}
             arrays |= {
@@ -266,15 +250,13 @@ def _apart(layout: Layout, op: Any) -> tuple[Any, list[tuple[Any, str, int, int]
     """An operation without its positions, and these: (sort, array, position, positions around)."""
     kind, of = type(op), declared(type(op))
     parities = of.named(OperandKind.PARITY)
-    rest = without_stages(op)
+    laps = 2 if parities else 1  # a lap flips the parity
+    lap = getattr(op, parities[0]) if parities else 0
     moves: list[tuple[Any, str, int, int]] = []
     far = (PEERS,) if any(getattr(op, name) is not None for name in of.named(OperandKind.MASK)) else ()
     for name in of.named(OperandKind.BAR):
-        barrier, stage = layout.bars[getattr(op, name)]
-        laps = 2 if parities else 1  # a lap flips the parity
-        position = stage + barrier.stages * (getattr(op, parities[0]) if parities else 0)
-        moves.append(((kind, *far) if far else kind, barrier.name, position, laps * barrier.stages))
+        array, stage, stages = layout.bar_places[getattr(op, name)]
+        moves.append(((kind, *far) if far else kind, array, stage + stages * lap, laps * stages))
     for name in of.named(OperandKind.SLOT):
-        buffer, stage = layout.slots[getattr(op, name)]
-        moves.append(((kind, name, *far), *slot_position(buffer, stage)))
-    return (*rest, *(array for _, array, _, _ in moves)), moves
+        moves.append(((kind, name, *far), *layout.slot_places[getattr(op, name)]))
+    return (*without_stages(op), *(array for _, array, _, _ in moves)), moves

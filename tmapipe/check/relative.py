@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from tmapipe.check.positions import Key, Positions, Shifts, iteration_of, slot_position, without_position
+from tmapipe.check.positions import Key, Positions, Shifts, iteration_of, without_position
 from tmapipe.isa.effects import declared
 from tmapipe.isa.operands import Kind
 from tmapipe.machine.layout import Layout
@@ -91,8 +91,8 @@ class Renaming:
         layout = self.layout
         found = []
         for cta in range(layout.ctas):
-            for i, (barrier, stage) in enumerate(layout.bars):
-                laps, position = divmod(stage + self.shifts.get((cta, barrier.name), 0), barrier.stages)
+            for i, (array, stage, stages) in enumerate(layout.bar_places):
+                laps, position = divmod(stage + self.shifts.get((cta, array), 0), stages)
                 found.append((cta * layout.nbars + i - stage + position, laps & 1))
         return found
 
@@ -102,8 +102,7 @@ class Renaming:
         layout = self.layout
         found = []
         for cta in range(layout.ctas):
-            for i, (buffer, stage) in enumerate(layout.slots):
-                array, position, around = slot_position(buffer, stage)
+            for i, (array, position, around) in enumerate(layout.slot_places):
                 shift = self.shifts.get((cta, array), 0)
                 found.append(cta * layout.nslots + i - position + (position + shift) % around)
         return found

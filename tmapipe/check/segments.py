@@ -14,13 +14,13 @@ import random
 
 import attrs
 
-from tmapipe.check.dividing import EMPTY, After, Dividing, NotAlike, Ops, Segment, Where, regular_from
+from tmapipe.check.dividing import After, Dividing, NotAlike, Ops, Segment, Where, regular_from
 from tmapipe.check.future import Future
 from tmapipe.check.kinds import MOST_KINDS
 from tmapipe.check.positions import Positions, without_stages
 from tmapipe.check.problems import Kind, NotRegular, Problems
 
-__all__ = ["EMPTY", "END", "After", "NotRegular", "Segment", "Segments", "Where", "segments_of"]
+__all__ = ["END", "After", "NotRegular", "Segment", "Segments", "Where", "segments_of"]
 
 END: Where = ("end", 0)
 FEW_LAPS = 4  # where several numbers count turns, as many of each are looked at together first

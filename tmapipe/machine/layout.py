@@ -25,6 +25,9 @@ class Layout:
         self.warpgroups = -(-self.warps // 4)  # a CTA; the last one may lack warps
         self.bars = [(barrier, stage) for barrier in plan.barriers for stage in range(barrier.stages)]
         self.slots = [(buffer, stage) for buffer in plan.buffers for stage in range(buffer.stages)]
+        #: by mbarrier and by slot: (array, position in it, positions around); slots of several owners are several arrays
+        self.bar_places = [(barrier.name, stage, barrier.stages) for barrier, stage in self.bars]
+        self.slot_places = [_place(buffer, stage) for buffer, stage in self.slots]
         self.bar_base = _bases(plan.barriers)
         self.slot_base = _bases(plan.buffers)
         self.nbars, self.nslots = len(self.bars), len(self.slots)
@@ -140,6 +143,12 @@ class Layout:
                 if barrier.name == name:
                     return phase
         return ()
+
+
+def _place(buffer: Buffer, stage: int) -> tuple[str, int, int]:
+    around = buffer.stages // buffer.owners
+    owner, position = divmod(stage, around)
+    return f"slots of {buffer.name}" + (f" of owner {owner}" if buffer.owners > 1 else ""), position, around
 
 
 def slot_range(buffer: Buffer, stage: int) -> tuple[int, int]:
