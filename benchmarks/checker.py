@@ -14,9 +14,9 @@ from typing import Any
 import tmapipe as tp
 from benchmarks.results import OURS, Results, print_table
 from tests.check.five_roles import FiveRoles, FiveRolesOneSilent
+from tests.oracle.one_run import check_program
 from tests.programs import PROGRAMS
 from tmapipe import schedules
-from tmapipe.check import check_program
 from tmapipe.check.findings import Report
 from tmapipe.kernel import kernel_main
 

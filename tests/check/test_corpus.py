@@ -10,8 +10,8 @@ import tmapipe as tp
 from tests.check.corpus import arrival_counts, budgets, byte_counts, peers, proxy_fences, slot_reuse, turns_and_tails
 from tests.check.corpus.parts import Case, HandRing, Parts, Program, program
 from tests.machine.slots import read_slot
+from tests.oracle.one_run import check_program
 from tests.oracle.tirx_rings import MULTICAST, RUNS, ours
-from tmapipe.check import check_program
 
 MODULES = (arrival_counts, byte_counts, proxy_fences, slot_reuse, peers, turns_and_tails, budgets)
 CASES = [case for module in MODULES for case in module.CASES]

@@ -11,9 +11,10 @@ import tmapipe as tp
 from tests.check.corpus.parts import HandRing, Parts, fill_all, program
 from tests.machine.slots import write_slot
 from tests.oracle.explore import explore_program
+from tests.oracle.one_run import check_program
 from tests.raw_rows import Doubled, double_on_cpu, double_on_gpu
 from tests.sweeps import examples
-from tmapipe.check import Kind, check_program
+from tmapipe.check import Kind
 from tmapipe.isa.barriers import FenceProxyAsync
 from tmapipe.plan.thread_layout import vectors_of
 from tmapipe.testing import assert_safe

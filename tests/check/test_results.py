@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from tests.machine.parts import TILE, Parts, ramp, run, warps
-from tmapipe.check import Kind, check_program
+from tests.oracle.one_run import check_program
+from tmapipe.check import Kind
 from tmapipe.dtypes import fp16
 from tmapipe.isa.ops import TileStore
 from tmapipe.machine.scheduler import POLICIES

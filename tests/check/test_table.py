@@ -17,11 +17,12 @@ import pytest
 import tmapipe
 from tests.oracle.agreement import compare
 from tests.oracle.conformance import EXAMPLES, layout, observed, promised
+from tests.oracle.one_run import check_program
 from tests.oracle.random_programs import draw
 from tests.oracle.small_program import SmallProgram
 from tmapipe.check.findings import Kind
 from tmapipe.check.positions import Positions
-from tmapipe.check.program import check_operations, check_program
+from tmapipe.check.program import check_operations
 from tmapipe.isa import effects, operands, ops
 from tmapipe.isa.__main__ import manual
 from tmapipe.isa.effects import TABLE, Declared, Group, Proxy, Scope, Use, declared

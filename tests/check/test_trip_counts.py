@@ -5,9 +5,10 @@ import pytest
 
 import tmapipe as tp
 from tests.oracle.mutations import Mutation
+from tests.oracle.one_run import check_program
 from tests.oracle.random_pipelines import draw
 from tests.sweeps import sample
-from tmapipe.check import Kind, check_program
+from tmapipe.check import Kind
 from tmapipe.check.closure import begin, close, closed_for, take
 from tmapipe.check.log import FindingLog
 from tmapipe.check.problems import Problems

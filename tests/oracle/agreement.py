@@ -15,10 +15,10 @@ from collections.abc import Callable
 import attrs
 
 from tests.oracle.explore import explore_program
+from tests.oracle.one_run import check_program
 from tests.oracle.random_programs import draw
 from tests.oracle.small_program import SmallProgram
 from tmapipe.check.findings import Kind
-from tmapipe.check.program import check_program
 
 __all__ = ["Verdicts", "compare", "shrunk"]
 

@@ -28,6 +28,7 @@ from tests.oracle.matmul_forms import InFlight, InTurn, Relu, Widened
 from tests.oracle.mutant_changes import changed, changes_at
 from tests.oracle.mutant_sites import Change, Program, program_of
 from tests.oracle.mutant_table import Outcome, show, write
+from tests.oracle.one_run import check_program
 from tests.oracle.peer_forms import (
     LongRows,
     Looked,
@@ -44,7 +45,6 @@ from tests.oracle.result_forms import Chained, Overlapped
 from tests.oracle.row_forms import GatherFour, GatherRows, ScatterFour, ScatterRows
 from tests.oracle.value_forms import Normalized
 from tmapipe.check.findings import Kind
-from tmapipe.check.program import check_program
 from tmapipe.epilogue import Epilogue
 from tmapipe.machine import Layout, record
 from tmapipe.schedules import REGISTRY, Copy, Gemm, PingPong, Registered

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from tests.oracle.mutations import Mutation
+from tests.oracle.one_run import check_program
 from tests.oracle.random_pipelines import Pipeline, draw
-from tmapipe.check import check_program, check_schedule
+from tmapipe.check import check_schedule
 from tmapipe.errors import DeadlockError, HazardError
 from tmapipe.kernel import kernel_main
 

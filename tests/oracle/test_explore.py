@@ -6,11 +6,12 @@ import attrs
 import pytest
 
 from tests.oracle.explore import explore, explore_program
+from tests.oracle.one_run import check_program
 from tests.oracle.program_families import FAMILIES, set_up
 from tests.oracle.random_programs import changed
 from tests.oracle.small_program import SLOT_BYTES, SmallProgram
 from tmapipe.check import Kind
-from tmapipe.check.program import check_operations, check_program
+from tmapipe.check.program import check_operations
 from tmapipe.isa import ops
 from tmapipe.machine import Layout, record
 

@@ -11,8 +11,9 @@ from tests.oracle.mutant_changes import CHANGES, THINGS, changed, changes_at, ru
 from tests.oracle.mutant_sites import Change, Program, Site
 from tests.oracle.mutant_table import Outcome, show, table, why_equivalent, write
 from tests.oracle.mutants import VARIANTS, Mutant, Target, judge, judged, mutants_of
+from tests.oracle.one_run import check_program
 from tests.sweeps import ALL
-from tmapipe.check import Kind, Report, check_program
+from tmapipe.check import Kind, Report
 from tmapipe.check.findings import Finding
 from tmapipe.integers import ceil_div
 from tmapipe.isa import effects, operands

@@ -1,15 +1,13 @@
-"""Checks one concrete run of a program: a plan, an entry, the tensors' shapes."""
+"""Checks one concrete run of a program on one cluster: a plan, an entry, the tensors' shapes."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tmapipe.check.budgets import budget_findings
 from tmapipe.check.deadlocks import deadlock_finding
 from tmapipe.check.failures import hazard_findings
-from tmapipe.check.findings import Finding, Kind, Report
+from tmapipe.check.findings import Finding, Kind
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.trip_counts import cause_findings
 from tmapipe.errors import DeadlockError, HazardError, PipelineError
@@ -17,31 +15,12 @@ from tmapipe.machine import Layout, State, record
 from tmapipe.machine.scheduler import Scheduler
 from tmapipe.plan.model import Plan
 
-__all__ = ["MAX_STEPS", "check_operations", "check_program", "ordered", "refused", "run_checked"]
+__all__ = ["MAX_STEPS", "check_operations", "ordered", "refused", "run_checked"]
 
 MAX_STEPS = 1_000_000
 
 Entry = Callable[[Any], None]
 Shapes = dict[str, tuple[int, ...]]
-
-
-def check_program(plan: Plan, entry: Entry, shapes: Shapes, clusters: int = 1, name: str = "") -> Report:
-    """The verdict on one concrete run, for every interleaving of it.
-
-    Clusters share no barriers, so each is checked by itself: all of them if there are up to four, else the first, which has
-    the most tiles, and the last, which has the fewest.
-    """
-    started = time.perf_counter()
-    found = budget_findings(plan)
-    events = 0
-    for cluster in range(clusters) if clusters <= 4 else (0, clusters - 1):
-        run, steps = run_checked(plan, entry, shapes, cluster, clusters)
-        found += run
-        events += steps
-    text = ", ".join(f"{n} {' x '.join(map(str, s))}" for n, s in shapes.items())
-    return Report(
-        name or plan.name, ordered(found), "this problem only", events, time.perf_counter() - started, (text,)
-    )
 
 
 def run_checked(
@@ -50,7 +29,6 @@ def run_checked(
     shapes: Shapes,
     cluster: int = 0,
     clusters: int = 1,
-    max_steps: int = MAX_STEPS,
     make: Callable[[Layout, int, Callable[[Any], None]], Any] | None = None,
 ) -> tuple[list[Finding], int]:
     """(findings, transitions) of one cluster. Source lines are looked up only if there is something to report. *make*: as of
@@ -58,11 +36,11 @@ def run_checked(
 
     def once(locate: bool) -> tuple[list[Finding], int]:
         try:
-            options: Any = {"layout": layout, "locate": locate, "max_steps": max_steps, "make": make}
+            options: Any = {"layout": layout, "locate": locate, "max_steps": MAX_STEPS, "make": make}
             programs = record(plan, entry, shapes, cluster, clusters, **options)
         except PipelineError as error:
             return refused(error, LinearCheck(layout, shapes)), 0
-        return check_operations(layout, programs, shapes, max_steps)
+        return check_operations(layout, programs, shapes)
 
     layout = Layout(plan)
     found, steps = once(locate=False)
@@ -70,13 +48,13 @@ def run_checked(
 
 
 def check_operations(
-    layout: Layout, programs: Sequence[Sequence[Any]], shapes: Shapes | None = None, max_steps: int = MAX_STEPS
+    layout: Layout, programs: Sequence[Sequence[Any]], shapes: Shapes | None = None
 ) -> tuple[list[Finding], int]:
     """(findings, transitions) for operations as `record` makes them: one list per warp of the cluster, `Exit` last."""
     check = LinearCheck(layout, shapes or {})
     error: PipelineError | None = None
     try:
-        run_segment(State(layout), [iter(program) for program in programs], check, max_steps)
+        run_segment(State(layout), [iter(program) for program in programs], check)
         check.finish()
     except PipelineError as stopped:
         error = stopped
@@ -89,9 +67,9 @@ def check_operations(
     return [*causes, *check.findings, *last], check.order
 
 
-def run_segment(state: State, programs: list[Iterator[Any]], check: LinearCheck, max_steps: int = MAX_STEPS) -> None:
+def run_segment(state: State, programs: list[Iterator[Any]], check: LinearCheck) -> None:
     """Executes these operations until all warps are through and nothing is in flight."""
-    Scheduler(state, programs, "fair", watchers=(check.watch,), max_steps=max_steps).run()
+    Scheduler(state, programs, "fair", watchers=(check.watch,), max_steps=MAX_STEPS).run()
 
 
 def ordered(findings: Sequence[Finding]) -> tuple[Finding, ...]:
