@@ -73,8 +73,7 @@ def _init_barriers(isa: Isa) -> None:
         for part in plan.described:
             isa.prefetch_descriptor(part)
         for barrier in plan.barriers:
-            for stage in range(barrier.stages):
-                isa.mbarrier_init(barrier, stage, barrier.count)
+            isa.mbarrier_init(barrier, barrier.count)
         if plan.target.tma:  # else there are neither peers nor engines to see them
             isa.fence_mbarrier_init()
 

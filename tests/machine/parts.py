@@ -90,8 +90,7 @@ def init(isa: Any) -> None:
 
     def body() -> None:
         for barrier in isa.plan.barriers:
-            for stage in range(barrier.stages):
-                isa.mbarrier_init(barrier, stage, barrier.count)
+            isa.mbarrier_init(barrier, barrier.count)
         isa.fence_mbarrier_init()
 
     isa.when(isa.warp == 0, body)

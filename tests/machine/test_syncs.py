@@ -184,7 +184,7 @@ def test_remote_use_before_the_peer_has_initialized():
 
     def entry(isa):
         if isa.cta_rank == 1:
-            isa.mbarrier_init(bar, 0, 1)
+            isa.mbarrier_init(bar, 1)
         else:
             isa.mbarrier_arrive_cluster(bar, 0, 0b10)
         isa.cluster_arrive()

@@ -119,7 +119,7 @@ def _role(isa: Any, parts: int, part: int) -> RoleWarps:
 
 
 _PLAYERS: dict[str, Callable[..., None]] = {
-    "init": lambda isa, bar: isa.mbarrier_init(isa.plan.barriers[bar], 0, isa.plan.barriers[bar].count),
+    "init": lambda isa, bar: isa.mbarrier_init(isa.plan.barriers[bar], isa.plan.barriers[bar].count),
     "fence init": lambda isa: isa.fence_mbarrier_init(),
     "sync": lambda isa: isa.cta_sync(),
     "cluster arrive": lambda isa, scope="cluster": isa.cluster_arrive(scope),

@@ -101,8 +101,9 @@ class RecordingIsa:
     def griddepcontrol_launch_dependents(self) -> None:
         self._note("grid_launch_dependents")
 
-    def mbarrier_init(self, barrier: Barrier, stage: int, count: int) -> None:
-        self._note("init", barrier.name, stage, count)
+    def mbarrier_init(self, barrier: Barrier, count: int) -> None:
+        for stage in range(barrier.stages):
+            self._note("init", barrier.name, stage, count)
 
     def fence_mbarrier_init(self) -> None:
         self._note("init_fence")

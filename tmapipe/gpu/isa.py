@@ -154,9 +154,10 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
 
     # ---- mbarrier -------------------------------------------------------------------------------------------------
 
-    def mbarrier_init(self, barrier: Barrier, stage: int, count: int) -> None:
+    def mbarrier_init(self, barrier: Barrier, count: int) -> None:
         with cute.arch.elect_one():
-            cute.arch.mbarrier_init(self.mbarrier(barrier, stage), count)
+            for stage in range(barrier.stages):
+                cute.arch.mbarrier_init(self.mbarrier(barrier, stage), count)
 
     def fence_mbarrier_init(self) -> None:
         cute.arch.mbarrier_init_fence()
@@ -348,10 +349,8 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
     # ---- registers ------------------------------------------------------------------------------------------------
 
     def setmaxnreg(self, registers: int, increase: bool) -> None:
-        if increase:
-            cute.arch.setmaxregister_increase(registers)
-        else:
-            cute.arch.setmaxregister_decrease(registers)
+        change = cute.arch.setmaxregister_increase if increase else cute.arch.setmaxregister_decrease
+        change(registers)
 
     # ---- handles --------------------------------------------------------------------------------------------------
 

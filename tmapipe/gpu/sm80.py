@@ -25,8 +25,12 @@ mbarrier.test_wait.parity.shared.b64 done, [$0], $1;
 class Sm80Isa(GpuIsa):
     """`GpuIsa` for sm_80 to sm_89. CuTe DSL has these instructions for sm_90 and later only, so they are inline PTX."""
 
-    def mbarrier_init(self, barrier: Barrier, stage: int, count: int) -> None:
-        control.when(self.lane == 0, lambda: cute.arch.mbarrier_init(self.mbarrier(barrier, stage), count))
+    def mbarrier_init(self, barrier: Barrier, count: int) -> None:
+        def init() -> None:
+            for stage in range(barrier.stages):
+                cute.arch.mbarrier_init(self.mbarrier(barrier, stage), count)
+
+        control.when(self.lane == 0, init)
 
     def mbarrier_wait(self, barrier: Barrier, stage: Any, parity: Any) -> None:
         emit_ptx(WAIT, "rr", self._address(barrier, stage), parity)

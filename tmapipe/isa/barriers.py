@@ -165,13 +165,14 @@ class FenceProxyAsyncGlobal(NamedTuple):
 class BarrierInstructions(Lowering):
     """Instructions on barriers and fences."""
 
-    def mbarrier_init(self, barrier: Barrier, stage: int, count: int) -> None:
-        """``mbarrier.init``: a phase completes after *count* arrivals and all armed bytes.
+    def mbarrier_init(self, barrier: Barrier, count: int) -> None:
+        """``mbarrier.init`` of each stage: a phase completes after *count* arrivals and all armed bytes.
 
         Visible to other threads of the CTA after a CTA barrier; to the async proxy and to peers only after
         `fence_mbarrier_init` and a cluster (or, in a cluster of one, CTA) barrier.
         """
-        self.emit(MbarInit(self.bar(barrier, stage), count))
+        for stage in range(barrier.stages):
+            self.emit(MbarInit(self.bar(barrier, stage), count))
 
     def fence_mbarrier_init(self) -> None:
         """``fence.mbarrier_init``: releases this thread's inits to the cluster and the async proxy."""

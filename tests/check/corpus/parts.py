@@ -63,8 +63,7 @@ def init(isa: Any, fence: bool = True, cluster: bool = True) -> None:
 
     def body() -> None:
         for barrier in isa.plan.barriers:
-            for stage in range(barrier.stages):
-                isa.mbarrier_init(barrier, stage, barrier.count)
+            isa.mbarrier_init(barrier, barrier.count)
         if fence:
             isa.fence_mbarrier_init()
 
