@@ -23,7 +23,7 @@ class BulkLoadStage(TmaLoadStage):
         dims: The name of the vector's dimension; or, with others before it, of the one that pieces lie along, such as "m n".
         tile: Elements of a piece, as a tuple of one. A multiple of 16 bytes (PTX ISA, cp.async.bulk).
         ring: Whose slots hold the pieces.
-        **options: `dtype` and `loader`, as of `TmaLoadStage`.
+        **options: `dtype`, `loader` and `l2_hint`, as of `TmaLoadStage`.
 
     Raises:
         InputError: For a tile of more than one extent, or an option that needs a descriptor.
@@ -33,7 +33,7 @@ class BulkLoadStage(TmaLoadStage):
         if not isinstance(tile, (tuple, list)) or len(tile) != 1:
             raise InputError("BulkLoadStage(tile)", tile, "is one extent (elements)", "e.g. tile=(4096,)")
         for name in options:
-            if name not in ("ring", "dtype", "loader"):
+            if name not in ("ring", "dtype", "loader", "l2_hint"):
                 raise InputError(f"BulkLoadStage({name})", options[name], "needs a descriptor", "use a TmaLoadStage")
         super().__init__(dims, tile=tuple(tile), **options)
 

@@ -110,8 +110,8 @@ class BulkRows(BulkVectorCopy):
     """Pieces of rows of a matrix."""
 
     load, store = VectorCopy.load, VectorCopy.store
-    x = tp.BulkLoadStage("m n", tile=(512,), ring=BulkVectorCopy.ring)
-    y = tp.TmaStoreStage(source=x)
+    x = tp.BulkLoadStage("m n", tile=(512,), ring=BulkVectorCopy.ring, l2_hint="evict_last")
+    y = tp.TmaStoreStage(source=x).with_l2_hint("evict_first")
 
 
 class BulkFromSlots(BulkVectorCopy):

@@ -66,6 +66,7 @@ def compare(found, expected, where):
     [
         ("copy of rows longer than a box", 0x14F0000000000000, 0x12F0000000000000),
         ("copy bf16", 0, 0),
+        ("rows, in bulk", 0x14F0000000000000, 0x12F0000000000000),
     ],
 )
 def test_l2_hints(name, of_load, of_store):

@@ -74,7 +74,7 @@ def test_what_needs_a_descriptor_is_refused():
     ring = BulkVectorCopy.ring
     refused(tp.BulkLoadStage, "m n", tile=(4, 64), ring=ring, argument="tile", rule="one extent")
     refused(tp.BulkLoadStage, "n", tile=(64,), ring=ring, swizzle=128, argument="swizzle", rule="needs a descriptor")
-    refused(tp.BulkLoadStage, "n", tile=(64,), ring=ring, l2_hint="evict_first", argument="l2_hint", rule="descriptor")
+    refused(tp.BulkLoadStage, "n", tile=(64,), ring=ring, l2_hint="first", argument="l2_hint", rule="evict_first")
 
 
 def test_explain_says_so():

@@ -25,7 +25,14 @@ from tmapipe.plan.model import WARP, Barrier, Load, Peer, Store
 if TYPE_CHECKING:
     from tmapipe.gpu.isa import GpuIsa
 
-__all__ = ["CopyEmitters"]
+__all__ = ["L2_POLICIES", "CopyEmitters"]
+
+#: L2 eviction policies as createpolicy encodes them for a whole access (the constants of CUTLASS's TMA::CacheHintSm90).
+L2_POLICIES = {
+    "evict_normal": 0x1000000000000000,
+    "evict_first": 0x12F0000000000000,
+    "evict_last": 0x14F0000000000000,
+}
 
 UNROLLED = 16  # copies of a thread; more are a loop, since each one's addresses take registers
 
@@ -67,7 +74,7 @@ class CopyEmitters:
         source = _element(self.addressed[load.argument], at, load.buffer.dtype.bytes)
         target, bar = self.slot_address(load.buffer, stage), self.mbarrier(barrier, stage).toint()
         with cute.arch.elect_one():
-            _bulk_from_global(target, source, load.buffer.slot_bytes, bar)
+            _bulk_from_global(target, source, load.buffer.slot_bytes, bar, load.l2_hint)
 
     def bulk_prefetch(self: Any, load: Load, at: Sequence[Any]) -> None:
         tensor = self.addressed[load.argument]
@@ -135,9 +142,13 @@ def _bulk_to_global(store: Store, target: Any, source: Any, nbytes: Any) -> None
     emit_ptx(f"{how}.bulk.global.shared::cta.bulk_group{kind} [$0], [$1], $2;", "lrr", target, source, nbytes)
 
 
-def _bulk_from_global(target: Any, source: Any, nbytes: int, bar: Any) -> None:
-    text = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
-    emit_ptx(text, "rlrr", target, source, nbytes, bar)
+def _bulk_from_global(target: Any, source: Any, nbytes: int, bar: Any, l2_hint: str | None = None) -> None:
+    how = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+    if l2_hint is None:
+        emit_ptx(f"{how} [$0], [$1], $2, [$3];", "rlrr", target, source, nbytes, bar)
+    else:
+        policy = Int64(L2_POLICIES[l2_hint])
+        emit_ptx(f"{how}.L2::cache_hint [$0], [$1], $2, [$3], $4;", "rlrrl", target, source, nbytes, bar, policy)
 
 
 def _bulk_to_peer(target: Any, source: Any, nbytes: int, bar: Any, how: str | None = None) -> None:

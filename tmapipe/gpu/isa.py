@@ -14,7 +14,7 @@ from cutlass.cute.nvgpu import warpgroup
 from tmapipe.errors import ScopeError
 from tmapipe.gpu import control
 from tmapipe.gpu.changed import DescriptorEmitters
-from tmapipe.gpu.copies import CopyEmitters
+from tmapipe.gpu.copies import L2_POLICIES, CopyEmitters
 from tmapipe.gpu.descriptors import load_boxes, load_windows
 from tmapipe.gpu.edges import load_edge
 from tmapipe.gpu.fragments import GpuFragments
@@ -38,12 +38,6 @@ from tmapipe.plan.syncs import Syncs
 
 __all__ = ["GpuIsa"]
 
-#: L2 eviction policies as createpolicy encodes them for a whole access (the constants of CUTLASS's TMA::CacheHintSm90).
-L2_POLICIES = {
-    "evict_normal": 0x1000000000000000,
-    "evict_first": 0x12F0000000000000,
-    "evict_last": 0x14F0000000000000,
-}
 #: Whether `cute.copy` elects the issuing lane by itself, as its PTX shows (CuTe DSL 4.8.1; tests/emit checks it).
 COPY_ELECTS = {"load": True, "store": False, "reduce": True}
 
