@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 
-from tmapipe.fields import must, shown
+from tmapipe.fields import must
 
 __all__ = ["Table"]
 
 
+def _split(dims: Any) -> Any:
+    return tuple(dims.split()) if isinstance(dims, str) else dims
+
+
 @attrs.frozen(eq=False, repr=False)
 class Table:
-    """A vector of int32 in global memory. In bodies, ``k.<name>.entry(i)`` is one of them, the same for all threads.
+    """A vector, or a matrix, of int32 in global memory. In bodies, ``k.<name>.entry(i)``, or of a matrix ``entry(i, j)``, is
+    one of its entries, the same for all threads.
 
     A schedule is called with one after its loads' tensors. It stays as it is while the kernel runs.
 
     Args:
-        dim: Name of its dimension. It has as many entries as the other tensors have elements along it.
+        dims: Name of its dimension, or of both. It has as many entries as the other tensors have elements along it.
 
     Raises:
-        InputError: If that is no name.
+        InputError: If these are no names.
     """
 
-    dim: str = attrs.field(
+    dims: tuple[str, ...] = attrs.field(
+        converter=_split,
         validator=must(
-            lambda dim: isinstance(dim, str) and dim.isidentifier(),
-            "is the name of one dimension",
-            'e.g. Table("l")',
-        )
+            lambda dims: (
+                type(dims) is tuple and len(set(dims)) == len(dims) in (1, 2) and all(map(str.isidentifier, dims))
+            ),
+            "is the name of one dimension, or of two",
+            'e.g. Table("l") or Table("b i")',
+        ),
     )
 
-    @property
-    def dims(self) -> tuple[str]:
-        """Its dimensions by name, as stages have them."""
-        return (self.dim,)
-
     def __repr__(self) -> str:
-        return shown(self)
+        return f"Table({' '.join(self.dims)!r})"

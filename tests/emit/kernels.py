@@ -21,7 +21,7 @@ from tests.oracle.held_forms import Narrowed
 from tests.oracle.peer_forms import Looked, Paired, Reduced, Rotated, RotatedInPairs, Scattered, WholeBoxes
 from tests.oracle.ptx import Ptx
 from tests.oracle.result_forms import Chained, Overlapped
-from tests.oracle.row_forms import GatherRows, ScatterRows
+from tests.oracle.row_forms import GatherRows, PagedRows, ScatterRows
 from tests.sweeps import ALL
 from tmapipe.gpu.build import Compiled
 from tmapipe.plan.model import Plan
@@ -473,6 +473,12 @@ DESCRIPTORS = {
         lambda: S.Conv(tp.Windows((3, 3), padding=1, stride=2), (64, 128, 64), mainloop=tp.mainloop.PingPong()),
         {},
         {"i": 2, "h": 19, "w": 31, "c": 72, "r": 3, "s": 3, "l": 1, "m": 320, "n": 136},
+    ),
+    "pages of sequences": Kernel(
+        PagedRows,
+        {},
+        {"b": 3, "m": 22, "n": 100, "p": 9, "t": 4, "i": 6},
+        {"pages": (3, 1, 4, 0, 5, 8, 2, 6, 7, -1, 3, 3, 8, 7, 6, 5, 4, 3)},
     ),
     "rows of b anywhere": Kernel(
         AnyRows,

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.oracle.row_forms import PagedScores
+from tests.unit.test_rows import paged_problem
+
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "pages.py"))
 PAGE = EXAMPLE["PAGE"]
 
@@ -32,3 +35,12 @@ def test_rows_by_index(rows, columns, ctas):
         y = torch.full((count, width), float("nan"), device="cuda")
         gather(x, index, out=y)
         assert torch.equal(y, x[index.long().clamp(0)] * (index >= 0)[:, None])
+
+
+@pytest.mark.parametrize("batch, m, count", [(1, 64, 4), (3, 70, 6), (16, 128, 200)])
+def test_pages_of_sequences(batch, m, count):
+    *given, want = (torch.from_numpy(each).cuda() for each in paged_problem(batch, m, count))
+    for _ in range(3):
+        found = torch.zeros_like(want)
+        PagedScores()(*given, out=found)
+        assert torch.equal(found, want)

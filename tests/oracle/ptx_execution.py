@@ -556,7 +556,12 @@ def _parameters(ptx: Ptx, schedule: Any, launch: Launch) -> list[dict[int, Any]]
     grid = schedule.grid(lambda name, i: launch.extents[name][i])
     for divisor in schedule.tiles.divisors(grid, plan.cluster, launch.clusters).values():
         found += [_fast_division(divisor), {0: divisor}]
-    tables = [{0: TABLES + (i << 20), 8: len(entries)} for i, entries in enumerate(launch.tables.values())]
+    tables = [
+        {0: TABLES + (i << 20), 8: len(entries)}
+        if len(launch.extents[name]) == 1
+        else _tensor(TABLES + (i << 20), launch.extents[name])
+        for i, (name, entries) in enumerate(launch.tables.items())
+    ]
     tensors = [name for name in plan.by_address if name not in plan.tables]
     tables += [_tensor(VECTORS + (i << 36), launch.extents[name]) for i, name in enumerate(tensors)]
     kept = keep_positions((), 1, launch.clusters, launch.clusters)[1:]  # all for whoever comes

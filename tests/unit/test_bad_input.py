@@ -135,7 +135,7 @@ def test_load_options():
     refused(load(loader=stranger), argument="TmaLoadStage(loader)", value=stranger, rule="ring's first phase")
     two = tp.BarrierRing(2, producer=(tp.Role(warps=1), tp.Role(warps=1)), consumer=tp.Role(warps=1))
     refused(load(ring=two), argument="TmaLoadStage(loader)", value=None, rule="which of the producing roles")
-    refused(load(dtype="float64"), argument="dtype", value="float64", rule="must be one of bf16")
+    refused(load(dtype="float8"), argument="dtype", value="float8", rule="must be one of bf16")
 
 
 def test_shared_stage_writer():
@@ -192,7 +192,7 @@ def test_wgmma_on_another_architecture(arch):
 
 
 def test_element_types():
-    for wrong in ("float64", "int64", "bool", "", 3, None, float):
+    for wrong in ("float128", "uint64", "bool", "", 3, None, float):
         refused(as_dtype, wrong, argument="dtype", value=wrong, rule="must be one of")
     refused(S.Gemm().plan, {"a": "fp32", "b": "fp32"}, argument="Wgmma(mma)", value="fp32 x fp32", rule="bf16, fp16")
     refused(S.Gemm().plan, {"a": "bf16", "b": "fp16"}, argument="Wgmma(mma)", rule="of one type")
@@ -252,7 +252,7 @@ def test_tiles_with_bounds_are_of_accumulators_in_two_dimensions():
 
 
 def test_groups():
-    refused(lambda: tp.Table("l m"), argument="Table(dim)", value="l m", rule="one dimension")
+    refused(lambda: tp.Table("l m n"), argument="Table(dims)", rule="one dimension, or of two")
     for kind in (S.Gemm, S.GatedGemm, S.GroupedGemm):
         refused(lambda kind=kind: kind((128, 256)), argument="tile", value=(128, 256), rule="(m, n, k)")
     refused(lambda: S.GroupedGemm(a=tp.Operand("n")), argument="Operand(major)", rule='"k" or "m"')

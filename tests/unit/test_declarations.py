@@ -51,7 +51,8 @@ def parts():
             "m n", tile=(8, 64), role=load, dtype="fp32", reduce="add"
         ),
         "RegisterTile(role=Role(warpgroups=1), shape=(64, 64))": tp.RegisterTile(tp.Role(warpgroups=1), (64, 64)),
-        "Table(dim='l')": tp.Table("l"),
+        "Table('l')": tp.Table("l"),
+        "Table('b i')": tp.Table("b i"),
         "MulticastGroup('m', 'n')": tp.MulticastGroup("m", "n"),
         "bf16": tp.bf16,
     }
@@ -251,7 +252,7 @@ def test_values_of_a_wrong_type():
         refused(tp.BarrierRing, wrong, producer=load, consumer=store, argument="stages", value=wrong, rule="positive")
     for wrong in (5, ["m"], None):
         refused(tp.MulticastGroup, wrong, argument="MulticastGroup(axes)", value=(wrong,), rule="names of one or more")
-        refused(tp.Table, wrong, argument="Table(dim)", value=wrong, rule="name of one dimension")
+        refused(tp.Table, wrong, argument="Table(dims)", rule="name of one dimension")
     refused(tp.TmaLoadStage, tile=(8, 64), ring=Rows.ring, dtype=[], argument="dtype", value=[], rule="one of bf16")
     refused(
         tp.TmaLoadStage, tile=(8, 64), ring=Rows.ring, loader="load", argument="loader", value="load", rule="a role"

@@ -57,7 +57,7 @@ def test_64_bits_are_moved_alone():
         assert (tp.schedules.Copy()(x) == x).all()
         refused(softmax_of(1024), x, argument="slot.x.read", rule="at most 32 bits")
         y = x.copy()
-        refused(tp.schedules.Gemm(), x, y, argument="d", rule="no type that sums of")
+        refused(tp.schedules.Gemm(), x, y, argument="a", rule="at most 32 bits")
 
 
 def test_a_copy_of_a_thread_has_an_element():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
-from tests.oracle.row_forms import GatherFour, GatherRows, ScatterFour, ScatterRows
+from tests.oracle.row_forms import GatherFour, GatherRows, PagedScores, ScatterFour, ScatterRows
 from tests.unit.errors import refused
 
 BF16 = ml_dtypes.bfloat16
@@ -193,3 +193,72 @@ def test_declarations_that_are_refused():
             self.y = tp.TmaStoreStage("r n", source=self.x).in_parts(8)
 
     refused(Short().plan, argument="y.in_parts", rule="parts of 1 rows, 64 bytes")
+
+
+# ---- tables of two dimensions -----------------------------------------------------------------------------------------
+
+
+def paged_problem(batch=3, m=70, count=6, seed=0):
+    rng = np.random.default_rng(seed)
+    q = rng.integers(-3, 4, (batch, m, 64)).astype(np.float16)
+    keys = rng.integers(-3, 4, (batch * count + 5, 16, 64)).astype(np.float16)
+    pages = rng.permutation(len(keys))[: batch * count].reshape(batch, count).astype(np.int32)
+    lengths = rng.integers(0, 16 * count + 1, batch).astype(np.int32)
+    scores = q.astype(np.float32) @ keys[pages].reshape(batch, -1, 64).transpose(0, 2, 1).astype(np.float32)
+    columns = np.arange(16 * count)
+    return q, keys, pages, lengths, np.where(columns < lengths[:, None, None], scores, np.float32(-1e30))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pages_of_sequences(seed):
+    *given, want = paged_problem(seed=seed)
+    found = np.zeros_like(want)
+    PagedScores().simulate(*given, out=found, clusters=2, seed=seed)
+    assert (found == want).all()
+
+
+def test_tables_of_two_dimensions_are_proved():
+    report = PagedScores().check()
+    assert report.ok and not report.findings and report.trips == "every trip count"
+
+
+def test_entries_beyond_either_end_are_outside():
+    class Entries(GatherRows):
+        load, store = GatherRows.load, GatherRows.store
+        index = tp.Table("a b")
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                for i in range(8):
+                    slot.x.load_part(i, r=k.index.entry(tile.m, i - 1), n=tile.n)
+
+    index = np.array([[5, 1, 2], [3, 4, 0]], np.int32)
+    x = np.arange(1, 6 * 64 + 1, dtype=np.float32).reshape(6, 64)
+    y = np.zeros((16, 64), np.float32)
+    Entries()(x, index, out=y)
+    for m in range(2):
+        assert (
+            not y[8 * m].any()
+            and not y[8 * m + 4 : 8 * m + 8].any()
+            and (y[8 * m + 1 : 8 * m + 4] == x[index[m]]).all()
+        )
+
+
+class Wrong(PagedScores):
+    load, math = PagedScores.load, PagedScores.math
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.q.load(tile, d=0)
+            for i in range(4):
+                slot.keys.load_part(i, p=k.pages.entry(tile.n * 4 + i), t=0, d=0)
+
+
+def test_tables_of_two_dimensions_refused():
+    q, keys, pages, lengths, want = paged_problem()
+    refused(Wrong().check, argument="k.pages.entry", rule="along each of b, i")
+    refused(PagedScores(), q, keys, pages.T.copy().T, lengths, out=want, argument="pages.shape", rule="dense matrix")
+    refused(PagedScores(), q, keys, pages[0], lengths, out=want, argument="pages.shape", rule="dense matrix")
+    refused(PagedScores(), q, keys, pages[:2], lengths, out=want, argument="pages.shape", rule="has b = 2")

@@ -98,7 +98,7 @@ def test_what_a_gemm_is_called_with():
     """Each error names what was passed, and what to pass."""
     torch, S = pytest.importorskip("torch"), tp.schedules
     a, b = torch.ones(64, 32).bfloat16(), torch.ones(128, 32).bfloat16()
-    refused(S.Gemm(), a.double(), b.double(), argument="a", value="float64", rule="element type")
+    refused(S.Gemm(), a.double(), b.double(), argument="a", value="fp64", rule="at most 32 bits")
     assert refused(S.Gemm(), a, b.T.contiguous(), argument="b.shape", rule="k = 128").fix.startswith("transpose it")
     assert "of 2 to 2" in refused(S.Gemm(), a[0], b, argument="a.shape", rule="l m k").fix
     assert (

@@ -5,6 +5,7 @@ Torch is imported only by those who pass torch tensors.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from numbers import Real
@@ -92,7 +93,7 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
     dtypes = {name: dtype_of(given[name], name) for name in everything}
     strides = {n: _strides(given[n], len(parts[n].dims), len(folded.get(n, ()))) for n in parts}
     added_to = tuple(name for name, store in declared.stores.items() if store.reduce)
-    shapes, strides = {**shapes, **tables}, {**strides, **dict.fromkeys(tables, (1,))}
+    shapes, strides = {**shapes, **tables}, {**strides, **{name: (*shape[1:], 1) for name, shape in tables.items()}}
     bound = Bound({n: given[n] for n in everything}, shapes, strides, dtypes, stores, first != "cpu", added_to)
     for name, part in parts.items():
         own = slice(len(folded.get(name, ())), None)
@@ -253,16 +254,20 @@ def _relate(relations: Sequence[Dim], seen: dict[str, tuple[str, int]]) -> None:
 
 
 def _check_table(name: str, table: Any, dims: tuple[str, ...], extents: dict[str, tuple[str, int]]) -> tuple[int, ...]:
-    """The shape of a table. Raises `InputError` unless it is a dense vector of int32 whose extent fits the others."""
+    """The shape of a table. Raises `InputError` unless it is dense, of int32, with extents that fit the others'."""
     check_kind(name, table)
     kind = str(table.dtype).removeprefix("torch.")
     if kind != "int32":
         raise InputError(f"{name}.dtype", kind, "a table holds int32", f"{name}.to(torch.int32)")
-    if table.ndim != 1 or not is_contiguous(table):
-        rule = "a table is a dense vector"
-        fix = "flatten it"
-        raise InputError(f"{name}.shape, {name}.stride", (tuple(table.shape), _strides(table, 1, 0)), rule, fix)
-    shape = (int(table.shape[0]),)
+    if table.ndim != len(dims) or not is_contiguous(table):
+        rule, fix = (
+            f"a table of {' '.join(dims)} is a dense {'vector' if len(dims) == 1 else 'matrix'}",
+            "make it contiguous",
+        )
+        raise InputError(f"{name}.shape, {name}.stride", (tuple(table.shape), _strides(table, len(dims), 0)), rule, fix)
+    shape = tuple(map(int, table.shape))
+    if math.prod(shape) >= 2**31:
+        raise InputError(f"{name}.shape", shape, "has fewer than 2^31 entries", "use a smaller table")
     _note_extents(name, dims, shape, extents)
     return shape
 

@@ -176,7 +176,12 @@ def build(
     fakes = []
     for name in plan.arguments:
         if name in plan.tables:
-            fakes.append(make_fake_tensor(Int32, (cute.sym_int(),), stride=(1,), assumed_align=4))
+            rank = len(plan.tables[name])
+            shape, stride = (
+                tuple(cute.sym_int() for _ in range(rank)),
+                (*(cute.sym_int64() for _ in range(rank - 1)), 1),
+            )
+            fakes.append(make_fake_tensor(Int32, shape, stride=stride, assumed_align=4))
             continue
         part = next(p for p in plan.transfers if p.name == name)
         rank = (ranks or {}).get(name, len(part.dims) - len(getattr(part, "folded", ())))

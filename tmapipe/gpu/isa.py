@@ -253,7 +253,8 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
         self.counters[counter] = Int32(value)
 
     def load_entry(self, table: str, i: Any, without_data: int) -> Any:
-        return cute.arch.make_warp_uniform(self.addressed[table][i])
+        entries = cute.make_tensor(self.addressed[table].iterator, cute.make_layout((2**31 - 1,), stride=(1,)))
+        return cute.arch.make_warp_uniform(entries[i])
 
     def ballot(self, table: str, first: Any, count: Any, holds: Callable[[Any, Any], Any], without_data: int) -> Any:
         entries, mine, vote = self.addressed[table], first + self.lane, self.cells(0)

@@ -245,7 +245,7 @@ def _read_peer(memory: Memory, agent: int, op: PeerRead, facts: None) -> None:
 
 @performs(TableLoad)
 def _look_up(memory: Memory, agent: int, op: TableLoad, facts: None) -> None:
-    memory.results[agent] = memory.tensors[op.table][list(op.entries)]
+    memory.results[agent] = memory.tensors[op.table].reshape(-1)[list(op.entries)]
 
 
 @performs(SlotWrite)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Any, NoReturn
 
 from tmapipe.errors import InputError, ScopeError
@@ -30,17 +32,21 @@ class BoundTable(Carried):
     def __bool__(self) -> bool:
         return True
 
-    def entry(self, i: Any) -> Any:
-        """Entry *i*, the same for all threads; -1 beyond the table's ends. As a row to load, that is outside, so zero.
+    def entry(self, *at: Any) -> Any:
+        """The entry at these indices, one a dimension, the same for all threads; -1 beyond the table's ends. As a row to load,
+        that is outside, so zero.
 
         Raises:
-            InputError: *i* is no whole number.
+            InputError: They are not as many whole numbers as the table has dimensions.
         """
-        if not is_index(i):
-            raise InputError(f"k.{self.name}.entry", i, "is the number of an entry", "pass a whole number of 32 bits")
-        count = self.isa.extent(self.name, 0)
-        inside = (i >= 0) & (i < count)
-        found = self.isa.load_entry(self.name, self.isa.select(inside, i, 0), 0)
+        dims = self.isa.plan.tables[self.name]
+        if len(at) != len(dims) or not all(map(is_index, at)):
+            rule = f"is the number of an entry along each of {', '.join(dims)}"
+            raise InputError(f"k.{self.name}.entry", at, rule, "pass whole numbers of 32 bits")
+        counts = [self.isa.extent(self.name, dim) for dim in range(len(dims))]
+        inside = functools.reduce(operator.and_, [(i >= 0) & (i < count) for i, count in zip(at, counts, strict=True)])
+        place = at[0] if len(at) == 1 else at[0] * counts[1] + at[1]
+        found = self.isa.load_entry(self.name, self.isa.select(inside, place, 0), 0)
         return self.isa.select(inside, found, -1)
 
 

@@ -70,6 +70,9 @@ class GroupedTiles(QueuedTiles):
         if self.table not in declared.tables:
             rule = f"names a table of {declared.name} ({', '.join(declared.tables) or 'it has none'})"
             raise InputError("GroupedTiles(table)", self.table, rule, f'declare {self.table} = Table("l")')
+        if len(dims := declared.tables[self.table].dims) > 1:
+            rule = "names a table of one dimension"
+            raise InputError("GroupedTiles(table)", " ".join(dims), rule, 'e.g. Table("l")')
         if set(axes) != {"m", "n"}:
             rule = "is an order of the tiles of a matrix with dimensions m and n"
             raise InputError("Schedule.tiles", self, rule, f"rename {', '.join(axes)}, or use another order")

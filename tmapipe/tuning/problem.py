@@ -19,6 +19,10 @@ def _positive(instance: Any, attribute: Any, value: Any) -> None:
         raise InputError(f"Problem({attribute.name})", value, "is a positive number of elements", "pass the extent")
 
 
+def _of_operands(problem: Any, attribute: Any, value: DType) -> None:
+    value.check_held("Problem(dtype)")
+
+
 def _of_sums(problem: Any, attribute: Any, value: DType) -> None:
     known = (int32, bf16, fp16, fp32) if problem.dtype.integer else (bf16, fp16, fp32, fp8_e4m3, fp8_e5m2)
     if value not in known:
@@ -48,7 +52,7 @@ class Problem:
     m: int = attrs.field(validator=_positive)
     n: int = attrs.field(validator=_positive)
     k: int = attrs.field(validator=_positive)
-    dtype: DType = attrs.field(default=bf16, converter=as_dtype)
+    dtype: DType = attrs.field(default=bf16, converter=as_dtype, validator=_of_operands)
     out: DType = attrs.field(default=bf16, converter=as_dtype, validator=_of_sums)
     batch: int = attrs.field(default=1, validator=_positive)
     majors: tuple[str, str] = attrs.field(default=("k", "k"), validator=_of_a_and_b)
