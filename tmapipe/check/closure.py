@@ -9,7 +9,7 @@ covers. When no state is left, all runs are safe.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -94,10 +94,17 @@ def closed_for(
                 count, states = count + 1, states + 1
                 if count > most:
                     raise _Stopped(node.path, "still no state recurs")
-                todo += [(node, segment) for segment in after[node.where]]
+                todo += [
+                    (node, segment) for segment in sorted(after[node.where], key=lambda each: _order(node.where, each))
+                ]
     except _Stopped as stopped:
         return Closure(False, states, log.order, str(stopped))
     return Closure(True, states, log.order)
+
+
+def _order(where: Where, segment: Segment) -> tuple[Any, ...]:
+    """What is looked at later comes first: the end of a run; within a tile, loops in loops, then one more turn."""
+    return segment.to != END, where[0] == "step" and (segment.to[0] == "tile", -segment.to[1])
 
 
 def begin(problems: Problems, segments: Segments, log: FindingLog) -> _Node:
@@ -111,6 +118,8 @@ def begin(problems: Problems, segments: Segments, log: FindingLog) -> _Node:
 def take(segments: Segments, node: _Node, segment: Segment) -> _Node | None:
     """The state to which a segment leads; None at the end."""
     run_state = node.run_state
+    if segment.to[0] == "step" and not any(segment.parts) and segment.start.skipped == segment.end.skipped:
+        return _Node(segment.to, run_state, (*node.path, segment))
     shifts = run_state.positions.shifts_from(segment.start, segments.future.live)
     if shifts is None:
         raise _Stopped(node.path, "the warps have not moved on alike in the rings")

@@ -58,7 +58,7 @@ class Future:
     @property
     def size(self) -> tuple[int, int]:
         """At least as many knowers and facts as there are."""
-        return tuple(-(-len(numbers) // 256) * 256 for numbers in (self.knowers, self.facts))  # type: ignore[return-value]
+        return tuple(max(256, 1 << len(numbers).bit_length()) for numbers in (self.knowers, self.facts))  # type: ignore[return-value]
 
     def here(self, positions: Positions) -> Here:
         """Names where the warps are."""
@@ -74,14 +74,14 @@ class Future:
             self._renamings[key] = Renaming(self.layout, shifts)
         return self._renamings[key]
 
-    def _waiters(self) -> dict[int, list[int]]:
+    def _waiters(self) -> dict[int, tuple[int, ...]]:
         layout = self.layout
-        found: dict[int, list[int]] = {}
+        found: dict[int, tuple[int, ...]] = {}
         for agent, sort, array in self.live.keys:
             if tells_parity(sort):
                 first = agent // layout.warps * layout.nbars + layout.bar_base[array]
                 for stage in range(layout.plan.barrier(array).stages):
-                    found.setdefault(first + stage, []).append(agent)
+                    found[first + stage] = (*found.get(first + stage, ()), agent)
         return found
 
     def _users(self) -> dict[int, list[int]]:

@@ -114,10 +114,13 @@ class RunState:
     def knows(self) -> Any:
         """Who knows which fact."""
         known = list(self.facts.values())
-        entries = np.array([entry for each in known for entry, _ in each], np.int64)
-        least = np.array([least for each in known for _, least in each], np.int64)
-        first = np.cumsum([0, *map(len, known[:-1])])
-        return np.logical_or.reduceat(np.stack(list(self.knowers.values()))[:, entries] >= least, first, axis=1)
+        clocks = np.stack(list(self.knowers.values()))
+        entries, least = np.array([each[0] for each in known], np.int64).T
+        found = clocks[:, entries] >= least
+        for i, others in enumerate(known):
+            for entry, value in others[1:]:
+                found[:, i] |= clocks[:, entry] >= value
+        return found
 
     @cached_property
     def _numbers(self) -> tuple[Any, Any, Any]:
@@ -233,15 +236,17 @@ def _knowers(state: State, check: LinearCheck, future: Future) -> dict[Key, Any]
     """Clocks. The warps come first, by number. A complete phase tells nothing that all who wait for it know already."""
     found: dict[Key, Any] = {("warp", agent): clock for agent, clock in enumerate(check.clocks.of)}
     for agent in range(check.clocks.agents):  # what an arrival by all of its lanes would tell
-        known = check.clocks.zero()
+        known = found["all lanes of", agent] = check.clocks.zero()
         check.clocks.release(agent, known, all_lanes=True)
-        found["all lanes of", agent] = known
+    waited: dict[tuple[int, ...], Any] = {}
     for bar, now in enumerate(check.phases.now):
         done = check.phases.done[bar]
         if now.by or now.landed:
             found["present", bar] = now.clock
         if waiters := future.waiters.get(bar):
-            known = np.min([check.clocks.of[agent] for agent in waiters], axis=0)
+            if waiters not in waited:
+                waited[waiters] = np.min([check.clocks.of[agent] for agent in waiters], axis=0)
+            known = waited[waiters]
             found["complete", bar] = known if done is None else np.maximum(known, done.clock)
     arrived = {seen[0] for seen in state.bar_seen if seen is not None}
     arrived |= {CLUSTER} if any(seen >= 0 for seen in state.cluster_seen) else set()

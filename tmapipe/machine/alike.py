@@ -28,9 +28,15 @@ class Alike:
 
     def number(self, value: Callable[[int], Any]) -> Any:
         """The number that each warp has by itself; a plain one if it is the same in all of them."""
-        values = {agent: value(agent) for agent in self.agents}
+        return self.found({agent: value(agent) for agent in self.agents})
+
+    def found(self, values: dict[int, Any]) -> Any:
+        """The same, from the values by warp."""
         own = values[self.agent]
-        return own if all(each == own for each in values.values()) else Own(self, values)
+        for each in values.values():
+            if each != own:
+                return Own(self, values)
+        return own
 
     def programs(self, ops: list[Any]) -> dict[int, list[Any]]:
         """The operations of each warp that is alike, from those recorded. Warps may share one list."""
@@ -73,9 +79,11 @@ class Own:
         if type(other) is Own:
             if other.alike is not self.alike:  # it was kept from another recording
                 return self.with_other(function, other.settle())
-            return self.alike.number(lambda agent: function(self.values[agent], other.values[agent]))
+            pairs = ((agent, self.values[agent], other.values[agent]) for agent in self.alike.agents)
+            return self.alike.found({agent: function(one, two) for agent, one, two in pairs})
         if isinstance(other, (int, np.integer)):
-            return self.alike.number(lambda agent: function(self.values[agent], other))
+            values = self.values
+            return self.alike.found({agent: function(values[agent], other) for agent in self.alike.agents})
         return function(self.settle(), other)
 
     def __bool__(self) -> bool:

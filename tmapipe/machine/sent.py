@@ -40,6 +40,6 @@ class SentFragments(Fragments):
         raise NotImplementedError
 
     def received(self, slot: SlotRef, share: Any, shares: int) -> Fragment:
-        self.isa.emit(ops.SlotRead(self.isa.slot(slot.buffer, slot.stage), share, shares, "rows"))
+        self.isa.emit(ops.SlotRead(self.isa.slot(slot.buffer, slot.stage), share, shares, "shares"))
         data = None if self.isa.memory is None else self.isa.memory.results[self.isa.agent]
         return Fragment(self, None, "tile", "fp32", data)
