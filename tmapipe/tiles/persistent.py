@@ -163,8 +163,10 @@ class TileNumbers(Carried):
                 batch, rest = self._divide(rest, "matrix", self.steps[m] * self.steps[n])
             found[m], found[n] = self.raster.coordinates(self.isa, self.by, self.steps[m], self.steps[n], rest)
             rest = batch
-        for dim in reversed(outer):
+        for dim in reversed(outer[1:]):
             rest, found[dim] = self._divide(rest, dim, self.steps[dim])
+        if outer:
+            found[outer[0]] = rest
         return {dim: found[dim] for dim in self.steps}
 
     def _divide(self, value: Any, name: str, by: Any) -> tuple[Any, Any]:
