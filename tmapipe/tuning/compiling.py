@@ -147,6 +147,16 @@ def _serve(task: bytes, share: list[int], lines: queue.Queue[tuple[int, str]]) -
         lines.put((number, f"the compiling process ended: {ended}"))
 
 
+def _import_tvm_ffi() -> None:
+    """Without PyTorch, which it would import first, for a second or two, and which compiling does not need."""
+    if "torch" not in sys.modules:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+        try:
+            import tvm_ffi  # noqa: F401
+        finally:
+            del sys.modules["torch"]
+
+
 def _main() -> None:
     said = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
@@ -162,6 +172,7 @@ def _main() -> None:
                 if not report.ok:
                     said.write(f"{index} not safe: {str(report).splitlines()[0]}\n")
                     continue
+            _import_tvm_ffi()
             from tmapipe.gpu.build import build  # some seconds, which a process does not need that only refuses
 
             build(schedule, schedule.plan(dtypes), candidate.ranks(problem, epilogue)).function.export_to_c(
