@@ -311,8 +311,8 @@ COPIES = {
 GEMMS = {
     "gemm 1x1": Kernel(lambda: S.Gemm(cluster=(1, 1)), {}, GEMM),
     "gemm 2x1": Kernel(SHELF["Gemm"], {}, GEMM),
-    "gemm 1x2 fp16": Kernel(lambda: S.Gemm(cluster=(1, 2)), HALF, GEMM),
-    "gemm 2x2": Kernel(lambda: S.Gemm(cluster=(2, 2)), {}, GEMM),
+    "gemm 1x2 fp16": Kernel(lambda: S.Gemm((128, 64, 64), (1, 2)), HALF, GEMM),
+    "gemm 2x2": Kernel(lambda: S.Gemm((128, 128, 64), (2, 2)), {}, GEMM),
     "gemm 2x1 to fp32": Kernel(lambda: S.Gemm(cluster=(2, 1), epilogue=E.Epilogue(dtype="fp32")), {"d": "fp32"}, GEMM),
     "gemm 4x1 n192 to fp32": Kernel(
         lambda: S.Gemm((128, 192, 64), (4, 1), epilogue=E.Epilogue(dtype="fp32")), {}, GEMM
@@ -328,7 +328,7 @@ GEMMS = {
     "gemm m8, along n": Kernel(lambda: ALONG_N((8, 64, 64), (1, 1)), {}, GEMM),
     "pingpong 2x1, along n": Kernel(lambda: S.PingPong((80, 128, 64), (2, 1), along="n"), {}, GEMM),
     "gemm 2x1, anything outside": Kernel(
-        lambda: S.Gemm((128, 176, 64), a=tp.Operand(outside="anything"), b=tp.Operand(outside="anything")), {}, GEMM
+        lambda: S.Gemm((128, 80, 64), a=tp.Operand(outside="anything"), b=tp.Operand(outside="anything")), {}, GEMM
     ),
     "gemm 1x2 fp8, anything outside": Kernel(
         lambda: S.Gemm((64, 64, 256), (1, 2), a=tp.Operand(outside="anything")),
@@ -347,9 +347,9 @@ GEMMS = {
     "gemm k128": Kernel(
         lambda: S.Gemm((128, 128, 128), (1, 1), 2, tiles=ROWS, epilogue=E.Epilogue(stages=1)), {}, GEMM
     ),
-    "gemm fp8": Kernel(lambda: S.Gemm((128, 256, 128), (2, 1)), {"a": "fp8_e4m3", "b": "fp8_e5m2", "d": "bf16"}, GEMM),
+    "gemm fp8": Kernel(lambda: S.Gemm((128, 64, 128), (2, 1)), {"a": "fp8_e4m3", "b": "fp8_e5m2", "d": "bf16"}, GEMM),
     "gemm fp8 promoted": Kernel(
-        lambda: S.Gemm((128, 128, 128), (1, 2), mainloop=tp.mainloop.Cooperative(promote=True)),
+        lambda: S.Gemm((128, 64, 128), (1, 2), mainloop=tp.mainloop.Cooperative(promote=True)),
         {"a": "fp8_e4m3", "b": "fp8_e4m3", "d": "fp16"},
         GEMM,
     ),
@@ -357,11 +357,11 @@ GEMMS = {
         lambda: S.Gemm((128, 96, 64), (2, 2), a=tp.Operand("m"), b=tp.Operand("n")), {}, GEMM
     ),
     "gemm tf32": Kernel(
-        lambda: S.Gemm((128, 192, 32), (2, 1), a=tp.Operand(dtype="tf32"), b=tp.Operand(dtype="tf32")), FULL, GEMM
+        lambda: S.Gemm((128, 64, 32), (2, 1), a=tp.Operand(dtype="tf32"), b=tp.Operand(dtype="tf32")), FULL, GEMM
     ),
-    "gemm int8": Kernel(lambda: S.Gemm((128, 144, 128), (1, 2)), {"a": "int8", "b": "int8", "d": "int32"}, GEMM),
+    "gemm int8": Kernel(lambda: S.Gemm((128, 48, 128), (1, 2)), {"a": "int8", "b": "int8", "d": "int32"}, GEMM),
     "gemm int8 scaled": Kernel(
-        lambda: S.Gemm((128, 256, 128), (2, 1), epilogue=lambda acc: acc * 0.01), {"a": "int8", "b": "int8"}, GEMM
+        lambda: S.Gemm((128, 64, 128), (2, 1), epilogue=lambda acc: acc * 0.01), {"a": "int8", "b": "int8"}, GEMM
     ),
     "gemm m-major a, fp16, 1x2": Kernel(lambda: S.Gemm((128, 192, 64), (1, 2), a=tp.Operand("m")), HALF, GEMM),
     "gemm n-major b in spans of 32 bytes": Kernel(lambda: S.Gemm((64, 80, 32), (2, 1), 3, b=tp.Operand("n")), {}, GEMM),
@@ -376,39 +376,42 @@ GEMMS = {
     ),
     "gemm hilbert": Kernel(lambda: S.Gemm((64, 64, 64), (1, 1), tiles=tp.PersistentTiles(tp.Hilbert(4))), {}, TALL),
     "pingpong 2x1": Kernel(SHELF["PingPong"], {}, GEMM),
-    "pingpong 64x256 1x2, not in turn": Kernel(lambda: S.PingPong((64, 256, 64), (1, 2), in_turn=False), {}, GEMM),
+    "pingpong 64x80 1x2, not in turn": Kernel(lambda: S.PingPong((64, 80, 64), (1, 2), in_turn=False), {}, GEMM),
     "splitk": Kernel(SHELF["SplitK"], {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
     "splitk, along n": Kernel(
         lambda: S.SplitK(3, (80, 128, 64), mainloop=tp.mainloop.Cooperative(along="n")),
         {"d": "fp32"},
         GEMM | {"l": 1, "s": 3},
     ),
-    "splitk, added": Kernel(lambda: S.SplitK(3, reduce="add"), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
+    "splitk, added": Kernel(lambda: S.SplitK(3, (128, 64, 64), reduce="add"), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
     "streamk": Kernel(SHELF["StreamK"], {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
+    "streamk of small tiles": Kernel(lambda: S.StreamK(3, (64, 64, 64)), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
 }
 EPILOGUES = {
     "gemm 2x1 with operands": Kernel(lambda: with_operands(S.Gemm, (128, 128, 64), (2, 1)), {}, OPERANDS),
     "gemm m64 n72 with operands to fp32": Kernel(
         lambda: with_operands(S.Gemm, (64, 72, 64), (1, 1), dtype="fp32"), {"c": "fp32", "bias": "fp32"}, OPERANDS
     ),
-    "gemm m256 with operands": Kernel(lambda: with_operands(S.Gemm, (256, 64, 64), (1, 1)), {}, OPERANDS),
-    "pingpong 2x1 with operands": Kernel(lambda: with_operands(S.PingPong, (64, 128, 64), (2, 1)), {}, OPERANDS),
+    "gemm m256 with operands": Kernel(lambda: with_operands(S.Gemm, (256, 32, 64), (1, 1)), {}, OPERANDS),
+    "pingpong 2x1 with operands": Kernel(lambda: with_operands(S.PingPong, (64, 64, 64), (2, 1)), {}, OPERANDS),
     "gemm along n with operands": Kernel(lambda: with_operands(ALONG_N, (72, 128, 64), (1, 1)), {}, OPERANDS),
     "gemm m24 along n with operands": Kernel(lambda: with_operands(ALONG_N, (24, 64, 64), (2, 1)), {}, OPERANDS),
     "gemm 2x1, two outputs": Kernel(
-        lambda: S.Gemm(epilogue=E.Epilogue(lambda acc: {"d": acc, "sums": acc}, outputs={"sums": E.Output("fp32")})),
+        lambda: S.Gemm(
+            (128, 64, 64), epilogue=E.Epilogue(lambda acc: {"d": acc, "sums": acc}, outputs={"sums": E.Output("fp32")})
+        ),
         {},
         GEMM,
     ),
     "gemm 2x1, row sums": Kernel(lambda: with_sums(S.Gemm, (128, 128, 64), rows=True), {}, GEMM),
-    "gemm 1x2, row and column sums": Kernel(lambda: with_sums(S.Gemm, (128, 128, 64), (1, 2)), {}, GEMM),
+    "gemm 1x2, row and column sums": Kernel(lambda: with_sums(S.Gemm, (128, 64, 64), (1, 2)), {}, GEMM),
     "gemm m64 n72, row and column sums": Kernel(lambda: with_sums(S.Gemm, (64, 72, 64), (1, 1)), {}, GEMM),
     "gemm m256, row and column sums to fp32": Kernel(
         lambda: with_sums(S.Gemm, (256, 48, 64), (2, 1), dtype="fp32"), {"d": "fp32"}, TALL
     ),
     "pingpong 2x1, row and column sums": Kernel(lambda: with_sums(S.PingPong, (128, 80, 64)), {}, GEMM),
     "gemm m256, gelu reduced": Kernel(lambda: gelu_reduced(S.Gemm, (256, 64, 64), (1, 1)), {}, GEMM),
-    "pingpong 2x1, gelu reduced": Kernel(lambda: gelu_reduced(S.PingPong, (64, 64, 64)), {}, GEMM),
+    "pingpong 2x1, gelu reduced": Kernel(lambda: gelu_reduced(S.PingPong, (64, 32, 64)), {}, GEMM),
     "pingpong 64x128, row and column sums": Kernel(lambda: with_sums(S.PingPong, (64, 128, 64)), {}, GEMM),
 }
 EPILOGUES = {name: attrs.evolve(kernel, unroll=True) for name, kernel in EPILOGUES.items()}
@@ -575,6 +578,22 @@ COMBINED = {
     "gemm 2x1, row sums",
     "nan outside, rows longer than a box",
     "grouped m192 2x1",
+    "copy 1 stage, none pending",
+    "copy fp8",
+    "copy swizzled 128",
+    "gemm n-major b in spans of 32 bytes",
+    "pingpong 2x1 with operands",
+    "pingpong 64x80 1x2, not in turn",
+    "pingpong dynamic 2x1",
+    "gemm m64 n72, row and column sums",
+    "matmuls, two rings",
+    "matmuls, from zero",
+    "shared by pairs of four CTAs",
+    "whole boxes to pairs of four CTAs",
+    "windows of lines",
+    "every second row, swizzled",
+    "nan outside",
+    "streamk of small tiles",
 }
 
 
@@ -596,6 +615,13 @@ ALIKE = {
     "bulk dec of int32",
     "shared by pairs of four CTAs",
     "whole boxes to pairs of four CTAs",
+    "add parts",
+    "bulk min of int32",
+    "pieces asked into L2",
+    "rotated in pairs of four CTAs",
+    "scattered to peers",
+    "stores by threads",
+    "tiles asked into L2",
 }
 NO_WGMMA = (
     "copy",

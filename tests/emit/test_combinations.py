@@ -6,6 +6,6 @@ from tests.machine.test_combinations import SAFE
 from tests.sweeps import sample
 
 
-@pytest.mark.parametrize("name", sample(SAFE, 2))
+@pytest.mark.parametrize("name", sample(SAFE, 6))
 def test_spills_nothing(name):
     assert SAFE[name]().compile().resources.spill_bytes == 0

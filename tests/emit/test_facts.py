@@ -14,6 +14,7 @@ import tmapipe as tp
 from examples.transpose import transpose_of
 from tests.emit.kernels import COPIES, ELSEWHERE, GEMMS, KERNELS, build, built, swept
 from tests.oracle.ptx import Facts
+from tests.sweeps import ALL
 from tmapipe.gpu.build import cluster_of
 from tmapipe.gpu.layouts import make_atom
 from tmapipe.isa.effects import TABLE
@@ -253,14 +254,14 @@ def test_whole_kernel(name):
         assert used.registers <= plan.launch_registers and not facts.registers
 
 
-@pytest.mark.parametrize("unrolled", ["copy", "gemm dynamic 2x2", "pingpong 2x1", "add parts"])
+@pytest.mark.parametrize("unrolled", ["copy", "gemm dynamic 2x2", "pingpong dynamic 2x1", "add parts"])
 def test_nothing_in_local_memory_when_unrolled(unrolled):
     kernel = built(unrolled, unroll=True)
     assert kernel.compiled.resources.spill_bytes == 0 and kernel.ptx.facts().local == 0
     assert ".local" not in kernel.compiled.ptx
 
 
-@pytest.mark.parametrize("tile", [(128, 128, 128), (256, 48, 128)])
+@pytest.mark.parametrize("tile", [(128, 128, 128), *ALL * [(256, 48, 128)]])
 def test_two_promoted_accumulators_have_room(tile):
     gated = tp.schedules.GatedGemm(tile, (1, 1), mainloop=tp.mainloop.Cooperative(promote=True))
     assert gated.compile(dict.fromkeys(("a", "gate", "up"), "fp8_e4m3") | {"d": "bf16"}).resources.spill_bytes == 0
@@ -276,16 +277,18 @@ def test_the_same_facts_on_other_architectures(name, arch):
             assert there.ptx.facts(warp, lane).nonzero() == here.ptx.facts(warp, lane).nonzero()
 
 
-CLUSTERS = {"gemm 1x1": 1, "gemm 2x1": 2, "gemm 1x2 fp16": 2, "gemm 2x2": 3}
+#: CTAs that a CTA's slots are filled for, and columns of a tile.
+CLUSTERS = {"gemm 1x1": (1, 256), "gemm 2x1": (2, 256), "gemm 1x2 fp16": (2, 64), "gemm 2x2": (3, 128)}
 
 
 @pytest.mark.parametrize("name", swept(CLUSTERS))
 def test_dependent_numbers_differ_between_clusters(name):
-    """Arrivals at `free` are 8 warps x the CTAs that a CTA's slots are filled for; bytes do not depend on the cluster."""
+    """Arrivals at `free` are 8 warps x those CTAs; bytes do not depend on the cluster."""
     facts = built(name).ptx.facts()
     counts = {count for (barrier, _), count in facts.inits.items() if barrier == "ring.free"}
-    assert counts == {8 * CLUSTERS[name]}
-    assert facts.armed == {("ring.full", (128 + 256) * 64 * 2): 1}
+    ctas, columns = CLUSTERS[name]
+    assert counts == {8 * ctas}
+    assert facts.armed == {("ring.full", (128 + columns) * 64 * 2): 1}
 
 
 COPIES = ("cp.async.bulk.tensor", "cp.async.ca", "cp.async.cg", "cp.reduce", "st.global")
@@ -347,17 +350,18 @@ def test_a_cta_of_one_tile_has_no_loop():
 
 
 def test_one_cta_is_launched_as_a_cluster_only_for_st_async():
-    one = tp.schedules.Gemm((64, 64, 64), (1, 1))
+    one = tp.schedules.Copy((8, 256))
     assert cluster_of(one.plan()) is None and cluster_of(tp.schedules.Gemm((64, 64, 64), (2, 1)).plan()) == (2, 1, 1)
     for order in (tp.DynamicTiles(), tp.GpcTiles()):
-        queued = tp.schedules.Gemm((64, 64, 64), (1, 1), tiles=order)
+        queued = tp.schedules.Copy((8, 256))
+        queued.tiles = order
         assert cluster_of(queued.plan()) == (1, 1, 1) and "st.async" in queued.compile().ptx
     assert not re.search(r"st\.async|multicast", one.compile().ptx)
 
 
 def test_numbers_of_16_bits_are_transposed_by_ldmatrix():
     """Sixteen rows and columns at a time; others one by one."""
-    for dtype, blocks in (("bf16", 4), ("fp16", 4), ("fp32", 0)):
+    for dtype, blocks in (("bf16", 4), *ALL * [("fp16", 4)], ("fp32", 0)):
         ptx = transpose_of(dtype, 64, 64).compile().ptx
         assert ptx.count("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16") == blocks
         assert ("ld.shared" in ptx) == (blocks == 0)

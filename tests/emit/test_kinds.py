@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 import tmapipe as tp
+from tests.sweeps import ALL
 
 TYPES = ("bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2", "int8", "int32")
 
@@ -40,7 +41,7 @@ def forms(source, target, tile):
 
 
 @pytest.mark.parametrize(
-    ("source", "target"), [*zip(TYPES, TYPES, strict=True), ("int8", "bf16"), ("fp8_e4m3", "bf16")]
+    ("source", "target"), [*zip(TYPES, TYPES, strict=True), *ALL * [("int8", "bf16"), ("fp8_e4m3", "bf16")]]
 )
 def test_compiles(source, target):
     assert forms(source, target, (16, 64)).compile(arch="sm_90a").resources.spill_bytes == 0

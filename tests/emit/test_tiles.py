@@ -8,7 +8,7 @@ import pytest
 from examples.conv import conv_of
 from tests.emit.kernels import Kernel, build
 from tests.emit.test_events import check
-from tests.sweeps import sample
+from tests.sweeps import ALL
 from tests.unit.test_held import Multicast, OneTeam, Scaled, Transformed
 from tests.unit.test_starts import Converted, Gathered, Halves, Indented, InOrder, Shifted
 from tests.unit.test_tiles_of_three import (
@@ -58,6 +58,24 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("name", sample(KERNELS, 2))
+#: What these have, others have too: for the whole sweep alone.
+COMBINED = {
+    "images",
+    "images through buffers",
+    "images, spans side by side",
+    "images, four extents",
+    "images, swizzled, multicast",
+    "pieces of 400 bytes",
+    "rows of accumulators",
+    "rows by index",
+    "stored by another role",
+    "held",
+    "held, multicast",
+    "held operand",
+    *(f"rows of {tile}" for tile, _ in LONG[1:]),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in KERNELS if ALL or name not in COMBINED])
 def test_ptx_does_what_the_bodies_say(name):
     assert check(build(KERNELS[name])) > 20
