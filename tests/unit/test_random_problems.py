@@ -4,11 +4,14 @@ import argparse
 import threading
 import time
 
+import attrs
 import pytest
 
 from benchmarks import random_epilogues, random_problems
+from benchmarks import tuning as fitting
 from benchmarks.results import Results
 from tmapipe import tuning
+from tmapipe.tuning import cost
 
 
 def test_random_problems_are_those_of_the_seed():
@@ -142,6 +145,21 @@ def test_a_report_of_random_problems(capsys):
     assert "chosen, of cuBLAS 2 1.000 0.500 0.500 0.500 2.000 2.000 1 1 1" in table
     assert any(line.startswith("chosen, of the best peer 1 1.800") for line in table)
     assert any(line.startswith("8x8x8:kk bf16 0.500") and line.endswith("8.0 y") for line in table)
+
+
+def test_the_factor_on_epilogues_that_compute_is_found(tmp_path):
+    """From times of the same candidates with and without one; others tell nothing."""
+    results = Results("random_epilogues", "fake", versions={}, commit="0")
+    right = attrs.evolve(cost.FITTED, worked=2.2)
+    for name in ("4096x4096x256:kk", "1024x1024x1024:kk"):
+        problem = random_problems.problem_of(name)
+        few = random_problems.varied(problem, tuning.problem.H200, 3)
+        for kind, constants in (("plain", cost.FITTED), ("residual", right)):
+            for candidate in few[kind == "plain" :]:
+                us = cost.estimate(problem, candidate, tuning.problem.H200, constants, fused=kind != "plain")
+                results.add(problem=f"{name} {kind}", dtype="bf16", peer="tmapipe", variant=str(candidate), us=us)
+    results.write(tmp_path)
+    assert fitting.worked(tmp_path, cost.FITTED) == 2.2
 
 
 def test_a_report_of_stored_results(tmp_path, capsys):

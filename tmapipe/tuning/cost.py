@@ -35,7 +35,7 @@ WIDE = SWIZZLE_SPAN // 2  # 16-bit elements of a span of k; twice as many 8-bit 
 
 @attrs.frozen
 class Constants:
-    """Constants of one kind of GPU, fitted, except `worked` and `smaller`.
+    """Constants of one kind of GPU, fitted.
 
     Args:
         clock: GHz when all tensor cores are at work.
@@ -43,7 +43,9 @@ class Constants:
         l2: GB/s through L2.
         again: The part of the bytes that further CTAs read of the same lines which L2 has to serve again.
         near: The same for orders by GPC.
+        readers: Clusters that read the same lines, from about which on L2 serves no more for further ones.
         torn16, torn32: Factors on the bytes of an operand whose row pitch is a multiple of only 16, or 32, bytes.
+        shifted: The same of what an SM asks for, of pitches that are a multiple of only 16.
         ingest: Bytes per clock that an SM takes in.
         issue: Bytes per clock that an SM asks for: its share of what the cluster loads.
         reads, writes: Speeds from and to memory, of what the device's memory is said to have.
@@ -70,49 +72,53 @@ class Constants:
         box: Clocks in which a box of rows is loaded again.
         zero: Clocks in which a row is filled with zeros, for each CTA that gets it.
         joined: Microseconds that each doubling of a cluster costs.
+        alone: Microseconds that a kernel without clusters takes longer than one with clusters of two.
         uneven: Part by which a tile takes longer whose number of columns is no multiple of 16.
         worked: Factor on an epilogue that computes: at 4096^3, tiles of 128 x 256 take 1.8 us more with bias and gelu, 3.3
             with a residual, which is factors of 2.7 and 4.1.
     """
 
-    clock: float = 1.59
-    boost: float = 0.196
-    l2: float = 5200.0
-    again: float = 0.499
-    near: float = 0.368
-    torn16: float = 1.46
-    torn32: float = 1.22
-    ingest: float = 79.2
-    issue: float = 67.5
-    reads: float = 0.957
-    writes: float = 0.691
-    scattered: float = 0.0728
-    launch: float = 4.72
-    fill: float = 4.72
-    stored: float = 23.8
-    waited: float = 1.69
-    piece: float = 0.881
-    partial: float = 0.281
-    ragged: float = 0.287
-    apart: float = 3.78
-    joined: float = 0.0608
+    clock: float = 1.6
+    boost: float = 0.218
+    l2: float = 5390.0
+    again: float = 0.734
+    near: float = 0.365
+    readers: float = 15.7
+    torn16: float = 1.34
+    torn32: float = 1.16
+    shifted: float = 2.09
+    ingest: float = 79.6
+    issue: float = 77.0
+    reads: float = 0.921
+    writes: float = 0.719
+    scattered: float = 0.024
+    launch: float = 4.59
+    fill: float = 5.06
+    stored: float = 20.5
+    waited: float = 1.49
+    piece: float = 1.03
+    partial: float = 0.362
+    ragged: float = 0.272
+    apart: float = 1.54
+    joined: float = 0.106
+    alone: float = 0.149
     transposed: float = 1.0
-    add: float = 2.18
-    each: float = 0.143
-    parts: float = 3930.0
-    exchanged: float = 4.4
-    merged: float = 0.969
-    smaller: float = 1.008
-    claim: float = 1.33
-    hidden: float = 3.01
-    loaded: float = 10.1
-    worked: float = 3.4
-    slot: float = 199.0
-    latency: float = 2020.0
+    add: float = 2.22
+    each: float = 0.137
+    parts: float = 6760.0
+    exchanged: float = 4.98
+    merged: float = 0.974
+    smaller: float = 1.022
+    claim: float = 1.43
+    hidden: float = 2.61
+    loaded: float = 12.0
+    worked: float = 2.4
+    slot: float = 239.0
+    latency: float = 2220.0
     held: float = 0.95
-    box: float = 10.4
-    zero: float = 0.182
-    uneven: float = 0.0247
+    box: float = 9.32
+    zero: float = 0.418
+    uneven: float = 0.0148
 
 
 #: Of the H200.
@@ -281,7 +287,14 @@ def times(w: Work, c: Constants = FITTED, *, fused: bool = False) -> Any:
         / 1e3
     )
     second = w.in_parts * (c.add + c.each * w.parts + written / c.parts / 1e3)
-    return c.launch + c.joined * np.log2(size) + w.by_gpc * c.claim + _longer(busy, memory, c.hidden) + second
+    return (
+        c.launch
+        + c.joined * np.log2(size)
+        + c.alone * (size == 1)
+        + w.by_gpc * c.claim
+        + _longer(busy, memory, c.hidden)
+        + second
+    )
 
 
 def estimates(
@@ -318,19 +331,28 @@ def _load(w: Work, c: Constants, at_work: Any, one: Any) -> Any:
     together = np.minimum(at_work, one)  # clusters with the same k-tiles
     down = np.minimum(np.minimum(BAND, w.down), together)
     right = np.minimum(w.right, np.ceil(together / down))
-    each = at_work * (of_a + of_b) * w.sharing
-    once = np.minimum(each, at_work / together * (down * of_a + right * of_b) * w.sharing)
-    again = np.where(w.by_gpc, c.near, c.again)
-    served = once + (again + (1 - again) * np.exp(-w.steps / c.apart)) * (each - once)
-    issued = (w.asked_a * _torn(w.of_a, c) + w.asked_b * _torn(w.of_b, c)) * SWIZZLE_SPAN / c.issue
+
+    def served(rows: Any, readers: Any) -> Any:
+        others = c.readers * (1 - np.exp((1 - readers) / c.readers))
+        near = 1 + np.where(w.by_gpc, c.near, c.again) * others
+        return rows * (near + (readers - near) * np.exp(-w.steps / c.apart))
+
+    rows = served(down * of_a, np.maximum(1, together / down)) + served(right * of_b, np.maximum(1, together / right))
+    issued = (w.asked_a * _asked(w.of_a, c) + w.asked_b * _asked(w.of_b, c)) * SWIZZLE_SPAN / c.issue
     engine = np.maximum((w.m + w.n) * SWIZZLE_SPAN / c.ingest, issued) + w.boxes * c.box + w.zeros * c.zero
     torn = np.maximum(_torn(w.of_a, c), _torn(w.of_b, c))  # which takes as much longer to come
     ring = c.latency * torn / (w.slots - c.held) / w.spans
     least = np.maximum(np.maximum(engine, ring), c.slot / w.spans)
-    return np.maximum(served * SWIZZLE_SPAN / c.l2 * c.clock, least)
+    return np.maximum(at_work / together * w.sharing * rows * SWIZZLE_SPAN / c.l2 * c.clock, least)
+
+
+def _asked(pitch: Any, c: Constants) -> Any:
+    """The factor on what an SM asks for."""
+    return np.select([pitch <= 16, pitch == 32], [c.shifted, c.torn32], 1.0)
 
 
 def _torn(pitch: Any, c: Constants) -> Any:
+    """The factor on bytes through L2, and on how long they take to come."""
     return np.select([pitch <= 16, pitch == 32], [c.torn16, c.torn32], 1.0)
 
 
