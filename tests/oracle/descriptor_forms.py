@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tmapipe as tp
 
-__all__ = ["AnyRows", "Convolved", "Every", "EveryInParts", "Lines", "Padded", "ScaledRows", "padded_gemm"]
+__all__ = ["AnyRows", "Convolved", "Every", "EveryInParts", "Lines", "Padded", "ScaledRows", "SomeRows", "padded_gemm"]
 
 
 class Every(tp.Schedule):
@@ -169,6 +169,38 @@ class AnyRows(tp.Schedule):
                     with k.ring.consume() as slot:
                         acc.add(slot.a, slot.b)
         k.d.store(tile, acc)
+
+
+class SomeRows(AnyRows):
+    """The same, where there may be none: all roles skip those, and leave d as it is."""
+
+    point, load, math = AnyRows.point, AnyRows.load, AnyRows.math
+
+    @point.jit
+    def show(self, k, tile):
+        if k.counts.entry(tile.l) > 0:
+            with k.views.produce() as slot:
+                slot.rows.set(k.starts.entry(tile.l), k.counts.entry(tile.l))
+
+    @load.jit
+    def fill(self, k, tile):
+        if k.counts.entry(tile.l) > 0:
+            with k.views.consume() as views:
+                view = views.rows.acquire()
+                for step in range(k.steps("a", "k")):
+                    with k.ring.produce() as slot:
+                        slot.a.load(tile, k=step)
+                        slot.b.load_through(view, w=tile.n, k=step)
+
+    @math.jit
+    def multiply(self, k, tile):
+        if k.counts.entry(tile.l) > 0:
+            with k.views.consume():
+                with k.mma.accumulate() as acc:
+                    for _ in range(k.steps("a", "k")):
+                        with k.ring.consume() as slot:
+                            acc.add(slot.a, slot.b)
+            k.d.store(tile, acc)
 
 
 class ScaledRows(AnyRows):

@@ -40,8 +40,11 @@ class Problems:
     """Problems of one schedule on one cluster.
 
     group: tiles that the teams of all roles take together; slots: of the longest ring; dims: of the output; kinds: what the
-    bodies decide on, by all that has been recorded so far.
+    bodies decide on, by all that has been recorded so far; ahead: whether warps without turns of a loop go on during its first
+    ones, rather than after its last.
     """
+
+    ahead = False
 
     def __init__(self, schedule: Schedule, plan: Plan):
         self.schedule, self.plan, self.layout = schedule, plan, Layout(plan)

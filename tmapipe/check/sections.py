@@ -15,7 +15,7 @@ from tmapipe.machine.programs import Program
 from tmapipe.machine.scheduler import Scheduler
 from tmapipe.machine.state import State
 
-__all__ = ["numbered"]
+__all__ = ["executed", "numbered"]
 
 
 def numbered(layout: Layout, programs: Sequence[Program], loops: list[list[Loop]]) -> list[list[int]] | None:
@@ -49,6 +49,16 @@ def _barriers(layout: Layout, ops: Sequence[Any]) -> set[str]:
 
 def _times(layout: Layout, programs: Sequence[Program]) -> list[list[int]] | None:
     """By warp, when each of its operations is executed in one run; None if that does not come to its end."""
+    found, ended = _run(layout, [program.ops for program in programs])
+    return found if ended else None
+
+
+def executed(layout: Layout, programs: Sequence[Sequence[Any]]) -> list[int]:
+    """By warp, how many of these operations can be executed, if all warps go as far as they can."""
+    return [len(times) for times in _run(layout, programs)[0]]
+
+
+def _run(layout: Layout, programs: Sequence[Sequence[Any]]) -> tuple[list[list[int]], bool]:
     found: list[list[int]] = [[] for _ in programs]
     count = itertools.count()
 
@@ -57,7 +67,7 @@ def _times(layout: Layout, programs: Sequence[Program]) -> list[list[int]] | Non
             found[agent].append(next(count))
 
     try:
-        Scheduler(State(layout), [iter(program.ops) for program in programs], "fair", watchers=(watch,)).run()
+        Scheduler(State(layout), [iter(program) for program in programs], "fair", watchers=(watch,)).run()
     except PipelineError:
-        return None
-    return found
+        return found, False
+    return found, True
