@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from examples.vectors import Axpy
 from tests.emit.kernels import BulkBothWays, BulkFromSlots, BulkReduced, BulkRows
 
 CASES = [(how, "int32") for how in ("add", "min", "max", "and", "or", "xor", "inc", "dec")]
@@ -52,3 +53,10 @@ def test_64_bits(reduce, dtype):
         schedule(x, out=wanted)
         schedule(x.cuda(), out=there)
         assert torch.equal(there.cpu(), wanted)
+
+
+def test_the_example():
+    x = torch.randn(1000 * 4096, device="cuda")
+    y = torch.ones_like(x)
+    Axpy()(x, out=y)
+    assert torch.equal(y, 1 + 2 * x)

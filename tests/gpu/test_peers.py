@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 
+from examples.exchange import Counts, Shares
 from tests.oracle.peer_forms import (
     LogSumExp,
     Looked,
@@ -109,3 +110,9 @@ def test_parts_are_reduced_in_place(reduce, peers):
     want = functools.reduce(BY_TORCH[reduce], x, torch.full(x.shape[1:], 3, dtype=torch.int32))
     for _ in range(3):
         assert torch.equal(schedule(x.cuda()).cpu(), want)
+
+
+def test_the_example():
+    x = torch.randn(4, 1000, 2000, device="cuda")
+    torch.testing.assert_close(Shares()(x), torch.softmax(x, 0))
+    assert torch.equal(Counts()(x), (x > 0).sum(0).int())

@@ -16,6 +16,8 @@ PROGRAMS = {
     "gemm_epilogue": (["--shape", "130", "264", "72"], "safe for every trip count"),
     "softmax": ([], "off by at most"),
     "rmsnorm": ([], "off by at most"),
+    "exchange": ([], "right is True"),
+    "vectors": ([], "right is True"),
     "two_passes": ([], "off by at most"),
     "transpose": ([], "y == x.T is True"),
     "gemm_row_max": ([], "off by at most"),
