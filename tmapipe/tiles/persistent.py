@@ -154,10 +154,12 @@ class TileNumbers(Carried):
 
     def coordinates(self, number: Any) -> dict[str, Any]:
         """The coordinates of tile *number* by dimension, in units of clusters."""
-        rest, found = number, {}
+        rest, found = number, dict[str, Any].fromkeys(self.steps, 0)
         outer = list(self.steps)
         if len(outer) > 1:
             *outer, m, n = outer
+            if all(isinstance(self.steps[dim], int) and self.steps[dim] == 1 for dim in outer):
+                outer = []  # tensors without these dimensions: no division
             batch = 0
             if outer:
                 batch, rest = self._divide(rest, "matrix", self.steps[m] * self.steps[n])
@@ -167,7 +169,7 @@ class TileNumbers(Carried):
             rest, found[dim] = self._divide(rest, dim, self.steps[dim])
         if outer:
             found[outer[0]] = rest
-        return {dim: found[dim] for dim in self.steps}
+        return found
 
     def _divide(self, value: Any, name: str, by: Any) -> tuple[Any, Any]:
         """Quotient and remainder."""
