@@ -272,7 +272,7 @@ class Schedule:
         if bound.empty:
             bound.fill_outputs(self.empty_value(bound))
         elif bound.on_gpu:
-            from tmapipe.check.gate import require_safe
+            from tmapipe.check.trips import require_safe
             from tmapipe.gpu.launch import Launcher
 
             launcher = Launcher(self, bound, gate=lambda: require_safe(self, bound.dtypes))

@@ -9,7 +9,7 @@ from tests.check.five_roles import FiveRoles, FiveRolesOneSilent
 from tests.oracle.one_run import check_program
 from tests.sweeps import ALL, sample
 from tmapipe.check import Kind
-from tmapipe.check.gate import require_safe
+from tmapipe.check.trips import require_safe
 from tmapipe.kernel import kernel_main
 from tmapipe.testing import assert_safe
 

@@ -259,6 +259,13 @@ def test_state_that_grows_is_never_every():
     assert any("no state recurs" in run for run in report.runs)
 
 
+def test_what_no_events_are_left_for_is_not_claimed(monkeypatch):
+    everything = Grows().check()
+    monkeypatch.setattr("tmapipe.check.trips.MAX_EVENTS", 4 * everything.events // 5)
+    report = Grows().check()
+    assert report.ok and report.trips == f"up to {report.runs[-1]}" != everything.trips
+
+
 def test_tiles_of_different_steps():
     report = NeedsOneStep(3).check()
     assert Kind.DEADLOCK in report.kinds() and report.trips != EVERY

@@ -23,7 +23,7 @@ def check_program(
     the most tiles, and the last, which has the fewest.
     """
     started = time.perf_counter()
-    found = budget_findings(plan)
+    found = list(budget_findings(plan))
     events = 0
     for cluster in range(clusters) if clusters <= 4 else (0, clusters - 1):
         run, steps = run_checked(plan, entry, shapes, cluster, clusters)

@@ -15,7 +15,6 @@ import attrs
 
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.log import FindingLog
-from tmapipe.check.positions import Positions
 from tmapipe.check.problems import Problems
 from tmapipe.check.program import run_segment
 from tmapipe.check.recurrence import RunState
@@ -109,10 +108,9 @@ def _order(where: Where, segment: Segment) -> tuple[Any, ...]:
 
 def begin(problems: Problems, segments: Segments, log: FindingLog) -> _Node:
     """The state before the first tile."""
-    layout = problems.layout
-    state, check = State(layout), LinearCheck(layout, {}, log)
-    positions = segments.head.start.copy()
-    return _run(segments, state, check, positions, segments.head, segments.head.parts, ())  # type: ignore[return-value]
+    layout, head = problems.layout, segments.head
+    first = RunState(State(layout), LinearCheck(layout, {}, log), head.start.copy(), segments.future)
+    return _run(first, head, head.parts, ())  # type: ignore[return-value]
 
 
 def take(segments: Segments, node: _Node, segment: Segment) -> _Node | None:
@@ -123,23 +121,14 @@ def take(segments: Segments, node: _Node, segment: Segment) -> _Node | None:
     shifts = run_state.positions.shifts_from(segment.start, segments.future.live)
     if shifts is None:
         raise _Stopped(node.path, "the warps have not moved on alike in the rings")
-    parts = segments.future.renaming(shifts).parts(segment.parts)
-    state, check, positions = (each.copy() for each in (run_state.state, run_state.check, run_state.positions))
-    return _run(segments, state, check, positions, segment, parts, node.path)  # type: ignore[arg-type]
+    return _run(run_state.copy(), segment, segments.future.renaming(shifts).parts(segment.parts), node.path)
 
 
-def _run(
-    segments: Segments,
-    state: State,
-    check: LinearCheck,
-    positions: Positions,
-    segment: Segment,
-    parts: list,
-    path: tuple[Segment, ...],
-) -> _Node | None:
-    path = (*path, segment)
+def _run(run_state: RunState, segment: Segment, parts: list[list[Any]], path: tuple[Segment, ...]) -> _Node | None:
+    """Takes a segment, whose operations are *parts* here."""
+    path, check = (*path, segment), run_state.check
     try:
-        run_segment(state, [iter(part) for part in parts], check)
+        run_segment(run_state.state, [iter(part) for part in parts], check)
     except (DeadlockError, HazardError) as error:
         raise _Stopped(path, str(error).split("\n")[0]) from None
     if segment.to == END:
@@ -150,8 +139,7 @@ def _run(
         return None
     if segment.to[0] == "tile":
         check.results.next_tile()
-    positions.move_on(segment.start, segment.end)
-    run_state = RunState(state, check, positions, segments.future)
+    run_state.positions.move_on(segment.start, segment.end)
     if not run_state.settled:
         raise _Stopped(path, "something is still in flight")
     return _Node(segment.to, run_state, path)

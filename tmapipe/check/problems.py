@@ -5,6 +5,7 @@ What varies are the number of output tiles of a CTA, and what the bodies decide 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from tmapipe.machine import Layout
 from tmapipe.machine.decisions import Decisions
 from tmapipe.machine.programs import Program, record_marked
 from tmapipe.machine.purity import unchanged
-from tmapipe.machine.recording import RecordingIsa, Tables
+from tmapipe.machine.recording import RecordingIsa
 from tmapipe.machine.varying_names import names_replaced
 from tmapipe.machine.varying_text import text_of
 from tmapipe.plan.model import Plan
@@ -55,13 +56,15 @@ class Problems:
         self.decisions = Decisions()
         self.decisions.lap = self.slots
         self.kinds = Kinds()
+        #: the instruction set of one warp, which records its program
+        self.isa = functools.partial(RecordingIsa, decisions=self.decisions, numbered=self.dims[-1])
         self.others = tuple(dict.fromkeys(d for part in plan.transfers for d in part.dims if d not in self.dims))
         self._parts: dict[Any, Any] = {}
         self._programs: dict[tuple[int, Kind], list[Program]] = {}
         self._relative: dict[tuple[int, int], RelativeRun] = {}  # by tiles, and by which list of programs
         self._consulted: dict[
             tuple[int, ...], dict[Any, list[Program]]
-        ] = {}  # by variations, and by tiles and their values
+        ] = {}  # by variations; by tiles and their values
         self._origin: dict[Key, int] | None = None
         self.largest: Kind = ()  # the kind with the largest values that are looked at
 
@@ -117,33 +120,6 @@ class Problems:
 
     # ---- recordings -----------------------------------------------------------------------------------------------
 
-    def isa(
-        self,
-        agent: int,
-        emit: Callable[[Any], None],
-        shapes: Shapes,
-        cluster: int = 0,
-        clusters: int = 1,
-        values_of: Callable[[int], Mapping[Any, int]] | None = None,
-        tables: Tables | None = None,
-        layout: Layout | None = None,
-        shifted: bool = False,
-    ) -> RecordingIsa:
-        """The instruction set of one warp, which records its program."""
-        return RecordingIsa(
-            layout or self.layout,
-            agent,
-            cluster,
-            clusters,
-            shapes,
-            emit,
-            decisions=self.decisions,
-            values_of=values_of,
-            numbered=self.dims[-1],
-            tables=tables,
-            shifted=shifted,
-        )
-
     def recording(self) -> Any:
         """The scope in which bodies are recorded."""
         return names_replaced(self.schedule)
@@ -152,9 +128,12 @@ class Problems:
         """Raises `ScopeError` if what bodies do depends on something that they change."""
         shapes = self.shapes(2 * self.group, 2)
 
+        def make(agent: int, emit: Callable[[Any], None]) -> RecordingIsa:
+            return self.isa(self.layout, agent, 0, 1, shapes, emit)
+
         def programs(each: bool) -> list[Program]:
             with self.recording():
-                return record_marked(self.layout, self.entry, lambda agent, emit: self.isa(agent, emit, shapes), each)
+                return record_marked(self.layout, self.entry, make, each)
 
         unchanged(self.schedule, programs)
 
@@ -171,7 +150,7 @@ class Problems:
                 numbers.append(number % len(kinds))
                 return self.kinds.at(kinds[numbers[-1]])
 
-            return self.isa(agent, emit, shapes, values_of=values_of, shifted=shifted)
+            return self.isa(self.layout, agent, 0, 1, shapes, emit, values_of=values_of, shifted=shifted)
 
         try:
             with self.recording():

@@ -41,6 +41,10 @@ class RunState:
         self.state, self.check, self.positions, self.future = state, check, positions, future
         self._tables: tuple[Any, ...] = ()
 
+    def copy(self) -> RunState:
+        """The same state, to go on independently."""
+        return RunState(self.state.copy(), self.check.copy(), self.positions.copy(), self.future)
+
     @property
     def settled(self) -> bool:
         """Whether nothing is in flight, uncommitted, or armed without an arrival."""

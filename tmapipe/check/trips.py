@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ from tmapipe.check.program import ordered, refused, run_checked
 from tmapipe.check.search import FEW, Problem, problems_near
 from tmapipe.check.segments import NotRegular, Segments, segments_of
 from tmapipe.dtypes import DType
-from tmapipe.errors import InputError, PipelineError
+from tmapipe.errors import InputError, PipelineError, UnsafeError
 from tmapipe.machine import Layout
 from tmapipe.machine.varying_names import NAMES_LOCK
 from tmapipe.plan.model import Plan
@@ -39,7 +40,7 @@ from tmapipe.plan.model import Plan
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
 
-__all__ = ["EVERY", "check_schedule"]
+__all__ = ["EVERY", "check_schedule", "require_safe"]
 
 EVERY = "every trip count"
 MAX_EVENTS = 500_000  # of all runs together; then the answer is "up to"
@@ -60,6 +61,25 @@ def check_schedule(
             report = Report(plan.name, tuple(refused(error, LinearCheck(Layout(plan), {}))), "no trip count")
     found = ordered([*budget_findings(plan), *report.findings])
     return attrs.evolve(report, findings=found, seconds=time.perf_counter() - started)
+
+
+def require_safe(schedule: Schedule, dtypes: Mapping[str, DType | str] | None = None) -> Report | None:
+    """The gate before the compiler: the report on a schedule, or None if it is not to be checked (`Schedule.checked` is False,
+    or TMAPIPE_CHECK=0 in the environment).
+
+    It is asked each time before a schedule is compiled for launching, and remembers nothing. A compiled kernel is kept by the
+    schedule that it was compiled for, and two schedules that look alike may differ in a helper function, a closure or an
+    attribute that their bodies read.
+
+    Raises:
+        UnsafeError: It can hang, race or corrupt. The message is the report.
+    """
+    if not schedule.checked or os.environ.get("TMAPIPE_CHECK", "1") == "0":
+        return None
+    report = check_schedule(schedule, dtypes)
+    if not report.ok:
+        raise UnsafeError(str(report))
+    return report
 
 
 def _searched(schedule: Schedule, plan: Plan) -> Report:
@@ -90,8 +110,7 @@ class _Search:
     """The search for what is wrong with one schedule.
 
     found: findings of all runs; wrong: the problem of which they are; events: transitions executed; runs: in words, what was
-    shown and how; failed: a problem in which a body fails, and how; suspects: (tiles, steps) of problems that may show what
-    is wrong.
+    shown and how; failed: a problem in which a body fails, and how; size: (tiles, steps) of the last problem of growing size.
     """
 
     def __init__(self, problems: Problems):
@@ -101,6 +120,7 @@ class _Search:
         self.events = 0
         self.runs: list[str] = []
         self.failed = ""
+        self.size = 0, 0
 
     def run(self) -> str:
         """For which trip counts the findings hold."""
@@ -117,17 +137,16 @@ class _Search:
             self._take(2 * problems.group, steps)
             if not problems.vary():  # nothing new has been decided on
                 return EVERY
-        tiles, most = 0, 0
-        for tiles, most in itertools.islice(self._sizes(), FIRST):
-            self._take(tiles, most)
+        sizes = self._sizes()
+        for size in sizes[:FIRST]:
+            self._take(*size)
         for problem in self._uneven():
             self._add(problem)
         for problem in problems_near(problems) if self._decides else ():
             self._add(problem, given=False)
-        for tiles, most in itertools.islice(self._sizes(), FIRST, None):
-            if self._stopped:
-                break
-            self._take(tiles, most)
+        for size in sizes[FIRST:]:
+            self._take(*size)
+        tiles, most = self.size
         found = f"up to {tiles} output tiles a CTA" + (f" of up to {most} steps each" if problems.inner else "")
         return found + self._not_varied()
 
@@ -173,11 +192,8 @@ class _Search:
         if not shown.closed and problems.group == 1 and not problems.ahead and "nothing can move" in shown.why:
             problems.ahead = True
             return self._every_count()
-        self.runs.append(
-            f"closed: {shown.states} states between segments"
-            if shown.closed
-            else f"not shown for every trip count: {shown.why}"
-        )
+        closed = f"closed: {shown.states} states between segments"
+        self.runs.append(closed if shown.closed else f"not shown for every trip count: {shown.why}")
         return shown.closed
 
     def _close(self, segments: Segments) -> Closure:
@@ -185,19 +201,15 @@ class _Search:
         self.events += shown.events
         return shown
 
-    def _sizes(self) -> Iterator[tuple[int, int]]:
+    def _sizes(self) -> list[tuple[int, int]]:
         """(tiles, steps) of the problems to run: small ones first, the largest last."""
         group, slots = self.problems.group, self.problems.slots
+        most, long = 2 * slots + 2, (slots + 2) * group
         if not self.problems.inner:
-            yield from ((tiles, 1) for tiles in range(1, (2 * slots + 2) * group + 1))
-            return
-        yield from ((1, count) for count in range(1, 2 * slots + 3))
-        steps = sorted({1, max(1, slots - 1), slots, slots + 1, 2 * slots + 2})
-        for tiles in range(2, 2 * group + 2):
-            for count in steps:
-                yield tiles, count
-        yield (slots + 2) * group, 1
-        yield (slots + 2) * group, 2 * slots + 2
+            return [(tiles, 1) for tiles in range(1, most * group + 1)]
+        steps = sorted({1, max(1, slots - 1), slots, slots + 1, most})
+        some = itertools.product(range(2, 2 * group + 2), steps)
+        return [*((1, count) for count in range(1, most + 1)), *some, (long, 1), (long, most)]
 
     @property
     def _stopped(self) -> bool:
@@ -216,6 +228,7 @@ class _Search:
     def _take(self, tiles: int, steps: int) -> None:
         """Runs one problem from beginning to end."""
         if not self._stopped:
+            self.size = tiles, steps
             self._add(Problem(self.problems.shapes(tiles, steps)))
             self.runs.append(f"{tiles} output tiles a CTA" + (f" of {steps} steps" if self.problems.inner else ""))
 
@@ -227,7 +240,7 @@ class _Search:
 
         def make(layout: Layout, agent: int, emit: Callable[[Any], None]) -> Any:
             cluster, clusters = problem.cluster, problem.clusters
-            return problems.isa(agent, emit, problem.shapes, cluster, clusters, tables=problem.tables, layout=layout)
+            return problems.isa(layout, agent, cluster, clusters, problem.shapes, emit, tables=problem.tables)
 
         try:
             with problems.recording():
