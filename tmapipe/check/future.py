@@ -58,7 +58,7 @@ class Future:
     @property
     def size(self) -> tuple[int, int]:
         """At least as many knowers and facts as there are."""
-        return tuple(max(256, 1 << len(numbers).bit_length()) for numbers in (self.knowers, self.facts))  # type: ignore[return-value]
+        return tuple(-(-len(numbers) // 512) * 512 for numbers in (self.knowers, self.facts))  # type: ignore[return-value]
 
     def here(self, positions: Positions) -> Here:
         """Names where the warps are."""

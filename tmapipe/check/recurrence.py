@@ -159,6 +159,7 @@ def _facts(state: State, check: LinearCheck) -> dict[Key, Known]:
     clocks = check.clocks
     facts: dict[Key, Known] = {("there is a fact",): ((0, NEVER),)}
     everybody = np.min(clocks.of, axis=0).tolist()
+    ends: dict[Any, list[tuple[Key, Known]]] = {}  # the same for all accesses of one group or wgmma
 
     def add(key: Key, entry: int, least: int, *others: tuple[int, int]) -> None:
         if everybody[entry] < least:
@@ -174,7 +175,13 @@ def _facts(state: State, check: LinearCheck) -> dict[Key, Known]:
                 if access.kind == COPY:
                     add((*key, access.bar, "fenced"), clocks.handed_on + access.bar, landed)
             elif access.kind in (STORE, MMA):
-                facts.update(_ends(state, check, everybody, key, access))
+                store = access.kind == STORE
+                by = agent if store else check.layout.group_of(agent)
+                thread = 32 * agent + access.step.op.lanes.bit_length() - 1 if store else agent
+                group: Any = store, by, access.number, (state.committed if store else state.issued)[thread]
+                if group not in ends:
+                    ends[group] = _ends(check, everybody, *group)
+                facts.update({(*key, *name): known for name, known in ends[group]})
             else:
                 add((*key, agent), clocks.published + agent, time)
                 add((*key, agent, "fenced"), clocks.fenced + agent, time)
@@ -214,25 +221,23 @@ def _facts(state: State, check: LinearCheck) -> dict[Key, Known]:
     return facts
 
 
-def _ends(state: State, check: LinearCheck, everybody: list[int], key: Key, access: Any) -> dict[Key, Known]:
+def _ends(
+    check: LinearCheck, everybody: list[int], store: bool, by: int, number: int, latest: int
+) -> list[tuple[Key, Known]]:
     """The waits that end an asynchronous read, any of which is enough; and by whom there is none yet, with the number of the
-    read's group or wgmma, counted from the latest.
+    read's group or wgmma, counted from the latest. Each with what names it. by: the warp of a store, the warpgroup of a wgmma.
     """
-    if access.kind == STORE:
-        agents, waits = range(access.agent, access.agent + 1), check.slots.bulk_waits
-        latest = state.committed[32 * access.agent + access.step.op.lanes.bit_length() - 1]
-    else:
-        agents, waits = check.layout.group_warps(check.layout.group_of(access.agent)), check.slots.mma_waits
-        latest = state.issued[access.agent]
-    ended, found = [], dict[Key, Known]()
+    agents = range(by, by + 1) if store else check.layout.group_warps(by)
+    waits = check.slots.bulk_waits if store else check.slots.mma_waits
+    ended, found = [], list[tuple[Key, Known]]()
     for agent in agents:
-        wait = waits[agent].first(access.number)
+        wait = waits[agent].first(number)
         if wait is None:
-            found[(*key, agent, latest - access.number)] = ((0, NEVER),)
+            found.append(((agent, latest - number), ((0, NEVER),)))
         else:
             ended.append((agent, wait.time))
     if ended and all(everybody[agent] < time for agent, time in ended):
-        found[(*key, agents[0])] = tuple(ended)
+        found.append(((agents[0],), tuple(ended)))
     return found
 
 
