@@ -80,7 +80,8 @@ def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
     if not problem.dtype.integer:
         yield from _sharing_k(problem, device)
         for along in "mn":
-            for tile, cluster in itertools.product(_pairs(IN_PARTS, problem, along, FITTED_PARTS), CLUSTERS):
+            pairs = _pairs(IN_PARTS, problem, along, FITTED_PARTS)
+            for tile, cluster in itertools.product(pairs, (*CLUSTERS, *LARGE_CLUSTERS, (1, 4))):
                 if _fits(problem, tile, cluster):
                     yield from _in_parts(problem, device, tile, cluster, along)
 
@@ -122,7 +123,7 @@ def _in_parts(
         deep = (("spans", spans),) if spans > 1 else ()
         for parts in _parts(problem, device, tile, cluster, spans):
             yield Candidate("SplitK", tile, cluster, (("parts", parts), *further, *deep))
-            if cluster != (1, 1) and min(tile) >= 128 and along == "m" and spans == 1:
+            if cluster in CLUSTERS[1:] and min(tile) >= 128 and along == "m" and spans == 1:
                 yield Candidate("SplitK", tile, cluster, (("parts", parts), *further, ("order", ("Grouped", 8, "gpc"))))
 
 
