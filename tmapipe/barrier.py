@@ -90,6 +90,10 @@ class BarrierRing:
         if len(set(roles)) != len(roles):
             raise InputError("BarrierRing(chain)", roles, "a role plays one phase of a ring", "use a role a phase")
 
+    def phase_of(self, role: Role) -> int | None:
+        """The phase that *role* plays, or None."""
+        return next((p for p, roles in enumerate(self.phases) if role in roles), None)
+
     def __repr__(self) -> str:
         phases = [phase[0] if len(phase) == 1 else phase for phase in self.phases]
         text = f"producer={phases[0]!r}, consumer={phases[1]!r}" if len(phases) == 2 else f"chain={tuple(phases)!r}"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
 from tmapipe.errors import InputError
 
-__all__ = ["IS_NAME", "is_count", "must", "optional", "shown"]
+__all__ = ["IS_NAME", "changed", "is_count", "must", "optional", "shown"]
 
+P = TypeVar("P")
 Validator = Callable[[Any, Any, Any], None]
 
 
@@ -39,6 +41,14 @@ def is_count(value: Any) -> bool:
 
 
 IS_NAME = must(lambda value: isinstance(value, str) and value.isidentifier(), "is a name", 'e.g. "a"')
+
+
+def changed(part: P, **fields: Any) -> P:
+    """A copy of a frozen attrs object with other values in these fields, which its constructor does not take."""
+    other = copy.copy(part)
+    for name, value in fields.items():
+        object.__setattr__(other, name, value)
+    return other
 
 
 def shown(part: Any, *hidden: str) -> str:

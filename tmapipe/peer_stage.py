@@ -55,8 +55,8 @@ class PeerStage(SharedStage):  # type: ignore[override]
             raise InputError(f"{type(self).__name__}(source)", source, rule, "name such a stage of the same ring")
         same: Any = {name: getattr(like, name) for name in ("tile", "ring", "dtype", "swizzle")}
         self.__attrs_init__(**same, writer=sender, source=source, **fields)
-        phase = {id(role): p for p, roles in enumerate(self.ring.phases) for role in roles}
-        if not phase[id(source.filler)] < phase[id(sender)] < len(self.ring.phases) - 1:
+        filled, sent = (self.ring.phase_of(role) for role in (source.filler, sender))
+        if filled is None or sent is None or not filled < sent < len(self.ring.phases) - 1:
             rule = "is of a phase after that which fills the source, and not of the last one"
             raise InputError(f"{type(self).__name__}(sender)", sender, rule, "e.g. chain=(write, send, use)")
 

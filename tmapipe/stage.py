@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any, ClassVar
 
@@ -11,7 +10,7 @@ import attrs
 from tmapipe.barrier import BarrierRing
 from tmapipe.dtypes import DType, as_dtype, tf32
 from tmapipe.errors import InputError
-from tmapipe.fields import is_count, must, optional, shown
+from tmapipe.fields import changed, is_count, must, optional, shown
 from tmapipe.moved import moved
 from tmapipe.multicast import MulticastGroup, optional_group
 from tmapipe.role import Role
@@ -173,7 +172,7 @@ class TmaLoadStage(SlotStage):
         """
         if len(self.tile) != 2 or not self.tensor_map or self.windows is not None:
             raise InputError("TmaLoadStage(tile)", self.tile, "has rows, where these may hold anything", "leave it so")
-        return self._changed(outside="anything")
+        return changed(self, outside="anything")
 
     def nan_outside(self) -> TmaLoadStage:
         """The same stage, whose slots hold NaN beyond the tensor's edge. For types of floating point of 16 and 32 bits.
@@ -183,14 +182,14 @@ class TmaLoadStage(SlotStage):
         """
         if not self.tensor_map:
             raise InputError("nan_outside", type(self).__name__, "is for loads through a descriptor", "leave it out")
-        return self._changed(outside="nan")
+        return changed(self, outside="nan")
 
     def of_result(self, store: Any) -> TmaLoadStage:
         """The same stage, which loads from the tensor that *store* stores to, at the coordinates of the CTA's output tile.
 
         It has the dimensions and the tile of *store*. That the tile has been written, a `StoredStage` of *store* says.
         """
-        return self._changed(result=store)
+        return changed(self, result=store)
 
     def strided(self, **strides: int) -> TmaLoadStage:
         """The same stage, whose tiles have every so many-th element (a descriptor's element strides): ``strided(h=2, w=2)``
@@ -213,7 +212,7 @@ class TmaLoadStage(SlotStage):
             raise InputError("strided", ", ".join(strides), rule, "name one of those")
         found = (*(strides.get(dim, 1) for dim in inner), 1)
         check_steps("strided", found)
-        return self._changed(strides=found)
+        return changed(self, strides=found)
 
     @property
     def extents(self) -> tuple[int, ...]:
@@ -226,12 +225,6 @@ class TmaLoadStage(SlotStage):
         steps = (1,) * (len(self.dims) - len(self.strides)) + self.strides
         return tuple(n * step for n, step in zip(self.extents, steps, strict=True))
 
-    def _changed(self, **fields: Any) -> TmaLoadStage:
-        other = copy.copy(self)
-        for name, value in fields.items():
-            object.__setattr__(other, name, value)
-        return other
-
     def in_parts(self, parts: int) -> TmaLoadStage:
         """The same stage, whose tile is cut along its first extent into so many equal parts, each of which is loaded by itself
         from wherever it lies: ``slot.x.load_part(i, ...)``. With as many parts as it has rows, it is gathered row by row.
@@ -242,7 +235,7 @@ class TmaLoadStage(SlotStage):
         if not is_count(parts) or self.tile[0] % parts or not self.tensor_map or self.windows is not None:
             rule = f"is a number of parts that divides the tile's first extent, {self.tile[0]}, of a TmaLoadStage"
             raise InputError("in_parts", parts, rule, f"e.g. {self.tile[0]}")
-        return self._changed(parts=parts)
+        return changed(self, parts=parts)
 
     @property
     def filler(self) -> Role:
@@ -345,7 +338,7 @@ class SharedStage(SlotStage):
 
     @writer.validator
     def _writer_is_of_the_ring(self, field: Any, writer: Any) -> None:
-        if not any(writer is role for phase in self.ring.phases for role in phase):
+        if self.ring.phase_of(writer) is None:
             raise InputError("SharedStage(writer)", writer, "is one of the ring's roles", "name one of those")
 
     @over.validator
@@ -355,8 +348,8 @@ class SharedStage(SlotStage):
         if not isinstance(over, SlotStage) or over.ring is not self.ring or getattr(over, "over", None) is not None:
             rule = "is a stage of the same ring, with memory of its own"
             raise InputError("SharedStage(over)", over, rule, "leave it out, or name such a stage")
-        phase = {id(role): p for p, phase in enumerate(self.ring.phases) for role in phase}
-        if phase[id(over.filler)] >= phase[id(self.writer)]:
+        filled, written = (self.ring.phase_of(role) for role in (over.filler, self.writer))
+        if filled is None or written is None or filled >= written:
             rule = "is filled by a phase before the one that writes this stage"
             raise InputError("SharedStage(over)", over, rule, "let a later role write it, or leave over= out")
 

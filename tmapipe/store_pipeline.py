@@ -10,7 +10,6 @@ ring releases it when the read has retired.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +17,7 @@ import attrs
 
 from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError
-from tmapipe.fields import is_count, must, optional, shown
+from tmapipe.fields import changed, is_count, must, optional, shown
 from tmapipe.matmul import Wgmma
 from tmapipe.moved import moved
 from tmapipe.register_tile import RegisterTile
@@ -158,7 +157,7 @@ class TmaStoreStage:
         if not (is_count(parts) and self.slot is not None and self.tensor_map) or self.tile[0] % parts:
             rule = f"is a number of parts that divides the tile's first extent, {self.tile[0]}, of a store from a slot"
             raise InputError("in_parts", parts, rule, f"e.g. {self.tile[0]}, with source=")
-        return self._with("parts", parts)
+        return changed(self, parts=parts)
 
     def with_l2_hint(self, hint: str | None) -> TmaStoreStage:
         """The same stage, whose stores have the priority "evict_first", "evict_last" or "evict_normal" in L2. None: the usual.
@@ -169,12 +168,7 @@ class TmaStoreStage:
         if hint is not None and (hint not in L2_HINTS or not self.tensor_map):
             rule = f"is one of {', '.join(L2_HINTS)}, of a store through a descriptor"
             raise InputError(f"{type(self).__name__}.with_l2_hint", hint, rule, 'e.g. "evict_first"')
-        return self._with("l2_hint", hint)
-
-    def _with(self, field: str, value: Any) -> TmaStoreStage:
-        other = copy.copy(self)
-        object.__setattr__(other, field, value)
-        return other
+        return changed(self, l2_hint=hint)
 
     @property
     def slot(self) -> SlotStage | None:
