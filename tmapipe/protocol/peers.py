@@ -7,10 +7,11 @@ from typing import Any
 
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa.fragment import Fragment
+from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import is_index
 from tmapipe.multicast import Along
 from tmapipe.peer_stage import PeerStage, ReducedStage, SentStage
-from tmapipe.plan.model import Peer
+from tmapipe.plan.model import Buffer, Peer
 from tmapipe.protocol.cluster import peer_rank, share_index
 from tmapipe.protocol.parts import PartInSlot, SlotPart
 from tmapipe.protocol.registry import stands_for
@@ -21,28 +22,33 @@ from tmapipe.stage import SharedStage
 __all__ = ["PeerInSlot", "PeerPart", "ReducedPart", "SentPart", "SharedPart"]
 
 
+class GroupPart(SlotPart):
+    """A stage of whose tiles other CTAs of the cluster have some, as one role sees it. axes: along which these lie."""
+
+    def __init__(self, isa: Isa, buffer: Buffer, role: str, async_proxy: bool, axes: tuple[Along, ...]):
+        super().__init__(isa, buffer, None, role, async_proxy)
+        self.axes = axes
+
+
 @stands_for(SharedStage)
 def _of_shared(k: Any, name: str, stage: SharedStage, async_proxy: bool) -> SlotPart:
-    part = SlotPart(k.isa, k.plan.buffer(name), None, k.role.name, async_proxy)
-    axes = k.plan.read_by_peers.get(name)
-    return part if axes is None else SharedPart(part, axes)
+    axes, buffer = k.plan.read_by_peers.get(name), k.plan.buffer(name)
+    if axes is None:
+        return SlotPart(k.isa, buffer, None, k.role.name, async_proxy)
+    return SharedPart(k.isa, buffer, k.role.name, async_proxy, axes)
 
 
-class SharedPart(SlotPart):
-    """A `SharedStage` whose tiles other CTAs read, as one role sees it. axes: along which these lie."""
-
-    def __init__(self, part: SlotPart, axes: tuple[Along, ...]):
-        super().__init__(part.isa, part.buffer, None, part.role, part.async_proxy)
-        self.axes = axes
+class SharedPart(GroupPart):
+    """A `SharedStage` whose tiles other CTAs read, as one role sees it."""
 
     def at(self, slot: Slot) -> SharedInSlot:
         return SharedInSlot(self, slot)
 
 
-class SharedInSlot(PartInSlot):
-    """Its tile in one open slot, and those of the other CTAs in theirs."""
+class GroupInSlot(PartInSlot):
+    """Its tile in one open slot, as a CTA of the group has it."""
 
-    part: SharedPart
+    part: GroupPart
 
     @property
     def rank(self) -> Any:
@@ -53,6 +59,10 @@ class SharedInSlot(PartInSlot):
     def peers(self) -> int:
         """How many CTAs are in the group."""
         return math.prod(each.ctas for each in self.part.axes)
+
+
+class SharedInSlot(GroupInSlot):
+    """Its tile in one open slot, and those of the other CTAs in theirs."""
 
     def read_from(
         self, peer: Any, *, like: Fragment | None = None, tile: tuple[int, int] | None = None, at: Any = None
@@ -78,31 +88,21 @@ class SharedInSlot(PartInSlot):
 
 
 @stands_for(PeerStage)
-class PeerPart(SlotPart):
+class PeerPart(GroupPart):
     """A `PeerStage` as one role sees it."""
 
     def __init__(self, k: Any, name: str, stage: SharedStage, async_proxy: bool):
         self.peer: Peer = next(peer for peer in k.plan.sends if peer.name == name)
-        super().__init__(k.isa, self.peer.buffer, None, k.role.name, async_proxy)
+        super().__init__(k.isa, self.peer.buffer, k.role.name, async_proxy, self.peer.axes)
 
     def at(self, slot: Slot) -> PeerInSlot:
         return PeerInSlot(self, slot)
 
 
-class PeerInSlot(PartInSlot):
+class PeerInSlot(GroupInSlot):
     """Its tile in one open slot."""
 
     part: PeerPart
-
-    @property
-    def rank(self) -> Any:
-        """The calling CTA's index among those of its group, from 0 on."""
-        return share_index(self.part.isa, self.part.peer.axes)
-
-    @property
-    def peers(self) -> int:
-        """How many CTAs are in the group."""
-        return self.part.peer.peers
 
     def send(self, to: Any, *, part: Any = None, into: Any = 0) -> None:
         """Starts to copy the source's tile to a CTA of the group, where it is this stage's tile in the same slot.
