@@ -41,8 +41,8 @@ class BoundTable(Carried):
         """
         dims = self.isa.plan.tables[self.name]
         if len(at) != len(dims) or not all(map(is_index, at)):
-            rule = f"is the number of an entry along each of {', '.join(dims)}"
-            raise InputError(f"k.{self.name}.entry", at, rule, "pass whole numbers of 32 bits")
+            rule, given = f"is the number of an entry along each of {', '.join(dims)}", at[0] if len(at) == 1 else at
+            raise InputError(f"k.{self.name}.entry", given, rule, "pass whole numbers of 32 bits")
         counts = [self.isa.extent(self.name, dim) for dim in range(len(dims))]
         inside = functools.reduce(operator.and_, [(i >= 0) & (i < count) for i, count in zip(at, counts, strict=True)])
         place = at[0] if len(at) == 1 else at[0] * counts[1] + at[1]
