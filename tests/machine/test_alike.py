@@ -130,9 +130,9 @@ def recorded(schedule, tiles, steps, each):
 
     with problems.recording():
         shapes = problems.shapes(tiles * problems.group, steps)
-        return record_marked(problems.layout, entry, lambda agent, emit: problems.isa(agent, emit, shapes), each), len(
-            calls
-        )
+        return record_marked(
+            problems.layout, entry, lambda agent, emit: problems.isa(problems.layout, agent, 0, 1, shapes, emit), each
+        ), len(calls)
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -149,6 +149,23 @@ def test_bodies_that_look_at_their_warp(name):
         assert few < every / 2
     if name == "warp":
         assert len({sum(type(op) is WarpSync for op in program.ops) for program in alike}) > 3
+
+
+class Outside(Odd):
+    """Its third warp arrives at a slot that the ring does not have."""
+
+    @Odd.work.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            k.y.store(tile, slot.x.read())
+        free = k.plan.barrier("ring.free")
+        k.isa.when(k.isa.warp == 3, lambda: k.isa.mbarrier_wait(free, k.isa.warp, 0))
+
+
+def test_a_report_names_the_warp_that_is_not_like_the_others():
+    (finding,) = Outside("nothing").check().findings
+    assert finding.agents == ("work (warp 3) of CTA 0",), finding.agents
+    assert "ring.free[3]" in finding.message
 
 
 SOME = {made.name: made.make for made in schedules.REGISTRY if made.name in ("Gemm", "PingPong", "ClusterSplitK")}

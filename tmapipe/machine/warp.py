@@ -148,4 +148,4 @@ class MachineIsa(Isa):
         raise self._outside(f"uses {barrier.name}[{instance}], but it has {barrier.instances} instances")
 
     def _outside(self, text: str) -> Exception:
-        return set_location(hazard(self.layout, "no-such-stage", self.agent, None, text), locate())
+        return set_location(hazard(self.layout, "no-such-stage", int(self.agent), None, text), locate())
