@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from tmapipe.barrier import BarrierRing
-from tmapipe.dtypes import DType, as_dtype, tf32
+from tmapipe.dtypes import DType, in_memory
 from tmapipe.errors import InputError
 from tmapipe.role import Role
 from tmapipe.stage import TmaLoadStage
@@ -54,9 +54,8 @@ class CpAsyncLoadStage(TmaLoadStage):
         if type(vector) is not int or vector not in VECTORS:
             rule = "is 4, 8 or 16 bytes"
             raise InputError("CpAsyncLoadStage(vector)", vector, rule, "the most that divides the row pitch")
-        if dtype is not None and as_dtype(dtype) == tf32:
-            rule = "is a type of TMA loads, which round fp32 to it"
-            raise InputError("CpAsyncLoadStage(dtype)", "tf32", rule, "fp32")
+        if dtype is not None:
+            in_memory("CpAsyncLoadStage(dtype)", dtype)
         super().__init__(dims, tile=tile, ring=ring, dtype=dtype, swizzle=swizzle, loader=loader)
         object.__setattr__(self, "vector", vector)
 

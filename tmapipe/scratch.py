@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from tmapipe.dtypes import DType, as_dtype, tf32
-from tmapipe.errors import InputError
+from tmapipe.dtypes import DType, in_memory
 from tmapipe.fields import is_count, must, shown
 from tmapipe.role import Role
 from tmapipe.stage import check_tile
@@ -43,9 +42,7 @@ class Scratch:
     copies: int = attrs.field(default=1, validator=must(is_count, "is a positive number of tiles", "use 1 or 2"))
 
     def __init__(self, role: Role, *, tile: tuple[int, ...], dtype: DType | str, copies: int = 1):
-        kind = as_dtype(dtype)
-        if kind == tf32:
-            raise InputError("Scratch(dtype)", "tf32", "is a type of TMA loads, which round fp32 to it", "fp32")
+        kind = in_memory("Scratch(dtype)", dtype)
         self.__attrs_init__(role, check_tile("Scratch(tile)", tile), kind, copies)
 
     def __repr__(self) -> str:

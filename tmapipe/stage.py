@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import attrs
 
 from tmapipe.barrier import BarrierRing
-from tmapipe.dtypes import DType, as_dtype, tf32
+from tmapipe.dtypes import DType, as_dtype, in_memory
 from tmapipe.errors import InputError
 from tmapipe.fields import changed, is_count, must, optional, shown
 from tmapipe.moved import moved
@@ -322,11 +322,9 @@ class SharedStage(SlotStage):
         names = None if dims is None else check_dims("SharedStage(dims)", dims, tile)
         if names is not None and len(names) != len(tile):
             raise InputError("SharedStage(dims)", dims, f"names the {len(tile)} extents of its tile", 'e.g. "m k"')
-        kind = as_dtype(dtype)
+        kind = in_memory("SharedStage(dtype)", dtype)
         how: dict[str, Any] = {"writer": writer, "over": over, "group": group}
         self.__attrs_init__(tile=tile, ring=ring, dtype=kind, swizzle=swizzle, dims=names, **how)
-        if self.dtype == tf32:
-            raise InputError("SharedStage(dtype)", "tf32", "is a type of TMA loads, which round fp32 to it", "fp32")
 
     @property
     def filler(self) -> Role:

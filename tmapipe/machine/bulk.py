@@ -30,7 +30,7 @@ from tmapipe.isa.ops import (
     TmaPrefetch,
     TmaStore,
 )
-from tmapipe.machine.hazard import hazard
+from tmapipe.machine.hazard import check_live, hazard
 from tmapipe.machine.memory import Memory, gather, lands, reduced
 from tmapipe.machine.slots import conflict
 from tmapipe.machine.state import State, applies, waits
@@ -136,9 +136,7 @@ def start_loads(state: State, agent: int, op: Any, kind: str, what: str, lanes: 
 
 def _start_load(state: State, agent: int, op: Any, cta: int, kind: str, what: str, lanes: int, source: int) -> Flight:
     layout, share, shares = state.layout, getattr(op, "share", 0), getattr(op, "shares", 1)
-    if not state.live[cta]:
-        text = f"multicasts {what} to CTA {cta}, whose warps have all returned"
-        raise hazard(layout, "peer-exited", agent, op, text)
+    check_live(state, agent, op, cta, f"multicasts {what} to")
     base = cta * layout.nslots
     for slot in layout.aliases[op.slot]:
         busy = state.writers[base + slot] and not _disjoint_shares(state, op.slot, share, shares, base, slot)

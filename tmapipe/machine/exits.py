@@ -48,28 +48,22 @@ def _check_warp(state: State, agent: int, op: Exit) -> None:
 
 
 def _check_cta(state: State, agent: int, op: Exit, cta: int) -> None:
-    layout = state.layout
+    layout, last = state.layout, "returns as the last warp of its CTA while"
     for flight, load in state.loads.items():
+        does = ""
         if flight.cta == cta:
-            text = (
-                f"returns as the last warp of its CTA while {layout.agent_name(flight)} is on its way into "
-                f"{layout.slot_name(load[0])} (completes on {layout.bar_name(load[3])})"
-            )
-            raise hazard(layout, "exit-load-in-flight", agent, op, text)
-        if load[6] >= 0 and load[6] // layout.nslots == cta:
-            text = (
-                f"returns as the last warp of its CTA while {layout.agent_name(flight)} has not finished reading "
-                f"{layout.slot_name(load[6])}"
-            )
-            raise hazard(layout, "exit-load-in-flight", agent, op, text)
+            into = f"into {layout.slot_name(load[0])} (completes on {layout.bar_name(load[3])})"
+            does = f"is on its way {into}"
+        elif load[6] >= 0 and load[6] // layout.nslots == cta:
+            does = f"has not finished reading {layout.slot_name(load[6])}"
+        if does:
+            raise hazard(layout, "exit-load-in-flight", agent, op, f"{last} {layout.agent_name(flight)} {does}")
     for bar in range(cta * layout.nbars, (cta + 1) * layout.nbars):
         if state.tx[bar]:
-            text = (
-                f"returns as the last warp of its CTA while {layout.bar_name(bar)} waits for {state.tx[bar]} bytes in phase "
-                f"{state.phase[bar]} that nothing delivers"
-            )
+            phase = f"phase {state.phase[bar]} that nothing delivers"
+            text = f"{last} {layout.bar_name(bar)} waits for {state.tx[bar]} bytes in {phase}"
             raise hazard(layout, "exit-bytes-pending", agent, op, text)
-    for first in range(cta * layout.warps, (cta + 1) * layout.warps - 3, 4):
+    for first in layout.cta_warps(cta)[:-3:4]:
         if len(set(state.registers[first : first + 4])) > 1 or any(state.sets_ahead[first : first + 4]):
             text = f"returns, and setmaxnreg was not executed by all warps of warpgroup {(first % layout.warps) // 4}"
             raise hazard(layout, "setmaxnreg-warpgroup", agent, op, text)

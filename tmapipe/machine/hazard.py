@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tmapipe.errors import HazardError
 from tmapipe.isa.ops import Agent
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.rules import RULES, Kind
 
-__all__ = ["hazard", "set_location"]
+if TYPE_CHECKING:
+    from tmapipe.machine.state import State
+
+__all__ = ["check_live", "hazard", "set_location"]
 
 
 def hazard(layout: Layout, rule: str, agent: Agent | None, op: Any, text: str) -> HazardError:
@@ -25,6 +28,12 @@ def hazard(layout: Layout, rule: str, agent: Agent | None, op: Any, text: str) -
     error.where = None
     error.args = (f"{error.text} [{rule}]",)
     return set_location(error, getattr(op, "where", None))
+
+
+def check_live(state: State, agent: Agent, op: Any, cta: int, does: str) -> None:
+    """Raises an error if a CTA has no warp left. does: what the operation does to it, before its name."""
+    if not state.live[cta]:
+        raise hazard(state.layout, "peer-exited", agent, op, f"{does} CTA {cta}, whose warps have all returned")
 
 
 def set_location(error: Any, where: str | None) -> HazardError:

@@ -21,7 +21,7 @@ from tmapipe.isa.ops import (
     MbarInit,
     MbarWait,
 )
-from tmapipe.machine.hazard import hazard
+from tmapipe.machine.hazard import check_live, hazard
 from tmapipe.machine.state import State, applies, waits
 
 MAX_COUNT = (1 << 20) - 1  # arrivals and bytes of one phase (PTX ISA, mbarrier)
@@ -120,9 +120,7 @@ def _arrive_cluster(state: State, agent: int, op: MbarArriveCluster) -> tuple[Co
     counted = []
     for cta in range(layout.ctas):
         if op.mask >> cta & 1:
-            if not state.live[cta]:
-                text = f"arrives at {layout.bar_name(op.bar)} of CTA {cta}, whose warps have all returned"
-                raise hazard(layout, "peer-exited", agent, op, text)
+            check_live(state, agent, op, cta, f"arrives at {layout.bar_name(op.bar)} of")
             counted.append(arrive_once(state, agent, op, cta, cta * layout.nbars + op.bar))
     return tuple(counted)
 
@@ -150,8 +148,7 @@ def _load_complete(state: State, agent: Flight, op: LoadComplete) -> tuple[Count
         state.readers[source] -= 1
     layout = state.layout
     cta, phase = agent.cta, state.phase[bar]
-    if not state.live[cta]:
-        raise hazard(layout, "peer-exited", agent, op, f"completes on CTA {cta}, whose warps have all returned")
+    check_live(state, agent, op, cta, "completes on")
     if not state.count[bar]:
         raise _uninitialized(state, agent, op, bar)
     if lanes:

@@ -7,7 +7,7 @@ not finished reading it. Slots that share bytes (aliased buffers) are checked to
 from __future__ import annotations
 
 from tmapipe.isa.ops import Agent, DescriptorAcquire, DescriptorWrite, Flight, PeerRead, SlotRead, SlotWrite
-from tmapipe.machine.hazard import hazard
+from tmapipe.machine.hazard import check_live, hazard
 from tmapipe.machine.state import State, applies
 
 
@@ -28,9 +28,7 @@ def _read_peer(state: State, agent: int, op: PeerRead) -> None:
         text = f"reads {layout.slot_name(op.slot)} with mask {op.mask:#b}, which is not one of the {layout.ctas} CTAs"
         raise hazard(layout, "mask-outside-cluster", agent, op, text)
     cta = op.mask.bit_length() - 1
-    if not state.live[cta]:
-        text = f"reads {layout.slot_name(op.slot)} of CTA {cta}, whose warps have all returned"
-        raise hazard(layout, "peer-exited", agent, op, text)
+    check_live(state, agent, op, cta, f"reads {layout.slot_name(op.slot)} of")
     for slot in layout.aliases[op.slot]:
         if state.writers[cta * layout.nslots + slot]:
             raise conflict(state, agent, op, cta, op.slot, "reads", writes=False)
