@@ -41,7 +41,7 @@ def test_the_report_leads_to_the_line(mistake: Mistake, tmp_path, monkeypatch):
     assert re.search(mistake.fix, first.fix), str(report)
     follows = [found for found in report.errors[1:] if found.kind is Kind.DEADLOCK]
     assert all(found.fix == first.fix for found in follows), f"a deadlock is explained in another way:\n{report}"
-    assert all(step.what for step in first.steps)
+    assert first.agents and all(step.what for step in first.steps)
     monkeypatch.chdir(tmp_path)  # places are shown as a compiler does, relative to the working directory
     _, _, head, said, *steps = str(report).splitlines()
     assert head.startswith(f"mine.py:{first.where[0].rpartition(':')[2]}: error: ")
