@@ -133,6 +133,7 @@ def check_strides(
     size: int,
     unit: int = ALIGNMENT,
     who: str = "TMA needs",
+    other: str = "",
 ) -> None:
     """Checks the strides of all dimensions but the last. Along an extent of 1 any stride will do.
 
@@ -143,6 +144,7 @@ def check_strides(
         size: Bytes of an element.
         unit: Bytes that strides are multiples of.
         who: Needs that.
+        other: What else can be done.
 
     Raises:
         InputError: One is no positive multiple of *unit* bytes below 2^40.
@@ -150,7 +152,7 @@ def check_strides(
     for extent, stride in zip(shape[:-1], strides[:-1], strict=True):
         if extent > 1 and (stride * size % unit or stride <= 0):
             rule = f"{stride} x {size} bytes is no positive multiple of {unit}, as {who}"
-            fix = f"pad the rows to a multiple of {max(unit // size, 1)} elements"
+            fix = f"pad the rows to a multiple of {max(unit // size, 1)} elements" + (other and f", or {other}")
             raise InputError(argument, tuple(strides), rule, fix)
         if extent > 1 and stride * size >= MAX_STRIDE:
             raise InputError(argument, tuple(strides), "TMA strides are below 2^40 bytes", "use smaller tensors")

@@ -325,7 +325,8 @@ def _check_layout(
     rules = (vector, f"copies of {vector} bytes need") if vector else (ALIGNMENT, "TMA needs")
     fix = f"{name}.contiguous(), or tell a GEMM how it lies (tp.Operand)"
     check_contiguous(f"{name}.stride", shape, strides, fix)
-    check_strides(f"{name}.stride", shape, strides, dtype.bytes, *rules)
+    other = "declare a CpAsyncLoadStage or a ThreadStoreStage" if not vector else "pass a smaller vector="
+    check_strides(f"{name}.stride", shape, strides, dtype.bytes, *rules, other)
     if any(extent >= 2**31 for extent in shape):
         raise InputError(f"{name}.shape", shape, "extents are below 2^31 elements", "split the tensor")
     address = tensor.ctypes.data if isinstance(tensor, np.ndarray) else tensor.data_ptr()
@@ -351,4 +352,6 @@ def _check_output(name: str, shape: tuple[int, ...], strides: tuple[int, ...], d
             f"a row of {shape[-1]} x {dtype.bytes} bytes is no multiple of {unit}, and {who} write whole units of "
             f"{unit} bytes, so what follows the row would be overwritten"
         )
-        raise InputError(f"{name}.shape", shape, rule, f"make the last extent a multiple of {unit // dtype.bytes}")
+        other = "pass a smaller vector=" if vector else "declare a ThreadStoreStage"
+        fix = f"make the last extent a multiple of {unit // dtype.bytes}, or {other}"
+        raise InputError(f"{name}.shape", shape, rule, fix)
