@@ -25,7 +25,7 @@ TORCH = {
 NAMES = "abcde"
 LOADS = (
     "whole", "whole", "shifted", "strided", "nan", "parts", "copies", "copies", "bulk", "bulk rows", "gathered", "windows",
-    "multicast", "through",
+    "multicast", "through", "rotated",
 )  # fmt: skip
 STORES = ("slot", "slot", "shifted", "parts", "threads", "registers", "reduced", "reduced", "bulk", "scattered")
 SENTINEL = 7
@@ -130,6 +130,17 @@ class Through(FromSlots):
             self.moves.drain(k, slot, tile)
 
 
+class Rotated(FromSlots):
+    """Each CTA of a group gets the tile of the one behind it."""
+
+    load, work, send = FromSlots.load, FromSlots.work, tp.Role(warps=1)
+
+    @send.jit
+    def turn(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.z.send((slot.z.rank + slot.z.peers - 1) % slot.z.peers)
+
+
 class ByThreads(FromSlots):
     load, work = FromSlots.load, FromSlots.work
 
@@ -138,6 +149,9 @@ class ByThreads(FromSlots):
         with k.ring.consume() as slot:
             values = slot.x.read()
         self.moves.put(k, values, tile)
+
+
+OF_LOADS = {"through": Through, "rotated": Rotated}  # all others: FromSlots
 
 
 @attrs.frozen
@@ -175,6 +189,7 @@ class Case:
     shape: tuple[int, ...]
     windows: Any = None
     steps: tuple[int, ...] = ()
+    peers: int = 1
 
     @functools.cached_property
     def schedule(self) -> tp.Schedule:
@@ -251,6 +266,12 @@ class Case:
             return x[tuple(slice(None, None, step) for step in self.steps)]
         if moves.load == "multicast":
             return x.expand(tuple(shape))
+        if moves.load == "rotated":
+            made = torch.zeros(tuple(shape))
+            for i in range(len(made)):
+                source = i - i % self.peers + (i + 1) % self.peers
+                made[i] = x[source] if source < len(x) else 0
+            return made
         if moves.load == "through":
             made = torch.zeros(tuple(shape))
             for i, (first, count) in enumerate(zip(self.tables["firsts"], self.tables["counts"], strict=True)):
@@ -294,7 +315,7 @@ def draw(seed: int) -> Case:
     load, store, reduce = rng.choice(LOADS), rng.choice(STORES), None
     if store == "scattered" and load not in ("whole", "shifted", "nan", "copies", "parts", "multicast"):
         store = "slot"
-    if load == "through" and store in ("threads", "registers", "parts", "bulk"):
+    if load in ("through", "rotated") and store in ("threads", "registers", "parts", "bulk"):
         store = "slot"
     if store == "bulk":
         load = rng.choice(("whole", "bulk", "bulk", "copies", "shifted", "nan"))
@@ -351,15 +372,16 @@ def draw(seed: int) -> Case:
     parts = rng.choice([n for n in (1, 2, 2, 4, tile[0]) if tile[0] % n == 0] if rng.random() < 0.9 else (2, 3, 5))
     moves = Moves(load, store, dims, out, tile, start, shift, parts, element, reduce)
     vector = rng.choice((4, 8, 16, 16))
+    cluster = rng.choice(((1, None), (2, None), (4, None), (4, 2), (6, 3), (4, 3)))
     makes = functools.partial(
         _schedule, moves, dtype, relations, steps, windows, vector, _swizzle(rng, tile[-1] * size),
         rng.choice((1, 1, 2, 4)), rng.choice((1, 2, 4, 4)), rng.choice((1, 2, 3)), rng.choice((1, 2, 4, 8, 16)),
-        rng.choice(((1, None), (2, None), (4, None), (4, 2), (6, 3), (4, 3))), rng.random() < 0.5,
+        cluster, rng.random() < 0.5,
     )  # fmt: skip
     unit = vector if load == "copies" else 16
     x, y = _view(rng, shape, size, unit), _view(rng, made, size, 16)
     text = f"boxes {seed}: {load} to {store}, {dtype} {tuple(shape)} by {x.strides} from {x.first}, tile {tile}"
-    return Case(seed, text, makes, moves, dtype, x, y, tables, loaded, windows, steps)
+    return Case(seed, text, makes, moves, dtype, x, y, tables, loaded, windows, steps, cluster[1] or cluster[0])
 
 
 def _swizzle(rng: random.Random, row: int) -> int | None:
@@ -379,7 +401,7 @@ def _tile(rng: random.Random, load: str, store: str, size: int) -> tuple[tuple[i
         return (rng.choice((4, 8, 16, 32, 5)), columns), rank or rng.choice((2, 2, 3))
     rank = rng.choice((1, 2, 2, 2, 3, 3, 4, 5))
     core = rng.randint(1, rank)
-    if load == "multicast":  # an outer dimension, along which the tile is the same
+    if load in ("multicast", "rotated"):  # an outer dimension, along which CTAs lie
         core, rank = min(core, 4), max(rank, min(core, 4) + 1)
     if load == "strided":
         core = rank = max(2, rank)
@@ -445,13 +467,14 @@ def _schedule(
 ) -> tp.Schedule:  # fmt: skip
     """The schedule. Raises `InputError` for what the library refuses."""
     threads = moves.store in ("threads", "registers")
-    made: Any = ByThreads() if threads else Through() if moves.load == "through" else FromSlots()
+    made: Any = ByThreads() if threads else OF_LOADS.get(moves.load, FromSlots)()
     made.moves, made.relations = moves, relations
     if moves.load == "copies":
         made.load = tp.Role(warps=copiers)
     if threads:
         made.work = tp.Role(warps=workers)
-    made.ring = ring = tp.BarrierRing(stages, producer=made.load, consumer=made.work)
+    chain = (made.load, made.send, made.work) if moves.load == "rotated" else (made.load, made.work)
+    made.ring = ring = tp.BarrierRing(stages, chain=chain)
     dims, out, options = " ".join(moves.dims), " ".join(moves.out), {"dtype": dtype, "ring": ring}
     if moves.load == "copies":
         x: Any = tp.CpAsyncLoadStage(dims, tile=moves.tile, vector=vector, swizzle=swizzle, **options)
@@ -474,6 +497,9 @@ def _schedule(
     elif moves.load == "gathered":
         x = x.in_parts(moves.tile[0])
     made.x = x
+    if moves.load == "rotated":
+        made.cluster, group = {moves.out[0]: cluster[0]}, tp.MulticastGroup(moves.out[0], ctas=cluster[1])
+        x = made.z = tp.PeerStage(x, sender=made.send, group=group)
     if moves.load == "gathered" or moves.store == "scattered":
         made.index = tp.Table(moves.out[-2])
     if moves.load == "through":
