@@ -9,6 +9,7 @@ covers. When no state is left, all runs are safe.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import attrs
@@ -93,9 +94,8 @@ def closed_for(
                 count, states = count + 1, states + 1
                 if count > most:
                     raise _Stopped(node.path, "still no state recurs")
-                todo += [
-                    (node, segment) for segment in sorted(after[node.where], key=lambda each: _order(node.where, each))
-                ]
+                following = sorted(after[node.where], key=functools.partial(_order, node.where))
+                todo += [(node, segment) for segment in following]
     except _Stopped as stopped:
         return Closure(False, states, log.order, str(stopped))
     return Closure(True, states, log.order)

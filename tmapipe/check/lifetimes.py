@@ -16,7 +16,7 @@ from tmapipe.check.log import FindingLog, Step
 from tmapipe.isa.effects import Scope, Start, declared
 from tmapipe.isa.operands import Kind as OperandKind
 from tmapipe.machine.describe import bar_name, who
-from tmapipe.machine.layout import Layout
+from tmapipe.machine.layout import Layout, Shapes
 
 __all__ = ["Lifetimes"]
 
@@ -33,7 +33,7 @@ class Lifetimes:
     comes from), the last phase in which bytes were counted, and their load or copy.
     """
 
-    def __init__(self, clocks: Clocks, log: FindingLog, shapes: dict[str, tuple[int, ...]]):
+    def __init__(self, clocks: Clocks, log: FindingLog, shapes: Shapes):
         self.clocks, self.log, self.layout, self.shapes = clocks, log, log.layout, shapes
         self.inits: dict[int, tuple[int, Step]] = {}
         self.fences: dict[int, list[int]] = {}

@@ -25,7 +25,7 @@ from tmapipe.isa.effects import TABLE, Arm, Arrive, Group, Proxy, Scope, Start, 
 from tmapipe.isa.operands import ALL_LANES
 from tmapipe.isa.ops import Counted, Flight, LoadComplete
 from tmapipe.machine.describe import bar_name, who
-from tmapipe.machine.layout import Layout
+from tmapipe.machine.layout import Layout, Shapes
 from tmapipe.machine.run import started
 
 __all__ = ["LinearCheck"]
@@ -34,13 +34,7 @@ __all__ = ["LinearCheck"]
 class LinearCheck:
     """Watches one run: pass `watch` as the scheduler's watcher, then call `finish`. `findings` has what is wrong."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        shapes: dict[str, tuple[int, ...]],
-        log: FindingLog | None = None,
-        rules: Rules | None = None,
-    ):
+    def __init__(self, layout: Layout, shapes: Shapes, log: FindingLog | None = None, rules: Rules | None = None):
         self.layout = layout
         self.clocks = Clocks(layout)
         self.log = log or FindingLog(layout)
@@ -92,7 +86,7 @@ class LinearCheck:
         """An operation that the machine refused, since something in flight accesses its slot: the clocks say the same."""
         self.log.order += 1
         self.clocks.tick(agent)
-        own = agent // self.layout.warps
+        own = self.layout.cta_of(agent)
         for effect in declared(type(op)).effects:
             if isinstance(effect, effects.Access):
                 self.slots.access(agent, op, effect)
@@ -109,14 +103,14 @@ class LinearCheck:
     # ---- what effects do to clocks --------------------------------------------------------------------------------
 
     def _init(self, effect: effects.Init, agent: int, op: Any, facts: Any) -> None:
-        self.lifetimes.init(agent, op, self._bar(agent, getattr(op, effect.bar)))
+        self.lifetimes.init(agent, op, self.layout.flat_bar(agent, getattr(op, effect.bar)))
 
     def _fence_init(self, effect: effects.FenceInit, agent: int, op: Any, facts: Any) -> None:
         self.lifetimes.fence_init(agent)
 
     def _wait(self, effect: effects.Wait, agent: int, op: Any, phase: int) -> None:
         own = getattr(op, effect.bar)
-        bar = self._bar(agent, own)
+        bar = self.layout.flat_bar(agent, own)
         self.lifetimes.use(agent, op, bar, far=False)
         self.lifetimes.wait(agent, op, own)
         self.phases.wait(agent, op, bar, phase)
@@ -126,22 +120,22 @@ class LinearCheck:
     def _count(self, effect: _Counts, agent: int, op: Any, facts: tuple[Counted, ...]) -> None:
         """Arrivals, arming, or both at once."""
         arrive, arm = effect
-        own = agent // self.layout.warps
+        own = self.layout.cta_of(agent)
         scope = None if arrive is None else scope_of(arrive.scope, op)
         lanes = getattr(op, arrive.lanes) if arrive is not None and arrive.lanes else 1
         order_only = scope is None or scope is Scope.RELAXED
         if len(facts) > 1 and arrive is not None and arrive.lanes:
-            self._laps_itself(agent, op, self._bar(agent, facts[0].bar), facts[0].phase, lanes)
+            self._laps_itself(agent, op, self.layout.flat_bar(agent, facts[0].bar), facts[0].phase, lanes)
         for counted in facts:
             bar = counted.cta * self.layout.nbars + counted.bar
             far = counted.cta != own
             self.lifetimes.use(agent, op, bar, far)
             if far:
                 self.lifetimes.arrive_far(agent, op, bar, scope)
-            if arm is None or arrive is None:
-                counted = counted._replace(
-                    nbytes=counted.nbytes if arm else 0, arrivals=counted.arrivals if arrive else 0
-                )
+            if arm is None:
+                counted = counted._replace(nbytes=0)
+            elif arrive is None:
+                counted = counted._replace(arrivals=0)
             self.phases.arrive(agent, op, bar, counted, lanes == ALL_LANES, order_only)
 
     def _laps_itself(self, agent: int, op: Any, bar: int, phase: int, lanes: int) -> None:
@@ -191,13 +185,8 @@ class LinearCheck:
             self.results.store(agent, op, flights[0])
 
     def _tile(self, effect: effects.Tile, agent: int, op: Any, facts: Any) -> None:
-        self.lifetimes.start_tile(
-            agent,
-            op,
-            getattr(op, effect.part),
-            getattr(op, effect.at),
-            bool(effect.anywhere) and getattr(op, effect.anywhere),
-        )
+        anywhere = bool(effect.anywhere) and getattr(op, effect.anywhere)
+        self.lifetimes.start_tile(agent, op, getattr(op, effect.part), getattr(op, effect.at), anywhere)
 
     def _end_group(self, effect: effects.EndGroup, agent: int, op: Any, facts: Any) -> None:
         if effect.group is Group.BULK:
@@ -228,10 +217,6 @@ class LinearCheck:
         self.results.landed(flight, counted.phase)
         self.lifetimes.landed(bar, counted.phase, step)
         self.phases.land(clock, step, bar, counted)
-
-    def _bar(self, agent: int, bar: int) -> int:
-        """The flat number in the cluster of an mbarrier of the agent's CTA."""
-        return agent // self.layout.warps * self.layout.nbars + bar
 
 
 _Counts = tuple["Arrive | None", "Arm | None"]

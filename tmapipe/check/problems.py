@@ -17,6 +17,7 @@ from tmapipe.isa.interface import Isa
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Layout
 from tmapipe.machine.decisions import Decisions
+from tmapipe.machine.layout import Shapes
 from tmapipe.machine.programs import Program, record_marked
 from tmapipe.machine.purity import unchanged
 from tmapipe.machine.recording import RecordingIsa
@@ -27,9 +28,8 @@ from tmapipe.plan.model import Plan
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
 
-__all__ = ["Kind", "NotRegular", "Problems", "Shapes"]
+__all__ = ["Kind", "NotRegular", "Problems"]
 
-Shapes = dict[str, tuple[int, ...]]
 Kind = tuple[Any, ...]  # a value of each variation, or a tuple of them, for one turn of a loop after the other
 
 

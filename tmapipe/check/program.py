@@ -12,6 +12,7 @@ from tmapipe.check.linear import LinearCheck
 from tmapipe.check.trip_counts import cause_findings
 from tmapipe.errors import DeadlockError, HazardError, PipelineError
 from tmapipe.machine import Layout, State, record
+from tmapipe.machine.layout import Shapes
 from tmapipe.machine.scheduler import Scheduler
 from tmapipe.plan.model import Plan
 
@@ -20,7 +21,6 @@ __all__ = ["MAX_STEPS", "check_operations", "ordered", "refused", "run_checked"]
 MAX_STEPS = 1_000_000
 
 Entry = Callable[[Any], None]
-Shapes = dict[str, tuple[int, ...]]
 
 
 def run_checked(

@@ -8,7 +8,8 @@ from typing import Any
 
 import attrs
 
-from tmapipe.check.problems import Problems, Shapes
+from tmapipe.check.problems import Problems
+from tmapipe.machine.layout import Shapes
 from tmapipe.machine.recording import Tables
 
 __all__ = ["Problem", "problems_near"]

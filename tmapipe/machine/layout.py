@@ -8,7 +8,9 @@ from tmapipe.isa.ops import Flight
 from tmapipe.plan.model import Barrier, Buffer, Plan
 from tmapipe.plan.syncs import Syncs
 
-__all__ = ["Layout"]
+__all__ = ["Layout", "Shapes"]
+
+Shapes = dict[str, tuple[int, ...]]  # of tensors, by name
 
 
 class Layout:

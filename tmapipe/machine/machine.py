@@ -12,7 +12,7 @@ import numpy as np
 from tmapipe.errors import InputError, PipelineError
 from tmapipe.isa.ops import Exit
 from tmapipe.machine.alike import Alike
-from tmapipe.machine.layout import Layout
+from tmapipe.machine.layout import Layout, Shapes
 from tmapipe.machine.locate import locate as find_location
 from tmapipe.machine.memory import Memory
 from tmapipe.machine.run import Run, TraceEntry
@@ -216,7 +216,7 @@ def at_most(max_steps: int, program: list[Any], before: int = 0) -> Callable[[An
     return add
 
 
-def shapes_of(tensors: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+def shapes_of(tensors: dict[str, Any]) -> Shapes:
     """Shapes of arrays, or of what already is a shape."""
     return {name: tuple(t.shape) if isinstance(t, np.ndarray) else tuple(t) for name, t in tensors.items()}
 

@@ -21,7 +21,7 @@ from tmapipe.isa.globals import TableLoad
 from tmapipe.machine.alike import Alike, Own
 from tmapipe.machine.carried import Changes
 from tmapipe.machine.decisions import COUNT, Decisions, Term
-from tmapipe.machine.layout import Layout
+from tmapipe.machine.layout import Layout, Shapes
 from tmapipe.machine.varying import VALUE, Condition, Varying
 from tmapipe.machine.varying_names import greatest
 from tmapipe.machine.warp import MachineIsa
@@ -57,7 +57,7 @@ class RecordingIsa(MachineIsa):
         agent: int,
         cluster_id: int,
         clusters: int,
-        shapes: dict[str, tuple[int, ...]],
+        shapes: Shapes,
         emit: Callable[[Any], None],
         *,
         decisions: Decisions,
@@ -141,7 +141,7 @@ class RecordingIsa(MachineIsa):
         return _Extents(self) if self.inside else self._shapes
 
     @shapes.setter
-    def shapes(self, value: dict[str, tuple[int, ...]]) -> None:
+    def shapes(self, value: Shapes) -> None:
         self._shapes = value
 
     def extent(self, argument: str, dim: int) -> Any:

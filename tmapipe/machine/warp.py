@@ -19,7 +19,7 @@ from tmapipe.isa.values import SlotRef
 from tmapipe.machine.blocks import block
 from tmapipe.machine.fragments import MachineFragments
 from tmapipe.machine.hazard import hazard, set_location
-from tmapipe.machine.layout import Layout
+from tmapipe.machine.layout import Layout, Shapes
 from tmapipe.machine.locate import line_of_errors, locate
 from tmapipe.machine.memory import Memory
 from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Store
@@ -36,7 +36,7 @@ class MachineIsa(Isa):
         agent: int,
         cluster_id: int,
         clusters: int,
-        shapes: dict[str, tuple[int, ...]],
+        shapes: Shapes,
         emit: Callable[[Any], None],
         memory: Memory | None = None,
     ):
