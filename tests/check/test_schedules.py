@@ -55,7 +55,7 @@ if not ALL:  # of eight CTAs and twelve slots as it is shipped, it takes 13 seco
     SHIPPED["ClusterSplitK"] = lambda: S.ClusterSplitK(4, stages=3)
 
 
-@pytest.mark.parametrize("name", [*SHIPPED, *sample(FORMS, 2)])
+@pytest.mark.parametrize("name", [*SHIPPED, *sample(FORMS, 3)])
 def test_shipped_schedules_are_safe_for_every_trip_count(name):
     report = assert_safe((SHIPPED | FORMS)[name](), notes=False)
     assert report.trips == "every trip count"
