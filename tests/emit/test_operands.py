@@ -65,7 +65,7 @@ def test_bytes_read(name):
         together = "ldmatrix" in kernel.compiled.ptx  # lanes name rows for each other
         read, wanted = set(), set()
         for lane in range(32) if together else (0, 5, 31):
-            thread = Reads(kernel.ptx, kernel.schedule, Launch(kernel.extents, 1), warp, lane)
+            thread = Reads(kernel.ptx, kernel.schedule, Launch(kernel.extents, 4), warp, lane)
             thread.run()
             read |= thread.read
             wanted |= expected(kernel.schedule, kernel.plan, warp, lane)

@@ -14,7 +14,7 @@ from tests.sweeps import ALL
 @pytest.mark.filterwarnings("ignore")  # torch's, of layouts in beta
 @pytest.mark.parametrize("kind", KINDS)
 def test_right_or_refused_well(kind):
-    judged = calls_of(1, 0, 60 if ALL else 30, [kind])
+    judged = calls_of(1, 0, 60 if ALL else 20, [kind])
     assert not [entry for entry in judged if not entry[2].good]
     outcomes = {outcome for _, _, outcome, _ in judged}
     assert {Outcome.RIGHT, Outcome.REFUSED} <= outcomes

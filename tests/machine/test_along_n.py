@@ -1,6 +1,7 @@
 """GEMMs whose accumulators have the output's columns as rows, and are stored transposed."""
 
 import functools
+import itertools
 
 import ml_dtypes
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tmapipe as tp
-from tests.sweeps import examples
+from tests.sweeps import examples, sample
 from tests.unit.errors import refused
 from tmapipe.schedules.mainloop import Cooperative, PingPong
 
@@ -111,8 +112,7 @@ def test_parts_of_k(make, tile, cluster):
     close(*product(make(tile, cluster, mainloop=Cooperative(along="n")), 150, 200, 320))
 
 
-@pytest.mark.parametrize("along", ["m", "n"])
-@pytest.mark.parametrize("batch", [(1,), (3,)])
+@pytest.mark.parametrize("along, batch", sample(itertools.product("mn", [(1,), (3,)]), 3))
 def test_parts_of_k_of_a_batch(along, batch):
     """The matrices of the workspace are the parts of the batch's first matrix, then of the second, and so on."""
     for tiles in (tp.PersistentTiles(), tp.GpcTiles()):

@@ -65,7 +65,7 @@ def test_against_numpy(data):
 @pytest.mark.parametrize("name,axis", [("rows", 1), ("columns", 0)])
 @pytest.mark.parametrize("kind,tile,cluster", TILES)
 def test_one_alone(kind, tile, cluster, name, axis):
-    a, b, bias, value = problem(np.random.default_rng(0), 300, 136, 40)
+    a, b, bias, value = problem(np.random.default_rng(0), 200, 136, 40)
     _, sums = make(kind, tile, cluster, (name,), dtype="fp32")(a, b, bias)
     np.testing.assert_allclose(sums, (value * value).sum(axis), rtol=1e-4, atol=1e-4)
 

@@ -29,7 +29,7 @@ def test_gemm(cluster):
     results = set()
     for policy in POLICIES:
         for seed in range(3):
-            arrays = gemm_arrays(264, 136, 200)
+            arrays = gemm_arrays(264, 72, 200)
             Machine(plan, policy=policy, seed=seed).run(
                 lambda isa: kernel_main(isa, schedule), arrays, clusters=1 + seed % 2
             )

@@ -25,7 +25,7 @@ from tmapipe.schedules import REGISTRY
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "mutants.json"
 EVERY = 13 if ALL else 29  # of the changes to a schedule, one in so many is judged here,
-MOST = 10_000 if ALL else 12  # and at most so many, evenly spaced
+MOST = 10_000 if ALL else 9  # and at most so many, evenly spaced
 START = effects.Start("slot", effects.Until(effects.Group.BULK), write=True, mask="mask")
 TARGETS = {registered.name: registered for registered in REGISTRY}
 

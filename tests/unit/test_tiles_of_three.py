@@ -106,7 +106,7 @@ FORMS = [
 def test_right_for_random_shapes(form):
     made = np.random.default_rng(0)
     for _ in range(5 if ALL else 3):
-        shape = *(int(e) for e in made.integers(1, 20, 3)), 4 * int(made.integers(1, 20))
+        shape = *(int(e) for e in made.integers(1, 14, 3)), 4 * int(made.integers(1, 20))
         x = made.standard_normal(shape).astype(np.float32)
         np.testing.assert_array_equal(form()(x), 2 * x)
 
