@@ -10,13 +10,16 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import cutlass
 import cutlass.cute as cute
+from cutlass import Boolean
 from cutlass._mlir import ir
 from cutlass.base_dsl.ast_helpers import executor
 
 from tmapipe.machine.locate import line_of_errors
+from tmapipe.plan.boxes import UNROLLED
 
-__all__ = ["block", "call", "known_branches", "loop", "loop_while", "when"]
+__all__ = ["block", "both", "call", "each", "known_branches", "loop", "loop_while", "when"]
 
 
 @cute.jit
@@ -35,6 +38,20 @@ def loop(trips: Any, body: Any) -> None:
 def loop_while(state: Any, body: Any) -> None:
     while state[0] != 0:
         body()
+
+
+@cute.jit
+def rolled(trips: Any, body: Any) -> None:
+    for i in cutlass.range(trips, unroll=1):
+        body(i)
+
+
+def each(count: int, body: Callable[[Any], None]) -> None:
+    """Calls *body* with 0 to *count* - 1: one after another if they are few, else in a loop at run time."""
+    if count > UNROLLED:
+        return rolled(count, body)
+    for i in range(count):
+        body(i)
 
 
 @contextlib.contextmanager
@@ -99,3 +116,10 @@ def call(body: Callable[..., None], *arguments: Any) -> None:
 def constant(value: Any) -> bool:
     """Whether a condition is known while tracing."""
     return isinstance(value, bool)
+
+
+def both(a: Any, b: Any) -> Any:
+    """Whether two conditions hold."""
+    if constant(b):
+        return a if b else False
+    return Boolean(a) & Boolean(b)

@@ -65,10 +65,12 @@ class CopyEmitters:
         move_rows(self, store, stage, part, rows, at)
 
     def tma_prefetch(self: Any, load: Load, at: Sequence[Any], share: Any = 0) -> None:
-        for piece in range(pieces_of(load)):
+        def one(piece: Any) -> None:
             _, source = self.partition_of(load, at, share, load.peers, None, piece)
             with cute.arch.elect_one():  # which `cute.prefetch` leaves to its caller (CuTe DSL 4.8.1)
                 cute.prefetch(self.atoms[load.name][0], source)
+
+        control.each(pieces_of(load), one)
 
     def bulk_load(self: Any, load: Load, stage: Any, at: Sequence[Any], barrier: Barrier) -> None:
         source = _element(self.addressed[load.argument], at, load.buffer.dtype.bytes)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int16, Int32, Int64
+from cutlass import Int16, Int32, Int64
 from cutlass._mlir.dialects.nvvm import MemScopeKind
 from cutlass.cute.nvgpu import warpgroup
 
@@ -160,7 +161,7 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
         cute.arch.mbarrier_wait(self.mbarrier(barrier, stage), parity)
 
     def mbarrier_arrive(self, barrier: Barrier, stage: Any, lanes: int = 1, when: Any = True) -> None:
-        condition = when if lanes == 32 else _both(self.lane == 0, when)
+        condition = when if lanes == 32 else control.both(self.lane == 0, when)
         self.when(condition, lambda: cute.arch.mbarrier_arrive(self.mbarrier(barrier, stage)))
 
     def mbarrier_arrive_cluster(
@@ -172,7 +173,7 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
         kind = {"scope": MemScopeKind.CLUSTER} if scope == "cluster" else {}
         mine = ((Int32(mask) >> self.lane) & 1) == 1
         self.when(
-            _both(mine, when),
+            control.both(mine, when),
             lambda: cute.arch.mbarrier_arrive(self.mbarrier(barrier, stage), self.lane, **kind),
         )
 
@@ -234,7 +235,7 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
     # ---- counters and tables --------------------------------------------------------------------------------------
 
     def lane_0(self, body: Callable[[], None], when: Any = True) -> None:
-        self.when(_both(self.lane == 0, when), body)
+        self.when(control.both(self.lane == 0, when), body)
 
     def shuffle(self, value: Any) -> Any:
         return cute.arch.shuffle_sync(value, 0)
@@ -291,10 +292,12 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
         if load.l2_hint is not None:
             how["cache_policy"] = Int64(L2_POLICIES[load.l2_hint])
 
+        def one(piece: Any) -> None:
+            slot, source = self.partition_of(load, at, share, load.peers, part, piece)
+            cute.copy(self.atoms[load.name][0], source, slot[(None, stage)], **how)
+
         def whole() -> None:
-            for piece in range(pieces_of(load)):
-                slot, source = self.partition_of(load, at, share, load.peers, part, piece)
-                cute.copy(self.atoms[load.name][0], source, slot[(None, stage)], **how)
+            control.each(pieces_of(load), one)
 
         if load.edge_rows:
             row = len(load.dims) - 2
@@ -310,13 +313,14 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
             at = (at[0] + rows, height - rows, *at[1:])
         atom = self.atoms[store.name][0]
         how = {} if store.l2_hint is None else {"cache_policy": Int64(L2_POLICIES[store.l2_hint])}
-        for piece in range(pieces_of(store)):
+        elected = COPY_ELECTS["reduce" if store.reduce else "store"]
+
+        def one(piece: Any) -> None:
             slot, target = self.partition_of(store, at, 0, 1, part, piece)
-            if COPY_ELECTS["reduce" if store.reduce else "store"]:
+            with contextlib.nullcontext() if elected else cute.arch.elect_one():
                 cute.copy(atom, slot[(None, stage)], target, **how)
-            else:
-                with cute.arch.elect_one():
-                    cute.copy(atom, slot[(None, stage)], target, **how)
+
+        control.each(pieces_of(store), one)
 
     def bulk_commit_group(self) -> None:
         with cute.arch.elect_one():
@@ -368,12 +372,12 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
         return cute.make_tensor(cute.recast_ptr(start.align(128), dtype=cute_type(buffer.dtype)), layout)
 
     def partition_of(
-        self, part: Load | Store, at: Sequence[Any], share: Any, peers: int, which: Any = None, piece: int = 0
+        self, part: Load | Store, at: Sequence[Any], share: Any, peers: int, which: Any = None, piece: Any = 0
     ) -> tuple[Any, Any]:
         """The slots, or part *which* of each, and the tile of global memory that starts at element *at*, as the TMA atom takes
         them; of its rows, one piece."""
         extents = moved_extents(part)
-        place = (*at[:-1], at[-1] + piece * extents[-1]) if piece else at
+        place = at if isinstance(piece, int) and piece == 0 else (*at[:-1], at[-1] + piece * extents[-1])
         start = tuple(place[mode] for mode in core_modes(part))
         slots = moved_slots(self.buffers[part.buffer.name], part, which, piece)
         return partition(self.atoms[part.name], slots, extents, start, share, peers)
@@ -386,9 +390,3 @@ def _opaque(pointer: Any) -> Any:
     """
     address = cute.arch.make_warp_uniform(pointer.toint())
     return cute.make_ptr(cutlass.Uint8, address, cute.AddressSpace.smem, assumed_align=1024)
-
-
-def _both(a: Any, b: Any) -> Any:
-    if control.constant(b):
-        return a if b else False
-    return Boolean(a) & Boolean(b)

@@ -101,7 +101,7 @@ def moved_layout(part: Load | Store) -> Any:
     return cute.make_composed_layout(one_slot_layout(part.buffer).inner, 0, outer)
 
 
-def moved_slots(slots: Any, part: Load | Store, which: Any = None, piece: int = 0) -> Any:
+def moved_slots(slots: Any, part: Load | Store, which: Any = None, piece: Any = 0) -> Any:
     """What it moves in all slots, then the stage.
 
     Args:
@@ -112,7 +112,7 @@ def moved_slots(slots: Any, part: Load | Store, which: Any = None, piece: int = 
         return slots
     shape, stride = _by_extents(part)
     start = slots.iterator if which is None else slots.iterator + which * (shape[0] * stride[0])
-    if piece:
+    if not (isinstance(piece, int) and piece == 0):
         start = start + piece * moved_extents(part)[-1]
     layout = cute.make_layout(
         (*shape, part.buffer.stages), stride=(*stride, part.buffer.pitch // part.buffer.dtype.bytes)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from tmapipe.tma_rules import MAX_BOX
 
-__all__ = ["SLOT_ALIGNMENT", "box_of", "cut_by_hand"]
+__all__ = ["SLOT_ALIGNMENT", "UNROLLED", "box_of", "cut_by_hand"]
 
 SLOT_ALIGNMENT = 128  # bytes: where the engine writes to shared memory, and reads from it
+UNROLLED = 16  # instructions of one copy that stand one after another; more are a loop
 
 
 def box_of(tile: tuple[int, ...], span: int, peers: int, element: int) -> tuple[int, ...]:
@@ -37,8 +38,9 @@ def box_of(tile: tuple[int, ...], span: int, peers: int, element: int) -> tuple[
 
 def cut_by_hand(inner: int, box: int, span: int) -> int:
     """Into how many pieces rows of *inner* elements are cut before CuTe DSL sees them: 1, unless it would take longer boxes
-    than these of *box* elements, the longest ones that divide a row."""
-    return 1 if span or inner <= MAX_BOX or box == max(_pieces(inner)) else inner // box
+    than these of *box* elements, the longest ones that divide a row, or issue too many of them one after another."""
+    alike = inner <= MAX_BOX or (box == max(_pieces(inner)) and inner // box <= UNROLLED)
+    return 1 if span or alike else inner // box
 
 
 def _pieces(inner: int) -> list[int]:
