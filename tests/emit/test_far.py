@@ -2,6 +2,7 @@
 
 import pytest
 
+from examples.exchange import Shares
 from tests.emit.kernels import Kernel, build, built
 from tests.oracle.peer_forms import Swapped
 from tests.oracle.ptx_execution import BASE, Execution, Launch
@@ -36,6 +37,16 @@ def test_each_lane_reads_its_vectors_of_both(rank):
             (peer, buffer.offset + tile % 2 * buffer.pitch + own, 16) for tile in range(tiles) for peer in range(2)
         ]
         assert thread.found == wanted, lane
+
+
+def test_vectors_of_32_bytes_are_read_in_halves():
+    kernel = build(Kernel(Shares, {"x": "fp32", "y": "fp32"}, {"s": 4, "m": 8, "n": 128}))
+    buffer, role = kernel.plan.buffer("powers"), kernel.plan.role("divide")
+    for warp, lane in ((0, 0), (1, 9)):
+        thread = Reads(kernel.ptx, kernel.schedule, Launch(kernel.extents, 1, 0, 2), role.first_warp + warp, lane)
+        thread.run()
+        own = [32 * (32 * warp + lane + 64 * i) + half for i in range(2) for half in (0, 16)]
+        assert thread.found == [(peer, buffer.offset + place, 16) for peer in range(4) for place in own]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

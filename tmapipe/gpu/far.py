@@ -37,7 +37,7 @@ class Far:
         kind, size = buffer.dtype.kind, buffer.dtype.bytes
         start = at_peer(isa.slot_address(buffer, slot.stage), cta)
         together = isinstance(at[1], int) and at[1] % width == 0 and buffer.tile[1] % width == 0
-        each = width if together else 1
+        each = min(width, 16 // size) if together else 1
         data: list[Any] = []
         for i in range(0, layout.values, each):
             row = self.row(layout, layout.row_slot(i)) + at[0]
