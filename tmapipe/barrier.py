@@ -92,7 +92,7 @@ class BarrierRing:
 
     def phase_of(self, role: Role) -> int | None:
         """The phase that *role* plays, or None."""
-        return next((p for p, roles in enumerate(self.phases) if role in roles), None)
+        return next((p for p, roles in enumerate(self.phases) if any(each is role for each in roles)), None)
 
     def __repr__(self) -> str:
         phases = [phase[0] if len(phase) == 1 else phase for phase in self.phases]
