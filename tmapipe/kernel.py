@@ -3,8 +3,8 @@
     initialize the barriers -> fence -> by role: setmaxnreg, CTA or cluster sync, the body once per tile, the tails
 
 The set-up may run before the previous kernel of the stream has ended (programmatic dependent launch). It delays the first
-load, so it is kept short: one warp initializes the barriers while the others compute the CTA's first tile, and all warps
-synchronize in the code of their role, whose instructions have been fetched by then.
+load, so it is kept short: one warp, without a role if there is such, initializes the barriers while the others compute the
+CTA's first tile, and all warps synchronize in the code of their role, whose instructions have been fetched by then.
 """
 
 from __future__ import annotations
@@ -55,11 +55,10 @@ def kernel_main(isa: Isa, schedule: Schedule) -> None:
     if isa.plan.target.tma:
         isa.griddepcontrol_launch_dependents()
     _init_barriers(isa)
-    tiles = tiles_of(isa, schedule)
     for first, count, registers, roles in branches_of(isa.plan):
         isa.when(
             _between(isa.warp, first, count, isa.plan.warps),
-            functools.partial(_run_branch, isa, schedule, tiles, first, count, registers, roles),
+            functools.partial(_run_branch, isa, schedule, first, count, registers, roles),
         )
     for first, count in without_role(isa.plan):
         isa.when(_between(isa.warp, first, count, isa.plan.warps), functools.partial(_meet, isa))
@@ -70,14 +69,15 @@ def _init_barriers(isa: Isa) -> None:
     plan = isa.plan
 
     def init() -> None:
-        for part in plan.described:
-            isa.prefetch_descriptor(part)
         for barrier in plan.barriers:
             isa.mbarrier_init(barrier, barrier.count)
         if plan.target.tma:  # else there are neither peers nor engines to see them
             isa.fence_mbarrier_init()
+        for part in plan.described:
+            isa.prefetch_descriptor(part)
 
-    isa.when(isa.warp == plan.warps - 1, init)
+    free = [first + count - 1 for first, count in without_role(plan)]
+    isa.when(isa.warp == (free or [plan.warps - 1])[-1], init)
     if plan.cluster_size > 1:
         isa.cluster_arrive("relaxed")  # the inits have been released by their fence
 
@@ -105,7 +105,6 @@ def tiles_of(isa: Isa, schedule: Schedule) -> BoundTiles:
 def _run_branch(
     isa: Isa,
     schedule: Schedule,
-    tiles: BoundTiles,
     first: int,
     count: int,
     registers: int | None,
@@ -116,19 +115,19 @@ def _run_branch(
         isa.setmaxnreg(registers, increase=registers > isa.plan.launch_registers)
     for role in roles:
         if role.first_warp <= first and role.first_warp + role.warps >= first + count:
-            _run_role(isa, schedule, tiles, role)
+            _run_role(isa, schedule, role)
         else:
             isa.when(
                 _between(isa.warp, role.first_warp, role.warps, isa.plan.warps),
-                functools.partial(_run_role, isa, schedule, tiles, role),
+                functools.partial(_run_role, isa, schedule, role),
             )
 
 
-def _run_role(isa: Isa, schedule: Schedule, tiles: BoundTiles, role: RoleWarps) -> None:
+def _run_role(isa: Isa, schedule: Schedule, role: RoleWarps) -> None:
     body = schedule.declared.bodies.get(role.name)
     if body is None and role.name != SCHEDULER:
         raise ScopeError(f"role {role.name!r} has no body. Decorate a method of the schedule with @{role.name}.jit.")
-    k = KernelContext(isa, schedule, tiles, role)
+    k = KernelContext(isa, schedule, tiles_of(isa, schedule), role)
     if body is None:
         _meet(isa, k.tiles.begin)
         k.tiles.each(lambda tile: None)
