@@ -60,12 +60,21 @@ def gemm_variants(
 
 def copy_variants(x: Any, y: Any) -> dict[str, Callable[[], object]]:
     """Name -> launch of ``y = x`` for matrices with contiguous rows."""
+    from torch import int32 as words
+
+    from examples.stream_copy import vector_copy
     from tmapipe.schedules import Copy
 
     variants: dict[str, Callable[[], object]] = {}
-    for rows, words, ctas in ((4, 256, 10), (4, 256, 12), (1, 1024, 10), (3, 256, 14)):
-        copy = _copy(Copy, (rows, words), ctas)
-        variants[f"Copy {rows}x{words} words, {ctas} CTAs"] = functools.partial(copy, x, out=y)
+    for hint in (None, "evict_last"):
+        read = f", reads {hint}" if hint else ""
+        for rows, width in ((4, 256), (1, 1024)):
+            copy = _made(Copy, (rows, width), 1, None, 10, hint)
+            variants[f"Copy {rows}x{width} words, 10 CTAs{read}"] = functools.partial(copy, x, out=y)
+        if x.is_contiguous() and y.is_contiguous():
+            pieces = [tensor.view(-1).view(words) for tensor in (x, y)]
+            name = f"vector_copy 1024 words, 10 CTAs{read}"
+            variants[name] = functools.partial(_made(vector_copy, 1024, 10, hint), pieces[0], out=pieces[1])
     return variants
 
 
@@ -98,8 +107,8 @@ def _build(problem: Problem, candidates: list[Candidate]) -> dict[Candidate, Any
 
 
 @functools.cache
-def _copy(make: Any, tile: tuple[int, int], ctas: int) -> Any:
-    return make(tile=tile, ctas=ctas)
+def _made(make: Any, *arguments: Any) -> Any:
+    return make(*arguments)
 
 
 def _launcher(schedule: Any, a: Any, b: Any, out: Any) -> Callable[[], object]:

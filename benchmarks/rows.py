@@ -21,18 +21,18 @@ BYTES = 512 << 20
 #: Length of a row -> our variants: rows of a tile, warps, CTAs that share a row, CTAs on a multiprocessor.
 TILES: dict[str, dict[int, tuple[tuple[int, int, int, int | None], ...]]] = {
     "softmax": {
-        512: ((4, 2, 1, 16), (4, 2, 1, 20)),
-        1024: ((4, 4, 1, None), (4, 4, 1, 8)),
-        4096: ((1, 4, 1, 8), (1, 4, 1, 9)),
+        512: ((6, 3, 1, 10), (4, 2, 1, 16), (6, 3, 1, 12)),
+        1024: ((3, 3, 1, 10), (3, 3, 1, 9)),
+        4096: ((1, 4, 1, 9),),
         16384: ((1, 8, 1, 3),),
         65536: ((1, 8, 4, 4),),
         262144: ((1, 8, 16, 4),),
     },
     "rmsnorm": {
-        512: ((16, 4, 1, 4),),
-        1024: ((8, 4, 1, 4), (4, 4, 1, 7)),
+        512: ((6, 3, 1, 8),),
+        1024: ((8, 4, 1, 4), (3, 3, 1, 8)),
         4096: ((2, 4, 1, 4),),
-        16384: ((1, 4, 2, 5), (1, 8, 1, 3)),
+        16384: ((1, 8, 1, 3),),
         65536: ((1, 8, 4, 3),),
         262144: ((1, 8, 16, 3),),
     },
@@ -40,7 +40,7 @@ TILES: dict[str, dict[int, tuple[tuple[int, int, int, int | None], ...]]] = {
 
 
 #: Lengths of rows that stay in registers.
-HELD = {"softmax": (1024,), "rmsnorm": (4096,)}
+HELD = {"softmax": (1024,), "rmsnorm": (512, 1024, 4096)}
 #: Of rmsnorm with the weight loaded once for a few rows: warps, CTAs that share a row, CTAs on a multiprocessor, rows.
 LONG = {65536: ((8, 4, 2, 2),), 262144: ((8, 16, 2, 4),)}
 

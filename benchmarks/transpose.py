@@ -20,8 +20,8 @@ SIDE = 16384
 BYTES = {"bf16": 2, "fp32": 4}
 #: Element type -> our variants: rows and columns of a tile, CTAs on a multiprocessor, and tiles that each takes.
 TILES: dict[str, tuple[tuple[int, int, int | None, int], ...]] = {
-    "bf16": ((128, 128, None, 1), (64, 128, None, 2)),
-    "fp32": ((64, 64, None, 2), (32, 64, None, 1)),
+    "bf16": ((64, 128, 4, 1), (128, 128, 3, 1)),
+    "fp32": ((64, 64, 4, 1), (64, 64, None, 1)),
 }
 
 

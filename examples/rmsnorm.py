@@ -9,6 +9,8 @@ import torch
 
 import tmapipe as tp
 
+READ = "evict_last"  # of long rows: so that L2 is left by what is written, in the order in which it is
+
 
 def rmsnorm_of(columns: int, rows: int = 1, warps: int = 4, ctas: int = 1, eps: float = 1e-6) -> tp.Schedule:
     """RMSNorm of rows of up to *ctas* x *columns* elements, *rows* at a time."""
@@ -65,6 +67,8 @@ def plain_rmsnorm_of(
     """The same without a residual. Of rows of one *length*, each CTA takes one tile, as many as *share* says are on a
     multiprocessor, and threads store. A row is read again when its mean square is known, or *held* in registers."""
 
+    hint = READ if length else None
+
     class PlainRmsNorm(tp.Schedule):
         """y[m, n] = x[m, n] / sqrt(mean over n of x[m, n]^2 + 1e-6) * weight[n]."""
 
@@ -74,10 +78,10 @@ def plain_rmsnorm_of(
         cluster = {"n": ctas}  # noqa: RUF012
         ring = tp.BarrierRing(1 if length else None, producer=load, consumer=work)
         if rows == 1 and length == ctas * columns:  # one instruction each, where boxes take many
-            x = tp.BulkLoadStage("m n", tile=(columns,), ring=ring)
+            x = tp.BulkLoadStage("m n", tile=(columns,), ring=ring, l2_hint=hint)
             weight = tp.BulkLoadStage("n", tile=(columns,), ring=ring)
         else:
-            x = tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring)
+            x = tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring, l2_hint=hint)
             weight = tp.TmaLoadStage("n", tile=(columns,), ring=ring)
         y = (tp.ThreadStoreStage if length else tp.TmaStoreStage)("m n", tile=(rows, columns), role=work)
         across = tp.ReductionScratch(work, rows=rows, group=tp.MulticastGroup("n"))
@@ -112,7 +116,7 @@ def long_rmsnorm_of(columns: int, warps: int = 8, ctas: int = 16, share: int = 2
         weights = tp.BarrierRing(producer=load, consumer=work, per="cta")
         weight = tp.BulkLoadStage("n", tile=(columns,), ring=weights)
         ring = tp.BarrierRing(2, producer=load, consumer=work)
-        x = tp.BulkLoadStage("m n", tile=(columns,), ring=ring)
+        x = tp.BulkLoadStage("m n", tile=(columns,), ring=ring, l2_hint=READ)
         y = tp.ThreadStoreStage("m n", tile=(1, columns), role=work)
         across = tp.ReductionScratch(work, group=tp.MulticastGroup("n"))
 

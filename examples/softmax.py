@@ -29,6 +29,7 @@ def softmax_of(
     """
 
     even = length == ctas * columns
+    hint = "evict_last" if length else None  # so that L2 is left by what is written, in the order in which it is
 
     class Softmax(tp.Schedule):
         """y[m, n] = exp(x[m, n]) / sum over n of exp(x[m, n])."""
@@ -39,9 +40,9 @@ def softmax_of(
         cluster = {"n": ctas}  # noqa: RUF012
         ring = tp.BarrierRing(1 if length else None, producer=load, consumer=work)
         x = (
-            tp.BulkLoadStage("m n", tile=(columns,), ring=ring)  # one instruction, where boxes take many
+            tp.BulkLoadStage("m n", tile=(columns,), ring=ring, l2_hint=hint)  # one instruction, where boxes take many
             if even and rows == 1
-            else tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring)
+            else tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring, l2_hint=hint)
         )
         y = (tp.ThreadStoreStage if length else tp.TmaStoreStage)("m n", tile=(rows, columns), role=work)
         across = tp.ReductionScratch(

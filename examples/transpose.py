@@ -17,6 +17,7 @@ def transpose_of(
     *ctas* CTAs share a multiprocessor.
 
     The hardware takes the tiles along m first, so that those in flight write rows of the output that are next to each other.
+    What is read stays in L2, so that what is written leaves it soon, while its neighbours do: matrices are larger than L2.
     """
 
     class Transpose(tp.Schedule):
@@ -25,7 +26,7 @@ def transpose_of(
         tiles = tp.GridTiles(tp.Grouped(1), ctas, each)
         load, turn, store = tp.Role(warps=1), tp.Role(warpgroups=columns // 64), tp.Role(warps=1)
         ring = tp.BarrierRing(each, chain=(load, turn, store))
-        x = tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring, dtype=dtype, swizzle=128)
+        x = tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring, dtype=dtype, swizzle=128, l2_hint="evict_last")
         turned = tp.SharedStage(tile=(columns, rows), ring=ring, writer=turn, dtype=dtype, swizzle=128)
         y = tp.TmaStoreStage("n m", source=turned, stages=each - 1)
 

@@ -347,6 +347,8 @@ def test_a_cta_of_one_tile_has_no_loop():
     ptx = tp.schedules.Copy((1, 256)).compile().ptx
     assert len(re.findall(r"mul\.hi\.u32", ptx)) == 1
     assert len(re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared", ptx)) == 1
+    hinted = tp.schedules.Copy((1, 256), l2_hint="evict_last").compile().ptx
+    assert str(0x14F0000000000000) in hinted and str(0x14F0000000000000) not in ptx
 
 
 def test_one_cta_is_launched_as_a_cluster_only_for_st_async():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
+from examples.stream_copy import vector_copy
 from tests.emit.kernels import BulkBothWays, BulkFromSlots, BulkReduced, BulkVectorCopy
 from tests.unit.errors import refused
 
@@ -12,6 +13,14 @@ from tests.unit.errors import refused
 def test_a_copy_in_bulk(pieces):
     x = np.arange(1024 * pieces, dtype=np.float32)
     assert (BulkVectorCopy()(x) == x).all()
+
+
+def test_a_piece_by_each_cta():
+    copy, x = vector_copy(64, l2_hint="evict_last"), np.arange(64 * 5, dtype=np.int32)
+    assert (copy(x) == x).all() and copy.check().trips == "every trip count"
+    ptx = copy.compile().ptx
+    assert ptx.count("cp.async.bulk") == 4  # a load, a store, a commit and a wait
+    assert "cp.async.bulk.tensor" not in ptx and "mul.hi" not in ptx
 
 
 def test_its_loads_are_bulk_copies():

@@ -165,7 +165,15 @@ def long_rows(tile, dims="m n"):
 
 
 #: Tiles, and the longest box whose pieces start at multiples of 128 bytes of fp32.
-LONG = [((352,), 32), ((1056,), 96), ((768,), 256), ((4, 1440), 160), ((2, 3, 352), 32), ((4608,), 256), ((2, 3, 768), 256)]
+LONG = [
+    ((352,), 32),
+    ((1056,), 96),
+    ((768,), 256),
+    ((4, 1440), 160),
+    ((2, 3, 352), 32),
+    ((4608,), 256),
+    ((2, 3, 768), 256),
+]
 
 
 @pytest.mark.parametrize(("tile", "box"), sample(LONG, 2, first=1))

@@ -35,6 +35,7 @@ class Copy(Schedule):
         stages: Slots in flight. With more than one, or None (as many as fit), persistent CTAs stream through them.
         pending: Stores that may still read their slot while the next one is waited for; None: 2, or 0 with one slot.
         ctas: With one slot, CTAs that share a multiprocessor.
+        l2_hint: Of the loads, as of `TmaLoadStage`. "evict_last" is 1 to 3 % faster for what is several times larger than L2.
     """
 
     load, store = Role(warps=1), Role(warps=1)
@@ -45,13 +46,14 @@ class Copy(Schedule):
         stages: int | None = 1,
         pending: int | None = None,
         ctas: int = 10,
+        l2_hint: str | None = None,
     ):
         if not isinstance(tile, tuple) or len(tile) != 2:
             raise InputError("Copy(tile)", tile, "is (rows, words of 4 bytes)", "e.g. (4, 256)")
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.store)
         if pending is None:
             pending = 0 if stages == 1 else 2
-        self.x = TmaLoadStage("m n", tile=tile, ring=self.ring, dtype=int32)
+        self.x = TmaLoadStage("m n", tile=tile, ring=self.ring, dtype=int32, l2_hint=l2_hint)
         self.y = TmaStoreStage(source=self.x, stages=pending)
         self.tiles = GridTiles(Grouped(1), ctas) if stages == 1 else PersistentTiles(Grouped(1))
 
