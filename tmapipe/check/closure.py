@@ -9,7 +9,6 @@ covers. When no state is left, all runs are safe.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import attrs
@@ -94,16 +93,22 @@ def closed_for(
                 count, states = count + 1, states + 1
                 if count > most:
                     raise _Stopped(node.path, "still no state recurs")
-                following = sorted(after[node.where], key=functools.partial(_order, node.where))
-                todo += [(node, segment) for segment in following]
+                todo += [(node, segment) for segment in _order(node.where, after[node.where])]
     except _Stopped as stopped:
         return Closure(False, states, log.order, str(stopped))
     return Closure(True, states, log.order)
 
 
-def _order(where: Where, segment: Segment) -> tuple[Any, ...]:
-    """What is looked at later comes first: the end of a run; within a tile, loops in loops, then one more turn."""
-    return segment.to != END, where[0] == "step" and (segment.to[0] == "tile", -segment.to[1])
+def _order(where: Where, following: list[Segment]) -> list[Segment]:
+    """What is looked at later comes first: the end of a run; loops in a loop; of a loop around others its end, of others one
+    more turn. This only saves states."""
+    around = any(each.to[0] == where[0] == "step" and each.to[1] > where[1] for each in following)
+
+    def key(segment: Segment) -> tuple[bool, float]:
+        to, number = segment.to
+        return segment.to != END, 0 if where[0] == "tile" else -number if to == "step" else 1 - 1.5 * around
+
+    return sorted(following, key=key)
 
 
 def begin(problems: Problems, segments: Segments, log: FindingLog) -> _Node:

@@ -25,12 +25,14 @@ Key = tuple[Any, ...]  # of what can be known, or of who can know it
 class Future:
     """What may still come.
 
-    live: the sorts of operations that come again; sets: sets of warps, by number; checked: by that number, who they are;
-    waiters: the warps that wait for each mbarrier of the cluster.
+    live: the sorts of operations that come again; busy: the warps that do more than return; sets: sets of warps, by number;
+    checked: by that number, who they are; waiters: the warps that wait for each mbarrier of the cluster.
     """
 
-    def __init__(self, layout: Layout, ends: Iterable[Positions]):
+    def __init__(self, layout: Layout, ends: Iterable[Positions], busy: set[int]):
         self.layout = layout
+        # what a CTA knows when it exits is what all of its warps know together: one that is busy is enough
+        self.busy = sorted(busy if len(set(map(layout.cta_of, busy))) == layout.ctas else range(layout.agents))
         self.touched: dict[WarpKey, set[int]] = {}
         arrivers: dict[int, list[int]] = {CLUSTER: []}
         for end in ends:
@@ -42,7 +44,7 @@ class Future:
                     arrivers[which].append(agent)
         self.live = Live(layout, self.touched)
         self.waiters = self._waiters()
-        sets: dict[Key, Iterable[int]] = {("all",): range(layout.agents), ("nobody",): ()}
+        sets: dict[Key, Iterable[int]] = {("all",): self.busy, ("nobody",): ()}
         for kind, by_place in (("slot", self._users()), ("barrier", arrivers), ("bar", self.waiters)):
             sets.update({(kind, place): agents for place, agents in by_place.items()})
         self.sets = {key: number for number, key in enumerate(sets)}

@@ -107,7 +107,7 @@ class RunState:
     def facts(self) -> dict[Key, Known]:
         """What a later operation may be checked against and not all warps know, and how it is known. What they all know is
         known to everything that comes after."""
-        return _facts(self.state, self.check)
+        return _facts(self.state, self.check, self.future)
 
     @cached_property
     def knowers(self) -> dict[Key, Any]:
@@ -155,10 +155,10 @@ class RunState:
 # ---- facts, and who can know them ----------------------------------------------------------------------------------------
 
 
-def _facts(state: State, check: LinearCheck) -> dict[Key, Known]:
+def _facts(state: State, check: LinearCheck, future: Future) -> dict[Key, Known]:
     clocks = check.clocks
     facts: dict[Key, Known] = {("there is a fact",): ((0, NEVER),)}
-    everybody = np.min(clocks.of, axis=0).tolist()
+    everybody = np.min([clocks.of[agent] for agent in future.busy], axis=0).tolist()
     ends: dict[Any, list[tuple[Key, Known]]] = {}  # the same for all accesses of one group or wgmma
 
     def add(key: Key, entry: int, least: int, *others: tuple[int, int]) -> None:

@@ -149,7 +149,9 @@ class _Finder(Dividing):
         programs = problems.programs(boundaries, self.few)
         start = relative[boundaries, self.few].starts[0]
         begin = Segment([p.ops[: p.tiles[0]] for p in programs], head, start, start, ("tile", 0), "the start")
-        future = Future(problems.layout, [*(run.end for run in relative.values()), *self.ends])
+        following = [segment for segments in self.mixed.values() for segment in segments]
+        busy = {i for each in following for i, part in enumerate(each.parts) if len(part) > (each.to == END)}
+        future = Future(problems.layout, [*(run.end for run in relative.values()), *self.ends], busy)
         empty = not any(each.term.low != each.term.empty for each in self.variations)
         alike = {k: _without_idle(after) for k, after in self.alike.items()}
         return Segments(begin, _without_idle(self.mixed), alike, future, uneven, empty, early)
