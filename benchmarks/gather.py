@@ -10,6 +10,7 @@ torch's bit by bit.
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -33,9 +34,10 @@ def make(length: int, device: str) -> tuple[dict[tuple[str, str], Callable[[], A
     out = torch.full((len(index), length), float("nan"), device=device, dtype=torch.bfloat16)
     runs: dict[tuple[str, str], Callable[[], Any]] = {}
     words, to = table.view(torch.int32), out.view(torch.int32)
-    for rows, columns, ctas in TILES[length]:
-        gather = functools.partial(gather_of(columns, rows, ctas), words, index, out=to)
-        runs[OURS, f"{rows} x {columns} words, {ctas} CTAs"] = returning(gather, out)
+    for (rows, columns, ctas), hint in itertools.product(TILES[length], (None, "evict_last")):
+        gather = functools.partial(gather_of(columns, rows, ctas, hint), words, index, out=to)
+        read = f", reads {hint}" if hint else ""
+        runs[OURS, f"{rows} x {columns} words, {ctas} CTAs{read}"] = returning(gather, out)
     runs["torch", "index_select"] = functools.partial(torch.index_select, table, 0, index, out=out)
     try:
         from benchmarks.peer_copy import triton_gathers

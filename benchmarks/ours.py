@@ -68,9 +68,9 @@ def copy_variants(x: Any, y: Any) -> dict[str, Callable[[], object]]:
     variants: dict[str, Callable[[], object]] = {}
     for hint in (None, "evict_last"):
         read = f", reads {hint}" if hint else ""
-        for rows, width in ((4, 256), (1, 1024)):
-            copy = _made(Copy, (rows, width), 1, None, 10, hint)
-            variants[f"Copy {rows}x{width} words, 10 CTAs{read}"] = functools.partial(copy, x, out=y)
+        for rows, width, ctas in ((4, 256, 10), (1, 1024, 10), (8, 256, 5), (2, 1024, 5)):
+            copy = _made(Copy, (rows, width), 1, None, ctas, hint)
+            variants[f"Copy {rows}x{width} words, {ctas} CTAs{read}"] = functools.partial(copy, x, out=y)
         if x.is_contiguous() and y.is_contiguous():
             pieces = [tensor.view(-1).view(words) for tensor in (x, y)]
             name = f"vector_copy 1024 words, 10 CTAs{read}"

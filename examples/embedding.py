@@ -5,7 +5,7 @@ import numpy as np
 import tmapipe as tp
 
 
-def gather_of(columns: int = 256, rows: int = 4, ctas: int | None = None) -> tp.Schedule:
+def gather_of(columns: int = 256, rows: int = 4, ctas: int | None = None, l2_hint: str | None = None) -> tp.Schedule:
     """Tiles of *rows* rows and *columns* columns, of which at most *ctas* at once are on a multiprocessor."""
 
     class Gather(tp.Schedule):
@@ -14,7 +14,7 @@ def gather_of(columns: int = 256, rows: int = 4, ctas: int | None = None) -> tp.
         tiles = tp.GridTiles(tp.Grouped(1), ctas)
         load, store = tp.Role(warps=1), tp.Role(warps=1)
         ring = tp.BarrierRing(1, producer=load, consumer=store)
-        x = tp.TmaLoadStage("r n", tile=(rows, columns), ring=ring).in_parts(rows)
+        x = tp.TmaLoadStage("r n", tile=(rows, columns), ring=ring, l2_hint=l2_hint).in_parts(rows)
         index = tp.Table("m")
         y = tp.TmaStoreStage("m n", source=x, stages=0)
 
