@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tmapipe as tp
+from examples.stream_copy import vector_copy
 
 DTYPES = [torch.bfloat16, torch.float32, torch.int8, torch.int32, torch.float16, torch.int64, torch.float64]
 
@@ -31,10 +32,19 @@ def test_random_copies(seed):
             assert (whole[:, columns:] == 77).all(), "wrote outside the output"
 
 
+@pytest.mark.parametrize("hint", [None, "evict_last"])
+def test_a_vector_in_bulk(hint):
+    copy = vector_copy(256, l2_hint=hint)
+    for pieces in (1, 7, 50_000):
+        x = torch.randint(-9, 9, (256 * pieces,), device="cuda", dtype=torch.int32)
+        assert torch.equal(copy(x), x)
+
+
+@pytest.mark.parametrize("each", [1, 3])
 @pytest.mark.parametrize("tile", [(4, 256), (1, 256), (16, 128)])
-def test_one_tile_a_cta(tile):
-    copy = tp.schedules.Copy(tile, stages=1, pending=0)
-    copy.tiles = tp.GridTiles(tp.Grouped(1))
+def test_one_tile_a_cta_or_a_few(tile, each):
+    copy = tp.schedules.Copy(tile, stages=each, pending=0, l2_hint="evict_last")
+    copy.tiles = tp.GridTiles(tp.Grouped(1), each=each)
     for shape in [(8192, 8192), (3001, 1000), (1, 8)]:
         x = torch.randn(shape, device="cuda")
         for _ in range(3):
