@@ -74,9 +74,21 @@ def test_gemms_with_equal_epilogues_share_what_adds_the_parts(make):
 
     def second(**options):
         operands = {"bias": E.PerColumn()}
-        return make(epilogue=E.Epilogue(function, operands=operands, **options)).parts_of_k.finish
+        return make(epilogue=E.Epilogue(function, operands=operands, **options)).parts_of_k.finish((64, 64))
 
     assert second() is second() is not second(dtype="fp32")
+
+
+@pytest.mark.parametrize("shape, tile", [
+    ((4096, 4096), (8, 256)), ((496, 208), (4, 256)), ((728, 72), (8, 64)), ((480, 32), (8, 32)), ((3, 16, 8), (8, 32)),
+    ((1, 1000), (1, 256)),
+])  # fmt: skip
+def test_parts_of_small_outputs_are_added_in_small_tiles(shape, tile):
+    parts = S.SplitK(2).parts_of_k
+    assert parts.finish(shape).d.tile == tile and parts.finish(shape) is S.SplitK(3).parts_of_k.finish(shape)
+    rng = np.random.default_rng(0)
+    few = rng.standard_normal((3, *(min(extent, 40) for extent in shape[-2:]))).astype(np.float32)
+    assert np.allclose(parts.finish(shape)(few), few.sum(0), atol=1e-5)
 
 
 @pytest.mark.parametrize("make", ALL[1:2])

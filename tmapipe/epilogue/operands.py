@@ -8,7 +8,7 @@ and numbers alone share one slot for the whole tile::
     math (warpgroups)      mainloop | piece 0: wait, read, release, compute, store | piece 1 ...
 
     fetch (1 warp)         bias of tile 0, 1, 2, ...       -> ring of slots
-    math (warpgroups)      mainloop | wait, piece 0: read, compute, store | piece 1 ... read, release, compute, store
+    math (warpgroups)      mainloop | wait, piece 0: read, compute, store | piece 1 ... read, compute, store, release
 """
 
 from __future__ import annotations
@@ -253,35 +253,34 @@ class Operands:
         """What its values vary with, "rows" and "columns" of the accumulators, in the order in which they lie in a slot."""
         return tuple("rows" if dim == self.dims[0] else "columns" for dim in stage.along)
 
-    def reader(self, k: Any, tile: Tile) -> Callable[[], dict[str, Fragment]]:
-        """A function that reads the next piece's operands of this output tile, to be given to the store:
+    def reader(self, k: Any, tile: Tile) -> Iterator[dict[str, Fragment]]:
+        """Reads each piece's operands of this output tile, to be given to the store:
         ``k.d.store(tile, acc, operands.epilogue, operands=operands.reader(k, tile))``.
 
-        It waits for a slot before its first piece, and releases it after its last piece.
+        It waits for a slot before its first piece. A slot for the whole tile is released after the last store, out of the way
+        of the stores; one of several as soon as it has been read.
         """
         matmul, ring = k.plan.distributed(k.name_of(self.matmul)), getattr(k, k.name_of(self.ring))
         each = len(self.pieces) // len(self.slots)
         before = {name: self._before(k, name, tile) for name in self.stages}
-
-        def pieces_of_tile() -> Iterator[dict[str, Fragment]]:
-            for i in range(0, len(self.pieces), each):
-                slot = ring.wait()
-                for n, (block, first) in enumerate(self.pieces[i : i + each], 1):
-                    at = dict(zip(self.dims, (block * self.rows, first), strict=True)) if each > 1 else {}
-                    values = {
-                        name: getattr(slot, name).read_columns(
-                            matmul,
-                            self._varying(stage),
-                            self.width,
-                            before[name] + sum(at.get(dim, 0) for dim in stage.along),
-                        )
-                        for name, stage in self.stages.items()
-                    }
-                    if n == each:
-                        ring.release(slot)
-                    yield values
-
-        return pieces_of_tile().__next__
+        for i in range(0, len(self.pieces), each):
+            slot = ring.wait()
+            for block, first in self.pieces[i : i + each]:
+                at = dict(zip(self.dims, (block * self.rows, first), strict=True)) if each > 1 else {}
+                values = {
+                    name: getattr(slot, name).read_columns(
+                        matmul,
+                        self._varying(stage),
+                        self.width,
+                        before[name] + sum(at.get(dim, 0) for dim in stage.along),
+                    )
+                    for name, stage in self.stages.items()
+                }
+                if len(self.slots) > 1:
+                    ring.release(slot)
+                yield values
+            if len(self.slots) == 1:
+                ring.release(slot)
 
 
 def columns_of(n: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tmapipe.errors import InputError, ScopeError
@@ -182,7 +182,7 @@ class BoundStore(Carried):
         epilogue: Epilogue | None = None,
         *,
         also: Mapping[str, BoundStore] | None = None,
-        operands: Callable[[], dict[str, Fragment]] | None = None,
+        operands: Iterator[dict[str, Fragment]] | None = None,
     ) -> None:
         """Converts *values* to the tensor's type and stores them to *tile*, as soon as a buffer is free.
 
@@ -193,7 +193,7 @@ class BoundStore(Carried):
             epilogue: Applied to the accumulators before the conversion, element by element.
             also: Further stores of the same shape and `columns`, by name. The epilogue then returns a dictionary of fragments,
                 one per store.
-            operands: Called once per piece, in order, for what the epilogue takes by name.
+            operands: What the epilogue takes by name, piece by piece; asked once more after the last store.
 
         Raises:
             ScopeError: The epilogue returns other outputs.
@@ -245,7 +245,7 @@ class BoundStore(Carried):
         sums: tuple[Held, ...],
         epilogue: Epilogue | None,
         stores: dict[str, BoundStore],
-        operands: Callable[[], dict[str, Fragment]] | None,
+        operands: Iterator[dict[str, Fragment]] | None,
     ) -> None:
         """Stores piece by piece, 64 rows x `width` columns of this warpgroup, through each of the stores."""
         _check_alike(sums)
@@ -263,7 +263,7 @@ class BoundStore(Carried):
         once = sum(store.once_a_row for store in stores.values())
         for block, first in pieces(rows, columns, groups, self.width):
             fragments = [acc.columns(block, first, self.width) for acc in sums]
-            named = operands() if operands else {}
+            named = next(operands) if operands else {}
             values = fragments[0] if epilogue is None else self.isa.fragments.apply(epilogue, fragments, named)
             strip = block * groups + group
             at = strip_start(self.plan, start, strip, first)
@@ -273,6 +273,8 @@ class BoundStore(Carried):
                 (store, store.reduced(piece, part)) for store, part in self._parts(stores, values, epilogue)
             ]:
                 store.put(piece, part)
+        if operands:
+            next(operands, None)
         if any(store.plan.shared for store in stores.values()):
             self._hand_over(list(stores.values()))
 

@@ -113,13 +113,8 @@ class Fused(Schedule):
     def store_all(self, k: Any, tile: Tile, values: tuple[Any, ...]) -> None:
         """Stores what the epilogue makes of *values* to all outputs."""
         also = {name: getattr(k, name) for name in self.outputs[1:]}
-        k.d.store(
-            tile,
-            values,
-            self.applied.function,
-            also=also,
-            operands=self.operands.reader(k, tile) if self.operands else None,
-        )
+        operands = self.operands.reader(k, tile) if self.operands else None
+        k.d.store(tile, values, self.applied.function, also=also, operands=operands)
 
     @FETCH.jit
     def fetch_operands(self, k: Any, tile: Tile) -> None:
