@@ -7,6 +7,7 @@ the changed function takes the place of the right one, and the tests that call i
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import os
@@ -53,9 +54,14 @@ class Mutant(NamedTuple):
 
 def draw(seed: int, count: int) -> list[Mutant]:
     """*count* different changes."""
-    files = sorted(str(path.relative_to(ROOT)) for pattern in FILES for path in ROOT.glob(pattern))
-    found = [Mutant(file, change) for file in files for change in changes_of((ROOT / file).read_text())]
+    found = _changes()
     return random.Random(seed).sample(found, min(count, len(found)))
+
+
+@functools.cache
+def _changes() -> list[Mutant]:
+    files = sorted(str(path.relative_to(ROOT)) for pattern in FILES for path in ROOT.glob(pattern))
+    return [Mutant(file, change) for file in files for change in changes_of((ROOT / file).read_text())]
 
 
 def swapped(mutant: Mutant) -> int:
