@@ -10,10 +10,15 @@ import os
 import re
 
 import pytest
+from hypothesis import settings
+
+from tests.sweeps import examples
 
 gc.disable()  # what is imported and collected stays
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):  # before NumPy and PyTorch are imported
     os.environ.setdefault(name, "1")
+settings.register_profile("sample", max_examples=examples(100))  # of tests that say no number
+settings.load_profile("sample")
 
 
 @pytest.hookimpl(optionalhook=True)

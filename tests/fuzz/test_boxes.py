@@ -5,17 +5,18 @@ import pytest
 from tests.fuzz import boxes
 from tests.fuzz.box_cases import LOADS, STORES, draw
 from tests.fuzz.outcomes import Outcome
+from tests.sweeps import ALL
 
 
 @pytest.fixture(scope="module")
 def few():
-    return list(boxes.judged(range(7000, 7100), "cpu", 1))
+    return list(boxes.judged(range(7000, 7100 if ALL else 7070), "cpu", 1))
 
 
 def test_right_or_refused(few):
     assert not [entry for entry in few if not entry[4].good]
     counts = boxes.summary(few)
-    assert counts["outcomes"]["right"] > 25 and counts["outcomes"]["refused"] > 25
+    assert counts["outcomes"]["right"] > len(few) // 4 < counts["outcomes"]["refused"]
     assert set(counts["loads"]) == set(LOADS) and set(counts["stores"]) == set(STORES)
     assert len(counts["refused"]) > 5 and all(len(rule) > 8 for rule in counts["refused"])
 

@@ -37,7 +37,7 @@ from tmapipe.tuning.timing import Method
 from tmapipe.tuning.tuner import pick
 
 sizes = st.integers(1, 20000)
-few = settings(max_examples=100 if ALL else 12)
+few = settings(max_examples=100 if ALL else 8)
 
 
 @few
