@@ -119,11 +119,11 @@ class RunState:
         """Who knows which fact."""
         known = list(self.facts.values())
         clocks = np.stack(list(self.knowers.values()))
-        entries, least = np.array([each[0] for each in known], np.int64).T
-        found = clocks[:, entries] >= least
-        for i, others in enumerate(known):
-            for entry, value in others[1:]:
-                found[:, i] |= clocks[:, entry] >= value
+        found = np.zeros((len(clocks), len(known)), bool)
+        for way in range(max(map(len, known))):
+            some = [i for i, ways in enumerate(known) if len(ways) > way]
+            entries, least = np.array([known[i][way] for i in some], np.int64).T
+            found[:, some] |= clocks[:, entries] >= least
         return found
 
     @cached_property
