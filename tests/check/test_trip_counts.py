@@ -65,6 +65,18 @@ class WrongInTheThirdLap(Tiles):
             slot.y.store(tile)
 
 
+class WrongInTheSecondLap(Tiles):
+    """Waits once more, for the parity of lap 0. All tiles of a CTA lie along m."""
+
+    relations = (tp.Dim("n", size=64),)
+
+    @Tiles.use.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            k.isa.mbarrier_wait(k.plan.barrier("ring.full"), slot.index, 0)
+            slot.y.store(tile)
+
+
 class Grows(Tiles):
     """Commits an empty bulk group each time, and waits for none: not wrong, but no state is like another."""
 
@@ -206,6 +218,11 @@ def test_a_bug_of_one_tile(at):
 def test_a_bug_of_the_third_lap():
     report = WrongInTheThirdLap().check()
     assert Kind.DEADLOCK in report.kinds() and report.trips != EVERY
+
+
+def test_a_bug_of_the_second_lap_where_the_last_dimension_is_fixed():
+    report = WrongInTheSecondLap().check()
+    assert not report.ok and report.trips != EVERY
 
 
 @pytest.mark.parametrize("at", [1, STAGES - 1, STAGES, STAGES + 1, STAGES + 2, 2 * STAGES])

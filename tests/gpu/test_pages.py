@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from examples import paged_attention
 from tests.oracle.row_forms import PagedScores
 from tests.unit.test_rows import paged_problem
 
@@ -44,3 +45,9 @@ def test_pages_of_sequences(batch, m, count):
         found = torch.zeros_like(want)
         PagedScores()(*given, out=found)
         assert torch.equal(found, want)
+
+
+def test_attention(capsys):
+    """The example, which checks its result."""
+    paged_attention.main()
+    assert "on the GPU: off by at most" in capsys.readouterr().out

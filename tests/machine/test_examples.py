@@ -27,6 +27,7 @@ PROGRAMS = {
     "row_sums": ([], "safe for every trip count"),
     "histogram": ([], "safe for every trip count"),
     "ragged": ([], "safe for every trip count"),
+    "paged_attention": ([], "off by at most"),
     "pages": ([], "safe for every trip count"),
     "odd_rows": ([], "safe for every trip count"),
     "groups_anywhere": ([], "right is True"),

@@ -40,9 +40,10 @@ class NotRegular(Exception):
 class Problems:
     """Problems of one schedule on one cluster.
 
-    group: tiles that the teams of all roles take together; slots: of the longest ring; dims: of the output; kinds: what the
-    bodies decide on, by all that has been recorded so far; ahead: whether warps without turns of a loop go on during its first
-    ones, rather than after its last.
+    group: tiles that the teams of all roles take together; slots: of the longest ring; dims: of the output; along: that one
+    along which a CTA gets more or fewer tiles, the last one that may have any extent; kinds: what the bodies decide on, by
+    all that has been recorded so far; ahead: whether warps without turns of a loop go on during its first ones, rather than
+    after its last.
     """
 
     ahead = False
@@ -51,13 +52,15 @@ class Problems:
         self.schedule, self.plan, self.layout = schedule, plan, Layout(plan)
         self.dims = tuple(schedule.axes)
         self.tile = tuple(axis.elements for axis in schedule.axes.values())
+        free = (dim for dim in reversed(self.dims) if plan.related(dict.fromkeys(self.dims, 1) | {dim: 2})[dim] == 2)
+        self.along = next(free, self.dims[-1])
         self.group = max([role.teams for role in plan.roles])
         self.slots = max([ring.stages for ring in plan.rings], default=1)
         self.decisions = Decisions()
         self.decisions.lap = self.slots
         self.kinds = Kinds()
         #: the instruction set of one warp, which records its program
-        self.isa = functools.partial(RecordingIsa, decisions=self.decisions, numbered=self.dims[-1])
+        self.isa = functools.partial(RecordingIsa, decisions=self.decisions, numbered=self.along)
         self.others = tuple(dict.fromkeys(d for part in plan.transfers for d in part.dims if d not in self.dims))
         self._parts: dict[Any, Any] = {}
         self._programs: dict[tuple[int, Kind], list[Program]] = {}
@@ -103,7 +106,7 @@ class Problems:
         """Shapes of all tensors.
 
         Args:
-            tiles: Output tiles of a CTA, along the output's last dimension.
+            tiles: Output tiles of a CTA.
             steps: Tiles along each inner dimension.
             outer: Extent of the output's dimensions before its tile's.
         """
@@ -111,7 +114,7 @@ class Problems:
         first = len(self.dims) - 2 if len(self.dims) > 1 else 0
         for i, (dim, extent) in enumerate(zip(self.dims, self.tile, strict=True)):
             size = extent * self.plan.cluster.get(dim, 1)
-            extents[dim] = size * (tiles if i == len(self.dims) - 1 else outer if i < first else 1)
+            extents[dim] = size * (tiles if dim == self.along else outer if i < first else 1)
         for part in self.plan.transfers:
             for dim, extent in zip(part.dims, part.tile, strict=True):
                 if dim not in self.dims:

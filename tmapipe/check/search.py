@@ -58,7 +58,7 @@ def problems_near(problems: Problems, entries: int = ENTRIES) -> Iterator[Proble
     for at in sorted(every, key=lambda at: (sum(at), at))[:MOST]:
         extents = {name: choices[name][i] for name, i in zip(names, at, strict=False)}
         cluster, of = clusters[at[-1]]
-        extents[problems.dims[-1]] *= of
+        extents[problems.along] *= of
         for table in tables[at[-2]]:
             extents.setdefault(problems.plan.dims[table][0], entries)
         yield Problem(problems.plan.shapes(extents), cluster, of, tables[at[-2]])
@@ -72,7 +72,7 @@ def _extents(problems: Problems, dim: str, varied: bool, far: int) -> list[int]:
     if dim in problems.dims:
         sizes = {problems.tile[problems.dims.index(dim)]}
     unit = max(sizes, default=1) * problems.plan.cluster.get(dim, 1)
-    usual = 2 * problems.group if dim == problems.dims[-1] else 1
+    usual = 2 * problems.group if dim == problems.along else 1
     if not varied:
         return [usual * unit]
     whole = [*range(1, 5), problems.slots + 1, problems.slots + 2, 2 * problems.slots + 2, far - 1, far, far + 2]
