@@ -37,9 +37,8 @@ def make(dtype: str, device: str) -> tuple[dict[tuple[str, str], Callable[[], An
     runs: dict[tuple[str, str], Callable[[], Any]] = {}
     for rows, columns, ctas, each in TILES[dtype]:
         schedule = transpose_of(dtype, rows, columns, ctas, each)
-        runs[OURS, f"{rows} x {columns}, {ctas or 'all CTAs that fit'}, {each} a CTA"] = functools.partial(
-            schedule, x, out=out
-        )
+        share = "all CTAs that fit" if ctas is None else f"{ctas} CTAs"
+        runs[OURS, f"{rows} x {columns}, {share}, {each} a CTA"] = functools.partial(schedule, x, out=out)
     runs["torch", "copy_"] = functools.partial(out.copy_, x.T)
     try:
         from benchmarks.peer_copy import triton_transposes
