@@ -104,6 +104,24 @@ def test_what_is_chosen_follows_the_shape():
     assert choose(Problem(64, 8192, 8192)).mma.a.tile[0] == 64
 
 
+def test_an_odd_pitch_makes_tiles_slow_whose_ctas_load_many_rows():
+    """3256 x 2208 x 4888 takes 117.8 us on clusters of 1 x 2, 102.4 on 2 x 1; with a k of 4864 no more on the one (run 17)."""
+
+    def slower(k):
+        wide, high = (
+            estimate(Problem(3256, 2208, k), Candidate("Gemm", (128, 224), c), H200) for c in ((1, 2), (2, 1))
+        )
+        return wide / high
+
+    assert slower(4888) > 1.03 > 1.01 > slower(4864)
+    assert ranked(Problem(3256, 2208, 4888), most=1)[0][0].cluster == (2, 1)
+
+
+def test_parts_of_k_are_loaded_by_large_clusters_where_the_pitch_is_odd():
+    (best, _), *_ = ranked(Problem(496, 208, 14472), most=1)
+    assert best.in_parts and best.ctas >= 4
+
+
 FUSED = Epilogue(lambda acc, bias: gelu(acc + bias), operands={"bias": PerColumn()})
 
 
