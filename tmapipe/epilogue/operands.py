@@ -27,6 +27,7 @@ from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
 from tmapipe.isa.fragment import Fragment
 from tmapipe.matmul import Wgmma
+from tmapipe.plan.moves import even_columns
 from tmapipe.protocol.pieces import pieces
 from tmapipe.protocol.tile import Tile
 from tmapipe.register_tile import RegisterTile
@@ -212,7 +213,7 @@ class Operands:
         self.shape = matmul.shape[:2]
         #: Dimensions of the output along rows and columns of the accumulators.
         self.dims = ("n", "m") if isinstance(matmul, Wgmma) and matmul.dims == ("n", "m") else ("m", "n")
-        self.width = columns_of(self.shape[1])
+        self.width = columns_of(self.shape[1], self.dims[0] == "n")
         self.rows = 64 * groups
         self.pieces = pieces(*self.shape, groups, self.width)
         #: Row and column of the accumulators at which what a slot is for begins, by slot.
@@ -283,9 +284,10 @@ class Operands:
                 ring.release(slot)
 
 
-def columns_of(n: int) -> int:
-    """Columns of a piece, if all transfers of an epilogue use the same: 64, or 32 or n in narrower tiles."""
-    return next((width for width in (64, 32) if width <= n), n)
+def columns_of(n: int, transposed: bool = False) -> int:
+    """Columns of a piece, if all transfers of an epilogue use the same: 64, or 32 or n in narrower tiles. Of transposed
+    accumulators, up to 64 in pieces of one width."""
+    return even_columns(n, 64) if transposed else next((width for width in (64, 32) if width <= n), n)
 
 
 def check_operands(

@@ -8,6 +8,7 @@ from tmapipe import tma_rules
 from tmapipe.descriptor_stage import DescriptorStage
 from tmapipe.dtypes import DType
 from tmapipe.errors import InputError
+from tmapipe.integers import ceil_div
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import Buffer, Load, Store
 from tmapipe.stage import SWIZZLES, TmaLoadStage
@@ -20,6 +21,7 @@ __all__ = [
     "check_store",
     "through_of",
     "default_columns",
+    "even_columns",
     "rows_box",
     "widest_swizzle",
 ]
@@ -126,6 +128,12 @@ def widest_swizzle(argument: str, row: int) -> int:
         if span and row % span == 0:
             return span
     raise InputError(argument, f"rows of {row} bytes", "must be a multiple of 32 bytes", "widen the rows")
+
+
+def even_columns(n: int, most: int) -> int:
+    """Columns of a piece of *n* where accumulators are transposed, so that columns are rows of a buffer: all pieces as wide,
+    and as few as *most* allows. 136 columns are stored as three times 48, not as three times 64, of which 56 come twice."""
+    return ceil_div(n, 8 * ceil_div(n, most)) * 8
 
 
 def default_columns(n: int, dtype: DType) -> int:

@@ -20,6 +20,7 @@ from tmapipe.plan.moves import (
     check_result,
     check_store,
     default_columns,
+    even_columns,
     rows_box,
     through_of,
     widest_swizzle,
@@ -371,7 +372,8 @@ class Layout:
             if store.columns not in (None, n):
                 raise InputError(f"{name}.columns", store.columns, f"is {n}, all of a RegisterTile's", "leave it out")
             return n
-        columns = store.columns or default_columns(n, dtype)
+        default = even_columns(n, 128 // dtype.bytes) if store.transposed else default_columns(n, dtype)
+        columns = store.columns or default
         if columns > n or columns % unit or (store.reduce and n % columns):
             rule = f"is a multiple of {unit} up to {n}" + (" that divides it, for a reduction" if store.reduce else "")
             raise InputError(f"{name}.columns", columns, rule, "leave it out")

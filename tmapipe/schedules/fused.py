@@ -65,7 +65,7 @@ class Fused(Schedule):
             name, kind = next(iter(self.reductions.kinds.items()))
             rule = f"is a sum of whole rows or columns, which do not end where tiles of {type(self.tiles).__name__} do"
             raise InputError(f"outputs[{name!r}]", kind, rule, "store an Output, and add that up")
-        width = columns_of(n) if stored.operands or stored.outputs else None
+        width = self.operands.width if self.operands else columns_of(n) if stored.outputs else None
         form = StoreForm(batch, stored.stages, width, stored.l2_hint)
         kinds: dict[str, Any] = {"d": first or Output(stored.dtype), **stored.outputs}
         stores = {name: kind.stage(sources[0], columns_of(n), form) for name, kind in kinds.items()}
