@@ -594,6 +594,8 @@ COMBINED = {
     "every second row, swizzled",
     "nan outside",
     "streamk of small tiles",
+    "matmuls, started",
+    "gemm 1x2, row and column sums",
 }
 
 
@@ -622,6 +624,14 @@ ALIKE = {
     "scattered to peers",
     "stores by threads",
     "tiles asked into L2",
+    "bulk add of fp64",
+    "bulk add of int64",
+    "bulk and of int64",
+    "bulk min of int64",
+    "inc into four peers",
+    "min into four peers",
+    "xor into four peers",
+    "whole boxes multicast",
 }
 NO_WGMMA = (
     "copy",
@@ -636,7 +646,7 @@ NO_WGMMA = (
 ELSEWHERE = list(
     zip(
         (name for name in NO_WGMMA if ALL or name not in ALIKE),
-        itertools.cycle(("sm_100a", "sm_103a", "sm_120a")),
+        itertools.cycle(("sm_103a", "sm_120a", "sm_100a")),
         strict=False,
     )
 )
