@@ -291,10 +291,10 @@ def _between(parts: list[list[Any]], first: list[int], last: list[int]) -> list[
     return [part[a:b] for part, a, b in zip(parts, first, last, strict=True)]
 
 
-def regular_from(relative: list[Ops], most: int = 3) -> tuple[int, Sizes] | None:
+def regular_from(relative: list[Ops]) -> tuple[int, Sizes] | None:
     """(n, by warp the lengths of B and C): from the n-th number of steps on, tiles are A B^i C.
 
-    None if they are not, or only the last few (*most*) are.
+    None if they are not, or only the last three are.
     """
     sizes = []
     for x, y in zip(relative[-2], relative[-1], strict=True):
@@ -308,7 +308,7 @@ def regular_from(relative: list[Ops], most: int = 3) -> tuple[int, Sizes] | None
         return None
     while n and _one_more(relative[n - 1], relative[n], relative[-1], sizes):
         n -= 1
-    return (n, sizes) if len(relative) - n > most else None
+    return (n, sizes) if len(relative) - n > 3 else None
 
 
 def _one_more(fewer: Ops, more: Ops, longest: Ops, sizes: Sizes) -> bool:

@@ -154,7 +154,6 @@ def build(
     ranks: dict[str, int] | None = None,
     *,
     keep: bool = False,
-    options: str = "",
     unroll: bool = True,
     backend: type[GpuIsa] | None = None,
 ) -> Compiled:
@@ -164,7 +163,6 @@ def build(
         plan: The schedule's plan.
         ranks: Number of dimensions of each tensor; by default as declared.
         keep: Keep PTX and cubin.
-        options: Further options of CuTe DSL's compiler.
         unroll: False keeps LLVM from unrolling run-time loops, so that each instruction of a body is in the PTX once.
         backend: The class that emits instructions, by default that of the architecture. Another may leave something out, to
             measure what it costs.
@@ -207,7 +205,7 @@ def build(
                 fakes,
                 numbers,
                 make_fake_stream(use_tvm_ffi_env_stream=True),
-                options=f"{flags} --dump-dir={folder} {options_for(notes)} {options}".strip(),
+                options=f"{flags} --dump-dir={folder} {options_for(notes)}",
                 trace_finalize_hooks=None if unroll else _forbid_unrolling,
             )
 
