@@ -3,6 +3,7 @@
 import functools
 import itertools
 
+import attrs
 import ml_dtypes
 import numpy as np
 import pytest
@@ -96,6 +97,8 @@ def test_operands(names, dtype, batch):
         S.Gemm((104, 64, 64), (1, 1), mainloop=Cooperative(along="n"), epilogue=epilogue),
         S.Gemm((16, 192, 64), (2, 1), mainloop=Cooperative(along="n"), epilogue=epilogue),
         S.PingPong((72, 128, 64), (1, 1), along="n", epilogue=epilogue),
+        S.Gemm((48, 128, 64), (1, 1), epilogue=attrs.evolve(epilogue, columns=24), mainloop=Cooperative(along="n")),
+        S.Gemm((64, 104, 64), (1, 1), epilogue=attrs.evolve(epilogue, columns=32)),
     ):
         found, right = product(functools.partial(make, **given), m, n, 72, batch)
         for name, values in given.items():

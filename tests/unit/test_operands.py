@@ -77,6 +77,22 @@ def test_pieces_are_loaded_as_they_are_stored(kind, tile):
     assert len(loads) % per_tile == 0 and all(event[2] in taken[event[3]] for event in loads)
 
 
+@pytest.mark.parametrize("columns", [0, 4, 12, 72, 32.0, "32"])
+def test_columns_refused(columns):
+    refused(E.Epilogue, columns=columns, argument="Epilogue(columns)", rule="is a multiple of 8 up to 64")
+
+
+def test_columns_of_a_piece():
+    """Of operands and outputs alike, and not more than the tile has."""
+    for columns, width in ((None, 64), (32, 32), (16, 16)):
+        operands = E.Epilogue(lambda acc, c: acc + c, operands={"c": E.Matrix()}, columns=columns)
+        for epilogue in (operands, E.Epilogue(columns=columns)):
+            plan = S.Gemm((128, 128, 64), epilogue=epilogue).plan()
+            assert plan.store("d").columns == width
+        assert S.Gemm((128, 128, 64), epilogue=operands).plan().buffer("c").tile == (128, width)
+    assert S.Gemm((128, 16, 64), epilogue=E.Epilogue(columns=32)).plan().store("d").columns == 16
+
+
 def test_pieces():
     assert pieces(128, 128, 2, 64) == [(0, 0), (0, 64)]
     assert pieces(256, 72, 2, 64) == [(0, 0), (0, 8), (1, 0), (1, 8)]

@@ -12,6 +12,7 @@ from tmapipe.epilogue.operands import EpilogueOperand, check_operands
 from tmapipe.epilogue.outputs import EpilogueOutput, Output
 from tmapipe.epilogue.reductions import Reduction
 from tmapipe.errors import InputError
+from tmapipe.fields import must, optional
 from tmapipe.isa.fragment import applied
 from tmapipe.plan.frozenmap import NOTHING, frozen
 from tmapipe.stage import optional_hint
@@ -61,7 +62,9 @@ class Epilogue:
         dtype: Of d; None: the tensor's, or if a call makes it that of a (bf16 for fp8 operands, int32 for int8).
         stages: Output buffers of each warpgroup.
         ahead: Slots of the ring that operands are loaded into: one per tile, or with a matrix one per piece of 64 rows a
-            warpgroup and up to 64 columns.
+            warpgroup and up to `columns`.
+        columns: Of a piece, a multiple of 8 up to 64, in which operands are loaded and outputs stored; None: 64. Fewer leave
+            more shared memory to the ring of a and b.
         l2_hint: Of whole outputs, "evict_first" (of outputs larger than L2), "evict_last" or "evict_normal".
 
     Raises:
@@ -84,6 +87,13 @@ class Epilogue:
     dtype: DType | str | None = attrs.field(default=None, kw_only=True)
     stages: int = attrs.field(default=2, kw_only=True)
     ahead: int = attrs.field(default=2, kw_only=True)
+    columns: int | None = attrs.field(
+        default=None,
+        kw_only=True,
+        validator=must(
+            optional(lambda n: isinstance(n, int) and n in range(8, 65, 8)), "is a multiple of 8 up to 64", "e.g. 32"
+        ),
+    )
     l2_hint: str | None = attrs.field(default=None, kw_only=True, validator=optional_hint)
 
     @classmethod

@@ -191,6 +191,7 @@ class Operands:
         matmul: Whose accumulators these are.
         accumulators: How many the epilogue takes.
         batch: Names of the output's dimensions before m, each with a space.
+        columns: Of a piece, at most.
 
     Raises:
         InputError: For operands that do not fit the epilogue.
@@ -205,6 +206,7 @@ class Operands:
         matmul: Wgmma | RegisterTile,
         accumulators: int = 1,
         batch: str = "l ",
+        columns: int | None = None,
     ):
         self.epilogue = check_operands(declared, epilogue, accumulators)
         self.kinds, self.ring, self.matmul = dict(declared), ring, matmul
@@ -213,7 +215,8 @@ class Operands:
         self.shape = matmul.shape[:2]
         #: Dimensions of the output along rows and columns of the accumulators.
         self.dims = ("n", "m") if isinstance(matmul, Wgmma) and matmul.dims == ("n", "m") else ("m", "n")
-        self.width = columns_of(self.shape[1], self.dims[0] == "n")
+        width = columns_of(self.shape[1], self.dims[0] == "n")
+        self.width = min(columns or width, width)
         self.rows = 64 * groups
         self.pieces = pieces(*self.shape, groups, self.width)
         #: Row and column of the accumulators at which what a slot is for begins, by slot.

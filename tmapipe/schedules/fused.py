@@ -55,6 +55,7 @@ class Fused(Schedule):
             self.fetch = FETCH
             self.operand_ring = BarrierRing(stored.ahead, producer=FETCH, consumer=self.math)
             options: dict[str, Any] = {"matmul": sources[0], "accumulators": len(sources), "batch": batch}
+            options["columns"] = stored.columns
             self.operands = Operands(stored.operands, stored.function, ring=self.operand_ring, **options)
             for name, stage in self.operands.stages.items():
                 setattr(self, name, stage)
@@ -65,10 +66,11 @@ class Fused(Schedule):
             name, kind = next(iter(self.reductions.kinds.items()))
             rule = f"is a sum of whole rows or columns, which do not end where tiles of {type(self.tiles).__name__} do"
             raise InputError(f"outputs[{name!r}]", kind, rule, "store an Output, and add that up")
-        width = self.operands.width if self.operands else columns_of(n) if stored.outputs else None
-        form = StoreForm(batch, stored.stages, width, stored.l2_hint)
+        width = self.operands.width if self.operands else min(stored.columns or 64, columns_of(n))
+        same = stored.operands or stored.outputs or stored.columns
+        form = StoreForm(batch, stored.stages, width if same else None, stored.l2_hint)
         kinds: dict[str, Any] = {"d": first or Output(stored.dtype), **stored.outputs}
-        stores = {name: kind.stage(sources[0], columns_of(n), form) for name, kind in kinds.items()}
+        stores = {name: kind.stage(sources[0], width, form) for name, kind in kinds.items()}
         for name, store in stores.items():
             setattr(self, name, store)
         return tuple(store for name, store in stores.items() if name not in self.reductions.kinds)

@@ -9,6 +9,7 @@ import attrs
 
 from tmapipe.dtypes import tf32
 from tmapipe.epilogue.epilogue import Epilogue
+from tmapipe.epilogue.operands import Matrix
 from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
 from tmapipe.schedules.mainloop import Cooperative
@@ -25,6 +26,7 @@ __all__ = ["SWIZZLE_SPAN", "Candidate", "order_of", "own_buffers", "slots_of"]
 
 SWIZZLE_SPAN = 128  # bytes along k of one slot
 BUFFER = 64 * 128  # bytes of an output buffer
+NARROW = 32  # columns of a piece where a matrix would take a slot of a and b
 
 
 @attrs.frozen
@@ -108,7 +110,7 @@ class Candidate:
         words = dict(self.options)
         stages, hint = words.pop("store_stages", epilogue.stages), words.pop("store_hint", epilogue.l2_hint)
         stored = attrs.evolve(epilogue, stages=stages, l2_hint=hint, dtype=problem.out)
-        options: dict[str, Any] = {"epilogue": stored, **self._operands(problem, words)}
+        options: dict[str, Any] = self._operands(problem, words)
         if "order" in words:
             options["tiles"] = order_of(*words.pop("order"))
         if "clusters" in words:
@@ -122,10 +124,18 @@ class Candidate:
         if epilogue.operands:  # a ping-pong with operands needs its epilogues in turn
             words.pop("in_turn", None)
         tile = *self.tile, words.pop("spans", 1) * SWIZZLE_SPAN // problem.dtype.bytes
-        made = getattr(schedules, self.schedule)(tile=tile, **form, **options, **words)
-        with warnings.catch_warnings():  # of spills, which show when it is measured
-            warnings.simplefilter("ignore")
-            made.plan(self.dtypes(problem, epilogue))
+        form |= words | {"tile": tile}
+
+        def make(stored: Epilogue) -> tuple[int, Any]:
+            made = getattr(schedules, self.schedule)(**form, **(options | {"epilogue": stored}))
+            with warnings.catch_warnings():  # of spills, which show when it is measured
+                warnings.simplefilter("ignore")
+                return made.plan(self.dtypes(problem, epilogue)).ring("ring").stages, made
+
+        slots, made = make(stored)
+        if not self.in_parts and any(isinstance(kind, Matrix) for kind in epilogue.operands.values()):
+            more, narrow = make(attrs.evolve(stored, columns=NARROW))
+            return narrow if more > slots else made
         return made
 
     def _operands(self, problem: Problem, words: dict[str, Any]) -> dict[str, Operand]:
