@@ -15,7 +15,7 @@ import attrs
 
 import tmapipe as tp
 from tests.matmul_shelf import FORMS
-from tests.oracle.copy_forms import Added, Ahead, CopiedGemm, Far, FarPieces, Images, Mapped
+from tests.oracle.copy_forms import Added, Ahead, BulkFromSlots, CopiedGemm, Far, FarPieces, Images, Mapped
 from tests.oracle.descriptor_forms import AnyRows, Convolved, Every, EveryInParts, Lines, Padded, padded_gemm
 from tests.oracle.held_forms import Narrowed
 from tests.oracle.peer_forms import Looked, Paired, Reduced, Rotated, RotatedInPairs, Scattered, WholeBoxes
@@ -112,17 +112,6 @@ class BulkRows(BulkVectorCopy):
     load, store = VectorCopy.load, VectorCopy.store
     x = tp.BulkLoadStage("m n", tile=(512,), ring=BulkVectorCopy.ring, l2_hint="evict_last")
     y = tp.TmaStoreStage(source=x).with_l2_hint("evict_first")
-
-
-class BulkFromSlots(BulkVectorCopy):
-    """y[n] = the minimum, or the like, of y[n] and x[n], straight from the slots."""
-
-    load, store = VectorCopy.load, VectorCopy.store
-
-    def __init__(self, reduce: str = "min", dtype: str = "int64"):
-        self.ring = tp.BarrierRing(2, producer=self.load, consumer=self.store)
-        self.x = tp.BulkLoadStage("n", tile=(256,), ring=self.ring, dtype=dtype)
-        self.y = tp.BulkStoreStage(source=self.x, reduce=reduce)
 
 
 class BulkReduced(tp.Schedule):

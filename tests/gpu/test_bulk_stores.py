@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from examples.vectors import Axpy
-from tests.emit.kernels import BulkBothWays, BulkFromSlots, BulkReduced, BulkRows
+from tests.emit.kernels import BulkBothWays, BulkReduced, BulkRows
+from tests.oracle.copy_forms import BulkFromSlots
 
 CASES = [(how, "int32") for how in ("add", "min", "max", "and", "or", "xor", "inc", "dec")]
 CASES += [(how, dtype) for how in ("add", "min", "max") for dtype in ("bf16", "fp16")] + [("add", "fp32")]

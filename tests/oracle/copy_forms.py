@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tmapipe as tp
 
-__all__ = ["Added", "Ahead", "CopiedGemm", "Far", "Images", "Mapped", "MappedBefore"]
+__all__ = ["Added", "Ahead", "BulkFromSlots", "CopiedGemm", "Far", "FarPieces", "Images", "Mapped", "MappedBefore"]
 
 
 class Added(tp.Schedule):
@@ -172,6 +172,27 @@ class Far(tp.Schedule):
     @load.jit
     def fill(self, k, tile):
         with k.pace.consume(), k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
+
+
+class BulkFromSlots(tp.Schedule):
+    """y[n] = the minimum, or the like, of y[n] and x[n], straight from the slots, without a descriptor."""
+
+    load, store = tp.Role(warps=1), tp.Role(warps=1)
+
+    def __init__(self, reduce: str = "min", dtype: str = "int64"):
+        self.ring = tp.BarrierRing(2, producer=self.load, consumer=self.store)
+        self.x = tp.BulkLoadStage("n", tile=(256,), ring=self.ring, dtype=dtype)
+        self.y = tp.BulkStoreStage(source=self.x, reduce=reduce)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
             slot.x.load(tile)
 
     @store.jit

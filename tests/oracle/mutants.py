@@ -20,7 +20,7 @@ from typing import Any
 
 import attrs
 
-from tests.oracle.copy_forms import Added, CopiedGemm, Far, FarPieces, Mapped, MappedBefore
+from tests.oracle.copy_forms import Added, BulkFromSlots, CopiedGemm, Far, FarPieces, Mapped, MappedBefore
 from tests.oracle.descriptor_forms import ScaledRows
 from tests.oracle.explore import explore_program
 from tests.oracle.held_forms import Held, Narrowed, Parts, Synced
@@ -89,6 +89,7 @@ VARIANTS: tuple[Registered, ...] = (
     Registered("rows to numbers, by scatter4", ScatterFour, ScatterFour, ((1, 1, {}), (5, 1, {}))),
     Registered("tiles asked into L2", Far, Far, ((1, 1, {}), (5, 1, {}))),
     Registered("pieces asked into L2", FarPieces, FarPieces, ((1, 1, {}), (5, 1, {}))),
+    Registered("bulk stores", BulkFromSlots, BulkFromSlots, ((1, 1, {}), (3, 1, {}))),
     Registered("operand copied by threads", CopiedGemm, CopiedGemm, ((2, 3, {}),)),
     Registered("rows over warps", Normalized, Normalized, ((1, 1, {}), (2, 1, {}))),
     Registered("rows of b anywhere", ScaledRows, ScaledRows, ((2, 1, {}),)),
