@@ -383,6 +383,9 @@ EPILOGUES = {
     ),
     "gemm m256 with operands": Kernel(lambda: with_operands(S.Gemm, (256, 32, 64), (1, 1)), {}, OPERANDS),
     "pingpong 2x1 with operands": Kernel(lambda: with_operands(S.PingPong, (64, 64, 64), (2, 1)), {}, OPERANDS),
+    "gemm with operands in narrow pieces": Kernel(
+        lambda: with_operands(S.Gemm, (192, 80, 64), (1, 2), stages=1, columns=32), {}, OPERANDS
+    ),
     "gemm along n with operands": Kernel(lambda: with_operands(ALONG_N, (72, 128, 64), (1, 1)), {}, OPERANDS),
     "gemm m24 along n with operands": Kernel(lambda: with_operands(ALONG_N, (24, 64, 64), (2, 1)), {}, OPERANDS),
     "gemm 2x1, two outputs": Kernel(

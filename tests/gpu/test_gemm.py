@@ -203,6 +203,23 @@ def test_operands_of_accumulators_along_n(tile, cluster, dtype):
     assert bool((room[m:] == 7).all())
 
 
+@pytest.mark.parametrize("make, columns", [
+    (lambda **options: tp.schedules.Gemm((192, 176, 64), (1, 2), **options), 32),
+    (lambda **options: tp.schedules.PingPong((128, 144, 64), (1, 2), **options), 16),
+    (lambda **options: tp.schedules.Gemm((144, 128, 64), mainloop=tp.mainloop.Cooperative(along="n"), **options), 24),
+])  # fmt: skip
+def test_epilogues_in_narrow_pieces(make, columns):
+    torch.manual_seed(0)
+    m, n = 2056, 2904
+    a, b = (torch.randn(rows, 264, device="cuda", dtype=torch.bfloat16) for rows in (m, n))
+    c, bias = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((m, n), n))
+    kinds = {"c": tp.epilogue.Matrix(), "bias": tp.epilogue.PerColumn()}
+    epilogue = tp.epilogue.Epilogue(lambda acc, c, bias: acc + c + bias, operands=kinds, stages=1, columns=columns)
+    wanted = a.double() @ b.double().T + c + bias
+    found = make(epilogue=epilogue)(a, b, c=c, bias=bias).double()
+    assert float((found - wanted).abs().max() / wanted.abs().max()) < 5e-3
+
+
 @pytest.mark.parametrize("tile, cluster, along", [
     ((8, 64, 64), (1, 1), "n"),
     ((16, 64, 128), (2, 1), "n"),
