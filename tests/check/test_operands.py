@@ -14,12 +14,12 @@ S = tp.schedules
 
 SLOTS = 3  # of the main loop's ring, on which nothing here depends: more take longer
 TILES = [
-    (S.Gemm, (128, 256, 64), (2, 1)),
+    (S.Gemm, (128, 144, 64), (2, 1)),
     (S.Gemm, (128, 72, 64), (1, 1)),
     (S.Gemm, (192, 80, 64), (1, 2)),
     (S.Gemm, (256, 64, 64), (1, 1)),
     (S.PingPong, (128, 128, 64), (2, 1)),
-    (S.PingPong, (64, 256, 64), (1, 1)),
+    (S.PingPong, (64, 144, 64), (1, 1)),
 ]
 
 
@@ -35,7 +35,7 @@ def test_safe_for_every_trip_count(form, names):
     assert report.ok and report.trips == "every trip count", str(report)
 
 
-@pytest.mark.parametrize("kind,tile,cluster", TILES[:1] + TILES[-2:])
+@pytest.mark.parametrize("kind,tile,cluster", TILES[:1] + TILES[-1:])
 def test_several_outputs(kind, tile, cluster):
     outputs = {"sums": tp.epilogue.Output("fp32")}
     epilogue = tp.epilogue.Epilogue(lambda acc: {"d": acc, "sums": acc}, outputs=outputs)

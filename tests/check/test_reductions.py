@@ -13,12 +13,12 @@ from tmapipe.testing import assert_safe
 
 S = tp.schedules
 TILES = [
-    (S.Gemm, (128, 256, 64), (2, 1)),
+    (S.Gemm, (128, 144, 64), (2, 1)),
     (S.Gemm, (128, 72, 64), (1, 1)),
     (S.Gemm, (192, 80, 64), (1, 2)),
-    (S.Gemm, (256, 128, 64), (2, 1)),
+    (S.Gemm, (256, 64, 64), (2, 1)),
     (S.PingPong, (128, 128, 64), (2, 1)),
-    (S.PingPong, (64, 256, 64), (1, 1)),
+    (S.PingPong, (64, 144, 64), (1, 1)),
     (S.PingPong, (64, 40, 64), (1, 2)),
 ]
 SLOTS = 3  # of the main loop's ring, on which nothing here depends: more take longer
