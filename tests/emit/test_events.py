@@ -165,5 +165,5 @@ def test_a_changed_number_is_noticed(change):
     changed = Built(kernel.schedule, kernel.plan, kernel.compiled, type(kernel.ptx)(text, kernel.plan), kernel.extents)
     with pytest.raises(AssertionError):
         for rank in (0, 3):
-            for warp in (0, 4, 11):
+            for warp in (0, 3, 4, 11):  # of which 3 initializes the barriers
                 check_threads(changed, Launch(kernel.extents, 3, 2, rank), warp, (0, 1))

@@ -28,13 +28,14 @@ def boxes(transfer, peers=1):
 
 
 def set_up(plan, warp, lane):
-    """The last warp initializes, its elected lane alone; all threads meet."""
-    facts = Facts()
+    """The last warp without a role, or the last warp, initializes, its elected lane alone; all threads meet."""
+    facts, busy = Facts(), {w for role in plan.roles for w in range(role.first_warp, role.first_warp + role.warps)}
+    free = [w for w in range(plan.warps) if w not in busy]
     if plan.cluster_size > 1:
         facts.cluster_arrives["relaxed"] = facts.cluster_waits = 1
     else:
         facts.cta_syncs = 1
-    if warp == plan.warps - 1:
+    if warp == [plan.warps - 1, *free][-1]:
         facts.prefetches, facts.init_fences = len(plan.described), 1
         if lane == 0:
             facts.inits = {(b.name, stage): b.count for b in plan.barriers for stage in range(b.stages)}
