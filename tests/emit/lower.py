@@ -58,7 +58,9 @@ def _lower(event: Event, plan: Plan, launch: Launch, warp: int, lane: int) -> li
         roles = rest[0].removesuffix(".threads").split("+")
         own = rest[0] in {barrier.name for barrier in plan.named_barriers}
         barrier = (
-            plan.named_barrier(rest[0]) if own else Syncs(plan).of([plan.role(role) for role in roles])
+            next(b for b in plan.named_barriers if b.name == rest[0])
+            if own
+            else Syncs(plan).of([plan.role(role) for role in roles])
         )  # k.sync()
         return [(kind, barrier.id + rest[1], barrier.threads)]
     if kind == "load":

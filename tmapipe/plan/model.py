@@ -358,9 +358,6 @@ class Plan:
     def barrier(self, name: str) -> Barrier:
         return _named(self.barriers, name)
 
-    def named_barrier(self, name: str) -> NamedBarrier:
-        return _named(self.named_barriers, name)
-
     def buffer(self, name: str) -> Buffer:
         return _named(self.buffers, name)
 
