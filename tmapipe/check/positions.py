@@ -17,16 +17,7 @@ from tmapipe.isa.effects import ArriveAt, Wait, declared
 from tmapipe.isa.operands import Kind as OperandKind
 from tmapipe.machine.layout import Layout
 
-__all__ = [
-    "CLUSTER",
-    "Key",
-    "Live",
-    "Positions",
-    "Shifts",
-    "iteration_of",
-    "without_position",
-    "without_stages",
-]
+__all__ = ["CLUSTER", "Key", "Live", "Positions", "Shifts", "iteration_of", "without_position", "without_stages"]
 
 Key = tuple[int, Any, str]  # warp, sort of operation, array of barriers or slots
 Shifts = dict[tuple[int, str], int]  # (CTA, array) -> stages
