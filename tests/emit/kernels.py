@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 import tmapipe as tp
+from examples.stream_copy import vector_copy
 from tests.matmul_shelf import FORMS
 from tests.oracle.copy_forms import Added, Ahead, BulkFromSlots, CopiedGemm, Far, FarPieces, Images, Mapped
 from tests.oracle.descriptor_forms import AnyRows, Convolved, Every, EveryInParts, Lines, Padded, padded_gemm
@@ -292,6 +293,7 @@ COPIES = {
     ),
     "vector": Kernel(VectorCopy, {}, {"n": 5000}),
     "vector, in bulk": Kernel(BulkVectorCopy, {}, {"n": 5120}),
+    "vector of 4 GiB, in bulk": Kernel(vector_copy, {}, {"n": 1 << 30}),
     "rows, in bulk": Kernel(BulkRows, {}, {"m": 5, "n": 1536}),
     "vector, in bulk both ways": Kernel(BulkBothWays, {}, {"n": 5120}),
     "reduce": Kernel(ReduceCopy, {}, MATRIX),

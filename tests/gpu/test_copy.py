@@ -35,7 +35,7 @@ def test_random_copies(seed):
 @pytest.mark.parametrize("hint", [None, "evict_last"])
 def test_a_vector_in_bulk(hint):
     copy = vector_copy(256, l2_hint=hint)
-    for pieces in (1, 7, 50_000):
+    for pieces in (1, 7, 50_000, 1 << 21 | 1):  # the last one has more than 2 GiB
         x = torch.randint(-9, 9, (256 * pieces,), device="cuda", dtype=torch.int32)
         assert torch.equal(copy(x), x)
 

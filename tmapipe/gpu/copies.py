@@ -103,8 +103,8 @@ class CopyEmitters:
 
     def bulk_store(self: Any, store: Store, stage: Any, at: Sequence[Any]) -> None:
         tensor, size = self.addressed[store.argument], store.buffer.dtype.bytes
-        left = (tensor.shape[0] - at[0]) * size
-        nbytes = cutlass.select_(left < store.buffer.slot_bytes, left, Int32(store.buffer.slot_bytes))
+        left, whole = tensor.shape[0] - at[0], store.buffer.slot_bytes // size  # elements: bytes may be more than 2^31
+        nbytes = cutlass.select_(left < whole, left, Int32(whole)) * size
         target = Int64(tensor.iterator.toint()) + Int64(at[0]) * size
         source = self.slot_address(store.buffer, stage)
 
