@@ -68,6 +68,7 @@ POOLS: dict[str, tuple[Any, ...]] = {
     "together": (1, 2, 4, 0, 2.5, None),
     "pending": (0, 1, 2, 5, -1, None),
     "dtype": (None, "fp32", "bf16", "int32", "float64", 3),
+    "l2_hint": (None, "evict_first", "evict_last", "evict_normal", "evict", 3),
 }  # fmt: skip
 KINDS = (S.Gemm, S.Gemm, S.Gemm, S.PingPong, S.GatedGemm, S.GroupedGemm, S.SplitK, S.StreamK, S.Copy, S.AddParts)
 NEEDED: dict[str, Any] = {"parts": 2, "shares": 3}
