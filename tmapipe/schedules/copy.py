@@ -35,7 +35,8 @@ class Copy(Schedule):
         stages: Slots in flight. With more than one, or None (as many as fit), persistent CTAs stream through them.
         pending: Stores that may still read their slot while the next one is waited for; None: 2, or 0 with one slot.
         ctas: With one slot, CTAs that share a multiprocessor.
-        l2_hint: Of the loads, as of `TmaLoadStage`. "evict_last" is 1 to 3 % faster for what is several times larger than L2.
+        l2_hint: Of the loads, as of `TmaLoadStage`. "evict_last" is 1 to 3 % faster for what is several times larger than L2,
+            and leaves less of L2 to what runs next.
     """
 
     load, store = Role(warps=1), Role(warps=1)
