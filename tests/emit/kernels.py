@@ -590,6 +590,10 @@ COMBINED = {
     "streamk of small tiles",
     "matmuls, started",
     "gemm 1x2, row and column sums",
+    "matmuls, a held slot",
+    "whole boxes multicast",
+    "copy swizzled 64, two spans a row",
+    "every second row, every third column",
 }
 
 
@@ -626,6 +630,9 @@ ALIKE = {
     "min into four peers",
     "xor into four peers",
     "whole boxes multicast",
+    "copies of images",
+    "reduced into peers",
+    "rotated among peers",
 }
 NO_WGMMA = (
     "copy",

@@ -61,6 +61,8 @@ KERNELS = {
 #: What these have, others have too: for the whole sweep alone.
 COMBINED = {
     "images",
+    "images, swizzled",
+    "rows of accumulators, two boxes a row",
     "images through buffers",
     "images, spans side by side",
     "images, four extents",
