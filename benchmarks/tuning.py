@@ -122,7 +122,7 @@ WEIGHTS = {"tuning": 6.0, "random": 1.0}  # of a problem, by suite
 ON_POLICY, FRESH = 4, 4.0
 TWELVE, TWELVE_WEIGHT = 12, 6.0  # the run of `random` that has the twelve shapes, and its further weight
 #: Microseconds that each launch took longer in a run of `random`, cuBLAS's too.
-SLOW_LAUNCHES = {9: 1.4, 10: 1.4} | dict.fromkeys(range(17, 22), 1.2)
+SLOW_LAUNCHES = {9: 1.4, 10: 1.4} | dict.fromkeys(range(17, 26), 1.2)
 LIKE = 0.02  # in logarithms: estimates that are so close could as well be in the other order
 
 
