@@ -154,14 +154,16 @@ def test_the_choice_computes_its_epilogue():
         assert d.dtype == np.float32
 
 
-def test_a_matrix_takes_no_slot_of_the_operands_if_narrower_pieces_do_not():
+def test_a_matrix_takes_no_slot_of_the_operands_if_one_buffer_or_narrower_pieces_do_not():
     residual = Epilogue(lambda acc, c: acc + c, operands={"c": Matrix()})
-    for tile, columns in (((192, 176), 32), ((64, 64), 64)):
-        candidate = Candidate("Gemm", tile, (1, 2), (("store_stages", 1),))
-        problem = Problem(4096, 4096, 4096)
+    problem = Problem(4096, 4096, 4096)
+    for tile, form, stages, columns in (
+        ((192, 176), (("store_stages", 1),), 1, 32), ((64, 160), (), 1, 64), ((64, 64), (), 2, 64)
+    ):  # fmt: skip
+        candidate = Candidate("Gemm", tile, (1, 2), form)
         made, plain = candidate.build(problem, residual), candidate.build(problem)
         slots = [each.plan(candidate.dtypes(problem, each.epilogue)).ring("ring").stages for each in (made, plain)]
-        assert made.operands.width == columns and slots[0] == slots[1]
+        assert slots[0] == slots[1] and (made.d.stages, made.operands.width) == (stages, columns)
 
 
 def test_parts_of_k_end_as_the_problem_says():

@@ -26,7 +26,7 @@ __all__ = ["SWIZZLE_SPAN", "Candidate", "order_of", "own_buffers", "slots_of"]
 
 SWIZZLE_SPAN = 128  # bytes along k of one slot
 BUFFER = 64 * 128  # bytes of an output buffer
-NARROW = 32  # columns of a piece where a matrix would take a slot of a and b
+NARROW = 32  # columns of a piece where a matrix takes a slot of a and b, and one output buffer saves none
 
 
 @attrs.frozen
@@ -124,18 +124,20 @@ class Candidate:
         if epilogue.operands:  # a ping-pong with operands needs its epilogues in turn
             words.pop("in_turn", None)
         tile = *self.tile, words.pop("spans", 1) * SWIZZLE_SPAN // problem.dtype.bytes
-        form |= words | {"tile": tile}
+        shape = form | words | {"tile": tile}
 
         def make(stored: Epilogue) -> tuple[int, Any]:
-            made = getattr(schedules, self.schedule)(**form, **(options | {"epilogue": stored}))
+            made = getattr(schedules, self.schedule)(**shape, **(options | {"epilogue": stored}))
             with warnings.catch_warnings():  # of spills, which show when it is measured
                 warnings.simplefilter("ignore")
                 return made.plan(self.dtypes(problem, epilogue)).ring("ring").stages, made
 
         slots, made = make(stored)
         if not self.in_parts and any(isinstance(kind, Matrix) for kind in epilogue.operands.values()):
-            more, narrow = make(attrs.evolve(stored, columns=NARROW))
-            return narrow if more > slots else made
+            for buffers, columns in ((1, None), (stages, NARROW), (1, NARROW)):
+                more, other = make(attrs.evolve(stored, stages=buffers, columns=columns))
+                if more > slots:
+                    slots, made = more, other
         return made
 
     def _operands(self, problem: Problem, words: dict[str, Any]) -> dict[str, Operand]:
