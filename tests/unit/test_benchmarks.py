@@ -495,6 +495,7 @@ ON_A_GPU = [
     "stamps",
     "transpose",
     "tuning",
+    "twelve",
     "versions",
 ]
 
