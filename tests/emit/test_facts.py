@@ -344,9 +344,9 @@ def test_ctas_that_share_a_multiprocessor():
 
 
 def test_a_cta_of_one_tile_has_no_loop():
-    """It finds the tile by one division, and has one load. So that begins early."""
+    """Each role finds the tile by one division, and there is one load. So that begins early."""
     ptx = tp.schedules.Copy((1, 256)).compile().ptx
-    assert len(re.findall(r"mul\.hi\.u32", ptx)) == 1
+    assert len(re.findall(r"mul\.hi\.u32", ptx)) == 2
     assert len(re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared", ptx)) == 1
     hinted = tp.schedules.Copy((1, 256), l2_hint="evict_last").compile().ptx
     assert str(0x14F0000000000000) in hinted and str(0x14F0000000000000) not in ptx
