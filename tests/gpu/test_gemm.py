@@ -203,6 +203,18 @@ def test_operands_of_accumulators_along_n(tile, cluster, dtype):
     assert bool((room[m:] == 7).all())
 
 
+@pytest.mark.parametrize("m, n", [(480, 32), (728, 72), (496, 208), (8, 1000), (1, 8)])
+def test_parts_of_small_outputs(m, n):
+    """Each is added in tiles of another size; nothing outside of the output is written."""
+    torch.manual_seed(0)
+    a, b = (torch.randn(rows, 1288, device="cuda", dtype=torch.bfloat16) for rows in (m, n))
+    room = torch.full((m + 64, n), 7.0, device="cuda", dtype=torch.bfloat16)
+    tp.schedules.SplitK(7, (64, 64, 64), (1, 1))(a, b, out=room[:m])
+    wanted = a.double() @ b.double().T
+    assert float((room[:m].double() - wanted).norm() / wanted.norm()) < 5e-3
+    assert bool((room[m:] == 7).all())
+
+
 @pytest.mark.parametrize("make, columns", [
     (lambda **options: tp.schedules.Gemm((192, 176, 64), (1, 2), **options), 32),
     (lambda **options: tp.schedules.PingPong((128, 144, 64), (1, 2), **options), 16),
