@@ -526,7 +526,7 @@ def test_runs_as_a_module():
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "results").glob("*.json")), ids=lambda path: path.stem)
 def test_kept_results_are_readable(path):
     read = json.loads(path.read_text())
-    if path.stem not in ("boxes", "deciding", "deciding_5008", "reality", "robust", "trials"):  # of another form
+    if path.stem.split("_")[0] not in ("boxes", "deciding", "reality", "robust", "trials"):  # of another form
         assert read["suite"] == path.stem.removesuffix("_sustained") and read["rows"]
 
 
