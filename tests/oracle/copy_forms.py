@@ -154,10 +154,10 @@ class MappedBefore(Mapped):
     arch = "sm_80"
 
 
-class Far(tp.Schedule):
+class Far(Copied):
     """y = x; one role asks for each tile up to 4 tiles before another one loads it."""
 
-    ask, load, store = tp.Role(warps=1), tp.Role(warps=1), tp.Role(warps=1)
+    ask, load, store = tp.Role(warps=1), Copied.load, Copied.store
     pace = tp.BarrierRing(4, producer=ask, consumer=load)
     ring = tp.BarrierRing(2, producer=load, consumer=store)
     x = tp.TmaLoadStage("m n", tile=(16, 64), ring=ring)
@@ -174,28 +174,13 @@ class Far(tp.Schedule):
         with k.pace.consume(), k.ring.produce() as slot:
             slot.x.load(tile)
 
-    @store.jit
-    def drain(self, k, tile):
-        with k.ring.consume() as slot:
-            slot.y.store(tile)
 
-
-class BulkFromSlots(tp.Schedule):
+class BulkFromSlots(Copied):
     """y[n] = the minimum, or the like, of y[n] and x[n], straight from the slots, without a descriptor."""
 
-    load, store = tp.Role(warps=1), tp.Role(warps=1)
+    load, store = Copied.load, Copied.store
 
     def __init__(self, reduce: str = "min", dtype: str = "int64"):
         self.ring = tp.BarrierRing(2, producer=self.load, consumer=self.store)
         self.x = tp.BulkLoadStage("n", tile=(256,), ring=self.ring, dtype=dtype)
         self.y = tp.BulkStoreStage(source=self.x, reduce=reduce)
-
-    @load.jit
-    def fill(self, k, tile):
-        with k.ring.produce() as slot:
-            slot.x.load(tile)
-
-    @store.jit
-    def drain(self, k, tile):
-        with k.ring.consume() as slot:
-            slot.y.store(tile)

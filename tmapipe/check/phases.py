@@ -151,10 +151,8 @@ class Phases:
         self.log.add(Kind.LAPPED_WAIT, text, fix, step, *self.before[bar].steps, bar=bar, phase=phase)
 
     def _overtaken(self, bar: int, phase: int, seen: Step) -> None:
-        barrier, missed = (
-            self.layout.barrier(bar),
-            f"phase {phase - 1}" if phase else "the state before the first phase",
-        )
+        barrier = self.layout.barrier(bar)
+        missed = f"phase {phase - 1}" if phase else "the state before the first phase"
         text = (
             f"phase {phase} of {bar_name(self.layout, bar)} can complete before {who(self.layout, seen.agent)} has looked for "
             f"{missed} (parity {seen.op.parity}), which it then misses"

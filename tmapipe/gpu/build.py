@@ -175,10 +175,8 @@ def build(
     for name in plan.arguments:
         if name in plan.tables:
             rank = len(plan.tables[name])
-            shape, stride = (
-                tuple(cute.sym_int() for _ in range(rank)),
-                (*(cute.sym_int64() for _ in range(rank - 1)), 1),
-            )
+            shape = tuple(cute.sym_int() for _ in range(rank))
+            stride = (*(cute.sym_int64() for _ in range(rank - 1)), 1)
             fakes.append(make_fake_tensor(Int32, shape, stride=stride, assumed_align=4))
             continue
         part = next(p for p in plan.transfers if p.name == name)
