@@ -112,6 +112,14 @@ class Schedule:
         """Of what is declared. A schedule that is a key must not change."""
         return hash(key_of(self.declared))
 
+    def __repr__(self) -> str:
+        """The type, and each part with its type; of a schedule whose parts do not go together, the type alone."""
+        try:
+            parts = ", ".join(f"{name}: {type(part).__name__}" for name, part in self.declared.parts.items())
+        except InputError:
+            parts = "..."
+        return f"{type(self).__name__}({parts})"
+
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles have: no plans and no kernels, but the names of all parts, which they may have copies of."""
         state = {name: value for name, value in vars(self).items() if name not in _MADE}

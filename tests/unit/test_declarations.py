@@ -271,3 +271,12 @@ def test_whether_it_is_checked(checked):
     rows = Rows()
     rows.checked = checked
     refused(rows.plan, argument="Schedule.checked", value=checked, rule="is True or False")
+
+
+def test_repr_of_a_schedule_names_its_parts():
+    text = "Copy(load: Role, store: Role, ring: BarrierRing, x: TmaLoadStage, y: TmaStoreStage)"
+    assert repr(tp.schedules.Copy()) == text
+
+    copy = tp.schedules.Copy()
+    copy.relations = "m"  # refused
+    assert repr(copy) == "Copy(...)"
