@@ -38,13 +38,12 @@ from tmapipe.protocol.stores import SlotStore
 from tmapipe.protocol.syncs import sync
 from tmapipe.role import Role
 from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.tiles.persistent import BoundTiles
 from tmapipe.tiles.queue import SCHEDULER
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
 
-__all__ = ["KernelContext", "kernel_main", "tiles_of"]
+__all__ = ["KernelContext", "kernel_main"]
 
 for module in pkgutil.iter_modules(protocol.__path__, f"{protocol.__name__}."):
     importlib.import_module(module.name)  # they register what stands for declared parts
@@ -97,11 +96,6 @@ def _meet(isa: Isa, meanwhile: Callable[[], None] = lambda: None) -> None:
         isa.cta_sync()
 
 
-def tiles_of(isa: Isa, schedule: Schedule) -> BoundTiles:
-    """The output tiles of the calling CTA, in the schedule's order."""
-    return schedule.tiles.bind(isa, schedule.grid(isa.extent))
-
-
 def _run_branch(
     isa: Isa,
     schedule: Schedule,
@@ -127,7 +121,7 @@ def _run_role(isa: Isa, schedule: Schedule, role: RoleWarps) -> None:
     body = schedule.declared.bodies.get(role.name)
     if body is None and role.name != SCHEDULER:
         raise ScopeError(f"role {role.name!r} has no body. Decorate a method of the schedule with @{role.name}.jit.")
-    k = KernelContext(isa, schedule, tiles_of(isa, schedule), role)
+    k = KernelContext(isa, schedule, role)
     if body is None:
         _meet(isa, k.tiles.begin)
         k.tiles.each(lambda tile: None)
@@ -168,9 +162,9 @@ class KernelContext(Carried):
     Besides, `k.isa` is the instruction set, `k.plan` has the numbers, and `k.tiles` the CTA's tiles.
     """
 
-    def __init__(self, isa: Isa, schedule: Schedule, tiles: BoundTiles, role: RoleWarps):
+    def __init__(self, isa: Isa, schedule: Schedule, role: RoleWarps):
         self.isa, self.plan, self.role = isa, isa.plan, role
-        self.tiles: Any = tiles.of(role)
+        self.tiles: Any = schedule.tiles.bind(isa, schedule.grid(isa.extent), role)
         self.ends: dict[str, RingEnd] = {}
         self._parts: dict[str, Any] = {}
         self._finishers: list[Any] = []

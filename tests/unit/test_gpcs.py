@@ -92,23 +92,14 @@ def test_sizes_of_clusters_that_a_device_does_not_take(monkeypatch):
 
 
 def test_refused():
-    for order in (GpcTiles, DynamicTiles):
-        refused(order, 8, argument="PersistentTiles(raster)", rule="is Grouped, Snake, Backwards, Columns or Hilbert")
-    refused(
-        GroupedTiles,
-        8,
-        rows=128,
-        table="ends",
-        argument="PersistentTiles(raster)",
-        rule="is Grouped, Snake, Backwards, Columns or Hilbert",
-    )
-    refused(
-        StreamKTiles,
-        8,
-        shares=66,
-        argument="PersistentTiles(raster)",
-        rule="is Grouped, Snake, Backwards, Columns or Hilbert",
-    )
+    rule = "is Grouped, Snake, Backwards, Columns or Hilbert"
+    for order, options in (
+        (GpcTiles, {}),
+        (DynamicTiles, {}),
+        (GroupedTiles, {"rows": 128}),
+        (StreamKTiles, {"shares": 66}),
+    ):
+        refused(order, 8, **options, argument=f"{order.__name__}(raster)", rule=rule)
     assert GpcTiles() == GpcTiles(Grouped(8))
 
 

@@ -7,7 +7,7 @@ import pytest
 import tmapipe as tp
 from tests.unit.errors import refused
 from tests.unit.fake_isa import RecordingIsa, record
-from tmapipe.kernel import KernelContext, kernel_main, tiles_of
+from tmapipe.kernel import KernelContext, kernel_main
 from tmapipe.plan.planner import TAKEN
 
 S = tp.schedules
@@ -329,7 +329,7 @@ def test_a_helper_inside_a_body_may_return():
 def context(schedule, role, **extents):
     plan = schedule.plan()
     isa = RecordingIsa(plan, plan.role(role).first_warp, extents=extents or EXTENTS)
-    return KernelContext(isa, schedule, tiles_of(isa, schedule), plan.role(role))
+    return KernelContext(isa, schedule, plan.role(role))
 
 
 def with_yield(self, k, tile):

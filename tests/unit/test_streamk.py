@@ -55,7 +55,7 @@ def pieces(order, grid, cluster, clusters, steps):
     found = {}
     for cluster_id, rank in itertools.product(range(clusters), range(math.prod(cluster.values()))):
         taken = found[cluster_id, rank] = []
-        bound = order.bind(Worker(cluster, rank, cluster_id, clusters, steps), grid)
+        bound = order.bind(Worker(cluster, rank, cluster_id, clusters, steps), grid, None)
         bound.each(
             lambda t, taken=taken: taken.append((t.s, tuple(t[d] for d in grid if d != "s"), t.first, t["steps"]))
         )
@@ -108,7 +108,7 @@ def test_the_picture():
 
 def test_whole_tiles_are_not_cut():
     found = pieces(StreamKTiles(Grouped(1), shares=3), {"s": 3, "m": 2, "n": 3}, {}, 3, 5)
-    bound = PersistentTiles(Grouped(1)).bind(Place({}, 0, 0, 1), {"m": 2, "n": 3})
+    bound = PersistentTiles(Grouped(1)).bind(Place({}, 0, 0, 1), {"m": 2, "n": 3}, None)
     one = [(bound.tile(i).m, bound.tile(i).n) for i in range(bound.count)]
     assert [piece for c in range(3) for piece in found[c, 0]] == [(0, tile, 0, 5) for tile in one]
 
@@ -120,6 +120,6 @@ def test_refused(shares):
 
 def test_teams_are_refused():
     order = StreamKTiles(shares=2)
-    bound = order.bind(Worker({}, 0, 0, 1, 4), {"s": 2, "m": 1, "n": 1})
+    bound = order.bind(Worker({}, 0, 0, 1, 4), {"s": 2, "m": 1, "n": 1}, None)
     refused(bound.each_in_turn, 0, 2, None, None, argument="StreamKTiles", value=2, rule="not to teams")
     assert S.StreamK(2).tiles == order

@@ -39,7 +39,7 @@ def taken(order, grid, cluster, clusters, all_clusters=False):
     """Tiles as a tuple of coordinates, by (cluster, rank), each in the order in which the CTA takes them."""
     found = {}
     for cluster_id, rank in itertools.product(range(clusters), range(math.prod(cluster.values()))):
-        bound = order.bind(Place(cluster, rank, cluster_id, clusters, all_clusters), grid)
+        bound = order.bind(Place(cluster, rank, cluster_id, clusters, all_clusters), grid, None)
         found[cluster_id, rank] = [tuple(bound.tile(i)[dim] for dim in grid) for i in range(bound.count)]
     return found
 

@@ -11,19 +11,19 @@ from typing import Any
 
 import attrs
 
-from tmapipe.errors import InputError
+from tmapipe.fields import is_count, must
 from tmapipe.isa.interface import Isa
-from tmapipe.isa.values import Carried
 from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.tile import Tile
-from tmapipe.tiles.persistent import TileNumbers, number_divisors, steps_of, tile_of
-from tmapipe.tiles.queue import QueuedTiles, QueueEnd
+from tmapipe.tiles.order import TilesOfRole
+from tmapipe.tiles.persistent import PersistentTiles, TileNumbers, number_divisors, steps_of, tile_of
+from tmapipe.tiles.queue import QueueEnd
 
 __all__ = ["DynamicTiles"]
 
 
 @attrs.frozen
-class DynamicTiles(QueuedTiles):
+class DynamicTiles(PersistentTiles):
     """Dynamic order: each cluster takes the next tile when it is ready, so that a cluster that is held up takes fewer.
 
     The results are bit for bit those of any other order.
@@ -36,56 +36,36 @@ class DynamicTiles(QueuedTiles):
         InputError: *stages* is no positive integer.
     """
 
-    stages: int = attrs.field(default=2)
+    stages: int = attrs.field(default=2, validator=must(is_count, "is a positive number of tiles", "use 2"))
 
-    @stages.validator
-    def _check_stages(self, attribute: Any, value: Any) -> None:
-        if not isinstance(value, int) or value < 1:
-            raise InputError("DynamicTiles(stages)", value, "is a positive number of tiles", "use 2")
-
-    def words(self, dims: int) -> int:
-        """Whether there is a tile, and its coordinates."""
-        return 1 + dims
+    def queue(self, dims: int) -> tuple[int, int]:
+        """As in `TileOrder`. The words: whether there is a tile, and its coordinates."""
+        return self.stages, 1 + dims
 
     def divisors(self, grid: dict[str, Any], cluster: Mapping[str, int], clusters: Any) -> dict[str, Any]:
-        """What the scheduler divides by; *grid* in tiles, none of them 0. On the host, or in the kernel."""
+        """As in `TileOrder`."""
         return number_divisors(self.raster, steps_of(grid, cluster))
 
-    def bind(self, isa: Isa, grid: dict[str, Any]) -> Any:
-        """This order on the calling CTA, for a grid of *grid* tiles a dimension."""
-        return BoundDynamicTiles(isa, self, grid)
+    def bind(self, isa: Isa, grid: dict[str, Any], role: RoleWarps) -> TilesOfRole:
+        """As in `TileOrder`."""
+        return FetchedTiles(isa, self, grid, role, tuple(grid))
 
 
-class BoundDynamicTiles(Carried):
-    """A grid whose tiles are fetched one by one; `of` gives them to a role."""
-
-    def __init__(self, isa: Isa, order: QueuedTiles, grid: dict[str, Any]):
-        self.isa, self.dims = isa, tuple[str, ...](grid)
-        by = isa.divisors(order.divisors(grid, isa.plan.cluster, isa.clusters))
-        self.numbers = TileNumbers(isa, order.raster, grid, by)
-
-    def of(self, role: RoleWarps) -> TilesOfRole:
-        """The tiles as *role* takes them."""
-        return TilesOfRole(self, role)
-
-
-class TilesOfRole(Carried):
-    """The tiles of the calling warp's cluster, one after another.
+class FetchedTiles(TilesOfRole):
+    """Tiles that the scheduler fetches one by one. dims: what its words say besides whether there is a tile.
 
     State, in registers: how many slots were read, and the words of the last one. The first word says whether there was a tile.
     """
 
-    def __init__(self, tiles: BoundDynamicTiles, role: RoleWarps):
-        self.isa, self.numbers, self.dims = tiles.isa, tiles.numbers, tiles.dims
-        self.queue = QueueEnd(tiles.isa, role)
-        self.read = self.isa.cells(0)
-        self.words = self.isa.cells(*[0] * (1 + len(self.dims)))
-
-    def begin(self) -> None:
-        """Nothing can be fetched yet."""
+    def __init__(self, isa: Isa, order: PersistentTiles, grid: dict[str, Any], role: RoleWarps, dims: tuple[str, ...]):
+        self.isa, self.order, self.dims = isa, order, dims
+        self.numbers = TileNumbers(isa, order, order.raster, grid)
+        self.queue = QueueEnd(isa, role)
+        self.read = isa.cells(0)
+        self.words = isa.cells(*[0] * (1 + len(dims)))
 
     def each(self, body: Callable[[Tile], None]) -> None:
-        """Runs *body* once per tile."""
+        """As in `TilesOfRole`."""
         self._next()
 
         def one() -> None:
@@ -95,7 +75,7 @@ class TilesOfRole(Carried):
         self.isa.loop_while(self.words, one, lambda: self._turns(0, 1))
 
     def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
-        """Runs *body* for the tiles *team*, *team* + *teams*, ..., and *skip* for the others."""
+        """As in `TilesOfRole`."""
         isa = self.isa
         between = isa.cells(team)  # tiles of other teams that come first
 
@@ -117,7 +97,7 @@ class TilesOfRole(Carried):
         isa.loop_while(self.words, one, lambda: self._turns(team, teams))
 
     def finish(self) -> None:
-        """After the last tile."""
+        """As in `TilesOfRole`."""
         self.queue.finish()
 
     def _next(self) -> None:

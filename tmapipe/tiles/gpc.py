@@ -21,19 +21,19 @@ from typing import Any
 import attrs
 
 from tmapipe.isa.interface import Isa
-from tmapipe.isa.values import Carried
 from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.tile import Tile
 from tmapipe.tiles.claims import claim_position, count_claim
 from tmapipe.tiles.gpc_positions import WORDS, keep_positions
-from tmapipe.tiles.persistent import BoundTiles
-from tmapipe.tiles.queue import QueuedTiles, QueueEnd
+from tmapipe.tiles.order import TilesOfRole
+from tmapipe.tiles.persistent import NumberedTiles, PersistentTiles
+from tmapipe.tiles.queue import QueueEnd
 
 __all__ = ["GpcTiles"]
 
 
 @attrs.frozen
-class GpcTiles(QueuedTiles):
+class GpcTiles(PersistentTiles):
     """Static persistent order as `PersistentTiles`, in which clusters of one GPC take tiles with consecutive numbers.
 
     Use it with clusters along n, (1, 2): a is then multicast, and with ``Grouped(8)`` the eight clusters of a GPC load the
@@ -44,11 +44,11 @@ class GpcTiles(QueuedTiles):
         raster: Numbers the tiles, as in `PersistentTiles`.
     """
 
-    def words(self, dims: int) -> int:
-        """The position."""
-        return 1
-
     launch_words = WORDS
+
+    def queue(self, dims: int) -> tuple[int, int]:
+        """As in `TileOrder`. The word: the position."""
+        return 1, 1
 
     def launch_numbers(
         self, tiles: int, resident: int, cluster_size: int, gpcs: Callable[[], Sequence[Sequence[int]]]
@@ -56,23 +56,12 @@ class GpcTiles(QueuedTiles):
         """As in `TileOrder`."""
         return keep_positions(gpcs(), cluster_size, resident, tiles)
 
-    def bind(self, isa: Isa, grid: dict[str, Any]) -> Any:
-        """This order on the calling CTA, for a grid of *grid* tiles a dimension."""
-        return BoundGpcTiles(isa, self, grid)
+    def bind(self, isa: Isa, grid: dict[str, Any], role: RoleWarps) -> TilesOfRole:
+        """As in `TileOrder`."""
+        return TilesOfPosition(isa, self, grid, role)
 
 
-class BoundGpcTiles(Carried):
-    """The grid's tiles; `of` gives a role those of the calling CTA."""
-
-    def __init__(self, isa: Isa, order: GpcTiles, grid: dict[str, Any]):
-        self.isa, self.order, self.grid = isa, order, grid
-
-    def of(self, role: RoleWarps) -> TilesOfPosition:
-        """The tiles as *role* takes them."""
-        return TilesOfPosition(self.isa, self.order, self.grid, role)
-
-
-class TilesOfPosition(BoundTiles):
+class TilesOfPosition(NumberedTiles):
     """The calling CTA's tiles, which are known once its cluster has claimed a position."""
 
     early = False
@@ -83,7 +72,7 @@ class TilesOfPosition(BoundTiles):
         self.claimed = isa.cells(0)
 
     def begin(self) -> None:
-        """The scheduler claims a position. That takes about as long as the initialization that all warps wait for."""
+        """The scheduler claims a position."""
         self.queue.once_a_cluster(self._claim)
 
     def each(self, body: Callable[[Tile], None]) -> None:
@@ -93,12 +82,12 @@ class TilesOfPosition(BoundTiles):
             super().each(body)
 
     def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
-        """As in `BoundTiles`."""
+        """As in `TilesOfRole`."""
         self._find_position()
         super().each_in_turn(team, teams, body, skip)
 
     def finish(self) -> None:
-        """After the last tile."""
+        """As in `TilesOfRole`."""
         self.queue.finish()
         self.queue.once_a_cluster(lambda: count_claim(self.isa))
 

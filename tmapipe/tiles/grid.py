@@ -11,9 +11,10 @@ from tmapipe.fields import is_count, must, optional
 from tmapipe.integers import ceil_div
 from tmapipe.isa.interface import Isa
 from tmapipe.plan.arch import SM_RESERVED
-from tmapipe.plan.model import Plan
+from tmapipe.plan.model import Plan, RoleWarps
 from tmapipe.protocol.tile import Tile
-from tmapipe.tiles.persistent import BoundTiles, PersistentTiles, tile_of
+from tmapipe.tiles.order import TilesOfRole
+from tmapipe.tiles.persistent import NumberedTiles, PersistentTiles
 
 __all__ = ["GridTiles"]
 
@@ -43,11 +44,11 @@ class GridTiles(PersistentTiles):
 
     each: int = attrs.field(default=1, validator=must(is_count, "is a positive number of tiles", "leave it out"))
 
-    def bind(self, isa: Isa, grid: dict[str, Any]) -> BoundTiles:
-        """As in `PersistentTiles`."""
-        if isa.all_clusters:
-            return _Span(isa, self, grid).at(isa.cluster_id)
-        return super().bind(isa, grid) if self.each == 1 else _Spans(isa, self, grid).at(isa.cluster_id)
+    def bind(self, isa: Isa, grid: dict[str, Any], role: RoleWarps) -> TilesOfRole:
+        """As in `TileOrder`."""
+        if not isa.all_clusters and self.each == 1:
+            return super().bind(isa, grid, role)
+        return (_Span if isa.all_clusters else _Spans)(isa, self, grid).at(isa.cluster_id)
 
     def launch_numbers(
         self, tiles: int, resident: int, cluster_size: int, gpcs: Callable[[], Sequence[Sequence[int]]]
@@ -67,44 +68,37 @@ class GridTiles(PersistentTiles):
         return 1 if self.ctas is None or plan.registers else self.ctas
 
 
-class _Spans(BoundTiles):
+class _Spans(NumberedTiles):
     """The tiles of a cluster of an order with `each` > 1: spans of so many, of which the last may have fewer."""
 
     order: GridTiles
 
-    def at(self, position: Any) -> BoundTiles:
+    def _count(self) -> Any:
         isa, each, total = self.isa, self.order.each, self.numbers.total
         spans = ceil_div(total, each)
-        mine = (spans - position + isa.clusters - 1) // self.by["clusters"]
-        self.position = position
-        last = position + (mine - 1) * isa.clusters == spans - 1
-        self.count = isa.here(mine * each - isa.select(last, spans * each - total, 0))
-        self.first = [isa.here(value) for value in self._at(0)]
-        return self
+        mine = (spans - self.position + isa.clusters - 1) // self.numbers.by["clusters"]
+        last = self.position + (mine - 1) * isa.clusters == spans - 1
+        return mine * each - isa.select(last, spans * each - total, 0)
 
-    def tile(self, i: Any) -> Tile:
+    def number(self, i: Any) -> Any:
         span = self.position + i // self.order.each * self.isa.clusters
-        return tile_of(self.isa, self.numbers.coordinates(span * self.order.each + i % self.order.each))
+        return span * self.order.each + i % self.order.each
 
 
-class _Span(BoundTiles):
+class _Span(NumberedTiles):
     """The tiles of a cluster where there is one for each span. A single tile takes no loop, so a CTA loads it early."""
 
     order: GridTiles
 
-    def at(self, position: Any) -> BoundTiles:
-        isa, each = self.isa, self.order.each
-        self.position = position * each
-        left = self.numbers.total - self.position
-        self.count = 1 if each == 1 else isa.here(isa.select(left < each, left, each))
-        self.first = [isa.here(value) for value in self._at(0)]
-        return self
+    def _count(self) -> Any:
+        each, left = self.order.each, self.numbers.total - self.number(0)
+        return 1 if each == 1 else self.isa.select(left < each, left, each)
 
-    def tile(self, i: Any) -> Tile:
-        return tile_of(self.isa, self.numbers.coordinates(self.position + i))
+    def number(self, i: Any) -> Any:
+        return self.position * self.order.each + i
 
     def each(self, body: Callable[[Tile], None]) -> None:
         if self.order.each == 1:
-            body(self._made(dict(zip(self.dims, self.first, strict=True))))
+            body(Tile(dict(zip(self.dims, self.first, strict=True))))
         else:
             super().each(body)

@@ -29,16 +29,18 @@ from tmapipe.protocol.cluster import cluster_coordinate
 from tmapipe.protocol.tile import Tile, within
 from tmapipe.tiles.axes import Axis
 from tmapipe.tiles.counting import count_entries
-from tmapipe.tiles.dynamic import BoundDynamicTiles, TilesOfRole
-from tmapipe.tiles.queue import QueuedTiles
+from tmapipe.tiles.dynamic import FetchedTiles
+from tmapipe.tiles.order import TilesOfRole
+from tmapipe.tiles.persistent import PersistentTiles
 
 __all__ = ["GroupedTiles"]
 
+WHERE = ("n", "l", "row", "left")  # of a cluster's tile: along n, its group, first row, rows up to the end of the group
 LARGEST = 2**31 - 1  # every entry of the table in the machine without data
 
 
 @attrs.frozen
-class GroupedTiles(QueuedTiles):
+class GroupedTiles(PersistentTiles):
     """Dynamic order of tiles that each belong to one group of rows. All CTAs of a cluster work on one group.
 
     A tile's coordinates are n and l (its group). Its bounds along m are its first row, and how many rows there are up to the
@@ -55,7 +57,6 @@ class GroupedTiles(QueuedTiles):
     table: str = attrs.field(default="offsets", kw_only=True, validator=IS_NAME)
     output: str = attrs.field(default="d", kw_only=True, validator=IS_NAME)
 
-    stages = 2
     bounded = ("m",)
     input_dims = output_dims = ""
 
@@ -100,37 +101,27 @@ class GroupedTiles(QueuedTiles):
         unit = self.unit(cluster)
         return (rows + groups * (unit - 1)) // unit * cluster.get("m", 1)
 
-    def words(self, dims: int) -> int:
-        """Whether there is a tile, and where, of a cluster: n, l, its first row, and the rows up to the end of the group."""
-        return 5
+    def queue(self, dims: int) -> tuple[int, int]:
+        """As in `TileOrder`. The words: whether there is a tile, and `WHERE`."""
+        return 2, 1 + len(WHERE)
 
-    def bind(self, isa: Isa, grid: dict[str, Any]) -> Any:
-        """This order on the calling CTA, for a grid of *grid* tiles a dimension, of which those along m are `spread`."""
-        return BoundGroupedTiles(isa, self, grid)
-
-
-class BoundGroupedTiles(BoundDynamicTiles):
-    """A grid whose tiles are found one by one; `of` gives them to a role."""
-
-    def __init__(self, isa: Isa, order: GroupedTiles, grid: dict[str, Any]):
-        super().__init__(isa, order, grid)
-        self.order, self.dims = order, ("n", "l", "row", "left")
-
-    def of(self, role: RoleWarps) -> GroupsOfRole:
-        """The tiles as *role* takes them."""
-        return GroupsOfRole(self, role)
+    def bind(self, isa: Isa, grid: dict[str, Any], role: RoleWarps) -> TilesOfRole:
+        """As in `TileOrder`."""
+        return TilesOfGroups(isa, self, grid, role, WHERE)
 
 
-class GroupsOfRole(TilesOfRole):
-    """The tiles of the calling warp's cluster that have rows, one after another.
+class TilesOfGroups(FetchedTiles):
+    """The tiles of the calling warp's cluster that have rows.
 
     The scheduler's state, in a register: the number that the cluster takes next if the clusters take turns, as in the machine.
     """
 
-    def __init__(self, tiles: BoundGroupedTiles, role: RoleWarps):
-        super().__init__(tiles, role)
-        self.order, self.unit = tiles.order, tiles.order.unit(tiles.isa.plan.cluster)
-        self.number = self.isa.cells(self.isa.cluster_id)
+    order: GroupedTiles
+
+    def __init__(self, isa: Isa, order: GroupedTiles, grid: dict[str, Any], *role: Any):
+        super().__init__(isa, order, grid, *role)
+        self.unit = order.unit(isa.plan.cluster)
+        self.number = isa.cells(isa.cluster_id)
 
     def _fetch(self) -> Sequence[Any]:
         """Finds the next tile with rows."""
@@ -201,5 +192,5 @@ class GroupsOfRole(TilesOfRole):
         return (1, coordinates["n"], 0, coordinates["m"] * self.unit, LARGEST)
 
     def _turns(self, team: int, teams: int) -> int:
-        """As in `TilesOfRole`."""
+        """As in `FetchedTiles`."""
         return max(0, -(-(len(self._those_with_rows()) - team) // teams))

@@ -1,17 +1,20 @@
-"""TileOrder: what a tile scheduler supplies for planning, launching and running."""
+"""TileOrder: what a tile scheduler supplies for planning, launching and running; TilesOfRole: the tiles of one warp."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
 from tmapipe.isa.interface import Isa
+from tmapipe.isa.values import Carried
 from tmapipe.plan.declarations import Declarations
-from tmapipe.plan.model import Plan
+from tmapipe.plan.model import Plan, RoleWarps
+from tmapipe.protocol.tile import Tile
 from tmapipe.tiles.axes import Axis
 
-__all__ = ["TileOrder"]
+__all__ = ["TileOrder", "TilesOfRole"]
 
 
 class TileOrder:
@@ -83,6 +86,27 @@ class TileOrder:
         """
         raise NotImplementedError
 
-    def bind(self, isa: Isa, grid: dict[str, Any]) -> Any:
-        """This order on the calling CTA, for a grid of *grid* tiles."""
+    def bind(self, isa: Isa, grid: dict[str, Any], role: RoleWarps) -> TilesOfRole:
+        """The calling CTA's tiles of a grid of *grid* tiles, as *role* takes them."""
         raise NotImplementedError
+
+
+class TilesOfRole(Carried):
+    """The calling CTA's tiles, one after another, as one role takes them."""
+
+    order: TileOrder
+
+    def begin(self) -> None:
+        """Before the first tile, in the scheduler warp: what takes no longer than the initialization of the barriers."""
+
+    def each(self, body: Callable[[Tile], None]) -> None:
+        """Runs *body* once per tile."""
+        raise NotImplementedError
+
+    def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
+        """Runs *body* for the tiles *team*, *team* + *teams*, ..., and *skip* for the others."""
+        rule = "gives parts to whole CTAs, not to teams"
+        raise InputError(type(self.order).__name__, teams, rule, "use a role of one team")
+
+    def finish(self) -> None:
+        """After the last tile. Nothing is in flight where every CTA computes its tiles by itself."""

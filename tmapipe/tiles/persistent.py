@@ -11,17 +11,16 @@ from typing import Any
 
 import attrs
 
-from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
 from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.cluster import cluster_coordinate
 from tmapipe.protocol.tile import Tile
-from tmapipe.tiles.order import TileOrder
-from tmapipe.tiles.raster import Grouped
+from tmapipe.tiles.order import TileOrder, TilesOfRole
+from tmapipe.tiles.raster import Grouped, is_raster
 
-__all__ = ["BoundTiles", "PersistentTiles", "TileNumbers", "number_divisors", "steps_of", "tile_of"]
+__all__ = ["NumberedTiles", "PersistentTiles", "TileNumbers", "number_divisors", "steps_of", "tile_of"]
 
 
 @attrs.frozen
@@ -39,71 +38,59 @@ class PersistentTiles(TileOrder):
         InputError: *raster* is something else.
     """
 
-    raster: Grouped = attrs.field(factory=Grouped)
-
-    @raster.validator
-    def _check(self, attribute: Any, value: Any) -> None:
-        if not isinstance(value, Grouped):
-            rule = "is Grouped, Snake, Backwards, Columns or Hilbert"
-            raise InputError("PersistentTiles(raster)", value, rule, "use Grouped(8)")
+    raster: Grouped = attrs.field(factory=Grouped, validator=is_raster)
 
     def clusters(self, grid: dict[str, int], cluster: Mapping[str, int]) -> int:
-        """How many clusters can work at once on a grid of tiles."""
+        """As in `TileOrder`."""
         return math.prod(steps_of(grid, cluster).values())
 
     def divisors(self, grid: dict[str, Any], cluster: Mapping[str, int], clusters: Any) -> dict[str, Any]:
-        """The numbers that the order divides by, by name; on the host, or in the kernel.
-
-        Args:
-            grid: Tiles by dimension, none of them 0.
-            cluster: CTAs by dimension.
-            clusters: How many were launched.
-        """
+        """As in `TileOrder`."""
         return {"clusters": clusters, **number_divisors(self.raster, steps_of(grid, cluster))}
 
-    def bind(self, isa: Isa, grid: dict[str, Any]) -> BoundTiles:
-        """This order on the calling CTA, for a grid of *grid* tiles."""
-        return BoundTiles(isa, self, grid).at(isa.cluster_id)
+    def bind(self, isa: Isa, grid: dict[str, Any], role: RoleWarps) -> TilesOfRole:
+        """As in `TileOrder`."""
+        return NumberedTiles(isa, self, grid).at(isa.cluster_id)
 
 
-class BoundTiles(Carried):
-    """The calling CTA's tiles, once `at` has set its position: `count` of them, `tile(i)` for each.
+class NumberedTiles(TilesOfRole):
+    """Tiles whose numbers follow from the position of the calling cluster, once `at` has set that: `count` of them.
 
-    A subclass may set `coordinates`, names of a tile's coordinates if they are not those of the grid, and `early`, whether the
-    first tile can be computed while the previous kernel still runs.
+    A subclass may set `early`, whether the first tile can be computed while the previous kernel still runs.
     """
 
-    coordinates: tuple[str, ...] = ()
     early = True
 
     def __init__(self, isa: Isa, order: PersistentTiles, grid: dict[str, Any]):
-        self.isa, self.order, self.dims = isa, order, self.coordinates or tuple(grid)
-        by = isa.divisors(order.divisors(grid, isa.plan.cluster, isa.clusters))
-        self.by, self.numbers = by, TileNumbers(isa, order.raster, grid, by)
+        self.isa, self.order, self.dims = isa, order, tuple(grid)
+        self.numbers = TileNumbers(isa, order, order.raster, grid)
 
-    def of(self, role: RoleWarps) -> BoundTiles:
-        """The tiles as *role* takes them."""
-        return self
-
-    def at(self, position: Any) -> BoundTiles:
+    def at(self, position: Any) -> NumberedTiles:
         """Sets the position of the calling cluster, a number below that of clusters."""
-        isa = self.isa
         self.position = position
-        self.count = isa.here((self.numbers.total - position + isa.clusters - 1) // self.by["clusters"])
-        self.first = [isa.here(value) for value in self._at(0)] if self.early else []
+        self.count = self.isa.here(self._count())
+        self.first = [self.isa.here(value) for value in self._at(0)] if self.early else []
         return self
+
+    def _count(self) -> Any:
+        """How many tiles the cluster has."""
+        clusters = self.isa.clusters
+        return (self.numbers.total - self.position + clusters - 1) // self.numbers.by["clusters"]
+
+    def number(self, i: Any) -> Any:
+        """The number of its *i*-th tile."""
+        return self.position + i * self.isa.clusters
 
     def tile(self, i: Any) -> Tile:
         """The *i*-th tile of the calling CTA."""
-        coordinates = self.numbers.coordinates(self.position + i * self.isa.clusters)
-        return tile_of(self.isa, coordinates)
+        return tile_of(self.isa, self.numbers.coordinates(self.number(i)))
 
     def each(self, body: Callable[[Tile], None]) -> None:
         """Runs *body* once per tile. The next tile is computed after the body, which has started its loads by then."""
         at = self.isa.cells(*(self.first or self._at(0)))
 
         def one(i: Any) -> None:
-            self._take(self._made({dim: at[j] for j, dim in enumerate(self.dims)}), body)
+            body(Tile({dim: at[j] for j, dim in enumerate(self.dims)}))
             for j, value in enumerate(self._at(i + 1)):
                 at[j] = value
 
@@ -114,15 +101,8 @@ class BoundTiles(Carried):
         tile = self.tile(i)
         return [tile[dim] for dim in self.dims]
 
-    def _made(self, values: dict[str, Any]) -> Tile:
-        """A tile of the *values* that were computed ahead."""
-        return Tile(values)
-
-    def _take(self, tile: Tile, body: Callable[[Tile], None]) -> None:
-        body(tile)
-
     def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
-        """Runs *body* for the tiles *team*, *team* + *teams*, ..., and *skip* for the others."""
+        """As in `TilesOfRole`."""
 
         def one(n: Any) -> None:
             first = n * teams + team
@@ -133,20 +113,16 @@ class BoundTiles(Carried):
         self.isa.loop(team, lambda i: skip(self.tile(i)))
         self.isa.loop(ceil_div(self.count - team, teams), one)
 
-    def finish(self) -> None:
-        """Nothing is in flight: every CTA computes its tiles by itself."""
-
 
 class TileNumbers(Carried):
     """The tiles of a grid, in units of clusters, numbered from 0 to `total` - 1 by a raster; batch dimensions vary slowest.
 
-    Args:
-        grid: Tiles by dimension.
-        by: The divisors that `number_divisors` named.
+    grid: tiles by dimension; by: the divisors of the order, by name.
     """
 
-    def __init__(self, isa: Isa, raster: Grouped, grid: dict[str, Any], by: dict[str, Any]):
-        self.isa, self.raster, self.by = isa, raster, by
+    def __init__(self, isa: Isa, order: TileOrder, raster: Grouped, grid: dict[str, Any]):
+        self.isa, self.raster = isa, raster
+        self.by = isa.divisors(order.divisors(grid, isa.plan.cluster, isa.clusters))
         self.steps = steps_of(grid, isa.plan.cluster)
         self.total: Any = 1
         for count in self.steps.values():

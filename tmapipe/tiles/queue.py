@@ -4,6 +4,9 @@
     every warp           waits for the slot, reads the words, releases the slot
 
 The words travel by st.async. Their bytes complete on the mbarrier of the CTA where they land.
+
+The scheduler counts in global memory. A schedule has one set of counters per stream, so a CUDA graph that was captured on a
+stream must not run at the same time as other launches of the schedule on it.
 """
 
 from __future__ import annotations
@@ -15,29 +18,10 @@ from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, SlotRef
 from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.ring import advance
-from tmapipe.tiles.persistent import PersistentTiles
 
-__all__ = ["SCHEDULER", "QueueEnd", "QueuedTiles"]
+__all__ = ["SCHEDULER", "QueueEnd"]
 
 SCHEDULER = "scheduler"  #: name of the role that finds the words
-
-
-class QueuedTiles(PersistentTiles):
-    """Base of such tile schedulers.
-
-    They count in global memory. A schedule has one set of counters per stream, so a CUDA graph that was captured on a stream
-    must not run at the same time as other launches of the schedule on it.
-    """
-
-    stages = 1
-
-    def words(self, dims: int) -> int:
-        """32-bit words of a slot, for an output of *dims* dimensions."""
-        raise NotImplementedError
-
-    def queue(self, dims: int) -> tuple[int, int]:
-        """As in `TileOrder`."""
-        return self.stages, self.words(dims)
 
 
 class QueueEnd(Carried):

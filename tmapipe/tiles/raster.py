@@ -12,14 +12,13 @@ from typing import Any
 import attrs
 
 from tmapipe.errors import InputError
+from tmapipe.fields import is_count, must
 from tmapipe.isa.interface import Isa
 
-__all__ = ["Backwards", "Columns", "Grouped", "Hilbert", "Snake"]
+__all__ = ["Backwards", "Columns", "Grouped", "Hilbert", "Snake", "is_raster"]
 
 
-def _positive(raster: Any, attribute: Any, value: Any) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise InputError(f"{type(raster).__name__}({attribute.name})", value, "is a positive number of rows", "use 8")
+_positive = must(is_count, "is a positive number of rows", "use 8")
 
 
 @attrs.frozen
@@ -139,6 +138,12 @@ class Hilbert(Snake):
             return isa.select(short, otherwise, isa.select(in_square, curve, otherwise))
 
         return pick(y, down), pick(left + x, right)
+
+
+#: Validator of fields that hold one.
+is_raster = must(
+    lambda raster: isinstance(raster, Grouped), "is Grouped, Snake, Backwards, Columns or Hilbert", "use Grouped(8)"
+)
 
 
 def _hilbert(isa: Isa, bits: int, index: Any) -> tuple[Any, Any]:

@@ -15,39 +15,63 @@ from typing import Any
 import attrs
 
 from tmapipe.errors import InputError
-from tmapipe.fields import IS_NAME
+from tmapipe.fields import IS_NAME, must
 from tmapipe.integers import ceil_div
 from tmapipe.isa.interface import Isa
-from tmapipe.isa.values import Carried
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.tile import Tile, within
 from tmapipe.tiles.axes import Axis
-from tmapipe.tiles.order import TileOrder
+from tmapipe.tiles.order import TileOrder, TilesOfRole
 from tmapipe.tiles.persistent import PersistentTiles
 
-__all__ = ["SplitKTiles", "check_parts", "check_reduce"]
+__all__ = ["PartTiles", "SplitKTiles", "is_number"]
 
-
-def check_reduce(order: Any, attribute: Any, value: Any) -> None:
-    """Raises `InputError` unless *value* says how parts are added."""
-    if value is not None and not (isinstance(value, str) and value == "add"):
-        raise InputError(f"{type(order).__name__}(reduce)", value, 'is None or "add"', 'use "add"')
-
-
-def check_parts(order: Any, declared: Declarations, axes: Mapping[str, Axis]) -> None:
-    """Raises `InputError` unless a schedule has the steps that *order* divides, and outputs for the parts."""
-    name = type(order).__name__
-    if not any(each == order.stage and order.dim in load.dims for each, load in declared.loads.items()):
-        rule = f"is a load of {declared.name} and one of its dimensions, whose tiles are the steps"
-        raise InputError(f"{name}(stage, dim)", (order.stage, order.dim), rule, "name such a stage and dimension")
-    if "s" not in axes:
-        rule = "has parts of sums, which are stored along a dimension s of the output, or added to it"
-        raise InputError("Schedule.tiles", order, rule, 'e.g. TmaStoreStage("s m n", source=...)')
+#: Validator of a number of parts.
+is_number = must(lambda n: isinstance(n, int) and 1 <= n < 2**31, "is a positive number below 2^31", "use 4")
 
 
 @attrs.frozen
-class SplitKTiles(TileOrder):
+class PartTiles(TileOrder):
+    """An order of parts of tiles, each of which sums some of the inner steps.
+
+    Args:
+        reduce: How parts are added.
+        stage: The steps are the tiles of this load ...
+        dim: ... along this dimension.
+    """
+
+    reduce: str | None = attrs.field(
+        default=None,
+        kw_only=True,
+        validator=must(lambda reduce: reduce in (None, "add"), 'is None or "add"', 'use "add"'),
+    )
+    stage: str = attrs.field(default="a", kw_only=True, validator=IS_NAME)
+    dim: str = attrs.field(default="k", kw_only=True, validator=IS_NAME)
+
+    for_teams = False
+    in_parts = True
+    output_dims = "s "
+
+    def check(self, declared: Declarations, axes: Mapping[str, Axis]) -> None:
+        """As in `TileOrder`: it has the steps, and outputs for the parts."""
+        if not any(each == self.stage and self.dim in load.dims for each, load in declared.loads.items()):
+            rule = f"is a load of {declared.name} and one of its dimensions, whose tiles are the steps"
+            name = f"{type(self).__name__}(stage, dim)"
+            raise InputError(name, (self.stage, self.dim), rule, "name such a stage and dimension")
+        if "s" not in axes:
+            rule = "has parts of sums, which are stored along a dimension s of the output, or added to it"
+            raise InputError("Schedule.tiles", self, rule, 'e.g. TmaStoreStage("s m n", source=...)')
+
+    def steps(self, isa: Isa) -> Any:
+        """The steps of a tile."""
+        load = isa.plan.load(self.stage)
+        where = load.dims.index(self.dim)
+        return ceil_div(isa.extent(load.argument, where), load.tile[where])
+
+
+@attrs.frozen
+class SplitKTiles(PartTiles):
     """An order in which the parts of an output tile are tiles of their own: for outputs of few tiles, and many steps.
 
     The output has a dimension "s" for the parts, before those of the matrix; of a batch, for the parts of its first matrix,
@@ -64,30 +88,17 @@ class SplitKTiles(TileOrder):
         dim: ... along this dimension.
     """
 
-    parts: int = attrs.field()
-    tiles: TileOrder = attrs.field(factory=PersistentTiles)
-    reduce: str | None = attrs.field(default=None, kw_only=True, validator=check_reduce)
-    stage: str = attrs.field(default="a", kw_only=True, validator=IS_NAME)
-    dim: str = attrs.field(default="k", kw_only=True, validator=IS_NAME)
+    parts: int = attrs.field(validator=is_number)
+    tiles: TileOrder = attrs.field(
+        factory=PersistentTiles,
+        validator=must(
+            lambda order: isinstance(order, TileOrder) and not order.in_parts and not order.bounded,
+            "is an order of whole tiles",
+            "e.g. GpcTiles()",
+        ),
+    )
 
-    for_teams = False
-    in_parts = True
     without_steps = True
-    output_dims = "s "
-
-    @parts.validator
-    def _check_parts(self, attribute: Any, value: Any) -> None:
-        if not isinstance(value, int) or not 1 <= value < 2**31:
-            raise InputError("SplitKTiles(parts)", value, "is a positive number of parts below 2^31", "use 4")
-
-    @tiles.validator
-    def _check_tiles(self, attribute: Any, value: Any) -> None:
-        if not isinstance(value, TileOrder) or value.in_parts or value.bounded:
-            raise InputError("SplitKTiles(tiles)", value, "is an order of whole tiles", "e.g. GpcTiles()")
-
-    def check(self, declared: Declarations, axes: Mapping[str, Axis]) -> None:
-        """As in `TileOrder`."""
-        check_parts(self, declared, axes)
 
     @property
     def launch_words(self) -> int:  # type: ignore[override]
@@ -115,41 +126,34 @@ class SplitKTiles(TileOrder):
         """As in `TileOrder`."""
         return self.tiles.divisors(grid, cluster, clusters)
 
-    def bind(self, isa: Isa, grid: dict[str, Any]) -> Any:
-        """This order on the calling CTA, for a grid of *grid* tiles, parts among them."""
-        return BoundParts(isa, self, self.tiles.bind(isa, grid))
+    def bind(self, isa: Isa, grid: dict[str, Any], role: RoleWarps) -> TilesOfRole:
+        """As in `TileOrder`; *grid* counts parts."""
+        return PartsOfRole(isa, self, self.tiles.bind(isa, grid, role))
 
 
-class BoundParts(Carried):
-    """The calling CTA's parts of tiles."""
+class PartsOfRole(TilesOfRole):
+    """The calling CTA's parts of *tiles*."""
 
-    def __init__(self, isa: Isa, order: SplitKTiles, tiles: Any):
+    order: SplitKTiles
+
+    def __init__(self, isa: Isa, order: SplitKTiles, tiles: TilesOfRole):
         self.isa, self.order, self.tiles = isa, order, tiles
 
-    def of(self, role: RoleWarps) -> BoundParts:
-        """The parts as *role* takes them."""
-        return BoundParts(self.isa, self.order, self.tiles.of(role))
-
     def begin(self) -> None:
-        """As of the order that the tiles come in."""
+        """As in `TilesOfRole`."""
         self.tiles.begin()
 
     def each(self, body: Callable[[Tile], None]) -> None:
-        """Runs *body* once per part."""
+        """As in `TilesOfRole`."""
         self.tiles.each(lambda tile: body(self._part(tile)))
 
-    def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
-        raise InputError("SplitKTiles", teams, "gives parts to whole CTAs, not to teams", "use a role of one team")
-
     def finish(self) -> None:
-        """After the last part."""
+        """As in `TilesOfRole`."""
         self.tiles.finish()
 
     def _part(self, tile: Tile) -> Tile:
         """The tile with its steps: every part has the same number, except the last ones."""
-        isa, load = self.isa, self.isa.plan.load(self.order.stage)
-        where = load.dims.index(self.order.dim)
-        steps = ceil_div(isa.extent(load.argument, where), load.tile[where])
+        isa, steps = self.isa, self.order.steps(self.isa)
         most = ceil_div(steps, self.order.parts)
         matrix = tile.s // self.order.parts
         first = (tile.s - matrix * self.order.parts) * most

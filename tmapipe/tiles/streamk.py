@@ -16,23 +16,20 @@ from typing import Any
 
 import attrs
 
-from tmapipe.errors import InputError
-from tmapipe.fields import IS_NAME
 from tmapipe.integers import ceil_div
 from tmapipe.isa.interface import Isa
-from tmapipe.isa.values import Carried
-from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.tile import Tile
-from tmapipe.tiles.axes import Axis
-from tmapipe.tiles.persistent import PersistentTiles, TileNumbers, number_divisors, steps_of, tile_of
-from tmapipe.tiles.splitk import check_parts, check_reduce
+from tmapipe.tiles.order import TilesOfRole
+from tmapipe.tiles.persistent import TileNumbers, number_divisors, steps_of, tile_of
+from tmapipe.tiles.raster import Grouped, is_raster
+from tmapipe.tiles.splitk import PartTiles, is_number
 
 __all__ = ["StreamKTiles"]
 
 
 @attrs.frozen
-class StreamKTiles(PersistentTiles):
+class StreamKTiles(PartTiles):
     """Stream-K order: each cluster takes one share, or several consecutive ones.
 
     The output has a dimension "s" for the pieces of a tile, before those of the matrix. A tile's coordinates are s (which
@@ -46,31 +43,16 @@ class StreamKTiles(PersistentTiles):
         reduce: How pieces are added, as in `SplitKTiles`.
     """
 
-    shares: int = attrs.field(kw_only=True)
-    stage: str = attrs.field(default="a", kw_only=True, validator=IS_NAME)
-    dim: str = attrs.field(default="k", kw_only=True, validator=IS_NAME)
-    reduce: str | None = attrs.field(default=None, kw_only=True, validator=check_reduce)
-
-    for_teams = False
-    in_parts = True
-    output_dims = "s "
+    raster: Grouped = attrs.field(factory=Grouped, validator=is_raster)
+    shares: int = attrs.field(kw_only=True, validator=is_number)
 
     @property
     def parts(self) -> int:
         """The most pieces that a tile can have."""
         return self.shares
 
-    @shares.validator
-    def _check_shares(self, attribute: Any, value: Any) -> None:
-        if not isinstance(value, int) or not 1 <= value < 2**31:
-            raise InputError("StreamKTiles(shares)", value, "is a positive number of shares below 2^31", "use 132")
-
-    def check(self, declared: Declarations, axes: Mapping[str, Axis]) -> None:
-        """As in `TileOrder`."""
-        check_parts(self, declared, axes)
-
     def clusters(self, grid: dict[str, int], cluster: Mapping[str, int]) -> int:
-        """How many clusters can work at once: one per share."""
+        """As in `TileOrder`: one per share."""
         return self.shares
 
     def pieces(self, tiles: int, steps: int) -> tuple[int, int]:
@@ -82,24 +64,21 @@ class StreamKTiles(PersistentTiles):
         return least, least + 1
 
     def divisors(self, grid: dict[str, Any], cluster: Mapping[str, int], clusters: Any) -> dict[str, Any]:
-        """What decoding a tile's number divides by; *grid* in tiles, none of them 0. On the host, or in the kernel."""
+        """As in `TileOrder`."""
         return number_divisors(self.raster, steps_of(_without_shares(grid), cluster))
 
-    def bind(self, isa: Isa, grid: dict[str, Any]) -> Any:
-        """This order on the calling CTA, for a grid of *grid* tiles."""
-        return BoundStreamK(isa, self, grid)
+    def bind(self, isa: Isa, grid: dict[str, Any], role: RoleWarps) -> TilesOfRole:
+        """As in `TileOrder`."""
+        return PiecesOfRole(isa, self, grid)
 
 
-class BoundStreamK(Carried):
+class PiecesOfRole(TilesOfRole):
     """The calling CTA's pieces of tiles."""
 
     def __init__(self, isa: Isa, order: StreamKTiles, grid: dict[str, Any]):
-        self.isa = isa
-        by = isa.divisors(order.divisors(grid, isa.plan.cluster, isa.clusters))
-        self.numbers = TileNumbers(isa, order.raster, _without_shares(grid), by)
-        load = isa.plan.load(order.stage)
-        where = load.dims.index(order.dim)
-        steps = ceil_div(isa.extent(load.argument, where), load.tile[where])
+        self.isa, self.order = isa, order
+        self.numbers = TileNumbers(isa, order, order.raster, _without_shares(grid))
+        steps = order.steps(isa)
         self.total = self.numbers.total * steps
         self.steps = isa.select(steps > 0, steps, 1)  # of a tile; to divide by
         most = self._least(order.shares, self.numbers.total * grid["s"])
@@ -107,12 +86,8 @@ class BoundStreamK(Carried):
         size = ceil_div(self.total, self.shares)  # of a share, in steps; the last ones may be smaller
         self.size = isa.select(size > 0, size, 1)
 
-    def of(self, role: RoleWarps) -> BoundStreamK:
-        """The pieces as *role* takes them."""
-        return self
-
     def each(self, body: Callable[[Tile], None]) -> None:
-        """Runs *body* once per piece."""
+        """As in `TilesOfRole`."""
         isa = self.isa
         first, last = (c * self.shares // isa.clusters for c in (isa.cluster_id, isa.cluster_id + 1))
         end = self._least(last * self.size, self.total)
@@ -127,12 +102,6 @@ class BoundStreamK(Carried):
 
         # Where a tile and a share end together they make one cut: then there is one piece less.
         isa.loop(isa.select(start < end, cuts + 1, 0), lambda i: isa.when(at[0] < end, piece))
-
-    def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
-        raise InputError("StreamKTiles", teams, "gives pieces to whole CTAs, not to teams", "use a role of one team")
-
-    def finish(self) -> None:
-        """Nothing is in flight: every CTA computes its pieces by itself."""
 
     def _piece(self, start: Any, end: Any) -> tuple[Tile, Any]:
         """The piece that begins with step *start*, and the step after it, at most *end*."""
