@@ -40,9 +40,37 @@ def test_the_machine_does_what_the_table_says(op):
     assert observed(op) == promised(op)
 
 
+def problems(of: Declared) -> list[str]:
+    """What does not fit together in the declaration: in words, none if it is right."""
+    found = []
+    spaces = [effect.space for effect in of.all(effects.FenceProxy)]
+    fenced = of.ptx.split(".")[3:4] if of.ptx.startswith("fence.proxy.async") else []
+    fenced += ["shared"] if of.ptx.startswith("tensormap.cp_fenceproxy") else []
+    if spaces != [word.split("::")[0] for word in fenced]:
+        found.append(f"FenceProxy: {of.ptx} fences other memory than {', '.join(spaces) or 'none'}")
+    for effect in of.effects:
+        parts = (effect, effect.until) if isinstance(effect, effects.Start) else (effect,)
+        for part in parts:
+            for field in attrs.fields(type(part)):
+                wanted, name = field.metadata.get("kind"), getattr(part, field.name)
+                if wanted and isinstance(name, str) and name and of.operands.get(name) is not wanted:
+                    found.append(f"{type(part).__name__}.{field.name} = {name!r} is no operand of kind {wanted.name}")
+        if isinstance(effect, effects.Start):
+            own, cut = effect.until.group is not None, bool(effect.share)
+            if cut != bool(effect.shares) or (own and (cut or effect.mask)) or own == bool(effect.until.bar):
+                found.append("Start: mask, share and shares are of bytes that complete on an mbarrier")
+            if not own and bool(effect.until.nbytes) == bool(effect.until.lanes):
+                found.append("Start: either bytes or arrivals are counted on an mbarrier")
+        if isinstance(effect, effects.Arrive) and (effect.scope is Scope.CTA) == bool(effect.mask):
+            found.append("Arrive: CTA scope is for arrivals at the own CTA")
+        if isinstance(effect, effects.ArriveAt) and (effect.scope is Scope.CTA) != bool(effect.barrier):
+            found.append("ArriveAt: CTA scope is for barriers of the CTA")
+    return found
+
+
 @pytest.mark.parametrize("op", TABLE, ids=IDS)
 def test_declarations_fit_together(op):
-    assert declared(op).problems() == []
+    assert problems(declared(op)) == []
 
 
 # ---- operands ---------------------------------------------------------------------------------------------------------
@@ -182,6 +210,26 @@ SENTENCES = {
 @pytest.mark.parametrize("op", EXAMPLES, ids=IDS)
 def test_sentences(op):
     assert describe(layout(), op) == SENTENCES[type(op)]
+
+
+def test_sentences_leave_out_what_goes_without_saying():
+    said = [
+        describe(layout(), op)
+        for op in (
+            ops.TmaLoad("s0", 0, 1, 2048),
+            ops.MbarArrive(1),
+            ops.TmaStore("y", 0, part=1),
+            ops.BulkWait(1, False),
+            ops.PeerCopy(0, 1, 2048, 0b10, 1),
+        )
+    ]
+    assert said == [
+        "starts the TMA load of s0 into s0[0], 2048 bytes that complete on b[1]",
+        "arrives at b[1]",
+        "starts the TMA store y from s0[0] (part 1)",
+        "waits for bulk groups (wait_group 1)",
+        "starts a copy of s1[0] into s0[0] of CTAs 1, 2048 bytes that complete on b[1]",
+    ]
 
 
 # ---- what only clocks follow, against the oracle ----------------------------------------------------------------------
@@ -371,7 +419,6 @@ def _values(op: type, value: Any) -> Iterator[Any]:
 def cells() -> Iterator[tuple[str, Declared, dict[str, Any]]]:
     """Every change of one cell: a name for it, the declaration, and the changed fields."""
     for op, of in TABLE.items():
-        declared(op)  # fills in the operands
         for i, effect in enumerate(of.effects):
             others = of.effects[:i], of.effects[i + 1 :]
             yield f"{op.__name__}: no {type(effect).__name__}", of, {"effects": (*others[0], *others[1])}
@@ -410,7 +457,7 @@ def noticed(op: Any) -> bool:
     """Whether a test of this file fails for the operation's declaration as it stands."""
     with contextlib.suppress(Exception):
         if (
-            not declared(type(op)).problems()
+            not problems(declared(type(op)))
             and not wrong_kinds(op)
             and observed(op) == promised(op)
             and not changed_kind_of_operand(op)

@@ -44,7 +44,7 @@ EXAMPLES: tuple[Any, ...] = (
     ops.MbarWait(1, 0),
     ops.MbarArrive(1, 0b111),
     ops.MbarArriveCluster(1, 0b11, "relaxed"),
-    ops.MbarArriveTx(1, 48, 0b11),
+    ops.MbarArriveTx(1, 48),
     ops.MbarExpectTx(1, 48),
     ops.BarArrive(2, 128, True),
     ops.BarWait(2),

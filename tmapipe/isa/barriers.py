@@ -20,7 +20,6 @@ from tmapipe.isa.operands import (
     Parity,
     ScopeName,
     Threads,
-    Where,
 )
 from tmapipe.isa.values import Condition, Value
 from tmapipe.plan.model import Barrier, NamedBarrier
@@ -38,14 +37,11 @@ class MbarInit(NamedTuple):
 
     bar: Bar
     arrivals: Count
-    where: Where = None
 
 
 @operation("fence.mbarrier_init.release.cluster", "fences the initialization (fence.mbarrier_init)", FenceInit())
 class FenceMbarInit(NamedTuple):
     """Facts: None."""
-
-    where: Where = None
 
 
 @operation("mbarrier.try_wait.parity.shared.b64", "waits for {bar} (parity {parity})", Wait())
@@ -54,16 +50,14 @@ class MbarWait(NamedTuple):
 
     bar: Bar
     parity: Parity
-    where: Where = None
 
 
-@operation("mbarrier.arrive.shared.b64", "arrives at {bar}{lanes}", Arrive(lanes="lanes"))
+@operation("mbarrier.arrive.shared.b64", "arrives at {bar}[ by {lanes} lanes]", Arrive(lanes="lanes"))
 class MbarArrive(NamedTuple):
     """Once by each of `lanes`. Facts: tuple of `Counted`, one a phase that some of them count in."""
 
     bar: Bar
     lanes: Lanes = ELECTED
-    where: Where = None
 
 
 @operation(
@@ -77,7 +71,6 @@ class MbarArriveCluster(NamedTuple):
     bar: Bar
     mask: Mask
     scope: ScopeName = "cluster"
-    where: Where = None
 
 
 @operation(
@@ -91,8 +84,6 @@ class MbarArriveTx(NamedTuple):
 
     bar: Bar
     nbytes: Bytes
-    lanes: Lanes = ELECTED
-    where: Where = None
 
 
 @operation("mbarrier.expect_tx.relaxed.cta.shared.b64", "arms {nbytes} bytes on {bar}", Arm())
@@ -101,8 +92,6 @@ class MbarExpectTx(NamedTuple):
 
     bar: Bar
     nbytes: Bytes
-    lanes: Lanes = ELECTED
-    where: Where = None
 
 
 @operation("bar.sync", "arrives at {id}", ArriveAt("id"))
@@ -113,7 +102,6 @@ class BarArrive(NamedTuple):
     id: BarrierId
     threads: Threads
     sync: Flag
-    where: Where = None
 
 
 @operation("", "passes {id}", WaitAt("id"))
@@ -121,14 +109,11 @@ class BarWait(NamedTuple):
     """The waiting part of ``bar.sync``. Facts: the generation seen complete."""
 
     id: BarrierId
-    where: Where = None
 
 
 @operation("bar.warp.sync", "synchronizes the warp", SyncLanes())
 class WarpSync(NamedTuple):
     """Facts: None."""
-
-    where: Where = None
 
 
 @operation("barrier.cluster.arrive", "arrives at the cluster barrier", ArriveAt(scope="scope"))
@@ -136,14 +121,11 @@ class ClusterArrive(NamedTuple):
     """Facts: (generation counted in, whether it completed)."""
 
     scope: ScopeName = "cluster"
-    where: Where = None
 
 
 @operation("barrier.cluster.wait", "passes the cluster barrier", WaitAt())
 class ClusterWait(NamedTuple):
     """Facts: the generation seen complete."""
-
-    where: Where = None
 
 
 @operation("fence.proxy.async.shared::cta", "fences (fence.proxy.async)", FenceProxy())
@@ -151,7 +133,6 @@ class FenceProxyAsync(NamedTuple):
     """By each of `lanes`. Facts: None."""
 
     lanes: Lanes = ALL_LANES
-    where: Where = None
 
 
 @operation("fence.proxy.async.global", "fences global memory (fence.proxy.async.global)", FenceProxy(space="global"))
@@ -159,7 +140,6 @@ class FenceProxyAsyncGlobal(NamedTuple):
     """By each of `lanes`. Facts: None."""
 
     lanes: Lanes = ALL_LANES
-    where: Where = None
 
 
 class BarrierInstructions(Lowering):

@@ -19,7 +19,7 @@ from tmapipe.isa.effects import (
     operation,
 )
 from tmapipe.isa.lowering import Lowering
-from tmapipe.isa.operands import Flag, Mask, Name, Number, Pending, ProxyName, Slot, Where
+from tmapipe.isa.operands import Flag, Mask, Name, Number, Pending, ProxyName, Slot
 from tmapipe.isa.values import SlotRef, Value
 from tmapipe.plan.model import Matmul
 
@@ -36,7 +36,6 @@ class AccumulatorWrite(NamedTuple):
     """Registers of a matmul written by the warp: its accumulators set to zero or scaled, or its operand a. Facts: None."""
 
     matmul: Name
-    where: Where = None
 
 
 @operation("", "reads the accumulators of {matmul}", Accumulators(Use.READ))
@@ -44,14 +43,11 @@ class AccumulatorRead(NamedTuple):
     """Registers of an accumulator read by the warp. Facts: None."""
 
     matmul: Name
-    where: Where = None
 
 
 @operation("wgmma.fence.sync.aligned", "fences the accumulators (wgmma.fence)", Accumulators(Use.FENCE))
 class WgmmaFence(NamedTuple):
     """Facts: None."""
-
-    where: Where = None
 
 
 @operation(
@@ -67,7 +63,6 @@ class Wgmma(NamedTuple):
     matmul: Name
     a: Slot
     b: Slot
-    where: Where = None
 
 
 @operation(
@@ -81,14 +76,11 @@ class WgmmaFromRegisters(NamedTuple):
 
     matmul: Name
     b: Slot
-    where: Where = None
 
 
 @operation("wgmma.commit_group.sync.aligned", "commits a wgmma group", EndGroup(Group.WGMMA))
 class WgmmaCommit(NamedTuple):
     """Facts: n: the group ends before serial n of the warpgroup's wgmmas."""
-
-    where: Where = None
 
 
 @operation("wgmma.wait_group.sync.aligned", "waits for wgmma groups (wait_group {pending})", AwaitGroup(Group.WGMMA))
@@ -96,7 +88,6 @@ class WgmmaWait(NamedTuple):
     """Facts: n: the warpgroup's wgmmas 0 .. n - 1 are now complete."""
 
     pending: Pending
-    where: Where = None
 
 
 def _part(op: SlotRead | SlotWrite) -> str:
@@ -122,7 +113,6 @@ class SlotRead(NamedTuple):
     parts: Number = 1
     split: Name = "rows"
     proxy: ProxyName = "generic"
-    where: Where = None
 
 
 @operation("", lambda names, op: f"writes {names.slot_name(op.slot)}{_part(op)}", Access(write=True, proxy="proxy"))
@@ -134,7 +124,6 @@ class SlotWrite(NamedTuple):
     parts: Number = 1
     split: Name = "rows"
     proxy: ProxyName = "generic"
-    where: Where = None
 
 
 @operation("ld.shared::cluster", "reads {slot} of CTA {mask}", Access(mask="mask"))
@@ -143,7 +132,6 @@ class PeerRead(NamedTuple):
 
     slot: Slot
     mask: Mask
-    where: Where = None
 
 
 @operation("setmaxnreg.sync.aligned.u32", "sets {registers} registers a thread", SetRegisters())
@@ -152,14 +140,11 @@ class SetMaxNreg(NamedTuple):
 
     registers: Number
     increase: Flag
-    where: Where = None
 
 
 @operation("ret", "returns", Return())
 class Exit(NamedTuple):
     """The warp returns. Facts: whether it was the last of its CTA."""
-
-    where: Where = None
 
 
 class ComputeInstructions(Lowering):

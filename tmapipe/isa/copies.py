@@ -5,23 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tmapipe.isa.effects import AwaitGroup, EndGroup, Group, Names, Start, Tile, Until, operation, ranks
+from tmapipe.isa.effects import AwaitGroup, EndGroup, Group, Start, Tile, Until, operation
 from tmapipe.isa.lowering import Lowering
-from tmapipe.isa.operands import (
-    ALL_LANES,
-    ELECTED,
-    At,
-    Bar,
-    Bytes,
-    Flag,
-    Lanes,
-    Mask,
-    Name,
-    Number,
-    Pending,
-    Slot,
-    Where,
-)
+from tmapipe.isa.operands import ALL_LANES, ELECTED, At, Bar, Bytes, Flag, Lanes, Mask, Name, Number, Pending, Slot
 from tmapipe.isa.values import SlotRef, Value
 from tmapipe.plan.model import Barrier, Load, Store
 
@@ -57,21 +43,12 @@ class BulkLoad(NamedTuple):
     bar: Bar
     nbytes: Bytes
     at: At = ()
-    lanes: Lanes = ELECTED
-    where: Where = None
-
-
-def _says_copies(names: Names, op: CpAsync) -> str:
-    share = f" (share {op.share} of {op.shares})" if op.shares > 1 else ""
-    slot, bar, lanes = names.slot_name(op.slot), names.bar_name(op.bar), op.lanes.bit_count()
-    return (
-        f"starts copies of {op.load} into {slot}{share}, {op.nbytes} bytes, after which {lanes} lanes arrive at {bar}"
-    )
 
 
 @operation(
     "cp.async.ca.shared.global",
-    _says_copies,
+    "starts copies of {load} into {slot}[ (share {share} of {shares})], {nbytes} bytes, after which {lanes} lanes arrive at "
+    "{bar}",
     Start("slot", Until(bar="bar", lanes="lanes"), write=True, share="share", shares="shares"),
     Tile("load", anywhere="anywhere"),
 )
@@ -89,7 +66,6 @@ class CpAsync(NamedTuple):
     at: At = ()
     lanes: Lanes = ALL_LANES
     anywhere: Flag = False
-    where: Where = None
 
 
 @operation("prefetch.tensormap", "prefetches the descriptor of {part}")
@@ -97,7 +73,6 @@ class PrefetchDescriptor(NamedTuple):
     """Facts: None."""
 
     part: Name
-    where: Where = None
 
 
 @operation("cp.async.bulk.prefetch.tensor.L2.global", "asks for a tile of {load} in L2")
@@ -107,8 +82,6 @@ class TmaPrefetch(NamedTuple):
     load: Name
     share: Number = 0
     at: At = ()
-    lanes: Lanes = ELECTED
-    where: Where = None
 
 
 @operation("cp.async.bulk.prefetch.L2.global", "asks for a piece of {load} in L2")
@@ -117,20 +90,12 @@ class BulkPrefetch(NamedTuple):
 
     load: Name
     at: At = ()
-    lanes: Lanes = ELECTED
-    where: Where = None
-
-
-def _says_load(names: Names, op: TmaLoad) -> str:
-    to = "" if op.mask is None else f" of CTAs {ranks(op.mask)}"
-    share = f" (share {op.share} of {op.shares})" if op.shares > 1 else ""
-    slot, bar = names.slot_name(op.slot), names.bar_name(op.bar)
-    return f"starts the TMA load of {op.load} into {slot}{to}{share}, {op.nbytes} bytes that complete on {bar}"
 
 
 @operation(
     "cp.async.bulk.tensor.global.mbarrier::complete_tx::bytes",
-    _says_load,
+    "starts the TMA load of {load} into {slot}[ of CTAs {mask}][ (share {share} of {shares})], {nbytes} bytes that complete "
+    "on {bar}",
     Start("slot", ON_BAR, write=True, mask="mask", share="share", shares="shares"),
     Tile("load", anywhere="anywhere"),
 )
@@ -148,18 +113,13 @@ class TmaLoad(NamedTuple):
     share: Number = 0
     shares: Number = 1
     at: At = ()
-    lanes: Lanes = ELECTED
     anywhere: Flag = False
     offsets: At = ()
-    where: Where = None
 
 
 @operation(
     "cp.async.bulk.tensor.global.shared::cta.bulk_group",
-    lambda names, op: (
-        f"starts the TMA store {op.store} from {names.slot_name(op.slot)}"
-        + (f" (part {op.part})" if op.part is not None else "")
-    ),
+    "starts the TMA store {store} from {slot}[ (part {part})]",
     Start("slot", Until(Group.BULK)),
     Tile("store"),
 )
@@ -173,7 +133,6 @@ class TmaStore(NamedTuple):
     rows: Number | None = None
     part: Number | None = None
     lanes: Lanes = ELECTED
-    where: Where = None
 
 
 @operation(
@@ -189,7 +148,6 @@ class BulkStore(NamedTuple):
     slot: Slot
     at: At = ()
     lanes: Lanes = ELECTED
-    where: Where = None
 
 
 @operation("cp.async.bulk.commit_group", "commits a bulk group", EndGroup(Group.BULK))
@@ -197,12 +155,11 @@ class BulkCommit(NamedTuple):
     """Facts: (number of the thread's group, its flights)."""
 
     lanes: Lanes = ELECTED
-    where: Where = None
 
 
 @operation(
     "cp.async.bulk.wait_group",
-    lambda names, op: f"waits for bulk groups (wait_group{'.read' if op.read else ''} {op.pending})",
+    "waits for bulk groups (wait_group[.{read}] {pending})",
     AwaitGroup(Group.BULK, read="read"),
 )
 class BulkWait(NamedTuple):
@@ -211,18 +168,11 @@ class BulkWait(NamedTuple):
     pending: Pending
     read: Flag
     lanes: Lanes = ELECTED
-    where: Where = None
-
-
-def _says_words(names: Names, op: StAsync) -> str:
-    share = f" (share {op.share} of {op.shares})" if op.shares > 1 else ""
-    slot, bar = names.slot_name(op.slot), names.bar_name(op.bar)
-    return f"starts an st.async into {slot} of CTAs {ranks(op.mask)}{share}, {op.nbytes} bytes that complete on {bar}"
 
 
 @operation(
     "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32",
-    _says_words,
+    "starts an st.async into {slot} of CTAs {mask}[ (share {share} of {shares})], {nbytes} bytes that complete on {bar}",
     Start("slot", ON_BAR, write=True, mask="mask", share="share", shares="shares"),
 )
 class StAsync(NamedTuple):
@@ -236,7 +186,6 @@ class StAsync(NamedTuple):
     words: At = ()
     share: Number = 0
     shares: Number = 1
-    where: Where = None
 
 
 class CopyInstructions(Lowering):

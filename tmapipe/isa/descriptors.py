@@ -7,19 +7,7 @@ from typing import NamedTuple
 
 from tmapipe.isa.effects import Access, FenceProxy, Start, Until, operation
 from tmapipe.isa.lowering import Lowering
-from tmapipe.isa.operands import (
-    ALL_LANES,
-    ELECTED,
-    At,
-    Bar,
-    Bytes,
-    Lanes,
-    Mask,
-    Name,
-    Number,
-    Slot,
-    Where,
-)
+from tmapipe.isa.operands import ALL_LANES, At, Bar, Bytes, Lanes, Mask, Name, Number, Slot
 from tmapipe.isa.values import Value
 from tmapipe.plan.model import Barrier, Buffer, Load
 
@@ -42,7 +30,6 @@ class DescriptorWrite(NamedTuple):
     part: Number = 0
     parts: Number = 1
     split: Name = "rows"
-    where: Where = None
 
 
 @operation(
@@ -55,7 +42,6 @@ class DescriptorRelease(NamedTuple):
 
     slot: Slot
     lanes: Lanes = ALL_LANES
-    where: Where = None
 
 
 @operation(
@@ -70,7 +56,6 @@ class DescriptorAcquire(NamedTuple):
     part: Number = 0
     parts: Number = 1
     split: Name = "rows"
-    where: Where = None
 
 
 @operation(
@@ -92,8 +77,6 @@ class TmaLoadThrough(NamedTuple):
     share: Number = 0
     shares: Number = 1
     at: At = ()
-    lanes: Lanes = ELECTED
-    where: Where = None
 
 
 class DescriptorInstructions(Lowering):

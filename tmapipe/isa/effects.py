@@ -10,7 +10,9 @@ tested against both.
 
 from __future__ import annotations
 
+import collections
 import enum
+import re
 import typing
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -261,7 +263,8 @@ class Declared:
 
     op: its class; ptx: the instruction that it stands for, as in the PTX ISA ("" for what has none); says: its sentence
     in reports, a verb in the third person, with operands in braces, or a function of (names, operation); effects: what it
-    does, in order; operands: their kinds by name.
+    does, in order; operands: their kinds by name. What stands in brackets in a sentence is left out if an operand in it is
+    None or False, or a count of 1.
     """
 
     op: type
@@ -289,36 +292,14 @@ class Declared:
         """What an operation of this class does, e.g. ``waits for ring.full[0] (parity 1)``."""
         if not isinstance(self.says, str):
             return self.says(names, op)
-        return self.says.format(**{n: _shown(names, kind, getattr(op, n)) for n, kind in self.operands.items()})
+        shown = {name: _shown(names, kind, name, getattr(op, name)) for name, kind in self.operands.items()}
 
-    def problems(self) -> list[str]:
-        """What does not fit together in the declaration: in words, none if it is right."""
-        found = []
-        spaces = [effect.space for effect in self.all(FenceProxy)]
-        fenced = self.ptx.split(".")[3:4] if self.ptx.startswith("fence.proxy.async") else []
-        fenced += ["shared"] if self.ptx.startswith("tensormap.cp_fenceproxy") else []
-        if spaces != [word.split("::")[0] for word in fenced]:
-            found.append(f"FenceProxy: {self.ptx} fences other memory than {', '.join(spaces) or 'none'}")
-        for effect in self.effects:
-            parts = (effect, effect.until) if isinstance(effect, Start) else (effect,)
-            for part in parts:
-                for field in attrs.fields(type(part)):
-                    wanted, name = field.metadata.get("kind"), getattr(part, field.name)
-                    if wanted and isinstance(name, str) and name and self.operands.get(name) is not wanted:
-                        found.append(
-                            f"{type(part).__name__}.{field.name} = {name!r} is no operand of kind {wanted.name}"
-                        )
-            if isinstance(effect, Start):
-                own, cut = effect.until.group is not None, bool(effect.share)
-                if cut != bool(effect.shares) or (own and (cut or effect.mask)) or own == bool(effect.until.bar):
-                    found.append("Start: mask, share and shares are of bytes that complete on an mbarrier")
-                if not own and bool(effect.until.nbytes) == bool(effect.until.lanes):
-                    found.append("Start: either bytes or arrivals are counted on an mbarrier")
-            if isinstance(effect, Arrive) and (effect.scope is Scope.CTA) == bool(effect.mask):
-                found.append("Arrive: CTA scope is for arrivals at the own CTA")
-            if isinstance(effect, ArriveAt) and (effect.scope is Scope.CTA) != bool(effect.barrier):
-                found.append("ArriveAt: CTA scope is for barriers of the CTA")
-        return found
+        def said(optional: re.Match[str]) -> str:
+            values = [(name, shown[name]) for name in re.findall(r"{(\w+)}", optional[1])]
+            needless = any(value is None or (value == 1 and name in _COUNTS) for name, value in values)
+            return "" if needless else optional[1]
+
+        return re.sub(r"\[(.*?)\]", said, self.says).format(**shown)
 
     @property
     def blocks(self) -> bool:
@@ -333,28 +314,30 @@ class Declared:
         return self._found["local"]
 
 
+_COUNTS = ("lanes", "shares", "parts")  # operands of which 1 goes without saying
+
 #: Every operation's declaration, by its class.
 TABLE: dict[type, Declared] = {}
 
 
 def operation(ptx: str, says: str | Says, *effects: Effect) -> Callable[[type[E]], type[E]]:
-    """Declares a `NamedTuple` as an operation. The arguments are those of `Declared`."""
+    """Declares a `NamedTuple` as an operation, which gets a last operand: `where`, the source line, if it was asked for. The
+    arguments are those of `Declared`."""
 
-    def register(op: type[E]) -> type[E]:
-        TABLE[op] = Declared(op, ptx, says, effects, {})
-        return op
+    def register(op: Any) -> Any:
+        kinds = {name: _kind(hint) for name, hint in typing.get_type_hints(op, include_extras=True).items()}
+        fields, defaults = (*op._fields, "where"), (*op._field_defaults.values(), None)
+        made: Any = collections.namedtuple(op.__name__, fields, defaults=defaults, module=op.__module__)  # type: ignore[misc]
+        made.__doc__ = op.__doc__
+        TABLE[made] = Declared(made, ptx, says, effects, {**kinds, "where": Kind.WHERE})
+        return made
 
     return register
 
 
 def declared(op: type) -> Declared:
     """The declaration of an operation's class."""
-    found = TABLE[op]
-    if not found.operands:
-        hints = typing.get_type_hints(op, include_extras=True)
-        for name in op._fields:  # type: ignore[attr-defined]
-            found.operands[name] = _kind(hints[name])
-    return found
+    return TABLE[op]
 
 
 def scope_of(scope: Scope | str, op: Any) -> Scope:
@@ -372,19 +355,19 @@ def ranks(mask: int) -> str:
     return ", ".join(str(i) for i in range(mask.bit_length()) if mask >> i & 1)
 
 
-def _shown(names: Names, kind: Kind, value: Any) -> Any:
-    """An operand in a sentence."""
+def _shown(names: Names, kind: Kind, name: str, value: Any) -> Any:
+    """An operand in a sentence. None: it says nothing."""
     if kind is Kind.BAR:
         return names.bar_name(value)
     if kind is Kind.SLOT:
         return names.slot_name(value)
     if kind is Kind.BARRIER_ID:
         return names.named_barrier_name(value)
-    if kind is Kind.MASK:
-        return "" if value is None else ranks(value)
-    if kind is Kind.LANES:
-        return f" by {value.bit_count()} lanes" if value.bit_count() > 1 else ""
-    return value
+    if kind is Kind.FLAG:
+        return name if value else None
+    if value is not None and kind is Kind.MASK:
+        return ranks(value)
+    return value.bit_count() if kind is Kind.LANES else value
 
 
 def _kind(hint: Any) -> Kind:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tmapipe.isa.effects import Global, operation
 from tmapipe.isa.lowering import Lowering
-from tmapipe.isa.operands import ALL_LANES, ELECTED, At, Data, Lanes, Name, Where
+from tmapipe.isa.operands import At, Data, Name
 from tmapipe.isa.values import Condition, Value
 from tmapipe.plan.model import Store
 
@@ -33,8 +33,6 @@ class CounterAdd(NamedTuple):
 
     counter: Data
     before: Data
-    lanes: Lanes = ELECTED
-    where: Where = None
 
 
 @operation("st.global.b32", "sets counter {counter} to {value}", Global("write"))
@@ -43,8 +41,6 @@ class CounterStore(NamedTuple):
 
     counter: Data
     value: Data
-    lanes: Lanes = ELECTED
-    where: Where = None
 
 
 @operation("ld.global.b32", "reads entries {entries} of table {table}", Global("read"))
@@ -53,7 +49,6 @@ class TableLoad(NamedTuple):
 
     table: Name
     entries: At
-    where: Where = None
 
 
 @operation("st.global", "stores its values of a tile of {store}", Global("write"))
@@ -62,8 +57,6 @@ class TileStore(NamedTuple):
 
     store: Name
     at: At = ()
-    lanes: Lanes = ALL_LANES
-    where: Where = None
 
 
 @operation("vote.sync.ballot.b32", "counts {votes} votes of the lanes")
@@ -71,23 +64,16 @@ class Ballot(NamedTuple):
     """Facts: None."""
 
     votes: Data
-    lanes: Lanes = ALL_LANES
-    where: Where = None
 
 
 @operation("shfl.sync.idx.b32", "takes a value from lane 0")
 class Shuffle(NamedTuple):
     """Orders no accesses to memory. Facts: None."""
 
-    lanes: Lanes = ALL_LANES
-    where: Where = None
-
 
 @operation("mov.u32 %smid", "reads the number of its multiprocessor")
 class ReadSmid(NamedTuple):
     """Facts: None."""
-
-    where: Where = None
 
 
 class GlobalInstructions(Lowering):

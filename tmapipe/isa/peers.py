@@ -5,24 +5,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tmapipe.isa.copies import ON_BAR
-from tmapipe.isa.effects import Names, Start, operation, ranks
+from tmapipe.isa.effects import Start, operation
 from tmapipe.isa.lowering import Lowering
-from tmapipe.isa.operands import ELECTED, Bar, Bytes, Lanes, Mask, Name, Number, Slot, Where
+from tmapipe.isa.operands import Bar, Bytes, Mask, Name, Number, Slot
 from tmapipe.isa.values import Value
 from tmapipe.plan.model import Barrier, Peer
 
 __all__ = ["PeerCopy", "PeerInstructions", "PeerReduce"]
 
 
-def _says_peer_copy(names: Names, op: PeerCopy) -> str:
-    part = f" (part {op.part} to share {op.share} of {op.shares})" if op.shares > 1 else ""
-    source, slot, bar = names.slot_name(op.source), names.slot_name(op.slot), names.bar_name(op.bar)
-    return f"starts a copy of {source} into {slot} of CTAs {ranks(op.mask)}{part}, {op.nbytes} bytes that complete on {bar}"
-
-
 @operation(
     "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes",
-    _says_peer_copy,
+    "starts a copy of {source} into {slot} of CTAs {mask}[ (part {part} to share {share} of {shares})], {nbytes} bytes that "
+    "complete on {bar}",
     Start("slot", ON_BAR, write=True, mask="mask", share="share", shares="shares"),
     Start("source", ON_BAR, mask="mask"),
 )
@@ -38,21 +33,11 @@ class PeerCopy(NamedTuple):
     part: Number = 0
     share: Number = 0
     shares: Number = 1
-    lanes: Lanes = ELECTED
-    where: Where = None
-
-
-def _says_reduction(names: Names, op: PeerReduce) -> str:
-    source, slot, bar = names.slot_name(op.source), names.slot_name(op.slot), names.bar_name(op.bar)
-    return (
-        f"starts the reduction {op.peer} of part {op.part} of {source} into {slot} of CTAs {ranks(op.mask)}, "
-        f"{op.nbytes} bytes that complete on {bar}"
-    )
 
 
 @operation(
     "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes",
-    _says_reduction,
+    "starts the reduction {peer} of part {part} of {source} into {slot} of CTAs {mask}, {nbytes} bytes that complete on {bar}",
     Start("slot", ON_BAR, write=True, mask="mask", reduces=True),
     Start("source", ON_BAR, mask="mask"),
 )
@@ -68,8 +53,6 @@ class PeerReduce(NamedTuple):
     source: Slot
     part: Number
     parts: Number
-    lanes: Lanes = ELECTED
-    where: Where = None
 
 
 class PeerInstructions(Lowering):

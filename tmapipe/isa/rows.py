@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tmapipe.isa.copies import ON_BAR
 from tmapipe.isa.effects import Group, Start, Until, operation
 from tmapipe.isa.lowering import Lowering
-from tmapipe.isa.operands import ELECTED, At, Bar, Bytes, Lanes, Name, Number, Slot, Where
+from tmapipe.isa.operands import ELECTED, At, Bar, Bytes, Lanes, Name, Number, Slot
 from tmapipe.isa.values import Value
 from tmapipe.plan.model import Barrier, Load, Store
 
@@ -32,8 +32,6 @@ class TmaGather(NamedTuple):
     shares: Number
     numbers: At = ()
     at: At = ()
-    lanes: Lanes = ELECTED
-    where: Where = None
 
 
 @operation(
@@ -51,7 +49,6 @@ class TmaScatter(NamedTuple):
     numbers: At = ()
     at: At = ()
     lanes: Lanes = ELECTED
-    where: Where = None
 
 
 class RowInstructions(Lowering):
