@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 
-__all__ = ["Barrier", "NamedBarrier"]
+from tmapipe.errors import InputError
+
+__all__ = ["Barrier", "NamedBarrier", "next_id"]
+
+MAX_NAMED_BARRIERS = 16  # a CTA; id 0 is bar.sync 0 (PTX ISA)
 
 
 @attrs.frozen
@@ -41,3 +47,13 @@ class NamedBarrier:
     id: int
     threads: int
     instances: int = 1
+
+
+def next_id(taken: Sequence[NamedBarrier], instances: int, argument: str, value: str) -> int:
+    """The first id after those *taken*. Raises `InputError`, of *argument* and *value*, if a CTA has too few."""
+    first = 1 + sum(barrier.instances for barrier in taken)
+    if first + instances > MAX_NAMED_BARRIERS:
+        others = ", ".join(barrier.name for barrier in taken)
+        rule = f"a CTA has {MAX_NAMED_BARRIERS}, id 0 its own, and the others are those of {others}"
+        raise InputError(argument, value, rule, "use fewer stores, or sync the same roles again")
+    return first

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import attrs
 
 from tmapipe.dtypes import DType
+from tmapipe.plan.barriers import Barrier
 from tmapipe.plan.boxes import box_of
 
-if TYPE_CHECKING:
-    from tmapipe.plan.sent import SentParts
-
-__all__ = ["Buffer", "Distributed", "HeldTile", "Matmul", "MatmulRegisters", "registers_of", "widest"]
+__all__ = ["Buffer", "Distributed", "HeldTile", "Matmul", "MatmulRegisters", "SentParts", "registers_of", "widest"]
 
 BESIDE_SUMS = 26  # registers a thread that ptxas wants at launch for a wgmma besides its sums (its note C7602)
 
@@ -108,6 +106,25 @@ class Distributed:
         """Which of its team's warpgroups the warp (its index in the CTA, of the role) belongs to."""
         own = warp // 4 - self.first_warp // 4
         return own if self.teams == 1 else own % self.warpgroups
+
+
+@attrs.frozen
+class SentParts:
+    """Parts of a `ClusterSum` on their way between CTAs of a cluster.
+
+    Args:
+        buffer: One slot, for a part from each CTA.
+        full: Completes when all parts have come: it counts one warp, and the bytes.
+        free: Completes when the slots of all these CTAs have been read: it counts each warp of theirs.
+        axis: Of the cluster, along which the CTAs lie.
+        ctas: How many they are.
+    """
+
+    buffer: Buffer
+    full: Barrier
+    free: Barrier
+    axis: str
+    ctas: int
 
 
 @attrs.frozen

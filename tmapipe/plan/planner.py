@@ -9,12 +9,14 @@ from tmapipe.errors import InputError
 from tmapipe.matmul import Wgmma
 from tmapipe.multicast import check_cluster
 from tmapipe.plan.arch import arch_named
+from tmapipe.plan.arrivals import readers_of
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.matmuls import check_matmuls
 from tmapipe.plan.model import Plan
-from tmapipe.plan.peers import read_by_peers
+from tmapipe.plan.peers import group_of
 from tmapipe.plan.placement import launch_registers, place_roles, share_registers
 from tmapipe.plan.shared_memory import Layout
+from tmapipe.plan.stores import storing_roles
 from tmapipe.plan.supported import check_supported
 from tmapipe.stage import RESERVED, SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
@@ -48,6 +50,7 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
     check_supported(declared, types, target)
     roles, warps = place_roles(declared)
     matmul_roles = check_matmuls(declared, types, target, launch_registers(warps, target))
+    storing = storing_roles(declared, roles, matmul_roles)
     registers, launch = share_registers(declared, roles, warps, target)
 
     auto = [name for name, ring in declared.rings.items() if ring.stages is None]
@@ -56,53 +59,45 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
         raise InputError("BarrierRing(stages)", auto, rule, "give the others a number")
     candidates: Iterable[int] = [0]
     if auto:
-        least = 1 + _held_back(declared, auto[0])
+        held_back, *_ = readers_of(auto[0], declared, matmul_roles, storing)
+        least = 1 + max(held_back.values(), default=0)
         candidates = range(max(MAX_SLOTS, least), least - 1, -1)
     for count in candidates:
-        layout = Layout(declared, types, roles, matmul_roles, launch, auto_stages=count)
-        if layout.bytes <= target.smem:
+        layout = Layout(declared, types, roles, matmul_roles, storing, launch, auto_stages=count)
+        if layout.space.bytes <= target.smem:
             break
-    if layout.bytes > target.smem:
-        parts = ", ".join(f"{b.name} {b.stages} x {b.pitch}" for b in layout.buffers if b.over is None)
-        rule = f"{target.name} has {target.smem} bytes a CTA; the plan has {parts} and {len(layout.barriers)} barriers"
-        raise InputError("shared memory", layout.bytes, rule, "use fewer stages or a smaller tile")
+    if layout.space.bytes > target.smem:
+        parts = ", ".join(f"{b.name} {b.stages} x {b.pitch}" for b in layout.space.buffers if b.over is None)
+        rule = f"{target.name} has {target.smem} bytes a CTA; the plan has {parts} and {len(layout.space.barriers)} barriers"
+        raise InputError("shared memory", layout.space.bytes, rule, "use fewer stages or a smaller tile")
     return Plan(
         name=declared.name,
         arch=target.name,
         cluster=declared.cluster,
         roles=tuple(roles.values()),
-        barriers=tuple(layout.barriers),
+        barriers=tuple(layout.space.barriers),
         named_barriers=tuple(layout.named_barriers),
-        buffers=tuple(layout.buffers),
+        buffers=tuple(layout.space.buffers),
         rings=tuple(layout.rings),
         loads=tuple(layout.loads),
         stores=tuple(layout.stores),
         matmuls=tuple(layout.matmuls),
         held=tuple(layout.held),
         sends=tuple(layout.sends),
-        read_by_peers=read_by_peers(declared.shared, declared.cluster),
+        read_by_peers={
+            name: group_of(part, declared.cluster)
+            for name, part in declared.shared.items()
+            if part.filled_by == "warps" and group_of(part, declared.cluster)
+        },
         arguments=declared.arguments,
         warps=warps,
-        smem_bytes=layout.bytes,
+        smem_bytes=layout.space.bytes,
         launch_registers=launch,
         registers=registers,
         queue=layout.queue,
         tables={name: table.dims for name, table in declared.tables.items()},
         relations=declared.relations,
     )
-
-
-def _held_back(declared: Declarations, ring: str) -> int:
-    """Slots of the ring called *ring* that a role holds back while its asynchronous reads of them are in flight."""
-    in_flight = [
-        mma.in_flight
-        for mma in declared.matmuls.values()
-        if any(declared.name_of(stage.ring) == ring for stage in mma.stages)
-    ]
-    for store in declared.stores.values():
-        if store.slot is not None and declared.name_of(store.slot.ring) == ring:
-            in_flight.append(store.stages)
-    return max(in_flight, default=0)
 
 
 def _check_names(declared: Declarations) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tmapipe.errors import InputError
+from tmapipe.plan.barriers import next_id
 from tmapipe.plan.model import NamedBarrier, Plan, RoleWarps
 
-__all__ = ["MAX_NAMED_BARRIERS", "Syncs"]
-
-MAX_NAMED_BARRIERS = 16  # a CTA; id 0 is bar.sync 0 (PTX ISA)
+__all__ = ["Syncs"]
 
 
 class Syncs:
@@ -32,12 +30,8 @@ class Syncs:
         names = tuple(role.name for role in roles)
         if names not in self.made:
             taken = (*self.plan.named_barriers, *self.made.values())
-            first = max([barrier.id + barrier.instances for barrier in taken], default=1)
             instances = roles[0].teams if len(roles) == 1 else 1
-            if first + instances > MAX_NAMED_BARRIERS:
-                rule = f"a CTA has {MAX_NAMED_BARRIERS} barriers; id 0 is its own, and the others are those of "
-                rule += ", ".join(barrier.name for barrier in taken)
-                raise InputError("k.sync", ", ".join(names), rule, "use fewer stores, or sync the same roles again")
             threads = sum(role.threads for role in roles) // instances
+            first = next_id(taken, instances, "k.sync", ", ".join(names))
             self.made[names] = NamedBarrier(f"{'+'.join(names)}.threads", first, threads, instances)
         return self.made[names]

@@ -1,0 +1,180 @@
+"""The stores of a plan: their buffers, and what one instruction moves."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from tmapipe.errors import InputError
+from tmapipe.integers import ceil_div
+from tmapipe.matmul import Wgmma
+from tmapipe.plan.declarations import Declarations
+from tmapipe.plan.model import Buffer, RoleWarps, Store
+from tmapipe.plan.moves import check_moved, widest_swizzle
+from tmapipe.plan.thread_layout import vectors_of
+from tmapipe.register_tile import RegisterTile
+from tmapipe.stage import as_matrix
+from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.tma_rules import ALIGNMENT
+
+if TYPE_CHECKING:
+    from tmapipe.plan.shared_memory import Layout
+
+__all__ = ["even_columns", "store_of", "storing_roles"]
+
+
+def storing_roles(declared: Declarations, roles: dict[str, RoleWarps], matmul_roles: dict[str, str]) -> dict[str, str]:
+    """Store -> the role that executes it. Raises `InputError` unless one warp stores from a slot, which its ring releases."""
+    found: dict[str, str] = {}
+    for name, store in declared.stores.items():
+        if store.slot is not None:
+            if store.slot.ring.held:
+                rule = "is stored from a slot that is held while its ring is filled once a CTA"
+                raise InputError(f"{name}.source", store.source, rule, "store what its role reads, with role=")
+            several = (store.role,) if store.role is not None else store.slot.ring.phases[-1]
+            last = [declared.name_of(role) for role in several]
+            if len(last) != 1 or roles[last[0]].warps != 1:
+                rule = "one role of one warp stores from a slot"
+                raise InputError(f"TmaStoreStage({name}).role", last, rule, "Role(warps=1)")
+        if store.storing is not None:
+            found[name] = declared.name_of(store.storing)
+        else:
+            assert store.source is not None
+            found[name] = matmul_roles[declared.name_of(store.source)]
+    return found
+
+
+def store_of(layout: Layout, name: str, store: TmaStoreStage) -> Store:
+    """The store called *name*, with its buffers and named barriers in *layout*.
+
+    Raises:
+        InputError: For a tile, a type or a role that it cannot store.
+    """
+    dtype, clipped = layout.types[name], _clipped(layout.declared, name, store)
+    in_turn = any(store in turnstile.stores for turnstile in layout.declared.turnstiles.values())
+    tile = store.tile
+    whole: tuple[int, ...] = ()
+    if store.vector:
+        if store.vector < dtype.bytes or tile[-1] * dtype.bytes % store.vector:
+            rule = f"is at least an element of {dtype.bytes} bytes, and divides rows of {tile[-1]} elements"
+            raise InputError(f"{name}.vector", store.vector, rule, f"e.g. vector={dtype.bytes}")
+        buffer = Buffer(name, 0, 0, as_matrix(tile), dtype)
+    elif store.slot is not None:
+        buffer = layout.of[layout.declared.name_of(store.slot)]
+    elif store.sums is None:
+        buffer = _buffer_of_values(layout, name, store)
+    else:
+        buffer = _buffer_of_sums(layout, name, store, in_turn)
+        tile = buffer.tile if store.parts_tile is None else store.parts_tile
+        if len(store.tile) > 2 and store.parts_tile is None:
+            whole, tile = store.span, _box_of_rows(name, store, tile)
+    made = Store(
+        name,
+        name,
+        buffer,
+        store.dims,
+        (1,) * (len(store.dims) - len(tile)) + tile,
+        store.reduce,
+        tuple(store.folded.values()),
+        clipped,
+        in_turn,
+        whole,
+        store.transposed,
+        core=len(tile),
+        parts=store.parts,
+        vector=store.vector,
+        tensor_map=store.tensor_map,
+        l2_hint=store.l2_hint,
+    )
+    if made.tensor_map:
+        check_moved(name, made)
+    return made
+
+
+def _buffer_of_values(layout: Layout, name: str, store: TmaStoreStage) -> Buffer:
+    """What the threads of a role fill together."""
+    role, tile = layout.roles[layout.storing_roles[name]], as_matrix(store.tile)
+    if role.teams > 1:
+        rule = "has one team, if threads store what they compute: teams are at different tiles"
+        raise InputError(f"{name}.role", role.name, rule, "use two roles, or store a Wgmma's sums")
+    if len(tile) > 1:  # of one extent, it may hold one number a row
+        vectors_of(name, tile, role)
+    if role.warps > 1:
+        layout.sync(name, role.threads)
+    return layout.buffer(name, store.stages, tile)
+
+
+def _buffer_of_sums(layout: Layout, name: str, store: TmaStoreStage, in_turn: bool) -> Buffer:
+    """What each warpgroup fills by itself, from accumulators: one for all teams, where they store *in_turn*."""
+    role, dtype, tile = layout.roles[layout.storing_roles[name]], layout.types[name], store.parts_tile
+    if tile is None:
+        tile = (64, _columns(layout, name, store))
+    if store.transposed:
+        if dtype.bytes == 1:
+            rule = "is of 16 or 32 bits, where a store transposes accumulators"
+            raise InputError(f"{name}.dtype", dtype.name, rule, "use bf16, or dims in the matmul's order")
+        if store.parts_tile is not None or store.reduce or len(store.tile) > 2:
+            rule = "is stored whole where accumulators are transposed"
+            raise InputError(f"{name}.dims", store.dims, rule, "use dims in the matmul's order")
+        tile = tile[::-1]
+    row = tile[-1] * dtype.bytes
+    spread = store.parts_tile is None and row % 32 == 0
+    swizzle = widest_swizzle(f"{name}.tile", row) if spread else 0
+    owners = (role.team_warps if in_turn else role.warps) // 4
+    layout.sync(name, 128, role.warps // 4)
+    return layout.buffer(name, owners * store.stages, tile, swizzle, owners)
+
+
+def _clipped(declared: Declarations, name: str, store: TmaStoreStage) -> bool:
+    """Whether tiles have bounds of their own along its dimensions."""
+    along = [dim for dim in store.dims if dim in declared.bounded]
+    if along and not (isinstance(store.source, Wgmma) and len(store.dims) == 2 and along == [store.dims[0]]):
+        rule = f"has {along[0]}, along which tiles have bounds of their own: accumulators are stored to two dimensions"
+        raise InputError(f"{name}.dims", store.dims, rule, f'store a Wgmma\'s sums to "{along[0]} n"')
+    return bool(along)
+
+
+def _box_of_rows(name: str, store: TmaStoreStage, tile: tuple[int, ...]) -> tuple[int, ...]:
+    """What one buffer of *tile* holds of an output tile, where the rows of the accumulators are those of several dimensions,
+    and so of every buffer."""
+    assert store.sums is not None
+    *outer, columns = store.tile
+    box: list[int] = []
+    rows = tile[0]
+    for extent in reversed(outer):
+        taken = min(extent, rows)
+        if rows % taken or extent % taken:
+            break
+        box.insert(0, taken)
+        rows //= taken
+    if len(box) < len(outer) or rows > 1 or (math.prod(outer), columns) != tuple(store.sums.shape[:2]):
+        rule = f"has rows and columns of {store.sums.shape[:2]} accumulators, and every {tile[0]} rows make a box"
+        raise InputError(f"{name}.tile", store.tile, rule, "e.g. tile=(8, 16, n) for 128 rows")
+    return (*box, tile[1])
+
+
+def _columns(layout: Layout, name: str, store: TmaStoreStage) -> int:
+    """Of a buffer for accumulators."""
+    n, dtype = store.tile[-2 if store.transposed else -1], layout.types[name]
+    unit = max(8, ALIGNMENT // dtype.bytes)
+    if n % unit:
+        start = f"TMA starts at multiples of {ALIGNMENT} bytes along a row"
+        rule = f"has a multiple of {unit} columns if {dtype} is stored: {start}"
+        raise InputError(f"{name}.tile", store.tile, rule, f"use {ceil_div(n, unit) * unit} columns")
+    if isinstance(store.source, RegisterTile):  # its role holds it in one piece
+        if store.columns not in (None, n):
+            raise InputError(f"{name}.columns", store.columns, f"is {n}, all of a RegisterTile's", "leave it out")
+        return n
+    spans = (span // dtype.bytes for span in (128, 64, 32))
+    default = next((columns for columns in spans if columns <= n), n)  # as many as fill a swizzle span
+    columns = store.columns or (even_columns(n, 128 // dtype.bytes) if store.transposed else default)
+    if columns > n or columns % unit or (store.reduce and n % columns):
+        rule = f"is a multiple of {unit} up to {n}" + (" that divides it, for a reduction" if store.reduce else "")
+        raise InputError(f"{name}.columns", columns, rule, "leave it out")
+    return columns
+
+
+def even_columns(n: int, most: int) -> int:
+    """Columns of a piece of *n* where accumulators are transposed, so that columns are rows of a buffer: all pieces as wide,
+    and as few as *most* allows. 136 columns are stored as three times 48, not as three times 64, of which 56 come twice."""
+    return ceil_div(n, 8 * ceil_div(n, most)) * 8
