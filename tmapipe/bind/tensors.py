@@ -58,15 +58,18 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
         if name not in given:
             raise InputError(name, None, "a tensor is needed for every load stage and table", f"pass {name}=")
     extents: dict[str, tuple[str, int]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     first_load = next(iter(declared.inputs), None)
     like = given[first_load] if first_load else None
     for name in declared.inputs:
         if declared.inputs[name].number and name != first_load:
             given[name] = _as_element(name, given[name], like)
         check_kind(name, given[name])
-        _note_extents(name, parts[name].dims, shape_for(name, given[name], parts[name].dims), extents)
+        shapes[name] = shape_for(name, given[name], parts[name].dims)
+        _note_extents(name, parts[name].dims, shapes[name], extents)
     tables = {name: _check_table(name, given[name], table.dims, extents) for name, table in declared.tables.items()}
     _relate(declared.relations, extents)
+    folded = {n: tuple(store.folded.values()) for n, store in declared.stores.items()}
     for name, store in declared.stores.items():
         for dim, extent in store.derive({dim: extent for dim, (_, extent) in extents.items()}).items():
             extents.setdefault(dim, (name, extent))
@@ -75,10 +78,8 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
                 raise InputError(name, None, "a tensor is needed for the output", f"pass {name}=")
             given[name] = _make_output(name, store, extents, like, parts[first_load].dims, first_load)
         check_kind(name, given[name])
-    folded = {n: tuple(store.folded.values()) for n, store in declared.stores.items()}
-    shapes = {n: shape_for(n, given[n], part.dims, folded.get(n, ())) for n, part in parts.items()}
-    for name, part in parts.items():
-        _note_extents(name, part.dims, shapes[name], extents)
+        shapes[name] = shape_for(name, given[name], store.dims, folded[name])
+        _note_extents(name, store.dims, shapes[name], extents)  # which later stores may derive theirs from
     _relate(declared.relations, extents)
     everything = [*inputs, *declared.stores]
     devices = {name: _device(given[name]) for name in everything}

@@ -159,8 +159,8 @@ class PerBatch(EpilogueOperand):
 
     def stage(self, name: str, ring: BarrierRing, rows: int, width: int, batch: str) -> OperandStage:
         if not batch:
-            rule = "is one number a matrix of a batch, which an order of tiles by groups does not have"
-            raise InputError(f"operands[{name!r}]", self, rule, "use a PerRow()")
+            rule = "is one number a matrix of a batch, of which there is none with groups of rows or parts of k"
+            raise InputError(f"operands[{name!r}]", self, rule, "use a Scalar(), or for groups a PerRow()")
         return OperandStage("l", tile=(VECTOR,), ring=ring, dtype=self.dtype)
 
     def shape(self, m: int, n: int, batch: tuple[int, ...] = ()) -> tuple[int, ...]:
