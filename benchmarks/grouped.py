@@ -77,8 +77,8 @@ def variants(a: Any, b: Any, ends: Any, out: Any) -> dict[tuple[str, str], Calla
     for kind, tile, cluster in CANDIDATES:
         name = f"{kind} {tile[0]}x{tile[1]}x{tile[2]} {cluster[0]}x{cluster[1]}"
         runs[OURS, name] = functools.partial(schedule(kind, tile, cluster), a, b, ends, out=out)
-    turned = b.mT
-    runs["torch", "_grouped_mm"] = lambda: torch._grouped_mm(a, turned, offs=ends)
+    transposed = b.mT
+    runs["torch", "_grouped_mm"] = lambda: torch._grouped_mm(a, transposed, offs=ends)
     return runs
 
 

@@ -1,4 +1,4 @@
-"""The transpose of a matrix through swizzled shared memory: one warp loads tiles, four turn them, one stores them.
+"""The transpose of a matrix through swizzled shared memory: one warp loads tiles, four transpose them, one stores them.
 
 python examples/transpose.py     on the GPU if there is one, else on the CPU model of the hardware
 """
@@ -24,21 +24,21 @@ def transpose_of(
         """y[n, m] = x[m, n]."""
 
         tiles = tp.GridTiles(tp.Grouped(1), ctas, each)
-        load, turn, store = tp.Role(warps=1), tp.Role(warpgroups=columns // 64), tp.Role(warps=1)
-        ring = tp.BarrierRing(each, chain=(load, turn, store))
+        load, work, store = tp.Role(warps=1), tp.Role(warpgroups=columns // 64), tp.Role(warps=1)
+        ring = tp.BarrierRing(each, chain=(load, work, store))
         x = tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring, dtype=dtype, swizzle=128, l2_hint="evict_last")
-        turned = tp.SharedStage(tile=(columns, rows), ring=ring, writer=turn, dtype=dtype, swizzle=128)
-        y = tp.TmaStoreStage("n m", source=turned, stages=each - 1)
+        z = tp.SharedStage(tile=(columns, rows), ring=ring, writer=work, dtype=dtype, swizzle=128)
+        y = tp.TmaStoreStage("n m", source=z, stages=each - 1)
 
         @load.jit
         def fill(self, k, tile):
             with k.ring.produce() as slot:
                 slot.x.load(tile)
 
-        @turn.jit
-        def turn_round(self, k, tile):
+        @work.jit
+        def transpose(self, k, tile):
             with k.ring.consume() as slot:
-                slot.turned.write(slot.x.read(transposed=True))
+                slot.z.write(slot.x.read(transposed=True))
 
         @store.jit
         def drain(self, k, tile):

@@ -168,12 +168,12 @@ def expected(
     tree: tuple[Any, ...], x: np.ndarray, y: np.ndarray, tile: tuple[int, int], transposed: bool
 ) -> np.ndarray:
     """What NumPy makes of it, tile by tile."""
-    turned = (lambda a: a.T) if transposed else (lambda a: a)
-    out = np.empty_like(turned(x))
+    as_asked = (lambda a: a.T) if transposed else (lambda a: a)
+    out = np.empty_like(as_asked(x))
     for m in range(0, x.shape[0], tile[0]):
         for n in range(0, x.shape[1], tile[1]):
             place = slice(m, m + tile[0]), slice(n, n + tile[1])
-            a, b = turned(x[place]), turned(y[place])
+            a, b = as_asked(x[place]), as_asked(y[place])
             rows, columns = (np.arange(size, dtype=np.int32) for size in a.shape)
             rows, columns = rows[:, None], columns[None]
             with np.errstate(all="ignore"):

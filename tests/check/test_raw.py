@@ -182,7 +182,7 @@ def test_lanes_that_do_not_meet_are_a_race(calls):
     assert alone(*(BARE[name] for name in (calls[0], "warp sync", calls[1], *end))).check().ok
 
 
-def dealt(by):
+def distributing(by):
     """A function that distributes elements over lanes in its own way."""
 
     def double_rows(rows):
@@ -191,10 +191,12 @@ def dealt(by):
     return double_rows
 
 
-@pytest.mark.parametrize(("first", "second"), [(1, 2), ("rows", "columns"), ((1, 8), (8, 1)), (dealt(1), dealt(2))])
+@pytest.mark.parametrize(
+    ("first", "second"), [(1, 2), ("rows", "columns"), ((1, 8), (8, 1)), (distributing(1), distributing(2))]
+)
 def test_functions_of_one_factory_are_told_apart(first, second):
     def calls(first, second):
-        both = [lambda k, slot, by=by: k.isa.fragments.raw(dealt(by), None, [(slot.x.ref, "update")], k.role)
+        both = [lambda k, slot, by=by: k.isa.fragments.raw(distributing(by), None, [(slot.x.ref, "update")], k.role)
                 for by in (first, second)]  # fmt: skip
         return alone(*both, BARE["fence"], BARE["warp sync"]).check()
 

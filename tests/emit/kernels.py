@@ -15,7 +15,7 @@ import attrs
 
 import tmapipe as tp
 from examples.stream_copy import vector_copy
-from tests.matmul_shelf import FORMS
+from tests.matmul_schedules import FORMS
 from tests.oracle.copy_forms import Added, Ahead, BulkFromSlots, CopiedGemm, Far, FarPieces, Images, Mapped
 from tests.oracle.descriptor_forms import AnyRows, Convolved, Every, EveryInParts, Lines, Padded, padded_gemm
 from tests.oracle.held_forms import Narrowed
@@ -28,7 +28,7 @@ from tmapipe.gpu.build import Compiled
 from tmapipe.plan.model import Plan
 
 S, E = tp.schedules, tp.epilogue
-SHELF = {registered.name: registered.make for registered in S.REGISTRY}
+READY_MADE = {registered.name: registered.make for registered in S.REGISTRY}
 
 
 class ReduceCopy(S.Copy):
@@ -279,7 +279,7 @@ def gelu_reduced(kind: type, *arguments: Any) -> tp.Schedule:
 
 
 COPIES = {
-    "copy": Kernel(SHELF["Copy"], {}, MATRIX),
+    "copy": Kernel(READY_MADE["Copy"], {}, MATRIX),
     "copy 64x128, all slots": Kernel(lambda: S.Copy((64, 128), None, 1), {}, MATRIX),
     "copy 1 stage, none pending": Kernel(lambda: S.Copy((8, 256), 1, 0), {}, MATRIX),
     "copy, five tiles a CTA": Kernel(lambda: in_spans(S.Copy((8, 256), 2, 0), 5), {}, MATRIX),
@@ -301,7 +301,7 @@ COPIES = {
 }
 GEMMS = {
     "gemm 1x1": Kernel(lambda: S.Gemm(cluster=(1, 1)), {}, GEMM),
-    "gemm 2x1": Kernel(SHELF["Gemm"], {}, GEMM),
+    "gemm 2x1": Kernel(READY_MADE["Gemm"], {}, GEMM),
     "gemm 1x2 fp16": Kernel(lambda: S.Gemm((128, 64, 64), (1, 2)), HALF, GEMM),
     "gemm 2x2": Kernel(lambda: S.Gemm((128, 128, 64), (2, 2)), {}, GEMM),
     "gemm 2x1 to fp32": Kernel(lambda: S.Gemm(cluster=(2, 1), epilogue=E.Epilogue(dtype="fp32")), {"d": "fp32"}, GEMM),
@@ -315,7 +315,7 @@ GEMMS = {
     "gemm of uneven tiles over the edge": Kernel(
         lambda: S.Gemm((128, 72, 64), (2, 1), b=tp.Operand(outside="anything")), {}, GEMM
     ),
-    "gemm 1x2, along n": Kernel(SHELF["Gemm, along n"], {}, GEMM),
+    "gemm 1x2, along n": Kernel(READY_MADE["Gemm, along n"], {}, GEMM),
     "gemm m8, along n": Kernel(lambda: ALONG_N((8, 64, 64), (1, 1)), {}, GEMM),
     "pingpong 2x1, along n": Kernel(lambda: S.PingPong((80, 128, 64), (2, 1), along="n"), {}, GEMM),
     "gemm 2x1, anything outside": Kernel(
@@ -356,7 +356,7 @@ GEMMS = {
     ),
     "gemm m-major a, fp16, 1x2": Kernel(lambda: S.Gemm((128, 192, 64), (1, 2), a=tp.Operand("m")), HALF, GEMM),
     "gemm n-major b in spans of 32 bytes": Kernel(lambda: S.Gemm((64, 80, 32), (2, 1), 3, b=tp.Operand("n")), {}, GEMM),
-    "gemm m256 4x1, both turned": Kernel(
+    "gemm m256 4x1, both transposed": Kernel(
         lambda: S.Gemm((256, 128, 32), (4, 1), a=tp.Operand("m"), b=tp.Operand("n")), {}, GEMM
     ),
     "pingpong n-major b": Kernel(lambda: S.PingPong((128, 160, 64), (2, 1), b=tp.Operand("n")), {}, GEMM),
@@ -366,16 +366,16 @@ GEMMS = {
         lambda: S.Gemm((128, 64, 64), (2, 1), tiles=tp.PersistentTiles(tp.Backwards(3))), {}, TALL
     ),
     "gemm hilbert": Kernel(lambda: S.Gemm((64, 64, 64), (1, 1), tiles=tp.PersistentTiles(tp.Hilbert(4))), {}, TALL),
-    "pingpong 2x1": Kernel(SHELF["PingPong"], {}, GEMM),
+    "pingpong 2x1": Kernel(READY_MADE["PingPong"], {}, GEMM),
     "pingpong 64x80 1x2, not in turn": Kernel(lambda: S.PingPong((64, 80, 64), (1, 2), in_turn=False), {}, GEMM),
-    "splitk": Kernel(SHELF["SplitK"], {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
+    "splitk": Kernel(READY_MADE["SplitK"], {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
     "splitk, along n": Kernel(
         lambda: S.SplitK(3, (80, 128, 64), mainloop=tp.mainloop.Cooperative(along="n")),
         {"d": "fp32"},
         GEMM | {"l": 1, "s": 3},
     ),
     "splitk, added": Kernel(lambda: S.SplitK(3, (128, 64, 64), reduce="add"), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
-    "streamk": Kernel(SHELF["StreamK"], {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
+    "streamk": Kernel(READY_MADE["StreamK"], {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
     "streamk of small tiles": Kernel(lambda: S.StreamK(3, (64, 64, 64)), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
 }
 EPILOGUES = {
@@ -410,7 +410,7 @@ EPILOGUES = {
 }
 EPILOGUES = {name: attrs.evolve(kernel, unroll=True) for name, kernel in EPILOGUES.items()}
 THREADS = {
-    "add parts": Kernel(SHELF["AddParts"], {"x": "fp32", "d": "bf16"}, MATRIX | {"l": 2, "s": 3}),
+    "add parts": Kernel(READY_MADE["AddParts"], {"x": "fp32", "d": "bf16"}, MATRIX | {"l": 2, "s": 3}),
     "add parts of vectors": Kernel(
         lambda: S.AddParts((1, 256)), {"x": "fp32", "d": "fp32"}, MATRIX | {"l": 2, "m": 5, "s": 5}
     ),
@@ -465,7 +465,7 @@ DESCRIPTORS = {
         {},
         WINDOWS | {"m": 2 * 5 * 19 * 31},
     ),
-    "Conv": Kernel(SHELF["Conv"], {}, {"i": 2, "w": 31, "c": 72, "s": 2, "l": 1, "m": 64, "n": 136}),
+    "Conv": Kernel(READY_MADE["Conv"], {}, {"i": 2, "w": 31, "c": 72, "s": 2, "l": 1, "m": 64, "n": 136}),
     "conv 3x3 in strides, pingpong": Kernel(
         lambda: S.Conv(tp.Windows((3, 3), padding=1, stride=2), (64, 128, 64), mainloop=tp.mainloop.PingPong()),
         {},
@@ -515,7 +515,7 @@ PIECES = {  # tiles that several CTAs compute
 }
 GROUPS = {"m": 700, "n": 520, "k": 200, "l": 4}
 GROUPED = {
-    "grouped 1x2": Kernel(SHELF["GroupedGemm"], {}, GROUPS, {"offsets": (130, 130, 400, 690)}),
+    "grouped 1x2": Kernel(READY_MADE["GroupedGemm"], {}, GROUPS, {"offsets": (130, 130, 400, 690)}),
     "grouped m192 2x1": Kernel(
         lambda: S.GroupedGemm((192, 64, 64), (2, 1), b=tp.Operand("n")), {}, GROUPS, {"offsets": (0, 7, 700, 700)}
     ),
@@ -530,7 +530,7 @@ MATMULS["operand copied by threads"] = Kernel(CopiedGemm, {}, {"m": 100, "n": 72
 KERNELS = COPIES | GEMMS | PIECES | EPILOGUES | THREADS | ROWS_BY_NUMBER | DESCRIPTORS | DYNAMIC | GROUPED | MATMULS
 KERNELS |= {  # registered, and in none of the lists: with the dtypes that a plan has by itself
     name: Kernel(make, {}, GEMM | {"s": 3})
-    for name, make in SHELF.items()
+    for name, make in READY_MADE.items()
     if make not in {k.make for k in KERNELS.values()}
 }
 
@@ -557,12 +557,12 @@ COMBINED = {
     "gemm 1x1",
     "gemm m64 n72",
     "gemm k128",
-    "gemm m256 4x1, both turned",
+    "gemm m256 4x1, both transposed",
     "gemm snake",
     "gemm hilbert",
     "gemm dynamic 1x1",
     "gemm by GPC 1x1",
-    "Gemm, turned",
+    "Gemm, transposed",
     "cluster splitk, several clusters a tile",
     "windows",
     "vector, in bulk",

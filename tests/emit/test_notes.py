@@ -3,7 +3,7 @@
 import pytest
 
 import tmapipe as tp
-from tests.matmul_shelf import FromZero, Written
+from tests.matmul_schedules import FromZero, Written
 from tmapipe.gpu.notes import check_notes
 
 
@@ -39,7 +39,7 @@ def test_spilled_registers_are_warned_of():
 
     with pytest.warns(
         RuntimeWarning,
-        match=r"Narrow: ptxas spills \d+ .* Role double, with 40 .* holds 64 for fragments at .*matmul_shelf.py:122",
+        match=r"Narrow: ptxas spills \d+ .* Role double, with 40 .* holds 64 for fragments at .*matmul_schedules.py:122",
     ):
         Narrow().compile(arch="sm_90a")
 

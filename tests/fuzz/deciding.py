@@ -109,12 +109,12 @@ class Loop:
 
 @attrs.frozen
 class Branch:
-    """then: if *condition*, or, turned, if it does not hold."""
+    """then: if *condition*, or, negated, if it does not hold."""
 
     condition: str
     then: tuple[Any, ...]
     otherwise: tuple[Any, ...] = ()
-    turned: bool = False
+    negated: bool = False
 
 
 Tree = tuple[Any, ...]
@@ -163,7 +163,7 @@ def _slip(rng: random.Random, tree: Tree) -> tuple[Tree, str]:
             return _replaced(tree, path, attrs.evolve(node, more=rng.choice((-1, 1)))), "one turn more or fewer"
         return _replaced(tree, path, attrs.evolve(node, count=rng.choice(list(COUNTS)))), "another count"
     if rng.random() < 0.5:
-        return _replaced(tree, path, attrs.evolve(node, turned=True)), "the other branch"
+        return _replaced(tree, path, attrs.evolve(node, negated=True)), "the other branch"
     return _replaced(tree, path, attrs.evolve(node, condition=rng.choice(list(CONDITIONS)))), "another condition"
 
 
@@ -204,9 +204,9 @@ class Deciding(tp.Schedule):
                 for i in range(COUNTS[node.count](k, tile, indices) + node.more):
                     self._run(k, tile, node.inside, [*indices, i], slot)
             elif CONDITIONS[node.condition](k, tile, indices):
-                self._run(k, tile, node.otherwise if node.turned else node.then, indices, slot)
+                self._run(k, tile, node.otherwise if node.negated else node.then, indices, slot)
             else:
-                self._run(k, tile, node.then if node.turned else node.otherwise, indices, slot)
+                self._run(k, tile, node.then if node.negated else node.otherwise, indices, slot)
 
 
 def _produce(k: Any, tile: Any, node: Slot) -> None:

@@ -1,4 +1,4 @@
-"""Second kind: schedules of the shelf with options drawn at random, some of which do not go together, or are junk."""
+"""Second kind: ready-made schedules with options drawn at random, some of which do not go together, or are junk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import tmapipe as tp
 from tests.fuzz.junk import junk
 from tests.fuzz.outcomes import Call
-from tests.fuzz.shelf import TYPES, Arrays, Expected, Schedule, product
+from tests.fuzz.schedules import TYPES, Arrays, Expected, Schedule, product
 from tests.fuzz.tensors import compare
 
 __all__ = ["call", "parameters_of"]

@@ -1,4 +1,4 @@
-"""First kind: right schedules of the shelf, called with tensors of which one is damaged."""
+"""First kind: right ready-made schedules, called with tensors of which one is damaged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 
 from tests.fuzz.junk import junk
 from tests.fuzz.outcomes import Call, Wrong
-from tests.fuzz.shelf import SHELF, Schedule
+from tests.fuzz.schedules import SCHEDULES, Schedule
 from tmapipe.dtypes import dtype_of
 
 __all__ = ["call"]
@@ -26,7 +26,7 @@ OTHERS = (torch.float64, torch.int64, torch.bool, torch.complex64, torch.uint8, 
 def call(seed: int) -> Call:
     """The call of this seed."""
     rng = random.Random(seed)
-    which = rng.choice(SHELF)
+    which = rng.choice(SCHEDULES)
     sizes = {dim: rng.choice((1, 2, 3)) if dim in "ls" else 16 * rng.randint(1, 9) for dim in "lmnks"}
     dtype = rng.choice(which.dtypes)
     values = which.tensors(sizes, dtype, np.random.default_rng(seed))

@@ -7,7 +7,7 @@ import tmapipe as tp
 from tests.fuzz import compiling, declarations, options, valid
 from tests.fuzz.__main__ import KINDS, calls_of, read, table, write
 from tests.fuzz.outcomes import Call, Outcome, Unsafe, Wrong, judge
-from tests.fuzz.shelf import SHELF
+from tests.fuzz.schedules import SCHEDULES
 from tests.sweeps import ALL
 
 
@@ -34,7 +34,7 @@ def test_wrong_calls_as_on_a_gpu():
 
 def test_a_wrong_result_is_noticed(monkeypatch):
     monkeypatch.setattr(
-        valid, "SHELF", [attrs.evolve(SHELF[0], expected=lambda given: (given["x"] + 1.0, 0 * given["x"]))]
+        valid, "SCHEDULES", [attrs.evolve(SCHEDULES[0], expected=lambda given: (given["x"] + 1.0, 0 * given["x"]))]
     )
     with pytest.raises(Wrong, match="off by"):
         valid.valid_call(0, "cpu", 64)

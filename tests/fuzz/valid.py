@@ -21,7 +21,7 @@ import torch
 
 import tmapipe as tp
 from tests.fuzz.outcomes import Wrong
-from tests.fuzz.shelf import SHELF, Schedule
+from tests.fuzz.schedules import SCHEDULES, Schedule
 
 __all__ = ["BAD", "bad_call", "valid_call"]
 
@@ -36,7 +36,7 @@ def _drawn(
     rng: random.Random, device: str, most: int
 ) -> tuple[Schedule, dict[str, np.ndarray], dict[str, torch.Tensor]]:
     """A schedule, and its inputs as arrays and as tensors that are views of larger ones, some of them."""
-    which = rng.choice(SHELF)
+    which = rng.choice(SCHEDULES)
     sizes = {"l": rng.randint(1, 4), "s": rng.randint(1, 4), "m": rng.randint(1, most)}
     sizes |= {dim: 16 * rng.randint(1, most // 16) for dim in "nk"}
     dtype = rng.choice(which.dtypes)

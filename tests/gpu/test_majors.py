@@ -47,9 +47,9 @@ def test_all_four(make, majors):
 def test_gated(majors):
     torch.manual_seed(0)
     a, gate, up = (torch.randn(rows, 328, device="cuda", dtype=torch.float16) for rows in (264, 520, 520))
-    turned = [x.t().contiguous().t() for x in (a, gate, up)]
+    transposed = [x.t().contiguous().t() for x in (a, gate, up)]
     a, gate, up = (
-        t if major != "k" else x for x, t, major in zip((a, gate, up), turned, majors + majors[1:], strict=True)
+        t if major != "k" else x for x, t, major in zip((a, gate, up), transposed, majors + majors[1:], strict=True)
     )
     out = S.GatedGemm(a=tp.Operand(majors[0]), b=tp.Operand(majors[1]), epilogue=tp.epilogue.Epilogue(dtype="fp32"))(
         a, gate, up

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.matmul_shelf import FORMS
+from tests.matmul_schedules import FORMS
 from tests.oracle.matmul_forms import InTurn
 from tests.unit.test_matmuls import Halves
 

@@ -53,8 +53,8 @@ def test_several_clusters_a_tile_of_a_batch_with_an_epilogue():
 def test_a_along_m_and_b_along_n():
     a, b = inputs(72, 136, 200)
     gemm = S.ClusterSplitK(4, (64, 64, 64), a=tp.Operand("m"), b=tp.Operand("n"), epilogue=E.Epilogue(dtype="fp32"))
-    turned = (np.ascontiguousarray(x.T).T for x in (a, b))
-    np.testing.assert_allclose(gemm(*turned), product(a, b), rtol=1e-4, atol=1e-3)
+    transposed = (np.ascontiguousarray(x.T).T for x in (a, b))
+    np.testing.assert_allclose(gemm(*transposed), product(a, b), rtol=1e-4, atol=1e-3)
 
 
 def test_an_epilogue_with_operands_and_sums():

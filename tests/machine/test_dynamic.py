@@ -46,7 +46,7 @@ def test_results(kind, cluster, clusters):
     assert (arrays["d"][0] == want).all()
 
 
-def deal(data, tiles):
+def claims(data, tiles):
     """The numbers that each cluster gets, the last of which are beyond the *tiles*."""
     clusters = data.draw(st.integers(1, 3))
     takers = [data.draw(st.integers(0, clusters - 1)) for _ in range(tiles)]
@@ -54,12 +54,12 @@ def deal(data, tiles):
     return [[n for n, taker in enumerate(takers) if taker == c] + [last] for c, last in enumerate(beyond)]
 
 
-def run_dealt(schedule, arrays, dealt):
-    """Runs with a counter whose numbers go to the clusters as *dealt*. Each stops at its first one beyond the tiles. The last
+def run_claimed(schedule, arrays, claimed):
+    """Runs with a counter whose numbers the clusters get as *claimed*. Each stops at its first one beyond the tiles. The last
     number resets the counter."""
-    queues, drawn, resets = [iter(own) for own in dealt], {}, []
+    queues, drawn, resets = [iter(own) for own in claimed], {}, []
 
-    class Dealt(MachineIsa):
+    class Claimed(MachineIsa):
         def atomic_add(self, counter, in_turn):
             drawn[self.cluster_id] = next(queues[self.cluster_id])
             return super().atomic_add(counter, lambda: drawn[self.cluster_id])
@@ -68,12 +68,12 @@ def run_dealt(schedule, arrays, dealt):
             resets.append((counter, value, drawn[self.cluster_id]))
 
     def entry(isa):
-        isa.__class__ = Dealt
+        isa.__class__ = Claimed
         kernel_main(isa, schedule)
 
-    Machine(schedule.plan({})).run(entry, arrays, clusters=len(dealt))
+    Machine(schedule.plan({})).run(entry, arrays, clusters=len(claimed))
     assert all(next(queue, None) is None for queue in queues), "a cluster that stopped early"
-    assert resets == [(0, 0, max(itertools.chain(*dealt)))]
+    assert resets == [(0, 0, max(itertools.chain(*claimed)))]
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -82,7 +82,7 @@ def run_dealt(schedule, arrays, dealt):
 def test_any_assignment(m, n, stages, kind, data):
     """Whoever comes first."""
     arrays, want = numbers(64 * m, 64 * n)
-    run_dealt(small((1, 1), tp.DynamicTiles(tp.Snake(2), stages), kind), arrays, deal(data, m * n))
+    run_claimed(small((1, 1), tp.DynamicTiles(tp.Snake(2), stages), kind), arrays, claims(data, m * n))
     assert (arrays["d"][0] == want).all()
 
 
@@ -101,7 +101,7 @@ def test_any_assignment_of_groups(sizes, n, kind, data):
         want[group] = a[group].astype(np.float32) @ matrix.astype(np.float32).T
     schedule = small((1, 1), tp.GroupedTiles(tp.Grouped(2)), kind)
     tiles = (rows + len(sizes) * 63) // 64 * n
-    run_dealt(schedule, {"a": a, "b": b, "offsets": ends, "d": out}, deal(data, tiles))
+    run_claimed(schedule, {"a": a, "b": b, "offsets": ends, "d": out}, claims(data, tiles))
     assert (out == want).all()
 
 

@@ -63,12 +63,12 @@ def test_any_sizes(sizes, tile, cluster, clusters, pingpong):
 def test_majors_types_and_an_epilogue():
     a, b = operands(150, 64, 48, 3)
     ends = np.array([10, 90, 150], np.int32)
-    turned = np.ascontiguousarray(b.swapaxes(1, 2)).swapaxes(1, 2)
+    transposed = np.ascontiguousarray(b.swapaxes(1, 2)).swapaxes(1, 2)
     gemm = GroupedGemm(
         (64, 64, 16), (1, 1), 2, b=tp.Operand("n"), epilogue=tp.epilogue.Epilogue(tp.math.relu, dtype="fp32")
     )
     want = np.maximum(reference(a, b, ends, np.zeros((150, 64))), 0)
-    np.testing.assert_allclose(gemm(a, turned, ends), want, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(gemm(a, transposed, ends), want, rtol=1e-4, atol=1e-4)
     rule = "multiples of 16 bytes"  # a group that begins at row 10 would be an illegal instruction
     refused(lambda: GroupedGemm(a=tp.Operand("m")), argument="a.major", value="m", rule=rule)
 

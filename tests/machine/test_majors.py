@@ -30,10 +30,10 @@ def normal(rows, k, dtype=ml_dtypes.bfloat16, seed=0):
 
 def along(major, x):
     """The same matrix, contiguous along its rows or its columns, with rows in memory a multiple of 16 bytes apart."""
-    turned = x if major == "k" else x.T
-    kept = np.zeros((turned.shape[0], -(-turned.shape[1] // 8) * 8), x.dtype)
-    view = kept[:, : turned.shape[1]]
-    view[...] = turned
+    transposed = x if major == "k" else x.T
+    kept = np.zeros((transposed.shape[0], -(-transposed.shape[1] // 8) * 8), x.dtype)
+    view = kept[:, : transposed.shape[1]]
+    view[...] = transposed
     return view if major == "k" else view.T
 
 
@@ -57,10 +57,10 @@ def test_products(name, majors):
 def test_the_same_bits_as_contiguous_along_k(m, n, k, majors, seed):
     a, b = normal(m, k, np.float16, seed), normal(n, k, np.float16, seed + 1)
     plain = S.Gemm((64, 32, 32), (1, 2), 2)(along("k", a), along("k", b))
-    turned = S.Gemm((64, 32, 32), (1, 2), 2, a=tp.Operand(majors[0]), b=tp.Operand(majors[1]))(
+    transposed = S.Gemm((64, 32, 32), (1, 2), 2, a=tp.Operand(majors[0]), b=tp.Operand(majors[1]))(
         along(majors[0], a), along(majors[1], b)
     )
-    assert (plain.view(np.uint16) == turned.view(np.uint16)).all()
+    assert (plain.view(np.uint16) == transposed.view(np.uint16)).all()
 
 
 @pytest.mark.parametrize("majors", MAJORS, ids="".join)
@@ -100,6 +100,6 @@ def test_by_name_with_operands_and_in_simulate():
 
 def test_a_batch():
     a, b = (np.stack([normal(rows, 40, seed=s) for s in range(3)]) for rows in (72, 56))
-    turned = np.ascontiguousarray(b.swapaxes(1, 2)).swapaxes(1, 2)
-    out = S.Gemm((64, 64, 32), (1, 1), 2, b=tp.Operand("n"), epilogue=tp.epilogue.Epilogue(dtype="fp32"))(a, turned)
+    transposed = np.ascontiguousarray(b.swapaxes(1, 2)).swapaxes(1, 2)
+    out = S.Gemm((64, 64, 32), (1, 1), 2, b=tp.Operand("n"), epilogue=tp.epilogue.Epilogue(dtype="fp32"))(a, transposed)
     np.testing.assert_allclose(out, np.einsum("lmk,lnk->lmn", a.astype(float), b.astype(float)), rtol=1e-4, atol=1e-4)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
-from tests.matmul_shelf import FORMS, Written
+from tests.matmul_schedules import FORMS, Written
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -235,13 +235,13 @@ def _inputs(case: Case, device: str, generator: torch.Generator) -> list:
             x[..., rows // 2, case.k // 3] = float("nan")
         if case.special and i == 1 and torch.isinf(torch.tensor(float("inf")).to(dtype).float()):
             x[..., rows // 3, case.k // 2] = float("inf")
-        turned = case.majors[min(i, 1)] != "k"
-        x = x.to(dtype).swapaxes(-1, -2) if turned else x.to(dtype)
+        transposed = case.majors[min(i, 1)] != "k"
+        x = x.to(dtype).swapaxes(-1, -2) if transposed else x.to(dtype)
         length = -(-x.shape[-1] // 16) * 16 + (16 if case.strided else 0)
         stored = torch.zeros(*x.shape[:-1], length, dtype=dtype)
         stored[..., : x.shape[-1]] = x
         x = stored.to(device)[..., : x.shape[-1]]
-        made.append(x.swapaxes(-1, -2) if turned else x)
+        made.append(x.swapaxes(-1, -2) if transposed else x)
     return made
 
 

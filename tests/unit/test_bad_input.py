@@ -220,8 +220,8 @@ def test_tile_not_divisible_as_wgmma_needs():
 def test_operands_contiguous_along_m_or_n():
     refused(lambda: S.Gemm(a=tp.Operand("n")), argument="Operand(major)", value="n", rule='"k" or "m"')
     fp8 = {"a": "fp8_e4m3", "b": "fp8_e4m3", "d": "bf16"}
-    turned = S.Gemm((128, 128, 128), b=tp.Operand("n"))
-    refused(lambda: turned.plan(fp8), argument="Wgmma(mma)", value="fp8_e4m3 x fp8_e4m3", rule="along k only")
+    transposed = S.Gemm((128, 128, 128), b=tp.Operand("n"))
+    refused(lambda: transposed.plan(fp8), argument="Wgmma(mma)", value="fp8_e4m3 x fp8_e4m3", rule="along k only")
     a, b = np.zeros((128, 64), np.float16), np.zeros((64, 64), np.float16)
     refused(lambda: S.Gemm(a=tp.Operand("m"))(a, b), argument="a.stride", rule="last dimension must be contiguous")
     error = refused(lambda: S.Gemm()(a.T.copy().T, b), argument="a.stride", rule="last dimension must be contiguous")
@@ -287,8 +287,8 @@ def test_accumulators_that_do_not_fit():
         matmul_of((128, 64), (256, 64), math=one).plan, argument="Wgmma(mma)", value=(128, 256), rule="needs 256 acc"
     )
     refused(S.PingPong((128, 256, 64)).plan, argument="Wgmma(mma)", rule="200 leave room")
-    turned = S.Gemm((192, 256, 64), (1, 1), b=tp.Operand("n")).plan
-    refused(turned, argument="Wgmma(mma)", value=(192, 256), rule="at most 200 with 128 registers")
+    transposed = S.Gemm((192, 256, 64), (1, 1), b=tp.Operand("n")).plan
+    refused(transposed, argument="Wgmma(mma)", value=(192, 256), rule="at most 200 with 128 registers")
 
 
 def test_wgmma_needs_warpgroups():
@@ -481,8 +481,8 @@ def test_tf32_and_int8():
     tf32 = S.Gemm((128, 128, 32), a=tp.Operand(dtype="tf32"), b=tp.Operand(dtype="tf32"))
     assert tf32.plan(fp32).matmul("mma").k_instructions == 4
     refused(tf32.plan, {"a": "bf16"}, argument="a", value="bf16", rule="element type tf32")
-    turned = S.Gemm((128, 128, 32), a=tp.Operand(dtype="tf32"), b=tp.Operand("n", dtype="tf32"))
-    refused(turned.plan, argument="Wgmma(mma)", value="tf32 x tf32", rule="along k")
+    transposed = S.Gemm((128, 128, 32), a=tp.Operand(dtype="tf32"), b=tp.Operand("n", dtype="tf32"))
+    refused(transposed.plan, argument="Wgmma(mma)", value="tf32 x tf32", rule="along k")
     refused(
         S.Gemm(epilogue=tp.epilogue.Epilogue(dtype="tf32")).plan,
         argument="d",

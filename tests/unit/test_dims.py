@@ -154,7 +154,7 @@ def test_wrong_grids_and_relations_are_refused():
 
 
 def test_the_extent_of_a_dimension_in_a_body():
-    class Upturned(Summed):
+    class Reversed(Summed):
         dim = "m"
         y = tp.TmaStoreStage("m n", source=Summed.x)
 
@@ -164,8 +164,8 @@ def test_the_extent_of_a_dimension_in_a_body():
                 slot.x.load(tile, m=k.extent(self.dim) - 1 - tile.m)
 
     x = np.arange(30 * 64, dtype=np.float32).reshape(30, 64)
-    np.testing.assert_array_equal(Upturned()(x), x[::-1])
-    schedule = Upturned()
+    np.testing.assert_array_equal(Reversed()(x), x[::-1])
+    schedule = Reversed()
     schedule.dim = "q"
     refused(schedule, x, argument="k.extent", value="q", rule="m, n")
 

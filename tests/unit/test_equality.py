@@ -12,9 +12,9 @@ import tmapipe as tp
 S = tp.schedules
 
 
-@pytest.mark.parametrize("shelf", S.REGISTRY, ids=lambda shelf: shelf.name)
-def test_schedules_made_alike_are_equal(shelf):
-    one, two = shelf.make(), shelf.make()
+@pytest.mark.parametrize("registered", S.REGISTRY, ids=lambda registered: registered.name)
+def test_schedules_made_alike_are_equal(registered):
+    one, two = registered.make(), registered.make()
     assert one == two and hash(one) == hash(two) and one.plan() == two.plan()
     for other in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
         assert other == one and hash(other) == hash(one) and other.plan() == one.plan()
@@ -32,9 +32,9 @@ def test_copies_have_the_bodies_of_roles_that_an_instance_declares():
 
 
 def test_all_schedules_of_the_shelf_differ():
-    made = [make() for shelf in S.REGISTRY for make in (shelf.make, shelf.make_small)]
+    made = [make() for registered in S.REGISTRY for make in (registered.make, registered.make_small)]
     assert len(set(made)) == len(made)
-    assert len({*made, *(shelf.make() for shelf in S.REGISTRY)}) == len(made)
+    assert len({*made, *(registered.make() for registered in S.REGISTRY)}) == len(made)
 
 
 class Rows(tp.Schedule):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
-from tests.matmul_shelf import FORMS, FromRegisters, FromZero, TwoRings
+from tests.matmul_schedules import FORMS, FromRegisters, FromZero, TwoRings
 from tests.oracle.matmul_forms import InTurn
 from tests.unit.errors import refused
 

@@ -20,8 +20,8 @@ def test_plans_of_equal_declarations_are_equal():
 
 
 def test_every_registered_plan_can_be_hashed_copied_and_pickled():
-    for shelf in S.REGISTRY:
-        plan = shelf.make().plan()
+    for registered in S.REGISTRY:
+        plan = registered.make().plan()
         for other in (copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
             assert other == plan and hash(other) == hash(plan)
 
@@ -29,8 +29,8 @@ def test_every_registered_plan_can_be_hashed_copied_and_pickled():
 def test_the_order_of_a_cluster_counts():
     """The CTA's rank varies fastest along its first axis."""
     plan = S.Gemm(cluster=(2, 2)).plan()
-    turned = attrs.evolve(plan, cluster={"n": 2, "m": 2})
-    assert plan != turned and plan == attrs.evolve(plan, cluster={"m": 2, "n": 2})
+    swapped = attrs.evolve(plan, cluster={"n": 2, "m": 2})
+    assert plan != swapped and plan == attrs.evolve(plan, cluster={"m": 2, "n": 2})
 
 
 def test_plans_do_not_change():
@@ -52,9 +52,9 @@ def test_what_a_plan_was_made_from_may_change():
 
 
 def test_frozen_maps():
-    one, two, turned = FrozenMap({"m": 1, "n": 2}), FrozenMap({"m": 1, "n": 2}), FrozenMap({"n": 2, "m": 1})
-    assert one == two and hash(one) == hash(two) and one != turned
-    assert one == {"m": 1, "n": 2} and turned == {"m": 1, "n": 2} and one != {"m": 1} and one != [("m", 1), ("n", 2)]
+    one, two, swapped = FrozenMap({"m": 1, "n": 2}), FrozenMap({"m": 1, "n": 2}), FrozenMap({"n": 2, "m": 1})
+    assert one == two and hash(one) == hash(two) and one != swapped
+    assert one == {"m": 1, "n": 2} and swapped == {"m": 1, "n": 2} and one != {"m": 1} and one != [("m", 1), ("n", 2)]
     assert dict(one) == {"m": 1, "n": 2} and one["n"] == 2 and "l" not in one and len(one) == 2
-    assert list(one) == ["m", "n"] == list(reversed(turned))
-    assert repr(turned) == "{'n': 2, 'm': 1}"
+    assert list(one) == ["m", "n"] == list(reversed(swapped))
+    assert repr(swapped) == "{'n': 2, 'm': 1}"

@@ -1,4 +1,4 @@
-"""Registering a schedule of the shelf once is enough."""
+"""Registering a ready-made schedule once is enough."""
 
 import inspect
 
@@ -6,7 +6,7 @@ import tmapipe as tp
 from tmapipe.schedules import REGISTRY
 
 
-def test_every_schedule_of_the_shelf_is_registered():
+def test_every_ready_made_schedule_is_registered():
     named = [getattr(tp.schedules, name) for name in tp.schedules.__all__]
     exported = {thing for thing in named if inspect.isclass(thing) and issubclass(thing, tp.Schedule)}
     assert exported == {type(registered.make()) for registered in REGISTRY}

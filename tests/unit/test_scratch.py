@@ -18,7 +18,7 @@ def reversed_on_gpu(source, target):
             target[row, first + lane] = source[rows * 4 - 1 - warp * rows - row, first + lane]
 
 
-class Upturned(tp.Schedule):
+class Reversed(tp.Schedule):
     """y has the rows of each 16 of x in the other order: each warp takes what another one has written."""
 
     load, work, store = tp.Role(warps=1), tp.Role(warps=4), tp.Role(warps=1)
@@ -34,7 +34,7 @@ class Upturned(tp.Schedule):
             slot.x.load(tile)
 
     @work.jit
-    def turn(self, k, tile):
+    def reverse(self, k, tile):
         first = k.isa.warp - k.role.first_warp
 
         def on_cpu(source, target):
@@ -55,34 +55,34 @@ class Upturned(tp.Schedule):
             slot.y.store(tile)
 
 
-def turned(x):
+def reversed_in_tiles(x):
     return np.concatenate([x[i : i + 16][::-1] for i in range(0, len(x), 16)])
 
 
 def test_values_pass_from_warp_to_warp():
     x = np.random.default_rng(0).standard_normal((96, 128)).astype(np.float32)
-    assert (Upturned()(x) == turned(x)).all()
+    assert (Reversed()(x) == reversed_in_tiles(x)).all()
 
 
 def test_proved_for_every_trip_count():
-    report = Upturned().check()
+    report = Reversed().check()
     assert report.ok and report.trips == "every trip count", str(report)
 
 
 @pytest.mark.parametrize("missing", ["before", "after"])
 def test_a_missing_sync_is_a_race(missing):
-    schedule = Upturned()
+    schedule = Reversed()
     setattr(schedule, missing, False)
     findings = schedule.check().findings
     assert any(finding.kind is Kind.RACE and "between" in finding.message for finding in findings), findings
 
 
 def test_two_copies_in_turn_need_one_sync():
-    class InTurn(Upturned):
-        between = tp.Scratch(Upturned.work, tile=(16, 64), dtype="fp32", copies=2)
+    class InTurn(Reversed):
+        between = tp.Scratch(Reversed.work, tile=(16, 64), dtype="fp32", copies=2)
 
-        @Upturned.work.jit
-        def turn(self, k, tile):
+        @Reversed.work.jit
+        def reverse(self, k, tile):
             with k.ring.consume() as slot:
                 values = slot.x.read()
                 for i in range(2):
@@ -92,10 +92,10 @@ def test_two_copies_in_turn_need_one_sync():
                     k.raw(reversed_on_gpu, lambda source, target: None, reads=(copy,), writes=(slot.x,))
 
     class Once(InTurn):
-        between = tp.Scratch(Upturned.work, tile=(16, 64), dtype="fp32")
+        between = tp.Scratch(Reversed.work, tile=(16, 64), dtype="fp32")
 
-        @Upturned.work.jit
-        def turn(self, k, tile):
+        @Reversed.work.jit
+        def reverse(self, k, tile):
             with k.ring.consume() as slot:
                 k.between.write(slot.x.read())
                 k.sync()
@@ -236,12 +236,12 @@ def test_threads_of_teams_do_not_store_what_they_compute():
 
 
 def test_scratch_of_any_size():
-    class Few(Upturned):
-        sums = tp.Scratch(Upturned.work, tile=(16,), dtype="bf16", copies=3)
-        odd = tp.Scratch(Upturned.work, tile=(5, 3), dtype="fp32")
+    class Few(Reversed):
+        sums = tp.Scratch(Reversed.work, tile=(16,), dtype="bf16", copies=3)
+        odd = tp.Scratch(Reversed.work, tile=(5, 3), dtype="fp32")
 
-        @Upturned.work.jit
-        def turn(self, k, tile):
+        @Reversed.work.jit
+        def reverse(self, k, tile):
             with k.ring.consume() as slot:
                 values = slot.x.read()
                 k.sums.copy(2).write(tp.math.row_max(values))
@@ -267,9 +267,9 @@ def test_wrong_scratch_is_refused():
 
 
 def test_a_copy_that_is_not_there_is_refused():
-    class Beyond(Upturned):
-        @Upturned.work.jit
-        def turn(self, k, tile):
+    class Beyond(Reversed):
+        @Reversed.work.jit
+        def reverse(self, k, tile):
             with k.ring.consume() as slot:
                 k.between.copy(1).write(slot.x.read())
 
@@ -278,8 +278,8 @@ def test_a_copy_that_is_not_there_is_refused():
 
 
 def test_only_its_role_has_it():
-    class Other(Upturned):
-        @Upturned.load.jit
+    class Other(Reversed):
+        @Reversed.load.jit
         def fill(self, k, tile):
             k.between.read()
 

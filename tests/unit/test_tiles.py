@@ -241,10 +241,10 @@ def test_ceil_div(a, b):
 
 def test_columns_are_rows_exchanged():
     one, other = Columns(3), Grouped(3)
-    by, turned = one.divisors(5, 7), other.divisors(7, 5)
+    by, transposed = one.divisors(5, 7), other.divisors(7, 5)
     isa = RecordingIsa(None)
     places = [one.coordinates(isa, by, 5, 7, i) for i in range(35)]
-    assert places == [other.coordinates(isa, turned, 7, 5, i)[::-1] for i in range(35)]
+    assert places == [other.coordinates(isa, transposed, 7, 5, i)[::-1] for i in range(35)]
     assert places[:4] == [(0, 0), (0, 1), (0, 2), (1, 0)]
 
 

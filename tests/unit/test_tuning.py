@@ -57,8 +57,8 @@ def test_majors_by_the_strides():
     )
     assert Problem.of(w.T, w.T).majors == ("m", "n")
     chosen = choose(problem)
-    turned = chosen.mainloop.along == "n"
-    assert chosen.transposed == ("b",) and chosen.mma.transposed == ((True, False) if turned else (False, True))
+    along_n = chosen.mainloop.along == "n"
+    assert chosen.transposed == ("b",) and chosen.mma.transposed == ((True, False) if along_n else (False, True))
     assert chosen.plan({"a": "fp16", "b": "fp16", "d": "fp16"}).buffer("b").swizzle == 128
     assert Problem.of(a[:, :1], w.T[:, :1]).majors == ("k", "k")  # one column is contiguous whatever its stride
 

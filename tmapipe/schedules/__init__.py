@@ -99,7 +99,7 @@ REGISTRY: tuple[Registered, ...] = (
     ),
     Registered("Gemm", Gemm, lambda: Gemm((64, 64, 16), (2, 1), 2, epilogue=ONE), ((1, 1, {}), (2, 3, {}))),
     Registered(
-        "Gemm, turned",
+        "Gemm, transposed",
         lambda: Gemm(a=Operand("m"), b=Operand("n")),
         lambda: Gemm((64, 64, 16), (2, 1), 2, a=Operand("m"), b=Operand("n"), epilogue=ONE),
         ((1, 1, {}), (2, 3, {})),

@@ -11,7 +11,7 @@ import attrs
 
 import tmapipe as tp
 from examples.ragged import RaggedSums
-from tests.matmul_shelf import Written
+from tests.matmul_schedules import Written
 from tests.unit.test_held import Multicast, Scaled
 from tmapipe.check import Kind
 

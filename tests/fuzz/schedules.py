@@ -14,7 +14,7 @@ import numpy as np
 
 import tmapipe as tp
 
-__all__ = ["SHELF", "Schedule", "product"]
+__all__ = ["SCHEDULES", "Schedule", "product"]
 
 S = tp.schedules
 TYPES = {
@@ -135,7 +135,7 @@ def _same(given: Arrays) -> Expected | None:
 
 SMALL: tuple[Any, ...] = ((64, 64, 32), (1, 1), 2)
 FLOATS = ("bf16", "fp16")
-SHELF = (
+SCHEDULES = (
     Schedule("Copy", lambda: S.Copy((4, 64), 3, 1), {"x": "m n"}, tuple(TYPES), _same),
     Schedule("Gemm", lambda: S.Gemm(*SMALL), {"a": "m k", "b": "n k"}, FLOATS, _gemm),
     Schedule("Gemm, batch", lambda: S.Gemm(*SMALL), {"a": "l m k", "b": "l n k"}, (*FLOATS, "int8", "fp8_e4m3"), _gemm),
