@@ -30,11 +30,11 @@ from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, vectors_
 from tmapipe.protocol.cluster import share_index
 from tmapipe.protocol.groups import Groups
 from tmapipe.protocol.held import HeldEnd
-from tmapipe.protocol.parts import PartInSlot
+from tmapipe.protocol.parts import PartInSlot, SlotPart
 from tmapipe.protocol.raw import raw
 from tmapipe.protocol.registry import bound_by
 from tmapipe.protocol.ring import RingEnd
-from tmapipe.protocol.stores import SlotStore
+from tmapipe.protocol.stores import StoreOfSlot
 from tmapipe.protocol.syncs import sync
 from tmapipe.role import Role
 from tmapipe.store_pipeline import TmaStoreStage
@@ -335,11 +335,10 @@ class KernelContext(Carried):
 
     def _add_ring(self, schedule: Schedule, ring: Ring, stores: dict[str, Any]) -> None:
         parts: dict[str, Any] = dict(stores)
-        stages = schedule.declared.stages_of(ring.name)
-        memory = {name: self.plan.buffer(name).over or name for name in stages}
-        touched = {memory[name] for name in self.plan.by_engines if name in stages}
-        for name, stage in stages.items():  # which engines touch, perhaps through another stage in the same memory
-            parts[name] = bound_by(stage)(self, name, stage, memory[name] in touched)
+        loads = {load.name: load for load in self.plan.loads}
+        for name, stage in schedule.declared.stages_of(ring.name).items():
+            part = SlotPart(self.isa, self.role.name, self.plan.buffer(name), loads.get(name))
+            parts[name] = functools.partial(bound_by(stage), part)
         for name, token in schedule.declared.tokens.items():
             if self.name_of(token.ring) == ring.name:
                 parts[name] = bound_by(token)(self, name, token)
@@ -351,7 +350,7 @@ class KernelContext(Carried):
         planned = self.plan.store(name)
         if store.slot is not None:
             assert store.storing is not None
-            bound = SlotStore(self.isa, planned, self.plan.role(self.name_of(store.storing)))
+            bound = functools.partial(StoreOfSlot, self.isa, planned, self.name_of(store.storing))
             slot_stores.setdefault(self.name_of(store.slot.ring), {})[name] = bound
             return
         if store.sums is not None:

@@ -4,8 +4,10 @@ The n-th slot that an end enters (n = 0, 1, ...) of a ring of S slots is slot n 
 wait for lap n // S uses parity (n // S) & 1; the first phase waits for the lap before, so the opposite one.
 """
 
+import functools
 import itertools
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,9 +20,9 @@ from tmapipe.multicast import along
 from tmapipe.plan.model import Barrier, Buffer, Load, Plan, RoleWarps, Store
 from tmapipe.plan.rings import Ring
 from tmapipe.plan.thread_layout import vectors_of
-from tmapipe.protocol.parts import SlotPart
+from tmapipe.protocol.parts import PartInSlot, SlotPart
 from tmapipe.protocol.ring import RingEnd
-from tmapipe.protocol.stores import SlotStore
+from tmapipe.protocol.stores import StoreOfSlot
 
 NBYTES = 1024
 
@@ -47,9 +49,11 @@ def make_plan(ring, cluster=None):
 
 def make_end(ring, role, cluster=None, cta_rank=0, async_proxy=True):
     plan = make_plan(ring, cluster)
+    if not async_proxy:
+        plan = attrs.evolve(plan, loads=(), stores=())
     isa = RecordingIsa(plan, cta_rank=cta_rank)
-    loads = plan.loads[0] if ring.phase_of(role) == 0 else None
-    parts = {"x": SlotPart(isa, plan.buffers[0], loads, role, async_proxy)}
+    loads = make_plan(ring).loads[0] if ring.phase_of(role) == 0 else None
+    parts = {"x": functools.partial(PartInSlot, SlotPart(isa, role, plan.buffers[0], loads))}
     return RingEnd(isa, ring, role, parts), isa
 
 
@@ -319,7 +323,7 @@ def test_a_store_of_what_threads_wrote_is_fenced_first():
     ring = make_ring(2, lag={"use": 1}, readers={"use": ("tma",)})
     end, isa = make_end(ring, "use")
     plan = isa.plan
-    end.parts["y"] = SlotStore(isa, plan.stores[0], plan.role("use"))
+    end.parts["y"] = functools.partial(StoreOfSlot, isa, plan.stores[0], "use")
     with end.consume() as slot:
         slot.x.write(fragment(slot))
         slot.y.store(m=1, n=2)
@@ -373,7 +377,7 @@ def test_only_the_loading_phase_loads():
 def test_only_the_storing_role_stores():
     ring = make_ring(2, (("load",), ("use",), ("store",)))
     end, isa = make_end(ring, "use")
-    end.parts["y"] = SlotStore(isa, isa.plan.stores[0], isa.plan.role("store"))
+    end.parts["y"] = functools.partial(StoreOfSlot, isa, isa.plan.stores[0], "store")
     with end.consume() as slot:
         with pytest.raises(ScopeError, match=r"store\(\) of 'y' in role 'use': the ring's last role stores it"):
             slot.y.store(m=0, n=0)

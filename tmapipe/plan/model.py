@@ -275,12 +275,14 @@ class Plan:
 
     @property
     def by_engines(self) -> set[str]:
-        """Names of the buffers that TMA or wgmma accesses."""
+        """Names of the buffers whose memory TMA or wgmma accesses, perhaps as that of another buffer."""
         found = {*(load.name for load in self.loads if not load.vector), *(store.buffer.name for store in self.stores)}
         found |= {buffer.name for matmul in self.matmuls for buffer in (matmul.a, matmul.b) if buffer is not None}
         for peer in self.sends:
-            found |= {peer.buffer.name, peer.buffer.over or peer.name, peer.source.name if peer.source else peer.name}
-        return found
+            found |= {peer.name, peer.source.name if peer.source else peer.name}
+        memory = {buffer.name: buffer.over or buffer.name for buffer in self.buffers}
+        touched = {memory.get(name) for name in found}
+        return {name for name, own in memory.items() if own in touched}
 
     @property
     def target(self) -> Arch:

@@ -8,11 +8,11 @@ from tmapipe.descriptor_stage import DescriptorStage
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa.values import Carried, is_index
 from tmapipe.plan.model import Load
-from tmapipe.protocol.parts import PartInSlot, SlotPart
+from tmapipe.protocol.parts import PartInSlot
 from tmapipe.protocol.registry import stands_for
 from tmapipe.protocol.ring import Slot
 
-__all__ = ["DescriptorPart", "View"]
+__all__ = ["DescriptorInSlot", "View"]
 
 
 class View(Carried):
@@ -23,21 +23,13 @@ class View(Carried):
 
 
 @stands_for(DescriptorStage)
-class DescriptorPart(SlotPart):
-    """A `DescriptorStage` as one role sees it."""
-
-    def __init__(self, k: Any, name: str, stage: DescriptorStage, async_proxy: bool):
-        super().__init__(k.isa, k.plan.buffer(name), None, k.role.name, async_proxy=False)
-        self.loaded: Load = k.plan.load(k.name_of(stage.of))
-
-    def at(self, slot: Slot) -> DescriptorInSlot:
-        return DescriptorInSlot(self, slot)
-
-
 class DescriptorInSlot(PartInSlot):
-    """A descriptor in one open slot."""
+    """The descriptor of a `DescriptorStage` in one open slot."""
 
-    part: DescriptorPart
+    @property
+    def loaded(self) -> Load:
+        """What is loaded through it."""
+        return next(load for load in self.part.isa.plan.loads if load.through == self.part.buffer)
 
     def set(self, first: Any, rows: Any) -> None:
         """Makes the descriptor one of *rows* rows of the stage's tensor, from row *first* on: at least one row, all of them in
@@ -54,7 +46,7 @@ class DescriptorInSlot(PartInSlot):
             if not is_index(value):
                 raise InputError(f"{name}({argument})", value, "is a whole number of rows", "e.g. 0")
         self.by_threads(writes=True)
-        self.part.isa.descriptor_write(self.part.loaded, self.part.buffer, self.slot.index, first, rows)
+        self.part.isa.descriptor_write(self.loaded, self.part.buffer, self.slot.index, first, rows)
 
     def acquire(self) -> View:
         """What loads go through, for the role that loads.
@@ -63,7 +55,7 @@ class DescriptorInSlot(PartInSlot):
             ScopeError: In another role.
         """
         name = f"slot.{self.part.buffer.name}.acquire"
-        isa, load = self.part.isa, self.part.loaded
+        isa, load = self.part.isa, self.loaded
         loaders = {role for ring in isa.plan.rings for role, names in ring.loads.items() if load.name in names}
         if self.part.role not in loaders:
             raise ScopeError(

@@ -8,7 +8,7 @@ from tmapipe.errors import MissingPartError, ScopeError
 from tmapipe.isa.interface import Isa
 from tmapipe.plan.rings import Ring
 from tmapipe.protocol.groups import Groups
-from tmapipe.protocol.ring import RingEnd, Slot
+from tmapipe.protocol.ring import Parts, RingEnd, Slot
 
 __all__ = ["HeldEnd"]
 
@@ -20,7 +20,7 @@ class HeldEnd(RingEnd):
     attributes, such as ``k.weights.w.read()``. The others enter it once, in what they do before their first tile.
     """
 
-    def __init__(self, isa: Isa, ring: Ring, role: str, parts: dict[str, Any], groups: Groups | None = None):
+    def __init__(self, isa: Isa, ring: Ring, role: str, parts: Parts, groups: Groups | None = None):
         super().__init__(isa, ring, role, parts, groups)
         self.last = self.phase == len(ring.phases) - 1
         self.before = False  # whether the role is at what it does before its first tile

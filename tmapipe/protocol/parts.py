@@ -25,13 +25,10 @@ __all__ = ["PartInSlot", "SlotPart"]
 
 
 class SlotPart(Carried):
-    """One stage of a ring as one role sees it; `at(slot)` gives its tile in an open slot.
+    """One stage of a ring as one role sees it. load: what fills it, if that is a load."""
 
-    `async_proxy` says whether TMA or wgmma accesses these bytes anywhere, so that accesses by threads need a proxy fence.
-    """
-
-    def __init__(self, isa: Isa, buffer: Buffer, load: Load | None, role: str, async_proxy: bool):
-        self.isa, self.buffer, self.load, self.role, self.async_proxy = isa, buffer, load, role, async_proxy
+    def __init__(self, isa: Isa, role: str, buffer: Buffer, load: Load | None = None):
+        self.isa, self.role, self.buffer, self.load = isa, role, buffer, load
         self.mask: Any = None
         self.share: Any = 0
         self.loads: Any = True  # whether this CTA loads, and not another one for it
@@ -41,9 +38,6 @@ class SlotPart(Carried):
                 self.share = index
             else:
                 self.loads = index == 0
-
-    def at(self, slot: Slot) -> PartInSlot:
-        return PartInSlot(self, slot)
 
     def prefetch(self, start: tuple[Any, ...]) -> None:
         """Asks for the tile that starts at this element in L2."""
@@ -56,10 +50,6 @@ class SlotPart(Carried):
 
 
 @stands_for(TmaLoadStage)
-def _of_load(k: Any, name: str, stage: TmaLoadStage, async_proxy: bool) -> SlotPart:
-    return SlotPart(k.isa, k.plan.buffer(name), k.plan.load(name), k.role.name, async_proxy)
-
-
 class PartInSlot(Carried):
     """A stage's tile in one open slot."""
 

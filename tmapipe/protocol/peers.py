@@ -7,62 +7,51 @@ from typing import Any
 
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa.fragment import Fragment
-from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import is_index
 from tmapipe.multicast import Along
 from tmapipe.peer_stage import PeerStage, ReducedStage, SentStage
-from tmapipe.plan.model import Buffer, Peer
+from tmapipe.plan.model import Peer
 from tmapipe.protocol.cluster import peer_rank, share_index
-from tmapipe.protocol.parts import PartInSlot, SlotPart
+from tmapipe.protocol.parts import PartInSlot
 from tmapipe.protocol.registry import stands_for
-from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.values import checked_values, layout_of
 from tmapipe.stage import SharedStage
 
-__all__ = ["PeerInSlot", "PeerPart", "ReducedPart", "SentPart", "SharedPart"]
-
-
-class GroupPart(SlotPart):
-    """A stage of whose tiles other CTAs of the cluster have some, as one role sees it. axes: along which these lie."""
-
-    def __init__(self, isa: Isa, buffer: Buffer, role: str, async_proxy: bool, axes: tuple[Along, ...]):
-        super().__init__(isa, buffer, None, role, async_proxy)
-        self.axes = axes
-
-
-@stands_for(SharedStage)
-def _of_shared(k: Any, name: str, stage: SharedStage, async_proxy: bool) -> SlotPart:
-    axes, buffer = k.plan.read_by_peers.get(name), k.plan.buffer(name)
-    if axes is None:
-        return SlotPart(k.isa, buffer, None, k.role.name, async_proxy)
-    return SharedPart(k.isa, buffer, k.role.name, async_proxy, axes)
-
-
-class SharedPart(GroupPart):
-    """A `SharedStage` whose tiles other CTAs read, as one role sees it."""
-
-    def at(self, slot: Slot) -> SharedInSlot:
-        return SharedInSlot(self, slot)
+__all__ = ["PeerInSlot", "ReducedInSlot", "SentInSlot", "SharedInSlot"]
 
 
 class GroupInSlot(PartInSlot):
-    """Its tile in one open slot, as a CTA of the group has it."""
+    """The tile of a stage in one open slot, of which CTAs of a group have one each."""
 
-    part: GroupPart
+    @property
+    def axes(self) -> tuple[Along, ...]:
+        """Along which the CTAs of the group lie."""
+        raise NotImplementedError
 
     @property
     def rank(self) -> Any:
         """The calling CTA's index among those of its group, from 0 on."""
-        return share_index(self.part.isa, self.part.axes)
+        return share_index(self.part.isa, self.axes)
 
     @property
     def peers(self) -> int:
         """How many CTAs are in the group."""
-        return math.prod(each.ctas for each in self.part.axes)
+        return math.prod(each.ctas for each in self.axes)
 
 
+@stands_for(SharedStage)
 class SharedInSlot(GroupInSlot):
-    """Its tile in one open slot, and those of the other CTAs in theirs."""
+    """The tile of a `SharedStage` in one open slot, and those of the other CTAs in theirs."""
+
+    @property
+    def axes(self) -> tuple[Along, ...]:
+        name, plan = self.part.buffer.name, self.part.isa.plan
+        if name not in plan.read_by_peers:
+            rule = (
+                f"is a SharedStage with a group of CTAs, of a cluster with several; the cluster is {dict(plan.cluster)}"
+            )
+            raise InputError(f"slot.{name}", name, rule, "declare its group=, and the cluster")
+        return plan.read_by_peers[name]
 
     def read_from(
         self, peer: Any, *, like: Fragment | None = None, tile: tuple[int, int] | None = None, at: Any = None
@@ -84,25 +73,21 @@ class SharedInSlot(GroupInSlot):
         self.by_threads()
         whole = tile is None and like is None
         layout, begin = self._part_layout(name, like, buffer.tile if whole else tile, (0, 0) if at is None else at)
-        return isa.fragments.read_peer(self.ref, peer_rank(isa, self.part.axes, peer), layout, begin)
+        return isa.fragments.read_peer(self.ref, peer_rank(isa, self.axes, peer), layout, begin)
 
 
 @stands_for(PeerStage)
-class PeerPart(GroupPart):
-    """A `PeerStage` as one role sees it."""
-
-    def __init__(self, k: Any, name: str, stage: SharedStage, async_proxy: bool):
-        self.peer: Peer = next(peer for peer in k.plan.sends if peer.name == name)
-        super().__init__(k.isa, self.peer.buffer, k.role.name, async_proxy, self.peer.axes)
-
-    def at(self, slot: Slot) -> PeerInSlot:
-        return PeerInSlot(self, slot)
-
-
 class PeerInSlot(GroupInSlot):
-    """Its tile in one open slot."""
+    """The tile of a `PeerStage` in one open slot."""
 
-    part: PeerPart
+    @property
+    def peer(self) -> Peer:
+        """What is sent to it."""
+        return next(peer for peer in self.part.isa.plan.sends if peer.name == self.part.buffer.name)
+
+    @property
+    def axes(self) -> tuple[Along, ...]:
+        return self.peer.axes
 
     def send(self, to: Any, *, part: Any = None, into: Any = 0) -> None:
         """Starts to copy the source's tile to a CTA of the group, where it is this stage's tile in the same slot.
@@ -119,7 +104,7 @@ class PeerInSlot(GroupInSlot):
             ScopeError: In a role other than the sender.
             InputError: An index is outside the group.
         """
-        isa, peer, name = self.part.isa, self.part.peer, f"slot.{self.part.peer.name}.send"
+        isa, peer, name = self.part.isa, self.peer, f"slot.{self.peer.name}.send"
         self._check(name, to=to, part=0 if part is None else part, into=into)
         if part is not None:
             units = 8 if peer.buffer.swizzle else 1
@@ -132,7 +117,7 @@ class PeerInSlot(GroupInSlot):
 
     def _check(self, name: str, **indices: Any) -> None:
         """Raises an error unless the sender sends, to indices in the group."""
-        peer = self.part.peer
+        peer = self.peer
         self.slot._check_open(peer.name)
         if self.part.role != peer.role:
             raise ScopeError(f"{name} in role {self.part.role!r}. Only its sender, {peer.role!r}, sends.")
@@ -143,15 +128,8 @@ class PeerInSlot(GroupInSlot):
 
 
 @stands_for(ReducedStage)
-class ReducedPart(PeerPart):
-    """A `ReducedStage` as one role sees it."""
-
-    def at(self, slot: Slot) -> ReducedInSlot:
-        return ReducedInSlot(self, slot)
-
-
 class ReducedInSlot(PeerInSlot):
-    """Its tile in one open slot."""
+    """The tile of a `ReducedStage` in one open slot."""
 
     def send(self, to: Any) -> None:  # type: ignore[override]
         """Starts to reduce part *to* of the source into the tile of the CTA of this index, in the same slot. All CTAs do so
@@ -161,23 +139,14 @@ class ReducedInSlot(PeerInSlot):
             ScopeError: In a role other than the sender.
             InputError: The index is outside the group.
         """
-        isa, peer = self.part.isa, self.part.peer
+        isa, peer = self.part.isa, self.peer
         self._check(f"slot.{peer.name}.send", to=to)
         isa.peer_copy(peer, self.slot.index, peer_rank(isa, peer.axes, to), self.end.signalled, to)
 
 
 @stands_for(SentStage)
-class SentPart(PeerPart):
-    """A `SentStage` as one role sees it."""
-
-    def at(self, slot: Slot) -> SentInSlot:
-        return SentInSlot(self, slot)
-
-
 class SentInSlot(PeerInSlot):
     """The tile of a `SentStage` in one open slot."""
-
-    part: SentPart
 
     def send(self, values: Fragment, to: Any) -> None:  # type: ignore[override]
         """Writes the tile of another CTA, in the same slot. All CTAs send to different ones.
@@ -190,7 +159,7 @@ class SentInSlot(PeerInSlot):
             ScopeError: In a role other than the sender.
             InputError: The fragment has other extents, or the index is outside the group.
         """
-        isa, peer, name = self.part.isa, self.part.peer, f"slot.{self.part.peer.name}.send"
+        isa, peer, name = self.part.isa, self.peer, f"slot.{self.peer.name}.send"
         self._check(name, to=to)
         values = checked_values(name, peer.buffer, values)
         layout = layout_of(name, values)

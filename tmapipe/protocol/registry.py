@@ -14,8 +14,9 @@ def stands_for(part: type) -> Callable[[Any], Any]:
     """Registers a class, or a function that makes an object, for parts of this class and of those derived from it.
 
     It is called with a role's context (`k` in bodies), the part's name and the part, and returns None for roles that have
-    nothing to do with it. Stages of slots are told besides whether the async proxy accesses their bytes; what stands for a
-    store with buffers is called as `BoundStore` is.
+    nothing to do with it. What stands for a stage is what a slot has of it: for a stage with memory a class, called as
+    `PartInSlot` is; for a `TokenStage`, the function gives what is called with an open slot. What stands for a store with
+    buffers is called as `BoundStore` is.
     """
 
     def register(maker: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tmapipe.errors import MissingPartError, ScopeError
@@ -11,7 +12,9 @@ from tmapipe.plan.rings import Ring
 from tmapipe.protocol.cluster import peer_mask
 from tmapipe.protocol.groups import Groups, Started
 
-__all__ = ["RingEnd", "Slot", "advance"]
+__all__ = ["Parts", "RingEnd", "Slot", "advance"]
+
+Parts = Mapping[str, Callable[["Slot"], Any]]
 
 
 def advance(isa: Isa, state: Any, stages: int) -> None:
@@ -32,10 +35,10 @@ class RingEnd(Carried):
     changes only the barriers. The state lives in registers (`Isa.cells`), so a second name for the ring never holds an old
     copy.
 
-    groups: the role's wgmma groups, which all of its rings share.
+    parts: stage -> what makes its tile of an open slot; groups: the role's wgmma groups, which all of its rings share.
     """
 
-    def __init__(self, isa: Isa, ring: Ring, role: str, parts: dict[str, Any], groups: Groups | None = None):
+    def __init__(self, isa: Isa, ring: Ring, role: str, parts: Parts, groups: Groups | None = None):
         phase = ring.phase_of(role)
         assert phase is not None
         self.isa, self.ring, self.role, self.phase, self.parts = isa, ring, role, phase, parts
@@ -48,6 +51,7 @@ class RingEnd(Carried):
         self.held: Any = isa.cells(*[-1] * self.lag) if self.lag else ()  # oldest first; -1: none
         self.groups = groups or Groups(isa)
         self.left = 0  # `groups.steps` when the last slot was left
+        self.by_engines = isa.plan.by_engines  # stages that the async proxy accesses, in another phase or lap
         self.by_threads = False  # whether threads have touched a slot of this end
         self.to_peers = ring.peers > 1 and (phase == len(ring.phases) - 1 or phase in ring.far)
         self.mask: Any = None
@@ -155,7 +159,7 @@ class RingEnd(Carried):
     def _leave(self, slot: Slot) -> None:
         if slot.touched_by_threads:
             self.by_threads = True
-            if self._async_elsewhere(slot):
+            if not self.by_engines.isdisjoint(slot.touched_by_threads):
                 self.isa.fence_proxy_async()
             self.isa.warp_sync()
         awaited_apart = bool(slot.reads) and not slot.added
@@ -180,10 +184,6 @@ class RingEnd(Carried):
         """Releases a slot that has been left, if no matmul that was started on it still reads it."""
         if not slot.open and all(started.over for started in slot.reads):
             self._signal(slot.index)
-
-    def _async_elsewhere(self, slot: Slot) -> bool:
-        """Whether the async proxy accesses, in another phase or lap, what the threads of this scope have accessed."""
-        return any(part.async_proxy for name, part in self.parts.items() if name in slot.touched_by_threads)
 
     def _retire(self, pending: int, by_wgmma: bool = True) -> None:
         if "wgmma" in self.readers and by_wgmma:
@@ -255,4 +255,4 @@ class Slot(Carried):
                 f"ring {self.end.ring.name!r} has no stage {name!r}; its stages are {', '.join(self.end.parts) or 'none'}. "
                 f"Use one of those, or declare {name} with this ring."
             )
-        return part.at(self)
+        return part(self)

@@ -32,7 +32,7 @@ class BoundScratch(PartInSlot):
     """A `Scratch` in its role: its first copy, or with `copy` another one."""
 
     def __init__(self, isa: Isa, buffer: Buffer, role: str):
-        part: Any = SlotPart(isa, buffer, None, role, async_proxy=False)
+        part: Any = SlotPart(isa, role, buffer)
         slot: Any = _Always(buffer.name, 0)
         super().__init__(part, slot)
 

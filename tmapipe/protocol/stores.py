@@ -25,26 +25,14 @@ from tmapipe.store_pipeline import TmaStoreStage
 
 Held = Accumulator | TileValues
 
-__all__ = ["BoundStore", "SlotStore", "SlotStoreInSlot"]
+__all__ = ["BoundStore", "StoreOfSlot"]
 
 
-class SlotStore(Carried):
-    """A store straight from a loaded slot, as the storing role sees it: ``slot.y.store(tile)``."""
+class StoreOfSlot(Carried):
+    """A store straight from an open slot: ``slot.y.store(tile)``. role: that stores."""
 
-    async_proxy = True
-
-    def __init__(self, isa: Isa, store: Store, role: RoleWarps):
-        self.isa, self.store_plan, self.role = isa, store, role
-
-    def at(self, slot: Slot) -> SlotStoreInSlot:
-        return SlotStoreInSlot(self, slot)
-
-
-class SlotStoreInSlot(Carried):
-    """A store of one open slot."""
-
-    def __init__(self, bound: SlotStore, slot: Slot):
-        self.bound, self.slot = bound, slot
+    def __init__(self, isa: Isa, store: Store, role: str, slot: Slot):
+        self.isa, self.plan, self.role, self.slot = isa, store, role, slot
 
     def store(self, tile: Tile | None = None, **coordinates: Any) -> None:
         """Starts the store of this slot. What threads of this role wrote to the slot in this scope is fenced first.
@@ -56,14 +44,14 @@ class SlotStoreInSlot(Carried):
         Raises:
             ScopeError: The role is not the ring's last phase.
         """
-        plan, where = self._begin(), f"slot.{self.bound.store_plan.name}.store"
-        check_own(where, self.bound.isa.plan, plan, tile, coordinates)
+        plan, where = self._begin(), f"slot.{self.plan.name}.store"
+        check_own(where, self.isa.plan, plan, tile, coordinates)
         at = start_of(where, plan.dims, plan.tile, tile, coordinates)
         if plan.parts > 1:
             fix = f"slot.{plan.name}.store_part(i, ...) for each"
             raise InputError(f"slot.{plan.name}", "store()", f"is stored in {plan.parts} parts, one by one", fix)
         self._fence()
-        _start_store(self.bound.isa, plan, self.slot.index, at, None)
+        _start_store(self.isa, plan, self.slot.index, at, None)
 
     def store_part(self, i: Any, tile: Tile | None = None, /, **coordinates: Any) -> None:
         """Starts the store of part *i* of the slot, of as many as the stage says (`TmaStoreStage.in_parts`).
@@ -87,7 +75,7 @@ class SlotStoreInSlot(Carried):
         if not named:
             start[cut] = start[cut] + i * plan.part[cut]
         self._fence()
-        self.bound.isa.tma_store(plan, self.slot.index, tuple(start), part=i if plan.parts > 1 else None)
+        self.isa.tma_store(plan, self.slot.index, tuple(start), part=i if plan.parts > 1 else None)
 
     def scatter(self, table: BoundTable, first: Any, tile: Tile | None = None, /, **coordinates: Any) -> None:
         """Starts the stores of all rows of the slot, each to wherever it belongs: row i to the row of the tensor that entry
@@ -108,7 +96,7 @@ class SlotStoreInSlot(Carried):
             ScopeError: The role is not the ring's last phase.
         """
         plan = self._begin()
-        isa, index = self.bound.isa, self.slot.index
+        isa, index = self.isa, self.slot.index
         at = rows_start(f"slot.{plan.name}.scatter", plan, table, first, tile, coordinates)
         cut = len(plan.dims) - plan.core
         end = isa.extent(plan.argument, cut)
@@ -126,26 +114,23 @@ class SlotStoreInSlot(Carried):
         each_row(isa, plan.parts, 4 if by_four else 1, table, first, some)
 
     def _begin(self) -> Store:
-        bound, end = self.bound, self.slot.end
-        self.slot._check_open(bound.store_plan.buffer.name)
-        if end.role != bound.role.name:
-            raise ScopeError(
-                f"store() of {bound.store_plan.name!r} in role {end.role!r}: the ring's last role stores it."
-            )
-        return bound.store_plan
+        self.slot._check_open(self.plan.buffer.name)
+        role = self.slot.end.role
+        if role != self.role:
+            raise ScopeError(f"store() of {self.plan.name!r} in role {role!r}: the ring's last role stores it.")
+        return self.plan
 
     def _fence(self) -> None:
         """Of what threads of this role wrote to the slot in this scope."""
-        if self.bound.store_plan.buffer.name in self.slot.touched_by_threads:
-            self.bound.isa.fence_proxy_async()
-            self.bound.isa.warp_sync()
+        if self.plan.buffer.name in self.slot.touched_by_threads:
+            self.isa.fence_proxy_async()
+            self.isa.warp_sync()
 
     def store_from(self, *start: Any) -> None:
         """As `store`, to the tile that starts at these elements: one index along each dimension of the tensor, 0 or
         more. Beyond its end nothing is written; before its beginning the hardware traps, and the model raises `HazardError`.
         The last one is a multiple of 16 bytes."""
-        plan = self.bound.store_plan
-        self.store(tile_at(f"slot.{plan.name}.store_from", plan.dims, start))
+        self.store(tile_at(f"slot.{self.plan.name}.store_from", self.plan.dims, start))
 
 
 @stands_for(TmaStoreStage)
