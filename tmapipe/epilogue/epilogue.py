@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from tmapipe.dtypes import DType
-from tmapipe.epilogue.operands import EpilogueOperand, check_operands
+from tmapipe.epilogue.operands import EpilogueOperand
 from tmapipe.epilogue.outputs import EpilogueOutput, Output
 from tmapipe.epilogue.reductions import Reduction
 from tmapipe.errors import InputError
@@ -39,11 +39,8 @@ def _check_outputs(epilogue: Any, attribute: Any, value: Any) -> None:
     _check_names(epilogue, attribute, value)
     for name, kind in value.items():
         if not isinstance(kind, EpilogueOutput):
-            fix = (
-                f"{kind.__name__}()"
-                if isinstance(kind, type) and issubclass(kind, EpilogueOutput)
-                else f"Output({kind!r})"
-            )
+            a_class = isinstance(kind, type) and issubclass(kind, EpilogueOutput)
+            fix = f"{kind.__name__}()" if a_class else f"Output({kind!r})"
             raise InputError(f"outputs[{name!r}]", kind, "is an Output, RowSum or ColumnSum of tmapipe.epilogue", fix)
         if name == "d":
             rule = "is the first output, which is always there"
@@ -115,11 +112,6 @@ class Epilogue:
     def reductions(self) -> dict[str, Reduction]:
         """The outputs that are sums of rows or columns."""
         return {name: kind for name, kind in self.outputs.items() if isinstance(kind, Reduction)}
-
-    def check(self, accumulators: int) -> None:
-        """Raises `InputError` unless the function takes *accumulators* accumulators, and the operands by name."""
-        if self.operands:
-            check_operands(self.operands, self.function, accumulators)
 
     def values(self, sums: tuple[Any, ...], operands: Mapping[str, Any]) -> Any:
         """What the function makes of whole *sums*, NumPy arrays in fp32: an array, or a dictionary of arrays."""

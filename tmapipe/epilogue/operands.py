@@ -58,15 +58,15 @@ class OperandStage(TmaLoadStage):
 
 
 class EpilogueOperand:
-    """Base of the kinds. `along`: the output's dimensions that it varies with; `dtype`: of its elements."""
+    """Base of the kinds. `varies`: the output's dimensions that it varies with; `dtype`: of its elements."""
 
-    along: tuple[str, ...] = ()
+    varies: tuple[str, ...] = ()
     dtype: DType | str | None
 
     def loose(self, batch: str) -> bool:
         """Whether a tile's part may begin at any element, which TMA cannot: rows do in an order of tiles by groups. It is then
         loaded from up to 15 elements before."""
-        return self.along == ("m",) and not batch
+        return self.varies == ("l",) or (self.varies == ("m",) and not batch)
 
     def stage(self, name: str, ring: BarrierRing, rows: int, width: int, batch: str) -> OperandStage:
         """The load stage of the operand.
@@ -77,14 +77,18 @@ class EpilogueOperand:
             rows, width: Of the part of the output that a slot is for.
             batch: Names of the output's dimensions before m, each with a space.
         """
-        elements = {("n",): width, ("m",): rows, (): 1}[self.along] + (ALIGNMENT if self.loose(batch) else 0)
-        dims = self.along[0] if self.along else name + ELEMENT
+        if self.varies == ("l",) and not batch:
+            rule = "is one number a matrix of a batch, of which there is none with groups of rows or parts of k"
+            raise InputError(f"operands[{name!r}]", self, rule, "use a Scalar(), or for groups a PerRow()")
+        elements = {("n",): width, ("m",): rows}.get(self.varies, 1) + (ALIGNMENT if self.loose(batch) else 0)
+        dims = self.varies[0] if self.varies else name + ELEMENT
         tile = (ceil_div(elements, VECTOR) * VECTOR,)
         return OperandStage(dims, tile=tile, ring=ring, dtype=self.dtype)
 
     def shape(self, m: int, n: int, batch: tuple[int, ...] = ()) -> tuple[int, ...]:
         """Shape of its tensor, for an output [*batch, m, n]."""
-        return tuple({"m": m, "n": n}[dim] for dim in self.along) if self.along else (1,)
+        extents = {"l": batch, "m": (m,), "n": (n,)}
+        return tuple(extent for dim in self.varies for extent in extents[dim]) or (1,)
 
     def type_of(self, output: DType) -> DType:
         """Default type of its tensor, beside an output of this type."""
@@ -92,7 +96,8 @@ class EpilogueOperand:
 
     def whole(self, values: np.ndarray) -> np.ndarray:
         """Its tensor, in a form that broadcasts to the output [l, m, n]."""
-        return values
+        after = {"l": 2, "m": 1}.get(self.varies[-1], 0) if self.varies else 0
+        return values.reshape(*values.shape, *(1,) * after)
 
 
 @attrs.frozen
@@ -106,14 +111,11 @@ class Matrix(EpilogueOperand):
 
     dtype: DType | str | None = None
     l2_hint: str | None = "evict_first"
-    along = ("m", "n")
+    varies = ("l", "m", "n")
 
     def stage(self, name: str, ring: BarrierRing, rows: int, width: int, batch: str) -> OperandStage:
         options: dict[str, Any] = {"dtype": self.dtype, "l2_hint": self.l2_hint}
         return OperandStage(f"{batch}m n", tile=(rows, width), ring=ring, **options)
-
-    def shape(self, m: int, n: int, batch: tuple[int, ...] = ()) -> tuple[int, ...]:
-        return (*batch, m, n)
 
 
 @attrs.frozen
@@ -125,7 +127,7 @@ class PerColumn(EpilogueOperand):
     """
 
     dtype: DType | str | None = None
-    along = ("n",)
+    varies = ("n",)
 
 
 @attrs.frozen
@@ -137,10 +139,7 @@ class PerRow(EpilogueOperand):
     """
 
     dtype: DType | str | None = None
-    along = ("m",)
-
-    def whole(self, values: np.ndarray) -> np.ndarray:
-        return values[:, None]
+    varies = ("m",)
 
 
 @attrs.frozen
@@ -152,22 +151,7 @@ class PerBatch(EpilogueOperand):
     """
 
     dtype: DType | str | None = None
-    along = ()
-
-    def loose(self, batch: str) -> bool:
-        return True
-
-    def stage(self, name: str, ring: BarrierRing, rows: int, width: int, batch: str) -> OperandStage:
-        if not batch:
-            rule = "is one number a matrix of a batch, of which there is none with groups of rows or parts of k"
-            raise InputError(f"operands[{name!r}]", self, rule, "use a Scalar(), or for groups a PerRow()")
-        return OperandStage("l", tile=(VECTOR,), ring=ring, dtype=self.dtype)
-
-    def shape(self, m: int, n: int, batch: tuple[int, ...] = ()) -> tuple[int, ...]:
-        return batch or (1,)
-
-    def whole(self, values: np.ndarray) -> np.ndarray:
-        return values[:, None, None]
+    varies = ("l",)
 
 
 @attrs.frozen
@@ -175,7 +159,6 @@ class Scalar(EpilogueOperand):
     """One number for the whole output: a float at the call, or a tensor of one fp32 element (which costs no copy)."""
 
     dtype = "fp32"
-    along = ()
 
 
 class Operands:

@@ -48,7 +48,6 @@ class Fused(Schedule):
             first: What declares the store of d, if not an `Output`.
         """
         self.operands: Operands | None = None
-        stored.check(len(sources))
         m, n = sources[0].shape[:2]
         if stored.operands:
             self._check_free("operands", stored.operands)
