@@ -190,7 +190,7 @@ def _whole_of(key: Key) -> Key:
 def _of_sum(decisions: Decisions, terms: Sum) -> Term:
     """What is known of a sum."""
     whole = Varying(decisions, dict(terms), 0, 0)
-    low, empty, high = (decisions.bound(whole, end) for end in ("low", "empty", "high"))
+    (low,), (empty,), (high,) = decisions.bounds(whole)
     return Term(low, empty, high, per_tile=any(decisions.terms[key].per_tile for key, _ in terms))
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from tmapipe.machine.number import RecordedNumber
+
 __all__ = ["Alike", "Own"]
 
 
@@ -55,7 +57,7 @@ class Alike:
         return tuple([self._of(each, agent) for each in operand]) if type(operand) is tuple else operand
 
 
-class Own:
+class Own(RecordedNumber):
     """A whole number, or a truth value, with another value in each warp that is alike. values: by warp."""
 
     __slots__ = ("alike", "values")
@@ -86,59 +88,10 @@ class Own:
             return self.alike.found({agent: function(values[agent], other) for agent in self.alike.agents})
         return function(self.settle(), other)
 
-    def __bool__(self) -> bool:
-        return bool(self.settle())
-
-    def __index__(self) -> int:
-        return int(self.settle())
-
-    def __float__(self) -> float:
-        return float(self.settle())
-
-    def __hash__(self) -> int:
-        return hash(self.settle())
-
-    def __str__(self) -> str:
-        return str(self.settle())
-
-    def __format__(self, spec: str) -> str:
-        return format(self.settle(), spec)
-
     def __neg__(self) -> Any:
         return self.with_other(operator.mul, -1)
 
-    def __pos__(self) -> Any:
-        return self
-
-    def __abs__(self) -> Any:
-        return abs(self.settle())
-
-    def __invert__(self) -> Any:
-        return ~self.settle()
-
-    def __divmod__(self, other: Any) -> Any:
-        return self // other, self % other
-
-    def __round__(self, digits: int = 0) -> Any:
-        return round(self.settle(), digits)
-
-    __int__ = __trunc__ = __ceil__ = __floor__ = __index__
-    __repr__ = __str__
-
-
-def _forward(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda own, other: own.with_other(function, other)
-
-
-def _backward(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda own, other: own.with_other(lambda one, two: function(two, one), other)
-
-
-for _name in ("add", "sub", "mul", "floordiv", "mod", "truediv", "pow", "lshift", "rshift", "and", "or", "xor"):
-    setattr(Own, f"__{_name}__", _forward(getattr(operator, f"__{_name}__")))
-    setattr(Own, f"__r{_name}__", _backward(getattr(operator, f"__{_name}__")))
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    setattr(Own, f"__{_name}__", _forward(getattr(operator, _name)))
+    __repr__ = RecordedNumber.__str__
 
 
 _MAY_DIFFER = frozenset({Own, tuple})

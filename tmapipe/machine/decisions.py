@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tmapipe.errors import PipelineError
@@ -129,7 +129,7 @@ class Decisions:
             self.terms[key] = known
         return Varying(self, {key: 1}, 0, self.values.get(key, value))
 
-    def made(self, key: Key, value: int, bounds: tuple[int | None, ...], *parts: Varying) -> Varying:
+    def made(self, key: Key, value: int, bounds: Sequence[int | None], *parts: Varying) -> Varying:
         """A term that is computed of *parts*. bounds: `low`, `empty` and `high`, if it is new."""
         if key not in self.terms:
             of = frozenset(part for number in parts for part in number.terms)
@@ -248,8 +248,12 @@ class Decisions:
             self._entries[key] = key[0] == "entry" or any(map(self._of_entries, self.terms[key].of))
         return self._entries[key]
 
-    def bound(self, number: Varying, which: str) -> int | None:
-        """The least (`low`, `empty`) or largest (`high`) value."""
+    def bounds(self, *numbers: Any) -> list[list[int | None]]:
+        """Of `low`, `empty` and `high`: that of each number, plain ones among them."""
+        ends = ("low", "empty", "high")
+        return [[self._bound(x, end) if type(x) is Varying else int(x) for x in numbers] for end in ends]
+
+    def _bound(self, number: Varying, which: str) -> int | None:
         total = number.const
         for key, factor in number.terms.items():
             known = self.terms[key]

@@ -94,13 +94,16 @@ class RecordingIsa(MachineIsa):
             self._shift(context, self.bodies)
             self.bodies += 1
         before, tiles = dict(vars(context)), context.tiles
+        decisions, clusters = self.decisions, (self.cluster_id, self.clusters)
         self.inside, context.tiles = True, _Hidden()
-        self.decisions.values, self.decisions.around = self.values_of(number) if self.values_of else {}, []
+        decisions.values, decisions.around = self.values_of(number) if self.values_of else {}, []
+        self.cluster_id = decisions.symbol(("symbol", "the cluster's number"), self.cluster_id, Term(0, 0, None))
+        self.clusters = decisions.symbol(("symbol", "the number of clusters"), self.clusters, Term(1, 1, None))
         try:
             seen = None if tile is None else tile.changed(self._number)
             result = function(*(seen if each is tile else each for each in arguments))
         finally:
-            self.inside, context.tiles = False, tiles
+            self.inside, context.tiles, (self.cluster_id, self.clusters) = False, tiles, clusters
         changed = [name for name, value in vars(context).items() if name not in before or before[name] is not value]
         if changed:
             raise ScopeError(
@@ -136,14 +139,6 @@ class RecordingIsa(MachineIsa):
     def _dims(self) -> set[str]:
         return {dim for part in self.plan.transfers for dim in part.dims}
 
-    @property
-    def shapes(self) -> Any:
-        return _Extents(self) if self.inside else self._shapes
-
-    @shapes.setter
-    def shapes(self, value: Shapes) -> None:
-        self._shapes = value
-
     def extent(self, argument: str, dim: int) -> Any:
         value = self._shapes[argument][dim]
         return self._extent(self.plan.dims[argument][dim], value) if self.inside else value
@@ -159,25 +154,6 @@ class RecordingIsa(MachineIsa):
         base = next((self._shapes[argument][i] for argument, i in known), value * relation.per)
         found = ceil_div(self._extent(str(relation.of), base), relation.per) + relation.plus
         return found if relation.plus >= 0 else greatest(found, 0)
-
-    @property
-    def cluster_id(self) -> Any:
-        return self._one_of("the cluster's number", self._cluster_id, 0)
-
-    @cluster_id.setter
-    def cluster_id(self, value: int) -> None:
-        self._cluster_id = value
-
-    @property
-    def clusters(self) -> Any:
-        return self._one_of("the number of clusters", self._clusters, 1)
-
-    @clusters.setter
-    def clusters(self, value: int) -> None:
-        self._clusters = value
-
-    def _one_of(self, name: str, value: int, least: int) -> Any:
-        return self.decisions.symbol(("symbol", name), value, Term(least, least, None)) if self.inside else value
 
     # ---- control flow ---------------------------------------------------------------------------------------------
 
@@ -221,8 +197,8 @@ class RecordingIsa(MachineIsa):
 
     def _answer(self, name: str, value: int) -> Any:
         """What only this warp knows."""
-        known = Term(0, 0, None, per_tile=True)
-        return self.decisions.symbol(("symbol", f"{name} in warp {self.agent}"), value, known) if self.inside else value
+        name = f"{name} in warp {self.agent}"
+        return self.decisions.symbol(("symbol", name), value, COUNTED) if self.inside else value
 
     # ---- operands -------------------------------------------------------------------------------------------------
 
@@ -271,16 +247,6 @@ def _used(decisions: Decisions, operand: Any) -> Any:
     if isinstance(operand, Varying):
         return decisions.use(VALUE, operand)
     return bool(operand) if isinstance(operand, Condition) else operand
-
-
-class _Extents:
-    """Shapes as bodies see them."""
-
-    def __init__(self, isa: RecordingIsa):
-        self.isa = isa
-
-    def __getitem__(self, argument: str) -> tuple[Any, ...]:
-        return tuple(self.isa.extent(argument, i) for i in range(len(self.isa.plan.dims[argument])))
 
 
 class _Hidden:

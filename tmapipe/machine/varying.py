@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.machine.alike import Own
+from tmapipe.machine.number import COMPARISONS, RecordedNumber
 from tmapipe.machine.varying_text import text_of
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["COMPARED", "Key", "VALUE", "Condition", "Varying", "whole"]
 
 MOST = 2**31  # whole numbers of a kernel are smaller
+UNBOUNDED = (None, None, None)
 COMPARED, VALUE = "is compared", "is used as a value"
 
 Key = tuple[Any, ...]
@@ -37,7 +39,12 @@ def _too_large(number: int) -> InputError:
     return InputError("number in a body", number, rule, "divide first, or leave it out")
 
 
-class Varying:
+def _unknown(name: str, function: Callable[[int, int], int]) -> Callable[..., Any]:
+    """An operator with whose result nothing is known but its name."""
+    return lambda number, other: number._opaque(name, function, other)
+
+
+class Varying(RecordedNumber):
     """A whole number that varies: terms with factors, and a constant. `value` is what it is here."""
 
     __slots__ = ("const", "run", "terms", "value")
@@ -84,22 +91,16 @@ class Varying:
     def __neg__(self) -> Varying:
         return Varying(self.run, {key: -factor for key, factor in self.terms.items()}, -self.const, -self.value)
 
-    def __pos__(self) -> Varying:
-        return self
-
     def __mul__(self, other: Any) -> Any:
         if type(other) is Varying:
             first, second = sorted((self, other), key=lambda number: repr(number.form))
             ends = [
-                None if a is None or b is None or a < 0 or b < 0 else a * b
-                for a, b in (
-                    (self.run.bound(self, end), self.run.bound(other, end)) for end in ("low", "empty", "high")
-                )
+                None if a is None or b is None or a < 0 or b < 0 else a * b for a, b in self.run.bounds(self, other)
             ]
             if ends[1] is None:
                 ends[2] = None
             key = ("product", first.form, second.form)
-            return self.run.made(key, self.value * other.value, (ends[0], ends[1], ends[2]), self, other)
+            return self.run.made(key, self.value * other.value, ends, self, other)
         if isinstance(other, float):
             return float(self) * other
         other = whole(other)
@@ -118,7 +119,7 @@ class Varying:
     # ---- quotients ----------------------------------------------------------------------------------------------------
 
     def __floordiv__(self, other: Any) -> Any:
-        by = whole(other) if type(other) is not Varying else None
+        by = whole(other)
         if by is None or by <= 0:
             return self._opaque("quotient", operator.floordiv, other)
         quotient = self.const // by
@@ -130,12 +131,11 @@ class Varying:
         return quotient + (self - quotient * by)._divided(by)
 
     def _divided(self, by: int) -> Varying:
-        low, empty, high = (self.run.bound(self, end) for end in ("low", "empty", "high"))
-        ends = tuple(None if end is None else end // by for end in (low, empty, high))
+        ends = [None if end is None else end // by for (end,) in self.run.bounds(self)]
         return self.run.made(("quotient", self.form, by), self.value // by, ends, self)
 
     def __mod__(self, other: Any) -> Any:
-        by = whole(other) if type(other) is not Varying else None
+        by = whole(other)
         if by is None or by <= 0:
             return self._opaque("remainder", operator.mod, other)
         terms = {key: factor % by for key, factor in self.terms.items() if factor % by}
@@ -144,41 +144,29 @@ class Varying:
         key = ("remainder", (tuple(sorted(terms.items(), key=repr)), self.const % by), by)
         return self.run.made(key, self.value % by, (0, 0, by - 1), self)
 
-    def __divmod__(self, other: Any) -> Any:
-        return self // other, self % other
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return self._opaque("quotient of", lambda a, b: b // a, other)
-
-    def __rmod__(self, other: Any) -> Any:
-        return self._opaque("remainder of", lambda a, b: b % a, other)
+    __rfloordiv__ = _unknown("quotient of", lambda a, b: b // a)
+    __rmod__ = _unknown("remainder of", lambda a, b: b % a)
 
     # ---- bits ---------------------------------------------------------------------------------------------------------
 
     def __lshift__(self, other: Any) -> Any:
-        by = whole(other) if type(other) is not Varying else None
+        by = whole(other)
         return self._opaque("shift", operator.lshift, other) if by is None else self * (1 << by)
 
     def __rshift__(self, other: Any) -> Any:
-        by = whole(other) if type(other) is not Varying else None
+        by = whole(other)
         return self._opaque("shift down", operator.rshift, other) if by is None else self // (1 << by)
 
     def __and__(self, other: Any) -> Any:
-        by = whole(other) if type(other) is not Varying else None
+        by = whole(other)
         if by is not None and by > 0 and by & (by + 1) == 0:
             return self % (by + 1)
         return self._opaque("and", operator.and_, other)
 
-    def __or__(self, other: Any) -> Any:
-        return self._opaque("or", operator.or_, other)
-
-    def __xor__(self, other: Any) -> Any:
-        return self._opaque("xor", operator.xor, other)
-
-    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
-
-    def __rlshift__(self, other: Any) -> Any:
-        return self._opaque("shift of", lambda a, b: b << a, other)
+    __rand__ = __and__
+    __or__ = __ror__ = _unknown("or", operator.or_)
+    __xor__ = __rxor__ = _unknown("xor", operator.xor)
+    __rlshift__ = _unknown("shift of", lambda a, b: b << a)
 
     def __abs__(self) -> Any:
         return self._opaque("size", lambda a, b: abs(a), 0)
@@ -189,11 +177,11 @@ class Varying:
             other = int(other)
         if type(other) is Varying:
             key = (name, self.form, other.form)
-            return self.run.made(key, function(self.value, other.value), (None, None, None), self, other)
+            return self.run.made(key, function(self.value, other.value), UNBOUNDED, self, other)
         number = whole(other)
         if number is None:
             return NotImplemented
-        return self.run.made((name, self.form, number), function(self.value, number), (None, None, None), self)
+        return self.run.made((name, self.form, number), function(self.value, number), UNBOUNDED, self)
 
     # ---- comparisons --------------------------------------------------------------------------------------------------
 
@@ -205,57 +193,13 @@ class Varying:
             return bool(getattr(operator, name)(difference, 0))
         return Condition((difference,), bool(getattr(operator, name)(self.run.value(difference), 0)), name)
 
-    def __lt__(self, other: Any) -> Any:
-        return self._compare(other, "lt")
-
-    def __le__(self, other: Any) -> Any:
-        return self._compare(other, "le")
-
-    def __gt__(self, other: Any) -> Any:
-        return self._compare(other, "gt")
-
-    def __ge__(self, other: Any) -> Any:
-        return self._compare(other, "ge")
-
-    def __eq__(self, other: Any) -> Any:
-        return self._compare(other, "eq")
-
-    def __ne__(self, other: Any) -> Any:
-        return self._compare(other, "ne")
-
     def __bool__(self) -> bool:
-        return bool(self != 0)
+        return bool(self._compare(0, "ne"))
 
     # ---- its value ----------------------------------------------------------------------------------------------------
 
-    def __index__(self) -> int:
+    def settle(self) -> int:
         return self.run.use(VALUE, self)
-
-    __int__ = __trunc__ = __ceil__ = __floor__ = __index__
-
-    def __round__(self, digits: int = 0) -> int:
-        return self.run.use(VALUE, self)
-
-    def __float__(self) -> float:
-        return float(self.run.use(VALUE, self))
-
-    def __truediv__(self, other: Any) -> Any:
-        return float(self) / other
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return other / float(self)
-
-    def __pow__(self, other: Any) -> Any:
-        return int(self) ** other
-
-    def __rpow__(self, other: Any) -> Any:
-        return other ** int(self)
-
-    def __str__(self) -> str:
-        return str(int(self))
-
-    def __format__(self, spec: str) -> str:
-        return format(int(self), spec)
 
     def __repr__(self) -> str:
         return text_of(tuple(sorted(self.terms.items(), key=repr)), self.const)
@@ -266,7 +210,20 @@ class Varying:
         return self.run.sorted(self), self.const
 
 
-class Condition:
+def _comparison(name: str) -> Callable[..., Any]:
+    return lambda number, other: number._compare(other, name)
+
+
+for _name in COMPARISONS:
+    setattr(Varying, f"__{_name}__", _comparison(_name))
+
+
+def _joined(name: str, function: Callable[[bool, bool], bool]) -> Callable[..., Any]:
+    """An operator of conditions whose outcome is a condition."""
+    return lambda condition, other: condition._with(other, name, function)
+
+
+class Condition(RecordedNumber):
     """A comparison of numbers that vary, or several. Its outcome is used where Python branches on it."""
 
     __slots__ = ("name", "of", "value")
@@ -275,15 +232,10 @@ class Condition:
     def __init__(self, of: tuple[Varying, ...], value: bool, name: Any):
         self.of, self.value, self.name = of, value, name
 
-    def __bool__(self) -> bool:
+    def settle(self) -> bool:
         for number in self.of:
             number.run.use(COMPARED, number)
         return self.value
-
-    def __index__(self) -> int:
-        return int(bool(self))
-
-    __int__ = __index__
 
     def _with(self, other: Any, name: str, function: Callable[[bool, bool], bool]) -> Any:
         if isinstance(other, Condition):
@@ -296,25 +248,12 @@ class Condition:
     def key(self) -> Any:
         return self.name, tuple(number.form for number in self.of)
 
-    def __and__(self, other: Any) -> Any:
-        return self._with(other, "and", lambda a, b: a and b)
-
-    def __or__(self, other: Any) -> Any:
-        return self._with(other, "or", lambda a, b: a or b)
-
-    def __xor__(self, other: Any) -> Any:
-        return self._with(other, "xor", lambda a, b: a != b)
-
-    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+    __and__ = __rand__ = _joined("and", lambda a, b: a and b)
+    __or__ = __ror__ = _joined("or", lambda a, b: a or b)
+    __xor__ = __rxor__ = _joined("xor", lambda a, b: a != b)
 
     def __invert__(self) -> Condition:
         return Condition(self.of, not self.value, ("not", self.name))
-
-    def __eq__(self, other: Any) -> Any:
-        return bool(self) == other
-
-    def __ne__(self, other: Any) -> Any:
-        return bool(self) != other
 
     def choose(self, then: Any, otherwise: Any) -> Any:
         """`Isa.select`: nothing is decided yet."""
@@ -326,22 +265,11 @@ class Condition:
         if forms[0] == forms[1]:
             return taken
         key = ("choice", self.key, *forms)
-        ends: list[int | None] = []
-        for end, least in (("low", min), ("empty", min), ("high", max)) if key not in run.terms else ():
-            both = [run.bound(x, end) if type(x) is Varying else int(x) for x in (then, otherwise)]
-            ends.append(None if None in both else least(both))  # type: ignore[type-var]
+        bounds = zip(run.bounds(then, otherwise), (min, min, max), strict=True)
+        ends = [None if None in both else least(both) for both, least in bounds]  # type: ignore[type-var]
         parts = (*self.of, *(x for x in (then, otherwise) if type(x) is Varying))
         value = taken.value if type(taken) is Varying else int(taken)
-        return run.made(key, value, tuple(ends), *parts)
-
-    for _name in ("add", "sub", "mul", "floordiv", "mod", "radd", "rsub", "rmul", "lt", "le", "gt", "ge", "lshift"):
-
-        def _number(self, other: Any, _name: str = f"__{_name}__") -> Any:
-            return getattr(int(self), _name)(other)
-
-        locals()[f"__{_name}__"] = _number
-
-    del _name, _number
+        return run.made(key, value, ends, *parts)
 
 
 def whole(value: Any) -> int | None:

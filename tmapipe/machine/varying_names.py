@@ -50,14 +50,13 @@ def _extreme(name: str, found: Callable[..., Any]) -> Callable[..., Any]:
         if len(forms) == 1:
             return values[0]
         ends: list[int | None] = []
-        for end in ("low", "empty", "high"):
-            each = [run.bound(v, end) if type(v) is Varying else int(v) for v in values]
+        for end, each in zip(("low", "empty", "high"), run.bounds(*values), strict=True):
             known = [e for e in each if e is not None]
             # the end that is nearest to the other values is a bound already
             inner = (name == "max") == (end != "high")
             ends.append(found(known) if known and (inner or len(known) == len(each)) else None)
         value = found(v.value if type(v) is Varying else int(v) for v in values)
-        return run.made((name, forms), value, (ends[0], ends[1], ends[2]), *varying)
+        return run.made((name, forms), value, ends, *varying)
 
     return extreme
 

@@ -44,7 +44,7 @@ class MachineIsa(Isa):
         self.syncs = layout.syncs
         self.emit = emit  # type: ignore[method-assign, assignment]
         self.cta_rank, self.warp = divmod(agent, layout.warps)
-        self.cluster_id, self.clusters, self.shapes = cluster_id, clusters, shapes
+        self.cluster_id, self.clusters, self._shapes = cluster_id, clusters, shapes
         self.fragments = self._fragments = MachineFragments(self)
         self.body: Any = None  # the code of the role's body, which is being called
 
@@ -82,7 +82,7 @@ class MachineIsa(Isa):
             body(*arguments)
 
     def extent(self, argument: str, dim: int) -> int:
-        return self.shapes[argument][dim]
+        return self._shapes[argument][dim]
 
     def divisors(self, values: dict[str, int]) -> dict[str, int]:
         return values
