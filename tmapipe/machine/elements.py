@@ -23,6 +23,7 @@ __all__ = ["KINDS", "apply", "indices_of"]
 KINDS = {"fp32": np.float32, "int32": np.int32, "bool": np.bool_}
 
 
+@functools.lru_cache(maxsize=256)
 def indices_of(layout: ThreadLayout, warp: int) -> tuple[np.ndarray, np.ndarray]:
     """The (rows, columns) of a warp's elements, in arrays of the shape of its part.
 

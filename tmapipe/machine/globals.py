@@ -36,7 +36,7 @@ def _store(state: State, agent: int, op: TileStore) -> None:
 @performs(TileStore)
 def _write(memory: Memory, agent: int, op: TileStore, facts: None) -> None:
     store = memory.layout.stores[op.store]
-    places, values = memory.operands[agent]  # in the tile, row by row
+    places, values = memory.given(agent)  # in the tile, row by row
     tensor = memory.tensors[store.argument]
     at = [first + i for first, i in zip(op.at, np.unravel_index(places, store.tile), strict=True)]
     inside = np.all([(i >= 0) & (i < extent) for i, extent in zip(at, tensor.shape, strict=True)], axis=0)

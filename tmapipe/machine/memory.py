@@ -34,7 +34,7 @@ from tmapipe.isa.ops import (
     WgmmaFromRegisters,
 )
 from tmapipe.machine.layout import Layout
-from tmapipe.plan.model import WARP, Load, Matmul, Store
+from tmapipe.plan.model import Load, Matmul, Store
 
 __all__ = ["Accumulator", "Memory", "lands", "performs", "scatter", "writes"]
 
@@ -86,11 +86,16 @@ class Memory:
         kind = type(op)
         if kind in LANDS:
             if kind is StAsync and not op.words:  # the lanes' values
-                op = op._replace(words=self.operands[agent])  # type: ignore[index]
+                op = op._replace(words=self.given(agent))  # type: ignore[arg-type]
             for flight in facts:
                 self.transfers[flight] = op
         elif kind in PERFORM:
             PERFORM[kind](self, agent, op, facts)
+
+    def given(self, agent: int) -> Any:
+        """What the warp has handed to the present operation, or None."""
+        values, self.operands[agent] = self.operands[agent], None
+        return values
 
     def slot(self, cta: int, slot: int) -> np.ndarray:
         """A view of the slot's bytes as its tile."""
@@ -196,7 +201,7 @@ def _write_tile(memory: Memory, op: TmaStore | BulkStore, values: np.ndarray) ->
 @performs(Wgmma)
 @performs(WgmmaFromRegisters)
 def _note_wgmma(memory: Memory, agent: int, op: Wgmma | WgmmaFromRegisters, facts: tuple[Flight, bool]) -> None:
-    memory.matmuls.setdefault(facts[0], []).append(memory.operands[agent])
+    memory.matmuls.setdefault(facts[0], []).append(memory.given(agent))
     memory.wgmmas[facts[0]] = op
 
 
@@ -220,13 +225,8 @@ def _multiply(memory: Memory, flight: Flight, op: WgmmaDone, facts: None) -> Non
 # ---- generic accesses -------------------------------------------------------------------------------------------------
 
 
-def _part(memory: Memory, agent: int, op: SlotRead | SlotWrite) -> np.ndarray:
-    slot = memory.slot(agent // memory.layout.warps, op.slot)
-    if op.split.startswith("vectors of "):  # thread t of T has vectors t, t + T, t + 2T, ...
-        width = int(op.split.removeprefix("vectors of "))
-        return slot.reshape(-1, op.parts, WARP, width)[:, op.part]
-    if op.split.startswith("rows in vectors of "):
-        return slot.reshape(op.parts, -1)[op.part]
+def _part(slot: np.ndarray, op: SlotRead | SlotWrite) -> np.ndarray:
+    """One of the parts into which the rows of a slot are cut, or its first extent."""
     if slot.ndim > 2 and not op.split.partition("/")[2]:
         slot = slot.reshape(-1, slot.shape[-1])
     size = slot.shape[0] // op.parts
@@ -235,12 +235,14 @@ def _part(memory: Memory, agent: int, op: SlotRead | SlotWrite) -> np.ndarray:
 
 @performs(SlotRead)
 def _read(memory: Memory, agent: int, op: SlotRead, facts: None) -> None:
-    memory.results[agent] = _part(memory, agent, op).copy()
+    slot, at = memory.slot(agent // memory.layout.warps, op.slot), memory.given(agent)
+    memory.results[agent] = _part(slot, op).copy() if at is None else slot.reshape(-1)[at]
 
 
 @performs(PeerRead)
 def _read_peer(memory: Memory, agent: int, op: PeerRead, facts: None) -> None:
-    memory.results[agent] = memory.slot(op.mask.bit_length() - 1, op.slot).copy()
+    slot = memory.slot(op.mask.bit_length() - 1, op.slot)
+    memory.results[agent] = slot.reshape(-1)[memory.given(agent)]
 
 
 @performs(TableLoad)
@@ -251,13 +253,12 @@ def _look_up(memory: Memory, agent: int, op: TableLoad, facts: None) -> None:
 @performs(SlotWrite)
 def _write(memory: Memory, agent: int, op: SlotWrite, facts: None) -> None:
     buffer, _ = memory.layout.slots[op.slot]
-    given = memory.operands[agent]
-    if isinstance(given, tuple):  # where single numbers go, and these
-        at, values = given
-        memory.slot(agent // memory.layout.warps, op.slot)[at] = convert(values, buffer.dtype)
+    slot, (at, values) = memory.slot(agent // memory.layout.warps, op.slot), memory.given(agent)
+    if at is None:
+        target = _part(slot, op)
+        target[...] = convert(values, buffer.dtype).reshape(target.shape)
     else:
-        target = _part(memory, agent, op)
-        target[...] = convert(given, buffer.dtype).reshape(target.shape)
+        slot.reshape(-1)[at] = convert(values, buffer.dtype)
 
 
 def convert(values: np.ndarray, dtype: DType) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,11 +11,8 @@ from tmapipe.isa import ops
 from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.values import SlotRef
 from tmapipe.machine import elements
-from tmapipe.machine.memory import Memory
+from tmapipe.machine.accesses import SlotAccesses, of_data
 from tmapipe.plan.thread_layout import ThreadLayout
-
-if TYPE_CHECKING:
-    from tmapipe.machine.warp import MachineIsa
 
 __all__ = ["NOTHING", "Reductions"]
 
@@ -37,35 +34,25 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-class Reductions:
+class Reductions(SlotAccesses):
     """Methods as documented in `tmapipe.isa.fragments.Fragments`."""
 
-    isa: MachineIsa
-    memory: Memory | None
-
-    def indices_of(self, layout: ThreadLayout) -> tuple[np.ndarray, np.ndarray]:
-        """The row and the column of each value that the warp has of a tile."""
-        raise NotImplementedError
-
+    @of_data
     def reduce_in_warp(self, layout: ThreadLayout, op: str, kind: str, along: str, data: Any) -> Any:
-        if self.memory is None:
-            return None
-        at = self.indices_of(layout)[0 if along == "rows" else 1]
+        at = self._indices(layout)[0 if along == "rows" else 1]
         partial: Any = np.full(getattr(layout, along), NOTHING[kind], elements.KINDS[kind])
-        with np.errstate(all="ignore"):
-            for i in np.unique(at):
-                partial[i] = _REDUCTIONS[op](data[at == i], dtype=elements.KINDS[kind])
+        for i in np.unique(at):
+            partial[i] = _REDUCTIONS[op](data[at == i], dtype=elements.KINDS[kind])
         return partial
 
     def write_partial(self, layout: ThreadLayout, along: str, data: Any, slot: SlotRef) -> None:
-        isa = self.isa
-        mine, number = layout.warp(isa.warp), isa.slot(slot.buffer, slot.stage)
+        warps, columns = slot.buffer.tile
+        partial = None
         if self.memory is not None:
             at, places = self._shared(layout, along)
-            partial = np.zeros((1, slot.buffer.tile[1]), np.float32)
+            partial = np.zeros((1, columns), np.float32)
             partial[0, places] = data[at]
-            isa.give(partial)
-        isa.emit(ops.SlotWrite(number, mine, slot.buffer.tile[0], "rows"))
+        self._write(slot, partial, (layout.warp(self.isa.warp), warps, "rows"))
 
     def send_partial(self, layout: ThreadLayout, data: Any, slot: SlotRef, exchange: ClusterExchange) -> None:
         isa, (rows, width) = self.isa, slot.buffer.tile
@@ -78,21 +65,19 @@ class Reductions:
         isa.emit(ops.StAsync(*place, 4 * width, exchange.mask, words, mine, rows))
 
     def read_partials(self, layout: ThreadLayout, op: str, along: str, slot: SlotRef, peers: int = 1) -> Any:
-        isa = self.isa
-        isa.emit(ops.SlotRead(isa.slot(slot.buffer, slot.stage), 0, 1, "rows"))
-        if self.memory is None:
-            return None
+        return self._combined(layout, op, along, self._read(slot), peers)
+
+    @of_data
+    def _combined(self, layout: ThreadLayout, op: str, along: str, partials: Any, peers: int) -> Any:
         at, places = self._shared(layout, along)
-        each = slot.buffer.tile[0] // peers
-        sharing = layout.sharing_warps(layout.warp(isa.warp), along)
+        each = len(partials) // peers
+        sharing = layout.sharing_warps(layout.warp(self.isa.warp), along)
         mine = [each * i + warp for i in range(peers) for warp in sharing]
-        partials = self.memory.results[isa.agent][mine][:, places]
         whole = np.full(getattr(layout, along), np.nan, np.float32)
-        with np.errstate(all="ignore"):
-            whole[at] = _REDUCTIONS[op](partials, axis=0, dtype=np.float32)
+        whole[at] = _REDUCTIONS[op](partials[mine][:, places], axis=0, dtype=np.float32)
         return whole
 
     def _shared(self, layout: ThreadLayout, along: str) -> tuple[np.ndarray, np.ndarray]:
         """The rows or columns that the warp has, and where it leaves their numbers."""
-        at = np.unique(self.indices_of(layout)[0 if along == "rows" else 1])
+        at = self._own(layout, along)
         return at, np.arange(len(at)) if along == "rows" else at
