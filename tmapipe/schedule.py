@@ -153,7 +153,7 @@ class Schedule:
             return declared
         if SCHEDULER in declared.roles:
             raise InputError("Schedule.tiles", self.tiles, f"has a role {SCHEDULER!r} of its own", "rename yours")
-        return attrs.evolve(declared, roles={**declared.roles, SCHEDULER: Role(warps=1)}, queue=queue)
+        return attrs.evolve(declared, parts={**declared.parts, SCHEDULER: Role(warps=1)}, queue=queue)
 
     def plan(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Plan:
         """Every derived number.

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
+from tests.oracle.peer_forms import Reduced
 
 S = tp.schedules
 
@@ -106,6 +107,10 @@ DIFFERENT = [
 @pytest.mark.parametrize("one, two", DIFFERENT)
 def test_different_attributes(one, two):
     assert Rows(**one) != Rows(**two) and Rows(**one) == Rows(**one) and Rows(**two) == Rows(**two)
+
+
+def test_what_a_kind_of_stage_sets_besides_its_fields_counts():
+    assert Reduced("add") == Reduced("add") != Reduced("min")
 
 
 def test_types_count_and_being_checked_does_not():

@@ -80,8 +80,8 @@ class EpilogueOperand:
         if self.varies == ("l",) and not batch:
             rule = "is one number a matrix of a batch, of which there is none with groups of rows or parts of k"
             raise InputError(f"operands[{name!r}]", self, rule, "use a Scalar(), or for groups a PerRow()")
-        elements = {("n",): width, ("m",): rows}.get(self.varies, 1) + (ALIGNMENT if self.loose(batch) else 0)
         dims = self.varies[0] if self.varies else name + ELEMENT
+        elements = {"m": rows, "n": width}.get(dims, 1) + (ALIGNMENT if self.loose(batch) else 0)
         tile = (ceil_div(elements, VECTOR) * VECTOR,)
         return OperandStage(dims, tile=tile, ring=ring, dtype=self.dtype)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import attrs
 
@@ -30,34 +30,31 @@ from tmapipe.turnstile import Turnstile
 __all__ = ["PARTS", "Body", "Declarations", "Part", "declare", "fields_of"]
 
 Part = Role | BarrierRing | SlotStage | TokenStage | Scratch | Wgmma | RegisterTile | TmaStoreStage | Turnstile | Table
-#: Their classes, and beside each the field of `Declarations` that it goes to.
 PARTS = (
     Role, BarrierRing, TmaLoadStage, SharedStage, TokenStage, Scratch, Wgmma, RegisterTile, TmaStoreStage, Turnstile, Table,
 )  # fmt: skip
-_FIELDS = (
-    "roles", "rings", "loads", "shared", "tokens", "scratches", "matmuls", "register_tiles", "stores", "turnstiles", "tables",
-)  # fmt: skip
 Body = Callable[..., None]
+K = TypeVar("K")
+
+
+class _Kind(Generic[K]):
+    """The parts of one class by name, in the order of declaration."""
+
+    def __init__(self, kind: type[K]):
+        self.kind = kind
+
+    def __get__(self, declared: Declarations, owner: type) -> dict[str, K]:
+        return {name: part for name, part in declared.parts.items() if isinstance(part, self.kind)}
 
 
 @attrs.frozen(eq=False)
 class Declarations:
-    """A schedule's declared parts, each kind by name in the order of declaration.
+    """A schedule's declared parts by name, in the order of `PARTS` and then of declaration, and by kind.
 
     Args:
         name: Of the schedule.
         cluster: Axis -> CTAs along it.
-        roles: Of warps.
-        rings: Of slots.
-        loads: Stages that the TMA engine loads into slots.
-        shared: Stages that threads write into slots.
-        tokens: Stages without memory.
-        scratches: Shared memory of one role each.
-        matmuls: On slots.
-        register_tiles: That roles compute.
-        stores: To tensors.
-        turnstiles: Of teams.
-        tables: Of integers in global memory.
+        parts: All of them.
         bodies: Role -> the method that it runs, unbound.
         befores: Role -> the method that it runs before its first tile.
         names: Part -> its name, or that of the part which has taken its place.
@@ -68,17 +65,7 @@ class Declarations:
 
     name: str
     cluster: Mapping[str, int]
-    roles: dict[str, Role]
-    rings: dict[str, BarrierRing]
-    loads: dict[str, TmaLoadStage]
-    shared: dict[str, SharedStage]
-    tokens: dict[str, TokenStage]
-    scratches: dict[str, Scratch]
-    matmuls: dict[str, Wgmma]
-    register_tiles: dict[str, RegisterTile]
-    stores: dict[str, TmaStoreStage]
-    turnstiles: dict[str, Turnstile]
-    tables: dict[str, Table]
+    parts: dict[str, Part]
     bodies: dict[str, Body]
     befores: dict[str, Body]
     names: dict[Part, str]
@@ -86,27 +73,23 @@ class Declarations:
     bounded: tuple[str, ...] = ()
     relations: tuple[Dim, ...] = ()
 
+    roles = _Kind(Role)
+    rings = _Kind(BarrierRing)
+    loads = _Kind(TmaLoadStage)
+    shared = _Kind(SharedStage)
+    tokens = _Kind(TokenStage)
+    scratches = _Kind(Scratch)
+    matmuls = _Kind(Wgmma)
+    register_tiles = _Kind(RegisterTile)
+    stores = _Kind(TmaStoreStage)
+    turnstiles = _Kind(Turnstile)
+    tables = _Kind(Table)
+
     def name_of(self, part: Part) -> str:
         """What *part* is called. Raises `InputError` if the schedule does not declare it."""
         if part not in self.names:
             raise self._missing(type(part).__name__, part)
         return self.names[part]
-
-    @property
-    def parts(self) -> dict[str, Part]:
-        """All parts."""
-        return {
-            **self.roles,
-            **self.rings,
-            **self.stages,
-            **self.tokens,
-            **self.scratches,
-            **self.matmuls,
-            **self.register_tiles,
-            **self.stores,
-            **self.turnstiles,
-            **self.tables,
-        }
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -171,13 +154,10 @@ def declare(schedule: object, cluster: Any, earlier: tuple[tuple[str, Part], ...
             raise InputError(f"{kind.__name__}.{name}", part, rule, fix)
     names.update(of)
     parts = _Replaced(parts, names).all()
-    of_kind: dict[str, Any] = {
-        field: {name: part for name, part in parts.items() if isinstance(part, each)}
-        for field, each in zip(_FIELDS, PARTS, strict=True)
-    }
+    parts = {name: part for each in PARTS for name, part in parts.items() if isinstance(part, each)}
     check_cluster(cluster)
     bodies, befores = (_bodies(kind, names, had, of) for of in (role_of, before_of))
-    return Declarations(kind.__name__, dict(cluster), **of_kind, bodies=bodies, befores=befores, names=names)
+    return Declarations(kind.__name__, dict(cluster), parts, bodies, befores, names)
 
 
 class _Replaced:
@@ -201,8 +181,7 @@ class _Replaced:
                 made = copy.copy(part)
                 for field, value in changed.items():
                     object.__setattr__(made, field, value)
-                if attrs.has(type(made)):
-                    attrs.validate(made)
+                attrs.validate(made)
                 if part in self.names:
                     self.names[made] = self.names[part]
             self.made[part] = made
@@ -219,11 +198,9 @@ def _kind(part: object) -> type | None:
 
 
 def fields_of(part: Part) -> list[tuple[str, Any]]:
-    """What *part* was declared with, by name."""
-    kind: Any = type(part)
-    if attrs.has(kind):
-        return [(field.name, getattr(part, field.name)) for field in attrs.fields(kind)]
-    return list(vars(part).items())
+    """What *part* was declared with, by name: its fields, and what a subclass has set besides."""
+    fields = [(field.name, getattr(part, field.name)) for field in attrs.fields(type(part))]
+    return [*fields, *getattr(part, "__dict__", {}).items()]
 
 
 def _parts_in(value: Any) -> Iterator[Part]:
