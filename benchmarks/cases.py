@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from benchmarks.cli import add_options, finish, kept, method_of, settings
+from benchmarks.cli import add_options, finish, gpu_of, kept, method_of, settings
 from benchmarks.compare import Problem, compare
 from benchmarks.results import Results
 from benchmarks.tables import print_problem
@@ -47,14 +47,12 @@ def main_of(name: str, description: str | None, cases: Sequence[Case], argv: lis
     parser.add_argument("--problems", nargs="+", default=names, metavar="PROBLEM", help=", ".join(names))
     add_options(parser)
     args = parser.parse_args(argv)
-    import torch
-
-    if not torch.cuda.is_available():
-        print(f"no GPU here: benchmarks.{name} measures kernels on one")
+    gpu = gpu_of(name)
+    if not gpu:
         return 2
     from tmapipe.gpu.clock import CudaClock
 
-    return run_cases(name, cases, args, CudaClock(args.flush), torch.cuda.get_device_name(), "cuda")
+    return run_cases(name, cases, args, CudaClock(args.flush), gpu, "cuda")
 
 
 def run_cases(name: str, cases: Sequence[Case], args: argparse.Namespace, clock: Any, gpu: str, device: str) -> int:

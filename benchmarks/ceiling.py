@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.cli import add_options, finish, method_of, settings
+from benchmarks.cli import add_options, finish, gpu_of, method_of, settings
 from benchmarks.gemm import PEAK_TFLOPS, make_operands, shape
 from benchmarks.results import Results
 from tmapipe.tuning.timing import rested
@@ -99,14 +99,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--shapes", type=shape, nargs="+", metavar="MxNxK", default=[shape(text) for text in SHAPES])
     add_options(parser)
     args = parser.parse_args(argv)
-    import torch
-
-    if not torch.cuda.is_available():
-        print("no GPU here: benchmarks.ceiling measures kernels on one")
+    gpu = gpu_of("ceiling")
+    if not gpu:
         return 2
     from tmapipe.gpu.clock import CudaClock
 
-    results = Results("ceiling", torch.cuda.get_device_name(), settings(args))
+    results = Results("ceiling", gpu, settings(args))
     clock = CudaClock(args.flush)
     for m, n, k in args.shapes:
         a, b, out = make_operands(m, n, k, "bf16", args.seed)

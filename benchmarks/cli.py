@@ -11,7 +11,7 @@ from benchmarks.results import OURS, Results
 from benchmarks.tables import print_summary
 from tmapipe.tuning.timing import Method
 
-__all__ = ["add_options", "finish", "kept", "method_of", "settings"]
+__all__ = ["add_options", "finish", "gpu_of", "kept", "method_of", "settings"]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +39,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FOLDER", help="where <suite>.json goes (default: benchmarks/results)")
     parser.add_argument("--append", action="store_true", help="keep the rows of an earlier file of the same software")
     parser.add_argument("--plot", action="store_true", help="also a chart beside the results (needs matplotlib)")
+
+
+def gpu_of(suite: str) -> str:
+    """The name of the GPU that *suite* measures on; "", which is said, if there is none: then it ends with 2."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    print(f"no GPU here: benchmarks.{suite} measures on one")
+    return ""
 
 
 def method_of(args: argparse.Namespace) -> Method:

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.cli import add_options, finish, kept, method_of, settings
+from benchmarks.cli import add_options, finish, gpu_of, kept, method_of, settings
 from benchmarks.gemm import PEAK_TFLOPS, make_operands, shape
 from benchmarks.results import Results
 from tmapipe.tuning.timing import rested
@@ -103,14 +103,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--shapes", type=shape, nargs="+", metavar="MxNxK", default=[shape(text) for text in SHAPES])
     add_options(parser)
     args = parser.parse_args(argv)
+    gpu = gpu_of("epilogue")
+    if not gpu:
+        return 2
     import torch
 
-    if not torch.cuda.is_available():
-        print("no GPU here: benchmarks.epilogue measures kernels on one")
-        return 2
     from tmapipe.gpu.clock import CudaClock
 
-    results, failed = Results("epilogue", torch.cuda.get_device_name(), settings(args)), []
+    results, failed = Results("epilogue", gpu, settings(args)), []
     clock = CudaClock(args.flush)
     for m, n, k in args.shapes:
         a, b, c = make_operands(m, n, k, "bf16", args.seed)

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks import compare as compared
 from benchmarks import gemm
-from benchmarks.cli import add_options, finish, kept, method_of, settings
+from benchmarks.cli import add_options, finish, gpu_of, kept, method_of, settings
 from benchmarks.results import OURS, Results
 from benchmarks.tables import print_problem
 
@@ -111,14 +111,12 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = options(argv)
-    import torch
-
-    if not torch.cuda.is_available():
-        print("no GPU here: benchmarks.grouped measures kernels on one")
+    gpu = gpu_of("grouped")
+    if not gpu:
         return 2
     from tmapipe.gpu.clock import CudaClock
 
-    return run_suite(args, CudaClock(args.flush), torch.cuda.get_device_name(), "cuda")
+    return run_suite(args, CudaClock(args.flush), gpu, "cuda")
 
 
 def run_suite(args: argparse.Namespace, clock: Any, gpu: str, device: str) -> int:

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.cli import gpu_of
 from benchmarks.gemm import make_operands, shape
 from benchmarks.peers import PEERS, prepare
 from benchmarks.results import OURS, Results, print_table
@@ -103,12 +104,10 @@ def main(argv: list[str] | None = None) -> int:
     if args.launch:
         launch(args.shapes[0], args.peers[0])
         return 0
-    import torch
-
-    if not torch.cuda.is_available():
-        print("no GPU here: benchmarks.l2_requests profiles kernels on one")
+    gpu = gpu_of("l2_requests")
+    if not gpu:
         return 2
-    results = Results("l2_requests", torch.cuda.get_device_name(), {"tool": "ncu", "caches": "cold", "clock": "base"})
+    results = Results("l2_requests", gpu, {"tool": "ncu", "caches": "cold", "clock": "base"})
     for m, n, k in args.shapes:
         for peer in args.peers:
             printed = profile(f"{m}x{n}x{k}", peer)

@@ -18,7 +18,7 @@ from typing import Any
 
 import attrs
 
-from benchmarks.cli import add_options, finish, kept, method_of, settings
+from benchmarks.cli import add_options, finish, gpu_of, kept, method_of, settings
 from benchmarks.results import Results
 from examples.attention import attention_of
 from examples.dequant_gemm import dequant_gemm, packed
@@ -286,14 +286,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", default=[], help="names of programs")
     add_options(parser)
     args = parser.parse_args(argv)
-    import torch
-
-    if not torch.cuda.is_available():
-        print("no GPU here: benchmarks.programs measures kernels on one")
+    gpu = gpu_of("programs")
+    if not gpu:
         return 2
     from tmapipe.gpu.clock import CudaClock
 
-    results, failed = Results("programs", torch.cuda.get_device_name(), settings(args)), []
+    results, failed = Results("programs", gpu, settings(args)), []
     clock = CudaClock(args.flush)
     for group in (moves, groups, matmuls, several, attention):
         for case in group():

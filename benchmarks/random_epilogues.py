@@ -19,7 +19,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from benchmarks.cli import add_options, method_of, settings
+from benchmarks.cli import add_options, gpu_of, method_of, settings
 from benchmarks.random_problems import data_of, draw, name_of
 from benchmarks.results import OURS, Results, print_table
 from tmapipe.epilogue import Epilogue, Matrix, PerColumn, PerRow
@@ -142,11 +142,10 @@ def main(argv: list[str] | None = None) -> int:
     add_options(parser)
     parser.set_defaults(rounds=3, batch=6, rest=0.1)
     args = parser.parse_args(argv)
+    if not gpu_of("random_epilogues"):
+        return 2
     import torch
 
-    if not torch.cuda.is_available():
-        print("no GPU here: benchmarks.random_epilogues measures kernels on one")
-        return 2
     from tmapipe.gpu.clock import CudaClock
     from tmapipe.tuning.tuner import device_of
 

@@ -34,7 +34,7 @@ from typing import Any
 import attrs
 
 from benchmarks import peers
-from benchmarks.cli import add_options, method_of, settings
+from benchmarks.cli import add_options, gpu_of, method_of, settings
 from benchmarks.results import OURS, Results, print_table
 from tmapipe.tuning import Candidate, Device, Problem, candidates, estimate
 from tmapipe.tuning.choose import unsure
@@ -426,10 +426,7 @@ def main(argv: list[str] | None = None) -> int:
                 print(kept["gpu"])
                 report(row for row in kept["rows"] if not args.runs or row.get("run", 1) in args.runs)
         return 0
-    import torch
-
-    if not torch.cuda.is_available():
-        print("no GPU here: benchmarks.random_problems measures kernels on one")
+    if not gpu_of("random_problems"):
         return 2
     ends = time.monotonic() + args.seconds
     guard = threading.Timer(1.1 * args.seconds + 60, os._exit, (3,))  # a device that does not answer

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.ceiling import TYPES
+from benchmarks.cli import gpu_of
 from benchmarks.gemm import make_operands, shape
 from benchmarks.results import print_table
 
@@ -91,11 +92,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", type=shape, nargs="+", metavar="MxNxK", default=[shape(text) for text in SHAPES])
     args = parser.parse_args(argv)
+    if not gpu_of("stamps"):
+        return 2
     import torch
 
-    if not torch.cuda.is_available():
-        print("no GPU here: benchmarks.stamps looks into kernels on one")
-        return 2
     from tmapipe.gpu.build import build
     from tmapipe.gpu.clock import CudaClock
     from tmapipe.gpu.launch import adopt

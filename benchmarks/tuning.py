@@ -22,7 +22,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from benchmarks.cli import add_options, method_of, settings
+from benchmarks.cli import add_options, gpu_of, method_of, settings
 from benchmarks.gemm import SHAPES, checker, make_operands, shape
 from benchmarks.results import OURS, Results
 from tmapipe.tuning import Candidate, Problem, candidates, estimate, ranked
@@ -47,14 +47,12 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.fit:
         return fit(Path(args.out or Path(__file__).parent / "results"))
-    import torch
-
-    if not torch.cuda.is_available():
-        print("no GPU here: benchmarks.tuning measures kernels on one")
+    gpu = gpu_of("tuning")
+    if not gpu:
         return 2
     shapes = args.shapes or [shape(text) for text in (*SHAPES, *OTHERS)]
     problems = [Problem(*sizes) for sizes in shapes]
-    results = Results("tuning", torch.cuda.get_device_name(), settings(args))
+    results = Results("tuning", gpu, settings(args))
     wanted = {problem: ranked(problem, H200, args.most) for problem in problems}
     every = list(dict.fromkeys(candidate for few in wanted.values() for candidate, _ in few))
     schedules, errors = build_all(problems[0], every)

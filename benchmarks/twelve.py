@@ -15,13 +15,12 @@ import math
 import os
 import statistics
 import sys
-from pathlib import Path
 from typing import Any
 
-from benchmarks.cli import add_options, method_of, settings
+from benchmarks.cli import add_options, gpu_of, method_of, settings
 from benchmarks.gemm import SHAPES, checker, make_operands, shape
 from benchmarks.results import OURS, Results, print_table
-from benchmarks.versions import OTHER, other_package
+from benchmarks.versions import OTHER, add_other, other_package
 from tmapipe.tuning.timing import rested
 
 BEFORE = "before"
@@ -41,22 +40,20 @@ def chosen(package: str) -> dict[str, tuple[Any, Any]]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--other", type=Path, help="folder of the other package")
+    add_other(parser)
     add_options(parser)
     args = parser.parse_args(argv)
+    gpu = gpu_of("twelve")
+    if not gpu:
+        return 2
     import torch
 
-    if not torch.cuda.is_available():
-        print("no GPU here: benchmarks.twelve measures kernels on one")
-        return 2
-    if args.other is None:
-        parser.error("--other FOLDER names the other version's package")
     from tmapipe.gpu.clock import CudaClock
 
-    other_package(args.other)
+    other_package(parser, args.other)
     os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[0], os.environ.get("PYTHONPATH", "")])  # for what compiles it
     versions = {OURS: chosen("tmapipe"), BEFORE: chosen(OTHER)}
-    results, clock = Results("twelve", torch.cuda.get_device_name(), settings(args)), CudaClock(args.flush)
+    results, clock = Results("twelve", gpu, settings(args)), CudaClock(args.flush)
     body, logs = [], []
     for text in SHAPES:
         m, n, k = shape(text)

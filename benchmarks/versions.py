@@ -20,15 +20,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli import add_options, method_of, settings
+from benchmarks.cli import add_options, gpu_of, method_of, settings
 from benchmarks.results import Results, print_table
 from tmapipe.tuning.timing import rested
 
 OTHER = "tmapipe_other"
 
 
-def other_package(source: Path) -> Any:
-    """The package at *source*, imported under its other name."""
+def add_other(parser: argparse.ArgumentParser) -> None:
+    """The option that names the other version."""
+    parser.add_argument("--other", type=Path, help="folder of the other package")
+
+
+def other_package(parser: argparse.ArgumentParser, source: Path | None) -> Any:
+    """The package at *source*, imported under its other name. Ends the program if the option is not given."""
+    if source is None:
+        parser.error("--other FOLDER names the other version's package")
     folder = Path(tempfile.mkdtemp(prefix="tmapipe-other-"))
     shutil.copytree(source, folder / OTHER, ignore=shutil.ignore_patterns("__pycache__"))
     for path in (folder / OTHER).rglob("*.py"):
@@ -86,23 +93,21 @@ def tensors() -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--other", type=Path, help="folder of the other package")
+    add_other(parser)
     parser.add_argument("--only", nargs="+", default=[], help="parts of names")
     add_options(parser)
     args = parser.parse_args(argv)
+    gpu = gpu_of("versions")
+    if not gpu:
+        return 2
     import torch
 
-    if not torch.cuda.is_available():
-        print("no GPU here: benchmarks.versions measures kernels on one")
-        return 2
-    if args.other is None:
-        parser.error("--other FOLDER names the other version's package")
     import tmapipe
     from tmapipe.gpu.clock import CudaClock
 
-    results, clock = Results("versions", torch.cuda.get_device_name(), settings(args)), CudaClock(args.flush)
+    results, clock = Results("versions", gpu, settings(args)), CudaClock(args.flush)
     given, body, wrong = tensors(), [], []
-    ours, theirs = calls(tmapipe), calls(other_package(args.other))
+    ours, theirs = calls(tmapipe), calls(other_package(parser, args.other))
     for name in ours:
         if args.only and not any(text in name for text in args.only):
             continue
