@@ -37,12 +37,12 @@ def exp2(x: Any) -> Any:
 
 
 def log(x: Any) -> Any:
-    """Natural logarithm; minus infinity at 0, NaN below."""
+    """Natural logarithm of x; minus infinity at 0, NaN below."""
     return _apply("log", x)
 
 
 def log2(x: Any) -> Any:
-    """Logarithm to base 2; minus infinity at 0, NaN below."""
+    """Logarithm of x to base 2; minus infinity at 0, NaN below."""
     return _apply("log2", x)
 
 
@@ -52,12 +52,12 @@ def floor(x: Any) -> Any:
 
 
 def abs(x: Any) -> Any:
-    """Absolute value; of int32 in int32."""
+    """Absolute value of x; of int32 in int32."""
     return _apply("abs", x)
 
 
 def tanh(x: Any) -> Any:
-    """Hyperbolic tangent."""
+    """Hyperbolic tangent of x."""
     return _apply("tanh", x)
 
 
@@ -67,7 +67,7 @@ def erf(x: Any) -> Any:
 
 
 def sqrt(x: Any) -> Any:
-    """Square root; NaN below 0."""
+    """Square root of x; NaN below 0."""
     return _apply("sqrt", x)
 
 
@@ -113,12 +113,12 @@ def gelu(x: Any, approximate: str = "tanh") -> Any:
 
 
 def maximum(x: Any, y: Any) -> Any:
-    """The larger of the two, element by element; NaN if either is NaN; of two int32 in int32."""
+    """The larger of x and y, element by element; NaN if either is NaN; of two int32 in int32."""
     return _apply("maximum", x, y)
 
 
 def minimum(x: Any, y: Any) -> Any:
-    """The smaller of the two, element by element; NaN if either is NaN; of two int32 in int32."""
+    """The smaller of x and y, element by element; NaN if either is NaN; of two int32 in int32."""
     return _apply("minimum", x, y)
 
 

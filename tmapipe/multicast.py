@@ -66,7 +66,8 @@ class MulticastGroup:
         return f"MulticastGroup({', '.join(map(repr, self.axes))}{unlike})"
 
     def along(self, cluster: Mapping[str, int]) -> tuple[Along, ...]:
-        """Where the CTAs of a group lie; empty if each is alone. Raises `InputError` unless groups of `ctas` make an axis."""
+        """Where the CTAs of a group lie in a *cluster* of these extents by axis; empty if each is alone. Raises `InputError`
+        unless groups of `ctas` make an axis."""
         found = along(cluster, self.axes)
         if self.ctas is None:
             return found

@@ -229,18 +229,18 @@ class Schedule:
         return self.declared.loads[name] if name in self.declared.loads else self.declared.stores[name]
 
     def tile_slots(self, k: KernelContext, tile: Tile) -> Any:
-        """Ring slots that one output tile takes.
+        """Ring slots that the output tile *tile* takes. *k* is as in bodies.
 
         A schedule whose consumers work in teams overrides this, since each team passes over the slots of the others' tiles.
         """
         return 1
 
     def ring_slots(self, k: KernelContext, ring: str, tile: Tile) -> Any:
-        """The same of the ring called *ring*, where rings differ: by default `tile_slots` of each."""
+        """As `tile_slots`, of the ring called *ring*, where rings differ: by default the same of each."""
         return self.tile_slots(k, tile)
 
     def empty_value(self, bound: Bound) -> Any:
-        """What the output is when there is nothing to compute it from (no k): an empty sum.
+        """What the output is when there is nothing to compute it from (no k), for the tensors in *bound*: an empty sum.
 
         A number, an array that broadcasts to the output, or a dictionary of these by output.
         """
@@ -332,7 +332,8 @@ class Schedule:
         return run
 
     def bind(self, *tensors: Any, out: Any = None, **named: Any) -> Bound:
-        """The tensors of a call by stage. Raises `InputError` for what a call would refuse; nothing runs."""
+        """The tensors of a call by stage, with arguments as of `__call__`. Nothing runs; raises `InputError` for what a call
+        would refuse."""
         return self._bound(*self._as_declared(tensors, named), out)
 
     def _bound(self, tensors: tuple[Any, ...], named: dict[str, Any], out: Any) -> Bound:

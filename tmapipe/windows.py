@@ -86,7 +86,7 @@ class Windows:
         return (number, *found)
 
     def check_image(self, argument: str, image: Sequence[int]) -> None:
-        """Raises `InputError` unless images of these extents have a window."""
+        """Raises `InputError`, which names *argument*, unless images of the extents *image* have a window."""
         if any(count < 1 for count in self.counts(image)):
             raise InputError(argument, tuple(image), f"holds a window of {self}", "use larger images or more padding")
 

@@ -114,5 +114,5 @@ class Epilogue:
         return {name: kind for name, kind in self.outputs.items() if isinstance(kind, Reduction)}
 
     def values(self, sums: tuple[Any, ...], operands: Mapping[str, Any]) -> Any:
-        """What the function makes of whole *sums*, NumPy arrays in fp32: an array, or a dictionary of arrays."""
+        """What the function makes of whole *sums* and *operands*, NumPy arrays in fp32: an array, or several by name."""
         return sums[0] if self.function is None else applied(self.function, sums, operands)

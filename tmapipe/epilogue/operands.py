@@ -217,7 +217,7 @@ class Operands:
         return {name: kind.whole(bound.array(name).astype(np.float32)) for name, kind in self.kinds.items()}
 
     def load(self, k: Any, tile: Tile) -> None:
-        """The producer's part: loads what each of the output tile's slots holds of every operand."""
+        """The producer's part: loads what each slot of *tile*, of the output, holds of every operand. *k* is as in bodies."""
         starts = [tile.start(dim, extent) for dim, extent in zip(self.dims, self.shape, strict=True)]
         for slot_starts in self.slots:
             at = {dim: start + own for dim, start, own in zip(self.dims, starts, slot_starts, strict=True)}

@@ -113,7 +113,8 @@ class Accumulator(Carried):
         self.open = False
 
     def add(self, a: PartInSlot, b: PartInSlot) -> None:
-        """Starts the matmul of two tiles of open slots. The rings, and the end of `accumulate`, wait until it is done."""
+        """Starts the matmul of the tiles *a* and *b* of open slots. The rings, and the end of `accumulate`, wait until it is
+        done."""
         matmul = self.matmul
         if not self.open:
             raise ScopeError("acc.add() outside `with k.<mma>.accumulate() as acc`. Move it into that block.")
@@ -135,7 +136,7 @@ class Accumulator(Carried):
                 slot.retired = True
 
     def start(self, a: PartInSlot | Fragment, b: PartInSlot) -> Started:
-        """Starts the matmul of two tiles, added to these sums, which can be used again after ``.wait()``. See
+        """Starts the matmul of *a* and *b*, added to these sums, which can be used again after ``.wait()``. Arguments as of
         `BoundMatmul.start`.
 
         Raises:
@@ -248,7 +249,7 @@ class BoundRegisterTile(Carried):
         self.plan = plan
 
     def read(self, part: PartInSlot) -> Fragment:
-        """The tile of an open slot, of as many elements, in fp32."""
+        """The tile *part* of an open slot, of as many elements, in fp32."""
         return part.read_columns(self.plan, ("rows", "columns"), self.plan.shape[1])
 
     def of(self, values: Fragment) -> TileValues:
@@ -263,7 +264,7 @@ class TileValues(Carried):
         self.matmul, self.values = matmul, values
 
     def columns(self, block: int, first: int, columns: int) -> Fragment:
-        """A piece of it; all, of a `RegisterTile`, which is stored in one piece."""
+        """A piece, as of `Accumulator.columns`; all, of a `RegisterTile`, which is stored in one piece."""
         whole = self.values.layout is None
         return self.values if whole else self.values.backend.columns_of(self.values, block, first, columns)
 

@@ -40,7 +40,7 @@ class SlotPart(Carried):
                 self.loads = index == 0
 
     def prefetch(self, start: tuple[Any, ...]) -> None:
-        """Asks for the tile that starts at this element in L2."""
+        """Asks for the tile that starts at the element *start* in L2."""
         isa, load = self.isa, self.load
         assert load is not None
         if load.tensor_map:
@@ -257,12 +257,13 @@ class PartInSlot(Carried):
         return load
 
     def read_columns(self, matmul: Distributed, along: tuple[str, ...], columns: int, first: int = 0) -> Fragment:
-        """The values in fp32, as a piece of an accumulator (see `Fragments.read_columns`)."""
+        """The values in fp32, as a piece of an accumulator; arguments as of `Fragments.read_columns`."""
         self.by_threads()
         return self.part.isa.fragments.read_columns(matmul, self.ref, along, columns, first)
 
     def by_threads(self, writes: bool = False) -> None:
-        """Notes that threads access the tile: at the end of the scope, a fence and an arrival follow.
+        """Notes that threads access the tile, and whether they write it (*writes*): at the end of the scope, a fence and an
+        arrival follow.
 
         Raises:
             ScopeError: The slot is not open, or the tile is gone: a stage that lies over it was written.

@@ -276,7 +276,7 @@ class BoundStore(Carried):
         return values
 
     def put(self, piece: Piece, values: Fragment) -> None:
-        """Stores one piece of a tile."""
+        """Stores one piece of a tile, of these *values*."""
         write = functools.partial(
             self.isa.fragments.write_columns, piece.matmul, values, transposed=self.plan.transposed
         )

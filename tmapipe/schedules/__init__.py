@@ -44,8 +44,12 @@ __all__ = [
 class Registered(NamedTuple):
     """A ready-made schedule, for tests.
 
-    make: as it is shipped; make_small: with few stages and warps, to search all interleavings; problems: what the small form
-    is searched on, each as (output tiles a CTA, steps along each inner dimension, extents of other dimensions).
+    Args:
+        name: In tests and results.
+        make: Makes it as it is shipped.
+        make_small: Makes it with few stages and warps, to search all interleavings.
+        problems: What the small form is searched on, each as (output tiles a CTA, steps along each inner dimension, extents of
+            other dimensions).
     """
 
     name: str
@@ -70,7 +74,7 @@ def _queued_copy(copy: Copy, order: PersistentTiles) -> Copy:
     return copy
 
 
-#: Every ready-made schedule once, and some with another tile scheduler or transposed operands: what the mutants change.
+#: Every ready-made schedule once, and some with another tile scheduler or with transposed operands: what mutants are made of.
 REGISTRY: tuple[Registered, ...] = (
     Registered("Copy", Copy, lambda: Copy((4, 64), stages=2, pending=1), ((1, 1, {}), (5, 1, {}))),
     Registered(

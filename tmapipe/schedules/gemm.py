@@ -152,12 +152,12 @@ class Gemm(Fused):
         return k.steps("a", "k") if tile.get("steps") is None else tile.steps
 
     def accumulate(self, k: Any) -> Sums:
-        """The scope in which all products are summed up."""
+        """The scope in which all products are summed up. *k* is as in bodies."""
         parts = {name: getattr(k, name).accumulate(empty=self.tiles.without_steps) for name in self.products}
         return Sums({second: parts[name] for name, second in self.products.items()}, self.mainloop.along)
 
     def epilogue_turn(self, k: Any) -> Any:
-        """A turn of the epilogue, if epilogues are in order."""
+        """The scope of an epilogue, as of `Cooperative.epilogue_turn`."""
         return self.mainloop.epilogue_turn(k)
 
     @property
@@ -165,7 +165,7 @@ class Gemm(Fused):
         return self.parts_of_k.stored if self.tiles.in_parts else self.epilogue
 
     def store(self, k: Any, tile: Tile, sums: Sums) -> None:
-        """Stores the epilogue of the accumulators to all outputs."""
+        """Stores the epilogue of *sums*, the accumulators of *tile* of the output, to all outputs. *k* is as in bodies."""
         self.store_all(k, tile, sums.accumulators)
 
     @load.jit

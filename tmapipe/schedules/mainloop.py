@@ -52,15 +52,15 @@ class Cooperative:
         return {}
 
     def mainloop_turn(self, k: Any) -> Any:
-        """The scope of a mainloop."""
+        """The scope of a mainloop. *k* is as in bodies."""
         return nullcontext()
 
     def epilogue_turn(self, k: Any) -> Any:
-        """The scope of an epilogue."""
+        """The scope of an epilogue. *k* is as in bodies."""
         return nullcontext()
 
     def check(self, tiles: Any, epilogue: Epilogue) -> None:
-        """Raises `InputError` for an order or an epilogue that it does not go with."""
+        """Raises `InputError` for *tiles* or an *epilogue* that it does not go with."""
         _check_along(self, tiles, epilogue)
 
 
@@ -84,7 +84,7 @@ class PingPong:
     along: str = attrs.field(default="m", validator=_ALONG, kw_only=True)
 
     def role(self, declared: Role, rows: int) -> Role:
-        """*declared*, if it has teams."""
+        """*declared*, if it has teams, else two warpgroups. Each computes all *rows* rows of its tile."""
         return declared if declared.teams > 1 else Role(warpgroups=2, teams=2)
 
     def turnstiles(self, role: Role, stores: tuple[TmaStoreStage, ...]) -> dict[str, Turnstile]:
@@ -93,15 +93,15 @@ class PingPong:
         return found | ({"epilogue_order": Turnstile(role, stores)} if self.in_turn else {})
 
     def mainloop_turn(self, k: Any) -> Any:
-        """The scope of a mainloop."""
+        """As `Cooperative.mainloop_turn`: waits until the other team has left its mainloop."""
         return k.order.turn()
 
     def epilogue_turn(self, k: Any) -> Any:
-        """The scope of an epilogue."""
+        """As `Cooperative.epilogue_turn`: waits until the other team has left its epilogue, if `in_turn`."""
         return k.epilogue_order.turn() if self.in_turn else nullcontext()
 
     def check(self, tiles: Any, epilogue: Epilogue) -> None:
-        """Raises `InputError` for an order or an epilogue that it does not go with."""
+        """Raises `InputError` for *tiles* or an *epilogue* that it does not go with."""
         _check_along(self, tiles, epilogue)
         if epilogue.operands and not self.in_turn:
             raise InputError("PingPong(in_turn)", False, "is needed with operands of the epilogue", "leave it out")

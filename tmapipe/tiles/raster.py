@@ -41,7 +41,15 @@ class Grouped:
         return {"band": self.rows * columns, "last rows": (rows - 1) % self.rows + 1}
 
     def coordinates(self, isa: Isa, by: dict[str, Any], rows: Any, columns: Any, index: Any) -> tuple[Any, Any]:
-        """(row, column) of tile number *index*. *by* has the divisors that `divisors` named."""
+        """(row, column) of tile number *index* in a matrix of *rows* x *columns* tiles.
+
+        Args:
+            isa: The backend that computes it.
+            by: The divisors that `divisors` named.
+            rows: Of tiles, in units of clusters.
+            columns: The same along n.
+            index: From 0 to rows * columns - 1.
+        """
         if isinstance(columns, int) and columns == 1:
             return index, 0
         band = index // by["band"]
@@ -67,6 +75,9 @@ class Snake(Grouped):
     """As `Grouped`, but every second band from the last column to the first.
 
     A band then begins with the columns that the band before ended with.
+
+    Args:
+        rows: Rows of a band.
     """
 
     def _mirrored(self, isa: Isa, band: Any, columns: Any, right: Any) -> Any:
@@ -75,7 +86,11 @@ class Snake(Grouped):
 
 @attrs.frozen
 class Backwards(Grouped):
-    """As `Grouped`, from the last tile to the first: so that those begin first that take longest, in causal attention."""
+    """As `Grouped`, from the last tile to the first: so that those begin first that take longest, in causal attention.
+
+    Args:
+        rows: Rows of a band.
+    """
 
     def coordinates(self, isa: Isa, by: dict[str, Any], rows: Any, columns: Any, index: Any) -> tuple[Any, Any]:
         down, right = super().coordinates(isa, by, rows, columns, index)

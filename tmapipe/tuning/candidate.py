@@ -148,18 +148,21 @@ class Candidate:
         return {side: Operand(major, dtype=dtype, l2_hint=hint, outside=rest) for side, major, hint, rest in each}
 
     def dtypes(self, problem: Problem, epilogue: Epilogue = PLAIN) -> dict[str, Any]:
-        """Element types by stage name, as the schedule's `plan` takes them: of the first of two kernels."""
+        """Element types by stage name, as the schedule's `plan` takes them, of *problem* with *epilogue*; of the first of two
+        kernels."""
         found = {"a": problem.dtype, "b": problem.dtype}
         return found if self.in_parts else {**found, "d": problem.out, **epilogues.dtypes(problem, epilogue)}
 
     def ranks(self, problem: Problem, epilogue: Epilogue = PLAIN) -> dict[str, int]:
-        """Number of dimensions of each tensor by stage name: two, or three with a batch; of the first of two kernels."""
+        """Number of dimensions of each tensor of *problem* with *epilogue*, by stage name: two, or three with a batch; of the
+        first of two kernels."""
         several = 3 if problem.batch > 1 else 2
         if self.in_parts:
             return {"a": several, "b": several, "d": 3}
         return {"a": several, "b": several, "d": several, **epilogues.ranks(problem, epilogue)}
 
     def can_be_built(self, problem: Problem, epilogue: Epilogue = PLAIN) -> bool:
+        """Whether `build` succeeds for *problem* with *epilogue*."""
         try:
             self.build(problem, epilogue)
         except InputError:

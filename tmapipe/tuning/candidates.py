@@ -66,7 +66,7 @@ MOST_PARTS_BYTES = 512e6  # of the workspace
 
 
 def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
-    """All candidates, whether they fit in shared memory or not (`Candidate.can_be_built` tells)."""
+    """All candidates for *problem* on *device*, whether they fit in shared memory or not (`Candidate.can_be_built` tells)."""
     few = problem.batch * problem.m * problem.n <= FEW_WAVES * device.multiprocessors * 128 * 256
     fitted = few or min(problem.m, problem.n) <= NARROW
     alongs = ("m", "n") if fitted and problem.out.bytes == 2 else ("m",)

@@ -29,6 +29,8 @@ def ranked(
     """The candidates that can be built with their estimated times (microseconds), the fastest first.
 
     Args:
+        problem: What is to be computed.
+        device: The GPU to choose for.
         most: Return only so many; None: all.
         epilogue: What becomes of the sums.
     """
@@ -54,6 +56,7 @@ def choose(
     """The schedule that should be the fastest for *problem*, by estimate. Needs no GPU and runs nothing.
 
     Args:
+        problem: E.g. ``Problem.of(a, b)``.
         device: The GPU to choose for.
         epilogue: As of `tmapipe.schedules.Gemm`.
         look: Up to so many candidates that differ, whose estimates are within 10 %, are measured on this machine's GPU, once:

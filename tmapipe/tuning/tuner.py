@@ -65,10 +65,12 @@ def tune(
     cold L2 cache.
 
     Args:
+        problem: E.g. ``Problem.of(a, b)``.
         most: Candidates to try.
         jobs: Compiling processes; None: one per core, at most 16.
         again: Whether to measure even if the cache knows the problem.
         progress: Whether to show a progress bar.
+        device: As torch names it.
         epilogue: As of `tmapipe.schedules.Gemm`.
 
     Raises:
