@@ -24,10 +24,11 @@ from typing import Any
 
 import attrs
 
+from benchmarks.cubin_resources import read_resources
 from benchmarks.cubin_tools import disassemble
 from benchmarks.results import OURS, Results, print_table
 from benchmarks.sass_loops import Loop, innermost, loops, parse
-from tmapipe.gpu.report import Resources, read_resources
+from tmapipe.gpu.notes import Resources
 
 MATH, LOAD = r"[HQI]GMMA", r"UTMALDG"
 

@@ -41,7 +41,8 @@ def test_spilled_registers_are_warned_of():
         RuntimeWarning,
         match=r"Narrow: ptxas spills \d+ .* Role double, with 40 .* holds 64 for fragments at .*matmul_schedules.py:122",
     ):
-        Narrow().compile(arch="sm_90a")
+        used = Narrow().compile(arch="sm_90a").resources
+    assert used.registers and used.spill_bytes
 
 
 @pytest.mark.parametrize(
@@ -74,10 +75,11 @@ def test_what_the_warning_says_the_registers_are_for(tmp_path, columns, warps, r
 
     held = {"work": (200 if warps == 4 else 16 * columns // 4096, "mine.py:3")}
     (tmp_path / "notes").write_text(
-        "1548 bytes spill stores, 1544 bytes spill loads\nUsed 168 registers, used 4 barriers\n"
+        "1600 bytes stack frame, 1548 bytes spill stores, 1544 bytes spill loads\nUsed 168 registers, used 4 barriers\n"
     )
     with pytest.warns(RuntimeWarning, match=f"Row: ptxas spills 1548 bytes .*{reason}"):
-        check_notes(Row().plan(), tmp_path / "notes", lambda: held)
+        used = check_notes(Row().plan(), tmp_path / "notes", lambda: held)
+    assert used is not None and (used.registers, used.spill_bytes) == (168, 1600)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_what_the_warning_says_the_registers_are_for(tmp_path, columns, warps, r
 )
 def test_notes(tmp_path, note):
     plan = FromZero().plan(arch="sm_90a")
-    check_notes(plan, tmp_path / "none")
+    assert check_notes(plan, tmp_path / "none") is None
     (tmp_path / "notes").write_text(f"ptxas info : {note} in function 'kernel'\n0 bytes spill stores\n")
     with pytest.raises(tp.InputError, match=note[1:6]):
         check_notes(plan, tmp_path / "notes")

@@ -26,8 +26,7 @@ from tmapipe.gpu.edges import edge_of, make_edge_atom
 from tmapipe.gpu.isa import GpuIsa
 from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
 from tmapipe.gpu.modulo import as_in_python
-from tmapipe.gpu.notes import check_notes, options_for
-from tmapipe.gpu.report import Resources, read_resources
+from tmapipe.gpu.notes import Resources, check_notes, options_for
 from tmapipe.gpu.sm80 import backend_for
 from tmapipe.kernel import kernel_main
 from tmapipe.machine.varying_names import NAMES_LOCK
@@ -51,19 +50,21 @@ class Compiled:
         function: Call it with a list of tensors and a list of numbers. Tensors: one per name in `plan.arguments`, then, for a
             queued order, its counters (`COUNTERS` int32 that are 0), then memory for the descriptors that it makes. Numbers:
             how many clusters, then what the order adds, then `WORDS` of each descriptor that the library encodes.
+        used: What ptxas has noted; None if another process has compiled it.
         ptx, cubin: Kept if the build was asked to.
     """
 
     plan: Plan
     function: Any = attrs.field(repr=False)
+    used: Resources | None = attrs.field(default=None, repr=False)
     ptx: str | None = attrs.field(default=None, repr=False)
     cubin: bytes | None = attrs.field(default=None, repr=False)
 
     @property
     def resources(self) -> Resources:
-        """Registers, local memory and shared memory, as the compiler wrote them into the cubin."""
-        assert self.cubin is not None
-        return read_resources(self.cubin, self.plan.smem_bytes)
+        """Registers, local memory and shared memory."""
+        assert self.used is not None
+        return self.used
 
 
 class _Kernel:
@@ -217,8 +218,8 @@ def build(
             raise _carried(error) or error from None
         finally:
             forget_ir()
-        check_notes(plan, notes, functools.partial(fragments_held, schedule, plan))
-    return Compiled(plan, function, function.__ptx__ if keep else None, function.__cubin__ if keep else None)
+        used = check_notes(plan, notes, functools.partial(fragments_held, schedule, plan))
+    return Compiled(plan, function, used, function.__ptx__ if keep else None, function.__cubin__ if keep else None)
 
 
 def _carried(error: DSLUserCodeError) -> ScopeError | None:

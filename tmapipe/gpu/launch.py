@@ -53,11 +53,15 @@ class Launcher:
         self.inputs = len(compiled.plan.arguments) - len(compiled.plan.stores)
         self.names = tuple(bound.tensors)
         self.spans = [span(tensor) for tensor in bound.tensors.values()]
-        self.counters: dict[int, Any] | None = {} if compiled.plan.queue is not None else None
-        self.made = sum(buffer.stages for buffer in compiled.plan.made) * compiled.plan.cluster_size * self.numbers[0]
-        self.workspaces: dict[int, Any] = {}
-        made = ((bound.tensors[name], torch.zeros if name in bound.added_to else torch.empty) for name in bound.stores)
-        self.outputs = [(tensor.shape, tensor.dtype, make) for tensor, make in made]
+        made = sum(buffer.stages for buffer in compiled.plan.made) * compiled.plan.cluster_size * self.numbers[0]
+        self.scratch: list[tuple[int, torch.dtype]] = []
+        if compiled.plan.queue is not None:
+            self.scratch.append((COUNTERS, torch.int32))  # which each launch leaves at 0
+        if made:
+            self.scratch.append((WORDS * made, torch.int64))  # for the descriptors that the kernel makes
+        self.scratch_of: dict[int, list[Any]] = {}  # by stream, since launches on different streams may run at once
+        fresh = ((bound.tensors[name], torch.zeros if name in bound.added_to else torch.empty) for name in bound.stores)
+        self.outputs = [(tensor.shape, tensor.dtype, make) for tensor, make in fresh]
 
     def __call__(self, tensors: tuple[Any, ...], out: Any) -> Any:
         """Launches with tensors in the order of declaration, makes the outputs that are left out, and returns the outputs."""
@@ -84,33 +88,19 @@ class Launcher:
 
     def launch(self, arguments: list[Any]) -> None:
         """Launches on torch's current stream of the tensors' device."""
-        if self.counters is not None:
-            arguments = [*arguments, self._counters()]
-        if self.made:
-            arguments = [*arguments, self._workspace()]
+        if self.scratch:
+            arguments = [*arguments, *self._scratch()]
         if torch.cuda.current_device() == self.device.index:
             self.function(arguments, self.numbers)
         else:
             with torch.cuda.device(self.device):
                 self.function(arguments, self.numbers)
 
-    def _workspace(self) -> Any:
-        """Memory for the descriptors that the kernel makes, one piece per stream likewise."""
+    def _scratch(self) -> list[Any]:
         stream = torch.cuda.current_stream(self.device).cuda_stream
-        if stream not in self.workspaces:
-            self.workspaces[stream] = torch.empty(WORDS * self.made, dtype=torch.int64, device=self.device)
-        return self.workspaces[stream]
-
-    def _counters(self) -> Any:
-        """The counters of a queued order, one set per stream, since launches on different streams may run at once.
-
-        Each launch leaves them at 0.
-        """
-        assert self.counters is not None
-        stream = torch.cuda.current_stream(self.device).cuda_stream
-        if stream not in self.counters:
-            self.counters[stream] = torch.zeros(COUNTERS, dtype=torch.int32, device=self.device)
-        return self.counters[stream]
+        if stream not in self.scratch_of:
+            self.scratch_of[stream] = [torch.zeros(n, dtype=dtype, device=self.device) for n, dtype in self.scratch]
+        return self.scratch_of[stream]
 
 
 def compiled_for(schedule: Schedule, bound: Bound, gate: Callable[[], object] = lambda: None) -> Compiled:

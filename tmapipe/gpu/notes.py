@@ -1,4 +1,4 @@
-"""What ptxas notes while it assembles a kernel: wgmmas that it serializes, and registers that it spills."""
+"""What ptxas notes while it assembles a kernel: wgmmas that it serializes, registers that it uses and spills."""
 
 from __future__ import annotations
 
@@ -8,17 +8,32 @@ import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import attrs
+
 from tmapipe.errors import InputError
 from tmapipe.plan.model import Plan
 
-__all__ = ["check_notes", "options_for"]
+__all__ = ["Resources", "check_notes", "options_for"]
 
 #: Notes C7510 to C7519: wgmmas are serialized, or fences and waits for them are put in.
 _WGMMA = re.compile(r"\(C751\d\)[^\n]*")
-_SPILLED = re.compile(r"(\d+) bytes spill stores")
+_MEMORY = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores")
 _USED = re.compile(r"Used (\d+) registers")
 REST = 32  #: registers a thread that a role needs beside sums and fragments, about
 MANY = 32  #: copies of boxes a slot whose addresses may take more
+
+
+@attrs.frozen
+class Resources:
+    """Args:
+    registers: per thread, at launch
+    spill_bytes: local memory per thread: spilled registers and arrays
+    shared_bytes: shared memory per CTA
+    """
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
 
 
 def options_for(file: Path) -> str:
@@ -26,8 +41,8 @@ def options_for(file: Path) -> str:
     return f"--remark-output={file} --remark-filter=ptxas"
 
 
-def check_notes(plan: Plan, file: Path, held: Callable[[], Mapping[str, tuple[int, str]]] = dict) -> None:
-    """Warns of spilled registers.
+def check_notes(plan: Plan, file: Path, held: Callable[[], Mapping[str, tuple[int, str]]] = dict) -> Resources | None:
+    """What the kernel uses; None if the file is not there. Warns of spilled registers.
 
     Args:
         held: Returns, by role, how many registers a thread its fragments need at once, and the line.
@@ -42,14 +57,18 @@ def check_notes(plan: Plan, file: Path, held: Callable[[], Mapping[str, tuple[in
         rule = "is what ptxas does where registers of a matmul in flight are used: its matmuls run one after another"
         fix = "use an accumulator, or what was given to start() from registers, after .wait(), and start in one block of code"
         raise InputError(f"compile of {plan.name}", note, rule, fix)
-    spilled = max([int(nbytes) for nbytes in _SPILLED.findall(text)], default=0)
+    if not _USED.search(text):
+        return None
+    used = int(_USED.findall(text)[-1])
+    memory = _MEMORY.findall(text)  # of the kernel, and of functions that it calls
+    frame, spilled = (max(int(each[i]) for each in memory) for i in range(2))
     if spilled:
-        used = int(_USED.findall(text)[-1]) if _USED.search(text) else plan.launch_registers
         warnings.warn(
             f"{plan.name}: ptxas spills {spilled} bytes of registers a thread to local memory.{_reason(plan, held(), used)}",
             RuntimeWarning,
             stacklevel=2,
         )
+    return Resources(used, frame, plan.smem_bytes)
 
 
 def _reason(plan: Plan, held: Mapping[str, tuple[int, str]], used: int) -> str:

@@ -1,39 +1,24 @@
-"""What the compiler says about a kernel: registers, local memory, shared memory, from the cubin's own tables."""
+"""Registers and local memory of a kernel from anywhere, from its cubin's own tables."""
 
 from __future__ import annotations
 
 import struct
 
-import attrs
-
 from tmapipe.errors import PipelineError
+from tmapipe.gpu.notes import Resources
 
-__all__ = ["Resources", "read_resources"]
+__all__ = ["read_resources"]
 
 # Codes of the .nv.info attributes read here; the tables are those that cuobjdump -res-usage prints.
 _EIATTR_FRAME_SIZE, _EIATTR_REGCOUNT = 0x11, 0x2F
 _EIFMT_SVAL = 0x04
 
 
-@attrs.frozen
-class Resources:
-    """Args:
-    registers: per thread, at launch
-    spill_bytes: local memory per thread: spilled registers and arrays
-    shared_bytes: shared memory per CTA
-    """
-
-    registers: int
-    spill_bytes: int
-    shared_bytes: int
-
-
-def read_resources(cubin: bytes, shared_bytes: int = 0) -> Resources:
+def read_resources(cubin: bytes) -> Resources:
     """Reads the ELF section ``.nv.info``.
 
     Args:
         cubin: Of one kernel.
-        shared_bytes: That the launch asks for, which stands in no cubin.
 
     Raises:
         PipelineError: They lack the numbers.
@@ -54,7 +39,7 @@ def read_resources(cubin: bytes, shared_bytes: int = 0) -> Resources:
             at += size
     if registers is None or stack is None:
         raise PipelineError("the cubin's .nv.info section names no register count or frame size")
-    return Resources(registers, stack, shared_bytes)
+    return Resources(registers, stack, shared_bytes=0)  # which the launch asks for
 
 
 def _sections(elf: bytes) -> dict[str, bytes]:
