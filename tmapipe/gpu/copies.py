@@ -16,8 +16,9 @@ from tmapipe.gpu import control
 from tmapipe.gpu.descriptors import Descriptor, prefetch
 from tmapipe.gpu.inline import emit_ptx
 from tmapipe.gpu.layouts import cute_type, full_shape, pieces_of
+from tmapipe.gpu.peers import at_peer
 from tmapipe.gpu.rows import move_rows
-from tmapipe.gpu.words import at_peer
+from tmapipe.gpu.runs import width_of
 from tmapipe.integers import ceil_div
 from tmapipe.isa.fragment import Fragment
 from tmapipe.plan.model import WARP, Barrier, Load, Peer, Store
@@ -210,8 +211,7 @@ def store_fragment(isa: GpuIsa, store: Store, at: Sequence[Any], values: Fragmen
     layout, size = values.layout, store.buffer.dtype.bytes
     assert layout is not None
     tile, dtype = _Tile(isa, store, at), cute_type(store.buffer.dtype)
-    together = {"tile": layout.width, "columns": layout.width}.get(values.along, 1)
-    width = min(together, store.vector // size)
+    width = min(width_of(layout, values.along), store.vector // size)
 
     def store_run(first: int, row: Any, column: Any) -> None:
         """*width* values, from number *first* on."""
@@ -220,17 +220,14 @@ def store_fragment(isa: GpuIsa, store: Store, at: Sequence[Any], values: Fragmen
         holds = _inside(column, tile.shape[-1])
         for each in inside:
             holds = holds & each
-        part = Fragment(fragments, layout, "tile", values.kind, values.data[first : first + width])
-        converted = cute.make_rmem_tensor((width,), dtype)
-        converted.store(fragments.vector(part, (width,)).to(dtype))
+        converted = fragments.converted(values, first, width, dtype)
         address = start + Int64(column) * size
         target = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=width * size)
         control.when(holds, lambda: cute.autovec_copy(converted, cute.make_tensor(target, cute.make_layout((width,)))))
 
     def store_all() -> None:
-        for i in range(0, layout.slots(values.along), width):
-            row, column = fragments.place(layout, values.along, i)
-            store_run(i, row, column)
+        for run in fragments.runs(layout, width, values.along):
+            store_run(*run)
 
     if values.along == "tile":
         store_all()

@@ -12,21 +12,20 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from tmapipe.errors import ScopeError
-from tmapipe.gpu.far import Far
 from tmapipe.gpu.functions import FUNCTIONS, KINDS, choose, widened
 from tmapipe.gpu.layouts import cute_type
 from tmapipe.gpu.matmuls import operand
+from tmapipe.gpu.matrices import read_blocks, write_piece
 from tmapipe.gpu.modulo import as_in_cute
-from tmapipe.gpu.pieces import write_piece
+from tmapipe.gpu.peers import PeerFragments
 from tmapipe.gpu.sums import Sums
-from tmapipe.gpu.transposed import read_blocks
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import SlotRef
-from tmapipe.plan.model import WARP, Buffer, Distributed, Matmul, RoleWarps
-from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
+from tmapipe.plan.model import Distributed, Matmul, RoleWarps
+from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout
 
 if TYPE_CHECKING:
-    from tmapipe.gpu.isa import GpuIsa
+    pass
 
 __all__ = ["GpuFragments"]
 
@@ -34,11 +33,8 @@ __all__ = ["GpuFragments"]
 PART = 8
 
 
-class GpuFragments(Far, Sums):
+class GpuFragments(PeerFragments, Sums):
     """Methods as documented in `tmapipe.isa.fragments.Fragments`."""
-
-    def __init__(self, isa: GpuIsa):
-        self.isa, self.exchanges = isa, {}
 
     # ---- accumulators ---------------------------------------------------------------------------------------------
 
@@ -141,11 +137,13 @@ class GpuFragments(Far, Sums):
 
     # ---- slots ----------------------------------------------------------------------------------------------------
 
-    def read(self, slot: SlotRef, layout: ThreadLayout, along: str = "tile") -> Fragment:
+    def read(
+        self, slot: SlotRef, layout: ThreadLayout, along: str = "tile", at: tuple[Any, Any] | None = None
+    ) -> Fragment:
         kind = slot.buffer.dtype.kind
         dtype = cute_type(slot.buffer.dtype)
         data = []
-        for vector, width in self._vectors(slot, layout, along):
+        for vector, width in self.vectors(slot, layout, along, at):
             values = cute.make_rmem_tensor((width,), dtype)
             cute.autovec_copy(vector, values)
             data += widened(values, kind)
@@ -163,19 +161,12 @@ class GpuFragments(Far, Sums):
         return Fragment(self, layout, "tile", kind, [KINDS[kind](source[(*place, slot.stage)]) for place in at])
 
     def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any]) -> Fragment:
-        kind, dtype = slot.buffer.dtype.kind, cute_type(slot.buffer.dtype)
+        kind, width = slot.buffer.dtype.kind, layout.width
+        if isinstance(at[1], int) and at[1] % width == 0 and slot.buffer.tile[1] % width == 0:
+            return self.read(slot, layout, at=at)
         inside = self.isa.buffers[slot.buffer.name][(None, None, slot.stage)]
-        width, data = layout.width, []
-        together = isinstance(at[1], int) and at[1] % width == 0 and slot.buffer.tile[1] % width == 0
-        for i in range(0, layout.values, width):
-            row = self.row(layout, layout.row_slot(i)) + at[0]
-            first = self.column(layout, layout.column_slot(i)) + at[1]
-            if together:
-                values = cute.make_rmem_tensor((width,), dtype)
-                cute.autovec_copy(_vector_at(inside, slot.buffer, row, first, width), values)
-                data += widened(values, kind)
-            else:
-                data += [inside[(row, first + j)].to(KINDS[kind]) for j in range(width)]
+        runs = self.runs(layout, width, at=at)
+        data = [inside[(row, first + j)].to(KINDS[kind]) for _, row, first in runs for j in range(width)]
         return Fragment(self, layout, "tile", kind, data)
 
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:
@@ -190,81 +181,14 @@ class GpuFragments(Far, Sums):
 
         def store() -> None:
             first = 0
-            for vector, width in self._vectors(slot, layout, values.along, at or (0, 0)):
-                part = Fragment(self, layout, "tile", values.kind, values.data[first : first + width])
-                converted = cute.make_rmem_tensor((width,), dtype)
-                converted.store(self.vector(part, (width,)).to(dtype))
-                cute.autovec_copy(converted, vector)
+            for vector, width in self.vectors(slot, layout, values.along, at):
+                cute.autovec_copy(self.converted(values, first, width, dtype), vector)
                 first += width
 
         if values.along == "tile":
             store()
         else:
             self.isa.when(self.first_to_have(layout, values.along), store)
-
-    def first_to_have(self, layout: ThreadLayout, along: str) -> Any:
-        """Whether the calling lane is the first of those that have the same rows or columns."""
-        lane, warp = self.isa.lane, layout.warp(self.isa.warp)
-        if along == "rows":
-            first = lane % layout.row_lanes == 0
-            return first if layout.row_warps == 1 else Boolean(first) & Boolean(warp % layout.row_warps == 0)
-        first = lane < layout.row_lanes
-        return Boolean(first) & Boolean(warp < layout.row_warps)
-
-    def _vectors(
-        self, slot: SlotRef, layout: ThreadLayout, along: str, at: tuple[int, int] = (0, 0)
-    ) -> list[tuple[Any, int]]:
-        """The parts of a slot, or of what begins at *at* in it, that are next to each other and belong to the calling thread's
-        values, in their order, each with its number of elements."""
-        tensor = self.isa.buffers[slot.buffer.name]
-        if along != "tile":
-            inside, width = tensor[(None, slot.stage)], 1
-            slots = range(layout.slots(along))
-            if along == "columns":
-                width = layout.width
-                slots = range(0, layout.column_slots, width)
-            index = self.row if along == "rows" else self.column
-            return [(cute.local_tile(inside, (width,), (index(layout, i) // width,)), width) for i in slots]
-        inside = tensor[(*(None,) * len(slot.buffer.tile), slot.stage)]
-        found, width = [], layout.width
-        for i in range(0, layout.values, width):
-            row, first = self.row(layout, layout.row_slot(i)), self.column(layout, layout.column_slot(i))
-            if at != (0, 0):
-                row, first = row + at[0], first + at[1]
-            found.append((_vector_at(inside, slot.buffer, row, first, width), width))
-        return found
-
-    def place(self, layout: ThreadLayout, along: str, i: int) -> tuple[Any, Any]:
-        """The row and column of value *i* of a fragment; of one number a row or column, row 0 and its place among these."""
-        if along != "tile":
-            return 0, self.row(layout, i) if along == "rows" else self.column(layout, i)
-        return self.row(layout, layout.row_slot(i)), self.column(layout, layout.column_slot(i))
-
-    def row(self, layout: ThreadLayout, slot: int) -> Any:
-        """The row of a row slot."""
-        isa = self.isa
-        if isinstance(layout, VectorLayout) and layout.by_rows:
-            return layout.warp(isa.warp) * layout.row_slots + slot
-        if isinstance(layout, VectorLayout):
-            return (self._thread(layout) + slot * layout.own * layout.threads) // layout.row_vectors
-        assert isinstance(layout, AccumulatorLayout)
-        block, half = divmod(slot, 2)
-        return (block * layout.warpgroups + layout.group(isa.warp)) * 64 + isa.warp % 4 * 16 + isa.lane // 4 + 8 * half
-
-    def column(self, layout: ThreadLayout, slot: int) -> Any:
-        """The column of a column slot."""
-        if isinstance(layout, VectorLayout):
-            i, j = divmod(slot, layout.width)
-            if layout.by_rows:
-                return (self.isa.lane + i * WARP) * layout.width + j
-            return (self._thread(layout) + i * layout.threads) % layout.row_vectors * layout.width + j
-        eight, i = divmod(slot, 2)
-        return 8 * eight + self.isa.lane % 4 * 2 + i
-
-    def _thread(self, layout: VectorLayout) -> Any:
-        """The calling thread in its team."""
-        own = self.isa.thread - WARP * layout.first_warp
-        return own if layout.teams == 1 else own % layout.threads
 
     def raw(
         self,
@@ -340,15 +264,6 @@ class GpuFragments(Far, Sums):
     def from_registers(self, kind: str, values: list[Any]) -> Any:
         return [KINDS[kind](value) for value in values]
 
-    def vector(self, values: Fragment, shape: Any) -> Any:
-        """A fragment's numbers as a vector of CuTe DSL, which converts several at a time."""
-        kind = KINDS[values.kind]
-        data = values.data * cute.size(shape) if values.along == "one" else values.data
-        whole = cute.make_rmem_tensor(shape, kind)
-        for i, value in enumerate(data):
-            whole[i] = value
-        return whole.load()
-
 
 def _scalars(vector: Any) -> list[Any]:
     return [vector[i] for i in range(cute.size(vector.shape))]
@@ -356,15 +271,3 @@ def _scalars(vector: Any) -> list[Any]:
 
 def _repeated(value: Any, count: int) -> list[Any]:
     return [value[0] if isinstance(value, list) else value] * count
-
-
-def _vector_at(inside: Any, buffer: Buffer, row: Any, first: Any, width: int) -> Any:
-    """*width* elements of a slot from (row, first) on; the row counts over all extents but the last."""
-    place = [first // width]
-    for extent in reversed(buffer.tile[1:-1]):
-        row, rest = row // extent, row % extent
-        place.insert(0, rest)
-    if len(buffer.tile) > 1:
-        place.insert(0, row)
-    tiler = (1,) * (len(buffer.tile) - 1) + (width,)
-    return cute.coalesce(cute.local_tile(inside, tiler, tuple(place)))

@@ -9,8 +9,10 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
-from cutlass._mlir.dialects import llvm
+from cutlass._mlir.dialects import arith, llvm
 from cutlass.cutlass_dsl import T
+
+from tmapipe.gpu.inline import emit_ptx
 
 __all__ = ["FUNCTIONS", "KINDS", "choose", "of_numbers", "widened"]
 
@@ -71,8 +73,6 @@ def _mod(x: Any, y: Any) -> Any:
 
 def _divided(x: Any, y: Any) -> tuple[Any, Any]:
     """The quotient, rounded towards 0, and the remainder."""
-    from cutlass._mlir.dialects import arith
-
     quotient = Int32(arith.divsi(x.ir_value(), y.ir_value()))
     return quotient, x - quotient * y
 
@@ -93,17 +93,7 @@ def _rounded_8(dtype: Any) -> Callable[[Any], Any]:
 
 
 def _to_int32(x: Any) -> Any:
-    from cutlass._mlir.dialects import llvm
-
-    found = llvm.inline_asm(
-        Int32.mlir_type,
-        [x.ir_value()],
-        "cvt.rni.s32.f32 $0, $1;",
-        "=r,f",
-        has_side_effects=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-    )
-    return Int32(found)
+    return emit_ptx("cvt.rni.s32.f32 $0, $1;", "f", x, words=1, pure=True)[0]
 
 
 #: One number from numbers of the kinds that `tmapipe.isa.fragment.combine` gives.

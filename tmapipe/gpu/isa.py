@@ -31,7 +31,7 @@ from tmapipe.gpu.layouts import (
     slot_layout,
 )
 from tmapipe.gpu.matmuls import MatmulHandles
-from tmapipe.gpu.words import store_words
+from tmapipe.gpu.peers import store_words
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import SlotRef
 from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, Store
@@ -222,9 +222,7 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
         start = cute.recast_ptr(self.shared + slot.buffer.offset, dtype=Int32) + slot.stage * size
 
         def store() -> None:
-            for first in range(0, size, 4):
-                target, mbarrier = start + first, self.mbarrier(barrier, slot.stage)
-                store_words(target, filled[first : first + 4], mbarrier, self.lane)
+            store_words(start, filled, self.mbarrier(barrier, slot.stage), self.lane)
 
         control.when(self.lane < self.plan.cluster_size, store)
 

@@ -5,26 +5,20 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
-from cutlass._mlir.dialects import llvm
-from cutlass.cutlass_dsl import T
 
 from tmapipe.gpu import control
 from tmapipe.gpu.functions import FUNCTIONS, choose
-from tmapipe.gpu.words import UNIT, received, send, store_words
-from tmapipe.isa.exchange import ClusterExchange
+from tmapipe.gpu.runs import Runs
 from tmapipe.isa.fragment import Fragment
-from tmapipe.isa.fragments import NEUTRAL, Fragments
+from tmapipe.isa.fragments import NEUTRAL
 from tmapipe.isa.values import SlotRef
-from tmapipe.plan.model import WARP, Barrier, Distributed
+from tmapipe.plan.model import Distributed
 from tmapipe.plan.thread_layout import ThreadLayout
-
-if TYPE_CHECKING:
-    from tmapipe.gpu.isa import GpuIsa
 
 __all__ = ["Sums"]
 
@@ -36,23 +30,8 @@ FEW = 16  # values of a thread that logsumexp takes at a time
 COLUMN = (4, 8, 16)  # distances of lanes that share columns
 
 
-class Sums(Fragments):
+class Sums(Runs):
     """Reductions, as documented in `tmapipe.isa.fragments`."""
-
-    isa: GpuIsa
-    column: Callable[[ThreadLayout, int], Any]
-
-    def send(self, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Any, share: Any, shares: int) -> None:
-        send(self._vectors_at(slot, share, shares), values.data, self.isa.mbarrier(barrier, slot.stage), cta)
-
-    def received(self, slot: SlotRef, share: Any, shares: int) -> Fragment:
-        count = slot.buffer.slot_bytes // shares // (WARP * 4)
-        return Fragment(self, None, "tile", "fp32", received(self._vectors_at(slot, share, shares), count))
-
-    def _vectors_at(self, slot: SlotRef, share: Any, shares: int) -> Any:
-        """Where the calling lane's first four numbers are in a part of a slot."""
-        start = slot.buffer.offset + slot.stage * slot.buffer.pitch
-        return self.isa.shared + start + share * (slot.buffer.slot_bytes // shares) + self.isa.lane * UNIT
 
     def row_sums(
         self, matmul: Distributed, values: Fragment, columns: int, first: int, inside: Any, before: Any
@@ -73,7 +52,7 @@ class Sums(Fragments):
         isa = self.isa
         target = isa.buffers[slot.buffer.name]
         row = isa.warp % 4 * 16 + isa.lane // 4
-        totals = [_over(QUAD, value) for value in sums]
+        totals = [_over_lanes(operator.add, value, QUAD) for value in sums]
 
         def write() -> None:
             for half, total in enumerate(totals):
@@ -88,7 +67,7 @@ class Sums(Fragments):
         for eight in range(columns // 8):
             for i in range(2):
                 upper, lower = (_if(8 * half < mine, values.data[i + 2 * half + 4 * eight]) for half in range(2))
-                found[8 * eight + i] = _over(COLUMN, upper + lower)
+                found[8 * eight + i] = _over_lanes(operator.add, upper + lower, COLUMN)
         return found
 
     def write_column_sums(self, matmul: Distributed, sums: Any, slot: SlotRef) -> None:
@@ -119,19 +98,6 @@ class Sums(Fragments):
 
         self.isa.when(self.isa.lane < (1 if along == "rows" else layout.row_lanes), write)
 
-    def send_partial(self, layout: ThreadLayout, data: Any, slot: SlotRef, exchange: ClusterExchange) -> None:
-        isa, (rows, width) = self.isa, slot.buffer.tile
-        mine = exchange.rank * (rows // exchange.peers) + layout.warp(isa.warp)
-        start = cute.recast_ptr(isa.shared + slot.buffer.offset + slot.stage * slot.buffer.pitch, dtype=cutlass.Int32)
-        words = [*map(_bits, data), *[cutlass.Int32(0)] * (width - len(data))]
-
-        def send() -> None:
-            for first in range(0, width, 4):
-                target = start + (mine * width + first)
-                store_words(target, words[first : first + 4], isa.mbarrier(exchange.full, slot.stage), isa.lane)
-
-        control.when(((cutlass.Int32(exchange.mask) >> isa.lane) & 1) == 1, send)
-
     def read_partials(self, layout: ThreadLayout, op: str, along: str, slot: SlotRef, peers: int = 1) -> Any:
         if peers > 1:
             return self._read_far(layout, op, slot, peers)
@@ -159,11 +125,6 @@ class Sums(Fragments):
     def _place(self, layout: ThreadLayout, along: str, i: int) -> Any:
         """Where a warp leaves the number of a row slot or column slot."""
         return i if along == "rows" else self.column(layout, i)
-
-
-def _bits(value: Any) -> Any:
-    """The bits of a number in fp32, as a word."""
-    return cutlass.Int32(llvm.bitcast(T.i32(), Float32(value).ir_value()))
 
 
 def _reduced(op: str, values: list[Any], distances: Sequence[int]) -> Any:
@@ -195,7 +156,7 @@ def _finite(x: Any) -> Any:
 
 
 def _over_lanes(combine: Callable[..., Any], value: Any, distances: Sequence[int]) -> Any:
-    for distance in distances:
+    for distance in distances:  # of a sum each lane gets the same bits: an addition of two numbers has no order
         value = combine(value, cute.arch.shuffle_sync_bfly(value, distance))
     return value
 
@@ -211,13 +172,3 @@ def _tree(combine: Callable[..., Any], values: list[Any]) -> Any:
 def _if(condition: Any, value: Any) -> Any:
     """The value where *condition*, else 0."""
     return cutlass.select_(condition, Float32(value), Float32(0.0))
-
-
-def _over(distances: tuple[int, ...], value: Any) -> Any:
-    """The sum over the lanes at these distances.
-
-    Each lane gets the same bits, since an addition of two numbers has no order.
-    """
-    for distance in distances:
-        value = value + cute.arch.shuffle_sync_bfly(value, distance)
-    return value
