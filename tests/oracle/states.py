@@ -10,12 +10,12 @@ from tmapipe.machine import State
 
 __all__ = ["snapshot", "steps"]
 
-_PARTS = [name for name in State.__slots__ if name not in ("layout", "split_loads", "started", "woken")]
+_LEFT_OUT = ("layout", "split_loads", "started", "woken")
 
 
 def snapshot(state: State) -> tuple[Any, ...]:
     """A hashable value, equal for equal states."""
-    parts = [getattr(state, name) for name in _PARTS]
+    parts = [part for name, part in vars(state).items() if name not in _LEFT_OUT]
     return tuple([frozenset(part.items()) if type(part) is dict else tuple(part) for part in parts])
 
 

@@ -8,11 +8,13 @@ from tmapipe.errors import HazardError
 from tmapipe.isa.ops import Agent
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.rules import RULES, Kind
+from tmapipe.plan.model import Buffer
+from tmapipe.tma_rules import ALIGNMENT
 
 if TYPE_CHECKING:
     from tmapipe.machine.state import State
 
-__all__ = ["check_live", "hazard", "set_location"]
+__all__ = ["check_aligned", "check_live", "hazard", "set_location"]
 
 
 def hazard(layout: Layout, rule: str, agent: Agent | None, op: Any, text: str) -> HazardError:
@@ -34,6 +36,16 @@ def check_live(state: State, agent: Agent, op: Any, cta: int, does: str) -> None
     """Raises an error if a CTA has no warp left. does: what the operation does to it, before its name."""
     if not state.live[cta]:
         raise hazard(state.layout, "peer-exited", agent, op, f"{does} CTA {cta}, whose warps have all returned")
+
+
+def check_aligned(layout: Layout, agent: Agent, op: Any, does: str, of: Buffer, unit: int = 0) -> None:
+    """Raises an error if a tile begins off so many bytes along the contiguous dimension: an illegal instruction.
+
+    does: with what, in words; of: has the type of the elements; unit: bytes of a thread's copies; 0: those of TMA.
+    """
+    if op.at and op.at[-1] * of.dtype.bytes % (unit or ALIGNMENT):
+        text = f"{does} at {op.at}, whose last index is not a multiple of {unit or ALIGNMENT} bytes"
+        raise hazard(layout, "copy-alignment" if unit else "tma-alignment", agent, op, text)
 
 
 def set_location(error: Any, where: str | None) -> HazardError:

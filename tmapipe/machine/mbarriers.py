@@ -11,7 +11,6 @@ from typing import Any
 
 from tmapipe.isa.ops import (
     Counted,
-    FenceMbarInit,
     Flight,
     LoadComplete,
     MbarArrive,
@@ -86,11 +85,6 @@ def _init(state: State, agent: int, op: MbarInit) -> None:
         raise hazard(layout, "barrier-init-twice", agent, op, f"initializes {name}, which is in use")
     state.count[bar] = state.pending[bar] = op.arrivals
     state.woken.append(bar)
-
-
-@applies(FenceMbarInit)
-def _fence_init(state: State, agent: int, op: FenceMbarInit) -> None:
-    return None
 
 
 @applies(MbarArrive)

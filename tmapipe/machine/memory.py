@@ -17,18 +17,12 @@ from tmapipe.dtypes import DType, tf32
 from tmapipe.integers import ceil_div
 from tmapipe.isa.ops import (
     Agent,
-    BulkStore,
     Flight,
-    LoadWrite,
     PeerRead,
     SlotRead,
     SlotWrite,
     StAsync,
-    StoreRead,
-    StoreWrite,
     TableLoad,
-    TmaLoad,
-    TmaStore,
     Wgmma,
     WgmmaDone,
     WgmmaFromRegisters,
@@ -119,12 +113,12 @@ LANDS: dict[type, Callable[[Memory, Flight, Any, np.ndarray], None]] = {}
 WRITES: dict[type, Callable[[Memory, Any, np.ndarray], None]] = {}
 
 
-def _registers(table: dict[type, Callable]) -> Callable[[type], Callable[[Callable], Callable]]:
-    """A decorator that registers a function in *table*, for operations of one type."""
+def _registers(table: dict[type, Callable]) -> Callable[..., Callable[[Callable], Callable]]:
+    """A decorator that registers a function in *table*, for operations of some types."""
 
-    def of(kind: type) -> Callable[[Callable], Callable]:
+    def of(*kinds: type) -> Callable[[Callable], Callable]:
         def register(function: Callable) -> Callable:
-            table[kind] = function
+            table.update(dict.fromkeys(kinds, function))
             return function
 
         return register
@@ -135,71 +129,10 @@ def _registers(table: dict[type, Callable]) -> Callable[[type], Callable[[Callab
 performs, lands, writes = _registers(PERFORM), _registers(LANDS), _registers(WRITES)
 
 
-# ---- TMA --------------------------------------------------------------------------------------------------------------
-
-
-@performs(LoadWrite)
-def _land(memory: Memory, flight: Flight, op: LoadWrite, facts: None) -> None:
-    issued = memory.transfers.pop(flight)
-    LANDS[type(issued)](memory, flight, issued, memory.slot(flight.cta, issued.slot))
-
-
-@lands(TmaLoad)
-def _land_tile(memory: Memory, flight: Flight, op: TmaLoad, target: np.ndarray) -> None:
-    load = memory.layout.loads[op.load]
-    rows = target.shape[0] // op.shares
-    mine = slice(op.share * rows, (op.share + 1) * rows)
-    if load.windows is not None:
-        target[mine] = gather_windows(memory.tensors[load.argument], load, op.at, op.offsets, rows)
-        return
-    at = list(op.at)
-    if op.mask is None:  # a part has a start of its own
-        at[-load.core] -= op.share * load.span[-load.core] // op.shares
-    target[mine] = gather(memory.tensors[load.argument], load, tuple(at))[mine]
-
-
-@lands(StAsync)
-def _land_words(memory: Memory, flight: Flight, op: StAsync, target: np.ndarray) -> None:
-    if len(op.words) == 2 and isinstance(op.words[0], np.ndarray):  # where in the tile numbers go, and these
-        target.reshape(-1)[op.words[0]] = convert(op.words[1], memory.layout.slots[op.slot][0].dtype)
-        return
-    words = op.words if isinstance(op.words, np.ndarray) else np.array(op.words, np.int64).astype(np.uint32)
-    mine = target.reshape(op.shares, -1)[op.share]
-    mine[: words.size] = words.ravel().view(target.dtype)
-
-
-@performs(TmaStore)
-@performs(BulkStore)
-def _note_store(memory: Memory, agent: int, op: TmaStore | BulkStore, flight: Flight) -> None:
-    memory.transfers[flight] = op
-
-
-@performs(StoreRead)
-def _store_read(memory: Memory, flight: Flight, op: StoreRead, facts: None) -> None:
-    memory.sources[flight] = memory.slot(flight.cta, memory.transfers[flight].slot).copy()
-
-
-@performs(StoreWrite)
-def _store_write(memory: Memory, flight: Flight, op: StoreWrite, facts: None) -> None:
-    issued = memory.transfers.pop(flight)
-    WRITES[type(issued)](memory, issued, memory.sources.pop(flight))
-
-
-@writes(TmaStore)
-@writes(BulkStore)
-def _write_tile(memory: Memory, op: TmaStore | BulkStore, values: np.ndarray) -> None:
-    store, rows = memory.layout.stores[op.store], None
-    if isinstance(op, TmaStore):
-        rows = op.rows
-        values = values if op.part is None else values.reshape(store.parts, -1)[op.part]
-    scatter(values, memory.tensors[store.argument], store, op.at, rows)
-
-
 # ---- wgmma ------------------------------------------------------------------------------------------------------------
 
 
-@performs(Wgmma)
-@performs(WgmmaFromRegisters)
+@performs(Wgmma, WgmmaFromRegisters)
 def _note_wgmma(memory: Memory, agent: int, op: Wgmma | WgmmaFromRegisters, facts: tuple[Flight, bool]) -> None:
     memory.matmuls.setdefault(facts[0], []).append(memory.given(agent))
     memory.wgmmas[facts[0]] = op
@@ -302,6 +235,15 @@ def gather_windows(
         else:
             image += 1
     return round_to_tf32(tile) if load.buffer.dtype == tf32 else tile
+
+
+def rows_inside(
+    tensor: np.ndarray, rows: tuple[int, ...], first: int, count: int
+) -> tuple[list[tuple[int, int]], np.ndarray]:
+    """(which of the four rows, its number) of those in the matrix, and the columns in it, from *first* on, which is not
+    negative."""
+    columns = np.arange(first, min(first + count, tensor.shape[1]))
+    return [(i, row) for i, row in enumerate(rows) if 0 <= row < tensor.shape[0]], columns
 
 
 def round_to_tf32(values: np.ndarray) -> np.ndarray:

@@ -10,15 +10,12 @@ from tmapipe.isa.ops import Agent, DescriptorAcquire, DescriptorWrite, Flight, P
 from tmapipe.machine.hazard import check_live, hazard
 from tmapipe.machine.state import State, applies
 
+__all__ = ["check_slot", "conflict"]
 
-@applies(SlotRead)
-@applies(DescriptorAcquire)
+
+@applies(SlotRead, DescriptorAcquire)
 def _read(state: State, agent: int, op: SlotRead | DescriptorAcquire) -> None:
-    layout = state.layout
-    cta = agent // layout.warps
-    for slot in layout.aliases[op.slot]:
-        if state.writers[cta * layout.nslots + slot]:
-            raise conflict(state, agent, op, cta, op.slot, "reads", writes=False)
+    check_slot(state, agent, op, op.slot, "reads")
 
 
 @applies(PeerRead)
@@ -29,20 +26,27 @@ def _read_peer(state: State, agent: int, op: PeerRead) -> None:
         raise hazard(layout, "mask-outside-cluster", agent, op, text)
     cta = op.mask.bit_length() - 1
     check_live(state, agent, op, cta, f"reads {layout.slot_name(op.slot)} of")
-    for slot in layout.aliases[op.slot]:
-        if state.writers[cta * layout.nslots + slot]:
-            raise conflict(state, agent, op, cta, op.slot, "reads", writes=False)
+    check_slot(state, agent, op, op.slot, "reads", cta)
 
 
-@applies(SlotWrite)
-@applies(DescriptorWrite)
+@applies(SlotWrite, DescriptorWrite)
 def _write(state: State, agent: int, op: SlotWrite | DescriptorWrite) -> None:
+    check_slot(state, agent, op, op.slot, "writes", writes=True)
+
+
+def check_slot(
+    state: State, agent: int, op: object, slot: int, verb: str, cta: int | None = None, writes: bool = False
+) -> None:
+    """Raises an error if what is in flight forbids an access to a slot: loads into it, or if it *writes*, readers too.
+
+    verb: what the operation does, before the slot's name; cta: where it lies, by default in the own one.
+    """
     layout = state.layout
-    cta = agent // layout.warps
+    cta = agent // layout.warps if cta is None else cta
     base = cta * layout.nslots
-    for slot in layout.aliases[op.slot]:
-        if state.writers[base + slot] or state.readers[base + slot]:
-            raise conflict(state, agent, op, cta, op.slot, "writes", writes=True)
+    for alias in layout.aliases[slot]:
+        if state.writers[base + alias] or (writes and state.readers[base + alias]):
+            raise conflict(state, agent, op, cta, slot, verb, writes)
 
 
 def conflict(state: State, agent: Agent, op: object, cta: int, slot: int, verb: str, writes: bool) -> Exception:

@@ -29,16 +29,6 @@ LOAD_WRITE, LOAD_COMPLETE = LoadWrite(), LoadComplete()
 STORE_READ, STORE_WRITE = StoreRead(), StoreWrite()
 WGMMA_DONE = WgmmaDone()
 
-_LISTS = (
-    "count", "pending", "tx", "phase",
-    "bar_threads", "bar_arrived", "bar_generation", "bar_seen",
-    "cluster", "cluster_seen", "live", "returned",
-    "serials", "writers", "readers",
-    "queues", "done", "issued", "bounds", "awaited", "latest", "unfenced",
-    "free_registers", "registers", "sets_ahead",
-)  # fmt: skip
-_DICTS = ("loads", "stores", "open_group", "groups", "committed")
-
 
 class State:
     """One cluster's protocol state.
@@ -57,8 +47,6 @@ class State:
 
     split_loads: loads take two steps (bytes land, bytes are counted) instead of one.
     """
-
-    __slots__ = ("layout", "split_loads", "started", "woken", *_LISTS, *_DICTS)
 
     def __init__(self, layout: Layout, split_loads: bool = False):
         self.layout, self.split_loads = layout, split_loads
@@ -118,19 +106,18 @@ class State:
     def copy(self) -> State:
         """An independent copy, with empty `woken` and `started`."""
         other = State.__new__(State)
-        other.layout, other.split_loads, other.woken, other.started = self.layout, self.split_loads, [], []
-        for name in _LISTS:
-            setattr(other, name, getattr(self, name).copy())
-        for name in _DICTS:
-            setattr(other, name, getattr(self, name).copy())
+        vars(other).update(
+            {name: value.copy() if type(value) in (list, dict) else value for name, value in vars(self).items()}
+        )
+        other.woken, other.started = [], []
         return other
 
 
-def applies(kind: type) -> Callable[[Callable], Callable]:
-    """Registers the function that carries out operations of type *kind*."""
+def applies(*kinds: type) -> Callable[[Callable], Callable]:
+    """Registers the function that carries out operations of these types."""
 
     def register(function: Callable) -> Callable:
-        APPLY[kind] = function
+        APPLY.update(dict.fromkeys(kinds, function))
         return function
 
     return register
@@ -149,15 +136,13 @@ def waits(kind: type, key: Callable[..., int], says: Callable[..., str]) -> Call
 
 
 from tmapipe.machine import (  # noqa: E402, F401 - they register
-    bulk,
-    copies,
-    descriptors,
     exits,
     globals,
+    loads,
     mbarriers,
     registers,
-    rows,
     slots,
+    stores,
     syncs,
     tensorcore,
 )

@@ -10,11 +10,6 @@ from tmapipe.isa.ops import (
     BarWait,
     ClusterArrive,
     ClusterWait,
-    DescriptorRelease,
-    FenceProxyAsync,
-    FenceProxyAsyncGlobal,
-    PrefetchDescriptor,
-    WarpSync,
 )
 from tmapipe.machine.hazard import hazard
 from tmapipe.machine.state import State, applies, waits
@@ -122,13 +117,3 @@ def _cluster_wait(state: State, agent: int, op: ClusterWait) -> int:
         raise hazard(state.layout, "cluster-barrier", agent, op, text)
     state.cluster_seen[agent] = -1
     return seen
-
-
-@applies(WarpSync)
-@applies(FenceProxyAsync)
-@applies(FenceProxyAsyncGlobal)
-@applies(PrefetchDescriptor)
-@applies(DescriptorRelease)
-def _no_effect(state: State, agent: int, op: object) -> None:
-    """Orders accesses, which only clocks can follow."""
-    return None

@@ -19,7 +19,7 @@ from tmapipe.isa.ops import (
     WgmmaWait,
 )
 from tmapipe.machine.hazard import hazard
-from tmapipe.machine.slots import conflict
+from tmapipe.machine.slots import check_slot
 from tmapipe.machine.state import State, applies, waits
 
 __all__ = ["REGISTERS"]
@@ -28,18 +28,9 @@ ALL_FOUR = 0b1111
 REGISTERS = -1  # in the place of a slot: the operand comes from registers
 
 
-@applies(Wgmma)
-def _wgmma(state: State, agent: int, op: Wgmma) -> tuple[Flight, bool]:
-    return _issue(state, agent, op, (op.a, op.b))
-
-
-@applies(WgmmaFromRegisters)
-def _wgmma_from_registers(state: State, agent: int, op: WgmmaFromRegisters) -> tuple[Flight, bool]:
-    return _issue(state, agent, op, (REGISTERS, op.b))
-
-
-def _issue(state: State, agent: int, op: Wgmma | WgmmaFromRegisters, operands: tuple[int, int]) -> tuple[Flight, bool]:
-    layout = state.layout
+@applies(Wgmma, WgmmaFromRegisters)
+def _issue(state: State, agent: int, op: Wgmma | WgmmaFromRegisters) -> tuple[Flight, bool]:
+    layout, operands = state.layout, (op.a if isinstance(op, Wgmma) else REGISTERS, op.b)
     cta, warp = divmod(agent, layout.warps)
     if not layout.whole_warpgroup[warp]:
         text = f"issues wgmma {op.matmul}, but not all 4 warps of its warpgroup play the role {layout.roles[warp]}"
@@ -50,9 +41,7 @@ def _issue(state: State, agent: int, op: Wgmma | WgmmaFromRegisters, operands: t
     base = cta * layout.nslots
     in_slots = [operand for operand in operands if operand != REGISTERS]
     for operand in in_slots:
-        for slot in layout.aliases[operand]:
-            if state.writers[base + slot]:
-                raise conflict(state, agent, op, cta, operand, f"multiplies ({op.matmul})", writes=False)
+        check_slot(state, agent, op, operand, f"multiplies ({op.matmul})")
     a, b = (operand if operand == REGISTERS else base + operand for operand in operands)
     wanted = op.matmul, a, b
     group = layout.group_of(agent)
