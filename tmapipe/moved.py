@@ -26,7 +26,7 @@ def moved(words: Mapping[str, Callable[[Any], str]]) -> Callable[[Callable[P, R]
         def checked(*arguments: P.args, **options: P.kwargs) -> R:
             for word, value in options.items():
                 if word in words:
-                    raise InputError(word, value, "is said in another way since", words[word](value))
+                    raise InputError(word, value, "has another spelling now", words[word](value))
             return function(*arguments, **options)
 
         return checked

@@ -173,7 +173,7 @@ def test_stores():
     refused(tp.TmaStoreStage, tile=(8, 64), role=role, stages=0, argument="stages", value=0, rule="at least 1")
     refused(tp.TmaStoreStage, source=x, reduce="mean", argument="reduce", value="mean", rule="None or one of add")
     for word, value in {"swizzle": 128, "folded": {"s": 2}, "clipped": True, "shared": True}.items():
-        refused(tp.TmaStoreStage, source=x, **{word: value}, argument=word, value=value, rule="another way since")
+        refused(tp.TmaStoreStage, source=x, **{word: value}, argument=word, value=value, rule="another spelling now")
 
 
 # ---- what only the plan shows -----------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def test_one_part_of_two_names_is_refused():
     class Twice(Rows):
         again = Rows.x
 
-    refused(Twice().plan, argument="Twice.again", value=Rows.x, rule="is x of Twice, and again too")
+    refused(Twice().plan, argument="Twice.again", value=Rows.x, rule="is declared as x already")
 
 
 def made(**parts):

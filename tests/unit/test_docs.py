@@ -6,7 +6,9 @@ of events and seconds may differ. A ```python gpu block needs a GPU: where there
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import importlib.util
 import io
 import itertools
 import pathlib
@@ -121,6 +123,38 @@ def test_pages_that_code_names_are_there():
         for path in (ROOT / folder).rglob("*.py"):
             for page in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text()):
                 assert (ROOT / page).exists(), f"{path.relative_to(ROOT)} names {page}"
+
+
+@pytest.mark.parametrize("page", [page for page in EVERY_PAGE if page != "docs/migration.md"])
+def test_files_and_programs_that_pages_name_are_there(page):
+    text = (ROOT / page).read_text()
+    for name in re.findall(r"[`( ]((?:[\w-]+/)*\w+\.py)\b", text):
+        found = [folder / name for folder in (ROOT, ROOT / "tmapipe", ROOT / page / "..") if (folder / name).exists()]
+        found += [] if "/" in name else [*ROOT.glob(f"tmapipe/**/{name}"), *ROOT.glob(f"examples/{name}")]
+        assert found or name == "mine.py", f"{page} names {name}"
+    for name in re.findall(r"python -m ([\w.]+)", text):
+        assert importlib.util.find_spec(name), f"{page} runs {name}"
+
+
+def code_lines(path: str, name: str) -> int:
+    """Lines of a class in a page or a program, without blank ones, comments and its docstring."""
+    text = (ROOT / path).read_text()
+    for source in [block.text for block in blocks(path) if block.info == "python"] or [text]:
+        lines = source.splitlines()
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef) and node.name == name:
+                first, rest = node.body[0], [node.lineno, *range(node.body[0].end_lineno + 1, node.end_lineno + 1)]
+                assert isinstance(first, ast.Expr), "no docstring"
+                return sum(bool(re.match(r"\s*[^\s#]", lines[i - 1])) for i in rest)
+    raise AssertionError(f"{path} has no {name}")
+
+
+@pytest.mark.parametrize(
+    "path, name, most",
+    [("README.md", "Copy", 13), ("README.md", "Gemm", 23), ("examples/gemm_epilogue.py", "GeluGemm", 29)],
+)
+def test_programs_of_users_are_short(path, name, most):
+    assert code_lines(path, name) <= most
 
 
 def test_layers_are_those_that_imports_keep_to():

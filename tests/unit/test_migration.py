@@ -53,7 +53,7 @@ def build(text):
 @pytest.mark.parametrize("before, now", [pair for part in ("Schedules", "Stages and orders") for pair in rows(part)])
 def test_schedules_and_stages(before, now):
     (before,), (now,) = before, now
-    error = refused(lambda: build(before), argument="", rule="another way since")
+    error = refused(lambda: build(before), argument="", rule="another spelling now")
     made = build(now)
     if isinstance(made, tp.Schedule):
         made.plan()
@@ -66,7 +66,7 @@ def test_schedules_and_stages(before, now):
 @pytest.mark.parametrize("before, now", rows("Choosing"))
 def test_choosing(before, now):
     (before,), (now,) = before, now
-    assert "Epilogue(" in refused(lambda: build(before), argument="", rule="another way since").fix
+    assert "Epilogue(" in refused(lambda: build(before), argument="", rule="another spelling now").fix
     if now.startswith("choose"):
         build(now).plan()
     else:  # which needs a GPU
@@ -85,11 +85,15 @@ def test_every_word_is_on_the_page():
 
 
 def test_a_fix_has_the_value_that_was_given():
-    fix = refused(lambda: tp.schedules.Gemm(majors=("k", "n")), argument="majors", value=("k", "n"), rule="since").fix
+    fix = refused(
+        lambda: tp.schedules.Gemm(majors=("k", "n")), argument="majors", value=("k", "n"), rule="another spelling now"
+    ).fix
     assert fix == "b=tp.Operand(major='n')"
-    fix = refused(lambda: tp.schedules.Gemm(majors="kn"), argument="majors", value="kn", rule="since").fix
+    fix = refused(
+        lambda: tp.schedules.Gemm(majors="kn"), argument="majors", value="kn", rule="another spelling now"
+    ).fix
     assert fix == "a=tp.Operand(major='...'), b=tp.Operand(major='...')"
-    fix = refused(lambda: tp.schedules.Gemm(majors=("k", "k")), argument="majors", rule="since").fix
+    fix = refused(lambda: tp.schedules.Gemm(majors=("k", "k")), argument="majors", rule="another spelling now").fix
     assert fix == "leave it out"
 
 

@@ -137,11 +137,11 @@ def test_one_role_of_two_names_is_refused():
     class Named(Rows):
         also = Rows.store
 
-    rule = "is store of Named, and also too"
+    rule = "is declared as store already"
     refused(Named().plan, argument="Named.also", value=Rows.store, rule=rule)
     twice = Rows()
     twice.also = Rows.load
-    refused(twice.plan, argument="Rows.also", value=Rows.load, rule="is load of Rows, and also too")
+    refused(twice.plan, argument="Rows.also", value=Rows.load, rule="is declared as load already")
 
     class Renamed(Rows):
         store, drainer = None, Rows.store

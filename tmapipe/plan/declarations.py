@@ -149,7 +149,7 @@ def declare(schedule: object, cluster: Any, earlier: tuple[tuple[str, Part], ...
     of: dict[Part, str] = {}
     for name, part in parts.items():
         if of.setdefault(part, name) != name:
-            rule = f"is {of[part]} of {kind.__name__}, and {name} too, but a part has one name"
+            rule = f"is declared as {of[part]} already, and a part has one name"
             fix = "declare a second one, or set one of the two to None"
             raise InputError(f"{kind.__name__}.{name}", part, rule, fix)
     names.update(of)
