@@ -127,7 +127,7 @@ def test_load_options():
     for swizzle in (16, 48, 256, "128"):
         refused(load(swizzle=swizzle), argument="TmaLoadStage(swizzle)", value=swizzle, rule="0, 32, 64 or 128")
     refused(load(multicast="n"), argument="TmaLoadStage(multicast)", value="n", rule="is a MulticastGroup")
-    refused(load(outside="anything"), argument="outside", value="anything", rule="in another way")
+    refused(load(outside="anything"), argument="outside", value="anything", rule="another spelling now")
     refused(load(tile=(64,))().anything_outside, argument="TmaLoadStage(tile)", rule="has rows")
     assert load()().outside == "zeros" and load()().anything_outside().outside == "anything"
     refused(load(l2_hint="evict"), argument="TmaLoadStage(l2_hint)", value="evict", rule="evict_first, evict_last")
