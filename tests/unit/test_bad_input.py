@@ -445,12 +445,13 @@ def test_names_that_slots_have(name):
 
 
 @pytest.mark.parametrize("name", ["plan", "steps", "ends"])
-@pytest.mark.parametrize("part", ["ring", "y"])
+@pytest.mark.parametrize("part", ["ring", "y", "held"])
 def test_names_that_bodies_have(part, name):
-    load, use = tp.Role(warps=1), tp.Role(warps=1)
+    load, use = tp.Role(warps=1), tp.Role(warpgroups=1)
     a_ring = tp.BarrierRing(2, producer=load, consumer=use)
     x = tp.TmaLoadStage(tile=(8, 64), ring=a_ring)
-    parts = {"load": load, "use": use, "ring": a_ring, "x": x, "y": tp.TmaStoreStage(source=x)}
+    held = tp.RegisterTile(use, (64, 64))
+    parts = {"load": load, "use": use, "ring": a_ring, "x": x, "held": held, "y": tp.TmaStoreStage(source=held)}
     parts[name] = parts.pop(part)
     made = tp.Schedule()
     for called, each in parts.items():

@@ -9,7 +9,6 @@ import attrs
 
 from tmapipe.dtypes import DType
 from tmapipe.plan.barriers import Barrier
-from tmapipe.plan.boxes import box_of
 
 __all__ = ["Buffer", "Distributed", "HeldTile", "Matmul", "MatmulRegisters", "SentParts", "registers_of", "widest"]
 
@@ -83,14 +82,6 @@ class Buffer:
         span = self.swizzle
         place = column // span * (self.tile[0] * span) + row * span + column % span
         return place ^ (((place >> 7) & (span // 16 - 1)) << 4)
-
-    def box(self, extents: tuple[int, ...], peers: int) -> tuple[int, ...]:
-        """The box of one TMA instruction (elements), where *peers* CTAs move a slot together.
-
-        Args:
-            extents: By which the engine moves a slot.
-        """
-        return box_of(extents, self.swizzle // self.dtype.bytes, peers, self.dtype.bytes)
 
 
 class Distributed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
@@ -17,6 +17,7 @@ from tmapipe.dim import Dim
 from tmapipe.multicast import Along
 from tmapipe.plan.arch import Arch, arch_named
 from tmapipe.plan.barriers import Barrier, NamedBarrier
+from tmapipe.plan.boxes import box_of
 from tmapipe.plan.distributed import Buffer, Distributed, HeldTile, Matmul
 from tmapipe.plan.frozenmap import NOTHING, frozen
 from tmapipe.plan.rings import Queue, Ring
@@ -67,6 +68,11 @@ class Transfer:
     tensor_map: bool = attrs.field(default=True, kw_only=True)
     l2_hint: str | None = attrs.field(default=None, kw_only=True)
 
+    # Of stores; loads have fields of these names.
+    peers = 1
+    strides = cast(tuple[int, ...], ())
+    windows = cast(Windows | None, None)
+
     @property
     def part(self) -> tuple[int, ...]:
         """Elements of a part along the tensor's dimensions: of the tile, if a slot is moved as a whole."""
@@ -74,14 +80,22 @@ class Transfer:
         return (*self.tile[:first], self.tile[first] // self.parts, *self.tile[first + 1 :])
 
     @property
+    def steps(self) -> tuple[int, ...]:
+        """Elements of the tensor from one of the tile to the next, along each of `dims`."""
+        return (1,) * (len(self.dims) - len(self.strides)) + self.strides
+
+    @property
     def span(self) -> tuple[int, ...]:
         """Elements of the tensor from one tile to the next, along each of `dims`."""
-        return self.tile
+        return tuple(n * step for n, step in zip(self.tile, self.steps, strict=True))
 
     @property
     def box(self) -> tuple[int, ...]:
         """What one instruction moves (elements along the slot's extents): a box; without a descriptor, the whole slot."""
-        return self.buffer.box(self.part[-self.core :], 1) if self.tensor_map else self.buffer.tile
+        if not self.tensor_map:
+            return self.buffer.tile
+        extents = self.buffer.tile if self.windows else self.part[-self.core :]
+        return box_of(extents, self.buffer.swizzle // self.buffer.dtype.bytes, self.peers, self.buffer.dtype.bytes)
 
 
 @attrs.frozen
@@ -107,24 +121,9 @@ class Load(Transfer):
     through: Buffer | None = None
 
     @property
-    def steps(self) -> tuple[int, ...]:
-        """Elements of the tensor from one of the tile to the next, along each of `dims`."""
-        return (1,) * (len(self.dims) - len(self.strides)) + self.strides
-
-    @property
-    def span(self) -> tuple[int, ...]:
-        return tuple(n * step for n, step in zip(self.tile, self.steps, strict=True))
-
-    @property
     def encoded(self) -> bool:
         """Whether its descriptor says what CuTe DSL's cannot, so that the library has it encoded."""
         return self.outside == "nan" or bool(self.strides) or self.windows is not None or self.through is not None
-
-    @property
-    def box(self) -> tuple[int, ...]:
-        if not self.tensor_map:
-            return self.buffer.tile
-        return self.buffer.box(self.buffer.tile if self.windows else self.part[-self.core :], self.peers)
 
     @property
     def edge_rows(self) -> int:

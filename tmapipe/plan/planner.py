@@ -18,7 +18,8 @@ from tmapipe.plan.placement import launch_registers, place_roles, share_register
 from tmapipe.plan.shared_memory import Layout
 from tmapipe.plan.stores import storing_roles
 from tmapipe.plan.supported import check_supported
-from tmapipe.stage import RESERVED, SharedStage, TmaLoadStage
+from tmapipe.role import Role
+from tmapipe.stage import RESERVED, SharedStage, SlotStage, TmaLoadStage, TokenStage
 from tmapipe.store_pipeline import TmaStoreStage
 
 __all__ = ["make_plan"]
@@ -49,9 +50,10 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
     types = _resolve_types(declared, dtypes)
     check_supported(declared, types, target)
     roles, warps = place_roles(declared)
-    matmul_roles = check_matmuls(declared, types, target, launch_registers(warps, target))
+    launch = launch_registers(warps, target)
+    matmul_roles = check_matmuls(declared, types, target, launch)
     storing = storing_roles(declared, roles, matmul_roles)
-    registers, launch = share_registers(declared, roles, warps, target)
+    registers = share_registers(declared, roles, warps, launch)
 
     auto = [name for name, ring in declared.rings.items() if ring.stages is None]
     if len(auto) > 1:
@@ -101,21 +103,11 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
 
 
 def _check_names(declared: Declarations) -> None:
-    for name in (*declared.loads, *declared.shared, *declared.tokens, *declared.stores):
-        if name in RESERVED:
+    for name, part in declared.parts.items():
+        if name in RESERVED and isinstance(part, (SlotStage, TokenStage, TmaStoreStage)):
             raise InputError("stage name", name, "is taken by the slot's own attributes", "rename the stage")
-    k_parts = (
-        *declared.rings,
-        *declared.tables,
-        *declared.scratches,
-        *declared.matmuls,
-        *declared.stores,
-        *declared.turnstiles,
-    )
-    for name in k_parts:
-        if name in TAKEN:
-            rule = "is taken by what bodies get as k"
-            raise InputError("name", name, rule, "rename the ring, table, scratch, matmul, store or turnstile")
+        if name in TAKEN and not isinstance(part, (Role, SlotStage, TokenStage)):
+            raise InputError("name", name, "is taken by what bodies get as k", f"rename the {type(part).__name__}")
 
 
 def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str, DType]:
