@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 
-from tmapipe.errors import InputError
+from tmapipe.fields import as_tuple, is_count, must
+from tmapipe.multicast import MulticastGroup
 from tmapipe.stage import TmaLoadStage
 
-__all__ = ["BulkLoadStage"]
+__all__ = ["BulkLoadStage", "is_piece"]
+
+#: Validator of tiles of one extent.
+is_piece = must(
+    lambda tile: isinstance(tile, tuple) and len(tile) == 1 and is_count(tile[0]),
+    "is one extent (elements)",
+    "e.g. tile=(4096,)",
+)
+_NONE = must(lambda value: value is None, "needs a descriptor", "use a TmaLoadStage")
 
 
-@attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
+@attrs.frozen(eq=False, repr=False, kw_only=True)
 class BulkLoadStage(TmaLoadStage):
     """A piece of a vector, or of a row of a matrix, that ``cp.async.bulk`` loads into each slot of `ring`.
 
@@ -23,19 +30,17 @@ class BulkLoadStage(TmaLoadStage):
         dims: The name of the vector's dimension; or, with others before it, of the one that pieces lie along, such as "m n".
         tile: Elements of a piece, as a tuple of one. A multiple of 16 bytes (PTX ISA, cp.async.bulk).
         ring: Whose slots hold the pieces.
-        **options: `dtype`, `loader` and `l2_hint`, as of `TmaLoadStage`.
+        dtype: As of `TmaLoadStage`.
+        loader: As of `TmaLoadStage`.
+        l2_hint: As of `TmaLoadStage`.
 
     Raises:
-        InputError: For a tile of more than one extent, or an option that needs a descriptor.
+        InputError: For a tile of more than one extent, or any other value.
     """
 
-    def __init__(self, dims: str | None = None, *, tile: tuple[int], **options: Any):
-        if not isinstance(tile, (tuple, list)) or len(tile) != 1:
-            raise InputError("BulkLoadStage(tile)", tile, "is one extent (elements)", "e.g. tile=(4096,)")
-        for name in options:
-            if name not in ("ring", "dtype", "loader", "l2_hint"):
-                raise InputError(f"BulkLoadStage({name})", options[name], "needs a descriptor", "use a TmaLoadStage")
-        super().__init__(dims, tile=tuple(tile), **options)
+    tile: tuple[int, ...] = attrs.field(converter=as_tuple, validator=is_piece)
+    swizzle: int | None = attrs.field(default=None, validator=_NONE)
+    multicast: MulticastGroup | None = attrs.field(default=None, validator=_NONE)
 
     @property
     def tensor_map(self) -> bool:

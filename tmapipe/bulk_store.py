@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 
-from tmapipe.errors import InputError
-from tmapipe.role import Role
+from tmapipe.bulk_stage import is_piece
+from tmapipe.fields import as_tuple, must, optional
 from tmapipe.stage import SlotStage
 from tmapipe.store_pipeline import TmaStoreStage
 
 __all__ = ["BulkStoreStage"]
 
 
-@attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
+@attrs.frozen(eq=False, repr=False, kw_only=True)
 class BulkStoreStage(TmaStoreStage):
     """Stores pieces of a vector by ``cp.async.bulk``, or adds to it by ``cp.reduce.async.bulk``.
 
@@ -27,31 +25,25 @@ class BulkStoreStage(TmaStoreStage):
         tile: Elements of a piece, as a tuple of one, by default the source's. A multiple of 16 bytes.
         role: Who stores, where that does not follow from the source.
         reduce: As of `TmaStoreStage`; "min" and "max" of int32 and int64 too.
-        **options: `stages` and `dtype`, as of `TmaStoreStage`.
+        stages: As of `TmaStoreStage`.
+        dtype: As of `TmaStoreStage`.
 
     Raises:
         InputError: For a tile of more than one extent, or another source.
     """
 
-    def __init__(
-        self,
-        dims: str | None = None,
-        *,
-        source: SlotStage | None = None,
-        tile: tuple[int] | None = None,
-        role: Role | None = None,
-        reduce: str | None = None,
-        **options: Any,
-    ):
-        if source is not None and not isinstance(source, SlotStage):
-            raise InputError("BulkStoreStage(source)", source, "is a stage of slots, or None", "use a TmaStoreStage")
-        piece = source.tile if tile is None and source is not None else tile
-        if not isinstance(piece, (tuple, list)) or len(piece) != 1:
-            raise InputError("BulkStoreStage(tile)", piece, "is one extent (elements)", "e.g. tile=(4096,)")
-        for name in options:
-            if name not in ("stages", "dtype"):
-                raise InputError(f"BulkStoreStage({name})", options[name], "is of other stores", "use a TmaStoreStage")
-        super().__init__(dims, source=source, tile=tile, role=role, reduce=reduce, **options)
+    source: SlotStage | None = attrs.field(
+        default=None,
+        validator=must(
+            optional(lambda source: isinstance(source, SlotStage) and len(source.tile) == 1),
+            "is a stage of slots with one extent, or None",
+            "use a TmaStoreStage",
+        ),
+    )
+    tile: tuple[int, ...] = attrs.field(default=None, converter=as_tuple, validator=attrs.validators.optional(is_piece))
+    columns: int | None = attrs.field(
+        default=None, validator=must(lambda columns: columns is None, "is of other stores", "use a TmaStoreStage")
+    )
 
     @property
     def tensor_map(self) -> bool:

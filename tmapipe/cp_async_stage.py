@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import attrs
 
-from tmapipe.barrier import BarrierRing
-from tmapipe.dtypes import DType, in_memory
-from tmapipe.errors import InputError
-from tmapipe.role import Role
-from tmapipe.stage import TmaLoadStage
+from tmapipe.dtypes import DType, as_dtype
+from tmapipe.fields import must
+from tmapipe.multicast import MulticastGroup
+from tmapipe.stage import TmaLoadStage, is_written
 
 __all__ = ["CpAsyncLoadStage"]
 
-VECTORS = (4, 8, 16)  # bytes
 
-
-@attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
+@attrs.frozen(eq=False, repr=False, kw_only=True)
 class CpAsyncLoadStage(TmaLoadStage):
     """A tile that the threads of a role copy into each slot of `ring` with ``cp.async``, and go on meanwhile.
 
@@ -38,26 +35,15 @@ class CpAsyncLoadStage(TmaLoadStage):
     """
 
     filled_by = "threads"
-    vector: int = attrs.field(default=16, init=False)
-
-    def __init__(
-        self,
-        dims: str | None = None,
-        *,
-        tile: tuple[int, ...],
-        ring: BarrierRing,
-        vector: int = 16,
-        dtype: DType | str | None = None,
-        swizzle: int | None = None,
-        loader: Role | None = None,
-    ):
-        if type(vector) is not int or vector not in VECTORS:
-            rule = "is 4, 8 or 16 bytes"
-            raise InputError("CpAsyncLoadStage(vector)", vector, rule, "the most that divides the row pitch")
-        if dtype is not None:
-            in_memory("CpAsyncLoadStage(dtype)", dtype)
-        super().__init__(dims, tile=tile, ring=ring, dtype=dtype, swizzle=swizzle, loader=loader)
-        object.__setattr__(self, "vector", vector)
+    dtype: DType | None = attrs.field(default=None, converter=attrs.converters.optional(as_dtype), validator=is_written)
+    vector: int = attrs.field(
+        default=16,
+        validator=must(
+            lambda n: type(n) is int and n in (4, 8, 16), "is 4, 8 or 16 bytes", "the most that divides the row pitch"
+        ),
+    )
+    multicast: MulticastGroup | None = attrs.field(default=None, init=False)
+    l2_hint: str | None = attrs.field(default=None, init=False)
 
     @property
     def tensor_map(self) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from tmapipe.errors import InputError
 
 __all__ = [
-    "DType", "as_dtype", "bf16", "dtype_of", "fp8_e4m3", "fp8_e5m2", "fp16", "fp32", "fp64", "in_memory", "int8", "int32",
+    "DType", "as_dtype", "bf16", "dtype_of", "fp8_e4m3", "fp8_e5m2", "fp16", "fp32", "fp64", "int8", "int32",
     "int64", "tf32",
 ]  # fmt: skip
 
@@ -86,14 +86,6 @@ def as_dtype(value: DType | str) -> DType:
         return _BY_NAME[value]
     rule = f"must be one of {', '.join(d.name for d in ALL)}"
     raise InputError("dtype", value, rule, "pass one of these names or a tmapipe.DType")
-
-
-def in_memory(argument: str, value: DType | str) -> DType:
-    """As `as_dtype`, for what threads write or copy. Raises `InputError` for tf32 too."""
-    found = as_dtype(value)
-    if found == tf32:
-        raise InputError(argument, "tf32", "is a type of TMA loads, which round fp32 to it", "fp32")
-    return found
 
 
 def dtype_of(array: Any, argument: str) -> DType:

@@ -10,7 +10,7 @@ import attrs
 
 from tmapipe.errors import InputError
 
-__all__ = ["IS_NAME", "changed", "is_count", "must", "optional", "shown"]
+__all__ = ["IS_NAME", "as_tuple", "changed", "fill", "is_count", "must", "optional", "shown"]
 
 P = TypeVar("P")
 Validator = Callable[[Any, Any, Any], None]
@@ -43,18 +43,28 @@ def is_count(value: Any) -> bool:
 IS_NAME = must(lambda value: isinstance(value, str) and value.isidentifier(), "is a name", 'e.g. "a"')
 
 
+def as_tuple(extents: tuple[int, ...] | list[int]) -> tuple[int, ...]:
+    """A list as a tuple; anything else as it is."""
+    return tuple(extents) if isinstance(extents, list) else extents
+
+
+def fill(part: Any, **fields: Any) -> None:
+    """Sets fields of a frozen attrs object that is being made: what follows from the others."""
+    for name, value in fields.items():
+        object.__setattr__(part, name, value)
+
+
 def changed(part: P, **fields: Any) -> P:
     """A copy of a frozen attrs object with other values in these fields, which its constructor does not take."""
     other = copy.copy(part)
-    for name, value in fields.items():
-        object.__setattr__(other, name, value)
+    fill(other, **fields)
     return other
 
 
 def shown(part: Any, *hidden: str) -> str:
     """The repr of an attrs object: its fields by name, but for those *hidden* and those of their default."""
     text = [
-        f"{field.name}={(field.repr if callable(field.repr) else repr)(getattr(part, field.name))}"
+        f"{field.alias}={(field.repr if callable(field.repr) else repr)(getattr(part, field.name))}"
         for field in attrs.fields(type(part))
         if field.name not in hidden and getattr(part, field.name) != field.default
     ]

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 
 from tmapipe.errors import InputError
-from tmapipe.fields import must, shown
+from tmapipe.fields import fill, must, shown
 from tmapipe.stage import SharedStage, TmaLoadStage
 
 __all__ = ["Wgmma"]
@@ -17,7 +17,7 @@ def _is_stage(stage: Any) -> bool:
     return isinstance(stage, (TmaLoadStage, SharedStage)) and len(stage.tile) >= 2
 
 
-@attrs.frozen(eq=False, init=False, repr=False)
+@attrs.frozen(eq=False, repr=False)
 class Wgmma:
     """Declares ``acc[m, n] += a[m, k] * b[n, k]``, by the one role of warpgroups that comes, in the rings of both operands,
     after the role that fills them (if there are several: the one in the last phases).
@@ -57,34 +57,36 @@ class Wgmma:
             _is_stage, "is a TmaLoadStage or SharedStage with a tile of two or more extents", "pass such a stage"
         )
     )
-    in_flight: int = attrs.field()
-    promote: bool = False
+    promote: bool = attrs.field(
+        default=False,
+        kw_only=True,
+        validator=must(lambda promote: isinstance(promote, bool), "is True or False", "leave it out"),
+    )
+    in_flight: int = attrs.field(default=None, kw_only=True)
 
-    def __init__(
-        self,
-        a: TmaLoadStage | SharedStage | Wgmma,
-        b: TmaLoadStage | SharedStage,
-        *,
-        in_flight: int | None = None,
-        promote: bool = False,
-    ):
-        if not isinstance(promote, bool):
-            raise InputError("Wgmma(promote)", promote, "is True or False", "leave it out")
-        self.__attrs_init__(a, b, _default(a, promote) if in_flight is None else in_flight, promote)
+    def __attrs_post_init__(self) -> None:
+        if self.in_flight is None:
+            fill(self, in_flight=self._in_flight)
 
     @in_flight.validator
     def _fits_promotion(self, field: Any, in_flight: Any) -> None:
+        if in_flight is None:
+            return
         rule = "is a number, 0 or more"
         if isinstance(self.a, Wgmma):
             rule = "is 0 where a comes from registers: such a matmul is started, and awaited by .wait()"
         if self.promote:
             rule = "is 0 where sums are promoted, since each slot is waited for"
-        least = _default(self.a, self.promote) == 0
-        if not isinstance(in_flight, int) or in_flight < 0 or (least and in_flight):
+        if not isinstance(in_flight, int) or in_flight < 0 or (in_flight and self._in_flight == 0):
             raise InputError("Wgmma(in_flight)", in_flight, rule, "leave it out")
 
     def __repr__(self) -> str:
-        return shown(self, *(("in_flight",) if self.in_flight == _default(self.a, self.promote) else ()))
+        return shown(self, *(("in_flight",) if self.in_flight == self._in_flight else ()))
+
+    @property
+    def _in_flight(self) -> int:
+        """The default of `in_flight`: what is promoted or started is waited for by itself."""
+        return 0 if self.promote or isinstance(self.a, Wgmma) else 1
 
     @property
     def stages(self) -> tuple[TmaLoadStage | SharedStage, ...]:
@@ -119,11 +121,6 @@ class Wgmma:
         a = self.a.shape[:2] if isinstance(self.a, Wgmma) else self.a.matrix
         b = self.b.matrix
         return a[::-1] if of_a else a, b[::-1] if of_b else b
-
-
-def _default(a: TmaLoadStage | SharedStage | Wgmma, promote: bool) -> int:
-    """Matmuls in flight while the next slot is waited for; what is promoted or started is waited for by itself."""
-    return 0 if promote or isinstance(a, Wgmma) else 1
 
 
 def _last_two(operand: TmaLoadStage | SharedStage | Wgmma) -> tuple[str, ...] | None:

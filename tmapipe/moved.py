@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from tmapipe.errors import InputError
 
-__all__ = ["moved"]
+__all__ = ["moved", "old_spelling"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,3 +32,8 @@ def moved(words: Mapping[str, Callable[[Any], str]]) -> Callable[[Callable[P, R]
         return checked
 
     return decorate
+
+
+def old_spelling(kind: Any, words: Mapping[str, Callable[[Any], str]]) -> None:
+    """As `moved`, for the constructor of a class."""
+    kind.__init__ = moved(words)(kind.__init__)

@@ -6,10 +6,8 @@ from typing import Any
 
 import attrs
 
-from tmapipe.barrier import BarrierRing
 from tmapipe.dtypes import DType
 from tmapipe.errors import InputError
-from tmapipe.fields import shown
 from tmapipe.multicast import MulticastGroup, is_group
 from tmapipe.role import Role
 from tmapipe.stage import SharedStage, SlotStage
@@ -24,7 +22,7 @@ REDUCED = {
 
 
 @attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
-class PeerStage(SharedStage):  # type: ignore[override]
+class PeerStage(SharedStage):
     """A tile in each slot that another CTA of the cluster has copied there, from a tile of its own slot, by
     ``cp.async.bulk``.
 
@@ -42,6 +40,8 @@ class PeerStage(SharedStage):  # type: ignore[override]
     """
 
     filled_by = "peers"
+    dims: tuple[str, ...] | None = attrs.field(default=None)
+    dtype: DType | None = attrs.field(default=None)  # type: ignore[assignment]
     source: SlotStage = attrs.field()
     group: MulticastGroup = attrs.field(validator=is_group)
 
@@ -97,6 +97,7 @@ class ReducedStage(PeerStage):
         return f"ReducedStage({self.source!r}, {how})"
 
 
+@attrs.frozen(eq=False, repr=False, kw_only=True)
 class SentStage(SharedStage):
     """A tile in each slot that threads of another CTA of the cluster have written there from their registers, by ``st.async``.
 
@@ -117,21 +118,13 @@ class SentStage(SharedStage):
     filled_by = "peers"
     source = None
 
-    def __init__(
-        self,
-        *,
-        tile: tuple[int, ...],
-        ring: BarrierRing,
-        sender: Role,
-        dtype: DType | str,
-        group: MulticastGroup,
-        swizzle: int | None = None,
-    ):
-        is_group(self, attrs.fields(type(self)).group, group)
-        super().__init__(tile=tile, ring=ring, writer=sender, dtype=dtype, group=group, swizzle=swizzle)
-        if sender in ring.phases[-1] or ring.held:
+    dims: tuple[str, ...] | None = attrs.field(default=None, init=False)
+    over: SlotStage | None = attrs.field(default=None, init=False)
+    writer: Role = attrs.field(alias="sender")
+    group: MulticastGroup = attrs.field(validator=is_group)
+
+    @writer.validator
+    def _sender_is_before_the_last(self, field: Any, sender: Any) -> None:
+        if self.ring.phase_of(sender) not in range(len(self.ring.phases) - 1) or self.ring.held:
             rule = 'is of any phase but the last one, of a ring that is not per="cta"'
             raise InputError("SentStage(sender)", sender, rule, "e.g. the producer")
-
-    def __repr__(self) -> str:
-        return shown(self, *(("dims",) if self.dims is None else ())).replace("writer=", "sender=")

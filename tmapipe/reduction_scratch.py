@@ -47,7 +47,7 @@ class ReductionScratch(Scratch):
             rule = "is a MulticastGroup: the CTAs of the cluster over which rows lie, and no columns"
             raise InputError("ReductionScratch(group)", group, rule, 'e.g. MulticastGroup("n"), without columns=')
         warps, width = role.warps if isinstance(role, Role) else 1, 4 * ceil_div(max(rows, columns), 4)  # 16 bytes
-        self.__attrs_init__(role, (warps, width), fp32, 2, rows, columns, group)
+        self.__attrs_init__(role, tile=(warps, width), dtype=fp32, copies=2, rows=rows, columns=columns, group=group)
 
     def __repr__(self) -> str:
         unsaid = [name for name, default in (("columns", 1), ("group", None)) if getattr(self, name) == default]

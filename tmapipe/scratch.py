@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import attrs
 
-from tmapipe.dtypes import DType, in_memory
-from tmapipe.fields import is_count, must, shown
+from tmapipe.dtypes import DType, as_dtype
+from tmapipe.fields import as_tuple, is_count, must, shown
 from tmapipe.role import Role
-from tmapipe.stage import check_tile
+from tmapipe.stage import is_tile, is_written
 
 __all__ = ["Scratch"]
 
 
-@attrs.frozen(eq=False, init=False, repr=False)
+@attrs.frozen(eq=False, repr=False)
 class Scratch:
     """Declares shared memory in which the threads of a role pass values to each other.
 
@@ -37,13 +37,11 @@ class Scratch:
             "pass that Role",
         )
     )
-    tile: tuple[int, ...]
-    dtype: DType
-    copies: int = attrs.field(default=1, validator=must(is_count, "is a positive number of tiles", "use 1 or 2"))
-
-    def __init__(self, role: Role, *, tile: tuple[int, ...], dtype: DType | str, copies: int = 1):
-        kind = in_memory("Scratch(dtype)", dtype)
-        self.__attrs_init__(role, check_tile("Scratch(tile)", tile), kind, copies)
+    tile: tuple[int, ...] = attrs.field(kw_only=True, converter=as_tuple, validator=is_tile)
+    dtype: DType = attrs.field(kw_only=True, converter=as_dtype, validator=is_written)
+    copies: int = attrs.field(
+        default=1, kw_only=True, validator=must(is_count, "is a positive number of tiles", "use 1 or 2")
+    )
 
     def __repr__(self) -> str:
         return shown(self)

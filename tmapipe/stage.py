@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import attrs
 
 from tmapipe.barrier import BarrierRing
-from tmapipe.dtypes import DType, as_dtype, in_memory
+from tmapipe.dtypes import DType, as_dtype, tf32
 from tmapipe.errors import InputError
-from tmapipe.fields import changed, is_count, must, optional, shown
-from tmapipe.moved import moved
+from tmapipe.fields import as_tuple, changed, fill, is_count, must, optional, shown
+from tmapipe.moved import old_spelling
 from tmapipe.multicast import MulticastGroup, optional_group
 from tmapipe.role import Role
 from tmapipe.tma_rules import check_steps
@@ -26,7 +26,10 @@ __all__ = [
     "TokenStage",
     "as_matrix",
     "check_dims",
-    "check_tile",
+    "is_tile",
+    "is_written",
+    "joined",
+    "names_in",
     "optional_hint",
 ]
 
@@ -38,23 +41,53 @@ L2_HINTS = ("evict_first", "evict_last", "evict_normal")
 #: Validator of fields that hold one, or None.
 optional_hint = must(optional(lambda hint: hint in L2_HINTS), f"is one of {', '.join(L2_HINTS)}", "use one of these")
 
+#: Validator of tiles.
+is_tile = must(
+    lambda tile: isinstance(tile, tuple) and 1 <= len(tile) <= 5 and all(map(is_count, tile)),
+    "is one to five positive extents (elements)",
+    "e.g. tile=(128, 64)",
+)
+#: Validator of the types of what threads write or copy.
+is_written = must(lambda dtype: dtype != tf32, "is a type of TMA loads, which round fp32 to it", "fp32")
 
 #: Attributes of an open slot (`tmapipe.protocol.ring.Slot`), which no stage can be called.
 RESERVED = ("added", "end", "entered", "gone", "index", "open", "reads", "retired", "touched_by_threads")
 SWIZZLES = (0, 32, 64, 128)
 
 
+def names_in(dims: str | None) -> Any:
+    """The names in *dims*, or None. Raises `InputError` for what is no string."""
+    if dims is not None and not isinstance(dims, str):
+        raise InputError("dims", dims, "is up to 5 different names", 'e.g. "m k" or "l m k"')
+    return None if dims is None else tuple(dims.split())
+
+
+def check_dims(part: object, dims: tuple[str, ...] | None, tile: tuple[int, ...]) -> tuple[str, ...]:
+    """*dims*, or the default names of the extents of *tile*. Raises `InputError` unless they name these, and are distinct."""
+    names = (names_in(DEFAULT_DIMS.get(len(tile))) or ()) if dims is None else dims
+    if not len(tile) <= len(names) <= 5 or len(set(names)) != len(names) or not all(map(str.isidentifier, names)):
+        rule = f"is up to 5 different names, {len(tile)} or more for a tile of {tile}"
+        given = None if dims is None else " ".join(dims)
+        raise InputError(f"{type(part).__name__}(dims)", given, rule, 'e.g. "m k" or "l m k"')
+    return names
+
+
+def joined(dims: tuple[str, ...]) -> str:
+    """As they were given, for a repr."""
+    return repr(" ".join(dims))
+
+
 @attrs.frozen(eq=False, repr=False, kw_only=True)
 class SlotStage:
     """What the stages in a slot have in common."""
 
-    tile: tuple[int, ...]
+    tile: tuple[int, ...] = attrs.field(converter=as_tuple, validator=is_tile)
     ring: BarrierRing = attrs.field(
         validator=must(
             lambda ring: isinstance(ring, BarrierRing), "is the BarrierRing that the slots belong to", "pass ring="
         )
     )
-    dtype: DType | None = None
+    dtype: DType | None = attrs.field(default=None, converter=attrs.converters.optional(as_dtype))
     swizzle: int | None = attrs.field(
         default=None,
         validator=must(
@@ -99,7 +132,7 @@ class TokenStage:
     ring: BarrierRing
 
 
-@attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
+@attrs.frozen(eq=False, repr=False, kw_only=True)
 class TmaLoadStage(SlotStage):
     """A tile that the TMA engine loads into each slot of `ring`.
 
@@ -123,42 +156,23 @@ class TmaLoadStage(SlotStage):
     """
 
     filled_by = "engine"
-    dims: tuple[str, ...] = attrs.field(repr=lambda dims: repr(" ".join(dims)))
+    dims: tuple[str, ...] = attrs.field(default=None, converter=names_in, kw_only=False, repr=joined)
     multicast: MulticastGroup | None = attrs.field(default=None, validator=optional_group)
-    loader: Role = attrs.field()
+    loader: Role = attrs.field(default=None)
     l2_hint: str | None = attrs.field(default=None, validator=optional_hint)
     parts: int = attrs.field(default=1, init=False)
     outside: str = attrs.field(default="zeros", init=False)
     strides: tuple[int, ...] = attrs.field(default=(), init=False)
     result: Any = attrs.field(default=None, init=False)
 
-    @moved({"outside": lambda value: "TmaLoadStage(...).anything_outside()"})
-    def __init__(
-        self,
-        dims: str | None = None,
-        *,
-        tile: tuple[int, ...],
-        ring: BarrierRing,
-        dtype: DType | str | None = None,
-        multicast: MulticastGroup | None = None,
-        swizzle: int | None = None,
-        loader: Role | None = None,
-        l2_hint: str | None = None,
-    ):
-        loads: Any = loader
-        if loader is None and isinstance(ring, BarrierRing) and len(ring.phases[0]) == 1:
-            loads = ring.phases[0][0]
-        tile = check_tile("TmaLoadStage(tile)", tile)
-        self.__attrs_init__(
-            tile=tile,
-            ring=ring,
-            dtype=None if dtype is None else as_dtype(dtype),
-            swizzle=swizzle,
-            dims=check_dims("TmaLoadStage(dims)", dims, tile),
-            multicast=multicast,
-            loader=loads,
-            l2_hint=l2_hint,
-        )
+    def __attrs_post_init__(self) -> None:
+        producers = self.ring.phases[0]
+        if self.loader is None:
+            if len(producers) > 1:
+                rule = "must say which of the producing roles loads this stage"
+                raise InputError(f"{type(self).__name__}(loader)", None, rule, "pass loader=")
+            fill(self, loader=producers[0])
+        fill(self, dims=check_dims(self, self.dims, self.tile))
 
     def anything_outside(self) -> TmaLoadStage:
         """The same stage, whose slots may hold anything of rows beyond the tensor's edge.
@@ -262,12 +276,9 @@ class TmaLoadStage(SlotStage):
 
     @loader.validator
     def _loader_produces(self, field: Any, loader: Any) -> None:
-        first = self.ring.phases[0]
-        if loader is None:
-            rule = "must say which of the producing roles loads this stage"
-            raise InputError("TmaLoadStage(loader)", None, rule, "pass loader=")
-        if not any(loader is role for role in first):
-            raise InputError("TmaLoadStage(loader)", loader, "is a role of the ring's first phase", "name one of those")
+        if loader is not None and not any(loader is role for role in self.ring.phases[0]):
+            rule = "is a role of the ring's first phase"
+            raise InputError(f"{type(self).__name__}(loader)", loader, rule, "name one of those")
 
     def __repr__(self) -> str:
         text = shown(
@@ -280,7 +291,10 @@ class TmaLoadStage(SlotStage):
         return text + ("" if self.outside == "zeros" else f".{self.outside}_outside()")
 
 
-@attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
+old_spelling(TmaLoadStage, {"outside": lambda value: "TmaLoadStage(...).anything_outside()"})
+
+
+@attrs.frozen(eq=False, repr=False, kw_only=True)
 class SharedStage(SlotStage):
     """A tile that threads write into each slot of `ring`: scratch handed along with it, or the result of a transform.
 
@@ -301,30 +315,17 @@ class SharedStage(SlotStage):
         InputError: For any other value.
     """
 
-    dims: tuple[str, ...] | None = attrs.field(repr=lambda dims: repr(" ".join(dims)))
+    dims: tuple[str, ...] | None = attrs.field(default=None, converter=names_in, kw_only=False, repr=joined)
+    dtype: DType = attrs.field(converter=as_dtype, validator=is_written)
     writer: Role = attrs.field()
     over: SlotStage | None = attrs.field(default=None)
     group: MulticastGroup | None = attrs.field(default=None, validator=optional_group)
 
-    def __init__(
-        self,
-        dims: str | None = None,
-        *,
-        tile: tuple[int, ...],
-        ring: BarrierRing,
-        writer: Role,
-        dtype: DType | str,
-        swizzle: int | None = None,
-        over: SlotStage | None = None,
-        group: MulticastGroup | None = None,
-    ):
-        tile = check_tile("SharedStage(tile)", tile)
-        names = None if dims is None else check_dims("SharedStage(dims)", dims, tile)
-        if names is not None and len(names) != len(tile):
-            raise InputError("SharedStage(dims)", dims, f"names the {len(tile)} extents of its tile", 'e.g. "m k"')
-        kind = in_memory("SharedStage(dtype)", dtype)
-        how: dict[str, Any] = {"writer": writer, "over": over, "group": group}
-        self.__attrs_init__(tile=tile, ring=ring, dtype=kind, swizzle=swizzle, dims=names, **how)
+    @dims.validator
+    def _name_the_extents(self, field: Any, dims: Any) -> None:
+        if dims is not None and len(check_dims(self, dims, self.tile)) != len(self.tile):
+            rule = f"names the {len(self.tile)} extents of its tile"
+            raise InputError("SharedStage(dims)", " ".join(dims), rule, 'e.g. "m k"')
 
     @property
     def filler(self) -> Role:
@@ -352,26 +353,9 @@ class SharedStage(SlotStage):
             raise InputError("SharedStage(over)", over, rule, "let a later role write it, or leave over= out")
 
     def __repr__(self) -> str:
-        return shown(self, *(("dims",) if self.dims is None else ()))
+        return shown(self)
 
 
 def as_matrix(tile: tuple[int, ...]) -> tuple[int, ...]:
     """A tile of three or more extents as one of two: all but the last make its rows."""
     return tile if len(tile) < 3 else (math.prod(tile[:-1]), tile[-1])
-
-
-def check_tile(argument: str, tile: Any) -> tuple[int, ...]:
-    found = tuple(tile) if isinstance(tile, (tuple, list)) else ()
-    if not 1 <= len(found) <= 5 or not all(map(is_count, found)):
-        raise InputError(argument, tile, "is one to five positive extents (elements)", "e.g. tile=(128, 64)")
-    return found
-
-
-def check_dims(argument: str, dims: str | None, tile: tuple[int, ...]) -> tuple[str, ...]:
-    """The dimension names in *dims*. Raises `InputError` unless they are distinct, at most 5 and no fewer than the tile's."""
-    given = DEFAULT_DIMS.get(len(tile)) if dims is None else dims
-    names = tuple(given.split()) if isinstance(given, str) else ()
-    if not len(tile) <= len(names) <= 5 or len(set(names)) != len(names) or not all(n.isidentifier() for n in names):
-        rule = f"is up to 5 different names, {len(tile)} or more for a tile of {tile}"
-        raise InputError(argument, dims, rule, 'e.g. "m k" or "l m k"')
-    return names

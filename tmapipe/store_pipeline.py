@@ -17,12 +17,12 @@ import attrs
 
 from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError
-from tmapipe.fields import changed, is_count, must, optional, shown
+from tmapipe.fields import as_tuple, changed, fill, is_count, must, optional, shown
 from tmapipe.matmul import Wgmma
-from tmapipe.moved import moved
+from tmapipe.moved import old_spelling
 from tmapipe.register_tile import RegisterTile
 from tmapipe.role import Role
-from tmapipe.stage import L2_HINTS, SlotStage, TmaLoadStage, check_dims, check_tile
+from tmapipe.stage import L2_HINTS, SlotStage, TmaLoadStage, check_dims, is_tile, joined, names_in
 
 __all__ = ["FROM_ZERO", "REDUCTIONS", "TmaStoreStage"]
 
@@ -46,7 +46,7 @@ WORDS = {
 }
 
 
-@attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
+@attrs.frozen(eq=False, repr=False, kw_only=True)
 class TmaStoreStage:
     """Stores tiles to a tensor through the TMA engine.
 
@@ -74,13 +74,25 @@ class TmaStoreStage:
         InputError: For any other value.
     """
 
-    dims: tuple[str, ...] = attrs.field(repr=lambda dims: repr(" ".join(dims)))
-    source: SlotStage | Wgmma | RegisterTile | None = attrs.field(default=None)
-    tile: tuple[int, ...]
-    role: Role | None = None
-    stages: int = attrs.field()
+    dims: tuple[str, ...] = attrs.field(default=None, converter=names_in, kw_only=False, repr=joined)
+    source: SlotStage | Wgmma | RegisterTile | None = attrs.field(
+        default=None,
+        validator=must(
+            optional(lambda source: isinstance(source, (SlotStage, Wgmma, RegisterTile))),
+            "is a TmaLoadStage, a SharedStage, a Wgmma, a RegisterTile or None",
+            "pass one",
+        ),
+    )
+    tile: tuple[int, ...] = attrs.field(default=None, converter=as_tuple, validator=attrs.validators.optional(is_tile))
+    role: Role | None = attrs.field(
+        default=None,
+        validator=must(
+            optional(lambda role: isinstance(role, Role)), "is the Role that computes what is stored", "pass a Role"
+        ),
+    )
+    stages: int = attrs.field(default=None)
     columns: int | None = None
-    dtype: DType | None = None
+    dtype: DType | None = attrs.field(default=None, converter=attrs.converters.optional(as_dtype))
     reduce: str | None = attrs.field(
         default=None,
         validator=must(
@@ -91,55 +103,29 @@ class TmaStoreStage:
     parts: int = attrs.field(default=1, init=False)
     l2_hint: str | None = attrs.field(default=None, init=False)
 
-    @moved(WORDS)
-    def __init__(
-        self,
-        dims: str | None = None,
-        *,
-        source: SlotStage | Wgmma | RegisterTile | None = None,
-        tile: tuple[int, ...] | None = None,
-        role: Role | None = None,
-        stages: int | None = None,
-        columns: int | None = None,
-        dtype: DType | str | None = None,
-        reduce: str | None = None,
-    ):
-        if source is not None and not isinstance(source, (SlotStage, Wgmma, RegisterTile)):
-            rule = "is a TmaLoadStage, a SharedStage, a Wgmma, a RegisterTile or None"
-            raise InputError("TmaStoreStage(source)", source, rule, "pass one")
-        if source is None and (tile is None or role is None):
-            raise InputError("TmaStoreStage(tile, role)", (tile, role), "are needed without a source", "pass both")
-        if tile is not None:
-            tile = check_tile("TmaStoreStage(tile)", tile)
-        if role is not None and not isinstance(role, Role):
-            raise InputError("TmaStoreStage(role)", role, "is the Role that computes what is stored", "pass a Role")
-        if isinstance(source, SlotStage):
-            _check_follows(source, tile, columns, dtype)
+    def __attrs_post_init__(self) -> None:
+        source, slot, dims, tile = self.source, self.slot, self.dims, self.tile
+        if source is None and (tile is None or self.role is None):
+            argument = f"{type(self).__name__}(tile, role)"
+            raise InputError(argument, (tile, self.role), "are needed without a source", "pass both")
+        if slot is not None:
+            _check_follows(slot, tile, self.columns, self.dtype)
         if isinstance(source, TmaLoadStage):
-            dims = dims or " ".join(source.dims)
+            dims = dims or source.dims
             _check_strided(source, dims)
         if source is not None:
             tile = tile or (source.tile if isinstance(source, SlotStage) else source.shape[:2])
             tile = tile[::-1] if _transposes(dims, source) and len(tile) == 2 else tile
-        assert tile is not None
-        if stages is None:
-            stages = 1 if isinstance(source, SlotStage) else 2
-        self.__attrs_init__(
-            dims=check_dims("TmaStoreStage(dims)", dims, tuple(tile)),
-            source=source,
-            tile=tuple(tile),
-            role=role,
-            stages=stages,
-            columns=columns,
-            dtype=None if dtype is None else as_dtype(dtype),
-            reduce=reduce,
-        )
+        if self.stages is None:
+            fill(self, stages=2 if slot is None else 1)
+        fill(self, dims=check_dims(self, dims, tile), tile=tile)
 
     @stages.validator
     def _check_stages(self, field: Any, stages: Any) -> None:
         least = 0 if self.slot is not None else 1
-        if not isinstance(stages, int) or stages < least:
-            raise InputError("TmaStoreStage(stages)", stages, f"is an integer of at least {least}", "use 2")
+        if stages is not None and (not isinstance(stages, int) or stages < least):
+            argument = f"{type(self).__name__}(stages)"
+            raise InputError(argument, stages, f"is an integer of at least {least}", "use 2")
 
     def __repr__(self) -> str:
         derived = () if self.source is None else ("tile",)
@@ -197,7 +183,7 @@ class TmaStoreStage:
     @property
     def transposed(self) -> bool:
         """Whether the source's rows are the tensor's columns."""
-        return _transposes(" ".join(self.dims), self.source)
+        return _transposes(self.dims, self.source)
 
     @property
     def vector(self) -> int:
@@ -231,23 +217,26 @@ class TmaStoreStage:
         return {}
 
 
-def _check_strided(source: TmaLoadStage, dims: str) -> None:
+old_spelling(TmaStoreStage, WORDS)
+
+
+def _check_strided(source: TmaLoadStage, dims: tuple[str, ...]) -> None:
     """Raises `InputError` if the output has a dimension of which a tile takes some elements only."""
     for dim, step in zip(source.dims[-len(source.tile) :], source.strides, strict=False):
-        if step > 1 and isinstance(dims, str) and dim in dims.split():
+        if step > 1 and dim in dims:
             rule = f"names other dimensions than {dim}, of which the source takes every {step}. element"
-            raise InputError("TmaStoreStage(dims)", dims, rule, "give it a name of its own, related by a Dim")
+            raise InputError("TmaStoreStage(dims)", " ".join(dims), rule, "give it a name of its own, related by a Dim")
 
 
 def _transposes(dims: Any, source: Any) -> bool:
     """Whether the last two of *dims* are those of the matmul *source* in the other order."""
-    named = source.dims if isinstance(source, Wgmma) and isinstance(dims, str) else None
-    return named is not None and tuple(dims.split()[-2:]) == named[::-1] != named
+    named = source.dims if isinstance(source, Wgmma) else None
+    return dims is not None and named is not None and dims[-2:] == named[::-1] != named
 
 
 def _check_follows(source: SlotStage, tile: Any, columns: Any, dtype: Any) -> None:
     """Raises `InputError` for what differs from the slot."""
-    other = dtype is not None and source.dtype not in (None, as_dtype(dtype))
-    if tuple(tile or source.tile) != source.tile or columns is not None or other:
+    other = dtype is not None and source.dtype not in (None, dtype)
+    if (tile or source.tile) != source.tile or columns is not None or other:
         given, rule = (tile, columns, dtype), "follow from the slot"
         raise InputError("TmaStoreStage(tile, columns, dtype)", given, rule, "leave them out")

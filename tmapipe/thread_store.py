@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import attrs
 
-from tmapipe.dtypes import DType
-from tmapipe.errors import InputError
-from tmapipe.role import Role
+from tmapipe.fields import must
 from tmapipe.store_pipeline import TmaStoreStage
 
 __all__ = ["ThreadStoreStage"]
 
-VECTORS = (1, 2, 4, 8, 16)  # bytes
 
-
-@attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
+@attrs.frozen(eq=False, repr=False, kw_only=True)
 class ThreadStoreStage(TmaStoreStage):
     """Stores what the threads of `role` have computed straight from their registers, with ``st.global``.
 
@@ -34,19 +30,15 @@ class ThreadStoreStage(TmaStoreStage):
         InputError: For any other value.
     """
 
-    vector: int = attrs.field(default=16, init=False)
-
-    def __init__(
-        self,
-        dims: str | None = None,
-        *,
-        tile: tuple[int, ...],
-        role: Role,
-        vector: int = 16,
-        dtype: DType | str | None = None,
-    ):
-        if type(vector) is not int or vector not in VECTORS:
-            rule = f"is one of {', '.join(map(str, VECTORS))} bytes"
-            raise InputError("ThreadStoreStage(vector)", vector, rule, "the most that divides the row pitch")
-        super().__init__(dims, tile=tile, role=role, stages=1, dtype=dtype)
-        object.__setattr__(self, "vector", vector)
+    vector: int = attrs.field(
+        default=16,
+        validator=must(
+            lambda n: type(n) is int and n in (1, 2, 4, 8, 16),
+            "is one of 1, 2, 4, 8, 16 bytes",
+            "the most that divides the row pitch",
+        ),
+    )
+    source: None = attrs.field(default=None, init=False)
+    stages: int = attrs.field(default=1, init=False)
+    columns: int | None = attrs.field(default=None, init=False)
+    reduce: str | None = attrs.field(default=None, init=False)

@@ -492,7 +492,7 @@ def test_tf32_and_int8():
     )
     one, two = tp.Role(warps=1), tp.Role(warps=1)
     shared = {"tile": (8, 64), "ring": tp.BarrierRing(2, producer=one, consumer=two), "writer": one, "dtype": "tf32"}
-    refused(tp.SharedStage, argument="SharedStage(dtype)", value="tf32", rule="TMA loads", **shared)
+    refused(tp.SharedStage, argument="SharedStage(dtype)", value=tp.tf32, rule="TMA loads", **shared)
 
     deep = (128, 128, 128)
     assert S.Gemm(deep).plan({**int8, "d": "int32"}).matmul("mma").k_instructions == 4

@@ -38,7 +38,7 @@ def parts():
         ),
         of_a: a,
         of_b: b,
-        f"SharedStage(tile=(8, 64), ring={of_ring}, dtype=fp32, swizzle=0, writer={math!r})": shared,
+        f"SharedStage(tile=(8, 64), ring={of_ring}, swizzle=0, dtype=fp32, writer={math!r})": shared,
         f"Wgmma(a={of_a}, b={of_b})": tp.Wgmma(a, b),
         f"Wgmma(a={of_a}, b={of_b}, promote=True)": tp.Wgmma(a, b, promote=True),
         f"Wgmma(a={of_a}, b={of_b}, in_flight=2)": tp.Wgmma(a, b, in_flight=2),

@@ -115,7 +115,7 @@ def test_refused():
             tp.ThreadStoreStage, "m n", tile=(4, 64), role=role, vector=vector, argument="vector", rule="is one of 1"
         )
     refused(
-        tp.ThreadStoreStage, "m n", tile=(4, 64), role=None, argument="TmaStoreStage(tile, role)", rule="are needed"
+        tp.ThreadStoreStage, "m n", tile=(4, 64), role=None, argument="ThreadStoreStage(tile, role)", rule="are needed"
     )
     assert "vector=4" in repr(tp.ThreadStoreStage("m n", tile=(4, 64), role=role, vector=4))
     refused(through((4, 64), role, 2, "fp32").plan, argument="y.vector", rule="at least an element of 4 bytes")

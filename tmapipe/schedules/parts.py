@@ -44,7 +44,7 @@ class AddedParts(TmaStoreStage):
         options: As of `TmaStoreStage`.
     """
 
-    extent: int = attrs.field(default=1)
+    extent: int = attrs.field(default=1, init=False)
 
     def __init__(self, source: Wgmma, extent: int, **options: Any):
         super().__init__("s m n", source=source, reduce="add", **options)
