@@ -15,7 +15,9 @@ from tmapipe.dtypes import DType, int32
 from tmapipe.errors import InputError
 from tmapipe.fields import is_count
 from tmapipe.isa.fragment import applied
+from tmapipe.kernel import KernelContext
 from tmapipe.plan.model import Plan
+from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
@@ -83,13 +85,13 @@ class AddParts(Schedule):
         return 0.0 if self.epilogue is None else applied(self.epilogue, (np.zeros(bound.shapes["d"], np.float32),), {})
 
     @load.jit
-    def fill(self, k: Any, tile: Tile) -> None:
+    def fill(self, k: KernelContext, tile: Tile) -> None:
         for some in range(k.steps("x", "s")):
             with k.ring.produce() as slot:
                 slot.x.load(tile, s=some)
 
     @add.jit
-    def total(self, k: Any, tile: Tile) -> None:
+    def total(self, k: KernelContext, tile: Tile) -> None:
         with k.ring.consume() as slot:
             total = self._sum(slot)
         for _ in range(k.steps("x", "s") - 1):
@@ -97,7 +99,7 @@ class AddParts(Schedule):
                 total = self._sum(slot, total)
         k.d.store(tile, total, self.epilogue)
 
-    def _sum(self, slot: Any, *before: Any) -> Any:
+    def _sum(self, slot: Slot, *before: Any) -> Any:
         """*before* plus the parts in a slot, one after another."""
         parts = (slot.x.read(tile=self.d.tile, at=(i * self.rows, 0)) for i in range(self.together))
         return functools.reduce(operator.add, (*before, *parts))

@@ -12,6 +12,7 @@ from tmapipe.cluster_sum import ClusterSum
 from tmapipe.errors import InputError
 from tmapipe.fields import is_count
 from tmapipe.integers import ceil_div
+from tmapipe.kernel import KernelContext
 from tmapipe.plan.model import Plan
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.gemm import Gemm
@@ -78,12 +79,12 @@ class ClusterSplitK(Gemm):
         self.total = ClusterSum(self.math, mma, "n", self.parts)
         self.sources = (self.total,)
 
-    def tile_slots(self, k: Any, tile: Tile) -> Any:
+    def tile_slots(self, k: KernelContext, tile: Tile) -> Any:
         """k-tiles of each part, as many in all: the last ones may lie beyond the end, where loads give zeros."""
         return ceil_div(k.steps("a", "k"), self.parts * self.clusters)
 
     @load.jit
-    def fill(self, k: Any, tile: Tile) -> None:
+    def fill(self, k: KernelContext, tile: Tile) -> None:
         m, n, width = k.plan.matmul("mma").shape
         steps = self.tile_slots(k, tile)
         part = tile.n % self.parts + (0 if self.clusters == 1 else tile.s % self.clusters * self.parts)
@@ -94,7 +95,7 @@ class ClusterSplitK(Gemm):
                     getattr(slot, name).load_from(*(at[dim] for dim in getattr(self, name).dims))
 
     @math.jit
-    def multiply(self, k: Any, tile: Tile) -> None:
+    def multiply(self, k: KernelContext, tile: Tile) -> None:
         k.total.start()
         with k.mma.accumulate(empty=False) as acc:
             for _ in range(self.tile_slots(k, tile)):

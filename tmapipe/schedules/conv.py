@@ -18,6 +18,7 @@ from tmapipe.dtypes import as_dtype
 from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.errors import InputError
 from tmapipe.im2col_stage import Im2colLoadStage
+from tmapipe.kernel import KernelContext
 from tmapipe.matmul import Wgmma
 from tmapipe.multicast import MulticastGroup
 from tmapipe.protocol.tile import Tile
@@ -140,7 +141,7 @@ class Conv(Gemm):
         *rows, columns = self._shape_of_images(given)
         return math.prod(rows), columns
 
-    def tile_slots(self, k: Any, tile: Tile) -> Any:
+    def tile_slots(self, k: KernelContext, tile: Tile) -> Any:
         """One slot for each element of a window and each k-tile of channels."""
         return math.prod(self.windows_of_images.size) * k.steps("a", "c")
 
@@ -153,7 +154,7 @@ class Conv(Gemm):
         return tuple(found)
 
     @load.jit
-    def fill(self, k: Any, tile: Tile) -> None:
+    def fill(self, k: KernelContext, tile: Tile) -> None:
         windows, columns, channels = self.tile_extents
         first = k.windows("a", tile.m * windows)
         many = math.prod(self.windows_of_images.size)

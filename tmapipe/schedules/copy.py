@@ -9,6 +9,7 @@ from tmapipe.bind.memory import check_kind, check_memory
 from tmapipe.bind.tensors import as_words, is_contiguous, new_like
 from tmapipe.dtypes import int32
 from tmapipe.errors import InputError
+from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
@@ -84,11 +85,11 @@ class Copy(Schedule):
         return y
 
     @load.jit
-    def fill(self, k: Any, tile: Tile) -> None:
+    def fill(self, k: KernelContext, tile: Tile) -> None:
         with k.ring.produce() as slot:
             slot.x.load(tile)
 
     @store.jit
-    def drain(self, k: Any, tile: Tile) -> None:
+    def drain(self, k: KernelContext, tile: Tile) -> None:
         with k.ring.consume() as slot:
             slot.y.store(tile)

@@ -10,6 +10,7 @@ from tmapipe.bind.bound import Bound
 from tmapipe.dtypes import fp32
 from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.epilogue.operands import Matrix
+from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
 from tmapipe.register_tile import RegisterTile
 from tmapipe.role import Role
@@ -48,13 +49,13 @@ class FinishParts(Fused):
         return tuple(given["workspace"].shape[1:])
 
     @load.jit
-    def fill(self, k: Any, tile: Tile) -> None:
+    def fill(self, k: KernelContext, tile: Tile) -> None:
         for part in range(k.steps("workspace", "s")):
             with k.ring.produce() as slot:
                 slot.workspace.load(tile, s=part)
 
     @math.jit
-    def finish(self, k: Any, tile: Tile) -> None:
+    def finish(self, k: KernelContext, tile: Tile) -> None:
         with k.ring.consume() as slot:
             total = k.total.read(slot.workspace)
         for _ in range(k.steps("workspace", "s") - 1):

@@ -14,6 +14,7 @@ from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.epilogue.operands import Operands, columns_of
 from tmapipe.epilogue.outputs import Output, StoreForm
 from tmapipe.errors import InputError
+from tmapipe.kernel import KernelContext
 from tmapipe.matmul import Wgmma
 from tmapipe.plan.model import Plan
 from tmapipe.protocol.tile import Tile
@@ -105,19 +106,19 @@ class Fused(Schedule):
         values = self.epilogue.values((zero,) * sources, self.operands.whole(bound) if self.operands else {})
         return values if not self.reductions.kinds else self.reductions.whole(values, bound)
 
-    def ring_slots(self, k: Any, ring: str, tile: Tile) -> Any:
+    def ring_slots(self, k: KernelContext, ring: str, tile: Tile) -> Any:
         """Of the operands' ring, one slot a piece or a tile."""
         if self.operands is not None and ring == self.declared.name_of(self.operand_ring):
             return len(self.operands.slots)
         return self.tile_slots(k, tile)
 
-    def store_all(self, k: Any, tile: Tile, values: tuple[Any, ...]) -> None:
+    def store_all(self, k: KernelContext, tile: Tile, values: tuple[Any, ...]) -> None:
         """Stores what the epilogue makes of *values* to all outputs."""
         also = {name: getattr(k, name) for name in self.outputs[1:]}
         operands = self.operands.reader(k, tile) if self.operands else None
         k.d.store(tile, values, self.applied.function, also=also, operands=operands)
 
     @FETCH.jit
-    def fetch_operands(self, k: Any, tile: Tile) -> None:
+    def fetch_operands(self, k: KernelContext, tile: Tile) -> None:
         assert self.operands is not None
         self.operands.load(k, tile)

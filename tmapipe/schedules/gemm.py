@@ -10,6 +10,7 @@ warpgroups still store the last one. The mainloop says how warpgroups share tile
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from tmapipe.barrier import BarrierRing
@@ -18,9 +19,11 @@ from tmapipe.bind.memory import check_kind
 from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.errors import InputError
 from tmapipe.isa.values import Carried
+from tmapipe.kernel import KernelContext
 from tmapipe.matmul import Wgmma
 from tmapipe.moved import moved
 from tmapipe.multicast import check_cluster
+from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
 from tmapipe.schedules.fused import Fused
@@ -147,16 +150,16 @@ class Gemm(Fused):
             check_kind(name, given.get(name))
         return (*given["a"].shape[:-1], given[second].shape[-2])
 
-    def tile_slots(self, k: Any, tile: Tile) -> Any:
+    def tile_slots(self, k: KernelContext, tile: Tile) -> Any:
         """One slot per k-tile: all, or those of the tile's part."""
         return k.steps("a", "k") if tile.get("steps") is None else tile.steps
 
-    def accumulate(self, k: Any) -> Sums:
+    def accumulate(self, k: KernelContext) -> Sums:
         """The scope in which all products are summed up. *k* is as in bodies."""
         parts = {name: getattr(k, name).accumulate(empty=self.tiles.without_steps) for name in self.products}
         return Sums({second: parts[name] for name, second in self.products.items()}, self.mainloop.along)
 
-    def epilogue_turn(self, k: Any) -> Any:
+    def epilogue_turn(self, k: KernelContext) -> AbstractContextManager[object]:
         """The scope of an epilogue, as of `Cooperative.epilogue_turn`."""
         return self.mainloop.epilogue_turn(k)
 
@@ -164,19 +167,19 @@ class Gemm(Fused):
     def applied(self) -> Epilogue:
         return self.parts_of_k.stored if self.tiles.in_parts else self.epilogue
 
-    def store(self, k: Any, tile: Tile, sums: Sums) -> None:
+    def store(self, k: KernelContext, tile: Tile, sums: Sums) -> None:
         """Stores the epilogue of *sums*, the accumulators of *tile* of the output, to all outputs. *k* is as in bodies."""
         self.store_all(k, tile, sums.accumulators)
 
     @load.jit
-    def fill(self, k: Any, tile: Tile) -> None:
+    def fill(self, k: KernelContext, tile: Tile) -> None:
         first = tile.get("first")
         for step in range(self.tile_slots(k, tile)):
             with k.ring.produce() as slot:
                 load_all(slot, self.loaded, tile, first, step)
 
     @math.jit
-    def multiply(self, k: Any, tile: Tile) -> None:
+    def multiply(self, k: KernelContext, tile: Tile) -> None:
         with self.accumulate(k) as sums:
             with self.mainloop.mainloop_turn(k):
                 for _ in range(self.tile_slots(k, tile)):
@@ -201,7 +204,7 @@ def _check_kind(argument: str, value: Any, *kinds: type) -> None:
         raise InputError(argument, value, f"is an object of type {' or '.join(known)}", f"e.g. {fix}")
 
 
-def load_all(slot: Any, stages: tuple[str, ...], tile: Tile, first: Any, step: Any) -> None:
+def load_all(slot: Slot, stages: tuple[str, ...], tile: Tile, first: Any, step: Any) -> None:
     """Starts the loads of *stages* for k-tile number *step* of *tile*, counted from *first* (None: from 0)."""
     for name in stages:
         getattr(slot, name).load(tile, k=step if first is None else first + step)
@@ -226,7 +229,7 @@ class Sums(Carried):
         for accumulator in reversed(self.accumulators):
             accumulator.__exit__(*error)
 
-    def add(self, slot: Any) -> None:
+    def add(self, slot: Slot) -> None:
         """Starts the matmuls of one slot."""
         for name, accumulator in self.by_operand.items():
             of = (slot.a, getattr(slot, name))

@@ -9,16 +9,17 @@ PingPong      each warpgroup on a tile of its own, so that one's epilogue runs u
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
 
 import attrs
 
 from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.errors import InputError
 from tmapipe.fields import must
+from tmapipe.kernel import KernelContext
 from tmapipe.role import Role
 from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.tiles.order import TileOrder
 from tmapipe.turnstile import Turnstile
 
 __all__ = ["Cooperative", "PingPong"]
@@ -51,15 +52,15 @@ class Cooperative:
         """What orders the teams of *role*, which store through *stores*, by name."""
         return {}
 
-    def mainloop_turn(self, k: Any) -> Any:
+    def mainloop_turn(self, k: KernelContext) -> AbstractContextManager[object]:
         """The scope of a mainloop. *k* is as in bodies."""
         return nullcontext()
 
-    def epilogue_turn(self, k: Any) -> Any:
+    def epilogue_turn(self, k: KernelContext) -> AbstractContextManager[object]:
         """The scope of an epilogue. *k* is as in bodies."""
         return nullcontext()
 
-    def check(self, tiles: Any, epilogue: Epilogue) -> None:
+    def check(self, tiles: TileOrder, epilogue: Epilogue) -> None:
         """Raises `InputError` for *tiles* or an *epilogue* that it does not go with."""
         _check_along(self, tiles, epilogue)
 
@@ -92,15 +93,15 @@ class PingPong:
         found = {"order": Turnstile(role)}
         return found | ({"epilogue_order": Turnstile(role, stores)} if self.in_turn else {})
 
-    def mainloop_turn(self, k: Any) -> Any:
+    def mainloop_turn(self, k: KernelContext) -> AbstractContextManager[object]:
         """As `Cooperative.mainloop_turn`: waits until the other team has left its mainloop."""
         return k.order.turn()
 
-    def epilogue_turn(self, k: Any) -> Any:
+    def epilogue_turn(self, k: KernelContext) -> AbstractContextManager[object]:
         """As `Cooperative.epilogue_turn`: waits until the other team has left its epilogue, if `in_turn`."""
         return k.epilogue_order.turn() if self.in_turn else nullcontext()
 
-    def check(self, tiles: Any, epilogue: Epilogue) -> None:
+    def check(self, tiles: TileOrder, epilogue: Epilogue) -> None:
         """Raises `InputError` for *tiles* or an *epilogue* that it does not go with."""
         _check_along(self, tiles, epilogue)
         if epilogue.operands and not self.in_turn:
@@ -110,7 +111,7 @@ class PingPong:
             raise InputError("mainloop", self, rule, "use Cooperative()")
 
 
-def _check_along(mainloop: Cooperative | PingPong, tiles: Any, epilogue: Epilogue) -> None:
+def _check_along(mainloop: Cooperative | PingPong, tiles: TileOrder, epilogue: Epilogue) -> None:
     """Raises `InputError` for what transposed accumulators do not go with."""
     if mainloop.along == "m":
         return
