@@ -7,6 +7,7 @@ import pytest
 
 from tests.emit.kernels import built
 from tests.oracle.ptx_execution import BASE, Execution, Launch
+from tests.sweeps import ALL
 from tmapipe.machine.banks import times
 from tmapipe.registers import fragments_need, touched_by
 
@@ -52,7 +53,7 @@ def in_ptx(kernel, warp):
     return taken, least
 
 
-@pytest.mark.parametrize("name", ["gemm m8, along n", "gemm m24 along n with operands", "gemm 1x2, along n"])
+@pytest.mark.parametrize("name", ["gemm m8, along n", "gemm 1x2, along n", *ALL * ["gemm m24 along n with operands"]])
 def test_stmatrix_writes_its_slot_alone(name):
     kernel = built(name)
     role, d = kernel.plan.role("math"), kernel.plan.buffer("d")
@@ -72,7 +73,8 @@ def matrices(stmatrix):
 
 @pytest.mark.parametrize("name, role", [
     ("stores by threads", "work"), ("stores by threads", "copy"), ("copies beside loads", "work"), ("add parts", "add"),
-    ("copies of images", "load"), ("chain of three", "double"), ("gemm 2x1", "math"), ("gemm 2x1 to fp32", "math"),
+    ("copies of images", "load"), ("chain of three", "double"),
+    ("gemm a along m, b along n", "math"), ("gemm tf32", "math"), *ALL * [("gemm 2x1", "math"), ("gemm 2x1 to fp32", "math")],
 ])  # fmt: skip
 def test_as_the_ptx_does(name, role):
     kernel = built(name)

@@ -8,7 +8,11 @@ import pytest
 from tests.emit.kernels import KERNELS, build, built
 from tmapipe.gpu import isa
 
-KERNEL_OF = {"load": "copy swizzled 128", "store": "copy swizzled 128", "reduce": "reduce"}
+KERNEL_OF = {
+    "load": "copy swizzled 32, 3 blocks of rows",
+    "store": "copy swizzled 32, 3 blocks of rows",
+    "reduce": "reduce",
+}
 
 
 def issued(kernel, operation, lane):

@@ -159,7 +159,7 @@ def test_local_memory_is_seen():
 
 def test_unrolling_multiplies_what_the_reader_counts():
     """Why kernels are built with unroll=False before they are counted."""
-    once, unrolled = built("copy bf16").ptx.facts(), built("copy bf16", unroll=True).ptx.facts()
+    once, unrolled = built("vector").ptx.facts(), built("vector", unroll=True).ptx.facts()
     assert once.waits == {"ring.free": 1, "ring.full": 1}
     assert unrolled.waits["ring.full"] > 1
     assert once.inits == unrolled.inits

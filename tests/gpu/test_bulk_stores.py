@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from examples.vectors import Axpy
-from tests.emit.kernels import BulkBothWays, BulkReduced, BulkRows
+from tests.emit.forms import BulkBothWays, BulkReduced, BulkRows
 from tests.oracle.copy_forms import BulkFromSlots
 
 CASES = [(how, "int32") for how in ("add", "min", "max", "and", "or", "xor", "inc", "dec")]

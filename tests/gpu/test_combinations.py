@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tmapipe as tp
-from tests.emit.kernels import BulkVectorCopy
+from tests.emit.forms import BulkVectorCopy
 
 S, E, F = tp.schedules, tp.epilogue, tp.math
 

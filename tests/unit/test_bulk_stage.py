@@ -5,7 +5,7 @@ import pytest
 
 import tmapipe as tp
 from examples.stream_copy import vector_copy
-from tests.emit.kernels import BulkBothWays, BulkReduced, BulkVectorCopy
+from tests.emit.forms import BulkBothWays, BulkReduced, BulkVectorCopy
 from tests.oracle.copy_forms import BulkFromSlots
 from tests.unit.errors import refused
 
