@@ -55,7 +55,7 @@ class ClusterRowSums(tp.Schedule):
 
 
 if __name__ == "__main__":
-    x = np.random.default_rng(0).standard_normal((100, 3000)).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal((20, 600)).astype(np.float32)
     np.testing.assert_allclose(RowSums()(x), x.sum(1), rtol=1e-4, atol=1e-3)
     np.testing.assert_allclose(ClusterRowSums()(x), x.sum(1), rtol=1e-4, atol=1e-3)
     print(RowSums().check())

@@ -15,6 +15,7 @@ from examples.ragged import RaggedSums
 from examples.stencil import Stencil
 from tests.check.deciding import CASES, STARTS, Placed
 from tests.check.unseen import REFUSED, UNSEEN, Refused, RowsOfATable
+from tests.sweeps import ALL
 from tmapipe.check import Kind
 
 EVERY = "every trip count"
@@ -87,7 +88,7 @@ def test_python_state_is_refused(make, word):
 # ---- whole kernels ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [True, *ALL * [False]])
 def test_attention_is_proved_for_all_shapes(causal):
     report = attention_of(causal=causal).check()
     assert report.ok and report.trips == EVERY, f"{report}\n{report.runs}"

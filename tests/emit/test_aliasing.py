@@ -443,7 +443,7 @@ class Values(Carried):
         self.values[i] = Int32(value)
 
 
-@pytest.mark.parametrize("schedule", sample([Plain, *SAME, *OTHER], 4))
+@pytest.mark.parametrize("schedule", sample([Plain, *SAME, *OTHER], 12))
 def test_ordinary_state_would_fail(schedule, monkeypatch):
     """Mostly by an error that names no line ("could not build valid IR"); in a branch, silently."""
     monkeypatch.setattr(GpuIsa, "cells", lambda self, *initial: Values(initial))
@@ -453,7 +453,7 @@ def test_ordinary_state_would_fail(schedule, monkeypatch):
         assert "could not build valid IR" in str(error)
 
 
-@pytest.mark.parametrize("schedule", sample([Plain, *SAME, *OTHER], 4, first=2))
+@pytest.mark.parametrize("schedule", sample([Plain, *SAME, *OTHER], 8, first=2))
 def test_constant_state_would_be_silently_wrong(schedule, monkeypatch):
     """Python integers fold while tracing: this compiles without a word, and every trip of a loop takes the same slot."""
     monkeypatch.setattr(GpuIsa, "cells", lambda self, *initial: list(initial))

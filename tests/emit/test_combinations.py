@@ -6,6 +6,6 @@ from tests.machine.test_combinations import SAFE
 from tests.sweeps import sample
 
 
-@pytest.mark.parametrize("name", sample(SAFE, 6))
+@pytest.mark.parametrize("name", sample(SAFE, 7))
 def test_spills_nothing(name):
     assert SAFE[name]().compile().resources.spill_bytes == 0

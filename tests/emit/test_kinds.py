@@ -41,7 +41,11 @@ def forms(source, target, tile):
 
 
 @pytest.mark.parametrize(
-    ("source", "target"), [*zip(TYPES, TYPES, strict=True), *ALL * [("int8", "bf16"), ("fp8_e4m3", "bf16")]]
+    ("source", "target"),
+    [
+        *((kind, kind) for kind in TYPES if ALL or kind not in ("fp16", "fp8_e4m3")),
+        *ALL * [("int8", "bf16"), ("fp8_e4m3", "bf16")],
+    ],
 )
 def test_compiles(source, target):
     assert forms(source, target, (16, 64)).compile(arch="sm_90a").resources.spill_bytes == 0

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tmapipe as tp
-from tests.sweeps import examples
+from tests.sweeps import examples, sample
 from tests.unit.errors import refused
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Machine
@@ -34,9 +34,10 @@ def numbers(m, n, k=24):
     return arrays, (a[0].astype(np.float32) @ b[0].astype(np.float32).T).astype(ml_dtypes.bfloat16)
 
 
-@pytest.mark.parametrize("kind", [S.Gemm, S.PingPong])
-@pytest.mark.parametrize("cluster", [(1, 1), (2, 1), (2, 2)])
-@pytest.mark.parametrize("clusters", [1, 2, 3])
+@pytest.mark.parametrize(
+    "clusters, cluster, kind",
+    sample(itertools.product([1, 2, 3], [(1, 1), (2, 1), (2, 2)], [S.Gemm, S.PingPong]), 5),
+)
 def test_results(kind, cluster, clusters):
     schedule, policy = small(cluster, kind=kind), POLICIES[(clusters + cluster[0] + cluster[1]) % len(POLICIES)]
     arrays, want = numbers(200, 264)

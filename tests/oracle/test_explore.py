@@ -344,7 +344,7 @@ def test_the_first_failure_is_enough_if_asked():
     assert found.ok is False and len(found.kinds) == 1
 
 
-@pytest.mark.parametrize("block", range(3 if ALL else 2))
+@pytest.mark.parametrize("block", range(3 if ALL else 1))
 def test_leaving_out_interleavings_changes_no_verdict(block):
     """Against all interleavings without exception, which only the smallest programs allow."""
     decided = 0

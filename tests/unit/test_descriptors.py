@@ -19,7 +19,7 @@ from tests.oracle.descriptor_forms import (
     SomeRows,
     padded_gemm,
 )
-from tests.sweeps import ALL
+from tests.sweeps import ALL, sample
 from tests.unit.errors import refused
 from tmapipe.check import Kind
 
@@ -160,7 +160,7 @@ def convolved(schedule, x, f, windows):
 PAIRS = [*itertools.product(WINDOWS, [1, 2])] if ALL else [*zip(WINDOWS, itertools.cycle([1, 2]), strict=False)]
 
 
-@pytest.mark.parametrize("windows, cluster", PAIRS, ids=repr)
+@pytest.mark.parametrize("windows, cluster", sample(PAIRS, 3), ids=repr)
 def test_a_convolution(windows, cluster):
     x, f = torch.randint(-3, 4, (3, 9, 11, 40)), torch.randint(-3, 4, (24, *windows.size, 40))
     schedule = Convolved(windows, cluster)

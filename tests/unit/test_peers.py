@@ -1,10 +1,13 @@
 """PeerStage: tiles that CTAs of a cluster copy into each other's slots."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 import tmapipe as tp
 from tests.oracle.peer_forms import Looked, Reduced, Rotated, RotatedInPairs, Scattered, Swapped
+from tests.sweeps import sample
 from tests.unit.errors import refused
 from tests.unit.test_added import expected
 from tmapipe.check.findings import Kind
@@ -15,8 +18,7 @@ def whole(*shape, seed=0):
     return np.random.default_rng(seed).integers(-9, 9, shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("peers", [2, 3, 4, 8])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed, peers", sample(itertools.product([0, 1], [2, 3, 4, 8]), 3))
 def test_each_gets_its_neighbours_tile(peers, seed):
     schedule = Rotated()
     schedule.cluster = {"m": peers}
@@ -260,8 +262,10 @@ def test_what_threads_cannot_send():
 # ---- reductions into peers --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reduce", ["add", "min", "max", "and", "or", "xor", "inc", "dec"])
-@pytest.mark.parametrize("peers", [2, 4])
+@pytest.mark.parametrize(
+    "peers, reduce",
+    sample(itertools.product([2, 4], ["add", "min", "max", "and", "or", "xor", "inc", "dec"]), 3),
+)
 def test_parts_are_reduced_in_place(reduce, peers):
     rng = np.random.default_rng(0)
     x = rng.integers(-(2**31), 2**31, (peers, 12 * peers, 96)).astype(np.int32)
