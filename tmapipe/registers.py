@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Needs", "fragments_held", "fragments_need", "touched_by"]
 
-TURNS = 3  # tiles along each dimension: an inner loop's first turn, one between, and the last
+ITERATIONS = 3  # tiles along each dimension: an inner loop's first iteration, one between, and the last
 
 
 class Needs(NamedTuple):
@@ -40,7 +40,7 @@ def fragments_need(schedule: Schedule, plan: Plan) -> dict[str, Needs]:
     that cannot be recorded.
     """
     sizes = {dim: size for part in plan.transfers for dim, size in zip(part.dims, part.tile, strict=True)}
-    shapes = plan.shapes({dim: size * (TURNS if size > 1 else 1) for dim, size in sizes.items()})
+    shapes = plan.shapes({dim: size * (ITERATIONS if size > 1 else 1) for dim, size in sizes.items()})
     found = {}
     for role in plan.roles:
         live, seen = Live(), Accesses()
@@ -75,7 +75,7 @@ class _Watched(MachineIsa):
         self.fragments.live = live
 
     def load_entry(self, table: str, i: int, without_data: int) -> int:
-        return super().load_entry(table, i, without_data or TURNS * i)
+        return super().load_entry(table, i, without_data or ITERATIONS * i)
 
 
 def touched_by(plan: Plan, needs: Mapping[str, Needs]) -> dict[str, list[Touched]]:

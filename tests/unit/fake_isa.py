@@ -72,8 +72,10 @@ class RecordingIsa:
         for i in range(trips):
             body(i)
 
-    def loop_while(self, state: list[int], body: Callable[[], None], turns: Callable[[], int] | None = None) -> None:
-        self.loop(turns() if turns is not None else 0, lambda i: body())
+    def loop_while(
+        self, state: list[int], body: Callable[[], None], iterations: Callable[[], int] | None = None
+    ) -> None:
+        self.loop(iterations() if iterations is not None else 0, lambda i: body())
         while state[0]:
             body()
 

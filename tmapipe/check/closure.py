@@ -101,7 +101,7 @@ def closed_for(
 
 def _order(where: Where, following: list[Segment]) -> list[Segment]:
     """What is looked at later comes first: the end of a run; loops in a loop; of a loop around others its end, of others one
-    more turn. This only saves states."""
+    more iteration. This only saves states."""
     around = any(each.to[0] == where[0] == "step" and each.to[1] > where[1] for each in following)
 
     def key(segment: Segment) -> tuple[bool, float]:

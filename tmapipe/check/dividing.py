@@ -18,7 +18,7 @@ from tmapipe.machine.decisions import Loop, sources
 
 __all__ = ["After", "Dividing", "NotAlike", "Ops", "Piece", "Segment", "Where", "regular_from"]
 
-Where = tuple[str, int]  # ("tile", i) before the i-th tile, ("step", i) between turns of one of its loops
+Where = tuple[str, int]  # ("tile", i) before the i-th tile, ("step", i) between iterations of one of its loops
 Ops = list[list[Any]]  # by warp
 
 
@@ -45,7 +45,7 @@ After = dict[Where, list[Segment]]
 
 
 class NotAlike(NotRegular):
-    """Turns of inner loops are not all alike, one by one, two by two or by three."""
+    """Iterations of inner loops are not all alike, one by one, two by two or by three."""
 
     def __init__(self) -> None:
         super().__init__("inner steps are not all alike")
@@ -72,10 +72,10 @@ class Dividing:
     """Divides tiles.
 
     values: by variation, those to look at; at_once: inner steps of a segment; boundaries: tiles of the recorded problems;
-    within: boundaries between turns so far.
+    within: boundaries between iterations so far.
 
     Args:
-        laps: How many numbers of turns show how a count goes on.
+        laps: How many numbers of iterations show how a count goes on.
     """
 
     def __init__(self, problems: Problems, at_once: int, laps: int):
@@ -171,7 +171,7 @@ class Dividing:
         enter, step, leave = Portion(), Portion(), Portion()
         for rest, (pieces, sizes) in both.items():
             piece, times = pieces[own[-1]], len(own) - 1 - n
-            # before the first and the second turn, and after the last: taken from one that has at least one turn
+            # before the first and the second iteration, and after the last: taken from one that has at least one iteration
             one, two, end = (
                 [last - c - b * left for last, (b, c) in zip(piece.last, sizes, strict=True)]
                 for left in (times, times - 1, 0)
@@ -228,8 +228,10 @@ class Dividing:
     def _start(self, i: int, piece: Piece, agent: int) -> int:
         """Where the tile begins in a warp's program; its end if another team handles it."""
         program = self.problems.programs(self.boundaries, piece.kind)[agent]
-        turn = iteration_of(self.problems.layout, agent, i)
-        return program.tiles[turn] if turn is not None and turn < program.iterations else len(program.ops)
+        iteration = iteration_of(self.problems.layout, agent, i)
+        return (
+            program.tiles[iteration] if iteration is not None and iteration < program.iterations else len(program.ops)
+        )
 
     def _loops(self, i: int, variation: Variation, piece: Piece) -> list[list[Loop]]:
         """By warp: the outermost loops of a piece that the variation counts."""

@@ -23,16 +23,16 @@ Key = tuple[Any, ...]
 MOST_KINDS = 2000
 FARTHEST = 24  # a number that a count may be compared with
 ALL = 20  # as many values of something bounded are all looked at
-BY_TURN = "decides on the first or the last turns of a loop"
+BY_ITERATION = "decides on the first or the last iterations of a loop"
 
 
 @attrs.frozen
 class Variation:
     """Something that varies.
 
-    key, term: of `Decisions`; near, far: from which value to which one answers change, or turns begin; some: the values to
-    look at, if it is only compared; indices: of the loops at each of whose turns it can have another value; around: whether it
-    counts a loop at whose turns something can have another value.
+    key, term: of `Decisions`; near, far: from which value to which one answers change, or iterations begin; some: the values
+    to look at, if it is only compared; indices: of the loops at each of whose iterations it can have another value; around:
+    whether it counts a loop at whose iterations something can have another value.
     """
 
     key: Key
@@ -93,7 +93,7 @@ def kinds_of(decisions: Decisions) -> Kinds:
     loops = {index for key in keys for index in decisions.indices(key)}
     around = {
         _whole_of(part) for index in loops for part, _ in decisions.looked_at(index[2], index[1], keys)
-    }  # counts of loops at whose turns something can have another value
+    }  # counts of loops at whose iterations something can have another value
     found = []
     reasons = [
         f"{text_of(use.terms, use.const)}, which {use.how}" for use in decisions.uses if use.how in (START, CARRIED)
@@ -102,7 +102,7 @@ def kinds_of(decisions: Decisions) -> Kinds:
         own = [use for use in uses if any(key in (part, _whole_of(part)) for part, _ in use.terms)]
         values = any(use.how == VALUE for use in own)
         direct = all(len(use.terms) == 1 and use.terms[0][0] == key for use in own)
-        counted = not direct or any(use.how in (COUNT, BY_TURN) for use in own)
+        counted = not direct or any(use.how in (COUNT, BY_ITERATION) for use in own)
         scale = max([part[2] for part in halves if _whole_of(part) == key], default=1)
         term = decisions.terms[key]
         changes = [value * scale for use in own if use.how != VALUE for value in _changes(use, halves)] or [0]
@@ -152,7 +152,7 @@ def _sum(use: Use) -> Key:
 
 
 def _by_turn(decisions: Decisions, use: Use) -> Use:
-    """A comparison with the first or the last turns of a loop, as a use of the loop's count; any other use as it is."""
+    """A comparison with the first or the last iterations of a loop, as a use of the loop's count; any other use as it is."""
     indices = [(key, factor) for key, factor in use.terms if decisions.terms[key].by_index]
     if use.how != COMPARED or len(indices) != 1 or abs(use.const) > FARTHEST:
         return use
@@ -162,7 +162,7 @@ def _by_turn(decisions: Decisions, use: Use) -> Use:
     rest = tuple((term, -factor * each) for term, each in use.terms if (term, each) not in indices)
     if key[0] != "index" or abs(factor) != 1 or rest not in ((), key[2]):
         return use
-    return Use(BY_TURN, key[2], use.const, (key,) * key[1])
+    return Use(BY_ITERATION, key[2], use.const, (key,) * key[1])
 
 
 def _is_free(decisions: Decisions, use: Use, pairs: set[tuple[Key, Key]]) -> bool:
@@ -197,7 +197,7 @@ def _of_sum(decisions: Decisions, terms: Sum) -> Term:
 def _changes(use: Use, halves: Collection[Key] = ()) -> list[int]:
     """The least and the largest value of a term at which what a body does with it changes."""
     ((key, factor), *others) = use.terms
-    if others or use.how == BY_TURN or key in halves:
+    if others or use.how == BY_ITERATION or key in halves:
         far = abs(use.const) // min(abs(factor) for _, factor in use.terms) + 1
         return [-far, far]
     below, rest = divmod(-use.const, factor)

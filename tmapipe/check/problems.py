@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Kind", "NotRegular", "Problems"]
 
-Kind = tuple[Any, ...]  # a value of each variation, or a tuple of them, for one turn of a loop after the other
+Kind = tuple[Any, ...]  # a value of each variation, or a tuple of them, for one iteration of a loop after the other
 
 
 class NotRegular(Exception):
@@ -42,8 +42,8 @@ class Problems:
 
     group: tiles that the teams of all roles take together; slots: of the longest ring; dims: of the output; along: that one
     along which a CTA gets more or fewer tiles, the last one that may have any extent; kinds: what the bodies decide on, by
-    all that has been recorded so far; ahead: whether warps without turns of a loop go on during its first ones, rather than
-    after its last.
+    all that has been recorded so far; ahead: whether warps without iterations of a loop go on during its first ones, rather
+    than after its last.
     """
 
     ahead = False

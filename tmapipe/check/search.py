@@ -88,5 +88,5 @@ def _tables(problems: Problems, names: set[str]) -> Iterator[dict[str, Any]]:
         return
     for value in (1, 0, 2, 3, problems.slots + 1):
         yield {name: [value] * ENTRIES for name in names}
-    for turn in range(3):
-        yield {name: [(i + j + turn) % 3 for i in range(ENTRIES)] for j, name in enumerate(sorted(names))}
+    for iteration in range(3):
+        yield {name: [(i + j + iteration) % 3 for i in range(ENTRIES)] for j, name in enumerate(sorted(names))}

@@ -22,7 +22,7 @@ def numbered(layout: Layout, programs: Sequence[Program], loops: list[list[Loop]
     """By warp, the number of the section to which each of its loops belongs; None if there are no sections one after another.
 
     Args:
-        programs: Of all warps, in which each loop has turns.
+        programs: Of all warps, in which each loop has iterations.
         loops: By warp, in the order of its program.
     """
     groups: list[tuple[set[str], list[tuple[int, int]]]] = []  # rings' barriers, and loops that use them

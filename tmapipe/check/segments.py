@@ -1,4 +1,4 @@
-"""What a run can do next, between two tiles or between two turns of inner loops: the segments of a schedule.
+"""What a run can do next, between two tiles or between two iterations of inner loops: the segments of a schedule.
 
 They are taken from recorded programs and shown to be the same in all of them, as relative operations. A tile whose bodies
 count k is ``A B^(k-n) C`` with the same A, B and C for each k from some n on, or has operations of its own (k < n). If the
@@ -23,9 +23,9 @@ from tmapipe.check.problems import Kind, NotRegular, Problems
 __all__ = ["END", "After", "NotRegular", "Segment", "Segments", "Where", "segments_of"]
 
 END: Where = ("end", 0)
-FEW_LAPS = 4  # where several numbers count turns, as many of each are looked at together first
+FEW_LAPS = 4  # where several numbers count iterations, as many of each are looked at together first
 LAPS = 3  # around the longest ring, in the longest tiles that are looked at; all tiles together go two times around
-SOME_TILES = 16  # at whose turns decisions differ
+SOME_TILES = 16  # at whose iterations decisions differ
 MOST_PASSES = 6  # over the programs: each can show more that bodies decide on
 
 
@@ -170,7 +170,7 @@ class _Finder(Dividing):
         self._divide(self.mixed, i, 0, whole, (before, following), True)
         for d in range(len(self.values)):
             self._check_many(i, d)
-        if len(self.values) <= 1:  # each number of turns up to a lap by itself
+        if len(self.values) <= 1:  # each number of iterations up to a lap by itself
             found: After = {}
             self._divide(found, i, 0, whole, (before, following), True, least=self.problems.slots + 1)
             for segment in found[before]:
@@ -210,10 +210,10 @@ class _Finder(Dividing):
         lap = self.problems.slots * self.group
         tiles = [self.few] * (self.early + lap) + [another] * lap
         for program in self.problems.in_order(tiles, shifted=True)[0]:
-            turns = [list(map(without_stages, program.tile(i))) for i in range(program.iterations)]
-            usual = len(turns) * self.early // len(tiles)
-            half = (len(turns) + usual) // 2
-            if any(turn != tile[-1] for tile in (turns[usual:half], turns[half:]) for turn in tile):
+            iterations = [list(map(without_stages, program.tile(i))) for i in range(program.iterations)]
+            usual = len(iterations) * self.early // len(tiles)
+            half = (len(iterations) + usual) // 2
+            if any(iteration != tile[-1] for tile in (iterations[usual:half], iterations[half:]) for iteration in tile):
                 raise NotRegular("what bodies do depends on where they are in a ring")
 
     def _check_orders(self) -> None:
@@ -236,7 +236,7 @@ class _Finder(Dividing):
             raise NotRegular("what comes after the last tile depends on its kind")
 
     def _check_turns(self) -> None:
-        """Checks that a tile at whose turns decisions differ is made of these segments, for some such tiles."""
+        """Checks that a tile at whose iterations decisions differ is made of these segments, for some such tiles."""
         if not any(each.indices for each in self.variations):
             return
         choose = random.Random(0)
@@ -250,7 +250,7 @@ class _Finder(Dividing):
                 for each, values in zip(self.variations, self.values, strict=True)
             )
             if not self._consists_of_segments(self.problems.relative(self.boundaries, kind).tiles[self.early]):
-                raise NotRegular(f"turns of a loop depend on those before them, in {self._text(kind)}")
+                raise NotRegular(f"iterations of a loop depend on those before them, in {self._text(kind)}")
 
     def _consists_of_segments(self, tile: Ops) -> bool:
         begin, end = ("tile", self.early), ("tile", self._boundary(self.early + 1))

@@ -114,7 +114,7 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
     def loop(self, trips: Any, body: Callable[[Any], None]) -> None:
         control.loop(trips, body)
 
-    def loop_while(self, state: Any, body: Callable[[], None], turns: Callable[[], int] | None = None) -> None:
+    def loop_while(self, state: Any, body: Callable[[], None], iterations: Callable[[], int] | None = None) -> None:
         control.loop_while(state, body)
 
     def block(self) -> tuple[Any, ...]:

@@ -74,11 +74,11 @@ class Isa(
         """Runs ``body(0)`` .. ``body(trips - 1)``."""
         raise NotImplementedError
 
-    def loop_while(self, state: Cells, body: Callable[[], None], turns: Callable[[], int] | None = None) -> None:
+    def loop_while(self, state: Cells, body: Callable[[], None], iterations: Callable[[], int] | None = None) -> None:
         """Runs ``body()`` as long as ``state[0]``, which is the same in all lanes that run it, is not 0.
 
         Args:
-            turns: Where data decides that: how often it runs in the check, which has no data.
+            iterations: Where data decides that: how often it runs in the check, which has no data.
         """
         raise NotImplementedError
 

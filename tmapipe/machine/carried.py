@@ -1,7 +1,7 @@
-"""What the loops of bodies carry from turn to turn: fragments and numbers that keep their form.
+"""What the loops of bodies carry from iteration to iteration: fragments and numbers that keep their form.
 
 CuTe DSL fixes the types of what a loop carries where it begins, and forgets what a loop assigns first. So that the model
-refuses what cannot be traced, it compares a body's names before its loops and after each turn, and what is used later.
+refuses what cannot be traced, it compares a body's names before its loops and after each iteration, and what is used later.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tmapipe.isa.fragment import Fragment
 from tmapipe.machine.alike import Own
 from tmapipe.machine.varying import Condition, Varying
 
-__all__ = ["Changes", "Turns"]
+__all__ = ["Changes", "Iterations"]
 
 FRAGMENT = "a fragment"
 
 
-class Turns:
+class Iterations:
     """The numbers of a loop, for which they are taken in the body itself.
 
     body: whether it is one, whose names keep their forms; carries: as `Changes` calls it.
@@ -68,8 +68,8 @@ class _Turning:
             before = self.before.get(name, form)
             if before != form:
                 raise ScopeError(
-                    f"`{name}` is {before} where a loop begins and {form} after a turn of it. What a loop carries keeps its "
-                    "form: let it begin as what it becomes, e.g. k.full(stage, 0.0)."
+                    f"`{name}` is {before} where a loop begins and {form} after an iteration of it. What a loop carries keeps "
+                    "its form: let it begin as what it becomes, e.g. k.full(stage, 0.0)."
                 )
         if self.changes:
             self.changes.look(names, _used_outside(code, loop))
@@ -85,7 +85,7 @@ class _Turning:
 
 
 class Changes:
-    """What the turns of a loop change: plain numbers, and what containers have.
+    """What the iterations of a loop change: plain numbers, and what containers have.
 
     tell: is told which names change, how many values they have had together, and whether they are used outside the loop.
     """
@@ -97,7 +97,7 @@ class Changes:
         self.outside: set[tuple[Any, ...]] = set()  # the same of those that are used outside
 
     def look(self, names: Mapping[str, Any], outside: Container[str]) -> None:
-        """Before a turn, or after the last. outside: the names that are used outside the loop."""
+        """Before an iteration, or after the last. outside: the names that are used outside the loop."""
         now = {name: _size(value) for name, value in names.items()}
         self.before = {**now, **self.before}
         changed = tuple([(name, size) for name, size in now.items() if self.before[name] != size])
@@ -142,7 +142,7 @@ def _of_library(kind: Any) -> bool:
 
 @functools.cache
 def _used_after(code: CodeType, loop: int) -> frozenset[str]:
-    """Names that are loaded after a loop before they are stored again. loop: where the code takes its next turn."""
+    """Names that are loaded after a loop before they are stored again. loop: where the code takes its next iteration."""
     end = _end(code, loop)
     found: dict[str, bool] = {}
     for at, name, loads in _names(code):
@@ -153,7 +153,7 @@ def _used_after(code: CodeType, loop: int) -> frozenset[str]:
 
 @functools.cache
 def _used_outside(code: CodeType, loop: int) -> frozenset[str]:
-    """Names that are loaded before a loop, which may be a turn of one around it, or after it."""
+    """Names that are loaded before a loop, which may be an iteration of one around it, or after it."""
     end = _end(code, loop)
     return frozenset(name for at, name, loads in _names(code) if loads and not loop <= at < end)
 

@@ -11,13 +11,25 @@ from typing import Any, NamedTuple
 from tmapipe.errors import PipelineError
 from tmapipe.machine.varying import Key, Varying
 
-__all__ = ["CARRIED", "COUNT", "MOST_TURNS", "START", "Decisions", "Loop", "Sum", "Term", "Use", "primitive", "sources"]
+__all__ = [
+    "CARRIED",
+    "COUNT",
+    "MOST_ITERATIONS",
+    "START",
+    "Decisions",
+    "Loop",
+    "Sum",
+    "Term",
+    "Use",
+    "primitive",
+    "sources",
+]
 
 COUNT = "counts a loop"
 START = "is where a copy begins, which must be a whole number of units"
-CARRIED = "is changed by the turns of a loop"
+CARRIED = "is changed by the iterations of a loop"
 Sum = tuple[tuple[Key, int], ...]  # terms with their factors, in a fixed order
-MOST_TURNS = 20_000  # of a loop, where programs are recorded
+MOST_ITERATIONS = 20_000  # of a loop, where programs are recorded
 
 
 class Use(NamedTuple):
@@ -100,10 +112,10 @@ class Decisions:
     """What bodies decide on, in the recordings that share this object.
 
     values: of terms, and of sums that are looked at as a whole (`("sum", terms, number of loops around)`), for the tile at
-    hand; a value for each turn of a loop, in turn, if it is a tuple; terms: all so far; uses: of numbers; loops: of the warp
-    that is being recorded; length: how many operations it has so far; around: the indices of the loops that it is in;
-    turn: of each loop; consulted: the names in `values` that uses have come to since it was last emptied; found: what has been
-    looked up in `values`, to be emptied where other names are in it; stored: the outputs that a body has stored to;
+    hand; a value for each iteration of a loop, in turn, if it is a tuple; terms: all so far; uses: of numbers; loops: of the
+    warp that is being recorded; length: how many operations it has so far; around: the indices of the loops that it is in;
+    iteration: of each loop; consulted: the names in `values` that uses have come to since it was last emptied; found: what
+    has been looked up in `values`, to be emptied where other names are in it; stored: the outputs that a body has stored to;
     lap: slots of the longest ring.
     """
 
@@ -114,7 +126,7 @@ class Decisions:
         self.stored: set[str] = set()
         self.lap = 0
         self.around: list[Key] = []
-        self.turn: dict[Key, int] = {}
+        self.iteration: dict[Key, int] = {}
         self.consulted: set[Key] = set()
         self.found: dict[tuple[Sum, int, bool], tuple[Any, Any, set[Key]]] = {}
         self.loops: list[Loop] = []
@@ -152,10 +164,10 @@ class Decisions:
         return self.value(number, len(inside))
 
     def carries(self, names: str, values: int, leaves: bool) -> None:
-        """Notes that the turns of a loop give so many values to names of a body, unless they are too few to hide anything.
+        """Notes that the iterations of a loop give so many values to names of a body, unless these are too few to matter.
 
         Inside the loop all of them come up in the longest ones that are recorded, which go three times around the rings, even
-        if they change every third turn. What *leaves* it shows if it recurs after one, two or three turns.
+        if they change every third iteration. What *leaves* it shows if it recurs after one, two or three iterations.
         """
         if values > (3 if leaves else self.lap + 1):
             key = "symbol", names
@@ -191,7 +203,7 @@ class Decisions:
         if whole is None:
             return number.value
         value = self._at_turn(*whole) + number.const
-        return value if index is None else value + index[1] * self.turn[index[0]]
+        return value if index is None else value + index[1] * self.iteration[index[0]]
 
     def _look_up(self, terms: Sum, inside: int) -> tuple[tuple[Key, int] | None, tuple[Key, int] | None, set[Key]]:
         """(whole sum, index of a loop that is added to it, names in `values` that it depends on)."""
@@ -223,7 +235,7 @@ class Decisions:
     def _at_turn(self, key: Key, factor: int) -> int:
         value = self.values[key]
         if isinstance(value, tuple):
-            value = value[sum(self.turn.get(index, 0) for index in self.indices(key)) % len(value)]
+            value = value[sum(self.iteration.get(index, 0) for index in self.indices(key)) % len(value)]
         return factor * int(value)
 
     def indices(self, key: Key) -> tuple[Key, ...]:
@@ -263,19 +275,19 @@ class Decisions:
             total += factor * end
         return total
 
-    def turns(self, start: Any, stop: Any, step: int) -> Iterator[Any]:
+    def iterations(self, start: Any, stop: Any, step: int) -> Iterator[Any]:
         """The numbers of a loop whose count varies."""
         span = stop - start if step > 0 else start - stop
-        turns = span if abs(step) == 1 else (span + (abs(step) - 1)) // abs(step)
-        count = self.use(COUNT, turns)
-        if count > MOST_TURNS:
+        iterations = span if abs(step) == 1 else (span + (abs(step) - 1)) // abs(step)
+        count = self.use(COUNT, iterations)
+        if count > MOST_ITERATIONS:
             raise PipelineError(
-                f"a loop of {count} turns where programs are recorded, of which {MOST_TURNS} are looked at"
+                f"a loop of {count} iterations where programs are recorded, of which {MOST_ITERATIONS} are looked at"
             )
-        if not isinstance(turns, Varying):
+        if not isinstance(iterations, Varying):
             yield from (start + step * i for i in builtins.range(count))
             return
-        terms, inside = self.sorted(turns), len(self.around)
+        terms, inside = self.sorted(iterations), len(self.around)
         index = "index", inside, terms
         self.terms.setdefault(index, Term(0, 0, None, by_index=True))
         loop = Loop(self.looked_at(terms, inside, self.values), self.length())
@@ -284,7 +296,7 @@ class Decisions:
         as_counted = type(start) is int and (start, step) == (0, 1)
         try:
             for i in builtins.range(count):
-                self.turn[index] = i
+                self.iteration[index] = i
                 number = Varying(self, {index: 1}, 0, i)
                 yield number if as_counted else start + step * number
         finally:  # also if the body leaves the loop

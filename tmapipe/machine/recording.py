@@ -166,7 +166,7 @@ class RecordingIsa(MachineIsa):
         if not isinstance(trips, Varying):
             return super().loop(trips, body)
         changes = Changes(self.decisions.carries)
-        for i in self.decisions.turns(0, trips, 1):
+        for i in self.decisions.iterations(0, trips, 1):
             body(i)
             names = inspect.getclosurevars(body).nonlocals if inspect.isfunction(body) else {}
             changes.look(names, names)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterator
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from tmapipe.machine.carried import Turns
+from tmapipe.machine.carried import Iterations
 from tmapipe.machine.varying import Varying, whole
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def _range(bodies: Container[CodeType], *bounds: Any) -> Any:
     """As `range`, of numbers that may vary. bodies: whose loops are watched, and not only for what they count."""
     numbers, body = _numbers(*bounds), sys._getframe(1).f_code in bodies
     varying = next((bound.run for bound in bounds if type(bound) is Varying), None)
-    return Turns(numbers, body, varying.carries if varying else None) if body or varying else numbers
+    return Iterations(numbers, body, varying.carries if varying else None) if body or varying else numbers
 
 
 def _numbers(*bounds: Any) -> Any:
@@ -37,7 +37,7 @@ def _numbers(*bounds: Any) -> Any:
     step = operator.index(bounds[2]) if len(bounds) > 2 else 1
     if not isinstance(stop - start, Varying):
         return [start + i for i in builtins.range(0, stop - start, step)]
-    return varying.run.turns(start, stop, step)
+    return varying.run.iterations(start, stop, step)
 
 
 def _extreme(name: str, found: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,8 +75,8 @@ def names_replaced(schedule: Schedule) -> Iterator[None]:
     modules = (sys.modules.get(cls.__module__) for cls in type(schedule).__mro__ if cls is not object)
     spaces = [vars(module) for module in modules if module is not None]
     namespaces = {id(space): space for space in (*spaces, *(body.__globals__ for body in bodies))}
-    turns = functools.partial(_range, {inspect.unwrap(body).__code__ for body in bodies})
-    replaced = {"range": turns, "min": _least, "max": greatest}
+    iterations = functools.partial(_range, {inspect.unwrap(body).__code__ for body in bodies})
+    replaced = {"range": iterations, "min": _least, "max": greatest}
     with NAMES_LOCK:
         changed = [(space, name) for space in namespaces.values() for name in replaced if name not in space]
         for space, name in changed:

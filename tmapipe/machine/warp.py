@@ -67,9 +67,9 @@ class MachineIsa(Isa):
         for i in range(trips):
             body(i)
 
-    def loop_while(self, state: Any, body: Callable[[], None], turns: Callable[[], int] | None = None) -> None:
-        if self.memory is None and turns is not None:
-            self.loop(turns(), lambda i: body())
+    def loop_while(self, state: Any, body: Callable[[], None], iterations: Callable[[], int] | None = None) -> None:
+        if self.memory is None and iterations is not None:
+            self.loop(iterations(), lambda i: body())
         while state[0]:
             body()
 

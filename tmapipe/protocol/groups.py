@@ -124,7 +124,7 @@ class Started(Carried):
         if block != self.block:
             raise ScopeError(
                 f"a matmul of {name} awaited in another block of code than it was started in, so that it is not known which "
-                "come after it. Start and await it in the same turn of a loop, or the same branch."
+                "come after it. Start and await it in the same iteration of a loop, or the same branch."
             )
         self.groups.wait(sum(each == block for each in self.later))
         self.groups.started = [each for each in self.groups.started if each is not self]
