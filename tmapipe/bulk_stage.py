@@ -33,6 +33,7 @@ class BulkLoadStage(TmaLoadStage):
         dtype: As of `TmaLoadStage`.
         loader: As of `TmaLoadStage`.
         l2_hint: As of `TmaLoadStage`.
+        swizzle, multicast: None: they need a descriptor.
 
     Raises:
         InputError: For a tile of more than one extent, or any other value.

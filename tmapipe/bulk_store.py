@@ -26,6 +26,7 @@ class BulkStoreStage(TmaStoreStage):
         role: Who stores, where that does not follow from the source.
         reduce: As of `TmaStoreStage`; "min" and "max" of int32 and int64 too.
         stages: As of `TmaStoreStage`.
+        columns: None: it is of stores of accumulators.
         dtype: As of `TmaStoreStage`.
 
     Raises:

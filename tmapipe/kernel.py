@@ -22,7 +22,7 @@ from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, is_index
 from tmapipe.multicast import along
-from tmapipe.plan.declarations import Part
+from tmapipe.plan.declarations import Declarations, Part
 from tmapipe.plan.model import RoleWarps
 from tmapipe.plan.placement import branches_of, without_role
 from tmapipe.plan.rings import Ring
@@ -170,13 +170,14 @@ class KernelContext(Carried):
         self._finishers: list[Any] = []
         self._declared = schedule.declared
         self._groups = Groups(isa)
-        slot_stores: dict[str, dict[str, Any]] = {}
-        for name, store in schedule.declared.stores.items():
-            self._add_store(name, store, slot_stores)
+        declared = schedule.declared
+        for name, store in declared.stores.items():
+            if store.slot is None and self._fills(store):
+                self._parts[name] = bound_by(store)(self, name, store)
+                self._finishers.append(self._parts[name])
         for ring in self.plan.rings:
             if ring.phase_of(role.name) is not None:
-                self._add_ring(schedule, ring, slot_stores.get(ring.name, {}))
-        declared = schedule.declared
+                self._add_ring(declared, ring)
         for name, part in {
             **declared.matmuls,
             **declared.scratches,
@@ -333,33 +334,26 @@ class KernelContext(Carried):
 
     # ---- what the role is given -----------------------------------------------------------------------------------
 
-    def _add_ring(self, schedule: Schedule, ring: Ring, stores: dict[str, Any]) -> None:
-        parts: dict[str, Any] = dict(stores)
+    def _add_ring(self, declared: Declarations, ring: Ring) -> None:
+        parts: dict[str, Any] = {}
+        for name, store in declared.stores.items():
+            if store.slot is not None and self.name_of(store.slot.ring) == ring.name:
+                assert store.storing is not None
+                planned = self.plan.store(name)
+                parts[name] = functools.partial(StoreOfSlot, self.isa, planned, self.name_of(store.storing))
         loads = {load.name: load for load in self.plan.loads}
-        for name, stage in schedule.declared.stages_of(ring.name).items():
+        for name, stage in declared.stages_of(ring.name).items():
             part = SlotPart(self.isa, self.role.name, self.plan.buffer(name), loads.get(name))
             parts[name] = functools.partial(bound_by(stage), part)
-        for name, token in schedule.declared.tokens.items():
+        for name, token in declared.tokens.items():
             if self.name_of(token.ring) == ring.name:
                 parts[name] = bound_by(token)(self, name, token)
         end = (HeldEnd if ring.held else RingEnd)(self.isa, ring, self.role.name, parts, self._groups)
         self._parts[ring.name] = self.ends[ring.name] = end
         self._finishers.insert(0, end)
 
-    def _add_store(self, name: str, store: TmaStoreStage, slot_stores: dict[str, dict[str, Any]]) -> None:
-        planned = self.plan.store(name)
-        if store.slot is not None:
-            assert store.storing is not None
-            bound = functools.partial(StoreOfSlot, self.isa, planned, self.name_of(store.storing))
-            slot_stores.setdefault(self.name_of(store.slot.ring), {})[name] = bound
-            return
+    def _fills(self, store: TmaStoreStage) -> bool:
+        """Whether this role stores what its threads have in registers."""
         if store.sums is not None:
-            of_sums = self.plan.distributed(self.name_of(store.sums))
-            mine, columns = of_sums.first_warp == self.role.first_warp, planned.columns
-        else:
-            mine, columns = store.role is not None and self.name_of(store.role) == self.role.name, 0
-        if mine:
-            barrier = next((b for b in self.plan.named_barriers if b.name == f"{name}.sync"), None)
-            made = bound_by(store)(self.isa, planned, store.stages, self.role, barrier, columns)
-            self._parts[name] = made
-            self._finishers.append(made)
+            return self.plan.distributed(self.name_of(store.sums)).first_warp == self.role.first_warp
+        return store.role is not None and self.name_of(store.role) == self.role.name

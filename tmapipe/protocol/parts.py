@@ -15,7 +15,7 @@ from tmapipe.plan.thread_layout import ThreadLayout, transposed_of, vectors_of
 from tmapipe.protocol.cluster import peer_mask, share_index
 from tmapipe.protocol.registry import stands_for
 from tmapipe.protocol.ring import RingEnd, Slot
-from tmapipe.protocol.rows import each_row, fours, rows_start
+from tmapipe.protocol.rows import check_part, each_row, fours, part_start, rows_start
 from tmapipe.protocol.table import BoundTable
 from tmapipe.protocol.tile import Tile, aligned_start, check_own, check_start
 from tmapipe.protocol.values import check_extents, layout_of, write_values
@@ -73,7 +73,7 @@ class PartInSlot(Carried):
             InputError: A coordinate is missing or unknown, or the tile begins anywhere along the last dimension.
         """
         load, where = self._loaded(), f"slot.{self.part.buffer.name}.load"
-        self._start_load(self._aligned(where, load.span, tile, coordinates))
+        self._start_load(self._aligned(where, load.dims, load.span, tile, coordinates))
 
     def prefetch(self, tile: Tile | None = None, **coordinates: Any) -> None:
         """Asks for a tile in L2, which a later slot will load: a hint, for where the slots alone cannot hide the latency of
@@ -86,7 +86,7 @@ class PartInSlot(Carried):
         if load.vector or load.parts > 1 or load.encoded:
             rule = "is loaded by an engine, in whole tiles, without strides, and zeros outside"
             raise InputError(where, load.name, rule, "leave the prefetch out")
-        self.part.prefetch(self._aligned(where, load.span, tile, coordinates))
+        self.part.prefetch(self._aligned(where, load.dims, load.span, tile, coordinates))
 
     def load_from(self, *start: Any) -> None:
         """As `load`, for the tile that starts at these elements.
@@ -111,20 +111,15 @@ class PartInSlot(Carried):
             InputError: A coordinate is missing or unknown, or there is no such part.
         """
         load, where = self._loaded(), f"slot.{self.part.buffer.name}.load_part"
-        cut = len(load.dims) - load.core
-        named = load.dims[cut] in coordinates
-        parts = list(load.span)
-        parts[cut] //= load.parts
-        start = list(self._aligned(where, parts if named else load.span, tile, coordinates))
-        if not named:
-            start[cut] = start[cut] + i * parts[cut]
-        self._start_load(tuple(start), part=self._part(i), anywhere=True)
+        start = part_start(self._aligned, where, load, i, tile, coordinates)
+        self._start_load(start, part=i, anywhere=True)
 
     def load_part_from(self, i: Any, *start: Any) -> None:
         """As `load_part`, for a part that starts at these elements, as in `load_from`."""
         load = self._anywhere("load_part_from")
-        checked = check_start(f"slot.{load.name}.load_part_from", load.dims, start)
-        self._start_load(checked, part=self._part(i), anywhere=True)
+        where = f"slot.{load.name}.load_part_from"
+        check_part(where, load, i)
+        self._start_load(check_start(where, load.dims, start), part=i, anywhere=True)
 
     def load_through(self, view: Any, tile: Tile | None = None, **coordinates: Any) -> None:
         """As `load`, through a descriptor that the kernel has made (`DescriptorStage`): of a tile of the rows that it shows.
@@ -143,7 +138,7 @@ class PartInSlot(Carried):
             rule = f"is a view by the DescriptorStage of {load.name}"
             raise InputError(where, view, rule, "view = slot.<descriptor stage>.acquire()")
         view.slot._check_open(load.name)
-        start = self._aligned(where, load.span, tile, coordinates)
+        start = self._aligned(where, load.dims, load.span, tile, coordinates)
         own = self.part
         how = (load, self.slot.index, start, self.end.signalled, view.slot.index)
         self.part.isa.tma_load_through(*how, own.mask, own.share)
@@ -197,26 +192,22 @@ class PartInSlot(Carried):
             if by_four:
                 isa.tma_gather(load, index, rows, at, barrier, part)
             else:
-                isa.tma_load(
-                    load, index, (*at[:cut], *rows, *at[cut + 1 :]), barrier, part=self._part(part), anywhere=True
-                )
+                own = part if load.parts > 1 else None
+                isa.tma_load(load, index, (*at[:cut], *rows, *at[cut + 1 :]), barrier, part=own, anywhere=True)
 
         each_row(isa, load.parts, 4 if by_four else 1, table, first, some)
 
     def _aligned(
-        self, where: str, extents: Sequence[int], tile: Tile | None, coordinates: dict[str, Any]
+        self,
+        where: str,
+        dims: Sequence[str],
+        extents: Sequence[int],
+        tile: Tile | None,
+        coordinates: dict[str, Any],
     ) -> tuple[Any, ...]:
         """As `aligned_start`; of a result of the kernel, at the coordinates of the output tile, which this CTA has stored."""
-        load = self._loaded()
-        check_own(where, self.part.isa.plan, load, tile, coordinates)
-        return aligned_start(where, load.dims, extents, tile, coordinates)
-
-    def _part(self, i: Any) -> Any:
-        load = self._loaded()
-        if not is_index(i, load.parts):
-            rule = f"is loaded in {load.parts} part{'s' * (load.parts > 1)}"
-            raise InputError(f"slot.{load.name}.load_part", i, rule, "count from 0, or declare in_parts()")
-        return None if load.parts == 1 else i
+        check_own(where, self.part.isa.plan, self._loaded(), tile, coordinates)
+        return aligned_start(where, dims, extents, tile, coordinates)
 
     def _start_load(
         self, start: tuple[Any, ...], *, part: Any = None, anywhere: bool = False, offsets: tuple[Any, ...] = ()
@@ -237,7 +228,7 @@ class PartInSlot(Carried):
             share = 0 if warps == 1 else (isa.warp - role.first_warp) % warps
             isa.cp_async(load, index, start, signalled, share, warps, anywhere)
         elif load.tensor_map:
-            how: dict[str, Any] = {"part": part, "anywhere": anywhere, "offsets": offsets}
+            how: dict[str, Any] = {"part": part if load.parts > 1 else None, "anywhere": anywhere, "offsets": offsets}
             isa.when(own.loads, lambda: isa.tma_load(load, index, start, signalled, own.mask, own.share, **how))
         else:
             isa.bulk_load(load, index, start, signalled)

@@ -15,8 +15,7 @@ def stands_for(part: type) -> Callable[[Any], Any]:
 
     It is called with a role's context (`k` in bodies), the part's name and the part, and returns None for roles that have
     nothing to do with it. What stands for a stage is what a slot has of it: for a stage with memory a class, called as
-    `PartInSlot` is; for a `TokenStage`, the function gives what is called with an open slot. What stands for a store with
-    buffers is called as `BoundStore` is.
+    `PartInSlot` is; for a `TokenStage`, the function gives what is called with an open slot.
     """
 
     def register(maker: Any) -> Any:

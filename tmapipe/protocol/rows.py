@@ -1,4 +1,4 @@
-"""Rows of a tile that are gathered from, or scattered to, where a table says."""
+"""Parts of a tile that are moved by themselves, and rows that are gathered from, or scattered to, where a table says."""
 
 from __future__ import annotations
 
@@ -12,9 +12,45 @@ from tmapipe.plan.model import Load, Store
 from tmapipe.protocol.table import BoundTable
 from tmapipe.protocol.tile import Tile, start_of
 
-__all__ = ["each_row", "fours", "rows_start"]
+__all__ = ["check_part", "each_row", "fours", "part_start", "rows_start"]
 
 TOGETHER = (16, 8, 4, 3, 2, 1)  # rows, whose entries of the table are on their way at once
+
+
+def check_part(where: str, move: Load | Store, i: Any) -> None:
+    """Raises `InputError` unless a slot is moved in parts, of which *i* is the number of one."""
+    if not is_index(i, move.parts):
+        rule = f"is moved in {move.parts} part{'s' * (move.parts > 1)}"
+        raise InputError(where, i, rule, "count from 0, or declare in_parts()")
+
+
+def part_start(
+    start_of: Callable[..., tuple[Any, ...]],
+    where: str,
+    move: Load | Store,
+    i: Any,
+    tile: Tile | None,
+    coordinates: dict[str, Any],
+) -> tuple[Any, ...]:
+    """Where part *i* of a tile begins (elements), one per dimension of the tensor.
+
+    Args:
+        start_of: As `tmapipe.protocol.tile.start_of`.
+        where: Of the call, for errors.
+        move: Of the whole tile.
+        i: Which part.
+        tile: Whose part it is, along dimensions that *coordinates* do not name.
+        coordinates: By dimension, in parts along the one that the tile is cut along, and in tiles along others.
+    """
+    check_part(where, move, i)
+    cut = len(move.dims) - move.core
+    named = move.dims[cut] in coordinates
+    parts = list(move.span)
+    parts[cut] //= move.parts
+    start = list(start_of(where, move.dims, parts if named else move.span, tile, coordinates))
+    if not named:
+        start[cut] = start[cut] + i * parts[cut]
+    return tuple(start)
 
 
 def rows_start(

@@ -10,14 +10,14 @@ from typing import Any
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa.fragment import Fragment, applied, where_is
 from tmapipe.isa.interface import Isa
-from tmapipe.isa.values import Carried, SlotRef, is_index
-from tmapipe.plan.model import Distributed, NamedBarrier, RoleWarps, Store
+from tmapipe.isa.values import Carried, SlotRef
+from tmapipe.plan.model import Distributed, Store
 from tmapipe.plan.thread_layout import AccumulatorLayout
 from tmapipe.protocol.matmuls import Accumulator, Epilogue, TileValues
 from tmapipe.protocol.pieces import Piece, pieces, strip_start
 from tmapipe.protocol.registry import stands_for
 from tmapipe.protocol.ring import Slot
-from tmapipe.protocol.rows import each_row, fours, rows_start
+from tmapipe.protocol.rows import each_row, fours, part_start, rows_start
 from tmapipe.protocol.table import BoundTable
 from tmapipe.protocol.tile import Tile, check_own, start_of, tile_at, within
 from tmapipe.protocol.values import check_rounded, write_values
@@ -66,16 +66,9 @@ class StoreOfSlot(Carried):
             ScopeError: The role is not the ring's last phase.
         """
         plan = self._begin()
-        where, cut = f"slot.{plan.name}.store_part", len(plan.dims) - plan.core
-        if not is_index(i, plan.parts):
-            rule = f"is stored in {plan.parts} part{'s' * (plan.parts > 1)}"
-            raise InputError(where, i, rule, "count from 0, or declare in_parts()")
-        named = plan.dims[cut] in coordinates
-        start = list(start_of(where, plan.dims, plan.part if named else plan.tile, tile, coordinates))
-        if not named:
-            start[cut] = start[cut] + i * plan.part[cut]
+        start = part_start(start_of, f"slot.{plan.name}.store_part", plan, i, tile, coordinates)
         self._fence()
-        self.isa.tma_store(plan, self.slot.index, tuple(start), part=i if plan.parts > 1 else None)
+        self.isa.tma_store(plan, self.slot.index, start, part=i if plan.parts > 1 else None)
 
     def scatter(self, table: BoundTable, first: Any, tile: Tile | None = None, /, **coordinates: Any) -> None:
         """Starts the stores of all rows of the slot, each to wherever it belongs: row i to the row of the tensor that entry
@@ -142,17 +135,12 @@ class BoundStore(Carried):
 
     once_a_row = False
 
-    def __init__(
-        self, isa: Isa, store: Store, stages: int, role: RoleWarps, barrier: NamedBarrier | None, columns: int
-    ):
-        self.isa, self.plan, self.stages, self.role, self.barrier, self.width = (
-            isa,
-            store,
-            stages,
-            role,
-            barrier,
-            columns,
-        )
+    def __init__(self, k: Any, name: str, stage: TmaStoreStage):
+        self.isa: Isa = k.isa
+        self.plan: Store = k.plan.store(name)
+        self.stages, self.width = stage.stages, 0 if stage.sums is None else self.plan.columns
+        self.barrier = next((each for each in k.plan.named_barriers if each.name == f"{name}.sync"), None)
+        isa, store, role, barrier = self.isa, self.plan, k.role, self.barrier
         self.next = isa.cells(0)
         self.unit: Any = 0  # which warpgroup of the role
         if barrier is not None and barrier.instances > 1:

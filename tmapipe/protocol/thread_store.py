@@ -7,7 +7,7 @@ from typing import Any
 from tmapipe.isa.fragment import applied
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
-from tmapipe.plan.model import NamedBarrier, RoleWarps, Store
+from tmapipe.plan.model import Store
 from tmapipe.protocol.registry import stands_for
 from tmapipe.protocol.tile import Tile, check_own, start_of, tile_at
 from tmapipe.protocol.values import checked_values
@@ -20,10 +20,9 @@ __all__ = ["BoundThreadStore"]
 class BoundThreadStore(Carried):
     """A `ThreadStoreStage` in the role that stores. It has no buffers, so nothing is waited for."""
 
-    def __init__(
-        self, isa: Isa, store: Store, stages: int, role: RoleWarps, barrier: NamedBarrier | None, columns: int
-    ):
-        self.isa, self.plan = isa, store
+    def __init__(self, k: Any, name: str, stage: ThreadStoreStage):
+        self.isa: Isa = k.isa
+        self.plan: Store = k.plan.store(name)
 
     def store(self, tile: Tile, values: Any, epilogue: Any = None) -> None:
         """Converts *values* to the tensor's type and stores them to *tile*.
