@@ -21,7 +21,7 @@ import tmapipe as tp
 from tests.unit.test_imports import LAYERS
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGES = ("README.md", "docs/concepts.md", "docs/howto.md")
+PAGES = ("README.md", "docs/concepts.md", "docs/howto.md", "docs/stages.md")
 #: What the glossary replaces: state, relative operation, ready-made, distributed, transposed, backend.
 REPLACED = (
     "moments?",
@@ -134,6 +134,17 @@ def test_files_and_programs_that_pages_name_are_there(page):
         assert found or name == "mine.py", f"{page} names {name}"
     for name in re.findall(r"python -m ([\w.]+)", text):
         assert importlib.util.find_spec(name), f"{page} runs {name}"
+
+
+def test_tests_that_the_page_of_stages_names_are_there():
+    folder, seen = "", 0
+    for own, name in re.findall(
+        r"`(?:(unit|emit|gpu|oracle)/)?(test_\w+|mutants|agreement)`", (ROOT / "docs/stages.md").read_text()
+    ):
+        folder = own or folder  # as that of the one before
+        assert (ROOT / "tests" / folder / f"{name}.py").exists(), f"docs/stages.md names {folder}/{name}"
+        seen += 1
+    assert seen > 50
 
 
 def code_lines(path: str, name: str) -> int:
