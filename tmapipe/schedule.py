@@ -362,7 +362,7 @@ class Schedule:
         plan = self.plan(bound.dtypes)
         if clusters is None:
             clusters = min(2, self.cluster_count(bound.shapes))
-        machine = Machine(plan, seed=seed, trace=trace, locate=trace)
+        machine = Machine(plan, seed=seed, trace=trace)
         with names_replaced(self):
             return machine.run(lambda isa: kernel_main(isa, self), bound.arrays(), clusters)
 

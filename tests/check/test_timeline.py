@@ -141,8 +141,9 @@ def test_a_run(cluster, tmp_path):
 def test_more_copies_in_flight_than_a_hundred():
     """Lanes of different engines never meet in one thread: 150 loads land as late as they can, while stores go on."""
     copy = S.Copy(tile=(1, 256), stages=150)
-    shapes = {"x": (320, 256), "y": (320, 256)}
-    run = Machine(copy.plan(), policy="late", data=False, trace=True).run(lambda isa: kernel_main(isa, copy), shapes)
+    plan = copy.plan()
+    arrays = {part.argument: np.zeros((320, 256), part.buffer.dtype.numpy) for part in plan.transfers}
+    run = Machine(plan, policy="late", trace=True).run(lambda isa: kernel_main(isa, copy), arrays)
     assert run.max_in_flight["load"] == 150
     _, names = well_formed(run.timeline())
     lanes = [name for name in names.values() if name.startswith("TMA loads")]

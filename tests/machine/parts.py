@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tmapipe.dtypes import DType, fp16, fp32
-from tmapipe.machine import Machine
+from tmapipe.machine import Layout, Machine, Run, Scheduler, State, record
 from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
 
 TILE = (8, 16)
@@ -114,6 +114,16 @@ def warps(plan: Plan, *programs: Any) -> Any:
 
 def run(plan: Plan, entry: Any, tensors: dict[str, Any] | None = None, clusters: int = 1, **options: Any) -> Any:
     return Machine(plan, **options).run(entry, tensors or {}, clusters)
+
+
+def run_recorded(plan: Plan, entry: Any, shapes: dict[str, Any], policy: str = "random", observer: Any = None) -> Any:
+    """The protocol alone, without data, as the check runs it: recorded operations on the machine's state."""
+    layout = Layout(plan)
+    made = Run(layout)
+    programs = record(plan, entry, shapes, layout=layout, locate=True)
+    watchers = (made.watch,) if observer is None else (made.watch, observer)
+    Scheduler(State(layout), [iter(program) for program in programs], policy, watchers=watchers).run()
+    return made
 
 
 class CopyRing:

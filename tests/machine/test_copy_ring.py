@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.machine.parts import TILE, CopyRing, ramp, run
+from tests.machine.parts import TILE, CopyRing, ramp, run, run_recorded
 from tests.sweeps import examples
 from tmapipe.dtypes import bf16, fp8_e4m3, fp16, fp32
 from tmapipe.errors import DeadlockError, HazardError, InputError, PipelineError
+from tmapipe.machine import record
 from tmapipe.machine.scheduler import POLICIES
 
 
@@ -65,7 +66,7 @@ def test_types(dtype):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_without_data_the_protocol_runs_alone(policy):
     ring = CopyRing(3)
-    run_ = run(ring.made, ring.entry, {"x": (800, 16), "y": (800, 16)}, data=False, policy=policy)
+    run_ = run_recorded(ring.made, ring.entry, {"x": (800, 16), "y": (800, 16)}, policy)
     assert run_.counts["TmaLoad"] == run_.counts["StoreWrite"] == 100
     assert run_.loaded_bytes == 100 * ring.slots.slot_bytes
     assert run_.by_role["load"]["MbarWait"] == 100
@@ -76,7 +77,7 @@ def test_data_and_protocol_take_the_same_operations():
     x = ramp((80, 30))
     with_data = copy(CopyRing(2), x)[1].counts
     ring = CopyRing(2)
-    without = run(ring.made, ring.entry, {"x": x.shape, "y": x.shape}, data=False).counts
+    without = run_recorded(ring.made, ring.entry, {"x": x.shape, "y": x.shape}).counts
     del with_data["LoadWrite"]  # a step of its own only where there are bytes to write
     assert with_data == without
 
@@ -143,7 +144,7 @@ def test_a_missing_arrival_deadlocks_and_says_who_waits():
 def test_the_same_deadlock_without_data():
     ring = CopyRing(2, "no arrive")
     with pytest.raises(DeadlockError, match=r"free\[0\] parity 0.*parts\.py:\d+"):
-        run(ring.made, ring.entry, {"x": (80, 16), "y": (80, 16)}, data=False)
+        run_recorded(ring.made, ring.entry, {"x": (80, 16), "y": (80, 16)})
 
 
 def test_a_count_too_high_deadlocks():
@@ -179,7 +180,7 @@ def test_a_step_limit_is_an_error():
         copy(CopyRing(2), ramp((80, 16)), max_steps=50)
     ring = CopyRing(2)
     with pytest.raises(PipelineError, match="max_steps"):
-        run(ring.made, ring.entry, {"x": (80, 16), "y": (80, 16)}, data=False, max_steps=50)
+        record(ring.made, ring.entry, {"x": (80, 16), "y": (80, 16)}, max_steps=50)
 
 
 def test_bad_tensors():

@@ -83,7 +83,10 @@ def look(entries, body, data=True):
             done.append(op)
             assert facts is None
 
-    run(parts.plan(), lambda isa: found.append(body(isa)), {"ends": ends}, data=data, observer=observer)
+    if data:
+        run(parts.plan(), lambda isa: found.append(body(isa)), {"ends": ends}, observer=observer)
+    else:
+        record(parts.plan(), lambda isa: found.append(body(isa)), {"ends": ends})
     return found[0], done
 
 

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.machine.parts import run_recorded
 from tests.sweeps import sample
 from tmapipe import Grouped, Hilbert, Operand, PersistentTiles, ScopeError, Snake
 from tmapipe.kernel import kernel_main
@@ -54,7 +55,7 @@ def test_without_data_at_production_size(policy):
     """5 stages, 2 consumer warpgroups, cluster 2 x 2, 64 k-tiles, 3 output tiles a CTA: the protocol alone is fast."""
     schedule = Gemm(tile=(128, 128, 64), cluster=(2, 2), stages=5)
     shapes = {"a": (1, 256, 4096), "b": (1, 768, 4096), "d": (1, 256, 768)}
-    made = Machine(schedule.plan({}), data=False, policy=policy).run(lambda isa: kernel_main(isa, schedule), shapes)
+    made = run_recorded(schedule.plan({}), lambda isa: kernel_main(isa, schedule), shapes, policy)
     assert made.counts["Wgmma"] == 4 * 8 * 3 * 64 and made.counts["LoadComplete"] == 4 * 3 * 64 * (2 + 2)
     assert made.loaded_bytes == 4 * 3 * 64 * (128 + 128) * 64 * 2
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.machine.parts import TILE, CopyRing, Parts, init, ramp, run
+from tests.machine.parts import TILE, CopyRing, Parts, init, ramp, run, run_recorded
 from tests.machine.slots import write_slot
 from tests.machine.test_tma import Pair
 from tests.machine.test_wgmma import SmallGemm
@@ -16,6 +16,7 @@ from tests.sweeps import examples
 from tmapipe.errors import HazardError, ScopeError
 from tmapipe.isa import ops as o
 from tmapipe.machine import Layout, Scheduler, State, record
+from tmapipe.machine.scheduler import POLICIES
 from tmapipe.plan.thread_layout import vectors_of
 
 
@@ -124,16 +125,12 @@ def test_recorded_programs_are_what_is_executed():
         if type(agent) is int:
             done[agent].append(op)
 
-    for options in ({"data": False}, {"data": False, "policy": "late"}):
+    arrays = {n: np.zeros(s, np.float32 if n == "d" else gemm.dtype.numpy) for n, s in shapes.items()}
+    for policy in POLICIES:
         for ops in done:
             ops.clear()
-        run(gemm.plan, gemm.entry, shapes, observer=observer, **options)
+        run(gemm.plan, gemm.entry, arrays, observer=observer, policy=policy)
         assert done == programs
-    arrays = {n: np.zeros(s, np.float32 if n == "d" else gemm.dtype.numpy) for n, s in shapes.items()}
-    for ops in done:
-        ops.clear()
-    run(gemm.plan, gemm.entry, arrays, observer=observer)
-    assert done == programs
 
 
 def test_facts_tell_which_phase_each_operation_met():
@@ -146,7 +143,7 @@ def test_facts_tell_which_phase_each_operation_met():
         elif type(op) in (o.MbarArrive, o.MbarArriveTx, o.LoadComplete):
             counted.extend(facts)
 
-    run(ring.made, ring.entry, {"x": (64, 16), "y": (64, 16)}, data=False, observer=observer)
+    run_recorded(ring.made, ring.entry, {"x": (64, 16), "y": (64, 16)}, observer=observer)
     # full: barriers 0 and 1; free: 2 and 3. The consumer's n-th wait on a slot sees phase n, the producer's phase n - 1.
     assert [w for w in waits if w[0] == 1] == [(1, i % 2, i // 2) for i in range(8)]
     assert [w for w in waits if w[0] == 0] == [(0, 2 + i % 2, i // 2 - 1) for i in range(8)]
@@ -157,7 +154,8 @@ def test_facts_tell_which_phase_each_operation_met():
 
 def test_the_trace_is_in_order_and_shows_who_waited():
     ring = CopyRing(1)
-    made = run(ring.made, ring.entry, {"x": (64, 16), "y": (64, 16)}, data=False, trace=True, policy="fair")
+    arrays = {name: np.zeros((64, 16), np.float16) for name in "xy"}
+    made = run(ring.made, ring.entry, arrays, trace=True, policy="fair")
     assert [e.number for e in made.trace] == list(range(made.steps))
     assert all(e.reached <= e.number for e in made.trace)
     assert any(e.reached < e.number for e in made.trace if type(e.op) is o.MbarWait)
@@ -193,9 +191,9 @@ def test_a_branch_on_values_is_refused():
         write_slot(isa, SlotRef(slots, 0), ramp(TILE).reshape(-1), role)
         isa.when(bool(isa.fragments.read(SlotRef(slots, 0), vectors_of("x", TILE, role)) > 1e9), isa.warp_sync)
 
-    for data in (True, False):
+    for perform in (run, run_recorded):
         with pytest.raises(ScopeError, match="a branch on the values of a fragment"):
-            run(plan, entry, data=data)
+            perform(plan, entry, {})
 
 
 def test_a_users_exception_comes_through():

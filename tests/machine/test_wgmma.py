@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.machine.parts import Parts, init, run, warps
+from tests.machine.parts import Parts, init, run, run_recorded, warps
 from tests.machine.slots import write_slot
 from tests.oracle.states import steps
 from tmapipe.dtypes import bf16, fp16, fp32
@@ -217,7 +217,7 @@ def test_a_role_of_single_warps_cannot_use_wgmma():
 
 def test_without_data():
     gemm = SmallGemm(2)
-    made = run(gemm.plan, gemm.entry, {"a": (128, 80), "b": (32, 80), "d": (128, 32)}, data=False)
+    made = run_recorded(gemm.plan, gemm.entry, {"a": (128, 80), "b": (32, 80), "d": (128, 32)})
     assert made.counts["WgmmaDone"] == 10 and made.counts["Wgmma"] == 40 and made.counts["TmaStore"] == 4
 
 

@@ -1,9 +1,8 @@
-"""Machine: runs a kernel program on the CPU, every warp of every CTA, with the data or without."""
+"""Machine: runs a kernel program on the CPU, every warp of every CTA. `record` has its operations without running it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from operator import length_hint
 from typing import Any
 
 import greenlet
@@ -33,9 +32,7 @@ class Machine:
         plan: Of the kernels.
         seed: Of the interleaving.
         policy: In which order agents take their steps (see `scheduler`).
-        data: Whether values are computed. Without, only the protocol runs, much faster, and fragments are placeholders.
-        locate: Whether operations have their source line.
-        trace: Whether `Run.trace` is kept.
+        trace: Whether `Run.trace` is kept, and operations have their source line.
         observer: Called with (agent, operation, facts) after each transition, in the order of execution.
         max_steps: Transitions of one cluster after which a run stops with a `PipelineError`.
     """
@@ -46,8 +43,6 @@ class Machine:
         *,
         seed: int = 0,
         policy: str = "random",
-        data: bool = True,
-        locate: bool = False,
         trace: bool = False,
         observer: Watcher | None = None,
         max_steps: int = 50_000_000,
@@ -55,7 +50,7 @@ class Machine:
         if policy not in POLICIES:
             raise InputError("Machine(policy)", policy, f"is one of {', '.join(POLICIES)}", 'use "random"')
         self.layout = Layout(plan)
-        self.plan, self.seed, self.policy, self.data, self.locate = plan, seed, policy, data, locate
+        self.plan, self.seed, self.policy = plan, seed, policy
         self.trace, self.observer, self.max_steps = trace, observer, max_steps
 
     def run(self, entry: Entry, tensors: dict[str, Any], clusters: int = 1, only: Iterable[int] | None = None) -> Run:
@@ -63,7 +58,7 @@ class Machine:
 
         Args:
             entry: The program of a warp.
-            tensors: Argument -> NumPy array with the dimensions of the load or store; without data, its shape is enough.
+            tensors: Argument -> NumPy array with the dimensions of the load or store.
             clusters: In the grid.
             only: Run just these clusters of the grid.
 
@@ -84,85 +79,42 @@ class Machine:
             if shape is None or len(shape) != len(part.dims):
                 dims = " ".join(part.dims)
                 raise InputError(part.argument, shape, f"needs an array with the dimensions {dims}", "pass one")
-            if self.data and tensors[part.argument].dtype != part.buffer.dtype.numpy:
+            if tensors[part.argument].dtype != part.buffer.dtype.numpy:
                 have, want = tensors[part.argument].dtype, part.buffer.dtype.name
                 raise InputError(part.argument, str(have), f"is moved through slots of {want}", "convert the array")
 
     def _run_cluster(self, run: Run, entry: Entry, tensors: dict[str, Any], cluster: int, clusters: int) -> None:
-        state = State(self.layout, split_loads=self.data)
-        watchers: list[Watcher] = []
-        source: _Live | _Recorded
-        if self.data:
-            memory = Memory(self.layout, tensors)
-            watchers.append(memory.perform)
-            source = _Live(self, entry, tensors, cluster, clusters, memory)
-        else:
-            source = _Recorded(self, entry, tensors, cluster, clusters)
-        watchers.append(run.watch)
+        memory, hub = Memory(self.layout, tensors), greenlet.getcurrent()
+        emit = _locating(hub.switch) if self.trace else hub.switch
+        shapes = shapes_of(tensors)
+        warps = [greenlet.greenlet(entry) for _ in range(self.layout.agents)]
+        programs = [
+            _operations(warp, MachineIsa(self.layout, agent, cluster, clusters, shapes, emit, memory))
+            for agent, warp in enumerate(warps)
+        ]
+
+        def where(agent: int) -> str | None:
+            frame = warps[agent].gr_frame
+            return None if frame is None else find_location(frame)
+
+        state = State(self.layout, split_loads=True)
+        scheduler = Scheduler(state, programs, self.policy, self.seed, (), self.max_steps, where)
+        watchers: list[Watcher] = [memory.perform, run.watch]
         if self.observer is not None:
             watchers.append(self.observer)
-        scheduler = Scheduler(state, source.programs, self.policy, self.seed, (), self.max_steps, source.where)
         if run.trace is not None:
             watchers.append(_tracer(run.trace, cluster, scheduler))
         scheduler.watchers = tuple(watchers)
         scheduler.run()
 
 
-class _Live:
-    """Programs of warps that run as greenlets: each is resumed when its last operation has been executed."""
-
-    def __init__(
-        self, machine: Machine, entry: Entry, tensors: dict[str, Any], cluster: int, clusters: int, memory: Memory
-    ):
-        self.hub = greenlet.getcurrent()
-        emit: Callable[[Any], Any] = self.hub.switch
-        if machine.locate:
-            emit = _locating(emit)
-        shapes = shapes_of(tensors)
-        layout = machine.layout
-        self.warps = [greenlet.greenlet(entry) for _ in range(layout.agents)]
-        self.programs: list[Iterator[Any]] = [
-            self._operations(warp, MachineIsa(layout, agent, cluster, clusters, shapes, emit, memory))
-            for agent, warp in enumerate(self.warps)
-        ]
-
-    def _operations(self, warp: greenlet.greenlet, isa: MachineIsa) -> Iterator[Any]:
-        op = warp.switch(isa)
-        while not warp.dead:
-            yield op
-            op = warp.switch()
-        yield Exit()
-
-    def where(self, agent: int) -> str | None:
-        """Source line of the warp's present operation."""
-        frame = self.warps[agent].gr_frame
-        return None if frame is None else find_location(frame)
-
-
-class _Recorded:
-    """Programs recorded beforehand."""
-
-    def __init__(self, machine: Machine, entry: Entry, tensors: dict[str, Any], cluster: int, clusters: int):
-        def again(locate: bool, only: int | None = None) -> list[list[Any]]:
-            return record(
-                machine.plan,
-                entry,
-                tensors,
-                cluster,
-                clusters,
-                layout=machine.layout,
-                locate=locate,
-                max_steps=machine.max_steps,
-                only=only,
-            )
-
-        self.record = again
-        self.programs: list[Iterator[Any]] = [iter(ops) for ops in again(machine.locate)]
-
-    def where(self, agent: int) -> str | None:
-        """Source line of the warp's present operation, by recording the warp once more."""
-        (ops,) = self.record(True, agent)
-        return ops[len(ops) - length_hint(self.programs[agent]) - 1].where
+def _operations(warp: greenlet.greenlet, isa: MachineIsa) -> Iterator[Any]:
+    """The operations of a warp, which runs as a greenlet: it goes on when its last operation has been executed."""
+    op = warp.switch(isa)
+    while not warp.dead:
+        yield op
+        op = warp.switch()
+    yield Exit()
 
 
 def record(
