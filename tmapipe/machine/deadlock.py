@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tmapipe.errors import DeadlockError
-from tmapipe.machine.state import WAIT_TEXT, State
+from tmapipe.machine.state import WAITS, State
 
 __all__ = ["deadlock"]
 
@@ -19,7 +19,7 @@ def deadlock(state: State, blocked: dict[int, Any], where: Callable[[int], str |
     for agent in sorted(blocked):
         cta, warp = divmod(agent, layout.warps)
         line = getattr(blocked[agent], "where", None) or (where(agent) if where else None)
-        key = (cta, layout.role(agent), WAIT_TEXT[type(blocked[agent])](state, agent, blocked[agent]), line)
+        key = (cta, layout.role(agent), WAITS[type(blocked[agent])].says(state, agent, blocked[agent]), line)
         waits.setdefault(key, []).append(warp)
     alike: dict[tuple, list[int]] = {}  # (warps, role, what for, where) -> CTAs
     for (cta, *rest), warps in waits.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -69,41 +70,19 @@ def _to_int32(x: Any) -> Any:
     return clipped.astype(np.int32)
 
 
+_OPERATORS = (
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "neg", "abs", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor",
+    "invert", "lshift", "rshift",
+)  # fmt: skip
+_OF_NUMPY = ("maximum", "minimum", "where", "exp", "exp2", "log", "log2", "floor", "tanh", "sqrt")
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "truediv": np.true_divide,
-    "floordiv": np.floor_divide,
-    "mod": np.mod,
-    "neg": np.negative,
-    "abs": np.abs,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-    "invert": np.invert,
-    "lshift": np.left_shift,
-    "rshift": np.right_shift,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "where": np.where,
+    **{name: getattr(operator, f"__{name}__") for name in _OPERATORS},
+    **{name: getattr(np, name) for name in _OF_NUMPY},
+    **{f"to_{kind.name}": functools.partial(_rounded, dtype=kind) for kind in (bf16, fp16, fp8_e4m3, fp8_e5m2)},
     "widen": np.asarray,
-    "exp": np.exp,
-    "exp2": np.exp2,
-    "log": np.log,
-    "log2": np.log2,
-    "floor": np.floor,
-    "tanh": np.tanh,
     "erf": _erf,
-    "sqrt": np.sqrt,
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "sigmoid": _sigmoid,
     "to_int32": _to_int32,
-    **{f"to_{kind.name}": functools.partial(_rounded, dtype=kind) for kind in (bf16, fp16, fp8_e4m3, fp8_e5m2)},
 }

@@ -49,12 +49,6 @@ class Layout:
         self.loads = {load.name: load for load in plan.loads}
         self.stores = {store.name: store for store in plan.stores}
         self.matmuls = {matmul.name: matmul for matmul in plan.matmuls}
-        # What a blocked agent waits for, as one number: `State.wait_key` makes them, `State.woken` lists them.
-        self.key_named = self.ctas * self.nbars
-        self.key_cluster = self.key_named + self.ctas * 16
-        self.key_bulk = self.key_cluster + 1
-        self.key_wgmma = self.key_bulk + self.agents
-        self.key_registers = self.key_wgmma + self.ctas * self.warpgroups
 
     # ---- numbers --------------------------------------------------------------------------------------------------
 

@@ -33,14 +33,11 @@ def _index(state: State, agent: int, op: Any) -> int:
 def _says(state: State, agent: int, op: MbarWait) -> str:
     layout, bar = state.layout, _index(state, agent, op)
     phase, count, pending, tx = state.phase[bar], state.count[bar], state.pending[bar], state.tx[bar]
-    facts = [f"{count - pending} of {count} arrivals"]
-    if tx:
-        facts.append(
-            f"{tx} bytes armed, not delivered and not on their way"
-            if tx > 0
-            else f"{-tx} bytes delivered and not armed"
-        )
-    text = f"{layout.bar_name(op.bar)} parity {op.parity}: it is in phase {phase} with {', '.join(facts)}"
+    text = f"{layout.bar_name(op.bar)} parity {op.parity}: it is in phase {phase} with {count - pending} of {count} arrivals"
+    if tx > 0:
+        text += f", {tx} bytes armed, not delivered and not on their way"
+    if tx < 0:
+        text += f", {-tx} bytes delivered and not armed"
     signallers = layout.signallers(op.bar)
     if signallers:
         text += f"; signalled by {', '.join(_status(state, role) for role in signallers)}"
@@ -90,17 +87,10 @@ def _init(state: State, agent: int, op: MbarInit) -> None:
 @applies(MbarArrive)
 def _arrive(state: State, agent: int, op: MbarArrive) -> tuple[Counted, ...]:
     cta, bar = state.layout.cta_of(agent), _index(state, agent, op)
-    left = op.lanes.bit_count()
-    if left <= 1:
-        return (arrive_once(state, agent, op, cta, bar),)
-    counted = []
-    while left:
+    left, counted = op.lanes.bit_count(), []
+    while left:  # lanes may arrive in several phases
         now = min(left, max(1, state.pending[bar]))
-        phase = state.phase[bar]
-        completed = False
-        for _ in range(now):
-            completed = arrive_once(state, agent, op, cta, bar).completed
-        counted.append(Counted(cta, op.bar, phase, now, 0, completed))
+        counted.append(_count(state, agent, op, cta, bar, now))
         left -= now
     return tuple(counted)
 
@@ -115,23 +105,14 @@ def _arrive_cluster(state: State, agent: int, op: MbarArriveCluster) -> tuple[Co
     for cta in range(layout.ctas):
         if op.mask >> cta & 1:
             check_live(state, agent, op, cta, f"arrives at {layout.bar_name(op.bar)} of")
-            counted.append(arrive_once(state, agent, op, cta, cta * layout.nbars + op.bar))
+            counted.append(_count(state, agent, op, cta, cta * layout.nbars + op.bar, 1))
     return tuple(counted)
 
 
-@applies(MbarArriveTx)
-def _arrive_tx(state: State, agent: int, op: MbarArriveTx) -> tuple[Counted, ...]:
-    cta, bar = state.layout.cta_of(agent), _index(state, agent, op)
-    _arm(state, agent, op, bar)
-    phase, completed = arrive_once(state, agent, op, cta, bar)[2:6:3]
-    return (Counted(cta, op.bar, phase, 1, op.nbytes, completed),)
-
-
-@applies(MbarExpectTx)
-def _expect_tx(state: State, agent: int, op: MbarExpectTx) -> tuple[Counted, ...]:
-    cta, bar = state.layout.cta_of(agent), _index(state, agent, op)
-    _arm(state, agent, op, bar)
-    return (Counted(cta, op.bar, state.phase[bar], 0, op.nbytes, False),)
+@applies(MbarArriveTx, MbarExpectTx)
+def _arm(state: State, agent: int, op: MbarArriveTx | MbarExpectTx) -> tuple[Counted, ...]:
+    arrivals = 1 if isinstance(op, MbarArriveTx) else 0
+    return (_count(state, agent, op, state.layout.cta_of(agent), _index(state, agent, op), arrivals, op.nbytes),)
 
 
 @applies(LoadComplete)
@@ -140,80 +121,47 @@ def _load_complete(state: State, agent: Flight, op: LoadComplete) -> tuple[Count
     state.writers[slot] -= 1
     if source >= 0:
         state.readers[source] -= 1
-    layout = state.layout
-    cta, phase = agent.cta, state.phase[bar]
-    check_live(state, agent, op, cta, "completes on")
-    if not state.count[bar]:
-        raise _uninitialized(state, agent, op, bar)
-    if lanes:
-        completed = False
-        for _ in range(lanes):
-            if completed:
-                raise _surplus(state, agent, op, cta, bar)
-            completed = arrive_once(state, agent, op, cta, bar).completed
-        return (Counted(cta, bar % layout.nbars, phase, lanes, 0, completed),)
-    tx = state.tx[bar] = state.tx[bar] - nbytes
-    over = tx <= 0 and state.pending[bar] == 0
-    if over and tx < 0:
-        raise _negative(state, agent, op, bar)
-    if over:
-        _complete(state, bar)
-    return (Counted(cta, bar % layout.nbars, phase, 0, -nbytes, over),)
+    check_live(state, agent, op, agent.cta, "completes on")
+    return (_count(state, agent, op, agent.cta, bar, lanes, -nbytes),)
 
 
-def arrive_once(state: State, agent: int | Flight, op: object, cta: int, bar: int) -> Counted:
-    """One arrival at the mbarrier at flat index *bar* (of *cta*)."""
-    phase = state.phase[bar]
-    pending = state.pending[bar] - 1
-    if pending > 0:
-        state.pending[bar] = pending
-        return Counted(cta, bar - cta * state.layout.nbars, phase, 1, 0, False)
-    if not state.count[bar]:
+def _count(
+    state: State, agent: int | Flight, op: object, cta: int, bar: int, arrivals: int = 0, nbytes: int = 0
+) -> Counted:
+    """Counts arrivals and bytes in the present phase of the mbarrier at flat index *bar* (of *cta*). nbytes: armed, or if
+    negative landed."""
+    layout, phase, count = state.layout, state.phase[bar], state.count[bar]
+    if not count:
         raise _uninitialized(state, agent, op, bar)
+    state.tx[bar] += nbytes
+    tx, pending = state.tx[bar], state.pending[bar] - arrivals
+    if tx > MAX_COUNT:
+        text = f"arms {nbytes} bytes on {layout.bar_name(bar)}: {tx} pending, above {MAX_COUNT}"
+        raise hazard(layout, "tx-overflow", agent, op, text)
     if pending < 0:
-        raise _surplus(state, agent, op, cta, bar)
-    state.pending[bar] = 0
-    completed = state.tx[bar] == 0
+        held = f"has had all its {count} arrivals and still waits for {tx} bytes"
+        raise hazard(
+            layout,
+            "surplus-arrival",
+            agent,
+            op,
+            f"arrives at {layout.bar_name(bar)} of CTA {cta}, whose phase {phase} {held}",
+        )
+    if not pending and tx < 0:
+        found = f"without pending arrivals and {-tx} bytes more landed than were armed"
+        raise hazard(
+            layout, "tx-below-zero", agent, op, f"finds {layout.bar_name(bar)} of CTA {cta} in phase {phase} {found}"
+        )
+    state.pending[bar] = pending
+    completed = not pending and not tx
     if completed:
-        _complete(state, bar)
-    elif state.tx[bar] < 0:
-        raise _negative(state, agent, op, bar)
-    return Counted(cta, bar - cta * state.layout.nbars, phase, 1, 0, completed)
-
-
-def _complete(state: State, bar: int) -> None:
-    state.phase[bar] += 1
-    state.pending[bar] = state.count[bar]
-    state.woken.append(bar)
-
-
-def _arm(state: State, agent: int, op: MbarArriveTx | MbarExpectTx, bar: int) -> None:
-    if not state.count[bar]:
-        raise _uninitialized(state, agent, op, bar)
-    state.tx[bar] += op.nbytes
-    if state.tx[bar] > MAX_COUNT:
-        text = f"arms {op.nbytes} bytes on {state.layout.bar_name(bar)}: {state.tx[bar]} pending, above {MAX_COUNT}"
-        raise hazard(state.layout, "tx-overflow", agent, op, text)
-
-
-def _surplus(state: State, agent: int | Flight, op: object, cta: int, bar: int) -> Exception:
-    text = (
-        f"arrives at {state.layout.bar_name(bar)} of CTA {cta}, whose phase {state.phase[bar]} has had all its "
-        f"{state.count[bar]} arrivals and still waits for {state.tx[bar]} bytes"
-    )
-    return hazard(state.layout, "surplus-arrival", agent, op, text)
+        state.phase[bar] += 1
+        state.pending[bar] = count
+        state.woken.append(bar)
+    return Counted(cta, bar - cta * layout.nbars, phase, arrivals, nbytes, completed)
 
 
 def _uninitialized(state: State, agent: int | Flight, op: object, bar: int) -> Exception:
     layout = state.layout
     text = f"uses {layout.bar_name(bar)} of CTA {bar // layout.nbars} before it is initialized"
     return hazard(layout, "barrier-before-init", agent, op, text)
-
-
-def _negative(state: State, agent: int | Flight, op: object, bar: int) -> Exception:
-    layout = state.layout
-    text = (
-        f"finds {layout.bar_name(bar)} of CTA {bar // layout.nbars} in phase {state.phase[bar]} without pending arrivals and "
-        f"{-state.tx[bar]} bytes more landed than were armed"
-    )
-    return hazard(layout, "tx-below-zero", agent, op, text)

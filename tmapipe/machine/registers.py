@@ -21,7 +21,7 @@ def _says(state: State, agent: int, op: SetMaxNreg) -> str:
     )
 
 
-@waits(SetMaxNreg, key=lambda state, agent, op: state.layout.key_registers + agent // state.layout.warps, says=_says)
+@waits(SetMaxNreg, key=lambda state, agent, op: ("registers", agent // state.layout.warps), says=_says)
 def _can_set(state: State, agent: int, op: SetMaxNreg) -> bool:
     if not op.increase:
         return True
@@ -53,5 +53,5 @@ def _set(state: State, agent: int, op: SetMaxNreg) -> int:
         return before
     if all(state.registers[other] == op.registers for other in four):
         state.free_registers[cta] += 4 * (before - op.registers) * WARP
-        state.woken.append(layout.key_registers + cta)
+        state.woken.append(("registers", cta))
     return before

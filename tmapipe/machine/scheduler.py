@@ -12,14 +12,14 @@ Deterministic for a policy and a seed. A correct kernel gives the same result un
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from tmapipe.errors import HazardError, PipelineError
 from tmapipe.isa.ops import Agent, Flight
 from tmapipe.machine.deadlock import deadlock
 from tmapipe.machine.hazard import set_location
-from tmapipe.machine.state import APPLY, ENABLED, State
+from tmapipe.machine.state import APPLY, WAITS, State
 
 __all__ = ["POLICIES", "Scheduler", "Watcher"]
 
@@ -47,14 +47,12 @@ class Scheduler:
         max_steps: int = 50_000_000,
         where: Callable[[int], str | None] | None = None,
     ):
-        if policy not in POLICIES:
-            raise ValueError(f"policy = {policy!r}, not one of {', '.join(POLICIES)}")
         self.state, self.programs, self.policy, self.watchers = state, programs, policy, watchers
         self.max_steps, self.where = max_steps, where
         self.random = random.Random(seed)
         self.current: list[Any] = [None] * len(programs)  # the operation that a warp will execute next, once fetched
         self.ready = list(range(len(programs)))
-        self.blocked: dict[int, list[int]] = {}  # key -> agents
+        self.blocked: dict[Hashable, list[int]] = {}  # key -> agents
         self.flights: list[Flight] = []  # with a step to take, oldest first
         self.step_count = 0
         self.reached = [-1] * len(programs)
@@ -127,9 +125,9 @@ class Scheduler:
                     if op is None:
                         return False
                 kind = type(op)
-                check = ENABLED.get(kind)
-                if check is not None and not check(state, agent, op):
-                    self.blocked.setdefault(state.wait_key(agent, op), []).append(agent)
+                wait = WAITS.get(kind)
+                if wait is not None and not wait.enabled(state, agent, op):
+                    self.blocked.setdefault(wait.key(state, agent, op), []).append(agent)
                     self.reached[agent] = self.step_count + steps
                     return False
                 facts = APPLY[kind](state, agent, op)
@@ -137,11 +135,8 @@ class Scheduler:
                     watcher(agent, op, facts)
                 steps += 1
                 op = None
-                if woken:
-                    self._wake()
-                if started:
-                    self.flights += started
-                    started.clear()
+                if woken or started:
+                    self._go_on()
             return True
         finally:
             self.current[agent] = op
@@ -156,19 +151,17 @@ class Scheduler:
         for watcher in self.watchers:
             watcher(flight, step, facts)
         self._count(1)
-        if state.woken:
-            self._wake()
-        if state.started:
-            self.flights += state.started
-            state.started.clear()
+        self._go_on()
 
-    def _wake(self) -> None:
-        """Makes the warps ready whose operations may have become enabled."""
+    def _go_on(self) -> None:
+        """Takes up the warps whose operations may have become enabled, and flights with a step to take."""
         for key in self.state.woken:
             agents = self.blocked.pop(key, None)
             if agents:
                 self.ready += agents
         self.state.woken.clear()
+        self.flights += self.state.started
+        self.state.started.clear()
 
     def _count(self, steps: int) -> None:
         self.step_count += steps

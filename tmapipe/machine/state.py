@@ -7,23 +7,32 @@ registers its functions here: `applies` and `waits`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
 
 from tmapipe.isa.ops import Agent, Flight, LoadComplete, LoadWrite, Op, Step, StoreRead, StoreWrite, WgmmaDone
 from tmapipe.machine.layout import Layout
 
-__all__ = ["APPLY", "ENABLED", "WAIT_KEY", "WAIT_TEXT", "State", "applies", "waits"]
+__all__ = ["APPLY", "WAITS", "State", "Wait", "applies", "waits"]
 
 #: type of operation -> function (state, agent, op) -> facts
 APPLY: dict[type, Callable[..., Any]] = {}
-#: types that can block -> function (state, agent, op) -> bool; all others are always enabled
-ENABLED: dict[type, Callable[..., bool]] = {}
-#: types that can block -> function (state, agent, op) -> the key that `State.woken` will hold
-WAIT_KEY: dict[type, Callable[..., int]] = {}
-#: the same types -> function (state, agent, op) -> what a blocked warp waits for, with the numbers that show why it does
-#: not come
-WAIT_TEXT: dict[type, Callable[..., str]] = {}
+
+
+class Wait(NamedTuple):
+    """Of an operation that can block: functions (state, agent, op).
+
+    enabled: whether it can be executed now; key: what `State.woken` will hold when that may have changed; says: what a blocked
+    warp waits for, with the numbers that show why it does not come.
+    """
+
+    enabled: Callable[..., bool]
+    key: Callable[..., Hashable]
+    says: Callable[..., str]
+
+
+#: by type of operation; all others are always enabled
+WAITS: dict[type, Wait] = {}
 
 LOAD_WRITE, LOAD_COMPLETE = LoadWrite(), LoadComplete()
 STORE_READ, STORE_WRITE = StoreRead(), StoreWrite()
@@ -50,7 +59,7 @@ class State:
 
     def __init__(self, layout: Layout, split_loads: bool = False):
         self.layout, self.split_loads = layout, split_loads
-        self.woken: list[int] = []  #: keys of waits that may have become enabled since the caller last cleared it
+        self.woken: list[Hashable] = []  #: keys of waits that may have become enabled since the caller last cleared it
         self.started: list[Flight] = []  #: flights that got their first or next step since the caller last cleared it
         ctas, agents = layout.ctas, layout.agents
         bars, places, groups = ctas * layout.nbars, ctas * layout.nslots, ctas * layout.warpgroups
@@ -79,17 +88,13 @@ class State:
 
     def enabled(self, agent: Agent, op: Op | Step) -> bool:
         """Whether *op* can be executed now. An operation that would be an error is enabled: `apply` raises it."""
-        check = ENABLED.get(type(op))
-        return check is None or check(self, agent, op)
+        wait = WAITS.get(type(op))
+        return wait is None or wait.enabled(self, agent, op)
 
     def apply(self, agent: Agent, op: Op | Step) -> Any:
         """Executes an enabled operation of a warp (agent: its number) or step of an engine (agent: the flight). Returns the
         operation's facts (see `ops`). Raises `HazardError`, after which the state is of no use."""
         return APPLY[type(op)](self, agent, op)
-
-    def wait_key(self, agent: Agent, op: Op) -> int:
-        """The key that will appear in `woken` when a blocked *op* may have become enabled."""
-        return WAIT_KEY[type(op)](self, agent, op)
 
     def step_of(self, flight: Flight) -> Step | None:
         """The step that *flight* can take now, or None (it has ended, or waits for an older wgmma or another warp)."""
@@ -123,13 +128,11 @@ def applies(*kinds: type) -> Callable[[Callable], Callable]:
     return register
 
 
-def waits(kind: type, key: Callable[..., int], says: Callable[..., str]) -> Callable[[Callable], Callable]:
-    """Registers the function that says whether an operation of type *kind* is enabled, the key it waits for, and what it waits
-    for in words, as (state, agent, op) -> text."""
+def waits(kind: type, key: Callable[..., Hashable], says: Callable[..., str]) -> Callable[[Callable], Callable]:
+    """Registers the function that says whether an operation of type *kind* is enabled. Arguments as of `Wait`."""
 
     def register(function: Callable) -> Callable:
-        ENABLED[kind] = function
-        WAIT_KEY[kind], WAIT_TEXT[kind] = key, says
+        WAITS[kind] = Wait(function, key, says)
         return function
 
     return register

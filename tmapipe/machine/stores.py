@@ -72,13 +72,13 @@ def _store_read(state: State, agent: Flight, op: StoreRead) -> None:
     state.stores[agent] = (slot, True)
     state.readers[slot] -= 1
     state.started.append(agent)
-    state.woken.append(state.layout.key_bulk + agent.issuer)
+    state.woken.append(("bulk", agent.issuer))
 
 
 @applies(StoreWrite)
 def _store_write(state: State, agent: Flight, op: StoreWrite) -> None:
     del state.stores[agent]
-    state.woken.append(state.layout.key_bulk + agent.issuer)
+    state.woken.append(("bulk", agent.issuer))
 
 
 # ---- groups -----------------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def _says(state: State, agent: int, op: BulkWait) -> str:
     return f"bulk groups (all but {op.pending})"
 
 
-@waits(BulkWait, key=lambda state, agent, op: state.layout.key_bulk + agent, says=_says)
+@waits(BulkWait, key=lambda state, agent, op: ("bulk", agent), says=_says)
 def _can_wait(state: State, agent: int, op: BulkWait) -> bool:
     groups = state.groups.get(_thread(agent, op.lanes), ())
     stores = state.stores

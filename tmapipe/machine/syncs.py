@@ -41,7 +41,7 @@ def complete_bar(state: State, cta: int, id: int) -> None:
     index = 16 * cta + id
     state.bar_arrived[index] = state.bar_threads[index] = 0
     state.bar_generation[index] += 1
-    state.woken.append(state.layout.key_named + index)
+    state.woken.append(("barrier", index))
 
 
 def _check_named(state: State, agent: int, op: BarArrive, index: int) -> None:
@@ -58,8 +58,8 @@ def _check_named(state: State, agent: int, op: BarArrive, index: int) -> None:
         raise hazard(layout, "named-barrier-threads", agent, op, text)
 
 
-def _bar_key(state: State, agent: int, op: BarWait) -> int:
-    return state.layout.key_named + 16 * (agent // state.layout.warps) + op.id
+def _bar_key(state: State, agent: int, op: BarWait) -> tuple[str, int]:
+    return "barrier", 16 * (agent // state.layout.warps) + op.id
 
 
 def _bar_says(state: State, agent: int, op: BarWait) -> str:
@@ -96,7 +96,7 @@ def complete_cluster(state: State) -> bool:
         return False
     state.cluster[0] = 0
     state.cluster[1] += 1
-    state.woken.append(state.layout.key_cluster)
+    state.woken.append("cluster")
     return True
 
 
@@ -104,7 +104,7 @@ def _cluster_says(state: State, agent: int, op: ClusterWait) -> str:
     return f"the cluster barrier: {state.cluster[0]} of {sum(state.live)} warps have arrived"
 
 
-@waits(ClusterWait, key=lambda state, agent, op: state.layout.key_cluster, says=_cluster_says)
+@waits(ClusterWait, key=lambda state, agent, op: "cluster", says=_cluster_says)
 def _can_leave(state: State, agent: int, op: ClusterWait) -> bool:
     return state.cluster_seen[agent] != state.cluster[1]
 

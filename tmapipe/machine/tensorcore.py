@@ -88,7 +88,7 @@ def _done(state: State, agent: Flight, op: WgmmaDone) -> None:
     state.done[group] += 1
     if len(queue) > 1 and queue[1][3] == ALL_FOUR:
         state.started.append(Flight("wgmma", group, agent.serial + 1, agent.cta))
-    state.woken.append(state.layout.key_wgmma + group)
+    state.woken.append(("wgmma", group))
 
 
 @applies(WgmmaCommit)
@@ -101,7 +101,7 @@ def _says(state: State, agent: int, op: WgmmaWait) -> str:
     return f"wgmma groups (all but {op.pending}), which other warps of its warpgroup have not issued"
 
 
-@waits(WgmmaWait, key=lambda state, agent, op: state.layout.key_wgmma + state.layout.group_of(agent), says=_says)
+@waits(WgmmaWait, key=lambda state, agent, op: ("wgmma", state.layout.group_of(agent)), says=_says)
 def _can_wait(state: State, agent: int, op: WgmmaWait) -> bool:
     bounds = state.bounds[agent]
     return len(bounds) <= op.pending or state.done[state.layout.group_of(agent)] >= bounds[-op.pending - 1]
