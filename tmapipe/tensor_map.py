@@ -10,27 +10,8 @@ from typing import Any
 import attrs
 import numpy as np
 
+from tmapipe import tma_rules
 from tmapipe.errors import InputError, MissingGpuError
-from tmapipe.tma_rules import (
-    ALIGNMENT,
-    FILLS,
-    INTERLEAVES,
-    L2_PROMOTIONS,
-    MAX_STRIDE,
-    SWIZZLES,
-    TYPES,
-    check_address,
-    check_box,
-    check_bytes,
-    check_contiguous,
-    check_extents,
-    check_im2col,
-    check_inner,
-    check_rank,
-    check_steps,
-    check_strides,
-    one_of,
-)
 
 __all__ = ["Im2colBox", "TensorMap"]
 
@@ -107,32 +88,32 @@ class TensorMap:
         l2_promotion: int = 0,
         fill: str = "zeros",
     ):
-        one_of("interleave", interleave, INTERLEAVES)
-        one_of("swizzle", swizzle, SWIZZLES)
-        one_of("l2_promotion", l2_promotion, L2_PROMOTIONS)
-        one_of("fill", fill, FILLS)
+        tma_rules.one_of("interleave", interleave, tma_rules.INTERLEAVES)
+        tma_rules.one_of("swizzle", swizzle, tma_rules.SWIZZLES)
+        tma_rules.one_of("l2_promotion", l2_promotion, tma_rules.L2_PROMOTIONS)
+        tma_rules.one_of("fill", fill, tma_rules.FILLS)
         address, shape, strides, size, own = _memory(tensor)
-        check_rank("tensor.shape", shape, interleave, isinstance(box, Im2colBox))
+        tma_rules.check_rank("tensor.shape", shape, interleave, isinstance(box, Im2colBox))
         kind = _dtype(dtype, own, size)
-        seen = (*shape[:-1], shape[-1] * size * 8 // TYPES[kind].bits)
-        check_extents("tensor.shape", seen, kind)
-        unit = 32 if interleave == 32 or TYPES[kind].padded else ALIGNMENT
-        check_address("tensor.data_ptr()", address, unit)
-        check_contiguous("tensor.stride", shape, strides, "make it so, or put the contiguous dimension last")
-        check_strides("tensor.stride", shape, strides, size, unit)
+        seen = (*shape[:-1], shape[-1] * size * 8 // tma_rules.TYPES[kind].bits)
+        tma_rules.check_extents("tensor.shape", seen, kind)
+        unit = 32 if interleave == 32 or tma_rules.TYPES[kind].padded else tma_rules.ALIGNMENT
+        tma_rules.check_address("tensor.data_ptr()", address, unit)
+        tma_rules.check_contiguous("tensor.stride", shape, strides, "make it so, or put the contiguous dimension last")
+        tma_rules.check_strides("tensor.stride", shape, strides, size, unit)
         given = (1,) * len(shape) if steps is None else _sequence("steps", steps, len(shape))
-        check_steps("steps", given)
+        tma_rules.check_steps("steps", given)
         if isinstance(box, Im2colBox):
-            check_im2col(seen, box.lower, box.upper, box.channels, box.pixels)
-            check_inner("Im2colBox(channels)", box.channels, kind, interleave, swizzle)
-            check_bytes("Im2colBox(channels, pixels)", box, box.channels * box.pixels, kind)
+            tma_rules.check_im2col(seen, box.lower, box.upper, box.channels, box.pixels)
+            tma_rules.check_inner("Im2colBox(channels)", box.channels, kind, interleave, swizzle)
+            tma_rules.check_bytes("Im2colBox(channels, pixels)", box, box.channels * box.pixels, kind)
         else:
             box = _sequence("box", box, len(shape))
-            check_box("box", box)
-            check_inner("box[-1]", box[-1], kind, interleave, swizzle)
+            tma_rules.check_box("box", box)
+            tma_rules.check_inner("box[-1]", box[-1], kind, interleave, swizzle)
             moved = [math.ceil(extent / step) for extent, step in zip(box[:-1], given, strict=False)]
-            check_bytes("box", box, math.prod(moved) * box[-1], kind)
-        if fill == "nan" and not TYPES[kind].floating:
+            tma_rules.check_bytes("box", box, math.prod(moved) * box[-1], kind)
+        if fill == "nan" and not tma_rules.TYPES[kind].floating:
             raise InputError("fill", fill, f"is for floating types, not for {kind}", 'leave it "zeros"')
         nbytes = tuple(stride * size for stride in _valid(shape, strides, size, unit))
         self.__attrs_init__(address, kind, seen, nbytes, box, given, interleave, swizzle, l2_promotion, fill)
@@ -151,17 +132,16 @@ class TensorMap:
 
         count = driver.cuuint64_t
         small = driver.cuuint32_t
-        kind = named("DataType", f"CU_TENSOR_MAP_DATA_TYPE_{TYPES[self.dtype].driver}")
-        strides = _reversed(count, self.strides) or [
-            count(ALIGNMENT)
-        ]  # of one dimension none counts, but some must be given
+        kind = named("DataType", f"CU_TENSOR_MAP_DATA_TYPE_{tma_rules.TYPES[self.dtype].driver}")
+        # Of one dimension none counts, but some must be given.
+        strides = _reversed(count, self.strides) or [count(tma_rules.ALIGNMENT)]
         tensor = (kind, len(self.shape), self.address, _reversed(count, self.shape), strides)
         how = (
             _reversed(small, self.steps),
-            named("Interleave", f"CU_TENSOR_MAP_INTERLEAVE_{INTERLEAVES[self.interleave]}"),
-            named("Swizzle", f"CU_TENSOR_MAP_SWIZZLE_{SWIZZLES[self.swizzle]}"),
-            named("L2promotion", f"CU_TENSOR_MAP_L2_PROMOTION_{L2_PROMOTIONS[self.l2_promotion]}"),
-            named("FloatOOBfill", f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{FILLS[self.fill]}"),
+            named("Interleave", f"CU_TENSOR_MAP_INTERLEAVE_{tma_rules.INTERLEAVES[self.interleave]}"),
+            named("Swizzle", f"CU_TENSOR_MAP_SWIZZLE_{tma_rules.SWIZZLES[self.swizzle]}"),
+            named("L2promotion", f"CU_TENSOR_MAP_L2_PROMOTION_{tma_rules.L2_PROMOTIONS[self.l2_promotion]}"),
+            named("FloatOOBfill", f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{tma_rules.FILLS[self.fill]}"),
         )
         try:
             if isinstance(self.box, Im2colBox):
@@ -195,7 +175,7 @@ def _valid(shape: Sequence[int], strides: Sequence[int], size: int, unit: int) -
     reach = shape[-1] * size
     for extent, stride in zip(reversed(shape[:-1]), reversed(strides[:-1]), strict=True):
         if extent == 1:
-            stride = min(math.ceil(reach / unit) * unit, MAX_STRIDE - unit) // size
+            stride = min(math.ceil(reach / unit) * unit, tma_rules.MAX_STRIDE - unit) // size
         found.insert(0, stride)
         reach = stride * size * extent
     return found
@@ -216,9 +196,9 @@ def _reversed(make: Callable[[int], Any], values: Sequence[int]) -> list[Any]:
 def _dtype(given: str | None, own: str | None, size: int) -> str:
     """The name of the element type. own: that of the tensor, None for one that descriptors lack; size: of its elements."""
     name = own if given is None else given
-    kind = TYPES.get(name) if isinstance(name, str) else None
+    kind = tma_rules.TYPES.get(name) if isinstance(name, str) else None
     if kind is None or name is None:
-        raise InputError("dtype", name, f"is one of {', '.join(TYPES)}", "use one of these")
+        raise InputError("dtype", name, f"is one of {', '.join(tma_rules.TYPES)}", "use one of these")
     if size != max(kind.bits // 8, 1):
         rule = f"has as many bytes as the tensor's elements ({size})" if kind.bits >= 8 else "is for a tensor of bytes"
         raise InputError("dtype", name, rule, "view the tensor as another type")

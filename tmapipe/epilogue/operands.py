@@ -27,7 +27,7 @@ from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
 from tmapipe.isa.fragment import Fragment
 from tmapipe.matmul import Wgmma
-from tmapipe.plan.stores import even_columns
+from tmapipe.plan.transfers import even_columns
 from tmapipe.protocol.pieces import pieces
 from tmapipe.protocol.tile import Tile
 from tmapipe.register_tile import RegisterTile

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING
 from tmapipe.barrier import BarrierRing
 from tmapipe.dtypes import DType
 from tmapipe.errors import InputError
-from tmapipe.multicast import peer_pattern
+from tmapipe.multicast import Along, peer_pattern
 from tmapipe.peer_stage import PeerStage, ReducedStage
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import WARP
-from tmapipe.plan.peers import group_of
 from tmapipe.plan.rings import Ring
 from tmapipe.stage import SharedStage, SlotStage
 
 if TYPE_CHECKING:
     from tmapipe.plan.shared_memory import Layout
 
-__all__ = ["readers_of", "ring_of"]
+__all__ = ["group_of", "readers_of", "ring_of"]
 
 
 def ring_of(layout: Layout, name: str, ring: BarrierRing) -> Ring:
@@ -95,6 +94,11 @@ def ring_of(layout: Layout, name: str, ring: BarrierRing) -> Ring:
         over += tuple(name_of(part.over) for part in written if part.over is not None)
     how = (armed, signals, lag, readers, groups, peers, loads, ring.held, gone, fenced, far)
     return Ring(name, slots, phases, tuple(barriers), *how)
+
+
+def group_of(part: SlotStage, cluster: Mapping[str, int]) -> tuple[Along, ...]:
+    """The axes of the cluster along which CTAs write into each other's slots of this stage, or read them."""
+    return () if part.sharing is None else part.sharing.along(cluster)
 
 
 def _bytes_of(part: SlotStage, dtype: DType, cluster: Mapping[str, int]) -> int:

@@ -8,16 +8,14 @@ from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int32
 from tmapipe.errors import InputError
 from tmapipe.matmul import Wgmma
 from tmapipe.multicast import check_cluster
-from tmapipe.plan.arch import arch_named
-from tmapipe.plan.arrivals import readers_of
+from tmapipe.plan.arch import Arch, arch_named
+from tmapipe.plan.arrivals import group_of, readers_of
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.matmuls import check_matmuls
 from tmapipe.plan.model import Plan
-from tmapipe.plan.peers import group_of
 from tmapipe.plan.placement import launch_registers, place_roles, share_registers
 from tmapipe.plan.shared_memory import Layout
-from tmapipe.plan.stores import storing_roles
-from tmapipe.plan.supported import check_supported
+from tmapipe.plan.transfers import storing_roles
 from tmapipe.role import Role
 from tmapipe.stage import RESERVED, SharedStage, SlotStage, TmaLoadStage, TokenStage
 from tmapipe.store_pipeline import TmaStoreStage
@@ -48,7 +46,7 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
     _check_names(declared)
     declared.check_references()
     types = _resolve_types(declared, dtypes)
-    check_supported(declared, types, target)
+    _check_supported(declared, types, target)
     roles, warps = place_roles(declared)
     launch = launch_registers(warps, target)
     matmul_roles = check_matmuls(declared, types, target, launch)
@@ -108,6 +106,30 @@ def _check_names(declared: Declarations) -> None:
             raise InputError("stage name", name, "is taken by the slot's own attributes", "rename the stage")
         if name in TAKEN and not isinstance(part, (Role, SlotStage, TokenStage)):
             raise InputError("name", name, "is taken by what bodies get as k", f"rename the {type(part).__name__}")
+
+
+def _check_supported(declared: Declarations, types: dict[str, DType], target: Arch) -> None:
+    """Raises `InputError` for the first part of a schedule that *target* has no hardware for. (Matmuls and clusters have
+    checks of their own.)"""
+    if not target.tma:
+        for name, load in declared.loads.items():
+            if not load.vector:
+                rule = f"is loaded by an engine that {target.name} lacks"
+                raise InputError(f"{type(load).__name__}({name})", target.name, rule, "use a CpAsyncLoadStage")
+        for name, store in declared.stores.items():
+            if not store.vector:
+                rule = f"is stored by an engine that {target.name} lacks"
+                raise InputError(f"{type(store).__name__}({name})", target.name, rule, "use a ThreadStoreStage")
+        for name, role in declared.roles.items():
+            if role.registers:
+                rule = f"is set by setmaxnreg, which {target.name} lacks"
+                raise InputError(f"Role({name}).registers", role.registers, rule, "leave it out")
+        if declared.queue is not None:
+            rule = f"is handed on by st.async, which {target.name} lacks"
+            raise InputError("Schedule.tiles", target.name, rule, "use PersistentTiles()")
+    for name, dtype in types.items():
+        if dtype.name.startswith("fp8") and not target.fp8:
+            raise InputError(f"{name}.dtype", dtype.name, f"is a type that {target.name} does not convert", "use bf16")
 
 
 def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str, DType]:

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from tmapipe.cluster_sum import ClusterSum
 from tmapipe.dtypes import DType, fp32, int32
 from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
 from tmapipe.matmul import Wgmma
-from tmapipe.peer_stage import PeerStage, SentStage
-from tmapipe.plan.arrivals import ring_of
+from tmapipe.peer_stage import PeerStage, ReducedStage, SentStage
+from tmapipe.plan.arrivals import group_of, ring_of
 from tmapipe.plan.barriers import NamedBarrier, next_id
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.distributed import SentParts, widest
-from tmapipe.plan.loads import load_of
 from tmapipe.plan.model import Buffer, HeldTile, Matmul, Peer, RoleWarps
-from tmapipe.plan.moves import widest_swizzle
-from tmapipe.plan.peers import peers_of
 from tmapipe.plan.rings import Queue
 from tmapipe.plan.space import Space
-from tmapipe.plan.stores import store_of
 from tmapipe.plan.thread_layout import vectors_of
+from tmapipe.plan.transfers import load_of, store_of, widest_swizzle
 from tmapipe.reduction_scratch import ReductionScratch
 from tmapipe.register_tile import RegisterTile
 from tmapipe.scratch import Scratch
@@ -128,7 +126,7 @@ class Layout:
         self.of[name] = made = self.buffer(name, slots, part.matrix, self._swizzle(name, part), below=below)
         if isinstance(part, (PeerStage, SentStage)):
             source = None if part.source is None else self.of[name_of(part.source)]
-            self.sends.append(peers_of(part, self.declared.cluster, made, source, name_of(part.writer)))
+            self.sends.append(_peers_of(part, self.declared.cluster, made, source, name_of(part.writer)))
         if isinstance(part, SharedStage) and not isinstance(part, PeerStage) and len(part.tile) > 1:
             vectors_of(name, part.tile, self.roles[name_of(part.writer)])
 
@@ -197,6 +195,39 @@ class Layout:
         full = space.barrier(f"{name}.full", 1, 1, "1 expect-tx")
         free = space.barrier(f"{name}.free", 1, role.warps * ctas, f"{role.warps} warps x {ctas} CTAs")
         return SentParts(space.slots(name, 1, (ctas * rows, columns), fp32), full, free, tile.axis, ctas)
+
+
+def _peers_of(
+    part: PeerStage | SentStage, cluster: Mapping[str, int], buffer: Buffer, source: Buffer | None, role: str
+) -> Peer:
+    """What is known of the copies of a stage.
+
+    Args:
+        buffer, source: Of the stage, and of what is copied; None: what threads have in registers.
+        role: That sends.
+
+    Raises:
+        InputError: The group has one CTA, or the two lie in their slots in different ways.
+    """
+    axes = group_of(part, cluster)
+    if not axes:
+        rule = f"names axes of the cluster, which is {dict(cluster)}: along these a CTA has no peers"
+        raise InputError(f"{buffer.name}.group", part.group, rule, 'e.g. cluster = {"n": 2}')
+    peers, reduce = math.prod(each.ctas for each in axes), part.reduce if isinstance(part, ReducedStage) else None
+    if reduce is not None and source is not None:
+        rows, *rest = buffer.tile
+        whole = (peers * rows, *rest)
+        if (source.tile, source.dtype) != (whole, buffer.dtype) or source.swizzle or buffer.swizzle:
+            rule = (
+                f"is of a source of {whole} {buffer.dtype}, both without a swizzle; it has {source.tile} {source.dtype}"
+            )
+            raise InputError(f"{buffer.name}.tile", buffer.tile, rule, f"give the source {peers} times the rows")
+    elif source is not None and (source.tile, source.swizzle) != (buffer.tile, buffer.swizzle):
+        rule = (
+            f"lies in its slots as {source.name} does, tiles of {source.tile} with a swizzle of {source.swizzle} bytes"
+        )
+        raise InputError(f"{buffer.name}.swizzle", buffer.swizzle, rule, "give the source the same tile and swizzle=")
+    return Peer(buffer.name, buffer, source, role, axes, peers, reduce)
 
 
 def _over_of(part: SlotStage) -> SlotStage | None:

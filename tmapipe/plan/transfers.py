@@ -1,26 +1,110 @@
-"""The stores of a plan: their buffers, and what one instruction moves."""
+"""The loads and stores of a plan: who executes them, through which buffers, and what one instruction moves."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
+from tmapipe import tma_rules
+from tmapipe.descriptor_stage import DescriptorStage
 from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
 from tmapipe.matmul import Wgmma
+from tmapipe.multicast import peer_pattern
+from tmapipe.plan.arrivals import group_of
 from tmapipe.plan.declarations import Declarations
-from tmapipe.plan.model import Buffer, RoleWarps, Store
-from tmapipe.plan.moves import check_moved, widest_swizzle
+from tmapipe.plan.model import Buffer, Load, RoleWarps, Store
 from tmapipe.plan.thread_layout import vectors_of
 from tmapipe.register_tile import RegisterTile
-from tmapipe.stage import as_matrix
+from tmapipe.stage import SWIZZLES, TmaLoadStage, as_matrix
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.tma_rules import ALIGNMENT
 
 if TYPE_CHECKING:
     from tmapipe.plan.shared_memory import Layout
 
-__all__ = ["even_columns", "store_of", "storing_roles"]
+__all__ = ["even_columns", "load_of", "store_of", "storing_roles", "widest_swizzle"]
+
+
+def load_of(layout: Layout, name: str, load: TmaLoadStage) -> Load:
+    """The load called *name*, into its slots in *layout*.
+
+    Raises:
+        InputError: For a tile that peers cannot share, or that the engine or threads cannot load.
+    """
+    declared, buffer = layout.declared, layout.of[name]
+    axes = group_of(load, declared.cluster)
+    peers = 1 if load.multicast is not None and load.multicast.whole else math.prod(each.ctas for each in axes)
+    if axes:
+        shared = [each.axis for each in axes if each.axis in load.dims]
+        if shared:
+            rule = f"CTAs along {', '.join(shared)} want different tiles of {name}"
+            raise InputError(f"{name}.multicast", load.multicast, rule, "drop that axis")
+        unit = 8 if buffer.swizzle else 1
+        if load.tile[0] % peers or load.matrix[0] % (peers * unit):
+            rule = f"{peers} multicast peers each load an equal part, in steps of {unit} rows"
+            fix = f"use a multiple of {peers * unit}, or MulticastGroup(..., whole=True)"
+            raise InputError(f"{name}.tile[0]", load.tile[0], rule, fix)
+    if load.result is not None:
+        _check_result(name, load, load.result)
+    through = [each for each, part in declared.shared.items() if isinstance(part, DescriptorStage) and part.of is load]
+    if len(through) > 1:
+        raise InputError("DescriptorStage(of)", load, f"is that of {', '.join(through)}", "declare one for each stage")
+    made = Load(
+        name,
+        name if load.result is None else declared.name_of(load.result),
+        buffer,
+        load.dims,
+        load.extents,
+        peers,
+        axes,
+        peer_pattern(axes),
+        load.outside,
+        load.strides,
+        load.windows,
+        layout.of[through[0]] if through else None,
+        core=len(load.tile if load.windows is None else load.dims),
+        parts=load.parts,
+        vector=load.vector,
+        tensor_map=load.tensor_map,
+        l2_hint=load.l2_hint,
+    )
+    if load.tensor_map:
+        _check_moved(name, made)
+        _check_described(name, made)
+    elif 0 < load.vector < buffer.dtype.bytes:
+        rule = f"is at least an element of {buffer.dtype.bytes} bytes"
+        raise InputError(f"{name}.vector", load.vector, rule, f"e.g. vector={buffer.dtype.bytes}")
+    return made
+
+
+def _check_described(name: str, load: Load) -> None:
+    """Raises `InputError` unless a descriptor can say where the elements of a tile lie, and what there is outside."""
+    dtype = load.buffer.dtype
+    if load.outside == "nan" and not tma_rules.TYPES[tma_rules.type_of(dtype)].floating:
+        rule = f"is for types of floating point of 16 and 32 bits, not for {dtype}"
+        raise InputError(f"{name}.nan_outside()", dtype.name, rule, "leave it out: there are zeros")
+    if load.windows is not None:
+        if load.box[0] * load.peers != load.buffer.tile[0]:
+            rule = f"has up to {tma_rules.MAX_BOX} channels, or whole swizzle spans of them"
+            raise InputError(f"{name}.tile", load.buffer.tile, rule, "load fewer channels at a time")
+        return
+    spans = [n * step for n, step in zip(load.box, load.steps[-len(load.box) :], strict=True)]
+    if max(spans) > tma_rules.MAX_BOX:
+        rule = f"spans {' x '.join(map(str, spans))} elements, and a box at most {tma_rules.MAX_BOX} along an extent"
+        raise InputError(f"{name}.tile", load.tile, rule, "load smaller tiles, or with smaller strides")
+
+
+def _check_result(name: str, load: TmaLoadStage, store: TmaStoreStage) -> None:
+    """Raises `InputError` unless the tiles that a stage loads are those that a CTA stores by itself."""
+    alike = load.dims == store.dims and load.tile == store.tile
+    plain = load.tensor_map and load.outside == "zeros" and not (load.windows or load.multicast or load.strides)
+    once = not (store.reduce or store.folded or store.parts > 1 or store.parts_tile is not None or store.transposed)
+    if not (alike and plain and once):
+        rule = (
+            "is stored whole, not reduced, and loaded in the same tiles by a TmaLoadStage without multicast or strides"
+        )
+        raise InputError(f"{name}.of_result", store, rule, "give both the same dims and tile")
 
 
 def storing_roles(declared: Declarations, roles: dict[str, RoleWarps], matmul_roles: dict[str, str]) -> dict[str, str]:
@@ -87,7 +171,7 @@ def store_of(layout: Layout, name: str, store: TmaStoreStage) -> Store:
         l2_hint=store.l2_hint,
     )
     if made.tensor_map:
-        check_moved(name, made)
+        _check_moved(name, made)
     return made
 
 
@@ -178,3 +262,37 @@ def even_columns(n: int, most: int) -> int:
     """Columns of a piece of *n* where accumulators are transposed, so that columns are rows of a buffer: all pieces as wide,
     and as few as *most* allows. 136 columns are stored as three times 48, not as three times 64, of which 56 come twice."""
     return ceil_div(n, 8 * ceil_div(n, most)) * 8
+
+
+def _check_moved(name: str, move: Load | Store) -> None:
+    """Raises `InputError` unless the engine can move slots in the boxes of *move*, and the parts of a slot one by one."""
+    buffer, parts, box = move.buffer, move.parts, move.box
+    if parts > 1:
+        rows, nbytes = buffer.tile[0] // parts, buffer.slot_bytes // parts
+        if isinstance(move, Load) and move.axes:
+            raise InputError(f"{name}.in_parts", parts, "is 1 where peers load shares of a tile", "drop the multicast")
+        if nbytes % 128 or (buffer.swizzle and rows % 8):
+            unit = "128 bytes" + (", and of 8 rows where they are swizzled" if buffer.swizzle else "")
+            rule = f"makes parts of {rows} rows, {nbytes} bytes; they start at multiples of {unit}"
+            raise InputError(f"{name}.in_parts", parts, rule, "use fewer parts, longer rows, or swizzle=0")
+    windows = isinstance(move, Load) and move.windows is not None
+    tma_rules.check_box(f"{name}.tile", box, tma_rules.MAX_PIXELS if windows else tma_rules.MAX_BOX)
+    nbytes = math.prod(box) * buffer.dtype.bytes
+    if nbytes < buffer.slot_bytes and nbytes % 128:
+        rule = (
+            f"is moved in boxes of {' x '.join(map(str, box))} elements, {nbytes} bytes, but TMA takes slots and parts of "
+            "them from multiples of 128 bytes on"
+        )
+        fix = (
+            f"use rows of at most {tma_rules.MAX_BOX} elements, or of whole pieces of 128 bytes; or, for a vector, a "
+            "BulkLoadStage"
+        )
+        raise InputError(f"{name}.tile", buffer.tile, rule, fix)
+
+
+def widest_swizzle(argument: str, row: int) -> int:
+    """The widest span (bytes) that divides a row of so many bytes. Raises `InputError` if none does."""
+    for span in sorted(SWIZZLES, reverse=True):
+        if span and row % span == 0:
+            return span
+    raise InputError(argument, f"rows of {row} bytes", "must be a multiple of 32 bytes", "widen the rows")
