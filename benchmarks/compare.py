@@ -9,7 +9,8 @@ from typing import Any
 import attrs
 
 from benchmarks.results import OURS, Results, best
-from tmapipe.tuning.timing import Clock, Method, Run, estimate_seconds, rested, screen, sustained
+from benchmarks.sustained import estimate_seconds, sustained
+from tmapipe.tuning.timing import Clock, Method, Run, rested, screen
 
 __all__ = ["Problem", "compare"]
 

@@ -16,9 +16,10 @@ from benchmarks import cases, checker, cli, copy, gemm, ours, peer_quack, peers
 from benchmarks.compare import Problem, compare
 from benchmarks.results import Results, best, commit, print_table
 from benchmarks.sass_loops import innermost, loops, parse
+from benchmarks.sustained import estimate_seconds, sustained
 from tmapipe import tuning
 from tmapipe.gpu.notes import Resources
-from tmapipe.tuning.timing import Method, Timing, estimate_seconds, rested, screen, sustained
+from tmapipe.tuning.timing import Method, Timing, rested, screen
 
 METHOD = Method(rounds=6, batch=8, rest=0.3, preheat=3.0, hot=0.25, seed=0)
 

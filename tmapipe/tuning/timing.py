@@ -2,7 +2,7 @@
 
 Launched back to back, the same kernel takes 1386 to 1585 us, depending on its position in the queue. So `rested` lets the
 device rest before every batch, shuffles the variants in every round, and takes medians of short batches; this repeats within
-0.2 %. `sustained` is the other view: a hot card, long batches, and ratios between variants of the same round (good to 2 %).
+0.2 %. `benchmarks.sustained` is the other view: a hot card, long batches, and ratios between variants of a round (good to 2 %).
 
 All times are microseconds of GPU time per launch. The clock is an object, so this file needs neither a GPU nor torch
 (`tmapipe.gpu.clock` has the real one).
@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 import attrs
 
-__all__ = ["Clock", "Method", "Timing", "estimate_seconds", "rested", "screen", "sustained"]
+__all__ = ["Clock", "Method", "Timing", "rested", "screen"]
 
 Run = Callable[[], object]
 Name = TypeVar("Name", bound=Hashable)
@@ -95,24 +95,6 @@ def rested(variants: Mapping[Name, Run], clock: Clock, method: Method) -> dict[N
     return {name: Timing.of(values) for name, values in medians.items()}
 
 
-def sustained(variants: Mapping[Name, Run], clock: Clock, method: Method, baseline: Name) -> dict[Name, Timing]:
-    """The second measurement: a hot card, no rests, no flushes.
-
-    `Timing.ratio` is the baseline's time over the variant's time, paired within each round.
-    """
-    order = random.Random(method.seed)
-    for run in variants.values():
-        clock.span(run, method.preheat / len(variants))
-    rounds: dict[Name, list[float]] = {name: [] for name in variants}
-    for _ in range(method.rounds):
-        for name in order.sample(list(variants), len(variants)):
-            rounds[name].append(clock.span(variants[name], method.hot))
-    return {
-        name: Timing.of(values, statistics.median(b / v for b, v in zip(rounds[baseline], values, strict=True)))
-        for name, values in rounds.items()
-    }
-
-
 def screen(
     variants: Mapping[Name, Run], clock: Clock, keep: int, *, pinned: Iterable[Name] = (), seed: int = 0
 ) -> list[Name]:
@@ -130,20 +112,6 @@ def screen(
     fastest = sorted(seen, key=seen.__getitem__)[: 2 * keep]
     kept = {*(name for name in fastest if seen[name] <= 1.01 * seen[fastest[keep - 1]]), *pinned}
     return [name for name in variants if name in kept]
-
-
-def estimate_seconds(variants: int, method: Method, *, hot: bool = False, us: float = 1500.0) -> float:
-    """Wall-clock seconds that the measurement of one problem takes.
-
-    Args:
-        variants: How many.
-        hot: Whether the sustained rounds, not the rested ones.
-        us: About how long a launch takes (microseconds).
-    """
-    if hot:
-        return method.preheat + method.rounds * variants * method.hot
-    launch = (us + 100.0) / 1e6  # a flush takes about 100 us
-    return method.rounds * variants * (method.rest + method.batch * launch + 2e-3)
 
 
 def _interquartile(values: tuple[float, ...]) -> float:
