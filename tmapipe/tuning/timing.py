@@ -2,7 +2,7 @@
 
 Launched back to back, the same kernel takes 1386 to 1585 us, depending on its position in the queue. So `rested` lets the
 device rest before every batch, shuffles the variants in every round, and takes medians of short batches; this repeats within
-0.2 %. `benchmarks.sustained` is the other view: a hot card, long batches, and ratios between variants of a round (good to 2 %).
+0.2 %. `benchmarks.sustained` is the other way: a hot card, long batches, and ratios between variants of a round (good to 2 %).
 
 All times are microseconds of GPU time per launch. The clock is an object, so this file needs neither a GPU nor torch
 (`tmapipe.gpu.clock` has the real one).
