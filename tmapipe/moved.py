@@ -14,19 +14,19 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def moved(words: Mapping[str, Callable[[Any], str]]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def moved(spellings: Mapping[str, Callable[[Any], str]]) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorates a function so that old keywords raise `InputError`.
 
     Args:
-        words: Keyword -> how its value is spelled now.
+        spellings: Keyword -> how its value is spelled now.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def checked(*arguments: P.args, **options: P.kwargs) -> R:
-            for word, value in options.items():
-                if word in words:
-                    raise InputError(word, value, "has another spelling now", words[word](value))
+            for keyword, value in options.items():
+                if keyword in spellings:
+                    raise InputError(keyword, value, "has another spelling now", spellings[keyword](value))
             return function(*arguments, **options)
 
         return checked
@@ -34,6 +34,6 @@ def moved(words: Mapping[str, Callable[[Any], str]]) -> Callable[[Callable[P, R]
     return decorate
 
 
-def old_spelling(kind: Any, words: Mapping[str, Callable[[Any], str]]) -> None:
+def old_spelling(kind: Any, spellings: Mapping[str, Callable[[Any], str]]) -> None:
     """As `moved`, for the constructor of a class."""
-    kind.__init__ = moved(words)(kind.__init__)
+    kind.__init__ = moved(spellings)(kind.__init__)

@@ -10,7 +10,7 @@ import pytest
 import tmapipe as tp
 from tests.unit.errors import refused
 from tmapipe.moved import moved
-from tmapipe.schedules.moved import WORDS
+from tmapipe.schedules.moved import OLD_KEYWORDS
 from tmapipe.tuning import Problem, choose, tune
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "migration.md").read_text()
@@ -81,7 +81,7 @@ def test_modules(before, now):
 
 def test_every_word_is_on_the_page():
     told = " ".join(" ".join(before) for part in ("Schedules", "Choosing") for before, _ in rows(part))
-    assert all(f"{word}=" in told for word in WORDS)
+    assert all(f"{word}=" in told for word in OLD_KEYWORDS)
 
 
 def test_a_fix_has_the_value_that_was_given():

@@ -28,7 +28,7 @@ from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
 from tmapipe.schedules.fused import Fused
 from tmapipe.schedules.mainloop import Cooperative, PingPong
-from tmapipe.schedules.moved import WORDS
+from tmapipe.schedules.moved import OLD_KEYWORDS
 from tmapipe.schedules.operand import Operand
 from tmapipe.schedules.parts import PartsOfK
 from tmapipe.table import Table
@@ -69,7 +69,7 @@ class Gemm(Fused):
     shared: dict[str, str | None] = {"a": "n", "b": "m"}  # noqa: RUF012 - never changed
     products = {"mma": "b"}  # noqa: RUF012 - never changed; accumulators: name of the `Wgmma` -> that of its second operand
 
-    @moved(WORDS)
+    @moved(OLD_KEYWORDS)
     def __init__(
         self,
         tile: tuple[int, int, int] = (128, 256, 64),

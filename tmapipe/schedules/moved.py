@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["WORDS"]
+__all__ = ["OLD_KEYWORDS"]
 
 
 def _pair(word: str, default: Any) -> Callable[[Any], str]:
@@ -27,7 +27,7 @@ def _in_epilogue(word: str) -> Callable[[Any], str]:
     return fix
 
 
-WORDS: dict[str, Callable[[Any], str]] = {
+OLD_KEYWORDS: dict[str, Callable[[Any], str]] = {
     "majors": _pair("major", "k"),
     "l2_hints": _pair("l2_hint", None),
     "outside": _pair("outside", "zeros"),

@@ -37,12 +37,12 @@ class Candidate:
         schedule: Name of a class in `tmapipe.schedules`.
         tile: (m, n) elements of a CTA's output tile.
         cluster: CTAs along (m, n), without those that share k.
-        options: (word, value) of what else it is built with: "stages" of operands; "store_stages", buffers of a warpgroup;
+        options: (name, value) of what else it is built with: "stages" of operands; "store_stages", buffers of a warpgroup;
             "order", a tile scheduler as ("Snake", 8), by GPC as ("Snake", 8, "gpc"); "l2_hints" and "outside", of (a, b);
             "store_hint", the L2 hint of whole outputs;
             "promote"; "in_turn" and "along", of the mainloop; "parts", of a split k, or CTAs of a cluster that share k, and
             then "clusters" of a tile; "spans", of 128 bytes of k in a slot.
-            These words are kept on disk.
+            These names are kept on disk.
     """
 
     schedule: str
@@ -78,13 +78,13 @@ class Candidate:
     @property
     def slots(self) -> int:
         """Slots of the ring, at least one: what fits beside the output buffers."""
-        words = dict(self.options)
-        buffers = own_buffers(self.schedule, self.accumulators[0], words.get("in_turn", True)) * words.get(
+        chosen = dict(self.options)
+        buffers = own_buffers(self.schedule, self.accumulators[0], chosen.get("in_turn", True)) * chosen.get(
             "store_stages", 2
         )
         if self.sharing > 1:
             buffers += ceil_div(4 * self.tile[0] * self.tile[1], BUFFER)  # sums of the other CTAs
-        return min(words.get("stages", 99), max(1, slots_of(self.tile, buffers) // self.spans))
+        return min(chosen.get("stages", 99), max(1, slots_of(self.tile, buffers) // self.spans))
 
     @property
     def accumulators(self) -> tuple[int, int]:
@@ -107,24 +107,24 @@ class Candidate:
         if self.in_parts and problem.batch > 1 and (epilogue.operands or epilogue.outputs):
             rule = "has no operands and one output, where parts of k of a batch are added"
             raise InputError("epilogue", epilogue.function, rule, "compute the rest apart")
-        words = dict(self.options)
-        stages, hint = words.pop("store_stages", epilogue.stages), words.pop("store_hint", epilogue.l2_hint)
+        chosen = dict(self.options)
+        stages, hint = chosen.pop("store_stages", epilogue.stages), chosen.pop("store_hint", epilogue.l2_hint)
         stored = attrs.evolve(epilogue, stages=stages, l2_hint=hint, dtype=problem.out)
-        options: dict[str, Any] = self._operands(problem, words)
-        if "order" in words:
-            options["tiles"] = order_of(*words.pop("order"))
-        if "clusters" in words:
-            options["tiles"] = SplitKTiles(words.pop("clusters"))
+        options: dict[str, Any] = self._operands(problem, chosen)
+        if "order" in chosen:
+            options["tiles"] = order_of(*chosen.pop("order"))
+        if "clusters" in chosen:
+            options["tiles"] = SplitKTiles(chosen.pop("clusters"))
         form: dict[str, Any] = {"cluster": self.cluster}
         if self.sharing > 1:
             form = {"along_m": self.cluster[0]}
         elif self.schedule != "PingPong":
-            mainloop = {word: words.pop(word) for word in ("promote", "along") if word in words}
+            mainloop = {name: chosen.pop(name) for name in ("promote", "along") if name in chosen}
             options["mainloop"] = Cooperative(**mainloop)
         if epilogue.operands:  # a ping-pong with operands needs its epilogues in turn
-            words.pop("in_turn", None)
-        tile = *self.tile, words.pop("spans", 1) * SWIZZLE_SPAN // problem.dtype.bytes
-        shape = form | words | {"tile": tile}
+            chosen.pop("in_turn", None)
+        tile = *self.tile, chosen.pop("spans", 1) * SWIZZLE_SPAN // problem.dtype.bytes
+        shape = form | chosen | {"tile": tile}
 
         def make(stored: Epilogue) -> tuple[int, Any]:
             made = getattr(schedules, self.schedule)(**shape, **(options | {"epilogue": stored}))
@@ -140,10 +140,10 @@ class Candidate:
                     slots, made = more, other
         return made
 
-    def _operands(self, problem: Problem, words: dict[str, Any]) -> dict[str, Operand]:
-        """How a and b are loaded, of what *words* say of them."""
+    def _operands(self, problem: Problem, chosen: dict[str, Any]) -> dict[str, Operand]:
+        """How a and b are loaded, by what is *chosen* for them."""
         dtype = "tf32" if problem.dtype == tf32 else None
-        hints, outside = words.pop("l2_hints", (None, None)), words.pop("outside", ("zeros", "zeros"))
+        hints, outside = chosen.pop("l2_hints", (None, None)), chosen.pop("outside", ("zeros", "zeros"))
         each = zip("ab", problem.majors, hints, outside, strict=True)
         return {side: Operand(major, dtype=dtype, l2_hint=hint, outside=rest) for side, major, hint, rest in each}
 

@@ -10,7 +10,7 @@ import numpy as np
 from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.errors import InputError
 from tmapipe.moved import moved
-from tmapipe.schedules.moved import WORDS
+from tmapipe.schedules.moved import OLD_KEYWORDS
 from tmapipe.tuning.candidate import Candidate
 from tmapipe.tuning.candidates import candidates
 from tmapipe.tuning.cost import estimates
@@ -45,7 +45,7 @@ def ranked(
     return found
 
 
-@moved(WORDS)
+@moved(OLD_KEYWORDS)
 def choose(
     problem: Problem,
     device: Device = H200,

@@ -83,21 +83,21 @@ def _as_gemm(x: Any, f: Any, windows: Windows) -> tuple[Problem, float]:
 def _plain(problem: Problem, device: Device) -> Iterator[Candidate]:
     """The candidates that a `Conv` can be: whole tiles, rows of windows, one span of channels a slot."""
     for each in candidates(problem, device):
-        words = {word for word, _ in each.options}
-        if each.schedule in ("Gemm", "PingPong") and not words & {"along", "spans", "outside"}:
+        names = {name for name, _ in each.options}
+        if each.schedule in ("Gemm", "PingPong") and not names & {"along", "spans", "outside"}:
             yield each
 
 
 def _built(candidate: Candidate, windows: Windows, problem: Problem, epilogue: Epilogue) -> Conv:
-    words = dict(candidate.options)
-    turns = words.get("in_turn", True) or bool(epilogue.operands)
+    chosen = dict(candidate.options)
+    in_turn = chosen.get("in_turn", True) or bool(epilogue.operands)
     made = Conv(
         windows,
         (*candidate.tile, SWIZZLE_SPAN // problem.dtype.bytes),
         candidate.cluster,
-        mainloop=PingPong(in_turn=turns) if candidate.schedule == "PingPong" else Cooperative(),
-        epilogue=attrs.evolve(epilogue, stages=words.get("store_stages", epilogue.stages)),
-        tiles=order_of(*words["order"]) if "order" in words else PersistentTiles(),
+        mainloop=PingPong(in_turn=in_turn) if candidate.schedule == "PingPong" else Cooperative(),
+        epilogue=attrs.evolve(epilogue, stages=chosen.get("store_stages", epilogue.stages)),
+        tiles=order_of(*chosen["order"]) if "order" in chosen else PersistentTiles(),
     )
     made.plan({"a": problem.dtype, "b": problem.dtype})
     return made

@@ -12,7 +12,7 @@ from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.errors import MissingGpuError, PipelineError
 from tmapipe.moved import moved
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.moved import WORDS
+from tmapipe.schedules.moved import OLD_KEYWORDS
 from tmapipe.tuning import cache, epilogues
 from tmapipe.tuning.candidate import Candidate
 from tmapipe.tuning.choose import likely
@@ -47,7 +47,7 @@ class Tuned:
     refused: tuple[tuple[Candidate, str], ...] = ()
 
 
-@moved(WORDS)
+@moved(OLD_KEYWORDS)
 def tune(
     problem: Problem,
     *,
