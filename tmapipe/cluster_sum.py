@@ -24,8 +24,8 @@ class ClusterSum(RegisterTile):
     Args:
         role: That of the matmul: as many warpgroups as its tile has blocks of 64 rows.
         source: The matmul, in fp32.
-        axis: Of the cluster.
-        ctas: Along this axis. The columns are a multiple of 8 for each.
+        axis: Of the cluster, along which the CTAs differ.
+        ctas: How many there are along this axis. The columns are a multiple of 8 for each.
 
     Raises:
         InputError: For any other value.

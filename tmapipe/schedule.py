@@ -52,24 +52,27 @@ class Schedule:
     Parts are attributes, of a class or of an instance, and have the attributes' names. A subclass or an instance replaces a
     part by assigning another to its name, and removes it by assigning None. All that depends on an attribute is made anew
     when it is assigned to. Schedules are equal if their types, declarations and attributes are.
+
+    Attributes:
+        cluster: CTAs of a cluster by dimension of the output's tile grid, the first varying fastest: ``{"m": 2, "n": 1}``.
+            Empty: no clusters.
+        tiles: The tile scheduler, such as ``DynamicTiles(Snake(8))``.
+        arch: The target to plan for, such as "sm_90a" or "sm_80".
+        checked: Whether `check` must pass before the schedule is first compiled for a launch.
+        over: Dimensions of the grid of output tiles, such as "m n"; None: those of the first store.
+        relations: A `Dim` for each dimension whose extent is fixed or follows from another one.
+        transposed: Stages whose tensors are passed with their last two dimensions in the other order than the stage declares
+            them: an a [m, k] of which a stage "k m" loads tiles that are contiguous along m.
+        optional_roles: Roles by name that only some instances have. The bodies of those that an instance lacks are left out.
     """
 
-    #: CTAs of a cluster by dimension of the output's tile grid, the first varying fastest, e.g. {"m": 2, "n": 1}.
     cluster: dict[str, int] = {}  # noqa: RUF012 - replaced, never changed
-    #: The order in which persistent CTAs take output tiles.
     tiles: TileOrder = PersistentTiles()
-    #: The target to plan for.
     arch = "sm_90a"
-    #: Whether `check` must pass before the schedule is first compiled for launching.
     checked = True
-    #: Dimensions of the grid of output tiles, e.g. "m n"; by default those of the first store.
     over: str | None = None
-    #: Dimensions whose extents are fixed or follow from others'.
     relations: tuple[Dim, ...] = ()
-    #: Stages whose tensors are passed with their last two dimensions in the other order than the stage declares them: an
-    #: a [m, k] of which a stage "k m" loads tiles that are contiguous along m.
     transposed: tuple[str, ...] = ()
-    #: Roles by name that only some instances have. The bodies of those that an instance lacks are left out.
     optional_roles: Mapping[str, Role] = MappingProxyType({})
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -37,8 +37,8 @@ class PartTiles(TileOrder):
 
     Args:
         reduce: How parts are added.
-        stage: The steps are the tiles of this load ...
-        dim: ... along this dimension.
+        stage: Name of the load stage whose tiles are the steps.
+        dim: The dimension along which they are counted.
     """
 
     reduce: str | None = attrs.field(

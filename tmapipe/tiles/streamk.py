@@ -38,8 +38,8 @@ class StreamKTiles(PartTiles):
     Args:
         raster: As in `PersistentTiles`.
         shares: As many as clusters that work at once, e.g. 66 for clusters of two on 132 multiprocessors.
-        stage: The steps are the tiles of this load ...
-        dim: ... along this dimension.
+        stage: Name of the load stage whose tiles are the steps.
+        dim: The dimension along which they are counted.
         reduce: How pieces are added, as in `SplitKTiles`.
     """
 
