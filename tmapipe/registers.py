@@ -48,7 +48,9 @@ def fragments_need(schedule: Schedule, plan: Plan) -> dict[str, Needs]:
         def make(
             layout: Layout, agent: int, emit: Callable[[Any], None], live: Live = live, seen: Accesses = seen
         ) -> MachineIsa:
-            return _Watched(layout, agent, 0, 1, shapes, emit, live, seen)
+            isa = _Watched(layout, agent, 0, 1, shapes, emit)
+            isa.fragments = WatchedFragments(isa, live, seen)
+            return isa
 
         with contextlib.suppress(PipelineError):  # which a call or a check will raise
             record(plan, lambda isa: kernel_main(isa, schedule), shapes, only=role.first_warp, make=make)
@@ -58,21 +60,6 @@ def fragments_need(schedule: Schedule, plan: Plan) -> dict[str, Needs]:
 
 class _Watched(MachineIsa):
     """The instruction set of a warp whose fragments are noted. Each entry of a table is larger than the one before."""
-
-    def __init__(
-        self,
-        layout: Layout,
-        agent: int,
-        cluster: int,
-        clusters: int,
-        shapes: Any,
-        emit: Any,
-        live: Live,
-        seen: Accesses,
-    ):
-        super().__init__(layout, agent, cluster, clusters, shapes, emit)
-        self.fragments = self._fragments = WatchedFragments(self, seen)
-        self.fragments.live = live
 
     def load_entry(self, table: str, i: int, without_data: int) -> int:
         return super().load_entry(table, i, without_data or ITERATIONS * i)

@@ -144,7 +144,6 @@ def test_more_copies_in_flight_than_a_hundred():
     plan = copy.plan()
     arrays = {part.argument: np.zeros((320, 256), part.buffer.dtype.numpy) for part in plan.transfers}
     run = Machine(plan, policy="late", trace=True).run(lambda isa: kernel_main(isa, copy), arrays)
-    assert run.max_in_flight["load"] == 150
     _, names = well_formed(run.timeline())
     lanes = [name for name in names.values() if name.startswith("TMA loads")]
     assert sorted(lanes) == sorted(f"TMA loads {i}" for i in range(150))

@@ -25,14 +25,14 @@ def test_a_wrong_row_is_noticed(monkeypatch):
     """The model, changed: stores of tiles write one element more."""
     from tmapipe.machine import stores
 
-    right = stores.WRITES[stores.TmaStore]
+    right = stores.MOVES[stores.TmaStore]
 
-    def more(of, op, values):
-        right(of, op, values)
+    def more(of, flight, op, values):
+        right(of, flight, op, values)
         of.tensors[of.layout.stores[op.store].argument].flat[0] += 1
 
     seed = next(seed for seed in range(7000, 7100) if draw(seed).moves.store == "slot" and boxes.accepted(seed))
-    monkeypatch.setitem(stores.WRITES, stores.TmaStore, more)
+    monkeypatch.setitem(stores.MOVES, stores.TmaStore, more)
     entry = boxes.judge_one(seed, "cpu")
     assert entry[4] is Outcome.WRONG and "elements differ" in entry[5]
 

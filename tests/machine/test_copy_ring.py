@@ -69,8 +69,7 @@ def test_without_data_the_protocol_runs_alone(policy):
     run_ = run_recorded(ring.made, ring.entry, {"x": (800, 16), "y": (800, 16)}, policy)
     assert run_.counts["TmaLoad"] == run_.counts["StoreWrite"] == 100
     assert run_.loaded_bytes == 100 * ring.slots.slot_bytes
-    assert run_.by_role["load"]["MbarWait"] == 100
-    assert 1 <= run_.max_in_flight["load"] <= 3
+    assert run_.counts["MbarWait"] == 200
 
 
 def test_data_and_protocol_take_the_same_operations():

@@ -113,7 +113,7 @@ def kinds_of(decisions: Decisions) -> Kinds:
         found.append((bool(each.indices), depth, each))
         if max(far, -near) > FARTHEST and not some:
             reasons.append(f"{each.text}, which is compared with numbers as large as {max(far, -near)}")
-        if values and (term.by_index or not each.all):
+        if values and (term.indices or not each.all):
             reasons.append(f"{each.text}, which {VALUE}")
     found.sort(key=lambda entry: entry[:2])  # loops before those inside them
     return Kinds(tuple(each for _, _, each in found), tuple(dict.fromkeys(reasons)))
@@ -153,7 +153,7 @@ def _sum(use: Use) -> Key:
 
 def _by_turn(decisions: Decisions, use: Use) -> Use:
     """A comparison with the first or the last iterations of a loop, as a use of the loop's count; any other use as it is."""
-    indices = [(key, factor) for key, factor in use.terms if decisions.terms[key].by_index]
+    indices = [(key, factor) for key, factor in use.terms if decisions.terms[key].indices]
     if use.how != COMPARED or len(indices) != 1 or abs(use.const) > FARTHEST:
         return use
     ((key, factor),) = indices
@@ -169,7 +169,7 @@ def _is_free(decisions: Decisions, use: Use, pairs: set[tuple[Key, Key]]) -> boo
     """Whether a sum is looked at as a whole, whatever its terms are. pairs: of counts of loops in each other."""
     if use.how not in (COUNT, COMPARED):
         return False
-    if any(decisions.terms[key].by_index for key, _ in use.terms):
+    if any(decisions.terms[key].indices for key, _ in use.terms):
         return True
     if use.how == COMPARED:
         return len(use.terms) > 1

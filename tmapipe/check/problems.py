@@ -138,7 +138,7 @@ class Problems:
             with self.recording():
                 return record_marked(self.layout, self.entry, make, each)
 
-        unchanged(self.schedule, programs)
+        unchanged(self.schedule, self.layout, programs)
 
     def in_order(self, kinds: list[Kind], shifted: bool = False) -> tuple[list[Program], list[Kind]]:
         """Each warp's program for tiles of these kinds, and the order in which they come. *shifted*: as of `RecordingIsa`."""

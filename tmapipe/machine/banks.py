@@ -6,15 +6,17 @@ banks, or in one word. Of more than 4 bytes a lane, half the lanes come together
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import SlotRef
+from tmapipe.machine.elements import indices_of
 from tmapipe.machine.fragments import MachineFragments
+from tmapipe.machine.live import Live
 from tmapipe.machine.locate import locate
 from tmapipe.plan.distributed import Buffer, Distributed
-from tmapipe.plan.model import WARP, Load
+from tmapipe.plan.model import WARP, Load, Matmul
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
 
 __all__ = ["Access", "Accesses", "WatchedFragments", "copies", "times"]
@@ -62,11 +64,19 @@ def copies(load: Load, warps: int) -> Access:
 
 
 class WatchedFragments(MachineFragments):
-    """Fragments of a warp whose accesses to slots are noted in `seen`."""
+    """Fragments of a warp that are noted in `live`, and their accesses to slots in `seen`."""
 
-    def __init__(self, isa: Any, seen: Accesses):
+    def __init__(self, isa: Any, live: Live, seen: Accesses):
         super().__init__(isa)
-        self.seen = seen
+        self.live, self.seen = live, seen
+
+    def used(self, values: Fragment) -> None:
+        self.live.use(values)
+
+    def accumulator_values(self, matmul: Matmul, acc: Any) -> Fragment:
+        made = super().accumulator_values(matmul, acc)
+        self.live.of_matmul.add(id(made))
+        return made
 
     def read(self, slot: SlotRef, layout: ThreadLayout, along: str = "tile") -> Fragment:
         self._note(slot, "read", _elements(slot.buffer, layout, along, self.isa.warp))
@@ -169,18 +179,12 @@ def _elements(
 
 def _lanes(layout: ThreadLayout, warp: int) -> list[list[tuple[int, int]]]:
     """Of each value: the (row, column) that each lane has."""
-    return [list(_of_lanes(layout, warp, i)) for i in range(layout.values)]
-
-
-def _of_lanes(layout: ThreadLayout, warp: int, i: int) -> Iterator[tuple[int, int]]:
-    for lane in range(WARP):
-        if isinstance(layout, VectorLayout):
-            vector, element = divmod(i, layout.width)
-            own = layout.warp(warp) * (layout.vectors * WARP if layout.by_rows else WARP)
-            row, column = divmod(own + vector * layout.sharing + lane, layout.row_vectors)
-            yield row, column * layout.width + element
-        else:
-            assert isinstance(layout, AccumulatorLayout)
-            block, rest = divmod(i, layout.columns // 2)
-            row = (block * layout.warpgroups + layout.group(warp)) * 64 + 16 * (warp % 4) + lane // 4
-            yield row + 8 * (rest // 2 % 2), 8 * (rest // 4) + lane % 4 * 2 + rest % 2
+    extents: tuple[int, ...]
+    order: tuple[int, ...]
+    if isinstance(layout, VectorLayout):
+        extents, order = (layout.vectors, WARP, layout.width), (0, 2, 1)
+    else:
+        assert isinstance(layout, AccumulatorLayout)  # of blocks of 16 x 8, a lane has two values each in two rows
+        extents, order = (layout.blocks, 2, 8, layout.columns // 8, 4, 2), (0, 3, 1, 5, 2, 4)
+    by_value = [each.reshape(extents).transpose(order).reshape(-1, WARP) for each in indices_of(layout, warp)]
+    return [list(zip(*lanes, strict=True)) for lanes in zip(*(each.tolist() for each in by_value), strict=True)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -45,8 +44,8 @@ class Term(NamedTuple):
     """What is known of a term.
 
     low: the least value, if no tensor is empty; empty: the same if some are; high: the largest; None where there is no bound;
-    of: the terms that it is computed of; per_tile: whether it can differ from tile to tile of one run; by_index: whether
-    it contains the index of a loop.
+    of: the terms that it is computed of; per_tile: whether it can differ from tile to tile of one run; by_entry: whether it
+    is computed of entries of tables; indices: those of loops that it is computed of.
     """
 
     low: int | None
@@ -54,7 +53,8 @@ class Term(NamedTuple):
     high: int | None
     of: frozenset[Key] = frozenset()
     per_tile: bool = False
-    by_index: bool = False
+    by_entry: bool = False
+    indices: tuple[Key, ...] = ()
 
 
 class Loop:
@@ -132,8 +132,6 @@ class Decisions:
         self.loops: list[Loop] = []
         self.length: Callable[[], int] = lambda: 0
         self._sorted: dict[frozenset[tuple[Key, int]], Sum] = {}
-        self._indices: dict[Key, tuple[Key, ...]] = {}
-        self._entries: dict[Key, bool] = {}
 
     def symbol(self, key: Key, value: int, known: Term) -> Varying:
         """A term by its name. Its value is *value* unless `values` says otherwise."""
@@ -144,12 +142,15 @@ class Decisions:
     def made(self, key: Key, value: int, bounds: Sequence[int | None], *parts: Varying) -> Varying:
         """A term that is computed of *parts*. bounds: `low`, `empty` and `high`, if it is new."""
         if key not in self.terms:
-            of = frozenset(part for number in parts for part in number.terms)
-            known = [self.terms[part] for part in of]
-            tile, index = any(t.per_tile for t in known), any(t.by_index for t in known)
-            low, empty, high = bounds
-            self.terms[key] = Term(low, empty, high, of, tile, index)
+            self.terms[key] = self.derived(frozenset(part for number in parts for part in number.terms), bounds)
         return Varying(self, {key: 1}, 0, self.values.get(key, value))
+
+    def derived(self, of: frozenset[Key], bounds: Sequence[int | None], entry: bool = False) -> Term:
+        """What is known of a term that is computed of others, or is an *entry* of a table at an index that is."""
+        known, (low, empty, high) = [self.terms[part] for part in of], bounds
+        indices = tuple(dict.fromkeys(index for term in known for index in term.indices))
+        tile, by_entry = any(term.per_tile for term in known), any(term.by_entry for term in known)
+        return Term(low, empty, high, of, tile or (entry and bool(of)), by_entry or entry, indices)
 
     # ---- uses ---------------------------------------------------------------------------------------------------------
 
@@ -157,8 +158,6 @@ class Decisions:
         """Notes a use. Returns the value."""
         if not isinstance(number, Varying):
             return number
-        if not number.terms:
-            return number.value
         inside = tuple(self.around) if how == COUNT else ()
         self.uses[Use(how, self.sorted(number), number.const, inside)] = None
         return self.value(number, len(inside))
@@ -239,26 +238,13 @@ class Decisions:
         return factor * int(value)
 
     def indices(self, key: Key) -> tuple[Key, ...]:
-        """The indices of loops that a term is computed of."""
-        if key not in self._indices:
-            todo, found = [key], dict[Key, None]()
-            while todo:
-                each = todo.pop()
-                if each[0] == "index":
-                    found[each] = None
-                else:
-                    todo += [part for part, _ in each[1]] if each[0] == "sum" else self.terms[each].of
-            self._indices[key] = tuple(found)
-        return self._indices[key]
+        """The indices of loops that a term, or a sum as a whole, is computed of."""
+        parts = [part for part, _ in key[1]] if key[0] == "sum" else [key]
+        return tuple(dict.fromkeys(index for part in parts for index in self.terms[part].indices))
 
     def of_entries(self, number: Varying) -> bool:
         """Whether a number is computed of entries of tables."""
-        return any(map(self._of_entries, number.terms))
-
-    def _of_entries(self, key: Key) -> bool:
-        if key not in self._entries:
-            self._entries[key] = key[0] == "entry" or any(map(self._of_entries, self.terms[key].of))
-        return self._entries[key]
+        return any(self.terms[key].by_entry for key in number.terms)
 
     def bounds(self, *numbers: Any) -> list[list[int | None]]:
         """Of `low`, `empty` and `high`: that of each number, plain ones among them."""
@@ -284,18 +270,15 @@ class Decisions:
             raise PipelineError(
                 f"a loop of {count} iterations where programs are recorded, of which {MOST_ITERATIONS} are looked at"
             )
-        if not isinstance(iterations, Varying):
-            yield from (start + step * i for i in builtins.range(count))
-            return
         terms, inside = self.sorted(iterations), len(self.around)
         index = "index", inside, terms
-        self.terms.setdefault(index, Term(0, 0, None, by_index=True))
+        self.terms.setdefault(index, Term(0, 0, None, indices=(index,)))
         loop = Loop(self.looked_at(terms, inside, self.values), self.length())
         self.loops.append(loop)
         self.around.append(index)
         as_counted = type(start) is int and (start, step) == (0, 1)
         try:
-            for i in builtins.range(count):
+            for i in range(count):
                 self.iteration[index] = i
                 number = Varying(self, {index: 1}, 0, i)
                 yield number if as_counted else start + step * number

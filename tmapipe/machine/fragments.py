@@ -14,7 +14,6 @@ from tmapipe.isa.fragment import Fragment, applied, where_is
 from tmapipe.isa.values import SlotRef
 from tmapipe.machine import elements
 from tmapipe.machine.accesses import WHOLE, Cut, of_data
-from tmapipe.machine.live import Live
 from tmapipe.machine.memory import Accumulator, convert
 from tmapipe.machine.raw_names import raw_name
 from tmapipe.machine.reductions import Reductions
@@ -33,11 +32,6 @@ class MachineFragments(Reductions):
 
     def __init__(self, isa: MachineIsa):
         self.isa, self.memory, self.exchanges = isa, isa.memory, {}
-        self.live: Live | None = None
-
-    def used(self, values: Fragment) -> None:
-        if self.live is not None:
-            self.live.use(values)
 
     # ---- accumulators ---------------------------------------------------------------------------------------------
 
@@ -68,10 +62,7 @@ class MachineFragments(Reductions):
     def accumulator_values(self, matmul: Matmul, acc: Any) -> Fragment:
         values = self._accumulated(matmul, acc)
         data = None if values is None else values.copy()
-        made = Fragment(self, AccumulatorLayout.of(matmul), "tile", matmul.b.dtype.kind, data)
-        if self.live is not None:
-            self.live.of_matmul.add(id(made))
-        return made
+        return Fragment(self, AccumulatorLayout.of(matmul), "tile", matmul.b.dtype.kind, data)
 
     def _accumulated(self, matmul: Matmul, acc: Any) -> Any:
         self.isa.emit(ops.AccumulatorRead(matmul.name))

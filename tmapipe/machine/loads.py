@@ -27,7 +27,7 @@ from tmapipe.isa.ops import (
     TmaPrefetch,
 )
 from tmapipe.machine.hazard import check_aligned, check_live, hazard
-from tmapipe.machine.memory import LANDS, Memory, convert, gather, gather_windows, lands, performs, reduced, rows_inside
+from tmapipe.machine.memory import MOVES, Memory, convert, gather, gather_windows, moves, performs, reduced, rows_inside
 from tmapipe.machine.slots import check_slot, conflict
 from tmapipe.machine.state import State, applies
 from tmapipe.plan.model import WARP
@@ -138,10 +138,10 @@ def _land(state: State, agent: Flight, op: LoadWrite) -> None:
 @performs(LoadWrite)
 def _land_data(memory: Memory, flight: Flight, op: LoadWrite, facts: None) -> None:
     issued = memory.transfers.pop(flight)
-    LANDS[type(issued)](memory, flight, issued, memory.slot(flight.cta, issued.slot))
+    MOVES[type(issued)](memory, flight, issued, memory.slot(flight.cta, issued.slot))
 
 
-@lands(TmaLoad)
+@moves(TmaLoad)
 def _land_tile(memory: Memory, flight: Flight, op: TmaLoad, target: np.ndarray) -> None:
     load = memory.layout.loads[op.load]
     mine = _share(target, op)
@@ -161,7 +161,7 @@ def _share(target: np.ndarray, op: TmaLoad | TmaLoadThrough | PeerCopy) -> slice
     return slice(op.share * rows, (op.share + 1) * rows)
 
 
-@lands(TmaLoadThrough)
+@moves(TmaLoadThrough)
 def _land_through(memory: Memory, flight: Flight, op: TmaLoadThrough, target: np.ndarray) -> None:
     """Of a descriptor that the kernel changes, the slot has the first row and how many rows there are."""
     load, mine = memory.layout.loads[op.load], _share(target, op)
@@ -180,7 +180,7 @@ def _write_descriptor(memory: Memory, agent: int, op: DescriptorWrite, facts: No
     memory.slot(agent // layout.warps, op.slot)[:2] = first, rows
 
 
-@lands(TmaGather)
+@moves(TmaGather)
 def _land_rows(memory: Memory, flight: Flight, op: TmaGather, target: np.ndarray) -> None:
     tensor = memory.tensors[memory.layout.loads[op.load].argument]
     rows, columns = rows_inside(tensor, op.numbers, op.at[-1], target.shape[1])
@@ -190,7 +190,7 @@ def _land_rows(memory: Memory, flight: Flight, op: TmaGather, target: np.ndarray
         mine[i, : len(columns)] = tensor[row, columns]
 
 
-@lands(BulkLoad)
+@moves(BulkLoad)
 def _land_piece(memory: Memory, flight: Flight, op: BulkLoad, target: np.ndarray) -> None:
     load = memory.layout.loads[op.load]
     tensor = memory.tensors[load.argument]
@@ -201,7 +201,7 @@ def _land_piece(memory: Memory, flight: Flight, op: BulkLoad, target: np.ndarray
     target[...] = gather(tensor, load, op.at)
 
 
-@lands(CpAsync)
+@moves(CpAsync)
 def _land_vectors(memory: Memory, flight: Flight, op: CpAsync, target: np.ndarray) -> None:
     load = memory.layout.loads[op.load]
     width = load.vector // load.buffer.dtype.bytes
@@ -210,7 +210,7 @@ def _land_vectors(memory: Memory, flight: Flight, op: CpAsync, target: np.ndarra
     vectors[mine] = gather(memory.tensors[load.argument], load, op.at).reshape(-1, width)[mine]
 
 
-@lands(StAsync)
+@moves(StAsync)
 def _land_words(memory: Memory, flight: Flight, op: StAsync, target: np.ndarray) -> None:
     if len(op.words) == 2 and isinstance(op.words[0], np.ndarray):  # where in the tile numbers go, and these
         target.reshape(-1)[op.words[0]] = convert(op.words[1], memory.layout.slots[op.slot][0].dtype)
@@ -220,13 +220,13 @@ def _land_words(memory: Memory, flight: Flight, op: StAsync, target: np.ndarray)
     mine[: words.size] = words.ravel().view(target.dtype)
 
 
-@lands(PeerCopy)
+@moves(PeerCopy)
 def _land_copy(memory: Memory, flight: Flight, op: PeerCopy, target: np.ndarray) -> None:
     source = memory.slot(flight.issuer // memory.layout.warps, op.source)
     target[_share(target, op)] = source[_share(target, op._replace(share=op.part))]
 
 
-@lands(PeerReduce)
+@moves(PeerReduce)
 def _land_reduction(memory: Memory, flight: Flight, op: PeerReduce, target: np.ndarray) -> None:
     how = next(peer.reduce for peer in memory.layout.plan.sends if peer.name == op.peer)
     source = memory.slot(flight.issuer // memory.layout.warps, op.source)

@@ -30,7 +30,7 @@ from tmapipe.isa.ops import (
 from tmapipe.machine.layout import Layout
 from tmapipe.plan.model import Load, Matmul, Store
 
-__all__ = ["Accumulator", "Memory", "lands", "performs", "scatter", "writes"]
+__all__ = ["MOVES", "Accumulator", "Memory", "moves", "performs", "scatter"]
 
 
 class Accumulator:
@@ -78,10 +78,10 @@ class Memory:
     def perform(self, agent: Agent, op: Any, facts: Any) -> None:
         """Carries out what *op* does to data."""
         kind = type(op)
-        if kind in LANDS:
+        if kind in MOVES:  # later
             if kind is StAsync and not op.words:  # the lanes' values
                 op = op._replace(words=self.given(agent))  # type: ignore[arg-type]
-            for flight in facts:
+            for flight in (facts,) if type(facts) is Flight else facts:
                 self.transfers[flight] = op
         elif kind in PERFORM:
             PERFORM[kind](self, agent, op, facts)
@@ -104,13 +104,8 @@ class Memory:
 
 #: type of operation or step -> function (memory, agent, op, facts) that moves its data
 PERFORM: dict[type, Callable[[Memory, Any, Any, Any], None]] = {}
-#: type of operation whose bytes land later -> function (memory, flight, op, target) that writes them to *target*, the slot's
-#: tile
-LANDS: dict[type, Callable[[Memory, Flight, Any, np.ndarray], None]] = {}
-
-
-#: type of store -> function (memory, op, values) that writes the *values* of its slot to the tensor
-WRITES: dict[type, Callable[[Memory, Any, np.ndarray], None]] = {}
+#: type of load or store -> function (memory, flight, op, tile) that moves its data to the *tile* of a slot, or from it
+MOVES: dict[type, Callable[[Memory, Flight, Any, np.ndarray], None]] = {}
 
 
 def _registers(table: dict[type, Callable]) -> Callable[..., Callable[[Callable], Callable]]:
@@ -126,7 +121,7 @@ def _registers(table: dict[type, Callable]) -> Callable[..., Callable[[Callable]
     return of
 
 
-performs, lands, writes = _registers(PERFORM), _registers(LANDS), _registers(WRITES)
+performs, moves = _registers(PERFORM), _registers(MOVES)
 
 
 # ---- wgmma ------------------------------------------------------------------------------------------------------------

@@ -70,11 +70,11 @@ def record_marked(
 
 def _taking(program: list[Any]) -> Callable[[Any], None]:
     """What adds operations to a warp's program, but for local ones."""
-    append, add = program.append, at_most(MAX_OPERATIONS, program)
+    add = at_most(MAX_OPERATIONS, program)
 
     def emit(op: Any) -> None:
         if not _is_local(type(op)):  # type: ignore[arg-type]
-            (append if len(program) < MAX_OPERATIONS else add)(op)
+            add(op)
 
     return emit
 

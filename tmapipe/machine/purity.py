@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tmapipe.errors import ScopeError
 
 if TYPE_CHECKING:
+    from tmapipe.machine.layout import Layout
     from tmapipe.machine.programs import Program
     from tmapipe.schedule import Schedule
 
@@ -20,7 +21,7 @@ CONTAINERS = (list, dict, set, bytearray)
 FIX = "A body keeps no state: what it does may depend on its arguments alone"
 
 
-def unchanged(schedule: Schedule, programs: Callable[[bool], list[Program]]) -> None:
+def unchanged(schedule: Schedule, layout: Layout, programs: Callable[[bool], list[Program]]) -> None:
     """Records all bodies twice: one warp for all that are alike, then each by itself, the last one first.
 
     Raises:
@@ -35,8 +36,9 @@ def unchanged(schedule: Schedule, programs: Callable[[bool], list[Program]]) -> 
             raise ScopeError(f"{name} is changed by a body: this is state. {FIX}.{_place(schedule, name)}")
     for agent, (once, again) in enumerate(zip(first, programs(True), strict=True)):
         if once.ops != again.ops:
-            role = _role(schedule, agent)
-            raise ScopeError(f"the body of role {role!r} does something else when it is recorded again. {FIX}.")
+            raise ScopeError(
+                f"the body of role {layout.role(agent)!r} does something else when it is recorded again. {FIX}."
+            )
 
 
 def _place(schedule: Schedule, name: str) -> str:
@@ -47,12 +49,6 @@ def _place(schedule: Schedule, name: str) -> str:
             if each.opname.startswith("STORE_") and each.argval == last and each.positions:
                 return f" At {inspect.getfile(body)}:{each.positions.lineno}."
     return ""
-
-
-def _role(schedule: Schedule, agent: int) -> str:
-    plan = schedule.plan()
-    warp = agent % plan.warps
-    return next((r.name for r in plan.roles if r.first_warp <= warp < r.first_warp + r.warps), "idle")
 
 
 def _seen(schedule: Schedule) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from tmapipe.machine.alike import Alike, Own
 from tmapipe.machine.carried import Changes
 from tmapipe.machine.decisions import COUNT, Decisions, Term
 from tmapipe.machine.layout import Layout, Shapes
-from tmapipe.machine.varying import VALUE, Condition, Varying
+from tmapipe.machine.varying import UNBOUNDED, VALUE, Condition, Varying
 from tmapipe.machine.varying_names import greatest
 from tmapipe.machine.warp import MachineIsa
 from tmapipe.plan.model import Store
@@ -176,14 +176,12 @@ class RecordingIsa(MachineIsa):
     def load_entry(self, table: str, i: Any, without_data: int) -> Any:
         if not self.inside:
             return super().load_entry(table, i, without_data)
-        at = i.value if isinstance(i, Varying) else int(i)
+        form, of = (i.form, frozenset(i.terms)) if isinstance(i, Varying) else (int(i), frozenset())
+        at = int(self.plain(i))
         self.emit(TableLoad(table, (at,)))
         entries = self.tables.get(table, ())
-        per_tile = isinstance(i, Varying)
-        key = ("entry", table, i.form if isinstance(i, Varying) else at)
-        of = frozenset(i.terms) if isinstance(i, Varying) else frozenset[Key]()
-        known = Term(None, None, None, of, per_tile, any(self.decisions.terms[part].by_index for part in of))
-        return self.decisions.symbol(key, entries[at] if 0 <= at < len(entries) else 1, known)
+        known = self.decisions.derived(of, UNBOUNDED, entry=True)
+        return self.decisions.symbol(("entry", table, form), entries[at] if 0 <= at < len(entries) else 1, known)
 
     def ballot(self, table: str, first: Any, count: Any, holds: Any, without_data: int) -> Any:
         votes = super().ballot(table, int(first), int(count), holds, without_data)

@@ -47,59 +47,26 @@ class TraceEntry(NamedTuple):
 class Run(Drawn):
     """What one `Machine.run` did, all clusters together.
 
-    counts: operations by name ("MbarWait" ...), engine steps included; by_role: the same by role; loaded_bytes: bytes that
-    landed in shared memory (a multicast counts once per destination); stored_tiles; max_in_flight: kind of flight -> most at
-    one time in one cluster; steps: transitions; trace: `TraceEntry` in the order of execution, if asked for; layout: names of
-    agents.
+    counts: operations by name ("MbarWait" ...), engine steps included; loaded_bytes: bytes that landed in shared memory (a
+    multicast counts once per destination); stored_tiles; steps: transitions; trace: `TraceEntry` in the order of execution, if
+    asked for; layout: names of agents.
     """
 
     def __init__(self, layout: Layout, trace: bool = False):
         self.layout = layout
-        self.steps = 0
-        self.loaded_bytes = 0
-        self.stored_tiles = 0
-        self.max_in_flight: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        self.steps = self.loaded_bytes = self.stored_tiles = 0
         self.trace: list[TraceEntry] | None = [] if trace else None
-        self._now: Counter[str] = Counter()
-        self._kinds: dict[tuple[int, type], int] = {}
-
-    @property
-    def counts(self) -> Counter[str]:
-        totals: Counter[str] = Counter()
-        for (_, kind), count in self._kinds.items():
-            totals[kind.__name__] += count
-        return totals
-
-    @property
-    def by_role(self) -> dict[str, Counter[str]]:
-        totals: dict[str, Counter[str]] = {}
-        for (warp, kind), count in self._kinds.items():
-            role = self.layout.roles[warp] if warp >= 0 else "engines"
-            totals.setdefault(role, Counter())[kind.__name__] += count
-        return totals
 
     def watch(self, agent: Agent, op: Any, facts: Any) -> None:
         """Counts one transition."""
-        kind = type(op)
-        engine = type(agent) is Flight
-        key = (-1 if engine else agent % self.layout.warps, kind)  # type: ignore[operator]
-        self._kinds[key] = self._kinds.get(key, 0) + 1
+        self.counts[type(op).__name__] += 1
         self.steps += 1
-        flights = () if engine else started(op, facts)
-        for flight in flights:
-            if flight.kind != "wgmma" or facts[1]:
-                self._fly(flight.kind)
+        flights = () if type(agent) is Flight else started(op, facts)
         if flights and flights[0].kind == "store":
             self.stored_tiles += 1
         elif flights and flights[0].kind != "wgmma":
             self.loaded_bytes += op.nbytes * len(flights)
-        if engine and kind.__name__ in ("LoadComplete", "StoreWrite", "WgmmaDone"):
-            self._now[agent.kind] -= 1  # type: ignore[union-attr]
-
-    def _fly(self, kind: str) -> None:
-        self._now[kind] += 1
-        if self._now[kind] > self.max_in_flight[kind]:
-            self.max_in_flight[kind] = self._now[kind]
 
     def timeline(self) -> dict[str, Any]:
         """The trace as Chrome trace events (see `tmapipe.machine.timeline`): every operation of every warp, and each load,

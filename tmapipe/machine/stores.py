@@ -23,7 +23,7 @@ from tmapipe.isa.ops import (
     TmaStore,
 )
 from tmapipe.machine.hazard import check_aligned, hazard
-from tmapipe.machine.memory import WRITES, Memory, convert, performs, rows_inside, scatter, writes
+from tmapipe.machine.memory import MOVES, Memory, convert, moves, performs, rows_inside, scatter
 from tmapipe.machine.slots import check_slot
 from tmapipe.machine.state import State, applies, waits
 
@@ -148,11 +148,6 @@ def _store_tile(state: State, agent: int, op: TileStore) -> None:
 # ---- data -------------------------------------------------------------------------------------------------------------
 
 
-@performs(TmaStore, BulkStore, TmaScatter)
-def _note(memory: Memory, agent: int, op: Any, flight: Flight) -> None:
-    memory.transfers[flight] = op
-
-
 @performs(StoreRead)
 def _read_slot(memory: Memory, flight: Flight, op: StoreRead, facts: None) -> None:
     memory.sources[flight] = memory.slot(flight.cta, memory.transfers[flight].slot).copy()
@@ -161,24 +156,24 @@ def _read_slot(memory: Memory, flight: Flight, op: StoreRead, facts: None) -> No
 @performs(StoreWrite)
 def _write(memory: Memory, flight: Flight, op: StoreWrite, facts: None) -> None:
     issued = memory.transfers.pop(flight)
-    WRITES[type(issued)](memory, issued, memory.sources.pop(flight))
+    MOVES[type(issued)](memory, flight, issued, memory.sources.pop(flight))
 
 
-@writes(BulkStore)
-def _write_piece(memory: Memory, op: BulkStore, values: np.ndarray) -> None:
+@moves(BulkStore)
+def _write_piece(memory: Memory, flight: Flight, op: BulkStore, values: np.ndarray) -> None:
     store = memory.layout.stores[op.store]
     scatter(values, memory.tensors[store.argument], store, op.at)
 
 
-@writes(TmaStore)
-def _write_tile(memory: Memory, op: TmaStore, values: np.ndarray) -> None:
+@moves(TmaStore)
+def _write_tile(memory: Memory, flight: Flight, op: TmaStore, values: np.ndarray) -> None:
     store = memory.layout.stores[op.store]
     part = values if op.part is None else values.reshape(store.parts, -1)[op.part]
     scatter(part, memory.tensors[store.argument], store, op.at, op.rows)
 
 
-@writes(TmaScatter)
-def _write_rows(memory: Memory, op: TmaScatter, values: np.ndarray) -> None:
+@moves(TmaScatter)
+def _write_rows(memory: Memory, flight: Flight, op: TmaScatter, values: np.ndarray) -> None:
     tensor = memory.tensors[memory.layout.stores[op.store].argument]
     rows, columns = rows_inside(tensor, op.numbers, op.at[-1], values.shape[1])
     for i, row in rows:

@@ -62,7 +62,7 @@ class Timeline:
     def __init__(self, title: str):
         self.title = title
         self.events: list[dict[str, Any]] = []
-        self._named: dict[tuple[int, int], int] = {}  # processes (thread -1) and threads that have a name
+        self._names: dict[tuple[int, int], dict[str, Any]] = {}  # of processes (thread -1) and threads
         self._lanes: dict[tuple[int, str], list[int]] = {}  # by process and engine: when each lane is free again
 
     def add(self, event: Event, process: int = 0, title: str = "") -> None:
@@ -101,19 +101,15 @@ class Timeline:
     def document(self) -> dict[str, Any]:
         """The JSON object. Events are in order of their steps, after the names of processes and threads."""
         return {
-            "traceEvents": self.events,
+            "traceEvents": [*self._names.values(), *self.events],
             "displayTimeUnit": "ns",
             "otherData": {"title": self.title, "time": "steps", "made by": "tmapipe"},
         }
 
     def _name(self, pid: int, tid: int, name: str) -> None:
-        if (pid, tid) not in self._named:
-            kind = "process_name" if tid < 0 else "thread_name"
-            at = len(self._named)
-            self._named[pid, tid] = at
-            self.events.insert(
-                at, {"name": kind, "ph": "M", "ts": 0, "pid": pid, "tid": max(tid, 0), "args": {"name": name}}
-            )
+        kind, args = "process_name" if tid < 0 else "thread_name", {"name": name}
+        named = {"name": kind, "ph": "M", "ts": 0, "pid": pid, "tid": max(tid, 0), "args": args}
+        self._names.setdefault((pid, tid), named)
 
     def _lane(self, pid: int, engine: str, began: int, end: int) -> int:
         """The thread of the first lane of *engine* that is free, since a viewer cannot draw two at once in one thread."""

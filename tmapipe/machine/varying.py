@@ -21,7 +21,7 @@ from tmapipe.machine.varying_text import text_of
 if TYPE_CHECKING:
     from tmapipe.machine.decisions import Decisions
 
-__all__ = ["COMPARED", "Key", "VALUE", "Condition", "Varying", "whole"]
+__all__ = ["COMPARED", "Key", "UNBOUNDED", "VALUE", "Condition", "Varying", "whole"]
 
 MOST = 2**31  # whole numbers of a kernel are smaller
 UNBOUNDED = (None, None, None)

@@ -30,6 +30,8 @@ __all__ = ["MachineIsa"]
 class MachineIsa(Isa):
     """Methods as documented in `tmapipe.isa`. memory: None when the protocol runs without data."""
 
+    fragments: MachineFragments
+
     def __init__(
         self,
         layout: Layout,
@@ -45,7 +47,7 @@ class MachineIsa(Isa):
         self.emit = emit  # type: ignore[method-assign, assignment]
         self.cta_rank, self.warp = divmod(agent, layout.warps)
         self.cluster_id, self.clusters, self._shapes = cluster_id, clusters, shapes
-        self.fragments = self._fragments = MachineFragments(self)
+        self.fragments = MachineFragments(self)
         self.body: Any = None  # the code of the role's body, which is being called
 
     # ---- control flow and registers -------------------------------------------------------------------------------
@@ -94,7 +96,7 @@ class MachineIsa(Isa):
         return without_data() if self.memory is None else self.memory.results[self.agent]
 
     def store_values(self, store: Store, at: Sequence[int], values: Fragment) -> None:
-        self.give(self._fragments.places(values))
+        self.give(self.fragments.places(values))
         super().store_values(store, at, values)
 
     def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef) -> None:
