@@ -1,5 +1,7 @@
 """That all trip counts are safe is claimed only where it is so: bugs of one count, growing state, uneven tiles, none."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -381,8 +383,10 @@ def test_the_use_of_a_barrier_before_the_present_one_counts():
     for state, time in ((known, 0), (unknown, 10_000)):
         barriers = state.check.barriers
         which, number = max(barriers.generations)
-        barriers.generations[which, number - 1].by[1] = time
-        barriers.latest[which].complete = False
+        for at in (number - 1, number):  # what is complete is shared by copies
+            barriers.generations[which, at] = copy.copy(barriers.generations[which, at])
+        barriers.generations[which, number - 1].by = {**barriers.generations[which, number - 1].by, 1: time}
+        barriers.generations[which, number].complete = False
     assert known.covered_by(unknown) and not unknown.covered_by(known)
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from operator import itemgetter
-from typing import NamedTuple
 
 from tmapipe.check.log import Step
 
 __all__ = [
     "ASYNC_READ", "ASYNC_WRITE", "COPY", "COUNTED", "DOES", "GENERIC", "LOAD", "MMA", "RAW", "READ", "REDUCE", "SEND", "STORE",
-    "THREADS", "WHOLE", "WRITE", "WRITES", "Access", "Part", "Wait", "Waits",
+    "THREADS", "WHOLE", "WRITE", "WRITES", "Access", "Part", "Waits",
 ]  # fmt: skip
 
 #: What an access does. ASYNC_*: raw code of threads, through the async proxy, which has waited for its end.
@@ -39,37 +38,37 @@ WHOLE: Part = ("whole", 0, 1)
 class Access:
     """One access to a slot.
 
-    kind: one of the above; agent, time: the warp that made or issued it; part: of the slot; slot: its number in the CTA;
-    number: what ends it, a load's phase, a store's bulk group or a wgmma's serial (None: not known yet); bar: of a load.
+    kind: one of the above; agent, time: the warp that made or issued it, and when; part: of the slot; slot: its number in the
+    CTA; number: what ends it, a load's phase, a store's bulk group or a wgmma's serial (None: not known yet); bar: of a load.
     """
 
     __slots__ = ("agent", "bar", "kind", "number", "part", "slot", "step", "time")
 
-    def __init__(self, kind: int, time: int, part: Part, step: Step, slot: int):
-        self.kind, self.agent, self.time, self.part, self.step, self.slot = kind, step.agent, time, part, step, slot
+    def __init__(self, kind: int, part: Part, step: Step, slot: int):
+        self.kind, self.agent, self.time, self.part, self.step, self.slot = (
+            kind,
+            step.agent,
+            step.time,
+            part,
+            step,
+            slot,
+        )
         self.number: int | None = None
         self.bar = -1
 
 
-class Wait(NamedTuple):
-    """One wait. upto: all with smaller numbers (groups, serials) are over; time: of the warp that waited."""
-
-    upto: int
-    time: int
-    step: Step
-
-
 class Waits:
-    """The waits of one thread or warp that have covered more than those before them."""
+    """The waits of one thread or warp that have covered more than those before them, each as (n, step): all with smaller
+    numbers than n (groups, serials) are over."""
 
     __slots__ = ("found",)
 
-    def __init__(self, found: Iterable[Wait] = ()):
+    def __init__(self, found: Iterable[tuple[int, Step]] = ()):
         self.found = list(found)
 
-    def add(self, wait: Wait) -> None:
-        if wait.upto > self.upto:
-            self.found.append(wait)
+    def add(self, upto: int, step: Step) -> None:
+        if upto > self.upto:
+            self.found.append((upto, step))
 
     def copy(self) -> Waits:
         return Waits(self.found)
@@ -77,9 +76,9 @@ class Waits:
     @property
     def upto(self) -> int:
         """How many are over."""
-        return self.found[-1].upto if self.found else 0
+        return self.found[-1][0] if self.found else 0
 
-    def first(self, number: int) -> Wait | None:
+    def first(self, number: int | None) -> Step | None:
         """The first wait that covers *number*."""
-        i = bisect_right(self.found, number, key=itemgetter(0))
-        return self.found[i] if i < len(self.found) else None
+        i = len(self.found) if number is None else bisect_right(self.found, number, key=itemgetter(0))
+        return self.found[i][1] if i < len(self.found) else None

@@ -9,59 +9,46 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tmapipe.check.clocks import Clock, Clocks
+from tmapipe.check.clocks import Clocks, Known
 from tmapipe.check.findings import Kind
 from tmapipe.check.log import FindingLog, Step
+from tmapipe.check.phases import Phase
+from tmapipe.check.rules import Key, Rules
 from tmapipe.machine.describe import who
+from tmapipe.machine.state import State
 
 __all__ = ["Barriers"]
 
 CLUSTER = -1
 
 
-class Generation:
-    """What has arrived in one generation. by: warp -> time."""
+class Barriers(Rules):
+    """Barriers by number: ``16 * cta + id``, or `CLUSTER`. generations: by barrier and number; latest: the number of that of
+    each barrier; returned: warps."""
 
-    __slots__ = ("by", "clock", "complete", "steps")
-
-    def __init__(self, clock: Clock):
-        self.clock = clock
-        self.complete = False
-        self.by: dict[int, int] = {}
-        self.steps: list[Step] = []
-
-    def copy(self) -> Generation:
-        other = Generation(self.clock.copy())
-        other.complete, other.by, other.steps = self.complete, dict(self.by), list(self.steps)
-        return other
-
-
-class Barriers:
-    """Barriers by number: ``16 * cta + id``, or `CLUSTER`."""
+    kept = ("generations", "latest", "returned")
 
     def __init__(self, clocks: Clocks, log: FindingLog):
-        self.clocks, self.log, self.layout = clocks, log, log.layout
-        self.generations: dict[tuple[int, int], Generation] = {}
-        self.latest: dict[int, Generation] = {}
+        super().__init__(clocks, log)
+        self.generations: dict[tuple[int, int], Phase] = {}
+        self.latest: dict[int, int] = {}
         self.returned: set[int] = set()
 
-    def take(self, other: Barriers) -> None:
-        """Copies *other*, to go on independently."""
-        self.generations = {key: generation.copy() for key, generation in other.generations.items()}
-        self.latest = {which: self.generations[key] for key in sorted(self.generations) for which in key[:1]}
-        self.returned = set(other.returned)
-
-    def recent(self) -> Iterator[tuple[tuple[int, Any], Generation]]:
+    def recent(self) -> Iterator[tuple[tuple[int, Any], Phase]]:
         """Generations at which those who still come may look: the latest of each barrier, and the one before if it is not
         complete. Each with the barrier's number, and whether it is complete."""
-        for (which, number), generation in self.generations.items():
-            latest = self.latest[which]
-            if generation is latest:
-                yield (which, generation.complete), generation
-            elif not latest.complete and self.generations.get((which, number + 1)) is latest:
-                yield (which, "before"), generation
+        for which, number in self.latest.items():
+            latest, before = self.generations[which, number], self.generations.get((which, number - 1))
+            yield (which, latest.complete), latest
+            if before is not None and not latest.complete:
+                yield (which, "before"), before
 
-    def arrive(self, agent: int, op: Any, id: int | None, facts: tuple[int, bool], order_only: bool) -> None:
+    def facts(self, state: State) -> Iterator[tuple[Key, Known]]:
+        for key, generation in self.recent():
+            for agent, time in generation.by.items():
+                yield ("barrier", *key, agent), ((agent, time),)
+
+    def arrive(self, step: Step, id: int | None, facts: tuple[int, bool], order_only: bool) -> None:
         """The warp arrives at a barrier.
 
         Args:
@@ -69,17 +56,18 @@ class Barriers:
             facts: The generation that it counts in, and whether that is then complete.
             order_only: Whether it releases nothing.
         """
-        (number, complete), clocks = facts, self.clocks
+        (number, complete), clocks, agent = facts, self.clocks, step.agent
         which, warps = self._barrier(agent, id)
-        step = Step(self.log.order, agent, op, number)
+        step = step._replace(phase=number)
         before = self.generations.get((which, number - 1))
         if before is not None and any(clocks.of[agent][other] < time for other, time in before.by.items()):
             self._early(step, number, before)
         now = self.generations.get((which, number))
         if now is None:
-            now = self.latest[which] = self.generations[which, number] = Generation(clocks.zero())
+            now = self.generations[which, number] = Phase(clocks.zero())
+            self.latest[which] = number
             self.generations.pop((which, number - 3), None)
-        now.by[agent] = clocks.time[agent]
+        now.by[agent] = step.time
         now.steps.append(step)
         now.complete = complete
         if order_only:
@@ -99,7 +87,7 @@ class Barriers:
         """The warp returns, which may complete what all others have arrived at."""
         self.returned.add(agent)
         for which, warps in (self._barrier(agent, 0), self._barrier(agent, None)):
-            latest = self.latest.get(which)
+            latest = self.generations.get((which, self.latest.get(which, -1)))
             if latest is not None and not latest.complete and all(w in latest.by or w in self.returned for w in warps):
                 latest.complete = True
                 self._join_returned(latest, warps)
@@ -109,13 +97,13 @@ class Barriers:
         cta = self.layout.cta_of(agent)
         return (CLUSTER, range(self.layout.agents)) if id is None else (16 * cta + id, self.layout.cta_warps(cta))
 
-    def _join_returned(self, latest: Generation, warps: range) -> None:
+    def _join_returned(self, latest: Phase, warps: range) -> None:
         """Joins the clocks of those that have returned without arriving: the barrier could not complete before."""
         for agent in self.returned:
             if agent in warps and agent not in latest.by:
                 self.clocks.release(agent, latest.clock, all_lanes=True)
 
-    def _early(self, step: Step, number: int, before: Generation) -> None:
+    def _early(self, step: Step, number: int, before: Phase) -> None:
         name = self.layout.named_barrier_name(getattr(step.op, "id", 0))
         others = ", ".join(dict.fromkeys(self.layout.role(s.agent) for s in before.steps))
         text = (

@@ -20,10 +20,15 @@ import numpy as np
 
 from tmapipe.machine.layout import Layout
 
-__all__ = ["NEVER", "Clock", "Clocks"]
+__all__ = ["Clock", "Clocks", "Known", "knows"]
 
 Clock = np.ndarray
-NEVER = np.iinfo(np.int32).max  # a value that no entry comes to
+Known = tuple[tuple[int, int], ...]  # (entry of a clock, least value): a fact is known to clocks that have one of them
+
+
+def knows(clock: Clock, known: Known) -> bool:
+    """Whether a fact is in the past of a clock."""
+    return any(clock[entry] >= least for entry, least in known)
 
 
 class Clocks:

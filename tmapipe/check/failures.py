@@ -37,7 +37,7 @@ def hazard_findings(error: Any, check: LinearCheck, programs: Sequence[Sequence[
     elif rule.startswith("exit-") and agent in check.last:
         issues = [check.last[agent]]
     if rule == "exit-unawaited-store" and check.slots.idle_waits:
-        wait = next(iter(check.slots.idle_waits.values())).step
+        wait = next(iter(check.slots.idle_waits.values()))
         if wait.agent != agent:
             kind, issues = Kind.GROUP_OWNER, [wait]
             fix = f"let {who(layout, agent)}, which commits the group, wait for it"

@@ -29,15 +29,12 @@ class Fences:
     def access(self, agent: int, slot: int) -> None:
         self.touched[agent].add(slot)
 
-    def fence(self, agent: int, op: Any) -> None:
-        time = self.clocks.time[agent]
-        again = self.clocks.fence[agent] == time - 1  # the same line, once more at once
+    def fence(self, step: Step) -> None:
+        agent, where = step.agent, step.op.where
+        again = self.clocks.fence[agent] == step.time - 1  # the same line, once more at once
         self.clocks.fence_proxy(agent)
-        key = (self.log.layout.role(agent), op.where, again) if op.where else (agent, time)
-        entry = self.lines.get(key)
-        if entry is None:
-            entry = self.lines[key] = (set(), Step(self.log.order, agent, op))
-        entry[0].update(self.touched[agent])
+        key = (self.log.layout.role(agent), where, again) if where else (agent, step.time)
+        self.lines.setdefault(key, (set(), step))[0].update(self.touched[agent])
         self.touched[agent].clear()
 
     def finish(self) -> None:

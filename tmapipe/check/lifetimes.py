@@ -8,15 +8,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
-from tmapipe.check.clocks import Clock, Clocks
+from tmapipe.check.clocks import Clock, Clocks, Known, knows
 from tmapipe.check.findings import Kind
 from tmapipe.check.log import FindingLog, Step
+from tmapipe.check.rules import Key, Rules
 from tmapipe.isa.effects import Scope, Start, declared
 from tmapipe.isa.operands import Kind as OperandKind
 from tmapipe.machine.describe import bar_name, who
 from tmapipe.machine.layout import Layout, Shapes
+from tmapipe.machine.state import State
 
 __all__ = ["Lifetimes"]
 
@@ -24,119 +26,125 @@ WAIT = "let a warp of each CTA wait for its peers' last {} before it returns"
 RELEASES = WAIT.format("releases (the ring's tail)")
 
 
-class Lifetimes:
+class Lifetimes(Rules):
     """Initializations, exits, and what reaches other CTAs.
 
     inits: by mbarrier; fences: by warp, the times of fence.mbarrier_init; visible: (warp, mbarrier, far) of uses that were
     shown to be right, and are from then on; exits: by CTA, joined over its warps; reached: by ("arrival" or "far read", CTA,
     warp of a peer), the last one, with its mbarrier; counted: by (mbarrier, "landing" or "sent", CTA that it goes into or
-    comes from), the last phase in which bytes were counted, and their load or copy.
+    comes from), the load or copy of the last bytes that were counted, with their phase.
     """
 
+    kept = ("inits", "fences", "visible", "exits", "reached", "counted")
+
     def __init__(self, clocks: Clocks, log: FindingLog, shapes: Shapes):
-        self.clocks, self.log, self.layout, self.shapes = clocks, log, log.layout, shapes
-        self.inits: dict[int, tuple[int, Step]] = {}
+        super().__init__(clocks, log)
+        self.shapes = shapes
+        self.inits: dict[int, Step] = {}
         self.fences: dict[int, list[int]] = {}
         self.visible: set[tuple[int, int, bool]] = set()
         self.exits: list[Clock] = [clocks.zero() for _ in range(self.layout.ctas)]
-        self.reached: dict[tuple[str, int, int], tuple[int, Step, int | None]] = {}
-        self.counted: dict[tuple[int, str, int], tuple[int, Step]] = {}
+        self.reached: dict[tuple[str, int, int], tuple[Step, int | None]] = {}
+        self.counted: dict[tuple[int, str, int], Step] = {}
         self.waiters = _waiters(self.layout)
 
-    def take(self, other: Lifetimes) -> None:
-        """Copies *other*, to go on independently."""
-        self.inits, self.visible = dict(other.inits), set(other.visible)
-        self.fences = {agent: list(times) for agent, times in other.fences.items()}
-        self.exits = [clock.copy() for clock in other.exits]
-        self.reached, self.counted = dict(other.reached), dict(other.counted)
+    def facts(self, state: State) -> Iterator[tuple[Key, Known]]:
+        for key, (step, _) in self.reached.items():
+            yield key, ((step.agent, step.time),)
+        for (bar, *what), step in self.counted.items():
+            yield ("bar", bar, *what), ((self.clocks.phases + bar, (step.phase or 0) + 1),)
+        for bar in self.inits:
+            yield ("bar", bar, "init"), self._initialized(bar, far=False)
+            yield ("bar", bar, "init, fenced"), self._initialized(bar, far=True)
 
     # ---- initialization -------------------------------------------------------------------------------------------
 
-    def init(self, agent: int, op: Any, bar: int) -> None:
+    def init(self, step: Step, bar: int) -> None:
         """The warp initializes an mbarrier."""
-        self.inits[bar] = self.clocks.time[agent], Step(self.log.order, agent, op)
+        self.inits[bar] = step
 
-    def fence_init(self, agent: int) -> None:
-        self.fences.setdefault(agent, []).append(self.clocks.time[agent])
+    def fence_init(self, step: Step) -> None:
+        self.fences.setdefault(step.agent, []).append(step.time)
 
-    def use(self, agent: int, op: Any, bar: int, far: bool) -> None:
+    def _initialized(self, bar: int, far: bool) -> Known:
+        """What tells that an mbarrier is initialized. far: to another CTA, or the async proxy."""
+        init = self.inits[bar]
+        fences = [(init.agent, fence) for fence in self.fences.get(init.agent, ()) if fence >= init.time]
+        return tuple(fences[:1]) if far else ((self.clocks.told + init.agent, init.time), *fences[:1])
+
+    def use(self, step: Step, bar: int, far: bool) -> None:
         """A warp uses a barrier. far: from another CTA, or through the async proxy."""
-        key = agent, bar, far
+        agent, key = step.agent, (step.agent, bar, far)
         if key in self.visible or bar not in self.inits:  # the machine refuses what is not initialized
             return
-        time, step = self.inits[bar]
-        clock, by = self.clocks.of[agent], step.agent
-        fences = [fence for fence in self.fences.get(by, ()) if fence >= time]
-        if any(fence <= clock[by] for fence in fences) or (
-            not far and (by == agent or clock[self.clocks.told + by] >= time)
-        ):
+        init, known = self.inits[bar], self._initialized(bar, far)
+        if (init.agent == agent and not far) or knows(self.clocks.of[agent], known):
             self.visible.add(key)
             return
         group = "cluster" if self.layout.ctas > 1 else "CTA"
-        why = f"a {group} barrier" if fences or not far else f"fence_mbarrier_init, and then a {group} barrier,"
-        first = who(self.layout, by)
-        use = "the TMA engine" if declared(type(op)).effect(Start) and far else who(self.layout, agent)
+        why = f"fence_mbarrier_init, and then a {group} barrier," if far and not known else f"a {group} barrier"
+        first = who(self.layout, init.agent)
+        use = "the TMA engine" if declared(type(step.op)).effect(Start) and far else who(self.layout, agent)
         text = f"{use} uses {bar_name(self.layout, bar)}; nothing makes its initialization by {first} visible there"
         fix = f"put {why} between the initialization and the first use"
-        self.log.add(Kind.INIT_NOT_VISIBLE, text, fix, Step(self.log.order, agent, op), step, bar=bar)
+        self.log.add(Kind.INIT_NOT_VISIBLE, text, fix, step, init, bar=bar)
 
     # ---- who may do what ------------------------------------------------------------------------------------------
 
-    def wait(self, agent: int, op: Any, own: int) -> None:
+    def wait(self, step: Step, own: int) -> None:
         """Only a ring's own roles wait for its barriers. own: the mbarrier's number in the CTA."""
+        layout, agent = self.layout, step.agent
         ring, roles = self.waiters.get(own, ("", ()))
-        if not ring or self.layout.role(agent) in roles:
+        if not ring or layout.role(agent) in roles:
             return
-        layout = self.layout
         name = f"{layout.bar_name(own)} of ring {ring}"
         text = f"{who(layout, agent)} waits for {name}, which belongs to {' and '.join(roles)}"
         fix = f"leave the tail of {ring}, and every other wait for {layout.barrier(own).name}, to {' or '.join(roles)}"
-        self.log.add(Kind.TAIL_OWNER, text, fix, Step(self.log.order, agent, op), bar=layout.flat_bar(agent, own))
+        self.log.add(Kind.TAIL_OWNER, text, fix, step, bar=layout.flat_bar(agent, own))
 
-    def arrive_far(self, agent: int, op: Any, bar: int, scope: Scope | None) -> None:
+    def arrive_far(self, step: Step, bar: int, scope: Scope | None) -> None:
         """A remote arrival."""
-        step = Step(self.log.order, agent, op)
-        self.reached["arrival", bar // self.layout.nbars, agent] = self.clocks.time[agent], step, bar
+        self.reached["arrival", bar // self.layout.nbars, step.agent] = step, bar
         if scope is Scope.CTA:
             text = (
-                f"{who(self.layout, agent)} arrives at {bar_name(self.layout, bar)}, a peer's barrier, with {scope.value} "
-                "scope: what it did before need not be visible to the peer"
+                f"{who(self.layout, step.agent)} arrives at {bar_name(self.layout, bar)}, a peer's barrier, with "
+                f"{scope.value} scope: what it did before need not be visible to the peer"
             )
             fix = "arrive with cluster scope (mbarrier.arrive.release.cluster)"
             self.log.add(Kind.SCOPE, text, fix, step, bar=bar)
 
-    def read_far(self, agent: int, op: Any, cta: int) -> None:
+    def read_far(self, step: Step, cta: int) -> None:
         """A read of a slot of another CTA."""
-        self.reached["far read", cta, agent] = self.clocks.time[agent], Step(self.log.order, agent, op), None
+        self.reached["far read", cta, step.agent] = step, None
 
-    def start_tile(self, agent: int, op: Any, part: str, at: tuple[int, ...], anywhere: bool) -> None:
+    def start_tile(self, step: Step, part: str, at: tuple[int, ...], anywhere: bool) -> None:
         """A tile has a coordinate for each dimension, and a load starts inside its tensor, unless it may start *anywhere*;
         stores may, since nothing is written there.
 
         Along an axis of the cluster, this is asked of the CTA at the cluster's origin.
         """
-        load, last = self.layout.loads.get(part), Step(self.log.order, agent, op)
+        load, agent = self.layout.loads.get(part), step.agent
         dims = (load or self.layout.stores[part]).dims
         if len(at) != len(dims):
             text = f"{who(self.layout, agent)} gives {len(at)} coordinates for a tile of {part}, which has {', '.join(dims)}"
-            self.log.add(Kind.OUT_OF_RANGE, text, "give one coordinate a dimension", last)
+            self.log.add(Kind.OUT_OF_RANGE, text, "give one coordinate a dimension", step)
         if load is None or anywhere:
             return
         shape = self.shapes.get(load.argument, ())
-        for dim, start, extent, step in zip(load.dims, at, shape, load.span, strict=False):
-            reach = step * (self.layout.plan.cluster.get(dim, 1) - 1)
+        for dim, start, extent, span in zip(load.dims, at, shape, load.span, strict=False):
+            reach = span * (self.layout.plan.cluster.get(dim, 1) - 1)
             if not 0 <= start < max(extent, 1) + reach:
                 text = (
                     f"{who(self.layout, agent)} loads {part} from {dim} = {start} on, but the tensor ends at {extent}"
                 )
                 fix = f"let the loop of {self.layout.role(agent)} end with the tensor, or guard the load"
-                self.log.add(Kind.OUT_OF_RANGE, text, fix, last)
+                self.log.add(Kind.OUT_OF_RANGE, text, fix, step)
 
-    def landed(self, bar: int, phase: int, step: Step) -> None:
-        """Bytes of a load were counted."""
-        self.counted[bar, "landing", bar // self.layout.nbars] = phase, step
+    def landed(self, step: Step, bar: int) -> None:
+        """Bytes of a load were counted, in the phase of *step*."""
+        self.counted[bar, "landing", bar // self.layout.nbars] = step
         if any(not start.write for start in declared(type(step.op)).all(Start)):
-            self.counted[bar, "sent", self.layout.cta_of(step.agent)] = phase, step
+            self.counted[bar, "sent", self.layout.cta_of(step.agent)] = step
 
     # ---- exit -----------------------------------------------------------------------------------------------------
 
@@ -146,8 +154,8 @@ class Lifetimes:
     def finish(self) -> None:
         """After the run: whatever reached a CTA did so before its last warp returned."""
         layout = self.layout
-        for (_, cta, agent), (time, step, at) in self.reached.items():
-            if self.exits[cta][agent] < time:
+        for (_, cta, agent), (step, at) in self.reached.items():
+            if self.exits[cta][agent] < step.time:
                 if at is None:
                     what, fix = f"reads its {layout.slot_name(step.op.slot)}", RELEASES
                 else:
@@ -157,13 +165,13 @@ class Lifetimes:
                     )
                 text = f"CTA {cta} can leave before {who(layout, agent)} {what}"
                 self.log.add(Kind.EXITED_PEER, text, fix, step, bar=at)
-        for (bar, what, cta), (phase, step) in self.counted.items():
-            if self.exits[cta][self.clocks.phases + bar] <= phase:
-                self._left(bar, what == "sent", cta, phase, step)
+        for (bar, what, cta), step in self.counted.items():
+            if self.exits[cta][self.clocks.phases + bar] <= (step.phase or 0):
+                self._left(step, bar, what == "sent", cta)
 
-    def _left(self, bar: int, sent: bool, cta: int, phase: int, step: Step) -> None:
+    def _left(self, step: Step, bar: int, sent: bool, cta: int) -> None:
         """The last warp of a CTA returned without knowing of this load or copy."""
-        layout, issuer = self.layout, who(self.layout, step.agent)
+        layout, issuer, phase = self.layout, who(self.layout, step.agent), step.phase
         slot = layout.slot_name(getattr(step.op, declared(type(step.op)).named(OperandKind.SLOT)[sent]))
         leaves = f"{f'CTA {cta}' if layout.ctas > 1 else 'the CTA'} can leave while a"
         bar_text, kind = f"phase {phase} of {bar_name(layout, bar)}", Kind.EXITED_PEER

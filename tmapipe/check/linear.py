@@ -19,6 +19,7 @@ from tmapipe.check.lifetimes import Lifetimes
 from tmapipe.check.log import FindingLog, Step
 from tmapipe.check.phases import Phases
 from tmapipe.check.results import Results
+from tmapipe.check.rules import Rules
 from tmapipe.check.slots import Slots
 from tmapipe.isa import effects
 from tmapipe.isa.effects import TABLE, Arm, Arrive, Group, Proxy, Scope, Start, declared, scope_of
@@ -34,7 +35,7 @@ __all__ = ["LinearCheck"]
 class LinearCheck:
     """Watches one run: pass `watch` as the scheduler's watcher, then call `finish`. `findings` has what is wrong."""
 
-    def __init__(self, layout: Layout, shapes: Shapes, log: FindingLog | None = None, rules: Rules | None = None):
+    def __init__(self, layout: Layout, shapes: Shapes, log: FindingLog | None = None, rules: OfOps | None = None):
         self.layout = layout
         self.clocks = Clocks(layout)
         self.log = log or FindingLog(layout)
@@ -44,6 +45,7 @@ class LinearCheck:
         self.lifetimes = Lifetimes(self.clocks, self.log, shapes)
         self.fences = Fences(self.clocks, self.log, self.slots)
         self.results = Results(self.clocks, self.log, places=bool(shapes))
+        self.holding: tuple[Rules, ...] = self.phases, self.barriers, self.slots, self.lifetimes, self.results
         self.loads: dict[Flight, tuple[Any, Step]] = {}  # in flight: (what the issuer knew, its step)
         self.last: dict[int, Step] = {}  # by warp: its last asynchronous issue, for reports
         self.rules = rules or _rules()
@@ -55,11 +57,8 @@ class LinearCheck:
         """
         other = LinearCheck(self.layout, self.lifetimes.shapes, self.log, self.rules)
         other.clocks.take(self.clocks)
-        other.phases.take(self.phases)
-        other.barriers.take(self.barriers)
-        other.slots.take(self.slots)
-        other.lifetimes.take(self.lifetimes)
-        other.results.take(self.results)
+        for mine, its in zip(self.holding, other.holding, strict=True):
+            its.take(mine)
         other.last = dict(self.last)
         return other
 
@@ -74,26 +73,30 @@ class LinearCheck:
 
     def watch(self, agent: Any, op: Any, facts: Any) -> None:
         """One transition of the machine, in the order of execution."""
-        self.log.order += 1
         if type(agent) is int:
-            self.clocks.tick(agent)
+            step = self._step(agent, op)
             for rule, effect in self.rules[type(op)]:
-                rule(self, effect, agent, op, facts)
-        elif type(op) is LoadComplete:
-            self._landed(agent, facts[0])
+                rule(self, effect, step, facts)
+        else:
+            self.log.order += 1
+            if type(op) is LoadComplete:
+                self._landed(agent, facts[0])
+
+    def _step(self, agent: int, op: Any) -> Step:
+        """The next step of the run, an operation of this warp."""
+        self.log.order += 1
+        return Step(self.log.order, agent, op, time=self.clocks.tick(agent))
 
     def refused(self, agent: int, op: Any) -> None:
         """An operation that the machine refused, since something in flight accesses its slot: the clocks say the same."""
-        self.log.order += 1
-        self.clocks.tick(agent)
-        own = self.layout.cta_of(agent)
+        step, own = self._step(agent, op), self.layout.cta_of(agent)
         for effect in declared(type(op)).effects:
             if isinstance(effect, effects.Access):
-                self.slots.access(agent, op, effect)
+                self.slots.access(step, effect)
             elif isinstance(effect, Start):
                 mask = getattr(op, effect.mask) if effect.mask else None
                 ctas = [own] if mask is None else [cta for cta in range(self.layout.ctas) if mask >> cta & 1]
-                self.slots.start(agent, op, effect, tuple(Flight("", agent, -1, cta) for cta in ctas))
+                self.slots.start(step, effect, tuple(Flight("", agent, -1, cta) for cta in ctas))
 
     def finish(self) -> None:
         """After a run that has reached its end."""
@@ -102,112 +105,110 @@ class LinearCheck:
 
     # ---- what effects do to clocks --------------------------------------------------------------------------------
 
-    def _init(self, effect: effects.Init, agent: int, op: Any, facts: Any) -> None:
-        self.lifetimes.init(agent, op, self.layout.flat_bar(agent, getattr(op, effect.bar)))
+    def _init(self, effect: effects.Init, step: Step, facts: Any) -> None:
+        self.lifetimes.init(step, self.layout.flat_bar(step.agent, getattr(step.op, effect.bar)))
 
-    def _fence_init(self, effect: effects.FenceInit, agent: int, op: Any, facts: Any) -> None:
-        self.lifetimes.fence_init(agent)
+    def _fence_init(self, effect: effects.FenceInit, step: Step, facts: Any) -> None:
+        self.lifetimes.fence_init(step)
 
-    def _wait(self, effect: effects.Wait, agent: int, op: Any, phase: int) -> None:
-        own = getattr(op, effect.bar)
-        bar = self.layout.flat_bar(agent, own)
-        self.lifetimes.use(agent, op, bar, far=False)
-        self.lifetimes.wait(agent, op, own)
-        self.phases.wait(agent, op, bar, phase)
+    def _wait(self, effect: effects.Wait, step: Step, phase: int) -> None:
+        own = getattr(step.op, effect.bar)
+        bar = self.layout.flat_bar(step.agent, own)
+        self.lifetimes.use(step, bar, far=False)
+        self.lifetimes.wait(step, own)
+        self.phases.wait(step, bar, phase)
         for slot in self.slots.copied.get((bar, phase), ()):
-            self.fences.access(agent, slot)
+            self.fences.access(step.agent, slot)
 
-    def _count(self, effect: _Counts, agent: int, op: Any, facts: tuple[Counted, ...]) -> None:
+    def _count(self, effect: _Counts, step: Step, facts: tuple[Counted, ...]) -> None:
         """Arrivals, arming, or both at once."""
-        arrive, arm = effect
-        own = self.layout.cta_of(agent)
+        (arrive, arm), op = effect, step.op
         scope = None if arrive is None else scope_of(arrive.scope, op)
         lanes = getattr(op, arrive.lanes) if arrive is not None and arrive.lanes else 1
         order_only = scope is None or scope is Scope.RELAXED
         if len(facts) > 1 and arrive is not None and arrive.lanes:
-            self._laps_itself(agent, op, self.layout.flat_bar(agent, facts[0].bar), facts[0].phase, lanes)
+            self._laps_itself(step._replace(phase=facts[0].phase), facts[0].bar, lanes)
         for counted in facts:
             bar = counted.cta * self.layout.nbars + counted.bar
-            far = counted.cta != own
-            self.lifetimes.use(agent, op, bar, far)
+            far = counted.cta != self.layout.cta_of(step.agent)
+            self.lifetimes.use(step, bar, far)
             if far:
-                self.lifetimes.arrive_far(agent, op, bar, scope)
+                self.lifetimes.arrive_far(step, bar, scope)
             if arm is None:
                 counted = counted._replace(nbytes=0)
             elif arrive is None:
                 counted = counted._replace(arrivals=0)
-            self.phases.arrive(agent, op, bar, counted, lanes == ALL_LANES, order_only)
+            self.phases.arrive(step, bar, counted, lanes == ALL_LANES, order_only)
 
-    def _laps_itself(self, agent: int, op: Any, bar: int, phase: int, lanes: int) -> None:
+    def _laps_itself(self, step: Step, own: int, lanes: int) -> None:
+        bar = self.layout.flat_bar(step.agent, own)
         text = (
-            f"{lanes.bit_count()} lanes of {who(self.layout, agent)} arrive at {bar_name(self.layout, bar)}, whose count is "
-            f"{self.layout.barrier(bar).count}: they complete phase {phase} and go on to count in the next"
+            f"{lanes.bit_count()} lanes of {who(self.layout, step.agent)} arrive at {bar_name(self.layout, bar)}, whose count "
+            f"is {self.layout.barrier(bar).count}: they complete phase {step.phase} and go on to count in the next"
         )
         fix = "let one lane arrive (lanes=1), or count every lane that arrives"
-        self.log.add(Kind.SURPLUS_ARRIVAL, text, fix, Step(self.log.order, agent, op, phase), bar=bar, phase=phase)
+        self.log.add(Kind.SURPLUS_ARRIVAL, text, fix, step, bar=bar, phase=step.phase)
 
-    def _arrive_at(self, effect: effects.ArriveAt, agent: int, op: Any, facts: tuple[int, bool]) -> None:
-        relaxed = scope_of(effect.scope, op) is Scope.RELAXED
-        self.barriers.arrive(agent, op, getattr(op, effect.barrier) if effect.barrier else None, facts, relaxed)
+    def _arrive_at(self, effect: effects.ArriveAt, step: Step, facts: tuple[int, bool]) -> None:
+        relaxed = scope_of(effect.scope, step.op) is Scope.RELAXED
+        self.barriers.arrive(step, getattr(step.op, effect.barrier) if effect.barrier else None, facts, relaxed)
 
-    def _wait_at(self, effect: effects.WaitAt, agent: int, op: Any, generation: int) -> None:
-        self.barriers.wait(agent, getattr(op, effect.barrier) if effect.barrier else None, generation)
+    def _wait_at(self, effect: effects.WaitAt, step: Step, generation: int) -> None:
+        self.barriers.wait(step.agent, getattr(step.op, effect.barrier) if effect.barrier else None, generation)
 
-    def _sync_lanes(self, effect: effects.SyncLanes, agent: int, op: Any, facts: Any) -> None:
-        self.clocks.synchronize_lanes(agent)
+    def _sync_lanes(self, effect: effects.SyncLanes, step: Step, facts: Any) -> None:
+        self.clocks.synchronize_lanes(step.agent)
 
-    def _fence_proxy(self, effect: effects.FenceProxy, agent: int, op: Any, facts: Any) -> None:
-        if op.lanes != ALL_LANES:  # which lanes have written is not known
-            return
-        if effect.space == "shared":
-            self.fences.fence(agent, op)
-        else:
-            self.results.fence(agent)
+    def _fence_proxy(self, effect: effects.FenceProxy, step: Step, facts: Any) -> None:
+        if step.op.lanes == ALL_LANES:  # otherwise which lanes have written is not known
+            (self.fences if effect.space == "shared" else self.results).fence(step)
 
-    def _access(self, effect: effects.Access, agent: int, op: Any, facts: Any) -> None:
-        if self.slots.access(agent, op, effect) is Proxy.GENERIC:
-            self.fences.access(agent, getattr(op, effect.slot))
-        if effect.mask and getattr(op, effect.mask) != 1 << agent // self.layout.warps:
-            self.lifetimes.read_far(agent, op, getattr(op, effect.mask).bit_length() - 1)
+    def _access(self, effect: effects.Access, step: Step, facts: Any) -> None:
+        if self.slots.access(step, effect) is Proxy.GENERIC:
+            self.fences.access(step.agent, getattr(step.op, effect.slot))
+        if effect.mask:
+            cta = getattr(step.op, effect.mask).bit_length() - 1
+            if cta != self.layout.cta_of(step.agent):
+                self.lifetimes.read_far(step, cta)
 
-    def _start(self, effect: Start, agent: int, op: Any, facts: Any) -> None:
-        step = self.last[agent] = Step(self.log.order, agent, op)
-        flights = started(op, facts)
-        self.slots.start(agent, op, effect, flights)
+    def _start(self, effect: Start, step: Step, facts: Any) -> None:
+        self.last[step.agent] = step
+        flights = started(step.op, facts)
+        self.slots.start(step, effect, flights)
         if effect.until.group is None:
-            clock = self.clocks.of[agent].copy()
+            clock = self.clocks.of[step.agent].copy()
             for flight in flights:
-                bar = flight.cta * self.layout.nbars + getattr(op, effect.until.bar)
-                self.lifetimes.use(agent, op, bar, far=effect.proxy is Proxy.ASYNC)
+                bar = flight.cta * self.layout.nbars + getattr(step.op, effect.until.bar)
+                self.lifetimes.use(step, bar, far=effect.proxy is Proxy.ASYNC)
                 self.loads[flight] = clock, step
-            self.results.load(agent, op, effect.until.bar, effect.proxy is Proxy.ASYNC, flights)
+            self.results.load(step, effect.until.bar, effect.proxy is Proxy.ASYNC, flights)
         elif effect.until.group is Group.BULK:
-            self.results.store(agent, op, flights[0])
+            self.results.store(step, flights[0])
 
-    def _tile(self, effect: effects.Tile, agent: int, op: Any, facts: Any) -> None:
-        anywhere = bool(effect.anywhere) and getattr(op, effect.anywhere)
-        self.lifetimes.start_tile(agent, op, getattr(op, effect.part), getattr(op, effect.at), anywhere)
+    def _tile(self, effect: effects.Tile, step: Step, facts: Any) -> None:
+        anywhere = bool(effect.anywhere) and getattr(step.op, effect.anywhere)
+        self.lifetimes.start_tile(step, getattr(step.op, effect.part), getattr(step.op, effect.at), anywhere)
 
-    def _end_group(self, effect: effects.EndGroup, agent: int, op: Any, facts: Any) -> None:
+    def _end_group(self, effect: effects.EndGroup, step: Step, facts: Any) -> None:
         if effect.group is Group.BULK:
             self.slots.commit(facts)
             self.results.commit(facts)
 
-    def _await_group(self, effect: effects.AwaitGroup, agent: int, op: Any, covered: int) -> None:
+    def _await_group(self, effect: effects.AwaitGroup, step: Step, covered: int) -> None:
         if effect.group is Group.BULK:
-            self.slots.bulk_wait(agent, op, covered)
-            if not (effect.read and getattr(op, effect.read)):
-                self.results.wait(agent, op, covered)
+            self.slots.bulk_wait(step, covered)
+            if not (effect.read and getattr(step.op, effect.read)):
+                self.results.wait(step, covered)
         else:
-            self.slots.mma_wait(agent, op, covered)
+            self.slots.mma_wait(step, covered)
 
-    def _global(self, effect: effects.Global, agent: int, op: Any, facts: Any) -> None:
-        if effect.how == "write" and hasattr(op, "store"):
-            self.results.store(agent, op, None)
+    def _global(self, effect: effects.Global, step: Step, facts: Any) -> None:
+        if effect.how == "write" and hasattr(step.op, "store"):
+            self.results.store(step, None)
 
-    def _return(self, effect: effects.Return, agent: int, op: Any, facts: Any) -> None:
-        self.lifetimes.exit(agent)
-        self.barriers.exit(agent)
+    def _return(self, effect: effects.Return, step: Step, facts: Any) -> None:
+        self.lifetimes.exit(step.agent)
+        self.barriers.exit(step.agent)
 
     def _landed(self, flight: Flight, counted: Counted) -> None:
         clock, step = self.loads.pop(flight)
@@ -215,13 +216,13 @@ class LinearCheck:
         step = step._replace(phase=counted.phase)
         self.slots.landed(flight, counted.phase)
         self.results.landed(flight, counted.phase)
-        self.lifetimes.landed(bar, counted.phase, step)
+        self.lifetimes.landed(step, bar)
         self.phases.land(clock, step, bar, counted)
 
 
 _Counts = tuple["Arrive | None", "Arm | None"]
-Rule = Callable[[LinearCheck, Any, int, Any, Any], None]
-Rules = dict[type, list[tuple[Rule, Any]]]
+Rule = Callable[[LinearCheck, Any, Step, Any], None]
+OfOps = dict[type, list[tuple[Rule, Any]]]
 
 _OF_EFFECTS: dict[type, Rule] = {
     effects.Init: LinearCheck._init,
@@ -241,9 +242,9 @@ _OF_EFFECTS: dict[type, Rule] = {
 }
 
 
-def _rules() -> Rules:
+def _rules() -> OfOps:
     """What is done for the effects of each operation. Registers belong to one warp, so only the machine looks at them."""
-    found: Rules = {}
+    found: OfOps = {}
     for op, of in TABLE.items():
         counts = of.effect(Arrive), of.effect(Arm)
         rules: list[tuple[Rule, Any]] = [(LinearCheck._count, counts)] if any(counts) else []

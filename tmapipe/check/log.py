@@ -16,7 +16,7 @@ class Step(NamedTuple):
     """An operation of a warp that a finding may show.
 
     order: its number in the run; phase: the one that it counted in or saw complete; what: words, if they say more than the
-    operation.
+    operation; time: the warp's, when it executed it.
     """
 
     order: int
@@ -24,6 +24,7 @@ class Step(NamedTuple):
     op: Any
     phase: int | None = None
     what: str = ""
+    time: int = 0
 
 
 def events_of(layout: Layout, steps: Iterable[Step]) -> tuple[Event, ...]:

@@ -11,41 +11,44 @@ happened before. The second is possible for arrivals but not for bytes, since on
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from tmapipe.check.clocks import Clock, Clocks
+from tmapipe.check.clocks import Clock, Clocks, Known
 from tmapipe.check.findings import Kind
 from tmapipe.check.log import FindingLog, Step
+from tmapipe.check.rules import Key, Rules, copied
 from tmapipe.isa.effects import Arm, Start, declared
 from tmapipe.isa.ops import Counted
 from tmapipe.machine.describe import bar_name, who
+from tmapipe.machine.state import State
 
 __all__ = ["Phase", "Phases"]
 
 
 class Phase:
-    """What has counted in one phase of one mbarrier.
+    """What has counted in one phase of an mbarrier, or in one use of a barrier of warps.
 
-    clock: all of it joined; by: warp -> time of its last contribution; landed: whether bytes have landed; armed: (warp, time)
-    of each expect-tx; loose: (time, step) of those without an arrival, until one follows; steps: for the report.
+    clock: all of it joined; by: warp -> time of its last contribution; landed: whether bytes have landed; armed: each
+    expect-tx; loose: those without an arrival, until one follows; steps: for the report; complete: so nothing changes.
     """
 
-    __slots__ = ("armed", "by", "clock", "landed", "loose", "steps")
+    __slots__ = ("armed", "by", "clock", "complete", "landed", "loose", "steps")
 
     def __init__(self, clock: Clock):
         self.clock = clock
         self.by: dict[int, int] = {}
-        self.landed = False
-        self.armed: list[tuple[int, int]] = []
-        self.loose: list[tuple[int, Step]] = []
+        self.landed = self.complete = False
+        self.armed: list[Step] = []
+        self.loose: list[Step] = []
         self.steps: list[Step] = []
 
     def copy(self) -> Phase:
-        other = Phase(self.clock.copy())
-        other.by, other.landed, other.armed = dict(self.by), self.landed, list(self.armed)
-        other.loose, other.steps = list(self.loose), list(self.steps)
+        other = self if self.complete else Phase(self.clock)
+        for name in self.__slots__ if other is not self else ():
+            setattr(other, name, copied(getattr(self, name)))
         return other
 
     def known_to(self, clock: Clock) -> bool:
@@ -53,56 +56,66 @@ class Phase:
         return not self.landed and all(clock[agent] >= time for agent, time in self.by.items())
 
 
-class Phases:
+class Phases(Rules):
     """All mbarriers of a cluster, by flat index.
 
-    now: the present phase; done: the last one that completed; before: the one before that; waits: warp -> (time, step) of
-    waits that saw `done`.
+    now: the present phase; done: the last one that completed; before: the one before that; waits: by warp, that which saw
+    `done`.
     """
 
+    kept = ("now", "done", "before", "waits")
+
     def __init__(self, clocks: Clocks, log: FindingLog):
-        bars = clocks.handed_on - clocks.phases
-        self.clocks, self.log, self.layout = clocks, log, log.layout
-        self.now = [Phase(clocks.zero()) for _ in range(bars)]
-        self.done, self.before = ([Phase(clocks.zero())] * bars for _ in range(2))  # nothing has counted there
-        self.waits: list[dict[int, tuple[int, Step]]] = [{} for _ in range(bars)]
+        super().__init__(clocks, log)
+        bars, nothing = range(clocks.handed_on - clocks.phases), Phase(clocks.zero())
+        nothing.complete = True
+        self.now = [Phase(clocks.zero()) for _ in bars]
+        self.done, self.before = ([nothing for _ in bars] for _ in range(2))
+        self.waits: list[dict[int, Step]] = [{} for _ in bars]
 
-    def take(self, other: Phases) -> None:
-        """Copies *other*, to go on independently."""
-        self.now = [phase.copy() for phase in other.now]
-        self.done, self.before = list(other.done), list(other.before)
-        self.waits = [dict(waits) for waits in other.waits]
+    def facts(self, state: State) -> Iterator[tuple[Key, Known]]:
+        for bar, number in enumerate(state.phase):
+            last, last_but_one = (((self.clocks.phases + bar, number - i),) for i in range(2))
+            yield ("bar", bar, "last"), last
+            yield ("bar", bar, "last but one"), last_but_one
+            three = (("now", self.now, ()), ("done", self.done, last), ("before", self.before, last_but_one))
+            for name, phases, over in three:
+                for agent, time in phases[bar].by.items():
+                    yield ("bar", bar, name, agent), ((agent, time),)
+                if phases[bar].landed:
+                    yield ("bar", bar, name, "landed"), over
+            for agent, step in self.waits[bar].items():
+                yield ("bar", bar, "wait", agent), ((agent, step.time),)
 
-    def wait(self, agent: int, op: Any, bar: int, phase: int) -> None:
+    def wait(self, step: Step, bar: int, phase: int) -> None:
         """The warp saw *phase* complete (-1: the one before the first)."""
-        clocks = self.clocks
+        clocks, agent = self.clocks, step.agent
         clock, waited = clocks.of[agent], clocks.phases + bar
-        step = Step(self.log.order, agent, op, phase)
+        step = step._replace(phase=phase)
         if clock[waited] < phase and not self.before[bar].known_to(clock):
             self._two_phases_early(step, bar, phase)
         clocks.acquire(agent, self.done[bar].clock)
         clock[waited] = max(clock[waited], phase + 1)
-        self.waits[bar][agent] = clocks.time[agent], step
+        self.waits[bar][agent] = step
 
-    def arrive(self, agent: int, op: Any, bar: int, counted: Counted, all_lanes: bool, order_only: bool) -> None:
+    def arrive(self, step: Step, bar: int, counted: Counted, all_lanes: bool, order_only: bool) -> None:
         """One warp's arrivals or expect-tx (by its elected lane). order_only: it releases nothing to those who wait."""
-        clocks = self.clocks
-        clock, time = clocks.of[agent], clocks.time[agent]
-        step = Step(self.log.order, agent, op, counted.phase)
+        clocks, agent = self.clocks, step.agent
+        clock, step = clocks.of[agent], step._replace(phase=counted.phase)
         self._check_not_early(clock, step, bar, counted.phase)
         phase = self.now[bar]
-        phase.by[agent] = time
+        phase.by[agent] = step.time
         phase.steps.append(step)
         if counted.nbytes:
-            phase.armed.append((agent, time))
+            phase.armed.append(step)
             if not counted.arrivals:
-                phase.loose.append((time, step))
+                phase.loose.append(step)
         if order_only:
             clocks.execute(agent, phase.clock)
         else:
             clocks.release(agent, phase.clock, all_lanes, elected=counted.nbytes > 0)
         if counted.arrivals and phase.loose:
-            phase.loose = [(at, arming) for at, arming in phase.loose if clock[arming.agent] < at]
+            phase.loose = [arming for arming in phase.loose if clock[arming.agent] < arming.time]
         if counted.completed:
             self._complete(bar, counted.phase)
 
@@ -116,7 +129,7 @@ class Phases:
         if counted.arrivals:
             self.clocks.join_executed(clock, phase.clock)
         else:
-            armed = any(clock[agent] >= time for agent, time in phase.armed)
+            armed = any(clock[arming.agent] >= arming.time for arming in phase.armed)
             if not armed and self.layout.cta_of(step.agent) == counted.cta:
                 self._before_armed(step, bar, counted.phase)
             np.maximum(phase.clock, clock, out=phase.clock)
@@ -125,12 +138,12 @@ class Phases:
 
     def _complete(self, bar: int, number: int) -> None:
         phase = self.now[bar]
-        for agent, (time, seen) in self.waits[bar].items():
-            if phase.clock[agent] < time:
+        for agent, seen in self.waits[bar].items():
+            if phase.clock[agent] < seen.time:
                 self._overtaken(bar, number, seen)
-        for _, arming in phase.loose:
+        for arming in phase.loose:
             self._armed_late(arming, bar, number)
-        self.waits[bar] = {}
+        phase.complete, self.waits[bar] = True, {}
         self.before[bar], self.done[bar] = self.done[bar], phase
         self.now[bar] = Phase(self.clocks.zero())
 

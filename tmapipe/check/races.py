@@ -125,10 +125,9 @@ def _lacks_fence(slots: Slots, before: Access, access: Access) -> bool:
 
 def _end(slots: Slots, before: Access) -> Step | None:
     """The wait that ended *before*, a store, if there was one, for the timeline."""
-    if before.number is None or before.kind != STORE:
+    if before.kind != STORE:
         return None
-    wait = slots.bulk_waits[before.agent].first(before.number)
-    return wait and wait.step
+    return slots.bulk_waits[before.agent].first(before.number)
 
 
 def _foreign_wait(slots: Slots, before: Access, access: Access) -> Step | None:
@@ -136,6 +135,6 @@ def _foreign_wait(slots: Slots, before: Access, access: Access) -> Step | None:
     clock: Any = slots.clocks.of[access.agent]
     for agent in slots.layout.cta_warps(slots.layout.cta_of(before.agent)):
         wait = slots.idle_waits.get(agent) if agent != before.agent else None
-        if wait is not None and clock[agent] >= wait.time and wait.step.order > before.step.order:
-            return wait.step
+        if wait is not None and clock[agent] >= wait.time and wait.order > before.step.order:
+            return wait
     return None

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tmapipe.check.accesses import COPY, COUNTED, MMA, STORE
-from tmapipe.check.clocks import NEVER
+from tmapipe.check.clocks import Known, knows
 from tmapipe.check.future import Future, Here, Key
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.positions import CLUSTER, Positions
@@ -25,10 +24,6 @@ from tmapipe.machine.state import State
 from tmapipe.machine.tensorcore import REGISTERS
 
 __all__ = ["RunState"]
-
-Known = tuple[
-    tuple[int, int], ...
-]  # (entry of a clock, least value): a fact is known to those whose clock has one of them
 
 
 class RunState:
@@ -156,89 +151,17 @@ class RunState:
 
 
 def _facts(state: State, check: LinearCheck, future: Future) -> dict[Key, Known]:
-    clocks = check.clocks
-    facts: dict[Key, Known] = {("there is a fact",): ((0, NEVER),)}
-    everybody = np.min([clocks.of[agent] for agent in future.busy], axis=0).tolist()
-    ends: dict[Any, list[tuple[Key, Known]]] = {}  # the same for all accesses of one group or wgmma
-
-    def add(key: Key, entry: int, least: int, *others: tuple[int, int]) -> None:
-        if everybody[entry] < least:
-            facts[key] = ((entry, least), *others)
-
-    for slot, history in enumerate(check.slots.history):
-        for access in (access for known in history.values() for access in known.values()):
-            agent, time = access.agent, access.time
-            key: Key = ("slot", slot, access.kind, access.part)
-            if access.kind in COUNTED:
-                landed = NEVER if access.number is None else access.number + 1
-                add((*key, access.bar), clocks.phases + access.bar, landed)
-                if access.kind == COPY:
-                    add((*key, access.bar, "fenced"), clocks.handed_on + access.bar, landed)
-            elif access.kind in (STORE, MMA):
-                store = access.kind == STORE
-                by = agent if store else check.layout.group_of(agent)
-                thread = 32 * agent + access.step.op.lanes.bit_length() - 1 if store else agent
-                group: Any = store, by, access.number, (state.committed if store else state.issued)[thread]
-                if group not in ends:
-                    ends[group] = _ends(check, everybody, *group)
-                facts.update({(*key, *name): known for name, known in ends[group]})
-            else:
-                add((*key, agent), clocks.published + agent, time)
-                add((*key, agent, "fenced"), clocks.fenced + agent, time)
-    for bar, now in enumerate(check.phases.now):
-        done, before = check.phases.done[bar], check.phases.before[bar]
-        last, last_but_one = ((clocks.phases + bar, state.phase[bar] - i) for i in range(2))
-        add(("bar", bar, "last"), *last)
-        add(("bar", bar, "last but one"), *last_but_one)
-        for name, phase, over in (("now", now, (0, NEVER)), ("done", done, last), ("before", before, last_but_one)):
-            if phase is not None:
-                for agent, time in phase.by.items():
-                    add(("bar", bar, name, agent), agent, time)
-                if phase.landed:
-                    add(("bar", bar, name, "landed"), *over)
-        for agent, (time, _) in check.phases.waits[bar].items():
-            add(("bar", bar, "wait", agent), agent, time)
-    for key, (entry, least) in check.results.facts(state):
-        add(key, entry, least)
-    for key, generation in check.barriers.recent():
-        for agent, time in generation.by.items():
-            add(("barrier", *key, agent), agent, time)
-    for key, (time, _, _) in check.lifetimes.reached.items():
-        add(key, key[-1], time)
-    for (bar, *what), (number, _) in check.lifetimes.counted.items():
-        add(("bar", bar, *what), clocks.phases + bar, number + 1)
-    for bar, (time, step) in check.lifetimes.inits.items():
-        by = step.agent
-        fenced = by, next((fence for fence in check.lifetimes.fences.get(by, ()) if fence >= time), NEVER)
-        add(("bar", bar, "init"), clocks.told + by, time, fenced)
-        add(("bar", bar, "init, fenced"), *fenced)
+    facts: dict[Key, Known] = {("there is a fact",): ()}
+    everybody = np.min([check.clocks.of[agent] for agent in future.busy], axis=0).tolist()
+    for rules in check.holding:
+        facts.update((key, known) for key, known in rules.facts(state) if not knows(everybody, known))
     for thread, groups in state.groups.items():
         for i, (flights, known_read) in enumerate(reversed(groups)):
-            add(("group", thread, i, len(flights), known_read), 0, NEVER)
+            facts["group", thread, i, len(flights), known_read] = ()
     for agent, unfenced in enumerate(state.unfenced):
         if unfenced:
-            add(("unfenced", agent), 0, NEVER)
+            facts["unfenced", agent] = ()
     return facts
-
-
-def _ends(
-    check: LinearCheck, everybody: list[int], store: bool, by: int, number: int, latest: int
-) -> list[tuple[Key, Known]]:
-    """The waits that end an asynchronous read, any of which is enough; and by whom there is none yet, with the number of the
-    read's group or wgmma, counted from the latest. Each with what names it. by: the warp of a store, the warpgroup of a wgmma.
-    """
-    agents = range(by, by + 1) if store else check.layout.group_warps(by)
-    waits = check.slots.bulk_waits if store else check.slots.mma_waits
-    ended, found = [], list[tuple[Key, Known]]()
-    for agent in agents:
-        wait = waits[agent].first(number)
-        if wait is None:
-            found.append(((agent, latest - number), ((0, NEVER),)))
-        else:
-            ended.append((agent, wait.time))
-    if ended and all(everybody[agent] < time for agent, time in ended):
-        found.append(((agents[0],), tuple(ended)))
-    return found
 
 
 def _knowers(state: State, check: LinearCheck, future: Future) -> dict[Key, Any]:
@@ -266,6 +189,5 @@ def _knowers(state: State, check: LinearCheck, future: Future) -> dict[Key, Any]
         if clock.any():
             found["exit", cta] = clock
     for (group, serial), clock in check.slots.mma_issued.items():
-        if check.slots.may_be_awaited(group, serial):
-            found["wgmma", group, state.issued[check.layout.group_warps(group)[0]] - serial] = clock
+        found["wgmma", group, state.issued[check.layout.group_warps(group)[0]] - serial] = clock
     return found

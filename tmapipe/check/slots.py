@@ -15,68 +15,92 @@ For each slot the last access of each kind and agent is kept: whatever is ordere
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from tmapipe.check import accesses
-from tmapipe.check.accesses import COPY, LOAD, MMA, REDUCE, SEND, STORE, WHOLE, WRITE, WRITES, Access, Part, Wait, Waits
-from tmapipe.check.clocks import Clock, Clocks
+from tmapipe.check.accesses import (
+    COPY,
+    COUNTED,
+    GENERIC,
+    LOAD,
+    MMA,
+    REDUCE,
+    SEND,
+    STORE,
+    WHOLE,
+    WRITE,
+    WRITES,
+    Access,
+    Part,
+    Waits,
+)
+from tmapipe.check.clocks import Clock, Clocks, Known, knows
 from tmapipe.check.findings import Kind
 from tmapipe.check.log import FindingLog, Step
 from tmapipe.check.races import report_race
+from tmapipe.check.rules import Key, Rules
 from tmapipe.isa import effects
 from tmapipe.isa.effects import Group, Proxy, proxy_of
 from tmapipe.isa.ops import Flight
+from tmapipe.machine.state import State
 
 __all__ = ["Slots"]
 
 
-class Slots:
+class Slots(Rules):
     """The accesses to all slots of a cluster, and the waits that end the asynchronous ones."""
 
+    kept = ("history", "bulk_waits", "mma_waits", "mma_issued", "idle_waits", "async_slots", "covering")
+
     def __init__(self, clocks: Clocks, log: FindingLog):
+        super().__init__(clocks, log)
         layout = log.layout
-        self.clocks, self.log, self.layout = clocks, log, layout
         self.history: list[dict[Part, dict[Any, Access]]] = [{} for _ in range(layout.ctas * layout.nslots)]
         self.flights: dict[Flight, list[Access]] = {}
         self.bulk_waits = [Waits() for _ in range(layout.agents)]
         self.mma_waits = [Waits() for _ in range(layout.agents)]
         self.mma_issued: dict[tuple[int, int], Clock] = {}  # (warpgroup, serial) -> what its four issues have executed
-        self.idle_waits: dict[int, Wait] = {}  # of warps with no groups that could have been waited for
+        self.idle_waits: dict[int, Step] = {}  # of warps with no groups that could have been waited for
         self.async_slots: set[int] = set()  # of a CTA, that TMA or wgmma touch
         self.covering: dict[int, set[Part]] = {}  # place -> parts that copies have been started to, until they are all
         self.copied: dict[tuple[int, int], set[int]] = {}  # (mbarrier, phase) -> slots that cp.async has written then
 
-    def take(self, other: Slots) -> None:
-        """Copies *other*, in which nothing is in flight, to go on independently."""
-        self.history = [{part: dict(known) for part, known in history.items()} for history in other.history]
-        self.bulk_waits = [waits.copy() for waits in other.bulk_waits]
-        self.mma_waits = [waits.copy() for waits in other.mma_waits]
-        self.mma_issued = {key: clock.copy() for key, clock in other.mma_issued.items() if other.may_be_awaited(*key)}
-        self.idle_waits, self.async_slots = dict(other.idle_waits), set(other.async_slots)
-        self.covering = {place: set(parts) for place, parts in other.covering.items()}
-
-    def may_be_awaited(self, group: int, serial: int) -> bool:
-        """Whether a later wait can still return for this wgmma: not if all four warps have returned for a later one."""
-        return serial >= min(self.mma_waits[agent].upto for agent in self.layout.group_warps(group))
+    def facts(self, state: State) -> Iterator[tuple[Key, Known]]:
+        for slot, history in enumerate(self.history):
+            for access in (access for known in history.values() for access in known.values()):
+                ends = self._ends(access)
+                by = access.bar if access.kind in COUNTED else next(iter(ends), access.agent)
+                key: Key = ("slot", slot, access.kind, access.part, by)
+                yield key, self.over(access)
+                if access.kind in GENERIC:
+                    yield (*key, "fenced"), self.fenced(access)
+                for agent, wait in ends.items():
+                    if wait is None:  # it will be for the groups or wgmmas up to one counted from the latest
+                        thread = 32 * agent + access.step.op.lanes.bit_length() - 1 if access.kind == STORE else agent
+                        latest = state.committed[thread] if access.kind == STORE else state.issued[agent]
+                        yield (*key, agent, latest - (access.number or 0)), ()
 
     # ---- accesses -------------------------------------------------------------------------------------------------
 
-    def access(self, agent: int, op: Any, effect: effects.Access) -> Proxy:
+    def access(self, step: Step, effect: effects.Access) -> Proxy:
         """Threads of the warp, or raw code of theirs through the async proxy, read or write a part of a slot. Returns the
         proxy.
         """
+        op, agent = step.op, step.agent
         slot, proxy = getattr(op, effect.slot), proxy_of(effect.proxy, op)
         if proxy is Proxy.ASYNC:
             self.async_slots.add(slot)
         kind = (accesses.THREADS if proxy is Proxy.GENERIC else accesses.RAW)[effect.write]
         part = WHOLE if effect.mask else (op.split, op.part, op.parts)
-        access = Access(kind, self.clocks.time[agent], part, Step(self.log.order, agent, op), slot)
+        access = Access(kind, part, step, slot)
         cta = getattr(op, effect.mask).bit_length() - 1 if effect.mask else self.layout.cta_of(agent)
         self._access(cta, access, agent)
         return proxy
 
-    def start(self, agent: int, op: Any, effect: effects.Start, flights: tuple[Flight, ...]) -> None:
+    def start(self, step: Step, effect: effects.Start, flights: tuple[Flight, ...]) -> None:
         """Asynchronous work starts to read or write a slot: the own CTA's, or those of its destinations."""
+        op, agent = step.op, step.agent
         slot, until = getattr(op, effect.slot), effect.until
         if effect.proxy is Proxy.ASYNC:
             self.async_slots.add(slot)
@@ -85,9 +109,8 @@ class Slots:
         kind = counted if until.group is None else MMA if until.group is Group.WGMMA else STORE
         shares = getattr(op, effect.shares) if effect.shares else 1
         part = ("shares", getattr(op, effect.share), shares) if shares > 1 else WHOLE
-        step, time = Step(self.log.order, agent, op), self.clocks.time[agent]
         for flight in flights:
-            access = Access(kind, time, part, step, slot)
+            access = Access(kind, part, step, slot)
             if kind == MMA:
                 access.number, by = flight.serial, flight.issuer
                 self._issue(agent, flight)
@@ -135,20 +158,22 @@ class Slots:
         for flight in flights:
             self.flights.pop(flight)[0].number = number
 
-    def bulk_wait(self, agent: int, op: Any, groups: int) -> None:
+    def bulk_wait(self, step: Step, groups: int) -> None:
         """Groups 0 .. groups - 1 of the thread have been read."""
-        wait = Wait(groups, self.clocks.time[agent], Step(self.log.order, agent, op))
-        if groups:
-            self.bulk_waits[agent].add(wait)
-        else:
-            self.idle_waits.setdefault(agent, wait)
+        self.bulk_waits[step.agent].add(groups, step)
+        if not groups:
+            self.idle_waits.setdefault(step.agent, step)
 
-    def mma_wait(self, agent: int, op: Any, serials: int) -> None:
+    def mma_wait(self, step: Step, serials: int) -> None:
         """For this warp, the warpgroup's wgmmas 0 .. serials - 1 are complete, so all four warps have issued them."""
-        issued = self.mma_issued.get((self.layout.group_of(agent), serials - 1))
+        group = self.layout.group_of(step.agent)
+        issued = self.mma_issued.get((group, serials - 1))
         if issued is not None:
-            self.clocks.acquire(agent, issued)
-        self.mma_waits[agent].add(Wait(serials, self.clocks.time[agent], Step(self.log.order, agent, op)))
+            self.clocks.acquire(step.agent, issued)
+        self.mma_waits[step.agent].add(serials, step)
+        over = min(self.mma_waits[agent].upto for agent in self.layout.group_warps(group))
+        for key in [key for key in self.mma_issued if key[0] == group and key[1] < over]:
+            del self.mma_issued[key]  # all four warps have returned for a later one
 
     # ---- the rule -------------------------------------------------------------------------------------------------
 
@@ -177,34 +202,35 @@ class Slots:
 
     def order(self, before: Access, access: Access, clock: Clock) -> Kind | None:
         """None if *before* is over for *access*, which happens, or is issued, with *clock*; else what is wrong."""
-        clocks = self.clocks
-        kind, agent = before.kind, before.agent
-        if kind in accesses.COUNTED:
-            if before.number is None or clock[clocks.phases + before.bar] <= before.number:
-                return Kind.RACE
-            late = kind == COPY and access.kind not in accesses.GENERIC
-            return Kind.PROXY if late and clock[clocks.handed_on + before.bar] <= before.number else None
-        if kind == STORE:
-            return None if _seen(self.bulk_waits[agent], before, clock, agent) else Kind.STORE_SOURCE_REUSED
-        if kind == MMA:
-            four = self.layout.group_warps(self.layout.group_of(agent))
-            return None if any(_seen(self.mma_waits[a], before, clock, a) for a in four) else Kind.RACE
-        if kind in accesses.RAW and agent == access.agent:
-            return None
-        if access.kind in accesses.GENERIC:
-            same = before.part == access.part and before.slot == access.slot and access.kind != COPY
-            if agent == access.agent and same:  # each thread its own elements
+        if before.agent == access.agent and before.kind not in (STORE, MMA, *COUNTED):
+            same = before.part == access.part and before.slot == access.slot and access.kind in accesses.THREADS
+            if before.kind in accesses.RAW or same:  # each thread its own elements
                 return None
-            return None if clock[clocks.published + agent] >= before.time else Kind.RACE
-        if clock[clocks.published + agent] < before.time:
-            return Kind.RACE
-        return None if kind in accesses.RAW or clock[clocks.fenced + agent] >= before.time else Kind.PROXY
+        if not knows(clock, self.over(before)):
+            return Kind.STORE_SOURCE_REUSED if before.kind == STORE else Kind.RACE
+        crossing = before.kind in GENERIC and access.kind not in GENERIC
+        return Kind.PROXY if crossing and not knows(clock, self.fenced(before)) else None
 
+    def over(self, access: Access) -> Known:
+        """What tells that an access is over."""
+        if access.kind in COUNTED:
+            return () if access.number is None else ((self.clocks.phases + access.bar, access.number + 1),)
+        if access.kind in (STORE, MMA):
+            return tuple((agent, wait.time) for agent, wait in self._ends(access).items() if wait is not None)
+        return ((self.clocks.published + access.agent, access.time),)
 
-def _seen(waits: Waits, before: Access, clock: Clock, agent: int) -> bool:
-    """Whether one of these waits, of *agent*, has ended the access before."""
-    wait = None if before.number is None else waits.first(before.number)
-    return wait is not None and bool(clock[agent] >= wait.time)
+    def fenced(self, access: Access) -> Known:
+        """What tells that a proxy fence came after an access by threads, or by their copies."""
+        if access.kind == COPY:
+            return () if access.number is None else ((self.clocks.handed_on + access.bar, access.number + 1),)
+        return ((self.clocks.fenced + access.agent, access.time),)
+
+    def _ends(self, access: Access) -> dict[int, Step | None]:
+        """By warp, the wait that ended a store, or a wgmma: any of those of its four warps."""
+        if access.kind == STORE:
+            return {access.agent: self.bulk_waits[access.agent].first(access.number)}
+        four = self.layout.group_warps(self.layout.group_of(access.agent)) if access.kind == MMA else ()
+        return {agent: self.mma_waits[agent].first(access.number) for agent in four}
 
 
 @functools.cache
