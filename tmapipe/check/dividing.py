@@ -259,11 +259,9 @@ class Dividing:
         cut = regular_from(words)
         if cut is None:
             raise NotAlike
-        return self._ahead(i, pieces, *cut) if self.problems.ahead else cut
+        return cut[0], self._ahead(i, pieces, *cut)
 
-    def _ahead(
-        self, i: int, pieces: list[Piece], n: int, sizes: list[tuple[int, int]]
-    ) -> tuple[int, list[tuple[int, int]]]:
+    def _ahead(self, i: int, pieces: list[Piece], n: int, sizes: Sizes) -> Sizes:
         """The same, where warps that have no B are in A as far as they come there, instead of in C: others may need that."""
         piece, left, layout = pieces[-1], len(pieces) - 1 - n, self.problems.layout
         begins = [self._start(i, piece, agent) for agent in range(layout.agents)]
@@ -271,7 +269,7 @@ class Dividing:
         programs = self.problems.programs(self.boundaries, piece.kind)
         stops = [end - (c + b * left if b else 0) for end, (b, c) in zip(ends, sizes, strict=True)]
         reached = executed(layout, [program.ops[:stop] for program, stop in zip(programs, stops, strict=True)])
-        return n, [(b, c if b else min(c, end - at)) for end, at, (b, c) in zip(ends, reached, sizes, strict=True)]
+        return [(b, c if b else min(c, end - at)) for end, at, (b, c) in zip(ends, reached, sizes, strict=True)]
 
     def _segment(self, i: int, piece: Piece, ends: tuple[Where, Where], begins: bool) -> Segment:
         parts = self._parts(i, piece.kind)

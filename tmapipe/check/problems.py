@@ -42,11 +42,8 @@ class Problems:
 
     group: tiles that the teams of all roles take together; slots: of the longest ring; dims: of the output; along: that one
     along which a CTA gets more or fewer tiles, the last one that may have any extent; kinds: what the bodies decide on, by
-    all that has been recorded so far; ahead: whether warps without iterations of a loop go on during its first ones, rather
-    than after its last.
+    all that has been recorded so far.
     """
-
-    ahead = False
 
     def __init__(self, schedule: Schedule, plan: Plan):
         self.schedule, self.plan, self.layout = schedule, plan, Layout(plan)

@@ -14,11 +14,12 @@ import random
 
 import attrs
 
-from tmapipe.check.dividing import After, Dividing, NotAlike, Ops, Segment, Where, regular_from
+from tmapipe.check.dividing import After, Dividing, NotAlike, Ops, Segment, Where
 from tmapipe.check.future import Future
 from tmapipe.check.kinds import MOST_KINDS
 from tmapipe.check.positions import Positions, without_stages
 from tmapipe.check.problems import Kind, NotRegular, Problems
+from tmapipe.check.relative import RelativeRun
 
 __all__ = ["END", "After", "NotRegular", "Segment", "Segments", "Where", "segments_of"]
 
@@ -121,15 +122,8 @@ class _Finder(Dividing):
         self.boundaries = boundaries = early + group
         few = [(tiles, self.few) for tiles in (*range(1, boundaries + group), self.around)]
         relative = {each: problems.relative(*each) for each in [*few, *((boundaries, kind) for kind in self.kinds)]}
-        head = relative[boundaries, self.few].head
         for (tiles, kind), run in relative.items():
-            if run.head != head:
-                raise NotRegular("what comes before the first tile depends on the problem")
-            usual = relative[boundaries, kind].tiles
-            if any(tile != usual[self._boundary(i)] for i, tile in enumerate(run.tiles)):
-                raise NotRegular(f"{self._text(kind)} is not always alike")
-            if run.tail != relative[self._boundary(tiles) or boundaries, self.few].tail:
-                raise NotRegular("what comes after the last tile depends on the problem")
+            self._check_alike(run, [kind] * tiles)
         for i in range(boundaries):
             self._tile(i)
             tiles = i or (0 if early else boundaries)
@@ -145,16 +139,17 @@ class _Finder(Dividing):
         uneven = any(each.term.per_tile for each in self.variations)
         if uneven:
             self._check_orders()
+        self._check_large()
         self._check_turns()
         programs = problems.programs(boundaries, self.few)
         start = relative[boundaries, self.few].starts[0]
+        head = relative[boundaries, self.few].head
         begin = Segment([p.ops[: p.tiles[0]] for p in programs], head, start, start, ("tile", 0), "the start")
         following = [segment for segments in self.mixed.values() for segment in segments]
         busy = {i for each in following for i, part in enumerate(each.parts) if len(part) > (each.to == END)}
         future = Future(problems.layout, [*(run.end for run in relative.values()), *self.ends], busy)
         empty = not any(each.term.low != each.term.empty for each in self.variations)
-        alike = {k: _without_idle(after) for k, after in self.alike.items()}
-        return Segments(begin, _without_idle(self.mixed), alike, future, uneven, empty, early)
+        return Segments(begin, self.mixed, self.alike, future, uneven, empty, early)
 
     def _alike(self, tiles: list[Ops], n: int) -> bool:
         return all(tile == tiles[n + (i - n) % self.group] for i, tile in enumerate(tiles) if i >= n)
@@ -168,8 +163,6 @@ class _Finder(Dividing):
         whole = {kind: self._whole(i, kind) for kind in self.kinds}
         before, following = ("tile", i), ("tile", self._boundary(i + 1))
         self._divide(self.mixed, i, 0, whole, (before, following), True)
-        for d in range(len(self.values)):
-            self._check_many(i, d)
         if len(self.values) <= 1:  # each number of iterations up to a lap by itself
             found: After = {}
             self._divide(found, i, 0, whole, (before, following), True, least=self.problems.slots + 1)
@@ -183,27 +176,14 @@ class _Finder(Dividing):
                         after[where] = found[where]
                         todo += found[where]
 
-    def _check_many(self, i: int, d: int) -> None:
-        """Checks that tiles of many steps, a few times around the rings, are the same with more inner steps."""
-        variation = self.variations[d]
-        if variation.all or variation.some:
-            return
-        at_once, others = self.at_once, self.few
-        every = variation.values(self.problems.slots + 3, at_once)
-        for first in range(at_once):
-            steps, few = every[first::at_once], len(self.values[d][first::at_once])
-            times = max(1, LAPS * (self.problems.slots + 1) + 2 - len(steps))
-            beyond = steps[-1] + times * (steps[-1] - steps[-2])
-            whole = {v: self._whole(i, (*others[:d], v, *others[d + 1 :])) for v in (*steps, beyond)}
-            for (pieces,) in self._sections(i, variation, [whole]):
-                *words, many = (self._words(i, piece) for piece in pieces.values())
-                cut, usual = regular_from(words), regular_from(words[:few])
-                if cut is None or usual is None or cut[0] > usual[0]:
-                    raise NotAlike
-                for x, y, (b, c) in zip(words[-1], many, cut[1], strict=True):
-                    end = len(x) - c
-                    if y != x[:end] + x[end - b : end] * times + x[end:]:
-                        raise NotAlike
+    def _check_alike(self, run: RelativeRun, kinds: list[Kind]) -> None:
+        """Checks that a run of tiles of these kinds is what the run of each kind by itself shows."""
+        for i, (tile, kind) in enumerate(zip(run.tiles, kinds, strict=True)):
+            if tile != self.problems.relative(self.boundaries, kind).tiles[self._boundary(i)]:
+                raise NotRegular(f"{self._text(kind)} depends on the tiles before it")
+        usual = self.problems.relative(self._boundary(len(kinds)) or self.boundaries, self.few)
+        if run.head != usual.head or run.tail != usual.tail:
+            raise NotRegular("what comes before the first tile, or after the last one, depends on the problem")
 
     def _check_positions(self, another: Kind) -> None:
         """Checks that tiles of two kinds are the same wherever they begin in the rings."""
@@ -228,12 +208,19 @@ class _Finder(Dividing):
         programs, order = problems.in_order(order)
         run = problems.as_relative(programs, len(order))
         self.ends.append(run.end)
-        for i, kind in enumerate(order):
-            if run.tiles[i] != problems.relative(self.boundaries, kind).tiles[self._boundary(i)]:
-                raise NotRegular(f"{self._text(kind)} depends on the tiles before it")
-        usual = problems.relative(self._boundary(len(order)) or self.boundaries, self.few)
-        if run.tail != usual.tail:
-            raise NotRegular("what comes after the last tile depends on its kind")
+        self._check_alike(run, order)
+
+    def _check_large(self) -> None:
+        """Checks that tiles of many iterations, a few times around the rings, are made of these segments."""
+        for d, variation in enumerate(self.variations):
+            if variation.all or variation.some:
+                continue
+            every = variation.values(self.problems.slots + 3, self.at_once)
+            times = max(1, LAPS * (self.problems.slots + 1) + 2 - len(every) // self.at_once)
+            beyond = [value + times * self.at_once for value in every[-self.at_once :]]
+            for value in (value for value in (*every, *beyond) if value not in self.values[d]):
+                if not self._consists_of_segments((*self.few[:d], value, *self.few[d + 1 :])):
+                    raise NotAlike
 
     def _check_turns(self) -> None:
         """Checks that a tile at whose iterations decisions differ is made of these segments, for some such tiles."""
@@ -249,11 +236,16 @@ class _Finder(Dividing):
                 else choose.choice(values)
                 for each, values in zip(self.variations, self.values, strict=True)
             )
-            if not self._consists_of_segments(self.problems.relative(self.boundaries, kind).tiles[self.early]):
+            if not self._consists_of_segments(kind):
                 raise NotRegular(f"iterations of a loop depend on those before them, in {self._text(kind)}")
 
-    def _consists_of_segments(self, tile: Ops) -> bool:
-        begin, end = ("tile", self.early), ("tile", self._boundary(self.early + 1))
+    def _consists_of_segments(self, kind: Kind) -> bool:
+        """Whether tiles of this kind are made of these segments, at each boundary."""
+        tiles = self.problems.relative(self.boundaries, kind).tiles
+        return all(self._is_word(tile, i) for i, tile in enumerate(tiles))
+
+    def _is_word(self, tile: Ops, i: int) -> bool:
+        begin, end = ("tile", i), ("tile", self._boundary(i + 1))
         todo = [(begin, (0,) * len(tile))]
         seen = set(todo)
         while todo:
@@ -269,18 +261,3 @@ class _Finder(Dividing):
                     seen.add((segment.to, ends))
                     todo.append((segment.to, ends))
         return False
-
-
-def _without_idle(after: After) -> After:
-    """The same without boundaries that only a segment without operations leaves."""
-    next_one = {
-        where: segments[0].to
-        for where, segments in after.items()
-        if where[0] == "step" and len(segments) == 1 and not any(segments[0].parts)
-    }
-
-    def end(where: Where) -> Where:
-        return end(next_one[where]) if where in next_one else where
-
-    kept = {where: segments for where, segments in after.items() if where not in next_one}
-    return {where: [attrs.evolve(s, to=end(s.to)) for s in segments] for where, segments in kept.items()}

@@ -189,9 +189,6 @@ class _Search:
             shown = self._close(segments.without_empty())
             if shown.closed:
                 self.runs.append("tiles of no steps: not, since tensors without elements never reach a kernel")
-        if not shown.closed and problems.group == 1 and not problems.ahead and "nothing can move" in shown.why:
-            problems.ahead = True
-            return self._every_count()
         closed = f"closed: {shown.states} states between segments"
         self.runs.append(closed if shown.closed else f"not shown for every trip count: {shown.why}")
         return shown.closed
