@@ -15,13 +15,13 @@ from examples.ragged import RaggedSums
 from examples.stencil import Stencil
 from tests.check.deciding import CASES, STARTS, Placed
 from tests.check.unseen import REFUSED, UNSEEN, Refused, RowsOfATable
-from tests.sweeps import ALL
+from tests.sweeps import ALL, sample
 from tmapipe.check import Kind
 
 EVERY = "every trip count"
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", sample(CASES, 2, first=1), ids=lambda case: case.name)
 def test_the_right_twin_is_proved(case):
     report = case.right().check()
     assert report.ok and report.trips == EVERY, f"{report}\n{report.trips}\n{report.runs}"

@@ -17,7 +17,7 @@ import tmapipe as tp
 from tests.emit.kernels import Kernel, build
 from tests.emit.lower import lower
 from tests.oracle.ptx_execution import Execution, Launch
-from tests.sweeps import sample
+from tests.sweeps import ALL, sample
 from tests.unit.fake_isa import record
 from tmapipe.gpu.isa import GpuIsa
 from tmapipe.isa.values import Carried
@@ -381,6 +381,15 @@ class NestedScopes(Plain):
                     slot.y.store(tile, n=n + 1)
 
 
+def halves(filling, draining):
+    """One schedule of the one's load and the other's store."""
+    name = f"{filling.__name__} and {draining.__name__}"
+    return type(name, (Plain,), {"fill": filling.fill, "drain": draining.drain})
+
+
+#: For one compilation instead of two: nothing is shared by the roles.
+TOGETHER = [InWhile, *(halves(*pair) for pair in zip(SAME[:-1:2], SAME[1:-1:2], strict=True))]
+
 #: Bodies with a meaning of their own: what they do in plain Python is expected.
 OTHER = [TwoScopes, InBranch, InBothBranches, NestedScopes]
 
@@ -407,7 +416,7 @@ def plain_opcodes():
     return [i.opcode for i in compiled(Plain).ptx.instructions]
 
 
-@pytest.mark.parametrize("schedule", SAME)
+@pytest.mark.parametrize("schedule", SAME if ALL else TOGETHER, ids=lambda schedule: schedule.__name__)
 def test_another_way_to_reach_the_ring(schedule):
     """State in cells costs nothing however it is reached: the same instructions, none of them of local memory."""
     kernel = compiled(schedule)

@@ -74,7 +74,7 @@ def matrices(stmatrix):
 @pytest.mark.parametrize("name, role", [
     ("stores by threads", "work"), ("stores by threads", "copy"), ("copies beside loads", "work"), ("add parts", "add"),
     ("copies of images", "load"), ("chain of three", "double"),
-    ("gemm a along m, b along n", "math"), ("gemm tf32", "math"), *ALL * [("gemm 2x1", "math"), ("gemm 2x1 to fp32", "math")],
+    ("gemm 2x2", "math"), ("gemm tf32", "math"), *ALL * [("gemm 2x1", "math"), ("gemm 2x1 to fp32", "math")],
 ])  # fmt: skip
 def test_as_the_ptx_does(name, role):
     kernel = built(name)

@@ -2,6 +2,7 @@
 
 import fcntl
 import functools
+import itertools
 import json
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.sweeps import ALL
+from tests.sweeps import ALL, sample
 from tests.unit.errors import refused
 from tmapipe import GpcTiles, InputError, MissingGpuError, Windows, fp16, schedules
 from tmapipe.bind.tensors import bind
@@ -37,7 +38,7 @@ from tmapipe.tuning.timing import Method
 from tmapipe.tuning.tuner import pick
 
 sizes = st.integers(1, 20000)
-few = settings(max_examples=100 if ALL else 8)
+few = settings(max_examples=100 if ALL else 5)
 
 
 @few
@@ -386,12 +387,15 @@ MUCH = Epilogue(
 )
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("dtype, out", [("bf16", "bf16"), ("fp16", "fp32"), ("fp8_e4m3", "bf16"), ("bf16", "fp8_e5m2")])
-@pytest.mark.parametrize("fused", [Epilogue(), FUSED, MUCH], ids=["plain", "bias", "much"])
-def test_what_the_tuner_compares_with(fused, dtype, out, batch):
+TYPES = (("bf16", "bf16"), ("fp16", "fp32"), ("fp8_e4m3", "bf16"), ("bf16", "fp8_e5m2"))
+FUSIONS = {"plain": Epilogue(), "bias": FUSED, "much": MUCH}
+
+
+@pytest.mark.parametrize("batch, types, fusion", sample(itertools.product([1, 2], TYPES, FUSIONS), 5))
+def test_what_the_tuner_compares_with(fusion, types, batch):
     """On the model: candidates are right, others are not, and are compiled for the tensors that they are called with."""
-    problem = Problem(72, 80, 96, dtype, out, batch)
+    fused = FUSIONS[fusion]
+    problem = Problem(72, 80, 96, *types, batch)
     candidate = Candidate("Gemm", (64, 64), (1, 1))
     schedule = candidate.build(problem, fused)
     a, b, into = tuner.data_of(problem, "cpu")
