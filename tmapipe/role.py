@@ -147,19 +147,14 @@ def _refuse_early_exit(body: Callable[..., None]) -> None:
     try:
         source, first = inspect.getsourcelines(body)
         parsed = ast.parse(textwrap.dedent("".join(source))).body[0]
-    except (
-        OSError,
-        TypeError,
-        SyntaxError,
-    ):  # without a source, or a lambda, whose lines are those of what it stands in
+    except (OSError, TypeError, SyntaxError):  # no source, or a lambda's: the lines of what it stands in
         return
     for node in _own_nodes(parsed):
         if isinstance(node, (ast.Break, ast.Continue, ast.Return)):
             word = type(node).__name__.lower()
             where = f"{inspect.getsourcefile(body)}:{first + node.lineno - 1}"
-            raise ScopeError(
-                f"{where}: `{word}` in the body of a role. Use `if`/`else` so that every scope ends normally."
-            )
+            rule = "Use `if`/`else` so that every scope ends normally."
+            raise ScopeError(f"{where}: `{word}` in the body of a role. {rule}")
 
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:

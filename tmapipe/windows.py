@@ -55,9 +55,7 @@ class Windows:
         corner, offset = CORNERS[len(found) + 2], MAX_OFFSETS[len(found)]
         for low, high, last in zip(*self.corners, self.last, strict=True):
             if low < -corner or not -corner <= high < corner or last > offset:
-                rule = (
-                    f"reaches {last} from its first element, and {-low} before the image; at most {offset} and {corner}"
-                )
+                rule = f"reaches {last} from its first element, {-low} before the image; at most {offset} and {corner}"
                 raise InputError("Windows", self, rule, "use a smaller window, padding or dilation")
 
     @property

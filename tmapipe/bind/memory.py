@@ -59,19 +59,13 @@ def _wrong_torch(tensor: Any) -> tuple[object, str, str] | None:
     if tensor.is_quantized:
         return str(tensor.dtype), "has elements that are no quantized numbers", "x.int_repr()"
     if tensor.is_conj() or tensor.is_neg():
-        return (
-            "a lazy view",
-            "has its values in memory, neither conjugated nor negated later",
-            "x.resolve_conj().resolve_neg()",
-        )
+        rule = "has its values in memory, neither conjugated nor negated later"
+        return "a lazy view", rule, "x.resolve_conj().resolve_neg()"
     try:
         tensor.data_ptr()
     except RuntimeError:
-        return (
-            type(tensor).__name__,
-            "has memory, which tensors inside torch.func and vmap have not",
-            "call it outside of them",
-        )
+        rule = "has memory, which tensors inside torch.func and vmap have not"
+        return type(tensor).__name__, rule, "call it outside of them"
     return None
 
 
@@ -93,9 +87,7 @@ def check_memory(name: str, tensor: Any, output: bool) -> None:
         rule = f"holds {span(tensor)} bytes"
         raise InputError(f"{name}.untyped_storage()", f"{held} bytes", rule, "pass a tensor not freed")
     if needs_gradient(tensor):
-        rule = (
-            "takes part in automatic differentiation, which kernels do not support (nor do torch's functions with out=)"
-        )
+        rule = "takes part in automatic differentiation, which kernels (like torch's out=) do not support"
         raise InputError(f"{name}.requires_grad", True, rule, f"pass {name}.detach(), or call it under torch.no_grad()")
 
 

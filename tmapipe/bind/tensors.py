@@ -261,11 +261,9 @@ def _check_table(name: str, table: Any, dims: tuple[str, ...], extents: dict[str
     if kind != "int32":
         raise InputError(f"{name}.dtype", kind, "a table holds int32", f"{name}.to(torch.int32)")
     if table.ndim != len(dims) or not is_contiguous(table):
-        rule, fix = (
-            f"a table of {' '.join(dims)} is a dense {'vector' if len(dims) == 1 else 'matrix'}",
-            "make it contiguous",
-        )
-        raise InputError(f"{name}.shape, {name}.stride", (tuple(table.shape), _strides(table, len(dims), 0)), rule, fix)
+        rule = f"a table of {' '.join(dims)} is a dense {'vector' if len(dims) == 1 else 'matrix'}"
+        how = tuple(table.shape), _strides(table, len(dims), 0)
+        raise InputError(f"{name}.shape, {name}.stride", how, rule, "make it contiguous")
     shape = tuple(map(int, table.shape))
     if math.prod(shape) >= 2**31:
         raise InputError(f"{name}.shape", shape, "has fewer than 2^31 entries", "use a smaller table")
@@ -349,10 +347,8 @@ def _check_output(name: str, shape: tuple[int, ...], strides: tuple[int, ...], d
         reach += (extent - 1) * stride
     unit, who = (vector, "threads") if vector else (ALIGNMENT, "TMA stores")
     if shape[-1] * dtype.bytes % unit:
-        rule = (
-            f"a row of {shape[-1]} x {dtype.bytes} bytes is no multiple of {unit}, and {who} write whole units of "
-            f"{unit} bytes, so what follows the row would be overwritten"
-        )
+        row = f"a row of {shape[-1]} x {dtype.bytes} bytes is no multiple of {unit}"
+        rule = f"{row}, and {who} write whole units of {unit} bytes: what follows would be overwritten"
         other = "pass a smaller vector=" if vector else "declare a ThreadStoreStage"
         fix = f"make the last extent a multiple of {unit // dtype.bytes}, or {other}"
         raise InputError(f"{name}.shape", shape, rule, fix)

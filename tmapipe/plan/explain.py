@@ -113,10 +113,8 @@ def _load(load: Load) -> str:
 
 def _peer(peer: Peer) -> str:
     source = "registers" if peer.source is None else peer.source.name
-    text = (
-        f"{peer.reduce or 'copies'} to peers {peer.name}: {_product(peer.buffer.tile)} {peer.buffer.dtype} of {source}"
-    )
-    return f"{text}, among {peer.peers} CTAs along {', '.join(map(str, peer.axes))}"
+    text = f"{peer.reduce or 'copies'} to peers {peer.name}: {_product(peer.buffer.tile)} {peer.buffer.dtype}"
+    return f"{text} of {source}, among {peer.peers} CTAs along {', '.join(map(str, peer.axes))}"
 
 
 def _matmul(matmul: Matmul) -> str:

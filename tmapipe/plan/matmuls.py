@@ -38,11 +38,8 @@ def check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch,
             raise InputError(f"{of_b}.tile", mma.b.tile, f"its k extent differs from {of_a}'s {k}", "use one k")
         if not (a == b and a in (bf16, fp16, tf32, int8)) and not {a, b} <= {fp8_e4m3, fp8_e5m2}:
             rule = "takes two operands of one type, bf16, fp16, tf32 or int8, or two of fp8_e4m3 and fp8_e5m2"
-            fix = (
-                'give both stages dtype="tf32" (a Gemm\'s a and b: Operand(dtype="tf32"))'
-                if {a, b} == {fp32}
-                else "convert the tensors"
-            )
+            to_tf32 = 'give both stages dtype="tf32" (a Gemm\'s a and b: Operand(dtype="tf32"))'
+            fix = to_tf32 if {a, b} == {fp32} else "convert the tensors"
             raise InputError(f"Wgmma({name})", f"{a} x {b}", rule, fix)
         if any(mma.transposed) and a.bytes != 2:
             rule = "takes operands of 8 and 32 bits contiguous along k only (PTX ISA, wgmma.mma_async: imm-trans)"
@@ -121,23 +118,16 @@ def _check_together(declared: Declarations, roles: dict[str, str]) -> None:
         names = [name for name in roles if roles[name] == role_name]
         role = declared.roles[role_name]
         room = {4: 192, 8: 184}.get(role.warps, 112)  # more spills, as the compiler was seen to report
-        needs = [_registers(declared.matmuls[name], role) for name in names]
+        matmuls = [declared.matmuls[name] for name in names]
+        needs = [_registers(mma, role) for mma in matmuls]
         slots = max(need.slot for need in needs)
-        if slots and all(declared.matmuls[name].shape[0] <= 16 * role.warps // role.teams for name in names):
+        if slots and all(mma.shape[0] <= 16 * role.warps // role.teams for mma in matmuls):
             room += 8  # of the sums of a slot, the epilogue has the registers
         needed = sum(need.sums + need.a for need in needs) + slots
         if len(names) > 1 and needed > room:
-            rule = (
-                f"need {needed} accumulator registers a thread together; {room} leave room for what is done with several "
-                f"by {role.warps // 4} warpgroups"
-            )
-            fix = "use a smaller tile or more warpgroups"
-            raise InputError(
-                " and ".join(f"Wgmma({name})" for name in names),
-                [declared.matmuls[name].shape[:2] for name in names],
-                rule,
-                fix,
-            )
+            several, shapes = " and ".join(f"Wgmma({name})" for name in names), [mma.shape[:2] for mma in matmuls]
+            rule = f"need {needed} accumulator registers a thread together; {room} leave room for work with several"
+            raise InputError(several, shapes, rule, "use a smaller tile or more warpgroups")
 
 
 def _registers(mma: Wgmma, role: Role) -> MatmulRegisters:
@@ -149,9 +139,7 @@ def _check_accumulators(name: str, mma: Wgmma, needed: int, role: Role) -> None:
     (three) it needs some 32 for all else. With fewer the compiler lets wgmmas wait for each other."""
     room = 200 if role.warps <= 8 else 128
     if needed > room:
-        groups = role.warps // 4
         twice = f", twice {needed // 2} since sums are promoted" if mma.promote else ""
-        rule = (
-            f"needs {needed} accumulator registers a thread{twice}; {room} leave room to work with {groups} warpgroups"
-        )
+        rule = f"needs {needed} accumulator registers a thread{twice}; "
+        rule += f"{room} leave room to work with {role.warps // 4} warpgroups"
         raise InputError(f"Wgmma({name}) tile", mma.shape[:2], rule, "use a smaller tile or more warpgroups")

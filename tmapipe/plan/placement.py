@@ -59,20 +59,16 @@ def share_registers(declared: Declarations, roles: dict[str, RoleWarps], warps: 
         inside = _of_group(group, roles.values())
         for role in inside:
             if role.registers and given.setdefault(group, role.registers) != role.registers:
-                rule = (
-                    f"shares warpgroup {group} with a role that asked for {given[group]}; setmaxnreg sets all 4 warps"
-                )
+                rule = f"shares warpgroup {group}, of which setmaxnreg sets all 4 warps, with a role of {given[group]}"
                 raise InputError(f"Role({role.name}).registers", role.registers, rule, "give both the same number")
         if group not in given and not any(declared.roles[role.name].by_warpgroup for role in inside):
             given[group] = LOAD_REGISTERS.get(groups, 24)
     rest = [group for group in range(groups) if group not in given]
     left = budget - sum(given.values())
     given |= {group: min(240, left // len(rest) // 8 * 8) for group in rest}
-    if sum(given.values()) > budget or min(given.values()) < 24:
-        rule = (
-            f"{sum(given.values())} registers a thread over {groups} warpgroups, but the CTA is launched with {launch} x "
-            f"{groups} = {budget}"
-        )
+    total = sum(given.values())
+    if total > budget or min(given.values()) < 24:
+        rule = f"are {total} registers a thread over {groups} warpgroups, of {launch} x {groups} = {budget} at launch"
         raise InputError("Role(registers)", dict(sorted(given.items())), rule, "ask for fewer in some role")
     return dict(sorted(given.items()))
 

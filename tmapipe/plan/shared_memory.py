@@ -218,14 +218,10 @@ def _peers_of(
         rows, *rest = buffer.tile
         whole = (peers * rows, *rest)
         if (source.tile, source.dtype) != (whole, buffer.dtype) or source.swizzle or buffer.swizzle:
-            rule = (
-                f"is of a source of {whole} {buffer.dtype}, both without a swizzle; it has {source.tile} {source.dtype}"
-            )
+            rule = f"is of a source of {whole} {buffer.dtype}, both unswizzled; it has {source.tile} {source.dtype}"
             raise InputError(f"{buffer.name}.tile", buffer.tile, rule, f"give the source {peers} times the rows")
     elif source is not None and (source.tile, source.swizzle) != (buffer.tile, buffer.swizzle):
-        rule = (
-            f"lies in its slots as {source.name} does, tiles of {source.tile} with a swizzle of {source.swizzle} bytes"
-        )
+        rule = f"lies in its slots as {source.name} does: tiles of {source.tile}, swizzled in {source.swizzle} bytes"
         raise InputError(f"{buffer.name}.swizzle", buffer.swizzle, rule, "give the source the same tile and swizzle=")
     return Peer(buffer.name, buffer, source, role, axes, peers, reduce)
 

@@ -101,9 +101,7 @@ def _check_result(name: str, load: TmaLoadStage, store: TmaStoreStage) -> None:
     plain = load.tensor_map and load.outside == "zeros" and not (load.windows or load.multicast or load.strides)
     once = not (store.reduce or store.folded or store.parts > 1 or store.parts_tile is not None or store.transposed)
     if not (alike and plain and once):
-        rule = (
-            "is stored whole, not reduced, and loaded in the same tiles by a TmaLoadStage without multicast or strides"
-        )
+        rule = "is stored whole, not reduced, and loaded in the same tiles by a plain TmaLoadStage"
         raise InputError(f"{name}.of_result", store, rule, "give both the same dims and tile")
 
 
@@ -279,14 +277,8 @@ def _check_moved(name: str, move: Load | Store) -> None:
     tma_rules.check_box(f"{name}.tile", box, tma_rules.MAX_PIXELS if windows else tma_rules.MAX_BOX)
     nbytes = math.prod(box) * buffer.dtype.bytes
     if nbytes < buffer.slot_bytes and nbytes % 128:
-        rule = (
-            f"is moved in boxes of {' x '.join(map(str, box))} elements, {nbytes} bytes, but TMA takes slots and parts of "
-            "them from multiples of 128 bytes on"
-        )
-        fix = (
-            f"use rows of at most {tma_rules.MAX_BOX} elements, or of whole pieces of 128 bytes; or, for a vector, a "
-            "BulkLoadStage"
-        )
+        rule = f"is moved in boxes of {' x '.join(map(str, box))} elements, {nbytes} bytes: not from multiples of 128 bytes on"
+        fix = f"use rows of at most {tma_rules.MAX_BOX} elements or of whole 128 bytes, or for a vector a BulkLoadStage"
         raise InputError(f"{name}.tile", buffer.tile, rule, fix)
 
 
