@@ -32,7 +32,7 @@ def test_copies_have_the_bodies_of_roles_that_an_instance_declares():
         assert other == one and other.declared.bodies == one.declared.bodies and other.check().ok
 
 
-def test_all_schedules_of_the_shelf_differ():
+def test_all_ready_made_schedules_differ():
     made = [make() for registered in S.REGISTRY for make in (registered.make, registered.make_small)]
     assert len(set(made)) == len(made)
     assert len({*made, *(registered.make() for registered in S.REGISTRY)}) == len(made)
