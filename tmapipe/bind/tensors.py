@@ -47,13 +47,8 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
         raise InputError("Schedule", declared.name, "has no load and no store stage", "declare one")
     parts: dict[str, TmaLoadStage | TmaStoreStage] = {**declared.inputs, **declared.stores}
     inputs = (*declared.inputs, *declared.tables)
-    given = match(declared.arguments, tensors, named)
     stores = tuple(declared.stores)
-    if out is not None:
-        if not stores or stores[0] in given:
-            rule = "names the first output, which is given already"
-            raise InputError("out", type(out).__name__, rule, "pass it once")
-        given[stores[0]] = out
+    given = match(declared.arguments, tensors, named, out, stores[0] if stores else "")
     for name in inputs:
         if name not in given:
             raise InputError(name, None, "a tensor is needed for every load stage and table", f"pass {name}=")
@@ -215,8 +210,18 @@ def shape_for(name: str, tensor: Any, dims: tuple[str, ...], folded: tuple[int, 
     return (*folded, *(1,) * missing, *shape)
 
 
-def match(names: Sequence[str], tensors: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-    """The tensors of a call by name, without those that are None. Raises `InputError` for too many, unknown or given twice."""
+def match(
+    names: Sequence[str], tensors: tuple[Any, ...], named: dict[str, Any], out: Any = None, first: str = ""
+) -> dict[str, Any]:
+    """The tensors of a call by name, without those that are None. Raises `InputError` for too many, unknown or given twice.
+
+    Args:
+        names: Of all tensors, in the order of *tensors*, which are those by position.
+        tensors: The first ones.
+        named: Others by name.
+        out: The first output, or None.
+        first: The name of that, if there is one.
+    """
     if len(tensors) > len(names):
         rule = f"at most {len(names)}: {', '.join(names)}"
         raise InputError("tensors", f"{len(tensors)} tensors", rule, "pass fewer")
@@ -228,7 +233,13 @@ def match(names: Sequence[str], tensors: tuple[Any, ...], named: dict[str, Any])
         if name in given:
             raise InputError(name, type(tensor).__name__, "is given twice", "pass it once")
         given[name] = tensor
-    return {name: tensor for name, tensor in given.items() if tensor is not None}
+    given = {name: tensor for name, tensor in given.items() if tensor is not None}
+    if out is not None:
+        if not first or first in given:
+            rule = "names the first output, which is given already"
+            raise InputError("out", type(out).__name__, rule, "pass it once")
+        given[first] = out
+    return given
 
 
 def _note_extents(name: str, dims: tuple[str, ...], shape: tuple[int, ...], seen: dict[str, tuple[str, int]]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tmapipe.bind.memory import check_kind
-from tmapipe.bind.tensors import new_like
+from tmapipe.bind.tensors import match, new_like
 from tmapipe.dim import Dim
 from tmapipe.dtypes import as_dtype
 from tmapipe.epilogue.epilogue import Epilogue
@@ -97,17 +97,11 @@ class Conv(Gemm):
         self.tile_extents = m, n, k
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
-        """As `Schedule.__call__`: x, f, then d, by position or by name (a, b, d); operands by name.
+        """As `Schedule.__call__`: x, f, then d, by position or by name (a, b, d); then operands.
 
         Outputs that are reductions are vectors in fp32, of all windows or of all output channels.
         """
-        names = ("a", "b", "d")
-        if len(tensors) > len(names):
-            raise InputError("tensors", f"{len(tensors)} tensors", "at most 3: x, f, d", "pass others by name")
-        given = dict(zip(names, tensors, strict=False))
-        for name in given.keys() & named.keys():
-            raise InputError(name, type(named[name]).__name__, "is given twice", "pass it once")
-        given |= named
+        given = match(["a", "b", "d", *self.epilogue.operands, *self.epilogue.outputs], tensors, named, out, "d")
         rank = len(self.image_dims) + 2
         for name in ("a", "b"):
             if getattr(given.get(name), "ndim", None) != rank:
@@ -115,18 +109,14 @@ class Conv(Gemm):
                 rule = f"has {rank} dimensions, channels last"
                 raise InputError(f"{name}.shape", tuple(given[name].shape), rule, "x [n, h, w, c] and f [o, r, s, c]")
         shape = self._shape_of_images(given)
-        if out is not None and "d" in given:
-            raise InputError(
-                "out", type(out).__name__, "names the first output, which is given already", "pass it once"
-            )
-        d = given.pop("d", out)
+        d = given.pop("d", None)
         if d is None:
             kind = self.epilogue.dtype
             d = new_like(given["a"], shape, None if kind is None else as_dtype(kind))
         if tuple(getattr(d, "shape", ())) != shape:
             check_kind("d", d)
             raise InputError("d.shape", tuple(d.shape), f"is {shape}", "make it so")
-        flat = {name: _as_rows(name, each) for name, each in given.items() if name not in names}
+        flat = {name: _as_rows(name, each) for name, each in given.items() if name not in ("a", "b")}
         found = super().__call__(given["a"], given["b"], out=_as_rows("d", d), **flat)
         if not isinstance(found, tuple):
             return d

@@ -83,11 +83,7 @@ class PartsOfK:
     def call(self, schedule: Any, run: Callable[..., Any], tensors: tuple[Any, ...], out: Any, named: Any) -> Any:
         """Calls *run*, the kernel of *schedule*, with a, b and a workspace, then adds the parts. Returns the outputs."""
         others = [*self.epilogue.operands, *self.epilogue.outputs]
-        given = match(["a", "b", "d", *others], tensors, named)
-        if out is not None:
-            if "d" in given:
-                raise InputError("out", type(out).__name__, "names the output, which is given already", "pass it once")
-            given["d"] = out
+        given = match(["a", "b", "d", *others], tensors, named, out, "d")
         for name in ("a", "b"):
             check_kind(name, given.get(name))
             batched = self.batched and given["a"].ndim == given[name].ndim == 3
