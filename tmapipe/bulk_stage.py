@@ -39,10 +39,7 @@ class BulkLoadStage(TmaLoadStage):
         InputError: For a tile of more than one extent, or any other value.
     """
 
+    tensor_map = False
     tile: tuple[int, ...] = attrs.field(converter=as_tuple, validator=is_piece)
     swizzle: int | None = attrs.field(default=None, validator=_NONE)
     multicast: MulticastGroup | None = attrs.field(default=None, validator=_NONE)
-
-    @property
-    def tensor_map(self) -> bool:
-        return False

@@ -33,6 +33,7 @@ class BulkStoreStage(TmaStoreStage):
         InputError: For a tile of more than one extent, or another source.
     """
 
+    tensor_map = False
     source: SlotStage | None = attrs.field(
         default=None,
         validator=must(
@@ -45,10 +46,6 @@ class BulkStoreStage(TmaStoreStage):
     columns: int | None = attrs.field(
         default=None, validator=must(lambda columns: columns is None, "is of other stores", "use a TmaStoreStage")
     )
-
-    @property
-    def tensor_map(self) -> bool:
-        return False
 
     @property
     def reducible(self) -> tuple[str, ...]:

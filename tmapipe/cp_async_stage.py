@@ -35,6 +35,7 @@ class CpAsyncLoadStage(TmaLoadStage):
     """
 
     filled_by = "threads"
+    tensor_map = False
     dtype: DType | None = attrs.field(default=None, converter=attrs.converters.optional(as_dtype), validator=is_written)
     vector: int = attrs.field(
         default=16,
@@ -44,7 +45,3 @@ class CpAsyncLoadStage(TmaLoadStage):
     )
     multicast: MulticastGroup | None = attrs.field(default=None, init=False)
     l2_hint: str | None = attrs.field(default=None, init=False)
-
-    @property
-    def tensor_map(self) -> bool:
-        return False

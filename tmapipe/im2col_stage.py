@@ -33,8 +33,6 @@ class Im2colLoadStage(TmaLoadStage):
         InputError: For any other value.
     """
 
-    windows: Windows | None = attrs.field(default=None, init=False)
-
     def __init__(self, dims: str, *, tile: tuple[int, int], windows: Windows, **options: Any):
         if not isinstance(windows, Windows):
             raise InputError("Im2colLoadStage(windows)", windows, "is a Windows", "e.g. Windows((3, 3), padding=1)")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tmapipe import protocol
@@ -30,13 +30,12 @@ from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, vectors_
 from tmapipe.protocol.cluster import share_index
 from tmapipe.protocol.groups import Groups
 from tmapipe.protocol.held import HeldEnd
-from tmapipe.protocol.parts import PartInSlot, SlotPart
+from tmapipe.protocol.parts import SlotPart
 from tmapipe.protocol.raw import raw
 from tmapipe.protocol.registry import bound_by
 from tmapipe.protocol.ring import RingEnd
 from tmapipe.protocol.stores import StoreOfSlot
 from tmapipe.protocol.syncs import sync
-from tmapipe.role import Role
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.tiles.queue import SCHEDULER
 
@@ -162,6 +161,8 @@ class KernelContext(Carried):
     Besides, `k.isa` is the instruction set, `k.plan` has the numbers, and `k.tiles` the CTA's tiles.
     """
 
+    raw, sync = raw, sync
+
     def __init__(self, isa: Isa, schedule: Schedule, role: RoleWarps):
         self.isa, self.plan, self.role = isa, isa.plan, role
         self.tiles: Any = schedule.tiles.bind(isa, schedule.grid(isa.extent), role)
@@ -231,22 +232,6 @@ class KernelContext(Carried):
         own = share_index(self.isa, load.axes) * (load.buffer.tile[0] // load.peers) if load.peers > 1 else 0
         return self.isa.window_start(load, number + own)
 
-    def sync(self, *others: Role) -> None:
-        """``bar.sync``: waits until all threads of this role have come here, and those of *others*, which call it likewise.
-
-        Then all see what any of them wrote before. A team waits for its own threads only.
-
-        Args:
-            others: Roles of the schedule.
-
-        Raises:
-            InputError: For what is no such role, for teams with others, or if the CTA's 16 barriers are taken.
-        """
-        for other in others:
-            if not isinstance(other, Role):
-                raise InputError("k.sync", other, "is a role of the schedule", "e.g. k.sync(self.load)")
-        sync(self.isa, self.role, [self.plan.role(self.name_of(other)) for other in others])
-
     def full(self, part: str, value: float, along: str = "tile") -> Fragment:
         """A fragment of equal numbers, such as what a sum begins with.
 
@@ -270,37 +255,6 @@ class KernelContext(Carried):
         if along != "tile":
             layout.check_rows()
         return self.isa.fragments.full(layout, along, value)
-
-    def raw(
-        self,
-        gpu: Callable[..., None],
-        cpu: Callable[..., None] | None = None,
-        *,
-        reads: Sequence[PartInSlot] = (),
-        writes: Sequence[PartInSlot] = (),
-        updates: Sequence[PartInSlot] = (),
-        proxy: str = "generic",
-    ) -> None:
-        """Raw CuTe DSL in this role, declared by its effects on tiles of open slots, such as ``slot.x``.
-
-        Each warp calls *gpu* with CuTe tensors in shared memory, or on the CPU model *cpu* with NumPy arrays: one per tile, in
-        the order reads, writes, updates. All 32 lanes are converged. A function that has a parameter ``role`` also gets the
-        role's `name`, its number of `warps`, the calling `warp`, and `extent(dim)`. `check` needs neither function: it
-        believes the declaration.
-
-        Args:
-            gpu: Called while the body is traced.
-            cpu: Called on the CPU model.
-            reads: Tiles of which the function gets the whole, and writes nothing.
-            writes: Tiles of which it gets the warp's share (tile[0] / warps rows), and overwrites it.
-            updates: The same, read and written.
-            proxy: "generic" for ordinary loads and stores; "async" for TMA and wgmma, for whose end *gpu* waits in all lanes.
-
-        Raises:
-            InputError: On the CPU model, without *cpu*.
-            ScopeError: A function raised an error; names its line.
-        """
-        raw(self.isa, self.role, gpu, cpu, reads, writes, updates, proxy, self.extent)
 
     def begin(self, schedule: Schedule) -> None:
         """Before the first tile: waits for slots that are held, and runs the role's method for this."""

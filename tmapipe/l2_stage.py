@@ -11,8 +11,8 @@ from tmapipe.stage import TmaLoadStage, TokenStage
 __all__ = ["L2Stage"]
 
 
-@attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
-class L2Stage(TokenStage):  # type: ignore[override]
+@attrs.frozen(eq=False, repr=False, kw_only=True)
+class L2Stage(TokenStage):
     """Tiles of another stage's tensor, which one role asks into L2 some slots before another role loads them.
 
     Its slots have no memory. Their ring says how far the asking role is ahead, across output tiles too: with 8 slots, at most
@@ -27,9 +27,10 @@ class L2Stage(TokenStage):  # type: ignore[override]
         InputError: For any other value.
     """
 
-    source: TmaLoadStage
+    source: TmaLoadStage = attrs.field(kw_only=False)
 
-    def __init__(self, source: TmaLoadStage, *, ring: BarrierRing):
+    def __attrs_post_init__(self) -> None:
+        source, ring = self.source, self.ring
         whole = isinstance(source, TmaLoadStage) and source.filled_by == "engine" and source.parts == 1
         if not whole or source.windows is not None or source.strides or source.outside == "nan":
             rule = "is a stage whose tiles an engine loads whole, without strides, and zeros outside"
@@ -40,7 +41,6 @@ class L2Stage(TokenStage):  # type: ignore[override]
         if not any(source.loader is role for role in ring.phases[-1]):
             rule = "is consumed by the role that loads the source"
             raise InputError("L2Stage(ring)", ring, rule, "name that role as its consumer")
-        self.__attrs_init__(source=source, ring=ring)
 
     def __repr__(self) -> str:
         return f"L2Stage({self.source!r}, ring={self.ring!r})"

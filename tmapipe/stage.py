@@ -125,7 +125,7 @@ class SlotStage:
         return False
 
 
-@attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
+@attrs.frozen(eq=False, repr=False, kw_only=True)
 class TokenStage:
     """A stage whose slots have no memory: being handed on is all that they say."""
 
@@ -163,6 +163,12 @@ class TmaLoadStage(SlotStage):
     parts: int = attrs.field(default=1, init=False)
     outside: str = attrs.field(default="zeros", init=False)
     strides: tuple[int, ...] = attrs.field(default=(), init=False)
+    #: Whose elements the rows of a tile are, if they are those of windows.
+    windows: Windows | None = attrs.field(default=None, init=False)
+    #: Bytes that a thread copies at once; 0 where an engine loads.
+    vector: int = attrs.field(default=0, init=False)
+    #: Whether the engine finds tiles through a descriptor, and fills what lies outside of the tensor.
+    tensor_map: ClassVar[bool] = True
     result: Any = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -258,21 +264,6 @@ class TmaLoadStage(SlotStage):
     @property
     def sharing(self) -> MulticastGroup | None:
         return self.multicast
-
-    @property
-    def tensor_map(self) -> bool:
-        """Whether the engine finds tiles through a descriptor, and fills what lies outside of the tensor."""
-        return True
-
-    @property
-    def windows(self) -> Windows | None:
-        """Whose elements the rows of a tile are, if they are those of windows."""
-        return None
-
-    @property
-    def vector(self) -> int:
-        """Bytes that a thread copies at once; 0 where an engine loads."""
-        return 0
 
     @loader.validator
     def _loader_produces(self, field: Any, loader: Any) -> None:

@@ -11,7 +11,7 @@ ring releases it when the read has retired.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 
@@ -102,6 +102,10 @@ class TmaStoreStage:
 
     parts: int = attrs.field(default=1, init=False)
     l2_hint: str | None = attrs.field(default=None, init=False)
+    #: Bytes that a thread stores at once; 0 where the engine stores.
+    vector: int = attrs.field(default=0, init=False)
+    #: Whether the engine finds tiles through a descriptor.
+    tensor_map: ClassVar[bool] = True
 
     def __attrs_post_init__(self) -> None:
         source, slot, dims, tile = self.source, self.slot, self.dims, self.tile
@@ -184,16 +188,6 @@ class TmaStoreStage:
     def transposed(self) -> bool:
         """Whether the source's rows are the tensor's columns."""
         return _transposes(self.dims, self.source)
-
-    @property
-    def vector(self) -> int:
-        """Bytes that a thread stores at once; 0 where the engine stores."""
-        return 0
-
-    @property
-    def tensor_map(self) -> bool:
-        """Whether the engine finds tiles through a descriptor."""
-        return not self.vector
 
     @property
     def reducible(self) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ from tmapipe.store_pipeline import TmaStoreStage
 __all__ = ["StoredStage"]
 
 
-@attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
-class StoredStage(TokenStage):  # type: ignore[override]
+@attrs.frozen(eq=False, repr=False, kw_only=True)
+class StoredStage(TokenStage):
     """That a CTA's tiles of an output have been written, and may be loaded by the same CTA.
 
     Its slots have no memory. The role that stores calls ``slot.<stage>.publish()`` in one, after its stores: that waits until
@@ -31,9 +31,10 @@ class StoredStage(TokenStage):  # type: ignore[override]
         InputError: For any other value.
     """
 
-    store: TmaStoreStage
+    store: TmaStoreStage = attrs.field(kw_only=False)
 
-    def __init__(self, store: TmaStoreStage, *, ring: BarrierRing):
+    def __attrs_post_init__(self) -> None:
+        store, ring = self.store, self.ring
         if not isinstance(store, TmaStoreStage):
             raise InputError("StoredStage(store)", store, "is a stage that stores tiles", "e.g. a TmaStoreStage")
         if not isinstance(ring, BarrierRing) or ring.per == "cta":
@@ -41,7 +42,6 @@ class StoredStage(TokenStage):  # type: ignore[override]
             raise InputError("StoredStage(ring)", ring, rule, "e.g. BarrierRing(1, producer=store, consumer=load)")
         if store.storing is not None and not any(store.storing is role for role in ring.phases[0]):
             raise InputError("StoredStage(ring)", ring, "is produced by the role that stores", "name that as producer")
-        self.__attrs_init__(store=store, ring=ring)
 
     def __repr__(self) -> str:
         return f"StoredStage({self.store!r}, ring={self.ring!r})"

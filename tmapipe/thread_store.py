@@ -38,6 +38,7 @@ class ThreadStoreStage(TmaStoreStage):
             "the most that divides the row pitch",
         ),
     )
+    tensor_map = False
     source: None = attrs.field(default=None, init=False)
     stages: int = attrs.field(default=1, init=False)
     columns: int | None = attrs.field(default=None, init=False)

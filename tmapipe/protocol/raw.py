@@ -15,9 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tmapipe.errors import InputError, PipelineError, ScopeError
-from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, SlotRef
-from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.parts import PartInSlot
 
 __all__ = ["RawRole", "raw"]
@@ -32,23 +30,41 @@ class RawRole(Carried):
     dimension of the tensors, by its name.
     """
 
-    def __init__(self, isa: Isa, role: RoleWarps, extent: Callable[[str], Any]):
-        self.name, self.warps, self.extent = role.name, role.team_warps, extent
-        self.warp: Any = (isa.warp - role.first_warp) % role.team_warps
+    def __init__(self, k: Any):
+        self.name, self.warps, self.extent = k.role.name, k.role.team_warps, k.extent
+        self.warp: Any = (k.isa.warp - k.role.first_warp) % k.role.team_warps
 
 
 def raw(
-    isa: Isa,
-    role: RoleWarps,
+    k: Any,
     gpu: Callable[..., None],
-    cpu: Callable[..., None] | None,
-    reads: Sequence[PartInSlot],
-    writes: Sequence[PartInSlot],
-    updates: Sequence[PartInSlot],
-    proxy: str,
-    extent: Callable[[str], Any],
+    cpu: Callable[..., None] | None = None,
+    *,
+    reads: Sequence[PartInSlot] = (),
+    writes: Sequence[PartInSlot] = (),
+    updates: Sequence[PartInSlot] = (),
+    proxy: str = "generic",
 ) -> None:
-    """Does what `KernelContext.raw` says, for one warp of *role*. extent: of a dimension."""
+    """Raw CuTe DSL in this role, declared by its effects on tiles of open slots, such as ``slot.x``.
+
+    Each warp calls *gpu* with CuTe tensors in shared memory, or on the CPU model *cpu* with NumPy arrays: one per tile, in
+    the order reads, writes, updates. All 32 lanes are converged. A function that has a parameter ``role`` also gets the
+    role's `name`, its number of `warps`, the calling `warp`, and `extent(dim)`. `check` needs neither function: it
+    believes the declaration.
+
+    Args:
+        gpu: Called while the body is traced.
+        cpu: Called on the CPU model.
+        reads: Tiles of which the function gets the whole, and writes nothing.
+        writes: Tiles of which it gets the warp's share (tile[0] / warps rows), and overwrites it.
+        updates: The same, read and written.
+        proxy: "generic" for ordinary loads and stores; "async" for TMA and wgmma, for whose end *gpu* waits in all lanes.
+
+    Raises:
+        InputError: On the CPU model, without *cpu*.
+        ScopeError: A function raised an error; names its line.
+    """
+    isa, role = k.isa, k.role
     accesses: list[tuple[SlotRef, str]] = []
     touched = False
     if proxy not in PROXIES:
@@ -72,7 +88,7 @@ def raw(
         isa.fence_proxy_async()
     if touched:
         isa.warp_sync()  # the elements are now distributed over the lanes in another way
-    told = RawRole(isa, role, extent)
+    told = RawRole(k)
     isa.fragments.raw(_called(gpu, told), None if cpu is None else _called(cpu, told), accesses, role, proxy)
     isa.warp_sync()
 
