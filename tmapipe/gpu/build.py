@@ -8,6 +8,7 @@ import inspect
 import re
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -73,22 +74,12 @@ class _Kernel:
 
     def __init__(self, schedule: Schedule, plan: Plan, backend: type[GpuIsa], located: bool):
         self.schedule, self.plan, self.backend, self.located = schedule, plan, backend, located
-        self.kept = schedule.tiles.launch_words
-        self.divisor_names: list[str] = []
-        self.parts = {part.name: part for part in plan.transfers}
-        self.edges = [load for load in plan.loads if load.edge_rows]
 
     @cute.jit
     def host(self, tensors: list, numbers: list, stream: Any) -> None:
         _set_enable_frame_filtering(self.located)
-        clusters, kept, words = numbers[0], numbers[1 : 1 + self.kept], numbers[1 + self.kept :]
-        atoms = self.make_atoms(tensors, words)
-        divisors = self.make_divisors(tensors, clusters)
-        grid = (clusters * self.plan.cluster_size, 1, 1)
-        self.device(
-            atoms, divisors, clusters, self.addressed(tensors), tensors[len(self.plan.arguments) :], kept
-        ).launch(
-            grid=grid,
+        self.device(self.given(tensors, numbers)).launch(
+            grid=(numbers[0] * self.plan.cluster_size, 1, 1),
             block=(self.plan.threads, 1, 1),
             cluster=cluster_of(self.plan),
             smem=self.schedule.tiles.smem_bytes(self.plan),
@@ -99,47 +90,49 @@ class _Kernel:
         )
 
     @cute.kernel
-    def device(self, atoms: list, divisors: list, clusters: Int32, addressed: list, counters: list, kept: list) -> None:
-        self.trace(atoms, divisors, clusters, addressed, counters, kept)
+    def device(self, given: Any) -> None:
+        self.trace(given)
 
-    def make_atoms(self, tensors: list, words: list) -> list:
-        given, encoded = self.by_name(tensors), [load.name for load in self.plan.encoded]
-        found = []
+    def trace(self, given: Any) -> None:
+        kernel_main(self.backend(self.plan, given), self.schedule)
+
+    def given(self, tensors: list, numbers: list) -> SimpleNamespace:
+        """The kernel's parameters, as `GpuIsa` documents them. CuTe DSL takes namespaces, but no dictionaries."""
+        plan, count = self.plan, len(self.plan.arguments)
+        of = dict(zip(plan.arguments, tensors[:count], strict=True))
+        kept = 1 + self.schedule.tiles.launch_words
+        return SimpleNamespace(
+            atoms=SimpleNamespace(**self.make_atoms(of, numbers[kept:])),
+            divisors=SimpleNamespace(**self.make_divisors(of, numbers[0])),
+            clusters=numbers[0],
+            addressed=SimpleNamespace(**{name: of[name] for name in plan.by_address}),
+            scratch=tensors[count:],
+            kept=numbers[1:kept],
+        )
+
+    def make_atoms(self, tensors: dict[str, Any], words: list) -> dict[str, Any]:
+        found, encoded = {}, [load.name for load in self.plan.encoded]
         for part in self.plan.described:
-            tensor = to_core_first(given[part.argument], part)
+            tensor = to_core_first(tensors[part.argument], part)
             if part.name in encoded:
                 first = encoded.index(part.name) * WORDS
-                found.append(describe(tensor, words[first : first + WORDS]))
+                found[part.name] = describe(tensor, words[first : first + WORDS])
             else:
-                found.append(make_atom(part, tensor))
-        found += [make_edge_atom(load, to_core_first(given[load.argument], load)) for load in self.edges]
-        return [(atom.atom, atom.tma_tensor) for atom in found]
+                found[part.name] = make_atom(part, tensor)
+        for load in self.plan.loads:
+            if load.edge_rows:
+                found[edge_of(load)] = make_edge_atom(load, to_core_first(tensors[load.argument], load))
+        return {name: (atom.atom, atom.tma_tensor) for name, atom in found.items()}
 
-    def make_divisors(self, tensors: list, clusters: Int32) -> list:
-        given = self.by_name(tensors)
+    def make_divisors(self, tensors: dict[str, Any], clusters: Int32) -> dict[str, Any]:
+        parts = {part.name: part for part in self.plan.transfers}
 
         def extent(name: str, i: int) -> Any:
-            return given[name].shape[i] if name in self.plan.tables else full_shape(given[name], self.parts[name])[i]
+            tensor = tensors[name]
+            return tensor.shape[i] if name in self.plan.tables else full_shape(tensor, parts[name])[i]
 
         values = self.schedule.tiles.divisors(self.schedule.grid(extent), self.plan.cluster, clusters)
-        self.divisor_names = list(values)
-        return [cute.fast_divmod_create_divisor_v2(Int32(value)) for value in values.values()]
-
-    def by_name(self, tensors: list) -> dict[str, Any]:
-        return dict(zip(self.plan.arguments, tensors, strict=False))
-
-    def addressed(self, tensors: list) -> list:
-        given = self.by_name(tensors)
-        return [given[name] for name in self.plan.by_address]
-
-    def trace(self, atoms: list, divisors: list, clusters: Int32, addressed: list, counters: list, kept: list) -> None:
-        names = [*(part.name for part in self.plan.described), *(edge_of(load) for load in self.edges)]
-        named = dict(zip(names, atoms, strict=True))
-        by = dict(zip(self.divisor_names, divisors, strict=True))
-        by_address = dict(zip(self.plan.by_address, addressed, strict=True))
-        counter = counters[0] if self.plan.queue is not None else None
-        workspace = counters[-1] if self.plan.made else None
-        kernel_main(self.backend(self.plan, named, by, clusters, by_address, counter, workspace, kept), self.schedule)
+        return {name: cute.fast_divmod_create_divisor_v2(Int32(value)) for name, value in values.items()}
 
 
 def cluster_of(plan: Plan) -> tuple[int, int, int] | None:
@@ -172,21 +165,7 @@ def build(
         InputError: For a body without source, which CuTe DSL reads, or if ptxas notes that it serializes matmuls.
     """
     _check_sources(schedule)
-    fakes = []
-    for name in plan.arguments:
-        if name in plan.tables:
-            rank = len(plan.tables[name])
-            shape = tuple(cute.sym_int() for _ in range(rank))
-            stride = (*(cute.sym_int64() for _ in range(rank - 1)), 1)
-            fakes.append(make_fake_tensor(Int32, shape, stride=stride, assumed_align=4))
-            continue
-        part = next(p for p in plan.transfers if p.name == name)
-        rank = (ranks or {}).get(name, len(part.dims) - len(getattr(part, "folded", ())))
-        unit = part.vector or ALIGNMENT
-        step = max(1, unit // part.buffer.dtype.bytes)
-        shape = tuple(cute.sym_int() for _ in range(rank))
-        stride = (*(cute.sym_int64(divisibility=step) for _ in range(rank - 1)), 1)
-        fakes.append(make_fake_tensor(cute_type(part.buffer.dtype), shape, stride=stride, assumed_align=unit))
+    fakes = [_fake_tensor(plan, name, ranks or {}) for name in plan.arguments]
     if plan.queue is not None:
         fakes.append(make_fake_tensor(Int32, (COUNTERS,), stride=(1,), assumed_align=4))
     if plan.made:
@@ -220,6 +199,20 @@ def build(
             forget_ir()
         used = check_notes(plan, notes, functools.partial(fragments_held, schedule, plan))
     return Compiled(plan, function, used, function.__ptx__ if keep else None, function.__cubin__ if keep else None)
+
+
+def _fake_tensor(plan: Plan, name: str, ranks: dict[str, int]) -> Any:
+    """A tensor of an argument's type and alignment; a launch says its extents."""
+    if name in plan.tables:
+        dtype, rank, aligned, nbytes = Int32, len(plan.tables[name]), 4, 4
+    else:
+        part = next(part for part in plan.transfers if part.name == name)
+        dtype, nbytes = cute_type(part.buffer.dtype), part.buffer.dtype.bytes
+        rank = ranks.get(name, len(part.dims) - len(getattr(part, "folded", ())))
+        aligned = part.vector or ALIGNMENT
+    shape = tuple(cute.sym_int() for _ in range(rank))
+    stride = (*(cute.sym_int64(divisibility=max(1, aligned // nbytes)) for _ in range(rank - 1)), 1)
+    return make_fake_tensor(dtype, shape, stride=stride, assumed_align=aligned)
 
 
 def _carried(error: DSLUserCodeError) -> ScopeError | None:

@@ -13,11 +13,10 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from tmapipe.gpu import control
-from tmapipe.gpu.descriptors import Descriptor, prefetch
+from tmapipe.gpu.descriptors import Descriptor
 from tmapipe.gpu.inline import emit_ptx
-from tmapipe.gpu.layouts import cute_type, full_shape, pieces_of
+from tmapipe.gpu.layouts import L2_POLICIES, cute_type, full_shape, pieces_of
 from tmapipe.gpu.peers import at_peer
-from tmapipe.gpu.rows import move_rows
 from tmapipe.gpu.runs import width_of
 from tmapipe.integers import ceil_div
 from tmapipe.isa.fragment import Fragment
@@ -26,14 +25,7 @@ from tmapipe.plan.model import WARP, Barrier, Load, Peer, Store
 if TYPE_CHECKING:
     from tmapipe.gpu.isa import GpuIsa
 
-__all__ = ["L2_POLICIES", "CopyEmitters"]
-
-#: L2 eviction policies as createpolicy encodes them for a whole access (the constants of CUTLASS's TMA::CacheHintSm90).
-L2_POLICIES = {
-    "evict_normal": 0x1000000000000000,
-    "evict_first": 0x12F0000000000000,
-    "evict_last": 0x14F0000000000000,
-}
+__all__ = ["CopyEmitters", "copy_tile"]
 
 UNROLLED = 16  # copies of a thread; more are a loop, since each one's addresses take registers
 
@@ -44,7 +36,7 @@ class CopyEmitters:
     def prefetch_descriptor(self: Any, part: Load | Store) -> None:
         descriptor = self.atoms[part.name][0]
         if isinstance(descriptor, Descriptor):
-            prefetch(descriptor)
+            emit_ptx("prefetch.tensormap [$0];", "l", descriptor.address)
         else:
             cpasync.prefetch_descriptor(descriptor)
 
@@ -56,14 +48,6 @@ class CopyEmitters:
 
     def store_values(self: Any, store: Store, at: Sequence[Any], values: Fragment) -> None:
         store_fragment(self, store, at, values)
-
-    def tma_gather(
-        self: Any, load: Load, stage: Any, rows: Sequence[Any], at: Sequence[Any], barrier: Barrier, part: Any
-    ) -> None:
-        move_rows(self, load, stage, part, rows, at, self.mbarrier(barrier, stage))
-
-    def tma_scatter(self: Any, store: Store, stage: Any, rows: Sequence[Any], at: Sequence[Any], part: Any) -> None:
-        move_rows(self, store, stage, part, rows, at)
 
     def tma_prefetch(self: Any, load: Load, at: Sequence[Any], share: Any = 0) -> None:
         def one(piece: Any) -> None:
@@ -77,7 +61,13 @@ class CopyEmitters:
         source = _element(self.addressed[load.argument], at, load.buffer.dtype.bytes)
         target, bar = self.slot_address(load.buffer, stage), self.mbarrier(barrier, stage).toint()
         with cute.arch.elect_one():
-            _bulk_from_global(target, source, load.buffer.slot_bytes, bar, load.l2_hint)
+            how = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+            operands = [target, source, load.buffer.slot_bytes, bar]
+            if load.l2_hint is None:
+                emit_ptx(f"{how} [$0], [$1], $2, [$3];", "rlrr", *operands)
+            else:
+                text = f"{how}.L2::cache_hint [$0], [$1], $2, [$3], $4;"
+                emit_ptx(text, "rlrrl", *operands, L2_POLICIES[load.l2_hint])
 
     def bulk_prefetch(self: Any, load: Load, at: Sequence[Any]) -> None:
         tensor = self.addressed[load.argument]
@@ -98,9 +88,10 @@ class CopyEmitters:
         source = self.slot_address(peer.source, stage) + (0 if part is None else part * nbytes)
         target = self.slot_address(peer.buffer, stage) + (0 if part is None else into * nbytes)
         bar = self.mbarrier(barrier, stage).toint()
-        how = None if peer.reduce is None else _reduction(peer.reduce, peer.buffer.dtype.name)
+        how, kind = _reduction(peer.reduce, peer.buffer.dtype.name)
+        text = f"{how}.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes{kind} [$0], [$1], $2, [$3];"
         with cute.arch.elect_one():
-            _bulk_to_peer(at_peer(target, to), source, nbytes, at_peer(bar, to), how)
+            emit_ptx(text, "rrrr", at_peer(target, to), source, nbytes, at_peer(bar, to))
 
     def bulk_store(self: Any, store: Store, stage: Any, at: Sequence[Any]) -> None:
         tensor, size = self.addressed[store.argument], store.buffer.dtype.bytes
@@ -109,9 +100,12 @@ class CopyEmitters:
         target = Int64(tensor.iterator.toint()) + Int64(at[0]) * size
         source = self.slot_address(store.buffer, stage)
 
+        how, kind = _reduction(store.reduce, store.buffer.dtype.name)
+        text = f"{how}.bulk.global.shared::cta.bulk_group{kind} [$0], [$1], $2;"
+
         def issue() -> None:
             with cute.arch.elect_one():
-                _bulk_to_global(store, target, source, nbytes)
+                emit_ptx(text, "lrr", target, source, nbytes)
 
         self.when(left > 0, issue)
 
@@ -128,36 +122,16 @@ def _element(tensor: Any, at: Sequence[Any], size: int) -> Any:
 _BULK_TYPES = {"bf16": "bf16", "fp16": "f16", "fp32": "f32", "fp64": "f64", "int32": "s32", "int64": "s64"}
 
 
-def _reduction(reduce: str, dtype: str) -> str:
-    """How the instruction calls it, of elements of a type."""
+def _reduction(reduce: str | None, dtype: str) -> tuple[str, str]:
+    """How an instruction that copies, or reduces, begins, and how it calls the reduction of elements of a type."""
+    if reduce is None:
+        return "cp.async", ""
     of = _BULK_TYPES[dtype]
     if reduce in ("and", "or", "xor"):
         of = f"b{of[1:]}"
     elif reduce in ("inc", "dec") or (reduce, of) == ("add", "s64"):  # there is no other sum of 64 bits
         of = f"u{of[1:]}"
-    return f".{reduce}{'.noftz' if reduce == 'add' and of in ('bf16', 'f16') else ''}.{of}"
-
-
-def _bulk_to_global(store: Store, target: Any, source: Any, nbytes: Any) -> None:
-    how, kind = "cp.async", ""
-    if store.reduce:
-        how, kind = "cp.reduce.async", _reduction(store.reduce, store.buffer.dtype.name)
-    emit_ptx(f"{how}.bulk.global.shared::cta.bulk_group{kind} [$0], [$1], $2;", "lrr", target, source, nbytes)
-
-
-def _bulk_from_global(target: Any, source: Any, nbytes: int, bar: Any, l2_hint: str | None = None) -> None:
-    how = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-    if l2_hint is None:
-        emit_ptx(f"{how} [$0], [$1], $2, [$3];", "rlrr", target, source, nbytes, bar)
-    else:
-        policy = Int64(L2_POLICIES[l2_hint])
-        emit_ptx(f"{how}.L2::cache_hint [$0], [$1], $2, [$3], $4;", "rlrrl", target, source, nbytes, bar, policy)
-
-
-def _bulk_to_peer(target: Any, source: Any, nbytes: int, bar: Any, how: str | None = None) -> None:
-    what = "cp.async" if how is None else "cp.reduce.async"
-    text = f"{what}.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes{how or ''} [$0], [$1], $2, [$3];"
-    emit_ptx(text, "rrrr", target, source, nbytes, bar)
+    return "cp.reduce.async", f".{reduce}{'.noftz' if reduce == 'add' and of in ('bf16', 'f16') else ''}.{of}"
 
 
 def copy_tile(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any, shares: int) -> None:
@@ -184,7 +158,10 @@ def copy_tile(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any
         nbytes = cutlass.select_(rest < width, rest, Int32(width)) * size
         for holds in (*inside, _inside(first, tile.shape[-1])):
             nbytes = cutlass.select_(holds, nbytes, Int32(0))
-        _cp_async(target + buffer.place(row, column * vector), start, vector, nbytes)
+        text = (
+            f"cp.async.{'cg' if vector == 16 else 'ca'}.shared.global [$0], [$1], {vector}, $2;"  # fills up with zeros
+        )
+        emit_ptx(text, "rlr", target + buffer.place(row, column * vector), start, nbytes)
 
     def turn(j: Any) -> None:
         i = thread + j * threads
@@ -265,9 +242,3 @@ class _Tile:
 
 def _inside(index: Any, extent: Any) -> Any:
     return (index >= 0) & (index < extent)
-
-
-def _cp_async(target: Any, source: Any, vector: int, nbytes: Any) -> None:
-    """Copies *nbytes* of *vector* bytes, and fills the rest with zeros."""
-    cache = "cg" if vector == 16 else "ca"
-    emit_ptx(f"cp.async.{cache}.shared.global [$0], [$1], {vector}, $2;", "rlr", target, source, nbytes)

@@ -14,12 +14,12 @@ from cutlass.cute.nvgpu import warpgroup
 
 from tmapipe.errors import ScopeError
 from tmapipe.gpu import control
-from tmapipe.gpu.changed import DescriptorEmitters
-from tmapipe.gpu.copies import L2_POLICIES, CopyEmitters
-from tmapipe.gpu.descriptors import load_boxes, load_windows
+from tmapipe.gpu.copies import CopyEmitters
 from tmapipe.gpu.edges import load_edge
+from tmapipe.gpu.encoded import EncodedEmitters
 from tmapipe.gpu.fragments import GpuFragments
 from tmapipe.gpu.layouts import (
+    L2_POLICIES,
     clips,
     core_modes,
     cute_type,
@@ -43,35 +43,22 @@ __all__ = ["GpuIsa"]
 COPY_ELECTS = {"load": True, "store": False, "reduce": True}
 
 
-class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
+class GpuIsa(CopyEmitters, EncodedEmitters, Isa):
     """One warp's view of the hardware, for the kernel being traced. Its methods are documented in `tmapipe.isa`.
 
     Args:
         plan: The kernel's plan.
-        atoms: (TMA atom, coordinate tensor) of each load and store, and of each load's tiles over the edge, by name.
-        divisors: By name, as the host prepared them.
-        clusters: How many were launched.
-        addressed: Tensors that are reached by their address, by name.
-        counters: int32 in global memory, for a queued order.
-        workspace: Global memory for descriptors that the kernel makes.
-        kept: The words that the order adds to a launch.
+        given: What the kernel was launched with. atoms: (TMA atom, coordinate tensor) of each load and store, and of each
+            load's tiles over the edge, by name; divisors: by name, as the host prepared them; clusters: how many were
+            launched; addressed: tensors that are reached by their address, by name; scratch: counters, of a queued order, and
+            memory for descriptors that the kernel makes; kept: the words that the order adds to a launch.
     """
 
     all_clusters = True
 
-    def __init__(
-        self,
-        plan: Plan,
-        atoms: dict[str, tuple[Any, Any]],
-        divisors: dict[str, Any],
-        clusters: Int32,
-        addressed: dict[str, Any],
-        counters: Any = None,
-        workspace: Any = None,
-        kept: Sequence[Any] = (),
-    ):
-        self.addressed, self.counters, self.workspace, self.kept = addressed, counters, workspace, kept
-        self.plan, self.atoms, self.host_divisors, self.clusters = plan, atoms, divisors, clusters
+    def __init__(self, plan: Plan, given: Any):
+        self.plan, self.clusters, self.kept, self.scratch = plan, given.clusters, given.kept, given.scratch
+        self.atoms, self.host_divisors, self.addressed = vars(given.atoms), vars(given.divisors), vars(given.addressed)
         self.syncs = Syncs(plan)
         self.thread, _, _ = cute.arch.thread_idx()
         self.lane = cute.arch.lane_idx()
@@ -86,6 +73,22 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
         self.buffers = {buffer.name: self._buffer(buffer) for buffer in plan.buffers}
         self.fragments = GpuFragments(self)
         self.matmuls = {matmul.name: MatmulHandles(self, matmul) for matmul in plan.matmuls}
+
+    # ---- what CuTe DSL, or `control`, has as it is ----------------------------------------------------------------
+
+    loop = staticmethod(control.loop)
+    block = staticmethod(control.block)
+    call = staticmethod(control.call)
+    griddepcontrol_wait = staticmethod(cute.arch.griddepcontrol_wait)
+    griddepcontrol_launch_dependents = staticmethod(cute.arch.griddepcontrol_launch_dependents)
+    fence_mbarrier_init = staticmethod(cute.arch.mbarrier_init_fence)
+    cta_sync = staticmethod(cute.arch.sync_threads)
+    warp_sync = staticmethod(cute.arch.sync_warp)
+    cluster_wait = staticmethod(cute.arch.cluster_wait)
+    wgmma_fence = staticmethod(warpgroup.fence)
+    wgmma_commit = staticmethod(warpgroup.commit_group)
+    wgmma_wait = staticmethod(warpgroup.wait_group)
+    smid = staticmethod(cute.arch.smid)
 
     # ---- structure ------------------------------------------------------------------------------------------------
 
@@ -111,17 +114,8 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
         else:
             control.when(condition, body)
 
-    def loop(self, trips: Any, body: Callable[[Any], None]) -> None:
-        control.loop(trips, body)
-
     def loop_while(self, state: Any, body: Callable[[], None], iterations: Callable[[], int] | None = None) -> None:
         control.loop_while(state, body)
-
-    def block(self) -> tuple[Any, ...]:
-        return control.block()
-
-    def call(self, body: Callable[..., None], *arguments: Any) -> None:
-        control.call(body, *arguments)
 
     def extent(self, argument: str, dim: int) -> Any:
         if argument in self.plan.tables:
@@ -139,23 +133,12 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
     def divisors(self, values: dict[str, Any]) -> dict[str, Any]:
         return {name: self.host_divisors[name] for name in values}
 
-    # ---- other kernels of the stream ------------------------------------------------------------------------------
-
-    def griddepcontrol_wait(self) -> None:
-        cute.arch.griddepcontrol_wait()
-
-    def griddepcontrol_launch_dependents(self) -> None:
-        cute.arch.griddepcontrol_launch_dependents()
-
     # ---- mbarrier -------------------------------------------------------------------------------------------------
 
     def mbarrier_init(self, barrier: Barrier, count: int) -> None:
         with cute.arch.elect_one():
             for stage in range(barrier.stages):
                 cute.arch.mbarrier_init(self.mbarrier(barrier, stage), count)
-
-    def fence_mbarrier_init(self) -> None:
-        cute.arch.mbarrier_init_fence()
 
     def mbarrier_wait(self, barrier: Barrier, stage: Any, parity: Any) -> None:
         cute.arch.mbarrier_wait(self.mbarrier(barrier, stage), parity)
@@ -187,12 +170,6 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
 
     # ---- other barriers and fences --------------------------------------------------------------------------------
 
-    def cta_sync(self) -> None:
-        cute.arch.sync_threads()
-
-    def warp_sync(self) -> None:
-        cute.arch.sync_warp()
-
     def named_barrier_sync(self, barrier: NamedBarrier, instance: Any = 0) -> None:
         cute.arch.barrier(barrier_id=barrier.id + instance, number_of_threads=barrier.threads)
 
@@ -204,9 +181,6 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
             cute.arch.cluster_arrive_relaxed()
         else:
             cute.arch.cluster_arrive()
-
-    def cluster_wait(self) -> None:
-        cute.arch.cluster_wait()
 
     def fence_proxy_async(self) -> None:
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -238,18 +212,15 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
     def shuffle(self, value: Any) -> Any:
         return cute.arch.shuffle_sync(value, 0)
 
-    def smid(self) -> Any:
-        return cute.arch.smid()
-
     def launch_words(self, in_machine: Callable[[], Sequence[int]]) -> Sequence[Any]:
         return self.kept
 
     def atomic_add(self, counter: Any, in_turn: Callable[[], int]) -> Any:
-        address = (self.counters.iterator + counter).llvm_ptr
+        address = (self.scratch[0].iterator + counter).llvm_ptr
         return Int32(cute.arch.atomic_add(address, Int32(1), sem="relaxed", scope="gpu"))
 
     def store_counter(self, counter: Any, value: int) -> None:
-        self.counters[counter] = Int32(value)
+        self.scratch[0][counter] = Int32(value)
 
     def load_entry(self, table: str, i: Any, without_data: int) -> Any:
         entries = cute.make_tensor(self.addressed[table].iterator, cute.make_layout((2**31 - 1,), stride=(1,)))
@@ -279,12 +250,10 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
         anywhere: bool = False,
         offsets: Sequence[Any] = (),
     ) -> None:
-        how: dict[str, Any] = {"barrier": self.mbarrier(barrier, stage), "mask": mask, "offsets": offsets}
+        mbarrier = self.mbarrier(barrier, stage)
         if load.encoded:
-            how |= {"policy": L2_POLICIES.get(load.l2_hint or ""), "descriptor": self.atoms[load.name][0].address}
-            issue = load_boxes if load.windows is None else load_windows
-            return issue(self, load, stage, at, share if part is None else part, how)
-        how = {"tma_bar_ptr": self.mbarrier(barrier, stage)}
+            return self.load_encoded(load, stage, at, share if part is None else part, mbarrier, mask, offsets)
+        how: dict[str, Any] = {"tma_bar_ptr": mbarrier}
         if mask is not None:
             how["mcast_mask"] = Int16(mask)
         if load.l2_hint is not None:
@@ -331,17 +300,8 @@ class GpuIsa(CopyEmitters, DescriptorEmitters, Isa):
 
     # ---- wgmma ----------------------------------------------------------------------------------------------------
 
-    def wgmma_fence(self) -> None:
-        warpgroup.fence()
-
     def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef) -> None:
         self.matmuls[matmul.name].issue(acc, a.stage if isinstance(a, SlotRef) else a, b.stage)
-
-    def wgmma_commit(self) -> None:
-        warpgroup.commit_group()
-
-    def wgmma_wait(self, pending: int) -> None:
-        warpgroup.wait_group(pending)
 
     # ---- registers ------------------------------------------------------------------------------------------------
 

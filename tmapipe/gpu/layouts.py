@@ -17,9 +17,16 @@ from tmapipe.plan.boxes import cut_by_hand
 from tmapipe.plan.model import Buffer, Load, Store
 
 __all__ = [
-    "clips", "core_modes", "cute_type", "full_shape", "load_atom", "make_atom", "moved_extents", "moved_slots",
+    "L2_POLICIES", "clips", "core_modes", "cute_type", "full_shape", "load_atom", "make_atom", "moved_extents", "moved_slots",
     "one_slot_layout", "partition", "pieces_of", "rows_of", "slot_layout", "to_core_first",
 ]  # fmt: skip
+
+#: L2 eviction policies as createpolicy encodes them for a whole access (the constants of CUTLASS's TMA::CacheHintSm90).
+L2_POLICIES = {
+    "evict_normal": 0x1000000000000000,
+    "evict_first": 0x12F0000000000000,
+    "evict_last": 0x14F0000000000000,
+}
 
 _ATOM_KINDS = {
     32: warpgroup.SmemLayoutAtomKind.K_SW32,

@@ -6,6 +6,7 @@ CuTe DSL's has the sign of the dividend, as the hardware's: there, -1 % 3 is -1.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -23,20 +24,6 @@ _AS_IN_CUTE = tuple(
     os.path.dirname(os.path.abspath(file)) + os.sep for file in (f"{__file__}/..", cutlass.__file__ or "")
 )
 _mod, _rmod = Numeric.__mod__, Numeric.__rmod__
-
-
-@contextlib.contextmanager
-def as_in_python() -> Iterator[None]:
-    """While bodies are traced."""
-    with _replaced(_mod_of_python, _rmod_of_python):
-        yield
-
-
-@contextlib.contextmanager
-def as_in_cute() -> Iterator[None]:
-    """Meanwhile, while raw code is traced."""
-    with _replaced(_mod, _rmod):
-        yield
 
 
 @contextlib.contextmanager
@@ -67,3 +54,7 @@ def _floored(rest: Any, by: Any) -> Any:
     else:
         other = (rest != 0) & ((rest < 0) != (by < 0))
     return choose(other, rest + by, rest)
+
+
+as_in_python = functools.partial(_replaced, _mod_of_python, _rmod_of_python)  # while bodies are traced
+as_in_cute = functools.partial(_replaced, _mod, _rmod)  # meanwhile, while raw code is traced
