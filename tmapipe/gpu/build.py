@@ -23,7 +23,7 @@ from tmapipe.errors import InputError, ScopeError
 from tmapipe.gpu.caches import forget_ir
 from tmapipe.gpu.control import known_branches
 from tmapipe.gpu.descriptors import WORDS, describe
-from tmapipe.gpu.edges import edge_of, make_edge_atom
+from tmapipe.gpu.edges import edge_of
 from tmapipe.gpu.isa import GpuIsa
 from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
 from tmapipe.gpu.modulo import as_in_python
@@ -112,16 +112,13 @@ class _Kernel:
 
     def make_atoms(self, tensors: dict[str, Any], words: list) -> dict[str, Any]:
         found, encoded = {}, [load.name for load in self.plan.encoded]
-        for part in self.plan.described:
+        for part in (*self.plan.described, *(edge_of(load) for load in self.plan.loads if load.edge_rows)):
             tensor = to_core_first(tensors[part.argument], part)
             if part.name in encoded:
                 first = encoded.index(part.name) * WORDS
                 found[part.name] = describe(tensor, words[first : first + WORDS])
             else:
                 found[part.name] = make_atom(part, tensor)
-        for load in self.plan.loads:
-            if load.edge_rows:
-                found[edge_of(load)] = make_edge_atom(load, to_core_first(tensors[load.argument], load))
         return {name: (atom.atom, atom.tma_tensor) for name, atom in found.items()}
 
     def make_divisors(self, tensors: dict[str, Any], clusters: Int32) -> dict[str, Any]:

@@ -259,8 +259,10 @@ class GpuIsa(CopyEmitters, EncodedEmitters, Isa):
         if load.l2_hint is not None:
             how["cache_policy"] = Int64(L2_POLICIES[load.l2_hint])
 
+        first = None if part is None else part * moved_extents(load)[0]
+
         def one(piece: Any) -> None:
-            slot, source = self.partition_of(load, at, share, load.peers, part, piece)
+            slot, source = self.partition_of(load, at, share, load.peers, first, piece)
             cute.copy(self.atoms[load.name][0], source, slot[(None, stage)], **how)
 
         def whole() -> None:
@@ -282,8 +284,10 @@ class GpuIsa(CopyEmitters, EncodedEmitters, Isa):
         how = {} if store.l2_hint is None else {"cache_policy": Int64(L2_POLICIES[store.l2_hint])}
         elected = COPY_ELECTS["reduce" if store.reduce else "store"]
 
+        first = None if part is None else part * moved_extents(store)[0]
+
         def one(piece: Any) -> None:
-            slot, target = self.partition_of(store, at, 0, 1, part, piece)
+            slot, target = self.partition_of(store, at, 0, 1, first, piece)
             with contextlib.nullcontext() if elected else cute.arch.elect_one():
                 cute.copy(atom, slot[(None, stage)], target, **how)
 
@@ -330,14 +334,14 @@ class GpuIsa(CopyEmitters, EncodedEmitters, Isa):
         return cute.make_tensor(cute.recast_ptr(start.align(128), dtype=cute_type(buffer.dtype)), layout)
 
     def partition_of(
-        self, part: Load | Store, at: Sequence[Any], share: Any, peers: int, which: Any = None, piece: Any = 0
+        self, part: Load | Store, at: Sequence[Any], share: Any, peers: int, first: Any = None, piece: Any = 0
     ) -> tuple[Any, Any]:
-        """The slots, or part *which* of each, and the tile of global memory that starts at element *at*, as the TMA atom takes
-        them; of its rows, one piece."""
+        """The slots, or what begins at *first* along their first extent, and the tile of global memory that starts at element
+        *at*, as the TMA atom takes them; of its rows, one piece."""
         extents = moved_extents(part)
         place = at if isinstance(piece, int) and piece == 0 else (*at[:-1], at[-1] + piece * extents[-1])
         start = tuple(place[mode] for mode in core_modes(part))
-        slots = moved_slots(self.buffers[part.buffer.name], part, which, piece)
+        slots = moved_slots(self.buffers[part.buffer.name], part, first, piece)
         return partition(self.atoms[part.name], slots, extents, start, share, peers)
 
 

@@ -17,7 +17,7 @@ from tmapipe.plan.boxes import cut_by_hand
 from tmapipe.plan.model import Buffer, Load, Store
 
 __all__ = [
-    "L2_POLICIES", "clips", "core_modes", "cute_type", "full_shape", "load_atom", "make_atom", "moved_extents", "moved_slots",
+    "L2_POLICIES", "clips", "core_modes", "cute_type", "full_shape", "make_atom", "moved_extents", "moved_slots",
     "one_slot_layout", "partition", "pieces_of", "rows_of", "slot_layout", "to_core_first",
 ]  # fmt: skip
 
@@ -80,11 +80,6 @@ def pieces_of(part: Load | Store) -> int:
     return cut_by_hand(part.buffer.tile[-1], part.box[-1], part.buffer.swizzle)
 
 
-def _as_matrix(part: Load | Store) -> bool:
-    """Whether it moves slots as they lie: whole, with one extent or two."""
-    return part.core < 3 and part.parts == 1 and pieces_of(part) == 1
-
-
 def _by_extents(part: Load | Store) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """(shape, stride) of what it moves in a slot. All extents but the last make the slot's rows."""
     buffer, (*outer, columns) = part.buffer, moved_extents(part)
@@ -99,8 +94,6 @@ def _by_extents(part: Load | Store) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 def moved_layout(part: Load | Store) -> Any:
     """Layout of what it moves in a slot."""
-    if _as_matrix(part):
-        return one_slot_layout(part.buffer)
     shape, stride = _by_extents(part)
     outer = cute.make_layout(shape, stride=stride)
     if not part.buffer.swizzle:
@@ -108,17 +101,15 @@ def moved_layout(part: Load | Store) -> Any:
     return cute.make_composed_layout(one_slot_layout(part.buffer).inner, 0, outer)
 
 
-def moved_slots(slots: Any, part: Load | Store, which: Any = None, piece: Any = 0) -> Any:
+def moved_slots(slots: Any, part: Load | Store, first: Any = None, piece: Any = 0) -> Any:
     """What it moves in all slots, then the stage.
 
     Args:
-        which: Of the parts that a slot is loaded in.
+        first: Where that begins along a slot's first extent; None: where the slot begins.
         piece: Of the rows.
     """
-    if _as_matrix(part):
-        return slots
     shape, stride = _by_extents(part)
-    start = slots.iterator if which is None else slots.iterator + which * (shape[0] * stride[0])
+    start = slots.iterator if first is None else slots.iterator + first * stride[0]
     if not (isinstance(piece, int) and piece == 0):
         start = start + piece * moved_extents(part)[-1]
     layout = cute.make_layout(
@@ -186,29 +177,17 @@ def rows_of(slots: Any, buffer: Buffer, first: Any, count: int) -> Any:
 
 def make_atom(part: Load | Store, tensor: Any) -> Any:
     """The TMA atom and coordinate tensor of one load or store; *tensor* is core first."""
+    more: dict[str, Any] = {}
     if isinstance(part, Load):
-        return load_atom(part, tensor, moved_layout(part), moved_extents(part), part.peers)
-    if part.reduce:
-        op: Any = cpasync.CopyReduceBulkTensorTileS2GOp(reduction_kind=cute.ReductionKind[part.reduce.upper()])
+        op: Any = cpasync.CopyBulkTensorTileG2SMulticastOp() if part.axes else cpasync.CopyBulkTensorTileG2SOp()
+        more["num_multicast"] = part.peers
+        if part.buffer.dtype == tf32:  # as CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, the engine rounds fp32 while it copies
+            more["internal_type"] = cutlass.TFloat32
+    elif part.reduce:
+        op = cpasync.CopyReduceBulkTensorTileS2GOp(reduction_kind=cute.ReductionKind[part.reduce.upper()])
     else:
         op = cpasync.CopyBulkTensorTileS2GOp()
-    return cpasync.make_tiled_tma_atom(op, tensor, moved_layout(part), moved_extents(part))
-
-
-def load_atom(load: Load, tensor: Any, slot: Any, tile: tuple[int, ...], shares: int) -> Any:
-    """The TMA atom and coordinate tensor of a load.
-
-    Args:
-        tensor: Core first.
-        slot: Layout of what it fills: a slot or a part of one.
-        tile: Extents of that.
-        shares: How many CTAs load a part of each tile.
-    """
-    several = bool(load.axes)
-    op: Any = cpasync.CopyBulkTensorTileG2SMulticastOp() if several else cpasync.CopyBulkTensorTileG2SOp()
-    # As CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, the engine rounds fp32 while it copies.
-    kind = {"internal_type": cutlass.TFloat32} if load.buffer.dtype == tf32 else {}
-    return cpasync.make_tiled_tma_atom(op, tensor, slot, tile, num_multicast=shares, **kind)
+    return cpasync.make_tiled_tma_atom(op, tensor, moved_layout(part), moved_extents(part), **more)
 
 
 def partition(
