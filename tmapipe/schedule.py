@@ -27,8 +27,6 @@ from tmapipe.plan.model import Plan
 from tmapipe.plan.planner import make_plan
 from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
-from tmapipe.stage import TmaLoadStage
-from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.tiles.axes import Axis, axes_of, check_axes, check_relations, check_rows
 from tmapipe.tiles.order import TileOrder
 from tmapipe.tiles.persistent import PersistentTiles
@@ -226,10 +224,6 @@ class Schedule:
             extent: Of the tensor of a stage, along its i-th dimension (elements), on the host or in the kernel.
         """
         return self.tiles.grid(self.axes, extent, self.cluster)
-
-    def part(self, name: str) -> TmaLoadStage | TmaStoreStage:
-        """The load or store stage called *name*, which is bound to a tensor of that name."""
-        return self.declared.loads[name] if name in self.declared.loads else self.declared.stores[name]
 
     def tile_slots(self, k: KernelContext, tile: Tile) -> Any:
         """Ring slots that the output tile *tile* takes. *k* is as in bodies.

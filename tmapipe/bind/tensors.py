@@ -54,17 +54,19 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
             raise InputError(name, None, "a tensor is needed for every load stage and table", f"pass {name}=")
     extents: dict[str, tuple[str, int]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
+    strides: dict[str, tuple[int, ...]] = {}
     first_load = next(iter(declared.inputs), None)
     like = given[first_load] if first_load else None
     for name in declared.inputs:
         if declared.inputs[name].number and name != first_load:
             given[name] = _as_element(name, given[name], like)
         check_kind(name, given[name])
-        shapes[name] = shape_for(name, given[name], parts[name].dims)
+        shapes[name], strides[name] = _padded(name, given[name], parts[name].dims)
         _note_extents(name, parts[name].dims, shapes[name], extents)
-    tables = {name: _check_table(name, given[name], table.dims, extents) for name, table in declared.tables.items()}
+    for name, table in declared.tables.items():
+        shapes[name] = _check_table(name, given[name], table.dims, extents)
+        strides[name] = (*shapes[name][1:], 1)
     _relate(declared.relations, extents)
-    folded = {n: tuple(store.folded.values()) for n, store in declared.stores.items()}
     for name, store in declared.stores.items():
         for dim, extent in store.derive({dim: extent for dim, (_, extent) in extents.items()}).items():
             extents.setdefault(dim, (name, extent))
@@ -73,43 +75,38 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
                 raise InputError(name, None, "a tensor is needed for the output", f"pass {name}=")
             given[name] = _make_output(name, store, extents, like, parts[first_load].dims, first_load)
         check_kind(name, given[name])
-        shapes[name] = shape_for(name, given[name], store.dims, folded[name])
+        shapes[name], strides[name] = _padded(name, given[name], store.dims, tuple(store.folded.values()))
         _note_extents(name, store.dims, shapes[name], extents)  # which later stores may derive theirs from
     _relate(declared.relations, extents)
-    everything = [*inputs, *declared.stores]
-    devices = {name: _device(given[name]) for name in everything}
+    given = {name: given[name] for name in declared.arguments}
+    devices = {name: _device(given[name]) for name in given}
     first = next(iter(devices.values()))
     for name, device in devices.items():
         if device != first:
             rule = f"lies on another device than {next(iter(devices))} ({first})"
             raise InputError(name, device, rule, "move it there")
-    kinds = {name: "numpy" if isinstance(given[name], np.ndarray) else "torch" for name in everything}
+    kinds = {name: "numpy" if isinstance(given[name], np.ndarray) else "torch" for name in given}
     if len(set(kinds.values())) > 1:
         raise InputError("tensors", kinds, "are either all NumPy arrays or all torch tensors", "convert one kind")
-    dtypes = {name: dtype_of(given[name], name) for name in everything}
-    strides = {n: _strides(given[n], len(parts[n].dims), len(folded.get(n, ()))) for n in parts}
+    dtypes = {name: dtype_of(given[name], name) for name in given}
     added_to = tuple(name for name, store in declared.stores.items() if store.reduce)
-    shapes, strides = {**shapes, **tables}, {**strides, **{name: (*shape[1:], 1) for name, shape in tables.items()}}
-    bound = Bound({n: given[n] for n in everything}, shapes, strides, dtypes, stores, first != "cpu", added_to)
+    bound = Bound(given, shapes, strides, dtypes, stores, first != "cpu", added_to)
     for name, part in parts.items():
-        own = slice(len(folded.get(name, ())), None)
         if 0 not in shapes[name]:
-            _check_layout(name, given[name], shapes[name][own], strides[name][own], dtypes[name], part.vector)
+            _check_layout(name, given[name], part.vector)
     for name, load in declared.inputs.items():
         if load.windows is not None and not bound.empty:
             load.windows.check_image(f"{name}.shape", shapes[name][1:-1])
-        pieces = (*(1,) * (len(load.dims) - len(load.tile)), *load.tile)
-        ctas = [declared.cluster.get(dim, 1) for dim in load.dims]  # all of which load
-        ragged = [e for e, t, c in zip(shapes[name], pieces, ctas, strict=True) if e % (t * c)]
-        if ragged and not load.tensor_map and not load.vector:
-            whole = " x ".join(str(t * c) for t, c in zip(pieces, ctas, strict=True) if t * c > 1)
-            rule = f"is loaded in whole pieces of {whole} elements a cluster, without a descriptor that fills the rest"
-            raise InputError(f"{name}.shape", shapes[name], rule, "pad the tensor, or use a TmaLoadStage")
-    for name in stores:
-        own = slice(len(folded.get(name, ())), None)
+        if not load.tensor_map and not load.vector:
+            pieces = [n * declared.cluster.get(dim, 1) for n, dim in zip(load.extents, load.dims, strict=True)]
+            if any(extent % piece for extent, piece in zip(shapes[name], pieces, strict=True)):
+                whole = " x ".join(str(piece) for piece in pieces if piece > 1)
+                rule = f"is loaded in whole pieces of {whole} elements a cluster: no descriptor fills the rest"
+                raise InputError(f"{name}.shape", shapes[name], rule, "pad the tensor, or use a TmaLoadStage")
+    for name, store in declared.stores.items():
         if 0 not in shapes[name]:
-            _check_output(name, shapes[name][own], strides[name][own], dtypes[name], declared.stores[name].vector)
-    for name in everything:
+            _check_output(name, given[name], store.vector)
+    for name in given:
         check_memory(name, given[name], name in stores)
     check_apart(bound.tensors, stores)
     return bound
@@ -157,7 +154,7 @@ def as_words(name: str, tensor: Any) -> Any:
     words = np.dtype(np.int32) if isinstance(tensor, np.ndarray) else sys.modules["torch"].int32
     if size == 4 or 0 in tensor.shape:
         return tensor.view(words) if size == 4 else tensor.reshape(-1)[:0].view(words)
-    *outer, last = (s // size for s in tensor.strides) if isinstance(tensor, np.ndarray) else tensor.stride()
+    *outer, last = _strides(tensor)
     if last != 1 or any(stride * size % ALIGNMENT for stride in outer) or tensor.shape[-1] * size % ALIGNMENT:
         unit = f"units of {ALIGNMENT} bytes, as TMA stores write them"
         rule = f"rows must be contiguous, and rows and their strides whole {unit}"
@@ -188,7 +185,7 @@ def of_sums(dtype: DType) -> DType:
 
 def last_but_one(tensor: Any) -> bool:
     """Whether the last but one dimension is contiguous, and the last is not."""
-    *_, rows, columns = _strides(tensor, tensor.ndim, 0)
+    *_, rows, columns = _strides(tensor)
     return rows == 1 and columns != 1 and tensor.shape[-1] > 1
 
 
@@ -197,17 +194,20 @@ def is_contiguous(tensor: Any) -> bool:
     return bool(tensor.flags.c_contiguous) if isinstance(tensor, np.ndarray) else tensor.is_contiguous()
 
 
-def shape_for(name: str, tensor: Any, dims: tuple[str, ...], folded: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """The tensor's shape with the *folded* extents, then 1s, for leading dimensions that it lacks. Raises `InputError` if it
-    has too many or few."""
-    shape = tuple(int(extent) for extent in tensor.shape)
+def _padded(
+    name: str, tensor: Any, dims: tuple[str, ...], folded: tuple[int, ...] = ()
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The tensor's shape and strides (elements), with leading dimensions that it lacks: the *folded* extents, then 1s. Raises
+    `InputError` if it has too many or few."""
+    shape, strides = tuple(int(extent) for extent in tensor.shape), _strides(tensor)
     most = len(dims) - len(folded)
     missing = most - len(shape)
     if missing < 0 or (missing > 0 and len(shape) < 2 <= most):
         own = " ".join(dims[len(folded) :])
         fix = f"pass a tensor of rank {most}" + (f", or of 2 to {most - 1} without the first ones" if most > 2 else "")
         raise InputError(f"{name}.shape", shape, f"has the dimensions {own}", fix)
-    return (*folded, *(1,) * missing, *shape)
+    outer = shape[0] * strides[0] if shape else 1  # where any value would do
+    return (*folded, *(1,) * missing, *shape), (*(0,) * len(folded), *(outer,) * missing, *strides)
 
 
 def match(
@@ -273,7 +273,7 @@ def _check_table(name: str, table: Any, dims: tuple[str, ...], extents: dict[str
         raise InputError(f"{name}.dtype", kind, "a table holds int32", f"{name}.to(torch.int32)")
     if table.ndim != len(dims) or not is_contiguous(table):
         rule = f"a table of {' '.join(dims)} is a dense {'vector' if len(dims) == 1 else 'matrix'}"
-        how = tuple(table.shape), _strides(table, len(dims), 0)
+        how = tuple(table.shape), _strides(table)
         raise InputError(f"{name}.shape, {name}.stride", how, rule, "make it contiguous")
     shape = tuple(map(int, table.shape))
     if math.prod(shape) >= 2**31:
@@ -316,50 +316,45 @@ def _device(tensor: Any) -> str:
     return "cpu" if isinstance(tensor, np.ndarray) else str(tensor.device)
 
 
-def _strides(tensor: Any, dims: int, folded: int) -> tuple[int, ...]:
-    """Strides in elements; leading dimensions that the tensor lacks get 0 if they are folded, else its whole size (any value
-    would do)."""
+def _strides(tensor: Any) -> tuple[int, ...]:
+    """In elements."""
     if isinstance(tensor, np.ndarray):
-        own = tuple(s // tensor.itemsize for s in tensor.strides)
-    else:
-        own = tuple(tensor.stride())
-    outer = tensor.shape[0] * own[0] if own else 1
-    return (0,) * folded + (outer,) * (dims - folded - len(own)) + own
+        return tuple(stride // tensor.itemsize for stride in tensor.strides)
+    return tuple(tensor.stride())
 
 
-def _check_layout(
-    name: str, tensor: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, vector: int
-) -> None:
+def _check_layout(name: str, tensor: Any, vector: int) -> None:
     """Checks the rules of descriptors, or of copies of *vector* bytes; on the CPU too, so that what runs on the model runs on
     the GPU."""
-    rules = (vector, f"copies of {vector} bytes need") if vector else (ALIGNMENT, "TMA needs")
+    shape, strides = tuple(tensor.shape), _strides(tensor)
+    unit, who = (vector, f"copies of {vector} bytes need") if vector else (ALIGNMENT, "TMA needs")
     fix = f"{name}.contiguous(), or tell a GEMM how it lies (tp.Operand)"
     check_contiguous(f"{name}.stride", shape, strides, fix)
     other = "declare a CpAsyncLoadStage or a ThreadStoreStage" if not vector else "pass a smaller vector="
-    check_strides(f"{name}.stride", shape, strides, dtype.bytes, *rules, other)
+    check_strides(f"{name}.stride", shape, strides, tensor.itemsize, unit, who, other)
     if any(extent >= 2**31 for extent in shape):
         raise InputError(f"{name}.shape", shape, "extents are below 2^31 elements", "split the tensor")
-    address = tensor.ctypes.data if isinstance(tensor, np.ndarray) else tensor.data_ptr()
     if is_torch(tensor):
-        check_address(f"{name}.data_ptr()", address, rules[0])
+        check_address(f"{name}.data_ptr()", tensor.data_ptr(), unit)
 
 
-def _check_output(name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, vector: int) -> None:
+def _check_output(name: str, tensor: Any, vector: int) -> None:
     """Checks what an output needs beyond an input.
 
     Its elements must not overlap, or two tiles would write the same bytes. Its rows must be whole units of 16 bytes: a TMA
     store clips at the tensor's edge, but in such units (on an H200, the rest of the last unit became zero). Where threads
     store, they are units of *vector* bytes.
     """
+    shape, strides, size = tuple(tensor.shape), _strides(tensor), tensor.itemsize
     reach = 0  # of the dimensions with smaller strides, from their first element to their last
     for stride, extent in sorted(zip(strides, shape, strict=True)):
         if extent > 1 and stride <= reach:
             raise InputError(f"{name}.stride", strides, "an output's elements must not overlap", "pass a dense tensor")
         reach += (extent - 1) * stride
     unit, who = (vector, "threads") if vector else (ALIGNMENT, "TMA stores")
-    if shape[-1] * dtype.bytes % unit:
-        row = f"a row of {shape[-1]} x {dtype.bytes} bytes is no multiple of {unit}"
+    if shape[-1] * size % unit:
+        row = f"a row of {shape[-1]} x {size} bytes is no multiple of {unit}"
         rule = f"{row}, and {who} write whole units of {unit} bytes: what follows would be overwritten"
         other = "pass a smaller vector=" if vector else "declare a ThreadStoreStage"
-        fix = f"make the last extent a multiple of {unit // dtype.bytes}, or {other}"
+        fix = f"make the last extent a multiple of {unit // size}, or {other}"
         raise InputError(f"{name}.shape", shape, rule, fix)
