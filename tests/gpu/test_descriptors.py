@@ -103,6 +103,25 @@ def test_conv(form):
             assert torch.equal(schedule(x, f), expected.permute(0, 2, 3, 1).bfloat16()), (n, h, w, c, o)
 
 
+def test_conv_with_further_outputs(device="cuda"):
+    """Their extents follow from those of d, whose rows no input has."""
+    epilogue = tp.epilogue.Epilogue(
+        lambda acc: {"d": acc, "double": acc + acc, "rows": acc, "columns": acc},
+        outputs={
+            "double": tp.epilogue.Output("fp32"), "rows": tp.epilogue.RowSum(), "columns": tp.epilogue.ColumnSum(),
+        },
+    )  # fmt: skip
+    windows = tp.Windows((3, 3), padding=1)
+    schedule = tp.schedules.Conv(windows, (128, 64, 64), epilogue=epilogue)
+    x = torch.randint(-3, 4, (3, 9, 14, 72), device=device).bfloat16()
+    f = torch.randint(-3, 4, (136, 3, 3, 72), device=device).bfloat16()
+    expected = torch.nn.functional.conv2d(x.permute(0, 3, 1, 2).float(), f.permute(0, 3, 1, 2).float(), padding=1)
+    expected = expected.permute(0, 2, 3, 1)
+    d, double, rows, columns = schedule(x, f)
+    assert torch.equal(d, expected.bfloat16()) and torch.equal(double, 2 * expected)
+    assert torch.equal(rows, expected.sum(3).flatten()) and torch.equal(columns, expected.sum((0, 1, 2)))
+
+
 @pytest.mark.parametrize("least", [1, 0])
 def test_descriptors_that_the_kernel_makes(least):
     """Many tiles, each through a descriptor of its own: one that is rewritten too early shows other rows."""
