@@ -20,6 +20,7 @@ from tests.oracle.conformance import EXAMPLES, layout, observed, promised
 from tests.oracle.one_run import check_program
 from tests.oracle.random_programs import draw
 from tests.oracle.small_program import SmallProgram
+from tests.sweeps import ALL
 from tmapipe.check.findings import Kind
 from tmapipe.check.positions import Positions
 from tmapipe.check.program import check_operations
@@ -262,7 +263,7 @@ def decided() -> tuple[Known, ...]:
     return tuple(found)
 
 
-PROGRAMS = 400
+PROGRAMS = 400 if ALL else 200
 LEAVE = (ops.ClusterArrive(), ops.ClusterWait(), ops.Exit())
 MEET = (ops.ClusterArrive("relaxed"), ops.ClusterWait())
 INIT = (*[ops.MbarInit(bar, 1) for bar in range(3)], ops.FenceMbarInit())

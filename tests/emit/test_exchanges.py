@@ -5,6 +5,7 @@ import pytest
 from tests.emit.kernels import Kernel, build
 from tests.oracle.peer_forms import LongRows, PairsOfRows
 from tests.oracle.ptx_execution import Execution, Launch
+from tests.sweeps import ALL
 
 
 class Four(LongRows):
@@ -16,7 +17,7 @@ class Four(LongRows):
         self.cluster = {"n": 4}
 
 
-@pytest.fixture(scope="module", params=[LongRows, Four, PairsOfRows])
+@pytest.fixture(scope="module", params=[*ALL * [LongRows], Four, PairsOfRows])
 def kernel(request):
     return build(Kernel(request.param, {}, {"m": 3, "n": 1000}))
 

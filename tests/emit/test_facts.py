@@ -356,7 +356,7 @@ def test_a_cta_of_one_tile_has_no_loop():
 def test_one_cta_is_launched_as_a_cluster_only_for_st_async():
     one = tp.schedules.Copy((8, 256))
     assert cluster_of(one.plan()) is None and cluster_of(tp.schedules.Gemm((64, 64, 64), (2, 1)).plan()) == (2, 1, 1)
-    for order in (tp.DynamicTiles(), tp.GpcTiles()):
+    for order in (tp.DynamicTiles(), *ALL * [tp.GpcTiles()]):
         queued = tp.schedules.Copy((8, 256))
         queued.tiles = order
         assert cluster_of(queued.plan()) == (1, 1, 1) and "st.async" in queued.compile().ptx

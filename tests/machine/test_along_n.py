@@ -92,14 +92,15 @@ def test_operands(names, dtype, batch):
     epilogue = E.Epilogue(
         lambda acc, **named: sum(named.values(), acc), operands={name: OPERANDS[name] for name in names}
     )
-    for make in (
+    forms = (
         S.Gemm((48, 128, 64), (1, 1), mainloop=Cooperative(along="n"), epilogue=epilogue),
         S.Gemm((104, 64, 64), (1, 1), mainloop=Cooperative(along="n"), epilogue=epilogue),
         S.Gemm((16, 192, 64), (2, 1), mainloop=Cooperative(along="n"), epilogue=epilogue),
         S.PingPong((72, 128, 64), (1, 1), along="n", epilogue=epilogue),
         S.Gemm((48, 128, 64), (1, 1), epilogue=attrs.evolve(epilogue, columns=24), mainloop=Cooperative(along="n")),
         S.Gemm((64, 104, 64), (1, 1), epilogue=attrs.evolve(epilogue, columns=32)),
-    ):
+    )
+    for make in sample(forms, 2, first=int(names == ["c"])):
         found, right = product(functools.partial(make, **given), m, n, 72, batch)
         for name, values in given.items():
             right = right + (
