@@ -67,7 +67,7 @@ class SmallGemm:
         for block in range(self.blocks):
             for first in range(0, self.n, 16):
                 values = isa.fragments.accumulator_columns(self.mma, acc, block, first, 16)
-                isa.fragments.write_columns(self.mma, values, SlotRef(self.c, group))
+                isa.fragments.write_columns(values, SlotRef(self.c, group))
                 isa.fence_proxy_async()
                 isa.named_barrier_sync(self.sync, group)
                 if isa.warp % 4 == 0:

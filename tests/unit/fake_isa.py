@@ -305,21 +305,19 @@ class RecordingIsa:
     def accumulator_columns(self, matmul: Matmul, acc: str, block: int, first: int, columns: int) -> Fragment:
         return self._fragment((acc, block, first, columns))
 
-    def write_columns(self, matmul: Matmul, values: Any, slot: SlotRef, *, transposed: bool = False) -> None:
+    def write_columns(self, values: Any, slot: SlotRef, *, transposed: bool = False) -> None:
         self._note("write_columns", slot.buffer.name, slot.stage, values.data)
 
-    def row_sums(
-        self, matmul: Matmul, values: Any, columns: int, first: int, inside: int, before: Any
-    ) -> tuple[Any, ...]:
+    def row_sums(self, values: Any, columns: int, first: int, inside: int, before: Any) -> tuple[Any, ...]:
         return (*(before or ()), (values.data, first, inside))
 
-    def write_row_sums(self, matmul: Matmul, sums: Any, slot: SlotRef) -> None:
+    def write_row_sums(self, sums: Any, slot: SlotRef) -> None:
         self._note("write_row_sums", slot.buffer.name, slot.stage, sums)
 
-    def column_sums(self, matmul: Matmul, values: Any, columns: int, inside: int) -> tuple[Any, ...]:
+    def column_sums(self, values: Any, columns: int, inside: int) -> tuple[Any, ...]:
         return values.data, columns, inside
 
-    def write_column_sums(self, matmul: Matmul, sums: Any, slot: SlotRef) -> None:
+    def write_column_sums(self, sums: Any, slot: SlotRef) -> None:
         self._note("write_column_sums", slot.buffer.name, slot.stage, sums)
 
     def read_columns(
@@ -374,7 +372,7 @@ class RecordingIsa:
     def kind_of(self, name: str, value: Any) -> str:
         return "fp32"
 
-    def scalar(self, value: Any, kind: str) -> Any:
+    def number(self, value: Any, kind: str) -> Any:
         return ()
 
     def elementwise(self, name: str, operands: list[Any]) -> Any:

@@ -121,14 +121,14 @@ class BoundRowParts(BoundStore):
         """Adds the piece's columns, except those that the piece before had."""
         before = None if piece.first == 0 else self.sums
         inside = _extent(self, piece.output, -1) - piece.at[-1]
-        self.sums = self.isa.fragments.row_sums(piece.matmul, values, piece.width, piece.seen, inside, before)
+        self.sums = self.isa.fragments.row_sums(values, piece.width, piece.seen, inside, before)
         return self.sums
 
     def put(self, piece: Piece, values: Fragment) -> None:
         """After the last piece of its rows, stores the sums."""
         if piece.last:
             *batch, m, _ = piece.at
-            write = functools.partial(self.isa.fragments.write_row_sums, piece.matmul, values)
+            write = functools.partial(self.isa.fragments.write_row_sums, values)
             self._store_piece((*batch, piece.tile.n, m), write, piece.stores_in(self.stages * piece.a_row))
 
 
@@ -139,13 +139,13 @@ class BoundColumnParts(BoundStore):
     def reduced(self, piece: Piece, values: Fragment) -> Fragment:
         """Each warp's sums of the piece."""
         inside = _extent(self, piece.output, -2) - piece.at[-2]
-        return self.isa.fragments.column_sums(piece.matmul, values, piece.width, inside)
+        return self.isa.fragments.column_sums(values, piece.width, inside)
 
     def put(self, piece: Piece, values: Fragment) -> None:
         """Stores them."""
         *batch, _, n = piece.at
         part = piece.tile.m * (piece.matmul.shape[0] // WARP_ROWS) + piece.strip * (64 // WARP_ROWS)
-        write = functools.partial(self.isa.fragments.write_column_sums, piece.matmul, values)
+        write = functools.partial(self.isa.fragments.write_column_sums, values)
         self._store_piece((*batch, part, n), write, piece.stores_in(self.stages))
 
 

@@ -11,7 +11,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from tmapipe.errors import ScopeError
 from tmapipe.gpu.functions import FUNCTIONS, KINDS, choose, widened
 from tmapipe.gpu.layouts import cute_type
 from tmapipe.gpu.matmuls import operand
@@ -74,7 +73,7 @@ class GpuFragments(PeerFragments, Sums):
         base = block * (values.layout.columns // 2) + first // 2
         return Fragment(self, None, "tile", values.kind, values.data[base : base + columns // 2])
 
-    def write_columns(self, matmul: Distributed, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
+    def write_columns(self, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
         write_piece(self, values, slot, transposed)
 
     def read_columns(
@@ -218,17 +217,7 @@ class GpuFragments(PeerFragments, Sums):
 
     # ---- data -----------------------------------------------------------------------------------------------------
 
-    def kind_of(self, name: str, value: Any) -> str:
-        if isinstance(value, (bool, Boolean)):
-            return "bool"
-        if isinstance(value, (int, cutlass.Integer)):
-            return "int32"
-        if isinstance(value, (float, cutlass.Float)):
-            return "fp32"
-        raise ScopeError(f"{name} of a fragment and {type(value).__name__}. It takes fragments and numbers.")
-
-    def scalar(self, value: Any, kind: str) -> Any:
-        return KINDS[kind](value)
+    numbers = ("bool", (bool, Boolean)), ("int32", (int, cutlass.Integer)), ("fp32", (float, cutlass.Float))
 
     def number(self, value: Any, kind: str) -> Any:
         return [KINDS[kind](value)]
@@ -254,8 +243,8 @@ class GpuFragments(PeerFragments, Sums):
         return [Int32(index(layout, i)) for i in range(layout.slots(along))]
 
     def elementwise(self, name: str, operands: list[Any]) -> Any:
-        size = max(len(x) for x in operands if isinstance(x, list))
-        each = [x if isinstance(x, list) and len(x) == size else _repeated(x, size) for x in operands]
+        size = max(map(len, operands))
+        each = [data if len(data) == size else data * size for data in operands]
         return [FUNCTIONS[name](*values) for values in zip(*each, strict=True)]
 
     def to_registers(self, data: Any) -> list[Any]:
@@ -267,7 +256,3 @@ class GpuFragments(PeerFragments, Sums):
 
 def _scalars(vector: Any) -> list[Any]:
     return [vector[i] for i in range(cute.size(vector.shape))]
-
-
-def _repeated(value: Any, count: int) -> list[Any]:
-    return [value[0] if isinstance(value, list) else value] * count

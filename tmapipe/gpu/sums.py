@@ -17,7 +17,6 @@ from tmapipe.gpu.runs import Runs
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.fragments import NEUTRAL
 from tmapipe.isa.values import SlotRef
-from tmapipe.plan.model import Distributed
 from tmapipe.plan.thread_layout import ThreadLayout
 
 __all__ = ["Sums"]
@@ -33,9 +32,7 @@ COLUMN = (4, 8, 16)  # distances of lanes that share columns
 class Sums(Runs):
     """Reductions, as documented in `tmapipe.isa.fragments`."""
 
-    def row_sums(
-        self, matmul: Distributed, values: Fragment, columns: int, first: int, inside: Any, before: Any
-    ) -> Any:
+    def row_sums(self, values: Fragment, columns: int, first: int, inside: Any, before: Any) -> Any:
         isa = self.isa
         mine = inside - isa.lane % 4 * 2  # columns inside, counted from the lane's first one
         found = []
@@ -48,7 +45,7 @@ class Sums(Runs):
             found.append(total)
         return found
 
-    def write_row_sums(self, matmul: Distributed, sums: Any, slot: SlotRef) -> None:
+    def write_row_sums(self, sums: Any, slot: SlotRef) -> None:
         isa = self.isa
         target = isa.buffers[slot.buffer.name]
         row = isa.warp % 4 * 16 + isa.lane // 4
@@ -60,7 +57,7 @@ class Sums(Runs):
 
         control.when(isa.lane % 4 == 0, write)
 
-    def column_sums(self, matmul: Distributed, values: Fragment, columns: int, inside: Any) -> Any:
+    def column_sums(self, values: Fragment, columns: int, inside: Any) -> Any:
         isa = self.isa
         mine = inside - isa.warp % 4 * 16 - isa.lane // 4  # rows inside, counted from the lane's first one
         found = {}  # by column, counted from the lane's first one
@@ -70,7 +67,7 @@ class Sums(Runs):
                 found[8 * eight + i] = _over_lanes(operator.add, upper + lower, COLUMN)
         return found
 
-    def write_column_sums(self, matmul: Distributed, sums: Any, slot: SlotRef) -> None:
+    def write_column_sums(self, sums: Any, slot: SlotRef) -> None:
         isa = self.isa
         target = isa.buffers[slot.buffer.name]
 

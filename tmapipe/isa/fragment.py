@@ -99,7 +99,7 @@ def combine(name: str, *operands: Any) -> Fragment:
             converted = backend.convert(x.data, kind, want)
             data.append(backend.expand(layout, x.along, converted, along) if x.along != along else converted)
         else:
-            data.append(backend.scalar(in_range(name, x, want), want))
+            data.append(backend.number(in_range(name, x, want), want))
     by = operands[-1]
     if name in _OF_INTEGERS and isinstance(by, int) and (by == 0 if name in ("floordiv", "mod") else not 0 <= by < 32):
         raise ScopeError(f"{name} of a fragment by {by}. It takes a divisor other than 0, or 0 to 31 bits.")

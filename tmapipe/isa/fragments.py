@@ -34,10 +34,12 @@ NEUTRAL = {
 class Fragments(Carried):
     """What one warp does with fragments.
 
-    exchanges: for reductions over several warps, by the first warp of the role.
+    exchanges: for reductions over several warps, by the first warp of the role. numbers: (kind, types of such numbers), of
+    which the first that fits counts.
     """
 
     exchanges: dict[int, Exchange]
+    numbers: tuple[tuple[str, tuple[type, ...]], ...]
 
     # ---- accumulators ---------------------------------------------------------------------------------------------
 
@@ -88,7 +90,7 @@ class Fragments(Carried):
         """A piece of a fragment that is distributed as accumulators are."""
         raise NotImplementedError
 
-    def write_columns(self, matmul: Distributed, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
+    def write_columns(self, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
         """Converts a piece to the slot's type and writes it to the slot, by ``stmatrix`` or ``st.shared``. Generic proxy.
 
         Args:
@@ -98,9 +100,7 @@ class Fragments(Carried):
         """
         raise NotImplementedError
 
-    def row_sums(
-        self, matmul: Distributed, values: Fragment, columns: int, first: int, inside: Value, before: Any | None
-    ) -> Any:
+    def row_sums(self, values: Fragment, columns: int, first: int, inside: Value, before: Any | None) -> Any:
         """For each row, *before* plus the sum of a piece's values in columns [first, inside). For `write_row_sums` alone: each
         thread has the sums of its own columns.
 
@@ -111,14 +111,14 @@ class Fragments(Carried):
         """
         raise NotImplementedError
 
-    def write_row_sums(self, matmul: Distributed, sums: Any, slot: SlotRef) -> None:
+    def write_row_sums(self, sums: Any, slot: SlotRef) -> None:
         """Writes the sums of `row_sums` to a slot of 64 elements, 16 per warp. Generic proxy.
 
         They are added over the 4 lanes that share a row by ``shfl.bfly``, always in the same order.
         """
         raise NotImplementedError
 
-    def column_sums(self, matmul: Distributed, values: Fragment, columns: int, inside: Value) -> Any:
+    def column_sums(self, values: Fragment, columns: int, inside: Value) -> Any:
         """For each warp and column, the sum of a piece's values over those of the warp's rows that are among the first
         *inside* of the 64. For `write_column_sums` alone.
 
@@ -129,7 +129,7 @@ class Fragments(Carried):
         """
         raise NotImplementedError
 
-    def write_column_sums(self, matmul: Distributed, sums: Any, slot: SlotRef) -> None:
+    def write_column_sums(self, sums: Any, slot: SlotRef) -> None:
         """Writes the sums of `column_sums` to the warp's row of a slot of (4, columns). Generic proxy."""
         raise NotImplementedError
 
@@ -316,11 +316,10 @@ class Fragments(Carried):
 
     def kind_of(self, name: str, value: Any) -> str:
         """The kind of a number, known or at run time. Raises `ScopeError` for anything else, in operation *name*."""
-        raise NotImplementedError
-
-    def scalar(self, value: Any, kind: str) -> Any:
-        """A number as an operand of `elementwise`."""
-        raise NotImplementedError
+        for kind, types in self.numbers:
+            if isinstance(value, types):
+                return kind
+        raise ScopeError(f"{name} of a fragment and {type(value).__name__}. It takes fragments and numbers.")
 
     def number(self, value: Any, kind: str) -> Any:
         """A number as the data of a fragment that varies along nothing."""
@@ -339,7 +338,7 @@ class Fragments(Carried):
         raise NotImplementedError
 
     def elementwise(self, name: str, operands: list[Any]) -> Any:
-        """The operation on data and scalars of the right kinds, which vary along the same."""
+        """The operation on data of the right kinds, which vary along the same or, of a number, along nothing."""
         raise NotImplementedError
 
     def to_registers(self, data: Any) -> list[Any]:

@@ -115,7 +115,7 @@ class WatchedFragments(MachineFragments):
             self._note_transposed(slot, layout)
         return super().read_columns(matmul, slot, along, columns, first)
 
-    def write_columns(self, matmul: Distributed, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
+    def write_columns(self, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
         buffer, warp = slot.buffer, self.isa.warp % 4
         columns, size = buffer.tile[-2 if transposed else -1], buffer.dtype.bytes
         piece = AccumulatorLayout(64, columns, 1, 0)
@@ -132,7 +132,7 @@ class WatchedFragments(MachineFragments):
             self._note(slot, "written transposed", each)
         else:
             self._note(slot, "written", _elements(buffer, piece, "tile", warp))
-        super().write_columns(matmul, values, slot, transposed=transposed)
+        super().write_columns(values, slot, transposed=transposed)
 
     def _note(self, slot: SlotRef, how: str, each: Sequence[tuple[Places, int]]) -> None:
         key = slot.buffer.name, f"{how} ({locate()})"

@@ -79,7 +79,7 @@ class MachineFragments(Reductions):
         data = None if self.memory is None else whole[block, :, first : first + columns]
         return Fragment(self, None, "tile", values.kind, data)
 
-    def write_columns(self, matmul: Distributed, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
+    def write_columns(self, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
         if not transposed:
             return self._write(slot, values.data, self._quarter())
         mine, columns = self.isa.warp % 4, slot.buffer.tile[-2]
@@ -96,18 +96,16 @@ class MachineFragments(Reductions):
         return np.broadcast_to(np.asarray(values.data, np.float32), (16, columns))
 
     @of_data
-    def row_sums(
-        self, matmul: Distributed, values: Fragment, columns: int, first: int, inside: int, before: Any
-    ) -> Any:
+    def row_sums(self, values: Fragment, columns: int, first: int, inside: int, before: Any) -> Any:
         sums = self._piece(values, columns)[:, first : max(first, inside)].sum(1, dtype=np.float32)
         return sums if before is None else before + sums
 
     @of_data
-    def column_sums(self, matmul: Distributed, values: Fragment, columns: int, inside: int) -> Any:
+    def column_sums(self, values: Fragment, columns: int, inside: int) -> Any:
         rows = max(0, inside - 16 * (self.isa.warp % 4))
         return self._piece(values, columns)[:rows].sum(0, dtype=np.float32)
 
-    def write_row_sums(self, matmul: Distributed, sums: Any, slot: SlotRef) -> None:
+    def write_row_sums(self, sums: Any, slot: SlotRef) -> None:
         self._write(slot, sums, self._quarter())
 
     write_column_sums = write_row_sums
@@ -194,24 +192,16 @@ class MachineFragments(Reductions):
 
     # ---- data -----------------------------------------------------------------------------------------------------
 
-    def kind_of(self, name: str, value: Any) -> str:
-        if isinstance(value, (bool, np.bool_)):
-            return "bool"
-        if isinstance(value, (int, np.integer)):
-            return "int32"
-        if isinstance(value, (float, np.floating)):
-            return "fp32"
-        if isinstance(value, Condition):
-            return "bool"
-        if isinstance(value, Varying):
-            return "int32"  # an extent or a coordinate that the check leaves open
-        raise ScopeError(f"{name} of a fragment and {type(value).__name__}. It takes fragments and numbers.")
+    #: `Varying`: an extent or a coordinate that the check leaves open.
+    numbers = (
+        ("bool", (bool, np.bool_, Condition)),
+        ("int32", (int, np.integer, Varying)),
+        ("fp32", (float, np.floating)),
+    )
 
     @of_data
-    def scalar(self, value: Any, kind: str) -> Any:
+    def number(self, value: Any, kind: str) -> Any:
         return elements.KINDS[kind](value)
-
-    number = scalar
 
     def convert(self, data: Any, kind: str, to: str) -> Any:
         return data if kind == to or data is None else np.asarray(data).astype(elements.KINDS[to])

@@ -265,9 +265,7 @@ class BoundStore(Carried):
 
     def put(self, piece: Piece, values: Fragment) -> None:
         """Stores one piece of a tile, of these *values*."""
-        write = functools.partial(
-            self.isa.fragments.write_columns, piece.matmul, values, transposed=self.plan.transposed
-        )
+        write = functools.partial(self.isa.fragments.write_columns, values, transposed=self.plan.transposed)
         own = piece.tile.size(self.plan.dims[-2])
         rows = None if own is None else within(self.isa, own - piece.strip * 64, 64)
         self._store_piece(piece.at, write, piece.stores_in(self.stages), rows)
