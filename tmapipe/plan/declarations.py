@@ -8,8 +8,7 @@ that was declared with the first has the second, which runs the first one's body
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Generic, TypeVar
 
 import attrs
@@ -17,6 +16,7 @@ import attrs
 from tmapipe.barrier import BarrierRing
 from tmapipe.dim import Dim
 from tmapipe.errors import InputError
+from tmapipe.fields import changed
 from tmapipe.matmul import Wgmma
 from tmapipe.multicast import check_cluster
 from tmapipe.register_tile import RegisterTile
@@ -88,7 +88,7 @@ class Declarations:
     def name_of(self, part: Part) -> str:
         """What *part* is called. Raises `InputError` if the schedule does not declare it."""
         if part not in self.names:
-            raise self._missing(type(part).__name__, part)
+            raise _missing(self.name, type(part).__name__, part)
         return self.names[part]
 
     @property
@@ -110,18 +110,6 @@ class Declarations:
         """The stages in the slots of the ring called *ring*."""
         return {name: stage for name, stage in self.stages.items() if self.name_of(stage.ring) == ring}
 
-    def check_references(self) -> None:
-        """Raises `InputError` if a part refers to one that the schedule does not declare."""
-        for name, part in self.parts.items():
-            for field, value in fields_of(part):
-                for other in _parts_in(value):
-                    if other not in self.names:
-                        raise self._missing(f"{name}.{field}", other)
-
-    def _missing(self, argument: str, part: Part) -> InputError:
-        rule = f"is a {type(part).__name__} that {self.name} does not declare"
-        return InputError(argument, part, rule, "assign it to an attribute of the schedule")
-
 
 def declare(schedule: object, cluster: Any, earlier: tuple[tuple[str, Part], ...] = ()) -> Declarations:
     """The declared parts of *schedule*: attributes of its classes, those of base classes first, then its own.
@@ -132,7 +120,8 @@ def declare(schedule: object, cluster: Any, earlier: tuple[tuple[str, Part], ...
         earlier: Parts that the instance had, or might have had, under these names, and that others may refer to.
 
     Raises:
-        InputError: For a part of two names, a role of two bodies, a body of no role, or a method that hides a body.
+        InputError: For a part that refers to one not declared, a part of two names, a role of two bodies, a body of no role,
+            or a method that hides a body.
     """
     kind = type(schedule)
     classes = [item for cls in reversed(kind.__mro__) for item in vars(cls).items()]
@@ -153,44 +142,44 @@ def declare(schedule: object, cluster: Any, earlier: tuple[tuple[str, Part], ...
             fix = "declare a second one, or set one of the two to None"
             raise InputError(f"{kind.__name__}.{name}", part, rule, fix)
     names.update(of)
-    parts = _Replaced(parts, names).all()
-    parts = {name: part for each in PARTS for name, part in parts.items() if isinstance(part, each)}
+    replaced = _Replaced(kind.__name__, parts, names)
+    parts = {name: replaced.now(p) for each in PARTS for name, p in parts.items() if isinstance(p, each)}
     check_cluster(cluster)
     bodies, befores = (_bodies(kind, names, had, of) for of in (role_of, before_of))
     return Declarations(kind.__name__, dict(cluster), parts, bodies, befores, names)
 
 
 class _Replaced:
-    """Parts that refer to those which now have the names of what they were declared with."""
+    """Parts of *schedule* that refer to those which now have the names of what they were declared with."""
 
-    def __init__(self, parts: dict[str, Part], names: dict[Part, str]):
-        self.parts, self.names = parts, names
+    def __init__(self, schedule: str, parts: dict[str, Part], names: dict[Part, str]):
+        self.schedule, self.parts, self.names = schedule, parts, names
         self.made: dict[Part, Part] = {}
-
-    def all(self) -> dict[str, Part]:
-        return {name: self.now(part) for name, part in self.parts.items()}
 
     def now(self, part: Part) -> Part:
         """What stands in the place of *part*: itself, if nothing that it refers to has been replaced."""
-        part = self.parts[self.names[part]] if part in self.names else part
+        name = self.names[part]
+        part = self.parts[name]
         if part not in self.made:
-            changed = {field: self._value(value) for field, value in fields_of(part)}
-            changed = {field: value for field, value in changed.items() if value != getattr(part, field)}
-            made = part
-            if changed:
-                made = copy.copy(part)
-                for field, value in changed.items():
-                    object.__setattr__(made, field, value)
+            fields = {field: self._value(value, f"{name}.{field}") for field, value in fields_of(part)}
+            fields = {field: value for field, value in fields.items() if value != getattr(part, field)}
+            self.made[part] = made = changed(part, **fields) if fields else part
+            if fields:
                 attrs.validate(made)
-                if part in self.names:
-                    self.names[made] = self.names[part]
-            self.made[part] = made
+                self.names[made] = name
         return self.made[part]
 
-    def _value(self, value: Any) -> Any:
-        if isinstance(value, PARTS):
-            return self.now(value)
-        return tuple(map(self._value, value)) if isinstance(value, tuple) else value
+    def _value(self, value: Any, argument: str) -> Any:
+        if isinstance(value, tuple):
+            return tuple(self._value(item, argument) for item in value)
+        if isinstance(value, PARTS) and value not in self.names:
+            raise _missing(self.schedule, argument, value)
+        return self.now(value) if isinstance(value, PARTS) else value
+
+
+def _missing(schedule: str, argument: str, part: Part) -> InputError:
+    rule = f"is a {type(part).__name__} that {schedule} does not declare"
+    return InputError(argument, part, rule, "assign it to an attribute of the schedule")
 
 
 def _kind(part: object) -> type | None:
@@ -201,14 +190,6 @@ def fields_of(part: Part) -> list[tuple[str, Any]]:
     """What *part* was declared with, by name: its fields, and what a subclass has set besides."""
     fields = [(field.name, getattr(part, field.name)) for field in attrs.fields(type(part))]
     return [*fields, *getattr(part, "__dict__", {}).items()]
-
-
-def _parts_in(value: Any) -> Iterator[Part]:
-    if isinstance(value, PARTS):
-        yield value
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _parts_in(item)
 
 
 def _bodies(

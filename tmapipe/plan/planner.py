@@ -44,7 +44,6 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
     target = arch_named(arch)
     check_cluster(declared.cluster, target.max_cluster)
     _check_names(declared)
-    declared.check_references()
     types = _resolve_types(declared, dtypes)
     _check_supported(declared, types, target)
     roles, warps = place_roles(declared)
