@@ -4,10 +4,11 @@ schedules."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Iterator
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from tmapipe.errors import InputError, ScopeError
@@ -19,7 +20,6 @@ _SCHEDULES = os.path.join(_LIBRARY, "schedules") + os.sep
 _MACHINE = os.path.join(_LIBRARY, "machine") + os.sep
 _ISA = os.path.join(_LIBRARY, "isa") + os.sep
 _STARTER = os.path.join(_MACHINE, "machine.py")
-_known: dict[tuple[str, str], tuple[int, str]] = {}  # by file and function: equal code of two files is equal
 
 
 def locate(frame: FrameType | None = None) -> str | None:
@@ -28,12 +28,7 @@ def locate(frame: FrameType | None = None) -> str | None:
     fallback = None
     frame = frame or sys._getframe(1)
     while frame is not None:
-        code = frame.f_code
-        key = code.co_filename, code.co_name
-        known = _known.get(key)
-        if known is None:
-            known = _known[key] = _classify(code)
-        rank, name = known
+        rank, name = _classify(frame.f_code.co_filename, frame.f_code.co_name)
         if rank == 3:
             break
         if rank == 2:
@@ -57,14 +52,15 @@ def line_of_errors() -> Iterator[None]:
         raise
 
 
-def _classify(code: CodeType) -> tuple[int, str]:
+@functools.cache  # by file and function: equal code of two files is equal
+def _classify(file: str, function: str) -> tuple[int, str]:
     """0: the machine, an instruction, or CuTe DSL; 1: elsewhere in the library; 2: the user's code or a schedule; 3: where a
     warp's program was started. And the file's name to show."""
-    path = os.path.abspath(code.co_filename)
-    if path == _STARTER and code.co_name == "record":
+    path = os.path.abspath(file)
+    if path == _STARTER and function == "record":
         return 3, ""
     own = path.startswith(_LIBRARY) and not path.startswith(_SCHEDULES)
-    traced = code.co_filename == "<if>" or "nvidia_cutlass_dsl" in path  # by which CuTe DSL calls parts of a body
+    traced = file == "<if>" or "nvidia_cutlass_dsl" in path  # by which CuTe DSL calls parts of a body
     rank = 0 if path.startswith((_MACHINE, _ISA)) or traced else 1 if own else 2
     shown = os.path.relpath(path, os.path.dirname(_LIBRARY[:-1])) if path.startswith(_LIBRARY) else path
     return rank, shown

@@ -67,13 +67,12 @@ class Memory:
         self.layout, self.tensors = layout, tensors
         end = max((end for _, end in layout.ranges), default=0)
         self.shared = [np.full(max(end, layout.plan.smem_bytes), 0xFF, dtype=np.uint8) for _ in range(layout.ctas)]
-        self.views: dict[tuple[int, int], np.ndarray] = {}
         self.operands: list[Any] = [None] * layout.agents
         self.results: list[Any] = [None] * layout.agents
         self.transfers: dict[Flight, Any] = {}
         self.sources: dict[Flight, np.ndarray] = {}
-        self.matmuls: dict[Flight, list[tuple[Accumulator, Any]]] = {}  # and the warp's part of a from registers
-        self.wgmmas: dict[Flight, Wgmma | WgmmaFromRegisters] = {}
+        #: each wgmma, and of each of its warps the accumulator and, if it comes from registers, the part of a
+        self.matmuls: dict[Flight, tuple[Wgmma | WgmmaFromRegisters, list[tuple[Accumulator, Any]]]] = {}
 
     def perform(self, agent: Agent, op: Any, facts: Any) -> None:
         """Carries out what *op* does to data."""
@@ -93,13 +92,9 @@ class Memory:
 
     def slot(self, cta: int, slot: int) -> np.ndarray:
         """A view of the slot's bytes as its tile."""
-        view = self.views.get((cta, slot))
-        if view is None:
-            buffer, _ = self.layout.slots[slot]
-            start, end = self.layout.ranges[slot]
-            view = self.shared[cta][start:end].view(buffer.dtype.numpy).reshape(buffer.tile)
-            self.views[cta, slot] = view
-        return view
+        buffer, _ = self.layout.slots[slot]
+        start, end = self.layout.ranges[slot]
+        return self.shared[cta][start:end].view(buffer.dtype.numpy).reshape(buffer.tile)
 
 
 #: type of operation or step -> function (memory, agent, op, facts) that moves its data
@@ -129,22 +124,19 @@ performs, moves = _registers(PERFORM), _registers(MOVES)
 
 @performs(Wgmma, WgmmaFromRegisters)
 def _note_wgmma(memory: Memory, agent: int, op: Wgmma | WgmmaFromRegisters, facts: tuple[Flight, bool]) -> None:
-    memory.matmuls.setdefault(facts[0], []).append(memory.given(agent))
-    memory.wgmmas[facts[0]] = op
+    memory.matmuls.setdefault(facts[0], (op, []))[1].append(memory.given(agent))
 
 
 @performs(WgmmaDone)
 def _multiply(memory: Memory, flight: Flight, op: WgmmaDone, facts: None) -> None:
-    operands = memory.wgmmas.pop(flight)
-    matmul = memory.layout.matmuls[operands.matmul]
-    in_slots = {name: getattr(operands, name) for name in ("a", "b") if name in operands._fields}
+    issued, warps = memory.matmuls.pop(flight)
     tiles = {}
-    for name, way in zip("ab", matmul.transposed, strict=True):
-        if name in in_slots:
-            tile = memory.slot(flight.cta, in_slots[name]).astype(np.float32)
+    for name, transposed in zip("ab", memory.layout.matmuls[issued.matmul].transposed, strict=True):
+        if name in issued._fields:
+            tile = memory.slot(flight.cta, getattr(issued, name)).astype(np.float32)
             # [m, k] and [n, k], in memory too: the order of a sum in NumPy may depend on it
-            tiles[name] = tile.T.copy() if way else tile
-    for accumulator, own in memory.matmuls.pop(flight):
+            tiles[name] = tile.T.copy() if transposed else tile
+    for accumulator, own in warps:
         for block, row in enumerate(accumulator.first_row):
             a = own[block] if own is not None else tiles["a"][row : row + 16]
             accumulator.add(block, a, tiles["b"])
