@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, NamedTuple
 
-from tmapipe.isa.effects import Group, Start, declared
-from tmapipe.isa.ops import Agent, Flight
+from tmapipe.errors import InputError
+from tmapipe.isa.effects import Group, Start, Wait, declared
+from tmapipe.isa.ops import Agent, Counted, Flight, LoadComplete, StoreWrite, WgmmaDone
+from tmapipe.machine.describe import describe, event
 from tmapipe.machine.layout import Layout
-from tmapipe.machine.timeline import Drawn
+from tmapipe.machine.timeline import Drawn, Timeline
 
 __all__ = ["Run", "TraceEntry", "started"]
+
+_ENDS = (LoadComplete, StoreWrite, WgmmaDone)
 
 
 def started(op: Any, facts: Any) -> tuple[Flight, ...]:
@@ -70,10 +74,40 @@ class Run(Drawn):
 
     def timeline(self) -> dict[str, Any]:
         """The trace as Chrome trace events (see `tmapipe.machine.timeline`): every operation of every warp, and each load,
-        store and wgmma from its issue to its end. Raises `InputError` if the run kept no trace."""
-        from tmapipe.machine.history import draw
-
-        return draw(self)
+        store and wgmma from its issue to its end. A cluster's CTAs are processes of their own. Raises `InputError` if the run
+        kept no trace."""
+        if self.trace is None:
+            raise InputError("Run.trace", None, "is kept only if the run was asked to", "simulate(..., trace=True)")
+        layout, made = self.layout, Timeline(self.layout.plan.name)
+        issued: dict[tuple[int, Flight], tuple[int, Any]] = {}
+        several = any(entry.cluster for entry in self.trace)
+        for cluster, number, agent, op, facts, reached in self.trace:
+            what = ""
+            if isinstance(agent, int):
+                for flight in started(op, facts):
+                    issued.setdefault((cluster, flight), (number, op))
+            elif isinstance(op, _ENDS):
+                reached, op = issued.pop((cluster, agent))
+                what = _what(layout, op)
+            else:
+                continue
+            step = event(layout, number, agent, op, what, _phase(agent, op, facts), reached)
+            made.add(step, cluster * layout.ctas, f"cluster {cluster}, " if several else "")
+        return made.document()
 
     def __repr__(self) -> str:
         return f"Run({self.steps} steps, {self.loaded_bytes} bytes loaded, {self.stored_tiles} tiles stored)"
+
+
+def _phase(agent: Agent, op: Any, facts: Any) -> int | None:
+    """The phase that an operation counted in, or saw complete."""
+    if isinstance(agent, int) and declared(type(op)).effect(Wait) is not None:
+        return facts
+    counted = isinstance(facts, tuple) and facts and isinstance(facts[0], Counted)
+    return facts[0].phase if counted else None
+
+
+def _what(layout: Layout, op: Any) -> str:
+    """What is under way, as its operation's sentence says it."""
+    text = describe(layout, op)
+    return text.removeprefix("starts ").removeprefix("the TMA load of ").removeprefix("the TMA store ")
