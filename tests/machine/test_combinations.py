@@ -151,6 +151,16 @@ def test_groups_of_gated_gemms(data):
     compare(made(data["a"], data["many"], data["ups"], ENDS, **operands(data)), of_two, sums, data, ("aux",))
 
 
+def test_a_dictionary_of_d_alone(data):
+    """Is what the epilogue gives for it, wherever the sums end."""
+    fused = E.Epilogue(lambda acc: {"d": acc + 3})
+    for tiles in (tp.PersistentTiles(), tp.SplitKTiles(2)):
+        made = S.Gemm((64, 64, 32), (1, 1), tiles=tiles, epilogue=fused)(data["a"], data["b"])
+        np.testing.assert_allclose(made.astype(np.float32), product(data["a"], data["b"]) + 3, rtol=1e-2, atol=0.2)
+    with pytest.raises(tp.ScopeError, match="returned e, not one value for each output"):
+        S.SplitK(2, (64, 64, 32), (1, 1), epilogue=lambda acc: {"e": acc})(data["a"], data["b"])
+
+
 SAFE = {
     "finish parts": lambda: FinishParts(epilogue(of_one)),
     "finish parts, an activation": lambda: FinishParts(E.Epilogue(tp.math.gelu)),

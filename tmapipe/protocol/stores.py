@@ -186,7 +186,9 @@ class BoundStore(Carried):
             name = f"{self.plan.name}.store"
 
             def write(slot: SlotRef) -> None:
-                made = values if epilogue is None else applied(epilogue, (values,), {})
+                made = values
+                if epilogue is not None:
+                    ((_, made),) = self._parts({self.plan.name: self}, applied(epilogue, (values,), {}), epilogue)
                 write_values(self.isa, name, slot, made)
 
             self._store_piece(start_of(name, self.plan.dims, self.plan.tile, tile, {}), write, self.stages)
