@@ -257,7 +257,7 @@ class KernelContext(Carried):
         return self.isa.fragments.full(layout, along, value)
 
     def begin(self, schedule: Schedule) -> None:
-        """Before the first tile: waits for slots that are held, and runs the role's method for this."""
+        """Before the first tile: waits for slots that are held, and runs what *schedule* has for this."""
         held = [end for end in self.ends.values() if isinstance(end, HeldEnd)]
         for end in held:
             end.begin()

@@ -48,8 +48,9 @@ def callables():
             found[name] = inspect.getdoc(made), list(inspect.signature(made).parameters)
             if inspect.isclass(made):
                 found |= {key: (text, parameters) for key, text, parameters in methods(name, made)}
-    for info in pkgutil.iter_modules(tmapipe.protocol.__path__, "tmapipe.protocol."):
-        for name, made in exported(importlib.import_module(info.name)):
+    held = [info.name for info in pkgutil.iter_modules(tmapipe.protocol.__path__, "tmapipe.protocol.")]
+    for module in ("tmapipe.kernel", "tmapipe.isa.fragment", "tmapipe.check.findings", "tmapipe.plan.model", *held):
+        for name, made in exported(importlib.import_module(module)):
             if inspect.isclass(made):
                 found |= {key: (text, parameters) for key, text, parameters in methods(name, made)}
     return found

@@ -354,18 +354,23 @@ class Plan:
         return _named(self.roles, name)
 
     def ring(self, name: str) -> Ring:
+        """The ring called *name*. Raises `KeyError` if there is none."""
         return _named(self.rings, name)
 
     def barrier(self, name: str) -> Barrier:
+        """The mbarrier called *name*. Raises `KeyError` if there is none."""
         return _named(self.barriers, name)
 
     def buffer(self, name: str) -> Buffer:
+        """The buffer called *name*. Raises `KeyError` if there is none."""
         return _named(self.buffers, name)
 
     def load(self, name: str) -> Load:
+        """The load called *name*. Raises `KeyError` if there is none."""
         return _named(self.loads, name)
 
     def store(self, name: str) -> Store:
+        """The store called *name*. Raises `KeyError` if there is none."""
         return _named(self.stores, name)
 
     def distributed(self, name: str) -> Distributed:
@@ -373,6 +378,7 @@ class Plan:
         return _named((*self.matmuls, *self.held), name)
 
     def matmul(self, name: str) -> Matmul:
+        """The matmul called *name*. Raises `KeyError` if there is none."""
         return _named(self.matmuls, name)
 
 
