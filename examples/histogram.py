@@ -40,6 +40,6 @@ def expected(x):
 
 
 if __name__ == "__main__":
-    x = np.random.default_rng(0).integers(-2, BINS + 2, (40, 70)).astype(np.int32)
+    x = np.random.default_rng(0).integers(-2, BINS + 2, (40, 72)).astype(np.int32)
     np.testing.assert_array_equal(Histogram()(x), expected(x))
     print(Histogram().check())
