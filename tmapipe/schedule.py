@@ -19,6 +19,7 @@ from tmapipe.bind.memory import check_kind, note_written
 from tmapipe.dim import Dim
 from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError
+from tmapipe.fields import is_count
 from tmapipe.plan.arch import arch_named
 from tmapipe.plan.declarations import PARTS, Declarations, declare
 from tmapipe.plan.equality import key_of, same
@@ -274,9 +275,7 @@ class Schedule:
             return launchers[signature](tensors, out)
         bound = self._bound(tensors, named, out)
         self.plan(bound.dtypes)
-        if bound.empty:
-            bound.fill_outputs(self.empty_value(bound))
-        elif bound.on_gpu:
+        if bound.on_gpu and not bound.empty:
             from tmapipe.check.trips import require_safe
             from tmapipe.gpu.launch import Launcher
 
@@ -313,18 +312,12 @@ class Schedule:
             DeadlockError: If no warp can go on.
             HazardError: For an access that the hardware would not order.
         """
-        if clusters is not None and (isinstance(clusters, bool) or not isinstance(clusters, int) or clusters < 1):
+        if clusters is not None and not is_count(clusters):
             raise InputError("clusters", clusters, "is a positive number of clusters, or None", "leave it out")
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InputError("seed", seed, "is a whole number", "e.g. 3")
         bound = self.bind(*tensors, out=out, **named)
-        if bound.empty:
-            from tmapipe.machine import Layout, Run
-
-            run = Run(Layout(self.plan(bound.dtypes)), trace)
-            bound.fill_outputs(self.empty_value(bound))
-        else:
-            run = self._simulate(bound, clusters, seed, trace)
+        run = self._simulate(bound, clusters, seed, trace)
         note_written(bound.outputs)
         return run
 
@@ -353,10 +346,13 @@ class Schedule:
 
     def _simulate(self, bound: Bound, clusters: int | None = None, seed: int = 0, trace: bool = False) -> Run:
         from tmapipe.kernel import kernel_main
-        from tmapipe.machine import Machine
+        from tmapipe.machine import Layout, Machine, Run
         from tmapipe.machine.varying_names import names_replaced
 
         plan = self.plan(bound.dtypes)
+        if bound.empty:
+            bound.fill_outputs(self.empty_value(bound))
+            return Run(Layout(plan), trace)
         if clusters is None:
             clusters = min(2, self.cluster_count(bound.shapes))
         machine = Machine(plan, seed=seed, trace=trace)
