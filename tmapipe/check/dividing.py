@@ -27,8 +27,7 @@ class Segment:
     """A piece of a run: operations of all warps.
 
     parts: by warp, as recorded; words: the same as relative operations; start, end: positions of the warps before and after;
-    to: the boundary to which it leads; kind: of the tile that begins, if one does; empty: whether only tensors without
-    elements have such tiles.
+    to: the boundary to which it leads; kind: of the tile that begins, if one does.
     """
 
     parts: list[list[Any]]
@@ -38,7 +37,6 @@ class Segment:
     to: Where
     name: str
     kind: Kind | None = None
-    empty: bool = False
 
 
 After = dict[Where, list[Segment]]
@@ -54,13 +52,12 @@ class NotAlike(NotRegular):
 @attrs.frozen
 class Piece:
     """Part of a tile of one kind: by warp, from where to where in its operations. shown: the kind of tile that begins with it,
-    for texts; without_end: the variations that it stands for all larger values of."""
+    for texts."""
 
     kind: Kind
     first: list[int]
     last: list[int]
     shown: Kind
-    without_end: tuple[int, ...] = ()
 
 
 Portion = dict[tuple[int, ...], Piece]  # by the values of what is still to be told apart
@@ -91,11 +88,6 @@ class Dividing:
         if len(kind) == 1 and self.problems.is_steps(self.variations[0].key):
             return f"a tile of {kind[0]} steps"
         return f"a tile with {self.problems.kinds.text(kind)}"
-
-    def _empty(self, piece: Piece) -> bool:
-        fixed = [d for d in range(len(piece.shown)) if d not in piece.without_end]
-        lows = [self.variations[d].term.low for d in fixed]
-        return any(low is not None and piece.shown[d] < low for d, low in zip(fixed, lows, strict=True))
 
     # ---- tiles --------------------------------------------------------------------------------------------------------
 
@@ -133,12 +125,8 @@ class Dividing:
             self._divide(into, i, d + 1, {rest: portion[(value, *rest)] for rest in rests}, ends, begins)
 
         if variation.all or variation.some:
-            for value in values if variation.all else values[:-1]:
+            for value in values:
                 only(value)
-            if variation.all:
-                return
-            larger = {rest: self._open_ended(portion[(values[-1], *rest)], d) for rest in rests}
-            self._divide(into, i, d + 1, larger, ends, begins)
             return
         for own in (values[first :: self.at_once] for first in range(self.at_once)):
             sections = self._sections(i, variation, [{v: portion[(v, *rest)] for v in own} for rest in rests])
@@ -165,7 +153,7 @@ class Dividing:
     ) -> None:
         """Adds A, B and C of pieces of the values from the n-th of *own* on."""
         if not any(b for _, sizes in both.values() for b, _ in sizes):
-            larger = {rest: self._open_ended(pieces[own[n]], d) for rest, (pieces, _) in both.items()}
+            larger = {rest: pieces[own[n]] for rest, (pieces, _) in both.items()}
             return self._divide(into, i, d + 1, larger, ends, begins)
         within = self._between()
         enter, step, leave = Portion(), Portion(), Portion()
@@ -177,7 +165,7 @@ class Dividing:
                 for left in (times, times - 1, 0)
             )
             shown = (*piece.shown[:d], own[n], *piece.shown[d + 1 :])
-            enter[rest] = self._open_ended(attrs.evolve(piece, last=one, shown=shown), d)
+            enter[rest] = attrs.evolve(piece, last=one, shown=shown)
             step[rest] = attrs.evolve(piece, first=one, last=two)
             leave[rest] = attrs.evolve(piece, first=end)
         self._divide(into, i, d + 1, enter, (ends[0], within), begins)
@@ -248,13 +236,10 @@ class Dividing:
             found.append(own)
         return found
 
-    def _open_ended(self, piece: Piece, d: int) -> Piece:
-        return attrs.evolve(piece, without_end=(*piece.without_end, d))
-
     def _cut(self, i: int, variation: Variation, pieces: list[Piece]) -> tuple[int, Sizes]:
         """(n, by warp the lengths of B and C) of pieces for one value after another."""
         words = [self._words(i, piece) for piece in pieces]
-        if variation.term.empty is None and words[0] != words[1]:
+        if variation.term.low is None and words[0] != words[1]:
             raise NotRegular(f"tiles differ for ever smaller {variation.text}")
         cut = regular_from(words)
         if cut is None:
@@ -281,7 +266,7 @@ class Dividing:
         words = end.advance(i, own)
         if begins:
             name = self._text(piece.shown) + (", up to its end" if ends[1][0] == "step" else "")
-            return Segment(own, words, start, end, ends[1], name, piece.shown, self._empty(piece))
+            return Segment(own, words, start, end, ends[1], name, piece.shown)
         more = "one more step" if self.at_once == 1 else f"{self.at_once} more steps"
         name = "the tile's end" if ends[1][0] == "tile" else more if ends[0] == ends[1] else "part of a step"
         return Segment(own, words, start, end, ends[1], name)

@@ -46,14 +46,14 @@ class Variation:
     @property
     def all(self) -> bool:
         """Whether it has so few values that all are looked at."""
-        low, high = self.term.empty, self.term.high
+        low, high = self.term.low, self.term.high
         return low is not None and high is not None and high - low < ALL and not self.around
 
     def values(self, laps: int, at_once: int) -> list[int]:
         """Those to look at. laps: as many as show that a count goes on by the same operations."""
         if self.some:
             return list(self.some)
-        low = self.near - 2 * at_once if self.term.empty is None else self.term.empty
+        low = self.near - 2 * at_once if self.term.low is None else self.term.low
         if self.all:
             assert self.term.high is not None
             return list(range(low, self.term.high + 1))
@@ -106,7 +106,7 @@ def kinds_of(decisions: Decisions) -> Kinds:
         scale = max([part[2] for part in halves if _whole_of(part) == key], default=1)
         term = decisions.terms[key]
         changes = [value * scale for use in own if use.how != VALUE for value in _changes(use, halves)] or [0]
-        near, far = (end(changes) if term.empty is None else max(end(changes), term.empty) for end in (min, max))
+        near, far = (end(changes) if term.low is None else max(end(changes), term.low) for end in (min, max))
         some = () if counted or values else _critical(term, own)
         depth = max([len(use.inside) for use in own])
         each = Variation(key, term, near, far, some, decisions.indices(key), key in around)
@@ -190,8 +190,8 @@ def _whole_of(key: Key) -> Key:
 def _of_sum(decisions: Decisions, terms: Sum) -> Term:
     """What is known of a sum."""
     whole = Varying(decisions, dict(terms), 0, 0)
-    (low,), (empty,), (high,) = decisions.bounds(whole)
-    return Term(low, empty, high, per_tile=any(decisions.terms[key].per_tile for key, _ in terms))
+    (low,), (high,) = decisions.bounds(whole)
+    return Term(low, high, per_tile=any(decisions.terms[key].per_tile for key, _ in terms))
 
 
 def _changes(use: Use, halves: Collection[Key] = ()) -> list[int]:
@@ -209,6 +209,6 @@ def _critical(term: Term, uses: list[Use]) -> tuple[int, ...]:
     changes = [_changes(use) for use in uses]
     found = {value for least, most in changes for value in (least, most)}
     found |= {value for least, most in changes if least == most for value in (least - 1, least + 1)}
-    low = min(found) if term.empty is None else term.empty
+    low = min(found) if term.low is None else term.low
     high = max(found) if term.high is None else term.high
     return tuple(sorted({min(max(value, low), high) for value in found}))

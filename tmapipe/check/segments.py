@@ -36,8 +36,8 @@ class Segments:
 
     head: from the start to the first tile; mixed: from each boundary, what can come next if the tiles of a CTA may be of
     different kinds; alike: the same if all are of one kind, where bodies decide on one number, by that number (the last one
-    stands for all larger ones); future: what may still come; uneven: whether tiles are of different kinds; empty: whether
-    some take no steps, although no tensor is empty; early: tiles before boundaries recur.
+    stands for all larger ones); future: what may still come; uneven: whether tiles are of different kinds; early: tiles
+    before boundaries recur.
     """
 
     head: Segment
@@ -45,14 +45,7 @@ class Segments:
     alike: dict[int, After]
     future: Future
     uneven: bool
-    empty: bool
     early: int
-
-    def without_empty(self) -> Segments:
-        """The same without tiles that only a tensor without elements has."""
-        mixed = {where: [s for s in segments if not s.empty] for where, segments in self.mixed.items()}
-        alike = {k: after for k, after in self.alike.items() if not any(s.empty for s in after["tile", 0])}
-        return attrs.evolve(self, mixed=mixed, alike=alike)
 
 
 def segments_of(problems: Problems) -> Segments:
@@ -148,8 +141,7 @@ class _Finder(Dividing):
         following = [segment for segments in self.mixed.values() for segment in segments]
         busy = {i for each in following for i, part in enumerate(each.parts) if len(part) > (each.to == END)}
         future = Future(problems.layout, [*(run.end for run in relative.values()), *self.ends], busy)
-        empty = not any(each.term.low != each.term.empty for each in self.variations)
-        return Segments(begin, self.mixed, self.alike, future, uneven, empty, early)
+        return Segments(begin, self.mixed, self.alike, future, uneven, early)
 
     def _alike(self, tiles: list[Ops], n: int) -> bool:
         return all(tile == tiles[n + (i - n) % self.group] for i, tile in enumerate(tiles) if i >= n)

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from tmapipe.check.budgets import budget_findings
-from tmapipe.check.closure import Closure, close
+from tmapipe.check.closure import close
 from tmapipe.check.findings import Finding, Report
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.problems import Problems
 from tmapipe.check.program import ordered, refused, run_checked
 from tmapipe.check.search import FEW, Problem, problems_near
-from tmapipe.check.segments import NotRegular, Segments, segments_of
+from tmapipe.check.segments import NotRegular, segments_of
 from tmapipe.dtypes import DType
 from tmapipe.errors import InputError, PipelineError, UnsafeError
 from tmapipe.machine import Layout
@@ -173,30 +173,18 @@ class _Search:
         return "; not varied: " + "; ".join([*texts[:NAMED], *others]) + few + failed
 
     def _every_count(self) -> bool:
-        """Whether a closed set of states shows every trip count.
-
-        Tiles without steps are left out if they do harm and can only come from tensors without elements, which never reach a
-        kernel (`Schedule.empty_value`).
-        """
+        """Whether a closed set of states shows every trip count."""
         problems = self.problems
         try:
             segments = segments_of(problems)
         except NotRegular as reason:
             self.runs.append(f"not shown for every trip count: {reason}")
             return False
-        shown = self._close(segments)
-        if not shown.closed and not segments.empty:
-            shown = self._close(segments.without_empty())
-            if shown.closed:
-                self.runs.append("tiles of no steps: not, since tensors without elements never reach a kernel")
+        shown = close(problems, segments)
+        self.events += shown.events
         closed = f"closed: {shown.states} states between segments"
         self.runs.append(closed if shown.closed else f"not shown for every trip count: {shown.why}")
         return shown.closed
-
-    def _close(self, segments: Segments) -> Closure:
-        shown = close(self.problems, segments)
-        self.events += shown.events
-        return shown
 
     def _sizes(self) -> list[tuple[int, int]]:
         """(tiles, steps) of the problems to run: small ones first, the largest last."""

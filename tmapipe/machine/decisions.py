@@ -43,13 +43,12 @@ class Use(NamedTuple):
 class Term(NamedTuple):
     """What is known of a term.
 
-    low: the least value, if no tensor is empty; empty: the same if some are; high: the largest; None where there is no bound;
+    low: the least value (no tensor is empty: such ones never reach a kernel); high: the largest; None where there is no bound;
     of: the terms that it is computed of; per_tile: whether it can differ from tile to tile of one run; by_entry: whether it
     is computed of entries of tables; indices: those of loops that it is computed of.
     """
 
     low: int | None
-    empty: int | None
     high: int | None
     of: frozenset[Key] = frozenset()
     per_tile: bool = False
@@ -140,17 +139,17 @@ class Decisions:
         return Varying(self, {key: 1}, 0, self.values.get(key, value))
 
     def made(self, key: Key, value: int, bounds: Sequence[int | None], *parts: Varying) -> Varying:
-        """A term that is computed of *parts*. bounds: `low`, `empty` and `high`, if it is new."""
+        """A term that is computed of *parts*. bounds: `low` and `high`, if it is new."""
         if key not in self.terms:
             self.terms[key] = self.derived(frozenset(part for number in parts for part in number.terms), bounds)
         return Varying(self, {key: 1}, 0, self.values.get(key, value))
 
     def derived(self, of: frozenset[Key], bounds: Sequence[int | None], entry: bool = False) -> Term:
         """What is known of a term that is computed of others, or is an *entry* of a table at an index that is."""
-        known, (low, empty, high) = [self.terms[part] for part in of], bounds
+        known, (low, high) = [self.terms[part] for part in of], bounds
         indices = tuple(dict.fromkeys(index for term in known for index in term.indices))
         tile, by_entry = any(term.per_tile for term in known), any(term.by_entry for term in known)
-        return Term(low, empty, high, of, tile or (entry and bool(of)), by_entry or entry, indices)
+        return Term(low, high, of, tile or (entry and bool(of)), by_entry or entry, indices)
 
     # ---- uses ---------------------------------------------------------------------------------------------------------
 
@@ -170,7 +169,7 @@ class Decisions:
         """
         if values > (3 if leaves else self.lap + 1):
             key = "symbol", names
-            self.terms.setdefault(key, Term(None, None, None))
+            self.terms.setdefault(key, Term(None, None))
             self.uses[Use(CARRIED, ((key, 1),), 0)] = None
 
     def starts(self, number: Varying, unit: int) -> None:
@@ -247,15 +246,15 @@ class Decisions:
         return any(self.terms[key].by_entry for key in number.terms)
 
     def bounds(self, *numbers: Any) -> list[list[int | None]]:
-        """Of `low`, `empty` and `high`: that of each number, plain ones among them."""
-        ends = ("low", "empty", "high")
+        """Of `low` and `high`: that of each number, plain ones among them."""
+        ends = ("low", "high")
         return [[self._bound(x, end) if type(x) is Varying else int(x) for x in numbers] for end in ends]
 
     def _bound(self, number: Varying, which: str) -> int | None:
         total = number.const
         for key, factor in number.terms.items():
             known = self.terms[key]
-            end = getattr(known, which if factor > 0 else "high" if which != "high" else "empty")
+            end = getattr(known, which if factor > 0 else "high" if which == "low" else "low")
             if end is None:
                 return None
             total += factor * end
@@ -272,7 +271,7 @@ class Decisions:
             )
         terms, inside = self.sorted(iterations), len(self.around)
         index = "index", inside, terms
-        self.terms.setdefault(index, Term(0, 0, None, indices=(index,)))
+        self.terms.setdefault(index, Term(0, None, indices=(index,)))
         loop = Loop(self.looked_at(terms, inside, self.values), self.length())
         self.loops.append(loop)
         self.around.append(index)

@@ -35,8 +35,8 @@ __all__ = ["RecordingIsa", "Tables"]
 Key = tuple[Any, ...]
 Tables = Mapping[str, Sequence[int]]
 
-FREE = Term(None, None, None, per_tile=True)
-COUNTED = Term(0, 0, None, per_tile=True)
+FREE = Term(None, None, per_tile=True)
+COUNTED = Term(0, None, per_tile=True)
 VARY = frozenset({Varying, Condition})
 
 
@@ -97,8 +97,8 @@ class RecordingIsa(MachineIsa):
         decisions, clusters = self.decisions, (self.cluster_id, self.clusters)
         self.inside, context.tiles = True, _Hidden()
         decisions.values, decisions.around = self.values_of(number) if self.values_of else {}, []
-        self.cluster_id = decisions.symbol(("symbol", "the cluster's number"), self.cluster_id, Term(0, 0, None))
-        self.clusters = decisions.symbol(("symbol", "the number of clusters"), self.clusters, Term(1, 1, None))
+        self.cluster_id = decisions.symbol(("symbol", "the cluster's number"), self.cluster_id, Term(0, None))
+        self.clusters = decisions.symbol(("symbol", "the number of clusters"), self.clusters, Term(1, None))
         try:
             seen = None if tile is None else tile.changed(self._number)
             result = function(*(seen if each is tile else each for each in arguments))
@@ -147,7 +147,7 @@ class RecordingIsa(MachineIsa):
         """The extent of a dimension: fixed, computed of that of another one, or a symbol."""
         relation = next((each for each in self.plan.relations if each.name == name), None)
         if relation is None:
-            return self.decisions.symbol(("extent", name), value, Term(1, 0, None))
+            return self.decisions.symbol(("extent", name), value, Term(1, None))
         if relation.size is not None:
             return value
         known = ((a, dims.index(relation.of)) for a, dims in self.plan.dims.items() if relation.of in dims)

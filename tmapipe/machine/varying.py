@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["COMPARED", "Key", "UNBOUNDED", "VALUE", "Condition", "Varying", "whole"]
 
 MOST = 2**31  # whole numbers of a kernel are smaller
-UNBOUNDED = (None, None, None)
+UNBOUNDED = (None, None)
 COMPARED, VALUE = "is compared", "is used as a value"
 
 Key = tuple[Any, ...]
@@ -97,8 +97,8 @@ class Varying(RecordedNumber):
             ends = [
                 None if a is None or b is None or a < 0 or b < 0 else a * b for a, b in self.run.bounds(self, other)
             ]
-            if ends[1] is None:
-                ends[2] = None
+            if ends[0] is None:
+                ends[1] = None
             key = ("product", first.form, second.form)
             return self.run.made(key, self.value * other.value, ends, self, other)
         if isinstance(other, float):
@@ -142,7 +142,7 @@ class Varying(RecordedNumber):
         if not terms:
             return self.const % by
         key = ("remainder", (tuple(sorted(terms.items(), key=repr)), self.const % by), by)
-        return self.run.made(key, self.value % by, (0, 0, by - 1), self)
+        return self.run.made(key, self.value % by, (0, by - 1), self)
 
     __rfloordiv__ = _unknown("quotient of", lambda a, b: b // a)
     __rmod__ = _unknown("remainder of", lambda a, b: b % a)
@@ -265,7 +265,7 @@ class Condition(RecordedNumber):
         if forms[0] == forms[1]:
             return taken
         key = ("choice", self.key, *forms)
-        bounds = zip(run.bounds(then, otherwise), (min, min, max), strict=True)
+        bounds = zip(run.bounds(then, otherwise), (min, max), strict=True)
         ends = [None if None in both else least(both) for both, least in bounds]  # type: ignore[type-var]
         parts = (*self.of, *(x for x in (then, otherwise) if type(x) is Varying))
         value = taken.value if type(taken) is Varying else int(taken)

@@ -50,7 +50,7 @@ def _extreme(name: str, found: Callable[..., Any]) -> Callable[..., Any]:
         if len(forms) == 1:
             return values[0]
         ends: list[int | None] = []
-        for end, each in zip(("low", "empty", "high"), run.bounds(*values), strict=True):
+        for end, each in zip(("low", "high"), run.bounds(*values), strict=True):
             known = [e for e in each if e is not None]
             # the end that is nearest to the other values is a bound already
             inner = (name == "max") == (end != "high")
