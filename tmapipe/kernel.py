@@ -54,12 +54,9 @@ def kernel_main(isa: Isa, schedule: Schedule) -> None:
         isa.griddepcontrol_launch_dependents()
     _init_barriers(isa)
     for first, count, registers, roles in branches_of(isa.plan):
-        isa.when(
-            _between(isa.warp, first, count, isa.plan.warps),
-            functools.partial(_run_branch, isa, schedule, first, count, registers, roles),
-        )
+        _in_warps(isa, first, count, functools.partial(_run_branch, isa, schedule, first, count, registers, roles))
     for first, count in without_role(isa.plan):
-        isa.when(_between(isa.warp, first, count, isa.plan.warps), functools.partial(_meet, isa))
+        _in_warps(isa, first, count, functools.partial(_meet, isa))
 
 
 def _init_barriers(isa: Isa) -> None:
@@ -110,10 +107,7 @@ def _run_branch(
         if role.first_warp <= first and role.first_warp + role.warps >= first + count:
             _run_role(isa, schedule, role)
         else:
-            isa.when(
-                _between(isa.warp, role.first_warp, role.warps, isa.plan.warps),
-                functools.partial(_run_role, isa, schedule, role),
-            )
+            _in_warps(isa, role.first_warp, role.warps, functools.partial(_run_role, isa, schedule, role))
 
 
 def _run_role(isa: Isa, schedule: Schedule, role: RoleWarps) -> None:
@@ -144,14 +138,18 @@ def _run_role(isa: Isa, schedule: Schedule, role: RoleWarps) -> None:
     k.finish()
 
 
-def _between(warp: Any, first: int, count: int, warps: int) -> Any:
+def _in_warps(isa: Isa, first: int, count: int, run: Callable[[], None]) -> None:
+    """Calls *run* in *count* warps from number *first* on."""
+    warp: Any = isa.warp
     if count == 1:
-        return warp == first
-    if first == 0:
-        return warp < count
-    if first + count == warps:
-        return warp >= first
-    return (warp >= first) & (warp < first + count)
+        mine = warp == first
+    elif first == 0:
+        mine = warp < count
+    elif first + count == isa.plan.warps:
+        mine = warp >= first
+    else:
+        mine = (warp >= first) & (warp < first + count)
+    isa.when(mine, run)
 
 
 class KernelContext(Carried):

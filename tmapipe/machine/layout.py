@@ -34,11 +34,11 @@ class Layout:
         self.slot_base = _bases(plan.buffers)
         self.nbars, self.nslots = len(self.bars), len(self.slots)
         self.ranges = [slot_range(buffer, stage) for buffer, stage in self.slots]
+        #: slots that share bytes with each slot, itself included
         self.aliases = tuple(
             tuple(j for j, other in enumerate(self.ranges) if other[0] < own[1] and own[0] < other[1])
             for own in self.ranges
         )
-        #: slots that share bytes with each slot, itself included
         self.roles = ["idle"] * self.warps
         for role in plan.roles:
             self.roles[role.first_warp : role.first_warp + role.warps] = [role.name] * role.warps
@@ -92,11 +92,7 @@ class Layout:
                 group = agent.issuer % self.warpgroups
                 return f"wgmma {agent.serial} of {self.roles[4 * group]} (warpgroup {group}) of CTA {agent.cta}"
             to = f", to CTA {agent.cta}" if agent.kind != "store" and self.ctas > 1 else ""
-            kind = (
-                agent.kind
-                if agent.kind in ("st.async", "cp.async", "peer copy", "peer reduction")
-                else f"TMA {agent.kind}"
-            )
+            kind = f"TMA {agent.kind}" if agent.kind in ("load", "store") else agent.kind
             return f"{kind} {agent.serial} of {self.agent_name(agent.issuer)}{to}"
         cta, warp = divmod(agent, self.warps)
         return f"{self.roles[warp]} (warp {warp}) of CTA {cta}"

@@ -24,20 +24,18 @@ __all__ = ["NAMES_LOCK", "greatest", "names_replaced"]
 
 def _range(bodies: Container[CodeType], *bounds: Any) -> Any:
     """As `range`, of numbers that may vary. bodies: whose loops are watched, and not only for what they count."""
-    numbers, body = _numbers(*bounds), sys._getframe(1).f_code in bodies
-    varying = next((bound.run for bound in bounds if type(bound) is Varying), None)
-    return Iterations(numbers, body, varying.carries if varying else None) if body or varying else numbers
-
-
-def _numbers(*bounds: Any) -> Any:
-    varying = next((bound for bound in bounds if type(bound) is Varying), None)
-    if varying is None:
-        return builtins.range(*bounds)
+    body = sys._getframe(1).f_code in bodies
+    run = next((bound.run for bound in bounds if type(bound) is Varying), None)
+    if run is None:
+        numbers: Any = builtins.range(*bounds)
+        return Iterations(numbers, body, None) if body else numbers
     start, stop = (0, bounds[0]) if len(bounds) == 1 else bounds[:2]
     step = operator.index(bounds[2]) if len(bounds) > 2 else 1
-    if not isinstance(stop - start, Varying):
-        return [start + i for i in builtins.range(0, stop - start, step)]
-    return varying.run.iterations(start, stop, step)
+    if isinstance(stop - start, Varying):
+        numbers = run.iterations(start, stop, step)
+    else:
+        numbers = [start + i for i in builtins.range(0, stop - start, step)]
+    return Iterations(numbers, body, run.carries)
 
 
 def _extreme(name: str, found: Callable[..., Any]) -> Callable[..., Any]:
