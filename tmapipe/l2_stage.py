@@ -41,6 +41,3 @@ class L2Stage(TokenStage):
         if not any(source.loader is role for role in ring.phases[-1]):
             rule = "is consumed by the role that loads the source"
             raise InputError("L2Stage(ring)", ring, rule, "name that role as its consumer")
-
-    def __repr__(self) -> str:
-        return f"L2Stage({self.source!r}, ring={self.ring!r})"

@@ -131,6 +131,9 @@ class TokenStage:
 
     ring: BarrierRing
 
+    def __repr__(self) -> str:
+        return shown(self)
+
 
 @attrs.frozen(eq=False, repr=False, kw_only=True)
 class TmaLoadStage(SlotStage):

@@ -42,6 +42,3 @@ class StoredStage(TokenStage):
             raise InputError("StoredStage(ring)", ring, rule, "e.g. BarrierRing(1, producer=store, consumer=load)")
         if store.storing is not None and not any(store.storing is role for role in ring.phases[0]):
             raise InputError("StoredStage(ring)", ring, "is produced by the role that stores", "name that as producer")
-
-    def __repr__(self) -> str:
-        return f"StoredStage({self.store!r}, ring={self.ring!r})"

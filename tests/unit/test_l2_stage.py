@@ -78,4 +78,4 @@ def test_refused():
                 slot.far.prefetch(m=tile.m)
 
     refused(Nowhere().check, argument="slot.far.prefetch", rule="coordinate")
-    assert repr(Far.far).startswith("L2Stage(TmaLoadStage(")
+    assert repr(Far.far).startswith("L2Stage(ring=BarrierRing(") and "source=TmaLoadStage(" in repr(Far.far)

@@ -15,7 +15,7 @@ from tmapipe.plan.thread_layout import ThreadLayout, transposed_of, vectors_of
 from tmapipe.protocol.cluster import peer_mask, share_index
 from tmapipe.protocol.registry import stands_for
 from tmapipe.protocol.ring import RingEnd, Slot
-from tmapipe.protocol.rows import check_part, each_row, fours, part_start, rows_start
+from tmapipe.protocol.rows import check_part, move_rows, part_start, rows_start
 from tmapipe.protocol.table import BoundTable
 from tmapipe.protocol.tile import Tile, aligned_start, check_own, check_start
 from tmapipe.protocol.values import check_extents, layout_of, write_values
@@ -184,18 +184,14 @@ class PartInSlot(Carried):
         load, where = self._loaded(), f"slot.{self.part.buffer.name}.gather"
         isa, index, barrier = self.part.isa, self.slot.index, self.end.signalled
         at = rows_start(where, load, table, first, tile, coordinates)
-        cut = len(load.dims) - load.core
 
-        by_four = fours(isa.plan.target.gather4, load)
+        def one(row: Any, part: Any) -> None:
+            isa.tma_load(load, index, (*at[:-2], row, at[-1]), barrier, part=part, anywhere=True)
 
-        def some(part: Any, rows: list[Any]) -> None:
-            if by_four:
-                isa.tma_gather(load, index, rows, at, barrier, part)
-            else:
-                own = part if load.parts > 1 else None
-                isa.tma_load(load, index, (*at[:cut], *rows, *at[cut + 1 :]), barrier, part=own, anywhere=True)
+        def four(rows: list[Any], part: Any) -> None:
+            isa.tma_gather(load, index, rows, at, barrier, part)
 
-        each_row(isa, load.parts, 4 if by_four else 1, table, first, some)
+        move_rows(isa, load, table, first, one, four if isa.plan.target.gather4 else None)
 
     def _aligned(
         self,

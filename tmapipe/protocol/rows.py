@@ -12,7 +12,7 @@ from tmapipe.plan.model import Load, Store
 from tmapipe.protocol.table import BoundTable
 from tmapipe.protocol.tile import Tile, start_of
 
-__all__ = ["check_part", "each_row", "fours", "part_start", "rows_start"]
+__all__ = ["check_part", "move_rows", "part_start", "rows_start"]
 
 TOGETHER = (16, 8, 4, 3, 2, 1)  # rows, whose entries of the table are on their way at once
 
@@ -77,21 +77,33 @@ def rows_start(
     return start_of(where, move.dims, move.part, tile, {**coordinates, move.dims[cut]: 0})
 
 
-def fours(supported: bool, move: Load | Store) -> bool:
-    """Whether one instruction moves four rows: of a matrix, that are no longer than a box, on an architecture that has it."""
-    return supported and len(move.dims) == 2 and move.box[-1] == move.tile[-1] and move.parts % 4 == 0
-
-
-def each_row(
-    isa: Isa, rows: int, at_once: int, table: BoundTable, first: Any, some: Callable[[Any, list[Any]], None]
+def move_rows(
+    isa: Isa,
+    move: Load | Store,
+    table: BoundTable,
+    first: Any,
+    one: Callable[[Any, Any], None],
+    four: Callable[[list[Any], Any], None] | None,
 ) -> None:
-    """Calls ``some(i, entries)`` for all rows *at_once* i to *at_once* (i + 1) - 1, whose entries follow *first*."""
-    together = next(size for size in TOGETHER if rows % size == 0)
-    groups = together // at_once
+    """Moves all rows of a slot, whose numbers the table has from entry *first* on.
+
+    Args:
+        move: Of the slot.
+        one: Moves the row of this number, which becomes, or is, this part of the slot; None: all of it.
+        four: Moves four rows of these numbers, which are part 4 i and on of the slot, by one instruction: of a matrix, whose
+            rows are no longer than a box. None: the architecture has no such instruction.
+    """
+    by_four = four is not None and len(move.dims) == 2 and move.box[-1] == move.tile[-1] and move.parts % 4 == 0
+    at_once = 4 if by_four else 1
+    together = next(size for size in TOGETHER if move.parts % size == 0)
 
     def turn(i: Any) -> None:
         entries = [table.entry(first + together * i + j) for j in range(together)]
-        for group in range(groups):
-            some(groups * i + group, entries[at_once * group : at_once * (group + 1)])
+        for group in range(together // at_once):
+            part = together // at_once * i + group
+            if four is not None and by_four:
+                four(entries[4 * group : 4 * group + 4], part)
+            else:
+                one(entries[group], part if move.parts > 1 else None)
 
-    isa.loop(rows // together, turn)
+    isa.loop(move.parts // together, turn)

@@ -17,7 +17,7 @@ from tmapipe.protocol.matmuls import Accumulator, Epilogue, TileValues
 from tmapipe.protocol.pieces import Piece, pieces, strip_start
 from tmapipe.protocol.registry import stands_for
 from tmapipe.protocol.ring import Slot
-from tmapipe.protocol.rows import each_row, fours, part_start, rows_start
+from tmapipe.protocol.rows import move_rows, part_start, rows_start
 from tmapipe.protocol.table import BoundTable
 from tmapipe.protocol.tile import Tile, check_own, start_of, tile_at, within
 from tmapipe.protocol.values import check_rounded, write_values
@@ -91,20 +91,19 @@ class StoreOfSlot(Carried):
         plan = self._begin()
         isa, index = self.isa, self.slot.index
         at = rows_start(f"slot.{plan.name}.scatter", plan, table, first, tile, coordinates)
-        cut = len(plan.dims) - plan.core
-        end = isa.extent(plan.argument, cut)
-        by_four = plan.reduce is None and fours(isa.plan.target.scatter4, plan)
+        end = isa.extent(plan.argument, len(plan.dims) - 2)
         self._fence()
 
-        def some(part: Any, entries: list[Any]) -> None:
-            rows = [isa.select(entry < 0, end, entry) for entry in entries]  # stores start inside or beyond the tensor
-            if by_four:
-                isa.tma_scatter(plan, index, rows, at, part)
-            else:
-                own = part if plan.parts > 1 else None
-                isa.tma_store(plan, index, (*at[:cut], *rows, *at[cut + 1 :]), part=own)
+        def row(entry: Any) -> Any:
+            return isa.select(entry < 0, end, entry)  # stores start inside or beyond the tensor
 
-        each_row(isa, plan.parts, 4 if by_four else 1, table, first, some)
+        def one(entry: Any, part: Any) -> None:
+            isa.tma_store(plan, index, (*at[:-2], row(entry), at[-1]), part=part)
+
+        def four(entries: list[Any], part: Any) -> None:
+            isa.tma_scatter(plan, index, list(map(row, entries)), at, part)
+
+        move_rows(isa, plan, table, first, one, four if isa.plan.target.scatter4 and plan.reduce is None else None)
 
     def _begin(self) -> Store:
         self.slot._check_open(self.plan.buffer.name)
