@@ -316,6 +316,12 @@ def by_hand() -> dict[str, ByHand]:
         "arming releases": ByHand(
             ([ops.SlotWrite(0), ops.WarpSync(), ops.MbarArriveTx(0, 0)], [wait, ops.SlotRead(0)]), set()
         ),
+        "bytes armed before the arrival": ByHand(
+            ([ops.MbarExpectTx(0, 2048), arrive, load._replace(bar=0), wait], []), set()
+        ),
+        "bytes armed beside the arrival": ByHand(
+            ([ops.MbarExpectTx(0, 2048), load._replace(bar=0), wait], [arrive]), {Kind.TX_MISMATCH}
+        ),
         "released to a peer": ByHand(far("cluster"), set()),
         "told to a peer": ByHand(far("relaxed"), {Kind.RACE}),
         "released to the cluster": ByHand(meet("cluster"), set()),
