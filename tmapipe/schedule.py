@@ -104,8 +104,6 @@ class Schedule:
         """
         if not isinstance(other, Schedule) or type(self) is not type(other):
             return NotImplemented
-        if self is other:
-            return True
         names = sorted({*vars(self), *vars(other)} - {*_MADE, *_ON_THE_HOST, "_earlier"})
         of_self, of_other = ({n: getattr(of, n, None) for n in names} for of in (self, other))
         return same(self.declared, other.declared, of_self, of_other)

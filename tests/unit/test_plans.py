@@ -8,6 +8,7 @@ import pytest
 
 import tmapipe as tp
 from tmapipe.plan.frozenmap import FrozenMap
+from tmapipe.plan.thread_layout import AccumulatorLayout
 
 S = tp.schedules
 
@@ -58,3 +59,10 @@ def test_frozen_maps():
     assert dict(one) == {"m": 1, "n": 2} and one["n"] == 2 and "l" not in one and len(one) == 2
     assert list(one) == ["m", "n"] == list(reversed(swapped))
     assert repr(swapped) == "{'n': 2, 'm': 1}"
+
+
+def test_accumulators_that_distribute_rows_or_columns_alike():
+    tile, lower, wider = (AccumulatorLayout(*shape, 2, 4) for shape in ((256, 64), (128, 64), (256, 96)))
+    assert tile.key("columns") == lower.key("columns") != wider.key("columns")
+    assert tile.key("rows") == wider.key("rows") != lower.key("rows")
+    assert tile.key("rows") != AccumulatorLayout(256, 64, 4, 4).key("rows")

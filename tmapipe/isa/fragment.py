@@ -126,10 +126,9 @@ def _joined(name: str, layout: ThreadLayout | None, along: str, other: Fragment)
     kept = other.layout if along != "tile" and other.along == "tile" else layout
     if layout == other.layout:
         return kept, wide
-    if layout is not None and other.layout is not None:
-        if "rows" in both and layout.row_key == other.layout.row_key and "columns" not in both:
-            return kept, wide
-        if "columns" in both and layout.column_key == other.layout.column_key and "rows" not in both:
+    lines = [each for each in ("rows", "columns") if each in both]
+    if layout is not None and other.layout is not None and len(lines) == 1:
+        if layout.key(lines[0]) == other.layout.key(lines[0]):
             return kept, wide
     raise ScopeError(
         f"{name} of fragments that are distributed differently over the threads: {layout} and {other.layout}. "

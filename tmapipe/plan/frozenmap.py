@@ -25,9 +25,6 @@ class FrozenMap(Mapping[K, V]):
     def __getitem__(self, key: K) -> V:
         return self._found[key]
 
-    def get(self, key: Any, default: Any = None) -> Any:
-        return self._found.get(key, default)
-
     def __iter__(self) -> Iterator[K]:
         return iter(self._found)
 

@@ -57,14 +57,8 @@ class ThreadLayout:
             return [first + i for i in range(self.row_warps)]
         return [warp % self.row_warps + i for i in range(0, self.warps, self.row_warps)]
 
-    @property
-    def row_key(self) -> object:
-        """Layouts of equal keys distribute rows alike: one number a row of the one fits the other."""
-        return self
-
-    @property
-    def column_key(self) -> object:
-        """Likewise for columns."""
+    def key(self, lines: str) -> object:
+        """Layouts of equal keys distribute their "rows" or "columns" alike: one number for each fits the other too."""
         return self
 
     def check_rows(self) -> None:
@@ -236,13 +230,8 @@ class AccumulatorLayout(ThreadLayout):
         rest = i % (self.columns // 2)
         return rest % 2 + rest // 4 * 2
 
-    @property
-    def row_key(self) -> object:
-        return self.rows, self.warpgroups, self.first_warp, self.teams
-
-    @property
-    def column_key(self) -> object:
-        return self.columns, self.warpgroups, self.first_warp, self.teams
+    def key(self, lines: str) -> object:
+        return self.rows if lines == "rows" else self.columns, self.warpgroups, self.first_warp, self.teams
 
 
 def vectors_of(stage: str, tile: tuple[int, ...], role: RoleWarps) -> VectorLayout:

@@ -205,7 +205,7 @@ class Accumulator(Carried):
         self.check_readable()
         fits = isinstance(by, Fragment) and by.along == "one"
         if isinstance(by, Fragment) and by.along == "rows" and by.layout is not None:
-            fits = by.layout.row_key == AccumulatorLayout.of(self.matmul).row_key
+            fits = by.layout.key("rows") == AccumulatorLayout.of(self.matmul).key("rows")
         if not fits:
             rule = "takes a fragment of one number a row of its sums"
             raise ScopeError(f"scale() of {self.matmul.name} {rule}, not {by!r}.")
