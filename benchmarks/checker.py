@@ -15,6 +15,7 @@ import tmapipe as tp
 from benchmarks.results import OURS, Results, print_table
 from tests.check.five_roles import FiveRoles, FiveRolesOneSilent
 from tests.oracle.one_run import check_program
+from tests.oracle.registry import REGISTRY
 from tests.programs import PROGRAMS
 from tmapipe import schedules
 from tmapipe.check.findings import Report
@@ -37,7 +38,7 @@ EVERY: dict[str, Callable[[], Any]] = (
         "Gemm, cluster 2x1, dynamic order": lambda: schedules.Gemm(tiles=tp.DynamicTiles()),
         "Gemm, cluster 1x2, by GPC": lambda: schedules.Gemm(cluster=(1, 2), tiles=tp.GpcTiles()),
     }
-    | {made.name: made.make for made in schedules.REGISTRY}
+    | {made.name: made.make for made in REGISTRY}
     | {name: made.make for name, made in PROGRAMS.items()}
 )
 K_TILES = (8, 16, 32, 64, 128, 256)

@@ -7,8 +7,8 @@ import pytest
 import tmapipe as tp
 from tests.machine.test_reductions import KINDS, make
 from tests.oracle.mutants import Target, judge, mutants_of
+from tests.oracle.registry import Registered
 from tests.sweeps import ALL, sample
-from tmapipe.schedules import Registered
 from tmapipe.testing import assert_safe
 
 S = tp.schedules

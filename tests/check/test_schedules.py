@@ -7,6 +7,7 @@ import pytest
 import tmapipe as tp
 from tests.check.five_roles import FiveRoles, FiveRolesOneSilent
 from tests.oracle.one_run import check_program
+from tests.oracle.registry import REGISTRY
 from tests.sweeps import ALL, sample
 from tmapipe.check import Kind
 from tmapipe.check.trips import require_safe
@@ -15,7 +16,7 @@ from tmapipe.testing import assert_safe
 
 S = tp.schedules
 
-SHIPPED = {registered.name: registered.make for registered in S.REGISTRY}
+SHIPPED = {registered.name: registered.make for registered in REGISTRY}
 FORMS = {
     "copy, stores waited for at once": lambda: S.Copy((4, 64), 4, 0),
     "gemm 1x1": lambda: S.Gemm((128, 128, 64), (1, 1), 4),

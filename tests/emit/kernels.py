@@ -39,6 +39,7 @@ from tests.oracle.descriptor_forms import AnyRows, Convolved, Every, EveryInPart
 from tests.oracle.held_forms import Narrowed
 from tests.oracle.peer_forms import Looked, Paired, Reduced, Rotated, RotatedInPairs, Scattered, WholeBoxes
 from tests.oracle.ptx import Ptx
+from tests.oracle.registry import REGISTRY
 from tests.oracle.result_forms import Chained, Overlapped
 from tests.oracle.row_forms import GatherRows, PagedRows, ScatterRows
 from tests.sweeps import ALL
@@ -46,7 +47,7 @@ from tmapipe.gpu.build import Compiled
 from tmapipe.plan.model import Plan
 
 S, E = tp.schedules, tp.epilogue
-READY_MADE = {registered.name: registered.make for registered in S.REGISTRY}
+READY_MADE = {registered.name: registered.make for registered in REGISTRY}
 
 
 @attrs.frozen

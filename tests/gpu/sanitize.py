@@ -23,11 +23,12 @@ import torch
 from cutlass.cute.runtime import from_dlpack
 
 import tmapipe as tp
+from tests.oracle.registry import REGISTRY
 from tests.programs import PROGRAMS, check
 
 __all__ = ["NAMES", "PLANTED", "run_one", "says"]
 
-REGISTERED = {registered.name: registered.make for registered in tp.schedules.REGISTRY}
+REGISTERED = {registered.name: registered.make for registered in REGISTRY}
 NAMES = (*REGISTERED, *PROGRAMS)
 EXTENTS = {"l": 2, "s": 3, "m": 200, "n": 136, "k": 200}
 SECONDS = 100  # for one schedule under one tool

@@ -8,8 +8,8 @@ import random
 import pytest
 
 import tmapipe as tp
+from tests.oracle.registry import REGISTRY
 from tests.programs import PROGRAMS
-from tmapipe import schedules
 from tmapipe.check.problems import Problems
 from tmapipe.isa.ops import WarpSync
 from tmapipe.machine.alike import Alike, Own
@@ -168,7 +168,7 @@ def test_a_report_names_the_warp_that_is_not_like_the_others():
     assert "ring.free[3]" in finding.message
 
 
-SOME = {made.name: made.make for made in schedules.REGISTRY if made.name in ("Gemm", "PingPong", "ClusterSplitK")}
+SOME = {made.name: made.make for made in REGISTRY if made.name in ("Gemm", "PingPong", "ClusterSplitK")}
 SOME |= {name: PROGRAMS[name].make for name in ("softmax over CTAs", "gemm_row_max", "attention", "row_sums over CTAs")}
 
 

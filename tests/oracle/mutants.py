@@ -41,6 +41,7 @@ from tests.oracle.peer_forms import (
     WholeBoxes,
 )
 from tests.oracle.program_forms import FORMS
+from tests.oracle.registry import REGISTRY, Registered
 from tests.oracle.result_forms import Chained, Overlapped
 from tests.oracle.row_forms import GatherFour, GatherRows, ScatterFour, ScatterRows
 from tests.oracle.value_forms import Normalized
@@ -48,7 +49,7 @@ from tmapipe.check.findings import Kind
 from tmapipe.check.problems import Problems
 from tmapipe.epilogue import Epilogue
 from tmapipe.machine import Layout, record
-from tmapipe.schedules import REGISTRY, Copy, Gemm, PingPong, Registered
+from tmapipe.schedules import Copy, Gemm, PingPong
 
 __all__ = ["VARIANTS", "Mutant", "Target", "judge", "mutants_of"]
 

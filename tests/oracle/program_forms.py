@@ -6,8 +6,8 @@ import copy
 from collections.abc import Callable
 
 import tmapipe as tp
+from tests.oracle.registry import Registered
 from tests.programs import PROGRAMS
-from tmapipe.schedules import Registered
 
 __all__ = ["FORMS"]
 

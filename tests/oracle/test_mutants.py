@@ -12,6 +12,7 @@ from tests.oracle.mutant_sites import Change, Program, Site
 from tests.oracle.mutant_table import Outcome, show, table, why_equivalent, write
 from tests.oracle.mutants import VARIANTS, Mutant, Target, judge, judged, mutants_of
 from tests.oracle.one_run import check_program
+from tests.oracle.registry import REGISTRY
 from tests.sweeps import ALL
 from tmapipe.check import Kind, Report
 from tmapipe.check.findings import Finding
@@ -21,7 +22,6 @@ from tmapipe.isa.effects import Effect, declared
 from tmapipe.isa.ops import BarArrive, BarWait, CounterAdd, MbarWait, WarpSync
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import record
-from tmapipe.schedules import REGISTRY
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "mutants.json"
 EVERY = 13 if ALL else 29  # of the changes to a schedule, one in so many is judged here,

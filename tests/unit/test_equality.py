@@ -9,11 +9,12 @@ import pytest
 
 import tmapipe as tp
 from tests.oracle.peer_forms import Reduced
+from tests.oracle.registry import REGISTRY
 
 S = tp.schedules
 
 
-@pytest.mark.parametrize("registered", S.REGISTRY, ids=lambda registered: registered.name)
+@pytest.mark.parametrize("registered", REGISTRY, ids=lambda registered: registered.name)
 def test_schedules_made_alike_are_equal(registered):
     one, two = registered.make(), registered.make()
     assert one == two and hash(one) == hash(two) and one.plan() == two.plan()
@@ -33,9 +34,9 @@ def test_copies_have_the_bodies_of_roles_that_an_instance_declares():
 
 
 def test_all_ready_made_schedules_differ():
-    made = [make() for registered in S.REGISTRY for make in (registered.make, registered.make_small)]
+    made = [make() for registered in REGISTRY for make in (registered.make, registered.make_small)]
     assert len(set(made)) == len(made)
-    assert len({*made, *(registered.make() for registered in S.REGISTRY)}) == len(made)
+    assert len({*made, *(registered.make() for registered in REGISTRY)}) == len(made)
 
 
 class Rows(tp.Schedule):

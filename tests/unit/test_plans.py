@@ -7,6 +7,7 @@ import attrs
 import pytest
 
 import tmapipe as tp
+from tests.oracle.registry import REGISTRY
 from tmapipe.plan.frozenmap import FrozenMap
 from tmapipe.plan.thread_layout import AccumulatorLayout
 
@@ -21,7 +22,7 @@ def test_plans_of_equal_declarations_are_equal():
 
 
 def test_every_registered_plan_can_be_hashed_copied_and_pickled():
-    for registered in S.REGISTRY:
+    for registered in REGISTRY:
         plan = registered.make().plan()
         for other in (copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
             assert other == plan and hash(other) == hash(plan)

@@ -3,7 +3,7 @@
 import inspect
 
 import tmapipe as tp
-from tmapipe.schedules import REGISTRY
+from tests.oracle.registry import REGISTRY
 
 
 def test_every_ready_made_schedule_is_registered():

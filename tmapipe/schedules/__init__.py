@@ -1,11 +1,5 @@
 """Ready-made schedules: run them, give them other tiles and stages, or subclass them."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
-from tmapipe.epilogue import Epilogue, Matrix
-from tmapipe.math import relu
-from tmapipe.schedule import Schedule
 from tmapipe.schedules.addparts import AddParts
 from tmapipe.schedules.clustersplitk import ClusterSplitK
 from tmapipe.schedules.conv import Conv
@@ -14,18 +8,11 @@ from tmapipe.schedules.finishparts import FinishParts
 from tmapipe.schedules.gated import GatedGemm
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.grouped import GroupedGemm
-from tmapipe.schedules.mainloop import Cooperative
-from tmapipe.schedules.operand import Operand
 from tmapipe.schedules.pingpong import PingPong
 from tmapipe.schedules.splitk import SplitK
 from tmapipe.schedules.streamk import StreamK
-from tmapipe.tiles.dynamic import DynamicTiles
-from tmapipe.tiles.gpc import GpcTiles
-from tmapipe.tiles.persistent import PersistentTiles
-from tmapipe.windows import Windows
 
 __all__ = [
-    "REGISTRY",
     "AddParts",
     "ClusterSplitK",
     "Conv",
@@ -35,118 +22,6 @@ __all__ = [
     "Gemm",
     "GroupedGemm",
     "PingPong",
-    "Registered",
     "SplitK",
     "StreamK",
 ]
-
-
-class Registered(NamedTuple):
-    """A ready-made schedule, for tests.
-
-    Args:
-        name: In tests and results.
-        make: Makes it as it is shipped.
-        make_small: Makes it with few stages and warps, to search all interleavings.
-        problems: What the small form is searched on, each as (output tiles a CTA, steps along each inner dimension, extents of
-            other dimensions).
-    """
-
-    name: str
-    make: Callable[[], Schedule]
-    make_small: Callable[[], Schedule]
-    problems: tuple[tuple[int, int, dict[str, int]], ...] = ((1, 1, {}), (3, 3, {}))
-
-
-ONE = Epilogue(stages=1)
-
-
-def _added(acc: Any, c: Any) -> Any:
-    return acc + c
-
-
-RESIDUAL = Epilogue(_added, operands={"c": Matrix()}, stages=1)
-
-
-def _queued_copy(copy: Copy, order: PersistentTiles) -> Copy:
-    """*copy* in a queued order, on clusters of two."""
-    copy.tiles, copy.cluster = order, {"m": 2}
-    return copy
-
-
-#: Every ready-made schedule once, and some with another tile scheduler or with transposed operands: what mutants are made of.
-REGISTRY: tuple[Registered, ...] = (
-    Registered("Copy", Copy, lambda: Copy((4, 64), stages=2, pending=1), ((1, 1, {}), (5, 1, {}))),
-    Registered(
-        "Copy, dynamic",
-        lambda: _queued_copy(Copy(stages=12), DynamicTiles()),
-        lambda: _queued_copy(Copy((4, 64), stages=2, pending=0), DynamicTiles(stages=2)),
-        ((1, 1, {}), (3, 1, {})),
-    ),
-    Registered(
-        "Copy, by GPC",
-        lambda: _queued_copy(Copy(stages=12), GpcTiles()),
-        lambda: _queued_copy(Copy((4, 64), stages=2, pending=0), GpcTiles()),
-        ((1, 1, {}), (3, 1, {})),
-    ),
-    Registered(
-        "AddParts",
-        lambda: AddParts(together=4),
-        lambda: AddParts((4, 64), stages=2, together=4),
-        ((1, 1, {}), (4, 2, {})),
-    ),
-    Registered(
-        "FinishParts",
-        lambda: FinishParts(Epilogue(relu)),
-        lambda: FinishParts(Epilogue(relu, stages=1), 2),
-        ((1, 1, {}), (2, 2, {})),
-    ),
-    Registered("Gemm", Gemm, lambda: Gemm((64, 64, 16), (2, 1), 2, epilogue=ONE), ((1, 1, {}), (2, 3, {}))),
-    Registered(
-        "Gemm, transposed",
-        lambda: Gemm(a=Operand("m"), b=Operand("n")),
-        lambda: Gemm((64, 64, 16), (2, 1), 2, a=Operand("m"), b=Operand("n"), epilogue=ONE),
-        ((1, 1, {}), (2, 3, {})),
-    ),
-    Registered(
-        "Gemm, along n",
-        lambda: Gemm((144, 192, 64), (1, 2), mainloop=Cooperative(along="n")),
-        lambda: Gemm((64, 64, 16), (1, 2), 2, mainloop=Cooperative(along="n"), epilogue=ONE),
-        ((1, 1, {}), (2, 3, {})),
-    ),
-    Registered(
-        "Gemm, along n, with a matrix",
-        lambda: Gemm((144, 128, 64), (1, 2), mainloop=Cooperative(along="n"), epilogue=RESIDUAL),
-        lambda: Gemm((64, 64, 16), (1, 1), 2, mainloop=Cooperative(along="n"), epilogue=RESIDUAL),
-        ((1, 1, {}), (2, 2, {})),
-    ),
-    Registered(
-        "GatedGemm", GatedGemm, lambda: GatedGemm((64, 64, 16), (1, 1), 2, epilogue=ONE), ((1, 1, {}), (2, 2, {}))
-    ),
-    Registered(
-        "GroupedGemm",
-        GroupedGemm,
-        lambda: GroupedGemm((64, 64, 16), (1, 2), 2, epilogue=ONE),
-        ((1, 1, {"l": 1}), (2, 3, {"l": 1})),
-    ),
-    Registered(
-        "Conv",
-        lambda: Conv(Windows((2,), padding=1), (128, 128, 64), (2, 1)),
-        lambda: Conv(Windows((2,), padding=1), (64, 64, 16), (1, 1), 2, epilogue=ONE),
-        ((1, 1, {}), (2, 2, {})),
-    ),
-    Registered("PingPong", PingPong, lambda: PingPong((64, 64, 16), (1, 1), 2, epilogue=ONE), ((1, 1, {}), (3, 2, {}))),
-    Registered(
-        "SplitK",
-        lambda: SplitK(3),
-        lambda: SplitK(2, (64, 64, 16), (1, 1), 2),
-        ((1, 3, {"s": 2}), (3, 2, {"s": 2})),
-    ),
-    Registered(
-        "ClusterSplitK",
-        lambda: ClusterSplitK(8),
-        lambda: ClusterSplitK(2, (64, 32, 16), 1, 2, epilogue=ONE),
-        ((1, 3, {}), (2, 2, {})),
-    ),
-    Registered("StreamK", lambda: StreamK(66), lambda: StreamK(3, (64, 64, 16), (1, 1), 2), ((2, 3, {"s": 4}),)),
-)
