@@ -44,8 +44,8 @@ def test_several_outputs(kind, tile, cluster):
 
 
 def test_one_slot():
-    assert_safe(make(S.Gemm, (128, 128, 64), (2, 1), slots=SLOTS, ahead=1))
-    assert_safe(make(S.PingPong, (128, 128, 64), (2, 1), slots=SLOTS, ahead=1))
+    assert_safe(make(S.Gemm, (128, 64, 64), (2, 1), slots=SLOTS, ahead=1))
+    assert_safe(make(S.PingPong, (64, 64, 64), (2, 1), slots=SLOTS, ahead=1))
 
 
 class Unordered(S.PingPong):
