@@ -14,9 +14,9 @@ import attrs
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.fields import is_count, must, optional
 
-__all__ = ["Role", "before_of", "role_of"]
+__all__ = ["Role", "mark_of"]
 
-_MARK, _BEFORE = "__tmapipe_role__", "__tmapipe_before__"
+_MARK = "__tmapipe_role__"
 
 
 @attrs.frozen(eq=False, init=False, repr=False)
@@ -86,7 +86,7 @@ class Role:
             InputError: For what is no function of ``(self, k, tile)``, is the body of another role, or if its class has
                 another body of this name.
         """
-        return _marked(self, _MARK, body, sys._getframe(1).f_locals)
+        return _marked(self, False, body, sys._getframe(1).f_locals)
 
     @property
     def before(self) -> _Before:
@@ -100,37 +100,31 @@ class _Before:
 
     def jit(self, body: Callable[..., None]) -> Callable[..., None]:
         """Registers *body*, a method ``(self, k)`` of a schedule. Raises what `Role.jit` does."""
-        return _marked(self.role, _BEFORE, body, sys._getframe(1).f_locals)
+        return _marked(self.role, True, body, sys._getframe(1).f_locals)
 
 
-def role_of(method: Any) -> Role | None:
-    """The role whose body *method* is, or None."""
+def mark_of(method: Any) -> tuple[Role, bool] | None:
+    """(the role that runs *method*, whether before its first tile), or None."""
     return getattr(method, _MARK, None)
 
 
-def before_of(method: Any) -> Role | None:
-    """The role that runs *method* before its first tile, or None."""
-    return getattr(method, _BEFORE, None)
-
-
-def _marked(role: Role, mark: str, body: Callable[..., None], namespace: Any) -> Callable[..., None]:
+def _marked(role: Role, before: bool, body: Callable[..., None], namespace: Any) -> Callable[..., None]:
     """*body*, marked as the role's. namespace: where it is defined."""
     if not inspect.isfunction(body):
         raise InputError("Role.jit(body)", body, "is a method of a schedule", "decorate a function with it")
     _refuse_early_exit(body)
     earlier = namespace.get(body.__name__) if "__qualname__" in namespace else None  # of a class
-    of_other = any(getattr(body, each, role if each == mark else None) not in (None, role) for each in (_MARK, _BEFORE))
-    if role_of(earlier) is not None or before_of(earlier) is not None or of_other:
+    if mark_of(earlier) is not None or mark_of(body) not in (None, (role, before)):
         rule = "is the body of a role already, which would be lost"
         raise InputError(body.__qualname__, earlier or body, rule, "give each body a name of its own")
-    takes = ("self", "k", "tile") if mark == _MARK else ("self", "k")
+    takes = ("self", "k") if before else ("self", "k", "tile")
     try:
         inspect.signature(body).bind(*takes)
     except TypeError:
-        rule = f"is called with {', '.join(takes)}" + " once a CTA" * (mark == _BEFORE)
+        rule = f"is called with {', '.join(takes)}" + " once a CTA" * before
         fix = f"def {body.__name__}({', '.join(takes)})"
         raise InputError(body.__qualname__, str(inspect.signature(body)), rule, fix) from None
-    setattr(body, mark, role)
+    setattr(body, _MARK, (role, before))
     return body
 
 

@@ -20,7 +20,7 @@ from tmapipe.fields import changed
 from tmapipe.matmul import Wgmma
 from tmapipe.multicast import check_cluster
 from tmapipe.register_tile import RegisterTile
-from tmapipe.role import Role, before_of, role_of
+from tmapipe.role import Role, mark_of
 from tmapipe.scratch import Scratch
 from tmapipe.stage import SharedStage, SlotStage, TmaLoadStage, TokenStage
 from tmapipe.store_pipeline import TmaStoreStage
@@ -145,8 +145,7 @@ def declare(schedule: object, cluster: Any, earlier: tuple[tuple[str, Part], ...
     replaced = _Replaced(kind.__name__, parts, names)
     parts = {name: replaced.now(p) for each in PARTS for name, p in parts.items() if isinstance(p, each)}
     check_cluster(cluster)
-    bodies, befores = (_bodies(kind, names, had, of) for of in (role_of, before_of))
-    return Declarations(kind.__name__, dict(cluster), parts, bodies, befores, names)
+    return Declarations(kind.__name__, dict(cluster), parts, *_bodies(kind, names, had), names)
 
 
 class _Replaced:
@@ -192,35 +191,33 @@ def fields_of(part: Part) -> list[tuple[str, Any]]:
     return [*fields, *getattr(part, "__dict__", {}).items()]
 
 
-def _bodies(
-    kind: type, names: Mapping[Part, str], had: Collection[Part], of: Callable[[Any], Role | None]
-) -> dict[str, Body]:
-    """The body of each role by name: that of the most derived class which has one.
+def _bodies(kind: type, names: Mapping[Part, str], had: Collection[Part]) -> tuple[dict[str, Body], dict[str, Body]]:
+    """The body of each role by name, and what it runs before its first tile: those of the most derived class which has one.
 
     Args:
         names: Of the parts of the schedule.
         had: Of these, and of those that it had or might have had: without a role, its body is left out.
-        of: Says whose body a method is.
     """
-    found: dict[str, Body] = {}
+    found: tuple[dict[str, Body], dict[str, Body]] = ({}, {})
     for cls in kind.__mro__:
         own: dict[str, str] = {}
         for name, method in vars(cls).items():
-            role = of(method)
-            if role is None or (role in had and role not in names):
+            mark = mark_of(method)
+            if mark is None or (mark[0] in had and mark[0] not in names):
                 continue
+            role, before = mark
             if role not in names:
                 rule = f"is the body of a role that {kind.__name__} does not declare, so that nothing would run it"
                 fix = "assign the role to an attribute of the schedule"
                 raise InputError(f"{cls.__name__}.{name}", role, rule, fix)
-            called = names[role]
+            called = f"{names[role]}.before" if before else names[role]
             if called in own:
                 rule = f"is the second body of role {called}, beside {own[called]}"
                 raise InputError(f"{cls.__name__}.{name}", method, rule, "keep one, or declare a role for each")
             own[called] = name
-            if called not in found:
-                _check_visible(kind, name, method, called if of is role_of else f"{called}.before")
-                found[called] = method
+            if names[role] not in found[before]:
+                _check_visible(kind, name, method, called)
+                found[before][names[role]] = method
     return found
 
 
