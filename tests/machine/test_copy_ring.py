@@ -81,17 +81,6 @@ def test_data_and_protocol_take_the_same_operations():
     assert with_data == without
 
 
-def test_only_some_clusters():
-    x = ramp((80, 16))
-    ring = CopyRing(2)
-    y = np.zeros_like(x)
-    from tmapipe.machine import Machine
-
-    Machine(ring.made).run(ring.entry, {"x": x, "y": y}, 2, only=[1])
-    tiles = y.reshape(10, *TILE)
-    assert (tiles[1::2] == x.reshape(10, *TILE)[1::2]).all() and (tiles[0::2] == 0).all()
-
-
 # ---- faults -----------------------------------------------------------------------------------------------------------
 
 

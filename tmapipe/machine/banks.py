@@ -83,14 +83,8 @@ class WatchedFragments(MachineFragments):
         return super().read(slot, layout, along)
 
     def read_transposed(self, slot: SlotRef, layout: AccumulatorLayout) -> Fragment:
-        self._note_transposed(slot, layout)
+        self._note(slot, "read transposed", _transposed(slot.buffer, layout, self.isa.warp))
         return super().read_transposed(slot, layout)
-
-    def _note_transposed(self, slot: SlotRef, layout: AccumulatorLayout) -> None:
-        size = slot.buffer.dtype.bytes
-        lanes = _lanes(layout, self.isa.warp)
-        each = [([slot.buffer.place(c, r * size) for r, c in value], size) for value in lanes]
-        self._note(slot, "read transposed", each)
 
     def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any]) -> Fragment:
         first = tuple(x if isinstance(x, int) else 0 for x in at)
@@ -112,7 +106,7 @@ class WatchedFragments(MachineFragments):
         if along == ("rows", "columns"):
             self._note(slot, "read by an epilogue", _elements(slot.buffer, layout, "tile", self.isa.warp))
         elif along == ("columns", "rows"):
-            self._note_transposed(slot, layout)
+            self._note(slot, "read transposed", _transposed(slot.buffer, layout, self.isa.warp))
         return super().read_columns(matmul, slot, along, columns, first)
 
     def write_columns(self, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
@@ -120,16 +114,12 @@ class WatchedFragments(MachineFragments):
         columns, size = buffer.tile[-2 if transposed else -1], buffer.dtype.bytes
         piece = AccumulatorLayout(64, columns, 1, 0)
         if size == 2:  # stmatrix: 8 rows of 16 bytes at a time
-            rows = [(16 * warp + 8 * half, 8 * i) for half in range(2) for i in range(columns // 8)]
-            eight = range(8)
-            matrices = [
-                [buffer.place(n + i, m * 2) if transposed else buffer.place(m + i, n * 2) for i in eight]
-                for m, n in rows
-            ]
+            starts = [(16 * warp + 8 * half, 8 * i) for half in range(2) for i in range(columns // 8)]
+            along = [(n, m) for m, n in starts] if transposed else starts
+            matrices = [[buffer.place(row + i, column * size) for i in range(8)] for row, column in along]
             self._note(slot, "written by stmatrix", [(places, WIDEST) for places in matrices])
         elif transposed:
-            each = [([buffer.place(c, r * size) for r, c in value], size) for value in _lanes(piece, warp)]
-            self._note(slot, "written transposed", each)
+            self._note(slot, "written transposed", _transposed(buffer, piece, warp))
         else:
             self._note(slot, "written", _elements(buffer, piece, "tile", warp))
         super().write_columns(values, slot, transposed=transposed)
@@ -175,6 +165,12 @@ def _elements(
     first = {slot(i): i for i in reversed(range(layout.values))}
     starts = [first[s] for s in range(0, layout.slots(along), step)]
     return [([place[which] * size for place in lanes[i]], min(step * size, WIDEST)) for i in starts]
+
+
+def _transposed(buffer: Buffer, layout: AccumulatorLayout, warp: int) -> list[tuple[Places, int]]:
+    """Of each instruction that moves one value of each lane of the tile's transpose."""
+    size = buffer.dtype.bytes
+    return [([buffer.place(c, r * size) for r, c in value], size) for value in _lanes(layout, warp)]
 
 
 def _lanes(layout: ThreadLayout, warp: int) -> list[list[tuple[int, int]]]:

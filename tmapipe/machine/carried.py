@@ -177,9 +177,16 @@ def _forms(names: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+_FORMS: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (Fragment, FRAGMENT),
+    ((bool, Condition), "a bool"),
+    ((int, Varying), "an integer"),
+    (float, "a float"),
+    (type(None), "None"),
+)
+
+
 @functools.cache
 def _form_of(kind: Any) -> str:
     """Of values of a type; nothing if it does not matter."""
-    forms = (Fragment, FRAGMENT), (bool, "a bool"), (Condition, "a bool"), (int, "an integer"), (Varying, "an integer")
-    others = (float, "a float"), (type(None), "None")
-    return next((form for of, form in (*forms, *others) if issubclass(kind, of)), "")
+    return next((form for types, form in _FORMS if issubclass(kind, types)), "")

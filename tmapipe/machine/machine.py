@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import greenlet
@@ -53,14 +53,13 @@ class Machine:
         self.plan, self.seed, self.policy = plan, seed, policy
         self.trace, self.observer, self.max_steps = trace, observer, max_steps
 
-    def run(self, entry: Entry, tensors: dict[str, Any], clusters: int = 1, only: Iterable[int] | None = None) -> Run:
+    def run(self, entry: Entry, tensors: dict[str, Any], clusters: int = 1) -> Run:
         """Calls ``entry(isa)`` once for each warp of a grid of *clusters* clusters, one cluster after another.
 
         Args:
             entry: The program of a warp.
             tensors: Argument -> NumPy array with the dimensions of the load or store.
             clusters: In the grid.
-            only: Run just these clusters of the grid.
 
         Raises:
             DeadlockError: No agent can take another step.
@@ -68,7 +67,7 @@ class Machine:
         """
         self._check(tensors)
         run = Run(self.layout, self.trace)
-        for cluster in range(clusters) if only is None else only:
+        for cluster in range(clusters):
             self._run_cluster(run, entry, tensors, cluster, clusters)
         return run
 
