@@ -57,11 +57,6 @@ class Future:
         self._here: dict[Renaming, Here] = {}
         self._renamings: dict[tuple[int, ...], Renaming] = {}
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """At least as many knowers and facts as there are."""
-        return tuple(-(-len(numbers) // 512) * 512 for numbers in (self.knowers, self.facts))  # type: ignore[return-value]
-
     def here(self, positions: Positions) -> Here:
         """Names where the warps are."""
         rename = self.renaming(positions.from_here(self.live))

@@ -34,7 +34,6 @@ class RunState:
 
     def __init__(self, state: State, check: LinearCheck, positions: Positions, future: Future):
         self.state, self.check, self.positions, self.future = state, check, positions, future
-        self._tables: tuple[Any, ...] = ()
 
     def copy(self) -> RunState:
         """The same state, to go on independently."""
@@ -48,11 +47,9 @@ class RunState:
 
     def covered_by(self, other: RunState) -> bool:
         """Whether everything that goes well from *other* goes well from here."""
-        if self.form != other.form:
+        if self.form != other.form or not self.known.keys() <= other.known.keys():
             return False
-        assert self._numbers and other._numbers  # all are numbered before they are counted
-        missing, given = self.tables(self.future.size)[0], other.tables(self.future.size)[1]
-        return not (missing[0] & given[0]).any() and not (missing & given).any()
+        return not any(other.known[fact] & ~known for fact, known in self.known.items())
 
     # ---- the machine's state --------------------------------------------------------------------------------------
 
@@ -122,29 +119,18 @@ class RunState:
         return found
 
     @cached_property
-    def _numbers(self) -> tuple[Any, Any, Any]:
-        """Of knowers and of open facts, the same at all states that differ only in how far the warps are; and which facts are
-        open: someone who can be checked against them does not know them."""
-        rows = np.array([self._here.knowers[key] for key in self.knowers])
-        columns, checked = np.array([self._here.facts[key] for key in self.facts]).T
-        is_open = (~self.knows[: self.layout.agents].T & self.future.checked[checked]).any(1)
-        return rows, columns[is_open], np.flatnonzero(is_open)
+    def known(self) -> dict[int, int]:
+        """By open fact, who knows it: bits, one a knower. Open: someone who can be checked against it does not know it.
 
-    def tables(self, size: tuple[int, int]) -> tuple[Any, Any]:
-        """What is missing here, and what there is in its place, by number, eight facts a byte. In the first row: open facts,
-        and those that are not. Then by knower: open facts that it does not know, and those that it knows.
+        Numbers of facts and knowers are the same at all states that differ only in how far the warps are.
         """
-        if not self._tables or self._tables[0] != size:
-            rows, columns, is_open = self._numbers
-            bits = np.zeros((1 + len(rows), size[1]), bool)
-            bits[0, columns] = True
-            bits[1:, columns] = self.knows[:, is_open]
-            matters, *_ = packed = np.packbits(bits, axis=-1)
-            missing, given = np.tile(matters, (1 + size[0], 1)), np.zeros((1 + size[0], len(matters)), np.uint8)
-            missing[1 + rows] &= ~packed[1:]
-            given[0], given[1 + rows] = ~matters, packed[1:]
-            self._tables = size, missing, given
-        return self._tables[1:]
+        facts, checked = zip(*(self._here.facts[key] for key in self.facts), strict=True)
+        is_open = (~self.knows[: self.layout.agents].T & self.future.checked[list(checked)]).any(1)
+        rows = [self._here.knowers[key] for key in self.knowers]
+        bits = np.zeros((len(facts), 1 + max(rows)), bool)
+        bits[:, rows] = self.knows.T
+        packed = np.packbits(bits, axis=1, bitorder="little")
+        return {facts[i]: int.from_bytes(packed[i].tobytes(), "little") for i in np.flatnonzero(is_open)}
 
 
 # ---- facts, and who can know them ----------------------------------------------------------------------------------------
