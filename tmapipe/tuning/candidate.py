@@ -12,6 +12,7 @@ from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.epilogue.operands import Matrix
 from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
+from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.mainloop import Cooperative
 from tmapipe.schedules.operand import Operand
 from tmapipe.tiles.gpc import GpcTiles
@@ -96,7 +97,7 @@ class Candidate:
         """Whether clusters of one GPC take tiles with consecutive numbers."""
         return "gpc" in dict(self.options).get("order", ())
 
-    def build(self, problem: Problem, epilogue: Epilogue = PLAIN) -> Any:
+    def build(self, problem: Problem, epilogue: Epilogue = PLAIN) -> Gemm:
         """The schedule.
 
         Raises:
@@ -126,7 +127,7 @@ class Candidate:
         tile = *self.tile, chosen.pop("spans", 1) * SWIZZLE_SPAN // problem.dtype.bytes
         shape = form | chosen | {"tile": tile}
 
-        def make(stored: Epilogue) -> tuple[int, Any]:
+        def make(stored: Epilogue) -> tuple[int, Gemm]:
             made = getattr(schedules, self.schedule)(**shape, **(options | {"epilogue": stored}))
             with warnings.catch_warnings():  # of spills, which show when it is measured
                 warnings.simplefilter("ignore")

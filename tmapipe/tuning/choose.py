@@ -10,6 +10,7 @@ import numpy as np
 from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.errors import InputError
 from tmapipe.moved import moved
+from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.moved import OLD_KEYWORDS
 from tmapipe.tuning.candidate import Candidate
 from tmapipe.tuning.candidates import candidates
@@ -52,7 +53,7 @@ def choose(
     *,
     epilogue: Epilogue | Callable[..., Any] | None = None,
     look: int = 1,
-) -> Any:
+) -> Gemm:
     """The schedule that should be the fastest for *problem*, by estimate. Needs no GPU and runs nothing.
 
     Args:

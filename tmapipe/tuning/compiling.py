@@ -23,6 +23,7 @@ import cloudpickle
 
 from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.errors import InputError
+from tmapipe.schedules.gemm import Gemm
 from tmapipe.tuning.candidate import Candidate
 from tmapipe.tuning.epilogues import PLAIN
 from tmapipe.tuning.problem import Problem
@@ -38,14 +39,14 @@ def build_all(
     jobs: int | None = None,
     done: Callable[[Candidate, str], None] = lambda candidate, error: None,
     epilogue: Epilogue = PLAIN,
-) -> tuple[dict[Candidate, Any], dict[Candidate, str]]:
+) -> tuple[dict[Candidate, Gemm], dict[Candidate, str]]:
     """Schedules of the *candidates* that are safe and compile, and what went wrong with the others. Arguments as of
     `compile_all`.
     """
     from tmapipe.gpu.build import Compiled
     from tmapipe.gpu.launch import adopt
 
-    schedules: dict[Candidate, Any] = {}
+    schedules: dict[Candidate, Gemm] = {}
     with tempfile.TemporaryDirectory(prefix="tmapipe-") as name:
         errors = compile_all(problem, candidates, Path(name), jobs, done, epilogue)
         for index, candidate in enumerate(candidates):

@@ -11,7 +11,7 @@ import attrs
 from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.errors import MissingGpuError, PipelineError
 from tmapipe.moved import moved
-from tmapipe.schedule import Schedule
+from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.moved import OLD_KEYWORDS
 from tmapipe.tuning import cache, epilogues
 from tmapipe.tuning.candidate import Candidate
@@ -40,7 +40,7 @@ class Tuned:
         refused: Candidates that could not be used, with the reason.
     """
 
-    schedule: Schedule
+    schedule: Gemm
     candidate: Candidate
     us: float
     timings: tuple[tuple[Candidate, Timing], ...] = ()
@@ -176,7 +176,7 @@ def device_of(device: str = "cuda") -> Device:
 
 def _prepare(
     problem: Problem, candidates: list[Candidate], jobs: int | None, progress: bool, device: str, epilogue: Epilogue
-) -> tuple[dict[Candidate, Run], dict[Candidate, Any], dict[Candidate, str]]:
+) -> tuple[dict[Candidate, Run], dict[Candidate, Gemm], dict[Candidate, str]]:
     """(launches of the candidates that compile and are right, their schedules, and what is wrong with the others)."""
     from tqdm import tqdm
 
@@ -198,7 +198,7 @@ def _prepare(
     return runs, schedules, refused
 
 
-def _launch(schedule: Schedule, a: Any, b: Any, out: Any, given: dict[str, Any]) -> Run:
+def _launch(schedule: Gemm, a: Any, b: Any, out: Any, given: dict[str, Any]) -> Run:
     return lambda: schedule(a, b, out=out, **given)
 
 
