@@ -88,10 +88,9 @@ class TensorMap:
         l2_promotion: int = 0,
         fill: str = "zeros",
     ):
-        tma_rules.one_of("interleave", interleave, tma_rules.INTERLEAVES)
-        tma_rules.one_of("swizzle", swizzle, tma_rules.SWIZZLES)
-        tma_rules.one_of("l2_promotion", l2_promotion, tma_rules.L2_PROMOTIONS)
-        tma_rules.one_of("fill", fill, tma_rules.FILLS)
+        options: Any = {"interleave": interleave, "swizzle": swizzle, "l2_promotion": l2_promotion, "fill": fill}
+        for name, value in options.items():
+            tma_rules.check_option(name, value)
         address, shape, strides, size, own = _memory(tensor)
         tma_rules.check_rank("tensor.shape", shape, interleave, isinstance(box, Im2colBox))
         kind = _dtype(dtype, own, size)
@@ -116,7 +115,7 @@ class TensorMap:
         if fill == "nan" and not tma_rules.TYPES[kind].floating:
             raise InputError("fill", fill, f"is for floating types, not for {kind}", 'leave it "zeros"')
         nbytes = tuple(stride * size for stride in _valid(shape, strides, size, unit))
-        self.__attrs_init__(address, kind, seen, nbytes, box, given, interleave, swizzle, l2_promotion, fill)
+        self.__attrs_init__(address, kind, seen, nbytes, box, given, **options)
 
     def encode(self) -> bytes:
         """The 128 bytes, for a kernel's ``const __grid_constant__ CUtensorMap`` or, aligned to 64 bytes, for its memory.
@@ -136,13 +135,9 @@ class TensorMap:
         # Of one dimension none counts, but some must be given.
         strides = _reversed(count, self.strides) or [count(tma_rules.ALIGNMENT)]
         tensor = (kind, len(self.shape), self.address, _reversed(count, self.shape), strides)
-        how = (
-            _reversed(small, self.steps),
-            named("Interleave", f"CU_TENSOR_MAP_INTERLEAVE_{tma_rules.INTERLEAVES[self.interleave]}"),
-            named("Swizzle", f"CU_TENSOR_MAP_SWIZZLE_{tma_rules.SWIZZLES[self.swizzle]}"),
-            named("L2promotion", f"CU_TENSOR_MAP_L2_PROMOTION_{tma_rules.L2_PROMOTIONS[self.l2_promotion]}"),
-            named("FloatOOBfill", f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{tma_rules.FILLS[self.fill]}"),
-        )
+        how = [_reversed(small, self.steps)]
+        for name, (option, prefix, known) in tma_rules.OPTIONS.items():
+            how.append(named(option, f"CU_TENSOR_MAP_{prefix}_{known[getattr(self, name)]}"))
         try:
             if isinstance(self.box, Im2colBox):
                 corners = _reversed(int, self.box.lower), _reversed(int, self.box.upper)
@@ -161,8 +156,8 @@ class TensorMap:
         text = [self.dtype, f"shape={self.shape}", f"strides={self.strides} bytes", f"box={self.box}"]
         if set(self.steps) != {1}:
             text.append(f"steps={self.steps}")
-        defaults = {"interleave": 0, "swizzle": 0, "l2_promotion": 0, "fill": "zeros"}
-        text += [f"{name}={getattr(self, name)!r}" for name, usual in defaults.items() if getattr(self, name) != usual]
+        given = ((name, getattr(self, name), known) for name, (*_, known) in tma_rules.OPTIONS.items())
+        text += [f"{name}={value!r}" for name, value, known in given if value != next(iter(known))]
         return f"TensorMap({', '.join(text)}, address={self.address:#x})"
 
 

@@ -15,9 +15,9 @@ from tmapipe.errors import InputError
 from tmapipe.fields import is_count
 
 __all__ = [
-    "ALIGNMENT", "CORNERS", "FILLS", "INTERLEAVES", "L2_PROMOTIONS", "MAX_BOX", "MAX_PIXELS", "MAX_STEP", "MAX_STRIDE",
-    "SWIZZLES", "TYPES", "TensorType", "check_address", "check_box", "check_bytes", "check_contiguous",
-    "check_extents", "check_im2col", "check_inner", "check_rank", "check_steps", "check_strides", "one_of", "type_of",
+    "ALIGNMENT", "CORNERS", "MAX_BOX", "MAX_PIXELS", "MAX_STEP", "MAX_STRIDE", "OPTIONS", "TYPES", "TensorType",
+    "check_address", "check_box", "check_bytes", "check_contiguous", "check_extents", "check_im2col", "check_inner",
+    "check_option", "check_rank", "check_steps", "check_strides", "type_of",
 ]  # fmt: skip
 
 #: Bytes. Multiples of it are a tensor's address, its strides but the last, the rows of a box, and where a tile starts along
@@ -30,14 +30,17 @@ MAX_STEP = 8  # elements
 MAX_PIXELS = 1024  # of one im2col load
 CORNERS = {3: 2**15, 4: 2**7, 5: 2**4}  # dimensions of a tensor -> an im2col corner is in [-value, value)
 
-# What is allowed -> how the driver calls it.
-INTERLEAVES = {0: "NONE", 16: "16B", 32: "32B"}
-SWIZZLES = {
-    0: "NONE", 32: "32B", 64: "64B", 128: "128B",
-    "128 atom 32": "128B_ATOM_32B", "128 atom 32 flip 8": "128B_ATOM_32B_FLIP_8B", "128 atom 64": "128B_ATOM_64B",
+#: Option of a descriptor -> the driver's type of it, the prefix of its names, and what is allowed, the default first, with how
+#: the driver calls that.
+OPTIONS: dict[str, tuple[str, str, dict[Any, str]]] = {
+    "interleave": ("Interleave", "INTERLEAVE", {0: "NONE", 16: "16B", 32: "32B"}),
+    "swizzle": ("Swizzle", "SWIZZLE", {
+        0: "NONE", 32: "32B", 64: "64B", 128: "128B",
+        "128 atom 32": "128B_ATOM_32B", "128 atom 32 flip 8": "128B_ATOM_32B_FLIP_8B", "128 atom 64": "128B_ATOM_64B",
+    }),
+    "l2_promotion": ("L2promotion", "L2_PROMOTION", {0: "NONE", 64: "L2_64B", 128: "L2_128B", 256: "L2_256B"}),
+    "fill": ("FloatOOBfill", "FLOAT_OOB_FILL", {"zeros": "NONE", "nan": "NAN_REQUEST_ZERO_FMA"}),
 }  # fmt: skip
-L2_PROMOTIONS = {0: "NONE", 64: "L2_64B", 128: "L2_128B", 256: "L2_256B"}
-FILLS = {"zeros": "NONE", "nan": "NAN_REQUEST_ZERO_FMA"}
 
 
 @attrs.frozen
@@ -93,10 +96,11 @@ def type_of(dtype: DType) -> str:
     return "uint8" if dtype.bytes == 1 else dtype.name
 
 
-def one_of(argument: str, value: Any, known: dict[Any, Any]) -> None:
-    """Raises `InputError` unless *value* is one of the keys of *known*."""
+def check_option(name: str, value: Any) -> None:
+    """Raises `InputError` unless the option called *name* can have this value."""
+    *_, known = OPTIONS[name]
     if isinstance(value, bool) or not isinstance(value, (int, str)) or value not in known:
-        raise InputError(argument, value, f"is one of {', '.join(map(repr, known))}", "use one of these")
+        raise InputError(name, value, f"is one of {', '.join(map(repr, known))}", "use one of these")
 
 
 # ---- tensors -------------------------------------------------------------------------------------------------------------
