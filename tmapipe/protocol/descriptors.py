@@ -58,9 +58,7 @@ class DescriptorInSlot(PartInSlot):
         isa, load = self.part.isa, self.loaded
         loaders = {role for ring in isa.plan.rings for role, names in ring.loads.items() if load.name in names}
         if self.part.role not in loaders:
-            raise ScopeError(
-                f"{name} in role {self.part.role!r}. Only the role that loads {load.name!r} loads through it."
-            )
+            raise ScopeError(f"{name} in role {self.part.role!r}. Only the role that loads {load.name!r} does.")
         self.by_threads()
         isa.descriptor_acquire(self.part.buffer, self.slot.index)
         return View(load, self.slot)

@@ -122,10 +122,8 @@ class Started(Carried):
             raise ScopeError(f"a matmul of {name} awaited twice. Call .wait() once for each start().")
         block = self.groups.isa.block()
         if block != self.block:
-            raise ScopeError(
-                f"a matmul of {name} awaited in another block of code than it was started in, so that it is not known which "
-                "come after it. Start and await it in the same iteration of a loop, or the same branch."
-            )
+            fix = "Start and await it in the same iteration of a loop, or the same branch."
+            raise ScopeError(f"a matmul of {name} awaited in another block of code than it was started in. {fix}")
         self.groups.wait(sum(each == block for each in self.later))
         self.groups.started = [each for each in self.groups.started if each is not self]
         for slot in self.slots:

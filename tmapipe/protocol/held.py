@@ -40,10 +40,8 @@ class HeldEnd(RingEnd):
         self.before = False
         if self.slot is None:
             verb = "consume" if self.phase else "produce"
-            raise ScopeError(
-                f"ring {self.ring.name!r} is filled once a CTA, and role {self.role!r} does not. Enter it in a method "
-                f"`@{self.role}.before.jit`, which is called with k: `with k.{self.ring.name}.{verb}() as slot`."
-            )
+            fix = f"In `@{self.role}.before.jit`: `with k.{self.ring.name}.{verb}() as slot`."
+            raise ScopeError(f"ring {self.ring.name!r} is filled once a CTA, and role {self.role!r} does not. {fix}")
 
     def skip(self, slots: Any) -> None:
         """Teams have the same slot."""
@@ -54,10 +52,8 @@ class HeldEnd(RingEnd):
     def _enter(self) -> Any:
         if self.last or not self.before or self.slot is not None:
             fix = f"read k.{self.ring.name}.<stage>" if self.last else f"enter it in `@{self.role}.before.jit`, once"
-            raise ScopeError(
-                f"a slot of ring {self.ring.name!r} entered in role {self.role!r}: it is filled once a CTA, before the first "
-                f"tile, and then held. To use it, {fix}."
-            )
+            rule = f"it is filled once a CTA, before the first tile, and then held. To use it, {fix}."
+            raise ScopeError(f"a slot of ring {self.ring.name!r} entered in role {self.role!r}: {rule}")
         if self.phase:
             self._wait(0, 0)
         nbytes = self.ring.armed.get(self.role, 0)
@@ -70,8 +66,6 @@ class HeldEnd(RingEnd):
         if name.startswith("_") or "slot" not in self.__dict__:
             raise AttributeError(name)
         if self.slot is None or not self.last:
-            raise MissingPartError(
-                f"k.{self.ring.name}.{name} in role {self.role!r}. The last phase of a ring filled once a CTA reads it so; "
-                "others enter it with produce() or consume()."
-            )
+            rule = "The last phase of a ring filled once a CTA reads it so; others enter it."
+            raise MissingPartError(f"k.{self.ring.name}.{name} in role {self.role!r}. {rule}")
         return getattr(self.slot, name)

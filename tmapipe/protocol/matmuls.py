@@ -102,9 +102,8 @@ class Accumulator(Carried):
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is None:
             if self.started:
-                raise ScopeError(
-                    f"the `accumulate` block of {self.matmul.name} left before a matmul that was started in it was awaited."
-                )
+                rule = "left before a matmul that was started in it was awaited"
+                raise ScopeError(f"the `accumulate` block of {self.matmul.name} {rule}.")
             groups = self.bound.groups
             groups.close()
             for end in self.bound.ends:
@@ -121,9 +120,8 @@ class Accumulator(Carried):
         if matmul.a is None:
             raise ScopeError(f"acc.add() of {matmul.name}, whose a comes from registers: use acc.start() and .wait().")
         if self.used_inside:
-            raise ScopeError(
-                f"acc.add() of {matmul.name}, whose sums are used inside the block: use acc.start() and .wait()."
-            )
+            fix = "use acc.start() and .wait()"
+            raise ScopeError(f"acc.add() of {matmul.name}, whose sums are used inside the block: {fix}.")
         slots = self._issue("add", a, b)
         for slot in slots:
             slot.added = True
@@ -152,10 +150,9 @@ class Accumulator(Carried):
             raise ScopeError(f"start() of {matmul.name}, whose sums are promoted: use acc.add().")
         for end in self.bound.ends:
             if end.lag:
-                raise ScopeError(
-                    f"start() of {matmul.name}, where slots of ring {end.ring.name!r} are released {end.lag} later. Declare "
-                    "its matmuls with in_flight=0: what is started is waited for by .wait()."
-                )
+                fix = "Declare its matmuls with in_flight=0: what is started is waited for by .wait()."
+                where = f"where slots of ring {end.ring.name!r} are released {end.lag} later"
+                raise ScopeError(f"start() of {matmul.name}, {where}. {fix}")
         slots = self._issue("start", a, b)
         return Started(self.bound.groups, self, slots)
 
@@ -183,9 +180,7 @@ class Accumulator(Carried):
         """Operand a from registers, which belong to the matmul until it has been awaited."""
         matmul = self.matmul
         if self.started:
-            raise ScopeError(
-                f"start() of {matmul.name} before the last one was awaited, whose a has the same registers."
-            )
+            raise ScopeError(f"start() of {matmul.name} before the last one was awaited: a has the same registers.")
         layout = AccumulatorLayout(matmul.shape[0], matmul.shape[2], matmul.warpgroups, matmul.first_warp, matmul.teams)
         if values.along != "tile" or values.layout != layout:
             rule = "start() takes a fragment that is distributed as the accumulators of a matmul of"
@@ -229,17 +224,15 @@ class Accumulator(Carried):
     def check_readable(self) -> None:
         """Raises `ScopeError` where wgmma may still write the sums, or others have taken their place."""
         if self.open and (self.added or any(end.lag for end in self.bound.ends)):
-            raise ScopeError(
-                "an accumulator read inside its `accumulate` block, where wgmma may still write it. Leave it first."
-            )
+            rule = "read inside its `accumulate` block, where wgmma may still write it. Leave it first."
+            raise ScopeError(f"an accumulator {rule}")
         self.used_inside = self.open
         if self.started:
             raise ScopeError(f"an accumulator of {self.matmul.name} read before a matmul started on it was awaited.")
         if self.bound.latest is not self:
-            raise ScopeError(
-                f"an accumulator of {self.matmul.name} read after the next `accumulate` block has begun, which has the "
-                "same registers. Store it before, or declare a second Wgmma."
-            )
+            rule = "read after the next `accumulate` block has begun, which has the same registers"
+            fix = "Store it before, or declare a second Wgmma."
+            raise ScopeError(f"an accumulator of {self.matmul.name} {rule}. {fix}")
 
 
 class BoundRegisterTile(Carried):

@@ -233,9 +233,8 @@ class PartInSlot(Carried):
         self.slot._check_open(self.part.buffer.name)
         load = self.part.load
         if load is None or self.end.phase != 0:
-            raise ScopeError(
-                f"load() of {self.part.buffer.name!r} in role {self.part.role!r}: only the role that loads it can."
-            )
+            name, role = self.part.buffer.name, self.part.role
+            raise ScopeError(f"load() of {name!r} in role {role!r}: only the role that loads it can.")
         return load
 
     def _anywhere(self, how: str) -> Load:

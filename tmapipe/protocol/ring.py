@@ -135,10 +135,8 @@ class RingEnd(Carried):
     def _only_phase(self, phase: int | None) -> None:
         if (phase == 0) != (self.phase == 0):
             verb, other = ("produce", "consume") if phase == 0 else ("consume", "produce")
-            raise ScopeError(
-                f"{verb}() on ring {self.ring.name!r} in role {self.role!r}, which plays phase {self.phase} of "
-                f"{len(self.ring.phases)}. Use {other}()."
-            )
+            rule = f"which plays phase {self.phase} of {len(self.ring.phases)}. Use {other}()."
+            raise ScopeError(f"{verb}() on ring {self.ring.name!r} in role {self.role!r}, {rule}")
 
     def _enter(self) -> Any:
         index = self.state[0]
@@ -226,24 +224,20 @@ class Slot(Carried):
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is None:
             if not self.open:
-                raise ScopeError(
-                    f"a slot of ring {self.end.ring.name!r} left a second time, or from outside its `with` block, in role "
-                    f"{self.end.role!r}. Leave each slot once."
-                )
+                where = f"in role {self.end.role!r}. Leave each slot once, at the end of its `with` block."
+                raise ScopeError(f"a slot of ring {self.end.ring.name!r} left a second time, or from outside, {where}")
             self.end._leave(self)
         self.open = False
 
     def _check_open(self, stage: str = "") -> None:
         """Raises `ScopeError` if the slot is not open, or the tile of *stage* is gone."""
+        ring, role = self.end.ring, self.end.role
         if not self.open:
-            raise ScopeError(
-                f"a slot of ring {self.end.ring.name!r} used outside its `with` block in role {self.end.role!r}. "
-                "Move the use into the block."
-            )
-        if stage in self.gone or stage in self.end.ring.gone.get(self.end.role, ()):
-            raise ScopeError(
-                f"{stage!r} used in role {self.end.role!r} after a stage that lies over it was written. Use it before."
-            )
+            where = f"outside its `with` block in role {role!r}. Move the use into the block."
+            raise ScopeError(f"a slot of ring {ring.name!r} used {where}")
+        if stage in self.gone or stage in ring.gone.get(role, ()):
+            rule = "after a stage that lies over it was written. Use it before."
+            raise ScopeError(f"{stage!r} used in role {role!r} {rule}")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -251,8 +245,7 @@ class Slot(Carried):
         self._check_open()
         part = self.end.parts.get(name)
         if part is None:
-            raise MissingPartError(
-                f"ring {self.end.ring.name!r} has no stage {name!r}; its stages are {', '.join(self.end.parts) or 'none'}. "
-                f"Use one of those, or declare {name} with this ring."
-            )
+            known = ", ".join(self.end.parts) or "none"
+            fix = f"its stages are {known}. Use one of those, or declare {name} with this ring."
+            raise MissingPartError(f"ring {self.end.ring.name!r} has no stage {name!r}; {fix}")
         return part(self)

@@ -22,9 +22,8 @@ class BoundTable(Carried):
         self.isa, self.name = isa, name
 
     def __getitem__(self, i: Any) -> NoReturn:
-        raise ScopeError(
-            f"k.{self.name}[...] of a table, whose entries come one at a time. Use k.{self.name}.entry(i)."
-        )
+        fix = f"Use k.{self.name}.entry(i)."
+        raise ScopeError(f"k.{self.name}[...] of a table, whose entries come one at a time. {fix}")
 
     def __len__(self) -> int:
         raise ScopeError(f"len() of table k.{self.name}, whose length is that of a dimension. Use k.extent(dim).")

@@ -40,9 +40,8 @@ class Tile(Carried):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_"):
-            raise ScopeError(
-                f"tile.{name} is set: a tile is where it is. Pass other coordinates to load() or store_from()."
-            )
+            fix = "Pass other coordinates to load() or store_from()."
+            raise ScopeError(f"tile.{name} is set: a tile is where it is. {fix}")
         super().__setattr__(name, value)
 
     def __getattr__(self, dim: str) -> Any:
