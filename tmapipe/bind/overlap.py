@@ -25,7 +25,7 @@ def check_apart(tensors: dict[str, Any], outputs: tuple[str, ...]) -> None:
             if name in arrays and other != name and _overlap(arrays[name], array):
                 rule = f"must not overlap that of {other}, which is read or written at the same time"
                 fix = "pass a tensor of its own, or leave it out to get a new one"
-                raise InputError(name, f"memory at {hex(_address(tensors[name]))}", rule, fix)
+                raise InputError(name, f"memory at {hex(arrays[name].ctypes.data)}", rule, fix)
 
 
 def span(tensor: Any) -> int:
@@ -52,10 +52,6 @@ class _Memory:
 
 def _as_array(tensor: Any) -> np.ndarray:
     return tensor if isinstance(tensor, np.ndarray) else np.asarray(_Memory(tensor))
-
-
-def _address(tensor: Any) -> int:
-    return int(tensor.ctypes.data if isinstance(tensor, np.ndarray) else tensor.data_ptr())
 
 
 def _overlap(one: np.ndarray, other: np.ndarray) -> bool:

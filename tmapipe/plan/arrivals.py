@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tmapipe.barrier import BarrierRing
-from tmapipe.dtypes import DType
 from tmapipe.errors import InputError
 from tmapipe.multicast import Along, peer_pattern
 from tmapipe.peer_stage import PeerStage, ReducedStage
@@ -54,7 +53,8 @@ def ring_of(layout: Layout, name: str, ring: BarrierRing) -> Ring:
         if part.filled_by == "threads":
             copies[role] = copies.get(role, 0) + 1
         else:
-            armed[role] = armed.get(role, 0) + _bytes_of(part, layout.types[stage], cluster)
+            times = part.group.size(cluster) if isinstance(part, ReducedStage) else 1
+            armed[role] = armed.get(role, 0) + times * math.prod(part.tile) * layout.types[stage].bytes
     reached = 0
     for axes in groups:
         reached |= peer_pattern(axes)
@@ -99,12 +99,6 @@ def ring_of(layout: Layout, name: str, ring: BarrierRing) -> Ring:
 def group_of(part: SlotStage, cluster: Mapping[str, int]) -> tuple[Along, ...]:
     """The axes of the cluster along which CTAs write into each other's slots of this stage, or read them."""
     return () if part.sharing is None else part.sharing.along(cluster)
-
-
-def _bytes_of(part: SlotStage, dtype: DType, cluster: Mapping[str, int]) -> int:
-    """How many come into each slot."""
-    times = part.group.size(cluster) if isinstance(part, ReducedStage) else 1
-    return times * math.prod(part.tile) * dtype.bytes
 
 
 def readers_of(

@@ -111,7 +111,7 @@ class Declarations:
         return {name: stage for name, stage in self.stages.items() if self.name_of(stage.ring) == ring}
 
 
-def declare(schedule: object, cluster: Any, earlier: tuple[tuple[str, Part], ...] = ()) -> Declarations:
+def declare(schedule: object, cluster: Mapping[str, int], earlier: tuple[tuple[str, Part], ...] = ()) -> Declarations:
     """The declared parts of *schedule*: attributes of its classes, those of base classes first, then its own.
 
     Args:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from tmapipe.plan.declarations import PARTS, Declarations, Part, fields_of
+from tmapipe.plan.declarations import PARTS, Declarations, fields_of
 
 __all__ = ["key_of", "same"]
 
@@ -23,12 +23,8 @@ def same(one: Declarations, other: Declarations, of_one: Mapping[str, Any], of_o
         of_one: Attributes of the first that are no parts, by name.
         of_other: Of the second.
     """
-    compare = _Comparison(one, other)
-    return (
-        list(one.parts) == list(other.parts)
-        and all(map(compare.same_parts, one.parts.values(), other.parts.values()))
-        and compare.same(of_one, of_other)
-    )
+    parts = [{name: (type(part), dict(fields_of(part))) for name, part in of.parts.items()} for of in (one, other)]
+    return _Comparison(one, other).same((parts[0], of_one), (parts[1], of_other))
 
 
 def key_of(declared: Declarations) -> tuple[Any, ...]:
@@ -41,9 +37,6 @@ class _Comparison:
     def __init__(self, one: Declarations, other: Declarations):
         self.one, self.other = one, other
         self.assumed: set[tuple[int, int]] = set()  # pairs that are being compared
-
-    def same_parts(self, one: Part, other: Part) -> bool:
-        return type(one) is type(other) and self.same(dict(fields_of(one)), dict(fields_of(other)))
 
     def same(self, one: Any, other: Any) -> bool:
         if one is other:
