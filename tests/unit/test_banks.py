@@ -32,7 +32,7 @@ def test_by_hand(places, width, taken, least):
 def test_places_in_swizzled_slots(span):
     """Every unit of 16 bytes has a place of its own, and of 8 rows units above each other lie in different banks."""
     buffer = Buffer("x", 0, 1, (16, span), bf16, span)
-    places = {(r, c): buffer.place(r, c) for r in range(16) for c in range(0, 2 * span, 16)}
+    places = {(r, c): buffer.byte_in_slot(r, c) for r in range(16) for c in range(0, 2 * span, 16)}
     assert sorted(places.values()) == list(range(0, 16 * 2 * span, 16))
     taken, least = times([places[r, 0] for r in range(8)], 16)
     assert (taken, least) == (1, 1), "rows of a matrix for ldmatrix"
@@ -40,7 +40,7 @@ def test_places_in_swizzled_slots(span):
 
 def test_places_without_a_swizzle():
     buffer = Buffer("x", 0, 1, (8, 10), fp32)
-    assert [buffer.place(r, c) for r, c in ((0, 0), (0, 4), (1, 0), (7, 36))] == [0, 4, 40, 316]
+    assert [buffer.byte_in_slot(r, c) for r, c in ((0, 0), (0, 4), (1, 0), (7, 36))] == [0, 4, 40, 316]
 
 
 def test_said():

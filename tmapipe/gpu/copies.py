@@ -161,7 +161,7 @@ def copy_tile(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any
         text = (
             f"cp.async.{'cg' if vector == 16 else 'ca'}.shared.global [$0], [$1], {vector}, $2;"  # fills up with zeros
         )
-        emit_ptx(text, "rlr", target + buffer.place(row, column * vector), start, nbytes)
+        emit_ptx(text, "rlr", target + buffer.byte_in_slot(row, column * vector), start, nbytes)
 
     def turn(j: Any) -> None:
         i = thread + j * threads

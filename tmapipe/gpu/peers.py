@@ -38,7 +38,7 @@ class PeerFragments(Runs):
         data: list[Any] = []
         for _, row, column in self.runs(layout, each, at=at):
             words = cute.make_rmem_tensor((max(1, each * size // 4),), Int32)
-            for j, word in enumerate(_load(start + buffer.place(row, column * size), each * size)):
+            for j, word in enumerate(_load(start + buffer.byte_in_slot(row, column * size), each * size)):
                 words[j] = word
             values = cute.recast_tensor(words, cute_type(buffer.dtype)).load().to(KINDS[kind])
             data += [values[j] for j in range(each)]
@@ -52,7 +52,7 @@ class PeerFragments(Runs):
         on = at_peer(isa.mbarrier(barrier, slot.stage).toint(), cta)
         for i, row, column in self.runs(layout, width):
             words = cute.recast_tensor(self.converted(values, i, width, cute_type(buffer.dtype)), Int32)
-            place = start + buffer.place(row, column * size)
+            place = start + buffer.byte_in_slot(row, column * size)
             for first in range(0, width * size // 4, 4):
                 count = min(4, width * size // 4 - first)
                 _store_async(place + 4 * first, [words[first + j] for j in range(count)], on)

@@ -59,7 +59,7 @@ def copies(load: Load, warps: int) -> Access:
     vectors = buffer.slot_bytes // load.vector
     starts = range(0, vectors, WARP * warps)
     lanes = [list(range(first, min(first + WARP, vectors))) for first in starts]
-    placed = [[buffer.place(*divmod(i * load.vector, row)) for i in some] for some in lanes]
+    placed = [[buffer.byte_in_slot(*divmod(i * load.vector, row)) for i in some] for some in lanes]
     return _sum(f"copied, {load.vector} bytes a lane", [(places, load.vector) for places in placed])
 
 
@@ -116,7 +116,7 @@ class WatchedFragments(MachineFragments):
         if size == 2:  # stmatrix: 8 rows of 16 bytes at a time
             starts = [(16 * warp + 8 * half, 8 * i) for half in range(2) for i in range(columns // 8)]
             along = [(n, m) for m, n in starts] if transposed else starts
-            matrices = [[buffer.place(row + i, column * size) for i in range(8)] for row, column in along]
+            matrices = [[buffer.byte_in_slot(row + i, column * size) for i in range(8)] for row, column in along]
             self._note(slot, "written by stmatrix", [(places, WIDEST) for places in matrices])
         elif transposed:
             self._note(slot, "written transposed", _transposed(buffer, piece, warp))
@@ -156,7 +156,7 @@ def _elements(
         wide = min(step * size, WIDEST)
         parts = range(0, step * size, wide)
         return [
-            ([buffer.place(r + at[0], (c + at[1]) * size + part) for r, c in lanes[i]], wide)
+            ([buffer.byte_in_slot(r + at[0], (c + at[1]) * size + part) for r, c in lanes[i]], wide)
             for i in range(0, layout.values, step)
             for part in parts
         ]
@@ -170,7 +170,7 @@ def _elements(
 def _transposed(buffer: Buffer, layout: AccumulatorLayout, warp: int) -> list[tuple[Places, int]]:
     """Of each instruction that moves one value of each lane of the tile's transpose."""
     size = buffer.dtype.bytes
-    return [([buffer.place(c, r * size) for r, c in value], size) for value in _lanes(layout, warp)]
+    return [([buffer.byte_in_slot(c, r * size) for r, c in value], size) for value in _lanes(layout, warp)]
 
 
 def _lanes(layout: ThreadLayout, warp: int) -> list[list[tuple[int, int]]]:

@@ -74,14 +74,14 @@ class Buffer:
         """Bytes from one slot to the next."""
         return self.slot_bytes + self.gap
 
-    def place(self, row: Any, column: Any) -> Any:
-        """Where byte *column* of a row is in a slot (bytes); run-time values too. Rows are cut into swizzle spans, whose
+    def byte_in_slot(self, row: Any, column: Any) -> Any:
+        """At which byte of a slot byte *column* of a row lies; run-time values too. Rows are cut into swizzle spans, whose
         16-byte units are permuted among each 8 rows."""
         if not self.swizzle:
             return row * (self.tile[-1] * self.dtype.bytes) + column
         span = self.swizzle
-        place = column // span * (self.tile[0] * span) + row * span + column % span
-        return place ^ (((place >> 7) & (span // 16 - 1)) << 4)
+        found = column // span * (self.tile[0] * span) + row * span + column % span
+        return found ^ (((found >> 7) & (span // 16 - 1)) << 4)
 
 
 class Distributed:
