@@ -14,8 +14,8 @@ from tests.unit.errors import refused
 from tmapipe.isa import ops as o
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import record
-from tmapipe.tiles.counting import count_entries
 from tmapipe.tiles.gpc_positions import COUNTERS, MOST_GPCS
+from tmapipe.tiles.grouped import count_entries
 
 S = tp.schedules
 

@@ -39,15 +39,6 @@ class SlotPart(Carried):
             else:
                 self.loads = index == 0
 
-    def prefetch(self, start: tuple[Any, ...]) -> None:
-        """Asks for the tile that starts at the element *start* in L2."""
-        isa, load = self.isa, self.load
-        assert load is not None
-        if load.tensor_map:
-            isa.when(self.loads, lambda: isa.tma_prefetch(load, start, self.share))
-        else:
-            isa.bulk_prefetch(load, start)
-
 
 @stands_for(TmaLoadStage)
 class PartInSlot(Carried):
@@ -86,7 +77,11 @@ class PartInSlot(Carried):
         if load.vector or load.parts > 1 or load.encoded:
             rule = "is loaded by an engine, in whole tiles, without strides, and zeros outside"
             raise InputError(where, load.name, rule, "leave the prefetch out")
-        self.part.prefetch(self._aligned(where, load.dims, load.span, tile, coordinates))
+        start, isa = self._aligned(where, load.dims, load.span, tile, coordinates), self.part.isa
+        if load.tensor_map:
+            isa.when(self.part.loads, lambda: isa.tma_prefetch(load, start, self.part.share))
+        else:
+            isa.bulk_prefetch(load, start)
 
     def load_from(self, *start: Any) -> None:
         """As `load`, for the tile that starts at these elements.
@@ -302,7 +297,7 @@ class PartInSlot(Carried):
         name = f"slot.{self.part.buffer.name}.read"
         self.part.buffer.dtype.check_held(name)
         if part is not None or (at is not None and like is not None):
-            return self._read_part(name, like, part, (0, 0) if at is None else at)
+            return fragments.read_part(self.ref, *self._part_layout(name, like, part, (0, 0) if at is None else at))
         if at is not None:
             if len(tile) != 1 or not is_index(at, tile[0]):
                 rule = f"is an index into a tile of one extent; the tile is {tile}"
@@ -319,9 +314,6 @@ class PartInSlot(Carried):
         if transposed:
             return fragments.read_transposed(self.ref, transposed_of(self.part.buffer.name, tile, role))
         return fragments.read(self.ref, vectors_of(self.part.buffer.name, tile, role))
-
-    def _read_part(self, name: str, like: Fragment | None, part: Any, at: Any) -> Fragment:
-        return self.part.isa.fragments.read_part(self.ref, *self._part_layout(name, like, part, at))
 
     def _part_layout(self, name: str, like: Fragment | None, part: Any, at: Any) -> tuple[ThreadLayout, Any]:
         """How a part of the tile is distributed, and where it begins."""

@@ -106,7 +106,7 @@ class PingPong:
         _check_along(self, tiles, epilogue)
         if epilogue.operands and not self.in_turn:
             raise InputError("PingPong(in_turn)", False, "is needed with operands of the epilogue", "leave it out")
-        if not tiles.for_teams:
+        if tiles.in_parts:
             rule = f"does not go with {type(tiles).__name__}, whose tiles differ in their steps or have none"
             raise InputError("mainloop", self, rule, "use Cooperative()")
 

@@ -23,17 +23,17 @@ import attrs
 from tmapipe.errors import InputError
 from tmapipe.fields import IS_NAME
 from tmapipe.isa.interface import Isa
+from tmapipe.isa.values import Condition, Value
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.cluster import cluster_coordinate
 from tmapipe.protocol.tile import Tile, within
 from tmapipe.tiles.axes import Axis
-from tmapipe.tiles.counting import count_entries
 from tmapipe.tiles.dynamic import FetchedTiles
 from tmapipe.tiles.order import TilesOfRole
 from tmapipe.tiles.persistent import PersistentTiles
 
-__all__ = ["GroupedTiles"]
+__all__ = ["GroupedTiles", "count_entries"]
 
 WHERE = ("n", "l", "row", "left")  # of a cluster's tile: along n, its group, first row, rows up to the end of the group
 LARGEST = 2**31 - 1  # every entry of the table in the machine without data
@@ -194,3 +194,26 @@ class TilesOfGroups(FetchedTiles):
     def _turns(self, team: int, teams: int) -> int:
         """As in `FetchedTiles`."""
         return max(0, -(-(len(self._those_with_rows()) - team) // teams))
+
+
+def count_entries(
+    isa: Isa, table: str, count: Value, holds: Callable[[Value, Value], Condition], without_data: int
+) -> Value:
+    """For how many of the first *count* entries of a table ``holds(index, entry)`` is true.
+
+    The lanes of a warp look at one entry each, 32 at a time.
+
+    Args:
+        table: Its name.
+        count: Entries to look at.
+        holds: As of `Isa.ballot`.
+        without_data: What every entry is in the check, which has no data.
+    """
+    found = isa.cells(0)
+
+    def some(i: Value) -> None:
+        votes = isa.ballot(table, i * 32, count, holds, without_data)
+        found[0] = found[0] + votes
+
+    isa.loop((count + 31) // 32, some)
+    return isa.here(found[0])

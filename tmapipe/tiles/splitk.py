@@ -49,7 +49,6 @@ class PartTiles(TileOrder):
     stage: str = attrs.field(default="a", kw_only=True, validator=IS_NAME)
     dim: str = attrs.field(default="k", kw_only=True, validator=IS_NAME)
 
-    for_teams = False
     in_parts = True
     output_dims = "s "
 
