@@ -125,7 +125,7 @@ def test_a_run(cluster, tmp_path):
     issued = {}
     for entry in run.trace:
         if isinstance(entry.op, (TmaLoad, TmaStore)):
-            for flight in entry.facts if isinstance(entry.op, TmaLoad) else (entry.facts,):
+            for flight in entry.facts:
                 issued[entry.cluster * gemm.plan().cluster_size + flight.cta, entry.number] = entry.op
     copies = [event for event in engines if not names[event["pid"], event["tid"]].startswith("wgmma")]
     for event in copies:

@@ -216,7 +216,7 @@ def test_wait_group_looks_at_all_but_the_newest():
     s = State(Layout(plan))
     flights = []
     for stage in range(2):
-        flights.append(s.apply(0, o.TmaStore("y", stage)))
+        flights += s.apply(0, o.TmaStore("y", stage))
         assert s.apply(0, o.BulkCommit()) == (stage, (flights[-1],))
     assert s.enabled(0, o.BulkWait(2, True)) and not s.enabled(0, o.BulkWait(1, True))
     s.apply(flights[1], o.StoreRead())

@@ -159,8 +159,8 @@ def test_a_wgmma_ends_once_all_four_warps_have_issued_it():
     _, s = machine_state()
     issue(s, warps_=range(3))
     assert list(steps(s)) == []
-    ((flight, last),) = issue(s, warps_=[3])
-    assert last and list(steps(s)) == [(flight, o.WgmmaDone())]
+    ((flight,),) = issue(s, warps_=[3])
+    assert list(steps(s)) == [(flight, o.WgmmaDone())]
 
 
 def test_wait_group_counts_groups_not_matmuls():

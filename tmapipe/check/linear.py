@@ -27,7 +27,6 @@ from tmapipe.isa.operands import ALL_LANES
 from tmapipe.isa.ops import Counted, Flight, LoadComplete
 from tmapipe.machine.describe import bar_name, who
 from tmapipe.machine.layout import Layout, Shapes
-from tmapipe.machine.run import started
 
 __all__ = ["LinearCheck"]
 
@@ -171,9 +170,8 @@ class LinearCheck:
             if cta != self.layout.cta_of(step.agent):
                 self.lifetimes.read_far(step, cta)
 
-    def _start(self, effect: Start, step: Step, facts: Any) -> None:
+    def _start(self, effect: Start, step: Step, flights: tuple[Flight, ...]) -> None:
         self.last[step.agent] = step
-        flights = started(step.op, facts)
         self.slots.start(step, effect, flights)
         if effect.until.group is None:
             clock = self.clocks.of[step.agent].copy()

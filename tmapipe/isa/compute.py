@@ -58,7 +58,7 @@ class WgmmaFence(NamedTuple):
     Accumulators(Use.UPDATE),
 )
 class Wgmma(NamedTuple):
-    """By one warp of the four. Facts: (its `Flight`, whether this was the last of the four)."""
+    """By one warp of the four. Facts: tuple of its `Flight`, which all four have."""
 
     matmul: Name
     a: Slot

@@ -125,7 +125,7 @@ class TmaLoad(NamedTuple):
 )
 class TmaStore(NamedTuple):
     """Or ``cp.reduce``: to the tile that starts at element `at`; only the first `rows` rows of it, if it is clipped; or only
-    part `part` of the slot, which goes to `at` itself. Facts: its `Flight`."""
+    part `part` of the slot, which goes to `at` itself. Facts: tuple of its `Flight`."""
 
     store: Name
     slot: Slot
@@ -142,7 +142,8 @@ class TmaStore(NamedTuple):
     Tile("store"),
 )
 class BulkStore(NamedTuple):
-    """Or ``cp.reduce``: to the piece of memory from element `at` on, as far as the tensor goes. Facts: its `Flight`."""
+    """Or ``cp.reduce``: to the piece of memory from element `at` on, as far as the tensor goes. Facts: tuple of its
+    `Flight`."""
 
     store: Name
     slot: Slot

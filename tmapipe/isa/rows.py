@@ -41,7 +41,7 @@ class TmaGather(NamedTuple):
 )
 class TmaScatter(NamedTuple):
     """Of 4 rows of the slot, which are part `part` of it, to the rows `numbers` of a matrix, from column `at[-1]` on. Rows
-    beyond the matrix are not written. Facts: its `Flight`."""
+    beyond the matrix are not written. Facts: tuple of its `Flight`."""
 
     store: Name
     slot: Slot

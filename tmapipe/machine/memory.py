@@ -80,7 +80,7 @@ class Memory:
         if kind in MOVES:  # later
             if kind is StAsync and not op.words:  # the lanes' values
                 op = op._replace(words=self.given(agent))  # type: ignore[arg-type]
-            for flight in (facts,) if type(facts) is Flight else facts:
+            for flight in facts:
                 self.transfers[flight] = op
         elif kind in PERFORM:
             PERFORM[kind](self, agent, op, facts)
@@ -123,7 +123,7 @@ performs, moves = _registers(PERFORM), _registers(MOVES)
 
 
 @performs(Wgmma, WgmmaFromRegisters)
-def _note_wgmma(memory: Memory, agent: int, op: Wgmma | WgmmaFromRegisters, facts: tuple[Flight, bool]) -> None:
+def _note_wgmma(memory: Memory, agent: int, op: Wgmma | WgmmaFromRegisters, facts: tuple[Flight]) -> None:
     memory.matmuls.setdefault(facts[0], (op, []))[1].append(memory.given(agent))
 
 

@@ -6,25 +6,20 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from tmapipe.errors import InputError
-from tmapipe.isa.effects import Group, Start, Wait, declared
+from tmapipe.isa.effects import Start, Wait, declared
 from tmapipe.isa.ops import Agent, Counted, Flight, LoadComplete, StoreWrite, WgmmaDone
 from tmapipe.machine.describe import describe, event
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.timeline import Drawn, Timeline
 
-__all__ = ["Run", "TraceEntry", "started"]
+__all__ = ["Run", "TraceEntry"]
 
 _ENDS = (LoadComplete, StoreWrite, WgmmaDone)
 
 
-def started(op: Any, facts: Any) -> tuple[Flight, ...]:
+def _started(op: Any, facts: Any) -> tuple[Flight, ...]:
     """The flights that an operation sets off: of a wgmma, each of the four warps that issue it has the same one."""
-    start = declared(type(op)).effect(Start)
-    if start is None:
-        return ()
-    if start.until.group is Group.WGMMA:
-        return facts[:1]
-    return (facts,) if start.until.group is Group.BULK else facts
+    return facts if declared(type(op)).effect(Start) is not None else ()
 
 
 class TraceEntry(NamedTuple):
@@ -66,7 +61,7 @@ class Run(Drawn):
         """Counts one transition."""
         self.counts[type(op).__name__] += 1
         self.steps += 1
-        flights = () if type(agent) is Flight else started(op, facts)
+        flights = () if type(agent) is Flight else _started(op, facts)
         if flights and flights[0].kind == "store":
             self.stored_tiles += 1
         elif flights and flights[0].kind != "wgmma":
@@ -84,7 +79,7 @@ class Run(Drawn):
         for cluster, number, agent, op, facts, reached in self.trace:
             what = ""
             if isinstance(agent, int):
-                for flight in started(op, facts):
+                for flight in _started(op, facts):
                     issued.setdefault((cluster, flight), (number, op))
             elif isinstance(op, _ENDS):
                 reached, op = issued.pop((cluster, agent))

@@ -33,19 +33,19 @@ __all__: list[str] = []
 
 
 @applies(TmaStore, BulkStore)
-def _store(state: State, agent: int, op: TmaStore | BulkStore) -> Flight:
+def _store(state: State, agent: int, op: TmaStore | BulkStore) -> tuple[Flight]:
     return _start(state, agent, op, f"stores {op.store}", f"at {op.at}", op.at)
 
 
 @applies(TmaScatter)
-def _scatter(state: State, agent: int, op: TmaScatter) -> Flight:
+def _scatter(state: State, agent: int, op: TmaScatter) -> tuple[Flight]:
     column = op.at[-1:]
     return _start(
         state, agent, op, f"scatters {op.store}", f"to rows {op.numbers} from {column} on", (*op.numbers, *column)
     )
 
 
-def _start(state: State, agent: int, op: Any, does: str, where: str, starts: tuple[int, ...]) -> Flight:
+def _start(state: State, agent: int, op: Any, does: str, where: str, starts: tuple[int, ...]) -> tuple[Flight]:
     """A store that will read the operation's slot, in the open group of the thread. It begins at *starts*."""
     layout = state.layout
     buffer, _ = layout.slots[op.slot]
@@ -63,7 +63,7 @@ def _start(state: State, agent: int, op: Any, does: str, where: str, starts: tup
     thread = _thread(agent, op.lanes)
     state.open_group[thread] = (*state.open_group.get(thread, ()), flight)
     state.started.append(flight)
-    return flight
+    return (flight,)
 
 
 @applies(StoreRead)

@@ -29,7 +29,7 @@ REGISTERS = -1  # in the place of a slot: the operand comes from registers
 
 
 @applies(Wgmma, WgmmaFromRegisters)
-def _issue(state: State, agent: int, op: Wgmma | WgmmaFromRegisters) -> tuple[Flight, bool]:
+def _issue(state: State, agent: int, op: Wgmma | WgmmaFromRegisters) -> tuple[Flight]:
     layout, operands = state.layout, (op.a if isinstance(op, Wgmma) else REGISTERS, op.b)
     cta, warp = divmod(agent, layout.warps)
     if not layout.whole_warpgroup[warp]:
@@ -69,7 +69,7 @@ def _issue(state: State, agent: int, op: Wgmma | WgmmaFromRegisters) -> tuple[Fl
     state.latest[agent] = tuple(sorted([*others, (op.matmul, state.issued[agent])]))
     if last and position == 0:
         state.started.append(flight)
-    return flight, last
+    return (flight,)
 
 
 def _names(state: State, slots: tuple[int, ...]) -> str:
