@@ -47,6 +47,11 @@ def _check_outputs(epilogue: Any, attribute: Any, value: Any) -> None:
             raise InputError("outputs['d']", kind, rule, "say dtype= or stages=")
 
 
+_check_columns = must(
+    optional(lambda n: isinstance(n, int) and n in range(8, 65, 8)), "is a multiple of 8 up to 64", "e.g. 32"
+)
+
+
 @attrs.frozen
 class Epilogue:
     """A function of each element of a matmul's sums, in fp32, with its operands and outputs.
@@ -84,13 +89,7 @@ class Epilogue:
     dtype: DType | str | None = attrs.field(default=None, kw_only=True)
     stages: int = attrs.field(default=2, kw_only=True)
     ahead: int = attrs.field(default=2, kw_only=True)
-    columns: int | None = attrs.field(
-        default=None,
-        kw_only=True,
-        validator=must(
-            optional(lambda n: isinstance(n, int) and n in range(8, 65, 8)), "is a multiple of 8 up to 64", "e.g. 32"
-        ),
-    )
+    columns: int | None = attrs.field(default=None, kw_only=True, validator=_check_columns)
     l2_hint: str | None = attrs.field(default=None, kw_only=True, validator=optional_hint)
 
     @classmethod
