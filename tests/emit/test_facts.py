@@ -174,7 +174,7 @@ def test_the_engine_rounds_to_tf32_as_it_loads(monkeypatch):
 
     def noting(part, tensor):
         info = make_atom(part, tensor)
-        formats[part.name] = re.search(r"tma_format = (\w+)", str(info.atom.type)).group(1)
+        formats[part.name] = re.search(r"tma_format = (\w+)", str(info[0].type)).group(1)
         return info
 
     monkeypatch.setattr("tmapipe.gpu.build.make_atom", noting)

@@ -119,7 +119,7 @@ class _Kernel:
                 found[part.name] = describe(tensor, words[first : first + WORDS])
             else:
                 found[part.name] = make_atom(part, tensor)
-        return {name: (atom.atom, atom.tma_tensor) for name, atom in found.items()}
+        return found
 
     def make_divisors(self, tensors: dict[str, Any], clusters: Int32) -> dict[str, Any]:
         parts = {part.name: part for part in self.plan.transfers}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -18,22 +18,20 @@ from tmapipe.gpu.inline import emit_ptx
 from tmapipe.gpu.layouts import L2_POLICIES, cute_type, full_shape, pieces_of
 from tmapipe.gpu.peers import at_peer
 from tmapipe.gpu.runs import width_of
+from tmapipe.gpu.warp import GpuWarp
 from tmapipe.integers import ceil_div
 from tmapipe.isa.fragment import Fragment
 from tmapipe.plan.model import WARP, Barrier, Load, Peer, Store
-
-if TYPE_CHECKING:
-    from tmapipe.gpu.isa import GpuIsa
 
 __all__ = ["CopyEmitters", "copy_tile"]
 
 UNROLLED = 16  # copies of a thread; more are a loop, since each one's addresses take registers
 
 
-class CopyEmitters:
+class CopyEmitters(GpuWarp):
     """Methods of `GpuIsa`."""
 
-    def prefetch_descriptor(self: Any, part: Load | Store) -> None:
+    def prefetch_descriptor(self, part: Load | Store) -> None:
         descriptor = self.atoms[part.name][0]
         if isinstance(descriptor, Descriptor):
             emit_ptx("prefetch.tensormap [$0];", "l", descriptor.address)
@@ -41,15 +39,43 @@ class CopyEmitters:
             cpasync.prefetch_descriptor(descriptor)
 
     def cp_async(
-        self: Any, load: Load, stage: Any, at: Sequence[Any], barrier: Barrier, share: Any, shares: int, anywhere: bool
+        self, load: Load, stage: Any, at: Sequence[Any], barrier: Barrier, share: Any, shares: int, anywhere: bool
     ) -> None:
         copy_tile(self, load, stage, at, share, shares)
         cute.arch.cp_async_mbarrier_arrive_noinc(self.mbarrier(barrier, stage))
 
-    def store_values(self: Any, store: Store, at: Sequence[Any], values: Fragment) -> None:
-        store_fragment(self, store, at, values)
+    def store_values(self, store: Store, at: Sequence[Any], values: Fragment) -> None:
+        """The calling thread's stores, each of some numbers that lie side by side."""
+        fragments = self.fragments
+        layout, size = values.layout, store.buffer.dtype.bytes
+        assert layout is not None
+        tile, dtype = _Tile(self, store, at), cute_type(store.buffer.dtype)
+        width = min(width_of(layout, values.along), store.vector // size)
 
-    def tma_prefetch(self: Any, load: Load, at: Sequence[Any], share: Any = 0) -> None:
+        def store_run(first: int, row: Any, column: Any) -> None:
+            """*width* values, from number *first* on."""
+            start, inside = tile.row(row)
+            column = at[-1] + column
+            holds = _inside(column, tile.shape[-1])
+            for each in inside:
+                holds = holds & each
+            converted = fragments.converted(values, first, width, dtype)
+            address = start + Int64(column) * size
+            target = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=width * size)
+            control.when(
+                holds, lambda: cute.autovec_copy(converted, cute.make_tensor(target, cute.make_layout((width,))))
+            )
+
+        def store_all() -> None:
+            for run in fragments.runs(layout, width, values.along):
+                store_run(*run)
+
+        if values.along == "tile":
+            store_all()
+        else:
+            self.when(fragments.first_to_have(layout, values.along), store_all)
+
+    def tma_prefetch(self, load: Load, at: Sequence[Any], share: Any = 0) -> None:
         def one(piece: Any) -> None:
             _, source = self.partition_of(load, at, share, load.peers, None, piece)
             with cute.arch.elect_one():  # which `cute.prefetch` leaves to its caller (CuTe DSL 4.8.1)
@@ -57,7 +83,7 @@ class CopyEmitters:
 
         control.each(pieces_of(load), one)
 
-    def bulk_load(self: Any, load: Load, stage: Any, at: Sequence[Any], barrier: Barrier) -> None:
+    def bulk_load(self, load: Load, stage: Any, at: Sequence[Any], barrier: Barrier) -> None:
         source = _element(self.addressed[load.argument], at, load.buffer.dtype.bytes)
         target, bar = self.slot_address(load.buffer, stage), self.mbarrier(barrier, stage).toint()
         with cute.arch.elect_one():
@@ -69,7 +95,7 @@ class CopyEmitters:
                 text = f"{how}.L2::cache_hint [$0], [$1], $2, [$3], $4;"
                 emit_ptx(text, "rlrrl", *operands, L2_POLICIES[load.l2_hint])
 
-    def bulk_prefetch(self: Any, load: Load, at: Sequence[Any]) -> None:
+    def bulk_prefetch(self, load: Load, at: Sequence[Any]) -> None:
         tensor = self.addressed[load.argument]
         inside = functools.reduce(operator.and_, map(_inside, at, tensor.shape))
 
@@ -80,9 +106,7 @@ class CopyEmitters:
 
         self.when(inside, issue)
 
-    def peer_copy(
-        self: Any, peer: Peer, stage: Any, to: Any, barrier: Barrier, part: Any = None, into: Any = 0
-    ) -> None:
+    def peer_copy(self, peer: Peer, stage: Any, to: Any, barrier: Barrier, part: Any = None, into: Any = 0) -> None:
         assert peer.source is not None
         nbytes = peer.buffer.slot_bytes // (1 if part is None or peer.reduce else peer.peers)
         source = self.slot_address(peer.source, stage) + (0 if part is None else part * nbytes)
@@ -93,7 +117,7 @@ class CopyEmitters:
         with cute.arch.elect_one():
             emit_ptx(text, "rrrr", at_peer(target, to), source, nbytes, at_peer(bar, to))
 
-    def bulk_store(self: Any, store: Store, stage: Any, at: Sequence[Any]) -> None:
+    def bulk_store(self, store: Store, stage: Any, at: Sequence[Any]) -> None:
         tensor, size = self.addressed[store.argument], store.buffer.dtype.bytes
         left, whole = tensor.shape[0] - at[0], store.buffer.slot_bytes // size  # elements: bytes may be more than 2^31
         nbytes = cutlass.select_(left < whole, left, Int32(whole)) * size
@@ -134,7 +158,7 @@ def _reduction(reduce: str | None, dtype: str) -> tuple[str, str]:
     return "cp.reduce.async", f".{reduce}{'.noftz' if reduce == 'add' and of in ('bf16', 'f16') else ''}.{of}"
 
 
-def copy_tile(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any, shares: int) -> None:
+def copy_tile(isa: GpuWarp, load: Load, stage: Any, at: Sequence[Any], share: Any, shares: int) -> None:
     """The calling warp's copies of one tile.
 
     Args:
@@ -178,47 +202,13 @@ def copy_tile(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any
             turn(j)
 
 
-def store_fragment(isa: GpuIsa, store: Store, at: Sequence[Any], values: Fragment) -> None:
-    """The calling thread's stores of its values, each of some that lie side by side.
-
-    Args:
-        at: Where the tile starts (elements), one per dimension of the tensor.
-    """
-    fragments: Any = isa.fragments
-    layout, size = values.layout, store.buffer.dtype.bytes
-    assert layout is not None
-    tile, dtype = _Tile(isa, store, at), cute_type(store.buffer.dtype)
-    width = min(width_of(layout, values.along), store.vector // size)
-
-    def store_run(first: int, row: Any, column: Any) -> None:
-        """*width* values, from number *first* on."""
-        start, inside = tile.row(row)
-        column = at[-1] + column
-        holds = _inside(column, tile.shape[-1])
-        for each in inside:
-            holds = holds & each
-        converted = fragments.converted(values, first, width, dtype)
-        address = start + Int64(column) * size
-        target = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=width * size)
-        control.when(holds, lambda: cute.autovec_copy(converted, cute.make_tensor(target, cute.make_layout((width,)))))
-
-    def store_all() -> None:
-        for run in fragments.runs(layout, width, values.along):
-            store_run(*run)
-
-    if values.along == "tile":
-        store_all()
-    else:
-        isa.when(fragments.first_to_have(layout, values.along), store_all)
-
-
 class _Tile:
     """The rows of a tile in global memory.
 
     shape: of the tensor. at: where the tile starts (elements), one per dimension.
     """
 
-    def __init__(self, isa: GpuIsa, part: Load | Store, at: Sequence[Any]):
+    def __init__(self, isa: GpuWarp, part: Load | Store, at: Sequence[Any]):
         tensor, self.size = isa.addressed[part.argument], part.buffer.dtype.bytes
         self.shape = full_shape(tensor, part)
         self.outer = len(self.shape) - part.core

@@ -7,7 +7,7 @@ tensor's address into the first one. They are parameters of the kernel.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import cutlass.cute as cute
 from cutlass import Int64
@@ -47,13 +47,6 @@ class Descriptor:
         return cute_ir.ptrtoint(ir.IntegerType.get_signless(64), pointer)
 
 
-class Described(NamedTuple):
-    """What stands for a TMA atom: a descriptor, and a tensor of coordinates, core first, whose shape is the tensor's."""
-
-    atom: Descriptor
-    tma_tensor: Any
-
-
 def encoded_words(load: Load, tensor: Any) -> list[int]:
     """The words of the load's descriptor, for tensors at any address, laid out as *tensor* is.
 
@@ -74,13 +67,14 @@ def encoded_words(load: Load, tensor: Any) -> list[int]:
     return [int.from_bytes(found[i : i + 8], "little", signed=True) for i in range(0, len(found), 8)]
 
 
-def describe(tensor: Any, words: Sequence[Any]) -> Described:
-    """The descriptor of a load from *tensor*, which is core first, of what `encoded_words` gave."""
+def describe(tensor: Any, words: Sequence[Any]) -> tuple[Descriptor, Any]:
+    """What stands for the TMA atom and coordinate tensor of a load from *tensor*, which is core first: its descriptor, of what
+    `encoded_words` gave, and coordinates of the tensor's shape."""
     values = [tensor.iterator.toint(), *words[1:]]
     made = vector.from_elements(
         ir.VectorType.get([WORDS], ir.IntegerType.get_signless(64)), [Int64(x).ir_value() for x in values]
     )
-    return Described(Descriptor(made), cute.make_identity_tensor(tensor.shape))
+    return Descriptor(made), cute.make_identity_tensor(tensor.shape)
 
 
 def address_of(atom: Any) -> Any:

@@ -9,16 +9,14 @@ bytes as its mbarrier expects.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import cutlass.cute as cute
 
 from tmapipe.gpu import control
+from tmapipe.gpu.warp import GpuWarp
 from tmapipe.plan.model import Load
-
-if TYPE_CHECKING:
-    from tmapipe.gpu.isa import GpuIsa
 
 __all__ = ["edge_of", "load_edge"]
 
@@ -28,7 +26,7 @@ def edge_of(load: Load) -> Load:
     return attrs.evolve(load, name=f"{load.name} edge", parts=load.buffer.tile[0] // load.edge_rows, peers=1)
 
 
-def load_edge(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any, how: Mapping[str, Any]) -> None:
+def load_edge(isa: GpuWarp, load: Load, stage: Any, at: Sequence[Any], share: Any, how: Mapping[str, Any]) -> None:
     """The TMA load of one such tile.
 
     Args:

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cutlass.cute as cute
 from cutlass import Int16, Int64
@@ -19,10 +19,8 @@ from tmapipe.gpu import control
 from tmapipe.gpu.descriptors import WORDS, address_of
 from tmapipe.gpu.inline import emit_ptx
 from tmapipe.gpu.layouts import L2_POLICIES
+from tmapipe.gpu.warp import GpuWarp
 from tmapipe.plan.model import Barrier, Buffer, Load, Store
-
-if TYPE_CHECKING:
-    from tmapipe.gpu.isa import GpuIsa
 
 __all__ = ["EncodedEmitters"]
 
@@ -32,11 +30,11 @@ GATHER = "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::com
 SCATTER = "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group"
 
 
-class EncodedEmitters:
+class EncodedEmitters(GpuWarp):
     """Methods of `GpuIsa`."""
 
     def load_encoded(
-        self: Any,
+        self,
         load: Load,
         stage: Any,
         at: Sequence[Any],
@@ -51,26 +49,26 @@ class EncodedEmitters:
         (_boxes if load.windows is None else _windows)(self, load, stage, at, share, copy)
 
     def tma_load_through(
-        self: Any, load: Load, stage: Any, at: Sequence[Any], barrier: Barrier, through: Any, mask: Any, share: Any
+        self, load: Load, stage: Any, at: Sequence[Any], barrier: Barrier, through: Any, mask: Any, share: Any
     ) -> None:
         descriptor = _place(self, load.through, through)
         copy = partial(_load, descriptor=descriptor, barrier=self.mbarrier(barrier, stage), mask=mask)
         _boxes(self, load, stage, at, share, copy)
 
     def tma_gather(
-        self: Any, load: Load, stage: Any, rows: Sequence[Any], at: Sequence[Any], barrier: Barrier, part: Any
+        self, load: Load, stage: Any, rows: Sequence[Any], at: Sequence[Any], barrier: Barrier, part: Any
     ) -> None:
         slot, matrix = _four_rows(self, load, stage, rows, at, part)
         with cute.arch.elect_one():
             text = f"{GATHER} [$0], [$1, {{$2, $3, $4, $5, $6}}], [$7];"
             emit_ptx(text, "rlrrrrrr", slot, *matrix, self.mbarrier(barrier, stage).toint())
 
-    def tma_scatter(self: Any, store: Store, stage: Any, rows: Sequence[Any], at: Sequence[Any], part: Any) -> None:
+    def tma_scatter(self, store: Store, stage: Any, rows: Sequence[Any], at: Sequence[Any], part: Any) -> None:
         slot, matrix = _four_rows(self, store, stage, rows, at, part)
         with cute.arch.elect_one():
             emit_ptx(f"{SCATTER} [$1, {{$2, $3, $4, $5, $6}}], [$0];", "rlrrrrr", slot, *matrix)
 
-    def descriptor_write(self: Any, load: Load, buffer: Buffer, stage: Any, first: Any, rows: Any) -> None:
+    def descriptor_write(self, load: Load, buffer: Buffer, stage: Any, first: Any, rows: Any) -> None:
         tensor, slot = self.addressed[load.argument], self.slot_address(buffer, stage)
         start = Int64(tensor.iterator.toint()) + Int64(first) * Int64(tensor.stride[0]) * load.buffer.dtype.bytes
 
@@ -90,11 +88,11 @@ class EncodedEmitters:
         copy = "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned"
         emit_ptx(f"{copy} [$0], [$1], {BYTES};", "lr", _place(self, buffer, stage), slot)
 
-    def descriptor_acquire(self: Any, buffer: Buffer, stage: Any) -> None:
+    def descriptor_acquire(self, buffer: Buffer, stage: Any) -> None:
         emit_ptx(f"fence.proxy.tensormap::generic.acquire.gpu [$0], {BYTES};", "l", _place(self, buffer, stage))
 
 
-def _place(isa: Any, buffer: Any, stage: Any) -> Any:
+def _place(isa: GpuWarp, buffer: Any, stage: Any) -> Any:
     """Where the engine reads the descriptor in a slot."""
     counts = {each.name: each.stages for each in isa.plan.made}
     before = sum(list(counts.values())[: list(counts).index(buffer.name)])
@@ -103,7 +101,7 @@ def _place(isa: Any, buffer: Any, stage: Any) -> Any:
 
 
 def _four_rows(
-    isa: Any, move: Load | Store, stage: Any, rows: Sequence[Any], at: Sequence[Any], part: Any
+    isa: GpuWarp, move: Load | Store, stage: Any, rows: Sequence[Any], at: Sequence[Any], part: Any
 ) -> tuple[Any, list[Any]]:
     """Where in shared memory rows 4 *part* to 4 *part* + 3 of a slot are, and the operands that name *rows* of the matrix."""
     buffer = move.buffer
@@ -111,7 +109,7 @@ def _four_rows(
     return slot, [address_of(isa.atoms[move.name][0]), at[-1], *rows]
 
 
-def _boxes(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any, copy: Callable[..., None]) -> None:
+def _boxes(isa: GpuWarp, load: Load, stage: Any, at: Sequence[Any], share: Any, copy: Callable[..., None]) -> None:
     """The boxes of one tile, or of a share or a part of one.
 
     Args:
@@ -153,7 +151,7 @@ def _boxes(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any, c
     control.loop(extents[0] // box[0], some)
 
 
-def _windows(isa: GpuIsa, load: Load, stage: Any, at: Sequence[Any], share: Any, copy: Callable[..., None]) -> None:
+def _windows(isa: GpuWarp, load: Load, stage: Any, at: Sequence[Any], share: Any, copy: Callable[..., None]) -> None:
     """The windows of one tile, or of a share of one. Arguments as of `_boxes`; at: where the first window begins."""
     buffer, (rows, columns) = load.buffer, load.box
     slot = isa.slot_address(buffer, stage) + share * (rows * _pitch(buffer))

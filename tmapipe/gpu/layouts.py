@@ -175,7 +175,7 @@ def rows_of(slots: Any, buffer: Buffer, first: Any, count: int) -> Any:
     return cute.make_tensor(slots.iterator + first * span, cute.make_layout(some.shape, stride=slots.layout.stride))
 
 
-def make_atom(part: Load | Store, tensor: Any) -> Any:
+def make_atom(part: Load | Store, tensor: Any) -> tuple[Any, Any]:
     """The TMA atom and coordinate tensor of one load or store; *tensor* is core first."""
     more: dict[str, Any] = {}
     if isinstance(part, Load):
@@ -187,7 +187,8 @@ def make_atom(part: Load | Store, tensor: Any) -> Any:
         op = cpasync.CopyReduceBulkTensorTileS2GOp(reduction_kind=cute.ReductionKind[part.reduce.upper()])
     else:
         op = cpasync.CopyBulkTensorTileS2GOp()
-    return cpasync.make_tiled_tma_atom(op, tensor, moved_layout(part), moved_extents(part), **more)
+    made = cpasync.make_tiled_tma_atom(op, tensor, moved_layout(part), moved_extents(part), **more)
+    return made.atom, made.tma_tensor
 
 
 def partition(

@@ -16,7 +16,7 @@ from tmapipe.isa.values import Carried
 from tmapipe.plan.model import Buffer, Matmul
 
 if TYPE_CHECKING:
-    from tmapipe.gpu.isa import GpuIsa
+    from tmapipe.gpu.warp import GpuWarp
 
 __all__ = ["Accumulator", "MatmulHandles", "operand", "sums_type", "tiled_mma"]
 
@@ -24,7 +24,7 @@ __all__ = ["Accumulator", "MatmulHandles", "operand", "sums_type", "tiled_mma"]
 class MatmulHandles:
     """The operand descriptors of one matmul, made at the top of the kernel, and its accumulator."""
 
-    def __init__(self, isa: GpuIsa, matmul: Matmul):
+    def __init__(self, isa: GpuWarp, matmul: Matmul):
         self.matmul = matmul
         columns = list(itertools.accumulate(matmul.n_instructions, initial=0))
         self.parts = [_Part(isa, matmul, *place) for place in itertools.pairwise(columns)]
@@ -47,7 +47,7 @@ class MatmulHandles:
 class _Part(Carried):
     """The tiled MMA of columns [first, end) of a tile, and its operand descriptors."""
 
-    def __init__(self, isa: GpuIsa, matmul: Matmul, first: int, end: int):
+    def __init__(self, isa: GpuWarp, matmul: Matmul, first: int, end: int):
         self.n = end - first
         self.tiled = tiled_mma(
             *matmul.types, (matmul.warpgroups, 1, 1), self.n, matmul.transposed, a_in_slots=matmul.a is not None
@@ -71,7 +71,7 @@ class Accumulator(Carried):
     of a tile overwrites what the last tile left. If a tile may have had no wgmma, zeros are read instead.
     """
 
-    def __init__(self, isa: GpuIsa, shapes: list, dtype: Any, promoted: bool):
+    def __init__(self, isa: GpuWarp, shapes: list, dtype: Any, promoted: bool):
         self.registers = [cute.make_rmem_tensor(shape, dtype) for shape in shapes]  # one per part of the columns
         for part in self.registers:
             part.fill(dtype(0))

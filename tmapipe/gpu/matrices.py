@@ -19,7 +19,7 @@ from tmapipe.plan.thread_layout import AccumulatorLayout
 
 if TYPE_CHECKING:
     from tmapipe.gpu.fragments import GpuFragments
-    from tmapipe.gpu.isa import GpuIsa
+    from tmapipe.gpu.warp import GpuWarp
 
 __all__ = ["read_blocks", "write_piece"]
 
@@ -81,7 +81,7 @@ def _write_numbers(fragments: GpuFragments, values: Fragment, slot: SlotRef) -> 
         target[(8 * eight + pair + j, row + 8 * half, slot.stage)] = data[i]
 
 
-def read_blocks(isa: GpuIsa, slot: SlotRef, layout: AccumulatorLayout) -> list[Any]:
+def read_blocks(isa: GpuWarp, slot: SlotRef, layout: AccumulatorLayout) -> list[Any]:
     """A thread's values of the transpose of a slot's tile, in the order of *layout*.
 
     Four blocks of 8 x 8 numbers at a time: two below each other of the warp's 16 rows, in two times 8 columns. Each lane names

@@ -16,7 +16,7 @@ from tmapipe.plan.model import WARP, Buffer
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
 
 if TYPE_CHECKING:
-    from tmapipe.gpu.isa import GpuIsa
+    from tmapipe.gpu.warp import GpuWarp
 
 __all__ = ["Runs", "width_of"]
 
@@ -24,7 +24,7 @@ __all__ = ["Runs", "width_of"]
 class Runs(Fragments):
     """What the backend's other classes of fragments build on."""
 
-    def __init__(self, isa: GpuIsa):
+    def __init__(self, isa: GpuWarp):
         self.isa, self.exchanges = isa, {}
 
     def place(self, layout: ThreadLayout, along: str, i: int) -> tuple[Any, Any]:
