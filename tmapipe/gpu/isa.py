@@ -173,7 +173,6 @@ class GpuIsa(CopyEmitters, EncodedEmitters):
             how["mcast_mask"] = Int16(mask)
         if load.l2_hint is not None:
             how["cache_policy"] = Int64(L2_POLICIES[load.l2_hint])
-
         first = None if part is None else part * moved_extents(load)[0]
 
         def one(piece: Any) -> None:
@@ -183,13 +182,12 @@ class GpuIsa(CopyEmitters, EncodedEmitters):
         def whole() -> None:
             control.each(pieces_of(load), one)
 
-        if load.edge_rows:
-            row = len(load.dims) - 2
-            end, extent = at[row] + load.tile[row], self.extent(load.argument, row)
-            control.when(end <= extent, whole)
-            control.when(end > extent, lambda: load_edge(self, load, stage, at, share, how))
-        else:
-            whole()
+        if not load.edge_rows:
+            return whole()
+        row = len(load.dims) - 2
+        end, extent = at[row] + load.tile[row], self.extent(load.argument, row)
+        control.when(end <= extent, whole)
+        control.when(end > extent, lambda: load_edge(self, load, stage, at, share, how))
 
     def tma_store(self, store: Store, stage: Any, at: Sequence[Any], rows: Any = None, part: Any = None) -> None:
         if store.clipped:  # see `layouts.clipped`
@@ -198,7 +196,6 @@ class GpuIsa(CopyEmitters, EncodedEmitters):
         atom = self.atoms[store.name][0]
         how = {} if store.l2_hint is None else {"cache_policy": Int64(L2_POLICIES[store.l2_hint])}
         elected = COPY_ELECTS["reduce" if store.reduce else "store"]
-
         first = None if part is None else part * moved_extents(store)[0]
 
         def one(piece: Any) -> None:

@@ -7,16 +7,14 @@ clusters run one after another, so the caller passes what an atomic operation fi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tmapipe.isa.effects import Global, operation
+from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.lowering import Lowering
 from tmapipe.isa.operands import At, Data, Name
 from tmapipe.isa.values import Condition, Value
 from tmapipe.plan.model import Store
-
-if TYPE_CHECKING:
-    from tmapipe.isa.fragment import Fragment
 
 __all__ = [
     "Ballot", "CounterAdd", "CounterStore", "GlobalInstructions", "ReadSmid", "Shuffle", "TableLoad", "TileStore",

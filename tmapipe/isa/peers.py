@@ -66,11 +66,9 @@ class PeerInstructions(Lowering):
         itself. With *part*, only that one of `peer.peers` equal parts along the slot's first extent, to part *into*. With
         `peer.reduce`, ``cp.reduce.async.bulk``: part *part* of the source is combined with all of the slot. Async proxy."""
         assert peer.source is not None
-        if peer.reduce is not None:
-            slot, source, bar = self.slot(peer.buffer, stage), self.slot(peer.source, stage), self.bar(barrier, stage)
-            nbytes = peer.buffer.slot_bytes
-            return self.emit(PeerReduce(peer.name, slot, bar, nbytes, 1 << to, source, part, peer.peers))
-        shares = 1 if part is None else peer.peers
         slot, source, bar = self.slot(peer.buffer, stage), self.slot(peer.source, stage), self.bar(barrier, stage)
-        nbytes = peer.buffer.slot_bytes // shares
-        self.emit(PeerCopy(slot, bar, nbytes, 1 << to, source, 0 if part is None else part, into, shares))
+        nbytes, shares = peer.buffer.slot_bytes, 1 if part is None else peer.peers
+        if peer.reduce is not None:
+            self.emit(PeerReduce(peer.name, slot, bar, nbytes, 1 << to, source, part, shares))
+        else:
+            self.emit(PeerCopy(slot, bar, nbytes // shares, 1 << to, source, 0 if part is None else part, into, shares))
