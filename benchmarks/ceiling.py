@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.cli import add_options, finish, gpu_of, method_of, settings
@@ -45,10 +44,8 @@ def without_loads() -> type:
             armed = cutlass.select_(self._loads(barrier.stages), Int32(nbytes), Int32(0))
             super().mbarrier_arrive_expect_tx(barrier, stage, armed)
 
-        def tma_load(
-            self, load: Any, stage: Any, at: Sequence[Any], barrier: Any, mask: Any = None, share: Any = 0
-        ) -> None:
-            copy = functools.partial(super().tma_load, load, stage, at, barrier, mask, share)
+        def tma_load(self, load: Any, stage: Any, at: Any, barrier: Any, *operands: Any, **options: Any) -> None:
+            copy = functools.partial(super().tma_load, load, stage, at, barrier, *operands, **options)
             self.when(self._loads(barrier.stages), copy)
 
         def _loads(self, stages: int) -> Boolean:
@@ -62,7 +59,7 @@ def without_stores() -> type:
     from tmapipe.gpu.isa import GpuIsa
 
     class WithoutStores(GpuIsa):
-        def tma_store(self, store: Any, stage: Any, at: Sequence[Any], rows: Any = None) -> None:
+        def tma_store(self, *operands: Any, **options: Any) -> None:
             pass
 
     return WithoutStores

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.ceiling import TYPES
@@ -43,15 +42,13 @@ def stamped(address: int, consumer: int) -> type:
         def __init__(self, *arguments: Any):
             super().__init__(*arguments)
             self.seen = self.cells(0, 0)
-            self.block, _, _ = cute.arch.block_idx()
+            self.number, _, _ = cute.arch.block_idx()
             self._note("start", self.warp == 0)
 
-        def tma_load(
-            self, load: Any, stage: Any, at: Sequence[Any], barrier: Any, mask: Any = None, share: Any = 0
-        ) -> None:
+        def tma_load(self, *operands: Any, **options: Any) -> None:
             self._note("first load", self.seen[0] == 0)
             self.seen[0] = 1
-            super().tma_load(load, stage, at, barrier, mask, share)
+            super().tma_load(*operands, **options)
             self._note("last load", self.warp >= 0)
 
         def mbarrier_wait(self, barrier: Any, stage: Any, parity: Any) -> None:
@@ -70,7 +67,7 @@ def stamped(address: int, consumer: int) -> type:
             def write() -> None:
                 pointer = cute.make_ptr(Int64, Int64(address), cute.AddressSpace.gmem, assumed_align=8)
                 words = cute.make_tensor(pointer, cute.make_layout(1 << 20))
-                at = self.block * WORDS + PLACES.index(place)
+                at = self.number * WORDS + PLACES.index(place)
                 words[at] = Int64(cute.arch.globaltimer())
                 words[at + CLOCKS] = Int64(cute.arch.clock64())
 

@@ -12,6 +12,7 @@ import sys
 import attrs
 import pytest
 
+import tmapipe as tp
 from benchmarks import cases, checker, cli, copy, gemm, ours, peer_quack, peers
 from benchmarks.compare import Problem, compare
 from benchmarks.results import Results, best, commit, print_table
@@ -539,3 +540,16 @@ def test_checks_are_timed(monkeypatch, tmp_path, capsys):
     rows = json.loads((tmp_path / "checker.json").read_text())["rows"]
     assert [row["verdict"] == "safe" for row in rows] == [True, True, False, True]
     assert "Copy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("backend", ["stamps", "without loads", "without stores"])
+def test_backends_that_measure_still_compile(backend):
+    from benchmarks import ceiling, stamps
+    from tmapipe.gpu.build import build
+
+    schedule = tp.schedules.Gemm((64, 64, 64), (1, 1))
+    made = stamps.stamped(address=0, consumer=1) if backend == "stamps" else ceiling.BACKENDS[backend]()
+    plan = schedule.plan(dict.fromkeys("abd", "bf16"), arch="sm_90a")
+    ptx = build(schedule, plan, keep=True, backend=made).ptx
+    assert ("globaltimer" in ptx) == (backend == "stamps")
+    assert (".bulk_group" in ptx) == (backend != "without stores")
