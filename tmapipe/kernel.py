@@ -184,7 +184,8 @@ class KernelContext(Carried):
             **declared.tables,
             **declared.turnstiles,
         }.items():
-            found = bound_by(part)(self, name, part)
+            whose = getattr(part, "role", None)
+            found = bound_by(part)(self, name, part) if whose is None or self.name_of(whose) == role.name else None
             if found is not None:
                 self._parts[name] = found
 

@@ -1,6 +1,7 @@
 """Stores through buffers of their own: wait, write, fence, sync, store, in this order, on the right warp; and turnstiles."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
@@ -208,9 +209,10 @@ def turnstile(warp, teams=2):
         x = tp.TmaLoadStage(tile=(8, 64), ring=ring)
         order = tp.Turnstile(work)
 
-    plan = Teams().plan()
-    isa = RecordingIsa(plan, warp)
-    return BoundTurnstile(isa, plan.barrier("order.turn"), plan.role("work")), isa
+    schedule = Teams()
+    plan = schedule.plan()
+    k = SimpleNamespace(isa=RecordingIsa(plan, warp), plan=plan, role=plan.role("work"))
+    return BoundTurnstile(k, "order", schedule.order), k.isa
 
 
 @pytest.mark.parametrize("teams", [2, 3, 4])

@@ -77,8 +77,6 @@ class BoundClusterSum(Carried):
 
 
 @stands_for(RegisterTile)
-def _of_tile(k: Any, name: str, tile: RegisterTile) -> BoundRegisterTile | BoundClusterSum | None:
+def _of_tile(k: Any, name: str, tile: RegisterTile) -> BoundRegisterTile | BoundClusterSum:
     plan: HeldTile = k.plan.distributed(name)
-    if plan.first_warp != k.role.first_warp:
-        return None
     return BoundRegisterTile(plan) if plan.sent is None else BoundClusterSum(k.isa, plan)

@@ -14,8 +14,6 @@ from tmapipe.reduction_scratch import ReductionScratch
 def _of_scratch(k: Any, name: str, scratch: ReductionScratch) -> None:
     """Fragments find it: bodies have no name for it."""
     isa, role = k.isa, k.role
-    if k.name_of(scratch.role) != role.name:
-        return
     buffer = isa.plan.buffer(name)
     peers = buffer.tile[0] // role.warps
     if scratch.group is None or peers == 1:

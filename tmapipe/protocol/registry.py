@@ -13,9 +13,11 @@ _MAKERS: dict[type, Callable[..., Any]] = {}
 def stands_for(part: type) -> Callable[[Any], Any]:
     """Registers a class, or a function that makes an object, for parts of this class and of those derived from it.
 
-    It is called with a role's context (`k` in bodies), the part's name and the part, and returns None for roles that have
-    nothing to do with it. What stands for a stage is what a slot has of it: for a stage with memory a class, called as
-    `PartInSlot` is; for a `TokenStage`, the function gives what is called with an open slot.
+    It is called with a role's context (`k` in bodies), the part's name and the part, if that is no other role's. It may return
+    None: then bodies have no name for it.
+
+    What stands for a stage is what a slot has of it: for a stage with memory a class, called as `PartInSlot` is; for a
+    `TokenStage`, the function gives what is called with an open slot.
     """
 
     def register(maker: Any) -> Any:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tmapipe.errors import InputError
-from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, is_index
-from tmapipe.plan.model import Buffer
 from tmapipe.protocol.parts import PartInSlot, SlotPart
 from tmapipe.protocol.registry import stands_for
 from tmapipe.scratch import Scratch
@@ -28,13 +26,13 @@ class _Always(Carried):
         pass
 
 
+@stands_for(Scratch)
 class BoundScratch(PartInSlot):
     """A `Scratch` in its role: its first copy, or with `copy` another one."""
 
-    def __init__(self, isa: Isa, buffer: Buffer, role: str):
-        part: Any = SlotPart(isa, role, buffer)
-        slot: Any = _Always(buffer.name, 0)
-        super().__init__(part, slot)
+    def __init__(self, k: Any, name: str, scratch: Scratch):
+        slot: Any = _Always(name, 0)
+        super().__init__(SlotPart(k.isa, k.role.name, k.plan.buffer(name)), slot)
 
     def copy(self, i: Any) -> PartInSlot:
         """Copy number *i*, of as many as were declared.
@@ -48,9 +46,3 @@ class BoundScratch(PartInSlot):
             raise InputError(f"k.{self.ref.buffer.name}.copy", i, rule, "count from 0, or declare more copies")
         slot: Any = _Always(self.ref.buffer.name, i)
         return PartInSlot(self.part, slot)
-
-
-@stands_for(Scratch)
-def _of_scratch(k: Any, name: str, scratch: Scratch) -> BoundScratch | None:
-    own = k.name_of(scratch.role) == k.role.name
-    return BoundScratch(k.isa, k.plan.buffer(name), k.role.name) if own else None

@@ -15,11 +15,13 @@ from tmapipe.table import Table
 __all__ = ["BoundTable"]
 
 
+@stands_for(Table)
 class BoundTable(Carried):
     """A `Table` in a body: ``k.rows.entry(i)``."""
 
-    def __init__(self, isa: Isa, name: str):
-        self.isa, self.name = isa, name
+    def __init__(self, k: Any, name: str, table: Table):
+        self.isa: Isa = k.isa
+        self.name = name
 
     def __getitem__(self, i: Any) -> NoReturn:
         fix = f"Use k.{self.name}.entry(i)."
@@ -47,8 +49,3 @@ class BoundTable(Carried):
         place = at[0] if len(at) == 1 else at[0] * counts[1] + at[1]
         found = self.isa.load_entry(self.name, self.isa.select(inside, place, 0), 0)
         return self.isa.select(inside, found, -1)
-
-
-@stands_for(Table)
-def _of_table(k: Any, name: str, table: Table) -> BoundTable:
-    return BoundTable(k.isa, name)

@@ -7,18 +7,21 @@ from typing import Any
 from tmapipe.errors import ScopeError
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried
-from tmapipe.plan.model import Barrier, RoleWarps
+from tmapipe.plan.model import Barrier
 from tmapipe.protocol.registry import stands_for
 from tmapipe.turnstile import Turnstile
 
 __all__ = ["BoundTurnstile"]
 
 
+@stands_for(Turnstile)
 class BoundTurnstile(Carried):
     """A turnstile as one of those sees it that take turns. The parity to wait for is kept in a register."""
 
-    def __init__(self, isa: Isa, barrier: Barrier, role: RoleWarps):
-        self.isa, self.barrier = isa, barrier
+    def __init__(self, k: Any, name: str, turnstile: Turnstile):
+        isa, role = k.isa, k.role
+        self.isa: Isa = isa
+        self.barrier: Barrier = k.plan.barrier(f"{name}.turn")
         self.own = role.team(isa.warp) if role.teams > 1 else isa.warp // 4 - role.first_warp // 4
         self.parity = isa.cells(isa.select(self.own == 0, 1, 0))
         self.inside = False
@@ -40,9 +43,3 @@ class BoundTurnstile(Carried):
         if kind is None:
             following = self.own + 1
             self.isa.mbarrier_arrive(self.barrier, self.isa.select(following == self.barrier.stages, 0, following))
-
-
-@stands_for(Turnstile)
-def _of_turnstile(k: Any, name: str, turnstile: Turnstile) -> BoundTurnstile | None:
-    own = k.name_of(turnstile.role) == k.role.name
-    return BoundTurnstile(k.isa, k.plan.barrier(f"{name}.turn"), k.role) if own else None
