@@ -61,10 +61,7 @@ class Problems:
         self.others = tuple(dict.fromkeys(d for part in plan.transfers for d in part.dims if d not in self.dims))
         self._parts: dict[Any, Any] = {}
         self._programs: dict[tuple[int, Kind], list[Program]] = {}
-        self._relative: dict[tuple[int, int], RelativeRun] = {}  # by tiles, and by which list of programs
-        self._consulted: dict[
-            tuple[int, ...], dict[Any, list[Program]]
-        ] = {}  # by variations; by tiles and their values
+        self._relative: dict[tuple[int, Kind], RelativeRun] = {}
         self._origin: dict[Key, int] | None = None
         self.largest: Kind = ()  # the kind with the largest values that are looked at
 
@@ -164,30 +161,15 @@ class Problems:
 
     def programs(self, tiles: int, kind: Kind) -> list[Program]:
         """Each warp's program for *tiles* output tiles a CTA of one kind."""
-        found = self._programs.get((tiles, kind))
-        if found is None:
-            found = self._programs[tiles, kind] = self._recorded(tiles, kind)
-        return found
-
-    def _recorded(self, tiles: int, kind: Kind) -> list[Program]:
-        """Kinds that differ in nothing that bodies have come to have the same programs."""
-        for consulted, by_values in self._consulted.items():
-            found = by_values.get((tiles, *(kind[d] for d in consulted)))
-            if found is not None:
-                return found
-        self.decisions.consulted.clear()
-        programs = self.in_order([kind] * tiles)[0]
-        consulted = tuple(d for d, key in enumerate(self.kinds.keys) if key in self.decisions.consulted)
-        self._consulted.setdefault(consulted, {})[(tiles, *(kind[d] for d in consulted))] = programs
-        return programs
+        if (tiles, kind) not in self._programs:
+            self._programs[tiles, kind] = self.in_order([kind] * tiles)[0]
+        return self._programs[tiles, kind]
 
     def relative(self, tiles: int, kind: Kind) -> RelativeRun:
         """The same, as relative operations."""
-        programs = self.programs(tiles, kind)
-        found = self._relative.get((tiles, id(programs)))
-        if found is None:
-            found = self._relative[tiles, id(programs)] = self.as_relative(programs, tiles)
-        return found
+        if (tiles, kind) not in self._relative:
+            self._relative[tiles, kind] = self.as_relative(self.programs(tiles, kind), tiles)
+        return self._relative[tiles, kind]
 
     def as_relative(self, programs: list[Program], tiles: int) -> RelativeRun:
         """Any programs as relative operations."""
@@ -202,7 +184,7 @@ class Problems:
         if kinds == self.kinds:
             return False
         if kinds.keys != self.kinds.keys:
-            self._programs, self._relative, self._consulted, self._origin, self.largest = {}, {}, {}, None, ()
+            self._programs, self._relative, self._origin, self.largest = {}, {}, None, ()
             self.decisions.found = {}
         self.kinds = kinds
         return True

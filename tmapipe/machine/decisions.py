@@ -113,9 +113,8 @@ class Decisions:
     values: of terms, and of sums that are looked at as a whole (`("sum", terms, number of loops around)`), for the tile at
     hand; a value for each iteration of a loop, in turn, if it is a tuple; terms: all so far; uses: of numbers; loops: of the
     warp that is being recorded; length: how many operations it has so far; around: the indices of the loops that it is in;
-    iteration: of each loop; consulted: the names in `values` that uses have come to since it was last emptied; found: what
-    has been looked up in `values`, to be emptied where other names are in it; stored: the outputs that a body has stored to;
-    lap: slots of the longest ring.
+    iteration: of each loop; found: what has been looked up in `values`, to be emptied where other names are in it; stored: the
+    outputs that a body has stored to; lap: slots of the longest ring.
     """
 
     def __init__(self) -> None:
@@ -126,8 +125,7 @@ class Decisions:
         self.lap = 0
         self.around: list[Key] = []
         self.iteration: dict[Key, int] = {}
-        self.consulted: set[Key] = set()
-        self.found: dict[tuple[Sum, int, bool], tuple[Any, Any, set[Key]]] = {}
+        self.found: dict[tuple[Sum, int, bool], tuple[Any, Any]] = {}
         self.loops: list[Loop] = []
         self.length: Callable[[], int] = lambda: 0
         self._sorted: dict[frozenset[tuple[Key, int]], Sum] = {}
@@ -196,21 +194,20 @@ class Decisions:
         known = terms, inside, bool(self.values)
         if known not in self.found:
             self.found[known] = self._look_up(terms, inside)
-        whole, index, consulted = self.found[known]
-        self.consulted |= consulted
+        whole, index = self.found[known]
         if whole is None:
             return number.value
         value = self._at_turn(*whole) + number.const
         return value if index is None else value + index[1] * self.iteration[index[0]]
 
-    def _look_up(self, terms: Sum, inside: int) -> tuple[tuple[Key, int] | None, tuple[Key, int] | None, set[Key]]:
-        """(whole sum, index of a loop that is added to it, names in `values` that it depends on)."""
+    def _look_up(self, terms: Sum, inside: int) -> tuple[tuple[Key, int] | None, tuple[Key, int] | None]:
+        """(whole sum, index of a loop that is added to it)."""
         whole, index = self.whole(terms, inside, self.values), None
         indices = [term for term in terms if term[0][0] == "index"]
         if whole is None and len(indices) == 1:
             (index,) = indices
             whole = self.whole(tuple(term for term in terms if term != index), index[0][1], self.values)
-        return whole, index, {whole[0]} if whole else sources(self.terms, terms, self.values)
+        return whole, index
 
     @staticmethod
     def whole(terms: Sum, inside: int, known: Collection[Key]) -> tuple[Key, int] | None:
