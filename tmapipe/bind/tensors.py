@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tmapipe.bind.bound import Bound
-from tmapipe.bind.memory import check_kind, check_memory, is_torch, needs_gradient
-from tmapipe.bind.overlap import check_apart
+from tmapipe.bind.memory import check_apart, check_kind, check_memory, is_torch, needs_gradient
 from tmapipe.dim import Dim
 from tmapipe.dtypes import DType, bf16, dtype_of, fp32, int32
 from tmapipe.errors import InputError

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from cutlass.utils import HardwareInfo
 
-from tmapipe.bind.memory import note_written
-from tmapipe.bind.overlap import check_apart, span
+from tmapipe.bind.memory import check_apart, note_written, span
 from tmapipe.errors import InputError, MissingGpuError
 from tmapipe.gpu.build import Compiled, build
 from tmapipe.gpu.descriptors import WORDS, encoded_words

@@ -15,8 +15,7 @@ from typing import Any
 
 import attrs
 
-from tmapipe.bind.memory import check_kind
-from tmapipe.bind.overlap import check_apart
+from tmapipe.bind.memory import check_apart, check_kind
 from tmapipe.bind.tensors import match, new_like, of_sums, signature
 from tmapipe.dtypes import DType, as_dtype, dtype_of, fp32
 from tmapipe.epilogue.epilogue import Epilogue

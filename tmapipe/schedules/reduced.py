@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from tmapipe.bind.bound import Bound
-from tmapipe.bind.memory import check_kind, check_memory
-from tmapipe.bind.overlap import check_apart
+from tmapipe.bind.memory import check_apart, check_kind, check_memory
 from tmapipe.dtypes import dtype_of, fp32
 from tmapipe.epilogue.reductions import Reduction
 from tmapipe.errors import InputError, ScopeError
