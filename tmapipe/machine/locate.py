@@ -7,9 +7,9 @@ import contextlib
 import functools
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
 
 from tmapipe.errors import InputError, ScopeError
 
@@ -45,10 +45,9 @@ def line_of_errors() -> Iterator[None]:
     try:
         yield
     except (InputError, ScopeError) as error:
-        trace: Any = error.__traceback__
-        while trace.tb_next is not None:
-            trace = trace.tb_next
-        error.args = (f"{error} At {locate(trace.tb_frame)}.",)
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        places = (locate(frame) for frame in reversed(frames))  # a generator that has ended knows no caller
+        error.args = (f"{error} At {next(filter(None, places), None)}.",)
         raise
 
 
