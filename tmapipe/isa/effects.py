@@ -252,11 +252,6 @@ class Names(typing.Protocol):
 Says = Callable[[Names, Any], str]
 
 
-def _forget(of: Declared, field: Any, value: Any) -> Any:
-    of._found.clear()
-    return value
-
-
 @attrs.define
 class Declared:
     """The declaration of one operation.
@@ -270,15 +265,15 @@ class Declared:
     op: type
     ptx: str
     says: str | Says
-    effects: tuple[Effect, ...] = attrs.field(on_setattr=_forget)
+    effects: tuple[Effect, ...]
     operands: dict[str, Kind]
-    _found: dict[Any, Any] = attrs.field(init=False, factory=dict, eq=False, repr=False)  # answers given before
 
     def effect(self, kind: type[E]) -> E | None:
         """The first effect of this kind, or None."""
-        if kind not in self._found:
-            self._found[kind] = next((effect for effect in self.effects if isinstance(effect, kind)), None)
-        return self._found[kind]
+        for effect in self.effects:
+            if isinstance(effect, kind):
+                return effect
+        return None
 
     def all(self, kind: type[E]) -> list[E]:
         """All effects of this kind."""
@@ -309,9 +304,7 @@ class Declared:
     @property
     def local(self) -> bool:
         """Whether it has no effect on barriers, shared memory or registers that others have a part in."""
-        if "local" not in self._found:
-            self._found["local"] = all(isinstance(effect, Global) for effect in self.effects)
-        return self._found["local"]
+        return all(isinstance(effect, Global) for effect in self.effects)
 
 
 _COUNTS = ("lanes", "shares", "parts")  # operands of which 1 goes without saying
