@@ -27,7 +27,11 @@ def test_the_right_twin_is_proved(case):
     assert report.ok and report.trips == EVERY, f"{report}\n{report.trips}\n{report.runs}"
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+#: Of hundreds of kinds of tiles, which is a matter of seconds.
+MANY = {"an entry for each turn"}
+
+
+@pytest.mark.parametrize("case", [each for each in CASES if ALL or each.name not in MANY], ids=lambda case: case.name)
 def test_the_broken_one_is_rejected_at_its_lines(case):
     report = case.broken().check()
     assert report.kinds() & {Kind.TRIP_COUNTS, Kind.DEADLOCK, Kind.MISSING_ARRIVAL, Kind.IN_FLIGHT_AT_EXIT}, (
