@@ -89,7 +89,7 @@ class Descriptors:
     @cute.jit
     def host(self, tensors: list, out, stream):
         given = dict(zip(self.plan.arguments, tensors, strict=True))
-        atoms = [make_atom(part, to_core_first(given[part.argument], part)).atom for part in self.plan.described]
+        atoms = [make_atom(part, to_core_first(given[part.argument], part))[0] for part in self.plan.described]
         self.device(atoms, out).launch(grid=(1, 1, 1), block=(1, 1, 1), stream=stream)
 
     @cute.kernel

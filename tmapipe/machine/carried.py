@@ -35,31 +35,7 @@ class Iterations:
         self.numbers, self.body, self.carries = numbers, body, carries
 
     def __iter__(self) -> Iterator[Any]:
-        frame = sys._getframe(1)  # of the loop, which asks for the first number
-        before, known = _forms(frame.f_locals) if self.body else {}, set(frame.f_locals)
-        changes = Changes(self.carries) if self.carries else None
-        for number in self.numbers:
-            self._look(frame, before, changes)
-            yield number
-        self._look(frame, before, changes)
-        if self.body:
-            for name in _used_after(frame.f_code, frame.f_lasti).intersection(frame.f_locals) - known:
-                raise ScopeError(
-                    f"`{name}` is used after a loop that assigns it first. What is known after a loop was known before it: "
-                    "let it begin as what it becomes, e.g. k.full(stage, 0.0)."
-                )
-
-    def _look(self, frame: FrameType, before: dict[str, str], changes: Changes | None) -> None:
-        """Before an iteration, or after the last. before: the forms of names before the loop."""
-        names = frame.f_locals
-        for name, form in _forms(names).items() if self.body else ():
-            if before.get(name, form) != form:
-                raise ScopeError(
-                    f"`{name}` is {before[name]} where a loop begins and {form} after an iteration of it. What a loop carries "
-                    "keeps its form: let it begin as what it becomes, e.g. k.full(stage, 0.0)."
-                )
-        if changes:
-            changes.look(names, _used_outside(frame.f_code, frame.f_lasti))
+        return _Watched(iter(self.numbers), sys._getframe(1), self.body, self.carries)
 
     def __len__(self) -> int:
         return len(self._known())
@@ -74,6 +50,39 @@ class Iterations:
                 "compute other numbers from the loop's, e.g. count - 1 - i."
             )
         return self.numbers
+
+
+class _Watched:
+    """The numbers of a loop that runs. No generator: Python 3.12 runs those within the loop's own instruction, and then does
+    not tell where the loop stands."""
+
+    def __init__(self, numbers: Iterator[Any], frame: FrameType, body: bool, carries: Any):
+        self.numbers, self.frame, self.body = numbers, frame, body
+        self.before, self.known = _forms(frame.f_locals) if body else {}, set(frame.f_locals)
+        self.changes = Changes(carries) if carries else None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        names, code, loop = self.frame.f_locals, self.frame.f_code, self.frame.f_lasti
+        for name, form in _forms(names).items() if self.body else ():
+            if self.before.get(name, form) != form:
+                raise ScopeError(
+                    f"`{name}` is {self.before[name]} where a loop begins and {form} after an iteration of it. What a loop "
+                    "carries keeps its form: let it begin as what it becomes, e.g. k.full(stage, 0.0)."
+                )
+        if self.changes:
+            self.changes.look(names, _used_outside(code, loop))
+        try:
+            return next(self.numbers)
+        except StopIteration:
+            for name in _used_after(code, loop).intersection(names) - self.known if self.body else ():
+                raise ScopeError(
+                    f"`{name}` is used after a loop that assigns it first. What is known after a loop was known before it: "
+                    "let it begin as what it becomes, e.g. k.full(stage, 0.0)."
+                ) from None
+            raise
 
 
 class Changes:

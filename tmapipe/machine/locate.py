@@ -45,9 +45,8 @@ def line_of_errors() -> Iterator[None]:
     try:
         yield
     except (InputError, ScopeError) as error:
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        places = (locate(frame) for frame in reversed(frames))  # a generator that has ended knows no caller
-        error.args = (f"{error} At {next(filter(None, places), None)}.",)
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        error.args = (f"{error} At {locate(frame)}.",)
         raise
 
 
