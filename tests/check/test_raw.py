@@ -229,7 +229,7 @@ def test_raw_code_that_issues_tma_or_wgmma():
         alone(lambda k, slot: k.raw(double_on_gpu, updates=(slot.x,), proxy="tma")).check()
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(st.lists(st.sampled_from(sorted(BARE)), min_size=1, max_size=5), st.sampled_from([1, 2]))
 def test_agrees_with_all_interleavings(names, warps):
     """Raw calls of one or two warps on slots that TMA fills, and everything around them, against the exhaustive oracle."""

@@ -60,7 +60,7 @@ class Memory:
         }
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400, derandomize=True)
 @given(maps(), st.data())
 def test_the_driver_takes_random_maps_that_pass(found, data):
     size = TYPES[found["name"]].bits // 8

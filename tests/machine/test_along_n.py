@@ -34,7 +34,7 @@ def close(found, right):
     np.testing.assert_allclose(found.astype(np.float32), right, rtol=1e-2, atol=1e-2 * np.abs(right).max())
 
 
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=examples(12))
 @given(
     st.integers(1, 300), st.integers(1, 40), st.integers(1, 30), st.integers(2, 32), st.sampled_from([64, 128, 192]),
     st.sampled_from([(1, 1), (2, 1), (1, 2)]),

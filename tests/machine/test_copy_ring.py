@@ -30,7 +30,7 @@ def test_every_stage_and_trip_count(stages, tiles):
 
 
 @given(rows=st.integers(1, 40), columns=st.integers(1, 40), stages=st.integers(1, 4), seed=st.integers(0, 99))
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 def test_ragged_edges(rows, columns, stages, seed):
     """Outside the tensor loads read zero and count their bytes, and stores write nothing."""
     x = ramp((rows, columns), fp32)

@@ -77,7 +77,7 @@ def run_claimed(schedule, arrays, claimed):
     assert resets == [(0, 0, max(itertools.chain(*claimed)))]
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(m=st.integers(1, 4), n=st.integers(1, 4), stages=st.integers(1, 3), kind=st.sampled_from([S.Gemm, S.PingPong]),
        data=st.data())  # fmt: skip
 def test_any_assignment(m, n, stages, kind, data):
@@ -87,7 +87,7 @@ def test_any_assignment(m, n, stages, kind, data):
     assert (arrays["d"][0] == want).all()
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 @given(sizes=st.lists(st.integers(0, 100), min_size=1, max_size=5), n=st.integers(1, 3),
        kind=st.sampled_from([S.Gemm, S.PingPong]), data=st.data())  # fmt: skip
 def test_any_assignment_of_groups(sizes, n, kind, data):
@@ -106,7 +106,7 @@ def test_any_assignment_of_groups(sizes, n, kind, data):
     assert (out == want).all()
 
 
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(20))
 @given(m=st.integers(1, 5), n=st.integers(1, 4), sizes=st.lists(st.integers(1, 3), min_size=1, max_size=4),
        kind=st.sampled_from([S.Gemm, S.PingPong, S.SplitK]), data=st.data())  # fmt: skip
 def test_any_position(m, n, sizes, kind, data):

@@ -90,7 +90,7 @@ def look(entries, body, data=True):
     return found[0], done
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 @given(entries=st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=100), data=st.data())
 def test_entries_are_counted_32_at_a_time(entries, data):
     count, bound = data.draw(st.integers(0, len(entries))), data.draw(st.sampled_from([0, *entries]))

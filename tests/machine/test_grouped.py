@@ -52,7 +52,7 @@ def test_rows_of_each_group_and_no_others(ends, cluster, mainloop):
     clusters=st.integers(1, 3),
     pingpong=st.booleans(),
 )
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 def test_any_sizes(sizes, tile, cluster, clusters, pingpong):
     ends = np.cumsum(sizes).astype(np.int32)
     a, b = operands(max(int(ends[-1]), 1), 40, 32, len(sizes))

@@ -59,7 +59,7 @@ def test_products(name, majors):
     majors=st.sampled_from(MAJORS),
     seed=st.integers(0, 3),
 )
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 def test_the_same_bits_as_contiguous_along_k(m, n, k, majors, seed):
     a, b = normal(m, k, np.float16, seed), normal(n, k, np.float16, seed + 1)
     plain = S.Gemm((64, 32, 32), (1, 2), 2)(along("k", a), along("k", b))

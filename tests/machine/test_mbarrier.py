@@ -114,7 +114,7 @@ def test_init_twice_and_bad_counts():
 
 
 @given(count=st.integers(1, 40), arrivals=st.lists(st.sampled_from([1, 32]), max_size=12))
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 def test_arrivals_are_conserved(count, arrivals):
     """Without bytes, phase number x count + arrivals of the current phase = all arrivals."""
     s = state(count=count)

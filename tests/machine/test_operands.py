@@ -47,7 +47,7 @@ def reference(a, b, given):
     return product * given.get("alpha", 1.0) * scale + given.get("c", 0.0) + given.get("bias", 0.0)
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 @given(data=st.data())
 def test_against_numpy(data):
     kind, tile, cluster = data.draw(st.sampled_from(TILES))

@@ -52,7 +52,7 @@ def compare(found, value):
         np.testing.assert_allclose(sums, (value * value).sum(axis), rtol=1e-4, atol=1e-4)
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 @given(data=st.data())
 def test_against_numpy(data):
     kind, tile, cluster = data.draw(st.sampled_from(TILES))

@@ -84,7 +84,7 @@ def test_all_interleavings_of_a_multicast_pair():
 
 
 @given(length=st.integers(0, 60), seed=st.integers(0, 5))
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 def test_a_copy_equals_and_then_leads_its_own_life(length, seed):
     """Runs a prefix, copies, runs on: the copy is what the original was."""
     ring = CopyRing(2)

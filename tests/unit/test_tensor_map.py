@@ -216,7 +216,7 @@ def allowed(name, shape, strides, box, steps, interleave, swizzle, fill, address
     ))  # fmt: skip
 
 
-@settings(max_examples=examples(300), deadline=None, derandomize=True)
+@settings(max_examples=examples(300), derandomize=True)
 @given(maps())
 def test_random_maps(given_):
     name, size = given_["name"], TYPES[given_["name"]].bits // 8
@@ -232,7 +232,7 @@ def test_random_maps(given_):
             tp.TensorMap(memory, given_["box"], dtype=name, **options)
 
 
-@settings(max_examples=examples(100), deadline=None, derandomize=True)
+@settings(max_examples=examples(100), derandomize=True)
 @given(st.lists(st.integers(1, 40), min_size=3, max_size=5), st.data())
 def test_random_windows(shape, data):
     """A box of an image with padding and a filter, as a convolution needs it: it has as many places as the result."""
