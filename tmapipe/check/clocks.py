@@ -28,7 +28,10 @@ Known = tuple[tuple[int, int], ...]  # (entry of a clock, least value): a fact i
 
 def knows(clock: Clock, known: Known) -> bool:
     """Whether a fact is in the past of a clock."""
-    return any(clock[entry] >= least for entry, least in known)
+    for entry, least in known:  # noqa: SIM110 - any() takes twice as long, and most of a check asks this
+        if clock[entry] >= least:
+            return True
+    return False
 
 
 class Clocks:

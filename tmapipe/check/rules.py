@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from tmapipe.check.clocks import Clocks, Known
 from tmapipe.check.log import FindingLog
@@ -22,7 +22,7 @@ class Rules:
     def __init__(self, clocks: Clocks, log: FindingLog):
         self.clocks, self.log, self.layout = clocks, log, log.layout
 
-    def take(self, other: Self) -> None:
+    def take(self, other: Rules) -> None:
         """Copies what *other* holds, where nothing is in flight, to go on independently."""
         for name in self.kept:
             setattr(self, name, copied(getattr(other, name)))
@@ -34,6 +34,8 @@ class Rules:
 
 def copied(value: Any) -> Any:
     """A copy of containers, clocks and what else can be copied, in each other."""
+    if isinstance(value, (int, tuple)):
+        return value
     if isinstance(value, dict):
         return {key: copied(each) for key, each in value.items()}
     if isinstance(value, list):

@@ -46,8 +46,10 @@ def _place(schedule: Schedule, name: str) -> str:
     last = name.split(",")[0].replace(".", " ").split()[-1]
     for body in (*schedule.declared.bodies.values(), *schedule.declared.befores.values()):
         for each in dis.get_instructions(body):
-            if each.opname.startswith("STORE_") and each.argval == last and each.positions:
-                return f" At {inspect.getfile(body)}:{each.positions.lineno}."
+            if each.opname.startswith("STORE_") and each.argval == last:
+                starts = dis.findlinestarts(body.__code__)
+                _, line = max((start, line) for start, line in starts if line and start <= each.offset)
+                return f" At {inspect.getfile(body)}:{line}."
     return ""
 
 
