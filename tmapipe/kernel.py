@@ -159,7 +159,7 @@ class KernelContext(Carried):
     Besides, `k.isa` is the instruction set, `k.plan` has the numbers, and `k.tiles` the CTA's tiles.
     """
 
-    raw, sync = raw, sync
+    raw, sync = raw, sync  # methods of a context, each with its documentation in its own file
 
     def __init__(self, isa: Isa, schedule: Schedule, role: RoleWarps):
         self.isa, self.plan, self.role = isa, isa.plan, role

