@@ -19,6 +19,8 @@ _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _SCHEDULES = os.path.join(_LIBRARY, "schedules") + os.sep
 _MACHINE = os.path.join(_LIBRARY, "machine") + os.sep
 _ISA = os.path.join(_LIBRARY, "isa") + os.sep
+_PROGRAM = os.path.join(_LIBRARY, "program") + os.sep
+_TRACE = os.path.join(_PROGRAM, "trace.py")
 _STARTER = os.path.join(_MACHINE, "machine.py")
 
 
@@ -55,10 +57,10 @@ def _classify(file: str, function: str) -> tuple[int, str]:
     """0: the machine, an instruction, or CuTe DSL; 1: elsewhere in the library; 2: the user's code or a schedule; 3: where a
     warp's program was started. And the file's name to show."""
     path = os.path.abspath(file)
-    if path == _STARTER and function == "record":
+    if (path == _STARTER and function == "record") or (path == _TRACE and function == "trace"):
         return 3, ""
     own = path.startswith(_LIBRARY) and not path.startswith(_SCHEDULES)
     traced = file == "<if>" or "nvidia_cutlass_dsl" in path  # by which CuTe DSL calls parts of a body
-    rank = 0 if path.startswith((_MACHINE, _ISA)) or traced else 1 if own else 2
+    rank = 0 if path.startswith((_MACHINE, _ISA, _PROGRAM)) or traced else 1 if own else 2
     shown = os.path.relpath(path, os.path.dirname(_LIBRARY[:-1])) if path.startswith(_LIBRARY) else path
     return rank, shown

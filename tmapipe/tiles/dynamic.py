@@ -142,9 +142,10 @@ class FetchedTiles(TilesOfRole):
     def _without_data(self) -> Sequence[int]:
         """What the next slot holds in the check, where clusters take tiles in turn."""
         number = self._number_in_turn()
-        return self._words_of(number, int(number < self.numbers.total))
+        return self._words_of(number, self.isa.select(number < self.numbers.total, 1, 0))
 
     def _turns(self, team: int, teams: int) -> int:
         """How many tiles are then left for the team."""
         count = -(-(self.numbers.total - self.isa.cluster_id) // self.isa.clusters)
-        return max(0, -(-(count - team) // teams))
+        turns = -(-(count - team) // teams)
+        return self.isa.select(turns > 0, turns, 0)

@@ -1,0 +1,1 @@
+"""program: the front end, and the traced program."""

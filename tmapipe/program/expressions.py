@@ -1,0 +1,224 @@
+"""Expressions: the values of a traced program, made of symbols, variables and arithmetic.
+
+Two expressions that are the same object are equal, whatever role they come from: each is made once.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from tmapipe.errors import ScopeError
+
+_FOLD = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod,
+    "and": operator.and_, "or": operator.or_, "xor": operator.xor, "lshift": operator.lshift, "rshift": operator.rshift,
+    "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq, "ne": operator.ne,
+    "neg": operator.neg, "invert": operator.invert, "not": operator.not_, "min": min, "max": max, "abs": abs,
+    "select": lambda c, a, b: a if c else b,
+}  # fmt: skip
+BOOLEAN = {"lt", "le", "gt", "ge", "eq", "ne", "not"}
+_interned: dict[Any, Expr] = {}
+_hooks: list[Any] = []  #: called with each value where it is computed
+
+
+def symbolic(value: Any) -> bool:
+    """Whether it is known only when the kernel runs."""
+    return isinstance(value, Expr)
+
+
+class Expr:
+    """A value. Interned: two that are the same object are equal, whatever role they come from."""
+
+    __slots__ = ("args", "op")
+    __hash__ = object.__hash__
+
+    def __init__(self, op: str, args: tuple[Any, ...]):
+        self.op, self.args = op, args
+
+    @staticmethod
+    def of(op: str, *args: Any) -> Any:
+        args = tuple(map(resolve, args))
+        if op in _FOLD and not any(isinstance(a, Expr) for a in args):
+            return _FOLD[op](*args)
+        if op in ("add", "mul", "and", "or", "xor") and not isinstance(args[0], Expr):
+            args = args[::-1]
+        found = _simpler(op, args)
+        if found is not None:
+            return found[0]
+        made = Expr._interned(op, args)
+        for hook in _hooks:
+            hook(made)
+        return made
+
+    @staticmethod
+    def _interned(op: str, args: Any) -> Any:
+        key = (op, *(("e", id(a)) if isinstance(a, Expr) else (type(a), a) for a in args))
+        if key not in _interned:
+            _interned[key] = Expr(op, args)
+        return _interned[key]
+
+    @property
+    def boolean(self) -> bool:
+        if self.op in ("and", "or", "xor"):
+            return all(isinstance(a, bool) or (isinstance(a, Expr) and a.boolean) for a in self.args)
+        return self.op in BOOLEAN or (self.op == "select" and all(isinstance(a, bool) for a in self.args[1:]))
+
+    def __invert__(self) -> Any:
+        return Expr.of("not" if self.boolean else "invert", self)
+
+    def _unknown(self, what: str) -> Any:
+        raise ScopeError(f"{what} of `{show(self)}`, which only the kernel knows")
+
+    def __bool__(self) -> bool:
+        return self._unknown("a decision by Python (in code that is not rewritten)")
+
+    def __index__(self) -> int:
+        return self._unknown("a Python index or count")
+
+    __int__ = __index__
+
+    def __iter__(self) -> Any:
+        return self._unknown("an iteration")
+
+    def __repr__(self) -> str:
+        return show(self)
+
+
+def _operator(name: str, swapped: bool = False) -> Any:
+    def operate(self: Expr, other: Any) -> Any:
+        if not isinstance(other, (int, Expr)):
+            return NotImplemented
+        return Expr.of(name, other, self) if swapped else Expr.of(name, self, other)
+
+    return operate
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift"):
+    setattr(Expr, f"__{_name}__", _operator(_name))
+    setattr(Expr, f"__r{_name}__", _operator(_name, swapped=True))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Expr, f"__{_name}__", _operator(_name))
+Expr.__neg__ = lambda self: Expr.of("sub", 0, self)  # type: ignore[attr-defined]
+Expr.__abs__ = lambda self: Expr.of("abs", self)  # type: ignore[attr-defined]
+
+
+def _is(value: Any, number: int) -> bool:
+    return type(value) in (int, bool) and value == number
+
+
+def _simpler(op: str, a: tuple[Any, ...]) -> tuple[Any] | None:
+    """The same value with fewer operations, or None."""
+    if op == "add":
+        if _is(a[0], 0):
+            return (a[1],)
+        if _is(a[1], 0):
+            return (a[0],)
+        if isinstance(a[0], Expr) and a[0].op in ("add", "sub") and type(a[0].args[1]) is int and type(a[1]) is int:
+            k = a[1] + (a[0].args[1] if a[0].op == "add" else -a[0].args[1])
+            return (Expr.of("add", a[0].args[0], k),)
+    if op == "sub":
+        if _is(a[1], 0):
+            return (a[0],)
+        if a[0] is a[1]:
+            return (0,)
+        if type(a[1]) is int:
+            return (Expr.of("add", a[0], -a[1]),)
+    if op == "mul":
+        if _is(a[0], 0) or _is(a[1], 0):
+            return (0,)
+        if _is(a[0], 1):
+            return (a[1],)
+        if _is(a[1], 1):
+            return (a[0],)
+    if op == "floordiv" and _is(a[1], 1):
+        return (a[0],)
+    if op == "and" and any(isinstance(x, bool) for x in a):
+        known, other = a if isinstance(a[0], bool) else a[::-1]
+        return (other if known else False,)
+    if op == "or" and any(isinstance(x, bool) for x in a):
+        known, other = a if isinstance(a[0], bool) else a[::-1]
+        return (True if known else other,)
+    if op == "select":
+        if not isinstance(a[0], Expr):
+            return (a[1] if a[0] else a[2],)
+        if a[1] is a[2]:
+            return (a[1],)
+    return None
+
+
+def select(condition: Any, then: Any, other: Any) -> Any:
+    return Expr.of("select", condition, then, other)
+
+
+class Var(Expr):
+    """What a node gives: a loop's index or carried value, a merge of branches, an answer, data of fragments.
+
+    alias: what it turned out to be, of a carried value that the loop does not change.
+    """
+
+    __slots__ = ("alias", "is_bool", "name")
+
+    def __init__(self, name: str, boolean: bool = False):
+        self.op, self.args, self.name, self.alias, self.is_bool = "var", (), name, None, boolean
+
+    @property
+    def boolean(self) -> bool:
+        return self.is_bool
+
+
+def resolve(value: Any) -> Any:
+    while isinstance(value, Var) and value.alias is not None:
+        value = value.alias[0]
+    return value
+
+
+def evaluate(value: Any, env: dict[Any, Any], memo: dict[int, Any] | None = None) -> Any:
+    """The number that an expression is."""
+    value = resolve(value)
+    if not isinstance(value, Expr):
+        return value
+    if isinstance(value, Var) or value.op == "symbol":
+        return env[value]
+    if value.op == "divisor":
+        return evaluate(value.args[1], env)
+    if value.op == "select":  # lazily: the other side may have no value
+        return evaluate(value.args[1] if evaluate(value.args[0], env) else value.args[2], env)
+    return _FOLD[value.op](*(evaluate(a, env) for a in value.args))
+
+
+# ---- text -------------------------------------------------------------------------------------------------------------
+
+_SIGNS = {
+    "mul": ("*", 7), "floordiv": ("//", 7), "mod": ("%", 7), "add": ("+", 6), "sub": ("-", 6), "lshift": ("<<", 5),
+    "rshift": (">>", 5), "and": ("&", 4), "xor": ("^", 3), "or": ("|", 2), "lt": ("<", 1), "le": ("<=", 1),
+    "gt": (">", 1), "ge": (">=", 1), "eq": ("==", 1), "ne": ("!=", 1),
+}  # fmt: skip
+
+
+def show(value: Any, outer: int = 0) -> str:
+    value = resolve(value)
+    if not isinstance(value, Expr):
+        return str(value)
+    if isinstance(value, Var):  # of a register all values have one name
+        return value.name.split("'")[0] if "." in value.name else value.name
+    if value.op == "symbol":
+        return value.args[0]
+    if value.op == "divisor":
+        return show(value.args[1], outer)
+    a = value.args
+    if value.op == "add" and type(a[1]) is int and a[1] < 0:
+        text, level = f"{show(a[0], 6)} - {-a[1]}", 6
+    elif value.op == "select":
+        wraps = resolve(a[0])
+        if _is(a[1], 0) and isinstance(wraps, Expr) and wraps.op == "eq" and wraps.args[0] is a[2]:
+            text, level = f"{show(a[2], 7)} mod {show(wraps.args[1])}", 7  # the next of so many slots
+        else:
+            text, level = f"{show(a[1], 1)} if {show(a[0], 1)} else {show(a[2], 1)}", 0
+            text, level = (f"({text})", 9) if outer else (text, 0)
+    elif value.op in _SIGNS:
+        sign, level = _SIGNS[value.op]
+        text = f"{show(a[0], level)} {sign} {show(a[1], level + 1)}"
+    else:
+        return f"{value.op}({', '.join(map(show, a))})"
+    return f"({text})" if level < outer else text

@@ -1,0 +1,125 @@
+"""What reads a traced program: `replay` carries it out on any instruction set whose values are numbers, such as the model's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+
+
+from tmapipe.isa.exchange import ClusterExchange, Exchange
+from tmapipe.isa.fragment import Fragment
+from tmapipe.isa.values import SlotRef
+from tmapipe.program.expressions import Expr, evaluate
+from tmapipe.program.nodes import Call, For, If, Let, While
+
+
+def replay(program: Any, isa: Any) -> None:
+    env: dict[Any, Any] = {}
+    env[Expr.of("symbol", "warp")] = isa.warp
+    env[Expr.of("symbol", "rank")] = isa.cta_rank
+    env[Expr.of("symbol", "cluster")], env[Expr.of("symbol", "clusters")] = isa.cluster_id, isa.clusters
+    for symbol, (argument, dim) in program.isa.symbols["extents"].items():
+        env[symbol] = isa.extent(argument, dim)
+    _Replay(isa, env).nodes(program.nodes)
+
+
+class _Replay:
+    def __init__(self, isa: Any, env: dict[Any, Any]):
+        self.isa, self.env = isa, env
+
+    def nodes(self, nodes: list[Any]) -> None:
+        for node in nodes:
+            if type(node) is not Let:
+                getattr(self, type(node).__name__)(node)
+
+    def For(self, node: For) -> None:
+        count = self.value(node.count)
+        self._start(node.carried)
+        for i in range(count):
+            self.env[node.index] = i
+            self.nodes(node.body)
+            self._next(node.carried)
+        self._end(node.carried)
+
+    def While(self, node: While) -> None:
+        self._start(node.carried)
+        if self.isa.memory is None and node.iterations is not None:
+            for _ in range(self.value(node.iterations)):
+                self.nodes(node.body)
+                self._next(node.carried)
+        while self.value(node.condition):
+            self.nodes(node.body)
+            self._next(node.carried)
+        self._end(node.carried)
+
+    def _start(self, carried: Any) -> None:
+        values = [self.value(initial) for _, initial, _, _ in carried]
+        for (phi, *_), value in zip(carried, values, strict=True):
+            self.env[phi] = value
+
+    def _next(self, carried: Any) -> None:
+        values = [self.value(last) for _, _, last, _ in carried]
+        for (phi, *_), value in zip(carried, values, strict=True):
+            self.env[phi] = value
+
+    def _end(self, carried: Any) -> None:
+        for phi, _, _, after in carried:
+            self.env[after] = self.env[phi]
+
+    def If(self, node: If) -> None:
+        taken = bool(self.value(node.condition))
+        self.nodes(node.then if taken else node.other)
+        for found, then, other in node.phis:
+            self.env[found] = self.value(then if taken else other)
+
+    def Call(self, node: Call) -> None:
+        special = getattr(self, f"_{node.method}", None)
+        if special is not None:
+            return special(node)
+        on, _, name = self.isa, None, node.method
+        if name.startswith("fragments."):
+            on, name = self.isa.fragments, name[10:]
+        given = [self.value(a) for a in node.args]
+        found = getattr(on, name)(*given, **{n: self.value(v) for n, v in node.named.items()})
+        if name == "apply" and isinstance(found, dict):
+            for each in node.results:
+                self.env[each] = found[each.name.split("'")[0]].data
+        elif len(node.results) == 1:
+            self.env[node.results[0]] = found.data if isinstance(found, Fragment) else found
+
+    def _here(self, node: Call) -> None:
+        self.env[node.results[0]] = self.value(node.args[0])
+
+    def _read_words(self, node: Call) -> None:
+        slot, count, known = node.args
+        found = self.isa.read_words(self.value(slot), count, lambda: [int(self.value(k)) for k in known])
+        self.env.update(zip(node.results, found, strict=True))
+
+    def _atomic_add(self, node: Call) -> None:
+        counter, in_turn = node.args
+        self.env[node.results[0]] = self.isa.atomic_add(self.value(counter), lambda: self.value(in_turn))
+
+    def _ballot(self, node: Call) -> None:
+        table, first, count, (i, entry, holds), without = node.args
+
+        def test(at: Any, value: Any) -> Any:
+            self.env[i], self.env[entry] = at, value
+            return self.value(holds)
+
+        self.env[node.results[0]] = self.isa.ballot(table, self.value(first), self.value(count), test, without)
+
+    def value(self, x: Any) -> Any:
+        if isinstance(x, Expr):
+            return evaluate(x, self.env)
+        if isinstance(x, SlotRef):
+            return SlotRef(x.buffer, self.value(x.stage))
+        if type(x) in (tuple, list):
+            return type(x)(self.value(each) for each in x)
+        if type(x) is dict:
+            return {n: self.value(v) for n, v in x.items()}
+        if isinstance(x, Fragment):
+            return Fragment(self.isa.fragments, x.layout, x.along, x.kind, self.value(x._data))
+        if isinstance(x, ClusterExchange):
+            return SimpleNamespace(rank=self.value(x.rank), mask=self.value(x.mask), peers=x.peers, full=x.full)
+        return x

@@ -1,0 +1,37 @@
+"""`trace`: a kernel's program, of one trace for all warps of all CTAs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmapipe.errors import ScopeError
+from tmapipe.kernel import kernel_main
+from tmapipe.program import expressions, frontend
+from tmapipe.program.control import Tracing
+from tmapipe.program.isa import TracingIsa
+from tmapipe.program.nodes import Let
+
+
+class Traced:
+    """The program of a kernel: one for all warps of all CTAs."""
+
+    def __init__(self, schedule: Any, plan: Any, nodes: list[Any], isa: TracingIsa):
+        self.schedule, self.plan, self.nodes, self.isa = schedule, plan, nodes, isa
+
+
+def trace(schedule: Any, plan: Any = None) -> Traced:
+    plan = plan or schedule.plan()
+    tracer = Tracing()
+    isa = TracingIsa(plan, tracer)
+    frontend.current.append(tracer)
+    expressions._hooks.append(lambda made: tracer.nodes.append(Let(made)))
+    before = {name: value for name, value in vars(schedule).items()}
+    try:
+        kernel_main(isa, schedule)
+    finally:
+        frontend.current.pop()
+        expressions._hooks.pop()
+    changed = [n for n, v in vars(schedule).items() if not n.startswith("_") and (n not in before or before[n] is not v)]
+    if changed:
+        raise ScopeError(f"self.{changed[0]} is set by a body, which is traced once and keeps no state")
+    return Traced(schedule, plan, tracer.nodes, isa)
