@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tmapipe.isa.fragment import Fragment
+from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import SlotRef
 from tmapipe.kernel import kernel_main
 from tmapipe.machine.blocks import block
@@ -57,6 +58,8 @@ class RecordingIsa:
 
     def cells(self, *initial: int) -> list[int]:
         return list(initial)
+
+    advance, skip = Isa.advance, Isa.skip
 
     def select(self, condition: bool, then: Any, otherwise: Any) -> Any:
         return then if condition else otherwise

@@ -71,6 +71,11 @@ class Emission(_Replay):
             return self.number(x.args[0]) // self.number(x.args[1])
         if x.op == "select":
             return self.isa.select(*map(self.number, x.args))
+        if x.op in ("next", "turned"):
+            *parity, slot, stages = map(self.number, x.args)
+            following = slot + 1
+            then = (parity[0] ^ 1, parity[0]) if parity else (0, following)
+            return self.isa.select(following == stages, *then)
         if x.op == "mul":
             a, b = (self.plain(y) for y in x.args)
             return a * b

@@ -32,6 +32,7 @@ from tmapipe.isa.peers import PeerInstructions
 from tmapipe.isa.rows import RowInstructions
 from tmapipe.isa.values import Block, Cells, Condition, Value
 from tmapipe.plan.model import Load
+from tmapipe.plan.rings import Ring
 
 __all__ = ["Isa"]
 
@@ -61,6 +62,21 @@ class Isa(
     def select(self, condition: Condition, then: Value, otherwise: Value) -> Value:
         """``selp``: *then* if *condition* else *otherwise*, without a branch."""
         raise NotImplementedError
+
+    def advance(self, state: Cells, stages: int, parity: bool = True) -> None:
+        """Moves a pipeline state (index, parity) on to the next of *stages* slots. *parity*: whether it has one."""
+        following = state[0] + 1
+        wrapped = following == stages
+        if parity:
+            state[1] = self.select(wrapped, state[1] ^ 1, state[1])
+        state[0] = self.select(wrapped, 0, following)
+
+    def skip(self, state: Cells, slots: Value, ring: Ring) -> None:
+        """Moves a pipeline state (index, parity) on by *slots* slots of *ring*, 0 or more."""
+        index = state[0] + slots
+        laps = index // ring.stages
+        state[0] = index - laps * ring.stages
+        state[1] = state[1] ^ (laps & 1)
 
     def here(self, value: Value) -> Value:
         """The same value in all lanes, computed at this point of the program and not where it is used."""

@@ -16,6 +16,8 @@ _FOLD = {
     "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq, "ne": operator.ne,
     "neg": operator.neg, "invert": operator.invert, "not": operator.not_, "min": min, "max": max, "abs": abs,
     "select": lambda c, a, b: a if c else b,
+    "next": lambda slot, stages: 0 if slot + 1 == stages else slot + 1,
+    "turned": lambda parity, slot, stages: parity ^ (slot + 1 == stages),
 }  # fmt: skip
 BOOLEAN = {"lt", "le", "gt", "ge", "eq", "ne", "not"}
 _interned: dict[Any, Expr] = {}

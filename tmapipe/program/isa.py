@@ -75,6 +75,14 @@ class TracingIsa(Isa):
     def select(self, condition: Any, then: Any, otherwise: Any) -> Any:
         return select(condition, then, otherwise)
 
+    def advance(self, state: Any, stages: int, parity: bool = True) -> None:
+        if parity:
+            state[1] = Expr.of("turned", state[1], state[0], stages)
+        state[0] = Expr.of("next", state[0], stages)
+
+    def skip(self, state: Any, slots: Any, ring: Any) -> None:
+        state[0], state[1] = self.record("skip", (state[0], state[1], slots, ring), {}, state.names)
+
     def here(self, value: Any) -> Any:
         if not symbolic(value):
             return value

@@ -91,6 +91,12 @@ class _Replay:
     def _here(self, node: Call) -> None:
         self.env[node.results[0]] = self.value(node.args[0])
 
+    def _skip(self, node: Call) -> None:
+        slot, parity, slots, ring = node.args
+        state = [self.value(slot), self.value(parity)]
+        self.isa.skip(state, self.value(slots), ring)
+        self.env.update(zip(node.results, state, strict=True))
+
     def _read_words(self, node: Call) -> None:
         slot, count, known = node.args
         found = self.isa.read_words(self.value(slot), count, lambda: [int(self.value(k)) for k in known])

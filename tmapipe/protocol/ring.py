@@ -12,17 +12,9 @@ from tmapipe.plan.rings import Ring
 from tmapipe.protocol.cluster import peer_mask
 from tmapipe.protocol.groups import Groups, Started
 
-__all__ = ["Parts", "RingEnd", "Slot", "advance"]
+__all__ = ["Parts", "RingEnd", "Slot"]
 
 Parts = Mapping[str, Callable[["Slot"], Any]]
-
-
-def advance(isa: Isa, state: Any, stages: int) -> None:
-    """Moves a pipeline state (index, parity) on to the next of *stages* slots."""
-    following = state[0] + 1
-    wrapped = following == stages
-    state[1] = isa.select(wrapped, state[1] ^ 1, state[1])
-    state[0] = isa.select(wrapped, 0, following)
 
 
 class RingEnd(Carried):
@@ -113,10 +105,7 @@ class RingEnd(Carried):
 
     def skip(self, slots: Any) -> None:
         """Skips *slots* slots, which another team of this role handles."""
-        index = self.state[0] + slots
-        laps = index // self.ring.stages
-        self.state[0] = index - laps * self.ring.stages
-        self.state[1] = self.state[1] ^ (laps & 1)
+        self.isa.skip(self.state, slots, self.ring)
 
     def finish(self) -> None:
         """The end of the role, after the last tile: drains.
@@ -128,7 +117,7 @@ class RingEnd(Carried):
         if self.phase == 0 and self.ring.peers > 1:
             for _ in range(self.ring.stages):
                 self.isa.mbarrier_wait(self.awaited, self.state[0], self.state[1])
-                advance(self.isa, self.state, self.ring.stages)
+                self.isa.advance(self.state, self.ring.stages)
 
     # ---- what the scopes do ---------------------------------------------------------------------------------------
 
@@ -145,7 +134,7 @@ class RingEnd(Carried):
         if nbytes:  # each warp arms its part
             nbytes //= self.isa.plan.role(self.role).team_warps
             self.isa.mbarrier_arrive_expect_tx(self.signalled, index, nbytes)
-        advance(self.isa, self.state, self.ring.stages)
+        self.isa.advance(self.state, self.ring.stages)
         return index
 
     def _wait(self, index: Any, parity: Any) -> None:

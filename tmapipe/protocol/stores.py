@@ -307,8 +307,7 @@ class BoundStore(Carried):
             isa.bulk_commit_group()
 
         isa.when(self.issuer, issue)
-        following = self.next[0] + 1
-        self.next[0] = isa.select(following == self.stages, 0, following)
+        isa.advance(self.next, self.stages, parity=False)
 
     def _sync(self) -> None:
         if self.barrier is None:

@@ -17,7 +17,6 @@ from typing import Any
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, SlotRef
 from tmapipe.plan.model import RoleWarps
-from tmapipe.protocol.ring import advance
 
 __all__ = ["SCHEDULER", "QueueEnd"]
 
@@ -62,7 +61,7 @@ class QueueEnd(Carried):
             isa.mbarrier_arrive_cluster(queue.free, index, (1 << isa.plan.cluster_size) - 1)
         else:
             isa.mbarrier_arrive(queue.free, index)
-        advance(isa, self.state, queue.buffer.stages)
+        isa.advance(self.state, queue.buffer.stages)
         return found
 
     def once_a_cluster(self, body: Callable[[], None]) -> None:
@@ -79,4 +78,4 @@ class QueueEnd(Carried):
         if self.leads and self.isa.plan.cluster_size > 1:
             for _ in range(self.queue.buffer.stages):
                 self.isa.mbarrier_wait(self.queue.free, self.state[0], self.state[1] ^ 1)
-                advance(self.isa, self.state, self.queue.buffer.stages)
+                self.isa.advance(self.state, self.queue.buffer.stages)
