@@ -319,7 +319,7 @@ class _Drawing:
 
     def use(self, slot: str, total: str = "total") -> tuple[str, str]:
         """A load into *slot*, and a read of it."""
-        row = f"{self.number(2)} % 40"
+        row = f"{self.number(2)} % {self.rng.choice((4, 40))}"
         factor = self.rng.choice(("1.0", f"({self.number(1)})", "0.5"))
         return f"{slot}.x.load(tile, m={row})", f"{total} = {total} + {slot}.x.read() * {factor}"
 

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from tmapipe.isa.ops import Exit
+from tmapipe.isa.ops import Exit, StAsync
 from tmapipe.kernel import kernel_main
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.machine import Machine
@@ -84,16 +84,21 @@ def entry_of(schedule: Schedule) -> Entry:
     return lambda isa: kernel_main(JudgeIsa.of(isa), schedule)
 
 
+def _behind_the_last(op: Any) -> Any:
+    """Of words that say that there is no further tile, the others say nothing: without them."""
+    return op._replace(words=(0,)) if type(op) is StAsync and op.words and op.words[0] == 0 else op
+
+
 def operations(
     plan: Plan, entry: Entry, shapes: dict[str, Sequence[int]], cluster: int = 0, clusters: int = 1
 ) -> list[list[Any]]:
-    """The operations of each warp of one cluster, which runs without data."""
+    """The operations of each warp of one cluster, which runs without data. Words behind a queue's last tile are left out."""
     layout = Layout(plan)
     made: list[list[Any]] = []
     for agent in range(layout.agents):
         found: list[Any] = []
         entry(MachineIsa(layout, agent, cluster, clusters, {n: tuple(s) for n, s in shapes.items()}, found.append))
-        made.append([*found, Exit()])
+        made.append([*map(_behind_the_last, found), Exit()])
     return made
 
 
@@ -125,7 +130,7 @@ def ran(schedule: Schedule, entry: Entry, tensors: dict[str, Any], clusters: int
 
     def watch(agent: Any, op: Any, facts: Any) -> None:
         if type(agent) is int:
-            found.setdefault((number, agent), []).append(op)
+            found.setdefault((number, agent), []).append(_behind_the_last(op))
 
     def each(isa: MachineIsa) -> None:
         nonlocal number

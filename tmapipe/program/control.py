@@ -95,7 +95,9 @@ class Tracing:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def not_(self, value: Any) -> Any:
-        return ~value if symbolic(value) and value.boolean else value == 0 if symbolic(value) else not value
+        if not symbolic(value):
+            return not value
+        return Expr.of("not", value) if value.boolean else value == 0
 
     def and_(self, first: Any, second: Any) -> Any:
         if not symbolic(first):
