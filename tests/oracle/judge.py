@@ -14,8 +14,10 @@ from typing import Any
 import attrs
 import numpy as np
 
-from tmapipe.isa.ops import Exit, StAsync
+from tmapipe.isa.ops import Ballot, Exit, StAsync, TableLoad
 from tmapipe.kernel import kernel_main
+from tmapipe.machine.blocks import block
+from tmapipe.machine.fragments import MachineFragments
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.machine import Machine
 from tmapipe.machine.warp import MachineIsa
@@ -33,7 +35,10 @@ class JudgeIsa(MachineIsa):
     @classmethod
     def of(cls, isa: MachineIsa) -> JudgeIsa:
         """The judge's view of the warp that *isa* is."""
-        return cls(isa.layout, isa.agent, isa.cluster_id, isa.clusters, isa._shapes, isa.emit, isa.memory)
+        made = object.__new__(cls)
+        vars(made).update(vars(isa))
+        made.fragments = MachineFragments(made)
+        return made
 
     def cells(self, *initial: Any) -> list[Any]:
         return list(initial)
@@ -63,17 +68,22 @@ class JudgeIsa(MachineIsa):
         while state[0]:
             body()
 
+    def marks(self, *initial: int) -> list[int]:
+        return list(initial)
+
     def block(self) -> tuple[Any, ...]:
-        return ()  # whatever runs here runs in turn
+        return block(self.body)
 
     def call(self, body: Callable[..., None], *arguments: Any) -> None:
-        inspect.unwrap(body)(*arguments)
+        plain = inspect.unwrap(body)
+        self.body = plain.__code__
+        plain(*arguments)
 
     def evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
 
     def extent(self, argument: str, dim: int) -> int:
-        return int(self._shapes[argument][dim])
+        return int(super().extent(argument, dim))
 
     def divisors(self, values: dict[str, int]) -> dict[str, int]:
         return values
@@ -84,21 +94,31 @@ def entry_of(schedule: Schedule) -> Entry:
     return lambda isa: kernel_main(JudgeIsa.of(isa), schedule)
 
 
-def _behind_the_last(op: Any) -> Any:
-    """Of words that say that there is no further tile, the others say nothing: without them."""
-    return op._replace(words=(0,)) if type(op) is StAsync and op.words and op.words[0] == 0 else op
+def _up_to_the_last(program: list[Any]) -> list[Any]:
+    """The operations of a warp. Of a scheduler's, without what it finds behind the last tile, which nobody looks at: a grid of
+    one tile along a dimension is numbered by shorter arithmetic, where Python knows that."""
+    told = [i for i, op in enumerate(program) if type(op) is StAsync and op.words]
+    tiles = [i for i in told if program[i].words[0]]
+    first = (tiles[-1] + 1 if tiles else 0) if told else len(program)
+    return [*program[:first], *map(_without_finds, program[first:])]
+
+
+def _without_finds(op: Any) -> Any:
+    if type(op) is StAsync:
+        return op._replace(words=op.words[:1])
+    return op._replace(votes=0) if type(op) is Ballot else op._replace(entries=()) if type(op) is TableLoad else op
 
 
 def operations(
     plan: Plan, entry: Entry, shapes: dict[str, Sequence[int]], cluster: int = 0, clusters: int = 1
 ) -> list[list[Any]]:
-    """The operations of each warp of one cluster, which runs without data. Words behind a queue's last tile are left out."""
+    """The operations of each warp of one cluster, which runs without data. What a queue says behind its last tile is left out."""
     layout = Layout(plan)
     made: list[list[Any]] = []
     for agent in range(layout.agents):
         found: list[Any] = []
         entry(MachineIsa(layout, agent, cluster, clusters, {n: tuple(s) for n, s in shapes.items()}, found.append))
-        made.append([*map(_behind_the_last, found), Exit()])
+        made.append([*_up_to_the_last(found), Exit()])
     return made
 
 
@@ -130,7 +150,7 @@ def ran(schedule: Schedule, entry: Entry, tensors: dict[str, Any], clusters: int
 
     def watch(agent: Any, op: Any, facts: Any) -> None:
         if type(agent) is int:
-            found.setdefault((number, agent), []).append(_behind_the_last(op))
+            found.setdefault((number, agent), []).append(op)
 
     def each(isa: MachineIsa) -> None:
         nonlocal number
@@ -138,4 +158,4 @@ def ran(schedule: Schedule, entry: Entry, tensors: dict[str, Any], clusters: int
         entry(isa)
 
     Machine(schedule.plan(bound.dtypes), seed=seed, observer=watch).run(each, arrays, clusters)
-    return Ran(found, {name: np.array(array) for name, array in outputs.items()})
+    return Ran({warp: _up_to_the_last(ops) for warp, ops in found.items()}, {name: np.array(array) for name, array in outputs.items()})

@@ -61,6 +61,11 @@ class Expr:
     def __invert__(self) -> Any:
         return Expr.of("sub", -1, self) if self.boolean else Expr.of("invert", self)  # of a condition, as of Python's bool
 
+    def _no_fraction(self, other: Any) -> Any:
+        raise ScopeError(f"a division with / of `{show(self)}`, which only the kernel knows. Numbers are whole: use //.")
+
+    __truediv__ = __rtruediv__ = _no_fraction
+
     def _unknown(self, what: str) -> Any:
         raise ScopeError(f"{what} of `{show(self)}`, which only the kernel knows")
 
@@ -81,6 +86,8 @@ class Expr:
 
 def _operator(name: str, swapped: bool = False) -> Any:
     def operate(self: Expr, other: Any) -> Any:
+        if isinstance(other, float):
+            raise ScopeError(f"arithmetic of `{show(self)}`, which only the kernel knows, with {other}. Numbers are whole.")
         if not isinstance(other, (int, Expr)):
             return NotImplemented
         if not isinstance(other, Expr):
