@@ -341,8 +341,8 @@ class _Drawing:
 
     def open_slots(self) -> None:
         self.features.add("slots kept open")
-        first, second = self.name("s"), self.name("s")
-        if self.rng.random() < 0.35 and self.loops < 2:
+        rng, first, second = self.rng, self.name("s"), self.name("s")
+        if rng.random() < 0.35 and self.loops < 2:
             self.features.add("slot handed on by a loop")
             count = f"{self.number(1)} % 3"
             turns = self.name("n")
@@ -352,9 +352,10 @@ class _Drawing:
             self.loops += 1
             with self.block(f"for _ in range({turns}):"):
                 load, second_read = self.use(second, "other")
+                maybe = rng.choice((read, "pass"))
                 self.say(
                     f"{second} = k.ring.acquire()\n{load}\nk.ring.commit({second})",
-                    f"{second} = k.ring.wait()\n{read}\n{second_read}\nk.ring.release({first})\n{first} = {second}",
+                    f"{second} = k.ring.wait()\n{maybe}\n{second_read}\nk.ring.release({first})\n{first} = {second}",
                 )
             self.loops -= 1
             self.say("pass", f"{read}\nk.ring.release({first})")

@@ -68,9 +68,6 @@ class JudgeIsa(MachineIsa):
         while state[0]:
             body()
 
-    def marks(self, *initial: int) -> list[int]:
-        return list(initial)
-
     def block(self) -> tuple[Any, ...]:
         return block(self.body)
 

@@ -59,7 +59,7 @@ class RecordingIsa:
     def cells(self, *initial: int) -> list[int]:
         return list(initial)
 
-    advance, skip, marks = Isa.advance, Isa.skip, Isa.marks
+    advance, skip = Isa.advance, Isa.skip
 
     def select(self, condition: bool, then: Any, otherwise: Any) -> Any:
         return then if condition else otherwise

@@ -59,10 +59,6 @@ class Isa(
         """Mutable integers, one for each initial value."""
         raise NotImplementedError
 
-    def marks(self, *initial: int) -> Cells:
-        """Mutable numbers that Python knows wherever it can: registers only where branches and loops of a trace differ."""
-        return list(initial)
-
     def select(self, condition: Condition, then: Value, otherwise: Value) -> Value:
         """``selp``: *then* if *condition* else *otherwise*, without a branch."""
         raise NotImplementedError

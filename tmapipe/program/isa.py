@@ -63,11 +63,6 @@ class TracingIsa(Isa):
         self.tracer.cells.append(weakref.ref(made))
         return made
 
-    def marks(self, *initial: Any) -> Cells:
-        made = Cells(self.tracer, ["touched"] * len(initial), list(initial))
-        self.tracer.cells.append(weakref.ref(made))
-        return made
-
     def select(self, condition: Any, then: Any, otherwise: Any) -> Any:
         return select(condition, then, otherwise)
 

@@ -66,7 +66,7 @@ def raw(
     """
     isa, role = k.isa, k.role
     accesses: list[tuple[SlotRef, str]] = []
-    touched: Any = 0
+    touched = False
     if proxy not in PROXIES:
         raise InputError("k.raw(proxy)", proxy, f"is one of {', '.join(PROXIES)}", "say how gpu reaches shared memory")
     for kind, parts in (("read", reads), ("write", writes), ("update", updates)):
@@ -80,13 +80,14 @@ def raw(
                 raise InputError(f"k.raw({kind}s)", part.ref.buffer.name, rule, fix)
             part.slot._check_open(part.ref.buffer.name)
             copied = part.part.load is not None and part.part.load.vector > 0
-            touched = touched | copied | part.slot.touched_by_threads.any((part.ref.buffer.name,))
+            touched = touched or copied or part.ref.buffer.name in part.slot.touched_by_threads
             if proxy == "generic":
                 part.by_threads(writes=kind != "read")
             accesses.append((part.ref, kind))
-    if proxy == "async":
-        isa.when(touched != 0, isa.fence_proxy_async)
-    isa.when(touched != 0, isa.warp_sync)  # the elements are now distributed over the lanes in another way
+    if touched and proxy == "async":
+        isa.fence_proxy_async()
+    if touched:
+        isa.warp_sync()  # the elements are now distributed over the lanes in another way
     told = RawRole(k)
     isa.fragments.raw(_called(gpu, told), None if cpu is None else _called(cpu, told), accesses, role, proxy)
     isa.warp_sync()

@@ -11,7 +11,6 @@ from tmapipe.isa.values import Carried
 from tmapipe.plan.rings import Ring
 from tmapipe.protocol.cluster import peer_mask
 from tmapipe.protocol.groups import Groups, Started
-from tmapipe.protocol.touched import Touched, known_zero
 
 __all__ = ["Parts", "RingEnd", "Slot"]
 
@@ -145,11 +144,11 @@ class RingEnd(Carried):
             self.isa.fence_proxy_async()
 
     def _leave(self, slot: Slot) -> None:
-        touched = slot.touched_by_threads.any()
-        if not known_zero(touched):
+        if slot.touched_by_threads:
             self.by_threads = True
-            self.isa.when(slot.touched_by_threads.any(self.by_engines) != 0, self.isa.fence_proxy_async)
-            self.isa.when(touched != 0, self.isa.warp_sync)
+            if not self.by_engines.isdisjoint(slot.touched_by_threads):
+                self.isa.fence_proxy_async()
+            self.isa.warp_sync()
         awaited_apart = bool(slot.reads) and not slot.added
         if "wgmma" in self.readers and not slot.retired and not awaited_apart:
             self.groups.commit_since(max(slot.entered, self.left))
@@ -199,7 +198,7 @@ class Slot(Carried):
         self.index: Any = None
         self.open = False
         self.retired = False  # whether its asynchronous reads have been waited for already
-        self.touched_by_threads = Touched(end.isa, end.parts) if end is not None else Touched(None, ())
+        self.touched_by_threads: set[str] = set()
         self.entered = 0  # `groups.steps` then
         self.added = False  # whether `acc.add` has read it
         self.reads: list[Started] = []  # matmuls that were started on it

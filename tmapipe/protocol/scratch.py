@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tmapipe.errors import InputError
-from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, is_index
 from tmapipe.protocol.parts import PartInSlot, SlotPart
 from tmapipe.protocol.registry import stands_for
-from tmapipe.protocol.touched import Touched
 from tmapipe.scratch import Scratch
 
 __all__ = ["BoundScratch"]
@@ -20,9 +18,9 @@ class _Always(Carried):
 
     open = True
 
-    def __init__(self, isa: Isa, name: str, index: Any):
-        self.index, self.touched_by_threads = index, Touched(isa, ())
-        self.touched_by_threads.add(name)
+    def __init__(self, name: str, index: Any):
+        self.index = index
+        self.touched_by_threads = {name}
 
     def _check_open(self, stage: str = "") -> None:
         pass
@@ -33,7 +31,7 @@ class BoundScratch(PartInSlot):
     """A `Scratch` in its role: its first copy, or with `copy` another one."""
 
     def __init__(self, k: Any, name: str, scratch: Scratch):
-        slot: Any = _Always(k.isa, name, 0)
+        slot: Any = _Always(name, 0)
         super().__init__(SlotPart(k.isa, k.role.name, k.plan.buffer(name)), slot)
 
     def copy(self, i: Any) -> PartInSlot:
@@ -46,5 +44,5 @@ class BoundScratch(PartInSlot):
         if not is_index(i, copies):
             rule = f"has {copies} {'copies' if copies > 1 else 'copy'}"
             raise InputError(f"k.{self.ref.buffer.name}.copy", i, rule, "count from 0, or declare more copies")
-        slot: Any = _Always(self.part.isa, self.ref.buffer.name, i)
+        slot: Any = _Always(self.ref.buffer.name, i)
         return PartInSlot(self.part, slot)
