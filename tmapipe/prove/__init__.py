@@ -1,0 +1,1 @@
+"""prove: every trip count and shape, from the structure of the traced program."""

@@ -1,0 +1,305 @@
+"""Places: which variables of a program are positions in rings, and of which arrays of barriers and slots.
+
+States of a run that differ only in how far all warps are around a ring are one. That is so where the program uses a position in a
+few ways only: as the number of a barrier or slot, to go on to the next (`next`, `turned`), as a parity, to be kept for later, or
+to ask whether there is one (-1: none). An array for which something else is done is *pinned*: its positions are told apart.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmapipe.isa.effects import Init, declared
+from tmapipe.isa.exchange import ClusterExchange
+from tmapipe.isa.operands import Kind
+from tmapipe.isa.values import SlotRef
+from tmapipe.machine.layout import Layout
+from tmapipe.plan.model import Barrier
+from tmapipe.program.expressions import Expr, Var, resolve
+from tmapipe.program.nodes import Call, For, If, Let, While
+
+__all__ = ["Places"]
+
+_FINITE = {"next", "turned", "xor", "or", "and", "not", "eq", "ne", "lt", "le", "gt", "ge", "select", "mod", "lshift"}
+
+
+class Places:
+    """The positions in a program.
+
+    finite: variables with few values, which need not be followed as formulas; offset: by slot variable, [(kind, array, number of
+    position 0)] with kind "bar" or "slot"; partner: parity variable -> slot variable; pinned: arrays told apart by position.
+    """
+
+    def __init__(self, layout: Layout, nodes: list[Any]):
+        self.layout = layout
+        self._parent: dict[Any, Any] = {}
+        self._uses: dict[Any, set[tuple[str, str, Any]]] = {}  # by variable
+        self._bad: set[Any] = set()
+        self.partner: dict[Any, Any] = {}
+        self._waits: set[tuple[str, Any, Any]] = set()
+        self._fixed: set[str] = set()
+        self._finite_steps: dict[Any, list[Any]] = {}
+        self._together: list[list[tuple[Any, Any]]] = []  # assignments that happen at once
+        self._depth = 0
+        self._walk(nodes)
+        self._find_partners()
+        self._find_finite()
+        groups: dict[Any, list[Any]] = {}
+        for var in (*self._parent, *self._uses, *self.partner, *self.partner.values()):
+            groups.setdefault(self._root(var), []).append(var)
+        self.offsets: dict[Any, tuple[Any, ...]] = {}
+        pinned = set(self._fixed)
+        for members in groups.values():
+            uses = set().union(*(self._uses.get(v, set()) for v in members))
+            if any(v in self._bad for v in members):
+                pinned |= {array for _, array, _ in uses}
+            else:
+                for v in members:
+                    self.offsets[v] = tuple(uses)
+        self.pinned = pinned
+
+    def _root(self, var: Any) -> Any:
+        while self._parent.get(var, var) is not var:
+            var = self._parent[var]
+        return var
+
+    def _join(self, a: Any, b: Any) -> None:
+        a, b = self._root(a), self._root(b)
+        self._parent.setdefault(a, a)
+        self._parent[b] = a
+
+    # ---- one look at all nodes ----------------------------------------------------------------------------------------
+
+    def _walk(self, nodes: list[Any]) -> None:
+        for node in nodes:
+            kind = type(node)
+            if kind is Let:
+                continue
+            if kind is Call:
+                self._call(node)
+            elif kind is If:
+                self._condition(node.condition)
+                self._together += [[(p, x) for p, x, _ in node.phis], [(p, x) for p, _, x in node.phis]]
+                for phi, then, other in node.phis:
+                    self._flows(phi, then)
+                    self._flows(phi, other)
+                self._walk(node.then)
+                self._walk(node.other)
+            else:
+                if kind is For:
+                    self._condition(node.count)
+                else:
+                    self._condition(node.condition)
+                self._together += [[(p, x) for p, x, _, _ in node.carried], [(p, x) for p, _, x, _ in node.carried],
+                                   [(x, p) for p, _, _, x in node.carried]]  # fmt: skip
+                for phi, initial, last, after in node.carried:
+                    self._flows(phi, initial)
+                    self._flows(phi, last)
+                    self._flows(after, phi)
+                self._depth += 1
+                self._walk(node.body)
+                self._depth -= 1
+
+    def _call(self, node: Call) -> None:
+        if node.method == "skip":
+            slot, parity, slots, _ = node.args
+            for result, x in zip(node.results, (slot, parity), strict=True):
+                self._flows(result, x)
+            self.partner[node.results[1]] = node.results[0]
+            self._condition(slots)
+            return
+        if node.ops:
+            for op in node.ops:
+                self._op(op)
+            self._condition(node.named.get("when", True))
+            return
+        if node.method == "cp_async":
+            load, stage, _, barrier, *_ = node.args
+            self._slot(load.buffer, stage)
+            self._used("bar", barrier.name, barrier.stages, stage)
+            return
+        slots = [x for x in node.args if isinstance(x, SlotRef)]
+        for x in (*node.args, *node.named.values()):
+            barrier = x.full if isinstance(x, ClusterExchange) else x
+            if isinstance(barrier, Barrier):
+                self._used("bar", barrier.name, barrier.stages, slots[0].stage)
+            else:
+                self._argument(x)
+
+    def _op(self, op: Any) -> None:
+        of = declared(type(op))
+        if of.effect(Init) is not None and not self._depth:
+            return  # all stages are alike once they are initialized, which is before all boundaries
+        stages = []
+        for name in of.named(Kind.BAR):
+            barrier, stage = getattr(op, name)
+            self._used("bar", barrier.name, barrier.stages, stage)
+            stages.append((barrier.name, stage))
+        for name in of.named(Kind.SLOT):
+            slot = getattr(op, name)
+            self._slot(slot.buffer, slot.stage)
+        for name, kind in of.operands.items():
+            if kind is Kind.PARITY:
+                self._parity(*stages[0], getattr(op, name))
+            elif kind not in (Kind.BAR, Kind.SLOT, Kind.AT, Kind.WHERE, Kind.NAME):
+                self._argument(getattr(op, name))
+
+    def _argument(self, x: Any) -> None:
+        x = resolve(x)
+        if isinstance(x, SlotRef):
+            self._slot(x.buffer, x.stage)
+        elif isinstance(x, Expr):
+            self._condition(x)
+        elif isinstance(x, (list, tuple)):
+            for each in x:
+                self._argument(each)
+        elif isinstance(x, dict):
+            for each in x.values():
+                self._argument(each)
+
+    def _slot(self, buffer: Any, stage: Any) -> None:
+        around = buffer.stages // buffer.owners
+        for i in range(buffer.owners):
+            array = f"slots of {buffer.name}" + (f" of owner {i}" if buffer.owners > 1 else "")
+            self._used("slot", array, around, resolve(stage))
+
+    def _used(self, kind: str, array: str, around: int, stage: Any) -> None:
+        """An array is used at this stage: a variable, or the next of it, perhaps with what only tells whose it is."""
+        var, offset = self._position(stage)
+        if var is None:
+            if around > 1:
+                self._fixed.add(array)
+                self._condition(stage)
+            return
+        self._uses.setdefault(var, set()).add((kind, array, offset))
+
+    def _position(self, x: Any) -> tuple[Any, Any]:
+        """(variable, what is added to it); (None, None) if it is something else."""
+        x = resolve(x)
+        if isinstance(x, Var):
+            return x, 0
+        if isinstance(x, Expr) and x.op == "next":
+            return self._position(x.args[0])
+        if isinstance(x, Expr) and x.op == "add":
+            found = [(i, self._position(a)) for i, a in enumerate(x.args)]
+            own = [(i, each) for i, each in found if each[0] is not None]
+            if len(own) == 1 and own[0][1][1] == 0:
+                other = x.args[1 - own[0][0]]
+                if not _variables(other):
+                    return own[0][1][0], other
+        return None, None
+
+    def _parity(self, array: str, stage: Any, parity: Any) -> None:
+        parity, slot = resolve(parity), self._position(stage)[0]
+        while isinstance(parity, Expr) and not isinstance(parity, Var):
+            if parity.op == "xor" and parity.args[1] == 1 and not isinstance(parity.args[1], Expr):
+                parity = resolve(parity.args[0])
+            elif parity.op == "turned":
+                parity = resolve(parity.args[0])
+            else:
+                break
+        if isinstance(parity, Var) and slot is not None:
+            self.partner.setdefault(parity, slot)
+        else:
+            self._fixed.add(array)
+            self._condition(parity)
+
+    def _flows(self, to: Any, x: Any) -> None:
+        """A variable takes the value of *x*."""
+        x = resolve(x)
+        self._finite_steps.setdefault(to, []).append(x)
+        if isinstance(x, Var):
+            self._join(to, x)
+            return
+        if isinstance(x, Expr):
+            if x.op in ("next", "turned"):
+                base = resolve(x.args[0])
+                while isinstance(base, Expr) and not isinstance(base, Var) and base.op == x.op:
+                    base = resolve(base.args[0])
+                if isinstance(base, Var):
+                    self._join(to, base)
+                    return
+            if x.op == "xor" and isinstance(resolve(x.args[0]), Var) and x.args[1] == 1:
+                self._join(to, resolve(x.args[0]))
+                self._bad.add(to)
+                return
+            for var in _variables(x):
+                self._bad.add(var)
+            self._bad.add(to)
+
+    def _condition(self, x: Any) -> None:
+        """Variables are looked at as numbers; whether there is one (>= 0) may be asked."""
+        x = resolve(x)
+        if isinstance(x, Expr) and not isinstance(x, Var) and x.op in ("ge", "lt") and _zero(x.args[1]):
+            if isinstance(resolve(x.args[0]), Var):
+                return
+        self._bad |= _variables(x)
+
+    def _find_partners(self) -> None:
+        """Of parities that take the value of one whose slot is known, and the other way round."""
+        bare = [[(to, y) for to, x in each if (y := _bare(x)) is not None] for each in self._together]
+        while True:
+            before = len(self.partner)
+            for pairs in bare:
+                by_target, by_source = dict(pairs), {x: to for to, x in pairs}
+                for to, x in pairs:
+                    slot = self.partner.get(to)
+                    if slot in by_target:
+                        self.partner.setdefault(x, by_target[slot])
+                    slot = self.partner.get(x)
+                    if slot in by_source:
+                        self.partner.setdefault(to, by_source[slot])
+            if len(self.partner) == before:
+                return
+
+    # ---- few values ---------------------------------------------------------------------------------------------------
+
+    def _find_finite(self) -> None:
+        """The largest set of variables whose steps are made of each other and of numbers by operations that keep them few."""
+        finite = set(self._finite_steps)
+        while True:
+            more = {v for v in finite if not all(self._few(x, finite) for x in self._finite_steps[v])}
+            if not more:
+                break
+            finite -= more
+        self.finite = finite
+
+    def _few(self, x: Any, finite: set[Any]) -> bool:
+        x = resolve(x)
+        if isinstance(x, Var):
+            return x in finite
+        if isinstance(x, Expr):
+            if x.op == "symbol":
+                return x.args[0] in ("warp", "rank")
+            if not _variables(x):
+                return _of_warp(x)
+            return x.op in _FINITE and all(self._few(a, finite) for a in x.args)
+        return isinstance(x, (int, bool))
+
+
+def _bare(x: Any) -> Any:
+    """The variable that is this, or from which this goes on around a ring."""
+    x = resolve(x)
+    while isinstance(x, Expr) and not isinstance(x, Var) and x.op in ("next", "turned"):
+        x = resolve(x.args[0])
+    return x if isinstance(x, Var) else None
+
+
+def _zero(x: Any) -> bool:
+    return type(x) is int and x == 0
+
+
+def _of_warp(x: Any) -> bool:
+    x = resolve(x)
+    if not isinstance(x, Expr):
+        return True
+    if x.op == "symbol":
+        return x.args[0] in ("warp", "rank")
+    return all(map(_of_warp, x.args))
+
+
+def _variables(x: Any) -> set[Any]:
+    x = resolve(x)
+    if isinstance(x, Var):
+        return {x}
+    return set().union(*map(_variables, x.args)) if isinstance(x, Expr) and x.args else set()

@@ -1,0 +1,203 @@
+"""Whether conditions can hold together: Fourier and Motzkin's elimination over the integers' relaxation, in exact arithmetic.
+
+The answer "no" is exact. "Yes" may be wrong: what cannot be decided counts as possible, which a proof may always assume. Besides
+the conditions, the definitions of quotients by numbers, minima, maxima and choices are used, and the bounds of leaves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tmapipe.prove.symbols import Sym, add, at_least_0, negated, parts
+
+__all__ = ["Solver"]
+
+MOST = 300  # constraints; with more, everything is possible
+CASES = 24  # of "or", "not equal", minima and choices together
+Row = tuple[tuple[tuple[Sym, int], ...], int]  # the sum of terms and a constant is at least 0
+
+
+class Solver:
+    """Decides conjunctions. bounds: (least, most) value of a leaf, each a number or None."""
+
+    def __init__(self, bounds: Callable[[Sym], tuple[int | None, int | None]]):
+        self.bounds = bounds
+        self._known: dict[frozenset[Sym], bool] = {}
+
+    def possible(self, conditions: Iterable[Any]) -> bool:
+        """Whether all of them may hold together."""
+        given: list[Sym] = []
+        for each in conditions:
+            if not isinstance(each, Sym):
+                if not each:
+                    return False
+            else:
+                given.append(each)
+        key = frozenset(_related(given))
+        if key not in self._known:
+            self._known[key] = not any(negated(each) in key for each in key) and self._cases(list(key), [], CASES)[0]
+        return self._known[key]
+
+    def decided(self, condition: Any, given: Iterable[Any]) -> bool | None:
+        """Whether a condition is true (or false) wherever the given ones are; None if it may be either."""
+        if not isinstance(condition, Sym):
+            return bool(condition)
+        given = tuple(given)
+        if condition in given:
+            return True
+        if negated(condition) in given:
+            return False
+        if not self.possible((condition, *given)):
+            return False
+        return None if self.possible((negated(condition), *given)) else True
+
+    # ---- cases ------------------------------------------------------------------------------------------------------
+
+    def _cases(self, todo: list[Sym], rows: list[Any], left: int) -> tuple[bool, int]:
+        """(whether they may hold, how many cases are left to look at). rows: sums that are at least 0."""
+        todo, rows = list(todo), list(rows)
+        choices: list[list[list[Sym]]] = []
+        while todo:
+            condition = todo.pop()
+            if not isinstance(condition, Sym):
+                if not condition:
+                    return False, left
+            elif condition.op == "ge":
+                rows.append(condition.args[0])
+            elif condition.op == "eq":
+                rows += [condition.args[0], add(0, condition.args[0], -1)]
+            elif condition.op == "all":
+                todo += condition.args
+            elif condition.op == "any":
+                choices.append([[each] for each in condition.args])
+            elif condition.op == "not" and condition.args[0].op == "eq":
+                value = condition.args[0].args[0]
+                choices.append([[at_least_0(add(value, -1))], [at_least_0(add(-1, value, -1))]])
+        definitions, more = self._definitions(rows)
+        choices += more
+        if not self._rows_possible(rows + definitions):
+            return False, left
+        for choice in choices:
+            if left <= 0:
+                return True, 0
+            others = choices[choices.index(choice) + 1 :]
+            rest = [_any(each) for each in others]
+            for case in choice:
+                left -= 1
+                found, left = self._cases([*case, *[r for r in rest if r is not None]], rows, left)
+                if found:
+                    return True, left
+            return False, left
+        return True, left
+
+    def _definitions(self, rows: list[Any]) -> tuple[list[Any], list[list[list[Sym]]]]:
+        """What holds of the terms in these sums, and choices one of whose cases does."""
+        found: list[Any] = []
+        choices: list[list[list[Sym]]] = []
+        seen: set[Sym] = set()
+        todo = [term for row in rows for term in parts(row)[1]]
+        while todo:
+            term = todo.pop()
+            if term in seen:
+                continue
+            seen.add(term)
+            new: list[Any] = []
+            if term.op == "leaf":
+                low, high = self.bounds(term)
+                new = [] if low is None else [add(term, -low)]
+                new += [] if high is None else [add(high, term, -1)]
+            elif term.op == "div" and not isinstance(term.args[1], Sym) and term.args[1] > 0:
+                a, b = term.args
+                new = [add(a, term, -b), add(add(b - 1, a, -1), term, b)]
+            elif term.op == "div" and isinstance(term.args[1], Sym):
+                pass
+            elif term.op in ("min", "max"):
+                a, b = term.args
+                sign = 1 if term.op == "min" else -1
+                new = [add(0, add(each, term, -1), sign) for each in (a, b)]
+                choices.append([[at_least_0(add(0, add(term, each, -1), sign))] for each in (a, b)])
+            elif term.op == "select":
+                condition, a, b = term.args
+                same = [[at_least_0(add(term, each, -1)), at_least_0(add(each, term, -1))] for each in (a, b)]
+                choices.append([[condition, *same[0]], [negated(condition), *same[1]]])
+            elif term.op == "number":
+                new = [term, add(1, term, -1)]
+            elif term.op == "prod" and all(self._least(factor) for factor in term.args):
+                new = [term]
+            found += new
+            todo += [each for row in new for each in parts(row)[1]]
+        return found, choices
+
+    def _least(self, term: Sym) -> bool:
+        """Whether a factor is known to be at least 0."""
+        if term.op == "leaf":
+            low, _ = self.bounds(term)
+            return low is not None and low >= 0
+        return False
+
+    # ---- elimination ------------------------------------------------------------------------------------------------
+
+    def _rows_possible(self, sums: list[Any]) -> bool:
+        rows: set[Row] = set()
+        for each in sums:
+            constant, terms = parts(each)
+            if not terms:
+                if constant < 0:
+                    return False
+                continue
+            rows.add(_tight(terms, constant))
+        while rows:
+            counts: dict[Sym, list[int]] = {}
+            for terms, _ in rows:
+                for term, n in terms:
+                    counts.setdefault(term, [0, 0])[n > 0] += 1
+            term = min(counts, key=lambda t: (counts[t][0] * counts[t][1], t.number))
+            up = [row for row in rows if dict(row[0]).get(term, 0) > 0]
+            down = [row for row in rows if dict(row[0]).get(term, 0) < 0]
+            rest = rows.difference(up, down)
+            for one, m in up:
+                for other, n in down:
+                    a, b = dict(one), dict(other)
+                    p, q = -b[term], a[term]
+                    made = {t: p * a.get(t, 0) + q * b.get(t, 0) for t in {*a, *b} if t is not term}
+                    made = {t: x for t, x in made.items() if x}
+                    constant = p * m + q * n
+                    if not made:
+                        if constant < 0:
+                            return False
+                    else:
+                        rest.add(_tight(made, constant))
+            if len(rest) > MOST:
+                return True
+            rows = rest
+        return True
+
+
+def _tight(terms: dict[Sym, int], constant: int) -> Row:
+    """Divided by the common factor of its terms, and rounded, since all are integers."""
+    common = math.gcd(*terms.values())
+    return tuple(sorted(((t, n // common) for t, n in terms.items()), key=lambda x: x[0].number)), constant // common
+
+
+def _related(conditions: list[Sym]) -> list[Sym]:
+    """Those that share leaves, directly or through others, with the first one; all have been possible without it."""
+    if not conditions:
+        return []
+    found, rest, near = [conditions[0]], list(conditions[1:]), set(conditions[0].leaves)
+    while True:
+        more = [each for each in rest if not each.leaves.isdisjoint(near)]
+        if not more:
+            return found
+        rest = [each for each in rest if each.leaves.isdisjoint(near)]
+        found += more
+        for each in more:
+            near |= each.leaves
+
+
+def _any(choice: list[list[Sym]]) -> Any:
+    """A choice as one condition."""
+    from tmapipe.prove.symbols import both, either
+
+    return either(*(both(*case) for case in choice))

@@ -1,0 +1,405 @@
+"""Walker: one warp's way through a traced program, with numbers that are open.
+
+What a warp does is evaluated for its own number and its CTA's. Extents, tiles, entries of tables and counts stay symbols. A walker
+goes on until it comes to a loop of open count, to a condition that nobody has decided, or to its end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from tmapipe.isa.exchange import ClusterExchange
+from tmapipe.isa.fragment import Fragment
+from tmapipe.isa.ops import Exit
+from tmapipe.isa.values import SlotRef
+from tmapipe.machine.layout import Layout
+from tmapipe.machine.warp import MachineIsa
+from tmapipe.program.expressions import Expr, Var, resolve
+from tmapipe.program.nodes import Call, For, If, Let, While
+from tmapipe.prove.symbols import Sym, arithmetic, leaf, truth
+
+__all__ = ["Open", "ProofIsa", "Walker"]
+
+INLINE = 64  # iterations of a loop of known count that are taken one by one
+
+
+class Open(Exception):
+    """What the proof does not see through, in words."""
+
+
+class ProofIsa(MachineIsa):
+    """The instructions of one warp, whose operations go to *emit*. Coordinates are of no use here."""
+
+    def __init__(self, layout: Layout, agent: int, emit: Callable[[Any], None]):
+        super().__init__(layout, agent, 0, 1, {}, emit)
+
+    def start(self, of: Any, at: Any) -> tuple[int, ...]:
+        return (0,) * len(at)
+
+    def plain(self, number: Any) -> Any:
+        return 0 if isinstance(number, Sym) else number
+
+    def part(self, of: Any, index: Any) -> Any:
+        if isinstance(index, Sym):
+            raise Open(f"part {index} of a slot of {of.name}")
+        return super().part(of, index)
+
+
+class Walker:
+    """One warp.
+
+    frames: where it is, from the outermost block on; env: the values of variables; queue: operations that it has come to and
+    not executed; facts: asked for what is decided.
+    """
+
+    __slots__ = ("agent", "env", "frames", "isa", "program", "queue", "rank", "reads", "shared", "warp")
+
+    def __init__(self, shared: Any, agent: int):
+        self.shared, self.agent = shared, agent
+        self.program = shared.program
+        self.rank, self.warp = divmod(agent, shared.layout.warps)
+        self.queue: deque[Any] = deque()
+        self.isa = shared.isas[agent]
+        self.env: dict[Any, Any] = {}
+        self.reads: Any = 0  # of the queue of a scheduler warp, so far
+        self.frames: list[tuple[Any, ...]] = [("block", self.program.nodes, 0)]
+
+    def copy(self) -> Walker:
+        other = object.__new__(Walker)
+        for name in ("shared", "agent", "program", "rank", "warp", "isa", "reads"):
+            setattr(other, name, getattr(self, name))
+        other.queue, other.env, other.frames = deque(self.queue), dict(self.env), list(self.frames)
+        return other
+
+    # ---- values -----------------------------------------------------------------------------------------------------
+
+    def number(self, x: Any, memo: dict[Any, Any] | None = None) -> Any:
+        """The value of an expression."""
+        x = resolve(x)
+        if not isinstance(x, Expr):
+            return x
+        if isinstance(x, Var):
+            return self.env.get(x)
+        memo = {} if memo is None else memo
+        if x not in memo:
+            memo[x] = self._computed(x, memo)
+        return memo[x]
+
+    def _computed(self, x: Expr, memo: dict[Any, Any]) -> Any:
+        if x.op == "symbol":
+            name = x.args[0]
+            if name in ("warp", "rank"):
+                return getattr(self, name)
+            return self.shared.symbol(x)
+        if x.op == "divisor":
+            return self.number(x.args[1], memo)
+        if x.op == "select":
+            condition = truth(self.number(x.args[0], memo))
+            if not isinstance(condition, Sym):
+                return self.number(x.args[1] if condition else x.args[2], memo)
+        args = [self.number(a, memo) for a in x.args]
+        if any(a is None for a in args):
+            raise Open(f"`{x}`, of what has no number")
+        return arithmetic(x.op, *args)
+
+    def value(self, x: Any) -> Any:
+        """An argument of an instruction."""
+        if isinstance(x, Expr):
+            return self.number(x)
+        if isinstance(x, SlotRef):
+            return SlotRef(x.buffer, self.number(x.stage))
+        if type(x) in (tuple, list):
+            return type(x)(self.value(each) for each in x)
+        if type(x) is dict:
+            return {n: self.value(v) for n, v in x.items()}
+        if isinstance(x, Fragment):
+            return Fragment(self.isa.fragments, x.layout, x.along, x.kind, None)
+        if isinstance(x, ClusterExchange):
+            return SimpleNamespace(rank=self.value(x.rank), mask=self.value(x.mask), peers=x.peers, full=x.full)
+        return x
+
+    # ---- going on ---------------------------------------------------------------------------------------------------
+
+    def go_on(self, decide: Callable[[Any], bool | None]) -> tuple[Any, ...] | None:
+        """Comes to the next operations (then None, and they are in the queue), or says what it has come to:
+        ("decide", condition), ("loop", node), ("iterated",) or ("done",)."""
+        while not self.queue:
+            if not self.frames:
+                return ("done",)
+            top = self.frames[-1]
+            if top[0] == "head":
+                return ("loop", top[1])
+            if top[0] == "iterated":
+                return ("iterated",)
+            if top[0] == "block":
+                _, nodes, at = top
+                if at == len(nodes):
+                    self.frames.pop()
+                    self._left()
+                    continue
+                found = self._node(nodes[at], decide)
+                if found is not None:
+                    return found
+            else:
+                raise AssertionError(top[0])
+        return None
+
+    def _left(self) -> None:
+        """A block is over."""
+        if not self.frames:
+            self.queue.append(Exit())
+            return
+        top = self.frames[-1]
+        if top[0] == "arm":
+            self.frames.pop()
+            _, node, taken = top
+            values = [self.number(then if taken else other) for _, then, other in node.phis]
+            self.env.update(zip((phi for phi, _, _ in node.phis), values, strict=True))
+        elif top[0] == "for":
+            _, node, i, count = self.frames.pop()
+            self._next(node)
+            self._iterate(node, i + 1, count)
+        elif top[0] == "joint":
+            _, node, base, pace, done = self.frames.pop()
+            self._next(node)
+            if done + 1 < pace:
+                self._begin(node, base, pace, done + 1)
+            else:
+                self.frames += [("joint", node, base, pace, done), ("iterated",)]
+
+    def _next(self, node: Any) -> None:
+        values = [self.number(last) for _, _, last, _ in node.carried]
+        self.env.update(zip((phi for phi, *_ in node.carried), values, strict=True))
+
+    def _start(self, node: Any) -> None:
+        values = [self.number(initial) for _, initial, _, _ in node.carried]
+        self.env.update(zip((phi for phi, *_ in node.carried), values, strict=True))
+
+    def leave_loop(self, node: Any) -> None:
+        """The loop is over: what it has carried has its last values."""
+        for phi, _, _, after in node.carried:
+            self.env[after] = self.env[phi]
+
+    def _iterate(self, node: Any, i: int, count: int) -> None:
+        """The i-th iteration of a loop of known count."""
+        if i < count:
+            self.env[node.index] = i
+            self.frames += [("for", node, i, count), ("block", node.body, 0)]
+        else:
+            self.leave_loop(node)
+
+    def _begin(self, node: Any, base: Any, pace: int, done: int) -> None:
+        """One iteration of an open loop, as the `done`-th of `pace` that go together."""
+        if type(node) is For:
+            self.env[node.index] = arithmetic("add", base, done)
+        self.frames += [("joint", node, base, pace, done), ("block", node.body, 0)]
+
+    def _pass(self) -> None:
+        kind, nodes, at = self.frames.pop()
+        self.frames.append((kind, nodes, at + 1))
+
+    def _node(self, node: Any, decide: Callable[[Any], bool | None]) -> tuple[Any, ...] | None:
+        kind = type(node)
+        if kind is Let:
+            self._pass()
+        elif kind is Call:
+            return self._call(node, decide)
+        elif kind is If:
+            condition = truth(self.number(node.condition))
+            taken = decide(condition) if isinstance(condition, Sym) else condition
+            if taken is None:
+                return ("decide", condition)
+            self._pass()
+            self.frames += [("arm", node, taken), ("block", node.then if taken else node.other, 0)]
+        elif kind is For:
+            count = self.number(node.count)
+            self._pass()
+            self._start(node)
+            if isinstance(count, Sym) or count > INLINE:
+                self.frames.append(("head", node, 0))
+            else:
+                self._iterate(node, 0, count)
+        elif kind is While:
+            self._pass()
+            self._start(node)
+            self.frames.append(("head", node, 0))
+        else:
+            raise Open(f"a {kind.__name__}")
+        return None
+
+    # ---- instructions -----------------------------------------------------------------------------------------------
+
+    def _call(self, node: Call, decide: Callable[[Any], bool | None]) -> tuple[Any, ...] | None:
+        special = getattr(self, f"_{node.method}", None)
+        if special is not None:
+            special(node)
+            self._pass()
+            return None
+        named = {n: self.value(v) for n, v in node.named.items()}
+        if "when" in named:
+            condition = truth(named["when"])
+            named["when"] = decide(condition) if isinstance(condition, Sym) else condition
+            if named["when"] is None:
+                return ("decide", condition)
+        on, name = self.isa, node.method
+        if name.startswith("fragments."):
+            on, name = self.isa.fragments, name[10:]
+        given = [self.value(a) for a in node.args]
+        self.shared.emitting = self.queue, node
+        getattr(on, name)(*given, **named)
+        self._pass()
+        return None
+
+    def _answer(self, node: Call, *name: Any) -> None:
+        (result,) = node.results
+        self.env[result] = leaf("answer", f"{name[0]} of {self.shared.layout.agent_name(self.agent)}", id(node))
+
+    def _here(self, node: Call) -> None:
+        self.env[node.results[0]] = self.number(node.args[0])
+
+    def _skip(self, node: Call) -> None:
+        slot, parity, slots, ring = node.args
+        slots = self.number(slots)
+        if isinstance(slots, Sym):
+            raise Open("slots of tiles that other teams take")
+        laps, index = divmod(self.number(slot) + slots, ring.stages)
+        parity = self.number(parity) ^ (laps & 1)
+        self.env.update(zip(node.results, (index, parity), strict=True))
+
+    def _read_words(self, node: Call) -> None:
+        slot, count, _ = node.args
+        self.shared.emitting = self.queue, node
+        self.isa.read_words(self.value(slot), count, lambda: [0] * count)
+        for i, result in enumerate(node.results):
+            self.env[result] = leaf("word", i, self.reads)
+        self.reads = arithmetic("add", self.reads, 1)
+
+    def _load_entry(self, node: Call) -> None:
+        table, i, _ = node.args
+        self.env[node.results[0]] = self.shared.entry(table, self.number(i), self, node)
+
+    def _atomic_add(self, node: Call) -> None:
+        self._answer(node, "a counter")
+
+    def _store_counter(self, node: Call) -> None:
+        pass
+
+    def _ballot(self, node: Call) -> None:
+        self._answer(node, "votes")
+
+    def _smid(self, node: Call) -> None:
+        self._answer(node, "the multiprocessor")
+
+    def _shuffle(self, node: Call) -> None:
+        self.env[node.results[0]] = self.number(node.args[0])
+
+
+def used(nodes: Any, at: int = 0, memo: dict[Any, Any] = {}) -> frozenset[Any]:  # noqa: B006
+    """The variables that these nodes read, from number *at* on."""
+    key = id(nodes), at
+    if key not in memo:
+        found: set[Any] = set()
+        for node in nodes[at:]:
+            _of_node(node, found)
+        memo[key] = frozenset(found), nodes
+    return memo[key][0]
+
+
+def _of_node(node: Any, found: set[Any]) -> None:
+    kind = type(node)
+    if kind is Call:
+        _of_value(node.args, found)
+        _of_value(node.named, found)
+    elif kind is If:
+        _of_value(node.condition, found)
+        found |= used(node.then) | used(node.other)
+        _of_value([x for _, *both in node.phis for x in both], found)
+    elif kind in (For, While):
+        found |= of_loop(node)
+        _of_value([initial for _, initial, _, _ in node.carried], found)
+
+
+def of_loop(node: Any) -> frozenset[Any]:
+    """The variables that iterations of a loop read."""
+    found = set(used(node.body))
+    _of_value([last for _, _, last, _ in node.carried], found)
+    _of_value(node.count if type(node) is For else node.condition, found)
+    return frozenset(found)
+
+
+def live(frames: list[tuple[Any, ...]]) -> set[Any]:
+    """The variables that a warp at these frames still reads. Each is given its value at one place of the program."""
+    found: set[Any] = set()
+    for frame in frames:
+        kind = frame[0]
+        if kind == "block":
+            before, given = used(frame[1], frame[2]), defined(frame[1], frame[2])
+            found = (found | before) - given
+        elif kind == "arm":
+            found -= {phi for phi, _, _ in frame[1].phis}
+            _of_value([x for _, *values in frame[1].phis for x in values], found)
+        elif kind in ("joint", "for", "head"):
+            node = frame[1]
+            phis, inside = {phi for phi, *_ in node.carried}, defined(node.body)
+            found -= {after for *_, after in node.carried}
+            body = of_loop(node) - inside - phis - {getattr(node, "index", None)}
+            found |= body
+            if kind == "head":
+                found |= phis
+            else:
+                _of_value([last for _, _, last, _ in node.carried], found)
+                if type(node) is While:
+                    _of_value(node.condition, found)
+    return found
+
+
+def defined(nodes: Any, at: int = 0, memo: dict[Any, Any] = {}) -> frozenset[Any]:  # noqa: B006
+    """The variables to which these nodes give values, from number *at* on."""
+    key = id(nodes), at
+    if key not in memo:
+        memo[key] = frozenset(_defined(nodes[at:])), nodes
+    return memo[key][0]
+
+
+def _defined(nodes: Any) -> set[Any]:
+    found: set[Any] = set()
+    for node in nodes:
+        kind = type(node)
+        if kind is Call:
+            found.update(node.results)
+        elif kind is If:
+            found |= defined(node.then) | defined(node.other) | {phi for phi, _, _ in node.phis}
+        elif kind in (For, While):
+            found |= defined(node.body) | {each for phi, _, _, after in node.carried for each in (phi, after)}
+            found.add(getattr(node, "index", None))
+    return found
+
+
+def _of_value(x: Any, found: set[Any]) -> None:
+    x = resolve(x)
+    if isinstance(x, Var):
+        found.add(x)
+    elif isinstance(x, Expr):
+        found |= _of_expression(x)
+    elif isinstance(x, SlotRef):
+        _of_value(x.stage, found)
+    elif isinstance(x, (list, tuple)):
+        for each in x:
+            _of_value(each, found)
+    elif isinstance(x, Mapping):
+        for each in x.values():
+            _of_value(each, found)
+    elif isinstance(x, ClusterExchange):
+        _of_value((x.rank, x.mask), found)
+
+
+def _of_expression(x: Expr, memo: dict[Any, Any] = {}) -> set[Any]:  # noqa: B006
+    if x not in memo:
+        found: set[Any] = set()
+        for each in x.args:
+            _of_value(each, found)
+        memo[x] = found
+    return memo[x]
