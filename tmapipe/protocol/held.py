@@ -20,6 +20,8 @@ class HeldEnd(RingEnd):
     attributes, such as ``k.weights.w.read()``. The others enter it once, in what they do before their first tile.
     """
 
+    _facts = {**RingEnd._facts, "slot": "always"}
+
     def __init__(self, isa: Isa, ring: Ring, role: str, parts: Parts, groups: Groups | None = None):
         super().__init__(isa, ring, role, parts, groups)
         self.last = self.phase == len(ring.phases) - 1

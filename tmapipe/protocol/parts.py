@@ -44,9 +44,14 @@ class SlotPart(Carried):
 class PartInSlot(Carried):
     """A stage's tile in one open slot."""
 
+    _carries, _apart = ("slot",), ("ref",)
+
     def __init__(self, part: SlotPart, slot: Slot):
         self.part, self.slot = part, slot
         self.ref = SlotRef(part.buffer, slot.index)
+
+    def _joined(self, versions: tuple[Any, ...]) -> None:
+        self.ref = SlotRef(self.part.buffer, self.slot.index)
 
     @property
     def end(self) -> RingEnd:

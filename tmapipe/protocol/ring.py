@@ -30,6 +30,8 @@ class RingEnd(Carried):
     parts: stage -> what makes its tile of an open slot; groups: the role's wgmma groups, which all of its rings share.
     """
 
+    _facts = {"by_threads": "either"}
+
     def __init__(self, isa: Isa, ring: Ring, role: str, parts: Parts, groups: Groups | None = None):
         phase = ring.phase_of(role)
         assert phase is not None
@@ -47,6 +49,7 @@ class RingEnd(Carried):
         self.by_threads = False  # whether threads have touched a slot of this end
         self.to_peers = ring.peers > 1 and (phase == len(ring.phases) - 1 or phase in ring.far)
         self.mask: Any = None
+        isa.follow(self)
         if self.to_peers:
             for axes in ring.groups:
                 peers = peer_mask(isa, axes)
@@ -145,7 +148,7 @@ class RingEnd(Carried):
 
     def _leave(self, slot: Slot) -> None:
         if slot.touched_by_threads:
-            self.by_threads = True
+            self.by_threads = self.to_peers
             if not self.by_engines.isdisjoint(slot.touched_by_threads):
                 self.isa.fence_proxy_async()
             self.isa.warp_sync()
@@ -193,7 +196,11 @@ class Slot(Carried):
     k=i)``.
     """
 
+    _carries, _apart = ("index",), ("touched_by_threads", "gone", "entered")
+    _facts = {"open": "same", "retired": "both", "touched_by_threads": "union", "gone": "union"}
+
     def __init__(self, end: RingEnd):
+        end.isa.follow(self)
         self.end = end
         self.index: Any = None
         self.open = False
@@ -217,6 +224,15 @@ class Slot(Carried):
                 raise ScopeError(f"a slot of ring {self.end.ring.name!r} left a second time, or from outside, {where}")
             self.end._leave(self)
         self.open = False
+
+    def _joined(self, versions: tuple[Slot, ...]) -> None:
+        self.end.isa.follow(self)
+        self.touched_by_threads = set().union(*(each.touched_by_threads for each in versions))
+        self.gone = set().union(*(each.gone for each in versions))
+        self.entered = self.end.groups.steps
+        for started in self.reads:
+            started.slots.append(self)
+        self.reads = list(self.reads)
 
     def _check_open(self, stage: str = "") -> None:
         """Raises `ScopeError` if the slot is not open, or the tile of *stage* is gone."""

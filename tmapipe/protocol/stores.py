@@ -31,6 +31,8 @@ __all__ = ["BoundStore", "StoreOfSlot"]
 class StoreOfSlot(Carried):
     """A store straight from an open slot: ``slot.y.store(tile)``. role: that stores."""
 
+    _carries = ("slot",)
+
     def __init__(self, isa: Isa, store: Store, role: str, slot: Slot):
         self.isa, self.plan, self.role, self.slot = isa, store, role, slot
 
