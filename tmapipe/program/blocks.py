@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Block", "Branch", "Loop"]
 
+NOT_READ = "is not carried: nothing was seen to read it"
 MOST = 16  # times that a loop is traced, until its facts hold in every iteration
 
 
@@ -146,21 +147,20 @@ class Branch(Block):
         return self.state[0]
 
     def _names(self, then: Any, other: Any, memo: dict[Any, Any]) -> tuple[Any, ...]:
-        one = None  # the arm that goes on, if the other one has left the function
+        left: list[Any] = [False, False]  # whether the arms have left the function: what they return is read, and nothing else
         if RETURNED in self.names:
-            at = self.names.index(RETURNED)
-            a, b = resolve(then[at]), resolve(other[at])
-            one = 1 if a is True and b is not True else 0 if b is True and a is not True else None
+            left = [resolve(arm[self.names.index(RETURNED)]) for arm in (then, other)]
+        goes_on = [arm for arm in (0, 1) if left[arm] is not True]
+        returns = [arm for arm in (0, 1) if left[arm] is not False]
         found = []
-        for name, live, a, b in zip(self.names, self.live, then, other, strict=True):
+        for name, live, *both in zip(self.names, self.live, then, other, strict=True):
+            read_of = returns if name == VALUE else goes_on
             if not live:
-                found.append(Undefined(name, "is not carried: nothing was seen to read it"))
-            elif one is not None and name != RETURNED:
-                gone = 1 - one
-                kept = gone if name == VALUE and (b if one else a) in _NOTHING else one
-                found.append(self.alone(name, (a, b)[kept], kept, memo) if name != VALUE or kept == gone else self.merged(name, a, b, memo))
+                found.append(Undefined(name, NOT_READ))
+            elif name != RETURNED and len(read_of) == 1:
+                found.append(self.alone(name, both[read_of[0]], read_of[0], memo))
             else:
-                found.append(self.merged(name, a, b, memo))
+                found.append(self.merged(name, *both, memo))
         return tuple(found)
 
     def merged(self, name: str, then: Any, other: Any, memo: dict[Any, Any]) -> Any:
@@ -220,9 +220,6 @@ class Branch(Block):
         if kind == "both":
             return False
         return _differing(part, name, kind, self.where)
-
-
-_NOTHING = (None,)  # what `VALUE` is before a return
 
 
 def _differing(part: Any, name: str, kind: str, where: str | None) -> Any:
@@ -290,7 +287,7 @@ class Loop(Block):
         if name == VALUE and RETURNED in self.stops:
             return None
         if not head:
-            return Undefined(name, "is not carried: nothing was seen to read it")
+            return Undefined(name, NOT_READ)
         return self._phi(name, value)
 
     def _phi(self, name: str, value: Any) -> Any:
@@ -364,7 +361,7 @@ class Loop(Block):
         if head:
             return self._going_on(name, first, phi, last, memo)
         if not live:
-            return Undefined(name, "is not carried: nothing was seen to read it")
+            return Undefined(name, NOT_READ)
         if same(first, last):
             return last
         if sure:

@@ -110,6 +110,7 @@ class Exits:
 
     def _loop(self, s: ast.For | ast.AsyncFor | ast.While) -> list[ast.stmt]:
         self.count += 1
+        count = self.count
         broken, continued = f"<broken {self.count}>", f"<continued {self.count}>"
         own = list(_of_loop(s.body))
         breaks = any(isinstance(n, ast.Break) for n in own)
@@ -122,6 +123,10 @@ class Exits:
         stops = (*([broken] if breaks else []), *([RETURNED] if returns else []))
         if stops:
             self.stops[s] = stops
+            if not isinstance(s, ast.While):  # what is iterated over is given to its names in iterations alone that are done
+                item = f"<next {count}>"
+                s.body = [_at(ast.Assign([s.target], ast.Name(item, ast.Load())), s), *s.body]
+                s.target = ast.copy_location(ast.Name(item, ast.Store()), s.target)
             s.body = [self._guard(stops, s.body, s)]
         after, s.orelse = s.orelse, []
         ends = self._guarded(set(stops), after) if stops else self.block(after)
