@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from typing import Any
 
 from tmapipe.program.names import own_nodes
 
-__all__ = ["RETURNED", "TP", "VALUE", "Exits", "call"]
+__all__ = ["RETURNED", "TP", "VALUE", "Exits", "call", "located"]
 
 TP = "<tp>"  #: what rewritten code calls; no name of a user's
 RETURNED, VALUE = "<returned>", "<value>"
@@ -55,7 +56,7 @@ class Exits:
             return [*self.block(before), last] if isinstance(last, ast.Return) else self.block(statements)
         begin = [_set(RETURNED, False, statements[0]), _set(VALUE, None, statements[0])]
         made = self.block(statements)
-        return [*begin, *made, _at(ast.Return(ast.Name(VALUE, ast.Load())), last)]
+        return [*begin, *made, located(ast.Return(ast.Name(VALUE, ast.Load())), last)]
 
     def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
         """The statements, without exits in them."""
@@ -63,8 +64,8 @@ class Exits:
         for i, s in enumerate(statements):
             rest = statements[i + 1 :]
             if isinstance(s, ast.Return):
-                value = s.value or _at(ast.Constant(None), s)
-                return [*made, _at(ast.Assign([ast.Name(VALUE, ast.Store())], value), s), _set(RETURNED, True, s)]
+                value = s.value or located(ast.Constant(None), s)
+                return [*made, located(ast.Assign([ast.Name(VALUE, ast.Store())], value), s), _set(RETURNED, True, s)]
             if isinstance(s, (ast.Break, ast.Continue)):
                 return [*made, _set(self.loops[-1][isinstance(s, ast.Continue)], True, s)]
             if isinstance(s, ast.If) and self._found(s) and rest:
@@ -125,8 +126,8 @@ class Exits:
             self.stops[s] = stops
             if not isinstance(s, ast.While):  # what is iterated over is given to its names in iterations alone that are done
                 item = f"<next {count}>"
-                s.body = [_at(ast.Assign([s.target], ast.Name(item, ast.Load())), s), *s.body]
-                s.target = ast.copy_location(ast.Name(item, ast.Store()), s.target)
+                s.body = [located(ast.Assign([s.target], ast.Name(item, ast.Load())), s), *s.body]
+                s.target = located(ast.Name(item, ast.Store()), s.target)
             s.body = [self._guard(stops, s.body, s)]
         after, s.orelse = s.orelse, []
         ends = self._guarded(set(stops), after) if stops else self.block(after)
@@ -149,8 +150,8 @@ class Exits:
 
     def _guard(self, names: tuple[str, ...], rest: list[ast.stmt], at: ast.stmt) -> ast.stmt:
         test = call("exited", *(ast.Name(name, ast.Load()) for name in names))
-        gone = [_set(names[0], True, at)] if len(names) == 1 else [_at(ast.Pass(), at)]
-        return _at(ast.If(test, gone, [*(_set(name, False, at) for name in names), *rest]), at)
+        gone = [_set(names[0], True, at)] if len(names) == 1 else [located(ast.Pass(), at)]
+        return located(ast.If(test, gone, [*(_set(name, False, at) for name in names), *rest]), at)
 
 
 def always_exits(statements: list[ast.stmt]) -> bool:
@@ -185,8 +186,19 @@ def _of_loop(statements: list[ast.stmt]) -> list[ast.AST]:
 
 
 def _set(name: str, value: bool | None, at: ast.AST) -> ast.stmt:
-    return _at(ast.Assign([ast.Name(name, ast.Store())], ast.Constant(value)), at)
+    return located(ast.Assign([ast.Name(name, ast.Store())], ast.Constant(value)), at)
 
 
-def _at(node: ast.stmt | ast.expr, at: ast.AST) -> ast.stmt:
-    return ast.fix_missing_locations(ast.copy_location(node, at))  # type: ignore[type-var, return-value]
+def located(node: Any, at: ast.AST) -> Any:
+    """*node*, which is new, at the line where *at* begins; what it contains of the user's stays."""
+    line, column = getattr(at, "lineno", 1), getattr(at, "col_offset", 0)
+    pending: list[ast.AST] = [node]
+    while pending:
+        each = pending.pop()
+        if "lineno" in each._attributes:
+            if hasattr(each, "lineno"):
+                continue
+            # all of it in one line: Python names the last one of a call of an attribute
+            each.lineno, each.end_lineno, each.col_offset, each.end_col_offset = line, line, column, column  # type: ignore[attr-defined]
+        pending += ast.iter_child_nodes(each)
+    return node

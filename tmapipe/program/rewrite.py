@@ -22,7 +22,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from tmapipe.program.exits import RETURNED, TP, VALUE, Exits, call
+from tmapipe.program.exits import RETURNED, TP, VALUE, Exits, call, located
 from tmapipe.program.names import Liveness, declared, own_nodes, stored
 
 __all__ = ["HOME", "Rewriter"]
@@ -74,7 +74,7 @@ class Rewriter(ast.NodeTransformer):
         self.count = self.lazy = 0
         self.risky = 0  # inside a `try` that may catch a division by zero
         function.body = self.block(statements)
-        function.body[:0] = [self._at(ast.Assign([ast.Name(n, ast.Store())], call("unset", ast.Constant(n))), function.body[0]) for n in self.unset]
+        function.body[:0] = [located(ast.Assign([ast.Name(n, ast.Store())], call("unset", ast.Constant(n))), function.body[0]) for n in self.unset]
 
     # ---- statements -----------------------------------------------------------------------------------------------
 
@@ -96,9 +96,6 @@ class Rewriter(ast.NodeTransformer):
                 setattr(node, field, self.visit(value))
         return node
 
-    def _at(self, node: Any, at: ast.AST) -> Any:
-        return ast.fix_missing_locations(ast.copy_location(node, at))
-
     def _number(self, word: str) -> str:
         self.count += 1
         return f"<{word} {self.count}>"
@@ -119,7 +116,7 @@ class Rewriter(ast.NodeTransformer):
                 made.append(ast.Expr(call("stores_global", ast.Constant(name))))
             elif name in self.nonlocals:
                 made.append(ast.Expr(call("stores_nonlocal", ast.Constant(name), _load(HOME))))
-        return [self._at(each, s) for each in made]
+        return [located(each, s) for each in made]
 
     def _yields(self, node: ast.AST) -> bool:
         return any(isinstance(each, (ast.Yield, ast.YieldFrom, ast.Await)) for each in own_nodes(node))
@@ -139,7 +136,7 @@ class Rewriter(ast.NodeTransformer):
         end = ast.Expr(ast.Call(_of(blocks, "end"), [_tuple(names, ast.Load)], []))
         loop = ast.For(ast.Name(item, ast.Store()), _load(blocks), [*state, *inside, end], [])
         made = [ast.Assign([ast.Name(blocks, ast.Store())], begin), loop, *([ast.Assign([_tuple(names, ast.Store)], _of(blocks, "state"))] if names else [])]
-        return [self._at(each, node) for each in made]
+        return [located(each, node) for each in made]
 
     def _of_loop(self, node: ast.For | ast.While) -> tuple[list[str], list[ast.expr]]:
         names = self.names[node]
@@ -154,7 +151,7 @@ class Rewriter(ast.NodeTransformer):
         around = self.visit(node.iter)
         loop, item = self._number("loop"), self._number("item")
         checks = self._of_outer_names(node)
-        first = [*checks, self._at(ast.Assign([self.visit(node.target)], _load(item)), node)]
+        first = [*checks, located(ast.Assign([self.visit(node.target)], _load(item)), node)]
         inside = [*first, *self.block(node.body)]
         return self._loop_of(node, loop, item, call(method, around, *shown), names, inside)
 
@@ -170,12 +167,12 @@ class Rewriter(ast.NodeTransformer):
     def visit_With(self, node: ast.With) -> Any:
         level = self._number("level")
         for item in node.items:
-            item.context_expr = self._at(call("entering", self.visit(item.context_expr)), item.context_expr)
+            item.context_expr = located(call("entering", self.visit(item.context_expr)), item.context_expr)
             if item.optional_vars is not None:
                 item.optional_vars = self.visit(item.optional_vars)
         node.body = self.block(node.body)
         before = ast.Assign([ast.Name(level, ast.Store())], call("level"))
-        return [self._at(before, node), node, self._at(ast.Expr(call("left", _load(level))), node)]
+        return [located(before, node), node, located(ast.Expr(call("left", _load(level))), node)]
 
     def visit_Try(self, node: ast.Try) -> Any:
         level = self._number("level")
@@ -191,24 +188,24 @@ class Rewriter(ast.NodeTransformer):
                 handler.name = self._number("error")
                 body = [ast.Assign([ast.Name(name, ast.Store())], _load(handler.name)), *body,
                         ast.Assign([ast.Name(name, ast.Store())], call("unset", ast.Constant(name)))]  # fmt: skip
-            handler.body = [self._at(s, handler) for s in (ast.Expr(call("caught", _load(level))), *body)]
+            handler.body = [located(s, handler) for s in (ast.Expr(call("caught", _load(level))), *body)]
         node.orelse, node.finalbody = self.block(node.orelse), self.block(node.finalbody)
-        return [self._at(ast.Assign([ast.Name(level, ast.Store())], call("level")), node), node]
+        return [located(ast.Assign([ast.Name(level, ast.Store())], call("level")), node), node]
 
     def visit_Match(self, node: ast.Match) -> Any:
-        node.subject = self._at(call("subject", self.visit(node.subject)), node.subject)
+        node.subject = located(call("subject", self.visit(node.subject)), node.subject)
         for case in node.cases:
             if case.guard is not None:
-                case.guard = self._at(call("known", self.test(case.guard), ast.Constant("a guard of `match`")), case.guard)
+                case.guard = located(call("known", self.test(case.guard), ast.Constant("a guard of `match`")), case.guard)
             case.body = self.block(case.body)
         return node
 
     def visit_Raise(self, node: ast.Raise) -> Any:
         self.generic_visit(node)
-        return [self._at(ast.Expr(call("raises")), node), node]
+        return [located(ast.Expr(call("raises")), node), node]
 
     def visit_Assert(self, node: ast.Assert) -> Any:
-        node.test = self._at(call("known", self.test(node.test), ast.Constant("an assertion")), node.test)
+        node.test = located(call("known", self.test(node.test), ast.Constant("an assertion")), node.test)
         if node.msg is not None:
             node.msg = self.visit(node.msg)
         return node
@@ -216,20 +213,20 @@ class Rewriter(ast.NodeTransformer):
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
         if node.value is None:
             return []
-        return self.visit_Assign(ast.copy_location(ast.Assign([node.target], node.value), node))
+        return self.visit_Assign(located(ast.Assign([node.target], node.value), node))
 
     def visit_Assign(self, node: ast.Assign) -> Any:
         node.value = self.visit(node.value)
         node.targets = [self.visit(each) for each in node.targets]
-        return ast.fix_missing_locations(node)
+        return node
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         if isinstance(node.target, ast.Name):
-            before = self.visit(ast.copy_location(_load(node.target.id), node.target))
+            before = self.visit(located(_load(node.target.id), node.target))
             value = call("inplace", ast.Constant(type(node.op).__name__), before, self._divisor(node.op, self.visit(node.value)))
-            return self._at(ast.Assign([node.target], value), node)
+            return located(ast.Assign([node.target], value), node)
         node.value, node.target = self._divisor(node.op, self.visit(node.value)), self.visit(node.target)
-        return ast.fix_missing_locations(node)
+        return node
 
     def visit_Delete(self, node: ast.Delete) -> Any:
         made: list[ast.stmt] = []
@@ -239,7 +236,7 @@ class Rewriter(ast.NodeTransformer):
                 made.append(ast.Assign([ast.Name(target.id, ast.Store())], value))
             else:
                 made.append(ast.Delete([self.visit(target)]))
-        return [self._at(each, node) for each in made]
+        return [located(each, node) for each in made]
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
         decorators = [(self._number("decorator"), self.visit(each)) for each in node.decorator_list]
@@ -251,12 +248,12 @@ class Rewriter(ast.NodeTransformer):
             made = call("call", _load(name), made)
         before = [ast.Assign([ast.Name(name, ast.Store())], each) for name, each in decorators]
         after = ast.Assign([ast.Name(node.name, ast.Store())], made)
-        return [self._at(each, node) for each in (*before, node, after)]
+        return [located(each, node) for each in (*before, node, after)]
 
     def visit_Lambda(self, node: ast.Lambda) -> Any:
         node.args.defaults = [self.visit(each) for each in node.args.defaults]
         node.args.kw_defaults = [each and self.visit(each) for each in node.args.kw_defaults]
-        return self._at(call("made", node), node)
+        return located(call("made", node), node)
 
     def visit_AsyncFunctionDef(self, node: Any) -> Any:
         return node
@@ -270,7 +267,7 @@ class Rewriter(ast.NodeTransformer):
         if isinstance(node, ast.BoolOp):
             return self._bool(node, True)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return self._at(call("not_", self.test(node.operand)), node)
+            return located(call("not_", self.test(node.operand)), node)
         return self.visit(node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
@@ -286,7 +283,7 @@ class Rewriter(ast.NodeTransformer):
         made = others[-1]
         for value in reversed([first, *others[:-1]]):
             made = self._joined(word, value, made, test)
-        return self._at(made, node)
+        return located(made, node)
 
     def _joined(self, word: ast.Constant, first: ast.expr, second: ast.expr, test: bool) -> ast.Call:
         lazily = ast.IfExp(call("first", word, first, ast.Constant(test)), call("second", second), ast.Constant(None))
@@ -304,7 +301,7 @@ class Rewriter(ast.NodeTransformer):
         self.lazy -= 1
         one = ast.IfExp(call("takes", test), call("arm", then), ast.Constant(None))
         two = ast.IfExp(call("takes_other"), call("arm", other), ast.Constant(None))
-        return self._at(call("chosen", one, two), node)
+        return located(call("chosen", one, two), node)
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         left = self.visit(node.left)
@@ -317,7 +314,7 @@ class Rewriter(ast.NodeTransformer):
             b = rights[i] if i == len(node.ops) - 1 else call("keep_middle", rights[i])
             pair = self._compare(node.ops[i], a, b)
             made = pair if made is None else self._joined(ast.Constant("chain"), pair, made, False)
-        return self._at(made, node)
+        return located(made, node)
 
     def _compare(self, op: ast.cmpop, a: ast.expr, b: ast.expr) -> ast.expr:
         if isinstance(op, (ast.In, ast.NotIn)):
@@ -330,7 +327,7 @@ class Rewriter(ast.NodeTransformer):
         node.value = self.visit(node.value)
         if self.lazy:
             name = ast.Constant(node.target.id)
-            node.value = self._at(call("unguarded", name, node.value, ast.Constant(self.lazy)), node)
+            node.value = located(call("unguarded", name, node.value, ast.Constant(self.lazy)), node)
         return node
 
     def visit_Call(self, node: ast.Call) -> Any:
@@ -339,14 +336,14 @@ class Rewriter(ast.NodeTransformer):
             return node
         if isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args and not node.keywords:
             node.args = [_load("__class__"), _load(self.parameters[0])]
-            return self._at(node, node)
+            return located(node, node)
         self.generic_visit(node)
         made = ast.Call(ast.Attribute(_load(TP), "call", ast.Load()), [node.func, *node.args], node.keywords)
-        return self._at(made, node)
+        return located(made, node)
 
     def visit_Name(self, node: ast.Name) -> Any:
         if isinstance(node.ctx, ast.Load) and node.id in self.carried:
-            return self._at(call("read", node), node)
+            return located(call("read", node), node)
         return node
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
@@ -355,67 +352,67 @@ class Rewriter(ast.NodeTransformer):
             if node.attr.startswith("__"):
                 node.value = value
                 return node
-            return self._at(call("attribute", value, ast.Constant(node.attr)), node)
-        node.value = self._at(call("stores_attribute", value, ast.Constant(node.attr)), node)
+            return located(call("attribute", value, ast.Constant(node.attr)), node)
+        node.value = located(call("stores_attribute", value, ast.Constant(node.attr)), node)
         return node
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
         value, key = self.visit(node.value), self.visit(node.slice)
         if isinstance(node.ctx, ast.Load):
-            return self._at(call("item", value, key), node)
-        return self._at(ast.Attribute(call("place", value, key), "item", node.ctx), node)
+            return located(call("item", value, key), node)
+        return located(ast.Attribute(call("place", value, key), "item", node.ctx), node)
 
     def visit_Slice(self, node: ast.Slice) -> Any:
         bounds = [self.visit(each) if each else ast.Constant(None) for each in (node.lower, node.upper, node.step)]
-        return self._at(call("slice", *bounds), node)
+        return located(call("slice", *bounds), node)
 
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         text = isinstance(node.op, ast.Mod) and isinstance(node.left, (ast.Constant, ast.JoinedStr)) and not isinstance(getattr(node.left, "value", ""), (int, float))
         self.generic_visit(node)
         if text:
-            node.right = self._at(call("text", node.right), node)
+            node.right = located(call("text", node.right), node)
         node.right = self._divisor(node.op, node.right)
         if isinstance(node.op, ast.Add) and not any(isinstance(each, ast.Constant) for each in (node.left, node.right)):
-            return self._at(call("fresh", node), node)
+            return located(call("fresh", node), node)
         return node
 
     def _divisor(self, op: ast.operator, value: Any) -> Any:
         if self.risky and isinstance(op, (ast.FloorDiv, ast.Mod, ast.Div)) and not isinstance(value, ast.Constant):
-            return self._at(call("divisor", value), value)
+            return located(call("divisor", value), value)
         return value
 
     def visit_List(self, node: Any) -> Any:
         self.generic_visit(node)
-        return self._at(call("made", node), node) if not isinstance(getattr(node, "ctx", None), ast.Store) else node
+        return located(call("made", node), node) if not isinstance(getattr(node, "ctx", None), ast.Store) else node
 
     def visit_Set(self, node: ast.Set) -> Any:
         self.generic_visit(node)
-        node.elts = [each if isinstance(each, ast.Starred) else self._at(call("key", each), each) for each in node.elts]
-        return self._at(call("made", node), node)
+        node.elts = [each if isinstance(each, ast.Starred) else located(call("key", each), each) for each in node.elts]
+        return located(call("made", node), node)
 
     def visit_Dict(self, node: ast.Dict) -> Any:
         self.generic_visit(node)
-        node.keys = [each and self._at(call("key", each), each) for each in node.keys]
-        return self._at(call("made", node), node)
+        node.keys = [each and located(call("key", each), each) for each in node.keys]
+        return located(call("made", node), node)
 
     def visit_ListComp(self, node: Any) -> Any:
         for each in node.generators:
-            each.iter = self._at(call("items", self.visit(each.iter)), each.iter)
-            each.ifs = [self._at(call("known", self.test(i), ast.Constant("a filter of a comprehension")), i) for i in each.ifs]
+            each.iter = located(call("items", self.visit(each.iter)), each.iter)
+            each.ifs = [located(call("known", self.test(i), ast.Constant("a filter of a comprehension")), i) for i in each.ifs]
         for field in ("elt", "key", "value"):
             if hasattr(node, field):
                 setattr(node, field, self.visit(getattr(node, field)))
         if isinstance(node, ast.SetComp):
-            node.elt = self._at(call("key", node.elt), node.elt)
+            node.elt = located(call("key", node.elt), node.elt)
         if isinstance(node, ast.DictComp):
-            node.key = self._at(call("key", node.key), node.key)
-        return self._at(call("made", node), node)
+            node.key = located(call("key", node.key), node.key)
+        return located(call("made", node), node)
 
     visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp
 
     def visit_FormattedValue(self, node: ast.FormattedValue) -> Any:
         self.generic_visit(node)
-        node.value = self._at(call("text", node.value), node.value)
+        node.value = located(call("text", node.value), node.value)
         return node
 
 
