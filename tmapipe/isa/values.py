@@ -33,8 +33,9 @@ class Carried:
     index of a slot; `_apart` those that `_joined` sees to. `_facts` says of attributes that change while a body is traced
     how they go on where paths meet, of objects that `Isa.follow` was told of:
 
-        either  a fact that holds if it does on one path; what a loop makes true holds from its beginning on
-        union   likewise, of a set
+        flag    whether something has happened: on some paths, maybe, and then a condition that only the kernel knows
+        flags   likewise, of several things, by name
+        union   a set; what a loop adds is in it from its beginning on
         noted   a fact that holds after a path on which it came to hold
         both    a fact that holds if it does on both paths
         same    equal on both paths; else it can't be asked for

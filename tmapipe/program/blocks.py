@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Block", "Branch", "Loop"]
 
 NOT_READ = "is not carried: nothing was seen to read it"
+TOUCHED = ".touched_by_threads."  # of slots, in the names of what is taken to be the same in all iterations, until it isn't
 MOST = 16  # times that a loop is traced, until its facts hold in every iteration
 
 
@@ -46,6 +47,11 @@ class Block:
     def facts(self) -> list[dict[str, Any]]:
         """The facts of the objects of the protocol."""
         return [{n: _copied(vars(part)[n]) for n in part._facts if n in vars(part)} for part in self.parts]
+
+    def conditions(self, facts: dict[str, Any], part: Any) -> dict[tuple[str, str], Any]:
+        """Those facts that are conditions."""
+        found = {(n, ""): v for n, v in facts.items() if part._facts[n] == "flag"}
+        return found | {(n, e): c for n, v in facts.items() if part._facts[n] == "flags" for e, c in v.items()}
 
     def restore(self) -> None:
         """State as it was before."""
@@ -70,12 +76,19 @@ class Block:
 
 
 def _copied(value: Any) -> Any:
-    return set(value) if isinstance(value, set) else value
+    return type(value)(value) if type(value) in (set, dict) else value
 
 
 def _fill(each: Any, contents: list[Any]) -> None:
     each.clear()
     each.extend(contents)
+
+
+def _set_flag(part: Any, name: str, each: str, value: Any) -> None:
+    if each:
+        vars(part)[name][each] = value
+    else:
+        vars(part)[name] = value
 
 
 class Branch(Block):
@@ -213,9 +226,13 @@ class Branch(Block):
         kind = part._facts[name]
         if kind == "union":
             return a | b
+        if kind == "flag":
+            return self.merged(name, a, b, {})
+        if kind == "flags":
+            return {n: self.merged(n, a.get(n, False), b.get(n, False), {}) for n in {**a, **b}}
         if same(a, b) or (isinstance(a, Differs) and a is b):
             return a
-        if kind in ("either", "noted"):
+        if kind == "noted":
             return bool(a) or bool(b)
         if kind == "both":
             return False
@@ -255,11 +272,14 @@ class Loop(Block):
         self.state = state
         self.lists: dict[int, tuple[Any, list[Any], str]] = {}
         self.integers: set[str] = set()
+        self.loose: dict[str, Any] = {}
+        self.varying: dict[tuple[int, str, str], Any] = {}  # flags that the body changes: their variables
         self.taken = dict(tracer.taken)
         self.times = 0
         self.carried: list[Any] = []
         self.flags: list[Any] = []
-        self.parted = False  # whether one object that has two names before the loop is two in it
+        self.apart = False  # whether one object that has two names before the loop is two in it
+        self.parted = False  # whether that was just found
 
     # ---- at the beginning of an iteration -------------------------------------------------------------------------
 
@@ -274,6 +294,9 @@ class Loop(Block):
         self.carried, self.flags = [], []
         self.state = tuple(map(self._inside, self.names, self.heads, self.before))
         self.inside = self.state
+        for i, name, each in self.varying:
+            phi = self.varying[i, name, each] = self.tracer.var(each or name, True)
+            _set_flag(self.parts[i], name, each, phi)
         self.lists_inside = {}
         for key, (each, contents, name) in self.lists.items():
             self.lists_inside[key] = [self._phi(f"{name.split('`')[1]}.{i}", v) for i, v in enumerate(contents)]
@@ -291,11 +314,16 @@ class Loop(Block):
         return self._phi(name, value)
 
     def _phi(self, name: str, value: Any) -> Any:
-        memo: dict[Any, Any] = {} if self.parted else self.memo
+        memo: dict[Any, Any] = {} if self.apart else self.memo
         return joined(name, (value,), self._variable, lambda name, _: self.tracer.var(name), lambda _, value: value, memo)
 
-    def _variable(self, name: str, value: Any) -> Var:
-        return self.tracer.var(name, is_boolean(value) and name not in self.integers)
+    def _variable(self, name: str, value: Any) -> Any:
+        if TOUCHED in name and type(value) is bool and name not in self.loose:
+            return value
+        found = self.tracer.var(name, is_boolean(value) and name not in self.integers)
+        if name in self.loose:
+            self.loose[name] = found
+        return found
 
     # ---- at its end -----------------------------------------------------------------------------------------------
 
@@ -310,9 +338,9 @@ class Loop(Block):
         """
         self.nodes = self.close()
         self.times += 1
-        if self._facts_differ() | self._lists_differ() | self._kinds_differ():
+        if self._lists_differ() or self._kinds_differ() or self._facts_differ():  # facts of objects that are carried do not count
             return self._again()
-        parted = self.parted
+        self.parted = False
         for c, initial, phis in zip(self.cells, self.cells_before, self.cells_inside, strict=True):
             c.values = [self._carry(n, *each) for n, *each in zip(c.names, initial, phis, c.values, strict=True)]
         memo: dict[Any, Any] = {}
@@ -324,7 +352,7 @@ class Loop(Block):
             both = zip(contents, self.lists_inside[key], list(each), strict=True)
             label = name.split("`")[1]
             _fill(each, [self._going_on(f"{label}.{i}", *three, memo) for i, three in enumerate(both)])
-        if self.parted and not parted:
+        if self.parted:
             return self._again()
         self._facts_after()
         return False
@@ -337,12 +365,19 @@ class Loop(Block):
 
     def _carry(self, name: str, initial: Any, phi: Any, last: Any) -> Any:
         last = resolve(last)
+        if TOUCHED in name:  # the slot of an iteration has been touched since it began
+            if name not in self.loose:
+                if not same(initial, last):
+                    self.loose[name] = None
+                    self.parted = True
+                return last
+            phi = self.loose[name]
         if last is phi or (not symbolic(last) and type(last) is type(initial) and last == initial):
             phi.alias = (initial,)
             return resolve(initial)
         for each, _, other, after in self.carried:
             if each is phi:  # of an object that has two names
-                self.parted = self.parted or not same(other, last)
+                self.parted = self.apart = self.apart or not same(other, last)
                 return after
         after = Var(phi.name, phi.is_bool)
         self.carried.append((phi, initial, last, after))
@@ -355,7 +390,9 @@ class Loop(Block):
         if name in self.stops:
             return self._stop(name, first, last)
         if name == VALUE and RETURNED in self.stops:
-            return self._last_alone(name, last, memo) if live else Undefined(name)
+            if resolve(self.before[self.names.index(RETURNED)]) is False:
+                return self._last_alone(name, last, memo)
+            return self._last(name, first, last, memo)
         if sure and isinstance(first, Undefined) and live:
             return self._last_alone(name, last, memo)
         if head:
@@ -366,6 +403,12 @@ class Loop(Block):
             return last
         if sure:
             return self._last_alone(name, last, memo)
+        return self._last(name, first, last, memo)
+
+    def _last(self, name: str, first: Any, last: Any, memo: dict[Any, Any]) -> Any:
+        """A value that the last iteration gives, or that was there before if there is none."""
+        if same(first, last):
+            return last
         if isinstance(first, Undefined):
             why = f"is set in the loop at {self.where}, which may not run at all: set it before"
             return Undefined(name, why)
@@ -425,24 +468,31 @@ class Loop(Block):
 
     def _facts_differ(self) -> bool:
         again = False
-        for part, before, last in zip(self.parts, self.facts_before, self.facts(), strict=True):
+        for i, (part, before, last) in enumerate(zip(self.parts, self.facts_before, self.facts(), strict=True)):
+            first = self.conditions(before, part)
+            for (name, each), end in self.conditions(last, part).items():
+                if (i, name, each) not in self.varying and not same(first.get((name, each), False), end):
+                    self.varying[i, name, each] = None
+                    again = True
             for name, value in before.items():
                 kind, end = part._facts[name], last[name]
                 if kind == "union":
                     found: Any = value | end
-                elif kind in ("both", "noted") or same(value, end) or isinstance(value, Differs):
+                elif kind in ("both", "noted", "flag", "flags") or same(value, end) or isinstance(value, Differs):
                     continue
-                elif kind == "either":
-                    found = bool(value) or bool(end)
                 elif kind == "none" and value is None:
                     continue
                 else:
                     found = _differing(part, name, kind, self.where)
-                again = again or not (found is value or (kind in ("union", "either") and found == value))
+                again = again or not (found is value or (kind == "union" and found == value))
                 before[name] = found
         return again
 
     def _facts_after(self) -> None:
+        for (i, name, each), phi in self.varying.items():
+            initial = self.conditions(self.facts_before[i], self.parts[i]).get((name, each), False)
+            last = self.conditions(self.facts()[i], self.parts[i])[name, each]
+            _set_flag(self.parts[i], name, each, self._carry(each or name, initial, phi, last))
         for part, before, last in zip(self.parts, self.facts_before, self.facts(), strict=True):
             for name, value in before.items():
                 kind, end = part._facts[name], last[name]
@@ -450,9 +500,9 @@ class Loop(Block):
                     vars(part)[name] = value | end
                 elif kind == "both":
                     vars(part)[name] = bool(value) and bool(end)
-                elif kind in ("either", "noted"):
+                elif kind == "noted":
                     vars(part)[name] = bool(value) or bool(end)
-                elif kind != "none":
+                elif kind not in ("none", "flag", "flags"):
                     vars(part)[name] = value
 
     def _lists_differ(self) -> bool:

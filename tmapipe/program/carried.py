@@ -179,7 +179,7 @@ def _joined(name: str, values: tuple[Any, ...], number: Any, fragment: Any, othe
     forms = [_form(v) for v in values]
     if forms[0] is None or any(form != forms[0] for form in forms):
         return other(name, *values)
-    if isinstance(first, Carried) and not all(_alike(first, v) for v in values[1:]):
+    if isinstance(first, Carried) and not _alike(first, values[-1]):  # between them, what the body has made of the first
         return other(name, *values)
     parts = [_parts(v) for v in values]
     made = [

@@ -256,7 +256,7 @@ class PartInSlot(Carried):
         """
         buffer = self.part.buffer
         self.slot._check_open(buffer.name)
-        self.slot.touched_by_threads.add(buffer.name)
+        self.slot.touched_by_threads[buffer.name] = True
         if writes and buffer.over is not None:
             self.slot.gone.add(buffer.over)
 
