@@ -22,7 +22,6 @@ from tmapipe.isa.rows import RowInstructions
 from tmapipe.isa.values import SlotRef
 from tmapipe.machine.locate import line_of_errors, locate
 from tmapipe.plan.syncs import Syncs
-from tmapipe.program import frontend
 from tmapipe.program.control import Cells, Tracing
 from tmapipe.program.expressions import Expr, resolve, select, symbolic
 from tmapipe.program.fragments import TracingFragments
@@ -63,6 +62,9 @@ class TracingIsa(Isa):
         self.tracer.cells.append(weakref.ref(made))
         return made
 
+    def follow(self, part: Any) -> None:
+        self.tracer.follow(part)
+
     def select(self, condition: Any, then: Any, otherwise: Any) -> Any:
         return select(condition, then, otherwise)
 
@@ -84,19 +86,19 @@ class TracingIsa(Isa):
 
     def when(self, condition: Any, body: Any) -> None:
         if symbolic(condition):
-            self.tracer._branches(condition, body, lambda: None)
+            self.tracer.when(condition, body)
         elif condition:
             body()
 
     def lane_0(self, body: Any, when: Any = True) -> None:
-        self.tracer._branches(when, body, lambda: None, lane_0=True)
+        self.tracer.when(when, body, lane_0=True)
 
     def loop(self, trips: Any, body: Any) -> None:
         self.tracer.loop(trips, body)
 
     def loop_while(self, state: Any, body: Any, iterations: Any = None) -> None:
         often = None if iterations is None else self._of_model(iterations)
-        self.tracer._while(lambda: state[0] != 0, body, lambda: (), lambda _: None, (), often)
+        self.tracer.loop_while(state, body, often)
 
     def _of_model(self, values: Callable[[], Any]) -> OfModel:
         found: list[Any] = []
@@ -108,10 +110,11 @@ class TracingIsa(Isa):
 
     def call(self, body: Any, *arguments: Any) -> None:
         with line_of_errors():
-            frontend.converted(body, top=True)(*arguments)
+            self.tracer.user(body, top=True)(*arguments)
 
     def evaluate(self, function: Any, *arguments: Any) -> Any:
-        return frontend.converted(function)(*arguments)
+        with line_of_errors():
+            return self.tracer.user(function)(*arguments)
 
     def extent(self, argument: str, dim: int) -> Any:
         name = self.plan.dims[argument][dim]
