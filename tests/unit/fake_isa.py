@@ -67,6 +67,9 @@ class RecordingIsa:
     def here(self, value: Any) -> Any:
         return value
 
+    def follow(self, part) -> None:
+        pass
+
     def when(self, condition: bool, body: Callable[[], None]) -> None:
         if condition:
             body()

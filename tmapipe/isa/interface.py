@@ -30,7 +30,7 @@ from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.globals import GlobalInstructions
 from tmapipe.isa.peers import PeerInstructions
 from tmapipe.isa.rows import RowInstructions
-from tmapipe.isa.values import Block, Cells, Condition, Value
+from tmapipe.isa.values import Block, Carried, Cells, Condition, Value
 from tmapipe.plan.model import Load
 from tmapipe.plan.rings import Ring
 
@@ -58,6 +58,9 @@ class Isa(
     def cells(self, *initial: Value) -> Cells:
         """Mutable integers, one for each initial value."""
         raise NotImplementedError
+
+    def follow(self, part: Carried) -> None:
+        """Told of each object of the protocol that has `_facts`: a trace joins them where paths meet. Else of no matter."""
 
     def select(self, condition: Condition, then: Value, otherwise: Value) -> Value:
         """``selp``: *then* if *condition* else *otherwise*, without a branch."""

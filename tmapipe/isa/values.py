@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,9 +28,28 @@ class Carried:
 
     CuTe DSL carries every local name on which a method is called through the loop, and asks the object for its values. The
     library's objects have none (mutable state lives in `Cells`), so they pass through.
+
+    A trace joins them where paths meet: `_carries` names the attributes that may be other values on other paths, such as the
+    index of a slot; `_apart` those that `_joined` sees to. `_facts` says of attributes that change while a body is traced
+    how they go on where paths meet, of objects that `Isa.follow` was told of:
+
+        flag    whether something has happened: on some paths, maybe, and then a condition that only the kernel knows
+        flags   likewise, of several things, by name
+        union   a set; what a loop adds is in it from its beginning on
+        noted   a fact that holds after a path on which it came to hold
+        both    a fact that holds if it does on both paths
+        same    equal on both paths; else it can't be asked for
+        none    likewise, but None if it differs
+        always  equal on both paths, else an error
     """
 
     __slots__ = ()
+    _carries: ClassVar[tuple[str, ...]] = ()
+    _apart: ClassVar[tuple[str, ...]] = ()
+    _facts: ClassVar[dict[str, str]] = {}
+
+    def _joined(self, versions: tuple[Any, ...]) -> None:
+        """Called of a copy of the first of *versions*, objects of one form that are one from now on."""
 
     def __extract_mlir_values__(self) -> list[Any]:
         return []

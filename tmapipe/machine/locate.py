@@ -47,9 +47,18 @@ def line_of_errors() -> Iterator[None]:
     try:
         yield
     except (InputError, ScopeError) as error:
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        error.args = (f"{error} At {locate(frame)}.",)
+        error.args = (f"{error} At {_line_of(error)}.",)
         raise
+
+
+def _line_of(error: Exception) -> str | None:
+    """As `locate`, of where *error* was raised: lines of frames that were left since have gone on."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    for frame, line in reversed(frames):
+        rank, name = _classify(frame.f_code.co_filename, frame.f_code.co_name)
+        if rank == 2:
+            return f"{name}:{line}"
+    return locate(frames[-1][0])
 
 
 @functools.cache  # by file and function: equal code of two files is equal

@@ -1,19 +1,22 @@
-"""Tracing: the control flow of a body, recorded. What rewritten code calls, and what is carried by loops and branches."""
+"""Tracing: what rewritten code calls for its control flow, and where the nodes of a program go."""
 
 from __future__ import annotations
 
-import builtins
-import types
+import sys
 import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tmapipe.errors import ScopeError
-from tmapipe.isa.fragment import Fragment
-from tmapipe.machine.locate import locate
-from tmapipe.program import expressions, frontend
+from tmapipe.program.blocks import Block, Branch, Loop, both, either
+from tmapipe.program.calls import Calls
+from tmapipe.program.carried import Undefined, is_boolean, is_number
 from tmapipe.program.expressions import Expr, Var, resolve, select, symbolic
-from tmapipe.program.frontend import Undefined
-from tmapipe.program.nodes import For, If, Let, While
+from tmapipe.program.nodes import Let
+from tmapipe.program.python import SymbolicRange
+from tmapipe.program.refuse import Refusals
+
+__all__ = ["Cells", "Tracing"]
 
 
 class Cells:
@@ -29,39 +32,26 @@ class Cells:
         self.values[i] = resolve(value)
 
 
-class SymbolicRange:
-    def __init__(self, start: Any, stop: Any, step: Any = 1):
-        self.start, self.stop, self.step = start, stop, step
-        if not (type(step) is int and step != 0):
-            raise ScopeError("range() with a step that only the kernel knows")
+class Tracing(Refusals, Calls):
+    """The state of a trace, and what rewritten code calls.
 
-    def __iter__(self) -> Any:
-        rule = "which only the kernel knows, in a loop with `break`, `continue` or `return`, in a comprehension, or in code that is not rewritten"
-        raise ScopeError(f"a loop over range({expressions.show(self.start)}, {expressions.show(self.stop)}), {rule}")
-
-    __len__ = __iter__
-
-    @property
-    def count(self) -> Any:
-        if self.step == 1:
-            return self.stop - self.start
-        if self.step == -1:
-            return self.start - self.stop
-        width = self.stop - self.start if self.step > 0 else self.start - self.stop
-        return (width + abs(self.step) - 1) // abs(self.step)
-
-
-class Tracing:
-    """Where nodes go, and what rewritten code calls."""
+    nodes: of the block that is being traced; path: numbers of the blocks around; opened: those blocks. pending: operands that
+    were begun (`first`, `takes`) and are not complete.
+    """
 
     def __init__(self) -> None:
+        Refusals.__init__(self)
         self.nodes: list[Any] = []
-        self.path: list[Any] = []  # blocks around the present point
+        self.path: list[Any] = []
+        self.opened: list[Block | None] = []
+        self.outer: list[list[Any]] = []
         self.cells: list[weakref.ref[Cells]] = []
+        self.parts: list[weakref.ref[Any]] = []
         self.taken: dict[str, int] = {}
-        self.blocks = self.loops = 0
+        self.pending: list[Any] = []
+        self.blocks = 0
 
-    # ---- names and values -----------------------------------------------------------------------------------------
+    # ---- names and state ------------------------------------------------------------------------------------------
 
     def name(self, wanted: str) -> str:
         n = self.taken[wanted] = self.taken.get(wanted, 0) + 1
@@ -71,253 +61,385 @@ class Tracing:
         return Var(self.name(wanted), boolean)
 
     def live(self) -> list[Cells]:
+        """All cells in use."""
         found = [(ref, ref()) for ref in self.cells]
         self.cells = [ref for ref, each in found if each is not None]
         return [each for _, each in found if each is not None]
 
-    def undefined(self, name: str) -> Any:
-        return Undefined(name)
+    def follow(self, part: Any) -> None:
+        """As of `Isa.follow`."""
+        self.parts.append(weakref.ref(part))
 
-    def block(self, body: Any, *arguments: Any) -> list[Any]:
-        """The nodes of what *body* does."""
-        outer, self.nodes = self.nodes, []
+    def followed(self) -> list[Any]:
+        """Objects of the protocol in use that have facts."""
+        found = [(ref, ref()) for ref in self.parts]
+        self.parts = [ref for ref, each in found if each is not None]
+        return [each for _, each in found if each is not None]
+
+    def open(self, block: Block | None) -> None:
+        """Nodes go to a new block of code from now on."""
+        self.outer.append(self.nodes)
+        self.nodes = []
         if not self.path:  # names begin anew in each role
             self.taken = {}
         self.blocks += 1
         self.path.append(self.blocks)
-        try:
-            body(*arguments)
-            return self.nodes
-        finally:
-            self.nodes = outer
-            self.path.pop()
+        self.opened.append(block)
 
-    # ---- decisions ------------------------------------------------------------------------------------------------
+    def close(self) -> list[Any]:
+        """The nodes of the block that was opened last, which ends."""
+        made, self.nodes = self.nodes, self.outer.pop()
+        self.path.pop()
+        self.opened.pop()
+        return made
 
-    def not_(self, value: Any) -> Any:
-        return ~value if symbolic(value) and value.boolean else value == 0 if symbolic(value) else not value
+    def block(self, body: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """The nodes of what *body* does."""
+        self.open(None)
+        body(*arguments)
+        return self.close()
 
-    def and_(self, first: Any, second: Any) -> Any:
-        if not symbolic(first):
-            return second() if first else first
-        return Expr.of("and", self._flag(first), self._flag(second()))
+    def unset(self, name: str) -> Undefined:
+        return Undefined(name)
 
-    def or_(self, first: Any, second: Any) -> Any:
-        if not symbolic(first):
-            return first if first else second()
-        return Expr.of("or", self._flag(first), self._flag(second()))
+    def read(self, value: Any) -> Any:
+        return value._refuse() if type(value) is Undefined else resolve(value)
 
-    def _flag(self, value: Any) -> Any:
+    def deleted(self, name: str, value: Any) -> Undefined:
+        self.read(value)
+        return Undefined(name)
+
+    def flag(self, value: Any) -> Any:
+        """The truth of a value."""
+        value = resolve(value)
         if symbolic(value):
             return value if value.boolean else value != 0
         return bool(value)
 
-    def ifexp(self, condition: Any, then: Any, other: Any) -> Any:
-        if not symbolic(condition):
-            return then() if condition else other()
-        return self.if_return(condition, then, other, lambda: (), lambda _: None, ())
+    # ---- errors ---------------------------------------------------------------------------------------------------
 
-    def if_return(self, condition: Any, then: Any, other: Any, get: Any, put: Any, names: Any) -> Any:
-        if not symbolic(condition):
-            return then() if condition else other()
-        got: list[Any] = []
-        before = self._last()
-        phis = self._branches(condition, lambda: got.append(then()), lambda: got.append(other()), get, put, names)
-        if self._last() is before:  # no instruction in either: a value
-            if all(isinstance(x, (int, Expr)) for x in got):
-                return select(self._flag(condition), *got)
-            self.nodes.append(If(self._flag(condition), [], [], phis, False, locate()))
-        return self._merged("value", got[0], got[1], phis, condition)
+    def level(self) -> tuple[int, int]:
+        """Where a `try` or `with` begins."""
+        return len(self.path), len(self.pending)
 
-    def _last(self) -> Any:
-        return next((n for n in reversed(self.nodes) if type(n) is not Let), None)
+    def left(self, level: tuple[int, int]) -> None:
+        """After a `with`: raises `ScopeError` if an error has left a branch or loop that is traced, and was suppressed."""
+        if len(self.path) > level[0]:
+            self.refuse("an error in a branch or loop that only the kernel decides, which a `with` suppresses")
+        del self.pending[level[1] :]
 
-    def if_(self, condition: Any, then: Any, other: Any, get: Any, put: Any, names: Any) -> None:
-        if symbolic(condition):
-            self._branches(condition, then, other, get, put, names)
-        else:
-            (then if condition else other)()
+    def caught(self, level: tuple[int, int]) -> None:
+        """At the beginning of an `except`. What the front end refuses is not caught."""
+        error = sys.exc_info()[1]
+        last = error.__traceback__ if error is not None else None
+        while last is not None and last.tb_next is not None:
+            last = last.tb_next
+        if error is not None and last is not None and last.tb_frame.f_globals.get("__name__", "").startswith(__package__ or ""):
+            if isinstance(error, ScopeError):
+                raise error
+        if len(self.path) > level[0]:
+            self.refuse("an error in a branch or loop that only the kernel decides, which an `except` catches")
+        del self.pending[level[1] :]
 
-    def _branches(self, condition: Any, then: Any, other: Any, get: Any = lambda: (), put: Any = lambda _: None,
-                  names: Any = (), lane_0: bool = False) -> list[Any]:  # fmt: skip
-        where = locate()
-        cells = self.live()
-        before, states = get(), [list(c.values) for c in cells]
-        made = self.block(then)
-        after_then, states_then = get(), [list(c.values) for c in cells]
-        put(before)
-        for c, s in zip(cells, states, strict=True):
-            c.values = s
-        made_other = self.block(other)
-        after_other = get()
-        phis: list[Any] = []
-        put(tuple(self._merged(*each, phis, condition) for each in zip(names, after_then, after_other, strict=True)))
-        for c, s in zip(cells, states_then, strict=True):
-            c.values = [self._merged(n, a, b, phis, condition) for n, a, b in zip(c.names, s, c.values, strict=True)]
-        if phis or not all(type(n) is Let for n in (*made, *made_other)):
-            self.nodes.append(If(self._flag(condition), made, made_other, phis, lane_0, where))
-        return phis
+    def raises(self) -> None:
+        """Before a `raise`."""
+        if any(block is not None and block.user for block in self.opened):
+            self.refuse("`raise` in a branch or loop that only the kernel decides")
 
-    def _merged(self, name: str, then: Any, other: Any, phis: list[Any], condition: Any) -> Any:
-        then, other = resolve(then), resolve(other)
-        if then is other or (type(then) is type(other) is int and then == other):
-            return then
-        if isinstance(then, tuple) and isinstance(other, tuple) and len(then) == len(other):
-            return tuple(self._merged(f"{name}.{i}", a, b, phis, condition) for i, (a, b) in enumerate(zip(then, other)))
-        if isinstance(then, (int, Expr)) and isinstance(other, (int, Expr)):
-            found = self.var(name, all(isinstance(x, bool) or getattr(x, "boolean", False) for x in (then, other)))
-            phis.append((found, then, other))
-            return found
-        if isinstance(then, Fragment) and isinstance(other, Fragment) and _form(then) == _form(other):
-            found = self.var(name)
-            phis.append((found, then.data, other.data))
-            return Fragment(then.backend, then.layout, then.along, then.kind, found)
-        return Undefined(name, f"differs between the branches at {locate()}, and is no number and no fragment of one kind")
+    # ---- operands that may be skipped -----------------------------------------------------------------------------
 
-    # ---- loops ----------------------------------------------------------------------------------------------------
-
-    def for_in_helper(self, around: Any, body: Any, *state: Any) -> None:
-        if isinstance(around, range):
-            for item in around:
-                body(item)
-        else:
-            self.for_(around, body, *state)
-
-    def for_(self, around: Any, body: Any, get: Any, put: Any, names: Any, exposed: Any) -> None:
-        if isinstance(around, range):
-            around = SymbolicRange(around.start, around.stop, around.step)  # one loop, as CuTe DSL makes of it
-        if not isinstance(around, SymbolicRange):
-            for item in around:
-                body(item)
-            return
-        self.loop(around.count, lambda i: body(around.start + i * around.step), get, put, names, exposed)
-
-    def loop(self, count: Any, body: Any, get: Any = lambda: (), put: Any = lambda _: None, names: Any = (), exposed: Any = ()) -> None:
-        where, index = locate(), Var("ijlpqr"[min(5, self.loops)])
-        enter = self._enter(get, put, names, exposed)
-        self.loops += 1
-        made = self.block(body, index)
-        self.loops -= 1
-        carried = self._leave(enter, get, put, names, exposed)
-        self.nodes.append(For(index, count, carried, made, where))
-
-    def while_(self, test: Any, body: Any, get: Any, put: Any, names: Any) -> None:
-        first = test()
-        if not symbolic(first) and not any(symbolic(v) for v in get()):
-            while test():
-                body()
-            return
-        self._while(test, body, get, put, names, None)
-
-    def _while(self, test: Any, body: Any, get: Any, put: Any, names: Any, iterations: Any) -> None:
-        where = locate()
-        enter = self._enter(get, put, names, names)
-        condition = self._flag(test())
-        made = self.block(body)
-        carried = self._leave(enter, get, put, names, names)
-        self.nodes.append(While(condition, carried, made, iterations, where))
-
-    def _enter(self, get: Any, put: Any, names: Any, exposed: Any) -> Any:
-        """What is carried: all cells, and those names that are numbers or fragments."""
-        cells, before = self.live(), get()
-        states = [list(c.values) for c in cells]
-        for c in cells:
-            c.values = [self.var(n) for n in c.names]
-        inside = tuple(self._phi(n, v) for n, v in zip(names, before, strict=True))
-        put(inside)
-        return cells, states, [list(c.values) for c in cells], before, inside
-
-    def _phi(self, name: str, value: Any) -> Any:
+    def not_(self, value: Any) -> Any:
         value = resolve(value)
-        if isinstance(value, tuple) and value:
-            return tuple(self._phi(f"{name}.{i}", v) for i, v in enumerate(value))
-        if isinstance(value, (int, Expr)):
-            return self.var(name, isinstance(value, bool) or getattr(value, "boolean", False))
-        if isinstance(value, Fragment):
-            return Fragment(value.backend, value.layout, value.along, value.kind, self.var(name))
-        return value
+        if symbolic(value):
+            return Expr.of("not", value) if value.boolean else value == 0
+        return not value
 
-    def _leave(self, enter: Any, get: Any, put: Any, names: Any, exposed: Any) -> list[Any]:
-        cells, states, inside, before, seen = enter
-        carried: list[Any] = []
-        for c, initial, phis in zip(cells, states, inside, strict=True):
-            c.values = [self._carry(n, *each, carried) for n, *each in zip(c.names, initial, phis, c.values, strict=True)]
-        after = []
-        for name, first, phi, last in zip(names, before, seen, get(), strict=True):
-            after.append(self._after(name, first, phi, last, carried, name in exposed))
-        put(tuple(after))
-        return carried
-
-    def _carry(self, name: str, initial: Any, phi: Var, last: Any, carried: list[Any]) -> Any:
-        last = resolve(last)
-        if last is phi or (not symbolic(last) and type(last) is type(initial) and last == initial):
-            phi.alias = (initial,)
-            return resolve(initial)
-        after = Var(phi.name, phi.is_bool)
-        carried.append((phi, initial, last, after))
-        return after
-
-    def _after(self, name: str, first: Any, phi: Any, last: Any, carried: list[Any], exposed: bool) -> Any:
-        if isinstance(phi, tuple) and isinstance(last, tuple) and len(phi) == len(last):
-            return tuple(self._after(name, *each, carried, exposed) for each in zip(first, phi, last, strict=True))
-        if isinstance(phi, Var) and isinstance(last, (int, Expr)):
-            return self._carry(name, first, phi, last, carried)
-        if isinstance(phi, Fragment) and isinstance(last, Fragment) and _form(phi) == _form(last):
-            after = self._carry(name, first.data, phi.data, last.data, carried)
-            return Fragment(phi.backend, phi.layout, phi.along, phi.kind, after)
-        if last is phi:
-            return last
-        if exposed and not isinstance(phi, Undefined):
-            forms = f"{_kind(first)} before the loop, {_kind(last)} after an iteration"
-            raise ScopeError(f"`{name}` is {forms}: a loop carries numbers, and fragments of one form. At {locate()}.")
-        return Undefined(name, f"is set in the loop at {locate()}, which may not run at all; or it is no number")
-
-    # ---- calls ----------------------------------------------------------------------------------------------------
-
-    def call(self, function: Any, *arguments: Any, **named: Any) -> Any:
-        known = _BUILTINS.get(id(function))
-        if known is not None:
-            return known(*arguments, **named)
-        plain = function.__func__ if isinstance(function, types.MethodType) else function
-        if isinstance(plain, types.FunctionType) and frontend.is_users(plain):
-            function = frontend.converted(function)
-        return function(*arguments, **named)
-
-
-def _form(values: Fragment) -> Any:
-    return values.layout, values.along, values.kind
-
-
-def _kind(value: Any) -> str:
-    return repr(value) if isinstance(value, Fragment) else type(value).__name__
-
-
-def _range(*bounds: Any) -> Any:
-    if not any(map(symbolic, bounds)):
-        return range(*bounds)
-    return SymbolicRange(*((0, *bounds) if len(bounds) == 1 else bounds))
-
-
-def _least(name: str) -> Any:
-    plain = getattr(builtins, name)
-
-    def least(*values: Any, **named: Any) -> Any:
-        values = tuple(values[0]) if len(values) == 1 else values
-        if not any(map(symbolic, values)):
-            return plain(values, **named)
-        found = values[0]
-        for each in values[1:]:
-            found = Expr.of(name, found, each)
+    def exited(self, *flags: Any) -> Any:
+        """Whether one of the exits was taken."""
+        found: Any = False
+        for flag in map(resolve, flags):
+            if flag is True:
+                return True
+            if symbolic(flag):
+                found = flag if found is False else Expr.of("or", found, flag)
         return found
 
-    return least
+    def first(self, word: str, value: Any, test: bool) -> bool:
+        """The first operand of `and` or `or` is *value*: whether the second is evaluated. test: only the truth counts."""
+        value = resolve(value)
+        middle = self.pending.pop() if word == "chain" else None
+        if not symbolic(value):
+            more = not value if word == "or" else bool(value)
+            self.pending.append([word, value, None, test, value, middle])
+            return more
+        condition = self.not_(value) if word == "or" else self.flag(value)
+        branch = Branch(self, condition, (), (), ())
+        branch.open()
+        self.pending.append([word, value, branch, test, None, middle])
+        return True
+
+    def second(self, value: Any) -> Any:
+        """The second operand."""
+        self.pending[-1][4] = resolve(value)
+        return value
+
+    def joined(self, _: Any) -> Any:
+        """The value of `and` or `or`."""
+        word, first, branch, test, second, _ = self.pending.pop()
+        if branch is None:
+            return second
+        branch.turn()
+        if test and not symbolic(second):
+            second = bool(second)
+        if test:
+            first = self.flag(first)
+        pure = _pure(branch.nodes[0])
+        if pure and is_number(second):
+            branch.finish()
+            if is_boolean(first) and is_boolean(second):
+                return either(first, second) if word == "or" else both(first, second)
+            return select(self.flag(first), *((first, second) if word == "or" else (second, 0)))
+        if word == "or":
+            return branch.finish_with(second, True if is_boolean(first) else first)
+        return branch.finish_with(second, False if is_boolean(first) else 0)
+
+    def keep_middle(self, value: Any) -> Any:
+        """An operand of a chain of comparisons, which two of them have."""
+        self.pending.append(value)
+        return value
+
+    def middle(self) -> Any:
+        return self.pending[-1][5]
+
+    def takes(self, condition: Any) -> bool:
+        """The condition of ``x if condition else y``: whether x is evaluated."""
+        condition = resolve(condition)
+        if not symbolic(condition):
+            self.pending.append([bool(condition), None, None])
+            return bool(condition)
+        branch = Branch(self, condition, (), (), ())
+        branch.open()
+        self.pending.append([None, branch, None])
+        return True
+
+    def arm(self, value: Any) -> Any:
+        return resolve(value)
+
+    def takes_other(self) -> bool:
+        known, branch, _ = self.pending[-1]
+        if branch is None:
+            return not known
+        branch.turn()
+        return True
+
+    def chosen(self, then: Any, other: Any) -> Any:
+        known, branch, _ = self.pending.pop()
+        if branch is None:
+            return then if known else other
+        if _pure(branch.nodes[0]) and _pure(self.nodes) and is_number(then) and is_number(other):
+            branch.finish()
+            return select(branch.condition, then, other)
+        return branch.finish_with(then, other)
+
+    def unguarded(self, name: str, value: Any, depth: int) -> Any:
+        """A value that is given a name in an operand which may be skipped."""
+        for each in self.pending[-depth:]:
+            if type(each) is list and any(isinstance(part, Branch) for part in each):
+                self.refuse(f"`{name} :=` in an operand that only the kernel decides on")
+        return value
+
+    # ---- statements -----------------------------------------------------------------------------------------------
+
+    def if_(self, condition: Any, names: Any, live: Any, state: Any) -> Any:
+        condition = resolve(condition)
+        if symbolic(condition):
+            return Branch(self, condition, names, live, state)
+        return _Decided(bool(condition), state)
+
+    def if_known(self, condition: Any, names: Any, live: Any, state: Any) -> Any:
+        return _Decided(bool(self.known(condition, "a branch with `yield`")), state)
+
+    def for_(self, around: Any, *state: Any) -> Any:
+        if isinstance(around, range):
+            around = SymbolicRange(around.start, around.stop, around.step)
+        return self.for_in_helper(around, *state)
+
+    def for_in_helper(self, around: Any, names: Any, heads: Any, live: Any, state: Any, stops: Any) -> Any:
+        if isinstance(around, SymbolicRange):
+            return _For(self, around, Loop(self, names, heads, live, state, stops))
+        return _Items(self.items(around), names, state, stops)
+
+    def for_known(self, around: Any, names: Any, heads: Any, live: Any, state: Any, stops: Any) -> Any:
+        return _Items(self.items(around), names, state, stops)
+
+    def while_(self, names: Any, heads: Any, live: Any, state: Any, stops: Any) -> Any:
+        return _While(self, names, heads, live, state, stops)
+
+    def while_known(self, *state: Any) -> Any:
+        return _While(self, *state, known=True)
+
+    # ---- what the library calls -----------------------------------------------------------------------------------
+
+    def when(self, condition: Any, body: Callable[[], None], lane_0: bool = False) -> None:
+        """Traces *body* under a condition."""
+        branch = Branch(self, condition, (), (), (), lane_0, user=False)
+        for arm in branch:
+            if arm:
+                body()
+            branch.end(())
+
+    def loop(self, count: Any, body: Callable[[Any], None]) -> None:
+        """Traces ``body(index)`` in a loop of *count* iterations."""
+        loop = Loop(self, user=False)
+        for index in _iterations(self, loop, count):
+            body(index)
+            loop.end(())
+
+    def loop_while(self, state: Cells, body: Callable[[], None], iterations: Any) -> None:
+        """Traces *body* in a loop as long as ``state[0]`` is not 0."""
+        loop = Loop(self, user=False)
+        while True:
+            loop.enter()
+            condition = self.flag(state[0])
+            body()
+            if not loop.leave():
+                break
+        loop.made_while(condition, iterations)
 
 
-_BUILTINS = {
-    id(range): _range, id(min): _least("min"), id(max): _least("max"),
-    id(int): lambda *a, **n: a[0] if a and symbolic(a[0]) else int(*a, **n),
-    id(bool): lambda *a: (a[0] if a[0].boolean else a[0] != 0) if a and symbolic(a[0]) else bool(*a),
-    id(divmod): lambda a, b: (a // b, a % b) if symbolic(a) or symbolic(b) else divmod(a, b),
-}  # fmt: skip
+def _pure(nodes: list[Any]) -> bool:
+    return all(type(node) is Let for node in nodes)
 
 
+class _Decided:
+    """A branch that Python decides."""
+
+    def __init__(self, arm: bool, state: Any):
+        self.taken, self.state = arm, state
+
+    def __iter__(self) -> Iterator[bool]:
+        return iter((self.taken,))
+
+    def end(self, state: Any) -> None:
+        self.state = state
+
+
+class _Items:
+    """A loop over what Python has. It ends early where a name in *stops* is known to be true."""
+
+    def __init__(self, around: Iterable[Any], names: Any, state: Any, stops: Any):
+        self.around, self.state = around, state
+        self.stops = [names.index(name) for name in stops if name in names]
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.around:
+            yield item
+            if any(self.state[at] is True for at in self.stops):
+                return
+
+    def end(self, state: Any) -> None:
+        self.state = state
+
+
+def _iterations(tracer: Tracing, loop: Loop, count: Any) -> Iterator[Var]:
+    """The index of a loop, as often as its body is traced."""
+    index = Var("ijlpqr"[min(5, sum(isinstance(block, Loop) for block in tracer.opened))])
+    while True:
+        loop.enter()
+        yield index
+        if not loop.leave(sure=not symbolic(count) and count > 0):
+            break
+    loop.made_for(index, count)
+
+
+class _For:
+    """A loop over a range that is a loop of the program."""
+
+    def __init__(self, tracer: Tracing, around: SymbolicRange, loop: Loop):
+        self.tracer, self.around, self.loop = tracer, around, loop
+        self.end = loop.end
+
+    @property
+    def state(self) -> Any:
+        return self.loop.state
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in _iterations(self.tracer, self.loop, self.around.count):
+            yield self.around.start + index * self.around.step
+
+
+class _While:
+    """A `while` loop: Python's as long as Python knows its condition and its exits, then one of the program.
+
+    tests: whether the condition is evaluated in this turn; `enters` takes it, and says whether the body follows.
+    """
+
+    def __init__(self, tracer: Tracing, names: Any, heads: Any, live: Any, state: Any, stops: Any, known: bool = False):
+        self.tracer, self.names, self.heads, self.live, self.state = tracer, names, heads, live, state
+        self.stops, self.only_known = stops, known
+        self.tests, self.test, self.loop = True, None, None
+        self.enter = True
+
+    def _exits(self) -> list[Any]:
+        return [resolve(self.state[self.names.index(name)]) for name in self.stops]
+
+    def enters(self, test: Any) -> bool:
+        test = resolve(test)
+        if self.only_known:
+            test = self.tracer.known(test, "a loop with `yield`")
+        self.test = test
+        if self.loop is None:
+            return not symbolic(test) and bool(test)
+        if not _pure(self.tracer.nodes):
+            self.acts = True
+        return self.enter
+
+    def end(self, state: Any) -> None:
+        self.state = state
+
+    def __iter__(self) -> Iterator[None]:
+        tracer, exits = self.tracer, []
+        nodes = tracer.nodes
+        while True:  # as Python does
+            begun = len(nodes)
+            yield
+            acts = not _pure(nodes[begun:])
+            exits = self._exits()
+            if symbolic(self.test) or any(map(symbolic, exits)):
+                break
+            if not self.test or any(each is True for each in exits):
+                return
+        known = not symbolic(self.test)  # then an exit is not
+        self.acts = acts and not known
+        loop = self.loop = Loop(tracer, self.names, self.heads, self.live, self.state, self.stops)
+        first = tracer.flag(self.test)
+        while True:
+            loop.enter()
+            self.state = loop.state
+            if not self.acts:
+                self.tests, self.enter = True, True
+                yield
+                if self.acts:  # its condition does something when it is evaluated again
+                    self._throw_away(loop)
+                    continue
+                condition: Any = tracer.flag(self.test)
+            else:
+                self.tests = False
+                yield
+                if any(each is not False for each in self._exits()):
+                    tracer.refuse("a `while` whose condition does something, and that is left early")
+                self.tests, self.enter = True, False
+                yield
+                last = tracer.flag(self.test)
+                condition = tracer.var("goes_on", True)
+            loop.end(self.state)
+            if not loop.leave():
+                break
+        if self.acts:
+            loop.carried.append((condition, first, last, Var(condition.name, True)))
+        loop.made_while(condition)
+        self.state = loop.state
+
+    def _throw_away(self, loop: Loop) -> None:
+        self.tracer.close()
+        loop.restore()

@@ -1,24 +1,16 @@
 """Expressions: the values of a traced program, made of symbols, variables and arithmetic.
 
-Two expressions that are the same object are equal, whatever role they come from: each is made once.
+Two expressions that are the same object are equal, whatever role they come from: each is made once. Numbers have 32 bits and
+wrap around, whether they are folded here or computed by a reader: `tmapipe.program.int32` has the rule of each operation.
 """
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 from tmapipe.errors import ScopeError
+from tmapipe.program.int32 import FOLD, fitting, wrapped
 
-_FOLD = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod,
-    "and": operator.and_, "or": operator.or_, "xor": operator.xor, "lshift": operator.lshift, "rshift": operator.rshift,
-    "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq, "ne": operator.ne,
-    "neg": operator.neg, "invert": operator.invert, "not": operator.not_, "min": min, "max": max, "abs": abs,
-    "select": lambda c, a, b: a if c else b,
-    "next": lambda slot, stages: 0 if slot + 1 == stages else slot + 1,
-    "turned": lambda parity, slot, stages: parity ^ (slot + 1 == stages),
-}  # fmt: skip
 BOOLEAN = {"lt", "le", "gt", "ge", "eq", "ne", "not"}
 _interned: dict[Any, Expr] = {}
 _hooks: list[Any] = []  #: called with each value where it is computed
@@ -41,8 +33,8 @@ class Expr:
     @staticmethod
     def of(op: str, *args: Any) -> Any:
         args = tuple(map(resolve, args))
-        if op in _FOLD and not any(isinstance(a, Expr) for a in args):
-            return _FOLD[op](*args)
+        if op in FOLD and not any(isinstance(a, Expr) for a in args):
+            return FOLD[op](*args)
         if op in ("add", "mul", "and", "or", "xor") and not isinstance(args[0], Expr):
             args = args[::-1]
         found = _simpler(op, args)
@@ -67,7 +59,12 @@ class Expr:
         return self.op in BOOLEAN or (self.op == "select" and all(isinstance(a, bool) for a in self.args[1:]))
 
     def __invert__(self) -> Any:
-        return Expr.of("not" if self.boolean else "invert", self)
+        return Expr.of("sub", -1, self) if self.boolean else Expr.of("invert", self)  # of a condition, as of Python's bool
+
+    def _no_fraction(self, other: Any) -> Any:
+        raise ScopeError(f"a division with / of `{show(self)}`, which only the kernel knows. Numbers are whole: use //.")
+
+    __truediv__ = __rtruediv__ = _no_fraction
 
     def _unknown(self, what: str) -> Any:
         raise ScopeError(f"{what} of `{show(self)}`, which only the kernel knows")
@@ -89,8 +86,12 @@ class Expr:
 
 def _operator(name: str, swapped: bool = False) -> Any:
     def operate(self: Expr, other: Any) -> Any:
+        if isinstance(other, float):
+            raise ScopeError(f"arithmetic of `{show(self)}`, which only the kernel knows, with {other}. Numbers are whole.")
         if not isinstance(other, (int, Expr)):
             return NotImplemented
+        if not isinstance(other, Expr):
+            fitting(other)
         return Expr.of(name, other, self) if swapped else Expr.of(name, self, other)
 
     return operate
@@ -102,6 +103,7 @@ for _name in ("add", "sub", "mul", "floordiv", "mod", "and", "or", "xor", "lshif
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     setattr(Expr, f"__{_name}__", _operator(_name))
 Expr.__neg__ = lambda self: Expr.of("sub", 0, self)  # type: ignore[attr-defined]
+Expr.__pos__ = lambda self: Expr.of("add", self, 0)  # type: ignore[attr-defined]
 Expr.__abs__ = lambda self: Expr.of("abs", self)  # type: ignore[attr-defined]
 
 
@@ -110,43 +112,39 @@ def _is(value: Any, number: int) -> bool:
 
 
 def _simpler(op: str, a: tuple[Any, ...]) -> tuple[Any] | None:
-    """The same value with fewer operations, or None."""
+    """The same value with fewer operations, or None. A condition in arithmetic becomes a number, so it stays an operation."""
     if op == "add":
-        if _is(a[0], 0):
-            return (a[1],)
-        if _is(a[1], 0):
+        if _is(a[1], 0) and not _condition(a[0]):
             return (a[0],)
         if isinstance(a[0], Expr) and a[0].op in ("add", "sub") and type(a[0].args[1]) is int and type(a[1]) is int:
-            k = a[1] + (a[0].args[1] if a[0].op == "add" else -a[0].args[1])
+            k = wrapped(a[1] + (a[0].args[1] if a[0].op == "add" else -a[0].args[1]))
             return (Expr.of("add", a[0].args[0], k),)
     if op == "sub":
-        if _is(a[1], 0):
-            return (a[0],)
         if a[0] is a[1]:
             return (0,)
         if type(a[1]) is int:
-            return (Expr.of("add", a[0], -a[1]),)
+            return (Expr.of("add", a[0], wrapped(-a[1])),)
     if op == "mul":
-        if _is(a[0], 0) or _is(a[1], 0):
+        if _is(a[1], 0):
             return (0,)
-        if _is(a[0], 1):
-            return (a[1],)
-        if _is(a[1], 1):
+        if _is(a[1], 1) and not _condition(a[0]):
             return (a[0],)
-    if op == "floordiv" and _is(a[1], 1):
+    if op == "floordiv" and _is(a[1], 1) and not _condition(a[0]):
         return (a[0],)
-    if op == "and" and any(isinstance(x, bool) for x in a):
-        known, other = a if isinstance(a[0], bool) else a[::-1]
-        return (other if known else False,)
-    if op == "or" and any(isinstance(x, bool) for x in a):
-        known, other = a if isinstance(a[0], bool) else a[::-1]
-        return (True if known else other,)
+    if op == "and" and isinstance(a[1], bool) and _condition(a[0]):
+        return (a[0] if a[1] else False,)
+    if op == "or" and isinstance(a[1], bool) and _condition(a[0]):
+        return (True if a[1] else a[0],)
     if op == "select":
         if not isinstance(a[0], Expr):
             return (a[1] if a[0] else a[2],)
         if a[1] is a[2]:
             return (a[1],)
     return None
+
+
+def _condition(value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, Expr) and value.boolean)
 
 
 def select(condition: Any, then: Any, other: Any) -> Any:
@@ -186,7 +184,7 @@ def evaluate(value: Any, env: dict[Any, Any], memo: dict[int, Any] | None = None
         return evaluate(value.args[1], env)
     if value.op == "select":  # lazily: the other side may have no value
         return evaluate(value.args[1] if evaluate(value.args[0], env) else value.args[2], env)
-    return _FOLD[value.op](*(evaluate(a, env) for a in value.args))
+    return FOLD[value.op](*(evaluate(a, env) for a in value.args))
 
 
 # ---- text -------------------------------------------------------------------------------------------------------------

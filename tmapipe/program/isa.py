@@ -8,9 +8,9 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tmapipe.errors import ScopeError
 from tmapipe.isa.barriers import BarrierInstructions
 from tmapipe.isa.compute import ComputeInstructions
 from tmapipe.isa.copies import CopyInstructions
@@ -22,11 +22,10 @@ from tmapipe.isa.rows import RowInstructions
 from tmapipe.isa.values import SlotRef
 from tmapipe.machine.locate import line_of_errors, locate
 from tmapipe.plan.syncs import Syncs
-from tmapipe.program import frontend
 from tmapipe.program.control import Cells, Tracing
 from tmapipe.program.expressions import Expr, resolve, select, symbolic
 from tmapipe.program.fragments import TracingFragments
-from tmapipe.program.nodes import Call
+from tmapipe.program.nodes import Call, OfModel
 
 MIXINS = (
     BarrierInstructions,
@@ -37,15 +36,6 @@ MIXINS = (
     ComputeInstructions,
     GlobalInstructions,
 )
-
-
-def _of_model_alone(values: Any) -> Any:
-    """What a value is where there is no data; None if the library finds it by Python's numbers alone (`GroupedTiles`)."""
-    try:
-        found = values()
-        return tuple(found) if isinstance(found, (list, tuple)) else found
-    except ScopeError:
-        return None
 
 
 class BarRef(tuple):
@@ -61,7 +51,7 @@ class TracingIsa(Isa):
         self.cta_rank = Expr.of("symbol", "rank") if plan.cluster_size > 1 else 0
         self.cluster_id, self.clusters = Expr.of("symbol", "cluster"), Expr.of("symbol", "clusters")
         self.fragments = TracingFragments(self)
-        self.symbols = {"extents": {}}
+        self.symbols: dict[str, Any] = {"extents": {}}
         self._ops: list[Any] | None = None
 
     # ---- control flow ---------------------------------------------------------------------------------------------
@@ -71,6 +61,9 @@ class TracingIsa(Isa):
         made = Cells(self.tracer, names, [resolve(v) for v in initial])
         self.tracer.cells.append(weakref.ref(made))
         return made
+
+    def follow(self, part: Any) -> None:
+        self.tracer.follow(part)
 
     def select(self, condition: Any, then: Any, otherwise: Any) -> Any:
         return select(condition, then, otherwise)
@@ -93,29 +86,35 @@ class TracingIsa(Isa):
 
     def when(self, condition: Any, body: Any) -> None:
         if symbolic(condition):
-            self.tracer._branches(condition, body, lambda: None)
+            self.tracer.when(condition, body)
         elif condition:
             body()
 
     def lane_0(self, body: Any, when: Any = True) -> None:
-        self.tracer._branches(when, body, lambda: None, lane_0=True)
+        self.tracer.when(when, body, lane_0=True)
 
     def loop(self, trips: Any, body: Any) -> None:
         self.tracer.loop(trips, body)
 
     def loop_while(self, state: Any, body: Any, iterations: Any = None) -> None:
-        often = None if iterations is None else _of_model_alone(iterations)
-        self.tracer._while(lambda: state[0] != 0, body, lambda: (), lambda _: None, (), often)
+        often = None if iterations is None else self._of_model(iterations)
+        self.tracer.loop_while(state, body, often)
+
+    def _of_model(self, values: Callable[[], Any]) -> OfModel:
+        found: list[Any] = []
+        nodes = self.tracer.block(lambda: found.append(values()))
+        return OfModel(nodes, found[0])
 
     def block(self) -> Any:
         return tuple(self.tracer.path)
 
     def call(self, body: Any, *arguments: Any) -> None:
         with line_of_errors():
-            frontend.converted(body, top=True)(*arguments)
+            self.tracer.user(body, top=True)(*arguments)
 
     def evaluate(self, function: Any, *arguments: Any) -> Any:
-        return frontend.converted(function)(*arguments)
+        with line_of_errors():
+            return self.tracer.user(function)(*arguments)
 
     def extent(self, argument: str, dim: int) -> Any:
         name = self.plan.dims[argument][dim]
@@ -165,7 +164,7 @@ class TracingIsa(Isa):
     # what answers
 
     def read_words(self, slot: Any, count: int, without_data: Any) -> Any:
-        return self.record("read_words", (slot, count, _of_model_alone(without_data)), {}, ["word"] * count)
+        return self.record("read_words", (slot, count, self._of_model(without_data)), {}, ["word"] * count)
 
     def load_entry(self, table: str, i: Any, without_data: int) -> Any:
         return self.record("load_entry", (table, i, without_data), {}, [table])[0]
@@ -173,11 +172,18 @@ class TracingIsa(Isa):
     def shuffle(self, value: Any) -> Any:
         return self.record("shuffle", (value,), {}, ["shared"])[0]
 
+    def launch_words(self, in_machine: Callable[[int], Sequence[int]]) -> Sequence[Any]:
+        """A symbol for each word, which the reader asks its own instruction set for."""
+        if "launch" not in self.symbols:
+            words = [Expr.of("symbol", f"launch.{i}") for i in range(len(in_machine(1)))]
+            self.symbols["launch"] = in_machine, words
+        return self.symbols["launch"][1]
+
     def smid(self) -> Any:
         return self.record("smid", (), {}, ["smid"])[0]
 
     def atomic_add(self, counter: Any, in_turn: Any) -> Any:
-        return self.record("atomic_add", (counter, _of_model_alone(in_turn)), {}, ["taken"])[0]
+        return self.record("atomic_add", (counter, self._of_model(in_turn)), {}, ["taken"])[0]
 
     def ballot(self, table: str, first: Any, count: Any, holds: Any, without_data: int) -> Any:
         i, entry = self.tracer.var("j"), self.tracer.var("entry")

@@ -35,6 +35,18 @@ class Let(Node):
         self.value = value
 
 
+class OfModel:
+    """What something is in the model, of no matter to others: values, and the nodes that compute them, which have no operations.
+
+    Clusters take turns there, and it may run without data.
+    """
+
+    __slots__ = ("nodes", "values")
+
+    def __init__(self, nodes: list[Any], values: Any):
+        self.nodes, self.values = nodes, values
+
+
 class For(Node):
     """carried: (variable in the body, before, its next value, after)."""
 
@@ -45,7 +57,7 @@ class For(Node):
 
 
 class While(Node):
-    """iterations: how often it runs where there is no data, or None."""
+    """iterations: how often it runs where there is no data (`OfModel`), or None."""
 
     __slots__ = ("body", "carried", "condition", "iterations")
 

@@ -11,7 +11,7 @@ from tmapipe.isa.exchange import ClusterExchange, Exchange
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import SlotRef
 from tmapipe.program.expressions import Expr, evaluate
-from tmapipe.program.nodes import Call, For, If, Let, While
+from tmapipe.program.nodes import Call, For, If, Let, OfModel, While
 
 
 def replay(program: Any, isa: Any) -> None:
@@ -21,6 +21,9 @@ def replay(program: Any, isa: Any) -> None:
     env[Expr.of("symbol", "cluster")], env[Expr.of("symbol", "clusters")] = isa.cluster_id, isa.clusters
     for symbol, (argument, dim) in program.isa.symbols["extents"].items():
         env[symbol] = isa.extent(argument, dim)
+    if "launch" in program.isa.symbols:
+        in_machine, words = program.isa.symbols["launch"]
+        env.update(zip(words, isa.launch_words(in_machine), strict=True))
     _Replay(isa, env).nodes(program.nodes)
 
 
@@ -45,7 +48,7 @@ class _Replay:
     def While(self, node: While) -> None:
         self._start(node.carried)
         if self.isa.memory is None and node.iterations is not None:
-            for _ in range(self.value(node.iterations)):
+            for _ in range(self._of_model(node.iterations)):
                 self.nodes(node.body)
                 self._next(node.carried)
         while self.value(node.condition):
@@ -99,12 +102,16 @@ class _Replay:
 
     def _read_words(self, node: Call) -> None:
         slot, count, known = node.args
-        found = self.isa.read_words(self.value(slot), count, lambda: [int(self.value(k)) for k in known])
+        found = self.isa.read_words(self.value(slot), count, lambda: [int(word) for word in self._of_model(known)])
         self.env.update(zip(node.results, found, strict=True))
 
     def _atomic_add(self, node: Call) -> None:
         counter, in_turn = node.args
-        self.env[node.results[0]] = self.isa.atomic_add(self.value(counter), lambda: self.value(in_turn))
+        self.env[node.results[0]] = self.isa.atomic_add(self.value(counter), lambda: self._of_model(in_turn))
+
+    def _of_model(self, of: OfModel) -> Any:
+        self.nodes(of.nodes)
+        return self.value(of.values)
 
     def _ballot(self, node: Call) -> None:
         table, first, count, (i, entry, holds), without = node.args

@@ -6,8 +6,9 @@ from typing import Any
 
 from tmapipe.errors import ScopeError
 from tmapipe.kernel import kernel_main
-from tmapipe.program import expressions, frontend
+from tmapipe.program import expressions
 from tmapipe.program.control import Tracing
+from tmapipe.program.convert import tracing
 from tmapipe.program.isa import TracingIsa
 from tmapipe.program.nodes import Let
 
@@ -23,13 +24,12 @@ def trace(schedule: Any, plan: Any = None) -> Traced:
     plan = plan or schedule.plan()
     tracer = Tracing()
     isa = TracingIsa(plan, tracer)
-    frontend.current.append(tracer)
     expressions._hooks.append(lambda made: tracer.nodes.append(Let(made)))
     before = {name: value for name, value in vars(schedule).items()}
     try:
-        kernel_main(isa, schedule)
+        with tracing(tracer):
+            kernel_main(isa, schedule)
     finally:
-        frontend.current.pop()
         expressions._hooks.pop()
     changed = [n for n, v in vars(schedule).items() if not n.startswith("_") and (n not in before or before[n] is not v)]
     if changed:

@@ -26,11 +26,14 @@ class BoundClusterSum(Carried):
     At the end nothing is in flight: a CTA has got all parts, and its peers wait for what it has sent.
     """
 
+    _facts = {"started": "same"}
+
     def __init__(self, isa: Isa, plan: HeldTile):
         assert plan.sent is not None
         self.isa, self.plan, self.sent = isa, plan, plan.sent
         self.slot, self.parity = SlotRef(plan.sent.buffer, 0), isa.cells(0)
         self.started = False
+        isa.follow(self)
 
     def start(self) -> None:
         """Tells the peers that this CTA can take their parts of the next sum. Once before each `add`: the earlier, the less

@@ -20,6 +20,8 @@ class HeldEnd(RingEnd):
     attributes, such as ``k.weights.w.read()``. The others enter it once, in what they do before their first tile.
     """
 
+    _facts = {**RingEnd._facts, "slot": "always"}
+
     def __init__(self, isa: Isa, ring: Ring, role: str, parts: Parts, groups: Groups | None = None):
         super().__init__(isa, ring, role, parts, groups)
         self.last = self.phase == len(ring.phases) - 1
@@ -33,7 +35,7 @@ class HeldEnd(RingEnd):
             self._wait(0, 0)
             self.slot = Slot(self)
             self.slot.index, self.slot.open = 0, True
-            self.slot.touched_by_threads.update(self.parts)  # so that no tile differs from the first
+            self.slot.touched_by_threads.update(dict.fromkeys(self.parts, True))  # so that no tile differs from the first
 
     def begun(self) -> None:
         """What is done before the first tile is over. Raises `ScopeError` if the role has not entered the slot."""

@@ -23,9 +23,12 @@ __all__ = ["Accumulator", "BoundMatmul", "BoundRegisterTile", "Epilogue", "TileV
 class BoundMatmul(Carried):
     """A `Wgmma` in the role that executes it. ends: of the rings whose slots it reads."""
 
+    _facts = {"latest": "none"}
+
     def __init__(self, isa: Isa, matmul: Matmul, ends: list[RingEnd], groups: Groups):
         self.isa, self.matmul, self.ends, self.groups = isa, matmul, ends, groups
         self.latest: Accumulator | None = None
+        isa.follow(self)
 
     def accumulate(self, *, empty: bool = True) -> Accumulator:
         """``with k.mma.accumulate() as acc:`` starts from zero; inside, ``acc.add(slot.a, slot.b)`` once per slot.
@@ -75,12 +78,15 @@ def _of_matmul(k: Any, name: str, mma: Wgmma) -> BoundMatmul | None:
 class Accumulator(Carried):
     """The fp32 sums of one output tile, in the registers of the role's warpgroups."""
 
+    _facts = {"open": "same", "added": "noted", "used_inside": "noted"}
+
     def __init__(self, bound: BoundMatmul, empty: bool):
         self.bound, self.empty = bound, empty
         self.registers: Any = None
         self.open = False
         self.added = False
         self.used_inside = False  # whether threads have used the sums before the end of the block
+        bound.isa.follow(self)
 
     @property
     def matmul(self) -> Matmul:
@@ -252,6 +258,8 @@ class BoundRegisterTile(Carried):
 
 class TileValues(Carried):
     """A fragment that is distributed as the accumulators of *matmul*, as a store takes it."""
+
+    _carries = ("values",)
 
     def __init__(self, matmul: Distributed, values: Fragment):
         self.matmul, self.values = matmul, values

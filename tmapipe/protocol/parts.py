@@ -44,9 +44,14 @@ class SlotPart(Carried):
 class PartInSlot(Carried):
     """A stage's tile in one open slot."""
 
+    _carries, _apart = ("slot",), ("ref",)
+
     def __init__(self, part: SlotPart, slot: Slot):
         self.part, self.slot = part, slot
         self.ref = SlotRef(part.buffer, slot.index)
+
+    def _joined(self, versions: tuple[Any, ...]) -> None:
+        self.ref = SlotRef(self.part.buffer, self.slot.index)
 
     @property
     def end(self) -> RingEnd:
@@ -251,7 +256,7 @@ class PartInSlot(Carried):
         """
         buffer = self.part.buffer
         self.slot._check_open(buffer.name)
-        self.slot.touched_by_threads.add(buffer.name)
+        self.slot.touched_by_threads[buffer.name] = True
         if writes and buffer.over is not None:
             self.slot.gone.add(buffer.over)
 

@@ -80,14 +80,13 @@ def raw(
                 raise InputError(f"k.raw({kind}s)", part.ref.buffer.name, rule, fix)
             part.slot._check_open(part.ref.buffer.name)
             copied = part.part.load is not None and part.part.load.vector > 0
-            touched = touched or copied or part.ref.buffer.name in part.slot.touched_by_threads
+            touched = touched | copied | part.slot._touched((part.ref.buffer.name,))
             if proxy == "generic":
                 part.by_threads(writes=kind != "read")
             accesses.append((part.ref, kind))
-    if touched and proxy == "async":
-        isa.fence_proxy_async()
-    if touched:
-        isa.warp_sync()  # the elements are now distributed over the lanes in another way
+    if proxy == "async":
+        isa.when(touched, isa.fence_proxy_async)
+    isa.when(touched, isa.warp_sync)  # the elements are now distributed over the lanes in another way
     told = RawRole(k)
     isa.fragments.raw(_called(gpu, told), None if cpu is None else _called(cpu, told), accesses, role, proxy)
     isa.warp_sync()

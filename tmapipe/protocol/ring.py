@@ -30,6 +30,8 @@ class RingEnd(Carried):
     parts: stage -> what makes its tile of an open slot; groups: the role's wgmma groups, which all of its rings share.
     """
 
+    _facts = {"by_threads": "flag"}
+
     def __init__(self, isa: Isa, ring: Ring, role: str, parts: Parts, groups: Groups | None = None):
         phase = ring.phase_of(role)
         assert phase is not None
@@ -47,6 +49,7 @@ class RingEnd(Carried):
         self.by_threads = False  # whether threads have touched a slot of this end
         self.to_peers = ring.peers > 1 and (phase == len(ring.phases) - 1 or phase in ring.far)
         self.mask: Any = None
+        isa.follow(self)
         if self.to_peers:
             for axes in ring.groups:
                 peers = peer_mask(isa, axes)
@@ -144,11 +147,11 @@ class RingEnd(Carried):
             self.isa.fence_proxy_async()
 
     def _leave(self, slot: Slot) -> None:
-        if slot.touched_by_threads:
-            self.by_threads = True
-            if not self.by_engines.isdisjoint(slot.touched_by_threads):
-                self.isa.fence_proxy_async()
-            self.isa.warp_sync()
+        touched, by_engines = slot._touched(), slot._touched(self.by_engines)
+        if self.to_peers:
+            self.by_threads = self.by_threads | touched
+        self.isa.when(by_engines, self.isa.fence_proxy_async)
+        self.isa.when(touched, self.isa.warp_sync)
         awaited_apart = bool(slot.reads) and not slot.added
         if "wgmma" in self.readers and not slot.retired and not awaited_apart:
             self.groups.commit_since(max(slot.entered, self.left))
@@ -182,8 +185,12 @@ class RingEnd(Carried):
         if self.to_peers:
             # Peers overwrite the slot. Reads by TMA and wgmma have retired here; accesses by threads have to be released,
             # those of earlier phases too, which this role has waited for.
-            scope = "cluster" if self.by_threads or self.phase > 1 else "relaxed"
-            self.isa.mbarrier_arrive_cluster(self.signalled, index, self.mask, when, scope)
+            released = self.by_threads if self.phase == 1 else True
+            if isinstance(released, bool):
+                scope = "cluster" if released else "relaxed"
+                return self.isa.mbarrier_arrive_cluster(self.signalled, index, self.mask, when, scope)
+            self.isa.mbarrier_arrive_cluster(self.signalled, index, self.mask, when & released, "cluster")
+            self.isa.mbarrier_arrive_cluster(self.signalled, index, self.mask, when & ~released, "relaxed")
         else:
             self.isa.mbarrier_arrive(self.signalled, index, when=when)
 
@@ -193,12 +200,16 @@ class Slot(Carried):
     k=i)``.
     """
 
+    _carries, _apart = ("index", "touched_by_threads"), ("gone", "entered")
+    _facts = {"open": "same", "retired": "both", "touched_by_threads": "flags", "gone": "union"}
+
     def __init__(self, end: RingEnd):
+        end.isa.follow(self)
         self.end = end
         self.index: Any = None
         self.open = False
         self.retired = False  # whether its asynchronous reads have been waited for already
-        self.touched_by_threads: set[str] = set()
+        self.touched_by_threads: dict[str, Any] = dict.fromkeys(end.parts, False)  # stage: whether
         self.entered = 0  # `groups.steps` then
         self.added = False  # whether `acc.add` has read it
         self.reads: list[Started] = []  # matmuls that were started on it
@@ -217,6 +228,23 @@ class Slot(Carried):
                 raise ScopeError(f"a slot of ring {self.end.ring.name!r} left a second time, or from outside, {where}")
             self.end._leave(self)
         self.open = False
+
+    def _joined(self, versions: tuple[Slot, ...]) -> None:
+        self.end.isa.follow(self)
+        self.touched_by_threads = dict(self.touched_by_threads)
+        self.gone = set().union(*(each.gone for each in versions))
+        self.entered = self.end.groups.steps
+        for started in self.reads:
+            started.slots.append(self)
+        self.reads = list(self.reads)
+
+    def _touched(self, stages: Any = None) -> Any:
+        """Whether threads have accessed the tile of one of *stages*, or of any."""
+        found: Any = False
+        for stage, condition in self.touched_by_threads.items():
+            if stages is None or stage in stages:
+                found = True if condition is True or found is True else found | condition
+        return found
 
     def _check_open(self, stage: str = "") -> None:
         """Raises `ScopeError` if the slot is not open, or the tile of *stage* is gone."""

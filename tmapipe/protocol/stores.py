@@ -31,6 +31,8 @@ __all__ = ["BoundStore", "StoreOfSlot"]
 class StoreOfSlot(Carried):
     """A store straight from an open slot: ``slot.y.store(tile)``. role: that stores."""
 
+    _carries = ("slot",)
+
     def __init__(self, isa: Isa, store: Store, role: str, slot: Slot):
         self.isa, self.plan, self.role, self.slot = isa, store, role, slot
 
@@ -114,9 +116,9 @@ class StoreOfSlot(Carried):
 
     def _fence(self) -> None:
         """Of what threads of this role wrote to the slot in this scope."""
-        if self.plan.buffer.name in self.slot.touched_by_threads:
-            self.isa.fence_proxy_async()
-            self.isa.warp_sync()
+        touched = self.slot._touched((self.plan.buffer.name,))
+        self.isa.when(touched, self.isa.fence_proxy_async)
+        self.isa.when(touched, self.isa.warp_sync)
 
     def store_from(self, *start: Any) -> None:
         """As `store`, to the tile that starts at these elements: one index along each dimension of the tensor, 0 or

@@ -26,6 +26,8 @@ class Tile(Carried):
     write no more than that number, which may be 0 or less, or more than the tile has; None: all.
     """
 
+    _carries = ("_coordinates", "_bounds")
+
     def __init__(
         self, coordinates: dict[str, Any], bounds: dict[str, tuple[Any, Any]] | None = None, moved: bool = False
     ):

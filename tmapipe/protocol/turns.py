@@ -18,6 +18,8 @@ __all__ = ["BoundTurnstile"]
 class BoundTurnstile(Carried):
     """A turnstile as one of those sees it that take turns. The parity to wait for is kept in a register."""
 
+    _facts = {"inside": "same"}
+
     def __init__(self, k: Any, name: str, turnstile: Turnstile):
         isa, role = k.isa, k.role
         self.isa: Isa = isa
@@ -25,6 +27,7 @@ class BoundTurnstile(Carried):
         self.own = role.team(isa.warp) if role.teams > 1 else isa.warp // 4 - role.first_warp // 4
         self.parity = isa.cells(isa.select(self.own == 0, 1, 0))
         self.inside = False
+        self.isa.follow(self)
 
     def turn(self) -> BoundTurnstile:
         """The scope of one turn: entering waits for the one before, leaving lets the next one in."""

@@ -175,25 +175,39 @@ class TilesOfGroups(FetchedTiles):
 
     # ---- in the machine without data, all rows are of the first group ---------------------------------------------
 
-    def _has_rows(self, number: int) -> bool:
-        rows: int = self.isa.extent(self.order.output, 0)
-        return number < self.numbers.total and self.numbers.coordinates(number)["m"] * self.unit < rows
+    def _has_rows(self, number: Any) -> Any:
+        """Of a number of a tile: whether the tile has rows."""
+        return self.numbers.coordinates(number)["m"] * self.unit < self.isa.extent(self.order.output, 0)
 
-    def _those_with_rows(self) -> list[int]:
-        """Numbers of the cluster's tiles."""
-        return [n for n in range(self.isa.cluster_id, self.numbers.total, self.isa.clusters) if self._has_rows(n)]
+    def _without_data(self) -> Sequence[Any]:
+        """What the next slot holds: of the cluster's numbers, the first one with rows after those that were read."""
+        isa, total = self.isa, self.numbers.total
+        going, left, number = isa.cells(1), isa.cells(self.read[0]), isa.cells(isa.cluster_id)
 
-    def _without_data(self) -> Sequence[int]:
-        """What the next slot holds."""
-        left = self._those_with_rows()[self.read[0] :]
-        if not left:
-            return (0, 0, 0, 0, 0)
-        coordinates = self.numbers.coordinates(left[0])
-        return (1, coordinates["n"], 0, coordinates["m"] * self.unit, LARGEST)
+        def look() -> None:
+            over = number[0] >= total
+            rows = isa.select(over, 0, isa.select(self._has_rows(number[0]), 1, 0))
+            found = isa.select(left[0] == 0, rows, 0)
+            going[0] = isa.select(over, 0, 1 - found)
+            left[0] = left[0] - rows
+            number[0] = isa.select(going[0] == 1, number[0] + isa.clusters, number[0])
 
-    def _turns(self, team: int, teams: int) -> int:
+        isa.loop_while(going, look)
+        there_is, at = isa.select(number[0] < total, 1, 0), self.numbers.coordinates(number[0])
+        return tuple(there_is * word for word in (1, at["n"], 0, at["m"] * self.unit, LARGEST))
+
+    def _turns(self, team: Any, teams: int) -> Any:
         """As in `FetchedTiles`."""
-        return max(0, -(-(len(self._those_with_rows()) - team) // teams))
+        isa = self.isa
+        count = isa.cells(0)
+
+        def look(i: Any) -> None:
+            number = isa.cluster_id + i * isa.clusters
+            count[0] = count[0] + isa.select(self._has_rows(number), 1, 0)
+
+        isa.loop((self.numbers.total - isa.cluster_id + isa.clusters - 1) // isa.clusters, look)
+        turns = (count[0] - team + teams - 1) // teams
+        return isa.select(turns > 0, turns, 0)
 
 
 def count_entries(

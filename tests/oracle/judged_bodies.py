@@ -1,0 +1,182 @@
+"""What becomes of drawn bodies (`tests.oracle.bodies`): whether the judge and the traced program agree."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import re
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+import tmapipe as tp
+from tests.oracle.bodies import Body, body
+from tests.oracle.judge import Entry, entry_of, operations, ran
+from tmapipe.errors import PipelineError
+from tmapipe.isa.ops import FenceProxyAsync, WarpSync
+
+__all__ = ["AGREES", "DIFFERS", "FAILS", "REFUSED", "WRONG", "Outcome", "outcome", "table"]
+
+AGREES, REFUSED, DIFFERS, FAILS, WRONG = "agrees", "refused", "DIFFERS", "FAILS", "wrong in Python"
+SHAPES = ((20, 36), (1, 4))  #: of x and of y
+PLACES = ((0, 1), (1, 3))  #: cluster, and of how many
+
+
+@attrs.frozen
+class Outcome:
+    """end: AGREES; REFUSED, with a line; DIFFERS from the judge; FAILS: another error than a refusal with a line; WRONG: the
+    judge itself finds an error. why: its text."""
+
+    body: Body
+    end: str
+    why: str = ""
+
+
+@contextlib.contextmanager
+def _schedule(drawn: Body, folder: Path) -> Iterator[Any]:
+    """Makes its schedule, each time from a new module, so that what it keeps begins anew."""
+    file = folder / f"{drawn.name}.py"
+    if not file.exists():
+        file.write_text(drawn.source)
+    before = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
+
+    def make() -> tp.Schedule:
+        spec = importlib.util.spec_from_file_location(f"drawn.{drawn.name}", file)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        schedule: tp.Schedule = getattr(module, drawn.name)()
+        return schedule
+
+    try:
+        yield make
+    finally:
+        sys.dont_write_bytecode = before
+        file.unlink()
+
+
+def program_of(schedule: tp.Schedule, plan: Any = None) -> Entry:
+    """The traced program of a warp, as the model runs it."""
+    from tmapipe.program.replay import replay
+    from tmapipe.program.trace import trace
+
+    program = trace(schedule, plan or schedule.plan())
+    return lambda isa: replay(program, isa)
+
+
+def tensors_of(shape: tuple[int, int], seed: int) -> dict[str, Any]:
+    """Inputs of a body: small whole numbers, and a table with entries that are read."""
+    rng = np.random.default_rng(seed)
+    return {"x": rng.integers(-8, 9, shape).astype(np.float32), "t": rng.integers(0, 6, 6).astype(np.int32)}
+
+
+def _evidence(make: Any, entry: Any) -> Iterator[tuple[str, Any]]:
+    """What is compared: (where, operations or outputs). *entry* makes a program of a schedule."""
+    for shape in SHAPES:
+        shapes = {"x": shape, "y": shape, "t": (6,)}
+        for cluster, clusters in PLACES:
+            schedule = make()
+            yield f"{shape}, cluster {cluster} of {clusters}", operations(
+                schedule.plan(), entry(schedule), shapes, cluster, clusters
+            )
+    schedule = make()
+    found = ran(schedule, entry(schedule), tensors_of(SHAPES[0], 1))
+    yield "operations of a run", found.operations
+    yield "outputs", {name: array.tobytes() for name, array in found.outputs.items()}
+
+
+def outcome(drawn: Body, folder: Path) -> Outcome:
+    """Judges a body."""
+    with _schedule(drawn, folder) as make:
+        try:
+            wanted = list(_evidence(make, entry_of))
+        except Exception as error:
+            return Outcome(drawn, WRONG, _text(error))
+        try:
+            program_of(make())
+        except Exception as error:
+            refused = isinstance(error, PipelineError) and f"{drawn.name}.py" in str(error)
+            return Outcome(drawn, REFUSED if refused else FAILS, _text(error))
+        try:
+            for (where, want), (_, found) in zip(wanted, _evidence(make, program_of), strict=True):
+                if want != found and not fenced(want, found):
+                    return Outcome(drawn, DIFFERS, f"{where}: {difference(want, found)}")
+        except Exception as error:
+            return Outcome(drawn, DIFFERS, f"the program raises {_text(error)}")
+    return Outcome(drawn, AGREES)
+
+
+def fenced(want: Any, found: Any) -> bool:
+    """Whether *found* is *want*, but for fences and syncs of threads besides: where threads touched a slot in one branch, the
+    trace fences on all paths."""
+    if isinstance(want, dict):
+        return want.keys() == found.keys() and all(fenced(ops, found[warp]) for warp, ops in want.items())
+    if not isinstance(want, list):
+        return False
+    if want and isinstance(want[0], list):
+        return len(want) == len(found) and all(map(fenced, want, found))
+    at = 0
+    for op in found:
+        if at < len(want) and op == want[at]:
+            at += 1
+        elif type(op) not in (FenceProxyAsync, WarpSync):
+            return False
+    return at == len(want)
+
+
+def difference(want: Any, found: Any) -> str:
+    if isinstance(want, dict) and isinstance(next(iter(want.values())), bytes):
+        return "other numbers"
+    pairs = [(key, want[key], found.get(key, [])) for key in want] if isinstance(want, dict) else list(zip(range(99), want, found))  # fmt: skip
+    for warp, wants, finds in pairs:
+        if wants != finds:
+            at = next((i for i, (a, b) in enumerate(zip(wants, finds, strict=False)) if a != b), min(len(wants), len(finds)))
+            return f"warp {warp}, operation {at} of {len(wants)} / {len(finds)}: {wants[at : at + 1]} / {finds[at : at + 1]}"
+    return "other warps"
+
+
+def _text(error: Exception) -> str:
+    line = next((f for f in reversed(traceback.extract_tb(error.__traceback__)) if "Body" in f.filename), None)
+    at = "" if line is None else f" (line {line.lineno}: {line.line})"
+    return f"{type(error).__name__}: {error}{at}"
+
+
+def reason(why: str) -> str:
+    """A text without what differs from body to body."""
+    why = re.sub(r"\(line .*", "", why)
+    why = re.sub(r"\S*Body\d+\.py:\d+", "LINE", re.sub(r"`[^`]*`", "`...`", why))
+    return re.sub(r"\d+", "N", why)[:150]
+
+
+def table(seeds: Iterable[int]) -> int:
+    """Judges the bodies of these seeds, and prints what became of them. Returns 1 if one that is right is refused too often,
+    or any differs."""
+    began, outcomes = time.perf_counter(), []
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in seeds:
+            outcomes.append(outcome(body(seed), Path(folder)))
+            last = outcomes[-1]
+            if last.end in (DIFFERS, FAILS):
+                print(f"{last.end} {seed} {last.body.state or last.body.asked}: {last.why[:300]}", flush=True)
+    right = [each for each in outcomes if each.body.right and each.end != WRONG]
+    kept = [each for each in outcomes if not each.body.right and each.end != WRONG]
+    print(f"{len(outcomes)} bodies, {time.perf_counter() - began:.0f} s")
+    for name, of in (("right in plain Python", right), ("with state outside of locals, or asking Python", kept)):
+        counts = Counter(each.end for each in of)
+        print(f"{name}: {len(of)}: " + ", ".join(f"{end} {n} ({n / len(of):.2%})" for end, n in counts.most_common()))
+    print(f"wrong in Python, and left out: {len(outcomes) - len(right) - len(kept)}")
+    for title, of, end in (("right, but refused", right, REFUSED), ("left out", outcomes, WRONG), ("fails", outcomes, FAILS)):
+        for text, n in Counter(reason(each.why) for each in of if each.end == end).most_common(25):
+            print(f"  {title}: {n:5} {text}")
+    bad = sum(each.end in (DIFFERS, FAILS) for each in outcomes)
+    refused = sum(each.end == REFUSED for each in right)
+    return int(bad > 0 or refused > 0.02 * len(right))

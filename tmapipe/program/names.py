@@ -1,0 +1,180 @@
+"""Names of a function: which ones statements assign and read, and which are live, so that no block carries a dead one."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+
+__all__ = ["Liveness", "captured", "declared", "own_nodes", "reads", "stored"]
+
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+Names = frozenset[str]
+
+
+def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes inside *node* that its function itself executes, comprehensions included: not those in functions and classes
+    that it defines, but their decorators and defaults."""
+    for child in ast.iter_child_nodes(node):
+        yield from _with_own(child)
+
+
+def _with_own(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    if isinstance(node, ast.Lambda):
+        for each in (*node.args.defaults, *filter(None, node.args.kw_defaults)):
+            yield from _with_own(each)
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        for each in (*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)):
+            yield from _with_own(each)
+    elif isinstance(node, ast.ClassDef):
+        for expression in (*node.decorator_list, *node.bases, *(k.value for k in node.keywords)):
+            yield from _with_own(expression)
+    else:
+        yield from own_nodes(node)
+
+
+def stored(statements: Iterable[ast.AST]) -> list[str]:
+    """Names that the statements assign or delete, in order; also those that functions defined there assign as nonlocal."""
+    found: dict[str, None] = {}
+    for statement in statements:
+        _note_stored(statement, found)
+    return list(found)
+
+
+def _note_stored(node: ast.AST, found: dict[str, None]) -> None:
+    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        found[node.id] = None
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        found[node.name] = None
+    elif isinstance(node, ast.ExceptHandler) and node.name:
+        found[node.name] = None
+    elif isinstance(node, (ast.Import, ast.ImportFrom)):
+        found.update(dict.fromkeys((alias.asname or alias.name).split(".")[0] for alias in node.names))
+    elif isinstance(node, (ast.MatchAs, ast.MatchStar)) and node.name:
+        found[node.name] = None
+    elif isinstance(node, ast.MatchMapping) and node.rest:
+        found[node.rest] = None
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        found.update(dict.fromkeys(n for each in ast.walk(node) if isinstance(each, ast.Nonlocal) for n in each.names))
+        return
+    if isinstance(node, ast.ClassDef):
+        return
+    if isinstance(node, COMPREHENSIONS):  # its targets are its own; a walrus in it is the function's
+        for each in ast.walk(node):
+            if isinstance(each, ast.NamedExpr) and isinstance(each.target, ast.Name):
+                found[each.target.id] = None
+        return
+    for child in ast.iter_child_nodes(node):
+        _note_stored(child, found)
+
+
+def reads(node: ast.AST) -> Names:
+    """Names that *node* may read, in functions that it defines, too."""
+    return frozenset(
+        each.id for each in ast.walk(node) if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Store)
+    )
+
+
+def captured(function: ast.AST) -> Names:
+    """Names that are read in functions, classes and generators inside *function*: at any time."""
+    found: set[str] = set()
+    for node in ast.walk(function):
+        if node is not function and isinstance(node, (*SCOPES, ast.GeneratorExp)):
+            found |= reads(node)
+            found.update(n for each in ast.walk(node) if isinstance(each, ast.Nonlocal) for n in each.names)
+    return frozenset(found)
+
+
+def declared(function: ast.AST, kind: type[ast.Global | ast.Nonlocal]) -> Names:
+    """Names that *function* itself declares global or nonlocal."""
+    return frozenset(n for each in own_nodes(function) if isinstance(each, kind) for n in each.names)  # type: ignore[attr-defined]
+
+
+class Liveness:
+    """Which names are live after, and at the beginning of, the statements of a function without early exits.
+
+    A name is live where some path may read it before it is assigned again. `after[statement]` and `before[statement]` are kept
+    for `if`, `for`, `while` and their parts; `heads[loop]` are those live where an iteration begins.
+
+    always: names that functions inside read, at any time.
+    """
+
+    def __init__(self, function: ast.AST, statements: list[ast.stmt]):
+        self.always = captured(function)
+        self.after: dict[ast.AST, Names] = {}
+        self.other: dict[ast.AST, Names] = {}  #: of an `if`: live where its second branch begins
+        self.heads: dict[ast.AST, Names] = {}
+        self._block(statements, frozenset())
+
+    def _block(self, statements: list[ast.stmt], after: Names) -> Names:
+        for statement in reversed(statements):
+            after = self._statement(statement, after)
+        return after
+
+    def _statement(self, s: ast.stmt, after: Names) -> Names:
+        self.after[s] = after | self.always
+        if isinstance(s, ast.If):
+            then, other = self._block(s.body, after), self._block(s.orelse, after)
+            self.other[s] = other | self.always
+            return reads(s.test) | then | other
+        if isinstance(s, (ast.For, ast.AsyncFor)):
+            return reads(s.iter) | self._loop(s, [*_targets(s.target)], frozenset(), after)
+        if isinstance(s, ast.While):
+            return self._loop(s, [], reads(s.test), after)
+        if isinstance(s, (ast.With, ast.AsyncWith)):
+            live = self._block(s.body, after)
+            for item in reversed(s.items):
+                if item.optional_vars is not None:
+                    live = (live - set(_targets(item.optional_vars))) | reads(item.optional_vars)
+                live = live | reads(item.context_expr)
+            return live
+        if isinstance(s, ast.Try) or type(s).__name__ == "TryStar":
+            # an exception may leave the body at any place: what follows any of them is live in all of it
+            assert isinstance(s, ast.Try)
+            last = self._block(s.finalbody, after)
+            handlers = frozenset[str]().union(*(self._block(h.body, last) | reads(h) for h in s.handlers))
+            around = last | handlers | reads(ast.Module(s.finalbody, []))
+            els = self._block(s.orelse, last) | around
+            self._block(s.body, els)
+            return reads(s) | els | after
+        if isinstance(s, ast.Match):
+            live = after | reads(s.subject)
+            for case in s.cases:
+                live |= reads(case.pattern) | (reads(case.guard) if case.guard else frozenset())
+                live |= self._block(case.body, after)
+            return live
+        if isinstance(s, ast.Assign):
+            kept = after - {n for target in s.targets for n in _targets(target)}
+            return kept | reads(s.value) | frozenset[str]().union(*map(reads, s.targets))
+        if isinstance(s, ast.AnnAssign) and s.value is not None:
+            return (after - set(_targets(s.target))) | reads(s.value) | reads(s.target)
+        if isinstance(s, ast.AugAssign):
+            return after | reads(s) | set(_targets(s.target))
+        if isinstance(s, (ast.Return, ast.Raise)):
+            return reads(s)
+        return after | reads(s)
+
+    def _loop(self, s: ast.For | ast.AsyncFor | ast.While, targets: list[str], test: Names, after: Names) -> Names:
+        head = after | test
+        while True:
+            inside = self._block(s.body, head)
+            found = head | (inside - set(targets)) | reads(s.target if isinstance(s, (ast.For, ast.AsyncFor)) else s.test)
+            if found == head:
+                break
+            head = found
+        # live where the body begins; what is live only after the loop is in `after`
+        self.heads[s] = ((inside - set(targets)) | test | self.always)
+        return head | after
+
+
+def _targets(target: ast.expr) -> Iterator[str]:
+    """Names that an assignment to *target* gives a value to."""
+    if isinstance(target, ast.Name):
+        yield target.id
+    elif isinstance(target, (ast.Tuple, ast.List)):
+        for each in target.elts:
+            yield from _targets(each)
+    elif isinstance(target, ast.Starred):
+        yield from _targets(target.value)

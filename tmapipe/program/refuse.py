@@ -1,0 +1,253 @@
+"""What rewritten code asks before it does something that a trace can't keep: stores to what is outside of a traced block, tests of
+types, text, keys. Refusal is a diagnosis: what is not in the trace doesn't run.
+
+A list or deque that was made in a block around is an exception: it is carried, as long as it keeps its length (`Block.touch`).
+"""
+
+from __future__ import annotations
+
+import collections
+import operator
+import sys
+import types
+from typing import Any, NoReturn
+
+import numpy as np
+
+from tmapipe.errors import ScopeError
+from tmapipe.isa.fragment import Fragment
+from tmapipe.machine.locate import locate
+from tmapipe.program.carried import Undefined
+from tmapipe.program.expressions import Expr, resolve, show, symbolic
+from tmapipe.program.python import SymbolicRange, deep
+
+__all__ = ["Place", "Refusals", "mutates"]
+
+FIX = "A body is traced once, and keeps no state but local names"
+#: methods that change an object, by its type
+MUTATORS: dict[type, frozenset[str]] = {
+    list: frozenset("append extend insert remove pop clear sort reverse __setitem__ __delitem__ __iadd__ __imul__ __init__".split()),
+    collections.deque: frozenset(
+        "append appendleft extend extendleft insert remove pop popleft clear rotate reverse __setitem__ __delitem__ __iadd__".split()
+    ),
+    dict: frozenset("update setdefault pop popitem clear __setitem__ __delitem__ __ior__".split()),
+    set: frozenset(
+        "add update remove discard pop clear intersection_update difference_update symmetric_difference_update __ior__ __iand__".split()
+    ),
+    bytearray: frozenset("append extend insert remove pop clear reverse __setitem__ __delitem__ __iadd__".split()),
+    np.ndarray: frozenset("fill sort put partition resize setfield itemset setflags byteswap __setitem__ __iadd__".split()),
+}
+_INPLACE = {
+    "Add": operator.iadd, "Sub": operator.isub, "Mult": operator.imul, "Div": operator.itruediv, "FloorDiv": operator.ifloordiv,
+    "Mod": operator.imod, "Pow": operator.ipow, "LShift": operator.ilshift, "RShift": operator.irshift, "BitAnd": operator.iand,
+    "BitOr": operator.ior, "BitXor": operator.ixor, "MatMult": operator.imatmul,
+}  # fmt: skip
+_OWN_INPLACE = {name: f"__{function.__name__.rstrip('_')}__" for name, function in _INPLACE.items()}
+
+
+def mutates(target: Any, method: str) -> bool:
+    """Whether a method of this name changes the object."""
+    if method in ("__next__", "send", "throw", "close") and hasattr(target, "__next__"):
+        return True
+    return any(method in names for kind, names in MUTATORS.items() if isinstance(target, kind))
+
+
+class Refusals:
+    """A part of `Tracing`. objects: what rewritten code has made so far, and in which block."""
+
+    path: list[Any]
+    opened: list[Any]
+
+    def __init__(self) -> None:
+        self.objects: dict[int, tuple[Any, tuple[Any, ...]]] = {}
+
+    def refuse(self, what: str) -> NoReturn:
+        raise ScopeError(f"{what}. {FIX}.")
+
+    # ---- objects and where they were made -------------------------------------------------------------------------
+
+    def made(self, value: Any) -> Any:
+        """A new object."""
+        self.objects[id(value)] = value, tuple(self.path)
+        return value
+
+    def fresh(self, value: Any) -> Any:
+        """What an operator gave: a new list, if it is one."""
+        return self.made(value) if type(value) in (list, collections.deque) and id(value) not in self.objects else value
+
+    def home(self, value: Any) -> tuple[Any, ...] | None:
+        """The block in which *value* was made by rewritten code, or None."""
+        found = self.objects.get(id(value))
+        return found[1] if found is not None and found[0] is value else None
+
+    def changes(self, target: Any, how: str) -> None:
+        """Before *target* is changed. Raises `ScopeError` unless it was made in this block, or in one inside it; or in one
+        around it, of a list or deque, whose elements are carried from then on."""
+        if not self.path:
+            return
+        home, here = self.home(target), tuple(self.path)
+        if home is not None and home[: len(here)] == here:
+            return
+        blocks = [block for block in self.opened if block is not None and home is not None and block.depth >= len(home)]
+        if home is not None and here[: len(home)] == home and type(target) in (list, collections.deque):
+            name = _name_of(target)
+            for block in blocks:
+                block.touch(target, name)
+            return
+        what = f"{how} changes {_shown(target)}, which was made outside of the body, or of the loop or branch around"
+        self.refuse(what)
+
+    def stores_attribute(self, target: Any, name: str) -> Any:
+        target = resolve(target)
+        if isinstance(target, Undefined):
+            target._refuse()
+        home, here = self.home(target), tuple(self.path)
+        if here and not (home is not None and home[: len(here)] == here):
+            self.refuse(f"`.{name}` of {_shown(target)} is set, which was made outside of the body, or of the loop or branch around")
+        return target
+
+    def stores_global(self, name: str) -> None:
+        if self.path:
+            self.refuse(f"the global `{name}` is set")
+
+    def stores_nonlocal(self, name: str, home: Any) -> None:
+        """home: the block in which the function that does it was made."""
+        if self.path and home != tuple(self.path):
+            self.refuse(f"`{name}` of a function around is set, by a function that was made outside of the loop or branch, or of the body")
+
+    def place(self, target: Any, key: Any) -> Place:
+        return Place(self, resolve(target), resolve(key))
+
+    def item(self, target: Any, key: Any) -> Any:
+        target, key = resolve(target), resolve(key)
+        if isinstance(target, (dict, set)):
+            self.key(key)
+        found = target[key]
+        return self.made(found) if type(key) is slice and type(target) in (list, bytearray) else found
+
+    def slice(self, *bounds: Any) -> slice:
+        return slice(*bounds)
+
+    def inplace(self, name: str, value: Any, other: Any) -> Any:
+        value = resolve(value)
+        if hasattr(type(value), _OWN_INPLACE[name]):
+            if type(value) is list and name == "Add" and not isinstance(other, (list, tuple)):
+                other = list(self.items(other))
+            self.changes(value, f"`{_SIGNS[name]}=`")
+        return _INPLACE[name](value, other)
+
+    # ---- what has no meaning for a number that only the kernel knows ----------------------------------------------
+
+    def known(self, value: Any, what: str) -> Any:
+        """A condition that Python decides."""
+        value = resolve(value)
+        if symbolic(value):
+            raise ScopeError(f"{what} on `{show(value)}`, which only the kernel knows")
+        return value
+
+    def subject(self, value: Any) -> Any:
+        """What `match` looks at."""
+        found = deep(value)
+        if found is not None:
+            raise ScopeError(f"`match` on `{show(found)}`, which only the kernel knows. Use `if`.")
+        return value
+
+    def text(self, value: Any) -> Any:
+        found = deep(value)
+        if found is not None:
+            raise ScopeError(f"text of `{show(found)}`, which only the kernel knows, while the body is traced, once")
+        return value
+
+    def key(self, value: Any) -> Any:
+        found = deep(value)
+        if found is not None:
+            raise ScopeError(f"`{show(found)}`, which only the kernel knows, as a key. Compare by `if`.")
+        return value
+
+    def divisor(self, value: Any) -> Any:
+        """In a `try` that may catch a division by zero."""
+        if symbolic(value):
+            raise ScopeError(f"a division by `{show(value)}`, of which only the kernel knows whether it is 0, in a `try` that catches that")
+        return value
+
+    def items(self, around: Any) -> Any:
+        """What Python iterates over."""
+        around = resolve(around)
+        if isinstance(around, SymbolicRange):
+            iter(around)
+        if hasattr(around, "__next__") and not isinstance(around, Fragment):
+            self.changes(around, "an iteration")
+        return around
+
+    def contains(self, value: Any, among: Any, not_: bool) -> Any:
+        value, among = resolve(value), resolve(among)
+        if not symbolic(value) and deep(among) is None:
+            return (value not in among) if not_ else (value in among)
+        if isinstance(among, (set, frozenset, dict)):
+            self.key(value)
+        if isinstance(among, range) and symbolic(value) and among.step == 1:
+            found: Any = (value >= among.start) & (value < among.stop)
+        elif isinstance(among, (tuple, list, collections.deque)):
+            found = False
+            for each in among:
+                equal = value == each
+                found = found or equal if not symbolic(found) else found if equal is False else Expr.of("or", found, equal)
+                if found is True:
+                    break
+        else:
+            raise ScopeError(f"`in` with a number that only the kernel knows, and {type(among).__name__}. Compare by `if`.")
+        return self.not_(found) if not_ else found  # type: ignore[attr-defined]
+
+    def is_(self, value: Any, other: Any, not_: bool) -> bool:
+        value, other = resolve(value), resolve(other)
+        for a, b in ((value, other), (other, value)):
+            if symbolic(a) and isinstance(b, (int, Expr)):
+                raise ScopeError(f"`is` of `{show(a)}`, which only the kernel knows. Use ==.")
+        return (value is not other) if not_ else (value is other)
+
+
+_SIGNS = {"Add": "+", "Sub": "-", "Mult": "*", "BitAnd": "&", "BitOr": "|", "BitXor": "^", "Div": "/", "FloorDiv": "//", "Mod": "%",
+          "Pow": "**", "LShift": "<<", "RShift": ">>", "MatMult": "@"}  # fmt: skip
+
+
+class Place:
+    """An item of a container, to be set or deleted, perhaps after it was read."""
+
+    def __init__(self, tracer: Refusals, target: Any, key: Any):
+        self.tracer, self.target, self.key = tracer, target, key
+
+    @property
+    def item(self) -> Any:
+        return self.tracer.item(self.target, self.key)
+
+    @item.setter
+    def item(self, value: Any) -> None:
+        self._checked()[self.key] = value
+
+    @item.deleter
+    def item(self) -> None:
+        del self._checked()[self.key]
+
+    def _checked(self) -> Any:
+        if isinstance(self.target, dict):
+            self.tracer.key(self.key)
+        self.tracer.changes(self.target, "an assignment to an item")
+        return self.target
+
+
+def _shown(target: Any) -> str:
+    kind = type(target)
+    if isinstance(target, types.ModuleType):
+        return f"module {target.__name__}"
+    return f"{kind.__name__}" if kind.__module__ == "builtins" else f"an object of {kind.__qualname__}"
+
+
+def _name_of(target: Any) -> str:
+    """What the user's function calls an object, or what it is."""
+    frame: Any = sys._getframe(2)
+    where = locate()
+    while frame is not None:
+        if where == f"{frame.f_code.co_filename}:{frame.f_lineno}":
+            return next((n for n, v in frame.f_locals.items() if v is target), type(target).__name__)
+        frame = frame.f_back
+    return type(target).__name__
