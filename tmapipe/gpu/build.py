@@ -7,6 +7,7 @@ import functools
 import inspect
 import re
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -24,20 +25,23 @@ from tmapipe.gpu.caches import forget_ir
 from tmapipe.gpu.control import known_branches
 from tmapipe.gpu.descriptors import WORDS, describe
 from tmapipe.gpu.edges import edge_of
+from tmapipe.gpu.emission import emit
 from tmapipe.gpu.isa import GpuIsa
 from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
 from tmapipe.gpu.modulo import as_in_python
 from tmapipe.gpu.notes import Resources, check_notes, options_for
 from tmapipe.gpu.sm80 import backend_for
-from tmapipe.kernel import kernel_main
 from tmapipe.machine.varying_names import NAMES_LOCK
 from tmapipe.plan.model import Plan
+from tmapipe.program.trace import trace
 from tmapipe.registers import fragments_held
 from tmapipe.tiles.gpc_positions import COUNTERS
 from tmapipe.tma_rules import ALIGNMENT
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
+
+Entry = Callable[[GpuIsa], None]
 
 __all__ = ["Compiled", "build", "cluster_of"]
 
@@ -72,8 +76,8 @@ class _Kernel:
     """The traced program: `host` makes the TMA descriptors and launches `device`. located: each operation gets the line of
     the source that made it, which takes a third of a trace's time, and of which only errors tell."""
 
-    def __init__(self, schedule: Schedule, plan: Plan, backend: type[GpuIsa], located: bool):
-        self.schedule, self.plan, self.backend, self.located = schedule, plan, backend, located
+    def __init__(self, schedule: Schedule, plan: Plan, entry: Entry, backend: type[GpuIsa], located: bool):
+        self.schedule, self.plan, self.entry, self.backend, self.located = schedule, plan, entry, backend, located
 
     @cute.jit
     def host(self, tensors: list, numbers: list, stream: Any) -> None:
@@ -94,7 +98,7 @@ class _Kernel:
         self.trace(given)
 
     def trace(self, given: Any) -> None:
-        kernel_main(self.backend(self.plan, given), self.schedule)
+        self.entry(self.backend(self.plan, given))
 
     def given(self, tensors: list, numbers: list) -> SimpleNamespace:
         """The kernel's parameters, as `GpuIsa` documents them. CuTe DSL takes namespaces, but no dictionaries."""
@@ -147,6 +151,7 @@ def build(
     keep: bool = False,
     unroll: bool = True,
     backend: type[GpuIsa] | None = None,
+    entry: Entry | None = None,
 ) -> Compiled:
     """Compiles *schedule* for `plan.arch`. Needs no GPU. Compilations in one process run one after another.
 
@@ -157,11 +162,13 @@ def build(
         unroll: False keeps LLVM from unrolling run-time loops, so that each instruction of a body is in the PTX once.
         backend: The class that emits instructions, by default that of the architecture. Another may leave something out, to
             measure what it costs.
+        entry: What a warp does; by default the program of the schedule.
 
     Raises:
         InputError: For a body without source, which CuTe DSL reads, or if ptxas notes that it serializes matmuls.
     """
     _check_sources(schedule)
+    entry = entry or functools.partial(emit, trace(schedule, plan, all_clusters=True))
     fakes = [_fake_tensor(plan, name, ranks or {}) for name in plan.arguments]
     if plan.queue is not None:
         fakes.append(make_fake_tensor(Int32, (COUNTERS,), stride=(1,), assumed_align=4))
@@ -176,7 +183,7 @@ def build(
 
         def compiled(located: bool) -> Any:
             return cute.compile(
-                _Kernel(schedule, plan, backend or backend_for(plan), located).host,
+                _Kernel(schedule, plan, entry, backend or backend_for(plan), located).host,
                 fakes,
                 numbers,
                 make_fake_stream(use_tvm_ffi_env_stream=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import inspect
 import types
 import weakref
 from typing import Any
@@ -279,6 +280,7 @@ class Tracing:
         if known is not None:
             return known(*arguments, **named)
         plain = function.__func__ if isinstance(function, types.MethodType) else function
+        plain = inspect.unwrap(plain) if callable(plain) else plain  # a helper may be decorated, as by cute.jit
         if isinstance(plain, types.FunctionType) and frontend.is_users(plain):
             function = frontend.converted(function)
         return function(*arguments, **named)
