@@ -144,6 +144,9 @@ class _Emission:
         slot, count, _ = node.args
         self._answer(node, self.isa.read_words(self.operand(slot), count, tuple))
 
+    def launch_words(self, node: Call) -> None:
+        self._answer(node, self.isa.launch_words(*node.args))
+
     def atomic_add(self, node: Call) -> None:
         self._answer(node, [self.isa.atomic_add(self.values.of(node.args[0]), int)])
 
@@ -189,7 +192,7 @@ class _Emission:
 
 #: Instructions that take a part of the program as an operand, or give what the model needs only.
 SPECIAL: dict[str, Callable[[_Emission, Call], None]] = {
-    name: getattr(_Emission, name) for name in ("here", "skip", "read_words", "atomic_add", "ballot")
+    name: getattr(_Emission, name) for name in ("here", "skip", "read_words", "launch_words", "atomic_add", "ballot")
 }
 
 

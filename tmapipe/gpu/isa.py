@@ -127,7 +127,7 @@ class GpuIsa(CopyEmitters, EncodedEmitters):
     def shuffle(self, value: Any) -> Any:
         return cute.arch.shuffle_sync(value, 0)
 
-    def launch_words(self, in_machine: Callable[[], Sequence[int]]) -> Sequence[Any]:
+    def launch_words(self, in_machine: Callable[[int], Sequence[int]]) -> Sequence[Any]:
         return self.kept
 
     def atomic_add(self, counter: Any, in_turn: Callable[[], int]) -> Any:

@@ -95,13 +95,13 @@ class GlobalInstructions(Lowering):
         self.emit(ReadSmid())
         return 0
 
-    def launch_words(self, in_machine: Callable[[], Sequence[int]]) -> Sequence[Value]:
+    def launch_words(self, in_machine: Callable[[int], Sequence[int]]) -> Sequence[Value]:
         """The 32-bit words that the host passed to the launch for the order of tiles.
 
         Args:
-            in_machine: What they are in the machine.
+            in_machine: What they are in the machine, of the number of clusters.
         """
-        return in_machine()
+        return in_machine(self.clusters)
 
     def atomic_add(self, counter: Value, in_turn: Callable[[], int]) -> Value:
         """``atom.global.add``, relaxed, at GPU scope, by the calling lane: adds 1 to a counter. Returns what it was before.

@@ -166,6 +166,9 @@ class TracingIsa(Isa):
     def read_words(self, slot: Any, count: int, without_data: Any) -> Any:
         return self.record("read_words", (slot, count, _of_model_alone(without_data)), {}, ["word"] * count)
 
+    def launch_words(self, in_machine: Any) -> Any:
+        return self.record("launch_words", (in_machine,), {}, ["kept"] * len(in_machine(1)))
+
     def load_entry(self, table: str, i: Any, without_data: int) -> Any:
         return self.record("load_entry", (table, i, without_data), {}, [table])[0]
 

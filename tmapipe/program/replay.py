@@ -102,6 +102,9 @@ class _Replay:
         found = self.isa.read_words(self.value(slot), count, lambda: [int(self.value(k)) for k in known])
         self.env.update(zip(node.results, found, strict=True))
 
+    def _launch_words(self, node: Call) -> None:
+        self.env.update(zip(node.results, self.isa.launch_words(*node.args), strict=True))
+
     def _atomic_add(self, node: Call) -> None:
         counter, in_turn = node.args
         self.env[node.results[0]] = self.isa.atomic_add(self.value(counter), lambda: self.value(in_turn))

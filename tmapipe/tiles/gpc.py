@@ -102,7 +102,7 @@ class TilesOfPosition(NumberedTiles):
 
 def _claim_position(isa: Isa) -> Value:
     """A position from 0 to clusters - 1 that no other cluster gets. Once per cluster."""
-    kept = isa.launch_words(lambda: _of_one_gpc(isa.clusters))
+    kept = isa.launch_words(_of_one_gpc)
     going, gpc, position = range(3)
     found = isa.cells(0, 0, 0)
 
