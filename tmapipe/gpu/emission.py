@@ -60,7 +60,7 @@ class _Emission:
         names, registers = self._entering(node.carried)
 
         def turn(i: Any, *now: Any) -> Any:
-            self.values.bind(node.index, i)
+            self.values.bind(node.index, i, counts=True)
             names.bind(0, now)
             self.block(node.body)
             return self._next(node.carried)
@@ -132,7 +132,8 @@ class _Emission:
             self.values.bind(variable, value)
 
     def here(self, node: Call) -> None:
-        self._answer(node, [self.isa.here(self.values.of(node.args[0]))])
+        (value,) = node.args
+        self.values.bind(node.results[0], self.isa.here(self.values.of(value)), self.values.is_count(value))
 
     def skip(self, node: Call) -> None:
         slot, parity, slots, ring = node.args

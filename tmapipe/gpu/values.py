@@ -22,7 +22,7 @@ class Values:
     """
 
     def __init__(self, isa: Any, symbols: dict[Expr, Any]):
-        self.isa, self.blocks = isa, [dict(symbols)]
+        self.isa, self.blocks, self.counts = isa, [dict(symbols)], set[Var]()
 
     def inside(self, emit: Callable[..., Any], *arguments: Any) -> Any:
         """What *emit* returns, in a block of its own."""
@@ -32,9 +32,24 @@ class Values:
         finally:
             self.blocks.pop()
 
-    def bind(self, variable: Var, value: Any) -> None:
-        """What a variable is from here on, in this block."""
+    def bind(self, variable: Var, value: Any, counts: bool = False) -> None:
+        """What a variable is from here on, in this block. counts: whether it is never negative."""
         self.blocks[-1][variable] = value
+        if counts:
+            self.counts.add(variable)
+
+    def is_count(self, value: Any) -> bool:
+        """Whether an expression is seen never to be negative: then remainders need no sign."""
+        value = resolve(value)
+        if isinstance(value, Var):
+            return value in self.counts
+        if not isinstance(value, Expr):
+            return value >= 0
+        if value.op in ("mod", "and"):
+            return any(map(self.is_count, value.args if value.op == "and" else value.args[1:]))
+        return value.op == "symbol" or (
+            value.op in _OF_COUNTS and all(map(self.is_count, value.args[1 if value.op in ("select", "divisor") else 0 :]))
+        )
 
     def known(self, value: Any) -> bool:
         """Whether all variables of an expression have values here."""
@@ -66,12 +81,18 @@ class Values:
             return self.isa.divisors({value.args[0]: None})[value.args[0]]
         if value.op == "floordiv" and _divides(value.args[1]):
             return self.of(value.args[0]) // self.of(value.args[1])
+        if value.op == "mod" and all(map(self.is_count, value.args)):
+            return operator.mod(*map(self._operand, value.args))
         return OPERATIONS[value.op](*map(self._operand, value.args))
 
     def _operand(self, value: Any) -> Any:
         """A divisor is a number to all but the division."""
         value = resolve(value)
         return self.of(value.args[1] if _divides(value) else value)
+
+
+#: Of what is not negative they make what is not.
+_OF_COUNTS = {"add", "mul", "floordiv", "rshift", "lshift", "min", "max", "select", "next", "turned", "divisor", "or", "xor"}
 
 
 def _divides(value: Any) -> bool:
