@@ -1,4 +1,4 @@
-"""``python -m tests.emit.counts BEFORE AFTER``: what kernels have of each kind of instruction in two folders of `tests.emit.dump`.
+"""``python -m tests.emit.counts BEFORE AFTER``: how two folders of `tests.emit.dump` differ in numbers of instructions.
 
 A line a kernel that differs: registers, bytes of local memory, instructions, and the kinds of which the counts differ.
 """

@@ -297,7 +297,18 @@ class InWhile(Plain):
 
 
 #: Other ways to write `Plain`: its events are expected of each.
-SAME = [LocalName, SecondName, InDict, InList, InClosure, ThroughSelf, InCalledFunction, ByEvents, CalledClosure, InWhile]
+SAME = [
+    LocalName,
+    SecondName,
+    InDict,
+    InList,
+    InClosure,
+    ThroughSelf,
+    InCalledFunction,
+    ByEvents,
+    CalledClosure,
+    InWhile,
+]
 
 
 class TwoScopes(Plain):
@@ -399,7 +410,10 @@ def halves(filling, draining):
 
 
 #: For one compilation instead of two: nothing is shared by the roles.
-TOGETHER = [InWhile, *(halves(*pair) for pair in itertools.zip_longest(SAME[:-1:2], SAME[1:-1:2], fillvalue=CalledClosure))]
+TOGETHER = [
+    InWhile,
+    *(halves(*pair) for pair in itertools.zip_longest(SAME[:-1:2], SAME[1:-1:2], fillvalue=CalledClosure)),
+]
 
 #: Bodies with a meaning of their own: what they do in plain Python is expected.
 OTHER = [TwoScopes, InBranch, InBothBranches, NestedScopes]

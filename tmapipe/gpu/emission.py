@@ -7,6 +7,7 @@ fragment that a thread has. Instructions are methods of `GpuIsa`.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +15,13 @@ from typing import Any
 from cutlass._mlir import ir
 
 from tmapipe.errors import InputError, ScopeError
-from tmapipe.gpu import structured as control
+from tmapipe.gpu import control
 from tmapipe.gpu.isa import GpuIsa
 from tmapipe.gpu.values import Values
 from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import SlotRef
-from tmapipe.program.expressions import Expr, Var
+from tmapipe.program.expressions import Expr
 from tmapipe.program.nodes import Call, For, If, Let, While
 from tmapipe.program.trace import Traced
 
@@ -45,18 +46,18 @@ class _Emission:
     def block(self, nodes: Sequence[Any]) -> None:
         for node in nodes:
             if isinstance(node, Let):
-                self.Let(node)
+                self.compute(node)
             else:
                 with _line(node.where):
-                    getattr(self, type(node).__name__)(node)
+                    NODES[type(node)](self, node)
 
     # ---- structure ------------------------------------------------------------------------------------------------
 
-    def Let(self, node: Let) -> None:
+    def compute(self, node: Let) -> None:
         if node.value.op != "divisor" and self.values.known(node.value):
             self.values.of(node.value)
 
-    def For(self, node: For) -> None:
+    def repeat(self, node: For) -> None:
         names, registers = self._entering(node.carried)
 
         def turn(i: Any, *now: Any) -> Any:
@@ -68,7 +69,7 @@ class _Emission:
         found = control.loop(self.values.of(node.count), lambda *now: self.values.inside(turn, *now), registers)
         names.bind(3, found)
 
-    def While(self, node: While) -> None:
+    def repeat_while(self, node: While) -> None:
         names, registers = self._entering(node.carried)
 
         def holds(*now: Any) -> Any:
@@ -84,7 +85,7 @@ class _Emission:
         found = control.loop_while(registers, lambda *now: inside(holds, *now), lambda *now: inside(turn, *now))
         names.bind(3, found)
 
-    def If(self, node: If) -> None:
+    def branch(self, node: If) -> None:
         condition = self.values.of(node.condition)
         if node.lane_0:
             condition = control.both(self.isa.lane == 0, condition)
@@ -92,7 +93,7 @@ class _Emission:
             return control.when(condition, lambda: self.values.inside(self.block, node.then))
         shapes = []
 
-        def branch(nodes: Sequence[Any], which: int) -> list[Any]:
+        def side(nodes: Sequence[Any], which: int) -> list[Any]:
             self.block(nodes)
             given = [self.values.number(phi[which]) for phi in node.phis]
             shapes.append([_count(each) for each in given])
@@ -100,8 +101,8 @@ class _Emission:
 
         found = control.choice(
             condition,
-            lambda: self.values.inside(branch, node.then, 1),
-            lambda: self.values.inside(branch, node.other, 2),
+            lambda: self.values.inside(side, node.then, 1),
+            lambda: self.values.inside(side, node.other, 2),
         )
         _Names(self.values, [(phi[0],) for phi in node.phis], shapes[0]).bind(0, found)
 
@@ -115,13 +116,13 @@ class _Emission:
 
     # ---- instructions ---------------------------------------------------------------------------------------------
 
-    def Call(self, node: Call) -> None:
+    def instruct(self, node: Call) -> None:
         emit = SPECIAL.get(node.method)
         if emit is not None:
             return emit(self, node)
-        whole, name = (self.isa.fragments, node.method[10:]) if node.method.startswith("fragments.") else (self.isa, node.method)
-        named = {n: self.operand(x) for n, x in node.named.items()}
-        found = getattr(whole, name)(*map(self.operand, node.args), **named)
+        *of_fragments, name = node.method.split(".")
+        emitter = getattr(self.isa.fragments if of_fragments else self.isa, name)
+        found = emitter(*map(self.operand, node.args), **{n: self.operand(x) for n, x in node.named.items()})
         if node.method == "fragments.apply" and isinstance(found, dict):
             self._answer(node, [each.data for each in found.values()])
         elif len(node.results) == 1:
@@ -159,18 +160,8 @@ class _Emission:
             self.values.bind(entry, value)
             return self.values.of(holds)
 
-        self._answer(
-            node,
-            [
-                self.isa.ballot(
-                    table,
-                    self.values.of(first),
-                    self.values.of(count),
-                    lambda *given: self.values.inside(test, *given),
-                    without,
-                )
-            ],
-        )
+        look = functools.partial(self.values.inside, test)
+        self._answer(node, [self.isa.ballot(table, self.values.of(first), self.values.of(count), look, without)])
 
     def operand(self, x: Any) -> Any:
         """An argument of an instruction, with numbers in the place of expressions."""
@@ -185,12 +176,17 @@ class _Emission:
         if isinstance(x, Fragment):
             return Fragment(self.isa.fragments, x.layout, x.along, x.kind, self.values.of(x._data))
         if isinstance(x, ClusterExchange):
-            return SimpleNamespace(
-                rank=self.values.of(x.rank), mask=self.values.of(x.mask), peers=x.peers, full=x.full
-            )
+            return SimpleNamespace(rank=self.values.of(x.rank), mask=self.values.of(x.mask), peers=x.peers, full=x.full)
         return x
 
 
+#: How each kind of node is emitted.
+NODES: dict[type, Callable[[_Emission, Any], None]] = {
+    For: _Emission.repeat,
+    While: _Emission.repeat_while,
+    If: _Emission.branch,
+    Call: _Emission.instruct,
+}
 #: Instructions that take a part of the program as an operand, or give what the model needs only.
 SPECIAL: dict[str, Callable[[_Emission, Call], None]] = {
     name: getattr(_Emission, name) for name in ("here", "skip", "read_words", "launch_words", "atomic_add", "ballot")

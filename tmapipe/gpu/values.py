@@ -48,7 +48,8 @@ class Values:
         if value.op in ("mod", "and"):
             return any(map(self.is_count, value.args if value.op == "and" else value.args[1:]))
         return value.op == "symbol" or (
-            value.op in _OF_COUNTS and all(map(self.is_count, value.args[1 if value.op in ("select", "divisor") else 0 :]))
+            value.op in _OF_COUNTS
+            and all(map(self.is_count, value.args[1 if value.op in ("select", "divisor") else 0 :]))
         )
 
     def known(self, value: Any) -> bool:
@@ -92,7 +93,21 @@ class Values:
 
 
 #: Of what is not negative they make what is not.
-_OF_COUNTS = {"add", "mul", "floordiv", "rshift", "lshift", "min", "max", "select", "next", "turned", "divisor", "or", "xor"}
+_OF_COUNTS = {
+    "add",
+    "mul",
+    "floordiv",
+    "rshift",
+    "lshift",
+    "min",
+    "max",
+    "select",
+    "next",
+    "turned",
+    "divisor",
+    "or",
+    "xor",
+}
 
 
 def _divides(value: Any) -> bool:
