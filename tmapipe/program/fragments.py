@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from tmapipe.isa.fragment import Fragment, applied
@@ -56,7 +57,9 @@ class TracingFragments(Fragments):
         return Fragment(self, None, "tile", "fp32", self._record("received", slot, share, shares))
 
     def apply(self, function: Any, fragments: Any, named: Any) -> Any:
-        inner = self.isa.tracer.block(lambda: found.append(applied(function, [self._fp32(f) for f in fragments], named))) if (found := []) is not None else []
+        rewritten = functools.update_wrapper(self.isa.tracer.user(function), function)
+        found: list[Any] = []
+        self.isa.tracer.block(lambda: found.append(applied(rewritten, [self._fp32(f) for f in fragments], named)))
         made = found[0]
         if isinstance(made, dict):
             names = list(made)
