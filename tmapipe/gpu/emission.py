@@ -22,7 +22,7 @@ from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import SlotRef
 from tmapipe.program.expressions import Expr
-from tmapipe.program.nodes import Call, For, If, Let, While
+from tmapipe.program.nodes import Call, For, Function, If, Let, While
 from tmapipe.program.trace import Traced
 
 __all__ = ["emit"]
@@ -163,10 +163,21 @@ class _Emission:
         look = functools.partial(self.values.inside, test)
         self._answer(node, [self.isa.ballot(table, self.values.of(first), self.values.of(count), look, without)])
 
+    def function(self, function: Function, *fragments: Fragment, **named: Fragment) -> Any:
+        """What a function of fragments gives of these."""
+        for variable, each in zip(function.inputs, fragments, strict=True):
+            self.values.bind(variable, each.data)
+        for name, variable in function.named.items():
+            self.values.bind(variable, named[name].data)
+        self.block(function.body)
+        return function.of({name: self.operand(x) for name, x in function.outputs.items()})
+
     def operand(self, x: Any) -> Any:
         """An argument of an instruction, with numbers in the place of expressions."""
         if isinstance(x, Expr):
             return self.values.of(x)
+        if isinstance(x, Function):
+            return functools.partial(self.values.inside, self.function, x)
         if isinstance(x, SlotRef):
             return SlotRef(x.buffer, self.values.of(x.stage))
         if type(x) in (tuple, list):

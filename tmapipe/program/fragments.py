@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tmapipe.isa.fragment import Fragment, applied
+from tmapipe.errors import ScopeError
+from tmapipe.isa.fragment import Fragment, applied, where_is
 from tmapipe.isa.fragments import Fragments
 from tmapipe.plan.thread_layout import AccumulatorLayout
 from tmapipe.program.expressions import Expr
+from tmapipe.program.nodes import Function
 
 if TYPE_CHECKING:
     from tmapipe.program.isa import TracingIsa
@@ -56,17 +58,30 @@ class TracingFragments(Fragments):
         return Fragment(self, None, "tile", "fp32", self._record("received", slot, share, shares))
 
     def apply(self, function: Any, fragments: Any, named: Any) -> Any:
-        inner = self.isa.tracer.block(lambda: found.append(applied(function, [self._fp32(f) for f in fragments], named))) if (found := []) is not None else []
-        made = found[0]
-        if isinstance(made, dict):
-            names = list(made)
-            results = self.isa.record("fragments.apply", (function, list(fragments), dict(named)), {}, names)
-            return {n: None if made[n] is None else Fragment(self, None, "tile", "fp32", r) for n, r in zip(names, results, strict=True)}
-        (result,) = self.isa.record("fragments.apply", (function, list(fragments), dict(named)), {}, ["v"])
-        return Fragment(self, None, "tile", "fp32", result)
+        tracer = self.isa.tracer
+        given = [tracer.var("x") for _ in fragments]
+        by_name = {name: tracer.var(name) for name in named}
+        returned: list[Any] = []
 
-    def _fp32(self, values: Fragment) -> Fragment:
-        return Fragment(self, None, "tile", "fp32", values.data)
+        def call() -> None:
+            values = [Fragment(self, None, "tile", "fp32", x) for x in given]
+            more = {name: Fragment(self, None, "tile", "fp32", x) for name, x in by_name.items()}
+            returned.append(applied(function, values, more))
+
+        body = tracer.block(call)
+        made = returned[0] if isinstance(returned[0], dict) else {"": returned[0]}
+        for value in made.values():
+            if value is not None and not isinstance(value, (Fragment, int, float, Expr)):
+                text = f"{where_is(function)} returned a {type(value).__name__} in the place of what it computes"
+                raise ScopeError(f"{text}. Return the value, or with further outputs a dictionary of all.")
+        traced = Function(getattr(function, "__name__", "epilogue"), given, by_name, body, made)
+        names = [name or "v" for name in made]
+        results = self.isa.record("fragments.apply", (traced, list(fragments), dict(named)), {}, names)
+        found = {
+            name: None if value is None else Fragment(self, None, "tile", "fp32", result)
+            for (name, value), result in zip(made.items(), results, strict=True)
+        }
+        return traced.of(found)
 
     # slots
     def read(self, slot: Any, layout: Any, along: str = "tile") -> Fragment:

@@ -75,3 +75,18 @@ class If(Node):
         self.where = where
 
 
+class Function:
+    """What is computed of fragments element by element, such as an epilogue.
+
+    inputs, named: variables for the data of what it is called with, by place and by name. outputs: what it gives, by name; ""
+    if that is one value. A value is a fragment, a number, or None.
+    """
+
+    __slots__ = ("body", "inputs", "name", "named", "outputs")
+
+    def __init__(self, name: str, inputs: list[Var], named: dict[str, Var], body: list[Any], outputs: dict[str, Any]):
+        self.name, self.inputs, self.named, self.body, self.outputs = name, inputs, named, body, outputs
+
+    def of(self, values: dict[str, Any]) -> Any:
+        """What it returns, of the values of its outputs."""
+        return values[""] if list(values) == [""] else values

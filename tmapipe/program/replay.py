@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from tmapipe.isa.exchange import ClusterExchange, Exchange
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import SlotRef
 from tmapipe.program.expressions import Expr, evaluate
-from tmapipe.program.nodes import Call, For, If, Let, OfModel, While
+from tmapipe.program.nodes import Call, For, Function, If, Let, OfModel, While
 
 
 def replay(program: Any, isa: Any) -> None:
@@ -86,8 +87,8 @@ class _Replay:
         given = [self.value(a) for a in node.args]
         found = getattr(on, name)(*given, **{n: self.value(v) for n, v in node.named.items()})
         if name == "apply" and isinstance(found, dict):
-            for each in node.results:
-                self.env[each] = found[each.name.split("'")[0]].data
+            for each, value in zip(node.results, found.values(), strict=True):
+                self.env[each] = None if value is None else value.data
         elif len(node.results) == 1:
             self.env[node.results[0]] = found.data if isinstance(found, Fragment) else found
 
@@ -122,9 +123,18 @@ class _Replay:
 
         self.env[node.results[0]] = self.isa.ballot(table, self.value(first), self.value(count), test, without)
 
+    def carried_out(self, function: Function, *fragments: Fragment, **named: Fragment) -> Any:
+        """What a function of fragments gives."""
+        self.env.update((x, each.data) for x, each in zip(function.inputs, fragments, strict=True))
+        self.env.update((x, named[name].data) for name, x in function.named.items())
+        self.nodes(function.body)
+        return function.of({name: self.value(x) for name, x in function.outputs.items()})
+
     def value(self, x: Any) -> Any:
         if isinstance(x, Expr):
             return evaluate(x, self.env)
+        if isinstance(x, Function):
+            return functools.partial(self.carried_out, x)
         if isinstance(x, SlotRef):
             return SlotRef(x.buffer, self.value(x.stage))
         if type(x) in (tuple, list):
