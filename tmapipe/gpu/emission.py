@@ -21,6 +21,7 @@ from tmapipe.gpu.values import Values
 from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import SlotRef
+from tmapipe.program.captured import Captured
 from tmapipe.program.expressions import Expr
 from tmapipe.program.nodes import Call, For, Function, If, Let, While
 from tmapipe.program.trace import Traced
@@ -178,6 +179,8 @@ class _Emission:
             return self.values.of(x)
         if isinstance(x, Function):
             return functools.partial(self.values.inside, self.function, x)
+        if isinstance(x, Captured):
+            return x.bound(self.operand)
         if isinstance(x, SlotRef):
             return SlotRef(x.buffer, self.values.of(x.stage))
         if type(x) in (tuple, list):

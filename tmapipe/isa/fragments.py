@@ -249,6 +249,8 @@ class Fragments(Carried):
                 f"{op} of the {along} of a piece in an epilogue, which works element by element. Use acc.values()."
             )
         layout.check_rows()
+        if isinstance(inside, int):  # of a fixed extent: known here whether all count
+            inside = None if inside >= (layout.columns if along == "rows" else layout.rows) else inside
         kind = "int32" if values.kind == "bool" else values.kind
         tile = values
         if (values.along, values.kind) != ("tile", kind):

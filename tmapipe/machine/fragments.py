@@ -11,6 +11,7 @@ import numpy as np
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import ops
 from tmapipe.isa.fragment import Fragment, applied, where_is
+from tmapipe.isa.raw import call_raw
 from tmapipe.isa.values import SlotRef
 from tmapipe.machine import elements
 from tmapipe.machine.accesses import WHOLE, Cut, of_data
@@ -185,7 +186,7 @@ class MachineFragments(Reductions):
                 tile, dtype = slot.buffer.tile, slot.buffer.dtype.numpy
                 arrays.append(None if self.memory is None else np.zeros((tile[0] // shares, *tile[1:]), dtype))
         if self.memory is not None and cpu is not None:
-            cpu(*arrays)
+            call_raw(cpu, arrays, self.isa, role)
         for (slot, kind), array in zip(accesses, arrays, strict=True):
             if kind != "read":
                 self._write(slot, array, (mine, shares, f"rows/{name}"), proxy=proxy)

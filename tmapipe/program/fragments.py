@@ -8,6 +8,7 @@ from tmapipe.errors import ScopeError
 from tmapipe.isa.fragment import Fragment, applied, where_is
 from tmapipe.isa.fragments import Fragments
 from tmapipe.plan.thread_layout import AccumulatorLayout
+from tmapipe.program.captured import captured
 from tmapipe.program.expressions import Expr
 from tmapipe.program.nodes import Function
 
@@ -99,6 +100,10 @@ class TracingFragments(Fragments):
     def read_number(self, slot: Any, index: Any) -> Fragment:
         return Fragment(self, None, "one", slot.buffer.dtype.kind, self._record("read_number", slot, index))
 
+    # raw code
+    def raw(self, gpu: Any, cpu: Any, accesses: Any, role: Any, proxy: str = "generic") -> None:
+        self._record("raw", captured(gpu), captured(cpu), accesses, role, proxy, result=None)
+
     # data
     def convert(self, data: Any, kind: str, to: str) -> Any:
         return data if kind == to else self._record("convert", data, kind, to)
@@ -119,7 +124,7 @@ def _fragment_method(name: str, result: str | None) -> Any:
 
 for _name in ("number", "indices", "reduce_in_warp", "read_partials", "row_sums", "column_sums"):
     setattr(TracingFragments, _name, _fragment_method(_name, "v"))
-for _name in ("write", "write_columns", "write_row_sums", "write_column_sums", "send", "send_tile", "write_partial", "send_partial", "raw"):
+for _name in ("write", "write_columns", "write_row_sums", "write_column_sums", "send", "send_tile", "write_partial", "send_partial"):
     setattr(TracingFragments, _name, _fragment_method(_name, None))
 
 

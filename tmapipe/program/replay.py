@@ -11,6 +11,7 @@ from typing import Any
 from tmapipe.isa.exchange import ClusterExchange, Exchange
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import SlotRef
+from tmapipe.program.captured import Captured
 from tmapipe.program.expressions import Expr, evaluate
 from tmapipe.program.nodes import Call, For, Function, If, Let, OfModel, While
 
@@ -135,6 +136,8 @@ class _Replay:
             return evaluate(x, self.env)
         if isinstance(x, Function):
             return functools.partial(self.carried_out, x)
+        if isinstance(x, Captured):
+            return x.bound(self.value)
         if isinstance(x, SlotRef):
             return SlotRef(x.buffer, self.value(x.stage))
         if type(x) in (tuple, list):
