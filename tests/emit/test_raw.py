@@ -38,18 +38,12 @@ class Told(Doubled):
 
     @work.jit
     def double(self, k, tile):
-        for _ in range(1):
-            with k.ring.consume() as slot:
-                place = tile.m + 1
-                add = functools.partial(times, place)
-                k.raw(
-                    lambda rows, role: add(rows, role=role),
-                    lambda rows, role: told_on_cpu(rows, role, tile),
-                    updates=(slot.x,),
-                )
+        with k.ring.consume() as slot:
+            add = functools.partial(times, tile.m + 1)
+            k.raw(lambda rows, role: add(rows, role=role), functools.partial(told_on_cpu, tile), updates=(slot.x,))
 
 
-def told_on_cpu(rows, role, tile):
+def told_on_cpu(tile, rows, role):
     rows[...] += (tile.m + 1) * role.extent("m") + role.warp
 
 
