@@ -410,7 +410,9 @@ LINES = {Mutable.count.__qualname__: Mutable.count}
 def _refused():
     here = dict(globals())
     functions = [f for f in here.values() if inspect.isfunction(f) and f.__module__ == __name__]
-    return [f for f in functions if "# here" in inspect.getsource(f) and list(inspect.signature(f).parameters) == ["k", "n"]]
+    return [
+        f for f in functions if "# here" in inspect.getsource(f) and list(inspect.signature(f).parameters) == ["k", "n"]
+    ]
 
 
 def _line(function):
