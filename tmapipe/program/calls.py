@@ -220,6 +220,6 @@ _CHANGING = frozenset(
 )  # fmt: skip
 #: functions that make a new object
 _MAKING = frozenset(
-    ["copy", "__copy__", "__deepcopy__", "sorted", "split", "rsplit", "splitlines", "tolist", "iter", "__iter__", "__reversed__",
-     "keys", "values", "items"]
+    ["copy", "__copy__", "__deepcopy__", "sorted", "split", "rsplit", "splitlines", "tolist", "iter", "__iter__", "keys",
+     "__reversed__", "values", "items"]
 )  # fmt: skip

@@ -14,7 +14,7 @@ from tmapipe.program.blocks import NOT_READ, Block, differing, fill, set_flag
 from tmapipe.program.carried import Differs, Undefined, is_boolean, is_number, joined, kind_of, same
 from tmapipe.program.conditions import both
 from tmapipe.program.exits import RETURNED, VALUE
-from tmapipe.program.expressions import Var, resolve, symbolic
+from tmapipe.program.expressions import Expr, Var, resolve, symbolic
 from tmapipe.program.nodes import For, While
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
-"""What rewritten code asks before it does what a trace can't keep: stores to what is outside of a traced block, tests of types,
-text, keys. Refusal is a diagnosis: what is not in the trace doesn't run.
+"""What rewritten code asks before it does what a trace can't keep: stores to what is outside of a traced block, tests of
+types, text, keys. Refusal is a diagnosis: what is not in the trace doesn't run.
 
 A list or deque that was made in a block around is an exception: it is carried, as long as it keeps its length (`Block.touch`).
 """
@@ -47,7 +47,7 @@ MUTATORS: dict[type, frozenset[str]] = {
          "symmetric_difference_update", "__ior__", "__iand__"]
     ),
     np.ndarray: frozenset(
-        ["fill", "sort", "put", "partition", "resize", "setfield", "itemset", "setflags", "byteswap", "__setitem__", "__iadd__"]
+        ["fill", "sort", "put", "partition", "resize", "setfield", "itemset", "setflags", "byteswap", "__setitem__"]
     ),
 }  # fmt: skip
 _INPLACE = {

@@ -17,8 +17,8 @@ def load(name: str) -> ast.Name:
 class Expressions(ast.NodeTransformer):
     """Rewrites the expressions of a function.
 
-    parameters: its own; carried: names that may have no value where they are read; lazy: how many operands that Python may skip
-    are around; risky: how many `try` that may catch a division by zero.
+    parameters: its own; carried: names that may have no value where they are read; lazy: how many operands that Python may
+    skip are around; risky: how many `try` that may catch a division by zero.
     """
 
     parameters: list[str]
