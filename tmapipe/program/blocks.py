@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tmapipe.errors import ScopeError
 from tmapipe.machine.locate import locate
-from tmapipe.program.carried import Differs, Undefined, is_boolean, joined, kind_of, same
+from tmapipe.program.carried import KEPT, Differs, Undefined, is_boolean, joined, kind_of, same
 from tmapipe.program.exits import RETURNED, VALUE
 from tmapipe.program.expressions import Expr, resolve, symbolic
 from tmapipe.program.nodes import If, Let
@@ -226,7 +226,7 @@ class Branch(Block):
             if isinstance(value, Undefined) and value._why is not None:
                 return value
         forms = " in one branch and ".join("nothing" if isinstance(v, Undefined) else kind_of(v) for v in (then, other))
-        rule = "numbers, fragments of one form, and what is made of them go on after a branch. Give it a value of the form that it keeps before the loop or branch, e.g. k.full(stage, 0.0)"
+        rule = f"numbers, fragments of one form, and what is made of them go on after a branch. {KEPT}"
         return Undefined(name, f"is {forms} in the other at {self.where}: {rule}")
 
     def _fact(self, part: Any, name: str, a: Any, b: Any) -> Any:

@@ -22,9 +22,12 @@ from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import Carried
 from tmapipe.program.expressions import Expr, resolve
 
-__all__ = ["Differs", "Undefined", "is_number", "joined", "kind_of", "same"]
+__all__ = ["KEPT", "Differs", "Undefined", "is_number", "joined", "kind_of", "same"]
 
 _CONSTANTS = (str, bytes, float, complex, type(None), range, frozenset, type(...))
+
+#: How to mend what takes another form.
+KEPT = "Give it a value of the form that it keeps before the loop or branch, e.g. k.full(stage, 0.0)"
 
 
 class Undefined:
