@@ -419,7 +419,9 @@ class _Drawing:
     def helper(self) -> None:
         """A function on numbers: a method, or of the module."""
         outer = self.names, self.kept, self.lines, self.depth, self.nested, self.loops
-        name, several = self.name("h"), self.rng.random() < 0.15
+        name, several, method = self.name("h"), self.rng.random() < 0.15, self.rng.random() < 0.5
+        calls = list(self.calls)
+        self.calls = [call for call in calls if method or "self." not in call]
         parameters = ["p", "q"][: self.rng.randint(1, 2)]
         self.names, self.kept, self.lines = [*parameters, "r"], [], []
         self.depth, self.nested, self.loops, self.in_helper = 1, 1, 1, True
@@ -442,11 +444,11 @@ class _Drawing:
         self.say(f"return {self.result(several)}")
         text = "\n".join(first for first, _ in self.lines)
         self.names, self.kept, self.lines, self.depth, self.nested, self.loops = outer
-        self.in_helper = False
+        self.in_helper, self.calls = False, calls
         shown = list(parameters)
         if len(shown) == 2 and self.rng.random() < 0.4:
             shown[1] = "q=3"
-        if self.rng.random() < 0.5:
+        if method:
             inner = text.replace("\n", "\n    ")
             self.methods.append(f"    def {name}({', '.join(['self', *shown])}):\n    {inner}")
             called = f"self.{name}"

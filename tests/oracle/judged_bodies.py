@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import re
 import sys
@@ -10,7 +11,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,17 +80,16 @@ def tensors_of(shape: tuple[int, int], seed: int) -> dict[str, Any]:
     return {"x": rng.integers(-8, 9, shape).astype(np.float32), "t": rng.integers(0, 6, 6).astype(np.int32)}
 
 
-def _evidence(make: Any, entry: Any) -> Iterator[tuple[str, Any]]:
-    """What is compared: (where, operations or outputs). *entry* makes a program of a schedule."""
+def _evidence(make: Callable[[], tuple[tp.Schedule, Entry]]) -> Iterator[tuple[str, Any]]:
+    """What is compared: (where, operations or outputs) of what *make* makes: a schedule, and the program of a warp."""
     for shape in SHAPES:
         shapes = {"x": shape, "y": shape, "t": (6,)}
         for cluster, clusters in PLACES:
-            schedule = make()
-            yield f"{shape}, cluster {cluster} of {clusters}", operations(
-                schedule.plan(), entry(schedule), shapes, cluster, clusters
-            )
-    schedule = make()
-    found = ran(schedule, entry(schedule), tensors_of(SHAPES[0], 1))
+            schedule, entry = make()
+            where = f"{shape}, cluster {cluster} of {clusters}"
+            yield where, operations(schedule.plan(), entry, shapes, cluster, clusters)
+    schedule, entry = make()
+    found = ran(schedule, entry, tensors_of(SHAPES[0], 1))
     yield "operations of a run", found.operations
     yield "outputs", {name: array.tobytes() for name, array in found.outputs.items()}
 
@@ -97,17 +97,24 @@ def _evidence(make: Any, entry: Any) -> Iterator[tuple[str, Any]]:
 def outcome(drawn: Body, folder: Path) -> Outcome:
     """Judges a body."""
     with _schedule(drawn, folder) as make:
+        once = functools.cache(make)
+
+        def judged() -> tuple[tp.Schedule, Entry]:
+            schedule = once() if drawn.right else make()  # what is kept begins anew
+            return schedule, entry_of(schedule)
+
         try:
-            wanted = list(_evidence(make, entry_of))
+            wanted = list(_evidence(judged))
         except Exception as error:
             return Outcome(drawn, WRONG, _text(error))
         try:
-            program_of(make())
+            schedule = make()
+            program = program_of(schedule)
         except Exception as error:
             refused = isinstance(error, PipelineError) and f"{drawn.name}.py" in str(error)
             return Outcome(drawn, REFUSED if refused else FAILS, _text(error))
         try:
-            for (where, want), (_, found) in zip(wanted, _evidence(make, program_of), strict=True):
+            for (where, want), (_, found) in zip(wanted, _evidence(lambda: (schedule, program)), strict=True):
                 if want != found and not fenced(want, found):
                     return Outcome(drawn, DIFFERS, f"{where}: {difference(want, found)}")
         except Exception as error:
