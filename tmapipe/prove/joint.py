@@ -17,7 +17,7 @@ import attrs
 from tmapipe.check.future import Future
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.log import FindingLog
-from tmapipe.check.positions import Positions
+from tmapipe.check.positions import Positions, stages_of
 from tmapipe.check.recurrence import RunState
 from tmapipe.errors import HazardError, PipelineError
 from tmapipe.isa.effects import Init, declared
@@ -26,8 +26,9 @@ from tmapipe.machine import Layout, State
 from tmapipe.machine.scheduler import Scheduler
 from tmapipe.plan.model import Barrier
 from tmapipe.program.expressions import Expr
-from tmapipe.program.nodes import Call, For, If, While
+from tmapipe.program.nodes import Call, For, If, Let, While
 from tmapipe.prove.places import Places
+from tmapipe.prove.slicing import LOCAL, WITHOUT_OPERATIONS, Slice
 from tmapipe.prove.solver import Solver
 from tmapipe.prove.symbols import (
     Sym,
@@ -105,6 +106,9 @@ class Shared:
         self.emitting: Any = None
         self.isas = [ProofIsa(self.layout, agent, self.emit) for agent in range(self.layout.agents)]
         self.stored = {store.argument for store in program.plan.stores}
+        self.decides = Slice(program.nodes).decides
+        self._carried: dict[int, list[Any]] = {}
+        self._inert: dict[int, bool] = {}
         self._symbols: dict[Any, Any] = {}
         self._local: dict[type, bool] = {}
 
@@ -119,6 +123,31 @@ class Shared:
             if of is not Kind.AT and isinstance(getattr(op, name), Sym):
                 raise Open(f"{text(getattr(op, name))}, an operand of {kind.__name__} at {node.where}")
         queue.append(op)
+
+    def inert(self, node: Any) -> bool:
+        """Whether a loop or branch executes nothing that synchronizes, and gives nothing on which something depends."""
+        if id(node) not in self._inert:
+            self._inert[id(node)] = self._is_inert(node)
+        return self._inert[id(node)]
+
+    def _is_inert(self, node: Any) -> bool:
+        kind = type(node)
+        if kind is Let:
+            return True
+        if kind is Call:
+            given = not self.decides.isdisjoint(node.results)
+            return not given and (node.method in WITHOUT_OPERATIONS or node.method in LOCAL)
+        if kind is If:
+            given = any(phi in self.decides for phi, _, _ in node.phis)
+            return not given and all(map(self.inert, (*node.then, *node.other)))
+        given = any(each in self.decides for phi, _, _, after in node.carried for each in (phi, after))
+        return not given and all(map(self.inert, node.body))
+
+    def carried(self, node: Any) -> list[Any]:
+        """What a loop carries that decides something."""
+        if id(node) not in self._carried:
+            self._carried[id(node)] = [each for each in node.carried if each[0] in self.decides]
+        return self._carried[id(node)]
 
     def symbol(self, x: Any) -> Any:
         """What a symbol of the program is."""
@@ -190,6 +219,7 @@ class _Search:
         self.future: Any = None
         self.known: dict[Any, list[RunState]] = {}
         self._names: dict[int, frozenset[str]] = {}
+        self.stages = stages_of(self.layout)
 
     # ---- the search -------------------------------------------------------------------------------------------------
 
@@ -302,7 +332,12 @@ class _Search:
                     return loop
             heads = [(w, stop[1]) for w, stop in zip(now.walkers, stops, strict=True) if stop is not None and stop[0] == "loop"]
             if heads:
-                loop = self._enter(now, heads)
+                group = self._together(now, heads)
+                if self._is_behind(now, group, stops):
+                    self._take_one(now, group, choose)
+                    decided.clear()
+                    continue
+                loop = self._enter(now, group)
                 if len(now.options) > 1:
                     return loop
                 if not now.options:
@@ -318,9 +353,41 @@ class _Search:
 
     # ---- loops ------------------------------------------------------------------------------------------------------
 
-    def _enter(self, now: Point, heads: list[tuple[Walker, Any]]) -> Loop:
+    def _is_behind(self, now: Point, group: list[tuple[Walker, Any]], stops: list[Any]) -> bool:
+        """Whether somebody waits for what an iteration of these loops does, and comes to its own loop only then."""
+        names = set().union(*(self._arrays(node) for _, node in group))
+        return any(
+            stop is None and bool(self._waited_for(walker) & names)
+            for walker, stop in zip(now.walkers, stops, strict=True)
+        )
+
+    def _waited_for(self, walker: Walker) -> set[str]:
+        """The array of the barrier that a warp waits for."""
+        op = walker.queue[0]
+        return {self.layout.bar_places[getattr(op, name)][0] for name in declared(type(op)).named(Kind.BAR)}
+
+    def _take_one(self, now: Point, group: list[tuple[Walker, Any]], choose: Any) -> None:
+        """One iteration of each of these loops by itself, if there is one left."""
+        for walker, node in group:
+            _, _, base = walker.frames[-1]
+            if type(node) is For:
+                condition = at_least_0(add(self._left(walker, node), -1))
+            else:
+                condition = truth(walker.number(node.condition))
+            taken = self.solver.decided(condition, now.facts)
+            if taken is None:
+                taken = choose([True, False])
+                now.facts = _with(now.facts, [condition if taken else negated(condition)])
+            walker.frames.pop()
+            if not taken:
+                walker.leave_loop(node)
+                continue
+            if type(node) is For:
+                walker.env[node.index] = base
+            walker.frames += [("one", node, base), ("block", node.body, 0)]
+
+    def _enter(self, now: Point, group: list[tuple[Walker, Any]]) -> Loop:
         """Enters the loops of those that go together."""
-        group = self._together(now, heads)
         kinds = {type(node) for _, node in group}
         if len(kinds) > 1:
             raise Open("loops over tiles of different orders")
@@ -463,7 +530,7 @@ class _Search:
             for agent, node, base, _, pace in loop.members:
                 walker = now.walkers[agent]
                 walker.frames.pop()
-                for phi, *_ in node.carried:
+                for phi, *_ in self.shared.carried(node):
                     old[agent, phi] = walker.env.get(phi)
                 old[agent, "reads"] = walker.reads
                 walker._begin(node, add(base, multiply(loop.index, pace)), pace, 0)
@@ -509,8 +576,7 @@ class _Search:
             walker = now.walkers[agent]
             walker.frames.pop()
             walker.frames[-1] = ("head", node, base)
-            carried = {phi for phi, *_ in node.carried}
-            for phi in carried:
+            for phi, *_ in self.shared.carried(node):
                 walker.env[phi] = self._carried(loop, agent, phi, walker.env.get(phi), back)
             walker.reads = self._carried(loop, agent, "reads", walker.reads, back)
         facts = [replaced(each, back) for each in now.facts]
@@ -572,7 +638,7 @@ class _Search:
             for frame in walker.frames:
                 if frame[0] == "block":
                     found |= self._symbols(frame[1], frame[2])
-                elif frame[0] in ("joint", "for", "head"):
+                elif frame[0] in ("joint", "for", "one", "head"):
                     found |= self._symbols(frame[1].body, 0)
                     if type(frame[1]) is For:
                         found |= leaves(walker.number(frame[1].count))
@@ -625,7 +691,7 @@ class _Search:
         for walker in now.walkers:
             own = []
             for var, value in walker.env.items():
-                if var in self.places.finite or var in self.places.offsets or var in self.places.partner:
+                if var in self.places.finite or var in self.places.offsets:
                     own.append((id(var), self._place(walker, var, value, rename)))
                 elif value is not None:
                     own.append((id(var), value))
@@ -635,7 +701,9 @@ class _Search:
         loops = tuple((loop.site, loop.turn, tuple(x[3] for x in loop.members)) for loop in now.loops)
         where = state.positions.of(self.future.live)[0]
         pinned = tuple(
-            int(where[first]) for _, array, first in self.future.live.arrays if array in self.places.pinned
+            int(where[first]) % (2**31 if array in self.places.pinned_parities else self.stages[array])
+            for _, array, first in self.future.live.arrays
+            if array in self.places.pinned or array in self.places.pinned_parities
         )
         return tuple(walkers), loops, now.facts, tuple(now.options), pinned
 
@@ -646,6 +714,9 @@ class _Search:
         if not isinstance(value, int) or isinstance(value, bool):
             return value
         slot = places.partner.get(var)
+        if var in places.turns:
+            array, stage = places.turns[var]
+            return value ^ rename.bars[cta * layout.nbars + layout.bar_base[array] + walker.number(stage)][1]
         if slot is not None:
             stage = walker.env.get(slot)
             bars = [array for kind, array, _ in places.offsets.get(slot, ()) if kind == "bar"]
@@ -712,7 +783,8 @@ class _Everything:
                 if isinstance(condition, Sym) or bool(condition) == arm:
                     self.nodes(body)
                     for phi in node.phis:
-                        walker.env[phi[0]] = walker.number(phi[which])
+                        if phi[0] in walker.shared.decides:
+                            walker.env[phi[0]] = walker.number(phi[which])
         elif kind in (For, While):
             count = walker.number(node.count) if kind is For else None
             walker._start(node)

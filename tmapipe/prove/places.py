@@ -35,12 +35,15 @@ class Places:
         self._parent: dict[Any, Any] = {}
         self._uses: dict[Any, set[tuple[str, str, Any]]] = {}  # by variable
         self._bad: set[Any] = set()
+        self._flipped: set[Any] = set()  # parities that change by themselves, and not with a lap
         self.partner: dict[Any, Any] = {}
         self._waits: set[tuple[str, Any, Any]] = set()
         self._fixed: set[str] = set()
+        self.pinned_parities: set[str] = set()  # arrays whose phases are told apart, too
         self._finite_steps: dict[Any, list[Any]] = {}
         self._together: list[list[tuple[Any, Any]]] = []  # assignments that happen at once
-        self._depth = 0
+        self._before = True  # whether no loop has been entered: what runs once before all boundaries
+        self.turns: dict[Any, tuple[str, Any]] = {}  # parity variable -> (array, stage), of barriers used at one stage
         self._walk(nodes)
         self._find_partners()
         self._find_finite()
@@ -51,6 +54,17 @@ class Places:
         pinned = set(self._fixed)
         for members in groups.values():
             uses = set().union(*(self._uses.get(v, set()) for v in members))
+            own = {self.turns[v] for v in members if v in self.turns}
+            if own and (len(own) > 1 or any(v in self._bad for v in members)):
+                self.pinned_parities |= {array for array, _ in own}
+            elif own:
+                self.turns.update(dict.fromkeys(members, next(iter(own))))
+            elif any(v in self._flipped for v in members):
+                for v in members:
+                    self._bad.add(v)
+                    slot = self.partner.pop(v, None)
+                    self.pinned_parities |= {array for _, array, _ in self._uses.get(slot, ())}
+                    pinned |= {array for _, array, _ in self._uses.get(slot, ())}
             if any(v in self._bad for v in members):
                 pinned |= {array for _, array, _ in uses}
             else:
@@ -83,8 +97,11 @@ class Places:
                 for phi, then, other in node.phis:
                     self._flows(phi, then)
                     self._flows(phi, other)
+                before = self._before
                 self._walk(node.then)
+                after, self._before = self._before, before
                 self._walk(node.other)
+                self._before = before if _is_role(node) else self._before and after
             else:
                 if kind is For:
                     self._condition(node.count)
@@ -96,9 +113,8 @@ class Places:
                     self._flows(phi, initial)
                     self._flows(phi, last)
                     self._flows(after, phi)
-                self._depth += 1
+                self._before = False
                 self._walk(node.body)
-                self._depth -= 1
 
     def _call(self, node: Call) -> None:
         if node.method == "skip":
@@ -128,8 +144,8 @@ class Places:
 
     def _op(self, op: Any) -> None:
         of = declared(type(op))
-        if of.effect(Init) is not None and not self._depth:
-            return  # all stages are alike once they are initialized, which is before all boundaries
+        if of.effect(Init) is not None and self._before:
+            return  # all stages are alike once they are initialized
         stages = []
         for name in of.named(Kind.BAR):
             barrier, stage = getattr(op, name)
@@ -167,9 +183,9 @@ class Places:
         """An array is used at this stage: a variable, or the next of it, perhaps with what only tells whose it is."""
         var, offset = self._position(stage)
         if var is None:
-            if around > 1:
+            if around > 1 and not self._before:
                 self._fixed.add(array)
-                self._condition(stage)
+            self._condition(stage)
             return
         self._uses.setdefault(var, set()).add((kind, array, offset))
 
@@ -192,7 +208,7 @@ class Places:
     def _parity(self, array: str, stage: Any, parity: Any) -> None:
         parity, slot = resolve(parity), self._position(stage)[0]
         while isinstance(parity, Expr) and not isinstance(parity, Var):
-            if parity.op == "xor" and parity.args[1] == 1 and not isinstance(parity.args[1], Expr):
+            if parity.op == "xor" and _one(parity.args[1]):
                 parity = resolve(parity.args[0])
             elif parity.op == "turned":
                 parity = resolve(parity.args[0])
@@ -200,8 +216,11 @@ class Places:
                 break
         if isinstance(parity, Var) and slot is not None:
             self.partner.setdefault(parity, slot)
-        else:
+        elif isinstance(parity, Var) and not _variables(stage):
+            self.turns[parity] = array, stage
+        elif not self._before:
             self._fixed.add(array)
+            self.pinned_parities.add(array)
             self._condition(parity)
 
     def _flows(self, to: Any, x: Any) -> None:
@@ -219,9 +238,11 @@ class Places:
                 if isinstance(base, Var):
                     self._join(to, base)
                     return
-            if x.op == "xor" and isinstance(resolve(x.args[0]), Var) and x.args[1] == 1:
+            if x.op == "xor" and isinstance(resolve(x.args[0]), Var) and _one(x.args[1]):
                 self._join(to, resolve(x.args[0]))
-                self._bad.add(to)
+                self._flipped.add(to)
+                return
+            if not _variables(x) and _of_warp(x):
                 return
             for var in _variables(x):
                 self._bad.add(var)
@@ -283,6 +304,15 @@ def _bare(x: Any) -> Any:
     while isinstance(x, Expr) and not isinstance(x, Var) and x.op in ("next", "turned"):
         x = resolve(x.args[0])
     return x if isinstance(x, Var) else None
+
+
+def _one(x: Any) -> bool:
+    return type(x) is int and x == 1
+
+
+def _is_role(node: Any) -> bool:
+    """Whether a branch is that of some warps."""
+    return not _variables(node.condition) and _of_warp(node.condition)
 
 
 def _zero(x: Any) -> bool:

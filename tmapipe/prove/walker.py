@@ -19,6 +19,7 @@ from tmapipe.machine.layout import Layout
 from tmapipe.machine.warp import MachineIsa
 from tmapipe.program.expressions import Expr, Var, resolve
 from tmapipe.program.nodes import Call, For, If, Let, While
+from tmapipe.prove.slicing import WITHOUT_OPERATIONS, operands, variables
 from tmapipe.prove.symbols import Sym, arithmetic, leaf, truth
 
 __all__ = ["Open", "ProofIsa", "Walker"]
@@ -156,12 +157,17 @@ class Walker:
         if top[0] == "arm":
             self.frames.pop()
             _, node, taken = top
-            values = [self.number(then if taken else other) for _, then, other in node.phis]
-            self.env.update(zip((phi for phi, _, _ in node.phis), values, strict=True))
+            phis = [phi for phi in node.phis if phi[0] in self.shared.decides]
+            values = [self.number(then if taken else other) for _, then, other in phis]
+            self.env.update(zip((phi for phi, _, _ in phis), values, strict=True))
         elif top[0] == "for":
             _, node, i, count = self.frames.pop()
             self._next(node)
             self._iterate(node, i + 1, count)
+        elif top[0] == "one":
+            _, node, base = self.frames.pop()
+            self._next(node)
+            self.frames.append(("head", node, arithmetic("add", base, 1)))
         elif top[0] == "joint":
             _, node, base, pace, done = self.frames.pop()
             self._next(node)
@@ -171,16 +177,22 @@ class Walker:
                 self.frames += [("joint", node, base, pace, done), ("iterated",)]
 
     def _next(self, node: Any) -> None:
-        values = [self.number(last) for _, _, last, _ in node.carried]
-        self.env.update(zip((phi for phi, *_ in node.carried), values, strict=True))
+        carried = self._followed(node)
+        values = [self.number(last) for _, _, last, _ in carried]
+        self.env.update(zip((phi for phi, *_ in carried), values, strict=True))
 
     def _start(self, node: Any) -> None:
-        values = [self.number(initial) for _, initial, _, _ in node.carried]
-        self.env.update(zip((phi for phi, *_ in node.carried), values, strict=True))
+        carried = self._followed(node)
+        values = [self.number(initial) for _, initial, _, _ in carried]
+        self.env.update(zip((phi for phi, *_ in carried), values, strict=True))
+
+    def _followed(self, node: Any) -> list[Any]:
+        """What a loop carries that decides something."""
+        return self.shared.carried(node)
 
     def leave_loop(self, node: Any) -> None:
         """The loop is over: what it has carried has its last values."""
-        for phi, _, _, after in node.carried:
+        for phi, _, _, after in self._followed(node):
             self.env[after] = self.env[phi]
 
     def _iterate(self, node: Any, i: int, count: int) -> None:
@@ -203,7 +215,7 @@ class Walker:
 
     def _node(self, node: Any, decide: Callable[[Any], bool | None]) -> tuple[Any, ...] | None:
         kind = type(node)
-        if kind is Let:
+        if kind is Let or (kind is not Call and self.shared.inert(node)):
             self._pass()
         elif kind is Call:
             return self._call(node, decide)
@@ -233,12 +245,22 @@ class Walker:
     # ---- instructions -----------------------------------------------------------------------------------------------
 
     def _call(self, node: Call, decide: Callable[[Any], bool | None]) -> tuple[Any, ...] | None:
+        if node.method in WITHOUT_OPERATIONS:
+            self._pass()
+            return None
         special = getattr(self, f"_{node.method}", None)
         if special is not None:
             special(node)
             self._pass()
             return None
-        named = {n: self.value(v) for n, v in node.named.items()}
+        given: list[Any] = []
+        named: dict[str, Any] = {}
+        for place, x, data in operands(node):
+            value = _nothing(x) if data else self.value(x)
+            if isinstance(place, int):
+                given.append(value)
+            else:
+                named[place] = value
         if "when" in named:
             condition = truth(named["when"])
             named["when"] = decide(condition) if isinstance(condition, Sym) else condition
@@ -247,7 +269,6 @@ class Walker:
         on, name = self.isa, node.method
         if name.startswith("fragments."):
             on, name = self.isa.fragments, name[10:]
-        given = [self.value(a) for a in node.args]
         self.shared.emitting = self.queue, node
         getattr(on, name)(*given, **named)
         self._pass()
@@ -258,7 +279,8 @@ class Walker:
         self.env[result] = leaf("answer", f"{name[0]} of {self.shared.layout.agent_name(self.agent)}", id(node))
 
     def _here(self, node: Call) -> None:
-        self.env[node.results[0]] = self.number(node.args[0])
+        if node.results[0] in self.shared.decides:
+            self.env[node.results[0]] = self.number(node.args[0])
 
     def _skip(self, node: Call) -> None:
         slot, parity, slots, ring = node.args
@@ -279,6 +301,8 @@ class Walker:
 
     def _load_entry(self, node: Call) -> None:
         table, i, _ = node.args
+        if node.results[0] not in self.shared.decides:
+            return
         self.env[node.results[0]] = self.shared.entry(table, self.number(i), self, node)
 
     def _atomic_add(self, node: Call) -> None:
@@ -295,6 +319,14 @@ class Walker:
 
     def _shuffle(self, node: Call) -> None:
         self.env[node.results[0]] = self.number(node.args[0])
+
+
+def _nothing(x: Any) -> Any:
+    """In the place of what only data depends on."""
+    x = resolve(x)
+    if isinstance(x, (list, tuple)) and type(x) in (list, tuple):
+        return (0,) * len(x)
+    return x if isinstance(x, Fragment) or x is None or not isinstance(x, Expr) else 0
 
 
 def used(nodes: Any, at: int = 0, memo: dict[Any, Any] = {}) -> frozenset[Any]:  # noqa: B006
@@ -341,7 +373,7 @@ def live(frames: list[tuple[Any, ...]]) -> set[Any]:
         elif kind == "arm":
             found -= {phi for phi, _, _ in frame[1].phis}
             _of_value([x for _, *values in frame[1].phis for x in values], found)
-        elif kind in ("joint", "for", "head"):
+        elif kind in ("joint", "for", "one", "head"):
             node = frame[1]
             phis, inside = {phi for phi, *_ in node.carried}, defined(node.body)
             found -= {after for *_, after in node.carried}
@@ -379,27 +411,4 @@ def _defined(nodes: Any) -> set[Any]:
 
 
 def _of_value(x: Any, found: set[Any]) -> None:
-    x = resolve(x)
-    if isinstance(x, Var):
-        found.add(x)
-    elif isinstance(x, Expr):
-        found |= _of_expression(x)
-    elif isinstance(x, SlotRef):
-        _of_value(x.stage, found)
-    elif isinstance(x, (list, tuple)):
-        for each in x:
-            _of_value(each, found)
-    elif isinstance(x, Mapping):
-        for each in x.values():
-            _of_value(each, found)
-    elif isinstance(x, ClusterExchange):
-        _of_value((x.rank, x.mask), found)
-
-
-def _of_expression(x: Expr, memo: dict[Any, Any] = {}) -> set[Any]:  # noqa: B006
-    if x not in memo:
-        found: set[Any] = set()
-        for each in x.args:
-            _of_value(each, found)
-        memo[x] = found
-    return memo[x]
+    found |= variables(x)
