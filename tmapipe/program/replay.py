@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 
 
-from tmapipe.isa.exchange import ClusterExchange, Exchange
 from tmapipe.isa.fragment import Fragment
-from tmapipe.isa.values import SlotRef
 from tmapipe.program.expressions import Expr, evaluate
 from tmapipe.program.nodes import Call, For, If, Let, OfModel, While
+from tmapipe.program.operands import operand
 
 
 def replay(program: Any, isa: Any) -> None:
@@ -123,16 +121,7 @@ class _Replay:
         self.env[node.results[0]] = self.isa.ballot(table, self.value(first), self.value(count), test, without)
 
     def value(self, x: Any) -> Any:
-        if isinstance(x, Expr):
-            return evaluate(x, self.env)
-        if isinstance(x, SlotRef):
-            return SlotRef(x.buffer, self.value(x.stage))
-        if type(x) in (tuple, list):
-            return type(x)(self.value(each) for each in x)
-        if type(x) is dict:
-            return {n: self.value(v) for n, v in x.items()}
-        if isinstance(x, Fragment):
-            return Fragment(self.isa.fragments, x.layout, x.along, x.kind, self.value(x._data))
-        if isinstance(x, ClusterExchange):
-            return SimpleNamespace(rank=self.value(x.rank), mask=self.value(x.mask), peers=x.peers, full=x.full)
-        return x
+        return operand(x, self.number, self.isa)
+
+    def number(self, x: Expr) -> Any:
+        return evaluate(x, self.env)

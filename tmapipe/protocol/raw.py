@@ -15,7 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tmapipe.errors import InputError, PipelineError, ScopeError
-from tmapipe.isa.values import Carried, SlotRef
+from tmapipe.isa.interface import Isa
+from tmapipe.isa.values import Carried, SlotRef, Value
+from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.parts import PartInSlot
 
 __all__ = ["RawRole", "raw"]
@@ -30,9 +32,16 @@ class RawRole(Carried):
     dimension of the tensors, by its name.
     """
 
-    def __init__(self, k: Any):
-        self.name, self.warps, self.extent = k.role.name, k.role.team_warps, k.extent
-        self.warp: Any = (k.isa.warp - k.role.first_warp) % k.role.team_warps
+    def __init__(self, isa: Isa, role: RoleWarps):
+        self.isa, self.role, self.name, self.warps = isa, role, role.name, role.team_warps
+
+    @property
+    def warp(self) -> Value:
+        return (self.isa.warp - self.role.first_warp) % self.warps
+
+    def extent(self, dim: str) -> Value:
+        """Elements along dimension *dim* of the tensors that have it."""
+        return self.isa.extent_along("role.extent", dim)
 
 
 def raw(
@@ -87,7 +96,7 @@ def raw(
     if proxy == "async":
         isa.when(touched, isa.fence_proxy_async)
     isa.when(touched, isa.warp_sync)  # the elements are now distributed over the lanes in another way
-    told = RawRole(k)
+    told = RawRole(isa, role)
     isa.fragments.raw(_called(gpu, told), None if cpu is None else _called(cpu, told), accesses, role, proxy)
     isa.warp_sync()
 
