@@ -1,7 +1,8 @@
 """``python -m tests.emit.dump FOLDER``: writes the PTX of every kernel of `tests.emit.kernels`, as it is compiled to run.
 
 Two revisions made the same code if ``diff -r`` of their folders is empty. Names that CuTe DSL derives from those of Python
-objects are replaced, so that renaming a class or moving a file makes no difference.
+objects are replaced, so that renaming a class or moving a file makes no difference. `tests.emit.counts` says how folders
+differ in numbers. The first line of a file has the registers and the local memory of a thread (bytes).
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def main() -> None:
         if options.only in name:
             compiled = build(kernel, unroll=True).compiled
             assert compiled.ptx is not None
-            (options.folder / (re.sub(r"\W+", "-", name) + ".ptx")).write_text(text_of(compiled.ptx))
+            used = compiled.resources
+            text = f"// {used.registers} registers, {used.spill_bytes} bytes\n{text_of(compiled.ptx)}"
+            (options.folder / (re.sub(r"\W+", "-", name) + ".ptx")).write_text(text)
 
 
 if __name__ == "__main__":

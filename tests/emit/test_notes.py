@@ -17,7 +17,7 @@ class UsedInFlight(FromZero):
         with k.ring.consume() as slot:
             product = k.mma.start(slot.a, slot.b)
             registers = product.accumulator.registers
-            registers.multiply([2.0] * 32)
+            k.isa.fragments.accumulator_scale(product.accumulator.matmul, registers, k.full("mma", 2.0, "rows"))
             k.isa.wgmma_fence()
             k.isa.wgmma(product.accumulator.matmul, registers, slot.a.ref, slot.b.ref)
             k.isa.wgmma_commit()

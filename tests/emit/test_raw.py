@@ -4,9 +4,9 @@ import inspect
 
 import cutlass.cute as cute
 import pytest
-from cutlass._mlir.ir import MLIRError
 
-from tests.raw_rows import Doubled, double_on_cpu, double_on_gpu
+import tmapipe as tp
+from tests.raw_rows import Doubled, double_on_cpu
 
 
 def test_raw_code_is_in_the_kernel():
@@ -16,19 +16,24 @@ def test_raw_code_is_in_the_kernel():
     assert compiled.resources.spill_bytes == 0
 
 
+def rejected(rows):
+    cute.composition(cute.make_layout((4, 6), stride=(1, 8)), cute.make_layout(5, stride=3))
+
+
 class Wrong(Doubled):
-    """Calls CuTe DSL with what its compiler rejects, outside of `k.raw`."""
+    """Calls CuTe DSL with what its compiler rejects."""
 
     work = Doubled.work
 
     @work.jit
     def double(self, k, tile):
-        cute.composition(cute.make_layout((4, 6), stride=(1, 8)), cute.make_layout(5, stride=3))
         with k.ring.consume() as slot:
-            k.raw(double_on_gpu, double_on_cpu, updates=(slot.x,))
+            k.raw(rejected, double_on_cpu, updates=(slot.x,))
 
 
 def test_what_the_dsl_rejects_is_named_by_its_line():
-    line = inspect.getsourcelines(Wrong)[1] + 7
-    with pytest.raises(MLIRError, match=rf'test_raw\.py":{line}:'):
+    line = inspect.getsourcelines(rejected)[1] + 1
+    with pytest.raises(
+        tp.ScopeError, match=rf"(?s)test_raw\.py:{line}: rejected\(\) of k\.raw raised MLIRError: .*composition"
+    ):
         Wrong().compile({"x": "bf16", "y": "bf16"})

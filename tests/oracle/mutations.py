@@ -79,7 +79,11 @@ class Mutation:
         return f"{self.rule} {self.operation}{where}" + (f" by {self.by:+d}" if self.by else "")
 
     def entry(self, schedule: Any) -> Callable[[Any], None]:
-        return lambda isa: kernel_main(_MutantIsa(isa, self), schedule)
+        return lambda isa: kernel_main(self.on(isa), schedule)
+
+    def on(self, isa: Any) -> Any:
+        """The instruction set *isa* with the mutation."""
+        return _MutantIsa(isa, self)
 
 
 class _MutantIsa(Carried):

@@ -86,10 +86,10 @@ def compile_only(pipeline: Pipeline, mutation: Mutation | None) -> None:
 
 def _mutate_gpu(mutation: Mutation | None) -> None:
     """From here on this process builds kernels with the mutation in them."""
-    from tmapipe.gpu import build
+    from tmapipe.gpu import build, emission
 
-    build.kernel_main = (  # type: ignore[attr-defined]
-        kernel_main if mutation is None else lambda isa, schedule: mutation.entry(schedule)(isa)
+    build.emit = (  # type: ignore[attr-defined]
+        emission.emit if mutation is None else lambda program, isa: emission.emit(program, mutation.on(isa))
     )
 
 

@@ -173,8 +173,8 @@ class RecordingIsa:
     def smid(self) -> int:
         return 5
 
-    def launch_words(self, in_machine: Callable[[], Sequence[int]]) -> Sequence[int]:
-        return in_machine()
+    def launch_words(self, in_machine: Callable[[int], Sequence[int]]) -> Sequence[int]:
+        return in_machine(self.clusters)
 
     def atomic_add(self, counter: int, in_turn: Callable[[], int]) -> int:
         self._note("add", counter)

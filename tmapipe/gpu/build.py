@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
-import re
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -16,28 +15,28 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass._mlir import ir
 from cutlass._mlir_helpers.op import _set_enable_frame_filtering
-from cutlass.base_dsl.common import DSLBaseError, DSLUserCodeError
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-from tmapipe.errors import InputError, ScopeError
+from tmapipe.errors import InputError
 from tmapipe.gpu.caches import forget_ir
-from tmapipe.gpu.control import known_branches
 from tmapipe.gpu.descriptors import WORDS, describe
 from tmapipe.gpu.edges import edge_of
+from tmapipe.gpu.emission import emit
 from tmapipe.gpu.isa import GpuIsa
 from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
-from tmapipe.gpu.modulo import as_in_python
 from tmapipe.gpu.notes import Resources, check_notes, options_for
 from tmapipe.gpu.sm80 import backend_for
-from tmapipe.kernel import kernel_main
 from tmapipe.machine.varying_names import NAMES_LOCK
 from tmapipe.plan.model import Plan
+from tmapipe.program.trace import trace
 from tmapipe.registers import fragments_held
 from tmapipe.tiles.gpc_positions import COUNTERS
 from tmapipe.tma_rules import ALIGNMENT
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
+
+Entry = Callable[[GpuIsa], None]
 
 __all__ = ["Compiled", "build", "cluster_of"]
 
@@ -69,15 +68,14 @@ class Compiled:
 
 
 class _Kernel:
-    """The traced program: `host` makes the TMA descriptors and launches `device`. located: each operation gets the line of
-    the source that made it, which takes a third of a trace's time, and of which only errors tell."""
+    """What CuTe DSL traces: `host` makes the TMA descriptors and launches `device`, which emits what *entry* says."""
 
-    def __init__(self, schedule: Schedule, plan: Plan, backend: type[GpuIsa], located: bool):
-        self.schedule, self.plan, self.backend, self.located = schedule, plan, backend, located
+    def __init__(self, schedule: Schedule, plan: Plan, entry: Entry, backend: type[GpuIsa]):
+        self.schedule, self.plan, self.entry, self.backend = schedule, plan, entry, backend
 
     @cute.jit
     def host(self, tensors: list, numbers: list, stream: Any) -> None:
-        _set_enable_frame_filtering(self.located)
+        _set_enable_frame_filtering(False)  # operations have the lines of the program's nodes, and cost a third less
         self.device(self.given(tensors, numbers)).launch(
             grid=(numbers[0] * self.plan.cluster_size, 1, 1),
             block=(self.plan.threads, 1, 1),
@@ -94,7 +92,7 @@ class _Kernel:
         self.trace(given)
 
     def trace(self, given: Any) -> None:
-        kernel_main(self.backend(self.plan, given), self.schedule)
+        self.entry(self.backend(self.plan, given))
 
     def given(self, tensors: list, numbers: list) -> SimpleNamespace:
         """The kernel's parameters, as `GpuIsa` documents them. CuTe DSL takes namespaces, but no dictionaries."""
@@ -147,6 +145,7 @@ def build(
     keep: bool = False,
     unroll: bool = True,
     backend: type[GpuIsa] | None = None,
+    entry: Entry | None = None,
 ) -> Compiled:
     """Compiles *schedule* for `plan.arch`. Needs no GPU. Compilations in one process run one after another.
 
@@ -157,6 +156,7 @@ def build(
         unroll: False keeps LLVM from unrolling run-time loops, so that each instruction of a body is in the PTX once.
         backend: The class that emits instructions, by default that of the architecture. Another may leave something out, to
             measure what it costs.
+        entry: What a warp does; by default the program of the schedule.
 
     Raises:
         InputError: For a body without source, which CuTe DSL reads, or if ptxas notes that it serializes matmuls.
@@ -171,27 +171,19 @@ def build(
     flags = f"--gpu-arch {plan.arch} --enable-tvm-ffi" + (" --keep-ptx --keep-cubin" if keep else "")
     # What is kept is read back at once; the files' names are not unique, so each compilation has a folder of its own.
     # Two traces at once in threads break CuTe DSL, and a check changes what names mean meanwhile.
-    with NAMES_LOCK, as_in_python(), known_branches(), tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
+    with NAMES_LOCK, tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
         notes = Path(folder) / "notes"
-
-        def compiled(located: bool) -> Any:
-            return cute.compile(
-                _Kernel(schedule, plan, backend or backend_for(plan), located).host,
+        if entry is None:
+            entry = functools.partial(emit, trace(schedule, plan, all_clusters=True))
+        try:
+            function = cute.compile(
+                _Kernel(schedule, plan, entry, backend or backend_for(plan)).host,
                 fakes,
                 numbers,
                 make_fake_stream(use_tvm_ffi_env_stream=True),
                 options=f"{flags} --dump-dir={folder} {options_for(notes)}",
                 trace_finalize_hooks=None if unroll else _forbid_unrolling,
             )
-
-        function = None
-        try:
-            with contextlib.suppress(DSLBaseError, ir.MLIRError):
-                function = compiled(located=False)
-            if function is None:  # again, for an error that says where
-                function = compiled(located=True)
-        except DSLUserCodeError as error:
-            raise _carried(error) or error from None
         finally:
             forget_ir()
         used = check_notes(plan, notes, functools.partial(fragments_held, schedule, plan))
@@ -210,25 +202,6 @@ def _fake_tensor(plan: Plan, name: str, ranks: dict[str, int]) -> Any:
     shape = tuple(cute.sym_int() for _ in range(rank))
     stride = (*(cute.sym_int64(divisibility=max(1, aligned // nbytes)) for _ in range(rank - 1)), 1)
     return make_fake_tensor(dtype, shape, stride=stride, assumed_align=aligned)
-
-
-def _carried(error: DSLUserCodeError) -> ScopeError | None:
-    """The error for a name whose form a run-time loop or branch changes, or that is known inside alone, if it is that."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-    if not any(
-        word in text
-        for word in ("_STRUCTURE_CHANGED", "_TYPE_CHANGED", "_UNSTABLE_JOIN", "_EXPR_UNSUPPORTED", "NameError in")
-    ):
-        return None
-    what = re.split(r"error(?:\[\w+\])?:", text, maxsplit=1)[-1].strip().split("\n")
-    where = next((line.strip().removeprefix("--> ") for line in what if "-->" in line), "")
-    fix = "Give it a value of the form that it keeps before the loop or branch, e.g. k.full(stage, 0.0)."
-    said = re.sub(
-        r"NameError in .*: name '(\w+)' is not defined",
-        r"`\1` is not defined: what a loop or branch assigns first is known inside it alone.",
-        what[0],
-    )
-    return ScopeError(f"{where}: {said} {fix}")
 
 
 def _check_sources(schedule: Schedule) -> None:

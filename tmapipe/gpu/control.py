@@ -1,49 +1,115 @@
-"""Run-time control flow for the library's own code.
+"""Run-time control flow: MLIR's structured loops and branches, with the values that they carry.
 
-CuTe DSL's preprocessor rewrites only functions decorated with ``jit``. So each construct is a small traced function.
+Carried values are numbers of CuTe DSL (`Int32`, `Boolean`, `Float32`). What a block returns has the types that the values
+before it have, or, of a branch, that the other block returns.
 """
 
 from __future__ import annotations
 
-import contextlib
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import cutlass
-import cutlass.cute as cute
-from cutlass import Boolean
+from cutlass import Boolean, Int32
 from cutlass._mlir import ir
-from cutlass.base_dsl.ast_helpers import executor
+from cutlass._mlir.dialects import scf
 
-from tmapipe.machine.locate import line_of_errors
 from tmapipe.plan.boxes import UNROLLED
 
-__all__ = ["block", "both", "call", "each", "known_branches", "loop", "loop_while", "when"]
+__all__ = ["both", "choice", "constant", "each", "loop", "loop_while", "rolled", "when"]
+
+Values = Sequence[Any]
 
 
-@cute.jit
-def when(condition: Any, body: Any) -> None:
-    if condition:
+def constant(value: Any) -> bool:
+    """Whether a condition is known while emitting."""
+    return isinstance(value, bool)
+
+
+def both(a: Any, b: Any) -> Any:
+    """Whether two conditions hold."""
+    if constant(b):
+        return a if b else False
+    return Boolean(a) & Boolean(b)
+
+
+def when(condition: Any, body: Callable[[], None]) -> None:
+    """Runs *body* if *condition*, which may be known."""
+    if constant(condition):
+        if condition:
+            body()
+        return
+    made = scf.IfOp(Boolean(condition).ir_value())
+    with ir.InsertionPoint(made.then_block):
         body()
+        scf.yield_([])
 
 
-@cute.jit
-def loop(trips: Any, body: Any) -> None:
-    for i in range(trips):
-        body(i)
+def choice(condition: Any, then: Callable[[], Values], other: Callable[[], Values]) -> list[Any]:
+    """What *then* returns if *condition*, else what *other* does. Types are known once both are emitted."""
+    made = scf.IfOp(Boolean(condition).ir_value(), has_else=True)
+    found = []
+    for block, emit in ((made.then_block, then), (made.else_block, other)):
+        with ir.InsertionPoint(block):
+            values = list(emit())
+            scf.yield_(_registers(values))
+        found.append(values)
+    types = [type(value) for value in found[0]]
+    if not types:
+        return []
+    whole = ir.Operation.create("scf.if", [value.type for value in _registers(found[0])], [made.operands[0]], regions=2)
+    for block, region in zip((made.then_block, made.else_block), whole.regions, strict=True):
+        block.append_to(region)
+    made.erase()
+    return _numbers(types, whole.results)
 
 
-@cute.jit
-def loop_while(state: Any, body: Any) -> None:
-    while state[0] != 0:
-        body()
+def loop(
+    trips: Any, body: Callable[..., Values | None], carried: Values = (), annotation: ir.Attribute | None = None
+) -> list[Any]:
+    """Runs ``body(i, *values)`` for i from 0 to *trips* - 1, which returns the values of the next iteration.
+
+    Returns:
+        The values after the last one.
+    """
+    types = [type(value) for value in carried]
+    bounds = (Int32(bound).ir_value() for bound in (0, trips, 1))
+    made = scf.ForOp(*bounds, _registers(carried))
+    if annotation is not None:
+        made.attributes["loop_annotation"] = annotation
+    with ir.InsertionPoint(made.body):
+        values = body(Int32(made.induction_variable), *_numbers(types, made.inner_iter_args))
+        scf.yield_(_registers(values or ()))
+    return _numbers(types, made.results)
 
 
-@cute.jit
-def rolled(trips: Any, body: Any) -> None:
-    for i in cutlass.range(trips, unroll=1):
-        body(i)
+def loop_while(carried: Values, condition: Callable[..., Any], body: Callable[..., Values]) -> list[Any]:
+    """Runs ``body(*values)``, which returns the next values, as long as ``condition(*values)``.
+
+    Returns:
+        The values of which the condition does not hold.
+    """
+    types = [type(value) for value in carried]
+    before = _registers(carried)
+    made = scf.WhileOp([value.type for value in before], before)
+    for region in (made.before, made.after):
+        region.blocks.append(*(value.type for value in before))
+    first, second = made.before.blocks[0], made.after.blocks[0]
+    with ir.InsertionPoint(first):
+        holds = condition(*_numbers(types, first.arguments))
+        scf.ConditionOp(Boolean(holds).ir_value(), list(first.arguments))
+    with ir.InsertionPoint(second):
+        scf.yield_(_registers(body(*_numbers(types, second.arguments))))
+    return _numbers(types, made.results)
+
+
+def rolled(trips: Any, body: Callable[[Any], None]) -> None:
+    """As `loop`, which LLVM does not unroll."""
+    loop(trips, body, annotation=no_unrolling())
+
+
+def no_unrolling() -> ir.Attribute:
+    """What keeps LLVM from unrolling a loop."""
+    return ir.Attribute.parse("#llvm.loop_annotation<unroll = <disable = true, count = 1 : i32>>")
 
 
 def each(count: int, body: Callable[[Any], None]) -> None:
@@ -54,72 +120,9 @@ def each(count: int, body: Callable[[Any], None]) -> None:
         body(i)
 
 
-@contextlib.contextmanager
-def known_branches() -> Iterator[None]:
-    """While bodies are traced: of an `if` whose condition Python knows, such as an option of the schedule, the branch that is
-    not taken is not traced. CuTe DSL 4.8.1 traces both.
-    """
-    dynamic: Any = executor._if_dynamic
-
-    def branch(condition: Any, then: Any, other: Any, names: list[Any], *more: Any) -> Any:
-        if executor._is_dynamic_expression(condition):
-            return dynamic(condition, then, other, names, *more)
-        taken = then if condition else other
-        if taken is None:
-            return names[0] if len(names) == 1 else names
-        found = taken(*names)
-        return found[0] if len(names) == 1 and not _is_elif(taken) else found
-
-    branch.__code__ = branch.__code__.replace(co_filename="<if>")  # such frames are not the line that an error names
-    executor._if_dynamic = branch
-    try:
-        yield
-    finally:
-        executor._if_dynamic = dynamic
+def _registers(values: Values) -> list[ir.Value]:
+    return [value.ir_value() for value in values]
 
 
-def _is_elif(branch: Any) -> bool:
-    """Whether CuTe DSL has made it of an `elif`, whose value is that of a single name already."""
-    return any(getattr(each, "co_name", "").startswith("elif_region") for each in branch.__code__.co_consts)
-
-
-def block() -> tuple[Any, ...]:
-    """The blocks of MLIR operations around the point that is traced, from the outermost on."""
-    found: list[Any] = []
-    here = ir.InsertionPoint.current.block
-    while here is not None:
-        found.append(here)
-        owner = here.owner
-        operation = getattr(owner, "operation", owner)
-        here = None if operation.parent is None else operation.block
-    return tuple(reversed(found))
-
-
-_traced: dict[Callable[..., None], Callable[..., None]] = {}
-
-
-def call(body: Callable[..., None], *arguments: Any) -> None:
-    """Traces *body*.
-
-    Tracing rewrites the code of a function in place. So CuTe DSL gets a copy, and *body* itself stays plain Python for the
-    machine model.
-    """
-    if body not in _traced:
-        copy = types.FunctionType(body.__code__, body.__globals__, body.__name__, body.__defaults__, body.__closure__)
-        copy.__kwdefaults__ = body.__kwdefaults__
-        copy.__qualname__, copy.__module__, copy.__doc__ = body.__qualname__, body.__module__, body.__doc__
-        _traced[body] = cute.jit(copy)
-    with line_of_errors():
-        _traced[body](*arguments)
-
-
-def constant(value: Any) -> bool:
-    """Whether a condition is known while tracing."""
-    return isinstance(value, bool)
-
-
-def both(a: Any, b: Any) -> Any:
-    """Whether two conditions hold."""
-    if constant(b):
-        return a if b else False
-    return Boolean(a) & Boolean(b)
+def _numbers(types: Sequence[type], values: Sequence[ir.Value]) -> list[Any]:
+    return [of(value) for of, value in zip(types, values, strict=True)]

@@ -1,211 +1,229 @@
-"""Emission: a traced program, carried out on `GpuIsa` while CuTe DSL traces the kernel."""
+"""Emission: a traced program, carried out on `GpuIsa` while CuTe DSL traces the kernel.
+
+Loops and branches of the program are those of MLIR, whose results are what they carry: a number, or the numbers of a
+fragment that a thread has. Instructions are methods of `GpuIsa`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
-import cutlass
-import cutlass.cute as cute
+from cutlass._mlir import ir
 
-from tmapipe.program.expressions import _FOLD, Expr, Var, resolve
-from tmapipe.program.nodes import Let
-from tmapipe.program.replay import _Replay
+from tmapipe.errors import InputError, ScopeError
+from tmapipe.gpu import control
+from tmapipe.gpu.isa import GpuIsa
+from tmapipe.gpu.values import Values
+from tmapipe.isa.exchange import ClusterExchange
+from tmapipe.isa.fragment import Fragment
+from tmapipe.isa.values import SlotRef
+from tmapipe.program.expressions import Expr
+from tmapipe.program.nodes import Call, For, If, Let, While
+from tmapipe.program.trace import Traced
+
+__all__ = ["emit"]
 
 
-class Emission(_Replay):
-    """Loops and branches are those of GpuIsa; what they carry lies in its cells, fragments in names."""
+def emit(program: Traced, isa: GpuIsa) -> None:
+    """Emits the program of the calling warp."""
+    known = {"warp": isa.warp, "rank": isa.cta_rank, "cluster": isa.cluster_id, "clusters": isa.clusters}
+    symbols = {Expr.of("symbol", name): value for name, value in known.items()}
+    for symbol, (argument, dim) in program.isa.symbols["extents"].items():
+        symbols[symbol] = isa.extent(argument, dim)
+    if "launch" in program.isa.symbols:
+        in_machine, words = program.isa.symbols["launch"]
+        symbols.update(zip(words, isa.launch_words(in_machine), strict=True))
+    _Emission(isa, symbols).block(program.nodes)
 
-    def __init__(self, isa, env):
-        super().__init__(isa, env)
-        self.known = [{}]  # values that were computed, by block
 
-    def nodes(self, nodes):
-        self.known.append({})
+class _Emission:
+    """A method a node."""
+
+    def __init__(self, isa: GpuIsa, symbols: dict[Expr, Any]):
+        self.isa, self.values = isa, Values(isa, symbols)
+
+    def block(self, nodes: Sequence[Any]) -> None:
         for node in nodes:
             if isinstance(node, Let):
-                if node.value.op != "divisor" and all(self.has(a) for a in node.value.args):
-                    self.number(node.value)
+                self.compute(node)
             else:
-                getattr(self, type(node).__name__)(node)
-        self.known.pop()
+                with _line(node.where):
+                    NODES[type(node)](self, node)
 
-    def apart(self, body):
-        def run(*index):
-            self.known.append({})
-            body(*index)
-            self.known.pop()
+    # ---- structure ------------------------------------------------------------------------------------------------
 
-        return run
+    def compute(self, node: Let) -> None:
+        if node.value.op != "divisor" and self.values.known(node.value):
+            self.values.of(node.value)
 
-    def has(self, x):
-        x = resolve(x)
-        if isinstance(x, Var):
-            return x in self.env
-        return not isinstance(x, Expr) or all(map(self.has, x.args)) or x.op == "symbol"
+    def repeat(self, node: For) -> None:
+        names, registers = self._entering(node.carried)
 
-    def value(self, x):
-        x = resolve(x)
-        if isinstance(x, Expr):
-            return self.number(x)
-        return super().value(x)
+        def turn(i: Any, *now: Any) -> Any:
+            self.values.bind(node.index, i, counts=True)
+            names.bind(0, now)
+            self.block(node.body)
+            return self._next(node.carried)
 
-    def number(self, x):
-        x = resolve(x)
-        if not isinstance(x, Expr) or isinstance(x, Var) or x.op in ("symbol", "divisor"):
-            return self.computed(x)
-        for block in self.known:
-            if x in block:
-                return block[x]
-        found = self.known[-1][x] = self.computed(x)
-        return found
+        found = control.loop(self.values.of(node.count), lambda *now: self.values.inside(turn, *now), registers)
+        names.bind(3, found)
 
-    def computed(self, x):
-        if not isinstance(x, Expr):
-            return x
-        if isinstance(x, Var) or x.op == "symbol":
-            found = self.env[x]
-            return found() if isinstance(found, Held) else found
-        if x.op == "divisor":
-            return self.isa.divisors({x.args[0]: None})[x.args[0]]
-        if x.op == "floordiv" and isinstance(resolve(x.args[1]), Expr) and x.args[1].op == "divisor":
-            return self.number(x.args[0]) // self.number(x.args[1])
-        if x.op == "select":
-            return self.isa.select(*map(self.number, x.args))
-        if x.op in ("next", "turned"):
-            *parity, slot, stages = map(self.number, x.args)
-            following = slot + 1
-            then = (parity[0] ^ 1, parity[0]) if parity else (0, following)
-            return self.isa.select(following == stages, *then)
-        if x.op == "mul":
-            a, b = (self.plain(y) for y in x.args)
-            return a * b
-        if x.op in ("min", "max"):
-            a, b = map(self.number, x.args)
-            return self.isa.select(a < b if x.op == "min" else a > b, a, b)
-        if x.op == "not":
-            return self.number(x.args[0]) ^ True
-        return _FOLD[x.op](*(self.plain(a) for a in x.args))
+    def repeat_while(self, node: While) -> None:
+        names, registers = self._entering(node.carried)
 
-    def plain(self, x):
-        x = resolve(x)
-        if isinstance(x, Expr) and x.op == "divisor":
-            return self.number(x.args[1])
-        return self.number(x)
+        def holds(*now: Any) -> Any:
+            names.bind(0, now)
+            return self.values.number(node.condition)
 
-    def For(self, node):
-        held = self.hold(node.carried)
+        def turn(*now: Any) -> Any:
+            names.bind(0, now)
+            self.block(node.body)
+            return self._next(node.carried)
 
-        def body(i):
-            self.env[node.index] = i
-            for (phi, *_), cell in zip(node.carried, held, strict=True):
-                self.env[phi] = cell()
-            self.nodes(node.body)
-            for cell, value in zip(held, [self.value(last) for _, _, last, _ in node.carried], strict=True):
-                cell.put(value)
+        inside = self.values.inside
+        found = control.loop_while(registers, lambda *now: inside(holds, *now), lambda *now: inside(turn, *now))
+        names.bind(3, found)
 
-        self.isa.loop(self.value(node.count), self.apart(body))
-        self.release(node.carried, held)
-
-    def While(self, node):
-        held = self.hold(node.carried)
-        for (phi, *_), cell in zip(node.carried, held, strict=True):
-            self.env[phi] = cell()
-        state = self.isa.cells(self.flag(node.condition))
-
-        def body():
-            for (phi, *_), cell in zip(node.carried, held, strict=True):
-                self.env[phi] = cell()
-            self.nodes(node.body)
-            values = [self.value(last) for _, _, last, _ in node.carried]
-            for (phi, *_), cell, value in zip(node.carried, held, values, strict=True):
-                cell.put(value)
-                self.env[phi] = value
-            state[0] = self.flag(node.condition)
-
-        self.isa.loop_while(state, self.apart(body))
-        self.release(node.carried, held)
-
-    def flag(self, condition):
-        known, self.known = self.known, [{}]  # of other values of what is carried
-        found = cutlass.select_(self.value(condition), cutlass.Int32(1), cutlass.Int32(0))
-        self.known = known
-        return found
-
-    def hold(self, carried):
-        return [Held(self.isa, self.value(initial)) for _, initial, _, _ in carried]
-
-    def release(self, carried, held):
-        for (_, _, _, after), cell in zip(carried, held, strict=True):
-            self.env[after] = cell()
-
-    def If(self, node):
-        condition = self.value(node.condition)
+    def branch(self, node: If) -> None:
+        condition = self.values.of(node.condition)
         if node.lane_0:
-            assert not node.other
-        held = []
-        for _, then, other in node.phis:
-            known = resolve(other)
-            held.append(Held(self.isa, 0 if isinstance(known, Var) and known not in self.env else self.value(known)))
+            condition = control.both(self.isa.lane == 0, condition)
+        if not node.phis and not node.other:
+            return control.when(condition, lambda: self.values.inside(self.block, node.then))
+        shapes = []
 
-        def then():
-            self.nodes(node.then)
-            for (_, value, _), cell in zip(node.phis, held, strict=True):
-                cell.put(self.value(value))
+        def side(nodes: Sequence[Any], which: int) -> list[Any]:
+            self.block(nodes)
+            given = [self.values.number(phi[which]) for phi in node.phis]
+            shapes.append([_count(each) for each in given])
+            return _flat(given)
 
-        def other():
-            self.nodes(node.other)
-            for (_, _, value), cell in zip(node.phis, held, strict=True):
-                cell.put(self.value(value))
+        found = control.choice(
+            condition,
+            lambda: self.values.inside(side, node.then, 1),
+            lambda: self.values.inside(side, node.other, 2),
+        )
+        _Names(self.values, [(phi[0],) for phi in node.phis], shapes[0]).bind(0, found)
 
-        if node.lane_0:
-            self.isa.lane_0(self.apart(then), condition)
-        else:
-            self.isa.when(condition, self.apart(then))
-            if node.other:
-                self.isa.when(condition ^ True, self.apart(other))
-        for (found, _, _), cell in zip(node.phis, held, strict=True):
-            self.env[found] = cell()
+    def _entering(self, carried: Sequence[Any]) -> tuple[_Names, list[Any]]:
+        """The variables of a loop, and the numbers with which they begin."""
+        initial = [self.values.number(each[1]) for each in carried]
+        return _Names(self.values, carried, [_count(each) for each in initial]), _flat(initial)
 
-    def _here(self, node):
-        self.env[node.results[0]] = self.isa.here(self.value(node.args[0]))
+    def _next(self, carried: Sequence[Any]) -> list[Any]:
+        return _flat(self.values.number(each[2]) for each in carried)
 
-    def _read_words(self, node):
+    # ---- instructions ---------------------------------------------------------------------------------------------
+
+    def instruct(self, node: Call) -> None:
+        emit = SPECIAL.get(node.method)
+        if emit is not None:
+            return emit(self, node)
+        *of_fragments, name = node.method.split(".")
+        emitter = getattr(self.isa.fragments if of_fragments else self.isa, name)
+        found = emitter(*map(self.operand, node.args), **{n: self.operand(x) for n, x in node.named.items()})
+        if node.method == "fragments.apply" and isinstance(found, dict):
+            self._answer(node, [each.data for each in found.values()])
+        elif len(node.results) == 1:
+            self._answer(node, [found.data if isinstance(found, Fragment) else found])
+
+    def _answer(self, node: Call, values: Sequence[Any]) -> None:
+        for variable, value in zip(node.results, values, strict=True):
+            self.values.bind(variable, value)
+
+    def here(self, node: Call) -> None:
+        (value,) = node.args
+        self.values.bind(node.results[0], self.isa.here(self.values.of(value)), self.values.is_count(value))
+
+    def skip(self, node: Call) -> None:
+        slot, parity, slots, ring = node.args
+        state = [self.values.of(slot), self.values.of(parity)]
+        self.isa.skip(state, self.values.of(slots), ring)
+        self._answer(node, state)
+
+    def read_words(self, node: Call) -> None:
         slot, count, _ = node.args
-        self.env.update(zip(node.results, self.isa.read_words(self.value(slot), count, lambda: ()), strict=True))
+        self._answer(node, self.isa.read_words(self.operand(slot), count, tuple))
 
-    def _atomic_add(self, node):
-        self.env[node.results[0]] = self.isa.atomic_add(self.value(node.args[0]), lambda: 0)
+    def atomic_add(self, node: Call) -> None:
+        self._answer(node, [self.isa.atomic_add(self.values.of(node.args[0]), int)])
 
+    def ballot(self, node: Call) -> None:
+        table, first, count, (index, entry, holds), without = node.args
 
-class Held:
-    """A carried value: a number in a cell, or the data of a fragment in as many registers."""
+        def test(at: Any, value: Any) -> Any:
+            self.values.bind(index, at)
+            self.values.bind(entry, value)
+            return self.values.of(holds)
 
-    def __init__(self, isa, value):
-        self.many = isinstance(value, list)
-        if self.many:
-            self.kind = type(value[0])
-            self.cells = cute.make_rmem_tensor((len(value),), self.kind)
-            self.put(value)
-        else:
-            self.cells = isa.cells(value)
+        look = functools.partial(self.values.inside, test)
+        self._answer(node, [self.isa.ballot(table, self.values.of(first), self.values.of(count), look, without)])
 
-    def __call__(self):
-        return [self.cells[i] for i in range(self.cells.shape[0])] if self.many else self.cells[0]
-
-    def put(self, value):
-        if self.many:
-            for i, each in enumerate(value):
-                self.cells[i] = each
-        else:
-                self.cells[0] = cutlass.Int32(value)
-
-
-def emit(program, isa):
-    env = {}
-    env[Expr.of("symbol", "warp")], env[Expr.of("symbol", "rank")] = isa.warp, isa.cta_rank
-    env[Expr.of("symbol", "cluster")], env[Expr.of("symbol", "clusters")] = isa.cluster_id, isa.clusters
-    for symbol, (argument, dim) in program.isa.symbols["extents"].items():
-        env[symbol] = isa.extent(argument, dim)
-    Emission(isa, env).nodes(program.nodes)
+    def operand(self, x: Any) -> Any:
+        """An argument of an instruction, with numbers in the place of expressions."""
+        if isinstance(x, Expr):
+            return self.values.of(x)
+        if isinstance(x, SlotRef):
+            return SlotRef(x.buffer, self.values.of(x.stage))
+        if type(x) in (tuple, list):
+            return type(x)(map(self.operand, x))
+        if type(x) is dict:
+            return {name: self.operand(each) for name, each in x.items()}
+        if isinstance(x, Fragment):
+            return Fragment(self.isa.fragments, x.layout, x.along, x.kind, self.values.of(x._data))
+        if isinstance(x, ClusterExchange):
+            return SimpleNamespace(rank=self.values.of(x.rank), mask=self.values.of(x.mask), peers=x.peers, full=x.full)
+        return x
 
 
+#: How each kind of node is emitted.
+NODES: dict[type, Callable[[_Emission, Any], None]] = {
+    For: _Emission.repeat,
+    While: _Emission.repeat_while,
+    If: _Emission.branch,
+    Call: _Emission.instruct,
+}
+#: Instructions that take a part of the program as an operand, or give what the model needs only.
+SPECIAL: dict[str, Callable[[_Emission, Call], None]] = {
+    name: getattr(_Emission, name) for name in ("here", "skip", "read_words", "atomic_add", "ballot")
+}
+
+
+class _Names:
+    """Variables of a loop or branch: each a number, or a fragment of so many."""
+
+    def __init__(self, values: Values, carried: Sequence[Any], counts: Sequence[int | None]):
+        self.values, self.carried, self.counts = values, carried, counts
+
+    def bind(self, which: int, registers: Sequence[Any]) -> None:
+        rest = iter(registers)
+        for each, count in zip(self.carried, self.counts, strict=True):
+            self.values.bind(each[which], next(rest) if count is None else [next(rest) for _ in range(count)])
+
+
+def _count(value: Any) -> int | None:
+    return len(value) if isinstance(value, list) else None
+
+
+def _flat(values: Any) -> list[Any]:
+    return [x for value in values for x in (value if isinstance(value, list) else (value,))]
+
+
+@contextlib.contextmanager
+def _line(where: str | None) -> Iterator[None]:
+    """Operations and errors have the line of the body that they come from."""
+    if where is None:
+        yield
+        return
+    file, _, line = where.rpartition(":")
+    with ir.Location.file(file, int(line), 0):
+        try:
+            yield
+        except (InputError, ScopeError) as error:
+            if " At " not in str(error):
+                error.args = (f"{error} At {where}.",)
+            raise

@@ -15,7 +15,6 @@ from tmapipe.gpu.functions import FUNCTIONS, KINDS, choose, widened
 from tmapipe.gpu.layouts import cute_type
 from tmapipe.gpu.matmuls import operand
 from tmapipe.gpu.matrices import read_blocks, write_piece
-from tmapipe.gpu.modulo import as_in_cute
 from tmapipe.gpu.peers import PeerFragments
 from tmapipe.gpu.sums import Sums
 from tmapipe.isa.fragment import Fragment
@@ -206,8 +205,7 @@ class GpuFragments(PeerFragments, Sums):
                 share = (tile[0] // role.team_warps, *tile[1:])
                 tensor = cute.local_tile(tensor, share, (mine, *(0,) * (len(tile) - 1)))
             tensors.append(tensor)
-        with as_in_cute():
-            gpu(*tensors)
+        gpu(*tensors)
 
     def reduce(self, values: Fragment, op: str, along: str, inside: Any = None) -> Fragment:
         layout = values.layout

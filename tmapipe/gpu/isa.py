@@ -6,9 +6,8 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cutlass
 import cutlass.cute as cute
-from cutlass import Int16, Int32, Int64
+from cutlass import Boolean, Int16, Int32, Int64
 from cutlass._mlir.dialects.nvvm import MemScopeKind
 from cutlass.cute.nvgpu import warpgroup
 
@@ -127,7 +126,7 @@ class GpuIsa(CopyEmitters, EncodedEmitters):
     def shuffle(self, value: Any) -> Any:
         return cute.arch.shuffle_sync(value, 0)
 
-    def launch_words(self, in_machine: Callable[[], Sequence[int]]) -> Sequence[Any]:
+    def launch_words(self, in_machine: Callable[[int], Sequence[int]]) -> Sequence[Any]:
         return self.kept
 
     def atomic_add(self, counter: Any, in_turn: Callable[[], int]) -> Any:
@@ -142,13 +141,9 @@ class GpuIsa(CopyEmitters, EncodedEmitters):
         return cute.arch.make_warp_uniform(entries[i])
 
     def ballot(self, table: str, first: Any, count: Any, holds: Callable[[Any, Any], Any], without_data: int) -> Any:
-        entries, mine, vote = self.addressed[table], first + self.lane, self.cells(0)
-
-        def look() -> None:
-            vote[0] = cutlass.select_(holds(mine, entries[mine]), Int32(1), Int32(0))
-
-        control.when(mine < count, look)
-        return cute.arch.popc(cute.arch.vote_ballot_sync(vote[0] != 0))
+        entries, mine = self.addressed[table], first + self.lane
+        (vote,) = control.choice(mine < count, lambda: [Boolean(holds(mine, entries[mine]))], lambda: [Boolean(False)])
+        return cute.arch.popc(cute.arch.vote_ballot_sync(vote))
 
     # ---- TMA ------------------------------------------------------------------------------------------------------
 

@@ -75,7 +75,8 @@ class Accumulator(Carried):
         self.registers = [cute.make_rmem_tensor(shape, dtype) for shape in shapes]  # one per part of the columns
         for part in self.registers:
             part.fill(dtype(0))
-        self.begun, self.empty = isa.cells(0), True
+        self.begun, self.empty = cute.make_rmem_tensor((1,), cutlass.Int32), True
+        self.begun[0] = 0
         self.totals: Any = cute.make_rmem_tensor(shapes[0], dtype) if promoted else None
 
     def begin(self, empty: bool) -> None:

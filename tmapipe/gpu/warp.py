@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import cutlass
@@ -30,7 +30,7 @@ __all__ = ["GpuWarp"]
 
 
 class GpuWarp(Isa):
-    """What instructions are emitted with, and control flow, as documented in `tmapipe.isa`.
+    """What instructions are emitted with, as documented in `tmapipe.isa`. Loops and cells are the program's.
 
     Args:
         plan: The kernel's plan.
@@ -63,15 +63,7 @@ class GpuWarp(Isa):
 
     # ---- control flow and registers -------------------------------------------------------------------------------
 
-    loop = staticmethod(control.loop)
-    block = staticmethod(control.block)
-    call = staticmethod(control.call)
-
-    def cells(self, *initial: Any) -> Any:
-        made = cute.make_rmem_tensor((len(initial),), Int32)
-        for i, value in enumerate(initial):
-            made[i] = Int32(value)
-        return made
+    when = staticmethod(control.when)
 
     def select(self, condition: Any, then: Any, otherwise: Any) -> Any:
         if control.constant(condition):
@@ -81,16 +73,6 @@ class GpuWarp(Isa):
     def here(self, value: Any) -> Any:
         # A shuffle, which no compiler moves across a barrier.
         return value if control.constant(value) else cute.arch.make_warp_uniform(Int32(value))
-
-    def when(self, condition: Any, body: Callable[[], None]) -> None:
-        if control.constant(condition):
-            if condition:
-                body()
-        else:
-            control.when(condition, body)
-
-    def loop_while(self, state: Any, body: Callable[[], None], iterations: Callable[[], int] | None = None) -> None:
-        control.loop_while(state, body)
 
     def extent(self, argument: str, dim: int) -> Any:
         if argument in self.plan.tables:

@@ -43,9 +43,8 @@ class BarRef(tuple):
 
 
 class TracingIsa(Isa):
-    all_clusters = False
-
-    def __init__(self, plan: Any, tracer: Tracing):
+    def __init__(self, plan: Any, tracer: Tracing, all_clusters: bool = False):
+        self.all_clusters = all_clusters
         self.plan, self.tracer, self.syncs = plan, tracer, Syncs(plan)
         self.warp = Expr.of("symbol", "warp")
         self.cta_rank = Expr.of("symbol", "rank") if plan.cluster_size > 1 else 0

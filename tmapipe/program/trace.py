@@ -20,10 +20,11 @@ class Traced:
         self.schedule, self.plan, self.nodes, self.isa = schedule, plan, nodes, isa
 
 
-def trace(schedule: Any, plan: Any = None) -> Traced:
+def trace(schedule: Any, plan: Any = None, *, all_clusters: bool = False) -> Traced:
+    """all_clusters: as many clusters run as the order of the tiles asks for, as on a GPU."""
     plan = plan or schedule.plan()
     tracer = Tracing()
-    isa = TracingIsa(plan, tracer)
+    isa = TracingIsa(plan, tracer, all_clusters)
     expressions._hooks.append(lambda made: tracer.nodes.append(Let(made)))
     before = {name: value for name, value in vars(schedule).items()}
     try:
