@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 from cutlass._mlir import ir
@@ -18,11 +17,10 @@ from tmapipe.errors import InputError, ScopeError
 from tmapipe.gpu import control
 from tmapipe.gpu.isa import GpuIsa
 from tmapipe.gpu.values import Values
-from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import Fragment
-from tmapipe.isa.values import SlotRef
 from tmapipe.program.expressions import Expr
 from tmapipe.program.nodes import Call, For, If, Let, While
+from tmapipe.program.operands import operand
 from tmapipe.program.trace import Traced
 
 __all__ = ["emit"]
@@ -165,19 +163,7 @@ class _Emission:
 
     def operand(self, x: Any) -> Any:
         """An argument of an instruction, with numbers in the place of expressions."""
-        if isinstance(x, Expr):
-            return self.values.of(x)
-        if isinstance(x, SlotRef):
-            return SlotRef(x.buffer, self.values.of(x.stage))
-        if type(x) in (tuple, list):
-            return type(x)(map(self.operand, x))
-        if type(x) is dict:
-            return {name: self.operand(each) for name, each in x.items()}
-        if isinstance(x, Fragment):
-            return Fragment(self.isa.fragments, x.layout, x.along, x.kind, self.values.of(x._data))
-        if isinstance(x, ClusterExchange):
-            return SimpleNamespace(rank=self.values.of(x.rank), mask=self.values.of(x.mask), peers=x.peers, full=x.full)
-        return x
+        return operand(x, self.values.of, self.isa)
 
 
 #: How each kind of node is emitted.

@@ -165,14 +165,18 @@ class TracingIsa(Isa):
     def read_words(self, slot: Any, count: int, without_data: Any) -> Any:
         return self.record("read_words", (slot, count, self._of_model(without_data)), {}, ["word"] * count)
 
-    def launch_words(self, in_machine: Any) -> Any:
-        return self.record("launch_words", (in_machine,), {}, ["kept"] * len(in_machine(1)))
-
     def load_entry(self, table: str, i: Any, without_data: int) -> Any:
         return self.record("load_entry", (table, i, without_data), {}, [table])[0]
 
     def shuffle(self, value: Any) -> Any:
         return self.record("shuffle", (value,), {}, ["shared"])[0]
+
+    def launch_words(self, in_machine: Callable[[int], Sequence[int]]) -> Sequence[Any]:
+        """A symbol for each word, which the reader asks its own instruction set for."""
+        if "launch" not in self.symbols:
+            words = [Expr.of("symbol", f"launch.{i}") for i in range(len(in_machine(1)))]
+            self.symbols["launch"] = in_machine, words
+        return self.symbols["launch"][1]
 
     def smid(self) -> Any:
         return self.record("smid", (), {}, ["smid"])[0]

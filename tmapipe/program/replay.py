@@ -19,6 +19,9 @@ def replay(program: Any, isa: Any) -> None:
     env[Expr.of("symbol", "cluster")], env[Expr.of("symbol", "clusters")] = isa.cluster_id, isa.clusters
     for symbol, (argument, dim) in program.isa.symbols["extents"].items():
         env[symbol] = isa.extent(argument, dim)
+    if "launch" in program.isa.symbols:
+        in_machine, words = program.isa.symbols["launch"]
+        env.update(zip(words, isa.launch_words(in_machine), strict=True))
     _Replay(isa, env).nodes(program.nodes)
 
 
@@ -99,9 +102,6 @@ class _Replay:
         slot, count, known = node.args
         found = self.isa.read_words(self.value(slot), count, lambda: [int(word) for word in self._of_model(known)])
         self.env.update(zip(node.results, found, strict=True))
-
-    def _launch_words(self, node: Call) -> None:
-        self.env.update(zip(node.results, self.isa.launch_words(*node.args), strict=True))
 
     def _atomic_add(self, node: Call) -> None:
         counter, in_turn = node.args
