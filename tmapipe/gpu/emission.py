@@ -124,10 +124,25 @@ class _Emission:
         *of_fragments, name = node.method.split(".")
         emitter = getattr(self.isa.fragments if of_fragments else self.isa, name)
         found = emitter(*map(self.operand, node.args), **{n: self.operand(x) for n, x in node.named.items()})
-        if node.method == "fragments.apply" and isinstance(found, dict):
-            self._answer(node, [each.data for each in found.values()])
-        elif len(node.results) == 1:
+        if len(node.results) == 1:
             self._answer(node, [found.data if isinstance(found, Fragment) else found])
+
+    def apply(self, node: Call) -> None:
+        """A function of pieces of fragments, emitted anew for each part that `GpuFragments.apply` cuts them into."""
+        of, fragments, named = node.args
+
+        def part(*pieces: Fragment, **others: Fragment) -> Any:
+            for variable, piece in zip(of.parameters, pieces, strict=True):
+                self.values.bind(variable, piece.data)
+            for name, variable in of.named.items():
+                self.values.bind(variable, others[name].data)
+            self.block(of.nodes)
+            return self.operand(of.values)
+
+        look = functools.partial(self.values.inside, part)
+        found = self.isa.fragments.apply(look, self.operand(fragments), self.operand(named))
+        several = found.values() if isinstance(found, dict) else (found,)
+        self._answer(node, [each.data for each in several])
 
     def _answer(self, node: Call, values: Sequence[Any]) -> None:
         for variable, value in zip(node.results, values, strict=True):
@@ -176,7 +191,7 @@ NODES: dict[type, Callable[[_Emission, Any], None]] = {
 #: Instructions that take a part of the program as an operand, or give what the model needs only.
 SPECIAL: dict[str, Callable[[_Emission, Call], None]] = {
     name: getattr(_Emission, name) for name in ("here", "skip", "read_words", "atomic_add", "ballot")
-}
+} | {"fragments.apply": _Emission.apply}
 
 
 class _Names:

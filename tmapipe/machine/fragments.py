@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import ops
-from tmapipe.isa.fragment import Fragment, applied, where_is
+from tmapipe.isa.fragment import Fragment, applied, check_applied
 from tmapipe.isa.values import SlotRef
 from tmapipe.machine import elements
 from tmapipe.machine.accesses import WHOLE, Cut, of_data
@@ -156,9 +155,7 @@ class MachineFragments(Reductions):
     def _result(self, value: Any, function: Callable[..., Any]) -> Fragment | None:
         if value is None or isinstance(value, Fragment):
             return value if value is None else self._in_fp32(value.data)
-        if not isinstance(value, (Number, np.generic)):
-            text = f"{where_is(function)} returned a {type(value).__name__} in the place of what it computes"
-            raise ScopeError(f"{text}. Return the value, or with further outputs a dictionary of all.")
+        check_applied(value, function)
         return Fragment(self, None, "tile", "fp32", self.number(value, "fp32"))
 
     # ---- raw code -------------------------------------------------------------------------------------------------

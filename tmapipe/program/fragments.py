@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tmapipe.isa.fragment import Fragment, applied
+from tmapipe.isa.fragment import Fragment, applied, check_applied
 from tmapipe.isa.fragments import Fragments
 from tmapipe.plan.thread_layout import AccumulatorLayout
 from tmapipe.program.expressions import Expr
+from tmapipe.program.nodes import Function
 
 if TYPE_CHECKING:
     from tmapipe.program.isa import TracingIsa
@@ -56,17 +57,27 @@ class TracingFragments(Fragments):
         return Fragment(self, None, "tile", "fp32", self._record("received", slot, share, shares))
 
     def apply(self, function: Any, fragments: Any, named: Any) -> Any:
-        inner = self.isa.tracer.block(lambda: found.append(applied(function, [self._fp32(f) for f in fragments], named))) if (found := []) is not None else []
-        made = found[0]
-        if isinstance(made, dict):
-            names = list(made)
-            results = self.isa.record("fragments.apply", (function, list(fragments), dict(named)), {}, names)
-            return {n: None if made[n] is None else Fragment(self, None, "tile", "fp32", r) for n, r in zip(names, results, strict=True)}
-        (result,) = self.isa.record("fragments.apply", (function, list(fragments), dict(named)), {}, ["v"])
-        return Fragment(self, None, "tile", "fp32", result)
+        """The function is traced on variables in the place of its fragments. A reader may call it on a part of them at a time:
+        it works element by element, so the parts' results are parts of the results."""
+        given = [self._variable("acc", values, "fp32") for values in fragments]
+        with_names = {name: self._variable(name, values, values.kind) for name, values in named.items()}
+        found: list[Any] = []
+        tracer = self.isa.tracer
+        nodes = tracer.block(lambda: found.append(applied(tracer.user(function), given, with_names)))
+        several = found[0] if isinstance(found[0], dict) else {"v": found[0]}
+        for value in several.values():
+            check_applied(value, function)
+        names = {name: values._data for name, values in with_names.items()}
+        made = Function([values._data for values in given], names, nodes, found[0])
+        kept = [name for name, value in several.items() if value is not None]
+        results = self.isa.record("fragments.apply", (made, list(fragments), dict(named)), {}, kept)
+        pieces = {name: Fragment(self, None, "tile", "fp32", r) for name, r in zip(kept, results, strict=True)}
+        if not isinstance(found[0], dict):
+            return pieces.get("v")
+        return {name: pieces.get(name) for name in several}
 
-    def _fp32(self, values: Fragment) -> Fragment:
-        return Fragment(self, None, "tile", "fp32", values.data)
+    def _variable(self, name: str, values: Fragment, kind: str) -> Fragment:
+        return Fragment(self, None, values.along, kind, self.isa.tracer.var(name))
 
     # slots
     def read(self, slot: Any, layout: Any, along: str = "tile") -> Fragment:

@@ -35,6 +35,19 @@ class Let(Node):
         self.value = value
 
 
+class Function:
+    """A function of fragments, such as an epilogue: traced once, and carried out on as many parts of them as a reader likes.
+
+    parameters, named: variables for the data of its arguments; nodes: what it does; values: what it returns, a fragment or a
+    number, or a dictionary of such.
+    """
+
+    __slots__ = ("named", "nodes", "parameters", "values")
+
+    def __init__(self, parameters: list[Var], named: dict[str, Var], nodes: list[Any], values: Any):
+        self.parameters, self.named, self.nodes, self.values = parameters, named, nodes, values
+
+
 class OfModel:
     """What something is in the model, of no matter to others: values, and the nodes that compute them, which have no operations.
 

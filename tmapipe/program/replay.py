@@ -8,7 +8,7 @@ from typing import Any
 
 from tmapipe.isa.fragment import Fragment
 from tmapipe.program.expressions import Expr, evaluate
-from tmapipe.program.nodes import Call, For, If, Let, OfModel, While
+from tmapipe.program.nodes import Call, For, Function, If, Let, OfModel, While
 from tmapipe.program.operands import operand
 
 
@@ -81,11 +81,12 @@ class _Replay:
         on, _, name = self.isa, None, node.method
         if name.startswith("fragments."):
             on, name = self.isa.fragments, name[10:]
-        given = [self.value(a) for a in node.args]
+        given = [self._function(a) if isinstance(a, Function) else self.value(a) for a in node.args]
         found = getattr(on, name)(*given, **{n: self.value(v) for n, v in node.named.items()})
-        if name == "apply" and isinstance(found, dict):
-            for each in node.results:
-                self.env[each] = found[each.name.split("'")[0]].data
+        if name == "apply":
+            several = found.values() if isinstance(found, dict) else (found,)
+            made = [each.data for each in several if each is not None]
+            self.env.update(zip(node.results, made, strict=True))
         elif len(node.results) == 1:
             self.env[node.results[0]] = found.data if isinstance(found, Fragment) else found
 
@@ -106,6 +107,17 @@ class _Replay:
     def _atomic_add(self, node: Call) -> None:
         counter, in_turn = node.args
         self.env[node.results[0]] = self.isa.atomic_add(self.value(counter), lambda: self._of_model(in_turn))
+
+    def _function(self, of: Function) -> Any:
+        """What the model calls: it carries out what the function's trace has."""
+
+        def call(*fragments: Fragment, **named: Fragment) -> Any:
+            self.env.update((var, values.data) for var, values in zip(of.parameters, fragments, strict=True))
+            self.env.update((var, named[name].data) for name, var in of.named.items())
+            self.nodes(of.nodes)
+            return self.value(of.values)
+
+        return call
 
     def _of_model(self, of: OfModel) -> Any:
         self.nodes(of.nodes)
