@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import multiprocessing
 import re
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from tests.oracle.judge import Entry, entry_of, operations, ran
 from tmapipe.errors import PipelineError
 from tmapipe.isa.ops import FenceProxyAsync, WarpSync
 
-__all__ = ["AGREES", "DIFFERS", "FAILS", "REFUSED", "WRONG", "Outcome", "outcome", "table"]
+__all__ = ["AGREES", "DIFFERS", "FAILS", "REFUSED", "WRONG", "Outcome", "outcome", "program_of", "table"]
 
 AGREES, REFUSED, DIFFERS, FAILS, WRONG = "agrees", "refused", "DIFFERS", "FAILS", "wrong in Python"
 SHAPES = ((20, 36), (1, 4))  #: of x and of y
@@ -164,16 +166,27 @@ def reason(why: str) -> str:
     return re.sub(r"\d+", "N", why)[:150]
 
 
-def table(seeds: Iterable[int]) -> int:
-    """Judges the bodies of these seeds, and prints what became of them. Returns 1 if one that is right is refused too often,
-    or any differs."""
-    began, outcomes = time.perf_counter(), []
+def outcomes_of(seeds: Sequence[int]) -> list[Outcome]:
+    """What becomes of the bodies of these seeds; those that are wrong are printed."""
+    found = []
     with tempfile.TemporaryDirectory() as folder:
         for seed in seeds:
-            outcomes.append(outcome(body(seed), Path(folder)))
-            last = outcomes[-1]
+            found.append(last := outcome(body(seed), Path(folder)))
             if last.end in (DIFFERS, FAILS):
                 print(f"{last.end} {seed} {last.body.state or last.body.asked}: {last.why[:300]}", flush=True)
+    return found
+
+
+def table(seeds: Iterable[int], jobs: int = 1) -> int:
+    """Judges the bodies of these seeds, and prints what became of them. Returns 1 if one that is right is refused too often,
+    or any differs."""
+    began, every = time.perf_counter(), list(seeds)
+    parts = [every[first : first + 25] for first in range(0, len(every), 25)]
+    if jobs > 1:
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+            outcomes = [each for part in pool.map(outcomes_of, parts) for each in part]
+    else:
+        outcomes = [each for part in parts for each in outcomes_of(part)]
     right = [each for each in outcomes if each.body.right and each.end != WRONG]
     kept = [each for each in outcomes if not each.body.right and each.end != WRONG]
     print(f"{len(outcomes)} bodies, {time.perf_counter() - began:.0f} s")
