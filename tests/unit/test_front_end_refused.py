@@ -50,7 +50,7 @@ def stores_to_k(k, n):
 
 
 def stores_by_setattr(k, n):
-    setattr(FLAG, "first", False)  # here
+    setattr(FLAG, "first", False)  # here  # noqa: B010
 
 
 def deletes_an_attribute(k, n):
@@ -130,7 +130,7 @@ def goes_through_an_iterator(k, n):
 
 
 def takes_of_an_iterator(k, n):
-    return list(zip(TICKS, (1, 2)))  # here
+    return list(zip(TICKS, (1, 2)))  # here  # noqa: B905
 
 
 def changes_by_a_function(k, n):
@@ -231,11 +231,11 @@ def text(k, n):
 
 
 def text_by_percent(k, n):
-    return "x%d" % n  # here
+    return "x%d" % n  # here  # noqa: UP031
 
 
 def text_by_format(k, n):
-    return "{}".format(n)  # here
+    return "{}".format(n)  # here  # noqa: UP032
 
 
 def text_by_str(k, n):
@@ -287,7 +287,7 @@ def filtered(k, n):
 
 
 def gone_through(k, n):
-    return [x for x in range(n)]  # here
+    return [x for x in range(n)]  # here  # noqa: C416
 
 
 def asserted(k, n):
@@ -330,7 +330,7 @@ def exits_in_finally(k, n):
         try:
             k.act(i)
         finally:
-            break  # here
+            break  # here  # noqa: B012
 
 
 @functools.cache
@@ -410,7 +410,9 @@ LINES = {Mutable.count.__qualname__: Mutable.count}
 def _refused():
     here = dict(globals())
     functions = [f for f in here.values() if inspect.isfunction(f) and f.__module__ == __name__]
-    return [f for f in functions if "# here" in inspect.getsource(f) and list(inspect.signature(f).parameters) == ["k", "n"]]
+    return [
+        f for f in functions if "# here" in inspect.getsource(f) and list(inspect.signature(f).parameters) == ["k", "n"]
+    ]
 
 
 def _line(function):

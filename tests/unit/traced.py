@@ -142,7 +142,9 @@ class _Reader:
         self.env.update({after: self.env[phi] for phi, _, _, after in node.carried})
 
 
-def agree(function: Any, values: Any, table: Any = (3, 1, 4, 0, 5, 9, 2, 6), body: bool = False, constants: Any = ()) -> Any:
+def agree(
+    function: Any, values: Any, table: Any = (3, 1, 4, 0, 5, 9, 2, 6), body: bool = False, constants: Any = ()
+) -> Any:
     """Compares a function's trace with the function itself, for each tuple of numbers. Returns the program."""
     values = list(values)
     program = Program(function, len(values[0]), body, constants)

@@ -18,9 +18,9 @@ from tmapipe.gpu import control
 from tmapipe.gpu.isa import GpuIsa
 from tmapipe.gpu.values import Values
 from tmapipe.isa.fragment import Fragment
+from tmapipe.program.arguments import argument
 from tmapipe.program.expressions import Expr
 from tmapipe.program.nodes import Call, For, If, Let, While
-from tmapipe.program.operands import operand
 from tmapipe.program.trace import Traced
 
 __all__ = ["emit"]
@@ -178,7 +178,7 @@ class _Emission:
 
     def operand(self, x: Any) -> Any:
         """An argument of an instruction, with numbers in the place of expressions."""
-        return operand(x, self.values.of, self.isa)
+        return argument(x, self.values.of, self.isa)
 
 
 #: How each kind of node is emitted.

@@ -1,10 +1,8 @@
-"""Blocks of a trace: branches that are traced both, and loops that are traced once, with what they carry.
+"""Blocks of a trace, and what they carry: branches here, loops in `loops`.
 
-State of a trace is what later code depends on: names, which rewritten code hands over and takes back; `Cells`; the facts that objects
-of the protocol keep (`Carried._facts`); lists and deques that a block changes. Before each arm of a branch it is as before the
-branch, and after the branch it is joined. A loop begins with a variable in the place of each number; what its body leaves
-is the next value. If the body has shown that a fact, or the kind of a number, is another one from the second iteration on,
-its trace is thrown away and made again.
+State of a trace is what later code depends on: names, which rewritten code hands over and takes back; `Cells`; the facts that
+objects of the protocol keep (`Carried._facts`); lists and deques that a block changes. Before each arm of a branch it is as
+before the branch, and after the branch it is joined.
 """
 
 from __future__ import annotations
@@ -14,19 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from tmapipe.errors import ScopeError
 from tmapipe.machine.locate import locate
-from tmapipe.program.carried import Differs, Undefined, is_boolean, is_number, joined, kind_of, same
+from tmapipe.program.carried import Differs, Undefined, is_boolean, joined, kind_of, same
 from tmapipe.program.exits import RETURNED, VALUE
-from tmapipe.program.expressions import Expr, Var, resolve, symbolic
-from tmapipe.program.nodes import For, If, Let, While
+from tmapipe.program.expressions import Expr, resolve, symbolic
+from tmapipe.program.nodes import If, Let
 
 if TYPE_CHECKING:
     from tmapipe.program.control import Tracing
 
-__all__ = ["Block", "Branch", "Loop"]
+__all__ = ["NOT_READ", "Block", "Branch", "differing", "fill", "set_flag"]
 
 NOT_READ = "is not carried: nothing was seen to read it"
-TOUCHED = ".touched_by_threads."  # of slots, in the names of what is taken to be the same in all iterations, until it isn't
-MOST = 16  # times that a loop is traced, until its facts hold in every iteration
 
 
 class Block:
@@ -61,7 +57,7 @@ class Block:
             for name, value in facts.items():
                 vars(part)[name] = _copied(value)
         for each, contents, _ in self.changed.values():
-            _fill(each, contents)
+            fill(each, contents)
 
     def touch(self, each: Any, name: str) -> None:
         """A list or deque is about to be changed."""
@@ -79,12 +75,12 @@ def _copied(value: Any) -> Any:
     return type(value)(value) if type(value) in (set, dict) else value
 
 
-def _fill(each: Any, contents: list[Any]) -> None:
+def fill(each: Any, contents: list[Any]) -> None:
     each.clear()
     each.extend(contents)
 
 
-def _set_flag(part: Any, name: str, each: str, value: Any) -> None:
+def set_flag(part: Any, name: str, each: str, value: Any) -> None:
     if each:
         vars(part)[name][each] = value
     else:
@@ -98,7 +94,14 @@ class Branch(Block):
     """
 
     def __init__(
-        self, tracer: Tracing, condition: Any, names: Any, live: Any, state: Any, lane_0: bool = False, user: bool = True
+        self,
+        tracer: Tracing,
+        condition: Any,
+        names: Any,
+        live: Any,
+        state: Any,
+        lane_0: bool = False,
+        user: bool = True,
     ):
         super().__init__(tracer, user)
         self.condition = tracer.flag(condition)
@@ -146,7 +149,7 @@ class Branch(Block):
             if len(a) != len(b):
                 rule = f"has {len(a)} elements after one branch at {self.where}, and {len(b)} after the other"
                 raise ScopeError(f"{name} {rule}. It is made outside, and a trace has one list.")
-            _fill(each, [self.merged(f"{name}.{i}", x, y, memo) for i, (x, y) in enumerate(zip(a, b, strict=True))])
+            fill(each, [self.merged(f"{name}.{i}", x, y, memo) for i, (x, y) in enumerate(zip(a, b, strict=True))])
         made, made_other = self.nodes
         if self.phis or self.lane_0 or not all(type(n) is Let for n in (*made, *made_other)):
             self.tracer.nodes.append(If(self.condition, made, made_other, self.phis, self.lane_0, self.where))
@@ -160,7 +163,10 @@ class Branch(Block):
         return self.state[0]
 
     def _names(self, then: Any, other: Any, memo: dict[Any, Any]) -> tuple[Any, ...]:
-        left: list[Any] = [False, False]  # whether the arms have left the function: what they return is read, and nothing else
+        left: list[Any] = [
+            False,
+            False,
+        ]  # whether the arms have left the function: what they return is read, and nothing else
         if RETURNED in self.names:
             left = [resolve(arm[self.names.index(RETURNED)]) for arm in (then, other)]
         goes_on = [arm for arm in (0, 1) if left[arm] is not True]
@@ -173,10 +179,10 @@ class Branch(Block):
             elif name != RETURNED and len(read_of) == 1:
                 found.append(self.alone(name, both[read_of[0]], read_of[0], memo))
             else:
-                found.append(self.merged(name, *both, memo))
+                found.append(self.merged(name, both[0], both[1], memo))
         return tuple(found)
 
-    def merged(self, name: str, then: Any, other: Any, memo: dict[Any, Any]) -> Any:
+    def merged(self, name: str, then: Any, other: Any, memo: Any) -> Any:
         """One value for those of the two arms."""
         then, other = resolve(then), resolve(other)
         if same(then, other):
@@ -207,7 +213,8 @@ class Branch(Block):
             if not symbolic(value):
                 return value
             nothing = False if is_boolean(value) else 0
-            return self._phi(name, *((value, nothing) if arm == 0 else (nothing, value)), is_boolean(value))
+            pair = (value, nothing) if arm == 0 else (nothing, value)
+            return self._phi(name, pair[0], pair[1], is_boolean(value))
 
         def fragment(name: str, data: Any) -> Any:
             return self._phi(name, *((data, None) if arm == 0 else (None, data)))
@@ -236,352 +243,18 @@ class Branch(Block):
             return bool(a) or bool(b)
         if kind == "both":
             return False
-        return _differing(part, name, kind, self.where)
+        return differing(part, name, kind, self.where)
 
 
-def _differing(part: Any, name: str, kind: str, where: str | None) -> Any:
+def differing(part: Any, name: str, kind: str, where: str | None) -> Any:
     what = f"{type(part).__name__}.{name}"
     if kind == "none":
         return None
     if kind == "always":
         raise ScopeError(f"{what} depends on the path that was taken to {where}. Do the same on all of them.")
-    words = {"open": "whether a slot or an accumulator is open", "inside": "whether a turn is taken", "started": "whether a sum was started"}
+    words = {
+        "open": "whether a slot or an accumulator is open",
+        "inside": "whether a turn is taken",
+        "started": "whether a sum was started",
+    }
     return Differs(words.get(name, what), where)
-
-
-class Loop(Block):
-    """A loop whose body is traced once. Call `enter`, then the body, then `leave`, as long as that says so.
-
-    names, state: names that the body assigns. heads: which of them an iteration may read before it assigns them; live: which are
-    read after the loop. stops: those that end it where they are true.
-    """
-
-    def __init__(
-        self,
-        tracer: Tracing,
-        names: Any = (),
-        heads: Any = (),
-        live: Any = (),
-        state: Any = (),
-        stops: Any = (),
-        user: bool = True,
-    ):
-        super().__init__(tracer, user)
-        self.names, self.heads, self.live, self.before, self.stops = names, heads, live, state, stops
-        self.first = {name: resolve(value) for name, value in zip(names, state, strict=True)}
-        self.state = state
-        self.lists: dict[int, tuple[Any, list[Any], str]] = {}
-        self.integers: set[str] = set()
-        self.loose: dict[str, Any] = {}
-        self.varying: dict[tuple[int, str, str], Any] = {}  # flags that the body changes: their variables
-        self.taken = dict(tracer.taken)
-        self.times = 0
-        self.carried: list[Any] = []
-        self.flags: list[Any] = []
-        self.apart = False  # whether one object that has two names before the loop is two in it
-        self.parted = False  # whether that was just found
-
-    # ---- at the beginning of an iteration -------------------------------------------------------------------------
-
-    def enter(self) -> None:
-        """State as it is in any iteration; the block is open."""
-        self.tracer.taken = dict(self.taken)
-        self.cells_inside = []
-        for c, values in zip(self.cells, self.cells_before, strict=True):
-            c.values = [self._variable(n, v) for n, v in zip(c.names, values, strict=True)]
-            self.cells_inside.append(list(c.values))
-        self.memo: dict[Any, Any] = {}
-        self.carried, self.flags = [], []
-        self.state = tuple(map(self._inside, self.names, self.heads, self.before))
-        self.inside = self.state
-        for i, name, each in self.varying:
-            phi = self.varying[i, name, each] = self.tracer.var(each or name, True)
-            _set_flag(self.parts[i], name, each, phi)
-        self.lists_inside = {}
-        for key, (each, contents, name) in self.lists.items():
-            self.lists_inside[key] = [self._phi(f"{name.split('`')[1]}.{i}", v) for i, v in enumerate(contents)]
-            _fill(each, self.lists_inside[key])
-        self.changed = dict(self.lists)
-        self.open()
-
-    def _inside(self, name: str, head: bool, value: Any) -> Any:
-        if name in self.stops:
-            return False
-        if name == VALUE and RETURNED in self.stops:
-            return None
-        if not head:
-            return Undefined(name, NOT_READ)
-        return self._phi(name, value)
-
-    def _phi(self, name: str, value: Any) -> Any:
-        memo: dict[Any, Any] = {} if self.apart else self.memo
-        return joined(name, (value,), self._variable, lambda name, _: self.tracer.var(name), lambda _, value: value, memo)
-
-    def _variable(self, name: str, value: Any) -> Any:
-        if TOUCHED in name and type(value) is bool and name not in self.loose:
-            return value
-        found = self.tracer.var(name, is_boolean(value) and name not in self.integers)
-        if name in self.loose:
-            self.loose[name] = found
-        return found
-
-    # ---- at its end -----------------------------------------------------------------------------------------------
-
-    def end(self, state: Any) -> None:
-        """The names at the end of the body."""
-        self.state = state
-
-    def leave(self, sure: bool = False) -> bool:
-        """Closes the block. Returns whether the body has to be traced again.
-
-        sure: whether it is known that the loop runs at all.
-        """
-        self.nodes = self.close()
-        self.times += 1
-        if self._lists_differ() or self._kinds_differ() or self._facts_differ():  # facts of objects that are carried do not count
-            return self._again()
-        self.parted = False
-        for c, initial, phis in zip(self.cells, self.cells_before, self.cells_inside, strict=True):
-            c.values = [self._carry(n, *each) for n, *each in zip(c.names, initial, phis, c.values, strict=True)]
-        memo: dict[Any, Any] = {}
-        after = []
-        for name, head, live, first, phi, last in zip(self.names, self.heads, self.live, self.before, self.inside, self.state, strict=True):
-            after.append(self._after(name, head, live, first, phi, last, sure, memo))
-        self.state = tuple(after)
-        for key, (each, contents, name) in self.lists.items():
-            both = zip(contents, self.lists_inside[key], list(each), strict=True)
-            label = name.split("`")[1]
-            _fill(each, [self._going_on(f"{label}.{i}", *three, memo) for i, three in enumerate(both)])
-        if self.parted:
-            return self._again()
-        self._facts_after()
-        return False
-
-    def _again(self) -> bool:
-        if self.times > MOST:
-            raise ScopeError(f"what the loop at {self.where} does differs from iteration to iteration.")
-        self.restore()
-        return True
-
-    def _carry(self, name: str, initial: Any, phi: Any, last: Any) -> Any:
-        last = resolve(last)
-        if TOUCHED in name:  # the slot of an iteration has been touched since it began
-            if name not in self.loose:
-                if not same(initial, last):
-                    self.loose[name] = None
-                    self.parted = True
-                return last
-            phi = self.loose[name]
-        if last is phi or (not symbolic(last) and type(last) is type(initial) and last == initial):
-            phi.alias = (initial,)
-            return resolve(initial)
-        for each, _, other, after in self.carried:
-            if each is phi:  # of an object that has two names
-                self.parted = self.apart = self.apart or not same(other, last)
-                return after
-        after = Var(phi.name, phi.is_bool)
-        self.carried.append((phi, initial, last, after))
-        return after
-
-    def _after(
-        self, name: str, head: bool, live: bool, first: Any, phi: Any, last: Any, sure: bool, memo: dict[Any, Any]
-    ) -> Any:
-        last = resolve(last)
-        if name in self.stops:
-            return self._stop(name, first, last)
-        if name == VALUE and RETURNED in self.stops:
-            if resolve(self.before[self.names.index(RETURNED)]) is False:
-                return self._last_alone(name, last, memo)
-            return self._last(name, first, last, memo)
-        if sure and isinstance(first, Undefined) and live:
-            return self._last_alone(name, last, memo)
-        if head:
-            return self._going_on(name, first, phi, last, memo)
-        if not live:
-            return Undefined(name, NOT_READ)
-        if same(first, last):
-            return last
-        if sure:
-            return self._last_alone(name, last, memo)
-        return self._last(name, first, last, memo)
-
-    def _last(self, name: str, first: Any, last: Any, memo: dict[Any, Any]) -> Any:
-        """A value that the last iteration gives, or that was there before if there is none."""
-        if same(first, last):
-            return last
-        if isinstance(first, Undefined):
-            why = f"is set in the loop at {self.where}, which may not run at all: set it before"
-            return Undefined(name, why)
-
-        def number(name: str, first: Any, last: Any) -> Any:
-            return self._carry(name, first, self._variable(name, last if is_boolean(first) else first), last)
-
-        def fragment(name: str, first: Any, last: Any) -> Any:
-            return self._carry(name, first, self.tracer.var(name), last)
-
-        return joined(name, (first, last), number, fragment, lambda name, *both: Undefined(name, self._why(*both)), memo)
-
-    def _going_on(self, name: str, first: Any, phi: Any, last: Any, memo: dict[Any, Any]) -> Any:
-        """A value that iterations hand on."""
-        if same(phi, last) and not is_number(phi):  # also an object that has no number to carry
-            if phi is first:
-                return first
-        return joined(name, (first, phi, last), self._carry, self._carry, lambda _, a, p, b: self._other(name, a, p, b), memo)
-
-    def _other(self, name: str, first: Any, phi: Any, last: Any) -> Any:
-        if same(first, last) or same(phi, last):
-            return last
-        if isinstance(first, Undefined) or isinstance(last, Undefined):
-            if isinstance(last, Undefined) and last._why is not None:
-                return last
-            return Undefined(name, f"is set in the loop at {self.where}, which may not run at all: set it before")
-        raise ScopeError(f"`{name}` {self._why(first, last)}.")
-
-    def _why(self, first: Any, last: Any) -> str:
-        forms = f"{kind_of(first)} before the loop at {self.where} and {kind_of(last)} after an iteration"
-        return f"is {forms}: a loop carries numbers, fragments of one form, and what is made of them"
-
-    def _last_alone(self, name: str, last: Any, memo: dict[Any, Any]) -> Any:
-        """A value that only the last iteration gives, where nothing reads what was before."""
-
-        def number(name: str, last: Any) -> Any:
-            if not symbolic(last):
-                return last
-            boolean = is_boolean(last)
-            return self._carry(name, False if boolean else 0, self.tracer.var(name, boolean), last)
-
-        def fragment(name: str, data: Any) -> Any:
-            return self._carry(name, None, self.tracer.var(name), data)
-
-        return joined(name, (last,), number, fragment, lambda _, value: value, memo)
-
-    def _stop(self, name: str, first: Any, last: Any) -> Any:
-        first = resolve(first)
-        if last is False:
-            return first
-        phi, after = self.tracer.var(name, True), self.tracer.var(name, True)
-        self.carried.append((phi, False if isinstance(first, Undefined) else first, last, after))
-        self.flags.append(phi)
-        return after
-
-    # ---- what differs from the first iteration on -----------------------------------------------------------------
-
-    def _facts_differ(self) -> bool:
-        again = False
-        for i, (part, before, last) in enumerate(zip(self.parts, self.facts_before, self.facts(), strict=True)):
-            first = self.conditions(before, part)
-            for (name, each), end in self.conditions(last, part).items():
-                if (i, name, each) not in self.varying and not same(first.get((name, each), False), end):
-                    self.varying[i, name, each] = None
-                    again = True
-            for name, value in before.items():
-                kind, end = part._facts[name], last[name]
-                if kind == "union":
-                    found: Any = value | end
-                elif kind in ("both", "noted", "flag", "flags") or same(value, end) or isinstance(value, Differs):
-                    continue
-                elif kind == "none" and value is None:
-                    continue
-                else:
-                    found = _differing(part, name, kind, self.where)
-                again = again or not (found is value or (kind == "union" and found == value))
-                before[name] = found
-        return again
-
-    def _facts_after(self) -> None:
-        for (i, name, each), phi in self.varying.items():
-            initial = self.conditions(self.facts_before[i], self.parts[i]).get((name, each), False)
-            last = self.conditions(self.facts()[i], self.parts[i])[name, each]
-            _set_flag(self.parts[i], name, each, self._carry(each or name, initial, phi, last))
-        for part, before, last in zip(self.parts, self.facts_before, self.facts(), strict=True):
-            for name, value in before.items():
-                kind, end = part._facts[name], last[name]
-                if kind == "union":
-                    vars(part)[name] = value | end
-                elif kind == "both":
-                    vars(part)[name] = bool(value) and bool(end)
-                elif kind == "noted":
-                    vars(part)[name] = bool(value) or bool(end)
-                elif kind not in ("none", "flag", "flags"):
-                    vars(part)[name] = value
-
-    def _lists_differ(self) -> bool:
-        again = False
-        for key, (each, contents, name) in self.changed.items():
-            if key not in self.lists:
-                self.lists[key] = each, contents, name
-                again = True
-            elif len(each) != len(contents):
-                rule = f"has {len(contents)} elements where an iteration begins, and {len(each)} where it ends"
-                raise ScopeError(f"{name} {rule}, in the loop at {self.where}. It is made outside of it, and a trace has one list.")
-        return again
-
-    def _kinds_differ(self) -> bool:
-        """Whether a value that is a bool before the loop is another number later."""
-        found: set[str] = set()
-
-        def number(name: str, phi: Any, last: Any) -> Any:
-            if isinstance(phi, Var) and phi.is_bool and not is_boolean(last):
-                found.add(name)
-            return phi
-
-        for c, phis in zip(self.cells, self.cells_inside, strict=True):
-            for name, phi, last in zip(c.names, phis, c.values, strict=True):
-                number(name, phi, resolve(last))
-        for name, head, phi, last in zip(self.names, self.heads, self.inside, self.state, strict=True):
-            if head and name not in self.stops and not isinstance(phi, Undefined):
-                joined(name, (phi, last), number, lambda _, phi, __: phi, lambda _, phi, __: phi, {})
-        again = not found <= self.integers
-        self.integers |= found
-        return again
-
-    # ---- the node -------------------------------------------------------------------------------------------------
-
-    def made_for(self, index: Var, count: Any) -> None:
-        """Ends a loop of *count* iterations."""
-        if not self.flags:
-            self.tracer.nodes.append(For(index, count, self.carried, self.nodes, self.where))
-            return
-        self.carried.insert(0, (index, 0, index + 1, Var(index.name)))
-        self.made_while(index < count)
-
-    def made_while(self, condition: Any, iterations: Any = None) -> None:
-        """Ends a loop that goes on while *condition* is true, and nothing has ended it."""
-        for flag in reversed(self.flags):
-            condition = both(Expr.of("not", flag), condition)
-        self.tracer.nodes.append(While(condition, self.carried, self.nodes, iterations, self.where))
-
-
-def both(first: Any, second: Any) -> Any:
-    """*first* and *second*, of which the second is not computed where the first is false, if that could be an error."""
-    if second is True:
-        return first
-    if total(second):
-        return Expr.of("and", first, second)
-    return Expr.of("select", first, second, False)
-
-
-def either(first: Any, second: Any) -> Any:
-    """*first* or *second*, likewise."""
-    if second is False:
-        return first
-    if total(second):
-        return Expr.of("or", first, second)
-    return Expr.of("select", first, True, second)
-
-
-def total(value: Any) -> bool:
-    """Whether an expression has a value whatever its variables are: nothing is divided by what may be 0, or shifted."""
-    pending, seen = [resolve(value)], set()
-    while pending:
-        each = pending.pop()
-        if not isinstance(each, Expr) or id(each) in seen or isinstance(each, Var):
-            continue
-        seen.add(id(each))
-        by = resolve(each.args[-1]) if each.args else None
-        if each.op in ("floordiv", "mod") and (symbolic(by) and by.op != "divisor" or by == 0):
-            return False
-        if each.op in ("lshift", "rshift") and symbolic(by):
-            return False
-        pending += map(resolve, each.args)
-    return True

@@ -16,7 +16,7 @@ from tmapipe.program.convert import converted, is_users
 from tmapipe.program.expressions import resolve, show
 from tmapipe.program.nodes import Let
 from tmapipe.program.python import SPECIAL, SymbolicRange, deep
-from tmapipe.program.refuse import mutates
+from tmapipe.program.refuse import Refusals, mutates
 
 __all__ = ["Calls"]
 
@@ -25,7 +25,7 @@ _CACHED = type(functools.lru_cache(lambda: None))
 _CONSUMERS = (list, tuple, dict, map, filter, zip, enumerate)  # types that go through what they are given
 
 
-class Calls:
+class Calls(Refusals):
     """A part of `Tracing`."""
 
     nodes: list[Any]
@@ -41,7 +41,11 @@ class Calls:
         if isinstance(function, types.MethodType):
             if is_users(function.__func__):
                 return self._of_function(function.__func__, (function.__self__, *arguments), named)
-            return self.call(function.__func__, function.__self__, *arguments, **named) if isinstance(function.__func__, _CACHED) else function(*arguments, **named)
+            return (
+                self.call(function.__func__, function.__self__, *arguments, **named)
+                if isinstance(function.__func__, _CACHED)
+                else function(*arguments, **named)
+            )
         if isinstance(function, functools.partial):
             return self.call(function.func, *function.args, *arguments, **{**function.keywords, **named})
         if isinstance(function, _CACHED):
@@ -63,57 +67,67 @@ class Calls:
             return converted(function, top)
         return functools.partial(self.call, function)
 
-    def _of_function(self, function: types.FunctionType, arguments: Any, named: Any) -> Any:
+    def _of_function(self, function: Any, arguments: Any, named: Any) -> Any:
         if function.__code__ is _MANAGER_CODE:  # of contextlib.contextmanager
             inner = getattr(function, "__wrapped__", None)
             if is_users(inner):
                 inner = self._converted(inner)
-                return self.made(contextlib.contextmanager(inner)(*arguments, **named))  # type: ignore[attr-defined]
+                return self.made(contextlib.contextmanager(inner)(*arguments, **named))
         if not is_users(function):
             return function(*arguments, **named)
         found = self._converted(function)(*arguments, **named)
         if inspect.isgenerator(found):
-            self.made(found)  # type: ignore[attr-defined]
+            self.made(found)
         return found
 
-    def _converted(self, function: types.FunctionType) -> Any:
-        return converted(function, home=self.home(function))  # type: ignore[attr-defined]
+    def _converted(self, function: Any) -> Any:
+        return converted(function, home=self.home(function))
 
     def _cached(self, function: Any, arguments: Any, named: Any) -> Any:
         found = deep((arguments, named))
         name = getattr(function, "__name__", "a cached function")
         if found is not None:
-            raise ScopeError(f"{name}() of `{show(found)}`, which only the kernel knows, is cached by its arguments. Leave the cache out.")
+            raise ScopeError(
+                f"{name}() of `{show(found)}`, which only the kernel knows, is cached by its arguments. Leave the cache out."
+            )
         before = sum(type(n) is not Let for n in self.nodes)
         found = function(*arguments, **named)
         if sum(type(n) is not Let for n in self.nodes) != before:
-            raise ScopeError(f"{name}() does something in the kernel, and only the first time: it is cached. Leave the cache out.")
+            raise ScopeError(
+                f"{name}() does something in the kernel, and only the first time: it is cached. Leave the cache out."
+            )
         return found
 
-    def _construct(self, kind: type, arguments: Any, named: Any) -> Any:
+    def _construct(self, kind: Any, arguments: Any, named: Any) -> Any:
         if kind in (map, filter):
             arguments = (self._argument(arguments[0]), *arguments[1:]) if arguments else arguments
         if issubclass(kind, _CONSUMERS):
             for each in arguments:
                 if not callable(each):
-                    self.items(each)  # type: ignore[attr-defined]
+                    self.items(each)
         if kind is dict:
-            self.key([pair[0] for pair in arguments[0]] if arguments and isinstance(arguments[0], (list, tuple)) else None)  # type: ignore[attr-defined]
+            self.key(
+                [pair[0] for pair in arguments[0]] if arguments and isinstance(arguments[0], (list, tuple)) else None
+            )
         start = inspect.getattr_static(kind, "__init__", None)
         plain = type(kind).__call__ is type.__call__ and kind.__new__ is object.__new__
         if plain and is_users(start):
-            made = self.made(kind.__new__(kind))  # type: ignore[attr-defined]
+            made = self.made(kind.__new__(kind))
             self._of_function(start, (made, *arguments), named)
             return made
         return self._noted(kind, kind(*arguments, **named))
 
     def _noted(self, function: Any, found: Any) -> Any:
         """What a type, or a function that makes new objects, gave."""
-        if isinstance(function, type) and type(found) is function and not isinstance(found, (int, str, tuple, frozenset, bytes, float)):
-            self.made(found)  # type: ignore[attr-defined]
+        if (
+            isinstance(function, type)
+            and type(found) is function
+            and not isinstance(found, (int, str, tuple, frozenset, bytes, float))
+        ):
+            self.made(found)
         elif function is builtins.sorted or function is builtins.iter:
-            if self.home(found) is None:  # type: ignore[attr-defined]
-                self.made(found)  # type: ignore[attr-defined]
+            if self.home(found) is None:
+                self.made(found)
         return found
 
     def _plain(self, function: Any, arguments: Any, named: Any) -> Any:
@@ -124,26 +138,29 @@ class Calls:
                 target = arguments[0]
         if target is not None and not isinstance(target, types.ModuleType):
             if mutates(target, name):
-                self.changes(target, f"`.{name}()`")  # type: ignore[attr-defined]
+                self.changes(target, f"`.{name}()`")
             if isinstance(target, (dict, set, frozenset)):
-                self.key(arguments[:1])  # type: ignore[attr-defined]
+                self.key(arguments[:1])
             if isinstance(target, str):
-                self.text((arguments, named))  # type: ignore[attr-defined]
+                self.text((arguments, named))
             if name in ("__setattr__", "__delattr__"):
-                self.stores_attribute(target if target is not object else arguments[0], str(arguments[-2 if name == "__setattr__" else -1]))  # type: ignore[attr-defined]
+                self.stores_attribute(
+                    target if target is not object else arguments[0],
+                    str(arguments[-2 if name == "__setattr__" else -1]),
+                )
         elif name in _CHANGING and arguments:
-            self.changes(arguments[_CHANGING[name]], f"{name}()")  # type: ignore[attr-defined]
+            self.changes(arguments[0], f"{name}()")
         for each in arguments:
             if hasattr(each, "__next__") or isinstance(each, SymbolicRange):
-                self.items(each)  # type: ignore[attr-defined]
+                self.items(each)
         if "out" in named:
-            self.changes(named["out"], "`out=`")  # type: ignore[attr-defined]
+            self.changes(named["out"], "`out=`")
         arguments = [self._argument(each) for each in arguments]
         named = {n: self._argument(each) for n, each in named.items()}
         found = function(*arguments, **named)
-        if type(found).__name__ == "ndarray" and getattr(found, "base", 1) is None or name in _MAKING:
-            if self.home(found) is None:  # type: ignore[attr-defined]
-                self.made(found)  # type: ignore[attr-defined]
+        if (type(found).__name__ == "ndarray" and getattr(found, "base", 1) is None) or name in _MAKING:
+            if self.home(found) is None:
+                self.made(found)
         return found
 
     def _argument(self, value: Any) -> Any:
@@ -157,16 +174,20 @@ class Calls:
     def attribute(self, target: Any, name: str) -> Any:
         """``target.name``. Properties of the user's classes are rewritten."""
         target = resolve(target)
-        if isinstance(target, (Carried, types.ModuleType)) or isinstance(target, type):
+        if isinstance(target, (Carried, types.ModuleType, type)):
             return getattr(target, name)
         own = inspect.getattr_static(type(target), name, None)
         if isinstance(own, property) and is_users(own.fget):
-            return self._of_function(own.fget, (target,), {})  # type: ignore[arg-type]
-        if isinstance(own, functools.cached_property) and is_users(own.func) and name not in getattr(target, "__dict__", {}):
+            return self._of_function(own.fget, (target,), {})
+        if (
+            isinstance(own, functools.cached_property)
+            and is_users(own.func)
+            and name not in getattr(target, "__dict__", {})
+        ):
             begun = sum(type(n) is not Let for n in self.nodes)
-            found = self._of_function(own.func, (target,), {})  # type: ignore[arg-type]
+            found = self._of_function(own.func, (target,), {})
             if deep(found) is not None or sum(type(n) is not Let for n in self.nodes) != begun:
-                self.stores_attribute(target, name)  # type: ignore[attr-defined]
+                self.stores_attribute(target, name)
             target.__dict__[name] = found
             return found
         return getattr(target, name)
@@ -191,11 +212,14 @@ class _Manager:
         return self.tracer.call(types.MethodType(self.leave, self.manager), *error)
 
 
-_MANAGER_CODE = contextlib.contextmanager(lambda: iter(())).__code__  # type: ignore[arg-type, return-value, attr-defined]
-#: functions that change an argument: which one
-_CHANGING = {
-    "heappush": 0, "heappop": 0, "heapify": 0, "heapreplace": 0, "heappushpop": 0, "setitem": 0, "delitem": 0, "iadd": 0, "iconcat": 0,
-    "insort": 0, "insort_left": 0, "insort_right": 0, "copyto": 0, "put": 0, "place": 0, "shuffle": 0, "imul": 0, "putmask": 0,
-}  # fmt: skip
-_MAKING = frozenset("copy __copy__ __deepcopy__ sorted split rsplit splitlines tolist iter __iter__ __reversed__ keys values items".split())
-
+_MANAGER_CODE = contextlib.contextmanager(lambda: iter(())).__code__
+#: functions that change their first argument
+_CHANGING = frozenset(
+    ["heappush", "heappop", "heapify", "heapreplace", "heappushpop", "setitem", "delitem", "iadd", "iconcat", "imul", "insort",
+     "insort_left", "insort_right", "copyto", "put", "place", "putmask", "shuffle"]
+)  # fmt: skip
+#: functions that make a new object
+_MAKING = frozenset(
+    ["copy", "__copy__", "__deepcopy__", "sorted", "split", "rsplit", "splitlines", "tolist", "iter", "__iter__", "keys",
+     "__reversed__", "values", "items"]
+)  # fmt: skip

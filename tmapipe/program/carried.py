@@ -1,8 +1,9 @@
 """What blocks carry: values made of numbers and fragments, joined where paths meet.
 
-A value is a number (an `int`, a `bool`, an expression), a fragment, or something made of such: a tuple, a named tuple, a list or
-deque, a dictionary, a frozen attrs or dataclass object, or an object of the library that names the attributes of it that vary
-(`Carried._carries`), such as an open slot. Values of one form are joined part by part. All else is opaque: the same, or unknown.
+A value is a number (an `int`, a `bool`, an expression), a fragment, or something made of such: a tuple, a named tuple, a list
+or deque, a dictionary, a frozen attrs or dataclass object, or an object of the library that names those of its attributes
+that vary (`Carried._carries`), such as an open slot. Values of one form are joined part by part. All else is opaque: the
+same, or unknown.
 """
 
 from __future__ import annotations
@@ -27,14 +28,19 @@ _CONSTANTS = (str, bytes, float, complex, type(None), range, frozenset, type(...
 
 
 class Undefined:
-    """In the place of a name that has no value (*why* is None), or one that no reader could tell: what it is depends on the path."""
+    """In the place of a name that has no value (*why* is None), or one that depends on the path, and can't be carried."""
+
+    _name: str
+    _why: str | None
 
     def __init__(self, name: str, why: str | None = None):
-        self.__dict__.update(_name=name, _why=why)
+        self._name, self._why = name, why
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         if self._why is None:
-            raise UnboundLocalError(f"cannot access local variable {self._name!r} where it is not associated with a value")
+            raise UnboundLocalError(
+                f"cannot access local variable {self._name!r} where it is not associated with a value"
+            )
         raise ScopeError(f"`{self._name}` {self._why}.")
 
     __getattr__ = __call__ = __bool__ = __iter__ = __add__ = __radd__ = __sub__ = __mul__ = __lt__ = __gt__ = _refuse
@@ -77,13 +83,19 @@ def same(a: Any, b: Any) -> bool:
 
 def kind_of(value: Any) -> str:
     """What a value is, in an error."""
-    return repr(value) if isinstance(value, Fragment) else "unknown" if isinstance(value, Undefined) else type(value).__name__
+    return (
+        repr(value)
+        if isinstance(value, Fragment)
+        else "unknown"
+        if isinstance(value, Undefined)
+        else type(value).__name__
+    )
 
 
 def _form(value: Any) -> Any:
     """What is equal of values that are joined part by part; None of a value without parts."""
     kind = type(value)
-    if isinstance(value, tuple) and kind.__eq__ is tuple.__eq__ and (kind is tuple or hasattr(kind, "_make")):
+    if isinstance(value, tuple) and kind.__eq__ == tuple.__eq__ and (kind is tuple or hasattr(kind, "_make")):
         return kind, len(value)
     if kind is list:
         return kind, len(value)
@@ -179,7 +191,9 @@ def _joined(name: str, values: tuple[Any, ...], number: Any, fragment: Any, othe
     forms = [_form(v) for v in values]
     if forms[0] is None or any(form != forms[0] for form in forms):
         return other(name, *values)
-    if isinstance(first, Carried) and not _alike(first, values[-1]):  # between them, what the body has made of the first
+    if isinstance(first, Carried) and not _alike(
+        first, values[-1]
+    ):  # between them, what the body has made of the first
         return other(name, *values)
     parts = [_parts(v) for v in values]
     made = [

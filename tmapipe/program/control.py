@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from tmapipe.errors import ScopeError
-from tmapipe.program.blocks import Block, Branch, Loop, both, either
-from tmapipe.program.calls import Calls
-from tmapipe.program.carried import Undefined, is_boolean, is_number
-from tmapipe.program.expressions import Expr, Var, resolve, select, symbolic
-from tmapipe.program.nodes import Let
+from tmapipe.program.blocks import Block, Branch
+from tmapipe.program.carried import Undefined
+from tmapipe.program.expressions import Var, resolve, symbolic
+from tmapipe.program.iteration import Decided, ForRange, Items, WhileLoop, iterations
+from tmapipe.program.loops import Loop
+from tmapipe.program.operands import Operands
 from tmapipe.program.python import SymbolicRange
-from tmapipe.program.refuse import Refusals
 
 __all__ = ["Cells", "Tracing"]
 
@@ -32,15 +32,14 @@ class Cells:
         self.values[i] = resolve(value)
 
 
-class Tracing(Refusals, Calls):
+class Tracing(Operands):
     """The state of a trace, and what rewritten code calls.
 
-    nodes: of the block that is being traced; path: numbers of the blocks around; opened: those blocks. pending: operands that
-    were begun (`first`, `takes`) and are not complete.
+    nodes: of the block that is being traced; path: numbers of the blocks around; opened: those blocks.
     """
 
     def __init__(self) -> None:
-        Refusals.__init__(self)
+        super().__init__()
         self.nodes: list[Any] = []
         self.path: list[Any] = []
         self.opened: list[Block | None] = []
@@ -48,7 +47,6 @@ class Tracing(Refusals, Calls):
         self.cells: list[weakref.ref[Cells]] = []
         self.parts: list[weakref.ref[Any]] = []
         self.taken: dict[str, int] = {}
-        self.pending: list[Any] = []
         self.blocks = 0
 
     # ---- names and state ------------------------------------------------------------------------------------------
@@ -109,13 +107,6 @@ class Tracing(Refusals, Calls):
         self.read(value)
         return Undefined(name)
 
-    def flag(self, value: Any) -> Any:
-        """The truth of a value."""
-        value = resolve(value)
-        if symbolic(value):
-            return value if value.boolean else value != 0
-        return bool(value)
-
     # ---- errors ---------------------------------------------------------------------------------------------------
 
     def level(self) -> tuple[int, int]:
@@ -134,7 +125,11 @@ class Tracing(Refusals, Calls):
         last = error.__traceback__ if error is not None else None
         while last is not None and last.tb_next is not None:
             last = last.tb_next
-        if error is not None and last is not None and last.tb_frame.f_globals.get("__name__", "").startswith(__package__ or ""):
+        if (
+            error is not None
+            and last is not None
+            and last.tb_frame.f_globals.get("__name__", "").startswith(__package__ or "")
+        ):
             if isinstance(error, ScopeError):
                 raise error
         if len(self.path) > level[0]:
@@ -146,118 +141,16 @@ class Tracing(Refusals, Calls):
         if any(block is not None and block.user for block in self.opened):
             self.refuse("`raise` in a branch or loop that only the kernel decides")
 
-    # ---- operands that may be skipped -----------------------------------------------------------------------------
-
-    def not_(self, value: Any) -> Any:
-        value = resolve(value)
-        if symbolic(value):
-            return Expr.of("not", value) if value.boolean else value == 0
-        return not value
-
-    def exited(self, *flags: Any) -> Any:
-        """Whether one of the exits was taken."""
-        found: Any = False
-        for flag in map(resolve, flags):
-            if flag is True:
-                return True
-            if symbolic(flag):
-                found = flag if found is False else Expr.of("or", found, flag)
-        return found
-
-    def first(self, word: str, value: Any, test: bool) -> bool:
-        """The first operand of `and` or `or` is *value*: whether the second is evaluated. test: only the truth counts."""
-        value = resolve(value)
-        middle = self.pending.pop() if word == "chain" else None
-        if not symbolic(value):
-            more = not value if word == "or" else bool(value)
-            self.pending.append([word, value, None, test, value, middle])
-            return more
-        condition = self.not_(value) if word == "or" else self.flag(value)
-        branch = Branch(self, condition, (), (), ())
-        branch.open()
-        self.pending.append([word, value, branch, test, None, middle])
-        return True
-
-    def second(self, value: Any) -> Any:
-        """The second operand."""
-        self.pending[-1][4] = resolve(value)
-        return value
-
-    def joined(self, _: Any) -> Any:
-        """The value of `and` or `or`."""
-        word, first, branch, test, second, _ = self.pending.pop()
-        if branch is None:
-            return second
-        branch.turn()
-        if test and not symbolic(second):
-            second = bool(second)
-        if test:
-            first = self.flag(first)
-        pure = _pure(branch.nodes[0])
-        if pure and is_number(second):
-            branch.finish()
-            if is_boolean(first) and is_boolean(second):
-                return either(first, second) if word == "or" else both(first, second)
-            return select(self.flag(first), *((first, second) if word == "or" else (second, 0)))
-        if word == "or":
-            return branch.finish_with(second, True if is_boolean(first) else first)
-        return branch.finish_with(second, False if is_boolean(first) else 0)
-
-    def keep_middle(self, value: Any) -> Any:
-        """An operand of a chain of comparisons, which two of them have."""
-        self.pending.append(value)
-        return value
-
-    def middle(self) -> Any:
-        return self.pending[-1][5]
-
-    def takes(self, condition: Any) -> bool:
-        """The condition of ``x if condition else y``: whether x is evaluated."""
-        condition = resolve(condition)
-        if not symbolic(condition):
-            self.pending.append([bool(condition), None, None])
-            return bool(condition)
-        branch = Branch(self, condition, (), (), ())
-        branch.open()
-        self.pending.append([None, branch, None])
-        return True
-
-    def arm(self, value: Any) -> Any:
-        return resolve(value)
-
-    def takes_other(self) -> bool:
-        known, branch, _ = self.pending[-1]
-        if branch is None:
-            return not known
-        branch.turn()
-        return True
-
-    def chosen(self, then: Any, other: Any) -> Any:
-        known, branch, _ = self.pending.pop()
-        if branch is None:
-            return then if known else other
-        if _pure(branch.nodes[0]) and _pure(self.nodes) and is_number(then) and is_number(other):
-            branch.finish()
-            return select(branch.condition, then, other)
-        return branch.finish_with(then, other)
-
-    def unguarded(self, name: str, value: Any, depth: int) -> Any:
-        """A value that is given a name in an operand which may be skipped."""
-        for each in self.pending[-depth:]:
-            if type(each) is list and any(isinstance(part, Branch) for part in each):
-                self.refuse(f"`{name} :=` in an operand that only the kernel decides on")
-        return value
-
     # ---- statements -----------------------------------------------------------------------------------------------
 
     def if_(self, condition: Any, names: Any, live: Any, state: Any) -> Any:
         condition = resolve(condition)
         if symbolic(condition):
             return Branch(self, condition, names, live, state)
-        return _Decided(bool(condition), state)
+        return Decided(bool(condition), state)
 
     def if_known(self, condition: Any, names: Any, live: Any, state: Any) -> Any:
-        return _Decided(bool(self.known(condition, "a branch with `yield`")), state)
+        return Decided(bool(self.known(condition, "a branch with `yield`")), state)
 
     def for_(self, around: Any, *state: Any) -> Any:
         if isinstance(around, range):
@@ -266,17 +159,17 @@ class Tracing(Refusals, Calls):
 
     def for_in_helper(self, around: Any, names: Any, heads: Any, live: Any, state: Any, stops: Any) -> Any:
         if isinstance(around, SymbolicRange):
-            return _For(self, around, Loop(self, names, heads, live, state, stops))
-        return _Items(self.items(around), names, state, stops)
+            return ForRange(self, around, Loop(self, names, heads, live, state, stops))
+        return Items(self.items(around), names, state, stops)
 
     def for_known(self, around: Any, names: Any, heads: Any, live: Any, state: Any, stops: Any) -> Any:
-        return _Items(self.items(around), names, state, stops)
+        return Items(self.items(around), names, state, stops)
 
     def while_(self, names: Any, heads: Any, live: Any, state: Any, stops: Any) -> Any:
-        return _While(self, names, heads, live, state, stops)
+        return WhileLoop(self, names, heads, live, state, stops)
 
-    def while_known(self, *state: Any) -> Any:
-        return _While(self, *state, known=True)
+    def while_known(self, names: Any, heads: Any, live: Any, state: Any, stops: Any) -> Any:
+        return WhileLoop(self, names, heads, live, state, stops, known=True)
 
     # ---- what the library calls -----------------------------------------------------------------------------------
 
@@ -291,7 +184,7 @@ class Tracing(Refusals, Calls):
     def loop(self, count: Any, body: Callable[[Any], None]) -> None:
         """Traces ``body(index)`` in a loop of *count* iterations."""
         loop = Loop(self, user=False)
-        for index in _iterations(self, loop, count):
+        for index in iterations(self, loop, count):
             body(index)
             loop.end(())
 
@@ -305,141 +198,3 @@ class Tracing(Refusals, Calls):
             if not loop.leave():
                 break
         loop.made_while(condition, iterations)
-
-
-def _pure(nodes: list[Any]) -> bool:
-    return all(type(node) is Let for node in nodes)
-
-
-class _Decided:
-    """A branch that Python decides."""
-
-    def __init__(self, arm: bool, state: Any):
-        self.taken, self.state = arm, state
-
-    def __iter__(self) -> Iterator[bool]:
-        return iter((self.taken,))
-
-    def end(self, state: Any) -> None:
-        self.state = state
-
-
-class _Items:
-    """A loop over what Python has. It ends early where a name in *stops* is known to be true."""
-
-    def __init__(self, around: Iterable[Any], names: Any, state: Any, stops: Any):
-        self.around, self.state = around, state
-        self.stops = [names.index(name) for name in stops if name in names]
-
-    def __iter__(self) -> Iterator[Any]:
-        for item in self.around:
-            yield item
-            if any(self.state[at] is True for at in self.stops):
-                return
-
-    def end(self, state: Any) -> None:
-        self.state = state
-
-
-def _iterations(tracer: Tracing, loop: Loop, count: Any) -> Iterator[Var]:
-    """The index of a loop, as often as its body is traced."""
-    index = Var("ijlpqr"[min(5, sum(isinstance(block, Loop) for block in tracer.opened))])
-    while True:
-        loop.enter()
-        yield index
-        if not loop.leave(sure=not symbolic(count) and count > 0):
-            break
-    loop.made_for(index, count)
-
-
-class _For:
-    """A loop over a range that is a loop of the program."""
-
-    def __init__(self, tracer: Tracing, around: SymbolicRange, loop: Loop):
-        self.tracer, self.around, self.loop = tracer, around, loop
-        self.end = loop.end
-
-    @property
-    def state(self) -> Any:
-        return self.loop.state
-
-    def __iter__(self) -> Iterator[Any]:
-        for index in _iterations(self.tracer, self.loop, self.around.count):
-            yield self.around.start + index * self.around.step
-
-
-class _While:
-    """A `while` loop: Python's as long as Python knows its condition and its exits, then one of the program.
-
-    tests: whether the condition is evaluated in this turn; `enters` takes it, and says whether the body follows.
-    """
-
-    def __init__(self, tracer: Tracing, names: Any, heads: Any, live: Any, state: Any, stops: Any, known: bool = False):
-        self.tracer, self.names, self.heads, self.live, self.state = tracer, names, heads, live, state
-        self.stops, self.only_known = stops, known
-        self.tests, self.test, self.loop = True, None, None
-        self.enter = True
-
-    def _exits(self) -> list[Any]:
-        return [resolve(self.state[self.names.index(name)]) for name in self.stops]
-
-    def enters(self, test: Any) -> bool:
-        test = resolve(test)
-        if self.only_known:
-            test = self.tracer.known(test, "a loop with `yield`")
-        self.test = test
-        if self.loop is None:
-            return not symbolic(test) and bool(test)
-        if not _pure(self.tracer.nodes):
-            self.acts = True
-        return self.enter
-
-    def end(self, state: Any) -> None:
-        self.state = state
-
-    def __iter__(self) -> Iterator[None]:
-        tracer, exits = self.tracer, []
-        nodes = tracer.nodes
-        while True:  # as Python does
-            begun = len(nodes)
-            yield
-            acts = not _pure(nodes[begun:])
-            exits = self._exits()
-            if symbolic(self.test) or any(map(symbolic, exits)):
-                break
-            if not self.test or any(each is True for each in exits):
-                return
-        known = not symbolic(self.test)  # then an exit is not
-        self.acts = acts and not known
-        loop = self.loop = Loop(tracer, self.names, self.heads, self.live, self.state, self.stops)
-        first = tracer.flag(self.test)
-        while True:
-            loop.enter()
-            self.state = loop.state
-            if not self.acts:
-                self.tests, self.enter = True, True
-                yield
-                if self.acts:  # its condition does something when it is evaluated again
-                    self._throw_away(loop)
-                    continue
-                condition: Any = tracer.flag(self.test)
-            else:
-                self.tests = False
-                yield
-                if any(each is not False for each in self._exits()):
-                    tracer.refuse("a `while` whose condition does something, and that is left early")
-                self.tests, self.enter = True, False
-                yield
-                last = tracer.flag(self.test)
-                condition = tracer.var("goes_on", True)
-            loop.end(self.state)
-            if not loop.leave():
-                break
-        if self.acts:
-            loop.carried.append((condition, first, last, Var(condition.name, True)))
-        loop.made_while(condition)
-        self.state = loop.state
-
-    def _throw_away(self, loop: Loop) -> None:
-        self.tracer.close()
-        loop.restore()

@@ -1,14 +1,14 @@
 """Functions, rewritten: which are, and how one is made of the rewritten syntax tree.
 
-Rewritten are the user's functions (and those of `tmapipe.schedules`), when they are called from a body: methods, closures, lambdas,
-functions of other modules. Python's own, those of packages and of this library run as they are; so does a function without
-source, and a coroutine. What runs as it is runs once, while the body is traced; it sees numbers that only the
-kernel knows as objects with arithmetic, and can't decide by them.
+Rewritten are the user's functions (and those of `tmapipe.schedules`), when they are called from a body: methods, closures,
+lambdas, functions of other modules. Python's own, those of packages and of this library run as they are; so does a function
+without source, and a coroutine. What runs as it is runs once, while the body is traced; it sees numbers that only the kernel
+knows as objects with arithmetic, and can't decide by them.
 """
 
 from __future__ import annotations
-
 import __future__
+
 import ast
 import functools
 import inspect
@@ -29,7 +29,10 @@ __all__ = ["converted", "current", "is_users", "tracing"]
 _LIBRARY = os.path.dirname(os.path.abspath(tmapipe.__file__)) + os.sep
 _SCHEDULES = os.path.join(_LIBRARY, "schedules") + os.sep
 _PACKAGES = tuple(
-    {os.path.join(os.path.abspath(sysconfig.get_path(each)), "") for each in ("stdlib", "platstdlib", "purelib", "platlib")}
+    {
+        os.path.join(os.path.abspath(sysconfig.get_path(each)), "")
+        for each in ("stdlib", "platstdlib", "purelib", "platlib")
+    }
 )
 _OUTER = "<outer>"
 _FUTURE = __future__.annotations.compiler_flag
@@ -99,7 +102,7 @@ def converted(function: types.FunctionType, top: bool = False, home: Any = None)
     Raises:
         ScopeError: It does what can't be traced, at the line that the error names.
     """
-    code = _rewritten(function.__code__, top, _Function(function))
+    code = _rewritten(function.__code__, function.__code__.co_filename, top, _Function(function))
     if code is None:
         return function
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
@@ -125,7 +128,8 @@ class _Function:
 
 
 @functools.lru_cache(maxsize=4096)
-def _rewritten(code: types.CodeType, top: bool, given: _Function) -> types.CodeType | None:
+def _rewritten(code: types.CodeType, file: str, top: bool, given: _Function) -> types.CodeType | None:
+    """The code of *file* with traced control flow: equal code of two files is equal."""
     if code.co_flags & _COROUTINES:
         return None
     found = syntax_of(given.function)
@@ -148,7 +152,7 @@ def _rewritten(code: types.CodeType, top: bool, given: _Function) -> types.CodeT
     module = ast.Module([ast.FunctionDef(_OUTER, arguments, body, [], None)], [])
     for each in ast.walk(module):
         if isinstance(each, (ast.FunctionDef, ast.ClassDef)) and not hasattr(each, "type_params"):
-            each.type_params = []  # type: ignore[attr-defined]
+            setattr(each, "type_params", [])  # noqa: B010 - Python 3.12's
         if isinstance(each, (ast.stmt, ast.expr)) and not hasattr(each, "lineno"):
             ast.copy_location(each, node)
     ast.fix_missing_locations(module)
@@ -166,5 +170,3 @@ def _code_of(code: types.CodeType, name: str) -> types.CodeType:
         if isinstance(each, types.CodeType):
             return each if each.co_name == name else _code_of(each, name)
     raise AssertionError(name)
-
-

@@ -124,7 +124,9 @@ class Exits:
         stops = (*([broken] if breaks else []), *([RETURNED] if returns else []))
         if stops:
             self.stops[s] = stops
-            if not isinstance(s, ast.While):  # what is iterated over is given to its names in iterations alone that are done
+            if not isinstance(
+                s, ast.While
+            ):  # what is iterated over is given to its names in iterations alone that are done
                 item = f"<next {count}>"
                 s.body = [located(ast.Assign([s.target], ast.Name(item, ast.Load())), s), *s.body]
                 s.target = located(ast.Name(item, ast.Store()), s.target)

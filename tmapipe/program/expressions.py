@@ -134,6 +134,8 @@ def _simpler(op: str, a: tuple[Any, ...]) -> tuple[Any] | None:
             return (0,)
         if _is(a[1], 1) and not _condition(a[0]):
             return (a[0],)
+    if op in ("floordiv", "mod") and _is(a[1], 0):
+        raise ZeroDivisionError(f"`{show(a[0])}` is divided by 0")
     if op == "floordiv" and _is(a[1], 1) and not _condition(a[0]):
         return (a[0],)
     if op == "and" and isinstance(a[1], bool) and _condition(a[0]):

@@ -46,10 +46,9 @@ def stored(statements: Iterable[ast.AST]) -> list[str]:
 def _note_stored(node: ast.AST, found: dict[str, None]) -> None:
     if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
         found[node.id] = None
-    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        found[node.name] = None
-    elif isinstance(node, ast.ExceptHandler) and node.name:
-        found[node.name] = None
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler)):
+        if node.name:
+            found[node.name] = None
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
         found.update(dict.fromkeys((alias.asname or alias.name).split(".")[0] for alias in node.names))
     elif isinstance(node, (ast.MatchAs, ast.MatchStar)) and node.name:
@@ -89,7 +88,7 @@ def captured(function: ast.AST) -> Names:
 
 def declared(function: ast.AST, kind: type[ast.Global | ast.Nonlocal]) -> Names:
     """Names that *function* itself declares global or nonlocal."""
-    return frozenset(n for each in own_nodes(function) if isinstance(each, kind) for n in each.names)  # type: ignore[attr-defined]
+    return frozenset(n for each in own_nodes(function) if isinstance(each, kind) for n in each.names)
 
 
 class Liveness:
@@ -160,12 +159,14 @@ class Liveness:
         head = after | test
         while True:
             inside = self._block(s.body, head)
-            found = head | (inside - set(targets)) | reads(s.target if isinstance(s, (ast.For, ast.AsyncFor)) else s.test)
+            found = (
+                head | (inside - set(targets)) | reads(s.target if isinstance(s, (ast.For, ast.AsyncFor)) else s.test)
+            )
             if found == head:
                 break
             head = found
         # live where the body begins; what is live only after the loop is in `after`
-        self.heads[s] = ((inside - set(targets)) | test | self.always)
+        self.heads[s] = (inside - set(targets)) | test | self.always
         return head | after
 
 

@@ -20,7 +20,7 @@ def deep(value: Any, levels: int = 4) -> Any:
     """A number that only the kernel knows in *value*, or in what it contains; else None."""
     if symbolic(value):
         return value
-    if levels and type(value) in (tuple, list, set, frozenset, collections.deque) or isinstance(value, tuple):
+    if (levels and type(value) in (tuple, list, set, frozenset, collections.deque)) or isinstance(value, tuple):
         return next((found for each in value if (found := deep(each, levels - 1)) is not None), None)
     if levels and type(value) is dict:
         return deep([*value.keys(), *value.values()], levels)
@@ -38,7 +38,9 @@ class SymbolicRange:
 
     def __iter__(self) -> Any:
         shown = f"range({show(self.start)}, {show(self.stop)})"
-        raise ScopeError(f"an iteration of {shown}, which only the kernel knows, outside of a `for` statement of a body")
+        raise ScopeError(
+            f"an iteration of {shown}, which only the kernel knows, outside of a `for` statement of a body"
+        )
 
     __len__ = __contains__ = __getitem__ = __iter__
 
@@ -81,7 +83,9 @@ def _extreme(name: str) -> Callable[..., Any]:
             raise ScopeError(f"{name}() by a key that only the kernel knows. Compare by `if`.")
         if not all(isinstance(each, (int, Expr)) for each in items):
             odd = next(each for each in items if not isinstance(each, (int, Expr)))
-            raise ScopeError(f"{name}() of a number that only the kernel knows and {type(odd).__name__}. It takes integers.")
+            raise ScopeError(
+                f"{name}() of a number that only the kernel knows and {type(odd).__name__}. It takes integers."
+            )
         found = items[0]
         for each in items[1:]:
             found = Expr.of(name, found, each)
@@ -115,12 +119,12 @@ def _divmod(tracer: Tracing, a: Any, b: Any) -> Any:
     return (a // b, a % b) if symbolic(a) or symbolic(b) else divmod(a, b)
 
 
-def _refused(what: str, fix: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+def _refused(plain: Any, fix: str) -> Callable[..., Any]:
     def refused(tracer: Tracing, *values: Any, **named: Any) -> Any:
         for each in values:
             found = deep(each)
             if found is not None:
-                raise ScopeError(f"{what} of `{show(found)}`, which only the kernel knows. {fix}")
+                raise ScopeError(f"{plain.__name__}() of `{show(found)}`, which only the kernel knows. {fix}")
         return plain(*values, **named)
 
     return refused
@@ -128,13 +132,17 @@ def _refused(what: str, fix: str, plain: Callable[..., Any]) -> Callable[..., An
 
 def _type_test(tracer: Tracing, value: Any, kinds: Any) -> Any:
     if symbolic(value):
-        raise ScopeError(f"isinstance() of `{show(value)}`: a number that only the kernel knows has no type of Python's.")
+        raise ScopeError(
+            f"isinstance() of `{show(value)}`: a number that only the kernel knows has no type of Python's."
+        )
     return isinstance(value, kinds)
 
 
 def _type(tracer: Tracing, *arguments: Any, **named: Any) -> Any:
     if len(arguments) == 1 and symbolic(arguments[0]):
-        raise ScopeError(f"type() of `{show(arguments[0])}`: a number that only the kernel knows has no type of Python's.")
+        raise ScopeError(
+            f"type() of `{show(arguments[0])}`: a number that only the kernel knows has no type of Python's."
+        )
     return type(*arguments, **named)
 
 
@@ -180,10 +188,6 @@ def _print(tracer: Tracing, *values: Any, **named: Any) -> None:
     print(*values, **named)
 
 
-def _abs(tracer: Tracing, value: Any) -> Any:
-    return abs(value)
-
-
 def _identity(tracer: Tracing, value: Any) -> Any:
     if symbolic(value):
         raise ScopeError(f"id() of `{show(value)}`, which only the kernel knows")
@@ -196,17 +200,13 @@ _HASH = "Compare by `if`, or keep it in a list by constant indices."
 
 #: by the function's id: what is called instead, with the tracer as its first argument
 SPECIAL: dict[int, Callable[..., Any]] = {
-    id(range): _range, id(reversed): _reversed, id(min): _extreme("min"), id(max): _extreme("max"),
-    id(any): _any_or_all("or"), id(all): _any_or_all("and"), id(sum): _sum, id(bool): _bool, id(divmod): _divmod,
-    id(abs): _abs, id(int): _refused("int()", _INTEGER, int), id(float): _refused("float()", _INTEGER, float),
-    id(complex): _refused("complex()", _INTEGER, complex), id(round): _refused("round()", _INTEGER, round),
-    id(str): _refused("str()", _TEXT, str), id(repr): _refused("repr()", _TEXT, repr), id(ascii): _refused("ascii()", _TEXT, ascii),
-    id(format): _refused("format()", _TEXT, format), id(chr): _refused("chr()", _TEXT, chr), id(hex): _refused("hex()", _TEXT, hex),
-    id(bin): _refused("bin()", _TEXT, bin), id(oct): _refused("oct()", _TEXT, oct), id(hash): _refused("hash()", _HASH, hash),
-    id(isinstance): _type_test, id(type): _type, id(next): _next, id(print): _print, id(id): _identity,
-    id(locals): _of_names("locals"), id(vars): _of_names("vars"), id(eval): _of_names("eval"), id(exec): _of_names("exec"),
+    id(range): _range, id(reversed): _reversed, id(min): _extreme("min"), id(max): _extreme("max"), id(sum): _sum,
+    id(any): _any_or_all("or"), id(all): _any_or_all("and"), id(bool): _bool, id(divmod): _divmod, id(print): _print,
+    id(isinstance): _type_test, id(type): _type, id(next): _next, id(id): _identity,
     id(setattr): _setattr, id(delattr): _delattr, id(getattr): _getattr,
-    id(set): _refused("set()", _HASH, set), id(frozenset): _refused("frozenset()", _HASH, frozenset),
-    id(sorted): _refused("sorted()", "Compare by `if`.", sorted), id(bytes): _refused("bytes()", _TEXT, bytes),
-    id(bytearray): _refused("bytearray()", _TEXT, bytearray),
+    **{id(plain): _of_names(plain.__name__) for plain in (locals, vars, eval, exec)},
+    **{id(plain): _refused(plain, _INTEGER) for plain in (int, float, complex, round)},
+    **{id(plain): _refused(plain, _TEXT) for plain in (str, repr, ascii, format, chr, hex, bin, oct, bytes, bytearray)},
+    **{id(plain): _refused(plain, _HASH) for plain in (hash, set, frozenset)},
+    id(sorted): _refused(sorted, "Compare by `if`."),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What rewritten code asks before it does something that a trace can't keep: stores to what is outside of a traced block, tests of
+"""What rewritten code asks before it does what a trace can't keep: stores to what is outside of a traced block, tests of
 types, text, keys. Refusal is a diagnosis: what is not in the trace doesn't run.
 
 A list or deque that was made in a block around is an exception: it is carried, as long as it keeps its length (`Block.touch`).
@@ -24,23 +24,36 @@ from tmapipe.program.python import SymbolicRange, deep
 __all__ = ["Place", "Refusals", "mutates"]
 
 FIX = "A body is traced once, and keeps no state but local names"
+_OF_LISTS = [
+    "append",
+    "extend",
+    "insert",
+    "remove",
+    "pop",
+    "clear",
+    "reverse",
+    "__setitem__",
+    "__delitem__",
+    "__iadd__",
+]
 #: methods that change an object, by its type
 MUTATORS: dict[type, frozenset[str]] = {
-    list: frozenset("append extend insert remove pop clear sort reverse __setitem__ __delitem__ __iadd__ __imul__ __init__".split()),
-    collections.deque: frozenset(
-        "append appendleft extend extendleft insert remove pop popleft clear rotate reverse __setitem__ __delitem__ __iadd__".split()
-    ),
-    dict: frozenset("update setdefault pop popitem clear __setitem__ __delitem__ __ior__".split()),
+    list: frozenset([*_OF_LISTS, "sort", "__imul__", "__init__"]),
+    collections.deque: frozenset([*_OF_LISTS, "appendleft", "extendleft", "popleft", "rotate"]),
+    bytearray: frozenset(_OF_LISTS),
+    dict: frozenset(["update", "setdefault", "pop", "popitem", "clear", "__setitem__", "__delitem__", "__ior__"]),
     set: frozenset(
-        "add update remove discard pop clear intersection_update difference_update symmetric_difference_update __ior__ __iand__".split()
+        ["add", "update", "remove", "discard", "pop", "clear", "intersection_update", "difference_update",
+         "symmetric_difference_update", "__ior__", "__iand__"]
     ),
-    bytearray: frozenset("append extend insert remove pop clear reverse __setitem__ __delitem__ __iadd__".split()),
-    np.ndarray: frozenset("fill sort put partition resize setfield itemset setflags byteswap __setitem__ __iadd__".split()),
-}
+    np.ndarray: frozenset(
+        ["fill", "sort", "put", "partition", "resize", "setfield", "itemset", "setflags", "byteswap", "__setitem__"]
+    ),
+}  # fmt: skip
 _INPLACE = {
-    "Add": operator.iadd, "Sub": operator.isub, "Mult": operator.imul, "Div": operator.itruediv, "FloorDiv": operator.ifloordiv,
-    "Mod": operator.imod, "Pow": operator.ipow, "LShift": operator.ilshift, "RShift": operator.irshift, "BitAnd": operator.iand,
-    "BitOr": operator.ior, "BitXor": operator.ixor, "MatMult": operator.imatmul,
+    "Add": operator.iadd, "Sub": operator.isub, "Mult": operator.imul, "Div": operator.itruediv, "Mod": operator.imod,
+    "FloorDiv": operator.ifloordiv, "Pow": operator.ipow, "LShift": operator.ilshift, "RShift": operator.irshift,
+    "BitAnd": operator.iand, "BitOr": operator.ior, "BitXor": operator.ixor, "MatMult": operator.imatmul,
 }  # fmt: skip
 _OWN_INPLACE = {name: f"__{function.__name__.rstrip('_')}__" for name, function in _INPLACE.items()}
 
@@ -55,8 +68,8 @@ def mutates(target: Any, method: str) -> bool:
 class Refusals:
     """A part of `Tracing`. objects: what rewritten code has made so far, and in which block."""
 
-    path: list[Any]
-    opened: list[Any]
+    path: list[Any]  #: numbers of the blocks around
+    opened: list[Any]  #: those blocks
 
     def __init__(self) -> None:
         self.objects: dict[int, tuple[Any, tuple[Any, ...]]] = {}
@@ -103,7 +116,9 @@ class Refusals:
             target._refuse()
         home, here = self.home(target), tuple(self.path)
         if here and not (home is not None and home[: len(here)] == here):
-            self.refuse(f"`.{name}` of {_shown(target)} is set, which was made outside of the body, or of the loop or branch around")
+            self.refuse(
+                f"`.{name}` of {_shown(target)} is set, which was made outside of the body, or of the loop or branch around"
+            )
         return target
 
     def stores_global(self, name: str) -> None:
@@ -113,7 +128,8 @@ class Refusals:
     def stores_nonlocal(self, name: str, home: Any) -> None:
         """home: the block in which the function that does it was made."""
         if self.path and home != tuple(self.path):
-            self.refuse(f"`{name}` of a function around is set, by a function that was made outside of the loop or branch, or of the body")
+            where = "by a function that was made outside of the body, or of the loop or branch around"
+            self.refuse(f"`{name}` of a function around is set, {where}")
 
     def place(self, target: Any, key: Any) -> Place:
         return Place(self, resolve(target), resolve(key))
@@ -167,7 +183,9 @@ class Refusals:
     def divisor(self, value: Any) -> Any:
         """In a `try` that may catch a division by zero."""
         if symbolic(value):
-            raise ScopeError(f"a division by `{show(value)}`, of which only the kernel knows whether it is 0, in a `try` that catches that")
+            raise ScopeError(
+                f"a division by `{show(value)}`, of which only the kernel knows whether it is 0, in a `try` that catches that"
+            )
         return value
 
     def items(self, around: Any) -> Any:
@@ -191,11 +209,15 @@ class Refusals:
             found = False
             for each in among:
                 equal = value == each
-                found = found or equal if not symbolic(found) else found if equal is False else Expr.of("or", found, equal)
+                found = (
+                    found or equal if not symbolic(found) else found if equal is False else Expr.of("or", found, equal)
+                )
                 if found is True:
                     break
         else:
-            raise ScopeError(f"`in` with a number that only the kernel knows, and {type(among).__name__}. Compare by `if`.")
+            raise ScopeError(
+                f"`in` with a number that only the kernel knows, and {type(among).__name__}. Compare by `if`."
+            )
         return self.not_(found) if not_ else found  # type: ignore[attr-defined]
 
     def is_(self, value: Any, other: Any, not_: bool) -> bool:
@@ -206,8 +228,10 @@ class Refusals:
         return (value is not other) if not_ else (value is other)
 
 
-_SIGNS = {"Add": "+", "Sub": "-", "Mult": "*", "BitAnd": "&", "BitOr": "|", "BitXor": "^", "Div": "/", "FloorDiv": "//", "Mod": "%",
-          "Pow": "**", "LShift": "<<", "RShift": ">>", "MatMult": "@"}  # fmt: skip
+_SIGNS = {
+    "Add": "+", "Sub": "-", "Mult": "*", "Div": "/", "Mod": "%", "FloorDiv": "//", "Pow": "**", "LShift": "<<", "RShift": ">>",
+    "BitAnd": "&", "BitOr": "|", "BitXor": "^", "MatMult": "@",
+}  # fmt: skip
 
 
 class Place:

@@ -7,9 +7,9 @@ from typing import Any
 
 
 from tmapipe.isa.fragment import Fragment
+from tmapipe.program.arguments import argument
 from tmapipe.program.expressions import Expr, evaluate
 from tmapipe.program.nodes import Call, For, Function, If, Let, OfModel, While
-from tmapipe.program.operands import operand
 
 
 def replay(program: Any, isa: Any) -> None:
@@ -133,7 +133,7 @@ class _Replay:
         self.env[node.results[0]] = self.isa.ballot(table, self.value(first), self.value(count), test, without)
 
     def value(self, x: Any) -> Any:
-        return operand(x, self.number, self.isa)
+        return argument(x, self.number, self.isa)
 
     def number(self, x: Expr) -> Any:
         return evaluate(x, self.env)

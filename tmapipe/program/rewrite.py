@@ -1,7 +1,8 @@
 """Rewriting: the syntax tree of a function -> one whose control flow, calls and stores are those of the tracer.
 
-Statements stay where they are, in their function and at their lines. A branch becomes a loop over the arms that are taken, which
-are one where Python knows the condition, else both; a loop becomes one over its iterations, or over one that stands for all::
+Statements stay where they are, in their function and at their lines. A branch becomes a loop over the arms that are taken,
+which are one where Python knows the condition, else both; a loop becomes one over its iterations, or over one that stands for
+all::
 
     if test: A                          <if 1> = <tp>.if_(test, names, live, (a, b))
     else: B                     ->      for <arm 1> in <if 1>:
@@ -11,8 +12,8 @@ are one where Python knows the condition, else both; a loop becomes one over its
                                             <if 1>.end((a, b))
                                         (a, b) = <if 1>.state
 
-where a and b are the names that A and B assign and something reads later. Operands that Python may skip are evaluated in place,
-too: ``x and y`` -> ``<tp>.joined(<tp>.second(y) if <tp>.first("and", x) else None)``.
+where a and b are the names that A and B assign and something reads later. Operands that Python may skip are evaluated in
+place, too: ``x and y`` -> ``<tp>.joined(<tp>.second(y) if <tp>.first("and", x) else None)``.
 
 Functions and lambdas inside are rewritten when they are called; classes inside are Python's.
 """
@@ -22,21 +23,18 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from tmapipe.program.exits import RETURNED, TP, VALUE, Exits, call, located
+from tmapipe.program.exits import RETURNED, VALUE, Exits, call, located
 from tmapipe.program.names import Liveness, declared, own_nodes, stored
+from tmapipe.program.rewrite_expressions import Expressions, load
 
 __all__ = ["HOME", "Rewriter"]
 
 HOME = "<home>"  #: the block of code in which the function was made
 
 
-def _load(name: str) -> ast.Name:
-    return ast.Name(name, ast.Load())
-
-
 def _of(name: str, attribute: str, *arguments: ast.expr) -> ast.expr:
     """``name.attribute``, or a call of it."""
-    return ast.Attribute(_load(name), attribute, ast.Load())
+    return ast.Attribute(load(name), attribute, ast.Load())
 
 
 def _tuple(names: list[str], context: type[ast.Load] | type[ast.Store]) -> ast.Tuple:
@@ -47,7 +45,7 @@ def _constants(values: Any) -> ast.Tuple:
     return ast.Tuple([ast.Constant(value) for value in values], ast.Load())
 
 
-class Rewriter(ast.NodeTransformer):
+class Rewriter(Expressions):
     """Rewrites one function. top: whether it is the body of a role, in which a loop over a known range is a loop, too."""
 
     def __init__(self, function: ast.FunctionDef, top: bool, refuse: Any):
@@ -65,16 +63,29 @@ class Rewriter(ast.NodeTransformer):
         self.names: dict[ast.AST, list[str]] = {}
         for node in own_nodes(ast.Module(statements, [])):
             if isinstance(node, (ast.If, ast.For, ast.While)):
-                needed = self.live.after[node] | self.live.other.get(node, frozenset()) | self.live.heads.get(node, frozenset())
-                assigned = stored([*([node.target] if isinstance(node, ast.For) else []), *([node.test] if isinstance(node, ast.While) else []), *node.body, *node.orelse])
+                needed = (
+                    self.live.after[node]
+                    | self.live.other.get(node, frozenset())
+                    | self.live.heads.get(node, frozenset())
+                )
+                assigned = stored(
+                    [
+                        *([node.target] if isinstance(node, ast.For) else []),
+                        *([node.test] if isinstance(node, ast.While) else []),
+                        *node.body,
+                        *node.orelse,
+                    ]
+                )
                 self.names[node] = [n for n in assigned if n in needed and n not in outside]
         #: names that may have no value where a block begins
         self.carried = {n for names in self.names.values() for n in names}
         self.unset = [n for n in sorted(self.carried) if n not in self.parameters and n not in (RETURNED, VALUE)]
-        self.count = self.lazy = 0
-        self.risky = 0  # inside a `try` that may catch a division by zero
+        self.count = 0
         function.body = self.block(statements)
-        function.body[:0] = [located(ast.Assign([ast.Name(n, ast.Store())], call("unset", ast.Constant(n))), function.body[0]) for n in self.unset]
+        function.body[:0] = [
+            located(ast.Assign([ast.Name(n, ast.Store())], call("unset", ast.Constant(n))), function.body[0])
+            for n in self.unset
+        ]
 
     # ---- statements -----------------------------------------------------------------------------------------------
 
@@ -102,7 +113,9 @@ class Rewriter(ast.NodeTransformer):
 
     def _of_outer_names(self, s: ast.stmt) -> list[ast.stmt]:
         """Checks before a statement that assigns what its function declares global or nonlocal."""
-        if not (self.globals or self.nonlocals) or isinstance(s, (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.FunctionDef)):
+        if not (self.globals or self.nonlocals) or isinstance(
+            s, (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.FunctionDef)
+        ):
             simple: list[ast.AST] = []
             if isinstance(s, ast.For):
                 simple = [s.target]
@@ -115,7 +128,7 @@ class Rewriter(ast.NodeTransformer):
             if name in self.globals:
                 made.append(ast.Expr(call("stores_global", ast.Constant(name))))
             elif name in self.nonlocals:
-                made.append(ast.Expr(call("stores_nonlocal", ast.Constant(name), _load(HOME))))
+                made.append(ast.Expr(call("stores_nonlocal", ast.Constant(name), load(HOME))))
         return [located(each, s) for each in made]
 
     def _yields(self, node: ast.AST) -> bool:
@@ -128,14 +141,20 @@ class Rewriter(ast.NodeTransformer):
         test = self.test(node.test)
         arms, arm = self._number("if"), self._number("arm")
         begin = call(method, test, _constants(names), _constants(live), _tuple(names, ast.Load))
-        inside = ast.If(_load(arm), self.block(node.body), self.block(node.orelse))
+        inside = ast.If(load(arm), self.block(node.body), self.block(node.orelse))
         return self._loop_of(node, arms, arm, begin, names, [inside])
 
-    def _loop_of(self, node: ast.stmt, blocks: str, item: str, begin: ast.expr, names: list[str], inside: list[ast.stmt]) -> Any:
+    def _loop_of(
+        self, node: ast.stmt, blocks: str, item: str, begin: ast.expr, names: list[str], inside: list[ast.stmt]
+    ) -> Any:
         state = [ast.Assign([_tuple(names, ast.Store)], _of(blocks, "state"))] if names else []
         end = ast.Expr(ast.Call(_of(blocks, "end"), [_tuple(names, ast.Load)], []))
-        loop = ast.For(ast.Name(item, ast.Store()), _load(blocks), [*state, *inside, end], [])
-        made = [ast.Assign([ast.Name(blocks, ast.Store())], begin), loop, *([ast.Assign([_tuple(names, ast.Store)], _of(blocks, "state"))] if names else [])]
+        loop = ast.For(ast.Name(item, ast.Store()), load(blocks), [*state, *inside, end], [])
+        made = [
+            ast.Assign([ast.Name(blocks, ast.Store())], begin),
+            loop,
+            *([ast.Assign([_tuple(names, ast.Store)], _of(blocks, "state"))] if names else []),
+        ]
         return [located(each, node) for each in made]
 
     def _of_loop(self, node: ast.For | ast.While) -> tuple[list[str], list[ast.expr]]:
@@ -143,7 +162,13 @@ class Rewriter(ast.NodeTransformer):
         heads = [n in self.live.heads[node] for n in names]
         live = [n in self.live.after[node] for n in names]
         stops = self.stops.get(node, ())
-        return names, [_constants(names), _constants(heads), _constants(live), _tuple(names, ast.Load), _constants(stops)]
+        return names, [
+            _constants(names),
+            _constants(heads),
+            _constants(live),
+            _tuple(names, ast.Load),
+            _constants(stops),
+        ]
 
     def visit_For(self, node: ast.For) -> Any:
         names, shown = self._of_loop(node)
@@ -151,7 +176,7 @@ class Rewriter(ast.NodeTransformer):
         around = self.visit(node.iter)
         loop, item = self._number("loop"), self._number("item")
         checks = self._of_outer_names(node)
-        first = [*checks, located(ast.Assign([self.visit(node.target)], _load(item)), node)]
+        first = [*checks, located(ast.Assign([self.visit(node.target)], load(item)), node)]
         inside = [*first, *self.block(node.body)]
         return self._loop_of(node, loop, item, call(method, around, *shown), names, inside)
 
@@ -172,7 +197,7 @@ class Rewriter(ast.NodeTransformer):
                 item.optional_vars = self.visit(item.optional_vars)
         node.body = self.block(node.body)
         before = ast.Assign([ast.Name(level, ast.Store())], call("level"))
-        return [located(before, node), node, located(ast.Expr(call("left", _load(level))), node)]
+        return [located(before, node), node, located(ast.Expr(call("left", load(level))), node)]
 
     def visit_Try(self, node: ast.Try) -> Any:
         level = self._number("level")
@@ -186,9 +211,9 @@ class Rewriter(ast.NodeTransformer):
             name, body = handler.name, self.block(handler.body)
             if name is not None and name in self.carried:
                 handler.name = self._number("error")
-                body = [ast.Assign([ast.Name(name, ast.Store())], _load(handler.name)), *body,
+                body = [ast.Assign([ast.Name(name, ast.Store())], load(handler.name)), *body,
                         ast.Assign([ast.Name(name, ast.Store())], call("unset", ast.Constant(name)))]  # fmt: skip
-            handler.body = [located(s, handler) for s in (ast.Expr(call("caught", _load(level))), *body)]
+            handler.body = [located(s, handler) for s in (ast.Expr(call("caught", load(level))), *body)]
         node.orelse, node.finalbody = self.block(node.orelse), self.block(node.finalbody)
         return [located(ast.Assign([ast.Name(level, ast.Store())], call("level")), node), node]
 
@@ -196,7 +221,9 @@ class Rewriter(ast.NodeTransformer):
         node.subject = located(call("subject", self.visit(node.subject)), node.subject)
         for case in node.cases:
             if case.guard is not None:
-                case.guard = located(call("known", self.test(case.guard), ast.Constant("a guard of `match`")), case.guard)
+                case.guard = located(
+                    call("known", self.test(case.guard), ast.Constant("a guard of `match`")), case.guard
+                )
             case.body = self.block(case.body)
         return node
 
@@ -222,8 +249,10 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         if isinstance(node.target, ast.Name):
-            before = self.visit(located(_load(node.target.id), node.target))
-            value = call("inplace", ast.Constant(type(node.op).__name__), before, self._divisor(node.op, self.visit(node.value)))
+            before = self.visit(located(load(node.target.id), node.target))
+            value = call(
+                "inplace", ast.Constant(type(node.op).__name__), before, self._divisor(node.op, self.visit(node.value))
+            )
             return located(ast.Assign([node.target], value), node)
         node.value, node.target = self._divisor(node.op, self.visit(node.value)), self.visit(node.target)
         return node
@@ -232,7 +261,7 @@ class Rewriter(ast.NodeTransformer):
         made: list[ast.stmt] = []
         for target in node.targets:
             if isinstance(target, ast.Name) and target.id in self.carried:
-                value = call("deleted", ast.Constant(target.id), _load(target.id))
+                value = call("deleted", ast.Constant(target.id), load(target.id))
                 made.append(ast.Assign([ast.Name(target.id, ast.Store())], value))
             else:
                 made.append(ast.Delete([self.visit(target)]))
@@ -243,9 +272,9 @@ class Rewriter(ast.NodeTransformer):
         node.decorator_list = []
         node.args.defaults = [self.visit(each) for each in node.args.defaults]
         node.args.kw_defaults = [each and self.visit(each) for each in node.args.kw_defaults]
-        made = call("made", _load(node.name))
+        made = call("made", load(node.name))
         for name, _ in reversed(decorators):
-            made = call("call", _load(name), made)
+            made = call("call", load(name), made)
         before = [ast.Assign([ast.Name(name, ast.Store())], each) for name, each in decorators]
         after = ast.Assign([ast.Name(node.name, ast.Store())], made)
         return [located(each, node) for each in (*before, node, after)]
@@ -259,161 +288,6 @@ class Rewriter(ast.NodeTransformer):
         return node
 
     visit_ClassDef = visit_AsyncFunctionDef
-
-    # ---- expressions ----------------------------------------------------------------------------------------------
-
-    def test(self, node: ast.expr) -> Any:
-        """An expression of which only the truth counts."""
-        if isinstance(node, ast.BoolOp):
-            return self._bool(node, True)
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return located(call("not_", self.test(node.operand)), node)
-        return self.visit(node)
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
-        return self._bool(node, False)
-
-    def _bool(self, node: ast.BoolOp, test: bool) -> Any:
-        word = ast.Constant("and" if isinstance(node.op, ast.And) else "or")
-        visit = self.test if test else self.visit
-        first = visit(node.values[0])
-        self.lazy += len(node.values) - 1
-        others = [visit(each) for each in node.values[1:]]
-        self.lazy -= len(node.values) - 1
-        made = others[-1]
-        for value in reversed([first, *others[:-1]]):
-            made = self._joined(word, value, made, test)
-        return located(made, node)
-
-    def _joined(self, word: ast.Constant, first: ast.expr, second: ast.expr, test: bool) -> ast.Call:
-        lazily = ast.IfExp(call("first", word, first, ast.Constant(test)), call("second", second), ast.Constant(None))
-        return call("joined", lazily)
-
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
-        if isinstance(node.op, ast.Not):
-            return self.test(node)
-        return self.generic_visit(node)
-
-    def visit_IfExp(self, node: ast.IfExp) -> Any:
-        test = self.test(node.test)
-        self.lazy += 1
-        then, other = self.visit(node.body), self.visit(node.orelse)
-        self.lazy -= 1
-        one = ast.IfExp(call("takes", test), call("arm", then), ast.Constant(None))
-        two = ast.IfExp(call("takes_other"), call("arm", other), ast.Constant(None))
-        return located(call("chosen", one, two), node)
-
-    def visit_Compare(self, node: ast.Compare) -> Any:
-        left = self.visit(node.left)
-        self.lazy += len(node.ops) - 1
-        rights = [self.visit(each) for each in node.comparators]
-        self.lazy -= len(node.ops) - 1
-        made = None
-        for i in reversed(range(len(node.ops))):
-            a = left if i == 0 else call("middle")
-            b = rights[i] if i == len(node.ops) - 1 else call("keep_middle", rights[i])
-            pair = self._compare(node.ops[i], a, b)
-            made = pair if made is None else self._joined(ast.Constant("chain"), pair, made, False)
-        return located(made, node)
-
-    def _compare(self, op: ast.cmpop, a: ast.expr, b: ast.expr) -> ast.expr:
-        if isinstance(op, (ast.In, ast.NotIn)):
-            return call("contains", a, b, ast.Constant(isinstance(op, ast.NotIn)))
-        if isinstance(op, (ast.Is, ast.IsNot)) and not any(isinstance(each, ast.Constant) and each.value is None for each in (a, b)):
-            return call("is_", a, b, ast.Constant(isinstance(op, ast.IsNot)))
-        return ast.Compare(a, [op], [b])
-
-    def visit_NamedExpr(self, node: ast.NamedExpr) -> Any:
-        node.value = self.visit(node.value)
-        if self.lazy:
-            name = ast.Constant(node.target.id)
-            node.value = located(call("unguarded", name, node.value, ast.Constant(self.lazy)), node)
-        return node
-
-    def visit_Call(self, node: ast.Call) -> Any:
-        if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name) and node.func.value.id == TP:
-            node.args = [each if isinstance(each, ast.Name) else self.visit(each) for each in node.args]
-            return node
-        if isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args and not node.keywords:
-            node.args = [_load("__class__"), _load(self.parameters[0])]
-            return located(node, node)
-        self.generic_visit(node)
-        made = ast.Call(ast.Attribute(_load(TP), "call", ast.Load()), [node.func, *node.args], node.keywords)
-        return located(made, node)
-
-    def visit_Name(self, node: ast.Name) -> Any:
-        if isinstance(node.ctx, ast.Load) and node.id in self.carried:
-            return located(call("read", node), node)
-        return node
-
-    def visit_Attribute(self, node: ast.Attribute) -> Any:
-        value = self.visit(node.value)
-        if isinstance(node.ctx, ast.Load):
-            if node.attr.startswith("__"):
-                node.value = value
-                return node
-            return located(call("attribute", value, ast.Constant(node.attr)), node)
-        node.value = located(call("stores_attribute", value, ast.Constant(node.attr)), node)
-        return node
-
-    def visit_Subscript(self, node: ast.Subscript) -> Any:
-        value, key = self.visit(node.value), self.visit(node.slice)
-        if isinstance(node.ctx, ast.Load):
-            return located(call("item", value, key), node)
-        return located(ast.Attribute(call("place", value, key), "item", node.ctx), node)
-
-    def visit_Slice(self, node: ast.Slice) -> Any:
-        bounds = [self.visit(each) if each else ast.Constant(None) for each in (node.lower, node.upper, node.step)]
-        return located(call("slice", *bounds), node)
-
-    def visit_BinOp(self, node: ast.BinOp) -> Any:
-        text = isinstance(node.op, ast.Mod) and isinstance(node.left, (ast.Constant, ast.JoinedStr)) and not isinstance(getattr(node.left, "value", ""), (int, float))
-        self.generic_visit(node)
-        if text:
-            node.right = located(call("text", node.right), node)
-        node.right = self._divisor(node.op, node.right)
-        if isinstance(node.op, ast.Add) and not any(isinstance(each, ast.Constant) for each in (node.left, node.right)):
-            return located(call("fresh", node), node)
-        return node
-
-    def _divisor(self, op: ast.operator, value: Any) -> Any:
-        if self.risky and isinstance(op, (ast.FloorDiv, ast.Mod, ast.Div)) and not isinstance(value, ast.Constant):
-            return located(call("divisor", value), value)
-        return value
-
-    def visit_List(self, node: Any) -> Any:
-        self.generic_visit(node)
-        return located(call("made", node), node) if not isinstance(getattr(node, "ctx", None), ast.Store) else node
-
-    def visit_Set(self, node: ast.Set) -> Any:
-        self.generic_visit(node)
-        node.elts = [each if isinstance(each, ast.Starred) else located(call("key", each), each) for each in node.elts]
-        return located(call("made", node), node)
-
-    def visit_Dict(self, node: ast.Dict) -> Any:
-        self.generic_visit(node)
-        node.keys = [each and located(call("key", each), each) for each in node.keys]
-        return located(call("made", node), node)
-
-    def visit_ListComp(self, node: Any) -> Any:
-        for each in node.generators:
-            each.iter = located(call("items", self.visit(each.iter)), each.iter)
-            each.ifs = [located(call("known", self.test(i), ast.Constant("a filter of a comprehension")), i) for i in each.ifs]
-        for field in ("elt", "key", "value"):
-            if hasattr(node, field):
-                setattr(node, field, self.visit(getattr(node, field)))
-        if isinstance(node, ast.SetComp):
-            node.elt = located(call("key", node.elt), node.elt)
-        if isinstance(node, ast.DictComp):
-            node.key = located(call("key", node.key), node.key)
-        return located(call("made", node), node)
-
-    visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp
-
-    def visit_FormattedValue(self, node: ast.FormattedValue) -> Any:
-        self.generic_visit(node)
-        node.value = located(call("text", node.value), node.value)
-        return node
 
 
 def _may_catch_division(handler: ast.ExceptHandler) -> bool:

@@ -12,7 +12,6 @@ import linecache
 import types
 from typing import Any
 
-
 __all__ = ["syntax_of"]
 
 
@@ -74,11 +73,11 @@ def _functions(text: str) -> dict[tuple[int, str], list[tuple[Any, str | None]]]
 
 def _is_code_of(node: Any, code: types.CodeType) -> bool:
     """Whether *code* is that of a function with this syntax tree: compiled again, with the same names around it."""
-    made: Any = copy.deepcopy(node)
-    if isinstance(made, ast.FunctionDef):
-        made.decorator_list, inner = [], made
+    inner: Any = copy.deepcopy(node)
+    if isinstance(inner, ast.FunctionDef):
+        inner.decorator_list = []
     else:
-        inner = ast.Return(made)
+        inner = ast.Return(inner)
     assigned = [ast.Assign([ast.Name(name, ast.Store())], ast.Constant(None)) for name in code.co_freevars]
     outer = _definition("<outer>", ast.arguments([], [], None, [], [], None, []), [*assigned, inner])
     module = ast.fix_missing_locations(ast.Module([ast.copy_location(outer, node)], []))
@@ -95,5 +94,3 @@ def _key(code: types.CodeType) -> Any:
     constants = tuple(_key(each) if isinstance(each, types.CodeType) else (type(each), each) for each in code.co_consts)
     names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
     return code.co_code, constants, names, code.co_argcount, code.co_kwonlyargcount, code.co_flags & 0xF
-
-

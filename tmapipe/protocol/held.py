@@ -35,7 +35,9 @@ class HeldEnd(RingEnd):
             self._wait(0, 0)
             self.slot = Slot(self)
             self.slot.index, self.slot.open = 0, True
-            self.slot.touched_by_threads.update(dict.fromkeys(self.parts, True))  # so that no tile differs from the first
+            self.slot.touched_by_threads.update(
+                dict.fromkeys(self.parts, True)
+            )  # so that no tile differs from the first
 
     def begun(self) -> None:
         """What is done before the first tile is over. Raises `ScopeError` if the role has not entered the slot."""

@@ -190,7 +190,7 @@ class RingEnd(Carried):
                 scope = "cluster" if released else "relaxed"
                 return self.isa.mbarrier_arrive_cluster(self.signalled, index, self.mask, when, scope)
             self.isa.mbarrier_arrive_cluster(self.signalled, index, self.mask, when & released, "cluster")
-            self.isa.mbarrier_arrive_cluster(self.signalled, index, self.mask, when & ~released, "relaxed")
+            self.isa.mbarrier_arrive_cluster(self.signalled, index, self.mask, when & (released == 0), "relaxed")
         else:
             self.isa.mbarrier_arrive(self.signalled, index, when=when)
 
