@@ -77,6 +77,11 @@ class Expr:
     def _unknown(self, what: str) -> Any:
         raise ScopeError(f"{what} of `{show(self)}`, which only the kernel knows")
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise ScopeError(f"`.{name}` of `{show(self)}`, which only the kernel knows: a number that takes arithmetic alone")
+
     def __bool__(self) -> bool:
         return self._unknown("a decision by Python (in code that is not rewritten)")
 
