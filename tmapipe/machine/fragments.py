@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tmapipe.arithmetic import total
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import ops
 from tmapipe.isa.fragment import Fragment, applied, where_is
@@ -97,13 +98,13 @@ class MachineFragments(Reductions):
 
     @of_data
     def row_sums(self, values: Fragment, columns: int, first: int, inside: int, before: Any) -> Any:
-        sums = self._piece(values, columns)[:, first : max(first, inside)].sum(1, dtype=np.float32)
+        sums = total(self._piece(values, columns)[:, first : max(first, inside)])
         return sums if before is None else before + sums
 
     @of_data
     def column_sums(self, values: Fragment, columns: int, inside: int) -> Any:
         rows = max(0, inside - 16 * (self.isa.warp % 4))
-        return self._piece(values, columns)[:rows].sum(0, dtype=np.float32)
+        return total(self._piece(values, columns)[:rows].T)
 
     def write_row_sums(self, sums: Any, slot: SlotRef) -> None:
         self._write(slot, sums, self._quarter())
