@@ -56,7 +56,7 @@ def products(a: np.ndarray, b: np.ndarray, depth: int) -> np.ndarray:
         left, right = (x.reshape(len(x), x.shape[1] // depth, depth).transpose(1, 0, 2) for x in (a, b))
         sums = np.matmul(left, right.transpose(0, 2, 1))
         # Of rows that are whole numbers times some power of 2, every partial sum is exact, so the order does not matter.
-        rows, columns = (np.flatnonzero(~_few_bits(x)) for x in (a, b))
+        rows, columns = (np.flatnonzero(~few_bits(x)) for x in (a, b))
         sums[:, rows] = _in_order(left[:, rows], right)
         sums[:, :, columns] = _in_order(left, right[:, columns])
     return sums
@@ -73,7 +73,7 @@ def accumulate(held: np.ndarray, sums: np.ndarray) -> None:
                 np.add(held, each, out=held, casting="same_kind")
 
 
-def _few_bits(x: np.ndarray) -> np.ndarray:
+def few_bits(x: np.ndarray) -> np.ndarray:
     """Of each row, whether all elements are whole multiples, below 2^24, of one power of 2."""
     _, exponent = np.frexp(np.abs(x).max(1, initial=0))
     scaled = x * np.ldexp(1.0, _WHOLE - exponent)[:, None]

@@ -1,10 +1,10 @@
 """Functions of fragments, for epilogues and role bodies. They mean the same in both backends.
 
 An argument is a number or a fragment (what ``slot.x.read()`` and ``acc.values()`` give, and what an epilogue is called with).
-Results are fp32, but of integers where it says so. The CPU backend computes with NumPy. The GPU backend uses the
-special-function unit: ``ex2.approx``, ``lg2.approx``, ``rsqrt.approx``, ``sqrt.approx`` and ``rcp.approx`` have relative
-errors of some 2^-22 (`exp` of large numbers more: |x| * 2^-24; `log` near 1 an absolute one), and ``tanh.approx`` of 2^-11
-(PTX ISA), which is below the rounding of bf16.
+Results are fp32, but of integers where it says so. The CPU backend computes in float64 and rounds once, alike on every machine
+(docs/internals/arithmetic.md). The GPU backend uses the special-function unit: ``ex2.approx``, ``lg2.approx``,
+``rsqrt.approx``, ``sqrt.approx`` and ``rcp.approx`` have relative errors of some 2^-22 (`exp` of large numbers more:
+|x| * 2^-24; `log` near 1 an absolute one), and ``tanh.approx`` of 2^-11 (PTX ISA), which is below the rounding of bf16.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 import ast
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,8 @@ import tmapipe
 import tmapipe as tp
 from tests.oracle.arithmetic import STATED, Bytes, digest
 from tmapipe import arithmetic
-from tmapipe.dtypes import bf16, fp16, tf32
-from tmapipe.machine.reductions import _lines
+from tmapipe.dtypes import bf16, fp8_e4m3, fp8_e5m2, fp16, tf32
+from tmapipe.machine.reductions import lines_of
 from tmapipe.plan.thread_layout import VectorLayout
 
 FUNCTIONS = {
@@ -60,10 +61,37 @@ def test_sums_that_an_order_would_show_are_not_left_to_blas():
     tiny[0, 0] = 1.0  # 1 + 2^-53 is 1, so in the order of k nothing is added to it
     assert arithmetic.products(tiny, one, 16) == 1.0
     assert arithmetic.products(tiny[:, ::-1], one, 16) == 1 + 15 * 2.0**-53
-    assert not arithmetic._few_bits(tiny).any() and arithmetic._few_bits(one).all()
-    assert arithmetic._few_bits(np.array([[0.0, 0.0], [2.0**-23, 1.0], [-(2.0**-24), 1.0]])).tolist() == [1, 1, 0]
+    assert not arithmetic.few_bits(tiny).any() and arithmetic.few_bits(one).all()
+    assert arithmetic.few_bits(np.array([[0.0, 0.0], [2.0**-23, 1.0], [-(2.0**-24), 1.0]])).tolist() == [1, 1, 0]
     with np.errstate(invalid="ignore"):
-        assert not arithmetic._few_bits(np.array([[np.inf, 1.0], [np.nan, 1.0]])).any()
+        assert not arithmetic.few_bits(np.array([[np.inf, 1.0], [np.nan, 1.0]])).any()
+
+
+def cut(x, largest, bits):
+    """x in units of 2^-bits of the exponent of the *largest*, cut off."""
+    unit = 2.0 ** (math.frexp(largest)[1] - 1 - bits)
+    return np.trunc(x / unit) * unit
+
+
+@pytest.mark.parametrize("dtype, bits", [(bf16, 25), (fp16, 25), (tf32, 25), (fp8_e4m3, 13), (fp8_e5m2, 13)])
+def test_the_stated_distance_from_a_gpu(dtype, bits):
+    """Of sums as Hopper's tensor cores have been found to make them (Xie et al., 2025), by docs/internals/arithmetic.md."""
+    source, depth = Bytes(f"gpu {dtype.name}"), 32 // dtype.bytes
+    apart = 0
+    for _ in range(200):
+        a, b, held = (source.among(kind, (1, size)) for kind, size in ((dtype, depth), (dtype, depth), (tf32, 1)))
+        a, b, held = (np.where(np.abs(x) < 1e4, x, 1) for x in (a, b, held))
+        terms = np.append(a * b, held)
+        largest = np.abs(terms).max()
+        total = cut(terms, largest, bits).sum()
+        on_gpu = cut(total, total, min(bits, 23))
+        values = held.astype(np.float32)
+        arithmetic.accumulate(values, arithmetic.products(a, b, depth))
+        distance = (depth + 1) * 2.0**-bits * largest
+        distance += (2.0 ** -min(bits, 23) + 2.0**-24) * abs(values[0, 0])
+        assert abs(on_gpu - values[0, 0]) <= distance
+        apart += on_gpu != values[0, 0]
+    assert apart > 20
 
 
 @given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=40))
@@ -117,7 +145,7 @@ def test_functions_of_what_is_not_finite():
 
 
 def test_rows_of_which_a_warp_has_different_numbers_of_elements():
-    lines = _lines(VectorLayout((8, 24), 2, 3, 0, 1), 0, "rows")  # 32 vectors of rows of 12
+    lines = lines_of(VectorLayout((8, 24), 2, 3, 0, 1), 0, "rows")  # 32 vectors of rows of 12
     assert [(rows.tolist(), places.tolist()) for rows, places in lines] == [
         ([2], [list(range(48, 64))]),
         ([0, 1], [list(range(24)), list(range(24, 48))]),
@@ -148,6 +176,19 @@ def test_results_come_from_no_other_arithmetic():
             if foreign:
                 found.append(f"{path.name}:{node.lineno} {ast.unparse(node)}")
     assert not found, "\n".join(found)
+
+
+def test_tests_that_compare_bits_are_listed():
+    """In docs/internals/arithmetic.md, with the reason why they may."""
+    tests = Path(__file__).parents[1]
+    page = (tests.parent / "docs/internals/arithmetic.md").read_text().partition("## Tests that compare bits")[2]
+    compare = re.compile(r"array_equal|torch\.equal|\.tobytes\(|== .*\)\.all\(\)")
+    found = {
+        str(path.relative_to(tests).with_suffix(""))
+        for path in tests.rglob("test_*.py")
+        if "gpu" not in path.parts and compare.search(path.read_text())
+    }
+    assert set(re.findall(r"`(\w+/test_\w+)`", page)) == found
 
 
 def test_a_product_does_not_depend_on_the_tile():

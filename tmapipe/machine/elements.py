@@ -66,12 +66,12 @@ _OPERATORS = (
     "invert", "lshift", "rshift",
 )  # fmt: skip
 _OF_NUMPY = ("where", "floor", "sqrt")
-_OF_ARITHMETIC = ("exp", "exp2", "log", "log2", "tanh", "erf", "sigmoid")
+OF_ARITHMETIC = ("exp", "exp2", "log", "log2", "tanh", "erf", "sigmoid")
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, f"__{name}__") for name in _OPERATORS},
     **{name: getattr(np, name) for name in _OF_NUMPY},
-    **{name: getattr(arithmetic, name) for name in _OF_ARITHMETIC},
+    **{name: getattr(arithmetic, name) for name in OF_ARITHMETIC},
     **{f"to_{kind.name}": functools.partial(_rounded, dtype=kind) for kind in (bf16, fp16, fp8_e4m3, fp8_e5m2)},
     "widen": np.asarray,
     "maximum": arithmetic.larger,

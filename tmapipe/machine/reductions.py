@@ -29,7 +29,7 @@ def _logsumexp(data: np.ndarray) -> Any:
 
 
 #: Along the last axis.
-_REDUCTIONS: dict[str, Callable[[np.ndarray], Any]] = {
+REDUCTIONS: dict[str, Callable[[np.ndarray], Any]] = {
     "sum": total,
     "maximum": functools.partial(folded, larger),
     "minimum": functools.partial(folded, smaller),
@@ -38,7 +38,7 @@ _REDUCTIONS: dict[str, Callable[[np.ndarray], Any]] = {
 
 
 @functools.lru_cache(maxsize=256)
-def _lines(layout: ThreadLayout, warp: int, along: str) -> list[tuple[np.ndarray, np.ndarray]]:
+def lines_of(layout: ThreadLayout, warp: int, along: str) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each number of elements that a warp has of a row (or of a column): the rows of which it has so many, and where those
     elements are among its own, [rows, elements]."""
     at = elements.indices_of(layout, warp)[0 if along == "rows" else 1].ravel()
@@ -56,8 +56,8 @@ class Reductions(SlotAccesses):
     @of_data
     def reduce_in_warp(self, layout: ThreadLayout, op: str, kind: str, along: str, data: Any) -> Any:
         partial: Any = np.full(getattr(layout, along), NOTHING[kind], elements.KINDS[kind])
-        for lines, places in _lines(layout, self.isa.warp, along):
-            partial[lines] = _REDUCTIONS[op](data.reshape(-1)[places])
+        for lines, places in lines_of(layout, self.isa.warp, along):
+            partial[lines] = REDUCTIONS[op](data.reshape(-1)[places])
         return partial
 
     def write_partial(self, layout: ThreadLayout, along: str, data: Any, slot: SlotRef) -> None:
@@ -89,7 +89,7 @@ class Reductions(SlotAccesses):
         sharing = layout.sharing_warps(layout.warp(self.isa.warp), along)
         mine = [each * i + warp for i in range(peers) for warp in sharing]
         whole = np.full(getattr(layout, along), np.nan, np.float32)
-        whole[at] = _REDUCTIONS[op](partials[mine][:, places].astype(np.float32).T)
+        whole[at] = REDUCTIONS[op](partials[mine][:, places].astype(np.float32).T)
         return whole
 
     def _shared(self, layout: ThreadLayout, along: str) -> tuple[np.ndarray, np.ndarray]:
