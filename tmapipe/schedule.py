@@ -7,6 +7,7 @@ model. Subclass it to replace a body or a part.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Schedule"]
 
+#: Transitions on the model of an output tile, and of each warp that works on it, beyond which a loop does not seem to end.
+STEPS_OF_TILE, STEPS_OF_WARP = 500_000, 50_000
 _ON_THE_HOST = ("checked",)  # attributes that no plan and no kernel depends on
 _MADE = ("_declared", "_plans", "_compiled", "_launchers")  # attributes that follow from the others
 
@@ -353,7 +356,10 @@ class Schedule:
             return Run(Layout(plan), trace)
         if clusters is None:
             clusters = min(2, self.cluster_count(bound.shapes))
-        machine = Machine(plan, seed=seed, trace=trace)
+        extents = self.grid(lambda name, i: bound.shapes[name][i]).values()
+        tiles = max(1, math.prod(extents), self.cluster_count(bound.shapes))  # one cluster may take them all
+        most = tiles * (STEPS_OF_TILE + STEPS_OF_WARP * plan.cluster_size * plan.threads // 32)
+        machine = Machine(plan, seed=seed, trace=trace, max_steps=most)
         with names_replaced(self):
             return machine.run(lambda isa: kernel_main(isa, self), bound.arrays(), clusters)
 
