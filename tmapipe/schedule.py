@@ -16,13 +16,13 @@ import attrs
 
 from tmapipe.bind import tensors as tensors_
 from tmapipe.bind.bound import Bound
-from tmapipe.bind.memory import check_kind, note_written
+from tmapipe.bind.memory import check_held, check_kind, note_written
 from tmapipe.dim import Dim
 from tmapipe.dtypes import DType, as_dtype
-from tmapipe.errors import InputError
-from tmapipe.fields import is_count
+from tmapipe.errors import InputError, needed
+from tmapipe.fields import check_bool, is_count
 from tmapipe.plan.arch import arch_named
-from tmapipe.plan.declarations import PARTS, Declarations, declare
+from tmapipe.plan.declarations import PARTS, Declarations, check_names, declare
 from tmapipe.plan.equality import key_of, same
 from tmapipe.plan.explain import explain
 from tmapipe.plan.model import Plan
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Schedule"]
 
-#: Transitions on the model of an output tile, and of each warp that works on it, beyond which a loop does not seem to end.
-STEPS_OF_TILE, STEPS_OF_WARP = 500_000, 50_000
 _ON_THE_HOST = ("checked",)  # attributes that no plan and no kernel depends on
 _MADE = ("_declared", "_plans", "_compiled", "_launchers")  # attributes that follow from the others
 
@@ -148,6 +146,7 @@ class Schedule:
             raise InputError("Schedule.tiles", self.tiles, "is an order of output tiles", fix)
         if not isinstance(self.relations, tuple) or not all(isinstance(dim, Dim) for dim in self.relations):
             raise InputError("Schedule.relations", self.relations, "is a tuple of Dim", 'e.g. (Dim("r", size=3),)')
+        check_names("Schedule.transposed", self.transposed, declared.arguments)
         if not isinstance(self.checked, bool):
             raise InputError("Schedule.checked", self.checked, "is True or False", "use True, to be safe")
         declared = attrs.evolve(declared, bounded=self.tiles.bounded, relations=self.relations)
@@ -168,15 +167,16 @@ class Schedule:
         Raises:
             InputError: For declarations that no correct kernel could be built for.
         """
-        types = {name: as_dtype(dtype) for name, dtype in self._named(dtypes or {}).items()}
+        types = {name: as_dtype(dtype) for name, dtype in self._named({} if dtypes is None else dtypes).items()}
         plans: dict[Any, Plan] = self.__dict__.setdefault("_plans", {})
-        target = arch_named(arch or self.arch).name
+        target = arch_named(self.arch if arch is None else arch).name
         key = (target, *sorted((name, dtype.name) for name, dtype in types.items()))
         if key not in plans:
             check_axes(self.declared, self.over)
             check_relations(self.declared)
-            made = make_plan(self.declared, types, target)
+            made = make_plan(self.declared, types, target, self.tiles.room(target))
             self.tiles.check(self.declared, axes_of(self.declared, self.over))
+            self.tiles.check_plan(made)
             self.check_plan(made)
             plans[key] = made
         return plans[key]
@@ -278,7 +278,9 @@ class Schedule:
         self.plan(bound.dtypes)
         if bound.on_gpu and not bound.empty:
             from tmapipe.check.trips import require_safe
-            from tmapipe.gpu.launch import Launcher
+
+            with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
+                from tmapipe.gpu.launch import Launcher
 
             launcher = Launcher(self, bound, gate=lambda: require_safe(self, bound.dtypes))
             launcher.launch(list(bound.tensors.values()))
@@ -317,6 +319,7 @@ class Schedule:
             raise InputError("clusters", clusters, "is a positive number of clusters, or None", "leave it out")
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InputError("seed", seed, "is a whole number", "e.g. 3")
+        check_bool("trace", trace)
         bound = self.bind(*tensors, out=out, **named)
         run = self._simulate(bound, clusters, seed, trace)
         note_written(bound.outputs)
@@ -339,6 +342,7 @@ class Schedule:
             if name not in self.transposed or getattr(tensor, "ndim", 0) < 2:
                 return tensor
             check_kind(name, tensor)
+            check_held(name, tensor)
             return tensor.swapaxes(-1, -2)
 
         names = self.declared.arguments
@@ -347,7 +351,7 @@ class Schedule:
 
     def _simulate(self, bound: Bound, clusters: int | None = None, seed: int = 0, trace: bool = False) -> Run:
         from tmapipe.kernel import kernel_main
-        from tmapipe.machine import Layout, Machine, Run
+        from tmapipe.machine import Layout, Machine, Run, steps_for
         from tmapipe.machine.varying_names import names_replaced
 
         plan = self.plan(bound.dtypes)
@@ -357,9 +361,8 @@ class Schedule:
         if clusters is None:
             clusters = min(2, self.cluster_count(bound.shapes))
         extents = self.grid(lambda name, i: bound.shapes[name][i]).values()
-        tiles = max(1, math.prod(extents), self.cluster_count(bound.shapes))  # one cluster may take them all
-        most = tiles * (STEPS_OF_TILE + STEPS_OF_WARP * plan.cluster_size * plan.threads // 32)
-        machine = Machine(plan, seed=seed, trace=trace, max_steps=most)
+        tiles = max(math.prod(extents), self.cluster_count(bound.shapes))  # one cluster may take them all
+        machine = Machine(plan, seed=seed, trace=trace, max_steps=steps_for(plan, tiles))
         with names_replaced(self):
             return machine.run(lambda isa: kernel_main(isa, self), bound.arrays(), clusters)
 
@@ -377,12 +380,18 @@ class Schedule:
             arch: As of `plan`.
             unroll: False: a kernel to be read, in which no run-time loop is unrolled.
 
+        Raises:
+            InputError: As of `plan`, or *unroll* is neither True nor False.
+            MissingPackageError: CuTe DSL is not installed.
+
         Returns:
             The kernel with its PTX, cubin and resource usage.
         """
-        from tmapipe.gpu.build import build
-
-        return build(self, self.plan(dtypes, arch=arch), keep=True, unroll=unroll)
+        check_bool("unroll", unroll)
+        plan = self.plan(dtypes, arch=arch)
+        with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
+            from tmapipe.gpu.build import build
+        return build(self, plan, keep=True, unroll=unroll)
 
 
 def _check_free(name: str, value: Any) -> None:

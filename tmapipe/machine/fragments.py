@@ -82,7 +82,7 @@ class MachineFragments(Reductions):
 
     def write_columns(self, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
         if not transposed:
-            return self._write(slot, values.data, self._quarter())
+            return self._write(slot, self._piece(values, slot.buffer.tile[-1]), self._quarter())
         mine, columns = self.isa.warp % 4, slot.buffer.tile[-2]
         at = None if self.memory is None else 64 * np.arange(columns) + 16 * mine + np.arange(16)[:, None]
         self._write(slot, self._piece(values, columns), (mine, 4, "columns"), at)

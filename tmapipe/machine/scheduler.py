@@ -175,7 +175,7 @@ class Scheduler:
         """Where the roles are."""
         if self.where is None:
             return ""
-        found = {}
+        found: dict[tuple[str, str], None] = {}
         for agent in range(len(self.programs)):
             line = self.where(agent)
             if line is not None:

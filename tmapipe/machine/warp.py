@@ -96,7 +96,7 @@ class MachineIsa(Isa):
                 raise _of_another_thread(others[0])
             emit(op)
 
-        self.emit = of_own_thread  # type: ignore[method-assign, assignment]
+        self.emit = of_own_thread  # type: ignore[method-assign]
         try:
             yield
         finally:

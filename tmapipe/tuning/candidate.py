@@ -105,6 +105,9 @@ class Candidate:
         """
         from tmapipe import schedules
 
+        kind = getattr(schedules, self.schedule, None) if isinstance(self.schedule, str) else None
+        if not (isinstance(kind, type) and issubclass(kind, Gemm)):
+            raise InputError("Candidate(schedule)", self.schedule, "names a GEMM of tmapipe.schedules", 'e.g. "Gemm"')
         if self.in_parts and problem.batch > 1 and (epilogue.operands or epilogue.outputs):
             rule = "has no operands and one output, where parts of k of a batch are added"
             raise InputError("epilogue", epilogue.function, rule, "compute the rest apart")
@@ -128,7 +131,7 @@ class Candidate:
         shape = form | chosen | {"tile": tile}
 
         def make(stored: Epilogue) -> tuple[int, Gemm]:
-            made = getattr(schedules, self.schedule)(**shape, **(options | {"epilogue": stored}))
+            made = kind(**shape, **(options | {"epilogue": stored}))
             with warnings.catch_warnings():  # of spills, which show when it is measured
                 warnings.simplefilter("ignore")
                 return made.plan(self.dtypes(problem, epilogue)).ring("ring").stages, made
