@@ -22,7 +22,7 @@ from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError, needed
 from tmapipe.fields import check_bool, is_count
 from tmapipe.plan.arch import arch_named
-from tmapipe.plan.declarations import PARTS, Declarations, check_names, declare
+from tmapipe.plan.declarations import PARTS, Declarations, check_names, check_roles, declare
 from tmapipe.plan.equality import key_of, same
 from tmapipe.plan.explain import explain
 from tmapipe.plan.model import Plan
@@ -133,6 +133,7 @@ class Schedule:
         """The declared parts, by kind: those of base classes first, in the order of declaration."""
         found = self.__dict__.get("_declared")
         if found is None:
+            check_roles("Schedule.optional_roles", self.optional_roles)
             earlier = (*self.optional_roles.items(), *self.__dict__.get("_earlier", ()))
             found = declare(self, self.cluster, earlier)
             found = self._with_order(found)
@@ -264,7 +265,7 @@ class Schedule:
         Raises:
             InputError: Before anything is launched.
         """
-        if self.transposed:
+        if not isinstance(self.transposed, tuple) or self.transposed:
             tensors, named = self._as_declared(tensors, named)
         launchers: dict[Any, Any] = self.__dict__.setdefault("_launchers", {})
         if named:  # as positions, if they are the next ones
@@ -305,7 +306,7 @@ class Schedule:
         Args:
             tensors: As of a call.
             out: As of a call.
-            clusters: In the grid, 1 or more; by default up to 2, so that persistent CTAs get more than one tile.
+            clusters: In the grid, 1 to 1024; by default up to 2, so that persistent CTAs get more than one tile.
             seed: Of the order in which the model's agents take their steps.
             trace: Keep every step and its source line, for `Run.timeline`.
             named: As of a call.
@@ -315,8 +316,8 @@ class Schedule:
             DeadlockError: If no warp can go on.
             HazardError: For an access that the hardware would not order.
         """
-        if clusters is not None and not is_count(clusters):
-            raise InputError("clusters", clusters, "is a positive number of clusters, or None", "leave it out")
+        if clusters is not None and not (is_count(clusters) and clusters <= 1024):
+            raise InputError("clusters", clusters, "is a number of clusters from 1 to 1024, or None", "leave it out")
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InputError("seed", seed, "is a whole number", "e.g. 3")
         check_bool("trace", trace)

@@ -13,6 +13,7 @@ from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
+from tmapipe.schedules.required import check_stages
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.tiles.grid import GridTiles
@@ -65,6 +66,7 @@ class Copy(Schedule):
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
         """Copies x to y (or `out`, or a new tensor) and returns that. Both by position or by name."""
+        check_stages(self, "x", "y")
         given = match(("x", "y"), tensors, named, None)
         x: Any = given.get("x")
         y: Any = given.get("y")

@@ -17,6 +17,7 @@ from tmapipe.epilogue.outputs import Output, StoreForm
 from tmapipe.errors import InputError
 from tmapipe.kernel import KernelContext
 from tmapipe.matmul import Wgmma
+from tmapipe.plan.declarations import PARTS
 from tmapipe.plan.model import Plan
 from tmapipe.protocol.tile import Tile
 from tmapipe.register_tile import RegisterTile
@@ -87,6 +88,12 @@ class Fused(Schedule):
                 raise InputError(
                     f"{type(self).__name__}.epilogue", value, rule, "make another schedule, with epilogue="
                 )
+        had = getattr(self, name, None) if "outputs" in vars(self) else None
+        if isinstance(had, PARTS) and not isinstance(value, type(had)):
+            rule = f"takes the place of a {type(had).__name__}, which the others need"
+            raise InputError(
+                f"{type(self).__name__}.{name}", value, rule, "assign another one, or make another schedule"
+            )
         super().__setattr__(name, value)
 
     def _check_free(self, argument: str, names: Iterable[str]) -> None:

@@ -46,7 +46,7 @@ def ranked(
     if most is not None and not is_count(most):
         raise InputError("ranked(most)", most, "is a positive number of candidates, or None", "leave it out")
     epilogue = Epilogue.of(epilogue)
-    every = list(candidates(problem, device))
+    every = [each for each in candidates(problem, device) if device.resident(each.ctas)]
     us = estimates(problem, every, device, fused=not epilogue.plain)
     found: list[tuple[Candidate, float]] = []
     for i in np.argsort(us, kind="stable"):

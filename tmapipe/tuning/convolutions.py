@@ -51,7 +51,7 @@ def choose_conv(
     check_type("device", device, Device, "leave it out, or see tmapipe.tuning.Device")
     fused = Epilogue.of(epilogue)
     problem, read = _as_gemm(x, f, windows)
-    every = list(_plain(problem, device))
+    every = [each for each in _plain(problem, device) if device.resident(each.ctas)]
     done = together(work(problem, candidate, device) for candidate in every)._replace(read=read)
     errors: list[InputError] = []
     for i in np.argsort(times(done, fused=not fused.plain), kind="stable"):
