@@ -361,9 +361,8 @@ class Schedule:
             return Run(Layout(plan), trace)
         if clusters is None:
             clusters = min(2, self.cluster_count(bound.shapes))
-        extents = self.grid(lambda name, i: bound.shapes[name][i]).values()
-        tiles = max(math.prod(extents), self.cluster_count(bound.shapes))  # one cluster may take them all
-        machine = Machine(plan, seed=seed, trace=trace, max_steps=steps_for(plan, tiles))
+        tiles = math.prod(self.grid(lambda name, i: bound.shapes[name][i]).values())  # one cluster may take them all
+        machine = Machine(plan, seed=seed, trace=trace, max_steps=steps_for(plan, max(tiles, clusters)))
         with names_replaced(self):
             return machine.run(lambda isa: kernel_main(isa, self), bound.arrays(), clusters)
 

@@ -98,7 +98,7 @@ def test_copies_of_large_tiles_have_as_many_as_fit():
 def test_an_epilogue_that_gives_a_number():
     for form in ({}, {"mainloop": tp.mainloop.Cooperative(along="n")}):
         gemm = small(epilogue=lambda acc: 2.5, **form)
-        assert (gemm(X, X) == 2.5).all() and gemm.check().ok
+        assert (gemm(X, X) == 2.5).all()
     rows = small(epilogue=E.Epilogue(lambda acc: {"d": 1.0, "r": acc}, outputs={"r": E.RowSum()}))
     d, r = rows(X, X)
     assert (d == 1).all() and (r == 64 * 64).all()
@@ -139,6 +139,10 @@ def test_parts_of_a_schedule_that_is_made():
         (lambda: Relu().plan(arch=[]), "arch"),
         (lambda: Relu().check(X), "dtypes"),
         (lambda: S.Copy()(X, zzz=X), "zzz"),
+        (lambda: Relu().simulate(X, clusters=2**31), "clusters"),
+        (lambda: tp.math.maximum(X, X[0, :3]), "tmapipe.math.maximum"),
+        (lambda: tp.math.gelu(X, X), "gelu(approximate)"),
+        (lambda: tuning.Candidate("Gemm", (64, 64), (1, 1), {1: 1}), "options"),
         (lambda: S.ClusterSplitK(2, tiles=tp.Snake(8)), "tiles"),
         (lambda: S.SplitK(True), "parts"),
         (lambda: S.StreamK(True, reduce="add"), "shares"),
@@ -151,6 +155,7 @@ def test_parts_of_a_schedule_that_is_made():
         (lambda: tp.GridTiles(each=2**31), "each"),
         (lambda: tuning.choose_conv(X, X, windows=(3, 3)), "windows"),
         (lambda: tuning.choose(tuning.Problem(64, 64, 64), None), "device"),
+        *((lambda n=n: E.columns_of(n), "columns_of(n)") for n in (-1, 0, 12, 8.0, True)),
         (lambda: tuning.choose(64), "problem"),
         (lambda: tuning.ranked(64), "problem"),
         *((lambda m=m: tuning.ranked(tuning.Problem(64, 64, 64), most=m), "most") for m in ("3", -1, 2.5, 0, True)),
@@ -165,6 +170,40 @@ def test_parts_of_a_schedule_that_is_made():
 )  # fmt: skip
 def test_arguments(call, argument):
     refused(call, argument=argument, rule="")
+
+
+@pytest.mark.parametrize(
+    "name, value", [("mma", "add"), ("mma", None), ("ring", 3), ("d", None), ("a", tp.Role(warps=1))]
+)
+def test_parts_of_a_gemm_are_replaced_by_such_parts(name, value):
+    for gemm in (small(), S.SplitK(2)):
+        refused(setattr, gemm, name, value, argument=f".{name}", rule="takes the place of")
+
+
+@pytest.mark.parametrize("kind, name", [(S.Copy, "x"), (S.Copy, "y"), (S.AddParts, "x"), (S.AddParts, "d")])
+@pytest.mark.parametrize("value", [None, "x", 3])
+def test_stages_that_are_needed(kind, name, value):
+    schedule = kind()
+    setattr(schedule, name, value)
+    refused(schedule, np.ones((2, 64), np.float32), argument=".", rule="is a stage|does not declare")
+
+
+@pytest.mark.parametrize(
+    "name", ["optional_roles", "transposed", "cluster", "relations", "over", "tiles", "arch", "checked"]
+)
+def test_attributes_of_another_kind(name):
+    for value in (np.zeros(3), 1j, slice(None), object()):
+        for make in (Relu, lambda: S.SplitK(2, (64, 64, 64), (1, 1))):
+            schedule = make()
+            with pytest.raises(tp.PipelineError):
+                setattr(schedule, name, value)
+                schedule(*((X,) if isinstance(schedule, Relu) else (X, X)))
+
+
+def test_no_clusters_that_a_device_lacks():
+    four = tuning.Device("X", 4, ((1, 4), (2, 2)))
+    found = tuning.ranked(tuning.Problem(512, 512, 4096), four, most=30)
+    assert found and all(candidate.ctas <= 4 for candidate, _ in found)
 
 
 def test_ranked_takes_a_function():
