@@ -75,7 +75,7 @@ def test_tests_of_the_gpu_can_be_imported(name):
 LAYERS = (
     ("errors", "integers"),
     ("moved",),
-    ("dtypes", "fields"),
+    ("arithmetic", "dtypes", "fields"),
     ("tma_rules",),
     ("dim", "tensor_map", "windows"),
     ("role", "multicast"),
