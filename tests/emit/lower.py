@@ -221,13 +221,20 @@ def _values(store: Store, launch: Launch, warp: int, lane: int, at: tuple[int, .
     """The lane's stores of its values of a tile, those that lie inside the tensor, some side by side at once."""
     extents, size, found = launch.extents[store.argument], store.buffer.dtype.bytes, []
     width = min(layout.width, store.vector // size)
+    wide = min(layout.width, 16 // size) if store.wide else width
     rows, columns = (array[lane::32].ravel() for array in indices_of(layout, warp))
-    for row, column in zip(rows[::width], columns[::width], strict=True):
+
+    def offset_of(place: list[int]) -> int:
+        return functools.reduce(lambda number, x: number * extents[x[0]] + x[1], enumerate(place), 0) * size
+
+    for row, column in zip(rows[::wide], columns[::wide], strict=True):
         *outer, _ = np.unravel_index(row * store.tile[-1], store.tile)
         place = [int(first + i) for first, i in zip(at, (*outer, column), strict=True)]
-        if all(0 <= x < extent for x, extent in zip(place, extents, strict=True)):
-            offset = functools.reduce(lambda number, x: number * extents[x[0]] + x[1], enumerate(place), 0) * size
-            found.append(("store_values", store.argument, offset, width * size))
+        last = place[-1] + wide
+        step = wide if 0 <= place[-1] and last <= extents[-1] and offset_of(place) % (wide * size) == 0 else width
+        for place[-1] in range(place[-1], last, step):
+            if all(0 <= x < extent for x, extent in zip(place, extents, strict=True)):
+                found.append(("store_values", store.argument, offset_of(place), step * size))
     return found
 
 

@@ -22,6 +22,7 @@ from tmapipe.gpu.warp import GpuWarp
 from tmapipe.integers import ceil_div
 from tmapipe.isa.fragment import Fragment
 from tmapipe.plan.model import WARP, Barrier, Load, Peer, Store
+from tmapipe.tma_rules import ALIGNMENT
 
 __all__ = ["CopyEmitters", "copy_tile"]
 
@@ -50,24 +51,35 @@ class CopyEmitters(GpuWarp):
         layout, size = values.layout, store.buffer.dtype.bytes
         assert layout is not None
         tile, dtype = _Tile(self, store, at), cute_type(store.buffer.dtype)
-        width = min(width_of(layout, values.along), store.vector // size)
+        most = width_of(layout, values.along)
+        width = min(most, store.vector // size)
+        wide = min(most, ALIGNMENT // size) if store.wide else width
+
+        def put(first: int, address: Any, count: int) -> None:
+            converted = fragments.converted(values, first, count, dtype)
+            target = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=count * size)
+            cute.autovec_copy(converted, cute.make_tensor(target, cute.make_layout((count,))))
 
         def store_run(first: int, row: Any, column: Any) -> None:
-            """*width* values, from number *first* on."""
+            """*wide* values, from number *first* on."""
             start, inside = tile.row(row)
             column = at[-1] + column
-            holds = _inside(column, tile.shape[-1])
-            for each in inside:
-                holds = holds & each
-            converted = fragments.converted(values, first, width, dtype)
+
+            def store_narrow() -> None:
+                for i in range(0, wide, width):
+                    holds = functools.reduce(operator.and_, inside, _inside(column + i, tile.shape[-1]))
+                    control.when(holds, functools.partial(put, first + i, start + Int64(column + i) * size, width))
+
+            if wide == width:
+                return store_narrow()
             address = start + Int64(column) * size
-            target = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=width * size)
-            control.when(
-                holds, lambda: cute.autovec_copy(converted, cute.make_tensor(target, cute.make_layout((width,))))
-            )
+            whole = (column >= 0) & (column + wide <= tile.shape[-1]) & (Int32(address & (wide * size - 1)) == 0)
+            whole = functools.reduce(operator.and_, inside, whole)
+            control.when(whole, functools.partial(put, first, address, wide))
+            control.when(~whole, store_narrow)
 
         def store_all() -> None:
-            for run in fragments.runs(layout, width, values.along):
+            for run in fragments.runs(layout, wide, values.along):
                 store_run(*run)
 
         if values.along == "tile":

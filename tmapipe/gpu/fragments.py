@@ -168,6 +168,11 @@ class GpuFragments(PeerFragments, Sums):
         data = [inside[(row, first + j)].to(KINDS[kind]) for _, row, first in runs for j in range(width)]
         return Fragment(self, layout, "tile", kind, data)
 
+    def read_columns_from(self, slot: SlotRef, layout: ThreadLayout, first: Any) -> Fragment:
+        kind, inside = slot.buffer.dtype.kind, self.isa.buffers[slot.buffer.name]
+        at = [self.column(layout, i) + first for i in range(layout.column_slots)]
+        return Fragment(self, layout, "columns", kind, [KINDS[kind](inside[(place, slot.stage)]) for place in at])
+
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:
         kind = slot.buffer.dtype.kind
         number = KINDS[kind](self.isa.buffers[slot.buffer.name][(index, slot.stage)])
@@ -209,11 +214,26 @@ class GpuFragments(PeerFragments, Sums):
         with as_in_cute():
             gpu(*tensors)
 
-    def reduce(self, values: Fragment, op: str, along: str, inside: Any = None) -> Fragment:
-        layout = values.layout
-        if layout is not None and isinstance(inside, int):  # of a fixed extent: known here whether all count
-            inside = None if inside >= (layout.columns if along == "rows" else layout.rows) else inside
-        return super().reduce(values, op, along, inside)
+    def only_inside(
+        self, tile: Fragment, along: str, first: Any, end: Any, surely: tuple[int, int], other: Any
+    ) -> Fragment:
+        layout, by_column = tile.layout, along == "rows"
+        assert layout is not None
+        first, low, high = 0 if first is None else first, *surely
+        if isinstance(first, int) and isinstance(end, int):  # of a fixed extent: known here whether all count
+            low, high = first, end
+        slot_of, place = (layout.column_slot, tile.columns) if by_column else (layout.row_slot, tile.rows)
+        holds: dict[int, Any] = {}
+        for slot in {slot_of(i) for i in range(layout.values)}:
+            least, beyond = layout.column_range(slot) if by_column else (0, layout.rows)
+            if least < low and not (isinstance(first, int) and least >= first):
+                holds[slot] = place.data[slot] >= first
+            if beyond > high and not (isinstance(end, int) and beyond <= end):
+                inside = place.data[slot] < end
+                holds[slot] = Boolean(holds[slot]) & Boolean(inside) if slot in holds else inside
+        number = KINDS[tile.kind](other)
+        data = [choose(holds[slot_of(i)], x, number) if slot_of(i) in holds else x for i, x in enumerate(tile.data)]
+        return Fragment(self, layout, "tile", tile.kind, data)
 
     # ---- data -----------------------------------------------------------------------------------------------------
 
