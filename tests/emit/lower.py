@@ -41,6 +41,14 @@ def _lower(event: Event, plan: Plan, launch: Launch, warp: int, lane: int) -> li
         start = plan.buffer(name).offset + stage * plan.buffer(name).pitch + share * nbytes
         places = range(start + 16 * lane, start + nbytes, 16 * 32)
         return [("store_words", place, (None,) * 4, barrier, stage, cta) for place in places]
+    if kind == "send_partial":  # lane i to CTA i
+        name, stage, barrier, mask, row, numbers = rest
+        buffer = plan.buffer(name)
+        width = buffer.tile[1]
+        start = buffer.offset + stage * buffer.pitch + 4 * width * row
+        words = (None,) * numbers + (0,) * (width - numbers)
+        sent = [("store_words", start + 4 * i, words[i : i + 4], barrier, stage, lane) for i in range(0, width, 4)]
+        return sent if mask >> lane & 1 else []
     if kind in (
         "prefetch", "read", "write", "write_columns", "write_row_sums", "write_column_sums", "read_columns", "promote",
         "read_words", "received", "scale",

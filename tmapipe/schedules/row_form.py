@@ -20,12 +20,12 @@ from tmapipe.plan.model import WARP
 from tmapipe.plan.thread_layout import VectorLayout
 from tmapipe.tma_rules import ALIGNMENT
 
-__all__ = ["RowForm", "row_form"]
+__all__ = ["RowForm", "row_form", "row_forms"]
 
 FLIGHT = 72 << 10  # bytes on their way to a multiprocessor, with which DRAM is busy
 MOST_FLIGHT = 112 << 10  # beyond which they lie too far apart in DRAM
 RESIDENT_WARPS = 24  # of a multiprocessor, with which its schedulers are busy
-VALUES = 16, 64  # of a thread, at least and at most
+VALUES = 16, 96  # of a thread, at least and at most
 PIECE = 32 << 10  # bytes of a row that one CTA has at most, where rows lie in several
 THREADS, CTAS = 2048, 32  # of a multiprocessor
 MOST_WARPS, MOST_CLUSTER = 16, 16
@@ -79,7 +79,7 @@ class RowForm:
     @property
     def further(self) -> int:
         """Elements that a tile may have before a row begins."""
-        return 0 if self.apart == 1 else self.unit - 1
+        return (ALIGNMENT - self.vector) // self.size
 
     @property
     def even(self) -> bool:
@@ -113,15 +113,22 @@ def row_form(
     Raises:
         InputError: No form has room for such rows.
     """
+    return row_forms(length, size, vector, loads=loads, vectors=vectors, hold=hold)[0]
+
+
+def row_forms(
+    length: int, size: int = 2, vector: int = ALIGNMENT, *, loads: int = 1, vectors: int = 0, hold: int = 0
+) -> list[RowForm]:
+    """All forms, the best one first. Arguments and errors as of `row_form`."""
     found = list(_forms(length, size, vector, loads, vectors, hold))
     if not found:
         most = MOST_CLUSTER * MOST_TILE // size
         raise InputError("row length", length, f"is at most {most} elements of {size} bytes", "split the rows")
-    return min(found, key=lambda form: _cost(form, loads, vectors))
+    return sorted(found, key=lambda form: _cost(form, loads, vectors))
 
 
 def _forms(length: int, size: int, vector: int, loads: int, vectors: int, hold: int) -> Iterator[RowForm]:
-    ctas, whole = 1, length + (0 if vector == ALIGNMENT else ALIGNMENT // size - 1)
+    ctas, whole = 1, length + (ALIGNMENT - vector) // size
     while ceil_div(length, ctas) * size * loads > 1.25 * PIECE and ctas < MOST_CLUSTER:
         ctas *= 2
     for warps in range(1, MOST_WARPS + 1):
@@ -130,9 +137,9 @@ def _forms(length: int, size: int, vector: int, loads: int, vectors: int, hold: 
             if columns is None or rows * columns * size > MOST_TILE:
                 continue
             form = RowForm(length, rows, columns, warps, ctas, 1, vector, size)
-            if form.values > 2 * VALUES[1]:
+            if form.values > (VALUES[1] if rows == 1 else VALUES[1] // 2):
                 continue
-            form = attrs.evolve(form, held=form.values <= hold, each=_each(ctas, vectors))
+            form = attrs.evolve(form, held=form.values <= hold and ctas == 1, each=_each(ctas, vectors))
             most = _resident(form, loads, vectors)
             if most:
                 wanted = ceil_div(FLIGHT, _flight(form, loads))
@@ -172,7 +179,8 @@ def _resident(form: RowForm, loads: int, vectors: int) -> int:
     """How many CTAs fit on a multiprocessor."""
     target = arch_named("sm_90a")
     threads = WARP * (form.warps + 1)
-    registers = 34 + form.values if form.held else 26 + form.values * 29 // 64
+    registers = 30 + (0 if form.apart == 1 else 14)
+    registers += form.values * 9 // 8 if form.held or form.rows > 1 else form.values * 3 // 8
     if registers > 168:
         return 0
     smem = (2 if form.each > 1 else 1) * loads * form.rows * form.columns * form.size + vectors * form.columns + 1024
@@ -188,7 +196,7 @@ def _cost(form: RowForm, loads: int, vectors: int) -> float:
     lost = max(0.0, FLIGHT / flight - 1) + 0.05 * max(0.0, flight / MOST_FLIGHT - 1)
     lost += 0.15 * (form.ctas * form.columns / form.length - 1)
     lost += 0.1 * max(0.0, RESIDENT_WARPS / warps - 1)
-    lost += 0.04 * max(0.0, VALUES[0] / form.values - 1) + 0.04 * max(0.0, form.values / VALUES[1] - 1)
+    lost += 0.04 * max(0.0, VALUES[0] / form.values - 1) + 0.04 * max(0.0, form.values / 32 - 1)
     lost += 0.0 if form.layout.row_warps == 1 else 0.01 + 0.002 * form.warps
     lost += 0.02 * max(0.0, 6144 / _flight(form, loads) - 1)
     lost += 0.1 * max(0.0, 4 / form.share - 1)

@@ -136,7 +136,7 @@ class Rows(Schedule):
             return {"inside": form.columns if form.even else form.length}
         before = 0 if form.apart == 1 else self.before(tile)
         first = before - tile.n * form.columns
-        low = 0 if form.apart == 1 else form.unit - 1
+        low = form.further
         high = form.length - (form.ctas - 1) * form.columns
         surely = {"surely": (low, high)} if low < high else {}
         return {"inside": first + form.length if form.apart == 1 else (first, first + form.length), **surely}
