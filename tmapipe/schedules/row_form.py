@@ -139,11 +139,12 @@ def _forms(length: int, size: int, vector: int, loads: int, vectors: int, hold: 
             form = RowForm(length, rows, columns, warps, ctas, 1, vector, size)
             if form.values > (VALUES[1] if rows == 1 else VALUES[1] // 2):
                 continue
-            form = attrs.evolve(form, held=form.values <= hold and ctas == 1, each=_each(ctas, vectors))
-            most = _resident(form, loads, vectors)
-            if most:
-                wanted = ceil_div(FLIGHT, _flight(form, loads))
-                yield attrs.evolve(form, share=min(most, wanted))
+            for each in sorted({1, _each(ctas, vectors)}):
+                made = attrs.evolve(form, held=form.values <= hold and ctas == 1, each=each)
+                most = _resident(made, loads, vectors)
+                if most:
+                    wanted = ceil_div(FLIGHT, _flight(made, loads))
+                    yield attrs.evolve(made, share=min(most, wanted))
 
 
 def _each(ctas: int, vectors: int) -> int:
@@ -200,4 +201,5 @@ def _cost(form: RowForm, loads: int, vectors: int) -> float:
     lost += 0.0 if form.layout.row_warps == 1 else 0.01 + 0.002 * form.warps
     lost += 0.02 * max(0.0, 6144 / _flight(form, loads) - 1)
     lost += 0.1 * max(0.0, 4 / form.share - 1)
+    lost += 0.05 if vectors and form.ctas > 1 and form.each == 1 else 0.0
     return lost

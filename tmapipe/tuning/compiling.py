@@ -105,12 +105,15 @@ def compile_each(
     folder: Path,
     processes: int | None = None,
     done: Callable[[int, str], None] = lambda index, error: None,
+    *,
+    spills: bool = True,
 ) -> dict[int, str]:
     """Compiles what *jobs* make into *folder*; returns "" or what went wrong for each, by index.
 
     Args:
         processes: As many; None: one per core, at most 16.
         done: Called with each index and "" or what went wrong.
+        spills: Whether a kernel may keep registers in local memory.
     """
     processes = max(1, min(processes or os.cpu_count() or 1, 16, len(jobs)))
     lines: queue.Queue[tuple[int, str]] = queue.Queue()
@@ -118,7 +121,7 @@ def compile_each(
     threads = [
         threading.Thread(
             target=_serve,
-            args=(pickle.dumps(sys.path) + cloudpickle.dumps((share, folder)), [i for i, _ in share], lines),
+            args=(pickle.dumps(sys.path) + cloudpickle.dumps((share, folder, spills)), [i for i, _ in share], lines),
             daemon=True,
         )
         for share in shares
@@ -197,7 +200,7 @@ def _main() -> None:
     said = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
     sys.path[:] = pickle.load(sys.stdin.buffer)  # where modules that an epilogue uses are found
-    share, folder = pickle.load(sys.stdin.buffer)
+    share, folder, spills = pickle.load(sys.stdin.buffer)
     for index, job in share:
         try:
             schedule, dtypes, ranks = job()
@@ -209,9 +212,11 @@ def _main() -> None:
             _import_tvm_ffi()
             from tmapipe.gpu.build import build  # some seconds, which a process does not need that only refuses
 
-            build(schedule, schedule.plan(dtypes), ranks).function.export_to_c(
-                str(_object(folder, index)), function_name=_SYMBOL
-            )
+            compiled = build(schedule, schedule.plan(dtypes), ranks)
+            if not spills and compiled.resources.spill_bytes:
+                said.write(f"{index} keeps {compiled.resources.spill_bytes} bytes of registers in local memory\n")
+                continue
+            compiled.function.export_to_c(str(_object(folder, index)), function_name=_SYMBOL)
             said.write(f"{index}\n")
         except Exception as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
