@@ -27,7 +27,7 @@ from benchmarks.cases import checker
 from benchmarks.cli import add_options, gpu_of, kept, method_of, settings
 from benchmarks.results import OURS, Results, print_table, read
 from tmapipe.schedules.rmsnorm import RmsNorm, RmsNormRows
-from tmapipe.schedules.row_form import RowForm, row_forms
+from tmapipe.schedules.rowform import RowForm, row_forms
 from tmapipe.schedules.rows import Rows
 from tmapipe.schedules.softmax import Softmax, SoftmaxRows
 from tmapipe.tma_rules import ALIGNMENT
@@ -71,12 +71,15 @@ def draw(seed: int, count: int = 40) -> list[Case]:
 
 
 def forms_of(case: Case, count: int) -> list[RowForm]:
-    """What is taken, and with *count* > 1 others that differ from it in rows or warps, better ones first."""
+    """What is taken; with 2 also the best that takes one tile a CTA, if that takes several, or the other way round; with more,
+    others, better ones first."""
     size, norm = SIZES[case.dtype], case.kernel == "rmsnorm"
     kind = RmsNorm if norm else Softmax
     every = row_forms(case.length, size, case.aligned, vectors=size if norm else 0, hold=kind.hold)
     found = every[:1]
     rng = random.Random(case.name)
+    if count == 2:
+        return [*found, *(form for form in every if (form.each > 1) != (found[0].each > 1))][:2]
     others = every[1:]
     weights = [0.93**i for i in range(len(others))]
     while len(found) < count and others:
@@ -99,7 +102,8 @@ def job_of(case: Case, form: RowForm) -> tuple[Rows, dict[str, str], dict[str, i
 
 
 def text_of(form: RowForm) -> str:
-    held = ", held" * form.held + f", {form.each} each" * (form.each > 1)
+    narrow = form.width is not None and form.width != form.unit
+    held = ", held" * form.held + f", {form.each} each" * (form.each > 1) + f", vectors of {form.width}" * narrow
     return f"{form.rows} x {form.columns} by {form.ctas} CTAs of {form.warps} warps, {form.share}{held}"
 
 

@@ -239,8 +239,9 @@ def _values(store: Store, launch: Launch, warp: int, lane: int, at: tuple[int, .
         *outer, _ = np.unravel_index(row * store.tile[-1], store.tile)
         place = [int(first + i) for first, i in zip(at, (*outer, column), strict=True)]
         last = place[-1] + wide
-        step = wide if 0 <= place[-1] and last <= extents[-1] and offset_of(place) % (wide * size) == 0 else width
-        for place[-1] in range(place[-1], last, step):
+        step = wide if place[-1] >= 0 and last <= extents[-1] and offset_of(place) % (wide * size) == 0 else width
+        for index in range(place[-1], last, step):
+            place[-1] = index
             if all(0 <= x < extent for x, extent in zip(place, extents, strict=True)):
                 found.append(("store_values", store.argument, offset_of(place), step * size))
     return found

@@ -189,7 +189,7 @@ class RecordingIsa:
         self._note("read_words", slot.buffer.name, slot.stage, words)
         return words
 
-    def store_values(self, store: Store, at: Sequence[int], values: Any) -> None:
+    def store_values(self, store: Store, at: Sequence[int], values: Any, surely: Any = None) -> None:
         self._note("store_values", store.name, tuple(at), values.layout)
 
     # ---- tables ---------------------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ from tmapipe.plan.boxes import UNROLLED
 
 __all__ = ["block", "both", "call", "each", "known_branches", "loop", "loop_while", "when"]
 
+TOGETHER = 8  # of a long row of copies, in a turn of the loop
+
 
 @cute.jit
 def when(condition: Any, body: Any) -> None:
@@ -47,10 +49,17 @@ def rolled(trips: Any, body: Any) -> None:
 
 
 def each(count: int, body: Callable[[Any], None]) -> None:
-    """Calls *body* with 0 to *count* - 1: one after another if they are few, else in a loop at run time."""
-    if count > UNROLLED:
-        return rolled(count, body)
-    for i in range(count):
+    """Calls *body* with 0 to *count* - 1: one after another if they are few, else a few at a time in a loop at run time: one
+    thread issues copies, and a loop for each takes it longer than the engine."""
+    whole = count // TOGETHER if count > UNROLLED else 0
+
+    def several(i: Any) -> None:
+        for j in range(TOGETHER):
+            body(i * TOGETHER + j)
+
+    if whole:
+        rolled(whole, several)
+    for i in range(whole * TOGETHER, count):
         body(i)
 
 

@@ -45,7 +45,7 @@ class CopyEmitters(GpuWarp):
         copy_tile(self, load, stage, at, share, shares)
         cute.arch.cp_async_mbarrier_arrive_noinc(self.mbarrier(barrier, stage))
 
-    def store_values(self, store: Store, at: Sequence[Any], values: Fragment) -> None:
+    def store_values(self, store: Store, at: Sequence[Any], values: Fragment, surely: tuple[int, int] = (0, 0)) -> None:
         """The calling thread's stores, each of some numbers that lie side by side."""
         fragments = self.fragments
         layout, size = values.layout, store.buffer.dtype.bytes
@@ -60,27 +60,40 @@ class CopyEmitters(GpuWarp):
             target = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=count * size)
             cute.autovec_copy(converted, cute.make_tensor(target, cute.make_layout((count,))))
 
-        def store_run(first: int, row: Any, column: Any) -> None:
-            """*wide* values, from number *first* on."""
-            start, inside = tile.row(row)
-            column = at[-1] + column
-
-            def store_narrow() -> None:
-                for i in range(0, wide, width):
-                    holds = functools.reduce(operator.and_, inside, _inside(column + i, tile.shape[-1]))
-                    control.when(holds, functools.partial(put, first + i, start + Int64(column + i) * size, width))
-
-            if wide == width:
-                return store_narrow()
-            address = start + Int64(column) * size
-            whole = (column >= 0) & (column + wide <= tile.shape[-1]) & (Int32(address & (wide * size - 1)) == 0)
-            whole = functools.reduce(operator.and_, inside, whole)
-            control.when(whole, functools.partial(put, first, address, wide))
-            control.when(~whole, store_narrow)
+        def holds(inside: list[Any], column: Any, count: int) -> Any:
+            first, end = column >= 0, column + count <= tile.shape[-1]
+            return functools.reduce(operator.and_, inside, first & end)
 
         def store_all() -> None:
-            for run in fragments.runs(layout, wide, values.along):
-                store_run(*run)
+            """Wide ones where they can be, then in one branch, which few warps take, the others."""
+            left, apart = [], None
+            for first, row, column in fragments.runs(layout, wide, values.along):
+                (start, inside), column = tile.row(row), at[-1] + column
+                address = start + Int64(column) * size
+                low, high = layout.column_range(layout.column_slot(first)) if values.along == "tile" else (0, 0)
+                if surely[0] <= low and high + wide - 1 <= surely[1]:
+                    put_if(functools.reduce(operator.and_, inside, True), first, address, wide)
+                    continue
+                if wide == width:
+                    put_if(holds(inside, column, width), first, address, width)
+                    continue
+                whole = holds(inside, column, wide) & (Int32(address & (wide * size - 1)) == 0)
+                put_if(whole, first, address, wide)
+                left.append((first, inside, column, address, ~whole))
+                apart = ~whole if apart is None else apart | ~whole
+            if left:
+                control.when(apart, functools.partial(store_narrow, left))
+
+        def store_narrow(left: list[Any]) -> None:
+            for first, inside, column, address, apart in left:
+                for i in range(0, wide, width):
+                    put_if(apart & holds(inside, column + i, width), first + i, address + i * size, width)
+
+        def put_if(condition: Any, *what: Any) -> None:
+            if condition is True:
+                put(*what)
+            else:
+                control.when(condition, functools.partial(put, *what))
 
         if values.along == "tile":
             store_all()

@@ -28,7 +28,7 @@ from tmapipe.protocol.tile import Tile
 from tmapipe.reduction_scratch import ReductionScratch
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.row_form import RowForm, row_form
+from tmapipe.schedules.rowform import RowForm, row_form
 from tmapipe.stage import TmaLoadStage
 from tmapipe.thread_store import ThreadStoreStage
 from tmapipe.tiles.grid import GridTiles
@@ -39,7 +39,7 @@ __all__ = ["RowKernel", "Rows", "alignment_of", "as_matrix"]
 
 KINDS = ("bf16", "fp16", "fp32")
 BEFORE = 8  # elements before the first one of a column: a multiple of 16 bytes of any type, and as many as a row has
-MARGIN = 64  # elements more than columns: no fewer than twice as many, so that slots are whole units of 128 bytes
+MARGIN = 256  # elements more than columns: no fewer than twice as many, so that boxes stay as large
 
 
 class Rows(Schedule):
@@ -104,7 +104,7 @@ class Rows(Schedule):
 
     def read_rows(self, stage: Any) -> Any:
         """What lies in a stage of rows in an open slot."""
-        return stage.read(width=self.form.unit)
+        return stage.read(width=self.form.width or self.form.unit)
 
     def load_per_column(self, stage: Any, rank: Any) -> None:
         """Starts the load of a stage of one number a column, for the CTA of this rank along n."""
@@ -124,10 +124,10 @@ class Rows(Schedule):
         """Stores a fragment of rows."""
         form = self.form
         if form.apart == 1:
-            stage.store(tile, values)
+            stage.store(tile, values, surely=form.surely)
         else:
             first = tile.n * form.columns - self.before(tile)
-            stage.store_from(tile.b, tile.a * form.rows, first, values=values)
+            stage.store_from(tile.b, tile.a * form.rows, first, values=values, surely=form.surely)
 
     def inside(self, tile: Tile) -> dict[str, Any]:
         """Which columns of a CTA's tile are inside the row, as reductions take it."""
@@ -136,10 +136,8 @@ class Rows(Schedule):
             return {"inside": form.columns if form.even else form.length}
         before = 0 if form.apart == 1 else self.before(tile)
         first = before - tile.n * form.columns
-        low = form.further
-        high = form.length - (form.ctas - 1) * form.columns
-        surely = {"surely": (low, high)} if low < high else {}
-        return {"inside": first + form.length if form.apart == 1 else (first, first + form.length), **surely}
+        inside = first + form.length if form.apart == 1 else (first, first + form.length)
+        return {"inside": inside, "surely": form.surely}
 
     # ---- calls ----------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any
 from tmapipe import math
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
-from tmapipe.schedules.row_form import RowForm
+from tmapipe.schedules.rowform import RowForm
 from tmapipe.schedules.rows import RowKernel, Rows
 from tmapipe.tma_rules import ALIGNMENT
 

@@ -86,10 +86,11 @@ def autotune(
 class AutoTuned:
     """A function that makes schedules, as a kernel. Call it with tensors; `choice` says what was taken for them.
 
-    On a GPU, each candidate is proved safe and compiled; those that are refused, unsafe, or keep registers in local memory fall
-    out. They are timed on the call's own tensors, with rests, in random order, on a cold L2 cache, and the outputs of each must
-    be those of the first one up to rounding. What was found is remembered on disk, by the function's source, the key, the
-    element types, the GPU and versions (`tmapipe.tuning.cache`). Elsewhere the first candidate that can be planned is taken.
+    On a GPU, each candidate is proved safe and compiled; those that are refused, unsafe, or keep registers in local memory
+    fall out. They are timed on the call's own tensors, with rests, in random order, on a cold L2 cache, and the outputs of
+    each must be those of the first one up to rounding. What was found is remembered on disk, by the function's source, the
+    key, the element types, the GPU and versions (`tmapipe.tuning.cache`). Elsewhere the first candidate that can be planned
+    is taken.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class AutoTuned:
     def _choose(
         self, name: str, fixed: Parameters, tensors: tuple[Any, ...], named: dict[str, Any], out: Any
     ) -> Choice:
-        few, refused = self.candidates(*tensors, out=out, **named)
+        few, _ = self.candidates(*tensors, out=out, **named)
         first = tensors[0] if tensors else next(iter(named.values()))
         if not getattr(first, "is_cuda", False):
             return Choice(self.make(**fixed, **few[0]), few[0])

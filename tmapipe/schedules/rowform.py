@@ -9,6 +9,7 @@ have too few elements or too many.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 
 import attrs
@@ -30,7 +31,10 @@ PIECE = 32 << 10  # bytes of a row that one CTA has at most, where rows lie in s
 THREADS, CTAS = 2048, 32  # of a multiprocessor
 MOST_WARPS, MOST_CLUSTER = 16, 16
 ROWS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
+SHORT = 2048  # elements of rows for which vectors of half the width may be worth fewer elements in vain
+LEAST_TILE = 6 << 10  # bytes, below which starting a CTA counts
 MOST_TILE = 72 << 10  # bytes
+EACH = 4  # tiles that a CTA takes one after another, where it loads one while it computes another
 
 
 @attrs.frozen
@@ -48,6 +52,7 @@ class RowForm:
         size: Bytes of an element of the rows that are loaded.
         held: Whether a row stays in registers, or is read again from its slot.
         each: Tiles that a cluster takes one after another.
+        width: Elements that a thread has side by side; None: 16 bytes of them.
     """
 
     length: int
@@ -60,6 +65,7 @@ class RowForm:
     size: int = 2
     held: bool = False
     each: int = 1
+    width: int | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.length + self.further > self.ctas * self.columns:
@@ -82,6 +88,12 @@ class RowForm:
         return (ALIGNMENT - self.vector) // self.size
 
     @property
+    def surely(self) -> tuple[int, int]:
+        """The first, and the one after the last, of a tile's columns that are inside the row, whichever CTA's and row's."""
+        last = self.length - (self.ctas - 1) * self.columns
+        return (self.further, last) if self.further < last else (0, 0)
+
+    @property
     def even(self) -> bool:
         """Whether the CTAs take whole tiles of columns."""
         return self.length == self.ctas * self.columns
@@ -93,7 +105,7 @@ class RowForm:
 
     @property
     def layout(self) -> VectorLayout:
-        return VectorLayout((self.rows, self.columns), self.unit, self.warps, 1)
+        return VectorLayout((self.rows, self.columns), self.width or self.unit, self.warps, 1)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -131,25 +143,23 @@ def _forms(length: int, size: int, vector: int, loads: int, vectors: int, hold: 
     ctas, whole = 1, length + (ALIGNMENT - vector) // size
     while ceil_div(length, ctas) * size * loads > 1.25 * PIECE and ctas < MOST_CLUSTER:
         ctas *= 2
-    for warps in range(1, MOST_WARPS + 1):
+    widths = {ALIGNMENT // size, 4} if whole < SHORT else {ALIGNMENT // size}
+    for width, warps in itertools.product(sorted(widths, reverse=True), range(1, MOST_WARPS + 1)):
         for rows in ROWS if ctas == 1 else (1,):
-            columns = _columns(ceil_div(whole, ctas), rows, warps, ALIGNMENT // size)
+            columns = _columns(ceil_div(whole, ctas), rows, warps, width)
             if columns is None or rows * columns * size > MOST_TILE:
                 continue
-            form = RowForm(length, rows, columns, warps, ctas, 1, vector, size)
+            form = RowForm(length, rows, columns, warps, ctas, 1, vector, size, width=width)
             if form.values > (VALUES[1] if rows == 1 else VALUES[1] // 2):
                 continue
-            for each in sorted({1, _each(ctas, vectors)}):
-                made = attrs.evolve(form, held=form.values <= hold and ctas == 1, each=each)
+            for held, each in itertools.product(
+                (False, True) if form.values <= hold and ctas == 1 else (False,), (1, EACH)
+            ):
+                made = attrs.evolve(form, held=held, each=each)
                 most = _resident(made, loads, vectors)
                 if most:
                     wanted = ceil_div(FLIGHT, _flight(made, loads))
                     yield attrs.evolve(made, share=min(most, wanted))
-
-
-def _each(ctas: int, vectors: int) -> int:
-    """Tiles that a cluster takes: a few, where what it loads for columns needs as much room as rows."""
-    return 1 if ctas == 1 or not vectors else 2 if ctas <= 4 else 4
 
 
 def _columns(piece: int, rows: int, warps: int, width: int) -> int | None:
@@ -190,16 +200,19 @@ def _resident(form: RowForm, loads: int, vectors: int) -> int:
 
 
 def _cost(form: RowForm, loads: int, vectors: int) -> float:
-    """What a form loses, as a share of the time; then its threads, so that of equal ones the smaller is taken."""
+    """What a form loses, as a share of the time."""
     assert form.share is not None
-    flight = form.share * _flight(form, loads)
-    warps = form.share * form.warps
-    lost = max(0.0, FLIGHT / flight - 1) + 0.05 * max(0.0, flight / MOST_FLIGHT - 1)
-    lost += 0.15 * (form.ctas * form.columns / form.length - 1)
-    lost += 0.1 * max(0.0, RESIDENT_WARPS / warps - 1)
-    lost += 0.04 * max(0.0, VALUES[0] / form.values - 1) + 0.04 * max(0.0, form.values / 32 - 1)
-    lost += 0.0 if form.layout.row_warps == 1 else 0.01 + 0.002 * form.warps
-    lost += 0.02 * max(0.0, 6144 / _flight(form, loads) - 1)
-    lost += 0.1 * max(0.0, 4 / form.share - 1)
-    lost += 0.05 if vectors and form.ctas > 1 and form.each == 1 else 0.0
+    flight, warps = form.share * _flight(form, loads), form.share * form.warps
+    lost = 0.6 * max(0.0, FLIGHT / flight - 1) + 0.05 * max(0.0, flight / MOST_FLIGHT - 1)
+    lost += (0.3 if form.apart == 1 else 0.8) * (form.ctas * form.columns / form.length - 1)  # loaded, where no edge is
+    lost += 0.0 if form.width in (None, form.unit) else 0.03
+    lost += 0.35 * max(0.0, RESIDENT_WARPS / warps - 1)
+    lost += 0.04 * max(0.0, VALUES[0] / form.values - 1) + 0.04 * max(0.0, form.values / 48 - 1)
+    lost += 0.0 if form.layout.row_warps == 1 else 0.02 + 0.004 * form.warps
+    lost += 0.1 * max(0.0, 3 / form.share - 1)
+    lost += 0.0 if form.even and form.apart == 1 and form.rows == 1 else 0.0008 * form.rows * form.columns / 256
+    lost += 0.0 if form.held or form.rows == 1 else 0.03  # which reads rows twice, for as many registers
+    lost += 0.05 if form.each > 1 else 0.0
+    lost += 0.08 * vectors / (form.rows * form.each * loads * form.size)
+    lost += 0.03 * max(0.0, LEAST_TILE / (loads * form.rows * form.size * min(form.length, form.columns)) - 1)
     return lost
