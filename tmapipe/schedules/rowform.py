@@ -24,14 +24,15 @@ from tmapipe.tma_rules import ALIGNMENT
 __all__ = ["RowForm", "row_form", "row_forms"]
 
 FLIGHT = 72 << 10  # bytes on their way to a multiprocessor, with which DRAM is busy
-MOST_FLIGHT = 112 << 10  # beyond which they lie too far apart in DRAM
+FLIGHT_OF_CLUSTERS = 108 << 10  # of rows that several CTAs share, which wait for each other
+MOST_FLIGHT = 128 << 10  # beyond which they lie too far apart in DRAM
 RESIDENT_WARPS = 24  # of a multiprocessor, with which its schedulers are busy
 VALUES = 16, 96  # of a thread, at least and at most
 PIECE = 32 << 10  # bytes of a row that one CTA has at most, where rows lie in several
 THREADS, CTAS = 2048, 32  # of a multiprocessor
 MOST_WARPS, MOST_CLUSTER = 16, 16
 ROWS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
-SHORT = 2048  # elements of rows for which vectors of half the width may be worth fewer elements in vain
+SHORT, SHORTEST = 2048, 256  # elements of rows for which narrower vectors may be worth fewer elements in vain
 LEAST_TILE = 6 << 10  # bytes, below which starting a CTA counts
 MOST_TILE = 72 << 10  # bytes
 EACH = 4  # tiles that a CTA takes one after another, where it loads one while it computes another
@@ -143,7 +144,7 @@ def _forms(length: int, size: int, vector: int, loads: int, vectors: int, hold: 
     ctas, whole = 1, length + (ALIGNMENT - vector) // size
     while ceil_div(length, ctas) * size * loads > 1.25 * PIECE and ctas < MOST_CLUSTER:
         ctas *= 2
-    widths = {ALIGNMENT // size, 4} if whole < SHORT else {ALIGNMENT // size}
+    widths = {ALIGNMENT // size, 4, *((2,) if whole < SHORTEST else ())} if whole < SHORT else {ALIGNMENT // size}
     for width, warps in itertools.product(sorted(widths, reverse=True), range(1, MOST_WARPS + 1)):
         for rows in ROWS if ctas == 1 else (1,):
             columns = _columns(ceil_div(whole, ctas), rows, warps, width)
@@ -158,7 +159,7 @@ def _forms(length: int, size: int, vector: int, loads: int, vectors: int, hold: 
                 made = attrs.evolve(form, held=held, each=each)
                 most = _resident(made, loads, vectors)
                 if most:
-                    wanted = ceil_div(FLIGHT, _flight(made, loads))
+                    wanted = ceil_div(FLIGHT_OF_CLUSTERS if ctas > 1 else FLIGHT, _flight(made, loads))
                     yield attrs.evolve(made, share=min(most, wanted))
 
 
@@ -203,9 +204,10 @@ def _cost(form: RowForm, loads: int, vectors: int) -> float:
     """What a form loses, as a share of the time."""
     assert form.share is not None
     flight, warps = form.share * _flight(form, loads), form.share * form.warps
-    lost = 0.6 * max(0.0, FLIGHT / flight - 1) + 0.05 * max(0.0, flight / MOST_FLIGHT - 1)
+    wanted = FLIGHT_OF_CLUSTERS if form.ctas > 1 else FLIGHT
+    lost = 0.6 * max(0.0, wanted / flight - 1) + 0.05 * max(0.0, flight / MOST_FLIGHT - 1)
     lost += (0.3 if form.apart == 1 else 0.8) * (form.ctas * form.columns / form.length - 1)  # loaded, where no edge is
-    lost += 0.0 if form.width in (None, form.unit) else 0.03
+    lost += 0.03 * (form.unit // (form.width or form.unit) - 1)
     lost += 0.35 * max(0.0, RESIDENT_WARPS / warps - 1)
     lost += 0.04 * max(0.0, VALUES[0] / form.values - 1) + 0.04 * max(0.0, form.values / 48 - 1)
     lost += 0.0 if form.layout.row_warps == 1 else 0.02 + 0.004 * form.warps
@@ -213,6 +215,8 @@ def _cost(form: RowForm, loads: int, vectors: int) -> float:
     lost += 0.0 if form.even and form.apart == 1 and form.rows == 1 else 0.0008 * form.rows * form.columns / 256
     lost += 0.0 if form.held or form.rows == 1 else 0.03  # which reads rows twice, for as many registers
     lost += 0.05 if form.each > 1 else 0.0
-    lost += 0.08 * vectors / (form.rows * form.each * loads * form.size)
+    alone = form.ctas == 1 and form.apart == 1
+    lost += (0.1 if alone else 0.5) * vectors / (form.rows * form.each * loads * form.size)
+    lost += 0.002 * form.columns / 256 / form.each if vectors else 0.0
     lost += 0.03 * max(0.0, LEAST_TILE / (loads * form.rows * form.size * min(form.length, form.columns)) - 1)
     return lost
