@@ -62,7 +62,8 @@ class RmsNormRows(Rows):
             if self.added:
                 self.store_rows(k.h, tile, h)
             zeros = self.form.apart == 1  # beyond the last column
-            mean = math.row_sum(h * h, **({} if zeros else self.inside(tile))) / self.form.length
+            squares: Any = math.row_sum(h * h, **({} if zeros else self.inside(tile)))
+            mean = squares / self.form.length
             if not self.form.held:
                 h = self.sums(slot)  # again: meanwhile, the row needs no registers
             weight = self.read_per_column(k.weights.weight if self.form.each > 1 else slot.weight, tile, h)

@@ -42,7 +42,8 @@ class SoftmaxRows(Rows):
                 values = self.read_rows(slot.x)  # again: meanwhile, the row needs no registers
             powers = math.exp(values - base)
             if held:
-                powers = powers * (1 / math.row_sum(powers, **inside))
+                total: Any = math.row_sum(powers, **inside)
+                powers = powers * (1 / total)
             self.store_rows(k.y, tile, powers)
 
 

@@ -146,8 +146,8 @@ class AutoTuned:
             if len(good) == self.most:
                 break
         if not good:
-            text = next(iter(bad.values()))
-            raise InputError("autotune(space)", self.space, f"has no candidate for these tensors: {text}", "widen it")
+            why = next(iter(bad.values())).removesuffix(".")
+            raise InputError("autotune(space)", self.space, f"has no candidate for these tensors: {why}", "widen it")
         return good, bad
 
     # ---- choosing -------------------------------------------------------------------------------------------------
