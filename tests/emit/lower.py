@@ -235,15 +235,22 @@ def _values(store: Store, launch: Launch, warp: int, lane: int, at: tuple[int, .
     def offset_of(place: list[int]) -> int:
         return functools.reduce(lambda number, x: number * extents[x[0]] + x[1], enumerate(place), 0) * size
 
+    def put(place: list[int], first: int, count: int) -> None:
+        at_once = [*place[:-1], first]
+        if all(0 <= x < extent for x, extent in zip(at_once, extents, strict=True)):
+            found.append(("store_values", store.argument, offset_of(at_once), count * size))
+
+    left = []
     for row, column in zip(rows[::wide], columns[::wide], strict=True):
         *outer, _ = np.unravel_index(row * store.tile[-1], store.tile)
         place = [int(first + i) for first, i in zip(at, (*outer, column), strict=True)]
-        last = place[-1] + wide
-        step = wide if place[-1] >= 0 and last <= extents[-1] and offset_of(place) % (wide * size) == 0 else width
-        for index in range(place[-1], last, step):
-            place[-1] = index
-            if all(0 <= x < extent for x, extent in zip(place, extents, strict=True)):
-                found.append(("store_values", store.argument, offset_of(place), step * size))
+        if wide == width or (place[-1] + wide <= extents[-1] and offset_of(place) % (wide * size) == 0):
+            put(place, place[-1], wide)
+        else:
+            left.append(place)
+    for place in left:  # after all that are stored as a whole
+        for i in range(0, wide, width):
+            put(place, place[-1] + i, width)
     return found
 
 
