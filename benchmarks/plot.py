@@ -6,11 +6,10 @@ python -m benchmarks.plot benchmarks/results/gemm.json [--out gemm.svg]
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import OURS, best
+from benchmarks.results import OURS, best, read
 
 __all__ = ["plot"]
 
@@ -52,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--mode", default="rested", choices=("rested", "sustained"))
     args = parser.parse_args(argv)
     path = args.out or args.results.with_suffix(".svg")
-    if plot(json.loads(args.results.read_text()), path, mode=args.mode):
+    if plot(read(args.results), path, mode=args.mode):
         print(path)
 
 

@@ -35,7 +35,7 @@ import attrs
 
 from benchmarks import peers
 from benchmarks.cli import add_options, gpu_of, method_of, settings
-from benchmarks.results import OURS, Results, print_table
+from benchmarks.results import OURS, Results, print_table, read
 from tmapipe.tuning import Candidate, Device, Problem, candidates, estimate
 from tmapipe.tuning.choose import unsure
 from tmapipe.tuning.compiling import compile_all, load
@@ -421,7 +421,7 @@ def main(argv: list[str] | None = None) -> int:
     args = options(argv)
     if args.report:
         for path in sorted((Path(args.out) if args.out else Path(__file__).parent / "results").glob("random*.json")):
-            kept = json.loads(path.read_text())
+            kept = read(path)
             if kept["suite"] == suite_of(kept["gpu"]):
                 print(kept["gpu"])
                 report(row for row in kept["rows"] if not args.runs or row.get("run", 1) in args.runs)

@@ -1,7 +1,10 @@
 """The form of the results: one JSON file per suite, and tables on the terminal.
 
     {"suite", "date", "gpu", "versions", "commit", "method",
-     "rows": [{"problem", "dtype", "peer", "variant", "us", "tflops" or "gbps", "rel_err", ...}]}
+     "fields": ["problem", "dtype", "peer", "variant", "us", "tflops" or "gbps", "rel_err", ...],
+     "rows": [[the fields of one result, null where it has none, as far as it has any], ...]}
+
+`read` gives each row as a dictionary.
 
 "peer" is "tmapipe" for ours. us: microseconds per launch. tflops: 1e12 floating-point operations per second. gbps: 1e9 bytes
 read and written per second. rel_err: ||out - ref|| / ||ref||, see each suite. Rows may have more fields (spread, mode,
@@ -17,13 +20,14 @@ import json
 import os
 import platform
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-__all__ = ["OURS", "Results", "best", "commit", "print_table", "versions"]
+__all__ = ["OURS", "Results", "best", "commit", "print_table", "read", "text_of", "versions"]
 
 OURS = "tmapipe"
 _HERE = Path(__file__).resolve().parent
@@ -60,7 +64,7 @@ class Results:
         target = path / f"{self.suite}.json"
         partial = target.with_suffix(".json.tmp")
         names = ("suite", "date", "gpu", "versions", "commit", "method", "rows")
-        partial.write_text(json.dumps({name: getattr(self, name) for name in names}, indent=1) + "\n")
+        partial.write_text(text_of({name: getattr(self, name) for name in names}))
         partial.replace(target)
         return target
 
@@ -70,7 +74,7 @@ class Results:
         path = (Path(folder) if folder is not None else _HERE / "results") / f"{self.suite}.json"
         if not path.exists():
             return
-        old = json.loads(path.read_text())
+        old = read(path)
         for name in ("gpu", "versions", "commit", "method"):
             if old.get(name) != getattr(self, name):
                 raise ValueError(
@@ -81,6 +85,30 @@ class Results:
     def drop(self, **match: Any) -> None:
         """Forgets the rows whose fields equal all of *match*: those about to be measured again."""
         self.rows = [row for row in self.rows if any(row.get(name) != value for name, value in match.items())]
+
+
+def text_of(data: dict[str, Any]) -> str:
+    """The text of a file of results, whose rows are dictionaries: a row a line, without the names of its fields."""
+    counts = Counter(name for row in data["rows"] for name in row)
+    fields = sorted(counts, key=counts.__getitem__, reverse=True)  # those last that few rows have
+    head = json.dumps({**{name: data[name] for name in data if name != "rows"}, "fields": fields}, indent=1)
+    cells = ([row.get(name) for name in fields[: _last(row, fields)]] for row in data["rows"])
+    rows = (json.dumps(row, separators=(",", ":")) for row in cells)
+    return head.removesuffix("\n}") + ',\n "rows": [\n' + ",\n".join(rows) + "\n ]\n}\n"
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a file of results has, each row as a dictionary of the fields that it has."""
+    data: dict[str, Any] = json.loads(Path(path).read_text())
+    fields = data.pop("fields")
+    data["rows"] = [
+        {name: value for name, value in zip(fields, row, strict=False) if value is not None} for row in data["rows"]
+    ]
+    return data
+
+
+def _last(row: dict[str, Any], fields: list[str]) -> int:
+    return 1 + max(fields.index(name) for name in row)
 
 
 def best(rows: Iterable[dict[str, Any]], measure: str = "tflops", **match: Any) -> dict[str, Any] | None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import math
 import sys
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ import numpy as np
 
 from benchmarks.cli import add_options, gpu_of, method_of, settings
 from benchmarks.gemm import SHAPES, checker, make_operands, shape
-from benchmarks.results import OURS, Results
+from benchmarks.results import OURS, Results, read
 from tmapipe.tuning import Candidate, Problem, candidates, estimate, ranked
 from tmapipe.tuning.candidates import hinted
 from tmapipe.tuning.compiling import build_all
@@ -176,7 +175,7 @@ def worked(folder: Path, constants: Constants) -> float:
 
     us = {
         (*row["problem"].split(" ", 1), row["variant"]): row["us"]
-        for row in json.loads((folder / "random_epilogues.json").read_text())["rows"]
+        for row in read(folder / "random_epilogues.json")["rows"]
         if row["peer"] == OURS
     }
     both = [(name, text, took / us[name, "plain", text]) for (name, kind, text), took in us.items()
@@ -202,7 +201,7 @@ def stored(folder: Path) -> Iterator[tuple[Any, Problem, Candidate, float]]:
 
     today: dict[Problem, dict[Any, set[Any]]] = {}
     for suite in ("tuning", "random"):
-        for row in json.loads((folder / f"{suite}.json").read_text())["rows"]:
+        for row in read(folder / f"{suite}.json")["rows"]:
             if row["peer"] != OURS or row["variant"].startswith("StreamK"):  # which is no candidate any more
                 continue
             problem, candidate = problem_of(row["problem"], row["dtype"]), candidate_of(row["variant"])

@@ -146,56 +146,66 @@ def cast(x: Fragment, dtype: DType | str) -> Fragment:
     return x if kind.name == x.kind else combine(f"to_{kind.name}", x)
 
 
-def row_sum(x: Fragment, inside: Any = None) -> Fragment:
+def row_sum(x: Fragment, inside: Any = None, surely: tuple[int, int] | None = None) -> Fragment:
     """The sum of each row: one number a row, which broadcasts.
 
     Args:
         x: A fragment of a whole tile.
-        inside: How many columns count, for a tile that reaches over the tensor's edge; None: all.
+        inside: How many columns count, for a tile that reaches over the tensor's edge, or (first, end) of those that do; None:
+            all.
+        surely: (first, end) of columns that count whatever *inside* says; the GPU compares the others alone.
     """
-    return _reduced("sum", "rows", x, inside)
+    return _reduced("sum", "rows", x, inside, surely)
 
 
-def row_max(x: Fragment, inside: Any = None) -> Fragment:
+def row_max(x: Fragment, inside: Any = None, surely: tuple[int, int] | None = None) -> Fragment:
     """The maximum of each row; minus infinity without columns; NaN if there is one. Arguments as of `row_sum`."""
-    return _reduced("maximum", "rows", x, inside)
+    return _reduced("maximum", "rows", x, inside, surely)
 
 
-def row_logsumexp(x: Fragment, inside: Any = None) -> Fragment:
+def row_logsumexp(x: Fragment, inside: Any = None, surely: tuple[int, int] | None = None) -> Fragment:
     """log(sum of e^x) over each row, in one reduction: ``exp(x - row_logsumexp(x))`` is the row's softmax. Neither overflows;
     minus infinity without columns; NaN if there is one. Arguments as of `row_sum`."""
     _check_fragment("row_logsumexp", x)
-    return _reduced("logsumexp", "rows", combine("widen", x), inside)
+    return _reduced("logsumexp", "rows", combine("widen", x), inside, surely)
 
 
-def row_min(x: Fragment, inside: Any = None) -> Fragment:
+def row_min(x: Fragment, inside: Any = None, surely: tuple[int, int] | None = None) -> Fragment:
     """The minimum of each row; infinity without columns; NaN if there is one. Arguments as of `row_sum`."""
-    return _reduced("minimum", "rows", x, inside)
+    return _reduced("minimum", "rows", x, inside, surely)
 
 
-def column_sum(x: Fragment, inside: Any = None) -> Fragment:
+def column_sum(x: Fragment, inside: Any = None, surely: tuple[int, int] | None = None) -> Fragment:
     """The sum of each column: one number a column, which broadcasts.
 
     Args:
         x: A fragment of a whole tile.
-        inside: How many rows count, for a tile that reaches over the tensor's edge; None: all.
+        inside: How many rows count, for a tile that reaches over the tensor's edge, or (first, end) of those that do; None:
+            all.
+        surely: (first, end) of rows that count whatever *inside* says; the GPU compares the others alone.
     """
-    return _reduced("sum", "columns", x, inside)
+    return _reduced("sum", "columns", x, inside, surely)
 
 
-def column_max(x: Fragment, inside: Any = None) -> Fragment:
+def column_max(x: Fragment, inside: Any = None, surely: tuple[int, int] | None = None) -> Fragment:
     """The maximum of each column; minus infinity without rows; NaN if there is one. Arguments as of `column_sum`."""
-    return _reduced("maximum", "columns", x, inside)
+    return _reduced("maximum", "columns", x, inside, surely)
 
 
-def column_min(x: Fragment, inside: Any = None) -> Fragment:
+def column_min(x: Fragment, inside: Any = None, surely: tuple[int, int] | None = None) -> Fragment:
     """The minimum of each column; infinity without rows; NaN if there is one. Arguments as of `column_sum`."""
-    return _reduced("minimum", "columns", x, inside)
+    return _reduced("minimum", "columns", x, inside, surely)
 
 
-def _reduced(op: str, along: str, x: Fragment, inside: Any) -> Fragment:
-    _check_fragment(f"{along.removesuffix('s')}_{op.removesuffix('imum')}", x)
-    return x.backend.reduce(x, op, along, inside)
+def _reduced(op: str, along: str, x: Fragment, inside: Any, surely: Any) -> Fragment:
+    name = f"{along.removesuffix('s')}_{op.removesuffix('imum')}"
+    _check_fragment(name, x)
+    if surely is not None:
+        pair = isinstance(surely, tuple) and len(surely) == 2 and all(type(n) is int for n in surely)
+        if not pair or inside is None:
+            rule = f"is (first, end) of the {along} that count in any case, beside inside="
+            raise InputError(f"tmapipe.math.{name}(surely)", surely, rule, "leave it out")
+    return x.backend.reduce(x, op, along, inside, surely)
 
 
 def _check_fragment(name: str, x: Any) -> None:

@@ -104,6 +104,7 @@ class TmaStoreStage:
     l2_hint: str | None = attrs.field(default=None, init=False)
     #: Bytes that a thread stores at once; 0 where the engine stores.
     vector: int = attrs.field(default=0, init=False)
+    wide: bool = attrs.field(default=False, init=False)
     #: Whether the engine finds tiles through a descriptor.
     tensor_map: ClassVar[bool] = True
 

@@ -24,6 +24,8 @@ class ThreadStoreStage(TmaStoreStage):
         vector: Bytes that a thread stores at once, if it has so many side by side: 1, 2, 4, 8 or 16, and no less than an
             element. The tensor's address, strides and rows are multiples of it, and so is where a tile starts along the
             contiguous dimension.
+        wide: Whether a thread stores 16 bytes at once where so many lie side by side at a multiple of 16, which it finds out
+            when it stores, and the others by `vector`: for rows that begin anywhere, with tiles that start before them.
         dtype: Of the elements, by default that of the tensor.
 
     Raises:
@@ -37,6 +39,9 @@ class ThreadStoreStage(TmaStoreStage):
             "is one of 1, 2, 4, 8, 16 bytes",
             "the most that divides the row pitch",
         ),
+    )
+    wide: bool = attrs.field(
+        default=False, validator=must(lambda value: isinstance(value, bool), "is True or False", "leave it out")
     )
     tensor_map = False
     source: None = attrs.field(default=None, init=False)

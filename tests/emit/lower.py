@@ -41,6 +41,14 @@ def _lower(event: Event, plan: Plan, launch: Launch, warp: int, lane: int) -> li
         start = plan.buffer(name).offset + stage * plan.buffer(name).pitch + share * nbytes
         places = range(start + 16 * lane, start + nbytes, 16 * 32)
         return [("store_words", place, (None,) * 4, barrier, stage, cta) for place in places]
+    if kind == "send_partial":  # lane i to CTA i
+        name, stage, barrier, mask, row, numbers = rest
+        buffer = plan.buffer(name)
+        width = buffer.tile[1]
+        start = buffer.offset + stage * buffer.pitch + 4 * width * row
+        words = (None,) * numbers + (0,) * (width - numbers)
+        sent = [("store_words", start + 4 * i, words[i : i + 4], barrier, stage, lane) for i in range(0, width, 4)]
+        return sent if mask >> lane & 1 else []
     if kind in (
         "prefetch", "read", "write", "write_columns", "write_row_sums", "write_column_sums", "read_columns", "promote",
         "read_words", "received", "scale",
@@ -221,13 +229,28 @@ def _values(store: Store, launch: Launch, warp: int, lane: int, at: tuple[int, .
     """The lane's stores of its values of a tile, those that lie inside the tensor, some side by side at once."""
     extents, size, found = launch.extents[store.argument], store.buffer.dtype.bytes, []
     width = min(layout.width, store.vector // size)
+    wide = min(layout.width, 16 // size) if store.wide else width
     rows, columns = (array[lane::32].ravel() for array in indices_of(layout, warp))
-    for row, column in zip(rows[::width], columns[::width], strict=True):
+
+    def offset_of(place: list[int]) -> int:
+        return functools.reduce(lambda number, x: number * extents[x[0]] + x[1], enumerate(place), 0) * size
+
+    def put(place: list[int], first: int, count: int) -> None:
+        at_once = [*place[:-1], first]
+        if all(0 <= x < extent for x, extent in zip(at_once, extents, strict=True)):
+            found.append(("store_values", store.argument, offset_of(at_once), count * size))
+
+    left = []
+    for row, column in zip(rows[::wide], columns[::wide], strict=True):
         *outer, _ = np.unravel_index(row * store.tile[-1], store.tile)
         place = [int(first + i) for first, i in zip(at, (*outer, column), strict=True)]
-        if all(0 <= x < extent for x, extent in zip(place, extents, strict=True)):
-            offset = functools.reduce(lambda number, x: number * extents[x[0]] + x[1], enumerate(place), 0) * size
-            found.append(("store_values", store.argument, offset, width * size))
+        if wide == width or (place[-1] + wide <= extents[-1] and offset_of(place) % (wide * size) == 0):
+            put(place, place[-1], wide)
+        else:
+            left.append(place)
+    for place in left:  # after all that are stored as a whole
+        for i in range(0, wide, width):
+            put(place, place[-1] + i, width)
     return found
 
 

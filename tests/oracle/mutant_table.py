@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime
 import functools
-import json
 import platform
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 import tmapipe
+from benchmarks.results import read, text_of
 from tests.oracle.mutant_changes import rule_of
 from tests.oracle.mutant_sites import Change
 from tmapipe.check.findings import Kind
@@ -119,18 +120,15 @@ def show(outcomes: Sequence[Outcome]) -> str:
 
 
 def write(path: Path, outcomes: Sequence[Outcome], seconds: float, append: bool = False) -> None:
-    """Rows, and the equivalent mutants with the reason, as JSON. append: after what a file there has of others."""
-    before: dict[str, Any] = json.loads(path.read_text()) if append and path.exists() else {}
+    """Rows, and how many mutants are equivalent for which reason. append: after what a file there has of others."""
+    before: dict[str, Any] = read(path) if append and path.exists() else {}
     mine = {outcome.schedule for outcome in outcomes}
     others = {
         name: [one for one in before.get(name, []) if one["schedule"] not in mine] for name in ("rows", "equivalent")
     }
     spent = before.get("method", {"seconds": 0, "steps": 0})
-    equivalent = [
-        {"schedule": o.schedule, "mutant": str(o.change), "reason": why_equivalent(o)}
-        for o in outcomes
-        if o.breakable is False
-    ]
+    right = Counter((o.schedule, why_equivalent(o)) for o in outcomes if o.breakable is False)
+    equivalent = [{"schedule": name, "reason": reason, "total": total} for (name, reason), total in right.items()]
     data = {
         "suite": "mutants",
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -141,11 +139,11 @@ def write(path: Path, outcomes: Sequence[Outcome], seconds: float, append: bool 
             "seconds": round(spent["seconds"] + seconds, 1),
             "steps": spent["steps"] + sum(o.steps for o in outcomes),
         },
-        "rows": [*others["rows"], *(attrs.asdict(row) for row in table(outcomes))],
         "equivalent": [*others["equivalent"], *equivalent],
+        "rows": [*others["rows"], *(attrs.asdict(row) for row in table(outcomes))],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data, indent=1) + "\n")
+    path.write_text(text_of(data))
 
 
 @functools.cache

@@ -18,8 +18,12 @@ from tmapipe.schedules import (
     Gemm,
     GroupedGemm,
     PingPong,
+    RmsNormRows,
+    RowForm,
+    SoftmaxRows,
     SplitK,
     StreamK,
+    row_form,
 )
 from tmapipe.schedules.mainloop import Cooperative
 from tmapipe.schedules.operand import Operand
@@ -137,6 +141,36 @@ REGISTRY: tuple[Registered, ...] = (
         lambda: ClusterSplitK(8),
         lambda: ClusterSplitK(2, (64, 32, 16), 1, 2, epilogue=ONE),
         ((1, 3, {}), (2, 2, {})),
+    ),
+    Registered(
+        "Softmax",
+        lambda: SoftmaxRows(row_form(1000)),
+        lambda: SoftmaxRows(RowForm(60, 4, 64, 1, vector=8), 8),
+        ((1, 1, {"b": 2, "w": 120}),),
+    ),
+    Registered(
+        "Softmax, rows that begin anywhere",
+        lambda: SoftmaxRows(row_form(3001, vector=2), 2),
+        lambda: SoftmaxRows(RowForm(200, 1, 256, 1, vector=2), 2),
+        ((1, 1, {"b": 2, "w": 400}),),
+    ),
+    Registered(
+        "Softmax, rows over CTAs",
+        lambda: SoftmaxRows(row_form(60001, vector=2), 2),
+        lambda: SoftmaxRows(RowForm(500, 1, 256, 1, 2, vector=8), 8),
+        ((1, 1, {"b": 2, "w": 1000}),),
+    ),
+    Registered(
+        "RmsNorm",
+        lambda: RmsNormRows(row_form(1001, vector=2, loads=2, vectors=2, hold=64), residual=True, stored=2),
+        lambda: RmsNormRows(RowForm(60, 4, 64, 1, vector=8), residual=True, stored=8),
+        ((1, 1, {"b": 2, "w": 120}),),
+    ),
+    Registered(
+        "RmsNorm, rows over CTAs",
+        lambda: RmsNormRows(row_form(65536, vectors=2)),
+        lambda: RmsNormRows(RowForm(512, 1, 256, 1, 2, each=2)),
+        ((1, 1, {}), (2, 1, {})),
     ),
     Registered("StreamK", lambda: StreamK(66), lambda: StreamK(3, (64, 64, 16), (1, 1), 2), ((2, 3, {"s": 4}),)),
 )

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tmapipe.isa.exchange import ClusterExchange, Exchange
 from tmapipe.isa.fragment import Fragment
+from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import SlotRef
 from tmapipe.kernel import kernel_main
 from tmapipe.machine.blocks import block
 from tmapipe.plan.model import Barrier, Load, Matmul, NamedBarrier, Peer, Plan, Store
 from tmapipe.plan.syncs import Syncs
-from tmapipe.plan.thread_layout import AccumulatorLayout
+from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout
 
 Event = tuple[Any, ...]
 
@@ -41,6 +43,7 @@ class RecordingIsa:
         self.cluster_id, self.clusters = cluster_id, clusters
         self.extents, self.tables = extents or {}, tables or {}
         self.events: list[Event] = []
+        self.exchanges: dict[int, Exchange] = {}
         self.body: Any = None
         self.fragments = self
 
@@ -192,7 +195,7 @@ class RecordingIsa:
         self._note("read_words", slot.buffer.name, slot.stage, words)
         return words
 
-    def store_values(self, store: Store, at: Sequence[int], values: Any) -> None:
+    def store_values(self, store: Store, at: Sequence[int], values: Any, surely: Any = None) -> None:
         self._note("store_values", store.name, tuple(at), values.layout)
 
     # ---- tables ---------------------------------------------------------------------------------------------------
@@ -357,6 +360,40 @@ class RecordingIsa:
 
     def read_part(self, slot: SlotRef, layout: Any, at: Any) -> Fragment:
         return self.read(slot, layout)
+
+    def read_columns_from(self, slot: SlotRef, layout: Any, first: int) -> Fragment:
+        return self.read(slot, layout, "columns")
+
+    # ---- reductions, of which the exchanges over warps and CTAs are noted -----------------------------------------
+
+    _exchange_for = Fragments._exchange_for
+
+    def reduce(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Any = None) -> Fragment:
+        return Fragments.reduce(self, values, op, along)  # type: ignore[arg-type]
+
+    def expand(self, layout: Any, along: str, data: Any, to: str) -> Any:
+        return data
+
+    def reduce_in_warp(self, layout: Any, op: str, kind: str, along: str, data: Any) -> tuple[Any, ...]:
+        return ()
+
+    def write_partial(self, layout: Any, along: str, data: Any, slot: SlotRef) -> None:
+        pass
+
+    def send_partial(self, layout: ThreadLayout, data: Any, slot: SlotRef, exchange: ClusterExchange) -> None:
+        mine = exchange.rank * (slot.buffer.tile[0] // exchange.peers) + layout.warp(self.warp)
+        self._note(
+            "send_partial",
+            slot.buffer.name,
+            slot.stage,
+            exchange.full.name,
+            exchange.mask,
+            mine,
+            layout.slots("rows"),
+        )
+
+    def read_partials(self, layout: Any, op: str, along: str, slot: SlotRef, peers: int = 1) -> tuple[Any, ...]:
+        return ()
 
     def write(self, slot: SlotRef, values: Any, at: Any = None) -> None:
         self._note("write", slot.buffer.name, slot.stage, values.data)

@@ -174,7 +174,7 @@ def test_a_report_of_stored_results(tmp_path, capsys):
                 )
         results.write(tmp_path)
     assert {path.stem for path in tmp_path.glob("*.json")} == {"random", "random_h100"}
-    (tmp_path / "random_epilogues.json").write_text('{"suite": "random_epilogues", "gpu": "NVIDIA H200", "rows": []}')
+    Results("random_epilogues", "NVIDIA H200", versions={}, commit="0").write(tmp_path)
     assert random_problems.main(["--report", "--out", str(tmp_path), "--runs", "2"]) == 0
     said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert [line for line in said if line.startswith(("NVIDIA", "chosen, of cuBLAS"))] == [

@@ -19,6 +19,8 @@ __all__ = ["both", "choice", "constant", "each", "loop", "loop_while", "rolled",
 
 Values = Sequence[Any]
 
+TOGETHER = 8  # of a long row of copies, in a turn of the loop
+
 
 def constant(value: Any) -> bool:
     """Whether a condition is known while emitting."""
@@ -113,10 +115,17 @@ def no_unrolling() -> ir.Attribute:
 
 
 def each(count: int, body: Callable[[Any], None]) -> None:
-    """Calls *body* with 0 to *count* - 1: one after another if they are few, else in a loop at run time."""
-    if count > UNROLLED:
-        return rolled(count, body)
-    for i in range(count):
+    """Calls *body* with 0 to *count* - 1: one after another if they are few, else a few at a time in a loop at run time: one
+    thread issues copies, and a loop for each takes it longer than the engine."""
+    whole = count // TOGETHER if count > UNROLLED else 0
+
+    def several(i: Any) -> None:
+        for j in range(TOGETHER):
+            body(i * TOGETHER + j)
+
+    if whole:
+        rolled(whole, several)
+    for i in range(whole * TOGETHER, count):
         body(i)
 
 

@@ -22,6 +22,7 @@ from tmapipe.gpu.warp import GpuWarp
 from tmapipe.integers import ceil_div
 from tmapipe.isa.fragment import Fragment
 from tmapipe.plan.model import WARP, Barrier, Load, Peer, Store
+from tmapipe.tma_rules import ALIGNMENT
 
 __all__ = ["CopyEmitters", "copy_tile"]
 
@@ -44,31 +45,55 @@ class CopyEmitters(GpuWarp):
         copy_tile(self, load, stage, at, share, shares)
         cute.arch.cp_async_mbarrier_arrive_noinc(self.mbarrier(barrier, stage))
 
-    def store_values(self, store: Store, at: Sequence[Any], values: Fragment) -> None:
+    def store_values(self, store: Store, at: Sequence[Any], values: Fragment, surely: tuple[int, int] = (0, 0)) -> None:
         """The calling thread's stores, each of some numbers that lie side by side."""
         fragments = self.fragments
         layout, size = values.layout, store.buffer.dtype.bytes
         assert layout is not None
         tile, dtype = _Tile(self, store, at), cute_type(store.buffer.dtype)
-        width = min(width_of(layout, values.along), store.vector // size)
+        most = width_of(layout, values.along)
+        width = min(most, store.vector // size)
+        wide = min(most, ALIGNMENT // size) if store.wide else width
 
-        def store_run(first: int, row: Any, column: Any) -> None:
-            """*width* values, from number *first* on."""
-            start, inside = tile.row(row)
-            column = at[-1] + column
-            holds = _inside(column, tile.shape[-1])
-            for each in inside:
-                holds = holds & each
-            converted = fragments.converted(values, first, width, dtype)
-            address = start + Int64(column) * size
-            target = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=width * size)
-            control.when(
-                holds, lambda: cute.autovec_copy(converted, cute.make_tensor(target, cute.make_layout((width,))))
-            )
+        def put(first: int, address: Any, count: int) -> None:
+            converted = fragments.converted(values, first, count, dtype)
+            target = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=count * size)
+            cute.autovec_copy(converted, cute.make_tensor(target, cute.make_layout((count,))))
+
+        def holds(inside: list[Any], column: Any, count: int) -> Any:
+            first, end = column >= 0, column + count <= tile.shape[-1]
+            return functools.reduce(operator.and_, inside, first & end)
 
         def store_all() -> None:
-            for run in fragments.runs(layout, width, values.along):
-                store_run(*run)
+            """Wide ones where they can be, then in one branch, which few warps take, the others."""
+            left, apart = [], None
+            for first, row, column in fragments.runs(layout, wide, values.along):
+                (start, inside), column = tile.row(row), at[-1] + column
+                address = start + Int64(column) * size
+                low, high = layout.column_range(layout.column_slot(first)) if values.along == "tile" else (0, 0)
+                if surely[0] <= low and high + wide - 1 <= surely[1]:
+                    put_if(functools.reduce(operator.and_, inside, True), first, address, wide)
+                    continue
+                if wide == width:
+                    put_if(holds(inside, column, width), first, address, width)
+                    continue
+                whole = holds(inside, column, wide) & (Int32(address & (wide * size - 1)) == 0)
+                put_if(whole, first, address, wide)
+                left.append((first, inside, column, address, ~whole))
+                apart = ~whole if apart is None else apart | ~whole
+            if left:
+                control.when(apart, functools.partial(store_narrow, left))
+
+        def store_narrow(left: list[Any]) -> None:
+            for first, inside, column, address, apart in left:
+                for i in range(0, wide, width):
+                    put_if(apart & holds(inside, column + i, width), first + i, address + i * size, width)
+
+        def put_if(condition: Any, *what: Any) -> None:
+            if condition is True:
+                put(*what)
+            else:
+                control.when(condition, functools.partial(put, *what))
 
         if values.along == "tile":
             store_all()

@@ -168,6 +168,38 @@ class GpuFragments(PeerFragments, Sums):
         data = [inside[(row, first + j)].to(KINDS[kind]) for _, row, first in runs for j in range(width)]
         return Fragment(self, layout, "tile", kind, data)
 
+    def read_columns_from(self, slot: SlotRef, layout: ThreadLayout, first: Any) -> Fragment:
+        kind, inside = slot.buffer.dtype.kind, self.isa.buffers[slot.buffer.name]
+        if slot.buffer.dtype.bytes == 2 and layout.width == 8 and layout.columns + 16 <= slot.buffer.tile[0]:
+            return Fragment(self, layout, "columns", kind, self._shifted(slot, layout, first))
+        at = [self.column(layout, i) + first for i in range(layout.column_slots)]
+        return Fragment(self, layout, "columns", kind, [KINDS[kind](inside[(place, slot.stage)]) for place in at])
+
+    def _shifted(self, slot: SlotRef, layout: ThreadLayout, first: Any) -> list[Any]:
+        """Numbers of 16 bits that begin at any element: of each 8, the 16 that they are among are read as two vectors, where
+        reading one by one has bank conflicts, and shifted by whole words and then by half a one."""
+        inside, kind = self.isa.buffers[slot.buffer.name][(None, slot.stage)], slot.buffer.dtype.kind
+        dtype = cute_type(slot.buffer.dtype)
+        before, words = Int32(first) >> 3, (Int32(first) & 7) >> 1
+        data: list[Any] = []
+        for i in range(0, layout.column_slots, 8):
+            some = cute.make_rmem_tensor((16,), dtype)
+            for half in range(2):
+                place = self.column(layout, i) // 8 + before + half
+                cute.autovec_copy(cute.local_tile(inside, (8,), (place,)), cute.local_tile(some, (8,), (half,)))
+            pairs = cute.recast_tensor(some, Int32)
+            read = [pairs[j] for j in range(8)]
+            for by in (2, 1):
+                moved = Boolean((words & by) != 0)
+                read = [choose(moved, read[min(j + by, 7)], read[j]) for j in range(8)]
+            odd = Boolean((Int32(first) & 1) != 0)
+            made = cute.make_rmem_tensor((4,), Int32)
+            for j in range(4):
+                low = cutlass.Uint32(read[j]) >> 16
+                made[j] = choose(odd, Int32(low) | (read[j + 1] << 16), read[j])
+            data += widened(cute.recast_tensor(made, dtype), kind)
+        return data
+
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:
         kind = slot.buffer.dtype.kind
         number = KINDS[kind](self.isa.buffers[slot.buffer.name][(index, slot.stage)])
@@ -207,6 +239,27 @@ class GpuFragments(PeerFragments, Sums):
                 tensor = cute.local_tile(tensor, share, (mine, *(0,) * (len(tile) - 1)))
             tensors.append(tensor)
         call_raw(gpu, tensors, self.isa, role)
+
+    def only_inside(
+        self, tile: Fragment, along: str, first: Any, end: Any, surely: tuple[int, int], other: Any
+    ) -> Fragment:
+        layout, by_column = tile.layout, along == "rows"
+        assert layout is not None
+        first, low, high = 0 if first is None else first, *surely
+        if isinstance(first, int) and isinstance(end, int):  # of a fixed extent: known here whether all count
+            low, high = first, end
+        slot_of, place = (layout.column_slot, tile.columns) if by_column else (layout.row_slot, tile.rows)
+        holds: dict[int, Any] = {}
+        for slot in {slot_of(i) for i in range(layout.values)}:
+            least, beyond = layout.column_range(slot) if by_column else (0, layout.rows)
+            if least < low and not (isinstance(first, int) and least >= first):
+                holds[slot] = place.data[slot] >= first
+            if beyond > high and not (isinstance(end, int) and beyond <= end):
+                inside = place.data[slot] < end
+                holds[slot] = Boolean(holds[slot]) & Boolean(inside) if slot in holds else inside
+        number = KINDS[tile.kind](other)
+        data = [choose(holds[slot_of(i)], x, number) if slot_of(i) in holds else x for i, x in enumerate(tile.data)]
+        return Fragment(self, layout, "tile", tile.kind, data)
 
     # ---- data -----------------------------------------------------------------------------------------------------
 

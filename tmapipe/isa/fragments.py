@@ -193,6 +193,11 @@ class Fragments(Carried):
         """``ld.shared``: the part of a slot from this row and column on, distributed as *layout* says. Generic proxy."""
         raise NotImplementedError
 
+    def read_columns_from(self, slot: SlotRef, layout: ThreadLayout, first: Value) -> Fragment:
+        """``ld.shared``: of a slot with one extent, one number for each column of a tile, from element *first* on. Generic
+        proxy."""
+        raise NotImplementedError
+
     def read_number(self, slot: SlotRef, index: Value) -> Fragment:
         """``ld.shared``: one element of a slot with one extent, in all threads. Generic proxy."""
         raise NotImplementedError
@@ -231,7 +236,9 @@ class Fragments(Carried):
         data = self.expand(layout, "one", self.number(in_range("full()", value, kind), kind), along)
         return Fragment(self, layout, along, kind, data)
 
-    def reduce(self, values: Fragment, op: str, along: str, inside: Value | None = None) -> Fragment:
+    def reduce(
+        self, values: Fragment, op: str, along: str, inside: Any = None, surely: tuple[int, int] | None = None
+    ) -> Fragment:
         """One number a row or a column: of its elements the "sum", "maximum" or "minimum", in fp32 or int32, or "logsumexp",
         the logarithm of the sum of their powers of e, in fp32.
 
@@ -240,8 +247,9 @@ class Fragments(Carried):
 
         Args:
             along: "rows" or "columns".
-            inside: How many elements of each count; None: all. A row without any gives what the operation begins
-                with: 0, or an infinity.
+            inside: How many elements of each count, or the first that does and the one after the last; None: all. A row
+                without any gives what the operation begins with: 0, or an infinity.
+            surely: The first, and the one after the last, of elements that count in any case.
         """
         layout = values.layout
         if layout is None:
@@ -258,8 +266,8 @@ class Fragments(Carried):
             whole = self.expand(layout, values.along, self.convert(values.data, values.kind, kind), "tile")
             tile = Fragment(self, layout, "tile", kind, whole)
         if inside is not None:
-            place = tile.columns if along == "rows" else tile.rows
-            tile = combine("where", place < inside, tile, NEUTRAL[op, kind])
+            first, end = inside if isinstance(inside, tuple) else (None, inside)
+            tile = self.only_inside(tile, along, first, end, surely or (0, 0), NEUTRAL[op, kind])
         found = self.reduce_in_warp(layout, op, kind, along, tile.data)
         exchange = self.exchanges.get(layout.first_warp)
         far = exchange is not None and exchange.peers > 1 and along == "rows"
@@ -274,6 +282,14 @@ class Fragments(Carried):
             found = self.read_partials(layout, op, along, slot, exchange.peers)
             exchange.read()
         return Fragment(self, layout, along, kind, found)
+
+    def only_inside(
+        self, tile: Fragment, along: str, first: Value | None, end: Value, surely: tuple[int, int], other: Any
+    ) -> Fragment:
+        """A whole tile, in whose rows (*along* "rows") or columns those before *first* and from *end* on are *other*."""
+        place = tile.columns if along == "rows" else tile.rows
+        holds = place < end if first is None else (place >= first) & (place < end)
+        return combine("where", holds, tile, other)
 
     def _exchange_for(self, layout: ThreadLayout, kind: str, along: str) -> Exchange:
         found = self.exchanges.get(layout.first_warp)

@@ -118,9 +118,17 @@ class GlobalInstructions(Lowering):
         """``st.global`` by the calling lane: sets a counter."""
         self.emit(CounterStore(counter, value))
 
-    def store_values(self, store: Store, at: Sequence[Value], values: Fragment) -> None:
+    def store_values(
+        self, store: Store, at: Sequence[Value], values: Fragment, surely: tuple[int, int] = (0, 0)
+    ) -> None:
         """``st.global`` (each lane): stores the warp's part of *values*, converted, to the tile that starts at element *at*.
-        Elements outside the tensor are not written. At most `store.vector` bytes at once. Generic proxy."""
+        Elements outside the tensor are not written. At most `store.vector` bytes at once, or 16 where the store is `wide`.
+        Generic proxy.
+
+        Args:
+            surely: The first, and the one after the last, of the tile's columns that lie inside the tensor in any case, and
+                those at multiples of 16 bytes of a tile at such addresses.
+        """
         self.emit(TileStore(store.name, self.start(store, at)))
 
     def load_entry(self, table: str, i: Value, without_data: int) -> Value:

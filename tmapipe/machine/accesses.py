@@ -93,6 +93,13 @@ class SlotAccesses(Fragments):
             raise InputError(f"slot.{slot.buffer.name}.read(at)", at, rule, "begin it earlier")
         return self._positions(columns, layout, at)
 
+    def read_columns_from(self, slot: SlotRef, layout: ThreadLayout, first: Any) -> Fragment:
+        data, columns = self._read(slot), layout.columns
+        if data is not None and not 0 <= first <= len(data) - columns:
+            rule = f"is where {columns} of its {len(data)} elements begin"
+            raise InputError(f"slot.{slot.buffer.name}.read(at)", first, rule, "begin earlier, or load more")
+        return self._fragment(slot, layout, "columns", None if data is None else data[first : first + columns])
+
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:
         data = self._read(slot)
         return self._fragment(slot, None, "one", None if data is None else data[index])

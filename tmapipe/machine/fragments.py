@@ -192,6 +192,15 @@ class MachineFragments(Reductions):
             if kind != "read":
                 self._write(slot, array, (mine, shares, f"rows/{name}"), proxy=proxy)
 
+    def only_inside(
+        self, tile: Fragment, along: str, first: Any, end: Any, surely: tuple[int, int], other: Any
+    ) -> Fragment:
+        low, high = surely
+        if self.memory is not None and low < high and not ((first or 0) <= low and high <= end):
+            rule = f"are {along} that count, but those that do are {first or 0} to {end}"
+            raise InputError("reduction of a tile (surely)", surely, rule, "say so of those alone that always do")
+        return super().only_inside(tile, along, first, end, surely, other)
+
     # ---- data -----------------------------------------------------------------------------------------------------
 
     #: `Varying`: an extent or a coordinate that the check leaves open.

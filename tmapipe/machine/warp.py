@@ -116,7 +116,12 @@ class MachineIsa(Isa):
         self.emit(op)
         return without_data() if self.memory is None else self.memory.results[self.agent]
 
-    def store_values(self, store: Store, at: Sequence[int], values: Fragment) -> None:
+    def store_values(self, store: Store, at: Sequence[int], values: Fragment, surely: tuple[int, int] = (0, 0)) -> None:
+        if self.memory is not None and surely[0] < surely[1]:
+            extent = self.memory.tensors[store.argument].shape[-1]
+            if at[-1] + surely[0] < 0 or at[-1] + surely[1] > extent:
+                rule = f"are columns inside the tensor, of a tile at {at[-1]}, where there are {extent}"
+                raise InputError(f"{store.name}.store(surely)", surely, rule, "say so of those alone that always are")
         self.give(self.fragments.places(values))
         super().store_values(store, at, values)
 

@@ -132,7 +132,8 @@ def _matmul(matmul: Matmul) -> str:
 def _store(store: Store) -> str:
     text = f"store {store.name} [{' '.join(store.dims)}]: {_product(store.tile)} {store.buffer.dtype}"
     if store.vector:
-        return f"{text} by threads from registers, {store.vector} bytes at once"
+        wide = " (16 where the address allows)" if store.wide else ""
+        return f"{text} by threads from registers, {store.vector} bytes at once{wide}"
     folded = ", ".join(f"{extent} along {d}" for d, extent in zip(store.dims, store.folded, strict=False))
     return (
         f"{text} from {store.buffer.name}, {store.buffer.stages} buffers of {store.buffer.slot_bytes} bytes"

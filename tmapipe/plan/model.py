@@ -150,6 +150,7 @@ class Store(Transfer):
         whole: Elements of a whole output tile along each of `dims`, if its rows are those of several of them, and one store
             writes some of these.
         transposed: Whether the rows of the accumulators that it stores are its columns.
+        wide: Whether threads store 16 bytes at once where the address is a multiple of that.
     """
 
     reduce: str | None = None
@@ -158,6 +159,7 @@ class Store(Transfer):
     shared: bool = False
     whole: tuple[int, ...] = ()
     transposed: bool = False
+    wide: bool = False
 
     @property
     def columns(self) -> int:

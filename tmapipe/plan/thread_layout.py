@@ -19,6 +19,9 @@ from tmapipe.plan.model import WARP, RoleWarps
 __all__ = ["AccumulatorLayout", "ThreadLayout", "VectorLayout", "transposed_of", "vectors_of"]
 
 
+WIDTHS = 8, 4, 2, 1  # elements of a vector
+
+
 class ThreadLayout:
     """What both have in common.
 
@@ -49,6 +52,10 @@ class ThreadLayout:
     def column_slot(self, i: int) -> int:
         """The column slot of value *i*."""
         raise NotImplementedError
+
+    def column_range(self, slot: int) -> tuple[int, int]:
+        """The first column that any thread has in a column slot, and the one after the last."""
+        return 0, self.columns
 
     def sharing_warps(self, warp: Any, along: str) -> list[Any]:
         """The warps of the team that have the same rows or columns as one of them, itself included, in order."""
@@ -156,6 +163,11 @@ class VectorLayout(ThreadLayout):
     def column_slot(self, i: int) -> int:
         return i % self.width + self.width * (i // self.width % self.own)
 
+    def column_range(self, slot: int) -> tuple[int, int]:
+        vector, i = divmod(slot, self.width)
+        last = min((vector + 1) * self.sharing, self.row_vectors) - 1
+        return vector * self.sharing * self.width + i, last * self.width + i + 1
+
     def check_rows(self) -> None:
         even = self.sharing % self.row_vectors == 0 or self.row_vectors % self.sharing == 0
         if even and WARP % self.row_lanes == 0 and (self.row_vectors <= WARP or self.row_vectors % WARP == 0):
@@ -234,20 +246,21 @@ class AccumulatorLayout(ThreadLayout):
         return self.rows if lines == "rows" else self.columns, self.warpgroups, self.first_warp, self.teams
 
 
-def vectors_of(stage: str, tile: tuple[int, ...], role: RoleWarps) -> VectorLayout:
+def vectors_of(stage: str, tile: tuple[int, ...], role: RoleWarps, most: int = 8) -> VectorLayout:
     """How a tile is distributed over the threads of one team of *role*: in vectors of 8, 4, 2 or 1 elements.
 
     Args:
         stage: Its name.
         tile: Its extents (elements).
         role: Whose threads share it.
+        most: Elements of a vector.
 
     Raises:
         InputError: If they cannot share it evenly.
     """
     threads = WARP * role.team_warps
     elements = math.prod(tile)
-    for width in (8, 4, 2, 1):
+    for width in (each for each in WIDTHS if each <= most):
         if tile[-1] % width == 0 and elements % (width * threads) == 0:
             return VectorLayout(tile, width, role.team_warps, role.first_warp, role.teams)
     rule = f"has {elements} elements, which the {threads} threads of role {role.name} cannot share evenly"

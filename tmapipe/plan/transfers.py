@@ -167,6 +167,7 @@ def store_of(layout: Layout, name: str, store: TmaStoreStage) -> Store:
         vector=store.vector,
         tensor_map=store.tensor_map,
         l2_hint=store.l2_hint,
+        wide=store.wide,
     )
     if made.tensor_map:
         _check_moved(name, made)

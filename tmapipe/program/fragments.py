@@ -106,6 +106,11 @@ class TracingFragments(Fragments):
     def raw(self, gpu: Any, cpu: Any, accesses: Any, role: Any, proxy: str = "generic") -> None:
         self._record("raw", captured(gpu), captured(cpu), accesses, role, proxy, result=None)
 
+    # registers
+    def only_inside(self, tile: Fragment, along: str, first: Any, end: Any, surely: tuple[int, int], other: Any) -> Fragment:
+        found = self._record("only_inside", tile, along, first, end, surely, other)
+        return Fragment(self, tile.layout, "tile", tile.kind, found)
+
     # data
     def convert(self, data: Any, kind: str, to: str) -> Any:
         return data if kind == to else self._record("convert", data, kind, to)

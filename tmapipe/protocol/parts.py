@@ -11,7 +11,7 @@ from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import Carried, SlotRef, is_index
 from tmapipe.plan.model import Buffer, Distributed, Load
-from tmapipe.plan.thread_layout import ThreadLayout, transposed_of, vectors_of
+from tmapipe.plan.thread_layout import WIDTHS, ThreadLayout, transposed_of, vectors_of
 from tmapipe.protocol.cluster import peer_mask, share_index
 from tmapipe.protocol.registry import stands_for
 from tmapipe.protocol.ring import RingEnd, Slot
@@ -269,19 +269,22 @@ class PartInSlot(Carried):
         tile: Any = None,
         at: Any = None,
         transposed: bool = False,
+        width: int = 8,
     ) -> Fragment:
         """The tile's elements as a fragment, distributed over the role's threads: in fp32, or int32 of integers.
 
         Args:
             like: Distributed as this fragment is, whose tile has the same extents.
             rows_of: As one number for each row of this fragment. The stage's tile has one extent, of as many elements.
-            columns_of: As one number for each of its columns, likewise.
+            columns_of: As one number for each of its columns, likewise; with *at* from that element on, of as many or more.
             tile: Only a part of the tile, of these (rows, columns), such as a stencil's neighbours.
             at: Where that part begins (row, column), or without *tile* the part that is distributed as *like*. In a tile of
                 one extent, the index of an element, the same number for all.
             transposed: Rows as columns, distributed over warpgroups as wgmma does with accumulators: between slots with a
                 swizzle, no bank conflicts. The tile has two extents, the last one a multiple of 64 for each warpgroup, the
                 first one a multiple of 8.
+            width: Elements that a thread has side by side, at most: 8, 4, 2 or 1. With 4 of fp32, threads that store them
+                write 16 bytes next to each other.
 
         Raises:
             InputError: The threads cannot share the elements evenly, or the extents differ.
@@ -294,7 +297,7 @@ class PartInSlot(Carried):
             "transposed": transposed or None,
         }
         given = [form for form, value in forms.items() if value is not None]
-        if len(given) > 1 or (at is not None and not set(given) <= {"like", "tile"}):
+        if len(given) > 1 or (at is not None and not set(given) <= {"like", "tile", "columns_of"}):
             rule = "says in one way how the tile is read"
             raise InputError(f"slot.{self.part.buffer.name}.read", ", ".join(given), rule, "leave the others out")
         self.by_threads()
@@ -303,6 +306,14 @@ class PartInSlot(Carried):
         self.part.buffer.dtype.check_held(name)
         if part is not None or (at is not None and like is not None):
             return fragments.read_part(self.ref, *self._part_layout(name, like, part, (0, 0) if at is None else at))
+        if at is not None and columns_of is not None:
+            layout = layout_of(name, columns_of)
+            layout.check_rows()
+            last = tile[-1] - layout.columns
+            if len(tile) != 1 or not is_index(at, last + 1):
+                rule = f"is where {layout.columns} of the elements of a tile of one extent begin; the tile is {tile}"
+                raise InputError(f"{name}(at)", at, rule, "begin earlier, or load more of them")
+            return fragments.read_columns_from(self.ref, layout, at)
         if at is not None:
             if len(tile) != 1 or not is_index(at, tile[0]):
                 rule = f"is an index into a tile of one extent; the tile is {tile}"
@@ -318,7 +329,9 @@ class PartInSlot(Carried):
         role = self.part.isa.plan.role(self.part.role)
         if transposed:
             return fragments.read_transposed(self.ref, transposed_of(self.part.buffer.name, tile, role))
-        return fragments.read(self.ref, vectors_of(self.part.buffer.name, tile, role))
+        if width not in WIDTHS or type(width) is not int:
+            raise InputError(f"{name}(width)", width, "is 8, 4, 2 or 1 elements", "leave it out for the most that fit")
+        return fragments.read(self.ref, vectors_of(self.part.buffer.name, tile, role, width))
 
     def _part_layout(self, name: str, like: Fragment | None, part: Any, at: Any) -> tuple[ThreadLayout, Any]:
         """How a part of the tile is distributed, and where it begins."""

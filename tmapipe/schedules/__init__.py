@@ -9,6 +9,9 @@ from tmapipe.schedules.gated import GatedGemm
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.grouped import GroupedGemm
 from tmapipe.schedules.pingpong import PingPong
+from tmapipe.schedules.rmsnorm import RmsNorm, RmsNormRows
+from tmapipe.schedules.rowform import RowForm, row_form
+from tmapipe.schedules.softmax import Softmax, SoftmaxRows
 from tmapipe.schedules.splitk import SplitK
 from tmapipe.schedules.streamk import StreamK
 
@@ -22,6 +25,12 @@ __all__ = [
     "Gemm",
     "GroupedGemm",
     "PingPong",
+    "RmsNorm",
+    "RmsNormRows",
+    "RowForm",
+    "Softmax",
+    "SoftmaxRows",
     "SplitK",
     "StreamK",
+    "row_form",
 ]

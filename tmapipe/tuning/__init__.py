@@ -2,9 +2,10 @@
 
 ``choose(problem)`` takes the candidate with the least estimated time, ``choose_conv(x, f, windows)`` does for a convolution.
 ``tune(problem)`` compiles the candidates with the least estimated times, measures them on this GPU, and keeps the winner on
-disk.
+disk. ``autotune`` measures which parameters of a function that makes schedules are the fastest.
 """
 
+from tmapipe.tuning.autotune import AutoTuned, Choice, autotune
 from tmapipe.tuning.candidate import Candidate
 from tmapipe.tuning.candidates import candidates
 from tmapipe.tuning.choose import choose, ranked
@@ -14,10 +15,13 @@ from tmapipe.tuning.problem import Device, Problem
 from tmapipe.tuning.tuner import Tuned, tune
 
 __all__ = [
+    "AutoTuned",
     "Candidate",
+    "Choice",
     "Device",
     "Problem",
     "Tuned",
+    "autotune",
     "candidates",
     "choose",
     "choose_conv",

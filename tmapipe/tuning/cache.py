@@ -23,7 +23,7 @@ from tmapipe.tuning.candidate import Candidate
 from tmapipe.tuning.epilogues import PLAIN, fingerprint
 from tmapipe.tuning.problem import Problem
 
-__all__ = ["Entry", "cache_folder", "load", "store"]
+__all__ = ["Entry", "cache_folder", "keep", "load", "recall", "store"]
 
 PATIENCE = 10.0  # seconds: a writer holds the lock for a few milliseconds
 
@@ -97,17 +97,29 @@ def load(problem: Problem, gpu: str, epilogue: Epilogue = PLAIN) -> Entry | None
 def store(problem: Problem, gpu: str, entry: Entry, epilogue: Epilogue = PLAIN) -> Path:
     """Adds or replaces the entry; returns the file. Other writers wait meanwhile, so that no entry is lost; readers never
     see half a file. Raises `OSError` if it cannot be written."""
+    found = {**attrs.asdict(entry.candidate), "us": entry.us, "tried": entry.tried}
+    return keep(_key(problem, epilogue), gpu, found)
+
+
+def keep(name: str, gpu: str, found: dict[str, Any]) -> Path:
+    """Adds or replaces what is kept under this name, of which values are JSON. As `store`."""
     path = _file(gpu)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if path.parent == _of_nobody() else 0o777)
     if not _trusted(path.parent):
         raise PermissionError(f"{path.parent} belongs to another user. Fix: set TMAPIPE_CACHE_DIR.")
     with _locked(path.with_suffix(".lock")):
         entries = _read(path)
-        entries[_key(problem, epilogue)] = {**attrs.asdict(entry.candidate), "us": entry.us, "tried": entry.tried}
+        entries[name] = found
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
             json.dump(entries, file, indent=1, sort_keys=True)
         os.replace(file.name, path)
     return path
+
+
+def recall(name: str, gpu: str) -> dict[str, Any] | None:
+    """What `keep` has under this name for a GPU; None if nothing."""
+    found = _read(_file(gpu)).get(name)
+    return found if isinstance(found, dict) else None
 
 
 @contextlib.contextmanager

@@ -1,13 +1,14 @@
-"""Compiling many candidates at once, in processes of their own, since two compilations in one process break CuTe DSL.
+"""Compiling many schedules at once, in processes of their own, since two compilations in one process break CuTe DSL.
 
-Each process proves its candidates (unless TMAPIPE_CHECK=0), compiles them and exports object files, which the caller loads.
-Run as a program, this module is such a process: it reads pickled candidates from its standard input and writes one line for
-each that is done. An epilogue is sent with cloudpickle, which takes functions that pickle does not.
+Each process proves its schedules (unless TMAPIPE_CHECK=0), compiles them and exports object files, which the caller loads.
+Run as a program, this module is such a process: it reads jobs from its standard input and writes one line for each that is
+done. Jobs are sent with cloudpickle, which takes functions that pickle does not.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
 import queue
@@ -15,22 +16,27 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 
 from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.errors import InputError
+from tmapipe.schedule import Schedule
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.tuning.candidate import Candidate
 from tmapipe.tuning.epilogues import PLAIN
 from tmapipe.tuning.problem import Problem
 
-__all__ = ["build_all", "compile_all", "load"]
+__all__ = ["Job", "build_all", "compile_all", "compile_each", "load", "ready"]
+
+#: Makes a schedule, and says the types and the numbers of dimensions of its tensors.
+Job = Callable[[], tuple[Schedule, Mapping[str, Any], dict[str, int]]]
 
 _SYMBOL = "tmapipe_kernel"
+AnySchedule = TypeVar("AnySchedule", bound=Schedule)
 
 
 def build_all(
@@ -43,20 +49,13 @@ def build_all(
     """Schedules of the *candidates* that are safe and compile, and what went wrong with the others. Arguments as of
     `compile_all`.
     """
-    from tmapipe.gpu.build import Compiled
-    from tmapipe.gpu.launch import adopt
-
     schedules: dict[Candidate, Gemm] = {}
     with tempfile.TemporaryDirectory(prefix="tmapipe-") as name:
         errors = compile_all(problem, candidates, Path(name), jobs, done, epilogue)
         for index, candidate in enumerate(candidates):
             if errors[candidate]:
                 continue
-            schedule = candidate.build(problem, epilogue)
-            schedule.checked = False  # its process has proved it
-            plan = schedule.plan(candidate.dtypes(problem, epilogue))
-            adopt(schedule, Compiled(plan, load(Path(name), index)), candidate.ranks(problem, epilogue))
-            schedules[candidate] = schedule
+            schedules[candidate] = ready(functools.partial(_built, candidate, problem, epilogue), Path(name), index)
     return schedules, {candidate: error for candidate, error in errors.items() if error}
 
 
@@ -79,28 +78,76 @@ def compile_all(
     Raises:
         InputError: The epilogue cannot be sent to another process.
     """
-    jobs = max(1, min(jobs or os.cpu_count() or 1, 16, len(candidates)))
+    try:
+        cloudpickle.dumps(epilogue)
+    except Exception as error:  # any: values define how they are pickled
+        rule = f"is sent to the processes that compile, and cannot be pickled ({error})"
+        fix = "enclose numbers and arrays, not locks, files or generators"
+        raise InputError("epilogue", epilogue.function, rule, fix) from None
+    made = [functools.partial(_built, candidate, problem, epilogue) for candidate in candidates]
+    errors = compile_each(made, folder, jobs, lambda index, error: done(candidates[index], error))
+    return {candidate: errors[index] for index, candidate in enumerate(candidates)}
+
+
+def _built(
+    candidate: Candidate, problem: Problem, epilogue: Epilogue
+) -> tuple[Gemm, Mapping[str, Any], dict[str, int]]:
+    """As a `Job`."""
+    return (
+        candidate.build(problem, epilogue),
+        candidate.dtypes(problem, epilogue),
+        candidate.ranks(problem, epilogue),
+    )
+
+
+def compile_each(
+    jobs: Sequence[Job],
+    folder: Path,
+    processes: int | None = None,
+    done: Callable[[int, str], None] = lambda index, error: None,
+    *,
+    spills: bool = True,
+) -> dict[int, str]:
+    """Compiles what *jobs* make into *folder*; returns "" or what went wrong for each, by index.
+
+    Args:
+        processes: As many; None: one per core, at most 16.
+        done: Called with each index and "" or what went wrong.
+        spills: Whether a kernel may keep registers in local memory.
+    """
+    processes = max(1, min(processes or os.cpu_count() or 1, 16, len(jobs)))
     lines: queue.Queue[tuple[int, str]] = queue.Queue()
-    shares = [list(enumerate(candidates))[job::jobs] for job in range(jobs)]
-    sent = _pickled(epilogue)
+    shares = [list(enumerate(jobs))[number::processes] for number in range(processes)]
     threads = [
         threading.Thread(
             target=_serve,
-            args=(pickle.dumps(sys.path) + pickle.dumps((problem, share, folder)) + sent, [i for i, _ in share], lines),
+            args=(pickle.dumps(sys.path) + cloudpickle.dumps((share, folder, spills)), [i for i, _ in share], lines),
             daemon=True,
         )
         for share in shares
     ]
     for thread in threads:
         thread.start()
-    errors: dict[Candidate, str] = {}
-    for _ in candidates:
-        index, error = lines.get()
-        errors[candidates[index]] = error
-        done(candidates[index], error)
+    errors: dict[int, str] = {}
+    for _ in jobs:
+        index, errors[index] = lines.get()
+        done(index, errors[index])
     for thread in threads:
         thread.join()
     return errors
+
+
+def ready(
+    job: Callable[[], tuple[AnySchedule, Mapping[str, Any], dict[str, int]]], folder: Path, index: int
+) -> AnySchedule:
+    """The schedule that a job makes, with the kernel that `compile_each` has compiled for the *index*-th one."""
+    from tmapipe.gpu.build import Compiled
+    from tmapipe.gpu.launch import adopt
+
+    schedule, dtypes, ranks = job()
+    schedule.checked = False  # its process has proved it
+    adopt(schedule, Compiled(schedule.plan(dtypes), load(folder, index)), ranks)
+    return schedule
 
 
 def load(folder: Path, index: int) -> Any:
@@ -112,15 +159,6 @@ def load(folder: Path, index: int) -> Any:
 
 def _object(folder: Path, index: int) -> Path:
     return folder / f"{index}.o"
-
-
-def _pickled(epilogue: Epilogue) -> bytes:
-    try:
-        return cloudpickle.dumps(epilogue)
-    except Exception as error:  # any: values define how they are pickled
-        rule = f"is sent to the processes that compile, and cannot be pickled ({error})"
-        fix = "enclose numbers and arrays, not locks, files or generators"
-        raise InputError("epilogue", epilogue.function, rule, fix) from None
 
 
 def _serve(task: bytes, share: list[int], lines: queue.Queue[tuple[int, str]]) -> None:
@@ -162,12 +200,10 @@ def _main() -> None:
     said = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
     sys.path[:] = pickle.load(sys.stdin.buffer)  # where modules that an epilogue uses are found
-    problem, share, folder = pickle.load(sys.stdin.buffer)
-    epilogue = pickle.load(sys.stdin.buffer)
-    for index, candidate in share:
+    share, folder, spills = pickle.load(sys.stdin.buffer)
+    for index, job in share:
         try:
-            schedule = candidate.build(problem, epilogue)
-            dtypes = candidate.dtypes(problem, epilogue)
+            schedule, dtypes, ranks = job()
             if os.environ.get("TMAPIPE_CHECK", "1") != "0":
                 report = schedule.check(dtypes)
                 if not report.ok:
@@ -176,9 +212,11 @@ def _main() -> None:
             _import_tvm_ffi()
             from tmapipe.gpu.build import build  # some seconds, which a process does not need that only refuses
 
-            build(schedule, schedule.plan(dtypes), candidate.ranks(problem, epilogue)).function.export_to_c(
-                str(_object(folder, index)), function_name=_SYMBOL
-            )
+            compiled = build(schedule, schedule.plan(dtypes), ranks)
+            if not spills and compiled.resources.spill_bytes:
+                said.write(f"{index} keeps {compiled.resources.spill_bytes} bytes of registers in local memory\n")
+                continue
+            compiled.function.export_to_c(str(_object(folder, index)), function_name=_SYMBOL)
             said.write(f"{index}\n")
         except Exception as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,122 @@
+"""Tuning a function that makes schedules: what is tried, what falls out, what is remembered, on a machine without a GPU."""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import tmapipe as tp
+from tests.unit.errors import refused
+from tmapipe.errors import PipelineError
+from tmapipe.tuning import autotune
+from tmapipe.tuning.autotune import METHOD, _job, differing, measured
+from tmapipe.tuning.cache import keep, recall
+from tmapipe.tuning.compiling import compile_each
+
+
+def scaled_of(rows, stages=2, columns=64):
+    class Scaled(tp.Schedule):
+        """y = 2 x."""
+
+        relations = (tp.Dim("n", size=columns),)
+        load, work = tp.Role(warps=1), tp.Role(warps=1)
+        ring = tp.BarrierRing(stages, producer=load, consumer=work)
+        x = tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring)
+        y = tp.TmaStoreStage("m n", tile=(rows, columns), role=work)
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+
+        @work.jit
+        def scale(self, k, tile):
+            with k.ring.consume() as slot:
+                values = slot.x.read()
+            k.y.store(tile, 2 * values)
+
+    return Scaled()
+
+
+def test_the_first_that_can_be_planned_is_taken_without_a_gpu():
+    tuned = autotune({"rows": (3, 8, 16), "stages": (4000, 2)}, key=lambda x: {"columns": x.shape[1]})(scaled_of)
+    x = torch.randn(20, 128)
+    assert torch.equal(tuned(x), 2 * x) and tuned.__name__ == "scaled_of"
+    few, bad = tuned.candidates(x)
+    assert few == [{"rows": rows, "stages": 2} for rows in (3, 8, 16)] and list(bad) == [0, 2, 4]
+    assert "shared memory" in bad[0]
+    assert tuned.choice(x).parameters == few[0] and tuned.choice(x).us is None
+    assert tuned.choice(torch.randn(7, 128)) is tuned.choice(x)  # of another height: the key is the same
+    assert tuned.choice(x.half()) is not tuned.choice(x)
+    assert (tuned(np.ones((4, 64), np.float32)) == 2).all() and len(tuned.choices) == 3
+    out = torch.empty_like(x)
+    assert tuned(x, out=out) is out and torch.equal(out, 2 * x)
+
+
+def test_no_more_than_most_are_tried():
+    tuned = autotune({"rows": (8, 16, 32)}, most=2)(functools.partial(scaled_of))
+    assert tuned.candidates(torch.randn(20, 64))[0] == [{"rows": 8}, {"rows": 16}]
+
+
+def test_bad_input():
+    refused(autotune, {}, argument="autotune(space)", rule="parameters with their values")
+    refused(autotune, {"rows": 8}, argument="autotune(space['rows'])", rule="sequence")
+    refused(autotune, {"rows": "abc"}, argument="autotune(space['rows'])", rule="sequence")
+    refused(autotune, {"rows": (8,)}, argument="autotune(most)", rule="positive", most=0)
+    refused(autotune({"rows": (8,)}), None, argument="autotune()", rule="function")
+    tuned = autotune({"rows": (8,), "stages": (4000,)})(scaled_of)
+    refused(tuned, torch.randn(8, 64), argument="autotune(space)", rule="has no candidate for these tensors")
+
+
+def test_results_that_differ_fall_out():
+    x = torch.randn(100)
+
+    def fails():
+        raise PipelineError("it does not work")
+
+    runs = {0: fails, 1: lambda: (x, 2 * x), 2: lambda: (x, 2 * x + 1), 3: lambda: (x * (1 + 1e-3), 2 * x)}
+    runs[4] = lambda: (x * math.nan, x)
+    wrong = differing(runs)
+    assert set(wrong) == {0, 2, 4} and wrong[0] == "it does not work" and "off" in wrong[2]
+
+
+class Clock:
+    """Each run says how long it takes."""
+
+    def rest(self, seconds):
+        pass
+
+    def batch(self, run, launches):
+        return [run()] * launches
+
+
+def test_the_fastest_comes_first():
+    runs = {number: functools.partial(float, us) for number, us in enumerate((9, 5, 7, 30, 6, 40))}
+    found = measured(runs, Clock(), METHOD)
+    assert [number for number, _ in found] == [1, 4, 2, 0] and found[0][1].us == 5
+
+
+def test_found_is_remembered(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMAPIPE_CACHE_DIR", str(tmp_path))
+    pytest.importorskip("cutlass")
+    assert recall("a kernel", "some GPU") is None
+    keep("a kernel", "some GPU", {"parameters": {"rows": 8}, "us": 2.5})
+    assert recall("a kernel", "some GPU") == {"parameters": {"rows": 8}, "us": 2.5}
+    assert recall("a kernel", "another") is None
+
+
+def test_what_spills_falls_out(tmp_path):
+    """Functions are sent to the processes that compile; a kernel with too few registers a thread is refused there."""
+    kinds = {"x": "fp32", "y": "fp32"}, {"x": 2, "y": 2}
+    jobs = [functools.partial(_job, make, {"rows": rows}, kinds) for make, rows in ((scaled_of, 8), (crowded_of, 64))]
+    errors = compile_each(jobs, tmp_path, spills=False)
+    assert errors[0] == "" and "local memory" in errors[1]
+
+
+def crowded_of(rows):
+    """Reads a tile whose numbers do not fit into the registers of as many CTAs."""
+    made = scaled_of(rows)
+    made.tiles = tp.GridTiles(ctas=24)
+    return made

@@ -1,0 +1,241 @@
+"""Softmax and RMSNorm of rows of any length: the model that chooses forms, their numbers, their proof, and what is refused."""
+
+import attrs
+import numpy as np
+import pytest
+import torch
+
+import tmapipe as tp
+from tests.unit.errors import refused
+from tmapipe.schedules import RmsNorm, RmsNormRows, RowForm, Softmax, SoftmaxRows, row_form
+from tmapipe.schedules.rowform import row_forms
+from tmapipe.testing import assert_safe
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+NEAR = {BF16: 1e-2, FP16: 2e-3, FP32: 2e-6}
+
+
+def norm(x, weight, residual=0.0, eps=1e-6):
+    h = x.double() + residual
+    return h * (h.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double(), h
+
+
+def close(found, wanted, dtype):
+    assert found.dtype == dtype
+    assert float(((found.double() - wanted).abs() / (1 + wanted.abs())).max()) < NEAR[dtype]
+
+
+# ---- forms --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("vector", [16, 4])
+def test_every_length_has_a_form_that_holds_its_rows(size, vector):
+    rng = np.random.default_rng(0)
+    for length in {64, 65, 262144, 262143, *np.exp(rng.uniform(np.log(64), np.log(262144), 30)).astype(int).tolist()}:
+        for loads, vectors in ((1, 0), (2, size)):
+            form = row_form(length, size, vector, loads=loads, vectors=vectors)
+            assert form.ctas * form.columns >= length + form.further
+            threads = 32 * (form.warps + 1) * form.share
+            assert threads <= 2048 and form.values * 32 * form.warps == form.rows * form.columns
+            bytes_ = form.share * (form.rows * form.columns * size * loads * (2 if form.each > 1 else 1))
+            assert bytes_ <= 227 << 10
+
+
+def test_enough_is_on_its_way_where_registers_allow():
+    """The bytes that a multiprocessor asks for at once are what bounds such kernels."""
+    for length in (1024, 2560, 5120, 7168, 12288, 32064):
+        form = row_form(length)
+        slots = 2 if form.each > 1 else 1
+        assert slots * form.share * form.rows * length * 2 / form.ctas > 48 << 10, form
+
+
+def test_the_best_form_comes_first():
+    forms = row_forms(5000)
+    assert forms[0] == row_form(5000) and len(set(forms)) == len(forms) > 5
+
+
+def test_rows_that_do_not_fit_are_refused():
+    refused(row_form, 1 << 21, argument="row length", rule="at most")
+    refused(lambda: RowForm(300, 1, 256, 1), argument="RowForm", rule="room for rows of 300")
+    refused(
+        lambda: RowForm(256, 1, 256, 1, vector=2), argument="RowForm", rule="room for rows"
+    )  # and what is before them
+
+
+# ---- numbers ------------------------------------------------------------------------------------------------------------
+
+SHAPES = [
+    ((20, 130), BF16),
+    ((3, 7, 77), BF16),
+    ((2, 1, 5, 256), FP16),
+    ((9, 500), FP32),
+    ((9, 501), FP32),
+    ((701,), BF16),
+    ((11, 1500), FP16),
+]
+
+
+@pytest.mark.parametrize("shape, dtype", SHAPES, ids=str)
+def test_softmax(shape, dtype):
+    x = 3 * torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    close(Softmax()(x), torch.softmax(x.double(), -1), dtype)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("shape, dtype", SHAPES[::2], ids=str)
+def test_rms_norm(shape, dtype, residual):
+    source = torch.Generator().manual_seed(0)
+    x, other = (torch.randn(shape, generator=source).to(dtype) for _ in range(2))
+    weight = torch.randn(shape[-1], generator=source)  # fp32 beside any type of rows
+    if not residual:
+        return close(RmsNorm()(x, weight), norm(x, weight)[0], dtype)
+    wanted, sums = norm(x, weight, other.double())
+    y, h = RmsNorm()(x, weight, other)
+    close(y, wanted, dtype)
+    close(h, sums, dtype)
+
+
+FORMS = [
+    RowForm(512, 1, 256, 1, 2),
+    RowForm(500, 1, 256, 1, 2, vector=8),
+    RowForm(501, 1, 256, 1, 2, vector=2),
+    RowForm(60, 8, 64, 2, vector=8, held=True),
+    RowForm(100, 4, 128, 2, size=4),
+    RowForm(700, 1, 768, 3, vector=8),
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.length} by {form.ctas} x {form.warps}")
+def test_forms(form):
+    """Rows over warps and CTAs, whole and not, held and read again; a weight that is loaded once for a few rows."""
+    dtype = BF16 if form.size == 2 else FP32
+    source = torch.Generator().manual_seed(form.length)
+    x, weight = (torch.randn(*shape, form.length, generator=source).to(dtype) for shape in ((19,), ()))
+    y = torch.full_like(x, float("nan"))
+    softmax = SoftmaxRows(form, form.vector)
+    softmax.run({"x": x, "y": y}, {})
+    close(y, torch.softmax(x.double(), 1), dtype)
+    kinds = {"x": dtype, "y": dtype}
+    assert_safe(softmax, dict.fromkeys(kinds, "bf16" if form.size == 2 else "fp32"))
+    for each in (1, 2) if form.ctas > 1 else (1,):
+        rms = RmsNormRows(attrs.evolve(form, each=each), stored=form.vector)
+        y.fill_(float("nan"))
+        rms.run({"x": x, "y": y}, {"weight": weight})
+        close(y, norm(x, weight)[0], dtype)
+
+
+def test_views_and_other_types_of_results():
+    x = torch.randn(12, 300).to(BF16)
+    wanted = torch.softmax(x.double(), 1)
+    wide = torch.randn(12, 304).to(BF16)
+    wide[:, :300] = x
+    close(Softmax()(wide[:, :300]), wanted, BF16)  # rows 608 bytes apart: loaded where they lie
+    out = torch.empty(12, 300)
+    assert Softmax()(x, out=out) is out
+    close(out, wanted, FP32)
+    close(Softmax()(x.T.contiguous().T), wanted, BF16)  # no rows: copied
+    close(torch.from_numpy(Softmax()(x.float().numpy())), wanted, FP32)
+    assert Softmax()(x[:0]).shape == (0, 300)
+
+
+def test_a_kernel_is_made_once_for_a_length_and_type():
+    softmax = Softmax()
+    for rows in (3, 8, 11):
+        softmax(torch.randn(rows, 96))
+    softmax(torch.randn(3, 96).to(BF16))
+    assert len(softmax.fitted) == 2
+
+
+def test_bad_input():
+    x = torch.randn(4, 64)
+    refused(Softmax(), x.int(), argument="x.dtype", rule="bf16, fp16, fp32")
+    refused(Softmax(), torch.randn(1, 1, 1, 1, 64), argument="x.shape", rule="one to four dimensions")
+    refused(lambda: Softmax()(x, out=torch.empty(4, 65)), argument="y.shape", rule="is that of x")
+    swapped = torch.empty(4, 2, 64).swapaxes(0, 1)
+    refused(lambda: Softmax()(x[None].expand(2, 4, 64), out=swapped), argument="y.stride", rule="as a matrix")
+    refused(lambda: RmsNorm()(x, torch.randn(63)), argument="weight.shape", rule="n = 63")
+    refused(lambda: RmsNorm()(x, torch.randn(64), x[:3]), argument="residual.shape", rule="is that of x")
+
+
+# ---- what they are made of ----------------------------------------------------------------------------------------------
+
+
+class Inside(tp.Schedule):
+    """y[m] = the sum of x[m, 3:40], of which 8:32 is said to count in any case."""
+
+    load, work = tp.Role(warps=1), tp.Role(warps=1)
+    over = "m"
+    ring = tp.BarrierRing(1, producer=load, consumer=work)
+    x = tp.TmaLoadStage("m n", tile=(4, 64), ring=ring)
+    y = tp.TmaStoreStage("m", tile=(4,), role=work)
+    end, surely = 40, (8, 32)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile, n=0)
+
+    @work.jit
+    def add(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read(width=4)
+        k.y.store(tile, tp.math.row_sum(values, inside=(tile.m * 0 + 3, self.end), surely=self.surely))
+
+
+def test_columns_from_one_on():
+    x = torch.arange(8 * 64.0).reshape(8, 64)
+    assert torch.equal(Inside()(x), x[:, 3:40].sum(1))
+
+    class Wrong(Inside):
+        load, work = Inside.load, Inside.work
+        surely = (8, 48)
+
+    refused(Wrong(), x, argument="surely", rule="those that do are 3 to 40")
+
+    class NoPair(Inside):
+        load, work = Inside.load, Inside.work
+        surely = 8
+
+    refused(NoPair(), x, argument="surely", rule="(first, end)")
+
+
+class Shifted(tp.Schedule):
+    """y[m, n] = x[m, n] + w[n + 5]."""
+
+    load, work = tp.Role(warps=1), tp.Role(warps=1)
+    ring = tp.BarrierRing(1, producer=load, consumer=work)
+    x = tp.TmaLoadStage("m n", tile=(4, 64), ring=ring)
+    w = tp.TmaLoadStage("i", tile=(128,), ring=ring)
+    y = tp.ThreadStoreStage("m n", tile=(4, 64), role=work)
+    at = 5
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+            slot.w.load(i=0)
+
+    @work.jit
+    def add(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+            k.y.store(tile, values + slot.w.read(columns_of=values, at=self.at))
+
+
+def test_numbers_a_column_from_one_on():
+    x, w = torch.randn(4, 64), torch.randn(128)
+    assert torch.equal(Shifted()(x, w), x + w[5:69])
+
+    class Beyond(Shifted):
+        load, work = Shifted.load, Shifted.work
+        at = 65
+
+    refused(Beyond(), x, w, argument="slot.w.read(at)", rule="begin")
+
+
+def test_width_and_wide():
+    refused(
+        lambda: tp.ThreadStoreStage("m n", tile=(1, 64), role=tp.Role(warps=1), wide=1), argument="wide", rule="True"
+    )
+    assert "(16 where the address allows)" in SoftmaxRows(RowForm(60, 4, 64, 1, vector=8), 8).explain()

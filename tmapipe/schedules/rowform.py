@@ -1,0 +1,223 @@
+"""RowForm: how rows of one length are shared out among threads, CTAs and clusters, and which way a model says is best.
+
+The model. A kernel that reads each row once is bound by memory, as long as enough bytes are on their way: what the CTAs of a
+multiprocessor load at once. A CTA loads one tile, so these are the tiles of the CTAs that fit on it, by threads, registers and
+shared memory. Against that stand elements that are computed in vain, since threads share tiles out evenly, and threads that
+have too few elements or too many.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+
+import attrs
+
+from tmapipe.errors import InputError
+from tmapipe.integers import ceil_div
+from tmapipe.plan.arch import SM_RESERVED, arch_named
+from tmapipe.plan.model import WARP
+from tmapipe.plan.thread_layout import VectorLayout
+from tmapipe.tma_rules import ALIGNMENT
+
+__all__ = ["RowForm", "row_form", "row_forms"]
+
+FLIGHT = 72 << 10  # bytes on their way to a multiprocessor, with which DRAM is busy
+FLIGHT_OF_CLUSTERS = 108 << 10  # of rows that several CTAs share, which wait for each other
+MOST_FLIGHT = 128 << 10  # beyond which they lie too far apart in DRAM
+RESIDENT_WARPS = 24  # of a multiprocessor, with which its schedulers are busy
+VALUES = 16, 96  # of a thread, at least and at most
+PIECE = 32 << 10  # bytes of a row that one CTA has at most, where rows lie in several
+THREADS, CTAS = 2048, 32  # of a multiprocessor
+MOST_WARPS, MOST_CLUSTER = 16, 16
+ROWS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
+SHORT, SHORTEST = 2048, 256  # elements of rows for which narrower vectors may be worth fewer elements in vain
+LEAST_TILE = 6 << 10  # bytes, below which starting a CTA counts
+MOST_TILE = 72 << 10  # bytes
+EACH = 4  # tiles that a CTA takes one after another, where it loads one while it computes another
+
+
+@attrs.frozen
+class RowForm:
+    """How a kernel takes rows of `length` elements.
+
+    Args:
+        length: Of a row (elements).
+        rows: That a CTA takes at once.
+        columns: Of a row that a CTA takes, at least as many as it has of it.
+        warps: That share them.
+        ctas: Of the cluster that shares a row.
+        share: CTAs on a multiprocessor.
+        vector: Bytes of which all rows are whole units, so that a row begins at a multiple of them: at most 16.
+        size: Bytes of an element of the rows that are loaded.
+        held: Whether a row stays in registers, or is read again from its slot.
+        each: Tiles that a cluster takes one after another.
+        width: Elements that a thread has side by side; None: 16 bytes of them.
+    """
+
+    length: int
+    rows: int
+    columns: int
+    warps: int
+    ctas: int = 1
+    share: int | None = None
+    vector: int = ALIGNMENT
+    size: int = 2
+    held: bool = False
+    each: int = 1
+    width: int | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.length + self.further > self.ctas * self.columns:
+            rule = f"has room for rows of {self.length} elements"
+            raise InputError("RowForm(columns, ctas)", (self.columns, self.ctas), rule, "take more of either")
+
+    @property
+    def unit(self) -> int:
+        """Elements of 16 bytes: where TMA starts."""
+        return ALIGNMENT // self.size
+
+    @property
+    def apart(self) -> int:
+        """Rows whose beginnings are this far apart differ by multiples of 16 bytes."""
+        return ALIGNMENT // self.vector
+
+    @property
+    def further(self) -> int:
+        """Elements that a tile may have before a row begins."""
+        return (ALIGNMENT - self.vector) // self.size
+
+    @property
+    def surely(self) -> tuple[int, int]:
+        """The first, and the one after the last, of a tile's columns that are inside the row, whichever CTA's and row's."""
+        last = self.length - (self.ctas - 1) * self.columns
+        return (self.further, last) if self.further < last else (0, 0)
+
+    @property
+    def even(self) -> bool:
+        """Whether the CTAs take whole tiles of columns."""
+        return self.length == self.ctas * self.columns
+
+    @property
+    def values(self) -> int:
+        """Of a thread."""
+        return self.rows * self.columns // (WARP * self.warps)
+
+    @property
+    def layout(self) -> VectorLayout:
+        return VectorLayout((self.rows, self.columns), self.width or self.unit, self.warps, 1)
+
+
+@functools.lru_cache(maxsize=4096)
+def row_form(
+    length: int, size: int = 2, vector: int = ALIGNMENT, *, loads: int = 1, vectors: int = 0, hold: int = 0
+) -> RowForm:
+    """The form that the model says is best.
+
+    Args:
+        length: Of a row (elements).
+        size: Bytes of an element.
+        vector: As of `RowForm`.
+        loads: Tensors of rows that are loaded.
+        vectors: Bytes a column of what is loaded beside them, such as weights.
+        hold: Elements of a thread up to which a row is held in registers, if all of it lies in one warp or no cluster.
+
+    Raises:
+        InputError: No form has room for such rows.
+    """
+    return row_forms(length, size, vector, loads=loads, vectors=vectors, hold=hold)[0]
+
+
+def row_forms(
+    length: int, size: int = 2, vector: int = ALIGNMENT, *, loads: int = 1, vectors: int = 0, hold: int = 0
+) -> list[RowForm]:
+    """All forms, the best one first. Arguments and errors as of `row_form`."""
+    found = list(_forms(length, size, vector, loads, vectors, hold))
+    if not found:
+        most = MOST_CLUSTER * MOST_TILE // size
+        raise InputError("row length", length, f"is at most {most} elements of {size} bytes", "split the rows")
+    return sorted(found, key=lambda form: _cost(form, loads, vectors))
+
+
+def _forms(length: int, size: int, vector: int, loads: int, vectors: int, hold: int) -> Iterator[RowForm]:
+    ctas, whole = 1, length + (ALIGNMENT - vector) // size
+    while ceil_div(length, ctas) * size * loads > 1.25 * PIECE and ctas < MOST_CLUSTER:
+        ctas *= 2
+    widths = {ALIGNMENT // size, 4, *((2,) if whole < SHORTEST else ())} if whole < SHORT else {ALIGNMENT // size}
+    for width, warps in itertools.product(sorted(widths, reverse=True), range(1, MOST_WARPS + 1)):
+        for rows in ROWS if ctas == 1 else (1,):
+            columns = _columns(ceil_div(whole, ctas), rows, warps, width)
+            if columns is None or rows * columns * size > MOST_TILE:
+                continue
+            form = RowForm(length, rows, columns, warps, ctas, 1, vector, size, width=width)
+            if form.values > (VALUES[1] if rows == 1 else VALUES[1] // 2):
+                continue
+            for held, each in itertools.product(
+                (False, True) if form.values <= hold and ctas == 1 else (False,), (1, EACH)
+            ):
+                made = attrs.evolve(form, held=held, each=each)
+                most = _resident(made, loads, vectors)
+                if most:
+                    wanted = ceil_div(FLIGHT_OF_CLUSTERS if ctas > 1 else FLIGHT, _flight(made, loads))
+                    yield attrs.evolve(made, share=min(most, wanted))
+
+
+def _columns(piece: int, rows: int, warps: int, width: int) -> int | None:
+    """The least number of columns that has *piece* of a row, and that threads share evenly in vectors of *width*."""
+    if piece <= WARP * width:  # rows that some lanes share: as many as divide a warp
+        candidates = [width << i for i in range(3, 6) if width << i >= piece]
+    else:
+        step = WARP * width
+        first = ceil_div(piece, step) * step
+        candidates = [first + i * step for i in range(2 * warps)]
+    for columns in candidates:
+        if rows * columns % (WARP * warps * width):
+            continue
+        try:
+            VectorLayout((rows, columns), width, warps, 1).check_rows()
+        except InputError:
+            continue
+        return columns
+    return None
+
+
+def _flight(form: RowForm, loads: int) -> int:
+    """Bytes of rows that a CTA has on their way."""
+    return (2 if form.each > 1 else 1) * loads * form.rows * min(form.length, form.columns) * form.size
+
+
+def _resident(form: RowForm, loads: int, vectors: int) -> int:
+    """How many CTAs fit on a multiprocessor."""
+    target = arch_named("sm_90a")
+    threads = WARP * (form.warps + 1)
+    registers = 30 + (0 if form.apart == 1 else 14)
+    registers += form.values * 9 // 8 if form.held or form.rows > 1 else form.values * 3 // 8
+    registers += max(0, form.values - 32) if form.apart > 1 and form.ctas > 1 else 0  # which say where the row's edges are
+    if registers > 168:
+        return 0
+    smem = (2 if form.each > 1 else 1) * loads * form.rows * form.columns * form.size + vectors * form.columns + 1024
+    by_smem = (target.smem + SM_RESERVED) // (smem + SM_RESERVED)
+    return min(CTAS, THREADS // threads, target.registers // (ceil_div(registers, 8) * 8 * threads), by_smem)
+
+
+def _cost(form: RowForm, loads: int, vectors: int) -> float:
+    """What a form loses, as a share of the time."""
+    assert form.share is not None
+    flight, warps = form.share * _flight(form, loads), form.share * form.warps
+    wanted = FLIGHT_OF_CLUSTERS if form.ctas > 1 else FLIGHT
+    lost = 0.6 * max(0.0, wanted / flight - 1) + 0.05 * max(0.0, flight / MOST_FLIGHT - 1)
+    lost += (0.3 if form.apart == 1 else 0.8) * (form.ctas * form.columns / form.length - 1)  # loaded, where no edge is
+    lost += 0.03 * (form.unit // (form.width or form.unit) - 1)
+    lost += 0.35 * max(0.0, RESIDENT_WARPS / warps - 1)
+    lost += 0.04 * max(0.0, VALUES[0] / form.values - 1) + 0.04 * max(0.0, form.values / 48 - 1)
+    lost += 0.0 if form.layout.row_warps == 1 else 0.02 + 0.004 * form.warps
+    lost += 0.1 * max(0.0, 3 / form.share - 1)
+    lost += 0.0 if form.even and form.apart == 1 and form.rows == 1 else 0.0008 * form.rows * form.columns / 256
+    lost += 0.0 if form.held or form.rows == 1 else 0.03  # which reads rows twice, for as many registers
+    lost += 0.05 if form.each > 1 else 0.0
+    alone = form.ctas == 1 and form.apart == 1
+    lost += (0.1 if alone else 0.5) * vectors / (form.rows * form.each * loads * form.size)
+    lost += 0.002 * form.columns / 256 / form.each if vectors else 0.0
+    lost += 0.03 * max(0.0, LEAST_TILE / (loads * form.rows * form.size * min(form.length, form.columns)) - 1)
+    return lost

@@ -1,0 +1,72 @@
+"""Softmax of rows of any length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmapipe import math
+from tmapipe.kernel import KernelContext
+from tmapipe.protocol.tile import Tile
+from tmapipe.schedules.rowform import RowForm
+from tmapipe.schedules.rows import RowKernel, Rows
+from tmapipe.tma_rules import ALIGNMENT
+
+__all__ = ["Softmax", "SoftmaxRows"]
+
+
+class SoftmaxRows(Rows):
+    """``y[m, n] = exp(x[m, n]) / sum over n of exp(x[m, n])``, of one form.
+
+    Args:
+        form: How rows are shared out.
+        stored: Bytes of which the rows of y are whole multiples.
+    """
+
+    def __init__(self, form: RowForm, stored: int = ALIGNMENT):
+        super().__init__(form)
+        self.x = self.rows_in()
+        self.y = self.rows_out(stored)
+
+    @Rows.load.jit
+    def fill(self, k: KernelContext, tile: Tile) -> None:
+        with k.ring.produce() as slot:
+            self.load_rows(slot.x, tile)
+
+    @Rows.work.jit
+    def normalize(self, k: KernelContext, tile: Tile) -> None:
+        held, inside = self.form.held, self.inside(tile)
+        with k.ring.consume() as slot:
+            values = self.read_rows(slot.x)
+            base = (math.row_max if held else math.row_logsumexp)(values, **inside)
+            if not held:
+                values = self.read_rows(slot.x)  # again: meanwhile, the row needs no registers
+            powers = math.exp(values - base)
+            if held:
+                total: Any = math.row_sum(powers, **inside)
+                powers = powers * (1 / total)
+            self.store_rows(k.y, tile, powers)
+
+
+class Softmax(RowKernel):
+    """Softmax over the last dimension of tensors of one to four, in bf16, fp16 or fp32, of any length."""
+
+    hold = 32
+
+    def __call__(self, x: Any, *, out: Any = None) -> Any:
+        """``y = exp(x) / sum of exp(x)``.
+
+        Args:
+            x: The rows.
+            out: y, of x's shape and of any type; None: made, as x.
+
+        Returns:
+            y.
+
+        Raises:
+            InputError: For shapes or types that do not fit.
+        """
+        return self.run({"x": x}, {"y": out}, {})
+
+    def rows(self, form: RowForm, stored: int, loads: int) -> SoftmaxRows:
+        """As in `RowKernel`."""
+        return SoftmaxRows(form, stored)
