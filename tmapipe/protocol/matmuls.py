@@ -63,6 +63,31 @@ class BoundMatmul(Carried):
         return self.latest._start(a, b)
 
 
+    def operand(self, values: Fragment) -> Fragment:
+        """*values* as operand a from registers: rounded to the type of b and packed here, not where the matmul starts. A loop that
+        carries an operand needs half the registers.
+
+        Raises:
+            ScopeError: Of a matmul whose a lies in slots, or for a fragment that `start` would not take.
+        """
+        matmul = self.matmul
+        if matmul.a is not None:
+            raise ScopeError(f"k.{matmul.name}.operand(), whose a is the tile of a slot. Start it with that.")
+        check_operand(matmul, values)
+        if values.kind == "operand":
+            return values
+        fragments = self.isa.fragments
+        return Fragment(fragments, values.layout, "tile", "operand", fragments.packed(matmul, values))
+
+
+def check_operand(matmul: Matmul, values: Fragment) -> None:
+    """Raises `ScopeError` unless *values* are distributed as *matmul* takes its a from registers."""
+    layout = AccumulatorLayout(matmul.shape[0], matmul.shape[2], matmul.warpgroups, matmul.first_warp, matmul.teams)
+    if not isinstance(values, Fragment) or values.along != "tile" or values.layout != layout:
+        rule = "start() takes a fragment that is distributed as the accumulators of a matmul of"
+        raise ScopeError(f"{matmul.name}: {rule} {matmul.shape[0]} x {matmul.shape[2]}, not {values!r}.")
+
+
 @stands_for(Wgmma)
 def _of_matmul(k: Any, name: str, mma: Wgmma) -> BoundMatmul | None:
     matmul: Matmul = k.plan.matmul(name)
@@ -181,18 +206,16 @@ class Accumulator(Carried):
         matmul = self.matmul
         if self.started:
             raise ScopeError(f"start() of {matmul.name} before the last one was awaited: a has the same registers.")
-        layout = AccumulatorLayout(matmul.shape[0], matmul.shape[2], matmul.warpgroups, matmul.first_warp, matmul.teams)
-        if values.along != "tile" or values.layout != layout:
-            rule = "start() takes a fragment that is distributed as the accumulators of a matmul of"
-            raise ScopeError(f"{matmul.name}: {rule} {matmul.shape[0]} x {matmul.shape[2]}, not {values!r}.")
+        check_operand(matmul, values)
         return self.bound.isa.fragments.operand(matmul, values)
 
-    def scale(self, by: Fragment) -> None:
+    def scale(self, by: Fragment, *, often_one: bool = False) -> None:
         """Multiplies the sums by one number a row, between matmuls that were awaited.
 
         Args:
             by: One number a row, or one for all, such as `tmapipe.math.row_max` gives of a fragment of as many rows that is
                 distributed as these sums are.
+            often_one: Whether most factors are 1, so that it pays to look: a warp whose factors are all 1 multiplies nothing.
 
         Raises:
             ScopeError: Before a matmul that was started on it is awaited, or for another fragment.
@@ -204,7 +227,7 @@ class Accumulator(Carried):
         if not fits:
             rule = "takes a fragment of one number a row of its sums"
             raise ScopeError(f"scale() of {self.matmul.name} {rule}, not {by!r}.")
-        self.bound.isa.fragments.accumulator_scale(self.matmul, self.registers, by)
+        self.bound.isa.fragments.accumulator_scale(self.matmul, self.registers, by, often_one)
 
     def values(self) -> Fragment:
         """All sums, as a fragment of (m, n).

@@ -1,6 +1,7 @@
 """Ready-made schedules: run them, give them other tiles and stages, or subclass them."""
 
 from tmapipe.schedules.addparts import AddParts
+from tmapipe.schedules.attention import Attention
 from tmapipe.schedules.clustersplitk import ClusterSplitK
 from tmapipe.schedules.conv import Conv
 from tmapipe.schedules.copy import Copy
@@ -14,6 +15,7 @@ from tmapipe.schedules.streamk import StreamK
 
 __all__ = [
     "AddParts",
+    "Attention",
     "ClusterSplitK",
     "Conv",
     "Copy",

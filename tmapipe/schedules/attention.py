@@ -1,0 +1,343 @@
+"""Attention: softmax(q k^T) v for each head.
+
+    load (1 warp)        q of a tile of queries; k, then v of its blocks of keys, from the last one that they see to the first
+    work (warpgroups)    64 queries each. While the tensor core multiplies a block of values, the softmax of the next block of
+                         keys is found on registers; the warpgroups take turns, so that one's softmax runs under the other's
+                         matmuls
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from tmapipe import math as values_
+from tmapipe.barrier import BarrierRing
+from tmapipe.bind.memory import check_kind
+from tmapipe.bind.tensors import match, new_like
+from tmapipe.dim import Dim
+from tmapipe.errors import InputError
+from tmapipe.fields import is_count
+from tmapipe.isa.fragment import Fragment
+from tmapipe.kernel import KernelContext
+from tmapipe.matmul import Wgmma
+from tmapipe.protocol.tile import Tile
+from tmapipe.role import Role
+from tmapipe.schedule import Schedule
+from tmapipe.stage import TmaLoadStage
+from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.thread_store import ThreadStoreStage
+from tmapipe.tiles.dynamic import DynamicTiles
+from tmapipe.tiles.order import TileOrder
+from tmapipe.tiles.raster import Backwards
+from tmapipe.turnstile import Turnstile
+
+__all__ = ["Attention"]
+
+LOG2_E = math.log2(math.e)
+NEVER = float("-inf")
+
+
+class Attention(Schedule):
+    """``o[b, h, i] = sum over j of softmax over j of (scale * q[b, h, i] . k[b, g, j]) * v[b, g, j]``, of bf16 or fp16.
+
+    q and o are [batch, heads, queries, d], k and v [batch, groups, keys, d]; the heads are a multiple of the groups, and that many
+    next to each other share a group's keys and values. Dimensions may lie in memory in any order, d contiguous: of tensors
+    [batch, tokens, heads, d] pass ``x.transpose(1, 2)``.
+
+    Args:
+        d: Elements of a head, of q, k and v: a multiple of 16 up to 128.
+        causal: "start": query i sees the keys up to number i; "end": query i of m sees those up to number i + s - m of s, so that the
+            last query sees all; None: each sees all.
+        window: How many keys a query sees at most, where attention is causal: the last ones.
+        scale: Of the products; None: 1 / sqrt(d).
+        score: ``score(x, i, j)`` of a product times scale and the numbers of its query and key, fragments, gives what the softmax
+            is of: ``lambda x, i, j: 30 * tp.math.tanh(x / 30)``.
+        lse: Whether the call returns (o, lse), lse [batch, heads, queries] in fp32: the logarithm of the sum over j of the powers
+            of e; minus infinity of a query that sees no key, of which o is 0.
+        packed: How many heads of a group a tile has, the queries of each next to each other: where there are few queries.
+        tile: (rows, keys) of a tile: rows are queries times `packed` heads.
+        stages: Slots of (keys, values).
+        tiles: The order of tiles.
+
+    Raises:
+        InputError: For parts that do not go together, or that cannot be planned.
+    """
+
+    load = Role(warps=1, registers=24)
+    work = Role(warpgroups=2, registers=240)
+
+    def __init__(
+        self,
+        d: int = 128,
+        *,
+        causal: str | None = None,
+        window: int | None = None,
+        scale: float | None = None,
+        score: Callable[..., Any] | None = None,
+        lse: bool = False,
+        packed: int = 1,
+        tile: tuple[int, int] | None = None,
+        stages: tuple[int, int] | None = None,
+        buffers: int | None = None,
+        early: bool = True,
+        pack: bool = True,
+        lazy: float = 0.0,
+        turns: bool = True,
+        tiles: TileOrder = DynamicTiles(Backwards()),  # noqa: B008 - immutable
+    ):
+        if not is_count(d) or d % 16 or d > 128:
+            raise InputError("Attention(d)", d, "is a multiple of 16 up to 128", "e.g. 64 or 128")
+        if causal not in (None, "start", "end"):
+            rule = 'is "start" or "end", where query 0 sees the first key or the last query the last key, or None'
+            raise InputError("Attention(causal)", causal, rule, 'use "end"')
+        if window is not None and not (is_count(window) and causal):
+            rule = "is a positive number of keys, of causal attention"
+            raise InputError("Attention(window)", window, rule, 'e.g. window=512, causal="end"')
+        self.early, self.pack, self.lazy = early, pack, lazy
+        self.d, self.causal, self.window, self.score, self.packed = d, causal, window, score, packed
+        self.scale = 1 / math.sqrt(d) if scale is None else float(scale)
+        rows, n = tile or ((192, 128) if d <= 64 else (128, 128))
+        if rows % 64 or not is_count(packed) or rows % packed:
+            rule = "has rows of whole warpgroups of 64, a multiple of `packed`"
+            raise InputError("Attention(tile, packed)", ((rows, n), packed), rule, "e.g. (128, 128)")
+        self.queries_a_tile, self.keys_a_block = rows // packed, n
+        self.relations = (Dim("d", size=d),)
+        groups = rows // 64
+        if groups != 2:
+            self.work = Role(warpgroups=groups, registers=160 if groups > 2 else 240)
+        load, work = self.load, self.work
+        of_keys, of_values = stages or ((4, 4) if d <= 64 else (3, 2))
+        self.queries = BarrierRing(1, producer=load, consumer=work)
+        self.keys = BarrierRing(of_keys, producer=load, consumer=work)
+        self.values = BarrierRing(of_values, producer=load, consumer=work)
+        queries, extents = ("b g m h d", (rows // packed, packed, d)) if packed > 1 else ("b g h m d", (rows, d))
+        self.q = TmaLoadStage(queries, tile=extents, ring=self.queries)
+        self.k = TmaLoadStage("b g s d", tile=(n, d), ring=self.keys)
+        self.v = TmaLoadStage("b g s d", tile=(n, d), ring=self.values)
+        self.qk = Wgmma(self.q, self.k, in_flight=0)
+        self.pv = Wgmma(self.qk, self.v)  # its first operand comes from registers
+        self.o = TmaStoreStage(queries, source=self.pv, tile=extents, **({} if buffers is None else {"stages": buffers}))
+        self.with_lse = lse
+        if lse:
+            self.lse = ThreadStoreStage(dims="b g h m", tile=(rows,), role=work, vector=4, dtype="fp32")
+        if turns and groups > 1:
+            self.order = Turnstile(work)
+        self.tiles = tiles
+
+    def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
+        """As `Schedule.__call__`: q, k, v, then o, and lse if there is one."""
+        names = ["q", "k", "v", "o", *(("lse",) if self.with_lse else ())]
+        given = match(names, tensors, named, out, "o")
+        for name in given:
+            check_kind(name, given[name])
+            if getattr(given[name], "ndim", None) != (3 if name == "lse" else 4):
+                rule = "has dimensions batch, heads, queries" if name == "lse" else "has dimensions batch, heads, tokens, d"
+                raise InputError(f"{name}.shape", tuple(given[name].shape), rule, "pass a view with these")
+        q, k = given["q"], given["k"]
+        groups = max(1, k.shape[1])
+        if q.shape[1] % groups:
+            rule = f"has a multiple of {groups} heads, as many as k has"
+            raise InputError("q.shape[1]", q.shape[1], rule, "repeat keys and values, or leave heads out")
+        if "o" not in given:
+            given["o"] = _like(q)
+        if self.with_lse and "lse" not in given:
+            given["lse"] = _lse_of(q)
+        split = {name: _split(x, groups, self.packed > 1) if name in ("q", "o", "lse") else x for name, x in given.items()}
+        super().__call__(**split)
+        return (given["o"], given["lse"]) if self.with_lse else given["o"]
+
+    # ---- which keys a tile of queries sees --------------------------------------------------------------------------
+
+    def diagonal(self, k: KernelContext, tile: Tile) -> Any:
+        """The last key that the tile's first query sees, where attention is causal."""
+        first = tile.m * self.queries_a_tile
+        return first + k.extent("s") - k.extent("m") if self.causal == "end" else first
+
+    def blocks(self, k: KernelContext, tile: Tile) -> tuple[Any, Any, Any, Any]:
+        """(first, windowed, free, masked) blocks of keys that the tile's queries see: the number of the first, how many some
+        query sees from its first key on, all see as a whole, some see up to its last key; after these comes one more.
+        """
+        n, rows = self.keys_a_block, self.queries_a_tile
+        last = k.steps("k", "s") - 1
+        if self.causal is None:
+            return 0, 0, last, 0
+        seen = self.diagonal(k, tile)
+
+        def most(a: Any, b: Any) -> Any:
+            return k.isa.select(a > b, a, b)
+
+        def least(a: Any, b: Any) -> Any:
+            return k.isa.select(a < b, a, b)
+
+        def within(x: Any) -> Any:
+            """x, where keys may end before the first one."""
+            return most(x, 0) if self.causal == "end" else x
+
+        last = least(within(seen + (rows - 1)) // n, last)
+        free = least(within(seen + 1) // n, last)
+        if self.window is None:
+            return 0, 0, free, last - free
+        first = least(most(seen + (1 - self.window), 0) // n, last)
+        begin = least((most(seen + (rows - self.window), 0) + (n - 1)) // n, last)
+        free = most(free, first)
+        begin = least(begin, free)
+        return first, begin - first, free - begin, last - free
+
+    def visible(self, k: KernelContext, tile: Tile, scores: Fragment, block: Any, last: bool) -> Fragment:
+        """The scores of a block of which some query does not see all keys. last: whether keys may be missing."""
+        start = self.keys_a_block * block
+        seen = scores.columns < k.extent("s") - start if last or self.causal is None else None
+        if self.causal is not None:
+            ends = self.query(scores) + (self.diagonal(k, tile) - start)
+            before = scores.columns <= ends
+            seen = before if seen is None else seen & before
+            if self.window is not None:
+                seen = seen & (scores.columns > ends - self.window)
+        return values_.where(seen, scores, NEVER)
+
+    def query(self, scores: Fragment) -> Fragment:
+        """The query of each row in its tile."""
+        return scores.rows // self.packed if self.packed > 1 else scores.rows
+
+    # ---- softmax ----------------------------------------------------------------------------------------------------
+
+    def scores(self, k: KernelContext, tile: Tile, sums: Any, block: Any, mask: bool, last: bool = False) -> Fragment:
+        """What the softmax of a block is of."""
+        scores = sums.values()
+        if self.score is not None:
+            at = self.query(scores) + tile.m * self.queries_a_tile, scores.columns + block * self.keys_a_block
+            scores = self.score(scores * self.scale, *at)
+        return self.visible(k, tile, scores, block, last) if mask else scores
+
+    @property
+    def factor(self) -> float:
+        """Of scores, for powers of 2."""
+        return LOG2_E if self.score is not None else self.scale * LOG2_E
+
+    def less(self, top: Fragment, mask: bool) -> Fragment:
+        """What is subtracted before the powers. mask: whether a row may have seen no key so far."""
+        if (mask and self.causal is not None) or self.score is not None:
+            top = values_.where(top == NEVER, 0.0, top)
+        return top * self.factor
+
+    def higher(self, top: Fragment, scores: Fragment, mask: bool) -> tuple[Fragment, Fragment, Fragment]:
+        higher = values_.maximum(top, values_.row_max(scores))
+        if self.lazy:
+            higher = values_.where((higher - top) * self.factor > self.lazy, higher, top)
+        less = self.less(higher, mask)
+        return higher, values_.exp2(top * self.factor - less), less
+
+    def powers(self, scores: Fragment, less: Fragment) -> Fragment:
+        return values_.exp2(scores * self.factor - less)
+
+    # ---- bodies -----------------------------------------------------------------------------------------------------
+
+    @load.jit
+    def fill(self, k: KernelContext, tile: Tile) -> None:
+        first, windowed, free, masked = self.blocks(k, tile)
+        with k.queries.produce() as slot:
+            slot.q.load(tile)
+        with k.keys.produce() as slot:
+            slot.k.load(tile, s=first + windowed + free + masked)
+        if self.causal is not None:
+            for i in range(masked):
+                self.fill_next(k, tile, first + windowed + free + masked - 1 - i)
+        for i in range(free):
+            self.fill_next(k, tile, first + windowed + free - 1 - i)
+        if self.window is not None:
+            for i in range(windowed):
+                self.fill_next(k, tile, first + windowed - 1 - i)
+        with k.values.produce() as slot:
+            slot.v.load(tile, s=first)
+
+    def fill_next(self, k: KernelContext, tile: Tile, block: Any) -> None:
+        """Keys of a block, and values of the one before it in this order."""
+        with k.keys.produce() as slot:
+            slot.k.load(tile, s=block)
+        with k.values.produce() as slot:
+            slot.v.load(tile, s=block + 1)
+
+    def turn(self, k: KernelContext) -> AbstractContextManager[object]:
+        return k.order.turn() if self.turns else nullcontext()
+
+    @property
+    def turns(self) -> bool:
+        return isinstance(getattr(self, "order", None), Turnstile)
+
+    def block(
+        self, k: KernelContext, tile: Tile, out: Any, own: Any, state: tuple[Fragment, ...], at: Any, mask: bool
+    ) -> tuple[Fragment, Fragment, Fragment]:
+        weights, total, top = state
+        with self.turn(k):
+            with k.keys.consume() as slot:
+                block = k.qk.start(own.q, slot.k)
+            with k.values.consume() as slot:
+                product = out.start(weights, slot.v)
+        scores = self.scores(k, tile, block.wait(), at, mask)
+        top, fewer, less = self.higher(top, scores, mask)
+        if self.early:
+            product.wait().scale(fewer, often_one=bool(self.lazy))
+        weights = self.powers(scores, less)
+        total = total * fewer + values_.row_sum_parts(weights)
+        if not self.early:
+            product.wait()
+        if self.pack:
+            weights = k.pv.operand(weights)
+        if not self.early:
+            out.scale(fewer, often_one=bool(self.lazy))
+        return weights, total, top
+
+    @work.jit
+    def attend(self, k: KernelContext, tile: Tile) -> None:
+        first, windowed, free, masked = self.blocks(k, tile)
+        with k.pv.accumulate(empty=False) as out:
+            with k.queries.consume() as own:
+                with k.keys.consume() as slot:
+                    block = k.qk.start(own.q, slot.k).wait()
+                scores = self.scores(k, tile, block, first + windowed + free + masked, True, last=True)
+                top = values_.row_max(scores)
+                weights = self.powers(scores, self.less(top, True))
+                total = values_.row_sum_parts(weights)
+                if self.pack:
+                    weights = k.pv.operand(weights)
+                if self.causal is not None:
+                    for i in range(masked):
+                        at = first + windowed + free + masked - 1 - i
+                        weights, total, top = self.block(k, tile, out, own, (weights, total, top), at, True)
+                for i in range(free):
+                    at = first + windowed + free - 1 - i
+                    weights, total, top = self.block(k, tile, out, own, (weights, total, top), at, False)
+                if self.window is not None:
+                    for i in range(windowed):
+                        at = first + windowed - 1 - i
+                        weights, total, top = self.block(k, tile, out, own, (weights, total, top), at, True)
+            with k.values.consume() as slot:
+                out.start(weights, slot.v).wait()
+            total = values_.row_sum(total)
+            out.scale(1 / values_.where(total == 0, 1.0, total))
+        k.o.store(tile, out)
+        if self.with_lse:
+            k.lse.store(tile, (top * self.factor + values_.log2(total)) * (1 / LOG2_E))
+
+
+def _like(q: Any) -> Any:
+    """A tensor that lies as q."""
+    import torch
+
+    return torch.empty_like(q)
+
+
+def _lse_of(q: Any) -> Any:
+    from tmapipe.dtypes import fp32
+
+    return new_like(q, tuple(q.shape[:3]), fp32)
+
+
+def _split(x: Any, groups: int, packed: bool) -> Any:
+    """A view of [batch, heads, ...] as [batch, groups, heads, ...], of packed heads with the queries before them."""
+    shape = (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
+    found = x.reshape(shape) if not hasattr(x, "data_ptr") else x.unflatten(1, shape[1:3])
+    return found.swapaxes(2, 3) if packed else found
