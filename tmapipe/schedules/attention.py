@@ -23,6 +23,7 @@ from tmapipe.fields import is_count
 from tmapipe.isa.fragment import Fragment
 from tmapipe.kernel import KernelContext
 from tmapipe.matmul import Wgmma
+from tmapipe.multicast import MulticastGroup
 from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
@@ -82,6 +83,9 @@ class Attention(Schedule):
         tile: tuple[int, int] | None = None,
         stages: tuple[int, int] | None = None,
         buffers: int | None = None,
+        cluster: int = 1,
+        slots_of_q: int = 1,
+        ascending: bool = False,
         early: bool = True,
         pack: bool = True,
         lazy: float = 0.0,
@@ -96,9 +100,12 @@ class Attention(Schedule):
         if window is not None and not (is_count(window) and causal):
             rule = "is a positive number of keys, of causal attention"
             raise InputError("Attention(window)", window, rule, 'e.g. window=512, causal="end"')
+        self.ascending = ascending
         self.early, self.pack, self.lazy = early, pack, lazy
         self.d, self.causal, self.window, self.score, self.packed = d, causal, window, score, packed
         self.scale = 1 / math.sqrt(d) if scale is None else float(scale)
+        if packed > 1 and lse:
+            raise InputError("Attention(lse)", lse, "does not go with packed heads", "leave out packed=")
         rows, n = tile or ((192, 128) if d <= 64 else (128, 128))
         if rows % 64 or not is_count(packed) or rows % packed:
             rule = "has rows of whole warpgroups of 64, a multiple of `packed`"
@@ -110,19 +117,23 @@ class Attention(Schedule):
             self.work = Role(warpgroups=groups, registers=160 if groups > 2 else 240)
         load, work = self.load, self.work
         of_keys, of_values = stages or ((4, 4) if d <= 64 else (3, 2))
-        self.queries = BarrierRing(1, producer=load, consumer=work)
+        self.queries = BarrierRing(slots_of_q, producer=load, consumer=work)
         self.keys = BarrierRing(of_keys, producer=load, consumer=work)
         self.values = BarrierRing(of_values, producer=load, consumer=work)
-        queries, extents = ("b g m h d", (rows // packed, packed, d)) if packed > 1 else ("b g h m d", (rows, d))
+        queries, extents = ("b g m p d", (rows // packed, packed, d)) if packed > 1 else ("b h m d", (rows, d))
+        self.over = "b g m" if packed > 1 else "b h m"
         self.q = TmaLoadStage(queries, tile=extents, ring=self.queries)
-        self.k = TmaLoadStage("b g s d", tile=(n, d), ring=self.keys)
-        self.v = TmaLoadStage("b g s d", tile=(n, d), ring=self.values)
+        if cluster > 1:
+            self.cluster = {"m": cluster}
+        peers = MulticastGroup("m") if cluster > 1 else None
+        self.k = TmaLoadStage("b g s d", tile=(n, d), ring=self.keys, multicast=peers)
+        self.v = TmaLoadStage("b g s d", tile=(n, d), ring=self.values, multicast=peers)
         self.qk = Wgmma(self.q, self.k, in_flight=0)
         self.pv = Wgmma(self.qk, self.v)  # its first operand comes from registers
         self.o = TmaStoreStage(queries, source=self.pv, tile=extents, **({} if buffers is None else {"stages": buffers}))
         self.with_lse = lse
         if lse:
-            self.lse = ThreadStoreStage(dims="b g h m", tile=(rows,), role=work, vector=4, dtype="fp32")
+            self.lse = ThreadStoreStage(dims="b h m", tile=(rows,), role=work, vector=4, dtype="fp32")
         if turns and groups > 1:
             self.order = Turnstile(work)
         self.tiles = tiles
@@ -145,8 +156,10 @@ class Attention(Schedule):
             given["o"] = _like(q)
         if self.with_lse and "lse" not in given:
             given["lse"] = _lse_of(q)
-        split = {name: _split(x, groups, self.packed > 1) if name in ("q", "o", "lse") else x for name, x in given.items()}
-        super().__call__(**split)
+        if self.packed > 1:
+            super().__call__(**{name: _split(x, groups) if name in ("q", "o") else x for name, x in given.items()})
+        else:
+            super().__call__(**given)
         return (given["o"], given["lse"]) if self.with_lse else given["o"]
 
     # ---- which keys a tile of queries sees --------------------------------------------------------------------------
@@ -157,13 +170,13 @@ class Attention(Schedule):
         return first + k.extent("s") - k.extent("m") if self.causal == "end" else first
 
     def blocks(self, k: KernelContext, tile: Tile) -> tuple[Any, Any, Any, Any]:
-        """(first, windowed, free, masked) blocks of keys that the tile's queries see: the number of the first, how many some
-        query sees from its first key on, all see as a whole, some see up to its last key; after these comes one more.
+        """Which block of keys comes first, and how many come after it: such as some query of the tile sees in part, such as all
+        see as a whole, and again such as some sees in part.
         """
         n, rows = self.keys_a_block, self.queries_a_tile
         last = k.steps("k", "s") - 1
         if self.causal is None:
-            return 0, 0, last, 0
+            return last, 0, last, 0
         seen = self.diagonal(k, tile)
 
         def most(a: Any, b: Any) -> Any:
@@ -177,14 +190,17 @@ class Attention(Schedule):
             return most(x, 0) if self.causal == "end" else x
 
         last = least(within(seen + (rows - 1)) // n, last)
-        free = least(within(seen + 1) // n, last)
+        free = least(within(seen + 1) // n, last)  # the end of those that all see as a whole
+        if self.window is None and self.ascending:
+            whole = k.isa.select(free > 0, free - 1, 0)
+            return 0, 0, whole, last - whole
         if self.window is None:
-            return 0, 0, free, last - free
+            return last, last - free, free, 0
         first = least(most(seen + (1 - self.window), 0) // n, last)
         begin = least((most(seen + (rows - self.window), 0) + (n - 1)) // n, last)
         free = most(free, first)
         begin = least(begin, free)
-        return first, begin - first, free - begin, last - free
+        return last, last - free, free - begin, begin - first
 
     def visible(self, k: KernelContext, tile: Tile, scores: Fragment, block: Any, last: bool) -> Fragment:
         """The scores of a block of which some query does not see all keys. last: whether keys may be missing."""
@@ -233,32 +249,52 @@ class Attention(Schedule):
     def powers(self, scores: Fragment, less: Fragment) -> Fragment:
         return values_.exp2(scores * self.factor - less)
 
+    def group(self, k: KernelContext, tile: Tile) -> Any:
+        """Whose keys and values the tile's queries see."""
+        if self.packed > 1:
+            return tile.g
+        return tile.h * k.extent("g") // k.extent("h")
+
+    def whole(self, tile: Tile) -> Tile:
+        """The tile with the dimensions that one tile has all of."""
+        return tile.also(p=0, d=0) if self.packed > 1 else tile.also(d=0)
+
     # ---- bodies -----------------------------------------------------------------------------------------------------
+
+    @property
+    def parts(self) -> tuple[bool, bool]:
+        """Whether blocks that are seen in part come before those that are seen as a whole, and after them."""
+        return self.causal is not None and not self.ascending, self.window is not None or self.ascending
 
     @load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
-        first, windowed, free, masked = self.blocks(k, tile)
+        first, before, whole, after = self.blocks(k, tile)
+        group = self.group(k, tile)
+        with k.keys.produce() as slot:
+            slot.k.load(self.whole(tile), g=group, s=first)
         with k.queries.produce() as slot:
-            slot.q.load(tile)
-        with k.keys.produce() as slot:
-            slot.k.load(tile, s=first + windowed + free + masked)
-        if self.causal is not None:
-            for i in range(masked):
-                self.fill_next(k, tile, first + windowed + free + masked - 1 - i)
-        for i in range(free):
-            self.fill_next(k, tile, first + windowed + free - 1 - i)
-        if self.window is not None:
-            for i in range(windowed):
-                self.fill_next(k, tile, first + windowed - 1 - i)
+            slot.q.load(self.whole(tile))
+        if self.parts[0]:
+            for i in range(before):
+                self.fill_next(k, tile, group, first, i)
+        for i in range(whole):
+            self.fill_next(k, tile, group, first, before + i)
+        if self.parts[1]:
+            for i in range(after):
+                self.fill_next(k, tile, group, first, before + whole + i)
         with k.values.produce() as slot:
-            slot.v.load(tile, s=first)
+            slot.v.load(self.whole(tile), g=group, s=self.at(first, before + whole + after))
 
-    def fill_next(self, k: KernelContext, tile: Tile, block: Any) -> None:
-        """Keys of a block, and values of the one before it in this order."""
+    def at(self, first: Any, i: Any) -> Any:
+        """The i-th block, where *first* is the one that comes first."""
+        return first + i if self.ascending else first - i
+
+    def fill_next(self, k: KernelContext, tile: Tile, group: Any, first: Any, i: Any) -> None:
+        """Keys of the block after the i-th, and the values of that."""
         with k.keys.produce() as slot:
-            slot.k.load(tile, s=block)
+            slot.k.load(self.whole(tile), g=group, s=self.at(first, i + 1))
         with k.values.produce() as slot:
-            slot.v.load(tile, s=block + 1)
+            slot.v.load(self.whole(tile), g=group, s=self.at(first, i))
 
     def turn(self, k: KernelContext) -> AbstractContextManager[object]:
         return k.order.turn() if self.turns else nullcontext()
@@ -276,7 +312,7 @@ class Attention(Schedule):
                 block = k.qk.start(own.q, slot.k)
             with k.values.consume() as slot:
                 product = out.start(weights, slot.v)
-        scores = self.scores(k, tile, block.wait(), at, mask)
+        scores = self.scores(k, tile, block.wait(), at, mask, last=self.ascending)
         top, fewer, less = self.higher(top, scores, mask)
         if self.early:
             product.wait().scale(fewer, often_one=bool(self.lazy))
@@ -292,33 +328,33 @@ class Attention(Schedule):
 
     @work.jit
     def attend(self, k: KernelContext, tile: Tile) -> None:
-        first, windowed, free, masked = self.blocks(k, tile)
+        first, before, whole, after = self.blocks(k, tile)
         with k.pv.accumulate(empty=False) as out:
             with k.queries.consume() as own:
                 with k.keys.consume() as slot:
                     block = k.qk.start(own.q, slot.k).wait()
-                scores = self.scores(k, tile, block, first + windowed + free + masked, True, last=True)
+                scores = self.scores(k, tile, block, first, True, last=True)
                 top = values_.row_max(scores)
                 weights = self.powers(scores, self.less(top, True))
                 total = values_.row_sum_parts(weights)
                 if self.pack:
                     weights = k.pv.operand(weights)
-                if self.causal is not None:
-                    for i in range(masked):
-                        at = first + windowed + free + masked - 1 - i
+                if self.parts[0]:
+                    for i in range(before):
+                        at = self.at(first, i + 1)
                         weights, total, top = self.block(k, tile, out, own, (weights, total, top), at, True)
-                for i in range(free):
-                    at = first + windowed + free - 1 - i
+                for i in range(whole):
+                    at = self.at(first, before + i + 1)
                     weights, total, top = self.block(k, tile, out, own, (weights, total, top), at, False)
-                if self.window is not None:
-                    for i in range(windowed):
-                        at = first + windowed - 1 - i
+                if self.parts[1]:
+                    for i in range(after):
+                        at = self.at(first, before + whole + i + 1)
                         weights, total, top = self.block(k, tile, out, own, (weights, total, top), at, True)
             with k.values.consume() as slot:
                 out.start(weights, slot.v).wait()
             total = values_.row_sum(total)
             out.scale(1 / values_.where(total == 0, 1.0, total))
-        k.o.store(tile, out)
+        k.o.store(self.whole(tile), out)
         if self.with_lse:
             k.lse.store(tile, (top * self.factor + values_.log2(total)) * (1 / LOG2_E))
 
@@ -336,8 +372,8 @@ def _lse_of(q: Any) -> Any:
     return new_like(q, tuple(q.shape[:3]), fp32)
 
 
-def _split(x: Any, groups: int, packed: bool) -> Any:
-    """A view of [batch, heads, ...] as [batch, groups, heads, ...], of packed heads with the queries before them."""
+def _split(x: Any, groups: int) -> Any:
+    """A view of [batch, heads, queries, d] as [batch, groups, queries, heads, d]."""
     shape = (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
     found = x.reshape(shape) if not hasattr(x, "data_ptr") else x.unflatten(1, shape[1:3])
-    return found.swapaxes(2, 3) if packed else found
+    return found.swapaxes(2, 3)
