@@ -38,7 +38,7 @@ from tmapipe.turnstile import Turnstile
 __all__ = ["Attention"]
 
 LOG2_E = math.log2(math.e)
-NEVER = float("-inf")
+NEVER, LEAST = float("-inf"), -1e30  # of a key that is not seen; what a row without any is less by
 
 
 class Attention(Schedule):
@@ -86,8 +86,7 @@ class Attention(Schedule):
         cluster: int = 1,
         slots_of_q: int = 1,
         ascending: bool = False,
-        early: bool = True,
-        pack: bool = True,
+        rb: bool = True,
         lazy: float = 0.0,
         turns: bool = True,
         tiles: TileOrder = DynamicTiles(Backwards()),  # noqa: B008 - immutable
@@ -100,8 +99,8 @@ class Attention(Schedule):
         if window is not None and not (is_count(window) and causal):
             rule = "is a positive number of keys, of causal attention"
             raise InputError("Attention(window)", window, rule, 'e.g. window=512, causal="end"')
-        self.ascending = ascending
-        self.early, self.pack, self.lazy = early, pack, lazy
+        self.ascending, self.rb = ascending, rb
+        self.lazy = lazy
         self.d, self.causal, self.window, self.score, self.packed = d, causal, window, score, packed
         self.scale = 1 / math.sqrt(d) if scale is None else float(scale)
         if packed > 1 and lse:
@@ -236,7 +235,7 @@ class Attention(Schedule):
     def less(self, top: Fragment, mask: bool) -> Fragment:
         """What is subtracted before the powers. mask: whether a row may have seen no key so far."""
         if (mask and self.causal is not None) or self.score is not None:
-            top = values_.where(top == NEVER, 0.0, top)
+            top = values_.maximum(top, LEAST)
         return top * self.factor
 
     def higher(self, top: Fragment, scores: Fragment, mask: bool) -> tuple[Fragment, Fragment, Fragment]:
@@ -304,27 +303,28 @@ class Attention(Schedule):
         return isinstance(getattr(self, "order", None), Turnstile)
 
     def block(
-        self, k: KernelContext, tile: Tile, out: Any, own: Any, state: tuple[Fragment, ...], at: Any, mask: bool
-    ) -> tuple[Fragment, Fragment, Fragment]:
-        weights, total, top = state
-        with self.turn(k):
-            with k.keys.consume() as slot:
-                block = k.qk.start(own.q, slot.k)
-            with k.values.consume() as slot:
-                product = out.start(weights, slot.v)
+        self, k: KernelContext, tile: Tile, out: Any, own: Any, state: tuple[Fragment, ...], at: Any, mask: bool, late: bool
+    ) -> tuple[Fragment, ...]:
+        weights, total, top, fewer = state
+        with k.keys.consume() as slot:
+            turn = self.turn(k)
+            turn.__enter__()
+            block = k.qk.start(own.q, slot.k)
+        if late:
+            out.scale(fewer)
+        with k.values.consume() as slot:
+            product = out.start(weights, slot.v)
+        turn.__exit__(None, None, None)
         scores = self.scores(k, tile, block.wait(), at, mask, last=self.ascending)
         top, fewer, less = self.higher(top, scores, mask)
-        if self.early:
-            product.wait().scale(fewer, often_one=bool(self.lazy))
         weights = self.powers(scores, less)
         total = total * fewer + values_.row_sum_parts(weights)
-        if not self.early:
-            product.wait()
-        if self.pack:
-            weights = k.pv.operand(weights)
-        if not self.early:
-            out.scale(fewer, often_one=bool(self.lazy))
-        return weights, total, top
+        product.wait()
+        weights = k.pv.operand(weights)
+        if not late:
+            out.scale(fewer)
+            fewer = k.full("qk", 1.0, "rows")
+        return weights, total, top, fewer
 
     @work.jit
     def attend(self, k: KernelContext, tile: Tile) -> None:
@@ -336,20 +336,21 @@ class Attention(Schedule):
                 scores = self.scores(k, tile, block, first, True, last=True)
                 top = values_.row_max(scores)
                 weights = self.powers(scores, self.less(top, True))
-                total = values_.row_sum_parts(weights)
-                if self.pack:
-                    weights = k.pv.operand(weights)
+                total, fewer = values_.row_sum_parts(weights), k.full("qk", 1.0, "rows")
+                weights = k.pv.operand(weights)
                 if self.parts[0]:
                     for i in range(before):
                         at = self.at(first, i + 1)
-                        weights, total, top = self.block(k, tile, out, own, (weights, total, top), at, True)
+                        weights, total, top, fewer = self.block(k, tile, out, own, (weights, total, top, fewer), at, True, False)
                 for i in range(whole):
                     at = self.at(first, before + i + 1)
-                    weights, total, top = self.block(k, tile, out, own, (weights, total, top), at, False)
+                    weights, total, top, fewer = self.block(k, tile, out, own, (weights, total, top, fewer), at, False, self.rb)
                 if self.parts[1]:
                     for i in range(after):
                         at = self.at(first, before + whole + i + 1)
-                        weights, total, top = self.block(k, tile, out, own, (weights, total, top), at, True)
+                        weights, total, top, fewer = self.block(k, tile, out, own, (weights, total, top, fewer), at, True, self.rb)
+            if self.rb:
+                out.scale(fewer)
             with k.values.consume() as slot:
                 out.start(weights, slot.v).wait()
             total = values_.row_sum(total)
