@@ -286,7 +286,7 @@ class RecordingIsa:
     def wgmma_fence(self) -> None:
         self._note("wgmma_fence")
 
-    def accumulator_scale(self, matmul: Matmul, acc: str, by: Any, often_one: bool = False) -> None:
+    def accumulator_scale(self, matmul: Matmul, acc: str, by: Any) -> None:
         self._note("scale", matmul.name)
 
     def operand(self, matmul: Matmul, values: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from tmapipe.gpu import control
 from tmapipe.gpu.functions import FUNCTIONS, KINDS, choose, widened
 from tmapipe.gpu.layouts import cute_type
 from tmapipe.gpu.matmuls import operand
@@ -47,14 +45,10 @@ class GpuFragments(PeerFragments, Sums):
     def accumulator_promote(self, matmul: Matmul, acc: Any) -> None:
         acc.promote()
 
-    def accumulator_scale(self, matmul: Matmul, acc: Any, by: Fragment, often_one: bool = False) -> None:
+    def accumulator_scale(self, matmul: Matmul, acc: Any, by: Fragment) -> None:
         layout = AccumulatorLayout.of(matmul)
         factors = self.convert(by.data, by.kind, matmul.b.dtype.kind)
-        each = [factors[0 if by.along == "one" else layout.row_slot(i)] for i in range(layout.values)]
-        if not often_one:
-            return acc.multiply(each)
-        other = functools.reduce(operator.or_, [Boolean(factor != 1) for factor in factors])
-        control.when(cute.arch.vote_any_sync(other), lambda: acc.multiply(each))
+        acc.multiply([factors[0 if by.along == "one" else layout.row_slot(i)] for i in range(layout.values)])
 
     def packed(self, matmul: Matmul, values: Fragment) -> Any:
         dtype = cute_type(matmul.b.dtype)

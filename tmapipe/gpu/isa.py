@@ -17,7 +17,6 @@ from tmapipe.gpu import control
 from tmapipe.gpu.copies import CopyEmitters
 from tmapipe.gpu.edges import load_edge
 from tmapipe.gpu.encoded import EncodedEmitters
-from tmapipe.gpu.inline import emit_ptx
 from tmapipe.gpu.layouts import (
     L2_POLICIES,
     moved_extents,
@@ -85,10 +84,6 @@ class GpuIsa(CopyEmitters, EncodedEmitters):
             cute.arch.mbarrier_expect_tx(self.mbarrier(barrier, stage), nbytes)
 
     # ---- other barriers and fences --------------------------------------------------------------------------------
-
-    def keep_order(self) -> None:
-        never = "{.reg .pred p; setp.ne.u32 p, $0, 0xfffffff7; AGAIN: @p bra ON; nanosleep.u32 1; bra AGAIN; ON:}"
-        emit_ptx(never, "r", Int32(self.shared.toint()))
 
     def named_barrier_sync(self, barrier: NamedBarrier, instance: Any = 0) -> None:
         cute.arch.barrier(barrier_id=barrier.id + instance, number_of_threads=barrier.threads)

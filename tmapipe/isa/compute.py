@@ -182,10 +182,6 @@ class ComputeInstructions(Lowering):
         warpgroup. An increase blocks until the CTA's pool has that many free."""
         self.emit(SetMaxNreg(registers, increase))
 
-    def keep_order(self) -> None:
-        """Instructions before this point stay before it, and those after it after it, whatever the compiler would do: a branch to
-        itself that is never taken. It orders nothing for the hardware; in the machine: nothing."""
-
     def griddepcontrol_wait(self) -> None:
         """``griddepcontrol.wait``: until the kernels before this one in the stream have ended and their writes are
         visible. Nothing in global memory may be touched earlier, since the launch does not wait for them. In the machine,

@@ -61,9 +61,8 @@ class Fragments(Carried):
         """
         raise NotImplementedError
 
-    def accumulator_scale(self, matmul: Matmul, acc: Any, by: Fragment, often_one: bool = False) -> None:
-        """Multiplies *acc* by one number a row, or one for all. All wgmma groups that write it must be complete. often_one: a
-        warp whose factors are all 1 does nothing."""
+    def accumulator_scale(self, matmul: Matmul, acc: Any, by: Fragment) -> None:
+        """Multiplies *acc* by one number a row, or one for all. All wgmma groups that write it must be complete."""
         raise NotImplementedError
 
     def packed(self, matmul: Matmul, values: Fragment) -> Any:

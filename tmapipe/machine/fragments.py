@@ -42,7 +42,7 @@ class MachineFragments(Reductions):
     def accumulator_promote(self, matmul: Matmul, acc: Any) -> None:
         self.isa.emit(ops.AccumulatorWrite(matmul.name))  # the sums are in fp32 here anyway
 
-    def accumulator_scale(self, matmul: Matmul, acc: Any, by: Fragment, often_one: bool = False) -> None:
+    def accumulator_scale(self, matmul: Matmul, acc: Any, by: Fragment) -> None:
         self.isa.emit(ops.AccumulatorWrite(matmul.name))
         factors = self.expand(AccumulatorLayout.of(matmul), by.along, by.data, "tile")
         if self.memory is not None:

@@ -209,13 +209,12 @@ class Accumulator(Carried):
         check_operand(matmul, values)
         return self.bound.isa.fragments.operand(matmul, values)
 
-    def scale(self, by: Fragment, *, often_one: bool = False) -> None:
+    def scale(self, by: Fragment) -> None:
         """Multiplies the sums by one number a row, between matmuls that were awaited.
 
         Args:
             by: One number a row, or one for all, such as `tmapipe.math.row_max` gives of a fragment of as many rows that is
                 distributed as these sums are.
-            often_one: Whether most factors are 1, so that it pays to look: a warp whose factors are all 1 multiplies nothing.
 
         Raises:
             ScopeError: Before a matmul that was started on it is awaited, or for another fragment.
@@ -227,7 +226,7 @@ class Accumulator(Carried):
         if not fits:
             rule = "takes a fragment of one number a row of its sums"
             raise ScopeError(f"scale() of {self.matmul.name} {rule}, not {by!r}.")
-        self.bound.isa.fragments.accumulator_scale(self.matmul, self.registers, by, often_one)
+        self.bound.isa.fragments.accumulator_scale(self.matmul, self.registers, by)
 
     def values(self) -> Fragment:
         """All sums, as a fragment of (m, n).

@@ -9,21 +9,24 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+
+import numpy as np
 
 from tmapipe import math as values_
 from tmapipe.barrier import BarrierRing
 from tmapipe.bind.memory import check_kind
 from tmapipe.bind.tensors import match, new_like
 from tmapipe.dim import Dim
+from tmapipe.dtypes import fp32
 from tmapipe.errors import InputError
 from tmapipe.fields import is_count
 from tmapipe.isa.fragment import Fragment
 from tmapipe.kernel import KernelContext
 from tmapipe.matmul import Wgmma
-from tmapipe.multicast import MulticastGroup
 from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
@@ -59,8 +62,8 @@ class Attention(Schedule):
         lse: Whether the call returns (o, lse), lse [batch, heads, queries] in fp32: the logarithm of the sum over j of the powers
             of e; minus infinity of a query that sees no key, of which o is 0.
         packed: How many heads of a group a tile has, the queries of each next to each other: where there are few queries.
-        tile: (rows, keys) of a tile: rows are queries times `packed` heads.
-        stages: Slots of (keys, values).
+        tile: (rows, keys) of a tile: rows are queries times `packed` heads, 64 for each warpgroup.
+        stages: Slots of (queries, keys, values).
         tiles: The order of tiles.
 
     Raises:
@@ -81,15 +84,8 @@ class Attention(Schedule):
         lse: bool = False,
         packed: int = 1,
         tile: tuple[int, int] | None = None,
-        stages: tuple[int, int] | None = None,
-        buffers: int | None = None,
-        cluster: int = 1,
-        slots_of_q: int = 1,
-        ascending: bool = False,
-        rb: bool = True,
-        lazy: float = 0.0,
-        turns: bool = True,
-        tiles: TileOrder = DynamicTiles(Backwards()),  # noqa: B008 - immutable
+        stages: tuple[int, int, int] | None = None,
+        tiles: TileOrder | None = None,
     ):
         if not is_count(d) or d % 16 or d > 128:
             raise InputError("Attention(d)", d, "is a multiple of 16 up to 128", "e.g. 64 or 128")
@@ -99,8 +95,6 @@ class Attention(Schedule):
         if window is not None and not (is_count(window) and causal):
             rule = "is a positive number of keys, of causal attention"
             raise InputError("Attention(window)", window, rule, 'e.g. window=512, causal="end"')
-        self.ascending, self.rb = ascending, rb
-        self.lazy = lazy
         self.d, self.causal, self.window, self.score, self.packed = d, causal, window, score, packed
         self.scale = 1 / math.sqrt(d) if scale is None else float(scale)
         if packed > 1 and lse:
@@ -115,27 +109,43 @@ class Attention(Schedule):
         if groups != 2:
             self.work = Role(warpgroups=groups, registers=160 if groups > 2 else 240)
         load, work = self.load, self.work
-        of_keys, of_values = stages or ((4, 4) if d <= 64 else (3, 2))
-        self.queries = BarrierRing(slots_of_q, producer=load, consumer=work)
-        self.keys = BarrierRing(of_keys, producer=load, consumer=work)
-        self.values = BarrierRing(of_values, producer=load, consumer=work)
+        wide = n > 128 and d > 64  # tiles that leave no room for two slots of queries, or two buffers of results
+        slots = stages or ((2, 4, 4) if d <= 64 else (1 if wide else 2, 2, 2))
+        self.queries, self.keys, self.values = (BarrierRing(each, producer=load, consumer=work) for each in slots)
         queries, extents = ("b g m p d", (rows // packed, packed, d)) if packed > 1 else ("b h m d", (rows, d))
         self.over = "b g m" if packed > 1 else "b h m"
         self.q = TmaLoadStage(queries, tile=extents, ring=self.queries)
-        if cluster > 1:
-            self.cluster = {"m": cluster}
-        peers = MulticastGroup("m") if cluster > 1 else None
-        self.k = TmaLoadStage("b g s d", tile=(n, d), ring=self.keys, multicast=peers)
-        self.v = TmaLoadStage("b g s d", tile=(n, d), ring=self.values, multicast=peers)
+        self.k = TmaLoadStage("b g s d", tile=(n, d), ring=self.keys)
+        self.v = TmaLoadStage("b g s d", tile=(n, d), ring=self.values)
         self.qk = Wgmma(self.q, self.k, in_flight=0)
         self.pv = Wgmma(self.qk, self.v)  # its first operand comes from registers
-        self.o = TmaStoreStage(queries, source=self.pv, tile=extents, **({} if buffers is None else {"stages": buffers}))
+        self.o = TmaStoreStage(queries, source=self.pv, tile=extents, stages=1 if wide else 2)
         self.with_lse = lse
         if lse:
             self.lse = ThreadStoreStage(dims="b h m", tile=(rows,), role=work, vector=4, dtype="fp32")
-        if turns and groups > 1:
+        if groups > 1:
             self.order = Turnstile(work)
-        self.tiles = tiles
+        # Those with most keys first; of several heads in turn, where keys and values of so many lie in L2.
+        self.tiles = tiles or DynamicTiles(Backwards(16 if causal and d <= 64 else 1))
+
+    @classmethod
+    def of(cls, q: Any, k: Any, **options: Any) -> Attention:
+        """The schedule for tensors like *q* and *k*, which are looked at for their shapes alone. options: as of the constructor.
+
+        Where one head has less than 64 queries, the heads of a group share tiles. Blocks of 176 keys are faster where each query
+        sees many (from 8,192 on, by measurement on an H200), bands of 16 heads where causal ones see few.
+        """
+        d, m, s = q.shape[3], q.shape[2], k.shape[2]
+        together = q.shape[1] // max(1, k.shape[1])
+        if m < 64 and together > 1 and 64 % together == 0 and not options.get("lse"):
+            options.setdefault("packed", together)
+        if m * options.get("packed", 1) <= 64:
+            options.setdefault("tile", (64, 128))
+        elif d > 64 and options.get("causal") is None and s >= 8192:
+            options.setdefault("tile", (128, 176))
+        elif options.get("causal") and s <= 2048:
+            options.setdefault("tiles", DynamicTiles(Backwards(16)))
+        return cls(d, **options)
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
         """As `Schedule.__call__`: q, k, v, then o, and lse if there is one."""
@@ -152,9 +162,9 @@ class Attention(Schedule):
             rule = f"has a multiple of {groups} heads, as many as k has"
             raise InputError("q.shape[1]", q.shape[1], rule, "repeat keys and values, or leave heads out")
         if "o" not in given:
-            given["o"] = _like(q)
+            given["o"] = np.empty_like(q) if isinstance(q, np.ndarray) else sys.modules["torch"].empty_like(q)
         if self.with_lse and "lse" not in given:
-            given["lse"] = _lse_of(q)
+            given["lse"] = new_like(q, tuple(q.shape[:3]), fp32)
         if self.packed > 1:
             super().__call__(**{name: _split(x, groups) if name in ("q", "o") else x for name, x in given.items()})
         else:
@@ -190,9 +200,6 @@ class Attention(Schedule):
 
         last = least(within(seen + (rows - 1)) // n, last)
         free = least(within(seen + 1) // n, last)  # the end of those that all see as a whole
-        if self.window is None and self.ascending:
-            whole = k.isa.select(free > 0, free - 1, 0)
-            return 0, 0, whole, last - whole
         if self.window is None:
             return last, last - free, free, 0
         first = least(most(seen + (1 - self.window), 0) // n, last)
@@ -240,8 +247,6 @@ class Attention(Schedule):
 
     def higher(self, top: Fragment, scores: Fragment, mask: bool) -> tuple[Fragment, Fragment, Fragment]:
         higher = values_.maximum(top, values_.row_max(scores))
-        if self.lazy:
-            higher = values_.where((higher - top) * self.factor > self.lazy, higher, top)
         less = self.less(higher, mask)
         return higher, values_.exp2(top * self.factor - less), less
 
@@ -260,11 +265,6 @@ class Attention(Schedule):
 
     # ---- bodies -----------------------------------------------------------------------------------------------------
 
-    @property
-    def parts(self) -> tuple[bool, bool]:
-        """Whether blocks that are seen in part come before those that are seen as a whole, and after them."""
-        return self.causal is not None and not self.ascending, self.window is not None or self.ascending
-
     @load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
         first, before, whole, after = self.blocks(k, tile)
@@ -273,49 +273,39 @@ class Attention(Schedule):
             slot.k.load(self.whole(tile), g=group, s=first)
         with k.queries.produce() as slot:
             slot.q.load(self.whole(tile))
-        if self.parts[0]:
+        if self.causal is not None:
             for i in range(before):
                 self.fill_next(k, tile, group, first, i)
         for i in range(whole):
             self.fill_next(k, tile, group, first, before + i)
-        if self.parts[1]:
+        if self.window is not None:
             for i in range(after):
                 self.fill_next(k, tile, group, first, before + whole + i)
         with k.values.produce() as slot:
-            slot.v.load(self.whole(tile), g=group, s=self.at(first, before + whole + after))
-
-    def at(self, first: Any, i: Any) -> Any:
-        """The i-th block, where *first* is the one that comes first."""
-        return first + i if self.ascending else first - i
+            slot.v.load(self.whole(tile), g=group, s=first - before - whole - after)
 
     def fill_next(self, k: KernelContext, tile: Tile, group: Any, first: Any, i: Any) -> None:
         """Keys of the block after the i-th, and the values of that."""
         with k.keys.produce() as slot:
-            slot.k.load(self.whole(tile), g=group, s=self.at(first, i + 1))
+            slot.k.load(self.whole(tile), g=group, s=first - 1 - i)
         with k.values.produce() as slot:
-            slot.v.load(self.whole(tile), g=group, s=self.at(first, i))
+            slot.v.load(self.whole(tile), g=group, s=first - i)
 
     def turn(self, k: KernelContext) -> AbstractContextManager[object]:
-        return k.order.turn() if self.turns else nullcontext()
-
-    @property
-    def turns(self) -> bool:
-        return isinstance(getattr(self, "order", None), Turnstile)
+        """The scope in which a warpgroup starts its matmuls."""
+        return nullcontext() if self.work.warps == 4 else k.order.turn()
 
     def block(
         self, k: KernelContext, tile: Tile, out: Any, own: Any, state: tuple[Fragment, ...], at: Any, mask: bool, late: bool
     ) -> tuple[Fragment, ...]:
         weights, total, top, fewer = state
-        with k.keys.consume() as slot:
-            turn = self.turn(k)
-            turn.__enter__()
+        with k.keys.consume() as slot, self.turn(k):
             block = k.qk.start(own.q, slot.k)
-        if late:
-            out.scale(fewer)
-        with k.values.consume() as slot:
-            product = out.start(weights, slot.v)
-        turn.__exit__(None, None, None)
-        scores = self.scores(k, tile, block.wait(), at, mask, last=self.ascending)
+            if late:
+                out.scale(fewer)
+            with k.values.consume() as seen:
+                product = out.start(weights, seen.v)
+        scores = self.scores(k, tile, block.wait(), at, mask)
         top, fewer, less = self.higher(top, scores, mask)
         weights = self.powers(scores, less)
         total = total * fewer + values_.row_sum_parts(weights)
@@ -338,19 +328,18 @@ class Attention(Schedule):
                 weights = self.powers(scores, self.less(top, True))
                 total, fewer = values_.row_sum_parts(weights), k.full("qk", 1.0, "rows")
                 weights = k.pv.operand(weights)
-                if self.parts[0]:
+                if self.causal is not None:
                     for i in range(before):
-                        at = self.at(first, i + 1)
+                        at = first - 1 - i
                         weights, total, top, fewer = self.block(k, tile, out, own, (weights, total, top, fewer), at, True, False)
                 for i in range(whole):
-                    at = self.at(first, before + i + 1)
-                    weights, total, top, fewer = self.block(k, tile, out, own, (weights, total, top, fewer), at, False, self.rb)
-                if self.parts[1]:
+                    at = first - 1 - before - i
+                    weights, total, top, fewer = self.block(k, tile, out, own, (weights, total, top, fewer), at, False, True)
+                if self.window is not None:
                     for i in range(after):
-                        at = self.at(first, before + whole + i + 1)
-                        weights, total, top, fewer = self.block(k, tile, out, own, (weights, total, top, fewer), at, True, self.rb)
-            if self.rb:
-                out.scale(fewer)
+                        at = first - 1 - before - whole - i
+                        weights, total, top, fewer = self.block(k, tile, out, own, (weights, total, top, fewer), at, True, True)
+            out.scale(fewer)
             with k.values.consume() as slot:
                 out.start(weights, slot.v).wait()
             total = values_.row_sum(total)
@@ -358,19 +347,6 @@ class Attention(Schedule):
         k.o.store(self.whole(tile), out)
         if self.with_lse:
             k.lse.store(tile, (top * self.factor + values_.log2(total)) * (1 / LOG2_E))
-
-
-def _like(q: Any) -> Any:
-    """A tensor that lies as q."""
-    import torch
-
-    return torch.empty_like(q)
-
-
-def _lse_of(q: Any) -> Any:
-    from tmapipe.dtypes import fp32
-
-    return new_like(q, tuple(q.shape[:3]), fp32)
 
 
 def _split(x: Any, groups: int) -> Any:
