@@ -92,6 +92,7 @@ def test_fp16_and_a_scale():
         ({"tile": (100, 128)}, "Attention(tile, packed)"),
         ({"packed": 3}, "Attention(tile, packed)"),
         ({"packed": 4, "lse": True}, "Attention(lse)"),
+        ({"window": 2.5, "causal": "end"}, "Attention(window)"),
     ],
 )
 def test_refused(options, said):
@@ -106,3 +107,77 @@ def test_refused_tensors():
         Attention(64)(q, k, v)
     with pytest.raises(tp.InputError, match=r"q\.shape"):
         Attention(64)(q[0], k, v)
+
+
+def test_of_tensors():
+    """Few queries of several heads share tiles; many keys come in wider blocks."""
+
+    def schedule(heads, groups, m, s, d=128, **options):
+        q, k = torch.empty(1, heads, m, d, device="meta"), torch.empty(1, groups, s, d, device="meta")
+        return Attention.of(q, k, **options)
+
+    assert schedule(8, 1, 1, 5000).packed == 8 and schedule(8, 1, 1, 5000).queries_a_tile == 8
+    assert schedule(8, 1, 1, 5000, lse=True).packed == 1
+    assert schedule(8, 8, 5000, 16384).keys_a_block == 176
+    assert schedule(8, 8, 5000, 16384, causal="end").keys_a_block == 128
+    assert schedule(8, 8, 300, 300, 64).queries_a_tile == 192
+    q, k, v = problem(8, 1, 3, 200, 64)
+    torch.testing.assert_close(Attention.of(q, k)(q, k, v).double(), expected(q, k, v)[0], atol=1e-2, rtol=1e-2)
+
+
+class Summed(tp.Schedule):
+    """y[m] = the sum of x[m, n] over n, of which each thread adds up its part."""
+
+    load, work = tp.Role(warps=1), tp.Role(warps=4)
+    ring = tp.BarrierRing(2, producer=load, consumer=work)
+    x = tp.TmaLoadStage("m n", tile=(8, 64), ring=ring, dtype="fp32")
+    y = tp.ThreadStoreStage(dims="m", tile=(8,), role=work, vector=4, dtype="fp32")
+
+    @load.jit
+    def fill(self, k, tile):
+        for i in range(k.steps("x", "n")):
+            with k.ring.produce() as slot:
+                slot.x.load(tile, n=i)
+
+    @work.jit
+    def add(self, k, tile):
+        with k.ring.consume() as slot:
+            parts = tp.math.row_sum_parts(slot.x.read())
+        for _ in range(k.steps("x", "n") - 1):
+            with k.ring.consume() as slot:
+                parts = self.sum(parts, slot.x.read())
+        k.y.store(tile, tp.math.row_sum(parts))
+
+    def sum(self, parts, values):
+        return parts + tp.math.row_sum_parts(values)
+
+
+def test_sums_in_parts():
+    x = torch.randn(20, 300)
+    torch.testing.assert_close(Summed()(x), x.sum(1))
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        (lambda parts, values: parts + tp.math.row_sum_parts(values + parts), "in parts"),
+        (lambda parts, values: tp.math.row_sum_parts(tp.math.row_sum(values)), "whole tile"),
+        (lambda parts, values: tp.math.row_max(parts), "in parts"),
+    ],
+)
+def test_parts_are_of_no_elements(wrong, said):
+    class Wrong(Summed):
+        def sum(self, parts, values):
+            return wrong(parts, values)
+
+    with pytest.raises(tp.ScopeError, match=said):
+        Wrong()(torch.randn(8, 128))
+
+
+def test_operands_take_no_arithmetic():
+    class Wrong(Attention):
+        def block(self, k, tile, out, own, state, at, mask, late):
+            return super().block(k, tile, out, own, (state[0] * 2, *state[1:]), at, mask, late)
+
+    with pytest.raises(tp.ScopeError, match="packed"):
+        Wrong(64)(*problem(1, 1, 10, 300, 64))
