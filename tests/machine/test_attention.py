@@ -72,7 +72,12 @@ def test_packed_heads(shape):
 
 
 def test_scores():
-    check(Attention(128, causal="start", score=capped(tp.math.tanh)), (2, 1, 150, 150), causal="start", score=capped(torch.tanh))
+    check(
+        Attention(128, causal="start", score=capped(tp.math.tanh)),
+        (2, 1, 150, 150),
+        causal="start",
+        score=capped(torch.tanh),
+    )
 
 
 def test_fp16_and_a_scale():

@@ -116,8 +116,8 @@ class _Tf32Op(warpgroup.MmaF16BF16Op):
 
 
 def operand(matmul: Matmul, words: list[Any]) -> Any:
-    """A thread's values of (m, k), two to a word, distributed as an accumulator, as operand a: of each 64 rows and 16 columns, in
-    the same order."""
+    """A thread's values of (m, k), two to a word, distributed as an accumulator, as operand a: of each 64 rows and 16
+    columns, in the same order."""
     m, _, k = matmul.shape
     blocks = m // (64 * matmul.warpgroups)
     registers = cute.make_rmem_tensor((len(words),), cutlass.Int32)

@@ -30,8 +30,8 @@ class Fragment(Carried):
     Everything else is refused in both backends: indices, loops over elements, branches on values.
 
     backend: what carries out operations. layout: how the tile is distributed; None: operations by element only. along: "tile",
-    "rows", "columns" or "one"; "parts": one number a row, in parts that lanes have (`tmapipe.math.row_sum_parts`). kind: "fp32",
-    "int32" or "bool"; "operand": rounded and packed for a matmul, which alone takes it.
+    "rows", "columns" or "one"; "parts": one number a row, in parts that lanes have (`tmapipe.math.row_sum_parts`). kind:
+    "fp32", "int32" or "bool"; "operand": rounded and packed for a matmul, which alone takes it.
     """
 
     __slots__ = ("_data", "along", "backend", "kind", "layout")
@@ -139,7 +139,9 @@ def _joined(name: str, layout: ThreadLayout | None, along: str, other: Fragment)
     )
 
 
-def _joined_parts(name: str, layout: ThreadLayout | None, along: str, other: Fragment) -> tuple[ThreadLayout | None, str]:
+def _joined_parts(
+    name: str, layout: ThreadLayout | None, along: str, other: Fragment
+) -> tuple[ThreadLayout | None, str]:
     """As `_joined`, where one of both has its rows in parts."""
     if layout is not None and other.layout is not None and {along, other.along} <= {"parts", "rows"}:
         if layout.key("rows") == other.layout.key("rows"):

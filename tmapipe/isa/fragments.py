@@ -255,7 +255,9 @@ class Fragments(Carried):
         layout.check_rows()
         if values.along == "parts":
             if (op, along, inside) != ("sum", "rows", None):
-                raise ScopeError(f"{op} of the {along} of a row's sum in parts. tp.math.row_sum(parts) gives the whole sum.")
+                raise ScopeError(
+                    f"{op} of the {along} of a row's sum in parts. tp.math.row_sum(parts) gives the whole sum."
+                )
             return self._over_warps(layout, op, values.kind, along, self.join_parts(layout, values.data))
         kind = "int32" if values.kind == "bool" else values.kind
         tile = values
@@ -304,7 +306,9 @@ class Fragments(Carried):
         """Of each row the sum of the elements that each thread has: for `reduce`, which adds them up."""
         layout = values.layout
         if layout is None or values.along != "tile" or values.kind != "fp32":
-            raise ScopeError(f"parts of the sums of rows of {values!r}. They are of a whole tile in fp32, with its layout.")
+            raise ScopeError(
+                f"parts of the sums of rows of {values!r}. They are of a whole tile in fp32, with its layout."
+            )
         layout.check_rows()
         return Fragment(self, layout, "parts", "fp32", self.sum_parts(layout, values.data))
 

@@ -62,10 +62,9 @@ class BoundMatmul(Carried):
         self.latest.registers = self.isa.fragments.accumulator(self.matmul, False)
         return self.latest._start(a, b)
 
-
     def operand(self, values: Fragment) -> Fragment:
-        """*values* as operand a from registers: rounded to the type of b and packed here, not where the matmul starts. A loop that
-        carries an operand needs half the registers.
+        """*values* as operand a from registers: rounded to the type of b and packed here, not where the matmul starts. A
+        loop that carries an operand needs half the registers.
 
         Raises:
             ScopeError: Of a matmul whose a lies in slots, or for a fragment that `start` would not take.

@@ -62,9 +62,9 @@ class TeamsInTurn(BoundTurnstile):
 
 
 class WarpgroupsInTurn(BoundTurnstile):
-    """Of warpgroups that share tiles, by named barriers, which hand on sooner. At each meet the warpgroup that waits and the one
-    before it. The last one lets the first one in at the beginning, so that nobody is inside; at the end, the first one meets it
-    again."""
+    """Of warpgroups that share tiles, by named barriers, which hand on sooner. At each meet the warpgroup that waits and the
+    one before it. The last one lets the first one in at the beginning, so that nobody is inside; at the end, the first one
+    meets it again."""
 
     def __init__(self, k: Any, name: str):
         self.barrier: NamedBarrier = next(each for each in k.plan.named_barriers if each.name == f"{name}.turn")

@@ -1,9 +1,9 @@
 """Attention: softmax(q k^T) v for each head.
 
-    load (1 warp)        q of a tile of queries; k, then v of its blocks of keys, from the last one that they see to the first
-    work (warpgroups)    64 queries each. While the tensor core multiplies a block of values, the softmax of the next block of
-                         keys is found on registers; the warpgroups take turns, so that one's softmax runs under the other's
-                         matmuls
+load (1 warp)        q of a tile of queries; k, then v of its blocks of keys, from the last one that they see to the first
+work (warpgroups)    64 queries each. While the tensor core multiplies a block of values, the softmax of the next block of
+                     keys is found on registers; the warpgroups take turns, so that one's softmax runs under the other's
+                     matmuls
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from tmapipe.dim import Dim
 from tmapipe.dtypes import fp32
 from tmapipe.errors import InputError
 from tmapipe.fields import is_count
-from tmapipe.isa.fragment import Fragment
 from tmapipe.kernel import KernelContext
 from tmapipe.matmul import Wgmma
 from tmapipe.protocol.tile import Tile
@@ -47,20 +46,20 @@ NEVER, LEAST = float("-inf"), -1e30  # of a key that is not seen; what a row wit
 class Attention(Schedule):
     """``o[b, h, i] = sum over j of softmax over j of (scale * q[b, h, i] . k[b, g, j]) * v[b, g, j]``, of bf16 or fp16.
 
-    q and o are [batch, heads, queries, d], k and v [batch, groups, keys, d]; the heads are a multiple of the groups, and that many
-    next to each other share a group's keys and values. Dimensions may lie in memory in any order, d contiguous: of tensors
-    [batch, tokens, heads, d] pass ``x.transpose(1, 2)``.
+    q and o are [batch, heads, queries, d], k and v [batch, groups, keys, d]; the heads are a multiple of the groups, and
+    that many next to each other share a group's keys and values. Dimensions may lie in memory in any order, d contiguous: of
+    tensors [batch, tokens, heads, d] pass ``x.transpose(1, 2)``.
 
     Args:
         d: Elements of a head, of q, k and v: a multiple of 16 up to 128.
-        causal: "start": query i sees the keys up to number i; "end": query i of m sees those up to number i + s - m of s, so that the
-            last query sees all; None: each sees all.
+        causal: "start": query i sees the keys up to number i; "end": query i of m sees those up to number i + s - m of s, so
+            that the last query sees all; None: each sees all.
         window: How many keys a query sees at most, where attention is causal: the last ones.
         scale: Of the products; None: 1 / sqrt(d).
-        score: ``score(x, i, j)`` of a product times scale and the numbers of its query and key, fragments, gives what the softmax
-            is of: ``lambda x, i, j: 30 * tp.math.tanh(x / 30)``.
-        lse: Whether the call returns (o, lse), lse [batch, heads, queries] in fp32: the logarithm of the sum over j of the powers
-            of e; minus infinity of a query that sees no key, of which o is 0.
+        score: ``score(x, i, j)`` of a product times scale and the numbers of its query and key, fragments, gives what the
+            softmax is of: ``lambda x, i, j: 30 * tp.math.tanh(x / 30)``.
+        lse: Whether the call returns (o, lse), lse [batch, heads, queries] in fp32: the logarithm of the sum over j of the
+            powers of e; minus infinity of a query that sees no key, of which o is 0.
         packed: How many heads of a group a tile has, the queries of each next to each other: where there are few queries.
         tile: (rows, keys) of a tile: rows are queries times `packed` heads, 64 for each warpgroup.
         stages: Slots of (queries, keys, values).
@@ -130,10 +129,11 @@ class Attention(Schedule):
 
     @classmethod
     def of(cls, q: Any, k: Any, **options: Any) -> Attention:
-        """The schedule for tensors like *q* and *k*, which are looked at for their shapes alone. options: as of the constructor.
+        """The schedule for tensors like *q* and *k*, which are looked at for their shapes alone. options: as of the
+        constructor.
 
-        Where one head has less than 64 queries, the heads of a group share tiles. Blocks of 176 keys are faster where each query
-        sees many (from 8,192 on, by measurement on an H200), bands of 16 heads where causal ones see few.
+        Where one head has less than 64 queries, the heads of a group share tiles. Blocks of 176 keys are faster where each
+        query sees many (from 8,192 on, by measurement on an H200), bands of 16 heads where causal ones see few.
         """
         d, m, s = q.shape[3], q.shape[2], k.shape[2]
         together = q.shape[1] // max(1, k.shape[1])
@@ -154,7 +154,11 @@ class Attention(Schedule):
         for name in given:
             check_kind(name, given[name])
             if getattr(given[name], "ndim", None) != (3 if name == "lse" else 4):
-                rule = "has dimensions batch, heads, queries" if name == "lse" else "has dimensions batch, heads, tokens, d"
+                rule = (
+                    "has dimensions batch, heads, queries"
+                    if name == "lse"
+                    else "has dimensions batch, heads, tokens, d"
+                )
                 raise InputError(f"{name}.shape", tuple(given[name].shape), rule, "pass a view with these")
         q, k = given["q"], given["k"]
         groups = max(1, k.shape[1])
@@ -179,8 +183,8 @@ class Attention(Schedule):
         return first + k.extent("s") - k.extent("m") if self.causal == "end" else first
 
     def blocks(self, k: KernelContext, tile: Tile) -> tuple[Any, Any, Any, Any]:
-        """Which block of keys comes first, and how many come after it: such as some query of the tile sees in part, such as all
-        see as a whole, and again such as some sees in part.
+        """Which block of keys comes first, and how many come after it: such as some query of the tile sees in part, such as
+        all see as a whole, and again such as some sees in part.
         """
         n, rows = self.keys_a_block, self.queries_a_tile
         last = k.steps("k", "s") - 1
@@ -208,7 +212,7 @@ class Attention(Schedule):
         begin = least(begin, free)
         return last, last - free, free - begin, begin - first
 
-    def visible(self, k: KernelContext, tile: Tile, scores: Fragment, block: Any, last: bool) -> Fragment:
+    def visible(self, k: KernelContext, tile: Tile, scores: Any, block: Any, last: bool) -> Any:
         """The scores of a block of which some query does not see all keys. last: whether keys may be missing."""
         start = self.keys_a_block * block
         seen = scores.columns < k.extent("s") - start if last or self.causal is None else None
@@ -220,13 +224,13 @@ class Attention(Schedule):
                 seen = seen & (scores.columns > ends - self.window)
         return values_.where(seen, scores, NEVER)
 
-    def query(self, scores: Fragment) -> Fragment:
+    def query(self, scores: Any) -> Any:
         """The query of each row in its tile."""
         return scores.rows // self.packed if self.packed > 1 else scores.rows
 
     # ---- softmax ----------------------------------------------------------------------------------------------------
 
-    def scores(self, k: KernelContext, tile: Tile, sums: Any, block: Any, mask: bool, last: bool = False) -> Fragment:
+    def scores(self, k: KernelContext, tile: Tile, sums: Any, block: Any, mask: bool, last: bool = False) -> Any:
         """What the softmax of a block is of."""
         scores = sums.values()
         if self.score is not None:
@@ -239,18 +243,20 @@ class Attention(Schedule):
         """Of scores, for powers of 2."""
         return LOG2_E if self.score is not None else self.scale * LOG2_E
 
-    def less(self, top: Fragment, mask: bool) -> Fragment:
+    def less(self, top: Any, mask: bool) -> Any:
         """What is subtracted before the powers. mask: whether a row may have seen no key so far."""
         if (mask and self.causal is not None) or self.score is not None:
             top = values_.maximum(top, LEAST)
         return top * self.factor
 
-    def higher(self, top: Fragment, scores: Fragment, mask: bool) -> tuple[Fragment, Fragment, Fragment]:
+    def higher(self, top: Any, scores: Any, mask: bool) -> tuple[Any, Any, Any]:
+        """The maximum so far with that of a block, what the sums so far count for then, and what is subtracted."""
         higher = values_.maximum(top, values_.row_max(scores))
         less = self.less(higher, mask)
         return higher, values_.exp2(top * self.factor - less), less
 
-    def powers(self, scores: Fragment, less: Fragment) -> Fragment:
+    def powers(self, scores: Any, less: Any) -> Any:
+        """The weights, before they are divided by their sum."""
         return values_.exp2(scores * self.factor - less)
 
     def group(self, k: KernelContext, tile: Tile) -> Any:
@@ -296,8 +302,22 @@ class Attention(Schedule):
         return nullcontext() if self.work.warps == 4 else k.order.turn()
 
     def block(
-        self, k: KernelContext, tile: Tile, out: Any, own: Any, state: tuple[Fragment, ...], at: Any, mask: bool, late: bool
-    ) -> tuple[Fragment, ...]:
+        self,
+        k: KernelContext,
+        tile: Tile,
+        out: Any,
+        own: Any,
+        state: tuple[Any, ...],
+        at: Any,
+        mask: bool,
+        late: bool,
+    ) -> tuple[Any, ...]:
+        """One block of keys, and the product of the weights of the block before with its values.
+
+        state: those weights, the sums so far, the maximum, and the factor of what is in *out*; returned as this block leaves it.
+        mask: whether some query sees not all keys. late: whether that factor is left for the next block, under whose first
+        product the multiplications take no time.
+        """
         weights, total, top, fewer = state
         with k.keys.consume() as slot, self.turn(k):
             block = k.qk.start(own.q, slot.k)
@@ -324,29 +344,35 @@ class Attention(Schedule):
                 with k.keys.consume() as slot:
                     block = k.qk.start(own.q, slot.k).wait()
                 scores = self.scores(k, tile, block, first, True, last=True)
-                top = values_.row_max(scores)
+                top: Any = values_.row_max(scores)
                 weights = self.powers(scores, self.less(top, True))
                 total, fewer = values_.row_sum_parts(weights), k.full("qk", 1.0, "rows")
                 weights = k.pv.operand(weights)
                 if self.causal is not None:
                     for i in range(before):
                         at = first - 1 - i
-                        weights, total, top, fewer = self.block(k, tile, out, own, (weights, total, top, fewer), at, True, False)
+                        weights, total, top, fewer = self.block(
+                            k, tile, out, own, (weights, total, top, fewer), at, True, False
+                        )
                 for i in range(whole):
                     at = first - 1 - before - i
-                    weights, total, top, fewer = self.block(k, tile, out, own, (weights, total, top, fewer), at, False, True)
+                    weights, total, top, fewer = self.block(
+                        k, tile, out, own, (weights, total, top, fewer), at, False, True
+                    )
                 if self.window is not None:
                     for i in range(after):
                         at = first - 1 - before - whole - i
-                        weights, total, top, fewer = self.block(k, tile, out, own, (weights, total, top, fewer), at, True, True)
+                        weights, total, top, fewer = self.block(
+                            k, tile, out, own, (weights, total, top, fewer), at, True, True
+                        )
             out.scale(fewer)
             with k.values.consume() as slot:
                 out.start(weights, slot.v).wait()
-            total = values_.row_sum(total)
-            out.scale(1 / values_.where(total == 0, 1.0, total))
+            sums: Any = values_.row_sum(total)
+            out.scale(1 / values_.where(sums == 0, 1.0, sums))
         k.o.store(self.whole(tile), out)
         if self.with_lse:
-            k.lse.store(tile, (top * self.factor + values_.log2(total)) * (1 / LOG2_E))
+            k.lse.store(tile, (top * self.factor + values_.log2(sums)) * (1 / LOG2_E))
 
 
 def _split(x: Any, groups: int) -> Any:
