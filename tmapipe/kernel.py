@@ -188,6 +188,8 @@ class KernelContext(Carried):
             found = bound_by(part)(self, name, part) if whose is None or self.name_of(whose) == role.name else None
             if found is not None:
                 self._parts[name] = found
+                if hasattr(found, "finish"):
+                    self._finishers.append(found)
 
     def name_of(self, part: Part) -> str:
         """What the schedule calls *part*: ``getattr(k, k.name_of(ring))`` is this role's end of it."""

@@ -158,6 +158,17 @@ def row_sum(x: Fragment, inside: Any = None, surely: tuple[int, int] | None = No
     return _reduced("sum", "rows", x, inside, surely)
 
 
+def row_sum_parts(x: Fragment) -> Fragment:
+    """Of each row the sum of the elements that a thread has, for ``row_sum(parts)`` to add up over the threads: where rows are
+    summed over a loop, threads then exchange their sums once. Parts take arithmetic with parts and with one number a row.
+
+    Args:
+        x: A fragment of a whole tile in fp32.
+    """
+    _check_fragment("row_sum_parts", x)
+    return x.backend.row_parts(x)
+
+
 def row_max(x: Fragment, inside: Any = None, surely: tuple[int, int] | None = None) -> Fragment:
     """The maximum of each row; minus infinity without columns; NaN if there is one. Arguments as of `row_sum`."""
     return _reduced("maximum", "rows", x, inside, surely)

@@ -9,8 +9,9 @@ epilogue runs while the other keeps the tensor cores busy:
 The warpgroups of a role of one team share tiles and slots. With the starts of their matmuls in turn, the softmax of one runs
 under the matmuls of the other.
 
-There is one mbarrier per team (or warpgroup). Its phase n completes when the one before has left its turn for the n-th time.
-The first turn of the first one waits for nobody, so it starts with parity 1, the others with parity 0.
+There is one mbarrier per team. Its phase n completes when the one before has left its turn for the n-th time. The first turn
+of the first one waits for nobody, so it starts with parity 1, the others with parity 0. Warpgroups that share tiles have a
+named barrier each, where one that waits meets the one before.
 """
 
 from __future__ import annotations

@@ -314,8 +314,8 @@ def test_warpgroups_in_turn():
     want = (a.astype(np.float32) @ b.astype(np.float32).T).astype(ml_dtypes.bfloat16)
     assert all((InTurn()(a, b) == want).all() for _ in range(2))
     assert "every trip count" in str(InTurn().check())
-    barrier = InTurn().plan().barrier("order.turn")
-    assert (barrier.stages, barrier.count) == (2, 4)
+    barrier = next(each for each in InTurn().plan().named_barriers if each.name == "order.turn")
+    assert (barrier.instances, barrier.threads) == (2, 256)
     d = tp.TmaStoreStage("m n", source=InTurn.mma)
     with pytest.raises(tp.InputError, match=r"Turnstile\(stores\)"):
         tp.Turnstile(InTurn.work, stores=(d,))

@@ -48,14 +48,16 @@ class GpuFragments(PeerFragments, Sums):
     def accumulator_scale(self, matmul: Matmul, acc: Any, by: Fragment) -> None:
         layout = AccumulatorLayout.of(matmul)
         factors = self.convert(by.data, by.kind, matmul.b.dtype.kind)
-        acc.multiply(
-            factors * layout.values
-            if by.along == "one"
-            else [factors[layout.row_slot(i)] for i in range(layout.values)]
-        )
+        acc.multiply([factors[0 if by.along == "one" else layout.row_slot(i)] for i in range(layout.values)])
+
+    def packed(self, matmul: Matmul, values: Fragment) -> Any:
+        dtype = cute_type(matmul.b.dtype)
+        rounded = cute.make_rmem_tensor((len(values.data),), dtype)
+        rounded.store(self.vector(values, (len(values.data),)).to(dtype))
+        return _scalars_of(cute.recast_tensor(rounded, Int32))
 
     def operand(self, matmul: Matmul, values: Fragment) -> Any:
-        return operand(matmul, self.vector(values, (len(values.data),)))
+        return operand(matmul, values.data if values.kind == "operand" else self.packed(matmul, values))
 
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
         base = block * (matmul.shape[1] // 2) + first // 2
@@ -277,7 +279,7 @@ class GpuFragments(PeerFragments, Sums):
         return [KINDS[to](value) for value in data]
 
     def expand(self, layout: ThreadLayout | None, along: str, data: Any, to: str) -> Any:
-        if along == to or layout is None:
+        if along == to or layout is None or (along, to) == ("rows", "parts"):
             return data
         if along == "one":
             return data * layout.slots(to)
@@ -297,7 +299,12 @@ class GpuFragments(PeerFragments, Sums):
         return [value.ir_value() for value in data]
 
     def from_registers(self, kind: str, values: list[Any]) -> Any:
-        return [KINDS[kind](value) for value in values]
+        of = Int32 if kind == "operand" else KINDS[kind]  # an operand: words of two elements or more
+        return [of(value) for value in values]
+
+
+def _scalars_of(tensor: Any) -> list[Any]:
+    return [tensor[i] for i in range(cute.size(tensor))]
 
 
 def _scalars(vector: Any) -> list[Any]:

@@ -116,13 +116,15 @@ class _Tf32Op(warpgroup.MmaF16BF16Op):
         pass
 
 
-def operand(matmul: Matmul, values: Any) -> Any:
-    """A thread's *values* of (m, k), distributed as an accumulator, as operand a: of each 64 rows and 16 columns, in the same
-    order."""
+def operand(matmul: Matmul, words: list[Any]) -> Any:
+    """A thread's values of (m, k), two to a word, distributed as an accumulator, as operand a: of each 64 rows and 16
+    columns, in the same order."""
     m, _, k = matmul.shape
-    blocks, dtype = m // (64 * matmul.warpgroups), cute_type(matmul.b.dtype)
-    converted = cute.make_rmem_tensor((blocks * k // 2,), dtype)
-    converted.store(values.to(dtype))
+    blocks = m // (64 * matmul.warpgroups)
+    registers = cute.make_rmem_tensor((len(words),), cutlass.Int32)
+    for i, word in enumerate(words):
+        registers[i] = word
+    converted = cute.recast_tensor(registers, cute_type(matmul.b.dtype))
     layout = cute.make_layout(((2, 2, 2), blocks, k // 16), stride=((1, 2, 4), k // 2, 8))
     return cute.make_tensor(converted.iterator, layout)
 

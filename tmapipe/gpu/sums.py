@@ -86,6 +86,16 @@ class Sums(Runs):
             mine[slot_of(i)].append(value)
         return [_reduced(op, values, [1 << distance for distance in reversed(distances)]) for values in mine]
 
+    def sum_parts(self, layout: ThreadLayout, data: Any) -> Any:
+        mine: list[list[Any]] = [[] for _ in range(layout.row_slots)]
+        for i, value in enumerate(data):
+            mine[layout.row_slot(i)].append(value)
+        return [_reduced("sum", values, ()) for values in mine]
+
+    def join_parts(self, layout: ThreadLayout, data: Any) -> Any:
+        distances = [1 << distance for distance in reversed(range(layout.row_lanes.bit_length() - 1))]
+        return [_reduced("sum", [value], distances) for value in data]
+
     def write_partial(self, layout: ThreadLayout, along: str, data: Any, slot: SlotRef) -> None:
         target, mine = self.isa.buffers[slot.buffer.name], layout.warp(self.isa.warp)
 

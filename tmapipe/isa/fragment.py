@@ -30,7 +30,8 @@ class Fragment(Carried):
     Everything else is refused in both backends: indices, loops over elements, branches on values.
 
     backend: what carries out operations. layout: how the tile is distributed; None: operations by element only. along: "tile",
-    "rows", "columns" or "one". kind: "fp32", "int32" or "bool".
+    "rows", "columns" or "one"; "parts": one number a row, in parts that lanes have (`tmapipe.math.row_sum_parts`). kind:
+    "fp32", "int32" or "bool"; "operand": rounded and packed for a matmul, which alone takes it.
     """
 
     __slots__ = ("_data", "along", "backend", "kind", "layout")
@@ -122,6 +123,8 @@ def _joined(name: str, layout: ThreadLayout | None, along: str, other: Fragment)
     both = (along, other.along)
     if "one" in both:
         return (other.layout, other.along) if along == "one" else (layout, along)
+    if "parts" in both:
+        return _joined_parts(name, layout, along, other)
     wide = along if along == other.along else "tile"
     kept = other.layout if along != "tile" and other.along == "tile" else layout
     if layout == other.layout:
@@ -136,6 +139,19 @@ def _joined(name: str, layout: ThreadLayout | None, along: str, other: Fragment)
     )
 
 
+def _joined_parts(
+    name: str, layout: ThreadLayout | None, along: str, other: Fragment
+) -> tuple[ThreadLayout | None, str]:
+    """As `_joined`, where one of both has its rows in parts."""
+    if layout is not None and other.layout is not None and {along, other.along} <= {"parts", "rows"}:
+        if layout.key("rows") == other.layout.key("rows"):
+            return layout, "parts"
+    raise ScopeError(
+        f"{name} of a row's sum in parts and a fragment along {other.along if along == 'parts' else along}. Parts go with "
+        "parts, and with one number a row that is distributed alike; tp.math.row_sum(parts) gives the whole sum."
+    )
+
+
 _LOGIC = ("and", "or", "xor", "invert")
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _OF_NUMBERS = ("add", "sub", "mul", "neg", "abs", "maximum", "minimum")
@@ -144,6 +160,8 @@ _OF_INTEGERS = ("floordiv", "mod", "lshift", "rshift")
 
 def _kinds(name: str, kinds: list[str]) -> tuple[list[str], str]:
     """What the operands are converted to, and what the result is."""
+    if "operand" in kinds:
+        raise ScopeError(f"{name} of an operand of a matmul, which is packed. Compute before k.<mma>.operand().")
     numbers = "fp32" if "fp32" in kinds else "int32"
     if name in _COMPARISONS:
         return [numbers] * len(kinds), "bool"

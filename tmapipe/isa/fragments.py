@@ -65,6 +65,10 @@ class Fragments(Carried):
         """Multiplies *acc* by one number a row, or one for all. All wgmma groups that write it must be complete."""
         raise NotImplementedError
 
+    def packed(self, matmul: Matmul, values: Fragment) -> Any:
+        """The data of *values* of (m, k) in b's type, as `operand` takes it too."""
+        raise NotImplementedError
+
     def operand(self, matmul: Matmul, values: Fragment) -> Any:
         """*values* of (m, k) in b's type, in registers as wgmma takes its operand a. They stay as they are until the group
         is complete.
@@ -257,6 +261,12 @@ class Fragments(Carried):
                 f"{op} of the {along} of a piece in an epilogue, which works element by element. Use acc.values()."
             )
         layout.check_rows()
+        if values.along == "parts":
+            if (op, along, inside) != ("sum", "rows", None):
+                raise ScopeError(
+                    f"{op} of the {along} of a row's sum in parts. tp.math.row_sum(parts) gives the whole sum."
+                )
+            return self._over_warps(layout, op, values.kind, along, self.join_parts(layout, values.data))
         many = layout.columns if along == "rows" else layout.rows
         if isinstance(inside, int) and inside >= many:  # of a fixed extent: all count
             inside = None
@@ -268,7 +278,10 @@ class Fragments(Carried):
         if inside is not None:
             first, end = inside if isinstance(inside, tuple) else (None, inside)
             tile = self.only_inside(tile, along, first, end, surely or (0, 0), NEUTRAL[op, kind])
-        found = self.reduce_in_warp(layout, op, kind, along, tile.data)
+        return self._over_warps(layout, op, kind, along, self.reduce_in_warp(layout, op, kind, along, tile.data))
+
+    def _over_warps(self, layout: ThreadLayout, op: str, kind: str, along: str, found: Any) -> Fragment:
+        """What a warp has *found*, with that of the other warps and CTAs that share the rows or columns."""
         exchange = self.exchanges.get(layout.first_warp)
         far = exchange is not None and exchange.peers > 1 and along == "rows"
         if far or len(layout.sharing_warps(0, along)) > 1:
@@ -308,8 +321,26 @@ class Fragments(Carried):
             raise InputError("reduction of a tile", kind, rule, 'use tp.math.cast(values, "fp32")')
         return found
 
+    def row_parts(self, values: Fragment) -> Fragment:
+        """Of each row the sum of the elements that each thread has: for `reduce`, which adds them up."""
+        layout = values.layout
+        if layout is None or values.along != "tile" or values.kind != "fp32":
+            raise ScopeError(
+                f"parts of the sums of rows of {values!r}. They are of a whole tile in fp32, with its layout."
+            )
+        layout.check_rows()
+        return Fragment(self, layout, "parts", "fp32", self.sum_parts(layout, values.data))
+
     def reduce_in_warp(self, layout: ThreadLayout, op: str, kind: str, along: str, data: Any) -> Any:
         """One number a row or column of a whole tile's data, over the lanes of a warp."""
+        raise NotImplementedError
+
+    def sum_parts(self, layout: ThreadLayout, data: Any) -> Any:
+        """The sums of a whole tile's data, a row and lane that shares it."""
+        raise NotImplementedError
+
+    def join_parts(self, layout: ThreadLayout, data: Any) -> Any:
+        """What `sum_parts` gave, and what was computed of it, added up over the lanes: one number a row."""
         raise NotImplementedError
 
     def write_partial(self, layout: ThreadLayout, along: str, data: Any, slot: SlotRef) -> None:

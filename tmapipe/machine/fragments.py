@@ -51,10 +51,13 @@ class MachineFragments(Reductions):
             with np.errstate(all="ignore"):
                 acc.values *= factors
 
-    def operand(self, matmul: Matmul, values: Fragment) -> Any:
-        self.isa.emit(ops.AccumulatorWrite(matmul.name))
+    def packed(self, matmul: Matmul, values: Fragment) -> Any:
         data = values.data
         return None if self.memory is None else convert(data, matmul.b.dtype).astype(np.float32)
+
+    def operand(self, matmul: Matmul, values: Fragment) -> Any:
+        self.isa.emit(ops.AccumulatorWrite(matmul.name))
+        return values.data if values.kind == "operand" else self.packed(matmul, values)
 
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
         values = self._accumulated(matmul, acc)
@@ -221,9 +224,12 @@ class MachineFragments(Reductions):
     def expand(self, layout: ThreadLayout | None, along: str, data: Any, to: str) -> Any:
         if along == to or layout is None:
             return data
+        if along == "rows" and to == "parts":
+            return np.broadcast_to(data[:, None], (layout.rows, layout.row_lanes))
         rows, columns = self._indices(layout)
         if along == "one":
-            shape = {"tile": rows.shape, "rows": (layout.rows,), "columns": (layout.columns,)}[to]
+            parts = layout.rows, layout.row_lanes
+            shape = {"tile": rows.shape, "rows": (layout.rows,), "columns": (layout.columns,), "parts": parts}[to]
             return np.broadcast_to(data, shape)
         return data[rows if along == "rows" else columns]
 

@@ -60,6 +60,19 @@ class Reductions(SlotAccesses):
             partial[lines] = REDUCTIONS[op](data.reshape(-1)[places])
         return partial
 
+    @of_data
+    def sum_parts(self, layout: ThreadLayout, data: Any) -> Any:
+        rows, columns = self._indices(layout)
+        lanes = columns // layout.width % layout.row_lanes
+        parts = np.full((layout.rows, layout.row_lanes), NOTHING["fp32"], np.float32)
+        parts[np.unique(rows)] = 0
+        np.add.at(parts, (rows, lanes), data)
+        return parts
+
+    @of_data
+    def join_parts(self, layout: ThreadLayout, data: Any) -> Any:
+        return np.add.reduce(data, axis=1, dtype=np.float32)
+
     def write_partial(self, layout: ThreadLayout, along: str, data: Any, slot: SlotRef) -> None:
         warps, columns = slot.buffer.tile
         partial = None

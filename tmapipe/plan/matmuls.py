@@ -117,8 +117,10 @@ def _check_together(declared: Declarations, roles: dict[str, str]) -> None:
     for role_name in dict.fromkeys(roles.values()):
         names = [name for name in roles if roles[name] == role_name]
         role = declared.roles[role_name]
-        room = {4: 192, 8: 184}.get(role.warps, 112)  # more spills, as the compiler was seen to report
         matmuls = [declared.matmuls[name] for name in names]
+        room = {4: 192, 8: 184}.get(role.warps, 112)  # more spills, as the compiler was seen to report
+        if any(isinstance(mma.a, Wgmma) for mma in matmuls):  # whose sums become a, where both are counted
+            room = _room(role)
         needs = [_registers(mma, role) for mma in matmuls]
         slots = max(need.slot for need in needs)
         if slots and all(mma.shape[0] <= 16 * role.warps // role.teams for mma in matmuls):
@@ -137,9 +139,14 @@ def _registers(mma: Wgmma, role: Role) -> MatmulRegisters:
 def _check_accumulators(name: str, mma: Wgmma, needed: int, role: Role) -> None:
     """Raises `InputError` if the accumulators leave too few of a thread's registers: of 232 (one or two warpgroups) or 160
     (three) it needs some 32 for all else. With fewer the compiler lets wgmmas wait for each other."""
-    room = 200 if role.warps <= 8 else 128
+    room = _room(role)
     if needed > room:
         twice = f", twice {needed // 2} since sums are promoted" if mma.promote else ""
         rule = f"needs {needed} accumulator registers a thread{twice}; "
         rule += f"{room} leave room to work with {role.warps // 4} warpgroups"
         raise InputError(f"Wgmma({name}) tile", mma.shape[:2], rule, "use a smaller tile or more warpgroups")
+
+
+def _room(role: Role) -> int:
+    """Registers that the accumulators of one matmul may take."""
+    return 200 if role.warps <= 8 else 128

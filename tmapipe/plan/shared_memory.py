@@ -136,9 +136,13 @@ class Layout:
         return 1 if group is None else group.size(self.declared.cluster)
 
     def _turn(self, name: str, role: RoleWarps) -> None:
-        units, what = (role.teams, "team") if role.teams > 1 else (role.warps // 4, "warpgroup")
-        warps = role.warps // units
-        self.space.barrier(f"{name}.turn", units, warps, f"{warps} warps (the {what} before)")
+        if role.teams > 1:
+            warps = role.warps // role.teams
+            self.space.barrier(f"{name}.turn", role.teams, warps, f"{warps} warps (the team before)")
+            return
+        groups = role.warps // 4  # the warpgroup that waits, and the one before
+        first = next_id(self.named_barriers, groups, "named barriers", name)
+        self.named_barriers.append(NamedBarrier(f"{name}.turn", first, 2 * 128, groups))
 
     def _queue(self, slots: int, words: int) -> Queue:
         """Slots of whole 16-byte units, which is what one st.async moves."""

@@ -72,8 +72,11 @@ class ThreadLayout:
         """Raises `InputError` if the values of a row lie in no fixed slots."""
 
     def slots(self, along: str) -> int:
-        """How many values a thread has of a fragment that varies along the whole "tile", "rows", "columns", or not: "one"."""
-        return {"tile": self.values, "rows": self.row_slots, "columns": self.column_slots, "one": 1}[along]
+        """How many values a thread has of a fragment that varies along the whole "tile", "rows" (also in "parts"),
+        "columns", or
+        not: "one"."""
+        rows = self.row_slots
+        return {"tile": self.values, "rows": rows, "parts": rows, "columns": self.column_slots, "one": 1}[along]
 
 
 @attrs.frozen

@@ -129,7 +129,7 @@ def _fragment_method(name: str, result: str | None) -> Any:
     return method
 
 
-for _name in ("number", "indices", "reduce_in_warp", "read_partials", "row_sums", "column_sums"):
+for _name in ("number", "indices", "reduce_in_warp", "read_partials", "row_sums", "column_sums", "sum_parts", "join_parts"):
     setattr(TracingFragments, _name, _fragment_method(_name, "v"))
 for _name in ("write", "write_columns", "write_row_sums", "write_column_sums", "send", "send_tile", "write_partial", "send_partial"):
     setattr(TracingFragments, _name, _fragment_method(_name, None))

@@ -65,6 +65,30 @@ class BoundMatmul(Carried):
         self.latest.registers = self.isa.fragments.accumulator(self.matmul, False)
         return self.latest._start(a, b)
 
+    def operand(self, values: Fragment) -> Fragment:
+        """*values* as operand a from registers: rounded to the type of b and packed here, not where the matmul starts. A
+        loop that carries an operand needs half the registers.
+
+        Raises:
+            ScopeError: Of a matmul whose a lies in slots, or for a fragment that `start` would not take.
+        """
+        matmul = self.matmul
+        if matmul.a is not None:
+            raise ScopeError(f"k.{matmul.name}.operand(), whose a is the tile of a slot. Start it with that.")
+        check_operand(matmul, values)
+        if values.kind == "operand":
+            return values
+        fragments = self.isa.fragments
+        return Fragment(fragments, values.layout, "tile", "operand", fragments.packed(matmul, values))
+
+
+def check_operand(matmul: Matmul, values: Fragment) -> None:
+    """Raises `ScopeError` unless *values* are distributed as *matmul* takes its a from registers."""
+    layout = AccumulatorLayout(matmul.shape[0], matmul.shape[2], matmul.warpgroups, matmul.first_warp, matmul.teams)
+    if not isinstance(values, Fragment) or values.along != "tile" or values.layout != layout:
+        rule = "start() takes a fragment that is distributed as the accumulators of a matmul of"
+        raise ScopeError(f"{matmul.name}: {rule} {matmul.shape[0]} x {matmul.shape[2]}, not {values!r}.")
+
 
 @stands_for(Wgmma)
 def _of_matmul(k: Any, name: str, mma: Wgmma) -> BoundMatmul | None:
@@ -187,10 +211,7 @@ class Accumulator(Carried):
         matmul = self.matmul
         if self.started:
             raise ScopeError(f"start() of {matmul.name} before the last one was awaited: a has the same registers.")
-        layout = AccumulatorLayout(matmul.shape[0], matmul.shape[2], matmul.warpgroups, matmul.first_warp, matmul.teams)
-        if values.along != "tile" or values.layout != layout:
-            rule = "start() takes a fragment that is distributed as the accumulators of a matmul of"
-            raise ScopeError(f"{matmul.name}: {rule} {matmul.shape[0]} x {matmul.shape[2]}, not {values!r}.")
+        check_operand(matmul, values)
         return self.bound.isa.fragments.operand(matmul, values)
 
     def scale(self, by: Fragment) -> None:

@@ -23,7 +23,7 @@ __all__ = ["WITHOUT_OPERATIONS", "Slice", "variables"]
 WITHOUT_OPERATIONS = frozenset(
     f"fragments.{name}"
     for name in ("number", "convert", "expand", "indices", "elementwise", "columns_of", "row_sums", "column_sums",
-                 "reduce_in_warp", "apply", "only_inside")
+                 "reduce_in_warp", "apply", "only_inside", "sum_parts", "join_parts")
 )  # fmt: skip
 #: Instructions that synchronize nothing: on counters, tables, and among lanes.
 LOCAL = frozenset({"atomic_add", "store_counter", "ballot", "smid", "shuffle", "load_entry", "here"})

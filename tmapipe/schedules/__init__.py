@@ -1,6 +1,7 @@
 """Ready-made schedules: run them, give them other tiles and stages, or subclass them."""
 
 from tmapipe.schedules.addparts import AddParts
+from tmapipe.schedules.attention import Attention
 from tmapipe.schedules.clustersplitk import ClusterSplitK
 from tmapipe.schedules.conv import Conv
 from tmapipe.schedules.copy import Copy
@@ -17,6 +18,7 @@ from tmapipe.schedules.streamk import StreamK
 
 __all__ = [
     "AddParts",
+    "Attention",
     "ClusterSplitK",
     "Conv",
     "Copy",

@@ -1,0 +1,42 @@
+"""The schedule `Attention` on the GPU, in each of its forms, for lengths that are no whole blocks."""
+
+import pytest
+import torch
+
+import tmapipe as tp
+from tests.machine.test_attention import capped, expected
+from tmapipe.schedules import Attention
+
+FORMS = [
+    ({}, (4, 2, 1000, 1500)),
+    ({"causal": "start", "lse": True}, (4, 4, 1000, 1000)),
+    ({"causal": "end", "lse": True}, (4, 1, 300, 1111)),
+    ({"causal": "end", "lse": True}, (2, 1, 1111, 300)),
+    ({"causal": "end", "lse": True, "window": 300}, (2, 2, 1500, 1700)),
+    ({"causal": "start", "score": "capped"}, (2, 1, 700, 700)),
+    ({"causal": "end", "packed": 4}, (8, 2, 50, 3000)),
+    ({"packed": 8, "tile": (64, 128)}, (16, 2, 1, 4000)),
+    ({"tile": (128, 176)}, (2, 2, 500, 3000)),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form, shape", FORMS)
+@pytest.mark.parametrize("d", [64, 128])
+def test_forms(d, form, shape, dtype):
+    heads, groups, m, s = shape
+    source = torch.Generator().manual_seed(m + s)
+    q = torch.randn(2, m, heads, d, generator=source).to(dtype).transpose(1, 2)
+    k, v = (torch.randn(2, groups, s, d, generator=source).to(dtype) for _ in range(2))
+    options = {**form, "score": capped(tp.math.tanh)} if "score" in form else form
+    attention = Attention(d, **options)
+    given = [x.cuda() for x in (q, k, v)]
+    o = torch.full_like(given[0], float("nan"))
+    found = attention(*given, out=o)
+    wanted, of_powers = expected(
+        q, k, v, form.get("causal"), form.get("window"), capped(torch.tanh) if "score" in form else None
+    )
+    error = (o.cpu().double() - wanted).norm() / wanted.norm()
+    assert error < 5e-3, error
+    if form.get("lse"):
+        torch.testing.assert_close(found[1].cpu().double(), of_powers, atol=1e-4, rtol=1e-4)

@@ -1,0 +1,188 @@
+"""The schedule `Attention` on the model, in each of its forms, and what it refuses."""
+
+import math
+
+import pytest
+import torch
+
+import tmapipe as tp
+from tests.sweeps import sample
+from tmapipe.schedules import Attention
+
+
+def expected(q, k, v, causal=None, window=None, score=None):
+    """(o, lse) in fp64."""
+    k, v = (x.double().repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scores = q.double() @ k.mT / math.sqrt(q.shape[-1])
+    m, s = scores.shape[-2:]
+    i, j = torch.arange(m)[:, None], torch.arange(s)
+    if score is not None:
+        scores = score(scores, i, j)
+    last = i + (s - m if causal == "end" else 0)
+    hidden = torch.zeros((m, s), dtype=torch.bool) if causal is None else j > last
+    if window is not None:
+        hidden = hidden | (j <= last - window)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    lse = scores.logsumexp(-1)
+    return torch.nan_to_num(torch.exp(scores - lse.clamp(min=-1e30)[..., None])) @ v, lse
+
+
+def problem(heads, groups, m, s, d, dtype=torch.bfloat16, batch=1):
+    """q, k and v, of which q lies as [batch, tokens, heads, d]."""
+    source = torch.Generator().manual_seed(m * s + d)
+    q = torch.randn(batch, m, heads, d, generator=source).to(dtype).transpose(1, 2)
+    k, v = (torch.randn(batch, groups, s, d, generator=source).to(dtype) for _ in range(2))
+    return q, k, v
+
+
+def check(schedule, shape, **form):
+    q, k, v = problem(*shape, schedule.d)
+    found = schedule(q, k, v)
+    o, lse = found if schedule.with_lse else (found, None)
+    wanted, of_powers = expected(q, k, v, **form)
+    assert o.stride() == q.stride()
+    torch.testing.assert_close(o.double(), wanted, atol=1e-2, rtol=1e-2)
+    if lse is not None:
+        torch.testing.assert_close(lse.double(), of_powers, atol=1e-5, rtol=1e-5)
+
+
+def capped(tanh):
+    return lambda x, i, j: 20 * tanh(x / 20) - 0.01 * abs(i - j)
+
+
+SHAPES = [(2, 1, 300, 300), (1, 1, 70, 200), (1, 1, 200, 70), (2, 2, 1, 150), (1, 1, 1, 1)]
+
+
+@pytest.mark.parametrize("shape", sample(SHAPES, 3))
+@pytest.mark.parametrize("causal", [None, "start", "end"])
+@pytest.mark.parametrize("d", [64, 128])
+def test_any_lengths(d, causal, shape):
+    check(Attention(d, causal=causal, lse=True), shape, causal=causal)
+
+
+@pytest.mark.parametrize("window, shape", [(50, (1, 1, 300, 500)), (50, (1, 1, 500, 300)), (300, (1, 1, 700, 700))])
+@pytest.mark.parametrize("causal", ["start", "end"])
+def test_windows(causal, window, shape):
+    check(Attention(64, causal=causal, window=window, lse=True), shape, causal=causal, window=window)
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 100, 300), (8, 2, 40, 100)])
+def test_packed_heads(shape):
+    check(Attention(128, causal="end", packed=4), shape, causal="end")
+
+
+def test_scores():
+    check(
+        Attention(128, causal="start", score=capped(tp.math.tanh)),
+        (2, 1, 150, 150),
+        causal="start",
+        score=capped(torch.tanh),
+    )
+
+
+def test_fp16_and_a_scale():
+    q, k, v = problem(1, 1, 80, 90, 64, torch.float16)
+    found = Attention(64, scale=1.0)(q / 8, k, v)
+    torch.testing.assert_close(found.double(), expected(q, k, v)[0], atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"d": 100}, "Attention(d) = 100"),
+        ({"d": 192}, "Attention(d) = 192"),
+        ({"causal": True}, "Attention(causal) = True"),
+        ({"window": 5}, "Attention(window) = 5"),
+        ({"causal": "end", "window": 0}, "Attention(window) = 0"),
+        ({"tile": (100, 128)}, "Attention(tile, packed)"),
+        ({"packed": 3}, "Attention(tile, packed)"),
+        ({"packed": 4, "lse": True}, "Attention(lse)"),
+        ({"window": 2.5, "causal": "end"}, "Attention(window)"),
+    ],
+)
+def test_refused(options, said):
+    with pytest.raises(tp.InputError) as raised:
+        Attention(**options)
+    assert said in str(raised.value)
+
+
+def test_refused_tensors():
+    q, k, v = problem(3, 2, 10, 10, 64)
+    with pytest.raises(tp.InputError, match="multiple of 2 heads"):
+        Attention(64)(q, k, v)
+    with pytest.raises(tp.InputError, match=r"q\.shape"):
+        Attention(64)(q[0], k, v)
+
+
+def test_of_tensors():
+    """Few queries of several heads share tiles; many keys come in wider blocks."""
+
+    def schedule(heads, groups, m, s, d=128, **options):
+        q, k = torch.empty(1, heads, m, d, device="meta"), torch.empty(1, groups, s, d, device="meta")
+        return Attention.of(q, k, **options)
+
+    assert schedule(8, 1, 1, 5000).packed == 8 and schedule(8, 1, 1, 5000).queries_a_tile == 8
+    assert schedule(8, 1, 1, 5000, lse=True).packed == 1
+    assert schedule(8, 8, 5000, 16384).keys_a_block == 176
+    assert schedule(8, 8, 5000, 16384, causal="end").keys_a_block == 128
+    assert schedule(8, 8, 300, 300, 64).queries_a_tile == 192
+    q, k, v = problem(8, 1, 3, 200, 64)
+    torch.testing.assert_close(Attention.of(q, k)(q, k, v).double(), expected(q, k, v)[0], atol=1e-2, rtol=1e-2)
+
+
+class Summed(tp.Schedule):
+    """y[m] = the sum of x[m, n] over n, of which each thread adds up its part."""
+
+    load, work = tp.Role(warps=1), tp.Role(warps=4)
+    ring = tp.BarrierRing(2, producer=load, consumer=work)
+    x = tp.TmaLoadStage("m n", tile=(8, 64), ring=ring, dtype="fp32")
+    y = tp.ThreadStoreStage(dims="m", tile=(8,), role=work, vector=4, dtype="fp32")
+
+    @load.jit
+    def fill(self, k, tile):
+        for i in range(k.steps("x", "n")):
+            with k.ring.produce() as slot:
+                slot.x.load(tile, n=i)
+
+    @work.jit
+    def add(self, k, tile):
+        with k.ring.consume() as slot:
+            parts = tp.math.row_sum_parts(slot.x.read())
+        for _ in range(k.steps("x", "n") - 1):
+            with k.ring.consume() as slot:
+                parts = self.sum(parts, slot.x.read())
+        k.y.store(tile, tp.math.row_sum(parts))
+
+    def sum(self, parts, values):
+        return parts + tp.math.row_sum_parts(values)
+
+
+def test_sums_in_parts():
+    x = torch.randn(20, 300)
+    torch.testing.assert_close(Summed()(x), x.sum(1))
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        (lambda parts, values: parts + tp.math.row_sum_parts(values + parts), "in parts"),
+        (lambda parts, values: tp.math.row_sum_parts(tp.math.row_sum(values)), "whole tile"),
+        (lambda parts, values: tp.math.row_max(parts), "in parts"),
+    ],
+)
+def test_parts_are_of_no_elements(wrong, said):
+    class Wrong(Summed):
+        def sum(self, parts, values):
+            return wrong(parts, values)
+
+    with pytest.raises(tp.ScopeError, match=said):
+        Wrong()(torch.randn(8, 128))
+
+
+def test_operands_take_no_arithmetic():
+    class Wrong(Attention):
+        def block(self, k, tile, out, own, state, at, mask, late):
+            return super().block(k, tile, out, own, (state[0] * 2, *state[1:]), at, mask, late)
+
+    with pytest.raises(tp.ScopeError, match="packed"):
+        Wrong(64)(*problem(1, 1, 10, 300, 64))

@@ -1,0 +1,382 @@
+"""Attention: softmax(q k^T) v for each head.
+
+load (1 warp)        q of a tile of queries; k, then v of its blocks of keys, from the last one that they see to the first
+work (warpgroups)    64 queries each. While the tensor core multiplies a block of values, the softmax of the next block of
+                     keys is found on registers; the warpgroups take turns, so that one's softmax runs under the other's
+                     matmuls
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from tmapipe import math as values_
+from tmapipe.barrier import BarrierRing
+from tmapipe.bind.memory import check_kind
+from tmapipe.bind.tensors import match, new_like
+from tmapipe.dim import Dim
+from tmapipe.dtypes import fp32
+from tmapipe.errors import InputError
+from tmapipe.fields import is_count
+from tmapipe.kernel import KernelContext
+from tmapipe.matmul import Wgmma
+from tmapipe.protocol.tile import Tile
+from tmapipe.role import Role
+from tmapipe.schedule import Schedule
+from tmapipe.stage import TmaLoadStage
+from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.thread_store import ThreadStoreStage
+from tmapipe.tiles.dynamic import DynamicTiles
+from tmapipe.tiles.order import TileOrder
+from tmapipe.tiles.raster import Backwards
+from tmapipe.turnstile import Turnstile
+
+__all__ = ["Attention"]
+
+LOG2_E = math.log2(math.e)
+NEVER, LEAST = float("-inf"), -1e30  # of a key that is not seen; what a row without any is less by
+
+
+class Attention(Schedule):
+    """``o[b, h, i] = sum over j of softmax over j of (scale * q[b, h, i] . k[b, g, j]) * v[b, g, j]``, of bf16 or fp16.
+
+    q and o are [batch, heads, queries, d], k and v [batch, groups, keys, d]; the heads are a multiple of the groups, and
+    that many next to each other share a group's keys and values. Dimensions may lie in memory in any order, d contiguous: of
+    tensors [batch, tokens, heads, d] pass ``x.transpose(1, 2)``.
+
+    Args:
+        d: Elements of a head, of q, k and v: a multiple of 16 up to 128.
+        causal: "start": query i sees the keys up to number i; "end": query i of m sees those up to number i + s - m of s, so
+            that the last query sees all; None: each sees all.
+        window: How many keys a query sees at most, where attention is causal: the last ones.
+        scale: Of the products; None: 1 / sqrt(d).
+        score: ``score(x, i, j)`` of a product times scale and the numbers of its query and key, fragments, gives what the
+            softmax is of: ``lambda x, i, j: 30 * tp.math.tanh(x / 30)``.
+        lse: Whether the call returns (o, lse), lse [batch, heads, queries] in fp32: the logarithm of the sum over j of the
+            powers of e; minus infinity of a query that sees no key, of which o is 0.
+        packed: How many heads of a group a tile has, the queries of each next to each other: where there are few queries.
+        tile: (rows, keys) of a tile: rows are queries times `packed` heads, 64 for each warpgroup.
+        stages: Slots of (queries, keys, values).
+        tiles: The order of tiles.
+
+    Raises:
+        InputError: For parts that do not go together, or that cannot be planned.
+    """
+
+    load = Role(warps=1, registers=24)
+    work = Role(warpgroups=2, registers=240)
+
+    def __init__(
+        self,
+        d: int = 128,
+        *,
+        causal: str | None = None,
+        window: int | None = None,
+        scale: float | None = None,
+        score: Callable[..., Any] | None = None,
+        lse: bool = False,
+        packed: int = 1,
+        tile: tuple[int, int] | None = None,
+        stages: tuple[int, int, int] | None = None,
+        tiles: TileOrder | None = None,
+    ):
+        if not is_count(d) or d % 16 or d > 128:
+            raise InputError("Attention(d)", d, "is a multiple of 16 up to 128", "e.g. 64 or 128")
+        if causal not in (None, "start", "end"):
+            rule = 'is "start" or "end", where query 0 sees the first key or the last query the last key, or None'
+            raise InputError("Attention(causal)", causal, rule, 'use "end"')
+        if window is not None and not (is_count(window) and causal):
+            rule = "is a positive number of keys, of causal attention"
+            raise InputError("Attention(window)", window, rule, 'e.g. window=512, causal="end"')
+        self.d, self.causal, self.window, self.score, self.packed = d, causal, window, score, packed
+        self.scale = 1 / math.sqrt(d) if scale is None else float(scale)
+        if packed > 1 and lse:
+            raise InputError("Attention(lse)", lse, "does not go with packed heads", "leave out packed=")
+        rows, n = tile or ((192, 128) if d <= 64 else (128, 128))
+        if rows % 64 or not is_count(packed) or rows % packed:
+            rule = "has rows of whole warpgroups of 64, a multiple of `packed`"
+            raise InputError("Attention(tile, packed)", ((rows, n), packed), rule, "e.g. (128, 128)")
+        self.queries_a_tile, self.keys_a_block = rows // packed, n
+        self.relations = (Dim("d", size=d),)
+        groups = rows // 64
+        if groups != 2:
+            self.work = Role(warpgroups=groups, registers=160 if groups > 2 else 240)
+        load, work = self.load, self.work
+        wide = n > 128 and d > 64  # tiles that leave no room for two slots of queries, or two buffers of results
+        slots = stages or ((2, 4, 4) if d <= 64 else (1 if wide else 2, 2, 2))
+        self.queries, self.keys, self.values = (BarrierRing(each, producer=load, consumer=work) for each in slots)
+        queries, extents = ("b g m p d", (rows // packed, packed, d)) if packed > 1 else ("b h m d", (rows, d))
+        self.over = "b g m" if packed > 1 else "b h m"
+        self.q = TmaLoadStage(queries, tile=extents, ring=self.queries)
+        self.k = TmaLoadStage("b g s d", tile=(n, d), ring=self.keys)
+        self.v = TmaLoadStage("b g s d", tile=(n, d), ring=self.values)
+        self.qk = Wgmma(self.q, self.k, in_flight=0)
+        self.pv = Wgmma(self.qk, self.v)  # its first operand comes from registers
+        self.o = TmaStoreStage(queries, source=self.pv, tile=extents, stages=1 if wide else 2)
+        self.with_lse = lse
+        if lse:
+            self.lse = ThreadStoreStage(dims="b h m", tile=(rows,), role=work, vector=4, dtype="fp32")
+        if groups > 1:
+            self.order = Turnstile(work)
+        # Those with most keys first; of several heads in turn, where keys and values of so many lie in L2.
+        self.tiles = tiles or DynamicTiles(Backwards(16 if causal and d <= 64 else 1))
+
+    @classmethod
+    def of(cls, q: Any, k: Any, **options: Any) -> Attention:
+        """The schedule for tensors like *q* and *k*, which are looked at for their shapes alone. options: as of the
+        constructor.
+
+        Where one head has less than 64 queries, the heads of a group share tiles. Blocks of 176 keys are faster where each
+        query sees many (from 8,192 on, by measurement on an H200), bands of 16 heads where causal ones see few.
+        """
+        d, m, s = q.shape[3], q.shape[2], k.shape[2]
+        together = q.shape[1] // max(1, k.shape[1])
+        if m < 64 and together > 1 and 64 % together == 0 and not options.get("lse"):
+            options.setdefault("packed", together)
+        if m * options.get("packed", 1) <= 64:
+            options.setdefault("tile", (64, 128))
+        elif d > 64 and options.get("causal") is None and s >= 8192:
+            options.setdefault("tile", (128, 176))
+        elif options.get("causal") and s <= 2048:
+            options.setdefault("tiles", DynamicTiles(Backwards(16)))
+        return cls(d, **options)
+
+    def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
+        """As `Schedule.__call__`: q, k, v, then o, and lse if there is one."""
+        names = ["q", "k", "v", "o", *(("lse",) if self.with_lse else ())]
+        given = match(names, tensors, named, out, "o")
+        for name in given:
+            check_kind(name, given[name])
+            if getattr(given[name], "ndim", None) != (3 if name == "lse" else 4):
+                rule = (
+                    "has dimensions batch, heads, queries"
+                    if name == "lse"
+                    else "has dimensions batch, heads, tokens, d"
+                )
+                raise InputError(f"{name}.shape", tuple(given[name].shape), rule, "pass a view with these")
+        q, k = given["q"], given["k"]
+        groups = max(1, k.shape[1])
+        if q.shape[1] % groups:
+            rule = f"has a multiple of {groups} heads, as many as k has"
+            raise InputError("q.shape[1]", q.shape[1], rule, "repeat keys and values, or leave heads out")
+        if "o" not in given:
+            given["o"] = np.empty_like(q) if isinstance(q, np.ndarray) else sys.modules["torch"].empty_like(q)
+        if self.with_lse and "lse" not in given:
+            given["lse"] = new_like(q, tuple(q.shape[:3]), fp32)
+        if self.packed > 1:
+            super().__call__(**{name: _split(x, groups) if name in ("q", "o") else x for name, x in given.items()})
+        else:
+            super().__call__(**given)
+        return (given["o"], given["lse"]) if self.with_lse else given["o"]
+
+    # ---- which keys a tile of queries sees --------------------------------------------------------------------------
+
+    def diagonal(self, k: KernelContext, tile: Tile) -> Any:
+        """The last key that the tile's first query sees, where attention is causal."""
+        first = tile.m * self.queries_a_tile
+        return first + k.extent("s") - k.extent("m") if self.causal == "end" else first
+
+    def blocks(self, k: KernelContext, tile: Tile) -> tuple[Any, Any, Any, Any]:
+        """Which block of keys comes first, and how many come after it: such as some query of the tile sees in part, such as
+        all see as a whole, and again such as some sees in part.
+        """
+        n, rows = self.keys_a_block, self.queries_a_tile
+        last = k.steps("k", "s") - 1
+        if self.causal is None:
+            return last, 0, last, 0
+        seen = self.diagonal(k, tile)
+
+        def most(a: Any, b: Any) -> Any:
+            return k.isa.select(a > b, a, b)
+
+        def least(a: Any, b: Any) -> Any:
+            return k.isa.select(a < b, a, b)
+
+        def within(x: Any) -> Any:
+            """x, where keys may end before the first one."""
+            return most(x, 0) if self.causal == "end" else x
+
+        last = least(within(seen + (rows - 1)) // n, last)
+        free = least(within(seen + 1) // n, last)  # the end of those that all see as a whole
+        if self.window is None:
+            return last, last - free, free, 0
+        first = least(most(seen + (1 - self.window), 0) // n, last)
+        begin = least((most(seen + (rows - self.window), 0) + (n - 1)) // n, last)
+        free = most(free, first)
+        begin = least(begin, free)
+        return last, last - free, free - begin, begin - first
+
+    def visible(self, k: KernelContext, tile: Tile, scores: Any, block: Any, last: bool) -> Any:
+        """The scores of a block of which some query does not see all keys. last: whether keys may be missing."""
+        start = self.keys_a_block * block
+        seen = scores.columns < k.extent("s") - start if last or self.causal is None else None
+        if self.causal is not None:
+            ends = self.query(scores) + (self.diagonal(k, tile) - start)
+            before = scores.columns <= ends
+            seen = before if seen is None else seen & before
+            if self.window is not None:
+                seen = seen & (scores.columns > ends - self.window)
+        return values_.where(seen, scores, NEVER)
+
+    def query(self, scores: Any) -> Any:
+        """The query of each row in its tile."""
+        return scores.rows // self.packed if self.packed > 1 else scores.rows
+
+    # ---- softmax ----------------------------------------------------------------------------------------------------
+
+    def scores(self, k: KernelContext, tile: Tile, sums: Any, block: Any, mask: bool, last: bool = False) -> Any:
+        """What the softmax of a block is of."""
+        scores = sums.values()
+        if self.score is not None:
+            at = self.query(scores) + tile.m * self.queries_a_tile, scores.columns + block * self.keys_a_block
+            scores = self.score(scores * self.scale, *at)
+        return self.visible(k, tile, scores, block, last) if mask else scores
+
+    @property
+    def factor(self) -> float:
+        """Of scores, for powers of 2."""
+        return LOG2_E if self.score is not None else self.scale * LOG2_E
+
+    def less(self, top: Any, mask: bool) -> Any:
+        """What is subtracted before the powers. mask: whether a row may have seen no key so far."""
+        if (mask and self.causal is not None) or self.score is not None:
+            top = values_.maximum(top, LEAST)
+        return top * self.factor
+
+    def higher(self, top: Any, scores: Any, mask: bool) -> tuple[Any, Any, Any]:
+        """The maximum so far with that of a block, what the sums so far count for then, and what is subtracted."""
+        higher = values_.maximum(top, values_.row_max(scores))
+        less = self.less(higher, mask)
+        return higher, values_.exp2(top * self.factor - less), less
+
+    def powers(self, scores: Any, less: Any) -> Any:
+        """The weights, before they are divided by their sum."""
+        return values_.exp2(scores * self.factor - less)
+
+    def group(self, k: KernelContext, tile: Tile) -> Any:
+        """Whose keys and values the tile's queries see."""
+        if self.packed > 1:
+            return tile.g
+        return tile.h * k.extent("g") // k.extent("h")
+
+    def whole(self, tile: Tile) -> Tile:
+        """The tile with the dimensions that one tile has all of."""
+        return tile.also(p=0, d=0) if self.packed > 1 else tile.also(d=0)
+
+    # ---- bodies -----------------------------------------------------------------------------------------------------
+
+    @load.jit
+    def fill(self, k: KernelContext, tile: Tile) -> None:
+        first, before, whole, after = self.blocks(k, tile)
+        group = self.group(k, tile)
+        with k.keys.produce() as slot:
+            slot.k.load(self.whole(tile), g=group, s=first)
+        with k.queries.produce() as slot:
+            slot.q.load(self.whole(tile))
+        if self.causal is not None:
+            for i in range(before):
+                self.fill_next(k, tile, group, first, i)
+        for i in range(whole):
+            self.fill_next(k, tile, group, first, before + i)
+        if self.window is not None:
+            for i in range(after):
+                self.fill_next(k, tile, group, first, before + whole + i)
+        with k.values.produce() as slot:
+            slot.v.load(self.whole(tile), g=group, s=first - before - whole - after)
+
+    def fill_next(self, k: KernelContext, tile: Tile, group: Any, first: Any, i: Any) -> None:
+        """Keys of the block after the i-th, and the values of that."""
+        with k.keys.produce() as slot:
+            slot.k.load(self.whole(tile), g=group, s=first - 1 - i)
+        with k.values.produce() as slot:
+            slot.v.load(self.whole(tile), g=group, s=first - i)
+
+    def turn(self, k: KernelContext) -> AbstractContextManager[object]:
+        """The scope in which a warpgroup starts its matmuls."""
+        return nullcontext() if self.work.warps == 4 else k.order.turn()
+
+    def block(
+        self,
+        k: KernelContext,
+        tile: Tile,
+        out: Any,
+        own: Any,
+        state: tuple[Any, ...],
+        at: Any,
+        mask: bool,
+        late: bool,
+    ) -> tuple[Any, ...]:
+        """One block of keys, and the product of the weights of the block before with its values.
+
+        state: those weights, the sums so far, the maximum, and the factor of what is in *out*; returned as this block leaves it.
+        mask: whether some query sees not all keys. late: whether that factor is left for the next block, under whose first
+        product the multiplications take no time.
+        """
+        weights, total, top, fewer = state
+        with k.keys.consume() as slot, self.turn(k):
+            block = k.qk.start(own.q, slot.k)
+            if late:
+                out.scale(fewer)
+            with k.values.consume() as seen:
+                product = out.start(weights, seen.v)
+        scores = self.scores(k, tile, block.wait(), at, mask)
+        top, fewer, less = self.higher(top, scores, mask)
+        weights = self.powers(scores, less)
+        total = total * fewer + values_.row_sum_parts(weights)
+        product.wait()
+        weights = k.pv.operand(weights)
+        if not late:
+            out.scale(fewer)
+            fewer = k.full("qk", 1.0, "rows")
+        return weights, total, top, fewer
+
+    @work.jit
+    def attend(self, k: KernelContext, tile: Tile) -> None:
+        first, before, whole, after = self.blocks(k, tile)
+        with k.pv.accumulate(empty=False) as out:
+            with k.queries.consume() as own:
+                with k.keys.consume() as slot:
+                    block = k.qk.start(own.q, slot.k).wait()
+                scores = self.scores(k, tile, block, first, True, last=True)
+                top: Any = values_.row_max(scores)
+                weights = self.powers(scores, self.less(top, True))
+                total, fewer = values_.row_sum_parts(weights), k.full("qk", 1.0, "rows")
+                weights = k.pv.operand(weights)
+                if self.causal is not None:
+                    for i in range(before):
+                        at = first - 1 - i
+                        weights, total, top, fewer = self.block(
+                            k, tile, out, own, (weights, total, top, fewer), at, True, False
+                        )
+                for i in range(whole):
+                    at = first - 1 - before - i
+                    weights, total, top, fewer = self.block(
+                        k, tile, out, own, (weights, total, top, fewer), at, False, True
+                    )
+                if self.window is not None:
+                    for i in range(after):
+                        at = first - 1 - before - whole - i
+                        weights, total, top, fewer = self.block(
+                            k, tile, out, own, (weights, total, top, fewer), at, True, True
+                        )
+            out.scale(fewer)
+            with k.values.consume() as slot:
+                out.start(weights, slot.v).wait()
+            sums: Any = values_.row_sum(total)
+            out.scale(1 / values_.where(sums == 0, 1.0, sums))
+        k.o.store(self.whole(tile), out)
+        if self.with_lse:
+            k.lse.store(tile, (top * self.factor + values_.log2(sums)) * (1 / LOG2_E))
+
+
+def _split(x: Any, groups: int) -> Any:
+    """A view of [batch, heads, queries, d] as [batch, groups, queries, heads, d]."""
+    shape = (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
+    found = x.reshape(shape) if not hasattr(x, "data_ptr") else x.unflatten(1, shape[1:3])
+    return found.swapaxes(2, 3)
