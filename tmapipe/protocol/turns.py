@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from tmapipe.errors import ScopeError
 from tmapipe.isa.interface import Isa
@@ -17,7 +17,7 @@ __all__ = ["BoundTurnstile", "TeamsInTurn", "WarpgroupsInTurn"]
 class BoundTurnstile(Carried):
     """A turnstile as one of those sees it that take turns. own: its number among them, of which there are *units*."""
 
-    _facts = {"inside": "same"}
+    _facts: ClassVar[dict[str, str]] = {"inside": "same"}
 
     def __init__(self, isa: Isa, name: str, own: Any, units: int):
         self.isa, self.name, self.own, self.units = isa, name, own, units
