@@ -12,12 +12,13 @@ BIN   := $(VENV)/bin
 comma := ,
 STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help demo test oracle lint format env clean
+.PHONY: help demo test versions oracle lint format env clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    the GEMM example: on the GPU if there is one, else on the CPU model (DEMO_ARGS='--help' for options)"
 	@echo "make test    the tests (PYTEST_ARGS='-k ring' for some of them)"
+	@echo "make versions  tests on other versions of Python, and the model's bits under other kernels of BLAS and vector instructions"
 	@echo "make oracle  the checker against random programs and all mutants, and each case of the tests' sweeps (tests/oracle/README.md)"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  repair what ruff can, and format"
@@ -31,7 +32,12 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+versions: $(STAMP)
+	$(BIN)/python -m tests.oracle.arithmetic 100
+	$(BIN)/python -m tests.versions
+
 oracle: $(STAMP)
+	$(BIN)/python -m tests.oracle.arithmetic 10000
 	$(BIN)/python -m tests.oracle.agreement 10000
 	$(BIN)/python -m tests.oracle.mutants --jobs 2
 	TESTS=all $(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from tmapipe.errors import InputError
-from tmapipe.fields import is_count, must, optional, shown
+from tmapipe.fields import is_count, is_whole, must, optional, shown
 from tmapipe.integers import ceil_div
 
 __all__ = ["Dim"]
@@ -40,9 +40,7 @@ class Dim:
     )
     of: str | None = attrs.field(default=None, kw_only=True)
     per: int = attrs.field(default=1, kw_only=True, validator=must(is_count, "is a positive number", "e.g. 128"))
-    plus: int = attrs.field(
-        default=0, kw_only=True, validator=must(lambda n: isinstance(n, int), "is a whole number", "e.g. -2")
-    )
+    plus: int = attrs.field(default=0, kw_only=True, validator=must(is_whole, "is a whole number", "e.g. -2"))
 
     @of.validator
     def _one_of_two(self, field: Any, of: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 __all__ = [
@@ -10,10 +12,12 @@ __all__ = [
     "HazardError",
     "InputError",
     "MissingGpuError",
+    "MissingPackageError",
     "MissingPartError",
     "PipelineError",
     "ScopeError",
     "UnsafeError",
+    "needed",
 ]
 
 
@@ -41,12 +45,16 @@ class InputError(PipelineError, ValueError):
         try:
             pickle.dumps(value)
         except Exception:  # any: values define how they are pickled
-            value = _Shown(repr(value))
+            value = _Shown(_short(value))
         return type(self), (self.argument, value, self.rule, self.fix)
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # an integer of more digits than Python prints, or a value whose repr fails
+        bits = f" of {value.bit_length()} bits" if isinstance(value, int) else ""
+        return f"{type(value).__name__}{bits} that cannot be shown"
     if len(text) <= 400:
         return text
     return f"{type(value).__name__} of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"{text[:400]}..."
@@ -74,6 +82,10 @@ class MissingGpuError(PipelineError, RuntimeError):
     """There is no GPU, and one is needed."""
 
 
+class MissingPackageError(PipelineError, ImportError):
+    """A package that this machine lacks is needed: CuTe DSL to compile, torch to tune."""
+
+
 class DeadlockError(PipelineError, RuntimeError):
     """The machine model cannot take another step. The message lists who waits for what."""
 
@@ -84,3 +96,15 @@ class UnsafeError(PipelineError, RuntimeError):
 
 class HazardError(PipelineError, RuntimeError):
     """The machine model saw an access that the hardware would not order: a slot in flight, a surplus arrival, ..."""
+
+
+@contextlib.contextmanager
+def needed(module: str, package: str, why: str) -> Iterator[None]:
+    """Where *module* is imported: raises `MissingPackageError` if it is not installed, which names the package."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != module:
+            raise
+        text = f"{package} is needed {why}, and is not installed. Fix: pip install {package}."
+        raise MissingPackageError(text, name=error.name) from error

@@ -10,7 +10,19 @@ import attrs
 
 from tmapipe.errors import InputError
 
-__all__ = ["IS_NAME", "as_tuple", "changed", "fill", "is_count", "must", "optional", "shown"]
+__all__ = [
+    "IS_NAME",
+    "as_tuple",
+    "changed",
+    "check_bool",
+    "check_type",
+    "fill",
+    "is_count",
+    "is_whole",
+    "must",
+    "optional",
+    "shown",
+]
 
 P = TypeVar("P")
 Validator = Callable[[Any, Any, Any], None]
@@ -35,9 +47,26 @@ def optional(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or holds(value)
 
 
+def is_whole(value: Any) -> bool:
+    """Whether *value* is an integer."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def is_count(value: Any) -> bool:
     """Whether *value* is a positive integer."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return is_whole(value) and value >= 1
+
+
+def check_type(argument: str, value: object, kind: type, fix: str) -> None:
+    """Raises `InputError` unless *value* is a *kind*."""
+    if not isinstance(value, kind):
+        raise InputError(argument, value, f"is an object of type {kind.__name__}", fix)
+
+
+def check_bool(argument: str, value: object) -> None:
+    """Raises `InputError` unless *value* is True or False."""
+    if not isinstance(value, bool):
+        raise InputError(argument, value, "is True or False", "use one of them")
 
 
 IS_NAME = must(lambda value: isinstance(value, str) and value.isidentifier(), "is a name", 'e.g. "a"')

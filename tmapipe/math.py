@@ -1,10 +1,10 @@
 """Functions of fragments, for epilogues and role bodies. They mean the same in both backends.
 
 An argument is a number or a fragment (what ``slot.x.read()`` and ``acc.values()`` give, and what an epilogue is called with).
-Results are fp32, but of integers where it says so. The CPU backend computes with NumPy. The GPU backend uses the
-special-function unit: ``ex2.approx``, ``lg2.approx``, ``rsqrt.approx``, ``sqrt.approx`` and ``rcp.approx`` have relative
-errors of some 2^-22 (`exp` of large numbers more: |x| * 2^-24; `log` near 1 an absolute one), and ``tanh.approx`` of 2^-11
-(PTX ISA), which is below the rounding of bf16.
+Results are fp32, but of integers where it says so. The CPU backend computes in float64 and rounds once, alike on every machine
+(docs/internals/arithmetic.md). The GPU backend uses the special-function unit: ``ex2.approx``, ``lg2.approx``,
+``rsqrt.approx``, ``sqrt.approx`` and ``rcp.approx`` have relative errors of some 2^-22 (`exp` of large numbers more:
+|x| * 2^-24; `log` near 1 an absolute one), and ``tanh.approx`` of 2^-11 (PTX ISA), which is below the rounding of bf16.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def gelu(x: Any, approximate: str = "tanh") -> Any:
     Raises:
         InputError: *approximate* is something else.
     """
-    if approximate not in ("tanh", "none"):
+    if not isinstance(approximate, str) or approximate not in ("tanh", "none"):
         raise InputError("gelu(approximate)", approximate, 'is "tanh" or "none"', 'use "tanh"')
     x = _apply("widen", x)
     half = x * 0.5
@@ -219,6 +219,11 @@ def _apply(name: str, *arguments: Any) -> Any:
         if not (isinstance(x, (np.ndarray, np.generic, float, int)) and np.asarray(x).dtype.kind in "fiubV"):
             rule = "takes fragments and numbers"
             raise InputError(f"tmapipe.math.{name}", type(x).__name__, rule, "convert it first")
+    try:
+        np.broadcast_shapes(*(np.shape(x) for x in arguments))
+    except ValueError:
+        rule, shapes = "takes arrays of shapes that broadcast", [np.shape(x) for x in arguments]
+        raise InputError(f"tmapipe.math.{name}", shapes, rule, "pass arrays of one shape") from None
     arrays = any(isinstance(x, np.ndarray) for x in arguments)
     wide = np.float32 if arrays else np.float64
     condition = arguments[:1] if name == "where" else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from tmapipe.errors import InputError
-from tmapipe.fields import shown
+from tmapipe.fields import is_whole, shown
 from tmapipe.role import Role
 
 __all__ = ["RegisterTile"]
@@ -37,7 +37,8 @@ class RegisterTile:
     @shape.validator
     def _check_shape(self, field: object, shape: tuple[int, int]) -> None:
         rows = 16 * self.role.warps
-        if len(shape) != 2 or shape[0] != rows or shape[1] < 8 or shape[1] % 8:
+        pair = isinstance(shape, (tuple, list)) and len(shape) == 2 and all(map(is_whole, shape))
+        if not pair or shape[0] != rows or shape[1] < 8 or shape[1] % 8:
             rule = f"has {rows} rows, 64 a warpgroup, and a multiple of 8 columns"
             raise InputError(f"{type(self).__name__}(shape)", shape, rule, f"e.g. ({rows}, 64)")
 

@@ -7,6 +7,7 @@ model. Subclass it to replace a body or a part.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -15,13 +16,13 @@ import attrs
 
 from tmapipe.bind import tensors as tensors_
 from tmapipe.bind.bound import Bound
-from tmapipe.bind.memory import check_kind, note_written
+from tmapipe.bind.memory import check_held, check_kind, note_written
 from tmapipe.dim import Dim
 from tmapipe.dtypes import DType, as_dtype
-from tmapipe.errors import InputError
-from tmapipe.fields import is_count
+from tmapipe.errors import InputError, needed
+from tmapipe.fields import check_bool, is_count
 from tmapipe.plan.arch import arch_named
-from tmapipe.plan.declarations import PARTS, Declarations, declare
+from tmapipe.plan.declarations import PARTS, Declarations, check_names, check_roles, declare
 from tmapipe.plan.equality import key_of, same
 from tmapipe.plan.explain import explain
 from tmapipe.plan.model import Plan
@@ -132,6 +133,7 @@ class Schedule:
         """The declared parts, by kind: those of base classes first, in the order of declaration."""
         found = self.__dict__.get("_declared")
         if found is None:
+            check_roles("Schedule.optional_roles", self.optional_roles)
             earlier = (*self.optional_roles.items(), *self.__dict__.get("_earlier", ()))
             found = declare(self, self.cluster, earlier)
             found = self._with_order(found)
@@ -145,6 +147,7 @@ class Schedule:
             raise InputError("Schedule.tiles", self.tiles, "is an order of output tiles", fix)
         if not isinstance(self.relations, tuple) or not all(isinstance(dim, Dim) for dim in self.relations):
             raise InputError("Schedule.relations", self.relations, "is a tuple of Dim", 'e.g. (Dim("r", size=3),)')
+        check_names("Schedule.transposed", self.transposed, declared.arguments)
         if not isinstance(self.checked, bool):
             raise InputError("Schedule.checked", self.checked, "is True or False", "use True, to be safe")
         declared = attrs.evolve(declared, bounded=self.tiles.bounded, relations=self.relations)
@@ -165,15 +168,16 @@ class Schedule:
         Raises:
             InputError: For declarations that no correct kernel could be built for.
         """
-        types = {name: as_dtype(dtype) for name, dtype in self._named(dtypes or {}).items()}
+        types = {name: as_dtype(dtype) for name, dtype in self._named({} if dtypes is None else dtypes).items()}
         plans: dict[Any, Plan] = self.__dict__.setdefault("_plans", {})
-        target = arch_named(arch or self.arch).name
+        target = arch_named(self.arch if arch is None else arch).name
         key = (target, *sorted((name, dtype.name) for name, dtype in types.items()))
         if key not in plans:
             check_axes(self.declared, self.over)
             check_relations(self.declared)
-            made = make_plan(self.declared, types, target)
+            made = make_plan(self.declared, types, target, self.tiles.room(target))
             self.tiles.check(self.declared, axes_of(self.declared, self.over))
+            self.tiles.check_plan(made)
             self.check_plan(made)
             plans[key] = made
         return plans[key]
@@ -261,7 +265,7 @@ class Schedule:
         Raises:
             InputError: Before anything is launched.
         """
-        if self.transposed:
+        if not isinstance(self.transposed, tuple) or self.transposed:
             tensors, named = self._as_declared(tensors, named)
         launchers: dict[Any, Any] = self.__dict__.setdefault("_launchers", {})
         if named:  # as positions, if they are the next ones
@@ -275,7 +279,9 @@ class Schedule:
         self.plan(bound.dtypes)
         if bound.on_gpu and not bound.empty:
             from tmapipe.check.trips import require_safe
-            from tmapipe.gpu.launch import Launcher
+
+            with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
+                from tmapipe.gpu.launch import Launcher
 
             launcher = Launcher(self, bound, gate=lambda: require_safe(self, bound.dtypes))
             launcher.launch(list(bound.tensors.values()))
@@ -300,7 +306,7 @@ class Schedule:
         Args:
             tensors: As of a call.
             out: As of a call.
-            clusters: In the grid, 1 or more; by default up to 2, so that persistent CTAs get more than one tile.
+            clusters: In the grid, 1 to 1024; by default up to 2, so that persistent CTAs get more than one tile.
             seed: Of the order in which the model's agents take their steps.
             trace: Keep every step and its source line, for `Run.timeline`.
             named: As of a call.
@@ -310,10 +316,11 @@ class Schedule:
             DeadlockError: If no warp can go on.
             HazardError: For an access that the hardware would not order.
         """
-        if clusters is not None and not is_count(clusters):
-            raise InputError("clusters", clusters, "is a positive number of clusters, or None", "leave it out")
+        if clusters is not None and not (is_count(clusters) and clusters <= 1024):
+            raise InputError("clusters", clusters, "is a number of clusters from 1 to 1024, or None", "leave it out")
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InputError("seed", seed, "is a whole number", "e.g. 3")
+        check_bool("trace", trace)
         bound = self.bind(*tensors, out=out, **named)
         run = self._simulate(bound, clusters, seed, trace)
         note_written(bound.outputs)
@@ -336,6 +343,7 @@ class Schedule:
             if name not in self.transposed or getattr(tensor, "ndim", 0) < 2:
                 return tensor
             check_kind(name, tensor)
+            check_held(name, tensor)
             return tensor.swapaxes(-1, -2)
 
         names = self.declared.arguments
@@ -344,7 +352,7 @@ class Schedule:
 
     def _simulate(self, bound: Bound, clusters: int | None = None, seed: int = 0, trace: bool = False) -> Run:
         from tmapipe.kernel import kernel_main
-        from tmapipe.machine import Layout, Machine, Run
+        from tmapipe.machine import Layout, Machine, Run, steps_for
         from tmapipe.machine.varying_names import names_replaced
 
         plan = self.plan(bound.dtypes)
@@ -353,7 +361,8 @@ class Schedule:
             return Run(Layout(plan), trace)
         if clusters is None:
             clusters = min(2, self.cluster_count(bound.shapes))
-        machine = Machine(plan, seed=seed, trace=trace)
+        tiles = math.prod(self.grid(lambda name, i: bound.shapes[name][i]).values())  # one cluster may take them all
+        machine = Machine(plan, seed=seed, trace=trace, max_steps=steps_for(plan, max(tiles, clusters)))
         with names_replaced(self):
             return machine.run(lambda isa: kernel_main(isa, self), bound.arrays(), clusters)
 
@@ -371,12 +380,18 @@ class Schedule:
             arch: As of `plan`.
             unroll: False: a kernel to be read, in which no run-time loop is unrolled.
 
+        Raises:
+            InputError: As of `plan`, or *unroll* is neither True nor False.
+            MissingPackageError: CuTe DSL is not installed.
+
         Returns:
             The kernel with its PTX, cubin and resource usage.
         """
-        from tmapipe.gpu.build import build
-
-        return build(self, self.plan(dtypes, arch=arch), keep=True, unroll=unroll)
+        check_bool("unroll", unroll)
+        plan = self.plan(dtypes, arch=arch)
+        with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
+            from tmapipe.gpu.build import build
+        return build(self, plan, keep=True, unroll=unroll)
 
 
 def _check_free(name: str, value: Any) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from tmapipe import tma_rules
 from tmapipe.errors import InputError, MissingGpuError
+from tmapipe.fields import as_tuple, must
 
 __all__ = ["Im2colBox", "TensorMap"]
 
@@ -21,6 +22,11 @@ _TYPES_OF_TENSORS = {
     "bool": "uint8", "int8": "uint8", "int16": "uint16", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32",
     "float64": "fp64", **{f"float8_{form}": "uint8" for form in _FLOAT8},
 }  # fmt: skip
+
+
+_corner = must(
+    lambda corner: isinstance(corner, tuple), "has a number for each dimension of the image", "e.g. (-1, -1)"
+)
 
 
 @attrs.frozen
@@ -35,8 +41,8 @@ class Im2colBox:
         pixels: How many, 1 to 1024.
     """
 
-    lower: tuple[int, ...] = attrs.field(converter=tuple)
-    upper: tuple[int, ...] = attrs.field(converter=tuple)
+    lower: tuple[int, ...] = attrs.field(converter=as_tuple, validator=_corner)
+    upper: tuple[int, ...] = attrs.field(converter=as_tuple, validator=_corner)
     channels: int
     pixels: int
 

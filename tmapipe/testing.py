@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from tmapipe.check import Report
 from tmapipe.dtypes import DType
+from tmapipe.fields import check_bool, check_type
 from tmapipe.schedule import Schedule
 
 __all__ = ["assert_safe"]
@@ -26,8 +27,12 @@ def assert_safe(
         notes: Whether notes are allowed.
 
     Raises:
+        InputError: *schedule* is none, or an option is neither True nor False.
         AssertionError: The report shows something that is not allowed; its text is the report.
     """
+    check_type("assert_safe(schedule)", schedule, Schedule, "make one of the class, e.g. Gemm()")
+    check_bool("assert_safe(every_trip_count)", every_trip_count)
+    check_bool("assert_safe(notes)", notes)
     report = schedule.check(dtypes)
     wrong = [finding for finding in report.findings if not (finding.kind.note and notes)]
     if wrong:

@@ -12,12 +12,17 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz import bodies, options, tensors
+from tests.fuzz import bodies, options, publics, tensors
 from tests.fuzz.outcomes import Call, Outcome, judge
 
 __all__ = ["KINDS", "calls_of", "read", "table", "write"]
 
-KINDS: dict[str, Callable[[int], Call]] = {"tensors": tensors.call, "options": options.call, "bodies": bodies.call}
+KINDS: dict[str, Callable[[int], Call]] = {
+    "tensors": tensors.call,
+    "options": options.call,
+    "bodies": bodies.call,
+    "publics": publics.call,
+}
 CHUNK = 100
 Judged = tuple[str, str, Outcome, str]  # kind, text of the call, outcome, detail
 Chunk = list[Judged]

@@ -11,6 +11,7 @@ import numpy as np
 
 import tmapipe as tp
 from tests.fuzz.junk import junk
+from tests.fuzz.junk import said as as_text
 from tests.fuzz.outcomes import Call, Unsafe, Wrong
 from tmapipe.errors import DeadlockError, HazardError
 
@@ -382,7 +383,7 @@ def call(seed: int) -> Call:
     parts = iter(chosen)
     source = re.sub(r"<(\w+)>", lambda found: next(parts), source)
     changed = [f"{place}: {text}" for place, text in zip(places, chosen, strict=True) if text != WORDS[place][0]]
-    said = ", ".join(f"{name} = {value!r}"[:60] for name, value in names.items())
+    said = ", ".join(f"{name} = {as_text(value)}"[:60] for name, value in names.items())
     text = f"bodies {seed}: {kind}; {'; '.join(changed)}; {said}"
     return Call(text, lambda: _run(source, names, f"<fuzz {seed}>", right, kind))
 

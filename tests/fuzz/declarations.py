@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 import tmapipe as tp
-from tests.fuzz.junk import JUNK
+from tests.fuzz.junk import JUNK, said
 from tests.fuzz.outcomes import Call
 from tmapipe.tuning import Problem
 
@@ -55,4 +55,4 @@ def calls() -> list[Call]:
 
 
 def _call(kind: Any, arguments: dict[str, Any], name: str) -> Call:
-    return Call(f"{kind.__name__}({name}={arguments[name]!r})", lambda: kind(**arguments))
+    return Call(f"{kind.__name__}({name}={said(arguments[name])})", lambda: kind(**arguments))

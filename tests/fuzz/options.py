@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import tmapipe as tp
-from tests.fuzz.junk import junk
+from tests.fuzz.junk import junk, said
 from tests.fuzz.outcomes import Call
 from tests.fuzz.schedules import TYPES, Arrays, Expected, Schedule, product
 from tests.fuzz.tensors import compare
@@ -98,8 +98,8 @@ def call(seed: int) -> Call:
         if name == "epilogue":
             then = None
     types = None if rng.random() < 0.9 else rng.choice(({}, {"q": "bf16"}, {"a": "bf17"}, "bf16", {"a": junk(rng)}))
-    said = ", ".join(f"{name}={value!r}"[:90] for name, value in chosen.items())
-    text = f"options {seed}: {kind.__name__}({said}) of {dtype}{'' if types is None else f', plan({types!r})'}"
+    shown = ", ".join(f"{name}={said(value)}" for name, value in chosen.items())
+    text = f"options {seed}: {kind.__name__}({shown}) of {dtype}{'' if types is None else f', plan({said(types)})'}"
     return Call(text, lambda: _run(kind, chosen, dtype, then, types, seed))
 
 

@@ -110,6 +110,9 @@ def _of_parts(error: InputError) -> tuple[Outcome, str]:
     whole = (
         all(isinstance(text, str) and text.strip() for text in texts) and len(error.rule) >= 8 and len(error.fix) >= 3
     )
-    text = repr(error.value)
+    try:
+        text = repr(error.value)
+    except ValueError:  # an integer of more digits than Python prints
+        return (Outcome.REFUSED if whole else Outcome.POOR), f"InputError: {error}"
     whole = whole and (text in str(error) or len(text) > 400)  # which is cut short
     return (Outcome.REFUSED if whole else Outcome.POOR), f"InputError: {error}"

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tmapipe as tp
+from tmapipe.arithmetic import products
 from tmapipe.machine.memory import Accumulator, round_to_tf32
 
 S = tp.schedules
@@ -100,7 +101,7 @@ def test_sums_saturate():
     sums = Accumulator(matmul, matmul.first_warp)
     sums.values[0, 0], sums.values[0, 1] = 2**31 - 1000, -(2**31) + 1000
     full = np.full((64, 32), 127, np.float32)
-    sums.add(0, np.concatenate([full[:1], -full[:1], full[:14]]), full)
+    sums.add(products(np.concatenate([full[:1], -full[:1], full[:14]]), full, 32))
     product = 127 * 127 * 32
     assert (sums.values[0, 0] == 2**31 - 1).all() and (sums.values[0, 1] == -(2**31)).all()
     assert (sums.values[0, 2:] == product).all()

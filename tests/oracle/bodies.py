@@ -62,9 +62,9 @@ class Body:
         return not self.state and not self.asked
 
 
-def body(seed: int) -> Body:
-    """The body of this seed."""
-    return _Drawing(seed).made()
+def body(seed: int, state: str | None = None, asked: str | None = None) -> Body:
+    """The body of this seed. state, asked: a kind that it has; by default drawn, too."""
+    return _Drawing(seed).made(state, asked)
 
 
 class _Drawing:
@@ -419,7 +419,9 @@ class _Drawing:
     def helper(self) -> None:
         """A function on numbers: a method, or of the module."""
         outer = self.names, self.kept, self.lines, self.depth, self.nested, self.loops
-        name, several = self.name("h"), self.rng.random() < 0.15
+        name, several, method = self.name("h"), self.rng.random() < 0.15, self.rng.random() < 0.5
+        calls = list(self.calls)
+        self.calls = [call for call in calls if method or "self." not in call]
         parameters = ["p", "q"][: self.rng.randint(1, 2)]
         self.names, self.kept, self.lines = [*parameters, "r"], [], []
         self.depth, self.nested, self.loops, self.in_helper = 1, 1, 1, True
@@ -442,11 +444,11 @@ class _Drawing:
         self.say(f"return {self.result(several)}")
         text = "\n".join(first for first, _ in self.lines)
         self.names, self.kept, self.lines, self.depth, self.nested, self.loops = outer
-        self.in_helper = False
+        self.in_helper, self.calls = False, calls
         shown = list(parameters)
         if len(shown) == 2 and self.rng.random() < 0.4:
             shown[1] = "q=3"
-        if self.rng.random() < 0.5:
+        if method:
             inner = text.replace("\n", "\n    ")
             self.methods.append(f"    def {name}({', '.join(['self', *shown])}):\n    {inner}")
             called = f"self.{name}"
@@ -481,9 +483,11 @@ class _Drawing:
         with self.block(heads):
             self.say(text)
 
-    def made(self) -> Body:
+    def made(self, state: str | None = None, asked: str | None = None) -> Body:
         rng = self.rng
-        if rng.random() < 0.25:
+        if state is not None or asked is not None:
+            self.state, self.asked = state or "", asked or ""
+        elif rng.random() < 0.25:
             self.state = rng.choice(list(STATES))
         elif rng.random() < 0.06:
             self.asked = rng.choice(list(ASKED))
@@ -521,12 +525,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("count", type=int)
     parser.add_argument("--seed", type=int, default=SEED, help="of the first body, in units of a million")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--show", type=int, default=None, help="print the body with this number, and what becomes of it")
     given = parser.parse_args()
     if given.show is not None:
         print(body(given.show).source)
         return table([given.show])
-    return table(range(given.seed * 1_000_000, given.seed * 1_000_000 + given.count))
+    return table(range(given.seed * 1_000_000, given.seed * 1_000_000 + given.count), given.jobs)
 
 
 if __name__ == "__main__":

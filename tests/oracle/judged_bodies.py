@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
+import multiprocessing
 import re
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,7 @@ from tests.oracle.judge import Entry, entry_of, operations, ran
 from tmapipe.errors import PipelineError
 from tmapipe.isa.ops import FenceProxyAsync, WarpSync
 
-__all__ = ["AGREES", "DIFFERS", "FAILS", "REFUSED", "WRONG", "Outcome", "outcome", "table"]
+__all__ = ["AGREES", "DIFFERS", "FAILS", "REFUSED", "WRONG", "Outcome", "outcome", "program_of", "table"]
 
 AGREES, REFUSED, DIFFERS, FAILS, WRONG = "agrees", "refused", "DIFFERS", "FAILS", "wrong in Python"
 SHAPES = ((20, 36), (1, 4))  #: of x and of y
@@ -79,17 +82,16 @@ def tensors_of(shape: tuple[int, int], seed: int) -> dict[str, Any]:
     return {"x": rng.integers(-8, 9, shape).astype(np.float32), "t": rng.integers(0, 6, 6).astype(np.int32)}
 
 
-def _evidence(make: Any, entry: Any) -> Iterator[tuple[str, Any]]:
-    """What is compared: (where, operations or outputs). *entry* makes a program of a schedule."""
+def _evidence(make: Callable[[], tuple[tp.Schedule, Entry]]) -> Iterator[tuple[str, Any]]:
+    """What is compared: (where, operations or outputs) of what *make* makes: a schedule, and the program of a warp."""
     for shape in SHAPES:
         shapes = {"x": shape, "y": shape, "t": (6,)}
         for cluster, clusters in PLACES:
-            schedule = make()
-            yield f"{shape}, cluster {cluster} of {clusters}", operations(
-                schedule.plan(), entry(schedule), shapes, cluster, clusters
-            )
-    schedule = make()
-    found = ran(schedule, entry(schedule), tensors_of(SHAPES[0], 1))
+            schedule, entry = make()
+            where = f"{shape}, cluster {cluster} of {clusters}"
+            yield where, operations(schedule.plan(), entry, shapes, cluster, clusters)
+    schedule, entry = make()
+    found = ran(schedule, entry, tensors_of(SHAPES[0], 1))
     yield "operations of a run", found.operations
     yield "outputs", {name: array.tobytes() for name, array in found.outputs.items()}
 
@@ -97,17 +99,24 @@ def _evidence(make: Any, entry: Any) -> Iterator[tuple[str, Any]]:
 def outcome(drawn: Body, folder: Path) -> Outcome:
     """Judges a body."""
     with _schedule(drawn, folder) as make:
+        once = functools.cache(make)
+
+        def judged() -> tuple[tp.Schedule, Entry]:
+            schedule = once() if drawn.right else make()  # what is kept begins anew
+            return schedule, entry_of(schedule)
+
         try:
-            wanted = list(_evidence(make, entry_of))
+            wanted = list(_evidence(judged))
         except Exception as error:
             return Outcome(drawn, WRONG, _text(error))
         try:
-            program_of(make())
+            schedule = make()
+            program = program_of(schedule)
         except Exception as error:
             refused = isinstance(error, PipelineError) and f"{drawn.name}.py" in str(error)
             return Outcome(drawn, REFUSED if refused else FAILS, _text(error))
         try:
-            for (where, want), (_, found) in zip(wanted, _evidence(make, program_of), strict=True):
+            for (where, want), (_, found) in zip(wanted, _evidence(lambda: (schedule, program)), strict=True):
                 if want != found and not fenced(want, found):
                     return Outcome(drawn, DIFFERS, f"{where}: {difference(want, found)}")
         except Exception as error:
@@ -157,16 +166,27 @@ def reason(why: str) -> str:
     return re.sub(r"\d+", "N", why)[:150]
 
 
-def table(seeds: Iterable[int]) -> int:
-    """Judges the bodies of these seeds, and prints what became of them. Returns 1 if one that is right is refused too often,
-    or any differs."""
-    began, outcomes = time.perf_counter(), []
+def outcomes_of(seeds: Sequence[int]) -> list[Outcome]:
+    """What becomes of the bodies of these seeds; those that are wrong are printed."""
+    found = []
     with tempfile.TemporaryDirectory() as folder:
         for seed in seeds:
-            outcomes.append(outcome(body(seed), Path(folder)))
-            last = outcomes[-1]
+            found.append(last := outcome(body(seed), Path(folder)))
             if last.end in (DIFFERS, FAILS):
                 print(f"{last.end} {seed} {last.body.state or last.body.asked}: {last.why[:300]}", flush=True)
+    return found
+
+
+def table(seeds: Iterable[int], jobs: int = 1) -> int:
+    """Judges the bodies of these seeds, and prints what became of them. Returns 1 if one that is right is refused too often,
+    or any differs."""
+    began, every = time.perf_counter(), list(seeds)
+    parts = [every[first : first + 25] for first in range(0, len(every), 25)]
+    if jobs > 1:
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+            outcomes = [each for part in pool.map(outcomes_of, parts) for each in part]
+    else:
+        outcomes = [each for part in parts for each in outcomes_of(part)]
     right = [each for each in outcomes if each.body.right and each.end != WRONG]
     kept = [each for each in outcomes if not each.body.right and each.end != WRONG]
     print(f"{len(outcomes)} bodies, {time.perf_counter() - began:.0f} s")

@@ -11,7 +11,16 @@ import numpy as np
 
 from tmapipe.errors import InputError
 
-__all__ = ["check_apart", "check_kind", "check_memory", "is_torch", "needs_gradient", "note_written", "span"]
+__all__ = [
+    "check_apart",
+    "check_held",
+    "check_kind",
+    "check_memory",
+    "is_torch",
+    "needs_gradient",
+    "note_written",
+    "span",
+]
 
 MAX_WORK: Any = 100_000  # steps of NumPy's exact search; tensors with strides that TMA takes need far fewer
 
@@ -84,13 +93,20 @@ def check_memory(name: str, tensor: Any, output: bool) -> None:
     if tensor.device.type not in ("cpu", "cuda"):
         rule = "lies on a CUDA device, or on the CPU for the model"
         raise InputError(f"{name}.device", str(tensor.device), rule, f'{name}.to("cuda")')
+    check_held(name, tensor)
+    if needs_gradient(tensor):
+        rule = "takes part in automatic differentiation, which kernels (like torch's out=) do not support"
+        raise InputError(f"{name}.requires_grad", True, rule, f"pass {name}.detach(), or call it under torch.no_grad()")
+
+
+def check_held(name: str, tensor: Any) -> None:
+    """Raises `InputError` for a torch tensor whose memory has been freed, or made smaller."""
+    if not is_torch(tensor):
+        return
     held = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
     if held < span(tensor):
         rule = f"holds {span(tensor)} bytes"
         raise InputError(f"{name}.untyped_storage()", f"{held} bytes", rule, "pass a tensor not freed")
-    if needs_gradient(tensor):
-        rule = "takes part in automatic differentiation, which kernels (like torch's out=) do not support"
-        raise InputError(f"{name}.requires_grad", True, rule, f"pass {name}.detach(), or call it under torch.no_grad()")
 
 
 def needs_gradient(tensor: Any) -> bool:

@@ -166,7 +166,10 @@ def _as_element(name: str, value: Any, like: Any) -> Any:
     """A number as a tensor of one fp32 element, of the kind and device of *like*."""
     if isinstance(value, Real):
         element = new_like(like, (1,), fp32)
-        element[...] = float(value)
+        try:
+            element[...] = float(value)
+        except OverflowError:
+            raise InputError(name, value, "is a number that a float can hold", "pass a smaller one") from None
         return element
     check_kind(name, value)
     if tuple(value.shape) not in ((), (1,)):

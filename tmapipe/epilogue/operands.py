@@ -24,6 +24,7 @@ from tmapipe.barrier import BarrierRing
 from tmapipe.bind.bound import Bound
 from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError
+from tmapipe.fields import is_count
 from tmapipe.integers import ceil_div
 from tmapipe.isa.fragment import Fragment
 from tmapipe.matmul import Wgmma
@@ -272,7 +273,9 @@ class Operands:
 
 def columns_of(n: int, transposed: bool = False) -> int:
     """Columns of a piece, if all transfers of an epilogue use the same: 64, or 32 or n in narrower tiles. Of transposed
-    accumulators, up to 64 in pieces of one width."""
+    accumulators, up to 64 in pieces of one width. Raises `InputError` unless *n* is a positive integer."""
+    if not is_count(n):
+        raise InputError("columns_of(n)", n, "is a positive number of columns", "e.g. 128")
     return even_columns(n, 64) if transposed else next((width for width in (64, 32) if width <= n), n)
 
 

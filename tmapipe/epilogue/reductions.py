@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from tmapipe.arithmetic import total
 from tmapipe.dtypes import DType, fp32
 from tmapipe.epilogue.outputs import EpilogueOutput, StoreForm
 from tmapipe.integers import ceil_div
@@ -51,8 +52,9 @@ class Reduction(EpilogueOutput):
         return fp32
 
     def whole(self, values: Any, shape: tuple[int, ...]) -> np.ndarray:
-        """With NumPy in fp32."""
-        return np.broadcast_to(np.asarray(values, np.float32), shape).sum(-1 if self.along == "m" else -2)
+        """In fp32, on the CPU."""
+        whole = np.broadcast_to(np.asarray(values, np.float32), shape)
+        return total(whole if self.along == "m" else whole.swapaxes(-1, -2))
 
 
 @attrs.frozen

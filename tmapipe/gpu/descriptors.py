@@ -60,7 +60,7 @@ def encoded_words(load: Load, tensor: Any) -> list[int]:
         box = tuple(n * step for n, step in zip(box, steps, strict=True))
     else:
         (lower, upper), (pixels, channels) = load.windows.corners, load.box
-        box = Im2colBox(lower, upper, channels, pixels)  # type: ignore[arg-type]
+        box = Im2colBox(lower, upper, channels, pixels)
         steps = (1, *load.windows.stride, 1)
     options: Any = {"steps": steps, "swizzle": load.buffer.swizzle, "fill": load.outside, "l2_promotion": L2_PROMOTION}
     found = TensorMap(tensor, box, dtype=type_of(load.buffer.dtype), **options).encode()

@@ -99,7 +99,7 @@ class GlobalInstructions(Lowering):
         """The 32-bit words that the host passed to the launch for the order of tiles.
 
         Args:
-            in_machine: What they are in the machine, by the number of clusters; as many for each.
+            in_machine: What they are in the machine, of the number of clusters.
         """
         return in_machine(self.clusters)
 

@@ -6,10 +6,22 @@ exhaustive search) use it with the programs that `record` makes. `tmapipe.isa` d
 
 from tmapipe.isa.ops import Counted, Flight
 from tmapipe.machine.layout import Layout
-from tmapipe.machine.machine import Machine, record
+from tmapipe.machine.machine import Machine, record, steps_for
 from tmapipe.machine.run import Run, TraceEntry
 from tmapipe.machine.scheduler import Scheduler
 from tmapipe.machine.state import State
 from tmapipe.machine.warp import MachineIsa
 
-__all__ = ["Counted", "Flight", "Layout", "Machine", "MachineIsa", "Run", "Scheduler", "State", "TraceEntry", "record"]
+__all__ = [
+    "Counted",
+    "Flight",
+    "Layout",
+    "Machine",
+    "MachineIsa",
+    "Run",
+    "Scheduler",
+    "State",
+    "TraceEntry",
+    "record",
+    "steps_for",
+]

@@ -1,4 +1,4 @@
-"""Element by element with NumPy: the operations of fragments on the CPU model.
+"""Element by element: the operations of fragments on the CPU model.
 
 A fragment's data is the calling warp's part: an array with a number for each of its elements, or one number for each row or
 column of the tile, those of other warps too. Where there is no data, it is None.
@@ -7,13 +7,13 @@ column of the tile, those of other warps too. Where there is no data, it is None
 from __future__ import annotations
 
 import functools
-import math
 import operator
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from tmapipe import arithmetic
 from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16
 from tmapipe.machine.memory import convert
 from tmapipe.plan.model import WARP
@@ -55,15 +55,6 @@ def _rounded(values: Any, dtype: DType) -> Any:
     return convert(values, dtype).astype(np.float32)
 
 
-def _sigmoid(x: Any) -> Any:
-    e = np.exp(-abs(x))  # at most 1: no overflow on either side
-    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
-
-
-def _erf(x: Any) -> Any:
-    return np.vectorize(math.erf, otypes=[np.asarray(x).dtype])(x)
-
-
 def _to_int32(x: Any) -> Any:
     """Rounded to nearest even; saturating; NaN is 0 (PTX ISA, cvt.rni.s32.f32)."""
     clipped = np.clip(np.nan_to_num(np.rint(np.asarray(x, np.float64)), nan=0.0), -(2.0**31), 2.0**31 - 1)
@@ -74,15 +65,17 @@ _OPERATORS = (
     "add", "sub", "mul", "truediv", "floordiv", "mod", "neg", "abs", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor",
     "invert", "lshift", "rshift",
 )  # fmt: skip
-_OF_NUMPY = ("maximum", "minimum", "where", "exp", "exp2", "log", "log2", "floor", "tanh", "sqrt")
+_OF_NUMPY = ("where", "floor", "sqrt")
+OF_ARITHMETIC = ("exp", "exp2", "log", "log2", "tanh", "erf", "sigmoid")
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, f"__{name}__") for name in _OPERATORS},
     **{name: getattr(np, name) for name in _OF_NUMPY},
+    **{name: getattr(arithmetic, name) for name in OF_ARITHMETIC},
     **{f"to_{kind.name}": functools.partial(_rounded, dtype=kind) for kind in (bf16, fp16, fp8_e4m3, fp8_e5m2)},
     "widen": np.asarray,
-    "erf": _erf,
+    "maximum": arithmetic.larger,
+    "minimum": arithmetic.smaller,
     "rsqrt": lambda x: 1 / np.sqrt(x),
-    "sigmoid": _sigmoid,
     "to_int32": _to_int32,
 }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tmapipe.arithmetic import total
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import ops
 from tmapipe.isa.fragment import Fragment, applied, where_is
@@ -82,7 +83,7 @@ class MachineFragments(Reductions):
 
     def write_columns(self, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
         if not transposed:
-            return self._write(slot, values.data, self._quarter())
+            return self._write(slot, self._piece(values, slot.buffer.tile[-1]), self._quarter())
         mine, columns = self.isa.warp % 4, slot.buffer.tile[-2]
         at = None if self.memory is None else 64 * np.arange(columns) + 16 * mine + np.arange(16)[:, None]
         self._write(slot, self._piece(values, columns), (mine, 4, "columns"), at)
@@ -98,13 +99,13 @@ class MachineFragments(Reductions):
 
     @of_data
     def row_sums(self, values: Fragment, columns: int, first: int, inside: int, before: Any) -> Any:
-        sums = self._piece(values, columns)[:, first : max(first, inside)].sum(1, dtype=np.float32)
+        sums = total(self._piece(values, columns)[:, first : max(first, inside)])
         return sums if before is None else before + sums
 
     @of_data
     def column_sums(self, values: Fragment, columns: int, inside: int) -> Any:
         rows = max(0, inside - 16 * (self.isa.warp % 4))
-        return self._piece(values, columns)[:rows].sum(0, dtype=np.float32)
+        return total(self._piece(values, columns)[:rows].T)
 
     def write_row_sums(self, sums: Any, slot: SlotRef) -> None:
         self._write(slot, sums, self._quarter())

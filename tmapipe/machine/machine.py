@@ -20,9 +20,18 @@ from tmapipe.machine.state import State
 from tmapipe.machine.warp import MachineIsa
 from tmapipe.plan.model import Plan
 
-__all__ = ["Machine", "at_most", "record"]
+__all__ = ["Machine", "at_most", "record", "steps_for"]
 
 Entry = Callable[[MachineIsa], None]
+
+
+#: Transitions of an output tile, and of each warp that works on it, beyond which a loop does not seem to end.
+STEPS_OF_TILE, STEPS_OF_WARP = 500_000, 50_000
+
+
+def steps_for(plan: Plan, tiles: int) -> int:
+    """Transitions of a cluster that computes *tiles* output tiles, after which a run stops."""
+    return max(1, tiles) * (STEPS_OF_TILE + STEPS_OF_WARP * plan.cluster_size * plan.threads // 32)
 
 
 class Machine:

@@ -13,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tmapipe.arithmetic import accumulate, larger, products, smaller
 from tmapipe.dtypes import DType, tf32
 from tmapipe.integers import ceil_div
 from tmapipe.isa.ops import (
@@ -44,19 +45,12 @@ class Accumulator:
             (block * matmul.warpgroups + matmul.group(warp)) * 64 + 16 * (warp % 4)
             for block in range(m // (64 * matmul.warpgroups))
         ]
-        self.integer = matmul.b.dtype.integer
-        self.values = np.zeros((len(self.first_row), 16, n), dtype=np.int32 if self.integer else np.float32)
+        self.values = np.zeros((len(self.first_row), 16, n), np.int32 if matmul.b.dtype.integer else np.float32)
 
-    def add(self, block: int, a: np.ndarray, b: np.ndarray) -> None:
-        """Adds the product of a [16, k] and b [n, k], fp32, to a row block. Sums in int32 saturate, instruction by instruction
-        (32 elements of k), as ``.satfinite`` does."""
+    def add(self, sums: np.ndarray) -> None:
+        """Adds what `products` gives for its row blocks."""
         self.defined = True
-        if not self.integer:
-            self.values[block] += a @ b.T
-            return
-        for k in range(0, a.shape[1], 32):
-            sums = self.values[block] + a[:, k : k + 32].astype(np.int64) @ b[:, k : k + 32].astype(np.int64).T
-            self.values[block] = np.clip(sums, -(2**31), 2**31 - 1)
+        accumulate(self.values, sums.reshape(-1, *self.values.shape))
 
 
 class Memory:
@@ -130,16 +124,20 @@ def _note_wgmma(memory: Memory, agent: int, op: Wgmma | WgmmaFromRegisters, fact
 @performs(WgmmaDone)
 def _multiply(memory: Memory, flight: Flight, op: WgmmaDone, facts: None) -> None:
     issued, warps = memory.matmuls.pop(flight)
-    tiles = {}
-    for name, transposed in zip("ab", memory.layout.matmuls[issued.matmul].transposed, strict=True):
+    matmul, tiles = memory.layout.matmuls[issued.matmul], {}
+    for name, transposed in zip("ab", matmul.transposed, strict=True):
         if name in issued._fields:
-            tile = memory.slot(flight.cta, getattr(issued, name)).astype(np.float32)
-            # [m, k] and [n, k], in memory too: the order of a sum in NumPy may depend on it
-            tiles[name] = tile.T.copy() if transposed else tile
-    for accumulator, own in warps:
-        for block, row in enumerate(accumulator.first_row):
-            a = own[block] if own is not None else tiles["a"][row : row + 16]
-            accumulator.add(block, a, tiles["b"])
+            tile = memory.slot(flight.cta, getattr(issued, name)).astype(np.float64)
+            tiles[name] = tile.T if transposed else tile
+    rows = [
+        own[block] if own is not None else tiles["a"][row : row + 16]
+        for accumulator, own in warps
+        for block, row in enumerate(accumulator.first_row)
+    ]
+    bytes_of_k = 32  # an instruction's
+    sums = products(np.concatenate(rows), tiles["b"], bytes_of_k // matmul.b.dtype.bytes)
+    for (accumulator, _), part in zip(warps, np.split(sums, len(warps), 1), strict=True):
+        accumulator.add(part)
 
 
 # ---- generic accesses -------------------------------------------------------------------------------------------------
@@ -252,14 +250,19 @@ def scatter(values: np.ndarray, tensor: np.ndarray, store: Store, at: tuple[int,
 #: Of elements that are there, and what is stored: in fp32, or 32-bit integers (of "inc" and "dec", without a sign).
 _REDUCED: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "add": np.add,
-    "min": np.fmin,
-    "max": np.fmax,
+    "min": lambda old, new: smaller(*_but_nan(old, new)),
+    "max": lambda old, new: larger(*_but_nan(old, new)),
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
     "inc": lambda old, new: np.where(old >= new, 0, old + 1).astype(old.dtype),
     "dec": lambda old, new: np.where((old == 0) | (old > new), new, old - 1).astype(old.dtype),
 }
+
+
+def _but_nan(old: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both, with the other one in the place of each NaN."""
+    return np.where(old != old, new, old), np.where(new != new, old, new)
 
 
 def reduced(how: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from tmapipe.arithmetic import exp, folded, larger, log, smaller, total
 from tmapipe.isa import ops
 from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.values import SlotRef
@@ -20,18 +22,32 @@ __all__ = ["NOTHING", "Reductions"]
 NOTHING = {"fp32": np.nan, "int32": 0}
 
 
-def _logsumexp(data: np.ndarray, axis: int = 0, dtype: Any = None) -> Any:
-    most = np.maximum.reduce(data, axis)
+def _logsumexp(data: np.ndarray) -> Any:
+    most = folded(larger, data)
     most = np.where(np.isfinite(most), most, 0)
-    return most + np.log(np.add.reduce(np.exp(data - np.expand_dims(most, axis)), axis))
+    return most + log(total(exp(data - most[..., None])))
 
 
-_REDUCTIONS: dict[str, Callable[..., Any]] = {
-    "sum": np.add.reduce,
-    "maximum": np.maximum.reduce,
-    "minimum": np.minimum.reduce,
+#: Along the last axis.
+REDUCTIONS: dict[str, Callable[[np.ndarray], Any]] = {
+    "sum": total,
+    "maximum": functools.partial(folded, larger),
+    "minimum": functools.partial(folded, smaller),
     "logsumexp": _logsumexp,
 }
+
+
+@functools.lru_cache(maxsize=256)
+def lines_of(layout: ThreadLayout, warp: int, along: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each number of elements that a warp has of a row (or of a column): the rows of which it has so many, and where those
+    elements are among its own, [rows, elements]."""
+    at = elements.indices_of(layout, warp)[0 if along == "rows" else 1].ravel()
+    lines, counts = np.unique(at, return_counts=True)
+    of_line = np.split(np.argsort(at, kind="stable"), counts.cumsum()[:-1])
+    return [
+        (lines[counts == count], np.stack([of_line[i] for i in np.flatnonzero(counts == count)]))
+        for count in np.unique(counts)
+    ]
 
 
 class Reductions(SlotAccesses):
@@ -39,10 +55,9 @@ class Reductions(SlotAccesses):
 
     @of_data
     def reduce_in_warp(self, layout: ThreadLayout, op: str, kind: str, along: str, data: Any) -> Any:
-        at = self._indices(layout)[0 if along == "rows" else 1]
         partial: Any = np.full(getattr(layout, along), NOTHING[kind], elements.KINDS[kind])
-        for i in np.unique(at):
-            partial[i] = _REDUCTIONS[op](data[at == i], dtype=elements.KINDS[kind])
+        for lines, places in lines_of(layout, self.isa.warp, along):
+            partial[lines] = REDUCTIONS[op](data.reshape(-1)[places])
         return partial
 
     def write_partial(self, layout: ThreadLayout, along: str, data: Any, slot: SlotRef) -> None:
@@ -74,7 +89,7 @@ class Reductions(SlotAccesses):
         sharing = layout.sharing_warps(layout.warp(self.isa.warp), along)
         mine = [each * i + warp for i in range(peers) for warp in sharing]
         whole = np.full(getattr(layout, along), np.nan, np.float32)
-        whole[at] = _REDUCTIONS[op](partials[mine][:, places], axis=0, dtype=np.float32)
+        whole[at] = REDUCTIONS[op](partials[mine][:, places].astype(np.float32).T)
         return whole
 
     def _shared(self, layout: ThreadLayout, along: str) -> tuple[np.ndarray, np.ndarray]:

@@ -167,5 +167,17 @@ class Scheduler:
         self.step_count += steps
         if self.step_count > self.max_steps:
             raise PipelineError(
-                f"stopped after {self.max_steps} operations, the limit given as max_steps, before all warps had returned"
+                f"stopped after {self.max_steps} operations of one cluster, the limit given as max_steps, before all warps "
+                f"had returned{self._places()}. Fix: see that every loop of a body ends."
             )
+
+    def _places(self) -> str:
+        """Where the roles are."""
+        if self.where is None:
+            return ""
+        found: dict[tuple[str, str], None] = {}
+        for agent in range(len(self.programs)):
+            line = self.where(agent)
+            if line is not None:
+                found.setdefault((self.state.layout.role(agent), line))
+        return ": " + ", ".join(f"{role} is at {line}" for role, line in found) if found else ""

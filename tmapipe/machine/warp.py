@@ -6,13 +6,15 @@ executed it, or at once if the operations are only recorded.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from tmapipe.errors import InputError
+from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import SlotRef
@@ -80,8 +82,27 @@ class MachineIsa(Isa):
 
     def call(self, body: Callable[..., None], *arguments: Any) -> None:
         self.body = inspect.unwrap(body).__code__
-        with line_of_errors():
+        with self._one_thread(), line_of_errors():
             body(*arguments)
+
+    @contextlib.contextmanager
+    def _one_thread(self) -> Iterator[None]:
+        """Raises `ScopeError` if another thread has used an instruction meanwhile, in that thread too."""
+        emit, own, others = self.emit, threading.get_ident(), []
+
+        def of_own_thread(op: Any) -> None:
+            if threading.get_ident() != own:
+                others.append(locate())
+                raise _of_another_thread(others[0])
+            emit(op)
+
+        self.emit = of_own_thread  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            self.emit = emit  # type: ignore[method-assign]
+        if others:
+            raise _of_another_thread(others[0])
 
     def extent(self, argument: str, dim: int) -> int:
         return self._shapes[argument][dim]
@@ -151,3 +172,8 @@ class MachineIsa(Isa):
 
     def _outside(self, text: str) -> Exception:
         return set_location(hazard(self.layout, "no-such-stage", int(self.agent), None, text), locate())
+
+
+def _of_another_thread(line: str | None) -> ScopeError:
+    text = f"a thread that a body has started uses k or what it gives, at {line}"
+    return ScopeError(f"{text}. A body is what each warp does: leave threads out of it.")

@@ -27,7 +27,7 @@ from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.table import Table
 from tmapipe.turnstile import Turnstile
 
-__all__ = ["PARTS", "Body", "Declarations", "Part", "declare", "fields_of"]
+__all__ = ["PARTS", "Body", "Declarations", "Part", "check_names", "check_roles", "declare", "fields_of"]
 
 Part = Role | BarrierRing | SlotStage | TokenStage | Scratch | Wgmma | RegisterTile | TmaStoreStage | Turnstile | Table
 PARTS = (
@@ -109,6 +109,22 @@ class Declarations:
     def stages_of(self, ring: str) -> dict[str, TmaLoadStage | SharedStage]:
         """The stages in the slots of the ring called *ring*."""
         return {name: stage for name, stage in self.stages.items() if self.name_of(stage.ring) == ring}
+
+
+def check_names(attribute: str, names: Any, known: tuple[str, ...]) -> None:
+    """Raises `InputError` unless *names*, the value of an attribute, is a tuple of some that are *known*."""
+    if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+        raise InputError(attribute, names, "is a tuple of names of stages", 'e.g. ("a",)')
+    for name in names:
+        if name not in known:
+            rule = f"names no tensor of a call; these are {', '.join(known) or 'none'}"
+            raise InputError(attribute, name, rule, "rename it, or leave it out")
+
+
+def check_roles(attribute: str, roles: Any) -> None:
+    """Raises `InputError` unless *roles*, the value of an attribute, has roles by name."""
+    if not isinstance(roles, Mapping) or not all(isinstance(role, Role) for role in roles.values()):
+        raise InputError(attribute, roles, "is a dictionary of roles by name", "leave it out")
 
 
 def declare(schedule: object, cluster: Mapping[str, int], earlier: tuple[tuple[str, Part], ...] = ()) -> Declarations:

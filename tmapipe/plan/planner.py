@@ -30,13 +30,14 @@ TAKEN = (
 MAX_SLOTS = 12  # rings that fill shared memory stop here: more stages than this hide no more latency
 
 
-def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Plan:
+def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str, room: int | None = None) -> Plan:
     """Derives every number.
 
     Args:
         declared: The parts of a schedule.
         dtypes: Element type of each tensor by stage name; bf16 where neither this nor the stage says.
         arch: Name of the target.
+        room: Shared memory (bytes) that a ring of as many slots as fit may fill; None: all of a CTA's.
 
     Raises:
         InputError: For declarations that no correct kernel could be built for.
@@ -63,7 +64,7 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str) -> Pl
         candidates = range(max(MAX_SLOTS, least), least - 1, -1)
     for count in candidates:
         layout = Layout(declared, types, roles, matmul_roles, storing, launch, auto_stages=count)
-        if layout.space.bytes <= target.smem:
+        if layout.space.bytes <= (target.smem if room is None else min(room, target.smem)):
             break
     if layout.space.bytes > target.smem:
         parts = ", ".join(f"{b.name} {b.stages} x {b.pitch}" for b in layout.space.buffers if b.over is None)

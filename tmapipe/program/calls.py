@@ -9,6 +9,8 @@ import inspect
 import types
 from typing import Any
 
+import numpy as np
+
 from tmapipe.errors import ScopeError
 from tmapipe.isa.values import Carried
 from tmapipe.program.carried import Undefined
@@ -36,6 +38,10 @@ class Calls(Refusals):
         if special is not None:
             found = special(self, *map(resolve, arguments), **named)
             return self._noted(function, found)
+        if isinstance(function, np.ufunc):
+            out = named.get("out", arguments[function.nin :])
+            for each in out if isinstance(out, tuple) else (out,):
+                self.changes(each, f"np.{function.__name__}() to `out=`")
         if isinstance(function, types.FunctionType):
             return self._of_function(_undecorated(function), arguments, named)
         if isinstance(function, types.MethodType):

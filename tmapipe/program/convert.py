@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import tmapipe
 from tmapipe.errors import ScopeError
 from tmapipe.program.exits import TP
+from tmapipe.program.expressions import at_work
 from tmapipe.program.rewrite import HOME, Rewriter
 from tmapipe.program.source import syntax_of
 
@@ -60,11 +61,12 @@ class tracing:
         self.tracer = tracer
 
     def __enter__(self) -> Any:
-        self.before, _current.tracer = _current.tracer, self.tracer
+        self.before, _current.tracer = (_current.tracer, at_work.note), self.tracer
+        at_work.note = self.tracer.computed
         return self.tracer
 
     def __exit__(self, *_: Any) -> None:
-        _current.tracer = self.before
+        _current.tracer, at_work.note = self.before
 
 
 class _Helper:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from tmapipe.errors import ScopeError
@@ -60,6 +61,7 @@ class TracingFragments(Fragments):
 
     def apply(self, function: Any, fragments: Any, named: Any) -> Any:
         tracer = self.isa.tracer
+        rewritten = functools.update_wrapper(tracer.user(function), function)
         given = [tracer.var("x") for _ in fragments]
         by_name = {name: tracer.var(name) for name in named}
         returned: list[Any] = []
@@ -67,7 +69,7 @@ class TracingFragments(Fragments):
         def call() -> None:
             values = [Fragment(self, None, "tile", "fp32", x) for x in given]
             more = {name: Fragment(self, None, "tile", "fp32", x) for name, x in by_name.items()}
-            returned.append(applied(function, values, more))
+            returned.append(applied(rewritten, values, more))
 
         body = tracer.block(call)
         made = returned[0] if isinstance(returned[0], dict) else {"": returned[0]}

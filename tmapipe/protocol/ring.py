@@ -86,16 +86,24 @@ class RingEnd(Carried):
         """First phase: waits until the next slot is free, and arms the bytes of the loads. Pair it with `commit`."""
         return self.produce().__enter__()
 
-    def commit(self, slot: Slot) -> None:
+    def commit(self, slot: Slot | None = None) -> None:
         """First phase: hands *slot* on. Loads complete by themselves; writes by threads are fenced and signalled here."""
-        slot.__exit__(None, None, None)
+        self._left(slot)
 
     def wait(self) -> Slot:
         """Later phases: waits for the next slot of the phase before. Pair it with `release`."""
         return self.consume().__enter__()
 
-    def release(self, slot: Slot) -> None:
+    def release(self, slot: Slot | None = None) -> None:
         """Later phases: hands *slot* to the next phase, as many slots later as its asynchronous reads take."""
+        self._left(slot)
+
+    def _left(self, slot: Slot | None) -> None:
+        if not isinstance(slot, Slot) or slot.end is not self:
+            verb, given = ("commit", "acquire") if self.phase == 0 else ("release", "wait")
+            what = f"one of ring {slot.end.ring.name!r}" if isinstance(slot, Slot) else type(slot).__name__
+            rule = f"takes the slot that {given}() gave, not {'nothing' if slot is None else what}"
+            raise ScopeError(f"{verb}() on ring {self.ring.name!r} in role {self.role!r} {rule}.")
         slot.__exit__(None, None, None)
 
     def drain(self) -> None:

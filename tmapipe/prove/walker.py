@@ -380,7 +380,7 @@ def of_loop(node: Any) -> frozenset[Any]:
 def live(frames: list[tuple[Any, ...]]) -> set[Any]:
     """The variables that a warp at these frames still reads. Each is given its value at one place of the program."""
     found: set[Any] = set()
-    for frame, inner in zip(frames, (*frames[1:], ("",)), strict=True):
+    for frame, inner in zip(frames, (*frames[1:], ("",)), strict=False):
         kind = "head" if inner[0] == "iterated" else frame[0]  # what it carries is that of the next iteration already
         if kind == "block":
             before, given = used(frame[1], frame[2]), defined(frame[1], frame[2])

@@ -21,6 +21,7 @@ from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
+from tmapipe.schedules.required import check_stages
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 
@@ -66,6 +67,7 @@ class AddParts(Schedule):
 
     def plan(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Plan:
         """As `Schedule.plan`. Raises `InputError` for types that cannot be added, or whose sums d cannot hold."""
+        check_stages(self, "x", "d")
         made = super().plan(dtypes, arch=arch)
         x, d = made.buffer("x").dtype, made.buffer("d").dtype
         if x.name.startswith("fp8"):

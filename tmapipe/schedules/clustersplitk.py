@@ -10,7 +10,7 @@ from typing import Any
 
 from tmapipe.cluster_sum import ClusterSum
 from tmapipe.errors import InputError
-from tmapipe.fields import is_count
+from tmapipe.fields import check_type, is_count
 from tmapipe.integers import ceil_div
 from tmapipe.kernel import KernelContext
 from tmapipe.plan.model import Plan
@@ -62,6 +62,7 @@ class ClusterSplitK(Gemm):
         if not isinstance(mainloop, Cooperative) or mainloop.along != "m":
             rule = "is one whose warpgroups share the rows of a tile"
             raise InputError("mainloop", mainloop, rule, 'use Cooperative(), with along="m"')
+        check_type("tiles", tiles, TileOrder, "e.g. PersistentTiles(Snake(8))")
         if tiles.bounded or (tiles.in_parts and not isinstance(tiles, SplitKTiles)):
             raise InputError("tiles", tiles, "is an order of whole tiles, or SplitKTiles", "leave it out")
         self.parts, self.clusters = parts, tiles.parts if isinstance(tiles, SplitKTiles) else 1

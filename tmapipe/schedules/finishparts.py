@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tmapipe.barrier import BarrierRing
@@ -33,8 +33,8 @@ class FinishParts(Fused):
 
     load, math = Role(warps=1), Role(warpgroups=1)
 
-    def __init__(self, epilogue: Epilogue, stages: int | None = None):
-        self.epilogue = epilogue
+    def __init__(self, epilogue: Epilogue | Callable[..., Any] | None, stages: int | None = None):
+        self.epilogue = epilogue = Epilogue.of(epilogue)
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)
         self.workspace = Matrix(fp32, None).stage("workspace", self.ring, *SHAPE, "s ")
         self.total = RegisterTile(self.math, SHAPE)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import attrs
 import numpy as np
 
 from tmapipe.barrier import BarrierRing
@@ -16,6 +17,7 @@ from tmapipe.epilogue.outputs import Output, StoreForm
 from tmapipe.errors import InputError
 from tmapipe.kernel import KernelContext
 from tmapipe.matmul import Wgmma
+from tmapipe.plan.declarations import PARTS
 from tmapipe.plan.model import Plan
 from tmapipe.protocol.tile import Tile
 from tmapipe.register_tile import RegisterTile
@@ -74,6 +76,25 @@ class Fused(Schedule):
         for name, store in stores.items():
             setattr(self, name, store)
         return tuple(store for name, store in stores.items() if name not in self.reductions.kinds)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "epilogue" and "outputs" in vars(self):
+            value = Epilogue.of(value)
+            other = attrs.evolve(value, function=None) != attrs.evolve(self.epilogue, function=None)
+            if other or value.operands or self.tiles.in_parts:
+                rule = (
+                    "differs from the schedule's in its function alone, and has no operands: its stages follow from it"
+                )
+                raise InputError(
+                    f"{type(self).__name__}.epilogue", value, rule, "make another schedule, with epilogue="
+                )
+        had = getattr(self, name, None) if "outputs" in vars(self) else None
+        if isinstance(had, PARTS) and not isinstance(value, type(had)):
+            rule = f"takes the place of a {type(had).__name__}, which the others need"
+            raise InputError(
+                f"{type(self).__name__}.{name}", value, rule, "assign another one, or make another schedule"
+            )
+        super().__setattr__(name, value)
 
     def _check_free(self, argument: str, names: Iterable[str]) -> None:
         for name in names:

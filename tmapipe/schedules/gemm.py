@@ -38,6 +38,10 @@ from tmapipe.tiles.persistent import PersistentTiles
 __all__ = ["Gemm"]
 
 
+#: What the stages of a schedule follow from, of an order of tiles.
+_SHAPING = ("in_parts", "bounded", "table", "input_dims", "output_dims", "without_steps")
+
+
 class Gemm(Fused):
     """``d[m, n] = epilogue(sum over k of a[m, k] * b[n, k])``, with a batch dimension before each if the tensors have one.
 
@@ -110,6 +114,20 @@ class Gemm(Fused):
         for name, turnstile in mainloop.turnstiles(self.math, whole).items():
             setattr(self, name, turnstile)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        made = "sources" in vars(self)
+        if made and name == "mainloop":
+            rule = "is fixed once a schedule is made, since its roles follow from it"
+            raise InputError(f"{type(self).__name__}.mainloop", value, rule, "make another schedule, with mainloop=")
+        if made and name == "tiles":
+            _check_kind("tiles", value, TileOrder)
+            value = value.of_rows(self.sources[0].shape[0])
+            parts = self.tiles.in_parts and value != self.tiles
+            if parts or any(getattr(value, each) != getattr(self.tiles, each) for each in _SHAPING):
+                rule = f"takes the place of {type(self.tiles).__name__}, for which the stages were declared"
+                raise InputError(f"{type(self).__name__}.tiles", value, rule, "make another schedule, with tiles=")
+        super().__setattr__(name, value)
+
     def _declare_products(self, a: Operand, b: Operand, m: int, n: int, k: int) -> None:
         of_a, of_b = self.shared["a"], self.shared["b"]
         peers = {axis: self.cluster.get(axis or "", 1) for axis in (None, "m", "n")}
@@ -148,6 +166,9 @@ class Gemm(Fused):
         second = next(iter(self.products.values()))
         for name in ("a", second):
             check_kind(name, given.get(name))
+            if given[name].ndim < 2:
+                rule = f"has the dimensions {'m' if name == 'a' else 'n'} k"
+                raise InputError(f"{name}.shape", tuple(given[name].shape), rule, "pass a matrix, or a batch of them")
         return (*given["a"].shape[:-1], given[second].shape[-2])
 
     def tile_slots(self, k: KernelContext, tile: Tile) -> Any:

@@ -23,6 +23,7 @@ from tmapipe.epilogue.outputs import StoreForm
 from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
 from tmapipe.matmul import Wgmma
+from tmapipe.multicast import check_cluster
 from tmapipe.schedules.addparts import AddParts
 from tmapipe.schedules.finishparts import FinishParts
 from tmapipe.store_pipeline import TmaStoreStage
@@ -155,7 +156,8 @@ class PartsOfK:
         """A new matrix for each part that a tile of an output of *shape* may have; of a batch, the first matrix' parts first.
         Those that only some tiles have are set to zero."""
         (m, n), k = schedule.d.tile[-2:], schedule.mma.shape[2]
-        extents = ((shape[-2], m * schedule.cluster["m"]), (shape[-1], n * schedule.cluster["n"]))
+        check_cluster(schedule.cluster)
+        extents = ((shape[-2], m * schedule.cluster.get("m", 1)), (shape[-1], n * schedule.cluster.get("n", 1)))
         tiles = math.prod(ceil_div(extent, tile) for extent, tile in extents)
         least, most = self.order.pieces(tiles, ceil_div(a.shape[-1], k))
         made = new_like(a, (math.prod(shape[:-2]) * most, *shape[-2:]), fp32)

@@ -63,6 +63,13 @@ class TileOrder:
         """
         return [min(tiles, resident)]
 
+    def room(self, arch: str) -> int | None:
+        """Shared memory (bytes) that a CTA may have on a target of this name; None: all that there is."""
+        return None
+
+    def check_plan(self, plan: Plan) -> None:
+        """Raises `InputError` for a plan that cannot be launched as this order says."""
+
     def smem_bytes(self, plan: Plan) -> int:
         """Shared memory of a CTA at launch (bytes), no less than the plan's."""
         return plan.smem_bytes

@@ -18,7 +18,7 @@ from tmapipe.isa.interface import Isa
 __all__ = ["Backwards", "Columns", "Grouped", "Hilbert", "Snake", "is_raster"]
 
 
-_positive = must(is_count, "is a positive number of rows", "use 8")
+_positive = must(lambda n: is_count(n) and n < 2**31, "is a positive number of rows below 2^31", "use 8")
 
 
 @attrs.frozen

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from tmapipe.errors import InputError
-from tmapipe.fields import IS_NAME, must
+from tmapipe.fields import IS_NAME, is_count, must
 from tmapipe.integers import ceil_div
 from tmapipe.isa.interface import Isa
 from tmapipe.plan.declarations import Declarations
@@ -28,7 +28,7 @@ from tmapipe.tiles.persistent import PersistentTiles
 __all__ = ["PartTiles", "SplitKTiles", "is_number"]
 
 #: Validator of a number of parts.
-is_number = must(lambda n: isinstance(n, int) and 1 <= n < 2**31, "is a positive number below 2^31", "use 4")
+is_number = must(lambda n: is_count(n) and n < 2**31, "is a positive number below 2^31", "use 4")
 
 
 @attrs.frozen

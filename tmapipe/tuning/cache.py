@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import re
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -43,10 +44,31 @@ class Entry:
 
 
 def cache_folder() -> Path:
-    """The folder TMAPIPE_CACHE_DIR if it is set, else tmapipe/ in XDG_CACHE_HOME or in ~/.cache."""
-    chosen = os.environ.get("TMAPIPE_CACHE_DIR")
-    found = os.path.expanduser(chosen or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "tmapipe"))
-    return Path(tempfile.gettempdir(), f"tmapipe-{os.getuid()}") if found.startswith("~") else Path(found)
+    """The folder TMAPIPE_CACHE_DIR if it is set, else tmapipe/ in XDG_CACHE_HOME or in ~/.cache. Without a home, one among the
+    temporary files that belongs to this user alone: `load` and `store` pass over one that does not."""
+    if chosen := os.environ.get("TMAPIPE_CACHE_DIR"):
+        return Path(os.path.expanduser(chosen))
+    caches = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "")
+    if os.path.isabs(caches):  # others are to be passed over (XDG Base Directory Specification)
+        return Path(caches, "tmapipe")
+    home = os.path.expanduser("~") if os.environ.get("HOME", "~") else ""
+    return Path(home, ".cache", "tmapipe") if os.path.isabs(home) else _of_nobody()
+
+
+def _of_nobody() -> Path:
+    return Path(tempfile.gettempdir(), f"tmapipe-{os.getuid()}")
+
+
+def _trusted(folder: Path) -> bool:
+    """Whether nobody else can have put files there, who would then choose what runs: anyone can make a folder among the
+    temporary files."""
+    if folder != _of_nobody():
+        return True
+    try:
+        found = os.lstat(folder)
+    except FileNotFoundError:
+        return True
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def _file(gpu: str) -> Path:
@@ -60,7 +82,8 @@ def _key(problem: Problem, epilogue: Epilogue) -> str:
 
 def load(problem: Problem, gpu: str, epilogue: Epilogue = PLAIN) -> Entry | None:
     """The entry of *problem* on a GPU of this name. A file that cannot be read counts as empty."""
-    found = _read(_file(gpu)).get(_key(problem, epilogue))
+    path = _file(gpu)
+    found = _read(path).get(_key(problem, epilogue)) if _trusted(path.parent) else None
     if found is None:
         return None
     try:
@@ -75,7 +98,9 @@ def store(problem: Problem, gpu: str, entry: Entry, epilogue: Epilogue = PLAIN) 
     """Adds or replaces the entry; returns the file. Other writers wait meanwhile, so that no entry is lost; readers never
     see half a file. Raises `OSError` if it cannot be written."""
     path = _file(gpu)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if path.parent == _of_nobody() else 0o777)
+    if not _trusted(path.parent):
+        raise PermissionError(f"{path.parent} belongs to another user. Fix: set TMAPIPE_CACHE_DIR.")
     with _locked(path.with_suffix(".lock")):
         entries = _read(path)
         entries[_key(problem, epilogue)] = {**attrs.asdict(entry.candidate), "us": entry.us, "tried": entry.tried}

@@ -11,6 +11,7 @@ from tmapipe.dtypes import tf32
 from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.epilogue.operands import Matrix
 from tmapipe.errors import InputError
+from tmapipe.fields import is_count, must
 from tmapipe.integers import ceil_div
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.mainloop import Cooperative
@@ -30,6 +31,18 @@ BUFFER = 64 * 128  # bytes of an output buffer
 NARROW = 32  # columns of a piece where a matrix takes a slot of a and b, and one output buffer saves none
 
 
+_pair = must(
+    lambda pair: isinstance(pair, tuple) and len(pair) == 2 and all(map(is_count, pair)),
+    "is two positive numbers, along m and n",
+    "e.g. (128, 128)",
+)
+
+
+def _named(options: Any) -> bool:
+    pairs = isinstance(options, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in options)
+    return pairs and all(isinstance(name, str) for name, _ in options)
+
+
 @attrs.frozen
 class Candidate:
     """A schedule as data.
@@ -47,9 +60,11 @@ class Candidate:
     """
 
     schedule: str
-    tile: tuple[int, int]
-    cluster: tuple[int, int]
-    options: tuple[tuple[str, Any], ...] = ()
+    tile: tuple[int, int] = attrs.field(validator=_pair)
+    cluster: tuple[int, int] = attrs.field(validator=_pair)
+    options: tuple[tuple[str, Any], ...] = attrs.field(
+        default=(), validator=must(_named, "is pairs of a name and a value", 'e.g. (("spans", 2),)')
+    )
 
     @property
     def parts(self) -> int:
@@ -105,6 +120,9 @@ class Candidate:
         """
         from tmapipe import schedules
 
+        kind = getattr(schedules, self.schedule, None) if isinstance(self.schedule, str) else None
+        if not (isinstance(kind, type) and issubclass(kind, Gemm)):
+            raise InputError("Candidate(schedule)", self.schedule, "names a GEMM of tmapipe.schedules", 'e.g. "Gemm"')
         if self.in_parts and problem.batch > 1 and (epilogue.operands or epilogue.outputs):
             rule = "has no operands and one output, where parts of k of a batch are added"
             raise InputError("epilogue", epilogue.function, rule, "compute the rest apart")
@@ -128,7 +146,7 @@ class Candidate:
         shape = form | chosen | {"tile": tile}
 
         def make(stored: Epilogue) -> tuple[int, Gemm]:
-            made = getattr(schedules, self.schedule)(**shape, **(options | {"epilogue": stored}))
+            made = kind(**shape, **(options | {"epilogue": stored}))
             with warnings.catch_warnings():  # of spills, which show when it is measured
                 warnings.simplefilter("ignore")
                 return made.plan(self.dtypes(problem, epilogue)).ring("ring").stages, made

@@ -131,7 +131,7 @@ def _sharing_k(problem: Problem, device: Device) -> Iterator[Candidate]:
     """Clusters whose CTAs share k, for outputs of one wave of them."""
     steps = ceil_div(problem.k * problem.dtype.bytes, SWIZZLE_SPAN)
     for parts, m, along_m in itertools.product(SHARING, SHARED_ROWS, (1, 2)):
-        if along_m * parts > MOST_CTAS:
+        if along_m * parts > MOST_CTAS or not device.resident(along_m * parts):
             continue
         unit = 8 * parts
         for n in range(unit, min(256, 64 * parts) + 1, unit):

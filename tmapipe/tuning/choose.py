@@ -9,6 +9,7 @@ import numpy as np
 
 from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.errors import InputError
+from tmapipe.fields import check_type, is_count
 from tmapipe.moved import moved
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.moved import OLD_KEYWORDS
@@ -25,7 +26,10 @@ AMONG = 24  # candidates of the least estimates, of which those that differ are 
 
 
 def ranked(
-    problem: Problem, device: Device = H200, most: int | None = None, epilogue: Epilogue = PLAIN
+    problem: Problem,
+    device: Device = H200,
+    most: int | None = None,
+    epilogue: Epilogue | Callable[..., Any] | None = PLAIN,
 ) -> list[tuple[Candidate, float]]:
     """The candidates that can be built with their estimated times (microseconds), the fastest first.
 
@@ -33,9 +37,16 @@ def ranked(
         problem: What is to be computed.
         device: The GPU to choose for.
         most: Return only so many; None: all.
-        epilogue: What becomes of the sums.
+        epilogue: What becomes of the sums, as of `tmapipe.schedules.Gemm`.
+
+    Raises:
+        InputError: For any other value.
     """
-    every = list(candidates(problem, device))
+    _check(problem, device)
+    if most is not None and not is_count(most):
+        raise InputError("ranked(most)", most, "is a positive number of candidates, or None", "leave it out")
+    epilogue = Epilogue.of(epilogue)
+    every = [each for each in candidates(problem, device) if device.resident(each.ctas)]
     us = estimates(problem, every, device, fused=not epilogue.plain)
     found: list[tuple[Candidate, float]] = []
     for i in np.argsort(us, kind="stable"):
@@ -99,7 +110,8 @@ def _form(candidate: Candidate) -> tuple[Any, ...]:
     return candidate.schedule, candidate.tile, candidate.accumulators, candidate.sharing, candidate.parts
 
 
-def _check(problem: Any) -> None:
+def _check(problem: Any, device: Any) -> None:
+    check_type("device", device, Device, "leave it out, or see tmapipe.tuning.Device")
     if not isinstance(problem, Problem):
         raise InputError("problem", problem, "is a Problem of tmapipe.tuning", "Problem(m, n, k), or Problem.of(a, b)")
 
@@ -110,7 +122,6 @@ def likely(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLA
     Raises:
         InputError: As `choose`.
     """
-    _check(problem)
     found = ranked(problem, device, most, epilogue)
     if found:
         return [candidate for candidate, _ in found]

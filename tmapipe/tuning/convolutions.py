@@ -13,6 +13,7 @@ from tmapipe.bind.memory import check_kind
 from tmapipe.dtypes import dtype_of
 from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.errors import InputError
+from tmapipe.fields import check_type
 from tmapipe.integers import ceil_div
 from tmapipe.schedules.conv import Conv
 from tmapipe.schedules.mainloop import Cooperative, PingPong
@@ -46,9 +47,11 @@ def choose_conv(
     Raises:
         InputError: The shapes or types do not fit, or no candidate can be built with that epilogue.
     """
+    check_type("windows", windows, Windows, "e.g. Windows((3, 3))")
+    check_type("device", device, Device, "leave it out, or see tmapipe.tuning.Device")
     fused = Epilogue.of(epilogue)
     problem, read = _as_gemm(x, f, windows)
-    every = list(_plain(problem, device))
+    every = [each for each in _plain(problem, device) if device.resident(each.ctas)]
     done = together(work(problem, candidate, device) for candidate in every)._replace(read=read)
     errors: list[InputError] = []
     for i in np.argsort(times(done, fused=not fused.plain), kind="stable"):

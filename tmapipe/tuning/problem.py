@@ -10,6 +10,7 @@ from tmapipe.bind.memory import check_kind
 from tmapipe.bind.tensors import last_but_one
 from tmapipe.dtypes import DType, as_dtype, bf16, dtype_of, fp8_e4m3, fp8_e5m2, fp16, fp32, int32
 from tmapipe.errors import InputError
+from tmapipe.fields import is_count, must
 
 __all__ = ["H200", "Device", "Problem"]
 
@@ -103,6 +104,10 @@ class Problem:
         return f"{batch}{self.m}x{self.n}x{self.k} {self.dtype} to {self.out}{majors}"
 
 
+def _of_clusters(value: Any) -> bool:
+    return isinstance(value, tuple) and all(len(each) == 2 and all(map(is_count, each)) for each in value)
+
+
 @attrs.frozen
 class Device:
     """What the estimate knows of a GPU.
@@ -113,12 +118,24 @@ class Device:
         clusters: (CTAs of a cluster, clusters that are resident at once) for each size, as cudaOccupancyMaxActiveClusters
             reports them with one CTA per SM.
         memory: GB/s of its memory: twice its clock, times the bytes of its bus.
+
+    Raises:
+        InputError: For any other value.
     """
 
-    name: str
-    multiprocessors: int
-    clusters: tuple[tuple[int, int], ...]
-    memory: float = 4800.0
+    name: str = attrs.field(
+        validator=must(lambda name: isinstance(name, str) and name != "", "is a name", 'e.g. "NVIDIA H200"')
+    )
+    multiprocessors: int = attrs.field(validator=must(is_count, "is a positive number of SMs", "e.g. 132"))
+    clusters: tuple[tuple[int, int], ...] = attrs.field(
+        validator=must(_of_clusters, "is a tuple of (CTAs of a cluster, resident clusters)", "e.g. ((1, 132), (2, 66))")
+    )
+    memory: float = attrs.field(
+        default=4800.0,
+        validator=must(
+            lambda n: not isinstance(n, bool) and 0 < n < float("inf"), "is a positive number of GB/s", "e.g. 4800.0"
+        ),
+    )
 
     def resident(self, cluster_size: int) -> int:
         """How many clusters of *cluster_size* CTAs run at once."""

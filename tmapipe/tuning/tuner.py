@@ -9,7 +9,8 @@ from typing import Any
 import attrs
 
 from tmapipe.epilogue.epilogue import Epilogue
-from tmapipe.errors import MissingGpuError, PipelineError
+from tmapipe.errors import InputError, MissingGpuError, PipelineError, needed
+from tmapipe.fields import check_bool, check_type, is_count
 from tmapipe.moved import moved
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.moved import OLD_KEYWORDS
@@ -79,6 +80,12 @@ def tune(
         PipelineError: No candidate gives the right result.
     """
     fused = Epilogue.of(epilogue)
+    check_type("problem", problem, Problem, "Problem(m, n, k), or Problem.of(a, b)")
+    for name, value in (("most", most), ("jobs", jobs)):
+        if not (is_count(value) or (name == "jobs" and value is None)):
+            raise InputError(f"tune({name})", value, "is a positive number", "leave it out")
+    check_bool("tune(again)", again)
+    check_bool("tune(progress)", progress)
     _need_gpu()
     few = likely(problem, device_of(device), most, fused)
     return compared(problem, few, jobs=jobs, again=again, progress=progress, device=device, epilogue=fused)
@@ -95,9 +102,9 @@ def compared(
     epilogue: Epilogue = epilogues.PLAIN,
 ) -> Tuned:
     """The fastest of *few* candidates, or of as many that were tried before, from the cache on disk. Else as `tune`."""
+    _need_gpu()
     import torch
 
-    _need_gpu()
     gpu = torch.cuda.get_device_name(device)
     known = None if again else recall(problem, gpu, epilogue, len(few))
     if known is not None:
@@ -114,7 +121,10 @@ def compared(
 
 
 def _need_gpu() -> None:
-    import torch
+    with needed("torch", "torch", "to measure candidates"):
+        import torch
+    with needed("cutlass", "nvidia-cutlass-dsl", "to compile candidates"):
+        import cutlass  # noqa: F401
 
     if not torch.cuda.is_available():
         raise MissingGpuError(

@@ -1,0 +1,195 @@
+"""Fourth kind: every public callable with one argument that is junk, attributes that are assigned after a schedule is made,
+and tensors that share memory."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+import tmapipe as tp
+from tests.fuzz.declarations import LOAD, NEEDED, RING, USE, A, B
+from tests.fuzz.junk import junk, said
+from tests.fuzz.outcomes import Call, Unsafe, Wrong
+from tmapipe import testing, tuning
+
+__all__ = ["CALLABLES", "call"]
+
+S, E = tp.schedules, tp.epilogue
+MATRIX, SMALL = np.ones((64, 64), np.float16), tuning.Problem(64, 64, 64)
+IMAGES, FILTERS = np.ones((1, 8, 8, 64), np.float16), np.ones((64, 3, 3, 64), np.float16)
+WARPS = tp.Role(warps=4)
+
+
+def _copy() -> tp.Schedule:
+    return S.Copy((4, 64))
+
+
+def _gemm() -> tp.Schedule:
+    return S.Gemm((64, 64, 64), (1, 1), 2)
+
+
+#: By name: what is called, and arguments with which that is right.
+CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
+    **{kind.__name__: (kind, needed) for kind, needed in NEEDED.items()},
+    "Backwards": (tp.Backwards, {}),
+    "BulkStoreStage": (tp.BulkStoreStage, {"dims": "n", "tile": (1024,), "role": USE}),
+    "DescriptorStage": (tp.DescriptorStage, {"source": A, "ring": RING}),
+    "Im2colBox": (tp.Im2colBox, {"lower": (0, 0), "upper": (0, 0), "channels": 64, "pixels": 8}),
+    "Im2colLoadStage": (
+        tp.Im2colLoadStage, {"dims": "m k", "tile": (64, 64), "ring": RING, "windows": tp.Windows((3, 3))}
+    ),
+    "MulticastGroup": (lambda axes, **options: tp.MulticastGroup(axes, **options), {"axes": "m"}),
+    "PeerStage": (tp.PeerStage, {"source": A, "sender": LOAD, "group": tp.MulticastGroup("m")}),
+    "ReductionScratch": (tp.ReductionScratch, {"role": WARPS, "rows": 8}),
+    "RegisterTile": (tp.RegisterTile, {"role": USE, "shape": (64, 64)}),
+    "StoredStage": (tp.StoredStage, {"store": tp.TmaStoreStage("m n", tile=(64, 64), role=USE), "ring": RING}),
+    "TensorMap": (tp.TensorMap, {"tensor": MATRIX, "box": (64, 64)}),
+    "Windows": (tp.Windows, {"size": (3, 3)}),
+    "ClusterSum": (tp.ClusterSum, {"role": USE, "source": tp.Wgmma(A, B), "axis": "n", "ctas": 2}),
+    "ClusterSplitK": (S.ClusterSplitK, {"parts": 2}),
+    "Conv": (S.Conv, {"windows": tp.Windows((3, 3))}),
+    "FinishParts": (S.FinishParts, {"epilogue": E.Epilogue()}),
+    "Candidate": (
+        lambda **of: tuning.Candidate(**of).build(SMALL), {"schedule": "Gemm", "tile": (64, 64), "cluster": (1, 1)}
+    ),
+    "Device": (
+        lambda **of: tuning.choose(SMALL, tuning.Device(**of)),
+        {"name": "X", "multiprocessors": 4, "clusters": ((1, 4), (2, 2))},
+    ),
+    "Problem.of": (tuning.Problem.of, {"a": MATRIX, "b": MATRIX}),
+    "choose": (tuning.choose, {"problem": SMALL}),
+    "choose_conv": (tuning.choose_conv, {"x": IMAGES, "f": FILTERS, "windows": tp.Windows((3, 3))}),
+    "ranked": (tuning.ranked, {"problem": SMALL, "most": 1}),
+    "tune": (tuning.tune, {"problem": SMALL}),
+    "assert_safe": (testing.assert_safe, {"schedule": _copy()}),
+    **{
+        name: (lambda method=name, **given: getattr(_gemm(), method)(**given), needed)
+        for name, needed in {
+            "plan": {}, "check": {}, "explain": {},
+            "simulate": {"a": MATRIX, "b": MATRIX}, "bind": {"a": MATRIX, "b": MATRIX}, "__call__": {"a": MATRIX, "b": MATRIX},
+        }.items()
+    },
+    **{
+        f"math.{name}": (getattr(tp.math, name), dict.fromkeys(inspect.signature(getattr(tp.math, name)).parameters, MATRIX))
+        for name in ("exp", "log2", "tanh", "gelu", "maximum", "where", "row_sum", "cast", "rsqrt")
+    },
+}  # fmt: skip
+#: Of methods, whose signatures take any: further arguments.
+FURTHER = {
+    "plan": ("dtypes", "arch"), "check": ("dtypes", "arch"), "explain": ("dtypes", "arch"),
+    "simulate": ("a", "b", "out", "clusters", "seed", "trace", "d"), "bind": ("a", "b", "out", "d"),
+    "__call__": ("a", "b", "out", "d"), "MulticastGroup": ("axes", "whole", "ctas"),
+    "Candidate": ("schedule", "tile", "cluster", "options"),
+    "Device": ("name", "multiprocessors", "clusters", "memory"),
+}  # fmt: skip
+ATTRIBUTES = ("cluster", "tiles", "arch", "checked", "over", "relations", "transposed", "optional_roles")
+ORDERS = (
+    tp.PersistentTiles(tp.Snake(2)), tp.DynamicTiles(), tp.GridTiles(), tp.GridTiles(each=2), tp.GridTiles(ctas=4),
+    tp.SplitKTiles(2), tp.StreamKTiles(shares=2), tp.GroupedTiles(), tp.GpcTiles(), tp.Snake(8), None,
+)  # fmt: skip
+KINDS: tuple[tuple[Callable[[], Any], str], ...] = (
+    (_gemm, "a b"), (lambda: S.PingPong((64, 64, 64), (1, 1), 2), "a b"),
+    (lambda: S.SplitK(2, (64, 64, 64), (1, 1), 2), "a b"),
+    (_copy, "x"), (lambda: S.AddParts((4, 64)), "x"),
+)  # fmt: skip
+
+
+def call(seed: int) -> Call:
+    """The call of this seed."""
+    rng = random.Random(seed)
+    return rng.choice((_callable, _callable, _assigned, _aliased))(rng, seed)
+
+
+def _callable(rng: random.Random, seed: int) -> Call:
+    name = rng.choice(list(CALLABLES))
+    function, needed = CALLABLES[name]
+    known = FURTHER.get(name) or [
+        each
+        for each, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    given = {**needed, rng.choice([*known, "colour"][: max(1, len(known))]): junk(rng)}
+    shown = ", ".join(f"{each}={said(value)}" for each, value in given.items())
+    return Call(f"publics {seed}: {name}({shown})", functools.partial(function, **given))
+
+
+def _given(names: str, rng: random.Random) -> dict[str, np.ndarray]:
+    source = np.random.default_rng(rng.getrandbits(32))
+    if names == "x":
+        return {"x": source.integers(-3, 4, (2, 8, 64) if rng.random() < 0.3 else (8, 64)).astype(np.float32)}
+    return {name: source.integers(-3, 4, (72, 64)).astype(np.float16) for name in names.split()}
+
+
+def _compare(schedule: Any, given: dict[str, np.ndarray], result: Any) -> None:
+    if "x" in given:
+        right = given["x"].sum(0) if isinstance(schedule, S.AddParts) and given["x"].ndim > 2 else given["x"]
+    else:
+        right = given["a"].astype(np.float32) @ given["b"].astype(np.float32).T
+    if np.asarray(result).shape != right.shape or (np.asarray(result).astype(np.float64) != right).any():
+        raise Wrong("another result than NumPy's")
+
+
+def _assigned(rng: random.Random, seed: int) -> Call:
+    """One or two attributes of a schedule that is made, then a call."""
+    make, names = rng.choice(KINDS)
+    given = _given(names, rng)
+    made = make()
+    others = [*ATTRIBUTES, *made.declared.parts, *(("epilogue", "mainloop") if names != "x" else ())]
+    chosen = {}
+    for name in rng.sample(others, rng.choice((1, 1, 2))):
+        chosen[name] = rng.choice(ORDERS) if name == "tiles" and rng.random() < 0.7 else junk(rng)
+        if name in made.declared.parts and rng.random() < 0.5:
+            chosen[name] = rng.choice((None, A, B, RING, LOAD, USE))
+        if name == "epilogue":
+            chosen[name] = rng.choice((None, chosen[name], E.Epilogue(), E.Epilogue(dtype="fp32")))
+
+    def run() -> None:
+        schedule = make()
+        for name, value in chosen.items():
+            setattr(schedule, name, value)
+        result = schedule(*given.values())
+        if callable(chosen.get("epilogue")) or chosen.get("checked") is False:
+            return
+        _compare(schedule, given, result)
+
+    shown = ", ".join(f"{name} = {said(value)}" for name, value in chosen.items())
+    return Call(f"publics {seed}: {type(made).__name__}, then {shown}", run)
+
+
+def _aliased(rng: random.Random, seed: int) -> Call:
+    """Tensors in one array, which overlap or do not."""
+    make, names = rng.choice(KINDS)
+    given = _given(names, rng)
+    memory = np.zeros(60_000, np.float32)
+    starts = {name: 16 * rng.randrange(0, 3000) for name in (*given, "out")}
+    if rng.random() < 0.4:
+        starts["out"] = starts[next(iter(given))]
+
+    def run() -> None:
+        schedule = make()
+        placed = {}
+        for name, value in given.items():
+            room = memory.view(value.dtype)[starts[name] * 4 // value.itemsize :][: value.size].reshape(value.shape)
+            room[...] = value
+            placed[name] = room
+        values = {name: array.copy() for name, array in placed.items()}
+        first = next(iter(placed.values()))
+        shape = first.shape if "x" in placed else (72, 72)
+        if isinstance(schedule, S.AddParts):
+            shape = first.shape[-2:]
+        size = int(np.prod(shape))
+        out = memory.view(first.dtype)[starts["out"] * 4 // first.itemsize :][:size].reshape(shape)
+        shares = any(np.shares_memory(out, array) for array in placed.values())
+        result = schedule(*placed.values(), out=out)
+        if shares:
+            raise Wrong("an output that shares memory with an input should have been refused")
+        if not schedule.check().ok:
+            raise Unsafe("check")
+        _compare(schedule, values, result)
+
+    return Call(f"publics {seed}: {type(make()).__name__} of parts of one array, {starts}", run)
