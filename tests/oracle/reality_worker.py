@@ -88,9 +88,7 @@ def _mutate_gpu(mutation: Mutation | None) -> None:
     """From here on this process builds kernels with the mutation in them."""
     from tmapipe.gpu import build, emission
 
-    build.emit = (  # type: ignore[attr-defined]
-        emission.emit if mutation is None else lambda program, isa: emission.emit(program, mutation.on(isa))
-    )
+    build.emit = emission.emit if mutation is None else lambda program, isa: emission.emit(program, mutation.on(isa))
 
 
 def run_model(pipeline: Pipeline, mutation: Mutation | None) -> tuple[str, str]:
