@@ -36,7 +36,7 @@ from typing import Any
 
 import attrs
 
-from tests.oracle.body_forms import ASKED, FUNCTIONS, MODULE, RARE, STATES
+from tests.oracle.body_forms import ASKED, FUNCTIONS, MODULE, RARE, SHOWN, STATES
 
 __all__ = ["Body", "body"]
 
@@ -62,9 +62,9 @@ class Body:
         return not self.state and not self.asked
 
 
-def body(seed: int, state: str | None = None, asked: str | None = None) -> Body:
-    """The body of this seed. state, asked: a kind that it has; by default drawn, too."""
-    return _Drawing(seed).made(state, asked)
+def body(seed: int, state: str | None = None, asked: str | None = None, shown: str = "") -> Body:
+    """The body of this seed. state, asked: a kind that it has; by default drawn, too. shown: one of `SHOWN` besides."""
+    return _Drawing(seed).made(state, asked, shown)
 
 
 class _Drawing:
@@ -483,7 +483,7 @@ class _Drawing:
         with self.block(heads):
             self.say(text)
 
-    def made(self, state: str | None = None, asked: str | None = None) -> Body:
+    def made(self, state: str | None = None, asked: str | None = None, shown: str = "") -> Body:
         rng = self.rng
         if state is not None or asked is not None:
             self.state, self.asked = state or "", asked or ""
@@ -505,6 +505,8 @@ class _Drawing:
             self.statement()
             if n == strange and (self.state or self.asked):
                 self.strange(STATES[self.state][1] if self.state else ASKED[self.asked])
+        if shown:
+            self.say(SHOWN[shown].format(c=self.target(), d=self.target(), v=self.number(1)))
         self.slot()
         name = f"Body{self.seed}"
         cluster = 'cluster = {"m": 2}' if self.has("cluster", 0.1) else ""
