@@ -98,9 +98,7 @@ def swap(mutant: Mutant) -> None:
     assert text.count(mutant.old) == 1 and mutant.old.count("\n") == mutant.new.count("\n"), mutant.what
     right, wrong = (compile(each, str(file), "exec") for each in (text, text.replace(mutant.old, mutant.new)))
     module = sys.modules[f"tmapipe.program.{file.stem}"]
-    pairs = {
-        (a.co_name, a.co_firstlineno): b for a, b in zip(_codes(right), _codes(wrong), strict=False) if a != b
-    }
+    pairs = {(a.co_name, a.co_firstlineno): b for a, b in zip(_codes(right), _codes(wrong), strict=False) if a != b}
     done = 0
     gc.unfreeze()
     for function in [each for each in gc.get_objects() if isinstance(each, types.FunctionType)]:

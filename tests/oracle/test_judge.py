@@ -62,7 +62,9 @@ def test_examples_with_data(name):
         _agree(PROGRAMS[name].make(), PROGRAMS[name].draw(random.Random(f"{name} {n}"), 60))
 
 
-@pytest.mark.parametrize("which", [each for each in SCHEDULES if each.name not in ("Copy", "SplitK", "StreamK")], ids=str)
+@pytest.mark.parametrize(
+    "which", [each for each in SCHEDULES if each.name not in ("Copy", "SplitK", "StreamK")], ids=str
+)
 def test_schedules_with_data(which):
     for seed in range(3 if ALL else 1):
         rng = random.Random(seed)

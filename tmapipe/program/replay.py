@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 
-
 from tmapipe.isa.fragment import Fragment
 from tmapipe.program.arguments import argument
 from tmapipe.program.expressions import Expr, evaluate
