@@ -313,6 +313,19 @@ def names_of_finally(k, n, m):
     return x
 
 
+def counts_in_try(k, n):
+    x = y = 1
+    for i in range(n):
+        try:
+            x += i
+            with Scope(k):
+                y *= 2
+        finally:
+            k.act(x, y)
+        x = y + 1
+    return x
+
+
 def caught_errors(k, n):
     try:
         {1: 2}[3]
