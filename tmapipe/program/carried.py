@@ -98,7 +98,7 @@ def kind_of(value: Any) -> str:
 def _form(value: Any) -> Any:
     """What is equal of values that are joined part by part; None of a value without parts."""
     kind = type(value)
-    if isinstance(value, tuple) and kind.__eq__ == tuple.__eq__ and (kind is tuple or hasattr(kind, "_make")):
+    if isinstance(value, tuple) and "__eq__" not in vars(kind) and (kind is tuple or hasattr(kind, "_make")):
         return kind, len(value)
     if kind is list:
         return kind, len(value)
