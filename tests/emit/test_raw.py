@@ -1,12 +1,18 @@
 """Raw CuTe DSL in a role compiles into the kernel, between the fences that the ring derives."""
 
+import functools
 import inspect
 
 import cutlass.cute as cute
+import numpy as np
 import pytest
+from cutlass import Float32
 
 import tmapipe as tp
 from tests.raw_rows import Doubled, double_on_cpu
+from tmapipe.machine import Machine
+from tmapipe.program.replay import replay
+from tmapipe.program.trace import trace
 
 
 def test_raw_code_is_in_the_kernel():
@@ -14,6 +20,43 @@ def test_raw_code_is_in_the_kernel():
     assert "ld.shared" in compiled.ptx and "st.shared" in compiled.ptx
     assert "fence.proxy.async.shared::cta" in compiled.ptx
     assert compiled.resources.spill_bytes == 0
+
+
+def times(factor, rows, role):
+    """Each lane adds a number of the warp and of the tile to its elements."""
+    lane = cute.arch.lane_idx()
+    for first in range(0, rows.shape[1], 32):
+        for row in range(rows.shape[0]):
+            value = rows[row, first + lane].to(Float32) + Float32(factor * role.extent("m") + role.warp)
+            rows[row, first + lane] = value.to(rows.element_type)
+
+
+class Told(Doubled):
+    """Raw code that is told of its role, and has captured the tile and a number of the body."""
+
+    work = Doubled.work
+
+    @work.jit
+    def double(self, k, tile):
+        with k.ring.consume() as slot:
+            add = functools.partial(times, tile.m + 1)
+            k.raw(lambda rows, role: add(rows, role=role), functools.partial(told_on_cpu, tile), updates=(slot.x,))
+
+
+def told_on_cpu(tile, rows, role):
+    rows[...] += (tile.m + 1) * role.extent("m") + role.warp
+
+
+def test_raw_code_has_numbers_of_the_kernel():
+    compiled = Told().compile({"x": "fp32", "y": "fp32"})
+    assert "st.shared" in compiled.ptx and compiled.resources.spill_bytes == 0
+    x = np.zeros((32, 64), np.float32)
+    want = np.repeat([(m + 1) * 32 + warp for m in range(2) for warp in range(4)], 4)[:, None] + x
+    plan = Told().plan({"x": "fp32", "y": "fp32"})
+    arrays = {"x": x, "y": np.full_like(x, np.nan)}
+    program = trace(Told(), plan)
+    Machine(plan).run(lambda isa: replay(program, isa), arrays, 1)
+    assert (arrays["y"] == want).all()
 
 
 def rejected(rows):

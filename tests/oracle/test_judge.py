@@ -91,6 +91,12 @@ def test_state_is_refused_or_agrees(state, asked, tmp_path):
         assert found.end in (AGREES, REFUSED, WRONG), f"{found.body.seed}: {found.why}"
 
 
+@pytest.mark.parametrize("seed", [27_000_393, 28_000_021])
+def test_functions_that_name_themselves(seed, tmp_path):
+    """A function of a module that sets its own attribute."""
+    assert outcome(body(seed), tmp_path).end in (AGREES, REFUSED)
+
+
 def test_bodies_are_the_same_on_every_machine():
     assert body(SEED).source == body(SEED).source != body(SEED + 1).source
     drawn = [body(SEED + seed) for seed in range(300)]

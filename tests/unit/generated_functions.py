@@ -78,7 +78,8 @@ class Generator:
         inner = [self.cond(less) if depth > 0 else each for each in (a, b)]
         forms = [
             f"{a} {r.choice(['<', '<=', '>', '>=', '==', '!='])} {b}", f"{a} == {b}", f"{a} < {b} <= {c}",
-            f"not {inner[0]}", f"{inner[0]} {r.choice(['and', 'or'])} {inner[1]}", f"{a} {r.choice(['in', 'not in'])} ({b}, {r.randint(0, 3)})", a,
+            f"not {inner[0]}", f"{inner[0]} {r.choice(['and', 'or'])} {inner[1]}",
+            f"{a} {r.choice(['in', 'not in'])} ({b}, {r.randint(0, 3)})", a,
         ]  # fmt: skip
         return f"({r.choice(forms)})"
 

@@ -6,6 +6,7 @@ import functools
 import itertools
 import linecache
 import operator
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import pytest
@@ -297,6 +298,32 @@ def exits_from_try(k, n):
     finally:
         k.act(3)
     return 6
+
+
+def names_of_finally(k, n, m):
+    x = 1
+    try:
+        for i in range(n):
+            x = i
+            if i == m:
+                return x + 1
+        x = x + 1
+    finally:
+        k.act(x)
+    return x
+
+
+def counts_in_try(k, n):
+    x = y = 1
+    for i in range(n):
+        try:
+            x += i
+            with Scope(k):
+                y *= 2
+        finally:
+            k.act(x, y)
+        x = y + 1
+    return x
 
 
 def caught_errors(k, n):
@@ -672,6 +699,16 @@ def test_lambdas_of_one_line():
     some = [lambda k, n: 1 if n > 2 else 2, lambda k, n: 3 if n > 4 else n, lambda k, n: some[0](k, n) or n]
     for each in some:
         agree(each, ONE)
+
+
+def test_two_threads_trace_at_once():
+    def body(k, n):
+        for i in range(n):
+            k.act(i + 1)
+        return n * 3
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(lambda _: agree(body, ONE) is not None, range(16)))
 
 
 def test_equal_functions_of_two_files():

@@ -1,4 +1,4 @@
-"""Open slots, their tiles and the protocol's facts where paths meet: operations of the trace are those of the body as it is."""
+"""Open slots, their tiles and the protocol's facts where paths meet: operations of a trace are those of the body as it is."""
 
 import collections
 from typing import NamedTuple

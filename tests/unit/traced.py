@@ -6,7 +6,6 @@ from unittest.mock import Mock
 
 from tmapipe.isa.values import Carried
 from tmapipe.machine.locate import line_of_errors, locate
-from tmapipe.program import expressions
 from tmapipe.program.control import Cells, Tracing
 from tmapipe.program.convert import tracing
 from tmapipe.program.expressions import Expr, evaluate, resolve, symbolic
@@ -61,14 +60,10 @@ class Program:
         self.tracer = tracer = Tracing()
         self.symbols = [Expr.of("symbol", f"n{i}") for i in range(count)]
         k = Device(tracer)
-        expressions._hooks.append(lambda made: tracer.nodes.append(Let(made)))
-        try:
-            with tracing(tracer), line_of_errors():
-                tracer.open(None)
-                self.result = tracer.user(function, top=body)(k, *self.symbols, *constants)
-                self.nodes = tracer.close()
-        finally:
-            expressions._hooks.pop()
+        with tracing(tracer), line_of_errors():
+            tracer.open(None)
+            self.result = tracer.user(function, top=body)(k, *self.symbols, *constants)
+            self.nodes = tracer.close()
 
     def run(self, values: Any, table: list[int]) -> tuple[Any, list[Any]]:
         """(what it returns, its operations)."""

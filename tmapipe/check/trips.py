@@ -36,6 +36,7 @@ from tmapipe.errors import InputError, PipelineError, UnsafeError
 from tmapipe.machine import Layout
 from tmapipe.machine.varying_names import NAMES_LOCK
 from tmapipe.plan.model import Plan
+from tmapipe.program.trace import trace
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
@@ -121,6 +122,7 @@ class _Search:
         self.runs: list[str] = []
         self.failed = ""
         self.size = 0, 0
+        self.proved = False
 
     def run(self) -> str:
         """For which trip counts the findings hold."""
@@ -135,7 +137,7 @@ class _Search:
         self._add(Problem(problems.shapes(1, steps), 1, 2))  # the second of two clusters that share one tile gets none
         if every:
             self._take(2 * problems.group, steps)
-            if not problems.vary():  # nothing new has been decided on
+            if self.proved or not problems.vary():  # nothing new has been decided on
                 return EVERY
         sizes = self._sizes()
         for size in sizes[:FIRST]:
@@ -175,6 +177,15 @@ class _Search:
     def _every_count(self) -> bool:
         """Whether a closed set of states shows every trip count."""
         problems = self.problems
+        from tmapipe.prove.joint import prove  # which uses the rules of this package
+
+        proof = prove(trace(problems.schedule, problems.plan))
+        self.events += proof.events
+        if proof.closed:
+            self.proved = True
+            self.runs.append(f"closed: {proof.states} states between iterations")
+            return True
+        self.runs.append(f"not shown by the program: {proof.why}")
         try:
             segments = segments_of(problems)
         except NotRegular as reason:

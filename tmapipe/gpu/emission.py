@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from cutlass._mlir import ir
@@ -17,10 +18,12 @@ from tmapipe.errors import InputError, ScopeError
 from tmapipe.gpu import control
 from tmapipe.gpu.isa import GpuIsa
 from tmapipe.gpu.values import Values
+from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import Fragment
-from tmapipe.program.arguments import argument
+from tmapipe.isa.values import SlotRef
+from tmapipe.program.captured import Captured
 from tmapipe.program.expressions import Expr
-from tmapipe.program.nodes import Call, For, If, Let, While
+from tmapipe.program.nodes import Call, For, Function, If, Let, While
 from tmapipe.program.trace import Traced
 
 __all__ = ["emit"]
@@ -124,25 +127,10 @@ class _Emission:
         *of_fragments, name = node.method.split(".")
         emitter = getattr(self.isa.fragments if of_fragments else self.isa, name)
         found = emitter(*map(self.operand, node.args), **{n: self.operand(x) for n, x in node.named.items()})
-        if len(node.results) == 1:
+        if node.method == "fragments.apply" and isinstance(found, dict):
+            self._answer(node, [each.data for each in found.values()])
+        elif len(node.results) == 1:
             self._answer(node, [found.data if isinstance(found, Fragment) else found])
-
-    def apply(self, node: Call) -> None:
-        """A function of pieces of fragments, emitted anew for each part that `GpuFragments.apply` cuts them into."""
-        of, fragments, named = node.args
-
-        def part(*pieces: Fragment, **others: Fragment) -> Any:
-            for variable, piece in zip(of.parameters, pieces, strict=True):
-                self.values.bind(variable, piece.data)
-            for name, variable in of.named.items():
-                self.values.bind(variable, others[name].data)
-            self.block(of.nodes)
-            return self.operand(of.values)
-
-        look = functools.partial(self.values.inside, part)
-        found = self.isa.fragments.apply(look, self.operand(fragments), self.operand(named))
-        several = found.values() if isinstance(found, dict) else (found,)
-        self._answer(node, [each.data for each in several])
 
     def _answer(self, node: Call, values: Sequence[Any]) -> None:
         for variable, value in zip(node.results, values, strict=True):
@@ -176,9 +164,34 @@ class _Emission:
         look = functools.partial(self.values.inside, test)
         self._answer(node, [self.isa.ballot(table, self.values.of(first), self.values.of(count), look, without)])
 
+    def function(self, function: Function, *fragments: Fragment, **named: Fragment) -> Any:
+        """What a function of fragments gives of these."""
+        for variable, each in zip(function.inputs, fragments, strict=True):
+            self.values.bind(variable, each.data)
+        for name, variable in function.named.items():
+            self.values.bind(variable, named[name].data)
+        self.block(function.body)
+        return function.of({name: self.operand(x) for name, x in function.outputs.items()})
+
     def operand(self, x: Any) -> Any:
         """An argument of an instruction, with numbers in the place of expressions."""
-        return argument(x, self.values.of, self.isa)
+        if isinstance(x, Expr):
+            return self.values.of(x)
+        if isinstance(x, Function):
+            return functools.partial(self.values.inside, self.function, x)
+        if isinstance(x, Captured):
+            return x.bound(self.operand)
+        if isinstance(x, SlotRef):
+            return SlotRef(x.buffer, self.values.of(x.stage))
+        if type(x) in (tuple, list):
+            return type(x)(map(self.operand, x))
+        if type(x) is dict:
+            return {name: self.operand(each) for name, each in x.items()}
+        if isinstance(x, Fragment):
+            return Fragment(self.isa.fragments, x.layout, x.along, x.kind, self.values.of(x._data))
+        if isinstance(x, ClusterExchange):
+            return SimpleNamespace(rank=self.values.of(x.rank), mask=self.values.of(x.mask), peers=x.peers, full=x.full)
+        return x
 
 
 #: How each kind of node is emitted.
@@ -191,7 +204,7 @@ NODES: dict[type, Callable[[_Emission, Any], None]] = {
 #: Instructions that take a part of the program as an operand, or give what the model needs only.
 SPECIAL: dict[str, Callable[[_Emission, Call], None]] = {
     name: getattr(_Emission, name) for name in ("here", "skip", "read_words", "atomic_add", "ballot")
-} | {"fragments.apply": _Emission.apply}
+}
 
 
 class _Names:

@@ -18,6 +18,7 @@ from tmapipe.gpu.matrices import read_blocks, write_piece
 from tmapipe.gpu.peers import PeerFragments
 from tmapipe.gpu.sums import Sums
 from tmapipe.isa.fragment import Fragment
+from tmapipe.isa.raw import call_raw
 from tmapipe.isa.values import SlotRef
 from tmapipe.plan.model import Distributed, Matmul, RoleWarps
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout
@@ -205,13 +206,7 @@ class GpuFragments(PeerFragments, Sums):
                 share = (tile[0] // role.team_warps, *tile[1:])
                 tensor = cute.local_tile(tensor, share, (mine, *(0,) * (len(tile) - 1)))
             tensors.append(tensor)
-        gpu(*tensors)
-
-    def reduce(self, values: Fragment, op: str, along: str, inside: Any = None) -> Fragment:
-        layout = values.layout
-        if layout is not None and isinstance(inside, int):  # of a fixed extent: known here whether all count
-            inside = None if inside >= (layout.columns if along == "rows" else layout.rows) else inside
-        return super().reduce(values, op, along, inside)
+        call_raw(gpu, tensors, self.isa, role)
 
     # ---- data -----------------------------------------------------------------------------------------------------
 

@@ -24,11 +24,11 @@ class Values:
     def __init__(self, isa: Any, symbols: dict[Expr, Any]):
         self.isa, self.blocks, self.counts = isa, [dict(symbols)], set[Var]()
 
-    def inside(self, emit: Callable[..., Any], *arguments: Any) -> Any:
+    def inside(self, emit: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """What *emit* returns, in a block of its own."""
         self.blocks.append({})
         try:
-            return emit(*arguments)
+            return emit(*arguments, **named)
         finally:
             self.blocks.pop()
 

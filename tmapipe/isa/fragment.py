@@ -5,19 +5,16 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Number
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
 from tmapipe.errors import ScopeError
-from tmapipe.isa.values import Carried, is_index
+from tmapipe.isa.values import Carried
 from tmapipe.plan.thread_layout import ThreadLayout
 
 if TYPE_CHECKING:
     from tmapipe.isa.fragments import Fragments
 
-__all__ = ["Fragment", "applied", "check_applied", "combine", "in_range", "where_is"]
+__all__ = ["Fragment", "applied", "combine", "in_range", "where_is"]
 
 
 class Fragment(Carried):
@@ -243,18 +240,6 @@ def where_is(epilogue: Callable[..., Any] | None) -> str:
     code = getattr(epilogue, "__code__", None)
     name = getattr(epilogue, "__name__", type(epilogue).__name__)
     return f"epilogue {name}" + (f" of {code.co_filename}:{code.co_firstlineno}" if code else "")
-
-
-def check_applied(value: Any, epilogue: Callable[..., Any]) -> None:
-    """Raises `ScopeError` if *value*, which *epilogue* has returned for one output, is no fragment, number, or None."""
-    if value is not None and not isinstance(value, Fragment) and not is_number(value):
-        text = f"{where_is(epilogue)} returned a {type(value).__name__} in the place of what it computes"
-        raise ScopeError(f"{text}. Return the value, or with further outputs a dictionary of all.")
-
-
-def is_number(value: Any) -> bool:
-    """Whether *value* is a number, perhaps one that only the kernel knows."""
-    return isinstance(value, (Number, np.generic)) or is_index(value)
 
 
 def applied(epilogue: Callable[..., Any], fragments: Sequence[Any], named: Mapping[str, Any]) -> Any:

@@ -249,6 +249,9 @@ class Fragments(Carried):
                 f"{op} of the {along} of a piece in an epilogue, which works element by element. Use acc.values()."
             )
         layout.check_rows()
+        many = layout.columns if along == "rows" else layout.rows
+        if isinstance(inside, int) and inside >= many:  # of a fixed extent: all count
+            inside = None
         kind = "int32" if values.kind == "bool" else values.kind
         tile = values
         if (values.along, values.kind) != ("tile", kind):

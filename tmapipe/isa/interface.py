@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tmapipe.errors import InputError
 from tmapipe.isa.barriers import BarrierInstructions
 from tmapipe.isa.compute import ComputeInstructions
 from tmapipe.isa.copies import CopyInstructions
@@ -117,15 +116,6 @@ class Isa(
     def extent(self, argument: str, dim: int) -> Value:
         """Extent (elements) of dimension *dim* of the tensor bound to *argument*; a Python number if it is fixed."""
         raise NotImplementedError
-
-    def extent_along(self, who: str, dim: str) -> Value:
-        """The same, of dimension *dim* of the tensors that have it. Raises `InputError` that names *who* if none has."""
-        parts = self.plan.transfers
-        for part in parts:
-            if dim in part.dims:
-                return self.extent(part.argument, part.dims.index(dim))
-        known = ", ".join(dict.fromkeys(d for part in parts for d in part.dims))
-        raise InputError(who, dim, f"names a dimension of a tensor ({known})", "name one of those")
 
     def window_start(self, load: Load, number: Value) -> tuple[Value, ...]:
         """(image, where in it) window *number* of the load's tensor begins (elements)."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import ops
-from tmapipe.isa.fragment import Fragment, applied, check_applied
+from tmapipe.isa.fragment import Fragment, applied, where_is
+from tmapipe.isa.raw import call_raw
 from tmapipe.isa.values import SlotRef
 from tmapipe.machine import elements
 from tmapipe.machine.accesses import WHOLE, Cut, of_data
@@ -155,7 +157,9 @@ class MachineFragments(Reductions):
     def _result(self, value: Any, function: Callable[..., Any]) -> Fragment | None:
         if value is None or isinstance(value, Fragment):
             return value if value is None else self._in_fp32(value.data)
-        check_applied(value, function)
+        if not isinstance(value, (Number, np.generic)):
+            text = f"{where_is(function)} returned a {type(value).__name__} in the place of what it computes"
+            raise ScopeError(f"{text}. Return the value, or with further outputs a dictionary of all.")
         return Fragment(self, None, "tile", "fp32", self.number(value, "fp32"))
 
     # ---- raw code -------------------------------------------------------------------------------------------------
@@ -182,7 +186,7 @@ class MachineFragments(Reductions):
                 tile, dtype = slot.buffer.tile, slot.buffer.dtype.numpy
                 arrays.append(None if self.memory is None else np.zeros((tile[0] // shares, *tile[1:]), dtype))
         if self.memory is not None and cpu is not None:
-            cpu(*arrays)
+            call_raw(cpu, arrays, self.isa, role)
         for (slot, kind), array in zip(accesses, arrays, strict=True):
             if kind != "read":
                 self._write(slot, array, (mine, shares, f"rows/{name}"), proxy=proxy)

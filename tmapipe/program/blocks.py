@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from tmapipe.errors import ScopeError
 from tmapipe.machine.locate import locate
-from tmapipe.program.carried import Differs, Undefined, is_boolean, joined, kind_of, same
-from tmapipe.program.exits import RETURNED, VALUE
+from tmapipe.program.carried import KEPT, Differs, Undefined, is_boolean, joined, kind_of, same
+from tmapipe.program.exits import AFTER_RETURN, RETURNED, VALUE
 from tmapipe.program.expressions import Expr, resolve, symbolic
 from tmapipe.program.nodes import If, Let
 
@@ -176,7 +176,7 @@ class Branch(Block):
             read_of = returns if name == VALUE else goes_on
             if not live:
                 found.append(Undefined(name, NOT_READ))
-            elif name != RETURNED and len(read_of) == 1:
+            elif name != RETURNED and live != AFTER_RETURN and len(read_of) == 1:
                 found.append(self.alone(name, both[read_of[0]], read_of[0], memo))
             else:
                 found.append(self.merged(name, both[0], both[1], memo))
@@ -226,7 +226,7 @@ class Branch(Block):
             if isinstance(value, Undefined) and value._why is not None:
                 return value
         forms = " in one branch and ".join("nothing" if isinstance(v, Undefined) else kind_of(v) for v in (then, other))
-        rule = "numbers, fragments of one form, and what is made of them go on after a branch"
+        rule = f"numbers, fragments of one form, and what is made of them go on after a branch. {KEPT}"
         return Undefined(name, f"is {forms} in the other at {self.where}: {rule}")
 
     def _fact(self, part: Any, name: str, a: Any, b: Any) -> Any:

@@ -43,10 +43,11 @@ class Calls(Refusals):
             for each in out if isinstance(out, tuple) else (out,):
                 self.changes(each, f"np.{function.__name__}() to `out=`")
         if isinstance(function, types.FunctionType):
-            return self._of_function(function, arguments, named)
+            return self._of_function(_undecorated(function), arguments, named)
         if isinstance(function, types.MethodType):
-            if is_users(function.__func__):
-                return self._of_function(function.__func__, (function.__self__, *arguments), named)
+            method = _undecorated(function.__func__)
+            if is_users(method):
+                return self._of_function(method, (function.__self__, *arguments), named)
             return (
                 self.call(function.__func__, function.__self__, *arguments, **named)
                 if isinstance(function.__func__, _CACHED)
@@ -229,3 +230,10 @@ _MAKING = frozenset(
     ["copy", "__copy__", "__deepcopy__", "sorted", "split", "rsplit", "splitlines", "tolist", "iter", "__iter__", "keys",
      "__reversed__", "values", "items"]
 )  # fmt: skip
+
+
+def _undecorated(function: Any) -> Any:
+    """The function that `cute.jit` has decorated, whose control flow is traced here; another one as it is."""
+    code = getattr(function, "__code__", None)
+    decorated = code is not None and "nvidia_cutlass_dsl" in code.co_filename and hasattr(function, "__wrapped__")
+    return function.__wrapped__ if decorated else function

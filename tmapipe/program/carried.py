@@ -22,9 +22,12 @@ from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import Carried
 from tmapipe.program.expressions import Expr, resolve
 
-__all__ = ["Differs", "Undefined", "is_number", "joined", "kind_of", "same"]
+__all__ = ["KEPT", "Differs", "Undefined", "is_number", "joined", "kind_of", "same"]
 
 _CONSTANTS = (str, bytes, float, complex, type(None), range, frozenset, type(...))
+
+#: How to mend what takes another form.
+KEPT = "Give it a value of the form that it keeps before the loop or branch, e.g. k.full(stage, 0.0)"
 
 
 class Undefined:
@@ -95,7 +98,7 @@ def kind_of(value: Any) -> str:
 def _form(value: Any) -> Any:
     """What is equal of values that are joined part by part; None of a value without parts."""
     kind = type(value)
-    if isinstance(value, tuple) and kind.__eq__ == tuple.__eq__ and (kind is tuple or hasattr(kind, "_make")):
+    if isinstance(value, tuple) and "__eq__" not in vars(kind) and (kind is tuple or hasattr(kind, "_make")):
         return kind, len(value)
     if kind is list:
         return kind, len(value)

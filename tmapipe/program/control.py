@@ -13,6 +13,7 @@ from tmapipe.program.carried import Undefined
 from tmapipe.program.expressions import Var, resolve, symbolic
 from tmapipe.program.iteration import Decided, ForRange, Items, WhileLoop, iterations
 from tmapipe.program.loops import Loop
+from tmapipe.program.nodes import Let
 from tmapipe.program.operands import Operands
 from tmapipe.program.python import SymbolicRange
 
@@ -96,6 +97,10 @@ class Tracing(Operands):
         self.open(None)
         body(*arguments)
         return self.close()
+
+    def computed(self, value: Any) -> None:
+        """A value has been computed here."""
+        self.nodes.append(Let(value))
 
     def unset(self, name: str) -> Undefined:
         return Undefined(name)

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import tmapipe
 from tmapipe.errors import ScopeError
 from tmapipe.program.exits import TP
+from tmapipe.program.expressions import at_work
 from tmapipe.program.rewrite import HOME, Rewriter
 from tmapipe.program.source import syntax_of
 
@@ -60,11 +61,12 @@ class tracing:
         self.tracer = tracer
 
     def __enter__(self) -> Any:
-        self.before, _current.tracer = _current.tracer, self.tracer
+        self.before, _current.tracer = (_current.tracer, at_work.note), self.tracer
+        at_work.note = self.tracer.computed
         return self.tracer
 
     def __exit__(self, *_: Any) -> None:
-        _current.tracer = self.before
+        _current.tracer, at_work.note = self.before
 
 
 class _Helper:
@@ -146,6 +148,10 @@ def _rewritten(code: types.CodeType, file: str, top: bool, given: _Function) -> 
         inner = ast.ClassDef(around, [], [], [node], [])
     names = [TP, HOME, *(n for n in code.co_freevars if n != "__class__")]
     body: list[ast.stmt] = [inner]
+    if around is None and node.name not in names:  # a function of a module, which may call itself
+        body.insert(0, ast.Global([node.name]))
+    if around is None and node.name not in names:  # a function of a module, which may call itself
+        body.insert(0, ast.Global([node.name]))
     if "__class__" in code.co_freevars and around is None:
         names.append("__class__")
     arguments = ast.arguments([], [ast.arg(n) for n in names], None, [], [], None, [])

@@ -22,10 +22,11 @@ from typing import Any
 
 from tmapipe.program.names import own_nodes
 
-__all__ = ["RETURNED", "TP", "VALUE", "Exits", "call", "located"]
+__all__ = ["AFTER_RETURN", "RETURNED", "TP", "VALUE", "Exits", "call", "located"]
 
 TP = "<tp>"  #: what rewritten code calls; no name of a user's
 RETURNED, VALUE = "<returned>", "<value>"
+AFTER_RETURN = "after a return"  #: of a name that is live: also on paths that have left the function
 DEEPEST = 8  # branches that are put into each other: Python has room for 20 blocks
 _EXITS = (ast.Return, ast.Break, ast.Continue)
 

@@ -6,6 +6,7 @@ wrap around, whether they are folded here or computed by a reader: `tmapipe.prog
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from tmapipe.errors import ScopeError
@@ -13,7 +14,15 @@ from tmapipe.program.int32 import FOLD, fitting, wrapped
 
 BOOLEAN = {"lt", "le", "gt", "ge", "eq", "ne", "not"}
 _interned: dict[Any, Expr] = {}
-_hooks: list[Any] = []  #: called with each value where it is computed
+
+
+class _AtWork(threading.local):
+    """note: called with each value where it is computed, by what traces in this thread."""
+
+    note: Any = None
+
+
+at_work = _AtWork()
 
 
 def symbolic(value: Any) -> bool:
@@ -41,16 +50,15 @@ class Expr:
         if found is not None:
             return found[0]
         made = Expr._interned(op, args)
-        for hook in _hooks:
-            hook(made)
+        if at_work.note is not None:
+            at_work.note(made)
         return made
 
     @staticmethod
     def _interned(op: str, args: Any) -> Any:
         key = (op, *(("e", id(a)) if isinstance(a, Expr) else (type(a), a) for a in args))
-        if key not in _interned:
-            _interned[key] = Expr(op, args)
-        return _interned[key]
+        found = _interned.get(key)
+        return found if found is not None else _interned.setdefault(key, Expr(op, args))  # of two threads, one makes it
 
     @property
     def boolean(self) -> bool:

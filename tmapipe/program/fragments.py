@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
-from tmapipe.isa.fragment import Fragment, applied, check_applied
+from tmapipe.errors import ScopeError
+from tmapipe.isa.fragment import Fragment, applied, where_is
 from tmapipe.isa.fragments import Fragments
 from tmapipe.plan.thread_layout import AccumulatorLayout
+from tmapipe.program.captured import captured
 from tmapipe.program.expressions import Expr
 from tmapipe.program.nodes import Function
 
@@ -57,27 +60,31 @@ class TracingFragments(Fragments):
         return Fragment(self, None, "tile", "fp32", self._record("received", slot, share, shares))
 
     def apply(self, function: Any, fragments: Any, named: Any) -> Any:
-        """The function is traced on variables in the place of its fragments. A reader may call it on a part of them at a time:
-        it works element by element, so the parts' results are parts of the results."""
-        given = [self._variable("acc", values, "fp32") for values in fragments]
-        with_names = {name: self._variable(name, values, values.kind) for name, values in named.items()}
-        found: list[Any] = []
         tracer = self.isa.tracer
-        nodes = tracer.block(lambda: found.append(applied(tracer.user(function), given, with_names)))
-        several = found[0] if isinstance(found[0], dict) else {"v": found[0]}
-        for value in several.values():
-            check_applied(value, function)
-        names = {name: values._data for name, values in with_names.items()}
-        made = Function([values._data for values in given], names, nodes, found[0])
-        kept = [name for name, value in several.items() if value is not None]
-        results = self.isa.record("fragments.apply", (made, list(fragments), dict(named)), {}, kept)
-        pieces = {name: Fragment(self, None, "tile", "fp32", r) for name, r in zip(kept, results, strict=True)}
-        if not isinstance(found[0], dict):
-            return pieces.get("v")
-        return {name: pieces.get(name) for name in several}
+        rewritten = functools.update_wrapper(tracer.user(function), function)
+        given = [tracer.var("x") for _ in fragments]
+        by_name = {name: tracer.var(name) for name in named}
+        returned: list[Any] = []
 
-    def _variable(self, name: str, values: Fragment, kind: str) -> Fragment:
-        return Fragment(self, None, values.along, kind, self.isa.tracer.var(name))
+        def call() -> None:
+            values = [Fragment(self, None, "tile", "fp32", x) for x in given]
+            more = {name: Fragment(self, None, "tile", "fp32", x) for name, x in by_name.items()}
+            returned.append(applied(rewritten, values, more))
+
+        body = tracer.block(call)
+        made = returned[0] if isinstance(returned[0], dict) else {"": returned[0]}
+        for value in made.values():
+            if value is not None and not isinstance(value, (Fragment, int, float, Expr)):
+                text = f"{where_is(function)} returned a {type(value).__name__} in the place of what it computes"
+                raise ScopeError(f"{text}. Return the value, or with further outputs a dictionary of all.")
+        traced = Function(getattr(function, "__name__", "epilogue"), given, by_name, body, made)
+        names = [name or "v" for name in made]
+        results = self.isa.record("fragments.apply", (traced, list(fragments), dict(named)), {}, names)
+        found = {
+            name: None if value is None else Fragment(self, None, "tile", "fp32", result)
+            for (name, value), result in zip(made.items(), results, strict=True)
+        }
+        return traced.of(found)
 
     # slots
     def read(self, slot: Any, layout: Any, along: str = "tile") -> Fragment:
@@ -94,6 +101,10 @@ class TracingFragments(Fragments):
 
     def read_number(self, slot: Any, index: Any) -> Fragment:
         return Fragment(self, None, "one", slot.buffer.dtype.kind, self._record("read_number", slot, index))
+
+    # raw code
+    def raw(self, gpu: Any, cpu: Any, accesses: Any, role: Any, proxy: str = "generic") -> None:
+        self._record("raw", captured(gpu), captured(cpu), accesses, role, proxy, result=None)
 
     # data
     def convert(self, data: Any, kind: str, to: str) -> Any:
@@ -115,7 +126,7 @@ def _fragment_method(name: str, result: str | None) -> Any:
 
 for _name in ("number", "indices", "reduce_in_warp", "read_partials", "row_sums", "column_sums"):
     setattr(TracingFragments, _name, _fragment_method(_name, "v"))
-for _name in ("write", "write_columns", "write_row_sums", "write_column_sums", "send", "send_tile", "write_partial", "send_partial", "raw"):
+for _name in ("write", "write_columns", "write_row_sums", "write_column_sums", "send", "send_tile", "write_partial", "send_partial"):
     setattr(TracingFragments, _name, _fragment_method(_name, None))
 
 

@@ -10,7 +10,7 @@ from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.operands import Kind
 from tmapipe.isa.values import SlotRef
 from tmapipe.program.expressions import Expr, Var, resolve, show
-from tmapipe.program.nodes import For, If, While
+from tmapipe.program.nodes import For, Function, If, While
 
 WIDTH = 150
 
@@ -158,6 +158,8 @@ def argument(x):
         return ", ".join(filter(None, map(argument, x)))
     if isinstance(x, dict):
         return ", ".join(f"{n}={argument(v)}" for n, v in x.items())
+    if isinstance(x, Function):
+        return x.name
     if callable(x):
         return getattr(x, "__name__", type(x).__name__)
     if isinstance(x, (int, float, str)):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tmapipe.errors import ScopeError
 from tmapipe.program.blocks import NOT_READ, Block, differing, fill, set_flag
-from tmapipe.program.carried import Differs, Undefined, is_boolean, is_number, joined, kind_of, same
+from tmapipe.program.carried import KEPT, Differs, Undefined, is_boolean, is_number, joined, kind_of, same
 from tmapipe.program.conditions import both
 from tmapipe.program.exits import RETURNED, VALUE
 from tmapipe.program.expressions import Expr, Var, resolve, symbolic
@@ -195,7 +195,7 @@ class Loop(Block):
         if same(first, last):
             return last
         if isinstance(first, Undefined):
-            why = f"is set in the loop at {self.where}, which may not run at all: set it before"
+            why = f"is set in the loop at {self.where}, which may not run at all. {KEPT}"
             return Undefined(name, why)
 
         def number(name: str, first: Any, last: Any) -> Any:
@@ -223,12 +223,15 @@ class Loop(Block):
         if isinstance(first, Undefined) or isinstance(last, Undefined):
             if isinstance(last, Undefined) and last._why is not None:
                 return last
-            return Undefined(name, f"is set in the loop at {self.where}, which may not run at all: set it before")
+            return Undefined(
+                name,
+                f"is set in the loop at {self.where}, which may not run at all. {KEPT}",
+            )
         raise ScopeError(f"`{name}` {self._why(first, last)}.")
 
     def _why(self, first: Any, last: Any) -> str:
         forms = f"{kind_of(first)} before the loop at {self.where} and {kind_of(last)} after an iteration"
-        return f"is {forms}: a loop carries numbers, fragments of one form, and what is made of them"
+        return f"is {forms}: a loop carries numbers, fragments of one form, and what is made of them. {KEPT}"
 
     def _last_alone(self, name: str, last: Any, memo: dict[Any, Any]) -> Any:
         """A value that only the last iteration gives, where nothing reads what was before."""

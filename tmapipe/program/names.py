@@ -71,9 +71,13 @@ def _note_stored(node: ast.AST, found: dict[str, None]) -> None:
 
 def reads(node: ast.AST) -> Names:
     """Names that *node* may read, in functions that it defines, too."""
-    return frozenset(
-        each.id for each in ast.walk(node) if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Store)
-    )
+    found = set()
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Store):
+            found.add(each.id)
+        elif isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name):
+            found.add(each.target.id)
+    return frozenset(found)
 
 
 def captured(function: ast.AST) -> Names:

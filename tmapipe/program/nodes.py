@@ -43,19 +43,6 @@ class Let(Node):
         self.value = value
 
 
-class Function:
-    """A function of fragments, such as an epilogue: traced once, and carried out on as many parts of them as a reader likes.
-
-    parameters, named: variables for the data of its arguments; nodes: what it does; values: what it returns, a fragment or a
-    number, or a dictionary of such.
-    """
-
-    __slots__ = ("named", "nodes", "parameters", "values")
-
-    def __init__(self, parameters: list[Var], named: dict[str, Var], nodes: list[Any], values: Any):
-        self.parameters, self.named, self.nodes, self.values = parameters, named, nodes, values
-
-
 class OfModel:
     """What something is in the model, of no matter to others: values, and the nodes that compute them, which have no operations.
 
@@ -100,3 +87,23 @@ class If(Node):
     def __init__(self, condition: Any, then: list[Node], other: list[Node], phis: Any, lane_0: bool, where: str | None):
         self.condition, self.then, self.other, self.phis, self.lane_0 = condition, then, other, phis, lane_0
         self.where = where
+<<<<<<< HEAD
+=======
+
+
+class Function:
+    """What is computed of fragments element by element, such as an epilogue.
+
+    inputs, named: variables for the data of what it is called with, by place and by name. outputs: what it gives, by name; ""
+    if that is one value. A value is a fragment, a number, or None.
+    """
+
+    __slots__ = ("body", "inputs", "name", "named", "outputs")
+
+    def __init__(self, name: str, inputs: list[Var], named: dict[str, Var], body: list[Any], outputs: dict[str, Any]):
+        self.name, self.inputs, self.named, self.body, self.outputs = name, inputs, named, body, outputs
+
+    def of(self, values: dict[str, Any]) -> Any:
+        """What it returns, of the values of its outputs."""
+        return values[""] if list(values) == [""] else values
+>>>>>>> frontend

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+from types import SimpleNamespace
 from typing import Any
 
 
+<<<<<<< HEAD
+=======
+
+from tmapipe.isa.exchange import ClusterExchange, Exchange
+>>>>>>> frontend
 from tmapipe.isa.fragment import Fragment
-from tmapipe.program.arguments import argument
+from tmapipe.isa.values import SlotRef
+from tmapipe.program.captured import Captured
 from tmapipe.program.expressions import Expr, evaluate
 from tmapipe.program.nodes import Call, For, Function, If, Let, OfModel, While
 
@@ -80,12 +88,11 @@ class _Replay:
         on, _, name = self.isa, None, node.method
         if name.startswith("fragments."):
             on, name = self.isa.fragments, name[10:]
-        given = [self._function(a) if isinstance(a, Function) else self.value(a) for a in node.args]
+        given = [self.value(a) for a in node.args]
         found = getattr(on, name)(*given, **{n: self.value(v) for n, v in node.named.items()})
-        if name == "apply":
-            several = found.values() if isinstance(found, dict) else (found,)
-            made = [each.data for each in several if each is not None]
-            self.env.update(zip(node.results, made, strict=True))
+        if name == "apply" and isinstance(found, dict):
+            for each, value in zip(node.results, found.values(), strict=True):
+                self.env[each] = None if value is None else value.data
         elif len(node.results) == 1:
             self.env[node.results[0]] = found.data if isinstance(found, Fragment) else found
 
@@ -107,17 +114,6 @@ class _Replay:
         counter, in_turn = node.args
         self.env[node.results[0]] = self.isa.atomic_add(self.value(counter), lambda: self._of_model(in_turn))
 
-    def _function(self, of: Function) -> Any:
-        """What the model calls: it carries out what the function's trace has."""
-
-        def call(*fragments: Fragment, **named: Fragment) -> Any:
-            self.env.update((var, values.data) for var, values in zip(of.parameters, fragments, strict=True))
-            self.env.update((var, named[name].data) for name, var in of.named.items())
-            self.nodes(of.nodes)
-            return self.value(of.values)
-
-        return call
-
     def _of_model(self, of: OfModel) -> Any:
         self.nodes(of.nodes)
         return self.value(of.values)
@@ -131,8 +127,28 @@ class _Replay:
 
         self.env[node.results[0]] = self.isa.ballot(table, self.value(first), self.value(count), test, without)
 
-    def value(self, x: Any) -> Any:
-        return argument(x, self.number, self.isa)
+    def carried_out(self, function: Function, *fragments: Fragment, **named: Fragment) -> Any:
+        """What a function of fragments gives."""
+        self.env.update((x, each.data) for x, each in zip(function.inputs, fragments, strict=True))
+        self.env.update((x, named[name].data) for name, x in function.named.items())
+        self.nodes(function.body)
+        return function.of({name: self.value(x) for name, x in function.outputs.items()})
 
-    def number(self, x: Expr) -> Any:
-        return evaluate(x, self.env)
+    def value(self, x: Any) -> Any:
+        if isinstance(x, Expr):
+            return evaluate(x, self.env)
+        if isinstance(x, Function):
+            return functools.partial(self.carried_out, x)
+        if isinstance(x, Captured):
+            return x.bound(self.value)
+        if isinstance(x, SlotRef):
+            return SlotRef(x.buffer, self.value(x.stage))
+        if type(x) in (tuple, list):
+            return type(x)(self.value(each) for each in x)
+        if type(x) is dict:
+            return {n: self.value(v) for n, v in x.items()}
+        if isinstance(x, Fragment):
+            return Fragment(self.isa.fragments, x.layout, x.along, x.kind, self.value(x._data))
+        if isinstance(x, ClusterExchange):
+            return SimpleNamespace(rank=self.value(x.rank), mask=self.value(x.mask), peers=x.peers, full=x.full)
+        return x

@@ -23,8 +23,8 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from tmapipe.program.exits import RETURNED, VALUE, Exits, call, located
-from tmapipe.program.names import Liveness, declared, own_nodes, stored
+from tmapipe.program.exits import AFTER_RETURN, RETURNED, VALUE, Exits, call, located
+from tmapipe.program.names import Liveness, declared, own_nodes, reads, stored
 from tmapipe.program.rewrite_expressions import Expressions, load
 
 __all__ = ["HOME", "Rewriter"]
@@ -81,6 +81,7 @@ class Rewriter(Expressions):
         self.carried = {n for names in self.names.values() for n in names}
         self.unset = [n for n in sorted(self.carried) if n not in self.parameters and n not in (RETURNED, VALUE)]
         self.count = 0
+        self.finals: list[frozenset[str]] = []  # names that each `finally` around reads
         function.body = self.block(statements)
         function.body[:0] = [
             located(ast.Assign([ast.Name(n, ast.Store())], call("unset", ast.Constant(n))), function.body[0])
@@ -136,7 +137,8 @@ class Rewriter(Expressions):
 
     def visit_If(self, node: ast.If) -> Any:
         names = self.names[node]
-        live = [n in self.live.after[node] for n in names]
+        kept = self.live.always.union(*self.finals)  # read even if the function has been left
+        live = [AFTER_RETURN if n in kept else n in self.live.after[node] for n in names]
         method = "if_known" if self._yields(node) else "if_"
         test = self.test(node.test)
         arms, arm = self._number("if"), self._number("arm")
@@ -203,6 +205,7 @@ class Rewriter(Expressions):
         level = self._number("level")
         risky = any(_may_catch_division(h) for h in node.handlers)
         self.risky += risky
+        self.finals.append(frozenset().union(*map(reads, node.finalbody)))
         node.body = self.block(node.body)
         self.risky -= risky
         for handler in node.handlers:
@@ -214,7 +217,9 @@ class Rewriter(Expressions):
                 body = [ast.Assign([ast.Name(name, ast.Store())], load(handler.name)), *body,
                         ast.Assign([ast.Name(name, ast.Store())], call("unset", ast.Constant(name)))]  # fmt: skip
             handler.body = [located(s, handler) for s in (ast.Expr(call("caught", load(level))), *body)]
-        node.orelse, node.finalbody = self.block(node.orelse), self.block(node.finalbody)
+        node.orelse = self.block(node.orelse)
+        self.finals.pop()
+        node.finalbody = self.block(node.finalbody)
         return [located(ast.Assign([ast.Name(level, ast.Store())], call("level")), node), node]
 
     def visit_Match(self, node: ast.Match) -> Any:

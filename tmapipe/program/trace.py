@@ -6,11 +6,9 @@ from typing import Any
 
 from tmapipe.errors import ScopeError
 from tmapipe.kernel import kernel_main
-from tmapipe.program import expressions
 from tmapipe.program.control import Tracing
 from tmapipe.program.convert import tracing
 from tmapipe.program.isa import TracingIsa
-from tmapipe.program.nodes import Let
 
 
 class Traced:
@@ -25,13 +23,9 @@ def trace(schedule: Any, plan: Any = None, *, all_clusters: bool = False) -> Tra
     plan = plan or schedule.plan()
     tracer = Tracing()
     isa = TracingIsa(plan, tracer, all_clusters)
-    expressions._hooks.append(lambda made: tracer.nodes.append(Let(made)))
     before = {name: value for name, value in vars(schedule).items()}
-    try:
-        with tracing(tracer):
-            kernel_main(isa, schedule)
-    finally:
-        expressions._hooks.pop()
+    with tracing(tracer):
+        kernel_main(isa, schedule)
     changed = [n for n, v in vars(schedule).items() if not n.startswith("_") and (n not in before or before[n] is not v)]
     if changed:
         raise ScopeError(f"self.{changed[0]} is set by a body, which is traced once and keeps no state")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import Any
+from typing import Any, ClassVar
 
 from tmapipe.errors import ScopeError
 from tmapipe.isa.fragment import Fragment
@@ -26,7 +26,7 @@ class BoundClusterSum(Carried):
     At the end nothing is in flight: a CTA has got all parts, and its peers wait for what it has sent.
     """
 
-    _facts = {"started": "same"}
+    _facts: ClassVar[dict[str, str]] = {"started": "same"}
 
     def __init__(self, isa: Isa, plan: HeldTile):
         assert plan.sent is not None

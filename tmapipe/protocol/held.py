@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from tmapipe.errors import MissingPartError, ScopeError
 from tmapipe.isa.interface import Isa
@@ -20,7 +20,7 @@ class HeldEnd(RingEnd):
     attributes, such as ``k.weights.w.read()``. The others enter it once, in what they do before their first tile.
     """
 
-    _facts = {**RingEnd._facts, "slot": "always"}
+    _facts: ClassVar[dict[str, str]] = {**RingEnd._facts, "slot": "always"}
 
     def __init__(self, isa: Isa, ring: Ring, role: str, parts: Parts, groups: Groups | None = None):
         super().__init__(isa, ring, role, parts, groups)

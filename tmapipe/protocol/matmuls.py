@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from tmapipe.errors import ScopeError
 from tmapipe.isa.fragment import Fragment
@@ -23,7 +23,7 @@ __all__ = ["Accumulator", "BoundMatmul", "BoundRegisterTile", "Epilogue", "TileV
 class BoundMatmul(Carried):
     """A `Wgmma` in the role that executes it. ends: of the rings whose slots it reads."""
 
-    _facts = {"latest": "none"}
+    _facts: ClassVar[dict[str, str]] = {"latest": "none"}
 
     def __init__(self, isa: Isa, matmul: Matmul, ends: list[RingEnd], groups: Groups):
         self.isa, self.matmul, self.ends, self.groups = isa, matmul, ends, groups
@@ -78,7 +78,7 @@ def _of_matmul(k: Any, name: str, mma: Wgmma) -> BoundMatmul | None:
 class Accumulator(Carried):
     """The fp32 sums of one output tile, in the registers of the role's warpgroups."""
 
-    _facts = {"open": "same", "added": "noted", "used_inside": "noted"}
+    _facts: ClassVar[dict[str, str]] = {"open": "same", "added": "noted", "used_inside": "noted"}
 
     def __init__(self, bound: BoundMatmul, empty: bool):
         self.bound, self.empty = bound, empty

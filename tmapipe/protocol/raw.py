@@ -8,40 +8,16 @@ warp's rows over its lanes is not known, so the lanes synchronize before and aft
 
 from __future__ import annotations
 
-import functools
-import inspect
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tmapipe.errors import InputError, PipelineError, ScopeError
-from tmapipe.isa.interface import Isa
-from tmapipe.isa.values import Carried, SlotRef, Value
-from tmapipe.plan.model import RoleWarps
+from tmapipe.errors import InputError
+from tmapipe.isa.values import SlotRef
 from tmapipe.protocol.parts import PartInSlot
 
-__all__ = ["RawRole", "raw"]
+__all__ = ["raw"]
 
 PROXIES = ("generic", "async")
-
-
-class RawRole(Carried):
-    """What a raw function is told of its role, if it has a parameter ``role``.
-
-    name: of the role; warp: the calling one, counted from 0 in its team; warps: of the team; extent: elements along a
-    dimension of the tensors, by its name.
-    """
-
-    def __init__(self, isa: Isa, role: RoleWarps):
-        self.isa, self.role, self.name, self.warps = isa, role, role.name, role.team_warps
-
-    @property
-    def warp(self) -> Value:
-        return (self.isa.warp - self.role.first_warp) % self.warps
-
-    def extent(self, dim: str) -> Value:
-        """Elements along dimension *dim* of the tensors that have it."""
-        return self.isa.extent_along("role.extent", dim)
 
 
 def raw(
@@ -96,27 +72,5 @@ def raw(
     if proxy == "async":
         isa.when(touched, isa.fence_proxy_async)
     isa.when(touched, isa.warp_sync)  # the elements are now distributed over the lanes in another way
-    told = RawRole(isa, role)
-    isa.fragments.raw(_called(gpu, told), None if cpu is None else _called(cpu, told), accesses, role, proxy)
+    isa.fragments.raw(gpu, cpu, accesses, role, proxy)
     isa.warp_sync()
-
-
-def _called(function: Callable[..., None], role: RawRole) -> Callable[..., None]:
-    """*function* with its role, if it takes that, and with the line in the errors that it raises."""
-
-    @functools.wraps(function)
-    def call(*tensors: Any) -> None:
-        try:
-            takes_role = "role" in inspect.signature(function).parameters
-            function(*tensors, **({"role": role} if takes_role else {}))
-        except PipelineError:
-            raise
-        except Exception as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            code = getattr(inspect.unwrap(function), "__code__", None)
-            inside = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
-            where = f"{inside[-1].filename}:{inside[-1].lineno}: " if inside else ""
-            name = getattr(function, "__name__", type(function).__name__)
-            raise ScopeError(f"{where}{name}() of k.raw raised {type(error).__name__}: {error}") from error
-
-    return call

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from tmapipe.errors import MissingPartError, ScopeError
 from tmapipe.isa.interface import Isa
@@ -30,7 +30,7 @@ class RingEnd(Carried):
     parts: stage -> what makes its tile of an open slot; groups: the role's wgmma groups, which all of its rings share.
     """
 
-    _facts = {"by_threads": "flag"}
+    _facts: ClassVar[dict[str, str]] = {"by_threads": "flag"}
 
     def __init__(self, isa: Isa, ring: Ring, role: str, parts: Parts, groups: Groups | None = None):
         phase = ring.phase_of(role)
@@ -201,7 +201,12 @@ class Slot(Carried):
     """
 
     _carries, _apart = ("index", "touched_by_threads"), ("gone", "entered")
-    _facts = {"open": "same", "retired": "both", "touched_by_threads": "flags", "gone": "union"}
+    _facts: ClassVar[dict[str, str]] = {
+        "open": "same",
+        "retired": "both",
+        "touched_by_threads": "flags",
+        "gone": "union",
+    }
 
     def __init__(self, end: RingEnd):
         end.isa.follow(self)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from tmapipe.errors import ScopeError
 from tmapipe.isa.interface import Isa
@@ -18,7 +18,7 @@ __all__ = ["BoundTurnstile"]
 class BoundTurnstile(Carried):
     """A turnstile as one of those sees it that take turns. The parity to wait for is kept in a register."""
 
-    _facts = {"inside": "same"}
+    _facts: ClassVar[dict[str, str]] = {"inside": "same"}
 
     def __init__(self, k: Any, name: str, turnstile: Turnstile):
         isa, role = k.isa, k.role

@@ -49,7 +49,7 @@ from tmapipe.prove.walker import Open, ProofIsa, Walker, live
 __all__ = ["Proof", "prove"]
 
 MOST_STATES = 1500
-MOST_STEPS = 20_000  # of one warp between two boundaries
+MOST_EVENTS = 40_000  # transitions of all runs together
 
 
 @attrs.frozen
@@ -247,8 +247,8 @@ class _Search:
             if left:
                 found = left.pop(0)
             else:
-                found = options[0]
-                todo.extend((point, before, (*taken, other)) for other in options[1:])
+                found = options[-1]  # tiles of few steps first: what is left to look at later is then mostly covered
+                todo.extend((point, before, (*taken, other)) for other in options[:-1])
             taken.append(found)
             return found
 
@@ -267,7 +267,7 @@ class _Search:
             raise Stopped("something is still in flight between two iterations")
         if not self._is_known(now, state):
             self.count += 1
-            if self.count > MOST_STATES:
+            if self.count > MOST_STATES or self.log.order > MOST_EVENTS:
                 raise Stopped("still no state recurs")
             todo.append((now, state, ()))
 

@@ -14,6 +14,7 @@ from typing import Any
 __all__ = ["FALSE", "Sym", "arithmetic", "leaf", "leaves", "negated", "replaced", "text"]
 
 FALSE = False
+LARGE = 80  # parts of a quotient or choice, beyond which it is a number of its own
 _made: dict[Any, Sym] = {}
 
 
@@ -24,11 +25,12 @@ class Sym:
     sum that is at least 0, or 0), or the name of another operation. number: of its making, by which terms are ordered.
     """
 
-    __slots__ = ("args", "leaves", "number", "op")
+    __slots__ = ("args", "leaves", "number", "op", "size")
     __hash__ = object.__hash__
 
     def __init__(self, op: str, args: tuple[Any, ...]):
         self.op, self.args, self.number = op, args, len(_made)
+        self.size = 1 if op == "leaf" else 1 + sum(map(_size, args))
         inside = _leaves_of(args)
         self.leaves: frozenset[Sym] = inside | {self} if op == "leaf" else inside
 
@@ -46,6 +48,12 @@ class Sym:
         return text(self)
 
 
+def _size(x: Any) -> int:
+    if isinstance(x, Sym):
+        return x.size
+    return sum(map(_size, x)) if isinstance(x, tuple) else 0
+
+
 def _leaves_of(args: Any) -> frozenset[Sym]:
     found: set[Sym] = set()
     for each in args:
@@ -61,7 +69,7 @@ def _intern(op: str, *args: Any) -> Sym:
     found = _made.get(key)
     if found is None:
         found = _made[key] = Sym(op, args)
-    return found
+    return leaf("large", found) if found.size > LARGE and op in ("select", "div", "min", "max") else found
 
 
 def leaf(*name: Any) -> Sym:

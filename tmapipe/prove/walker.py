@@ -40,6 +40,15 @@ class ProofIsa(MachineIsa):
     def start(self, of: Any, at: Any) -> tuple[int, ...]:
         return (0,) * len(at)
 
+    def bar(self, barrier: Any, stage: Any) -> int:
+        return super().bar(barrier, _known(stage, f"the stage of {barrier.name}"))
+
+    def slot(self, buffer: Any, stage: Any) -> int:
+        return super().slot(buffer, _known(stage, f"the slot of {buffer.name}"))
+
+    def barrier_id(self, barrier: Any, instance: Any) -> int:
+        return super().barrier_id(barrier, _known(instance, f"the instance of {barrier.name}"))
+
     def plain(self, number: Any) -> Any:
         return 0 if isinstance(number, Sym) else number
 
@@ -47,6 +56,12 @@ class ProofIsa(MachineIsa):
         if isinstance(index, Sym):
             raise Open(f"part {index} of a slot of {of.name}")
         return super().part(of, index)
+
+
+def _known(number: Any, what: str) -> int:
+    if isinstance(number, Sym):
+        raise Open(f"{what}, which is {number}")
+    return number
 
 
 class Walker:
@@ -365,8 +380,8 @@ def of_loop(node: Any) -> frozenset[Any]:
 def live(frames: list[tuple[Any, ...]]) -> set[Any]:
     """The variables that a warp at these frames still reads. Each is given its value at one place of the program."""
     found: set[Any] = set()
-    for frame in frames:
-        kind = frame[0]
+    for frame, inner in zip(frames, (*frames[1:], ("",)), strict=True):
+        kind = "head" if inner[0] == "iterated" else frame[0]  # what it carries is that of the next iteration already
         if kind == "block":
             before, given = used(frame[1], frame[2]), defined(frame[1], frame[2])
             found = (found | before) - given
