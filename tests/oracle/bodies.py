@@ -36,7 +36,7 @@ from typing import Any
 
 import attrs
 
-from tests.oracle.body_forms import ASKED, FUNCTIONS, MODULE, RARE, STATES
+from tests.oracle.body_forms import ASKED, FUNCTIONS, MODULE, RARE, SHOWN, STATES
 
 __all__ = ["Body", "body"]
 
@@ -62,9 +62,9 @@ class Body:
         return not self.state and not self.asked
 
 
-def body(seed: int, state: str | None = None, asked: str | None = None) -> Body:
-    """The body of this seed. state, asked: a kind that it has; by default drawn, too."""
-    return _Drawing(seed).made(state, asked)
+def body(seed: int, state: str | None = None, asked: str | None = None, shown: str = "") -> Body:
+    """The body of this seed. state, asked: a kind that it has; by default drawn, too. shown: one of `SHOWN` besides."""
+    return _Drawing(seed).made(state, asked, shown)
 
 
 class _Drawing:
@@ -143,14 +143,20 @@ class _Drawing:
             return f"({a} if {self.condition(depth - 1)} else {b})"
         if kind == 16:
             self.features.add("and / or of numbers")
-            return rng.choice((f"({a} and {b})", f"({a} or {b})", f"({a} and {b} or {self.atom()})", f"({a} or {rng.randrange(4)})"))
+            return rng.choice(
+                (f"({a} and {b})", f"({a} or {b})", f"({a} and {b} or {self.atom()})", f"({a} or {rng.randrange(4)})")
+            )
         if kind == 17:
             self.features.add("guarded division")
             n = self.atom()
             return rng.choice((f"({a} // {n} if {n} else {b})", f"({n} and {a} % {n})", f"({a} // (1 + {b} % 4))"))
         if kind == 18:
             self.features.add("condition as a number")
-            return f"(({self.condition(depth - 1)}) {rng.choice('+*')} {a} % 50)" if rng.random() < 0.5 else f"{a} * ({self.comparison(0)})"
+            return (
+                f"(({self.condition(depth - 1)}) {rng.choice('+*')} {a} % 50)"
+                if rng.random() < 0.5
+                else f"{a} * ({self.comparison(0)})"
+            )
         if kind == 19 and self.calls:
             return self.call(depth - 1)
         if kind == 20:
@@ -166,7 +172,9 @@ class _Drawing:
             return str(rng.choice((0, 1, 2, 3, 4, 7, 11, -1, -2, -5)))
         if self.has("table", 0.15):
             return f"k.t.entry({self.rng.choice(self.names or ['1'])} % 6)"
-        return rng.choice(("tile.m", "tile.n", 'k.steps("x", "m")', 'k.steps("x", "n")', 'k.extent("m")', 'k.extent("n")'))
+        return rng.choice(
+            ("tile.m", "tile.n", 'k.steps("x", "m")', 'k.steps("x", "n")', 'k.extent("m")', 'k.extent("n")')
+        )
 
     def comparison(self, depth: int) -> str:
         a, b = self.number(depth), self.number(depth)
@@ -186,7 +194,9 @@ class _Drawing:
         if kind == 8:
             self.features.add("chain")
             middle = self.number(depth)
-            return f"({self.atom()} {rng.choice(('<', '<=', '!='))} {middle} {rng.choice(('<', '<=', '>'))} {self.atom()})"
+            return (
+                f"({self.atom()} {rng.choice(('<', '<=', '!='))} {middle} {rng.choice(('<', '<=', '>'))} {self.atom()})"
+            )
         if kind == 9 and not self.in_helper and self.names:
             self.features.add("guarded read")
             i = rng.choice(self.names)
@@ -337,7 +347,10 @@ class _Drawing:
 
     def fragments(self) -> None:
         self.features.add("fragments")
-        self.say("pass", self.rng.choice(("total, other = other, total", "other = total + other", "total = total * 0.5 + 1.0")))
+        self.say(
+            "pass",
+            self.rng.choice(("total, other = other, total", "other = total + other", "total = total * 0.5 + 1.0")),
+        )
 
     def open_slots(self) -> None:
         self.features.add("slots kept open")
@@ -363,7 +376,9 @@ class _Drawing:
         (load, read), (load_too, read_too) = self.use(first), self.use(second)
         self.say(f"{first} = k.ring.acquire()\n{load}\nk.ring.commit({first})", f"{first} = k.ring.wait()")
         self.assign()
-        self.say(f"{second} = k.ring.acquire()\n{load_too}\nk.ring.commit({second})", f"{second} = k.ring.wait()\n{read}")
+        self.say(
+            f"{second} = k.ring.acquire()\n{load_too}\nk.ring.commit({second})", f"{second} = k.ring.wait()\n{read}"
+        )
         with self.block(f"if {self.condition(1)}:"):
             self.say("pass", read_too)
         self.say("pass", f"k.ring.release({first})")
@@ -384,8 +399,20 @@ class _Drawing:
             )
         elif kind == 1:
             lines = (
-                [f"for n in range({count}):", "    with k.ring.produce() as slot:", f"        {load}", "    p += n", "return p"],
-                [f"for n in range({count}):", "    with k.ring.consume() as slot:", f"        {read}", "    p += n", "return total"],
+                [
+                    f"for n in range({count}):",
+                    "    with k.ring.produce() as slot:",
+                    f"        {load}",
+                    "    p += n",
+                    "return p",
+                ],
+                [
+                    f"for n in range({count}):",
+                    "    with k.ring.consume() as slot:",
+                    f"        {read}",
+                    "    p += n",
+                    "return total",
+                ],
             )
         else:
             self.features.add("early return")
@@ -460,7 +487,9 @@ class _Drawing:
             called, end = f"add_two(*{called}", ")"
         else:
             end = ""
-        self.calls.append(f"{called}({{}} % 43){end}" if "q=3" in shown or len(shown) == 1 else f"{called}({{}} % 43, {{}} % 37){end}")
+        self.calls.append(
+            f"{called}({{}} % 43){end}" if "q=3" in shown or len(shown) == 1 else f"{called}({{}} % 43, {{}} % 37){end}"
+        )
         if "q=3" in shown:
             self.calls.append(f"{called}({{}} % 43, q={{}} % 31){end}")
 
@@ -477,13 +506,15 @@ class _Drawing:
     def strange(self, form: str) -> None:
         """*form*, maybe in a loop, in a branch, or as it stands."""
         text = form.format(c=self.target(), d=self.target(), v=self.number(1)).replace("; ", "\n")
-        heads = self.rng.choice(("for _ in range(3):", f"for _ in range({self.number(1)} % 4):", f"if {self.condition(1)}:", ""))
+        heads = self.rng.choice(
+            ("for _ in range(3):", f"for _ in range({self.number(1)} % 4):", f"if {self.condition(1)}:", "")
+        )
         if not heads:
             return self.say(text)
         with self.block(heads):
             self.say(text)
 
-    def made(self, state: str | None = None, asked: str | None = None) -> Body:
+    def made(self, state: str | None = None, asked: str | None = None, shown: str = "") -> Body:
         rng = self.rng
         if state is not None or asked is not None:
             self.state, self.asked = state or "", asked or ""
@@ -505,6 +536,8 @@ class _Drawing:
             self.statement()
             if n == strange and (self.state or self.asked):
                 self.strange(STATES[self.state][1] if self.state else ASKED[self.asked])
+        if shown:
+            self.say(SHOWN[shown].format(c=self.target(), d=self.target(), v=self.number(1)))
         self.slot()
         name = f"Body{self.seed}"
         cluster = 'cluster = {"m": 2}' if self.has("cluster", 0.1) else ""
@@ -526,7 +559,9 @@ def main() -> int:
     parser.add_argument("count", type=int)
     parser.add_argument("--seed", type=int, default=SEED, help="of the first body, in units of a million")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--show", type=int, default=None, help="print the body with this number, and what becomes of it")
+    parser.add_argument(
+        "--show", type=int, default=None, help="print the body with this number, and what becomes of it"
+    )
     given = parser.parse_args()
     if given.show is not None:
         print(body(given.show).source)

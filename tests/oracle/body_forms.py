@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ASKED", "FUNCTIONS", "MODULE", "RARE", "STATES"]
+__all__ = ["ASKED", "FUNCTIONS", "MODULE", "RARE", "SHOWN", "STATES"]
 
 MODULE = """
 import array, collections, functools, itertools
@@ -116,6 +116,11 @@ RARE: dict[str, str] = {
     "with of two": "with contextlib_null() as _, contextlib_null() as also:\n    {d} = {d} + also",
     "keyword by **": "{d} = {d} + add_two(**{{'p': {v} % 5, 'q': {c} % 3}})",
 }  # fmt: skip
+
+#: Forms that mutants of the front end are shown by, and that are not drawn.
+SHOWN: dict[str, str] = {
+    "guarded division in a condition": "if {c} % 3 and {v} % ({c} % 3) == 0:\n    {d} = {d} + 1",
+}
 
 #: Questions to Python about a number, that only the kernel knows. They are refused, or by luck right.
 ASKED: dict[str, str] = {

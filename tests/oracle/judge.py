@@ -137,7 +137,9 @@ def ran(schedule: Schedule, entry: Entry, tensors: dict[str, Any], clusters: int
         clusters: In the grid.
         seed: Of the interleaving.
     """
-    bound = schedule.bind(**{name: tensor.copy() if isinstance(tensor, np.ndarray) else tensor for name, tensor in tensors.items()})
+    bound = schedule.bind(
+        **{name: tensor.copy() if isinstance(tensor, np.ndarray) else tensor for name, tensor in tensors.items()}
+    )
     arrays = bound.arrays()
     outputs = {store.argument: arrays[store.argument] for store in schedule.plan(bound.dtypes).stores}
     for array in outputs.values():
@@ -155,4 +157,7 @@ def ran(schedule: Schedule, entry: Entry, tensors: dict[str, Any], clusters: int
         entry(isa)
 
     Machine(schedule.plan(bound.dtypes), seed=seed, observer=watch).run(each, arrays, clusters)
-    return Ran({warp: _up_to_the_last(ops) for warp, ops in found.items()}, {name: np.array(array) for name, array in outputs.items()})
+    return Ran(
+        {warp: _up_to_the_last(ops) for warp, ops in found.items()},
+        {name: np.array(array) for name, array in outputs.items()},
+    )

@@ -148,7 +148,9 @@ def difference(want: Any, found: Any) -> str:
     pairs = [(key, want[key], found.get(key, [])) for key in want] if isinstance(want, dict) else list(zip(range(99), want, found))  # fmt: skip
     for warp, wants, finds in pairs:
         if wants != finds:
-            at = next((i for i, (a, b) in enumerate(zip(wants, finds, strict=False)) if a != b), min(len(wants), len(finds)))
+            at = next(
+                (i for i, (a, b) in enumerate(zip(wants, finds, strict=False)) if a != b), min(len(wants), len(finds))
+            )
             return f"warp {warp}, operation {at} of {len(wants)} / {len(finds)}: {wants[at : at + 1]} / {finds[at : at + 1]}"
     return "other warps"
 
@@ -194,7 +196,11 @@ def table(seeds: Iterable[int], jobs: int = 1) -> int:
         counts = Counter(each.end for each in of)
         print(f"{name}: {len(of)}: " + ", ".join(f"{end} {n} ({n / len(of):.2%})" for end, n in counts.most_common()))
     print(f"wrong in Python, and left out: {len(outcomes) - len(right) - len(kept)}")
-    for title, of, end in (("right, but refused", right, REFUSED), ("left out", outcomes, WRONG), ("fails", outcomes, FAILS)):
+    for title, of, end in (
+        ("right, but refused", right, REFUSED),
+        ("left out", outcomes, WRONG),
+        ("fails", outcomes, FAILS),
+    ):
         for text, n in Counter(reason(each.why) for each in of if each.end == end).most_common(25):
             print(f"  {title}: {n:5} {text}")
     bad = sum(each.end in (DIFFERS, FAILS) for each in outcomes)

@@ -81,7 +81,9 @@ def shapes_of(judged: Judged, schedule: tp.Schedule, plan: Plan, rng: random.Ran
         span = spans.get(dim, 1) * plan.cluster.get(dim, 1)
         if not judged.extents or rng.random() < 0.5:
             most = max(1, min(3, 12 // tiles))  # tiles of all dimensions together: a dozen
-            extents[dim] = rng.choice((1, 2, rng.randint(3, 9), span, span + 1, 2 * span - 1, rng.randint(1, 3 * span), 3 * span))
+            extents[dim] = rng.choice(
+                (1, 2, rng.randint(3, 9), span, span + 1, 2 * span - 1, rng.randint(1, 3 * span), 3 * span)
+            )
             extents[dim] = min(extents[dim], most * span)
         tiles *= -(-extents.get(dim, 1) // span)
     for store in schedule.declared.stores.values():
@@ -89,7 +91,9 @@ def shapes_of(judged: Judged, schedule: tp.Schedule, plan: Plan, rng: random.Ran
     return plan.shapes(extents)
 
 
-def compared(judged: Judged, shapes: dict[str, tuple[int, ...]], cluster: int, clusters: int, program: Any = None) -> str:
+def compared(
+    judged: Judged, shapes: dict[str, tuple[int, ...]], cluster: int, clusters: int, program: Any = None
+) -> str:
     """How the operations of the traced program differ from the judge's; "" if they do not. program: what makes the entry of a
     schedule that is traced."""
     from tests.oracle.judged_bodies import difference, program_of

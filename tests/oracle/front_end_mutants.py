@@ -1,0 +1,161 @@
+"""Mistakes of a front end, each of which the judge must find: ``python -m tests.oracle.front_end_mutants``.
+
+A mutant is a change of the text of one file of `tmapipe/program`. It takes the place of the right code in a process of its own,
+which traces and replays drawn bodies until one differs from the judge.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import tempfile
+import traceback
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.oracle.bodies import body
+from tests.oracle.body_forms import SHOWN
+from tests.oracle.judged_bodies import DIFFERS, FAILS, outcome
+from tmapipe.program import replay, trace
+
+__all__ = ["MUTANTS", "Mutant", "found_by"]
+
+assert replay and trace  # they are imported, with all that they use, before anything takes their place
+
+PROGRAM = Path(__file__).parents[2] / "tmapipe" / "program"
+SEED, MOST = 29_000_000, 250  #: of the first body, and how many are drawn for a mutant at most
+
+
+class Mutant(NamedTuple):
+    """what: the mistake; file: in `tmapipe/program`; old, new: its text, which stands there once, on as many lines; feature: of
+    the bodies that show it."""
+
+    what: str
+    file: str
+    old: str
+    new: str
+    feature: str = ""
+
+
+MUTANTS = (
+    Mutant("`or` gives a truth, not its operand", "operands.py", '(second, 0)))', '(second, 0))) if word == "and" else self.flag(first)', "and / or of numbers"),
+    Mutant("`and` gives 1", "operands.py", "(second, 0)))", "(1, 0)))", "and / or of numbers"),
+    Mutant("`or` takes its second operand first", "operands.py", '*((first, second) if word == "or"', '*((second, first) if word == "or"', "and / or of numbers"),
+    Mutant("the second operand is always evaluated", "conditions.py", "    if total(second):\n        return Expr.of(\"and\"", "    if True:\n        return Expr.of(\"and\"", "guarded division in a condition"),
+    Mutant("`or` as `and`", "conditions.py", 'return Expr.of("or", first, second)', 'return Expr.of("and", first, second)', "and / or"),
+    Mutant("what an operand does is not guarded", "operands.py", "        branch.turn()\n        if test and not symbolic(second):", "        branch.turn(); self.nodes[:0] = branch.nodes.pop(); branch.nodes.append([])\n        if test and not symbolic(second):", "guarded read"),
+    Mutant("the arms of a conditional expression are swapped", "operands.py", "return select(branch.condition, then, other)", "return select(branch.condition, other, then)", "conditional expression"),
+    Mutant("the middle of a chain is its first operand", "operands.py", "        return self.pending[-1][5]", "        return self.pending[-1][1]", "chain"),
+    Mutant("a chain stops at its first pair", "rewrite_expressions.py", "made = pair if made is None else self._joined(", "made = pair if made is None else (lambda *_: pair)(", "chain"),
+    Mutant("`not` of a number is its complement", "operands.py", "else value == 0", "else Expr.of(\"invert\", value)"),
+    Mutant("the arms of `if` are swapped", "rewrite.py", "self.block(node.body), self.block(node.orelse))", "self.block(node.orelse), self.block(node.body))"),
+    Mutant("the second arm begins with the names of the first", "blocks.py", "        self.state = self.before\n", "        pass\n"),
+    Mutant("the second arm begins with the cells of the first", "blocks.py", "        self.restore()\n        self.state = self.before", "        self.state = self.before\n", "branches in a slot"),
+    Mutant("a joined name has one arm's value", "blocks.py", "        return joined(name, (then, other), self._number", "        return joined(name, (then, then), self._number"),
+    Mutant("a range ends one early", "python.py", "            return self.stop - self.start\n", "            return self.stop - self.start - 1\n"),
+    Mutant("a range with a step rounds down", "python.py", "(width + (abs(self.step) - 1)) // abs(self.step)", "width // abs(self.step)"),
+    Mutant("an index counts by one", "iteration.py", "yield self.around.start + index * self.around.step", "yield self.around.start + index"),
+    Mutant("an index counts from 0", "iteration.py", "yield self.around.start + index * self.around.step", "yield index * self.around.step"),
+    Mutant("a loop hands on what was before it", "loops.py", "        self.carried.append((phi, initial, last, after))\n        return after\n\n    def _after", "        self.carried.append((phi, initial, initial, after))\n        return after\n\n    def _after"),
+    Mutant("after a loop, names are as before it", "loops.py", "        after = Var(phi.name, phi.is_bool)\n        self.carried.append((phi, initial, last, after))\n        return after\n\n    def _after", "        after = Var(phi.name, phi.is_bool)\n        self.carried.append((phi, initial, last, after))\n        return initial\n\n    def _after"),
+    Mutant("a loop does not restore what was before it", "loops.py", "            phi.alias = (initial,)\n            return resolve(initial)", "            phi.alias = (0,)\n            return resolve(initial)"),
+    Mutant("an early return does not end its loop", "exits.py", "stops = (*([broken] if breaks else []), *([RETURNED] if returns else []))", "stops = (*([broken] if breaks else []),)", "return in a loop"),
+    Mutant("`break` does not end its loop", "exits.py", "stops = (*([broken] if breaks else []), *([RETURNED] if returns else []))", "stops = (*([RETURNED] if returns else []),)", "early exit of a loop"),
+    Mutant("`continue` is `break`", "exits.py", "            s.body = [_set(continued, False, s), *s.body]", "            pass", "early exit of a loop"),
+    Mutant("what follows a return is done", "exits.py", "                return [*made, s, *self._guarded(found, rest)]", "                return [*made, s, *self.block(rest)]", "early return"),
+    Mutant("a returned value is forgotten", "exits.py", "return [*begin, *made, located(ast.Return(ast.Name(VALUE, ast.Load())), last)]", "return [*begin, *made, located(ast.Return(ast.Constant(1)), last)]", "early return"),
+    Mutant("`max` is `min`", "python.py", "            found = Expr.of(name, found, each)", '            found = Expr.of("min", found, each)', "min and max"),
+    Mutant("`divmod` truncates", "python.py", "return (a // b, a % b) if symbolic(a)", "return (a // b, a - a // b) if symbolic(a)", "divmod"),
+    Mutant("// rounds to zero", "int32.py", '"floordiv", "mod", "neg", "abs")},', '"neg", "abs")}, "mod": lambda a, b: a % b, "floordiv": lambda a, b: int(a / b),'),
+    Mutant("% has the sign of the dividend", "int32.py", '"floordiv", "mod", "neg", "abs")},', '"floordiv", "neg", "abs")}, "mod": lambda a, b: a - b * int(a / b),'),
+    Mutant("- with its operands swapped", "expressions.py", "Expr.of(name, other, self) if swapped else", "Expr.of(name, self, other) if swapped else"),
+    Mutant("a constant on the left is taken to the right", "expressions.py", 'if op in ("add", "mul", "and", "or", "xor") and', 'if op in ("add", "mul", "and", "or", "xor", "sub") and'),
+    Mutant("constants that are added are subtracted", "expressions.py", 'if a[0].op == "add" else -a[0].args[1])', 'if a[0].op == "sub" else -a[0].args[1])'),
+    Mutant("a condition in arithmetic is dropped", "expressions.py", "if _is(a[1], 0) and not _condition(a[0]):", "if _is(a[1], 0) or _condition(a[0]):", "condition as a number"),
+    Mutant("an augmented assignment forgets the name", "rewrite.py", "return located(ast.Assign([node.target], value), node)", "return located(ast.Expr(value), node)"),
+    Mutant("defaults of closures are forgotten", "rewrite.py", "    def visit_Lambda(self, node: ast.Lambda) -> Any:\n        node.args.defaults = [self.visit(each) for each in node.args.defaults]", "    def visit_Lambda(self, node: ast.Lambda) -> Any:\n        node.args.defaults = [ast.Constant(1) for each in node.args.defaults]", "closure"),
+    Mutant("an entry of a table is read once", "replay.py", "        found = getattr(on, name)(*given, **{n: self.value(v) for n, v in node.named.items()})", "        found = self.env[node] if name == 'load_entry' and node in self.env else self.env.setdefault(node, getattr(on, name)(*given, **{n: self.value(v) for n, v in node.named.items()}))", "table"),
+    Mutant("a loop's index is that of the first turn", "replay.py", "            self.env[node.index] = i", "            self.env[node.index] = 0"),
+    Mutant("what a loop carries is set one by one", "replay.py", "        values = [self.value(last) for _, _, last, _ in carried]\n        for (phi, *_), value in zip(carried, values, strict=True):\n            self.env[phi] = value\n\n    def _end", "        for phi, _, last, _ in carried:\n            self.env[phi] = self.value(last)\n\n\n    def _end", "tuple"),
+)  # fmt: skip
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _codes(each)
+
+
+def swap(mutant: Mutant) -> None:
+    """Puts the changed code in the place of the right one. Raises `AssertionError` if its text stands elsewhere now, or if it
+    changes nothing that runs."""
+    file = PROGRAM / mutant.file
+    text = file.read_text()
+    assert text.count(mutant.old) == 1 and mutant.old.count("\n") == mutant.new.count("\n"), mutant.what
+    right, wrong = (compile(each, str(file), "exec") for each in (text, text.replace(mutant.old, mutant.new)))
+    module = sys.modules[f"tmapipe.program.{file.stem}"]
+    pairs = {(a.co_name, a.co_firstlineno): b for a, b in zip(_codes(right), _codes(wrong), strict=False) if a != b}
+    done = 0
+    gc.unfreeze()
+    for function in [each for each in gc.get_objects() if isinstance(each, types.FunctionType)]:
+        code = function.__code__
+        new = pairs.get((code.co_name, code.co_firstlineno))
+        if code.co_filename == str(file) and new is not None and len(code.co_freevars) == len(new.co_freevars):
+            function.__code__ = new
+            done += 1
+    if not done:  # a table of the module
+        changed = types.ModuleType("changed")
+        vars(changed).update({name: value for name, value in vars(module).items() if name.startswith("__")})
+        exec(wrong, vars(changed))
+        module.FOLD.update(changed.FOLD)
+
+
+def found_by(mutant: Mutant) -> int | None:
+    """The seed of the first drawn body on which the mutant differs; None if there is none. Runs in a process of its own."""
+    reads, writes = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            seed = _first(mutant)
+            os.write(writes, str(seed or 0).encode())
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.close(writes)
+    with os.fdopen(reads) as answer:
+        text = answer.read()
+    os.waitpid(pid, 0)
+    assert text, f"{mutant.what}: it could not be tried"
+    return int(text) or None
+
+
+def _first(mutant: Mutant) -> int | None:
+    swap(mutant)
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(SEED, SEED + MOST):
+            drawn = body(seed, shown=mutant.feature) if mutant.feature in SHOWN else body(seed)
+            shows = drawn.right and (mutant.feature in ("", *SHOWN) or mutant.feature in drawn.features)
+            if shows and outcome(drawn, Path(folder)).end in (DIFFERS, FAILS):
+                return seed
+    return None
+
+
+def main() -> int:
+    lost = 0
+    words = sys.argv[1:]
+    chosen = [each for each in MUTANTS if not words or any(word in each.what for word in words)]
+    for mutant in chosen:
+        seed = found_by(mutant)
+        lost += seed is None
+        print(f"{'NOT FOUND' if seed is None else f'body {seed}':14} {mutant.file:24} {mutant.what}", flush=True)
+    print(f"{len(chosen) - lost} of {len(chosen)} mutants found")
+    return int(lost > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
