@@ -150,8 +150,6 @@ def _rewritten(code: types.CodeType, file: str, top: bool, given: _Function) -> 
     body: list[ast.stmt] = [inner]
     if around is None and node.name not in names:  # a function of a module, which may call itself
         body.insert(0, ast.Global([node.name]))
-    if around is None and node.name not in names:  # a function of a module, which may call itself
-        body.insert(0, ast.Global([node.name]))
     if "__class__" in code.co_freevars and around is None:
         names.append("__class__")
     arguments = ast.arguments([], [ast.arg(n) for n in names], None, [], [], None, [])

@@ -1,10 +1,10 @@
 """The nodes of a traced program.
 
-Call(method, arguments, results, ops)      one instruction of the table; `ops` are its operations, with symbolic operands
-For(index, count, carried, results, body)  runs body for index = 0 .. count - 1
-While(carried, results, condition, body, iterations)
-If(condition, then, other, phis, lane_0)
-Let(value)                                 here the trace computed a value: where the GPU computes it, too
+    Call(method, arguments, results, ops)      one instruction of the table; `ops` are its operations, with symbolic operands
+    For(index, count, carried, results, body)  runs body for index = 0 .. count - 1
+    While(carried, results, condition, body, iterations)
+    If(condition, then, other, phis, lane_0)
+    Let(value)                                 here the trace computed a value: where the GPU computes it, too
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 from tmapipe.program.expressions import Var
-
 
 class Node:
     """where: "file:line" of the body that it comes from."""
@@ -24,14 +23,7 @@ class Call(Node):
     __slots__ = ("args", "method", "named", "ops", "results")
 
     def __init__(self, method: str, args: Any, named: Any, results: list[Var], ops: list[Any], where: str | None):
-        self.method, self.args, self.named, self.results, self.ops, self.where = (
-            method,
-            args,
-            named,
-            results,
-            ops,
-            where,
-        )
+        self.method, self.args, self.named, self.results, self.ops, self.where = method, args, named, results, ops, where
 
 
 class Let(Node):
@@ -70,13 +62,7 @@ class While(Node):
     __slots__ = ("body", "carried", "condition", "iterations")
 
     def __init__(self, condition: Any, carried: list[Any], body: list[Node], iterations: Any, where: str | None):
-        self.condition, self.carried, self.body, self.iterations, self.where = (
-            condition,
-            carried,
-            body,
-            iterations,
-            where,
-        )
+        self.condition, self.carried, self.body, self.iterations, self.where = condition, carried, body, iterations, where
 
 
 class If(Node):
@@ -87,8 +73,6 @@ class If(Node):
     def __init__(self, condition: Any, then: list[Node], other: list[Node], phis: Any, lane_0: bool, where: str | None):
         self.condition, self.then, self.other, self.phis, self.lane_0 = condition, then, other, phis, lane_0
         self.where = where
-<<<<<<< HEAD
-=======
 
 
 class Function:
@@ -106,4 +90,3 @@ class Function:
     def of(self, values: dict[str, Any]) -> Any:
         """What it returns, of the values of its outputs."""
         return values[""] if list(values) == [""] else values
->>>>>>> frontend

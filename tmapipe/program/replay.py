@@ -7,11 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 
-<<<<<<< HEAD
-=======
 
 from tmapipe.isa.exchange import ClusterExchange, Exchange
->>>>>>> frontend
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import SlotRef
 from tmapipe.program.captured import Captured
