@@ -153,6 +153,7 @@ def test_parts_of_a_schedule_that_is_made():
         (lambda: tp.Snake(2**31), "rows"),
         (lambda: tp.Columns(2**40), "rows"),
         (lambda: tp.GridTiles(each=2**31), "each"),
+        (lambda: tp.BarrierRing(2**31, producer=tp.Role(warps=1), consumer=tp.Role(warps=1)), "stages"),
         (lambda: tuning.choose_conv(X, X, windows=(3, 3)), "windows"),
         (lambda: tuning.choose(tuning.Problem(64, 64, 64), None), "device"),
         *((lambda n=n: E.columns_of(n), "columns_of(n)") for n in (-1, 0, 8.0, True)),
