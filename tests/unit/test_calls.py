@@ -143,6 +143,7 @@ def test_parts_of_a_schedule_that_is_made():
         (lambda: tp.math.maximum(X, X[0, :3]), "tmapipe.math.maximum"),
         (lambda: tp.math.gelu(X, X), "gelu(approximate)"),
         (lambda: tuning.Candidate("Gemm", (64, 64), (1, 1), {1: 1}), "options"),
+        (lambda: tuning.Candidate("Gemm", (64, 64, 64), (1, 1)), "tile"),
         (lambda: S.ClusterSplitK(2, tiles=tp.Snake(8)), "tiles"),
         (lambda: S.SplitK(True), "parts"),
         (lambda: S.StreamK(True, reduce="add"), "shares"),
