@@ -17,7 +17,9 @@ VERSIONS = ("3.10", "3.12", "3.13")
 #: Of those that pyproject.toml asks for.
 NEEDED = ("attrs", "greenlet", "hypothesis", "ml_dtypes", "numpy", "pytest", "pytest-timeout", "pytest-xdist")
 #: What a version may change: bodies that are traced, lines that are reported, numbers of the model.
-MACHINE = "arithmetic copy_ring dynamic expressions fp8 gated globals mbarrier registers syncs tma transitions wgmma"
+MACHINE = (
+    "arithmetic copy_ring dynamic endless expressions fp8 gated globals mbarrier registers syncs tma transitions wgmma"
+)
 CHECK = "corpus raw refused results values"
 UNIT = "errors math slips"
 ROOT = Path(__file__).parents[1]

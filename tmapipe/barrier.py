@@ -48,7 +48,11 @@ class BarrierRing:
     """
 
     stages: int | None = attrs.field(
-        validator=must(optional(is_count), "must be a positive integer or None", "use 1 or more")
+        validator=must(
+            optional(lambda n: is_count(n) and n < 2**31),
+            "must be a positive integer or None, below 2^31",
+            "use 1 or more",
+        )
     )
     phases: tuple[tuple[Role, ...], ...] = attrs.field()
     per: str = attrs.field(

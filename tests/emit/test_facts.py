@@ -338,11 +338,14 @@ def test_the_table_names_the_instructions_as_they_stand_in_ptx(name):
 
 
 def test_ctas_that_share_a_multiprocessor():
-    """The compiler is told to spare registers for them, but not where setmaxnreg divides the registers."""
+    """The compiler is told to spare registers for them; where setmaxnreg divides the registers, there are no others."""
     copy, gemm = tp.schedules.Copy((2, 256), stages=1, pending=0), tp.schedules.Gemm((64, 64, 64), (1, 1))
     for schedule, ctas in ((copy, 16), (gemm, 1)):
-        schedule.tiles = tp.GridTiles(ctas=16)
+        schedule.tiles = tp.GridTiles(ctas=ctas)
         assert re.search(rf"\.minnctapersm\s+{ctas}\b", schedule.compile().ptx)
+    gemm.tiles = tp.GridTiles(ctas=16)
+    with pytest.raises(tp.InputError, match="does not go with setmaxnreg"):
+        gemm.compile()
 
 
 def test_a_cta_of_one_tile_has_no_loop():

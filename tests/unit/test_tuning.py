@@ -539,7 +539,6 @@ def test_a_writer_that_stopped_does_not_stop_others(folder, monkeypatch):
         Candidate("Gemmm", (64, 64), (1, 1)),
         Candidate("Gemm", (64, 64), (1, 1), (("colour", "red"),)),
         Candidate("Gemm", (64, 64), (1, 1), (("order", ("Spiral", 8)),)),
-        Candidate("Gemm", (64, 64, 64), (1, 1)),
         Candidate("Gemm", (100, 64), (1, 1)),
     ],
 )
@@ -551,6 +550,14 @@ def test_an_entry_that_means_nothing_today_is_none(folder, candidate):
     cache.store(problem, "GPU", cache.Entry(good, 2.0, 1))
     found = tuner.recall(problem, "GPU", Epilogue())
     assert (found.candidate, found.us) == (good, 2.0) and isinstance(found.schedule, schedules.Gemm)
+
+
+def test_an_entry_with_a_tile_of_three_extents_is_none(folder):
+    problem, good = Problem(8, 8, 8), cache.Entry(Candidate("Gemm", (64, 64), (1, 1)), 1.0, 1)
+    path = cache.store(problem, "GPU", good)
+    assert cache.load(problem, "GPU") == good
+    path.write_text(path.read_text().replace("64,\n   64\n", "64,\n   64,\n   64\n"))
+    assert cache.load(problem, "GPU") is None
 
 
 def test_a_result_outlives_a_folder_that_cannot_be_written(tmp_path, monkeypatch):

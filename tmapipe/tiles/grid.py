@@ -93,8 +93,8 @@ class GridTiles(PersistentTiles):
         return plan.smem_bytes if room is None else max(plan.smem_bytes, room)
 
     def least_ctas(self, plan: Plan) -> int:
-        """As in `TileOrder`. Where setmaxnreg divides the registers, the plan has counted on all of them."""
-        return 1 if self.ctas is None or plan.registers else self.ctas
+        """As in `TileOrder`."""
+        return self.ctas or 1
 
 
 class _Spans(NumberedTiles):

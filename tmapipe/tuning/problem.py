@@ -80,7 +80,8 @@ class Problem:
             raise InputError("b", tuple(b.shape), rule, "transpose b if it is (k, n)")
         batch = int(a.shape[0]) if a.ndim == 3 else 1
         dtype = dtype_of(a, "a")
-        out = out or (int32 if dtype.integer else dtype)
+        if out is None:
+            out = int32 if dtype.integer else dtype
         if tf32:
             if dtype != fp32:
                 raise InputError("tf32", True, f"is for operands of fp32, these are {dtype}", "leave it out")
