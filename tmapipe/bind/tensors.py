@@ -255,6 +255,11 @@ def _relate(relations: Sequence[Dim], seen: dict[str, tuple[str, int]]) -> None:
     """Notes the extents that follow from others. Raises `InputError` if a tensor has another one."""
     for dim in relations:
         extent = dim.extent({name: extent for name, (_, extent) in seen.items()})
+        if dim.at_most is not None:
+            owner, known = seen.get(dim.name, (dim.name, extent or 0))
+            if known > dim.at_most:
+                rule = f"is at most {dim.at_most} by its Dim: tiles hold no more"
+                raise InputError(f"{owner}.shape along {dim.name}", known, rule, "use a schedule with larger tiles")
         if extent is None:
             continue
         owner, known = seen.setdefault(dim.name, (dim.name, extent))

@@ -33,6 +33,9 @@ __all__ = ["Kind", "NotRegular", "Problems"]
 Kind = tuple[Any, ...]  # a value of each variation, or a tuple of them, for one iteration of a loop after the other
 
 
+ANY = 2**30  # an extent that no tile has
+
+
 class NotRegular(Exception):
     """The recorded programs are no words over a few segments; says where they first differ."""
 
@@ -49,7 +52,8 @@ class Problems:
         self.schedule, self.plan, self.layout = schedule, plan, Layout(plan)
         self.dims = tuple(schedule.axes)
         self.tile = tuple(axis.elements for axis in schedule.axes.values())
-        free = (dim for dim in reversed(self.dims) if plan.related(dict.fromkeys(self.dims, 1) | {dim: 2})[dim] == 2)
+        ones = dict.fromkeys(self.dims, 1)
+        free = (dim for dim in reversed(self.dims) if plan.related(ones | {dim: ANY})[dim] == ANY)
         self.along = next(free, self.dims[-1])
         self.group = max([role.teams for role in plan.roles])
         self.slots = max([ring.stages for ring in plan.rings], default=1)

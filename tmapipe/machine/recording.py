@@ -146,8 +146,10 @@ class RecordingIsa(MachineIsa):
     def _extent(self, name: str, value: int) -> Any:
         """The extent of a dimension: fixed, computed of that of another one, or a symbol."""
         relation = next((each for each in self.plan.relations if each.name == name), None)
-        if relation is None:
-            return self.decisions.symbol(("extent", name), value, Term(1, None))
+        if relation is None or (relation.size is None and relation.of is None):
+            return self.decisions.symbol(
+                ("extent", name), value, Term(1, None if relation is None else relation.at_most)
+            )
         if relation.size is not None:
             return value
         known = ((a, dims.index(relation.of)) for a, dims in self.plan.dims.items() if relation.of in dims)
