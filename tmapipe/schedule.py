@@ -353,7 +353,8 @@ class Schedule:
             return Run(Layout(plan), trace)
         if clusters is None:
             clusters = min(2, self.cluster_count(bound.shapes))
-        machine = Machine(plan, seed=seed, trace=trace)
+        by_tables = plan.tables or self.tiles.in_parts  # which say what is written
+        machine = Machine(plan, seed=seed, trace=trace, whole=() if by_tables else bound.made)
         with names_replaced(self):
             return machine.run(lambda isa: kernel_main(isa, self), bound.arrays(), clusters)
 

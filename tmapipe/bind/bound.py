@@ -25,6 +25,7 @@ class Bound:
         stores: Names of the outputs.
         on_gpu: Whether they lie on a CUDA device.
         added_to: The outputs that are added to, not overwritten.
+        made: The outputs that the call has left out: their elements hold nothing yet, unless they are added to.
     """
 
     tensors: dict[str, Any]
@@ -34,6 +35,7 @@ class Bound:
     stores: tuple[str, ...]
     on_gpu: bool
     added_to: tuple[str, ...] = ()
+    made: tuple[str, ...] = ()
 
     @property
     def empty(self) -> bool:

@@ -80,6 +80,8 @@ class MachineIsa(Isa):
 
     def call(self, body: Callable[..., None], *arguments: Any) -> None:
         self.body = inspect.unwrap(body).__code__
+        if self.memory is not None:
+            self.memory.enter(self.agent, arguments)
         with line_of_errors():
             body(*arguments)
 
