@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["Schedule"]
 
 _ON_THE_HOST = ("checked",)  # attributes that no plan and no kernel depends on
-_MADE = ("_declared", "_plans", "_compiled", "_launchers")  # attributes that follow from the others
+_MADE = ("_declared", "_plans", "_compiled", "_launchers", "_partly")  # attributes that follow from the others
 
 
 class Schedule:
@@ -274,10 +274,10 @@ class Schedule:
         bound = self._bound(tensors, named, out)
         self.plan(bound.dtypes)
         if bound.on_gpu and not bound.empty:
-            from tmapipe.check.trips import require_safe
             from tmapipe.gpu.launch import Launcher
 
-            launcher = Launcher(self, bound, gate=lambda: require_safe(self, bound.dtypes))
+            launcher = Launcher(self, bound, gate=lambda: self._gate(bound.dtypes))
+            self._check_made(bound)
             launcher.launch(list(bound.tensors.values()))
             if signature is not None:
                 launchers[signature] = launcher
@@ -357,6 +357,20 @@ class Schedule:
         machine = Machine(plan, seed=seed, trace=trace, whole=() if by_tables else bound.made)
         with names_replaced(self):
             return machine.run(lambda isa: kernel_main(isa, self), bound.arrays(), clusters)
+
+    def _gate(self, dtypes: Mapping[str, DType]) -> None:
+        """Before compiling: raises `UnsafeError` for what is not safe, and keeps which outputs are stored in part."""
+        from tmapipe.check.trips import require_safe
+
+        report = require_safe(self, dtypes)
+        object.__setattr__(self, "_partly", () if report is None else report.partly)
+
+    def _check_made(self, bound: Bound) -> None:
+        """Raises `InputError` if an output that the call has left out would keep elements that nobody stores."""
+        for name in self.__dict__.get("_partly", ()):
+            if name in bound.made:
+                rule = "is stored in part by some shapes (see check()), and the rest of a new tensor holds anything"
+                raise InputError(name, None, rule, f"store all of it, or pass {name}= with what the rest is to be")
 
     def cluster_count(self, shapes: dict[str, tuple[int, ...]]) -> int:
         """Cluster-sized pieces of the output's tile grid, for tensors of these shapes."""

@@ -123,6 +123,7 @@ class Problems:
 
     def recording(self) -> Any:
         """The scope in which bodies are recorded."""
+        self.decisions.run += 1
         return names_replaced(self.schedule)
 
     def check_state(self) -> None:
