@@ -64,6 +64,7 @@ class Problems:
         self.isa = functools.partial(RecordingIsa, decisions=self.decisions, numbered=self.along)
         self.others = tuple(dict.fromkeys(d for part in plan.transfers for d in part.dims if d not in self.dims))
         self._parts: dict[Any, Any] = {}
+        self._recorded: list[list[Program]] = []
         self._programs: dict[tuple[int, Kind], list[Program]] = {}
         self._relative: dict[tuple[int, Kind], RelativeRun] = {}
         self._origin: dict[Key, int] | None = None
@@ -161,8 +162,18 @@ class Problems:
             if type(error) is PipelineError:
                 raise
             raise NotRegular(f"a body fails at a tile with {self.kinds.text(kinds[-1])}: {error}") from error
+        if self.schedule.declared.shared:
+            self._recorded.append(programs)
         numbers = next((n for n in taken if len(n) == len(kinds)), range(len(kinds)))
         return programs, [kinds[number] for number in numbers]
+
+    def unfilled(self, rule: Callable[..., list[Any]], *arguments: Any) -> list[Any]:
+        """What a rule of programs finds in all that have been recorded for kinds of tiles."""
+        return [
+            each
+            for programs in self._recorded
+            for each in rule(self.layout, [program.ops for program in programs], *arguments)
+        ]
 
     def programs(self, tiles: int, kind: Kind) -> list[Program]:
         """Each warp's program for *tiles* output tiles a CTA of one kind."""

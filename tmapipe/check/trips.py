@@ -25,6 +25,7 @@ import attrs
 
 from tmapipe.check.budgets import budget_findings
 from tmapipe.check.closure import close
+from tmapipe.check.filled import look_at_slots
 from tmapipe.check.findings import Finding, Report
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.outputs import Outputs, look_at_outputs
@@ -94,7 +95,7 @@ def _searched(schedule: Schedule, plan: Plan) -> Report:
         fix = "store it in the body of its role, or leave the stage out"
         raise InputError(left[0], None, f"is an output of {plan.name} that no body stores", fix)
     outputs = look_at_outputs(problems) if safe else Outputs()
-    found = (*search.found, *outputs.findings)
+    found = (*search.found, *outputs.findings, *(look_at_slots(problems) if safe else ()))
     return Report(
         plan.name,
         found,
