@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from tmapipe.check.extents import look_at_extents
 from tmapipe.check.findings import Finding, Kind
 from tmapipe.check.painted import MOST, Clash, left_out, painted, recorded
 from tmapipe.check.places import Grid, Output, Shown, show
@@ -63,7 +64,11 @@ def look_at_outputs(problems: Problems) -> Outputs:
             shown = shown._replace(whole="")
         if shown.apart or shown.whole:
             left.append((output, shown))
-    return _looked_at(problems, grid, left, visits) if left else Outputs()
+    extents = tuple(look_at_extents(problems, grid, visits))
+    if not left:
+        return Outputs(extents)
+    found = _looked_at(problems, grid, left, visits)
+    return attrs.evolve(found, findings=(*found.findings, *extents))
 
 
 def _looked_at(problems: Problems, grid: Grid, left: list[tuple[Output, Shown]], visits: list[Visit]) -> Outputs:

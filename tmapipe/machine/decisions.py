@@ -20,6 +20,7 @@ __all__ = [
     "START",
     "Decisions",
     "Loop",
+    "Reduction",
     "Sum",
     "Term",
     "Use",
@@ -57,6 +58,16 @@ class Term(NamedTuple):
     per_tile: bool = False
     by_entry: bool = False
     indices: tuple[Key, ...] = ()
+
+
+class Reduction(NamedTuple):
+    """A reduction of a fragment of so many rows and columns. along: "rows" or "columns", of which a number each is left;
+    inside: the sum that says how many elements count; None: all, or a plain number."""
+
+    rows: int
+    columns: int
+    along: str
+    inside: tuple[Sum, int] | None
 
 
 class Loop:
@@ -120,8 +131,8 @@ class Decisions:
     outputs that a body has stored to; lap: slots of the longest ring.
 
     calls: of bodies, with where they move tiles; run: number of the present recording; counts: by index of a loop that is
-    being recorded, how often it runs; located: whether calls have source lines; lines: where a load
-    or store stands first, by its name.
+    being recorded, how often it runs; located: whether calls have source lines; reductions: of fragments, each with its line;
+    lines: where a load or store stands first, by its name.
     """
 
     def __init__(self) -> None:
@@ -132,6 +143,7 @@ class Decisions:
         self.calls: list[Call] = []
         self.run, self.located = 0, False
         self.counts: dict[Key, tuple[Sum, int]] = {}
+        self.reductions: dict[Reduction, str | None] = {}
         self.lines: dict[str, str | None] = {}
         self.lap = 0
         self.around: list[Key] = []

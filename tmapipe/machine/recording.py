@@ -17,10 +17,11 @@ from typing import Any
 
 from tmapipe.errors import ScopeError
 from tmapipe.integers import ceil_div
+from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.globals import TableLoad
 from tmapipe.machine.alike import Alike, Own
 from tmapipe.machine.carried import Changes
-from tmapipe.machine.decisions import COUNT, Decisions, Term
+from tmapipe.machine.decisions import COUNT, Decisions, Reduction, Term
 from tmapipe.machine.layout import Layout, Shapes
 from tmapipe.machine.locate import locate
 from tmapipe.machine.moves import Call
@@ -246,6 +247,14 @@ class RecordingIsa(MachineIsa):
             loops = tuple([(index, decisions.counts[index]) for index in around])
             turn = tuple([decisions.iteration[index] for index in around])
             call.moves.append((of, tuple(at), loops, turn, locate() if decisions.located else None))
+
+    def reduces(self, values: Fragment, along: str, inside: Any) -> None:
+        """Notes what is reduced, and how much of it counts, if that varies."""
+        layout, varies = values.layout, isinstance(inside, Varying)
+        if self.inside and layout is not None:
+            found = Reduction(layout.rows, layout.columns, along, inside.form if varies else None)
+            if (varies or inside is None) and found not in self.decisions.reductions:
+                self.decisions.reductions[found] = locate()
 
     def tma_load(
         self, load: Any, stage: Any, at: Sequence[Any], *more: Any, anywhere: bool = False, **named: Any

@@ -101,6 +101,9 @@ class MachineIsa(Isa):
         self.give(self.fragments.places(values))
         super().store_values(store, at, values)
 
+    def reduces(self, values: Fragment, along: str, inside: Any) -> None:
+        """Is told of each reduction of a fragment, with the arguments of `Fragments.reduce`."""
+
     def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef) -> None:
         self.give((acc, None if isinstance(a, SlotRef) else a))
         super().wgmma(matmul, acc, a, b)
