@@ -277,7 +277,7 @@ class Schedule:
             from tmapipe.gpu.launch import Launcher
 
             launcher = Launcher(self, bound, gate=lambda: self._gate(bound.dtypes))
-            self._check_made(bound)
+            bound.check_whole(self.__dict__.get("_partly", ()))
             launcher.launch(list(bound.tensors.values()))
             if signature is not None:
                 launchers[signature] = launcher
@@ -364,13 +364,6 @@ class Schedule:
 
         report = require_safe(self, dtypes)
         object.__setattr__(self, "_partly", () if report is None else report.partly)
-
-    def _check_made(self, bound: Bound) -> None:
-        """Raises `InputError` if an output that the call has left out would keep elements that nobody stores."""
-        for name in self.__dict__.get("_partly", ()):
-            if name in bound.made:
-                rule = "is stored in part by some shapes (see check()), and the rest of a new tensor holds anything"
-                raise InputError(name, None, rule, f"store all of it, or pass {name}= with what the rest is to be")
 
     def cluster_count(self, shapes: dict[str, tuple[int, ...]]) -> int:
         """Cluster-sized pieces of the output's tile grid, for tensors of these shapes."""

@@ -150,7 +150,7 @@ def test_a_new_output_is_stored_as_a_whole():
     assert (y[:2] == 7).all() and (y[2:] == 1).all()
     with pytest.raises(tp.HazardError, match="128 of 512 elements of y are written by nobody"):
         schedule(x)
-    assert schedule.check(TYPES).partly == ("y",)
-    schedule._gate(schedule.bind(x).dtypes)
-    schedule._check_made(schedule.bind(x, out=y))
-    refused(schedule._check_made, schedule.bind(x), argument="y", value=None, rule="stored in part")
+    partly = schedule.check(TYPES).partly
+    assert partly == ("y",)
+    schedule.bind(x, out=y).check_whole(partly)
+    refused(schedule.bind(x).check_whole, partly, argument="y", value=None, rule="stored in part")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import attrs
 import numpy as np
 
 from tmapipe.dtypes import DType
+from tmapipe.errors import InputError
 
 __all__ = ["Bound"]
 
@@ -41,6 +43,14 @@ class Bound:
     def empty(self) -> bool:
         """Whether there is nothing to compute: no output element, or nothing that goes into one."""
         return any(0 in shape for shape in self.shapes.values())
+
+    def check_whole(self, partly: Collection[str]) -> None:
+        """Raises `InputError` if an output that the call has left out would keep elements that nobody stores. partly: outputs
+        of which the kernel stores some elements alone."""
+        for name in self.made:
+            if name in partly:
+                rule = "is stored in part by some shapes (see check()), and the rest of a new tensor holds anything"
+                raise InputError(name, None, rule, f"store all of it, or pass {name}= with what the rest is to be")
 
     def fill_outputs(self, value: Any) -> None:
         """Writes *value* to the outputs: what a call computes from nothing (no k). An empty output is left as it is.

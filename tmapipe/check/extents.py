@@ -26,7 +26,7 @@ def look_at_extents(problems: Problems, grid: Grid, visits: list[Visit]) -> list
     found = [finding for each, where in reductions if (finding := _reduced(problems, grid, each, where))]
     for load in problems.plan.loads:
         moves = [move for visit in visits for own in visit.moves.values() for move in own if move.part is load]
-        if load.windows is None and load.through is None:
+        if load.windows is None and load.through is None and load.name not in problems.decisions.by_rows:
             found += _loaded(problems, grid, load, moves)
     return found
 

@@ -111,6 +111,8 @@ def _by_data(problems: Problems, output: Output, visits: list[Visit]) -> str:
     """Why it is data that says where an output is stored; empty if it does not."""
     if output.store.clipped:
         return "its tiles have bounds of their own"
+    if output.store.name in problems.decisions.by_rows:
+        return "entries of tables say which rows are stored"
     terms, seen = problems.decisions.terms, set()
     for visit in visits:
         for move in (move for moves in visit.moves.values() for move in moves if move.part.name == output.store.name):

@@ -132,7 +132,7 @@ class Decisions:
 
     calls: of bodies, with where they move tiles; run: number of the present recording; counts: by index of a loop that is
     being recorded, how often it runs; located: whether calls have source lines; reductions: of fragments, each with its line;
-    lines: where a load or store stands first, by its name.
+    lines: where a load or store stands first, by its name; by_rows: loads and stores of rows by number.
     """
 
     def __init__(self) -> None:
@@ -145,6 +145,7 @@ class Decisions:
         self.counts: dict[Key, tuple[Sum, int]] = {}
         self.reductions: dict[Reduction, str | None] = {}
         self.lines: dict[str, str | None] = {}
+        self.by_rows: set[str] = set()
         self.lap = 0
         self.around: list[Key] = []
         self.iteration: dict[Key, int] = {}

@@ -248,6 +248,14 @@ class RecordingIsa(MachineIsa):
             turn = tuple([decisions.iteration[index] for index in around])
             call.moves.append((of, tuple(at), loops, turn, locate() if decisions.located else None))
 
+    def tma_gather(self, load: Any, *operands: Any) -> None:
+        self.decisions.by_rows.add(load.name)
+        super().tma_gather(load, *operands)
+
+    def tma_scatter(self, store: Any, *operands: Any) -> None:
+        self.decisions.by_rows.add(store.name)
+        super().tma_scatter(store, *operands)
+
     def reduces(self, values: Fragment, along: str, inside: Any) -> None:
         """Notes what is reduced, and how much of it counts, if that varies."""
         layout, varies = values.layout, isinstance(inside, Varying)
