@@ -15,6 +15,7 @@ class Shares(tp.Schedule):
 
     load, work, divide = tp.Role(warps=1), tp.Role(warps=2), tp.Role(warps=2)
     cluster = {"s": CTAS}  # noqa: RUF012
+    relations = (tp.Dim("s", size=CTAS),)
     loaded = tp.BarrierRing(2, producer=load, consumer=work)
     x = tp.TmaLoadStage("s m n", tile=(8, 128), ring=loaded)
     ring = tp.BarrierRing(2, producer=work, consumer=divide)
@@ -47,7 +48,7 @@ class Counts(tp.Schedule):
     """y = how many of the x[s] are positive, element by element: each CTA has one s, and adds a part into each other one."""
 
     over = "s m n"
-    relations = (tp.Dim("q", of="m"),)  # as many rows, in tiles of fewer
+    relations = (tp.Dim("s", size=CTAS), tp.Dim("q", of="m"))  # of q as many rows, in tiles of fewer
     load, count, send, store = tp.Role(warps=1), tp.Role(warps=2), tp.Role(warps=1), tp.Role(warps=1)
     cluster = {"s": CTAS}  # noqa: RUF012
     loaded = tp.BarrierRing(2, producer=load, consumer=count)

@@ -20,7 +20,7 @@ def paged_attention_of(d: int = 128) -> tp.Schedule:
     class PagedAttention(tp.Schedule):
         """o = softmax(q k^T / sqrt(d)) v for each sequence. In the table, -1 stands for pages that it lacks."""
 
-        relations = (tp.Dim("d", size=d),)
+        relations = (tp.Dim("d", size=d), tp.Dim("t", size=PAGE))
         load, work = tp.Role(warps=1), tp.Role(warpgroups=1)
         queries = tp.BarrierRing(1, producer=load, consumer=work)
         ring = tp.BarrierRing(4, producer=load, consumer=work)

@@ -20,6 +20,7 @@ def rmsnorm_of(columns: int, rows: int = 1, warps: int = 4, ctas: int = 1, eps: 
     class RmsNorm(tp.Schedule):
         """h = x + residual; y[m, n] = h[m, n] / sqrt(mean over n of h[m, n]^2 + eps) * weight[n]."""
 
+        relations = (tp.Dim("n", at_most=ctas * columns),)
         load, work = tp.Role(warps=1), tp.Role(warps=warps)
         cluster = {"n": ctas}  # noqa: RUF012
         weights = tp.BarrierRing(producer=load, consumer=work, per="cta")  # loaded once a CTA
@@ -29,9 +30,8 @@ def rmsnorm_of(columns: int, rows: int = 1, warps: int = 4, ctas: int = 1, eps: 
         residual = tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring)
         y = tp.TmaStoreStage("m n", tile=(rows, columns), role=work, stages=buffers)
         h = tp.TmaStoreStage("m n", tile=(rows, columns), role=work, stages=buffers)
-        across = tp.ReductionScratch(
-            work, rows=rows, group=tp.MulticastGroup("n")
-        )  # a row lies in several warps and CTAs
+        # a row lies in several warps and CTAs
+        across = tp.ReductionScratch(work, rows=rows, group=tp.MulticastGroup("n"))
 
         @load.before.jit
         def fill_weights(self, k):
@@ -72,7 +72,7 @@ def plain_rmsnorm_of(
     class PlainRmsNorm(tp.Schedule):
         """y[m, n] = x[m, n] / sqrt(mean over n of x[m, n]^2 + 1e-6) * weight[n]."""
 
-        relations = (tp.Dim("n", size=length),) if length else ()
+        relations = (tp.Dim("n", size=length) if length else tp.Dim("n", at_most=ctas * columns),)
         tiles = tp.GridTiles(ctas=share) if length else tp.PersistentTiles()
         load, work = tp.Role(warps=1), tp.Role(warps=warps)
         cluster = {"n": ctas}  # noqa: RUF012

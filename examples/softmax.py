@@ -34,7 +34,7 @@ def softmax_of(
     class Softmax(tp.Schedule):
         """y[m, n] = exp(x[m, n]) / sum over n of exp(x[m, n])."""
 
-        relations = (tp.Dim("n", size=length),) if length else ()
+        relations = (tp.Dim("n", size=length) if length else tp.Dim("n", at_most=ctas * columns),)
         tiles = tp.GridTiles(ctas=share) if length else tp.PersistentTiles()
         load, work = tp.Role(warps=1), tp.Role(warps=warps)
         cluster = {"n": ctas}  # noqa: RUF012

@@ -34,6 +34,8 @@ class Wgmma:
             that the last two of both stages have in common. Or another `Wgmma` of the role: a then comes from registers, as a
             fragment of the shape of that one's sums, such as their softmax, and is of b's type, bf16 or fp16.
         b: Stage with a tile (n, k), or likewise (k, n); of the same ring or another.
+        k: The dimension that is summed over, if the last two of both stages have both in common, as in ``x x^T``:
+            ``Wgmma(x, x, k="k")``. The rows of the result are then named by its store: ``TmaStoreStage("m p", source=mma)``.
         in_flight: Of matmuls that are added (``acc.add``): wgmma groups (one a slot) that may still run while the next slot is
             waited for, by default 1, or 0 if sums are promoted. A slot is released that much later. Matmuls that are started
             and awaited apart (``start``) take 0, the default where a comes from registers.
@@ -63,8 +65,16 @@ class Wgmma:
         validator=must(lambda promote: isinstance(promote, bool), "is True or False", "leave it out"),
     )
     in_flight: int = attrs.field(default=None, kw_only=True)
+    k: str | None = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
+        common = self._common
+        if len(common) > 1 and self.k is None:
+            rule = f"have both {' and '.join(common)} in common, and a matmul sums over one dimension"
+            raise InputError("Wgmma(a, b)", [" ".join(common)] * 2, rule, f'name it: k="{common[-1]}"')
+        if self.k is not None and self.k not in common:
+            rule = f"names a dimension that the last two of both stages have in common ({', '.join(common) or 'none'})"
+            raise InputError("Wgmma(k)", self.k, rule, "name that, or leave it out")
         if self.in_flight is None:
             fill(self, in_flight=self._in_flight)
 
@@ -104,9 +114,14 @@ class Wgmma:
     def transposed(self) -> tuple[bool, bool]:
         """Whether the tiles of (a, b) are (k, m) and (k, n)."""
         a, b = _last_two(self.a), _last_two(self.b)
-        shared = set(a) & set(b) if a and b else set()
-        k = shared.pop() if len(shared) == 1 else None
+        k = self.k or next(iter(self._common), None)
         return k is not None and k == a[0], k is not None and k == b[0]  # type: ignore[index]
+
+    @property
+    def _common(self) -> tuple[str, ...]:
+        """The dimensions that the tiles of both operands have, if the stages name them."""
+        a, b = _last_two(self.a), _last_two(self.b)
+        return tuple(dim for dim in a if dim in b) if a and b else ()
 
     @property
     def shape(self) -> tuple[int, int, int]:

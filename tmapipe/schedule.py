@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Schedule"]
 
 _ON_THE_HOST = ("checked",)  # attributes that no plan and no kernel depends on
-_MADE = ("_declared", "_plans", "_compiled", "_launchers")  # attributes that follow from the others
+_MADE = ("_declared", "_plans", "_compiled", "_launchers", "_partly")  # attributes that follow from the others
 
 
 class Schedule:
@@ -278,12 +278,11 @@ class Schedule:
         bound = self._bound(tensors, named, out)
         self.plan(bound.dtypes)
         if bound.on_gpu and not bound.empty:
-            from tmapipe.check.trips import require_safe
-
             with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
                 from tmapipe.gpu.launch import Launcher
 
-            launcher = Launcher(self, bound, gate=lambda: require_safe(self, bound.dtypes))
+            launcher = Launcher(self, bound, gate=lambda: self._gate(bound.dtypes))
+            bound.check_whole(self.__dict__.get("_partly", ()))
             launcher.launch(list(bound.tensors.values()))
             if signature is not None:
                 launchers[signature] = launcher
@@ -362,9 +361,19 @@ class Schedule:
         if clusters is None:
             clusters = min(2, self.cluster_count(bound.shapes))
         tiles = math.prod(self.grid(lambda name, i: bound.shapes[name][i]).values())  # one cluster may take them all
-        machine = Machine(plan, seed=seed, trace=trace, max_steps=steps_for(plan, max(tiles, clusters)))
+        steps = steps_for(plan, max(tiles, clusters))
+        by_tables = plan.tables or self.tiles.in_parts  # which say what is written
+        whole = () if by_tables else bound.made
+        machine = Machine(plan, seed=seed, trace=trace, max_steps=steps, whole=whole)
         with names_replaced(self):
             return machine.run(lambda isa: kernel_main(isa, self), bound.arrays(), clusters)
+
+    def _gate(self, dtypes: Mapping[str, DType]) -> None:
+        """Before compiling: raises `UnsafeError` for what is not safe, and keeps which outputs are stored in part."""
+        from tmapipe.check.trips import require_safe
+
+        report = require_safe(self, dtypes)
+        object.__setattr__(self, "_partly", () if report is None else report.partly)
 
     def cluster_count(self, shapes: dict[str, tuple[int, ...]]) -> int:
         """Cluster-sized pieces of the output's tile grid, for tensors of these shapes."""

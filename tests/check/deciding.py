@@ -119,7 +119,7 @@ class TwoPasses(Tiles):
             values = values + take(k)
         for _ in range(self.taken(self, k, tile)):
             with k.ring.consume() as slot:
-                k.y.store(tile, values * slot.x.read())
+                values = values * slot.x.read()
         k.y.store(tile, values)
 
 

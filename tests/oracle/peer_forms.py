@@ -85,7 +85,7 @@ class Scattered(tp.Schedule):
     ring = tp.BarrierRing(1, chain=(write, send, add))
     mine = tp.SharedStage(tile=(8, 32), ring=ring, writer=write, dtype="fp32")
     theirs = tp.PeerStage(mine, sender=send, group=tp.MulticastGroup("s"))
-    relations = (tp.Dim("q", of="m"),)  # as many rows, in tiles of half as many
+    relations = (tp.Dim("q", of="m"), tp.Dim("s", at_most=2))  # as many rows, in tiles of half as many
     y = tp.TmaStoreStage("q n", tile=(4, 32), role=add, dtype="fp32")
 
     @load.jit
@@ -120,10 +120,11 @@ class Reduced(tp.Schedule):
     load, write, send, store = tp.Role(warps=1), tp.Role(warps=1), tp.Role(warps=1), tp.Role(warps=1)
     cluster: ClassVar = {"s": 2}
     over = "s m n"
-    relations = (tp.Dim("q", of="m"),)  # as many rows, in tiles of half as many
+    relations = (tp.Dim("q", of="m"), tp.Dim("s", at_most=2))  # as many rows, in tiles of half as many
 
     def __init__(self, reduce: str = "add", peers: int = 2):
         group, self.cluster = tp.MulticastGroup("s"), {"s": peers}
+        self.relations = (*Reduced.relations[:1], tp.Dim("s", at_most=peers))
         self.loaded = tp.BarrierRing(1, producer=self.load, consumer=self.write)
         self.x = tp.TmaLoadStage("s m n", tile=(4 * peers, 32), ring=self.loaded, dtype="int32")
         self.ring = tp.BarrierRing(1, chain=(self.write, self.send, self.store))
@@ -223,7 +224,7 @@ class Looked(tp.Schedule):
     x = tp.TmaLoadStage("s m n", tile=(8, 32), ring=loaded)
     ring = tp.BarrierRing(2, producer=write, consumer=add)
     mine = tp.SharedStage(tile=(8, 32), ring=ring, writer=write, dtype="fp32", group=tp.MulticastGroup("s"))
-    relations = (tp.Dim("q", of="m"),)  # as many rows, in tiles of half as many
+    relations = (tp.Dim("q", of="m"), tp.Dim("s", at_most=2))  # as many rows, in tiles of half as many
     y = tp.TmaStoreStage("q n", tile=(4, 32), role=add, dtype="fp32")
 
     @load.jit

@@ -91,6 +91,7 @@ class PagedScores(tp.Schedule):
     """s[b, m, n] = sum over d of q[b, m, d] keys[pages[b, n // 16], n % 16, d], and -1e30 from n = lengths[b] on."""
 
     over = "b m n"
+    relations = (tp.Dim("d", at_most=64), tp.Dim("t", size=16))
     load, math = tp.Role(warps=1), tp.Role(warpgroups=1)
     ring = tp.BarrierRing(2, producer=load, consumer=math)
     q = tp.TmaLoadStage("b m d", tile=(64, 64), ring=ring)

@@ -156,6 +156,14 @@ def test_wgmma_operands():
         refused(tp.Wgmma, a, a, promote=promote, argument="Wgmma(promote)", rule="True or False")
     for groups in (-1, 1.0):
         refused(tp.Wgmma, a, a, in_flight=groups, argument="Wgmma(in_flight)", value=groups, rule="0 or more")
+    x, y = (tp.TmaLoadStage(dims, tile=(64, 64), ring=one) for dims in ("m k", "k m"))
+    for other in (x, y):
+        refused(tp.Wgmma, x, other, argument="Wgmma(a, b)", rule="have both m and k in common")
+    for wrong in ("n", 3):
+        refused(tp.Wgmma, x, other, k=wrong, argument="Wgmma(k)", value=wrong, rule=r"in common \(m, k\)")
+    assert tp.Wgmma(x, x, k="k").transposed == (False, False)
+    assert tp.Wgmma(x, x, k="m").transposed == (True, True)
+    assert tp.Wgmma(x, y, k="k").transposed == (False, True)
 
 
 def test_stores():

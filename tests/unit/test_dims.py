@@ -148,9 +148,58 @@ def test_wrong_grids_and_relations_are_refused():
         {"of": 3},
         {"of": "k", "per": 0},
         {"of": "k", "plus": 1.5},
+        {"at_most": 0},
+        {"at_most": 2.0},
+        {"at_most": 8, "size": 3},
+        {"at_most": 8, "of": "m"},
     ):
         refused(tp.Dim, "m", **wrong, argument="Dim", rule="")
     refused(tp.Dim, "m n", size=3, argument="Dim(name)", rule="dimension")
+
+
+class Rows(tp.Schedule):
+    """y = x less the largest element of its row, for rows of up to 64 elements."""
+
+    relations = (tp.Dim("n", at_most=64),)
+    load, work = tp.Role(warps=1), tp.Role(warps=2)
+    ring = tp.BarrierRing(3, producer=load, consumer=work)
+    x = tp.TmaLoadStage("m n", tile=(8, 64), ring=ring)
+    y = tp.TmaStoreStage("m n", tile=(8, 64), role=work)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @work.jit
+    def shift(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        k.y.store(tile, values - tp.math.row_max(values, inside=k.extent("n")))
+
+
+def test_rows_longer_than_their_tile_are_refused():
+    x = np.arange(20 * 60, dtype=np.float32).reshape(20, 60)
+    np.testing.assert_array_equal(Rows()(x), x - x.max(1, keepdims=True))
+    for wide in (np.ones((20, 68), np.float32), np.ones((20, 128), np.float32)):
+        refused(Rows(), wide, argument="x.shape along n", value=wide.shape[1], rule="at most 64 by its Dim")
+    assert "dimension n <= 64" in Rows().explain()
+    report = Rows().check({"x": "fp32", "y": "fp32"})
+    assert report.ok and report.trips == "every trip count"
+
+
+def test_an_extent_that_follows_from_another_can_be_bounded():
+    dim = tp.Dim("mb", of="m", per=8, at_most=2)
+    assert dim.text == "mb = ceil(m / 8) <= 2"
+
+    class Few(Scaled):
+        relations = (dim, tp.Dim("n", size=64))
+
+    x = np.ones((2, 16, 64), np.float32)
+    assert Few()(x, x[0, :2]).shape == x.shape
+    tall = np.ones((2, 20, 64), np.float32)
+    refused(Few(), tall, x[0, :3], argument="s.shape along mb", value=3, rule="at most 2 by its Dim")
+    assert Few().plan().shapes({"m": 100})["x"] == (1, 16, 64)
 
 
 def test_the_extent_of_a_dimension_in_a_body():

@@ -9,6 +9,7 @@ import tmapipe as tp
 class Scaled(tp.Schedule):
     """y[m, n] = x[m, n] w[n]: w is loaded once a CTA, and held."""
 
+    relations = (tp.Dim("i", at_most=8), tp.Dim("n", at_most=128))
     load, work = tp.Role(warps=1), tp.Role(warps=4)
     weights = tp.BarrierRing(producer=load, consumer=work, per="cta")
     w = tp.TmaLoadStage("i n", tile=(8, 128), ring=weights)

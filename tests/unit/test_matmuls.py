@@ -213,7 +213,7 @@ def test_a_writer_does_not_multiply_what_it_writes():
         ring = tp.BarrierRing(2, producer=load, consumer=math)
         x = tp.TmaLoadStage("m k", tile=(64, 64), ring=ring)
         a = tp.SharedStage("m k", tile=(64, 64), ring=ring, writer=math, dtype="bf16")
-        mma = tp.Wgmma(a, x)
+        mma = tp.Wgmma(a, x, k="k")
         b = None
         double = None
         d = tp.TmaStoreStage("m n", source=mma)

@@ -139,6 +139,7 @@ class Outside(Rotated):
 class Uneven(Scattered):
     load, write, send, add = Scattered.load, Scattered.write, Scattered.send, Scattered.add
     cluster = {"s": 3}  # noqa: RUF012
+    relations = (tp.Dim("q", of="m"), tp.Dim("s", at_most=3))
 
 
 def test_indices_and_parts_are_checked():

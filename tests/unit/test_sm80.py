@@ -76,6 +76,7 @@ class Softmax(tp.Schedule):
     """Reductions, functions, scratch and an operand that repeats: all that threads do runs on sm_80 too."""
 
     arch = "sm_80"
+    relations = (tp.Dim("n", at_most=256),)
     load, work = tp.Role(warps=2), tp.Role(warps=4)
     ring = tp.BarrierRing(2, producer=load, consumer=work)
     x = tp.CpAsyncLoadStage("m n", tile=(4, 256), ring=ring)

@@ -34,6 +34,7 @@ def through(tile, role, vector, dtype, numbers=None):
     """A schedule that stores what *numbers* makes of a tile (one number a row or column), or the tile as it is."""
 
     class Through(tp.Schedule):
+        relations = (tp.Dim("n", at_most=tile[-1]),)
         load, work = tp.Role(warps=1), role
         ring = tp.BarrierRing(2, producer=load, consumer=work)
         x = tp.TmaLoadStage("m n", tile=tile, ring=ring)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import attrs
 import numpy as np
 
 from tmapipe.dtypes import DType
+from tmapipe.errors import InputError
 
 __all__ = ["Bound"]
 
@@ -25,6 +27,7 @@ class Bound:
         stores: Names of the outputs.
         on_gpu: Whether they lie on a CUDA device.
         added_to: The outputs that are added to, not overwritten.
+        made: The outputs that the call has left out: their elements hold nothing yet, unless they are added to.
     """
 
     tensors: dict[str, Any]
@@ -34,11 +37,20 @@ class Bound:
     stores: tuple[str, ...]
     on_gpu: bool
     added_to: tuple[str, ...] = ()
+    made: tuple[str, ...] = ()
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to compute: no output element, or nothing that goes into one."""
         return any(0 in shape for shape in self.shapes.values())
+
+    def check_whole(self, partly: Collection[str]) -> None:
+        """Raises `InputError` if an output that the call has left out would keep elements that nobody stores. partly: outputs
+        of which the kernel stores some elements alone."""
+        for name in self.made:
+            if name in partly:
+                rule = "is stored in part by some shapes (see check()), and the rest of a new tensor holds anything"
+                raise InputError(name, None, rule, f"store all of it, or pass {name}= with what the rest is to be")
 
     def fill_outputs(self, value: Any) -> None:
         """Writes *value* to the outputs: what a call computes from nothing (no k). An empty output is left as it is.

@@ -47,6 +47,7 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
     parts: dict[str, TmaLoadStage | TmaStoreStage] = {**declared.inputs, **declared.stores}
     inputs = (*declared.inputs, *declared.tables)
     stores = tuple(declared.stores)
+    made: list[str] = []
     given = match(declared.arguments, tensors, named, out, stores[0] if stores else "")
     for name in inputs:
         if name not in given:
@@ -73,6 +74,7 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
             if first_load is None:
                 raise InputError(name, None, "a tensor is needed for the output", f"pass {name}=")
             given[name] = _make_output(name, store, extents, like, parts[first_load].dims, first_load)
+            made.append(name)
         check_kind(name, given[name])
         shapes[name], strides[name] = _padded(name, given[name], store.dims, tuple(store.folded.values()))
         _note_extents(name, store.dims, shapes[name], extents)  # which later stores may derive theirs from
@@ -89,7 +91,7 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
         raise InputError("tensors", kinds, "are either all NumPy arrays or all torch tensors", "convert one kind")
     dtypes = {name: dtype_of(given[name], name) for name in given}
     added_to = tuple(name for name, store in declared.stores.items() if store.reduce)
-    bound = Bound(given, shapes, strides, dtypes, stores, first != "cpu", added_to)
+    bound = Bound(given, shapes, strides, dtypes, stores, first != "cpu", added_to, tuple(made))
     for name, part in parts.items():
         if 0 not in shapes[name]:
             _check_layout(name, given[name], part.vector)
@@ -258,6 +260,11 @@ def _relate(relations: Sequence[Dim], seen: dict[str, tuple[str, int]]) -> None:
     """Notes the extents that follow from others. Raises `InputError` if a tensor has another one."""
     for dim in relations:
         extent = dim.extent({name: extent for name, (_, extent) in seen.items()})
+        if dim.at_most is not None:
+            owner, known = seen.get(dim.name, (dim.name, extent or 0))
+            if known > dim.at_most:
+                rule = f"is at most {dim.at_most} by its Dim: tiles hold no more"
+                raise InputError(f"{owner}.shape along {dim.name}", known, rule, "use a schedule with larger tiles")
         if extent is None:
             continue
         owner, known = seen.setdefault(dim.name, (dim.name, extent))

@@ -66,6 +66,9 @@ class Report(Drawn):
         seconds: How long it took.
         runs: In words, what was shown and how.
         problem: In which the errors were found, if several were run (`tmapipe.check.search.Problem`).
+        outputs: In words, which outputs were looked at in a few problems alone, and why; of all others it is shown, for every
+            shape that `trips` covers, that each element is stored once.
+        partly: Outputs of which some elements are stored by nobody.
     """
 
     name: str
@@ -75,6 +78,8 @@ class Report(Drawn):
     seconds: float = 0.0
     runs: tuple[str, ...] = attrs.field(factory=tuple)
     problem: Any = None
+    outputs: tuple[str, ...] = ()
+    partly: tuple[str, ...] = ()
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -112,6 +117,7 @@ def _text(report: Report) -> str:
     else:
         head = f"{report.name}: {len(report.errors)} error{'s' if len(report.errors) > 1 else ''} found"
     lines = [f"{head} ({report.events} events, {report.seconds:.2f} s)"]
+    lines += [f"  {each}" for each in report.outputs]
     for finding in report.findings:
         lines += _paragraph(finding)
     return "\n".join(lines)

@@ -33,6 +33,9 @@ __all__ = ["Kind", "NotRegular", "Problems"]
 Kind = tuple[Any, ...]  # a value of each variation, or a tuple of them, for one iteration of a loop after the other
 
 
+ANY = 2**30  # an extent that no tile has
+
+
 class NotRegular(Exception):
     """The recorded programs are no words over a few segments; says where they first differ."""
 
@@ -49,7 +52,8 @@ class Problems:
         self.schedule, self.plan, self.layout = schedule, plan, Layout(plan)
         self.dims = tuple(schedule.axes)
         self.tile = tuple(axis.elements for axis in schedule.axes.values())
-        free = (dim for dim in reversed(self.dims) if plan.related(dict.fromkeys(self.dims, 1) | {dim: 2})[dim] == 2)
+        ones = dict.fromkeys(self.dims, 1)
+        free = (dim for dim in reversed(self.dims) if plan.related(ones | {dim: ANY})[dim] == ANY)
         self.along = next(free, self.dims[-1])
         self.group = max([role.teams for role in plan.roles])
         self.slots = max([ring.stages for ring in plan.rings], default=1)
@@ -60,6 +64,7 @@ class Problems:
         self.isa = functools.partial(RecordingIsa, decisions=self.decisions, numbered=self.along)
         self.others = tuple(dict.fromkeys(d for part in plan.transfers for d in part.dims if d not in self.dims))
         self._parts: dict[Any, Any] = {}
+        self._recorded: list[list[Program]] = []
         self._programs: dict[tuple[int, Kind], list[Program]] = {}
         self._relative: dict[tuple[int, Kind], RelativeRun] = {}
         self._origin: dict[Key, int] | None = None
@@ -119,6 +124,7 @@ class Problems:
 
     def recording(self) -> Any:
         """The scope in which bodies are recorded."""
+        self.decisions.run += 1
         return names_replaced(self.schedule)
 
     def check_state(self) -> None:
@@ -156,8 +162,18 @@ class Problems:
             if type(error) is PipelineError:
                 raise
             raise NotRegular(f"a body fails at a tile with {self.kinds.text(kinds[-1])}: {error}") from error
+        if self.schedule.declared.shared:
+            self._recorded.append(programs)
         numbers = next((n for n in taken if len(n) == len(kinds)), range(len(kinds)))
         return programs, [kinds[number] for number in numbers]
+
+    def unfilled(self, rule: Callable[..., list[Any]], *arguments: Any) -> list[Any]:
+        """What a rule of programs finds in all that have been recorded for kinds of tiles."""
+        return [
+            each
+            for programs in self._recorded
+            for each in rule(self.layout, [program.ops for program in programs], *arguments)
+        ]
 
     def programs(self, tiles: int, kind: Kind) -> list[Program]:
         """Each warp's program for *tiles* output tiles a CTA of one kind."""

@@ -25,8 +25,10 @@ import attrs
 
 from tmapipe.check.budgets import budget_findings
 from tmapipe.check.closure import close
+from tmapipe.check.filled import look_at_slots
 from tmapipe.check.findings import Finding, Report
 from tmapipe.check.linear import LinearCheck
+from tmapipe.check.outputs import Outputs, look_at_outputs
 from tmapipe.check.problems import Problems
 from tmapipe.check.program import ordered, refused, run_checked
 from tmapipe.check.search import FEW, Problem, problems_near
@@ -89,10 +91,22 @@ def _searched(schedule: Schedule, plan: Plan) -> Report:
     search = _Search(problems)
     trips = search.run()
     left = [store.name for store in plan.stores if store.name not in problems.decisions.stored]
-    if left and all(finding.kind.note for finding in search.found):
+    safe = all(finding.kind.note for finding in search.found)
+    if left and safe:
         fix = "store it in the body of its role, or leave the stage out"
         raise InputError(left[0], None, f"is an output of {plan.name} that no body stores", fix)
-    return Report(plan.name, tuple(search.found), trips, search.events, runs=tuple(search.runs), problem=search.wrong)
+    outputs = look_at_outputs(problems) if safe else Outputs()
+    found = (*search.found, *outputs.findings, *(look_at_slots(problems) if safe else ()))
+    return Report(
+        plan.name,
+        found,
+        trips,
+        search.events,
+        runs=tuple(search.runs),
+        problem=search.wrong,
+        outputs=outputs.open,
+        partly=outputs.partly,
+    )
 
 
 @contextlib.contextmanager

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tmapipe.errors import PipelineError
 from tmapipe.machine.varying import Key, Varying
+
+if TYPE_CHECKING:
+    from tmapipe.machine.moves import Call
 
 __all__ = [
     "CARRIED",
@@ -17,6 +20,7 @@ __all__ = [
     "START",
     "Decisions",
     "Loop",
+    "Reduction",
     "Sum",
     "Term",
     "Use",
@@ -54,6 +58,16 @@ class Term(NamedTuple):
     per_tile: bool = False
     by_entry: bool = False
     indices: tuple[Key, ...] = ()
+
+
+class Reduction(NamedTuple):
+    """A reduction of a fragment of so many rows and columns. along: "rows" or "columns", of which a number each is left;
+    inside: the sum that says how many elements count; None: all, or a plain number."""
+
+    rows: int
+    columns: int
+    along: str
+    inside: tuple[Sum, int] | None
 
 
 class Loop:
@@ -115,6 +129,10 @@ class Decisions:
     warp that is being recorded; length: how many operations it has so far; around: the indices of the loops that it is in;
     iteration: of each loop; found: what has been looked up in `values`, to be emptied where other names are in it; stored: the
     outputs that a body has stored to; lap: slots of the longest ring.
+
+    calls: of bodies, with where they move tiles; run: number of the present recording; counts: by index of a loop that is
+    being recorded, how often it runs; located: whether calls have source lines; reductions: of fragments, each with its line;
+    lines: where a load or store stands first, by its name; by_rows: loads and stores of rows by number.
     """
 
     def __init__(self) -> None:
@@ -122,6 +140,12 @@ class Decisions:
         self.terms: dict[Key, Term] = {}
         self.uses: dict[Use, None] = {}
         self.stored: set[str] = set()
+        self.calls: list[Call] = []
+        self.run, self.located = 0, False
+        self.counts: dict[Key, tuple[Sum, int]] = {}
+        self.reductions: dict[Reduction, str | None] = {}
+        self.lines: dict[str, str | None] = {}
+        self.by_rows: set[str] = set()
         self.lap = 0
         self.around: list[Key] = []
         self.iteration: dict[Key, int] = {}
@@ -268,6 +292,7 @@ class Decisions:
             )
         terms, inside = self.sorted(iterations), len(self.around)
         index = "index", inside, terms
+        self.counts[index] = terms, int(iterations.const)
         self.terms.setdefault(index, Term(0, None, indices=(index,)))
         loop = Loop(self.looked_at(terms, inside, self.values), self.length())
         self.loops.append(loop)

@@ -77,6 +77,12 @@ class MachineFragments(Reductions):
             raise ScopeError(f"accumulate(empty=False) of {matmul.name} ended without acc.add(). Leave out empty=.")
         return acc.values
 
+    # ---- reductions -----------------------------------------------------------------------------------------------
+
+    def reduce(self, values: Fragment, op: str, along: str, inside: Any = None) -> Fragment:
+        self.isa.reduces(values, along, inside)
+        return super().reduce(values, op, along, inside)
+
     # ---- pieces ---------------------------------------------------------------------------------------------------
 
     def columns_of(self, values: Fragment, block: int, first: int, columns: int) -> Fragment:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import greenlet
@@ -18,6 +18,7 @@ from tmapipe.machine.run import Run, TraceEntry
 from tmapipe.machine.scheduler import POLICIES, Scheduler, Watcher
 from tmapipe.machine.state import State
 from tmapipe.machine.warp import MachineIsa
+from tmapipe.machine.written import Written
 from tmapipe.plan.model import Plan
 
 __all__ = ["Machine", "at_most", "record", "steps_for"]
@@ -44,6 +45,7 @@ class Machine:
         trace: Whether `Run.trace` is kept, and operations have their source line.
         observer: Called with (agent, operation, facts) after each transition, in the order of execution.
         max_steps: Transitions of one cluster after which a run stops with a `PipelineError`.
+        whole: Outputs all of whose elements have to be written.
     """
 
     def __init__(
@@ -55,12 +57,13 @@ class Machine:
         trace: bool = False,
         observer: Watcher | None = None,
         max_steps: int = 50_000_000,
+        whole: Collection[str] = (),
     ):
         if policy not in POLICIES:
             raise InputError("Machine(policy)", policy, f"is one of {', '.join(POLICIES)}", 'use "random"')
         self.layout = Layout(plan)
         self.plan, self.seed, self.policy = plan, seed, policy
-        self.trace, self.observer, self.max_steps = trace, observer, max_steps
+        self.trace, self.observer, self.max_steps, self.whole = trace, observer, max_steps, whole
 
     def run(self, entry: Entry, tensors: dict[str, Any], clusters: int = 1) -> Run:
         """Calls ``entry(isa)`` once for each warp of a grid of *clusters* clusters, one cluster after another.
@@ -72,12 +75,14 @@ class Machine:
 
         Raises:
             DeadlockError: No agent can take another step.
-            HazardError: An access that the hardware would not order.
+            HazardError: An access that the hardware would not order; an element of an output that is written twice, with
+                different values, or not at all though it has to be.
         """
         self._check(tensors)
-        run = Run(self.layout, self.trace)
+        run, written = Run(self.layout, self.trace), Written(self.layout, tensors)
         for cluster in range(clusters):
-            self._run_cluster(run, entry, tensors, cluster, clusters)
+            self._run_cluster(run, entry, tensors, cluster, clusters, written)
+        written.finish(self.whole)
         return run
 
     def _check(self, tensors: dict[str, Any]) -> None:
@@ -91,8 +96,10 @@ class Machine:
                 have, want = tensors[part.argument].dtype, part.buffer.dtype.name
                 raise InputError(part.argument, str(have), f"is moved through slots of {want}", "convert the array")
 
-    def _run_cluster(self, run: Run, entry: Entry, tensors: dict[str, Any], cluster: int, clusters: int) -> None:
-        memory, hub = Memory(self.layout, tensors), greenlet.getcurrent()
+    def _run_cluster(
+        self, run: Run, entry: Entry, tensors: dict[str, Any], cluster: int, clusters: int, written: Written
+    ) -> None:
+        memory, hub = Memory(self.layout, tensors, written), greenlet.getcurrent()
         emit = _locating(hub.switch) if self.trace else hub.switch
         shapes = shapes_of(tensors)
         warps = [greenlet.greenlet(entry) for _ in range(self.layout.agents)]
@@ -107,7 +114,8 @@ class Machine:
 
         state = State(self.layout, split_loads=True)
         scheduler = Scheduler(state, programs, self.policy, self.seed, (), self.max_steps, where)
-        watchers: list[Watcher] = [memory.perform, run.watch]
+        written.begin(cluster, where)
+        watchers: list[Watcher] = [written.watch, memory.perform, run.watch]
         if self.observer is not None:
             watchers.append(self.observer)
         if run.trace is not None:

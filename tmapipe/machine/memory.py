@@ -7,7 +7,7 @@ as 0xFF bytes, NaN in every floating type.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -29,7 +29,9 @@ from tmapipe.isa.ops import (
     WgmmaFromRegisters,
 )
 from tmapipe.machine.layout import Layout
+from tmapipe.machine.written import Written
 from tmapipe.plan.model import Load, Matmul, Store
+from tmapipe.protocol.tile import Tile
 
 __all__ = ["MOVES", "Accumulator", "Memory", "moves", "performs", "scatter"]
 
@@ -55,10 +57,10 @@ class Accumulator:
 
 class Memory:
     """Arrays of one cluster. `perform(agent, op, facts)` is called after each transition; `operands` and `results`, by
-    agent, pass fragments between it and the calling warp."""
+    agent, pass fragments between it and the calling warp. written: who has written the outputs, if that is watched."""
 
-    def __init__(self, layout: Layout, tensors: dict[str, np.ndarray]):
-        self.layout, self.tensors = layout, tensors
+    def __init__(self, layout: Layout, tensors: dict[str, np.ndarray], written: Written | None = None):
+        self.layout, self.tensors, self.written = layout, tensors, written
         end = max((end for _, end in layout.ranges), default=0)
         self.shared = [np.full(max(end, layout.plan.smem_bytes), 0xFF, dtype=np.uint8) for _ in range(layout.ctas)]
         self.operands: list[Any] = [None] * layout.agents
@@ -78,6 +80,16 @@ class Memory:
                 self.transfers[flight] = op
         elif kind in PERFORM:
             PERFORM[kind](self, agent, op, facts)
+
+    def note(self, of: Flight | int, store: Store, inside: Any, values: np.ndarray) -> None:
+        """Tells `written` which elements of an output are about to become *values*. of: the store's flight, or the warp."""
+        if self.written is not None:
+            self.written.note(of, store, inside, self.tensors[store.argument][inside], values)
+
+    def enter(self, agent: int, arguments: Sequence[Any]) -> None:
+        """A warp begins with a body, of a tile that is among the *arguments*, or of none."""
+        if self.written is not None:
+            self.written.tiles[agent] = next((str(each) for each in arguments if isinstance(each, Tile)), "")
 
     def given(self, agent: int) -> Any:
         """What the warp has handed to the present operation, or None."""
@@ -238,12 +250,16 @@ def round_to_tf32(values: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values), rounded, bits).astype(np.uint32).view(np.float32)
 
 
-def scatter(values: np.ndarray, tensor: np.ndarray, store: Store, at: tuple[int, ...], rows: int | None = None) -> None:
-    """Writes the slot's *values*, or the first *rows* rows, to the tile of *tensor* that starts at element *at*; or reduces
-    the tile by them."""
+def scatter(
+    memory: Memory, of: Flight, store: Store, values: np.ndarray, at: tuple[int, ...], rows: int | None = None
+) -> None:
+    """Writes the slot's *values*, or the first *rows* rows, to the tile of the output that starts at element *at*; or reduces
+    the tile by them. of: the store."""
+    tensor = memory.tensors[store.argument]
     extents = store.part if rows is None else (*store.tile[:-2], rows, store.tile[-1])
     inside, box = _clip(tensor, extents, at)
     tile = values.reshape(store.part)[box]
+    memory.note(of, store, inside, tile)
     tensor[inside] = tile if store.reduce is None else reduced(store.reduce, tensor[inside], tile)
 
 

@@ -17,15 +17,18 @@ from typing import Any
 
 from tmapipe.errors import ScopeError
 from tmapipe.integers import ceil_div
+from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.globals import TableLoad
 from tmapipe.machine.alike import Alike, Own
 from tmapipe.machine.carried import Changes
-from tmapipe.machine.decisions import COUNT, Decisions, Term
+from tmapipe.machine.decisions import COUNT, Decisions, Reduction, Term
 from tmapipe.machine.layout import Layout, Shapes
+from tmapipe.machine.locate import locate
+from tmapipe.machine.moves import Call
 from tmapipe.machine.varying import UNBOUNDED, VALUE, Condition, Varying
 from tmapipe.machine.varying_names import greatest
 from tmapipe.machine.warp import MachineIsa
-from tmapipe.plan.model import Store
+from tmapipe.plan.model import Load, Store
 from tmapipe.protocol.cluster import cluster_coordinate
 from tmapipe.protocol.tile import Tile
 from tmapipe.tma_rules import ALIGNMENT
@@ -70,6 +73,7 @@ class RecordingIsa(MachineIsa):
         self.decisions, self.values_of, self.numbered = decisions, values_of, numbered
         self.tables: Tables = tables or {}
         self.calls = self.bodies = 0
+        self.call_of: Call | None = None  # the call of a body that is being recorded
         super().__init__(layout, agent, cluster_id, clusters, shapes, self._plain_operands(emit))
         self.alike = alike = Alike(agent, range(layout.agents))
         self.agent, self.warp = alike.number(int), alike.number(lambda each: each % layout.warps)
@@ -96,7 +100,9 @@ class RecordingIsa(MachineIsa):
         before, tiles = dict(vars(context)), context.tiles
         decisions, clusters = self.decisions, (self.cluster_id, self.clusters)
         self.inside, context.tiles = True, _Hidden()
+        place = None if tile is None or not body else self._place(tile)
         decisions.values, decisions.around = self.values_of(number) if self.values_of else {}, []
+        self.call_of = Call(decisions.run, place, decisions.values, self.alike) if body else None
         self.cluster_id = decisions.symbol(("symbol", "the cluster's number"), self.cluster_id, Term(0, None))
         self.clusters = decisions.symbol(("symbol", "the number of clusters"), self.clusters, Term(1, None))
         try:
@@ -104,6 +110,9 @@ class RecordingIsa(MachineIsa):
             result = function(*(seen if each is tile else each for each in arguments))
         finally:
             self.inside, context.tiles, (self.cluster_id, self.clusters) = False, tiles, clusters
+        if self.call_of is not None:
+            decisions.calls.append(self.call_of)
+            self.call_of = None
         changed = [name for name, value in vars(context).items() if name not in before or before[name] is not value]
         if changed:
             raise ScopeError(
@@ -111,6 +120,16 @@ class RecordingIsa(MachineIsa):
                 "depend on its arguments alone. Use local names, or Isa.cells within one tile."
             )
         return result
+
+    def _place(self, tile: Tile) -> dict[str, int]:
+        """The coordinates of the cluster's tile, in tiles of a cluster."""
+        found = {}
+        for dim, extent in ((dim, self.plan.cluster.get(dim, 1)) for dim in self._dims):
+            value = tile.get(dim)
+            if value is not None:
+                of_cluster = (value - cluster_coordinate(self, dim)) // extent
+                found[dim] = int(of_cluster.here if type(of_cluster) is Own else of_cluster)
+        return found
 
     def _shift(self, context: Any, slots: int) -> None:
         for end in context.ends.values():
@@ -146,8 +165,10 @@ class RecordingIsa(MachineIsa):
     def _extent(self, name: str, value: int) -> Any:
         """The extent of a dimension: fixed, computed of that of another one, or a symbol."""
         relation = next((each for each in self.plan.relations if each.name == name), None)
-        if relation is None:
-            return self.decisions.symbol(("extent", name), value, Term(1, None))
+        if relation is None or (relation.size is None and relation.of is None):
+            return self.decisions.symbol(
+                ("extent", name), value, Term(1, None if relation is None else relation.at_most)
+            )
         if relation.size is not None:
             return value
         known = ((a, dims.index(relation.of)) for a, dims in self.plan.dims.items() if relation.of in dims)
@@ -209,9 +230,39 @@ class RecordingIsa(MachineIsa):
             self.decisions.starts(at[-1], max(1, (of.vector or ALIGNMENT) // of.buffer.dtype.bytes))
         if isinstance(of, Store):
             self.decisions.stored.add(of.name)
+        if self.call_of is not None:
+            self._note(of, at)
         plain = tuple([self.plain(x) for x in at])
         super().start(of, [x.here if type(x) is Own else x for x in plain])
         return plain
+
+    def _note(self, of: Load | Store, at: Sequence[Any]) -> None:
+        """Notes where a tile is moved. Loads of a kind of tile are noted at the first two iterations of loops."""
+        decisions, call = self.decisions, self.call_of
+        assert call is not None
+        around = decisions.around
+        if of.name not in decisions.lines:
+            decisions.lines[of.name] = locate()
+        if type(of) is Store or self.values_of is None or all(decisions.iteration[index] < 2 for index in around):
+            loops = tuple([(index, decisions.counts[index]) for index in around])
+            turn = tuple([decisions.iteration[index] for index in around])
+            call.moves.append((of, tuple(at), loops, turn, locate() if decisions.located else None))
+
+    def tma_gather(self, load: Any, *operands: Any) -> None:
+        self.decisions.by_rows.add(load.name)
+        super().tma_gather(load, *operands)
+
+    def tma_scatter(self, store: Any, *operands: Any) -> None:
+        self.decisions.by_rows.add(store.name)
+        super().tma_scatter(store, *operands)
+
+    def reduces(self, values: Fragment, along: str, inside: Any) -> None:
+        """Notes what is reduced, and how much of it counts, if that varies."""
+        layout, varies = values.layout, isinstance(inside, Varying)
+        if self.inside and layout is not None:
+            found = Reduction(layout.rows, layout.columns, along, inside.form if varies else None)
+            if (varies or inside is None) and found not in self.decisions.reductions:
+                self.decisions.reductions[found] = locate()
 
     def tma_load(
         self, load: Any, stage: Any, at: Sequence[Any], *more: Any, anywhere: bool = False, **named: Any

@@ -34,12 +34,28 @@ class Kind(enum.Enum):
     SHARED_MEMORY = "shared memory does not fit"
     SLOT_ORDER = "a wait for another slot or parity than the ring's next"
     TRIP_COUNTS = "roles disagree on how many slots they hand on"
+    OUTPUT_RACE = "two stores to one element of an output, with different values, that nothing orders"
+    ROW_IN_PARTS = "a reduction that counts a whole row, of which a tile may have a part"
+    PART_REDUCED = "a reduction over a tile's part of a dimension"
+    UNREAD = "elements of an input that nobody loads"
+    UNFILLED = "a tile is read in a slot in which nobody has written it, or not all of it"
+    SAME_OUTPUT = "two stores of one value to one element of an output"
+    UNWRITTEN = "elements of an output that nobody stores"
     LIMIT = "a resource limit was reached before the answer was known"
 
     @property
     def note(self) -> bool:
-        return self in (Kind.REDUNDANT_FENCE, Kind.COPY_BEFORE_ARM)
+        return self in _NOTES
 
+
+_NOTES = (
+    Kind.REDUNDANT_FENCE,
+    Kind.COPY_BEFORE_ARM,
+    Kind.SAME_OUTPUT,
+    Kind.UNWRITTEN,
+    Kind.PART_REDUCED,
+    Kind.UNREAD,
+)
 
 #: By the rule's short name. What breaks any other rule is a race.
 RULES = {
@@ -81,6 +97,15 @@ RULES = {
     "wgmma-fence": (Kind.RESULT_TOO_EARLY, "execute wgmma_fence before the first wgmma on these registers"),
     "wgmma-warpgroup": (Kind.OUT_OF_RANGE, "give the role whole warpgroups"),
     "wgmma-diverged": (Kind.OUT_OF_RANGE, "let all four warps of the warpgroup issue the same wgmmas"),
+    "output-shared": (
+        Kind.OUTPUT_RACE,
+        "let each output tile store to places of its own: name all dimensions of the grid in the store, or reduce=",
+    ),
+    "output-twice": (Kind.OUTPUT_RACE, "store each place once, or wait for the first store in full (a StoredStage)"),
+    "output-unwritten": (
+        Kind.UNWRITTEN,
+        "store every tile of it, or pass the output if the others are to stay as they are",
+    ),
     "setmaxnreg-direction": (Kind.REGISTERS, "decrease to fewer registers, increase to more"),
     "setmaxnreg-range": (Kind.REGISTERS, "use 24 to 256 registers in steps of 8"),
     "setmaxnreg-warpgroup": (Kind.REGISTERS, "let all four warps of the warpgroup set the same number"),

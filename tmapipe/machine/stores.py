@@ -161,22 +161,23 @@ def _write(memory: Memory, flight: Flight, op: StoreWrite, facts: None) -> None:
 
 @moves(BulkStore)
 def _write_piece(memory: Memory, flight: Flight, op: BulkStore, values: np.ndarray) -> None:
-    store = memory.layout.stores[op.store]
-    scatter(values, memory.tensors[store.argument], store, op.at)
+    scatter(memory, flight, memory.layout.stores[op.store], values, op.at)
 
 
 @moves(TmaStore)
 def _write_tile(memory: Memory, flight: Flight, op: TmaStore, values: np.ndarray) -> None:
     store = memory.layout.stores[op.store]
     part = values if op.part is None else values.reshape(store.parts, -1)[op.part]
-    scatter(part, memory.tensors[store.argument], store, op.at, op.rows)
+    scatter(memory, flight, store, part, op.at, op.rows)
 
 
 @moves(TmaScatter)
 def _write_rows(memory: Memory, flight: Flight, op: TmaScatter, values: np.ndarray) -> None:
-    tensor = memory.tensors[memory.layout.stores[op.store].argument]
+    store = memory.layout.stores[op.store]
+    tensor = memory.tensors[store.argument]
     rows, columns = rows_inside(tensor, op.numbers, op.at[-1], values.shape[1])
     for i, row in rows:
+        memory.note(flight, store, (row, columns), values[4 * op.part + i, : len(columns)])
         tensor[row, columns] = values[4 * op.part + i, : len(columns)]
 
 
@@ -187,4 +188,6 @@ def _write_values(memory: Memory, agent: int, op: TileStore, facts: None) -> Non
     tensor = memory.tensors[store.argument]
     at = [first + i for first, i in zip(op.at, np.unravel_index(places, store.tile), strict=True)]
     inside = np.all([(i >= 0) & (i < extent) for i, extent in zip(at, tensor.shape, strict=True)], axis=0)
-    tensor[tuple(i[inside] for i in at)] = convert(values, store.buffer.dtype)[inside]
+    where, given = tuple(i[inside] for i in at), convert(values, store.buffer.dtype)[inside]
+    memory.note(agent, store, where, given)
+    tensor[where] = given

@@ -82,6 +82,8 @@ class MachineIsa(Isa):
 
     def call(self, body: Callable[..., None], *arguments: Any) -> None:
         self.body = inspect.unwrap(body).__code__
+        if self.memory is not None:
+            self.memory.enter(self.agent, arguments)
         with self._one_thread(), line_of_errors():
             body(*arguments)
 
@@ -124,6 +126,9 @@ class MachineIsa(Isa):
                 raise InputError(f"{store.name}.store(surely)", surely, rule, "say so of those alone that always are")
         self.give(self.fragments.places(values))
         super().store_values(store, at, values)
+
+    def reduces(self, values: Fragment, along: str, inside: Any) -> None:
+        """Is told of each reduction of a fragment, with the arguments of `Fragments.reduce`."""
 
     def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef) -> None:
         self.give((acc, None if isinstance(a, SlotRef) else a))

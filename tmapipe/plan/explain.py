@@ -35,7 +35,7 @@ def explain(
         lines.append(f"cluster {shape} = {plan.cluster_size} CTAs, rank = " + _rank_formula(plan))
     if over:
         lines.append("output tiles: " + " x ".join(f"{elements} along {dim}" for dim, elements in over.items()))
-    lines += [f"dimension {dim.name} = {dim.formula}" for dim in plan.relations]
+    lines += [f"dimension {dim.text}" for dim in plan.relations]
     lines.append("roles")
     for part in plan.roles:
         registers = plan.registers.get(part.first_warp // 4)

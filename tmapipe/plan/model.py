@@ -326,14 +326,24 @@ class Plan:
         """The extents that are known now, by dimension."""
         return {dim.name: dim.size for dim in self.relations if dim.size is not None}
 
+    @property
+    def most(self) -> dict[str, int]:
+        """The largest extents, by dimension, of those that are fixed or bounded."""
+        found = {dim.name: dim.size if dim.at_most is None else dim.at_most for dim in self.relations}
+        return {name: most for name, most in found.items() if most is not None}
+
     def related(self, extents: dict[str, int]) -> dict[str, int]:
-        """*extents* of dimensions, with those that are fixed or follow from others, or that others follow from."""
-        found = dict(extents)
+        """*extents* of dimensions, with those that are fixed or follow from others, or that others follow from; none above its
+        largest."""
+        most = self.most
+        found = {name: min(extent, most.get(name, extent)) for name, extent in extents.items()}
         for dim in self.relations:
             extent = dim.extent(found)
             if extent is not None:
-                found[dim.name] = extent
+                found[dim.name] = min(extent, most.get(dim.name, extent))
             elif dim.of is not None and dim.name in found:
+                found[dim.of] = max(0, found[dim.name] - dim.plus) * dim.per
+            if extent is not None and dim.of is not None and extent > found[dim.name]:
                 found[dim.of] = max(0, found[dim.name] - dim.plus) * dim.per
         return found
 

@@ -40,6 +40,10 @@ class Tile(Carried):
             raise MissingPartError(f"tile.{dim}: the tile has no such dimension, only {', '.join(self._coordinates)}.")
         return self._coordinates[dim]
 
+    def __str__(self) -> str:
+        """Where it is, e.g. ``m = 0, n = 2``."""
+        return ", ".join(f"{name} = {value}" for name, value in self._coordinates.items())
+
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_"):
             fix = "Pass other coordinates to load() or store_from()."

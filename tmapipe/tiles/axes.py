@@ -12,7 +12,7 @@ from tmapipe.plan.declarations import Declarations
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 
-__all__ = ["Axis", "axes_of", "check_axes", "check_relations", "check_rows"]
+__all__ = ["Axis", "axes_of", "check_axes", "check_relations", "check_rows", "rows_of"]
 
 
 class Axis(NamedTuple):
@@ -82,16 +82,21 @@ def _groups(declared: Declarations) -> dict[str, MulticastGroup]:
 
 def check_rows(declared: Declarations, axes: Mapping[str, Axis], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raises `InputError` if a tensor's rows, which are reduced over the CTAs of a cluster, do not fit into one cluster."""
+    for dim, name in rows_of(declared, axes).items():
+        axis, ctas = axes[dim], declared.cluster.get(dim, 1)
+        if shapes[axis.stage][axis.place] > axis.elements * ctas:
+            rule = f"has at most {ctas} x {axis.elements} elements along {dim}: {name} reduces them over {ctas} CTAs"
+            raise InputError(f"{axis.stage}.shape", shapes[axis.stage], rule, "use a larger tile or cluster")
+
+
+def rows_of(declared: Declarations, axes: Mapping[str, Axis]) -> dict[str, str]:
+    """The dimensions that are reduced over all CTAs of a cluster along them, each with the part that does."""
+    found = {}
     for name, group in _groups(declared).items():
         for dim in group.axes if name in declared.scratches else ():
-            if dim not in axes or group.ctas:  # the plan refuses the one; blocks of CTAs each have rows of their own
-                continue
-            axis, ctas = axes[dim], declared.cluster.get(dim, 1)
-            if shapes[axis.stage][axis.place] > axis.elements * ctas:
-                rule = (
-                    f"has at most {ctas} x {axis.elements} elements along {dim}: {name} reduces them over {ctas} CTAs"
-                )
-                raise InputError(f"{axis.stage}.shape", shapes[axis.stage], rule, "use a larger tile or cluster")
+            if dim in axes and not group.ctas:  # the plan refuses others; blocks of CTAs each have rows of their own
+                found[dim] = name
+    return found
 
 
 def check_relations(declared: Declarations) -> None:

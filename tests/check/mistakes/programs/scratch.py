@@ -4,6 +4,7 @@ import tmapipe as tp
 
 
 class Program(tp.Schedule):
+    relations = (tp.Dim("n", at_most=64),)
     load, work = tp.Role(warps=1), tp.Role(warps=2)
     ring = tp.BarrierRing(2, producer=load, consumer=work)
     x = tp.TmaLoadStage("m n", tile=(4, 64), ring=ring)

@@ -1,0 +1,86 @@
+"""Tiles that threads write are read in slots in which they have been written, all of them."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import tmapipe as tp
+from tmapipe.check import Kind
+
+
+class Narrowed(tp.Schedule):
+    """y = 2 x in bf16, by way of a tile that threads write."""
+
+    load, work, store = tp.Role(warps=1), tp.Role(warps=4), tp.Role(warps=1)
+    ring = tp.BarrierRing(3, chain=(load, work, store))
+    x = tp.TmaLoadStage("m n", tile=(16, 64), ring=ring, dtype="fp32")
+    z = tp.SharedStage(tile=(16, 64), ring=ring, writer=work, dtype="bf16")
+    y = tp.TmaStoreStage("m n", source=z)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @work.jit
+    def double(self, k, tile):
+        with k.ring.consume() as slot:
+            for part in range(2):
+                slot.z.write(slot.x.read(tile=(8, 64), at=(8 * part, 0)) * 2, at=(8 * part, 0))
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile)
+
+
+class Never(Narrowed):
+    @Narrowed.work.jit  # <- here
+    def double(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.x.read()
+
+
+class Half(Narrowed):
+    @Narrowed.work.jit  # <- here
+    def double(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.z.write(slot.x.read(tile=(8, 64), at=(0, 0)) * 2, at=(0, 0))
+
+
+class NotAtTheEdge(Narrowed):
+    @Narrowed.work.jit  # <- here
+    def double(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read() * 2
+            if tile.n > 0:
+                slot.z.write(values)
+
+
+def found(schedule):
+    """The one error, which begins with the marked line of the schedule's class."""
+    report = schedule.check()
+    (finding,) = report.errors
+    lines, first = inspect.getsourcelines(type(schedule))
+    marked = [first + i for i, line in enumerate(lines) if line.rstrip().endswith("# <- here")]
+    assert int(finding.where[0].rpartition(":")[2]) in marked, str(report)
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"), [(Never, "has written nothing"), (Half, "4 of 8 parts"), (NotAtTheEdge, "has written nothing")]
+)
+def test_a_tile_that_is_read_has_been_written(broken, said):
+    finding = found(broken())
+    assert (
+        finding.kind is Kind.UNFILLED
+        and said in finding.message
+        and finding.slot == "z"
+        and "slot.z.write(...)" in finding.fix
+    )
+
+
+def test_a_tile_that_is_written_in_parts_is_right():
+    assert Narrowed().check().ok

@@ -1,0 +1,70 @@
+"""Outputs: no element is stored by two tiles, or twice by one, or by nobody. Broken kernels beside their right twins."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tmapipe as tp
+from tests.check.mistakes.form import make
+from tests.check.slips import SLIPS, Slip
+from tests.sweeps import sample
+from tmapipe.check import Kind
+
+ABOUT_OUTPUTS = {Kind.OUTPUT_RACE, Kind.SAME_OUTPUT, Kind.UNWRITTEN}
+
+
+def run(schedule: tp.Schedule) -> None:
+    """The model, with three tiles along each dimension, of random inputs, which are small numbers."""
+    plan, random = schedule.plan(), np.random.default_rng(0)
+    extents = {}
+    for part in plan.transfers:
+        for dim, extent in zip(part.dims, part.span, strict=True):
+            extents.setdefault(dim, 3 * extent)
+    shapes = plan.shapes(extents)
+    inputs = {
+        load.argument: load.buffer.dtype.in_memory.numpy for load in plan.loads if load.argument not in plan.tables
+    }
+    outputs = {store.argument for store in plan.stores}
+    given = {
+        name: random.integers(1, 9, shapes[name]).astype(dtype) for name, dtype in inputs.items() if name not in outputs
+    }
+    schedule(**given)
+
+
+def test_there_are_enough_of_them():
+    assert len({slip.name for slip in SLIPS}) == len(SLIPS) >= 30
+    assert sum(".py" in slip.program for slip in SLIPS) >= 20
+
+
+@pytest.mark.parametrize("program", sample(sorted({slip.program for slip in SLIPS}), 5))
+def test_the_right_twin_is_shown_for_every_shape(program, tmp_path):
+    slip = next(slip for slip in SLIPS if slip.program == program)
+    report = make(slip.right, tmp_path / "mine.py").check()
+    assert report.ok and report.trips == "every trip count" and not report.outputs, str(report)
+    assert not {finding.kind for finding in report.findings} & ABOUT_OUTPUTS, str(report)
+
+
+@pytest.mark.parametrize("slip", sample([slip for slip in SLIPS if slip.kind], 3), ids=lambda slip: slip.name)
+def test_the_slip_is_reported_with_its_line(slip: Slip, tmp_path):
+    path = tmp_path / "mine.py"
+    report = make(slip.wrong, path).check()
+    found = [finding for finding in report.findings if finding.kind is slip.kind]
+    assert found, str(report)
+    assert report.ok == (slip.kind is not Kind.OUTPUT_RACE), str(report)
+    assert found[0].where[0] in [f"{path}:{line}" for line in slip.lines()], str(report)
+    assert found[0].fix in str(report)
+
+
+@pytest.mark.parametrize("slip", [slip for slip in SLIPS if slip.kind is None], ids=lambda slip: slip.name)
+def test_the_slip_is_refused(slip: Slip, tmp_path):
+    with pytest.raises(tp.InputError, match="at the coordinates of its output tile"):
+        make(slip.wrong, tmp_path / "mine.py").check()
+
+
+@pytest.mark.parametrize("slip", [slip for slip in SLIPS if slip.kind and slip.on_model], ids=lambda slip: slip.name)
+def test_the_model_says_so_too(slip: Slip, tmp_path):
+    path = tmp_path / "mine.py"
+    with pytest.raises(tp.HazardError) as info:
+        run(make(slip.wrong, path))
+    assert info.value.kind in ABOUT_OUTPUTS and info.value.where.startswith(str(path)), str(info.value)

@@ -1,0 +1,296 @@
+"""Whether output tiles keep apart, for every shape: a proof from where each tile's stores start.
+
+It takes starts that are affine: along each dimension, a multiple of one coordinate (of the output tile, or the index of a
+loop) and a constant. Let such a dimension have the stride E. If all stores of a tile lie within E elements, tiles of
+different coordinates keep apart, whatever the extents. So three things are left to see:
+
+* every coordinate that can differ is that of some dimension;
+* within the box of these strides, what one tile stores keeps apart (of one tile, there are constants only);
+* this fills the box, and the coordinates times E reach the tensor's end.
+
+Where that does not hold, nothing is claimed: concrete problems are looked at instead (`tmapipe.check.painted`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tmapipe.machine.moves import Form, Move, Visit
+from tmapipe.machine.varying import Key
+from tmapipe.machine.varying_text import text_of
+from tmapipe.plan.model import Load, Plan, Store
+
+__all__ = ["Grid", "Output", "Shown", "counts_to", "same_pieces", "show", "stored_at"]
+
+
+class Grid(NamedTuple):
+    """The grid of output tiles.
+
+    Args:
+        tile: Elements of a cluster's tile, by dimension.
+        plan: Of the kernel.
+        rows: Dimensions whose elements fit into one cluster, which reduces them.
+    """
+
+    tile: Mapping[str, int]
+    plan: Plan
+    rows: frozenset[str] = frozenset()
+
+    def one(self, dim: str) -> bool:
+        """Whether there is but one tile along a dimension, whatever its extent may be."""
+        return dim in self.rows or self.plan.most.get(dim, self.tile[dim] + 1) <= self.tile[dim]
+
+    def reaches(self, dim: str, stride: int, of: str) -> bool:
+        """Whether as many strides as there are tiles along the grid's dimension *of* reach the end of dimension *dim*."""
+        if dim == of:
+            return stride >= self.tile[of]
+        if self.plan.most.get(dim, stride + 1) <= stride:
+            return True
+        for each in self.plan.relations:
+            if (each.name, each.of) == (dim, of):
+                return stride * each.per >= self.tile[of] and each.plus <= 0
+            if (each.of, each.name) == (dim, of):
+                return stride >= self.tile[of] * each.per and each.plus >= 0
+        return False
+
+
+class Output(NamedTuple):
+    """What is looked at.
+
+    Args:
+        store: Of the output.
+        loads: Of the same tensor.
+        overlaps: Whether a piece of accumulators may have columns of the piece before, with the same values.
+    """
+
+    store: Store
+    loads: tuple[Load, ...]
+    overlaps: bool
+
+
+class Shown(NamedTuple):
+    """What is shown of an output: that tiles keep apart, and that they reach all of it. What is in the way of each, in words;
+    empty where it is shown."""
+
+    apart: str = ""
+    whole: str = ""
+
+
+class Axis(NamedTuple):
+    """Along one dimension, starts are multiples of a coordinate, `stride` elements apart; without one, constants."""
+
+    key: Key | None
+    stride: int
+
+
+def stored_at(output: Output, visit: Visit) -> list[list[Move]]:
+    """The stores of an output at one tile, by warp. What the threads of several warps store together is there once."""
+    name, vector = output.store.name, output.store.vector
+    found: list[list[Move]] = []
+    seen: set[Any] = set()
+    for moves in visit.moves.values():
+        own = []
+        for i, move in enumerate(move for move in moves if move.part.name == name):
+            shared = i, _forms(move), move.turn
+            if not vector or shared not in seen:
+                own.append(move)
+            seen.add(shared)
+        if own:
+            found.append(own)
+    return found
+
+
+def _one_turn(moves: list[Move]) -> list[Move] | None:
+    """Those of a warp at one iteration of its loops; None if other iterations have others."""
+    turns: dict[Any, list[Move]] = {}
+    for move in moves:
+        turns.setdefault(move.turn, []).append(move)
+    first, *others = turns.values()
+    forms = [_forms(move) for move in first]
+    return first if all([_forms(move) for move in each] == forms for each in others) else None
+
+
+def show(output: Output, grid: Grid, visits: Iterable[Visit]) -> Shown:
+    """What is shown of an output by all kinds of tiles."""
+    if output.store.clipped:
+        return Shown(*["its tiles have bounds of their own"] * 2)
+    known: dict[Any, tuple[tuple[Axis, ...], Shown]] = {}
+    some, none = ({dim: set[int | None]() for dim in grid.tile} for _ in range(2))
+    loads: dict[tuple[Any, ...], None] = {}
+    for visit in visits:
+        stored = stored_at(output, visit)
+        if visit.place is None:
+            if stored:
+                return Shown(*["it is stored before the first tile"] * 2)
+            continue
+        for dim, values in (some if stored else none).items():
+            values.add(visit.values.get(("symbol", f"tile.{dim}")) if visit.values else visit.place.get(dim))
+        name = tuple(tuple((_forms(move), move.loops) for move in moves) for moves in stored)
+        if stored and name not in known:
+            known[name] = _of_tile(output, grid, stored)
+        if output.loads:
+            names = {load.name for load in output.loads}
+            loads |= {
+                (*_forms(move), move.part): None
+                for moves in visit.moves.values()
+                for move in moves
+                if move.part.name in names
+            }
+    if not known:
+        return Shown(*["no body stores it"] * 2)
+    apart, whole = (next(filter(None, each), "") for each in zip(*(shown for _, shown in known.values()), strict=True))
+    if apart:
+        return Shown(apart, apart)
+    if len({axes for axes, _ in known.values()}) > 1:
+        return Shown(*["tiles of different kinds start in different ways"] * 2)
+    (axes, _), *_ = known.values()
+    apart = _reads_apart(output, axes, list(loads))
+    return _of_tiles(output, grid, axes, (some, none), Shown(apart, whole))
+
+
+def _forms(move: Move) -> tuple[Form, ...]:
+    return tuple([(start.terms, start.const) for start in move.at])
+
+
+def _of_tiles(
+    output: Output,
+    grid: Grid,
+    axes: tuple[Axis, ...],
+    kinds: tuple[Mapping[str, set[int | None]], Mapping[str, set[int | None]]],
+    shown: Shown,
+) -> Shown:
+    """Whether tiles of different coordinates keep apart, and reach all of the output. kinds: coordinates along each dimension
+    of tiles that store it, and of those that do not; None: of a kind that says nothing of it."""
+    some, none = kinds
+    apart, whole = shown
+    keys = {axis.key for axis in axes}
+    left = any(none.values())
+    for dim in grid.tile:
+        if ("symbol", f"tile.{dim}") in keys or grid.one(dim):
+            continue
+        (only, *others), largest = (
+            some[dim],
+            max([each for each in some[dim] | none[dim] if each is not None], default=0),
+        )
+        if others or only is None or only in none[dim] or only >= largest:
+            apart = apart or f"tiles that differ in {dim} alone store to the same places"
+        else:  # the only one of its kind: all those beyond the largest are like that
+            left = left and (only != 0 or None in none[dim])
+    if left:
+        whole = whole or "not all tiles store it"
+    for name, axis in zip(output.store.dims, axes, strict=True):
+        if axis.key is not None and axis.key[0] == "symbol":
+            if not grid.reaches(name, axis.stride, axis.key[1].removeprefix("tile.")):
+                whole = whole or f"there may be fewer tiles than {name} has elements for"
+    return Shown(apart, whole)
+
+
+def _of_tile(output: Output, grid: Grid, stored: list[list[Move]]) -> tuple[tuple[Axis, ...], Shown]:
+    """How the stores of one tile start, and whether they keep apart and fill their box."""
+    store, turns = output.store, [_one_turn(own) for own in stored]
+    if None in turns:
+        return (), Shown(*["the iterations of a loop store in different ways"] * 2)
+    stored = [turn for turn in turns if turn is not None]
+    moves = [move for own in stored for move in own]
+    axes = []
+    for i, dim in enumerate(store.dims):
+        terms = {move.at[i].terms for move in moves}
+        axis = _axis(next(iter(terms)), grid) if len(terms) == 1 else None
+        if axis is None:
+            how = " or ".join(sorted(text_of(each) for each in terms)[:2])
+            return (), Shown(*[f"along {dim} it starts at {how}, which is not a multiple of one coordinate"] * 2)
+        axes.append(axis)
+    loops = {move.loops for move in moves}
+    if len(loops) > 1:
+        return (), Shown(*["it is stored inside of a loop, and outside"] * 2)
+    (around,) = loops
+    if {key for key, _ in around} - {axis.key for axis in axes}:
+        return (), Shown(*["the iterations of a loop store to the same places"] * 2)
+    low = np.array([[start.const for start in move.at] for move in moves])
+    high = low + store.part
+    for dim, axis, first, end in zip(store.dims, axes, low.min(0), high.max(0), strict=True):
+        if axis.key is not None and (end - first > axis.stride or (output.loads and (first < 0 or end > axis.stride))):
+            text = f"along {dim} tiles are {axis.stride} elements apart, and stores reach from {first} to {end}"
+            return (), Shown(*[text] * 2)
+    pairs = _overlapping(low, high)
+    if any(not same_pieces(output, stored, i, j) for i, j in pairs):
+        return (), Shown(*["one tile stores the same place twice"] * 2)
+    return tuple(axes), Shown("", _fills(output, grid, axes, dict(around), (low, high), pairs))
+
+
+def _axis(terms: tuple[tuple[Key, int], ...], grid: Grid) -> Axis | None:
+    if not terms:
+        return Axis(None, 0)
+    (key, stride), *others = terms
+    known = key[0] == "index" or (key[0] == "symbol" and key[1] in {f"tile.{dim}" for dim in grid.tile})
+    return Axis(key, stride) if known and stride > 0 and not others else None
+
+
+def _overlapping(low: np.ndarray, high: np.ndarray) -> list[tuple[int, int]]:
+    """Pairs of boxes, by number, that have an element in common."""
+    meet = np.all((low[:, None] < high[None]) & (low[None] < high[:, None]), axis=2)
+    return [(int(i), int(j)) for i, j in np.argwhere(np.triu(meet, 1))]
+
+
+def same_pieces(output: Output, stored: list[list[Move]], i: int, j: int) -> bool:
+    """Whether two stores of a tile, counted through all warps, are pieces of accumulators one after the other, of which the
+    last one begins earlier than the one before ends: it stores the same values."""
+    counts = np.cumsum([0, *map(len, stored)])
+    same_warp = np.searchsorted(counts, i, "right") == np.searchsorted(counts, j, "right")
+    moves = [move for own in stored for move in own]
+    return output.overlaps and bool(same_warp) and abs(i - j) == 1 and _forms(moves[i]) != _forms(moves[j])
+
+
+def _fills(
+    output: Output,
+    grid: Grid,
+    axes: Sequence[Axis],
+    loops: Mapping[Key, Form],
+    boxes: tuple[np.ndarray, np.ndarray],
+    pairs: list[tuple[int, int]],
+) -> str:
+    """What is in the way of that the stores of a tile fill its box, and loops reach the end."""
+    store, ends = output.store, []
+    low, high = boxes
+    for i, (dim, axis) in enumerate(zip(store.dims, axes, strict=True)):
+        most = grid.plan.most.get(dim)
+        if axis.key is not None:
+            ends.append(axis.stride)
+            if low[:, i].min():
+                return f"along {dim} tiles store from element {low[:, i].min()} of their own on"
+            if axis.key[0] == "index" and not counts_to(loops[axis.key], dim, axis.stride, most):
+                return f"a loop counts to {text_of(*loops[axis.key])}, not to the end of {dim}"
+        elif most is None:
+            return f"{high[:, i].max()} elements are stored along {dim}, whose extent has no bound"
+        else:
+            ends.append(most)
+    low, high = np.clip(low, 0, ends), np.clip(high, 0, ends)
+    filled = int(np.prod(np.maximum(high - low, 0), axis=1).sum())
+    for i, j in pairs:
+        filled -= int(np.prod(np.maximum(np.minimum(high[i], high[j]) - np.maximum(low[i], low[j]), 0)))
+    box = math.prod(ends)
+    return "" if filled == box else f"a tile stores {filled} of the {box} elements that are its own"
+
+
+def counts_to(count: Form, dim: str, stride: int, most: int | None) -> bool:
+    """Whether so many strides reach the end of a dimension."""
+    terms, const = count
+    if most is not None and not terms:
+        return const * stride >= most
+    extent: Key = ("extent", dim)
+    steps: Key = extent if stride == 1 else ("quotient", (((extent, 1),), stride - 1), stride)
+    return terms == ((steps, 1),) and const >= 0
+
+
+def _reads_apart(output: Output, axes: tuple[Axis, ...], loads: list[tuple[Any, ...]]) -> str:
+    """What is in the way of that a tile loads, of this tensor, what it has stored itself."""
+    for *forms, load in loads:
+        for dim, axis, (terms, const), extent in zip(output.store.dims, axes, forms, load.part, strict=True):
+            if axis.key is not None and axis.key[0] == "symbol":
+                if terms != ((axis.key, axis.stride),) or const < 0 or const + extent > axis.stride:
+                    return f"along {dim} a tile loads from {text_of(terms, const)} on, which another one may store"
+    return ""
