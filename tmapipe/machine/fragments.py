@@ -79,9 +79,9 @@ class MachineFragments(Reductions):
 
     # ---- reductions -----------------------------------------------------------------------------------------------
 
-    def reduce(self, values: Fragment, op: str, along: str, inside: Any = None) -> Fragment:
-        self.isa.reduces(values, along, inside)
-        return super().reduce(values, op, along, inside)
+    def reduce(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Any = None) -> Fragment:
+        self.isa.reduces(values, along, inside[1] if isinstance(inside, tuple) else inside)
+        return super().reduce(values, op, along, inside, surely)
 
     # ---- pieces ---------------------------------------------------------------------------------------------------
 
