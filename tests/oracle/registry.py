@@ -19,14 +19,13 @@ from tmapipe.schedules import (
     GroupedGemm,
     PingPong,
     RmsNormRows,
-    RowForm,
     SoftmaxRows,
     SplitK,
     StreamK,
-    row_form,
 )
 from tmapipe.schedules.mainloop import Cooperative
 from tmapipe.schedules.operand import Operand
+from tmapipe.schedules.rowform import RowForm, row_form
 from tmapipe.tiles.dynamic import DynamicTiles
 from tmapipe.tiles.gpc import GpcTiles
 from tmapipe.tiles.persistent import PersistentTiles
