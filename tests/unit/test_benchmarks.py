@@ -498,6 +498,7 @@ ON_A_GPU = [
     "programs",
     "random_epilogues",
     "random_problems",
+    "random_rows",
     "rows",
     "stamps",
     "transpose",
